@@ -1,0 +1,126 @@
+"""The one place where error texts are built: the argument, the rule, and what it got."""
+
+import math
+from numbers import Integral
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from fedprompt.interfaces import Weighted
+
+
+def wrong_value(argument: str, rule: str, got: object) -> ValueError:
+    """Build the error for a value or shape that breaks a rule."""
+    return ValueError(f"`{argument}` must {rule}; got {got}.")
+
+
+def wrong_type(argument: str, rule: str, got: object) -> TypeError:
+    """Build the error for an argument of the wrong kind."""
+    return TypeError(f"`{argument}` must {rule}; got {got}.")
+
+
+def kind(thing: object) -> str:
+    """Name what was got: dtype and shape of a tensor, otherwise its type."""
+    if isinstance(thing, Tensor):
+        return f"a {str(thing.dtype).removeprefix('torch.')} tensor of shape {tuple(thing.shape)}"
+    return f"{thing!r} ({type(thing).__name__})"
+
+
+def check_count(argument: str, value: object, *, at_least: int = 1) -> None:
+    """Require an integer of at least `at_least`."""
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise wrong_type(argument, "be an integer", kind(value))
+    if value < at_least:
+        raise wrong_value(argument, f"be at least {at_least}", value)
+
+
+def check_number(
+    argument: str, value: object, *, above: float | None = None, at_least: float | None = None, at_most: float | None = None
+) -> None:
+    """Require a finite real number within the bounds that are given."""
+    if isinstance(value, bool) or not isinstance(value, int | float | np.number):
+        raise wrong_type(argument, "be a number", kind(value))
+    if not math.isfinite(value):
+        raise wrong_value(argument, "be finite", value)
+    if above is not None and value <= above:
+        raise wrong_value(argument, f"be above {above:g}", value)
+    if at_least is not None and value < at_least:
+        raise wrong_value(argument, f"be at least {at_least:g}", value)
+    if at_most is not None and value > at_most:
+        raise wrong_value(argument, f"be at most {at_most:g}", value)
+
+
+def values_readable(*tensors: Tensor) -> bool:
+    """Whether values may be looked at here: not while compiling, nor inside a ``torch.func`` transform."""
+    if torch.compiler.is_compiling():
+        return False
+    return not any(torch._C._functorch.is_functorch_wrapped_tensor(tensor) for tensor in tensors)
+
+
+def check_labels(argument: str, labels: Int[Tensor, " batch"], num_classes: int) -> None:
+    """Require integer class labels in ``[0, num_classes)``; costs a sync on a GPU."""
+    countable = isinstance(labels, Tensor) and not (labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool)
+    if not countable or labels.ndim != 1:
+        raise wrong_type(argument, "be integers of shape (batch,)", kind(labels))
+    if labels.numel() == 0 or not values_readable(labels):
+        return
+    lowest, highest = (int(bound) for bound in torch.stack(labels.aminmax()).tolist())
+    if lowest < 0 or highest >= num_classes:
+        raise wrong_value(argument, f"lie in [0, {num_classes})", f"values from {lowest} to {highest}")
+
+
+def check_finite(argument: str, tensor: Tensor) -> None:
+    """Require that nothing is NaN or infinite; one reduction, one sync."""
+    if values_readable(tensor) and not bool(torch.isfinite(tensor).all()):
+        raise wrong_value(argument, "be finite", f"{int((~torch.isfinite(tensor)).sum())} entries of {tensor.numel()} that are not")
+
+
+def check_upload(argument: str, upload: object) -> None:
+    """Require a well-formed :class:`Weighted`: shapes and dtypes always, values with one reduction and one sync."""
+    value, weight = checked_layout(argument, upload)
+    if values_readable(value, weight) and not seems_finite(value * per_row(weight, value), weight):
+        check_rows(argument, Weighted(value, weight))
+
+
+def checked_layout(argument: str, upload: object) -> Weighted:
+    """Require a :class:`Weighted` of floating-point tensors whose weight has the leading shape of its value."""
+    if not isinstance(upload, Weighted):
+        raise wrong_type(argument, "be a Weighted(value, weight)", kind(upload))
+    value, weight = upload
+    for name, tensor in (("value", value), ("weight", weight)):
+        if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
+            raise wrong_type(f"{argument}.{name}", "be a floating-point tensor", kind(tensor))
+    if weight.shape != value.shape[: weight.ndim]:
+        raise wrong_value(f"{argument}.weight", f"have the leading shape of `value` {tuple(value.shape)}", tuple(weight.shape))
+    return upload
+
+
+def seems_finite(product: Tensor, weight: Tensor) -> bool:
+    """Whether one number, the sum over value times weight and over the root of weight, is finite; a negative weight has none.
+
+    False may be a false alarm: a row of weight 0 may hold NaN, and a large product overflow. :func:`check_rows` then finds out.
+    """
+    return math.isfinite((product.sum() + weight.sqrt().sum()).item())
+
+
+def check_rows(argument: str, upload: Weighted) -> None:
+    """Require finite weights of at least 0 and finite values wherever the weight is positive."""
+    weight = upload.weight
+    wrong = ~(torch.isfinite(weight) & (weight >= 0))
+    if bool(wrong.any()):
+        raise wrong_value(f"{argument}.weight", "be finite and at least 0", weight[wrong][0].item())
+    broken = torch.nonzero(~torch.isfinite(known_rows(upload).reshape(weight.numel(), -1)).all(1)).flatten().tolist()
+    if broken:
+        raise wrong_value(f"{argument}.value", "be finite wherever its weight is positive", f"NaN or infinity in rows {broken[:5]}")
+
+
+def known_rows(upload: Weighted) -> Tensor:
+    """The value with every row of weight 0 as zeros, whatever it held."""
+    return torch.where(per_row(upload.weight > 0, upload.value), upload.value, 0.0)
+
+
+def per_row(rows: Tensor, value: Tensor) -> Tensor:
+    """Append axes to a tensor of shape (*rows) so that it broadcasts over `value` (*rows, *event)."""
+    return rows.reshape(rows.shape + (1,) * (value.ndim - rows.ndim))

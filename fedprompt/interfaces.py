@@ -1,0 +1,242 @@
+"""The nouns and the shapes of components: what travels between the rooms of the library, and nothing that computes.
+
+A component is a function, an ``nn.Module`` that owns parameters, or an ``(init, step)`` pair that remembers something between rounds. The
+protocols below are the functions' and pairs' types; anything that fits one can stand wherever the library's own piece stands.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
+
+import torch.nn as nn
+from jaxtyping import Float, Int
+from torch import Tensor
+
+__all__ = [
+    "Aggregator",
+    "ClassNames",
+    "Coupling",
+    "Encoded",
+    "GuideGradient",
+    "Matcher",
+    "Message",
+    "Payload",
+    "PromptSelector",
+    "PromptStream",
+    "PromptedText",
+    "Selection",
+    "ServerUpdate",
+    "TextEncoder",
+    "TransportSolver",
+    "Trunk",
+    "Weighted",
+]
+
+
+class Weighted(NamedTuple):
+    """Rows with the evidence behind them: the one thing that clients upload.
+
+    Attributes:
+        value: ``(*rows, *event)``, the rows.
+        weight: ``(*rows)``, the shape of `value` without its last axes; finite and at least 0. Weight 0 says "I know nothing
+            about this row", and the row may then hold anything, NaN included.
+    """
+
+    value: Float[Tensor, "..."]
+    weight: Float[Tensor, "..."]
+
+
+Payload = Mapping[str, Weighted]
+"""What a client sends up: rows with evidence, by name."""
+
+Message = Mapping[str, Tensor | Weighted]
+"""Anything on the wire. Down go tensors, or :class:`Weighted` where the evidence matters."""
+
+
+class PromptStream(NamedTuple):
+    """Prompt tokens on their way into a transformer; several streams run side by side.
+
+    Attributes:
+        layers: From the 0-based layer to the tokens that enter before it: ``(prompts, dim)``, the same for every image, or
+            ``(batch, prompts, dim)``, one set for each.
+        replace: Whether new tokens take the place of the stream's own old ones (VPT-deep); otherwise old tokens are carried on.
+    """
+
+    layers: Mapping[int, Float[Tensor, "*batch prompts dim"]]
+    replace: bool = False
+
+
+class Encoded(NamedTuple):
+    """What a prompted backbone makes of images.
+
+    Attributes:
+        pooled: ``(batch, dim)``, what the backbone itself pools, up to its classifier, with the prompt tokens left out.
+        streams: For each stream ``(batch, tokens, dim)``, its tokens after the last block, through the model's last norm.
+    """
+
+    pooled: Float[Tensor, "batch dim"]
+    streams: tuple[Float[Tensor, "batch tokens dim"], ...]
+
+
+class ClassNames(NamedTuple):
+    """What a text tower knows of a set of class names; made once, moved with ``.to`` by hand.
+
+    Attributes:
+        start: ``(start, dim)``, embeddings of the start token(s).
+        tokens: ``(classes, length, dim)``, embeddings of each name, its full stop and the end token, padded to the longest.
+        length: ``(classes,)``, how many of these belong to each class.
+        pad: ``(dim,)``, embedding of the padding token.
+        context_length: The number of positions of the tower.
+        causal: Whether a token sees only what stands before it.
+    """
+
+    start: Float[Tensor, "start dim"]
+    tokens: Float[Tensor, "classes length dim"]
+    length: Int[Tensor, " classes"]
+    pad: Float[Tensor, " dim"]
+    context_length: int
+    causal: bool
+
+
+class PromptedText(NamedTuple):
+    """Class sentences with a learned context, split so that a causal text tower can run the common part once.
+
+    Attributes:
+        prefix: ``(prompts, prefix_length, dim)``, the tokens that every class shares.
+        suffix: ``(prompts, classes, suffix_length, dim)``, the rest, padded.
+        end: ``(classes,)``, the position of the end-of-text token, counted from the start of the prefix.
+    """
+
+    prefix: Float[Tensor, "prompts prefix_length dim"]
+    suffix: Float[Tensor, "prompts classes suffix_length dim"]
+    end: Int[Tensor, " classes"]
+
+
+class Coupling(NamedTuple):
+    """A transport plan and how far it can be trusted.
+
+    Attributes:
+        plan: ``(*batch, rows, columns)``, carries no graph.
+        error: ``(*batch)``, the largest relative violation of either marginal (of capped rows: the excess only), per problem.
+        iterations: ``(*batch)``, how many each problem took.
+    """
+
+    plan: Float[Tensor, "*batch rows columns"]
+    error: Float[Tensor, "*batch"]
+    iterations: Int[Tensor, "*batch"]
+
+
+class Selection(NamedTuple):
+    """Which key each query chose.
+
+    Attributes:
+        indices: ``(batch,)``, the chosen rows.
+        similarity: ``(batch,)``, the cosine between each query and its key.
+    """
+
+    indices: Int[Tensor, " batch"]
+    similarity: Float[Tensor, " batch"]
+
+
+@runtime_checkable
+class Aggregator(Protocol):
+    """Uploads in, one upload out. Its laws stand in ``tests/laws/test_aggregators.py``."""
+
+    def __call__(self, uploads: Iterable[Weighted], /) -> Weighted:
+        """Aggregate uploads of one name."""
+
+
+Value = TypeVar("Value")
+Mean = TypeVar("Mean", contravariant=True)
+
+
+@runtime_checkable
+class ServerUpdate(Protocol[Value, Mean]):
+    """What the server does with a round's mean; all that it remembers between rounds is the state.
+
+    ``Value`` is a tensor and ``Mean`` a :class:`Weighted`, or mappings of these by name. A state is a (nested) mapping of tensors and
+    numbers: hand it back at the next step, save it between rounds, and leave it alone otherwise.
+    """
+
+    def init(self, previous: Value, /) -> Mapping[str, Any]:
+        """Make the state before the first round."""
+
+    def step(self, previous: Value, mean: Mean, state: Mapping[str, Any], /) -> tuple[Value, Mapping[str, Any]]:
+        """Return the new value and the new state; rows of total weight 0 keep their previous value."""
+
+
+@runtime_checkable
+class Trunk(Protocol):
+    """A frozen transformer that all clients share: a plain class, not an ``nn.Module``, whose ``__deepcopy__`` returns itself.
+
+    Attributes:
+        prefix: Number of class and register tokens at the front.
+        dim: Width of a token.
+        depth: Number of blocks.
+    """
+
+    prefix: int
+    dim: int
+    depth: int
+
+    def embed(self, images: Float[Tensor, "batch channels height width"]) -> tuple[Float[Tensor, "batch seq dim"], Any]:
+        """Make tokens, positions and pre-norm included, and a context (rotary tables, masks) that each block gets."""
+
+    def block(self, layer: int, tokens: Float[Tensor, "batch seq dim"], context: Any, num_prompts: int) -> Float[Tensor, "batch seq dim"]:
+        """Run one block over tokens of which `num_prompts`, right after the prefix, are prompts."""
+
+    def normalise(self, tokens: Float[Tensor, "batch tokens dim"]) -> Float[Tensor, "batch tokens dim"]:
+        """Apply the model's last norm to any tokens."""
+
+    def pool(self, tokens: Float[Tensor, "batch seq dim"]) -> Float[Tensor, "batch pooled"]:
+        """Pool un-normed tokens without prompts the way that the model does, up to its classifier."""
+
+
+@runtime_checkable
+class PromptSelector(Protocol):
+    """Chooses a key for each query."""
+
+    def __call__(
+        self, query: Float[Tensor, "batch dim"], keys: Float[Tensor, "groups dim"], /, *, usage: Tensor | None = None
+    ) -> Selection:
+        """Choose, in training with regard to how often each key was used."""
+
+
+@runtime_checkable
+class TextEncoder(Protocol):
+    """Turns prompted class sentences into features."""
+
+    dim: int
+
+    def __call__(self, text: PromptedText, /) -> Float[Tensor, "prompts classes dim"]:
+        """Encode, without normalising."""
+
+
+@runtime_checkable
+class TransportSolver(Protocol):
+    """Solves a batch of small optimal-transport problems."""
+
+    def __call__(
+        self, cost: Float[Tensor, "*batch rows columns"], a: Float[Tensor, "*#batch rows"], b: Float[Tensor, "*#batch columns"], /
+    ) -> Coupling:
+        """Find a plan for masses `a` of the rows and `b` of the columns."""
+
+
+@runtime_checkable
+class Matcher(Protocol):
+    """Scores image features against text features."""
+
+    def __call__(self, image: Float[Tensor, "batch *patches dim"], text: Float[Tensor, "*prompts classes dim"], /) -> Tensor:
+        """Return logits ``(batch, classes)``."""
+
+
+Batches = tuple[Tensor, Tensor] | Sequence[tuple[Tensor, Tensor]]
+
+
+@runtime_checkable
+class GuideGradient(Protocol):
+    """The gradient of the quiz loss after one guided step with respect to the guides."""
+
+    def __call__(
+        self, model: nn.Module, guides: Float[Tensor, "classes dim"], study: Batches, quiz: Batches, /, *, learning_rate: float
+    ) -> Weighted:
+        """Return the gradient, with weight 1 for the classes of the study batch."""
