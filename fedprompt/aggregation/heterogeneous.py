@@ -1,0 +1,97 @@
+"""FedHPL's server: one teacher for each latent dimension, from class logits of clients with different models."""
+
+from collections.abc import Callable, Iterable
+
+from fedprompt._checks import check_count, check_number, checked_layout, wrong_value
+from fedprompt.aggregation.means import RowSums, row_ratio
+from fedprompt.interfaces import Weighted
+
+
+def dimension_similarity(dim: int, other: int, /) -> float:
+    r"""Compare two latent dimensions (FedHPL Eq. 7): :math:`\min(d / d', d' / d)`.
+
+    Args:
+        dim: Width of the features before one client's head, at least 1.
+        other: The other client's.
+
+    Returns:
+        A similarity in (0, 1]; 1 for equal widths.
+
+    Example:
+        >>> dimension_similarity(384, 768)
+        0.5
+    """
+    check_count("dim", dim)
+    check_count("other", other)
+    return min(dim / other, other / dim)
+
+
+def heterogeneous_means(
+    uploads: Iterable[Weighted],
+    dims: Iterable[int],
+    *,
+    smoothing: float = 1.0,
+    similarity: Callable[[int, int], float] = dimension_similarity,
+) -> dict[int, Weighted]:
+    r"""Average class logits for every distinct latent dimension (FedHPL Eq. 8).
+
+    .. math:: \tilde p_c(d) = \sum_j \beta(d, d_j)\, n_{j,c}\, \bar p_{j,c} \,\Big/\, \Big(s + \sum_j \beta(d, d_j)\, n_{j,c}\Big)
+
+    A client's teacher depends on its latent dimension alone, so it is made once for each distinct one: the cost is one pass over the
+    uploads plus the square of the number of *distinct* dimensions, in memory that does not grow with the number of clients.
+
+    Args:
+        uploads: Class logits, value (classes, \*event), with the number of correct logits behind each class as weight (classes,); read
+            once. From :func:`class_means`. Average a client that sends several times with :func:`weighted_mean` first, or send
+            it twice: the result is the same.
+        dims: For each upload the width of its client's features before the head.
+        smoothing: :math:`s \ge 0`, in counts. The paper prints 1, which pulls the teacher of a rare class towards 0; 0 gives the mean.
+        similarity: :math:`\beta`, called with two widths. ``lambda dim, other: 1.0`` is the paper's uniform ablation.
+
+    Returns:
+        From each distinct dimension to its teacher. The weight of a class is the sum of similarity times count; classes that
+        nobody knows have value 0 and weight 0, which :func:`distillation_loss` reads as "no distillation" (App. C.4).
+
+    Raises:
+        TypeError: If a dimension is not an integer or an upload not a :class:`Weighted`.
+        ValueError: If `uploads` is empty, `dims` is shorter or longer, `smoothing` is negative, a similarity is negative or not finite,
+            or an upload is refused by :func:`weighted_mean`.
+
+    Example:
+        One client of width 2 and one of width 4 know one class each; similarity 0.5, smoothing 1.
+
+        >>> narrow = Weighted(torch.tensor([[6.0], [0.0]]), torch.tensor([2.0, 0.0]))
+        >>> wide = Weighted(torch.tensor([[0.0], [8.0]]), torch.tensor([0.0, 2.0]))
+        >>> heterogeneous_means([narrow, wide], [2, 4])[2]
+        Weighted(value=tensor([[4.],
+                [4.]]), weight=tensor([2., 1.]))
+
+    References:
+        Ma et al., "FedHPL: Efficient Heterogeneous Federated Learning with Prompt Tuning and Logit Distillation", 2024, Eq. 7-10.
+    """
+    check_number("smoothing", smoothing, at_least=0)
+    sums: dict[int, RowSums] = {}
+    first: Weighted | None = None
+    widths = iter(dims)
+    for position, upload in enumerate(uploads):
+        if (dim := next(widths, None)) is None:
+            raise wrong_value("dims", "hold one latent dimension for each upload", "fewer than uploads")
+        check_count(f"dims[{position}]", dim)
+        first = first or checked_layout(f"uploads[{position}]", upload)
+        if dim not in sums:
+            sums[dim] = RowSums(first)
+        sums[dim].add(f"uploads[{position}]", upload)
+    if first is None:
+        raise wrong_value("uploads", "hold at least one upload", "none")
+    if next(widths, None) is not None:
+        raise wrong_value("dims", "hold one latent dimension for each upload", "more than uploads")
+    return {dim: _teacher(dim, sums, smoothing, similarity, like=first) for dim in sums}
+
+
+def _teacher(dim: int, sums: dict[int, RowSums], smoothing: float, similarity: Callable[[int, int], float], *, like: Weighted) -> Weighted:
+    betas = {other: similarity(dim, other) for other in sums}
+    for other, beta in betas.items():
+        check_number(f"similarity({dim}, {other})", beta, at_least=0)
+    total = sum((beta * sums[other].value for other, beta in betas.items()), start=sums[dim].value.new_zeros(()))
+    weight = sum((beta * sums[other].weight for other, beta in betas.items()), start=sums[dim].weight.new_zeros(()))
+    return row_ratio(total, smoothing + weight, weight, like=like)

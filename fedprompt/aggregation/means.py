@@ -1,0 +1,88 @@
+"""The weighted mean of uploads, one upload at a time."""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from fedprompt._checks import check_rows, checked_layout, known_rows, per_row, seems_finite, wrong_type, wrong_value
+from fedprompt.interfaces import Weighted
+
+
+def weighted_mean(uploads: Iterable[Weighted], /) -> Weighted:
+    r"""Average rows over uploads, each row by its own weight.
+
+    .. math:: \bar v_r = \sum_k w_{k,r} v_{k,r} \,\big/\, \sum_k w_{k,r}
+
+    Rows that nobody knows (total weight 0) come back as value 0 and weight 0. The result is an upload again, so means of means are means:
+    stream clients one by one, or average on edge servers first. Sums are kept in float64; add uploads in the order of client ids and
+    every engine gives the same bits.
+
+    Args:
+        uploads: At least one, all of the same shapes, dtypes and device; read once. A row of weight 0 may hold anything, NaN included.
+
+    Returns:
+        The mean of each row, with the total weight as the new weight, in the dtypes of the uploads.
+
+    Raises:
+        TypeError: If an upload is not a :class:`Weighted` of floating-point tensors, or dtypes differ.
+        ValueError: If `uploads` is empty, shapes or devices differ, a weight is negative or not finite, or a row of positive weight holds
+            NaN or infinity.
+
+    Example:
+        Two clients know class 0; only the second knows class 1.
+
+        >>> first = Weighted(torch.tensor([[1.0], [0.0]]), torch.tensor([1.0, 0.0]))
+        >>> second = Weighted(torch.tensor([[4.0], [5.0]]), torch.tensor([2.0, 1.0]))
+        >>> weighted_mean([first, second]).value
+        tensor([[3.],
+                [5.]])
+
+    References:
+        McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017.
+    """
+    total: RowSums | None = None
+    for position, upload in enumerate(uploads):
+        total = total or RowSums(checked_layout(f"uploads[{position}]", upload))
+        total.add(f"uploads[{position}]", upload)
+    if total is None:
+        raise wrong_value("uploads", "hold at least one upload", "none")
+    return total.mean()
+
+
+class RowSums:
+    """Float64 sums of weight times value and of weight: adding is commutative and associative, and zero weight is its identity."""
+
+    def __init__(self, like: Weighted) -> None:
+        self.like = like
+        self.value = torch.zeros_like(like.value, dtype=torch.float64)
+        self.weight = torch.zeros_like(like.weight, dtype=torch.float64)
+
+    def add(self, argument: str, upload: Weighted) -> None:
+        """Add an upload; a malformed one, or one of another layout, is refused by the name `argument` and nothing is added."""
+        for name, tensor, first in zip(Weighted._fields, checked_layout(argument, upload), self.like, strict=True):
+            if tensor.shape != first.shape:
+                raise wrong_value(f"{argument}.{name}", f"have the shape of the first upload {tuple(first.shape)}", tuple(tensor.shape))
+            if tensor.dtype != first.dtype:
+                raise wrong_type(f"{argument}.{name}", f"have the dtype of the first upload {first.dtype}", tensor.dtype)
+            if tensor.device != first.device:
+                raise wrong_value(f"{argument}.{name}", f"lie on the device of the first upload {first.device}", tensor.device)
+        weight = upload.weight.double()
+        product = upload.value.double() * per_row(weight, self.value)
+        if not seems_finite(product, weight):
+            check_rows(argument, upload)
+            product = known_rows(upload).double() * per_row(weight, self.value)
+        self.value += product
+        self.weight += weight
+
+    def mean(self) -> Weighted:
+        """Divide; rows of total weight 0 are 0."""
+        return row_ratio(self.value, self.weight, self.weight, like=self.like)
+
+
+def row_ratio(total: Tensor, divisor: Tensor, weight: Tensor, *, like: Weighted) -> Weighted:
+    """Rows of `total` over `divisor` where `weight` is positive and 0 elsewhere, in the dtypes of `like`."""
+    known = per_row(weight > 0, total)
+    safe = torch.where(weight > 0, divisor, 1.0)
+    value = torch.where(known, total / per_row(safe, total), 0.0)
+    return Weighted(value.to(like.value.dtype), weight.to(like.weight.dtype))

@@ -1,0 +1,138 @@
+"""Aggregators and server updates for whole payloads: the same pieces, name by name."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from torch import Tensor
+
+from fedprompt._checks import kind, wrong_type, wrong_value
+from fedprompt.aggregation.means import weighted_mean
+from fedprompt.aggregation.server import overwrite
+from fedprompt.interfaces import Aggregator, Payload, ServerUpdate, Weighted
+
+Rule = TypeVar("Rule")
+State = Mapping[str, Any]
+
+
+def per_name(
+    rules: Mapping[str, Aggregator] | None = None, *, default: Aggregator = weighted_mean
+) -> Callable[[Iterable[Payload]], dict[str, Weighted]]:
+    """Lift aggregators over the names of payloads.
+
+    Args:
+        rules: From a name, or a dotted prefix of names, to the aggregator for it; a full name wins over prefixes, a longer prefix over
+            a shorter one.
+        default: The aggregator of all other names.
+
+    Returns:
+        A function from payloads to one payload. A client that does not send a name counts as weight 0 for it. The payloads are held until
+        all have arrived; to stream, feed :func:`weighted_mean` name by name.
+
+    Raises:
+        ValueError: (the returned function) If there is no payload, a rule matches no name, or an aggregator refuses; the name is added.
+        TypeError: (the returned function) If a payload is not a mapping.
+
+    Example:
+        >>> payloads = [{"head.bias": Weighted(torch.tensor([2.0]), torch.tensor(1.0))},
+        ...             {"head.bias": Weighted(torch.tensor([5.0]), torch.tensor(2.0))}]
+        >>> per_name()(payloads)["head.bias"].value
+        tensor([4.])
+    """
+    chosen = dict(rules or {})
+
+    def aggregate(payloads: Iterable[Payload], /) -> dict[str, Weighted]:
+        held = list(payloads)
+        if not held:
+            raise wrong_value("payloads", "hold at least one payload", "none")
+        for position, payload in enumerate(held):
+            if not isinstance(payload, Mapping):
+                raise wrong_type(f"payloads[{position}]", "map names to Weighted", kind(payload))
+        names = list(dict.fromkeys(name for payload in held for name in payload))
+        matched = _match(names, chosen, default)
+        return {name: _aggregate(name, matched[name], held) for name in names}
+
+    return aggregate
+
+
+def per_name_update(
+    rules: Mapping[str, ServerUpdate[Tensor, Weighted]] | None = None,
+    *,
+    default: ServerUpdate[Tensor, Weighted] | None = None,
+) -> ServerUpdate[Mapping[str, Tensor], Payload]:
+    """Lift server updates over the names of a model: from ``Mapping[str, Tensor]`` and a payload to the next broadcast.
+
+    Args:
+        rules: From a name, or a dotted prefix of names, to its update, matched as in :func:`per_name`.
+        default: The update of all other names; None means :func:`overwrite`.
+
+    Returns:
+        A :class:`ServerUpdate`. Names that the payload lacks keep their value and their state.
+
+    Raises:
+        ValueError: (``init``) If a rule matches no name. (``step``) If the payload has a name that the values lack, or an update refuses;
+            nothing is changed then, as nothing ever is in place.
+
+    Example:
+        >>> from fedprompt import ema
+        >>> update = per_name_update({"keys": ema(decay=0.5)})
+        >>> values = {"keys": torch.zeros(1), "head": torch.zeros(1)}
+        >>> mean = {name: Weighted(torch.ones(1), torch.tensor(1.0)) for name in values}
+        >>> update.step(values, mean, update.init(values))[0]
+        {'keys': tensor([0.5000]), 'head': tensor([1.])}
+    """
+    return _PerName(dict(rules or {}), overwrite() if default is None else default)
+
+
+@dataclass(frozen=True)
+class _PerName:
+    rules: Mapping[str, ServerUpdate[Tensor, Weighted]]
+    default: ServerUpdate[Tensor, Weighted]
+
+    def init(self, previous: Mapping[str, Tensor], /) -> State:
+        matched = _match(list(previous), self.rules, self.default)
+        return {name: update.init(previous[name]) for name, update in matched.items()}
+
+    def step(self, previous: Mapping[str, Tensor], mean: Payload, state: State, /) -> tuple[dict[str, Tensor], State]:
+        if unknown := sorted(set(mean) - set(previous)):
+            raise wrong_value("mean", f"have no other names than `previous` {sorted(previous)}", unknown)
+        if missing := sorted(set(previous) - set(state)):
+            raise wrong_value("state", "come from `init` or the last `step`", f"nothing for {missing}")
+        matched = _match(list(previous), self.rules, self.default)
+        new, states = dict(previous), dict(state)
+        for name in (name for name in previous if name in mean):
+            with _named(name):
+                new[name], states[name] = matched[name].step(previous[name], mean[name], state[name])
+        return new, states
+
+
+class _named:  # noqa: N801 - reads as the context manager that it is
+    """Puts a name in front of the ValueError or TypeError of what runs inside."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind_: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        if isinstance(error, (ValueError, TypeError)):
+            raise type(error)(f"{self.name!r}: {error}") from error
+
+
+def _aggregate(name: str, aggregator: Aggregator, payloads: list[Payload]) -> Weighted:
+    with _named(name):
+        return aggregator(payload[name] for payload in payloads if name in payload)
+
+
+def _match(names: list[str], rules: Mapping[str, Rule], default: Rule) -> dict[str, Rule]:
+    """For each name its rule: that of the full name, else of the longest dotted prefix, else the default."""
+    keys = {name: next((key for key in _prefixes(name) if key in rules), None) for name in names}
+    if unused := [rule for rule in rules if not any(name == rule or name.startswith(f"{rule}.") for name in names)]:
+        raise wrong_value("rules", f"each match a name or a dotted prefix of {names}", unused)
+    return {name: default if key is None else rules[key] for name, key in keys.items()}
+
+
+def _prefixes(name: str) -> list[str]:
+    parts = name.split(".")
+    return [".".join(parts[:length]) for length in range(len(parts), 0, -1)]

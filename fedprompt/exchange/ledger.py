@@ -1,0 +1,108 @@
+"""Who sent how many bytes, when and for what."""
+
+import csv
+from collections.abc import Hashable
+from os import PathLike
+from typing import Literal, NamedTuple, get_args
+
+from fedprompt._checks import check_count, wrong_value
+from fedprompt.exchange.payload import bytes_by_name
+from fedprompt.interfaces import Message
+
+Direction = Literal["up", "down"]
+
+
+class Entry(NamedTuple):
+    """One name of one message."""
+
+    server_round: int
+    client: Hashable
+    direction: Direction
+    name: str
+    num_bytes: int
+
+
+class Ledger:
+    """Counts the bytes of messages, per client, round, direction and name.
+
+    Attributes:
+        entries: One :class:`Entry` for each name of each recorded message, in the order of recording.
+
+    Example:
+        >>> ledger = Ledger()
+        >>> ledger.record({"head": torch.zeros(5)}, direction="up", client=0, server_round=0)
+        >>> ledger.record({"head": torch.zeros(5)}, direction="up", client=1, server_round=0)
+        >>> ledger.total(direction="up", client=1)
+        20
+        >>> print(ledger.table())
+        client  rounds  bytes up  bytes down
+        0            1        20           0
+        1            1        20           0
+        all          1        40           0
+    """
+
+    def __init__(self) -> None:
+        self.entries: list[Entry] = []
+
+    def record(self, message: Message, *, direction: Direction, client: Hashable, server_round: int) -> None:
+        """Add a message.
+
+        Args:
+            message: What travels; counted as by :func:`num_bytes`.
+            direction: "up" from the client, "down" to it.
+            client: Its id.
+            server_round: 0-based.
+
+        Raises:
+            TypeError: If `message` does not map names to tensors or :class:`Weighted`; nothing is recorded then.
+            ValueError: If `direction` is another word or `server_round` is negative.
+        """
+        if direction not in get_args(Direction):
+            raise wrong_value("direction", "be 'up' or 'down'", repr(direction))
+        check_count("server_round", server_round, at_least=0)
+        self.entries += [Entry(server_round, client, direction, name, size) for name, size in bytes_by_name(message).items()]
+
+    def total(
+        self,
+        *,
+        direction: Direction | None = None,
+        client: Hashable | None = None,
+        server_round: int | None = None,
+        name: str | None = None,
+    ) -> int:
+        """Sum the bytes of the entries that match everything that is given."""
+        wanted = {"direction": direction, "client": client, "server_round": server_round, "name": name}
+        given = {field: value for field, value in wanted.items() if value is not None}
+        return sum(entry.num_bytes for entry in self.entries if all(getattr(entry, field) == value for field, value in given.items()))
+
+    def table(self) -> str:
+        """Lay out the bytes of each client and of all together, as text."""
+        entries: dict[Hashable, list[Entry]] = {}
+        for entry in self.entries:
+            entries.setdefault(entry.client, []).append(entry)
+        rows: list[tuple[object, ...]] = [("client", "rounds", "bytes up", "bytes down")]
+        rows += [_summary(client, own) for client, own in entries.items()]
+        rows += [_summary("all", self.entries)]
+        widths = [max(len(str(row[column])) for row in rows) for column in range(len(rows[0]))]
+        lines = ("  ".join([str(row[0]).ljust(widths[0]), *map(_right, row[1:], widths[1:])]) for row in rows)
+        return "\n".join(lines)
+
+    def to_csv(self, path: str | PathLike[str]) -> None:
+        """Write every entry to a CSV file with a header.
+
+        Args:
+            path: Where to; an existing file is replaced.
+        """
+        with open(path, "w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file)
+            writer.writerow(Entry._fields)
+            writer.writerows(self.entries)
+
+
+def _summary(label: object, entries: list[Entry]) -> tuple[object, ...]:
+    up, down = (sum(entry.num_bytes for entry in entries if entry.direction == direction) for direction in get_args(Direction))
+    return label, len({entry.server_round for entry in entries}), up, down
+
+
+def _right(cell: object, width: int) -> str:
+    return str(cell).rjust(width)
