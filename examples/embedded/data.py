@@ -1,0 +1,85 @@
+"""The target: real handwritten digits (scikit-learn's 1797 images), in several visual domains that no ViT was pretrained on."""
+
+from collections.abc import Callable
+from functools import cache
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from sklearn.datasets import load_digits
+from torch import Tensor
+
+from embedded.pixels import enlarge, warp
+
+Images = Float[Tensor, "batch 1 height width"]
+
+
+class Digits(NamedTuple):
+    """A split of the digits; labels are the digits themselves."""
+
+    train_images: Images
+    train_labels: Int[Tensor, "batch"]
+    test_images: Images
+    test_labels: Int[Tensor, "batch"]
+
+
+def raw(images: Images) -> Images:
+    """Leave the digits upright, light ink on black: the domain of the printed glyphs."""
+    return images
+
+
+def inverted(images: Images) -> Images:
+    """Turn light into dark: a photographic negative."""
+    return 1 - images
+
+
+def rotated(images: Images) -> Images:
+    """Turn by 90 degrees, counter-clockwise."""
+    return images.rot90(dims=(-2, -1))
+
+
+def inverted_rotated(images: Images) -> Images:
+    """Take the negative and turn it by 90 degrees: the default target domain."""
+    return rotated(inverted(images))
+
+
+def noisy(images: Images, generator: torch.Generator, *, deviation: float = 0.3) -> Images:
+    """Add Gaussian noise of the given standard deviation to every pixel."""
+    return images + deviation * torch.randn(images.shape, generator=generator, device=images.device)
+
+
+def digits(seed: int, *, num_test: int = 597, domain: Callable[[Images], Images] = inverted_rotated) -> Digits:
+    """Split the 1797 digits at random into training and test images.
+
+    Args:
+        seed: Of the split; the global random state is left alone.
+        num_test: How many images are held out.
+        domain: What becomes of every image; `functools.partial(noisy, generator=generator)` is one, too.
+
+    Returns:
+        float32 images of 1 x 16 x 16 pixels and int64 labels.
+
+    Example:
+        >>> train_images, train_labels, test_images, test_labels = digits(0)
+        >>> train_images.shape, test_images.shape
+        (torch.Size([1200, 1, 16, 16]), torch.Size([597, 1, 16, 16]))
+    """
+    images, labels = _all_digits()
+    if not 0 < num_test < len(labels):
+        raise ValueError(f"`num_test` must lie between 1 and {len(labels) - 1}; got {num_test}.")
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
+    train, test = order[num_test:], order[:num_test]
+    images = domain(images)
+    return Digits(images[train], labels[train], images[test], labels[test])
+
+
+def augment(images: Images, generator: torch.Generator) -> Images:
+    """Warp training images of any domain a little, each in its own way."""
+    return warp(images, generator, rotation=0.08, scale=0.06, shear=0.06, shift=0.04)
+
+
+@cache
+def _all_digits() -> tuple[Images, Int[Tensor, "batch"]]:
+    """Read the digits once, in the order of scikit-learn."""
+    bunch = load_digits()
+    return enlarge(torch.from_numpy(bunch.images).float()), torch.from_numpy(bunch.target).long()

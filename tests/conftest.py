@@ -1,0 +1,52 @@
+"""The jaxtyping import hook, the doctest names, and what markers do."""
+
+import os
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+import torch.nn as nn
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test may need the network
+torch.set_num_threads(1)  # tiny models: more threads only wait for one another
+
+CHECKER = "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))"  # an int is a float, as for every type checker
+WITHOUT_HOOK = {"compiled", "benchmark"}  # torch.compile cannot trace the checks, and a benchmark must not time them
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Check every shape that a signature states, in every call that a test makes."""
+    if config.getoption("markexpr") not in WITHOUT_HOOK:
+        from jaxtyping import install_import_hook
+
+        install_import_hook("fedprompt", CHECKER)
+
+
+@pytest.fixture(autouse=True)
+def _own_errors(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Let tests marked `bad_input` see the library's own errors instead of the hook's."""
+    from jaxtyping import config
+
+    if request.node.get_closest_marker("bad_input") is None:
+        yield
+        return
+    config.update("jaxtyping_disable", True)
+    try:
+        yield
+    finally:
+        config.update("jaxtyping_disable", False)
+
+
+@pytest.fixture(autouse=True)
+def _doctest_names(doctest_namespace: dict[str, object]) -> None:
+    """What every example in a docstring may use without importing it."""
+    import fedprompt
+
+    doctest_namespace.update(torch=torch, nn=nn, np=np, **{name: getattr(fedprompt, name) for name in dir(fedprompt) if name[0].isalpha()})
+
+
+@pytest.fixture
+def generator() -> torch.Generator:
+    """A fresh random stream; the same for every test."""
+    return torch.Generator().manual_seed(0)
