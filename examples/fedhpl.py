@@ -1,0 +1,137 @@
+"""FedHPL: clients with different backbones tune prompts and teach each other by class logits (Ma et al., 2024).
+
+Five clients, three different vision transformers, real handwritten digits::
+
+    python examples/fedhpl.py
+
+The table of the README is made by ``--full``; the paper's setting, for someone with weights and data, by::
+
+    python examples/fedhpl.py --backbones vit_small_patch16_224,vit_base_patch16_224,vit_large_patch16_224 --pretrained \
+        --dataset cifar10 --root DIR --partition iid
+"""
+
+from argparse import Namespace
+from collections import defaultdict
+from functools import partial
+
+import numpy as np
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+from torch import Tensor
+from tqdm import tqdm
+
+import fedprompt as fp
+import report
+from embedded.tasks import Backbone, Task
+
+ROWS = {"local only": (False, []), "FedHPL": (True, []), "FedHPL +P +H": (True, ["prompts", "head"])}  # teach? and share what?
+
+
+def new_client(backbone: Backbone, task: Task, args: Namespace) -> nn.ModuleDict:
+    """What one client learns; the frozen backbone stays outside and is shared."""
+    if isinstance(backbone.encoder, nn.Module):
+        prompts = fp.PadPrompts(backbone.image_size, mean=backbone.mean.flatten().tolist(), std=backbone.std.flatten().tolist())
+    elif args.shallow:
+        prompts = fp.ShallowPrompts(args.num_prompts, backbone.dim, patch_size=backbone.patch_size)
+    else:
+        prompts = fp.DeepPrompts(args.num_prompts, backbone.dim, backbone.encoder.depth, patch_size=backbone.patch_size)
+    return nn.ModuleDict({"prompts": prompts, "head": nn.Linear(backbone.dim, task.num_classes)}).to(args.device)
+
+
+def logits(client: nn.ModuleDict, backbone: Backbone, images: Tensor) -> Tensor:
+    images = (images - backbone.mean) / backbone.std
+    if isinstance(backbone.encoder, nn.Module):
+        return client["head"](backbone.encoder(client["prompts"](images)))
+    return client["head"](fp.encode_prompted(backbone.encoder, images, client["prompts"]()).pooled)
+
+
+@torch.no_grad()
+def class_logits(client, backbone, task, shard, args) -> fp.Weighted:
+    """Mean logits of each class over the client's own images that it classifies correctly (Eq. 10)."""
+    pieces = []
+    for images, labels in task.train.batches(shard, args.device):
+        z = logits(client, backbone, images)
+        pieces.append(fp.class_means(z, labels, num_classes=task.num_classes, keep=z.argmax(1) == labels))
+    return fp.weighted_mean(pieces)
+
+
+def federate(name: str, task: Task, backbones: list[Backbone], shards: list[np.ndarray], args: Namespace) -> tuple[Tensor, fp.Ledger]:
+    """Run one row of the table; return accuracy (rounds, clients, classes) and what was sent."""
+    teach, share = ROWS[name]
+    share = args.share or share if teach else []
+    clients, dims = [], [backbone.dim for backbone in backbones]
+    for backbone in backbones:
+        torch.manual_seed(args.seed)  # equal architectures start equal
+        clients.append(new_client(backbone, task, args))
+    unknown = fp.Weighted(torch.zeros(task.num_classes, task.num_classes), torch.zeros(task.num_classes))
+    teachers = {dim: fp.Weighted(*(tensor.to(args.device) for tensor in unknown)) for dim in dims}
+    history, ledger = [], fp.Ledger()
+    for server_round in tqdm(range(args.rounds), desc=name, unit="round"):
+        uploads, shared = [], defaultdict(list)
+        for k, (client, backbone, shard) in enumerate(zip(clients, backbones, shards, strict=True)):
+            optimizer = task.recipe.make_optimizer(client.parameters(), server_round / args.rounds)
+            stream = fp.stream_seed(args.seed, server_round, k)
+            for images, labels in task.train.training(shard, args.device, size=args.batch_size, steps=args.steps, generator=stream):
+                z = logits(client, backbone, images)
+                loss = F.cross_entropy(z, labels) + args.gamma * fp.distillation_loss(
+                    z, labels, teachers[backbone.dim], temperature=args.temperature
+                )
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+            if teach:
+                uploads.append(class_logits(client, backbone, task, shard, args))
+                ledger.record({"logits": uploads[-1]}, direction="up", client=k, server_round=server_round)
+            if share:
+                shared[backbone.dim].append(fp.collect(client, weight=len(shard), only=share))
+                ledger.record(shared[backbone.dim][-1], direction="up", client=k, server_round=server_round)
+        if teach:
+            teachers = fp.heterogeneous_means(uploads, dims)
+        means = {dim: fp.per_name()(payloads) for dim, payloads in shared.items()}
+        for k, (client, dim) in enumerate(zip(clients, dims, strict=True)):
+            reply = means.get(dim, {})
+            fp.load(client, reply)
+            reply = {name: upload.value for name, upload in reply.items()} | ({"teacher": teachers[dim]} if teach else {})
+            ledger.record(reply, direction="down", client=k, server_round=server_round)
+        predict = [partial(logits, client, backbone) for client, backbone in zip(clients, backbones, strict=True)]
+        history.append(torch.stack([report.class_accuracy(each, task, args.device) for each in predict]))
+    return torch.stack(history), ledger
+
+
+def full(args: Namespace) -> str:
+    """Run every row of the README's table for three seeds."""
+    central = {"backbones": ["B"], "clients": 1, "partition": "iid", "steps": 45}
+    settings = [
+        ("one client holds all, ViT-B, linear head", {**central, "num_prompts": 0}, ["local only"]),
+        ("one client holds all, ViT-B, VPT-shallow", {**central, "shallow": True}, ["local only"]),
+        ("one client holds all, ViT-B, VPT-deep", central, ["local only"]),
+        ("Dirichlet 0.3, ViT-S/B/L", {"partition": "noniid", "alpha": 0.3}, list(ROWS)),
+        ("IID, 50 images each, ViT-S/B/L", {"partition": "iid", "images": 50}, list(ROWS)),
+    ]
+    lines = []
+    for setting, overrides, names in settings:
+        results = [report.run(federate, names, Namespace(**vars(args) | overrides | {"seed": seed})) for seed in range(3)]
+        lines += [[setting, name, *report.over_seeds([result[name] for result in results])] for name in names]
+    return report.table(["setting", "method", *report.SPREAD], lines)
+
+
+def main() -> None:
+    parser = report.flags("FedHPL")
+    parser.add_argument("--temperature", type=float, default=4.5)
+    parser.add_argument("--gamma", type=float, default=1.0, help="weight of the distillation loss")
+    parser.add_argument("--shallow", action="store_true", help="prompts at the first layer alone")
+    share = {"action": "append_const", "dest": "share", "default": []}
+    parser.add_argument("--share-prompts", const="prompts", help="FedHPL with prompts averaged among clients of equal width (+P)", **share)
+    parser.add_argument("--share-head", const="head", help="likewise heads (+H)", **share)
+    parser.add_argument("--local", action="store_true", help="no exchange at all")
+    args = parser.parse_args()
+    if args.full:
+        print(full(args))
+        return
+    names = ["local only"] if args.local else ["local only", "FedHPL"] if args.share else list(ROWS)
+    print(report.summary(report.run(federate, names, args), args.out))
+
+
+if __name__ == "__main__":
+    main()
