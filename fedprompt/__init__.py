@@ -1,0 +1,11 @@
+"""Composable pieces for federated prompt tuning in PyTorch. The loop stays yours."""
+
+from fedprompt.aggregation import *
+from fedprompt.backbones import *
+from fedprompt.data import *
+from fedprompt.distillation import *
+from fedprompt.exchange import *
+from fedprompt.freezing import *
+from fedprompt.interfaces import *
+from fedprompt.metrics import *
+from fedprompt.prompts import *

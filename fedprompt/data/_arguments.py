@@ -1,0 +1,52 @@
+"""What every partitioner takes and gives: labels in any of the usual containers, a numpy Generator, indices."""
+
+from collections.abc import Sequence
+from numbers import Integral
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int64, Integer
+from torch import Tensor
+
+from fedprompt._checks import kind, wrong_type, wrong_value
+
+Labels = Integer[np.ndarray, " samples"] | Integer[Tensor, " samples"] | Sequence[int | np.integer]
+Indices = Int64[np.ndarray, " _"]
+
+
+def check_generator(generator: object) -> None:
+    """Require numpy's Generator: a bare seed or the legacy RandomState will not do."""
+    if not isinstance(generator, np.random.Generator):
+        raise wrong_type("generator", "be a numpy Generator, such as np.random.default_rng(0)", kind(generator))
+
+
+def label_array(labels: Labels, *, num_classes: int | None = None) -> Int64[np.ndarray, " samples"]:
+    """Copy class labels into an int64 array; `num_classes` bounds them from above."""
+    entries = entries_of("labels", labels)
+    for position, entry in enumerate(entries):
+        if isinstance(entry, bool) or not isinstance(entry, Integral):
+            raise wrong_type(f"labels[{position}]", "be an integer", kind(entry))
+    array = np.array(entries, dtype=np.int64)
+    rule = "be at least 0" if num_classes is None else f"lie in [0, {num_classes})"
+    if array.size and (array.min() < 0 or (num_classes is not None and array.max() >= num_classes)):
+        raise wrong_value("labels", rule, f"values from {array.min()} to {array.max()}")
+    return array
+
+
+def some_labels(labels: Labels, *, num_classes: int | None = None) -> Int64[np.ndarray, " samples"]:
+    """Copy class labels of which there must be one."""
+    array = label_array(labels, num_classes=num_classes)
+    if not array.size:
+        raise wrong_value("labels", "hold at least one label", "none")
+    return array
+
+
+def entries_of(argument: str, values: object) -> list[Any]:
+    """List the entries of a one-dimensional tensor, array or sequence as Python objects."""
+    if isinstance(values, Tensor | np.ndarray):
+        if values.ndim != 1:
+            raise wrong_value(argument, "have shape (samples,)", tuple(values.shape))
+        return list(values.tolist())
+    if isinstance(values, Sequence) and not isinstance(values, str | bytes):
+        return list(values)
+    raise wrong_type(argument, "be an array, a tensor or a sequence", kind(values))

@@ -1,0 +1,219 @@
+"""The accuracy matrix and what one may read off it.
+
+Entry (i, j) is the accuracy of client i's model on client j's test set; one global model is a single row. Global, local, worst and pooled
+accuracy differ only in the entries that they take and the weights that they give, so say which one you report.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Real
+from torch import Tensor
+
+from fedprompt._checks import check_count, check_number, kind, wrong_type, wrong_value
+
+__all__ = [
+    "ClientSpread",
+    "Summary",
+    "client_spread",
+    "global_accuracy",
+    "local_accuracy",
+    "pooled_local_accuracy",
+    "summarise",
+    "worst_local_accuracy",
+]
+
+
+class ClientSpread(NamedTuple):
+    """The accuracy of the worst client, the unweighted average over clients, and the accuracy of the best client."""
+
+    lowest: float
+    average: float
+    highest: float
+
+
+class Summary(NamedTuple):
+    """A history over rounds in two figures that must not be mixed up.
+
+    Attributes:
+        last_mean: The mean of the last rounds: what to report.
+        best: The highest of all rounds: picked on the very numbers it is reported from.
+        best_round: Where it was first reached, 0-based.
+    """
+
+    last_mean: float
+    best: float
+    best_round: int
+
+
+def global_accuracy(accuracy: Float[Tensor, "clients tests"], num_examples: Real[Tensor, " tests"] | None = None) -> float:
+    r"""Average over clients the accuracy on all test sets together.
+
+    .. math:: \frac{1}{M} \sum_i \sum_j n_j A_{ij} \,\big/\, \sum_j n_j
+
+    Args:
+        accuracy: A, in [0, 1]; a row for each client, or a single one for a global model.
+        num_examples: n, the sizes of the test sets; None takes them as equal.
+
+    Returns:
+        A number in [0, 1]. For one global model it equals :func:`pooled_local_accuracy`.
+
+    Raises:
+        TypeError: If `accuracy` is not floating-point or `num_examples` no tensor of real numbers.
+        ValueError: If shapes do not fit, an accuracy is NaN or outside [0, 1], or sizes are negative, not finite or all 0.
+
+    Example:
+        >>> global_accuracy(torch.tensor([[1.0, 0.5], [0.0, 0.5]]), torch.tensor([30, 10]))
+        0.5
+    """
+    return client_spread(accuracy, num_examples).average
+
+
+def client_spread(accuracy: Float[Tensor, "clients tests"], num_examples: Real[Tensor, " tests"] | None = None) -> ClientSpread:
+    r"""Find the lowest, average and highest client by the accuracy on all test sets together.
+
+    FedHPL tests every client on one full test set: there `accuracy` has the shape (clients, 1).
+
+    Args:
+        accuracy: A, in [0, 1]; a row for each client.
+        num_examples: n, the sizes of the test sets; None takes them as equal.
+
+    Returns:
+        The three of :math:`\sum_j n_j A_{ij} / \sum_j n_j` over clients i; the average is the :func:`global_accuracy`.
+
+    Raises:
+        TypeError: If `accuracy` is not floating-point or `num_examples` no tensor of real numbers.
+        ValueError: If shapes do not fit, an accuracy is NaN or outside [0, 1], or sizes are negative, not finite or all 0.
+
+    Example:
+        >>> client_spread(torch.tensor([[0.25], [0.75], [0.5]]))
+        ClientSpread(lowest=0.25, average=0.5, highest=0.75)
+    """
+    matrix = _matrix(accuracy)
+    sizes = torch.ones(matrix.shape[1], dtype=torch.float64) if num_examples is None else _sizes(num_examples, matrix.shape[1])
+    each = matrix @ sizes / sizes.sum()
+    return ClientSpread(each.min().item(), each.mean().item(), each.max().item())
+
+
+def local_accuracy(accuracy: Float[Tensor, "clients tests"]) -> float:
+    r"""Average over clients the accuracy of each on its own test set, :math:`\frac{1}{M} \sum_i A_{ii}`, however large.
+
+    Args:
+        accuracy: A, in [0, 1], square; or a single row: of a global model on every client's test set, or of each client on its own.
+
+    Returns:
+        A number in [0, 1].
+
+    Raises:
+        TypeError: If `accuracy` is not floating-point.
+        ValueError: If there are neither as many clients as test sets nor a single row, or an accuracy is NaN or outside [0, 1].
+
+    Example:
+        >>> local_accuracy(torch.tensor([[0.75, 0.0], [0.0, 0.25]]))
+        0.5
+    """
+    return _own(accuracy).mean().item()
+
+
+def worst_local_accuracy(accuracy: Float[Tensor, "clients tests"]) -> float:
+    r"""Find the lowest accuracy of a client on its own test set, :math:`\min_i A_{ii}`.
+
+    Args:
+        accuracy: A, in [0, 1], square or a single row, as for :func:`local_accuracy`.
+
+    Returns:
+        A number in [0, 1].
+
+    Raises:
+        TypeError: If `accuracy` is not floating-point.
+        ValueError: If there are neither as many clients as test sets nor a single row, or an accuracy is NaN or outside [0, 1].
+
+    Example:
+        >>> worst_local_accuracy(torch.tensor([[0.75, 0.0], [0.0, 0.25]]))
+        0.25
+    """
+    return _own(accuracy).min().item()
+
+
+def pooled_local_accuracy(accuracy: Float[Tensor, "clients tests"], num_examples: Real[Tensor, " tests"]) -> float:
+    r"""Average over samples: every client on its own test set, each counting by its size.
+
+    .. math:: \sum_i n_i A_{ii} \,\big/\, \sum_i n_i
+
+    Args:
+        accuracy: A, in [0, 1], square or a single row, as for :func:`local_accuracy`.
+        num_examples: n, the sizes of the test sets.
+
+    Returns:
+        A number in [0, 1]; with equal sizes the :func:`local_accuracy`.
+
+    Raises:
+        TypeError: If `accuracy` is not floating-point or `num_examples` no tensor of real numbers.
+        ValueError: If shapes do not fit, an accuracy is NaN or outside [0, 1], or sizes are negative, not finite or all 0.
+
+    Example:
+        >>> pooled_local_accuracy(torch.tensor([[0.75, 0.0], [0.0, 0.25]]), torch.tensor([30, 10]))
+        0.625
+    """
+    own = _own(accuracy)
+    sizes = _sizes(num_examples, len(own))
+    return (own @ sizes / sizes.sum()).item()
+
+
+def summarise(history: Sequence[float], *, last: int) -> Summary:
+    """Reduce a history over rounds to the mean of the last ones and, labelled as such, the best one.
+
+    Args:
+        history: One figure for each round, the higher the better.
+        last: How many rounds to average, at least 1; SGPT takes 10, FedOTP 5.
+
+    Returns:
+        Both figures, and the round of the best; the first one where several tie.
+
+    Raises:
+        TypeError: If `last` is not an integer or `history` holds anything but numbers.
+        ValueError: If `last` is below 1 or above the number of rounds, or a figure is not finite.
+
+    Example:
+        >>> summarise([0.25, 1.0, 0.5, 0.75], last=2)
+        Summary(last_mean=0.625, best=1.0, best_round=1)
+    """
+    check_count("last", last)
+    if last > len(history):
+        raise wrong_value("last", f"be at most {len(history)}, the number of rounds", last)
+    for server_round, figure in enumerate(history):
+        check_number(f"history[{server_round}]", figure)
+    best_round = max(range(len(history)), key=history.__getitem__)
+    return Summary(sum(history[-last:]) / last, history[best_round], best_round)
+
+
+def _own(accuracy: object) -> Float[Tensor, " clients"]:
+    matrix = _matrix(accuracy)
+    clients, tests = matrix.shape
+    if clients not in (1, tests):
+        raise wrong_value("accuracy", "have as many rows as test sets, or one, so that each has its own", tuple(matrix.shape))
+    return matrix[0] if clients == 1 else matrix.diagonal()
+
+
+def _matrix(accuracy: object) -> Float[Tensor, "clients tests"]:
+    if not isinstance(accuracy, Tensor) or not accuracy.is_floating_point():
+        raise wrong_type("accuracy", "be a floating-point tensor of shape (clients, tests)", kind(accuracy))
+    if accuracy.ndim != 2 or 0 in accuracy.shape:
+        raise wrong_value("accuracy", "have shape (clients, tests), one of each at least", tuple(accuracy.shape))
+    matrix = accuracy.detach().cpu().double()
+    inside = (matrix >= 0) & (matrix <= 1)  # false for NaN, too
+    if not bool(inside.all()):
+        raise wrong_value("accuracy", "lie in [0, 1]", matrix[~inside][0].item())
+    return matrix
+
+
+def _sizes(num_examples: object, tests: int) -> Float[Tensor, " tests"]:
+    if not isinstance(num_examples, Tensor) or num_examples.is_complex() or num_examples.dtype == torch.bool:
+        raise wrong_type("num_examples", "be a tensor of real numbers", kind(num_examples))
+    if num_examples.shape != (tests,):
+        raise wrong_value("num_examples", f"have shape ({tests},), a number for each test set", tuple(num_examples.shape))
+    sizes = num_examples.detach().cpu().double()
+    if not bool((torch.isfinite(sizes) & (sizes >= 0)).all()) or sizes.sum() == 0:
+        raise wrong_value("num_examples", "be finite, at least 0 and not all 0", sizes.tolist())
+    return sizes

@@ -1,0 +1,119 @@
+"""Allocation: from shares to whole samples."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedprompt.data import allocate, dirichlet_shares, iid_shares
+from references.partition import class_counts, largest_remainders
+
+
+@st.composite
+def weighted_classes(draw: st.DrawFn) -> tuple[list[list[int]], list[int]]:
+    """Integer weights (classes, clients + 1), the last for nobody, and class sizes."""
+    num_clients, num_classes = draw(st.integers(1, 6)), draw(st.integers(1, 5))
+    columns = st.lists(st.integers(0, 9), min_size=num_clients + 1, max_size=num_clients + 1).filter(any)
+    weights = draw(st.lists(columns, min_size=num_classes, max_size=num_classes))
+    sizes = draw(st.lists(st.integers(0, 30), min_size=num_classes, max_size=num_classes).filter(any))
+    return weights, sizes
+
+
+@settings(max_examples=100, deadline=None)
+@given(weighted_classes(), st.integers(0, 2**32 - 1))
+def test_allocation_follows_the_largest_remainders(problem: tuple[list[list[int]], list[int]], seed: int) -> None:
+    weights, sizes = problem
+    generator = np.random.default_rng(seed)
+    labels = generator.permutation(np.repeat(np.arange(len(sizes)), sizes)).tolist()
+    shares = np.array([[weight / sum(column) for weight in column[:-1]] for column in weights]).T
+    clients = allocate(labels, shares, generator=generator)
+    assert len(clients) == len(shares)
+    everything = np.concatenate(clients)
+    assert len(set(everything.tolist())) == len(everything), "clients must be disjoint"
+    nobody = np.setdiff1d(np.arange(len(labels)), everything)
+    counts = class_counts(labels, [*clients, nobody], len(sizes))
+    for label, (column, size) in enumerate(zip(weights, sizes, strict=True)):
+        for holder, allowed in enumerate(largest_remainders(column, size)):
+            assert counts[holder][label] in allowed
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(1, 50), st.integers(1, 12), st.integers(1, 500), st.floats(1e-3, 1e3), st.integers(0, 2**32 - 1))
+def test_shares_that_sum_to_one_lose_nothing(num_clients: int, num_classes: int, size: int, alpha: float, seed: int) -> None:
+    generator = np.random.default_rng(seed)
+    shares = dirichlet_shares(num_classes, num_clients, alpha=alpha, generator=generator)
+    labels = generator.integers(num_classes, size=size)
+    for given_shares in (shares, shares.astype(np.float32), iid_shares(num_classes, num_clients)):
+        clients = allocate(labels, given_shares, generator=generator)
+        np.testing.assert_array_equal(np.sort(np.concatenate(clients)), np.arange(size))
+
+
+@pytest.mark.parametrize("total", [1 - 9e-7, 1 + 9e-7])
+def test_shares_that_sum_to_one_but_for_rounding_lose_nothing_of_a_large_class(total: float) -> None:
+    # Taken at its word, 9e-7 of two million samples would be two of them.
+    clients = allocate(np.zeros(2_000_000, dtype=int), np.array([[0.75], [0.25]]) * total, generator=np.random.default_rng(0))
+    assert [len(client) for client in clients] == [1_500_000, 500_000]
+
+
+def test_the_same_shares_give_train_and_test_the_same_mix() -> None:
+    generator = np.random.default_rng(0)
+    shares = dirichlet_shares(5, 4, alpha=0.3, generator=generator)
+    for size in (200, 1000):
+        labels = np.arange(5 * size) % 5
+        counts = class_counts(labels.tolist(), allocate(labels, shares, generator=generator), 5)
+        assert np.abs(np.array(counts) - size * shares).max() < 1
+
+
+def test_remainders_that_tie_are_given_by_lot() -> None:
+    # 1000 classes of four samples over three clients: each gets one of every class, and the fourth goes to a client at random. So a client
+    # gets 1000 + 1000 / 3 samples, within 5 sqrt(1000 * 2 / 9) = 75.
+    clients = allocate(np.arange(4000) % 1000, iid_shares(1000, 3), generator=np.random.default_rng(0))
+    np.testing.assert_allclose([len(client) for client in clients], 1333.3, rtol=0, atol=75)
+
+
+def test_each_sample_of_a_class_is_drawn_equally_often() -> None:
+    # Client 0 gets 5 of 20 samples: each of them with probability 1/4, over 800 draws 200 times, within 5 sqrt(800 * 3 / 16) = 61.
+    shares = np.array([[0.25], [0.75]])
+    drawn = [allocate([0] * 20, shares, generator=np.random.default_rng(seed))[0] for seed in range(800)]
+    np.testing.assert_allclose(np.bincount(np.concatenate(drawn), minlength=20), 200, rtol=0, atol=61)
+
+
+def test_a_class_without_samples_and_one_without_owner_are_fine() -> None:
+    shares = np.array([[0.5, 1.0, 0.0], [0.5, 0.0, 0.0]])
+    clients = allocate([0, 0, 2, 2, 2], shares, generator=np.random.default_rng(0))
+    assert sorted(np.concatenate(clients).tolist()) == [0, 1]
+    assert [len(client) for client in clients] == [1, 1]
+
+
+def test_min_size_is_met_or_refused() -> None:
+    shares = np.array([[0.75], [0.25]])
+    clients = allocate([0] * 8, shares, min_size=2, generator=np.random.default_rng(0))
+    assert [len(client) for client in clients] == [6, 2]
+    with pytest.raises(ValueError, match="`min_size` must be at most 2, what these shares give the smallest client; got 3"):
+        allocate([0] * 8, shares, min_size=3, generator=np.random.default_rng(0))
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"labels": []}, ValueError, "`labels` must hold at least one label; got none"),
+        ({"labels": [0, 2]}, ValueError, r"`labels` must lie in \[0, 2\); got values from 0 to 2"),
+        ({"labels": [0, -1]}, ValueError, r"`labels` must lie in \[0, 2\); got values from -1 to 0"),
+        ({"labels": [0, 1.0]}, TypeError, r"`labels\[1\]` must be an integer; got 1.0 \(float\)"),
+        ({"shares": [[1.0, 1.0]]}, TypeError, "`shares` must be a floating-point array.*; got .*list"),
+        ({"shares": np.eye(2, dtype=int)}, TypeError, "`shares` must be a floating-point array"),
+        ({"shares": np.ones(2)}, ValueError, r"`shares` must have shape \(clients, classes\).*; got \(2,\)"),
+        ({"shares": np.ones((0, 2))}, ValueError, r"`shares` must have shape \(clients, classes\).*; got \(0, 2\)"),
+        ({"shares": np.array([[0.5, -0.25]])}, ValueError, "`shares` must be finite and at least 0; got -0.25"),
+        ({"shares": np.array([[0.5, np.nan]])}, ValueError, "`shares` must be finite and at least 0; got nan"),
+        ({"shares": np.array([[0.5, 0.75], [0.5, 0.5]])}, ValueError, "`shares` must sum to at most 1.*; got 1.25 for class 1"),
+        ({"min_size": -1}, ValueError, "`min_size` must be at least 0; got -1"),
+        ({"min_size": 0.5}, TypeError, "`min_size` must be an integer; got 0.5"),
+        ({"generator": 0}, TypeError, "`generator` must be a numpy Generator.*got 0"),
+    ],
+)
+def test_allocate_names_a_bad_argument(changes: dict[str, object], error: type[Exception], message: str) -> None:
+    arguments = {"labels": [0, 1], "shares": np.full((2, 2), 0.5), "generator": np.random.default_rng(0)} | changes
+    with pytest.raises(error, match=message):
+        allocate(arguments.pop("labels"), arguments.pop("shares"), **arguments)

@@ -1,0 +1,189 @@
+"""Frozen features, computed once."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+import torch.nn as nn
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
+
+from fedprompt.data import precompute
+
+IMAGES = torch.randn(11, 3, 4, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+
+class Transformed(Dataset):
+    """Images with labels, read through a transform; remembers what was read."""
+
+    def __init__(self, images: Tensor, transform: Callable[[Tensor], Tensor] = lambda image: image) -> None:
+        self.images, self.transform, self.read = images, transform, []
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        self.read.append(index)
+        return self.transform(self.images[index]), index % 3
+
+
+def noisy(seed: int) -> Callable[[Tensor], Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return lambda image: image + torch.randn(image.shape, generator=generator, dtype=image.dtype)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(1, 11), st.integers(1, 14), st.sampled_from([(), (2,), (3, 2)]))
+def test_features_are_those_of_each_image_alone(num: int, batch_size: int, event: tuple[int, ...]) -> None:
+    weight = torch.randn(3 * 16, *event, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    features = precompute(lambda images: torch.tensordot(images.flatten(1), weight, 1), Transformed(IMAGES[:num]), batch_size=batch_size)
+    expected = torch.stack([torch.tensordot(image.flatten(), weight, 1) for image in IMAGES[:num]])
+    torch.testing.assert_close(features, expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "dataset",
+    [
+        IMAGES,
+        list(IMAGES),
+        TensorDataset(IMAGES),
+        TensorDataset(IMAGES, torch.arange(11)),
+        [[image, "label"] for image in IMAGES],
+        Subset(Transformed(torch.cat((torch.zeros(2, 3, 4, 4), IMAGES))), list(range(2, 13))),
+    ],
+    ids=["tensor", "list", "images only", "tuples", "lists", "subset"],
+)
+def test_images_may_come_in_any_map_style_data_set(dataset: Dataset | Tensor | list) -> None:
+    assert torch.equal(precompute(lambda images: images[:, 0], dataset, batch_size=4), IMAGES[:, 0])
+
+
+def test_encode_sees_full_batches_in_order_and_a_smaller_last_one() -> None:
+    seen = []
+    precompute(lambda images: seen.append(images) or images, Transformed(IMAGES), batch_size=4)
+    assert [len(batch) for batch in seen] == [4, 4, 3]
+    assert torch.equal(torch.cat(seen), IMAGES)
+
+
+def test_features_carry_no_graph_and_can_be_trained_on() -> None:
+    model = nn.Linear(16, 2, dtype=torch.float64)
+    features = precompute(lambda images: model(images[:, 0].flatten(1)), IMAGES, batch_size=4)
+    assert not features.requires_grad
+    assert not features.is_inference(), "autograd cannot save inference tensors"
+    torch.testing.assert_close(features, model(IMAGES[:, 0].flatten(1)).detach(), rtol=0, atol=1e-12)
+    assert torch.is_grad_enabled()
+
+
+@pytest.mark.parametrize("dtype", [None, torch.float16, torch.bfloat16, torch.float32])
+def test_dtype_is_that_of_encode_unless_given(dtype: torch.dtype | None) -> None:
+    features = precompute(lambda images: images, IMAGES, batch_size=4, dtype=dtype)
+    assert torch.equal(features, IMAGES.to(dtype or torch.float64))
+    assert features.dtype == (dtype or torch.float64)
+
+
+def test_features_stay_on_the_device_that_encode_returns_on() -> None:
+    features = precompute(lambda images: images.to("meta"), IMAGES, batch_size=4, dtype=torch.float16)
+    assert (features.device.type, features.dtype, features.shape) == ("meta", torch.float16, IMAGES.shape)
+
+
+@pytest.mark.parametrize("views", [1, 3])
+def test_views_are_independent_readings(views: int) -> None:
+    dataset = Transformed(IMAGES, noisy(5))
+    features = precompute(lambda images: images[:, :, 0, 0], dataset, batch_size=4, views=views)
+    assert features.shape == (11, views, 3)
+    # The stream of noise again, in the documented order: batch by batch, view by view.
+    again = noisy(5)
+    for batch in ([0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10]):
+        for view in range(views):
+            for index in batch:
+                assert torch.equal(features[index, view], again(IMAGES[index])[:, 0, 0])
+    assert sorted(dataset.read) == sorted(list(range(11)) * views), "every reading is used"
+
+
+def test_views_of_a_tensor_are_encoded_anew() -> None:
+    generator = torch.Generator().manual_seed(0)
+    features = precompute(
+        lambda images: images[:, 0, 0, 0] + torch.rand(len(images), generator=generator, dtype=images.dtype),
+        IMAGES,
+        batch_size=11,
+        views=2,
+    )
+    again = torch.Generator().manual_seed(0)
+    expected = torch.stack([IMAGES[:, 0, 0, 0] + torch.rand(11, generator=again, dtype=IMAGES.dtype) for _ in range(2)], dim=1)
+    assert torch.equal(features, expected)
+
+
+def flip_by_lot(image: Tensor, generator: torch.Generator) -> Tensor:
+    return image.flip(-1) if torch.rand((), generator=generator) < 0.5 else image
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_random_flip_is_refused(seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    dataset = Transformed(IMAGES, lambda image: flip_by_lot(image, generator))
+    with pytest.raises(ValueError, match=r"`dataset` must give the same image whenever it is read; .* got two different images at"):
+        precompute(lambda images: images, dataset, batch_size=4)
+
+
+def test_a_random_crop_size_is_refused_as_random() -> None:
+    sizes = iter([3, 4] * 20)
+    with pytest.raises(ValueError, match=r"`dataset` must give the same image whenever it is read.*at 0"):
+        precompute(lambda images: images, Transformed(IMAGES, lambda image: image[..., : next(sizes)]), batch_size=4)
+
+
+def test_randomness_in_the_last_images_only_is_refused() -> None:
+    # 16 of 40 images are probed, spread over all of them: some lie among the last ten.
+    generator = torch.Generator().manual_seed(0)
+    images = torch.arange(40.0).reshape(40, 1, 1, 1)
+    dataset = Transformed(images, lambda image: image + torch.rand((), generator=generator) * (image >= 30))
+    with pytest.raises(ValueError, match="got two different images at 3"):
+        precompute(lambda images: images, dataset, batch_size=4)
+
+
+def test_no_random_number_is_drawn() -> None:
+    before = torch.get_rng_state(), np.random.get_state()[1].tolist()  # noqa: NPY002
+    precompute(lambda images: images, Transformed(IMAGES), batch_size=4)
+    assert torch.equal(before[0], torch.get_rng_state())
+    assert before[1] == np.random.get_state()[1].tolist()  # noqa: NPY002
+
+
+class Endless(IterableDataset):
+    def __iter__(self):
+        return iter(IMAGES)
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"dataset": []}, ValueError, "`dataset` must hold at least one image; got none"),
+        ({"dataset": IMAGES[:0]}, ValueError, "`dataset` must hold at least one image; got none"),
+        ({"dataset": Endless()}, TypeError, "`dataset` must be a tensor .*; got a Endless"),
+        ({"dataset": torch.tensor(1.0)}, TypeError, "`dataset` must be a tensor .*; got a Tensor"),
+        ({"dataset": 3}, TypeError, "`dataset` must be a tensor .*; got a int"),
+        ({"dataset": ["a.png"]}, TypeError, "`dataset` must give image tensors.*`ToTensor`.*; got a str at 0"),
+        ({"dataset": [(np.zeros(3), 1)]}, TypeError, "`dataset` must give image tensors.*; got a ndarray at 0"),
+        ({"dataset": [()]}, TypeError, "`dataset` must give image tensors.*; got a tuple at 0"),
+        ({"dataset": [torch.zeros(2), torch.zeros(3)]}, ValueError, r"`dataset` must give images that are all alike.*got .*\(3,\) at 1"),
+        ({"dataset": [torch.zeros(2), torch.zeros(2).half()]}, ValueError, "`dataset` must give images that are all alike.*float16.* at 1"),
+        ({"batch_size": 0}, ValueError, "`batch_size` must be at least 1; got 0"),
+        ({"batch_size": 2.0}, TypeError, "`batch_size` must be an integer; got 2.0"),
+        ({"views": 0}, ValueError, "`views` must be at least 1; got 0"),
+        ({"views": "3"}, TypeError, "`views` must be an integer; got '3'"),
+        ({"dtype": "float16"}, TypeError, "`dtype` must be a torch.dtype or None; got 'float16'"),
+        ({"encode": lambda images: (images, images)}, TypeError, "`encode` must return one tensor; got a tuple"),
+        ({"encode": lambda images: images.mean()}, ValueError, r"`encode` must return a row for each of 4 images; got \(\)"),
+        ({"encode": lambda images: images[:3]}, ValueError, r"`encode` must return a row for each of 4 images; got \(3, 3, 4, 4\)"),
+        (
+            {"encode": lambda images: images[:, : len(images) - 1]},
+            ValueError,
+            r"`encode` must return rows of one shape, \(3, 4, 4\).*\(2, 4, 4\)",
+        ),
+    ],
+)
+def test_precompute_names_a_bad_argument(changes: dict[str, object], error: type[Exception], message: str) -> None:
+    arguments = {"encode": lambda images: images, "dataset": IMAGES, "batch_size": 4} | changes
+    with pytest.raises(error, match=message):
+        precompute(arguments.pop("encode"), arguments.pop("dataset"), **arguments)

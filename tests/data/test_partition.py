@@ -1,0 +1,239 @@
+"""The laws that every partition obeys, and what each one promises beside them."""
+
+import random
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedprompt.data import (
+    allocate,
+    by_domain,
+    dirichlet,
+    dirichlet_overlapping,
+    dirichlet_shares,
+    iid,
+    iid_shares,
+    pathological,
+    study_quiz_split,
+)
+
+LABELS = np.random.default_rng(7).permutation(np.repeat(np.arange(6), [40, 31, 52, 8, 27, 42])).tolist()
+
+# Each takes labels and a generator; every one of these gives each sample exactly one owner.
+DISJOINT: dict[str, Callable] = {
+    "allocate": lambda labels, generator: allocate(labels, iid_shares(6, 4), generator=generator),
+    "by_domain": lambda labels, generator: by_domain(labels),
+    "dirichlet": lambda labels, generator: dirichlet(labels, num_clients=5, alpha=0.3, generator=generator),
+    "iid": lambda labels, generator: iid(labels, num_clients=7, generator=generator),
+    "pathological": lambda labels, generator: pathological(labels, num_clients=9, classes_per_client=2, generator=generator),
+    "study_quiz_split": lambda labels, generator: study_quiz_split(labels, quiz_size=16, generator=generator),
+}
+ALL = DISJOINT | {
+    "dirichlet_overlapping": lambda labels, generator: dirichlet_overlapping(
+        labels, num_clients=4, alpha=0.3, size=90, generator=generator
+    ),
+}
+
+
+def same(left: list[np.ndarray], right: list[np.ndarray]) -> bool:
+    return len(left) == len(right) and all(np.array_equal(mine, yours) for mine, yours in zip(left, right, strict=True))
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_indices_are_int64_ascending_and_distinct(name: str) -> None:
+    for client in ALL[name](LABELS, np.random.default_rng(0)):
+        assert client.dtype == np.int64
+        assert (np.diff(client) > 0).all()
+
+
+@pytest.mark.parametrize("name", DISJOINT)
+def test_every_sample_has_exactly_one_owner(name: str) -> None:
+    for seed in range(5):
+        owned = np.concatenate(DISJOINT[name](LABELS, np.random.default_rng(seed)))
+        np.testing.assert_array_equal(np.sort(owned), np.arange(len(LABELS)))
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_seed_decides_everything(name: str) -> None:
+    first, again, other = (ALL[name](LABELS, np.random.default_rng(seed)) for seed in (0, 0, 1))
+    assert same(first, again)
+    assert same(first, other) == (name == "by_domain"), "another seed must give another partition"
+
+
+@pytest.mark.bad_input  # without the import hook, because beartype itself draws from `random`
+@pytest.mark.parametrize("name", ALL)
+def test_global_random_state_is_left_alone(name: str) -> None:
+    before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state()  # noqa: NPY002
+    ALL[name](LABELS, np.random.default_rng(0))
+    after = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state()  # noqa: NPY002
+    assert before[:2] == after[:2]
+    assert torch.equal(before[2], after[2])
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_labels_come_in_any_container_and_stay_as_they_are(name: str) -> None:
+    expected = ALL[name](LABELS, np.random.default_rng(0))
+    containers = [
+        tuple(LABELS),
+        np.array(LABELS, dtype=np.uint8),
+        np.array(LABELS, dtype=np.int64),
+        torch.tensor(LABELS, dtype=torch.int32),
+        torch.tensor(LABELS),
+        list(np.array(LABELS)),
+    ]
+    for labels in containers:
+        assert same(ALL[name](labels, np.random.default_rng(0)), expected), type(labels)
+        assert [int(label) for label in labels] == LABELS
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(1, 300), st.integers(1, 40), st.integers(0, 2**32 - 1))
+def test_iid_parts_are_equal_in_size(num_samples: int, num_clients: int, seed: int) -> None:
+    clients = iid([0] * num_samples, num_clients=num_clients, generator=np.random.default_rng(seed))
+    sizes = sorted(len(client) for client in clients)
+    assert len(sizes) == num_clients
+    assert sizes[-1] - sizes[0] <= 1
+    np.testing.assert_array_equal(np.sort(np.concatenate(clients)), np.arange(num_samples))
+
+
+def test_iid_draws_each_sample_equally_often() -> None:
+    # Client 0 of 4 gets each of 12 samples in a quarter of 1600 draws: 400, within 5 sqrt(1600 * 3 / 16) = 87.
+    drawn = [iid(list(range(12)), num_clients=4, generator=np.random.default_rng(seed))[0] for seed in range(1600)]
+    np.testing.assert_allclose(np.bincount(np.concatenate(drawn), minlength=12), 400, rtol=0, atol=87)
+
+
+def test_dirichlet_is_shares_and_allocation() -> None:
+    generator = np.random.default_rng(3)
+    shares = dirichlet_shares(6, 5, alpha=0.3, generator=generator)
+    expected = allocate(LABELS, shares, generator=generator)
+    assert same(dirichlet(LABELS, num_clients=5, alpha=0.3, generator=np.random.default_rng(3)), expected)
+
+
+def test_dirichlet_draws_again_until_min_size_is_met() -> None:
+    sizes = {
+        min_size: [
+            min(len(c) for c in dirichlet(LABELS, num_clients=5, alpha=0.3, min_size=min_size, generator=np.random.default_rng(seed)))
+            for seed in range(20)
+        ]
+        for min_size in (0, 15)
+    }
+    assert min(sizes[0]) < 15, "the test is idle unless some first draw falls short"
+    assert min(sizes[15]) >= 15
+    only = dirichlet(LABELS, num_clients=1, alpha=0.3, min_size=len(LABELS), generator=np.random.default_rng(0))
+    assert same(only, [np.arange(len(LABELS))]), "exactly min_size is enough"
+
+
+def test_dirichlet_gives_up_and_says_how_far_it_got() -> None:
+    # Two classes at alpha 1e-6 have one owner each, so the third client always goes without.
+    labels = [0] * 50 + [1] * 50
+    with pytest.raises(ValueError, match="`min_size` must be at most 0, the best minimum in 1000 draws at alpha=1e-06; got 1"):
+        dirichlet(labels, num_clients=3, alpha=1e-6, min_size=1, generator=np.random.default_rng(0))
+    # Five samples for two clients: 2 at most, whatever the shares.
+    with pytest.raises(ValueError, match="`min_size` must be at most 2, an equal part of 5 samples; got 3"):
+        dirichlet([0] * 5, num_clients=2, alpha=1.0, min_size=3, generator=np.random.default_rng(0))
+
+
+def test_dirichlet_reports_the_best_minimum_of_all_draws() -> None:
+    class Scripted(np.random.Generator):
+        first_shares = iter([0.1, 0.495, *[0.2] * 998])
+
+        def dirichlet(self, alpha: np.ndarray, size: int) -> np.ndarray:
+            share = next(self.first_shares)
+            return np.tile([share, 1 - share], (size, 1))
+
+    # Of 1000 samples the smaller of two clients gets 100, 495, and then 200 again and again.
+    with pytest.raises(ValueError, match=r"`min_size` must be at most 495, the best minimum in 1000 draws at alpha=0\.3; got 500"):
+        dirichlet([0] * 1000, num_clients=2, alpha=0.3, min_size=500, generator=Scripted(np.random.PCG64(0)))
+
+
+def test_pathological_clients_hold_so_many_classes_and_classes_so_many_clients() -> None:
+    # 6 classes, 9 clients of 2 classes: every class has 2 * 9 / 6 = 3 owners.
+    clients = pathological(LABELS, num_clients=9, classes_per_client=2, generator=np.random.default_rng(0))
+    held = [set(np.array(LABELS)[client].tolist()) for client in clients]
+    assert [len(mine) for mine in held] == [2] * 9
+    assert [sum(label in mine for mine in held) for label in range(6)] == [3] * 6
+
+
+def test_domains_become_clients_in_sorted_order() -> None:
+    names = ["sketch", "art", "photo", "art", "sketch", "art"]
+    expected = [np.array([1, 3, 5]), np.array([2]), np.array([0, 4])]
+    assert same(by_domain(names), expected)
+    assert same(by_domain(np.array(names)), expected)
+    # 10 comes after 9 as a number, and before it as a word.
+    assert same(by_domain([10, 9, 10]), [np.array([1]), np.array([0, 2])])
+    assert same(by_domain(torch.tensor([10, -9, 10])), [np.array([1]), np.array([0, 2])])
+    assert same(by_domain(["10", "9", "10"]), [np.array([0, 2]), np.array([1])])
+
+
+BAD_LABELS = [
+    ([], ValueError, "`labels` must hold at least one label; got none"),
+    ([0, -1, 2], ValueError, "`labels` must be at least 0; got values from -1 to 2"),
+    ([0, 1.5], TypeError, r"`labels\[1\]` must be an integer; got 1.5 \(float\)"),
+    ([0, True], TypeError, r"`labels\[1\]` must be an integer; got True \(bool\)"),
+    (["cat"], TypeError, r"`labels\[0\]` must be an integer; got 'cat' \(str\)"),
+    ("012", TypeError, r"`labels` must be an array, a tensor or a sequence; got '012' \(str\)"),
+    (3, TypeError, r"`labels` must be an array, a tensor or a sequence; got 3 \(int\)"),
+    (np.zeros(3), TypeError, r"`labels\[0\]` must be an integer; got 0.0"),
+    (np.zeros(3, dtype=bool), TypeError, r"`labels\[0\]` must be an integer; got False"),
+    (np.zeros((3, 1), dtype=int), ValueError, r"`labels` must have shape \(samples,\); got \(3, 1\)"),
+    (torch.zeros(3), TypeError, r"`labels\[0\]` must be an integer; got 0.0"),
+    (torch.tensor(1), ValueError, r"`labels` must have shape \(samples,\); got \(\)"),
+]
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("name", sorted(ALL.keys() - {"allocate", "by_domain", "study_quiz_split"}))
+@pytest.mark.parametrize(("labels", "error", "message"), BAD_LABELS)
+def test_bad_labels_are_named(name: str, labels: object, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        ALL[name](labels, np.random.default_rng(0))
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("name", sorted(ALL.keys() - {"by_domain"}))
+@pytest.mark.parametrize("generator", [0, None, torch.Generator(), np.random.RandomState(0)])
+def test_anything_but_a_numpy_generator_is_refused(name: str, generator: object) -> None:
+    with pytest.raises(TypeError, match=r"`generator` must be a numpy Generator, such as .*; got .*"):
+        ALL[name](LABELS, generator)
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("partition", "changes", "error", "message"),
+    [
+        (iid, {"num_clients": 0}, ValueError, "`num_clients` must be at least 1; got 0"),
+        (iid, {"num_clients": 2.0}, TypeError, "`num_clients` must be an integer; got 2.0"),
+        (dirichlet, {"num_clients": 0, "alpha": 1.0}, ValueError, "`num_clients` must be at least 1; got 0"),
+        (dirichlet, {"alpha": -1.0}, ValueError, "`alpha` must be above 0; got -1.0"),
+        (dirichlet, {"alpha": 1.0, "min_size": -1}, ValueError, "`min_size` must be at least 0; got -1"),
+        (dirichlet, {"alpha": 1.0, "min_size": 1.0}, TypeError, "`min_size` must be an integer; got 1.0"),
+        (pathological, {"classes_per_client": 2}, ValueError, "`classes_per_client` must be a multiple of 3 up to 6.*; got 2"),
+        (pathological, {"classes_per_client": 9}, ValueError, "`classes_per_client` must be a multiple of 3 up to 6.*; got 9"),
+        (pathological, {"num_clients": "4", "classes_per_client": 3}, TypeError, "`num_clients` must be an integer; got '4'"),
+    ],
+)
+def test_bad_numbers_are_named(partition: Callable, changes: dict[str, object], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        partition(LABELS, **({"num_clients": 4, "generator": np.random.default_rng(0)} | changes))
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("domains", "error", "message"),
+    [
+        ([], ValueError, "`domains` must hold at least one domain; got none"),
+        (["art", 3], TypeError, r"`domains\[1\]` must be a string, or an integer where all are; got 3 \(int\)"),
+        ([3, "art"], TypeError, r"`domains\[1\]` must be a string, or an integer where all are; got 'art' \(str\)"),
+        ([0.5], TypeError, r"`domains\[0\]` must be a string, or an integer where all are; got 0.5 \(float\)"),
+        ([True], TypeError, r"`domains\[0\]` must be a string, or an integer where all are; got True \(bool\)"),
+        ("art", TypeError, "`domains` must be an array, a tensor or a sequence; got 'art'"),
+        (np.zeros((2, 2), dtype=int), ValueError, r"`domains` must have shape \(samples,\); got \(2, 2\)"),
+    ],
+)
+def test_bad_domains_are_named(domains: object, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        by_domain(domains)

@@ -1,0 +1,42 @@
+"""Partition rules again, slowly: exact fractions and one step at a time."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from fractions import Fraction
+from math import floor
+
+
+def largest_remainders(weights: Sequence[int], total: int) -> list[set[int]]:
+    """What each holder may get of `total` things in proportion to `weights`: one number, or two where remainders tie for the last thing."""
+    quotas = [Fraction(weight, sum(weights)) * total for weight in weights]
+    left = total - sum(floor(quota) for quota in quotas)
+    remainders = sorted((quota - floor(quota) for quota in quotas), reverse=True)
+    allowed = []
+    for quota in quotas:
+        remainder = quota - floor(quota)
+        certain = left > 0 and sum(other >= remainder for other in remainders) <= left
+        possible = left > 0 and sum(other > remainder for other in remainders) < left
+        allowed.append({floor(quota) + 1} if certain else {floor(quota), floor(quota) + 1} if possible else {floor(quota)})
+    return allowed
+
+
+def is_fair_picking(picks: Sequence[Iterable[int]], num_classes: int, slots: int) -> bool:
+    """Whether clients in turn picked different classes, each time one with the most slots left of those they did not have yet."""
+    left = [slots] * num_classes
+    for client in picks:
+        mine = list(client)
+        if len(set(mine)) != len(mine):
+            return False
+        others = [left[label] for label in range(num_classes) if label not in mine]
+        # In some order each pick was a fullest class: so no class passed over has more slots left than a picked one had.
+        if others and max(others) > min(left[label] for label in mine):
+            return False
+        for label in mine:
+            left[label] -= 1
+    return min(left) >= 0
+
+
+def class_counts(labels: Sequence[int], owned: Sequence[Sequence[int]], num_classes: int) -> list[list[int]]:
+    """Count what each client owns of each class."""
+    counters = [Counter(labels[position] for position in mine) for mine in owned]
+    return [[counter[label] for label in range(num_classes)] for counter in counters]
