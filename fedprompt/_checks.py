@@ -5,7 +5,7 @@ from numbers import Integral
 
 import numpy as np
 import torch
-from jaxtyping import Int
+from jaxtyping import Integer
 from torch import Tensor
 
 from fedprompt.interfaces import Weighted
@@ -59,7 +59,7 @@ def values_readable(*tensors: Tensor) -> bool:
     return not any(torch._C._functorch.is_functorch_wrapped_tensor(tensor) for tensor in tensors)
 
 
-def check_labels(argument: str, labels: Int[Tensor, " batch"], num_classes: int) -> None:
+def check_labels(argument: str, labels: Integer[Tensor, " batch"], num_classes: int) -> None:
     """Require integer class labels in ``[0, num_classes)``; costs a sync on a GPU."""
     countable = isinstance(labels, Tensor) and not (labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool)
     if not countable or labels.ndim != 1:

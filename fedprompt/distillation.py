@@ -2,7 +2,7 @@
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Integer
 from torch import Tensor
 
 from fedprompt._checks import check_count, check_finite, check_labels, check_number, checked_layout, kind, per_row, wrong_type, wrong_value
@@ -13,7 +13,7 @@ __all__ = ["class_means", "distillation_loss"]
 
 def class_means(
     values: Float[Tensor, "batch *event"],
-    labels: Int[Tensor, " batch"],
+    labels: Integer[Tensor, " batch"],
     *,
     num_classes: int,
     keep: Bool[Tensor, " batch"] | None = None,
@@ -61,7 +61,7 @@ def class_means(
 
 def distillation_loss(
     logits: Float[Tensor, "batch classes"],
-    labels: Int[Tensor, " batch"],
+    labels: Integer[Tensor, " batch"],
     teacher: Weighted,
     *,
     temperature: float = 4.5,

@@ -19,7 +19,7 @@ def cohort(clients: Sequence[Client], *, size: int, generator: torch.Generator) 
         generator: Source of randomness, on the CPU.
 
     Returns:
-        At least one client, in the order of ids: a server that adds in this order gets the same bits whoever answers first.
+        At least one client, in the order of ids; a server that adds in this order gets the same bits whoever answers first.
 
     Raises:
         TypeError: If `size` is not an integer, or `generator` not a ``torch.Generator``.

@@ -26,7 +26,8 @@ class Ledger:
     """Counts the bytes of messages, per client, round, direction and name.
 
     Attributes:
-        entries: One :class:`Entry` for each name of each recorded message, in the order of recording.
+        entries: For each name of each recorded message, in the order of recording, a named tuple
+            (server_round, client, direction, name, num_bytes).
 
     Example:
         >>> ledger = Ledger()

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 
 import torch
 import torch.nn as nn
-from jaxtyping import Float
+from jaxtyping import Real
 from torch import Tensor
 
 from fedprompt._checks import check_finite, check_number, check_upload, checked_layout, kind, per_row, wrong_type, wrong_value
@@ -15,7 +15,7 @@ def collect(
     module: nn.Module,
     *,
     weight: float,
-    rows: Mapping[str, Float[Tensor, "*rows"]] | None = None,
+    rows: Mapping[str, Real[Tensor, "..."]] | None = None,
     only: Iterable[str] | None = None,
 ) -> dict[str, Weighted]:
     """Make a client's upload of a module's parameters.
@@ -26,7 +26,8 @@ def collect(
     Args:
         module: What the client trained.
         weight: The evidence behind every parameter as a whole, usually ``num_examples``; finite and at least 0.
-        rows: Evidence for single rows instead, by parameter name: a tensor whose shape is the leading shape of that parameter.
+        rows: Evidence for single rows instead, by parameter name: a tensor of numbers or counts whose shape is the leading
+            shape of that parameter.
         only: Names or dotted prefixes; None takes every parameter.
 
     Returns:
