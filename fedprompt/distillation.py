@@ -119,5 +119,4 @@ def _check_distillation(logits: Tensor, labels: Tensor, teacher: Weighted, tempe
         raise wrong_value("teacher", f"have value ({classes}, {classes}) and weight ({classes},) to match `logits`", shapes)
     if not isinstance(labels, Tensor) or labels.shape != (batch,):
         raise wrong_value("labels", f"be integers of shape ({batch},) to match `logits`", kind(labels))
-    if labels.device.type == "cpu":
-        check_labels("labels", labels, classes)
+    check_labels("labels", labels, classes, sync=False)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Integer
 from torch import Tensor
 
 from fedprompt._checks import check_count, check_labels, kind, wrong_type, wrong_value
@@ -67,14 +67,14 @@ def encode_prompted(
     return Encoded(trunk.pool(plain), tuple(trunk.normalise(span) for span in spans))
 
 
-def batch_streams(streams: Sequence[PromptStream], owner: Int[Tensor, " batch"]) -> PromptStream:
+def batch_streams(streams: Sequence[PromptStream], owner: Integer[Tensor, " batch"]) -> PromptStream:
     """Give each sample the prompts of its own client: several clients in one forward of one shared trunk.
 
     Losses and gradients equal those of separate runs: each sample's gradient reaches its owner's prompts alone.
 
     Args:
         streams: One for each client, all with the same layers, lengths and `replace`, without a batch axis.
-        owner: For each sample the index of its client in `streams`.
+        owner: For each sample the index of its client in `streams`; looked at on a CPU only, because looking costs a sync on a GPU.
 
     Returns:
         A stream with tokens (batch, prompts, dim).
@@ -100,7 +100,7 @@ def batch_streams(streams: Sequence[PromptStream], owner: Int[Tensor, " batch"])
     for layer, tokens in first.layers.items():
         if tokens.ndim != 2:
             raise wrong_value("streams", "hold tokens of shape (prompts, dim)", f"{tuple(tokens.shape)} at layer {layer}")
-    check_labels("owner", owner, len(streams))
+    check_labels("owner", owner, len(streams), sync=False)
     layers = {layer: torch.stack([stream.layers[layer] for stream in streams])[owner.long()] for layer in first.layers}
     return PromptStream(layers, first.replace)
 
