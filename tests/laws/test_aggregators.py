@@ -1,0 +1,463 @@
+"""The laws that every aggregator obeys, and proof that they bite."""
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from itertools import chain, tee
+from typing import NamedTuple
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import fedprompt.aggregation
+from fedprompt import Weighted, dimension_similarity, heterogeneous_means, weighted_mean
+from tolerance import assert_near
+
+assert_identical = partial(torch.testing.assert_close, rtol=0, atol=0, equal_nan=True)
+
+TARGET = 6  # the latent dimension whose teacher the adapter below asks for
+DIMS = (2, 6, 9)
+
+
+class Sent(Weighted):
+    """An upload that also says how wide its client's features are; only the adapter looks at that."""
+
+    dim: int = TARGET
+
+    @classmethod
+    def by(cls, dim: int, value: Tensor, weight: Tensor) -> "Sent":
+        upload = cls(value, weight)
+        upload.dim = dim
+        return upload
+
+    def but(self, value: Tensor | None = None, weight: Tensor | None = None) -> "Sent":
+        """The same client with another value or weight."""
+        return Sent.by(self.dim, self.value if value is None else value, self.weight if weight is None else weight)
+
+
+class Implementation(NamedTuple):
+    aggregate: Callable[[Iterable[Sent]], Weighted]
+    evidence: Callable[[Sent], Tensor] = lambda upload: upload.weight  # what one upload adds to the total weight
+    prior: float = 0.0  # the weight of one more upload of value 0 that the implementation adds in every row
+    merges: bool = False  # whether a result may stand for the uploads that it was made of
+
+
+def at_dimension(uploads: Iterable[Sent], *, smoothing: float) -> Weighted:
+    """The teacher of one latent dimension as an aggregator; whoever asks for it knows nothing."""
+    seen = iter(uploads)
+    first = next(seen)
+    asked = first.but(torch.full_like(first.value, torch.nan), torch.zeros_like(first.weight))
+    sent, dims = tee(chain([first], seen))
+    return heterogeneous_means(chain([asked], sent), chain([TARGET], (upload.dim for upload in dims)), smoothing=smoothing)[TARGET]
+
+
+def similar_evidence(upload: Sent) -> Tensor:
+    return dimension_similarity(TARGET, upload.dim) * upload.weight
+
+
+# Every public function over uploads: its name, then its configuration. A new one belongs here.
+AGGREGATORS = {
+    "weighted_mean": Implementation(weighted_mean, merges=True),
+    "heterogeneous_means smoothing=0": Implementation(partial(at_dimension, smoothing=0.0), similar_evidence, merges=True),
+    "heterogeneous_means smoothing=1": Implementation(partial(at_dimension, smoothing=1.0), similar_evidence, prior=1.0),
+    "heterogeneous_means smoothing=20.5": Implementation(partial(at_dimension, smoothing=20.5), similar_evidence, prior=20.5),
+}
+
+
+def test_every_public_aggregator_is_in_the_table():
+    public = {name: getattr(fedprompt.aggregation, name) for name in fedprompt.aggregation.__all__}
+    over_uploads = {name for name, function in public.items() if next(iter(inspect.signature(function).parameters), None) == "uploads"}
+    assert over_uploads == {label.split()[0] for label in AGGREGATORS}
+
+
+# The laws: each takes an implementation and the uploads of a round, and fails by an AssertionError.
+
+
+def known(weight: Tensor, value: Tensor) -> Tensor:
+    """Which entries of a value its weight (a prefix of its shape) knows."""
+    return (weight > 0).reshape(weight.shape + (1,) * (value.ndim - weight.ndim)).expand_as(value)
+
+
+def order_does_not_matter(implementation: Implementation, uploads: list[Sent]) -> None:
+    expected = implementation.aggregate(uploads)
+    for order in (uploads[::-1], uploads[1:] + uploads[:1]):
+        for actual, tensor in zip(implementation.aggregate(order), expected, strict=True):
+            assert_near(actual, tensor)
+
+
+def weight_zero_changes_nothing(implementation: Implementation, uploads: list[Sent]) -> None:
+    expected = implementation.aggregate(uploads)
+    for garbage in (torch.nan, torch.inf, 7.0):
+        nothing = uploads[0].but(torch.full_like(uploads[0].value, garbage), torch.zeros_like(uploads[0].weight))
+        for position in {0, len(uploads) // 2, len(uploads)}:
+            assert_identical(implementation.aggregate([*uploads[:position], nothing, *uploads[position:]]), expected)
+
+
+def single_upload_comes_back(implementation: Implementation, uploads: list[Sent]) -> None:
+    """Unless a prior stands beside it: to the bit below float64, where a product of two numbers is exact in the accumulator."""
+    for upload in uploads if implementation.prior == 0 else ():
+        rows = known(upload.weight, upload.value)
+        actual, expected = implementation.aggregate([upload]).value[rows], upload.value[rows]
+        (assert_near if upload.value.dtype == torch.float64 else assert_identical)(actual, expected)
+
+
+def stays_between_minimum_and_maximum(implementation: Implementation, uploads: list[Sent]) -> None:
+    value, weight = implementation.aggregate(uploads)
+    prior = [torch.zeros_like(value)] if implementation.prior else []
+    seen = [(known(upload.weight, upload.value), upload.value) for upload in uploads]
+    lowest = torch.stack([torch.where(rows, entries, torch.inf) for rows, entries in seen] + prior).min(0).values
+    highest = torch.stack([torch.where(rows, entries, -torch.inf) for rows, entries in seen] + prior).max(0).values
+    rows = known(weight, value)
+    slack = 8 * torch.finfo(value.dtype).eps * value.abs().clamp(min=1)
+    assert bool((lowest - slack <= value)[rows].all())
+    assert bool((value <= highest + slack)[rows].all())
+
+
+def splitting_a_client_changes_nothing(implementation: Implementation, uploads: list[Sent]) -> None:
+    """Evidence counts, not the number of uploads that carry it."""
+    expected = implementation.aggregate(uploads)
+    for position, upload in enumerate(uploads):
+        shards = [upload.but(weight=upload.weight / 4), upload.but(weight=upload.weight * 3 / 4)]
+        for actual, tensor in zip(
+            implementation.aggregate([*uploads[:position], *shards, *uploads[position + 1 :]]), expected, strict=True
+        ):
+            assert_near(actual, tensor)
+
+
+def means_of_means_are_means(implementation: Implementation, uploads: list[Sent]) -> None:
+    """Where the table says that a result may stand for its uploads: edge servers first, then the centre."""
+    expected = implementation.aggregate(uploads)
+    for cut in range(1, len(uploads)) if implementation.merges else ():
+        edges = [Sent.by(TARGET, *implementation.aggregate(part)) for part in (uploads[:cut], uploads[cut:])]
+        for actual, tensor in zip(implementation.aggregate(edges), expected, strict=True):
+            assert_near(actual, tensor)
+
+
+def weight_is_the_total_evidence(implementation: Implementation, uploads: list[Sent]) -> None:
+    total = sum(implementation.evidence(upload).double() for upload in uploads)
+    assert_near(implementation.aggregate(uploads).weight, total)
+
+
+def rows_nobody_knows_are_zero(implementation: Implementation, uploads: list[Sent]) -> None:
+    value, weight = implementation.aggregate(uploads)
+    nobody = ~torch.stack([upload.weight > 0 for upload in uploads]).any(0)
+    assert torch.equal(weight == 0, nobody)
+    assert torch.equal(value[nobody], torch.zeros_like(value[nobody]))
+
+
+def dtypes_and_shapes_are_kept(implementation: Implementation, uploads: list[Sent]) -> None:
+    for actual, sent in zip(implementation.aggregate(uploads), uploads[0], strict=True):
+        assert actual.dtype == sent.dtype
+        assert actual.shape == sent.shape
+        assert bool(actual.isfinite().all())
+
+
+def inputs_are_never_mutated(implementation: Implementation, uploads: list[Sent]) -> None:
+    before = [tuple(tensor.clone() for tensor in upload) for upload in uploads]
+    implementation.aggregate(uploads)
+    assert_identical([tuple(upload) for upload in uploads], before)
+
+
+def results_are_not_views_of_inputs(implementation: Implementation, uploads: list[Sent]) -> None:
+    before = [tuple(tensor.clone() for tensor in upload) for upload in uploads]
+    for count in (1, len(uploads)):
+        for tensor in implementation.aggregate(uploads[:count]):
+            tensor.fill_(5)
+    assert_identical([tuple(upload) for upload in uploads], before)
+
+
+def one_pass_suffices(implementation: Implementation, uploads: list[Sent]) -> None:
+    def stream() -> Iterator[Sent]:
+        yield from uploads
+
+    assert_identical(implementation.aggregate(stream()), implementation.aggregate(uploads))
+
+
+LAWS = [
+    order_does_not_matter,
+    weight_zero_changes_nothing,
+    single_upload_comes_back,
+    stays_between_minimum_and_maximum,
+    splitting_a_client_changes_nothing,
+    means_of_means_are_means,
+    weight_is_the_total_evidence,
+    rows_nobody_knows_are_zero,
+    dtypes_and_shapes_are_kept,
+    inputs_are_never_mutated,
+    results_are_not_views_of_inputs,
+    one_pass_suffices,
+]
+
+
+def round_of_uploads(
+    generator: torch.Generator,
+    *,
+    clients: int,
+    rows: tuple[int, ...],
+    event: tuple[int, ...],
+    absent: float,
+    scale: float = 1.0,
+    dtypes: tuple[torch.dtype, torch.dtype] = (torch.float32, torch.float32),
+) -> list[Sent]:
+    """Uploads of clients that never hold equal data or equal weights; rows of weight 0 hold garbage."""
+    uploads = []
+    for client in range(clients):
+        value = scale * (torch.randn((*rows, *event), generator=generator, dtype=torch.float64) + client)
+        weight = 10 ** (4 * torch.rand(rows, generator=generator, dtype=torch.float64) - 1)  # from 0.1 to 1000
+        weight = torch.where(torch.rand(rows, generator=generator) < absent, 0.0, weight)
+        garbage = (torch.nan, torch.inf, 1e30)[client % 3]
+        value = torch.where(known(weight, value), value, garbage)
+        uploads.append(Sent.by(DIMS[client % 3], value.to(dtypes[0]), weight.to(dtypes[1])))
+    return uploads
+
+
+@st.composite
+def rounds(draw: st.DrawFn) -> list[Sent]:
+    sizes = st.lists(st.integers(1, 3), max_size=2).map(tuple)
+    return round_of_uploads(
+        torch.Generator().manual_seed(draw(st.integers(0, 2**32))),
+        clients=draw(st.integers(1, 5)),
+        rows=draw(sizes),
+        event=draw(sizes),
+        absent=draw(st.sampled_from([0.0, 0.3, 0.7, 1.0])),
+        scale=draw(st.sampled_from([1e-3, 1.0, 1e3])),
+        dtypes=draw(st.sampled_from([(torch.float32,) * 2, (torch.float64,) * 2, (torch.float32, torch.float64)])),
+    )
+
+
+@pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
+@pytest.mark.parametrize("label", AGGREGATORS)
+@settings(deadline=None, max_examples=15)
+@given(uploads=rounds())
+def test_law_holds(label, law, uploads):
+    law(AGGREGATORS[label], uploads)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("label", AGGREGATORS)
+def test_half_precision_rows_with_float32_evidence(label, dtype, generator):
+    uploads = round_of_uploads(generator, clients=4, rows=(3,), event=(2,), absent=0.3, dtypes=(dtype, torch.float32))
+    for law in LAWS:
+        law(AGGREGATORS[label], uploads)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.25, 1.0, 20.5])
+@settings(deadline=None, max_examples=15)
+@given(uploads=rounds())
+def test_smoothing_is_one_more_upload_of_value_zero(smoothing, uploads):
+    first = uploads[0]
+    zeros = Sent.by(TARGET, torch.zeros_like(first.value), torch.full_like(first.weight, smoothing))
+    smoothed, expected = at_dimension(uploads, smoothing=smoothing), at_dimension([*uploads, zeros], smoothing=0.0)
+    rows = known(smoothed.weight, smoothed.value)
+    assert_near(smoothed.value[rows], expected.value[rows])
+
+
+@settings(deadline=None, max_examples=15)
+@given(uploads=rounds())
+def test_the_teacher_of_every_dimension_is_its_own_weighted_mean(uploads):
+    """At smoothing 0 the answer for one dimension is a plain mean with the evidence shrunk by similarity."""
+    teachers = heterogeneous_means(uploads, [upload.dim for upload in uploads], smoothing=0.0)
+    assert set(teachers) == {upload.dim for upload in uploads}
+    for dim, teacher in teachers.items():
+        scaled = [upload.but(weight=dimension_similarity(dim, upload.dim) * upload.weight) for upload in uploads]
+        for actual, expected in zip(teacher, weighted_mean(scaled), strict=True):
+            assert_near(actual, expected)
+
+
+# Known-wrong aggregators, each under the law that must reject it.
+
+
+def stacked(uploads: Iterable[Sent]) -> tuple[Tensor, Tensor, Weighted]:
+    """Values without garbage, weights with as many axes, and an upload for the dtypes."""
+    uploads = list(uploads)
+    values = torch.stack([torch.where(known(upload.weight, upload.value), upload.value, 0.0).double() for upload in uploads])
+    weights = torch.stack([upload.weight.double() for upload in uploads])
+    return values, weights.reshape(weights.shape + (1,) * (values.ndim - weights.ndim)), uploads[0]
+
+
+def finish(total: Tensor, divisor: Tensor, weights: Tensor, like: Weighted) -> Weighted:
+    weight = weights.sum(0)
+    value = torch.where(weight > 0, total / torch.where(weight > 0, divisor, 1.0), 0.0)
+    return Weighted(value.to(like.value.dtype), weight.reshape(like.weight.shape).to(like.weight.dtype))
+
+
+def right(uploads: Iterable[Sent]) -> Weighted:
+    values, weights, like = stacked(uploads)
+    return finish((weights * values).sum(0), weights.sum(0), weights, like)
+
+
+def ignores_weights(uploads: Iterable[Sent]) -> Weighted:
+    values, weights, like = stacked(uploads)
+    return finish(values.sum(0), (weights > 0).double().sum(0), weights, like)
+
+
+def squares_weights(uploads: Iterable[Sent]) -> Weighted:
+    values, weights, like = stacked(uploads)
+    return finish((weights**2 * values).sum(0), (weights**2).sum(0), weights, like)
+
+
+def averages_absent_rows_as_zeros(uploads: Iterable[Sent]) -> Weighted:
+    values, weights, like = stacked(uploads)
+    own = weights.flatten(1).max(1).values.sum()  # every client counts with its largest weight in every row
+    return finish((weights * values).sum(0), own, weights, like)
+
+
+def counts_absent_uploads(uploads: Iterable[Sent]) -> Weighted:
+    values, weights, like = stacked(uploads)
+    return finish((weights * values).sum(0) / len(values), weights.mean(0) + 1 / len(values), weights, like)
+
+
+def lets_nan_of_weight_zero_through(uploads: Iterable[Sent]) -> Weighted:
+    uploads = list(uploads)
+    _, weights, like = stacked(uploads)
+    values = torch.stack([upload.value.double() for upload in uploads])
+    return finish((weights * values).sum(0), weights.sum(0), weights, like)
+
+
+def last_upload_wins(uploads: Iterable[Sent]) -> Weighted:
+    values, weights, like = stacked(uploads)
+    result = torch.zeros_like(values[0])
+    for value, weight in zip(values, weights, strict=True):
+        result = torch.where(weight > 0, value, result)
+    return finish(result, torch.ones_like(weights[0]), weights, like)
+
+
+def moving_average(uploads: Iterable[Sent]) -> Weighted:
+    values, weights, like = stacked(uploads)
+    result, seen = torch.zeros_like(values[0]), torch.zeros_like(weights[0])
+    for value, weight in zip(values, weights, strict=True):
+        blended = torch.where(seen > 0, 0.5 * result + 0.5 * value, value)
+        result, seen = torch.where(weight > 0, blended, result), seen + weight
+    return finish(result, torch.ones_like(seen), weights, like)
+
+
+def returns_weight_one(uploads: Iterable[Sent]) -> Weighted:
+    result = right(uploads)
+    return Weighted(result.value, (result.weight > 0).to(result.weight.dtype))
+
+
+def returns_the_mean_weight(uploads: Iterable[Sent]) -> Weighted:
+    uploads = list(uploads)
+    result = right(uploads)
+    return Weighted(result.value, result.weight / len(uploads))
+
+
+def clamps(uploads: Iterable[Sent]) -> Weighted:
+    result = right(uploads)
+    return Weighted(result.value.clamp(-1, 1), result.weight)
+
+
+def adds_an_epsilon(uploads: Iterable[Sent]) -> Weighted:
+    values, weights, like = stacked(uploads)
+    return finish((weights * values).sum(0), weights.sum(0) + 1e-6, weights, like)
+
+
+def sums(uploads: Iterable[Sent]) -> Weighted:
+    values, weights, like = stacked(uploads)
+    return finish((weights * values).sum(0), torch.ones_like(weights[0]), weights, like)
+
+
+def extrapolates(uploads: Iterable[Sent]) -> Weighted:
+    values, weights, like = stacked(uploads)
+    mean = (weights * values).sum(0) / torch.where(weights.sum(0) > 0, weights.sum(0), 1.0)
+    highest = torch.where(weights > 0, values, -torch.inf).max(0).values
+    return finish(torch.where(weights.sum(0) > 0, 3 * highest - 2 * mean, 0.0), torch.ones_like(mean), weights, like)
+
+
+def midrange(uploads: Iterable[Sent]) -> Weighted:
+    """A lawful aggregator in every respect but one: its means of means are not means."""
+    values, weights, like = stacked(uploads)
+    highest = torch.where(weights > 0, values, -torch.inf).max(0).values
+    lowest = torch.where(weights > 0, values, torch.inf).min(0).values
+    middle = torch.where(weights.sum(0) > 0, (highest + lowest) / 2, 0.0)
+    return finish(middle, torch.ones_like(middle), weights, like)
+
+
+def zero_by_zero(uploads: Iterable[Sent]) -> Weighted:
+    result = right(uploads)
+    return result._replace(value=torch.where(known(result.weight, result.value), result.value, torch.nan))
+
+
+def invents_unknown_rows(uploads: Iterable[Sent]) -> Weighted:
+    result = right(uploads)
+    return result._replace(value=torch.where(known(result.weight, result.value), result.value, 1.0))
+
+
+def answers_in_float32(uploads: Iterable[Sent]) -> Weighted:
+    return Weighted(*(tensor.float() for tensor in right(uploads)))
+
+
+def multiplies_in_place(uploads: Iterable[Sent]) -> Weighted:
+    uploads = list(uploads)
+    result = right(uploads)
+    uploads[-1].value.mul_(2)
+    return result
+
+
+def returns_the_only_upload_itself(uploads: Iterable[Sent]) -> Weighted:
+    uploads = list(uploads)
+    return uploads[0] if len(uploads) == 1 and uploads[0].value.isfinite().all() else right(uploads)
+
+
+def reads_twice(uploads: Iterable[Sent]) -> Weighted:
+    first = list(uploads)
+    return right(list(uploads) or first[:1])  # a stream is empty the second time
+
+
+WRONG = {
+    moving_average: order_does_not_matter,
+    last_upload_wins: order_does_not_matter,
+    lets_nan_of_weight_zero_through: weight_zero_changes_nothing,
+    counts_absent_uploads: weight_zero_changes_nothing,
+    averages_absent_rows_as_zeros: single_upload_comes_back,
+    adds_an_epsilon: single_upload_comes_back,
+    clamps: single_upload_comes_back,
+    sums: stays_between_minimum_and_maximum,
+    extrapolates: stays_between_minimum_and_maximum,
+    ignores_weights: splitting_a_client_changes_nothing,
+    squares_weights: splitting_a_client_changes_nothing,
+    midrange: means_of_means_are_means,
+    returns_weight_one: weight_is_the_total_evidence,
+    returns_the_mean_weight: weight_is_the_total_evidence,
+    zero_by_zero: rows_nobody_knows_are_zero,
+    invents_unknown_rows: rows_nobody_knows_are_zero,
+    answers_in_float32: dtypes_and_shapes_are_kept,
+    multiplies_in_place: inputs_are_never_mutated,
+    returns_the_only_upload_itself: results_are_not_views_of_inputs,
+    reads_twice: one_pass_suffices,
+}
+
+
+def examples() -> list[list[Sent]]:
+    """Rounds with known, absent and universally unknown rows, in both dtypes."""
+    generator = torch.Generator().manual_seed(3)
+    drawn = [
+        round_of_uploads(generator, clients=clients, rows=rows, event=(2,), absent=absent, dtypes=(dtype, dtype))
+        for clients, rows, absent in ((4, (6,), 0.5), (3, (), 0.0), (3, (2, 3), 0.2))
+        for dtype in (torch.float32, torch.float64)
+    ]
+    for upload in drawn[0]:  # one row that nobody knows
+        upload.weight[0], upload.value[0] = 0.0, torch.nan
+    return drawn
+
+
+def rejects(law: Callable[[Implementation, list[Sent]], None], aggregate: Callable[[Iterable[Sent]], Weighted]) -> bool:
+    for uploads in examples():
+        try:
+            law(Implementation(aggregate, merges=True), uploads)
+        except AssertionError:
+            return True
+    return False
+
+
+@pytest.mark.parametrize(("wrong", "law"), WRONG.items(), ids=lambda function: function.__name__)
+def test_laws_reject_known_wrong_aggregators(wrong, law):
+    assert rejects(law, wrong)
+
+
+def test_every_law_bites_and_none_rejects_a_right_aggregator():
+    assert set(WRONG.values()) == set(LAWS)
+    assert [law.__name__ for law in LAWS if rejects(law, right)] == []

@@ -1,0 +1,372 @@
+"""The laws that every server update obeys, and proof that they bite."""
+
+import inspect
+import io
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from functools import partial
+from typing import Any, NamedTuple, get_origin
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import fedprompt.aggregation
+from fedprompt import ServerUpdate, Weighted, descend, ema, overwrite, per_name_update
+
+assert_identical = partial(torch.testing.assert_close, rtol=0, atol=0, equal_nan=True)
+
+
+class OneName:
+    """A lifted update seen through one of its names, so that the laws of tensors can be asked of it."""
+
+    def __init__(self, lifted: ServerUpdate) -> None:
+        self.lifted = lifted
+
+    def init(self, previous):
+        return self.lifted.init({"group.keys": previous, "head": previous})
+
+    def step(self, previous, mean, state):
+        new, state = self.lifted.step({"group.keys": previous, "head": previous}, {"group.keys": mean}, state)
+        assert_identical(new["head"], previous)
+        return new["group.keys"], state
+
+
+# Every public maker of server updates: its name, then its configuration. A new one belongs here.
+UPDATES = {
+    "overwrite": overwrite(),
+    "ema decay=0": ema(decay=0),
+    "ema decay=0.5": ema(decay=0.5),
+    "ema decay=0.9": ema(decay=0.9),
+    "ema decay=1": ema(decay=1),
+    "descend SGD": descend(partial(torch.optim.SGD, lr=0.1)),
+    "descend SGD momentum": descend(partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.1), max_norm=1.0),
+    "descend Adam": descend(partial(torch.optim.Adam, lr=0.1, weight_decay=0.1)),
+    "per_name_update ema": OneName(per_name_update({"group": ema(decay=0.3)})),
+    "per_name_update Adam": OneName(per_name_update({"head": overwrite()}, default=descend(partial(torch.optim.AdamW, lr=0.1)))),
+}
+
+
+def test_every_public_server_update_is_in_the_table():
+    public = {name: inspect.unwrap(getattr(fedprompt.aggregation, name)) for name in fedprompt.aggregation.__all__}
+    makers = {name for name, function in public.items() if get_origin(inspect.signature(function).return_annotation) is ServerUpdate}
+    assert makers == {label.split()[0] for label in UPDATES}
+
+
+class Problem(NamedTuple):
+    previous: Tensor
+    means: list[Weighted]  # one for each round
+
+
+# The laws: each takes an update and a problem, and fails by an AssertionError.
+
+
+def same(first: Any, second: Any) -> bool:
+    """Whether two nested states are equal to the bit."""
+    if isinstance(first, Tensor):
+        return torch.equal(first.isnan(), second.isnan()) and torch.equal(first.nan_to_num(), second.nan_to_num())
+    if isinstance(first, Mapping):
+        return first.keys() == second.keys() and all(same(first[key], second[key]) for key in first)
+    if isinstance(first, list | tuple):
+        return len(first) == len(second) and all(map(same, first, second))
+    return first == second
+
+
+def known(mean: Weighted) -> Tensor:
+    return (mean.weight > 0).reshape(mean.weight.shape + (1,) * (mean.value.ndim - mean.weight.ndim)).expand_as(mean.value)
+
+
+def trajectory(update: ServerUpdate, previous: Tensor, means: Sequence[Weighted], state: Any) -> list[tuple[Tensor, Any]]:
+    steps = []
+    for mean in means:
+        previous, state = update.step(previous, mean, state)
+        steps.append((previous, state))
+    return steps
+
+
+def rows_without_evidence_stay(update: ServerUpdate, problem: Problem) -> None:
+    steps = trajectory(update, problem.previous, problem.means, update.init(problem.previous))
+    before = problem.previous
+    for mean, (new, _) in zip(problem.means, steps, strict=True):
+        assert_identical(new[~known(mean)], before[~known(mean)])
+        before = new
+
+
+def inputs_are_never_mutated(update: ServerUpdate, problem: Problem) -> None:
+    previous = problem.previous
+    copy = previous.clone()
+    state = update.init(previous)
+    assert_identical(previous, copy)
+    for mean in problem.means:
+        before = deepcopy((previous, tuple(mean), state))
+        new, next_state = update.step(previous, mean, state)
+        assert same((previous, tuple(mean), state), before)
+        previous, state = new, next_state
+
+
+def same_inputs_give_same_bits(update: ServerUpdate, problem: Problem) -> None:
+    """Nothing is remembered but in the state: an old one may be used again, after later rounds too."""
+    steps = trajectory(update, problem.previous, problem.means, update.init(problem.previous))
+    assert same(trajectory(update, problem.previous, problem.means, update.init(problem.previous)), steps)
+    for server_round in range(1, len(problem.means)):
+        value, state = steps[server_round - 1]
+        assert same(trajectory(update, value, problem.means[server_round:], state), steps[server_round:])
+
+
+def a_saved_run_resumes(update: ServerUpdate, problem: Problem) -> None:
+    """What ``torch.save`` wrote and ``torch.load`` read, with nothing but weights allowed, continues the run to the bit."""
+    steps = trajectory(update, problem.previous, problem.means, update.init(problem.previous))
+    for server_round in range(1, len(problem.means)):
+        file = io.BytesIO()
+        torch.save(steps[server_round - 1], file)
+        file.seek(0)
+        value, state = torch.load(file, weights_only=True)
+        assert same(trajectory(update, value, problem.means[server_round:], state), steps[server_round:])
+
+
+def dtype_and_shape_are_kept(update: ServerUpdate, problem: Problem) -> None:
+    for new, _ in trajectory(update, problem.previous, problem.means, update.init(problem.previous)):
+        assert new.dtype == problem.previous.dtype
+        assert new.shape == problem.previous.shape
+        assert bool(new.isfinite().all())
+
+
+def results_carry_no_graph(update: ServerUpdate, problem: Problem) -> None:
+    previous = problem.previous.clone().requires_grad_()
+    for new, _ in trajectory(update, previous, problem.means, update.init(previous)):
+        assert not new.requires_grad
+    assert previous.grad is None
+
+
+def results_are_not_views_of_inputs(update: ServerUpdate, problem: Problem) -> None:
+    state = update.init(problem.previous)
+    for mean in problem.means:
+        before = deepcopy((problem.previous, tuple(mean), state))
+        new, _ = update.step(problem.previous, mean, state)
+        new.fill_(7)
+        assert same((problem.previous, tuple(mean), state), before)
+
+
+LAWS = [
+    rows_without_evidence_stay,
+    inputs_are_never_mutated,
+    same_inputs_give_same_bits,
+    a_saved_run_resumes,
+    dtype_and_shape_are_kept,
+    results_carry_no_graph,
+    results_are_not_views_of_inputs,
+]
+
+
+def problem(
+    generator: torch.Generator, *, rounds: int, rows: tuple[int, ...], event: tuple[int, ...], absent: float, dtype: torch.dtype
+) -> Problem:
+    """Rounds that never repeat a mean or a weight; rows without evidence hold garbage."""
+    means = []
+    for server_round in range(rounds):
+        value = torch.randn((*rows, *event), generator=generator, dtype=dtype) + server_round
+        weight = 1 + 100 * torch.rand(rows, generator=generator)
+        mean = Weighted(value, torch.where(torch.rand(rows, generator=generator) < absent, 0.0, weight))
+        means.append(mean._replace(value=torch.where(known(mean), value, (torch.nan, torch.inf, 1e30)[server_round % 3])))
+    return Problem(torch.randn((*rows, *event), generator=generator, dtype=dtype), means)
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> Problem:
+    sizes = st.lists(st.integers(1, 3), max_size=2).map(tuple)
+    return problem(
+        torch.Generator().manual_seed(draw(st.integers(0, 2**32))),
+        rounds=draw(st.integers(1, 4)),
+        rows=draw(sizes),
+        event=draw(sizes),
+        absent=draw(st.sampled_from([0.0, 0.4, 0.8, 1.0])),
+        dtype=draw(st.sampled_from([torch.float32, torch.float64])),
+    )
+
+
+@pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
+@pytest.mark.parametrize("label", UPDATES)
+@settings(deadline=None, max_examples=8)
+@given(problem=problems())
+def test_law_holds(label, law, problem):
+    law(UPDATES[label], problem)
+
+
+@pytest.mark.parametrize("label", UPDATES)
+def test_laws_hold_in_bfloat16(label, generator):
+    for law in LAWS:
+        law(UPDATES[label], problem(generator, rounds=3, rows=(3,), event=(2,), absent=0.3, dtype=torch.bfloat16))
+
+
+@settings(deadline=None, max_examples=15)
+@given(problem=problems())
+def test_g_f_without_decay_ema_is_overwrite(problem):
+    for smooth, plain in zip(
+        trajectory(ema(decay=0), problem.previous, problem.means, {}),
+        trajectory(overwrite(), problem.previous, problem.means, {}),
+        strict=True,
+    ):
+        assert_identical(smooth[0], plain[0])
+
+
+@settings(deadline=None, max_examples=15)
+@given(problem=problems())
+def test_g_f_with_decay_one_nothing_ever_moves(problem):
+    for new, _ in trajectory(ema(decay=1), problem.previous, problem.means, {}):
+        assert_identical(new, problem.previous)
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.1, 0.5, 0.9, 0.999, 1.0])
+@settings(deadline=None, max_examples=8)
+@given(problem=problems())
+def test_g_f_uploads_that_equal_the_previous_value_are_a_fixed_point(decay, problem):
+    for mean in problem.means:
+        agreeing = Weighted(torch.where(known(mean), problem.previous, mean.value), mean.weight)
+        assert_identical(ema(decay=decay).step(problem.previous, agreeing, {})[0], problem.previous)
+
+
+# Known-wrong updates, each under the law that must reject it.
+
+
+class Right:
+    """Gradient descent with momentum by hand; what the wrong ones below are variations of."""
+
+    def init(self, previous):
+        return {"speed": torch.zeros_like(previous)}
+
+    def step(self, previous, mean, state):
+        speed = 0.9 * state["speed"] + torch.where(known(mean), mean.value, 0.0).to(previous.dtype)
+        return self.finish(previous.detach(), previous.detach() - 0.1 * speed, mean, {"speed": speed})
+
+    def finish(self, previous, moved, mean, state):
+        return torch.where(known(mean), moved, previous), state
+
+
+class MomentumMovesUnknownRows(Right):
+    def finish(self, previous, moved, mean, state):
+        return moved, state
+
+
+class TakesUnknownRowsAsZeros(Right):
+    def finish(self, previous, moved, mean, state):
+        return torch.where(known(mean), moved, 0.0), state
+
+
+class WritesIntoPrevious(Right):
+    def finish(self, previous, moved, mean, state):
+        previous[known(mean)] += 1
+        return torch.where(known(mean), moved, previous), state
+
+
+class CleansTheMean(Right):
+    def step(self, previous, mean, state):
+        mean.value.masked_fill_(~known(mean), 0.0)
+        return super().step(previous, mean, state)
+
+
+class UpdatesTheStateInPlace(Right):
+    def step(self, previous, mean, state):
+        new, moved = super().step(previous, mean, state)
+        state["speed"].copy_(moved["speed"])
+        return new, state
+
+
+class HidesItsState(Right):
+    def init(self, previous):
+        self.speed = torch.zeros_like(previous)
+        return {}
+
+    def step(self, previous, mean, state):
+        new, state = super().step(previous, mean, {"speed": self.speed})
+        self.speed = state["speed"]
+        return new, {}
+
+
+class DrawsNoise(Right):
+    def finish(self, previous, moved, mean, state):
+        return torch.where(known(mean), moved + torch.rand(()), previous), state
+
+
+class CountsRoundsOnItself(Right):
+    """A fresh run looks right; only a resumed one tells."""
+
+    def init(self, previous):
+        self.rounds = 0
+        return super().init(previous)
+
+    def finish(self, previous, moved, mean, state):
+        self.rounds += 1
+        return torch.where(known(mean), moved / self.rounds, previous), state
+
+
+class KnowsItsStateByIdentity(Right):
+    """Forgets its momentum whenever the state is not the very object that it made."""
+
+    def init(self, previous):
+        return {**super().init(previous), "token": TOKEN}
+
+    def step(self, previous, mean, state):
+        own = state if state["token"] is TOKEN else self.init(previous)
+        new, after = super().step(previous, mean, own)
+        return new, {**after, "token": TOKEN}
+
+
+class AnswersInFloat64(Right):
+    def finish(self, previous, moved, mean, state):
+        return torch.where(known(mean), moved, previous).double(), state
+
+
+class LetsNanThrough(Right):
+    def step(self, previous, mean, state):
+        return previous.detach() - 0.1 * mean.value.to(previous.dtype) * (mean.weight[..., None] > 0), state
+
+
+class KeepsTheGraph(Right):
+    def step(self, previous, mean, state):
+        return torch.where(known(mean), 0.5 * previous + 0.5 * mean.value, previous), state
+
+
+class HandsBackItsInput(Right):
+    def step(self, previous, mean, state):
+        return (mean.value if known(mean).all() else super().step(previous, mean, state)[0]), state
+
+
+TOKEN = [0.5]  # equal after loading, but another object
+
+WRONG = {
+    MomentumMovesUnknownRows: rows_without_evidence_stay,
+    TakesUnknownRowsAsZeros: rows_without_evidence_stay,
+    WritesIntoPrevious: inputs_are_never_mutated,
+    CleansTheMean: inputs_are_never_mutated,
+    UpdatesTheStateInPlace: inputs_are_never_mutated,
+    HidesItsState: same_inputs_give_same_bits,
+    DrawsNoise: same_inputs_give_same_bits,
+    CountsRoundsOnItself: a_saved_run_resumes,
+    KnowsItsStateByIdentity: a_saved_run_resumes,
+    AnswersInFloat64: dtype_and_shape_are_kept,
+    LetsNanThrough: dtype_and_shape_are_kept,
+    KeepsTheGraph: results_carry_no_graph,
+    HandsBackItsInput: results_are_not_views_of_inputs,
+}
+
+
+def rejects(law: Callable[[ServerUpdate, Problem], None], make_update: Callable[[], ServerUpdate]) -> bool:
+    for absent in (0.0, 0.5):
+        generator = torch.Generator().manual_seed(1)
+        try:
+            law(make_update(), problem(generator, rounds=4, rows=(6,), event=(2,), absent=absent, dtype=torch.float32))
+        except AssertionError:
+            return True
+    return False
+
+
+@pytest.mark.parametrize(("wrong", "law"), WRONG.items(), ids=lambda thing: thing.__name__)
+def test_laws_reject_known_wrong_updates(wrong, law):
+    assert rejects(law, wrong)
+
+
+def test_every_law_bites_and_none_rejects_a_right_update():
+    assert set(WRONG.values()) == set(LAWS)
+    assert [law.__name__ for law in LAWS if rejects(law, Right)] == []

@@ -1,0 +1,547 @@
+"""What crosses the wire: messages written and read, their bytes, who takes part, and the random streams."""
+
+import csv
+import random
+from functools import partial
+from itertools import combinations, permutations, product
+
+import numpy as np
+import pytest
+import torch
+import torch.nn as nn
+from scipy.stats import binom, chi2
+
+from fedprompt import Ledger, Weighted, cohort, collect, load, num_bytes, snapshot, stream_seed
+
+assert_identical = partial(torch.testing.assert_close, rtol=0, atol=0, equal_nan=True)
+
+
+class Model(nn.Module):
+    """Frozen and trainable parameters, one without axes, a tied one, buffers of two dtypes, and names that share a beginning."""
+
+    def __init__(self, seed=0, dtype=torch.float32):
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            self.keys = nn.Parameter(torch.randn(3, 2))
+            self.scale = nn.Parameter(torch.randn(()))
+            self.head, self.header = nn.Linear(2, 4), nn.Linear(2, 1, bias=False)
+            self.encode, self.decode = nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False)
+            self.decode.weight = self.encode.weight
+            self.norm = nn.BatchNorm1d(2)
+            self.norm.running_mean.normal_()
+        self.header.requires_grad_(False)
+        self.to(dtype)
+
+
+NAMES = ["keys", "scale", "head.weight", "head.bias", "header.weight", "encode.weight", "norm.weight", "norm.bias"]
+
+
+def bits(module):
+    return {name: tensor.clone() for name, tensor in module.state_dict().items()}
+
+
+# Collect, snapshot, load.
+
+
+def test_all_parameters_travel_once_by_their_names_and_buffers_never():
+    model = Model()
+    assert list(snapshot(model)) == NAMES  # the frozen header is there, the tied decode.weight is not, nor are statistics
+    assert list(collect(model, weight=3)) == NAMES
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_a_round_trip_makes_an_equal_model(dtype):
+    sender = Model(seed=1, dtype=dtype)
+    for message in (snapshot(sender), collect(sender, weight=7)):
+        receiver = Model(seed=2, dtype=dtype)
+        statistics = bits(receiver.norm)
+        load(receiver, message)
+        assert_identical(dict(receiver.named_parameters()), dict(sender.named_parameters()))
+        assert receiver.decode.weight is receiver.encode.weight
+        assert_identical(receiver.norm.running_mean, statistics["running_mean"])
+        assert [name for name, parameter in receiver.named_parameters() if not parameter.requires_grad] == ["header.weight"]
+
+
+def test_weights_are_float32_and_values_keep_their_dtype():
+    payload = collect(Model(dtype=torch.bfloat16), weight=1001, rows={"keys": torch.tensor([1, 2, 1001])})
+    assert {upload.value.dtype for upload in payload.values()} == {torch.bfloat16}
+    assert {upload.weight.dtype for upload in payload.values()} == {torch.float32}
+    assert payload["scale"].weight.item() == 1001.0  # bfloat16 would have made it 1000
+    assert payload["keys"].weight.tolist() == [1.0, 2.0, 1001.0]
+
+
+def test_copies_are_detached_from_the_module_in_both_directions():
+    model = Model()
+    counts = torch.tensor([1.0, 0.0, 2.0])
+    payload, broadcast, before = collect(model, weight=2, rows={"keys": counts}), snapshot(model), bits(model)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(1)
+    counts.add_(1)
+    for name in NAMES:
+        assert_identical(payload[name].value, before[name])
+        assert_identical(broadcast[name], before[name])
+        assert not payload[name].value.requires_grad
+    assert payload["keys"].weight.tolist() == [1.0, 0.0, 2.0]
+    before = bits(model)
+    for upload in payload.values():
+        upload.value.zero_()
+    for value in broadcast.values():
+        value.zero_()
+    assert_identical(bits(model), before)
+
+
+def test_loading_copies_the_message_too():
+    model, message = Model(), {"keys": torch.ones(3, 2), "scale": Weighted(torch.tensor(4.0), torch.tensor(1.0))}
+    load(model, message)
+    message["keys"].zero_()
+    message["scale"].value.zero_()
+    assert_identical(model.keys.detach(), torch.ones(3, 2))
+    assert model.scale.item() == 4.0
+    with torch.no_grad():
+        model.keys.add_(1)
+    assert_identical(message["keys"], torch.zeros(3, 2))
+
+
+def test_rows_override_the_weight_of_single_names():
+    model = Model()
+    rows = {"keys": torch.tensor([4, 0, 1]), "head.weight": torch.arange(8).reshape(4, 2)}
+    payload = collect(model, weight=9.5, rows=rows)
+    assert payload["keys"].weight.tolist() == [4.0, 0.0, 1.0]
+    assert payload["head.weight"].weight.tolist() == [[0.0, 1.0], [2.0, 3.0], [4.0, 5.0], [6.0, 7.0]]
+    assert {name: payload[name].weight.item() for name in NAMES if name not in rows} == dict.fromkeys(set(NAMES) - set(rows), 9.5)
+
+
+@pytest.mark.parametrize(
+    ("only", "names"),
+    [
+        (["head"], ["head.weight", "head.bias"]),  # not header.weight
+        (["head.bias", "scale"], ["scale", "head.bias"]),  # in the module's order
+        (("header", "head.weight", "header.weight"), ["head.weight", "header.weight"]),
+        (iter(["norm"]), ["norm.weight", "norm.bias"]),
+    ],
+)
+def test_only_takes_names_and_dotted_prefixes(only, names):
+    only = list(only)
+    assert list(snapshot(Model(), only=iter(only))) == names
+    assert list(collect(Model(), weight=1, only=iter(only))) == names
+
+
+def test_rows_of_weight_zero_and_missing_names_keep_their_bits():
+    model = Model()
+    before = bits(model)
+    new = torch.tensor([[1.0, 2.0], [torch.nan, torch.inf], [5.0, 6.0]])
+    nothing = Weighted(torch.full((4,), torch.nan), torch.tensor(0.0))
+    load(model, {"keys": Weighted(new, torch.tensor([1.0, 0.0, 0.5])), "head.bias": nothing})
+    assert_identical(bits(model), before | {"keys": torch.stack([new[0], before["keys"][1], new[2]])})
+
+
+def test_buffers_may_be_loaded():
+    model = Model()
+    load(model, {"norm.running_mean": torch.tensor([3.0, 4.0]), "norm.num_batches_tracked": torch.tensor(17)})
+    assert model.norm.running_mean.tolist() == [3.0, 4.0]
+    assert model.norm.num_batches_tracked.item() == 17
+    assert model.norm.num_batches_tracked.dtype == torch.int64
+
+
+def test_either_name_of_a_tied_parameter_loads_both():
+    model = Model()
+    for name in ("encode.weight", "decode.weight"):
+        value = torch.full((2, 2), float(len(name)) + (name[0] == "d"))
+        load(model, {name: value})
+        assert_identical(model.encode.weight.detach(), value)
+        assert_identical(model.decode.weight.detach(), value)
+
+
+def test_values_are_cast_to_what_they_overwrite():
+    model = Model(dtype=torch.bfloat16)
+    load(model, {"scale": torch.tensor(1.00390625), "keys": torch.tensor([[1, 2], [3, 4], [5, 6]])})
+    # 1 + 2^-8 lies half-way between the bfloat16 numbers 1 and 1 + 2^-7 and is rounded to the even one.
+    assert model.scale.item() == 1.0
+    assert model.scale.dtype == torch.bfloat16
+    assert model.keys.flatten().tolist() == [1, 2, 3, 4, 5, 6]
+
+
+def test_loading_leaves_no_trace_in_autograd():
+    model = Model()
+    load(model, {"keys": torch.ones(3, 2, requires_grad=True), "scale": nn.Parameter(torch.tensor(1.0))})
+    assert model.keys.is_leaf
+    assert model.keys.requires_grad
+    assert model.keys.grad_fn is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_parameters_without_an_axis_travel(dtype):
+    # A symptom once seen: a 0-dim parameter, such as a logit scale, could not be collected.
+    model = nn.ParameterDict({"scale": nn.Parameter(torch.tensor(4.5, dtype=dtype))})
+    payload = collect(model, weight=2)
+    load(model, {"scale": payload["scale"]._replace(value=torch.tensor(6.0))})
+    assert model["scale"].item() == 6.0
+
+
+# Bytes.
+
+
+def test_bytes_by_hand():
+    message = {
+        "dense": torch.zeros(3, 5),  # 15 x 4
+        "half": torch.zeros(7, dtype=torch.bfloat16),  # 7 x 2
+        "labels": torch.zeros(2, 2, dtype=torch.int64),  # 4 x 8
+        "empty": torch.zeros(0, 3),  # 0
+        "whole": Weighted(torch.zeros(2, 3), torch.tensor(1.0)),  # 6 x 4 + 4
+        "nothing": Weighted(torch.zeros(2, 3), torch.tensor(0.0)),  # 4
+        "rows": Weighted(torch.zeros(4, 3, dtype=torch.float16), torch.tensor([0.0, 2.0, 0.0, 0.1])),  # 2 x 3 x 2 + 4 x 4
+        "grid": Weighted(torch.zeros(2, 2, 5, dtype=torch.float64), torch.tensor([[1.0, 0.0], [1.0, 1.0]])),  # 3 x 5 x 8 + 4 x 4
+        "entries": Weighted(torch.zeros(3), torch.tensor([1.0, 0.0, 0.0])),  # 1 x 4 + 3 x 4
+    }
+    by_hand = {"dense": 60, "half": 14, "labels": 32, "empty": 0, "whole": 28, "nothing": 4, "rows": 28, "grid": 136, "entries": 16}
+    assert {name: num_bytes({name: entry}) for name, entry in message.items()} == by_hand
+    assert num_bytes(message) == sum(by_hand.values()) == 318
+    assert num_bytes({}) == 0
+
+
+def test_bytes_of_a_collected_module_by_hand():
+    # keys 6, scale 1, head 8 + 4, header 2, encode 4, norm 2 + 2: 29 numbers; 8 weights, or 7 and 3 when keys go by rows
+    model = Model()
+    assert num_bytes(snapshot(model)) == 29 * 4
+    assert num_bytes(collect(model, weight=5)) == (29 + 8) * 4
+    assert num_bytes(collect(model, weight=5, rows={"keys": torch.tensor([1.0, 0.0, 3.0])})) == (29 - 2 + 7 + 3) * 4
+    assert num_bytes(collect(Model(dtype=torch.bfloat16), weight=5)) == 29 * 2 + 8 * 4
+
+
+@pytest.fixture
+def ledger():
+    ledger = Ledger()
+    down = {"prompts": torch.zeros(10), "head": torch.zeros(5)}  # 40 and 20 bytes
+    for server_round, clients in enumerate([["b", 'a, "c"'], ["b"]]):
+        for client in clients:
+            ledger.record(down, direction="down", client=client, server_round=server_round)
+            up = {"prompts": Weighted(torch.zeros(10), torch.tensor(1.0))}  # 44 bytes
+            ledger.record(up, direction="up", client=client, server_round=server_round)
+    return ledger
+
+
+ENTRIES = [
+    (0, "b", "down", "prompts", 40),
+    (0, "b", "down", "head", 20),
+    (0, "b", "up", "prompts", 44),
+    (0, 'a, "c"', "down", "prompts", 40),
+    (0, 'a, "c"', "down", "head", 20),
+    (0, 'a, "c"', "up", "prompts", 44),
+    (1, "b", "down", "prompts", 40),
+    (1, "b", "down", "head", 20),
+    (1, "b", "up", "prompts", 44),
+]
+
+
+def test_ledger_keeps_one_entry_for_each_name(ledger):
+    assert ledger.entries == ENTRIES
+    assert ledger.entries[0].num_bytes == 40
+
+
+@pytest.mark.parametrize(
+    ("which", "expected"),
+    [
+        ({}, 3 * 104),
+        ({"direction": "up"}, 3 * 44),
+        ({"direction": "down", "client": "b"}, 2 * 60),
+        ({"server_round": 0}, 2 * 104),  # round 0 is a round, not "any"
+        ({"server_round": 1, "name": "head"}, 20),
+        ({"name": "prompts", "client": 'a, "c"'}, 84),
+        ({"client": "nobody"}, 0),
+    ],
+)
+def test_totals_are_sums_over_what_is_asked_for(ledger, which, expected):
+    assert ledger.total(**which) == expected
+
+
+def test_table_by_hand(ledger):
+    assert ledger.table() == "\n".join(
+        [
+            "client  rounds  bytes up  bytes down",
+            "b            2        88         120",
+            'a, "c"       1        44          60',
+            "all          2       132         180",
+        ]
+    )
+    assert Ledger().table() == "client  rounds  bytes up  bytes down\nall          0         0           0"
+
+
+def test_csv_reads_back_as_it_was_written(ledger, tmp_path):
+    path = tmp_path / "bytes.csv"
+    path.write_text("old")
+    ledger.to_csv(path)
+    with open(path, newline="", encoding="utf-8") as file:
+        header, *rows = csv.reader(file)
+    assert header == ["server_round", "client", "direction", "name", "num_bytes"]
+    assert [(int(row[0]), row[1], row[2], row[3], int(row[4])) for row in rows] == ENTRIES
+
+
+# Who takes part.
+
+
+@pytest.mark.parametrize(("size", "drawn"), [(0, 1), (1, 1), (3, 3), (10, 10)])
+def test_a_cohort_is_ordered_without_replacement_and_never_empty(size, drawn, generator):
+    clients = [f"client {number}" for number in range(10)]
+    for _ in range(20):
+        chosen = cohort(clients, size=size, generator=generator)
+        assert len(chosen) == len(set(chosen)) == drawn
+        assert chosen == sorted(chosen, key=clients.index)
+
+
+def test_every_client_and_every_pair_is_drawn_equally_often(generator):
+    num_clients, size, rounds = 8, 3, 4000
+    singles, pairs = np.zeros(num_clients), dict.fromkeys(combinations(range(num_clients), 2), 0)
+    for _ in range(rounds):
+        chosen = cohort(range(num_clients), size=size, generator=generator)
+        singles[chosen] += 1
+        for pair in combinations(chosen, 2):
+            pairs[pair] += 1
+    # Counts of a draw without replacement have variance N p (1 - p) and correlation -1 / (n - 1): this sum is chi-square with n - 1.
+    share = size / num_clients
+    statistic = (num_clients - 1) / num_clients * ((singles - rounds * share) ** 2 / (rounds * share * (1 - share))).sum()
+    assert statistic < chi2.ppf(1 - 1e-4, num_clients - 1)
+    # Each of 28 pairs is binomial; consecutive clients from a random start would draw some of them never.
+    share = size * (size - 1) / (num_clients * (num_clients - 1))
+    assert min(pairs.values()) > binom.ppf(1e-4 / 28, rounds, share)
+    assert max(pairs.values()) < binom.ppf(1 - 1e-4 / 28, rounds, share)
+
+
+def test_a_cohort_follows_its_generator_only():
+    draw = lambda seed: cohort(range(50), size=10, generator=torch.Generator().manual_seed(seed))  # noqa: E731
+    assert draw(1) == draw(1)
+    assert draw(1) != draw(2)
+
+
+# Random streams.
+
+
+def numbers(*triple):
+    return tuple(torch.randint(2**62, (3,), generator=stream_seed(*triple)).tolist())
+
+
+def test_streams_differ_between_triples_and_repeat_for_equal_ones():
+    triples = {
+        *permutations((1, 2, 3)),
+        *product((0, 7, 2**40), (0, 1, 9), range(9)),
+    }
+    triples |= {(0, 0, 2**32), (0, 2**32, 0), (0, 0, 2**63), (2**32, 0, 0)}
+    first = {triple: numbers(*triple) for triple in sorted(triples)}
+    assert len(set(first.values())) == len(triples)
+    assert {triple: numbers(*triple) for triple in sorted(triples, reverse=True)} == first  # whatever was drawn before
+
+
+def test_streams_are_those_that_numpy_would_spawn():
+    # Two generations of children: the run's seed, then the round, then the client.
+    child = np.random.SeedSequence(5).spawn(4)[3].spawn(8)[7]
+    assert stream_seed(5, 3, 7).initial_seed() == int(child.generate_state(1, np.uint64)[0]) >> 1
+
+
+def test_neither_streams_nor_cohorts_touch_a_global_generator():
+    def state():
+        return torch.get_rng_state().tolist(), np.random.get_state()[1].tolist(), random.getstate()  # noqa: NPY002 - it must not move
+
+    before = state()
+    numbers(1, 2, 3)
+    cohort(range(9), size=3, generator=stream_seed(0, 0, 0))
+    assert state() == before
+
+
+# Bad input: the error names the argument, the rule and what was got, and nothing has changed.
+
+GOOD = {"keys": torch.full((3, 2), 7.0), "norm.running_mean": torch.ones(2)}
+BAD_MESSAGES = {
+    "an unknown name": (
+        {"head.wieght": torch.zeros(4, 2)},
+        ValueError,
+        r"`message` must name parameters or buffers.*got \['head\.wieght'\]",
+    ),
+    "a prefix": ({"head": torch.zeros(4, 2)}, ValueError, r"`message` must name parameters or buffers.*got \['head'\]"),
+    "another shape": (
+        {"head.weight": torch.zeros(2, 4)},
+        ValueError,
+        r"`message\['head\.weight'\]` must have the shape of 'head\.weight' \(4, 2\); got \(2, 4\)",
+    ),
+    "a shape that would broadcast": (
+        {"head.weight": torch.zeros(2)},
+        ValueError,
+        r"`message\['head\.weight'\]` must have the shape.*got \(2,\)",
+    ),
+    "another shape of rows": (
+        {"head.weight": Weighted(torch.zeros(4, 3), torch.ones(4))},
+        ValueError,
+        r"`message\['head\.weight'\]` must have the shape of 'head\.weight' \(4, 2\); got \(4, 3\)",
+    ),
+    "NaN": (
+        {"head.bias": torch.tensor([0.0, torch.nan, 0.0, 0.0])},
+        ValueError,
+        r"`message\['head\.bias'\]` must be finite; got 1 entries of 4",
+    ),
+    "infinity": ({"scale": torch.tensor(-torch.inf)}, ValueError, r"`message\['scale'\]` must be finite; got 1 entries of 1"),
+    "infinity after the cast": ({"scale": torch.tensor(1e300, dtype=torch.float64)}, ValueError, r"`message\['scale'\]` must be finite"),
+    "NaN in a known row": (
+        {"head.bias": Weighted(torch.tensor([0.0, torch.nan, torch.nan, 0.0]), torch.tensor([1.0, 0.0, 1.0, 1.0]))},
+        ValueError,
+        r"`message\['head\.bias'\]\.value` must be finite wherever its weight is positive; got NaN or infinity in rows \[2\]",
+    ),
+    "a row too large for the dtype": (
+        {"head.bias": Weighted(torch.tensor([0.0, 1e300, 0.0, 0.0], dtype=torch.float64), torch.ones(4))},
+        ValueError,
+        r"`message\['head\.bias'\]\.value` must be finite wherever its weight is positive; got NaN or infinity in rows \[1\]",
+    ),
+    "a negative weight": (
+        {"head.bias": Weighted(torch.zeros(4), torch.tensor([1.0, -3.0, 1.0, 1.0]))},
+        ValueError,
+        r"`message\['head\.bias'\]\.weight` must be finite and at least 0; got -3\.0",
+    ),
+    "a NaN weight": (
+        {"scale": Weighted(torch.tensor(1.0), torch.tensor(torch.nan))},
+        ValueError,
+        r"`message\['scale'\]\.weight` must be finite and at least 0; got nan",
+    ),
+    "weights of other rows": (
+        {"head.bias": Weighted(torch.zeros(4), torch.ones(3))},
+        ValueError,
+        r"`message\['head\.bias'\]\.weight` must have the leading shape of `value` \(4,\); got \(3,\)",
+    ),
+    "floats for a counter": (
+        {"norm.num_batches_tracked": torch.tensor(1.5)},
+        TypeError,
+        r"`message\['norm\.num_batches_tracked'\]` must have a dtype that casts to torch\.int64; got torch\.float32",
+    ),
+    "integers with evidence": (
+        {"keys": Weighted(torch.ones(3, 2, dtype=torch.int64), torch.ones(3))},
+        TypeError,
+        r"`message\['keys'\]\.value` must be a floating-point tensor; got a int64 tensor",
+    ),
+    "a list": ({"scale": 1.0}, TypeError, r"`message\['scale'\]` must be a tensor or a Weighted; got 1\.0 \(float\)"),
+    "an array": ({"keys": np.zeros((3, 2))}, TypeError, r"`message\['keys'\]` must be a tensor or a Weighted; got array"),
+}
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(("bad", "error", "message"), BAD_MESSAGES.values(), ids=BAD_MESSAGES)
+def test_a_refused_message_writes_nothing(bad, error, message):
+    model = Model()
+    before = bits(model)
+    for order in ({**GOOD, **bad}, {**bad, **{name: value for name, value in GOOD.items() if name not in bad}}):
+        with pytest.raises(error, match=message):
+            load(model, order)
+        assert_identical(bits(model), before)
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("wrong", [None, [torch.zeros(1)], torch.zeros(1)])
+def test_what_is_no_message_or_module_is_refused_by_name(wrong):
+    with pytest.raises(TypeError, match=r"`message` must map names to tensors or Weighted; got "):
+        load(Model(), wrong)
+    with pytest.raises(TypeError, match=r"`message` must map names to tensors or Weighted; got "):
+        num_bytes(wrong)
+    for function in (lambda: load(wrong, {}), lambda: snapshot(wrong), lambda: collect(wrong, weight=1)):
+        with pytest.raises(TypeError, match=r"`module` must be an nn\.Module; got "):
+            function()
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"weight": -1}, ValueError, r"`weight` must be at least 0; got -1"),
+        ({"weight": torch.nan}, ValueError, r"`weight` must be finite; got nan"),
+        ({"weight": torch.inf}, ValueError, r"`weight` must be finite; got inf"),
+        ({"weight": "40"}, TypeError, r"`weight` must be a number; got '40' \(str\)"),
+        ({"weight": torch.tensor(4.0)}, TypeError, r"`weight` must be a number; got a float32 tensor of shape \(\)"),
+        ({"rows": {"key": torch.ones(3)}}, ValueError, r"`rows` must name collected parameters .*; got \['key'\]"),
+        ({"rows": {"keys": torch.ones(3)}, "only": ["head"]}, ValueError, r"`rows` must name collected parameters .*; got \['keys'\]"),
+        ({"rows": {"keys": [1.0, 1.0, 1.0]}}, TypeError, r"`rows\['keys'\]` must be a tensor; got \[1\.0, 1\.0, 1\.0\] \(list\)"),
+        (
+            {"rows": {"keys": torch.ones(2)}},
+            ValueError,
+            r"`payload\['keys'\]\.weight` must have the leading shape of `value` \(3, 2\); got \(2,\)",
+        ),
+        (
+            {"rows": {"keys": torch.tensor([1.0, -2.0, 0.0])}},
+            ValueError,
+            r"`payload\['keys'\]\.weight` must be finite and at least 0; got -2\.0",
+        ),
+        ({"rows": {"keys": torch.tensor([1.0, torch.nan, 0.0])}}, ValueError, r"`payload\['keys'\]\.weight` must be finite and at least 0"),
+        ({"only": ["keys", "prompts"]}, ValueError, r"`only` must each match a name or a dotted prefix of .*; got \['prompts'\]"),
+        ({"only": ["hea"]}, ValueError, r"`only` must each match a name or a dotted prefix of .*; got \['hea'\]"),
+        ({"only": []}, ValueError, r"`only` must each match a name or a dotted prefix of .*; got none"),
+        ({"only": "keys"}, TypeError, r"`only` must be several names or prefixes, such as \['prompts'\]; got 'keys'"),
+    ],
+)
+def test_bad_options_of_collect_are_refused_by_name(options, error, message):
+    model = Model()
+    before = bits(model)
+    with pytest.raises(error, match=message):
+        collect(model, **{"weight": 1, **options})
+    assert_identical(bits(model), before)
+
+
+@pytest.mark.bad_input
+def test_a_diverged_client_cannot_send_but_in_rows_of_weight_zero():
+    model = Model()
+    with torch.no_grad():
+        model.keys[1] = torch.nan
+    with pytest.raises(ValueError, match=r"`payload\['keys'\]\.value` must be finite wherever its weight is positive.*in rows \[0\]"):
+        collect(model, weight=1)
+    with pytest.raises(ValueError, match=r"`payload\['keys'\]\.value` must be finite wherever its weight is positive.*in rows \[1\]"):
+        collect(model, weight=1, rows={"keys": torch.ones(3)})
+    assert collect(model, weight=1, rows={"keys": torch.tensor([1.0, 0.0, 1.0])})["keys"].value[1].isnan().all()
+
+
+@pytest.mark.bad_input
+def test_a_module_without_parameters_is_refused():
+    with pytest.raises(ValueError, match=r"`module` must have parameters; got ReLU"):
+        snapshot(nn.ReLU())
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("message", "options", "error", "match"),
+    [
+        ({"a": torch.zeros(1), "b": [1.0]}, {}, TypeError, r"`message\['b'\]` must be a tensor or a Weighted; got \[1\.0\] \(list\)"),
+        ([torch.zeros(1)], {}, TypeError, r"`message` must map names to tensors or Weighted; got \[tensor"),
+        ({}, {"direction": "sideways"}, ValueError, r"`direction` must be 'up' or 'down'; got 'sideways'"),
+        ({}, {"server_round": -1}, ValueError, r"`server_round` must be at least 0; got -1"),
+        ({}, {"server_round": 0.5}, TypeError, r"`server_round` must be an integer; got 0\.5 \(float\)"),
+    ],
+)
+def test_a_refused_entry_leaves_the_ledger_as_it_was(ledger, message, options, error, match):
+    with pytest.raises(error, match=match):
+        ledger.record(message, **{"direction": "up", "client": 0, "server_round": 0, **options})
+    assert ledger.entries == ENTRIES
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("clients", "options", "error", "message"),
+    [
+        ([], {"size": 0}, ValueError, r"`size` must be at most the number of clients, 0, of which there must be one; got 0"),
+        ([1, 2], {"size": 3}, ValueError, r"`size` must be at most the number of clients, 2, of which there must be one; got 3"),
+        ([1, 2], {"size": -1}, ValueError, r"`size` must be at least 0; got -1"),
+        ([1, 2], {"size": 0.5}, TypeError, r"`size` must be an integer; got 0\.5 \(float\)"),
+        ([1, 2], {"generator": None}, TypeError, r"`generator` must be a torch\.Generator; got None"),
+        ([1, 2], {"generator": np.random.default_rng(0)}, TypeError, r"`generator` must be a torch\.Generator; got Generator\(PCG64\)"),
+    ],
+)
+def test_bad_cohorts_are_refused_by_name(clients, options, error, message, generator):
+    with pytest.raises(error, match=message):
+        cohort(clients, **{"size": 1, "generator": generator, **options})
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("position", [0, 1, 2])
+def test_bad_numbers_of_a_stream_are_refused_by_name(position):
+    name = ("seed", "server_round", "client")[position]
+    for wrong, error, rule in (
+        (-1, ValueError, "at least 0; got -1"),
+        (1.0, TypeError, r"an integer; got 1\.0"),
+        (True, TypeError, "an integer"),
+    ):
+        triple = [0, 0, 0]
+        triple[position] = wrong
+        with pytest.raises(error, match=f"`{name}` must be {rule}"):
+            stream_seed(*triple)
