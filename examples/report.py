@@ -149,9 +149,10 @@ def picture(path: Path, holdings: np.ndarray, histories: Mapping[str, Tensor]) -
     plt.close(figure)
 
 
-def over_seeds(results: Sequence[Result]) -> list[str]:
-    """Write `Result.spread` over seeds."""
-    return [mean_and_deviation(values) for values in zip(*(result.spread() for result in results), strict=True)]
+def over_seeds(results: Sequence[Result], baseline: Sequence[Result]) -> list[str]:
+    """Write `Result.spread` over seeds, and how much the average gains over a baseline, seed by seed."""
+    spreads, base = (np.array([result.spread() for result in runs]) for runs in (results, baseline))
+    return [*map(mean_and_deviation, spreads.T), mean_and_deviation(spreads[:, 1] - base[:, 1])]
 
 
 def summary(results: Mapping[str, Result], out: Path) -> str:

@@ -153,8 +153,9 @@ Mean = TypeVar("Mean", contravariant=True)
 class ServerUpdate(Protocol[Value, Mean]):
     """What the server does with a round's mean; all that it remembers between rounds is the state.
 
-    ``Value`` is a tensor and ``Mean`` a :class:`Weighted`, or mappings of these by name. A state is a (nested) mapping of tensors and
-    numbers: hand it back at the next step, save it between rounds, and leave it alone otherwise.
+    ``Value`` is a tensor and ``Mean`` a :class:`Weighted`, or mappings of these by name. A state is a (nested) mapping of what
+    ``torch.save`` writes and ``torch.load(weights_only=True)`` reads: hand it back at the next step, save it between rounds, and leave
+    it alone otherwise.
     """
 
     def init(self, previous: Value, /) -> Mapping[str, Any]:

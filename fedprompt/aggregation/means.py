@@ -16,7 +16,7 @@ def weighted_mean(uploads: Iterable[Weighted], /) -> Weighted:
 
     Rows that nobody knows (total weight 0) come back as value 0 and weight 0. The result is an upload again, so means of means are means:
     stream clients one by one, or average on edge servers first. Sums are kept in float64; add uploads in the order of client ids and
-    every engine gives the same bits.
+    every engine gives the same bits. Gradients flow through: uploads of :func:`collect` are detached, detach your own.
 
     Args:
         uploads: At least one, all of the same shapes, dtypes and device; read once. A row of weight 0 may hold anything, NaN included.

@@ -1,6 +1,7 @@
 """Aggregators and server updates for whole payloads: the same pieces, name by name."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -106,23 +107,21 @@ class _PerName:
         return new, states
 
 
-class _named:  # noqa: N801 - reads as the context manager that it is
-    """Puts a name in front of the ValueError or TypeError of what runs inside."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind_: type[BaseException] | None, error: BaseException | None, _: object) -> None:
-        if isinstance(error, (ValueError, TypeError)):
-            raise type(error)(f"{self.name!r}: {error}") from error
+@contextmanager
+def _named(name: str, among: str = "") -> Iterator[None]:
+    """Put a name in front of a ValueError or TypeError of what runs inside."""
+    try:
+        yield
+    except (ValueError, TypeError) as error:
+        refused = ValueError if isinstance(error, ValueError) else TypeError
+        raise refused(f"{name!r}{among}: {error}") from error
 
 
 def _aggregate(name: str, aggregator: Aggregator, payloads: list[Payload]) -> Weighted:
-    with _named(name):
-        return aggregator(payload[name] for payload in payloads if name in payload)
+    holders = [payload for payload in payloads if name in payload]
+    among = "" if len(holders) == len(payloads) else f" (counting the {len(holders)} payloads of {len(payloads)} that have it)"
+    with _named(name, among):
+        return aggregator(payload[name] for payload in holders)
 
 
 def _match(names: list[str], rules: Mapping[str, Rule], default: Rule) -> dict[str, Rule]:
