@@ -137,12 +137,13 @@ def picture(path: Path, holdings: np.ndarray, histories: Mapping[str, Tensor]) -
         for (client, label), count in np.ndenumerate(holdings):
             left.text(label, client, str(count), ha="center", va="center", color="white" if count > holdings.max() / 2 else "black", size=8)
         left.set_xticks(range(holdings.shape[1]))
-    for name, history in histories.items():
+    for (name, history), style in zip(histories.items(), cycle(("-", "--", "-.")), strict=False):
         rounds = range(1, len(history) + 1)
-        (line,) = right.plot(rounds, 100 * history.mean(1), label=name)
+        (line,) = right.plot(rounds, 100 * history.mean(1), style, label=name)
         right.fill_between(rounds, 100 * history.amin(1), 100 * history.amax(1), color=line.get_color(), alpha=0.12)
     right.set(title="accuracy on the full test set: mean, lowest and highest client", xlabel="round", ylabel="%")
     right.title.set_size(10)
+    right.xaxis.get_major_locator().set_params(integer=True)
     right.legend()
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
