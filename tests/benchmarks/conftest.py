@@ -1,0 +1,71 @@
+"""How the benchmarks measure: ratios of CPU time and of peak memory, taken in one process, one thread."""
+
+import time
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--check", action="store_true", help="run enough rounds and assert the ratios")
+
+
+class Meter:
+    """Compares functions; asserts ratios only when asked to."""
+
+    def __init__(self, *, check: bool, capsys: pytest.CaptureFixture[str]) -> None:
+        self.check, self.capsys = check, capsys
+        self.rounds = 11 if check else 1
+        self.models = ("vit_tiny", "vit_small") if check else ("vit_tiny",)
+
+    def seconds(self, **functions: Callable[[], object]) -> dict[str, Tensor]:
+        """Return each function's CPU seconds (rounds,); rounds are interleaved, so that a busy machine slows all of a round alike."""
+        if self.check:  # the first calls warm up
+            for function in functions.values():
+                function()
+        times: dict[str, list[float]] = {name: [] for name in functions}
+        for _ in range(self.rounds):
+            for name, function in functions.items():
+                start = time.process_time()
+                function()
+                times[name].append(time.process_time() - start)
+        return {name: torch.tensor(values, dtype=torch.float64) for name, values in times.items()}
+
+    def peak_bytes(self, **functions: Callable[[], object]) -> dict[str, int]:
+        """Return the largest sum of live allocations above each function's start.
+
+        The profiler reports every allocation (+) and release (-) of the CPU allocator in order, temporaries inside operators included;
+        the peak of the running sum is what the function needs beside what stood there before.
+        """
+        return {name: _peak(function) for name, function in functions.items()}
+
+    def report(self, title: str, ratios: Tensor | float, *, at_most: float | None = None, at_least: float | None = None) -> None:
+        """Print the median of the rounds' ratios, though tests pass, and with ``--check`` assert its bound."""
+        ratio = torch.as_tensor(ratios).median().item()
+        bound = next((f" (goal {sign} {limit})" for sign, limit in (("<=", at_most), (">=", at_least)) if limit is not None), "")
+        with self.capsys.disabled():
+            print(f"\n  {title}: {ratio:.2f}{bound}", end="")
+        if self.check:
+            assert at_most is None or ratio <= at_most, f"{title}: {ratio:.3f} > {at_most}"
+            assert at_least is None or ratio >= at_least, f"{title}: {ratio:.3f} < {at_least}"
+
+
+def _peak(function: Callable[[], object]) -> int:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
+        function()
+    events = [event for event in record.profiler.kineto_results.events() if event.name() == "[memory]"]
+    live = peak = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        live += event.nbytes()
+        peak = max(peak, live)
+    return peak
+
+
+@pytest.fixture
+def meter(request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]) -> Meter:
+    """Compare functions on one thread."""
+    torch.set_num_threads(1)
+    return Meter(check=request.config.getoption("--check", default=False), capsys=capsys)

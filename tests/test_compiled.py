@@ -1,0 +1,102 @@
+"""Everything that runs at each step goes through torch.compile in one graph, forwards and backwards: ``pytest -m compiled``."""
+
+import pytest
+import torch
+
+from fedprompt import (
+    DeepPrompts,
+    PadPrompts,
+    PromptStream,
+    ShallowPrompts,
+    Weighted,
+    batch_streams,
+    distillation_loss,
+    encode_prompted,
+    vit_trunk,
+)
+from models import build, draw_images, row_named, tiny_vit
+from tolerance import assert_near
+
+pytestmark = pytest.mark.compiled
+ROWS = {"ViT": "vit_small_patch14_reg4_dinov2", "Eva": "vit_small_patch16_dinov3"}
+
+
+@pytest.fixture(autouse=True)
+def _fresh_compiler():
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+def draw(*shape, seed=2):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def assert_compiles(function, *inputs, learning, backend="aot_eager"):
+    """Require one graph with the values and gradients of the function itself."""
+    results = []
+    for call in (function, torch.compile(function, fullgraph=True, backend=backend)):
+        outputs = call(*inputs)
+        loss = sum((draw(*output.shape, seed=number) * output).sum() for number, output in enumerate(outputs))
+        results.append((*outputs, *torch.autograd.grad(loss, learning)))
+    for compiled, expected in zip(*reversed(results), strict=True):
+        assert_near(compiled, expected)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("family", ROWS)
+def test_encode_prompted_with_two_streams(family, backend):
+    model = build(row_named(ROWS[family]))
+    trunk, images = vit_trunk(model), draw_images(model)
+
+    def encode(images, deep, shared, groups):
+        streams = PromptStream(dict(enumerate(deep)), True), PromptStream({0: shared, 1: groups})
+        pooled, outputs = encode_prompted(trunk, images, *streams)
+        return pooled, *outputs
+
+    learning = [draw(*shape, trunk.dim, seed=seed).requires_grad_() for seed, shape in enumerate(((3, 2), (2,), (2, 1)))]
+    assert_compiles(encode, images, *learning, learning=learning, backend=backend)
+
+
+def test_encode_prompted_with_a_mask_and_fewer_blocks():
+    model = tiny_vit()
+    trunk, images = vit_trunk(model, attention_mask=draw(6, 6)), draw_images(model)
+    prompts = ShallowPrompts(2, trunk.dim, generator=torch.Generator().manual_seed(0)).double()
+
+    def encode(images):
+        return (encode_prompted(trunk, images, prompts(), depth=2).pooled,)
+
+    assert_compiles(encode, images, learning=[prompts.tokens])
+
+
+def test_deep_prompts_through_inductor():
+    model = tiny_vit(depth=2)
+    trunk, images = vit_trunk(model), draw_images(model)
+    prompts = DeepPrompts(2, trunk.dim, trunk.depth, generator=torch.Generator().manual_seed(0)).double()
+
+    def encode(images):
+        return (encode_prompted(trunk, images, prompts()).pooled,)
+
+    assert_compiles(encode, images, learning=[prompts.tokens], backend="inductor")
+
+
+def test_several_clients_in_one_batch():
+    model = tiny_vit()
+    trunk, images = vit_trunk(model), draw_images(model, 4)
+    clients = [DeepPrompts(2, trunk.dim, trunk.depth, generator=torch.Generator().manual_seed(seed)).double() for seed in (2, 3)]
+
+    def encode(images, owner):
+        return (encode_prompted(trunk, images, batch_streams([client() for client in clients], owner)).pooled,)
+
+    assert_compiles(encode, images, torch.tensor([1, 0, 1, 1]), learning=[client.tokens for client in clients])
+
+
+def test_pad_prompts():
+    pad = PadPrompts((8, 10), generator=torch.Generator().manual_seed(0)).double()
+    assert_compiles(lambda images: (pad(images),), draw(2, 3, 8, 10), learning=[pad.rows, pad.columns])
+
+
+def test_distillation_loss():
+    labels, teacher = torch.tensor([0, 2, 1, 2, 0]), Weighted(draw(3, 3, seed=3), torch.tensor([2.0, 0.0, 1.0]))
+    logits = draw(5, 3).requires_grad_()
+    assert_compiles(lambda logits: (distillation_loss(logits, labels, teacher),), logits, learning=[logits])

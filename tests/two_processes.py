@@ -1,0 +1,41 @@
+"""A client in two processes, for the test of DistributedDataParallel: spawned processes import this module by name."""
+
+import os
+from pathlib import Path
+
+import torch
+import torch.distributed as distributed
+import torch.nn as nn
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from fedprompt import vit_trunk
+from models import Client, build, draw_images, row_named
+
+WORLD, BATCH = 2, 4
+
+
+def make_client() -> Client:
+    """Make the same client in every process."""
+    return Client(vit_trunk(build(row_named("vit_tiny_patch16_224"))), torch.Generator().manual_seed(0))
+
+
+def make_data() -> tuple[Tensor, Tensor]:
+    """Make the full batch."""
+    return draw_images(build(row_named("vit_tiny_patch16_224")), BATCH), torch.tensor([0, 1, 2, 1])
+
+
+def run(folder: Path) -> None:
+    """Train one step in two processes; each writes its gradients into the folder."""
+    torch.multiprocessing.spawn(_step, (str(folder),), nprocs=WORLD)
+
+
+def _step(rank: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    distributed.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=WORLD)
+    client = DistributedDataParallel(make_client())
+    images, labels = (tensor.chunk(WORLD)[rank] for tensor in make_data())
+    nn.functional.cross_entropy(client(images), labels).backward()
+    torch.save({name: parameter.grad for name, parameter in client.module.named_parameters()}, f"{folder}/{rank}.pt")
+    distributed.destroy_process_group()
