@@ -1,6 +1,7 @@
 """The one place where error texts are built: the argument, the rule, and what it got."""
 
 import math
+from collections.abc import Sequence
 from numbers import Integral
 
 import numpy as np
@@ -50,6 +51,16 @@ def check_number(
         raise wrong_value(argument, f"be at least {at_least:g}", value)
     if at_most is not None and value > at_most:
         raise wrong_value(argument, f"be at most {at_most:g}", value)
+
+
+def height_and_width(argument: str, size: object) -> tuple[int, int]:
+    """Require a size in pixels, one number or (height, width), and return the latter."""
+    sizes = tuple(size) if isinstance(size, Sequence) else (size, size)
+    if len(sizes) != 2:
+        raise wrong_value(argument, "be one number or (height, width)", size)
+    for pixels in sizes:
+        check_count(argument, pixels)
+    return sizes
 
 
 def values_readable(*tensors: Tensor) -> bool:

@@ -25,10 +25,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(autouse=True)
 def _own_errors(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Let tests marked `bad_input` see the library's own errors instead of the hook's."""
+    """Let tests marked `bad_input` see the library's own errors instead of the hook's; `unhooked` ones have other reasons."""
     from jaxtyping import config
 
-    if request.node.get_closest_marker("bad_input") is None:
+    if not any(request.node.get_closest_marker(marker) for marker in ("bad_input", "unhooked")):
         yield
         return
     config.update("jaxtyping_disable", True)

@@ -243,7 +243,7 @@ def test_similarity_is_asked_from_the_side_of_the_learner():
     assert up_only[8].value.item() == 5.0  # the wide one from itself alone
 
 
-@pytest.mark.bad_input  # without the import hook, which would take longer than the sums
+@pytest.mark.unhooked  # the hook would take longer than the sums
 def test_ten_thousand_clients_stream_through_without_being_kept():
     """100 classes x 10,000 uploads, each freed before the next but one is asked for; a closed form gives the teacher."""
     num_clients, num_classes = 10_000, 100

@@ -96,8 +96,8 @@ class _TimmTrunk:
         self.dim: int = model.embed_dim
         self.depth = len(model.blocks)
         # Looked through at every pass, so kept as flat lists.
-        self._modules = list(model.modules())
-        self._parameters = list(model.parameters())
+        self._all_modules = list(model.modules())
+        self._all_parameters = list(model.parameters())
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "_TimmTrunk":
         return self
@@ -105,9 +105,9 @@ class _TimmTrunk:
     def check_frozen(self) -> None:
         if torch.compiler.is_compiling():
             return
-        if any(module.training for module in self._modules):
+        if any(module.training for module in self._all_modules):
             raise wrong_value("trunk", "stay in eval mode, as frozen(model) left it", "a model in train mode")
-        if any(parameter.requires_grad for parameter in self._parameters):
+        if any(parameter.requires_grad for parameter in self._all_parameters):
             raise wrong_value("trunk", "stay frozen, as frozen(model) left it", "a model with parameters that require gradients")
 
     def context(self, tokens: Tensor, rotary: Tensor | None) -> _Context:
@@ -126,7 +126,7 @@ class _TimmTrunk:
         return output
 
     def normalise(self, tokens: Tensor) -> Tensor:
-        # timm has one of the two and the identity for the other.
+        # Where timm norms before the pooling, fc_norm is the identity, and the other way round.
         normalised: Tensor = self.model.fc_norm(self.model.norm(tokens))
         return normalised
 

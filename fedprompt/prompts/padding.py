@@ -8,7 +8,7 @@ import torch.nn as nn
 from jaxtyping import Float
 from torch import Tensor
 
-from fedprompt._checks import check_count, check_number, kind, wrong_type, wrong_value
+from fedprompt._checks import check_count, check_number, height_and_width, kind, wrong_type, wrong_value
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -92,16 +92,6 @@ class PadPrompts(nn.Module):
         """Show the sizes."""
         channels, height, twice = self.columns.shape
         return f"({height}, {self.rows.shape[2] - twice}), padding={twice // 2}, channels={channels}"
-
-
-def height_and_width(argument: str, size: object) -> tuple[int, int]:
-    """Require a size in pixels, one number or (height, width), and return the latter."""
-    sizes = tuple(size) if isinstance(size, Sequence) else (size, size)
-    if len(sizes) != 2:
-        raise wrong_value(argument, "be one number or (height, width)", size)
-    for pixels in sizes:
-        check_count(argument, pixels)
-    return sizes
 
 
 def _halves(pixels: Tensor, batch: int, dtype: torch.dtype, *, axis: int) -> tuple[Tensor, ...]:

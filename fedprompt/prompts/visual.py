@@ -8,9 +8,8 @@ import torch.nn as nn
 from jaxtyping import Float
 from torch import Tensor
 
-from fedprompt._checks import check_count, kind, wrong_type, wrong_value
+from fedprompt._checks import check_count, height_and_width, kind, wrong_type, wrong_value
 from fedprompt.interfaces import PromptStream
-from fedprompt.prompts.padding import height_and_width
 
 
 class LayeredPrompts(nn.Module):

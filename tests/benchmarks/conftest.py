@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +12,13 @@ from torch.profiler import ProfilerActivity, profile
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--check", action="store_true", help="run enough rounds and assert the ratios")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Select the benchmarks where nothing else is asked for: `python -m pytest tests/benchmarks` needs no `-m benchmark`."""
+    here = Path(__file__).parent
+    if all(here in (path := Path(argument.split("::")[0]).resolve()).parents or path == here for argument in config.args):
+        config.option.markexpr = "benchmark"
 
 
 class Meter:

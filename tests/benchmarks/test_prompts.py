@@ -1,4 +1,4 @@
-"""What prompts cost: ``python -m pytest tests/benchmarks -m benchmark`` prints ratios, ``--check`` asserts them.
+"""What prompts cost: ``python -m pytest tests/benchmarks`` prints ratios, ``--check`` asserts them.
 
 ViT-Ti at 224 pixels, batches of 8, deep prompts with n = 10, as in the figures that the goals come from; ``--check`` adds ViT-S.
 """

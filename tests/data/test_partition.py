@@ -64,7 +64,7 @@ def test_a_seed_decides_everything(name: str) -> None:
     assert same(first, other) == (name == "by_domain"), "another seed must give another partition"
 
 
-@pytest.mark.bad_input  # without the import hook, because beartype itself draws from `random`
+@pytest.mark.unhooked  # beartype itself draws from `random`
 @pytest.mark.parametrize("name", ALL)
 def test_global_random_state_is_left_alone(name: str) -> None:
     before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state()  # noqa: NPY002
