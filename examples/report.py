@@ -153,7 +153,7 @@ def picture(path: Path, holdings: np.ndarray, histories: Mapping[str, Tensor]) -
 def over_seeds(results: Sequence[Result], baseline: Sequence[Result]) -> list[str]:
     """Write `Result.spread` over seeds, and how much the average gains over a baseline, seed by seed."""
     spreads, base = (np.array([result.spread() for result in runs]) for runs in (results, baseline))
-    return [*map(mean_and_deviation, spreads.T), mean_and_deviation(spreads[:, 1] - base[:, 1])]
+    return [*map(mean_and_deviation, spreads.T), "" if results is baseline else mean_and_deviation(spreads[:, 1] - base[:, 1])]
 
 
 def summary(results: Mapping[str, Result], out: Path) -> str:
