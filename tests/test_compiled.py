@@ -70,9 +70,10 @@ def test_encode_prompted_with_a_mask_and_fewer_blocks():
 
 
 def test_deep_prompts_through_inductor():
-    model = tiny_vit(depth=2)
-    trunk, images = vit_trunk(model), draw_images(model)
-    prompts = DeepPrompts(2, trunk.dim, trunk.depth, generator=torch.Generator().manual_seed(0)).double()
+    """In float32: torch 2.11's inductor mixes up dtypes in the backward pass of float64 attention."""
+    model = tiny_vit(depth=2).float()
+    trunk, images = vit_trunk(model), draw_images(model).float()
+    prompts = DeepPrompts(2, trunk.dim, trunk.depth, generator=torch.Generator().manual_seed(0))
 
     def encode(images):
         return (encode_prompted(trunk, images, prompts()).pooled,)
