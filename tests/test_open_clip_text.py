@@ -9,7 +9,7 @@ import torch.nn as nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from clips import CONTEXT_LENGTH, NAMES, TEXT, TOKENIZER, VISION, WordTokenizer, draw, make_clip
-from fedprompt import PromptedText, TextTower, at_end, at_front, in_middle, prompted_text
+from fedprompt import PromptedText, TextTower, at_end, at_front, image_tokens, in_middle, prompted_text
 from fedprompt.interfaces import TextEncoder
 from references import coop
 from tolerance import assert_near
@@ -166,6 +166,17 @@ def test_clients_may_be_stacked():
         stacked = torch.func.vmap(torch.func.grad(loss))(contexts)
     for client, context in enumerate(contexts.requires_grad_()):
         assert_near(stacked[client], torch.autograd.grad(loss(context), context)[0])
+
+
+@pytest.mark.parametrize("kind", ["CLIP", "both ways, end of text"])
+def test_autocast_is_that_of_the_model(kind):
+    model = make_clip(**TOWERS[kind]).float()
+    tower = TextTower(model, TOKENIZER)
+    with torch.autocast("cpu", torch.bfloat16):
+        features = tower(prompted_text(tower.words("a photo of a")[None], tower.class_names(NAMES)))
+        expected = model.encode_text(TOKENIZER([f"a photo of a {name}." for name in NAMES]))
+    assert features.dtype == expected.dtype
+    assert_near(features[0], expected, dtype=torch.bfloat16)
 
 
 @pytest.mark.compiled
@@ -336,6 +347,16 @@ def test_wrong_chunks(class_chunk):
             ValueError,
             r"got \(2, 2, 16\) and \(1, 3, 4, 16\)",
         ),
+        (
+            PromptedText(torch.zeros(1, 2, 16), torch.zeros(1, 0, 4, 16), torch.zeros(0)),
+            ValueError,
+            r"got \(1, 2, 16\) and \(1, 0, 4, 16\)",
+        ),
+        (
+            PromptedText(torch.zeros(1, 2, 16), torch.zeros(1, 3, 4, 16), torch.zeros(1)),
+            ValueError,
+            r"`text.end` must have shape \(3,\).*; got \(1,\)",
+        ),
         (PromptedText(torch.zeros(1, 2, 16), torch.zeros(1, 3, 23, 16), torch.zeros(3)), ValueError, "at most 24 tokens; got 25"),
     ],
 )
@@ -360,3 +381,17 @@ def test_a_model_that_was_unfrozen_is_noticed(spoil, message):
     spoil(model)
     with pytest.raises(ValueError, match=f"`tower` must {message}"):
         tower(prompted_text(torch.zeros(1, 2, 16), tower.class_names(NAMES)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["ViT-B-32-quickgelu", "RN50", "EVA02-B-16", "PE-Core-T-16-384", "MobileCLIP2-S0", "ViTamin-S"])
+def test_shipped_models_read_words_as_they_read_text(name):
+    """Random weights, but the sizes, norms and activations that open_clip ships."""
+    model = open_clip.create_model(name, pretrained=None)
+    tokenizer = open_clip.tokenizer.SimpleTokenizer(context_length=model.context_length)
+    tower = TextTower(model, tokenizer)
+    features = tower(prompted_text(tower.words("a photo of a")[None], tower.class_names(NAMES[:3])))
+    assert_near(features[0], model.encode_text(tokenizer([f"a photo of a {name}." for name in NAMES[:3]])))
+    size = model.visual.image_size
+    images = draw(1, 3, *(size if isinstance(size, tuple) else (size, size))).float()
+    assert_near(image_tokens(model, images)[0], model.encode_image(images))

@@ -36,6 +36,8 @@ class TextTower:
 
     Attributes:
         dim: Width of a token, that of a context; features may have another.
+        context_length: Number of positions.
+        causal: Whether a token sees only what stands before it, and features are read at the end of text.
 
     Raises:
         TypeError: If the model's text tower cannot take embeddings (CoCa, Hugging Face towers), or `tokenizer` is not one of open_clip's.
@@ -60,11 +62,11 @@ class TextTower:
         text = _text_of(clip_model)
         if class_chunk is not None:
             check_count("class_chunk", class_chunk)
-        self.model = frozen(clip_model)
         self.class_chunk = class_chunk
         self.dim = text.token_embedding.embedding_dim
         self.context_length: int = text.context_length
         self._vocabulary = Vocabulary(tokenizer, context_length=self.context_length, size=text.token_embedding.num_embeddings)
+        self.model = frozen(clip_model)
         self._text = text
         self._pool_type = _pool_type(text)
         self.causal = text.attn_mask is not None and self._pool_type in ("argmax", "eos")
@@ -166,11 +168,13 @@ class TextTower:
     def _check(self, text: object) -> None:
         if not isinstance(text, PromptedText):
             raise wrong_type("text", "be PromptedText, from prompted_text", kind(text))
-        shapes = (tuple(text.prefix.shape), tuple(text.suffix.shape))
-        if text.prefix.ndim != 3 or text.suffix.ndim != 4 or {shape[-1] for shape in shapes} != {self.dim} or shapes[0][0] != shapes[1][0]:
+        prefix, suffix, end = (tuple(tensor.shape) for tensor in text)
+        if (len(prefix), len(suffix)) != (3, 4) or 0 in suffix or (prefix[0], prefix[2], suffix[3]) != (suffix[0], self.dim, self.dim):
             rule = f"have a prefix of shape (prompts, length, {self.dim}) and a suffix of shape (prompts, classes, length, {self.dim})"
-            raise wrong_value("text", rule, f"{shapes[0]} and {shapes[1]}")
-        length = text.prefix.shape[1] + text.suffix.shape[2]
+            raise wrong_value("text", rule, f"{prefix} and {suffix}")
+        if end != suffix[1:2]:
+            raise wrong_value("text.end", f"have shape ({suffix[1]},), one position for each class", end)
+        length = prefix[1] + suffix[2]
         if length > self.context_length or not (self.causal or length == self.context_length):
             raise wrong_value("text", f"have {'at most' if self.causal else 'exactly'} {self.context_length} tokens", length)
         if torch.compiler.is_compiling():
