@@ -24,11 +24,14 @@ def make_clip(*, custom: bool = False, vision: dict | None = None, quick_gelu: b
 
 
 def spread(model: nn.Module) -> nn.Module:
-    """Make all parameters random, so that neither zeros nor equal channels hide a mistake."""
+    """Draw all parameters anew, so that neither zeros nor equal channels hide a mistake; weights of norms lie around 1."""
     generator = torch.Generator().manual_seed(3)
-    for parameter in model.double().parameters():
+    for name, parameter in model.double().named_parameters():
         noise = torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
-        parameter.data = parameter.data + (0.3 if parameter.ndim < 2 else 0.5 * parameter.shape[-1] ** -0.5) * noise
+        if parameter.ndim < 2:
+            parameter.data = 0.3 * noise + float(name.endswith("weight"))
+        else:
+            parameter.data = noise * parameter[0].numel() ** -0.5
     return model
 
 

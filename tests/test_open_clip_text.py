@@ -168,6 +168,23 @@ def test_clients_may_be_stacked():
         assert_near(stacked[client], torch.autograd.grad(loss(context), context)[0])
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("kind", ["CLIP", "both ways, last"])
+def test_sentences_stay_on_the_device_of_the_model(kind, device):
+    """In float32, against the CPU in float64."""
+    expected, _ = encoded(make_clip(**TOWERS[kind]))
+    features, text = encoded(make_clip(**TOWERS[kind]).float().to(device))
+    assert {tensor.device.type for tensor in (features, *text)} == {device}
+    assert_near(features.cpu(), expected)
+
+
+def encoded(model):
+    tower = TextTower(model, TOKENIZER, class_chunk=4)
+    context = draw(2, 5, 16).to(model.logit_scale.detach())
+    text = prompted_text(context, tower.class_names(NAMES), place=in_middle)
+    return tower(text), text
+
+
 @pytest.mark.parametrize("kind", ["CLIP", "both ways, end of text"])
 def test_autocast_is_that_of_the_model(kind):
     model = make_clip(**TOWERS[kind]).float()
