@@ -86,7 +86,9 @@ class ClassNames(NamedTuple):
         length: ``(classes,)``, how many of these belong to each class.
         pad: ``(dim,)``, embedding of the padding token.
         context_length: The number of positions of the tower.
-        causal: Whether a token sees only what stands before it.
+        causal: Whether a token sees only what stands before it, and nothing behind the end token is read.
+        names: The names themselves, for errors.
+        ending: How many tokens close each sentence: the full stop, where the tokenizer keeps it, and the end token.
     """
 
     start: Float[Tensor, "start dim"]
@@ -95,6 +97,8 @@ class ClassNames(NamedTuple):
     pad: Float[Tensor, " dim"]
     context_length: int
     causal: bool
+    names: tuple[str, ...]
+    ending: int
 
 
 class PromptedText(NamedTuple):
@@ -204,11 +208,15 @@ class PromptSelector(Protocol):
 
 @runtime_checkable
 class TextEncoder(Protocol):
-    """Turns prompted class sentences into features."""
+    """Turns prompted class sentences into features.
+
+    Attributes:
+        dim: Width of a token, which need not be that of a feature.
+    """
 
     dim: int
 
-    def __call__(self, text: PromptedText, /) -> Float[Tensor, "prompts classes dim"]:
+    def __call__(self, text: PromptedText, /) -> Float[Tensor, "prompts classes features"]:
         """Encode, without normalising."""
 
 

@@ -1,5 +1,7 @@
 """The only rooms that know timm and open_clip."""
 
+from fedprompt.backbones.open_clip_images import image_tokens
+from fedprompt.backbones.open_clip_text import TextTower
 from fedprompt.backbones.timm import vit_trunk
 
-__all__ = ["vit_trunk"]
+__all__ = ["TextTower", "image_tokens", "vit_trunk"]

@@ -1,7 +1,20 @@
-"""What is learned: tokens for transformers and pixels for convolutional networks, and how a frozen trunk runs with them."""
+"""What is learned: tokens for transformers, pixels for convolutional networks, words for CLIP; and how a frozen trunk runs with them."""
 
+from fedprompt.prompts.context import ContextPrompts, at_end, at_front, in_middle, prompted_text
 from fedprompt.prompts.encode import batch_streams, encode_prompted
 from fedprompt.prompts.padding import PadPrompts
 from fedprompt.prompts.visual import DeepPrompts, LayeredPrompts, ShallowPrompts
 
-__all__ = ["DeepPrompts", "LayeredPrompts", "PadPrompts", "ShallowPrompts", "batch_streams", "encode_prompted"]
+__all__ = [
+    "ContextPrompts",
+    "DeepPrompts",
+    "LayeredPrompts",
+    "PadPrompts",
+    "ShallowPrompts",
+    "at_end",
+    "at_front",
+    "batch_streams",
+    "encode_prompted",
+    "in_middle",
+    "prompted_text",
+]

@@ -1,0 +1,213 @@
+"""CLIP's learnable text context: what stands around a class name, and where."""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn as nn
+from jaxtyping import Float
+from torch import Tensor
+
+from fedprompt._checks import check_count, kind, wrong_type, wrong_value
+from fedprompt.interfaces import ClassNames, PromptedText
+
+
+class ContextPrompts(nn.Module):
+    r"""Learnable words around a class name (CoOp): tokens of CLIP's text tower in the place of "a photo of a".
+
+    Initial values are CoOp's, :math:`N(0, 0.02^2)`, or those of words. The parameter knows no class names: the same context serves other
+    classes, unless it is class-specific. FedOTP has two of these modules, one that travels and one that stays.
+
+    Args:
+        dim: Width of a token, ``tower.dim``.
+        num_context: Length of the context in tokens; without effect when `init` is given.
+        num_prompts: Contexts side by side. Equal ones stay equal where the loss treats them alike, so take `init` for one alone.
+        num_classes: Makes the context class-specific, one for each class; None: all classes share it.
+        init: (length, dim), such as ``tower.words("a photo of a")``; every prompt and class starts from it.
+        generator: For the initial values; None uses torch's global one.
+
+    Attributes:
+        context: Parameter (prompts, length, dim), class-specific (prompts, classes, length, dim); at least float32.
+
+    Raises:
+        TypeError: If a number is not an integer, or `init` not a floating-point tensor.
+        ValueError: If a number is out of range, or `init` does not have shape (length, dim).
+
+    Example:
+        >>> context = ContextPrompts(8, num_context=4, num_prompts=2)
+        >>> context().shape
+        torch.Size([2, 4, 8])
+        >>> list(context.state_dict())
+        ['context']
+
+    References:
+        Zhou et al., "Learning to Prompt for Vision-Language Models", IJCV 2022.
+    """
+
+    context: nn.Parameter
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        num_context: int = 16,
+        num_prompts: int = 1,
+        num_classes: int | None = None,
+        init: Float[Tensor, "length dim"] | None = None,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__()
+        check_count("dim", dim)
+        check_count("num_context", num_context, at_least=0)
+        check_count("num_prompts", num_prompts)
+        if num_classes is not None:
+            check_count("num_classes", num_classes)
+        rows = (num_prompts,) if num_classes is None else (num_prompts, num_classes)
+        if init is None:
+            device = None if generator is None else generator.device
+            values = torch.empty((*rows, num_context, dim), device=device).normal_(0, 0.02, generator=generator)
+        else:
+            values = _checked_init(init, dim).repeat(*rows, 1, 1)
+        self.context = nn.Parameter(values)
+
+    def forward(self) -> Float[Tensor, "prompts *classes length dim"]:
+        """Return the context."""
+        return self.context
+
+    def extra_repr(self) -> str:
+        """Show the sizes."""
+        num_prompts, *classes, length, dim = self.context.shape
+        return f"{dim}, num_context={length}, num_prompts={num_prompts}" + "".join(f", num_classes={number}" for number in classes)
+
+
+def at_end(num_context: int) -> int:
+    """Put the class name at the end: "[context] name."; what every class shares is then longest.
+
+    Args:
+        num_context: Length of the context in tokens.
+
+    Returns:
+        How many context tokens stand before the name, here all of them.
+
+    Example:
+        >>> at_end(16)
+        16
+    """
+    return num_context
+
+
+def in_middle(num_context: int) -> int:
+    """Put the class name into the middle: "[first half] name [second half]."; an odd length has one token more behind.
+
+    Args:
+        num_context: Length of the context in tokens.
+
+    Returns:
+        How many context tokens stand before the name.
+
+    Example:
+        >>> in_middle(5)
+        2
+    """
+    return num_context // 2
+
+
+def at_front(num_context: int) -> int:
+    """Put the class name at the front: "name [context]."; classes then share nothing but the start of the text.
+
+    Args:
+        num_context: Length of the context in tokens.
+
+    Returns:
+        How many context tokens stand before the name, here none.
+
+    Example:
+        >>> at_front(16)
+        0
+    """
+    return 0
+
+
+def prompted_text(
+    context: Float[Tensor, "prompts *classes length dim"], names: ClassNames, *, place: Callable[[int], int] = at_end
+) -> PromptedText:
+    """Write one sentence for each prompt and class: start of text, context and class name, full stop, end of text.
+
+    Pure tensor operations: gradients reach the context, and ``torch.compile`` and ``torch.func.vmap`` go through.
+
+    Args:
+        context: (prompts, length, dim), or (prompts, classes, length, dim) when class-specific. Concatenate the modules of a client, as in
+            ``torch.cat([shared(), private()])``.
+        names: From ``tower.class_names``.
+        place: Where the name stands, :func:`at_end`, :func:`in_middle` or :func:`at_front`; any function from the length of the context
+            to the number of its tokens before the name.
+
+    Returns:
+        The sentences, their common tokens (start, and what of a shared context stands before the name) apart from the rest.
+
+    Raises:
+        TypeError: If `context` is not a floating-point tensor or `names` not a :class:`ClassNames`.
+        ValueError: If the shapes do not fit, `place` leaves the context, or a name is too long for the tower with such a context.
+
+    Example:
+        >>> names = ClassNames(  # what tower.class_names(["cat", "polar bear"]) would say
+        ...     start=torch.zeros(1, 8), tokens=torch.zeros(2, 4, 8), length=torch.tensor([3, 4]), pad=torch.zeros(8),
+        ...     context_length=77, causal=True, names=("cat", "polar bear"), ending=2)
+        >>> text = prompted_text(ContextPrompts(8, num_context=16)(), names)
+        >>> text.prefix.shape, text.suffix.shape, text.end
+        (torch.Size([1, 17, 8]), torch.Size([1, 2, 4, 8]), tensor([19, 20]))
+    """
+    _check_context(context, names)
+    num_prompts, length, num_classes = context.shape[0], context.shape[-2], len(names.names)
+    before = place(length)
+    check_count("place(length)", before, at_least=0)
+    if before > length:
+        raise wrong_value("place(length)", f"be at most the length {length} of the context", before)
+    start = names.start.expand(num_prompts, -1, -1)
+    leading, trailing = context[..., :before, :], context[..., before:, :]
+    if context.ndim == 4:
+        prefix, suffix = start, torch.cat([leading, _behind_names(trailing, names)], 2)
+    else:
+        prefix = torch.cat([start, leading], 1)
+        suffix = _behind_names(trailing[:, None].expand(-1, num_classes, -1, -1), names)
+    if not names.causal:
+        missing = names.context_length - prefix.shape[1] - suffix.shape[2]
+        suffix = torch.cat([suffix, names.pad.expand(num_prompts, num_classes, missing, -1)], 2)
+    return PromptedText(prefix, suffix, names.length + (len(names.start) + length - 1))
+
+
+def _behind_names(trailing: Tensor, names: ClassNames) -> Tensor:
+    """Put context (prompts, classes, length, dim) between each name and what closes its sentence."""
+    words = names.tokens.expand(len(trailing), -1, -1, -1)
+    num_words, num_trailing = words.shape[2], trailing.shape[2]
+    if num_trailing == 0:
+        return words
+    position = torch.arange(num_words + num_trailing, device=words.device)
+    past_name = position - (names.length - names.ending)[:, None]
+    from_words = torch.where(past_name < 0, position, position - num_trailing)
+    source = torch.where((past_name >= 0) & (past_name < num_trailing), num_words + past_name, from_words)
+    classes = torch.arange(len(source), device=words.device)[:, None]
+    return torch.cat([words, trailing], 2)[:, classes, source]
+
+
+def _checked_init(init: object, dim: int) -> Tensor:
+    if not isinstance(init, Tensor) or not init.is_floating_point():
+        raise wrong_type("init", "be a floating-point tensor of shape (length, dim)", kind(init))
+    if init.ndim != 2 or init.shape[1] != dim:
+        raise wrong_value("init", f"have shape (length, {dim})", tuple(init.shape))
+    return init.detach().to(torch.promote_types(init.dtype, torch.float32))
+
+
+def _check_context(context: object, names: object) -> None:
+    if not isinstance(names, ClassNames):
+        raise wrong_type("names", "be ClassNames, from tower.class_names", kind(names))
+    if not isinstance(context, Tensor) or not context.is_floating_point():
+        raise wrong_type("context", "be a floating-point tensor", kind(context))
+    num_classes, longest, dim = names.tokens.shape
+    if context.ndim not in (3, 4) or context.shape[-1] != dim or context.shape[1:-2] not in ((), (num_classes,)):
+        rule = f"have shape (prompts, length, {dim}) or (prompts, {num_classes}, length, {dim})"
+        raise wrong_value("context", rule, tuple(context.shape))
+    room = names.context_length - len(names.start) - context.shape[-2]
+    if longest > room:
+        name = names.names[int(names.length.argmax())]
+        rule = f"have at most {room} tokens each, so that {context.shape[-2]} of context fit into {names.context_length}"
+        raise wrong_value("names", rule, f"{name!r} with {longest}, full stop and end of text included")

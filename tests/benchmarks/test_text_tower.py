@@ -1,0 +1,76 @@
+"""What a text tower costs: 2 prompts of 16 tokens for 100 classes, whole sentences of 77 tokens against what the library runs.
+
+The tower is CLIP's in everything but size (width 256, 2 layers), with random weights; all sides do the same forward and backward pass.
+"""
+
+from functools import partial
+from itertools import product
+
+import open_clip
+import pytest
+import torch
+
+from fedprompt import ContextPrompts, TextTower, prompted_text
+from tolerance import assert_near
+
+pytestmark = pytest.mark.benchmark
+COLOURS = ("red", "blue", "green", "black", "white", "grey", "brown", "yellow", "pink", "golden")
+THINGS = ("cat", "dog", "horse", "bird", "car", "boat", "tree", "house", "road", "lamp")
+NAMES = [f"{colour} {thing}" for colour, thing in product(COLOURS, THINGS)]  # four tokens each, with full stop and end
+
+
+@pytest.fixture(scope="module")
+def clip_model():
+    vision = {"layers": 1, "width": 8, "head_width": 8, "patch_size": 8, "image_size": 8}
+    text = {"context_length": 77, "vocab_size": 49408, "width": 256, "heads": 4, "layers": 2}
+    return open_clip.model.CLIP(256, vision, text)
+
+
+def whole_sentences(tower, names, context):
+    """As published: every sentence in full length, pooled after the last norm."""
+    model, text = tower.model, prompted_text(context, names)
+    num_prompts, num_classes, length, dim = text.suffix.shape
+    padding = names.pad.expand(num_prompts, num_classes, 77 - text.prefix.shape[1] - length, dim)
+    tokens = torch.cat([text.prefix[:, None].expand(-1, num_classes, -1, -1), text.suffix, padding], 2).flatten(0, 1)
+    hidden = model.ln_final(model.transformer(tokens + model.positional_embedding, attn_mask=model.attn_mask))
+    pooled = hidden[torch.arange(len(hidden)), text.end.repeat(num_prompts)] @ model.text_projection
+    return pooled.unflatten(0, (num_prompts, num_classes))
+
+
+def truncated(tower, names, context):
+    """Cut behind the end of text, but nothing shared: a context that claims to be class-specific."""
+    return tower(prompted_text(context[:, None].expand(-1, len(NAMES), -1, -1), names))
+
+
+def shared(tower, names, context):
+    return tower(prompted_text(context, names))
+
+
+def step(encode, tower, names, context):
+    (gradient,) = torch.autograd.grad(encode(tower, names, context).square().sum(), context)
+    return gradient
+
+
+def test_text_tower(meter, clip_model):
+    tower = TextTower(clip_model, open_clip.tokenizer.SimpleTokenizer())
+    setting = tower, tower.class_names(NAMES), ContextPrompts(tower.dim, num_prompts=2, generator=torch.Generator().manual_seed(0))()
+    calls = {encode.__name__: partial(step, encode, *setting) for encode in (whole_sentences, truncated, shared)}
+    expected = calls["whole_sentences"]()
+    for call in calls.values():
+        assert_near(call(), expected)
+    seconds, peak = meter.seconds(**calls), meter.peak_bytes(**calls)
+    for way, time, memory in (("truncated", 3.3, None), ("shared", 12.0, 9.0)):
+        meter.report(f"text tower, forward and backward: whole / {way}, time", seconds["whole_sentences"] / seconds[way], at_least=time)
+        meter.report(f"text tower, forward and backward: whole / {way}, memory", peak["whole_sentences"] / peak[way], at_least=memory)
+
+
+def test_class_chunks(meter, clip_model):
+    """Memory of a chunk, for a second forward pass."""
+    chunks = {"all": None, "chunks": 20}
+    towers = {name: TextTower(clip_model, open_clip.tokenizer.SimpleTokenizer(), class_chunk=chunk) for name, chunk in chunks.items()}
+    names = towers["all"].class_names(NAMES)
+    context = ContextPrompts(towers["all"].dim, num_prompts=2, num_classes=len(NAMES), generator=torch.Generator().manual_seed(0))()
+    calls = {name: partial(step, shared, tower, names, context) for name, tower in towers.items()}
+    seconds, peak = meter.seconds(**calls), meter.peak_bytes(**calls)
+    meter.report("class-specific contexts: all classes / chunks of a fifth, memory", peak["all"] / peak["chunks"], at_least=2.0)
+    meter.report("class-specific contexts: chunks of a fifth / all classes, time", seconds["chunks"] / seconds["all"], at_most=1.8)
