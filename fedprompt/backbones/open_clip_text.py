@@ -72,8 +72,8 @@ class TextTower:
         self.causal = text.attn_mask is not None and self._pool_type in ("argmax", "eos")
         # Looked through at every pass, so kept as flat lists.
         used = [text.transformer, text.ln_final, text.token_embedding, text.text_projection]
-        self._modules = [module for part in used if isinstance(part, nn.Module) for module in part.modules()]
-        self._parameters = [parameter for module in self._modules for parameter in module.parameters(recurse=False)]
+        self._all_modules = [module for part in used if isinstance(part, nn.Module) for module in part.modules()]
+        self._all_parameters = [parameter for module in self._all_modules for parameter in module.parameters(recurse=False)]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "TextTower":
         return self
@@ -179,9 +179,9 @@ class TextTower:
             raise wrong_value("text", f"have {'at most' if self.causal else 'exactly'} {self.context_length} tokens", length)
         if torch.compiler.is_compiling():
             return
-        if any(module.training for module in self._modules):
+        if any(module.training for module in self._all_modules):
             raise wrong_value("tower", "stay in eval mode, as frozen(model) left it", "a model in train mode")
-        if any(parameter.requires_grad for parameter in self._parameters):
+        if any(parameter.requires_grad for parameter in self._all_parameters):
             raise wrong_value("tower", "stay frozen, as frozen(model) left it", "a model with parameters that require gradients")
 
 
