@@ -9,3 +9,4 @@ from fedprompt.freezing import *
 from fedprompt.interfaces import *
 from fedprompt.metrics import *
 from fedprompt.prompts import *
+from fedprompt.transport import *

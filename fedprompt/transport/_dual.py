@@ -1,0 +1,58 @@
+"""The semi-dual of FedOTP's problem: concave in the column duals, with a slope and a curvature that one pass over the rows gives."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedprompt.transport._elimination import couplings, eliminate
+from fedprompt.transport._problem import Problem
+
+GROUND = 1e-7  # of each column's mass: keeps the curvature regular when every row is full
+
+
+class Evaluation(NamedTuple):
+    """What one pass finds; the plan at these duals is ``kernel * scale[:, None] * v[..., None]``.
+
+    Attributes:
+        scale: ``(problems, rows)``, what each row multiplies its kernel by.
+        slope: ``(problems, columns)``, what each column takes less what it is given.
+        error: ``(problems,)``, the largest slope relative to its column's mass.
+        newton: ``(problems, columns)``, the Newton step in log v.
+    """
+
+    scale: Tensor
+    slope: Tensor
+    error: Tensor
+    newton: Tensor
+
+
+def demand(kernel: Tensor, v: Tensor) -> Tensor:
+    """Return what the columns ask of each row, ``kernel^T v``, and never quite 0."""
+    s = kernel[:, 0] * v[:, :1]
+    for j in range(1, v.shape[1]):
+        s = torch.addcmul(s, kernel[:, j], v[:, j : j + 1])
+    return s.clamp(min=1e-18)
+
+
+def evaluate(problem: Problem, kernel: Tensor, v: Tensor, cap: Tensor) -> Evaluation:
+    """Let each row give ``min(a / s, cap)`` of its demand s, and measure what the columns get.
+
+    A row is full where the first is the smaller. Slack rows answer each column alone; in a full row the columns compete, and what one
+    gains the others lose. So minus the curvature is a diagonal of slack mass plus the Laplacian of ``T_j T_k / a`` over full rows.
+    """
+    inverse = demand(kernel, v).reciprocal()
+    ratio = problem.a * inverse
+    scale, slack = torch.minimum(ratio, cap), (ratio > cap).to(v.dtype)
+    plan = [column * scale for column in kernel.unbind(1)]  # by columns: compiled, all sums are one loop
+    given = v * torch.stack([column.sum(1) for column in plan], 1)
+    free = v * torch.stack([(column * slack).sum(1) for column in plan], 1)
+    # With no row ever slack, the duals are known up to a constant only: the last is pinned.
+    free = torch.addcmul(free, given, problem.pinned).add(problem.b, alpha=GROUND)
+    off = [
+        v[:, j : j + 1] * v[:, j + 1 :] * products
+        for j, products in enumerate(couplings(plan, torch.addcmul(inverse, slack, inverse, value=-1), kernel))
+    ]
+    slope = problem.b - given
+    newton = eliminate(free, off, slope)
+    return Evaluation(scale, slope, (slope / problem.b).abs().amax(1), newton)

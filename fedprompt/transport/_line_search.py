@@ -1,0 +1,81 @@
+"""Newton with a line search, in float64: for costs that are large against epsilon, and for masses close to full."""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedprompt.transport._dual import Evaluation, evaluate
+from fedprompt.transport._problem import Problem
+
+
+class Search(NamedTuple):
+    """Where each problem's search stands, all ``(problems, columns)`` or ``(problems, 1)``."""
+
+    base: Tensor  # log v, the last accepted
+    direction: Tensor
+    length: Tensor  # of the step tried last
+    slope: Tensor  # of the dual along the direction, at the base
+
+
+def climb(problem: Problem, v: Tensor | None, *, epsilon: float, tolerance: float, max_iterations: int) -> tuple[Tensor, Tensor]:
+    """Solve, from the duals of :func:`newton`'s plain steps if there are any; return plan and number of Newton steps.
+
+    Trials that shorten a step are not counted, and there are at most two for each step on average; a compiled graph has none to spare.
+    """
+    dtype, problem = problem.cost.dtype, problem.double()
+    cost = (problem.cost - problem.cost.amin(2, keepdim=True)) / epsilon
+    x = problem.b.log() - (-cost).exp().sum(2).log()  # all rows slack: below the solution
+    if v is not None:
+        warm = v.to(x.dtype).log()
+        x = torch.where(torch.isfinite(warm), warm, x)
+    nothing, ones = torch.zeros_like(x[:, :1]), torch.ones_like(x)
+    search = Search(x, torch.zeros_like(x), nothing + 1, nothing)
+    active = torch.ones_like(nothing, dtype=torch.bool)
+    iterations = torch.zeros_like(active, dtype=torch.int64)
+    for _ in range(3 * max_iterations if problem.eager else max_iterations):
+        kernel, cap = _kernel(problem, cost, x)
+        now = evaluate(problem, kernel, ones, cap)
+        active = active & (now.error[:, None] > 0.9 * tolerance) & (iterations < max_iterations)
+        if problem.eager and not bool(active.any()):
+            break
+        search, accepted = _next(search, x, now, (now.scale < cap).all(1, keepdim=True) & ~problem.full)
+        x = torch.where(active, search.base + search.length * search.direction, x)
+        iterations += active & accepted
+    kernel, cap = _kernel(problem, cost, x)
+    return (kernel * torch.minimum(problem.a / kernel.sum(1), cap)[:, None]).to(dtype), iterations[:, 0]
+
+
+def _kernel(problem: Problem, cost: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return ``exp(x - cost)`` with 1 as the largest entry of each row, and what was divided out: no row can underflow."""
+    exponent = x[..., None] - cost
+    top = exponent.amax(1)
+    # Beyond exp(60) a row is full whatever it asks. Where the columns take all there is, every row is full.
+    cap = torch.where(problem.full, math.inf, top.clamp(max=60).exp())
+    return (exponent - top[:, None]).exp(), cap
+
+
+def _next(search: Search, x: Tensor, now: Evaluation, beyond: Tensor) -> tuple[Search, Tensor]:
+    """Accept x and look in Newton's direction, or shorten the step, problem by problem; return also which were accepted.
+
+    The dual is concave: its slope along a direction falls. A step is too long where that slope has become steeply negative, or negative
+    and all rows are full (`beyond`): there the dual is flat, and hides how far it is. The secant through both slopes says how much too
+    long. Where the slope has hardly fallen, the next step goes twice as far.
+    """
+    here = (now.slope * search.direction).sum(1, keepdim=True)
+    accepted = here >= torch.where(beyond, 0.0, -0.5 * search.slope)
+    shorter = search.length * (search.slope / (search.slope - here)).nan_to_num(nan=0.5).clamp(0.1, 0.7)
+    longer = torch.where(here > 0.5 * search.slope, 2 * search.length, 1.0)
+    direction = now.newton.sign() * now.newton.abs().log1p()  # v * (1 + d), or v / (1 - d) downwards
+    ascends = (now.slope * direction).sum(1, keepdim=True) > 0
+    longest = now.newton.abs().amax(1, keepdim=True).clamp(min=2)
+    direction = torch.where(ascends, direction, 2 / longest * now.newton)  # Newton's own direction always does
+    slope = (now.slope * direction).sum(1, keepdim=True)
+    following = Search(
+        base=torch.where(accepted, x, search.base),
+        direction=torch.where(accepted, direction, search.direction),
+        length=torch.where(accepted, longer, shorter),
+        slope=torch.where(accepted, slope, search.slope),
+    )
+    return following, accepted

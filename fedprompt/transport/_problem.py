@@ -1,0 +1,156 @@
+"""What all solvers share: checks, one layout, chunks of bounded memory, and the measured result."""
+
+import math
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedprompt._checks import check_count, check_number, kind, values_readable, wrong_type, wrong_value
+from fedprompt.interfaces import Coupling
+
+CHUNK = {"cpu": 2**21}  # entries of the cost at a time: on a CPU what a cache can hold,
+CHUNK_ELSEWHERE = 2**27  # on an accelerator half a gigabyte of float32
+
+
+class Problem(NamedTuple):
+    """A flat batch of problems, the long axis last.
+
+    Attributes:
+        cost: ``(problems, columns, rows)``, float32 or float64.
+        a: ``(problems, rows)``, what each row has.
+        b: ``(problems, columns)``, what each column takes.
+        full: ``(problems, 1)``, whether the columns take all that the rows have.
+        pinned: ``(problems, columns)``, 1 for the last column of such problems and 0 elsewhere.
+        eager: Whether a solver may look at values, to stop when it is done.
+    """
+
+    cost: Tensor
+    a: Tensor
+    b: Tensor
+    full: Tensor
+    pinned: Tensor
+    eager: bool
+
+    def take(self, part: slice | Tensor) -> "Problem":
+        """Return some of the problems."""
+        return Problem(self.cost[part], self.a[part], self.b[part], self.full[part], self.pinned[part], self.eager)
+
+    def double(self) -> "Problem":
+        """Return the same problems in float64, where the device has it."""
+        if self.cost.device.type == "mps":
+            return self
+        return Problem(self.cost.double(), self.a.double(), self.b.double(), self.full, self.pinned.double(), self.eager)
+
+    def chunks(self) -> Iterator[slice]:
+        """Cut into parts of bounded size; a compiled graph stays whole."""
+        problems, columns, rows = self.cost.shape
+        size = problems if not self.eager else CHUNK.get(self.cost.device.type, CHUNK_ELSEWHERE) // (columns * rows)
+        return (slice(start, start + max(size, 1)) for start in range(0, problems, max(size, 1)))
+
+
+Kernel = Callable[[Problem], tuple[Tensor, Tensor, Tensor]]
+"""Solves a :class:`Problem`: plan (problems, columns, rows), each problem's :func:`violation`, and how many iterations it took."""
+
+
+def check_options(epsilon: float, tolerance: float, max_iterations: int) -> None:
+    """Require hyper-parameters of an iterative solver."""
+    check_number("epsilon", epsilon, above=0)
+    check_number("tolerance", tolerance, above=0)
+    check_count("max_iterations", max_iterations)
+
+
+@torch.no_grad()
+def couple(cost: Tensor, a: Tensor, b: Tensor, kernel: Kernel, *, rows_exact: bool = False) -> Coupling:
+    """Check, flatten, solve chunk by chunk, and measure how far the plan is from what was asked."""
+    _check_layout(cost, a, b)
+    eager = values_readable(cost, a, b)
+    # Masses of a half precision do not add up to what was meant: allow for its rounding.
+    slack = max(1e-6, *(4 * torch.finfo(mass.dtype).eps for mass in (a, b)))
+    if eager and not _seems_valid(cost, a, b, slack, rows_exact):
+        _explain(cost, a, b, slack, rows_exact)
+    with torch.autocast(cost.device.type, enabled=False):
+        problem = _flat(cost, a, b, slack)
+        plan = torch.empty_like(problem.cost)
+        error, iterations = problem.a.new_empty(len(plan)), torch.empty(len(plan), dtype=torch.int64, device=cost.device)
+        for part in problem.chunks():
+            plan[part], error[part], iterations[part] = kernel(problem.take(part))
+    batch = cost.shape[:-2]
+    return Coupling(plan.transpose(1, 2).reshape(cost.shape), error.reshape(batch), iterations.reshape(batch))
+
+
+def violation(plan: Tensor, problem: Problem, *, rows_exact: bool = False) -> Tensor:
+    """Return each problem's largest relative violation of a marginal; of capped rows only the excess counts."""
+    excess = (plan.sum(1) - problem.a) / problem.a.clamp(min=torch.finfo(plan.dtype).tiny)
+    rows = excess.abs() if rows_exact else excess.clamp(min=0)
+    return torch.maximum(rows.amax(1), ((plan.sum(2) - problem.b) / problem.b).abs().amax(1))
+
+
+def _flat(cost: Tensor, a: Tensor, b: Tensor, slack: float) -> Problem:
+    dtype = torch.promote_types(torch.promote_types(cost.dtype, torch.float32), torch.promote_types(a.dtype, b.dtype))
+    *batch, rows, columns = cost.shape
+    problems = math.prod(batch)
+    a = a.to(dtype).expand(*batch, rows).reshape(problems, rows)
+    b = b.to(dtype).expand(*batch, columns).reshape(problems, columns)
+    total, taken = a.sum(1, keepdim=True), b.sum(1, keepdim=True)
+    full = taken >= total * (1 - slack)
+    return Problem(
+        cost.to(dtype).transpose(-2, -1).reshape(problems, columns, rows).contiguous(),
+        torch.where(full, a * (taken / total), a),  # equal masses, to the last bit that the dtype has
+        b,
+        full,
+        torch.cat([torch.zeros_like(b[:, 1:]), full.to(dtype)], 1),
+        values_readable(cost, a, b),
+    )
+
+
+def _check_layout(cost: Tensor, a: Tensor, b: Tensor) -> None:
+    for name, tensor, axes in (("cost", cost, "(..., rows, columns)"), ("a", a, "(..., rows)"), ("b", b, "(..., columns)")):
+        if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
+            raise wrong_type(name, f"be a floating-point tensor {axes}", kind(tensor))
+        if tensor.device != cost.device:
+            raise wrong_value(name, f"lie on the device of `cost` {cost.device}", tensor.device)
+    if cost.ndim < 2 or 0 in cost.shape[-2:]:
+        raise wrong_value("cost", "have shape (..., rows, columns) with at least one row and one column", tuple(cost.shape))
+    *batch, rows, columns = cost.shape
+    for name, mass, size in (("a", a, rows), ("b", b, columns)):
+        leading = mass.shape[:-1]
+        fits = len(leading) <= len(batch) and all(x in (1, y) for x, y in zip(reversed(leading), reversed(batch), strict=False))
+        if mass.ndim < 1 or mass.shape[-1] != size or not fits:
+            raise wrong_value(name, f"have shape (..., {size}) to match `cost` {tuple(cost.shape)}", tuple(mass.shape))
+
+
+def _seems_valid(cost: Tensor, a: Tensor, b: Tensor, slack: float, rows_exact: bool) -> bool:
+    """Whether all values may pass: one sync. A false alarm (a sum that overflows) is for :func:`_explain` to find out."""
+    finite = torch.isfinite(cost.sum(dtype=torch.promote_types(cost.dtype, torch.float32)))
+    return bool(finite & ~(_wrong_rows(a) | _wrong_columns(b) | _unequal(a, b, slack, rows_exact)).any())
+
+
+def _wrong_rows(a: Tensor) -> Tensor:
+    return ~(torch.isfinite(a) & (a >= 0)).all(-1)
+
+
+def _wrong_columns(b: Tensor) -> Tensor:
+    return ~(torch.isfinite(b) & (b > 0)).all(-1)
+
+
+def _unequal(a: Tensor, b: Tensor, slack: float, rows_exact: bool) -> Tensor:
+    has, takes = (mass.sum(-1, dtype=torch.promote_types(mass.dtype, torch.float32)) for mass in (a, b))
+    return (takes > has * (1 + slack)) | ((takes < has * (1 - slack)) if rows_exact else False)
+
+
+def _explain(cost: Tensor, a: Tensor, b: Tensor, slack: float, rows_exact: bool) -> None:
+    rules = (
+        ("cost", "be finite", ~torch.isfinite(cost).all(-1).all(-1)),
+        ("a", "be finite and at least 0", _wrong_rows(a)),
+        ("b", "be finite and above 0", _wrong_columns(b)),
+        ("b", f"sum to {'the sum' if rows_exact else 'at most the sum'} of `a`", _unequal(a, b, slack, rows_exact)),
+    )
+    for name, rule, wrong in rules:
+        problems = torch.nonzero(wrong.expand(cost.shape[:-2])).tolist()
+        if problems:
+            shown = ", ".join(str(tuple(index)) for index in problems[:5]) + (", ..." if len(problems) > 5 else "")
+            where = f" in problem{'s' if len(problems) > 1 else ''} {shown}" if cost.ndim > 2 else ""
+            takes, has = (mass.sum(-1).expand(cost.shape[:-2])[tuple(problems[0])].item() for mass in (b, a))
+            raise wrong_value(name, rule, (f"{takes:g} of {has:g}" if "sum" in rule else "values that are not") + where)

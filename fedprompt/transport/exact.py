@@ -1,0 +1,88 @@
+"""The two ends of the entropy's weight: none, and nothing else."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from fedprompt.interfaces import Coupling
+from fedprompt.transport._problem import Problem, couple, violation
+
+
+def exact(cost: Float[Tensor, "*batch rows columns"], a: Float[Tensor, "*#batch rows"], b: Float[Tensor, "*#batch columns"]) -> Coupling:
+    r"""Solve the linear program that :func:`newton` approaches as `epsilon` goes to 0, by POT's network simplex.
+
+    .. math:: \min_T \; \langle C, T \rangle \quad \text{with} \quad T \mathbf 1 \le a, \; T^\top \mathbf 1 = b, \; T \ge 0
+
+    What the rows keep goes to one more column of cost 0. One problem after the other, on the CPU: for evaluation and tests.
+
+    Args:
+        cost: One problem for each leading index; finite.
+        a: Mass of the rows, at least 0.
+        b: Mass of the columns, above 0; sums to at most the sum of `a`.
+
+    Returns:
+        A plan, without a graph and in float32 at least, with each problem's violation; POT does not count its iterations, so they are 0.
+
+    Raises:
+        TypeError: If an argument is of the wrong kind.
+        ValueError: If shapes disagree, a mass lies outside its range, or a cost is not finite; names the problems.
+
+    Example:
+        The cheapest half of the rows is enough.
+
+        >>> exact(torch.tensor([[0.3], [0.1], [0.2], [0.4]]), torch.full((4,), 0.25), torch.tensor([0.5])).plan.flatten()
+        tensor([0.0000, 0.2500, 0.2500, 0.0000])
+
+    References:
+        Bonneel et al., "Displacement Interpolation Using Lagrangian Mass Transport", SIGGRAPH Asia 2011.
+    """
+    return couple(cost, a, b, _simplex)
+
+
+def _simplex(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
+    import ot
+
+    plans = []
+    for cost, a, b in zip(problem.cost.double().cpu(), problem.a.double().cpu(), problem.b.double().cpu(), strict=True):
+        kept = (a.sum() - b.sum()).clamp(min=0)
+        masses = torch.cat([b, kept[None]])
+        padded = torch.cat([cost, torch.zeros_like(cost[:1])]).T.contiguous()
+        plans.append(torch.from_numpy(ot.emd((a * (masses.sum() / a.sum())).numpy(), masses.numpy(), padded.numpy()))[:, :-1].T)
+    plan = torch.stack(plans) if plans else problem.cost
+    return _at_once(plan.to(problem.cost), problem)
+
+
+def independent(
+    cost: Float[Tensor, "*batch rows columns"], a: Float[Tensor, "*#batch rows"], b: Float[Tensor, "*#batch columns"]
+) -> Coupling:
+    r"""Give every column the same share of every row, :math:`T = a b^\top / \sum a`, whatever the cost.
+
+    What :func:`newton` approaches as `epsilon` grows. As a matcher's solver it averages similarities, FedOTP's ablation without transport.
+
+    Args:
+        cost: One problem for each leading index; finite.
+        a: Mass of the rows, at least 0.
+        b: Mass of the columns, above 0; sums to at most the sum of `a`.
+
+    Returns:
+        The plan, without a graph and in float32 at least, after 0 iterations.
+
+    Raises:
+        TypeError: If an argument is of the wrong kind.
+        ValueError: If shapes disagree, a mass lies outside its range, or a cost is not finite; names the problems.
+
+    Example:
+        >>> independent(torch.rand(2, 2), torch.tensor([0.25, 0.75]), torch.tensor([0.4, 0.4])).plan
+        tensor([[0.1000, 0.1000],
+                [0.3000, 0.3000]])
+    """
+    return couple(cost, a, b, _product)
+
+
+def _product(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
+    plan = problem.b[..., None] * (problem.a / problem.a.sum(1, keepdim=True))[:, None]
+    return _at_once(plan, problem)
+
+
+def _at_once(plan: Tensor, problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
+    return plan, violation(plan, problem), torch.zeros(len(plan), dtype=torch.int64, device=plan.device)

@@ -1,0 +1,115 @@
+"""Newton's method for FedOTP's transport problem, on the few column duals."""
+
+import math
+from functools import partial
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from fedprompt.interfaces import Coupling
+from fedprompt.transport._dual import demand, evaluate
+from fedprompt.transport._line_search import climb
+from fedprompt.transport._problem import Problem, check_options, couple, violation
+
+PLAIN_STEPS = 12  # a problem that needs more goes to the line search
+COMPILED_STEPS = 8  # costs of cosines at SMOOTH or more need no more for masses up to 0.95
+FARTHEST = 1e3  # twelve steps of this factor stay within float32
+SMOOTH = 0.05  # compiled: from this epsilon on, costs of cosines need no line search
+
+
+def newton(
+    cost: Float[Tensor, "*batch rows columns"],
+    a: Float[Tensor, "*#batch rows"],
+    b: Float[Tensor, "*#batch columns"],
+    *,
+    epsilon: float = 0.1,
+    tolerance: float = 1e-5,
+    max_iterations: int = 100,
+) -> Coupling:
+    r"""Solve FedOTP's transport problem: rows give at most what they have, columns take exactly what they need.
+
+    .. math:: \min_T \; \langle C, T \rangle + \epsilon \langle T, \log T \rangle
+              \quad \text{with} \quad T \mathbf 1 \le a, \; T^\top \mathbf 1 = b, \; T \ge 0
+
+    Only the column duals are unknown: each row follows from them in closed form. Newton's method on these few numbers needs 3 to 15
+    passes over the cost where FedOTP's own alternation (:func:`dykstra`) needs 10 to some thousand. Problems that do not converge at once
+    get a line search in float64.
+
+    A problem's plan depends neither on its companions in the batch nor on a constant added to its cost. A row of mass 0 gives nothing.
+    With ``b.sum() == a.sum()`` all rows are full, which is :func:`sinkhorn`'s problem. Costs of a half precision, and everything under
+    autocast, are solved in float32.
+
+    Args:
+        cost: One problem for each leading index; finite.
+        a: Mass of the rows, at least 0.
+        b: Mass of the columns, above 0; sums to at most the sum of `a`.
+        epsilon: Weight of the entropy, above 0; the smaller, the closer to the linear program. The paper's is 0.1.
+        tolerance: Largest relative violation of a marginal at which a problem counts as solved; below what the dtype resolves, the
+            latter is meant.
+        max_iterations: Most evaluations for one problem. What was reached stands in the result's `error`. Under ``torch.compile`` the
+            number of evaluations is fixed, 8 for an `epsilon` of at least 0.05 and otherwise 40 (at most this), and no value is checked.
+
+    Returns:
+        The plan, without a graph and in float32 at least, with each problem's violation and number of evaluations.
+
+    Raises:
+        TypeError: If an argument is of the wrong kind.
+        ValueError: If shapes disagree, a mass or hyper-parameter lies outside its range, or a cost is not finite; names the problems.
+
+    Example:
+        Four patches with a quarter each, two prompts that take 0.4 each: every prompt finds the patches close to it.
+
+        >>> cost = torch.tensor([[0.1, 0.9], [0.2, 0.9], [0.9, 0.1], [0.9, 0.2]])
+        >>> coupling = newton(cost, torch.full((4,), 0.25), torch.full((2,), 0.4))
+        >>> coupling.plan.sum(0)
+        tensor([0.4000, 0.4000])
+        >>> coupling.plan.sum(1).max() <= 0.25 + 1e-6
+        tensor(True)
+
+    References:
+        Li et al., "Global and Local Prompts Cooperation via Optimal Transport for Federated Learning", CVPR 2024, Eq. 7.
+    """
+    check_options(epsilon, tolerance, max_iterations)
+    return couple(cost, a, b, partial(_solve, epsilon=epsilon, tolerance=tolerance, max_iterations=max_iterations))
+
+
+def _solve(problem: Problem, *, epsilon: float, tolerance: float, max_iterations: int) -> tuple[Tensor, Tensor, Tensor]:
+    tolerance = max(tolerance, 8 * torch.finfo(problem.cost.dtype).eps)
+    if not problem.eager and epsilon < SMOOTH:
+        plan, iterations = climb(problem, None, epsilon=epsilon, tolerance=tolerance, max_iterations=min(max_iterations, 40))
+        return plan, violation(plan, problem), iterations
+    steps = min(max_iterations, PLAIN_STEPS if problem.eager else COMPILED_STEPS)
+    plan, v, iterations = _plain_steps(problem, epsilon=epsilon, tolerance=tolerance, max_iterations=steps)
+    error = violation(plan, problem)
+    if problem.eager and max_iterations > steps:
+        left = torch.nonzero(~(error <= tolerance)).flatten()
+        if len(left):
+            rest = problem.take(left)
+            plan[left], more = climb(rest, v[left], epsilon=epsilon, tolerance=tolerance, max_iterations=max_iterations - steps)
+            iterations[left] += more
+            error[left] = violation(plan[left], rest)
+    return plan, error, iterations
+
+
+def _plain_steps(problem: Problem, *, epsilon: float, tolerance: float, max_iterations: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Newton steps ``v * (1 + d)``, or ``v / (1 - d)`` downwards, without a line search; return plan, v and the number of evaluations.
+
+    Starts where all rows are slack, which is below the solution, with a kernel whose columns each have 1 as the largest entry. A problem
+    whose error is small takes the step it has just computed, which squares the error, and then rests.
+    """
+    kernel = (problem.cost - problem.cost.amin(2, keepdim=True)).mul_(-1 / epsilon).exp_()
+    v = problem.b / kernel.sum(2)
+    cap = torch.where(problem.full, math.inf, 1.0).to(v.dtype)
+    active, near = torch.ones_like(cap[:, 0], dtype=torch.bool), 0.2 * math.sqrt(tolerance)
+    iterations = torch.zeros_like(active, dtype=torch.int64)
+    for _ in range(max_iterations):
+        now = evaluate(problem, kernel, v, cap)
+        up, down = now.newton.clamp(0, FARTHEST), now.newton.clamp(-FARTHEST, 0)
+        v = torch.where(active[:, None], torch.addcmul(v, v, up) / (1 - down), v)
+        iterations += active
+        active = active & (now.error > near)
+        if problem.eager and not bool(active.any()):
+            break
+    scale = torch.minimum(problem.a / demand(kernel, v), cap)
+    return kernel.mul_(scale[:, None]).mul_(v[..., None]), v, iterations

@@ -1,0 +1,248 @@
+"""What a transport solver must obey, for every public one; and wrong solvers, which the laws must find out."""
+
+import inspect
+from functools import partial
+from typing import NamedTuple
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import fedprompt
+from fedprompt import Coupling, TransportSolver, dykstra, exact, independent, newton, sinkhorn
+from references.transport import kkt_violation, marginals, planted_cost
+
+KINDS = ["clip", "trained", "wide"]
+TIGHT = 1e-10
+
+
+class Row(NamedTuple):
+    """A solver at its tightest, and which problem it solves."""
+
+    solve: TransportSolver
+    masses: tuple[float, ...] = (0.3, 0.8, 0.95, 1.0)
+    entropic: bool = True
+
+
+SOLVERS = {
+    "newton": Row(partial(newton, tolerance=TIGHT)),
+    "dykstra": Row(partial(dykstra, tolerance=TIGHT, max_iterations=50_000), masses=(0.3, 0.8, 1.0)),
+    "sinkhorn": Row(partial(sinkhorn, tolerance=TIGHT, max_iterations=50_000), masses=(1.0,)),
+    "exact": Row(exact, entropic=False),
+    "independent": Row(independent, entropic=False),
+}
+ENTROPIC = [name for name, row in SOLVERS.items() if row.entropic]
+
+
+def problem(kind="trained", mass=0.8, *, batch=(2, 3), rows=12, columns=3, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    a = torch.rand(rows, generator=generator, dtype=torch.float64) + 0.2
+    b = torch.rand(columns, generator=generator, dtype=torch.float64) + 0.2
+    return planted_cost(kind, (*batch, rows, columns), generator), a / a.sum(), b / b.sum() * mass
+
+
+def feasible(solve, mass, kind="trained"):
+    """T-a: nothing negative, columns exact, rows at most (of sinkhorn: exactly) what they have, and the error says so."""
+    cost, a, b = problem(kind, mass)
+    coupling = solve(cost, a, b)
+    assert isinstance(coupling, Coupling)
+    assert coupling.plan.shape == cost.shape
+    assert coupling.error.shape == coupling.iterations.shape == cost.shape[:-2]
+    assert not coupling.plan.requires_grad
+    assert (coupling.plan >= 0).all()
+    columns = ((coupling.plan.sum(-2) - b) / b).abs().amax(-1)
+    rows = ((coupling.plan.sum(-1) - a) / a).clamp(min=0).amax(-1)
+    assert columns.max() <= 1e-8
+    assert rows.max() <= 1e-8
+    assert (coupling.error >= torch.maximum(rows, columns) - 1e-12).all()
+
+
+def optimal(solve, mass, kind="trained", epsilon=0.1):
+    """T-b: the conditions of Karush, Kuhn and Tucker, complementary slackness among them."""
+    cost, a, b = problem(kind, mass)
+    plan = solve(cost, a, b, epsilon=epsilon).plan
+    for one, its in zip(plan.flatten(0, 1), cost.flatten(0, 1), strict=True):
+        found = kkt_violation(one, its, a, b, epsilon=epsilon)
+        assert max(found.values()) <= 1e-7, found
+
+
+def ignores_constants(solve, mass):
+    """T-d: a constant moves nothing, and neither does scaling cost and epsilon together."""
+    cost, a, b = problem("trained", mass)
+    torch.testing.assert_close(solve(cost + 7, a, b).plan, solve(cost, a, b).plan, rtol=0, atol=1e-8)
+    torch.testing.assert_close(solve(cost - 0.5, a, b).plan, solve(cost, a, b).plan, rtol=0, atol=1e-8)
+
+
+def permutes(solve, mass):
+    """T-i: patches and prompts have no order."""
+    cost, a, b = problem("trained", mass)
+    rows, columns = torch.randperm(12, generator=torch.Generator().manual_seed(1)), torch.tensor([2, 0, 1])
+    shuffled = solve(cost[..., rows, :][..., columns], a[rows], b[columns]).plan
+    torch.testing.assert_close(shuffled, solve(cost, a, b).plan[..., rows, :][..., columns], rtol=0, atol=1e-8)
+
+
+def alone(solve, mass):
+    """T-j: a problem's plan is the same in any company, hard or easy, at the solver's default tolerance too."""
+    easy, a, b = problem("clip", mass, batch=(3,))
+    hard = problem("wide", mass, batch=(3,))[0]
+    together = solve(torch.cat([easy, hard]), a, b)
+    for index, cost in enumerate(torch.cat([easy, hard])):
+        own = solve(cost, a, b)
+        torch.testing.assert_close(own.plan, together.plan[index], rtol=0, atol=1e-9)
+        assert own.iterations == together.iterations[index]
+
+
+def test_every_public_solver_is_in_the_table():
+    solvers = {
+        name
+        for name in fedprompt.transport.__all__
+        if list(inspect.signature(getattr(fedprompt, name)).parameters)[:3] == ["cost", "a", "b"]
+    }
+    assert solvers == set(SOLVERS)
+
+
+EVERY = [(name, mass) for name, row in SOLVERS.items() for mass in row.masses]
+
+
+@pytest.mark.parametrize(("name", "mass"), EVERY)
+@pytest.mark.parametrize("law", [feasible, ignores_constants, permutes, alone])
+def test_solvers_obey(law, name, mass):
+    assert isinstance(SOLVERS[name].solve, TransportSolver)
+    law(SOLVERS[name].solve, mass)
+
+
+@pytest.mark.parametrize(("name", "mass"), [(name, mass) for name, mass in EVERY if SOLVERS[name].entropic])
+@pytest.mark.parametrize("kind", KINDS)
+def test_entropic_solvers_are_optimal(kind, name, mass):
+    optimal(SOLVERS[name].solve, mass, kind)
+
+
+@given(
+    rows=st.integers(1, 30),
+    columns=st.integers(1, 6),
+    mass=st.sampled_from([0.05, 0.4, 0.8, 0.99, 1.0]),
+    epsilon=st.sampled_from([0.05, 0.1, 0.5, 3.0]),
+    kind=st.sampled_from(KINDS),
+    seed=st.integers(0, 10_000),
+)
+@settings(max_examples=40, deadline=None)
+def test_newton_is_optimal_for_any_shape(rows, columns, mass, epsilon, kind, seed):
+    """Uneven marginals, more columns than rows, one row, one column."""
+    cost, a, b = problem(kind, mass, batch=(2,), rows=rows, columns=columns, seed=seed)
+    plan = newton(cost, a, b, epsilon=epsilon, tolerance=TIGHT, max_iterations=300).plan
+    for one, its in zip(plan, cost, strict=True):
+        found = kkt_violation(one, its, a, b, epsilon=epsilon)
+        assert max(found.values()) <= 1e-7, found
+
+
+@pytest.mark.parametrize("mass", [0.8, 1.0])
+def test_all_entropic_solvers_find_the_same_plan(mass):
+    """T-c: at equal masses the capped problem is Sinkhorn's."""
+    cost, a, b = problem("trained", mass)
+    plans = [SOLVERS[name].solve(cost, a, b).plan for name in ENTROPIC if mass in SOLVERS[name].masses]
+    assert len(plans) == (3 if mass == 1 else 2)
+    for plan in plans[1:]:
+        torch.testing.assert_close(plan, plans[0], rtol=0, atol=1e-8)
+
+
+@pytest.mark.parametrize("name", ENTROPIC)
+def test_the_ends_of_epsilon(name):
+    """T-e: no cost is felt under much entropy. T-f: under little, the linear program remains."""
+    row = SOLVERS[name]
+    cost, a, b = problem("wide", row.masses[-1], rows=8, columns=2)
+    flat = row.solve(cost, a, b, epsilon=1e4).plan
+    torch.testing.assert_close(flat, independent(cost, a, b).plan, rtol=1e-3, atol=0)
+    sharp = (row.solve(cost, a, b, epsilon=0.004).plan * cost).sum((-2, -1))
+    best = (exact(cost, a, b).plan * cost).sum((-2, -1))
+    assert (sharp >= best - 1e-7).all()
+    assert (sharp <= best + 0.004 * 3).all()  # entropies of 16 entries differ by at most log 16
+
+
+@pytest.mark.parametrize("name", [*ENTROPIC, "independent", "exact"])
+def test_one_prompt_at_full_mass_is_the_mean(name):
+    """T-g: every patch gives its share, whatever it costs."""
+    a, b = marginals(9, 1, 1.0)
+    cost = planted_cost("wide", (4, 9, 1), torch.Generator().manual_seed(0))
+    torch.testing.assert_close(SOLVERS[name].solve(cost, a, b).plan, torch.full_like(cost, 1 / 9), rtol=1e-9, atol=0)
+
+
+@pytest.mark.parametrize("name", ENTROPIC)
+def test_equal_prompts_get_equal_columns(name):
+    """T-h."""
+    cost, a, _ = problem("trained", columns=1)
+    b = torch.full((3,), SOLVERS[name].masses[-1] / 3, dtype=torch.float64)
+    plan = SOLVERS[name].solve(cost.repeat(1, 1, 1, 3), a, b).plan
+    torch.testing.assert_close(plan, plan[..., :1].expand_as(plan), rtol=1e-9, atol=0)
+
+
+def test_dykstra_moves_in_one_direction():
+    """T-o: the scale of columns never falls and that of rows never rises; both can be read off a plan where some row is slack."""
+    cost, a, b = problem("trained", 0.8)
+    before = None
+    for steps in range(1, 30):
+        ratio = dykstra(cost, a, b, tolerance=1e-15, max_iterations=steps).plan / torch.exp(-cost / 0.1)
+        v = ratio.amax(-2, keepdim=True)
+        u = (ratio / v).amax(-1)
+        if before is not None:
+            assert (v >= before[0] * (1 - 1e-12)).all()
+            assert (u <= before[1] * (1 + 1e-12)).all()
+        before = (v, u)
+
+
+def transposed(cost, a, b, **options):
+    """Fill the rows and leave the columns to be what they are."""
+    coupling = newton(cost, a, b, **options)
+    return coupling._replace(plan=coupling.plan * (a / coupling.plan.sum(-1))[..., None])
+
+
+def stops_early(cost, a, b, **options):
+    return dykstra(cost, a, b, max_iterations=3, **options)
+
+
+def wrong_temperature(cost, a, b, *, epsilon=0.1):
+    return newton(cost, a, b, epsilon=2 * epsilon, tolerance=TIGHT)
+
+
+def slack_column(cost, a, b, *, epsilon=0.1):
+    """Balanced transport with one more column for what is kept: penalises the entropy of what is not moved."""
+    wide = torch.cat([cost, torch.zeros_like(cost[..., :1])], -1)
+    coupling = sinkhorn(wide, a, torch.cat([b, (a.sum() - b.sum())[None]]), epsilon=epsilon, tolerance=TIGHT, max_iterations=50_000)
+    return coupling._replace(plan=coupling.plan[..., :-1])
+
+
+def with_absolute_scale(cost, a, b, *, epsilon=0.1):
+    """Stop as the published code does: by the size of v, for the whole batch."""
+    kernel, u, v = torch.exp(-cost / epsilon), 1.0, torch.ones_like(cost[..., 0, :])
+    for _ in range(100):
+        u, before = (a / (kernel * v[..., None, :]).sum(-1)).clamp(max=1), v
+        v = b / (kernel * u[..., None]).sum(-2)
+        if (v - before).abs().mean() < 1e-3:
+            break
+    plan = kernel * u[..., None] * v[..., None, :]
+    return Coupling(plan, (plan.sum(-1) / a - 1).clamp(min=0).amax(-1), torch.ones(cost.shape[:-2], dtype=torch.int64))
+
+
+def in_order(cost, a, b, **options):
+    """Favour the first patches."""
+    return newton(cost + 0.1 * torch.arange(cost.shape[-2])[:, None], a, b, tolerance=TIGHT)
+
+
+@pytest.mark.parametrize(
+    ("law", "wrong"),
+    [
+        (feasible, transposed),
+        (feasible, stops_early),
+        (optimal, independent),
+        (optimal, wrong_temperature),
+        (optimal, slack_column),
+        (optimal, stops_early),
+        (ignores_constants, with_absolute_scale),
+        (alone, with_absolute_scale),
+        (permutes, in_order),
+    ],
+)
+def test_the_laws_find_wrong_solvers(law, wrong):
+    solve = (lambda cost, a, b, epsilon: wrong(cost, a, b)) if wrong is independent else wrong
+    with pytest.raises(AssertionError):
+        law(solve, 0.8)

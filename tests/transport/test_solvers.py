@@ -1,0 +1,243 @@
+"""Solvers against other means, at the edges of what they promise, and what they refuse."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedprompt import dykstra, exact, independent, newton, sinkhorn
+from references.transport import marginals, optimised_plan, planted_cost, pot_plan, published_plan, slow_plan
+
+KINDS = ["clip", "trained", "wide"]
+ITERATIVE = [newton, dykstra, sinkhorn]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("epsilon", "mass"), [(0.1, 0.8), (0.1, 1.0), (0.05, 0.5), (0.02, 0.8)])
+def test_newton_agrees_with_slow_alternation_and_with_pot(kind, epsilon, mass):
+    a, b = marginals(20, 3, mass)
+    for cost in planted_cost(kind, (2, 20, 3), torch.Generator().manual_seed(1)):
+        plan = newton(cost, a, b, epsilon=epsilon, tolerance=1e-11, max_iterations=300).plan
+        torch.testing.assert_close(plan, slow_plan(cost, a, b, epsilon=epsilon), rtol=0, atol=1e-9)
+        if mass < 1:
+            torch.testing.assert_close(plan, pot_plan(cost, a, b, epsilon=epsilon), rtol=0, atol=1e-7)
+
+
+def test_newton_agrees_with_a_general_optimiser():
+    a, b = torch.tensor([0.1, 0.4, 0.2, 0.3], dtype=torch.float64), torch.tensor([0.5, 0.2], dtype=torch.float64)
+    cost = planted_cost("wide", (4, 2), torch.Generator().manual_seed(3))
+    plan = newton(cost, a, b, epsilon=0.3, tolerance=1e-11).plan
+    torch.testing.assert_close(plan, optimised_plan(cost, a, b, epsilon=0.3), rtol=0, atol=1e-5)
+
+
+def test_dykstra_is_the_published_loop_where_that_converges():
+    """On the costs of zero-shot CLIP; its own stop leaves 1e-3, so it is made to go on."""
+    a, b = marginals(30, 2, 0.8)
+    cost = planted_cost("clip", (5, 30, 2), torch.Generator().manual_seed(4))
+    published = published_plan(cost, a.expand(5, -1), b.expand(5, -1), epsilon=0.1, threshold=1e-9, most=1000)
+    torch.testing.assert_close(dykstra(cost, a, b, tolerance=1e-11).plan, published, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("epsilon", [0.1, 0.01])
+@pytest.mark.parametrize("mass", [0.05, 0.8, 0.95, 0.999, 0.99999, 1.0])
+@pytest.mark.parametrize(("rows", "columns"), [(196, 2), (49, 4), (7, 3), (3, 8)])
+def test_newton_in_float32_is_accurate_for_every_mass(kind, epsilon, mass, rows, columns):
+    cost = planted_cost(kind, (20, rows, columns), torch.Generator().manual_seed(5)).float()
+    a, b = marginals(rows, columns, mass, torch.float32)
+    coupling = newton(cost, a, b, epsilon=epsilon)
+    assert coupling.plan.dtype == torch.float32
+    assert coupling.error.max() <= 1e-5
+    best = newton(cost.double(), *marginals(rows, columns, mass), epsilon=epsilon, tolerance=1e-12, max_iterations=400)
+    assert best.error.max() <= 1e-10
+    assert ((coupling.plan - best.plan).abs().sum((1, 2)) / mass).max() <= 1e-4
+
+
+@pytest.mark.parametrize("solver", ITERATIVE)
+@pytest.mark.parametrize("scale", [1e-6, 1.0, 1e3, 1e6])
+def test_finite_costs_never_give_nan(solver, scale):
+    """T-m: the smallest epsilon, costs of any size; what could not be reached stands in the error."""
+    mass = 1.0 if solver is sinkhorn else 0.8
+    cost = planted_cost("wide", (10, 20, 3), torch.Generator().manual_seed(6)).float() * scale
+    coupling = solver(cost, *marginals(20, 3, mass, torch.float32), epsilon=0.001, max_iterations=50)
+    assert torch.isfinite(coupling.plan).all()
+    assert torch.isfinite(coupling.error).all()
+
+
+def test_newton_reaches_small_epsilon():
+    """At a thousandth of the costs, FedOTP's kernel underflows to 0."""
+    cost = planted_cost("wide", (50, 196, 2), torch.Generator().manual_seed(7)).float()
+    coupling = newton(cost, *marginals(196, 2, 0.8, torch.float32), epsilon=0.001)
+    assert coupling.error.max() <= 1.1e-5
+    assert coupling.iterations.max() <= 100
+
+
+def test_rows_without_mass_give_nothing_and_change_nothing():
+    cost = planted_cost("trained", (3, 10, 2), torch.Generator().manual_seed(8))
+    a, b = marginals(7, 2, 0.8)
+    padded = torch.cat([a, torch.zeros(3, dtype=a.dtype)])
+    plan = newton(cost, padded, b, tolerance=1e-11).plan
+    assert (plan[:, 7:] == 0).all()
+    torch.testing.assert_close(plan[:, :7], newton(cost[:, :7], a, b, tolerance=1e-11).plan, rtol=0, atol=1e-9)
+    full = padded.sum() * b / b.sum()
+    assert (sinkhorn(cost, padded, full).plan[:, 7:] == 0).all()
+
+
+@pytest.mark.parametrize("solver", [*ITERATIVE, exact, independent])
+def test_leading_shapes_and_broadcast_masses(solver):
+    generator = torch.Generator().manual_seed(9)
+    cost = planted_cost("trained", (2, 3, 6, 2), generator)
+    a = torch.rand(2, 1, 6, generator=generator, dtype=torch.float64) + 0.5
+    a, b = a / a.sum(-1, keepdim=True), torch.tensor([0.7, 0.3], dtype=torch.float64)
+    coupling = solver(cost, a, b)
+    assert coupling.plan.shape == cost.shape
+    assert coupling.error.shape == coupling.iterations.shape == (2, 3)
+    for i in range(2):
+        for j in range(3):
+            torch.testing.assert_close(coupling.plan[i, j], solver(cost[i, j], a[i, 0], b).plan, rtol=0, atol=1e-9)
+    empty = solver(cost[:0], a[:0], b)
+    assert empty.plan.shape == (0, 3, 6, 2)
+    assert empty.error.shape == (0, 3)
+
+
+def test_large_batches_are_cut_into_chunks(monkeypatch):
+    import importlib
+
+    problem = importlib.import_module("fedprompt.transport._problem")
+    cost = planted_cost("trained", (7, 5, 2), torch.Generator().manual_seed(10))
+    masses = marginals(5, 2, 0.8)
+    whole = newton(cost, *masses)
+    monkeypatch.setitem(problem.CHUNK, "cpu", 25)  # two problems at a time
+    parts = newton(cost, *masses)
+    torch.testing.assert_close(parts.plan, whole.plan, rtol=0, atol=1e-12)
+    assert torch.equal(parts.iterations, whole.iterations)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precisions_are_solved_in_float32(dtype):
+    cost = planted_cost("trained", (4, 49, 2), torch.Generator().manual_seed(11)).to(dtype)
+    masses = marginals(49, 2, 1.0, dtype)
+    for solver in ITERATIVE:  # masses that add up only to the rounding of the dtype
+        coupling = solver(cost, *masses, epsilon=0.05)
+        expected = solver(cost.float(), *marginals(49, 2, 1.0, torch.float32), epsilon=0.05).plan
+        assert coupling.plan.dtype == torch.float32
+        assert coupling.error.max() <= 1e-4
+        torch.testing.assert_close(coupling.plan, expected, rtol=2 * torch.finfo(dtype).eps, atol=0)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        inside = newton(cost, *marginals(49, 2, 0.8, torch.float32))
+    torch.testing.assert_close(inside.plan, newton(cost, *marginals(49, 2, 0.8, torch.float32)).plan, rtol=0, atol=0)
+
+
+def test_few_evaluations_close_to_full_mass():
+    """FedOTP's alternation takes some thousand iterations for these."""
+    for kind in ("clip", "trained"):
+        cost = planted_cost(kind, (100, 196, 2), torch.Generator().manual_seed(12)).float()
+        coupling = newton(cost, *marginals(196, 2, 0.999, torch.float32), tolerance=1e-6)
+        assert coupling.error.max() <= 1e-6
+        assert coupling.iterations.max() <= 15
+
+
+@given(rows=st.integers(1, 12), columns=st.integers(1, 5), mass=st.floats(0.01, 1.0), seed=st.integers(0, 10_000))
+@settings(max_examples=30, deadline=None)
+def test_exact_costs_no_more_than_any_entropic_plan(rows, columns, mass, seed):
+    cost = planted_cost("wide", (rows, columns), torch.Generator().manual_seed(seed))
+    a, b = marginals(rows, columns, mass)
+    coupling = exact(cost, a, b)
+    assert coupling.error <= 1e-9
+    assert (coupling.plan * cost).sum() <= (newton(cost, a, b, epsilon=0.02, tolerance=1e-9).plan * cost).sum() + 1e-8
+
+
+def test_solvers_leave_their_arguments_alone_and_print_nothing(capsys):
+    cost = planted_cost("trained", (2, 6, 2), torch.Generator().manual_seed(13)).requires_grad_()
+    a, b = marginals(6, 2, 1.0)
+    before = [tensor.detach().clone() for tensor in (cost, a, b)]
+    for solver in [*ITERATIVE, exact, independent]:
+        assert not solver(cost, a, b).plan.requires_grad
+    assert all(torch.equal(tensor, old) for tensor, old in zip((cost, a, b), before, strict=True))
+    assert capsys.readouterr() == ("", "")
+
+
+def test_pot_is_imported_by_exact_alone():
+    program = "import sys, torch, fedprompt as fp; fp.newton(torch.eye(2), torch.ones(2), torch.ones(2)); print('ot' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.strip() == "False"
+
+
+HALF = torch.full((2,), 0.5)
+COST = torch.zeros(3, 2, 2)
+
+
+def spoilt(value):
+    cost = COST.clone()
+    cost[1, 0, 1] = value
+    return cost
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("solver", [*ITERATIVE, exact, independent])
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        ((COST, HALF, 2 * HALF), ValueError, "`b` must sum to"),
+        ((COST, HALF, torch.tensor([[0.5, 0.5], [0.9, 0.9], [0.5, 0.5]])), ValueError, r"`b` must sum to .* in problem \(1,\)"),
+        ((COST, HALF, torch.tensor([1.0, 0.0])), ValueError, "`b` must be finite and above 0"),
+        ((COST, HALF, torch.tensor([1.5, -0.5])), ValueError, "`b` must be finite and above 0"),
+        ((COST, torch.tensor([1.5, -0.5]), HALF), ValueError, "`a` must be finite and at least 0"),
+        ((COST, torch.tensor([float("nan"), 0.5]), HALF), ValueError, "`a` must be finite and at least 0"),
+        ((spoilt(float("nan")), HALF, HALF), ValueError, r"`cost` must be finite; got .* in problem \(1,\)"),
+        ((spoilt(float("inf")), HALF, HALF), ValueError, r"`cost` must be finite; got .* in problem \(1,\)"),
+        ((COST[:, :0], HALF[:0], HALF), ValueError, "`cost` must have shape"),
+        ((COST[..., :0], HALF, HALF[:0]), ValueError, "`cost` must have shape"),
+        ((COST[0, 0], HALF, HALF), ValueError, "`cost` must have shape"),
+        ((COST, torch.ones(3) / 3, HALF), ValueError, r"`a` must have shape \(..., 2\) to match `cost` \(3, 2, 2\); got \(3,\)"),
+        ((COST, HALF, HALF.expand(4, 2)), ValueError, r"`b` must have shape \(..., 2\)"),
+        ((COST, HALF, torch.tensor(0.5)), ValueError, "`b` must have shape"),
+        ((COST.long(), HALF, HALF), TypeError, "`cost` must be a floating-point tensor"),
+        ((COST, [0.5, 0.5], HALF), TypeError, "`a` must be a floating-point tensor"),
+    ],
+)
+def test_wrong_problems_are_refused(solver, arguments, error, words):
+    with pytest.raises(error, match=words):
+        solver(*arguments)
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("solver", ITERATIVE)
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"epsilon": 0}, ValueError),
+        ({"epsilon": -0.1}, ValueError),
+        ({"epsilon": float("nan")}, ValueError),
+        ({"epsilon": "0.1"}, TypeError),
+        ({"tolerance": 0.0}, ValueError),
+        ({"max_iterations": 0}, ValueError),
+        ({"max_iterations": 1.5}, TypeError),
+    ],
+)
+def test_wrong_options_are_refused(solver, options, error):
+    with pytest.raises(error, match=f"`{next(iter(options))}` must be"):
+        solver(COST, HALF, HALF, **options)
+
+
+def test_sinkhorn_refuses_unequal_masses():
+    with pytest.raises(ValueError, match=r"`b` must sum to the sum of `a`"):
+        sinkhorn(COST, HALF, 0.8 * HALF)
+
+
+def test_a_sum_that_overflows_is_no_false_alarm():
+    """The quick check adds up all costs; these are finite, their sum is not."""
+    coupling = newton(torch.full((4, 2, 2), 2e38), HALF, 0.8 * HALF)
+    torch.testing.assert_close(coupling.plan, torch.full((4, 2, 2), 0.2))
+
+
+@pytest.mark.compiled
+@pytest.mark.parametrize("epsilon", [0.1, 0.01])
+def test_newton_compiles_into_one_graph(epsilon):
+    cost = planted_cost("trained", (6, 20, 2), torch.Generator().manual_seed(14)).float()
+    masses = marginals(20, 2, 0.8, torch.float32)
+    compiled = torch.compile(newton, fullgraph=True)(cost, *masses, epsilon=epsilon)
+    assert compiled.error.max() <= 1e-5
+    torch.testing.assert_close(compiled.plan, newton(cost, *masses, epsilon=epsilon).plan, rtol=0, atol=1e-6)
