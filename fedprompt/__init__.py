@@ -7,6 +7,7 @@ from fedprompt.distillation import *
 from fedprompt.exchange import *
 from fedprompt.freezing import *
 from fedprompt.interfaces import *
+from fedprompt.matching import *
 from fedprompt.metrics import *
 from fedprompt.prompts import *
 from fedprompt.transport import *

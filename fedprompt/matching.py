@@ -1,0 +1,163 @@
+"""Image features against text features, as class logits."""
+
+import math
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+from fedprompt._checks import check_number, kind, wrong_type, wrong_value
+from fedprompt.interfaces import TransportSolver
+from fedprompt.transport import newton, plan_fixed
+from fedprompt.transport.gradients import TransportScore
+
+__all__ = ["TransportMatcher", "cosine_logits", "transport_logits"]
+
+
+def cosine_logits(
+    image: Float[Tensor, "batch dim"], text: Float[Tensor, "classes dim"], *, scale: float | Float[Tensor, ""]
+) -> Float[Tensor, "batch classes"]:
+    """Score each image against each class by the cosine between their features, times `scale`: CLIP's logits.
+
+    Args:
+        image: Pooled image features; need not be normalised.
+        text: One feature for each class; need not be normalised.
+        scale: The multiplier itself, ``logit_scale.exp()`` of a CLIP model and about 100 there, not its logarithm.
+
+    Returns:
+        The logits.
+
+    Raises:
+        TypeError: If a feature is not a floating-point tensor, or `scale` neither number nor scalar tensor.
+        ValueError: If shapes disagree.
+
+    Example:
+        >>> cosine_logits(torch.tensor([[3.0, 0.0]]), torch.tensor([[1.0, 0.0], [0.0, 2.0]]), scale=100)
+        tensor([[100.,   0.]])
+    """
+    _check_features("image", image, 2, "(batch, dim)")
+    _check_features("text", text, 2, "(classes, dim)")
+    _check_pair("image", image, text, scale)
+    with torch.autocast(image.device.type, enabled=False):
+        return scale * (_unit(image) @ _unit(text).T)
+
+
+def transport_logits(
+    patches: Float[Tensor, "batch patches dim"],
+    text: Float[Tensor, "prompts classes dim"],
+    *,
+    scale: float | Float[Tensor, ""],
+    solver: TransportSolver = newton,
+    mass: float = 0.8,
+    gradient: TransportScore = plan_fixed,
+) -> Float[Tensor, "batch classes"]:
+    r"""Score each image against each class by moving its patches onto the class's prompts: FedOTP's logits.
+
+    .. math:: \ell_{bk} = s \, \langle T^{bk}, S^{bk} \rangle, \qquad S^{bk}_{vj} = \cos(x_{bv}, h_{jk}), \qquad
+              T^{bk} \text{ solves the transport of cost } 1 - S^{bk}
+
+    in which every patch has :math:`1/V` and every prompt takes ``mass / prompts``. The paper prints
+    :math:`s (1 - \langle C, T \rangle)`, which differs by :math:`s (1 - \mathrm{mass})` in all classes: the softmax is the same.
+
+    Args:
+        patches: Image features, one for each patch and without the class token; need not be normalised.
+        text: Text features, one for each prompt and class; need not be normalised.
+        scale: The multiplier itself, ``logit_scale.exp()`` of a CLIP model and about 100 there, not its logarithm.
+        solver: With its options bound: ``partial(newton, epsilon=0.05)``. :func:`independent` averages similarities; :func:`sinkhorn` needs
+            ``mass=1``.
+        mass: How much of the image is moved, in (0, 1]; the paper's default is 0.8. With 1, every patch counts in full.
+        gradient: How the score is differentiated; :func:`implicit` and :func:`envelope` must be told the solver's `epsilon`
+            (``partial(implicit, epsilon=0.05)``).
+
+    Returns:
+        The logits, in float32 at least; under autocast as well.
+
+    Raises:
+        TypeError: If a feature is not a floating-point tensor, or `scale` neither number nor scalar tensor.
+        ValueError: If shapes disagree, or `mass` lies outside (0, 1].
+
+    Example:
+        Half of the patches show class 0, the others nothing that is known. Moving half of the mass, the others do not matter.
+
+        >>> known, unknown = torch.eye(3)[:1], torch.eye(3)[2:]
+        >>> patches = torch.cat([known.repeat(8, 1), unknown.repeat(8, 1)])[None]
+        >>> text = torch.eye(3)[None, :2]
+        >>> transport_logits(patches, text, scale=100, mass=0.5)
+        tensor([[49.9977,  0.0000]])
+
+    References:
+        Li et al., "Global and Local Prompts Cooperation via Optimal Transport for Federated Learning", CVPR 2024, Eqs. 6-10.
+    """
+    _check_features("patches", patches, 3, "(batch, patches, dim)")
+    _check_features("text", text, 3, "(prompts, classes, dim)")
+    _check_pair("patches", patches, text, scale)
+    check_number("mass", mass, above=0, at_most=1)
+    with torch.autocast(patches.device.type, enabled=False):
+        # (batch, classes, prompts, patches) in memory, which is how the solvers work; they take (..., patches, prompts).
+        cost = 1 - torch.einsum("bvd,pkd->bkpv", _unit(patches), _unit(text)).transpose(2, 3)
+        a = cost.new_full(cost.shape[2:3], 1 / cost.shape[2])
+        b = cost.new_full(cost.shape[3:], mass / cost.shape[3])
+        coupling = solver(cost.detach(), a, b)
+        return scale * (coupling.plan.sum((2, 3)) - gradient(cost, coupling, a, b))
+
+
+class TransportMatcher(nn.Module):
+    """Score patches against prompts by :func:`transport_logits`, with a logit scale of its own.
+
+    FedOTP does not train the scale: keep it out of the optimiser and out of what travels, or freeze it
+    (``matcher.logit_scale.requires_grad_(False)``).
+
+    Args:
+        scale: The multiplier to start from, above 0; CLIP's is 100.
+        solver: As for :func:`transport_logits`.
+        mass: As for :func:`transport_logits`.
+        gradient: As for :func:`transport_logits`.
+
+    Attributes:
+        logit_scale: The logarithm of the multiplier, as CLIP stores it.
+
+    Example:
+        >>> matcher = TransportMatcher(scale=10, mass=1.0)
+        >>> matcher(torch.ones(1, 4, 8), torch.ones(2, 3, 8))
+        tensor([[10.0000, 10.0000, 10.0000]], grad_fn=<MulBackward0>)
+    """
+
+    def __init__(
+        self, *, scale: float = 100.0, solver: TransportSolver = newton, mass: float = 0.8, gradient: TransportScore = plan_fixed
+    ) -> None:
+        super().__init__()
+        check_number("scale", scale, above=0)
+        check_number("mass", mass, above=0, at_most=1)
+        self.logit_scale = nn.Parameter(torch.tensor(math.log(scale)))
+        self.solver, self.mass, self.gradient = solver, mass, gradient
+
+    def forward(
+        self, patches: Float[Tensor, "batch patches dim"], text: Float[Tensor, "prompts classes dim"]
+    ) -> Float[Tensor, "batch classes"]:
+        """Return the logits of each image."""
+        scale = self.logit_scale.exp()
+        return transport_logits(patches, text, scale=scale, solver=self.solver, mass=self.mass, gradient=self.gradient)
+
+
+def _unit(features: Tensor) -> Tensor:
+    """Normalise in float32 at least."""
+    return F.normalize(features.to(torch.promote_types(features.dtype, torch.float32)), dim=-1)
+
+
+def _check_features(name: str, features: object, ndim: int, shape: str) -> None:
+    if not isinstance(features, Tensor) or not features.is_floating_point():
+        raise wrong_type(name, f"be a floating-point tensor {shape}", kind(features))
+    if features.ndim != ndim or 0 in features.shape[1 if name != "text" else 0 :]:
+        raise wrong_value(name, f"have shape {shape} without an empty axis", tuple(features.shape))
+
+
+def _check_pair(name: str, image: Tensor, text: Tensor, scale: object) -> None:
+    if image.shape[-1] != text.shape[-1]:
+        raise wrong_value("text", f"have the width of `{name}` {image.shape[-1]}", text.shape[-1])
+    if isinstance(scale, Tensor):
+        if scale.ndim or not scale.is_floating_point():
+            raise wrong_type("scale", "be a number or a floating-point scalar tensor", kind(scale))
+    else:
+        check_number("scale", scale, above=0)
