@@ -43,7 +43,7 @@ def check_number(
     """Require a finite real number within the bounds that are given."""
     if isinstance(value, bool) or not isinstance(value, int | float | np.number):
         raise wrong_type(argument, "be a number", kind(value))
-    if not math.isfinite(value):
+    if not -math.inf < value < math.inf:  # as a comparison it compiles, for a symbolic float too
         raise wrong_value(argument, "be finite", value)
     if above is not None and value <= above:
         raise wrong_value(argument, f"be above {above:g}", value)

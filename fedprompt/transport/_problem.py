@@ -10,7 +10,7 @@ from torch import Tensor
 from fedprompt._checks import check_count, check_number, kind, values_readable, wrong_type, wrong_value
 from fedprompt.interfaces import Coupling
 
-CHUNK = {"cpu": 2**21}  # entries of the cost at a time: on a CPU what a cache can hold,
+CHUNK = {"cpu": 2**18}  # entries of the cost at a time: on a CPU what a cache can hold,
 CHUNK_ELSEWHERE = 2**27  # on an accelerator half a gigabyte of float32
 
 
@@ -36,6 +36,10 @@ class Problem(NamedTuple):
     def take(self, part: slice | Tensor) -> "Problem":
         """Return some of the problems."""
         return Problem(self.cost[part], self.a[part], self.b[part], self.full[part], self.pinned[part], self.eager)
+
+    def levelled(self) -> "Problem":
+        """Return the same problems, with masses that the columns take in full made equal to the last bit."""
+        return self._replace(a=torch.where(self.full, self.a * (self.b.sum(1, keepdim=True) / self.a.sum(1, keepdim=True)), self.a))
 
     def double(self) -> "Problem":
         """Return the same problems in float64, where the device has it."""
@@ -75,7 +79,7 @@ def couple(cost: Tensor, a: Tensor, b: Tensor, kernel: Kernel, *, rows_exact: bo
         plan = torch.empty_like(problem.cost)
         error, iterations = problem.a.new_empty(len(plan)), torch.empty(len(plan), dtype=torch.int64, device=cost.device)
         for part in problem.chunks():
-            plan[part], error[part], iterations[part] = kernel(problem.take(part))
+            plan[part], error[part], iterations[part] = kernel(problem.take(part).levelled())
     batch = cost.shape[:-2]
     return Coupling(plan.transpose(1, 2).reshape(cost.shape), error.reshape(batch), iterations.reshape(batch))
 
@@ -93,11 +97,10 @@ def _flat(cost: Tensor, a: Tensor, b: Tensor, slack: float) -> Problem:
     problems = math.prod(batch)
     a = a.to(dtype).expand(*batch, rows).reshape(problems, rows)
     b = b.to(dtype).expand(*batch, columns).reshape(problems, columns)
-    total, taken = a.sum(1, keepdim=True), b.sum(1, keepdim=True)
-    full = taken >= total * (1 - slack)
+    full = b.sum(1, keepdim=True) >= a.sum(1, keepdim=True) * (1 - slack)
     return Problem(
         cost.to(dtype).transpose(-2, -1).reshape(problems, columns, rows).contiguous(),
-        torch.where(full, a * (taken / total), a),  # equal masses, to the last bit that the dtype has
+        a,
         b,
         full,
         torch.cat([torch.zeros_like(b[:, 1:]), full.to(dtype)], 1),

@@ -101,7 +101,7 @@ def _plain_steps(problem: Problem, *, epsilon: float, tolerance: float, max_iter
     kernel = (problem.cost - problem.cost.amin(2, keepdim=True)).mul_(-1 / epsilon).exp_()
     v = problem.b / kernel.sum(2)
     cap = torch.where(problem.full, math.inf, 1.0).to(v.dtype)
-    active, near = torch.ones_like(cap[:, 0], dtype=torch.bool), 0.2 * math.sqrt(tolerance)
+    active, near = torch.ones_like(cap[:, 0], dtype=torch.bool), 0.05 * tolerance**0.5
     iterations = torch.zeros_like(active, dtype=torch.int64)
     for _ in range(max_iterations):
         now = evaluate(problem, kernel, v, cap)

@@ -1,0 +1,76 @@
+"""What transport costs: ``python -m pytest tests/benchmarks`` prints ratios, ``--check`` asserts them.
+
+Costs like those of zero-shot CLIP, epsilon 0.1, mass 0.8. The published loop is our restatement of it, made to go on until 1e-6: its own
+stop leaves 1e-3.
+"""
+
+from functools import partial
+
+import pytest
+import torch
+
+from fedprompt import newton, transport_logits
+from references.transport import marginals, planted_cost, published_plan
+
+pytestmark = pytest.mark.benchmark
+
+
+def draw(batch, classes, patches, prompts=2):
+    """Problems in the memory order that :func:`transport_logits` makes."""
+    generator = torch.Generator().manual_seed(0)
+    cost = planted_cost("clip", (batch, classes, prompts, patches), generator).float().transpose(2, 3)
+    return cost, *marginals(patches, prompts, 0.8, torch.float32)
+
+
+def published(cost, a, b):
+    flat = cost.flatten(0, -3).contiguous()
+    return published_plan(flat, a.expand(len(flat), -1), b.expand(len(flat), -1), epsilon=0.1, threshold=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("batch", "classes", "patches", "eager", "compiled"),
+    [(32, 100, 196, 20.0, 100.0), (32, 10, 49, 2.0, 5.0)],
+)
+def test_newton_against_the_published_loop(meter, batch, classes, patches, eager, compiled):
+    problem, solve = draw(batch, classes, patches), partial(newton, tolerance=1e-6)
+    fused = torch.compile(solve, fullgraph=True)
+    for result in (solve(*problem), fused(*problem)):  # the first call compiles
+        assert result.error.max() <= 1e-6
+        torch.testing.assert_close(result.plan.flatten(0, 1), published(*problem), rtol=0, atol=1e-7)
+    seconds = meter.seconds(published=partial(published, *problem), eager=partial(solve, *problem), compiled=partial(fused, *problem))
+    title = f"{batch} x {classes} problems, {patches} patches, published loop /"
+    meter.report(f"{title} newton, eager", seconds["published"] / seconds["eager"], at_least=eager)
+    meter.report(f"{title} newton, compiled", seconds["published"] / seconds["compiled"], at_least=compiled)
+
+
+def test_close_to_full_mass(meter):
+    cost, a, b = draw(1, 100, 196)
+    coupling = newton(cost, a, b * 0.999 / 0.8, tolerance=1e-6)
+    assert coupling.error.max() <= 1e-6
+    meter.report("evaluations at mass 0.999", float(coupling.iterations.max()), at_most=15)
+
+
+def test_memory(meter):
+    problem = draw(16, 100, 196)
+    peak = meter.peak_bytes(solve=partial(newton, *problem))["solve"]
+    cost = problem[0].numel() * 4
+    meter.report("newton, peak beside the cost / the cost", peak / cost)
+    many = draw(128, 100, 196)
+    grown = meter.peak_bytes(solve=partial(newton, *many))["solve"]
+    meter.report("newton, eight times the problems, the same", grown / (8 * cost), at_most=2.0)
+
+
+def test_logits_forward_and_backward(meter):
+    generator = torch.Generator().manual_seed(0)
+    patches = torch.randn(32, 196, 512, generator=generator)
+    text = torch.randn(2, 100, 512, generator=generator, requires_grad=True)
+
+    def products():
+        units = torch.nn.functional.normalize(patches, dim=-1), torch.nn.functional.normalize(text, dim=-1)
+        torch.einsum("bvd,pkd->bkpv", *units).sum().backward()
+
+    def logits():
+        transport_logits(patches, text, scale=100.0).sum().backward()
+
+    seconds = meter.seconds(products=products, logits=logits)
+    meter.report("transport_logits / its matrix products alone, forward and backward", seconds["logits"] / seconds["products"])
