@@ -19,26 +19,25 @@ class Search(NamedTuple):
     slope: Tensor  # of the dual along the direction, at the base
 
 
-def climb(problem: Problem, v: Tensor | None, *, epsilon: float, tolerance: float, max_iterations: int) -> tuple[Tensor, Tensor]:
-    """Solve, from the duals of :func:`newton`'s plain steps if there are any; return plan and number of Newton steps.
+def climb(problem: Problem, v: Tensor, *, epsilon: float, tolerance: float, max_iterations: int) -> tuple[Tensor, Tensor]:
+    """Solve, from the duals of :func:`newton`'s plain steps where they are finite; return plan and number of Newton steps.
 
-    Trials that shorten a step are not counted, and there are at most two for each step on average; a compiled graph has none to spare.
+    Trials that shorten a step are not counted, and there are at most two for each step on average.
     """
     dtype, problem = problem.cost.dtype, problem.double()
     cost = (problem.cost - problem.cost.amin(2, keepdim=True)) / epsilon
     x = problem.b.log() - (-cost).exp().sum(2).log()  # all rows slack: below the solution
-    if v is not None:
-        warm = v.to(x.dtype).log()
-        x = torch.where(torch.isfinite(warm), warm, x)
+    warm = v.to(x.dtype).log()
+    x = torch.where(torch.isfinite(warm), warm, x)
     nothing, ones = torch.zeros_like(x[:, :1]), torch.ones_like(x)
     search = Search(x, torch.zeros_like(x), nothing + 1, nothing)
     active = torch.ones_like(nothing, dtype=torch.bool)
     iterations = torch.zeros_like(active, dtype=torch.int64)
-    for _ in range(3 * max_iterations if problem.eager else max_iterations):
+    for _ in range(3 * max_iterations):
         kernel, cap = _kernel(problem, cost, x)
         now = evaluate(problem, kernel, ones, cap)
         active = active & (now.error[:, None] > 0.9 * tolerance) & (iterations < max_iterations)
-        if problem.eager and not bool(active.any()):
+        if not bool(active.any()):
             break
         search, accepted = _next(search, x, now, (now.scale < cap).all(1, keepdim=True) & ~problem.full)
         x = torch.where(active, search.base + search.length * search.direction, x)

@@ -15,7 +15,7 @@ from fedprompt.transport._problem import Problem, check_options, couple, violati
 PLAIN_STEPS = 12  # a problem that needs more goes to the line search
 COMPILED_STEPS = 8  # costs of cosines at SMOOTH or more need no more for masses up to 0.95
 FARTHEST = 1e3  # twelve steps of this factor stay within float32
-SMOOTH = 0.05  # compiled: from this epsilon on, costs of cosines need no line search
+SMOOTH = 0.05  # compiled: from this epsilon on, fewer steps are enough for costs of cosines
 
 
 def newton(
@@ -47,8 +47,9 @@ def newton(
         epsilon: Weight of the entropy, above 0; the smaller, the closer to the linear program. The paper's is 0.1.
         tolerance: Largest relative violation of a marginal at which a problem counts as solved; below what the dtype resolves, the
             latter is meant.
-        max_iterations: Most evaluations for one problem. What was reached stands in the result's `error`. Under ``torch.compile`` the
-            number of evaluations is fixed, 8 for an `epsilon` of at least 0.05 and otherwise 40 (at most this), and no value is checked.
+        max_iterations: Most evaluations for one problem. What was reached stands in the result's `error`. Under ``torch.compile`` no
+            value is checked and the number of steps is fixed, without a line search: 8 for an `epsilon` of at least 0.05, enough for costs
+            of cosines, and otherwise 12, which may not be (both at most this).
 
     Returns:
         The plan, without a graph and in float32 at least, with each problem's violation and number of evaluations.
@@ -76,10 +77,7 @@ def newton(
 
 def _solve(problem: Problem, *, epsilon: float, tolerance: float, max_iterations: int) -> tuple[Tensor, Tensor, Tensor]:
     tolerance = max(tolerance, 8 * torch.finfo(problem.cost.dtype).eps)
-    if not problem.eager and epsilon < SMOOTH:
-        plan, iterations = climb(problem, None, epsilon=epsilon, tolerance=tolerance, max_iterations=min(max_iterations, 40))
-        return plan, violation(plan, problem), iterations
-    steps = min(max_iterations, PLAIN_STEPS if problem.eager else COMPILED_STEPS)
+    steps = min(max_iterations, PLAIN_STEPS if problem.eager or epsilon < SMOOTH else COMPILED_STEPS)
     plan, v, iterations = _plain_steps(problem, epsilon=epsilon, tolerance=tolerance, max_iterations=steps)
     error = violation(plan, problem)
     if problem.eager and max_iterations > steps:

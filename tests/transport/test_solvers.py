@@ -234,7 +234,7 @@ def test_a_sum_that_overflows_is_no_false_alarm():
 
 
 @pytest.mark.compiled
-@pytest.mark.parametrize("epsilon", [0.1, 0.01])
+@pytest.mark.parametrize("epsilon", [0.1, 0.2])
 def test_newton_compiles_into_one_graph(epsilon):
     cost = planted_cost("trained", (6, 20, 2), torch.Generator().manual_seed(14)).float()
     masses = marginals(20, 2, 0.8, torch.float32)
