@@ -100,7 +100,8 @@ def federate(name: str, task: Task, backbones: list[Backbone], shards: list[np.n
 
 
 def full(args: Namespace) -> str:
-    """Run every row of the README's table for three seeds."""
+    """Run every row of the README's table for three seeds and ten rounds."""
+    args.rounds = args.rounds or 10
     central = {"backbones": ["B"], "clients": 1, "partition": "iid", "steps": 45}
     variants = {"linear head": {"num_prompts": 0}, "VPT-shallow": {"shallow": True}, "VPT-deep": {}}
     settings = {

@@ -34,7 +34,7 @@ class Recipe(NamedTuple):
         return self.optimizer(parameters, lr=self.learning_rate * scale)
 
 
-DIGITS = Recipe(8, 64, 12, 10, partial(torch.optim.AdamW, weight_decay=1e-3), 1e-2, decay=True)
+DIGITS = Recipe(8, 64, 12, 6, partial(torch.optim.AdamW, weight_decay=1e-3), 1e-2, decay=True)
 FEDHPL = Recipe(3, 16, None, 10, partial(torch.optim.SGD, momentum=0.9, weight_decay=1e-4), 1e-2, decay=False)
 
 
