@@ -13,7 +13,15 @@ Direction = Literal["up", "down"]
 
 
 class Entry(NamedTuple):
-    """One name of one message."""
+    """One name of one message, as a row of the ledger.
+
+    Attributes:
+        server_round: 0-based.
+        client: Its id.
+        direction: "up" from the client or "down" to it.
+        name: Of the tensor or :class:`Weighted`.
+        num_bytes: As counted by :func:`num_bytes`.
+    """
 
     server_round: int
     client: Hashable
