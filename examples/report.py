@@ -182,5 +182,6 @@ def formula(result: Result) -> str:
     sent = result.ledger.total(direction="up", name="logits")
     return (
         f"Logits up: {sent} bytes. Table 9's formula: {classes} x ({classes} + 1) = {numbers} numbers for a client and round,"
-        f" {4 * numbers * rounds * clients} bytes in all; classes without a correct logit are not sent."
+        f" {4 * numbers * rounds * clients} bytes in all"
+        f" (Table 10: {clients * numbers / 1024:.2f} K numbers a round); classes without a correct logit are not sent."
     )

@@ -711,3 +711,13 @@ def test_a_refused_upload_in_the_middle_of_a_stream_stops_it():
     with pytest.raises(ValueError, match=r"`uploads\[2\]\.weight`"):
         weighted_mean(islice(stream(), 5))
     assert asked == [0, 1, 2]
+
+
+@pytest.mark.bad_input
+def test_an_error_among_the_payloads_that_have_a_name_says_what_its_position_counts():
+    """The broken upload is the third client's, but the second that holds the name: the message must not point at the second client."""
+    good, broken = (Weighted(torch.tensor([value]), torch.tensor(1.0)) for value in (1.0, torch.nan))
+    with pytest.raises(ValueError, match=r"'head' \(counting the 2 payloads of 3 that have it\): `uploads\[1\]"):
+        per_name()([{"head": good}, {"other": good}, {"head": broken}])
+    with pytest.raises(ValueError, match=r"^'head': `uploads\[1\]"):
+        per_name()([{"head": good}, {"head": broken}])

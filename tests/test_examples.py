@@ -60,6 +60,7 @@ def test_default_run_reports_every_method_and_writes_pictures_and_ledgers(monkey
     entries = entries_of(tmp_path)
     up = sum(int(entry["num_bytes"]) for entry in entries if entry["direction"] == "up")
     assert f"Logits up: {up} bytes" in printed
+    assert "0.54 K numbers a round" in printed  # FedHPL Table 10, five clients and ten classes
     assert up <= 110 * 4 * 5 * 2  # Table 9: 110 numbers of 4 bytes, 5 clients, 2 rounds
 
 
