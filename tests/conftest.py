@@ -17,6 +17,8 @@ WITHOUT_HOOK = {"compiled", "benchmark"}  # torch.compile cannot trace the check
 
 def pytest_configure(config: pytest.Config) -> None:
     """Check every shape that a signature states, in every call that a test makes."""
+    if config.getoption("markexpr") == "interpreted":
+        os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported
     if config.getoption("markexpr") not in WITHOUT_HOOK:
         from jaxtyping import install_import_hook
 
