@@ -34,7 +34,7 @@ def newton(
 
     Only the column duals are unknown: each row follows from them in closed form. Newton's method on these few numbers needs 3 to 15
     passes over the cost where FedOTP's own alternation (:func:`dykstra`) needs 10 to some thousand. Problems that do not converge at once
-    get a line search in float64.
+    get a line search in float64. On NVIDIA GPUs small problems take their first steps in one fused kernel.
 
     A problem's plan depends neither on its companions in the batch nor on a constant added to its cost. A row of mass 0 gives nothing.
     With ``b.sum() == a.sum()`` all rows are full, which is :func:`sinkhorn`'s problem. Costs of a half precision, and everything under

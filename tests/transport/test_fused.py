@@ -23,6 +23,7 @@ needs_triton = pytest.mark.skipif(sys.platform != "linux", reason="Triton comes 
 EVERYWHERE = pytest.mark.parametrize(
     "device", [pytest.param("cpu", marks=pytest.mark.interpreted), pytest.param("cuda", marks=pytest.mark.gpu)]
 )
+OVERFLOW = "ignore:(All-NaN slice|overflow|invalid value|divide by zero):RuntimeWarning"  # NumPy's, in the interpreter
 KINDS = ["clip", "trained", "wide"]
 SHAPES = [(1, 1), (3, 4), (7, 3), (16, 1), (33, 8), (49, 2), (196, 2), (196, 4)]
 room = import_module("fedprompt.transport.newton")
@@ -67,10 +68,11 @@ def test_the_kernel_takes_the_steps_of_the_plain_path(device, rows, columns, mas
         torch.testing.assert_close(plan, expected, rtol=1e-4, atol=1e-6)
         torch.testing.assert_close(v, its_v, rtol=1e-3, atol=0)
         assert (iterations - its_iterations).abs().max() <= 1  # where an error rounds to either side of the stop
-        torch.testing.assert_close(error, violation(plan, problem), rtol=0.01, atol=1e-6)
+        torch.testing.assert_close(error, violation(plan, problem), rtol=0.01, atol=5e-7)  # rows hold by construction, to rounding
 
 
 @EVERYWHERE
+@pytest.mark.filterwarnings(OVERFLOW)
 @given(
     rows=st.sampled_from([1, 3, 7, 16, 49, 196]),
     columns=st.integers(1, 4),
@@ -79,7 +81,7 @@ def test_the_kernel_takes_the_steps_of_the_plain_path(device, rows, columns, mas
     kind=st.sampled_from(KINDS),
     seed=st.integers(0, 10_000),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_newton_by_the_kernel_is_as_accurate(device, rows, columns, mass, epsilon, kind, seed):
     """What the kernel leaves goes to the line search; the best is float64's."""
     drawn = draw(kind, 3, rows, columns, mass, device, seed=seed)
@@ -133,7 +135,7 @@ def test_layouts_precisions_and_broadcast_masses(device):
 
 
 @EVERYWHERE
-@pytest.mark.filterwarnings("ignore:(All-NaN slice|overflow|invalid value):RuntimeWarning")  # of the interpreter's NumPy
+@pytest.mark.filterwarnings(OVERFLOW)
 def test_what_overflows_is_left_to_the_line_search(device):
     """A NaN is an error that is not small, whichever column it stands in; companions keep their bits."""
     cost, a, b = draw("wide", 3, 20, 3, 0.8, device)
