@@ -12,12 +12,15 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test may need the network
 torch.set_num_threads(1)  # tiny models: more threads only wait for one another
 
 CHECKER = "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))"  # an int is a float, as for every type checker
-WITHOUT_HOOK = {"compiled", "benchmark"}  # torch.compile cannot trace the checks, and a benchmark must not time them
+WITHOUT_HOOK = ("compiled", "benchmark")  # torch.compile cannot trace the checks, and a benchmark must not time them
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Check every shape that a signature states, in every call that a test makes."""
-    if config.getoption("markexpr") not in WITHOUT_HOOK:
+    asked = config.getoption("markexpr")
+    if asked == "interpreted":
+        os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported
+    if not asked.startswith(WITHOUT_HOOK):
         from jaxtyping import install_import_hook
 
         install_import_hook("fedprompt", CHECKER)

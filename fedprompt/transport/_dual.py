@@ -8,6 +8,8 @@ from torch import Tensor
 from fedprompt.transport._elimination import couplings, eliminate
 from fedprompt.transport._problem import Problem
 
+FARTHEST = 1e3  # twelve steps of this factor stay within float32
+NEAR = 0.05  # times the root of the tolerance: from there one more step is enough
 GROUND = 1e-7  # of each column's mass: keeps the curvature regular when every row is full
 
 

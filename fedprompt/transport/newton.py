@@ -8,13 +8,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from fedprompt.interfaces import Coupling
-from fedprompt.transport._dual import demand, evaluate
+from fedprompt.transport._dual import FARTHEST, NEAR, demand, evaluate
+from fedprompt.transport._fused import fits, fused_steps
 from fedprompt.transport._line_search import climb
 from fedprompt.transport._problem import Problem, check_options, couple, violation
 
 PLAIN_STEPS = 12  # a problem that needs more goes to the line search
 COMPILED_STEPS = 8  # costs of cosines at SMOOTH or more need no more for masses up to 0.95
-FARTHEST = 1e3  # twelve steps of this factor stay within float32
 SMOOTH = 0.05  # compiled: from this epsilon on, fewer steps are enough for costs of cosines
 
 
@@ -34,7 +34,7 @@ def newton(
 
     Only the column duals are unknown: each row follows from them in closed form. Newton's method on these few numbers needs 3 to 15
     passes over the cost where FedOTP's own alternation (:func:`dykstra`) needs 10 to some thousand. Problems that do not converge at once
-    get a line search in float64.
+    get a line search in float64. On NVIDIA GPUs small problems take their first steps in one fused kernel.
 
     A problem's plan depends neither on its companions in the batch nor on a constant added to its cost. A row of mass 0 gives nothing.
     With ``b.sum() == a.sum()`` all rows are full, which is :func:`sinkhorn`'s problem. Costs of a half precision, and everything under
@@ -78,8 +78,11 @@ def newton(
 def _solve(problem: Problem, *, epsilon: float, tolerance: float, max_iterations: int) -> tuple[Tensor, Tensor, Tensor]:
     tolerance = max(tolerance, 8 * torch.finfo(problem.cost.dtype).eps)
     steps = min(max_iterations, PLAIN_STEPS if problem.eager or epsilon < SMOOTH else COMPILED_STEPS)
-    plan, v, iterations = _plain_steps(problem, epsilon=epsilon, tolerance=tolerance, max_iterations=steps)
-    error = violation(plan, problem)
+    if fits(problem):
+        plan, v, iterations, error = fused_steps(problem, epsilon=epsilon, tolerance=tolerance, max_iterations=steps)
+    else:
+        plan, v, iterations = _plain_steps(problem, epsilon=epsilon, tolerance=tolerance, max_iterations=steps)
+        error = violation(plan, problem)
     if problem.eager and max_iterations > steps:
         left = torch.nonzero(~(error <= tolerance)).flatten()
         if len(left):
@@ -99,7 +102,7 @@ def _plain_steps(problem: Problem, *, epsilon: float, tolerance: float, max_iter
     kernel = (problem.cost - problem.cost.amin(2, keepdim=True)).mul_(-1 / epsilon).exp_()
     v = problem.b / kernel.sum(2)
     cap = torch.where(problem.full, math.inf, 1.0).to(v.dtype)
-    active, near = torch.ones_like(cap[:, 0], dtype=torch.bool), 0.05 * tolerance**0.5
+    active, near = torch.ones_like(cap[:, 0], dtype=torch.bool), NEAR * tolerance**0.5
     iterations = torch.zeros_like(active, dtype=torch.int64)
     for _ in range(max_iterations):
         now = evaluate(problem, kernel, v, cap)

@@ -15,10 +15,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Select the benchmarks where nothing else is asked for: `python -m pytest tests/benchmarks` needs no `-m benchmark`."""
+    """Select the benchmarks where nothing else is asked for: `python -m pytest tests/benchmarks` needs no `-m "benchmark and not gpu"`."""
     here = Path(__file__).parent
-    if all(here in (path := Path(argument.split("::")[0]).resolve()).parents or path == here for argument in config.args):
-        config.option.markexpr = "benchmark"
+    asked = any(argument.startswith("-m") for argument in config.invocation_params.args)
+    if not asked and all(here in (path := Path(argument.split("::")[0]).resolve()).parents or path == here for argument in config.args):
+        config.option.markexpr = "benchmark and not gpu"
 
 
 class Meter:
@@ -41,6 +42,20 @@ class Meter:
                 function()
                 times[name].append(time.process_time() - start)
         return {name: torch.tensor(values, dtype=torch.float64) for name, values in times.items()}
+
+    def microseconds(self, function: Callable[[], object], *, repeats: int = 20) -> Tensor:
+        """Return what one call takes on the GPU (rounds,), by CUDA events; calls queue up, so that starting them costs nothing."""
+        function()
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        times = []
+        for _ in range(self.rounds):
+            start.record()
+            for _ in range(repeats):
+                function()
+            end.record()
+            end.synchronize()
+            times.append(start.elapsed_time(end) * 1000 / repeats)
+        return torch.tensor(times, dtype=torch.float64)
 
     def peak_bytes(self, **functions: Callable[[], object]) -> dict[str, int]:
         """Return the largest sum of live allocations above each function's start.

@@ -5,11 +5,14 @@ stop leaves 1e-3.
 """
 
 from functools import partial
+from unittest.mock import patch
 
 import pytest
 import torch
 
 from fedprompt import newton, transport_logits
+from fedprompt.transport import _fused
+from fedprompt.transport._problem import _flat
 from references.transport import marginals, planted_cost, published_plan
 
 pytestmark = pytest.mark.benchmark
@@ -74,3 +77,20 @@ def test_logits_forward_and_backward(meter):
 
     seconds = meter.seconds(products=products, logits=logits)
     meter.report("transport_logits / its matrix products alone, forward and backward", seconds["logits"] / seconds["products"])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("batch", "classes", "most"), [(32, 100, 20.0), (128, 1000, 250.0)])
+def test_the_fused_kernel_on_a_gpu(meter, batch, classes, most):
+    """The kernel alone, replayed from a graph, against its goal; then all of `newton`, which also checks values and waits for the host."""
+    drawn = [tensor.cuda() for tensor in draw(batch, classes, 196)]
+    steps = partial(_fused.fused_steps, _flat(*drawn, 1e-6).levelled(), epsilon=0.1, tolerance=1e-5, max_iterations=12)
+    assert steps()[3].max() <= 1e-5
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        steps()
+    title = f"{batch} x {classes} problems, 196 patches, on a GPU, microseconds"
+    meter.report(f"{title} of the kernel", meter.microseconds(graph.replay), at_most=most)
+    meter.report(f"{title} of newton", meter.microseconds(partial(newton, *drawn)))
+    with patch.object(_fused, "launchable", lambda device: False):
+        meter.report(f"{title} of newton without the kernel", meter.microseconds(partial(newton, *drawn)))
