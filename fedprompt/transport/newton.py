@@ -1,7 +1,7 @@
 """Newton's method for FedOTP's transport problem, on the few column duals."""
 
 import math
-from functools import partial
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -72,22 +72,46 @@ def newton(
         Li et al., "Global and Local Prompts Cooperation via Optimal Transport for Federated Learning", CVPR 2024, Eq. 7.
     """
     check_options(epsilon, tolerance, max_iterations)
-    return couple(cost, a, b, partial(_solve, epsilon=epsilon, tolerance=tolerance, max_iterations=max_iterations))
+
+    def kernel(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
+        solution = solve(problem, epsilon=epsilon, tolerance=tolerance, max_iterations=max_iterations)
+        return solution.plan, solution.error, solution.iterations
+
+    return couple(cost, a, b, kernel)
 
 
-def _solve(problem: Problem, *, epsilon: float, tolerance: float, max_iterations: int) -> tuple[Tensor, Tensor, Tensor]:
+class Solution(NamedTuple):
+    """What :func:`solve` finds; ``plan_at(problem, duals, epsilon)`` is the plan again.
+
+    Attributes:
+        plan: ``(problems, columns, rows)``.
+        duals: ``(problems, columns)``, log v for costs counted from each column's least.
+        error: ``(problems,)``.
+        iterations: ``(problems,)``.
+    """
+
+    plan: Tensor
+    duals: Tensor
+    error: Tensor
+    iterations: Tensor
+
+
+def solve(problem: Problem, *, epsilon: float, tolerance: float, max_iterations: int) -> Solution:
+    """Take plain steps, and lead the problems that need more through the line search."""
     tolerance = max(tolerance, 8 * torch.finfo(problem.cost.dtype).eps)
     steps = min(max_iterations, PLAIN_STEPS if problem.eager or epsilon < SMOOTH else COMPILED_STEPS)
     plan, v, iterations = _plain_steps(problem, epsilon=epsilon, tolerance=tolerance, max_iterations=steps)
-    error = violation(plan, problem)
+    duals, error = v.log(), violation(plan, problem)
     if problem.eager and max_iterations > steps:
         left = torch.nonzero(~(error <= tolerance)).flatten()
         if len(left):
             rest = problem.take(left)
-            plan[left], more = climb(rest, v[left], epsilon=epsilon, tolerance=tolerance, max_iterations=max_iterations - steps)
+            plan[left], duals[left], more = climb(
+                rest, v[left], epsilon=epsilon, tolerance=tolerance, max_iterations=max_iterations - steps
+            )
             iterations[left] += more
             error[left] = violation(plan[left], rest)
-    return plan, error, iterations
+    return Solution(plan, duals, error, iterations)
 
 
 def _plain_steps(problem: Problem, *, epsilon: float, tolerance: float, max_iterations: int) -> tuple[Tensor, Tensor, Tensor]:

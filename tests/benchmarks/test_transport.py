@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 import torch
 
-from fedprompt import newton, transport_logits
+from fedprompt import lean_transport_logits, newton, transport_logits
 from references.transport import marginals, planted_cost, published_plan
 
 pytestmark = pytest.mark.benchmark
@@ -74,3 +74,22 @@ def test_logits_forward_and_backward(meter):
 
     seconds = meter.seconds(products=products, logits=logits)
     meter.report("transport_logits / its matrix products alone, forward and backward", seconds["logits"] / seconds["products"])
+
+
+def test_lean_logits(meter):
+    """Plain autograd holds costs and plans of the whole batch; the lean form those of a few images, and the duals."""
+    generator = torch.Generator().manual_seed(0)
+    patches = torch.randn(64, 196, 512, generator=generator)
+    text = torch.randn(2, 250, 512, generator=generator, requires_grad=True)
+
+    def step(logits):
+        (gradient,) = torch.autograd.grad(logits(patches, text, scale=100.0).logsumexp(1).sum(), text)
+        return gradient
+
+    calls = {"plain": partial(step, transport_logits), "lean": partial(step, lean_transport_logits)}
+    torch.testing.assert_close(calls["lean"](), calls["plain"](), rtol=0, atol=1e-4)
+    seconds, peak = meter.seconds(**calls), meter.peak_bytes(**calls)
+    title = "logits of 64 images for 250 classes, forward and backward, plain / lean"
+    meter.report(f"{title}, memory", peak["plain"] / peak["lean"], at_least=10.0)
+    meter.report(f"{title}, time", seconds["plain"] / seconds["lean"])
+    meter.report("lean logits, peak / the costs of the batch", peak["lean"] / (64 * 250 * 2 * 196 * 4))
