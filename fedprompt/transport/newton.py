@@ -48,12 +48,12 @@ def newton(
         tolerance: Largest relative violation of a marginal at which a problem counts as solved; below what the dtype resolves, the
             latter is meant.
         max_iterations: Most evaluations for one problem. What was reached stands in the result's `error`: at an `epsilon` of 0.001, costs
-            spread over [0, 2] and a mass of 0.999 or more, up to 7 problems in 100 need more, and 200 were enough. Under ``torch.compile`` no value is
-            checked and the number of steps is fixed, without a line search: 8 for an `epsilon` of at least 0.05, otherwise 12 (both
-            at most this). For 49 or 196 rows and 2 or 4 columns that leaves errors up to 2e-5 where costs of one problem scatter like
-            cosines of CLIP's features (standard deviation 0.035 to 0.12) and masses are at most 0.95, at an `epsilon` of at least 0.05.
-            Costs spread over all of [0, 2] are left with errors up to 1e-3 at `epsilon` 0.1 and mass 0.8, and an `epsilon` of 0.01 with
-            plans that may be NaN: read `error`, or solve those outside of the compiled part.
+            spread over [0, 2] and a mass of 0.999 or more, up to 7 problems in 100 need more, and 200 were enough. Under
+            ``torch.compile`` no value is checked and the number of steps is fixed, without a line search: 8 for an `epsilon` of at least
+            0.05, otherwise 12 (both at most this). For 49 or 196 rows and 2 or 4 columns, 8 leave errors up to 2e-5 where costs of one
+            problem scatter like cosines of CLIP's features (standard deviation 0.035 to 0.12) and masses are at most 0.95. Costs spread
+            over all of [0, 2] are left with errors up to 1e-3 at `epsilon` 0.1 and mass 0.8, and an `epsilon` of 0.01 with plans that
+            may be NaN: read `error`, or solve those outside of the compiled part.
 
     Returns:
         The plan, without a graph and in float32 at least, with each problem's violation and number of evaluations.
