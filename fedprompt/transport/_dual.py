@@ -1,5 +1,6 @@
 """The semi-dual of FedOTP's problem: concave in the column duals, with a slope and a curvature that one pass over the rows gives."""
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -27,6 +28,26 @@ class Evaluation(NamedTuple):
     slope: Tensor
     error: Tensor
     newton: Tensor
+
+
+def levelled_cost(problem: Problem, epsilon: float) -> Tensor:
+    """Return costs in units of `epsilon`, counted from each column's least: what log v belongs to."""
+    return (problem.cost - problem.cost.amin(2, keepdim=True)).div_(epsilon)
+
+
+def row_kernel(problem: Problem, cost: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return ``exp(x - cost)`` with 1 as the largest entry of each row, and what was divided out: no row can underflow."""
+    exponent = x[..., None] - cost
+    top = exponent.amax(1)
+    # Beyond exp(60) a row is full whatever it asks. Where the columns take all there is, every row is full.
+    cap = torch.where(problem.full, math.inf, top.clamp(max=60).exp())
+    return exponent.sub_(top[:, None]).exp_(), cap
+
+
+def plan_at(problem: Problem, x: Tensor, epsilon: float) -> Tensor:
+    """Return the plan of duals x = log v ``(problems, columns)``, in closed form."""
+    kernel, cap = row_kernel(problem, levelled_cost(problem, epsilon), x)
+    return kernel.mul_(torch.minimum(problem.a / kernel.sum(1), cap)[:, None])
 
 
 def demand(kernel: Tensor, v: Tensor) -> Tensor:

@@ -1,12 +1,11 @@
 """Newton with a line search, in float64: for costs that are large against epsilon, and for masses close to full."""
 
-import math
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from fedprompt.transport._dual import Evaluation, evaluate
+from fedprompt.transport._dual import Evaluation, evaluate, levelled_cost, plan_at, row_kernel
 from fedprompt.transport._problem import Problem
 
 
@@ -19,13 +18,13 @@ class Search(NamedTuple):
     slope: Tensor  # of the dual along the direction, at the base
 
 
-def climb(problem: Problem, v: Tensor, *, epsilon: float, tolerance: float, max_iterations: int) -> tuple[Tensor, Tensor]:
-    """Solve, from the duals of :func:`newton`'s plain steps where they are finite; return plan and number of Newton steps.
+def climb(problem: Problem, v: Tensor, *, epsilon: float, tolerance: float, max_iterations: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Solve, from the duals of :func:`newton`'s plain steps where they are finite; return plan, log v and number of Newton steps.
 
     Trials that shorten a step are not counted, and there are at most two for each step on average.
     """
     dtype, problem = problem.cost.dtype, problem.double()
-    cost = (problem.cost - problem.cost.amin(2, keepdim=True)) / epsilon
+    cost = levelled_cost(problem, epsilon)
     x = problem.b.log() - (-cost).exp().sum(2).log()  # all rows slack: below the solution
     warm = v.to(x.dtype).log()
     x = torch.where(torch.isfinite(warm), warm, x)
@@ -34,7 +33,7 @@ def climb(problem: Problem, v: Tensor, *, epsilon: float, tolerance: float, max_
     active = torch.ones_like(nothing, dtype=torch.bool)
     iterations = torch.zeros_like(active, dtype=torch.int64)
     for _ in range(3 * max_iterations):
-        kernel, cap = _kernel(problem, cost, x)
+        kernel, cap = row_kernel(problem, cost, x)
         now = evaluate(problem, kernel, ones, cap)
         active = active & (now.error[:, None] > 0.9 * tolerance) & (iterations < max_iterations)
         if not bool(active.any()):
@@ -42,17 +41,7 @@ def climb(problem: Problem, v: Tensor, *, epsilon: float, tolerance: float, max_
         search, accepted = _next(search, x, now, (now.scale < cap).all(1, keepdim=True) & ~problem.full)
         x = torch.where(active, search.base + search.length * search.direction, x)
         iterations += active & accepted
-    kernel, cap = _kernel(problem, cost, x)
-    return (kernel * torch.minimum(problem.a / kernel.sum(1), cap)[:, None]).to(dtype), iterations[:, 0]
-
-
-def _kernel(problem: Problem, cost: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return ``exp(x - cost)`` with 1 as the largest entry of each row, and what was divided out: no row can underflow."""
-    exponent = x[..., None] - cost
-    top = exponent.amax(1)
-    # Beyond exp(60) a row is full whatever it asks. Where the columns take all there is, every row is full.
-    cap = torch.where(problem.full, math.inf, top.clamp(max=60).exp())
-    return (exponent - top[:, None]).exp(), cap
+    return plan_at(problem, x, epsilon).to(dtype), x.to(dtype), iterations[:, 0]
 
 
 def _next(search: Search, x: Tensor, now: Evaluation, beyond: Tensor) -> tuple[Search, Tensor]:

@@ -50,8 +50,13 @@ class Problem(NamedTuple):
     def chunks(self) -> Iterator[slice]:
         """Cut into parts of bounded size; a compiled graph stays whole."""
         problems, columns, rows = self.cost.shape
-        size = problems if not self.eager else CHUNK.get(self.cost.device.type, CHUNK_ELSEWHERE) // (columns * rows)
-        return (slice(start, start + max(size, 1)) for start in range(0, problems, max(size, 1)))
+        return blocks(problems, columns * rows, self.cost.device, whole=not self.eager)
+
+
+def blocks(count: int, entries: int, device: torch.device, *, whole: bool) -> Iterator[slice]:
+    """Cut `count` things of so many entries each into parts of bounded size, or leave them whole."""
+    size = count if whole else max(CHUNK.get(device.type, CHUNK_ELSEWHERE) // entries, 1)
+    return (slice(start, start + size) for start in range(0, count, max(size, 1)))
 
 
 Kernel = Callable[[Problem], tuple[Tensor, Tensor, Tensor]]
@@ -69,13 +74,9 @@ def check_options(epsilon: float, tolerance: float, max_iterations: int) -> None
 def couple(cost: Tensor, a: Tensor, b: Tensor, kernel: Kernel, *, rows_exact: bool = False) -> Coupling:
     """Check, flatten, solve chunk by chunk, and measure how far the plan is from what was asked."""
     _check_layout(cost, a, b)
-    eager = values_readable(cost, a, b)
-    # Masses of a half precision do not add up to what was meant: allow for its rounding.
-    slack = max(1e-6, *(4 * torch.finfo(mass.dtype).eps for mass in (a, b)))
-    if eager and not _seems_valid(cost, a, b, slack, rows_exact):
-        _explain(cost, a, b, slack, rows_exact)
+    check_values(cost, a, b, rows_exact=rows_exact)
     with torch.autocast(cost.device.type, enabled=False):
-        problem = _flat(cost, a, b, slack)
+        problem = flat(cost, a, b)
         plan = torch.empty_like(problem.cost)
         error, iterations = problem.a.new_empty(len(plan)), torch.empty(len(plan), dtype=torch.int64, device=cost.device)
         for part in problem.chunks():
@@ -91,10 +92,11 @@ def violation(plan: Tensor, problem: Problem, *, rows_exact: bool = False) -> Te
     return torch.maximum(rows.amax(1), ((plan.sum(2) - problem.b) / problem.b).abs().amax(1))
 
 
-def _flat(cost: Tensor, a: Tensor, b: Tensor, slack: float) -> Problem:
+def flat(cost: Tensor, a: Tensor, b: Tensor) -> Problem:
+    """Lay out for the solvers, in float32 at least."""
     dtype = torch.promote_types(torch.promote_types(cost.dtype, torch.float32), torch.promote_types(a.dtype, b.dtype))
     *batch, rows, columns = cost.shape
-    problems = math.prod(batch)
+    problems, slack = math.prod(batch), _slack(a, b)
     a = a.to(dtype).expand(*batch, rows).reshape(problems, rows)
     b = b.to(dtype).expand(*batch, columns).reshape(problems, columns)
     full = b.sum(1, keepdim=True) >= a.sum(1, keepdim=True) * (1 - slack)
@@ -106,6 +108,18 @@ def _flat(cost: Tensor, a: Tensor, b: Tensor, slack: float) -> Problem:
         torch.cat([torch.zeros_like(b[:, 1:]), full.to(dtype)], 1),
         values_readable(cost, a, b),
     )
+
+
+def check_values(cost: Tensor, a: Tensor, b: Tensor, *, rows_exact: bool = False, first: int = 0) -> None:
+    """Require finite costs and masses that can be met, where values may be looked at; errors count the first axis from `first`."""
+    slack = _slack(a, b)
+    if values_readable(cost, a, b) and not _seems_valid(cost, a, b, slack, rows_exact):
+        _explain(cost, a, b, slack, rows_exact, first)
+
+
+def _slack(a: Tensor, b: Tensor) -> float:
+    """Masses of a half precision do not add up to what was meant: allow for its rounding."""
+    return max(1e-6, *(4 * torch.finfo(mass.dtype).eps for mass in (a, b)))
 
 
 def _check_layout(cost: Tensor, a: Tensor, b: Tensor) -> None:
@@ -143,7 +157,7 @@ def _unequal(a: Tensor, b: Tensor, slack: float, rows_exact: bool) -> Tensor:
     return (takes > has * (1 + slack)) | ((takes < has * (1 - slack)) if rows_exact else False)
 
 
-def _explain(cost: Tensor, a: Tensor, b: Tensor, slack: float, rows_exact: bool) -> None:
+def _explain(cost: Tensor, a: Tensor, b: Tensor, slack: float, rows_exact: bool, first: int) -> None:
     rules = (
         ("cost", "be finite", ~torch.isfinite(cost).all(-1).all(-1)),
         ("a", "be finite and at least 0", _wrong_rows(a)),
@@ -153,7 +167,9 @@ def _explain(cost: Tensor, a: Tensor, b: Tensor, slack: float, rows_exact: bool)
     for name, rule, wrong in rules:
         problems = torch.nonzero(wrong.expand(cost.shape[:-2])).tolist()
         if problems:
-            shown = ", ".join(str(tuple(index)) for index in problems[:5]) + (", ..." if len(problems) > 5 else "")
+            shown = ", ".join(str((index[0] + first, *index[1:])) for index in problems[:5] if index) + (
+                ", ..." if len(problems) > 5 else ""
+            )
             where = f" in problem{'s' if len(problems) > 1 else ''} {shown}" if cost.ndim > 2 else ""
             takes, has = (mass.sum(-1).expand(cost.shape[:-2])[tuple(problems[0])].item() for mass in (b, a))
             raise wrong_value(name, rule, (f"{takes:g} of {has:g}" if "sum" in rule else "values that are not") + where)

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from fedprompt import ContextPrompts, TextTower, prompted_text
+from references.published_step import whole_sentences
 from tolerance import assert_near
 
 pytestmark = pytest.mark.benchmark
@@ -24,17 +25,6 @@ def clip_model():
     vision = {"layers": 1, "width": 8, "head_width": 8, "patch_size": 8, "image_size": 8}
     text = {"context_length": 77, "vocab_size": 49408, "width": 256, "heads": 4, "layers": 2}
     return open_clip.model.CLIP(256, vision, text)
-
-
-def whole_sentences(tower, names, context):
-    """As published: every sentence in full length, pooled after the last norm."""
-    model, text = tower.model, prompted_text(context, names)
-    num_prompts, num_classes, length, dim = text.suffix.shape
-    padding = names.pad.expand(num_prompts, num_classes, 77 - text.prefix.shape[1] - length, dim)
-    tokens = torch.cat([text.prefix[:, None].expand(-1, num_classes, -1, -1), text.suffix, padding], 2).flatten(0, 1)
-    hidden = model.ln_final(model.transformer(tokens + model.positional_embedding, attn_mask=model.attn_mask))
-    pooled = hidden[torch.arange(len(hidden)), text.end.repeat(num_prompts)] @ model.text_projection
-    return pooled.unflatten(0, (num_prompts, num_classes))
 
 
 def truncated(tower, names, context):

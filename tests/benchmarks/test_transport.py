@@ -10,9 +10,9 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from fedprompt import newton, transport_logits
+from fedprompt import lean_transport_logits, newton, transport_logits
 from fedprompt.transport import _fused
-from fedprompt.transport._problem import _flat
+from fedprompt.transport._problem import flat
 from references.transport import marginals, planted_cost, published_plan
 
 pytestmark = pytest.mark.benchmark
@@ -84,7 +84,7 @@ def test_logits_forward_and_backward(meter):
 def test_the_fused_kernel_on_a_gpu(meter, batch, classes, most):
     """The kernel alone, replayed from a graph, against its goal; then all of `newton`, which also checks values and waits for the host."""
     drawn = [tensor.cuda() for tensor in draw(batch, classes, 196)]
-    steps = partial(_fused.fused_steps, _flat(*drawn, 1e-6).levelled(), epsilon=0.1, tolerance=1e-5, max_iterations=12)
+    steps = partial(_fused.fused_steps, flat(*drawn).levelled(), epsilon=0.1, tolerance=1e-5, max_iterations=12)
     assert steps()[3].max() <= 1e-5
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -94,3 +94,22 @@ def test_the_fused_kernel_on_a_gpu(meter, batch, classes, most):
     meter.report(f"{title} of newton", meter.microseconds(partial(newton, *drawn)))
     with patch.object(_fused, "launchable", lambda device: False):
         meter.report(f"{title} of newton without the kernel", meter.microseconds(partial(newton, *drawn)))
+
+
+def test_lean_logits(meter):
+    """Plain autograd holds costs and plans of the whole batch; the lean form those of a few images, and the duals."""
+    generator = torch.Generator().manual_seed(0)
+    patches = torch.randn(64, 196, 512, generator=generator)
+    text = torch.randn(2, 250, 512, generator=generator, requires_grad=True)
+
+    def step(logits):
+        (gradient,) = torch.autograd.grad(logits(patches, text, scale=100.0).logsumexp(1).sum(), text)
+        return gradient
+
+    calls = {"plain": partial(step, transport_logits), "lean": partial(step, lean_transport_logits)}
+    torch.testing.assert_close(calls["lean"](), calls["plain"](), rtol=0, atol=1e-4)
+    seconds, peak = meter.seconds(**calls), meter.peak_bytes(**calls)
+    title = "logits of 64 images for 250 classes, forward and backward, plain / lean"
+    meter.report(f"{title}, memory", peak["plain"] / peak["lean"], at_least=10.0)
+    meter.report(f"{title}, time", seconds["plain"] / seconds["lean"])
+    meter.report("lean logits, peak / the costs of the batch", peak["lean"] / (64 * 250 * 2 * 196 * 4))

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from fedprompt import newton
 from fedprompt.transport import _fused
-from fedprompt.transport._problem import _flat, violation
+from fedprompt.transport._problem import flat, violation
 from references.transport import marginals, planted_cost
 
 needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="no Triton here; PyTorch's own builds for Linux bring it along")
@@ -54,7 +54,7 @@ def draw(kind, problems, rows, columns, mass, device="cpu", *, seed=0):
 
 
 def steps(solve, cost, a, b, *, epsilon=0.1):
-    problem = _flat(cost, a, b, 1e-6).levelled()
+    problem = flat(cost, a, b).levelled()
     return problem, solve(problem, epsilon=epsilon, tolerance=1e-5, max_iterations=room.PLAIN_STEPS)
 
 
@@ -161,8 +161,8 @@ def test_few_iterations_are_kept_and_said(device):
         coupling = newton(*drawn, max_iterations=2)
         assert coupling.iterations.tolist() == [2, 2, 2]
         assert (coupling.error > 1e-3).all()
-        flat = _flat(*drawn, 1e-6)
-        torch.testing.assert_close(coupling.error, violation(coupling.plan.transpose(1, 2), flat), rtol=1e-3, atol=0)
+        problem = flat(*drawn)
+        torch.testing.assert_close(coupling.error, violation(coupling.plan.transpose(1, 2), problem), rtol=1e-3, atol=0)
         easy = newton(*draw("clip", 3, 49, 2, 0.3, device))
     assert (easy.iterations < 6).all()
 
@@ -187,17 +187,17 @@ def test_a_gpu_is_used():
     assert coupling.error.max() <= 1e-5
 
 
-def flat(rows=20, columns=2, dtype=torch.float32):
-    return _flat(torch.zeros(3, rows, columns, dtype=dtype), *marginals(rows, columns, 0.8, dtype), 1e-6)
+def problems(rows=20, columns=2, dtype=torch.float32):
+    return flat(torch.zeros(3, rows, columns, dtype=dtype), *marginals(rows, columns, 0.8, dtype))
 
 
 def test_small_problems_in_float32_fit():
     with patch.object(_fused, "launchable", lambda device: True):
-        for fitting in (flat(), flat(1, 1), flat(1024, 8), flat(4096, 2), flat(196, 5)):
+        for fitting in (problems(), problems(1, 1), problems(1024, 8), problems(4096, 2), problems(196, 5)):
             assert _fused.fits(fitting)
-        for unfitting in (flat(dtype=torch.float64), flat(1025, 5), flat(4097, 2), flat(10, 9), flat()._replace(eager=False)):
+        for unfitting in (problems(dtype=torch.float64), problems(1025, 5), problems(4097, 2), problems(10, 9), problems()._replace(eager=False)):
             assert not _fused.fits(unfitting)
-    assert not _fused.fits(flat())  # on a CPU
+    assert not _fused.fits(problems())  # on a CPU
 
 
 def test_other_devices_and_old_ones_take_the_plain_path(monkeypatch):

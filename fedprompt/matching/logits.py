@@ -1,4 +1,4 @@
-"""Image features against text features, as class logits."""
+"""Logits by the cosine of pooled features, and by transport from patches to prompts."""
 
 import math
 
@@ -12,8 +12,6 @@ from fedprompt._checks import check_number, kind, wrong_type, wrong_value
 from fedprompt.interfaces import TransportSolver
 from fedprompt.transport import newton, plan_fixed
 from fedprompt.transport.gradients import TransportScore
-
-__all__ = ["TransportMatcher", "cosine_logits", "transport_logits"]
 
 
 def cosine_logits(
@@ -37,11 +35,11 @@ def cosine_logits(
         >>> cosine_logits(torch.tensor([[3.0, 0.0]]), torch.tensor([[1.0, 0.0], [0.0, 2.0]]), scale=100)
         tensor([[100.,   0.]])
     """
-    _check_features("image", image, 2, "(batch, dim)")
-    _check_features("text", text, 2, "(classes, dim)")
-    _check_pair("image", image, text, scale)
+    check_features("image", image, 2, "(batch, dim)")
+    check_features("text", text, 2, "(classes, dim)")
+    check_pair("image", image, text, scale)
     with torch.autocast(image.device.type, enabled=False):
-        return scale * (_unit(image) @ _unit(text).T)
+        return scale * (unit(image) @ unit(text).T)
 
 
 def transport_logits(
@@ -90,13 +88,12 @@ def transport_logits(
     References:
         Li et al., "Global and Local Prompts Cooperation via Optimal Transport for Federated Learning", CVPR 2024, Eqs. 6-10.
     """
-    _check_features("patches", patches, 3, "(batch, patches, dim)")
-    _check_features("text", text, 3, "(prompts, classes, dim)")
-    _check_pair("patches", patches, text, scale)
+    check_features("patches", patches, 3, "(batch, patches, dim)")
+    check_features("text", text, 3, "(prompts, classes, dim)")
+    check_pair("patches", patches, text, scale)
     check_number("mass", mass, above=0, at_most=1)
     with torch.autocast(patches.device.type, enabled=False):
-        # (batch, classes, prompts, patches) in memory, which is how the solvers work; they take (..., patches, prompts).
-        cost = 1 - torch.einsum("bvd,pkd->bkpv", _unit(patches), _unit(text)).transpose(2, 3)
+        cost = 1 - cosines(unit(patches), unit(text).transpose(0, 1)).transpose(2, 3)
         a = cost.new_full(cost.shape[2:3], 1 / cost.shape[2])
         b = cost.new_full(cost.shape[3:], mass / cost.shape[3])
         coupling = solver(cost.detach(), a, b)
@@ -141,19 +138,31 @@ class TransportMatcher(nn.Module):
         return transport_logits(patches, text, scale=scale, solver=self.solver, mass=self.mass, gradient=self.gradient)
 
 
-def _unit(features: Tensor) -> Tensor:
+def unit(features: Tensor) -> Tensor:
     """Normalise in float32 at least."""
     return F.normalize(features.to(torch.promote_types(features.dtype, torch.float32)), dim=-1)
 
 
-def _check_features(name: str, features: object, ndim: int, shape: str) -> None:
+def cosines(patches: Tensor, text: Tensor) -> Tensor:
+    """Return ``(batch, classes, prompts, patches)``, in this order in memory too, for unit vectors `text` ``(classes, prompts, dim)``.
+
+    It is the order in which the solvers work.
+    """
+    classes, prompts, dim = text.shape
+    products = text.reshape(-1, dim) @ patches.transpose(1, 2)
+    return products.reshape(-1, classes, prompts, patches.shape[1])
+
+
+def check_features(name: str, features: object, ndim: int, shape: str) -> None:
+    """Require a floating-point tensor of so many axes, none of them empty but the batch."""
     if not isinstance(features, Tensor) or not features.is_floating_point():
         raise wrong_type(name, f"be a floating-point tensor {shape}", kind(features))
     if features.ndim != ndim or 0 in features.shape[1 if name != "text" else 0 :]:
         raise wrong_value(name, f"have shape {shape} without an empty axis", tuple(features.shape))
 
 
-def _check_pair(name: str, image: Tensor, text: Tensor, scale: object) -> None:
+def check_pair(name: str, image: Tensor, text: Tensor, scale: object) -> None:
+    """Require features of one width, and a scale that is a number or a scalar tensor."""
     if image.shape[-1] != text.shape[-1]:
         raise wrong_value("text", f"have the width of `{name}` {image.shape[-1]}", text.shape[-1])
     if isinstance(scale, Tensor):

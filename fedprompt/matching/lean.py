@@ -1,0 +1,123 @@
+"""FedOTP's logits in the memory of a few images at a time."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from fedprompt._checks import check_number, values_readable
+from fedprompt.matching.logits import check_features, check_pair, cosines, unit
+from fedprompt.transport._problem import blocks, check_options
+from fedprompt.transport.duals import plans_from_duals, score_and_duals
+
+
+def lean_transport_logits(
+    patches: Float[Tensor, "batch patches dim"],
+    text: Float[Tensor, "prompts classes dim"],
+    *,
+    scale: float | Float[Tensor, ""],
+    mass: float = 0.8,
+    epsilon: float = 0.1,
+    tolerance: float = 1e-5,
+    max_iterations: int = 100,
+) -> Float[Tensor, "batch classes"]:
+    r"""Score as :func:`transport_logits` does by :func:`newton` and :func:`plan_fixed`, in the memory of a few images.
+
+    The same logits and the same gradients. Costs and plans exist for one block of images at a time; what is kept for the gradient are the
+    column duals :math:`x`, one number for each image, class and prompt. From them the plan follows without iterations:
+
+    .. math:: T_{vj} = \min\!\big(a_v / s_v, 1\big) \, e^{x_j - C_{vj} / \epsilon}, \qquad s_v = \sum_j e^{x_j - C_{vj} / \epsilon}
+
+    The price is a second matrix product of patches and text in the backward pass. One image's costs for all classes are the least that
+    is held at a time; under ``torch.compile`` the batch is one block, and only what is kept is less.
+
+    Args:
+        patches: As for :func:`transport_logits`.
+        text: As for :func:`transport_logits`.
+        scale: As for :func:`transport_logits`.
+        mass: As for :func:`transport_logits`.
+        epsilon: As for :func:`newton`.
+        tolerance: As for :func:`newton`.
+        max_iterations: As for :func:`newton`.
+
+    Returns:
+        The logits, in float32 at least; differentiable once.
+
+    Raises:
+        TypeError: If a feature is not a floating-point tensor, or `scale` neither number nor scalar tensor.
+        ValueError: If shapes disagree, a cosine is not finite, or a hyper-parameter lies outside its range.
+
+    Example:
+        >>> patches, text = torch.ones(1, 4, 8), torch.ones(2, 3, 8, requires_grad=True)
+        >>> lean_transport_logits(patches, text, scale=10, mass=1.0).detach()
+        tensor([[10.0000, 10.0000, 10.0000]])
+
+    References:
+        Li et al., "Global and Local Prompts Cooperation via Optimal Transport for Federated Learning", CVPR 2024, Eqs. 6-10.
+    """
+    check_features("patches", patches, 3, "(batch, patches, dim)")
+    check_features("text", text, 3, "(prompts, classes, dim)")
+    check_pair("patches", patches, text, scale)
+    check_number("mass", mass, above=0, at_most=1)
+    check_options(epsilon, tolerance, max_iterations)
+    with torch.autocast(patches.device.type, enabled=False):
+        scores: Tensor = _Scores.apply(patches, unit(text).transpose(0, 1).contiguous(), mass, epsilon, tolerance, max_iterations)[0]
+        return scale * scores
+
+
+class _Scores(torch.autograd.Function):
+    """Sums of plan times cosine ``(batch, classes)``, and duals ``(batch, classes, prompts)``; text is normalised, by class and prompt."""
+
+    @staticmethod
+    def forward(patches: Tensor, text: Tensor, mass: float, epsilon: float, tolerance: float, max_iterations: int) -> tuple[Tensor, Tensor]:
+        classes, prompts, _ = text.shape
+        scores, duals = text.new_empty(len(patches), classes), text.new_empty(len(patches), classes, prompts)
+        for images in _blocks(patches, text):
+            cost, a, b = _problem(unit(patches[images]), text, mass)
+            scores[images], duals[images] = score_and_duals(
+                cost, a, b, epsilon=epsilon, tolerance=tolerance, max_iterations=max_iterations, first=images.start
+            )
+        return scores, duals
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        patches, text, ctx.mass, ctx.epsilon, *_ = inputs
+        ctx.save_for_backward(patches, text, output[1])
+        ctx.mark_non_differentiable(output[1])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        patches, text, duals = ctx.saved_tensors
+        of_patches = torch.empty_like(patches) if ctx.needs_input_grad[0] else None
+        of_text = torch.zeros_like(text) if ctx.needs_input_grad[1] else None
+        with torch.autocast(patches.device.type, enabled=False):
+            for images in _blocks(patches, text):
+                units = unit(patches[images])
+                plan = plans_from_duals(*_problem(units, text, ctx.mass), duals[images], epsilon=ctx.epsilon)
+                weights = plan.transpose(2, 3).mul_(gradient[images, :, None, None]).flatten(1, 2)
+                if of_text is not None:
+                    of_text.flatten(0, 1).addbmm_(weights, units)
+                if of_patches is not None:
+                    of_patches[images] = _through_unit(weights.transpose(1, 2) @ text.flatten(0, 1), units, patches[images])
+        return of_patches, of_text, None, None, None, None
+
+
+def _blocks(patches: Tensor, text: Tensor) -> Iterator[slice]:
+    classes, prompts, _ = text.shape
+    return blocks(len(patches), patches.shape[1] * prompts * classes, patches.device, whole=not values_readable(patches, text))
+
+
+def _through_unit(gradient: Tensor, units: Tensor, features: Tensor) -> Tensor:
+    """Take the gradient of normalised features back to the features."""
+    norm = features.to(units.dtype).norm(dim=-1, keepdim=True).clamp(min=1e-12)
+    across: Tensor = (gradient - units * (units * gradient).sum(-1, keepdim=True)) / norm
+    return across
+
+
+def _problem(units: Tensor, text: Tensor, mass: float) -> tuple[Tensor, Tensor, Tensor]:
+    cost = (1 - cosines(units, text)).transpose(2, 3)
+    return cost, cost.new_full(cost.shape[2:3], 1 / cost.shape[2]), cost.new_full(cost.shape[3:], mass / cost.shape[3])
