@@ -12,8 +12,8 @@ def check_pair(query: Tensor, keys: Tensor) -> None:
     for name, tensor, shape in (("query", query, "(batch, dim)"), ("keys", keys, "(groups, dim)")):
         if not isinstance(tensor, Tensor) or not tensor.is_floating_point() or tensor.ndim != 2:
             raise wrong_type(name, f"be a floating-point tensor {shape}", kind(tensor))
-        if tensor.device != keys.device:
-            raise wrong_value(name, f"lie on the device of `keys` {keys.device}", tensor.device)
+    if query.device != keys.device:
+        raise wrong_value("query", f"lie on the device of `keys` {keys.device}", query.device)
     if 0 in keys.shape:
         raise wrong_value("keys", "hold at least one group of width 1 or more", tuple(keys.shape))
     if query.shape[1] != keys.shape[1]:
@@ -51,5 +51,7 @@ def shares(usage: Tensor | None, like: Tensor) -> Tensor:
     if usage is None:
         return like.new_zeros(like.shape[1])
     check_counts("usage", usage, like.shape[1])
+    if usage.device != like.device:
+        raise wrong_value("usage", f"lie on the device of `keys` {like.device}", usage.device)
     total = usage.sum(dtype=like.dtype)
     return usage.to(like.dtype) / (total + (total == 0))

@@ -52,7 +52,9 @@ def server(previous: Upload, uploads: list[Upload], *, decay: float) -> tuple[li
     """Alg. 2: keys by selection counts, prompts by data size, both with Eq. 7's momentum; the head by data size without."""
 
     def mean(rows: list[Row], weights: Row) -> Row:
-        return [sum(weight * entry for weight, entry in zip(weights, column, strict=True)) / sum(weights) for column in zip(*rows, strict=True)]
+        return [
+            sum(weight * entry for weight, entry in zip(weights, column, strict=True)) / sum(weights) for column in zip(*rows, strict=True)
+        ]
 
     def smooth(before: Row, now: Row) -> Row:
         return [decay * old + (1 - decay) * new for old, new in zip(before, now, strict=True)]
