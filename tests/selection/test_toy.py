@@ -40,8 +40,12 @@ class Run(NamedTuple):
     keys: Tensor
 
 
+def plain_cosine(query, keys, *, usage=None):
+    return fp.nearest_keys(query, keys)
+
+
 @cache
-def federate(seed: int, select=fp.nearest_keys, *, own_counts: bool = True, rounds: int = 20) -> Run:
+def federate(seed: int, select=fp.nearest_keys, *, own_counts: bool = True, revive: bool = False, rounds: int = 20) -> Run:
     data, generator = draw(seed), torch.Generator().manual_seed(1000 + seed)  # or keys would start as the centres
     holder = []
     chooser = select if own_counts else frozen_counts(select, lambda: holder[0])
@@ -55,6 +59,8 @@ def federate(seed: int, select=fp.nearest_keys, *, own_counts: bool = True, roun
         for client in fp.cohort(range(CLIENTS), size=COHORT, generator=generator):
             fp.load(selector, values)
             selector.start_round(usage)
+            if revive and chosen:
+                fp.load(selector, {"keys": fp.revive_keys(data.query[client], selector.keys, usage=chosen[-1])})
             optimizer = torch.optim.SGD(selector.parameters(), 0.1, 0.9)
             for _ in range(EPOCHS):
                 for part in torch.randperm(EACH, generator=generator).split(BATCH):
@@ -92,6 +98,17 @@ def test_the_literal_rule_sends_every_sample_of_a_round_to_one_unused_group(seed
     for number, chosen in enumerate(run.chosen[1:], 1):  # in the first round all counts are zero: group 0
         assert chosen.nonzero().flatten().tolist() == [number]
     assert run.health[-1]["purity"] < federate(seed).health[-1]["purity"] - 0.2
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_without_counts_keys_collapse_which_shows_and_reviving_them_helps(seed):
+    """The plain cosine in training: a few groups take all samples; reviving what the last round did not choose brings others back."""
+    collapsed, revived = (federate(seed, plain_cosine, revive=revive).health[-1] for revive in (False, True))
+    assert collapsed["dead_groups"] >= 10
+    assert collapsed["effective_groups"] < 4
+    assert revived["dead_groups"] <= 3
+    assert revived["effective_groups"] > 10
+    assert revived["purity"] > collapsed["purity"] + 0.3
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
