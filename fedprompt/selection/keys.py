@@ -40,8 +40,7 @@ def key_loss(query: Float[Tensor, "batch dim"], keys: Float[Tensor, "groups dim"
     check_labels("indices", indices, len(keys), sync=False)
     if len(indices) != len(query):
         raise wrong_value("indices", f"have one entry for each of {len(query)} queries", len(indices))
-    with torch.autocast(query.device.type, enabled=False):
-        return -(unit(query.detach()) * unit(keys[indices.long()])).sum(1).mean()
+    return -(unit(query.detach()) * unit(keys[indices.long()])).sum(1).mean()
 
 
 def orthogonal_keys(num_groups: int, dim: int, *, generator: torch.Generator | None = None) -> Float[Tensor, "groups dim"]:

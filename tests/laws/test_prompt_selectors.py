@@ -70,11 +70,14 @@ def equal_counts_are_no_counts(select: PromptSelector, problem: Problem) -> None
             actual = select(query, keys, usage=torch.full(problem.usage.shape, count))
             assert torch.equal(actual.indices, expected.indices)
             assert torch.equal(actual.similarity, expected.similarity)
+        close = keys[:1] + 1e-7 * keys  # choices that hang on the last bits
+        choice = select(query, close).indices
+        assert all(torch.equal(select(query, close, usage=torch.full(problem.usage.shape, count)).indices, choice) for count in (0, 1, 7))
 
 
 def the_unit_of_counts_does_not_matter(select: PromptSelector, problem: Problem) -> None:
     expected = select(problem.query, problem.keys, usage=problem.usage).indices
-    for unit in (64.0, 1 / 64):
+    for unit in (2.0**6, 2.0**-12):
         assert torch.equal(select(problem.query, problem.keys, usage=problem.usage * unit).indices, expected)
 
 
