@@ -90,7 +90,7 @@ def selection_health(counts: Real[Tensor, "groups *classes"]) -> dict[str, float
     }
     if counts.ndim == 2:
         classes = _entropy(table.sum(0) / total)
-        shared = (0.0 + entropy + classes - _entropy(table / total))
+        shared = max(0.0, entropy + classes - _entropy(table / total))
         health |= {"purity": float(table.amax(1).sum()) / total, "label_overlap": 2 * shared / ((entropy + classes) or 1.0)}
     return health
 
