@@ -195,7 +195,13 @@ def test_small_problems_in_float32_fit():
     with patch.object(_fused, "launchable", lambda device: True):
         for fitting in (problems(), problems(1, 1), problems(1024, 8), problems(4096, 2), problems(196, 5)):
             assert _fused.fits(fitting)
-        for unfitting in (problems(dtype=torch.float64), problems(1025, 5), problems(4097, 2), problems(10, 9), problems()._replace(eager=False)):
+        for unfitting in (
+            problems(dtype=torch.float64),
+            problems(1025, 5),
+            problems(4097, 2),
+            problems(10, 9),
+            problems()._replace(eager=False),
+        ):
             assert not _fused.fits(unfitting)
     assert not _fused.fits(problems())  # on a CPU
 
