@@ -10,4 +10,5 @@ from fedprompt.interfaces import *
 from fedprompt.matching import *
 from fedprompt.metrics import *
 from fedprompt.prompts import *
+from fedprompt.selection import *
 from fedprompt.transport import *

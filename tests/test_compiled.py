@@ -1,17 +1,26 @@
 """Everything that runs at each step goes through torch.compile in one graph, forwards and backwards: ``pytest -m compiled``."""
 
+from functools import partial
+
 import pytest
 import torch
 
 from fedprompt import (
     DeepPrompts,
+    GroupPrompts,
+    LayeredPrompts,
     PadPrompts,
     PromptStream,
+    SelectionKeys,
     ShallowPrompts,
     Weighted,
+    balanced_keys,
     batch_streams,
     distillation_loss,
     encode_prompted,
+    key_loss,
+    nearest_keys,
+    sinkhorn,
     vit_trunk,
 )
 from models import build, draw_images, row_named, tiny_vit
@@ -101,3 +110,27 @@ def test_distillation_loss():
     labels, teacher = torch.tensor([0, 2, 1, 2, 0]), Weighted(draw(3, 3, seed=3), torch.tensor([2.0, 0.0, 1.0]))
     logits = draw(5, 3).requires_grad_()
     assert_compiles(lambda logits: (distillation_loss(logits, labels, teacher),), logits, learning=[logits])
+
+
+@pytest.mark.parametrize("selector", [nearest_keys, partial(balanced_keys, solver=sinkhorn)], ids=["nearest_keys", "balanced_keys"])
+def test_a_step_of_sgpts_second_block(selector):
+    """Selection with counts, group prompts and the key loss in one graph, and the counts in their buffer."""
+    model = tiny_vit()
+    trunk, images, query = vit_trunk(model), draw_images(model, 6), draw(6, 12)
+    generator = torch.Generator().manual_seed(0)
+    shared = LayeredPrompts(1, trunk.dim, layers=(0,), generator=generator).double()
+    groups = GroupPrompts(4, 1, trunk.dim, layers=(1, 2), generator=generator).double()
+    selector = SelectionKeys(4, trunk.dim, selector=selector, generator=generator).double()
+
+    def block(images, query):
+        selector.start_round(torch.tensor([90.0, 0.0, 5.0, 30.0]))
+        return step(images, query)
+
+    def step(images, query):
+        indices = selector(query).indices
+        encoded = encode_prompted(trunk, images, shared(), groups(indices))
+        readout = torch.cat([encoded.pooled[:, None], encoded.streams[1]], 1).mean(1)
+        return readout, key_loss(query, selector.keys, indices), selector.counts.double()
+
+    assert_compiles(block, images, query, learning=[groups.tokens, selector.keys, shared.tokens])
+    assert selector.counts.sum() == 6

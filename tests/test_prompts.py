@@ -3,6 +3,7 @@
 import copy
 import pickle
 import re
+from functools import partial
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 from fedprompt import (
     DeepPrompts,
+    GroupPrompts,
     LayeredPrompts,
     PadPrompts,
     PromptStream,
@@ -176,8 +178,38 @@ def test_each_layer_gets_its_row_of_the_parameter():
     assert LayeredPrompts(2, DIM, layers=(1,), replace=True)().replace
 
 
+def test_each_sample_gets_the_tokens_of_its_group_at_each_layer(generator):
+    groups, indices = GroupPrompts(4, 2, DIM, layers=(2, 0), generator=generator), torch.tensor([3, 0, 3, 1])
+    for replace in (False, True):
+        groups.replace = replace
+        stream = groups(indices)
+        assert tuple(stream.layers) == groups.layers == (2, 0)
+        assert stream.replace == replace
+        for row, tokens in enumerate(stream.layers.values()):
+            assert torch.equal(tokens, torch.stack([groups.tokens[group, row] for group in (3, 0, 3, 1)]))
+    assert GroupPrompts(4, 2, DIM, layers=(1,), replace=True).replace
+    assert groups(indices[:0]).layers[0].shape == (0, 2, DIM)
+
+
+def test_a_groups_gradient_is_the_sum_over_its_samples_and_others_have_none(generator):
+    groups, indices = GroupPrompts(4, 1, 2, layers=(0, 1), generator=generator), torch.tensor([3, 0, 3])
+    weights = torch.tensor([[1.0, 2.0], [10.0, 20.0], [100.0, 200.0]])
+    stream = groups(indices)
+    (stream.layers[0][:, 0] * weights - 3 * stream.layers[1][:, 0] * weights).sum().backward()
+    assert groups.tokens.grad[:, 0, 0].tolist() == [[10, 20], [0, 0], [0, 0], [101, 202]]
+    assert torch.equal(groups.tokens.grad[:, 1], -3 * groups.tokens.grad[:, 0])
+
+
+@pytest.mark.bad_input  # the hook takes no unsigned integers, the library does: they would pick groups like a mask
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8])
+def test_groups_of_every_integer_dtype_are_indices(dtype, generator):
+    groups = GroupPrompts(2, 1, DIM, layers=(0,), generator=generator)
+    assert torch.equal(groups(torch.tensor([1, 0], dtype=dtype)).layers[0], groups.tokens[[1, 0], 0])
+
+
 def test_what_prompts_look_like():
     assert repr(DeepPrompts(2, DIM, DEPTH)) == "DeepPrompts(2, 12, layers=(0, 1, 2), replace=True)"
+    assert repr(GroupPrompts(5, 2, DIM, layers=(2, 0))) == "GroupPrompts(5, 2, 12, layers=(2, 0), replace=False)"
     assert repr(PadPrompts((8, 10), padding=2)) == "PadPrompts((8, 10), padding=2, channels=3)"
 
 
@@ -251,9 +283,9 @@ def test_p4_what_a_block_writes_into_deep_prompts_does_not_matter(replace, trunk
         (24, (8, 4), 0.2236067977499790),  # sqrt(6 / (3 * 32 + 24)) = sqrt(1 / 20)
     ],
 )
-@pytest.mark.parametrize("kind", [ShallowPrompts, DeepPrompts, LayeredPrompts])
+@pytest.mark.parametrize("kind", [ShallowPrompts, DeepPrompts, LayeredPrompts, partial(GroupPrompts, 2)])
 def test_p5_initial_values_are_uniform_within_vpts_bound(kind, dim, patch_size, bound, generator):
-    more = {ShallowPrompts: {}, DeepPrompts: {"depth": 2}, LayeredPrompts: {"layers": (0, 5)}}[kind]
+    more = {ShallowPrompts: {}, DeepPrompts: {"depth": 2}, LayeredPrompts: {"layers": (0, 5)}}.get(kind, {"layers": (1, 2)})
     tokens = kind(40_000 // dim, dim, patch_size=patch_size, generator=generator, **more).tokens.detach().double()
     assert 0.999 * bound < tokens.abs().max() <= bound * (1 + 1e-6)  # 40,000 draws: the largest is nearer than 1e-3 but for odds of e^-40
     assert tokens.mean().abs() < 5 * bound / np.sqrt(3 * tokens.numel())  # five standard errors of a uniform mean
@@ -466,6 +498,7 @@ MAKERS = {
     "LayeredPrompts": lambda **more: LayeredPrompts(2, DIM, layers=(0, 2), **more),
     "ShallowPrompts": lambda **more: ShallowPrompts(2, DIM, **more),
     "DeepPrompts": lambda **more: DeepPrompts(2, DIM, DEPTH, **more),
+    "GroupPrompts": lambda **more: GroupPrompts(4, 2, DIM, layers=(0, 2), **more),
     "PadPrompts": lambda **more: PadPrompts(8, **more),
 }
 
@@ -545,6 +578,13 @@ def raises(error, message):
         (lambda: ShallowPrompts(2, 8, patch_size=(4, 0)), ValueError, "`patch_size` must be at least 1; got 0."),
         (lambda: ShallowPrompts(2, 8, patch_size=4.0), TypeError, "`patch_size` must be an integer; got 4.0 (float)."),
         (lambda: ShallowPrompts(2, 8, patch_size=(4,)), ValueError, "`patch_size` must be one number or (height, width); got (4,)."),
+        (lambda: GroupPrompts(0, 1, 8, layers=(0,)), ValueError, "`num_groups` must be at least 1; got 0."),
+        (lambda: GroupPrompts(2.0, 1, 8, layers=(0,)), TypeError, "`num_groups` must be an integer; got 2.0 (float)."),
+        (lambda: GroupPrompts(5, -1, 8, layers=(0,)), ValueError, "`num_prompts` must be at least 0; got -1."),
+        (lambda: GroupPrompts(5, 1, 0, layers=(0,)), ValueError, "`dim` must be at least 1; got 0."),
+        (lambda: GroupPrompts(5, 1, 8, layers=()), ValueError, "`layers` must hold at least one layer, and none twice; got ()."),
+        (lambda: GroupPrompts(5, 1, 8, layers=(4, 4)), ValueError, "`layers` must hold at least one layer, and none twice; got (4, 4)."),
+        (lambda: GroupPrompts(5, 1, 8, layers=(0,), patch_size=0), ValueError, "`patch_size` must be at least 1; got 0."),
         (lambda: PadPrompts(0), ValueError, "`image_size` must be at least 1; got 0."),
         (lambda: PadPrompts((8, 8.0)), TypeError, "`image_size` must be an integer; got 8.0 (float)."),
         (lambda: PadPrompts(None), TypeError, "`image_size` must be an integer; got None (NoneType)."),
@@ -657,6 +697,32 @@ def test_encode_prompted_refuses_the_wrong_kinds(model, trunk, images):
     for wrong, got in ((images[0], "float64 tensor of shape (3, 16, 16)"), (images.byte(), "uint8 tensor of shape (3, 3, 16, 16)")):
         with raises(TypeError, f"`images` must be floating-point of shape (batch, channels, height, width); got a {got}."):
             encode_prompted(trunk, wrong)
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("indices", "error", "message"),
+    [
+        (torch.tensor([0, 4]), ValueError, "`indices` must lie in [0, 4); got values from 0 to 4."),
+        (torch.tensor([-1]), ValueError, "`indices` must lie in [0, 4); got values from -1 to -1."),
+        (torch.tensor([0.0]), TypeError, "`indices` must be integers of shape (batch,); got a float32 tensor of shape (1,)."),
+        (torch.tensor([True]), TypeError, "`indices` must be integers of shape (batch,); got a bool tensor of shape (1,)."),
+        (torch.tensor([[0]]), TypeError, "`indices` must be integers of shape (batch,); got a int64 tensor of shape (1, 1)."),
+        (2, TypeError, "`indices` must be integers of shape (batch,); got 2 (int)."),
+    ],
+)
+def test_group_prompts_refuse_groups_that_do_not_exist(indices, error, message):
+    with raises(error, message):
+        GroupPrompts(4, 1, DIM, layers=(0,))(indices)
+
+
+@pytest.mark.bad_input
+def test_a_batch_of_groups_must_be_the_batch_of_images(trunk, images):
+    groups = GroupPrompts(4, 1, DIM, layers=(1,)).double()
+    with raises(ValueError, "`streams[0].layers[1]` must have the batch of 3 images; got (2, 1, 12)."):
+        encode_prompted(trunk, images, groups(torch.tensor([0, 1])))
+    with raises(ValueError, "`streams[0].layers` must lie in the 3 blocks that run, 0 to 2; got 3."):
+        encode_prompted(trunk, images, GroupPrompts(4, 1, DIM, layers=(3,)).double()(torch.tensor([0, 1, 1])))
 
 
 STREAM = PromptStream({0: torch.zeros(1, 2)})

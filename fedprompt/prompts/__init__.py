@@ -3,11 +3,12 @@
 from fedprompt.prompts.context import ContextPrompts, at_end, at_front, in_middle, prompted_text
 from fedprompt.prompts.encode import batch_streams, encode_prompted
 from fedprompt.prompts.padding import PadPrompts
-from fedprompt.prompts.visual import DeepPrompts, LayeredPrompts, ShallowPrompts
+from fedprompt.prompts.visual import DeepPrompts, GroupPrompts, LayeredPrompts, ShallowPrompts
 
 __all__ = [
     "ContextPrompts",
     "DeepPrompts",
+    "GroupPrompts",
     "LayeredPrompts",
     "PadPrompts",
     "ShallowPrompts",

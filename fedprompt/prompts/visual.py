@@ -5,10 +5,10 @@ from collections.abc import Iterable
 
 import torch
 import torch.nn as nn
-from jaxtyping import Float
+from jaxtyping import Float, Integer
 from torch import Tensor
 
-from fedprompt._checks import check_count, height_and_width, kind, wrong_type, wrong_value
+from fedprompt._checks import check_count, check_labels, height_and_width, kind, wrong_type, wrong_value
 from fedprompt.interfaces import PromptStream
 
 
@@ -117,6 +117,78 @@ class DeepPrompts(LayeredPrompts):
     ) -> None:
         check_count("depth", depth)
         super().__init__(num_prompts, dim, layers=range(depth), replace=True, patch_size=patch_size, generator=generator)
+
+
+class GroupPrompts(nn.Module):
+    """Learnable tokens for each group of samples: every sample brings those of its own group, at all layers (SGPT).
+
+    Args:
+        num_groups: Number of groups.
+        num_prompts: Tokens that enter before each layer.
+        dim: Width of a token, ``trunk.dim``.
+        layers: 0-based layers, distinct; any, before, after or among those of other modules.
+        replace: As in :class:`LayeredPrompts`.
+        patch_size: As in :class:`LayeredPrompts`.
+        generator: As in :class:`LayeredPrompts`.
+
+    Attributes:
+        tokens: Parameter (groups, layers, prompts, dim): a row for each group, so that counts can weigh them (``collect(rows=...)``).
+
+    Raises:
+        TypeError: If a number is not an integer.
+        ValueError: If a number is out of range, or `layers` is empty or holds a layer twice.
+
+    Example:
+        >>> prompts = GroupPrompts(5, 1, 8, layers=(4, 5, 6))
+        >>> stream = prompts(torch.tensor([3, 0]))
+        >>> {layer: tuple(tokens.shape) for layer, tokens in stream.layers.items()}
+        {4: (2, 1, 8), 5: (2, 1, 8), 6: (2, 1, 8)}
+        >>> torch.equal(stream.layers[5][0], prompts.tokens[3, 1])
+        True
+
+    References:
+        Deng et al., "Unlocking the Potential of Prompt-Tuning in Bridging Generalized and Personalized Federated Learning" (SGPT),
+        CVPR 2024, Eq. 3.
+    """
+
+    tokens: nn.Parameter
+
+    def __init__(
+        self,
+        num_groups: int,
+        num_prompts: int,
+        dim: int,
+        *,
+        layers: Iterable[int],
+        replace: bool = False,
+        patch_size: int | tuple[int, int] = 16,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__()
+        check_count("num_groups", num_groups)
+        check_count("num_prompts", num_prompts, at_least=0)
+        check_count("dim", dim)
+        self.layers = _checked_layers(layers)
+        self.replace = replace
+        self.tokens = nn.Parameter(vpt_uniform((num_groups, len(self.layers), num_prompts, dim), patch_size, generator))
+
+    def forward(self, indices: Integer[Tensor, " batch"]) -> PromptStream:
+        """Return the tokens of each layer, (batch, prompts, dim), for the group of each sample.
+
+        Args:
+            indices: In [0, num_groups), from a selector; range looked at on a CPU only, because looking costs a sync on a GPU.
+
+        Raises:
+            TypeError: If `indices` are not integers (batch,).
+            ValueError: If a group lies outside the range.
+        """
+        check_labels("indices", indices, len(self.tokens), sync=False)
+        return PromptStream(dict(zip(self.layers, self.tokens[indices.long()].unbind(1), strict=True)), self.replace)
+
+    def extra_repr(self) -> str:
+        """Show sizes and layers."""
+        num_groups, _, num_prompts, dim = self.tokens.shape
+        return f"{num_groups}, {num_prompts}, {dim}, layers={self.layers}, replace={self.replace}"
 
 
 def vpt_uniform(shape: tuple[int, ...], patch_size: int | tuple[int, int], generator: torch.Generator | None) -> Float[Tensor, "*shape"]:

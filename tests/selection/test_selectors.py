@@ -1,0 +1,362 @@
+"""Selectors, the key loss and the keys themselves, against loops, and bad input."""
+
+import re
+from functools import partial
+
+import pytest
+import torch
+import torch.nn as nn
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import linear_sum_assignment
+
+from fedprompt import SelectionKeys, balanced_keys, exact, key_loss, nearest_keys, orthogonal_keys, sinkhorn
+from references.sgpt import choices, cosine, literal_keys
+from tolerance import assert_near
+
+
+def draw(generator, *shape):
+    return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+
+# Selecting.
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    seed=st.integers(0, 2**32),
+    batch=st.integers(0, 9),
+    groups=st.integers(1, 6),
+    offset=st.sampled_from([5e-4, 0.05, 3.0]),
+    counted=st.sampled_from(["not at all", "nothing", "some", "all"]),
+)
+def test_nearest_keys_against_a_loop(seed, batch, groups, offset, counted):
+    generator = torch.Generator().manual_seed(seed)
+    query, keys = draw(generator, batch, 7), draw(generator, groups, 7)
+    usage = torch.randint(1, 60, (groups,), generator=generator)
+    usage[: {"nothing": groups, "some": groups // 2}.get(counted, 0)] = 0
+    expected = choices(query.tolist(), keys.tolist(), None if counted == "not at all" else usage.tolist(), offset=offset)
+    selection = nearest_keys(query, keys, usage=None if counted == "not at all" else usage, offset=offset)
+    assert selection.indices.tolist() == expected
+
+
+def test_the_default_offset_is_the_authors():
+    # A query at 60 and 30 degrees to two keys: distances 1 - 1/2 and 1 - 0.866 = 0.134. With shares 0 and q the first wins if
+    # 0.5 * 5e-4 < 0.134 * (q + 5e-4), which is q > 1.366e-3: the counts 1365 and 1367 of a million straddle it.
+    query, keys = torch.tensor([[0.5, 3**0.5 / 2, 0.0]], dtype=torch.float64), torch.eye(3, dtype=torch.float64)
+    for count, expected in ((1365, 1), (1367, 0)):
+        assert nearest_keys(query, keys, usage=torch.tensor([0, count, 10**6 - count])).indices.tolist() == [expected]
+
+
+def test_the_literal_rule_sends_every_sample_to_one_unused_group(generator):
+    """Eq. 6 as printed, kept as a known-wrong reference: queries that lie on other keys, used or not, all go to the first unused one."""
+    keys = orthogonal_keys(6, 16, generator=generator)
+    query, usage = keys[torch.tensor([0, 1, 3, 4, 5] * 4)], torch.tensor([9, 4, 0, 7, 0, 2])
+    assert literal_keys(query + 0.05 * torch.randn(20, 16, generator=generator), keys, usage=usage).indices.tolist() == [2] * 20
+    assert nearest_keys(query, keys, usage=usage).indices.tolist() == [0, 1, 3, 4, 5] * 4
+
+
+@settings(deadline=None, max_examples=20)
+@given(seed=st.integers(0, 2**32), each=st.integers(1, 4), groups=st.integers(1, 5))
+def test_balanced_keys_with_the_exact_solver_are_the_best_even_assignment(seed, each, groups):
+    """Against SciPy's assignment of samples to `each` seats of every group."""
+    generator = torch.Generator().manual_seed(seed)
+    query, keys = draw(generator, each * groups, 7), draw(generator, groups, 7)
+    cost = [[1 - cosine(own.tolist(), key.tolist()) for key in keys for _ in range(each)] for own in query]
+    seats = linear_sum_assignment(cost)[1] // each
+    assert balanced_keys(query, keys, solver=exact).indices.tolist() == seats.tolist()
+
+
+def recorded(solver, seen):
+    def solve(cost, a, b):
+        seen.append((cost, a, b))
+        return solver(cost, a, b)
+
+    return solve
+
+
+@settings(deadline=None, max_examples=20)
+@given(seed=st.integers(0, 2**32), groups=st.integers(1, 8))
+def test_balanced_keys_give_a_group_the_less_the_more_it_was_used_and_at_most_twice_its_share(seed, groups):
+    generator, seen = torch.Generator().manual_seed(seed), []
+    usage = torch.randint(0, 9, (groups,), generator=generator).double() ** 4
+    balanced_keys(draw(generator, 12, 9), draw(generator, groups, 9), usage=usage, solver=recorded(exact, seen))
+    ((cost, rows, shares),) = seen
+    total = float(usage.sum()) or 1.0
+    weights = [1 / (1 + groups * count / total) for count in usage.tolist()]
+    assert_near(shares, torch.tensor([weight / sum(weights) for weight in weights], dtype=torch.float64))
+    assert_near(rows, torch.full((12,), 1 / 12, dtype=torch.float64))
+    assert cost.shape == (12, groups)
+    assert float(shares.max()) <= 2 / groups + 1e-12
+    assert torch.equal(shares.argsort(stable=True, descending=True), usage.argsort(stable=True))
+
+
+def test_balanced_keys_spread_a_batch_that_all_lies_near_one_key(generator):
+    """A collapse of the plain rule, undone: all queries nearest to key 0, dealt out evenly up to the entropy's rounding."""
+    keys = orthogonal_keys(4, 16, generator=generator).double()
+    query = 3 * keys[0] + draw(generator, 200, 16) * 0.3
+    assert set(nearest_keys(query, keys).indices.tolist()) == {0}
+    counts = balanced_keys(query, keys, solver=partial(sinkhorn, epsilon=0.01)).indices.bincount(minlength=4)
+    assert counts.min() >= 40
+    assert counts.max() <= 60
+
+
+@pytest.mark.parametrize("select", [nearest_keys, partial(balanced_keys, solver=sinkhorn)], ids=["nearest_keys", "balanced_keys"])
+def test_an_empty_batch_selects_nothing(select):
+    selection = select(torch.zeros(0, 3), torch.eye(3), usage=torch.tensor([1, 0, 2]))
+    assert selection.indices.shape == selection.similarity.shape == (0,)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("autocast", [False, True])
+def test_half_precision_queries_are_compared_in_float32(dtype, autocast, generator):
+    query, keys = draw(generator, 30, 16).to(dtype), draw(generator, 5, 16).to(dtype)
+    usage = torch.tensor([500, 200, 100, 50, 0], dtype=torch.int64)
+    expected = nearest_keys(query.double(), keys.double(), usage=usage)
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+        actual = nearest_keys(query, keys, usage=usage)
+        loss = key_loss(query, keys, actual.indices)
+    assert torch.equal(actual.indices, expected.indices)
+    assert actual.similarity.dtype == loss.dtype == torch.float32
+    assert_near(actual.similarity, expected.similarity)
+    assert_near(loss, -expected.similarity.mean())
+
+
+# The loss.
+
+
+def test_key_loss_against_a_loop(generator):
+    query, keys, indices = draw(generator, 9, 5), draw(generator, 4, 5), torch.tensor([0, 3, 3, 1, 0, 0, 1, 3, 0])
+    expected = -sum(cosine(own.tolist(), keys[group].tolist()) for own, group in zip(query, indices, strict=True)) / 9
+    assert_near(key_loss(query, keys, indices), torch.tensor(expected, dtype=torch.float64))
+
+
+def test_g_i_the_keys_gradient_is_orthogonal_to_the_key_and_in_chosen_rows_alone(generator):
+    query, keys, indices = draw(generator, 9, 5).requires_grad_(), draw(generator, 4, 5).requires_grad_(), torch.tensor([0, 3, 3] * 3)
+    key_loss(query, keys, indices).backward()
+    assert query.grad is None  # and so none reaches the backbone
+    assert_near((keys.grad * keys.detach()).sum(1), torch.zeros(4, dtype=torch.float64))
+    assert keys.grad.abs().amax(1).ne(0).tolist() == [True, False, False, True]
+    assert torch.autograd.gradcheck(lambda keys: key_loss(query.detach(), keys, indices), keys)
+
+
+@pytest.mark.bad_input  # the hook takes no unsigned integers, the library does
+def test_indices_of_every_integer_dtype_are_indices_and_never_masks(generator):
+    query, keys, indices = draw(generator, 2, 3), draw(generator, 2, 3), torch.tensor([1, 0])
+    assert torch.equal(key_loss(query, keys, indices.to(torch.uint8)), key_loss(query, keys, indices))
+
+
+# Keys.
+
+
+@pytest.mark.parametrize(("groups", "dim"), [(1, 1), (1, 5), (5, 5), (20, 768)])
+def test_g_l_keys_start_orthonormal(groups, dim, generator):
+    assert_near(*(lambda keys: (keys @ keys.T, torch.eye(groups)))(orthogonal_keys(groups, dim, generator=generator)))
+
+
+def test_keys_follow_the_generator_and_leave_the_global_one_alone():
+    state = torch.get_rng_state()
+    first, same, other = (SelectionKeys(3, 8, generator=torch.Generator().manual_seed(seed)).keys for seed in (3, 3, 4))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(first, same)
+    assert (first != other).any()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(5)
+        drawn = orthogonal_keys(3, 8)
+        torch.manual_seed(5)
+        assert torch.equal(drawn, SelectionKeys(3, 8).keys)
+
+
+def test_keys_follow_the_default_device():
+    with torch.device("meta"):
+        selector = SelectionKeys(3, 8)
+    assert {tensor.device.type for tensor in (*selector.parameters(), *selector.buffers())} == {"meta"}
+
+
+class Recorder:
+    """A selector that writes down the counts that it was given."""
+
+    def __init__(self):
+        self.seen = []
+
+    def __call__(self, query, keys, *, usage=None):
+        self.seen.append(usage.tolist())
+        return nearest_keys(query, keys)
+
+
+def test_training_counts_and_sees_the_servers_and_the_own_counts(generator):
+    recorder = Recorder()
+    selector = SelectionKeys(3, 8, selector=recorder, generator=generator)
+    selector.start_round(torch.tensor([10.0, 0.0, 5.0]))
+    own = selector.keys.detach()
+    selector(own[[0, 0, 1]])
+    selector(own[[2, 0]])
+    assert recorder.seen == [[10, 0, 5], [12, 1, 5]]
+    assert selector.counts.tolist() == [3, 1, 1]
+    assert selector.usage.tolist() == [10, 0, 5]
+    selector.start_round(torch.tensor([13, 1, 6]))
+    assert selector.counts.tolist() == [0, 0, 0]
+    assert selector.usage.tolist() == [13, 1, 6]
+
+
+def test_evaluation_is_the_plain_cosine_and_counts_nothing(generator):
+    recorder = Recorder()
+    selector = SelectionKeys(3, 8, selector=recorder, generator=generator).eval()
+    selector.start_round(torch.tensor([10.0, 0.0, 5.0]))
+    query = torch.randn(20, 8, generator=generator)
+    selection = selector(query)
+    assert torch.equal(selection.indices, nearest_keys(query, selector.keys).indices)
+    assert recorder.seen == []
+    assert selector.counts.tolist() == [0, 0, 0]
+
+
+def test_counts_stay_whole_numbers_when_a_client_trains_in_half_precision(generator):
+    """A bfloat16 count would stop at 256."""
+    selector = SelectionKeys(2, 4, generator=generator).bfloat16()
+    query = selector.keys.detach()[[0] * 300]
+    selector.start_round(torch.zeros(2))
+    selector(query)
+    selector(query)
+    assert selector.counts.tolist() == [600, 0]
+
+
+def test_what_the_module_looks_like_and_holds(generator):
+    selector = SelectionKeys(3, 8, generator=generator)
+    assert repr(selector) == "SelectionKeys(3, 8)"
+    assert [name for name, _ in selector.named_parameters()] == ["keys"]
+    assert set(selector.state_dict()) == {"keys", "usage", "counts"}
+
+
+# Bad input.
+
+QUERY, KEYS = torch.ones(2, 3), torch.eye(3)[:2]
+SELECT = {"nearest_keys": nearest_keys, "balanced_keys": partial(balanced_keys, solver=sinkhorn)}
+PAIRS = [
+    (torch.ones(2, 4), KEYS, ValueError, "`query` must have the width of `keys` 3; got 4."),
+    (torch.full((2, 3), torch.nan), KEYS, ValueError, "`query` must be finite; got 6 entries of 6 that are not."),
+    (torch.tensor([[1.0, 1, torch.inf]] * 2), KEYS, ValueError, "`query` must be finite; got 2 entries of 6 that are not."),
+    (QUERY, KEYS * torch.nan, ValueError, "`keys` must be finite; got 6 entries of 6 that are not."),
+    (torch.ones(3), KEYS, TypeError, "`query` must be a floating-point tensor (batch, dim); got a float32 tensor of shape (3,)."),
+    (QUERY.long(), KEYS, TypeError, "`query` must be a floating-point tensor (batch, dim); got a int64 tensor of shape (2, 3)."),
+    (None, KEYS, TypeError, "`query` must be a floating-point tensor (batch, dim); got None (NoneType)."),
+    (QUERY, KEYS[0], TypeError, "`keys` must be a floating-point tensor (groups, dim); got a float32 tensor of shape (3,)."),
+    (QUERY, [KEYS], TypeError, "`keys` must be a floating-point tensor (groups, dim); got [tensor("),
+    (QUERY, KEYS[:0], ValueError, "`keys` must hold at least one group of width 1 or more; got (0, 3)."),
+    (QUERY[:, :0], KEYS[:, :0], ValueError, "`keys` must hold at least one group of width 1 or more; got (2, 0)."),
+    (QUERY.to("meta"), KEYS, ValueError, "`query` must lie on the device of `keys` cpu; got meta."),
+]
+
+
+def raises(error, message):
+    return pytest.raises(error, match=re.escape(message))
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(("query", "keys", "error", "message"), PAIRS)
+@pytest.mark.parametrize("call", [*SELECT.values(), lambda query, keys: key_loss(query, keys, torch.tensor([0, 1]))], ids=[*SELECT, "loss"])
+def test_bad_queries_and_keys_are_refused_by_name(call, query, keys, error, message):
+    with raises(error, message):
+        call(query, keys)
+
+
+COUNTS = [
+    (torch.ones(3), ValueError, "`usage` must have one count for each of 2 groups; got (3,)."),
+    (torch.ones(2, 1), ValueError, "`usage` must have one count for each of 2 groups; got (2, 1)."),
+    (torch.tensor(1.0), ValueError, "`usage` must have one count for each of 2 groups; got ()."),
+    (torch.tensor([1, -2]), ValueError, "`usage` must be finite and at least 0; got -2."),
+    (torch.tensor([torch.nan, 1]), ValueError, "`usage` must be finite and at least 0; got nan."),
+    (torch.tensor([1, torch.inf]), ValueError, "`usage` must be finite and at least 0; got inf."),
+    (torch.tensor([True, False]), TypeError, "`usage` must be a tensor of counts (groups,); got a bool tensor of shape (2,)."),
+    ([1, 2], TypeError, "`usage` must be a tensor of counts (groups,); got [1, 2] (list)."),
+]
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(("usage", "error", "message"), COUNTS)
+def test_bad_counts_are_refused_by_name_and_change_nothing(usage, error, message):
+    for select in SELECT.values():
+        with raises(error, message):
+            select(QUERY, KEYS, usage=usage)
+    selector = SelectionKeys(2, 3)
+    selector.start_round(torch.tensor([4, 5]))
+    selector(QUERY)
+    before = selector.counts.clone()
+    with raises(error, message):
+        selector.start_round(usage)
+    assert selector.usage.tolist() == [4, 5]
+    assert torch.equal(selector.counts, before)
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("select", SELECT.values(), ids=SELECT)
+def test_counts_on_another_device_are_refused_by_name(select):
+    with raises(ValueError, "`usage` must lie on the device of `keys` cpu; got meta."):
+        select(QUERY, KEYS, usage=torch.ones(2, device="meta"))
+
+
+@pytest.mark.bad_input
+def test_a_bad_query_is_not_counted():
+    selector = SelectionKeys(2, 3)
+    for training in (True, False):
+        selector.train(training)
+        with raises(ValueError, "`query` must be finite; got 1 entries of 6 that are not."):
+            selector(torch.tensor([[1.0, 2, 3], [4, 5, torch.nan]]))
+        with raises(ValueError, "`query` must have the width of `keys` 3; got 4."):
+            selector(torch.ones(2, 4))
+    assert selector.counts.tolist() == [0, 0]
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("indices", "error", "message"),
+    [
+        (torch.tensor([0, 2]), ValueError, "`indices` must lie in [0, 2); got values from 0 to 2."),
+        (torch.tensor([-1, 1]), ValueError, "`indices` must lie in [0, 2); got values from -1 to 1."),
+        (torch.tensor([0]), ValueError, "`indices` must have one entry for each of 2 queries; got 1."),
+        (torch.tensor([0.0, 1.0]), TypeError, "`indices` must be integers of shape (batch,); got a float32 tensor of shape (2,)."),
+    ],
+)
+def test_key_loss_refuses_bad_indices(indices, error, message):
+    with raises(error, message):
+        key_loss(QUERY, KEYS, indices)
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("make", [orthogonal_keys, SelectionKeys])
+@pytest.mark.parametrize(
+    ("sizes", "error", "message"),
+    [
+        ((9, 8), ValueError, "`num_groups` must be at most `dim` 8, beyond which keys cannot be orthogonal; got 9."),
+        ((0, 8), ValueError, "`num_groups` must be at least 1; got 0."),
+        ((2.0, 8), TypeError, "`num_groups` must be an integer; got 2.0 (float)."),
+        ((2, 0), ValueError, "`dim` must be at least 1; got 0."),
+    ],
+)
+def test_bad_sizes_are_refused_by_name(make, sizes, error, message):
+    with raises(error, message):
+        make(*sizes)
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("offset", "error", "message"),
+    [
+        (0.0, ValueError, "`offset` must be above 0; got 0.0."),
+        (float("nan"), ValueError, "`offset` must be finite; got nan."),
+        ("1", TypeError, "`offset` must be a number; got '1' (str)."),
+    ],
+)
+def test_a_bad_offset_is_refused_by_name(offset, error, message):
+    with raises(error, message):
+        nearest_keys(QUERY, KEYS, offset=offset)
+
+
+@pytest.mark.unhooked  # the hook does not see through a functorch transform
+def test_values_are_not_looked_at_inside_a_transform():
+    query, keys = torch.randn(4, 2, 3, generator=torch.Generator().manual_seed(0)), nn.Parameter(KEYS.clone())
+    many = torch.func.vmap(lambda query: nearest_keys(query, keys, usage=torch.tensor([5.0, 0.0])).indices)(query)
+    assert torch.equal(many, torch.stack([nearest_keys(own, keys, usage=torch.tensor([5, 0])).indices for own in query]))
+    indices = torch.tensor([0, 1])
+    gradients = torch.func.vmap(torch.func.grad(lambda keys, query: key_loss(query, keys, indices)), (None, 0))(keys, query)
+    for gradient, own in zip(gradients, query, strict=True):
+        assert_near(gradient, torch.autograd.grad(key_loss(own, keys, indices), keys)[0])

@@ -1,0 +1,136 @@
+"""A federation of keys alone: 20 clusters, 100 clients with five clusters each, 5 clients in a round. Do the keys find the clusters?"""
+
+from functools import cache, partial
+from typing import NamedTuple
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import fedprompt as fp
+from references.sgpt import literal_keys
+
+CLUSTERS, CLIENTS, COHORT, EACH, DIM, EPOCHS, BATCH = 20, 100, 5, 60, 64, 5, 20
+
+
+class Data(NamedTuple):
+    query: Tensor  # (clients, samples, dim)
+    cluster: Tensor  # (clients, samples)
+    centres: Tensor  # (clusters, dim)
+
+
+def draw(seed: int) -> Data:
+    """Clusters around directions with a common part, as features of a backbone have one; each client holds five of them."""
+    generator = torch.Generator().manual_seed(seed)
+    centres = F.normalize(torch.randn(CLUSTERS, DIM, generator=generator)) + F.normalize(torch.randn(1, DIM, generator=generator))
+    own = torch.stack([torch.randperm(CLUSTERS, generator=generator)[:5] for _ in range(CLIENTS)])
+    cluster = own.gather(1, torch.randint(5, (CLIENTS, EACH), generator=generator))
+    return Data(centres[cluster] + 0.05 * torch.randn(CLIENTS, EACH, DIM, generator=generator), cluster, centres)
+
+
+def frozen_counts(select, selector):
+    """Within a round the server's counts alone, as the paper prints it."""
+    return lambda query, keys, *, usage: select(query, keys, usage=selector().usage)
+
+
+class Run(NamedTuple):
+    health: list[dict[str, float]]  # after each round, over all clients' samples, by plain cosine
+    chosen: list[Tensor]  # in each round, how often each group was chosen
+    keys: Tensor
+
+
+@cache
+def federate(seed: int, select=fp.nearest_keys, *, own_counts: bool = True, rounds: int = 20) -> Run:
+    data, generator = draw(seed), torch.Generator().manual_seed(1000 + seed)  # or keys would start as the centres
+    holder = []
+    chooser = select if own_counts else frozen_counts(select, lambda: holder[0])
+    selector = fp.SelectionKeys(CLUSTERS, DIM, selector=chooser, generator=generator)
+    holder.append(selector)
+    values, usage = fp.snapshot(selector), torch.zeros(CLUSTERS)
+    server, health, chosen = fp.per_name_update(default=fp.ema(decay=0.5)), [], []
+    state = server.init(values)
+    for _ in range(rounds):
+        uploads = []
+        for client in fp.cohort(range(CLIENTS), size=COHORT, generator=generator):
+            fp.load(selector, values)
+            selector.start_round(usage)
+            optimizer = torch.optim.SGD(selector.parameters(), 0.1, 0.9)
+            for _ in range(EPOCHS):
+                for part in torch.randperm(EACH, generator=generator).split(BATCH):
+                    query = data.query[client, part]
+                    loss = fp.key_loss(query, selector.keys, selector(query).indices)
+                    optimizer.zero_grad()
+                    loss.backward()
+                    optimizer.step()
+            uploads.append(fp.collect(selector, weight=EACH, rows={"keys": selector.counts}))
+        mean = fp.per_name()(uploads)
+        values, state = server.step(values, mean, state)
+        usage = usage + mean["keys"].weight
+        chosen.append(mean["keys"].weight)
+        health.append(fp.selection_health(table(data.query, data.cluster, values["keys"])))
+    return Run(health, chosen, values["keys"])
+
+
+def table(query, cluster, keys):
+    indices = fp.nearest_keys(query.reshape(-1, DIM), keys).indices
+    return fp.contingency_table(indices, cluster.flatten(), num_groups=CLUSTERS, num_classes=CLUSTERS)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_with_the_default_keys_find_the_clusters_by_round_20(seed):
+    last = federate(seed).health[-1]
+    assert last["purity"] >= 0.9
+    assert last["dead_groups"] <= 2
+    assert last["effective_groups"] >= 16
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_the_literal_rule_sends_every_sample_of_a_round_to_one_unused_group(seed):
+    """KNOWN WRONG: Eq. 6 to the letter, counts as of the round's start: all samples of all clients go to the first unused group."""
+    run = federate(seed, literal_keys, own_counts=False)
+    for number, chosen in enumerate(run.chosen[1:], 1):  # in the first round all counts are zero: group 0
+        assert chosen.nonzero().flatten().tolist() == [number]
+    assert run.health[-1]["purity"] < federate(seed).health[-1]["purity"] - 0.2
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_own_counts_within_the_round_are_worth_it(seed):
+    """Without them all clients of a round crowd the same little-used groups."""
+    ours, frozen = federate(seed), federate(seed, own_counts=False)
+    assert ours.health[9]["purity"] > frozen.health[9]["purity"]
+
+
+def test_an_unseen_client_needs_nothing_but_the_global_state_and_its_frequencies_are_its_own():
+    """Two new clients with a mix of clusters that no one trained on; what they load is the keys."""
+    data, values = draw(0), {"keys": federate(0).keys}
+    newcomer, generator = fp.SelectionKeys(CLUSTERS, DIM).eval(), torch.Generator().manual_seed(9)
+    fp.load(newcomer, values)
+    frequencies = []
+    for mix in (torch.arange(CLUSTERS) < 4, torch.arange(CLUSTERS) >= 12):
+        cluster = torch.multinomial(mix.float(), 200, replacement=True, generator=generator)
+        query = data.centres[cluster] + 0.05 * torch.randn(200, DIM, generator=generator)
+        indices = newcomer(query).indices
+        assert fp.selection_health(table(query, cluster, values["keys"]))["purity"] >= 0.9
+        frequencies.append(indices.bincount(minlength=CLUSTERS) / 200)
+    overlap = torch.minimum(*frequencies).sum()
+    assert overlap < 0.2  # of two equal clients: 1
+    assert newcomer.counts.sum() == 0
+
+
+def test_balanced_keys_find_the_clusters_where_batches_are_mixed():
+    """Clients that hold all clusters: here a fair share of every batch is right. Where they hold few, it is not, as its docstring says."""
+    query, cluster = draw(0).query.reshape(-1, DIM), draw(0).cluster.flatten()
+    generator = torch.Generator().manual_seed(1000)
+    select = partial(fp.balanced_keys, solver=partial(fp.sinkhorn, epsilon=0.05))
+    selector = fp.SelectionKeys(CLUSTERS, DIM, selector=select, generator=generator)
+    optimizer = torch.optim.SGD(selector.parameters(), 0.1, 0.9)
+    before = fp.selection_health(table(query, cluster, selector.keys))
+    for part in torch.randperm(len(query), generator=generator)[:6000].split(100):
+        loss = fp.key_loss(query[part], selector.keys, selector(query[part]).indices)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    after = fp.selection_health(table(query, cluster, selector.keys))
+    assert before["purity"] < 0.7
+    assert after["purity"] >= 0.9
