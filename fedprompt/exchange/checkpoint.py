@@ -1,0 +1,159 @@
+"""Everything that a run remembers, saved so that no moment of a crash can spoil it."""
+
+import hashlib
+import json
+import math
+import os
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedprompt._checks import kind, wrong_type, wrong_value
+from fedprompt.interfaces import Weighted
+
+_FORMAT = "fedprompt checkpoint 1"
+_STATE, _TENSORS = "state.json", "tensors-"
+_RAISE = object()
+
+
+def save_checkpoint(state: Any, directory: str | os.PathLike[str]) -> None:
+    """Save whatever a run remembers, as a whole or not at all.
+
+    At every moment the directory holds one complete state: the last one, until the new one lies on the disk to its last byte. A process
+    killed in the middle, a full disk or a power cut costs the rounds since the last call and nothing else. One process at a time may
+    save to a directory.
+
+    Args:
+        state: A tree of dicts (keys are strings or integers), lists and tuples over tensors, :class:`Weighted`, strings, numbers, booleans
+            and None: what ``state_dict()`` of modules and optimisers, server updates, ``generator.get_state()`` and NumPy's
+            ``generator.bit_generator.state`` give. All of it is remembered to the bit; gradients and devices are not.
+        directory: Made if need be; belongs to checkpoints alone. Holds ``state.json`` and one safetensors file that it names.
+
+    Raises:
+        TypeError: If something in `state` is of another kind, which loading could not give back; nothing is written then.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as directory:
+        ...     save_checkpoint({"server_round": 3, "values": {"head": torch.ones(2)}}, directory)
+        ...     load_checkpoint(directory)
+        {'server_round': 3, 'values': {'head': tensor([1., 1.])}}
+    """
+    import safetensors.torch
+
+    tensors: dict[str, Tensor] = {}
+    tree = _packed(state, "state", tensors)
+    blob = safetensors.torch.save(tensors)
+    digest = hashlib.sha256(blob).hexdigest()
+    directory = Path(directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    name = f"{_TENSORS}{digest[:16]}.safetensors"
+    _replace(directory / name, blob)
+    _replace(directory / _STATE, json.dumps({"format": _FORMAT, "tensors": name, "sha256": digest, "state": tree}).encode())
+    for leftover in {*directory.glob(f"{_TENSORS}*"), *directory.glob("*.part")} - {directory / name}:  # nothing refers to them any more
+        leftover.unlink()
+
+
+def load_checkpoint(directory: str | os.PathLike[str], *, default: Any = _RAISE) -> Any:
+    """Load what :func:`save_checkpoint` saved last.
+
+    Nothing in the files can run code. Whatever was damaged on the disk is refused whole.
+
+    Args:
+        directory: Where it was saved.
+        default: Returned if nothing was ever saved there; without it, that is an error.
+
+    Returns:
+        An equal tree, its tensors on the CPU.
+
+    Raises:
+        FileNotFoundError: If nothing was saved there and there is no `default`.
+        ValueError: If the files are not what was saved.
+
+    Example:
+        The head of a loop that can be killed at any time:
+
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as directory:
+        ...     for start in range(2):  # as if the process began twice
+        ...         state = load_checkpoint(directory, default={"server_round": 0, "values": {"head": torch.zeros(2)}})
+        ...         for server_round in range(state["server_round"], 3):
+        ...             values = {"head": state["values"]["head"] + 1}
+        ...             state = {"server_round": server_round + 1, "values": values}
+        ...             save_checkpoint(state, directory)
+        >>> state
+        {'server_round': 3, 'values': {'head': tensor([3., 3.])}}
+    """
+    import safetensors.torch
+
+    path = Path(directory) / _STATE
+    if not path.exists():
+        if default is _RAISE:
+            raise FileNotFoundError(f"`directory` must hold a checkpoint; there is no {path}")
+        return default
+    try:
+        record = json.loads(path.read_bytes())
+        name, digest, tree = (record[key] for key in ("tensors", "sha256", "state"))
+    except (ValueError, KeyError, TypeError) as error:
+        raise wrong_value("directory", f"hold a checkpoint in {_STATE}", f"damaged content ({error!r})") from error
+    if record.get("format") != _FORMAT:
+        raise wrong_value("directory", f"hold a checkpoint of format {_FORMAT!r}", record.get("format"))
+    if Path(name).name != name or not (path.parent / name).is_file():
+        raise wrong_value("directory", f"hold the tensors that {_STATE} names", f"no file {name!r}")
+    blob = (path.parent / name).read_bytes()
+    if hashlib.sha256(blob).hexdigest() != digest:
+        raise wrong_value("directory", f"hold the tensors that {_STATE} names", f"other content in {name!r}")
+    return _unpacked(tree, safetensors.torch.load(blob))
+
+
+def _packed(thing: Any, where: str, tensors: dict[str, Tensor]) -> Any:
+    """Turn a tree into what JSON holds; tensors go into `tensors` and leave their number."""
+    if thing is None or type(thing) in (bool, int, str):
+        return thing
+    if type(thing) is float:
+        return thing if math.isfinite(thing) else {"float": str(thing)}
+    if isinstance(thing, Weighted):
+        return {"weighted": [_packed(part, f"{where}.{name}", tensors) for name, part in zip(thing._fields, thing, strict=True)]}
+    if isinstance(thing, Tensor) and thing.layout == torch.strided and not thing.is_complex() and not thing.is_quantized:
+        tensors[str(len(tensors))] = thing.detach().to("cpu", copy=True).contiguous()
+        return {"tensor": str(len(tensors) - 1)}
+    if type(thing) in (list, tuple):
+        return {type(thing).__name__: [_packed(part, f"{where}[{position}]", tensors) for position, part in enumerate(thing)]}
+    if type(thing) in (dict, OrderedDict):
+        if strange := [key for key in thing if type(key) not in (str, int)]:
+            raise wrong_type(where, "have strings and integers as keys", [kind(key) for key in strange])
+        return {"dict": [[key, _packed(part, f"{where}[{key!r}]", tensors)] for key, part in thing.items()]}
+    raise wrong_type(where, "be a dict, list, tuple, Weighted, dense tensor, string, number, boolean or None", kind(thing))
+
+
+def _unpacked(thing: Any, tensors: dict[str, Tensor]) -> Any:
+    if not isinstance(thing, dict):
+        return thing
+    ((tag, content),) = thing.items()
+    if tag == "float":
+        return float(content)
+    if tag == "tensor":
+        return tensors[content]
+    if tag == "dict":
+        return {key: _unpacked(part, tensors) for key, part in content}
+    parts = [_unpacked(part, tensors) for part in content]
+    return Weighted(*parts) if tag == "weighted" else tuple(parts) if tag == "tuple" else parts
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """Write a file so that its name stands for the old content or for the new one, also after a power cut."""
+    part = path.with_name(f"{path.name}.part")
+    with part.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(part, path)
+    if os.name == "posix":  # elsewhere a directory cannot be opened
+        descriptor = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,315 @@
+"""A run that is killed and goes on ends with the bits of one that was not; and no crash, at whatever moment, spoils what was saved."""
+
+import json
+import os
+import random
+import signal
+import stat
+import subprocess
+import sys
+from collections import Counter, OrderedDict, namedtuple
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+
+import fedprompt as fp
+from fedprompt import Weighted, load_checkpoint, save_checkpoint
+
+DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool]
+
+
+def assert_same(one, other):
+    """Equal in structure, kinds, bits and order."""
+    assert type(one) is type(other)
+    if isinstance(one, torch.Tensor):
+        assert one.dtype == other.dtype
+        assert one.shape == other.shape
+        assert one.contiguous().reshape(-1).view(torch.uint8).equal(other.contiguous().reshape(-1).view(torch.uint8))
+    elif isinstance(one, dict):
+        assert list(one) == list(other)
+        assert [type(key) for key in one] == [type(key) for key in other]
+        for key in one:
+            assert_same(one[key], other[key])
+    elif isinstance(one, list | tuple):
+        assert len(one) == len(other)
+        for left, right in zip(one, other, strict=True):
+            assert_same(left, right)
+    else:
+        assert repr(one) == repr(other)  # tells -0.0 from 0.0 and finds NaN equal to itself
+
+
+# Trees.
+
+SHAPES = st.lists(st.integers(0, 3), max_size=3)
+TENSORS = st.builds(lambda shape, dtype, seed: (9 * torch.randn(shape, generator=torch.Generator().manual_seed(seed))).to(dtype), SHAPES,
+                    st.sampled_from(DTYPES), st.integers(0, 99))  # fmt: skip
+LEAVES = st.none() | st.booleans() | st.integers(-(2**200), 2**200) | st.floats() | st.text(st.characters(codec="utf-8")) | TENSORS
+KEYS = st.text(st.characters(codec="utf-8"), max_size=3) | st.integers()
+TREES = st.recursive(
+    LEAVES,
+    lambda trees: (
+        st.lists(trees, max_size=3)
+        | st.lists(trees, max_size=3).map(tuple)
+        | st.dictionaries(KEYS, trees, max_size=3)
+        | st.builds(Weighted, TENSORS, TENSORS)
+    ),
+    max_leaves=8,
+)
+
+
+@given(TREES)
+def test_a_tree_comes_back_to_the_bit(tmp_path_factory, tree):
+    directory = tmp_path_factory.mktemp("checkpoint")
+    save_checkpoint(tree, directory)
+    assert_same(load_checkpoint(directory), tree)
+
+
+def test_nothing_that_is_loaded_shares_memory_with_what_was_saved_or_with_itself(tmp_path):
+    values = torch.arange(6.0).reshape(2, 3)
+    state = {"values": values, "transposed": values.T, "again": values, "part": values[:, 1], "parameter": nn.Parameter(values)}
+    save_checkpoint(state, tmp_path)
+    values += 100
+    loaded = load_checkpoint(tmp_path)
+    expected = torch.arange(6.0).reshape(2, 3)
+    assert_same(loaded, {"values": expected, "transposed": expected.T, "again": expected, "part": expected[:, 1], "parameter": expected})
+    loaded["values"].zero_()
+    assert loaded["again"].equal(expected)
+    assert load_checkpoint(tmp_path)["values"].equal(expected)
+
+
+def test_streams_go_on_where_they_stood(tmp_path):
+    generator, numpy_generator = torch.Generator().manual_seed(3), np.random.default_rng(4)
+    torch.rand(5, generator=generator), numpy_generator.random(5)
+    state = {"torch": generator.get_state(), "numpy": numpy_generator.bit_generator.state, "python": random.Random(5).getstate()}
+    save_checkpoint(state, tmp_path)
+    expected = torch.rand(3, generator=generator), numpy_generator.random(3), random.Random(5).random()
+    loaded = load_checkpoint(tmp_path)
+    again, numpy_again, python_again = torch.Generator(), np.random.default_rng(), random.Random()
+    again.set_state(loaded["torch"])
+    numpy_again.bit_generator.state = loaded["numpy"]
+    python_again.setstate(loaded["python"])
+    assert torch.rand(3, generator=again).equal(expected[0])
+    assert (numpy_again.random(3) == expected[1]).all()
+    assert python_again.random() == expected[2]
+
+
+def test_an_ordered_dict_is_a_dict(tmp_path):
+    save_checkpoint(OrderedDict(b=1, a=2), tmp_path)
+    assert_same(load_checkpoint(tmp_path), {"b": 1, "a": 2})
+
+
+# A federation that is killed between any two rounds.
+
+
+def federate(directory, stop, rounds=5):
+    """Two clients with optimisers that last, one private head each, keys by counts, guides with momentum, and one stream of samples."""
+    model = nn.ModuleDict(
+        {"selector": fp.SelectionKeys(3, 4, generator=torch.Generator().manual_seed(0)), "head": nn.Linear(4, 3, bias=False)}
+    )
+    nn.init.eye_(model["head"].weight)
+    private, stream = [nn.Linear(3, 3), nn.Linear(3, 3)], torch.Generator().manual_seed(7)
+    for layer in private:
+        nn.init.eye_(layer.weight), nn.init.zeros_(layer.bias)
+    make = partial(torch.optim.AdamW, lr=0.1)
+    optimizers = [make([*model.parameters(), *layer.parameters()]) for layer in private]
+    rules = {"selector": fp.ema(decay=0.5), "head": fp.descend(partial(torch.optim.SGD, lr=0.01, momentum=0.9))}
+    server, values = fp.per_name_update(rules), fp.snapshot(model)
+    state = {"round": 0, "values": values, "server": server.init(values), "usage": torch.zeros(3), "stream": stream.get_state(),
+             "private": [layer.state_dict() for layer in private], "optimizers": [one.state_dict() for one in optimizers]}  # fmt: skip
+    state = load_checkpoint(directory, default=state)
+    stream.set_state(state["stream"])
+    for layer, optimizer, own, memory in zip(private, optimizers, state["private"], state["optimizers"], strict=True):
+        layer.load_state_dict(own)
+        optimizer.load_state_dict(memory)
+    for server_round in range(state["round"], min(stop, rounds)):
+        uploads = []
+        for layer, optimizer in zip(private, optimizers, strict=True):
+            fp.load(model, state["values"])
+            model["selector"].start_round(state["usage"])
+            for _ in range(2):
+                query, labels = torch.randn(8, 4, generator=stream), torch.randint(3, (8,), generator=stream)
+                chosen = model["selector"](query).indices
+                loss = F.cross_entropy(layer(model["head"](query)), labels) + fp.key_loss(query, model["selector"].keys, chosen)
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+            uploads.append(fp.collect(model, weight=8, rows={"selector.keys": model["selector"].counts}))
+        mean = fp.per_name()(uploads)
+        values, memory = server.step(state["values"], mean, state["server"])
+        state = {"round": server_round + 1, "values": values, "server": memory, "usage": state["usage"] + mean["selector.keys"].weight,
+                 "stream": stream.get_state(), "private": [layer.state_dict() for layer in private],
+                 "optimizers": [one.state_dict() for one in optimizers]}  # fmt: skip
+        save_checkpoint(state, directory)
+    return state
+
+
+def test_a_run_that_stops_after_any_round_and_goes_on_ends_with_the_same_bits(tmp_path):
+    whole = federate(tmp_path / "whole", stop=5)
+    for stop in range(1, 5):
+        federate(tmp_path / str(stop), stop=stop)
+        resumed = federate(tmp_path / str(stop), stop=5)
+        save_checkpoint(whole, tmp_path / "saved")
+        save_checkpoint(resumed, tmp_path / "resumed")
+        assert_same(load_checkpoint(tmp_path / "resumed"), load_checkpoint(tmp_path / "saved"))
+    assert not whole["values"]["head.weight"].equal(torch.eye(3, 4))
+
+
+# Crashes.
+
+OPERATIONS = [(os, "fsync"), (os, "replace"), (os, "open"), (Path, "open"), (Path, "unlink")]
+
+
+def snapshot_of(number):
+    return {"number": number, "values": torch.full((50,), float(number))}
+
+
+@pytest.mark.parametrize(("owner", "name"), OPERATIONS, ids=[f"{owner.__name__}.{name}" for owner, name in OPERATIONS])
+def test_wherever_saving_fails_one_whole_state_is_there_and_the_next_save_cleans_up(tmp_path, monkeypatch, owner, name):
+    save_checkpoint(snapshot_of(1), tmp_path)
+    real, calls = getattr(owner, name), 0
+    for fatal in range(1, 20):
+        calls = 0
+
+        def failing(*args, fatal=fatal, **options):
+            nonlocal calls
+            calls += 1
+            if calls == fatal:
+                raise OSError("no space left on device")
+            return real(*args, **options)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, failing)
+            try:
+                save_checkpoint(snapshot_of(2), tmp_path)
+            except OSError:
+                failed = True
+            else:
+                failed = False
+        loaded = load_checkpoint(tmp_path)
+        assert_same(loaded, snapshot_of(loaded["number"]))
+        if not failed:
+            break
+        save_checkpoint(snapshot_of(1), tmp_path)
+        assert len(list(tmp_path.iterdir())) == 2
+    assert calls == fatal - 1 > 0  # each call of the operation has failed once
+    assert load_checkpoint(tmp_path)["number"] == 2
+
+
+def test_a_power_cut_finds_contents_on_the_disk_before_their_names_and_tensors_before_what_names_them(tmp_path, monkeypatch):
+    events, fsync, replace = [], os.fsync, os.replace
+
+    def synced(descriptor):
+        events.append("directory" if stat.S_ISDIR(os.fstat(descriptor).st_mode) else "content")
+        fsync(descriptor)
+
+    def replaced(old, new):
+        events.append(Path(new).suffix)
+        replace(old, new)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "replace", replaced)
+    save_checkpoint(snapshot_of(1), tmp_path)
+    assert events == ["content", ".safetensors", "directory", "content", ".json", "directory"]
+
+
+SAVER = """
+import sys, torch
+from fedprompt import load_checkpoint, save_checkpoint
+start = load_checkpoint(sys.argv[1], default={"number": 0})["number"]
+for number in range(start + 1, 10**6):
+    save_checkpoint({"number": number, "values": torch.full((200_000,), float(number))}, sys.argv[1])
+    print(number, flush=True)
+"""
+
+
+def killed_at_random(directory, times, seed):
+    """Kill a process that saves without a break, at random moments, again and again; each time one whole state must be there."""
+    moments, last = random.Random(seed), 0
+    for _ in range(times):
+        with subprocess.Popen([sys.executable, "-c", SAVER, str(directory)], stdout=subprocess.PIPE, text=True) as process:
+            reached = [process.stdout.readline() for _ in range(moments.randrange(1, 6))]
+            try:
+                process.wait(moments.uniform(0, 0.02))
+            except subprocess.TimeoutExpired:
+                process.send_signal(signal.SIGKILL)
+            reached += process.stdout.readlines()
+        assert process.returncode == -signal.SIGKILL
+        state, said = load_checkpoint(directory), int(reached[-1])
+        assert state["number"] in (said, said + 1)  # saved, but killed before it could say so
+        assert said > last
+        assert state["values"].equal(torch.full((200_000,), float(state["number"])))
+        last = said
+
+
+def test_a_process_killed_while_saving_leaves_a_whole_state(tmp_path):
+    killed_at_random(tmp_path, 2, seed=0)
+
+
+@pytest.mark.slow
+def test_a_process_killed_at_thirty_moments_always_leaves_a_whole_state(tmp_path):
+    killed_at_random(tmp_path, 30, seed=1)
+
+
+# Refusals.
+
+
+def test_without_a_checkpoint_the_default_comes_back_or_an_error(tmp_path):
+    assert load_checkpoint(tmp_path, default=None) is None
+    assert load_checkpoint(tmp_path / "nowhere", default=7) == 7
+    with pytest.raises(FileNotFoundError, match="`directory` must hold a checkpoint"):
+        load_checkpoint(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("thing", "where"),
+    [
+        ({"a": [1, object()]}, r"`state\['a'\]\[1\]` must be a dict, list, tuple, .*; got .*object"),
+        (np.zeros(2), "`state` must be .*; got .*ndarray"),
+        ({"a": np.float64(1)}, r"`state\['a'\]` must be .*; got .*float64"),
+        (Counter("aab"), "`state` must be .*; got Counter"),
+        (namedtuple("Pair", "a b")(1, 2), "`state` must be .*; got Pair"),
+        (torch.zeros(2, dtype=torch.complex64), "`state` must be .*; got"),
+        (torch.zeros(2).to_sparse(), "`state` must be .*; got"),
+        ({(1, 2): 3}, "`state` must have strings and integers as keys; got .*tuple"),
+        ({True: 3}, "`state` must have strings and integers as keys; got .*bool"),
+    ],
+)
+def test_what_could_not_be_given_back_is_refused_before_anything_is_written(tmp_path, thing, where):
+    save_checkpoint(snapshot_of(1), tmp_path)
+    with pytest.raises(TypeError, match=where):
+        save_checkpoint(thing, tmp_path)
+    assert_same(load_checkpoint(tmp_path), snapshot_of(1))
+
+
+def test_damage_is_refused(tmp_path):
+    save_checkpoint(snapshot_of(1), tmp_path)
+    state = tmp_path / "state.json"
+    (tensors,) = tmp_path.glob("tensors-*")
+    whole, record = {path: path.read_bytes() for path in (state, tensors)}, json.loads(state.read_bytes())
+    outside = tmp_path.parent / "outside.safetensors"
+    outside.write_bytes(whole[tensors])
+    for path, content, reason in [
+        (tensors, whole[tensors][:-1], "other content"),
+        (tensors, whole[tensors][:-1] + b"\1", "other content"),
+        (state, whole[state][:-1], "damaged content"),
+        (state, b"", "damaged content"),
+        (state, b"[]", "damaged content"),
+        (state, b"{}", "damaged content"),
+        (state, json.dumps(record | {"format": "fedprompt checkpoint 999"}).encode(), "got fedprompt checkpoint 999"),
+        (state, json.dumps(record | {"tensors": "tensors-0.safetensors"}).encode(), "no file"),
+        (state, json.dumps(record | {"tensors": "../outside.safetensors"}).encode(), "no file"),
+    ]:
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match=reason):
+            load_checkpoint(tmp_path)
+        path.write_bytes(whole[path])
+    assert_same(load_checkpoint(tmp_path), snapshot_of(1))
