@@ -19,10 +19,7 @@ class Guided(nn.Module):
 
     def __init__(self, body: nn.Module, *, features: bool) -> None:
         super().__init__()
-        self.body, self.head, self.features = body, nn.Linear(WIDTH, CLASSES).double(), features
-        generator = torch.Generator().manual_seed(5)
-        for parameter in self.head.parameters():
-            nn.init.normal_(parameter, generator=generator)
+        self.body, self.head, self.features = body, seeded(lambda: nn.Linear(WIDTH, CLASSES)), features
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
         hidden = self.body(images)
