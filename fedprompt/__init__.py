@@ -6,6 +6,7 @@ from fedprompt.data import *
 from fedprompt.distillation import *
 from fedprompt.exchange import *
 from fedprompt.freezing import *
+from fedprompt.guidance import *
 from fedprompt.interfaces import *
 from fedprompt.matching import *
 from fedprompt.metrics import *

@@ -1,0 +1,26 @@
+"""What one may read off the accuracy matrix, and off the curves of local losses."""
+
+from fedprompt.metrics.accuracy import (
+    ClientSpread,
+    Summary,
+    client_spread,
+    global_accuracy,
+    local_accuracy,
+    pooled_local_accuracy,
+    summarise,
+    worst_local_accuracy,
+)
+from fedprompt.metrics.losses import NegativeEffect, negative_effect
+
+__all__ = [
+    "ClientSpread",
+    "NegativeEffect",
+    "Summary",
+    "client_spread",
+    "global_accuracy",
+    "local_accuracy",
+    "negative_effect",
+    "pooled_local_accuracy",
+    "summarise",
+    "worst_local_accuracy",
+]
