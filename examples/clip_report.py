@@ -35,8 +35,8 @@ def flags(description: str) -> argparse.ArgumentParser:
     )
     domains = {"type": lambda names: names.split(","), "default": ["inverted"]}
     parser.add_argument("--domains", help=f"of the digits: some of {','.join(DOMAINS)}", **domains)
-    parser.add_argument("--smallest", type=float, default=12, help="side of the smallest digit on its canvas of 32 pixels")
-    parser.add_argument("--largest", type=float, default=20, help="side of the largest; 32 leaves no room for clutter")
+    parser.add_argument("--smallest", type=float, default=16, help="side of the smallest digit on its canvas of 32 pixels")
+    parser.add_argument("--largest", type=float, default=24, help="side of the largest; 32 leaves no room for clutter")
     parser.add_argument("--root", default=".", help="where data lies or is downloaded to")
     parser.add_argument("--model", default="ViT-B-16", help="of open_clip, for other data than digits")
     parser.add_argument("--pretrained", help="its weights, such as openai; without, they are random")
@@ -134,14 +134,14 @@ def draw_plans(plans: Callable[..., Mapping[float, Tensor]], task: ClipTask, res
     figure, grid = plt.subplots(2, 7, figsize=(10, 3.2), layout="constrained")
     for axes, cell in zip(grid, (tested[0], tested[-1]), strict=True):
         index = int(np.flatnonzero(cells == cell)[0])
-        image = task.look(index).float().mean(0)
+        image = task.look(index).float().mean(0).numpy()
         name = task.names.names[int(task.test.labels[index])]
         axes[0].imshow(image, cmap="gray")
         axes[0].set_title(f'"{name}", of which it holds {held[cell]}', size=7)
         panels = [(mass, context, plan[:, context]) for mass, plan in plans(index=index).items() for context in range(2)]
         for axis, (mass, context, shares) in zip(axes[1:], panels, strict=True):
             side = round(len(shares) ** 0.5)
-            shown = axis.imshow(shares.reshape(side, side), cmap="magma", vmin=0, vmax=1)
+            shown = axis.imshow(shares.reshape(side, side).numpy(), cmap="magma", vmin=0, vmax=1)
             axis.set_title(f"{('shared', 'private')[context]}, mass {mass:g}", size=7)
     for axis in grid.flat:
         axis.set(xticks=[], yticks=[])

@@ -25,6 +25,7 @@ from fedprompt import cosine_logits, image_tokens
 
 RECIPE = "1"
 STEPS = 4500
+BACKGROUND_STEPS = 500  # in the end, with patches of clutter held away from all captions
 BATCH = 64
 PATCH_WEIGHT = 0.5
 
@@ -72,8 +73,13 @@ def difficulty(progress: float) -> tuple[float, float]:
 
 def batch_loss(
     model: open_clip.model.CLIP, glyphs: Tensor, labels: Tensor, captions: Captions, generator: torch.Generator, progress: float
-) -> Float[Tensor, ""]:
-    """Hold the pooled token of each canvas against all captions, and likewise the mean of the patches that its glyph touches."""
+) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
+    """Draw canvases, styles and captions for a batch of glyphs.
+
+    Returns:
+        The contrastive loss, of the pooled token and of the mean over the patches that a glyph touches; and how close the other patches
+        come to any caption.
+    """
     smallest, share = difficulty(progress)
     squares = []
 
@@ -89,13 +95,16 @@ def batch_loss(
     pooled, patches = image_tokens(model, preprocess(canvases))
     tokens, fits = captions.draw(labels, styles, generator)
     text, scale = encode_text(model, tokens), model.logit_scale.exp().clamp(max=100)
-    shown = F.avg_pool2d(squares[0], 4).flatten(1)
-    foreground = (F.normalize(patches, dim=-1) * (shown / shown.sum(1, keepdim=True))[..., None]).sum(1)
-    by_patches = scale * foreground @ F.normalize(text, dim=-1).T
-    return F.cross_entropy(cosine_logits(pooled, text, scale=scale), fits) + PATCH_WEIGHT * F.cross_entropy(by_patches, fits)
+    similarity = F.normalize(patches, dim=-1) @ F.normalize(text, dim=-1).T
+    touched = F.avg_pool2d(squares[0], 4).flatten(1)
+    glyph = torch.einsum("bv,bvt->bt", touched / touched.sum(1, keepdim=True), similarity)
+    contrastive = F.cross_entropy(cosine_logits(pooled, text, scale=scale), fits) + PATCH_WEIGHT * F.cross_entropy(scale * glyph, fits)
+    return contrastive, similarity.amax(2).relu()[touched == 0].sum() / (touched == 0).sum().clamp(min=1)
 
 
-def pretrain(model: open_clip.model.CLIP, images: Tensor, labels: Tensor, generator: torch.Generator, *, steps: int = STEPS) -> None:
+def pretrain(
+    model: open_clip.model.CLIP, images: Tensor, labels: Tensor, generator: torch.Generator, *, steps: int = STEPS, background: bool = False
+) -> None:
     """Train every weight of a model to tell the captions that fit a glyph from all others, in place.
 
     Args:
@@ -104,13 +113,16 @@ def pretrain(model: open_clip.model.CLIP, images: Tensor, labels: Tensor, genera
         labels: Classes of `images`.
         generator: Of the batches, their canvases and captions.
         steps: At least 20, because the first tenth warms up.
+        background: Go on with a trained model at half the learning rate, now with clutter held away from all captions.
     """
-    captions = Captions()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1.5e-3, weight_decay=0.05)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=1.5e-3, total_steps=steps, pct_start=0.1)
+    captions, rate = Captions(), 7e-4 if background else 1.5e-3
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=0.05)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=rate, total_steps=steps, pct_start=0.1)
     for step in (progress := tqdm(range(steps))):
         batch = torch.randint(len(labels), (BATCH,), generator=generator)
-        loss = batch_loss(model, images[batch], labels[batch], captions, generator, step / steps)
+        loss, closeness = batch_loss(model, images[batch], labels[batch], captions, generator, 1.0 if background else step / steps)
+        if background:
+            loss = loss + closeness
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -139,7 +151,9 @@ def main() -> None:
     train, held_out = np.random.default_rng(arguments.seed).spawn(2)
     model, generator = new_clip(seed=arguments.seed), torch.Generator().manual_seed(arguments.seed)
     started = process_time()
-    pretrain(model, *render(NUM_PER_CLASS, train), generator, steps=arguments.steps)
+    glyphs = render(NUM_PER_CLASS, train)
+    pretrain(model, *glyphs, generator, steps=arguments.steps)
+    pretrain(model, *glyphs, generator, steps=BACKGROUND_STEPS, background=True)
     seconds = process_time() - started
     source_accuracy = accuracy(model, *render(NUM_HELD_OUT, held_out), generator)
     path = weights_path(arguments.out)

@@ -19,7 +19,7 @@ from embedded import data
 from embedded.clip import DIGITS, load_clip, preprocess, tokenize
 from embedded.tasks import Recipe, image_sets
 
-CANVASES = Recipe(1, 32, 8, 15, torch.optim.Adam, 1e-2, decay=True)
+CANVASES = Recipe(1, 32, 8, 15, torch.optim.Adam, 5e-3, decay=True)
 FEDOTP = Recipe(1, 32, None, 10, partial(torch.optim.SGD, momentum=0.9, weight_decay=5e-4), 1e-3, decay=False)
 
 
