@@ -137,7 +137,7 @@ def draw_plans(plans: Callable[..., Mapping[float, Tensor]], task: ClipTask, res
         image = task.look(index).float().mean(0).numpy()
         name = task.names.names[int(task.test.labels[index])]
         axes[0].imshow(image, cmap="gray")
-        axes[0].set_title(f'"{name}", of which it holds {held[cell]}', size=7)
+        axes[0].set_title(f'"{name}": {held[cell]} held', size=7)
         panels = [(mass, context, plan[:, context]) for mass, plan in plans(index=index).items() for context in range(2)]
         for axis, (mass, context, shares) in zip(axes[1:], panels, strict=True):
             side = round(len(shares) ** 0.5)

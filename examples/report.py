@@ -110,7 +110,7 @@ def mean_and_deviation(values: Sequence[float]) -> str:
     """Write percentages over seeds as mean ± standard deviation."""
     if len(values) == 1:
         return percent(values[0])
-    return f"{100 * np.mean(values):.1f} ± {100 * np.std(values, ddof=1):.1f}"
+    return f"{100 * np.mean(values):z.1f} ± {100 * np.std(values, ddof=1):.1f}"
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:

@@ -143,6 +143,8 @@ def test_local_rows_and_zero_shot_send_nothing(task, shards):
         clients, _, ledger = fedotp.federate(name, task, shards, arguments())
         assert not ledger.entries
         assert all(list(client) == ["private"] for client in clients)
+        if name == "zero-shot":  # nor does it learn
+            assert all(torch.equal(client["private"].context[0], task.tower.words("a photo of a")) for client in clients)
 
 
 def test_all_clients_start_alike_and_shared_unlike_private(task):
