@@ -162,12 +162,26 @@ def test_pretraining_learns_and_leaves_the_global_random_state_alone():
 
     def loss():
         with torch.no_grad():
-            return build_clip.batch_loss(fresh, ink, labels, captions, torch.Generator().manual_seed(1), 0.0).item()
+            return build_clip.batch_loss(fresh, ink, labels, captions, torch.Generator().manual_seed(1), 0.0)[0].item()
 
     at_first = loss()
     build_clip.pretrain(fresh, ink, labels, torch.Generator().manual_seed(0), steps=20)
     assert loss() < at_first - 0.3  # twice log(47) = 7.7 in weight 1.5 is what guessing costs at most
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_the_last_part_of_pretraining_moves_clutter_away_from_all_captions():
+    ink, labels = glyphs.render(4, np.random.default_rng(0))
+    fresh, captions = clip.new_clip(seed=0), build_clip.Captions()
+
+    def closeness():
+        with torch.no_grad():
+            return build_clip.batch_loss(fresh, ink, labels, captions, torch.Generator().manual_seed(1), 1.0)[1].item()
+
+    at_first = closeness()
+    assert at_first > 0.05
+    build_clip.pretrain(fresh, ink, labels, torch.Generator().manual_seed(0), steps=20, background=True)
+    assert closeness() < at_first / 2
 
 
 @pytest.mark.parametrize("module", [clip])
