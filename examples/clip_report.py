@@ -26,6 +26,7 @@ def flags(description: str) -> argparse.ArgumentParser:
     parser.add_argument("--clients", type=int, default=5, help="domain has one for each domain, both has two")
     parser.add_argument("--rounds", type=int, help="default: the task's recipe")
     parser.add_argument("--steps", type=int, help="a round, for each client; default: the task's recipe")
+    parser.add_argument("--epochs", type=int, default=5, help="a round, where there is no number of steps")
     parser.add_argument("--batch-size", type=int, help="default: the task's recipe")
     parser.add_argument("--every", type=int, default=5, help="test every so many rounds, and after the last")
     parser.add_argument("--num-context", type=int, default=16, help="tokens of a context")

@@ -35,7 +35,6 @@ ROWS = {  # how many contexts are shared, how many are private, and how images m
     "FedOTP, classical": (1, 1, "classical"),
     "FedOTP": (1, 1, "partial"),
 }
-
 MASSES = (0.2, 0.8, 1.0)
 
 
@@ -77,8 +76,15 @@ def federate(
         uploads = []
         for k, (client, shard) in enumerate(zip(clients, shards, strict=True)):
             optimizer = task.recipe.make_optimizer(client.parameters(), server_round / args.rounds)
-            stream = fp.stream_seed(args.seed, server_round, k)
-            for tokens, labels in task.train.training(shard, args.device, size=args.batch_size, steps=steps, generator=stream):
+            batches = task.train.training(
+                shard,
+                args.device,
+                size=args.batch_size,
+                steps=steps,
+                epochs=args.epochs,
+                generator=fp.stream_seed(args.seed, server_round, k),
+            )
+            for tokens, labels in batches:
                 loss = F.cross_entropy(match(tokens, features(client, task)), labels)
                 optimizer.zero_grad()
                 loss.backward()

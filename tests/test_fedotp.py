@@ -197,6 +197,17 @@ def test_splits_are_by_label_by_domain_or_by_both():
     assert (counts.max(0) > 4 * counts.min(0)).sum() > 5  # most classes lie mainly with one of the two
 
 
+@pytest.mark.parametrize(("steps", "sizes"), [(None, [4, 4, 2] * 5), (4, [4, 4, 2, 4]), (0, [])])
+def test_clients_train_for_whole_epochs_or_for_a_number_of_steps(steps, sizes):
+    part = Part(torch.zeros(20, 1, 1), torch.arange(20), torch.zeros(20, dtype=torch.long))
+    owned, generator = np.arange(5, 15), torch.Generator().manual_seed(0)
+    batches = [labels for _, labels in part.training(owned, "cpu", size=4, steps=steps, epochs=5, generator=generator)]
+    assert [len(labels) for labels in batches] == sizes
+    for epoch in range(len(sizes) // 3):
+        assert sorted(torch.cat(batches[3 * epoch : 3 * epoch + 3]).tolist()) == owned.tolist()
+    assert len(sizes) < 15 or not torch.equal(batches[0], batches[3])  # each epoch has an order of its own
+
+
 def test_accuracy_is_that_of_each_domain_and_class():
     labels, domains = torch.tensor([0, 0, 1, 1, 1]), torch.tensor([0, 0, 0, 1, 1])
     mixed = load_task(arguments("--domains", "plain,inverted"))

@@ -35,12 +35,12 @@ class Part(NamedTuple):
         return Part(*(each[:count] for each in self))
 
     def training(
-        self, indices: Sequence[int], device: torch.device, *, size: int, steps: int | None, generator: torch.Generator
+        self, indices: Sequence[int], device: torch.device, *, size: int, steps: int | None, epochs: int, generator: torch.Generator
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield shuffled batches of tokens and labels: one epoch, or as many epochs as `steps` need."""
+        """Yield shuffled batches of tokens and labels: so many epochs, or as many epochs as `steps` need."""
         owned = torch.as_tensor(indices)
-        epochs = (owned[torch.randperm(len(owned), generator=generator)].split(size) for _ in repeat(None, 1 if steps is None else steps))
-        for batch in islice(chain.from_iterable(epochs), steps):
+        orders = (owned[torch.randperm(len(owned), generator=generator)] for _ in repeat(None, epochs if steps is None else steps))
+        for batch in islice(chain.from_iterable(order.split(size) for order in orders), steps):
             yield self.tokens[batch].to(device), self.labels[batch].to(device)
 
 
