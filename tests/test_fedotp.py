@@ -7,6 +7,7 @@ from argparse import Namespace
 from pathlib import Path
 
 import numpy as np
+import open_clip
 import pytest
 import torch
 from PIL import Image
@@ -270,6 +271,20 @@ def test_paper_setting_on_folders_with_random_weights(monkeypatch, capsys, tmp_p
     entries = list(csv.DictReader((tmp_path / "fedotp.csv").read_text().splitlines()))
     assert {entry["client"] for entry in entries} == {"0", "1"}  # one for each domain
     assert {int(entry["num_bytes"]) for entry in entries if entry["direction"] == "up"} == {16 * 512 * 4 + 4}
+
+
+@pytest.mark.parametrize(("pretrained", "quick_gelu"), [("openai", True), ("laion2b_s34b_b88k", False), (None, False)])
+def test_weights_get_the_activation_that_they_were_trained_with(monkeypatch, folders, pretrained, quick_gelu):
+    # open_clip only warns about a mismatch. Nothing is downloaded: the model is asked for without weights.
+    create = open_clip.create_model_and_transforms
+
+    def without_weights(name, tag, **options):
+        assert (name, tag, options["force_quick_gelu"]) == ("ViT-B-16", pretrained, quick_gelu)
+        return create("ViT-S-32-alt", None, force_image_size=32)
+
+    monkeypatch.setattr(open_clip, "create_model_and_transforms", without_weights)
+    given = ("--model", "ViT-B-16", "--dataset", "bright", "--root", str(folders))
+    assert len(load_task(arguments(*given, *(("--pretrained", pretrained) if pretrained else ()))).test.labels) == 6
 
 
 def test_domains_must_have_the_same_classes(tmp_path, folders):

@@ -108,7 +108,10 @@ def embedded_task(args: Namespace) -> ClipTask:
 
 def open_clip_task(args: Namespace) -> ClipTask:
     """Run a model of open_clip's over CIFAR or folders once; a comma in the name separates domains, which have the same classes."""
-    model, _, transform = open_clip.create_model_and_transforms(args.model, args.pretrained, force_image_size=args.image_size)
+    quick_gelu = open_clip.get_pretrained_cfg(args.model, args.pretrained or "").get("quick_gelu", False)  # as these weights were trained
+    model, _, transform = open_clip.create_model_and_transforms(
+        args.model, args.pretrained, force_image_size=args.image_size, force_quick_gelu=quick_gelu
+    )
     model = fp.frozen(model.to(args.device))
     tower = fp.TextTower(model, open_clip.get_tokenizer(args.model))
     names = args.dataset.split(",")
