@@ -298,10 +298,10 @@ def test_domains_must_have_the_same_classes(tmp_path, folders):
 
 
 @pytest.mark.slow
-def test_full_table_has_a_line_for_every_setting_and_method(monkeypatch, capsys, tmp_path):
-    lines = [line for line in run(monkeypatch, capsys, tmp_path, "--full").splitlines() if line.startswith("|")]
-    assert len(lines) == 2 + 5 * len(fedotp.ROWS)
-    assert all(re.search(r"\d ± \d", line) for line in lines[2:])
+def test_full_tables_have_a_line_for_every_size_setting_and_method(monkeypatch, capsys, tmp_path):
+    tables = [table.splitlines() for table in run(monkeypatch, capsys, tmp_path, "--full").strip().split("\n\n")]
+    assert [len(table) for table in tables] == [2 + 3, 2 + 5 * len(fedotp.ROWS)]
+    assert all(re.search(r"\d ± \d", line) for table in tables for line in table[2:])
 
 
 def test_gains_over_a_baseline_are_taken_seed_by_seed():
