@@ -110,7 +110,7 @@ def mean_and_deviation(values: Sequence[float]) -> str:
     """Write percentages over seeds as mean ± standard deviation."""
     if len(values) == 1:
         return percent(values[0])
-    return f"{100 * np.mean(values):.1f} ± {100 * np.std(values, ddof=1):.1f}"
+    return f"{100 * np.mean(values):z.1f} ± {100 * np.std(values, ddof=1):.1f}"
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
@@ -122,13 +122,14 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in (lines[0], rule, *lines[1:]))
 
 
-def picture(path: Path, holdings: np.ndarray, histories: Mapping[str, Tensor]) -> None:
+def picture(path: Path, holdings: np.ndarray, histories: Mapping[str, Tensor], rounds: Sequence[int] | None = None) -> None:
     """Draw who holds which class, and accuracy over rounds: the mean of the clients, and a band from the lowest to the highest.
 
     Args:
         path: Of the PNG file.
         holdings: (clients, classes), numbers of training images.
         histories: For each method (rounds, clients), accuracy in [0, 1].
+        rounds: After which rounds that was; None: after each.
     """
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.6), layout="constrained", width_ratios=(1, 1.2))
     left.imshow(holdings, cmap="Blues", aspect="auto")
@@ -138,9 +139,9 @@ def picture(path: Path, holdings: np.ndarray, histories: Mapping[str, Tensor]) -
             left.text(label, client, str(count), ha="center", va="center", color="white" if count > holdings.max() / 2 else "black", size=8)
         left.set_xticks(range(holdings.shape[1]))
     for (name, history), style in zip(histories.items(), cycle(("-", "--", "-.")), strict=False):
-        rounds = range(1, len(history) + 1)
-        (line,) = right.plot(rounds, 100 * history.mean(1), style, label=name)
-        right.fill_between(rounds, 100 * history.amin(1), 100 * history.amax(1), color=line.get_color(), alpha=0.12)
+        after = range(1, len(history) + 1) if rounds is None else rounds
+        (line,) = right.plot(after, 100 * history.mean(1), style, label=name)
+        right.fill_between(after, 100 * history.amin(1), 100 * history.amax(1), color=line.get_color(), alpha=0.12)
     right.set(title="accuracy on the full test set: mean, lowest and highest client", xlabel="round", ylabel="%")
     right.title.set_size(10)
     right.xaxis.get_major_locator().set_params(integer=True)

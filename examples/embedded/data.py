@@ -1,6 +1,6 @@
 """The target: real handwritten digits (scikit-learn's 1797 images), in several visual domains that no ViT was pretrained on."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import NamedTuple
 
@@ -9,6 +9,7 @@ from jaxtyping import Float, Int
 from sklearn.datasets import load_digits
 from torch import Tensor
 
+from embedded.canvas import Canvases, cluttered
 from embedded.pixels import enlarge, warp
 
 Images = Float[Tensor, "batch 1 height width"]
@@ -71,6 +72,41 @@ def digits(seed: int, *, num_test: int = 597, domain: Callable[[Images], Images]
     train, test = order[num_test:], order[:num_test]
     images = domain(images)
     return Digits(images[train], labels[train], images[test], labels[test])
+
+
+def on_canvases(
+    images: Images,
+    generator: torch.Generator,
+    *,
+    domains: Sequence[str],
+    smallest: float,
+    largest: float,
+) -> tuple[Canvases, Int[Tensor, "batch"]]:
+    """Put digits on cluttered canvases and deal these out to domains in turn.
+
+    Args:
+        images: Digits in the domain `raw`, in any order that knows nothing of their labels.
+        generator: Of places, sizes, clutter and noise.
+        domains: Names in `DOMAINS`.
+        smallest: Side of the smallest digit, in pixels of 32.
+        largest: Side of the largest.
+
+    Returns:
+        The canvases, and for each the index of its domain.
+    """
+    canvases, _ = cluttered(images, generator, smallest=smallest, largest=largest)
+    owner = torch.arange(len(images)) % len(domains)
+    for index, name in enumerate(domains):
+        canvases[owner == index] = DOMAINS[name](canvases[owner == index], generator)
+    return canvases, owner
+
+
+DOMAINS: dict[str, Callable[[Images, torch.Generator], Images]] = {
+    "plain": lambda images, generator: raw(images),
+    "inverted": lambda images, generator: inverted(images),
+    "noisy": noisy,
+}
+"""The domains that the captions of the embedded CLIP can name."""
 
 
 def augment(images: Images, generator: torch.Generator) -> Images:

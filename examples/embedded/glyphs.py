@@ -1,5 +1,7 @@
 """The source domain: printed characters, drawn with Pillow's built-in font and reduced the way scikit-learn's digits were."""
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from jaxtyping import Float, Int
@@ -31,12 +33,23 @@ def render(num_per_class: int, generator: np.random.Generator) -> tuple[Float[Te
     return enlarge(torch.from_numpy(np.stack(ink))), torch.arange(len(CLASSES)).repeat_interleave(num_per_class)
 
 
-def augment(images: Float[Tensor, "batch 1 height width"], generator: torch.Generator) -> Float[Tensor, "batch 1 height width"]:
-    """Warp the images, then change their contrast and add noise: the augmentation of pretraining."""
+def augment(
+    images: Float[Tensor, "batch 1 height width"],
+    generator: torch.Generator,
+    *,
+    place: Callable[[Tensor], Tensor] = lambda images: images,
+) -> Float[Tensor, "batch 1 side side"]:
+    """Warp the images, then change their contrast and add noise: the augmentation of pretraining.
+
+    Args:
+        images: From `render`.
+        generator: On the device of `images`.
+        place: Where the varied glyphs are put before noise covers all.
+    """
     warped = warp(images, generator, rotation=0.12, scale=0.1, shear=0.12, shift=0.06, elastic=0.06)
     contrast, noise = torch.rand(2, len(images), 1, 1, 1, generator=generator, device=images.device).unbind()
-    grain = torch.randn(images.shape, generator=generator, device=images.device)
-    return (warped * (0.7 + 0.8 * contrast)).clamp(0, 1) + 0.1 * noise * grain
+    placed = place((warped * (0.7 + 0.8 * contrast)).clamp(0, 1))
+    return placed + 0.1 * noise * torch.randn(placed.shape, generator=generator, device=images.device)
 
 
 def _drawn(name: str, fonts: list[Font], generator: np.random.Generator) -> Image.Image:

@@ -90,15 +90,20 @@ def load_task(dataset: str, *, root: str, seed: int, image_size: int) -> Task:
         split = data.digits(seed)
         train = Split(TensorDataset(split.train_images, split.train_labels), split.train_labels.numpy(), data.augment)
         return Task(10, train, Split(TensorDataset(split.test_images, split.test_labels), split.test_labels.numpy()), DIGITS)
-    from torchvision import datasets, transforms
+    from torchvision import transforms
 
-    transform = transforms.Compose([transforms.Resize((image_size, image_size)), transforms.ToTensor()])
+    sets = image_sets(dataset, root, transforms.Compose([transforms.Resize((image_size, image_size)), transforms.ToTensor()]))
+    return Task(len(sets[0].classes), *(Split(images, np.asarray(images.targets)) for images in sets), FEDHPL)
+
+
+def image_sets(dataset: str, root: str, transform: Callable[[Any], Tensor]) -> list[Any]:
+    """Open the training and the test images of "cifar10", "cifar100", or a folder with `train/CLASS/*` and `test/CLASS/*`."""
+    from torchvision import datasets
+
     if dataset in ("cifar10", "cifar100"):
         kind = {"cifar10": datasets.CIFAR10, "cifar100": datasets.CIFAR100}[dataset]
-        sets = [kind(root, train=train, download=True, transform=transform) for train in (True, False)]
-    else:
-        sets = [datasets.ImageFolder(Path(root) / dataset / part, transform) for part in ("train", "test")]
-    return Task(len(sets[0].classes), *(Split(images, np.asarray(images.targets)) for images in sets), FEDHPL)
+        return [kind(root, train=train, download=True, transform=transform) for train in (True, False)]
+    return [datasets.ImageFolder(Path(root) / dataset / part, transform) for part in ("train", "test")]
 
 
 def load_backbone(name: str, *, pretrained: bool, image_size: int, device: torch.device) -> Backbone:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn as nn
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from timm.models.vision_transformer import VisionTransformer
@@ -55,15 +56,14 @@ def save_vit(model: VisionTransformer, size: str, path: Path, *, source_accuracy
         source_accuracy: Share of held-out glyphs that `model` recognises, in [0, 1].
         recipe: Version of the recipe that trained it.
     """
+    written = {"architecture": json.dumps(ARCHITECTURES[size], sort_keys=True), "classes": CLASSES}
+    save_weights(model, path, written | {"recipe": recipe, "source_accuracy": f"{source_accuracy:.4f}"})
+
+
+def save_weights(model: nn.Module, path: Path, metadata: dict[str, str]) -> None:
+    """Write a model in half precision, with metadata and the hash of its weights."""
     weights = {name: tensor.half() for name, tensor in model.state_dict().items()}
-    metadata = {
-        "architecture": json.dumps(ARCHITECTURES[size], sort_keys=True),
-        "classes": CLASSES,
-        "recipe": recipe,
-        "sha256": _sha256(weights),
-        "source_accuracy": f"{source_accuracy:.4f}",
-    }
-    save_file(weights, path, metadata)
+    save_file(weights, path, metadata | {"sha256": _sha256(weights)})
 
 
 def load_metadata(path: Path) -> dict[str, str]:
@@ -90,17 +90,32 @@ def load_vit(size: str, *, with_head: bool = False, folder: Path = FOLDER) -> Vi
     """
     model = new_vit(size, seed=0)
     path = weights_path(size, folder)
-    metadata, weights = load_metadata(path), load_file(path)
+    metadata = load_metadata(path)
     written = json.loads(metadata["architecture"]) | {"classes": metadata["classes"]}
-    expected = ARCHITECTURES[size] | {"classes": CLASSES}
-    if written != expected:
-        raise ValueError(f"`{path.name}` must hold {expected}; got {written}.")
-    if _sha256(weights) != metadata["sha256"]:
-        raise ValueError(f"The weights in `{path.name}` must have the sha256 {metadata['sha256']}; got {_sha256(weights)}.")
-    model.load_state_dict(weights)  # copies into the model's float32 parameters
+    load_weights(model, path, written, expected=ARCHITECTURES[size] | {"classes": CLASSES})
     if not with_head:
         model.reset_classifier(0)
     return model.eval()
+
+
+def load_weights(model: nn.Module, path: Path, written: object, *, expected: object) -> None:
+    """Copy weights into a model's float32 parameters.
+
+    Args:
+        model: Of the architecture that was written.
+        path: Of the file.
+        written: What its metadata says of the model.
+        expected: What it must say.
+
+    Raises:
+        ValueError: If it says something else, or the weights were changed.
+    """
+    if written != expected:
+        raise ValueError(f"`{path.name}` must hold {expected}; got {written}.")
+    weights, stated = load_file(path), load_metadata(path)["sha256"]
+    if _sha256(weights) != stated:
+        raise ValueError(f"The weights in `{path.name}` must have the sha256 {stated}; got {_sha256(weights)}.")
+    model.load_state_dict(weights)
 
 
 def _sha256(weights: dict[str, Tensor]) -> str:

@@ -1,0 +1,66 @@
+"""Images that fill only a part of a larger canvas, among fragments of other images."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn.functional import affine_grid, grid_sample
+
+SIDE = 32  # of the canvas, in pixels
+SMALLEST = 12  # side of an image on the canvas; the largest fills it
+NUM_FRAGMENTS = 10
+
+Canvases = Float[Tensor, "batch channels side side"]
+
+
+def place(images: Float[Tensor, "batch channels height width"], size: Float[Tensor, "batch"], corner: Float[Tensor, "batch 2"]) -> Canvases:
+    """Scale each image to a square on an empty canvas, bilinearly.
+
+    Args:
+        images: 0 is empty.
+        size: Sides of the squares, in pixels.
+        corner: Their top left corners (x, y), in pixels; what leaves the canvas is cut off.
+    """
+    scale = SIDE / size[:, None]
+    affine = torch.cat([torch.diag_embed(scale.expand(-1, 2)), (scale - 2 * corner / size[:, None] - 1)[..., None]], -1)
+    grid = affine_grid(affine, [len(images), 1, SIDE, SIDE], align_corners=False)
+    return grid_sample(images, grid, align_corners=False)
+
+
+def clutter(
+    images: Float[Tensor, "batch channels height width"], generator: torch.Generator, *, fragments: int = NUM_FRAGMENTS
+) -> Canvases:
+    """Fill canvases with small cuttings of other images, drawn from the same batch, in random places, sizes and brightness."""
+    canvas = torch.zeros(len(images), images.shape[1], SIDE, SIDE, device=images.device)
+    pixel = torch.arange(SIDE, device=images.device) + 0.5
+    for _ in range(fragments):
+
+        def uniform(low: float, high: float, *shape: int) -> Tensor:
+            return low + (high - low) * torch.rand(len(images), *shape, generator=generator, device=images.device)
+
+        size, centre, seen = uniform(SMALLEST, SIDE), uniform(0, SIDE, 2), uniform(0.2, 0.8, 2)
+        reach, light = uniform(2, 4, 1), uniform(0.5, 1, 1, 1, 1)
+        others = images[torch.randperm(len(images), generator=generator, device=images.device)]
+        across, down = ((pixel - centre[:, axis, None]).abs() < reach for axis in (0, 1))
+        cutting = place(others, size, centre - seen * size[:, None]) * (down[:, None, :, None] & across[:, None, None, :])
+        canvas = torch.maximum(canvas, light * cutting)
+    return canvas
+
+
+def cluttered(
+    images: Float[Tensor, "batch channels height width"], generator: torch.Generator, *, smallest: float = SMALLEST, largest: float = SIDE
+) -> tuple[Canvases, Float[Tensor, "batch 1 32 32"]]:
+    """Put each image into a square of random size and place on its own cluttered canvas.
+
+    Args:
+        images: In [0, 1], ink on 0.
+        generator: On the device of `images`.
+        smallest: Side of the smallest square, in pixels.
+        largest: Side of the largest; 32 leaves no room for clutter.
+
+    Returns:
+        The canvases, and squares of 1 where the images stand. Clutter stays outside of them.
+    """
+    size = smallest + (largest - smallest) * torch.rand(len(images), generator=generator, device=images.device)
+    corner = torch.rand(len(images), 2, generator=generator, device=images.device) * (SIDE - size)[:, None]
+    square = place(torch.ones_like(images[:, :1]), size, corner)
+    return torch.maximum(place(images, size, corner), clutter(images, generator) * (square == 0)), square
