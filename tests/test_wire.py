@@ -504,15 +504,15 @@ def survives(count, *, seed, max_bytes=2**14):
         blob = mutated(draw)
         try:
             message, header = decode_payload(blob, expect=expect, max_bytes=max_bytes)
-        except ValueError as error:
-            refused = error
+        except ValueError as error:  # whose frames hold the blob: it must not be kept
+            kind, refusal = type(error), str(error)
         else:
             read += 1
             assert encode_payload(message, header=header) == blob
             continue
-        assert type(refused) is ValueError, f"{refused!r} of {blob!r}"
-        assert str(refused).startswith("`blob` must "), f"{refused} of {blob!r}"
-        reasons.add(str(refused)[:24])
+        assert kind is ValueError, f"{kind}, {refusal} of {blob!r}"
+        assert refusal.startswith("`blob` must "), f"{refusal} of {blob!r}"
+        reasons.add(refusal[:24])
     for name, entry in before.items():
         assert_identical(MESSAGE[name], entry)
     assert len(reasons) >= 12, sorted(reasons)

@@ -111,8 +111,8 @@ def _ranking(payloads: list[Payload], num_byzantine: int) -> list[int]:
     sound = values.isfinite().all(1)
     values = torch.where(sound[:, None], values, 0.0)
     distance = torch.cdist(values, values, compute_mode="donot_use_mm_for_euclid_dist").square()
-    rows = known.unique(dim=0, return_inverse=True)[1]
-    distance[(rows[:, None] != rows) | ~(sound[:, None] & sound)] = torch.inf
+    other_rows = torch.stack([(known != own).any(1) for own in known])
+    distance[other_rows | ~(sound[:, None] & sound)] = torch.inf
     distance.fill_diagonal_(torch.inf)  # no payload is its own neighbour
     scores: Tensor = distance.sort(1).values[:, : len(payloads) - num_byzantine - 2].sum(1)
     ranking = [position for position in scores.argsort(stable=True).tolist() if scores[position] < torch.inf]
