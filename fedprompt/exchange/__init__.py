@@ -1,6 +1,7 @@
 """What crosses the wire: messages of modules, their bytes, and who takes part."""
 
 from fedprompt.exchange._frame import Header
+from fedprompt.exchange.codecs import Codec, float16_codec, int8_codec, top_k_codec
 from fedprompt.exchange.cohort import cohort
 from fedprompt.exchange.ledger import Ledger
 from fedprompt.exchange.payload import collect, load, num_bytes, snapshot
@@ -10,6 +11,7 @@ from fedprompt.exchange.vectors import flatten, unflatten
 from fedprompt.exchange.wire import Expected, decode_payload, encode_payload, open_payload, save_payload
 
 __all__ = [
+    "Codec",
     "Expected",
     "Header",
     "Ledger",
@@ -20,12 +22,15 @@ __all__ = [
     "decode_payload",
     "encode_payload",
     "flatten",
+    "float16_codec",
     "gaussian_noise",
+    "int8_codec",
     "load",
     "num_bytes",
     "open_payload",
     "save_payload",
     "snapshot",
     "stream_seed",
+    "top_k_codec",
     "unflatten",
 ]
