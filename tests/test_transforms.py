@@ -83,6 +83,17 @@ def test_clipping_shrinks_along_one_line(dtype, generator):
         assert length(clipped) == pytest.approx(2.0, rel=1e-6)
 
 
+def test_neighbours_are_those_of_torch(generator):
+    """On a CPU torch has them for every dtype that the library takes; elsewhere it has not."""
+    from fedprompt.exchange.transforms import _neighbour
+
+    for dtype in DTYPES:
+        numbers = torch.cat([torch.randn(50, generator=generator), torch.tensor([0.0, -0.0, 1.0, -1.0, 6e-8, -6e-8])]).to(dtype)
+        for other in (torch.flip(numbers, [0]), torch.zeros_like(numbers), torch.full_like(numbers, -3.0)):
+            differs = numbers != other
+            assert_identical(_neighbour(numbers, other)[differs], torch.nextafter(numbers, other)[differs])
+
+
 def test_a_center_stays_where_it_is(generator):
     """By hand: from (1, 1), a change of (3, -4) shrinks to (0.6, -0.8)."""
     sent = {"a": Weighted(torch.tensor([4.0, -3.0], dtype=torch.float64), torch.tensor(1.0))}

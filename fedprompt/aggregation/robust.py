@@ -1,6 +1,7 @@
 """Aggregators that a minority cannot move far: order statistics of each coordinate."""
 
 from collections.abc import Iterable
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -39,7 +40,7 @@ def weighted_median(uploads: Iterable[Weighted], /) -> Weighted:
         Yin et al., "Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates", ICML 2018.
     """
     value, weight, total, like = _sorted(uploads)
-    seen = weight.cumsum(0)
+    seen = _running(weight)
     half = seen[-1] / 2
     lower, upper = (reached.byte().argmax(0, keepdim=True) for reached in (seen >= half, seen > half))
     middle = (value.gather(0, lower) + value.gather(0, upper))[0] / 2
@@ -78,11 +79,10 @@ def trimmed_mean(uploads: Iterable[Weighted], /, *, fraction: float) -> Weighted
     """
     check_number("fraction", fraction, at_least=0, at_most=0.499)
     value, weight, total, like = _sorted(uploads)
-    seen = weight.cumsum(0)
+    seen = _running(weight)
     low = fraction * seen[-1]
     kept = (torch.minimum(seen, seen[-1] - low) - torch.maximum(seen - weight, low)).clamp(min=0)
-    # Sums one after the other: an upload of weight 0 in between does not change a bit.
-    middle = (kept * value).cumsum(0)[-1] / kept.cumsum(0)[-1]
+    middle = _running(kept * value)[-1] / _running(kept)[-1]
     return row_ratio(middle, torch.ones_like(total), total, like=like)
 
 
@@ -101,4 +101,9 @@ def _sorted(uploads: Iterable[Weighted]) -> tuple[Tensor, Tensor, Tensor, Weight
     sound = value.isfinite().flatten(weight.ndim).all(-1) if value.ndim > weight.ndim else value.isfinite()
     weight = torch.where(sound, weight, 0.0)
     value, order = torch.where(per_row(weight > 0, value), value, 0.0).sort(0)
-    return value, per_row(weight, value).expand_as(value).gather(0, order), weight.cumsum(0)[-1], held[0]
+    return value, per_row(weight, value).expand_as(value).gather(0, order), _running(weight)[-1], held[0]
+
+
+def _running(tensor: Tensor) -> Tensor:
+    """Sums over clients, one after the other: an upload of weight 0 in between does not change a bit, nor does the device."""
+    return torch.stack(list(accumulate(tensor)))

@@ -164,9 +164,18 @@ def _towards(origin: Tensor, change: Tensor, like: Tensor) -> Tensor:
     """Round origin + change to the dtype of `like`, and where that lies further from the origin, to the neighbour on its side."""
     rounded = (origin + change).to(like.dtype)
     too_far = (rounded.double() - origin).abs() > change.abs()
-    return torch.where(too_far, torch.nextafter(rounded, origin.to(like.dtype)), rounded)
+    return torch.where(too_far, _neighbour(rounded, origin), rounded)
+
+
+def _neighbour(tensor: Tensor, towards: Tensor) -> Tensor:
+    """The next number of the dtype on the way to another one: as integers, the bits of floats of one sign count up from zero."""
+    integers = {2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.dtype.itemsize]
+    bits, up = tensor.view(integers), towards > tensor
+    stepped = torch.where((tensor > 0) == up, bits + 1, bits - 1)
+    smallest = torch.where(up, 1, torch.iinfo(integers).min + 1).to(integers)
+    return torch.where(tensor == 0, smallest, stepped).view(tensor.dtype)
 
 
 def _capped(weight: Tensor, max_weight: float) -> Tensor:
     limit = torch.tensor(min(max_weight, torch.finfo(weight.dtype).max), dtype=torch.float64).to(weight)
-    return weight.clamp(max=limit if limit.item() <= max_weight else torch.nextafter(limit, torch.zeros_like(limit)))
+    return weight.clamp(max=limit if limit.item() <= max_weight else _neighbour(limit, torch.zeros_like(limit)))
