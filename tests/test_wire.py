@@ -526,15 +526,15 @@ def survives(count, *, seed, max_bytes=2**14):
     return read, most
 
 
-def test_two_thousand_mutated_blobs_are_refused_or_read_in_their_one_way():
+def test_mutated_blobs_are_refused_or_read_in_their_one_way():
     started = time.process_time()
-    read, _ = survives(2000, seed=0)
-    assert 0 < read < 1000
+    read, _ = survives(1200, seed=0)
+    assert 0 < read < 600
     assert time.process_time() - started < 10
 
 
 @pytest.mark.slow
-@pytest.mark.unhooked  # two thousand run with the hook; these have their memory measured
+@pytest.mark.unhooked  # the default share runs with the hook; these have their memory measured
 def test_twenty_thousand_mutated_blobs_take_no_memory_beyond_twice_the_limit():
     limit = 2**20
     tracemalloc.start()
