@@ -118,13 +118,19 @@ def seems_finite(product: Tensor, weight: Tensor) -> bool:
 
 def check_rows(argument: str, upload: Weighted) -> None:
     """Require finite weights of at least 0 and finite values wherever the weight is positive."""
+    check_weights(argument, upload)
+    weight = upload.weight
+    broken = torch.nonzero(~torch.isfinite(known_rows(upload).reshape(weight.numel(), -1)).all(1)).flatten().tolist()
+    if broken:
+        raise wrong_value(f"{argument}.value", "be finite wherever its weight is positive", f"NaN or infinity in rows {broken[:5]}")
+
+
+def check_weights(argument: str, upload: Weighted) -> None:
+    """Require finite weights of at least 0, whatever the values are."""
     weight = upload.weight
     wrong = ~(torch.isfinite(weight) & (weight >= 0))
     if bool(wrong.any()):
         raise wrong_value(f"{argument}.weight", "be finite and at least 0", weight[wrong][0].item())
-    broken = torch.nonzero(~torch.isfinite(known_rows(upload).reshape(weight.numel(), -1)).all(1)).flatten().tolist()
-    if broken:
-        raise wrong_value(f"{argument}.value", "be finite wherever its weight is positive", f"NaN or infinity in rows {broken[:5]}")
 
 
 def known_rows(upload: Weighted) -> Tensor:

@@ -47,3 +47,35 @@ def round_loss(device: str, dtype: torch.dtype) -> tuple[torch.Tensor, list[torc
     fp.load(client, new)
     final = fp.distillation_loss(logits(), labels, teacher, temperature=2.0)
     return final, [final, *teacher, *new.values(), *(tensor for upload in mean.values() for tensor in upload)]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_an_upload_stays_on_its_device_until_it_is_bytes_and_equals_the_cpu(device, dtype):
+    """Clipped, capped, noised, coded, aggregated robustly, flattened: the same numbers and, encoded, the same bytes."""
+    expected, expected_blob, _ = upload_results("cpu", dtype)
+    results, blob, noise = upload_results(device, dtype)
+    assert {tensor.device.type for tensor in results} == {device}
+    assert blob == expected_blob
+    assert {tensor.device.type for tensor in noise} == {device}
+    for tensor, wanted in zip(results, expected, strict=True):
+        torch.testing.assert_close(tensor.cpu(), wanted)
+
+
+def upload_results(device: str, dtype: torch.dtype) -> tuple[list[torch.Tensor], bytes, list[torch.Tensor]]:
+    generator = torch.Generator().manual_seed(0)
+    payloads = []
+    for client in range(5):
+        weight = torch.tensor([1.0 + client, 0.0, 20.0])
+        value = torch.randn(3, 4, generator=generator).to(device, dtype)
+        payloads.append({"head": fp.Weighted(value, weight.to(device))})
+    blob = fp.encode_payload(payloads[0], header=fp.Header())
+    bounded = [fp.cap_weight(fp.clip_norm(payload, max_norm=1.0), max_weight=3) for payload in payloads]
+    results = [fp.weighted_median([payload["head"] for payload in bounded]), fp.trimmed_mean([p["head"] for p in bounded], fraction=0.2)]
+    results += [fp.krum(bounded, num_byzantine=1)["head"], fp.multi_krum(bounded, num_byzantine=1, num_selected=3)["head"]]
+    for codec in (fp.float16_codec(), fp.int8_codec(), fp.top_k_codec(fraction=0.5)):
+        message, _ = codec.encode(bounded[0], codec.init(bounded[0]))
+        results.append(codec.decode(message, like=bounded[0])["head"])
+    results.append(fp.unflatten(sum(map(fp.flatten, bounded)), like=bounded[0])["head"])
+    noisy = fp.gaussian_noise(bounded[0], multiplier=1.0, sensitivity=1.0, generator=torch.Generator().manual_seed(1))["head"]
+    return [tensor for upload in results for tensor in upload], blob, list(noisy)

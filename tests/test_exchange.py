@@ -223,15 +223,15 @@ def ledger():
 
 
 ENTRIES = [
-    (0, "b", "down", "prompts", 40),
-    (0, "b", "down", "head", 20),
-    (0, "b", "up", "prompts", 44),
-    (0, 'a, "c"', "down", "prompts", 40),
-    (0, 'a, "c"', "down", "head", 20),
-    (0, 'a, "c"', "up", "prompts", 44),
-    (1, "b", "down", "prompts", 40),
-    (1, "b", "down", "head", 20),
-    (1, "b", "up", "prompts", 44),
+    (0, "b", "down", "prompts", 40, 0),
+    (0, "b", "down", "head", 20, 0),
+    (0, "b", "up", "prompts", 44, 0),
+    (0, 'a, "c"', "down", "prompts", 40, 0),
+    (0, 'a, "c"', "down", "head", 20, 0),
+    (0, 'a, "c"', "up", "prompts", 44, 0),
+    (1, "b", "down", "prompts", 40, 0),
+    (1, "b", "down", "head", 20, 0),
+    (1, "b", "up", "prompts", 44, 0),
 ]
 
 
@@ -274,8 +274,26 @@ def test_csv_reads_back_as_it_was_written(ledger, tmp_path):
     ledger.to_csv(path)
     with open(path, newline="", encoding="utf-8") as file:
         header, *rows = csv.reader(file)
-    assert header == ["server_round", "client", "direction", "name", "num_bytes"]
-    assert [(int(row[0]), row[1], row[2], row[3], int(row[4])) for row in rows] == ENTRIES
+    assert header == ["server_round", "client", "direction", "name", "num_bytes", "framed"]
+    assert [(int(row[0]), row[1], row[2], row[3], int(row[4]), int(row[5])) for row in rows] == ENTRIES
+
+
+def test_the_length_of_a_blob_stands_once_beside_its_message(ledger):
+    message = {"prompts": torch.zeros(10), "head": torch.zeros(5)}
+    ledger.record(message, direction="up", client="b", server_round=2, framed=200)
+    ledger.record({"head": torch.zeros(5)}, direction="down", client="b", server_round=2, framed=90)
+    assert [(entry.num_bytes, entry.framed) for entry in ledger.entries[len(ENTRIES) :]] == [(40, 200), (20, 0), (20, 90)]
+    assert ledger.total(framed=True) == 290
+    assert ledger.total(direction="up", client="b", server_round=2, framed=True) == 200
+    assert ledger.total(direction="up") == 3 * 44 + 60
+    assert ledger.table() == "\n".join(
+        [
+            "client  rounds  bytes up  bytes down  framed up  framed down",
+            "b            3       148         140        200           90",
+            'a, "c"       1        44          60          0            0',
+            "all          3       192         200        200           90",
+        ]
+    )
 
 
 # Who takes part.
@@ -507,12 +525,21 @@ def test_a_module_without_parameters_is_refused():
         ({}, {"direction": "sideways"}, ValueError, r"`direction` must be 'up' or 'down'; got 'sideways'"),
         ({}, {"server_round": -1}, ValueError, r"`server_round` must be at least 0; got -1"),
         ({}, {"server_round": 0.5}, TypeError, r"`server_round` must be an integer; got 0\.5 \(float\)"),
+        ({"a": torch.zeros(3)}, {"framed": 11}, ValueError, r"`framed` must be the length of a blob that holds the 12 bytes .*; got 11"),
+        ({}, {"framed": 11}, ValueError, r"`framed` must be the length of a blob that holds the 0 bytes .*; got 11"),
+        ({}, {"framed": -1}, ValueError, r"`framed` must be at least 0; got -1"),
     ],
 )
 def test_a_refused_entry_leaves_the_ledger_as_it_was(ledger, message, options, error, match):
     with pytest.raises(error, match=match):
         ledger.record(message, **{"direction": "up", "client": 0, "server_round": 0, **options})
     assert ledger.entries == ENTRIES
+
+
+@pytest.mark.bad_input
+def test_a_blob_is_not_shared_out_among_names(ledger):
+    with pytest.raises(ValueError, match=r"`name` must be None where `framed` is asked for; got 'head'"):
+        ledger.total(name="head", framed=True)
 
 
 @pytest.mark.bad_input

@@ -60,13 +60,7 @@ class RowSums:
 
     def add(self, argument: str, upload: Weighted) -> None:
         """Add an upload; a malformed one, or one of another layout, is refused by the name `argument` and nothing is added."""
-        for name, tensor, first in zip(Weighted._fields, checked_layout(argument, upload), self.like, strict=True):
-            if tensor.shape != first.shape:
-                raise wrong_value(f"{argument}.{name}", f"have the shape of the first upload {tuple(first.shape)}", tuple(tensor.shape))
-            if tensor.dtype != first.dtype:
-                raise wrong_type(f"{argument}.{name}", f"have the dtype of the first upload {first.dtype}", tensor.dtype)
-            if tensor.device != first.device:
-                raise wrong_value(f"{argument}.{name}", f"lie on the device of the first upload {first.device}", tensor.device)
+        check_alike(argument, upload, self.like)
         weight = upload.weight.double()
         product = upload.value.double() * per_row(weight, self.value)
         if not seems_finite(product, weight):
@@ -78,6 +72,17 @@ class RowSums:
     def mean(self) -> Weighted:
         """Divide; rows of total weight 0 are 0."""
         return row_ratio(self.value, self.weight, self.weight, like=self.like)
+
+
+def check_alike(argument: str, upload: object, first: Weighted) -> None:
+    """Require an upload of the layout of the first one: shapes, dtypes, device."""
+    for name, tensor, like in zip(Weighted._fields, checked_layout(argument, upload), first, strict=True):
+        if tensor.shape != like.shape:
+            raise wrong_value(f"{argument}.{name}", f"have the shape of the first upload {tuple(like.shape)}", tuple(tensor.shape))
+        if tensor.dtype != like.dtype:
+            raise wrong_type(f"{argument}.{name}", f"have the dtype of the first upload {like.dtype}", tensor.dtype)
+        if tensor.device != like.device:
+            raise wrong_value(f"{argument}.{name}", f"lie on the device of the first upload {like.device}", tensor.device)
 
 
 def row_ratio(total: Tensor, divisor: Tensor, weight: Tensor, *, like: Weighted) -> Weighted:

@@ -1,8 +1,9 @@
 """The only rooms that know timm and open_clip."""
 
+from fedprompt.backbones.fingerprint import fingerprint
 from fedprompt.backbones.open_clip_activation import check_activation
 from fedprompt.backbones.open_clip_images import image_tokens
 from fedprompt.backbones.open_clip_text import TextTower
 from fedprompt.backbones.timm import vit_trunk
 
-__all__ = ["TextTower", "check_activation", "image_tokens", "vit_trunk"]
+__all__ = ["TextTower", "check_activation", "fingerprint", "image_tokens", "vit_trunk"]

@@ -2,6 +2,7 @@
 
 import csv
 from collections.abc import Hashable
+from itertools import chain, repeat
 from os import PathLike
 from typing import Literal, NamedTuple, get_args
 
@@ -21,6 +22,8 @@ class Entry(NamedTuple):
         direction: "up" from the client or "down" to it.
         name: Of the tensor or :class:`Weighted`.
         num_bytes: As counted by :func:`num_bytes`.
+        framed: Length of the blob that carried the whole message, beside its first name alone so that sums are right; 0 beside the
+            others, and where none was given.
     """
 
     server_round: int
@@ -28,6 +31,7 @@ class Entry(NamedTuple):
     direction: Direction
     name: str
     num_bytes: int
+    framed: int = 0
 
 
 class Ledger:
@@ -35,7 +39,7 @@ class Ledger:
 
     Attributes:
         entries: For each name of each recorded message, in the order of recording, a named tuple
-            (server_round, client, direction, name, num_bytes).
+            (server_round, client, direction, name, num_bytes, framed).
 
     Example:
         >>> ledger = Ledger()
@@ -53,7 +57,7 @@ class Ledger:
     def __init__(self) -> None:
         self.entries: list[Entry] = []
 
-    def record(self, message: Message, *, direction: Direction, client: Hashable, server_round: int) -> None:
+    def record(self, message: Message, *, direction: Direction, client: Hashable, server_round: int, framed: int = 0) -> None:
         """Add a message.
 
         Args:
@@ -61,15 +65,21 @@ class Ledger:
             direction: "up" from the client, "down" to it.
             client: Its id.
             server_round: 0-based.
+            framed: Length of the blob, ``len(encode_payload(message, ...))``; 0 where there is none.
 
         Raises:
             TypeError: If `message` does not map names to tensors or :class:`Weighted`; nothing is recorded then.
-            ValueError: If `direction` is another word or `server_round` is negative.
+            ValueError: If `direction` is another word, `server_round` is negative, or `framed` is less than the message needs.
         """
         if direction not in get_args(Direction):
             raise wrong_value("direction", "be 'up' or 'down'", repr(direction))
         check_count("server_round", server_round, at_least=0)
-        self.entries += [Entry(server_round, client, direction, name, size) for name, size in bytes_by_name(message).items()]
+        check_count("framed", framed, at_least=0)
+        sizes = bytes_by_name(message)
+        if framed and (not sizes or framed < sum(sizes.values())):
+            raise wrong_value("framed", f"be the length of a blob that holds the {sum(sizes.values())} bytes of `message`", framed)
+        frames = chain([framed], repeat(0))
+        self.entries += [Entry(server_round, client, direction, *own, frame) for own, frame in zip(sizes.items(), frames, strict=False)]
 
     def total(
         self,
@@ -78,20 +88,29 @@ class Ledger:
         client: Hashable | None = None,
         server_round: int | None = None,
         name: str | None = None,
+        framed: bool = False,
     ) -> int:
-        """Sum the bytes of the entries that match everything that is given."""
+        """Sum the bytes of the entries that match everything that is given; `framed` sums the lengths of blobs instead.
+
+        Raises:
+            ValueError: If `framed` is asked of a single name: a blob carries them all.
+        """
+        if framed and name is not None:
+            raise wrong_value("name", "be None where `framed` is asked for", repr(name))
         wanted = {"direction": direction, "client": client, "server_round": server_round, "name": name}
         given = {field: value for field, value in wanted.items() if value is not None}
-        return sum(entry.num_bytes for entry in self.entries if all(getattr(entry, field) == value for field, value in given.items()))
+        chosen = [entry for entry in self.entries if all(getattr(entry, field) == value for field, value in given.items())]
+        return sum(entry.framed if framed else entry.num_bytes for entry in chosen)
 
     def table(self) -> str:
-        """Lay out the bytes of each client and of all together, as text."""
+        """Lay out the bytes of each client and of all together, as text; lengths of blobs too, where any was recorded."""
         entries: dict[Hashable, list[Entry]] = {}
         for entry in self.entries:
             entries.setdefault(entry.client, []).append(entry)
-        rows: list[tuple[object, ...]] = [("client", "rounds", "bytes up", "bytes down")]
-        rows += [_summary(client, own) for client, own in entries.items()]
-        rows += [_summary("all", self.entries)]
+        titles = ("client", "rounds", "bytes up", "bytes down", "framed up", "framed down")
+        rows = [titles, *(_summary(client, own) for client, own in entries.items()), _summary("all", self.entries)]
+        if not any(entry.framed for entry in self.entries):
+            rows = [row[:4] for row in rows]
         widths = [max(len(str(row[column])) for row in rows) for column in range(len(rows[0]))]
         lines = ("  ".join([str(row[0]).ljust(widths[0]), *map(_right, row[1:], widths[1:])]) for row in rows)
         return "\n".join(lines)
@@ -109,8 +128,9 @@ class Ledger:
 
 
 def _summary(label: object, entries: list[Entry]) -> tuple[object, ...]:
-    up, down = (sum(entry.num_bytes for entry in entries if entry.direction == direction) for direction in get_args(Direction))
-    return label, len({entry.server_round for entry in entries}), up, down
+    up, down = ([entry for entry in entries if entry.direction == direction] for direction in get_args(Direction))
+    content, framed = ([sum(getattr(entry, field) for entry in way) for way in (up, down)] for field in ("num_bytes", "framed"))
+    return label, len({entry.server_round for entry in entries}), *content, *framed
 
 
 def _right(cell: object, width: int) -> str:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import fedprompt.aggregation
-from fedprompt import Weighted, dimension_similarity, heterogeneous_means, weighted_mean
+from fedprompt import Weighted, dimension_similarity, heterogeneous_means, trimmed_mean, weighted_mean, weighted_median
 from tolerance import assert_near
 
 assert_identical = partial(torch.testing.assert_close, rtol=0, atol=0, equal_nan=True)
@@ -63,6 +63,10 @@ AGGREGATORS = {
     "weighted_mean": Implementation(weighted_mean, merges=True),
     "heterogeneous_means smoothing=0": Implementation(partial(at_dimension, smoothing=0.0), similar_evidence, merges=True),
     "heterogeneous_means smoothing=1": Implementation(partial(at_dimension, smoothing=1.0), similar_evidence, prior=1.0),
+    "weighted_median": Implementation(weighted_median),
+    "trimmed_mean fraction=0": Implementation(partial(trimmed_mean, fraction=0), merges=True),
+    "trimmed_mean fraction=0.2": Implementation(partial(trimmed_mean, fraction=0.2)),
+    "trimmed_mean fraction=0.45": Implementation(partial(trimmed_mean, fraction=0.45)),
     "heterogeneous_means smoothing=20.5": Implementation(partial(at_dimension, smoothing=20.5), similar_evidence, prior=20.5),
 }
 

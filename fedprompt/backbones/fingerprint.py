@@ -1,0 +1,94 @@
+"""What a message was made for, as a few lines of text that two parties can compare."""
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn as nn
+
+from fedprompt._checks import kind, wrong_type, wrong_value
+from fedprompt.interfaces import PromptStream, TextEncoder, Trunk
+
+
+def fingerprint(
+    backbone: Trunk | TextEncoder,
+    *streams: PromptStream,
+    class_names: Sequence[str] = (),
+    place: Callable[..., Any] | None = None,
+) -> dict[str, str]:
+    """Describe the backbone, where prompts enter it and the classes, so that a payload meant for others is refused.
+
+    Two backbones with equal fingerprints compute the same features: weights and buffers are hashed bit by bit, classifiers left out,
+    and activations, which weights do not show, are named. Hashing reads every weight once; make the fingerprint once.
+
+    Args:
+        backbone: From :func:`vit_trunk`, or a :class:`TextTower`; of your own, anything that keeps its ``nn.Module`` as ``model``.
+        streams: What enters it, in the order in which :func:`encode_prompted` gets it.
+        class_names: In the order of labels; none where classes play no part.
+        place: Where the context of a text stands, such as :func:`at_end`.
+
+    Returns:
+        Text by part, ``backbone``, ``weights``, ``activation`` and ``dtype``; ``prompts``, ``classes`` and ``place`` where they were given.
+
+    Raises:
+        TypeError: If `backbone` keeps no ``nn.Module`` as ``model``, or an argument is of the wrong kind.
+        ValueError: If a class name stands twice.
+
+    Example:
+        >>> from timm.models.vision_transformer import VisionTransformer
+        >>> trunk = vit_trunk(VisionTransformer(img_size=16, patch_size=4, num_classes=0, embed_dim=8, depth=2, num_heads=2))
+        >>> parts = fingerprint(trunk, DeepPrompts(3, trunk.dim, trunk.depth)(), class_names=["cat", "dog"])
+        >>> parts["backbone"], parts["activation"], parts["dtype"], parts["prompts"]
+        ('VisionTransformer', "GELU(approximate='none')", 'float32', '3, 3 at layers 0, 1, replacing')
+    """
+    model = getattr(backbone, "model", None)
+    if not isinstance(model, nn.Module):
+        raise wrong_type("backbone", "be a trunk or a text tower that keeps its nn.Module as `model`", kind(backbone))
+    for position, stream in enumerate(streams):
+        if not isinstance(stream, PromptStream):
+            raise wrong_type(f"streams[{position}]", "be a PromptStream", kind(stream))
+    if isinstance(class_names, str) or not all(isinstance(name, str) for name in class_names):
+        raise wrong_type("class_names", "be a sequence of strings", kind(class_names))
+    if len(set(class_names)) < len(class_names):
+        raise wrong_value("class_names", "differ from one another", list(class_names))
+    if place is not None and not hasattr(place, "__name__"):
+        raise wrong_type("place", "be a function with a name", kind(place))
+    architecture = (getattr(model, "pretrained_cfg", None) or {}).get("architecture")
+    parts = {
+        "backbone": " ".join(filter(None, [type(model).__name__, architecture])),
+        "weights": _weights(model),
+        "activation": ", ".join(sorted({repr(module) for module in model.modules() if _is_activation(module)})),
+        "dtype": ", ".join(sorted({str(parameter.dtype).removeprefix("torch.") for parameter in model.parameters()})),
+    }
+    if streams:
+        parts["prompts"] = "; ".join(map(_insertion, streams))
+    if class_names:
+        parts["classes"] = hashlib.sha256(json.dumps(list(class_names)).encode()).hexdigest()
+    if place is not None:
+        parts["place"] = str(place.__name__)
+    return parts
+
+
+def _weights(model: Any) -> str:
+    classifier = model.get_classifier() if hasattr(model, "get_classifier") else None
+    unused = {id(tensor) for tensor in classifier.state_dict(keep_vars=True).values()} if isinstance(classifier, nn.Module) else set()
+    total = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict(keep_vars=True).items()):
+        if id(tensor) not in unused:
+            total.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+            total.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    return total.hexdigest()
+
+
+def _is_activation(module: nn.Module) -> bool:
+    """Whether a module is a pointwise function of timm, open_clip or torch, and no layer that holds one."""
+    room = type(module).__module__
+    known = room == "torch.nn.modules.activation" or room.startswith("timm.layers.activations") or type(module).__name__ == "QuickGELU"
+    return known and not any(module.children()) and not any(True for _ in module.parameters())
+
+
+def _insertion(stream: PromptStream) -> str:
+    counts = ", ".join(str(tokens.shape[-2]) for tokens in stream.layers.values())
+    return f"{counts} at layers {', '.join(map(str, stream.layers))}, {'replacing' if stream.replace else 'carried on'}"

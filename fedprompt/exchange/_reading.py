@@ -1,0 +1,151 @@
+"""What arrives, taken apart: every check comes before the memory that it protects, and every refusal is a ValueError with its reason."""
+
+import json
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedprompt._checks import wrong_value
+from fedprompt.exchange._frame import DTYPES, FORMAT, MAX_TEXT, Header, Slot, header_text, offsets, value_key, weight_key
+from fedprompt.interfaces import Message, Weighted
+
+
+def refuse(rule: str, got: object) -> NoReturn:
+    """Refuse the blob; what it holds is shown in part, as it may be long."""
+    raise wrong_value("blob", rule, got if isinstance(got, int) else str(got)[:120])
+
+
+def read_header(blob: bytes, expected: Mapping[str, Slot]) -> tuple[dict[str, Any], str]:
+    """Split off the header: its entries and its text."""
+    if len(blob) < 8:
+        refuse("start with the length of its header in 8 bytes", f"{len(blob)} bytes")
+    length = int.from_bytes(blob[:8], "little")
+    if length > len(blob) - 8:
+        refuse(f"hold the {length} bytes of header that it announces", f"{len(blob) - 8} bytes")
+    limit = len(header_text(Header(), expected).encode()) + MAX_TEXT
+    if length > limit:
+        refuse(f"have a header of at most {limit} bytes", length)
+    try:
+        text = blob[8 : 8 + length].decode()
+        entries = json.loads(text, object_pairs_hook=_without_duplicates, parse_int=_integer)
+    except RecursionError:
+        refuse("have a header of JSON that is three levels deep", "more")
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        refuse("have a header of JSON", error)
+    if not isinstance(entries, dict):
+        refuse("have a JSON object as header", type(entries).__name__)
+    return entries, text
+
+
+def parse_metadata(metadata: object) -> Header:
+    """Make a :class:`Header` of the entry that is no tensor."""
+    if not isinstance(metadata, dict) or not all(isinstance(text, str) for text in metadata.values()):
+        refuse("have an entry '__metadata__' of strings", metadata)
+    if metadata.get("format") != FORMAT:
+        refuse(f"have the format {FORMAT!r}", repr(metadata.get("format")))
+    server_round = metadata.get("server_round", "")
+    if not (server_round.isascii() and server_round.isdigit() and len(server_round) <= 18):
+        refuse("have a count as 'server_round'", repr(server_round))
+    if "client_id" not in metadata:
+        refuse("have a 'client_id'", "none")
+    groups: dict[str, dict[str, str]] = {"fingerprint": {}, "meta": {}}
+    for key, text in metadata.items():
+        group, colon, part = key.partition(":")
+        if colon and group in groups:
+            groups[group][part] = text
+    return Header(groups["fingerprint"], int(server_round), metadata["client_id"], groups["meta"])
+
+
+def check_fingerprint(sent: Mapping[str, str], expected: Mapping[str, str]) -> None:
+    """Require every part that is expected; further ones are the sender's own."""
+    if differ := [part for part in expected if sent.get(part) != expected[part]]:
+        wanted, got = ({part: side.get(part) for part in differ} for side in (expected, sent))
+        refuse(f"come from the same {', '.join(differ)}, {wanted}", got)
+
+
+def claimed_slots(entries: Mapping[str, Any], expected: Mapping[str, Slot], message: Message) -> dict[str, Slot]:
+    """Compare the form of every tensor with what is expected; only the number of value rows is the sender's to say."""
+    if unknown := sorted(set(entries) - set(expected) - {"__metadata__"}):
+        refuse("hold nothing but what is expected", f"{unknown[:5]} more")
+    if missing := sorted(set(expected) - set(entries)):
+        refuse("hold all that is expected", f"it without {missing[:5]}")
+    open_rows = {value_key(name) for name, entry in message.items() if isinstance(entry, Weighted)}
+    return {key: _claimed(key, entries[key], slot, key in open_rows) for key, slot in expected.items()}
+
+
+def check_canonical(text: str, header: Header, claimed: Mapping[str, Slot], size: int) -> None:
+    """Require that this header could only have been written for these tensors, and that nothing lacks or follows behind them."""
+    if text != header_text(header, claimed):
+        refuse("have a header as `encode_payload` writes it: keys, order, offsets without gaps, no spaces", text)
+    if size != (total := sum(slot.num_bytes for slot in claimed.values())):
+        refuse(f"hold {total} bytes of tensors", size)
+
+
+def read_entry(blob: memoryview, name: str, entry: Tensor | Weighted, claimed: Mapping[str, Slot]) -> Tensor | Weighted:
+    """Copy one tensor or :class:`Weighted` out of the part of the blob behind the header, as new memory of its own."""
+    starts = offsets(claimed)
+
+    def raw(key: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        return np.frombuffer(blob, np.uint8, claimed[key].num_bytes, starts[key])
+
+    if not isinstance(entry, Weighted):
+        return _checked(name, _tensor(raw(name).copy(), claimed[name]))
+    weight = _checked(weight_key(name), _tensor(raw(weight_key(name)).copy(), claimed[weight_key(name)]), at_least=0.0)
+    known = (weight > 0).flatten().numpy()
+    dtype, (count, *event) = claimed[value_key(name)]
+    if count != (sent := int(known.sum())):
+        refuse(f"hold the {sent} value rows of {name!r} whose weight is above 0", count)
+    row_bytes = torch.Size(event).numel() * dtype.itemsize
+    value = np.zeros(len(known) * row_bytes, np.uint8)
+    if row_bytes:  # one item for a row, whatever its bytes mean
+        value.view(f"V{row_bytes}")[known] = raw(value_key(name)).view(f"V{row_bytes}")
+    return Weighted(_checked(value_key(name), _tensor(value, Slot(dtype, (*weight.shape, *event)))), weight)
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    entries = dict(pairs)
+    if len(entries) < len(pairs):
+        keys = [key for key, _ in pairs]
+        refuse("name every key once", f"two of {next(key for key in keys if keys.count(key) > 1)!r}")
+    return entries
+
+
+def _integer(digits: str) -> int:
+    if len(digits) > 20:
+        refuse("write numbers in at most 20 digits", f"{len(digits)} of them")
+    return int(digits)
+
+
+def _claimed(key: str, entry: object, slot: Slot, open_rows: bool) -> Slot:
+    if not isinstance(entry, dict):
+        refuse(f"describe {key!r} by an object", type(entry).__name__)
+    if entry.get("dtype") != DTYPES[slot.dtype]:
+        refuse(f"hold {key!r} as {DTYPES[slot.dtype]}", repr(entry.get("dtype")))
+    shape = entry.get("shape")
+    if not isinstance(shape, list) or not all(type(size) is int for size in shape):  # True is an int, too
+        refuse(f"give {key!r} a shape of integers", shape)
+    free = 1 if open_rows else 0
+    if tuple(shape[free:]) != slot.shape[free:] or (open_rows and not 0 <= shape[0] <= slot.shape[0]):
+        most = "with at most as many rows as in " if open_rows else ""
+        refuse(f"hold {key!r} in the shape {most}{slot.shape}", tuple(shape))
+    return Slot(slot.dtype, tuple(shape))
+
+
+def _tensor(raw: np.ndarray[Any, np.dtype[np.uint8]], slot: Slot) -> Tensor:
+    if slot.dtype == torch.bool and raw.size and raw.max() > 1:
+        refuse("hold booleans as 0 or 1", int(raw.max()))
+    flat = torch.from_numpy(raw).view(slot.dtype) if raw.size else torch.empty(0, dtype=slot.dtype)
+    return flat.reshape(slot.shape)
+
+
+def _checked(key: str, tensor: Tensor, *, at_least: float = -torch.inf) -> Tensor:
+    """Require finite numbers; minimum and maximum need no memory, and carry NaN."""
+    if tensor.is_floating_point() and tensor.numel():
+        low, high = (bound.item() for bound in tensor.aminmax())
+        if not (at_least <= low and -torch.inf < low and high < torch.inf):
+            bound = "" if at_least < 0 else " of at least 0"
+            refuse(f"hold finite numbers{bound} in {key!r}", f"numbers from {low} to {high}")
+    return tensor

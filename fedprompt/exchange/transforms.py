@@ -1,0 +1,181 @@
+"""What is done to an upload on its way: bounds on its norm and its claims, and noise."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from fedprompt._checks import check_finite, check_number, check_upload, checked_layout, kind, known_rows, wrong_type, wrong_value
+from fedprompt.interfaces import Payload, Weighted
+
+
+def clip_norm(payload: Payload, *, max_norm: float, center: Mapping[str, Tensor] | None = None) -> dict[str, Weighted]:
+    r"""Shrink a payload until it is at most `max_norm` long, as one vector over all names.
+
+    .. math:: v \mapsto c + (v - c) \cdot \min\bigl(1,\; C / \lVert v - c \rVert_2\bigr)
+
+    With the broadcast as `center`, what is bounded is the change that a client asks for. Rows of weight 0 do not count, and become 0.
+    The bound holds for what is returned, in its own precision: each number is rounded towards `center`, never away from it.
+
+    Args:
+        payload: From :func:`collect` or :func:`class_means`; on the client, or on a server that does not trust it.
+        max_norm: C, above 0.
+        center: From each name of the payload to a tensor of the shape, dtype and device of its value; None means 0.
+
+    Returns:
+        A new payload; unchanged in its known rows where it was short enough.
+
+    Raises:
+        TypeError: If an argument is of the wrong kind, or a dtype of `center` differs.
+        ValueError: If `max_norm` is not above 0, `center` lacks a name or has another shape, a weight is negative, or a number is not
+            finite.
+
+    Example:
+        A vector of length 5 over two names, shrunk to 1.
+
+        >>> payload = {name: Weighted(torch.tensor([value]), torch.tensor(1.0)) for name, value in (("a", 3.0), ("b", -4.0))}
+        >>> {name: round(upload.value.item(), 4) for name, upload in clip_norm(payload, max_norm=1.0).items()}
+        {'a': 0.6, 'b': -0.8}
+
+    References:
+        McMahan et al., "Learning Differentially Private Recurrent Language Models", ICLR 2018, for clipped updates.
+    """
+    check_number("max_norm", max_norm, above=0)
+    check_payload(payload)
+    origin = {name: _origin(name, upload, center) for name, upload in payload.items()}
+    change = {name: known_rows(upload._replace(value=upload.value.double() - origin[name])) for name, upload in payload.items()}
+    norm = sum(float(delta.square().sum()) for delta in change.values()) ** 0.5
+    if norm <= max_norm:
+        return {name: Weighted(known_rows(upload), upload.weight.clone()) for name, upload in payload.items()}
+    share = max_norm / norm * (1 - 2**-40)  # room for the rounding of this very sum
+    return {
+        name: Weighted(known_rows(upload._replace(value=_towards(origin[name], share * change[name], upload.value))), upload.weight.clone())
+        for name, upload in payload.items()
+    }
+
+
+def cap_weight(payload: Payload, *, max_weight: float) -> dict[str, Weighted]:
+    """Bound the evidence that a payload claims for any of its rows.
+
+    A weight is the sender's claim: who claims a billion examples owns every mean. Cap it at what a client can have, on the server.
+
+    Args:
+        payload: As it arrived.
+        max_weight: The largest weight of a row, above 0; rounded down to the dtype of the weights.
+
+    Returns:
+        A new payload with the same values.
+
+    Raises:
+        TypeError: If an argument is of the wrong kind.
+        ValueError: If `max_weight` is not above 0, a weight is negative, or a number is not finite.
+
+    Example:
+        >>> payload = {"head": Weighted(torch.zeros(3), torch.tensor([2.0, 1e9, 0.0]))}
+        >>> cap_weight(payload, max_weight=500)["head"].weight
+        tensor([  2., 500.,   0.])
+    """
+    check_number("max_weight", max_weight, above=0)
+    check_payload(payload)
+    return {name: Weighted(value.clone(), _capped(weight, max_weight)) for name, (value, weight) in payload.items()}
+
+
+def gaussian_noise(payload: Payload, *, multiplier: float, sensitivity: float, generator: torch.Generator) -> dict[str, Weighted]:
+    r"""Add independent Gaussian noise to every number of every known row; the last thing that is done to an upload.
+
+    .. math:: v \mapsto v + \mathcal N(0, \sigma^2 I), \qquad \sigma = z \cdot \Delta
+
+    The Gaussian mechanism: a payload that was clipped to norm C (:func:`clip_norm`) adds at most :math:`\Delta = C` to a sum of such
+    payloads, counted from the `center` that everybody knows, and at most W C to a sum of weight times value where weights are capped at W
+    (:func:`cap_weight`). What this is worth in :math:`(\varepsilon, \delta)` is for an accountant to say. Which rows are known and their
+    weights are sent as they are.
+
+    Noise is drawn and added in float64 and rounded once to the dtype of the payload, which gives nothing away. `generator` is a
+    pseudo-random stream whose seed must stay with the client; floating-point noise is not protected against attacks on its last bits.
+
+    Args:
+        payload: Clipped.
+        multiplier: z, at least 0; 0 adds nothing.
+        sensitivity: :math:`\Delta`, above 0.
+        generator: Source of randomness, on the CPU.
+
+    Returns:
+        A new payload; rows of weight 0 become 0.
+
+    Raises:
+        TypeError: If an argument is of the wrong kind.
+        ValueError: If a number is out of range or not finite, a weight is negative, or the noise is too large for the dtype.
+
+    Example:
+        >>> payload = {"head": Weighted(torch.zeros(100_000), torch.tensor(1.0))}
+        >>> noisy = gaussian_noise(payload, multiplier=1.5, sensitivity=2.0, generator=torch.Generator().manual_seed(0))
+        >>> round(noisy["head"].value.std().item(), 1)
+        3.0
+
+    References:
+        Dwork and Roth, "The Algorithmic Foundations of Differential Privacy", 2014, Appendix A.
+    """
+    check_number("multiplier", multiplier, at_least=0)
+    check_number("sensitivity", sensitivity, above=0)
+    if not isinstance(generator, torch.Generator):
+        raise wrong_type("generator", "be a torch.Generator", kind(generator))
+    check_payload(payload)
+    noisy = {}
+    for name, (value, weight) in payload.items():
+        noise = torch.randn(value.shape, generator=generator, dtype=torch.float64).to(value.device)
+        sent = known_rows(Weighted(value.double() + multiplier * sensitivity * noise, weight))
+        noisy[name] = Weighted(sent.to(value.dtype), weight.clone())
+        check_finite(f"payload[{name!r}] with its noise", noisy[name].value)
+    return noisy
+
+
+def check_payload(payload: object) -> None:
+    """Require a payload that could be sent."""
+    for name, upload in check_form("payload", payload).items():
+        check_upload(f"payload[{name!r}]", upload)
+
+
+def check_form(argument: str, payload: object) -> Payload:
+    """Require names with well-formed :class:`Weighted`, whatever their numbers."""
+    if not isinstance(payload, Mapping):
+        raise wrong_type(argument, "map names to Weighted", kind(payload))
+    if not payload:
+        raise wrong_value(argument, "hold at least one name", "none")
+    for name, upload in payload.items():
+        checked_layout(f"{argument}[{name!r}]", upload)
+    return payload
+
+
+def _origin(name: str, upload: Weighted, center: Mapping[str, Tensor] | None) -> Tensor:
+    if center is None:
+        return torch.zeros_like(upload.value, dtype=torch.float64)
+    if name not in center:
+        raise wrong_value("center", f"have the name {name!r}", sorted(center))
+    tensor, argument = center[name], f"center[{name!r}]"
+    if not isinstance(tensor, Tensor) or tensor.dtype != upload.value.dtype:
+        raise wrong_type(argument, f"be a tensor of {upload.value.dtype}, as in the payload", kind(tensor))
+    if tensor.shape != upload.value.shape:
+        raise wrong_value(argument, f"have the shape of the payload's value {tuple(upload.value.shape)}", tuple(tensor.shape))
+    check_finite(argument, tensor)
+    return tensor.double()
+
+
+def _towards(origin: Tensor, change: Tensor, like: Tensor) -> Tensor:
+    """Round origin + change to the dtype of `like`, and where that lies further from the origin, to the neighbour on its side."""
+    rounded = (origin + change).to(like.dtype)
+    too_far = (rounded.double() - origin).abs() > change.abs()
+    return torch.where(too_far, _neighbour(rounded, origin), rounded)
+
+
+def _neighbour(tensor: Tensor, towards: Tensor) -> Tensor:
+    """The next number of the dtype on the way to another one: as integers, the bits of floats of one sign count up from zero."""
+    integers = {2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.dtype.itemsize]
+    bits, up = tensor.view(integers), towards > tensor
+    stepped = torch.where((tensor > 0) == up, bits + 1, bits - 1)
+    smallest = torch.where(up, 1, torch.iinfo(integers).min + 1).to(integers)
+    return torch.where(tensor == 0, smallest, stepped).view(tensor.dtype)
+
+
+def _capped(weight: Tensor, max_weight: float) -> Tensor:
+    limit = torch.tensor(min(max_weight, torch.finfo(weight.dtype).max), dtype=torch.float64).to(weight)
+    return weight.clamp(max=limit if limit.item() <= max_weight else _neighbour(limit, torch.zeros_like(limit)))

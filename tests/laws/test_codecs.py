@@ -1,0 +1,429 @@
+"""The laws that every codec obeys, and proof that they bite."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import fedprompt.exchange
+from fedprompt import (
+    Codec,
+    Expected,
+    Header,
+    Weighted,
+    decode_payload,
+    encode_payload,
+    float16_codec,
+    int8_codec,
+    num_bytes,
+    top_k_codec,
+)
+
+assert_identical = partial(torch.testing.assert_close, rtol=0, atol=0, equal_nan=True)
+Sent = dict[str, Weighted]
+
+
+def known(upload: Weighted) -> Tensor:
+    return (upload.weight > 0).reshape(upload.weight.shape + (1,) * (upload.value.ndim - upload.weight.ndim)).expand_as(upload.value)
+
+
+def silent(upload: Weighted) -> Tensor:
+    return torch.where(known(upload), upload.value, 0.0)
+
+
+def half_bound(upload: Weighted) -> Tensor:
+    return (silent(upload).abs().double() * 2**-11).clamp(min=2**-25)
+
+
+def byte_bound(upload: Weighted) -> Tensor:
+    """A 254th of the largest magnitude of the row, by a loop over rows; with room for a float32 scale and the dtype of the value."""
+    rows = silent(upload).double().reshape(upload.weight.numel(), -1)
+    bounds = [float(row.abs().max()) / 254 if len(row) else 0.0 for row in rows]
+    bound = torch.tensor(bounds, dtype=torch.float64).reshape(upload.weight.shape + (1,) * (upload.value.ndim - upload.weight.ndim))
+    rounding = silent(upload).abs().double() * torch.finfo(upload.value.dtype).eps
+    return bound * (1 + 1e-4) + rounding + 1e-44
+
+
+def late_bound(upload: Weighted) -> Tensor:
+    return silent(upload).abs().double()  # a number is sent or it is not
+
+
+def in_half(value: Tensor, weight: Tensor) -> Tensor:
+    return value.half().to(value.dtype)
+
+
+def in_bytes(value: Tensor, weight: Tensor) -> Tensor:
+    """Whole numbers up to 127, one of which is 127 in every row, times a power of two for each row."""
+    rows = value.reshape(weight.numel(), -1)
+    codes = (10 * rows).round().clamp(-126, 126)
+    if codes.numel():
+        codes[:, 0] = 127
+    scale = 2.0 ** torch.arange(weight.numel())[:, None].remainder(9).sub(4)
+    return (codes * scale).to(value.dtype).reshape(value.shape)
+
+
+def in_few(value: Tensor, weight: Tensor) -> Tensor:
+    """A quarter of the numbers, rounded up, in known rows."""
+    flat = torch.where(known(Weighted(value, weight)), value, 0.0).flatten()
+    kept = flat.abs().argsort(descending=True)[: -(-len(flat) // 4)]
+    return torch.zeros_like(flat).index_put((kept,), flat[kept]).reshape(value.shape)
+
+
+class Implementation(NamedTuple):
+    codec: Codec
+    bound: Callable[[Weighted], Tensor]  # on the error of every number, in a first round
+    representable: Callable[[Tensor, Tensor], Tensor]  # values near those given that must come back as they are
+    most: float  # of the bytes of float32 values, in a large payload
+
+
+# Every public codec. A new one belongs here.
+CODECS = {
+    "float16_codec": Implementation(float16_codec(), half_bound, in_half, 0.51),
+    "int8_codec": Implementation(int8_codec(), byte_bound, in_bytes, 0.26),
+    "top_k_codec": Implementation(top_k_codec(fraction=0.25), late_bound, in_few, 0.76),
+}
+
+
+def test_every_public_codec_is_in_the_table():
+    assert {name for name in fedprompt.exchange.__all__ if name.endswith("_codec")} == set(CODECS)
+    assert all(isinstance(implementation.codec, Codec) for implementation in CODECS.values())
+
+
+def through(codec: Codec, sent: Sent) -> Sent:
+    message, _ = codec.encode(sent, codec.init(sent))
+    return codec.decode(message, like=sent)
+
+
+# The laws: each takes an implementation and a payload, and fails by an AssertionError.
+
+
+def the_error_is_bounded(implementation: Implementation, sent: Sent) -> None:
+    received = through(implementation.codec, sent)
+    for name, upload in sent.items():
+        error = (received[name].value.double() - silent(upload).double()).abs()
+        assert bool((error <= implementation.bound(upload) * (1 + 1e-12)).all())
+
+
+def representable_values_come_back(implementation: Implementation, sent: Sent) -> None:
+    exact = {name: Weighted(implementation.representable(silent(upload), upload.weight), upload.weight) for name, upload in sent.items()}
+    received = through(implementation.codec, exact)
+    for name, upload in exact.items():
+        assert_identical(received[name].value, silent(upload))
+
+
+def weights_travel_as_they_are_and_unknown_rows_come_as_zeros(implementation: Implementation, sent: Sent) -> None:
+    received = through(implementation.codec, sent)
+    assert list(received) == list(sent)
+    for name, upload in sent.items():
+        assert_identical(received[name].weight, upload.weight)
+        assert received[name].value.dtype == upload.value.dtype
+        assert received[name].value.shape == upload.value.shape
+        nothing = received[name].value[~known(upload)]
+        assert_identical(nothing, torch.zeros_like(nothing))
+
+
+def the_message_is_one_that_the_wire_takes(implementation: Implementation, sent: Sent) -> None:
+    """Its form follows from the form of the payload, so a receiver can expect it."""
+    codec = implementation.codec
+    message, _ = codec.encode(sent, codec.init(sent))
+    like = {name: Weighted(torch.zeros_like(upload.value), torch.zeros_like(upload.weight)) for name, upload in sent.items()}
+    template, _ = codec.encode(like, codec.init(like))
+    arrived, _ = decode_payload(encode_payload(message, header=Header()), expect=Expected(template), max_bytes=2**20)
+    assert_identical(codec.decode(arrived, like=like), codec.decode(message, like=sent))
+
+
+def nothing_is_mutated_nor_shared(implementation: Implementation, sent: Sent) -> None:
+    codec = implementation.codec
+    before = {name: [tensor.clone() for tensor in upload] for name, upload in sent.items()}
+    state = codec.init(sent)
+    kept = {name: tensor.clone() for name, tensor in state.items()}
+    message, after = codec.encode(sent, state)
+    tensors = [tensor for entry in message.values() for tensor in (entry if isinstance(entry, Weighted) else [entry])]
+    copies = [tensor.clone() for tensor in tensors]
+    received = codec.decode(message, like=sent)
+    assert_identical([list(upload) for upload in sent.values()], list(before.values()))
+    assert_identical(dict(state), kept)
+    for tensor in [tensor for upload in received.values() for tensor in upload]:
+        tensor.fill_(3)
+    assert_identical(tensors, copies)
+    for tensor in [*tensors, *after.values()]:
+        tensor.fill_(1)
+    assert_identical([list(upload) for upload in sent.values()], list(before.values()))
+
+
+def what_is_not_sent_now_is_sent_later_or_never_needed(implementation: Implementation, sent: Sent) -> None:
+    """All rounds together plus the state: what was to be sent, or each round stands within its own bound."""
+    codec, state = implementation.codec, implementation.codec.init(sent)
+    total = {name: torch.zeros_like(upload.value, dtype=torch.float64) for name, upload in sent.items()}
+    rounds = 6
+    for _ in range(rounds):
+        message, state = codec.encode(sent, state)
+        for name, upload in codec.decode(message, like=sent).items():
+            total[name] += upload.value.double()
+    for name, upload in sent.items():
+        missing = rounds * silent(upload).double() - total[name]
+        if state:
+            error = (missing - state[name].double()).abs()
+            assert bool((error <= 20 * torch.finfo(upload.value.dtype).eps * rounds * silent(upload).abs().max() + 1e-30).all())
+        else:
+            assert bool((missing.abs() <= rounds * implementation.bound(upload) * (1 + 1e-9)).all())
+
+
+LAWS = [
+    the_error_is_bounded,
+    representable_values_come_back,
+    weights_travel_as_they_are_and_unknown_rows_come_as_zeros,
+    the_message_is_one_that_the_wire_takes,
+    nothing_is_mutated_nor_shared,
+    what_is_not_sent_now_is_sent_later_or_never_needed,
+]
+
+
+def payload(generator: torch.Generator, *, rows: tuple[int, ...], event: tuple[int, ...], dtype: torch.dtype, scale: float) -> Sent:
+    """Two names of different numbers; rows of weight 0 hold garbage."""
+    sent = {}
+    for name in ("b", "a"):
+        value = scale * torch.randn((*rows, *event), generator=generator)
+        weight = torch.where(torch.rand(rows, generator=generator) < 0.3, 0.0, 1 + torch.rand(rows, generator=generator))
+        sent[name] = Weighted(torch.where(known(Weighted(value, weight)), value, torch.nan).to(dtype), weight)
+    return sent
+
+
+@st.composite
+def payloads(draw: st.DrawFn) -> Sent:
+    sizes = st.lists(st.integers(1, 4), max_size=2).map(tuple)
+    return payload(
+        torch.Generator().manual_seed(draw(st.integers(0, 2**32))),
+        rows=draw(sizes),
+        event=draw(sizes),
+        dtype=draw(st.sampled_from([torch.float32, torch.float64])),
+        scale=draw(st.sampled_from([1e-6, 1.0, 1e3])),
+    )
+
+
+@pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
+@pytest.mark.parametrize("label", CODECS)
+@settings(deadline=None, max_examples=20)
+@given(sent=payloads())
+def test_law_holds(label, law, sent):
+    law(CODECS[label], sent)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("label", CODECS)
+def test_half_precision_values_obey_the_laws_too(label, dtype, generator):
+    sent = payload(generator, rows=(3,), event=(5,), dtype=dtype, scale=1.0)
+    for law in LAWS:
+        law(CODECS[label], sent)
+
+
+@pytest.mark.parametrize("label", CODECS)
+def test_zeros_empty_rows_and_unknown_payloads_pass(label):
+    for value, weight in (
+        (torch.zeros(2, 3), torch.ones(2)),
+        (torch.zeros(2, 0), torch.ones(2)),
+        (torch.zeros(0, 3), torch.zeros(0)),
+        (torch.full((2, 3), torch.nan), torch.zeros(2)),
+        (torch.full((2, 3), 1e-45), torch.ones(2)),
+    ):
+        received = through(CODECS[label].codec, {"a": Weighted(value, weight)})["a"]
+        assert_identical(received.weight, weight)
+        assert received.value.shape == value.shape
+        assert bool((received.value.abs() <= 1e-45).all())
+
+
+@pytest.mark.parametrize("label", CODECS)
+def test_large_payloads_take_fewer_bytes(label, generator):
+    sent = {"a": Weighted(torch.randn(100, 50, generator=generator), torch.tensor(1.0))}
+    message, _ = CODECS[label].codec.encode(sent, CODECS[label].codec.init(sent))
+    assert num_bytes(message) <= CODECS[label].most * num_bytes(sent)
+
+
+def test_of_the_squared_length_at_most_the_share_that_is_not_sent_is_missing(generator):
+    for fraction in (0.01, 0.3, 1.0):
+        value = torch.randn(10, 10, generator=generator)
+        received = through(top_k_codec(fraction=fraction), {"a": Weighted(value, torch.tensor(1.0))})["a"].value
+        assert (received - value).square().sum() <= (1 - fraction) * value.square().sum() + 1e-9
+        assert int((received != 0).sum()) == round(100 * fraction)
+
+
+def test_the_state_of_an_unknown_row_waits():
+    """Round 1 leaves (1, 2); in round 2 the first row is unknown; in round 3 both rows are there again."""
+    codec = top_k_codec(fraction=0.25)
+    values = torch.tensor([[1.0, 0.0], [9.0, 2.0]])
+    sent = {"a": Weighted(values, torch.ones(2))}
+    message, state = codec.encode(sent, codec.init(sent))
+    assert codec.decode(message, like=sent)["a"].value.tolist() == [[0.0, 0.0], [9.0, 0.0]]
+    away = {"a": Weighted(torch.tensor([[torch.nan, torch.nan], [0.0, 0.0]]), torch.tensor([0.0, 1.0]))}
+    message, state = codec.encode(away, state)
+    assert codec.decode(message, like=sent)["a"].value.tolist() == [[0.0, 0.0], [0.0, 2.0]]
+    message, state = codec.encode({"a": Weighted(torch.zeros(2, 2), torch.ones(2))}, state)
+    assert codec.decode(message, like=sent)["a"].value.tolist() == [[1.0, 0.0], [0.0, 0.0]]
+
+
+# Known-wrong codecs, each under the law that must reject it.
+
+
+class Wrapped:
+    """A right codec but for one thing."""
+
+    def __init__(self, codec: Codec, *, sent: Callable = lambda s: s, message: Callable = lambda m: m, state: Callable = lambda s: s,
+                 received: Callable = lambda r: r) -> None:  # fmt: skip
+        self.codec, self.sent, self.message, self.state, self.received = codec, sent, message, state, received
+
+    def init(self, payload):
+        return self.codec.init(payload)
+
+    def encode(self, payload, state):
+        message, state = self.codec.encode(self.sent(payload), state)
+        return self.message(message), self.state(state)
+
+    def decode(self, message, *, like):
+        return self.received(self.codec.decode(message, like=like))
+
+
+def each(change: Callable[[Weighted], Weighted]) -> Callable[[Sent], Sent]:
+    return lambda sent: {name: change(upload) for name, upload in sent.items()}
+
+
+def in_place(sent: Sent) -> Sent:
+    for upload in sent.values():
+        upload.weight.mul_(2)
+    return sent
+
+
+HALF, BYTE, TOP = CODECS["float16_codec"], CODECS["int8_codec"], CODECS["top_k_codec"]
+WRONG = {
+    "rounds twice": (
+        the_error_is_bounded,
+        HALF,
+        {"sent": each(lambda upload: upload._replace(value=upload.value.bfloat16().to(upload.value.dtype)))},
+    ),
+    "adds a share of the largest number": (
+        the_error_is_bounded,
+        BYTE,
+        {"sent": each(lambda upload: upload._replace(value=upload.value + 0.02 * silent(upload).abs().max()))},
+    ),
+    "shrinks": (representable_values_come_back, BYTE, {"received": each(lambda upload: upload._replace(value=upload.value * 126 / 127))}),
+    "keeps fewer": (
+        representable_values_come_back,
+        TOP,
+        {
+            "received": each(
+                lambda upload: upload._replace(value=torch.where(upload.value.abs() < upload.value.abs().max(), 0.0, upload.value))
+            )
+        },
+    ),
+    "forgets weights": (
+        weights_travel_as_they_are_and_unknown_rows_come_as_zeros,
+        HALF,
+        {"received": each(lambda upload: upload._replace(weight=(upload.weight > 0).to(upload.weight)))},
+    ),
+    "invents rows": (
+        weights_travel_as_they_are_and_unknown_rows_come_as_zeros,
+        BYTE,
+        {"received": each(lambda upload: upload._replace(value=torch.where(known(upload), upload.value, 1.0)))},
+    ),
+    "a form that depends on numbers": (
+        the_message_is_one_that_the_wire_takes,
+        TOP,
+        {"message": lambda message: message | ({"extra": torch.ones(1)} if any(bool(part.any()) for part in message.values()) else {})},
+    ),
+    "doubles weights in place": (nothing_is_mutated_nor_shared, HALF, {"sent": in_place}),
+    "forgets what it left out": (
+        what_is_not_sent_now_is_sent_later_or_never_needed,
+        TOP,
+        {"state": lambda state: {name: torch.zeros_like(rest) for name, rest in state.items()}},
+    ),
+}
+
+
+def rejects(law: Callable, implementation: Implementation) -> bool:
+    for seed, dtype in ((0, torch.float32), (1, torch.float64), (2, torch.float32)):
+        sent = payload(torch.Generator().manual_seed(seed), rows=(6,), event=(4,), dtype=dtype, scale=3.0)
+        try:
+            law(implementation, sent)
+        except (AssertionError, ValueError):  # the wire, too, refuses a form that it does not expect
+            return True
+    return False
+
+
+@pytest.mark.parametrize("label", WRONG)
+def test_laws_reject_known_wrong_codecs(label):
+    law, right, changes = WRONG[label]
+    assert not rejects(law, right)
+    assert rejects(law, right._replace(codec=Wrapped(right.codec, **changes)))
+
+
+def test_every_law_bites():
+    assert {law for law, _, _ in WRONG.values()} == set(LAWS)
+
+
+# Bad input.
+
+ONE = {"a": Weighted(torch.ones(2, 3), torch.ones(2))}
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: top_k_codec(fraction=0), ValueError, r"`fraction` must be above 0; got 0"),
+        (lambda: top_k_codec(fraction=1.5), ValueError, r"`fraction` must be at most 1; got 1\.5"),
+        (lambda: top_k_codec(fraction=None), TypeError, r"`fraction` must be a number; got None"),
+        (
+            lambda: HALF.codec.encode({"a": Weighted(torch.tensor([70_000.0]), torch.ones(1))}, {}),
+            ValueError,
+            r"`payload\['a'\] in float16` must be finite; got 1 entries",
+        ),
+        (
+            lambda: BYTE.codec.encode({"a": Weighted(torch.tensor([1e300]).double() * 1e300, torch.ones(1))}, {}),
+            ValueError,
+            r"`payload\['a'\]\.value` must be finite wherever",
+        ),
+        (
+            lambda: BYTE.codec.encode({"a": Weighted(torch.tensor([1e300], dtype=torch.float64), torch.ones(1))}, {}),
+            ValueError,
+            r"`payload\['a'\] over 127, in float32` must be finite",
+        ),
+        (lambda: TOP.codec.encode(ONE, {}), ValueError, r"`state` must come from `init` or the last `encode` of \['a'\]; got \{\}"),
+        (lambda: TOP.codec.encode(ONE, {"a": torch.ones(3)}), ValueError, r"`state\['a'\]` must have shape \(2, 3\); got \(3,\)"),
+        (lambda: TOP.codec.encode(ONE, {"a": 1}), TypeError, r"`state\['a'\]` must be a tensor of torch\.float32; got 1"),
+        (lambda: HALF.codec.decode([], like=ONE), TypeError, r"`message` must map names to tensors or Weighted; got \[\]"),
+        (lambda: HALF.codec.decode({}, like=ONE), ValueError, r"`message` must have the names \['a'\]; got \[\]"),
+        (lambda: HALF.codec.decode(ONE, like=ONE), TypeError, r"`message\['a'\]\.value` must be a tensor of torch\.float16; got a float32"),
+        (lambda: HALF.codec.decode({"a": torch.ones(1)}, like=ONE), TypeError, r"`message\['a'\]` must be a Weighted"),
+        (
+            lambda: BYTE.codec.decode({"a/codes": torch.ones(2, 3), "a/scale": ONE["a"]}, like=ONE),
+            TypeError,
+            r"`message\['a/codes'\]` must be a tensor of torch\.int8; got a float32",
+        ),
+        (
+            lambda: BYTE.codec.decode({"a/codes": torch.ones(2, 3, dtype=torch.int8), "a/scale": ONE["a"]}, like=ONE),
+            ValueError,
+            r"`message\['a/scale'\]\.value` must have shape \(2,\); got \(2, 3\)",
+        ),
+        (
+            lambda: BYTE.codec.decode({"a": torch.ones(2)}, like=ONE),
+            ValueError,
+            r"`message` must have the names \['a/codes', 'a/scale'\]; got",
+        ),
+    ],
+)
+def test_bad_input_of_codecs_is_refused_by_name(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("indices", [[0, 6], [-1, 2], [3, 3], [4, 1]])
+def test_indices_that_arrive_are_checked(indices):
+    message, _ = TOP.codec.encode(ONE, TOP.codec.init(ONE))
+    assert message["a/indices"].shape == (2,)
+    with pytest.raises(ValueError, match=r"`message\['a/indices'\]` must rise, from 0 or more to below 6; got \["):
+        TOP.codec.decode(message | {"a/indices": torch.tensor(indices)}, like=ONE)

@@ -1,0 +1,27 @@
+"""Order statistics by repeating every value as often as its weight says, and Krum by two loops; nothing of the library."""
+
+import numpy as np
+from scipy.stats import trim_mean
+
+
+def repeated(values, counts):
+    """Values of one coordinate, each as many times as its integer weight."""
+    return [value for value, count in zip(values, counts, strict=True) for _ in range(count)]
+
+
+def median(values, counts):
+    return float(np.median(repeated(values, counts)))
+
+
+def trimmed(values, counts, fraction):
+    """SciPy's, on copies; exact where `fraction` of the total is a whole number."""
+    assert round(fraction * sum(counts), 9) == round(fraction * sum(counts))
+    return float(trim_mean(repeated(values, counts), fraction + 1e-9))
+
+
+def krum_scores(vectors, num_byzantine):
+    scores = []
+    for own, vector in enumerate(vectors):
+        distances = [sum((a - b) ** 2 for a, b in zip(vector, other, strict=True)) for at, other in enumerate(vectors) if at != own]
+        scores.append(sum(sorted(distances)[: len(vectors) - num_byzantine - 2]))
+    return scores
