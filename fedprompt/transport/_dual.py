@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedprompt.transport._elimination import couplings, eliminate
+from fedprompt.transport._elimination import couplings, eliminate, row_sums
 from fedprompt.transport._problem import Problem
 
 FARTHEST = 1e3  # twelve steps of this factor stay within float32
@@ -66,14 +66,15 @@ def evaluate(problem: Problem, kernel: Tensor, v: Tensor, cap: Tensor) -> Evalua
     """
     inverse = demand(kernel, v).reciprocal()
     ratio = problem.a * inverse
-    scale, slack = torch.minimum(ratio, cap), (ratio > cap).to(v.dtype)
+    scale = torch.minimum(ratio, cap)
+    slack = (ratio - scale).sign()  # 1 or 0: on a CPU without compiler, cheaper than to compare
     plan = [column * scale for column in kernel.unbind(1)]  # by columns: compiled, all sums are one loop
-    given = v * torch.stack([column.sum(1) for column in plan], 1)
-    free = v * torch.stack([(column * slack).sum(1) for column in plan], 1)
+    given = v * row_sums(plan)
+    free = v * row_sums([column * slack for column in plan])
     # With no row ever slack, the duals are known up to a constant only: the last is pinned.
     free = torch.addcmul(free, given, problem.pinned).add(problem.b, alpha=GROUND)
     off = [
-        v[:, j : j + 1] * v[:, j + 1 :] * products
+        v[:, j : j + 1] * products * v[:, j + 1 :]  # v * v may overflow
         for j, products in enumerate(couplings(plan, torch.addcmul(inverse, slack, inverse, value=-1), kernel))
     ]
     slope = problem.b - given

@@ -6,6 +6,11 @@ import torch
 from torch import Tensor
 
 
+def row_sums(columns: Sequence[Tensor]) -> Tensor:
+    """Sum each ``(problems, rows)`` over its rows: ``(problems, columns)``."""
+    return torch.cat([column.sum(1, keepdim=True) for column in columns], 1)
+
+
 def couplings(left: Sequence[Tensor], weight: Tensor, right: Tensor) -> list[Tensor]:
     """Return, for each column j, the products with every later column, summed over rows: ``(problems, columns - j - 1)``.
 
@@ -17,7 +22,7 @@ def couplings(left: Sequence[Tensor], weight: Tensor, right: Tensor) -> list[Ten
     columns = len(left)
     weighted = [column * weight for column in left[: columns - 1]]
     if columns <= 4:  # fuses when compiled; more columns are one batch of matrix products
-        return [torch.stack([(column * right[:, k]).sum(1) for k in range(j + 1, columns)], 1) for j, column in enumerate(weighted)]
+        return [row_sums([column * right[:, k] for k in range(j + 1, columns)]) for j, column in enumerate(weighted)]
     products = torch.bmm(torch.stack(weighted, 1), right.transpose(1, 2))
     return [products[:, j, j + 1 :] for j in range(columns - 1)]
 

@@ -19,7 +19,7 @@ class Problem(NamedTuple):
 
     Attributes:
         cost: ``(problems, columns, rows)``, float32 or float64.
-        a: ``(problems, rows)``, what each row has.
+        a: ``(problems, rows)``, what each row has; where the columns take all of it, levelled to the last bit.
         b: ``(problems, columns)``, what each column takes.
         full: ``(problems, 1)``, whether the columns take all that the rows have.
         pinned: ``(problems, columns)``, 1 for the last column of such problems and 0 elsewhere.
@@ -36,10 +36,6 @@ class Problem(NamedTuple):
     def take(self, part: slice | Tensor) -> "Problem":
         """Return some of the problems."""
         return Problem(self.cost[part], self.a[part], self.b[part], self.full[part], self.pinned[part], self.eager)
-
-    def levelled(self) -> "Problem":
-        """Return the same problems, with masses that the columns take in full made equal to the last bit."""
-        return self._replace(a=torch.where(self.full, self.a * (self.b.sum(1, keepdim=True) / self.a.sum(1, keepdim=True)), self.a))
 
     def double(self) -> "Problem":
         """Return the same problems in float64, where the device has it."""
@@ -77,12 +73,20 @@ def couple(cost: Tensor, a: Tensor, b: Tensor, kernel: Kernel, *, rows_exact: bo
     check_values(cost, a, b, rows_exact=rows_exact)
     with torch.autocast(cost.device.type, enabled=False):
         problem = flat(cost, a, b)
-        plan = torch.empty_like(problem.cost)
-        error, iterations = problem.a.new_empty(len(plan)), torch.empty(len(plan), dtype=torch.int64, device=cost.device)
-        for part in problem.chunks():
-            plan[part], error[part], iterations[part] = kernel(problem.take(part).levelled())
+        plan, error, iterations = _by_chunks(problem, kernel)
     batch = cost.shape[:-2]
     return Coupling(plan.transpose(1, 2).reshape(cost.shape), error.reshape(batch), iterations.reshape(batch))
+
+
+def _by_chunks(problem: Problem, kernel: Kernel) -> tuple[Tensor, Tensor, Tensor]:
+    parts = list(problem.chunks())
+    if len(parts) == 1:
+        return kernel(problem)
+    plan = torch.empty_like(problem.cost)
+    error, iterations = plan.new_empty(len(plan)), torch.empty(len(plan), dtype=torch.int64, device=plan.device)
+    for part in parts:
+        plan[part], error[part], iterations[part] = kernel(problem.take(part))
+    return plan, error, iterations
 
 
 def violation(plan: Tensor, problem: Problem, *, rows_exact: bool = False) -> Tensor:
@@ -93,21 +97,18 @@ def violation(plan: Tensor, problem: Problem, *, rows_exact: bool = False) -> Te
 
 
 def flat(cost: Tensor, a: Tensor, b: Tensor) -> Problem:
-    """Lay out for the solvers, in float32 at least."""
+    """Lay out for the solvers, in float32 at least. Masses that problems share stay shared: one row in memory for all."""
     dtype = torch.promote_types(torch.promote_types(cost.dtype, torch.float32), torch.promote_types(a.dtype, b.dtype))
     *batch, rows, columns = cost.shape
-    problems, slack = math.prod(batch), _slack(a, b)
-    a = a.to(dtype).expand(*batch, rows).reshape(problems, rows)
-    b = b.to(dtype).expand(*batch, columns).reshape(problems, columns)
-    full = b.sum(1, keepdim=True) >= a.sum(1, keepdim=True) * (1 - slack)
-    return Problem(
-        cost.to(dtype).transpose(-2, -1).reshape(problems, columns, rows).contiguous(),
-        a,
-        b,
-        full,
-        torch.cat([torch.zeros_like(b[:, 1:]), full.to(dtype)], 1),
-        values_readable(cost, a, b),
-    )
+    problems, slack, eager = math.prod(batch), _slack(a, b), values_readable(cost, a, b)
+    a, b = a.to(dtype), b.to(dtype)
+    has, takes = a.sum(-1, keepdim=True), b.sum(-1, keepdim=True)
+    full = takes >= has * (1 - slack)
+    a = torch.where(full, a * (takes / has), a)
+    last = torch.arange(columns, device=cost.device) == columns - 1
+    a, b, full, pinned = (part.expand(*batch, -1).reshape(problems, part.shape[-1]) for part in (a, b, full, (full & last).to(dtype)))
+    cost = cost.to(dtype).transpose(-2, -1).reshape(problems, columns, rows).contiguous()
+    return Problem(cost, a, b, full, pinned, eager)
 
 
 def check_values(cost: Tensor, a: Tensor, b: Tensor, *, rows_exact: bool = False, first: int = 0) -> None:
@@ -140,16 +141,16 @@ def _check_layout(cost: Tensor, a: Tensor, b: Tensor) -> None:
 
 def _seems_valid(cost: Tensor, a: Tensor, b: Tensor, slack: float, rows_exact: bool) -> bool:
     """Whether all values may pass: one sync. A false alarm (a sum that overflows) is for :func:`_explain` to find out."""
-    finite = torch.isfinite(cost.sum(dtype=torch.promote_types(cost.dtype, torch.float32)))
+    finite = cost.sum(dtype=torch.promote_types(cost.dtype, torch.float32)).abs() < math.inf
     return bool(finite & ~(_wrong_rows(a) | _wrong_columns(b) | _unequal(a, b, slack, rows_exact)).any())
 
 
 def _wrong_rows(a: Tensor) -> Tensor:
-    return ~(torch.isfinite(a) & (a >= 0)).all(-1)
+    return ~((a >= 0) & (a < math.inf)).all(-1)
 
 
 def _wrong_columns(b: Tensor) -> Tensor:
-    return ~(torch.isfinite(b) & (b > 0)).all(-1)
+    return ~((b > 0) & (b < math.inf)).all(-1)
 
 
 def _unequal(a: Tensor, b: Tensor, slack: float, rows_exact: bool) -> Tensor:

@@ -26,7 +26,7 @@ def score_and_duals(
     problem = flat(cost, a, b)
     scores, duals = torch.empty_like(problem.b[:, 0]), torch.empty_like(problem.b)
     for part in problem.chunks():
-        its = problem.take(part).levelled()
+        its = problem.take(part)
         solution = solve(its, epsilon=epsilon, tolerance=tolerance, max_iterations=max_iterations)
         scores[part] = solution.plan.sum((1, 2)) - (solution.plan * its.cost).sum((1, 2))
         duals[part] = solution.duals
@@ -38,5 +38,5 @@ def plans_from_duals(cost: Tensor, a: Tensor, b: Tensor, duals: Tensor, *, epsil
     problem, duals = flat(cost, a, b), duals.reshape(-1, len(b))
     plan = torch.empty_like(problem.cost)
     for part in problem.chunks():
-        plan[part] = plan_at(problem.take(part).levelled(), duals[part], epsilon)
+        plan[part] = plan_at(problem.take(part), duals[part], epsilon)
     return plan.reshape(cost.transpose(-2, -1).shape).transpose(-2, -1)

@@ -84,7 +84,7 @@ def test_logits_forward_and_backward(meter):
 def test_the_fused_kernel_on_a_gpu(meter, batch, classes, most):
     """The kernel alone, replayed from a graph, against its goal; then all of `newton`, which also checks values and waits for the host."""
     drawn = [tensor.cuda() for tensor in draw(batch, classes, 196)]
-    steps = partial(_fused.fused_steps, flat(*drawn).levelled(), epsilon=0.1, tolerance=1e-5, max_iterations=12)
+    steps = partial(_fused.fused_steps, flat(*drawn), epsilon=0.1, tolerance=1e-5, max_iterations=12)
     assert steps()[3].max() <= 1e-5
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
