@@ -238,7 +238,7 @@ class Matcher(Protocol):
         """Return logits ``(batch, classes)``."""
 
 
-Batches = tuple[Tensor, Tensor] | Sequence[tuple[Tensor, Tensor]]
+Batches = Sequence[Tensor] | Sequence[Sequence[Tensor]]  # one pair (images, labels), or several
 
 
 @runtime_checkable

@@ -15,6 +15,7 @@ from fedprompt.metrics import (
     client_spread,
     global_accuracy,
     local_accuracy,
+    negative_effect,
     pooled_local_accuracy,
     summarise,
     worst_local_accuracy,
@@ -216,3 +217,41 @@ def test_pooled_accuracy_needs_sizes() -> None:
 def test_summarise_names_a_bad_argument(history: list, last: object, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         summarise(history, last=last)
+
+
+# Negative effect.
+
+
+def test_negative_effect_is_the_largest_rise_over_the_lowest_loss_before(generator):
+    losses = torch.rand(12, 5, generator=generator, dtype=torch.float64)
+    losses[:, 2] = torch.linspace(1, 0, 12)  # falls all the way
+    effect = negative_effect(losses)
+    expected = [
+        max(0.0, *(later[k] - earlier[k] for t, later in enumerate(losses.tolist()) for earlier in losses.tolist()[:t])) for k in range(5)
+    ]
+    assert effect.clients.tolist() == pytest.approx(expected)
+    assert effect.clients[2] == 0 < effect.clients[0]
+    assert effect.average == pytest.approx(sum(expected) / 5)
+    assert effect.highest == max(expected)
+
+
+def test_negative_effect_by_hand():
+    # Up by 1 from 2, then down to 1 and up by 3: the larger rise counts, and not the distance of the extremes in time's reverse.
+    assert negative_effect(torch.tensor([[9.0], [2.0], [3.0], [1.0], [4.0], [0.0]])).clients.tolist() == [3.0]
+    assert negative_effect(torch.tensor([[2.0]])) == (torch.zeros(1, dtype=torch.float64), 0.0, 0.0)
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("losses", "error", "message"),
+    [
+        ([1.0], TypeError, r"`losses` must be a floating-point tensor of shape \(rounds, clients\)"),
+        (torch.ones(2, 2, dtype=torch.int64), TypeError, "`losses` must be a floating-point tensor"),
+        (torch.ones(3), ValueError, r"`losses` must have shape \(rounds, clients\), one of each at least; got \(3,\)"),
+        (torch.ones(0, 3), ValueError, r"got \(0, 3\)"),
+        (torch.tensor([[1.0], [torch.nan]]), ValueError, "`losses` must be finite; got 1 entries of 2 that are not"),
+    ],
+)
+def test_negative_effect_names_a_bad_argument(losses, error, message):
+    with pytest.raises(error, match=message):
+        negative_effect(losses)

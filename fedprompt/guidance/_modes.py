@@ -6,6 +6,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._ops import OpOverload, OpOverloadPacket
 from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
@@ -31,10 +32,10 @@ class ReplayableAttention(TorchFunctionMode):
 
 
 class ForwardRules(TorchFunctionMode):
-    """Two rules that dual numbers lack.
+    """Three rules that dual numbers lack.
 
     A product of which only one side has a tangent costs one further product; PyTorch multiplies the other side's zeros, too. And what a
-    model computes with gradients turned off is a constant here, as it is in a backward pass.
+    model computes with gradients turned off is a constant here, as it is in a backward pass. An operator that loses tangents is refused.
     """
 
     def __torch_function__(self, func: Function, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
@@ -45,7 +46,10 @@ class ForwardRules(TorchFunctionMode):
             tangents = [tangent_of(argument) for argument in args[:2]]
             if (tangents[0] is None) != (tangents[1] is None):
                 return _one_sided(func, tangents, args, kwargs)
-        return func(*args, **kwargs)
+        result = func(*args, **kwargs)
+        if isinstance(func, OpOverload | OpOverloadPacket):
+            _check_kept(func, [*args, *kwargs.values()], result)
+        return result
 
 
 def tangent_of(thing: object) -> Tensor | None:
@@ -54,6 +58,14 @@ def tangent_of(thing: object) -> Tensor | None:
         return None
     tangent: Tensor | None = unpack_dual(thing).tangent
     return tangent
+
+
+def _check_kept(func: Function, arguments: list[object], result: object) -> None:
+    """Refuse operators of other libraries that drop tangents: PyTorch runs those without a word."""
+    results = result if isinstance(result, tuple | list) else (result,)
+    kept = [tangent_of(one) is not None for one in results if isinstance(one, Tensor) and one.is_floating_point()]
+    if kept and not any(kept) and any(tangent_of(one) is not None for one in arguments):
+        raise NotImplementedError(f"{func} drops tangents without saying so")
 
 
 def _one_sided(func: Function, tangents: list[Tensor | None], args: tuple[Any, ...], kwargs: Any) -> Tensor:

@@ -53,10 +53,10 @@ def judged_step(
     seen, gradients = _mean_gradient("study", passes, parameters, guides, study, devices, studied)
     if step.update is None:
         stepped = {name: value - step.learning_rate * gradients[name] if name in gradients else value for name, value in parameters.items()}
-        studied_names = gradients.keys()
+        used = set(gradients)
         del gradients
         _, slope = _mean_gradient("quiz", passes, stepped, guides, quiz, devices, judged)
-        _check_used(parameters, studied_names | slope.keys())
+        _check_used(parameters, used | slope.keys())
         direction = {name: value.mul_(-step.learning_rate) for name, value in slope.items()}
     else:
         leaves = {name: gradients.get(name, torch.zeros_like(value)).requires_grad_() for name, value in parameters.items()}

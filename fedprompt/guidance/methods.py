@@ -9,6 +9,7 @@ same at every call.
 import math
 import warnings
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any
 
 import torch
@@ -46,15 +47,16 @@ def forward_mode(evaluate: Evaluate, parameters: Parameters, direction: Paramete
         >>> forward_mode(evaluate, {"scale": torch.tensor(3.0)}, {"scale": torch.tensor(1.0)})
         tensor([[6.]])
     """
+    _load_rules()
     try:
         with forward_ad.dual_level():
-            duals = {name: _dual(value, direction[name]) for name, value in parameters.items()}
+            duals = {name: make_dual(value.detach(), direction[name].detach()) for name, value in parameters.items()}
             with ForwardRules(), torch.enable_grad():
                 tangent: Tensor = evaluate(duals, _own_tangent)
                 return tangent
     except NotImplementedError as reason:
         text = " ".join(str(reason).split())
-        warnings.warn(f"forward_mode falls back on double_backward, which needs more memory, because: {text}", stacklevel=2)
+        warnings.warn(f"forward_mode falls back on double_backward, which needs more memory, because: {text}", stacklevel=3)
     return double_backward(evaluate, parameters, direction)
 
 
@@ -139,11 +141,15 @@ def _own_tangent(guided: Tensor) -> Tensor:
     return tangent.detach().clone()
 
 
-def _dual(value: Tensor, tangent: Tensor) -> Tensor:
-    with warnings.catch_warnings():  # torch's own, at the first dual number of a process
+@cache
+def _load_rules() -> None:
+    """Make the first dual number of the process, at which PyTorch compiles a few rules and warns of its own ways of doing so.
+
+    Once, because leaving ``catch_warnings`` makes Python repeat what it has already said.
+    """
+    with warnings.catch_warnings(), forward_ad.dual_level():
         warnings.filterwarnings("ignore", message=".torch.jit.script. is deprecated")
-        dual: Tensor = make_dual(value.detach(), tangent.detach())
-    return dual
+        make_dual(torch.zeros(1), torch.zeros(1))
 
 
 def _norm(tensors: Parameters) -> float:
