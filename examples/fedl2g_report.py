@@ -62,7 +62,7 @@ def flags(description: str) -> argparse.ArgumentParser:
     parser.add_argument("--alpha", type=float, default=0.3, help="concentration of the Dirichlet split: small is uneven")
     parser.add_argument("--classes-per-client", type=int, help="a pathological split instead")
     parser.add_argument("--participation", type=float, default=1.0, help="share of the clients that take part in a round")
-    parser.add_argument("--rounds", type=int, default=20, help="in which clients train")
+    parser.add_argument("--rounds", type=int, default=15, help="in which clients train")
     parser.add_argument("--warm-up", type=int, default=5, help="rounds before these, in which guides learn and clients do not")
     parser.add_argument("--batch-size", type=int, default=10, help="of training, study and quiz")
     parser.add_argument("--learning-rate", type=float, default=0.2, help="of the clients at the start")
@@ -166,9 +166,9 @@ def picture(path: Path, runs: Mapping[str, Run], task: Task, shards: Sequence[Sh
     figure, axes = plt.subplots(1, 1 + len(beside), figsize=(4.2 * (1 + len(beside)), 3.6), layout="constrained", squeeze=False)
     for (name, run), style in zip(runs.items(), cycle(("-", "--", "-.", ":")), strict=False):
         axes[0, 0].plot(range(1, 1 + len(run.losses)), run.losses.mean(1), style, label=name)
-    axes[0, 0].set(title="the clients' own loss", xlabel="round", ylabel="cross-entropy, mean over clients", yscale="log")
+    axes[0, 0].set(title="the clients' own loss", xlabel="round", ylabel="cross-entropy, mean over clients")
     axes[0, 0].xaxis.get_major_locator().set_params(integer=True)
-    axes[0, 0].legend()
+    axes[0, 0].legend(fontsize=7)
     for axis, (name, run) in zip(axes[0, 1:], beside.items(), strict=True):
         features, labels = guided_features(run, task, shards, device)
         points = TSNE(perplexity=min(30, (len(labels) - 1) // 3), random_state=0).fit_transform(torch.cat([features, run.guides.cpu()]))
