@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 
 import fedhpl
+import fedl2g
 import fedprompt as fp
 from report import Result, mean_and_deviation, table
 
@@ -119,3 +120,12 @@ def test_spread_weighs_classes_by_the_test_set_and_by_each_clients_own_mix():
 def test_tables_align_and_spreads_are_sample_deviations():
     assert table(["a", "long"], [["xyz", 1]]).splitlines() == ["| a   | long |", "| --- | ---: |", "| xyz |    1 |"]
     assert mean_and_deviation([0.1, 0.3]) == "20.0 ± 14.1"  # deviation of two points: their distance over the root of two
+
+
+def test_fedl2gs_groups_run_on_a_folder_with_random_weights(monkeypatch, capsys, tmp_path, folder):
+    arguments = ("--dataset", "colours", "--root", str(folder), "--group", "HtFE4", "--clients", "4", "--image-size", "64")
+    split = ("--alpha", "50", "--dim", "64", "--batch-size", "3", "--learning-rate", "0.001")
+    methods = ("--methods", "FedL2G-f", "--weight", "1", "--guide-learning-rate", "100")
+    monkeypatch.setattr("sys.argv", ["fedl2g.py", "--quick", "--out", str(tmp_path), *arguments, *split, *methods])
+    fedl2g.main()
+    assert "3.00 KiB down a round; formula 4 x 3 x 64 x 4 bytes = 3.00 KiB" in capsys.readouterr().out

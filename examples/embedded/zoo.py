@@ -1,0 +1,101 @@
+"""Networks of unlike kinds that end in features: eight tiny ones for the digits, and the groups of models of FedL2G's experiments."""
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+import torch.nn as nn
+from timm.models._efficientnet_builder import decode_arch_def
+from timm.models.convnext import ConvNeXt
+from timm.models.mobilenetv3 import MobileNetV3
+from timm.models.resnet import BasicBlock, Bottleneck, ResNet
+from timm.models.vision_transformer import VisionTransformer
+
+from embedded.pixels import IMAGE_SIZE
+
+
+def cnn(channels: int, image_size: int, *, width: int, kernel: int, padding: int, dim: int) -> nn.Module:
+    """Two convolutions, each halved by a maximum, and a linear layer; with its head the network has four layers."""
+
+    def block(before: int, after: int) -> list[nn.Module]:
+        return [nn.Conv2d(before, after, kernel, padding=padding), nn.ReLU(), nn.MaxPool2d(2)]
+
+    side = ((image_size + 2 * padding - kernel + 1) // 2 + 2 * padding - kernel + 1) // 2
+    return nn.Sequential(
+        *block(channels, width), *block(width, 2 * width), nn.Flatten(), nn.Linear(2 * width * side * side, dim), nn.ReLU()
+    )
+
+
+def tiny_resnet(block: type[nn.Module], channels: tuple[int, ...]) -> nn.Module:
+    """One block at each of four resolutions, 8 pixels down to 1."""
+    model = ResNet(block, (1, 1, 1, 1), num_classes=0, in_chans=1, stem_type="deep", stem_width=8, channels=channels)
+    model.maxpool = nn.Identity()
+    return model
+
+
+def tiny_mobilenet() -> nn.Module:
+    """Depthwise and inverted-residual blocks with hard swish."""
+    blocks = decode_arch_def([["ds_r1_k3_s1_e1_c8"], ["ir_r1_k3_s2_e3_c16"], ["cn_r1_k1_s1_c48"]])
+    return MobileNetV3(blocks, num_classes=0, in_chans=1, stem_size=8, num_features=48, act_layer=nn.Hardswish)
+
+
+tiny_vit = partial(VisionTransformer, img_size=IMAGE_SIZE, in_chans=1, num_classes=0, depth=2)
+TINY: dict[str, Callable[[], nn.Module]] = {
+    "cnn": partial(cnn, 1, IMAGE_SIZE, width=16, kernel=3, padding=1, dim=64),
+    "resnet": partial(tiny_resnet, BasicBlock, (16, 16, 32, 32)),
+    "vit4": partial(tiny_vit, patch_size=4, embed_dim=32, num_heads=2),
+    "mobilenet": tiny_mobilenet,
+    "wide_resnet": partial(tiny_resnet, BasicBlock, (16, 32, 48, 64)),
+    "convnext": partial(ConvNeXt, in_chans=1, num_classes=0, depths=(1, 1, 1, 1), dims=(16, 24, 32, 48), patch_size=2, output_stride=16),
+    "bottleneck_resnet": partial(tiny_resnet, Bottleneck, (8, 8, 16, 16)),
+    "vit8": partial(tiny_vit, patch_size=8, embed_dim=48, num_heads=3),
+}
+
+
+def first_stages(stages: int) -> nn.Module:
+    """ResNet-10, one basic block at each of four stages, or only its first ones: ResNet-8, -6 and -4."""
+    from torchvision.models.resnet import BasicBlock, ResNet
+
+    model = ResNet(BasicBlock, [1, 1, 1, 1])
+    for stage in range(stages + 1, 5):
+        setattr(model, f"layer{stage}", nn.Identity())
+    return model
+
+
+def torchvision_model(name: str, image_size: int) -> nn.Module:
+    """Build one of torchvision's models with random weights."""
+    from torchvision import models
+
+    kind = {"googlenet": {"aux_logits": False, "init_weights": False}}.get(name, {})
+    return models.get_model(name, weights=None, **({"image_size": image_size} if name.startswith("vit") else kind))
+
+
+SMALL = ("resnet4", "resnet6", "resnet8", "resnet10")
+LARGE = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
+GROUPS: dict[str, tuple[str, ...]] = {
+    "tiny": tuple(TINY),
+    "HtFE2": ("cnn", "resnet18"),
+    "HtFE3": ("resnet10", "resnet18", "resnet34"),
+    "HtFE4": ("cnn", "googlenet", "mobilenet_v2", "resnet18"),
+    "HtFE8": ("cnn", "googlenet", "mobilenet_v2", *LARGE),
+    "HtFE9": (*SMALL, *LARGE),
+    "HtM10": ("cnn", "googlenet", "mobilenet_v2", *LARGE, "vit_b_16", "vit_b_32"),
+}
+
+
+def encoder(group: str, client: int, image_size: int) -> tuple[nn.Module, int]:
+    """Build the model that a group deals out to a client, without its head, and measure the width of its features."""
+    names = GROUPS[group]
+    name = names[client % len(names)]
+    if group == "tiny":
+        model = TINY[name]()
+    elif name == "cnn":
+        model = cnn(3, image_size, width=32, kernel=5, padding=0, dim=512)
+    else:
+        model = first_stages(SMALL.index(name) + 1) if name in SMALL else torchvision_model(name, image_size)
+        head = next(attribute for attribute in ("heads", "fc", "classifier") if hasattr(model, attribute))
+        setattr(model, head, nn.Identity())
+    with torch.no_grad():
+        images = torch.zeros(1, 1 if group == "tiny" else 3, image_size, image_size)
+        width = model.eval()(images).shape[1]
+    return model.train(), width
