@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from tqdm import tqdm
 
-import clip_report
+import fedotp_report
 import fedprompt as fp
 from embedded.clip_tasks import ClipTask
 
@@ -121,15 +121,15 @@ def untrained(args: Namespace) -> str:
     for smallest, largest in ((32, 32), (16, 24), (12, 16)):
         accuracy = {label: [] for label in kinds}
         for seed in range(3):
-            task = clip_report.load_task(Namespace(**vars(args) | {"smallest": smallest, "largest": largest, "seed": seed}))
+            task = fedotp_report.load_task(Namespace(**vars(args) | {"smallest": smallest, "largest": largest, "seed": seed}))
             with torch.no_grad():
                 text = features(new_client(task, 0, 0, args), task)
             for label, (kind, mass) in kinds.items():
                 match = matcher(kind, 1.0, Namespace(epsilon=args.epsilon, mass=mass))
                 by_cell = task.accuracy(partial(match, text=text), args.device)
                 accuracy[label].append(float(by_cell @ task.counts(task.test).float() / len(task.test.labels)))
-        lines.append([f"{smallest} to {largest} of 32 pixels", *map(clip_report.mean_and_deviation, accuracy.values())])
-    return clip_report.table(["side of the digit", *kinds], lines)
+        lines.append([f"{smallest} to {largest} of 32 pixels", *map(fedotp_report.mean_and_deviation, accuracy.values())])
+    return fedotp_report.table(["side of the digit", *kinds], lines)
 
 
 def full(args: Namespace) -> str:
@@ -145,14 +145,14 @@ def full(args: Namespace) -> str:
     lines = []
     for setting, flags in settings.items():
         seeds = [
-            clip_report.run(federate, list(ROWS), Namespace(**vars(args) | flags | {"seed": seed, "every": 1000})) for seed in range(3)
+            fedotp_report.run(federate, list(ROWS), Namespace(**vars(args) | flags | {"seed": seed, "every": 1000})) for seed in range(3)
         ]
-        lines += [[setting, *line] for line in clip_report.against([runs for _, runs in seeds], "FedOTP, averaging")]
-    return "\n\n".join([untrained(args), clip_report.table(["setting", "method", *clip_report.COLUMNS], lines)])
+        lines += [[setting, *line] for line in fedotp_report.against([runs for _, runs in seeds], "FedOTP, averaging")]
+    return "\n\n".join([untrained(args), fedotp_report.table(["setting", "method", *fedotp_report.COLUMNS], lines)])
 
 
 def main() -> None:
-    parser = clip_report.flags("FedOTP")
+    parser = fedotp_report.flags("FedOTP")
     parser.add_argument("--epsilon", type=float, default=0.1, help="weight of the plan's entropy")
     parser.add_argument("--mass", type=float, default=0.8, help="how much of each image is moved")
     parser.add_argument("--all", action="store_true", help="every row, not only the method and its nearest baselines")
@@ -160,9 +160,9 @@ def main() -> None:
     if args.full:
         print(full(args))
         return
-    task, runs = clip_report.run(federate, list(ROWS) if args.all else ["zero-shot", "local CoOp", "PromptFL", "FedOTP"], args)
-    clip_report.draw_plans(partial(plans, runs["FedOTP"].clients[0], task, args=args), task, runs["FedOTP"].result, args.out)
-    print(clip_report.summary(runs, args.out))
+    task, runs = fedotp_report.run(federate, list(ROWS) if args.all else ["zero-shot", "local CoOp", "PromptFL", "FedOTP"], args)
+    fedotp_report.draw_plans(partial(plans, runs["FedOTP"].clients[0], task, args=args), task, runs["FedOTP"].result, args.out)
+    print(fedotp_report.summary(runs, args.out))
 
 
 if __name__ == "__main__":

@@ -12,8 +12,8 @@ import pytest
 import torch
 from PIL import Image
 
-import clip_report
 import fedotp
+import fedotp_report
 import fedprompt as fp
 from embedded.clip_tasks import Part, load_task
 
@@ -23,7 +23,7 @@ PERSONAL = [name for name, (num_shared, num_private, _) in fedotp.ROWS.items() i
 
 
 def arguments(*given: str) -> Namespace:
-    parser = clip_report.flags("test")
+    parser = fedotp_report.flags("test")
     parser.set_defaults(epsilon=0.1, mass=0.8, rounds=2, steps=2, batch_size=16, every=2, device="cpu")
     return parser.parse_args(given)
 
@@ -308,10 +308,10 @@ def test_gains_over_a_baseline_are_taken_seed_by_seed():
     def measured(full, own):
         # One client, two cells of equally many test images, the first of which it holds.
         accuracy = torch.tensor([[[own, 2 * full - own]]])
-        return clip_report.Run([], [1], clip_report.Result(np.array([[4, 0]]), torch.tensor([5, 5]), accuracy, fp.Ledger()))
+        return fedotp_report.Run([], [1], fedotp_report.Result(np.array([[4, 0]]), torch.tensor([5, 5]), accuracy, fp.Ledger()))
 
     seeds = [{"a": measured(0.5, 0.6), "b": measured(0.7, 0.5)}, {"a": measured(0.6, 0.8), "b": measured(0.8, 0.9)}]
-    assert clip_report.against(seeds, "a") == [
+    assert fedotp_report.against(seeds, "a") == [
         ["a", "55.0 ± 7.1", "70.0 ± 14.1", "", ""],
         ["b", "75.0 ± 7.1", "70.0 ± 28.3", "20.0 ± 0.0", "0.0 ± 14.1"],
     ]
