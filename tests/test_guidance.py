@@ -375,8 +375,7 @@ def test_frozen_weights_are_not_multiplied_by_zero_tangents():
 
 
 def test_the_tangent_pass_of_attention_and_frozen_norms_is_as_short_as_it_can_be():
-    """Four products for each of 3 attentions, where PyTorch's own rule has six; one kernel for the tangent of each of 8 norms (two for each block, the
-    pooled token, the prompts)."""
+    """Four products for each of 3 attentions, of which PyTorch's own rule has six; one kernel for the tangent of each of 8 norms."""
     from torch.profiler import ProfilerActivity, profile
 
     body = Prompted(checkpointing=False)
@@ -389,7 +388,9 @@ def test_the_tangent_pass_of_attention_and_frozen_norms_is_as_short_as_it_can_be
         forward_mode(evaluate, parameters, parameters)
     counts = {event.key: event.count for event in record.key_averages()}
     assert counts["aten::bmm"] == 3 * 4
-    assert counts["aten::native_layer_norm"] == counts["aten::native_layer_norm_backward"] == 3 * 2 + 2
+    assert (
+        counts["aten::native_layer_norm"] == counts["aten::native_layer_norm_backward"] == 3 * 2 + 2
+    )  # two in each block, the pooled token's, the prompts'
 
 
 # The pieces around it.
