@@ -299,7 +299,7 @@ class Opaque(nn.Module):
         return hidden + self.function(hidden)  # the tangent of the sum is there, and wrong, where the function lost its own
 
 
-@pytest.mark.parametrize("function", [Cube.apply, square, lambda x: torch.cdist(x, torch.eye(WIDTH, dtype=x.dtype))])
+@pytest.mark.parametrize("function", [Cube.apply, square])
 def test_an_operator_without_forward_mode_is_said_and_worked_around(function):
     model, guides = Guided(Opaque(function), features=True), draw_guides(WIDTH)
     expected = fedl2g.double_backward(model, guides, STUDY, QUIZ, fedl2g.descend(0.1))
