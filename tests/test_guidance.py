@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+from torch.overrides import TorchFunctionMode
 
 from fedprompt import (
     GuideVectors,
@@ -340,6 +341,28 @@ def test_the_fast_path_of_multihead_attention_is_off_only_inside():
     near(guide_gradient(model, guides, STUDY, QUIZ, learning_rate=0.1).value, expected)
     assert torch.backends.mha.get_fastpath_enabled()
     assert torch.backends.cuda.flash_sdp_enabled()
+
+
+class Kernels(TorchFunctionMode):
+    """Writes down, for every attention, how much it drops out and whether the fused kernels are allowed."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func is F.scaled_dot_product_attention:
+            self.seen.append((kwargs["dropout_p"], torch.backends.cuda.flash_sdp_enabled()))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(("dropout", "passes"), [(0.0, [True, True, False]), (0.3, [False, False, False])])
+def test_fused_attention_runs_where_masks_need_no_replay(dropout, passes):
+    """The study, quiz and tangent pass of 3 blocks each, the last by a method that hands attention on; a CPU would choose so by itself."""
+    model, guides = Guided(vit(dropout=dropout), features=False), draw_guides(CLASSES)
+    with Kernels() as kernels:
+        guide_gradient(model, guides, STUDY[0], QUIZ[0], learning_rate=0.1, method=double_backward)
+    assert kernels.seen == [(dropout, fused) for fused in passes for _ in range(3)]
 
 
 def test_an_error_in_the_model_leaves_everything_as_it_was():
