@@ -185,6 +185,27 @@ def test_weights_that_are_tied_move_together():
     )
 
 
+class Branches(nn.Module):
+    """One layer for batches of five, the study's, another for batches of four, the quiz's; a scale that is rounded, and so never moves."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.scale = mlp(), nn.Parameter(torch.full((WIDTH,), 2.2, dtype=torch.float64))
+        self.studied, self.judged = (seeded(lambda: nn.Linear(WIDTH, WIDTH)) for _ in range(2))
+
+    def forward(self, images):
+        return (self.studied if len(images) == 5 else self.judged)(self.body(images).tanh()) * self.scale.round()
+
+
+@pytest.mark.parametrize("method", [forward_mode, double_backward])
+@pytest.mark.parametrize("update", [None, decay_and_momentum])
+def test_parameters_that_one_batch_or_no_derivative_reaches(update, method):
+    model, guides = Guided(Branches(), features=False), draw_guides(CLASSES)
+    step = fedl2g.descend(0.1) if update is None else partial(update, learning_rate=0.1)
+    expected = fedl2g.double_backward(model, guides, STUDY[:1], QUIZ[:1], step)
+    near(guide_gradient(model, guides, STUDY[0], QUIZ[0], learning_rate=0.1, update=update, method=method).value, expected)
+
+
 # What forward mode must know of a model.
 
 
@@ -338,7 +359,17 @@ def test_the_fast_path_of_multihead_attention_is_off_only_inside():
     body = nn.Sequential(nn.Flatten(2), nn.Linear(256, WIDTH).double(), layer, nn.Flatten(), nn.Linear(3 * WIDTH, WIDTH).double())
     model, guides = Guided(body, features=False), draw_guides(CLASSES)
     expected = fedl2g.double_backward(model, guides, STUDY, QUIZ, fedl2g.descend(0.1))
-    near(guide_gradient(model, guides, STUDY, QUIZ, learning_rate=0.1).value, expected)
+    inside = []
+
+    def watched(evaluate, parameters, direction):
+        def look(guided):
+            inside.append(torch.backends.mha.get_fastpath_enabled())
+            return guided
+
+        return forward_mode(lambda values, then: evaluate(values, lambda guided: then(look(guided))), parameters, direction)
+
+    near(guide_gradient(model, guides, STUDY, QUIZ, learning_rate=0.1, method=watched).value, expected)
+    assert inside == [False, False]
     assert torch.backends.mha.get_fastpath_enabled()
     assert torch.backends.cuda.flash_sdp_enabled()
 
