@@ -321,7 +321,7 @@ class Opaque(nn.Module):
         return hidden + self.function(hidden)  # the tangent of the sum is there, and wrong, where the function lost its own
 
 
-@pytest.mark.parametrize("function", [Cube.apply, square])
+@pytest.mark.parametrize("function", [Cube.apply, square, lambda x: square(x=x)])
 def test_an_operator_without_forward_mode_is_said_and_worked_around(function):
     model, guides = Guided(Opaque(function), features=True), draw_guides(WIDTH)
     expected = fedl2g.double_backward(model, guides, STUDY, QUIZ, fedl2g.descend(0.1))
@@ -604,6 +604,7 @@ BAD = [
         "`model` must let a trainable parameter reach its guided output; got",
     ),
     ({"model": with_an_unused_parameter()}, ValueError, "or freeze it; got no gradient for ['spare.weight', 'spare.bias']."),
+    ({"model": with_an_unused_parameter(), "update": decay_and_momentum}, ValueError, "or freeze it; got no gradient for ['spare.weight'"),
     (
         {"model": Guided(mlp(), features=False).requires_grad_(False)},
         ValueError,
