@@ -264,6 +264,7 @@ NORMS = {
     "learned": lambda: nn.LayerNorm(48),
     "frozen": lambda: nn.LayerNorm(48).requires_grad_(False),
     "only the bias learns": half_frozen,
+    "only the weight learns": lambda: nn.LayerNorm(48, bias=False),
     "no bias": lambda: nn.LayerNorm(48, bias=False, eps=0.5).requires_grad_(False),
     "nothing": lambda: nn.LayerNorm(48, elementwise_affine=False),
 }
