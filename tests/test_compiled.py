@@ -18,6 +18,7 @@ from fedprompt import (
     batch_streams,
     distillation_loss,
     encode_prompted,
+    guided_loss,
     key_loss,
     nearest_keys,
     sinkhorn,
@@ -110,6 +111,18 @@ def test_distillation_loss():
     labels, teacher = torch.tensor([0, 2, 1, 2, 0]), Weighted(draw(3, 3, seed=3), torch.tensor([2.0, 0.0, 1.0]))
     logits = draw(5, 3).requires_grad_()
     assert_compiles(lambda logits: (distillation_loss(logits, labels, teacher),), logits, learning=[logits])
+
+
+def test_a_guided_step_of_prompts():
+    model = tiny_vit()
+    trunk, images, guides = vit_trunk(model), draw_images(model, 3), draw(12, 12, seed=3)
+    prompts = DeepPrompts(2, trunk.dim, trunk.depth, generator=torch.Generator().manual_seed(0)).double()
+
+    def step(images, labels):
+        logits = encode_prompted(trunk, images, prompts()).pooled
+        return (guided_loss(logits, logits, labels, guides, weight=0.7),)
+
+    assert_compiles(step, images, torch.tensor([2, 0, 2]), learning=[prompts.tokens])
 
 
 @pytest.mark.parametrize("selector", [nearest_keys, partial(balanced_keys, solver=sinkhorn)], ids=["nearest_keys", "balanced_keys"])

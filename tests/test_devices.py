@@ -21,12 +21,8 @@ def test_a_fedhpl_round_stays_on_its_device_and_equals_the_cpu(device):
 
 
 def round_loss(device: str, dtype: torch.dtype) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    generator = torch.Generator().manual_seed(0)
-    model = VisionTransformer(img_size=16, patch_size=4, num_classes=0, embed_dim=8, depth=2, num_heads=2)
-    client = nn.ModuleDict({"prompts": fp.DeepPrompts(2, 8, 2), "head": nn.Linear(8, 4)})
-    for parameter in (*model.parameters(), *client.parameters()):
-        parameter.data = torch.randn(parameter.shape, generator=generator, dtype=torch.float64).mul(0.3).to(dtype)
-    trunk, client = fp.vit_trunk(model.to(device)), client.to(device)
+    trunk, generator = drawn_trunk(device, dtype)
+    client = drawn(nn.ModuleDict({"prompts": fp.DeepPrompts(2, 8, 2), "head": nn.Linear(8, 4)}), generator, device, dtype)
     images, labels = torch.randn(12, 3, 16, 16, generator=generator, dtype=torch.float64), torch.arange(12) % 4
     images, labels = images.to(device, dtype), labels.to(device)
 
@@ -79,3 +75,98 @@ def upload_results(device: str, dtype: torch.dtype) -> tuple[list[torch.Tensor],
     results.append(fp.unflatten(sum(map(fp.flatten, bounded)), like=bounded[0])["head"])
     noisy = fp.gaussian_noise(bounded[0], multiplier=1.0, sensitivity=1.0, generator=torch.Generator().manual_seed(1))["head"]
     return [tensor for upload in results for tensor in upload], blob, list(noisy)
+
+
+class Client(nn.Module):
+    """Prompts and a head on a trunk that all clients share; the guides act on its logits."""
+
+    def __init__(self, trunk: fp.Trunk) -> None:
+        super().__init__()
+        self.trunk, self.prompts, self.head = trunk, fp.DeepPrompts(2, 8, 2), nn.Linear(8, 4)
+
+    def forward(self, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        logits = self.head(fp.encode_prompted(self.trunk, images, self.prompts()).pooled)
+        return logits, logits
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_fedl2g_round_stays_on_its_device_and_equals_the_cpu(device):
+    """A guided step, the guide gradient, and the server's step on the guides."""
+    expected, *_ = guided_round("cpu", torch.float64)
+    guides, *tensors = guided_round(device, torch.float32)
+    assert {tensor.device.type for tensor in (guides, *tensors)} == {device}
+    torch.testing.assert_close(guides.cpu().double(), expected, rtol=1e-3, atol=1e-5)
+
+
+def guided_round(device: str, dtype: torch.dtype) -> list[torch.Tensor]:
+    trunk, generator = drawn_trunk(device, dtype)
+    client = drawn(Client(trunk), generator, device, dtype)
+    images = torch.randn(12, 3, 16, 16, generator=generator, dtype=torch.float64).to(device, dtype)
+    labels = (torch.arange(12) % 3).to(device)
+    guides = torch.randn(4, 4, generator=generator, dtype=torch.float64).to(device, dtype)
+    before = torch.get_rng_state()
+    fp.guided_loss(*client(images), labels, guides).backward()
+    with torch.no_grad():
+        for parameter in client.parameters():
+            parameter -= 0.1 * parameter.grad
+    upload = fp.guide_gradient(client, guides, (images[:8], labels[:8]), (images[8:], labels[8:]), learning_rate=0.5)
+    assert torch.equal(torch.get_rng_state(), before)
+    update = fp.descend(lambda rows: torch.optim.SGD(rows, lr=100.0))
+    new, _ = update.step(guides, fp.weighted_mean([upload, upload]), update.init(guides))
+    assert not torch.equal(new[:3], guides[:3])
+    return [new, *upload, *client.parameters()]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_step_of_sgpts_second_block_stays_on_its_device_and_equals_the_cpu(device):
+    """Selection with counts, group prompts, the mean readout and the key loss; the same groups, the loss after one step near float64's."""
+    expected, counts, *_ = second_block("cpu", torch.float64)
+    loss, own, *tensors = second_block(device, torch.float32)
+    assert {tensor.device.type for tensor in (loss, own, *tensors)} == {device}
+    assert own.tolist() == counts.tolist()
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-3)
+
+
+def second_block(device: str, dtype: torch.dtype) -> list[torch.Tensor]:
+    trunk, generator = drawn_trunk(device, dtype)
+    parts = {
+        "shared": fp.LayeredPrompts(1, 8, layers=(0,)),
+        "groups": fp.GroupPrompts(4, 1, 8, layers=(1,)),
+        "selector": fp.SelectionKeys(4, 8),
+        "head": nn.Linear(8, 4),
+    }
+    client = drawn(nn.ModuleDict(parts), generator, device, dtype)
+    images = torch.randn(12, 3, 16, 16, generator=generator, dtype=torch.float64).to(device, dtype)
+    labels = (torch.arange(12) % 4).to(device)
+    with torch.no_grad():
+        query = fp.encode_prompted(trunk, images).pooled
+    client["selector"].start_round(torch.tensor([9.0, 0.0, 5.0, 3.0], device=device))
+
+    def block() -> torch.Tensor:
+        indices = client["selector"](query).indices
+        encoded = fp.encode_prompted(trunk, images, client["shared"](), client["groups"](indices))
+        readout = torch.cat([encoded.pooled[:, None], encoded.streams[1]], 1).mean(1)
+        return F.cross_entropy(client["head"](readout), labels) + fp.key_loss(query, client["selector"].keys, indices)
+
+    with fp.training_only(client, client["groups"], client["selector"], client["head"]):
+        block().backward()
+        learning = [parameter for parameter in client.parameters() if parameter.requires_grad]
+        assert client["shared"].tokens.grad is None
+        with torch.no_grad():
+            for parameter in learning:
+                parameter -= 0.1 * parameter.grad
+        final = block().detach()
+    return [final, client["selector"].counts, *learning]
+
+
+def drawn_trunk(device: str, dtype: torch.dtype) -> tuple[fp.Trunk, torch.Generator]:
+    generator = torch.Generator().manual_seed(0)
+    model = VisionTransformer(img_size=16, patch_size=4, num_classes=0, embed_dim=8, depth=2, num_heads=2)
+    return fp.vit_trunk(drawn(model, generator, device, dtype)), generator
+
+
+def drawn(module: nn.Module, generator: torch.Generator, device: str, dtype: torch.dtype) -> nn.Module:
+    """Draw every parameter in float64 on the CPU, whatever device and dtype follow."""
+    for parameter in module.parameters():
+        parameter.data = torch.randn(parameter.shape, generator=generator, dtype=torch.float64).mul(0.3).to(dtype)
+    return module.to(device)

@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+from torch.overrides import TorchFunctionMode
 
 from fedprompt import (
     GuideVectors,
@@ -31,7 +32,7 @@ from fedprompt import (
     snapshot,
     weighted_mean,
 )
-from guided import BODIES, CLASSES, LOSSES, QUIZ, STUDY, WIDTH, Guided, Prompted, cnn, draw_guides, mlp, vit
+from guided import BODIES, CLASSES, LOSSES, QUIZ, STUDY, WIDTH, Guided, Prompted, cnn, draw_guides, mlp, seeded, vit
 from references import fedl2g
 
 
@@ -184,6 +185,27 @@ def test_weights_that_are_tied_move_together():
     )
 
 
+class Branches(nn.Module):
+    """One layer for batches of five, the study's, another for batches of four, the quiz's; a scale that is rounded, and so never moves."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.scale = mlp(), nn.Parameter(torch.full((WIDTH,), 2.2, dtype=torch.float64))
+        self.studied, self.judged = (seeded(lambda: nn.Linear(WIDTH, WIDTH)) for _ in range(2))
+
+    def forward(self, images):
+        return (self.studied if len(images) == 5 else self.judged)(self.body(images).tanh()) * self.scale.round()
+
+
+@pytest.mark.parametrize("method", [forward_mode, double_backward])
+@pytest.mark.parametrize("update", [None, decay_and_momentum])
+def test_parameters_that_one_batch_or_no_derivative_reaches(update, method):
+    model, guides = Guided(Branches(), features=False), draw_guides(CLASSES)
+    step = fedl2g.descend(0.1) if update is None else partial(update, learning_rate=0.1)
+    expected = fedl2g.double_backward(model, guides, STUDY[:1], QUIZ[:1], step)
+    near(guide_gradient(model, guides, STUDY[0], QUIZ[0], learning_rate=0.1, update=update, method=method).value, expected)
+
+
 # What forward mode must know of a model.
 
 
@@ -206,6 +228,62 @@ def test_what_stands_under_no_grad_is_a_constant():
     expected = fedl2g.double_backward(model, guides, STUDY, QUIZ, fedl2g.descend(0.1))
     for method in (forward_mode, double_backward):
         near(guide_gradient(model, guides, STUDY, QUIZ, learning_rate=0.1, method=method).value, expected)
+
+
+class Attending(nn.Module):
+    """Attention after layer normalisation, as asked for, scaled by a copy of itself that is computed with gradients off."""
+
+    def __init__(self, norm, query=None, **options):
+        super().__init__()
+        self.embed, self.norm, self.join = (seeded(make) for make in (lambda: nn.Linear(256, 48), norm, lambda: nn.Linear(72, WIDTH)))
+        self.query, self.options = query, options
+        for number, parameter in enumerate(self.norm.parameters()):
+            parameter.data = 1 + 0.5 * draw_guides(48, classes=1, seed=number)[0]
+
+    def attend(self, hidden):
+        heads = self.norm(hidden).unflatten(-1, (4, 12)).transpose(1, 2)
+        query, key, value = heads[..., :3], heads[..., 3:6], heads[..., 6:]
+        if self.options.get("enable_gqa", False):
+            key, value = key[:, :2], value[:, :2]
+        return F.scaled_dot_product_attention(query if self.query is None else self.query, key, value, **self.options).flatten(1)
+
+    def forward(self, images):
+        hidden = self.embed(images.flatten(2))
+        with torch.no_grad():
+            gate = self.attend(hidden.flip(0))
+        return self.join(self.attend(hidden) * (1 + gate))
+
+
+def half_frozen():
+    norm = nn.LayerNorm(48)
+    norm.weight.requires_grad_(False)
+    return norm
+
+
+NORMS = {
+    "learned": lambda: nn.LayerNorm(48),
+    "frozen": lambda: nn.LayerNorm(48).requires_grad_(False),
+    "only the bias learns": half_frozen,
+    "only the weight learns": lambda: nn.LayerNorm(48, bias=False),
+    "no bias": lambda: nn.LayerNorm(48, bias=False, eps=0.5).requires_grad_(False),
+    "nothing": lambda: nn.LayerNorm(48, elementwise_affine=False),
+}
+ATTENTION = {
+    "plain": {},
+    "scale": {"scale": 0.3},
+    "causal": {"is_causal": True},
+    "numbers masked": {"attn_mask": draw_guides(3, classes=3)},
+    "some masked": {"attn_mask": torch.ones(3, 3).tril().bool()},
+    "grouped": {"enable_gqa": True},
+    "constant query": {"query": draw_guides(3, classes=3).expand(4, 3, 3)},
+}
+
+
+@pytest.mark.parametrize(("norm", "options"), [*((norm, {}) for norm in NORMS), *(("frozen", options) for options in ATTENTION.values())])
+def test_every_form_of_attention_and_layer_normalisation(norm, options):
+    model, guides = Guided(Attending(NORMS[norm], **options), features=False), draw_guides(CLASSES)
+    expected = fedl2g.double_backward(model, guides, STUDY, QUIZ, fedl2g.descend(0.1))
+    near(guide_gradient(model, guides, STUDY, QUIZ, learning_rate=0.1).value, expected)
 
 
 class Cube(torch.autograd.Function):
@@ -244,7 +322,7 @@ class Opaque(nn.Module):
         return hidden + self.function(hidden)  # the tangent of the sum is there, and wrong, where the function lost its own
 
 
-@pytest.mark.parametrize("function", [Cube.apply, square, lambda x: torch.cdist(x, torch.eye(WIDTH, dtype=x.dtype))])
+@pytest.mark.parametrize("function", [Cube.apply, square, lambda x: square(x=x)])
 def test_an_operator_without_forward_mode_is_said_and_worked_around(function):
     model, guides = Guided(Opaque(function), features=True), draw_guides(WIDTH)
     expected = fedl2g.double_backward(model, guides, STUDY, QUIZ, fedl2g.descend(0.1))
@@ -282,9 +360,41 @@ def test_the_fast_path_of_multihead_attention_is_off_only_inside():
     body = nn.Sequential(nn.Flatten(2), nn.Linear(256, WIDTH).double(), layer, nn.Flatten(), nn.Linear(3 * WIDTH, WIDTH).double())
     model, guides = Guided(body, features=False), draw_guides(CLASSES)
     expected = fedl2g.double_backward(model, guides, STUDY, QUIZ, fedl2g.descend(0.1))
-    near(guide_gradient(model, guides, STUDY, QUIZ, learning_rate=0.1).value, expected)
+    inside = []
+
+    def watched(evaluate, parameters, direction):
+        def look(guided):
+            inside.append(torch.backends.mha.get_fastpath_enabled())
+            return guided
+
+        return forward_mode(lambda values, then: evaluate(values, lambda guided: then(look(guided))), parameters, direction)
+
+    near(guide_gradient(model, guides, STUDY, QUIZ, learning_rate=0.1, method=watched).value, expected)
+    assert inside == [False, False]
     assert torch.backends.mha.get_fastpath_enabled()
     assert torch.backends.cuda.flash_sdp_enabled()
+
+
+class Kernels(TorchFunctionMode):
+    """Writes down, for every attention, how much it drops out and whether the fused kernels are allowed."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func is F.scaled_dot_product_attention:
+            self.seen.append((kwargs["dropout_p"], torch.backends.cuda.flash_sdp_enabled()))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(("dropout", "passes"), [(0.0, [True, True, False]), (0.3, [False, False, False])])
+def test_fused_attention_runs_where_masks_need_no_replay(dropout, passes):
+    """The study, quiz and tangent pass of 3 blocks each, the last by a method that hands attention on; a CPU would choose so by itself."""
+    model, guides = Guided(vit(dropout=dropout), features=False), draw_guides(CLASSES)
+    with Kernels() as kernels:
+        guide_gradient(model, guides, STUDY[0], QUIZ[0], learning_rate=0.1, method=double_backward)
+    assert kernels.seen == [(dropout, fused) for fused in passes for _ in range(3)]
 
 
 def test_an_error_in_the_model_leaves_everything_as_it_was():
@@ -317,6 +427,25 @@ def test_frozen_weights_are_not_multiplied_by_zero_tangents():
         lambda evaluate, parameters, direction: torch.zeros(len(STUDY[0][1]), CLASSES, dtype=torch.float64)
     )
     assert products(forward_mode) - products(nothing) + plain <= 2 * plain + 1
+
+
+def test_the_tangent_pass_of_attention_and_frozen_norms_is_as_short_as_it_can_be():
+    """Four products for each of 3 attentions, of which PyTorch's own rule has six; one kernel for the tangent of each of 8 norms."""
+    from torch.profiler import ProfilerActivity, profile
+
+    body = Prompted(checkpointing=False)
+    parameters = {name: value.detach() for name, value in body.named_parameters()}
+
+    def evaluate(values, then):
+        return then(torch.func.functional_call(body, values, (STUDY[0][0],)))
+
+    with profile(activities=[ProfilerActivity.CPU]) as record:
+        forward_mode(evaluate, parameters, parameters)
+    counts = {event.key: event.count for event in record.key_averages()}
+    assert counts["aten::bmm"] == 3 * 4
+    assert (
+        counts["aten::native_layer_norm"] == counts["aten::native_layer_norm_backward"] == 3 * 2 + 2
+    )  # two in each block, the pooled token's, the prompts'
 
 
 # The pieces around it.
@@ -476,6 +605,7 @@ BAD = [
         "`model` must let a trainable parameter reach its guided output; got",
     ),
     ({"model": with_an_unused_parameter()}, ValueError, "or freeze it; got no gradient for ['spare.weight', 'spare.bias']."),
+    ({"model": with_an_unused_parameter(), "update": decay_and_momentum}, ValueError, "or freeze it; got no gradient for ['spare.weight'"),
     (
         {"model": Guided(mlp(), features=False).requires_grad_(False)},
         ValueError,

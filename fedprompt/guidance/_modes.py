@@ -32,10 +32,11 @@ class ReplayableAttention(TorchFunctionMode):
 
 
 class ForwardRules(TorchFunctionMode):
-    """Three rules that dual numbers lack.
+    """Rules that dual numbers lack.
 
-    A product of which only one side has a tangent costs one further product; PyTorch multiplies the other side's zeros, too. And what a
-    model computes with gradients turned off is a constant here, as it is in a backward pass. An operator that loses tangents is refused.
+    A product of which only one side has a tangent costs one further product; PyTorch multiplies the other side's zeros, too. Attention and
+    frozen layer normalisation pass less often over memory than PyTorch's rules do. What a model computes with gradients turned off is a
+    constant here, as it is in a backward pass. An operator that loses tangents is refused.
     """
 
     def __torch_function__(self, func: Function, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
@@ -46,6 +47,10 @@ class ForwardRules(TorchFunctionMode):
             tangents = [tangent_of(argument) for argument in args[:2]]
             if (tangents[0] is None) != (tangents[1] is None):
                 return _one_sided(func, tangents, args, kwargs)
+        rule = RULES.get(func)
+        result = rule(*args, **kwargs) if rule is not None else None
+        if result is not None:
+            return result
         result = func(*args, **kwargs)
         if isinstance(func, OpOverload | OpOverloadPacket):
             _check_kept(func, [*args, *kwargs.values()], result)
@@ -76,3 +81,57 @@ def _one_sided(func: Function, tangents: list[Tensor | None], args: tuple[Any, .
         moved[2] = tangent_of(args[2])
     product: Tensor = make_dual(func(*plain, **kwargs), func(*moved, **kwargs))
     return product
+
+
+def _attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    **kwargs: Any,
+) -> Tensor | None:
+    r"""Plain attention of dual tensors in four products; None where PyTorch's own rule must serve.
+
+    The tangent of :math:`O = PV` is :math:`(P \circ \dot S) V + P \dot V - r \circ O` with r the row sums of :math:`P \circ \dot S`.
+    """
+    tangents = [tangent for argument in (query, key, value) if (tangent := tangent_of(argument)) is not None]
+    plain = attn_mask is None and dropout_p == 0 and not is_causal and not kwargs.get("enable_gqa", False)
+    if not plain or len(tangents) < 3 or not _computes_as_is(query):
+        return None
+    query, key, value = (unpack_dual(argument).primal for argument in (query, key, value))
+    scale = query.shape[-1] ** -0.5 if kwargs.get("scale") is None else kwargs["scale"]
+    with torch.no_grad():
+        query, query_moved = query * scale, tangents[0] * scale
+        weights = (query @ key.mT).softmax(-1)
+        moved = torch.cat([query_moved, query], -1) @ torch.cat([key, tangents[1]], -1).mT
+        moved *= weights
+        output, tangent = (weights @ torch.cat([value, tangents[2]], -1)).chunk(2, -1)
+        tangent = tangent + moved @ value - moved.sum(-1, keepdim=True) * output
+    dual: Tensor = make_dual(output.contiguous(), tangent)
+    return dual
+
+
+def _frozen_layer_norm(
+    input: Tensor, normalized_shape: Iterable[int], weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
+) -> Tensor | None:
+    """Layer normalisation by constants: before the weight its Jacobian is symmetric, so its backward kernel gives the tangent."""
+    tangent = tangent_of(input)
+    if tangent is None or tangent_of(weight) is not None or tangent_of(bias) is not None or not _computes_as_is(input):
+        return None
+    input, shape = unpack_dual(input).primal, list(normalized_shape)
+    with torch.no_grad():
+        output, mean, deviation = torch.native_layer_norm(input, shape, weight, bias, eps)
+        moved, *_ = torch.ops.aten.native_layer_norm_backward(tangent, input, shape, mean, deviation, None, None, [True, False, False])
+        tangent = moved if weight is None else moved * weight
+    dual: Tensor = make_dual(output, tangent)
+    return dual
+
+
+def _computes_as_is(tensor: Tensor) -> bool:
+    """Whether an operator computes in the dtype that it is given."""
+    return tensor.dtype in (torch.float32, torch.float64) and not torch.is_autocast_enabled(tensor.device.type)
+
+
+RULES: dict[Function, Function] = {F.scaled_dot_product_attention: _attention, F.layer_norm: _frozen_layer_norm}
