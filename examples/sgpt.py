@@ -32,11 +32,15 @@ def uncalibrated(query: Tensor, keys: Tensor, *, usage: Tensor | None = None) ->
 
 
 class Row(NamedTuple):
-    """One line of the tables: which parts learn in each block, the rule of selection in training, and the server's momentum."""
+    """One line of the tables: which parts learn in each block, the rule of selection in training, and the server's momentum.
+
+    `average`: the head reads the mean of the class token and the group tokens, or the class token alone; None leaves it to the flag.
+    """
 
     blocks: list[tuple[str, ...]]
     selector: fp.PromptSelector = fp.nearest_keys
     momentum: float = 0.5
+    average: bool | None = None
 
 
 SHARED, GROUPS = ("shared", "head"), ("groups", "selector", "head")
@@ -50,6 +54,7 @@ ROWS = {
     "inverted order": Row([GROUPS, SHARED]),
     "SGPT, no calibration": Row([SHARED, GROUPS], uncalibrated, momentum=0.0),
     "SGPT, no momentum": Row([SHARED, GROUPS], momentum=0.0),
+    "SGPT, averaged tokens": Row([SHARED, GROUPS], average=True),
     "SGPT": Row([SHARED, GROUPS]),
 }
 
@@ -69,14 +74,14 @@ def new_model(name: str, backbone: Backbone, num_classes: int, args: Namespace) 
     return nn.ModuleDict({part: module for part, module in parts.items() if part in learning}).to(args.device)
 
 
-def logits(model: nn.ModuleDict, backbone: Backbone, images: Tensor, chosen: Tensor | None) -> Tensor:
-    """Classify with the shared prompts and, if groups are chosen, theirs: then the head reads the mean of the class and group tokens."""
+def logits(model: nn.ModuleDict, backbone: Backbone, images: Tensor, chosen: Tensor | None, average: bool) -> Tensor:
+    """Classify with the shared prompts and, where groups are chosen, theirs."""
     images = (images - backbone.mean) / backbone.std
     streams = [model["shared"]()] if "shared" in model else []
     if chosen is None:
         return model["head"](fp.encode_prompted(backbone.encoder, images, *streams).pooled)
     encoded = fp.encode_prompted(backbone.encoder, images, *streams, model["groups"](chosen))
-    return model["head"](torch.cat([encoded.pooled[:, None], encoded.streams[-1]], 1).mean(1))
+    return model["head"](torch.cat([encoded.pooled[:, None], encoded.streams[-1]], 1).mean(1) if average else encoded.pooled)
 
 
 @torch.no_grad()
@@ -85,7 +90,7 @@ def inference(model: nn.ModuleDict, backbone: Backbone, side: Side, args: Namesp
     chosen = model.eval()["selector"](side.queries).indices if "groups" in model else None
     correct = torch.zeros(len(side.labels))
     for images, numbers in side.split.batches(range(len(side.labels)), args.device):
-        z = logits(model, backbone, images, None if chosen is None else chosen[numbers])
+        z = logits(model, backbone, images, None if chosen is None else chosen[numbers], args.average)
         correct[numbers.cpu()] = (z.argmax(1) == side.labels[numbers]).float().cpu()
     return correct, None if chosen is None else chosen.cpu()
 
@@ -93,15 +98,16 @@ def inference(model: nn.ModuleDict, backbone: Backbone, side: Side, args: Namesp
 def federate(name: str, federation: Federation, backbone: Backbone, args: Namespace) -> report.Result:
     """Run one row of the tables."""
     row, train, draw = ROWS[name], federation.train, torch.Generator().manual_seed(args.seed)
+    args = args if row.average is None else Namespace(**vars(args) | {"average": row.average})
     torch.manual_seed(args.seed)
     model = new_model(name, backbone, federation.num_classes, args)
-    grouped = "groups" in model
+    grouped, clients = "groups" in model, range(args.clients - args.unseen)
     values, usage, history, usages = fp.snapshot(model), torch.zeros(args.groups), [], []
     server = fp.per_name_update({part: fp.ema(decay=row.momentum) for part in ("groups", "selector") if grouped})
     state = server.init(values)
     for server_round in tqdm(range(args.rounds), desc=name, unit="round"):
         uploads = []
-        for client in fp.cohort(range(args.clients), size=round(args.ratio * args.clients), generator=draw):
+        for client in fp.cohort(clients, size=round(args.ratio * len(clients)), generator=draw):
             fp.load(model.train(), values)
             shard, stream = train.shards[client], fp.stream_seed(args.seed, server_round, client)
             epochs = args.epochs * 2 // len(row.blocks)  # as many steps in every row
@@ -117,7 +123,7 @@ def federate(name: str, federation: Federation, backbone: Backbone, args: Namesp
                         if "groups" in block:
                             chosen = model["selector"](train.queries[numbers]).indices
                             loss = fp.key_loss(train.queries[numbers], model["selector"].keys, chosen)
-                        loss = loss + F.cross_entropy(logits(model, backbone, images, chosen), train.labels[numbers])
+                        loss = loss + F.cross_entropy(logits(model, backbone, images, chosen, args.average), train.labels[numbers])
                         optimizer.zero_grad()
                         loss.backward()
                         optimizer.step()

@@ -23,13 +23,15 @@ LAST = 10
 """Reported are means over so many last rounds, as in the paper."""
 
 DIGITS: dict[str, Any] = {
-    "backbone": "B", "groups": 10, "ratio": 0.25, "rounds": 24, "epochs": 2, "batch_size": 32, "learning_rate": 0.05, "num_prompts": 8,
-    "shared_layers": (0, 1), "group_layers": (2, 3), "shared_length": 1,
+    "backbone": "B", "ratio": 0.25, "rounds": 24, "epochs": 2, "batch_size": 32, "learning_rate": 0.05,
+    "num_prompts": 8, "shared_length": 8, "shared_layers": (0, 1), "group_layers": (2, 3), "average": False,
 }  # fmt: skip
 PAPER: dict[str, Any] = {
-    "backbone": "vit_base_patch16_224.augreg_in21k", "groups": 20, "ratio": 0.05, "rounds": 60, "epochs": 5, "batch_size": 40,
-    "learning_rate": 0.01, "num_prompts": 10, "shared_layers": (0, 1, 2, 3), "group_layers": (4, 5, 6), "shared_length": 1,
+    "backbone": "vit_base_patch16_224.augreg_in21k", "ratio": 0.05, "rounds": 60, "epochs": 5, "batch_size": 40, "learning_rate": 0.01,
+    "num_prompts": 10, "shared_length": 1, "shared_layers": (0, 1, 2, 3), "group_layers": (4, 5, 6), "average": True, "groups": 20,
 }  # fmt: skip
+GROUPS = {"label": 10, "feature": 5}
+"""As many for the digits as there are classes, or domains."""
 
 
 def layers(text: str) -> tuple[int, ...]:
@@ -42,6 +44,7 @@ def flags() -> argparse.ArgumentParser:
     parser.add_argument("--shift", choices=("label", "feature"), default="label", help="what differs between clients: classes, or domains")
     parser.add_argument("--classes-per-client", type=int, default=2, help="for label shift")
     parser.add_argument("--clients", type=int, default=20)
+    parser.add_argument("--unseen", type=int, default=0, help="so many of them never take part: they only take the model and are tested")
     parser.add_argument("--ratio", type=float, help="share of clients in a round")
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--epochs", type=int, help="for each of SGPT's two blocks; rows of one block get twice as many")
@@ -54,6 +57,8 @@ def flags() -> argparse.ArgumentParser:
     parser.add_argument("--group-length", type=int, default=1, help="likewise for each group")
     parser.add_argument("--shared-layers", type=layers)
     parser.add_argument("--group-layers", type=layers)
+    average = "the head reads the mean of class and group tokens; default: for other data than the digits"
+    parser.add_argument("--average", action=argparse.BooleanOptionalAction, default=None, help=average)
     parser.add_argument("--query-depth", type=int, help="blocks that run for the query; default: all")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--backbone", help="B, L, or any of timm's vision transformers")
@@ -93,13 +98,18 @@ class Result(NamedTuple):
         return [fp.summarise(history, last=last).last_mean for history in (self.over_rounds(), local, worst)]
 
 
+def filled(args: Namespace) -> Namespace:
+    """Fill in the flags that were left open."""
+    given = {key: value for key, value in vars(args).items() if value is not None}
+    quick = {"rounds": 2, "epochs": 1} if args.quick else {}
+    usual = DIGITS | {"groups": GROUPS[args.shift]} if args.dataset == "digits" else PAPER
+    return Namespace(**vars(args) | usual | given | quick)
+
+
 def prepare(args: Namespace) -> tuple[Federation, Backbone, Namespace]:
     """Load data and backbone, compute every query once, and fill in the flags that were left open."""
     torch.set_num_threads(1 if args.dataset == "digits" else torch.get_num_threads())  # threads only wait in models this tiny
-    given = {key: value for key, value in vars(args).items() if value is not None}
-    args = Namespace(**vars(args) | (DIGITS if args.dataset == "digits" else PAPER) | given)
-    if args.quick:
-        args.rounds, args.epochs = 2, 1
+    args = filled(args)
     if args.shift == "label":
         keys = ("root", "image_size", "seed", "classes_per_client", "validate")
         federation = label_shift(args.dataset, num_clients=args.clients, **{key: vars(args)[key] for key in keys})
@@ -146,7 +156,7 @@ CLUSTERS = ("true groups", "k-means", "dead groups", "effective groups")
 
 
 def clusters(results: Mapping[str, Result], federation: Federation, args: Namespace) -> dict[str, list[float]]:
-    """Hold every selection against the true groups and against centralised k-means, and count groups in use; k-means itself comes last."""
+    """Hold selections against the true groups and against centralised k-means, and count groups in use; k-means itself comes last."""
     kmeans = centralised(federation, args.groups, args.seed)
     selections = {name: result.chosen for name, result in results.items() if result.chosen is not None} | {"centralised k-means": kmeans}
     figures = {}
@@ -188,6 +198,13 @@ def _history(axis: Axes, name: str, result: Result) -> None:
     axis.plot(range(1, len(history) + 1), 100 * history, label=name)
 
 
+def newcomers(results: Mapping[str, Result], unseen: int) -> str:
+    """Compare clients that never took part with the others, by the mean of the last rounds and of clients."""
+    means = {name: result.accuracy[-LAST:].mean(0) for name, result in results.items()}
+    lines = [[name, percent(mean[:-unseen].mean().item()), percent(mean[-unseen:].mean().item())] for name, mean in means.items()]
+    return table(["local accuracy", "took part", "never did"], lines)
+
+
 ACCURACY = ("global", "local", "worst local")
 
 
@@ -197,6 +214,7 @@ def summary(results: Mapping[str, Result], federation: Federation, args: Namespa
     picture(args.out / "sgpt.png", results, federation, args.groups)
     return "\n".join(
         [
+            *([newcomers(results, args.unseen), ""] if args.unseen else []),
             f"Accuracy, %, mean of the last {min(LAST, args.rounds)} of {args.rounds} rounds:",
             table(["method", *ACCURACY], [[name, *map(percent, result.figures())] for name, result in results.items()]),
             "\nTest images on the best one-to-one match of groups, %, and groups in use:",
