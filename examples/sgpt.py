@@ -24,6 +24,7 @@ import fedprompt as fp
 import sgpt_report as report
 from embedded.shifts import Federation, Side
 from embedded.tasks import Backbone
+from sgpt_setup import flags
 
 
 def uncalibrated(query: Tensor, keys: Tensor, *, usage: Tensor | None = None) -> fp.Selection:
@@ -142,7 +143,7 @@ def federate(name: str, federation: Federation, backbone: Backbone, args: Namesp
 
 
 def main() -> None:
-    args = report.flags().parse_args()
+    args = flags().parse_args()
     if args.full:
         for part in report.full(federate, list(ROWS), args):
             print(part, flush=True)

@@ -12,6 +12,7 @@ from PIL import Image
 import fedprompt as fp
 import sgpt
 import sgpt_report
+import sgpt_setup
 from embedded.shifts import feature_shift, label_shift
 
 
@@ -31,7 +32,7 @@ def tables(printed: str) -> list[dict[str, list[str]]]:
 
 
 def quick(**flags: object) -> Namespace:
-    args = sgpt_report.flags().parse_args(["--quick"])
+    args = sgpt_setup.flags().parse_args(["--quick"])
     return Namespace(**vars(args) | flags)
 
 
@@ -72,7 +73,7 @@ def test_the_same_seed_gives_the_same_figures_and_another_seed_others(monkeypatc
 def test_every_row_sends_what_it_trains_and_takes_as_many_steps(name, monkeypatch):
     steps = []
     monkeypatch.setattr(torch.optim.SGD, "step", lambda self: steps.append({id(group["params"][0]) for group in self.param_groups}))
-    federation, backbone, args = sgpt_report.prepare(quick(rounds=1, ratio=0.1))
+    federation, backbone, args = sgpt_setup.prepare(quick(rounds=1, ratio=0.1))
     args.rounds = 1
     result = sgpt.federate(name, federation, backbone, args)
     row = sgpt.ROWS[name]
@@ -85,7 +86,7 @@ def test_every_row_sends_what_it_trains_and_takes_as_many_steps(name, monkeypatc
 
 
 def test_the_order_of_clients_changes_neither_model_nor_counts(monkeypatch):
-    federation, backbone, args = sgpt_report.prepare(quick())
+    federation, backbone, args = sgpt_setup.prepare(quick())
     forwards, draw = sgpt.federate("SGPT", federation, backbone, args), fp.cohort
     monkeypatch.setattr(fp, "cohort", lambda *clients, **drawn: draw(*clients, **drawn)[::-1])
     backwards = sgpt.federate("SGPT", federation, backbone, args)
@@ -94,7 +95,7 @@ def test_the_order_of_clients_changes_neither_model_nor_counts(monkeypatch):
 
 
 def test_clients_that_never_took_part_select_groups_of_their_own():
-    federation, backbone, args = sgpt_report.prepare(quick(shift="feature", unseen=5))
+    federation, backbone, args = sgpt_setup.prepare(quick(shift="feature", unseen=5))
     result = sgpt.federate("SGPT", federation, backbone, Namespace(**vars(args) | {"rounds": 6}))
     new = federation.test.shards[-5:]  # one of each domain
     seen = [np.concatenate(federation.test.shards[domain:-5:5]) for domain in range(5)]
@@ -113,10 +114,10 @@ def test_paper_setting_on_a_folder_with_random_weights(monkeypatch, capsys, tmp_
 
 
 def test_the_papers_defaults_are_its_own():
-    args = sgpt_report.filled(sgpt_report.flags().parse_args(["--dataset", "cifar100"]))
+    args = sgpt_setup.filled(sgpt_setup.flags().parse_args(["--dataset", "cifar100"]))
     assert (args.groups, args.epochs, args.ratio, args.learning_rate) == (20, 5, 0.05, 0.01)
     assert (args.shared_layers, args.group_layers) == ((0, 1, 2, 3), (4, 5, 6))
-    assert sgpt_report.filled(sgpt_report.flags().parse_args(["--dataset", "cifar100", "--groups", "7"])).groups == 7
+    assert sgpt_setup.filled(sgpt_setup.flags().parse_args(["--dataset", "cifar100", "--groups", "7"])).groups == 7
 
 
 @pytest.mark.slow
@@ -125,9 +126,10 @@ def test_full_tables_have_a_line_for_every_row(monkeypatch, capsys, tmp_path):
     found = tables(printed)
     rows = list(sgpt.ROWS)
     selecting = [name for name in rows if any("groups" in block for block in sgpt.ROWS[name].blocks)]
-    assert list(found[0]) == list(found[2]) == rows
-    assert list(found[1]) == list(found[3]) == [*selecting, "centralised k-means"]
-    assert list(found[4]) == ["0", "1", "2", "3"]
+    assert list(found[0]) == list(found[3]) == rows
+    assert list(found[1]) == list(found[4]) == [*selecting, "centralised k-means"]
+    assert list(found[2]) == list(found[5]) == ["FedVPT", "SGPT"]
+    assert list(found[6]) == ["0", "1", "2", "3"]
 
 
 @pytest.mark.parametrize("validate", [False, True])
@@ -181,4 +183,4 @@ def test_figures_are_means_of_the_last_ten_rounds():
 
 def test_feature_shift_needs_domains():
     with pytest.raises(ValueError, match="`--shift feature` must come with"):
-        sgpt_report.prepare(quick(shift="feature", dataset="cifar10"))
+        sgpt_setup.prepare(quick(shift="feature", dataset="cifar10"))
