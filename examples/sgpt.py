@@ -106,7 +106,7 @@ def federate(name: str, federation: Federation, backbone: Backbone, args: Namesp
     values, usage, history, usages = fp.snapshot(model), torch.zeros(args.groups), [], []
     server = fp.per_name_update({part: fp.ema(decay=row.momentum) for part in ("groups", "selector") if grouped})
     state = server.init(values)
-    for server_round in tqdm(range(args.rounds), desc=name, unit="round"):
+    for server_round in (bar := tqdm(range(args.rounds), desc=name, unit="round")):
         uploads = []
         for client in fp.cohort(clients, size=round(args.ratio * len(clients)), generator=draw):
             fp.load(model.train(), values)
@@ -115,8 +115,8 @@ def federate(name: str, federation: Federation, backbone: Backbone, args: Namesp
             if grouped:
                 model["selector"].start_round(usage)
             for block in row.blocks:
-                decay = [{"params": model[part].parameters(), "weight_decay": args.weight_decay * (part in SHARED)} for part in block]
-                optimizer = torch.optim.SGD(decay, lr=args.learning_rate, momentum=0.9)
+                decays = [{"params": model[part].parameters(), "weight_decay": args.weight_decay * (part in SHARED)} for part in block]
+                optimizer = torch.optim.SGD(decays, lr=args.learning_rate, momentum=0.9)
                 with fp.training_only(model, *(model[part] for part in block)):
                     steps = -(-len(shard) // args.batch_size) * epochs
                     for images, numbers in train.split.training(shard, args.device, size=args.batch_size, steps=steps, generator=stream):
@@ -135,6 +135,7 @@ def federate(name: str, federation: Federation, backbone: Backbone, args: Namesp
         if grouped:
             usages.append(mean["selector.keys"].weight.cpu())
             usage = usage + usages[-1]
+            bar.set_postfix(effective_groups=f"{fp.selection_health(usages[-1])['effective_groups']:.1f}")  # a collapse shows here first
         fp.load(model, values)
         correct, chosen = inference(model, backbone, federation.test, args)
         history.append(torch.stack([correct[shard].mean() for shard in federation.test.shards]))

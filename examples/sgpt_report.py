@@ -91,7 +91,7 @@ def picture(path: Path, results: Mapping[str, Result], federation: Federation, n
     steered = [name for name in ("SGPT, no momentum", "SGPT") if name in results]
     figure, axes = plt.subplots(1, 2 + len(steered), figsize=(4 * (2 + len(steered)), 3.4), layout="constrained")
     shown = steered[-1]
-    axes[0].imshow(frequencies(results[shown].chosen, federation.test.shards, num_groups), cmap="Blues", aspect="auto")
+    axes[0].imshow(frequencies(results[shown].chosen, federation.test.shards, num_groups).numpy(), cmap="Blues", aspect="auto")
     axes[0].set(title=f"{shown}: group frequency", xlabel="group", ylabel="client")
     for axis, name in zip(axes[1:-1], steered, strict=True):
         usage = results[name].usage
