@@ -137,9 +137,9 @@ def summary(results: Mapping[str, Result], federation: Federation, args: Namespa
     )
 
 
-def full(federate: Callable[..., Result], names: Sequence[str], args: Namespace) -> Iterator[str]:
-    """Yield the tables of the documentation as they are done: both shifts, all rows, three seeds; then layers of groups, one seed."""
-    for shift in ("label", "feature"):
+def full(federate: Callable[..., Result], rows: Mapping[str, Sequence[str]], args: Namespace) -> Iterator[str]:
+    """Yield the tables of the documentation as they are done: rows of each shift for three seeds; then layers of groups, one seed."""
+    for shift, names in rows.items():
         runs = [run(federate, names, Namespace(**vars(args) | {"shift": shift, "seed": seed})) for seed in range(3)]
         accuracy = {name: np.array([results[name].figures() for results, _, _ in runs]) for name in names}
         gains = {name: accuracy[name] - accuracy["FedVPT-D"] for name in names}
