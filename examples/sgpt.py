@@ -116,7 +116,7 @@ def federate(name: str, federation: Federation, backbone: Backbone, args: Namesp
                 model["selector"].start_round(usage)
             for block in row.blocks:
                 decays = [{"params": model[part].parameters(), "weight_decay": args.weight_decay * (part in SHARED)} for part in block]
-                optimizer = torch.optim.SGD(decays, lr=args.rates.get(name, args.learning_rate), momentum=0.9)
+                optimizer = torch.optim.SGD(decays, lr=args.learning_rate, momentum=0.9)
                 with fp.training_only(model, *(model[part] for part in block)):
                     steps = -(-len(shard) // args.batch_size) * epochs
                     for images, numbers in train.split.training(shard, args.device, size=args.batch_size, steps=steps, generator=stream):

@@ -20,9 +20,6 @@ PAPER: dict[str, Any] = {
     "backbone": "vit_base_patch16_224.augreg_in21k", "ratio": 0.05, "rounds": 60, "epochs": 5, "batch_size": 40, "learning_rate": 0.01,
     "num_prompts": 10, "shared_length": 1, "shared_layers": (0, 1, 2, 3), "group_layers": (4, 5, 6), "average": True, "groups": 20,
 }  # fmt: skip
-RATES = {"FedVPT-D": 0.05}
-"""Learning rates on the digits where another than the common one was best on a quarter of the training images (`--validate`)."""
-
 GROUPS = {"label": 10, "feature": 5}
 """As many for the digits as there are classes, or domains."""
 
@@ -72,8 +69,7 @@ def filled(args: Namespace) -> Namespace:
     given = {key: value for key, value in vars(args).items() if value is not None}
     quick = {"rounds": 2, "epochs": 1} if args.quick else {}
     usual = DIGITS | {"groups": GROUPS[args.shift]} if args.dataset == "digits" else PAPER
-    rates = RATES if args.dataset == "digits" and args.learning_rate is None else {}
-    return Namespace(**vars(args) | usual | given | quick | {"rates": rates})
+    return Namespace(**vars(args) | usual | given | quick)
 
 
 def prepare(args: Namespace) -> tuple[Federation, Backbone, Namespace]:

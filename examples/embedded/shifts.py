@@ -44,7 +44,7 @@ class Numbered(Dataset[tuple[Tensor, int]]):
         self.labelled = labelled
 
     def __len__(self) -> int:
-        return len(self.labelled)  # type: ignore[arg-type]
+        return len(self.labelled)
 
     def __getitem__(self, number: int) -> tuple[Tensor, int]:
         return self.labelled[number][0], number
