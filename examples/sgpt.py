@@ -1,0 +1,158 @@
+"""SGPT: prompts that all samples share, and prompts that each sample selects with its group (Deng et al., CVPR 2024).
+
+Twenty clients with two digits each, one global model that adapts to every image::
+
+    python examples/sgpt.py
+
+``--shift feature`` gives each client one visual domain instead. The tables of the documentation are made by ``--full``; the paper's
+setting, for someone with weights, by::
+
+    python examples/sgpt.py --backbone vit_base_patch16_224.augreg_in21k --pretrained --dataset cifar100 --root DIR \
+        --clients 100 --classes-per-client 10
+"""
+
+from argparse import Namespace
+from typing import NamedTuple
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+from torch import Tensor
+from tqdm import tqdm
+
+import fedprompt as fp
+import sgpt_report as report
+from embedded.shifts import Federation, Side
+from embedded.tasks import Backbone
+from sgpt_setup import flags
+
+
+def uncalibrated(query: Tensor, keys: Tensor, *, usage: Tensor | None = None) -> fp.Selection:
+    """Select in training as at inference, however crowded a group is."""
+    return fp.nearest_keys(query, keys)
+
+
+class Row(NamedTuple):
+    """One line of the tables: which parts learn in each block, the rule of selection in training, and the server's momentum.
+
+    `average`: the head reads the mean of the class token and the group tokens, or the class token alone; None leaves it to the flag.
+    """
+
+    blocks: list[tuple[str, ...]]
+    selector: fp.PromptSelector = fp.nearest_keys
+    momentum: float = 0.5
+    average: bool | None = None
+
+
+SHARED, GROUPS = ("shared", "head"), ("groups", "selector", "head")
+ROWS = {
+    "head only": Row([("head",)]),
+    "FedVPT": Row([SHARED]),  # these two put their prompts elsewhere: new_model
+    "FedVPT-D": Row([SHARED]),
+    "shared only": Row([SHARED]),
+    "group only": Row([GROUPS]),
+    "joint": Row([("shared", *GROUPS)]),
+    "inverted order": Row([GROUPS, SHARED]),
+    "SGPT, no calibration": Row([SHARED, GROUPS], uncalibrated, momentum=0.0),
+    "SGPT, no momentum": Row([SHARED, GROUPS], momentum=0.0),
+    "SGPT, averaged tokens": Row([SHARED, GROUPS], average=True),
+    "SGPT": Row([SHARED, GROUPS]),
+}
+
+
+def new_model(name: str, backbone: Backbone, num_classes: int, args: Namespace) -> nn.ModuleDict:
+    """What learns and travels; the frozen backbone stays outside and is shared."""
+    dim, depth, size = backbone.dim, backbone.encoder.depth, backbone.patch_size
+    elsewhere = {"FedVPT": (args.num_prompts, (0,)), "FedVPT-D": (args.num_prompts, range(depth))}
+    length, layers = elsewhere.get(name, (args.shared_length, args.shared_layers))
+    parts = {
+        "shared": fp.LayeredPrompts(length, dim, layers=layers, replace=name == "FedVPT-D", patch_size=size),
+        "groups": fp.GroupPrompts(args.groups, args.group_length, dim, layers=args.group_layers, patch_size=size),
+        "selector": fp.SelectionKeys(args.groups, dim, selector=ROWS[name].selector),
+        "head": nn.Linear(dim, num_classes),
+    }
+    learning = set().union(*ROWS[name].blocks)
+    return nn.ModuleDict({part: module for part, module in parts.items() if part in learning}).to(args.device)
+
+
+def logits(model: nn.ModuleDict, backbone: Backbone, images: Tensor, chosen: Tensor | None, average: bool) -> Tensor:
+    """Classify with the shared prompts and, where groups are chosen, theirs."""
+    images = (images - backbone.mean) / backbone.std
+    streams = [model["shared"]()] if "shared" in model else []
+    if chosen is None:
+        return model["head"](fp.encode_prompted(backbone.encoder, images, *streams).pooled)
+    encoded = fp.encode_prompted(backbone.encoder, images, *streams, model["groups"](chosen))
+    return model["head"](torch.cat([encoded.pooled[:, None], encoded.streams[-1]], 1).mean(1) if average else encoded.pooled)
+
+
+@torch.no_grad()
+def inference(model: nn.ModuleDict, backbone: Backbone, side: Side, args: Namespace) -> tuple[Tensor, Tensor | None]:
+    """Whether each image is classified correctly, and the groups chosen by plain cosine: of a client it needs nothing."""
+    chosen = model.eval()["selector"](side.queries).indices if "groups" in model else None
+    correct = torch.zeros(len(side.labels))
+    for images, numbers in side.split.batches(range(len(side.labels)), args.device):
+        z = logits(model, backbone, images, None if chosen is None else chosen[numbers], args.average)
+        correct[numbers.cpu()] = (z.argmax(1) == side.labels[numbers]).float().cpu()
+    return correct, None if chosen is None else chosen.cpu()
+
+
+def federate(name: str, federation: Federation, backbone: Backbone, args: Namespace) -> report.Result:
+    """Run one row of the tables."""
+    row, train, draw = ROWS[name], federation.train, torch.Generator().manual_seed(args.seed)
+    args = args if row.average is None else Namespace(**vars(args) | {"average": row.average})
+    torch.manual_seed(args.seed)
+    model = new_model(name, backbone, federation.num_classes, args)
+    grouped, clients = "groups" in model, range(args.clients - args.unseen)
+    values, usage, history, usages = fp.snapshot(model), torch.zeros(args.groups), [], []
+    server = fp.per_name_update({part: fp.ema(decay=row.momentum) for part in ("groups", "selector") if grouped})
+    state = server.init(values)
+    for server_round in (bar := tqdm(range(args.rounds), desc=name, unit="round")):
+        uploads = []
+        for client in fp.cohort(clients, size=round(args.ratio * len(clients)), generator=draw):
+            fp.load(model.train(), values)
+            shard, stream = train.shards[client], fp.stream_seed(args.seed, server_round, client)
+            epochs = args.epochs * 2 // len(row.blocks)  # as many steps in every row
+            if grouped:
+                model["selector"].start_round(usage)
+            for block in row.blocks:
+                decays = [{"params": model[part].parameters(), "weight_decay": args.weight_decay * (part in SHARED)} for part in block]
+                optimizer = torch.optim.SGD(decays, lr=args.learning_rate, momentum=0.9)
+                with fp.training_only(model, *(model[part] for part in block)):
+                    steps = -(-len(shard) // args.batch_size) * epochs
+                    for images, numbers in train.split.training(shard, args.device, size=args.batch_size, steps=steps, generator=stream):
+                        chosen, loss = None, torch.zeros((), device=args.device)
+                        if "groups" in block:
+                            chosen = model["selector"](train.queries[numbers]).indices
+                            loss = fp.key_loss(train.queries[numbers], model["selector"].keys, chosen)
+                        loss = loss + F.cross_entropy(logits(model, backbone, images, chosen, args.average), train.labels[numbers])
+                        optimizer.zero_grad()
+                        loss.backward()
+                        optimizer.step()
+            counts = {"selector.keys": model["selector"].counts} if grouped else {}
+            uploads.append(fp.collect(model, weight=len(shard), rows=counts))
+        mean = fp.per_name()(uploads)
+        values, state = server.step(values, mean, state)
+        if grouped:
+            usages.append(mean["selector.keys"].weight.cpu())
+            usage = usage + usages[-1]
+            bar.set_postfix(effective_groups=f"{fp.selection_health(usages[-1])['effective_groups']:.1f}")  # a collapse shows here first
+        fp.load(model, values)
+        correct, chosen = inference(model, backbone, federation.test, args)
+        history.append(torch.stack([correct[shard].mean() for shard in federation.test.shards]))
+    sizes = torch.tensor([len(shard) for shard in federation.test.shards])
+    return report.Result(torch.stack(history), sizes, torch.stack(usages) if grouped else None, chosen, values)
+
+
+def main() -> None:
+    args = flags().parse_args()
+    if args.full:
+        blocks_differ = ("shared only", "group only", "inverted order", "SGPT, averaged tokens")  # shown for label shift alone, for time
+        rows = {"label": list(ROWS), "feature": [name for name in ROWS if name not in blocks_differ]}
+        for part in report.full(federate, rows, args):
+            print(part, flush=True)
+        return
+    print(report.summary(*report.run(federate, ["FedVPT", "FedVPT-D", "SGPT"], args)))
+
+
+if __name__ == "__main__":
+    main()
