@@ -30,14 +30,21 @@ class Meter:
         self.rounds = 11 if check else 1
         self.models = ("vit_tiny", "vit_small") if check else ("vit_tiny",)
 
-    def seconds(self, **functions: Callable[[], object]) -> dict[str, Tensor]:
-        """Return each function's CPU seconds (rounds,); rounds are interleaved, so that a busy machine slows all of a round alike."""
+    def seconds(self, *, settled: bool = False, **functions: Callable[[], object]) -> dict[str, Tensor]:
+        """Return each function's CPU seconds (rounds,); rounds are interleaved, so that a busy machine slows all of a round alike.
+
+        Args:
+            settled: Call each function once more before it is timed: then none pays for fetching memory that another has just given back.
+            functions: Called without arguments.
+        """
         if self.check:  # the first calls warm up
             for function in functions.values():
                 function()
         times: dict[str, list[float]] = {name: [] for name in functions}
         for _ in range(self.rounds):
             for name, function in functions.items():
+                if settled:
+                    function()
                 start = time.process_time()
                 function()
                 times[name].append(time.process_time() - start)
