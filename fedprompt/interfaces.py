@@ -203,7 +203,7 @@ class PromptSelector(Protocol):
     def __call__(
         self, query: Float[Tensor, "batch dim"], keys: Float[Tensor, "groups dim"], /, *, usage: Tensor | None = None
     ) -> Selection:
-        """Choose, in training with regard to how often each key was used."""
+        """Choose; `usage` is None at inference, in training it counts how often each of the ``groups`` keys was chosen so far."""
 
 
 @runtime_checkable

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,6 +25,16 @@ def pytest_configure(config: pytest.Config) -> None:
         from jaxtyping import install_import_hook
 
         install_import_hook("fedprompt", CHECKER)
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with one data set, ``colours``."""
+    from colours import write_images
+
+    root = tmp_path_factory.mktemp("images")
+    write_images(root, "colours")
+    return root
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 import fedhpl
 import fedl2g
@@ -33,21 +32,6 @@ def rows(printed: str) -> dict[str, list[float]]:
 def entries_of(out: Path) -> list[dict[str, str]]:
     """The ledger of the FedHPL row."""
     return list(csv.DictReader((out / "fedhpl.csv").read_text().splitlines()))
-
-
-@pytest.fixture(scope="session")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three classes of noisy images of one colour each."""
-    root, generator = tmp_path_factory.mktemp("images"), np.random.default_rng(0)
-    for part, count in (("train", 10), ("test", 4)):
-        for label in range(3):
-            directory = root / "colours" / part / f"class_{label}"
-            directory.mkdir(parents=True)
-            for index in range(count):
-                pixels = generator.integers(0, 100, (40, 40, 3), dtype=np.uint8)
-                pixels[..., label] += 120
-                Image.fromarray(pixels).save(directory / f"{index}.png")
-    return root
 
 
 def test_default_run_reports_every_method_and_writes_pictures_and_ledgers(monkeypatch, capsys, tmp_path):

@@ -15,6 +15,7 @@ from PIL import Image
 import fedotp
 import fedotp_report
 import fedprompt as fp
+from colours import write_images
 from embedded.clip_tasks import Part, load_task
 
 METHODS = ["zero-shot", "local CoOp", "PromptFL", "FedOTP"]
@@ -251,16 +252,9 @@ def test_the_same_seed_gives_the_same_figures_and_another_seed_others(monkeypatc
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory) -> Path:
     """Two domains of three classes of noisy images of one colour each, the second domain darker."""
-    root, generator = tmp_path_factory.mktemp("images"), np.random.default_rng(0)
-    for domain, light in (("bright", 120), ("dark", 60)):
-        for part, count in (("train", 6), ("test", 2)):
-            for label in range(3):
-                directory = root / domain / part / f"colour_{label}"
-                directory.mkdir(parents=True)
-                for index in range(count):
-                    pixels = generator.integers(0, 100, (40, 40, 3), dtype=np.uint8)
-                    pixels[..., label] += light
-                    Image.fromarray(pixels).save(directory / f"{index}.png")
+    root = tmp_path_factory.mktemp("images")
+    write_images(root, "bright", train=6, test=2)
+    write_images(root, "dark", light=60, train=6, test=2)
     return root
 
 
