@@ -197,6 +197,14 @@ def rows(value, known):
     return {"logits": Weighted(torch.full((3, 2), value), torch.tensor(known))}
 
 
+def test_krum_does_not_take_what_is_unknown_for_zero():
+    """A payload that leaves a row out would lie in the middle of the others if its 0 there counted."""
+    values = torch.tensor([[-2.0], [-1.5], [1.5], [2.0], [9.0], [0.0]])
+    payloads = [{"logits": Weighted(torch.stack([torch.zeros(1), value]), torch.ones(2))} for value in values[:5]]
+    payloads.append({"logits": Weighted(torch.stack([torch.zeros(1), values[5]]), torch.tensor([1.0, 0.0]))})
+    assert krum(payloads, num_byzantine=1)["logits"].weight.tolist() == [1.0, 1.0]
+
+
 def test_krum_does_not_compare_what_knows_other_rows():
     """A liar that claims one row only, a perfect copy, is no neighbour; garbage in rows of weight 0 is no distance."""
     everything, one = [1.0, 2.0, 3.0], [1.0, 0.0, 0.0]

@@ -109,7 +109,6 @@ def _ranking(payloads: list[Payload], num_byzantine: int) -> list[int]:
     values = torch.stack([torch.cat([known_rows(payload[name]).flatten().double() for name in names]) for payload in payloads])
     known = torch.stack([torch.cat([payload[name].weight.flatten() > 0 for name in names]) for payload in payloads])
     sound = values.isfinite().all(1)
-    values = torch.where(sound[:, None], values, 0.0)
     distance = torch.cdist(values, values, compute_mode="donot_use_mm_for_euclid_dist").square()
     other_rows = torch.stack([(known != own).any(1) for own in known])
     distance[other_rows | ~(sound[:, None] & sound)] = torch.inf
