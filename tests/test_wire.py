@@ -1,10 +1,12 @@
 """Messages as bytes: what is written is read back, safetensors reads the same, and whatever else arrives is refused by a reason."""
 
 import copy
+import hashlib
 import json
 import os
 import pickle
 import random
+import re
 import struct
 import time
 import tracemalloc
@@ -69,6 +71,19 @@ def content(blob):
     return 8 + int.from_bytes(blob[:8], "little")
 
 
+DIGEST = re.compile(rb'(?<="sha256":")[0-9a-f]{64}(?=")')
+
+
+def unsigned(blob):
+    """What the digest is made of: all but the length in front, with zeros in place of the digest itself."""
+    return DIGEST.sub(64 * b"0", blob[8:], count=1)
+
+
+def mended(blob):
+    """The same damage with a digest to match, as a sender would write it who means it; past the digest, the other checks are met."""
+    return blob[:8] + DIGEST.sub(hashlib.sha256(unsigned(blob)).hexdigest().encode(), blob[8:], count=1)
+
+
 @st.composite
 def messages(draw):
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**32)))
@@ -129,11 +144,13 @@ def test_safetensors_itself_reads_the_same(message):
 def test_the_bytes_are_those_written_by_hand():
     blob = encode_payload({"a": Weighted(torch.tensor([[1.0], [2.0]]), torch.tensor([0.0, 3.0]))}, header=Header(client_id="7"))
     text = (
-        b'{"__metadata__":{"client_id":"7","format":"fedprompt-1","server_round":"0"},'
+        b'{"__metadata__":{"client_id":"7","format":"fedprompt-2","server_round":"0","sha256":"%s"},'
         b'"a:value":{"dtype":"F32","shape":[1,1],"data_offsets":[0,4]},"a:weight":{"dtype":"F32","shape":[2],"data_offsets":[4,12]}}'
     )
-    text += b" " * (-len(text) % 8)
-    assert blob == struct.pack("<Q", len(text)) + text + struct.pack("<3f", 2.0, 0.0, 3.0)
+    text += b" " * (-len(text % (64 * b"0")) % 8)
+    numbers = struct.pack("<3f", 2.0, 0.0, 3.0)
+    digest = hashlib.sha256(text % (64 * b"0") + numbers).hexdigest().encode()
+    assert blob == struct.pack("<Q", len(text % digest)) + text % digest + numbers
 
 
 def test_equal_messages_give_equal_bytes_in_any_order(generator):
@@ -151,8 +168,9 @@ def test_every_reader_of_safetensors_opens_a_broadcast_and_its_header(tmp_path):
     with safetensors.safe_open(path, "pt") as file:
         metadata = file.metadata()
     assert metadata == {
-        "format": "fedprompt-1",
+        "format": "fedprompt-2",
         "server_round": "3",
+        "sha256": hashlib.sha256(unsigned(path.read_bytes())).hexdigest(),
         "client_id": "client ü 7",
         "fingerprint:backbone": "vit",
         "fingerprint:classes": "cat, dog",
@@ -207,7 +225,7 @@ def forged(change, *, data=None):
     text = change(entries)
     text = json.dumps(entries, ensure_ascii=False, separators=(",", ":")).encode() if text is None else text.encode()
     text += b" " * (-len(text) % 8)
-    return struct.pack("<Q", len(text)) + text + (BLOB[content(BLOB) :] if data is None else data)
+    return mended(struct.pack("<Q", len(text)) + text + (BLOB[content(BLOB) :] if data is None else data))
 
 
 def edit(key, field, value):
@@ -218,7 +236,7 @@ def written(number, place, code="<f"):
     """The data with one number in place of another; places: steps 0, keys:value 16, keys:weight 32, scale 44, seen 48."""
     raw = struct.pack(code, number)
     data = BLOB[content(BLOB) :]
-    return BLOB[: content(BLOB)] + data[:place] + raw + data[place + len(raw) :]
+    return mended(BLOB[: content(BLOB)] + data[:place] + raw + data[place + len(raw) :])
 
 
 TEXT = BLOB[8 : content(BLOB)].decode()
@@ -246,12 +264,26 @@ BAD_BLOBS = {
     ),
     "no metadata": (forged(lambda entries: entries.pop("__metadata__") and None), r"have an entry '__metadata__' of strings; got None"),
     "metadata of numbers": (edit("__metadata__", "meta:x", 1), r"have an entry '__metadata__' of strings"),
-    "another format": (edit("__metadata__", "format", "fedprompt-9"), r"have the format 'fedprompt-1'; got 'fedprompt-9'"),
+    "another format": (edit("__metadata__", "format", "fedprompt-9"), r"have the format 'fedprompt-2'; got 'fedprompt-9'"),
+    "the format of before": (edit("__metadata__", "format", "fedprompt-1"), r"have the format 'fedprompt-2'; got 'fedprompt-1'"),
     "a plain safetensors file": (safetensors.torch.save({"scale": torch.ones(1)}), r"have an entry '__metadata__' of strings; got None"),
     "a negative round": (edit("__metadata__", "server_round", "-1"), r"have a count as 'server_round'; got '-1'"),
     "an endless round": (edit("__metadata__", "server_round", "9" * 5000), r"have a count as 'server_round'"),
     "another way to write 3": (edit("__metadata__", "server_round", "03"), r"have a header as `encode_payload` writes it"),
     "no sender": (forged(lambda entries: entries["__metadata__"].pop("client_id") and None), r"have a 'client_id'; got none"),
+    "no digest": (forged(lambda entries: entries["__metadata__"].pop("sha256") and None), r"have a 'sha256'; got none"),
+    "a digest of something else": (
+        edit("__metadata__", "sha256", "c0ffee"),
+        r"have the content whose SHA-256 its header names, c0ffee; got [0-9a-f]{12}, so it was damaged",
+    ),
+    "a digest in other letters": (
+        BLOB.replace(DIGEST.search(BLOB)[0], DIGEST.search(BLOB)[0].upper()),
+        r"have the content whose SHA-256 its header names, [0-9A-F]{12}; got [0-9a-f]{12}, so it was damaged",
+    ),
+    "another number": (
+        BLOB.replace(struct.pack("<f", 4.5), struct.pack("<f", 4.25)),
+        r"have the content whose SHA-256 its header names, [0-9a-f]{12}; got [0-9a-f]{12}, so it was damaged",
+    ),
     "an unknown field": (edit("__metadata__", "extra", "x"), r"have a header as `encode_payload` writes it"),
     "another backbone": (
         edit("__metadata__", "fingerprint:backbone", "swin"),
@@ -325,6 +357,49 @@ def test_what_was_not_written_by_us_is_refused_by_a_reason(blob, reason):
     assert len(str(refused.value)) < 400
 
 
+ONE_ROUND = Header({"backbone": "vit"}, 3, "7")
+
+
+@pytest.mark.parametrize(
+    ("late", "part"),
+    [
+        (ONE_ROUND._replace(server_round=2), r"server_round 3; got 2"),
+        (ONE_ROUND._replace(server_round=0), r"server_round 3; got 0"),
+        (ONE_ROUND._replace(client_id="8"), r"client_id '7'; got '8'"),
+        (ONE_ROUND._replace(client_id=""), r"client_id '7'; got ''"),
+        (ONE_ROUND._replace(client_id="y" * 10_000), r"client_id '7'; got 'y{119}"),
+    ],
+)
+def test_an_upload_of_another_round_or_under_another_name_is_refused_where_the_receiver_knows(late, part):
+    expect = Expected(form(MESSAGE), ONE_ROUND.fingerprint, server_round=3, client_id="7")
+    assert decode_payload(encode_payload(MESSAGE, header=ONE_ROUND), expect=expect, max_bytes=2**20)[1] == ONE_ROUND
+    blob = encode_payload(MESSAGE, header=late)
+    with pytest.raises(ValueError, match=rf"^`blob` must have the {part}\.$"):
+        decode_payload(blob, expect=expect, max_bytes=2**20)
+    assert decode_payload(blob, expect=Expected(form(MESSAGE)), max_bytes=2**20)[1] == late
+
+
+def test_the_first_round_and_the_nameless_client_can_be_asked_for():
+    """0 and the empty string are not None."""
+    blob = encode_payload(MESSAGE, header=ONE_ROUND)
+    for expect, part in (
+        (Expected(form(MESSAGE), server_round=0), "server_round 0"),
+        (Expected(form(MESSAGE), client_id=""), "client_id ''"),
+    ):
+        with pytest.raises(ValueError, match=f"^`blob` must have the {part}; got "):
+            decode_payload(blob, expect=expect, max_bytes=2**20)
+
+
+def test_no_single_bit_can_change_unseen():
+    """Every bit of the length, of the text and of the numbers; without the digest, half of the bits of a float would pass as another."""
+    expect = Expected(form(MESSAGE), PARTS)
+    for place in range(8 * len(BLOB)):
+        blob = bytearray(BLOB)
+        blob[place // 8] ^= 1 << place % 8
+        with pytest.raises(ValueError, match=r"^`blob` must "):
+            decode_payload(bytes(blob), expect=expect, max_bytes=2000)
+
+
 class Bomb:
     def __reduce__(self):
         return os.abort, ()
@@ -348,10 +423,13 @@ def test_nothing_that_arrives_can_run(write):
         ({"max_bytes": 58}, ValueError, r"`blob` must be at most 58 bytes long; got \d+"),
         ({"max_bytes": 0}, ValueError, r"`max_bytes` must be at least 1; got 0"),
         ({"max_bytes": 1e6}, TypeError, r"`max_bytes` must be an integer; got 1000000\.0"),
-        ({"expect": MESSAGE}, TypeError, r"`expect` must be Expected\(message, fingerprint\); got \{"),
+        ({"expect": MESSAGE}, TypeError, r"`expect` must be Expected\(message, \.\.\.\); got \{"),
         ({"expect": Expected([1])}, TypeError, r"`expect\.message` must map names to tensors or Weighted; got \[1\]"),
         ({"expect": Expected({})}, ValueError, r"`expect\.message` must hold at least one name; got none"),
         ({"expect": Expected(MESSAGE, {"a": 1})}, TypeError, r"`expect\.fingerprint` must map strings to strings; got \{'a': 1\}"),
+        ({"expect": Expected(MESSAGE, server_round="3")}, TypeError, r"`expect\.server_round` must be an integer; got '3' \(str\)"),
+        ({"expect": Expected(MESSAGE, server_round=-1)}, ValueError, r"`expect\.server_round` must be at least 0; got -1"),
+        ({"expect": Expected(MESSAGE, client_id=7)}, TypeError, r"`expect\.client_id` must be a string or None; got 7 \(int\)"),
     ],
 )
 def test_a_receiver_that_errs_is_told_by_name(arguments, error, reason):
@@ -412,9 +490,14 @@ def test_what_cannot_be_written_is_refused_by_name(message, header, error, reaso
 
 
 def test_the_longest_header_that_can_be_written_can_be_read():
-    header = Header(meta={"a": "b" * 16_300})
+    with pytest.raises(ValueError, match=r"at most 16384 bytes long as text; got 2\d{4}") as refused:
+        encode_payload(MESSAGE, header=Header(meta={"a": "b" * 20_000}))
+    longest = 20_000 + 16_384 - int(re.search(r"got (\d+)", str(refused.value))[1])
+    header = Header(meta={"a": "b" * longest})
     blob = encode_payload(MESSAGE, header=header)
     assert decode(blob, MESSAGE, parts={})[1] == header
+    with pytest.raises(ValueError, match="got 16385"):
+        encode_payload(MESSAGE, header=Header(meta={"a": "b" * (longest + 1)}))
 
 
 def test_the_reader_of_a_file_stops_at_its_limit(tmp_path):
@@ -434,11 +517,11 @@ def test_the_reader_of_a_file_stops_at_its_limit(tmp_path):
 
 
 def mutated(draw: random.Random) -> bytes:
-    """A blob that was damaged in a few places, in its bytes, its lengths, its text or its numbers."""
+    """A blob that was damaged in a few places, in its bytes, its lengths, its text or its numbers; mostly with a digest to match."""
     blob = bytearray(BLOB)
-    for _ in range(draw.randint(1, 3)):
+    for _ in range(draw.choice([1, 1, 1, 2, 3])):
         draw.choice(MUTATIONS)(blob, draw)
-    return bytes(blob)
+    return mended(bytes(blob)) if draw.random() < 0.8 else bytes(blob)
 
 
 def _flip(blob, draw):
@@ -484,15 +567,49 @@ def _reword(blob, draw):
 
 
 def _recount(blob, draw):
-    """Put a strange number behind the header."""
-    number = draw.choice([torch.nan, torch.inf, -torch.inf, -1.0, -0.0, 0.0, 1e-45, 3.4e38, draw.uniform(-9, 9)])
+    """Put a strange number behind the header, or a byte that is no boolean."""
+    raw = draw.choice([*(struct.pack("<f", number) for number in (*NUMBERS, draw.uniform(-9, 9))), b"\2"])
     start = content(bytes(blob)) if len(blob) >= 8 else 0
-    if start + 52 <= len(blob):
-        place = start + 4 * draw.randrange(13)
-        blob[place : place + 4] = struct.pack("<f", number)
+    if places := range(start, len(blob) + 1 - len(raw), len(raw)):
+        place = draw.choice(places)
+        blob[place : place + len(raw)] = raw
 
 
-MUTATIONS = [_flip, _flip, _cut, _drop, _insert, _repeat, _lengthen, _reword, _reword, _reword, _recount, _recount]
+def _reform(blob, draw):
+    """Change one field of what the header says of one tensor, or of the sender, in well-formed JSON."""
+    end = min(content(bytes(blob)), len(blob)) if len(blob) >= 8 else 0
+    try:
+        entries = json.loads(blob[8:end])
+        entry = entries[draw.choice(list(entries))]
+        entry[draw.choice([*entry, "more"])] = draw.choice(FIELDS)
+    except (ValueError, TypeError, IndexError, RecursionError):
+        return  # was damaged before
+    text = json.dumps(entries, ensure_ascii=False, separators=(",", ":")).encode(errors="surrogatepass")
+    text += b" " * (-len(text) % 8)
+    blob[:end] = struct.pack("<Q", len(text)) + text
+
+
+FIELDS = [0, -1, 2**70, 1.0, True, None, "F32", "", "vit", [], {}, [2, 2], [2], [1, 2], [3, 2], [2**40, 2], [0, 4], [[2]], [True, 2]]
+NUMBERS = [torch.nan, torch.inf, -torch.inf, -1.0, -0.0, 0.0, 1e-45, 3.4e38]
+MUTATIONS = [_flip, _cut, _drop, _insert, _repeat, _lengthen, _reword, _reword, _reform, _reform, _reform, _recount, _recount, _recount]
+REACHED = [
+    "have a header of JSON",
+    "hold the N bytes of header that",
+    "hold N bytes of tensors",
+    "have the content whose SHA-N",
+    "have a header as `encode_payload` writes it",
+    "hold 'scale' as F",
+    "hold 'steps' in the shape",
+    "a shape of integers",
+    "hold the N value rows",
+    "hold finite numbers in 'keys:value'",
+    "hold finite numbers of at least N in 'keys:weight'",
+    "hold finite numbers in 'scale'",
+    "hold booleans",
+    "come from the same backbone",
+    "have a count as 'server_round'",
+    "have an entry '__metadata__' of strings",
+]
 
 
 def survives(count, *, seed, max_bytes=2**14):
@@ -519,10 +636,11 @@ def survives(count, *, seed, max_bytes=2**14):
             continue
         assert kind is ValueError, f"{kind}, {refusal} of {blob!r}"
         assert refusal.startswith("`blob` must "), f"{refusal} of {blob!r}"
-        reasons.add(refusal[:24])
+        reasons.add(re.sub(r"\d+", "N", refusal))
     for name, entry in before.items():
         assert_identical(MESSAGE[name], entry)
-    assert len(reasons) >= 12, sorted(reasons)
+    reached = "\n".join(reasons)
+    assert not [rule for rule in REACHED if rule not in reached]
     return read, most
 
 

@@ -1,6 +1,6 @@
 """What crosses the wire: messages of modules, their bytes, who takes part, and what a run remembers."""
 
-from fedprompt.exchange._frame import Header
+from fedprompt.exchange._frame import Expected, Header
 from fedprompt.exchange.checkpoint import load_checkpoint, save_checkpoint
 from fedprompt.exchange.codecs import Codec, float16_codec, int8_codec, top_k_codec
 from fedprompt.exchange.cohort import cohort
@@ -9,7 +9,7 @@ from fedprompt.exchange.payload import collect, load, num_bytes, snapshot
 from fedprompt.exchange.seeds import stream_seed
 from fedprompt.exchange.transforms import cap_weight, clip_norm, gaussian_noise
 from fedprompt.exchange.vectors import flatten, unflatten
-from fedprompt.exchange.wire import Expected, decode_payload, encode_payload, open_payload, save_payload
+from fedprompt.exchange.wire import decode_payload, encode_payload, open_payload, save_payload
 
 __all__ = [
     "Codec",

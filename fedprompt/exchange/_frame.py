@@ -1,7 +1,8 @@
 """The text in front of a blob: written in one way only, so that what arrives can be compared with what must have been written."""
 
+import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -10,7 +11,8 @@ from torch import Tensor
 from fedprompt._checks import check_count, checked_layout, kind, wrong_type, wrong_value
 from fedprompt.interfaces import Message, Weighted
 
-FORMAT = "fedprompt-1"
+FORMAT = "fedprompt-2"
+BLANK = "0" * 64  # where the digest will stand
 MAX_TEXT = 2**14  # of a header's own text: parsed JSON takes up to 24 times its length
 DTYPES = {
     torch.float64: "F64",
@@ -41,6 +43,23 @@ class Header(NamedTuple):
     server_round: int = 0
     client_id: str = ""
     meta: Mapping[str, str] = {}
+
+
+class Expected(NamedTuple):
+    """What a receiver knows of a blob before it arrives.
+
+    Attributes:
+        message: A message of the same form: names, shapes, dtypes, and where a :class:`Weighted` stands. Its numbers are never read; take
+            ``snapshot(model)`` for a broadcast and ``collect(model, weight=0)`` for an upload.
+        fingerprint: Parts that must be those of the sender; from :func:`fingerprint`. Parts that are not named here are not compared.
+        server_round: The round that the blob must belong to, so that what comes late is refused; None compares nothing.
+        client_id: The name under which it must come; None compares nothing.
+    """
+
+    message: Message
+    fingerprint: Mapping[str, str] = {}
+    server_round: int | None = None
+    client_id: str | None = None
 
 
 class Slot(NamedTuple):
@@ -95,14 +114,22 @@ def offsets(laid: Mapping[str, Slot]) -> dict[str, int]:
     return starts
 
 
-def header_text(header: Header, laid: Mapping[str, Slot]) -> str:
+def header_text(header: Header, laid: Mapping[str, Slot], digest: str = BLANK) -> str:
     """Write the one text that describes these tensors; safetensors' layout, padded to a multiple of 8 bytes."""
-    entries: dict[str, Any] = {"__metadata__": _metadata(header)}
+    entries: dict[str, Any] = {"__metadata__": _metadata(header, digest)}
     for key, start in offsets(laid).items():
         dtype, shape = laid[key]
         entries[key] = {"dtype": DTYPES[dtype], "shape": list(shape), "data_offsets": [start, start + laid[key].num_bytes]}
     text = json.dumps(entries, ensure_ascii=False, separators=(",", ":"))
     return text + " " * (-len(text.encode("utf-8", "surrogatepass")) % 8)
+
+
+def digest_of(header: Header, laid: Mapping[str, Slot], tensors: Iterable[bytes | memoryview]) -> str:
+    """Hash the header, its digest left blank, and what follows it."""
+    total = hashlib.sha256(header_text(header, laid).encode())
+    for raw in tensors:
+        total.update(raw)
+    return total.hexdigest()
 
 
 def check_header(header: Header) -> None:
@@ -116,7 +143,7 @@ def check_header(header: Header) -> None:
         check_texts(f"header.{name}", getattr(header, name))
     if not isinstance(header.client_id, str):
         raise wrong_type("header.client_id", "be a string", kind(header.client_id))
-    text = json.dumps(_metadata(header), ensure_ascii=False)
+    text = json.dumps(_metadata(header, BLANK), ensure_ascii=False)
     _check_unicode("header", text)
     if len(text.encode()) > MAX_TEXT:
         raise wrong_value("header", f"be at most {MAX_TEXT} bytes long as text", len(text.encode()))
@@ -128,8 +155,8 @@ def check_texts(argument: str, texts: object) -> None:
         raise wrong_type(argument, "map strings to strings", kind(texts))
 
 
-def _metadata(header: Header) -> dict[str, str]:
-    metadata = {"format": FORMAT, "server_round": str(header.server_round), "client_id": header.client_id}
+def _metadata(header: Header, digest: str) -> dict[str, str]:
+    metadata = {"format": FORMAT, "server_round": str(header.server_round), "client_id": header.client_id, "sha256": digest}
     metadata |= {f"fingerprint:{part}": text for part, text in header.fingerprint.items()}
     metadata |= {f"meta:{part}": text for part, text in header.meta.items()}
     return dict(sorted(metadata.items()))

@@ -9,8 +9,22 @@ import torch
 from torch import Tensor
 
 from fedprompt._checks import wrong_value
-from fedprompt.exchange._frame import DTYPES, FORMAT, MAX_TEXT, Header, Slot, header_text, offsets, value_key, weight_key
+from fedprompt.exchange._frame import (
+    DTYPES,
+    FORMAT,
+    MAX_TEXT,
+    Expected,
+    Header,
+    Slot,
+    digest_of,
+    header_text,
+    offsets,
+    value_key,
+    weight_key,
+)
 from fedprompt.interfaces import Message, Weighted
+
+Raw = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 def refuse(rule: str, got: object) -> NoReturn:
@@ -40,8 +54,8 @@ def read_header(blob: bytes, expected: Mapping[str, Slot]) -> tuple[dict[str, An
     return entries, text
 
 
-def parse_metadata(metadata: object) -> Header:
-    """Make a :class:`Header` of the entry that is no tensor."""
+def parse_metadata(metadata: object) -> tuple[Header, str]:
+    """Make a :class:`Header` of the entry that is no tensor; and the digest."""
     if not isinstance(metadata, dict) or not all(isinstance(text, str) for text in metadata.values()):
         refuse("have an entry '__metadata__' of strings", metadata)
     if metadata.get("format") != FORMAT:
@@ -49,21 +63,27 @@ def parse_metadata(metadata: object) -> Header:
     server_round = metadata.get("server_round", "")
     if not (server_round.isascii() and server_round.isdigit() and len(server_round) <= 18):
         refuse("have a count as 'server_round'", repr(server_round))
-    if "client_id" not in metadata:
-        refuse("have a 'client_id'", "none")
+    for key in ("client_id", "sha256"):
+        if key not in metadata:
+            refuse(f"have a {key!r}", "none")
     groups: dict[str, dict[str, str]] = {"fingerprint": {}, "meta": {}}
     for key, text in metadata.items():
         group, colon, part = key.partition(":")
         if colon and group in groups:
             groups[group][part] = text
-    return Header(groups["fingerprint"], int(server_round), metadata["client_id"], groups["meta"])
+    return Header(groups["fingerprint"], int(server_round), metadata["client_id"], groups["meta"]), metadata["sha256"]
 
 
-def check_fingerprint(sent: Mapping[str, str], expected: Mapping[str, str]) -> None:
-    """Require every part that is expected; further ones are the sender's own."""
+def check_origin(header: Header, expect: Expected) -> None:
+    """Require every part that is expected; further ones of the fingerprint are the sender's own."""
+    sent, expected = header.fingerprint, expect.fingerprint
     if differ := [part for part in expected if sent.get(part) != expected[part]]:
         wanted, got = ({part: side.get(part) for part in differ} for side in (expected, sent))
         refuse(f"come from the same {', '.join(differ)}, {wanted}", got)
+    for part in ("server_round", "client_id"):
+        wanted, got = getattr(expect, part), getattr(header, part)
+        if wanted is not None and got != wanted:
+            refuse(f"have the {part} {wanted!r}", repr(got))
 
 
 def claimed_slots(entries: Mapping[str, Any], expected: Mapping[str, Slot], message: Message) -> dict[str, Slot]:
@@ -76,24 +96,27 @@ def claimed_slots(entries: Mapping[str, Any], expected: Mapping[str, Slot], mess
     return {key: _claimed(key, entries[key], slot, key in open_rows) for key, slot in expected.items()}
 
 
-def check_canonical(text: str, header: Header, claimed: Mapping[str, Slot], size: int) -> None:
-    """Require that this header could only have been written for these tensors, and that nothing lacks or follows behind them."""
-    if text != header_text(header, claimed):
+def check_whole(text: str, digest: str, header: Header, claimed: Mapping[str, Slot], tensors: memoryview) -> None:
+    """Require that this header could only have been written for these tensors, that nothing lacks or follows, and that no bit differs."""
+    if text != header_text(header, claimed, digest):
         refuse("have a header as `encode_payload` writes it: keys, order, offsets without gaps, no spaces", text)
-    if size != (total := sum(slot.num_bytes for slot in claimed.values())):
-        refuse(f"hold {total} bytes of tensors", size)
+    if len(tensors) != (total := sum(slot.num_bytes for slot in claimed.values())):
+        refuse(f"hold {total} bytes of tensors", len(tensors))
+    if (own := digest_of(header, claimed, [tensors])) != digest:
+        refuse(f"have the content whose SHA-256 its header names, {digest[:12]}", f"{own[:12]}, so it was damaged")
 
 
-def read_entry(blob: memoryview, name: str, entry: Tensor | Weighted, claimed: Mapping[str, Slot]) -> Tensor | Weighted:
-    """Copy one tensor or :class:`Weighted` out of the part of the blob behind the header, as new memory of its own."""
-    starts = offsets(claimed)
+def pieces(tensors: memoryview, claimed: Mapping[str, Slot]) -> dict[str, Raw]:
+    """Cut what follows the header into the bytes of each tensor; nothing is copied."""
+    whole = np.frombuffer(tensors, np.uint8)
+    return {key: whole[start : start + claimed[key].num_bytes] for key, start in offsets(claimed).items()}
 
-    def raw(key: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        return np.frombuffer(blob, np.uint8, claimed[key].num_bytes, starts[key])
 
+def read_entry(raw: Mapping[str, Raw], name: str, entry: Tensor | Weighted, claimed: Mapping[str, Slot]) -> Tensor | Weighted:
+    """Copy one tensor or :class:`Weighted` out of its bytes, as new memory of its own."""
     if not isinstance(entry, Weighted):
-        return _checked(name, _tensor(raw(name).copy(), claimed[name]))
-    weight = _checked(weight_key(name), _tensor(raw(weight_key(name)).copy(), claimed[weight_key(name)]), at_least=0.0)
+        return _checked(name, _tensor(raw[name].copy(), claimed[name]))
+    weight = _checked(weight_key(name), _tensor(raw[weight_key(name)].copy(), claimed[weight_key(name)]), at_least=0.0)
     known = (weight > 0).flatten().numpy()
     dtype, (count, *event) = claimed[value_key(name)]
     if count != (sent := int(known.sum())):
@@ -101,7 +124,7 @@ def read_entry(blob: memoryview, name: str, entry: Tensor | Weighted, claimed: M
     row_bytes = torch.Size(event).numel() * dtype.itemsize
     value = np.zeros(len(known) * row_bytes, np.uint8)
     if row_bytes:  # one item for a row, whatever its bytes mean
-        value.view(f"V{row_bytes}")[known] = raw(value_key(name)).view(f"V{row_bytes}")
+        value.view(f"V{row_bytes}")[known] = raw[value_key(name)].view(f"V{row_bytes}")
     return Weighted(_checked(value_key(name), _tensor(value, Slot(dtype, (*weight.shape, *event)))), weight)
 
 
@@ -134,7 +157,7 @@ def _claimed(key: str, entry: object, slot: Slot, open_rows: bool) -> Slot:
     return Slot(slot.dtype, tuple(shape))
 
 
-def _tensor(raw: np.ndarray[Any, np.dtype[np.uint8]], slot: Slot) -> Tensor:
+def _tensor(raw: Raw, slot: Slot) -> Tensor:
     if slot.dtype == torch.bool and raw.size and raw.max() > 1:
         refuse("hold booleans as 0 or 1", int(raw.max()))
     flat = torch.from_numpy(raw).view(slot.dtype) if raw.size else torch.empty(0, dtype=slot.dtype)

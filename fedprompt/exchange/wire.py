@@ -3,36 +3,35 @@
 import os
 from collections.abc import Mapping
 from os import PathLike
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedprompt._checks import check_count, check_finite, check_upload, kind, wrong_type, wrong_value
-from fedprompt.exchange._frame import Header, check_header, check_texts, header_text, offsets, slots, value_key, weight_key
+from fedprompt.exchange._frame import (
+    Expected,
+    Header,
+    Slot,
+    check_header,
+    check_texts,
+    digest_of,
+    header_text,
+    offsets,
+    slots,
+    value_key,
+    weight_key,
+)
 from fedprompt.exchange._reading import (
-    check_canonical,
-    check_fingerprint,
+    check_origin,
+    check_whole,
     claimed_slots,
     parse_metadata,
+    pieces,
     read_entry,
     read_header,
     refuse,
 )
 from fedprompt.interfaces import Message, Weighted
-
-
-class Expected(NamedTuple):
-    """What a receiver knows of a blob before it arrives.
-
-    Attributes:
-        message: A message of the same form: names, shapes, dtypes, and where a :class:`Weighted` stands. Its numbers are never read; take
-            ``snapshot(model)`` for a broadcast and ``collect(model, weight=0)`` for an upload.
-        fingerprint: Parts that must be those of the sender; from :func:`fingerprint`. Parts that are not named here are not compared.
-    """
-
-    message: Message
-    fingerprint: Mapping[str, str] = {}
 
 
 def encode_payload(message: Message, *, header: Header) -> bytes:
@@ -76,19 +75,21 @@ def encode_payload(message: Message, *, header: Header) -> bytes:
             check_finite(argument, entry)
             tensors[name] = entry.detach()
     sent = {key: laid[key]._replace(shape=tuple(tensor.shape)) for key, tensor in tensors.items()}
-    text = header_text(header, sent).encode()
-    return b"".join([len(text).to_bytes(8, "little"), text, *(_bytes(tensors[key]) for key in offsets(sent))])
+    content = [_bytes(tensors[key]) for key in offsets(sent)]
+    text = header_text(header, sent, digest_of(header, sent, content)).encode()
+    return b"".join([len(text).to_bytes(8, "little"), text, *content])
 
 
 def decode_payload(blob: bytes, *, expect: Expected, max_bytes: int) -> tuple[dict[str, Tensor | Weighted], Header]:
     """Read a blob, all of it or nothing; what arrives is data, and no code can come of it.
 
     Only what :func:`encode_payload` writes for a message of the expected form is read: everything else is refused, by a reason, before
-    memory is taken for it. So a blob has one reading, and encoding that gives the blob again.
+    memory is taken for it. So a blob has one reading, and encoding that gives the blob again. A digest tells a damaged blob, be it by a
+    single bit; it is no signature, as whoever writes a blob can write its digest.
 
     Args:
         blob: What arrived.
-        expect: Form and fingerprint of what should arrive.
+        expect: Form and fingerprint of what should arrive; the round and the sender, where they are known.
         max_bytes: At most so many bytes for the blob, and for the message that it unfolds into.
 
     Returns:
@@ -96,38 +97,56 @@ def decode_payload(blob: bytes, *, expect: Expected, max_bytes: int) -> tuple[di
 
     Raises:
         TypeError: If an argument is of the wrong kind; never for what `blob` holds.
-        ValueError: If the blob is too long, truncated, malformed, holds NaN, infinity or negative weights, or is of another format, form or
-            fingerprint; the text says which part differs. If `expect` alone needs more than `max_bytes`.
+        ValueError: If the blob is too long, truncated, damaged, malformed, holds NaN, infinity or negative weights, or is of another
+            format, form, fingerprint, round or sender; the text says which part differs. If `expect` alone needs more than `max_bytes`.
 
     Example:
         >>> model = nn.Linear(4, 2)
         >>> blob = encode_payload(collect(model, weight=30), header=Header({"backbone": "vit_tiny"}, server_round=3))
-        >>> expect = Expected(collect(model, weight=0), {"backbone": "vit_tiny"})
+        >>> expect = Expected(collect(model, weight=0), {"backbone": "vit_tiny"}, server_round=3)
         >>> message, header = decode_payload(blob, expect=expect, max_bytes=10_000)
         >>> torch.equal(message["bias"].value, model.bias), header.server_round
         (True, 3)
+        >>> decode_payload(blob, expect=expect._replace(server_round=4), max_bytes=10_000)
+        Traceback (most recent call last):
+        ValueError: `blob` must have the server_round 4; got 3.
         >>> decode_payload(blob, expect=expect._replace(fingerprint={"backbone": "vit_small"}), max_bytes=10_000)
         Traceback (most recent call last):
         ValueError: `blob` must come from the same backbone, {'backbone': 'vit_small'}; got {'backbone': 'vit_tiny'}.
     """
-    if not isinstance(blob, bytes):
-        raise wrong_type("blob", "be bytes", type(blob).__name__)
+    return read_blob(blob, expect, check_expected(expect, max_bytes), max_bytes)
+
+
+def check_expected(expect: object, max_bytes: int) -> dict[str, Slot]:
+    """Require a receiver that knows what it asks for, and lay out the message that it expects."""
     if not isinstance(expect, Expected):
-        raise wrong_type("expect", "be Expected(message, fingerprint)", kind(expect))
+        raise wrong_type("expect", "be Expected(message, ...)", kind(expect))
     check_texts("expect.fingerprint", expect.fingerprint)
+    if expect.server_round is not None:
+        check_count("expect.server_round", expect.server_round, at_least=0)
+    if not isinstance(expect.client_id, str | None):
+        raise wrong_type("expect.client_id", "be a string or None", kind(expect.client_id))
     check_count("max_bytes", max_bytes)
     expected = slots("expect.message", expect.message)
     if (most := sum(slot.num_bytes for slot in expected.values())) > max_bytes:
         raise wrong_value("max_bytes", f"leave room for the {most} bytes of `expect.message`", max_bytes)
+    return expected
+
+
+def read_blob(blob: bytes, expect: Expected, expected: Mapping[str, Slot], max_bytes: int) -> tuple[dict[str, Tensor | Weighted], Header]:
+    """Read a blob for a receiver that was checked: whatever is wrong from here on is the sender's fault, and a ValueError."""
+    if not isinstance(blob, bytes):
+        raise wrong_type("blob", "be bytes", type(blob).__name__)
     if len(blob) > max_bytes:
         refuse(f"be at most {max_bytes} bytes long", len(blob))
     entries, text = read_header(blob, expected)
-    header = parse_metadata(entries.get("__metadata__"))
-    check_fingerprint(header.fingerprint, expect.fingerprint)
+    header, digest = parse_metadata(entries.get("__metadata__"))
+    check_origin(header, expect)
     claimed = claimed_slots(entries, expected, expect.message)
     tensors = memoryview(blob)[8 + int.from_bytes(blob[:8], "little") :]
-    check_canonical(text, header, claimed, len(tensors))
-    return {name: read_entry(tensors, name, entry, claimed) for name, entry in expect.message.items()}, header
+    check_whole(text, digest, header, claimed, tensors)
+    raw = pieces(tensors, claimed)
+    return {name: read_entry(raw, name, entry, claimed) for name, entry in expect.message.items()}, header
 
 
 def save_payload(message: Message, path: str | PathLike[str], *, header: Header) -> None:
