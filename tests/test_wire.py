@@ -20,6 +20,7 @@ import torch.nn as nn
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from blobs import DIGEST, content, flipped, mended, overwritten, unsigned
 from fedprompt import (
     Expected,
     Header,
@@ -65,23 +66,6 @@ def form(message):
 
 def decode(blob, message, *, parts=PARTS, max_bytes=2**20):
     return decode_payload(blob, expect=Expected(form(message), parts), max_bytes=max_bytes)
-
-
-def content(blob):
-    return 8 + int.from_bytes(blob[:8], "little")
-
-
-DIGEST = re.compile(rb'(?<="sha256":")[0-9a-f]{64}(?=")')
-
-
-def unsigned(blob):
-    """What the digest is made of: all but the length in front, with zeros in place of the digest itself."""
-    return DIGEST.sub(64 * b"0", blob[8:], count=1)
-
-
-def mended(blob):
-    """The same damage with a digest to match, as a sender would write it who means it; past the digest, the other checks are met."""
-    return blob[:8] + DIGEST.sub(hashlib.sha256(unsigned(blob)).hexdigest().encode(), blob[8:], count=1)
 
 
 @st.composite
@@ -234,9 +218,7 @@ def edit(key, field, value):
 
 def written(number, place, code="<f"):
     """The data with one number in place of another; places: steps 0, keys:value 16, keys:weight 32, scale 44, seen 48."""
-    raw = struct.pack(code, number)
-    data = BLOB[content(BLOB) :]
-    return mended(BLOB[: content(BLOB)] + data[:place] + raw + data[place + len(raw) :])
+    return overwritten(BLOB, place, struct.pack(code, number))
 
 
 TEXT = BLOB[8 : content(BLOB)].decode()
@@ -393,11 +375,9 @@ def test_the_first_round_and_the_nameless_client_can_be_asked_for():
 def test_no_single_bit_can_change_unseen():
     """Every bit of the length, of the text and of the numbers; without the digest, half of the bits of a float would pass as another."""
     expect = Expected(form(MESSAGE), PARTS)
-    for place in range(8 * len(BLOB)):
-        blob = bytearray(BLOB)
-        blob[place // 8] ^= 1 << place % 8
+    for bit in range(8 * len(BLOB)):
         with pytest.raises(ValueError, match=r"^`blob` must "):
-            decode_payload(bytes(blob), expect=expect, max_bytes=2000)
+            decode_payload(flipped(BLOB, bit), expect=expect, max_bytes=2000)
 
 
 class Bomb:

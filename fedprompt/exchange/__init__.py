@@ -6,6 +6,7 @@ from fedprompt.exchange.codecs import Codec, float16_codec, int8_codec, top_k_co
 from fedprompt.exchange.cohort import cohort
 from fedprompt.exchange.ledger import Ledger
 from fedprompt.exchange.payload import collect, load, num_bytes, snapshot
+from fedprompt.exchange.receiving import receive
 from fedprompt.exchange.seeds import stream_seed
 from fedprompt.exchange.transforms import cap_weight, clip_norm, gaussian_noise
 from fedprompt.exchange.vectors import flatten, unflatten
@@ -30,6 +31,7 @@ __all__ = [
     "load_checkpoint",
     "num_bytes",
     "open_payload",
+    "receive",
     "save_checkpoint",
     "save_payload",
     "snapshot",

@@ -1,0 +1,165 @@
+"""A round's uploads: what is accepted is what honest clients sent, in the order of ids; of all else a reason is left."""
+
+import tracemalloc
+from functools import partial
+from itertools import permutations
+
+import pytest
+import torch
+
+from blobs import flipped, overwritten
+from fedprompt import Expected, Header, Weighted, decode_payload, encode_payload, receive, top_k_codec
+
+assert_identical = partial(torch.testing.assert_close, rtol=0, atol=0, equal_nan=True)
+
+FORM = {"head": Weighted(torch.zeros(2, 3), torch.zeros(2)), "scale": torch.tensor(0.0)}
+EXPECT = Expected(FORM, {"backbone": "vit"}, server_round=4)
+
+
+def message(number):
+    return {"head": Weighted(torch.full((2, 3), float(number)), torch.tensor([1.0, 0.0])), "scale": torch.tensor(number / 3)}
+
+
+def sent(client, number=None, *, server_round=4, claim=None, parts=EXPECT.fingerprint):
+    header = Header(parts, server_round, str(client) if claim is None else claim)
+    return client, encode_payload(message(client if number is None else number), header=header)
+
+
+def damaged(client):
+    return client, flipped(sent(client)[1], -9)
+
+
+taken = partial(receive, expect=EXPECT, max_bytes=2000)
+
+
+def test_every_order_of_arrival_gives_the_uploads_in_the_order_of_ids():
+    arrivals = [sent(10), sent(2), sent(0), damaged(7)]
+    for order in permutations(arrivals):
+        accepted, refused = taken(order)
+        assert list(accepted) == [0, 2, 10]
+        assert [client for client, _ in refused] == [7]
+        for client, own in accepted.items():
+            assert_identical(own["head"].value, message(client)["head"].value * torch.tensor([[1.0], [0.0]]))
+            assert_identical(own["scale"], message(client)["scale"])
+
+
+def test_what_is_accepted_is_what_a_single_decoding_gives():
+    client, blob = sent(3)
+    accepted, refused = taken([(client, blob)])
+    assert_identical(accepted[3], decode_payload(blob, expect=EXPECT, max_bytes=2000)[0])
+    assert refused == []
+
+
+def test_names_are_ordered_as_text():
+    accepted, _ = taken([sent(name, 1) for name in ("b", "a", "10", "9")])
+    assert list(accepted) == ["10", "9", "a", "b"]
+
+
+def test_of_several_good_ones_the_first_counts_and_a_bad_one_before_it_does_not():
+    accepted, refused = taken([damaged(1), sent(1, 5), sent(1, 6), damaged(1)])
+    assert accepted[1]["scale"].item() == pytest.approx(5 / 3)
+    assert [client for client, _ in refused] == [1, 1, 1]
+    assert "SHA-256" in refused[0][1]
+    assert [reason for _, reason in refused[1:]] == ["`blob` must be the first good one of client 1; got another."] * 2
+
+
+@pytest.mark.parametrize(
+    ("arrival", "reason"),
+    [
+        (sent(1, server_round=3), "have the server_round 4; got 3"),
+        (sent(1, server_round=5), "have the server_round 4; got 5"),
+        (sent(1, claim="2"), "have the client_id '1'; got '2'"),
+        (sent(1, claim=""), "have the client_id '1'; got ''"),
+        (sent(1, claim="01"), "have the client_id '1'; got '01'"),
+        (sent(1, parts={"backbone": "swin"}), "come from the same backbone"),
+        ((1, encode_payload({"head": FORM["head"]}, header=Header(EXPECT.fingerprint, 4, "1"))), "hold all that is expected"),
+        ((1, b""), "start with the length of its header"),
+        ((1, sent(1)[1][:-1]), "hold 24 bytes of tensors; got 23"),
+        ((1, bytes(3000)), "be at most 2000 bytes long; got 3000"),
+        ((1, overwritten(sent(1)[1], 0, b"\0\0\xc0\x7f")), "hold finite numbers in 'head:value'"),
+    ],
+)
+def test_whatever_is_wrong_costs_its_sender_and_nobody_else(arrival, reason):
+    """Least of all the client whose name was taken in vain."""
+    accepted, refused = taken([arrival, sent(2), sent(0)])
+    assert list(accepted) == [0, 2]
+    assert len(refused) == 1
+    assert refused[0][0] == 1
+    assert refused[0][1].startswith(f"`blob` must {reason}")
+    assert list(taken([arrival, sent(1)])[0]) == [1]
+
+
+def test_a_name_is_the_channels_and_not_the_blobs():
+    """Client 1 hands in client 2's own blob: it is neither client 1's nor client 2's."""
+    accepted, refused = taken([(1, sent(2)[1])])
+    assert accepted == {}
+    assert refused == [(1, "`blob` must have the client_id '1'; got '2'.")]
+
+
+def test_a_round_without_arrivals_is_empty():
+    assert taken([]) == ({}, [])
+
+
+def test_restoring_belongs_to_reading():
+    """A codec finds what the form does not show; such an upload is refused, and a good one after it is the first."""
+    codec, like = top_k_codec(fraction=0.5), {"head": Weighted(torch.zeros(4), torch.tensor(0.0))}
+    short, _ = codec.encode({"head": Weighted(torch.tensor([1.0, 4.0, 2.0, 3.0]), torch.tensor(5.0))}, codec.init(like))
+    expect = Expected(codec.encode(like, codec.init(like))[0])
+    wrong = short | {"head/indices": torch.tensor([3, 1])}
+    arrivals = [(1, encode_payload(one, header=Header(client_id="1"))) for one in (wrong, short)]
+    accepted, refused = receive(arrivals, expect=expect, max_bytes=2000, restore=partial(codec.decode, like=like))
+    assert accepted[1]["head"].value.tolist() == [0.0, 4.0, 0.0, 3.0]
+    assert refused == [(1, "`message['head/indices']` must rise, from 0 or more to below 4; got [3, 1].")]
+
+
+def test_arrivals_are_taken_one_by_one_and_a_refused_one_is_not_kept():
+    """Forty of a megabyte each pass through the memory of a few."""
+    large = {"head": torch.zeros(2**18)}
+    blob = encode_payload(large, header=Header(client_id="1"))
+    arrivals = ((1, blob if place % 2 else flipped(blob, -place)) for place in range(1, 41))
+    tracemalloc.start()
+    try:
+        accepted, refused = receive(arrivals, expect=Expected(large), max_bytes=2**21)
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert (list(accepted), len(refused)) == ([1], 39)
+    assert most < 6 * 2**20
+
+
+# Bad input: the receiver's own mistakes are no refusals.
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("options", "error", "reason"),
+    [
+        ({"expect": FORM}, TypeError, r"`expect` must be Expected\(message, \.\.\.\); got "),
+        ({"expect": EXPECT._replace(client_id="1")}, ValueError, r"`expect\.client_id` must be None, as `arrivals` say who sends; got '1'"),
+        ({"expect": EXPECT._replace(client_id="")}, ValueError, r"`expect\.client_id` must be None, as `arrivals` say who sends; got ''"),
+        ({"max_bytes": 20}, ValueError, r"`max_bytes` must leave room for the 36 bytes of `expect\.message`; got 20"),
+        ({"restore": "codec"}, TypeError, r"`restore` must be a function of a message; got 'codec' \(str\)"),
+    ],
+)
+def test_a_receiver_that_errs_is_told_before_anything_is_taken(options, error, reason):
+    arrivals = iter([sent(1)])
+    with pytest.raises(error, match=reason):
+        taken(arrivals, **options)
+    assert next(arrivals)[0] == 1
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("arrivals", "reason"),
+    [
+        ([(1.0, b"")], r"`arrivals` must name clients by integers or strings, of one kind; got 1\.0 \(float\)"),
+        ([(True, b"")], r"`arrivals` must name clients by integers or strings, of one kind; got True \(bool\)"),
+        ([sent(1), ("2", b"")], r"`arrivals` must name clients by integers or strings, of one kind; got '2' \(str\)"),
+        ([sent("1", 1), (2, b"")], r"`arrivals` must name clients by integers or strings, of one kind; got 2 \(int\)"),
+        ([(1, bytearray())], r"`blob` must be bytes; got bytearray"),
+        ([(1, None)], r"`blob` must be bytes; got NoneType"),
+    ],
+)
+def test_what_is_no_pair_of_a_client_and_bytes_is_an_error_of_the_caller(arrivals, reason):
+    with pytest.raises(TypeError, match=reason):
+        taken(arrivals)
