@@ -1,0 +1,50 @@
+"""Ways to run a federation: each carries its messages differently, and all end with the same bits."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from federations.parts import Answers, Federation, State
+
+
+class Outcome(NamedTuple):
+    """What is left of a run: the last answers, the server's state, and every client's own."""
+
+    answers: Answers
+    server: Any
+    clients: dict[int, State]
+
+
+def in_process(federation: Federation) -> Outcome:
+    """Run without a wire."""
+    answers, server_state = federation.server.init()
+    states: dict[int, State] = {client: {} for client in range(federation.num_clients)}
+    for server_round in range(federation.rounds):
+        uploads = {}
+        for client in federation.cohort(server_round):
+            uploads[client], states[client] = federation.client(client, server_round, answers[client], states[client])
+        answers, server_state = federation.server.step(uploads, server_state)
+    return Outcome(answers, server_state, states)
+
+
+def assert_same_bits(actual: Any, expected: Any, place: str = "") -> None:
+    """Require the same names, dtypes, shapes and bits, however deep; -0 is not 0 here."""
+    if isinstance(expected, Tensor):
+        assert isinstance(actual, Tensor), place
+        assert (actual.dtype, actual.shape) == (expected.dtype, expected.shape), place
+        assert torch.equal(*(tensor.detach().contiguous().flatten().view(torch.uint8) for tensor in (actual, expected))), place
+    elif isinstance(expected, Mapping):
+        assert isinstance(actual, Mapping), place
+        assert set(actual) == set(expected), place
+        for name in expected:
+            assert_same_bits(actual[name], expected[name], f"{place}[{name!r}]")
+    elif isinstance(expected, tuple | list):
+        assert type(actual) is type(expected), place
+        assert len(actual) == len(expected), place
+        for position, each in enumerate(expected):
+            assert_same_bits(actual[position], each, f"{place}[{position}]")
+    else:
+        assert type(actual) is type(expected), place
+        assert actual == expected, place
