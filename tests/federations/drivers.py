@@ -1,12 +1,15 @@
 """Ways to run a federation: each carries its messages differently, and all end with the same bits."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+import fedprompt as fp
 from federations.parts import Answers, Federation, State
+
+MAX_BYTES = 2**20
 
 
 class Outcome(NamedTuple):
@@ -27,6 +30,23 @@ def in_process(federation: Federation) -> Outcome:
             uploads[client], states[client] = federation.client(client, server_round, answers[client], states[client])
         answers, server_state = federation.server.step(uploads, server_state)
     return Outcome(answers, server_state, states)
+
+
+def through_bytes(federation: Federation, *, wire: Callable[[bytes], bytes] = bytes, ledger: fp.Ledger | None = None) -> Outcome:
+    """Send every message as a blob, which the wire may change."""
+    ledger = fp.Ledger() if ledger is None else ledger
+
+    def carried(message: fp.Message, form: fp.Message, direction: str, client: int, server_round: int) -> fp.Message:
+        blob = fp.encode_payload(message, header=fp.Header(federation.fingerprint, server_round, str(client)))
+        ledger.record(message, direction=direction, client=client, server_round=server_round, framed=len(blob))
+        return fp.decode_payload(wire(blob), expect=fp.Expected(form, federation.fingerprint), max_bytes=MAX_BYTES)[0]
+
+    def remote(client: int, server_round: int, broadcast: fp.Message, state: State) -> tuple[fp.Message, State]:
+        broadcast = carried(broadcast, federation.broadcast_form(client), "down", client, server_round)
+        upload, state = federation.client(client, server_round, broadcast, state)
+        return carried(upload, federation.upload_form(client), "up", client, server_round), state
+
+    return in_process(federation._replace(client=remote))
 
 
 def assert_same_bits(actual: Any, expected: Any, place: str = "") -> None:
