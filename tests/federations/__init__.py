@@ -6,7 +6,7 @@ broadcast, so an engine may rebuild its process for every message.
 
 from collections.abc import Callable
 
-from federations.drivers import Outcome, assert_same_bits, in_process, through_bytes
+from federations.drivers import Outcome, assert_same_bits, distributed, in_process, through_bytes
 from federations.fedhpl import fedhpl
 from federations.fedl2g import fedl2g
 from federations.fedotp import fedotp
@@ -15,4 +15,15 @@ from federations.sgpt import sgpt
 
 FEDERATIONS: dict[str, Callable[[], Federation]] = {"fedhpl": fedhpl, "sgpt": sgpt, "fedl2g": fedl2g, "fedotp": fedotp}
 
-__all__ = ["FEDERATIONS", "Answers", "Federation", "Outcome", "Server", "State", "assert_same_bits", "in_process", "through_bytes"]
+__all__ = [
+    "FEDERATIONS",
+    "Answers",
+    "Federation",
+    "Outcome",
+    "Server",
+    "State",
+    "assert_same_bits",
+    "distributed",
+    "in_process",
+    "through_bytes",
+]

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 import fedprompt as fp
@@ -47,6 +48,26 @@ def through_bytes(federation: Federation, *, wire: Callable[[bytes], bytes] = by
         return carried(upload, federation.upload_form(client), "up", client, server_round), state
 
     return in_process(federation._replace(client=remote))
+
+
+def distributed(federation: Federation) -> Outcome:
+    """Run one rank of a process group: client k lives on rank k mod the number of ranks, and every rank is its own server."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    answers, server_state = federation.server.init()
+    states: dict[int, State] = {client: {} for client in range(rank, federation.num_clients, world)}
+    for server_round in range(federation.rounds):
+        cohort, uploads = federation.cohort(server_round), {}
+        for first in range(0, federation.num_clients, world):
+            upload, own = None, first + rank
+            if own in cohort:
+                upload, states[own] = federation.client(own, server_round, answers[own], states[own])
+            clients = range(first, first + world)
+            forms = [fp.Expected(federation.upload_form(k), federation.fingerprint) if k in cohort else None for k in clients]
+            header = fp.Header(federation.fingerprint, server_round, str(own))
+            gathered = fp.gather_messages(upload, expect=forms, max_bytes=MAX_BYTES, header=header)
+            uploads |= {client: message for client, message in zip(clients, gathered, strict=True) if message is not None}
+        answers, server_state = federation.server.step(uploads, server_state)
+    return Outcome(answers, server_state, states)
 
 
 def assert_same_bits(actual: Any, expected: Any, place: str = "") -> None:
