@@ -67,7 +67,7 @@ def fedl2g() -> Federation:
         return answers(guides), {"guides": guides, "update": update.init(guides)}
 
     def step(uploads: Mapping[int, fp.Message], state: Any) -> tuple[Answers, Any]:
-        mean = fp.weighted_mean(uploads[client]["guides"] for client in sorted(uploads))
+        mean = fp.weighted_mean(upload["guides"] for upload in parts.by_id(uploads))
         guides, memory = update.step(state["guides"], mean, state["update"])
         return answers(guides), {"guides": guides, "update": memory}
 
