@@ -79,9 +79,9 @@ def same(one, other):
     return True
 
 
-def test_every_answer_moves_and_no_two_states_are_alike(make, expected):
+def test_every_name_of_every_answer_moves_and_no_two_states_are_alike(make, expected):
     start, _ = make().server.init()
-    assert not any(same(expected.answers[client], start[client]) for client in start)
+    assert not [(client, name) for client in start for name in start[client] if same(expected.answers[client][name], start[client][name])]
     states = [state for state in expected.clients.values() if state]
     assert not any(same(one, other) for position, one in enumerate(states) for other in states[:position])
 
@@ -94,6 +94,18 @@ def test_states_and_earlier_rounds_matter(make, expected):
     first, _ = whole.server.init()
     deaf = whole._replace(client=lambda client, server_round, broadcast, state: whole.client(client, server_round, first[client], state))
     assert not same(in_process(deaf), expected)
+
+
+def test_every_name_of_a_broadcast_is_read(make, expected):
+    federation, cohort = make(), make().cohort(0)
+    for client in cohort:
+        broadcast = expected.answers[client]
+        upload, _ = federation.client(client, 0, broadcast, {})
+        for name, entry in broadcast.items():
+            value = entry.value if isinstance(entry, Weighted) else entry
+            other = (3 - value).abs().flip(-1)  # counts stay counts
+            changed = {**broadcast, name: entry._replace(value=other) if isinstance(entry, Weighted) else other}
+            assert not same(federation.client(client, 0, changed, {})[0], upload), (client, name)
 
 
 def test_between_them_they_exercise_what_an_engine_must_carry():

@@ -32,8 +32,8 @@ def gather_messages(
     Args:
         message: Tensors or :class:`Weighted` by name; None sends nothing.
         expect: For each rank what it may send, its form and fingerprint, as for :func:`decode_payload`; None where it must send nothing.
-        max_bytes: At most so many bytes for one message; the smallest limit of any rank holds for all. Each rank takes memory for as
-            many blobs of the length of the longest one as there are ranks.
+        max_bytes: At most so many bytes for one message; the smallest limit of any rank holds for all. Each rank takes memory for two
+            blobs of the length of the longest one per rank.
         header: What travels beside `message`: the fingerprint that others expect, and `server_round`, on which all ranks must agree.
         group: Of any backend that carries CPU tensors, such as gloo; None is the default group.
 
