@@ -97,13 +97,13 @@ MEANS = {"weighted_mean": weighted_mean, "trimmed_mean of everything": partial(t
 
 
 @pytest.mark.parametrize("name", MEANS)
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=60)
 @given(tree=trees())
 def test_averaging_along_any_tree_is_flat_averaging(name, tree):
     means_over_a_tree_are_flat_means(per_name(default=MEANS[name]), tree)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(tree=trees(held=st.just(list(FORMS)), whole_numbers=True))
 def test_edges_that_send_sums_change_no_bit_where_the_sums_are_exact(tree):
     """Multiples of 1 / 256 with counts as weights: their products are exact in float64, and so is every sum of them, in any order."""
@@ -120,7 +120,7 @@ def test_edges_that_send_sums_change_no_bit_where_the_sums_are_exact(tree):
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 1.0])
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(tree=trees(held=st.sampled_from(WIDTHS).map(lambda width: [width])))
 def test_edges_that_average_each_width_leave_the_teachers_of_every_width_as_they_are(smoothing, tree):
     """FedHPL: the centre gets one mean for each width, and it alone asks which widths are alike, and smooths."""
