@@ -306,7 +306,7 @@ def test_data_parallel_gradients_equal_those_of_the_full_batch(tmp_path):
     model = two_processes.make_client()
     images, labels = two_processes.make_data()
     nn.functional.cross_entropy(model(images), labels).backward()
-    two_processes.run(tmp_path)
+    two_processes.run(two_processes.data_parallel_step, tmp_path)
     for rank in range(2):
         gradients = torch.load(tmp_path / f"{rank}.pt")
         assert gradients.keys() == {"prompts.tokens", "head.weight", "head.bias"}

@@ -227,6 +227,16 @@ def test_noise_is_not_lost_in_a_half_precision():
     assert noisy.std().item() == pytest.approx(math.sqrt(0.3**2 + 0.5**2 / 12), rel=0.03)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_noise_is_added_in_float64_and_rounded_once(dtype, generator):
+    """To the bit: what is added in the payload's own precision was rounded before, and its grid shows which value it was added to."""
+    sent = {"a": Weighted(torch.randn(1000, generator=generator).to(dtype), torch.tensor(1.0))}
+    noisy = gaussian_noise(sent, multiplier=0.3, sensitivity=0.7, generator=torch.Generator().manual_seed(0))["a"].value
+    noise = torch.randn(1000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    assert noisy.dtype == dtype
+    assert_identical(noisy, (sent["a"].value.double() + 0.3 * 0.7 * noise).to(dtype))
+
+
 # One vector.
 
 

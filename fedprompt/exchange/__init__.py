@@ -4,6 +4,7 @@ from fedprompt.exchange._frame import Expected, Header
 from fedprompt.exchange.checkpoint import load_checkpoint, save_checkpoint
 from fedprompt.exchange.codecs import Codec, float16_codec, int8_codec, top_k_codec
 from fedprompt.exchange.cohort import cohort
+from fedprompt.exchange.gather import gather_messages
 from fedprompt.exchange.ledger import Ledger
 from fedprompt.exchange.payload import collect, load, num_bytes, snapshot
 from fedprompt.exchange.receiving import receive
@@ -25,6 +26,7 @@ __all__ = [
     "encode_payload",
     "flatten",
     "float16_codec",
+    "gather_messages",
     "gaussian_noise",
     "int8_codec",
     "load",

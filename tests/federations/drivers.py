@@ -1,0 +1,91 @@
+"""Ways to run a federation: each carries its messages differently, and all end with the same bits."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+import fedprompt as fp
+from federations.parts import Answers, Federation, State
+
+MAX_BYTES = 2**20
+
+
+class Outcome(NamedTuple):
+    """What is left of a run: the last answers, the server's state, and every client's own."""
+
+    answers: Answers
+    server: Any
+    clients: dict[int, State]
+
+
+def in_process(federation: Federation) -> Outcome:
+    """Run without a wire."""
+    answers, server_state = federation.server.init()
+    states: dict[int, State] = {client: {} for client in range(federation.num_clients)}
+    for server_round in range(federation.rounds):
+        uploads = {}
+        for client in federation.cohort(server_round):
+            uploads[client], states[client] = federation.client(client, server_round, answers[client], states[client])
+        answers, server_state = federation.server.step(uploads, server_state)
+    return Outcome(answers, server_state, states)
+
+
+def through_bytes(federation: Federation, *, wire: Callable[[bytes], bytes] = bytes, ledger: fp.Ledger | None = None) -> Outcome:
+    """Send every message as a blob, which the wire may change."""
+    ledger = fp.Ledger() if ledger is None else ledger
+
+    def carried(message: fp.Message, form: fp.Message, direction: str, client: int, server_round: int) -> fp.Message:
+        blob = fp.encode_payload(message, header=fp.Header(federation.fingerprint, server_round, str(client)))
+        ledger.record(message, direction=direction, client=client, server_round=server_round, framed=len(blob))
+        return fp.decode_payload(wire(blob), expect=fp.Expected(form, federation.fingerprint), max_bytes=MAX_BYTES)[0]
+
+    def remote(client: int, server_round: int, broadcast: fp.Message, state: State) -> tuple[fp.Message, State]:
+        broadcast = carried(broadcast, federation.broadcast_form(client), "down", client, server_round)
+        upload, state = federation.client(client, server_round, broadcast, state)
+        return carried(upload, federation.upload_form(client), "up", client, server_round), state
+
+    return in_process(federation._replace(client=remote))
+
+
+def distributed(federation: Federation) -> Outcome:
+    """Run one rank of a process group: client k lives on rank k mod the number of ranks, and every rank is its own server."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    answers, server_state = federation.server.init()
+    states: dict[int, State] = {client: {} for client in range(rank, federation.num_clients, world)}
+    for server_round in range(federation.rounds):
+        cohort, uploads = federation.cohort(server_round), {}
+        for first in range(0, federation.num_clients, world):
+            upload, own = None, first + rank
+            if own in cohort:
+                upload, states[own] = federation.client(own, server_round, answers[own], states[own])
+            clients = range(first, first + world)
+            forms = [fp.Expected(federation.upload_form(k), federation.fingerprint) if k in cohort else None for k in clients]
+            header = fp.Header(federation.fingerprint, server_round, str(own))
+            gathered = fp.gather_messages(upload, expect=forms, max_bytes=MAX_BYTES, header=header)
+            uploads |= {client: message for client, message in zip(clients, gathered, strict=True) if message is not None}
+        answers, server_state = federation.server.step(uploads, server_state)
+    return Outcome(answers, server_state, states)
+
+
+def assert_same_bits(actual: Any, expected: Any, place: str = "") -> None:
+    """Require the same names, dtypes, shapes and bits, however deep; -0 is not 0 here."""
+    if isinstance(expected, Tensor):
+        assert isinstance(actual, Tensor), place
+        assert (actual.dtype, actual.shape) == (expected.dtype, expected.shape), place
+        assert torch.equal(*(tensor.detach().contiguous().flatten().view(torch.uint8) for tensor in (actual, expected))), place
+    elif isinstance(expected, Mapping):
+        assert isinstance(actual, Mapping), place
+        assert set(actual) == set(expected), place
+        for name in expected:
+            assert_same_bits(actual[name], expected[name], f"{place}[{name!r}]")
+    elif isinstance(expected, tuple | list):
+        assert type(actual) is type(expected), place
+        assert len(actual) == len(expected), place
+        for position, each in enumerate(expected):
+            assert_same_bits(actual[position], each, f"{place}[{position}]")
+    else:
+        assert type(actual) is type(expected), place
+        assert actual == expected, place

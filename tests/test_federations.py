@@ -1,0 +1,180 @@
+"""The four federations of ``tests/federations`` depend on nothing but what is handed to them, so any engine may run them."""
+
+from copy import deepcopy
+
+import pytest
+import torch
+from safetensors.torch import load as from_bytes
+from safetensors.torch import save as to_bytes
+
+from federations import FEDERATIONS, Federation, Outcome, assert_same_bits, in_process, parts
+from fedprompt import Weighted
+
+
+@pytest.fixture(params=FEDERATIONS)
+def make(request):
+    return FEDERATIONS[request.param]
+
+
+@pytest.fixture
+def expected(make):
+    return in_process(make())
+
+
+def scrambled(state):
+    """Forget everything that is not the state: other random numbers, and tensors that come from bytes."""
+    torch.rand(int.from_bytes(to_bytes(state)[-1:]) + 1 if state else 1)
+    return from_bytes(to_bytes(state)) if state else {}
+
+
+def rebuilt_for_each_message(make) -> Outcome:
+    """Run with a fresh federation for each client's message and each step, late uploads first."""
+    first = make()
+    answers, server_state = first.server.init()
+    states = {client: {} for client in range(first.num_clients)}
+    for server_round in range(first.rounds):
+        uploads = {}
+        for client in reversed(first.cohort(server_round)):
+            uploads[client], kept = make().client(client, server_round, deepcopy(answers[client]), scrambled(states[client]))
+            states[client] = scrambled(kept)
+        answers, server_state = make().server.step(deepcopy(uploads), deepcopy(server_state))
+    return Outcome(answers, server_state, states)
+
+
+def test_a_run_repeats_itself_and_leaves_the_global_random_stream_alone(make, expected):
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    assert_same_bits(in_process(make()), expected)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_client_rebuilt_for_each_message_gives_the_same_bits(make, expected):
+    assert_same_bits(rebuilt_for_each_message(make), expected)
+
+
+def test_nothing_that_is_handed_over_is_mutated(make):
+    federation = make()
+    answers, server_state = federation.server.init()
+    cohort = federation.cohort(0)
+    sent = {client: federation.client(client, 0, answers[client], {}) for client in cohort}
+    uploads = {client: upload for client, (upload, _) in sent.items()}
+    handed = (answers, server_state, uploads, {client: state for client, (_, state) in sent.items()})
+    before = deepcopy(handed)
+    for client in cohort:
+        federation.client(client, 1, answers[client], sent[client][1])
+    federation.server.step(uploads, server_state)
+    assert_same_bits(handed, before)
+
+
+def test_servers_add_in_the_order_of_ids():
+    """Float64 sums of so few hide the order from the results above; those of many would not."""
+    assert parts.by_id({2: "late", 0: "early", 1: "between"}) == ["early", "between", "late"]
+
+
+def same(one, other):
+    try:
+        assert_same_bits(one, other)
+    except AssertionError:
+        return False
+    return True
+
+
+def test_every_name_of_every_answer_moves_and_no_two_states_are_alike(make, expected):
+    start, _ = make().server.init()
+    assert not [(client, name) for client in start for name in start[client] if same(expected.answers[client][name], start[client][name])]
+    states = [state for state in expected.clients.values() if state]
+    assert not any(same(one, other) for position, one in enumerate(states) for other in states[:position])
+
+
+def test_states_and_earlier_rounds_matter(make, expected):
+    """A run whose clients are handed no state, or the first broadcast every time, ends elsewhere."""
+    whole = make()
+    forgetful = whole._replace(client=lambda client, server_round, broadcast, state: whole.client(client, server_round, broadcast, {}))
+    assert same(in_process(forgetful), expected) == (not any(expected.clients.values()))
+    first, _ = whole.server.init()
+    deaf = whole._replace(client=lambda client, server_round, broadcast, state: whole.client(client, server_round, first[client], state))
+    assert not same(in_process(deaf), expected)
+
+
+def test_every_name_of_a_broadcast_is_read(make, expected):
+    federation, cohort = make(), make().cohort(0)
+    for client in cohort:
+        broadcast = expected.answers[client]
+        upload, _ = federation.client(client, 0, broadcast, {})
+        for name, entry in broadcast.items():
+            value = entry.value if isinstance(entry, Weighted) else entry
+            other = (3 - value).abs().flip(-1)  # counts stay counts
+            changed = {**broadcast, name: entry._replace(value=other) if isinstance(entry, Weighted) else other}
+            assert not same(federation.client(client, 0, changed, {})[0], upload), (client, name)
+
+
+def test_between_them_they_exercise_what_an_engine_must_carry():
+    runs = {name: (federation := make(), in_process(federation)) for name, make in FEDERATIONS.items()}
+    assert sum(len(federation.cohort(0)) < federation.num_clients for federation, _ in runs.values()) == 2
+    assert all({k for r in range(f.rounds) for k in f.cohort(r)} == set(range(f.num_clients)) for f, _ in runs.values())
+    federation, outcome = runs["fedhpl"]
+    shapes = [federation.upload_form(client)["head.weight"].value.shape for client in range(3)]
+    assert shapes[0] == shapes[2] != shapes[1]
+    assert isinstance(outcome.answers[0]["logits"], Weighted)
+    assert not same(outcome.answers[0]["logits"], outcome.answers[1]["logits"])
+    federation, outcome = runs["sgpt"]
+    assert outcome.answers[0]["usage"].dtype == torch.int64
+    assert outcome.answers[0]["usage"].sum() > 0
+    assert not any(outcome.clients.values())
+    federation, outcome = runs["fedl2g"]
+    assert federation.broadcast_form(0)["guides"].dtype == torch.bfloat16
+    assert outcome.clients[1]["2.num_batches_tracked"].item() == 4  # two rounds of two steps; int64
+    assert outcome.clients[0].keys() != outcome.clients[1].keys()
+    federation, outcome = runs["fedotp"]
+    assert outcome.answers[0].keys() == federation.upload_form(0).keys() == outcome.clients[0].keys() == {"context"}
+    assert not same(outcome.clients[0], outcome.answers[0])
+
+
+def counting(federation: Federation) -> Federation:
+    """A client that remembers behind the engine's back."""
+    calls = []
+
+    def client(client, server_round, broadcast, state):
+        calls.append(client)
+        upload, state = federation.client(client, server_round, broadcast, state)
+        name = next(iter(upload))
+        return {**upload, name: upload[name]._replace(weight=upload[name].weight * len(calls))}, state
+
+    return federation._replace(client=client)
+
+
+def dicing(federation: Federation) -> Federation:
+    """A client that draws from the global stream."""
+
+    def client(client, server_round, broadcast, state):
+        upload, state = federation.client(client, server_round, broadcast, state)
+        name = next(iter(upload))
+        return {**upload, name: upload[name]._replace(weight=upload[name].weight * (0.5 + torch.rand(())))}, state
+
+    return federation._replace(client=client)
+
+
+@pytest.mark.parametrize("spoil", [counting, dicing])
+def test_hidden_memory_would_be_noticed(make, spoil):
+    with pytest.raises(AssertionError):
+        assert_same_bits(rebuilt_for_each_message(lambda: spoil(make())), in_process(spoil(make())))
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (torch.tensor(0.0), torch.tensor(-0.0)),
+        (torch.tensor(1.0), torch.tensor(1.0).double()),
+        (torch.zeros(1, 2), torch.zeros(2, 1)),
+        ({"a": torch.ones(1)}, {"b": torch.ones(1)}),
+        ({"a": torch.ones(1)}, {}),
+        (Weighted(torch.ones(1), torch.ones(1)), (torch.ones(1), torch.ones(1))),
+        ([1, 2], [1, 2, 3]),
+        (1, True),
+        (0.1, 0.2),
+    ],
+)
+def test_other_bits_would_be_noticed(one, other):
+    assert same(one, deepcopy(one))
+    assert not same(one, other)
+    assert not same(other, one)
