@@ -194,7 +194,8 @@ class _Copies(nn.Module):
             self.add_module(name, _Copies(child, copies))
 
     def forward(self, *inputs: Tensor) -> Tensor | PromptStream:
-        parameters, replaces = dict(self.named_parameters()), []  # the latter because `vmap` returns tensors alone
+        parameters: dict[str, Tensor] = dict(self.named_parameters())
+        replaces = []  # because `vmap` returns tensors alone
         batch = len(next(iter(parameters.values())))
         for position, each in enumerate(inputs):
             if not isinstance(each, Tensor) or each.shape[:1] != (batch,):
