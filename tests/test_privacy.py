@@ -8,11 +8,13 @@ import pytest
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+from dp_accounting.pld import PLDAccountant
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import binom, chi2, kstest
 from torch.func import functional_call, grad, vmap
 
+import private
 from fedprompt import (
     ContextPrompts,
     DeepPrompts,
@@ -29,7 +31,7 @@ from fedprompt import (
     vit_trunk,
 )
 from models import Client, draw_images, tiny_vit
-from references.dpsgd import clipped_and_added, looped
+from references.dpsgd import clipped_and_added, epsilon_at, gaussian_delta, looped, sampled_delta
 from tolerance import assert_near
 
 assert_identical = partial(torch.testing.assert_close, rtol=0, atol=0)
@@ -591,3 +593,41 @@ def step_of(**changed):
 def test_bad_input_is_refused_with_the_reason(call, error, message, generator):
     with pytest.raises(error, match=message):
         call(generator)
+
+
+# Accounting: the library that the documentation uses, and how it is asked, against closed forms and integrals.
+
+
+def epsilon_of(event, delta):
+    return PLDAccountant().compose(event).get_epsilon(delta)
+
+
+@pytest.mark.parametrize(("multiplier", "steps", "delta"), [(1.1, 1, 1e-3), (5.0, 20, 1e-4), (4.0, 1, 1e-5), (0.7, 2, 1e-2)])
+def test_epsilon_of_whole_batches_is_that_of_the_analytic_gaussian_mechanism(multiplier, steps, delta):
+    """T steps of deviation z on whole batches are one of deviation z over the root of T."""
+    expected = epsilon_at(delta, partial(gaussian_delta, sigma=multiplier / math.sqrt(steps)))
+    actual = epsilon_of(private.training(multiplier, rate=1.0, steps=steps), delta)
+    assert expected - 1e-6 <= actual <= expected * 1.001
+
+
+@pytest.mark.parametrize(("multiplier", "rate", "delta"), [(0.8, 0.2, 1e-3), (2.0, 0.5, 1e-4), (0.6, 0.05, 1e-4)])
+def test_epsilon_of_a_sampled_step_is_that_of_the_integral(multiplier, rate, delta):
+    expected = epsilon_at(delta, partial(sampled_delta, sigma=multiplier, rate=rate))
+    actual = epsilon_of(private.training(multiplier, rate=rate, steps=1), delta)
+    assert expected - 1e-4 <= actual <= expected * 1.002 + 1e-4
+    assert actual < 0.8 * epsilon_of(private.training(multiplier, rate=1.0, steps=1), delta)  # sampling is counted
+
+
+def test_noise_for_an_epsilon_gives_that_epsilon():
+    setting = {"rate": 0.2, "steps": 40}
+    multiplier = private.multiplier_for(3.0, delta=1e-4, **setting)
+    assert epsilon_of(private.training(multiplier, **setting), 1e-4) == pytest.approx(3.0, abs=1e-3)
+    assert multiplier > private.multiplier_for(8.0, delta=1e-4, **setting)
+
+
+def test_the_example_reports_every_row(monkeypatch, capsys, tmp_path):
+    arguments = ["--quick", "--out", str(tmp_path), "--clients", "2", "--backbones", "S"]
+    monkeypatch.setattr("sys.argv", ["private.py", *arguments])
+    private.main()
+    rows = [line.split("|")[1].strip() for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
+    assert rows[2:] == ["no privacy", "clipping alone", "ε = 8", "ε = 3", "ε = 1"]
