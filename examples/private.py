@@ -35,9 +35,9 @@ def training(multiplier: float, *, rate: float, steps: int) -> dp_accounting.DpE
 
 @cache
 def multiplier_for(epsilon: float, *, delta: float, rate: float, steps: int) -> float:
-    """The noise that so many steps need."""
-    bracket = dp_accounting.ExplicitBracketInterval(0.3, 100)
-    return dp_accounting.calibrate_dp_mechanism(PLDAccountant, partial(training, rate=rate, steps=steps), epsilon, delta, bracket)
+    """The noise that so many steps need; a coarse grid errs on the side of more."""
+    accountant, bracket = partial(PLDAccountant, value_discretization_interval=1e-3), dp_accounting.ExplicitBracketInterval(0.3, 100)
+    return dp_accounting.calibrate_dp_mechanism(accountant, partial(training, rate=rate, steps=steps), epsilon, delta, bracket)
 
 
 def logits(model: nn.Module, backbone: Backbone, images: Tensor) -> Tensor:

@@ -599,7 +599,7 @@ def test_bad_input_is_refused_with_the_reason(call, error, message, generator):
 
 
 def epsilon_of(event, delta):
-    return PLDAccountant().compose(event).get_epsilon(delta)
+    return PLDAccountant(value_discretization_interval=1e-3).compose(event).get_epsilon(delta)  # rounded up
 
 
 @pytest.mark.parametrize(("multiplier", "steps", "delta"), [(1.1, 1, 1e-3), (5.0, 20, 1e-4), (4.0, 1, 1e-5), (0.7, 2, 1e-2)])
@@ -607,14 +607,14 @@ def test_epsilon_of_whole_batches_is_that_of_the_analytic_gaussian_mechanism(mul
     """T steps of deviation z on whole batches are one of deviation z over the root of T."""
     expected = epsilon_at(delta, partial(gaussian_delta, sigma=multiplier / math.sqrt(steps)))
     actual = epsilon_of(private.training(multiplier, rate=1.0, steps=steps), delta)
-    assert expected - 1e-6 <= actual <= expected * 1.001
+    assert expected - 1e-6 <= actual <= expected * 1.005
 
 
 @pytest.mark.parametrize(("multiplier", "rate", "delta"), [(0.8, 0.2, 1e-3), (2.0, 0.5, 1e-4), (0.6, 0.05, 1e-4)])
 def test_epsilon_of_a_sampled_step_is_that_of_the_integral(multiplier, rate, delta):
     expected = epsilon_at(delta, partial(sampled_delta, sigma=multiplier, rate=rate))
     actual = epsilon_of(private.training(multiplier, rate=rate, steps=1), delta)
-    assert expected - 1e-4 <= actual <= expected * 1.002 + 1e-4
+    assert expected - 1e-4 <= actual <= expected * 1.005 + 1e-3
     assert actual < 0.8 * epsilon_of(private.training(multiplier, rate=1.0, steps=1), delta)  # sampling is counted
 
 

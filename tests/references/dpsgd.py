@@ -2,8 +2,8 @@
 
 import math
 
+import numpy as np
 import torch
-from scipy.integrate import quad
 from scipy.optimize import brentq
 from scipy.stats import norm
 
@@ -42,15 +42,11 @@ def gaussian_delta(epsilon, sigma):
 
 def sampled_delta(epsilon, sigma, rate):
     """The smallest delta of one step in which a record takes part with probability `rate`: the larger of both hockey sticks, integrated."""
-
-    def mixture(x):
-        return (1 - rate) * norm.pdf(x, 0, sigma) + rate * norm.pdf(x, 1, sigma)
-
-    def above(first, second):
-        return quad(lambda x: max(0.0, first(x) - math.exp(epsilon) * second(x)), -12 * sigma, 1 + 12 * sigma, limit=500, epsabs=1e-12)[0]
-
-    plain = lambda x: norm.pdf(x, 0, sigma)  # noqa: E731
-    return max(above(mixture, plain), above(plain, mixture))
+    x = np.linspace(-12 * sigma, 1 + 12 * sigma, 100_001)
+    plain = norm.pdf(x, 0, sigma)
+    mixture = (1 - rate) * plain + rate * norm.pdf(x, 1, sigma)
+    pairs = ((mixture, plain), (plain, mixture))
+    return max(np.trapezoid(np.maximum(0.0, first - math.exp(epsilon) * second), x) for first, second in pairs)
 
 
 def epsilon_at(delta, curve):
