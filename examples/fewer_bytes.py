@@ -2,7 +2,7 @@
 
 Real handwritten digits, one tiny vision transformer that all clients share::
 
-    python examples/codecs.py
+    python examples/fewer_bytes.py
 
 The table of the documentation is made by ``--full`` (three seeds, ten rounds). Clients send what they changed since the broadcast, because
 what a sparse codec leaves out is read as 0, as safetensors blobs; the server takes the mean change.
