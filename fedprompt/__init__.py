@@ -10,6 +10,7 @@ from fedprompt.guidance import *
 from fedprompt.interfaces import *
 from fedprompt.matching import *
 from fedprompt.metrics import *
+from fedprompt.privacy import *
 from fedprompt.prompts import *
 from fedprompt.selection import *
 from fedprompt.transport import *

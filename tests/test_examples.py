@@ -11,6 +11,7 @@ import torch
 import fedhpl
 import fedl2g
 import fedprompt as fp
+import fewer_bytes
 from report import Result, mean_and_deviation, table
 
 RESNETS = "resnet18,resnet34,resnet50"
@@ -113,3 +114,16 @@ def test_fedl2gs_groups_run_on_a_folder_with_random_weights(monkeypatch, capsys,
     monkeypatch.setattr("sys.argv", ["fedl2g.py", "--quick", "--out", str(tmp_path), *arguments, *split, *methods])
     fedl2g.main()
     assert "3.00 KiB down a round; formula 4 x 3 x 64 x 4 bytes = 3.00 KiB" in capsys.readouterr().out
+
+
+def test_codecs_are_compared_by_what_their_blobs_weigh(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr("sys.argv", ["fewer_bytes.py", "--quick", "--out", str(tmp_path), "--clients", "2", "--backbones", "S"])
+    fewer_bytes.main()
+    lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in capsys.readouterr().out.splitlines() if line.startswith("|")][2:]
+    assert [line[0] for line in lines] == list(fewer_bytes.ROWS)
+    plain, half, eight, *sparse = (int(line[1]) for line in lines)
+    numbers, messages = 3 * 8 * 48 + 48 * 10 + 10, 2 * 2  # three layers of eight prompts, and a head; two clients in two rounds
+    assert 4 * numbers + 12 < plain / messages < 4 * numbers + 12 + 1000  # three names with a weight each, and a header
+    assert 0 <= (plain - half) / messages - 2 * numbers < 50  # headers name shorter offsets
+    assert 0.9 * half > eight > half / 2
+    assert sparse[0] == sparse[1] > sparse[2] == sparse[3]  # a memory costs no bytes

@@ -1,0 +1,239 @@
+"""DP-SGD in pieces: who is drawn, every sample's own gradient in one pass, a clipped sum, and noise."""
+
+import copy
+from collections.abc import Mapping
+from typing import Any, cast
+
+import torch
+import torch.nn as nn
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.func import functional_call
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from fedprompt._checks import check_count, check_finite, check_number, kind, wrong_type, wrong_value
+from fedprompt.interfaces import PromptStream
+
+__all__ = ["clipped_sum", "noisy_mean", "per_sample", "poisson_batch"]
+
+
+def poisson_batch(num_examples: int, *, rate: float, generator: torch.Generator) -> Int[Tensor, " batch"]:
+    """Draw a batch in which every example takes part by a coin of its own: what accountants of DP-SGD assume.
+
+    Args:
+        num_examples: How many there are.
+        rate: The chance of each, above 0 and at most 1; ``rate * num_examples`` of them are expected.
+        generator: Source of randomness, on the CPU.
+
+    Returns:
+        Indices in rising order. There may be none; then the step is noise alone, and must be taken all the same.
+
+    Raises:
+        TypeError: If an argument is of the wrong kind.
+        ValueError: If a number is out of range.
+
+    Example:
+        >>> draw = torch.Generator().manual_seed(0)
+        >>> [len(poisson_batch(100, rate=0.1, generator=draw)) for _ in range(5)]
+        [6, 10, 5, 7, 14]
+
+    References:
+        Abadi et al., "Deep Learning with Differential Privacy", CCS 2016.
+    """
+    check_count("num_examples", num_examples)
+    check_number("rate", rate, above=0, at_most=1)
+    _check_generator(generator)
+    return (torch.rand(num_examples, generator=generator, dtype=torch.float64) < rate).nonzero()[:, 0]
+
+
+def per_sample(model: nn.Module, batch_size: int) -> nn.Module:
+    r"""Give every sample a copy of its own of all that learns in a model: the gradients of the copies are those of single samples.
+
+    The copies share the memory of the original, ``expand`` makes them. So run the model that comes back as you run `model`, once, and call
+    backward on the *sum* of the samples' losses: no sample's loss depends on another's copy, and :math:`\nabla_{\theta_i} \sum_j \ell_j
+    (\theta_j) = \nabla \ell_i`, exactly. The frozen backbone sees one ordinary batch.
+
+    Each module that owns parameters must be called, with nothing but tensors (batch, ...); it sees one sample at a time, as a batch of one
+    (``torch.vmap``). A prompt module then returns a stream with tokens (batch, prompts, dim). What lies between such modules sees the
+    whole batch and must keep its samples apart: a backbone in eval mode does.
+
+    Args:
+        model: All that learns together, such as prompts and a head; parameters without ``requires_grad`` stay shared. Not changed.
+        batch_size: How many samples; 0 is one of the cases of :func:`poisson_batch`.
+
+    Returns:
+        A model for one batch: the names of `model`, parameters (batch, \*shape), the values and modes of this moment.
+
+    Raises:
+        TypeError: If an argument is of the wrong kind.
+        ValueError: If nothing in `model` learns, `batch_size` is negative, or batch normalisation is in training mode, through which
+            samples see one another.
+
+    Example:
+        >>> model, images = nn.Linear(4, 2), torch.randn(3, 4)
+        >>> copies = per_sample(model, 3)
+        >>> copies(images).square().sum().backward()
+        >>> {name: tuple(copy.grad.shape) for name, copy in copies.named_parameters()}
+        {'weight': (3, 2, 4), 'bias': (3, 2)}
+        >>> model(images[1:2]).square().sum().backward()
+        >>> torch.allclose(copies.weight.grad[1], model.weight.grad)
+        True
+    """
+    check_count("batch_size", batch_size, at_least=0)
+    if not isinstance(model, nn.Module):
+        raise wrong_type("model", "be an nn.Module", kind(model))
+    learning = {parameter for parameter in model.parameters() if parameter.requires_grad}
+    if not learning:
+        raise wrong_value("model", "have a parameter with requires_grad", "none")
+    if mixing := [name for name, module in model.named_modules() if isinstance(module, _BatchNorm) and module.training]:
+        raise wrong_value("model", "keep samples apart: put batch normalisation into eval mode", f"training mode in {mixing}")
+    copies = {parameter: nn.Parameter(parameter.detach().expand(batch_size, *parameter.shape)) for parameter in learning}
+    return _twin(model, copies)
+
+
+def clipped_sum(gradients: Mapping[str, Float[Tensor, "batch ..."]], *, max_norm: float) -> dict[str, Float[Tensor, "..."]]:
+    r"""Add up the gradients of single samples, each shrunk to at most `max_norm`, as one vector over all names.
+
+    .. math:: \sum_i g_i \cdot \min\bigl(1,\; C / \lVert g_i \rVert_2\bigr)
+
+    One sample more or less moves the sum by at most C; another in its place, by at most 2 C. Sums over parts of a batch add up: clip part
+    after part where memory is short, and add noise once.
+
+    Args:
+        gradients: By name (batch, \*shape), of all that learns from these samples.
+        max_norm: C, above 0.
+
+    Returns:
+        By name (\*shape), in float64.
+
+    Raises:
+        TypeError: If an argument is of the wrong kind; a gradient that is None was not used by the loss.
+        ValueError: If batches differ, `max_norm` is not above 0, or a gradient is not finite.
+
+    Example:
+        Two samples, of length 5 and 1 over two names.
+
+        >>> clipped_sum({"a": torch.tensor([3.0, 1.0]), "b": torch.tensor([4.0, 0.0])}, max_norm=1.0)
+        {'a': tensor(1.6000, dtype=torch.float64), 'b': tensor(0.8000, dtype=torch.float64)}
+
+    References:
+        Abadi et al., "Deep Learning with Differential Privacy", CCS 2016, Algorithm 1.
+    """
+    check_number("max_norm", max_norm, above=0)
+    _check_tensors("gradients", gradients)
+    batches = {name: gradient.shape[0] if gradient.ndim else None for name, gradient in gradients.items()}
+    if None in batches.values() or len(set(batches.values())) > 1:
+        raise wrong_value("gradients", "all have shape (batch, ...)", f"batches {batches}")
+    rows = {name: gradient.reshape(len(gradient), gradient.shape[1:].numel()) for name, gradient in gradients.items()}
+    norm = torch.stack([torch.linalg.vector_norm(row, dim=1, dtype=torch.float64) for row in rows.values()]).norm(dim=0)
+    share = torch.where(norm > max_norm, max_norm / norm * (1 - 2**-40), 1.0)  # room for the rounding of this very sum
+    return {name: (share @ row.double()).reshape(gradients[name].shape[1:]) for name, row in rows.items()}
+
+
+def noisy_mean(
+    total: Mapping[str, Float[Tensor, "..."]],
+    *,
+    multiplier: float,
+    max_norm: float,
+    expected_batch_size: float,
+    generator: torch.Generator,
+) -> dict[str, Float[Tensor, "..."]]:
+    r"""Add independent Gaussian noise to every number of a clipped sum, and divide by the batch size that was expected.
+
+    .. math:: \frac{1}{B} \bigl(s + \mathcal N(0, \sigma^2 I)\bigr), \qquad \sigma = z \cdot C
+
+    B is a constant, ``rate * num_examples``: how many were drawn is itself private. What T such steps are worth in
+    :math:`(\varepsilon, \delta)` is for an accountant to say.
+
+    Args:
+        total: By name, from :func:`clipped_sum` over the whole batch.
+        multiplier: z, at least 0; 0 adds nothing.
+        max_norm: C, as in :func:`clipped_sum`.
+        expected_batch_size: B, above 0; need not be whole.
+        generator: Source of randomness, on the CPU; a pseudo-random stream whose seed must stay with the client.
+
+    Returns:
+        By name, in float64; ``mean[name].to(parameter)`` is a gradient for any optimiser.
+
+    Raises:
+        TypeError: If an argument is of the wrong kind.
+        ValueError: If a number is out of range or not finite.
+
+    Example:
+        >>> total = {"head": torch.zeros(100_000)}
+        >>> draw = torch.Generator().manual_seed(0)
+        >>> mean = noisy_mean(total, multiplier=1.5, max_norm=2.0, expected_batch_size=10, generator=draw)
+        >>> round(mean["head"].std().item(), 2)
+        0.3
+
+    References:
+        Abadi et al., "Deep Learning with Differential Privacy", CCS 2016, Algorithm 1.
+    """
+    check_number("multiplier", multiplier, at_least=0)
+    check_number("max_norm", max_norm, above=0)
+    check_number("expected_batch_size", expected_batch_size, above=0)
+    _check_generator(generator)
+    _check_tensors("total", total)
+    sigma, means = multiplier * max_norm, {}
+    for name, tensor in total.items():
+        noise = torch.randn(tensor.shape, generator=generator, dtype=torch.float64).to(tensor.device)
+        means[name] = (tensor.double() + sigma * noise) / expected_batch_size
+    return means
+
+
+class _Copies(nn.Module):
+    """A module that owns parameters, called once for each sample with that sample's copies."""
+
+    def __init__(self, module: nn.Module, copies: Mapping[nn.Parameter, nn.Parameter]) -> None:
+        super().__init__()
+        self._single = (module,)  # out of sight of `named_parameters`
+        for name, parameter in module._parameters.items():
+            if parameter is not None and parameter in copies:
+                self.register_parameter(name, copies[parameter])
+        for name, child in module.named_children():
+            self.add_module(name, _Copies(child, copies))
+
+    def forward(self, *inputs: Tensor) -> Tensor | PromptStream:
+        parameters: dict[str, Tensor] = dict(self.named_parameters())
+        replaces = []  # because `vmap` returns tensors alone
+        batch = len(next(iter(parameters.values())))
+        for position, each in enumerate(inputs):
+            if not isinstance(each, Tensor) or each.shape[:1] != (batch,):
+                raise wrong_value(f"inputs[{position}]", f"have the batch of {batch} samples", kind(each))
+
+        def one(own: dict[str, Tensor], *sample: Tensor) -> Any:
+            result = functional_call(self._single[0], own, tuple(each[None] for each in sample))
+            if isinstance(result, PromptStream):
+                replaces.append(result.replace)
+                return dict(result.layers)
+            return result[0] if inputs else result
+
+        results: Any = torch.vmap(one, randomness="different")(parameters, *inputs)
+        if replaces:
+            return PromptStream({layer: tokens.flatten(0, -3) for layer, tokens in results.items()}, replaces[0])
+        return cast(Tensor, results)
+
+
+def _twin(module: nn.Module, copies: Mapping[nn.Parameter, nn.Parameter]) -> nn.Module:
+    """The module with copies in the place of what learns; what owns no parameter is the original, over other children."""
+    if any(parameter in copies for parameter in module._parameters.values()):
+        return _Copies(module, copies)
+    twin = copy.copy(module)
+    twin._modules = {name: child and _twin(child, copies) for name, child in module._modules.items()}
+    return twin
+
+
+def _check_tensors(argument: str, tensors: object) -> None:
+    if not isinstance(tensors, Mapping):
+        raise wrong_type(argument, "map names to tensors", kind(tensors))
+    if not tensors:
+        raise wrong_value(argument, "hold at least one name", "none")
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
+            raise wrong_type(f"{argument}[{name!r}]", "be a floating-point tensor", kind(tensor))
+        check_finite(f"{argument}[{name!r}]", tensor)
+
+
+def _check_generator(generator: object) -> None:
+    if not isinstance(generator, torch.Generator):
+        raise wrong_type("generator", "be a torch.Generator", kind(generator))

@@ -1,0 +1,92 @@
+"""What every sample's own gradient costs: ``python -m pytest tests/benchmarks`` prints ratios, ``--check`` asserts them.
+
+Deep prompts (ten tokens a layer) and a head. One pass of :func:`per_sample` against one pass of the plain model, against one backward pass
+for each sample, and against ``torch.func``'s vmap over the whole model; at 224 pixels, and on a ViT so small that starting operators is
+what counts.
+"""
+
+import pytest
+import timm
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+from timm.models.vision_transformer import VisionTransformer
+from torch.func import functional_call, grad, vmap
+
+import fedprompt as fp
+
+pytestmark = [pytest.mark.benchmark, pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")]
+CLASSES = 10
+
+
+class Client(nn.Module):
+    def __init__(self, model):
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        self.trunk = fp.vit_trunk(model)
+        self.prompts = fp.DeepPrompts(10, self.trunk.dim, self.trunk.depth, generator=generator)
+        self.head = nn.Linear(self.trunk.dim, CLASSES)
+
+    def forward(self, images):
+        return self.head(fp.encode_prompted(self.trunk, images, self.prompts()).pooled)
+
+
+class Setting:
+    """One batch, and four ways through it; all but the plain one return (batch, ...) for every name."""
+
+    def __init__(self, model, size, batch):
+        self.client = Client(model)
+        self.images = torch.randn(batch, 3, size, size, generator=torch.Generator().manual_seed(1))
+        self.labels = torch.arange(batch) % CLASSES
+
+    def plain(self):
+        F.cross_entropy(self.client(self.images), self.labels).backward()
+        self.client.zero_grad()
+
+    def one_pass(self):
+        copies = fp.per_sample(self.client, len(self.images))
+        F.cross_entropy(copies(self.images), self.labels, reduction="sum").backward()
+        return {name: parameter.grad for name, parameter in copies.named_parameters()}
+
+    def loop(self):
+        rows = []
+        for image, label in zip(self.images.split(1), self.labels.split(1), strict=True):
+            F.cross_entropy(self.client(image), label).backward()
+            rows.append({name: parameter.grad for name, parameter in self.client.named_parameters()})
+            self.client.zero_grad()
+        return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
+
+    def vmapped(self):
+        parameters = {name: parameter.detach() for name, parameter in self.client.named_parameters()}
+
+        def own_loss(parameters, image, label):
+            return F.cross_entropy(functional_call(self.client, parameters, (image[None],)), label[None])
+
+        return vmap(grad(own_loss), in_dims=(None, 0, 0))(parameters, self.images, self.labels)
+
+
+SETTINGS = {
+    "ViT-Ti, 224 pixels, batch of 8": (lambda: timm.create_model("vit_tiny_patch16_224", pretrained=False, num_classes=0), 224, 8),
+    "4 layers of width 64, 16 pixels, batch of 64": (
+        lambda: VisionTransformer(img_size=16, patch_size=4, embed_dim=64, depth=4, num_heads=4, num_classes=0),
+        16,
+        64,
+    ),
+}
+GOALS = {"ViT-Ti, 224 pixels, batch of 8": (1.1, 1.05), "4 layers of width 64, 16 pixels, batch of 64": (1.2, 4.0)}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_every_samples_own_gradient(name, meter):
+    model, size, batch = SETTINGS[name]
+    setting, (to_plain, to_loop) = Setting(model(), size, batch), GOALS[name]
+    own, looped = setting.one_pass(), setting.loop()
+    for key, gradient in looped.items():
+        torch.testing.assert_close(own[key], gradient, rtol=0, atol=1e-4 * float(gradient.abs().max()))
+    seconds = meter.seconds(plain=setting.plain, one_pass=setting.one_pass, loop=setting.loop, vmapped=setting.vmapped)
+    meter.report(f"{name}: every sample's own gradient / the batch's, time", seconds["one_pass"] / seconds["plain"], at_most=to_plain)
+    meter.report(f"{name}: one backward for each sample / one pass, time", seconds["loop"] / seconds["one_pass"], at_least=to_loop)
+    meter.report(f"{name}: vmap over the whole model / one pass, time", seconds["vmapped"] / seconds["one_pass"])
+    peak = meter.peak_bytes(plain=setting.plain, one_pass=setting.one_pass, vmapped=setting.vmapped)
+    meter.report(f"{name}: every sample's own gradient / the batch's, memory", peak["one_pass"] / peak["plain"], at_most=1.1)
+    meter.report(f"{name}: vmap over the whole model / one pass, memory", peak["vmapped"] / peak["one_pass"])
