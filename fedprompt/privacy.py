@@ -62,7 +62,7 @@ def per_sample(model: nn.Module, batch_size: int) -> nn.Module:
         batch_size: How many samples; 0 is one of the cases of :func:`poisson_batch`.
 
     Returns:
-        A model for one batch: the names of `model`, parameters (batch, \*shape), the values and modes of this moment.
+        A model for one batch, with the names of `model`, parameters (batch, \*shape), and the values and modes of this moment.
 
     Raises:
         TypeError: If an argument is of the wrong kind.
