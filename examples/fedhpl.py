@@ -19,11 +19,11 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 from torch import Tensor
-from tqdm import tqdm
 
 import fedprompt as fp
 import report
 from embedded.tasks import Backbone, Task
+from memory import rounds, variant
 
 ROWS = {"local only": (False, []), "FedHPL": (True, []), "FedHPL +P +H": (True, ["prompts", "head"])}  # teach? and share what?
 
@@ -94,25 +94,25 @@ def federate(name: str, task: Task, backbones: list[Backbone], shards: list[np.n
     """Run one row of the table; return accuracy (rounds, clients, classes) and what was sent."""
     teach, share = ROWS[name]
     args = Namespace(**vars(args) | {"teach": teach, "share": args.share or share if teach else []})
-    clients, dims = [], [backbone.dim for backbone in backbones]
+    clients, dims, ledger = nn.ModuleList(), [backbone.dim for backbone in backbones], fp.Ledger()
     for backbone in backbones:
         torch.manual_seed(args.seed)  # equal architectures start equal
         clients.append(new_client(backbone, task, args))
     unknown = fp.Weighted(torch.zeros(task.num_classes, task.num_classes), torch.zeros(task.num_classes))
     teachers = [fp.Weighted(*(tensor.to(args.device) for tensor in unknown)) for _ in clients]
-    history, ledger = [], fp.Ledger()
-    for server_round in tqdm(range(args.rounds), desc=name, unit="round"):
+    memory = Namespace(clients=clients, teachers=teachers, history=[], ledger=ledger)
+    for server_round in rounds(memory, args.rounds, name, args):
         uploads = []
         for k, client in enumerate(clients):
-            uploads.append(client_round(client, backbones[k], task, shards[k], teachers[k], k, server_round, args))
+            uploads.append(client_round(client, backbones[k], task, shards[k], memory.teachers[k], k, server_round, args))
             ledger.record(uploads[-1], direction="up", client=k, server_round=server_round)
         for k, reply in enumerate(replies(uploads, dims)):
             ledger.record(reply, direction="down", client=k, server_round=server_round)
-            teachers[k] = reply.pop("teacher", teachers[k])
+            memory.teachers[k] = reply.pop("teacher", memory.teachers[k])
             fp.load(clients[k], reply)
         predict = [partial(logits, client, backbone) for client, backbone in zip(clients, backbones, strict=True)]
-        history.append(torch.stack([report.class_accuracy(each, task, args.device) for each in predict]))
-    return torch.stack(history), ledger
+        memory.history.append(torch.stack([report.class_accuracy(each, task, args.device) for each in predict]))
+    return torch.stack(memory.history), ledger
 
 
 def full(args: Namespace) -> str:
@@ -128,7 +128,7 @@ def full(args: Namespace) -> str:
     lines = []
     for setting, rows in settings.items():
         results = {
-            label: [report.run(federate, [name], Namespace(**vars(args) | flags | {"seed": seed}))[name] for seed in range(3)]
+            label: [report.run(federate, [name], variant(args, **flags, seed=seed))[name] for seed in range(3)]
             for label, flags, name in rows
         }
         lines += [[setting, label, *report.over_seeds(results[label], results[rows[0][0]])] for label in results]
