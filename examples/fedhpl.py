@@ -19,11 +19,11 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 from torch import Tensor
-from tqdm import tqdm
 
 import fedprompt as fp
 import report
 from embedded.tasks import Backbone, Task
+from memory import rounds, variant
 
 ROWS = {"local only": (False, []), "FedHPL": (True, []), "FedHPL +P +H": (True, ["prompts", "head"])}  # teach? and share what?
 
@@ -56,47 +56,63 @@ def class_logits(client, backbone, task, shard, args) -> fp.Weighted:
     return fp.weighted_mean(pieces)
 
 
+def client_round(
+    client: nn.ModuleDict,
+    backbone: Backbone,
+    task: Task,
+    shard: np.ndarray,
+    teacher: fp.Weighted,
+    k: int,
+    server_round: int,
+    args: Namespace,
+) -> dict[str, fp.Weighted]:
+    """Train client `k` for one round; return its upload: logits where `args.teach`, and the parameters that `args.share` names."""
+    optimizer = task.recipe.make_optimizer(client.parameters(), server_round / args.rounds)
+    stream = fp.stream_seed(args.seed, server_round, k)
+    for images, labels in task.train.training(shard, args.device, size=args.batch_size, steps=args.steps, generator=stream):
+        z = logits(client, backbone, images)
+        loss = F.cross_entropy(z, labels) + args.gamma * fp.distillation_loss(z, labels, teacher, temperature=args.temperature)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    upload = {"logits": class_logits(client, backbone, task, shard, args)} if args.teach else {}
+    return upload | (fp.collect(client, weight=len(shard), only=args.share) if args.share else {})
+
+
+def replies(uploads: list[dict[str, fp.Weighted]], dims: list[int]) -> list[dict[str, Tensor | fp.Weighted]]:
+    """What the server sends each client: the teacher of its width, and the mean of what clients of its width share."""
+    taught = [upload["logits"] for upload in uploads if "logits" in upload]
+    teachers = fp.heterogeneous_means(taught, dims) if taught else {}
+    shared = defaultdict(list)
+    for dim, upload in zip(dims, uploads, strict=True):
+        shared[dim].append({name: entry for name, entry in upload.items() if name != "logits"})
+    means = {dim: {name: mean.value for name, mean in fp.per_name()(payloads).items()} for dim, payloads in shared.items()}
+    return [means[dim] | ({"teacher": teachers[dim]} if taught else {}) for dim in dims]
+
+
 def federate(name: str, task: Task, backbones: list[Backbone], shards: list[np.ndarray], args: Namespace) -> tuple[Tensor, fp.Ledger]:
     """Run one row of the table; return accuracy (rounds, clients, classes) and what was sent."""
     teach, share = ROWS[name]
-    share = args.share or share if teach else []
-    clients, dims = [], [backbone.dim for backbone in backbones]
+    args = Namespace(**vars(args) | {"teach": teach, "share": args.share or share if teach else []})
+    clients, dims, ledger = nn.ModuleList(), [backbone.dim for backbone in backbones], fp.Ledger()
     for backbone in backbones:
         torch.manual_seed(args.seed)  # equal architectures start equal
         clients.append(new_client(backbone, task, args))
     unknown = fp.Weighted(torch.zeros(task.num_classes, task.num_classes), torch.zeros(task.num_classes))
-    teachers = {dim: fp.Weighted(*(tensor.to(args.device) for tensor in unknown)) for dim in dims}
-    history, ledger = [], fp.Ledger()
-    for server_round in tqdm(range(args.rounds), desc=name, unit="round"):
-        uploads, shared = [], defaultdict(list)
-        for k, (client, backbone, shard) in enumerate(zip(clients, backbones, shards, strict=True)):
-            optimizer = task.recipe.make_optimizer(client.parameters(), server_round / args.rounds)
-            stream = fp.stream_seed(args.seed, server_round, k)
-            for images, labels in task.train.training(shard, args.device, size=args.batch_size, steps=args.steps, generator=stream):
-                z = logits(client, backbone, images)
-                loss = F.cross_entropy(z, labels) + args.gamma * fp.distillation_loss(
-                    z, labels, teachers[backbone.dim], temperature=args.temperature
-                )
-                optimizer.zero_grad()
-                loss.backward()
-                optimizer.step()
-            if teach:
-                uploads.append(class_logits(client, backbone, task, shard, args))
-                ledger.record({"logits": uploads[-1]}, direction="up", client=k, server_round=server_round)
-            if share:
-                shared[backbone.dim].append(fp.collect(client, weight=len(shard), only=share))
-                ledger.record(shared[backbone.dim][-1], direction="up", client=k, server_round=server_round)
-        if teach:
-            teachers = fp.heterogeneous_means(uploads, dims)
-        means = {dim: fp.per_name()(payloads) for dim, payloads in shared.items()}
-        for k, (client, dim) in enumerate(zip(clients, dims, strict=True)):
-            reply = means.get(dim, {})
-            fp.load(client, reply)
-            reply = {name: upload.value for name, upload in reply.items()} | ({"teacher": teachers[dim]} if teach else {})
+    teachers = [fp.Weighted(*(tensor.to(args.device) for tensor in unknown)) for _ in clients]
+    memory = Namespace(clients=clients, teachers=teachers, history=[], ledger=ledger)
+    for server_round in rounds(memory, args.rounds, name, args):
+        uploads = []
+        for k, client in enumerate(clients):
+            uploads.append(client_round(client, backbones[k], task, shards[k], memory.teachers[k], k, server_round, args))
+            ledger.record(uploads[-1], direction="up", client=k, server_round=server_round)
+        for k, reply in enumerate(replies(uploads, dims)):
             ledger.record(reply, direction="down", client=k, server_round=server_round)
+            memory.teachers[k] = reply.pop("teacher", memory.teachers[k])
+            fp.load(clients[k], reply)
         predict = [partial(logits, client, backbone) for client, backbone in zip(clients, backbones, strict=True)]
-        history.append(torch.stack([report.class_accuracy(each, task, args.device) for each in predict]))
-    return torch.stack(history), ledger
+        memory.history.append(torch.stack([report.class_accuracy(each, task, args.device) for each in predict]))
+    return torch.stack(memory.history), ledger
 
 
 def full(args: Namespace) -> str:
@@ -112,7 +128,7 @@ def full(args: Namespace) -> str:
     lines = []
     for setting, rows in settings.items():
         results = {
-            label: [report.run(federate, [name], Namespace(**vars(args) | flags | {"seed": seed}))[name] for seed in range(3)]
+            label: [report.run(federate, [name], variant(args, **flags, seed=seed))[name] for seed in range(3)]
             for label, flags, name in rows
         }
         lines += [[setting, label, *report.over_seeds(results[label], results[rows[0][0]])] for label in results]

@@ -20,12 +20,12 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 from torch import Tensor
-from tqdm import tqdm
 
 import fedl2g_report as report
 import fedprompt as fp
 from embedded.tasks import Task
 from embedded.zoo import encoder
+from memory import rounds, variant
 
 Pairs = list[tuple[Tensor, Tensor]]
 
@@ -118,44 +118,45 @@ def federate(name: str, task: Task, shards: list[report.Shard], args: Namespace)
     """Run one row of the table; every client's accuracy and loss after each round of training, and what was sent."""
     method = tuned(name, args)
     learned = method.learning_rate is not None
-    clients = [new_client(k, task, method.guided, args) for k in range(len(shards))]
+    clients = nn.ModuleList([new_client(k, task, method.guided, args) for k in range(len(shards))])
     own = [shard.study if learned else np.concatenate([shard.study, shard.quiz]) for shard in shards]  # only FedL2G holds a quiz back
     quizzes = [list(task.train.batches(shard.quiz, args.device)) for shard in shards]
     size = (task.num_classes, args.dim if method.guided == "features" else task.num_classes)
     start = fp.GuideVectors(*size, generator=torch.Generator().manual_seed(args.seed))().detach()  # N(0, 1)
-    guides = (start if learned else torch.full(size, torch.nan)).to(args.device)
+    guides, ledger = (start if learned else torch.full(size, torch.nan)).to(args.device), fp.Ledger()
     server = fp.descend(partial(torch.optim.SGD, lr=method.learning_rate), max_norm=100.0) if learned else fp.overwrite()
-    state, shared = server.init(guides), {}
     warm_up = args.warm_up if learned else 0  # rounds in which guides learn and clients do not
-    losses = np.full(len(clients), np.log(task.num_classes))  # of a client that has not taken part yet: what guessing costs
-    history, draw, ledger = [], torch.Generator().manual_seed(args.seed), fp.Ledger()
-    for server_round in tqdm(range(warm_up + args.rounds), desc=name, unit="round"):
+    losses = [float(np.log(task.num_classes))] * len(clients)  # of a client that has not taken part yet: what guessing costs
+    memory = Namespace(clients=clients, guides=guides, state=server.init(guides), shared={}, losses=losses, history=[], ledger=ledger)
+    memory.draw = torch.Generator().manual_seed(args.seed)  # of who takes part
+    for server_round in rounds(memory, warm_up + args.rounds, name, args):
         uploads, heads = [], []
         progress = 0.0 if args.constant else max(0, server_round - warm_up) / args.rounds
         step = {"weight": method.weight, "learning_rate": args.learning_rate * (1 + np.cos(np.pi * progress)) / 2}
-        for k in fp.cohort(range(len(clients)), size=round(args.participation * len(clients)), generator=draw):
+        for k in fp.cohort(range(len(clients)), size=round(args.participation * len(clients)), generator=memory.draw):
             client = clients[k]
-            fp.load(client, shared)
-            down = shared | ({"guides": guides[guides.isfinite().all(1)]} if method.upload else {})
+            fp.load(client, memory.shared)
+            known = memory.guides[memory.guides.isfinite().all(1)]
+            down = memory.shared | ({"guides": known} if method.upload else {})
             ledger.record(down, direction="down", client=k, server_round=server_round)
             batches = report.epoch(task, own[k], fp.stream_seed(args.seed, server_round, k), args)
             if batches and server_round >= warm_up:
-                losses[k] = train(client, batches, guides, **step)
+                memory.losses[k] = train(client, batches, memory.guides, **step)
             if batches and method.upload:  # a client whose quiz took all it has sends nothing
-                uploads.append(method.upload(client, guides, batches, quizzes[k], **step))
+                uploads.append(method.upload(client, memory.guides, batches, quizzes[k], **step))
                 ledger.record({"guides": uploads[-1]}, direction="up", client=k, server_round=server_round)
             if method.share:
                 heads.append(fp.collect(client, weight=len(own[k]), only=method.share))
                 ledger.record(heads[-1], direction="up", client=k, server_round=server_round)
         if uploads:
-            guides, state = server.step(guides, fp.weighted_mean(uploads), state)
+            memory.guides, memory.state = server.step(memory.guides, fp.weighted_mean(uploads), memory.state)
         if heads:
-            shared = {name: mean.value for name, mean in fp.per_name()(heads).items()}
+            memory.shared = {name: mean.value for name, mean in fp.per_name()(heads).items()}
         if server_round >= warm_up:
             tests = [report.accuracy(client, task.test, shard.test, args) for client, shard in zip(clients, shards, strict=True)]
-            history.append([tests, losses.copy()])
-    accuracy, curves = torch.tensor(np.array(history)).unbind(1)
-    return report.Run(clients, guides, accuracy, curves, ledger)
+            memory.history.append([tests, memory.losses.copy()])
+    accuracy, curves = torch.tensor(memory.history, dtype=torch.float64).unbind(1)
+    return report.Run(clients, memory.guides, accuracy, curves, ledger)
 
 
 def full(args: Namespace) -> str:
@@ -167,7 +168,7 @@ def full(args: Namespace) -> str:
     }
     lines = []
     for setting, given in settings.items():
-        seeds = [report.run(federate, list(METHODS), Namespace(**vars(args) | given | {"seed": seed})) for seed in range(3)]
+        seeds = [report.run(federate, list(METHODS), variant(args, **given, seed=seed)) for seed in range(3)]
         for name in METHODS:
             lines.append([setting, name, *report.line([runs[name] for _, _, runs in seeds], [shards for _, shards, _ in seeds])])
     return report.table(["setting", "method", *report.COLUMNS], lines)

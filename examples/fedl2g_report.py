@@ -16,6 +16,7 @@ import fedprompt as fp
 from embedded.pixels import IMAGE_SIZE
 from embedded.tasks import Split, Task, load_task
 from embedded.zoo import GROUPS
+from memory import add_checkpoint_flag
 from report import mean_and_deviation, plt, table
 
 LAST = 5
@@ -33,7 +34,7 @@ class Shard(NamedTuple):
 class Run(NamedTuple):
     """One row: the clients at the end, the guides, each client's accuracy and own loss (rounds, clients), and what was sent."""
 
-    clients: list[nn.Module]
+    clients: Sequence[nn.Module]
     guides: Tensor
     accuracy: Tensor
     losses: Tensor
@@ -73,6 +74,7 @@ def flags(description: str) -> argparse.ArgumentParser:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--quick", action="store_true", help="two rounds on a few images, to see that it runs")
     parser.add_argument("--full", action="store_true", help="the table of the documentation: three seeds, all rows")
+    add_checkpoint_flag(parser)
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder for the picture and the ledgers")
     return parser
 

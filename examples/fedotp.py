@@ -18,11 +18,11 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 from torch import Tensor
-from tqdm import tqdm
 
 import fedotp_report
 import fedprompt as fp
 from embedded.clip_tasks import ClipTask
+from memory import rounds, variant
 
 ROWS = {  # how many contexts are shared, how many are private, and how images meet them
     "zero-shot": (0, 0, "class token"),
@@ -62,17 +62,15 @@ def features(client: nn.ModuleDict, task: ClipTask) -> Tensor:
     return task.tower(fp.prompted_text(torch.cat([contexts() for contexts in client.values()]), task.names))
 
 
-def federate(
-    name: str, task: ClipTask, shards: list[np.ndarray], args: Namespace
-) -> tuple[list[nn.ModuleDict], dict[int, Tensor], fp.Ledger]:
+def federate(name: str, task: ClipTask, shards: list[np.ndarray], args: Namespace) -> tuple[nn.ModuleList, dict[int, Tensor], fp.Ledger]:
     """Run one row of the table; return the clients, accuracy (clients, cells) after some rounds, and what was sent."""
     num_shared, num_private, kind = ROWS[name]
     match, steps = matcher(kind, task.scale, args), args.steps if num_shared + num_private else 0
-    clients = [new_client(task, num_shared, num_private, args) for _ in shards]
+    clients = nn.ModuleList([new_client(task, num_shared, num_private, args) for _ in shards])
     values = fp.snapshot(clients[0]["shared"]) if num_shared else {}
-    server, history, ledger = fp.per_name_update(), {}, fp.Ledger()
-    state = server.init(values)
-    for server_round in tqdm(range(args.rounds), desc=name, unit="round"):
+    server, ledger = fp.per_name_update(), fp.Ledger()
+    memory = Namespace(clients=clients, values=values, state=server.init(values), history={}, ledger=ledger)
+    for server_round in rounds(memory, args.rounds, name, args):
         uploads = []
         for k, (client, shard) in enumerate(zip(clients, shards, strict=True)):
             optimizer = task.recipe.make_optimizer(client.parameters(), server_round / args.rounds)
@@ -93,15 +91,15 @@ def federate(
                 uploads.append(fp.collect(client["shared"], weight=len(shard)))
                 ledger.record(uploads[-1], direction="up", client=k, server_round=server_round)
         if num_shared:
-            values, state = server.step(values, fp.per_name()(uploads), state)
+            memory.values, memory.state = server.step(memory.values, fp.per_name()(uploads), memory.state)
             for k, client in enumerate(clients):
-                fp.load(client["shared"], values)
-                ledger.record(values, direction="down", client=k, server_round=server_round)
+                fp.load(client["shared"], memory.values)
+                ledger.record(memory.values, direction="down", client=k, server_round=server_round)
         if (server_round + 1) % args.every == 0 or server_round + 1 == args.rounds:
             with torch.no_grad():
                 predict = [partial(match, text=features(client, task)) for client in clients]
-            history[server_round + 1] = torch.stack([task.accuracy(each, args.device) for each in predict])
-    return clients, history, ledger
+            memory.history[server_round + 1] = torch.stack([task.accuracy(each, args.device) for each in predict])
+    return clients, memory.history, ledger
 
 
 @torch.no_grad()
@@ -144,9 +142,7 @@ def full(args: Namespace) -> str:
     }
     lines = []
     for setting, flags in settings.items():
-        seeds = [
-            fedotp_report.run(federate, list(ROWS), Namespace(**vars(args) | flags | {"seed": seed, "every": 1000})) for seed in range(3)
-        ]
+        seeds = [fedotp_report.run(federate, list(ROWS), variant(args, **flags, seed=seed, every=1000)) for seed in range(3)]
         lines += [[setting, *line] for line in fedotp_report.against([runs for _, runs in seeds], "FedOTP, averaging")]
     return "\n\n".join([untrained(args), fedotp_report.table(["setting", "method", *fedotp_report.COLUMNS], lines)])
 

@@ -12,6 +12,7 @@ from torch import Tensor
 import fedprompt as fp
 from embedded.clip_tasks import ClipTask, load_task
 from embedded.data import DOMAINS
+from memory import add_checkpoint_flag
 from report import SPREAD, Result, mean_and_deviation, percent, picture, plt, table
 
 COLUMNS = ("full test", "own label mix", "full test gains", "own mix gains")
@@ -45,6 +46,7 @@ def flags(description: str) -> argparse.ArgumentParser:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--quick", action="store_true", help="two rounds of two steps, to see that it runs")
     parser.add_argument("--full", action="store_true", help="the table of the documentation: three seeds, all rows")
+    add_checkpoint_flag(parser)
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder for pictures and tables")
     return parser
 
@@ -62,13 +64,13 @@ def prepare(args: argparse.Namespace) -> tuple[ClipTask, list[np.ndarray], argpa
 class Run(NamedTuple):
     """What came of one row: its clients after the last round, when they were tested, and what was measured."""
 
-    clients: list[torch.nn.ModuleDict]
+    clients: torch.nn.ModuleList
     rounds: list[int]
     result: Result
 
 
 def run(
-    federate: Callable[..., tuple[list[torch.nn.ModuleDict], dict[int, Tensor], fp.Ledger]], names: Sequence[str], args: argparse.Namespace
+    federate: Callable[..., tuple[torch.nn.ModuleList, dict[int, Tensor], fp.Ledger]], names: Sequence[str], args: argparse.Namespace
 ) -> tuple[ClipTask, dict[str, Run]]:
     """Call `federate(name, task, shards, args)` for each name on one split of the data.
 

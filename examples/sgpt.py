@@ -18,12 +18,12 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 from torch import Tensor
-from tqdm import tqdm
 
 import fedprompt as fp
 import sgpt_report as report
 from embedded.shifts import Federation, Side
 from embedded.tasks import Backbone
+from memory import rounds
 from sgpt_setup import flags
 
 
@@ -98,22 +98,22 @@ def inference(model: nn.ModuleDict, backbone: Backbone, side: Side, args: Namesp
 
 def federate(name: str, federation: Federation, backbone: Backbone, args: Namespace) -> report.Result:
     """Run one row of the tables."""
-    row, train, draw = ROWS[name], federation.train, torch.Generator().manual_seed(args.seed)
+    row, train = ROWS[name], federation.train
     args = args if row.average is None else Namespace(**vars(args) | {"average": row.average})
     torch.manual_seed(args.seed)
     model = new_model(name, backbone, federation.num_classes, args)
     grouped, clients = "groups" in model, range(args.clients - args.unseen)
-    values, usage, history, usages = fp.snapshot(model), torch.zeros(args.groups), [], []
+    values, usage, draw = fp.snapshot(model), torch.zeros(args.groups), torch.Generator().manual_seed(args.seed)
     server = fp.per_name_update({part: fp.ema(decay=row.momentum) for part in ("groups", "selector") if grouped})
-    state = server.init(values)
-    for server_round in (bar := tqdm(range(args.rounds), desc=name, unit="round")):
+    memory = Namespace(values=values, state=server.init(values), usage=usage, draw=draw, history=[], usages=[], chosen=None)
+    for server_round in (bar := rounds(memory, args.rounds, name, args)):
         uploads = []
         for client in fp.cohort(clients, size=round(args.ratio * len(clients)), generator=draw):
-            fp.load(model.train(), values)
+            fp.load(model.train(), memory.values)
             shard, stream = train.shards[client], fp.stream_seed(args.seed, server_round, client)
             epochs = args.epochs * 2 // len(row.blocks)  # as many steps in every row
             if grouped:
-                model["selector"].start_round(usage)
+                model["selector"].start_round(memory.usage)
             for block in row.blocks:
                 decays = [{"params": model[part].parameters(), "weight_decay": args.weight_decay * (part in SHARED)} for part in block]
                 optimizer = torch.optim.SGD(decays, lr=args.learning_rate, momentum=0.9)
@@ -131,16 +131,18 @@ def federate(name: str, federation: Federation, backbone: Backbone, args: Namesp
             counts = {"selector.keys": model["selector"].counts} if grouped else {}
             uploads.append(fp.collect(model, weight=len(shard), rows=counts))
         mean = fp.per_name()(uploads)
-        values, state = server.step(values, mean, state)
+        memory.values, memory.state = server.step(memory.values, mean, memory.state)
         if grouped:
-            usages.append(mean["selector.keys"].weight.cpu())
-            usage = usage + usages[-1]
-            bar.set_postfix(effective_groups=f"{fp.selection_health(usages[-1])['effective_groups']:.1f}")  # a collapse shows here first
-        fp.load(model, values)
-        correct, chosen = inference(model, backbone, federation.test, args)
-        history.append(torch.stack([correct[shard].mean() for shard in federation.test.shards]))
+            memory.usages.append(mean["selector.keys"].weight.cpu())
+            memory.usage = memory.usage + memory.usages[-1]
+            effective = fp.selection_health(memory.usages[-1])["effective_groups"]
+            bar.set_postfix(effective_groups=f"{effective:.1f}")  # a collapse shows here first
+        fp.load(model, memory.values)
+        correct, memory.chosen = inference(model, backbone, federation.test, args)
+        memory.history.append(torch.stack([correct[shard].mean() for shard in federation.test.shards]))
     sizes = torch.tensor([len(shard) for shard in federation.test.shards])
-    return report.Result(torch.stack(history), sizes, torch.stack(usages) if grouped else None, chosen, values)
+    usages = torch.stack(memory.usages) if grouped else None
+    return report.Result(torch.stack(memory.history), sizes, usages, memory.chosen, memory.values)
 
 
 def main() -> None:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 import fedprompt as fp
 from embedded.shifts import Federation
+from memory import variant
 from report import mean_and_deviation, percent, plt, table
 from sgpt_setup import prepare
 
@@ -140,7 +141,7 @@ def summary(results: Mapping[str, Result], federation: Federation, args: Namespa
 def full(federate: Callable[..., Result], rows: Mapping[str, Sequence[str]], args: Namespace) -> Iterator[str]:
     """Yield the tables of the documentation as they are done: rows of each shift for three seeds; then layers of groups, one seed."""
     for shift, names in rows.items():
-        runs = [run(federate, names, Namespace(**vars(args) | {"shift": shift, "seed": seed})) for seed in range(3)]
+        runs = [run(federate, names, variant(args, shift=shift, seed=seed)) for seed in range(3)]
         accuracy = {name: np.array([results[name].figures() for results, _, _ in runs]) for name in names}
         gains = {name: accuracy[name] - accuracy["FedVPT-D"] for name in names}
         lines = [[name, *map(mean_and_deviation, accuracy[name].T), *map(mean_and_deviation, gains[name].T[[0, 2]])] for name in names]
@@ -152,12 +153,10 @@ def full(federate: Callable[..., Result], rows: Mapping[str, Sequence[str]], arg
         results, federation, filled = runs[0]
         shown = {name: results[name] for name in ("FedVPT", "FedVPT-D", "SGPT, no momentum", "SGPT")}
         picture(args.out / f"sgpt_{shift}.png", shown, federation, filled.groups)
-        kept = {
-            name: run(federate, [name], Namespace(**vars(args) | {"shift": shift, "unseen": 5}))[0][name] for name in ("FedVPT", "SGPT")
-        }
+        kept = {name: run(federate, [name], variant(args, shift=shift, unseen=5))[0][name] for name in ("FedVPT", "SGPT")}
         yield f"\n{shift} shift, five clients that never take part, one seed:\n" + newcomers(kept, 5)
     _, backbone, _ = prepare(args)
-    at = {layer: run(federate, ["SGPT"], Namespace(**vars(args) | {"group_layers": (layer,)})) for layer in range(backbone.encoder.depth)}
+    at = {layer: run(federate, ["SGPT"], variant(args, group_layers=(layer,))) for layer in range(backbone.encoder.depth)}
     lines = [[layer, *map(percent, results["SGPT"].figures())] for layer, (results, _, _) in at.items()]
     yield "\nlabel shift, groups at one layer alone, one seed:\n" + table(["layer", *ACCURACY], lines)
     bars(args.out / "sgpt_layers.png", {str(layer): results["SGPT"].figures() for layer, (results, _, _) in at.items()})

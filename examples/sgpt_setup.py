@@ -11,6 +11,7 @@ from torch import Tensor
 import fedprompt as fp
 from embedded.shifts import Federation, Side, feature_shift, label_shift
 from embedded.tasks import Backbone, load_backbone
+from memory import add_checkpoint_flag
 
 DIGITS: dict[str, Any] = {
     "backbone": "B", "ratio": 0.25, "rounds": 20, "epochs": 2, "batch_size": 32, "learning_rate": 0.05,
@@ -60,6 +61,7 @@ def flags() -> argparse.ArgumentParser:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--quick", action="store_true", help="two rounds of one epoch, to see that it runs")
     parser.add_argument("--full", action="store_true", help="the tables of the documentation: both shifts, all rows, three seeds")
+    add_checkpoint_flag(parser)
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder for pictures")
     return parser
 

@@ -11,7 +11,7 @@ import torch
 import torch.nn as nn
 from scipy.stats import binom, chi2
 
-from fedprompt import Ledger, Weighted, cohort, collect, load, num_bytes, snapshot, stream_seed
+from fedprompt import Ledger, Weighted, cohort, collect, load, load_checkpoint, num_bytes, save_checkpoint, snapshot, stream_seed
 
 assert_identical = partial(torch.testing.assert_close, rtol=0, atol=0, equal_nan=True)
 
@@ -296,6 +296,49 @@ def test_the_length_of_a_blob_stands_once_beside_its_message(ledger):
     )
 
 
+def test_a_ledgers_state_by_hand():
+    ledger = Ledger()
+    ledger.record({"a": torch.zeros(3), "b": torch.zeros(2)}, direction="up", client=("site", 7), server_round=4, framed=50)
+    assert ledger.state_dict() == STATE
+    assert list(Ledger().state_dict().values()) == [[]] * 6
+    again = Ledger()
+    again.load_state_dict(dict(reversed(STATE.items())))  # in whatever order they stand
+    assert again.entries == ledger.entries
+
+
+STATE = {
+    "server_round": [4, 4],
+    "client": [("site", 7), ("site", 7)],
+    "direction": ["up", "up"],
+    "name": ["a", "b"],
+    "num_bytes": [12, 8],
+    "framed": [50, 0],
+}
+
+
+def test_a_ledger_that_was_saved_goes_on_where_it_stood(ledger, tmp_path):
+    ledger.record({"head": torch.zeros(5)}, direction="up", client=("site", 7), server_round=2, framed=90)
+    save_checkpoint(ledger.state_dict(), tmp_path)
+    again = Ledger()
+    again.record({"other": torch.zeros(1)}, direction="up", client="other", server_round=9)  # goes: what is loaded takes its place
+    again.load_state_dict(load_checkpoint(tmp_path))
+    assert again.entries == ledger.entries
+    assert again.table() == ledger.table()
+    for each in (again, ledger):
+        each.record({"head": torch.zeros(5)}, direction="down", client="b", server_round=3)
+    assert again.entries == ledger.entries
+    assert again.total(client=("site", 7), framed=True) == 90
+
+
+def test_a_ledger_shares_no_list_with_its_state(ledger):
+    state = ledger.state_dict()
+    again = Ledger()
+    again.load_state_dict(state)
+    state["num_bytes"][0] = 10**6
+    state["name"].clear()
+    assert again.entries == ledger.entries == ENTRIES
+
+
 # Who takes part.
 
 
@@ -533,6 +576,32 @@ def test_a_module_without_parameters_is_refused():
 def test_a_refused_entry_leaves_the_ledger_as_it_was(ledger, message, options, error, match):
     with pytest.raises(error, match=match):
         ledger.record(message, **{"direction": "up", "client": 0, "server_round": 0, **options})
+    assert ledger.entries == ENTRIES
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("state", "error", "match"),
+    [
+        ([], TypeError, r"`state` must map the fields of an entry to lists; got \[\] \(list\)"),
+        ({}, ValueError, r"`state` must have the keys server_round, client, direction, name, num_bytes, framed; got none"),
+        ({"server_round": []}, ValueError, r"`state` must have the keys .*; got 'server_round'\."),
+        (STATE | {"more": [1, 2]}, ValueError, r"`state` must have the keys .*; got .*'more'\."),
+        (STATE | {"name": "ab"}, TypeError, r"`state\['name'\]` must be a list; got 'ab' \(str\)"),
+        (STATE | {"num_bytes": None}, TypeError, r"`state\['num_bytes'\]` must be a list; got None"),
+        (STATE | {"framed": [50]}, ValueError, r"`state` must hold lists of equal length; got \{'server_round': 2, .*'framed': 1\}"),
+        (STATE | {"server_round": [4, -1]}, ValueError, r"`state\['server_round'\]\[1\]` must be at least 0; got -1"),
+        (STATE | {"server_round": [True, 4]}, TypeError, r"`state\['server_round'\]\[0\]` must be an integer; got True"),
+        (STATE | {"num_bytes": [12, 8.0]}, TypeError, r"`state\['num_bytes'\]\[1\]` must be an integer; got 8\.0"),
+        (STATE | {"framed": [50, -2]}, ValueError, r"`state\['framed'\]\[1\]` must be at least 0; got -2"),
+        (STATE | {"direction": ["up", "sideways"]}, ValueError, r"`state\['direction'\]\[1\]` must be 'up' or 'down'; got 'sideways'"),
+        (STATE | {"name": ["a", 7]}, TypeError, r"`state\['name'\]\[1\]` must be a string; got 7 \(int\)"),
+        (STATE | {"client": [0, (1, [2])]}, TypeError, r"`state\['client'\]\[1\]` must be hashable; got \(1, \[2\]\) \(tuple\)"),
+    ],
+)
+def test_a_refused_state_leaves_the_ledger_as_it_was(ledger, state, error, match):
+    with pytest.raises(error, match=match):
+        ledger.load_state_dict(state)
     assert ledger.entries == ENTRIES
 
 

@@ -1,12 +1,12 @@
 """Who sent how many bytes, when and for what."""
 
 import csv
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from itertools import chain, repeat
 from os import PathLike
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
-from fedprompt._checks import check_count, wrong_value
+from fedprompt._checks import check_count, kind, wrong_type, wrong_value
 from fedprompt.exchange.payload import bytes_by_name
 from fedprompt.interfaces import Message
 
@@ -71,8 +71,7 @@ class Ledger:
             TypeError: If `message` does not map names to tensors or :class:`Weighted`; nothing is recorded then.
             ValueError: If `direction` is another word, `server_round` is negative, or `framed` is less than the message needs.
         """
-        if direction not in get_args(Direction):
-            raise wrong_value("direction", "be 'up' or 'down'", repr(direction))
+        _check_direction("direction", direction)
         check_count("server_round", server_round, at_least=0)
         check_count("framed", framed, at_least=0)
         sizes = bytes_by_name(message)
@@ -115,6 +114,47 @@ class Ledger:
         lines = ("  ".join([str(row[0]).ljust(widths[0]), *map(_right, row[1:], widths[1:])]) for row in rows)
         return "\n".join(lines)
 
+    def state_dict(self) -> dict[str, list[Any]]:
+        """Hand out everything that was recorded: from each field of an entry to its values, in the order of recording.
+
+        Returns:
+            Lists of equal length, for :meth:`load_state_dict` and :func:`save_checkpoint`, which asks for ids that are strings or numbers.
+
+        Example:
+            >>> ledger = Ledger()
+            >>> ledger.record({"head": torch.zeros(5)}, direction="up", client=0, server_round=0)
+            >>> again = Ledger()
+            >>> again.load_state_dict(ledger.state_dict())
+            >>> again.entries == ledger.entries
+            True
+        """
+        return {field: [getattr(entry, field) for entry in self.entries] for field in Entry._fields}
+
+    def load_state_dict(self, state: Mapping[str, list[Any]], /) -> None:
+        """Take in what :meth:`state_dict` of a ledger gave, in place of everything that was recorded so far.
+
+        Args:
+            state: From each field of an entry to a list of its values.
+
+        Raises:
+            TypeError: If `state` is not a mapping to lists, or an entry's field is of another kind; nothing changes then.
+            ValueError: If `state` has other fields, lists of unequal length or values that no entry can have; nothing changes then.
+        """
+        if not isinstance(state, Mapping):
+            raise wrong_type("state", "map the fields of an entry to lists", kind(state))
+        if set(state) != set(Entry._fields):
+            raise wrong_value("state", f"have the keys {', '.join(Entry._fields)}", ", ".join(map(repr, state)) or "none")
+        for field in Entry._fields:
+            if not isinstance(state[field], list):
+                raise wrong_type(f"state[{field!r}]", "be a list", kind(state[field]))
+        sizes = {field: len(values) for field, values in state.items()}
+        if len({*sizes.values()}) > 1:
+            raise wrong_value("state", "hold lists of equal length", sizes)
+        entries = [Entry(*values) for values in zip(*(state[field] for field in Entry._fields), strict=True)]
+        for position, entry in enumerate(entries):
+            _check_entry(position, entry)
+        self.entries = entries
+
     def to_csv(self, path: str | PathLike[str]) -> None:
         """Write every entry to a CSV file with a header.
 
@@ -125,6 +165,24 @@ class Ledger:
             writer = csv.writer(file)
             writer.writerow(Entry._fields)
             writer.writerows(self.entries)
+
+
+def _check_direction(argument: str, direction: object) -> None:
+    if direction not in get_args(Direction):
+        raise wrong_value(argument, "be 'up' or 'down'", repr(direction))
+
+
+def _check_entry(position: int, entry: Entry) -> None:
+    """Require of an entry what :meth:`Ledger.record` makes sure of."""
+    for field in ("server_round", "num_bytes", "framed"):
+        check_count(f"state[{field!r}][{position}]", getattr(entry, field), at_least=0)
+    _check_direction(f"state['direction'][{position}]", entry.direction)
+    if not isinstance(entry.name, str):
+        raise wrong_type(f"state['name'][{position}]", "be a string", kind(entry.name))
+    try:
+        hash(entry.client)
+    except TypeError as error:
+        raise wrong_type(f"state['client'][{position}]", "be hashable", kind(entry.client)) from error
 
 
 def _summary(label: object, entries: list[Entry]) -> tuple[object, ...]:

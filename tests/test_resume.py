@@ -1,0 +1,229 @@
+"""Every example can be killed at any moment: started again, it ends with the bits of a run that was not."""
+
+import json
+import random
+import shutil
+from argparse import Namespace
+from collections import Counter
+from itertools import count
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn as nn
+
+import fedhpl
+import fedl2g
+import fedotp
+import fedprompt as fp
+import sgpt
+from memory import _folder, _restored, rounds, variant
+from runs import EXAMPLES, server
+from same import assert_same
+
+# A loop of one's own.
+
+
+def flags(checkpoint: Path | None, **given: object) -> Namespace:
+    return Namespace(**{"checkpoint": checkpoint, "seed": 0, "out": Path("out"), **given})
+
+
+def walk(args: Namespace, stop: int = 5, name: str = "row") -> tuple[Namespace, list[int]]:
+    """Five rounds of a loop that remembers something of every kind; return what it remembers at the end, and the rounds it went."""
+    torch.manual_seed(0)
+    memory = Namespace(module=nn.ModuleList([nn.BatchNorm1d(2)]), draw=torch.Generator().manual_seed(1), ledger=fp.Ledger(), history=[])
+    memory.values, memory.teachers = {"a": torch.zeros(2)}, [fp.Weighted(torch.zeros(2), torch.zeros(2))]
+    module, draw, ledger, walked = memory.module, memory.draw, memory.ledger, []
+    for server_round in rounds(memory, 5, name, args):
+        if server_round == stop:
+            return memory, walked
+        module[0](torch.randn(4, 2, generator=draw) + torch.rand(1))  # of the global stream too
+        ledger.record(memory.values, direction="up", client=server_round, server_round=server_round)
+        memory.values = {"a": memory.values["a"] + module[0].running_mean}
+        memory.teachers[0] = fp.Weighted(memory.teachers[0].value - memory.values["a"], torch.ones(2))
+        memory.history.append(memory.values["a"].sum().item())
+        walked.append(server_round)
+    return memory, walked
+
+
+def contents(memory: Namespace) -> dict[str, object]:
+    streams = {"draw": memory.draw.get_state(), "global": torch.get_rng_state(), "ledger": memory.ledger.state_dict()}
+    return {**vars(memory), **streams, "module": dict(memory.module.state_dict())}
+
+
+@pytest.mark.parametrize("stop", range(6))
+def test_a_loop_goes_on_after_any_round_with_what_it_remembers(tmp_path, stop):
+    whole, walked = walk(flags(None))
+    whole = contents(whole)
+    assert walked == [0, 1, 2, 3, 4]
+    walked = walk(flags(tmp_path), stop)[1]
+    assert walked == list(range(min(stop, 5)))
+    resumed, walked = walk(flags(tmp_path))
+    assert walked == list(range(stop, 5))  # a row that has come to its end is not walked again
+    assert_same(contents(resumed), whole)
+
+
+def test_without_the_flag_nothing_is_written_and_nothing_is_found(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for _ in range(2):
+        assert walk(flags(None), stop=3)[1] == [0, 1, 2]
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_checkpoint_made_with_other_flags_is_refused(tmp_path):
+    walk(flags(tmp_path, rate=0.1), stop=2)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    for given, got in [({"rate": 0.2}, r"{'rate': '0.2'}; got {'rate': '0.1'} in .*row"), ({}, "{'rate': None}; got {'rate': '0.1'}")]:
+        with pytest.raises(ValueError, match=f"`--checkpoint` must hold a run with the flags of this one, {got}"):
+            walk(flags(tmp_path, **given))
+    with pytest.raises(ValueError, match=r"one, {'new': '1'}; got {'new': None}"):
+        walk(flags(tmp_path, rate=0.1, new=1))
+    with pytest.raises(ValueError, match=r"one, {'memory': 'other'}; got {'memory': 'module, draw, .*'}"):
+        next(iter(rounds(Namespace(other=1), 5, "row", flags(tmp_path, rate=0.1))))
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    elsewhere = flags(tmp_path, rate=0.1, out=Path("elsewhere"))  # where pictures go does not matter
+    assert walk(elsewhere)[1] == [2, 3, 4]
+
+
+def test_each_row_and_each_variant_has_a_folder_of_its_own(tmp_path):
+    for args in (flags(tmp_path), variant(flags(tmp_path), seed=1), variant(flags(tmp_path), seed=1, layers=(2, 3))):
+        for name in ("one", "two"):
+            assert walk(args, stop=1, name=name)[1] == [0]
+    folders = {str(path.parent.relative_to(tmp_path)) for path in tmp_path.rglob("state.json")}
+    assert folders == {f"{place}{name}" for place in ("", "seed=1/", "seed=1_layers=_2_3_/") for name in ("one", "two")}
+    assert vars(variant(flags(None), seed=1)) == vars(flags(None, seed=1))
+    for rows in (fedhpl.ROWS, fedl2g.METHODS, fedotp.ROWS, sgpt.ROWS):
+        assert len({_folder(name) for name in rows}) == len(rows)
+
+
+def test_data_goes_back_to_the_device_where_the_loop_had_it():
+    elsewhere = fp.Weighted(torch.zeros(2, device="meta"), torch.zeros(2, device="meta"))
+    restored = _restored([elsewhere], [fp.Weighted(torch.ones(2), torch.ones(2))])
+    assert [tensor.device.type for tensor in restored[0]] == ["meta", "meta"]
+    assert _restored([], [torch.ones(2)])[0].device.type == "cpu"
+
+
+# The examples, killed.
+
+
+@pytest.fixture(scope="module")
+def examples():
+    with server() as runs:
+        yield runs
+
+
+def outcome(folder: Path) -> dict[str, object]:
+    """All that a run leaves: what it remembers of every row, what it printed, and every file that it wrote."""
+    return {
+        "memory": {path.name: fp.load_checkpoint(path) for path in sorted((folder / "memory").iterdir())},
+        "printed": (folder / "printed").read_text(),
+        "out": {path.name: path.read_bytes() for path in sorted((folder / "out").iterdir())},
+    }
+
+
+def remembered(folder: Path) -> int:
+    """How many rounds of all rows are saved."""
+    return sum(fp.load_checkpoint(path.parent)["rounds"] for path in folder.rglob("state.json"))
+
+
+def half_saved(folder: Path) -> bool:
+    """Whether a save was cut short: something lies there that no state names."""
+    for row in folder.glob("memory/*"):
+        named = {json.loads(path.read_text())["tensors"] for path in row.glob("state.json")}
+        if {path.name for path in row.iterdir()} - named - {"state.json"}:
+            return True
+    return False
+
+
+def kill(examples, example: str, tmp_path: Path, *, moments: int, renames: int, seed: int) -> Counter[str]:
+    """Kill an example at so many moments, spread over a whole run, and between the two files of so many saves; count what that hit.
+
+    A run that was killed starts again, to be killed again. Whenever one comes to its end, it must have left what `whole` did, and the
+    next begins from nothing.
+    """
+    status, seconds = examples.run(example, tmp_path / "whole")
+    assert status == 0, (tmp_path / "whole" / "complaints").read_text()
+    whole, chance, counts, folders = outcome(tmp_path / "whole"), random.Random(seed), Counter(), count()
+    saves = remembered(tmp_path / "whole")
+    fates = [{"moment": seconds * (each + chance.random()) / moments} for each in range(moments)]
+    fates += [{"renames": 2 * chance.randrange(1, saves) + 1} for _ in range(renames)]  # each save renames its tensors, then its state
+    chance.shuffle(fates)
+    folder, fresh = tmp_path / f"{next(folders)}", True
+    while True:
+        resumed = remembered(folder)
+        counts["restarts that found a checkpoint"] += resumed > 0
+        counts["rounds resumed"] += resumed
+        status, _ = examples.run(example, folder, **(fates[-1] if fates else {}))
+        if status == -9:
+            counts["kills at a moment"] += "moment" in fates.pop()
+            counts["kills"] += 1
+            counts["kills in the middle of a save"] += half_saved(folder)
+            counts["kills after the last round"] += remembered(folder) == saves
+            fresh = False
+            continue
+        assert status == 0, (folder / "complaints").read_text()
+        assert_same(outcome(folder), whole)
+        counts["runs that came to their end"] += 1
+        if not fates:
+            return counts
+        if fresh and "moment" in fates[-1]:  # it was faster than `whole`, and over before its time had come
+            fates[-1]["moment"] *= 0.9
+        folder, fresh = tmp_path / f"{next(folders)}", True
+
+
+@pytest.mark.killed
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_an_example_that_is_killed_twice_ends_as_if_it_had_not_been(examples, example, tmp_path):
+    counts = kill(examples, example, tmp_path, moments=1, renames=1, seed=0)
+    assert counts["kills"] == 2
+    assert counts["kills in the middle of a save"] >= 1
+    assert counts["rounds resumed"] > 0
+
+
+@pytest.mark.killed
+@pytest.mark.slow
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_an_example_that_is_killed_at_twenty_moments_ends_as_if_it_had_not_been(examples, example, tmp_path, record_property):
+    counts = kill(examples, example, tmp_path, moments=20, renames=4, seed=1)
+    print(example, dict(counts))
+    assert counts["kills"] == 24
+    assert counts["kills in the middle of a save"] >= 4
+    assert counts["restarts that found a checkpoint"] >= 8
+    assert counts["rounds resumed"] > counts["restarts that found a checkpoint"]
+
+
+# What each loop would get wrong if it forgot one thing: killed after so many saves, it goes on without what it knew in a row.
+
+FORGETTING = [
+    ("fedhpl", (), "FedHPL_+P_+H", 5, ("clients", "teachers", "history", "ledger"), ()),
+    ("fedl2g", ("--methods", "LG-FedAvg", "--participation", "0.5"), "LG-FedAvg", 1,
+     ("clients", "shared", "losses", "history", "draw", "ledger"), ("guides", "state")),  # no guides here
+    ("fedl2g", ("--methods", "FedL2G-f"), "FedL2G-f", 2, ("clients", "guides", "history", "draw", "ledger"),
+     ("state", "shared", "losses")),  # SGD without momentum; no head is shared; all take part and have a new loss in every round
+    ("fedotp", ("--every", "1"), "FedOTP", 7, ("clients", "history", "ledger"), ("values", "state")),  # every value is overwritten
+    ("sgpt", (), "SGPT", 5, ("values", "usage", "draw", "history", "usages"), ("state", "chosen")),  # chosen anew after a round
+    ("sgpt", (), "SGPT", 6, ("usages", "chosen", "history"),
+     ("values", "state", "usage", "draw")),  # no round is left
+]  # fmt: skip
+
+
+@pytest.mark.killed
+@pytest.mark.parametrize(("example", "given", "row", "saves", "needed", "idle"), FORGETTING)
+def test_whatever_a_loop_forgets_shows(examples, tmp_path, example, given, row, saves, needed, idle):
+    assert examples.run(example, tmp_path / "whole", *given)[0] == 0
+    whole = outcome(tmp_path / "whole")
+    assert set(whole["memory"][row]["memory"]) == {*needed, *idle}
+    assert examples.run(example, tmp_path / "killed", *given, renames=2 * saves)[0] == -9
+    assert remembered(tmp_path / "killed") == saves
+    for things in [idle, *([thing] for thing in needed)]:
+        folder = shutil.copytree(tmp_path / "killed", tmp_path / f"without {things}")
+        status, _ = examples.run(example, folder, *given, forget=[row, things])
+        assert (status == 0 and same(outcome(folder), whole)) == (things is idle), (things, (folder / "complaints").read_text())
+
+
+def same(one: object, other: object) -> bool:
+    try:
+        assert_same(one, other)
+    except AssertionError:
+        return False
+    return True
