@@ -143,6 +143,14 @@ def test_what_lies_beyond_the_breakdown_point_wins(generator):
     assert not in_range(weighted_median(lies), honest)
 
 
+def test_a_trim_equal_to_the_share_of_the_lies_has_no_margin():
+    """A third of three equal weights of 0.3 is not quite the first of them, in floating point; a little more is."""
+    weight = torch.tensor(0.3, dtype=torch.float64)
+    uploads = [Weighted(torch.tensor([value], dtype=torch.float64), weight) for value in (1.0, 1.2, 1e30)]
+    assert trimmed_mean(uploads, fraction=1 / 3).value.item() > 1e10
+    assert 1.0 <= trimmed_mean(uploads, fraction=0.34).value.item() <= 1.2
+
+
 def test_a_row_with_nan_does_not_count_and_its_neighbours_do():
     broken = Weighted(torch.tensor([[torch.nan, 1.0], [5.0, 5.0]]), torch.tensor([7.0, 7.0]))
     whole = Weighted(torch.tensor([[1.0, 2.0], [3.0, 3.0]]), torch.tensor([2.0, 2.0]))

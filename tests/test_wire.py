@@ -138,7 +138,7 @@ def test_the_bytes_are_those_written_by_hand():
 
 
 def test_equal_messages_give_equal_bytes_in_any_order(generator):
-    message = {"b": torch.zeros(2, dtype=torch.int8), "a": torch.ones(3), "c": torch.ones(1, dtype=torch.float64)}
+    message = {"b": torch.zeros(2, dtype=torch.int8), "a": torch.ones(3), "c": torch.ones(1, dtype=torch.float64), "d": torch.zeros(2)}
     header = HEADER._replace(meta=dict(reversed(HEADER.meta.items())))
     assert encode_payload(dict(reversed(message.items())), header=header) == encode_payload(message, header=HEADER)
     strided = torch.randn(3, 4, generator=generator)
@@ -225,6 +225,7 @@ TEXT = BLOB[8 : content(BLOB)].decode()
 BAD_BLOBS = {
     "nothing": (b"", r"start with the length of its header in 8 bytes; got 0 bytes"),
     "seven bytes": (BLOB[:7], r"start with the length of its header in 8 bytes; got 7 bytes"),
+    "all but a byte of a header": (BLOB[: content(BLOB) - 1], r"hold the \d+ bytes of header that it announces; got \d+ bytes"),
     "half a header": (BLOB[:90], r"hold the \d+ bytes of header that it announces; got 82 bytes"),
     "the largest length": (b"\xff" * 8 + BLOB[8:], r"hold the 18446744073709551615 bytes of header that it announces"),
     "a header of 20 kB": (
@@ -250,6 +251,7 @@ BAD_BLOBS = {
     "the format of before": (edit("__metadata__", "format", "fedprompt-1"), r"have the format 'fedprompt-2'; got 'fedprompt-1'"),
     "a plain safetensors file": (safetensors.torch.save({"scale": torch.ones(1)}), r"have an entry '__metadata__' of strings; got None"),
     "a negative round": (edit("__metadata__", "server_round", "-1"), r"have a count as 'server_round'; got '-1'"),
+    "a round in another script": (edit("__metadata__", "server_round", "³"), r"have a count as 'server_round'; got '³'"),
     "an endless round": (edit("__metadata__", "server_round", "9" * 5000), r"have a count as 'server_round'"),
     "another way to write 3": (edit("__metadata__", "server_round", "03"), r"have a header as `encode_payload` writes it"),
     "no sender": (forged(lambda entries: entries["__metadata__"].pop("client_id") and None), r"have a 'client_id'; got none"),
@@ -329,6 +331,21 @@ def test_the_blob_that_all_forgeries_start_from_is_read():
     assert attempt(written(7.0, 16))[0]["keys"].value[0].tolist() == [7.0, 2.0]
 
 
+ENTRIES = {"spread": Weighted(torch.ones(2), torch.tensor([0.0, 0.0])), "one": Weighted(torch.tensor(1.0), torch.tensor(2.0))}
+
+
+def test_a_shape_without_rows_is_refused_where_every_entry_is_a_row():
+    """`"shape":[0]`, of which one bit makes `"shape":[ ]`, once ended in an IndexError."""
+    blob = encode_payload(ENTRIES, header=HEADER)
+    assert blob.count(b'"shape":[0]') == 1
+    with pytest.raises(ValueError, match=r"hold 'spread:value' in the shape with at most as many rows as in \(2,\); got \(\)"):
+        decode(mended(blob.replace(b'"shape":[0]', b'"shape":[ ]')), ENTRIES)
+
+
+def test_the_last_round_of_all_is_read():
+    assert decode(encode_payload(MESSAGE, header=Header(server_round=10**18 - 1)), MESSAGE, parts={})[1].server_round == 10**18 - 1
+
+
 @pytest.mark.bad_input
 @pytest.mark.parametrize(("blob", "reason"), BAD_BLOBS.values(), ids=BAD_BLOBS)
 def test_what_was_not_written_by_us_is_refused_by_a_reason(blob, reason):
@@ -372,12 +389,14 @@ def test_the_first_round_and_the_nameless_client_can_be_asked_for():
             decode_payload(blob, expect=expect, max_bytes=2**20)
 
 
-def test_no_single_bit_can_change_unseen():
+@pytest.mark.parametrize("message", [MESSAGE, ENTRIES], ids=["rows", "entries"])
+def test_no_single_bit_can_change_unseen(message):
     """Every bit of the length, of the text and of the numbers; without the digest, half of the bits of a float would pass as another."""
-    expect = Expected(form(MESSAGE), PARTS)
-    for bit in range(8 * len(BLOB)):
+    blob = encode_payload(message, header=Header(PARTS))
+    expect = Expected(form(message), PARTS)
+    for bit in range(8 * len(blob)):
         with pytest.raises(ValueError, match=r"^`blob` must "):
-            decode_payload(flipped(BLOB, bit), expect=expect, max_bytes=2000)
+            decode_payload(flipped(blob, bit), expect=expect, max_bytes=2000)
 
 
 class Bomb:
@@ -475,6 +494,7 @@ def test_the_longest_header_that_can_be_written_can_be_read():
     longest = 20_000 + 16_384 - int(re.search(r"got (\d+)", str(refused.value))[1])
     header = Header(meta={"a": "b" * longest})
     blob = encode_payload(MESSAGE, header=header)
+    assert len(json.dumps(json.loads(blob[8 : content(blob)])["__metadata__"]).encode()) == 16_384
     assert decode(blob, MESSAGE, parts={})[1] == header
     with pytest.raises(ValueError, match="got 16385"):
         encode_payload(MESSAGE, header=Header(meta={"a": "b" * (longest + 1)}))

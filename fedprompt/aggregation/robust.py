@@ -53,7 +53,8 @@ def trimmed_mean(uploads: Iterable[Weighted], /, *, fraction: float) -> Weighted
     Sorted by value, the uploads of a coordinate lie side by side, each as wide as its weight; what lies within `fraction` of the total
     width from either end is cut off, through the middle of an upload where the cut falls there, and the rest is averaged. So evidence
     counts, not the number of uploads; `fraction` 0 is :func:`weighted_mean`, and towards 0.5 it becomes :func:`weighted_median`. Whoever
-    holds at most `fraction` of the weight of a row cannot push any of its coordinates beyond what the others sent.
+    holds less than `fraction` of the weight of a row cannot push any of its coordinates beyond what the others sent. At exactly that
+    share rounding decides, and a sliver of a huge lie may stay in: leave a margin, such as 0.25 against a fifth.
 
     Args:
         uploads: At least one, all of the same shapes, dtypes and device; all are held. A row that holds NaN or infinity counts as weight 0.

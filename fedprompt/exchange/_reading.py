@@ -151,7 +151,8 @@ def _claimed(key: str, entry: object, slot: Slot, open_rows: bool) -> Slot:
     if not isinstance(shape, list) or not all(type(size) is int for size in shape):  # True is an int, too
         refuse(f"give {key!r} a shape of integers", shape)
     free = 1 if open_rows else 0
-    if tuple(shape[free:]) != slot.shape[free:] or (open_rows and not 0 <= shape[0] <= slot.shape[0]):
+    fits = len(shape) == len(slot.shape) and tuple(shape[free:]) == slot.shape[free:]
+    if not fits or (open_rows and not 0 <= shape[0] <= slot.shape[0]):
         most = "with at most as many rows as in " if open_rows else ""
         refuse(f"hold {key!r} in the shape {most}{slot.shape}", tuple(shape))
     return Slot(slot.dtype, tuple(shape))
