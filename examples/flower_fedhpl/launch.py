@@ -1,0 +1,107 @@
+"""Start Flower on this machine alone, run one app, and stop all of it again, whatever happens."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+
+EXAMPLES = Path(__file__).resolve().parents[1]
+QUIET = {  # nothing leaves this machine, nothing is fetched
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "OMP_NUM_THREADS": "1",
+}
+
+
+def launch(
+    app: Path, *, nodes: int, simulation: bool, config: Mapping[str, str], logs: Path, paths: tuple[Path, ...] = (), timeout: float = 600.0
+) -> None:
+    """Run an app in Flower's simulation, or on a SuperLink with as many SuperNodes, on loopback without TLS.
+
+    Args:
+        app: Folder of its ``pyproject.toml``.
+        nodes: How many clients.
+        simulation: Which of the two.
+        config: Overrides of its run configuration.
+        logs: Folder for what the processes print, and for Flower's own files.
+        paths: Where its modules are found, besides the examples.
+        timeout: Seconds.
+
+    Raises:
+        RuntimeError: If anything ends before its time, or does not end in time.
+    """
+    logs.mkdir(parents=True, exist_ok=True)
+    port = free_port()
+    home = logs / "flower"
+    home.mkdir(exist_ok=True)
+    (home / "config.toml").write_text(f'[superlink]\ndefault = "here"\n\n[superlink.here]\naddress = "127.0.0.1:{port}"\ninsecure = true\n')
+    searched = [*map(str, (EXAMPLES, *paths)), *filter(None, [os.environ.get("PYTHONPATH")])]
+    programs = os.path.dirname(sys.executable)
+    environment = {**os.environ, **QUIET, "FLWR_HOME": str(home), "PYTHONPATH": os.pathsep.join(searched)}
+    environment["PATH"] = programs + os.pathsep + os.environ["PATH"]  # they find each other by name
+    with ExitStack() as stack:
+
+        def start(name: str, *command: str) -> subprocess.Popen[bytes]:
+            file = stack.enter_context((logs / f"{name}.log").open("wb"))
+            process = subprocess.Popen(command, env=environment, stdout=file, stderr=subprocess.STDOUT, start_new_session=True)
+            stack.callback(stop, process)
+            return process
+
+        kind = ["--simulation"] if simulation else []
+        offline = "--disable-runtime-dependency-installation"
+        link = start("superlink", "flower-superlink", "--insecure", "--host", "127.0.0.1", "--port", str(port), offline, *kind)
+        wait_for(link, port)
+        for client in range(0 if simulation else nodes):
+            who = f"partition-id={client} num-partitions={nodes}"
+            where = ["--superlink", f"127.0.0.1:{port}", "--port", str(free_port())]
+            start(f"supernode-{client}", "flower-supernode", "--insecure", *where, "--node-config", who)
+        values = " ".join(f'{key}="{value}"' for key, value in config.items())
+        size = f"num-supernodes={nodes} client-resources-num-cpus=1 init-args-num-cpus=2"
+        federation = ["--federation-config", size] if simulation else []
+        run = start("run", "flwr", "run", str(app), "here", "--stream", "--run-config", values, *federation)
+        try:
+            status = run.wait(timeout)
+        except subprocess.TimeoutExpired:
+            status = "no end"
+    if status != 0:
+        raise RuntimeError(f"`flwr run` ended with {status}; see {logs}:\n{(logs / 'run.log').read_text()[-2000:]}")
+
+
+def free_port() -> int:
+    """Find a port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def wait_for(link: subprocess.Popen[bytes], port: int, seconds: float = 120.0) -> None:
+    """Wait until the SuperLink answers."""
+    deadline = time.monotonic() + seconds
+    while link.poll() is None and time.monotonic() < deadline:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=1.0):
+                return
+        except (urllib.error.URLError, TimeoutError):
+            time.sleep(0.2)
+    raise RuntimeError("the SuperLink does not answer")
+
+
+def stop(process: subprocess.Popen[bytes], seconds: float = 20.0) -> None:
+    """End a process and all that it started: politely, then not."""
+    for means in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.killpg(process.pid, means)
+            process.wait(seconds)
+        except ProcessLookupError:
+            return  # nobody is left of the group
+        except subprocess.TimeoutExpired:
+            continue
