@@ -1,4 +1,4 @@
-"""Start Flower on this machine alone, run one app, and stop all of it again, whatever happens."""
+"""Start Flower on this machine alone, run apps, and stop all of it again, whatever happens."""
 
 import os
 import signal
@@ -8,10 +8,11 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+Submit = Callable[[Path, Mapping[str, str]], None]
 EXAMPLES = Path(__file__).resolve().parents[1]
 QUIET = {  # nothing leaves this machine, nothing is fetched
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -22,32 +23,25 @@ QUIET = {  # nothing leaves this machine, nothing is fetched
 }
 
 
-def launch(
-    app: Path, *, nodes: int, simulation: bool, config: Mapping[str, str], logs: Path, paths: tuple[Path, ...] = (), timeout: float = 600.0
-) -> None:
-    """Run an app in Flower's simulation, or on a SuperLink with as many SuperNodes, on loopback without TLS.
+@contextmanager
+def flower_here(*, nodes: int, simulation: bool, logs: Path, paths: tuple[Path, ...] = ()) -> Iterator[Submit]:
+    """Start Flower's simulation, or a SuperLink with as many SuperNodes, on loopback without TLS; stop them on leaving.
 
     Args:
-        app: Folder of its ``pyproject.toml``.
         nodes: How many clients.
         simulation: Which of the two.
-        config: Overrides of its run configuration.
         logs: Folder for what the processes print, and for Flower's own files.
-        paths: Where its modules are found, besides the examples.
-        timeout: Seconds.
+        paths: Where an app's modules are found, besides the examples.
 
-    Raises:
-        RuntimeError: If anything ends before its time, or does not end in time.
+    Yields:
+        A function that runs an app, given its folder and overrides of its run configuration, and raises a RuntimeError unless it ends well.
     """
-    logs.mkdir(parents=True, exist_ok=True)
-    port = free_port()
-    home = logs / "flower"
-    home.mkdir(exist_ok=True)
+    home, port = logs / "flower", free_port()
+    home.mkdir(parents=True, exist_ok=True)
     (home / "config.toml").write_text(f'[superlink]\ndefault = "here"\n\n[superlink.here]\naddress = "127.0.0.1:{port}"\ninsecure = true\n')
     searched = [*map(str, (EXAMPLES, *paths)), *filter(None, [os.environ.get("PYTHONPATH")])]
-    programs = os.path.dirname(sys.executable)
     environment = {**os.environ, **QUIET, "FLWR_HOME": str(home), "PYTHONPATH": os.pathsep.join(searched)}
-    environment["PATH"] = programs + os.pathsep + os.environ["PATH"]  # they find each other by name
+    environment["PATH"] = os.path.dirname(sys.executable) + os.pathsep + os.environ["PATH"]  # they find each other by name
     with ExitStack() as stack:
 
         def start(name: str, *command: str) -> subprocess.Popen[bytes]:
@@ -56,24 +50,22 @@ def launch(
             stack.callback(stop, process)
             return process
 
+        def submit(app: Path, config: Mapping[str, str], *, timeout: float = 600.0) -> None:
+            values = " ".join(f'{key}="{value}"' for key, value in config.items())
+            size = f"num-supernodes={nodes} client-resources-num-cpus=1 init-args-num-cpus=2"
+            federation = ["--federation-config", size] if simulation else []
+            run = start("run", "flwr", "run", str(app), "here", "--stream", "--run-config", values, *federation)
+            if run.wait(timeout) != 0:
+                raise RuntimeError(f"`flwr run` ended with {run.returncode}; see {logs}")
+
         kind = ["--simulation"] if simulation else []
         offline = "--disable-runtime-dependency-installation"
-        link = start("superlink", "flower-superlink", "--insecure", "--host", "127.0.0.1", "--port", str(port), offline, *kind)
-        wait_for(link, port)
+        wait_for(start("superlink", "flower-superlink", "--insecure", "--host", "127.0.0.1", "--port", str(port), offline, *kind), port)
         for client in range(0 if simulation else nodes):
             who = f"partition-id={client} num-partitions={nodes}"
             where = ["--superlink", f"127.0.0.1:{port}", "--port", str(free_port())]
             start(f"supernode-{client}", "flower-supernode", "--insecure", *where, "--node-config", who)
-        values = " ".join(f'{key}="{value}"' for key, value in config.items())
-        size = f"num-supernodes={nodes} client-resources-num-cpus=1 init-args-num-cpus=2"
-        federation = ["--federation-config", size] if simulation else []
-        run = start("run", "flwr", "run", str(app), "here", "--stream", "--run-config", values, *federation)
-        try:
-            status = run.wait(timeout)
-        except subprocess.TimeoutExpired:
-            status = "no end"
-    if status != 0:
-        raise RuntimeError(f"`flwr run` ended with {status}; see {logs}:\n{(logs / 'run.log').read_text()[-2000:]}")
+        yield submit
 
 
 def free_port() -> int:

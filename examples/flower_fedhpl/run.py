@@ -23,7 +23,7 @@ sys.path += [str(HERE), str(HERE.parent)]
 
 import federation  # noqa: E402
 import fedhpl  # noqa: E402
-from launch import launch  # noqa: E402
+from launch import flower_here  # noqa: E402
 
 
 def in_process() -> dict[str, dict[int, fp.Message]]:
@@ -65,7 +65,8 @@ def main() -> None:
             if arguments.only in (None, engine):
                 start, out = time.perf_counter(), Path(folder, engine)
                 logs = (arguments.logs or Path(folder, "logs")) / engine
-                launch(HERE, nodes=len(federation.NAMES), simulation=engine == "simulation", config={"out": str(out)}, logs=logs)
+                with flower_here(nodes=len(federation.NAMES), simulation=engine == "simulation", logs=logs) as submit:
+                    submit(HERE, {"out": str(out)})
                 if not same_bits(expected, fp.load_checkpoint(out)):
                     sys.exit(f"{engine}: other tensors than in the plain loop")
                 print(f"{engine}: the same bits as the plain loop, {time.perf_counter() - start:.0f} s", flush=True)
