@@ -2,10 +2,12 @@
 
 import doctest
 import logging
+import re
 from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from functools import partial
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -501,6 +503,23 @@ def test_averaging_adds_in_the_order_of_ids_and_remembers_what_the_update_does()
     assert answers[0]["head"] == -1.0
     answers, _ = server.step(uploads, state)
     assert answers[0]["head"] == -1.0 - 1.5  # gradient 1, momentum a half
+
+
+def test_the_page_of_the_room_runs(capsys):
+    """Its client app, its loop, and the same as a strategy; clients 0 and 2 are drawn, then 1 and 2, or whoever the stream says."""
+    names: dict[str, Any] = {}
+    page = Path(__file__).parents[1] / "docs" / "api" / "flower.md"
+    for block in re.findall(r"^```py\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL):
+        exec(compile(block, page, "exec"), names)
+    names["main"](InProcessGrid(names["app"], range(3)), None)
+    names["main_of_a_strategy"](InProcessGrid(names["app"], range(3)), None)
+    drawn = [fp.cohort(range(3), size=2, generator=fp.stream_seed(0, server_round, 3)) for server_round in range(2)]
+    first = sum(10 * (client + 1) for client in drawn[0]) / 20
+    weights = {client: 20 if client in drawn[0] else 10 for client in drawn[1]}
+    second = first + sum(weight * (client + 1) for client, weight in weights.items()) / sum(weights.values())
+    shown = f"{torch.full((3,), second)}\n"
+    assert capsys.readouterr().out == shown * 2
+    assert len(names["ledger"].entries) == 8
 
 
 def test_the_examples_of_the_docstrings_run():
