@@ -51,8 +51,10 @@ def spell(app, what, name, thing, options, signature, returns):
     """Shorten a signature; a protocol has none, because nobody makes one."""
     if what == "class" and getattr(thing, "_is_protocol", False):
         return "", returns
-    if what == "class" and signature == "(*args: ~typing.Any, **kwargs: ~typing.Any)":  # of a base that is an extra, and not installed
-        signature = stringify_signature(own_signature(thing.__init__, bound_method=True), show_return_annotation=False)
+    if what == "class" and signature == "(*args: Any, **kwargs: Any)":  # that of a base which is an extra, and mocked
+        signature = stringify_signature(
+            own_signature(thing.__init__, bound_method=True), show_return_annotation=False, unqualified_typehints=True
+        )
     for long, short in SPELLINGS.items():
         signature, returns = (text and text.replace(long, short) for text in (signature, returns))
     return signature, returns
