@@ -314,8 +314,11 @@ def test_patience_ends(fedotp, monkeypatch):
     now = [0.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
     monkeypatch.setattr("time.sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
-    assert list(flower.client_nodes(grid_of(fedotp), [0, 5], timeout=7.0)) == [0, 1, 2]
+    grid = grid_of(fedotp)
+    grid.join(-1, node=5)  # says nothing that helps, and is not asked again
+    assert list(flower.client_nodes(grid, [0, 5], timeout=7.0)) == [0, 1, 2]
     assert now[0] == 7.0
+    assert len(grid.asked) == 4
 
 
 def test_a_client_that_comes_back_as_another_node_is_found_again(fedotp):

@@ -14,7 +14,7 @@ import fedprompt as fp
 from embedded.tasks import Backbone, Task, load_backbone, load_task, shards
 
 NAMES = ("S", "B", "L")  # three clients, three widths
-ARGS = Namespace(seed=0, rounds=2, steps=4, batch_size=64, num_prompts=8, gamma=1.0, temperature=4.5, shallow=False, teach=True, share=[])
+ARGS = Namespace(seed=0, rounds=2, steps=2, batch_size=64, num_prompts=8, gamma=1.0, temperature=4.5, shallow=False, teach=True, share=[])
 ARGS.device = "cpu"
 MAX_BYTES = 100_000
 Answers = Mapping[int, fp.Message]
