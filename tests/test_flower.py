@@ -340,6 +340,16 @@ def test_a_second_node_of_a_client_is_left_out(fedotp, log):
     assert log == ["node 5 is left out: `partition-id` must be that of one node; got 1 a second time."]
 
 
+def test_an_answer_of_a_node_that_was_not_asked_is_left_out(fedotp, log):
+    def fault(reply: Envelope) -> list[Envelope]:
+        copy = again(reply, RecordDict({"client": ConfigRecord({"client": 9})}))
+        copy.metadata.__dict__["_src_node_id"] = 50
+        return [reply, copy]
+
+    assert flower.client_nodes(grid_of(fedotp, fault=fault), [1]) == {0: 1000, 1: 993, 2: 986}
+    assert len(log) == 3
+
+
 @pytest.mark.parametrize("claim", [{"client": -1}, {"client": "1"}, {"client": 1.0}, {"client": True}, {}])
 def test_a_node_without_a_partition_is_left_out(fedotp, claim, log):
     def fault(reply: Envelope) -> list[Envelope]:
