@@ -130,6 +130,21 @@ def test_a_loop_of_ones_own_needs_no_strategy(federation):
     assert ledger.total(framed=True) == sum(length for _, length in grid.sent)
 
 
+def test_equal_answers_share_one_content_and_another_fingerprint_makes_another(fedotp, monkeypatch):
+    """Flower sends an object once, however many envelopes hold it."""
+    grid, contents = grid_of(fedotp), []
+    monkeypatch.setattr(grid, "send_and_receive", lambda messages, timeout: contents.extend(message.content for message in messages) or [])
+    answers, nodes = fedotp.server.init()[0], {0: 1000, 1: 993, 2: 986}
+    wire = {"nodes": nodes, "server_round": 0, "max_bytes": MAX_BYTES}
+    flower.exchange(grid, answers, expect=upward(fedotp), **wire)
+    assert contents[0] is contents[1] is contents[2]
+    contents.clear()
+    flower.exchange(grid, answers, expect=lambda client: fp.Expected(fedotp.upload_form(client), {"seat": str(client // 2)}), **wire)
+    assert contents[0] is contents[1] is not contents[2]
+    headers = [flower.unpack(each, expect=fp.Expected(fedotp.broadcast_form(0)), max_bytes=MAX_BYTES)[1] for each in contents]
+    assert [header.fingerprint["seat"] for header in headers] == ["0", "0", "1"]
+
+
 # What may happen to a reply
 
 

@@ -34,7 +34,8 @@ def flower_here(*, nodes: int, simulation: bool, logs: Path, paths: tuple[Path, 
         paths: Where an app's modules are found, besides the examples.
 
     Yields:
-        A function that runs an app, given its folder and overrides of its run configuration, and raises a RuntimeError unless it ends well.
+        A function that runs an app, given its folder and overrides of its run configuration, of which ``out`` is where the app writes its
+        result. It raises a RuntimeError if none is there in the end: ``flwr run`` itself ends well even if the app did not.
     """
     home, port = logs / "flower", free_port()
     home.mkdir(parents=True, exist_ok=True)
@@ -55,8 +56,9 @@ def flower_here(*, nodes: int, simulation: bool, logs: Path, paths: tuple[Path, 
             size = f"num-supernodes={nodes} client-resources-num-cpus=1 init-args-num-cpus=2"
             federation = ["--federation-config", size] if simulation else []
             run = start("run", "flwr", "run", str(app), "here", "--stream", "--run-config", values, *federation)
-            if run.wait(timeout) != 0:
-                raise RuntimeError(f"`flwr run` ended with {run.returncode}; see {logs}")
+            run.wait(timeout)
+            if not Path(config["out"]).exists():
+                raise RuntimeError(f"no result in {config['out']}; see {logs}\n{(logs / 'run.log').read_text()[-2000:]}")
 
         kind = ["--simulation"] if simulation else []
         offline = "--disable-runtime-dependency-installation"
@@ -88,12 +90,25 @@ def wait_for(link: subprocess.Popen[bytes], port: int, seconds: float = 120.0) -
 
 
 def stop(process: subprocess.Popen[bytes], seconds: float = 20.0) -> None:
-    """End a process and all that it started: politely, then not."""
+    """End a process and all that it started, which has groups of its own: politely, then not."""
+    family = [process.pid, *descendants(process.pid)]
     for means in (signal.SIGTERM, signal.SIGKILL):
+        for pid in family:
+            try:
+                os.kill(pid, means)
+            except ProcessLookupError:
+                continue  # gone already
         try:
-            os.killpg(process.pid, means)
             process.wait(seconds)
-        except ProcessLookupError:
-            return  # nobody is left of the group
         except subprocess.TimeoutExpired:
             continue
+
+
+def descendants(ancestor: int) -> list[int]:
+    """Find the children of a process, their children, and so on."""
+    table = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
+    parents = {int(pid): int(parent) for pid, parent in map(str.split, table.splitlines())}
+    found = [ancestor]
+    for pid in found:  # grows while it is read
+        found += [child for child, parent in parents.items() if parent == pid]
+    return found[1:]
