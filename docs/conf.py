@@ -2,6 +2,9 @@
 
 from importlib.metadata import version as installed_version
 
+from sphinx.util.inspect import signature as own_signature
+from sphinx.util.inspect import stringify_signature
+
 project = "fedprompt"
 author = "The fedprompt authors"
 copyright = author
@@ -19,6 +22,7 @@ html_copy_source = False
 
 autodoc_typehints_format = "short"
 autodoc_preserve_defaults = True
+autodoc_mock_imports = ["flwr"]  # an extra, which asks for older packages than Sphinx does
 napoleon_attr_annotations = False  # shapes stand in the signature and in the text
 python_maximum_signature_line_length = 88
 
@@ -26,6 +30,7 @@ python_maximum_signature_line_length = 88
 nitpicky = True
 nitpick_ignore_regex = [
     ("py:class", r"(jaxtyping|torch|numpy|nn|collections|os|typing)\..*"),
+    ("py:class", r"flwr\..*"),
     ("py:class", r"Tensor|ndarray|fedprompt\.data\.features\.MapStyle"),
     ("py:class", r"fedprompt\.(interfaces|freezing|exchange\.cohort)\.(Value|Mean|Model|Client)"),  # type variables
 ]
@@ -46,6 +51,10 @@ def spell(app, what, name, thing, options, signature, returns):
     """Shorten a signature; a protocol has none, because nobody makes one."""
     if what == "class" and getattr(thing, "_is_protocol", False):
         return "", returns
+    if what == "class" and signature == "(*args: Any, **kwargs: Any)":  # that of a base which is an extra, and mocked
+        signature = stringify_signature(
+            own_signature(thing.__init__, bound_method=True), show_return_annotation=False, unqualified_typehints=True
+        )
     for long, short in SPELLINGS.items():
         signature, returns = (text and text.replace(long, short) for text in (signature, returns))
     return signature, returns

@@ -27,6 +27,11 @@ def pytest_configure(config: pytest.Config) -> None:
         install_import_hook("fedprompt", CHECKER)
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Flower's tests import flwr, which is installed where they are asked for."""
+    return True if collection_path.name == "test_flower.py" and config.getoption("markexpr") != "flower" else None
+
+
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with one data set, ``colours``."""

@@ -14,14 +14,24 @@ import sys, time, torch
 start = time.perf_counter()
 import fedprompt
 seconds = time.perf_counter() - start
-print(seconds, *(name for name in ("timm", "open_clip", "ot", "triton", "sklearn", "matplotlib") if name in sys.modules))
+heavy = ("timm", "open_clip", "ot", "triton", "flwr", "fedprompt.flower", "sklearn", "matplotlib")
+print(seconds, *(name for name in heavy if name in sys.modules))
+"""
+WITHOUT_FLOWER = """
+import sys
+sys.modules["flwr"] = None
+import fedprompt
+try:
+    from fedprompt import flower
+except ImportError as error:
+    print(error)
 """
 
 
 def modules() -> list[str]:
-    """Every room; the kernel's cannot be entered where there is no Triton, and holds nothing public."""
+    """Every room, but the kernel's, which needs Triton and holds nothing public, and Flower's, whose names are its own."""
     names = [module.name for module in pkgutil.walk_packages(fedprompt.__path__, "fedprompt.")]
-    return [name for name in names if not name.endswith("._triton")]
+    return [name for name in names if not name.endswith("._triton") and not name.startswith("fedprompt.flower")]
 
 
 def test_import_is_light_and_leaves_the_heavy_libraries_alone():
@@ -29,6 +39,11 @@ def test_import_is_light_and_leaves_the_heavy_libraries_alone():
     printed = [subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True).stdout.split() for _ in range(3)]
     assert all(len(words) == 1 for words in printed), printed
     assert min(float(words[0]) for words in printed) < 0.3
+
+
+def test_without_flwr_the_adapter_says_what_to_install():
+    printed = subprocess.run([sys.executable, "-c", WITHOUT_FLOWER], capture_output=True, text=True, check=True).stdout
+    assert printed == "`fedprompt.flower` needs flwr 1.41 or later: pip install 'fedprompt[flower]'\n"
 
 
 def test_every_room_names_what_is_public_and_the_top_has_it_all():

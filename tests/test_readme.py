@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import fedprompt
+from test_docs import names_of
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -34,6 +35,7 @@ def test_the_table_of_components_names_what_exists():
     names = set(re.findall(r"`(\w+)`", "".join(line.split("|")[1] for line in section.splitlines() if line.startswith("| `"))))
     assert len(names) > 25
     assert not [name for name in names if not hasattr(fedprompt, name)]
+    assert set(re.findall(r"`flower\.(\w+)`", section)) == set(names_of("flower"))
 
 
 def test_no_figure_is_left_to_be_filled_in():

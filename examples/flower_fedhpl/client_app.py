@@ -1,0 +1,6 @@
+"""What runs on each SuperNode."""
+
+import federation
+from fedprompt import flower
+
+app = flower.client_app(federation.train, expect=federation.broadcast, max_bytes=federation.MAX_BYTES)

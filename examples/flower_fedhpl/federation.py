@@ -1,0 +1,85 @@
+"""FedHPL cut where the wire runs: one client's round, and a server that answers each client with the teacher of its width."""
+
+from argparse import Namespace
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn as nn
+
+import fedhpl
+import fedprompt as fp
+from embedded.tasks import Backbone, Task, load_backbone, load_task, shards
+
+NAMES = ("S", "B", "L")  # three clients, three widths
+ARGS = Namespace(seed=0, rounds=2, steps=2, batch_size=64, num_prompts=8, gamma=1.0, temperature=4.5, shallow=False, teach=True, share=[])
+ARGS.device = "cpu"
+MAX_BYTES = 100_000
+Answers = Mapping[int, fp.Message]
+
+
+@cache
+def setting() -> tuple[Task, list[Backbone], list[np.ndarray]]:
+    """What lies on every machine already: images and frozen backbones. A client looks at its own shard alone."""
+    torch.set_num_threads(1)  # threads only wait in models this tiny
+    task = load_task("digits", root=".", seed=ARGS.seed, image_size=16)
+    backbones = [load_backbone(name, pretrained=False, image_size=16, device=torch.device(ARGS.device)) for name in NAMES]
+    return task, backbones, shards(task.train.labels, partition="noniid", alpha=0.3, num_clients=len(NAMES), seed=ARGS.seed)
+
+
+def new_model(client: int) -> nn.ModuleDict:
+    """Prompts and head, drawn alike in every process."""
+    task, backbones, _ = setting()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(ARGS.seed)
+        return fedhpl.new_client(backbones[client], task, ARGS)
+
+
+def train(client: int, server_round: int, broadcast: fp.Message, state: Any) -> tuple[fp.Message, Any]:
+    """One round of one client; prompts and head are its own and stay in its state."""
+    task, backbones, split = setting()
+    model = new_model(client)
+    model.load_state_dict(state or model.state_dict())
+    teacher = broadcast["teacher"]
+    upload = fedhpl.client_round(model, backbones[client], task, split[client], teacher, client, server_round, ARGS)
+    return upload, model.state_dict()
+
+
+class Server:
+    """Answers each client with the teacher of its width; whoever was not heard keeps its last answer."""
+
+    def init(self) -> tuple[Answers, Any]:
+        """Nobody knows anything yet."""
+        return {client: {"teacher": unknown()} for client in range(len(NAMES))}, {}
+
+    def step(self, uploads: Mapping[int, fp.Message], state: Any, /) -> tuple[Answers, Any]:
+        """Weigh what was heard by how alike the widths are."""
+        _, backbones, _ = setting()
+        heard = sorted(uploads)
+        replies = fedhpl.replies([uploads[client] for client in heard], [backbones[client].dim for client in heard])
+        last = {**self.init()[0], **state}
+        answers = {**last, **dict(zip(heard, replies, strict=True))}
+        return answers, answers
+
+
+def unknown() -> fp.Weighted:
+    """The teacher before the first round, and the form of every message."""
+    classes = setting()[0].num_classes
+    return fp.Weighted(torch.zeros(classes, classes), torch.zeros(classes))
+
+
+def fingerprint(client: int) -> dict[str, str]:
+    """Which backbone this client must have."""
+    return fp.fingerprint(setting()[1][client].encoder, new_model(client)["prompts"]())
+
+
+def broadcast(client: int) -> fp.Expected:
+    """What a client expects."""
+    return fp.Expected({"teacher": unknown()}, fingerprint(client))
+
+
+def upload(client: int) -> fp.Expected:
+    """What the server expects."""
+    return fp.Expected({"logits": unknown()}, fingerprint(client))

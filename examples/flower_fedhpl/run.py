@@ -1,0 +1,74 @@
+"""FedHPL three times: in a plain loop, in Flower's simulation, and on a SuperLink with three SuperNodes. All end with the same bits.
+
+Needs Flower (an environment of its own is best, because it asks for older packages)::
+
+    pip install -e ".[examples,flower-sim]"
+    python examples/flower_fedhpl/run.py               # both; add --only simulation or --only supernodes
+
+Everything runs on this machine. `--insecure` is plain HTTP where any node may join: for loopback alone. See docs/federation.md for others.
+"""
+
+import argparse
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+import fedprompt as fp
+
+HERE = Path(__file__).resolve().parent
+sys.path += [str(HERE), str(HERE.parent)]
+
+import federation  # noqa: E402
+import fedhpl  # noqa: E402
+from launch import flower_here  # noqa: E402
+
+
+def in_process() -> dict[str, dict[int, fp.Message]]:
+    """Run without a wire: models stay in memory, and nothing is ever written as bytes."""
+    task, backbones, split = federation.setting()
+    models = [federation.new_model(client) for client in range(len(federation.NAMES))]
+    server = federation.Server()
+    answers, state = server.init()
+    for server_round in range(federation.ARGS.rounds):
+        uploads = {
+            k: fedhpl.client_round(model, backbones[k], task, split[k], answers[k]["teacher"], k, server_round, federation.ARGS)
+            for k, model in enumerate(models)
+        }
+        answers, state = server.step(uploads, state)
+    return {"answers": answers, "uploads": uploads}
+
+
+def bits(run: Mapping[str, Mapping[int, fp.Message]]) -> dict[tuple[str, int, str], list[tuple[torch.dtype, torch.Size, bytes]]]:
+    """All tensors of a run, by where they stand."""
+    return {
+        (part, client, name): [(tensor.dtype, tensor.shape, tensor.numpy().tobytes()) for tensor in entry]
+        for part, messages in run.items()
+        for client, message in messages.items()
+        for name, entry in message.items()
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", choices=("simulation", "supernodes"))
+    parser.add_argument("--logs", type=Path, help="folder for what Flower's processes print; kept")
+    arguments = parser.parse_args()
+    expected = in_process()
+    with tempfile.TemporaryDirectory() as folder:
+        for engine in ("simulation", "supernodes"):
+            if arguments.only in (None, engine):
+                start, out = time.perf_counter(), Path(folder, engine)
+                logs = (arguments.logs or Path(folder, "logs")) / engine
+                with flower_here(nodes=len(federation.NAMES), simulation=engine == "simulation", logs=logs) as submit:
+                    submit(HERE, {"out": str(out)})
+                if bits(fp.load_checkpoint(out)) != bits(expected):
+                    sys.exit(f"{engine}: other tensors than in the plain loop")
+                print(f"{engine}: the same bits as the plain loop, {time.perf_counter() - start:.0f} s", flush=True)
+
+
+if __name__ == "__main__":
+    main()

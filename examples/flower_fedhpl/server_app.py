@@ -1,0 +1,24 @@
+"""What runs on the SuperLink: a loop of one's own over Flower's grid."""
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+import federation
+import fedprompt as fp
+from fedprompt import flower
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    clients, server, ledger = range(len(federation.NAMES)), federation.Server(), fp.Ledger()
+    answers, state = server.init()
+    nodes: dict[int, int] = {}
+    for server_round in range(federation.ARGS.rounds):
+        nodes = flower.client_nodes(grid, clients, known=nodes, timeout=300.0)
+        wire = {"expect": federation.upload, "max_bytes": federation.MAX_BYTES, "timeout": 300.0, "ledger": ledger}
+        uploads = flower.exchange(grid, answers, nodes=nodes, server_round=server_round, **wire)
+        answers, state = server.step(uploads, state)
+    fp.save_checkpoint({"answers": answers, "uploads": uploads}, str(context.run_config["out"]))
+    print(ledger.table())

@@ -1,0 +1,151 @@
+"""One round over Flower's grid: who is where, what each gets, and which of the replies count."""
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Literal, NamedTuple
+
+from flwr.app import ConfigRecord, RecordDict
+from flwr.app import Message as Envelope
+from flwr.serverapp import Grid
+
+from fedprompt._checks import wrong_value
+from fedprompt.exchange import Expected, Header, Ledger, decode_payload
+from fedprompt.flower.client import CLIENT
+from fedprompt.flower.records import blob_of, pack
+from fedprompt.interfaces import Message
+
+Answers = Mapping[int, Message]
+LOG = logging.getLogger("flwr.fedprompt")  # shown among Flower's own lines
+
+
+def client_nodes(grid: Grid, clients: Iterable[int], *, known: Mapping[int, int] | None = None, timeout: float = 60.0) -> dict[int, int]:
+    """Ask the nodes which clients they are, and wait for those that are missing.
+
+    Args:
+        grid: Of the run.
+        clients: Ids to wait for.
+        known: From an earlier call; whoever is still connected is not asked again.
+        timeout: Seconds after which this returns with the clients that are there.
+
+    Returns:
+        Node by client id, of all connected clients. An id is the node's claim; of two that claim the same, the first one keeps it.
+    """
+    wanted, nodes, asked, deadline = set(clients), dict(known or {}), set[int](), time.monotonic() + timeout
+    while True:
+        connected = set(grid.get_node_ids())
+        nodes = {client: node for client, node in nodes.items() if node in connected}
+        strangers = sorted(connected - set(nodes.values()) - asked)
+        asked.update(strangers)
+        questions = [Envelope(RecordDict(), node, f"query.{CLIENT}") for node in strangers]
+        replies = grid.send_and_receive(questions, timeout=max(1.0, deadline - time.monotonic())) if questions else []
+        for reply in sorted(replies, key=lambda reply: reply.metadata.src_node_id):
+            node = reply.metadata.src_node_id
+            try:
+                client = _claim(reply)
+                if client in nodes or node not in strangers:
+                    raise wrong_value("partition-id", "be that of one node", f"{client} a second time")
+                nodes[client] = node
+            except ValueError as error:
+                LOG.warning("node %d is left out: %.300s", node, error)
+        if wanted <= nodes.keys() or time.monotonic() >= deadline:
+            return dict(sorted(nodes.items()))
+        time.sleep(1)
+
+
+def exchange(
+    grid: Grid,
+    answers: Answers,
+    *,
+    nodes: Mapping[int, int],
+    server_round: int,
+    expect: Callable[[int], Expected],
+    max_bytes: int,
+    timeout: float | None = None,
+    ledger: Ledger | None = None,
+) -> dict[int, Message]:
+    """Send each client its answer and gather what they upload: one round over Flower's wire.
+
+    Clients without a node are left out, and so are error replies and uploads that are corrupt, late, foreign, or a second one of their
+    client, each with a logged reason. The others stay.
+
+    Args:
+        grid: Of the run.
+        answers: By client id, of the clients of the cohort.
+        nodes: Node by client id, from :func:`client_nodes`.
+        server_round: 0-based.
+        expect: From a client's id to the upload that is expected; answers carry the same fingerprint.
+        max_bytes: At most so many bytes for an upload.
+        timeout: Seconds to wait for the last upload; None waits as long as Flower does.
+        ledger: Records what is sent and what is accepted.
+
+    Returns:
+        Uploads by client id, in its order; none if nobody answered.
+    """
+    wire = Wire(expect, max_bytes, ledger)
+    envelopes = wire.address(answers, nodes, server_round)
+    replies = grid.send_and_receive(envelopes, timeout=timeout) if envelopes else []
+    return wire.accept(replies, {nodes[client]: client for client in answers if client in nodes}, server_round)
+
+
+class Wire(NamedTuple):
+    """The two halves of an exchange, which Flower's strategies have apart."""
+
+    expect: Callable[[int], Expected]
+    max_bytes: int
+    ledger: Ledger | None
+
+    def address(self, answers: Answers, nodes: Mapping[int, int], server_round: int) -> list[Envelope]:
+        """One envelope for each client; a list, because Flower reads it twice. Equal answers share one content, which travels once."""
+        contents: dict[tuple[int, frozenset[tuple[str, str]]], RecordDict] = {}
+        envelopes = []
+        for client, answer in answers.items():
+            if client not in nodes:
+                LOG.warning("round %d: client %d is left out: it has no node", server_round, client)
+                continue
+            fingerprint = self.expect(client).fingerprint
+            key = id(answer), frozenset(fingerprint.items())
+            if key not in contents:
+                contents[key] = pack(answer, header=Header(fingerprint, server_round))
+            self._record(answer, "down", client, server_round, blob_of(contents[key]))
+            envelopes.append(Envelope(contents[key], nodes[client], "train", group_id=str(server_round)))
+        return envelopes
+
+    def accept(self, replies: Iterable[Envelope], clients: Mapping[int, int], server_round: int) -> dict[int, Message]:
+        """Uploads by client id; `clients` are those who were asked, by node."""
+        uploads: dict[int, Message] = {}
+        for reply in replies:
+            node = reply.metadata.src_node_id
+            try:
+                if node not in clients or clients[node] in uploads:
+                    raise wrong_value("reply", "come from a node that was asked, once", "another")
+                blob = blob_of(_content(reply))
+                uploads[clients[node]] = self._upload(blob, clients[node], server_round)
+            except ValueError as error:
+                LOG.warning("round %d: a reply of node %d is left out: %.300s", server_round, node, error)
+        return dict(sorted(uploads.items()))
+
+    def _upload(self, blob: bytes, client: int, server_round: int) -> Message:
+        upload, header = decode_payload(blob, expect=self.expect(client), max_bytes=self.max_bytes)
+        if (header.server_round, header.client_id) != (server_round, str(client)):
+            raise wrong_value("reply", f"be of round {server_round} and client {client}", f"{header.server_round} and {header.client_id!r}")
+        self._record(upload, "up", client, server_round, blob)
+        return upload
+
+    def _record(self, message: Message, direction: Literal["up", "down"], client: int, server_round: int, blob: bytes) -> None:
+        if self.ledger is not None:
+            self.ledger.record(message, direction=direction, client=client, server_round=server_round, framed=len(blob))
+
+
+def _content(reply: Envelope) -> RecordDict:
+    if reply.has_error():
+        raise wrong_value("reply", "hold content", f"error {reply.error.code}, {reply.error.reason!r}")
+    return reply.content
+
+
+def _claim(reply: Envelope) -> int:
+    record = _content(reply).get(CLIENT)
+    client = record.get(CLIENT) if isinstance(record, ConfigRecord) else None
+    if type(client) is not int or client < 0:
+        raise wrong_value("partition-id", "be an integer of at least 0", repr(client))
+    return client

@@ -1,0 +1,53 @@
+"""FedHPL cut for Flower is that of its own example; ``examples/flower_fedhpl/run.py`` compares what Flower then makes of it."""
+
+from argparse import Namespace
+from functools import partial
+
+import torch
+
+import federation
+import fedhpl
+import fedprompt as fp
+import report
+import run
+
+
+def test_the_cut_rounds_learn_what_the_example_learns():
+    """The same accuracy of every client on every class, and as many bytes, as in the example's own loop."""
+    task, backbones, split = federation.setting()
+    small = task._replace(test=task.test.first(100))
+    args = Namespace(**vars(federation.ARGS), checkpoint=None)
+    accuracy, ledger = fedhpl.federate("FedHPL", small, backbones, split, args)
+
+    server, states = federation.Server(), {client: {} for client in range(3)}
+    answers, state = server.init()
+    for server_round in range(federation.ARGS.rounds):
+        rounds = {client: federation.train(client, server_round, answers[client], states[client]) for client in range(3)}
+        uploads = {client: upload for client, (upload, _) in rounds.items()}
+        states = {client: state for client, (_, state) in rounds.items()}
+        answers, state = server.step(uploads, state)
+        for client, state_dict in states.items():
+            model = federation.new_model(client)
+            model.load_state_dict(state_dict)
+            predict = partial(fedhpl.logits, model, backbones[client])
+            assert torch.equal(report.class_accuracy(predict, small, torch.device("cpu")), accuracy[server_round, client])
+        sent = sum(fp.num_bytes(upload) for upload in uploads.values())
+        assert ledger.total(direction="up", server_round=server_round) == sent
+    assert run.bits({"answers": answers, "uploads": uploads}) == run.bits(run.in_process())
+
+
+def test_a_client_that_is_not_heard_keeps_its_last_teacher():
+    server = federation.Server()
+    answers, state = server.init()
+    uploads = {client: federation.train(client, 0, answers[client], {})[0] for client in range(3)}
+    first, state = server.step(uploads, state)
+    second, _ = server.step({client: uploads[client] for client in (0, 2)}, state)
+    assert run.bits({"": {1: second[1]}}) == run.bits({"": {1: first[1]}})
+    assert run.bits({"": {0: second[0]}}) != run.bits({"": {0: first[0]}})
+
+
+def test_other_bits_are_noticed():
+    outcome = run.in_process()
+    other = run.bits(outcome)
+    outcome["answers"][1]["teacher"].value[0, 0].neg_()
+    assert run.bits(outcome) != other
