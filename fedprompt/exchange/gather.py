@@ -7,8 +7,8 @@ import torch.distributed as distributed
 from torch import Tensor
 
 from fedprompt._checks import check_count, kind, wrong_type, wrong_value
-from fedprompt.exchange._frame import Header, check_header
-from fedprompt.exchange.wire import Expected, decode_payload, encode_payload
+from fedprompt.exchange._frame import Expected, Header, check_header
+from fedprompt.exchange.wire import decode_payload, encode_payload
 from fedprompt.interfaces import Message, Weighted
 
 
