@@ -32,7 +32,7 @@ nitpick_ignore_regex = [
     ("py:class", r"(jaxtyping|torch|numpy|nn|collections|os|typing)\..*"),
     ("py:class", r"flwr\..*"),
     ("py:class", r"Tensor|ndarray|fedprompt\.data\.features\.MapStyle"),
-    ("py:class", r"fedprompt\.(interfaces|freezing|exchange\.cohort)\.(Value|Mean|Model|Client)"),  # type variables
+    ("py:class", r"fedprompt\.(interfaces|freezing|exchange\.(cohort|receiving))\.(Value|Mean|Model|Client)"),  # type variables
 ]
 
 # What a reader writes instead of where Python finds it.
