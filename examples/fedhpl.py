@@ -23,7 +23,7 @@ from torch import Tensor
 import fedprompt as fp
 import report
 from embedded.tasks import Backbone, Task
-from memory import rounds, variant
+from memory import add_checkpoint_flag, rounds, variant
 
 ROWS = {"local only": (False, []), "FedHPL": (True, []), "FedHPL +P +H": (True, ["prompts", "head"])}  # teach? and share what?
 
@@ -144,6 +144,7 @@ def main() -> None:
     parser.add_argument("--share-prompts", const="prompts", help="FedHPL with prompts averaged among clients of equal width (+P)", **share)
     parser.add_argument("--share-head", const="head", help="likewise heads (+H)", **share)
     parser.add_argument("--local", action="store_true", help="no exchange at all")
+    add_checkpoint_flag(parser)
     args = parser.parse_args()
     if args.full:
         print(full(args))

@@ -14,7 +14,6 @@ from torch import Tensor
 
 import fedprompt as fp
 from embedded.tasks import Task, load_backbone, load_task, shards
-from memory import add_checkpoint_flag
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
@@ -42,7 +41,6 @@ def flags(description: str) -> argparse.ArgumentParser:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--quick", action="store_true", help="two rounds of two steps, to see that it runs")
     parser.add_argument("--full", action="store_true", help="the table of the README: three seeds, all rows")
-    add_checkpoint_flag(parser)
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder for pictures and tables")
     return parser
 
