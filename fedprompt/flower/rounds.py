@@ -126,9 +126,8 @@ class Wire(NamedTuple):
         return dict(sorted(uploads.items()))
 
     def _upload(self, blob: bytes, client: int, server_round: int) -> Message:
-        upload, header = decode_payload(blob, expect=self.expect(client), max_bytes=self.max_bytes)
-        if (header.server_round, header.client_id) != (server_round, str(client)):
-            raise wrong_value("reply", f"be of round {server_round} and client {client}", f"{header.server_round} and {header.client_id!r}")
+        expect = self.expect(client)._replace(server_round=server_round, client_id=str(client))
+        upload, _ = decode_payload(blob, expect=expect, max_bytes=self.max_bytes)
         self._record(upload, "up", client, server_round, blob)
         return upload
 
