@@ -55,10 +55,8 @@ def federate(name: str, task: Task, backbones: list[Backbone], shards: list[np.n
         uploads = []
         for k, shard in enumerate(shards):
             fp.load(model, values)
-            optimizer, stream = (
-                task.recipe.make_optimizer(model.parameters(), server_round / args.rounds),
-                fp.stream_seed(args.seed, server_round, k),
-            )
+            optimizer = task.recipe.make_optimizer(model.parameters(), server_round / args.rounds)
+            stream = fp.stream_seed(args.seed, server_round, k)
             for images, labels in task.train.training(shard, args.device, size=args.batch_size, steps=args.steps, generator=stream):
                 loss = F.cross_entropy(logits(model, backbone, images), labels)
                 optimizer.zero_grad()

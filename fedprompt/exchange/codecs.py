@@ -79,7 +79,8 @@ def top_k_codec(*, fraction: float) -> Codec:
 
     What is not sent is read as 0, so the payload must be a change since the broadcast, not a parameter. Of d numbers with k sent, at most
     1 - k / d of the squared length is missing; nothing is lost, only late: what was sent so far and the state add up to all that was to
-    be sent. Numbers of unknown rows are not chosen, and their part of the state waits.
+    be sent. Numbers of unknown rows are not chosen, and their part of the state waits. An index takes 2 bytes in a tensor of up to 32,767
+    numbers, and 4 in one of up to 2,147,483,647.
 
     Args:
         fraction: Of the numbers of each name, above 0 and at most 1; rounded up to a whole k.
@@ -180,7 +181,7 @@ class _TopK:
             largest = torch.where(known, wanted.abs(), -1.0).topk(self.count(upload.value)).indices.sort().values
             sent = torch.where(known, wanted, 0.0)[largest]
             check_finite(f"payload[{name!r}] with its state", sent)
-            message |= _named(name, _SPARSE, (largest, sent, upload.weight.detach().clone()))
+            message |= _named(name, _SPARSE, (largest.to(_index_dtype(known.numel())), sent, upload.weight.detach().clone()))
             waiting[name] = wanted.index_add(0, largest, sent, alpha=-1).reshape(upload.value.shape)
         return message, waiting
 
@@ -190,16 +191,22 @@ class _TopK:
     def restore(self, name: str, parts: list[Any], like: Weighted) -> Weighted:
         indices, sent, weight = parts
         count, size = torch.Size([self.count(like.value)]), like.value.numel()
-        _check_tensor(f"message['{name}/indices']", indices, torch.int64, count)
+        _check_tensor(f"message['{name}/indices']", indices, _index_dtype(size), count)
         _check_tensor(f"message['{name}/values']", sent, like.value.dtype, count)
         _check_tensor(f"message['{name}/weight']", weight, like.weight.dtype, like.weight.shape)
-        if not bool((torch.cat([indices.new_tensor([-1]), indices, indices.new_tensor([size])]).diff() > 0).all()):
+        places = torch.cat([indices.new_tensor([-1]), indices, indices.new_tensor([size])]).long()
+        if not bool((places[1:] > places[:-1]).all()):
             raise wrong_value(f"message['{name}/indices']", f"rise, from 0 or more to below {size}", indices[:5].tolist())
-        value = sent.new_zeros(size).index_put((indices,), sent).reshape(like.value.shape)
+        value = sent.new_zeros(size).index_put((indices.long(),), sent).reshape(like.value.shape)
         return Weighted(known_rows(Weighted(value, weight)), weight.clone())
 
     def count(self, value: Tensor) -> int:
         return math.ceil(self.fraction * value.numel())
+
+
+def _index_dtype(size: int) -> torch.dtype:
+    """The narrowest that counts to `size`."""
+    return next(dtype for dtype in (torch.int16, torch.int32, torch.int64) if size <= torch.iinfo(dtype).max)
 
 
 def _named(name: str, suffixes: tuple[str, ...], parts: tuple[Tensor | Weighted, ...]) -> dict[str, Tensor | Weighted]:

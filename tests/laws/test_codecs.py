@@ -421,9 +421,18 @@ def test_bad_input_of_codecs_is_refused_by_name(call, error, message):
 
 
 @pytest.mark.bad_input
-@pytest.mark.parametrize("indices", [[0, 6], [-1, 2], [3, 3], [4, 1]])
+@pytest.mark.parametrize("indices", [[0, 6], [-1, 2], [3, 3], [4, 1], [32767, -32768], [3, -32768]])
 def test_indices_that_arrive_are_checked(indices):
     message, _ = TOP.codec.encode(ONE, TOP.codec.init(ONE))
     assert message["a/indices"].shape == (2,)
     with pytest.raises(ValueError, match=r"`message\['a/indices'\]` must rise, from 0 or more to below 6; got \["):
-        TOP.codec.decode(message | {"a/indices": torch.tensor(indices)}, like=ONE)
+        TOP.codec.decode(message | {"a/indices": torch.tensor(indices, dtype=torch.int16)}, like=ONE)
+
+
+@pytest.mark.parametrize(("size", "dtype"), [(32767, torch.int16), (32768, torch.int32)])
+def test_indices_are_as_narrow_as_the_largest_of_them_allows(size, dtype):
+    payload = {"a": Weighted(torch.zeros(size).index_fill(0, torch.tensor([size - 1]), 2.0), torch.tensor(1.0))}
+    codec = top_k_codec(fraction=1 / size)
+    message, _ = codec.encode(payload, codec.init(payload))
+    assert message["a/indices"].dtype == dtype
+    assert codec.decode(message, like=payload)["a"].value.equal(payload["a"].value)
