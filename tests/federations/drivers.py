@@ -1,16 +1,18 @@
 """Ways to run a federation: each carries its messages differently, and all end with the same bits."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
-import torch
 import torch.distributed as dist
-from torch import Tensor
 
 import fedprompt as fp
 from federations.parts import Answers, Federation, State
+from same import assert_same
 
 MAX_BYTES = 2**20
+
+assert_same_bits = partial(assert_same, ordered=False)
 
 
 class Outcome(NamedTuple):
@@ -68,24 +70,3 @@ def distributed(federation: Federation) -> Outcome:
             uploads |= {client: message for client, message in zip(clients, gathered, strict=True) if message is not None}
         answers, server_state = federation.server.step(uploads, server_state)
     return Outcome(answers, server_state, states)
-
-
-def assert_same_bits(actual: Any, expected: Any, place: str = "") -> None:
-    """Require the same names, dtypes, shapes and bits, however deep; -0 is not 0 here."""
-    if isinstance(expected, Tensor):
-        assert isinstance(actual, Tensor), place
-        assert (actual.dtype, actual.shape) == (expected.dtype, expected.shape), place
-        assert torch.equal(*(tensor.detach().contiguous().flatten().view(torch.uint8) for tensor in (actual, expected))), place
-    elif isinstance(expected, Mapping):
-        assert isinstance(actual, Mapping), place
-        assert set(actual) == set(expected), place
-        for name in expected:
-            assert_same_bits(actual[name], expected[name], f"{place}[{name!r}]")
-    elif isinstance(expected, tuple | list):
-        assert type(actual) is type(expected), place
-        assert len(actual) == len(expected), place
-        for position, each in enumerate(expected):
-            assert_same_bits(actual[position], each, f"{place}[{position}]")
-    else:
-        assert type(actual) is type(expected), place
-        assert actual == expected, place
