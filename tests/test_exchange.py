@@ -282,6 +282,7 @@ def test_the_length_of_a_blob_stands_once_beside_its_message(ledger):
     message = {"prompts": torch.zeros(10), "head": torch.zeros(5)}
     ledger.record(message, direction="up", client="b", server_round=2, framed=200)
     ledger.record({"head": torch.zeros(5)}, direction="down", client="b", server_round=2, framed=90)
+    Ledger().record({"head": torch.zeros(5)}, direction="up", client=0, server_round=0, framed=20)  # as long as the message can be
     assert [(entry.num_bytes, entry.framed) for entry in ledger.entries[len(ENTRIES) :]] == [(40, 200), (20, 0), (20, 90)]
     assert ledger.total(framed=True) == 290
     assert ledger.total(direction="up", client="b", server_round=2, framed=True) == 200

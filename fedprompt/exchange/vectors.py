@@ -73,6 +73,6 @@ def unflatten(vector: Float[Tensor, " length"], *, like: Payload) -> dict[str, W
         total, weight = (next(pieces).reshape(tensor.shape) for tensor in like[name])
         if bool((weight < 0).any()):
             raise wrong_value("vector", f"hold total weights of at least 0 for {name!r}", float(weight.min()))
-        value = known_rows(Weighted(total / per_row(torch.where(weight > 0, weight, 1.0), total), weight))
+        value = known_rows(Weighted(total / per_row(weight, total), weight))
         means[name] = Weighted(value.to(like[name].value.dtype), weight.to(like[name].weight.dtype))
     return {name: means[name] for name in like}
