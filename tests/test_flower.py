@@ -336,6 +336,7 @@ def test_patience_ends(fedotp, monkeypatch):
     assert list(flower.client_nodes(grid, [0, 5], timeout=7.0)) == [0, 1, 2]
     assert now[0] == 7.0
     assert len(grid.asked) == 4
+    assert grid.timeouts == [7.0]
 
 
 def test_a_client_that_comes_back_as_another_node_is_found_again(fedotp):
@@ -410,6 +411,7 @@ def test_state_in_a_directory_outlasts_the_run(tmp_path):
         )
         answers, state = federation.server.step(uploads, state)
         assert not any(grid.context(node).state for node in nodes.values())
+        assert grid.timeouts[-1] == 5.0
     expected = in_process(federation)
     assert_same_bits((answers, state), expected[:2])
     assert_same_bits({client: fp.load_checkpoint(tmp_path / str(client)) for client in range(3)}, expected.clients)
