@@ -31,6 +31,7 @@ class InProcessGrid(Grid):
         self.contexts: dict[int, bytes] = {}
         self.sent: list[tuple[str, int]] = []  # direction and length of each blob in training
         self.asked: list[int] = []
+        self.timeouts: list[float | None] = []
         for client in clients:
             self.join(client, node=1000 - 7 * client)
 
@@ -45,6 +46,7 @@ class InProcessGrid(Grid):
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
         """Answer all of them; a node that left says nothing."""
+        self.timeouts.append(timeout)
         for message in messages:  # twice, as over HTTP: a generator would be empty by then
             message.metadata.__dict__["_message_id"] = message.object_id
         replies = [self._answer(over_the_wire(message)) for message in messages if message.metadata.dst_node_id in self.contexts]

@@ -86,8 +86,9 @@ def fedotp() -> Federation:
 
 
 def test_every_federation_ends_with_the_bits_of_a_plain_loop(federation):
-    outcome, _ = flower_grid(federation)
+    outcome, grid = flower_grid(federation)
     assert_same_bits(outcome, in_process(federation))
+    assert len(grid.asked) == federation.num_clients  # who they are, once
 
 
 def test_the_ledger_holds_every_blob_that_is_sent(federation):
@@ -301,7 +302,8 @@ def test_a_client_that_refuses_its_broadcast_keeps_its_state_and_is_left_out(fed
         fedotp.client, expect=lambda client: fp.Expected(fedotp.broadcast_form(client), {"backbone": "x"}), max_bytes=MAX_BYTES
     )
     grid, strategy = InProcessGrid(app, range(3)), strategy_of(fedotp)
-    strategy.start(grid, ArrayRecord(), num_rounds=1)
+    result = strategy.start(grid, ArrayRecord(), num_rounds=1)
+    assert result.train_metrics_clientapp == {1: {"asked": 2, "accepted": 0}}
     assert not any(grid.context(node).state for node in grid.contexts)
     assert_same_bits((strategy.answers, strategy.state), fedotp.server.init())
     assert all("error 2" in line and "same backbone" in line for line in log if "left out" in line)
@@ -336,6 +338,7 @@ def test_patience_ends(fedotp, monkeypatch):
     assert list(flower.client_nodes(grid, [0, 5], timeout=7.0)) == [0, 1, 2]
     assert now[0] == 7.0
     assert len(grid.asked) == 4
+    assert grid.timeouts == [7.0]
 
 
 def test_a_client_that_comes_back_as_another_node_is_found_again(fedotp):
@@ -392,6 +395,7 @@ def test_a_client_without_a_node_is_left_out_of_the_round(fedotp, log):
     expected = in_process(without(fedotp, client, 0)._replace(rounds=1))
     assert_same_bits((strategy.answers, strategy.state), expected[:2])
     assert f"round 0: client {client} is left out: it has no node" in log
+    assert grid.timeouts[0] == 1.0  # no patience, but the time that an answer takes
 
 
 # What a client remembers
@@ -410,6 +414,7 @@ def test_state_in_a_directory_outlasts_the_run(tmp_path):
         )
         answers, state = federation.server.step(uploads, state)
         assert not any(grid.context(node).state for node in nodes.values())
+        assert grid.timeouts[-1] == 5.0
     expected = in_process(federation)
     assert_same_bits((answers, state), expected[:2])
     assert_same_bits({client: fp.load_checkpoint(tmp_path / str(client)) for client in range(3)}, expected.clients)
