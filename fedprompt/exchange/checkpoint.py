@@ -45,7 +45,7 @@ def save_checkpoint(state: Any, directory: str | os.PathLike[str]) -> None:
     import safetensors.torch
 
     tensors: dict[str, Tensor] = {}
-    tree = _packed(state, "state", tensors)
+    tree = packed(state, "state", tensors)
     blob = safetensors.torch.save(tensors)
     digest = hashlib.sha256(blob).hexdigest()
     directory = Path(directory)
@@ -106,30 +106,31 @@ def load_checkpoint(directory: str | os.PathLike[str], *, default: Any = _RAISE)
     blob = (path.parent / name).read_bytes()
     if hashlib.sha256(blob).hexdigest() != digest:
         raise wrong_value("directory", f"hold the tensors that {_STATE} names", f"other content in {name!r}")
-    return _unpacked(tree, safetensors.torch.load(blob))
+    return unpacked(tree, safetensors.torch.load(blob))
 
 
-def _packed(thing: Any, where: str, tensors: dict[str, Tensor]) -> Any:
+def packed(thing: Any, where: str, tensors: dict[str, Tensor]) -> Any:
     """Turn a tree into what JSON holds; tensors go into `tensors` and leave their number."""
     if thing is None or type(thing) in (bool, int, str):
         return thing
     if type(thing) is float:
         return thing if math.isfinite(thing) else {"float": str(thing)}
     if isinstance(thing, Weighted):
-        return {"weighted": [_packed(part, f"{where}.{name}", tensors) for name, part in zip(thing._fields, thing, strict=True)]}
+        return {"weighted": [packed(part, f"{where}.{name}", tensors) for name, part in zip(thing._fields, thing, strict=True)]}
     if isinstance(thing, Tensor) and thing.layout == torch.strided and not thing.is_complex() and not thing.is_quantized:
         tensors[str(len(tensors))] = thing.detach().to("cpu", copy=True).contiguous()
         return {"tensor": str(len(tensors) - 1)}
     if type(thing) in (list, tuple):
-        return {type(thing).__name__: [_packed(part, f"{where}[{position}]", tensors) for position, part in enumerate(thing)]}
+        return {type(thing).__name__: [packed(part, f"{where}[{position}]", tensors) for position, part in enumerate(thing)]}
     if type(thing) in (dict, OrderedDict):
         if strange := [key for key in thing if type(key) not in (str, int)]:
             raise wrong_type(where, "have strings and integers as keys", [kind(key) for key in strange])
-        return {"dict": [[key, _packed(part, f"{where}[{key!r}]", tensors)] for key, part in thing.items()]}
+        return {"dict": [[key, packed(part, f"{where}[{key!r}]", tensors)] for key, part in thing.items()]}
     raise wrong_type(where, "be a dict, list, tuple, Weighted, dense tensor, string, number, boolean or None", kind(thing))
 
 
-def _unpacked(thing: Any, tensors: dict[str, Tensor]) -> Any:
+def unpacked(thing: Any, tensors: dict[str, Tensor]) -> Any:
+    """Make the tree again that :func:`packed` took apart."""
     if not isinstance(thing, dict):
         return thing
     ((tag, content),) = thing.items()
@@ -138,8 +139,8 @@ def _unpacked(thing: Any, tensors: dict[str, Tensor]) -> Any:
     if tag == "tensor":
         return tensors[content]
     if tag == "dict":
-        return {key: _unpacked(part, tensors) for key, part in content}
-    parts = [_unpacked(part, tensors) for part in content]
+        return {key: unpacked(part, tensors) for key, part in content}
+    parts = [unpacked(part, tensors) for part in content]
     return Weighted(*parts) if tag == "weighted" else tuple(parts) if tag == "tuple" else parts
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedprompt._checks import wrong_value
 from fedprompt.exchange import Expected, Header, decode_payload, encode_payload
-from fedprompt.exchange.checkpoint import _packed, _unpacked
+from fedprompt.exchange.checkpoint import packed, unpacked
 from fedprompt.interfaces import Message, Weighted
 
 _MESSAGE, _STATE = "fedprompt", "fedprompt-state"
@@ -75,7 +75,7 @@ def blob_of(records: RecordDict) -> bytes:
 def remember(state: Any, records: RecordDict) -> None:
     """Keep a tree, as of :func:`fedprompt.save_checkpoint`, in a context's records."""
     tensors: dict[str, Tensor] = {}
-    tree = json.dumps(_packed(state, "state", tensors))
+    tree = json.dumps(packed(state, "state", tensors))
     records[_STATE] = _record(safetensors.torch.save(tensors, {"state": tree}))
 
 
@@ -85,7 +85,7 @@ def remembered(records: RecordDict) -> Any:
         return {}
     blob = records.array_records[_STATE]["blob"].data  # this client's own: it never travelled
     header = json.loads(blob[8 : 8 + int.from_bytes(blob[:8], "little")])
-    return _unpacked(json.loads(header["__metadata__"]["state"]), safetensors.torch.load(blob))
+    return unpacked(json.loads(header["__metadata__"]["state"]), safetensors.torch.load(blob))
 
 
 def _record(blob: bytes) -> ArrayRecord:
