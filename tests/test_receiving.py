@@ -96,6 +96,28 @@ def test_a_name_is_the_channels_and_not_the_blobs():
     assert refused == [(1, "`blob` must have the client_id '1'; got '2'.")]
 
 
+def test_clients_that_send_different_things_are_each_held_to_their_own():
+    """Two widths; client 2 sends what client 1 would, and nobody else pays for it."""
+    forms = {client: Expected({"head": torch.zeros(width)}, server_round=4) for client, width in ((1, 2), (2, 3), (3, 2))}
+    arrivals = [
+        (client, encode_payload({"head": torch.full((width,), float(client))}, header=Header({}, 4, str(client))))
+        for client, width in ((3, 2), (2, 2), (1, 2), (2, 3))
+    ]
+    accepted, refused = receive(arrivals, expect=forms.__getitem__, max_bytes=2000)
+    assert {client: message["head"].tolist() for client, message in accepted.items()} == {1: [1.0] * 2, 2: [2.0] * 3, 3: [3.0] * 2}
+    assert len(refused) == 1
+    assert refused[0][0] == 2
+    assert "'head'" in refused[0][1]
+
+
+@pytest.mark.bad_input
+def test_a_function_that_expects_the_impossible_is_an_error_of_the_receiver():
+    with pytest.raises(ValueError, match=r"`expect\.client_id` must be None"):
+        taken([sent(1)], expect=lambda client: EXPECT._replace(client_id="1"))
+    with pytest.raises(TypeError, match=r"`expect` must be Expected\(message, \.\.\.\); got None"):
+        taken([sent(1)], expect=lambda client: None)
+
+
 def test_a_round_without_arrivals_is_empty():
     assert taken([]) == ({}, [])
 
@@ -105,7 +127,7 @@ def test_restoring_belongs_to_reading():
     codec, like = top_k_codec(fraction=0.5), {"head": Weighted(torch.zeros(4), torch.tensor(0.0))}
     short, _ = codec.encode({"head": Weighted(torch.tensor([1.0, 4.0, 2.0, 3.0]), torch.tensor(5.0))}, codec.init(like))
     expect = Expected(codec.encode(like, codec.init(like))[0])
-    wrong = short | {"head/indices": torch.tensor([3, 1])}
+    wrong = short | {"head/indices": torch.tensor([3, 1], dtype=torch.int16)}
     arrivals = [(1, encode_payload(one, header=Header(client_id="1"))) for one in (wrong, short)]
     accepted, refused = receive(arrivals, expect=expect, max_bytes=2000, restore=partial(codec.decode, like=like))
     assert accepted[1]["head"].value.tolist() == [0.0, 4.0, 0.0, 3.0]

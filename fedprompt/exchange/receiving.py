@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 from fedprompt._checks import kind, wrong_type, wrong_value
-from fedprompt.exchange._frame import Expected
+from fedprompt.exchange._frame import Expected, Slot
 from fedprompt.exchange.wire import check_expected, read_blob
 from fedprompt.interfaces import Message
 
@@ -14,7 +14,7 @@ Client = TypeVar("Client", int, str)
 def receive(
     arrivals: Iterable[tuple[Client, bytes]],
     *,
-    expect: Expected,
+    expect: Expected | Callable[[Client], Expected],
     max_bytes: int,
     restore: Callable[[Message], Any] | None = None,
 ) -> tuple[dict[Client, Any], list[tuple[Client, str]]]:
@@ -26,7 +26,8 @@ def receive(
     Args:
         arrivals: Pairs of a client's id, all integers or all strings, and what it sent. The id is what the channel knows, and the blob must
             come under the same, as text. An iterator that ends when the round does is enough.
-        expect: Form, fingerprint and round of the uploads; its `client_id` stays None.
+        expect: Form, fingerprint and round of the uploads; its `client_id` stays None. Where clients differ in what they send, as in
+            FedHPL, a function from a client's id to these; it is asked for whoever arrives.
         max_bytes: As for :func:`decode_payload`, for each blob.
         restore: Called with each message, such as ``partial(codec.decode, like=form)``; its ValueError refuses the upload. None takes
             messages as they are.
@@ -37,7 +38,8 @@ def receive(
 
     Raises:
         TypeError: If an argument is of the wrong kind, or an id is; never for what a blob holds.
-        ValueError: If `expect` names a client, or alone needs more than `max_bytes`; nothing was taken from `arrivals` then.
+        ValueError: If `expect` names a client, or alone needs more than `max_bytes`; nothing was taken from `arrivals` then, unless
+            `expect` is a function.
 
     Example:
         Client 1 answers twice, client 2 for the round before.
@@ -52,24 +54,30 @@ def receive(
         2 `blob` must have the server_round 7; got 6.
         1 `blob` must be the first good one of client 1; got another.
     """
-    expected = check_expected(expect, max_bytes)
-    if expect.client_id is not None:
-        raise wrong_value("expect.client_id", "be None, as `arrivals` say who sends", repr(expect.client_id))
     if restore is not None and not callable(restore):
         raise wrong_type("restore", "be a function of a message", kind(restore))
+    form = _checked_form(expect, max_bytes) if isinstance(expect, Expected) or not callable(expect) else None
     accepted: dict[Client, Any] = {}
     refused: list[tuple[Client, str]] = []
     ids: type = object
     for client, blob in arrivals:
         ids = _checked_kind(client, ids)
+        own, slots = form or _checked_form(expect(client), max_bytes)
         try:
             if client in accepted:
                 raise wrong_value("blob", f"be the first good one of client {client}", "another")
-            message, _ = read_blob(blob, expect._replace(client_id=str(client)), expected, max_bytes)
+            message, _ = read_blob(blob, own._replace(client_id=str(client)), slots, max_bytes)
             accepted[client] = message if restore is None else restore(message)
         except ValueError as error:
             refused.append((client, str(error)))
     return {client: accepted[client] for client in sorted(accepted)}, refused
+
+
+def _checked_form(expect: Expected, max_bytes: int) -> tuple[Expected, dict[str, Slot]]:
+    slots = check_expected(expect, max_bytes)
+    if expect.client_id is not None:
+        raise wrong_value("expect.client_id", "be None, as `arrivals` say who sends", repr(expect.client_id))
+    return expect, slots
 
 
 def _checked_kind(client: object, ids: type) -> type:
