@@ -387,6 +387,21 @@ def test_a_client_says_that_its_node_has_no_partition(fedotp, number, log):
     assert "hold a partition-id, an integer of at least 0; got" in log[0]
 
 
+@pytest.mark.parametrize(("cohort", "sent"), [([0, 1], 2), ([1, 2], 4)], ids=["away", "in another name"])
+def test_a_registered_node_is_its_client_whatever_it_says(fedotp, log, cohort, sent):
+    """Client 2 speaks in the name of client 0, who is away."""
+    grid, nodes = grid_of(fedotp), {0: 1000, 1: 993, 2: 986}
+    del grid.contexts[1000]
+    grid.join(0, node=986)
+    strategy = strategy_of(fedotp, nodes=nodes, cohort=lambda server_round: cohort)
+    strategy.start(grid, ArrayRecord(), num_rounds=1)
+    assert grid.asked == []
+    assert strategy.nodes == nodes
+    assert len(grid.sent) == sent  # what client 2 was asked for came under a wrong name
+    assert any("must have the client_id '2'; got '0'" in line for line in log) == (2 in cohort)
+    assert_same_bits(strategy.answers, in_process(fedotp._replace(cohort=lambda server_round: [1], rounds=1)).answers)
+
+
 def test_a_client_without_a_node_is_left_out_of_the_round(fedotp, log):
     client = cohort_member(fedotp)
     grid, strategy = grid_of(fedotp), strategy_of(fedotp)

@@ -37,7 +37,9 @@ class ServerStrategy(Strategy):
         cohort: From the round, 0-based though Flower counts from 1, to the ids of its clients.
         expect: From a client's id to the upload that is expected.
         max_bytes: At most so many bytes for an upload.
-        patience: Seconds to wait for clients of the cohort that are not connected.
+        nodes: Node by client id, as printed when a node was registered; nobody is asked then, and no node can be another client.
+            None asks them: :func:`client_nodes`.
+        patience: Seconds to wait for clients of the cohort that are not connected, if they are asked.
         ledger: Records what is sent and what is accepted.
 
     Attributes:
@@ -60,18 +62,20 @@ class ServerStrategy(Strategy):
         cohort: Callable[[int], Iterable[int]],
         expect: Callable[[int], Expected],
         max_bytes: int,
+        nodes: Mapping[int, int] | None = None,
         patience: float = 60.0,
         ledger: Ledger | None = None,
     ) -> None:
         self.server, self.cohort, self.patience = server, cohort, patience
         self.answers, self.state = server.init()
-        self.nodes: dict[int, int] = {}
+        self.nodes, self._registered = dict(nodes or {}), nodes is not None
         self._wire, self._asked = Wire(expect, max_bytes, ledger), dict[int, int]()
 
     def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> list[Envelope]:
         """Address the answers of the cohort."""
         drawn = list(self.cohort(server_round - 1))
-        self.nodes = client_nodes(grid, drawn, known=self.nodes, timeout=self.patience)
+        if not self._registered:
+            self.nodes = client_nodes(grid, drawn, known=self.nodes, timeout=self.patience)
         self._asked = {self.nodes[client]: client for client in drawn if client in self.nodes}
         return self._wire.address({client: self.answers[client] for client in drawn}, self.nodes, server_round - 1)
 
