@@ -436,3 +436,21 @@ def test_indices_are_as_narrow_as_the_largest_of_them_allows(size, dtype):
     message, _ = codec.encode(payload, codec.init(payload))
     assert message["a/indices"].dtype == dtype
     assert codec.decode(message, like=payload)["a"].value.equal(payload["a"].value)
+
+
+@pytest.mark.parametrize("fraction", [0.5, 0.75, 1.0])
+def test_what_waits_in_an_unknown_row_is_neither_sent_nor_lost(fraction):
+    """Two numbers are known; up to two more must be named, and they leave the state as it is."""
+    codec, waiting = top_k_codec(fraction=fraction), torch.tensor([[10.0, 20.0], [0.0, 0.0]])
+    payload = {"head": Weighted(torch.tensor([[7.0, 7.0], [0.5, 0.25]]), torch.tensor([0.0, 1.0]))}
+    message, state = codec.encode(payload, {"head": waiting})
+    assert_identical(codec.decode(message, like=payload)["head"].value, torch.tensor([[0.0, 0.0], [0.5, 0.25]]))
+    assert message["head/values"].abs().sum() == 0.75
+    assert_identical(state["head"], waiting)
+
+
+def test_a_scale_that_float32_rounds_down_leaves_the_codes_within_127():
+    """A 127th of 2.6e-43 is 1.46 times the smallest float32."""
+    codec, payload = int8_codec(), {"head": Weighted(torch.tensor([-2.6e-43, 2.6e-43], dtype=torch.float64), torch.tensor(1.0))}
+    message, _ = codec.encode(payload, codec.init(payload))
+    assert message["head/codes"].tolist() == [-127, 127]
