@@ -56,13 +56,13 @@ def receive(
     """
     if restore is not None and not callable(restore):
         raise wrong_type("restore", "be a function of a message", kind(restore))
-    form = _checked_form(expect, max_bytes) if isinstance(expect, Expected) or not callable(expect) else None
+    fixed = None if callable(expect) else _checked_form(expect, max_bytes)
     accepted: dict[Client, Any] = {}
     refused: list[tuple[Client, str]] = []
     ids: type = object
     for client, blob in arrivals:
         ids = _checked_kind(client, ids)
-        own, slots = form or _checked_form(expect(client), max_bytes)
+        own, slots = fixed or _checked_form(expect(client) if callable(expect) else expect, max_bytes)
         try:
             if client in accepted:
                 raise wrong_value("blob", f"be the first good one of client {client}", "another")
