@@ -65,6 +65,18 @@ def test_weights_of_other_names_or_shapes_are_others():
     assert len(set(trunks)) == 3
 
 
+def test_the_order_of_registration_does_not_count_and_the_dtype_of_a_buffer_does():
+    trunks = []
+    for names, dtype in (("ab", torch.float16), ("ba", torch.float16), ("ab", torch.bfloat16)):
+        trunk = vit_trunk(tiny_vit())
+        trunk.model = nn.Module()
+        for name in names:
+            trunk.model.register_buffer(name, torch.zeros(2, dtype=dtype))
+        trunks.append(fingerprint(trunk))
+    assert trunks[0] == trunks[1]
+    assert differing(trunks[0], trunks[2]) == {"weights"}
+
+
 def test_the_activation_is_told_though_no_weight_shows_it():
     assert differing(fingerprint(vit_trunk(tiny_vit(act_layer=nn.ReLU))), fingerprint(vit_trunk(tiny_vit()))) == {"activation"}
     tanh = tiny_vit(act_layer=lambda: nn.GELU(approximate="tanh"))

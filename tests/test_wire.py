@@ -436,6 +436,7 @@ def test_nothing_that_arrives_can_run(write):
         ({"expect": Expected({})}, ValueError, r"`expect\.message` must hold at least one name; got none"),
         ({"expect": Expected(MESSAGE, {"a": 1})}, TypeError, r"`expect\.fingerprint` must map strings to strings; got \{'a': 1\}"),
         ({"expect": Expected(MESSAGE, server_round="3")}, TypeError, r"`expect\.server_round` must be an integer; got '3' \(str\)"),
+        ({"expect": Expected(MESSAGE, server_round="")}, TypeError, r"`expect\.server_round` must be an integer; got '' \(str\)"),
         ({"expect": Expected(MESSAGE, server_round=-1)}, ValueError, r"`expect\.server_round` must be at least 0; got -1"),
         ({"expect": Expected(MESSAGE, client_id=7)}, TypeError, r"`expect\.client_id` must be a string or None; got 7 \(int\)"),
     ],
@@ -518,6 +519,17 @@ def test_the_reader_of_a_file_stops_at_its_limit(tmp_path):
         with pytest.raises(ValueError, match="`blob` must be at most 2000 bytes long; got 2001"):
             open_payload(path, expect=Expected(MESSAGE), max_bytes=2000)
         assert tracemalloc.get_traced_memory()[1] < 100_000
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_short_file_takes_no_more_room_than_it_has(tmp_path):
+    """Whatever the limit is: a read of a gibibyte takes a gibibyte first."""
+    save_payload(MESSAGE, tmp_path / "short", header=HEADER)
+    tracemalloc.start()
+    try:
+        open_payload(tmp_path / "short", expect=Expected(MESSAGE))
+        assert tracemalloc.get_traced_memory()[1] < 2**20
     finally:
         tracemalloc.stop()
 

@@ -83,10 +83,10 @@ def _weights(model: Any) -> str:
 
 
 def _is_activation(module: nn.Module) -> bool:
-    """Whether a module is a pointwise function of timm, open_clip or torch, and no layer that holds one."""
+    """Whether a module is a pointwise function of timm, open_clip or torch, and no attention."""
     room = type(module).__module__
     known = room == "torch.nn.modules.activation" or room.startswith("timm.layers.activations") or type(module).__name__ == "QuickGELU"
-    return known and not any(module.children()) and not any(True for _ in module.parameters())
+    return known and not any(True for _ in module.parameters())
 
 
 def _insertion(stream: PromptStream) -> str:

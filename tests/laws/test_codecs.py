@@ -436,3 +436,36 @@ def test_indices_are_as_narrow_as_the_largest_of_them_allows(size, dtype):
     message, _ = codec.encode(payload, codec.init(payload))
     assert message["a/indices"].dtype == dtype
     assert codec.decode(message, like=payload)["a"].value.equal(payload["a"].value)
+
+
+@pytest.mark.parametrize("fraction", [0.5, 0.75, 1.0])
+def test_what_waits_in_an_unknown_row_is_neither_sent_nor_lost(fraction):
+    """Two numbers are known; up to two more must be named, and they leave the state as it is."""
+    codec, waiting = top_k_codec(fraction=fraction), torch.tensor([[10.0, 20.0], [0.0, 0.0]])
+    payload = {"head": Weighted(torch.tensor([[7.0, 7.0], [0.5, 0.25]]), torch.tensor([0.0, 1.0]))}
+    message, state = codec.encode(payload, {"head": waiting})
+    assert_identical(codec.decode(message, like=payload)["head"].value, torch.tensor([[0.0, 0.0], [0.5, 0.25]]))
+    assert message["head/values"].abs().sum() == 0.75
+    assert_identical(state["head"], waiting)
+
+
+def test_a_scale_that_float32_rounds_down_leaves_the_codes_within_127():
+    """A 127th of 2.6e-43 is 1.46 times the smallest float32."""
+    codec, payload = int8_codec(), {"head": Weighted(torch.tensor([-2.6e-43, 2.6e-43], dtype=torch.float64), torch.tensor(1.0))}
+    message, _ = codec.encode(payload, codec.init(payload))
+    assert message["head/codes"].tolist() == [-127, 127]
+
+
+def test_what_a_sender_puts_into_an_unknown_row_is_read_as_zeros():
+    codec, like = top_k_codec(fraction=0.5), {"a": Weighted(torch.zeros(2, 2), torch.zeros(2))}
+    message, _ = codec.encode({"a": Weighted(torch.ones(2, 2), torch.tensor([1.0, 0.0]))}, codec.init(like))
+    forged = message | {"a/indices": torch.tensor([1, 2], dtype=message["a/indices"].dtype)}
+    assert codec.decode(forged, like=like)["a"].value.tolist() == [[0.0, 1.0], [0.0, 0.0]]
+
+
+@pytest.mark.bad_input
+def test_a_number_that_overflows_with_what_waited_is_refused_and_the_state_is_kept():
+    codec, state = top_k_codec(fraction=1.0), {"a": torch.tensor([3e38])}
+    with pytest.raises(ValueError, match=r"`payload\['a'\] with its state` must be finite"):
+        codec.encode({"a": Weighted(torch.tensor([3e38]), torch.tensor(1.0))}, state)
+    assert state["a"].item() == pytest.approx(3e38)
