@@ -81,6 +81,8 @@ def test_the_activation_is_told_though_no_weight_shows_it():
     assert differing(fingerprint(vit_trunk(tiny_vit(act_layer=nn.ReLU))), fingerprint(vit_trunk(tiny_vit()))) == {"activation"}
     tanh = tiny_vit(act_layer=lambda: nn.GELU(approximate="tanh"))
     assert differing(fingerprint(vit_trunk(tanh)), fingerprint(vit_trunk(tiny_vit()))) == {"activation"}
+    timms = fingerprint(vit_trunk(tiny_vit(act_layer=timm.layers.GELUTanh)))
+    assert (timms["activation"], differing(timms, fingerprint(vit_trunk(tiny_vit())))) == ("GELUTanh()", {"activation"})
     quick, plain = (fingerprint(TextTower(make_clip(quick_gelu=quick), TOKENIZER)) for quick in (True, False))
     assert differing(quick, plain) == {"activation"}
     assert quick["activation"] == "QuickGELU()"
