@@ -721,3 +721,13 @@ def test_an_error_among_the_payloads_that_have_a_name_says_what_its_position_cou
         per_name()([{"head": good}, {"other": good}, {"head": broken}])
     with pytest.raises(ValueError, match=r"^'head': `uploads\[1\]"):
         per_name()([{"head": good}, {"head": broken}])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+def test_claims_that_no_number_can_hold_together_stop_at_the_largest(dtype):
+    """Two clients who claim all the weight there is must not end the run of the others."""
+    most = torch.finfo(dtype).max
+    mean = weighted_mean([Weighted(torch.tensor([value]), torch.tensor(most, dtype=dtype)) for value in (1.0, 3.0)])
+    assert mean.weight == most
+    if dtype != torch.float64:  # whose sums are themselves out of range
+        assert mean.value.item() == 2.0

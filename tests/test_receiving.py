@@ -103,19 +103,17 @@ def test_clients_that_send_different_things_are_each_held_to_their_own():
         (client, encode_payload({"head": torch.full((width,), float(client))}, header=Header({}, 4, str(client))))
         for client, width in ((3, 2), (2, 2), (1, 2), (2, 3))
     ]
-    accepted, refused = receive(arrivals, expect=forms.__getitem__, max_bytes=2000)
+    accepted, refused = receive(arrivals, expect=forms, max_bytes=2000)
     assert {client: message["head"].tolist() for client, message in accepted.items()} == {1: [1.0] * 2, 2: [2.0] * 3, 3: [3.0] * 2}
     assert len(refused) == 1
     assert refused[0][0] == 2
     assert "'head'" in refused[0][1]
 
 
-@pytest.mark.bad_input
-def test_a_function_that_expects_the_impossible_is_an_error_of_the_receiver():
-    with pytest.raises(ValueError, match=r"`expect\.client_id` must be None"):
-        taken([sent(1)], expect=lambda client: EXPECT._replace(client_id="1"))
-    with pytest.raises(TypeError, match=r"`expect` must be Expected\(message, \.\.\.\); got None"):
-        taken([sent(1)], expect=lambda client: None)
+def test_whoever_was_not_asked_is_refused():
+    accepted, refused = taken([sent(2), sent(1)], expect={1: EXPECT})
+    assert list(accepted) == [1]
+    assert refused == [(2, "`blob` must come from a client that was asked; got 2.")]
 
 
 def test_a_round_without_arrivals_is_empty():
@@ -157,6 +155,8 @@ def test_arrivals_are_taken_one_by_one_and_a_refused_one_is_not_kept():
     ("options", "error", "reason"),
     [
         ({"expect": FORM}, TypeError, r"`expect` must be Expected\(message, \.\.\.\); got "),
+        ({"expect": {1: EXPECT, 2: None}}, TypeError, r"`expect` must be Expected\(message, \.\.\.\); got None"),
+        ({"expect": {1: EXPECT._replace(client_id="1")}}, ValueError, r"`expect\.client_id` must be None, as `arrivals` say who sends"),
         ({"expect": EXPECT._replace(client_id="1")}, ValueError, r"`expect\.client_id` must be None, as `arrivals` say who sends; got '1'"),
         ({"expect": EXPECT._replace(client_id="")}, ValueError, r"`expect\.client_id` must be None, as `arrivals` say who sends; got ''"),
         ({"max_bytes": 20}, ValueError, r"`max_bytes` must leave room for the 36 bytes of `expect\.message`; got 20"),

@@ -309,3 +309,20 @@ def test_more_payloads_than_can_be_selected_are_refused():
         multi_krum(payloads, num_byzantine=1, num_selected=0)
     with pytest.raises(ValueError, match=r"`num_selected` must be at most the 4 payloads that have enough neighbours.*; got 5"):
         multi_krum(payloads, num_byzantine=0, num_selected=5)
+
+
+def test_a_liar_near_the_mean_of_the_others_is_chosen_by_distance_and_bounded_by_coordinate(generator):
+    """In 1000 dimensions the mean lies closer to everybody than they to one another, even with one coordinate far out."""
+    honest = torch.randn(8, 1000, generator=generator)
+    lie = honest.mean(0).index_fill(0, torch.tensor([0]), 15.0)
+    payloads = [{"head": Weighted(value, torch.tensor(1.0))} for value in (*honest, lie)]
+    assert krum(payloads, num_byzantine=1)["head"].value[0] == 15.0
+    trimmed = trimmed_mean([payload["head"] for payload in payloads], fraction=0.2)
+    assert trimmed.value[0] <= honest[:, 0].max()
+
+
+def test_a_trimmed_mean_does_not_leave_its_range_by_rounding(generator):
+    value = torch.full((7, 4), 0.1, dtype=torch.float64)
+    for _ in range(50):
+        weight = torch.rand(7, generator=generator, dtype=torch.float64)
+        assert trimmed_mean(map(Weighted, value, weight), fraction=0.1).value.equal(value[0])

@@ -398,3 +398,16 @@ def test_bad_payloads_are_refused_by_name(name, sent, error, message):
 def test_bad_options_are_refused_by_name(call, error, message):
     with pytest.raises(error, match=message):
         call()
+
+
+def test_what_comes_out_of_a_vector_shares_no_memory_with_it():
+    like = {"head": Weighted(torch.zeros(2, dtype=torch.float64), torch.zeros(2, dtype=torch.float64))}
+    vector = flatten({"head": Weighted(torch.ones(2, dtype=torch.float64), torch.ones(2, dtype=torch.float64))})
+    upload = unflatten(vector, like=like)["head"]
+    upload.value.zero_(), upload.weight.zero_()
+    assert vector.tolist() == [1.0] * 4
+
+
+def test_a_payload_with_a_graph_is_clipped_without_a_warning():
+    payload = {"head": Weighted(torch.tensor([3.0, 4.0], requires_grad=True), torch.tensor(1.0))}
+    assert clip_norm(payload, max_norm=1.0)["head"].value.norm() <= 1

@@ -721,3 +721,34 @@ def test_an_announced_giant_takes_no_memory():
             assert tracemalloc.get_traced_memory()[1] < 2**20
         finally:
             tracemalloc.stop()
+
+
+def test_a_key_that_stands_twice_among_many_is_found_in_linear_time():
+    expect = Expected({f"name.{number}": torch.zeros(1) for number in range(500)})
+    good = encode_payload(expect.message, header=Header())
+    text = json.dumps({f"{number}": 0 for number in range(5000)}, separators=(",", ":"))[:-1] + ',"4999":0}'
+    hostile = len(text).to_bytes(8, "little") + text.encode()
+
+    def seconds(read):
+        start = time.perf_counter()
+        read()
+        return time.perf_counter() - start
+
+    def refused():
+        with pytest.raises(ValueError, match="name every key once; got two of '4999'"):
+            decode_payload(hostile, expect=expect, max_bytes=2**20)
+
+    longest = min(seconds(refused) for _ in range(3))
+    assert longest < 2 * min(seconds(lambda: decode_payload(good, expect=expect, max_bytes=2**20)) for _ in range(3))
+
+
+def test_what_arrives_does_nothing_to_a_log():
+    blob = encode_payload({"scale": torch.tensor(1.0)}, header=Header(client_id="1\x1b[2J\n\u202e"))
+    with pytest.raises(ValueError, match="`blob` must have a header as") as caught:
+        length = int.from_bytes(blob[:8], "little")
+        spaced = (length + 1).to_bytes(8, "little") + blob[8:].replace(b",", b", ", 1)
+        decode_payload(spaced, expect=Expected({"scale": torch.tensor(1.0)}), max_bytes=1000)
+    with pytest.raises(ValueError, match="`blob` must have the client_id") as named:
+        decode_payload(blob, expect=Expected({"scale": torch.tensor(1.0)}, client_id="2"), max_bytes=1000)
+    assert str(caught.value).isprintable()
+    assert str(named.value).isprintable()

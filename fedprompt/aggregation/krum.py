@@ -19,7 +19,8 @@ def krum(payloads: Iterable[Payload], /, *, num_byzantine: int) -> dict[str, Wei
     :math:`N_k` are the n - `num_byzantine` - 2 payloads nearest to k, over all names together; of equals the first is taken. Payloads
     count by heads, not by weights, which are claims. Two payloads that do not know the same rows cannot be compared and are
     infinitely far apart, and so is one with NaN or infinity in a row that it claims to know: where clients know different rows, use
-    :func:`trimmed_mean` or :func:`weighted_median`.
+    :func:`trimmed_mean` or :func:`weighted_median`. Distances are over all coordinates: a liar who sends the others' mean with one
+    coordinate moved by less than they scatter is the closest of all, and chosen. Those two bound each coordinate.
 
     Args:
         payloads: At least 2 `num_byzantine` + 3, with the same names, shapes, dtypes and device.

@@ -22,7 +22,8 @@ def weighted_mean(uploads: Iterable[Weighted], /) -> Weighted:
         uploads: At least one, all of the same shapes, dtypes and device; read once. A row of weight 0 may hold anything, NaN included.
 
     Returns:
-        The mean of each row, with the total weight as the new weight, in the dtypes of the uploads.
+        The mean of each row, with the total weight as the new weight, in the dtypes of the uploads; a total that its dtype cannot hold
+        becomes the largest number that it can.
 
     Raises:
         TypeError: If an upload is not a :class:`Weighted` of floating-point tensors, or dtypes differ.
@@ -86,8 +87,8 @@ def check_alike(argument: str, upload: object, first: Weighted) -> None:
 
 
 def row_ratio(total: Tensor, divisor: Tensor, weight: Tensor, *, like: Weighted) -> Weighted:
-    """Rows of `total` over `divisor` where `weight` is positive and 0 elsewhere, in the dtypes of `like`."""
+    """Rows of `total` over `divisor` where `weight` is positive and 0 elsewhere, in the dtypes of `like`, weights up to its largest."""
     known = per_row(weight > 0, total)
     safe = torch.where(weight > 0, divisor, 1.0)
     value = torch.where(known, total / per_row(safe, total), 0.0)
-    return Weighted(value.to(like.value.dtype), weight.to(like.weight.dtype))
+    return Weighted(value.to(like.value.dtype), weight.clamp(max=torch.finfo(like.weight.dtype).max).to(like.weight.dtype))

@@ -84,6 +84,8 @@ def trimmed_mean(uploads: Iterable[Weighted], /, *, fraction: float) -> Weighted
     low = fraction * seen[-1]
     kept = (torch.minimum(seen, seen[-1] - low) - torch.maximum(seen - weight, low)).clamp(min=0)
     middle = _running(kept * value)[-1] / _running(kept)[-1]
+    lowest, highest = (torch.where(kept > 0, value, bound) for bound in (torch.inf, -torch.inf))
+    middle = middle.clamp(lowest.amin(0), highest.amax(0))  # rounding must not leave the range either
     return row_ratio(middle, torch.ones_like(total), total, like=like)
 
 

@@ -28,8 +28,8 @@ Raw = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 def refuse(rule: str, got: object) -> NoReturn:
-    """Refuse the blob; what it holds is shown in part, as it may be long."""
-    raise wrong_value("blob", rule, got if isinstance(got, int) else str(got)[:120])
+    """Refuse the blob; what it holds is shown in part, as it may be long, and without characters that do things to a log."""
+    raise wrong_value("blob", rule, "".join(each if each.isprintable() else repr(each)[1:-1] for each in str(got)[:120]))
 
 
 def read_header(blob: bytes, expected: Mapping[str, Slot]) -> tuple[dict[str, Any], str]:
@@ -129,10 +129,11 @@ def read_entry(raw: Mapping[str, Raw], name: str, entry: Tensor | Weighted, clai
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    entries = dict(pairs)
-    if len(entries) < len(pairs):
-        keys = [key for key, _ in pairs]
-        refuse("name every key once", f"two of {next(key for key in keys if keys.count(key) > 1)!r}")
+    entries: dict[str, Any] = {}
+    for key, entry in pairs:
+        if key in entries:
+            refuse("name every key once", f"two of {key!r}")
+        entries[key] = entry
     return entries
 
 

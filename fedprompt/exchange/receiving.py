@@ -1,6 +1,6 @@
 """A round's blobs, whoever sends them, in whatever order and state they arrive."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 from fedprompt._checks import kind, wrong_type, wrong_value
@@ -14,7 +14,7 @@ Client = TypeVar("Client", int, str)
 def receive(
     arrivals: Iterable[tuple[Client, bytes]],
     *,
-    expect: Expected | Callable[[Client], Expected],
+    expect: Expected | Mapping[Client, Expected],
     max_bytes: int,
     restore: Callable[[Message], Any] | None = None,
 ) -> tuple[dict[Client, Any], list[tuple[Client, str]]]:
@@ -27,7 +27,7 @@ def receive(
         arrivals: Pairs of a client's id, all integers or all strings, and what it sent. The id is what the channel knows, and the blob must
             come under the same, as text. An iterator that ends when the round does is enough.
         expect: Form, fingerprint and round of the uploads; its `client_id` stays None. Where clients differ in what they send, as in
-            FedHPL, a function from a client's id to these; it is asked for whoever arrives.
+            FedHPL, or where not all were asked: from each client's id to what it may send. Whoever is not in there is refused.
         max_bytes: As for :func:`decode_payload`, for each blob.
         restore: Called with each message, such as ``partial(codec.decode, like=form)``; its ValueError refuses the upload. None takes
             messages as they are.
@@ -38,8 +38,7 @@ def receive(
 
     Raises:
         TypeError: If an argument is of the wrong kind, or an id is; never for what a blob holds.
-        ValueError: If `expect` names a client, or alone needs more than `max_bytes`; nothing was taken from `arrivals` then, unless
-            `expect` is a function.
+        ValueError: If `expect` names a client, or alone needs more than `max_bytes`; nothing was taken from `arrivals` then.
 
     Example:
         Client 1 answers twice, client 2 for the round before.
@@ -56,16 +55,19 @@ def receive(
     """
     if restore is not None and not callable(restore):
         raise wrong_type("restore", "be a function of a message", kind(restore))
-    fixed = None if callable(expect) else _checked_form(expect, max_bytes)
+    forms = {client: _checked_form(own, max_bytes) for client, own in expect.items()} if isinstance(expect, Mapping) else {}
+    same = None if isinstance(expect, Mapping) else _checked_form(expect, max_bytes)
     accepted: dict[Client, Any] = {}
     refused: list[tuple[Client, str]] = []
     ids: type = object
     for client, blob in arrivals:
         ids = _checked_kind(client, ids)
-        own, slots = fixed or _checked_form(expect(client) if callable(expect) else expect, max_bytes)
         try:
             if client in accepted:
                 raise wrong_value("blob", f"be the first good one of client {client}", "another")
+            if (asked := same or forms.get(client)) is None:
+                raise wrong_value("blob", "come from a client that was asked", repr(client))
+            own, slots = asked
             message, _ = read_blob(blob, own._replace(client_id=str(client)), slots, max_bytes)
             accepted[client] = message if restore is None else restore(message)
         except ValueError as error:

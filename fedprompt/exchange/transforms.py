@@ -44,7 +44,7 @@ def clip_norm(payload: Payload, *, max_norm: float, center: Mapping[str, Tensor]
     check_payload(payload)
     origin = {name: _origin(name, upload, center) for name, upload in payload.items()}
     change = {name: known_rows(upload._replace(value=upload.value.double() - origin[name])) for name, upload in payload.items()}
-    norm = sum(float(delta.square().sum()) for delta in change.values()) ** 0.5
+    norm = sum(float(delta.detach().square().sum()) for delta in change.values()) ** 0.5
     if norm <= max_norm:
         return {name: Weighted(known_rows(upload), upload.weight.clone()) for name, upload in payload.items()}
     share = max_norm / norm * (1 - 2**-40)  # room for the rounding of this very sum

@@ -74,5 +74,5 @@ def unflatten(vector: Float[Tensor, " length"], *, like: Payload) -> dict[str, W
         if bool((weight < 0).any()):
             raise wrong_value("vector", f"hold total weights of at least 0 for {name!r}", float(weight.min()))
         value = known_rows(Weighted(total / per_row(weight, total), weight))
-        means[name] = Weighted(value.to(like[name].value.dtype), weight.to(like[name].weight.dtype))
+        means[name] = Weighted(value.to(like[name].value.dtype), weight.to(like[name].weight.dtype, copy=True))
     return {name: means[name] for name in like}
