@@ -744,9 +744,8 @@ def test_a_key_that_stands_twice_among_many_is_found_in_linear_time():
 
 def test_what_arrives_does_nothing_to_a_log():
     blob = encode_payload({"scale": torch.tensor(1.0)}, header=Header(client_id="1\x1b[2J\n\u202e"))
+    spaced = (int.from_bytes(blob[:8], "little") + 1).to_bytes(8, "little") + blob[8:].replace(b",", b", ", 1)
     with pytest.raises(ValueError, match="`blob` must have a header as") as caught:
-        length = int.from_bytes(blob[:8], "little")
-        spaced = (length + 1).to_bytes(8, "little") + blob[8:].replace(b",", b", ", 1)
         decode_payload(spaced, expect=Expected({"scale": torch.tensor(1.0)}), max_bytes=1000)
     with pytest.raises(ValueError, match="`blob` must have the client_id") as named:
         decode_payload(blob, expect=Expected({"scale": torch.tensor(1.0)}, client_id="2"), max_bytes=1000)
