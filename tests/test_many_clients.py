@@ -34,6 +34,7 @@ PARTS = {"backbone": "vit_tiny", "classes": "cat, dog"}
 SHAPES = {"prompts": (2, 3, 4), "groups": (3, 4), "keys": (5, 4), "guides": (6, 4)}
 ROWS = {"prompts": (), "groups": (), "keys": (5,), "guides": (6,)}  # of what there is a weight
 VALUES = {name: torch.linspace(-1, 1, torch.Size(shape).numel(), dtype=torch.float64).reshape(shape) for name, shape in SHAPES.items()}
+VALUES["prompts"] = VALUES["prompts"].float()
 LIKE = {name: Weighted(VALUES[name], torch.zeros(rows)) for name, rows in ROWS.items()}
 CODEC = int8_codec()
 
@@ -91,8 +92,8 @@ class Upload(NamedTuple):
     client: int
     server_round: int
 
-    def blob(self, names=None, **other):
-        message = {name: entry for name, entry in shortened(self.payload).items() if names is None or name in names}
+    def blob(self, names=None, *, instead=None, **other):
+        message = {name: entry for name, entry in shortened(self.payload).items() if names is None or name in names} | (instead or {})
         return encode_payload(message, header=Header(PARTS, self.server_round, str(self.client))._replace(**other))
 
 
@@ -111,7 +112,7 @@ def uploads(values, server_round, fates, wanted):
     generator = torch.Generator().manual_seed(server_round)
     noise = {name: torch.randn(len(fates), *shape, dtype=torch.float64, generator=generator) for name, shape in SHAPES.items()}
     weight = {name: torch.randint(-3, 9, (len(fates), *rows), generator=generator).clamp(min=0).float() for name, rows in ROWS.items()}
-    moved = {name: 0.9 * values[name] + 0.1 * noise[name] for name in SHAPES}
+    moved = {name: (0.9 * values[name] + 0.1 * noise[name]).to(values[name].dtype) for name in SHAPES}
     for client, fate in enumerate(fates):
         if fate in wanted:
             yield Upload({name: Weighted(moved[name][client], weight[name][client]) for name in SHAPES}, client, server_round)
@@ -121,11 +122,16 @@ def bits(blob):
     return range(8 * len(blob))
 
 
+INFINITE = {  # once it is restored, not before
+    "prompts/codes": torch.full(SHAPES["prompts"], 127, dtype=torch.int8),
+    "prompts/scale": Weighted(torch.tensor(3e38), torch.tensor(1.0)),
+}
 RUBBISH = {
     "one bit": lambda upload, draw: flipped(blob := upload.blob(), draw.choice(bits(blob))),
     "one bit of a number": lambda upload, draw: flipped(blob := upload.blob(), draw.choice(bits(blob)[8 * content(blob) :])),
     "cut short": lambda upload, draw: (blob := upload.blob())[: draw.randrange(len(blob))],
     "NaN": lambda upload, draw: overwritten(upload.blob(), 0, struct.pack("<d", torch.nan)),
+    "a scale that makes infinity": lambda upload, draw: upload.blob(instead=INFINITE),
     "a name less": lambda upload, draw: upload.blob({"keys", "guides"}),
     "another backbone": lambda upload, draw: upload.blob(fingerprint=PARTS | {"backbone": "vit_small"}),
     "no fingerprint": lambda upload, draw: upload.blob(fingerprint={}),
@@ -184,9 +190,9 @@ def careless(arrivals, *, restore, expect, max_bytes, forget=(), once=True):
         own = {} if "client_id" in forget else {"client_id": str(client)}
         try:
             message, _ = decode_payload(blob, expect=expect._replace(**own), max_bytes=max_bytes)
+            accepted.setdefault((client, 0 if once else place), restore(message))
         except ValueError:
             continue
-        accepted.setdefault((client, 0 if once else place), restore(message))
     return dict(sorted(accepted.items())), []
 
 
@@ -232,7 +238,7 @@ def growth(leak, *, num_clients, rounds=10):
             kept.append(arrival if leak == "blobs" else None)
             yield arrival
 
-    last(serve(channel), 2)  # what is imported and cached once
+    last(serve(channel), len(RUBBISH))  # what is imported and cached once, for each kind of rubbish
     tracemalloc.start()
     try:
         server = serve(channel)

@@ -141,7 +141,7 @@ def _to_half(name: str, upload: Weighted) -> tuple[Weighted]:
 def _from_half(name: str, parts: list[Any], like: Weighted) -> Weighted:
     (upload,) = parts
     _check_upload(f"message[{name!r}]", upload, torch.float16, like.value.shape, like.weight)
-    return Weighted(known_rows(upload).to(like.value.dtype), upload.weight.clone())
+    return _restored(name, upload, like)
 
 
 def _to_codes(name: str, upload: Weighted) -> tuple[Tensor, Weighted]:
@@ -149,6 +149,8 @@ def _to_codes(name: str, upload: Weighted) -> tuple[Tensor, Weighted]:
     rows = value.flatten(weight.ndim) if value.ndim > weight.ndim else value[..., None]
     scale = (rows.abs().amax(-1) / 127 if rows.shape[-1] else torch.zeros_like(weight)).float()
     check_finite(f"payload[{name!r}] over 127, in float32", scale)
+    too_large = 127 * scale.double() > torch.finfo(upload.value.dtype).max  # rounded up, at the end of the range
+    scale = torch.where(too_large, scale.nextafter(torch.zeros_like(scale)), scale)
     codes = value / per_row(torch.where(scale > 0, scale, 1.0).double(), value)
     return codes.round().clamp(-127, 127).to(torch.int8), Weighted(scale, weight.clone())
 
@@ -157,8 +159,7 @@ def _from_codes(name: str, parts: list[Any], like: Weighted) -> Weighted:
     codes, scale = parts
     _check_tensor(f"message['{name}/codes']", codes, torch.int8, like.value.shape)
     _check_upload(f"message['{name}/scale']", scale, torch.float32, like.weight.shape, like.weight)
-    value = Weighted(codes.double() * per_row(scale.value.double(), codes), scale.weight)
-    return Weighted(known_rows(value).to(like.value.dtype), scale.weight.clone())
+    return _restored(name, Weighted(codes.double() * per_row(scale.value.double(), codes), scale.weight), like)
 
 
 @dataclass(frozen=True)
@@ -198,7 +199,7 @@ class _TopK:
         if not bool((places[1:] > places[:-1]).all()):
             raise wrong_value(f"message['{name}/indices']", f"rise, from 0 or more to below {size}", indices[:5].tolist())
         value = sent.new_zeros(size).index_put((indices.long(),), sent).reshape(like.value.shape)
-        return Weighted(known_rows(Weighted(value, weight)), weight.clone())
+        return _restored(name, Weighted(value, weight), like)
 
     def count(self, value: Tensor) -> int:
         return math.ceil(self.fraction * value.numel())
@@ -211,6 +212,12 @@ def _index_dtype(size: int) -> torch.dtype:
 
 def _named(name: str, suffixes: tuple[str, ...], parts: tuple[Tensor | Weighted, ...]) -> dict[str, Tensor | Weighted]:
     return {name + suffix: part for suffix, part in zip(suffixes, parts, strict=True)}
+
+
+def _restored(name: str, upload: Weighted, like: Weighted) -> Weighted:
+    value = known_rows(upload).to(like.value.dtype)
+    check_finite(f"message[{name!r}] in {str(value.dtype).removeprefix('torch.')}", value)
+    return Weighted(value, upload.weight.clone())
 
 
 def _parts(message: object, like: Payload, suffixes: tuple[str, ...]) -> dict[str, list[Any]]:

@@ -266,6 +266,33 @@ def test_the_state_of_an_unknown_row_waits():
     assert codec.decode(message, like=sent)["a"].value.tolist() == [[1.0, 0.0], [0.0, 0.0]]
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("label", ["int8_codec", "top_k_codec"])
+def test_numbers_at_the_end_of_the_range_come_back_finite(label, dtype):
+    """Rows whose largest numbers are the last fifty of the dtype; 127 times a scale that is rounded up may lie beyond."""
+    values = [torch.tensor(torch.finfo(dtype).max, dtype=dtype)]
+    while len(values) < 50:
+        values.append(values[-1].nextafter(torch.zeros((), dtype=dtype)))
+    value = torch.stack(values)[:, None] * torch.tensor([1.0, -1.0, 0.5], dtype=dtype)
+    the_error_is_bounded(CODECS[label], {"a": Weighted(value, torch.ones(50))})
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_no_scale_makes_an_upload_infinite(dtype):
+    """Each number of the message is finite, so the wire lets it pass; nor is a number that is not let through where no wire was."""
+    form = {"a": Weighted(torch.zeros(2, 3, dtype=dtype), torch.zeros(2))}
+    codes, scale = torch.full((2, 3), 127, dtype=torch.int8), Weighted(torch.tensor([3e38, 3e38]), torch.tensor([1.0, 0.0]))
+    reason = rf"`message\['a'\] in {str(dtype).removeprefix('torch.')}` must be finite; got 3 entries of 6"
+    with pytest.raises(ValueError, match=reason):
+        BYTE.codec.decode({"a/codes": codes, "a/scale": scale}, like=form)
+    with pytest.raises(ValueError, match=reason):
+        HALF.codec.decode({"a": Weighted(torch.full((2, 3), torch.inf).half(), scale.weight)}, like=form)
+    indices, sent = torch.tensor([1, 3], dtype=torch.int16), torch.full((2,), torch.nan, dtype=dtype)
+    with pytest.raises(ValueError, match=reason.replace("3 entries", "1 entries")):
+        TOP.codec.decode({"a/indices": indices, "a/values": sent, "a/weight": scale.weight}, like=form)
+
+
 # Known-wrong codecs, each under the law that must reject it.
 
 
