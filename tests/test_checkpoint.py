@@ -20,6 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fedprompt as fp
+from blobs import flipped
 from fedprompt import Weighted, load_checkpoint, save_checkpoint
 from same import assert_same
 
@@ -288,9 +289,72 @@ def test_damage_is_refused(tmp_path):
         (state, json.dumps(record | {"format": "fedprompt checkpoint 999"}).encode(), "got fedprompt checkpoint 999"),
         (state, json.dumps(record | {"tensors": "tensors-0.safetensors"}).encode(), "no file"),
         (state, json.dumps(record | {"tensors": "../outside.safetensors"}).encode(), "no file"),
+        (state, json.dumps(record | {"tensors": "state.json"}).encode(), "no file"),
+        (state, json.dumps(record | {"tensors": 5}).encode(), r"damaged content \(str, int, str, str\)"),
+        (state, json.dumps(record | {"state": {}}).encode(), r"damaged content \(str, str, str, dict\)"),
+        (state, json.dumps(record | {"state": record["state"].replace("1", "7", 1)}).encode(), "digest; got other content"),
+        (state, json.dumps(record | {"state": record["state"].replace("tensor", "tenzor", 1)}).encode(), "digest; got other content"),
+        (state, json.dumps(record | {"state": "\ud800"}).encode(), "digest; got other content"),
+        (state, b"[" * 100_000, "damaged content"),
+        (state, b"\xff" * 1000, "damaged content .{,200}$"),
     ]:
         path.write_bytes(content)
         with pytest.raises(ValueError, match=reason):
             load_checkpoint(tmp_path)
         path.write_bytes(whole[path])
     assert_same(load_checkpoint(tmp_path), snapshot_of(1))
+
+
+def test_one_bit_of_the_tree_on_the_disk_is_as_good_as_one_of_the_tensors(tmp_path):
+    """Whatever one bit makes of ``state.json``: it is refused by a ValueError, or says the same."""
+    tree = {"round": 3, "rate": 0.5, 7: torch.ones(2), "w": [Weighted(torch.ones(1), torch.ones(1)), (None, True, "\U0001f600"), torch.inf]}
+    save_checkpoint(tree, tmp_path)
+    state = tmp_path / "state.json"
+    whole, refused = state.read_bytes(), 0
+    for bit in range(8 * len(whole)):
+        state.write_bytes(flipped(whole, bit))
+        try:
+            assert_same(load_checkpoint(tmp_path), tree)
+        except ValueError:
+            refused += 1
+    assert refused > 7.5 * len(whole)
+
+
+# Other files, and other processes.
+
+
+def test_files_of_others_stay_and_no_path_is_no_folder(tmp_path, monkeypatch):
+    (tmp_path / "thesis.part").write_text("mine")
+    for leftover in ("state.json.part", "tensors-0.safetensors", "tensors-1.safetensors.part"):
+        (tmp_path / leftover).write_text("of a save that was killed")
+    save_checkpoint(snapshot_of(1), tmp_path)
+    names = {path.name for path in tmp_path.iterdir() if not path.name.startswith("tensors-")}
+    assert names == {"thesis.part", "state.json"}
+    assert len(list(tmp_path.iterdir())) == 3
+    monkeypatch.chdir(tmp_path)
+    for call in (partial(save_checkpoint, snapshot_of(2)), load_checkpoint):
+        with pytest.raises(ValueError, match="`directory` must name a folder; got an empty path"):
+            call("")
+    assert_same(load_checkpoint("."), snapshot_of(1))
+
+
+@pytest.mark.bad_input
+def test_a_directory_is_a_path(tmp_path):
+    for call in (partial(save_checkpoint, snapshot_of(2)), load_checkpoint):
+        with pytest.raises(TypeError, match="`directory` must be a path; got 5"):
+            call(5)
+
+
+def test_a_reader_whose_tensors_are_gone_reads_what_was_saved_meanwhile(tmp_path, monkeypatch):
+    """Between the two files that a reader opens another process saves; three times in a row."""
+    save_checkpoint(snapshot_of(0), tmp_path)
+    read, saved = Path.read_bytes, iter([1, 2, 3])
+
+    def late(path):
+        content = read(path)
+        if path.name == "state.json" and (number := next(saved, None)) is not None:
+            save_checkpoint(snapshot_of(number), tmp_path)
+        return content
+
+    monkeypatch.setattr(Path, "read_bytes", late)
+    assert_same(load_checkpoint(tmp_path), snapshot_of(3))

@@ -14,7 +14,7 @@ from torch import Tensor
 from fedprompt._checks import kind, wrong_type, wrong_value
 from fedprompt.interfaces import Weighted
 
-_FORMAT = "fedprompt checkpoint 1"
+_FORMAT = "fedprompt checkpoint 2"
 _STATE, _TENSORS = "state.json", "tensors-"
 _RAISE = object()
 
@@ -24,16 +24,17 @@ def save_checkpoint(state: Any, directory: str | os.PathLike[str]) -> None:
 
     At every moment the directory holds one complete state: the last one, until the new one lies on the disk to its last byte. A process
     killed in the middle, a full disk or a power cut costs the rounds since the last call and nothing else. One process at a time may
-    save to a directory.
+    save to a directory; others may load from it meanwhile.
 
     Args:
         state: A tree of dicts (keys are strings or integers), lists and tuples over tensors, :class:`Weighted`, strings, numbers, booleans
             and None: what ``state_dict()`` of modules and optimisers, server updates, ``generator.get_state()`` and NumPy's
             ``generator.bit_generator.state`` give. All of it is remembered to the bit; gradients and devices are not.
-        directory: Made if need be; belongs to checkpoints alone. Holds ``state.json`` and one safetensors file that it names.
+        directory: Made if need be; belongs to one checkpoint. Holds ``state.json`` and one safetensors file that it names.
 
     Raises:
         TypeError: If something in `state` is of another kind, which loading could not give back; nothing is written then.
+        ValueError: If `directory` is empty.
 
     Example:
         >>> import tempfile
@@ -44,23 +45,26 @@ def save_checkpoint(state: Any, directory: str | os.PathLike[str]) -> None:
     """
     import safetensors.torch
 
+    directory = _folder(directory)
     tensors: dict[str, Tensor] = {}
-    tree = packed(state, "state", tensors)
+    tree = json.dumps(packed(state, "state", tensors))
     blob = safetensors.torch.save(tensors)
-    digest = hashlib.sha256(blob).hexdigest()
-    directory = Path(directory)
+    digest = _digest(tree, blob)
     directory.mkdir(parents=True, exist_ok=True)
     name = f"{_TENSORS}{digest[:16]}.safetensors"
     _replace(directory / name, blob)
     _replace(directory / _STATE, json.dumps({"format": _FORMAT, "tensors": name, "sha256": digest, "state": tree}).encode())
-    for leftover in {*directory.glob(f"{_TENSORS}*"), *directory.glob("*.part")} - {directory / name}:  # nothing refers to them any more
+    for leftover in {*directory.glob(f"{_TENSORS}*"), *directory.glob(f"{_STATE}.part")} - {
+        directory / name
+    }:  # nothing refers to them any more
         leftover.unlink()
 
 
 def load_checkpoint(directory: str | os.PathLike[str], *, default: Any = _RAISE) -> Any:
     """Load what :func:`save_checkpoint` saved last.
 
-    Nothing in the files can run code. Whatever was damaged on the disk is refused whole.
+    Nothing in the files can run code. Whatever was damaged on the disk is refused whole, as a digest covers the tree and its tensors; that
+    is no proof against somebody who edits them on purpose and computes it anew.
 
     Args:
         directory: Where it was saved.
@@ -89,24 +93,15 @@ def load_checkpoint(directory: str | os.PathLike[str], *, default: Any = _RAISE)
     """
     import safetensors.torch
 
-    path = Path(directory) / _STATE
+    path = _folder(directory) / _STATE
     if not path.exists():
         if default is _RAISE:
             raise FileNotFoundError(f"`directory` must hold a checkpoint; there is no {path}")
         return default
-    try:
-        record = json.loads(path.read_bytes())
-        name, digest, tree = (record[key] for key in ("tensors", "sha256", "state"))
-    except (ValueError, KeyError, TypeError) as error:
-        raise wrong_value("directory", f"hold a checkpoint in {_STATE}", f"damaged content ({error!r})") from error
-    if record.get("format") != _FORMAT:
-        raise wrong_value("directory", f"hold a checkpoint of format {_FORMAT!r}", record.get("format"))
-    if Path(name).name != name or not (path.parent / name).is_file():
-        raise wrong_value("directory", f"hold the tensors that {_STATE} names", f"no file {name!r}")
-    blob = (path.parent / name).read_bytes()
-    if hashlib.sha256(blob).hexdigest() != digest:
-        raise wrong_value("directory", f"hold the tensors that {_STATE} names", f"other content in {name!r}")
-    return unpacked(tree, safetensors.torch.load(blob))
+    tree, digest, blob = _read(path)
+    if _digest(tree, blob) != digest:
+        raise wrong_value("directory", f"hold what was saved, of which {_STATE} has the digest", "other content")
+    return unpacked(json.loads(tree), safetensors.torch.load(blob))
 
 
 def packed(thing: Any, where: str, tensors: dict[str, Tensor]) -> Any:
@@ -142,6 +137,49 @@ def unpacked(thing: Any, tensors: dict[str, Tensor]) -> Any:
         return {key: unpacked(part, tensors) for key, part in content}
     parts = [unpacked(part, tensors) for part in content]
     return Weighted(*parts) if tag == "weighted" else tuple(parts) if tag == "tuple" else parts
+
+
+def _folder(directory: object) -> Path:
+    if not isinstance(directory, str | os.PathLike):
+        raise wrong_type("directory", "be a path", kind(directory))
+    if os.fspath(directory) == "":  # would be the working directory
+        raise wrong_value("directory", "name a folder", "an empty path")
+    return Path(directory)
+
+
+def _digest(tree: str, blob: bytes) -> str:
+    total = hashlib.sha256(tree.encode(errors="surrogatepass"))  # a damaged text may hold half a character
+    total.update(blob)
+    return total.hexdigest()
+
+
+def _read(path: Path) -> tuple[str, str, bytes]:
+    """Read the tree's text, the digest and the tensors; again, if a process that saved in between took those tensors away."""
+    for _ in range(10):
+        name, digest, tree = _record(path)
+        try:
+            return tree, digest, (path.parent / name).read_bytes()
+        except FileNotFoundError:
+            pass
+    raise wrong_value("directory", f"hold the tensors that {_STATE} names", f"no file {name!r}")
+
+
+def _record(path: Path) -> tuple[str, str, str]:
+    try:
+        record = json.loads(path.read_bytes())
+        parts = tuple(record[key] for key in ("format", "tensors", "sha256", "state"))
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise wrong_value("directory", f"hold a checkpoint in {_STATE}", f"damaged content ({type(error).__name__}: {error})") from error
+    if not all(isinstance(part, str) for part in parts):
+        raise wrong_value(
+            "directory", f"hold a checkpoint in {_STATE}", f"damaged content ({', '.join(type(part).__name__ for part in parts)})"
+        )
+    given, name, digest, tree = parts
+    if given != _FORMAT:
+        raise wrong_value("directory", f"hold a checkpoint of format {_FORMAT!r}", given)
+    if Path(name).name != name or not name.startswith(_TENSORS):
+        raise wrong_value("directory", f"hold the tensors that {_STATE} names", f"no file {name!r}")
+    return name, digest, tree
 
 
 def _replace(path: Path, content: bytes) -> None:
