@@ -1,6 +1,7 @@
 """What tells two backbones, insertion plans or class sets apart, up to the refusal of a payload."""
 
 import copy
+from functools import partial
 
 import pytest
 import timm
@@ -19,6 +20,7 @@ from fedprompt import (
     collect,
     decode_payload,
     encode_payload,
+    encode_prompted,
     fingerprint,
     vit_trunk,
 )
@@ -86,6 +88,61 @@ def test_the_activation_is_told_though_no_weight_shows_it():
     quick, plain = (fingerprint(TextTower(make_clip(quick_gelu=quick), TOKENIZER)) for quick in (True, False))
     assert differing(quick, plain) == {"activation"}
     assert quick["activation"] == "QuickGELU()"
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"num_heads": 3}, {"global_pool": "avg", "fc_norm": False}, {"norm_layer": partial(nn.LayerNorm, eps=0.1)}],
+    ids=["heads", "pooling", "epsilon"],
+)
+def test_what_shows_in_no_weight_is_told_if_it_changes_features(other):
+    """Each computes other features with the same weights."""
+    model, images = tiny_vit(), torch.rand(2, 3, 16, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    changed = tiny_vit(**other)
+    changed.load_state_dict(model.state_dict())
+    trunks = vit_trunk(model), vit_trunk(changed)
+    first, second = (encode_prompted(trunk, images).pooled for trunk in trunks)
+    assert (first - second).abs().max() > 1e-3
+    assert differing(*map(fingerprint, trunks)) == {"settings"}
+
+
+def test_settings_of_training_of_a_machine_and_of_a_run_do_not_count():
+    model = tiny_vit()
+    expected = fingerprint(vit_trunk(model))
+    for other in ({"drop_rate": 0.1, "drop_path_rate": 0.1, "attn_drop_rate": 0.1}, {"weight_init": "skip"}):
+        again = tiny_vit(**other)
+        again.load_state_dict(model.state_dict())
+        assert fingerprint(vit_trunk(again)) == expected, other
+    trunk = vit_trunk(tiny_vit())
+    trunk.model.train()
+    trunk.model.name_or_path, trunk.model._calls = "/home/me/vit", 3
+    trunk.model.blocks[0].attn.fused_attn = not trunk.model.blocks[0].attn.fused_attn
+    trunk.model.blocks[0].attn.scale *= 1 + 2**-52
+    assert fingerprint(trunk) == expected
+
+
+@pytest.mark.parametrize("value", [0.5, 7, "7", (7, 8), (0.5, "a"), ()])
+def test_a_setting_of_any_plain_kind_in_any_module_is_told(value):
+    prints = [fingerprint(vit_trunk(tiny_vit()))]
+    for name, key, own in (("", "grid", value), ("blocks.1", "grid", value), ("", "grids", value), ("", "grid", 8)):
+        trunk = vit_trunk(tiny_vit())
+        setattr(trunk.model.get_submodule(name), key, own)
+        prints.append(fingerprint(trunk))
+    assert len({parts["settings"] for parts in prints}) == 5
+    assert all(differing(prints[0], parts) == {"settings"} for parts in prints[1:])
+
+
+@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "vit_base_patch16_siglip_224", "eva02_tiny_patch14_224"])
+def test_a_run_leaves_the_fingerprint_as_it_was(name):
+    """What timm caches in a forward is no setting; and a second construction has the same."""
+    size = 56 if "eva02" in name else 64
+    make = partial(timm.create_model, name, depth=1, embed_dim=48, num_heads=3, num_classes=0, img_size=size)
+    model = make()
+    again = make(num_classes=7)
+    again.load_state_dict(model.state_dict(), strict=False)
+    before = fingerprint(vit_trunk(model))
+    encode_prompted(vit_trunk(model), torch.rand(1, 3, size, size), DeepPrompts(2, 48, 1)())
+    assert fingerprint(vit_trunk(model)) == fingerprint(vit_trunk(again)) == fingerprint(vit_trunk(copy.deepcopy(model))) == before
 
 
 @pytest.mark.parametrize("name", ["vit_base_patch32_clip_quickgelu_224", "eva02_tiny_patch14_224", "vit_base_patch16_siglip_224"])

@@ -11,6 +11,8 @@ import torch.nn as nn
 from fedprompt._checks import kind, wrong_type, wrong_value
 from fedprompt.interfaces import PromptStream, TextEncoder, Trunk
 
+_IDLE = ("num_classes", "drop", "init", "path")  # of a classifier, of training, of how weights were made, of where they lay
+
 
 def fingerprint(
     backbone: Trunk | TextEncoder,
@@ -20,8 +22,11 @@ def fingerprint(
 ) -> dict[str, str]:
     """Describe the backbone, where prompts enter it and the classes, so that a payload meant for others is refused.
 
-    Two backbones with equal fingerprints compute the same features: weights and buffers are hashed bit by bit, classifiers left out,
-    and activations, which weights do not show, are named. Hashing reads every weight once; make the fingerprint once.
+    Weights and buffers are hashed bit by bit, classifiers left out. What computes the features and shows in no weight is told beside
+    them: activations by name, and a hash of the plain settings of all modules, numbers and strings such as those of heads, pooling and
+    the epsilon of norms. Booleans are no part of it, as some, such as that for a fused kernel, vary by machine; nor is dropout, which
+    rests in a frozen backbone. Another version of timm or open_clip may name its settings otherwise: all should run the same one.
+    Hashing reads every weight once; make the fingerprint once.
 
     Args:
         backbone: From :func:`vit_trunk`, or a :class:`TextTower`; of your own, anything that keeps its ``nn.Module`` as ``model``.
@@ -30,7 +35,8 @@ def fingerprint(
         place: Where the context of a text stands, such as :func:`at_end`.
 
     Returns:
-        Text by part, ``backbone``, ``weights``, ``activation`` and ``dtype``; ``prompts``, ``classes`` and ``place`` where they were given.
+        Text by part, ``backbone``, ``weights``, ``settings``, ``activation`` and ``dtype``; ``prompts``, ``classes`` and ``place`` where they
+        were given.
 
     Raises:
         TypeError: If `backbone` keeps no ``nn.Module`` as ``model``, or an argument is of the wrong kind.
@@ -59,6 +65,7 @@ def fingerprint(
     parts = {
         "backbone": " ".join(filter(None, [type(model).__name__, architecture])),
         "weights": _weights(model),
+        "settings": _settings(model),
         "activation": ", ".join(sorted({repr(module) for module in model.modules() if _is_activation(module)})),
         "dtype": ", ".join(sorted({str(parameter.dtype).removeprefix("torch.") for parameter in model.parameters()})),
     }
@@ -72,14 +79,39 @@ def fingerprint(
 
 
 def _weights(model: Any) -> str:
-    classifier = model.get_classifier() if hasattr(model, "get_classifier") else None
-    unused = {id(tensor) for tensor in classifier.state_dict(keep_vars=True).values()} if isinstance(classifier, nn.Module) else set()
+    unused = {id(tensor) for module in _classifier(model) for tensor in module.state_dict(keep_vars=True).values()}
     total = hashlib.sha256()
     for name, tensor in sorted(model.state_dict(keep_vars=True).items()):
         if id(tensor) not in unused:
             total.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
             total.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
     return total.hexdigest()
+
+
+def _settings(model: Any) -> str:
+    unused = _classifier(model)
+    told = []
+    for name, module in sorted(model.named_modules()):
+        if module not in unused and not _is_activation(module) and "drop" not in type(module).__name__.lower():
+            plain = {key: value for key, value in sorted(vars(module).items()) if _is_plain(value) and not key.startswith("_")}
+            told += [(name, key, _rounded(value)) for key, value in plain.items() if not any(word in key for word in _IDLE)]
+    return hashlib.sha256(json.dumps(told).encode()).hexdigest()
+
+
+def _is_plain(value: object) -> bool:
+    return type(value) in (int, float, str) or (isinstance(value, tuple) and all(type(part) in (int, float, str) for part in value))
+
+
+def _rounded(value: Any) -> Any:
+    """Write numbers in nine digits: the last bit of a root may depend on the machine."""
+    if isinstance(value, tuple):
+        return [_rounded(part) for part in value]
+    return f"{value:.9g}" if isinstance(value, float) else value
+
+
+def _classifier(model: Any) -> set[nn.Module]:
+    classifier = model.get_classifier() if hasattr(model, "get_classifier") else None
+    return set(classifier.modules()) if isinstance(classifier, nn.Module) else set()
 
 
 def _is_activation(module: nn.Module) -> bool:
