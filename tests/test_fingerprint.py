@@ -74,6 +74,7 @@ def test_the_order_of_registration_does_not_count_and_the_dtype_of_a_buffer_does
         trunk.model = nn.Module()
         for name in names:
             trunk.model.register_buffer(name, torch.zeros(2, dtype=dtype))
+            trunk.model.register_module(f"{name}_norm", nn.LayerNorm(2))
         trunks.append(fingerprint(trunk))
     assert trunks[0] == trunks[1]
     assert differing(trunks[0], trunks[2]) == {"weights"}
@@ -115,7 +116,7 @@ def test_settings_of_training_of_a_machine_and_of_a_run_do_not_count():
         assert fingerprint(vit_trunk(again)) == expected, other
     trunk = vit_trunk(tiny_vit())
     trunk.model.train()
-    trunk.model.name_or_path, trunk.model._calls = "/home/me/vit", 3
+    trunk.model.name_or_path, trunk.model._calls, trunk.model.blocks[1].attn.dropout = "/home/me/vit", 3, 0.1
     trunk.model.blocks[0].attn.fused_attn = not trunk.model.blocks[0].attn.fused_attn
     trunk.model.blocks[0].attn.scale *= 1 + 2**-52
     assert fingerprint(trunk) == expected
@@ -124,11 +125,17 @@ def test_settings_of_training_of_a_machine_and_of_a_run_do_not_count():
 @pytest.mark.parametrize("value", [0.5, 7, "7", (7, 8), (0.5, "a"), ()])
 def test_a_setting_of_any_plain_kind_in_any_module_is_told(value):
     prints = [fingerprint(vit_trunk(tiny_vit()))]
-    for name, key, own in (("", "grid", value), ("blocks.1", "grid", value), ("", "grids", value), ("", "grid", 8)):
+    for name, key, own in (
+        ("", "grid", value),
+        ("blocks.1", "grid", value),
+        ("", "grids", value),
+        ("", "grid", 8),
+        ("blocks.0", "grid", value),
+    ):
         trunk = vit_trunk(tiny_vit())
         setattr(trunk.model.get_submodule(name), key, own)
         prints.append(fingerprint(trunk))
-    assert len({parts["settings"] for parts in prints}) == 5
+    assert len({parts["settings"] for parts in prints}) == 6
     assert all(differing(prints[0], parts) == {"settings"} for parts in prints[1:])
 
 

@@ -35,8 +35,8 @@ def fingerprint(
         place: Where the context of a text stands, such as :func:`at_end`.
 
     Returns:
-        Text by part, ``backbone``, ``weights``, ``settings``, ``activation`` and ``dtype``; ``prompts``, ``classes`` and ``place`` where they
-        were given.
+        Text by part, ``backbone``, ``weights``, ``settings``, ``activation`` and ``dtype``; ``prompts``, ``classes`` and ``place`` where
+        they were given.
 
     Raises:
         TypeError: If `backbone` keeps no ``nn.Module`` as ``model``, or an argument is of the wrong kind.
