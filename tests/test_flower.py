@@ -338,7 +338,41 @@ def test_patience_ends(fedotp, monkeypatch):
     assert list(flower.client_nodes(grid, [0, 5], timeout=7.0)) == [0, 1, 2]
     assert now[0] == 7.0
     assert len(grid.asked) == 4
-    assert grid.timeouts == [7.0]
+
+
+def test_a_silent_node_costs_nothing_where_all_that_are_wanted_are_known(fedotp, monkeypatch):
+    """Connected, and never heard: it is waited for only in the place of a client that is missing."""
+    now = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    monkeypatch.setattr("time.sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
+    grid = grid_of(fedotp)
+    grid.join(7, node=5)
+    grid.silent.add(5)
+    nodes = flower.client_nodes(grid, range(3), timeout=60.0)
+    assert (nodes, now[0]) == ({0: 1000, 1: 993, 2: 986}, 0.0)
+    assert flower.client_nodes(grid, range(3), known=nodes, timeout=60.0) == nodes
+    assert now[0] == 0.0
+    assert len(grid.asked) == 3
+    assert flower.client_nodes(grid, range(4), known=nodes, timeout=60.0) == nodes
+    assert now[0] == 60.0
+    grid.silent.clear()
+    flower.client_nodes(grid, range(3), known=nodes)
+    assert len(grid.asked) == 3  # a stranger is not asked where nobody is missing
+
+
+def test_an_answer_that_takes_its_time_is_waited_for(fedotp, monkeypatch):
+    grid, pull, looks = grid_of(fedotp), InProcessGrid.pull_messages, count()
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    monkeypatch.setattr(grid, "pull_messages", lambda ids: pull(grid, ids) if next(looks) == 3 else [])
+    assert flower.client_nodes(grid, range(3)) == {0: 1000, 1: 993, 2: 986}
+    assert len(grid.asked) == 3  # once, though looked for four times
+
+
+def test_a_question_that_flower_could_not_push_is_not_looked_for(fedotp, monkeypatch):
+    grid, push, pull = grid_of(fedotp), InProcessGrid.push_messages, InProcessGrid.pull_messages
+    monkeypatch.setattr(grid, "push_messages", lambda messages: [*push(grid, messages)[:2], None])
+    monkeypatch.setattr(grid, "pull_messages", lambda ids: [] if None in ids else pull(grid, ids))
+    assert flower.client_nodes(grid, [2], timeout=0.0) == {1: 993, 2: 986}
 
 
 def test_a_client_that_comes_back_as_another_node_is_found_again(fedotp):
@@ -356,8 +390,25 @@ def test_a_second_node_of_a_client_is_left_out(fedotp, log):
     grid = grid_of(fedotp)
     nodes = flower.client_nodes(grid, range(3))
     grid.join(1, node=5)
-    assert flower.client_nodes(grid, range(3), known=nodes) == nodes
+    assert flower.client_nodes(grid, range(4), known=nodes, timeout=0.0) == nodes
     assert log == ["node 5 is left out: `partition-id` must be that of one node; got 1 a second time."]
+
+
+def test_of_two_new_nodes_that_claim_one_client_the_lower_keeps_it(fedotp, log):
+    """Whatever the order of their replies: the same federation is found again."""
+    grid = grid_of(fedotp)
+    for node in (5, 7, 6):
+        grid.join(4, node=node)
+    assert flower.client_nodes(grid, [4])[4] == 5
+    assert [line[:19] for line in log] == ["node 6 is left out:", "node 7 is left out:"]
+
+
+def test_a_node_is_one_client_even_if_it_replies_twice(fedotp, log):
+    def fault(reply: Envelope) -> list[Envelope]:
+        return [reply, again(reply, RecordDict({"client": ConfigRecord({"client": 9})}))]
+
+    assert flower.client_nodes(grid_of(fedotp, fault=fault), range(3)) == {0: 1000, 1: 993, 2: 986}
+    assert len(log) == 3
 
 
 def test_an_answer_of_a_node_that_was_not_asked_is_left_out(fedotp, log):
@@ -410,7 +461,6 @@ def test_a_client_without_a_node_is_left_out_of_the_round(fedotp, log):
     expected = in_process(without(fedotp, client, 0)._replace(rounds=1))
     assert_same_bits((strategy.answers, strategy.state), expected[:2])
     assert f"round 0: client {client} is left out: it has no node" in log
-    assert grid.timeouts[0] == 1.0  # no patience, but the time that an answer takes
 
 
 # What a client remembers
