@@ -12,6 +12,7 @@ from dp_accounting.pld import PLDAccountant
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import binom, chi2, kstest
+from timm.layers import EvoNorm2dB0
 from torch.func import functional_call, grad, vmap
 
 import private
@@ -279,6 +280,24 @@ def test_samples_that_see_one_another_are_refused_where_it_can_be_seen(generator
         per_sample(model, 2)
     model.cnn.eval()
     per_sample(model, 2)
+
+
+@pytest.mark.parametrize(
+    ("mixing", "training"),
+    [
+        (nn.BatchNorm1d(3, affine=False, track_running_stats=False), False),  # has the statistics of the batch at all times
+        (nn.BatchNorm1d(3, track_running_stats=False), False),
+        (nn.BatchNorm1d(3), True),
+        (nn.InstanceNorm1d(3, track_running_stats=True), True),  # writes the statistics of all samples into the original
+        (EvoNorm2dB0(3), True),  # one of timm's that is no batch normalisation of PyTorch
+    ],
+)
+def test_statistics_over_samples_are_refused_and_those_of_single_samples_are_not(mixing, training):
+    model = nn.Sequential(nn.Linear(4, 3), mixing).train(training)
+    with pytest.raises(ValueError, match=r"`model` must keep samples apart.*'1'"):
+        per_sample(model, 2)
+    for alone in (nn.InstanceNorm1d(3), nn.LayerNorm(3), nn.BatchNorm1d(3).eval(), nn.InstanceNorm1d(3, track_running_stats=True).eval()):
+        per_sample(nn.Sequential(nn.Linear(4, 3), alone), 2)
 
 
 # One sample's part in a step. Each law takes an implementation, so that known-wrong ones can be shown to break it.
