@@ -2,7 +2,9 @@
 
 import copy
 import math
+import re
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,6 +17,7 @@ from scipy.stats import binom, chi2, kstest
 from timm.layers import EvoNorm2dB0
 from torch.func import functional_call, grad, vmap
 
+import fedprompt
 import private
 from fedprompt import (
     ContextPrompts,
@@ -524,6 +527,36 @@ def test_a_step_on_a_model_hardly_depends_on_any_one_image(generator):
     moved = [distance(whole, step([other for other in range(BATCH) if other != one])) for one in range(BATCH)]
     assert max(moved) <= 0.1 / 4 * (1 + 1e-9)
     assert max(moved) > 0.99 * 0.1 / 4  # gradients are longer than the norm here, so the bound is met
+
+
+@pytest.mark.parametrize("weight", [0, 0.5, 1, 1000])
+def test_one_client_moves_the_sum_of_the_page_by_at_most_its_norm(weight, monkeypatch):
+    """The loop over clients in docs/privacy.md, whatever weight one of them claims; 0 sends rows of 0, far from the broadcast."""
+    page = (Path(__file__).parents[1] / "docs" / "privacy.md").read_text()
+    (block,) = (block for block in re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL) if "num_clients" in block)
+    model, claims, totals, collect = nn.Linear(4, 3), [], [], fedprompt.collect
+    nn.init.constant_(model.weight, 10.0)
+
+    def trained(model, *, weight):
+        nn.init.constant_(model.weight, 11.0)
+        return collect(model, weight=claims[-1])
+
+    def caught(total, **options):
+        totals.append(total)
+        return noisy_mean(total, **options)
+
+    monkeypatch.setattr(fedprompt, "collect", trained)
+    monkeypatch.setattr(fedprompt, "noisy_mean", caught)
+    for claim, clients in ((weight, [0]), (1, [0, 1])):
+        claims.append(claim)
+        monkeypatch.setattr(fedprompt, "poisson_batch", lambda count, clients=clients, **options: torch.tensor(clients))
+        names = {"fp": fedprompt, "torch": torch, "model": model, "draw": torch.Generator()}
+        nn.init.constant_(model.weight, 10.0)
+        exec(compile(block, "docs/privacy.md", "exec"), names)
+    lengths = [distance(total, {name: torch.zeros_like(tensor) for name, tensor in total.items()}) for total in totals]
+    assert lengths[0] == pytest.approx(0.5 * min(weight, 1), rel=1e-4)
+    assert lengths[0] <= 0.5
+    assert lengths[1] == pytest.approx(1.0, rel=1e-4)  # two that pull alike: the sum, and nothing but the sum
 
 
 # Who is drawn.
