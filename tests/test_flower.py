@@ -68,7 +68,7 @@ def flower_grid(federation: Federation, *, fault: Fault = lambda reply: [reply],
     """The driver: Flower's own loop, over bytes."""
     grid, strategy = grid_of(federation, fault=fault), strategy_of(federation, **options)
     strategy.start(grid, ArrayRecord(), num_rounds=federation.rounds)
-    states = {client: remembered(grid.context(node).state) for client, node in strategy.nodes.items()}
+    states = {client: remembered(grid.context(node).state)["after"] for client, node in strategy.nodes.items()}
     return Outcome(strategy.answers, strategy.state, states), grid
 
 
@@ -482,7 +482,52 @@ def test_state_in_a_directory_outlasts_the_run(tmp_path):
         assert grid.timeouts[-1] == 5.0
     expected = in_process(federation)
     assert_same_bits((answers, state), expected[:2])
-    assert_same_bits({client: fp.load_checkpoint(tmp_path / str(client)) for client in range(3)}, expected.clients)
+    assert_same_bits({client: fp.load_checkpoint(tmp_path / str(client))["after"] for client in range(3)}, expected.clients)
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_server_that_is_killed_between_exchange_and_save_ends_with_the_same_bits(tmp_path, lost):
+    """Clients have saved the lost round, with momentum; it is asked again, of new nodes, and they answer from before it."""
+    federation, clients, server = FEDERATIONS["fedhpl"](), tmp_path / "clients", tmp_path / "server"
+    answers, state = federation.server.init()
+    fp.save_checkpoint({"round": 0, "answers": answers, "state": state}, server)
+    for killed in [True, False]:
+        grid = InProcessGrid(
+            flower.client_app(federation.client, expect=downward(federation), max_bytes=MAX_BYTES, directory=clients), range(3)
+        )
+        nodes, kept = flower.client_nodes(grid, range(3)), fp.load_checkpoint(server)
+        answers, state = kept["answers"], kept["state"]
+        for now in range(kept["round"], federation.rounds):
+            uploads = flower.exchange(grid, answers, nodes=nodes, server_round=now, expect=upward(federation), max_bytes=MAX_BYTES)
+            if killed and now == lost:
+                break
+            answers, state = federation.server.step(uploads, state)
+            fp.save_checkpoint({"round": now + 1, "answers": answers, "state": state}, server)
+    expected = in_process(federation)
+    assert_same_bits((answers, state), expected[:2])
+    assert_same_bits({client: fp.load_checkpoint(clients / str(client))["after"] for client in range(3)}, expected.clients)
+
+
+@pytest.mark.parametrize("kept", ["in a directory", "in the context"])
+def test_the_same_broadcast_again_has_the_same_answer_and_another_goes_on(tmp_path, kept):
+    """Also from a client that writes into the state that it is given; of another run, whose rounds count from 0 again, nothing is lost."""
+
+    def train(client: int, server_round: int, broadcast: fp.Message, state: Any) -> tuple[fp.Message, Any]:
+        state.setdefault("seen", []).append(server_round)
+        return {"seen": torch.tensor([len(state["seen"])])}, state
+
+    form = {"seen": torch.zeros(1, dtype=torch.int64)}
+    folder = tmp_path if kept == "in a directory" else None
+    grid = InProcessGrid(flower.client_app(train, expect=lambda client: fp.Expected(form), max_bytes=MAX_BYTES, directory=folder), [0])
+
+    def ask(server_round: int, number: int) -> int:
+        answers = {0: {"seen": torch.tensor([number])}}
+        wire = {"expect": lambda client: fp.Expected(form), "max_bytes": MAX_BYTES}
+        return int(flower.exchange(grid, answers, nodes={0: 1000}, server_round=server_round, **wire)[0]["seen"])
+
+    assert [ask(0, 5), ask(0, 5), ask(0, 5)] == [1, 1, 1]
+    assert [ask(1, 5), ask(1, 5), ask(1, 6)] == [2, 2, 3]
+    assert [ask(0, 5), ask(0, 5)] == [4, 4]
 
 
 def test_state_is_any_tree_and_other_records_stay(tmp_path):
