@@ -131,14 +131,23 @@ def test_a_loop_of_ones_own_needs_no_strategy(federation):
     assert ledger.total(framed=True) == sum(length for _, length in grid.sent)
 
 
-def test_equal_answers_share_one_content_and_another_fingerprint_makes_another(fedotp, monkeypatch):
+def test_equal_answers_share_one_content_and_another_fingerprint_makes_another(fedotp, monkeypatch, tmp_path):
     """Flower sends an object once, however many envelopes hold it."""
     grid, contents = grid_of(fedotp), []
     monkeypatch.setattr(grid, "send_and_receive", lambda messages, timeout: contents.extend(message.content for message in messages) or [])
-    answers, nodes = fedotp.server.init()[0], {0: 1000, 1: 993, 2: 986}
+    answers, nodes = dict(fedotp.server.init()[0]), {0: 1000, 1: 993, 2: 986}
     wire = {"nodes": nodes, "server_round": 0, "max_bytes": MAX_BYTES}
     flower.exchange(grid, answers, expect=upward(fedotp), **wire)
     assert contents[0] is contents[1] is contents[2]
+    contents.clear()
+    fp.save_checkpoint(answers, tmp_path)
+    flower.exchange(grid, fp.load_checkpoint(tmp_path), expect=upward(fedotp), **wire)  # equal, and no longer one object
+    assert contents[0] is contents[1] is contents[2]
+    contents.clear()
+    answers[2] = {name: torch.nextafter(tensor, tensor + 1) for name, tensor in answers[2].items()}
+    flower.exchange(grid, answers, expect=upward(fedotp), **wire)
+    assert contents[0] is contents[1] is not contents[2]
+    answers[2] = answers[0]
     contents.clear()
     flower.exchange(grid, answers, expect=lambda client: fp.Expected(fedotp.upload_form(client), {"seat": str(client // 2)}), **wire)
     assert contents[0] is contents[1] is not contents[2]
@@ -544,6 +553,16 @@ def test_state_is_any_tree_and_other_records_stay(tmp_path):
     remember({}, records)
     assert remembered(records) == {}
     assert records["mod"] == MetricRecord({"loss": 1.0})
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("cohort", [[0, 7], [7], ["0"]])
+def test_a_cohort_of_clients_without_an_answer_is_refused(fedotp, cohort):
+    grid, strategy = grid_of(fedotp), strategy_of(fedotp, cohort=lambda server_round: cohort)
+    with pytest.raises(ValueError, match=rf"^`cohort` must name clients that have an answer; got \[{cohort[-1]!r}\]\."):
+        strategy.start(grid, ArrayRecord(), num_rounds=1)
+    assert grid.asked == []
+    assert_same_bits((strategy.answers, strategy.state), fedotp.server.init())
 
 
 # Packing

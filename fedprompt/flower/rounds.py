@@ -99,7 +99,8 @@ class Wire(NamedTuple):
 
     def address(self, answers: Answers, nodes: Mapping[int, int], server_round: int) -> list[Envelope]:
         """One envelope for each client; a list, because Flower reads it twice. Equal answers share one content, which travels once."""
-        contents: dict[tuple[int, frozenset[tuple[str, str]]], RecordDict] = {}
+        packed: dict[tuple[int, frozenset[tuple[str, str]]], RecordDict] = {}  # each object once
+        contents: dict[bytes, RecordDict] = {}  # and one for those that are equal, as after a checkpoint
         envelopes = []
         for client, answer in answers.items():
             if client not in nodes:
@@ -107,10 +108,11 @@ class Wire(NamedTuple):
                 continue
             fingerprint = self.expect(client).fingerprint
             key = id(answer), frozenset(fingerprint.items())
-            if key not in contents:
-                contents[key] = pack(answer, header=Header(fingerprint, server_round))
-            self._record(answer, "down", client, server_round, blob_of(contents[key]))
-            envelopes.append(Envelope(contents[key], nodes[client], "train", group_id=str(server_round)))
+            if key not in packed:
+                records = pack(answer, header=Header(fingerprint, server_round))
+                packed[key] = contents.setdefault(blob_of(records), records)
+            self._record(answer, "down", client, server_round, blob_of(packed[key]))
+            envelopes.append(Envelope(packed[key], nodes[client], "train", group_id=str(server_round)))
         return envelopes
 
     def accept(self, replies: Iterable[Envelope], clients: Mapping[int, int], server_round: int) -> dict[int, Message]:
