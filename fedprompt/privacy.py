@@ -62,10 +62,13 @@ def per_sample(model: nn.Module, batch_size: int) -> nn.Module:
         batch_size: How many samples; 0 is one of the cases of :func:`poisson_batch`.
 
     Returns:
-        A model for one batch, with the names of `model`, parameters (batch, \*shape), and the values and modes of this moment.
+        A model for one batch, with the names of `model` and parameters (batch, \*shape). Make it anew for each batch. Its values are the
+        memory of `model`, whatever is written there, and modes are those of `model`, to be set before. Afterwards ``train()`` of either
+        reaches but a part of what comes back.
 
     Raises:
-        TypeError: If an argument is of the wrong kind.
+        TypeError: If an argument is of the wrong kind; when called, if a module that owns parameters returns neither a tensor nor a
+            :class:`PromptStream`.
         ValueError: If nothing in `model` learns, `batch_size` is negative, or samples would meet in the statistics of a normalisation:
             batch normalisation without running ones, and any that keeps running ones while in training mode.
 
@@ -206,6 +209,10 @@ class _Copies(nn.Module):
             if isinstance(result, PromptStream):
                 replaces.append(result.replace)
                 return dict(result.layers)
+            if not isinstance(result, Tensor):
+                raise wrong_type("model", "return a tensor or a PromptStream from every module that owns parameters", kind(result))
+            if inputs and result.shape[:1] != (1,):
+                raise wrong_value("model", "return (batch, ...) from every module that is called with a batch", tuple(result.shape))
             return result[0] if inputs else result
 
         results: Any = torch.vmap(one, randomness="different")(parameters, *inputs)

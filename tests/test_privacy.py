@@ -303,6 +303,57 @@ def test_statistics_over_samples_are_refused_and_those_of_single_samples_are_not
         per_sample(nn.Sequential(nn.Linear(4, 3), alone), 2)
 
 
+class Returning(nn.Module):
+    """Owns a parameter and returns what it is told to make of it."""
+
+    def __init__(self, result):
+        super().__init__()
+        self.scale, self.result = nn.Parameter(torch.ones(4)), result
+
+    def forward(self, *inputs):
+        return self.result(self.scale, *inputs)
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    "result",
+    [
+        lambda scale, values: (values * scale, values),  # of which the first alone would have come back
+        lambda scale, values: {"logits": values * scale},
+        lambda scale, values: None,
+    ],
+)
+def test_results_that_are_neither_a_tensor_nor_a_stream_are_refused(result):
+    with pytest.raises(TypeError, match="`model` must return a tensor or a PromptStream from every module that owns parameters; got"):
+        per_sample(Returning(result), 3)(torch.ones(3, 4))
+    with pytest.raises(TypeError, match="`model` must return a tensor or a PromptStream"):
+        per_sample(Returning(lambda scale: result(scale, torch.ones(1, 4))), 3)()
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("result", [lambda scale, values: (values * scale).sum(), lambda scale, values: values.sum() * scale])
+def test_results_without_a_batch_are_refused(result):
+    with pytest.raises(ValueError, match=r"`model` must return \(batch, ...\) from every module that is called with a batch; got"):
+        per_sample(Returning(result), 3)(torch.ones(3, 4))
+
+
+def test_values_follow_the_original_and_modes_are_set_there():
+    """What the docstring says of copies that were made before."""
+    owner, other = Wrapped(nn.Dropout(0.5)), nn.Dropout(0.5)
+    model = nn.Sequential(owner, other).eval()
+    copies, ones = per_sample(model, 2), torch.ones(2, 400)
+    with torch.no_grad():
+        owner.scale.fill_(3.0)
+    assert_identical(copies(ones).detach(), torch.full((2, 400), 3.0))
+    copies.train()
+    assert bool((copies[0](ones) == 3).all())  # does not reach a module that owns parameters
+    assert bool((copies[1](ones) == 0).any())
+    copies.eval()
+    model.train()
+    assert bool((copies[0](ones) == 0).any())
+    assert bool((copies[1](ones) == 1).all())  # and the rest has a mode of its own
+
+
 # One sample's part in a step. Each law takes an implementation, so that known-wrong ones can be shown to break it.
 
 
