@@ -62,12 +62,15 @@ def per_sample(model: nn.Module, batch_size: int) -> nn.Module:
         batch_size: How many samples; 0 is one of the cases of :func:`poisson_batch`.
 
     Returns:
-        A model for one batch, with the names of `model`, parameters (batch, \*shape), and the values and modes of this moment.
+        A model for one batch, with the names of `model` and parameters (batch, \*shape). Make it anew for each batch. Its values are the
+        memory of `model`, whatever is written there, and modes are those of `model`, to be set before. Afterwards ``train()`` of either
+        reaches but a part of what comes back.
 
     Raises:
-        TypeError: If an argument is of the wrong kind.
-        ValueError: If nothing in `model` learns, `batch_size` is negative, or batch normalisation is in training mode, through which
-            samples see one another.
+        TypeError: If an argument is of the wrong kind; when called, if a module that owns parameters returns neither a tensor nor a
+            :class:`PromptStream`.
+        ValueError: If nothing in `model` learns, `batch_size` is negative, or samples would meet in the statistics of a normalisation:
+            batch normalisation without running ones, and any that keeps running ones while in training mode.
 
     Example:
         >>> model, images = nn.Linear(4, 2), torch.randn(3, 4)
@@ -85,8 +88,8 @@ def per_sample(model: nn.Module, batch_size: int) -> nn.Module:
     learning = {parameter for parameter in model.parameters() if parameter.requires_grad}
     if not learning:
         raise wrong_value("model", "have a parameter with requires_grad", "none")
-    if mixing := [name for name, module in model.named_modules() if isinstance(module, _BatchNorm) and module.training]:
-        raise wrong_value("model", "keep samples apart: put batch normalisation into eval mode", f"training mode in {mixing}")
+    if mixing := [name for name, module in model.named_modules() if _sees_the_batch(module)]:
+        raise wrong_value("model", "keep samples apart: normalise by running statistics, in eval mode", f"others in {mixing}")
     copies = {parameter: nn.Parameter(parameter.detach().expand(batch_size, *parameter.shape)) for parameter in learning}
     return _twin(model, copies)
 
@@ -206,6 +209,10 @@ class _Copies(nn.Module):
             if isinstance(result, PromptStream):
                 replaces.append(result.replace)
                 return dict(result.layers)
+            if not isinstance(result, Tensor):
+                raise wrong_type("model", "return a tensor or a PromptStream from every module that owns parameters", kind(result))
+            if inputs and result.shape[:1] != (1,):
+                raise wrong_value("model", "return (batch, ...) from every module that is called with a batch", tuple(result.shape))
             return result[0] if inputs else result
 
         results: Any = torch.vmap(one, randomness="different")(parameters, *inputs)
@@ -221,6 +228,13 @@ def _twin(module: nn.Module, copies: Mapping[nn.Parameter, nn.Parameter]) -> nn.
     twin = copy.copy(module)
     twin._modules = {name: child and _twin(child, copies) for name, child in module._modules.items()}
     return twin
+
+
+def _sees_the_batch(module: nn.Module) -> bool:
+    """Whether samples meet in a module's statistics: those it computes of a batch, or those it keeps for later."""
+    if isinstance(module, _BatchNorm) and module.running_mean is None:
+        return True
+    return module.training and any(name.startswith("running_") for name, buffer in module._buffers.items() if buffer is not None)
 
 
 def _check_tensors(argument: str, tensors: object) -> None:

@@ -32,6 +32,8 @@ class InProcessGrid(Grid):
         self.sent: list[tuple[str, int]] = []  # direction and length of each blob in training
         self.asked: list[int] = []
         self.timeouts: list[float | None] = []
+        self.silent: set[int] = set()  # nodes that are connected and never answer
+        self._replies: list[Message] = []  # that nobody pulled yet
         for client in clients:
             self.join(client, node=1000 - 7 * client)
 
@@ -47,10 +49,23 @@ class InProcessGrid(Grid):
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
         """Answer all of them; a node that left says nothing."""
         self.timeouts.append(timeout)
+        return self.pull_messages(self.push_messages(messages))
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        """Hand them to the nodes that are there."""
         for message in messages:  # twice, as over HTTP: a generator would be empty by then
             message.metadata.__dict__["_message_id"] = message.object_id
-        replies = [self._answer(over_the_wire(message)) for message in messages if message.metadata.dst_node_id in self.contexts]
-        return [over_the_wire(each) for reply in reversed(replies) for each in self.fault(reply)]
+        there = [message for message in messages if message.metadata.dst_node_id in self.contexts.keys() - self.silent]
+        replies = [self._answer(over_the_wire(message)) for message in there]
+        self._replies += [over_the_wire(each) for reply in reversed(replies) for each in self.fault(reply)]
+        return [message.metadata.message_id for message in messages]
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        """Return the replies to these, each once."""
+        wanted = set(message_ids)
+        pulled = [reply for reply in self._replies if reply.metadata.reply_to_message_id in wanted]
+        self._replies = [reply for reply in self._replies if reply.metadata.reply_to_message_id not in wanted]
+        return pulled
 
     def _answer(self, message: Message) -> Message:
         node = message.metadata.dst_node_id
@@ -84,14 +99,6 @@ class InProcessGrid(Grid):
 
     def create_message(self, *arguments: Any, **options: Any) -> Message:
         """Flower calls this deprecated."""
-        raise NotImplementedError
-
-    def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        """Not needed: an adapter waits for its replies."""
-        raise NotImplementedError
-
-    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        """Not needed: an adapter waits for its replies."""
         raise NotImplementedError
 
 

@@ -68,7 +68,7 @@ def flower_grid(federation: Federation, *, fault: Fault = lambda reply: [reply],
     """The driver: Flower's own loop, over bytes."""
     grid, strategy = grid_of(federation, fault=fault), strategy_of(federation, **options)
     strategy.start(grid, ArrayRecord(), num_rounds=federation.rounds)
-    states = {client: remembered(grid.context(node).state) for client, node in strategy.nodes.items()}
+    states = {client: remembered(grid.context(node).state)["after"] for client, node in strategy.nodes.items()}
     return Outcome(strategy.answers, strategy.state, states), grid
 
 
@@ -131,14 +131,23 @@ def test_a_loop_of_ones_own_needs_no_strategy(federation):
     assert ledger.total(framed=True) == sum(length for _, length in grid.sent)
 
 
-def test_equal_answers_share_one_content_and_another_fingerprint_makes_another(fedotp, monkeypatch):
+def test_equal_answers_share_one_content_and_another_fingerprint_makes_another(fedotp, monkeypatch, tmp_path):
     """Flower sends an object once, however many envelopes hold it."""
     grid, contents = grid_of(fedotp), []
     monkeypatch.setattr(grid, "send_and_receive", lambda messages, timeout: contents.extend(message.content for message in messages) or [])
-    answers, nodes = fedotp.server.init()[0], {0: 1000, 1: 993, 2: 986}
+    answers, nodes = dict(fedotp.server.init()[0]), {0: 1000, 1: 993, 2: 986}
     wire = {"nodes": nodes, "server_round": 0, "max_bytes": MAX_BYTES}
     flower.exchange(grid, answers, expect=upward(fedotp), **wire)
     assert contents[0] is contents[1] is contents[2]
+    contents.clear()
+    fp.save_checkpoint(answers, tmp_path)
+    flower.exchange(grid, fp.load_checkpoint(tmp_path), expect=upward(fedotp), **wire)  # equal, and no longer one object
+    assert contents[0] is contents[1] is contents[2]
+    contents.clear()
+    answers[2] = {name: torch.nextafter(tensor, tensor + 1) for name, tensor in answers[2].items()}
+    flower.exchange(grid, answers, expect=upward(fedotp), **wire)
+    assert contents[0] is contents[1] is not contents[2]
+    answers[2] = answers[0]
     contents.clear()
     flower.exchange(grid, answers, expect=lambda client: fp.Expected(fedotp.upload_form(client), {"seat": str(client // 2)}), **wire)
     assert contents[0] is contents[1] is not contents[2]
@@ -338,7 +347,41 @@ def test_patience_ends(fedotp, monkeypatch):
     assert list(flower.client_nodes(grid, [0, 5], timeout=7.0)) == [0, 1, 2]
     assert now[0] == 7.0
     assert len(grid.asked) == 4
-    assert grid.timeouts == [7.0]
+
+
+def test_a_silent_node_costs_nothing_where_all_that_are_wanted_are_known(fedotp, monkeypatch):
+    """Connected, and never heard: it is waited for only in the place of a client that is missing."""
+    now = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    monkeypatch.setattr("time.sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
+    grid = grid_of(fedotp)
+    grid.join(7, node=5)
+    grid.silent.add(5)
+    nodes = flower.client_nodes(grid, range(3), timeout=60.0)
+    assert (nodes, now[0]) == ({0: 1000, 1: 993, 2: 986}, 0.0)
+    assert flower.client_nodes(grid, range(3), known=nodes, timeout=60.0) == nodes
+    assert now[0] == 0.0
+    assert len(grid.asked) == 3
+    assert flower.client_nodes(grid, range(4), known=nodes, timeout=60.0) == nodes
+    assert now[0] == 60.0
+    grid.silent.clear()
+    flower.client_nodes(grid, range(3), known=nodes)
+    assert len(grid.asked) == 3  # a stranger is not asked where nobody is missing
+
+
+def test_an_answer_that_takes_its_time_is_waited_for(fedotp, monkeypatch):
+    grid, pull, looks = grid_of(fedotp), InProcessGrid.pull_messages, count()
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    monkeypatch.setattr(grid, "pull_messages", lambda ids: pull(grid, ids) if next(looks) == 3 else [])
+    assert flower.client_nodes(grid, range(3)) == {0: 1000, 1: 993, 2: 986}
+    assert len(grid.asked) == 3  # once, though looked for four times
+
+
+def test_a_question_that_flower_could_not_push_is_not_looked_for(fedotp, monkeypatch):
+    grid, push, pull = grid_of(fedotp), InProcessGrid.push_messages, InProcessGrid.pull_messages
+    monkeypatch.setattr(grid, "push_messages", lambda messages: [*push(grid, messages)[:2], None])
+    monkeypatch.setattr(grid, "pull_messages", lambda ids: [] if None in ids else pull(grid, ids))
+    assert flower.client_nodes(grid, [2], timeout=0.0) == {1: 993, 2: 986}
 
 
 def test_a_client_that_comes_back_as_another_node_is_found_again(fedotp):
@@ -356,8 +399,25 @@ def test_a_second_node_of_a_client_is_left_out(fedotp, log):
     grid = grid_of(fedotp)
     nodes = flower.client_nodes(grid, range(3))
     grid.join(1, node=5)
-    assert flower.client_nodes(grid, range(3), known=nodes) == nodes
+    assert flower.client_nodes(grid, range(4), known=nodes, timeout=0.0) == nodes
     assert log == ["node 5 is left out: `partition-id` must be that of one node; got 1 a second time."]
+
+
+def test_of_two_new_nodes_that_claim_one_client_the_lower_keeps_it(fedotp, log):
+    """Whatever the order of their replies: the same federation is found again."""
+    grid = grid_of(fedotp)
+    for node in (5, 7, 6):
+        grid.join(4, node=node)
+    assert flower.client_nodes(grid, [4])[4] == 5
+    assert [line[:19] for line in log] == ["node 6 is left out:", "node 7 is left out:"]
+
+
+def test_a_node_is_one_client_even_if_it_replies_twice(fedotp, log):
+    def fault(reply: Envelope) -> list[Envelope]:
+        return [reply, again(reply, RecordDict({"client": ConfigRecord({"client": 9})}))]
+
+    assert flower.client_nodes(grid_of(fedotp, fault=fault), range(3)) == {0: 1000, 1: 993, 2: 986}
+    assert len(log) == 3
 
 
 def test_an_answer_of_a_node_that_was_not_asked_is_left_out(fedotp, log):
@@ -410,7 +470,6 @@ def test_a_client_without_a_node_is_left_out_of_the_round(fedotp, log):
     expected = in_process(without(fedotp, client, 0)._replace(rounds=1))
     assert_same_bits((strategy.answers, strategy.state), expected[:2])
     assert f"round 0: client {client} is left out: it has no node" in log
-    assert grid.timeouts[0] == 1.0  # no patience, but the time that an answer takes
 
 
 # What a client remembers
@@ -432,7 +491,52 @@ def test_state_in_a_directory_outlasts_the_run(tmp_path):
         assert grid.timeouts[-1] == 5.0
     expected = in_process(federation)
     assert_same_bits((answers, state), expected[:2])
-    assert_same_bits({client: fp.load_checkpoint(tmp_path / str(client)) for client in range(3)}, expected.clients)
+    assert_same_bits({client: fp.load_checkpoint(tmp_path / str(client))["after"] for client in range(3)}, expected.clients)
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_server_that_is_killed_between_exchange_and_save_ends_with_the_same_bits(tmp_path, lost):
+    """Clients have saved the lost round, with momentum; it is asked again, of new nodes, and they answer from before it."""
+    federation, clients, server = FEDERATIONS["fedhpl"](), tmp_path / "clients", tmp_path / "server"
+    answers, state = federation.server.init()
+    fp.save_checkpoint({"round": 0, "answers": answers, "state": state}, server)
+    for killed in [True, False]:
+        grid = InProcessGrid(
+            flower.client_app(federation.client, expect=downward(federation), max_bytes=MAX_BYTES, directory=clients), range(3)
+        )
+        nodes, kept = flower.client_nodes(grid, range(3)), fp.load_checkpoint(server)
+        answers, state = kept["answers"], kept["state"]
+        for now in range(kept["round"], federation.rounds):
+            uploads = flower.exchange(grid, answers, nodes=nodes, server_round=now, expect=upward(federation), max_bytes=MAX_BYTES)
+            if killed and now == lost:
+                break
+            answers, state = federation.server.step(uploads, state)
+            fp.save_checkpoint({"round": now + 1, "answers": answers, "state": state}, server)
+    expected = in_process(federation)
+    assert_same_bits((answers, state), expected[:2])
+    assert_same_bits({client: fp.load_checkpoint(clients / str(client))["after"] for client in range(3)}, expected.clients)
+
+
+@pytest.mark.parametrize("kept", ["in a directory", "in the context"])
+def test_the_same_broadcast_again_has_the_same_answer_and_another_goes_on(tmp_path, kept):
+    """Also from a client that writes into the state that it is given; of another run, whose rounds count from 0 again, nothing is lost."""
+
+    def train(client: int, server_round: int, broadcast: fp.Message, state: Any) -> tuple[fp.Message, Any]:
+        state.setdefault("seen", []).append(server_round)
+        return {"seen": torch.tensor([len(state["seen"])])}, state
+
+    form = {"seen": torch.zeros(1, dtype=torch.int64)}
+    folder = tmp_path if kept == "in a directory" else None
+    grid = InProcessGrid(flower.client_app(train, expect=lambda client: fp.Expected(form), max_bytes=MAX_BYTES, directory=folder), [0])
+
+    def ask(server_round: int, number: int) -> int:
+        answers = {0: {"seen": torch.tensor([number])}}
+        wire = {"expect": lambda client: fp.Expected(form), "max_bytes": MAX_BYTES}
+        return int(flower.exchange(grid, answers, nodes={0: 1000}, server_round=server_round, **wire)[0]["seen"])
+
+    assert [ask(0, 5), ask(0, 5), ask(0, 5)] == [1, 1, 1]
+    assert [ask(1, 5), ask(1, 5), ask(1, 6)] == [2, 2, 3]
+    assert [ask(0, 5), ask(0, 5)] == [4, 4]
 
 
 def test_state_is_any_tree_and_other_records_stay(tmp_path):
@@ -449,6 +553,16 @@ def test_state_is_any_tree_and_other_records_stay(tmp_path):
     remember({}, records)
     assert remembered(records) == {}
     assert records["mod"] == MetricRecord({"loss": 1.0})
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("cohort", [[0, 7], [7], ["0"]])
+def test_a_cohort_of_clients_without_an_answer_is_refused(fedotp, cohort):
+    grid, strategy = grid_of(fedotp), strategy_of(fedotp, cohort=lambda server_round: cohort)
+    with pytest.raises(ValueError, match=rf"^`cohort` must name clients that have an answer; got \[{cohort[-1]!r}\]\."):
+        strategy.start(grid, ArrayRecord(), num_rounds=1)
+    assert grid.asked == []
+    assert_same_bits((strategy.answers, strategy.state), fedotp.server.init())
 
 
 # Packing

@@ -1,5 +1,8 @@
 """FedHPL cut for Flower is that of its own example; ``examples/flower_fedhpl/run.py`` compares what Flower then makes of it."""
 
+import socket
+import struct
+import threading
 from argparse import Namespace
 from functools import partial
 
@@ -8,6 +11,7 @@ import torch
 import federation
 import fedhpl
 import fedprompt as fp
+import launch
 import report
 import run
 
@@ -51,3 +55,31 @@ def test_other_bits_are_noticed():
     other = run.bits(outcome)
     outcome["answers"][1]["teacher"].value[0, 0].neg_()
     assert run.bits(outcome) != other
+
+
+class Link:
+    """A SuperLink that lives."""
+
+    def poll(self) -> None:
+        """Not ended."""
+
+
+def test_a_superlink_that_drops_its_first_connections_is_waited_for(monkeypatch):
+    """While it starts, it may accept and reset, which urllib does not wrap; or close without an answer."""
+    monkeypatch.setattr(launch.time, "sleep", lambda seconds: None)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=answer, args=(listening, [b"", None, b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"]))
+        thread.start()
+        launch.wait_for(Link(), listening.getsockname()[1])
+        thread.join()
+
+
+def answer(listening: socket.socket, answers: list[bytes | None]) -> None:
+    for each in answers:
+        connection, _ = listening.accept()
+        with connection:
+            connection.recv(1000)
+            if each is None:
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # closing resets
+            else:
+                connection.sendall(each)

@@ -2,7 +2,9 @@
 
 import copy
 import math
+import re
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,8 +14,10 @@ from dp_accounting.pld import PLDAccountant
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import binom, chi2, kstest
+from timm.layers import EvoNorm2dB0
 from torch.func import functional_call, grad, vmap
 
+import fedprompt
 import private
 from fedprompt import (
     ContextPrompts,
@@ -281,6 +285,75 @@ def test_samples_that_see_one_another_are_refused_where_it_can_be_seen(generator
     per_sample(model, 2)
 
 
+@pytest.mark.parametrize(
+    ("mixing", "training"),
+    [
+        (nn.BatchNorm1d(3, affine=False, track_running_stats=False), False),  # has the statistics of the batch at all times
+        (nn.BatchNorm1d(3, track_running_stats=False), False),
+        (nn.BatchNorm1d(3), True),
+        (nn.InstanceNorm1d(3, track_running_stats=True), True),  # writes the statistics of all samples into the original
+        (EvoNorm2dB0(3), True),  # one of timm's that is no batch normalisation of PyTorch
+    ],
+)
+def test_statistics_over_samples_are_refused_and_those_of_single_samples_are_not(mixing, training):
+    model = nn.Sequential(nn.Linear(4, 3), mixing).train(training)
+    with pytest.raises(ValueError, match=r"`model` must keep samples apart.*'1'"):
+        per_sample(model, 2)
+    for alone in (nn.InstanceNorm1d(3), nn.LayerNorm(3), nn.BatchNorm1d(3).eval(), nn.InstanceNorm1d(3, track_running_stats=True).eval()):
+        per_sample(nn.Sequential(nn.Linear(4, 3), alone), 2)
+
+
+class Returning(nn.Module):
+    """Owns a parameter and returns what it is told to make of it."""
+
+    def __init__(self, result):
+        super().__init__()
+        self.scale, self.result = nn.Parameter(torch.ones(4)), result
+
+    def forward(self, *inputs):
+        return self.result(self.scale, *inputs)
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    "result",
+    [
+        lambda scale, values: (values * scale, values),  # of which the first alone would have come back
+        lambda scale, values: {"logits": values * scale},
+        lambda scale, values: None,
+    ],
+)
+def test_results_that_are_neither_a_tensor_nor_a_stream_are_refused(result):
+    with pytest.raises(TypeError, match="`model` must return a tensor or a PromptStream from every module that owns parameters; got"):
+        per_sample(Returning(result), 3)(torch.ones(3, 4))
+    with pytest.raises(TypeError, match="`model` must return a tensor or a PromptStream"):
+        per_sample(Returning(lambda scale: result(scale, torch.ones(1, 4))), 3)()
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("result", [lambda scale, values: (values * scale).sum(), lambda scale, values: values.sum() * scale])
+def test_results_without_a_batch_are_refused(result):
+    with pytest.raises(ValueError, match=r"`model` must return \(batch, ...\) from every module that is called with a batch; got"):
+        per_sample(Returning(result), 3)(torch.ones(3, 4))
+
+
+def test_values_follow_the_original_and_modes_are_set_there():
+    """What the docstring says of copies that were made before."""
+    owner, other = Wrapped(nn.Dropout(0.5)), nn.Dropout(0.5)
+    model = nn.Sequential(owner, other).eval()
+    copies, ones = per_sample(model, 2), torch.ones(2, 400)
+    with torch.no_grad():
+        owner.scale.fill_(3.0)
+    assert_identical(copies(ones).detach(), torch.full((2, 400), 3.0))
+    copies.train()
+    assert bool((copies[0](ones) == 3).all())  # does not reach a module that owns parameters
+    assert bool((copies[1](ones) == 0).any())
+    copies.eval()
+    model.train()
+    assert bool((copies[0](ones) == 0).any())
+    assert bool((copies[1](ones) == 1).all())  # and the rest has a mode of its own
+
+
 # One sample's part in a step. Each law takes an implementation, so that known-wrong ones can be shown to break it.
 
 
@@ -505,6 +578,36 @@ def test_a_step_on_a_model_hardly_depends_on_any_one_image(generator):
     moved = [distance(whole, step([other for other in range(BATCH) if other != one])) for one in range(BATCH)]
     assert max(moved) <= 0.1 / 4 * (1 + 1e-9)
     assert max(moved) > 0.99 * 0.1 / 4  # gradients are longer than the norm here, so the bound is met
+
+
+@pytest.mark.parametrize("weight", [0, 0.5, 1, 1000])
+def test_one_client_moves_the_sum_of_the_page_by_at_most_its_norm(weight, monkeypatch):
+    """The loop over clients in docs/privacy.md, whatever weight one of them claims; 0 sends rows of 0, far from the broadcast."""
+    page = (Path(__file__).parents[1] / "docs" / "privacy.md").read_text()
+    (block,) = (block for block in re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL) if "num_clients" in block)
+    model, claims, totals, collect = nn.Linear(4, 3), [], [], fedprompt.collect
+    nn.init.constant_(model.weight, 10.0)
+
+    def trained(model, *, weight):
+        nn.init.constant_(model.weight, 11.0)
+        return collect(model, weight=claims[-1])
+
+    def caught(total, **options):
+        totals.append(total)
+        return noisy_mean(total, **options)
+
+    monkeypatch.setattr(fedprompt, "collect", trained)
+    monkeypatch.setattr(fedprompt, "noisy_mean", caught)
+    for claim, clients in ((weight, [0]), (1, [0, 1])):
+        claims.append(claim)
+        monkeypatch.setattr(fedprompt, "poisson_batch", lambda count, clients=clients, **options: torch.tensor(clients))
+        names = {"fp": fedprompt, "torch": torch, "model": model, "draw": torch.Generator()}
+        nn.init.constant_(model.weight, 10.0)
+        exec(compile(block, "docs/privacy.md", "exec"), names)
+    lengths = [distance(total, {name: torch.zeros_like(tensor) for name, tensor in total.items()}) for total in totals]
+    assert lengths[0] == pytest.approx(0.5 * min(weight, 1), rel=1e-4)
+    assert lengths[0] <= 0.5
+    assert lengths[1] == pytest.approx(1.0, rel=1e-4)  # two that pull alike: the sum, and nothing but the sum
 
 
 # Who is drawn.

@@ -6,7 +6,6 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -84,7 +83,7 @@ def wait_for(link: subprocess.Popen[bytes], port: int, seconds: float = 120.0) -
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=1.0):
                 return
-        except (urllib.error.URLError, TimeoutError):
+        except OSError:  # refused, reset, too slow, or an HTTP error: all of them are one
             time.sleep(0.2)
     raise RuntimeError("the SuperLink does not answer")
 

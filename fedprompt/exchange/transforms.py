@@ -14,7 +14,9 @@ def clip_norm(payload: Payload, *, max_norm: float, center: Mapping[str, Tensor]
 
     .. math:: v \mapsto c + (v - c) \cdot \min\bigl(1,\; C / \lVert v - c \rVert_2\bigr)
 
-    With the broadcast as `center`, what is bounded is the change that a client asks for. Rows of weight 0 do not count, and become 0.
+    With the broadcast as `center`, what is bounded is the change that a client asks for. A sum of weight times (value - center) then
+    moves by at most C with one such payload, where no weight is above 1 (:func:`cap_weight`). Rows of weight 0 do not count, and become
+    0, which may be far from `center`: sum them with their weight.
     The bound holds for what is returned, in its own precision: each number is rounded towards `center`, never away from it.
 
     Args:
@@ -85,10 +87,10 @@ def gaussian_noise(payload: Payload, *, multiplier: float, sensitivity: float, g
 
     .. math:: v \mapsto v + \mathcal N(0, \sigma^2 I), \qquad \sigma = z \cdot \Delta
 
-    The Gaussian mechanism: a payload that was clipped to norm C (:func:`clip_norm`) adds at most :math:`\Delta = C` to a sum of such
-    payloads, counted from the `center` that everybody knows, and at most W C to a sum of weight times value where weights are capped at W
-    (:func:`cap_weight`). What this is worth in :math:`(\varepsilon, \delta)` is for an accountant to say. Which rows are known and their
-    weights are sent as they are.
+    The Gaussian mechanism: a payload that was clipped to norm C around a `center` that everybody knows (:func:`clip_norm`) adds at most
+    :math:`\Delta = C` to a sum of weight times (value - center), with weights of at most 1, and at most W C with weights that are capped
+    at W (:func:`cap_weight`). What this is worth in :math:`(\varepsilon, \delta)` is for an accountant to say. Which rows are known and
+    their weights are sent as they are.
 
     Noise is drawn and added in float64 and rounded once to the dtype of the payload, which gives nothing away. `generator` is a
     pseudo-random stream whose seed must stay with the client; floating-point noise is not protected against attacks on its last bits.

@@ -1,5 +1,7 @@
 """A client's round as a Flower app."""
 
+import copy
+import hashlib
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -11,10 +13,11 @@ from flwr.clientapp import ClientApp
 
 from fedprompt._checks import wrong_value
 from fedprompt.exchange import Expected, Header, load_checkpoint, save_checkpoint
-from fedprompt.flower.records import pack, remember, remembered, unpack
+from fedprompt.flower.records import blob_of, pack, remember, remembered, unpack
 from fedprompt.interfaces import Message
 
 CLIENT = "client"  # the question, and the key of the answer
+NOTHING: dict[str, Any] = {"asked": "", "before": {}, "after": {}}  # what a client keeps before it was asked for the first time
 
 
 def client_app(
@@ -33,10 +36,12 @@ def client_app(
         expect: From a client's id to the broadcast that it expects; uploads carry the same fingerprint.
         max_bytes: At most so many bytes for a broadcast.
         directory: None keeps the state in ``context.state``, which ends with the run. Otherwise it is a checkpoint in a folder for each
-            client, and a later run begins where this one ended.
+            client, under ``after``, and a later run begins where this one ended. One process at a time may answer for a client.
 
     Returns:
-        The app. Whatever it refuses becomes an error reply, and its state stays as it was.
+        The app. Whatever it refuses becomes an error reply, and its state stays as it was. Asked the same again, with the same broadcast
+        in the same round, as by a server that was killed before it saved, it answers from the state before: with the same bits, if
+        `client` is a pure function. It answers a round of any number, because a later run counts from 0 again.
 
     Example:
         >>> def train(client, server_round, broadcast, state):
@@ -48,13 +53,16 @@ def client_app(
         own = _partition(context)
         expected, folder = expect(own), None if directory is None else Path(directory, str(own))
         broadcast, header = unpack(message.content, expect=expected, max_bytes=max_bytes)
-        state = remembered(context.state) if folder is None else load_checkpoint(folder, default={})
-        upload, state = client(own, header.server_round, broadcast, state)
+        asked = hashlib.sha256(blob_of(message.content)).hexdigest()
+        kept = (remembered(context.state) if folder is None else load_checkpoint(folder, default={})) or NOTHING
+        before = kept["before"] if kept["asked"] == asked else kept["after"]
+        upload, after = client(own, header.server_round, broadcast, copy.deepcopy(before))
         reply = pack(upload, header=Header(expected.fingerprint, header.server_round, str(own)))
+        keep = {"asked": asked, "before": before, "after": after}
         if folder is None:
-            remember(state, context.state)
+            remember(keep, context.state)
         else:
-            save_checkpoint(state, folder)
+            save_checkpoint(keep, folder)
         return Envelope(reply, reply_to=message)
 
     def tell(message: Envelope, context: Context) -> Envelope:

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Literal, NamedTuple
 
 from flwr.app import ConfigRecord, RecordDict
@@ -20,34 +20,36 @@ LOG = logging.getLogger("flwr.fedprompt")  # shown among Flower's own lines
 
 
 def client_nodes(grid: Grid, clients: Iterable[int], *, known: Mapping[int, int] | None = None, timeout: float = 60.0) -> dict[int, int]:
-    """Ask the nodes which clients they are, and wait for those that are missing.
+    """Ask the nodes which clients they are, until those that are wanted are known.
+
+    Where they are all known and connected, nobody is asked and nobody waited for. Otherwise every node that is not known is asked, once
+    in a call, and the first moment at which nobody is missing ends the wait: a node that never answers costs time only where it might be
+    the missing one.
 
     Args:
         grid: Of the run.
         clients: Ids to wait for.
         known: From an earlier call; whoever is still connected is not asked again.
-        timeout: Seconds after which this returns with the clients that are there.
+        timeout: Seconds after which this returns with the clients that are there; 0 takes one look. A node starts a process for its
+            answer, which takes it a while.
 
     Returns:
-        Node by client id, of all connected clients. An id is the node's claim; of two that claim the same, the first one keeps it.
+        Node by client id, of those connected clients that are known by then, wanted or not. An id is the node's claim; of two that claim
+        the same, the first one keeps it, and of two at once the lower node.
     """
     wanted, nodes, asked, deadline = set(clients), dict(known or {}), set[int](), time.monotonic() + timeout
+    questions = set[str]()
     while True:
         connected = set(grid.get_node_ids())
         nodes = {client: node for client, node in nodes.items() if node in connected}
-        strangers = sorted(connected - set(nodes.values()) - asked)
-        asked.update(strangers)
-        questions = [Envelope(RecordDict(), node, f"query.{CLIENT}") for node in strangers]
-        replies = grid.send_and_receive(questions, timeout=max(1.0, deadline - time.monotonic())) if questions else []
-        for reply in sorted(replies, key=lambda reply: reply.metadata.src_node_id):
-            node = reply.metadata.src_node_id
-            try:
-                client = _claim(reply)
-                if client in nodes or node not in strangers:
-                    raise wrong_value("partition-id", "be that of one node", f"{client} a second time")
-                nodes[client] = node
-            except ValueError as error:
-                LOG.warning("node %d is left out: %.300s", node, error)
+        if not wanted <= nodes.keys():
+            strangers = sorted(connected - set(nodes.values()) - asked)
+            asked.update(strangers)
+            pushed = grid.push_messages([Envelope(RecordDict(), node, f"query.{CLIENT}") for node in strangers]) if strangers else []
+            questions.update(filter(None, pushed))  # Flower says None of what it could not push
+            replies = list(grid.pull_messages(questions)) if questions else []
+            questions -= {reply.metadata.reply_to_message_id for reply in replies}
+            _enter(nodes, replies, asked)
         if wanted <= nodes.keys() or time.monotonic() >= deadline:
             return dict(sorted(nodes.items()))
         time.sleep(1)
@@ -97,7 +99,8 @@ class Wire(NamedTuple):
 
     def address(self, answers: Answers, nodes: Mapping[int, int], server_round: int) -> list[Envelope]:
         """One envelope for each client; a list, because Flower reads it twice. Equal answers share one content, which travels once."""
-        contents: dict[tuple[int, frozenset[tuple[str, str]]], RecordDict] = {}
+        packed: dict[tuple[int, frozenset[tuple[str, str]]], RecordDict] = {}  # each object once
+        contents: dict[bytes, RecordDict] = {}  # and one for those that are equal, as after a checkpoint
         envelopes = []
         for client, answer in answers.items():
             if client not in nodes:
@@ -105,10 +108,11 @@ class Wire(NamedTuple):
                 continue
             fingerprint = self.expect(client).fingerprint
             key = id(answer), frozenset(fingerprint.items())
-            if key not in contents:
-                contents[key] = pack(answer, header=Header(fingerprint, server_round))
-            self._record(answer, "down", client, server_round, blob_of(contents[key]))
-            envelopes.append(Envelope(contents[key], nodes[client], "train", group_id=str(server_round)))
+            if key not in packed:
+                records = pack(answer, header=Header(fingerprint, server_round))
+                packed[key] = contents.setdefault(blob_of(records), records)
+            self._record(answer, "down", client, server_round, blob_of(packed[key]))
+            envelopes.append(Envelope(packed[key], nodes[client], "train", group_id=str(server_round)))
         return envelopes
 
     def accept(self, replies: Iterable[Envelope], clients: Mapping[int, int], server_round: int) -> dict[int, Message]:
@@ -134,6 +138,19 @@ class Wire(NamedTuple):
     def _record(self, message: Message, direction: Literal["up", "down"], client: int, server_round: int, blob: bytes) -> None:
         if self.ledger is not None:
             self.ledger.record(message, direction=direction, client=client, server_round=server_round, framed=len(blob))
+
+
+def _enter(nodes: dict[int, int], replies: Iterable[Envelope], asked: Container[int]) -> None:
+    """Add what the replies claim to the nodes by client id."""
+    for reply in sorted(replies, key=lambda reply: reply.metadata.src_node_id):
+        node = reply.metadata.src_node_id
+        try:
+            client = _claim(reply)
+            if client in nodes or node in nodes.values() or node not in asked:
+                raise wrong_value("partition-id", "be that of one node", f"{client} a second time")
+            nodes[client] = node
+        except ValueError as error:
+            LOG.warning("node %d is left out: %.300s", node, error)
 
 
 def _content(reply: Envelope) -> RecordDict:

@@ -9,6 +9,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from torch import Tensor
 
+from fedprompt._checks import wrong_value
 from fedprompt.aggregation import per_name, per_name_update
 from fedprompt.exchange import Expected, Ledger
 from fedprompt.flower.rounds import LOG, Answers, Wire, client_nodes
@@ -34,7 +35,8 @@ class ServerStrategy(Strategy):
 
     Args:
         server: For instance :func:`averaging`.
-        cohort: From the round, 0-based though Flower counts from 1, to the ids of its clients.
+        cohort: From the round, 0-based though Flower counts from 1, to the ids of its clients; an id that `server` has no answer for is a
+            ValueError.
         expect: From a client's id to the upload that is expected.
         max_bytes: At most so many bytes for an upload.
         nodes: Node by client id, as printed when a node was registered; nobody is asked then, and no node can be another client.
@@ -74,6 +76,8 @@ class ServerStrategy(Strategy):
     def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> list[Envelope]:
         """Address the answers of the cohort."""
         drawn = list(self.cohort(server_round - 1))
+        if strangers := [client for client in drawn if client not in self.answers]:
+            raise wrong_value("cohort", "name clients that have an answer", strangers)
         if not self._registered:
             self.nodes = client_nodes(grid, drawn, known=self.nodes, timeout=self.patience)
         self._asked = {self.nodes[client]: client for client in drawn if client in self.nodes}
