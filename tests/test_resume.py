@@ -208,6 +208,7 @@ FORGETTING = [
 
 
 @pytest.mark.killed
+@pytest.mark.slow
 @pytest.mark.parametrize(("example", "given", "row", "saves", "needed", "idle"), FORGETTING)
 def test_whatever_a_loop_forgets_shows(examples, tmp_path, example, given, row, saves, needed, idle):
     assert examples.run(example, tmp_path / "whole", *given)[0] == 0

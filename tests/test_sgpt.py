@@ -47,6 +47,7 @@ def test_default_run_compares_with_vpt_and_writes_its_picture(monkeypatch, capsy
     assert (tmp_path / "sgpt.png").stat().st_size > 10_000
 
 
+@pytest.mark.slow  # that a run gives the same bits again is also what the kills hold it to
 def test_the_same_seed_gives_the_same_figures_and_another_seed_others(monkeypatch, capsys, tmp_path):
     first, again, other = (run(monkeypatch, capsys, tmp_path, "--shift", "feature", "--seed", seed) for seed in ("1", "1", "2"))
     assert first == again
