@@ -53,6 +53,12 @@ def check_number(
         raise wrong_value(argument, f"be at most {at_most:g}", value)
 
 
+def check_generator(generator: object) -> None:
+    """Require a random stream of PyTorch's."""
+    if not isinstance(generator, torch.Generator):
+        raise wrong_type("generator", "be a torch.Generator", kind(generator))
+
+
 def height_and_width(argument: str, size: object) -> tuple[int, int]:
     """Require a size in pixels, one number or (height, width), and return the latter."""
     sizes = tuple(size) if isinstance(size, Sequence) else (size, size)

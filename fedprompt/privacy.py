@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fedprompt._checks import check_count, check_finite, check_number, kind, wrong_type, wrong_value
+from fedprompt._checks import check_count, check_finite, check_generator, check_number, kind, wrong_type, wrong_value
 from fedprompt.interfaces import PromptStream
 
 __all__ = ["clipped_sum", "noisy_mean", "per_sample", "poisson_batch"]
@@ -42,7 +42,7 @@ def poisson_batch(num_examples: int, *, rate: float, generator: torch.Generator)
     """
     check_count("num_examples", num_examples)
     check_number("rate", rate, above=0, at_most=1)
-    _check_generator(generator)
+    check_generator(generator)
     return (torch.rand(num_examples, generator=generator, dtype=torch.float64) < rate).nonzero()[:, 0]
 
 
@@ -175,7 +175,7 @@ def noisy_mean(
     check_number("multiplier", multiplier, at_least=0)
     check_number("max_norm", max_norm, above=0)
     check_number("expected_batch_size", expected_batch_size, above=0)
-    _check_generator(generator)
+    check_generator(generator)
     _check_tensors("total", total)
     sigma, means = multiplier * max_norm, {}
     for name, tensor in total.items():
@@ -246,8 +246,3 @@ def _check_tensors(argument: str, tensors: object) -> None:
         if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
             raise wrong_type(f"{argument}[{name!r}]", "be a floating-point tensor", kind(tensor))
         check_finite(f"{argument}[{name!r}]", tensor)
-
-
-def _check_generator(generator: object) -> None:
-    if not isinstance(generator, torch.Generator):
-        raise wrong_type("generator", "be a torch.Generator", kind(generator))

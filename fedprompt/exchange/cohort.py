@@ -5,7 +5,7 @@ from typing import TypeVar
 
 import torch
 
-from fedprompt._checks import check_count, kind, wrong_type, wrong_value
+from fedprompt._checks import check_count, check_generator, wrong_value
 
 Client = TypeVar("Client")
 
@@ -33,7 +33,6 @@ def cohort(clients: Sequence[Client], *, size: int, generator: torch.Generator) 
     check_count("size", size, at_least=0)
     if not 0 < max(1, size) <= len(clients):
         raise wrong_value("size", f"be at most the number of clients, {len(clients)}, of which there must be one", size)
-    if not isinstance(generator, torch.Generator):
-        raise wrong_type("generator", "be a torch.Generator", kind(generator))
+    check_generator(generator)
     drawn = torch.randperm(len(clients), generator=generator)[: max(1, size)]
     return [clients[index] for index in sorted(drawn.tolist())]

@@ -5,7 +5,17 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from fedprompt._checks import check_finite, check_number, check_upload, checked_layout, kind, known_rows, wrong_type, wrong_value
+from fedprompt._checks import (
+    check_finite,
+    check_generator,
+    check_number,
+    check_upload,
+    checked_layout,
+    kind,
+    known_rows,
+    wrong_type,
+    wrong_value,
+)
 from fedprompt.interfaces import Payload, Weighted
 
 
@@ -119,8 +129,7 @@ def gaussian_noise(payload: Payload, *, multiplier: float, sensitivity: float, g
     """
     check_number("multiplier", multiplier, at_least=0)
     check_number("sensitivity", sensitivity, above=0)
-    if not isinstance(generator, torch.Generator):
-        raise wrong_type("generator", "be a torch.Generator", kind(generator))
+    check_generator(generator)
     check_payload(payload)
     noisy = {}
     for name, (value, weight) in payload.items():
