@@ -68,7 +68,7 @@ def client_round(
 ) -> dict[str, fp.Weighted]:
     """Train client `k` for one round; return its upload: logits where `args.teach`, and the parameters that `args.share` names."""
     optimizer = task.recipe.make_optimizer(client.parameters(), server_round / args.rounds)
-    stream = fp.stream_seed(args.seed, server_round, k)
+    stream = fp.stream_generator(args.seed, server_round=server_round, client=k)
     for images, labels in task.train.training(shard, args.device, size=args.batch_size, steps=args.steps, generator=stream):
         z = logits(client, backbone, images)
         loss = F.cross_entropy(z, labels) + args.gamma * fp.distillation_loss(z, labels, teacher, temperature=args.temperature)

@@ -122,24 +122,24 @@ def federate(name: str, task: Task, shards: list[report.Shard], args: Namespace)
     own = [shard.study if learned else np.concatenate([shard.study, shard.quiz]) for shard in shards]  # only FedL2G holds a quiz back
     quizzes = [list(task.train.batches(shard.quiz, args.device)) for shard in shards]
     size = (task.num_classes, args.dim if method.guided == "features" else task.num_classes)
-    start = fp.GuideVectors(*size, generator=torch.Generator().manual_seed(args.seed))().detach()  # N(0, 1)
+    start = fp.GuideVectors(*size, generator=fp.stream_generator(args.seed, server_round=0, purpose="guides"))().detach()  # N(0, 1)
     guides, ledger = (start if learned else torch.full(size, torch.nan)).to(args.device), fp.Ledger()
     server = fp.descend(partial(torch.optim.SGD, lr=method.learning_rate), max_norm=100.0) if learned else fp.overwrite()
     warm_up = args.warm_up if learned else 0  # rounds in which guides learn and clients do not
     losses = [float(np.log(task.num_classes))] * len(clients)  # of a client that has not taken part yet: what guessing costs
     memory = Namespace(clients=clients, guides=guides, state=server.init(guides), shared={}, losses=losses, history=[], ledger=ledger)
-    memory.draw = torch.Generator().manual_seed(args.seed)  # of who takes part
     for server_round in rounds(memory, warm_up + args.rounds, name, args):
         uploads, heads = [], []
         progress = 0.0 if args.constant else max(0, server_round - warm_up) / args.rounds
         step = {"weight": method.weight, "learning_rate": args.learning_rate * (1 + np.cos(np.pi * progress)) / 2}
-        for k in fp.cohort(range(len(clients)), size=round(args.participation * len(clients)), generator=memory.draw):
+        draw = fp.stream_generator(args.seed, server_round=server_round, purpose="cohort")
+        for k in fp.cohort(range(len(clients)), size=round(args.participation * len(clients)), generator=draw):
             client = clients[k]
             fp.load(client, memory.shared)
             known = memory.guides[memory.guides.isfinite().all(1)]
             down = memory.shared | ({"guides": known} if method.upload else {})
             ledger.record(down, direction="down", client=k, server_round=server_round)
-            batches = report.epoch(task, own[k], fp.stream_seed(args.seed, server_round, k), args)
+            batches = report.epoch(task, own[k], fp.stream_generator(args.seed, server_round=server_round, client=k), args)
             if batches and server_round >= warm_up:
                 memory.losses[k] = train(client, batches, memory.guides, **step)
             if batches and method.upload:  # a client whose quiz took all it has sends nothing

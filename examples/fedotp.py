@@ -51,7 +51,7 @@ def new_client(task: ClipTask, num_shared: int, num_private: int, args: Namespac
     """What one client learns: shared and private contexts are modules apart, and only the first is ever collected."""
     if num_shared + num_private == 0:
         return nn.ModuleDict({"private": fp.ContextPrompts(task.tower.dim, init=task.tower.words("a photo of a"))})
-    generator = torch.Generator().manual_seed(args.seed)  # all clients start alike
+    generator = fp.stream_generator(args.seed, server_round=0, purpose="contexts")  # all clients start alike
     new = partial(fp.ContextPrompts, task.tower.dim, num_context=args.num_context, generator=generator)
     numbers = {"shared": num_shared, "private": num_private}
     return nn.ModuleDict({name: new(num_prompts=number) for name, number in numbers.items() if number}).to(args.device)
@@ -80,7 +80,7 @@ def federate(name: str, task: ClipTask, shards: list[np.ndarray], args: Namespac
                 size=args.batch_size,
                 steps=steps,
                 epochs=args.epochs,
-                generator=fp.stream_seed(args.seed, server_round, k),
+                generator=fp.stream_generator(args.seed, server_round=server_round, client=k),
             )
             for tokens, labels in batches:
                 loss = F.cross_entropy(match(tokens, features(client, task)), labels)

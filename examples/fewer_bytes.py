@@ -56,7 +56,7 @@ def federate(name: str, task: Task, backbones: list[Backbone], shards: list[np.n
         for k, shard in enumerate(shards):
             fp.load(model, values)
             optimizer = task.recipe.make_optimizer(model.parameters(), server_round / args.rounds)
-            stream = fp.stream_seed(args.seed, server_round, k)
+            stream = fp.stream_generator(args.seed, server_round=server_round, client=k)
             for images, labels in task.train.training(shard, args.device, size=args.batch_size, steps=args.steps, generator=stream):
                 loss = F.cross_entropy(logits(model, backbone, images), labels)
                 optimizer.zero_grad()

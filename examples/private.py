@@ -78,9 +78,10 @@ def federate(name: str, task: Task, backbones: list[Backbone], shards: list[np.n
             fp.load(model, values)
             scale = (1 + np.cos(np.pi * server_round / args.rounds)) / 2
             optimizer = torch.optim.SGD(model.parameters(), lr=scale * (args.learning_rate if epsilon else args.plain_learning_rate))
-            draw, noise = fp.stream_seed(args.seed, server_round, 2 * k), fp.stream_seed(args.seed, server_round, 2 * k + 1)
+            stream = partial(fp.stream_generator, args.seed, server_round=server_round, client=k)
+            draw, vary, noise = stream(purpose="batches"), stream(purpose="augmentation"), stream(purpose="noise")
             for _ in range(args.steps):
-                batch = batch_of(task.train, shard[fp.poisson_batch(len(shard), rate=args.rate, generator=draw)], draw, args.device)
+                batch = batch_of(task.train, shard[fp.poisson_batch(len(shard), rate=args.rate, generator=draw)], vary, args.device)
                 mean = gradient(model, backbone, batch, expected=args.rate * len(shard), generator=noise, **private)
                 for key, parameter in model.named_parameters():
                     parameter.grad = mean[key].to(parameter)

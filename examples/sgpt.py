@@ -103,14 +103,15 @@ def federate(name: str, federation: Federation, backbone: Backbone, args: Namesp
     torch.manual_seed(args.seed)
     model = new_model(name, backbone, federation.num_classes, args)
     grouped, clients = "groups" in model, range(args.clients - args.unseen)
-    values, usage, draw = fp.snapshot(model), torch.zeros(args.groups), torch.Generator().manual_seed(args.seed)
+    values, usage = fp.snapshot(model), torch.zeros(args.groups)
     server = fp.per_name_update({part: fp.ema(decay=row.momentum) for part in ("groups", "selector") if grouped})
-    memory = Namespace(values=values, state=server.init(values), usage=usage, draw=draw, history=[], usages=[], chosen=None)
+    memory = Namespace(values=values, state=server.init(values), usage=usage, history=[], usages=[], chosen=None)
     for server_round in (bar := rounds(memory, args.rounds, name, args)):
         uploads = []
+        draw = fp.stream_generator(args.seed, server_round=server_round, purpose="cohort")
         for client in fp.cohort(clients, size=round(args.ratio * len(clients)), generator=draw):
             fp.load(model.train(), memory.values)
-            shard, stream = train.shards[client], fp.stream_seed(args.seed, server_round, client)
+            shard, stream = train.shards[client], fp.stream_generator(args.seed, server_round=server_round, client=client)
             epochs = args.epochs * 2 // len(row.blocks)  # as many steps in every row
             if grouped:
                 model["selector"].start_round(memory.usage)

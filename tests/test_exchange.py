@@ -11,7 +11,7 @@ import torch
 import torch.nn as nn
 from scipy.stats import binom, chi2
 
-from fedprompt import Ledger, Weighted, cohort, collect, load, load_checkpoint, num_bytes, save_checkpoint, snapshot, stream_seed
+from fedprompt import Ledger, Weighted, cohort, collect, load, load_checkpoint, num_bytes, save_checkpoint, snapshot, stream_generator
 
 assert_identical = partial(torch.testing.assert_close, rtol=0, atol=0, equal_nan=True)
 
@@ -380,7 +380,7 @@ def test_a_cohort_follows_its_generator_only():
 
 
 def numbers(*triple):
-    return tuple(torch.randint(2**62, (3,), generator=stream_seed(*triple)).tolist())
+    return tuple(torch.randint(2**62, (3,), generator=stream_generator(*triple)).tolist())
 
 
 def test_streams_differ_between_triples_and_repeat_for_equal_ones():
@@ -397,7 +397,7 @@ def test_streams_differ_between_triples_and_repeat_for_equal_ones():
 def test_streams_are_those_that_numpy_would_spawn():
     # Two generations of children: the run's seed, then the round, then the client.
     child = np.random.SeedSequence(5).spawn(4)[3].spawn(8)[7]
-    assert stream_seed(5, 3, 7).initial_seed() == int(child.generate_state(1, np.uint64)[0]) >> 1
+    assert stream_generator(5, server_round=3, client=7).initial_seed() == int(child.generate_state(1, np.uint64)[0]) >> 1
 
 
 def test_neither_streams_nor_cohorts_touch_a_global_generator():
@@ -406,7 +406,7 @@ def test_neither_streams_nor_cohorts_touch_a_global_generator():
 
     before = state()
     numbers(1, 2, 3)
-    cohort(range(9), size=3, generator=stream_seed(0, 0, 0))
+    cohort(range(9), size=3, generator=stream_generator(0, server_round=0, client=0))
     assert state() == before
 
 
@@ -641,4 +641,4 @@ def test_bad_numbers_of_a_stream_are_refused_by_name(position):
         triple = [0, 0, 0]
         triple[position] = wrong
         with pytest.raises(error, match=f"`{name}` must be {rule}"):
-            stream_seed(*triple)
+            stream_generator(*triple)

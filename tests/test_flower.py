@@ -677,7 +677,8 @@ def test_the_page_of_the_room_runs(capsys):
         exec(compile(block, page, "exec"), names)
     names["main"](InProcessGrid(names["app"], range(3)), None)
     names["main_of_a_strategy"](InProcessGrid(names["app"], range(3)), None)
-    drawn = [fp.cohort(range(3), size=2, generator=fp.stream_seed(0, server_round, 3)) for server_round in range(2)]
+    draws = [fp.stream_generator(0, server_round=server_round, purpose="cohort") for server_round in range(2)]
+    drawn = [fp.cohort(range(3), size=2, generator=draw) for draw in draws]
     first = sum(10 * (client + 1) for client in drawn[0]) / 20
     weights = {client: 20 if client in drawn[0] else 10 for client in drawn[1]}
     second = first + sum(weight * (client + 1) for client, weight in weights.items()) / sum(weights.values())

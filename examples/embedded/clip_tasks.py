@@ -94,7 +94,8 @@ def embedded_task(args: Namespace) -> ClipTask:
     """Put the digits on canvases, split anew for each seed, and run the embedded CLIP over them once."""
     model = load_clip().to(args.device)
     tower = fp.TextTower(model, tokenize)
-    digits, generator = data.digits(args.seed, domain=data.raw), torch.Generator().manual_seed(args.seed)
+    digits = data.digits(args.seed, domain=data.raw)
+    generator = fp.stream_generator(args.seed, server_round=0, purpose="canvases")
     put = partial(data.on_canvases, generator=generator, domains=args.domains, smallest=args.smallest, largest=args.largest)
     parts, canvases = [], []
     for images, labels in ((digits.train_images, digits.train_labels), (digits.test_images, digits.test_labels)):

@@ -72,7 +72,7 @@ def feature_shift(*, seed: int, num_clients: int, validate: bool) -> Federation:
     parts = [(digits.train_images, digits.train_labels), (digits.test_images, digits.test_labels)]
     if validate:
         parts = list(zip(*(tensor.split([900, 300]) for tensor in parts[0]), strict=True))
-    noise = torch.Generator().manual_seed(seed)
+    noise = fp.stream_generator(seed, server_round=0, purpose="noise")
     domains = [partial(data.noisy, generator=noise) if name == "noisy" else getattr(data, name) for name in DOMAINS]
     sides = []
     for images, labels in parts:

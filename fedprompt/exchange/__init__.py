@@ -8,7 +8,7 @@ from fedprompt.exchange.gather import gather_messages
 from fedprompt.exchange.ledger import Ledger
 from fedprompt.exchange.payload import collect, load, num_bytes, snapshot
 from fedprompt.exchange.receiving import receive
-from fedprompt.exchange.seeds import stream_seed
+from fedprompt.exchange.seeds import stream_generator
 from fedprompt.exchange.transforms import cap_weight, clip_norm, gaussian_noise
 from fedprompt.exchange.vectors import flatten, unflatten
 from fedprompt.exchange.wire import decode_payload, encode_payload, open_payload, save_payload
@@ -37,7 +37,7 @@ __all__ = [
     "save_checkpoint",
     "save_payload",
     "snapshot",
-    "stream_seed",
+    "stream_generator",
     "top_k_codec",
     "unflatten",
 ]

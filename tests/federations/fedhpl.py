@@ -29,7 +29,11 @@ def fedhpl() -> Federation:
     unknown = fp.Weighted(torch.zeros(parts.CLASSES, parts.CLASSES), torch.zeros(parts.CLASSES))
 
     def train(client: int, server_round: int, broadcast: fp.Message, state: State) -> tuple[fp.Message, State]:
-        trunk, model, stream = trunks[DIMS[client]], deepcopy(models[DIMS[client]]), fp.stream_seed(0, server_round, client)
+        trunk, model, stream = (
+            trunks[DIMS[client]],
+            deepcopy(models[DIMS[client]]),
+            fp.stream_generator(0, server_round=server_round, client=client),
+        )
         fp.load(model, {name: value for name, value in broadcast.items() if name != LOGITS})
         sgd = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
         sgd.state.update({model.get_parameter(name): {"momentum_buffer": buffer.clone()} for name, buffer in state.items()})

@@ -48,7 +48,11 @@ def fedl2g() -> Federation:
     start = fp.GuideVectors(parts.CLASSES, parts.CLASSES, generator=torch.Generator().manual_seed(0))
 
     def train(client: int, server_round: int, broadcast: fp.Message, state: State) -> tuple[fp.Message, State]:
-        model, stream, guides = deepcopy(models[client]), fp.stream_seed(2, server_round, client), broadcast["guides"].float()
+        model, stream, guides = (
+            deepcopy(models[client]),
+            fp.stream_generator(2, server_round=server_round, client=client),
+            broadcast["guides"].float(),
+        )
         fp.load(model, state)
         sgd = torch.optim.SGD(model.parameters(), 0.05)
         for _ in range(parts.STEPS):

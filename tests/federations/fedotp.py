@@ -31,7 +31,7 @@ def fedotp() -> Federation:
 
     def train(client: int, server_round: int, broadcast: fp.Message, state: State) -> tuple[fp.Message, State]:
         model = nn.ModuleDict({"shared": deepcopy(shared), "private": deepcopy(private[client])})
-        stream = fp.stream_seed(3, server_round, client)
+        stream = fp.stream_generator(3, server_round=server_round, client=client)
         fp.load(model["shared"], broadcast)
         fp.load(model["private"], state)
         adam = torch.optim.Adam(model.parameters(), 0.01)

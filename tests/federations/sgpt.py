@@ -34,7 +34,7 @@ def sgpt() -> Federation:
     start = parts.drawn(lambda: new_model(trunk.dim), seed=0)
 
     def train(client: int, server_round: int, broadcast: fp.Message, state: State) -> tuple[fp.Message, State]:
-        model, stream = deepcopy(start), fp.stream_seed(1, server_round, client)
+        model, stream = deepcopy(start), fp.stream_generator(1, server_round=server_round, client=client)
         fp.load(model, {name: value for name, value in broadcast.items() if name != USAGE})
         model["selector"].start_round(broadcast[USAGE])
         for block in (("shared", "head"), ("groups", "selector", "head")):
