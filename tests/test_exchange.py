@@ -1,9 +1,13 @@
 """What crosses the wire: messages written and read, their bytes, who takes part, and the random streams."""
 
 import csv
+import hashlib
+import os
 import random
+import subprocess
+import sys
 from functools import partial
-from itertools import combinations, permutations, product
+from itertools import combinations, product
 
 import numpy as np
 import pytest
@@ -379,25 +383,85 @@ def test_a_cohort_follows_its_generator_only():
 # Random streams.
 
 
-def numbers(*triple):
-    return tuple(torch.randint(2**62, (3,), generator=stream_generator(*triple)).tolist())
+def numbers(generator):
+    return tuple(torch.randint(2**62, (3,), generator=generator).tolist())
 
 
-def test_streams_differ_between_triples_and_repeat_for_equal_ones():
-    triples = {
-        *permutations((1, 2, 3)),
-        *product((0, 7, 2**40), (0, 1, 9), range(9)),
+@pytest.mark.parametrize(
+    ("seed", "first", "second"),
+    [(0, (198, 622), (74, 734)), (0, (125, 100), (26, 840)), (1, (19, 74), (90, 404))],
+)
+def test_streams_of_clients_that_once_collided_differ(seed, first, second):
+    # With `manual_seed`, which keeps 32 bits, each of these pairs of (round, client) drew the same numbers.
+    one, other = (stream_generator(seed, server_round=server_round, client=client) for server_round, client in (first, second))
+    assert numbers(one) != numbers(other)
+    assert not torch.equal(one.get_state(), other.get_state())
+
+
+def test_streams_differ_between_arguments_and_repeat_for_equal_ones():
+    ids = (0, 1, 2, 9, 2**32, 2**40, 2**64 - 1, 2 + 5 * 2**32)
+    calls = [
+        (seed, server_round, client, purpose)
+        for seed, server_round, client, purpose in product((0, 7, 2**128 - 1), ids, (None, *ids), ("", "a", "b"))
+    ]
+
+    def draw(call):
+        seed, server_round, client, purpose = call
+        return numbers(stream_generator(seed, server_round=server_round, client=client, purpose=purpose))
+
+    first = {call: draw(call) for call in calls}
+    assert len(set(first.values())) == len(calls)
+    assert {call: draw(call) for call in reversed(calls)} == first  # independent of earlier draws
+
+
+def test_a_long_id_is_not_read_as_two_short_ones():
+    # SeedSequence splits numbers into words of 32 bits, so that the spawn keys (1, 2 + 5 * 2**32) and (1, 2, 5) are one.
+    sequences = [np.random.SeedSequence(0, spawn_key=key) for key in ((1, 2 + 5 * 2**32), (1, 2, 5))]
+    assert (sequences[0].generate_state(4) == sequences[1].generate_state(4)).all()
+    assert numbers(stream_generator(0, server_round=1, client=2 + 5 * 2**32)) != numbers(
+        stream_generator(0, server_round=1 + 2 * 2**32, client=5)
+    )
+
+
+@pytest.mark.parametrize("client", [None, 7, 2**33])
+def test_streams_are_those_of_numpys_mersenne_twister(client):
+    key = [3, 0, int(client is not None), (client or 0) % 2**32, (client or 0) >> 32]
+    key += np.frombuffer(hashlib.sha256("noise µ".encode()).digest(), "<u4").tolist()
+    twister = np.random.MT19937(np.random.SeedSequence(5, spawn_key=key))
+    state = twister.state
+    state["state"]["pos"] = 624  # numpy starts with the last word of the seed
+    twister.state = state
+    generator = stream_generator(5, server_round=3, client=client, purpose="noise µ")
+    drawn = torch.randint(2**24, (1000,), generator=generator)
+    assert drawn.tolist() == (twister.random_raw(1000) % 2**24).tolist()
+
+
+def test_streams_do_not_depend_on_the_hash_seed_of_the_process():
+    code = (
+        "import torch; from fedprompt import stream_generator as s;"
+        "print(torch.randint(2**62, (3,), generator=s(0, server_round=1, client=2, purpose='batches')).tolist())"
+    )
+    outputs = {subprocess.check_output([sys.executable, "-c", code], env={**os.environ, "PYTHONHASHSEED": seed}) for seed in ("1", "2")}
+    expected = numbers(stream_generator(0, server_round=1, client=2, purpose="batches"))
+    assert outputs == {f"{list(expected)}\n".encode()}
+
+
+def test_streams_count_as_seeded():
+    seeds = {stream_generator(0, server_round=0, client=client).initial_seed() for client in range(50)}
+    assert torch.Generator().initial_seed() not in seeds
+    assert len(seeds) == 50
+
+
+@pytest.mark.slow
+def test_no_two_of_a_million_streams_are_alike():
+    states = {
+        hashlib.blake2b(
+            stream_generator(seed, server_round=server_round, client=client).get_state().numpy().tobytes(),
+            digest_size=16,
+        ).digest()
+        for seed, server_round, client in product(range(2), range(500), range(1000))
     }
-    triples |= {(0, 0, 2**32), (0, 2**32, 0), (0, 0, 2**63), (2**32, 0, 0)}
-    first = {triple: numbers(*triple) for triple in sorted(triples)}
-    assert len(set(first.values())) == len(triples)
-    assert {triple: numbers(*triple) for triple in sorted(triples, reverse=True)} == first  # whatever was drawn before
-
-
-def test_streams_are_those_that_numpy_would_spawn():
-    # Two generations of children: the run's seed, then the round, then the client.
-    child = np.random.SeedSequence(5).spawn(4)[3].spawn(8)[7]
-    assert stream_generator(5, server_round=3, client=7).initial_seed() == int(child.generate_state(1, np.uint64)[0]) >> 1
+    assert len(states) == 10**6
 
 
 def test_neither_streams_nor_cohorts_touch_a_global_generator():
@@ -405,7 +469,7 @@ def test_neither_streams_nor_cohorts_touch_a_global_generator():
         return torch.get_rng_state().tolist(), np.random.get_state()[1].tolist(), random.getstate()  # noqa: NPY002 - it must not move
 
     before = state()
-    numbers(1, 2, 3)
+    numbers(stream_generator(1, server_round=2, client=3))
     cohort(range(9), size=3, generator=stream_generator(0, server_round=0, client=0))
     assert state() == before
 
@@ -630,15 +694,20 @@ def test_bad_cohorts_are_refused_by_name(clients, options, error, message, gener
 
 
 @pytest.mark.bad_input
-@pytest.mark.parametrize("position", [0, 1, 2])
-def test_bad_numbers_of_a_stream_are_refused_by_name(position):
-    name = ("seed", "server_round", "client")[position]
+@pytest.mark.parametrize("name", ["seed", "server_round", "client"])
+def test_bad_numbers_of_a_stream_are_refused_by_name(name):
     for wrong, error, rule in (
         (-1, ValueError, "at least 0; got -1"),
         (1.0, TypeError, r"an integer; got 1\.0"),
         (True, TypeError, "an integer"),
+        (2**128, ValueError, r"below 2\*\*"),
     ):
-        triple = [0, 0, 0]
-        triple[position] = wrong
+        arguments = {"seed": 0, "server_round": 0, "client": 0} | {name: wrong}
         with pytest.raises(error, match=f"`{name}` must be {rule}"):
-            stream_generator(*triple)
+            stream_generator(arguments.pop("seed"), **arguments)
+
+
+@pytest.mark.bad_input
+def test_a_purpose_that_is_not_a_string_is_refused():
+    with pytest.raises(TypeError, match="`purpose` must be a string; got 1"):
+        stream_generator(0, server_round=0, purpose=1)
