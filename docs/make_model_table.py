@@ -1,4 +1,4 @@
-"""Write ``docs/models.md``: which timm models take prompts, measured on the table that the tests use.
+"""Write ``docs/reference/models.md``: which timm models take prompts, measured on the table that the tests use.
 
 Run it from anywhere: ``python docs/make_model_table.py``.
 """
@@ -73,4 +73,4 @@ def refused_line(row: Row) -> str:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     page = TEXT.format(accepted="\n".join(map(accepted_line, ACCEPTED)), refused="\n".join(map(refused_line, REFUSED)))
-    (ROOT / "docs" / "models.md").write_text(page)
+    (ROOT / "docs" / "reference" / "models.md").write_text(page)

@@ -1,4 +1,4 @@
-"""The models that prompts are tested on, small and with random weights; ``docs/models.md`` is written from the same table."""
+"""The models that prompts are tested on, small and with random weights; ``docs/reference/models.md`` is written from the same table."""
 
 from collections.abc import Mapping
 from typing import NamedTuple

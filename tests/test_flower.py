@@ -672,7 +672,7 @@ def test_averaging_adds_in_the_order_of_ids_and_remembers_what_the_update_does()
 def test_the_page_of_the_room_runs(capsys):
     """Its client app, its loop, and the same as a strategy; clients 0 and 2 are drawn, then 1 and 2, or whoever the stream says."""
     names: dict[str, Any] = {}
-    page = Path(__file__).parents[1] / "docs" / "api" / "flower.md"
+    page = Path(__file__).parents[1] / "docs" / "reference" / "flower.md"
     for block in re.findall(r"^```py\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL):
         exec(compile(block, page, "exec"), names)
     names["main"](InProcessGrid(names["app"], range(3)), None)

@@ -582,8 +582,8 @@ def test_a_step_on_a_model_hardly_depends_on_any_one_image(generator):
 
 @pytest.mark.parametrize("weight", [0, 0.5, 1, 1000])
 def test_one_client_moves_the_sum_of_the_page_by_at_most_its_norm(weight, monkeypatch):
-    """The loop over clients in docs/privacy.md, whatever weight one of them claims; 0 sends rows of 0, far from the broadcast."""
-    page = (Path(__file__).parents[1] / "docs" / "privacy.md").read_text()
+    """The loop over clients in docs/how-to/differential-privacy.md, whatever weight one of them claims; 0 sends rows of 0, far from the broadcast."""
+    page = (Path(__file__).parents[1] / "docs" / "how-to" / "differential-privacy.md").read_text()
     (block,) = (block for block in re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL) if "num_clients" in block)
     model, claims, totals, collect = nn.Linear(4, 3), [], [], fedprompt.collect
     nn.init.constant_(model.weight, 10.0)
@@ -603,7 +603,7 @@ def test_one_client_moves_the_sum_of_the_page_by_at_most_its_norm(weight, monkey
         monkeypatch.setattr(fedprompt, "poisson_batch", lambda count, clients=clients, **options: torch.tensor(clients))
         names = {"fp": fedprompt, "torch": torch, "model": model, "draw": torch.Generator()}
         nn.init.constant_(model.weight, 10.0)
-        exec(compile(block, "docs/privacy.md", "exec"), names)
+        exec(compile(block, "docs/how-to/differential-privacy.md", "exec"), names)
     lengths = [distance(total, {name: torch.zeros_like(tensor) for name, tensor in total.items()}) for total in totals]
     assert lengths[0] == pytest.approx(0.5 * min(weight, 1), rel=1e-4)
     assert lengths[0] <= 0.5

@@ -39,5 +39,5 @@ def test_the_table_of_components_names_what_exists():
 
 
 def test_no_figure_is_left_to_be_filled_in():
-    for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
+    for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
         assert "<!-- figures -->" not in page.read_text(), page

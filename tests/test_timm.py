@@ -77,8 +77,8 @@ def test_a_streams_own_tokens_pass_through_the_last_norm_wherever_the_model_keep
 
 
 def test_documented_models_are_those_tested():
-    # docs/models.md goes stale when a row is added: run docs/make_model_table.py.
-    text = (Path(__file__).parents[1] / "docs" / "models.md").read_text()
+    # docs/reference/models.md goes stale when a row is added: run docs/make_model_table.py.
+    text = (Path(__file__).parents[1] / "docs" / "reference" / "models.md").read_text()
     assert re.findall(r"^\| `(\w+)`", text, re.MULTILINE) == [row.name for row in (*ACCEPTED, *REFUSED)]
 
 
