@@ -64,6 +64,28 @@ def cnn() -> nn.Module:
     return body.train()
 
 
+class Twice(nn.Module):
+    """One block that runs twice, by two names; a second layer with two names; one weight in two layers; one buffer in two."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter = seeded(lambda: nn.Linear(768, WIDTH))
+        self.features = self.enter
+        block = seeded(lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH, bias=False), nn.BatchNorm1d(WIDTH), nn.Tanh()))
+        self.blocks = nn.ModuleList([block, block])
+        self.first, self.second = (seeded(lambda: nn.Linear(WIDTH, WIDTH)) for _ in range(2))
+        self.second.weight = self.first.weight
+        scale = torch.full((WIDTH,), 0.5, dtype=torch.float64)
+        for layer in (self.first, self.second):
+            layer.register_buffer("scale", scale)
+
+    def forward(self, images: Tensor) -> Tensor:
+        hidden = self.features(images.flatten(1)).tanh() + self.enter(images.flatten(1).flip(1))
+        for block in self.blocks:
+            hidden = block(hidden)
+        return self.first(hidden.tanh()) * self.first.scale + self.second(hidden) * self.second.scale
+
+
 def vit(*, dropout: float = 0.0, checkpointing: bool = False) -> nn.Module:
     """A ViT that is trained whole."""
     model = tiny_vit(proj_drop_rate=dropout, attn_drop_rate=dropout, drop_path_rate=dropout, pos_drop_rate=dropout).train()

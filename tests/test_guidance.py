@@ -62,8 +62,8 @@ def decay_and_momentum(parameters, gradients, *, learning_rate):
 
 
 def adam(parameters, gradients, *, learning_rate):
-    """The first step from zero moments."""
-    return {name: value - learning_rate * gradients[name] / (gradients[name].square().sqrt() + 1e-3) for name, value in parameters.items()}
+    """The first step from zero moments; smooth at 0, where a bias before batch normalization has its gradient."""
+    return {name: value - learning_rate * gradients[name] / (gradients[name].square() + 1e-6).sqrt() for name, value in parameters.items()}
 
 
 def clipped(parameters, gradients, *, learning_rate):
@@ -144,6 +144,12 @@ def test_it_works_where_gradients_are_off():
     expected = guide_gradient(model, guides, STUDY, QUIZ, learning_rate=0.1).value
     with torch.no_grad():
         assert torch.equal(guide_gradient(model, guides, STUDY, QUIZ, learning_rate=0.1).value, expected)
+
+
+@pytest.mark.bad_input
+def test_inference_mode_is_refused_in_plain_words():
+    with torch.inference_mode(), pytest.raises(RuntimeError, match="inference_mode forbids: call it outside"):
+        run()
 
 
 def test_guides_that_learn_get_no_gradient_from_here():

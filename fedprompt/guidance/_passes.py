@@ -19,6 +19,7 @@ class Passes:
 
     def __init__(self, model: nn.Module) -> None:
         self.inside = _Inside(getattr(model, "_orig_mod", model))
+        self.slots = _slots(self.inside)
 
     def parameters(self) -> dict[str, Tensor]:
         """What learns, each once, as constants."""
@@ -31,7 +32,9 @@ class Passes:
         Every pass starts from the model's buffers and writes to a copy.
         """
         buffers = {name: buffer.clone() for name, buffer in self.inside.named_buffers()}
-        result: Result = functional_call(self.inside, {**buffers, **parameters}, (images, then))
+        given = {**buffers, **parameters}
+        placed = {slot: value for name, value in given.items() for slot in self.slots[name]}
+        result: Result = functional_call(self.inside, placed, (images, then), tie_weights=False)
         return result
 
 
@@ -42,6 +45,22 @@ class _Inside(nn.Module):
 
     def forward(self, images: object, then: Callable[[Any], Result]) -> Result:
         return then(self.model(images))
+
+
+def _slots(model: nn.Module) -> dict[str, list[str]]:
+    """Where each parameter and buffer is registered, by its first name.
+
+    A tied tensor is registered in several modules and must be replaced in all of them. A module
+    with several names is listed once: ``functional_call`` would otherwise replace its tensors
+    twice and afterwards restore the replacement.
+    """
+    slots = dict[Tensor, list[str]]()
+    for prefix, module in model.named_modules():
+        own = {**module._parameters, **module._buffers}
+        for name, tensor in own.items():
+            if tensor is not None:
+                slots.setdefault(tensor, []).append(f"{prefix}.{name}")
+    return {names[0]: names for names in slots.values()}
 
 
 @contextmanager

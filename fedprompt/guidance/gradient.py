@@ -86,6 +86,8 @@ def guide_gradient(
         Zhang et al., "FedL2G: Learning to Guide Local Training in Heterogeneous Federated Learning", 2024, Eq. 5-7. Its Eq. 8 and 9 are
         not this gradient: they leave the network's Jacobian out.
     """
+    if torch.is_inference_mode_enabled():
+        raise RuntimeError("guide_gradient differentiates, which torch.inference_mode forbids: call it outside.")
     if not isinstance(model, nn.Module):
         raise wrong_type("model", "be an nn.Module", kind(model))
     check_guides(guides)

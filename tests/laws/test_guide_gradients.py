@@ -3,12 +3,14 @@
 import copy
 from collections.abc import Callable
 from functools import partial
+from unittest import mock
 
 import pytest
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
 from torch import Tensor
+from torch.func import functional_call
 
 import fedprompt
 from fedprompt import (
@@ -22,8 +24,9 @@ from fedprompt import (
     weighted_mean,
 )
 from fedprompt.guidance import methods
-from guided import CLASSES, QUIZ, STUDY, WIDTH, Guided, cnn, draw_guides, draw_pair, mlp, vit
+from guided import CLASSES, QUIZ, STUDY, WIDTH, Guided, Twice, cnn, draw_guides, draw_pair, mlp, vit
 from references import fedl2g
+from same import assert_same
 
 # name: (implementation, how far from exact)
 IMPLEMENTATIONS = {
@@ -138,6 +141,22 @@ def law_replays_dropout(gradient: GuideGradient, tolerance: float) -> None:
     expected = fedl2g.double_backward(model, guides, STUDY, QUIZ, fedl2g.descend(0.3))
     torch.manual_seed(11)
     near(gradient(model, guides, STUDY, QUIZ, learning_rate=0.3).value, expected, max(tolerance, 1e-4 if tolerance > 1e-8 else 0))
+
+
+def law_modules_and_weights_of_two_names_move_once(gradient: GuideGradient, tolerance: float) -> None:
+    """L-a and L-i where a module has two names and a weight two modules; afterwards the model still trains."""
+    model, guides = Guided(Twice(), features=False), draw_guides(CLASSES)
+    before, values = copy.deepcopy(model.state_dict()), [*model.parameters(), *model.buffers()]
+    expected = fedl2g.double_backward(model, guides, STUDY, QUIZ, fedl2g.descend(0.05))
+    near(gradient(model, guides, STUDY, QUIZ, learning_rate=0.05).value, expected, tolerance)
+    after = [*model.parameters(), *model.buffers()]
+    assert all(old is new for old, new in zip(values, after, strict=True))
+    assert_same(model.state_dict(), before)
+    F.cross_entropy(model(STUDY[0][0])[1], STUDY[0][1]).backward()
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
+    moved = {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
+    assert moved >= {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    assert model.body.features is model.body.enter
 
 
 LAWS = {name: law for name, law in list(globals().items()) if name.startswith("law_")}
@@ -259,6 +278,25 @@ def normalising_with_running_statistics(model, *args, **options):
     return right(model, *args, **options)
 
 
+def swapping(*args, tie_weights, **options):
+    """Runs the model by ``functional_call`` under the first name of each parameter."""
+
+    def run(model, parameters, images):
+        buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+        return functional_call(model, {**parameters, **buffers}, (images,), tie_weights=tie_weights)
+
+    with mock.patch.object(fedl2g, "run", run):
+        return right(*args, **options)
+
+
+def swapping_one_slot_twice(*args, **options):
+    return swapping(*args, tie_weights=True, **options)
+
+
+def moving_one_of_two_tied_weights(*args, **options):
+    return swapping(*args, tie_weights=False, **options)
+
+
 WRONG: dict[Callable[..., Weighted], str] = {
     without_the_mean_over_dim: "law_equals_the_differentiated_step",
     without_the_jacobian: "law_equals_finite_differences_of_the_whole_step",
@@ -275,6 +313,8 @@ WRONG: dict[Callable[..., Weighted], str] = {
     of_the_first_study_batch: "law_equals_the_differentiated_step",
     with_other_masks: "law_replays_dropout",
     normalising_with_running_statistics: "law_equals_the_differentiated_step",
+    swapping_one_slot_twice: "law_modules_and_weights_of_two_names_move_once",
+    moving_one_of_two_tied_weights: "law_modules_and_weights_of_two_names_move_once",
 }
 
 

@@ -4,13 +4,13 @@ Zhang et al., "FedL2G: Learning to Guide Local Training in Heterogeneous Federat
 Jacobian-vector products. Whoever calls sets PyTorch's seed before: study batches are run first, in their order, then quiz batches.
 """
 
+import copy
 from collections.abc import Callable, Mapping
 
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
 from torch import Tensor
-from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 Pairs = list[tuple[Tensor, Tensor]]
@@ -18,9 +18,20 @@ Update = Callable[[Mapping[str, Tensor], Mapping[str, Tensor]], Mapping[str, Ten
 
 
 def run(model: nn.Module, parameters: Mapping[str, Tensor], images: Tensor) -> tuple[Tensor, Tensor]:
-    """Run a model with other parameters, on copies of its buffers."""
-    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    return functional_call(model, {**parameters, **buffers}, (images,))
+    """Run a copy of a model with other parameters, on copies of its buffers; the model itself is never touched."""
+    given = {id(value): parameters[name] for name, value in model.named_parameters() if name in parameters}
+    given.update({id(buffer): buffer.clone() for buffer in model.buffers()})
+    return _copied(model, given, {})(images)
+
+
+def _copied(module: nn.Module, given: Mapping[int, Tensor], copies: dict[int, nn.Module]) -> nn.Module:
+    """Copy a tree of modules, each module once however many names it has; parameters and buffers are found by identity."""
+    if id(module) not in copies:
+        twin = copies[id(module)] = copy.copy(module)
+        twin._parameters = {name: given.get(id(value), value) for name, value in module._parameters.items()}
+        twin._buffers = {name: given.get(id(value), value) for name, value in module._buffers.items()}
+        twin._modules = {name: None if child is None else _copied(child, given, copies) for name, child in module._modules.items()}
+    return copies[id(module)]
 
 
 def quiz_loss(
