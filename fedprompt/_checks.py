@@ -59,6 +59,19 @@ def check_generator(generator: object) -> None:
         raise wrong_type("generator", "be a torch.Generator", kind(generator))
 
 
+def check_initial_generator(generator: object) -> None:
+    """Require a random stream of PyTorch's, or None for its global one."""
+    if generator is not None:
+        check_generator(generator)
+
+
+def check_images(images: object) -> None:
+    """Require a batch of floating-point images; a sequence of them is not printed."""
+    if not isinstance(images, Tensor) or not images.is_floating_point() or images.ndim != 4:
+        got = kind(images) if isinstance(images, Tensor) else f"a {type(images).__name__}"
+        raise wrong_type("images", "be floating-point of shape (batch, channels, height, width)", got)
+
+
 def height_and_width(argument: str, size: object) -> tuple[int, int]:
     """Require a size in pixels, one number or (height, width), and return the latter."""
     sizes = tuple(size) if isinstance(size, Sequence) else (size, size)

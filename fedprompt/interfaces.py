@@ -78,7 +78,7 @@ class Encoded(NamedTuple):
 
 
 class ClassNames(NamedTuple):
-    """What a text tower knows of a set of class names; made once, moved with ``.to`` by hand.
+    """Class names as a text tower embeds them; made once, moved with ``.to`` by hand.
 
     Attributes:
         start: ``(start, dim)``, embeddings of the start token(s).
@@ -88,7 +88,7 @@ class ClassNames(NamedTuple):
         context_length: The number of positions of the tower.
         causal: Whether a token sees only what stands before it, and nothing behind the end token is read.
         names: The names themselves, for errors.
-        ending: How many tokens close each sentence: the full stop, where the tokenizer keeps it, and the end token.
+        ending: ``(classes,)``, how many tokens close each sentence: the full stop, where it is a token of its own, and the end token.
     """
 
     start: Float[Tensor, "start dim"]
@@ -98,20 +98,20 @@ class ClassNames(NamedTuple):
     context_length: int
     causal: bool
     names: tuple[str, ...]
-    ending: int
+    ending: Int[Tensor, " classes"]
 
 
 class PromptedText(NamedTuple):
     """Class sentences with a learned context, split so that a causal text tower can run the common part once.
 
     Attributes:
-        prefix: ``(prompts, prefix_length, dim)``, the tokens that every class shares.
-        suffix: ``(prompts, classes, suffix_length, dim)``, the rest, padded.
+        prefix: ``(prompts, prefix_length, dim)``, the tokens that every class shares; an axis in front where samples bring their own.
+        suffix: ``(prompts, classes, suffix_length, dim)``, the rest, padded; likewise.
         end: ``(classes,)``, the position of the end-of-text token, counted from the start of the prefix.
     """
 
-    prefix: Float[Tensor, "prompts prefix_length dim"]
-    suffix: Float[Tensor, "prompts classes suffix_length dim"]
+    prefix: Float[Tensor, "*batch prompts prefix_length dim"]
+    suffix: Float[Tensor, "*batch prompts classes suffix_length dim"]
     end: Int[Tensor, " classes"]
 
 
@@ -216,7 +216,7 @@ class TextEncoder(Protocol):
 
     dim: int
 
-    def __call__(self, text: PromptedText, /) -> Float[Tensor, "prompts classes features"]:
+    def __call__(self, text: PromptedText, /) -> Float[Tensor, "*batch prompts classes features"]:
         """Encode, without normalising."""
 
 

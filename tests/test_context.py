@@ -1,6 +1,7 @@
 """Contexts and the sentences made of them. Tokens are numbers here, so that a sentence can be read."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -24,7 +25,7 @@ def class_names(*, causal=True, context_length=16, words=WORDS, closing=(STOP, E
         context_length=context_length,
         causal=causal,
         names=tuple(f"class {number}" for number in range(len(words))),
-        ending=len(closing),
+        ending=torch.full((len(words),), len(closing)),
     )
 
 
@@ -46,7 +47,7 @@ def test_sentences_are_those_put_together_by_hand(place, length, closing):
     names, before = class_names(closing=closing), PLACES[place](length)
     generic, specific = numbered(2, length), numbered(2, 3, length)
     for context in (generic, specific):
-        text = prompted_text(context, names, place=place)
+        text = prompted_text(context, names, place=place, class_specific=context is specific)
         assert whole(text).shape[-1] == 1 + length + 3 + len(closing)
         for prompt in range(2):
             for number, word in enumerate(WORDS):
@@ -62,7 +63,7 @@ def test_sentences_are_those_put_together_by_hand(place, length, closing):
 @pytest.mark.parametrize(("place", "shared"), [(at_end, 5), (in_middle, 2), (at_front, 0)])
 def test_what_classes_share_is_the_start_and_the_generic_context_before_the_name(place, shared):
     assert prompted_text(numbered(2, 5), class_names(), place=place).prefix.shape == (2, 1 + shared, 1)
-    assert prompted_text(numbered(2, 3, 5), class_names(), place=place).prefix.shape == (2, 1, 1)
+    assert prompted_text(numbered(2, 3, 5), class_names(), place=place, class_specific=True).prefix.shape == (2, 1, 1)
 
 
 def test_the_end_of_text_stands_where_it_stands_in_every_place():
@@ -73,7 +74,7 @@ def test_the_end_of_text_stands_where_it_stands_in_every_place():
 @pytest.mark.parametrize("place", PLACES)
 def test_class_specific_contexts_with_equal_rows_are_a_generic_one(place):
     context = numbered(2, 5)
-    tied = prompted_text(context[:, None].expand(-1, 3, -1, -1), class_names(), place=place)
+    tied = prompted_text(context[:, None].expand(-1, 3, -1, -1), class_names(), place=place, class_specific=True)
     generic = prompted_text(context, class_names(), place=place)
     assert torch.equal(whole(tied), whole(generic))
     assert torch.equal(tied.end, generic.end)
@@ -88,8 +89,8 @@ def test_without_context_every_place_is_the_same(place):
 @pytest.mark.parametrize("shape", [(2, 5), (2, 3, 5)])
 @pytest.mark.parametrize("place", PLACES)
 def test_a_tower_that_looks_both_ways_gets_its_full_length(place, shape):
-    text = prompted_text(numbered(*shape), class_names(causal=False), place=place)
-    short = whole(prompted_text(numbered(*shape), class_names(), place=place))
+    write = partial(prompted_text, numbered(*shape), place=place, class_specific=len(shape) == 3)
+    text, short = write(class_names(causal=False)), whole(write(class_names()))
     assert whole(text).shape == (2, 3, 16)
     assert torch.equal(whole(text)[..., : short.shape[-1]], short)
     assert (whole(text)[..., short.shape[-1] :] == PAD).all()
@@ -119,9 +120,9 @@ def test_clients_may_be_stacked():
 @pytest.mark.parametrize("shape", [(2, 5), (2, 3, 5)])
 def test_sentences_compile_in_one_graph(place, shape):
     torch.compiler.reset()
-    names = class_names(causal=False)
-    expected = prompted_text(numbered(*shape), names, place=place)
-    compiled = torch.compile(prompted_text, fullgraph=True, backend="aot_eager")(numbered(*shape), names, place=place)
+    write = partial(prompted_text, names=class_names(causal=False), place=place, class_specific=len(shape) == 3)
+    expected = write(numbered(*shape))
+    compiled = torch.compile(write, fullgraph=True, backend="aot_eager")(numbered(*shape))
     assert isinstance(compiled, PromptedText)
     assert all(torch.equal(*pair) for pair in zip(compiled, expected, strict=True))
 
@@ -196,21 +197,45 @@ def test_wrong_contexts(arguments, error, message):
         ContextPrompts(**arguments)
 
 
+ONE_MORE = "`per_sample=True` or `class_specific=True` claims one axis more"
+
+
 @pytest.mark.bad_input
 @pytest.mark.parametrize(
-    ("context", "error", "message"),
+    ("context", "claims", "error", "message"),
     [
-        ([[[0.0]]], TypeError, "`context` must be a floating-point tensor"),
-        (torch.zeros(1, 5, 1, dtype=torch.long), TypeError, "`context` must be a floating-point tensor"),
-        (torch.zeros(1, 5, 2), ValueError, r"`context` must have shape \(prompts, length, 1\) or \(prompts, 3, length, 1\)"),
-        (torch.zeros(1, 2, 5, 1), ValueError, r"got \(1, 2, 5, 1\)"),
-        (torch.zeros(5, 1), ValueError, r"got \(5, 1\)"),
-        (torch.zeros(1, 11, 1), ValueError, r"`names` must have at most 4 tokens .* 11 of context fit into 16; got 'class 1' with 5"),
+        ([[[0.0]]], {}, TypeError, "`context` must be a floating-point tensor"),
+        (torch.zeros(1, 5, 1, dtype=torch.long), {}, TypeError, "`context` must be a floating-point tensor"),
+        (torch.zeros(1, 5, 2), {}, ValueError, rf"`context` must have shape \(prompts, length, 1\); {ONE_MORE}; got \(1, 5, 2\)"),
+        (torch.zeros(1, 3, 5, 1), {}, ValueError, rf"{ONE_MORE}; got \(1, 3, 5, 1\)"),
+        (torch.zeros(5, 1), {}, ValueError, r"got \(5, 1\)"),
+        (
+            torch.zeros(1, 2, 5, 1),
+            {"class_specific": True},
+            ValueError,
+            r"shape \(prompts, 3, length, 1\); `per_sample=True` claims one axis more; got \(1, 2, 5, 1\)",
+        ),
+        (torch.zeros(1, 5, 1), {"class_specific": True}, ValueError, r"\(prompts, 3, length, 1\); .*got \(1, 5, 1\)"),
+        (
+            torch.zeros(1, 5, 1),
+            {"per_sample": True},
+            ValueError,
+            r"\(batch, prompts, length, 1\); `class_specific=True` claims one axis more; got \(1, 5, 1\)",
+        ),
+        (
+            torch.zeros(3, 1, 2, 5, 1),
+            {"per_sample": True, "class_specific": True},
+            ValueError,
+            r"`context` must have shape \(batch, prompts, 3, length, 1\); got \(3, 1, 2, 5, 1\)",
+        ),
+        (torch.zeros(1, 5, 1), {"per_sample": 7}, TypeError, "`per_sample` must be True or False; got 7"),
+        (torch.zeros(1, 5, 1), {"class_specific": 3}, TypeError, "`class_specific` must be True or False; got 3"),
+        (torch.zeros(1, 11, 1), {}, ValueError, r"`names` must have at most 4 tokens .* 11 of context fit into 16; got 'class 1' with 5"),
     ],
 )
-def test_contexts_that_do_not_fit(context, error, message):
+def test_contexts_that_do_not_fit(context, claims, error, message):
     with pytest.raises(error, match=message):
-        prompted_text(context, class_names())
+        prompted_text(context, class_names(), **claims)
 
 
 @pytest.mark.bad_input

@@ -192,3 +192,9 @@ def test_a_frozen_tower_keeps_no_graph_but_lets_gradients_through_to_pixels():
 def test_towers_without_features_of_patches_are_refused(make, error, message):
     with pytest.raises(error, match=f"`clip_model` must .*{message}"):
         image_tokens(make(), draw_images(160))
+
+
+@pytest.mark.bad_input
+def test_lists_given_as_images_are_refused_and_not_printed():
+    with pytest.raises(TypeError, match=r"`images` must be floating-point of shape .*; got a list\.$"):
+        image_tokens(make_clip(), torch.zeros(2, 3, 16, 16).tolist())

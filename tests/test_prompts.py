@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedprompt import (
+    ContextPrompts,
     DeepPrompts,
     GroupPrompts,
     LayeredPrompts,
@@ -557,6 +558,24 @@ def raises(error, message):
     return pytest.raises(error, match=re.escape(message))
 
 
+DRAWN_BY_NUMPY = [
+    lambda: LayeredPrompts(2, 8, layers=(0,), generator=np.random.default_rng(0)),
+    lambda: ShallowPrompts(2, 8, generator=np.random.default_rng(0)),
+    lambda: DeepPrompts(2, 8, 3, generator=np.random.default_rng(0)),
+    lambda: GroupPrompts(5, 1, 8, layers=(0,), generator=np.random.default_rng(0)),
+    lambda: PadPrompts(8, generator=np.random.default_rng(0)),
+    lambda: ContextPrompts(8, generator=np.random.default_rng(0)),
+]
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("take", [PadPrompts(8), lambda images: encode_prompted(vit_trunk(tiny_vit()), images)])
+def test_lists_given_as_images_are_refused_and_not_printed(take):
+    images = torch.zeros(2, 3, 8, 8).tolist()
+    with pytest.raises(TypeError, match=r"`images` must be floating-point .*; got a list\.$"):
+        take(images)
+
+
 @pytest.mark.bad_input
 @pytest.mark.parametrize(
     ("make", "error", "message"),
@@ -585,6 +604,9 @@ def raises(error, message):
         (lambda: GroupPrompts(5, 1, 8, layers=()), ValueError, "`layers` must hold at least one layer, and none twice; got ()."),
         (lambda: GroupPrompts(5, 1, 8, layers=(4, 4)), ValueError, "`layers` must hold at least one layer, and none twice; got (4, 4)."),
         (lambda: GroupPrompts(5, 1, 8, layers=(0,), patch_size=0), ValueError, "`patch_size` must be at least 1; got 0."),
+        (lambda: LayeredPrompts(2, 8, layers=(0,), replace="x"), TypeError, "`replace` must be True or False; got 'x' (str)."),
+        (lambda: GroupPrompts(5, 1, 8, layers=(0,), replace=1), TypeError, "`replace` must be True or False; got 1 (int)."),
+        *((make, TypeError, "`generator` must be a torch.Generator; got Generator(PCG64)") for make in DRAWN_BY_NUMPY),
         (lambda: PadPrompts(0), ValueError, "`image_size` must be at least 1; got 0."),
         (lambda: PadPrompts((8, 8.0)), TypeError, "`image_size` must be an integer; got 8.0 (float)."),
         (lambda: PadPrompts(None), TypeError, "`image_size` must be an integer; got None (NoneType)."),
@@ -750,3 +772,9 @@ LAYOUT = "`streams[1]` must have the layers, lengths and `replace` of the first 
 def test_batch_streams_refuses_what_does_not_fit(streams, owner, error, message):
     with raises(error, message):
         batch_streams(streams, torch.tensor(owner))
+
+
+@pytest.mark.bad_input
+def test_a_stream_made_by_hand_says_plainly_whether_it_replaces(trunk, images):
+    with raises(TypeError, "`streams[0].replace` must be True or False; got 'x' (str)."):
+        encode_prompted(trunk, images, PromptStream({0: torch.zeros(1, DIM)}, "x"))

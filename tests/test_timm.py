@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn as nn
+from peft import LoraConfig, inject_adapter_in_model
 from timm.models.eva import Eva
 from timm.models.vision_transformer import VisionTransformer
 from torch.func import functional_call, grad, vmap
@@ -112,6 +113,48 @@ def test_a_subclass_with_a_forward_pass_of_its_own_is_refused(family):
 def test_other_things_are_refused(model, got):
     with pytest.raises(TypeError, match=rf"`model` must be a timm VisionTransformer or Eva \(.*\); got {got}\."):
         vit_trunk(model)
+
+
+def with_lora():
+    return inject_adapter_in_model(LoraConfig(target_modules=["qkv"]), tiny_vit())
+
+
+def with_adapter():
+    """An adapter written by hand, in a model that trains as a whole."""
+    model = tiny_vit()
+    model.blocks[1].mlp.adapter_down = nn.Linear(12, 2)
+    return model
+
+
+def half_locked():
+    model = frozen(tiny_vit())
+    model.blocks[2].requires_grad_(True)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("make", "names"),
+    [
+        (with_lora, r"blocks\.0\.attn\.qkv\.lora_A\.default\.weight, .* and 3 more"),
+        (with_adapter, r"blocks\.1\.mlp\.adapter_down\.weight, blocks\.1\.mlp\.adapter_down\.bias"),
+        (half_locked, r"blocks\.2\.norm1\.weight, .* more"),
+    ],
+)
+def test_a_model_that_carries_adapters_is_refused_and_left_as_it_is(make, names):
+    model = make()
+    before = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
+    with pytest.raises(ValueError, match=rf"`model` must have no parameters that are trained.*; got a model that trains {names}\."):
+        vit_trunk(model)
+    assert {name: parameter.requires_grad for name, parameter in model.named_parameters()} == before
+    assert encode_prompted(vit_trunk(frozen(model)), draw_images(model)).pooled.shape == (2, 12)  # whoever freezes it has decided
+
+
+def test_fixed_positions_are_no_sign_of_adapters():
+    """Sine and cosine tables are parameters without gradients in a model that nobody touched."""
+    model = tiny_vit()
+    model.pos_embed.requires_grad_(False)
+    assert vit_trunk(model).depth == 3
+    assert vit_trunk(model).depth == 3  # frozen by now
 
 
 # --- Frozen for good

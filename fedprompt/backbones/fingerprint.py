@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.nn as nn
 
-from fedprompt._checks import kind, wrong_type, wrong_value
+from fedprompt._checks import kind, wrong_type
 from fedprompt.interfaces import PromptStream, TextEncoder, Trunk
 
 _IDLE = ("num_classes", "drop", "init", "path")  # of a classifier, of training, of how weights were made, of where they lay
@@ -31,7 +31,7 @@ def fingerprint(
     Args:
         backbone: From :func:`vit_trunk`, or a :class:`TextTower`; of your own, anything that keeps its ``nn.Module`` as ``model``.
         streams: What enters it, in the order in which :func:`encode_prompted` gets it.
-        class_names: In the order of labels; none where classes play no part.
+        class_names: One for each class, in the order of labels; none where classes play no part.
         place: Where the context of a text stands, such as :func:`at_end`.
 
     Returns:
@@ -40,7 +40,6 @@ def fingerprint(
 
     Raises:
         TypeError: If `backbone` keeps no ``nn.Module`` as ``model``, or an argument is of the wrong kind.
-        ValueError: If a class name stands twice.
 
     Example:
         >>> from timm.models.vision_transformer import VisionTransformer
@@ -57,8 +56,6 @@ def fingerprint(
             raise wrong_type(f"streams[{position}]", "be a PromptStream", kind(stream))
     if isinstance(class_names, str) or not all(isinstance(name, str) for name in class_names):
         raise wrong_type("class_names", "be a sequence of strings", kind(class_names))
-    if len(set(class_names)) < len(class_names):
-        raise wrong_value("class_names", "differ from one another", list(class_names))
     if place is not None and not hasattr(place, "__name__"):
         raise wrong_type("place", "be a function with a name", kind(place))
     architecture = (getattr(model, "pretrained_cfg", None) or {}).get("architecture")

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from fedprompt._checks import kind, wrong_type, wrong_value
+from fedprompt._checks import check_images, kind, wrong_type, wrong_value
 
 
 def image_tokens(
@@ -45,6 +45,7 @@ def image_tokens(
     from open_clip.timm_model import TimmModel
     from open_clip.transformer import VisionTransformer
 
+    check_images(images)
     visual = getattr(clip_model, "visual", None)
     for family, encode in ((VisionTransformer, _vit), (ModifiedResNet, _resnet), (TimmModel, _timm)):
         if isinstance(visual, family):
@@ -93,7 +94,7 @@ def _timm(visual: Any, images: Tensor) -> tuple[Tensor, Tensor]:
         raise wrong_type("clip_model", "pool its image tokens", f"features of shape {tuple(pooled.shape)}")
     locations = _each_alone(features, getattr(trunk, "num_prefix_tokens", 0), getattr(trunk, "output_fmt", "NCHW") == "NHWC")
     patches = visual.head(trunk.forward_head(locations))
-    return pooled, patches.unflatten(0, (len(images), -1))
+    return pooled, patches.unflatten(0, (images.shape[0], -1))
 
 
 def _each_alone(features: Tensor, prefix: int, channels_last: bool) -> Tensor:

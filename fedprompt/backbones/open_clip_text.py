@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from fedprompt._checks import check_count, kind, wrong_type, wrong_value
+from fedprompt.backbones._adapted import check_unadapted
 from fedprompt.backbones._vocabulary import Vocabulary, padded
 from fedprompt.freezing import frozen
 from fedprompt.interfaces import ClassNames, PromptedText
@@ -41,7 +42,8 @@ class TextTower:
 
     Raises:
         TypeError: If the model's text tower cannot take embeddings (CoCa, Hugging Face towers), or `tokenizer` is not one of open_clip's.
-        ValueError: If `tokenizer` has ids that the model has not, or `class_chunk` is below 1. (when used) If the model was unfrozen or put
+        ValueError: If `tokenizer` has ids that the model has not, `class_chunk` is below 1, or some parameters of a tower are trained
+            and others are not (adapters such as LoRA's would be frozen silently). (when used) If the model was unfrozen or put
             back into training.
 
     Example:
@@ -66,6 +68,10 @@ class TextTower:
         self.dim = text.token_embedding.embedding_dim
         self.context_length: int = text.context_length
         self._vocabulary = Vocabulary(tokenizer, context_length=self.context_length, size=text.token_embedding.num_embeddings)
+        visual = getattr(clip_model, "visual", None)
+        if isinstance(visual, nn.Module):
+            check_unadapted("clip_model", visual.named_parameters("visual"))
+        check_unadapted("clip_model", (named for named in clip_model.named_parameters() if not named[0].startswith(("visual.", "logit_"))))
         self.model = frozen(clip_model)
         self._text = text
         self._pool_type = _pool_type(text)
@@ -79,33 +85,36 @@ class TextTower:
         return self
 
     def class_names(self, names: Sequence[str]) -> ClassNames:
-        """Tokenise class names once; underscores count as spaces.
+        """Tokenize class names once; underscores count as spaces.
+
+        Each name and its full stop are tokenized as one string, as in CoOp.
 
         Args:
-            names: One for each class, all different.
+            names: One for each class; two classes may have the same.
 
         Returns:
-            What :func:`prompted_text` needs, on the model's device.
+            The tokens of each name and of what closes its sentence, for :func:`prompted_text`; on the model's device.
 
         Raises:
             TypeError: If a name is not a string.
-            ValueError: If there is none, one is empty, two are the same to the tokenizer, or one is too long for the tower.
+            ValueError: If there is none, one is empty, or one is too long for the tower.
         """
         if isinstance(names, str) or not isinstance(names, Sequence):
             raise wrong_type("names", "be a sequence of strings", kind(names))
         if not names:
             raise wrong_value("names", "hold at least one name", "none")
         vocabulary = self._vocabulary
-        rows = [[*ids, *vocabulary.closing] for ids in vocabulary.names(names)]
+        rows, endings = vocabulary.closed(names)
+        device = self._text.positional_embedding.device
         return ClassNames(
             start=self._embedded(vocabulary.start),
             tokens=self._embedded(padded(rows, vocabulary.pad)),
-            length=torch.tensor([len(row) for row in rows], device=self._text.positional_embedding.device),
+            length=torch.tensor([len(row) for row in rows], device=device),
             pad=self._embedded([vocabulary.pad])[0],
             context_length=self.context_length,
             causal=self.causal,
             names=tuple(names),
-            ending=len(vocabulary.closing),
+            ending=torch.tensor(endings, device=device),
         )
 
     def words(self, text: str) -> Float[Tensor, "length dim"]:
@@ -117,39 +126,39 @@ class TextTower:
         """
         return self._embedded(self._vocabulary.words(text))
 
-    def __call__(self, text: PromptedText) -> Float[Tensor, "prompts classes features"]:
+    def __call__(self, text: PromptedText) -> Float[Tensor, "*batch prompts classes features"]:
         """Encode every sentence at its end token, or where else the model pools; projected, not normalised."""
         self._check(text)
-        num_classes = text.suffix.shape[1]
+        num_classes = text.suffix.shape[-3]
         chunk = self.class_chunk
         if chunk is None or chunk >= num_classes:
             return self._features(*text)
         return torch.cat(
             [
                 checkpoint(self._features, text.prefix, suffix, end, use_reentrant=False, preserve_rng_state=False)
-                for suffix, end in zip(torch.split(text.suffix, chunk, 1), torch.split(text.end, chunk), strict=True)
+                for suffix, end in zip(torch.split(text.suffix, chunk, -3), torch.split(text.end, chunk), strict=True)
             ],
-            1,
+            -2,
         )
 
     def _features(self, prefix: Tensor, suffix: Tensor, end: Tensor) -> Tensor:
         """Run rows of one prefix and the suffixes of several classes side by side, and pool each class's own token."""
-        num_prompts, num_classes, length, dim = suffix.shape
-        shared = prefix.shape[1]
+        *leading, num_classes, length, dim = suffix.shape
+        num_contexts, shared = math.prod(leading), prefix.shape[-2]
         per_row = _classes_per_row(shared, length, dim, num_classes) if self.causal else 1
         rows = math.ceil(num_classes / per_row)
         owner, position = _layout(shared, length, per_row, suffix.device)
-        suffix = F.pad(suffix, (0, 0, 0, 0, 0, rows * per_row - num_classes)).reshape(num_prompts * rows, per_row * length, dim)
-        tokens = torch.cat([prefix.repeat_interleave(rows, 0), suffix], 1)
+        suffix = F.pad(suffix, (0, 0, 0, 0, 0, rows * per_row - num_classes)).reshape(num_contexts * rows, per_row * length, dim)
+        tokens = torch.cat([prefix.reshape(num_contexts, shared, dim).repeat_interleave(rows, 0), suffix], 1)
 
         text = self._text
         dtype = text.transformer.get_cast_dtype()
         tokens = tokens.to(dtype) + text.positional_embedding.to(dtype)[position]
         mask = _mask(owner, position, dtype) if self.causal else text.attn_mask
-        hidden = text.transformer(tokens, attn_mask=mask).reshape(num_prompts, rows, -1, dim)
+        hidden = text.transformer(tokens, attn_mask=mask).reshape(*leading, rows, tokens.shape[1], dim)
 
         classes = torch.arange(num_classes, device=suffix.device)
-        pooled: Tensor = text.ln_final(hidden[:, classes // per_row, self._pooled_at(end) + classes % per_row * length])
+        pooled: Tensor = text.ln_final(hidden[..., classes // per_row, self._pooled_at(end) + classes % per_row * length, :])
         projection = text.text_projection
         if projection is None:
             return pooled
@@ -169,12 +178,13 @@ class TextTower:
         if not isinstance(text, PromptedText):
             raise wrong_type("text", "be PromptedText, from prompted_text", kind(text))
         prefix, suffix, end = (tuple(tensor.shape) for tensor in text)
-        if (len(prefix), len(suffix)) != (3, 4) or 0 in suffix or (prefix[0], prefix[2], suffix[3]) != (suffix[0], self.dim, self.dim):
+        fits = len(prefix) in (3, 4) and suffix[:-3] == prefix[:-2] and 0 not in suffix[-3:]
+        if not fits or (prefix[-1], suffix[-1]) != (self.dim, self.dim):
             rule = f"have a prefix of shape (prompts, length, {self.dim}) and a suffix of shape (prompts, classes, length, {self.dim})"
-            raise wrong_value("text", rule, f"{prefix} and {suffix}")
-        if end != suffix[1:2]:
-            raise wrong_value("text.end", f"have shape ({suffix[1]},), one position for each class", end)
-        length = prefix[1] + suffix[2]
+            raise wrong_value("text", f"{rule}, with one axis more in front for samples", f"{prefix} and {suffix}")
+        if end != suffix[-3:-2]:
+            raise wrong_value("text.end", f"have shape ({suffix[-3]},), one position for each class", end)
+        length = prefix[-2] + suffix[-2]
         if length > self.context_length or not (self.causal or length == self.context_length):
             raise wrong_value("text", f"have {'at most' if self.causal else 'exactly'} {self.context_length} tokens", length)
         if torch.compiler.is_compiling():

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from fedprompt._checks import check_finite, kind, wrong_type, wrong_value
+from fedprompt.backbones._adapted import check_unadapted
 from fedprompt.freezing import frozen
 from fedprompt.interfaces import Trunk
 
@@ -42,7 +43,9 @@ def vit_trunk(model: nn.Module, *, attention_mask: Float[Tensor, "seq seq"] | No
 
     Raises:
         TypeError: If prompts cannot be inserted into this kind of model, with the reason.
-        ValueError: If `attention_mask` is not square or holds NaN. (when used) If it does not fit the tokens of an image, or the model
+        ValueError: If some parameters of `model` are trained and others are not, or adapters such as LoRA's are trained: they would be
+            frozen silently. If `attention_mask` is not square or holds NaN.
+            (when used) If it does not fit the tokens of an image, or the model
             was unfrozen or put back into training.
 
     Example:
@@ -57,6 +60,7 @@ def vit_trunk(model: nn.Module, *, attention_mask: Float[Tensor, "seq seq"] | No
     for family, trunk in ((VisionTransformer, _ViTTrunk), (Eva, _EvaTrunk)):
         # A subclass with a forward of its own may do anything between the blocks.
         if isinstance(model, family) and type(model).forward_features is family.forward_features:
+            check_unadapted("model", model.named_parameters())
             return trunk(frozen(model), attention_mask)
     room = type(model).__module__.rpartition(".")[2]
     reason = _REFUSED.get(room, "it is neither, or has a forward pass of its own; for convolutional networks there is PadPrompts")

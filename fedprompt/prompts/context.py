@@ -7,7 +7,7 @@ import torch.nn as nn
 from jaxtyping import Float
 from torch import Tensor
 
-from fedprompt._checks import check_count, kind, wrong_type, wrong_value
+from fedprompt._checks import check_count, check_initial_generator, kind, wrong_type, wrong_value
 from fedprompt.interfaces import ClassNames, PromptedText
 
 
@@ -61,6 +61,7 @@ class ContextPrompts(nn.Module):
         check_count("num_prompts", num_prompts)
         if num_classes is not None:
             check_count("num_classes", num_classes)
+        check_initial_generator(generator)
         rows = (num_prompts,) if num_classes is None else (num_prompts, num_classes)
         if init is None:
             device = None if generator is None else generator.device
@@ -128,21 +129,31 @@ def at_front(num_context: int) -> int:
 
 
 def prompted_text(
-    context: Float[Tensor, "prompts *classes length dim"], names: ClassNames, *, place: Callable[[int], int] = at_end
+    context: Float[Tensor, "*axes length dim"],
+    names: ClassNames,
+    *,
+    place: Callable[[int], int] = at_end,
+    class_specific: bool = False,
+    per_sample: bool = False,
 ) -> PromptedText:
     """Write one sentence for each prompt and class: start of text, context and class name, full stop, end of text.
+
+    Axes of a context are claimed, never guessed from sizes: 7 samples with 10 contexts each have the shape of 7 contexts for each of 10
+    classes.
 
     Pure tensor operations: gradients reach the context, and ``torch.compile`` and ``torch.func.vmap`` go through.
 
     Args:
-        context: (prompts, length, dim), or (prompts, classes, length, dim) when class-specific. Concatenate the modules of a client, as in
-            ``torch.cat([shared(), private()])``.
+        context: (prompts, length, dim). Concatenate the modules of a client, as in ``torch.cat([shared(), private()])``.
         names: From ``tower.class_names``.
         place: Where the name stands, :func:`at_end`, :func:`in_middle` or :func:`at_front`; any function from the length of the context
             to the number of its tokens before the name.
+        class_specific: Whether each class has contexts of its own; `context` is then (prompts, classes, length, dim).
+        per_sample: Whether each sample has contexts of its own, as those of ``fedprompt.per_sample``; `context` then has an axis for
+            them in front, which may be empty.
 
     Returns:
-        The sentences, their common tokens (start, and what of a shared context stands before the name) apart from the rest.
+        The sentences. Their common tokens are kept apart from the rest: the start, and the part of a shared context before the name.
 
     Raises:
         TypeError: If `context` is not a floating-point tensor or `names` not a :class:`ClassNames`.
@@ -156,37 +167,38 @@ def prompted_text(
         >>> text.prefix.shape, text.suffix.shape, text.end
         (torch.Size([1, 17, 8]), torch.Size([1, 2, 4, 8]), tensor([19, 20]))
     """
-    _check_context(context, names)
-    num_prompts, length, num_classes = context.shape[0], context.shape[-2], len(names.names)
+    _check_context(context, names, class_specific, per_sample)
+    num_classes, length = len(names.names), context.shape[-2]
+    axes = context.shape[:-3] if class_specific else context.shape[:-2]
     before = place(length)
     check_count("place(length)", before, at_least=0)
     if before > length:
         raise wrong_value("place(length)", f"be at most the length {length} of the context", before)
-    start = names.start.expand(num_prompts, -1, -1)
+    start = names.start.expand(*axes, -1, -1)
     leading, trailing = context[..., :before, :], context[..., before:, :]
-    if context.ndim == 4:
-        prefix, suffix = start, torch.cat([leading, _behind_names(trailing, names)], 2)
+    if class_specific:
+        prefix, suffix = start, torch.cat([leading, _behind_names(trailing, names)], -2)
     else:
-        prefix = torch.cat([start, leading], 1)
-        suffix = _behind_names(trailing[:, None].expand(-1, num_classes, -1, -1), names)
+        prefix = torch.cat([start, leading], -2)
+        suffix = _behind_names(trailing[..., None, :, :].expand(*axes, num_classes, -1, -1), names)
     if not names.causal:
-        missing = names.context_length - prefix.shape[1] - suffix.shape[2]
-        suffix = torch.cat([suffix, names.pad.expand(num_prompts, num_classes, missing, -1)], 2)
+        missing = names.context_length - prefix.shape[-2] - suffix.shape[-2]
+        suffix = torch.cat([suffix, names.pad.expand(*axes, num_classes, missing, -1)], -2)
     return PromptedText(prefix, suffix, names.length + (len(names.start) + length - 1))
 
 
 def _behind_names(trailing: Tensor, names: ClassNames) -> Tensor:
-    """Put context (prompts, classes, length, dim) between each name and what closes its sentence."""
-    words = names.tokens.expand(len(trailing), -1, -1, -1)
-    num_words, num_trailing = words.shape[2], trailing.shape[2]
+    """Put context (..., classes, length, dim) between each name and the tokens that close its sentence."""
+    words = names.tokens.expand(*trailing.shape[:-3], -1, -1, -1)
+    num_words, num_trailing = words.shape[-2], trailing.shape[-2]
     if num_trailing == 0:
         return words
     position = torch.arange(num_words + num_trailing, device=words.device)
     past_name = position - (names.length - names.ending)[:, None]
     from_words = torch.where(past_name < 0, position, position - num_trailing)
     source = torch.where((past_name >= 0) & (past_name < num_trailing), num_words + past_name, from_words)
-    classes = torch.arange(len(source), device=words.device)[:, None]
-    return torch.cat([words, trailing], 2)[:, classes, source]
+    classes = torch.arange(source.shape[0], device=words.device)[:, None]
+    return torch.cat([words, trailing], -2)[..., classes, source, :]
 
 
 def _checked_init(init: object, dim: int) -> Tensor:
@@ -197,15 +209,21 @@ def _checked_init(init: object, dim: int) -> Tensor:
     return init.detach().to(torch.promote_types(init.dtype, torch.float32))
 
 
-def _check_context(context: object, names: object) -> None:
+def _check_context(context: object, names: object, class_specific: object, per_sample: object) -> None:
     if not isinstance(names, ClassNames):
         raise wrong_type("names", "be ClassNames, from tower.class_names", kind(names))
     if not isinstance(context, Tensor) or not context.is_floating_point():
         raise wrong_type("context", "be a floating-point tensor", kind(context))
+    for argument, claim in (("class_specific", class_specific), ("per_sample", per_sample)):
+        if not isinstance(claim, bool):
+            raise wrong_type(argument, "be True or False", kind(claim))
     num_classes, longest, dim = names.tokens.shape
-    if context.ndim not in (3, 4) or context.shape[-1] != dim or context.shape[1:-2] not in ((), (num_classes,)):
-        rule = f"have shape (prompts, length, {dim}) or (prompts, {num_classes}, length, {dim})"
-        raise wrong_value("context", rule, tuple(context.shape))
+    axes = ["batch"] * bool(per_sample) + ["prompts"] + [str(num_classes)] * bool(class_specific)
+    fits = context.ndim == len(axes) + 2 and context.shape[-1] == dim
+    if not fits or (class_specific and context.shape[-3] != num_classes):
+        unclaimed = ["`per_sample=True`"] * (not per_sample) + ["`class_specific=True`"] * (not class_specific)
+        more = f"; {' or '.join(unclaimed)} claims one axis more" if unclaimed else ""
+        raise wrong_value("context", f"have shape ({', '.join(axes)}, length, {dim}){more}", tuple(context.shape))
     room = names.context_length - len(names.start) - context.shape[-2]
     if longest > room:
         name = names.names[int(names.length.argmax())]

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Integer
 from torch import Tensor
 
-from fedprompt._checks import check_count, check_labels, kind, wrong_type, wrong_value
+from fedprompt._checks import check_count, check_images, check_labels, kind, wrong_type, wrong_value
 from fedprompt.interfaces import Encoded, PromptStream, Trunk
 
 
@@ -49,8 +49,7 @@ def encode_prompted(
     """
     if not isinstance(trunk, Trunk):
         raise wrong_type("trunk", "be a Trunk, such as vit_trunk(model)", type(trunk).__name__)
-    if images.ndim != 4 or not images.is_floating_point():
-        raise wrong_type("images", "be floating-point of shape (batch, channels, height, width)", kind(images))
+    check_images(images)
     depth = _checked_depth(trunk, depth)
     tokens, context = trunk.embed(images)
     for position, stream in enumerate(streams):
@@ -109,7 +108,7 @@ def _entered(stream: PromptStream, layer: int, span: Tensor) -> Tensor:
     """The stream's span before a layer: its old tokens, if they stay, and then its new ones."""
     if layer not in stream.layers:
         return span
-    new = stream.layers[layer].to(span.dtype).expand(len(span), -1, -1)
+    new = stream.layers[layer].to(span.dtype).expand(span.shape[0], -1, -1)
     return new if stream.replace else torch.cat([span, new], 1)
 
 
@@ -135,6 +134,8 @@ def _checked_depth(trunk: Trunk, depth: int | None) -> int:
 def _check_stream(argument: str, stream: PromptStream, trunk: Trunk, tokens: Tensor, depth: int) -> None:
     if not isinstance(stream, PromptStream):
         raise wrong_type(argument, "be a PromptStream; call the prompt module", kind(stream))
+    if not isinstance(stream.replace, bool):
+        raise wrong_type(f"{argument}.replace", "be True or False", kind(stream.replace))
     for layer, prompts in stream.layers.items():
         if layer not in range(depth):
             raise wrong_value(f"{argument}.layers", f"lie in the {depth} blocks that run, 0 to {depth - 1}", layer)
@@ -143,7 +144,7 @@ def _check_stream(argument: str, stream: PromptStream, trunk: Trunk, tokens: Ten
         if prompts.ndim not in (2, 3) or prompts.shape[-1] != trunk.dim:
             rule = f"have shape (prompts, {trunk.dim}) or (batch, prompts, {trunk.dim})"
             raise wrong_value(f"{argument}.layers[{layer}]", rule, tuple(prompts.shape))
-        if prompts.ndim == 3 and len(prompts) != len(tokens):
-            raise wrong_value(f"{argument}.layers[{layer}]", f"have the batch of {len(tokens)} images", tuple(prompts.shape))
+        if prompts.ndim == 3 and prompts.shape[0] != tokens.shape[0]:
+            raise wrong_value(f"{argument}.layers[{layer}]", f"have the batch of {tokens.shape[0]} images", tuple(prompts.shape))
         if prompts.device != tokens.device:
             raise wrong_value(f"{argument}.layers[{layer}]", f"lie on the trunk's device {tokens.device}", prompts.device)

@@ -8,7 +8,7 @@ import torch.nn as nn
 from jaxtyping import Float
 from torch import Tensor
 
-from fedprompt._checks import check_count, check_number, height_and_width, kind, wrong_type, wrong_value
+from fedprompt._checks import check_count, check_initial_generator, check_number, height_and_width, kind, wrong_type, wrong_value
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -68,6 +68,7 @@ class PadPrompts(nn.Module):
         for centre, spread in zip(mean, std, strict=True):
             check_number("mean", centre)
             check_number("std", spread, above=0)
+        check_initial_generator(generator)
         device = None if generator is None else generator.device
         draw = partial(torch.rand, generator=generator, device=device)
         self.columns = nn.Parameter(draw(len(mean), height, 2 * padding))
@@ -79,13 +80,15 @@ class PadPrompts(nn.Module):
         """Return the images with the border around them."""
         channels, height, twice = self.columns.shape
         expected = (channels, height, self.rows.shape[2] - twice)
+        if not isinstance(images, Tensor):
+            raise wrong_type("images", "be floating-point and normalised", f"a {type(images).__name__}")
         if images.ndim != 4 or images.shape[1:] != expected:
             raise wrong_value("images", f"have shape (batch, {', '.join(map(str, expected))})", tuple(images.shape))
         if not images.is_floating_point():
             raise wrong_type("images", "be floating-point and normalised", kind(images))
         rows, columns = ((pixels - self.mean) / self.std for pixels in (self.rows, self.columns))
-        top, bottom = _halves(rows, len(images), images.dtype, axis=2)
-        left, right = _halves(columns, len(images), images.dtype, axis=3)
+        top, bottom = _halves(rows, images.shape[0], images.dtype, axis=2)
+        left, right = _halves(columns, images.shape[0], images.dtype, axis=3)
         return torch.cat([top, torch.cat([left, images, right], 3), bottom], 2)
 
     def extra_repr(self) -> str:

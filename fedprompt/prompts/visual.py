@@ -8,7 +8,7 @@ import torch.nn as nn
 from jaxtyping import Float, Integer
 from torch import Tensor
 
-from fedprompt._checks import check_count, check_labels, height_and_width, kind, wrong_type, wrong_value
+from fedprompt._checks import check_count, check_initial_generator, check_labels, height_and_width, kind, wrong_type, wrong_value
 from fedprompt.interfaces import PromptStream
 
 
@@ -58,6 +58,7 @@ class LayeredPrompts(nn.Module):
         check_count("num_prompts", num_prompts, at_least=0)
         check_count("dim", dim)
         self.layers = _checked_layers(layers)
+        _check_replace(replace)
         self.replace = replace
         self.tokens = nn.Parameter(vpt_uniform((len(self.layers), num_prompts, dim), patch_size, generator))
 
@@ -169,6 +170,7 @@ class GroupPrompts(nn.Module):
         check_count("num_prompts", num_prompts, at_least=0)
         check_count("dim", dim)
         self.layers = _checked_layers(layers)
+        _check_replace(replace)
         self.replace = replace
         self.tokens = nn.Parameter(vpt_uniform((num_groups, len(self.layers), num_prompts, dim), patch_size, generator))
 
@@ -194,9 +196,15 @@ class GroupPrompts(nn.Module):
 def vpt_uniform(shape: tuple[int, ...], patch_size: int | tuple[int, int], generator: torch.Generator | None) -> Float[Tensor, "*shape"]:
     """Draw VPT's initial values for tokens of width ``shape[-1]``."""
     height, width = height_and_width("patch_size", patch_size)
+    check_initial_generator(generator)
     bound = math.sqrt(6 / (3 * height * width + shape[-1]))
     device = None if generator is None else generator.device
     return torch.empty(shape, device=device).uniform_(-bound, bound, generator=generator)
+
+
+def _check_replace(replace: object) -> None:
+    if not isinstance(replace, bool):
+        raise wrong_type("replace", "be True or False", kind(replace))
 
 
 def _checked_layers(layers: Iterable[int]) -> tuple[int, ...]:

@@ -33,7 +33,7 @@ def truncated(tower, names, context):
 
 
 def shared(tower, names, context):
-    return tower(prompted_text(context, names))
+    return tower(prompted_text(context, names, class_specific=context.ndim == 4))
 
 
 def step(encode, tower, names, context):

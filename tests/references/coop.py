@@ -31,6 +31,17 @@ def ends(tokenizer: Callable, names: Sequence[str], num_context: int, before: in
     return tokenizer([sentence(name, num_context, before) for name in names]).argmax(1)
 
 
+def published(tokenizer: Callable, name: str, num_context: int, before: int) -> list[int | None]:
+    """Ids of a sentence as the code of CoOp and FedOTP puts it together; None in the place of a context token.
+
+    They tokenise the whole sentence with the full stop right behind the name, count the tokens of the name without it, and cut there.
+    """
+    (ids,) = tokenizer([" ".join([WORD] * num_context + [name]) + "."]).tolist()
+    name_length = len(tokenizer.encode(name))
+    start, behind = ids[:1], ids[1 + num_context : ids.index(max(ids)) + 1]
+    return [*start, *[None] * before, *behind[:name_length], *[None] * (num_context - before), *behind[name_length:]]
+
+
 def _feature(clip_model: nn.Module, tokenizer: Callable, context: Tensor, name: str, before: int) -> Tensor:
     text = getattr(clip_model, "text", clip_model)
     (ids,) = tokenizer([sentence(name, len(context), before)])
