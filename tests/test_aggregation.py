@@ -584,7 +584,7 @@ def test_bad_widths_are_refused_by_name(dims, error, message):
     ("rules", "payloads", "error", "message"),
     [
         ({}, [], ValueError, r"`payloads` must hold at least one payload; got none"),
-        ({}, [{"a": ONE}, ONE], TypeError, r"`payloads\[1\]` must map names to Weighted; got Weighted"),
+        ({}, [{"a": ONE}, ONE], TypeError, r"`payloads\[1\]` must map names to Weighted; got a Weighted"),
         ({}, [{"keys": ONE}, {"keys": torch.ones(2)}], TypeError, r"'keys': `uploads\[1\]` must be a Weighted"),
         (
             {},

@@ -102,7 +102,7 @@ def test_iid_shares_are_equal() -> None:
         ({"alpha": 1e308}, ValueError, "`alpha` must be at most 1e\\+12; got 1e\\+308"),
         ({"alpha": "0.3"}, TypeError, "`alpha` must be a number; got '0.3'"),
         ({"generator": 0}, TypeError, "`generator` must be a numpy Generator.*got 0 \\(int\\)"),
-        ({"generator": np.random}, TypeError, "`generator` must be a numpy Generator.*got <module"),
+        ({"generator": np.random}, TypeError, "`generator` must be a numpy Generator.*got a module"),
     ],
 )
 def test_dirichlet_shares_name_a_bad_argument(changes: dict[str, object], error: type[Exception], message: str) -> None:
