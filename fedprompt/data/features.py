@@ -66,7 +66,7 @@ def precompute(
         >>> precompute(lambda batch: batch.mean((1, 2, 3)), images, batch_size=2, views=2).shape
         torch.Size([3, 2])
     """
-    _check_arguments(dataset, batch_size, dtype, views)
+    _check_arguments(encode, dataset, batch_size, dtype, views)
     if views is None and not isinstance(dataset, Tensor):
         _check_repeatable(dataset)
     features = torch.empty(0)
@@ -125,7 +125,9 @@ def _check_repeatable(dataset: MapStyle) -> None:
             raise wrong_value("dataset", rule, f"two different images at {index}")
 
 
-def _check_arguments(dataset: object, batch_size: object, dtype: object, views: object) -> None:
+def _check_arguments(encode: object, dataset: object, batch_size: object, dtype: object, views: object) -> None:
+    if not callable(encode):
+        raise wrong_type("encode", "be callable", kind(encode))
     check_count("batch_size", batch_size)
     if views is not None:
         check_count("views", views)

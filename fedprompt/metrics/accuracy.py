@@ -7,6 +7,7 @@ accuracy differ only in the entries that they take and the weights that they giv
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from jaxtyping import Float, Real
 from torch import Tensor
@@ -180,6 +181,8 @@ def summarise(history: Sequence[float], *, last: int) -> Summary:
         Summary(last_mean=0.625, best=1.0, best_round=1)
     """
     check_count("last", last)
+    if not isinstance(history, Sequence | np.ndarray) or isinstance(history, str | bytes):
+        raise wrong_type("history", "be a sequence of numbers", kind(history))
     if last > len(history):
         raise wrong_value("last", f"be at most {len(history)}, the number of rounds", last)
     for server_round, figure in enumerate(history):
@@ -214,6 +217,8 @@ def _sizes(num_examples: object, tests: int) -> Float[Tensor, " tests"]:
     if num_examples.shape != (tests,):
         raise wrong_value("num_examples", f"have shape ({tests},), a number for each test set", tuple(num_examples.shape))
     sizes = num_examples.detach().cpu().double()
-    if not bool((torch.isfinite(sizes) & (sizes >= 0)).all()) or sizes.sum() == 0:
-        raise wrong_value("num_examples", "be finite, at least 0 and not all 0", sizes.tolist())
+    wrong = ~(torch.isfinite(sizes) & (sizes >= 0))
+    if bool(wrong.any()) or sizes.sum() == 0:
+        got = sizes[wrong][0].item() if bool(wrong.any()) else "only zeros"
+        raise wrong_value("num_examples", "be finite, at least 0 and not all 0", got)
     return sizes

@@ -4,6 +4,7 @@ import torch
 from jaxtyping import Float, Real
 from torch import Tensor
 
+from fedprompt._checks import kind, wrong_type
 from fedprompt.interfaces import Selection, TransportSolver
 from fedprompt.selection._cosine import check_pair, cosines, shares
 
@@ -30,8 +31,12 @@ def balanced_keys(
         query: Features of the unprompted backbone.
         keys: One for each group; only directions matter, here and in `query`.
         usage: How often each group was chosen so far, in any unit.
-        solver: With its options bound, such as ``partial(sinkhorn, epsilon=0.05)``. With :func:`exact`, choices are as even as
-            whole samples can be; an entropic solver's plan is even, and taking the largest entry of each row nearly is.
+        solver: Transport solver with its options bound, such as ``partial(sinkhorn, epsilon=0.05)``.
+            With :func:`exact`, each group receives exactly its share if all shares are whole
+            numbers of samples. Otherwise the plan splits at most :math:`G - 1` samples between
+            groups. A split sample goes to the group of its largest part, so a group can be
+            fewer than :math:`G - 1` samples away from its share. Choices from the plan of an
+            entropic solver are approximately even.
 
     Returns:
         The choices and their cosines, without a graph and in float32 at least.
@@ -52,6 +57,8 @@ def balanced_keys(
         Caron et al., "Unsupervised Learning of Visual Features by Contrasting Cluster Assignments", NeurIPS 2020, Sec. 3.1, for the
         transport problem with equal shares; how counts move the shares is this library's own.
     """
+    if not callable(solver):
+        raise wrong_type("solver", "be a transport solver, such as `exact`", kind(solver))
     check_pair(query, keys)
     similarity = cosines(query, keys)
     batch, groups = similarity.shape

@@ -1,11 +1,13 @@
 """The keys themselves: their initial values, their loss, and the module that owns and counts them."""
 
+import inspect
+
 import torch
 import torch.nn as nn
 from jaxtyping import Float, Integer, Real
 from torch import Tensor
 
-from fedprompt._checks import check_count, check_labels, wrong_value
+from fedprompt._checks import check_count, check_generator, check_labels, kind, wrong_type, wrong_value
 from fedprompt.interfaces import PromptSelector, Selection
 from fedprompt.selection._cosine import check_counts, check_pair, unit
 from fedprompt.selection.nearest import nearest_keys
@@ -65,6 +67,8 @@ def orthogonal_keys(num_groups: int, dim: int, *, generator: torch.Generator | N
     """
     check_count("num_groups", num_groups)
     check_count("dim", dim)
+    if generator is not None:
+        check_generator(generator)
     if num_groups > dim:
         raise wrong_value("num_groups", f"be at most `dim` {dim}, beyond which keys cannot be orthogonal", num_groups)
     device = None if generator is None else generator.device
@@ -108,6 +112,7 @@ class SelectionKeys(nn.Module):
     def __init__(
         self, num_groups: int, dim: int, *, selector: PromptSelector = nearest_keys, generator: torch.Generator | None = None
     ) -> None:
+        _check_selector(selector)
         super().__init__()
         self.keys = nn.Parameter(orthogonal_keys(num_groups, dim, generator=generator))
         self.selector = selector
@@ -142,3 +147,17 @@ class SelectionKeys(nn.Module):
         """Show sizes."""
         num_groups, dim = self.keys.shape
         return f"{num_groups}, {dim}"
+
+
+def _check_selector(selector: object) -> None:
+    """Require a callable that needs nothing but queries, keys and counts."""
+    rule = "take (query, keys, usage=...), with all other options bound"
+    if not callable(selector):
+        raise wrong_type("selector", rule, kind(selector))
+    try:
+        inspect.signature(selector).bind(None, None, usage=None)
+    except ValueError:  # a built-in function can lack a signature
+        return
+    except TypeError as error:
+        name = getattr(selector, "__name__", type(selector).__name__)
+        raise wrong_type("selector", rule, f"{name}: {error}") from None

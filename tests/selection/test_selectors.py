@@ -3,14 +3,15 @@
 import re
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 import torch.nn as nn
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linear_sum_assignment
 
-from fedprompt import SelectionKeys, balanced_keys, exact, key_loss, nearest_keys, orthogonal_keys, sinkhorn
+from fedprompt import Coupling, SelectionKeys, balanced_keys, exact, key_loss, nearest_keys, orthogonal_keys, sinkhorn
 from references.sgpt import choices, cosine, literal_keys
 from tolerance import assert_near
 
@@ -65,6 +66,35 @@ def test_balanced_keys_with_the_exact_solver_are_the_best_even_assignment(seed, 
     cost = [[1 - cosine(own.tolist(), key.tolist()) for key in keys for _ in range(each)] for own in query]
     seats = linear_sum_assignment(cost)[1] // each
     assert balanced_keys(query, keys, solver=exact).indices.tolist() == seats.tolist()
+
+
+@settings(deadline=None, max_examples=60)
+@given(seed=st.integers(0, 2**32), batch=st.integers(1, 16), groups=st.integers(1, 6), used=st.booleans())
+@example(seed=2816, batch=8, groups=5, used=False)
+def test_the_exact_solver_splits_fewer_samples_than_there_are_groups(seed, batch, groups, used):
+    """A group with a share of whole samples everywhere gets it; otherwise counts stay within the number of split samples."""
+    generator, seen = torch.Generator().manual_seed(seed), []
+    query, keys = draw(generator, batch, 7), draw(generator, groups, 7)
+    usage = torch.randint(0, 9, (groups,), generator=generator) if used else None
+    indices = balanced_keys(query, keys, usage=usage, solver=recorded(exact, seen)).indices
+    ((_, _, shares),) = seen
+    away = (indices.bincount(minlength=groups) - batch * shares).abs().max()
+    if torch.allclose(batch * shares, (batch * shares).round(), atol=1e-9):
+        assert away <= 1e-9
+    assert away < max(groups - 1, 1e-9)
+
+
+def test_whole_samples_of_the_exact_solver_can_be_further_from_even_than_one():
+    """Three samples halfway between key 0 and another key: by the tie rule all three go to key 0."""
+    plan = torch.tensor([[0.5, 0.5, 0, 0], [0.5, 0, 0.5, 0], [0.5, 0, 0, 0.5], [0, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]]) / 6
+
+    def solved(cost, a, b):
+        assert_near(plan.sum(1), a)
+        assert_near(plan.sum(0), b)
+        return Coupling(plan, torch.zeros(()), torch.ones((), dtype=torch.int64))
+
+    chosen = balanced_keys(torch.ones(6, 4), torch.eye(4), solver=solved).indices
+    assert chosen.bincount(minlength=4).tolist() == [3, 1, 1, 1]
 
 
 def recorded(solver, seen):
@@ -240,7 +270,7 @@ PAIRS = [
     (QUERY.long(), KEYS, TypeError, "`query` must be a floating-point tensor (batch, dim); got a int64 tensor of shape (2, 3)."),
     (None, KEYS, TypeError, "`query` must be a floating-point tensor (batch, dim); got None (NoneType)."),
     (QUERY, KEYS[0], TypeError, "`keys` must be a floating-point tensor (groups, dim); got a float32 tensor of shape (3,)."),
-    (QUERY, [KEYS], TypeError, "`keys` must be a floating-point tensor (groups, dim); got [tensor("),
+    (QUERY, [KEYS], TypeError, "`keys` must be a floating-point tensor (groups, dim); got a list of length 1."),
     (QUERY, KEYS[:0], ValueError, "`keys` must hold at least one group of width 1 or more; got (0, 3)."),
     (QUERY[:, :0], KEYS[:, :0], ValueError, "`keys` must hold at least one group of width 1 or more; got (2, 0)."),
     (QUERY.to("meta"), KEYS, ValueError, "`query` must lie on the device of `keys` cpu; got meta."),
@@ -335,6 +365,36 @@ def test_key_loss_refuses_bad_indices(indices, error, message):
 def test_bad_sizes_are_refused_by_name(make, sizes, error, message):
     with raises(error, message):
         make(*sizes)
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("make", [orthogonal_keys, SelectionKeys])
+@pytest.mark.parametrize(("generator", "got"), [(np.random.default_rng(0), "Generator(PCG64) at "), (3, "3 (int).")])
+def test_a_generator_of_another_library_is_refused_by_name(make, generator, got):
+    with raises(TypeError, f"`generator` must be a torch.Generator; got {got}"):
+        make(2, 8, generator=generator)
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("selector", "got"),
+    [
+        (5, "5 (int)."),
+        (balanced_keys, "balanced_keys: missing a required "),
+        (lambda query, keys: nearest_keys(query, keys), "<lambda>: got an unexpected keyword argument 'usage'."),
+    ],
+)
+def test_a_selector_that_cannot_be_called_with_counts_alone_is_refused_when_it_is_given(selector, got):
+    with raises(TypeError, f"`selector` must take (query, keys, usage=...), with all other options bound; got {got}"):
+        SelectionKeys(2, 8, selector=selector)
+    selector = SelectionKeys(2, 8, selector=partial(balanced_keys, solver=exact))
+    assert sorted(selector(torch.eye(2, 8)).indices.tolist()) == [0, 1]
+
+
+@pytest.mark.bad_input
+def test_a_solver_that_is_not_one_is_refused_by_name():
+    with raises(TypeError, "`solver` must be a transport solver, such as `exact`; got None (NoneType)."):
+        balanced_keys(QUERY, KEYS, solver=None)
 
 
 @pytest.mark.bad_input
