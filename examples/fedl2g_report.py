@@ -44,7 +44,7 @@ class Run(NamedTuple):
         """Accuracy on the clients' own test images, every image counting alike: mean of the last rounds, and best round."""
         sizes = torch.tensor([len(shard.test) for shard in shards])
         history = [fp.pooled_local_accuracy(accuracy[None], sizes) for accuracy in self.accuracy]
-        return fp.summarise(history, last=min(LAST, len(history)))
+        return fp.metrics.last_and_best(history, last=min(LAST, len(history)))
 
     def kibibytes(self, direction: str) -> float:
         """What all clients together send or receive in a round, warm-up rounds included."""

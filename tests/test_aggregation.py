@@ -12,7 +12,6 @@ from fedprompt import (
     Weighted,
     class_means,
     descend,
-    dimension_similarity,
     ema,
     heterogeneous_means,
     num_bytes,
@@ -21,6 +20,7 @@ from fedprompt import (
     per_name_update,
     weighted_mean,
 )
+from fedprompt.aggregation.heterogeneous import dimension_similarity
 from references import fedhpl
 from tolerance import assert_near
 

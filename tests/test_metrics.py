@@ -14,10 +14,10 @@ from fedprompt.metrics import (
     Summary,
     client_spread,
     global_accuracy,
+    last_and_best,
     local_accuracy,
     negative_effect,
     pooled_local_accuracy,
-    summarise,
     worst_local_accuracy,
 )
 
@@ -130,13 +130,13 @@ def test_results_are_plain_floats_without_a_graph() -> None:
 
 def test_summary_labels_the_last_rounds_and_the_best() -> None:
     history = [0.1, 0.9, 0.4, 0.9, 0.6, 0.5]
-    summary = summarise(history, last=3)
+    summary = last_and_best(history, last=3)
     assert isinstance(summary, Summary)
     assert summary.last_mean == pytest.approx((0.9 + 0.6 + 0.5) / 3, abs=1e-12)
     assert summary.best == 0.9
     assert summary.best_round == 1, "the first of equally good rounds"
-    assert summarise(history, last=6).last_mean == pytest.approx(3.4 / 6, abs=1e-12)
-    assert summarise(history, last=1) == (0.5, 0.9, 1)
+    assert last_and_best(history, last=6).last_mean == pytest.approx(3.4 / 6, abs=1e-12)
+    assert last_and_best(history, last=1) == (0.5, 0.9, 1)
 
 
 LOCAL: list[Callable[[Tensor], float]] = [
@@ -218,9 +218,9 @@ def test_pooled_accuracy_needs_sizes() -> None:
         (torch.tensor([0.5]), 1, TypeError, "`history` must be a sequence of numbers; got a float32 tensor of shape"),
     ],
 )
-def test_summarise_names_a_bad_argument(history: list, last: object, error: type[Exception], message: str) -> None:
+def test_last_and_best_names_a_bad_argument(history: list, last: object, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
-        summarise(history, last=last)
+        last_and_best(history, last=last)
 
 
 # Negative effect.

@@ -44,7 +44,7 @@ def precompute(
 
     Args:
         encode: From images (batch, \*image) to a tensor (batch, \*event). It gets images as `dataset` gives them, so move them to the
-            model's device in there. Put a model into eval mode first, see :func:`frozen`.
+            model's device in there. Put a model into eval mode first, see :func:`freeze`.
         dataset: A map-style data set of image tensors of one shape, or of tuples that start with one; or a tensor (num, \*image).
         batch_size: Images for each call of `encode`, at least 1; the last batch may be smaller.
         dtype: Of the result; None keeps what `encode` returns. float16 ends at 65504.

@@ -81,7 +81,7 @@ def pathological_shares(num_classes: int, num_clients: int, *, classes_per_clien
     r"""Give every client a few classes, and every class to equally many clients.
 
     Each of the K classes has :math:`sM/K` slots, where s is `classes_per_client` and M the number of clients. Their portions are drawn from
-    U(0.4, 0.6) and normalised. Clients in turn pick s different classes, each time one of those with the most slots left, by lot.
+    U(0.4, 0.6) and normalized. Clients in turn pick s different classes, each time one of those with the most slots left, by lot.
 
     Args:
         num_classes: K, at least 1.

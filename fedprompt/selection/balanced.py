@@ -10,7 +10,7 @@ from fedprompt.selection._cosine import check_pair, cosines, shares
 
 
 @torch.no_grad()
-def balanced_keys(
+def select_balanced(
     query: Float[Tensor, "batch dim"],
     keys: Float[Tensor, "groups dim"],
     *,
@@ -22,10 +22,10 @@ def balanced_keys(
     .. math:: g(h_i) = \arg\max_g \; T_{ig}, \qquad T = \arg\min_T \langle 1 - \cos(h, k), T \rangle + \dots \quad \text{with} \quad
               T \mathbf 1 = \tfrac 1B \mathbf 1, \quad T^\top \mathbf 1 = b, \qquad b_g \propto \frac{1}{1 + G q_g}
 
-    with the shares :math:`q` of :func:`nearest_keys`. Without counts, or with equal ones, each of the :math:`G` groups takes
+    with the shares :math:`q` of :func:`select_nearest`. Without counts, or with equal ones, each of the :math:`G` groups takes
     :math:`1/G` of the batch. Otherwise a group takes the less the more it was used, but never nothing, and never more than
     :math:`2/G`: an unused group cannot swallow a batch. A choice depends on the batch, and a batch that holds one kind of sample alone is
-    dealt out nevertheless: use it where batches are mixed, and :func:`nearest_keys` otherwise.
+    dealt out nevertheless: use it where batches are mixed, and :func:`select_nearest` otherwise.
 
     Args:
         query: Features of the unprompted backbone.
@@ -43,14 +43,14 @@ def balanced_keys(
 
     Raises:
         TypeError: If an argument is of the wrong kind.
-        ValueError: As in :func:`nearest_keys`, and what the solver refuses.
+        ValueError: As in :func:`select_nearest`, and what the solver refuses.
 
     Example:
         Three of four queries are closer to key 0; one of them gives way.
 
-        >>> from fedprompt import exact, nearest_keys
+        >>> from fedprompt import exact, select_nearest
         >>> query = torch.tensor([[1.0, 0.0], [1.0, 0.2], [1.0, 0.4], [0.0, 1.0]])
-        >>> nearest_keys(query, torch.eye(2)).indices, balanced_keys(query, torch.eye(2), solver=exact).indices
+        >>> select_nearest(query, torch.eye(2)).indices, select_balanced(query, torch.eye(2), solver=exact).indices
         (tensor([0, 0, 0, 1]), tensor([0, 0, 1, 1]))
 
     References:
@@ -63,7 +63,7 @@ def balanced_keys(
     similarity = cosines(query, keys)
     batch, groups = similarity.shape
     room = 1 / (1 + groups * shares(usage, similarity))
-    room = room / room.max()  # exactly 1 for equal counts, see nearest_keys
+    room = room / room.max()  # exactly 1 for equal counts, see select_nearest
     rows = similarity.new_full((batch,), 1 / max(batch, 1))
     plan = solver(1 - similarity, rows, room / room.sum()).plan if batch else similarity
     indices = plan.argmax(1)

@@ -10,7 +10,7 @@ from torch import Tensor
 from fedprompt._checks import check_count, check_generator, check_labels, kind, wrong_type, wrong_value
 from fedprompt.interfaces import PromptSelector, Selection
 from fedprompt.selection._cosine import check_counts, check_pair, unit
-from fedprompt.selection.nearest import nearest_keys
+from fedprompt.selection.nearest import select_nearest
 
 
 def key_loss(query: Float[Tensor, "batch dim"], keys: Float[Tensor, "groups dim"], indices: Integer[Tensor, " batch"]) -> Float[Tensor, ""]:
@@ -76,17 +76,22 @@ def orthogonal_keys(num_groups: int, dim: int, *, generator: torch.Generator | N
 
 
 class SelectionKeys(nn.Module):
-    """Keys that learn, and counts of who was chosen: the server's at the start of the round, and the client's own since then.
+    """Learnable keys, with counts of how often each key was chosen.
 
-    In training mode a call selects with both counts and then adds its own choices; in eval mode it is :func:`nearest_keys` without counts,
-    and nothing is counted. So within a round a client sees its own choices and never another client's, and the server's result does not
-    depend on the order of clients. A round is: ``load`` the keys, ``start_round`` with the server's counts, train, and
-    ``collect(model, weight=..., rows={"selector.keys": selector.counts})``. The server adds up the weights of the mean as its new counts.
+    In training mode a call selects by the sum of two counts: the server's at the start of the
+    round, and the client's since then. It then counts its choices. In eval mode a call is
+    :func:`select_nearest` without counts, and counts nothing. A client never sees the choices
+    that other clients make in the same round, so the result does not depend on their order.
+
+    In each round a client loads the keys, calls ``start_round`` with the server's counts, trains,
+    and sends ``collect(model, weight=..., rows={"selector.keys": selector.counts})``. The server
+    adds the weights of the mean to its counts.
 
     Args:
         num_groups: Number of keys; at most `dim`.
         dim: Width of a query, ``trunk.dim``.
-        selector: Chooses in training.
+        selector: Selects in training mode, with its options bound, such as
+            ``partial(select_balanced, solver=exact)``.
         generator: For the initial values, :func:`orthogonal_keys`; None uses torch's global one.
 
     Attributes:
@@ -95,8 +100,8 @@ class SelectionKeys(nn.Module):
         counts: Buffer (groups,), int64, this module's own choices since then. ``collect`` never sends a buffer by itself.
 
     Raises:
-        TypeError: If a number is not an integer.
-        ValueError: If a number is below 1, or there are more groups than dimensions.
+        TypeError: If `selector` cannot be called with queries, keys and `usage` alone.
+        ValueError: If there are more groups than dimensions.
 
     Example:
         >>> selector = SelectionKeys(2, 4)
@@ -110,7 +115,7 @@ class SelectionKeys(nn.Module):
     counts: Tensor
 
     def __init__(
-        self, num_groups: int, dim: int, *, selector: PromptSelector = nearest_keys, generator: torch.Generator | None = None
+        self, num_groups: int, dim: int, *, selector: PromptSelector = select_nearest, generator: torch.Generator | None = None
     ) -> None:
         _check_selector(selector)
         super().__init__()
@@ -138,7 +143,7 @@ class SelectionKeys(nn.Module):
         """Choose for each query; in training mode, count."""
         keys = self.keys.detach()
         if not self.training:
-            return nearest_keys(query, keys)
+            return select_nearest(query, keys)
         selection = self.selector(query, keys, usage=self.usage + self.counts)
         self.counts.index_add_(0, selection.indices, torch.ones_like(selection.indices))
         return selection
