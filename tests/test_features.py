@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 
-from fedprompt.data import precompute
+from fedprompt import precompute
 
 IMAGES = torch.randn(11, 3, 4, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
