@@ -83,9 +83,9 @@ def deal(task: Task, args: argparse.Namespace) -> list[Shard]:
     """Split training and test images over clients by the same shares, and hold back each client's quiz."""
     generator = np.random.default_rng(args.seed)
     if args.classes_per_client:
-        shares = fp.pathological_shares(task.num_classes, args.clients, classes_per_client=args.classes_per_client, generator=generator)
+        shares = fp.pathological_shares(args.clients, task.num_classes, classes_per_client=args.classes_per_client, generator=generator)
     else:
-        shares = fp.dirichlet_shares(task.num_classes, args.clients, alpha=args.alpha, generator=generator)
+        shares = fp.dirichlet_shares(args.clients, task.num_classes, alpha=args.alpha, generator=generator)
     train, test = (fp.allocate(split.labels, shares, generator=generator) for split in (task.train, task.test))
     shards = []
     for own, own_test in zip(train, test, strict=True):

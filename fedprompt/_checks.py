@@ -13,7 +13,6 @@ from fedprompt.interfaces import Weighted
 
 LONGEST = 60
 """Longest text of a value that an error prints, in characters."""
-CONTAINERS = (dict, list, tuple, set, frozenset)
 
 
 def wrong_value(argument: str, rule: str, got: object) -> ValueError:
@@ -38,7 +37,9 @@ def kind(thing: object) -> str:
     text, name = repr(thing), type(thing).__name__
     if len(text) <= LONGEST and "\n" not in text:
         return f"{text} ({name})"
-    return f"a {name} of length {len(thing)}" if type(thing) in CONTAINERS else f"a {name}"
+    if isinstance(thing, dict | list | tuple | set) and not hasattr(thing, "_fields"):
+        return f"a {name} of length {len(thing)}"
+    return f"a {name}"
 
 
 def check_count(argument: str, value: object, *, at_least: int = 1) -> None:
