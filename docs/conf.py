@@ -31,7 +31,7 @@ nitpicky = True
 nitpick_ignore_regex = [
     ("py:class", r"(jaxtyping|torch|numpy|nn|collections|os|typing)\..*"),
     ("py:class", r"flwr\..*"),
-    ("py:class", r"Tensor|ndarray|fedprompt\.data\.features\.MapStyle"),
+    ("py:class", r"Tensor|ndarray|fedprompt\.features\.MapStyle"),
     ("py:class", r"fedprompt\.(interfaces|freezing|exchange\.(cohort|receiving))\.(Value|Mean|Model|Client)"),  # type variables
 ]
 

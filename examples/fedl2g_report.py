@@ -44,7 +44,7 @@ class Run(NamedTuple):
         """Accuracy on the clients' own test images, every image counting alike: mean of the last rounds, and best round."""
         sizes = torch.tensor([len(shard.test) for shard in shards])
         history = [fp.pooled_local_accuracy(accuracy[None], sizes) for accuracy in self.accuracy]
-        return fp.summarise(history, last=min(LAST, len(history)))
+        return fp.metrics.last_and_best(history, last=min(LAST, len(history)))
 
     def kibibytes(self, direction: str) -> float:
         """What all clients together send or receive in a round, warm-up rounds included."""
@@ -83,9 +83,9 @@ def deal(task: Task, args: argparse.Namespace) -> list[Shard]:
     """Split training and test images over clients by the same shares, and hold back each client's quiz."""
     generator = np.random.default_rng(args.seed)
     if args.classes_per_client:
-        shares = fp.pathological_shares(task.num_classes, args.clients, classes_per_client=args.classes_per_client, generator=generator)
+        shares = fp.pathological_shares(args.clients, task.num_classes, classes_per_client=args.classes_per_client, generator=generator)
     else:
-        shares = fp.dirichlet_shares(task.num_classes, args.clients, alpha=args.alpha, generator=generator)
+        shares = fp.dirichlet_shares(args.clients, task.num_classes, alpha=args.alpha, generator=generator)
     train, test = (fp.allocate(split.labels, shares, generator=generator) for split in (task.train, task.test))
     shards = []
     for own, own_test in zip(train, test, strict=True):

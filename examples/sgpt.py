@@ -29,7 +29,7 @@ from sgpt_setup import flags
 
 def uncalibrated(query: Tensor, keys: Tensor, *, usage: Tensor | None = None) -> fp.Selection:
     """Select in training as at inference, however crowded a group is."""
-    return fp.nearest_keys(query, keys)
+    return fp.select_nearest(query, keys)
 
 
 class Row(NamedTuple):
@@ -39,7 +39,7 @@ class Row(NamedTuple):
     """
 
     blocks: list[tuple[str, ...]]
-    selector: fp.PromptSelector = fp.nearest_keys
+    selector: fp.PromptSelector = fp.select_nearest
     momentum: float = 0.5
     average: bool | None = None
 

@@ -44,7 +44,7 @@ class Result(NamedTuple):
         """Global, local and worst local accuracy, each as the mean of the last rounds."""
         local, worst = ([reduce(row[None]) for row in self.accuracy] for reduce in (fp.local_accuracy, fp.worst_local_accuracy))
         last = min(LAST, len(self.accuracy))
-        return [fp.summarise(history, last=last).last_mean for history in (self.over_rounds(), local, worst)]
+        return [fp.metrics.last_and_best(history, last=last).last_mean for history in (self.over_rounds(), local, worst)]
 
 
 def run(federate: Callable[..., Result], names: Sequence[str], args: Namespace) -> tuple[dict[str, Result], Federation, Namespace]:

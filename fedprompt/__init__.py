@@ -5,6 +5,7 @@ from fedprompt.backbones import *
 from fedprompt.data import *
 from fedprompt.distillation import *
 from fedprompt.exchange import *
+from fedprompt.features import *
 from fedprompt.freezing import *
 from fedprompt.guidance import *
 from fedprompt.interfaces import *

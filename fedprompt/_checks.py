@@ -11,6 +11,9 @@ from torch import Tensor
 
 from fedprompt.interfaces import Weighted
 
+LONGEST = 60
+"""Longest text of a value that an error prints, in characters."""
+
 
 def wrong_value(argument: str, rule: str, got: object) -> ValueError:
     """Build the error for a value or shape that breaks a rule."""
@@ -23,10 +26,20 @@ def wrong_type(argument: str, rule: str, got: object) -> TypeError:
 
 
 def kind(thing: object) -> str:
-    """Name what was got: dtype and shape of a tensor, otherwise its type."""
+    """Describe an argument: dtype and shape of a tensor or an array, otherwise value and type.
+
+    A long value is left out, so that an error never prints a whole list, mapping or model.
+    """
     if isinstance(thing, Tensor):
         return f"a {str(thing.dtype).removeprefix('torch.')} tensor of shape {tuple(thing.shape)}"
-    return f"{thing!r} ({type(thing).__name__})"
+    if isinstance(thing, np.ndarray):
+        return f"a {thing.dtype} array of shape {thing.shape}"
+    text, name = repr(thing), type(thing).__name__
+    if len(text) <= LONGEST and "\n" not in text:
+        return f"{text} ({name})"
+    if isinstance(thing, dict | list | tuple | set) and not hasattr(thing, "_fields"):
+        return f"a {name} of length {len(thing)}"
+    return f"a {name}"
 
 
 def check_count(argument: str, value: object, *, at_least: int = 1) -> None:

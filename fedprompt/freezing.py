@@ -8,16 +8,16 @@ import torch.nn as nn
 
 from fedprompt._checks import kind, wrong_type, wrong_value
 
-__all__ = ["frozen", "training_only"]
+__all__ = ["freeze", "training_only"]
 
 Model = TypeVar("Model", bound=nn.Module)
 
 
-def frozen(model: Model) -> Model:
+def freeze(model: Model) -> Model:
     """Put a model into eval mode and turn its gradients off, in place.
 
-    The one function of this library that changes its argument. Eval mode stops dropout and drop-path and keeps the statistics of
-    batch normalisation; without gradients autograd keeps fewer activations.
+    Eval mode stops dropout and drop-path, and keeps the statistics of batch normalization.
+    Without gradients of the parameters, autograd keeps fewer activations.
 
     Args:
         model: Any module.
@@ -29,7 +29,7 @@ def frozen(model: Model) -> Model:
         TypeError: If `model` is not an ``nn.Module``.
 
     Example:
-        >>> layer = frozen(nn.Linear(2, 2))
+        >>> layer = freeze(nn.Linear(2, 2))
         >>> layer.training, layer.weight.requires_grad
         (False, False)
     """

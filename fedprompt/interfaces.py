@@ -189,7 +189,7 @@ class Trunk(Protocol):
     def block(self, layer: int, tokens: Float[Tensor, "batch seq dim"], context: Any, num_prompts: int) -> Float[Tensor, "batch seq dim"]:
         """Run one block over tokens of which `num_prompts`, right after the prefix, are prompts."""
 
-    def normalise(self, tokens: Float[Tensor, "batch tokens dim"]) -> Float[Tensor, "batch tokens dim"]:
+    def normalize(self, tokens: Float[Tensor, "batch tokens dim"]) -> Float[Tensor, "batch tokens dim"]:
         """Apply the model's last norm to any tokens."""
 
     def pool(self, tokens: Float[Tensor, "batch seq dim"]) -> Float[Tensor, "batch pooled"]:

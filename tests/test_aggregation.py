@@ -12,7 +12,6 @@ from fedprompt import (
     Weighted,
     class_means,
     descend,
-    dimension_similarity,
     ema,
     heterogeneous_means,
     num_bytes,
@@ -21,6 +20,7 @@ from fedprompt import (
     per_name_update,
     weighted_mean,
 )
+from fedprompt.aggregation.heterogeneous import dimension_similarity
 from references import fedhpl
 from tolerance import assert_near
 
@@ -584,7 +584,7 @@ def test_bad_widths_are_refused_by_name(dims, error, message):
     ("rules", "payloads", "error", "message"),
     [
         ({}, [], ValueError, r"`payloads` must hold at least one payload; got none"),
-        ({}, [{"a": ONE}, ONE], TypeError, r"`payloads\[1\]` must map names to Weighted; got Weighted"),
+        ({}, [{"a": ONE}, ONE], TypeError, r"`payloads\[1\]` must map names to Weighted; got a Weighted"),
         ({}, [{"keys": ONE}, {"keys": torch.ones(2)}], TypeError, r"'keys': `uploads\[1\]` must be a Weighted"),
         (
             {},

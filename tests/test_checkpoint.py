@@ -255,7 +255,7 @@ def test_without_a_checkpoint_the_default_comes_back_or_an_error(tmp_path):
     ("thing", "where"),
     [
         ({"a": [1, object()]}, r"`state\['a'\]\[1\]` must be a dict, list, tuple, .*; got .*object"),
-        (np.zeros(2), "`state` must be .*; got .*ndarray"),
+        (np.zeros(2), "`state` must be .*; got a float64 array of shape"),
         ({"a": np.float64(1)}, r"`state\['a'\]` must be .*; got .*float64"),
         (Counter("aab"), "`state` must be .*; got Counter"),
         (namedtuple("Pair", "a b")(1, 2), "`state` must be .*; got Pair"),

@@ -14,13 +14,13 @@ from fedprompt import (
     SelectionKeys,
     ShallowPrompts,
     Weighted,
-    balanced_keys,
     batch_streams,
     distillation_loss,
     encode_prompted,
     guided_loss,
     key_loss,
-    nearest_keys,
+    select_balanced,
+    select_nearest,
     sinkhorn,
     vit_trunk,
 )
@@ -125,7 +125,7 @@ def test_a_guided_step_of_prompts():
     assert_compiles(step, images, torch.tensor([2, 0, 2]), learning=[prompts.tokens])
 
 
-@pytest.mark.parametrize("selector", [nearest_keys, partial(balanced_keys, solver=sinkhorn)], ids=["nearest_keys", "balanced_keys"])
+@pytest.mark.parametrize("selector", [select_nearest, partial(select_balanced, solver=sinkhorn)], ids=["select_nearest", "select_balanced"])
 def test_a_step_of_sgpts_second_block(selector):
     """Selection with counts, group prompts and the key loss in one graph, and the counts in their buffer."""
     model = tiny_vit()

@@ -17,7 +17,7 @@ from embedded import build_clip, canvas, clip, data, glyphs, vit
 
 @pytest.fixture(scope="module")
 def model():
-    return fp.frozen(clip.load_clip())
+    return fp.freeze(clip.load_clip())
 
 
 def images(count, seed=0):

@@ -542,7 +542,7 @@ BAD_MESSAGES = {
         r"`message\['keys'\]\.value` must be a floating-point tensor; got a int64 tensor",
     ),
     "a list": ({"scale": 1.0}, TypeError, r"`message\['scale'\]` must be a tensor or a Weighted; got 1\.0 \(float\)"),
-    "an array": ({"keys": np.zeros((3, 2))}, TypeError, r"`message\['keys'\]` must be a tensor or a Weighted; got array"),
+    "an array": ({"keys": np.zeros((3, 2))}, TypeError, r"`message\['keys'\]` must be a tensor or a Weighted; got a float64 array"),
 }
 
 

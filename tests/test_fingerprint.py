@@ -226,7 +226,7 @@ def test_a_payload_for_another_backbone_plan_or_class_set_is_refused_by_the_part
 @pytest.mark.parametrize(
     ("arguments", "options", "error", "reason"),
     [
-        ((tiny_vit(),), {}, TypeError, r"`backbone` must be a trunk or a text tower that keeps its nn\.Module as `model`; got Vision"),
+        ((tiny_vit(),), {}, TypeError, r"`backbone` must be a trunk or a text tower that keeps its nn\.Module as `model`; got a Vision"),
         ((None,), {}, TypeError, r"`backbone` must be a trunk or a text tower.*; got None"),
         ((vit_trunk(tiny_vit()), DeepPrompts(2, 12, 3)), {}, TypeError, r"`streams\[0\]` must be a PromptStream; got DeepPrompts"),
         ((vit_trunk(tiny_vit()),), {"class_names": "cat"}, TypeError, r"`class_names` must be a sequence of strings; got 'cat'"),

@@ -5,7 +5,7 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from fedprompt import frozen, training_only
+from fedprompt import freeze, training_only
 
 
 class Model(nn.Module):
@@ -15,7 +15,7 @@ class Model(nn.Module):
         super().__init__()
         with torch.random.fork_rng():
             torch.manual_seed(0)
-            self.trunk = frozen(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5)))
+            self.trunk = freeze(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5)))
             self.shared, self.group, self.head = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 3)
             self.scale = nn.Parameter(torch.tensor(1.5))
 
@@ -52,7 +52,7 @@ def train(model, generator, steps=3):
 
 def test_frozen_stops_gradients_dropout_and_statistics(generator):
     trunk = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.9))
-    assert frozen(trunk) is trunk
+    assert freeze(trunk) is trunk
     inputs, before = torch.randn(8, 4, generator=generator, requires_grad=True), bits(trunk)
     first, second = trunk(inputs), trunk(inputs)
     assert torch.equal(first, second)  # no dropout
@@ -159,6 +159,6 @@ def test_bad_parts_are_refused_by_name_and_change_nothing(model, parts, error, m
 @pytest.mark.parametrize("wrong", [None, [nn.Linear(1, 1)], torch.zeros(1)])
 def test_what_is_no_module_is_refused_by_name(wrong):
     with pytest.raises(TypeError, match=r"`model` must be an nn\.Module; got "):
-        frozen(wrong)
+        freeze(wrong)
     with pytest.raises(TypeError, match=r"`model` must be an nn\.Module; got "), training_only(wrong, nn.Linear(1, 1)):
         raise AssertionError("entered without a model")

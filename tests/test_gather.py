@@ -114,7 +114,7 @@ ONE = {"a": torch.ones(2)}
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
-        ({"expect": Expected(ONE)}, TypeError, r"`expect` must be a sequence with an Expected or None for each rank; got Expected"),
+        ({"expect": Expected(ONE)}, TypeError, r"`expect` must be a sequence with an Expected or None for each rank; got a Expected"),
         ({"expect": 3}, TypeError, r"`expect` must be a sequence .*; got 3"),
         ({"expect": []}, ValueError, r"`expect` must hold one entry for each of 1 ranks; got 0"),
         ({"expect": [ONE]}, TypeError, r"`expect\[0\]` must be Expected\(message, fingerprint\) or None; got {'a'"),

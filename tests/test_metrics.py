@@ -14,10 +14,10 @@ from fedprompt.metrics import (
     Summary,
     client_spread,
     global_accuracy,
+    last_and_best,
     local_accuracy,
     negative_effect,
     pooled_local_accuracy,
-    summarise,
     worst_local_accuracy,
 )
 
@@ -130,13 +130,13 @@ def test_results_are_plain_floats_without_a_graph() -> None:
 
 def test_summary_labels_the_last_rounds_and_the_best() -> None:
     history = [0.1, 0.9, 0.4, 0.9, 0.6, 0.5]
-    summary = summarise(history, last=3)
+    summary = last_and_best(history, last=3)
     assert isinstance(summary, Summary)
     assert summary.last_mean == pytest.approx((0.9 + 0.6 + 0.5) / 3, abs=1e-12)
     assert summary.best == 0.9
     assert summary.best_round == 1, "the first of equally good rounds"
-    assert summarise(history, last=6).last_mean == pytest.approx(3.4 / 6, abs=1e-12)
-    assert summarise(history, last=1) == (0.5, 0.9, 1)
+    assert last_and_best(history, last=6).last_mean == pytest.approx(3.4 / 6, abs=1e-12)
+    assert last_and_best(history, last=1) == (0.5, 0.9, 1)
 
 
 LOCAL: list[Callable[[Tensor], float]] = [
@@ -181,8 +181,8 @@ def test_own_test_sets_need_as_many_rows_as_columns(reduce: Callable[[Tensor], f
     [
         (torch.tensor([1, 2]), ValueError, r"`num_examples` must have shape \(3,\).*; got \(2,\)"),
         (torch.tensor([[1, 2, 3]]), ValueError, r"`num_examples` must have shape \(3,\).*; got \(1, 3\)"),
-        (torch.tensor([1, -2, 3]), ValueError, r"`num_examples` must be finite, at least 0 and not all 0; got \[1.0, -2.0, 3.0\]"),
-        (torch.tensor([0, 0, 0]), ValueError, r"`num_examples` must be finite, at least 0 and not all 0; got \[0.0, 0.0, 0.0\]"),
+        (torch.tensor([1, -2, 3]), ValueError, r"`num_examples` must be finite, at least 0 and not all 0; got -2.0"),
+        (torch.tensor([0, 0, 0]), ValueError, r"`num_examples` must be finite, at least 0 and not all 0; got only zeros"),
         (torch.tensor([1, float("inf"), 1]), ValueError, "`num_examples` must be finite, .*; got .*inf"),
         (torch.tensor([1, float("nan"), 1]), ValueError, "`num_examples` must be finite, .*; got .*nan"),
         (torch.tensor([True, True, False]), TypeError, "`num_examples` must be a tensor of real numbers; got a bool tensor"),
@@ -212,11 +212,15 @@ def test_pooled_accuracy_needs_sizes() -> None:
         ([0.5, float("nan")], 1, ValueError, r"`history\[1\]` must be finite; got nan"),
         ([0.5, "best"], 1, TypeError, r"`history\[1\]` must be a number; got 'best'"),
         ([None], 1, TypeError, r"`history\[0\]` must be a number; got None"),
+        (5, 1, TypeError, r"`history` must be a sequence of numbers; got 5 \(int\)"),
+        ({0: 1.0}, 1, TypeError, r"`history` must be a sequence of numbers; got {0: 1.0} \(dict\)"),
+        ("0.5", 1, TypeError, r"`history` must be a sequence of numbers; got '0.5' \(str\)"),
+        (torch.tensor([0.5]), 1, TypeError, "`history` must be a sequence of numbers; got a float32 tensor of shape"),
     ],
 )
-def test_summarise_names_a_bad_argument(history: list, last: object, error: type[Exception], message: str) -> None:
+def test_last_and_best_names_a_bad_argument(history: list, last: object, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
-        summarise(history, last=last)
+        last_and_best(history, last=last)
 
 
 # Negative effect.

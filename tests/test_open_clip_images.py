@@ -9,7 +9,7 @@ from open_clip.modified_resnet import ModifiedResNet
 from open_clip.timm_model import TimmModel
 
 from clips import EMBED_DIM, TEXT, VISION, draw, make_clip, spread
-from fedprompt import frozen, image_tokens
+from fedprompt import freeze, image_tokens
 from tolerance import assert_near
 
 VITS = {
@@ -166,7 +166,7 @@ def test_devices_and_dtypes_follow_the_model(dtype):
 
 
 def test_a_frozen_tower_keeps_no_graph_but_lets_gradients_through_to_pixels():
-    model, images = frozen(make_clip()), draw_images(16)
+    model, images = freeze(make_clip()), draw_images(16)
     assert not any(features.requires_grad for features in image_tokens(model, images))
     patches = image_tokens(model, images.requires_grad_())[1]
     assert torch.autograd.grad(patches[0].sum(), images)[0][0].abs().sum() > 0
@@ -186,7 +186,7 @@ def test_a_frozen_tower_keeps_no_graph_but_lets_gradients_through_to_pixels():
         (lambda: make_clip(vision={"pool_type": "none"}), TypeError, "pool a class token or patches"),
         (lambda: clip_with(timm_tower("resnet10t", "abs_attn", "")), TypeError, "a pooling of its own"),
         (lambda: clip_with(timm_tower("test_vit3", "", "none", img_size=160, global_pool="")), TypeError, "pool its image tokens"),
-        (lambda: make_clip().train(), ValueError, r"be in eval mode, as frozen\(clip_model\) leaves it"),
+        (lambda: make_clip().train(), ValueError, r"be in eval mode, as freeze\(clip_model\) leaves it"),
     ],
 )
 def test_towers_without_features_of_patches_are_refused(make, error, message):

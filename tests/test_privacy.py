@@ -28,7 +28,7 @@ from fedprompt import (
     ShallowPrompts,
     clipped_sum,
     encode_prompted,
-    frozen,
+    freeze,
     noisy_mean,
     per_sample,
     poisson_batch,
@@ -70,7 +70,7 @@ class Bordered(nn.Module):
         cnn = nn.Sequential(nn.Conv2d(3, 8, 3, stride=2), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
         for parameter in cnn.parameters():
             nn.init.normal_(parameter, std=0.3, generator=generator)
-        self.cnn, self.head = frozen(cnn), nn.Linear(8, CLASSES)
+        self.cnn, self.head = freeze(cnn), nn.Linear(8, CLASSES)
         self.double()
 
     def forward(self, images, indices):
@@ -668,7 +668,7 @@ BAD = [
     (lambda g: per_sample(LINEAR.state_dict(), 2), TypeError, "`model` must be an nn.Module"),
     (lambda g: per_sample(LINEAR, 2.0), TypeError, "`batch_size` must be an integer"),
     (lambda g: per_sample(LINEAR, -1), ValueError, "`batch_size` must be at least 0; got -1."),
-    (lambda g: per_sample(frozen(nn.Linear(2, 2)), 2), ValueError, "`model` must have a parameter with requires_grad"),
+    (lambda g: per_sample(freeze(nn.Linear(2, 2)), 2), ValueError, "`model` must have a parameter with requires_grad"),
     (lambda g: per_sample(LINEAR, 2)(torch.zeros(3, 2)), ValueError, r"`inputs\[0\]` must have the batch of 2 samples.*\(3, 2\)"),
     (lambda g: per_sample(LINEAR, 2)(3.0), ValueError, r"`inputs\[0\]` must have the batch of 2 samples; got 3.0"),
     (lambda g: clipped_sum(torch.zeros(2), max_norm=1.0), TypeError, "`gradients` must map names to tensors"),

@@ -24,7 +24,7 @@ from fedprompt import (
     ShallowPrompts,
     batch_streams,
     encode_prompted,
-    frozen,
+    freeze,
     vit_trunk,
 )
 from models import Client, draw_images, perturbed, plain, tiny_vit
@@ -147,7 +147,7 @@ class Recorder:
         self.seen.append((layer, num_prompts, tokens[0, :, 0].tolist()))
         return tokens
 
-    def normalise(self, tokens):
+    def normalize(self, tokens):
         return tokens + 100
 
     def pool(self, tokens):
@@ -257,7 +257,7 @@ class Scribbler:
     def __init__(self, trunk, generator):
         self.trunk, self.generator = trunk, generator
         self.prefix, self.dim, self.depth = trunk.prefix, trunk.dim, trunk.depth
-        self.embed, self.normalise, self.pool = trunk.embed, trunk.normalise, trunk.pool
+        self.embed, self.normalize, self.pool = trunk.embed, trunk.normalize, trunk.pool
 
     def block(self, layer, tokens, context, num_prompts):
         tokens = self.trunk.block(layer, tokens, context, num_prompts)
@@ -339,7 +339,7 @@ def test_p6_border_pixels_are_those_of_fedhpls_table_8(size, columns, rows):
 )
 def test_p6_a_resnet_client_learns_its_border_and_its_head(name, num_classes, at_32, at_224):
     with torch.device("meta"):
-        network = frozen(timm.create_model(name, pretrained=False, num_classes=0))
+        network = freeze(timm.create_model(name, pretrained=False, num_classes=0))
         head = nn.Linear(network.num_features, num_classes)
         assert count(network, head, PadPrompts(32)) == at_32
         assert count(network, head, PadPrompts(224)) == at_224
@@ -471,7 +471,7 @@ def test_a_border_pixels_gradient_is_summed_over_the_batch_and_scaled_by_the_nor
 
 
 def test_a_frozen_resnet_learns_nothing_but_its_border_and_head(generator):
-    network = frozen(perturbed(timm.create_model("test_resnet", pretrained=False, num_classes=0)).train())
+    network = freeze(perturbed(timm.create_model("test_resnet", pretrained=False, num_classes=0)).train())
     weights = copy.deepcopy(network.state_dict())
     assert any("running_mean" in name for name in weights)
 

@@ -281,7 +281,7 @@ def test_bad_fractions_are_refused_by_name(fraction, error, message):
         ([], {}, ValueError, r"`payloads` must be at least 3 where 0 may be malicious; got 0"),
         ([payload([1.0])] * 3, {"num_byzantine": -1}, ValueError, r"`num_byzantine` must be at least 0; got -1"),
         ([payload([1.0])] * 3, {"num_byzantine": 0.2}, TypeError, r"`num_byzantine` must be an integer; got 0\.2"),
-        ([payload([1.0]), ONE], {}, TypeError, r"`payloads\[1\]` must map names to Weighted; got Weighted"),
+        ([payload([1.0]), ONE], {}, TypeError, r"`payloads\[1\]` must map names to Weighted; got a Weighted"),
         ([{}] * 3, {}, ValueError, r"`payloads\[0\]` must have the names of a model; got \[\]"),
         ([payload([1.0])] * 2 + [{"x": ONE}], {}, ValueError, r"`payloads\[2\]` must have the names \['part0'\]; got \['x'\]"),
         (

@@ -73,7 +73,7 @@ def test_every_row_sends_what_it_trains_and_takes_as_many_steps(name, monkeypatc
 def test_the_order_of_clients_changes_neither_model_nor_counts(monkeypatch):
     federation, backbone, args = sgpt_setup.prepare(quick())
     forwards, draw = sgpt.federate("SGPT", federation, backbone, args), fp.cohort
-    nearest = fp.nearest_keys(federation.test.queries, forwards.values["selector.keys"]).indices
+    nearest = fp.select_nearest(federation.test.queries, forwards.values["selector.keys"]).indices
     assert torch.equal(forwards.chosen, nearest)  # inference knows of no counts
     monkeypatch.setattr(fp, "cohort", lambda *clients, **drawn: draw(*clients, **drawn)[::-1])
     backwards = sgpt.federate("SGPT", federation, backbone, args)

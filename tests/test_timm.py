@@ -15,7 +15,7 @@ from torch.func import functional_call, grad, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import two_processes
-from fedprompt import DeepPrompts, PromptStream, encode_prompted, frozen, vit_trunk
+from fedprompt import DeepPrompts, PromptStream, encode_prompted, freeze, vit_trunk
 from models import ACCEPTED, REFUSED, Client, build, draw_images, plain, row_named, tiny_vit
 from references.vpt import hooked, prompted_vit
 from tolerance import assert_near
@@ -169,10 +169,10 @@ def test_a_trunk_that_was_unfrozen_or_put_into_training_is_refused(name):
     model.blocks[1].norm1.weight.requires_grad_(True)
     with pytest.raises(ValueError, match=r"`trunk` must stay frozen.*; got a model with parameters that require gradients"):
         encode_prompted(trunk, images)
-    frozen(model).blocks[1].train()
+    freeze(model).blocks[1].train()
     with pytest.raises(ValueError, match=r"`trunk` must stay in eval mode.*; got a model in train mode"):
         encode_prompted(trunk, images)
-    frozen(model)
+    freeze(model)
     encode_prompted(trunk, images)
 
 

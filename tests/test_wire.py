@@ -431,7 +431,7 @@ def test_nothing_that_arrives_can_run(write):
         ({"max_bytes": 58}, ValueError, r"`blob` must be at most 58 bytes long; got \d+"),
         ({"max_bytes": 0}, ValueError, r"`max_bytes` must be at least 1; got 0"),
         ({"max_bytes": 1e6}, TypeError, r"`max_bytes` must be an integer; got 1000000\.0"),
-        ({"expect": MESSAGE}, TypeError, r"`expect` must be Expected\(message, \.\.\.\); got \{"),
+        ({"expect": MESSAGE}, TypeError, r"`expect` must be Expected\(message, \.\.\.\); got a dict of length 4"),
         ({"expect": Expected([1])}, TypeError, r"`expect\.message` must map names to tensors or Weighted; got \[1\]"),
         ({"expect": Expected({})}, ValueError, r"`expect\.message` must hold at least one name; got none"),
         ({"expect": Expected(MESSAGE, {"a": 1})}, TypeError, r"`expect\.fingerprint` must map strings to strings; got \{'a': 1\}"),

@@ -113,7 +113,7 @@ def open_clip_task(args: Namespace) -> ClipTask:
     model, _, transform = open_clip.create_model_and_transforms(
         args.model, args.pretrained, force_image_size=args.image_size, force_quick_gelu=quick_gelu
     )
-    model = fp.frozen(model.to(args.device))
+    model = fp.freeze(model.to(args.device))
     tower = fp.TextTower(model, open_clip.get_tokenizer(args.model))
     names = args.dataset.split(",")
     sets = [image_sets(name, args.root, transform) for name in names]

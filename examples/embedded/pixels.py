@@ -14,8 +14,8 @@ def enlarge(ink: Float[Tensor, "batch 8 8"]) -> Float[Tensor, "batch 1 16 16"]:
     Args:
         ink: Non-negative; 0 is paper, and no image is all paper.
     """
-    normalised = ink / ink.amax((1, 2), keepdim=True)
-    return F.interpolate(normalised[:, None], size=(IMAGE_SIZE, IMAGE_SIZE), mode="bilinear")
+    normalized = ink / ink.amax((1, 2), keepdim=True)
+    return F.interpolate(normalized[:, None], size=(IMAGE_SIZE, IMAGE_SIZE), mode="bilinear")
 
 
 def warp(

@@ -119,7 +119,7 @@ def load_backbone(name: str, *, pretrained: bool, image_size: int, device: torch
     model = timm.create_model(name, pretrained, num_classes=0, **({"img_size": image_size} if transformer else {})).to(device)
     mean, std = (torch.tensor(model.pretrained_cfg[key], device=device).reshape(-1, 1, 1) for key in ("mean", "std"))
     if not transformer:
-        return Backbone(fp.frozen(model), model.num_features, 0, image_size, mean, std)
+        return Backbone(fp.freeze(model), model.num_features, 0, image_size, mean, std)
     return Backbone(fp.vit_trunk(model), model.embed_dim, model.patch_embed.patch_size[0], image_size, mean, std)
 
 

@@ -1,6 +1,6 @@
 """Uploads in, one upload out; and what the server makes of it."""
 
-from fedprompt.aggregation.heterogeneous import dimension_similarity, heterogeneous_means
+from fedprompt.aggregation.heterogeneous import heterogeneous_means
 from fedprompt.aggregation.krum import krum, multi_krum
 from fedprompt.aggregation.means import weighted_mean
 from fedprompt.aggregation.naming import per_name, per_name_update
@@ -9,7 +9,6 @@ from fedprompt.aggregation.server import descend, ema, overwrite
 
 __all__ = [
     "descend",
-    "dimension_similarity",
     "ema",
     "heterogeneous_means",
     "krum",

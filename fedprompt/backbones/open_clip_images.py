@@ -21,7 +21,7 @@ def image_tokens(
     pool answers for every location, and a timm model pools each location by itself.
 
     Args:
-        clip_model: Any open_clip model, in eval mode (:func:`frozen`, which :class:`TextTower` calls); CoCa's attentional pooling excepted.
+        clip_model: Any open_clip model, in eval mode (:func:`freeze`, which :class:`TextTower` calls); CoCa's attentional pooling excepted.
         images: Normalised as the model expects, on its device.
 
     Returns:
@@ -37,7 +37,7 @@ def image_tokens(
         >>> clip_model = open_clip.model.CLIP(
         ...     embed_dim=4, vision_cfg=dict(layers=1, width=8, head_width=4, patch_size=8, image_size=16),
         ...     text_cfg=dict(context_length=16, vocab_size=49408, width=8, heads=2, layers=1))
-        >>> pooled, patches = image_tokens(frozen(clip_model), torch.zeros(2, 3, 16, 16))
+        >>> pooled, patches = image_tokens(freeze(clip_model), torch.zeros(2, 3, 16, 16))
         >>> pooled.shape, patches.shape
         (torch.Size([2, 4]), torch.Size([2, 4, 4]))
     """
@@ -50,7 +50,7 @@ def image_tokens(
     for family, encode in ((VisionTransformer, _vit), (ModifiedResNet, _resnet), (TimmModel, _timm)):
         if isinstance(visual, family):
             if visual.training:
-                raise wrong_value("clip_model", "be in eval mode, as frozen(clip_model) leaves it", "an image tower in train mode")
+                raise wrong_value("clip_model", "be in eval mode, as freeze(clip_model) leaves it", "an image tower in train mode")
             return encode(visual, images)
     got = kind(clip_model) if visual is None else f"one of type {type(visual).__name__}"
     raise wrong_type("clip_model", "have one of open_clip's image towers", got)

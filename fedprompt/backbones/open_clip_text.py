@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from fedprompt._checks import check_count, kind, wrong_type, wrong_value
 from fedprompt.backbones._adapted import check_unadapted
 from fedprompt.backbones._vocabulary import Vocabulary, padded
-from fedprompt.freezing import frozen
+from fedprompt.freezing import freeze
 from fedprompt.interfaces import ClassNames, PromptedText
 
 
@@ -25,7 +25,7 @@ class TextTower:
     tokens of each name: for 100 classes and 16 context tokens 14 times fewer tokens than 100 full sentences. Nothing behind the
     end of text is run. Where the tower looks both ways (SigLIP, MobileCLIP), every sentence runs in full length.
 
-    The model is put into eval mode and its gradients are turned off (:func:`frozen`); its gradient checkpointing
+    The model is put into eval mode and its gradients are turned off (:func:`freeze`); its gradient checkpointing
     (``model.set_grad_checkpointing()``) is honoured. The tower is a plain object, so ``.to(device)`` of a client module does not
     reach it: move the model before. A deep copy of a client shares the tower.
 
@@ -72,7 +72,7 @@ class TextTower:
         if isinstance(visual, nn.Module):
             check_unadapted("clip_model", visual.named_parameters("visual"))
         check_unadapted("clip_model", (named for named in clip_model.named_parameters() if not named[0].startswith(("visual.", "logit_"))))
-        self.model = frozen(clip_model)
+        self.model = freeze(clip_model)
         self._text = text
         self._pool_type = _pool_type(text)
         self.causal = text.attn_mask is not None and self._pool_type in ("argmax", "eos")
@@ -190,9 +190,9 @@ class TextTower:
         if torch.compiler.is_compiling():
             return
         if any(module.training for module in self._all_modules):
-            raise wrong_value("tower", "stay in eval mode, as frozen(model) left it", "a model in train mode")
+            raise wrong_value("tower", "stay in eval mode, as freeze(model) left it", "a model in train mode")
         if any(parameter.requires_grad for parameter in self._all_parameters):
-            raise wrong_value("tower", "stay frozen, as frozen(model) left it", "a model with parameters that require gradients")
+            raise wrong_value("tower", "stay frozen, as freeze(model) left it", "a model with parameters that require gradients")
 
 
 def _classes_per_row(shared: int, length: int, dim: int, num_classes: int) -> int:

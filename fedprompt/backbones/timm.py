@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from fedprompt._checks import check_finite, kind, wrong_type, wrong_value
 from fedprompt.backbones._adapted import check_unadapted
-from fedprompt.freezing import frozen
+from fedprompt.freezing import freeze
 from fedprompt.interfaces import Trunk
 
 _REFUSED = {
@@ -29,7 +29,7 @@ def vit_trunk(model: nn.Module, *, attention_mask: Float[Tensor, "seq seq"] | No
     """Make a frozen trunk of a timm ``VisionTransformer`` or ``Eva``, to be shared by all clients.
 
     Class token or not, registers, distillation token, pre-norm, fc-norm, attention pooling, dynamic image size, rotary positions: the
-    model's own code does all of it. The model is put into eval mode and its gradients are turned off (:func:`frozen`); its gradient
+    model's own code does all of it. The model is put into eval mode and its gradients are turned off (:func:`freeze`); its gradient
     checkpointing (``model.set_grad_checkpointing()``) is honoured. The trunk is a plain object, so ``.to(device)`` of a client
     module does not reach it: move the model before. A deep copy of a client shares the trunk.
 
@@ -61,7 +61,7 @@ def vit_trunk(model: nn.Module, *, attention_mask: Float[Tensor, "seq seq"] | No
         # A subclass with a forward of its own may do anything between the blocks.
         if isinstance(model, family) and type(model).forward_features is family.forward_features:
             check_unadapted("model", model.named_parameters())
-            return trunk(frozen(model), attention_mask)
+            return trunk(freeze(model), attention_mask)
     room = type(model).__module__.rpartition(".")[2]
     reason = _REFUSED.get(room, "it is neither, or has a forward pass of its own; for convolutional networks there is PadPrompts")
     raise wrong_type("model", f"be a timm VisionTransformer or Eva ({reason})", type(model).__name__)
@@ -110,9 +110,9 @@ class _TimmTrunk:
         if torch.compiler.is_compiling():
             return
         if any(module.training for module in self._all_modules):
-            raise wrong_value("trunk", "stay in eval mode, as frozen(model) left it", "a model in train mode")
+            raise wrong_value("trunk", "stay in eval mode, as freeze(model) left it", "a model in train mode")
         if any(parameter.requires_grad for parameter in self._all_parameters):
-            raise wrong_value("trunk", "stay frozen, as frozen(model) left it", "a model with parameters that require gradients")
+            raise wrong_value("trunk", "stay frozen, as freeze(model) left it", "a model with parameters that require gradients")
 
     def context(self, tokens: Tensor, rotary: Tensor | None) -> _Context:
         if self.mask is None:
@@ -129,10 +129,10 @@ class _TimmTrunk:
             output = block(tokens, **arguments)
         return output
 
-    def normalise(self, tokens: Tensor) -> Tensor:
+    def normalize(self, tokens: Tensor) -> Tensor:
         # Where timm norms before the pooling, fc_norm is the identity, and the other way round.
-        normalised: Tensor = self.model.fc_norm(self.model.norm(tokens))
-        return normalised
+        normalized: Tensor = self.model.fc_norm(self.model.norm(tokens))
+        return normalized
 
     def pool(self, tokens: Tensor) -> Tensor:
         pooled: Tensor = self.model.forward_head(self.model.norm(tokens), pre_logits=True)

@@ -1,7 +1,6 @@
-"""Who holds which samples: labels in, one index array per client out; and frozen features, computed once."""
+"""Partitions of a data set over clients, from labels to one index array for each client."""
 
 from fedprompt.data.allocation import allocate
-from fedprompt.data.features import precompute
 from fedprompt.data.overlapping import dirichlet_overlapping
 from fedprompt.data.partition import by_domain, dirichlet, iid, pathological
 from fedprompt.data.shares import dirichlet_shares, iid_shares, pathological_shares
@@ -17,6 +16,5 @@ __all__ = [
     "iid_shares",
     "pathological",
     "pathological_shares",
-    "precompute",
     "study_quiz_split",
 ]

@@ -1,10 +1,11 @@
-"""What every partitioner takes and gives: labels in any of the usual containers, a numpy Generator, indices."""
+"""Arguments of every partition function: labels in any of the usual containers, and generators."""
 
 from collections.abc import Sequence
 from numbers import Integral
 from typing import Any
 
 import numpy as np
+import torch
 from jaxtyping import Int64, Integer
 from torch import Tensor
 
@@ -12,12 +13,19 @@ from fedprompt._checks import kind, wrong_type, wrong_value
 
 Labels = Integer[np.ndarray, " samples"] | Integer[Tensor, " samples"] | Sequence[int | np.integer]
 Indices = Int64[np.ndarray, " _"]
+Generator = np.random.Generator | torch.Generator
 
 
-def check_generator(generator: object) -> None:
-    """Require numpy's Generator: a bare seed or the legacy RandomState will not do."""
-    if not isinstance(generator, np.random.Generator):
-        raise wrong_type("generator", "be a numpy Generator, such as np.random.default_rng(0)", kind(generator))
+def numpy_generator(generator: Generator) -> np.random.Generator:
+    """Return a numpy generator as it is, or seed one with 256 bits that a torch generator draws."""
+    if isinstance(generator, np.random.Generator):
+        return generator
+    if not isinstance(generator, torch.Generator):
+        rule = "be a torch.Generator or a numpy Generator, such as np.random.default_rng(0)"
+        raise wrong_type("generator", rule, kind(generator))
+    words = torch.empty(4, dtype=torch.int64, device=generator.device)
+    drawn = words.random_(-(2**63), None, generator=generator).cpu().numpy()
+    return np.random.default_rng(drawn.astype("<i8").view("<u4"))
 
 
 def label_array(labels: Labels, *, num_classes: int | None = None) -> Int64[np.ndarray, " samples"]:

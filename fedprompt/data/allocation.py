@@ -1,38 +1,43 @@
-"""From shares to samples: whole numbers first, then a draw."""
+"""Samples of each client, from shares: whole counts first, then a random draw."""
 
 import numpy as np
 from jaxtyping import Float, Float64, Int64
 
 from fedprompt._checks import check_count, kind, wrong_type, wrong_value
-from fedprompt.data._arguments import Indices, Labels, check_generator, some_labels
+from fedprompt.data._arguments import Generator, Indices, Labels, numpy_generator, some_labels
 
 Counts = Int64[np.ndarray, "holders classes"]
 
 TOLERANCE = 1e-6
-"""How far from 1 the sum of a column may lie and still count as 1; float32 shares need it."""
+"""Distance from 1 within which the sum of a column counts as 1, for float32 shares."""
 
 
 def allocate(
-    labels: Labels, shares: Float[np.ndarray, "clients classes"], *, min_size: int = 0, generator: np.random.Generator
+    labels: Labels,
+    shares: Float[np.ndarray, "clients classes"],
+    *,
+    min_size: int = 0,
+    generator: Generator,
 ) -> list[Indices]:
     """Draw the samples of every client, class by class, in proportion to its shares.
 
-    Of n samples of a class a client of share s gets n s, rounded down or up such that no sample is lost: what rounding down leaves goes to
-    the largest remainders, by lot where they tie. Where the shares of a class sum to less than 1, the rest of it goes to nobody. No two
-    clients share a sample. Call it for the training and the test set with the same shares; a class without samples is fine.
+    Of n samples of a class a client with share s gets n s, rounded down or up so that no sample is
+    lost. The largest remainders are rounded up, at random where they tie. If the shares of a class
+    sum to less than 1, the rest of the class stays unassigned. Clients never share a sample.
+
+    Call it for the training and the test set with the same shares. A class may have no samples.
 
     Args:
         labels: Classes in [0, classes) of at least one sample.
-        shares: A row for each client, a column for each class; nothing negative, columns sum to at most 1.
-        min_size: The fewest samples that a client may get, at least 0; 0 lets a client go empty.
-        generator: Source of randomness.
+        shares: Shares (clients, classes), at least 0. Columns sum to at most 1.
+        min_size: Fewest samples that a client may get, at least 0. With 0 a client may stay empty.
+        generator: Source of randomness, of numpy or torch.
 
     Returns:
-        For each client the positions in `labels` that it owns, ascending, int64.
+        For each client the positions of its samples in `labels`, ascending, int64.
 
     Raises:
-        TypeError: If `labels` are not integers, `shares` not a floating-point array, or `generator` not a numpy Generator.
-        ValueError: If `labels` are empty or outside their range, `shares` are ill-formed, or a client gets less than `min_size`.
+        ValueError: If a client gets fewer than `min_size` samples.
 
     Example:
         >>> shares = np.array([[0.5, 1.0], [0.25, 0.0]])
@@ -41,13 +46,14 @@ def allocate(
     """
     _check_shares(shares)
     check_count("min_size", min_size, at_least=0)
-    check_generator(generator)
+    generator = numpy_generator(generator)
     num_clients, num_classes = shares.shape
     array = some_labels(labels, num_classes=num_classes)
     counts = client_counts(np.bincount(array, minlength=num_classes), shares, generator)
     smallest = int(counts[:num_clients].sum(axis=1).min())
     if smallest < min_size:
-        raise wrong_value("min_size", f"be at most {smallest}, what these shares give the smallest client", min_size)
+        rule = f"be at most {smallest}, the size of the smallest client with these shares"
+        raise wrong_value("min_size", rule, min_size)
     return deal(array, counts, generator)
 
 
@@ -56,12 +62,12 @@ def client_counts(
     shares: Float[np.ndarray, "clients classes"],
     generator: np.random.Generator,
 ) -> Counts:
-    """Count what each client gets of each class; the last row is what nobody gets."""
+    """Count the samples of each class for each client; the last row counts unassigned samples."""
     total = shares.astype(np.float64).sum(axis=0)
     whole = np.abs(total - 1) <= TOLERANCE
     shares = shares / np.where(whole, total, 1.0)
-    nobody = np.where(whole, 0.0, 1 - total)
-    return round_to_total(np.vstack((shares, nobody)) * class_sizes, class_sizes, generator)
+    rest = np.where(whole, 0.0, 1 - total)
+    return round_to_total(np.vstack((shares, rest)) * class_sizes, class_sizes, generator)
 
 
 def round_to_total(
@@ -69,7 +75,7 @@ def round_to_total(
     totals: Int64[np.ndarray, " classes"],
     generator: np.random.Generator,
 ) -> Counts:
-    """Round each column to whole numbers of the given total: down, and then up again for the largest remainders, by lot where they tie."""
+    """Round columns to whole numbers of given totals, by largest remainders, ties at random."""
     counts: Counts = np.floor(quotas).astype(np.int64)
     order = np.lexsort((generator.random(quotas.shape), counts - quotas), axis=0)
     rank = np.argsort(order, axis=0)
@@ -78,7 +84,7 @@ def round_to_total(
 
 
 def deal(labels: Int64[np.ndarray, " samples"], counts: Counts, generator: np.random.Generator) -> list[Indices]:
-    """Deal the samples of each class at random, so many to each holder; the last holder is nobody."""
+    """Deal the samples of each class at random by `counts`; the last row is left out."""
     owner = np.empty(len(labels), dtype=np.int64)
     by_class = np.split(np.argsort(labels, kind="stable"), np.cumsum(counts.sum(axis=0))[:-1])
     for members, column in zip(by_class, counts.T, strict=True):
@@ -102,4 +108,8 @@ def _check_shares(shares: Float[np.ndarray, "clients classes"]) -> None:
         raise wrong_value("shares", "be finite and at least 0", bad[0])
     total = shares.astype(np.float64).sum(axis=0)
     if total.max() > 1 + TOLERANCE:
-        raise wrong_value("shares", "sum to at most 1 in every column", f"{total.max():g} for class {total.argmax()}")
+        raise wrong_value(
+            "shares",
+            "sum to at most 1 in every column",
+            f"{total.max():g} for class {total.argmax()}",
+        )

@@ -1,47 +1,47 @@
-"""Clients that may hold the same samples."""
+"""Partitions whose clients may hold the same samples."""
 
 import numpy as np
 from jaxtyping import Float64, Int64
 
 from fedprompt._checks import check_count, check_number, wrong_value
-from fedprompt.data._arguments import Indices, Labels, check_generator, some_labels
+from fedprompt.data._arguments import Generator, Indices, Labels, numpy_generator, some_labels
 from fedprompt.data.allocation import deal, round_to_total
 
 
-def dirichlet_overlapping(labels: Labels, *, num_clients: int, alpha: float, size: int, generator: np.random.Generator) -> list[Indices]:
-    r"""Draw for each client, apart from all others, `size` samples in class proportions of its own (FedHPL App. B.2).
+def dirichlet_overlapping(labels: Labels, num_clients: int, *, alpha: float, size: int, generator: Generator) -> list[Indices]:
+    r"""Draw `size` samples for each client, in class proportions of its own (FedHPL App. B.2).
 
-    .. math:: q_k \sim \mathrm{Dir}(\alpha, \dots, \alpha), \qquad n_{k,c} \approx q_{k,c} \cdot \text{size}
+    .. math:: q_k \sim \mathrm{Dir}(\alpha, \dots, \alpha), \qquad
+              n_{k,c} \approx q_{k,c} \cdot \text{size}
 
-    No client holds a sample twice, but two clients may hold the same one. Counts are rounded such that they sum to `size`. A class with too
-    few samples gives all it has, and the others make up for it in their proportions: so a client always has exactly `size` samples.
+    A client never holds a sample twice, but two clients may hold the same one. Counts are rounded
+    so that they sum to `size`. A class with too few samples gives all of them, and the other
+    classes make up for it in their proportions.
 
     Args:
-        labels: Classes of at least one sample; there are ``max(labels) + 1`` of them.
-        num_clients: At least 1.
-        alpha: Above 0 and at most 1e12; the smaller, the fewer classes has a client.
+        labels: Classes of at least one sample. There are ``max(labels) + 1`` classes.
+        num_clients: Number of clients, at least 1.
+        alpha: Concentration, above 0 and at most 1e12. A small one gives a client few classes.
         size: Samples of each client, at least 1 and at most ``len(labels)``.
-        generator: Source of randomness.
+        generator: Source of randomness, of numpy or torch.
 
     Returns:
         For each client `size` different positions in `labels`, ascending, int64.
 
-    Raises:
-        TypeError: If `labels` are not integers, a number is of the wrong kind, or `generator` is not a numpy Generator.
-        ValueError: If `labels` are empty or negative, or a number lies outside its range.
-
     Example:
-        >>> clients = dirichlet_overlapping([0, 0, 0, 1, 1], num_clients=2, alpha=1.0, size=3, generator=np.random.default_rng(0))
+        >>> draw = np.random.default_rng(0)
+        >>> clients = dirichlet_overlapping([0, 0, 0, 1, 1], 2, alpha=1.0, size=3, generator=draw)
         >>> [len(client) for client in clients]
         [3, 3]
 
     References:
-        Ma et al., "FedHPL: Efficient Heterogeneous Federated Learning with Prompt Tuning and Logit Distillation", 2024.
+        Ma et al., "FedHPL: Efficient Heterogeneous Federated Learning with Prompt Tuning and Logit
+        Distillation", 2024.
     """
     check_count("num_clients", num_clients)
     check_number("alpha", alpha, above=0.0, at_most=1e12)
     check_count("size", size)
-    check_generator(generator)
+    generator = numpy_generator(generator)
     array = some_labels(labels)
     if size > len(array):
         raise wrong_value("size", f"be at most {len(array)}, the number of labels", size)

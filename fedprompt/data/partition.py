@@ -1,4 +1,4 @@
-"""The field's usual partitions, each in one call."""
+"""Partitions of the literature, each in one call."""
 
 from collections.abc import Sequence
 from numbers import Integral
@@ -8,65 +8,69 @@ from jaxtyping import Integer, Shaped
 from torch import Tensor
 
 from fedprompt._checks import check_count, kind, wrong_type, wrong_value
-from fedprompt.data._arguments import Indices, Labels, check_generator, entries_of, some_labels
+from fedprompt.data._arguments import (
+    Generator,
+    Indices,
+    Labels,
+    entries_of,
+    numpy_generator,
+    some_labels,
+)
 from fedprompt.data.allocation import allocate, client_counts, deal, owned
 from fedprompt.data.shares import dirichlet_shares, pathological_shares
 
 DRAWS = 1000
-"""How often :func:`dirichlet` draws shares before it gives up on `min_size`."""
+"""Number of times that :func:`dirichlet` draws shares before it gives up on `min_size`."""
 
 
-def iid(labels: Labels, *, num_clients: int, generator: np.random.Generator) -> list[Indices]:
+def iid(labels: Labels, num_clients: int, *, generator: Generator) -> list[Indices]:
     """Split samples at random into parts of equal size, whatever their labels.
 
-    For parts with equal class counts, too, allocate with :func:`iid_shares`.
+    For parts with equal class counts, pass :func:`iid_shares` to :func:`allocate`.
 
     Args:
-        labels: Of at least one sample; only their number matters.
-        num_clients: At least 1.
-        generator: Source of randomness.
+        labels: Labels of at least one sample. Only their number matters.
+        num_clients: Number of clients, at least 1.
+        generator: Source of randomness, of numpy or torch.
 
     Returns:
-        For each client the positions in `labels` that it owns, ascending, int64; sizes differ by at most 1. Every sample has one owner.
-
-    Raises:
-        TypeError: If `labels` are not integers, `num_clients` not an integer, or `generator` not a numpy Generator.
-        ValueError: If `labels` are empty or negative, or `num_clients` is below 1.
+        For each client the positions of its samples in `labels`, ascending, int64. Sizes differ by
+        at most 1, and every sample has one owner.
 
     Example:
-        >>> iid([0, 0, 0, 1, 1], num_clients=2, generator=np.random.default_rng(0))
+        >>> iid([0, 0, 0, 1, 1], 2, generator=np.random.default_rng(0))
         [array([2, 3, 4]), array([0, 1])]
     """
     check_count("num_clients", num_clients)
-    check_generator(generator)
+    generator = numpy_generator(generator)
     order = generator.permutation(len(some_labels(labels))).astype(np.int64)
     return [np.sort(part) for part in np.array_split(order, num_clients)]
 
 
-def dirichlet(labels: Labels, *, num_clients: int, alpha: float, min_size: int = 0, generator: np.random.Generator) -> list[Indices]:
-    """Split each class over the clients in proportions from a Dirichlet distribution, none too small.
+def dirichlet(labels: Labels, num_clients: int, *, alpha: float, min_size: int = 0, generator: Generator) -> list[Indices]:
+    """Split each class over the clients in proportions from a Dirichlet distribution.
 
-    This is :func:`dirichlet_shares` and :func:`allocate`; shares that leave a client with less than `min_size` are drawn again, 1000 times
-    at most. To give a test set the same proportions, call the two yourself and keep the shares.
+    The function combines :func:`dirichlet_shares` and :func:`allocate`. Shares that leave a client
+    with fewer than `min_size` samples are drawn again, up to 1000 times. To give a test set the
+    same proportions, call the two functions and keep the shares.
 
     Args:
-        labels: Classes of at least one sample; there are ``max(labels) + 1`` of them.
-        num_clients: At least 1.
-        alpha: Above 0; the smaller, the fewer classes has a client.
-        min_size: The fewest samples that a client may get, at least 0; 0 lets a client go empty.
-        generator: Source of randomness.
+        labels: Classes of at least one sample. There are ``max(labels) + 1`` classes.
+        num_clients: Number of clients, at least 1.
+        alpha: Concentration, above 0 and at most 1e12. A small one gives a client few classes.
+        min_size: Fewest samples that a client may get, at least 0. With 0 a client may stay empty.
+        generator: Source of randomness, of numpy or torch.
 
     Returns:
-        For each client the positions in `labels` that it owns, ascending, int64. Every sample has one owner.
+        For each client the positions of its samples in `labels`, ascending, int64. Every sample
+        has one owner.
 
     Raises:
-        TypeError: If `labels` are not integers, a number is of the wrong kind, or `generator` is not a numpy Generator.
-        ValueError: If `labels` are empty or negative, a number lies outside its range, or no draw reaches `min_size`: the message says what
-            the best one reached.
+        ValueError: If no draw reaches `min_size`. The message names the best minimum of all draws.
 
     Example:
-        >>> labels = np.arange(1000) % 10
-        >>> clients = dirichlet(labels, num_clients=5, alpha=0.3, min_size=40, generator=np.random.default_rng(0))
+        >>> labels, draw = np.arange(1000) % 10, np.random.default_rng(0)
+        >>> clients = dirichlet(labels, 5, alpha=0.3, min_size=40, generator=draw)
         >>> sum(len(client) for client in clients), min(len(client) for client in clients) >= 40
         (1000, True)
 
@@ -75,50 +79,55 @@ def dirichlet(labels: Labels, *, num_clients: int, alpha: float, min_size: int =
     """
     check_count("num_clients", num_clients)
     check_count("min_size", min_size, at_least=0)
+    generator = numpy_generator(generator)
     array = some_labels(labels)
     class_sizes = np.bincount(array)
     if min_size * num_clients > len(array):
-        raise wrong_value("min_size", f"be at most {len(array) // num_clients}, an equal part of {len(array)} samples", min_size)
+        rule = f"be at most {len(array) // num_clients}, an equal part of {len(array)} samples"
+        raise wrong_value("min_size", rule, min_size)
     best = 0
     for _ in range(DRAWS):
-        shares = dirichlet_shares(len(class_sizes), num_clients, alpha=alpha, generator=generator)
+        shares = dirichlet_shares(num_clients, len(class_sizes), alpha=alpha, generator=generator)
         counts = client_counts(class_sizes, shares, generator)
         smallest = int(counts[:num_clients].sum(axis=1).min())
         if smallest >= min_size:
             return deal(array, counts, generator)
         best = max(best, smallest)
-    raise wrong_value("min_size", f"be at most {best}, the best minimum in {DRAWS} draws at alpha={alpha}", min_size)
+    rule = f"be at most {best}, the best minimum in {DRAWS} draws at alpha={alpha}"
+    raise wrong_value("min_size", rule, min_size)
 
 
-def pathological(labels: Labels, *, num_clients: int, classes_per_client: int, generator: np.random.Generator) -> list[Indices]:
+def pathological(labels: Labels, num_clients: int, *, classes_per_client: int, generator: Generator) -> list[Indices]:
     """Give every client samples of a few classes only.
 
-    This is :func:`pathological_shares` and :func:`allocate`; to give a test set the same classes, call the two yourself and keep the
-    shares.
+    The function combines :func:`pathological_shares` and :func:`allocate`. To give a test set the
+    same classes, call the two functions and keep the shares.
 
     Args:
-        labels: Classes of at least one sample; there are ``max(labels) + 1`` of them. A class with fewer samples than clients that picked
-            it leaves some of these without it.
-        num_clients: At least 1.
-        classes_per_client: At most the number of classes; times `num_clients` it must be divisible by the number of classes.
-        generator: Source of randomness.
+        labels: Classes of at least one sample. There are ``max(labels) + 1`` classes. If a class
+            has fewer samples than clients that picked it, some of these do not get it.
+        num_clients: Number of clients, at least 1.
+        classes_per_client: Classes of each client, at most all. Times `num_clients` it must be
+            divisible by the number of classes.
+        generator: Source of randomness, of numpy or torch.
 
     Returns:
-        For each client the positions in `labels` that it owns, ascending, int64. Every sample has one owner.
+        For each client the positions of its samples in `labels`, ascending, int64. Every sample
+        has one owner.
 
     Raises:
-        TypeError: If `labels` are not integers, a number is not an integer, or `generator` is not a numpy Generator.
-        ValueError: If `labels` are empty or negative, or the numbers do not fit each other.
+        ValueError: If `classes_per_client` does not fit the numbers of classes and clients.
 
     Example:
-        >>> labels = np.arange(1000) % 10
-        >>> clients = pathological(labels, num_clients=5, classes_per_client=2, generator=np.random.default_rng(0))
+        >>> labels, draw = np.arange(1000) % 10, np.random.default_rng(0)
+        >>> clients = pathological(labels, 5, classes_per_client=2, generator=draw)
         >>> [len(set(labels[client])) for client in clients]
         [2, 2, 2, 2, 2]
     """
+    generator = numpy_generator(generator)
     array = some_labels(labels)
     num_classes = int(array.max()) + 1
-    shares = pathological_shares(num_classes, num_clients, classes_per_client=classes_per_client, generator=generator)
+    shares = pathological_shares(num_clients, num_classes, classes_per_client=classes_per_client, generator=generator)
     return allocate(array, shares, generator=generator)
 
 
@@ -128,14 +137,11 @@ def by_domain(
     """Make one client of each domain.
 
     Args:
-        domains: Where each sample comes from, in names or integers, of at least one sample.
+        domains: Domain of each sample, of at least one sample: all names or all integers.
 
     Returns:
-        For each domain, in the order of ``sorted(set(domains))``, the positions of its samples, ascending, int64.
-
-    Raises:
-        TypeError: If `domains` are neither all names nor all integers.
-        ValueError: If `domains` are empty.
+        For each domain, in the order of ``sorted(set(domains))``, the positions of its samples,
+        ascending, int64.
 
     Example:
         >>> by_domain(["photo", "sketch", "photo", "art"])
@@ -147,6 +153,7 @@ def by_domain(
     wanted = str if isinstance(entries[0], str) else Integral
     for position, entry in enumerate(entries):
         if isinstance(entry, bool) or not isinstance(entry, wanted):
-            raise wrong_type(f"domains[{position}]", "be a string, or an integer where all are", kind(entry))
+            rule = "be a string, or an integer where all are"
+            raise wrong_type(f"domains[{position}]", rule, kind(entry))
     number = {domain: client for client, domain in enumerate(sorted(set(entries)))}
     return owned(np.array([number[entry] for entry in entries]), len(number))

@@ -1,37 +1,35 @@
-"""What a client holds back from its own samples."""
+"""Splits of a client's own samples."""
 
 import numpy as np
 
 from fedprompt._checks import check_count
-from fedprompt.data._arguments import Indices, Labels, check_generator, label_array
+from fedprompt.data._arguments import Generator, Indices, Labels, label_array, numpy_generator
 
 
-def study_quiz_split(labels: Labels, *, quiz_size: int, generator: np.random.Generator) -> tuple[Indices, Indices]:
+def study_quiz_split(labels: Labels, *, quiz_size: int, generator: Generator) -> tuple[Indices, Indices]:
     """Hold out a client's quiz samples, on which it never trains (FedL2G).
 
-    Do it once, before the first round. A client of at most `quiz_size` samples gets them all as its quiz and an empty study set: it has
-    nothing to train on, and uploads nothing instead of failing.
+    Split once, before the first round. A client with at most `quiz_size` samples gets an empty
+    study set, so it cannot train and has nothing to upload.
 
     Args:
-        labels: Of the client's samples, none being fine; only their number matters.
-        quiz_size: At least 1; one batch in FedL2G.
-        generator: Source of randomness.
+        labels: Labels of the client's samples, possibly none. Only their number matters.
+        quiz_size: Number of quiz samples, at least 1. FedL2G takes one batch.
+        generator: Source of randomness, of numpy or torch.
 
     Returns:
-        Positions of study and quiz in `labels`, ascending, int64. They are disjoint, and every sample is in one of them.
-
-    Raises:
-        TypeError: If `labels` are not integers, `quiz_size` not an integer, or `generator` not a numpy Generator.
-        ValueError: If a label is negative or `quiz_size` below 1.
+        Positions of study and quiz in `labels`, ascending, int64. They are disjoint and cover all
+        samples.
 
     Example:
         >>> study_quiz_split([1, 0, 1, 2, 0], quiz_size=2, generator=np.random.default_rng(0))
         (array([0, 1, 3]), array([2, 4]))
 
     References:
-        Zhang et al., "FedL2G: Learning to Guide Local Training in Heterogeneous Federated Learning", 2024.
+        Zhang et al., "FedL2G: Learning to Guide Local Training in Heterogeneous Federated
+        Learning", 2024.
     """
     check_count("quiz_size", quiz_size)
-    check_generator(generator)
+    generator = numpy_generator(generator)
     order = generator.permutation(len(label_array(labels))).astype(np.int64)
     return np.sort(order[quiz_size:]), np.sort(order[:quiz_size])

@@ -5,9 +5,9 @@ from fedprompt.metrics.accuracy import (
     Summary,
     client_spread,
     global_accuracy,
+    last_and_best,
     local_accuracy,
     pooled_local_accuracy,
-    summarise,
     worst_local_accuracy,
 )
 from fedprompt.metrics.losses import NegativeEffect, negative_effect
@@ -18,9 +18,9 @@ __all__ = [
     "Summary",
     "client_spread",
     "global_accuracy",
+    "last_and_best",
     "local_accuracy",
     "negative_effect",
     "pooled_local_accuracy",
-    "summarise",
     "worst_local_accuracy",
 ]

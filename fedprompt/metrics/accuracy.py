@@ -7,6 +7,7 @@ accuracy differ only in the entries that they take and the weights that they giv
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from jaxtyping import Float, Real
 from torch import Tensor
@@ -18,9 +19,9 @@ __all__ = [
     "Summary",
     "client_spread",
     "global_accuracy",
+    "last_and_best",
     "local_accuracy",
     "pooled_local_accuracy",
-    "summarise",
     "worst_local_accuracy",
 ]
 
@@ -34,12 +35,13 @@ class ClientSpread(NamedTuple):
 
 
 class Summary(NamedTuple):
-    """A history over rounds in two figures that must not be mixed up.
+    """Mean of the last rounds and best round of a history.
 
     Attributes:
-        last_mean: The mean of the last rounds: what to report.
-        best: The highest of all rounds: picked on the very numbers it is reported from.
-        best_round: Where it was first reached, 0-based.
+        last_mean: Mean of the last rounds. Report this figure.
+        best: Highest figure of all rounds. It is optimistically biased, because the round is
+            selected on the reported metric.
+        best_round: First round that reached it, 0-based.
     """
 
     last_mean: float
@@ -161,25 +163,23 @@ def pooled_local_accuracy(accuracy: Float[Tensor, "clients tests"], num_examples
     return (own @ sizes / sizes.sum()).item()
 
 
-def summarise(history: Sequence[float], *, last: int) -> Summary:
-    """Reduce a history over rounds to the mean of the last ones and, labelled as such, the best one.
+def last_and_best(history: Sequence[float], *, last: int) -> Summary:
+    """Summarize a history over rounds by the mean of its last rounds and by its best round.
 
     Args:
-        history: One figure for each round, the higher the better.
-        last: How many rounds to average, at least 1; SGPT takes 10, FedOTP 5.
+        history: One figure for each round. Higher is better.
+        last: Number of rounds to average, at least 1 and at most all. SGPT averages 10, FedOTP 5.
 
     Returns:
-        Both figures, and the round of the best; the first one where several tie.
-
-    Raises:
-        TypeError: If `last` is not an integer or `history` holds anything but numbers.
-        ValueError: If `last` is below 1 or above the number of rounds, or a figure is not finite.
+        Both figures, and the round of the best figure. If several tie, it is the first of them.
 
     Example:
-        >>> summarise([0.25, 1.0, 0.5, 0.75], last=2)
+        >>> last_and_best([0.25, 1.0, 0.5, 0.75], last=2)
         Summary(last_mean=0.625, best=1.0, best_round=1)
     """
     check_count("last", last)
+    if not isinstance(history, Sequence | np.ndarray) or isinstance(history, str | bytes):
+        raise wrong_type("history", "be a sequence of numbers", kind(history))
     if last > len(history):
         raise wrong_value("last", f"be at most {len(history)}, the number of rounds", last)
     for server_round, figure in enumerate(history):
@@ -214,6 +214,8 @@ def _sizes(num_examples: object, tests: int) -> Float[Tensor, " tests"]:
     if num_examples.shape != (tests,):
         raise wrong_value("num_examples", f"have shape ({tests},), a number for each test set", tuple(num_examples.shape))
     sizes = num_examples.detach().cpu().double()
-    if not bool((torch.isfinite(sizes) & (sizes >= 0)).all()) or sizes.sum() == 0:
-        raise wrong_value("num_examples", "be finite, at least 0 and not all 0", sizes.tolist())
+    wrong = ~(torch.isfinite(sizes) & (sizes >= 0))
+    if bool(wrong.any()) or sizes.sum() == 0:
+        got = sizes[wrong][0].item() if bool(wrong.any()) else "only zeros"
+        raise wrong_value("num_examples", "be finite, at least 0 and not all 0", got)
     return sizes

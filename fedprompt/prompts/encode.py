@@ -63,7 +63,7 @@ def encode_prompted(
         tokens = trunk.block(layer, tokens, context, sum(span.shape[1] for span in spans))
     prefix, spans, rest = _split(tokens, trunk.prefix, spans)
     plain = torch.cat([prefix, rest], 1) if streams else tokens
-    return Encoded(trunk.pool(plain), tuple(trunk.normalise(span) for span in spans))
+    return Encoded(trunk.pool(plain), tuple(trunk.normalize(span) for span in spans))
 
 
 def batch_streams(streams: Sequence[PromptStream], owner: Integer[Tensor, " batch"]) -> PromptStream:

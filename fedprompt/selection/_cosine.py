@@ -42,7 +42,7 @@ def cosines(query: Tensor, keys: Tensor) -> Tensor:
 
 
 def unit(rows: Tensor) -> Tensor:
-    """Normalise in float32 at least."""
+    """Normalize in float32 at least."""
     return F.normalize(rows.to(torch.promote_types(rows.dtype, torch.float32)), dim=-1)
 
 

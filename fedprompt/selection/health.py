@@ -11,7 +11,7 @@ from fedprompt.selection._cosine import check_counts, check_pair, cosines, unit
 
 
 def contingency_table(
-    indices: Integer[Tensor, " batch"], labels: Integer[Tensor, " batch"], *, num_groups: int, num_classes: int
+    indices: Integer[Tensor, " batch"], labels: Integer[Tensor, " batch"], num_groups: int, num_classes: int
 ) -> Int[Tensor, "groups classes"]:
     """Count how many samples of each class each group holds.
 

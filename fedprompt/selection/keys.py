@@ -1,14 +1,16 @@
 """The keys themselves: their initial values, their loss, and the module that owns and counts them."""
 
+import inspect
+
 import torch
 import torch.nn as nn
 from jaxtyping import Float, Integer, Real
 from torch import Tensor
 
-from fedprompt._checks import check_count, check_labels, wrong_value
+from fedprompt._checks import check_count, check_generator, check_labels, kind, wrong_type, wrong_value
 from fedprompt.interfaces import PromptSelector, Selection
 from fedprompt.selection._cosine import check_counts, check_pair, unit
-from fedprompt.selection.nearest import nearest_keys
+from fedprompt.selection.nearest import select_nearest
 
 
 def key_loss(query: Float[Tensor, "batch dim"], keys: Float[Tensor, "groups dim"], indices: Integer[Tensor, " batch"]) -> Float[Tensor, ""]:
@@ -65,6 +67,8 @@ def orthogonal_keys(num_groups: int, dim: int, *, generator: torch.Generator | N
     """
     check_count("num_groups", num_groups)
     check_count("dim", dim)
+    if generator is not None:
+        check_generator(generator)
     if num_groups > dim:
         raise wrong_value("num_groups", f"be at most `dim` {dim}, beyond which keys cannot be orthogonal", num_groups)
     device = None if generator is None else generator.device
@@ -72,17 +76,22 @@ def orthogonal_keys(num_groups: int, dim: int, *, generator: torch.Generator | N
 
 
 class SelectionKeys(nn.Module):
-    """Keys that learn, and counts of who was chosen: the server's at the start of the round, and the client's own since then.
+    """Learnable keys, with counts of how often each key was chosen.
 
-    In training mode a call selects with both counts and then adds its own choices; in eval mode it is :func:`nearest_keys` without counts,
-    and nothing is counted. So within a round a client sees its own choices and never another client's, and the server's result does not
-    depend on the order of clients. A round is: ``load`` the keys, ``start_round`` with the server's counts, train, and
-    ``collect(model, weight=..., rows={"selector.keys": selector.counts})``. The server adds up the weights of the mean as its new counts.
+    In training mode a call selects by the sum of two counts: the server's at the start of the
+    round, and the client's since then. It then counts its choices. In eval mode a call is
+    :func:`select_nearest` without counts, and counts nothing. A client never sees the choices
+    that other clients make in the same round, so the result does not depend on their order.
+
+    In each round a client loads the keys, calls ``start_round`` with the server's counts, trains,
+    and sends ``collect(model, weight=..., rows={"selector.keys": selector.counts})``. The server
+    adds the weights of the mean to its counts.
 
     Args:
         num_groups: Number of keys; at most `dim`.
         dim: Width of a query, ``trunk.dim``.
-        selector: Chooses in training.
+        selector: Selects in training mode, with its options bound, such as
+            ``partial(select_balanced, solver=exact)``.
         generator: For the initial values, :func:`orthogonal_keys`; None uses torch's global one.
 
     Attributes:
@@ -91,8 +100,8 @@ class SelectionKeys(nn.Module):
         counts: Buffer (groups,), int64, this module's own choices since then. ``collect`` never sends a buffer by itself.
 
     Raises:
-        TypeError: If a number is not an integer.
-        ValueError: If a number is below 1, or there are more groups than dimensions.
+        TypeError: If `selector` cannot be called with queries, keys and `usage` alone.
+        ValueError: If there are more groups than dimensions.
 
     Example:
         >>> selector = SelectionKeys(2, 4)
@@ -106,8 +115,9 @@ class SelectionKeys(nn.Module):
     counts: Tensor
 
     def __init__(
-        self, num_groups: int, dim: int, *, selector: PromptSelector = nearest_keys, generator: torch.Generator | None = None
+        self, num_groups: int, dim: int, *, selector: PromptSelector = select_nearest, generator: torch.Generator | None = None
     ) -> None:
+        _check_selector(selector)
         super().__init__()
         self.keys = nn.Parameter(orthogonal_keys(num_groups, dim, generator=generator))
         self.selector = selector
@@ -133,7 +143,7 @@ class SelectionKeys(nn.Module):
         """Choose for each query; in training mode, count."""
         keys = self.keys.detach()
         if not self.training:
-            return nearest_keys(query, keys)
+            return select_nearest(query, keys)
         selection = self.selector(query, keys, usage=self.usage + self.counts)
         self.counts.index_add_(0, selection.indices, torch.ones_like(selection.indices))
         return selection
@@ -142,3 +152,17 @@ class SelectionKeys(nn.Module):
         """Show sizes."""
         num_groups, dim = self.keys.shape
         return f"{num_groups}, {dim}"
+
+
+def _check_selector(selector: object) -> None:
+    """Require a callable that needs nothing but queries, keys and counts."""
+    rule = "take (query, keys, usage=...), with all other options bound"
+    if not callable(selector):
+        raise wrong_type("selector", rule, kind(selector))
+    try:
+        inspect.signature(selector).bind(None, None, usage=None)
+    except ValueError:  # a built-in function can lack a signature
+        return
+    except TypeError as error:
+        name = getattr(selector, "__name__", type(selector).__name__)
+        raise wrong_type("selector", rule, f"{name}: {error}") from None

@@ -10,7 +10,7 @@ from fedprompt.selection._cosine import check_pair, cosines, shares
 
 
 @torch.no_grad()
-def nearest_keys(
+def select_nearest(
     query: Float[Tensor, "batch dim"],
     keys: Float[Tensor, "groups dim"],
     *,
@@ -43,7 +43,7 @@ def nearest_keys(
         A query that is close to key 0 goes to key 1 once key 0 is crowded.
 
         >>> query, keys = torch.tensor([[1.0, 0.9]]), torch.eye(2)
-        >>> nearest_keys(query, keys).indices, nearest_keys(query, keys, usage=torch.tensor([90, 10])).indices
+        >>> select_nearest(query, keys).indices, select_nearest(query, keys, usage=torch.tensor([90, 10])).indices
         (tensor([0]), tensor([1]))
 
     References:

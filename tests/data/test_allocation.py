@@ -41,9 +41,9 @@ def test_allocation_follows_the_largest_remainders(problem: tuple[list[list[int]
 @given(st.integers(1, 50), st.integers(1, 12), st.integers(1, 500), st.floats(1e-3, 1e3), st.integers(0, 2**32 - 1))
 def test_shares_that_sum_to_one_lose_nothing(num_clients: int, num_classes: int, size: int, alpha: float, seed: int) -> None:
     generator = np.random.default_rng(seed)
-    shares = dirichlet_shares(num_classes, num_clients, alpha=alpha, generator=generator)
+    shares = dirichlet_shares(num_clients, num_classes, alpha=alpha, generator=generator)
     labels = generator.integers(num_classes, size=size)
-    for given_shares in (shares, shares.astype(np.float32), iid_shares(num_classes, num_clients)):
+    for given_shares in (shares, shares.astype(np.float32), iid_shares(num_clients, num_classes)):
         clients = allocate(labels, given_shares, generator=generator)
         np.testing.assert_array_equal(np.sort(np.concatenate(clients)), np.arange(size))
 
@@ -57,7 +57,7 @@ def test_shares_that_sum_to_one_but_for_rounding_lose_nothing_of_a_large_class(t
 
 def test_the_same_shares_give_train_and_test_the_same_mix() -> None:
     generator = np.random.default_rng(0)
-    shares = dirichlet_shares(5, 4, alpha=0.3, generator=generator)
+    shares = dirichlet_shares(4, 5, alpha=0.3, generator=generator)
     for size in (200, 1000):
         labels = np.arange(5 * size) % 5
         counts = class_counts(labels.tolist(), allocate(labels, shares, generator=generator), 5)
@@ -67,7 +67,7 @@ def test_the_same_shares_give_train_and_test_the_same_mix() -> None:
 def test_remainders_that_tie_are_given_by_lot() -> None:
     # 1000 classes of four samples over three clients: each gets one of every class, and the fourth goes to a client at random. So a client
     # gets 1000 + 1000 / 3 samples, within 5 sqrt(1000 * 2 / 9) = 75.
-    clients = allocate(np.arange(4000) % 1000, iid_shares(1000, 3), generator=np.random.default_rng(0))
+    clients = allocate(np.arange(4000) % 1000, iid_shares(3, 1000), generator=np.random.default_rng(0))
     np.testing.assert_allclose([len(client) for client in clients], 1333.3, rtol=0, atol=75)
 
 
@@ -89,7 +89,7 @@ def test_min_size_is_met_or_refused() -> None:
     shares = np.array([[0.75], [0.25]])
     clients = allocate([0] * 8, shares, min_size=2, generator=np.random.default_rng(0))
     assert [len(client) for client in clients] == [6, 2]
-    with pytest.raises(ValueError, match="`min_size` must be at most 2, what these shares give the smallest client; got 3"):
+    with pytest.raises(ValueError, match="`min_size` must be at most 2, the size of the smallest client with these shares; got 3"):
         allocate([0] * 8, shares, min_size=3, generator=np.random.default_rng(0))
 
 
@@ -110,7 +110,7 @@ def test_min_size_is_met_or_refused() -> None:
         ({"shares": np.array([[0.5, 0.75], [0.5, 0.5]])}, ValueError, "`shares` must sum to at most 1.*; got 1.25 for class 1"),
         ({"min_size": -1}, ValueError, "`min_size` must be at least 0; got -1"),
         ({"min_size": 0.5}, TypeError, "`min_size` must be an integer; got 0.5"),
-        ({"generator": 0}, TypeError, "`generator` must be a numpy Generator.*got 0"),
+        ({"generator": 0}, TypeError, "`generator` must be a torch.Generator or a numpy Generator.*got 0"),
     ],
 )
 def test_allocate_names_a_bad_argument(changes: dict[str, object], error: type[Exception], message: str) -> None:

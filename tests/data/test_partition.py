@@ -25,7 +25,7 @@ LABELS = np.random.default_rng(7).permutation(np.repeat(np.arange(6), [40, 31, 5
 
 # Each takes labels and a generator; every one of these gives each sample exactly one owner.
 DISJOINT: dict[str, Callable] = {
-    "allocate": lambda labels, generator: allocate(labels, iid_shares(6, 4), generator=generator),
+    "allocate": lambda labels, generator: allocate(labels, iid_shares(4, 6), generator=generator),
     "by_domain": lambda labels, generator: by_domain(labels),
     "dirichlet": lambda labels, generator: dirichlet(labels, num_clients=5, alpha=0.3, generator=generator),
     "iid": lambda labels, generator: iid(labels, num_clients=7, generator=generator),
@@ -62,6 +62,26 @@ def test_a_seed_decides_everything(name: str) -> None:
     first, again, other = (ALL[name](LABELS, np.random.default_rng(seed)) for seed in (0, 0, 1))
     assert same(first, again)
     assert same(first, other) == (name == "by_domain"), "another seed must give another partition"
+
+
+@pytest.mark.parametrize("name", sorted(ALL.keys() - {"by_domain"}))
+def test_a_torch_generator_seeds_numpys_with_four_words(name: str) -> None:
+    """The words are drawn here in Python integers, 32 bits at a time, the low ones first."""
+    generator, twin = (torch.Generator().manual_seed(3) for _ in range(2))
+    for _ in range(2):  # the second call goes on in the stream
+        drawn = torch.randint(-(2**63), 2**63 - 1, (4,), generator=twin)  # the 64 bits, minus 2^63
+        words = [word + 2**63 for word in drawn.tolist()]
+        seed = [part for word in words for part in (word % 2**32, word // 2**32)]
+        expected = ALL[name](LABELS, np.random.default_rng(seed))
+        assert same(ALL[name](LABELS, generator), expected)
+    assert torch.equal(generator.get_state(), twin.get_state())
+    assert not same(expected, ALL[name](LABELS, np.random.default_rng(3)))
+
+
+@pytest.mark.parametrize("name", sorted(ALL.keys() - {"by_domain"}))
+def test_clients_with_different_torch_streams_get_different_partitions(name: str) -> None:
+    first, other = (ALL[name](LABELS, torch.Generator().manual_seed(seed)) for seed in (0, 1))
+    assert not same(first, other)
 
 
 @pytest.mark.unhooked  # beartype itself draws from `random`
@@ -108,7 +128,7 @@ def test_iid_draws_each_sample_equally_often() -> None:
 
 def test_dirichlet_is_shares_and_allocation() -> None:
     generator = np.random.default_rng(3)
-    shares = dirichlet_shares(6, 5, alpha=0.3, generator=generator)
+    shares = dirichlet_shares(5, 6, alpha=0.3, generator=generator)
     expected = allocate(LABELS, shares, generator=generator)
     assert same(dirichlet(LABELS, num_clients=5, alpha=0.3, generator=np.random.default_rng(3)), expected)
 
@@ -195,9 +215,9 @@ def test_bad_labels_are_named(name: str, labels: object, error: type[Exception],
 
 @pytest.mark.bad_input
 @pytest.mark.parametrize("name", sorted(ALL.keys() - {"by_domain"}))
-@pytest.mark.parametrize("generator", [0, None, torch.Generator(), np.random.RandomState(0)])
-def test_anything_but_a_numpy_generator_is_refused(name: str, generator: object) -> None:
-    with pytest.raises(TypeError, match=r"`generator` must be a numpy Generator, such as .*; got .*"):
+@pytest.mark.parametrize("generator", [0, None, np.random.RandomState(0), np.random.PCG64(0)])
+def test_anything_but_a_generator_is_refused(name: str, generator: object) -> None:
+    with pytest.raises(TypeError, match=r"`generator` must be a torch.Generator or a numpy Generator, such as .*; got .*"):
         ALL[name](LABELS, generator)
 
 

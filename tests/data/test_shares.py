@@ -12,7 +12,7 @@ from references.partition import is_fair_picking
 @pytest.mark.parametrize(("alpha", "num_clients"), [(0.1, 3), (0.5, 2), (1.0, 4), (10.0, 5)])
 def test_dirichlet_shares_have_the_moments_of_the_distribution(alpha: float, num_clients: int) -> None:
     num_classes = 40_000
-    shares = dirichlet_shares(num_classes, num_clients, alpha=alpha, generator=np.random.default_rng(0))
+    shares = dirichlet_shares(num_clients, num_classes, alpha=alpha, generator=np.random.default_rng(0))
     assert shares.shape == (num_clients, num_classes)
     np.testing.assert_allclose(shares.sum(axis=0), 1, rtol=0, atol=1e-12)
     # Symmetric Dirichlet: mean 1/M, variance (1/M)(1 - 1/M) / (M alpha + 1); the mean over classes has a 1/sqrt(classes) of that deviation.
@@ -29,7 +29,7 @@ def test_dirichlet_shares_of_two_classes_are_independent() -> None:
 
 @pytest.mark.parametrize("alpha", [1e-300, 1e-12, 1e-4])
 def test_dirichlet_shares_of_tiny_alpha_have_one_owner_and_no_favourite(alpha: float) -> None:
-    shares = dirichlet_shares(4000, 4, alpha=alpha, generator=np.random.default_rng(0))
+    shares = dirichlet_shares(4, 4000, alpha=alpha, generator=np.random.default_rng(0))
     assert (shares.max(axis=0) > 0.999).mean() > 0.99
     # Each client owns a quarter of 4000 classes; 5 standard deviations are 5 sqrt(4000 / 4 * 3 / 4) = 137.
     np.testing.assert_allclose(np.bincount(shares.argmax(axis=0), minlength=4), 1000, rtol=0, atol=137)
@@ -38,7 +38,7 @@ def test_dirichlet_shares_of_tiny_alpha_have_one_owner_and_no_favourite(alpha: f
 @pytest.mark.parametrize("alpha", [1e8, 1e12])
 def test_dirichlet_shares_of_huge_alpha_are_uniform(alpha: float) -> None:
     # The standard deviation is sqrt(.25 * .75 / (4 alpha + 1)), 2e-5 at 1e8.
-    shares = dirichlet_shares(10, 4, alpha=alpha, generator=np.random.default_rng(0))
+    shares = dirichlet_shares(4, 10, alpha=alpha, generator=np.random.default_rng(0))
     np.testing.assert_allclose(shares, 0.25, rtol=0, atol=2e-4)
 
 
@@ -47,7 +47,7 @@ def test_dirichlet_shares_of_huge_alpha_are_uniform(alpha: float) -> None:
 def test_pathological_shares_keep_every_promise(num_classes: int, num_clients: int, seed: int, data: st.DataObject) -> None:
     fitting = [s for s in range(1, num_classes + 1) if s * num_clients % num_classes == 0]
     classes_per_client = data.draw(st.sampled_from(fitting))
-    shares = pathological_shares(num_classes, num_clients, classes_per_client=classes_per_client, generator=np.random.default_rng(seed))
+    shares = pathological_shares(num_clients, num_classes, classes_per_client=classes_per_client, generator=np.random.default_rng(seed))
     slots = classes_per_client * num_clients // num_classes
     assert shares.shape == (num_clients, num_classes)
     assert (np.count_nonzero(shares, axis=1) == classes_per_client).all()
@@ -65,7 +65,7 @@ def test_no_client_draws_one_class_twice_where_the_published_code_does(
     num_classes: int, num_clients: int, classes_per_client: int, seed: int
 ) -> None:
     generator = np.random.default_rng(seed)
-    shares = pathological_shares(num_classes, num_clients, classes_per_client=classes_per_client, generator=generator)
+    shares = pathological_shares(num_clients, num_classes, classes_per_client=classes_per_client, generator=generator)
     assert (np.count_nonzero(shares, axis=1) == classes_per_client).all()
 
 
@@ -73,7 +73,7 @@ def test_pathological_portions_are_uniform_between_04_and_06() -> None:
     # Two owners: a / (a + b) with a, b from U(.4, .6), between .4 and .6, mean 1/2; E (a / (a + b) - 1/2)^2 by a grid over both.
     grid = np.linspace(0.4, 0.6, 2001)
     expected = ((grid[:, None] / (grid[:, None] + grid[None]) - 0.5) ** 2).mean()
-    shares = pathological_shares(20_000, 2, classes_per_client=20_000, generator=np.random.default_rng(0))
+    shares = pathological_shares(2, 20_000, classes_per_client=20_000, generator=np.random.default_rng(0))
     assert shares.min() >= 0.4
     assert shares.max() <= 0.6
     assert shares[0].var() == pytest.approx(expected, rel=0.05)
@@ -86,7 +86,7 @@ def test_pathological_ties_are_broken_by_lot() -> None:
 
 
 def test_iid_shares_are_equal() -> None:
-    np.testing.assert_array_equal(iid_shares(3, 4), [[0.25, 0.25, 0.25]] * 4)
+    np.testing.assert_array_equal(iid_shares(4, 3), [[0.25, 0.25, 0.25]] * 4)
 
 
 @pytest.mark.bad_input
@@ -101,8 +101,8 @@ def test_iid_shares_are_equal() -> None:
         ({"alpha": float("nan")}, ValueError, "`alpha` must be finite; got nan"),
         ({"alpha": 1e308}, ValueError, "`alpha` must be at most 1e\\+12; got 1e\\+308"),
         ({"alpha": "0.3"}, TypeError, "`alpha` must be a number; got '0.3'"),
-        ({"generator": 0}, TypeError, "`generator` must be a numpy Generator.*got 0 \\(int\\)"),
-        ({"generator": np.random}, TypeError, "`generator` must be a numpy Generator.*got <module"),
+        ({"generator": 0}, TypeError, "`generator` must be a torch.Generator or a numpy Generator.*got 0 \\(int\\)"),
+        ({"generator": np.random}, TypeError, "`generator` must be a torch.Generator or a numpy Generator.*got a module"),
     ],
 )
 def test_dirichlet_shares_name_a_bad_argument(changes: dict[str, object], error: type[Exception], message: str) -> None:
@@ -122,7 +122,7 @@ def test_dirichlet_shares_name_a_bad_argument(changes: dict[str, object], error:
         ({"classes_per_client": 5.0}, TypeError, "`classes_per_client` must be an integer; got 5.0"),
         ({"num_clients": -1}, ValueError, "`num_clients` must be at least 1; got -1"),
         ({"num_classes": None}, TypeError, "`num_classes` must be an integer; got None"),
-        ({"generator": None}, TypeError, "`generator` must be a numpy Generator.*got None"),
+        ({"generator": None}, TypeError, "`generator` must be a torch.Generator or a numpy Generator.*got None"),
     ],
 )
 def test_pathological_shares_name_a_bad_argument(changes: dict[str, object], error: type[Exception], message: str) -> None:
@@ -142,4 +142,4 @@ def test_pathological_shares_name_a_bad_argument(changes: dict[str, object], err
 )
 def test_iid_shares_name_a_bad_argument(num_classes: object, num_clients: object, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
-        iid_shares(num_classes, num_clients)
+        iid_shares(num_clients, num_classes)

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import fedprompt.aggregation
-from fedprompt import Weighted, dimension_similarity, heterogeneous_means, trimmed_mean, weighted_mean, weighted_median
+from fedprompt import Weighted, heterogeneous_means, trimmed_mean, weighted_mean, weighted_median
+from fedprompt.aggregation.heterogeneous import dimension_similarity
 from tolerance import assert_near
 
 assert_identical = partial(torch.testing.assert_close, rtol=0, atol=0, equal_nan=True)

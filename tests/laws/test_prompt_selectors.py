@@ -13,17 +13,17 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import fedprompt.selection
-from fedprompt import PromptSelector, Selection, balanced_keys, exact, nearest_keys, newton, sinkhorn
+from fedprompt import PromptSelector, Selection, exact, newton, select_balanced, select_nearest, sinkhorn
 from references.sgpt import cosine, literal_keys
 from tolerance import assert_near
 
 # Every public function that takes queries, keys and counts to a selection: its name, then its configuration. A new one belongs here.
 SELECTORS = {
-    "nearest_keys": nearest_keys,
-    "nearest_keys offset=0.1": partial(nearest_keys, offset=0.1),
-    "balanced_keys sinkhorn": partial(balanced_keys, solver=partial(sinkhorn, epsilon=0.05)),
-    "balanced_keys newton": partial(balanced_keys, solver=partial(newton, epsilon=0.05)),
-    "balanced_keys exact": partial(balanced_keys, solver=exact),
+    "select_nearest": select_nearest,
+    "select_nearest offset=0.1": partial(select_nearest, offset=0.1),
+    "select_balanced sinkhorn": partial(select_balanced, solver=partial(sinkhorn, epsilon=0.05)),
+    "select_balanced newton": partial(select_balanced, solver=partial(newton, epsilon=0.05)),
+    "select_balanced exact": partial(select_balanced, solver=exact),
 }
 
 

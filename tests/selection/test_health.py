@@ -11,7 +11,7 @@ from scipy.stats import entropy
 from sklearn.metrics import normalized_mutual_info_score
 from sklearn.metrics.cluster import contingency_matrix
 
-from fedprompt import contingency_table, nearest_keys, orthogonal_keys, revive_keys, selection_health
+from fedprompt import contingency_table, orthogonal_keys, revive_keys, select_nearest, selection_health
 from references.sgpt import cosine
 from tolerance import assert_near
 
@@ -131,10 +131,10 @@ def test_revived_keys_are_chosen_again_and_repair_a_collapse(generator):
     away = orthogonal_keys(32, 32, generator=generator)  # four keys that point away from all that there is
     away = away - away @ centres.T @ centres
     keys = torch.cat([centres[:3].sum(0, keepdim=True), centres[3:].sum(0, keepdim=True), -centres.sum(0) + away[:4]])
-    before = nearest_keys(query, keys).indices
+    before = select_nearest(query, keys).indices
     counts = before.bincount(minlength=6)
     assert selection_health(counts)["dead_groups"] == 4
-    after = nearest_keys(query, revive_keys(query, keys, usage=counts)).indices
+    after = select_nearest(query, revive_keys(query, keys, usage=counts)).indices
     assert selection_health(after.bincount(minlength=6))["dead_groups"] == 0
     assert selection_health(contingency_table(after, labels, num_groups=6, num_classes=6))["purity"] == 1.0
 

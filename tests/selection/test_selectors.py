@@ -3,14 +3,15 @@
 import re
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 import torch.nn as nn
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linear_sum_assignment
 
-from fedprompt import SelectionKeys, balanced_keys, exact, key_loss, nearest_keys, orthogonal_keys, sinkhorn
+from fedprompt import Coupling, SelectionKeys, exact, key_loss, orthogonal_keys, select_balanced, select_nearest, sinkhorn
 from references.sgpt import choices, cosine, literal_keys
 from tolerance import assert_near
 
@@ -30,13 +31,13 @@ def draw(generator, *shape):
     offset=st.sampled_from([5e-4, 0.05, 3.0]),
     counted=st.sampled_from(["not at all", "nothing", "some", "all"]),
 )
-def test_nearest_keys_against_a_loop(seed, batch, groups, offset, counted):
+def test_select_nearest_against_a_loop(seed, batch, groups, offset, counted):
     generator = torch.Generator().manual_seed(seed)
     query, keys = draw(generator, batch, 7), draw(generator, groups, 7)
     usage = torch.randint(1, 60, (groups,), generator=generator)
     usage[: {"nothing": groups, "some": groups // 2}.get(counted, 0)] = 0
     expected = choices(query.tolist(), keys.tolist(), None if counted == "not at all" else usage.tolist(), offset=offset)
-    selection = nearest_keys(query, keys, usage=None if counted == "not at all" else usage, offset=offset)
+    selection = select_nearest(query, keys, usage=None if counted == "not at all" else usage, offset=offset)
     assert selection.indices.tolist() == expected
 
 
@@ -45,7 +46,7 @@ def test_the_default_offset_is_the_authors():
     # 0.5 * 5e-4 < 0.134 * (q + 5e-4), which is q > 1.366e-3: the counts 1365 and 1367 of a million straddle it.
     query, keys = torch.tensor([[0.5, 3**0.5 / 2, 0.0]], dtype=torch.float64), torch.eye(3, dtype=torch.float64)
     for count, expected in ((1365, 1), (1367, 0)):
-        assert nearest_keys(query, keys, usage=torch.tensor([0, count, 10**6 - count])).indices.tolist() == [expected]
+        assert select_nearest(query, keys, usage=torch.tensor([0, count, 10**6 - count])).indices.tolist() == [expected]
 
 
 def test_the_literal_rule_sends_every_sample_to_one_unused_group(generator):
@@ -53,18 +54,47 @@ def test_the_literal_rule_sends_every_sample_to_one_unused_group(generator):
     keys = orthogonal_keys(6, 16, generator=generator)
     query, usage = keys[torch.tensor([0, 1, 3, 4, 5] * 4)], torch.tensor([9, 4, 0, 7, 0, 2])
     assert literal_keys(query + 0.05 * torch.randn(20, 16, generator=generator), keys, usage=usage).indices.tolist() == [2] * 20
-    assert nearest_keys(query, keys, usage=usage).indices.tolist() == [0, 1, 3, 4, 5] * 4
+    assert select_nearest(query, keys, usage=usage).indices.tolist() == [0, 1, 3, 4, 5] * 4
 
 
 @settings(deadline=None, max_examples=20)
 @given(seed=st.integers(0, 2**32), each=st.integers(1, 4), groups=st.integers(1, 5))
-def test_balanced_keys_with_the_exact_solver_are_the_best_even_assignment(seed, each, groups):
+def test_select_balanced_with_the_exact_solver_are_the_best_even_assignment(seed, each, groups):
     """Against SciPy's assignment of samples to `each` seats of every group."""
     generator = torch.Generator().manual_seed(seed)
     query, keys = draw(generator, each * groups, 7), draw(generator, groups, 7)
     cost = [[1 - cosine(own.tolist(), key.tolist()) for key in keys for _ in range(each)] for own in query]
     seats = linear_sum_assignment(cost)[1] // each
-    assert balanced_keys(query, keys, solver=exact).indices.tolist() == seats.tolist()
+    assert select_balanced(query, keys, solver=exact).indices.tolist() == seats.tolist()
+
+
+@settings(deadline=None, max_examples=60)
+@given(seed=st.integers(0, 2**32), batch=st.integers(1, 16), groups=st.integers(1, 6), used=st.booleans())
+@example(seed=2816, batch=8, groups=5, used=False)
+def test_the_exact_solver_splits_fewer_samples_than_there_are_groups(seed, batch, groups, used):
+    """A group with a share of whole samples everywhere gets it; otherwise counts stay within the number of split samples."""
+    generator, seen = torch.Generator().manual_seed(seed), []
+    query, keys = draw(generator, batch, 7), draw(generator, groups, 7)
+    usage = torch.randint(0, 9, (groups,), generator=generator) if used else None
+    indices = select_balanced(query, keys, usage=usage, solver=recorded(exact, seen)).indices
+    ((_, _, shares),) = seen
+    away = (indices.bincount(minlength=groups) - batch * shares).abs().max()
+    if torch.allclose(batch * shares, (batch * shares).round(), atol=1e-9):
+        assert away <= 1e-9
+    assert away < max(groups - 1, 1e-9)
+
+
+def test_whole_samples_of_the_exact_solver_can_be_further_from_even_than_one():
+    """Three samples halfway between key 0 and another key: by the tie rule all three go to key 0."""
+    plan = torch.tensor([[0.5, 0.5, 0, 0], [0.5, 0, 0.5, 0], [0.5, 0, 0, 0.5], [0, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]]) / 6
+
+    def solved(cost, a, b):
+        assert_near(plan.sum(1), a)
+        assert_near(plan.sum(0), b)
+        return Coupling(plan, torch.zeros(()), torch.ones((), dtype=torch.int64))
+
+    chosen = select_balanced(torch.ones(6, 4), torch.eye(4), solver=solved).indices
+    assert chosen.bincount(minlength=4).tolist() == [3, 1, 1, 1]
 
 
 def recorded(solver, seen):
@@ -77,10 +107,10 @@ def recorded(solver, seen):
 
 @settings(deadline=None, max_examples=20)
 @given(seed=st.integers(0, 2**32), groups=st.integers(1, 8))
-def test_balanced_keys_give_a_group_the_less_the_more_it_was_used_and_at_most_twice_its_share(seed, groups):
+def test_select_balanced_give_a_group_the_less_the_more_it_was_used_and_at_most_twice_its_share(seed, groups):
     generator, seen = torch.Generator().manual_seed(seed), []
     usage = torch.randint(0, 9, (groups,), generator=generator).double() ** 4
-    balanced_keys(draw(generator, 12, 9), draw(generator, groups, 9), usage=usage, solver=recorded(exact, seen))
+    select_balanced(draw(generator, 12, 9), draw(generator, groups, 9), usage=usage, solver=recorded(exact, seen))
     ((cost, rows, shares),) = seen
     total = float(usage.sum()) or 1.0
     weights = [1 / (1 + groups * count / total) for count in usage.tolist()]
@@ -91,17 +121,17 @@ def test_balanced_keys_give_a_group_the_less_the_more_it_was_used_and_at_most_tw
     assert torch.equal(shares.argsort(stable=True, descending=True), usage.argsort(stable=True))
 
 
-def test_balanced_keys_spread_a_batch_that_all_lies_near_one_key(generator):
+def test_select_balanced_spread_a_batch_that_all_lies_near_one_key(generator):
     """A collapse of the plain rule, undone: all queries nearest to key 0, dealt out evenly up to the entropy's rounding."""
     keys = orthogonal_keys(4, 16, generator=generator).double()
     query = 3 * keys[0] + draw(generator, 200, 16) * 0.3
-    assert set(nearest_keys(query, keys).indices.tolist()) == {0}
-    counts = balanced_keys(query, keys, solver=partial(sinkhorn, epsilon=0.01)).indices.bincount(minlength=4)
+    assert set(select_nearest(query, keys).indices.tolist()) == {0}
+    counts = select_balanced(query, keys, solver=partial(sinkhorn, epsilon=0.01)).indices.bincount(minlength=4)
     assert counts.min() >= 40
     assert counts.max() <= 60
 
 
-@pytest.mark.parametrize("select", [nearest_keys, partial(balanced_keys, solver=sinkhorn)], ids=["nearest_keys", "balanced_keys"])
+@pytest.mark.parametrize("select", [select_nearest, partial(select_balanced, solver=sinkhorn)], ids=["select_nearest", "select_balanced"])
 def test_an_empty_batch_selects_nothing(select):
     selection = select(torch.zeros(0, 3), torch.eye(3), usage=torch.tensor([1, 0, 2]))
     assert selection.indices.shape == selection.similarity.shape == (0,)
@@ -112,9 +142,9 @@ def test_an_empty_batch_selects_nothing(select):
 def test_half_precision_queries_are_compared_in_float32(dtype, autocast, generator):
     query, keys = draw(generator, 30, 16).to(dtype), draw(generator, 5, 16).to(dtype)
     usage = torch.tensor([500, 200, 100, 50, 0], dtype=torch.int64)
-    expected = nearest_keys(query.double(), keys.double(), usage=usage)
+    expected = select_nearest(query.double(), keys.double(), usage=usage)
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
-        actual = nearest_keys(query, keys, usage=usage)
+        actual = select_nearest(query, keys, usage=usage)
         loss = key_loss(query, keys, actual.indices)
     assert torch.equal(actual.indices, expected.indices)
     assert actual.similarity.dtype == loss.dtype == torch.float32
@@ -181,7 +211,7 @@ class Recorder:
 
     def __call__(self, query, keys, *, usage=None):
         self.seen.append(usage.tolist())
-        return nearest_keys(query, keys)
+        return select_nearest(query, keys)
 
 
 def test_training_counts_and_sees_the_servers_and_the_own_counts(generator):
@@ -205,7 +235,7 @@ def test_evaluation_is_the_plain_cosine_and_counts_nothing(generator):
     selector.start_round(torch.tensor([10.0, 0.0, 5.0]))
     query = torch.randn(20, 8, generator=generator)
     selection = selector(query)
-    assert torch.equal(selection.indices, nearest_keys(query, selector.keys).indices)
+    assert torch.equal(selection.indices, select_nearest(query, selector.keys).indices)
     assert recorder.seen == []
     assert selector.counts.tolist() == [0, 0, 0]
 
@@ -230,7 +260,7 @@ def test_what_the_module_looks_like_and_holds(generator):
 # Bad input.
 
 QUERY, KEYS = torch.ones(2, 3), torch.eye(3)[:2]
-SELECT = {"nearest_keys": nearest_keys, "balanced_keys": partial(balanced_keys, solver=sinkhorn)}
+SELECT = {"select_nearest": select_nearest, "select_balanced": partial(select_balanced, solver=sinkhorn)}
 PAIRS = [
     (torch.ones(2, 4), KEYS, ValueError, "`query` must have the width of `keys` 3; got 4."),
     (torch.full((2, 3), torch.nan), KEYS, ValueError, "`query` must be finite; got 6 entries of 6 that are not."),
@@ -240,7 +270,7 @@ PAIRS = [
     (QUERY.long(), KEYS, TypeError, "`query` must be a floating-point tensor (batch, dim); got a int64 tensor of shape (2, 3)."),
     (None, KEYS, TypeError, "`query` must be a floating-point tensor (batch, dim); got None (NoneType)."),
     (QUERY, KEYS[0], TypeError, "`keys` must be a floating-point tensor (groups, dim); got a float32 tensor of shape (3,)."),
-    (QUERY, [KEYS], TypeError, "`keys` must be a floating-point tensor (groups, dim); got [tensor("),
+    (QUERY, [KEYS], TypeError, "`keys` must be a floating-point tensor (groups, dim); got a list of length 1."),
     (QUERY, KEYS[:0], ValueError, "`keys` must hold at least one group of width 1 or more; got (0, 3)."),
     (QUERY[:, :0], KEYS[:, :0], ValueError, "`keys` must hold at least one group of width 1 or more; got (2, 0)."),
     (QUERY.to("meta"), KEYS, ValueError, "`query` must lie on the device of `keys` cpu; got meta."),
@@ -338,6 +368,36 @@ def test_bad_sizes_are_refused_by_name(make, sizes, error, message):
 
 
 @pytest.mark.bad_input
+@pytest.mark.parametrize("make", [orthogonal_keys, SelectionKeys])
+@pytest.mark.parametrize(("generator", "got"), [(np.random.default_rng(0), "Generator(PCG64) at "), (3, "3 (int).")])
+def test_a_generator_of_another_library_is_refused_by_name(make, generator, got):
+    with raises(TypeError, f"`generator` must be a torch.Generator; got {got}"):
+        make(2, 8, generator=generator)
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("selector", "got"),
+    [
+        (5, "5 (int)."),
+        (select_balanced, "select_balanced: missing a required "),
+        (lambda query, keys: select_nearest(query, keys), "<lambda>: got an unexpected keyword argument 'usage'."),
+    ],
+)
+def test_a_selector_that_cannot_be_called_with_counts_alone_is_refused_when_it_is_given(selector, got):
+    with raises(TypeError, f"`selector` must take (query, keys, usage=...), with all other options bound; got {got}"):
+        SelectionKeys(2, 8, selector=selector)
+    selector = SelectionKeys(2, 8, selector=partial(select_balanced, solver=exact))
+    assert sorted(selector(torch.eye(2, 8)).indices.tolist()) == [0, 1]
+
+
+@pytest.mark.bad_input
+def test_a_solver_that_is_not_one_is_refused_by_name():
+    with raises(TypeError, "`solver` must be a transport solver, such as `exact`; got None (NoneType)."):
+        select_balanced(QUERY, KEYS, solver=None)
+
+
+@pytest.mark.bad_input
 @pytest.mark.parametrize(
     ("offset", "error", "message"),
     [
@@ -348,14 +408,14 @@ def test_bad_sizes_are_refused_by_name(make, sizes, error, message):
 )
 def test_a_bad_offset_is_refused_by_name(offset, error, message):
     with raises(error, message):
-        nearest_keys(QUERY, KEYS, offset=offset)
+        select_nearest(QUERY, KEYS, offset=offset)
 
 
 @pytest.mark.unhooked  # the hook does not see through a functorch transform
 def test_values_are_not_looked_at_inside_a_transform():
     query, keys = torch.randn(4, 2, 3, generator=torch.Generator().manual_seed(0)), nn.Parameter(KEYS.clone())
-    many = torch.func.vmap(lambda query: nearest_keys(query, keys, usage=torch.tensor([5.0, 0.0])).indices)(query)
-    assert torch.equal(many, torch.stack([nearest_keys(own, keys, usage=torch.tensor([5, 0])).indices for own in query]))
+    many = torch.func.vmap(lambda query: select_nearest(query, keys, usage=torch.tensor([5.0, 0.0])).indices)(query)
+    assert torch.equal(many, torch.stack([select_nearest(own, keys, usage=torch.tensor([5, 0])).indices for own in query]))
     indices = torch.tensor([0, 1])
     gradients = torch.func.vmap(torch.func.grad(lambda keys, query: key_loss(query, keys, indices)), (None, 0))(keys, query)
     for gradient, own in zip(gradients, query, strict=True):

@@ -41,11 +41,11 @@ class Run(NamedTuple):
 
 
 def plain_cosine(query, keys, *, usage=None):
-    return fp.nearest_keys(query, keys)
+    return fp.select_nearest(query, keys)
 
 
 @cache
-def federate(seed: int, select=fp.nearest_keys, *, own_counts: bool = True, revive: bool = False, rounds: int = 20) -> Run:
+def federate(seed: int, select=fp.select_nearest, *, own_counts: bool = True, revive: bool = False, rounds: int = 20) -> Run:
     data, generator = draw(seed), torch.Generator().manual_seed(1000 + seed)  # or keys would start as the centres
     holder = []
     chooser = select if own_counts else frozen_counts(select, lambda: holder[0])
@@ -79,7 +79,7 @@ def federate(seed: int, select=fp.nearest_keys, *, own_counts: bool = True, revi
 
 
 def table(query, cluster, keys):
-    indices = fp.nearest_keys(query.reshape(-1, DIM), keys).indices
+    indices = fp.select_nearest(query.reshape(-1, DIM), keys).indices
     return fp.contingency_table(indices, cluster.flatten(), num_groups=CLUSTERS, num_classes=CLUSTERS)
 
 
@@ -135,11 +135,11 @@ def test_an_unseen_client_needs_nothing_but_the_global_state_and_its_frequencies
     assert newcomer.counts.sum() == 0
 
 
-def test_balanced_keys_find_the_clusters_where_batches_are_mixed():
+def test_select_balanced_find_the_clusters_where_batches_are_mixed():
     """Clients that hold all clusters: here a fair share of every batch is right. Where they hold few, it is not, as its docstring says."""
     query, cluster = draw(0).query.reshape(-1, DIM), draw(0).cluster.flatten()
     generator = torch.Generator().manual_seed(1000)
-    select = partial(fp.balanced_keys, solver=partial(fp.sinkhorn, epsilon=0.05))
+    select = partial(fp.select_balanced, solver=partial(fp.sinkhorn, epsilon=0.05))
     selector = fp.SelectionKeys(CLUSTERS, DIM, selector=select, generator=generator)
     optimizer = torch.optim.SGD(selector.parameters(), 0.1, 0.9)
     before = fp.selection_health(table(query, cluster, selector.keys))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 
-from fedprompt.data import precompute
+from fedprompt import precompute
 
 IMAGES = torch.randn(11, 3, 4, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
@@ -168,6 +168,7 @@ class Endless(IterableDataset):
         ({"dataset": [()]}, TypeError, "`dataset` must give image tensors.*; got a tuple at 0"),
         ({"dataset": [torch.zeros(2), torch.zeros(3)]}, ValueError, r"`dataset` must give images that are all alike.*got .*\(3,\) at 1"),
         ({"dataset": [torch.zeros(2), torch.zeros(2).half()]}, ValueError, "`dataset` must give images that are all alike.*float16.* at 1"),
+        ({"encode": None}, TypeError, r"`encode` must be callable; got None \(NoneType\)"),
         ({"batch_size": 0}, ValueError, "`batch_size` must be at least 1; got 0"),
         ({"batch_size": 2.0}, TypeError, "`batch_size` must be an integer; got 2.0"),
         ({"views": 0}, ValueError, "`views` must be at least 1; got 0"),

@@ -1,4 +1,4 @@
-"""What a frozen model makes of a data set, computed once."""
+"""Features of a frozen model, computed once."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol, runtime_checkable
@@ -9,8 +9,10 @@ from torch import Tensor
 
 from fedprompt._checks import check_count, kind, wrong_type, wrong_value
 
+__all__ = ["precompute"]
+
 PROBES = 16
-"""How many samples are read twice to find a random transform."""
+"""Number of samples that are read twice to detect a random transform."""
 
 
 @runtime_checkable
@@ -32,32 +34,38 @@ def precompute(
     dtype: torch.dtype | None = None,
     views: int | None = None,
 ) -> Shaped[Tensor, "num *event"]:
-    r"""Run a frozen model over a data set once and keep what it makes of each image.
+    r"""Encode every image of a data set once, with a frozen model.
 
-    Each image is read by ``dataset[index]`` in this process, stacked with its batch, and encoded without gradients; no ``DataLoader`` is
-    involved, and no random number is drawn. Features are right for later rounds only if nothing in front of them is random: so 16 samples
-    spread over `dataset` are read twice, and if any differs that is an error. A transform that rarely changes anything can pass unseen.
-    For random augmentation ask for `views`.
+    Images are read by ``dataset[index]`` in this process, stacked into batches and encoded without
+    gradients. No ``DataLoader`` is involved, and no random number is drawn.
 
-    The result takes ``num * views * event * itemsize`` bytes: 50,000 images of 197 tokens of 768 float16 numbers take 15 GB, their class
-    tokens alone 77 MB. It is allocated once; beside it only one batch is held.
+    Features stay valid in later rounds only if the transform of `dataset` is deterministic.
+    Therefore 16 samples spread over `dataset` are read twice, and a difference is an error. A
+    transform that rarely changes an image can pass undetected. For random augmentation pass
+    `views`.
+
+    The result takes ``num * views * event * itemsize`` bytes, allocated once. 50,000 images of
+    197 tokens with 768 float16 numbers take 15 GB, their class tokens alone 77 MB. In addition,
+    one batch is held at a time.
 
     Args:
-        encode: From images (batch, \*image) to a tensor (batch, \*event). It gets images as `dataset` gives them, so move them to the
-            model's device in there. Put a model into eval mode first, see :func:`frozen`.
-        dataset: A map-style data set of image tensors of one shape, or of tuples that start with one; or a tensor (num, \*image).
-        batch_size: Images for each call of `encode`, at least 1; the last batch may be smaller.
-        dtype: Of the result; None keeps what `encode` returns. float16 ends at 65504.
-        views: How many times to read and encode every image, each time anew; None reads once.
+        encode: Maps images (batch, \*image) to a tensor (batch, \*event). It receives images as
+            `dataset` returns them, and moves them to the model's device. Put the model into eval
+            mode first, see :func:`freeze`.
+        dataset: Map-style data set of image tensors of one shape, or of tuples that start with
+            one, or a tensor (num, \*image).
+        batch_size: Images in each call of `encode`, at least 1. The last batch may be smaller.
+        dtype: Dtype of the result. If None, the dtype that `encode` returns. The largest float16
+            is 65504.
+        views: Number of times that every image is read and encoded, each time anew. If None,
+            images are read once and the result has no axis of views.
 
     Returns:
-        Features (num, \*event), or (num, views, \*event) where `views` is given, in the order of `dataset`, on the device of what `encode`
-        returns, without gradients.
+        Features (num, \*event), or (num, views, \*event) if `views` is given, in the order of
+        `dataset`, without gradients, on the device of `encode`'s result.
 
     Raises:
-        TypeError: If `dataset` cannot be read by position or gives no image tensors, `encode` returns no tensor, or an argument is of the
-            wrong kind.
-        ValueError: If `dataset` is empty or its transform random, images or features differ in shape, or a number is below 1.
+        ValueError: If the transform of `dataset` is random, or images or features differ in shape.
 
     Example:
         >>> images = torch.arange(12.0).reshape(3, 1, 2, 2)
@@ -66,7 +74,7 @@ def precompute(
         >>> precompute(lambda batch: batch.mean((1, 2, 3)), images, batch_size=2, views=2).shape
         torch.Size([3, 2])
     """
-    _check_arguments(dataset, batch_size, dtype, views)
+    _check_arguments(encode, dataset, batch_size, dtype, views)
     if views is None and not isinstance(dataset, Tensor):
         _check_repeatable(dataset)
     features = torch.empty(0)
@@ -125,7 +133,9 @@ def _check_repeatable(dataset: MapStyle) -> None:
             raise wrong_value("dataset", rule, f"two different images at {index}")
 
 
-def _check_arguments(dataset: object, batch_size: object, dtype: object, views: object) -> None:
+def _check_arguments(encode: object, dataset: object, batch_size: object, dtype: object, views: object) -> None:
+    if not callable(encode):
+        raise wrong_type("encode", "be callable", kind(encode))
     check_count("batch_size", batch_size)
     if views is not None:
         check_count("views", views)
