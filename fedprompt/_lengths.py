@@ -17,10 +17,10 @@ def clip_factors(rows: Sequence[Float[Tensor, "batch _"]], *, max_norm: float) -
     peak = torch.zeros(len(rows[0]), dtype=torch.float64, device=rows[0].device)
     for row in rows:
         if row.shape[1]:
-            peak = torch.maximum(peak, row.detach().abs().amax(1).double())
+            peak = torch.maximum(peak, row.detach().abs().amax(1).to(peak))
     scale = _power_of_two(peak)
     parts = [torch.linalg.vector_norm(scaled_down(row.detach(), scale), dim=1) for row in rows]
-    norm = torch.stack(parts).norm(dim=0)
+    norm = torch.stack([part.to(peak.device) for part in parts]).norm(dim=0)
     room = 1 - 2**-40  # for the rounding of this sum
     return scale, torch.where(norm > max_norm / scale, max_norm / norm * room, scale)
 

@@ -2,6 +2,7 @@
 
 import math
 import random
+import tracemalloc
 from functools import partial
 
 import numpy as np
@@ -124,17 +125,12 @@ def test_a_generator_of_another_device_is_refused_by_name(draw):
 COUNT = 1_000_000
 
 
-@pytest.fixture(scope="module")
-def deviates():
-    return entropy.normal((COUNT,), generator=None)
-
-
-def test_deviates_are_normal_in_moments_and_tails(deviates):
+def check_moments_and_tails(deviates):
     """At a false alarm of 1e-7 for each line; the variance of a power is known by hand."""
     assert deviates.dtype == torch.float64
     assert kstest(deviates.numpy(), "norm").pvalue > 1e-7
     far = norm.isf(0.5e-7)
-    # E x^k and its variance E x^2k - (E x^k)^2, of the double factorials 1, 3, 15, 105, 945, 10395.
+    # E x^2k is 1, 3, 15, 105, 945, 10395 for k = 1 ... 6, and Var x^k = E x^2k - (E x^k)^2.
     for power, mean, variance in ((1, 0, 1), (2, 1, 2), (3, 0, 15), (4, 3, 96), (6, 15, 10170)):
         error = (deviates**power).mean().item() - mean
         assert abs(error) < far * math.sqrt(variance / COUNT), power
@@ -144,7 +140,7 @@ def test_deviates_are_normal_in_moments_and_tails(deviates):
             assert low <= int(tail.sum()) <= high, sigmas
 
 
-def test_deviates_are_independent(deviates):
+def check_independence(deviates):
     """Both halves of a pair, neighbors, and their squares: the radius of a pair is shared."""
     limit = norm.isf(0.5e-7)
     whole = deviates[: COUNT // entropy.CHUNK * entropy.CHUNK].reshape(-1, 2, entropy.CHUNK // 2)
@@ -153,9 +149,64 @@ def test_deviates_are_independent(deviates):
         assert abs((first * second).mean().item()) * math.sqrt(len(first)) < limit
         squares = (first.square() - 1) * (second.square() - 1) / 2
         assert abs(squares.mean().item()) * math.sqrt(len(first)) < limit
-    assert len(deviates.unique()) == COUNT  # of 63 bits: a birthday in 10^6 has chance 5e-8
+    assert len(deviates.unique()) == COUNT  # among 10^6 of 63 bits, two are alike with chance 5e-8
     angle = torch.atan2(sines, cosines) / (2 * math.pi) % 1
     assert kstest(angle.numpy(), "uniform").pvalue > 1e-7
+
+
+def test_deviates_are_normal_in_moments_and_tails_and_independent():
+    deviates = entropy.normal((COUNT,), generator=None)
+    check_moments_and_tails(deviates)
+    check_independence(deviates)
+
+
+@pytest.fixture(scope="module")
+def good():
+    """Deviates of PyTorch's, which pass."""
+    deviates = torch.randn(COUNT, generator=stream(1), dtype=torch.float64)
+    check_moments_and_tails(deviates)
+    check_independence(deviates)
+    return deviates
+
+
+def sum_of_twelve_uniforms(good):
+    return sum(torch.rand(COUNT, generator=stream(k), dtype=torch.float64) for k in range(12)) - 6
+
+
+def without_far_tails(good):
+    return torch.where(good.abs() > 3.8, good / 2, good)
+
+
+def one_chunk_repeated(good):
+    return good[: entropy.CHUNK].repeat(COUNT // entropy.CHUNK + 1)[:COUNT]
+
+
+def of_few_bits(good):
+    return (good * 2**16).round() / 2**16
+
+
+def two_of_one_radius(good):
+    """Cosine and cosine of independent angles."""
+    half = entropy.CHUNK // 2
+    pairs = good[: COUNT // entropy.CHUNK * entropy.CHUNK].reshape(-1, 2, half).clone()
+    angle = 2 * math.pi * torch.rand(len(pairs), half, generator=stream(0), dtype=torch.float64)
+    pairs[:, 1] = pairs.norm(dim=1) * angle.cos()
+    return torch.cat([pairs.flatten(), good[pairs.numel() :]])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "check"),
+    [
+        (sum_of_twelve_uniforms, check_moments_and_tails),
+        (without_far_tails, check_moments_and_tails),
+        (one_chunk_repeated, check_independence),
+        (of_few_bits, check_independence),
+        (two_of_one_radius, check_independence),
+    ],
+)
+def test_known_wrong_deviates_are_noticed(wrong, check, good):
+    with pytest.raises(AssertionError):
+        check(wrong(good))
 
 
 def test_the_ends_of_the_random_bits_give_finite_deviates(monkeypatch):
@@ -226,8 +277,6 @@ def peak_bytes(function):
 @pytest.mark.parametrize("count", [2**17, 2**21])
 def test_memory_above_the_result_does_not_grow_with_its_size(count):
     """Tensors by the profiler, bytes by Python's own count: eight words of a chunk in all."""
-    import tracemalloc
-
     draw = partial(entropy.normal, (count,), generator=None)
     assert peak_bytes(draw) - 8 * count <= 6 * 8 * entropy.CHUNK
     tracemalloc.start()
