@@ -11,28 +11,36 @@ from torch import Tensor
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fedprompt._checks import check_count, check_finite, check_generator, check_number, kind, wrong_type, wrong_value
+from fedprompt._checks import check_count, check_finite, check_number, kind, wrong_type, wrong_value
+from fedprompt._entropy import check_source, coins, with_noise
+from fedprompt._lengths import clip_factors, scaled_down
 from fedprompt.interfaces import PromptStream
 
 __all__ = ["clipped_sum", "noisy_mean", "per_sample", "poisson_batch"]
 
+Copies = Mapping[nn.Parameter, nn.Parameter]
+Twins = dict[nn.Module, nn.Module]
 
-def poisson_batch(num_examples: int, *, rate: float, generator: torch.Generator) -> Int[Tensor, " batch"]:
-    """Draw a batch in which every example takes part by a coin of its own: what accountants of DP-SGD assume.
+
+def poisson_batch(num_examples: int, *, rate: float, generator: torch.Generator | None = None) -> Int[Tensor, " batch"]:
+    """Draw a batch with an independent coin for every example, as accountants of DP-SGD assume.
 
     Args:
         num_examples: How many there are.
         rate: The chance of each, above 0 and at most 1; ``rate * num_examples`` of them are expected.
-        generator: Source of randomness, on the CPU.
+        generator: Random source for tests and reproducible studies, on the CPU. If None, the
+            operating system's entropy is used, as privacy requires.
 
     Returns:
-        Indices in rising order. There may be none; then the step is noise alone, and must be taken all the same.
+        Indices in rising order. There may be none; then the step is noise alone. It must be taken
+        nevertheless.
 
     Raises:
-        TypeError: If an argument is of the wrong kind.
-        ValueError: If a number is out of range.
+        ValueError: If a number is out of range, or `generator` was never seeded.
 
     Example:
+        A seeded generator, so that the example can be repeated.
+
         >>> draw = torch.Generator().manual_seed(0)
         >>> [len(poisson_batch(100, rate=0.1, generator=draw)) for _ in range(5)]
         [6, 10, 5, 7, 14]
@@ -42,8 +50,8 @@ def poisson_batch(num_examples: int, *, rate: float, generator: torch.Generator)
     """
     check_count("num_examples", num_examples)
     check_number("rate", rate, above=0, at_most=1)
-    check_generator(generator)
-    return (torch.rand(num_examples, generator=generator, dtype=torch.float64) < rate).nonzero()[:, 0]
+    check_source(generator)
+    return coins(num_examples, rate=rate, generator=generator)
 
 
 def per_sample(model: nn.Module, batch_size: int) -> nn.Module:
@@ -52,6 +60,8 @@ def per_sample(model: nn.Module, batch_size: int) -> nn.Module:
     The copies share the memory of the original, ``expand`` makes them. So run the model that comes back as you run `model`, once, and call
     backward on the *sum* of the samples' losses: no sample's loss depends on another's copy, and :math:`\nabla_{\theta_i} \sum_j \ell_j
     (\theta_j) = \nabla \ell_i`, exactly. The frozen backbone sees one ordinary batch.
+
+    A module may have two names, and two modules may share a parameter: its copy receives the gradient of every use.
 
     Each module that owns parameters must be called, with nothing but tensors (batch, ...); it sees one sample at a time, as a batch of one
     (``torch.vmap``). A prompt module then returns a stream with tokens (batch, prompts, dim). What lies between such modules sees the
@@ -69,7 +79,8 @@ def per_sample(model: nn.Module, batch_size: int) -> nn.Module:
     Raises:
         TypeError: If an argument is of the wrong kind; when called, if a module that owns parameters returns neither a tensor nor a
             :class:`PromptStream`.
-        ValueError: If nothing in `model` learns, `batch_size` is negative, or samples would meet in the statistics of a normalisation:
+        RuntimeError: Under ``torch.inference_mode``, which records no gradients; here and when called.
+        ValueError: If all parameters are frozen, `batch_size` is negative, or samples would meet in the statistics of a normalisation:
             batch normalisation without running ones, and any that keeps running ones while in training mode.
 
     Example:
@@ -83,15 +94,18 @@ def per_sample(model: nn.Module, batch_size: int) -> nn.Module:
         True
     """
     check_count("batch_size", batch_size, at_least=0)
+    _check_gradients_are_recorded()
     if not isinstance(model, nn.Module):
         raise wrong_type("model", "be an nn.Module", kind(model))
     learning = {parameter for parameter in model.parameters() if parameter.requires_grad}
     if not learning:
         raise wrong_value("model", "have a parameter with requires_grad", "none")
+    if any(parameter.is_inference() for parameter in learning):
+        raise wrong_value("model", "be made outside torch.inference_mode", "parameters without a gradient")
     if mixing := [name for name, module in model.named_modules() if _sees_the_batch(module)]:
         raise wrong_value("model", "keep samples apart: normalise by running statistics, in eval mode", f"others in {mixing}")
     copies = {parameter: nn.Parameter(parameter.detach().expand(batch_size, *parameter.shape)) for parameter in learning}
-    return _twin(model, copies)
+    return _twin(model, copies, {})
 
 
 def clipped_sum(gradients: Mapping[str, Float[Tensor, "batch ..."]], *, max_norm: float) -> dict[str, Float[Tensor, "..."]]:
@@ -111,7 +125,7 @@ def clipped_sum(gradients: Mapping[str, Float[Tensor, "batch ..."]], *, max_norm
 
     Raises:
         TypeError: If an argument is of the wrong kind; a gradient that is None was not used by the loss.
-        ValueError: If batches differ, `max_norm` is not above 0, or a gradient is not finite.
+        ValueError: If batches differ, `max_norm` is not above 0, a gradient is not finite, or a sum is too large for float64.
 
     Example:
         Two samples, of length 5 and 1 over two names.
@@ -128,9 +142,12 @@ def clipped_sum(gradients: Mapping[str, Float[Tensor, "batch ..."]], *, max_norm
     if None in batches.values() or len(set(batches.values())) > 1:
         raise wrong_value("gradients", "all have shape (batch, ...)", f"batches {batches}")
     rows = {name: gradient.reshape(len(gradient), gradient.shape[1:].numel()) for name, gradient in gradients.items()}
-    norm = torch.stack([torch.linalg.vector_norm(row, dim=1, dtype=torch.float64) for row in rows.values()]).norm(dim=0)
-    share = torch.where(norm > max_norm, max_norm / norm * (1 - 2**-40), 1.0)  # room for the rounding of this very sum
-    return {name: (share @ row.double()).reshape(gradients[name].shape[1:]) for name, row in rows.items()}
+    scale, factor = clip_factors(list(rows.values()), max_norm=max_norm)
+    sums = {}
+    for name, row in rows.items():
+        sums[name] = (factor @ scaled_down(row, scale)).reshape(gradients[name].shape[1:])
+        check_finite(f"gradients[{name!r}] clipped and added", sums[name])
+    return sums
 
 
 def noisy_mean(
@@ -139,7 +156,7 @@ def noisy_mean(
     multiplier: float,
     max_norm: float,
     expected_batch_size: float,
-    generator: torch.Generator,
+    generator: torch.Generator | None = None,
 ) -> dict[str, Float[Tensor, "..."]]:
     r"""Add independent Gaussian noise to every number of a clipped sum, and divide by the batch size that was expected.
 
@@ -153,20 +170,21 @@ def noisy_mean(
         multiplier: z, at least 0; 0 adds nothing.
         max_norm: C, as in :func:`clipped_sum`.
         expected_batch_size: B, above 0; need not be whole.
-        generator: Source of randomness, on the CPU; a pseudo-random stream whose seed must stay with the client.
+        generator: Random source for tests and reproducible studies, on the CPU. If None, the
+            operating system's entropy is used, as privacy requires.
 
     Returns:
-        By name, in float64; ``mean[name].to(parameter)`` is a gradient for any optimiser.
+        Noisy means by name, in float64. ``mean[name].to(parameter)`` is a gradient for any
+        optimizer.
 
     Raises:
-        TypeError: If an argument is of the wrong kind.
-        ValueError: If a number is out of range or not finite.
+        ValueError: If a number is out of range, a result is not finite, or `generator` was never
+            seeded.
 
     Example:
         >>> total = {"head": torch.zeros(100_000)}
-        >>> draw = torch.Generator().manual_seed(0)
-        >>> mean = noisy_mean(total, multiplier=1.5, max_norm=2.0, expected_batch_size=10, generator=draw)
-        >>> round(mean["head"].std().item(), 2)
+        >>> mean = noisy_mean(total, multiplier=1.5, max_norm=2.0, expected_batch_size=10)
+        >>> round(mean["head"].std().item(), 1)
         0.3
 
     References:
@@ -175,29 +193,32 @@ def noisy_mean(
     check_number("multiplier", multiplier, at_least=0)
     check_number("max_norm", max_norm, above=0)
     check_number("expected_batch_size", expected_batch_size, above=0)
-    check_generator(generator)
+    check_source(generator)
     _check_tensors("total", total)
-    sigma, means = multiplier * max_norm, {}
+    means = {}
     for name, tensor in total.items():
-        noise = torch.randn(tensor.shape, generator=generator, dtype=torch.float64).to(tensor.device)
-        means[name] = (tensor.double() + sigma * noise) / expected_batch_size
+        noisy = with_noise(tensor, sigma=multiplier * max_norm, generator=generator)
+        means[name] = noisy / expected_batch_size
+        check_finite(f"total[{name!r}] with its noise", means[name])
     return means
 
 
 class _Copies(nn.Module):
     """A module that owns parameters, called once for each sample with that sample's copies."""
 
-    def __init__(self, module: nn.Module, copies: Mapping[nn.Parameter, nn.Parameter]) -> None:
+    def __init__(self, module: nn.Module, copies: Copies) -> None:
         super().__init__()
-        self._single = (module,)  # out of sight of `named_parameters`
+        self._single = (module,)  # hidden from `named_parameters`
+        self._slots = _parameter_slots(module, copies)
         for name, parameter in module._parameters.items():
             if parameter is not None and parameter in copies:
                 self.register_parameter(name, copies[parameter])
-        for name, child in module.named_children():
+        for name, child in module.named_children():  # for the names of their parameters alone
             self.add_module(name, _Copies(child, copies))
 
     def forward(self, *inputs: Tensor) -> Tensor | PromptStream:
-        parameters: dict[str, Tensor] = dict(self.named_parameters())
+        _check_gradients_are_recorded()
+        parameters: dict[str, Tensor] = self._slots
         replaces = []  # because `vmap` returns tensors alone
         batch = len(next(iter(parameters.values())))
         for position, each in enumerate(inputs):
@@ -205,7 +226,8 @@ class _Copies(nn.Module):
                 raise wrong_value(f"inputs[{position}]", f"have the batch of {batch} samples", kind(each))
 
         def one(own: dict[str, Tensor], *sample: Tensor) -> Any:
-            result = functional_call(self._single[0], own, tuple(each[None] for each in sample))
+            sample = tuple(each[None] for each in sample)
+            result = functional_call(self._single[0], own, sample, tie_weights=False)
             if isinstance(result, PromptStream):
                 replaces.append(result.replace)
                 return dict(result.layers)
@@ -221,13 +243,35 @@ class _Copies(nn.Module):
         return cast(Tensor, results)
 
 
-def _twin(module: nn.Module, copies: Mapping[nn.Parameter, nn.Parameter]) -> nn.Module:
-    """The module with copies in the place of what learns; what owns no parameter is the original, over other children."""
+def _parameter_slots(module: nn.Module, copies: Copies) -> dict[str, Tensor]:
+    """Every attribute of the module's tree that is a copied parameter, once, with its copy.
+
+    A module with two names is listed once, a parameter that two modules share twice:
+    ``functional_call`` restores each slot as often as it is named, the second time to a copy.
+    """
+    return {
+        f"{prefix}.{name}" if prefix else name: copies[parameter]
+        for prefix, each in module.named_modules()
+        for name, parameter in each._parameters.items()
+        if parameter is not None and parameter in copies
+    }
+
+
+def _twin(module: nn.Module, copies: Copies, twins: Twins) -> nn.Module:
+    """The module with copies of its parameters; one without any is copied over its children."""
+    if module in twins:
+        return twins[module]
     if any(parameter in copies for parameter in module._parameters.values()):
-        return _Copies(module, copies)
-    twin = copy.copy(module)
-    twin._modules = {name: child and _twin(child, copies) for name, child in module._modules.items()}
+        twins[module] = _Copies(module, copies)
+        return twins[module]
+    twin = twins[module] = copy.copy(module)
+    twin._modules = {name: child and _twin(child, copies, twins) for name, child in module._modules.items()}
     return twin
+
+
+def _check_gradients_are_recorded() -> None:
+    if torch.is_inference_mode_enabled():
+        raise RuntimeError("per_sample computes gradients, which torch.inference_mode does not record. Leave the mode first.")
 
 
 def _sees_the_batch(module: nn.Module) -> bool:

@@ -270,6 +270,120 @@ def test_a_module_that_owns_parameters_beside_children_that_do(generator):
         assert_near(parameter.grad, expected[name], dtype=torch.float32)
 
 
+class Shared(nn.Module):
+    """A module under two names, beside a parameter of the owner: `features` is another name of `a`."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale, self.a = nn.Parameter(torch.tensor(2.0)), nn.Linear(3, 3)
+        self.features = self.a
+
+    def forward(self, values):
+        return self.scale * self.features(self.a(values).tanh())
+
+
+class Repeated(nn.Module):
+    """One block twice, of which each use adds to its gradient; with an owner's parameter or without."""
+
+    def __init__(self, owns):
+        super().__init__()
+        block = nn.Sequential(nn.Linear(3, 3), nn.Tanh())
+        self.blocks = nn.ModuleList([block, block, nn.Linear(3, 3), block])
+        self.bias = nn.Parameter(torch.ones(3)) if owns else 0.0
+
+    def forward(self, values):
+        for block in self.blocks:
+            values = block(values)
+        return values + self.bias
+
+
+class TiedBelow(nn.Module):
+    """Two modules with one weight, a module with two names around them, and a parameter of the owner."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(3, 3), nn.Linear(3, 3)
+        self.down.weight = self.up.weight
+        self.pair = nn.Sequential(self.up, nn.Tanh(), self.down)
+        self.scale = nn.Parameter(torch.tensor(1.5))
+
+    def forward(self, values):
+        return self.scale * self.up(self.pair(values))
+
+
+SHARED = {
+    "two names": Shared,
+    "one block three times": partial(Repeated, owns=False),
+    "the same in an owner": partial(Repeated, owns=True),
+    "two names in a larger model": lambda: nn.Sequential(shared := Shared(), nn.Tanh(), shared),
+    "tied weights": TiedBelow,
+}
+
+
+def squared_error(model, values):
+    return model(values).square().sum()
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_a_module_with_two_names_has_the_gradients_of_both_uses_and_is_left_as_it_was(name, generator):
+    model = SHARED[name]().double()
+    values = torch.randn(BATCH, 3, generator=generator, dtype=torch.float64)
+    before = copy.deepcopy(model.state_dict())
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    expected = looped(model, squared_error, values)
+    for _ in range(2):  # a second time on the same model
+        copies = per_sample(model, BATCH)
+        assert_near(copies(values), model(values))
+        squared_error(copies, values).backward()
+        assert [key for key, _ in copies.named_parameters()] == list(expected)
+        for key, parameter in copies.named_parameters():
+            assert_near(parameter.grad, expected[key])
+    assert_identical(model.state_dict(), before)
+    again = dict(model.named_parameters(remove_duplicate=False))
+    assert list(again) == list(parameters)
+    assert all(again[key] is parameter and parameter.grad is None for key, parameter in parameters.items())
+
+
+def test_a_module_with_two_names_runs_once_for_each_use(generator):
+    model, calls = Shared(), []
+    model.a.register_forward_hook(lambda *_: calls.append(1))
+    per_sample(model, BATCH)(torch.randn(BATCH, 3, generator=generator))
+    assert len(calls) == 2
+
+
+def test_a_model_is_left_as_it_was_where_a_use_of_it_fails():
+    model = Shared()
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(RuntimeError, match="Expected size for first two dimensions"):
+        per_sample(model, 2)(torch.ones(2, 7))
+    assert all(isinstance(parameter, nn.Parameter) for parameter in model.a._parameters.values())
+    assert_identical(model.state_dict(), before)
+
+
+def test_a_container_with_two_names_is_a_container_under_both():
+    """One that a module with its own parameter has, too, where everything runs for single samples."""
+    owner, outer = Repeated(owns=True), nn.Module()
+    outer.owner, outer.blocks = owner, owner.blocks
+    copies = per_sample(outer, 2)
+    assert len(copies.blocks) == 4
+    assert copies.blocks[0] is copies.blocks[1] is copies.blocks[3]
+    assert copies.blocks[2](torch.ones(2, 3)).shape == (2, 3)
+
+
+@pytest.mark.bad_input
+def test_inference_mode_is_refused_plainly():
+    message = r"per_sample computes gradients, which torch\.inference_mode does not record"
+    copies = per_sample(nn.Linear(3, 2), 2)
+    with torch.inference_mode():
+        with pytest.raises(RuntimeError, match=message):
+            per_sample(nn.Linear(3, 2), 2)
+        with pytest.raises(RuntimeError, match=message):
+            copies(torch.ones(2, 3))
+        made_here = nn.Linear(3, 2)
+    with pytest.raises(ValueError, match=r"`model` must be made outside torch\.inference_mode"):
+        per_sample(made_here, 2)
+
+
 def test_context_prompts_come_once_for_each_sample(generator):
     context = ContextPrompts(8, num_context=4, num_prompts=2, generator=generator)
     assert_identical(per_sample(context, 3)(), context().detach().expand(3, 2, 4, 8), check_stride=False)
@@ -451,7 +565,7 @@ def distance(first, second):
 
 def check_sensitivity(step, seed, max_norm):
     """Any sample less moves the step, times B, by at most C; another in its place, by at most 2 C."""
-    quiet = partial(step, max_norm=max_norm, multiplier=0.0, expected_batch_size=50, generator=torch.Generator())
+    quiet = partial(step, max_norm=max_norm, multiplier=0.0, expected_batch_size=50, generator=torch.Generator().manual_seed(0))
     gradients = drawn(seed)
     whole = quiet(gradients)
     for sample in range(5):
@@ -464,7 +578,7 @@ def check_sensitivity(step, seed, max_norm):
 def check_value(step, seed, max_norm):
     """The reference's sum, over B: short gradients keep their length."""
     gradients = drawn(seed)
-    mean = step(gradients, max_norm=max_norm, multiplier=0.0, expected_batch_size=50, generator=torch.Generator())
+    mean = step(gradients, max_norm=max_norm, multiplier=0.0, expected_batch_size=50, generator=torch.Generator().manual_seed(0))
     for name, tensor in clipped_and_added(gradients, max_norm).items():
         torch.testing.assert_close(50 * mean[name], tensor, rtol=0, atol=1e-11 * max_norm)  # room for rounding: 2^-40 of each sample
 
@@ -540,6 +654,27 @@ def test_the_bound_is_not_rounded_over():
         assert distance(total, {name: torch.zeros_like(tensor) for name, tensor in total.items()}) <= 0.7
 
 
+@pytest.mark.parametrize("scale", [2.0**1000, 2.0**-700, 1.0])
+def test_huge_and_tiny_gradients_are_clipped_by_their_length(scale):
+    """By hand: samples of lengths 5 and 1/2 over two names, in whatever unit; the second is short enough."""
+    gradients = {
+        "a": torch.tensor([3.0, 0.3], dtype=torch.float64) * scale,
+        "b": torch.tensor([[-4.0], [0.4]], dtype=torch.float64) * scale,
+    }
+    total = clipped_sum(gradients, max_norm=scale)
+    torch.testing.assert_close(total["a"].item() / scale, 0.6 + 0.3, rtol=1e-11, atol=0)
+    torch.testing.assert_close(total["b"].item() / scale, -0.8 + 0.4, rtol=1e-11, atol=0)
+
+
+@pytest.mark.bad_input
+def test_sums_and_means_too_large_for_float64_are_refused_by_name():
+    largest = {"a": torch.tensor([1.7e308, 1.7e308], dtype=torch.float64)}
+    with pytest.raises(ValueError, match=r"`gradients\['a'\] clipped and added` must be finite; got 1 entries of 1"):
+        clipped_sum(largest, max_norm=1.7e308)
+    with pytest.raises(ValueError, match=r"`total\['a'\] with its noise` must be finite; got 2 entries of 2"):
+        step_of(total=largest, expected_batch_size=1e-9)
+
+
 def test_parts_of_a_batch_add_up(generator):
     gradients = drawn(1)
     parts = [{name: gradient[cut] for name, gradient in gradients.items()} for cut in (slice(2), slice(2, 5))]
@@ -601,7 +736,7 @@ def test_one_client_moves_the_sum_of_the_page_by_at_most_its_norm(weight, monkey
     for claim, clients in ((weight, [0]), (1, [0, 1])):
         claims.append(claim)
         monkeypatch.setattr(fedprompt, "poisson_batch", lambda count, clients=clients, **options: torch.tensor(clients))
-        names = {"fp": fedprompt, "torch": torch, "model": model, "draw": torch.Generator()}
+        names = {"fp": fedprompt, "torch": torch, "model": model, "draw": torch.Generator().manual_seed(0)}
         nn.init.constant_(model.weight, 10.0)
         exec(compile(block, "docs/how-to/differential-privacy.md", "exec"), names)
     lengths = [distance(total, {name: torch.zeros_like(tensor) for name, tensor in total.items()}) for total in totals]
@@ -688,12 +823,18 @@ BAD = [
     (lambda g: poisson_batch(0, rate=0.5, generator=g), ValueError, "`num_examples` must be at least 1"),
     (lambda g: poisson_batch(5, rate=0, generator=g), ValueError, "`rate` must be above 0"),
     (lambda g: poisson_batch(5, rate=1.1, generator=g), ValueError, "`rate` must be at most 1"),
-    (lambda g: poisson_batch(5, rate=0.5, generator=None), TypeError, "`generator` must be a torch.Generator"),
+    (lambda g: poisson_batch(5, rate=0.5, generator=0), TypeError, "`generator` must be a torch.Generator or None; got 0"),
 ]
 
 
 def step_of(**changed):
-    good = {"total": {"a": torch.zeros(2)}, "multiplier": 1.0, "max_norm": 1.0, "expected_batch_size": 4, "generator": torch.Generator()}
+    good = {
+        "total": {"a": torch.zeros(2)},
+        "multiplier": 1.0,
+        "max_norm": 1.0,
+        "expected_batch_size": 4,
+        "generator": torch.Generator().manual_seed(0),
+    }
     arguments = good | changed
     return noisy_mean(arguments.pop("total"), **arguments)
 

@@ -7,7 +7,6 @@ from torch import Tensor
 
 from fedprompt._checks import (
     check_finite,
-    check_generator,
     check_number,
     check_upload,
     checked_layout,
@@ -16,6 +15,8 @@ from fedprompt._checks import (
     wrong_type,
     wrong_value,
 )
+from fedprompt._entropy import check_source, with_noise
+from fedprompt._lengths import clip_factors, scaled_down
 from fedprompt.interfaces import Payload, Weighted
 
 
@@ -55,15 +56,17 @@ def clip_norm(payload: Payload, *, max_norm: float, center: Mapping[str, Tensor]
     check_number("max_norm", max_norm, above=0)
     check_payload(payload)
     origin = {name: _origin(name, upload, center) for name, upload in payload.items()}
-    change = {name: known_rows(upload._replace(value=upload.value.double() - origin[name])) for name, upload in payload.items()}
-    norm = sum(float(delta.detach().square().sum()) for delta in change.values()) ** 0.5
-    if norm <= max_norm:
+    halves = {name: _half_change(upload, origin[name]) for name, upload in payload.items()}
+    rows = {name: half.reshape(1, -1) for name, half in halves.items()}
+    scale, factor = clip_factors(list(rows.values()), max_norm=max_norm / 2)
+    if bool(factor == scale):
         return {name: Weighted(known_rows(upload), upload.weight.clone()) for name, upload in payload.items()}
-    share = max_norm / norm * (1 - 2**-40)  # room for the rounding of this very sum
-    return {
-        name: Weighted(known_rows(upload._replace(value=_towards(origin[name], share * change[name], upload.value))), upload.weight.clone())
-        for name, upload in payload.items()
-    }
+    clipped = {}
+    for name, upload in payload.items():
+        change = (2 * factor * scaled_down(rows[name], scale)).reshape(upload.value.shape)
+        moved = upload._replace(value=_towards(origin[name], change, upload.value))
+        clipped[name] = Weighted(known_rows(moved), upload.weight.clone())
+    return clipped
 
 
 def cap_weight(payload: Payload, *, max_weight: float) -> dict[str, Weighted]:
@@ -92,35 +95,46 @@ def cap_weight(payload: Payload, *, max_weight: float) -> dict[str, Weighted]:
     return {name: Weighted(value.clone(), _capped(weight, max_weight)) for name, (value, weight) in payload.items()}
 
 
-def gaussian_noise(payload: Payload, *, multiplier: float, sensitivity: float, generator: torch.Generator) -> dict[str, Weighted]:
-    r"""Add independent Gaussian noise to every number of every known row; the last thing that is done to an upload.
+def gaussian_noise(
+    payload: Payload,
+    *,
+    multiplier: float,
+    sensitivity: float,
+    generator: torch.Generator | None = None,
+) -> dict[str, Weighted]:
+    r"""Add independent Gaussian noise to every number of every known row.
 
     .. math:: v \mapsto v + \mathcal N(0, \sigma^2 I), \qquad \sigma = z \cdot \Delta
 
-    The Gaussian mechanism: a payload that was clipped to norm C around a `center` that everybody knows (:func:`clip_norm`) adds at most
-    :math:`\Delta = C` to a sum of weight times (value - center), with weights of at most 1, and at most W C with weights that are capped
-    at W (:func:`cap_weight`). What this is worth in :math:`(\varepsilon, \delta)` is for an accountant to say. Which rows are known and
-    their weights are sent as they are.
+    The Gaussian mechanism. Clip the payload before, to norm C around a public `center`
+    (:func:`clip_norm`). With weights of at most 1, it then adds at most :math:`\Delta = C` to a sum
+    of weight times (value - center). With weights capped at W (:func:`cap_weight`), it adds at most
+    W C. An accountant computes :math:`(\varepsilon, \delta)`. Weights are sent without noise, and
+    so are the positions of the known rows.
 
-    Noise is drawn and added in float64 and rounded once to the dtype of the payload, which gives nothing away. `generator` is a
-    pseudo-random stream whose seed must stay with the client; floating-point noise is not protected against attacks on its last bits.
+    Noise is added in float64 and rounded once, to float32 at least. In half precision, noise of
+    less than the spacing of the numbers would vanish in the rounding, and a sum over K clients
+    would have less noise than :math:`\sigma \sqrt K`. For the same reason, encode the result
+    without further rounding where only sums are seen.
 
     Args:
         payload: Clipped.
         multiplier: z, at least 0; 0 adds nothing.
         sensitivity: :math:`\Delta`, above 0.
-        generator: Source of randomness, on the CPU.
+        generator: Random source for tests and reproducible studies, on the CPU. If None, the
+            operating system's entropy is used, as privacy requires.
 
     Returns:
-        A new payload; rows of weight 0 become 0.
+        A new payload. Its values have the dtype of `payload`, or float32 in place of a half
+        precision; its weights keep their dtype. Rows of weight 0 become 0.
 
     Raises:
-        TypeError: If an argument is of the wrong kind.
-        ValueError: If a number is out of range or not finite, a weight is negative, or the noise is too large for the dtype.
+        ValueError: If a number is out of range or not finite, a weight is negative, the noise is
+            too large for the dtype or less than its spacing, or `generator` was never seeded.
 
     Example:
         >>> payload = {"head": Weighted(torch.zeros(100_000), torch.tensor(1.0))}
-        >>> noisy = gaussian_noise(payload, multiplier=1.5, sensitivity=2.0, generator=torch.Generator().manual_seed(0))
+        >>> noisy = gaussian_noise(payload, multiplier=1.5, sensitivity=2.0)
         >>> round(noisy["head"].value.std().item(), 1)
         3.0
 
@@ -129,14 +143,16 @@ def gaussian_noise(payload: Payload, *, multiplier: float, sensitivity: float, g
     """
     check_number("multiplier", multiplier, at_least=0)
     check_number("sensitivity", sensitivity, above=0)
-    check_generator(generator)
+    check_source(generator)
     check_payload(payload)
-    noisy = {}
-    for name, (value, weight) in payload.items():
-        noise = torch.randn(value.shape, generator=generator, dtype=torch.float64).to(value.device)
-        sent = known_rows(Weighted(value.double() + multiplier * sensitivity * noise, weight))
-        noisy[name] = Weighted(sent.to(value.dtype), weight.clone())
-        check_finite(f"payload[{name!r}] with its noise", noisy[name].value)
+    sigma, noisy = multiplier * sensitivity, {}
+    for name, upload in payload.items():
+        argument, value = f"payload[{name!r}]", known_rows(upload)
+        dtype = torch.promote_types(value.dtype, torch.float32)
+        _check_spacing(argument, value, dtype, sigma)
+        sent = with_noise(value, sigma=sigma, generator=generator).to(dtype)
+        noisy[name] = Weighted(known_rows(upload._replace(value=sent)), upload.weight.clone())
+        check_finite(f"{argument} with its noise", noisy[name].value)
     return noisy
 
 
@@ -157,6 +173,17 @@ def check_form(argument: str, payload: object) -> Payload:
     return payload
 
 
+def _check_spacing(argument: str, value: Tensor, dtype: torch.dtype, sigma: float) -> None:
+    """Require noise as wide as the spacing of the numbers: rounding then only adds variance.
+
+    See Widrow and Kollár, "Quantization Noise", 2008, on when rounding acts as independent noise.
+    """
+    largest = float(value.detach().abs().max()) if value.numel() else 0.0
+    if 0 < sigma < (spacing := largest * torch.finfo(dtype).eps):
+        rule = f"be at most {sigma / torch.finfo(dtype).eps:.3g} for noise of deviation {sigma:.3g}"
+        raise wrong_value(f"{argument}.value", f"{rule} in {dtype}", f"{largest:.3g}, where numbers are {spacing:.3g} apart")
+
+
 def _origin(name: str, upload: Weighted, center: Mapping[str, Tensor] | None) -> Tensor:
     if center is None:
         return torch.zeros_like(upload.value, dtype=torch.float64)
@@ -169,6 +196,11 @@ def _origin(name: str, upload: Weighted, center: Mapping[str, Tensor] | None) ->
         raise wrong_value(argument, f"have the shape of the payload's value {tuple(upload.value.shape)}", tuple(tensor.shape))
     check_finite(argument, tensor)
     return tensor.double()
+
+
+def _half_change(upload: Weighted, origin: Tensor) -> Tensor:
+    """Half of value less origin in the known rows: the whole may be too large for float64."""
+    return known_rows(upload._replace(value=upload.value.double() / 2 - origin / 2))
 
 
 def _towards(origin: Tensor, change: Tensor, like: Tensor) -> Tensor:

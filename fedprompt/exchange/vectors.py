@@ -24,7 +24,7 @@ def flatten(payload: Payload) -> Float[Tensor, " length"]:
 
     Raises:
         TypeError: If `payload` does not map names to :class:`Weighted`.
-        ValueError: If it is empty, a weight is negative, or a number is not finite.
+        ValueError: If it is empty, a weight is negative, a number is not finite, or weight times value is too large for float64.
 
     Example:
         >>> flatten({"head": Weighted(torch.tensor([[3.0, 4.0], [5.0, 6.0]]), torch.tensor([2.0, 0.0]))})
@@ -35,9 +35,13 @@ def flatten(payload: Payload) -> Float[Tensor, " length"]:
     """
     check_payload(payload)
     parts = []
-    for _, upload in sorted(payload.items()):
+    for name, upload in sorted(payload.items()):
         weight = upload.weight.double()
-        parts += [(known_rows(upload).double() * per_row(weight, upload.value)).flatten(), weight.flatten()]
+        product = known_rows(upload).double() * per_row(weight, upload.value)
+        if wrong := int((~torch.isfinite(product)).sum()):
+            rule = "have products of weight and value that fit float64"
+            raise wrong_value(f"payload[{name!r}]", rule, f"{wrong} entries of {product.numel()} that do not")
+        parts += [product.flatten(), weight.flatten()]
     return torch.cat(parts)
 
 
@@ -49,11 +53,13 @@ def unflatten(vector: Float[Tensor, " length"], *, like: Payload) -> dict[str, W
         like: A payload of the same form, whose numbers are not read: ``collect(model, weight=0)``.
 
     Returns:
-        By the names of `like` and in its dtypes; rows of total weight 0 are 0.
+        By the names of `like` and in its dtypes. Rows of total weight 0 are 0. A total weight that its dtype cannot hold becomes the
+        largest number that it can, as in :func:`weighted_mean`.
 
     Raises:
         TypeError: If an argument is of the wrong kind.
-        ValueError: If the length is not that of `like`, a total weight is negative, or a number is not finite.
+        ValueError: If the length is not that of `like`, a total weight is negative, a number is not finite, or a mean is too large for its
+            dtype.
 
     Example:
         >>> sent = [{"head": Weighted(torch.tensor([value]), torch.tensor(weight))} for value, weight in ((1.0, 1.0), (5.0, 3.0))]
@@ -73,6 +79,10 @@ def unflatten(vector: Float[Tensor, " length"], *, like: Payload) -> dict[str, W
         total, weight = (next(pieces).reshape(tensor.shape) for tensor in like[name])
         if bool((weight < 0).any()):
             raise wrong_value("vector", f"hold total weights of at least 0 for {name!r}", float(weight.min()))
-        value = known_rows(Weighted(total / per_row(weight, total), weight))
-        means[name] = Weighted(value.to(like[name].value.dtype), weight.to(like[name].weight.dtype, copy=True))
+        value = known_rows(Weighted(total / per_row(weight, total), weight)).to(like[name].value.dtype)
+        if wrong := int((~torch.isfinite(value)).sum()):
+            rule = f"hold means for {name!r} that fit {value.dtype}"
+            raise wrong_value("vector", rule, f"{wrong} entries of {value.numel()} that do not")
+        dtype = like[name].weight.dtype
+        means[name] = Weighted(value, weight.clamp(max=torch.finfo(dtype).max).to(dtype, copy=True))
     return {name: means[name] for name in like}

@@ -1,9 +1,11 @@
-"""What every sample's own gradient costs: ``python -m pytest tests/benchmarks`` prints ratios, ``--check`` asserts them.
+"""Costs of per-sample gradients and of noise: ``python -m pytest tests/benchmarks`` prints ratios, ``--check`` asserts them.
 
 Deep prompts (ten tokens a layer) and a head. One pass of :func:`per_sample` against one pass of the plain model, against one backward pass
 for each sample, and against ``torch.func``'s vmap over the whole model; at 224 pixels, and on a ViT so small that starting operators is
-what counts.
+what counts. Noise from the operating system's entropy against noise from a generator, ``torch.randn`` in float64.
 """
+
+from functools import partial
 
 import pytest
 import timm
@@ -14,6 +16,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch.func import functional_call, grad, vmap
 
 import fedprompt as fp
+from fedprompt._entropy import normal
 
 pytestmark = [pytest.mark.benchmark, pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")]
 CLASSES = 10
@@ -90,3 +93,27 @@ def test_every_samples_own_gradient(name, meter):
     peak = meter.peak_bytes(plain=setting.plain, one_pass=setting.one_pass, vmapped=setting.vmapped)
     meter.report(f"{name}: every sample's own gradient / the batch's, memory", peak["one_pass"] / peak["plain"], at_most=1.1)
     meter.report(f"{name}: vmap over the whole model / one pass, memory", peak["vmapped"] / peak["one_pass"])
+
+
+@pytest.mark.parametrize("count", [10_000, 1_000_000])
+def test_noise_from_the_operating_system(count, meter):
+    """By :func:`noisy_mean`, and the deviates alone against ``torch.randn`` in the precision it needs and in float32."""
+    total, generator = {"prompts": torch.zeros(count, dtype=torch.float64)}, torch.Generator().manual_seed(0)
+    repeats = 10**6 // count
+    noise = partial(fp.noisy_mean, total, multiplier=1.0, max_norm=1.0, expected_batch_size=1)
+
+    def many(function):
+        return lambda: [function() for _ in range(repeats)]
+
+    seconds = meter.seconds(
+        ours=many(noise),
+        seeded=many(partial(noise, generator=generator)),
+        deviates=many(partial(normal, (count,), generator=None)),
+        randn=many(partial(torch.randn, count, generator=generator, dtype=torch.float64)),
+        single=many(partial(torch.randn, count, generator=generator)),
+    )
+    title = f"{count:,} deviates"
+    meter.report(f"{title}: noisy_mean, operating system / seeded, time", seconds["ours"] / seconds["seeded"], at_most=2.5)
+    meter.report(f"{title}: operating system / torch.randn in float64, time", seconds["deviates"] / seconds["randn"], at_most=2.5)
+    meter.report(f"{title}: operating system / torch.randn in float32, time", seconds["deviates"] / seconds["single"])
+    meter.report(f"{title}: millions a second", repeats * count / 1e6 / seconds["deviates"])
