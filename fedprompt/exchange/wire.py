@@ -2,12 +2,13 @@
 
 import os
 from collections.abc import Mapping
+from functools import partial
 from os import PathLike
 
 import torch
 from torch import Tensor
 
-from fedprompt._checks import check_count, check_finite, check_upload, kind, wrong_type, wrong_value
+from fedprompt._checks import check_count, check_finite, check_number, check_upload, kind, wrong_type, wrong_value
 from fedprompt.exchange._frame import (
     Expected,
     Header,
@@ -126,6 +127,8 @@ def check_expected(expect: object, max_bytes: int) -> dict[str, Slot]:
         check_count("expect.server_round", expect.server_round, at_least=0)
     if not isinstance(expect.client_id, str | None):
         raise wrong_type("expect.client_id", "be a string or None", kind(expect.client_id))
+    if expect.max_abs is not None:
+        check_number("expect.max_abs", expect.max_abs, above=0)
     check_count("max_bytes", max_bytes)
     expected = slots("expect.message", expect.message)
     if (most := sum(slot.num_bytes for slot in expected.values())) > max_bytes:
@@ -146,7 +149,8 @@ def read_blob(blob: bytes, expect: Expected, expected: Mapping[str, Slot], max_b
     tensors = memoryview(blob)[8 + int.from_bytes(blob[:8], "little") :]
     check_whole(text, digest, header, claimed, tensors)
     raw = pieces(tensors, claimed)
-    return {name: read_entry(raw, name, entry, claimed) for name, entry in expect.message.items()}, header
+    read = partial(read_entry, raw, claimed=claimed, max_abs=expect.max_abs)
+    return {name: read(name, entry) for name, entry in expect.message.items()}, header
 
 
 def save_payload(message: Message, path: str | PathLike[str], *, header: Header) -> None:
