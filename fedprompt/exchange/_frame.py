@@ -13,7 +13,7 @@ from fedprompt.interfaces import Message, Weighted
 
 FORMAT = "fedprompt-2"
 BLANK = "0" * 64  # where the digest will stand
-MAX_TEXT = 2**14  # of a header's own text: parsed JSON takes up to 24 times its length
+MAX_TEXT = 2**14  # of a header's own text: parsed JSON takes up to 50 times its length
 DTYPES = {
     torch.float64: "F64",
     torch.float32: "F32",

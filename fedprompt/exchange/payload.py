@@ -212,7 +212,7 @@ def _inner(module: nn.Module, name: str) -> str:
     """Name a parameter or buffer as the module inside its wrappers does."""
     kept, owner = list[str](), module
     for part in name.split("."):
-        if not (isinstance(owner, _WRAPPERS) and part == "module" or part == "_orig_mod"):
+        if not ((isinstance(owner, _WRAPPERS) and part == "module") or part == "_orig_mod"):
             kept.append(part)
         owner = getattr(owner, part)
     return ".".join(kept)

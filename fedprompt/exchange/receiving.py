@@ -12,7 +12,7 @@ Client = TypeVar("Client", int, str)
 
 
 def receive(
-    arrivals: Iterable[tuple[Client, bytes]],
+    arrivals: Iterable[tuple[Client, object]],
     *,
     expect: Expected | Mapping[Client, Expected],
     max_bytes: int,
