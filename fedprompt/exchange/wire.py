@@ -91,14 +91,17 @@ def decode_payload(blob: bytes, *, expect: Expected, max_bytes: int) -> tuple[di
     Args:
         blob: What arrived.
         expect: Form and fingerprint of what should arrive; the round and the sender, where they are known.
-        max_bytes: At most so many bytes for the blob, and for the message that it unfolds into.
+        max_bytes: Maximum size in bytes of the blob, and of the message that it unfolds into. The
+            tensors take at most twice that. Parsing the header takes at most 50 times its length,
+            which is bounded by that of the header of `expect` plus 16 KiB.
 
     Returns:
         The message, on the CPU, in the order of names that is expected, with rows of weight 0 as zeros; and its header.
 
     Raises:
         TypeError: If an argument is of the wrong kind; never for what `blob` holds.
-        ValueError: If the blob is too long, truncated, damaged, malformed, holds NaN, infinity or negative weights, or is of another
+        ValueError: If the blob is too long, truncated, damaged, malformed, holds NaN, infinity, a
+            number beyond `expect.max_abs` or negative weights, or is of another
             format, form, fingerprint, round or sender; the text says which part differs. If `expect` alone needs more than `max_bytes`.
 
     Example:
