@@ -27,7 +27,8 @@ def rounds(memory: Namespace, count: int, name: str, args: Namespace) -> tqdm:
 
     Args:
         memory: All that the loop knows from earlier rounds, each thing an attribute. Modules, ledgers and random streams take in what
-            they were when the run was killed and stay the same objects; other attributes are replaced by what they were.
+            they were when the run was killed and stay the same objects; other attributes are replaced by what they were. A ledger
+            appends its entries to a file of its name beside the checkpoint, which so stays small.
         count: How many rounds there are.
         name: Of the row, and of its folder.
         args: The flags; a run with others cannot go on.
@@ -35,6 +36,9 @@ def rounds(memory: Namespace, count: int, name: str, args: Namespace) -> tqdm:
     directory, start = None if args.checkpoint is None else args.checkpoint / _folder(name), 0
     made = {flag: str(value) for flag, value in vars(args).items() if flag not in NO_MATTER} | {"memory": ", ".join(vars(memory))}
     saved = None if directory is None else fp.load_checkpoint(directory, default=None)
+    for attribute, thing in vars(memory).items():
+        if directory is not None and isinstance(thing, fp.Ledger):
+            thing.path = directory / f"{attribute}.jsonl"
     if saved is not None:
         differ = {flag: saved["made"].get(flag) for flag in made | saved["made"] if saved["made"].get(flag) != made.get(flag)}
         if differ:

@@ -1,5 +1,7 @@
 """A run that is killed and goes on ends with the bits of one that was not; and no crash, at whatever moment, spoils what was saved."""
 
+import errno
+import itertools
 import json
 import os
 import random
@@ -198,7 +200,7 @@ def test_a_power_cut_finds_contents_on_the_disk_before_their_names_and_tensors_b
     monkeypatch.setattr(os, "fsync", synced)
     monkeypatch.setattr(os, "replace", replaced)
     save_checkpoint(snapshot_of(1), tmp_path)
-    assert events == ["content", ".safetensors", "directory", "content", ".json", "directory"]
+    assert events == ["content", "content", ".safetensors", "directory", ".json", "directory"]
 
 
 SAVER = """
@@ -239,7 +241,161 @@ def test_a_process_killed_at_thirty_moments_always_leaves_a_whole_state(tmp_path
     killed_at_random(tmp_path, 30, seed=1)
 
 
+# Full disks.
+
+
+@pytest.fixture
+def disk(tmp_path, monkeypatch):
+    """A folder on a disk of as many bytes as are set in ``disk.size``; a write beyond fills it up."""
+
+    class Disk:
+        folder, size = tmp_path / "disk", 10**9
+
+        def used(self):
+            return sum(path.stat().st_size for path in self.folder.iterdir())
+
+    disk, real = Disk(), Path.open
+    disk.folder.mkdir()
+
+    def opened(path, mode="r", **options):
+        file = real(path, mode, **options)
+        if path.parent != disk.folder or "r" in mode:
+            return file
+
+        class Limited:
+            def __enter__(self):
+                return self
+
+            def __exit__(self, *error):
+                file.close()
+
+            def write(self, content):
+                file.flush()
+                free = max(0, disk.size - disk.used())
+                file.write(content[:free])
+                file.flush()
+                if free < len(content):
+                    raise OSError(errno.ENOSPC, "No space left on device")
+                return len(content)
+
+            def __getattr__(self, name):
+                return getattr(file, name)
+
+        return Limited()
+
+    monkeypatch.setattr(Path, "open", opened)
+    return disk
+
+
+def large(number, size):
+    return {"number": number, "values": torch.full((size,), float(number))}
+
+
+@pytest.mark.parametrize("size", [100, 10_000, 1_000_000])
+def test_saves_that_fail_on_a_full_disk_leave_nothing_and_the_first_with_space_works(disk, size):
+    save_checkpoint(large(0, size), disk.folder)
+    whole = disk.used()
+    for free in (0, 100, 3 * size, 4 * size + 200):  # the last has space for the tensors, but not for the state
+        disk.size = whole + free
+        for number in range(1, 7):
+            with pytest.raises(OSError, match="No space left"):
+                save_checkpoint(large(number, size), disk.folder)
+            assert disk.used() == whole
+            assert load_checkpoint(disk.folder)["number"] == 0
+    disk.size = 2 * whole + 100
+    for number in range(1, 7):
+        save_checkpoint(large(number, size), disk.folder)
+        assert load_checkpoint(disk.folder)["number"] == number
+
+
+@pytest.mark.parametrize("size", [100, 10_000, 1_000_000])
+def test_a_first_save_that_fails_on_a_full_disk_leaves_an_empty_folder(disk, size):
+    for free in (0, 100, 3 * size, 4 * size + 200):
+        disk.size = free
+        with pytest.raises(OSError, match="No space left"):
+            save_checkpoint(large(1, size), disk.folder)
+        assert disk.used() == 0
+        assert load_checkpoint(disk.folder, default=None) is None
+
+
+KILLER = """
+import os, pathlib, signal, sys, torch
+from fedprompt import save_checkpoint
+size, operation, last = int(sys.argv[2]), sys.argv[3], int(sys.argv[4])
+torch.set_num_threads(1)
+real, calls = getattr(os, operation), 0
+
+def fatal(*args):
+    global calls
+    calls += 1
+    if calls == last:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return real(*args)
+
+for number in range(1, 7):
+    child = os.fork()
+    if child == 0:
+        setattr(os, operation, fatal)
+        save_checkpoint({"number": number, "values": torch.full((size,), float(number))}, sys.argv[1])
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+"""
+
+
+@pytest.mark.parametrize(("size", "operation", "last"), [(100, "fsync", 1), (10_000, "replace", 1), (1_000_000, "replace", 2)])
+def test_six_killed_saves_leave_files_of_one_and_a_tight_disk_goes_on(disk, size, operation, last):
+    save_checkpoint(large(0, size), disk.folder)
+    whole = disk.used()
+    subprocess.run([sys.executable, "-c", KILLER, str(disk.folder), str(size), operation, str(last)], check=True)
+    assert whole < disk.used() <= 2 * whole + 100
+    disk.size = 2 * whole + 100
+    for number in range(1, 4):
+        save_checkpoint(large(number, size), disk.folder)
+        assert load_checkpoint(disk.folder)["number"] == number
+        assert len(list(disk.folder.iterdir())) == 2
+
+
 # Refusals.
+
+
+def test_tensors_without_their_state_are_an_error_and_not_a_fresh_start(tmp_path):
+    save_checkpoint(snapshot_of(1), tmp_path)
+    state = (tmp_path / "state.json").read_bytes()
+    (tmp_path / "state.json").unlink()
+    for options in ({}, {"default": None}):
+        with pytest.raises(ValueError, match=r"`directory` must hold state\.json, which names its tensors; got tensors alone"):
+            load_checkpoint(tmp_path, **options)
+    (tmp_path / "state.json.part").write_bytes(state.replace(b"tensors-", b"tensors-0", 1))  # of a later save that was killed
+    with pytest.raises(ValueError, match="got tensors alone"):
+        load_checkpoint(tmp_path, default=None)
+    (tmp_path / "state.json").write_bytes(state)
+    assert_same(load_checkpoint(tmp_path), snapshot_of(1))
+
+
+@pytest.mark.parametrize(("operation", "calls"), [("fsync", 4), ("replace", 2)])
+def test_a_first_save_that_was_killed_is_a_fresh_start(tmp_path, monkeypatch, operation, calls):
+    """Killed at every moment before it is complete: nothing may clean up, as after a kill."""
+    real = getattr(os, operation)
+    for last in range(1, calls + 1):
+        count, directory = itertools.count(1), tmp_path / f"{operation}{last}"
+
+        def fatal(*args, count=count, last=last):
+            if next(count) == last:
+                raise KeyboardInterrupt
+            return real(*args)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, operation, fatal)
+            patch.setattr(Path, "unlink", lambda *_, **__: None)
+            with pytest.raises(KeyboardInterrupt):
+                save_checkpoint(snapshot_of(1), directory)
+        if (operation, last) == ("fsync", 4):  # the state had its name already
+            assert_same(load_checkpoint(directory), snapshot_of(1))
+        else:
+            assert load_checkpoint(directory, default=None) is None
+        save_checkpoint(snapshot_of(2), directory)
+        assert_same(load_checkpoint(directory), snapshot_of(2))
+        assert len(list(directory.iterdir())) == 2
 
 
 def test_without_a_checkpoint_the_default_comes_back_or_an_error(tmp_path):
@@ -348,12 +504,15 @@ def test_a_directory_is_a_path(tmp_path):
 def test_a_reader_whose_tensors_are_gone_reads_what_was_saved_meanwhile(tmp_path, monkeypatch):
     """Between the two files that a reader opens another process saves; three times in a row."""
     save_checkpoint(snapshot_of(0), tmp_path)
-    read, saved = Path.read_bytes, iter([1, 2, 3])
+    read, saved, saving = Path.read_bytes, iter([1, 2, 3]), False
 
     def late(path):
+        nonlocal saving
         content = read(path)
-        if path.name == "state.json" and (number := next(saved, None)) is not None:
+        if path.name == "state.json" and not saving and (number := next(saved, None)) is not None:
+            saving = True  # a save reads the state, too
             save_checkpoint(snapshot_of(number), tmp_path)
+            saving = False
         return content
 
     monkeypatch.setattr(Path, "read_bytes", late)

@@ -6,6 +6,7 @@ import os
 import random
 import subprocess
 import sys
+import tracemalloc
 from functools import partial
 from itertools import combinations, product
 
@@ -580,7 +581,11 @@ def test_what_is_no_message_or_module_is_refused_by_name(wrong):
         ({"weight": torch.tensor(4.0)}, TypeError, r"`weight` must be a number; got a float32 tensor of shape \(\)"),
         ({"rows": {"key": torch.ones(3)}}, ValueError, r"`rows` must name collected parameters .*; got \['key'\]"),
         ({"rows": {"keys": torch.ones(3)}, "only": ["head"]}, ValueError, r"`rows` must name collected parameters .*; got \['keys'\]"),
-        ({"rows": {"keys": [1.0, 1.0, 1.0]}}, TypeError, r"`rows\['keys'\]` must be a tensor; got \[1\.0, 1\.0, 1\.0\] \(list\)"),
+        (
+            {"rows": {"keys": [1.0, 1.0, 1.0]}},
+            TypeError,
+            r"`rows\['keys'\]` must be a tensor of real numbers; got \[1\.0, 1\.0, 1\.0\] \(list\)",
+        ),
         (
             {"rows": {"keys": torch.ones(2)}},
             ValueError,
@@ -711,3 +716,214 @@ def test_bad_numbers_of_a_stream_are_refused_by_name(name):
 def test_a_purpose_that_is_not_a_string_is_refused():
     with pytest.raises(TypeError, match="`purpose` must be a string; got 1"):
         stream_generator(0, server_round=0, purpose=1)
+
+
+# Wrapped modules.
+
+
+def wrapped():
+    """A module inside a real data-parallel wrapper of one process, wholly and in part."""
+    whole = nn.parallel.DistributedDataParallel(Model())
+    part = nn.ModuleDict({"trunk": nn.parallel.DistributedDataParallel(nn.Linear(2, 2)), "module": nn.Linear(2, 1)})
+    return whole, part, torch.compile(Model())
+
+
+def test_names_are_those_of_the_module_inside_a_wrapper():
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        whole, part, compiled = wrapped()
+        for module in (whole, compiled):
+            assert list(snapshot(module)) == list(snapshot(Model())) == list(collect(module, weight=1))
+        names = ["trunk.weight", "trunk.bias", "module.weight", "module.bias"]  # a name of one's own
+        assert list(snapshot(part)) == names
+        assert list(collect(part, weight=1, only=["trunk"])) == names[:2]
+        rows = collect(whole, weight=1, rows={"keys": torch.tensor([0.0, 2.0, 0.0])})["keys"].weight
+        assert rows.tolist() == [0.0, 2.0, 0.0]
+        for module in (whole, compiled):
+            broadcast = {name: torch.full_like(value, 3.0) for name, value in snapshot(module).items()}
+            load(module, broadcast)
+            assert_identical(snapshot(module), broadcast)
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_two_names_of_one_parameter_take_one_value():
+    model = nn.ModuleDict({"first": nn.Linear(2, 2, bias=False), "second": nn.Linear(2, 2, bias=False)})
+    model["second"].weight = model["first"].weight
+    before = model["first"].weight.detach().clone()
+    ones = torch.ones(2, 2)
+    rule = "`message` must hold equal values for 'first.weight' and 'second.weight', which are one parameter; got two that differ"
+    with pytest.raises(ValueError, match=rule):
+        load(model, {"first.weight": ones, "second.weight": 2 * ones})
+    assert_identical(model["first"].weight.detach(), before)
+    load(model, {"first.weight": ones, "second.weight": ones.double()})
+    assert_identical(model["first"].weight.detach(), ones)
+
+
+# A ledger beside the checkpoint.
+
+
+def rounds_of(path, count):
+    ledger = Ledger(path)
+    for server_round in range(count):
+        for client in ("b", ("site", 7)):
+            ledger.record({"head": torch.zeros(5), "keys": torch.zeros(2)}, direction="up", client=client, server_round=server_round)
+        yield ledger
+
+
+def test_saving_a_ledger_costs_the_same_in_every_round(tmp_path):
+    """Bytes and memory of the 10th save and of the 1500th; in the state, both grow a hundredfold."""
+    costs, grown, path = {}, 0, tmp_path / "ledger.jsonl"
+    for number, ledger in enumerate(rounds_of(path, 1500), 1):
+        if number in (9, 1499):
+            save_checkpoint(ledger.state_dict(), tmp_path)
+            grown = path.stat().st_size
+        if number in (10, 1500):
+            tracemalloc.start()
+            try:
+                save_checkpoint(ledger.state_dict(), tmp_path)
+                memory = tracemalloc.get_traced_memory()[1]
+            finally:
+                tracemalloc.stop()
+            costs[number] = path.stat().st_size - grown, (tmp_path / "state.json").stat().st_size, memory
+    (appended, state, memory), (late_appended, late_state, late_memory) = costs[10], costs[1500]
+    assert 0 < late_appended <= appended + 4 * 3  # a round has up to three digits more
+    assert late_state <= state + 8  # and so have the counts
+    assert late_memory < 1.5 * memory
+    again = Ledger(path)
+    again.load_state_dict(load_checkpoint(tmp_path))
+    assert again.entries == ledger.entries
+    assert len(again.entries) == 1500 * 4
+
+
+def test_a_ledger_in_a_file_goes_on_from_any_checkpoint_whatever_was_appended_after_it(tmp_path):
+    """Killed after a part of a line was appended, and before the state was saved that counts it."""
+    whole = list(rounds_of(tmp_path / "whole.jsonl", 6))[-1]
+    expected = whole.state_dict()
+    for stop in range(6):
+        path, saved = tmp_path / f"{stop}.jsonl", Ledger(tmp_path / f"{stop}.jsonl").state_dict()
+        for number, ledger in enumerate(rounds_of(path, 5)):
+            if number < stop:
+                saved = ledger.state_dict()
+        ledger.state_dict()
+        with path.open("ab") as file:
+            file.write(b'[9, "b", "up')
+        again = Ledger(path)
+        again.load_state_dict(saved)
+        assert again.entries == whole.entries[: 4 * stop]
+        for entry in whole.entries[4 * stop :]:
+            again.record(
+                {entry.name: torch.zeros(entry.num_bytes // 4)}, direction="up", client=entry.client, server_round=entry.server_round
+            )
+        assert again.state_dict() == expected
+        assert path.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
+
+
+def test_a_file_that_is_not_what_was_saved_is_refused_and_changes_nothing(tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    saved, good = list(rounds_of(path, 2))[-1].state_dict(), path.read_bytes()
+    ledger = Ledger(path)
+    ledger.load_state_dict(saved)
+    before = list(ledger.entries)
+    for content in (b"", good[:-1], good.replace(b"20", b"21", 1), b"\n" + good[:-1]):
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match="`path` must hold the 8 entries that were saved; got "):
+            ledger.load_state_dict(saved)
+    path.unlink()
+    with pytest.raises(ValueError, match="`path` must hold the 8 entries that were saved; got 0 entries in 0 bytes"):
+        ledger.load_state_dict(saved)
+    with pytest.raises(ValueError, match=r"`state\['num_bytes'\]` must be at least 0; got -1"):
+        ledger.load_state_dict(saved | {"num_bytes": -1})
+    with pytest.raises(ValueError, match="`state` must hold the entries, as this ledger has no `path`; got a part of a file"):
+        Ledger().load_state_dict(saved)
+    assert ledger.entries == before
+    path.write_bytes(good)
+    ledger.load_state_dict(saved)
+    ledger.load_state_dict(STATE)  # of a ledger without a file: the whole file is written anew
+    ledger.state_dict()
+    assert path.read_bytes().count(b"\n") == len(STATE["name"])
+
+
+def test_a_failed_append_is_made_good_by_the_next(tmp_path, monkeypatch):
+    path = tmp_path / "ledger.jsonl"
+    expected = list(rounds_of(path, 2))[-1].state_dict()
+    good = path.read_bytes()
+    first, second = rounds_of(path, 2), None
+    next(first).state_dict()
+    second = next(first)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError("No space left on device")))
+        with pytest.raises(OSError, match="No space"):
+            second.state_dict()
+    assert second.state_dict() == expected
+    assert path.read_bytes() == good
+
+
+# More bad input.
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("entry", "error", "match"),
+    [
+        (Weighted(torch.zeros(3, 4), torch.ones(4)), ValueError, r"leading shape of `value` \(3, 4\); got \(4,\)"),
+        (Weighted(torch.zeros(3), torch.tensor([1.0, -1.0, 0.0])), ValueError, r"finite and at least 0; got -1\.0"),
+        (Weighted(torch.zeros(3), torch.tensor([1.0, torch.nan, 0.0])), ValueError, r"finite and at least 0; got nan"),
+        (Weighted(torch.zeros(3), torch.ones(3, dtype=torch.int64)), TypeError, r"a floating-point tensor; got a int64 tensor"),
+        (Weighted(np.zeros(3), torch.ones(3)), TypeError, r"`message\['a'\]\.value` must be a floating-point tensor"),
+    ],
+)
+def test_what_is_counted_is_checked(ledger, entry, error, match):
+    for count in (num_bytes, partial(ledger.record, direction="up", client=0, server_round=0)):
+        with pytest.raises(error, match=match):
+            count({"a": entry})
+        with pytest.raises(TypeError, match=r"`message` must have strings as names; got 3 \(int\)"):
+            count({3: torch.zeros(2)})
+    with pytest.raises(TypeError, match=r"`client` must be hashable; got \[1\] \(list\)"):
+        ledger.record({"a": torch.zeros(2)}, direction="up", client=[1], server_round=0)
+    assert ledger.entries == ENTRIES
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("options", "error", "match"),
+    [
+        ({"weight": 1e-60}, ValueError, r"`weight` must be 0 or in the range of float32; got 1e-60"),
+        ({"weight": 1e60}, ValueError, r"`weight` must be 0 or in the range of float32; got 1e\+60"),
+        (
+            {"weight": 1, "rows": {"keys": torch.tensor([1.0, 1e-60, 0.0], dtype=torch.float64)}},
+            ValueError,
+            r"`rows\['keys'\]` must be 0 or in the range of float32; got 1e-60",
+        ),
+        (
+            {"weight": 1, "rows": {"keys": torch.ones(3, dtype=torch.complex64)}},
+            TypeError,
+            r"`rows\['keys'\]` must be a tensor of real numbers; got a complex64 tensor of shape \(3,\)",
+        ),
+    ],
+)
+def test_weights_that_float32_cannot_hold_are_refused(options, error, match):
+    with pytest.raises(error, match=match):
+        collect(Model(), **options)
+    assert collect(Model(), weight=1e-40)["keys"].weight > 0  # a subnormal is a weight, too
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("clients", [5, {0: "a", 1: "b"}, {1, 2, 3}, iter([1, 2])])
+def test_clients_that_are_no_sequence_are_refused(clients, generator):
+    with pytest.raises(TypeError, match=r"`clients` must be a sequence, such as range\(100\); got "):
+        cohort(clients, size=1, generator=generator)
+
+
+@pytest.mark.bad_input
+def test_errors_name_a_few_of_many_parameters():
+    model = nn.ModuleList(nn.Linear(1, 1) for _ in range(200))
+    calls = (
+        partial(load, model, {"weights": torch.zeros(1)}),
+        partial(collect, model, weight=1, rows={"weights": torch.zeros(1)}),
+        partial(snapshot, model, only=["weights"]),
+    )
+    for call in calls:
+        with pytest.raises(ValueError, match=r"'0\.bias', .* and 395 more") as caught:
+            call()
+        assert len(str(caught.value)) < 250

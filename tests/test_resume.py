@@ -46,8 +46,16 @@ def walk(args: Namespace, stop: int = 5, name: str = "row") -> tuple[Namespace, 
     return memory, walked
 
 
+def test_what_a_round_adds_to_the_ledger_is_not_in_the_checkpoint(tmp_path):
+    walk(flags(tmp_path))
+    walk(flags(None))  # which has no file
+    kept = tmp_path / "row" / "ledger.jsonl"
+    assert len(kept.read_text().splitlines()) == 5
+    assert set(fp.load_checkpoint(tmp_path / "row")["memory"]["ledger"]) == {"num_entries", "num_bytes", "sha256"}
+
+
 def contents(memory: Namespace) -> dict[str, object]:
-    streams = {"draw": memory.draw.get_state(), "global": torch.get_rng_state(), "ledger": memory.ledger.state_dict()}
+    streams = {"draw": memory.draw.get_state(), "global": torch.get_rng_state(), "ledger": memory.ledger.entries}
     return {**vars(memory), **streams, "module": dict(memory.module.state_dict())}
 
 
@@ -130,7 +138,7 @@ def half_saved(folder: Path) -> bool:
     """Whether a save was cut short: something lies there that no state names."""
     for row in folder.glob("memory/*"):
         named = {json.loads(path.read_text())["tensors"] for path in row.glob("state.json")}
-        if {path.name for path in row.iterdir()} - named - {"state.json"}:
+        if {path.name for path in row.iterdir()} - named - {"state.json", "ledger.jsonl"}:
             return True
     return False
 

@@ -10,6 +10,7 @@ import re
 import struct
 import time
 import tracemalloc
+from bisect import bisect
 from functools import partial
 
 import pytest
@@ -721,6 +722,37 @@ def test_an_announced_giant_takes_no_memory():
             assert tracemalloc.get_traced_memory()[1] < 2**20
         finally:
             tracemalloc.stop()
+
+
+HUNGRY = {
+    "lists": lambda count: "[" + "[]," * count + "[]]",
+    "dicts": lambda count: "[" + "{}," * count + "{}]",
+    "dicts of one": lambda count: "[" + '{"":0},' * count + "0]",
+    "lists of one": lambda count: "[" + "[0]," * count + "0]",
+    "keys": lambda count: "{" + "".join(f'"{number:x}":{{}},' for number in range(count)) + '"":0}',
+    "texts": lambda count: '{"__metadata__":{' + "".join(f'"{number:x}":"{number:x}",' for number in range(count)) + '"":""}}',
+    "lists in lists": lambda count: "[" + ("[" * 900 + "]" * 900 + ",") * (count // 900) + "0]",
+}
+
+
+@pytest.mark.parametrize("names", [1, 500])
+@pytest.mark.parametrize("family", HUNGRY)
+def test_a_hostile_header_takes_at_most_fifty_times_its_length(family, names):
+    """The length is bounded by the header that is expected and 16 KiB; measured: 20 to 46 times."""
+    expect = Expected({f"layer.{number}.weight": torch.zeros(1) for number in range(names)})
+    longest = content(encode_payload(expect.message, header=Header())) + 2**14
+    count = bisect(range(longest), longest - 8, key=lambda count: len(HUNGRY[family](count))) - 1
+    text = HUNGRY[family](count).encode()
+    blob = len(text).to_bytes(8, "little") + text
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match=r"^`blob` must have (a JSON object|an entry|the format)"):
+            decode_payload(blob, expect=expect, max_bytes=len(blob) + 4 * names)
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert len(text) > longest - 2000
+    assert 15 * len(text) < most < 50 * len(text)
 
 
 def test_a_key_that_stands_twice_among_many_is_found_in_linear_time():

@@ -13,7 +13,7 @@ from fedprompt.interfaces import Message, Weighted
 
 FORMAT = "fedprompt-2"
 BLANK = "0" * 64  # where the digest will stand
-MAX_TEXT = 2**14  # of a header's own text: parsed JSON takes up to 24 times its length
+MAX_TEXT = 2**14  # of a header's own text: parsed JSON takes up to 50 times its length
 DTYPES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -54,12 +54,17 @@ class Expected(NamedTuple):
         fingerprint: Parts that must be those of the sender; from :func:`fingerprint`. Parts that are not named here are not compared.
         server_round: The round that the blob must belong to, so that what comes late is refused; None compares nothing.
         client_id: The name under which it must come; None compares nothing.
+        max_abs: Largest magnitude of a value, above 0; a blob with a larger one is refused. It
+            bounds floating-point tensors and the values of :class:`Weighted` as they are sent: with
+            a codec, the numbers of the codec. Weights are counts of another scale; a server bounds
+            them by :func:`cap_weight`. If None, every finite number is accepted.
     """
 
     message: Message
     fingerprint: Mapping[str, str] = {}
     server_round: int | None = None
     client_id: str | None = None
+    max_abs: float | None = None
 
 
 class Slot(NamedTuple):

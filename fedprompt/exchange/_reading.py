@@ -112,10 +112,17 @@ def pieces(tensors: memoryview, claimed: Mapping[str, Slot]) -> dict[str, Raw]:
     return {key: whole[start : start + claimed[key].num_bytes] for key, start in offsets(claimed).items()}
 
 
-def read_entry(raw: Mapping[str, Raw], name: str, entry: Tensor | Weighted, claimed: Mapping[str, Slot]) -> Tensor | Weighted:
+def read_entry(
+    raw: Mapping[str, Raw],
+    name: str,
+    entry: Tensor | Weighted,
+    *,
+    claimed: Mapping[str, Slot],
+    max_abs: float | None,
+) -> Tensor | Weighted:
     """Copy one tensor or :class:`Weighted` out of its bytes, as new memory of its own."""
     if not isinstance(entry, Weighted):
-        return _checked(name, _tensor(raw[name].copy(), claimed[name]))
+        return _bounded(name, _checked(name, _tensor(raw[name].copy(), claimed[name])), max_abs)
     weight = _checked(weight_key(name), _tensor(raw[weight_key(name)].copy(), claimed[weight_key(name)]), at_least=0.0)
     known = (weight > 0).flatten().numpy()
     dtype, (count, *event) = claimed[value_key(name)]
@@ -125,7 +132,8 @@ def read_entry(raw: Mapping[str, Raw], name: str, entry: Tensor | Weighted, clai
     value = np.zeros(len(known) * row_bytes, np.uint8)
     if row_bytes:  # one item for a row, whatever its bytes mean
         value.view(f"V{row_bytes}")[known] = raw[value_key(name)].view(f"V{row_bytes}")
-    return Weighted(_checked(value_key(name), _tensor(value, Slot(dtype, (*weight.shape, *event)))), weight)
+    rows = _checked(value_key(name), _tensor(value, Slot(dtype, (*weight.shape, *event))))
+    return Weighted(_bounded(value_key(name), rows, max_abs), weight)
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -173,4 +181,13 @@ def _checked(key: str, tensor: Tensor, *, at_least: float = -torch.inf) -> Tenso
         if not (at_least <= low and -torch.inf < low and high < torch.inf):
             bound = "" if at_least < 0 else " of at least 0"
             refuse(f"hold finite numbers{bound} in {key!r}", f"numbers from {low} to {high}")
+    return tensor
+
+
+def _bounded(key: str, tensor: Tensor, max_abs: float | None) -> Tensor:
+    """Require magnitudes within a bound; integers are codes or indices, and have none."""
+    if max_abs is not None and tensor.is_floating_point() and tensor.numel():
+        low, high = (bound.item() for bound in tensor.aminmax())
+        if max(-low, high) > max_abs:
+            refuse(f"hold numbers of magnitude {max_abs:g} or less in {key!r}", f"numbers from {low:g} to {high:g}")
     return tensor

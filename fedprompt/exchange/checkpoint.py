@@ -22,9 +22,13 @@ _RAISE = object()
 def save_checkpoint(state: Any, directory: str | os.PathLike[str]) -> None:
     """Save whatever a run remembers, as a whole or not at all.
 
-    At every moment the directory holds one complete state: the last one, until the new one lies on the disk to its last byte. A process
-    killed in the middle, a full disk or a power cut costs the rounds since the last call and nothing else. One process at a time may
-    save to a directory; others may load from it meanwhile.
+    At every moment the directory holds one complete state: the last one, until the new one is on
+    the disk to its last byte. A killed process, a full disk or a power cut costs the rounds since
+    the last call and nothing else. A save that fails removes its files, and one that was killed
+    leaves at most one set, which the next save removes before it writes. The disk needs space for
+    two states. One process at a time may save to a directory; others may load from it meanwhile.
+
+    Each call writes the whole state. A :class:`Ledger` with a `path` adds only a few bytes to it.
 
     Args:
         state: A tree of dicts (keys are strings or integers), lists and tuples over tensors, :class:`Weighted`, strings, numbers, booleans
@@ -50,14 +54,20 @@ def save_checkpoint(state: Any, directory: str | os.PathLike[str]) -> None:
     tree = json.dumps(packed(state, "state", tensors))
     blob = safetensors.torch.save(tensors)
     digest = _digest(tree, blob)
-    directory.mkdir(parents=True, exist_ok=True)
     name = f"{_TENSORS}{digest[:16]}.safetensors"
-    _replace(directory / name, blob)
-    _replace(directory / _STATE, json.dumps({"format": _FORMAT, "tensors": name, "sha256": digest, "state": tree}).encode())
-    for leftover in {*directory.glob(f"{_TENSORS}*"), *directory.glob(f"{_STATE}.part")} - {
-        directory / name
-    }:  # nothing refers to them any more
-        leftover.unlink()
+    record = {"format": _FORMAT, "tensors": name, "sha256": digest, "state": tree}
+    directory.mkdir(parents=True, exist_ok=True)
+    _clean(directory)
+    try:
+        parts = [
+            _part(directory / name, blob),
+            _part(directory / _STATE, json.dumps(record).encode()),
+        ]
+        for part in parts:  # tensors first: a state must never name a file that is not there
+            os.replace(part, part.with_suffix(""))
+            _sync(directory)
+    finally:
+        _clean(directory)  # after a failure the new files, after a success the old tensors
 
 
 def load_checkpoint(directory: str | os.PathLike[str], *, default: Any = _RAISE) -> Any:
@@ -68,14 +78,16 @@ def load_checkpoint(directory: str | os.PathLike[str], *, default: Any = _RAISE)
 
     Args:
         directory: Where it was saved.
-        default: Returned if nothing was ever saved there; without it, that is an error.
+        default: Returned if no save to `directory` was ever completed. Without it, that is an
+            error.
 
     Returns:
         An equal tree, its tensors on the CPU.
 
     Raises:
         FileNotFoundError: If nothing was saved there and there is no `default`.
-        ValueError: If the files are not what was saved.
+        ValueError: If the files are not what was saved, or ``state.json`` is gone and tensors
+            remain.
 
     Example:
         The head of a loop that can be killed at any time:
@@ -94,6 +106,8 @@ def load_checkpoint(directory: str | os.PathLike[str], *, default: Any = _RAISE)
     import safetensors.torch
 
     path = _folder(directory) / _STATE
+    if _lost(path):
+        raise wrong_value("directory", f"hold {_STATE}, which names its tensors", "tensors alone")
     if not path.exists():
         if default is _RAISE:
             raise FileNotFoundError(f"`directory` must hold a checkpoint; there is no {path}")
@@ -182,17 +196,57 @@ def _record(path: Path) -> tuple[str, str, str]:
     return name, digest, tree
 
 
-def _replace(path: Path, content: bytes) -> None:
-    """Write a file so that its name stands for the old content or for the new one, also after a power cut."""
+def _part(path: Path, content: bytes) -> Path:
+    """Write a file under a preliminary name, to the last byte on the disk."""
     part = path.with_name(f"{path.name}.part")
     with part.open("wb") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
-    os.replace(part, path)
+    return part
+
+
+def _sync(directory: Path) -> None:
+    """Make the names in a directory survive a power cut."""
     if os.name == "posix":  # elsewhere a directory cannot be opened
-        descriptor = os.open(path.parent, os.O_RDONLY)
+        descriptor = os.open(directory, os.O_RDONLY)
         try:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+def _clean(directory: Path) -> None:
+    """Remove what no state refers to.
+
+    Without a readable state, complete tensors stay: they may be all that is left of a run.
+    """
+    state = directory / _STATE
+    leftovers = set(directory.glob(f"{_TENSORS}*.part"))
+    named = _named(state)
+    if named is not None:
+        leftovers |= set(directory.glob(f"{_TENSORS}*")) - {directory / named}
+    elif not state.exists() and not _lost(state):
+        leftovers |= set(directory.glob(f"{_TENSORS}*"))
+    for leftover in leftovers:
+        leftover.unlink()
+    state.with_name(f"{_STATE}.part").unlink(missing_ok=True)  # last: until then it explains them
+
+
+def _lost(state: Path) -> bool:
+    """Whether complete tensors are there but the state that named them is gone.
+
+    A first save that was cut short leaves tensors without a state, too, but beside a part of the
+    state that names them.
+    """
+    complete = {path.name for path in state.parent.glob(f"{_TENSORS}*") if path.suffix != ".part"}
+    begun = _named(state.with_name(f"{_STATE}.part"))
+    return bool(complete - {begun}) and not state.exists()
+
+
+def _named(state: Path) -> str | None:
+    """Read which tensors a state names; None where it cannot be read."""
+    try:
+        return _record(state)[0]
+    except (FileNotFoundError, ValueError):
+        return None

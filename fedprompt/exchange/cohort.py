@@ -1,11 +1,11 @@
 """Who takes part in a round."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 import torch
 
-from fedprompt._checks import check_count, check_generator, wrong_value
+from fedprompt._checks import check_count, check_generator, kind, wrong_type, wrong_value
 
 Client = TypeVar("Client")
 
@@ -30,6 +30,8 @@ def cohort(clients: Sequence[Client], *, size: int, generator: torch.Generator) 
         >>> len(set(drawn)), drawn == sorted(drawn)
         (10, True)
     """
+    if not (hasattr(clients, "__getitem__") and hasattr(clients, "__len__")) or isinstance(clients, Mapping):
+        raise wrong_type("clients", "be a sequence, such as range(100)", kind(clients))
     check_count("size", size, at_least=0)
     if not 0 < max(1, size) <= len(clients):
         raise wrong_value("size", f"be at most the number of clients, {len(clients)}, of which there must be one", size)

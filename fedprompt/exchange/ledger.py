@@ -1,12 +1,17 @@
 """Who sent how many bytes, when and for what."""
 
 import csv
-from collections.abc import Hashable, Mapping
+import hashlib
+import json
+import os
+from collections.abc import Hashable, Iterable, Mapping
 from itertools import chain, repeat
 from os import PathLike
+from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 from fedprompt._checks import check_count, kind, wrong_type, wrong_value
+from fedprompt.exchange.checkpoint import packed, unpacked
 from fedprompt.exchange.payload import bytes_by_name
 from fedprompt.interfaces import Message
 
@@ -34,12 +39,39 @@ class Entry(NamedTuple):
     framed: int = 0
 
 
+class _Kept(NamedTuple):
+    """The beginning of a file: whose it is, how much of it counts, and a digest line by line."""
+
+    path: str | PathLike[str] | None = None
+    num_entries: int = 0
+    num_bytes: int = 0
+    sha256: str = ""
+
+    def followed_by(self, lines: Iterable[bytes]) -> "_Kept":
+        path, count, length, digest = self
+        for line in lines:
+            digest = hashlib.sha256(digest.encode() + line).hexdigest()
+            count, length = count + 1, length + len(line)
+        return _Kept(path, count, length, digest)
+
+
+_MARK = _Kept._fields[1:]
+
+
 class Ledger:
     """Counts the bytes of messages, per client, round, direction and name.
+
+    Without `path`, :meth:`state_dict` holds every entry, so a run that saves it in each round
+    writes a number of bytes that is quadratic in the number of rounds. With `path`, it appends
+    the new entries to a file and returns a state of constant size.
+
+    Args:
+        path: File for the entries, one line of JSON each. If None, they are part of the state.
 
     Attributes:
         entries: For each name of each recorded message, in the order of recording, a named tuple
             (server_round, client, direction, name, num_bytes, framed).
+        path: File for the entries, or None.
 
     Example:
         >>> ledger = Ledger()
@@ -54,8 +86,10 @@ class Ledger:
         all          1        40           0
     """
 
-    def __init__(self) -> None:
+    def __init__(self, path: str | PathLike[str] | None = None) -> None:
+        self.path = path
         self.entries: list[Entry] = []
+        self._kept = _Kept()
 
     def record(self, message: Message, *, direction: Direction, client: Hashable, server_round: int, framed: int = 0) -> None:
         """Add a message.
@@ -68,12 +102,15 @@ class Ledger:
             framed: Length of the blob, ``len(encode_payload(message, ...))``; 0 where there is none.
 
         Raises:
-            TypeError: If `message` does not map names to tensors or :class:`Weighted`; nothing is recorded then.
-            ValueError: If `direction` is another word, `server_round` is negative, or `framed` is less than the message needs.
+            TypeError: If `message` is not a message or `client` cannot be hashed; nothing is
+                recorded then, nor after any other error.
+            ValueError: If `direction` is another word, `server_round` is negative, a weight is not
+                one, or `framed` is less than the message needs.
         """
         _check_direction("direction", direction)
         check_count("server_round", server_round, at_least=0)
         check_count("framed", framed, at_least=0)
+        _check_client("client", client)
         sizes = bytes_by_name(message)
         if framed and (not sizes or framed < sum(sizes.values())):
             raise wrong_value("framed", f"be the length of a blob that holds the {sum(sizes.values())} bytes of `message`", framed)
@@ -114,11 +151,17 @@ class Ledger:
         lines = ("  ".join([str(row[0]).ljust(widths[0]), *map(_right, row[1:], widths[1:])]) for row in rows)
         return "\n".join(lines)
 
-    def state_dict(self) -> dict[str, list[Any]]:
-        """Hand out everything that was recorded: from each field of an entry to its values, in the order of recording.
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything that :meth:`load_state_dict` needs.
+
+        With a `path`, the entries that the file lacks are appended to it first, and are on the disk
+        when this returns. Whatever the file held behind the entries of this ledger is replaced, so
+        a run that was killed between this call and its checkpoint goes on correctly.
 
         Returns:
-            Lists of equal length, for :meth:`load_state_dict` and :func:`save_checkpoint`, which asks for ids that are strings or numbers.
+            Without a `path`, from each field of an entry to its values, in the order of recording.
+            With one, the number of entries, the length of the file in bytes, and a digest.
+            :func:`save_checkpoint` accepts both if ids are strings, numbers or tuples of these.
 
         Example:
             >>> ledger = Ledger()
@@ -128,32 +171,29 @@ class Ledger:
             >>> again.entries == ledger.entries
             True
         """
-        return {field: [getattr(entry, field) for entry in self.entries] for field in Entry._fields}
+        if self.path is None:
+            return {field: [getattr(entry, field) for entry in self.entries] for field in Entry._fields}
+        self._append()
+        return {field: getattr(self._kept, field) for field in _MARK}
 
-    def load_state_dict(self, state: Mapping[str, list[Any]], /) -> None:
-        """Take in what :meth:`state_dict` of a ledger gave, in place of everything that was recorded so far.
+    def load_state_dict(self, state: Mapping[str, Any], /) -> None:
+        """Replace all entries by those of a state of :meth:`state_dict`.
 
         Args:
-            state: From each field of an entry to a list of its values.
+            state: From a ledger without a `path`, or from one with the same `path`.
 
         Raises:
-            TypeError: If `state` is not a mapping to lists, or an entry's field is of another kind; nothing changes then.
-            ValueError: If `state` has other fields, lists of unequal length or values that no entry can have; nothing changes then.
+            TypeError: If `state` is not such a mapping, or a field is of another kind; nothing
+                changes then.
+            ValueError: If `state` has other fields, lists of unequal length or values that no entry
+                can have, or the file is not what was saved; nothing changes then.
         """
         if not isinstance(state, Mapping):
             raise wrong_type("state", "map the fields of an entry to lists", kind(state))
-        if set(state) != set(Entry._fields):
-            raise wrong_value("state", f"have the keys {', '.join(Entry._fields)}", ", ".join(map(repr, state)) or "none")
-        for field in Entry._fields:
-            if not isinstance(state[field], list):
-                raise wrong_type(f"state[{field!r}]", "be a list", kind(state[field]))
-        sizes = {field: len(values) for field, values in state.items()}
-        if len({*sizes.values()}) > 1:
-            raise wrong_value("state", "hold lists of equal length", sizes)
-        entries = [Entry(*values) for values in zip(*(state[field] for field in Entry._fields), strict=True)]
-        for position, entry in enumerate(entries):
-            _check_entry(position, entry)
-        self.entries = entries
+        if set(state) == set(_MARK):
+            self.entries, self._kept = _read(self.path, state)
+        else:
+            self.entries, self._kept = _listed(state), _Kept()
 
     def to_csv(self, path: str | PathLike[str]) -> None:
         """Write every entry to a CSV file with a header.
@@ -165,6 +205,59 @@ class Ledger:
             writer = csv.writer(file)
             writer.writerow(Entry._fields)
             writer.writerows(self.entries)
+
+    def _append(self) -> None:
+        """Write the entries that the file lacks; a line that was cut short earlier is replaced."""
+        if self._kept.path != self.path or self._kept.num_entries > len(self.entries):
+            self._kept = _Kept(self.path)
+        lines = [_line(entry) for entry in self.entries[self._kept.num_entries :]]
+        Path(self.path).parent.mkdir(parents=True, exist_ok=True)
+        with open(self.path, "ab") as file:
+            file.truncate(self._kept.num_bytes)
+            file.write(b"".join(lines))
+            file.flush()
+            os.fsync(file.fileno())
+        self._kept = self._kept.followed_by(lines)
+
+
+def _line(entry: Entry) -> bytes:
+    return json.dumps(packed(tuple(entry), "entry", {})["tuple"]).encode() + b"\n"
+
+
+def _read(path: str | PathLike[str] | None, state: Mapping[str, Any]) -> tuple[list[Entry], _Kept]:
+    """Read the beginning of a file that a state describes."""
+    if path is None:
+        raise wrong_value("state", "hold the entries, as this ledger has no `path`", "a part of a file")
+    for field in ("num_entries", "num_bytes"):
+        check_count(f"state[{field!r}]", state[field], at_least=0)
+    found = b""
+    if Path(path).exists():
+        with open(path, "rb") as file:
+            found = file.read(state["num_bytes"])
+    lines = found.splitlines(keepends=True)
+    kept = _Kept(path).followed_by(lines)
+    if [getattr(kept, field) for field in _MARK] != [state[field] for field in _MARK]:
+        got = f"{len(lines)} entries in {len(found)} bytes, or another digest"
+        raise wrong_value("path", f"hold the {state['num_entries']} entries that were saved", got)
+    return [Entry(*(unpacked(field, {}) for field in json.loads(line))) for line in lines], kept
+
+
+def _listed(state: Mapping[str, Any]) -> list[Entry]:
+    """Make the entries of a state that holds them all."""
+    if set(state) != set(Entry._fields):
+        fields = ", ".join(Entry._fields)
+        raise wrong_value("state", f"have the keys {fields}", ", ".join(map(repr, state)) or "none")
+    for field in Entry._fields:
+        if not isinstance(state[field], list):
+            raise wrong_type(f"state[{field!r}]", "be a list", kind(state[field]))
+    sizes = {field: len(values) for field, values in state.items()}
+    if len({*sizes.values()}) > 1:
+        raise wrong_value("state", "hold lists of equal length", sizes)
+    columns = (state[field] for field in Entry._fields)
+    entries = [Entry(*values) for values in zip(*columns, strict=True)]
+    for position, entry in enumerate(entries):
+        _check_entry(position, entry)
+    return entries
 
 
 def _check_direction(argument: str, direction: object) -> None:
@@ -179,10 +272,14 @@ def _check_entry(position: int, entry: Entry) -> None:
     _check_direction(f"state['direction'][{position}]", entry.direction)
     if not isinstance(entry.name, str):
         raise wrong_type(f"state['name'][{position}]", "be a string", kind(entry.name))
+    _check_client(f"state['client'][{position}]", entry.client)
+
+
+def _check_client(argument: str, client: object) -> None:
     try:
-        hash(entry.client)
+        hash(client)
     except TypeError as error:
-        raise wrong_type(f"state['client'][{position}]", "be hashable", kind(entry.client)) from error
+        raise wrong_type(argument, "be hashable", kind(client)) from error
 
 
 def _summary(label: object, entries: list[Entry]) -> tuple[object, ...]:

@@ -7,8 +7,20 @@ import torch.nn as nn
 from jaxtyping import Real
 from torch import Tensor
 
-from fedprompt._checks import check_finite, check_number, check_upload, checked_layout, kind, per_row, wrong_type, wrong_value
+from fedprompt._checks import (
+    check_finite,
+    check_number,
+    check_upload,
+    check_weights,
+    checked_layout,
+    kind,
+    per_row,
+    wrong_type,
+    wrong_value,
+)
 from fedprompt.interfaces import Message, Weighted
+
+_WRAPPERS = (nn.parallel.DistributedDataParallel, nn.DataParallel)
 
 
 def collect(
@@ -23,6 +35,9 @@ def collect(
     All parameters travel by their names, trainable or not, as detached copies; buffers never do. What is private must be a module of its
     own that is never collected: weight 0 is not privacy.
 
+    The names are those of the module inside a ``DistributedDataParallel``, a ``DataParallel`` or a
+    compiled module, at whatever depth, so that they fit on every rank and without any wrapper.
+
     Args:
         module: What the client trained.
         weight: The evidence behind every parameter as a whole, usually ``num_examples``; finite and at least 0.
@@ -35,8 +50,10 @@ def collect(
 
     Raises:
         TypeError: If an argument is of the wrong kind.
-        ValueError: If nothing matches, an entry of `only` or `rows` matches nothing, row weights have the wrong shape, a weight is negative
-            or not finite, or a parameter holds NaN or infinity in a row of positive weight.
+        ValueError: If nothing matches, an entry of `only` or `rows` matches nothing, row weights
+            have the wrong shape, a weight is negative, not finite or out of the range of float32
+            (a positive one that would become 0 too), or a parameter holds NaN or infinity in a row
+            of positive weight.
 
     Example:
         >>> payload = collect(nn.Linear(3, 2), weight=40)
@@ -44,17 +61,27 @@ def collect(
         {'weight': ((2, 3), 40.0), 'bias': ((2,), 40.0)}
     """
     check_number("weight", weight, at_least=0)
+    whole = _float32("weight", torch.tensor(weight, dtype=torch.float64))
     values, rows = snapshot(module, only=only), dict(rows or {})
     if unknown := sorted(rows.keys() - values.keys()):
-        raise wrong_value("rows", f"name collected parameters {sorted(values)}", unknown)
+        raise wrong_value("rows", f"name collected parameters {_some(values)}", _some(unknown))
     payload = {}
     for name, value in values.items():
-        own = rows.get(name, torch.tensor(float(weight)))
-        if not isinstance(own, Tensor):
-            raise wrong_type(f"rows[{name!r}]", "be a tensor", kind(own))
-        payload[name] = Weighted(value, own.detach().to(value.device, torch.float32, copy=True))
+        own = _float32(f"rows[{name!r}]", rows[name]) if name in rows else whole
+        payload[name] = Weighted(value, own.to(value.device, copy=True))
         check_upload(f"payload[{name!r}]", payload[name])
     return payload
+
+
+def _float32(argument: str, weight: object) -> Tensor:
+    """Cast weights, so that none of them becomes infinite, or 0 and with it an unknown row."""
+    if not isinstance(weight, Tensor) or weight.is_complex():
+        raise wrong_type(argument, "be a tensor of real numbers", kind(weight))
+    cast = weight.detach().float()
+    lost = (cast == 0) & (weight != 0) | cast.isinf() & ~weight.isinf()
+    if bool(lost.any()):
+        raise wrong_value(argument, "be 0 or in the range of float32", weight[lost][0].item())
+    return cast
 
 
 def snapshot(module: nn.Module, *, only: Iterable[str] | None = None) -> dict[str, Tensor]:
@@ -65,7 +92,7 @@ def snapshot(module: nn.Module, *, only: Iterable[str] | None = None) -> dict[st
         only: Names or dotted prefixes; None takes every parameter.
 
     Returns:
-        Detached copies by name, trainable or not, without buffers.
+        Detached copies by name, trainable or not, without buffers. Names as in :func:`collect`.
 
     Raises:
         TypeError: If `module` is not an ``nn.Module`` or `only` is a bare string.
@@ -77,7 +104,7 @@ def snapshot(module: nn.Module, *, only: Iterable[str] | None = None) -> dict[st
     """
     if not isinstance(module, nn.Module):
         raise wrong_type("module", "be an nn.Module", kind(module))
-    parameters = dict(module.named_parameters())
+    parameters = {_inner(module, name): parameter for name, parameter in module.named_parameters()}
     chosen = list(parameters) if only is None else _matching(list(parameters), only)
     if not chosen:
         raise wrong_value("module", "have parameters", type(module).__name__)
@@ -91,12 +118,14 @@ def load(module: nn.Module, message: Message) -> None:
     Names that the message lacks keep their values, and so do rows of weight 0. Buffers may be loaded.
 
     Args:
-        module: The module to write into.
+        module: The module to write into; names are those that :func:`collect` gives.
         message: Tensors or :class:`Weighted` by parameter or buffer name; values are cast to the dtype and device of what they overwrite.
 
     Raises:
         TypeError: If an entry is neither, or its dtype cannot be cast (float into an integer buffer).
-        ValueError: If a name is unknown, a shape differs, or a value is NaN or infinite (after the cast); nothing is written then.
+        ValueError: If a name is unknown, a shape differs, a value is NaN or infinite (after the
+            cast), or two names of one tied parameter come with different values; nothing is written
+            then.
 
     Example:
         >>> model = nn.Linear(1, 2, bias=False)
@@ -108,10 +137,12 @@ def load(module: nn.Module, message: Message) -> None:
         raise wrong_type("module", "be an nn.Module", kind(module))
     if not isinstance(message, Mapping):
         raise wrong_type("message", "map names to tensors or Weighted", kind(message))
-    targets = dict(module.named_parameters(remove_duplicate=False)) | dict(module.named_buffers(remove_duplicate=False))
+    named = *module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)
+    targets = {_inner(module, name): target for name, target in named}
     if unknown := sorted(map(str, message.keys() - targets.keys())):
-        raise wrong_value("message", f"name parameters or buffers of `module` {sorted(targets)}", unknown)
+        raise wrong_value("message", f"name parameters or buffers of `module` {_some(targets)}", _some(unknown))
     new = {name: _new_value(name, targets[name], entry) for name, entry in message.items()}
+    _check_ties(targets, new)
     for name, value in new.items():
         targets[name].copy_(value)
 
@@ -127,6 +158,8 @@ def num_bytes(message: Message) -> int:
 
     Raises:
         TypeError: If `message` is not a mapping of these.
+        ValueError: If a weight has another shape than the rows of its value, is negative or not
+            finite.
 
     Example:
         Two of three rows are known: 2 x 4 float32 values and 3 float32 weights.
@@ -141,11 +174,14 @@ def bytes_by_name(message: Message) -> dict[str, int]:
     """Count each entry of a message."""
     if not isinstance(message, Mapping):
         raise wrong_type("message", "map names to tensors or Weighted", kind(message))
+    if strange := [name for name in message if not isinstance(name, str)]:
+        raise wrong_type("message", "have strings as names", kind(strange[0]))
     return {name: _entry_bytes(name, entry) for name, entry in message.items()}
 
 
 def _entry_bytes(name: str, entry: Tensor | Weighted) -> int:
     if isinstance(entry, Weighted):
+        check_weights(f"message[{name!r}]", checked_layout(f"message[{name!r}]", entry))
         event = entry.value.shape[entry.weight.ndim :].numel()
         known = int((entry.weight > 0).sum())
         return entry.weight.numel() * entry.weight.element_size() + known * event * entry.value.element_size()
@@ -172,12 +208,38 @@ def _new_value(name: str, target: Tensor, entry: Tensor | Weighted) -> Tensor:
     return torch.where(per_row(weight > 0, value), value, target)
 
 
+def _inner(module: nn.Module, name: str) -> str:
+    """Name a parameter or buffer as the module inside its wrappers does."""
+    kept, owner = list[str](), module
+    for part in name.split("."):
+        if not ((isinstance(owner, _WRAPPERS) and part == "module") or part == "_orig_mod"):
+            kept.append(part)
+        owner = getattr(owner, part)
+    return ".".join(kept)
+
+
+def _check_ties(targets: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> None:
+    """Require that names of one parameter get one value: otherwise the last of them would win."""
+    first: dict[int, str] = {}
+    for name, value in new.items():
+        other = first.setdefault(id(targets[name]), name)
+        if not torch.equal(value, new[other]):
+            rule = f"hold equal values for {other!r} and {name!r}, which are one parameter"
+            raise wrong_value("message", rule, "two that differ")
+
+
+def _some(names: Iterable[str]) -> str:
+    """List a few names; a large model has hundreds."""
+    names = sorted(names)
+    return f"{names[:5]} and {len(names) - 5} more" if len(names) > 5 else f"{names}"
+
+
 def _matching(names: list[str], only: Iterable[str]) -> list[str]:
     if isinstance(only, str):
         raise wrong_type("only", "be several names or prefixes, such as ['prompts']", repr(only))
     entries = list(only)
     hits = {entry: {name for name in names if name == entry or name.startswith(f"{entry}.")} for entry in entries}
     if missed := [entry for entry in entries if not hits[entry]] or (not entries):
-        raise wrong_value("only", f"each match a name or a dotted prefix of {names}", missed if entries else "none")
+        raise wrong_value("only", f"each match a name or a dotted prefix of {_some(names)}", missed if entries else "none")
     matched = set().union(*hits.values())
     return [name for name in names if name in matched]

@@ -12,7 +12,7 @@ Client = TypeVar("Client", int, str)
 
 
 def receive(
-    arrivals: Iterable[tuple[Client, bytes]],
+    arrivals: Iterable[tuple[Client, object]],
     *,
     expect: Expected | Mapping[Client, Expected],
     max_bytes: int,
@@ -20,8 +20,9 @@ def receive(
 ) -> tuple[dict[Client, Any], list[tuple[Client, str]]]:
     """Read the uploads of a round: the first good one of each client, and a reason for every other.
 
-    A blob that :func:`decode_payload` refuses costs its sender's part in the round and nobody else's; a second one of a client whose
-    first was good is not even read. Arrivals are taken one by one, and of a refused one nothing is kept but the reason.
+    A blob that :func:`decode_payload` refuses is dropped, and so is one that is not ``bytes``; the
+    other clients are unaffected. A second one of a client whose first was good is not even read.
+    Arrivals are taken one by one, and of a refused one nothing is kept but the reason.
 
     Args:
         arrivals: Pairs of a client's id, all integers or all strings, and what it sent. The id is what the channel knows, and the blob must
@@ -37,7 +38,7 @@ def receive(
         bits; and pairs of a client and the reason for which something of it was refused, in the order of arrival.
 
     Raises:
-        TypeError: If an argument is of the wrong kind, or an id is; never for what a blob holds.
+        TypeError: If an argument or an id is of the wrong kind; never for a blob.
         ValueError: If `expect` names a client, or alone needs more than `max_bytes`; nothing was taken from `arrivals` then.
 
     Example:
@@ -68,6 +69,8 @@ def receive(
             if (asked := same or forms.get(client)) is None:
                 raise wrong_value("blob", "come from a client that was asked", repr(client))
             own, slots = asked
+            if not isinstance(blob, bytes):
+                raise wrong_value("blob", "be bytes", f"a {type(blob).__name__}")
             message, _ = read_blob(blob, own._replace(client_id=str(client)), slots, max_bytes)
             accepted[client] = message if restore is None else restore(message)
         except ValueError as error:

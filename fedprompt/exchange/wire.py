@@ -2,12 +2,13 @@
 
 import os
 from collections.abc import Mapping
+from functools import partial
 from os import PathLike
 
 import torch
 from torch import Tensor
 
-from fedprompt._checks import check_count, check_finite, check_upload, kind, wrong_type, wrong_value
+from fedprompt._checks import check_count, check_finite, check_number, check_upload, kind, wrong_type, wrong_value
 from fedprompt.exchange._frame import (
     Expected,
     Header,
@@ -90,14 +91,17 @@ def decode_payload(blob: bytes, *, expect: Expected, max_bytes: int) -> tuple[di
     Args:
         blob: What arrived.
         expect: Form and fingerprint of what should arrive; the round and the sender, where they are known.
-        max_bytes: At most so many bytes for the blob, and for the message that it unfolds into.
+        max_bytes: Maximum size in bytes of the blob, and of the message that it unfolds into. The
+            tensors take at most twice that. Parsing the header takes at most 50 times its length,
+            which is bounded by that of the header of `expect` plus 16 KiB.
 
     Returns:
         The message, on the CPU, in the order of names that is expected, with rows of weight 0 as zeros; and its header.
 
     Raises:
         TypeError: If an argument is of the wrong kind; never for what `blob` holds.
-        ValueError: If the blob is too long, truncated, damaged, malformed, holds NaN, infinity or negative weights, or is of another
+        ValueError: If the blob is too long, truncated, damaged, malformed, holds NaN, infinity, a
+            number beyond `expect.max_abs` or negative weights, or is of another
             format, form, fingerprint, round or sender; the text says which part differs. If `expect` alone needs more than `max_bytes`.
 
     Example:
@@ -126,6 +130,8 @@ def check_expected(expect: object, max_bytes: int) -> dict[str, Slot]:
         check_count("expect.server_round", expect.server_round, at_least=0)
     if not isinstance(expect.client_id, str | None):
         raise wrong_type("expect.client_id", "be a string or None", kind(expect.client_id))
+    if expect.max_abs is not None:
+        check_number("expect.max_abs", expect.max_abs, above=0)
     check_count("max_bytes", max_bytes)
     expected = slots("expect.message", expect.message)
     if (most := sum(slot.num_bytes for slot in expected.values())) > max_bytes:
@@ -146,7 +152,8 @@ def read_blob(blob: bytes, expect: Expected, expected: Mapping[str, Slot], max_b
     tensors = memoryview(blob)[8 + int.from_bytes(blob[:8], "little") :]
     check_whole(text, digest, header, claimed, tensors)
     raw = pieces(tensors, claimed)
-    return {name: read_entry(raw, name, entry, claimed) for name, entry in expect.message.items()}, header
+    read = partial(read_entry, raw, claimed=claimed, max_abs=expect.max_abs)
+    return {name: read(name, entry) for name, entry in expect.message.items()}, header
 
 
 def save_payload(message: Message, path: str | PathLike[str], *, header: Header) -> None:

@@ -518,3 +518,14 @@ def test_a_number_that_overflows_with_what_waited_is_refused_and_the_state_is_ke
     with pytest.raises(ValueError, match=r"`payload\['a'\] with its state` must be finite"):
         codec.encode({"a": Weighted(torch.tensor([3e38]), torch.tensor(1.0))}, state)
     assert state["a"].item() == pytest.approx(3e38)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_rows_without_numbers_or_of_zeros_have_a_scale_of_zero(dtype):
+    for value in (torch.zeros(2, 0, dtype=dtype), torch.zeros(2, 3, dtype=dtype)):
+        codec, payload = int8_codec(), {"head": Weighted(value, torch.tensor([3.0, 0.0]))}
+        message, _ = codec.encode(payload, codec.init(payload))
+        assert message["head/scale"].value.dtype == torch.float32
+        assert message["head/scale"].value.tolist() == [0.0, 0.0]
+        assert message["head/scale"].weight.tolist() == [3.0, 0.0]
+        assert codec.decode(message, like=payload)["head"].value.equal(value)
