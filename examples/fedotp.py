@@ -52,9 +52,9 @@ def new_client(task: ClipTask, num_shared: int, num_private: int, args: Namespac
     if num_shared + num_private == 0:
         return nn.ModuleDict({"private": fp.ContextPrompts(task.tower.dim, init=task.tower.words("a photo of a"))})
     generator = fp.stream_generator(args.seed, server_round=0, purpose="contexts")  # all clients start alike
-    new = partial(fp.ContextPrompts, task.tower.dim, num_context=args.num_context, generator=generator)
+    new = partial(fp.ContextPrompts, task.tower.dim, length=args.num_context, generator=generator)
     numbers = {"shared": num_shared, "private": num_private}
-    return nn.ModuleDict({name: new(num_prompts=number) for name, number in numbers.items() if number}).to(args.device)
+    return nn.ModuleDict({name: new(num_contexts=number) for name, number in numbers.items() if number}).to(args.device)
 
 
 def features(client: nn.ModuleDict, task: ClipTask) -> Tensor:

@@ -105,13 +105,13 @@ class PromptedText(NamedTuple):
     """Class sentences with a learned context, split so that a causal text tower can run the common part once.
 
     Attributes:
-        prefix: ``(prompts, prefix_length, dim)``, the tokens that every class shares; an axis in front where samples bring their own.
-        suffix: ``(prompts, classes, suffix_length, dim)``, the rest, padded; likewise.
+        prefix: ``(contexts, prefix_length, dim)``, the tokens that every class shares; an axis in front where samples bring their own.
+        suffix: ``(contexts, classes, suffix_length, dim)``, the rest, padded; likewise.
         end: ``(classes,)``, the position of the end-of-text token, counted from the start of the prefix.
     """
 
-    prefix: Float[Tensor, "*batch prompts prefix_length dim"]
-    suffix: Float[Tensor, "*batch prompts classes suffix_length dim"]
+    prefix: Float[Tensor, "*batch contexts prefix_length dim"]
+    suffix: Float[Tensor, "*batch contexts classes suffix_length dim"]
     end: Int[Tensor, " classes"]
 
 
@@ -216,7 +216,7 @@ class TextEncoder(Protocol):
 
     dim: int
 
-    def __call__(self, text: PromptedText, /) -> Float[Tensor, "*batch prompts classes features"]:
+    def __call__(self, text: PromptedText, /) -> Float[Tensor, "*batch contexts classes features"]:
         """Encode, without normalising."""
 
 

@@ -7,11 +7,11 @@ import pytest
 import torch
 import torch.nn as nn
 
-from fedprompt import ClassNames, ContextPrompts, PromptedText, at_end, at_front, collect, in_middle, prompted_text
+from fedprompt import ClassNames, ContextPrompts, PromptedText, collect, prompted_text
 
 START, PAD, STOP, END = -1.0, -2.0, -3.0, -4.0
 WORDS = [[10.0], [20.0, 21.0, 22.0], [30.0, 31.0]]
-PLACES = {at_end: lambda n: n, in_middle: lambda n: n // 2, at_front: lambda n: 0}
+PLACES = {"end": lambda n: n, "middle": lambda n: n // 2, "front": lambda n: 0}  # context tokens before the name
 
 
 def class_names(*, causal=True, context_length=16, words=WORDS, closing=(STOP, END)):
@@ -47,7 +47,7 @@ def test_sentences_are_those_put_together_by_hand(place, length, closing):
     names, before = class_names(closing=closing), PLACES[place](length)
     generic, specific = numbered(2, length), numbered(2, 3, length)
     for context in (generic, specific):
-        text = prompted_text(context, names, place=place, class_specific=context is specific)
+        text = prompted_text(context, names, name_position=before, class_specific=context is specific)
         assert whole(text).shape[-1] == 1 + length + 3 + len(closing)
         for prompt in range(2):
             for number, word in enumerate(WORDS):
@@ -60,58 +60,58 @@ def test_sentences_are_those_put_together_by_hand(place, length, closing):
                 assert text.end[number] == len(expected) - 1
 
 
-@pytest.mark.parametrize(("place", "shared"), [(at_end, 5), (in_middle, 2), (at_front, 0)])
-def test_what_classes_share_is_the_start_and_the_generic_context_before_the_name(place, shared):
-    assert prompted_text(numbered(2, 5), class_names(), place=place).prefix.shape == (2, 1 + shared, 1)
-    assert prompted_text(numbered(2, 3, 5), class_names(), place=place, class_specific=True).prefix.shape == (2, 1, 1)
+@pytest.mark.parametrize(("position", "shared"), [(None, 5), (5, 5), (2, 2), (0, 0)])
+def test_what_classes_share_is_the_start_and_the_generic_context_before_the_name(position, shared):
+    assert prompted_text(numbered(2, 5), class_names(), name_position=position).prefix.shape == (2, 1 + shared, 1)
+    assert prompted_text(numbered(2, 3, 5), class_names(), name_position=position, class_specific=True).prefix.shape == (2, 1, 1)
 
 
 def test_the_end_of_text_stands_where_it_stands_in_every_place():
-    ends = [prompted_text(numbered(1, 5), class_names(), place=place).end.tolist() for place in PLACES]
-    assert ends == [[8, 10, 9]] * 3  # start, 5 of context, the words, a full stop, then the end
+    ends = [prompted_text(numbered(1, 5), class_names(), name_position=before).end.tolist() for before in (None, 5, 2, 0)]
+    assert ends == [[8, 10, 9]] * 4  # start, 5 of context, the words, a full stop, then the end
 
 
 @pytest.mark.parametrize("place", PLACES)
 def test_class_specific_contexts_with_equal_rows_are_a_generic_one(place):
     context = numbered(2, 5)
-    tied = prompted_text(context[:, None].expand(-1, 3, -1, -1), class_names(), place=place, class_specific=True)
-    generic = prompted_text(context, class_names(), place=place)
+    tied = prompted_text(context[:, None].expand(-1, 3, -1, -1), class_names(), name_position=PLACES[place](5), class_specific=True)
+    generic = prompted_text(context, class_names(), name_position=PLACES[place](5))
     assert torch.equal(whole(tied), whole(generic))
     assert torch.equal(tied.end, generic.end)
 
 
 @pytest.mark.parametrize("place", PLACES)
 def test_without_context_every_place_is_the_same(place):
-    text = prompted_text(torch.zeros(1, 0, 1), class_names(), place=place)
+    text = prompted_text(torch.zeros(1, 0, 1), class_names(), name_position=PLACES[place](0))
     assert torch.equal(whole(text), whole(prompted_text(torch.zeros(1, 0, 1), class_names())))
 
 
 @pytest.mark.parametrize("shape", [(2, 5), (2, 3, 5)])
 @pytest.mark.parametrize("place", PLACES)
 def test_a_tower_that_looks_both_ways_gets_its_full_length(place, shape):
-    write = partial(prompted_text, numbered(*shape), place=place, class_specific=len(shape) == 3)
+    write = partial(prompted_text, numbered(*shape), name_position=PLACES[place](5), class_specific=len(shape) == 3)
     text, short = write(class_names(causal=False)), whole(write(class_names()))
     assert whole(text).shape == (2, 3, 16)
     assert torch.equal(whole(text)[..., : short.shape[-1]], short)
     assert (whole(text)[..., short.shape[-1] :] == PAD).all()
 
 
-def test_a_place_is_any_function_of_the_length():
-    text = prompted_text(numbered(1, 5), class_names(), place=lambda length: length - 1)
+def test_a_name_may_stand_anywhere():
+    text = prompted_text(numbered(1, 5), class_names(), name_position=4)
     assert whole(text)[0, 0, :8].tolist() == [START, 100, 101, 102, 103, 10, 104, STOP]
 
 
 def test_gradients_reach_each_context_token_once_for_each_class():
     context = numbered(2, 5).requires_grad_()
-    whole(prompted_text(context, class_names(), place=in_middle)).sum().backward()
+    whole(prompted_text(context, class_names(), name_position=2)).sum().backward()
     assert (context.grad == 3).all()
 
 
 def test_clients_may_be_stacked():
     contexts = torch.stack([numbered(2, 5), 1 + numbered(2, 5)])
-    stacked = torch.func.vmap(lambda context: prompted_text(context, class_names(), place=in_middle))(contexts)
+    stacked = torch.func.vmap(lambda context: prompted_text(context, class_names(), name_position=2))(contexts)
     for client, context in enumerate(contexts):
-        alone = prompted_text(context, class_names(), place=in_middle)
+        alone = prompted_text(context, class_names(), name_position=2)
         assert all(torch.equal(together[client], own) for together, own in zip(stacked, alone, strict=True))
 
 
@@ -120,7 +120,7 @@ def test_clients_may_be_stacked():
 @pytest.mark.parametrize("shape", [(2, 5), (2, 3, 5)])
 def test_sentences_compile_in_one_graph(place, shape):
     torch.compiler.reset()
-    write = partial(prompted_text, names=class_names(causal=False), place=place, class_specific=len(shape) == 3)
+    write = partial(prompted_text, names=class_names(causal=False), name_position=PLACES[place](5), class_specific=len(shape) == 3)
     expected = write(numbered(*shape))
     compiled = torch.compile(write, fullgraph=True, backend="aot_eager")(numbered(*shape))
     assert isinstance(compiled, PromptedText)
@@ -128,7 +128,7 @@ def test_sentences_compile_in_one_graph(place, shape):
 
 
 def test_initial_values_are_those_of_coop(generator):
-    context = ContextPrompts(64, num_context=50, num_prompts=3, generator=generator)()
+    context = ContextPrompts(64, num_contexts=3, length=50, generator=generator)()
     assert context.shape == (3, 50, 64)
     # 9600 draws of N(0, .02^2): standard errors .02 / sqrt(9600) = 2.0e-4 and .02 / sqrt(2 * 9600) = 1.4e-4; five of each.
     assert context.mean().item() == pytest.approx(0, abs=1.1e-3)
@@ -146,7 +146,7 @@ def test_initial_values_follow_the_generator_alone():
 @pytest.mark.parametrize(("num_classes", "shape"), [(None, (2, 3, 4)), (5, (2, 5, 3, 4))])
 def test_words_set_the_values_and_the_length(num_classes, shape):
     words = torch.randn(3, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    prompts = ContextPrompts(4, num_prompts=2, num_classes=num_classes, init=words)
+    prompts = ContextPrompts(4, num_contexts=2, num_classes=num_classes, init=words)
     assert prompts().shape == shape
     assert prompts().dtype == torch.float64
     assert (prompts() == words).all()
@@ -160,7 +160,7 @@ def test_a_context_that_starts_from_half_precision_learns_in_single():
 
 
 def test_a_context_knows_no_class_names():
-    source, target = ContextPrompts(1, num_context=5), ContextPrompts(1, num_context=5)
+    source, target = ContextPrompts(1, length=5), ContextPrompts(1, length=5)
     assert list(source.state_dict()) == ["context"]
     target.load_state_dict(source.state_dict())
     few, many = class_names(words=WORDS[:1]), class_names(words=[*WORDS, [40.0]])
@@ -169,7 +169,7 @@ def test_a_context_knows_no_class_names():
 
 def test_nothing_private_is_collected():
     """FedOTP: the tower sees both contexts, the server one of them."""
-    client = nn.ModuleDict({"shared": ContextPrompts(1, num_context=5), "private": ContextPrompts(1, num_context=5)})
+    client = nn.ModuleDict({"shared": ContextPrompts(1, length=5), "private": ContextPrompts(1, length=5)})
     text = prompted_text(torch.cat([client["shared"](), client["private"]()]), class_names())
     text.prefix.square().sum().backward()
     assert client["private"].context.grad.abs().sum() > 0
@@ -183,8 +183,8 @@ def test_nothing_private_is_collected():
     ("arguments", "error", "message"),
     [
         ({"dim": 0}, ValueError, "`dim` must be at least 1"),
-        ({"dim": 4, "num_context": -1}, ValueError, "`num_context` must be at least 0"),
-        ({"dim": 4, "num_prompts": 0}, ValueError, "`num_prompts` must be at least 1"),
+        ({"dim": 4, "length": -1}, ValueError, "`length` must be at least 0"),
+        ({"dim": 4, "num_contexts": 0}, ValueError, "`num_contexts` must be at least 1"),
         ({"dim": 4, "num_classes": 2.0}, TypeError, "`num_classes` must be an integer"),
         ({"dim": 4, "init": "a photo of a"}, TypeError, r"`init` must be a floating-point tensor .*'a photo of a'"),
         ({"dim": 4, "init": torch.zeros(3, 4, dtype=torch.long)}, TypeError, r"`init` .*int64"),
@@ -206,27 +206,27 @@ ONE_MORE = "`per_sample=True` or `class_specific=True` claims one axis more"
     [
         ([[[0.0]]], {}, TypeError, "`context` must be a floating-point tensor"),
         (torch.zeros(1, 5, 1, dtype=torch.long), {}, TypeError, "`context` must be a floating-point tensor"),
-        (torch.zeros(1, 5, 2), {}, ValueError, rf"`context` must have shape \(prompts, length, 1\); {ONE_MORE}; got \(1, 5, 2\)"),
+        (torch.zeros(1, 5, 2), {}, ValueError, rf"`context` must have shape \(contexts, length, 1\); {ONE_MORE}; got \(1, 5, 2\)"),
         (torch.zeros(1, 3, 5, 1), {}, ValueError, rf"{ONE_MORE}; got \(1, 3, 5, 1\)"),
         (torch.zeros(5, 1), {}, ValueError, r"got \(5, 1\)"),
         (
             torch.zeros(1, 2, 5, 1),
             {"class_specific": True},
             ValueError,
-            r"shape \(prompts, 3, length, 1\); `per_sample=True` claims one axis more; got \(1, 2, 5, 1\)",
+            r"shape \(contexts, 3, length, 1\); `per_sample=True` claims one axis more; got \(1, 2, 5, 1\)",
         ),
-        (torch.zeros(1, 5, 1), {"class_specific": True}, ValueError, r"\(prompts, 3, length, 1\); .*got \(1, 5, 1\)"),
+        (torch.zeros(1, 5, 1), {"class_specific": True}, ValueError, r"\(contexts, 3, length, 1\); .*got \(1, 5, 1\)"),
         (
             torch.zeros(1, 5, 1),
             {"per_sample": True},
             ValueError,
-            r"\(batch, prompts, length, 1\); `class_specific=True` claims one axis more; got \(1, 5, 1\)",
+            r"\(batch, contexts, length, 1\); `class_specific=True` claims one axis more; got \(1, 5, 1\)",
         ),
         (
             torch.zeros(3, 1, 2, 5, 1),
             {"per_sample": True, "class_specific": True},
             ValueError,
-            r"`context` must have shape \(batch, prompts, 3, length, 1\); got \(3, 1, 2, 5, 1\)",
+            r"`context` must have shape \(batch, contexts, 3, length, 1\); got \(3, 1, 2, 5, 1\)",
         ),
         (torch.zeros(1, 5, 1), {"per_sample": 7}, TypeError, "`per_sample` must be True or False; got 7"),
         (torch.zeros(1, 5, 1), {"class_specific": 3}, TypeError, "`class_specific` must be True or False; got 3"),
@@ -246,11 +246,11 @@ def test_the_longest_sentence_that_fits_fits():
 
 @pytest.mark.bad_input
 @pytest.mark.parametrize(
-    ("place", "message"), [(lambda n: n + 1, "at most the length 5"), (lambda n: -1, "at least 0"), (lambda n: n / 2, "integer")]
+    ("position", "message"), [(6, "at most the length 5 of the context; got 6"), (-1, "at least 0; got -1"), (2.5, "an integer; got 2.5")]
 )
-def test_places_outside_the_context(place, message):
-    with pytest.raises((ValueError, TypeError), match=rf"`place\(length\)` must be .*{message}"):
-        prompted_text(numbered(1, 5), class_names(), place=place)
+def test_names_outside_the_context(position, message):
+    with pytest.raises((ValueError, TypeError), match=f"`name_position` must be {message}"):
+        prompted_text(numbered(1, 5), class_names(), name_position=position)
 
 
 @pytest.mark.bad_input

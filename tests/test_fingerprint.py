@@ -15,8 +15,6 @@ from fedprompt import (
     Header,
     LayeredPrompts,
     TextTower,
-    at_end,
-    at_front,
     collect,
     decode_payload,
     encode_payload,
@@ -201,8 +199,10 @@ def test_names_order_and_number_of_classes_are_told():
 
 def test_where_a_context_stands_is_told():
     tower = TextTower(make_clip(), TOKENIZER)
-    assert differing(fingerprint(tower, place=at_end), fingerprint(tower, place=at_front)) == {"place"}
-    assert fingerprint(tower, place=at_end)["place"] == "at_end"
+    assert differing(fingerprint(tower), fingerprint(tower, name_position=0)) == {"name_position"}
+    assert differing(fingerprint(tower, name_position=2), fingerprint(tower, name_position=0)) == {"name_position"}
+    assert fingerprint(tower)["name_position"] == "behind the context"
+    assert "name_position" not in fingerprint(vit_trunk(tiny_vit()))
 
 
 @pytest.mark.parametrize(
@@ -231,7 +231,7 @@ def test_a_payload_for_another_backbone_plan_or_class_set_is_refused_by_the_part
         ((vit_trunk(tiny_vit()), DeepPrompts(2, 12, 3)), {}, TypeError, r"`streams\[0\]` must be a PromptStream; got DeepPrompts"),
         ((vit_trunk(tiny_vit()),), {"class_names": "cat"}, TypeError, r"`class_names` must be a sequence of strings; got 'cat'"),
         ((vit_trunk(tiny_vit()),), {"class_names": [1]}, TypeError, r"`class_names` must be a sequence of strings; got \[1\]"),
-        ((vit_trunk(tiny_vit()),), {"place": "at_end"}, TypeError, r"`place` must be a function with a name; got 'at_end'"),
+        ((vit_trunk(tiny_vit()),), {"name_position": "end"}, TypeError, r"`name_position` must be an integer; got 'end'"),
     ],
 )
 def test_bad_arguments_are_refused_by_name(arguments, options, error, reason):

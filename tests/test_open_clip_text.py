@@ -11,12 +11,12 @@ from peft import LoraConfig, inject_adapter_in_model
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from clips import CONTEXT_LENGTH, NAMES, TEXT, TOKENIZER, VISION, WordTokenizer, draw, make_clip
-from fedprompt import ContextPrompts, PromptedText, TextTower, at_end, at_front, frozen, image_tokens, in_middle, per_sample, prompted_text
+from fedprompt import ContextPrompts, PromptedText, TextTower, frozen, image_tokens, per_sample, prompted_text
 from fedprompt.interfaces import TextEncoder
 from references import coop
 from tolerance import assert_near
 
-PLACES = {"end": at_end, "middle": in_middle, "front": at_front}
+PLACES = {"end": 5, "middle": 2, "front": 0}  # context tokens before the name, of 5
 CUSTOM_BLOCK = {"qk_norm": True, "scale_heads": True, "scale_attn_inner": True, "scale_attn": True, "scale_fc": True, "ls_init_value": 0.5}
 TOWERS = {
     "CLIP": {},
@@ -44,8 +44,8 @@ def test_features_and_gradients_are_those_of_whole_sentences(kind, place, specif
     model = make_clip(**TOWERS[kind])
     tower = TextTower(model, TOKENIZER)
     context = draw(2, *[len(NAMES)] * specific, 5, tower.dim).requires_grad_()
-    features = tower(prompted_text(context, tower.class_names(NAMES), place=PLACES[place], class_specific=specific))
-    expected = coop.text_features(model, TOKENIZER, context, NAMES, PLACES[place](5))
+    features = tower(prompted_text(context, tower.class_names(NAMES), name_position=PLACES[place], class_specific=specific))
+    expected = coop.text_features(model, TOKENIZER, context, NAMES, PLACES[place])
     assert_near(features, expected)
     assert_near(*(gradients(values, context)[0] for values in (features, expected)))
 
@@ -73,8 +73,8 @@ def test_only_a_causal_tower_that_reads_the_end_of_text_is_cut_short():
 @pytest.mark.parametrize("place", PLACES)
 def test_the_end_is_where_the_tokenizer_puts_it(place):
     tower = TextTower(make_clip(), TOKENIZER)
-    text = prompted_text(draw(1, 5, tower.dim), tower.class_names(NAMES), place=PLACES[place])
-    assert torch.equal(text.end, coop.ends(TOKENIZER, NAMES, 5, PLACES[place](5)))
+    text = prompted_text(draw(1, 5, tower.dim), tower.class_names(NAMES), name_position=PLACES[place])
+    assert torch.equal(text.end, coop.ends(TOKENIZER, NAMES, 5, PLACES[place]))
     assert len(set(text.end.tolist())) > 2
 
 
@@ -106,7 +106,7 @@ def test_chunks_of_classes_change_nothing(kind, chunk, specific):
     context = draw(2, *[len(NAMES)] * specific, 5, 16).requires_grad_()
     results = []
     for tower in (TextTower(model, TOKENIZER), TextTower(model, TOKENIZER, class_chunk=chunk)):
-        text = prompted_text(context, tower.class_names(NAMES), place=in_middle, class_specific=specific)
+        text = prompted_text(context, tower.class_names(NAMES), name_position=2, class_specific=specific)
         features = tower(text)
         results.append((features, *gradients(features, context)))
     for chunked, expected in zip(*reversed(results), strict=True):
@@ -184,7 +184,7 @@ def test_sentences_stay_on_the_device_of_the_model(kind, device):
 def encoded(model):
     tower = TextTower(model, TOKENIZER, class_chunk=4)
     context = draw(2, 5, 16).to(model.logit_scale.detach())
-    text = prompted_text(context, tower.class_names(NAMES), place=in_middle)
+    text = prompted_text(context, tower.class_names(NAMES), name_position=2)
     return tower(text), text
 
 
@@ -293,10 +293,10 @@ def test_a_name_and_its_full_stop_are_tokenized_as_in_the_whole_sentence(names):
 def test_a_context_stands_around_a_tricky_name_as_in_the_published_code(place):
     tower = TextTower(make_clip(), TOKENIZER)
     context, weight = draw(1, 5, tower.dim), tower.model.token_embedding.weight
-    text = prompted_text(context, tower.class_names(TRICKY), place=PLACES[place])
+    text = prompted_text(context, tower.class_names(TRICKY), name_position=PLACES[place])
     for name, suffix, end in zip(TRICKY, text.suffix[0], text.end, strict=True):
         rest = iter(context[0])
-        ids = coop.published(TOKENIZER, name.replace("_", " "), 5, PLACES[place](5))
+        ids = coop.published(TOKENIZER, name.replace("_", " "), 5, PLACES[place])
         expected = torch.stack([next(rest) if index is None else weight[index] for index in ids])
         assert torch.equal(torch.cat([text.prefix[0], suffix])[: len(ids)], expected), name
         assert end == len(ids) - 1
@@ -328,7 +328,7 @@ def test_each_sample_may_bring_contexts_of_its_own(kind, place, specific):
     for chunk in (None, 4):
         tower = TextTower(model, TOKENIZER, class_chunk=chunk)
         names = tower.class_names(NAMES)
-        write = partial(prompted_text, names=names, place=PLACES[place], class_specific=specific)
+        write = partial(prompted_text, names=names, name_position=PLACES[place], class_specific=specific)
         features = tower(write(contexts, per_sample=True))
         expected = torch.stack([tower(write(context)) for context in contexts])
         assert_near(features, expected)
@@ -339,7 +339,7 @@ def test_contexts_of_single_samples_are_never_read_as_class_specific():
     """Of 7 samples and 10 contexts, with 10 classes: the shapes fit both."""
     tower = TextTower(make_clip(), TOKENIZER)
     names = tower.class_names(NAMES[:10])
-    contexts = ContextPrompts(tower.dim, num_prompts=10, num_context=4, generator=torch.Generator().manual_seed(0)).double()
+    contexts = ContextPrompts(tower.dim, num_contexts=10, length=4, generator=torch.Generator().manual_seed(0)).double()
     copies = per_sample(contexts, 7)()
     with pytest.raises(ValueError, match=r"`context` must .*`per_sample=True`.*`class_specific=True`.*; got \(7, 10, 4, 16\)"):
         prompted_text(copies, names)
@@ -355,7 +355,7 @@ def test_a_batch_may_be_empty(kind, chunk):
     """`poisson_batch` draws nobody now and then."""
     tower = TextTower(make_clip(**TOWERS[kind]), TOKENIZER, class_chunk=chunk)
     names = tower.class_names(NAMES)
-    copies = per_sample(ContextPrompts(tower.dim, num_prompts=2, num_context=4).double(), 0)
+    copies = per_sample(ContextPrompts(tower.dim, num_contexts=2, length=4).double(), 0)
     features = tower(prompted_text(copies(), names, per_sample=True))
     assert features.shape == (0, 2, 11, 12)
     features.sum().backward()
@@ -477,7 +477,7 @@ def test_wrong_chunks(class_chunk):
         (
             PromptedText(torch.zeros(1, 2, 8), torch.zeros(1, 3, 4, 8), torch.zeros(3)),
             ValueError,
-            r"prefix of shape \(prompts, length, 16\)",
+            r"prefix of shape \(contexts, length, 16\)",
         ),
         (
             PromptedText(torch.zeros(2, 2, 16), torch.zeros(1, 3, 4, 16), torch.zeros(3)),

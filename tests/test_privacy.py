@@ -385,7 +385,7 @@ def test_inference_mode_is_refused_plainly():
 
 
 def test_context_prompts_come_once_for_each_sample(generator):
-    context = ContextPrompts(8, num_context=4, num_prompts=2, generator=generator)
+    context = ContextPrompts(8, num_contexts=2, length=4, generator=generator)
     assert_identical(per_sample(context, 3)(), context().detach().expand(3, 2, 4, 8), check_stride=False)
 
 

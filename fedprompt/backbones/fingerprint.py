@@ -2,13 +2,13 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.nn as nn
 
-from fedprompt._checks import kind, wrong_type
+from fedprompt._checks import check_count, kind, wrong_type
 from fedprompt.interfaces import PromptStream, TextEncoder, Trunk
 
 _IDLE = ("num_classes", "drop", "init", "path")  # of a classifier, of training, of how weights were made, of where they lay
@@ -18,7 +18,7 @@ def fingerprint(
     backbone: Trunk | TextEncoder,
     *streams: PromptStream,
     class_names: Sequence[str] = (),
-    place: Callable[..., Any] | None = None,
+    name_position: int | None = None,
 ) -> dict[str, str]:
     """Describe the backbone, where prompts enter it and the classes, so that a payload meant for others is refused.
 
@@ -32,11 +32,11 @@ def fingerprint(
         backbone: From :func:`vit_trunk`, or a :class:`TextTower`; of your own, anything that keeps its ``nn.Module`` as ``model``.
         streams: What enters it, in the order in which :func:`encode_prompted` gets it.
         class_names: One for each class, in the order of labels; none where classes play no part.
-        place: Where the context of a text stands, such as :func:`at_end`.
+        name_position: For a text tower, as in :func:`prompted_text`: number of context tokens before the class name. If None, all.
 
     Returns:
-        Text by part, ``backbone``, ``weights``, ``settings``, ``activation`` and ``dtype``; ``prompts``, ``classes`` and ``place`` where
-        they were given.
+        Text by part, ``backbone``, ``weights``, ``settings``, ``activation`` and ``dtype``; ``prompts`` and ``classes`` where
+        they were given, and ``name_position`` for a text tower.
 
     Raises:
         TypeError: If `backbone` keeps no ``nn.Module`` as ``model``, or an argument is of the wrong kind.
@@ -56,8 +56,8 @@ def fingerprint(
             raise wrong_type(f"streams[{position}]", "be a PromptStream", kind(stream))
     if isinstance(class_names, str) or not all(isinstance(name, str) for name in class_names):
         raise wrong_type("class_names", "be a sequence of strings", kind(class_names))
-    if place is not None and not hasattr(place, "__name__"):
-        raise wrong_type("place", "be a function with a name", kind(place))
+    if name_position is not None:
+        check_count("name_position", name_position, at_least=0)
     architecture = (getattr(model, "pretrained_cfg", None) or {}).get("architecture")
     parts = {
         "backbone": " ".join(filter(None, [type(model).__name__, architecture])),
@@ -70,8 +70,8 @@ def fingerprint(
         parts["prompts"] = "; ".join(map(_insertion, streams))
     if class_names:
         parts["classes"] = hashlib.sha256(json.dumps(list(class_names)).encode()).hexdigest()
-    if place is not None:
-        parts["place"] = str(place.__name__)
+    if not isinstance(backbone, Trunk):
+        parts["name_position"] = "behind the context" if name_position is None else str(name_position)
     return parts
 
 

@@ -53,7 +53,7 @@ class TextTower:
         ...     text_cfg=dict(context_length=16, vocab_size=49408, width=8, heads=2, layers=1))
         >>> tower = TextTower(clip_model, open_clip.tokenizer.SimpleTokenizer(context_length=16))
         >>> names = tower.class_names(["cat", "polar bear"])
-        >>> context = ContextPrompts(tower.dim, num_prompts=3, init=tower.words("a photo of a"))
+        >>> context = ContextPrompts(tower.dim, num_contexts=3, init=tower.words("a photo of a"))
         >>> tower(prompted_text(context(), names)).shape
         torch.Size([3, 2, 4])
     """
@@ -126,7 +126,7 @@ class TextTower:
         """
         return self._embedded(self._vocabulary.words(text))
 
-    def __call__(self, text: PromptedText) -> Float[Tensor, "*batch prompts classes features"]:
+    def __call__(self, text: PromptedText) -> Float[Tensor, "*batch contexts classes features"]:
         """Encode every sentence at its end token, or where else the model pools; projected, not normalised."""
         self._check(text)
         num_classes = text.suffix.shape[-3]
@@ -180,7 +180,7 @@ class TextTower:
         prefix, suffix, end = (tuple(tensor.shape) for tensor in text)
         fits = len(prefix) in (3, 4) and suffix[:-3] == prefix[:-2] and 0 not in suffix[-3:]
         if not fits or (prefix[-1], suffix[-1]) != (self.dim, self.dim):
-            rule = f"have a prefix of shape (prompts, length, {self.dim}) and a suffix of shape (prompts, classes, length, {self.dim})"
+            rule = f"have a prefix of shape (contexts, length, {self.dim}) and a suffix of shape (contexts, classes, length, {self.dim})"
             raise wrong_value("text", f"{rule}, with one axis more in front for samples", f"{prefix} and {suffix}")
         if end != suffix[-3:-2]:
             raise wrong_value("text.end", f"have shape ({suffix[-3]},), one position for each class", end)

@@ -1,6 +1,6 @@
 """What is learned: tokens for transformers, pixels for convolutional networks, words for CLIP; and how a frozen trunk runs with them."""
 
-from fedprompt.prompts.context import ContextPrompts, at_end, at_front, in_middle, prompted_text
+from fedprompt.prompts.context import ContextPrompts, prompted_text
 from fedprompt.prompts.encode import batch_streams, encode_prompted
 from fedprompt.prompts.padding import PadPrompts
 from fedprompt.prompts.visual import DeepPrompts, GroupPrompts, LayeredPrompts, ShallowPrompts
@@ -12,10 +12,7 @@ __all__ = [
     "LayeredPrompts",
     "PadPrompts",
     "ShallowPrompts",
-    "at_end",
-    "at_front",
     "batch_streams",
     "encode_prompted",
-    "in_middle",
     "prompted_text",
 ]

@@ -1,6 +1,4 @@
-"""CLIP's learnable text context: what stands around a class name, and where."""
-
-from collections.abc import Callable
+"""CLIP's learnable text contexts: tokens around a class name."""
 
 import torch
 import torch.nn as nn
@@ -12,28 +10,29 @@ from fedprompt.interfaces import ClassNames, PromptedText
 
 
 class ContextPrompts(nn.Module):
-    r"""Learnable words around a class name (CoOp): tokens of CLIP's text tower in the place of "a photo of a".
+    r"""Learnable contexts of a class name (CoOp): token embeddings in the place of "a photo of a".
 
-    Initial values are CoOp's, :math:`N(0, 0.02^2)`, or those of words. The parameter knows no class names: the same context serves other
-    classes, unless it is class-specific. FedOTP has two of these modules, one that travels and one that stays.
+    Initial values are CoOp's, :math:`N(0, 0.02^2)`, or those of words. The parameter does not depend on class names: the same context
+    serves other classes, unless it is class-specific. FedOTP uses two of these modules, a shared one and a private one.
 
     Args:
         dim: Width of a token, ``tower.dim``.
-        num_context: Length of the context in tokens; without effect when `init` is given.
-        num_prompts: Contexts side by side. Equal ones stay equal where the loss treats them alike, so take `init` for one alone.
-        num_classes: Makes the context class-specific, one for each class; None: all classes share it.
-        init: (length, dim), such as ``tower.words("a photo of a")``; every prompt and class starts from it.
-        generator: For the initial values; None uses torch's global one.
+        num_contexts: Number of contexts. Contexts that start equal stay equal where the loss treats them alike, so give `init` to a
+            single one only.
+        length: Number of tokens of a context (CoOp's ``n_ctx``); ignored when `init` is given.
+        num_classes: Number of classes, for class-specific contexts. If None, all classes share them.
+        init: Initial values (length, dim) of every context, such as ``tower.words("a photo of a")``.
+        generator: Generator of the initial values. If None, torch's global one.
 
     Attributes:
-        context: Parameter (prompts, length, dim), class-specific (prompts, classes, length, dim); at least float32.
+        context: Parameter (contexts, length, dim), class-specific (contexts, classes, length, dim); at least float32.
 
     Raises:
         TypeError: If a number is not an integer, or `init` not a floating-point tensor.
         ValueError: If a number is out of range, or `init` does not have shape (length, dim).
 
     Example:
-        >>> context = ContextPrompts(8, num_context=4, num_prompts=2)
+        >>> context = ContextPrompts(8, num_contexts=2, length=4)
         >>> context().shape
         torch.Size([2, 4, 8])
         >>> list(context.state_dict())
@@ -49,94 +48,46 @@ class ContextPrompts(nn.Module):
         self,
         dim: int,
         *,
-        num_context: int = 16,
-        num_prompts: int = 1,
+        num_contexts: int = 1,
+        length: int = 16,
         num_classes: int | None = None,
         init: Float[Tensor, "length dim"] | None = None,
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__()
         check_count("dim", dim)
-        check_count("num_context", num_context, at_least=0)
-        check_count("num_prompts", num_prompts)
+        check_count("num_contexts", num_contexts)
+        check_count("length", length, at_least=0)
         if num_classes is not None:
             check_count("num_classes", num_classes)
         check_initial_generator(generator)
-        rows = (num_prompts,) if num_classes is None else (num_prompts, num_classes)
+        rows = (num_contexts,) if num_classes is None else (num_contexts, num_classes)
         if init is None:
             device = None if generator is None else generator.device
-            values = torch.empty((*rows, num_context, dim), device=device).normal_(0, 0.02, generator=generator)
+            values = torch.empty((*rows, length, dim), device=device).normal_(0, 0.02, generator=generator)
         else:
             values = _checked_init(init, dim).repeat(*rows, 1, 1)
         self.context = nn.Parameter(values)
 
-    def forward(self) -> Float[Tensor, "prompts *classes length dim"]:
-        """Return the context."""
+    def forward(self) -> Float[Tensor, "contexts *classes length dim"]:
+        """Return the contexts."""
         return self.context
 
     def extra_repr(self) -> str:
         """Show the sizes."""
-        num_prompts, *classes, length, dim = self.context.shape
-        return f"{dim}, num_context={length}, num_prompts={num_prompts}" + "".join(f", num_classes={number}" for number in classes)
-
-
-def at_end(num_context: int) -> int:
-    """Put the class name at the end: "[context] name."; what every class shares is then longest.
-
-    Args:
-        num_context: Length of the context in tokens.
-
-    Returns:
-        How many context tokens stand before the name, here all of them.
-
-    Example:
-        >>> at_end(16)
-        16
-    """
-    return num_context
-
-
-def in_middle(num_context: int) -> int:
-    """Put the class name into the middle: "[first half] name [second half]."; an odd length has one token more behind.
-
-    Args:
-        num_context: Length of the context in tokens.
-
-    Returns:
-        How many context tokens stand before the name.
-
-    Example:
-        >>> in_middle(5)
-        2
-    """
-    return num_context // 2
-
-
-def at_front(num_context: int) -> int:
-    """Put the class name at the front: "name [context]."; classes then share nothing but the start of the text.
-
-    Args:
-        num_context: Length of the context in tokens.
-
-    Returns:
-        How many context tokens stand before the name, here none.
-
-    Example:
-        >>> at_front(16)
-        0
-    """
-    return 0
+        num_contexts, *classes, length, dim = self.context.shape
+        return f"{dim}, num_contexts={num_contexts}, length={length}" + "".join(f", num_classes={number}" for number in classes)
 
 
 def prompted_text(
     context: Float[Tensor, "*axes length dim"],
     names: ClassNames,
     *,
-    place: Callable[[int], int] = at_end,
+    name_position: int | None = None,
     class_specific: bool = False,
     per_sample: bool = False,
 ) -> PromptedText:
-    """Write one sentence for each prompt and class: start of text, context and class name, full stop, end of text.
+    """Write one sentence for each context and class: start of text, context and class name, full stop, end of text.
 
     Axes of a context are claimed, never guessed from sizes: 7 samples with 10 contexts each have the shape of 7 contexts for each of 10
     classes.
@@ -144,36 +95,37 @@ def prompted_text(
     Pure tensor operations: gradients reach the context, and ``torch.compile`` and ``torch.func.vmap`` go through.
 
     Args:
-        context: (prompts, length, dim). Concatenate the modules of a client, as in ``torch.cat([shared(), private()])``.
+        context: (contexts, length, dim). Concatenate the modules of a client, as in ``torch.cat([shared(), private()])``.
         names: From ``tower.class_names``.
-        place: Where the name stands, :func:`at_end`, :func:`in_middle` or :func:`at_front`; any function from the length of the context
-            to the number of its tokens before the name.
-        class_specific: Whether each class has contexts of its own; `context` is then (prompts, classes, length, dim).
+        name_position: Number of context tokens before the class name, at most the length of the context. If None, all of them: a causal
+            tower then runs the longest common part once. CoOp's "middle" is ``length // 2``, its "front" is 0.
+        class_specific: Whether each class has contexts of its own; `context` is then (contexts, classes, length, dim).
         per_sample: Whether each sample has contexts of its own, as those of ``fedprompt.per_sample``; `context` then has an axis for
             them in front, which may be empty.
 
     Returns:
-        The sentences. Their common tokens are kept apart from the rest: the start, and the part of a shared context before the name.
+        The sentences. The tokens that all classes share, the start and the part of a shared context before the name,
+        are kept apart from the rest.
 
     Raises:
         TypeError: If `context` is not a floating-point tensor or `names` not a :class:`ClassNames`.
-        ValueError: If the shapes do not fit, `place` leaves the context, or a name is too long for the tower with such a context.
+        ValueError: If the shapes do not fit, or a name is too long for the tower with such a context.
 
     Example:
-        >>> names = ClassNames(  # what tower.class_names(["cat", "polar bear"]) would say
+        >>> names = ClassNames(  # as tower.class_names(["cat", "polar bear"]) returns
         ...     start=torch.zeros(1, 8), tokens=torch.zeros(2, 4, 8), length=torch.tensor([3, 4]), pad=torch.zeros(8),
-        ...     context_length=77, causal=True, names=("cat", "polar bear"), ending=2)
-        >>> text = prompted_text(ContextPrompts(8, num_context=16)(), names)
+        ...     context_length=77, causal=True, names=("cat", "polar bear"), ending=torch.tensor([2, 2]))
+        >>> text = prompted_text(ContextPrompts(8, length=16)(), names)
         >>> text.prefix.shape, text.suffix.shape, text.end
         (torch.Size([1, 17, 8]), torch.Size([1, 2, 4, 8]), tensor([19, 20]))
     """
     _check_context(context, names, class_specific, per_sample)
     num_classes, length = len(names.names), context.shape[-2]
     axes = context.shape[:-3] if class_specific else context.shape[:-2]
-    before = place(length)
-    check_count("place(length)", before, at_least=0)
+    before = length if name_position is None else name_position
+    check_count("name_position", before, at_least=0)
     if before > length:
-        raise wrong_value("place(length)", f"be at most the length {length} of the context", before)
+        raise wrong_value("name_position", f"be at most the length {length} of the context", before)
     start = names.start.expand(*axes, -1, -1)
     leading, trailing = context[..., :before, :], context[..., before:, :]
     if class_specific:
@@ -218,7 +170,7 @@ def _check_context(context: object, names: object, class_specific: object, per_s
         if not isinstance(claim, bool):
             raise wrong_type(argument, "be True or False", kind(claim))
     num_classes, longest, dim = names.tokens.shape
-    axes = ["batch"] * bool(per_sample) + ["prompts"] + [str(num_classes)] * bool(class_specific)
+    axes = ["batch"] * bool(per_sample) + ["contexts"] + [str(num_classes)] * bool(class_specific)
     fits = context.ndim == len(axes) + 2 and context.shape[-1] == dim
     if not fits or (class_specific and context.shape[-3] != num_classes):
         unclaimed = ["`per_sample=True`"] * (not per_sample) + ["`class_specific=True`"] * (not class_specific)

@@ -23,7 +23,7 @@ def test_whole_step(meter):
     text = {"context_length": 77, "vocab_size": 49408, "width": 512, "heads": 8, "layers": 1}
     model = open_clip.model.CLIP(512, vision, text)
     tower = TextTower(model, open_clip.tokenizer.SimpleTokenizer())
-    names, context = tower.class_names(NAMES), ContextPrompts(tower.dim, num_prompts=2, generator=torch.Generator().manual_seed(0))()
+    names, context = tower.class_names(NAMES), ContextPrompts(tower.dim, num_contexts=2, generator=torch.Generator().manual_seed(0))()
     context = context.detach().requires_grad_()
     images, labels = torch.randn(32, 3, 224, 224), torch.arange(32)
     with torch.no_grad():

@@ -43,7 +43,7 @@ def step(encode, tower, names, context):
 
 def test_text_tower(meter, clip_model):
     tower = TextTower(clip_model, open_clip.tokenizer.SimpleTokenizer())
-    setting = tower, tower.class_names(NAMES), ContextPrompts(tower.dim, num_prompts=2, generator=torch.Generator().manual_seed(0))()
+    setting = tower, tower.class_names(NAMES), ContextPrompts(tower.dim, num_contexts=2, generator=torch.Generator().manual_seed(0))()
     calls = {encode.__name__: partial(step, encode, *setting) for encode in (whole_sentences, truncated, shared)}
     expected = calls["whole_sentences"]()
     for call in calls.values():
@@ -59,7 +59,7 @@ def test_class_chunks(meter, clip_model):
     chunks = {"all": None, "chunks": 20}
     towers = {name: TextTower(clip_model, open_clip.tokenizer.SimpleTokenizer(), class_chunk=chunk) for name, chunk in chunks.items()}
     names = towers["all"].class_names(NAMES)
-    context = ContextPrompts(towers["all"].dim, num_prompts=2, num_classes=len(NAMES), generator=torch.Generator().manual_seed(0))()
+    context = ContextPrompts(towers["all"].dim, num_contexts=2, num_classes=len(NAMES), generator=torch.Generator().manual_seed(0))()
     calls = {name: partial(step, shared, tower, names, context) for name, tower in towers.items()}
     seconds, peak = meter.seconds(**calls), meter.peak_bytes(**calls)
     meter.report("class-specific contexts: all classes / chunks of a fifth, memory", peak["all"] / peak["chunks"], at_least=2.0)

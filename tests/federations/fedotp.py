@@ -26,7 +26,7 @@ def fedotp() -> Federation:
     names = tower.class_names(CLASS_NAMES)
     match = partial(fp.transport_logits, solver=partial(fp.newton, epsilon=0.1), mass=0.8, scale=20.0)
     shared, *private = (
-        fp.ContextPrompts(tower.dim, num_context=2, generator=torch.Generator().manual_seed(seed)) for seed in range(1 + parts.CLIENTS)
+        fp.ContextPrompts(tower.dim, length=2, generator=torch.Generator().manual_seed(seed)) for seed in range(1 + parts.CLIENTS)
     )
 
     def train(client: int, server_round: int, broadcast: fp.Message, state: State) -> tuple[fp.Message, State]:
@@ -57,5 +57,5 @@ def fedotp() -> Federation:
         server=Server(init, step),
         upload_form=lambda client: fp.collect(shared, weight=0),
         broadcast_form=lambda client: fp.snapshot(shared),
-        fingerprint=fp.fingerprint(tower, class_names=CLASS_NAMES, place=fp.at_end),
+        fingerprint=fp.fingerprint(tower, class_names=CLASS_NAMES),
     )
