@@ -608,6 +608,25 @@ def test_bad_payloads_and_rules_are_refused_by_name(rules, payloads, error, mess
         per_name(rules)(payloads)
 
 
+@pytest.mark.unhooked  # the hook would refuse the types before the library does
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("lift", "arguments", "message"),
+    [
+        (per_name, {"rules": {"a": 3}}, r"`rules\['a'\]` must be a function of uploads; got 3 \(int\)"),
+        (per_name, {"rules": 3}, r"`rules` must map names to a function of uploads each; got a int"),
+        (per_name, {"default": 3}, r"`default` must be a function of uploads; got 3 \(int\)"),
+        (per_name_update, {"rules": {"a": 3}}, r"`rules\['a'\]` must be a server update; got 3 \(int\)"),
+        (per_name_update, {"rules": {"a": weighted_mean}}, r"`rules\['a'\]` must be a server update; got <function weighted_mean"),
+        (per_name_update, {"rules": [overwrite()]}, r"`rules` must map names to a server update each; got a list"),
+        (per_name_update, {"default": overwrite}, r"`default` must be a server update; got <function overwrite"),
+    ],
+)
+def test_wrong_rules_are_refused_where_they_are_given(lift, arguments, message):
+    with pytest.raises(TypeError, match=message):
+        lift(**arguments)
+
+
 PREVIOUS = torch.zeros(2, 3)
 BAD_MEANS = {
     "no upload": (

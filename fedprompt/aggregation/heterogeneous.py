@@ -2,8 +2,11 @@
 
 from collections.abc import Callable, Iterable
 
+import torch
+
 from fedprompt._checks import check_count, check_number, checked_layout, wrong_value
-from fedprompt.aggregation.means import RowSums, row_ratio
+from fedprompt.aggregation._wide import WideSum
+from fedprompt.aggregation.means import RowSums, as_entry
 from fedprompt.interfaces import Weighted
 
 
@@ -46,7 +49,7 @@ def heterogeneous_means(
             it twice: the result is the same.
         dims: For each upload the width of its client's features before the head.
         smoothing: :math:`s \ge 0`, in counts. The paper prints 1, which pulls the teacher of a rare class towards 0; 0 gives the mean.
-        similarity: :math:`\beta`, called with two widths. ``lambda dim, other: 1.0`` is the paper's uniform ablation.
+        similarity: :math:`\beta`, from 0 to 1e18, called with two widths. ``lambda dim, other: 1.0`` is the paper's uniform ablation.
 
     Returns:
         From each distinct dimension to its teacher. The weight of a class is the sum of similarity times count; classes that
@@ -89,9 +92,12 @@ def heterogeneous_means(
 
 
 def _teacher(dim: int, sums: dict[int, RowSums], smoothing: float, similarity: Callable[[int, int], float], *, like: Weighted) -> Weighted:
-    betas = {other: similarity(dim, other) for other in sums}
-    for other, beta in betas.items():
-        check_number(f"similarity({dim}, {other})", beta, at_least=0)
-    total = sum((beta * sums[other].value for other, beta in betas.items()), start=sums[dim].value.new_zeros(()))
-    weight = sum((beta * sums[other].weight for other, beta in betas.items()), start=sums[dim].weight.new_zeros(()))
-    return row_ratio(total, smoothing + weight, weight, like=like)
+    value, weight = WideSum(torch.zeros_like(sums[dim].value.low)), WideSum(torch.zeros_like(sums[dim].weight.low))
+    for other, sent in sums.items():
+        beta = similarity(dim, other)
+        check_number(f"similarity({dim}, {other})", beta, at_least=0, at_most=1e18)
+        value.add_sum(sent.value, beta)
+        weight.add_sum(sent.weight, beta)
+    evidence = weight.saturated()
+    weight.add(torch.full_like(evidence, smoothing))
+    return as_entry(value.over(weight), evidence, like=like)

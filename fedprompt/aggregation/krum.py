@@ -110,12 +110,22 @@ def _ranking(payloads: list[Payload], num_byzantine: int) -> list[int]:
     values = torch.stack([torch.cat([known_rows(payload[name]).flatten().double() for name in names]) for payload in payloads])
     known = torch.stack([torch.cat([payload[name].weight.flatten() > 0 for name in names]) for payload in payloads])
     sound = values.isfinite().all(1)
-    distance = torch.cdist(values, values, compute_mode="donot_use_mm_for_euclid_dist").square()
-    other_rows = torch.stack([(known != own).any(1) for own in known])
-    distance[other_rows | ~(sound[:, None] & sound)] = torch.inf
-    distance.fill_diagonal_(torch.inf)  # no payload is its own neighbour
-    scores: Tensor = distance.sort(1).values[:, : len(payloads) - num_byzantine - 2].sum(1)
-    ranking = [position for position in scores.argsort(stable=True).tolist() if scores[position] < torch.inf]
+    compared = torch.stack([(known == own).all(1) for own in known]) & sound[:, None] & sound
+    scores = _scores(values, compared, num_byzantine)
+    far = [0.0] * len(payloads)
+    if max(scores) == torch.inf:  # a square may have overflowed: those are compared once more, in units of 2**600
+        far = [
+            there if here == torch.inf else 0.0
+            for here, there in zip(scores, _scores(values * 2.0**-600, compared, num_byzantine), strict=True)
+        ]
+    ranking = sorted((k for k in range(len(payloads)) if far[k] < torch.inf), key=lambda k: (scores[k], far[k]))
     if not ranking:
         raise wrong_value("payloads", "leave one that has enough neighbours with the same known rows", "none")
     return ranking
+
+
+def _scores(values: Tensor, compared: Tensor, num_byzantine: int) -> list[float]:
+    """Sum of the squared distances to the nearest neighbours of each payload."""
+    distance = torch.cdist(values, values, compute_mode="donot_use_mm_for_euclid_dist").square()
+    distance = torch.where(compared, distance, torch.inf).fill_diagonal_(torch.inf)  # no payload is its own neighbour
+    return distance.sort(1).values[:, : len(values) - num_byzantine - 2].sum(1).tolist()

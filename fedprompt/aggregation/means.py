@@ -1,11 +1,13 @@
 """The weighted mean of uploads, one upload at a time."""
 
+import math
 from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 
-from fedprompt._checks import check_rows, checked_layout, known_rows, per_row, seems_finite, wrong_type, wrong_value
+from fedprompt._checks import check_rows, checked_layout, known_rows, per_row, wrong_type, wrong_value
+from fedprompt.aggregation._wide import WideSum
 from fedprompt.interfaces import Weighted
 
 
@@ -16,7 +18,8 @@ def weighted_mean(uploads: Iterable[Weighted], /) -> Weighted:
 
     Rows that nobody knows (total weight 0) come back as value 0 and weight 0. The result is an upload again, so means of means are means:
     stream clients one by one, or average on edge servers first. Sums are kept in float64; add uploads in the order of client ids and
-    every engine gives the same bits. Gradients flow through: uploads of :func:`collect` are detached, detach your own.
+    every engine gives bitwise identical means. The mean of finite uploads is finite, also where a sum exceeds float64. Gradients flow
+    through: uploads of :func:`collect` are detached, detach your own.
 
     Args:
         uploads: At least one, all of the same shapes, dtypes and device; read once. A row of weight 0 may hold anything, NaN included.
@@ -56,23 +59,26 @@ class RowSums:
 
     def __init__(self, like: Weighted) -> None:
         self.like = like
-        self.value = torch.zeros_like(like.value, dtype=torch.float64)
-        self.weight = torch.zeros_like(like.weight, dtype=torch.float64)
+        self.value = WideSum(torch.zeros_like(like.value, dtype=torch.float64))
+        self.weight = WideSum(torch.zeros_like(like.weight, dtype=torch.float64))
 
     def add(self, argument: str, upload: Weighted) -> None:
         """Add an upload; a malformed one, or one of another layout, is refused by the name `argument` and nothing is added."""
         check_alike(argument, upload, self.like)
         weight = upload.weight.double()
-        product = upload.value.double() * per_row(weight, self.value)
-        if not seems_finite(product, weight):
+        product = upload.value.double() * per_row(weight, upload.value)
+        value_sum, weight_sum = product.add_(self.value.low), self.weight.low + weight
+        judged = value_sum.sum() + weight_sum.sum() + weight.sqrt().sum()  # one sync; NaN if a weight is negative
+        if math.isfinite(judged.item()):
+            self.value.low, self.weight.low = value_sum, weight_sum
+        else:  # malformed, garbage in a row of weight 0, or an overflow
             check_rows(argument, upload)
-            product = known_rows(upload).double() * per_row(weight, self.value)
-        self.value += product
-        self.weight += weight
+            self.value.add(known_rows(upload).double(), per_row(weight, upload.value))
+            self.weight.add(weight)
 
     def mean(self) -> Weighted:
         """Divide; rows of total weight 0 are 0."""
-        return row_ratio(self.value, self.weight, self.weight, like=self.like)
+        return as_entry(self.value.over(self.weight), self.weight.saturated(), like=self.like)
 
 
 def check_alike(argument: str, upload: object, first: Weighted) -> None:
@@ -86,9 +92,7 @@ def check_alike(argument: str, upload: object, first: Weighted) -> None:
             raise wrong_value(f"{argument}.{name}", f"lie on the device of the first upload {like.device}", tensor.device)
 
 
-def row_ratio(total: Tensor, divisor: Tensor, weight: Tensor, *, like: Weighted) -> Weighted:
-    """Rows of `total` over `divisor` where `weight` is positive and 0 elsewhere, in the dtypes of `like`, weights up to its largest."""
-    known = per_row(weight > 0, total)
-    safe = torch.where(weight > 0, divisor, 1.0)
-    value = torch.where(known, total / per_row(safe, total), 0.0)
+def as_entry(value: Tensor, weight: Tensor, *, like: Weighted) -> Weighted:
+    """Round to the dtypes of `like`, with 0 in the rows of weight 0; weights stop at the largest number of their dtype."""
+    value = torch.where(per_row(weight > 0, value), value, 0.0)
     return Weighted(value.to(like.value.dtype), weight.clamp(max=torch.finfo(like.weight.dtype).max).to(like.weight.dtype))

@@ -32,7 +32,7 @@ def per_name(
 
     Raises:
         ValueError: (the returned function) If there is no payload, a rule matches no name, or an aggregator refuses; the name is added.
-        TypeError: (the returned function) If a payload is not a mapping.
+        TypeError: If a rule is not a function. (the returned function) If a payload is not a mapping.
 
     Example:
         >>> payloads = [{"head.bias": Weighted(torch.tensor([2.0]), torch.tensor(1.0))},
@@ -40,7 +40,7 @@ def per_name(
         >>> per_name()(payloads)["head.bias"].value
         tensor([4.])
     """
-    chosen = dict(rules or {})
+    chosen = _checked_rules(rules, default, "a function of uploads", callable)
 
     def aggregate(payloads: Iterable[Payload], /) -> dict[str, Weighted]:
         held = list(payloads)
@@ -82,7 +82,8 @@ def per_name_update(
         >>> update.step(values, mean, update.init(values))[0]
         {'keys': tensor([0.5000]), 'head': tensor([1.])}
     """
-    return _PerName(dict(rules or {}), overwrite() if default is None else default)
+    default = overwrite() if default is None else default
+    return _PerName(_checked_rules(rules, default, "a server update", _is_update), default)
 
 
 @dataclass(frozen=True)
@@ -105,6 +106,20 @@ class _PerName:
             with _named(name):
                 new[name], states[name] = matched[name].step(previous[name], mean[name], state[name])
         return new, states
+
+
+def _checked_rules(rules: Mapping[str, Rule] | None, default: Rule, noun: str, fits: Callable[[object], bool]) -> dict[str, Rule]:
+    """Copy rules that map names to what fits."""
+    if not isinstance(rules, Mapping | None):
+        raise wrong_type("rules", f"map names to {noun} each", f"a {type(rules).__name__}")
+    for argument, rule in [*((f"rules[{name!r}]", rule) for name, rule in (rules or {}).items()), ("default", default)]:
+        if not fits(rule):
+            raise wrong_type(argument, f"be {noun}", kind(rule))
+    return dict(rules or {})
+
+
+def _is_update(rule: object) -> bool:
+    return isinstance(rule, ServerUpdate) and not isinstance(rule, type)
 
 
 @contextmanager

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from fedprompt._checks import check_number, check_weights, checked_layout, per_row, wrong_value
-from fedprompt.aggregation.means import check_alike, row_ratio
+from fedprompt.aggregation._wide import WideSum
+from fedprompt.aggregation.means import as_entry, check_alike
 from fedprompt.interfaces import Weighted
 
 
@@ -43,8 +44,9 @@ def weighted_median(uploads: Iterable[Weighted], /) -> Weighted:
     seen = _running(weight)
     half = seen[-1] / 2
     lower, upper = (reached.byte().argmax(0, keepdim=True) for reached in (seen >= half, seen > half))
-    middle = (value.gather(0, lower) + value.gather(0, upper))[0] / 2
-    return row_ratio(middle, torch.ones_like(total), total, like=like)
+    first, second = value.gather(0, lower)[0], value.gather(0, upper)[0]
+    middle = (first + second) / 2
+    return as_entry(torch.where(middle.isfinite(), middle, first / 2 + second / 2), total, like=like)
 
 
 def trimmed_mean(uploads: Iterable[Weighted], /, *, fraction: float) -> Weighted:
@@ -83,10 +85,14 @@ def trimmed_mean(uploads: Iterable[Weighted], /, *, fraction: float) -> Weighted
     seen = _running(weight)
     low = fraction * seen[-1]
     kept = (torch.minimum(seen, seen[-1] - low) - torch.maximum(seen - weight, low)).clamp(min=0)
-    middle = _running(kept * value)[-1] / _running(kept)[-1]
+    sums = WideSum(torch.full_like(value[0], -0.0)), WideSum(torch.zeros_like(value[0]))  # -0.0 adds nothing, not even a sign
+    for rows, share in zip(value, kept, strict=True):
+        sums[0].add(rows, share)
+        sums[1].add(share)
+    middle = sums[0].over(sums[1])
     lowest, highest = (torch.where(kept > 0, value, bound) for bound in (torch.inf, -torch.inf))
     middle = middle.clamp(lowest.amin(0), highest.amax(0))  # rounding must not leave the range either
-    return row_ratio(middle, torch.ones_like(total), total, like=like)
+    return as_entry(middle, total, like=like)
 
 
 def _sorted(uploads: Iterable[Weighted]) -> tuple[Tensor, Tensor, Tensor, Weighted]:
@@ -103,8 +109,10 @@ def _sorted(uploads: Iterable[Weighted]) -> tuple[Tensor, Tensor, Tensor, Weight
     weight = torch.stack([upload.weight for upload in held]).double()
     sound = value.isfinite().flatten(weight.ndim).all(-1) if value.ndim > weight.ndim else value.isfinite()
     weight = torch.where(sound, weight, 0.0)
+    total = _running(weight)[-1]
+    weight = torch.where(total.isfinite(), weight, weight * 2.0**-64)  # shares are all that counts below
     value, order = torch.where(per_row(weight > 0, value), value, 0.0).sort(0)
-    return value, per_row(weight, value).expand_as(value).gather(0, order), _running(weight)[-1], held[0]
+    return value, per_row(weight, value).expand_as(value).gather(0, order), total, held[0]
 
 
 def _running(tensor: Tensor) -> Tensor:
