@@ -5,9 +5,9 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
-from fedprompt._checks import check_count, check_weights, checked_layout, kind, known_rows, wrong_type, wrong_value
-from fedprompt.aggregation.means import check_alike
-from fedprompt.aggregation.naming import per_name
+from fedprompt._checks import check_count, check_weights, checked_layout, known_rows, wrong_type, wrong_value
+from fedprompt.aggregation._mapped import check_payload
+from fedprompt.aggregation.means import check_alike, weighted_mean
 from fedprompt.interfaces import Payload, Weighted
 
 
@@ -30,7 +30,7 @@ def krum(payloads: Iterable[Payload], /, *, num_byzantine: int) -> dict[str, Wei
         A copy of the chosen payload, its weights included.
 
     Raises:
-        TypeError: If an argument is of the wrong kind.
+        TypeError: If `payloads` are entries: Krum compares whole payloads.
         ValueError: If there are too few payloads, layouts differ, a weight is negative or not finite, or no payload has enough
             neighbours that know the same rows.
 
@@ -62,7 +62,7 @@ def multi_krum(payloads: Iterable[Payload], /, *, num_byzantine: int, num_select
         Their weighted mean, name by name.
 
     Raises:
-        TypeError: If an argument is of the wrong kind.
+        TypeError: If `payloads` are entries.
         ValueError: As :func:`krum`; or if `num_selected` is out of range, or fewer have enough neighbours that know the same rows.
 
     Example:
@@ -82,15 +82,16 @@ def multi_krum(payloads: Iterable[Payload], /, *, num_byzantine: int, num_select
         raise wrong_value(
             "num_selected", f"be at most the {len(ranking)} payloads that have enough neighbours with the same rows", num_selected
         )
-    return per_name()([held[position] for position in sorted(ranking[:num_selected])])
+    return weighted_mean([held[position] for position in sorted(ranking[:num_selected])])
 
 
 def _held(payloads: Iterable[Payload], num_byzantine: int) -> list[Payload]:
     check_count("num_byzantine", num_byzantine, at_least=0)
+    if isinstance(payloads, Weighted | Mapping):
+        raise wrong_type("payloads", "be an iterable of payloads", f"one {type(payloads).__name__}")
     held: list[Payload] = []
     for position, payload in enumerate(payloads):
-        if not isinstance(payload, Mapping):
-            raise wrong_type(f"payloads[{position}]", "map names to Weighted", kind(payload))
+        check_payload(f"payloads[{position}]", payload, reason=", since distances are over all names")
         names = set(held[0]) if held else set(payload)
         if not names or set(payload) != names:
             raise wrong_value(f"payloads[{position}]", f"have the names {sorted(names) or 'of a model'}", sorted(payload))
