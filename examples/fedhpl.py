@@ -86,7 +86,7 @@ def replies(uploads: list[dict[str, fp.Weighted]], dims: list[int]) -> list[dict
     shared = defaultdict(list)
     for dim, upload in zip(dims, uploads, strict=True):
         shared[dim].append({name: entry for name, entry in upload.items() if name != "logits"})
-    means = {dim: {name: mean.value for name, mean in fp.per_name()(payloads).items()} for dim, payloads in shared.items()}
+    means = {dim: {name: mean.value for name, mean in fp.weighted_mean(payloads).items()} for dim, payloads in shared.items()}
     return [means[dim] | ({"teacher": teachers[dim]} if taught else {}) for dim in dims]
 
 

@@ -151,7 +151,7 @@ def federate(name: str, task: Task, shards: list[report.Shard], args: Namespace)
         if uploads:
             memory.guides, memory.state = server.step(memory.guides, fp.weighted_mean(uploads), memory.state)
         if heads:
-            memory.shared = {name: mean.value for name, mean in fp.per_name()(heads).items()}
+            memory.shared = {name: mean.value for name, mean in fp.weighted_mean(heads).items()}
         if server_round >= warm_up:
             tests = [report.accuracy(client, task.test, shard.test, args) for client, shard in zip(clients, shards, strict=True)]
             memory.history.append([tests, memory.losses.copy()])

@@ -68,7 +68,7 @@ def federate(name: str, task: ClipTask, shards: list[np.ndarray], args: Namespac
     match, steps = matcher(kind, task.scale, args), args.steps if num_shared + num_private else 0
     clients = nn.ModuleList([new_client(task, num_shared, num_private, args) for _ in shards])
     values = fp.snapshot(clients[0]["shared"]) if num_shared else {}
-    server, ledger = fp.per_name_update(), fp.Ledger()
+    server, ledger = fp.overwrite(), fp.Ledger()
     memory = Namespace(clients=clients, values=values, state=server.init(values), history={}, ledger=ledger)
     for server_round in rounds(memory, args.rounds, name, args):
         uploads = []
@@ -91,7 +91,7 @@ def federate(name: str, task: ClipTask, shards: list[np.ndarray], args: Namespac
                 uploads.append(fp.collect(client["shared"], weight=len(shard)))
                 ledger.record(uploads[-1], direction="up", client=k, server_round=server_round)
         if num_shared:
-            memory.values, memory.state = server.step(memory.values, fp.per_name()(uploads), memory.state)
+            memory.values, memory.state = server.step(memory.values, fp.weighted_mean(uploads), memory.state)
             for k, client in enumerate(clients):
                 fp.load(client["shared"], memory.values)
                 ledger.record(memory.values, direction="down", client=k, server_round=server_round)

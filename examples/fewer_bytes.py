@@ -49,7 +49,7 @@ def federate(name: str, task: Task, backbones: list[Backbone], shards: list[np.n
     torch.manual_seed(args.seed)
     prompts = fp.DeepPrompts(args.num_prompts, backbone.dim, backbone.encoder.depth, patch_size=backbone.patch_size)
     model = nn.ModuleDict({"prompts": prompts, "head": nn.Linear(backbone.dim, task.num_classes)}).to(args.device)
-    values, server = fp.snapshot(model), fp.per_name_update(default=fp.descend(partial(torch.optim.SGD, lr=1.0)))
+    values, server = fp.snapshot(model), fp.descend(partial(torch.optim.SGD, lr=1.0))
     state, memory, history, ledger = server.init(values), {}, [], fp.Ledger()
     for server_round in tqdm(range(args.rounds), desc=name, unit="round"):
         uploads = []
@@ -70,7 +70,7 @@ def federate(name: str, task: Task, backbones: list[Backbone], shards: list[np.n
             ledger.record(message, direction="up", client=k, server_round=server_round, framed=len(blob))
             arrived, _ = fp.decode_payload(blob, expect=fp.Expected(message), max_bytes=len(blob))
             uploads.append(codec.decode(arrived, like=change) if codec else arrived)
-        values, state = server.step(values, fp.per_name()(uploads), state)
+        values, state = server.step(values, fp.weighted_mean(uploads), state)
         fp.load(model, values)
         history.append(report.class_accuracy(partial(logits, model, backbone), task, args.device)[None])
     return torch.stack(history), ledger

@@ -88,7 +88,7 @@ def federate(name: str, task: Task, backbones: list[Backbone], shards: list[np.n
                 optimizer.step()
             uploads.append(fp.collect(model, weight=1))
             ledger.record(uploads[-1], direction="up", client=k, server_round=server_round)
-        values = {key: mean.value for key, mean in fp.per_name()(uploads).items()}
+        values = {key: mean.value for key, mean in fp.weighted_mean(uploads).items()}
         fp.load(model, values)
         history.append(report.class_accuracy(partial(logits, model, backbone), task, args.device)[None])
     return torch.stack(history), ledger

@@ -104,7 +104,7 @@ def federate(name: str, federation: Federation, backbone: Backbone, args: Namesp
     model = new_model(name, backbone, federation.num_classes, args)
     grouped, clients = "groups" in model, range(args.clients - args.unseen)
     values, usage = fp.snapshot(model), torch.zeros(args.groups)
-    server = fp.per_name_update({part: fp.ema(decay=row.momentum) for part in ("groups", "selector") if grouped})
+    server = fp.update_by_name({part: fp.ema(decay=row.momentum) for part in ("groups", "selector") if grouped})
     memory = Namespace(values=values, state=server.init(values), usage=usage, history=[], usages=[], chosen=None)
     for server_round in (bar := rounds(memory, args.rounds, name, args)):
         uploads = []
@@ -131,7 +131,7 @@ def federate(name: str, federation: Federation, backbone: Backbone, args: Namesp
                         optimizer.step()
             counts = {"selector.keys": model["selector"].counts} if grouped else {}
             uploads.append(fp.collect(model, weight=len(shard), rows=counts))
-        mean = fp.per_name()(uploads)
+        mean = fp.weighted_mean(uploads)
         memory.values, memory.state = server.step(memory.values, mean, memory.state)
         if grouped:
             memory.usages.append(mean["selector.keys"].weight.cpu())

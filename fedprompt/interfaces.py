@@ -5,7 +5,7 @@ protocols below are the functions' and pairs' types; anything that fits one can 
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeVar, overload, runtime_checkable
 
 import torch.nn as nn
 from jaxtyping import Float, Int
@@ -24,6 +24,7 @@ __all__ = [
     "PromptStream",
     "PromptedText",
     "Selection",
+    "ServerRule",
     "ServerUpdate",
     "TextEncoder",
     "TransportSolver",
@@ -143,10 +144,14 @@ class Selection(NamedTuple):
 
 @runtime_checkable
 class Aggregator(Protocol):
-    """Uploads in, one upload out. Its laws stand in ``tests/laws/test_aggregators.py``."""
+    """Entries in, one entry out, under the laws of ``tests/laws/test_aggregators.py``.
 
-    def __call__(self, uploads: Iterable[Weighted], /) -> Weighted:
-        """Aggregate uploads of one name."""
+    The library's own aggregators also take payloads and then return a payload.
+    :func:`aggregate_by_name` lifts any other aggregator over names.
+    """
+
+    def __call__(self, entries: Iterable[Weighted], /) -> Weighted:
+        """Aggregate the entries of one name."""
 
 
 Value = TypeVar("Value")
@@ -167,6 +172,23 @@ class ServerUpdate(Protocol[Value, Mean]):
 
     def step(self, previous: Value, mean: Mean, state: Mapping[str, Any], /) -> tuple[Value, Mapping[str, Any]]:
         """Return the new value and the new state; rows of total weight 0 keep their previous value."""
+
+
+@runtime_checkable
+class ServerRule(Protocol):
+    """A :class:`ServerUpdate` in both forms: for a tensor, or name by name for a dict of tensors."""
+
+    def init(self, previous: Tensor | Mapping[str, Tensor], /) -> Mapping[str, Any]:
+        """Make the state before the first round; for a dict, the state of each name."""
+
+    @overload
+    def step(self, previous: Tensor, mean: Weighted, state: Mapping[str, Any], /) -> tuple[Tensor, Mapping[str, Any]]: ...
+    @overload
+    def step(
+        self, previous: Mapping[str, Tensor], mean: Payload, state: Mapping[str, Any], /
+    ) -> tuple[dict[str, Tensor], Mapping[str, Any]]: ...
+    def step(self, previous: Any, mean: Any, state: Mapping[str, Any], /) -> Any:
+        """Return the new value and the new state; names that the mean lacks keep both."""
 
 
 @runtime_checkable

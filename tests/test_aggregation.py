@@ -10,15 +10,19 @@ import torch
 
 from fedprompt import (
     Weighted,
+    aggregate_by_name,
     class_means,
     descend,
     ema,
     heterogeneous_means,
+    krum,
+    multi_krum,
     num_bytes,
     overwrite,
-    per_name,
-    per_name_update,
+    trimmed_mean,
+    update_by_name,
     weighted_mean,
+    weighted_median,
 )
 from fedprompt.aggregation.heterogeneous import dimension_similarity
 from references import fedhpl
@@ -324,7 +328,7 @@ MATCHES = [
 @pytest.mark.parametrize("order", [1, -1])
 def test_a_full_name_wins_over_a_longer_prefix_over_a_shorter_over_the_default(order):
     rules = {rule: constant(number) for rule, number in list(RULES.items())[::order]}
-    payload = per_name(rules, default=constant(9.0))([{name: known(0.0) for name, _ in MATCHES}])
+    payload = aggregate_by_name(rules, default=constant(9.0))([{name: known(0.0) for name, _ in MATCHES}])
     assert {name: upload.value.item() for name, upload in payload.items()} == dict(MATCHES)
 
 
@@ -332,7 +336,7 @@ def test_a_full_name_wins_over_a_longer_prefix_over_a_shorter_over_the_default(o
 def test_updates_match_names_as_aggregators_do(order):
     # ema from 0 towards 1 with decay d ends at 1 - d: 1 - d/16 is exact and tells which rule was taken.
     rules = {rule: ema(decay=number / 16) for rule, number in list(RULES.items())[::order]}
-    update = per_name_update(rules, default=ema(decay=9 / 16))
+    update = update_by_name(rules, default=ema(decay=9 / 16))
     values = {name: torch.zeros(1) for name, _ in MATCHES}
     new, _ = update.step(values, {name: known(1.0) for name in values}, update.init(values))
     assert {name: 16 * (1 - value.item()) for name, value in new.items()} == dict(MATCHES)
@@ -344,7 +348,7 @@ def test_a_payload_without_a_name_counts_as_weight_zero_for_it():
         {"prompts": known(4.0, 1.0)},
         {"keys": known(torch.nan, 0.0), "prompts": known(10.0, 1.0), "own": known(8.0, 3.0)},
     ]
-    mean = per_name()(iter(payloads))
+    mean = weighted_mean(iter(payloads))
     # prompts: (2 * 1 + 4 + 10) / 4 = 4; keys and own: one client alone
     assert {name: (upload.value.item(), upload.weight.item()) for name, upload in mean.items()} == {
         "prompts": (4.0, 4.0),
@@ -358,15 +362,47 @@ def test_means_of_payloads_are_payloads(generator):
         return Weighted(torch.randn(2, generator=generator), torch.rand((), generator=generator))
 
     payloads = [{"a": upload(), "b": upload()} for _ in range(5)]
-    average = per_name()
+    average = weighted_mean
     edges = average([average(payloads[:2]), average(payloads[2:])])
     for name, upload in average(payloads).items():
         assert_near(edges[name].value, upload.value)
         assert_near(edges[name].weight, upload.weight)
 
 
+@pytest.mark.unhooked  # the hook keeps the arguments of a call alive
+def test_payloads_are_streamed_in_the_memory_of_one_of_them():
+    """A hundred payloads of 2 MB: at most two are alive, and the peak is that of their float64 sums."""
+    alive: list[weakref.ref] = []
+    most = 0
+
+    def stream():
+        nonlocal most
+        for client in range(100):
+            payload = {name: Weighted(torch.full((250_000,), float(client)), torch.tensor(1.0 + client)) for name in "ab"}
+            alive[:] = [held for held in alive if held() is not None] + [weakref.ref(payload["a"].value)]
+            most = max(most, len(alive))
+            yield payload
+            del payload
+
+    mean = weighted_mean(stream())
+    assert most <= 2  # the last one and the one being made
+    # sum of n (1 + n) over sum of (1 + n), n < 100: 333,300 / 5,050
+    for name in "ab":
+        assert_near(mean[name].value, torch.full((250_000,), 333_300 / 5_050))
+        assert mean[name].weight.item() == 5_050
+
+
+def test_order_statistics_hold_every_payload_and_aggregate_name_by_name():
+    payloads = [{"a": known(value), "b": known(-2 * value)} for value in (1.0, 2.0, 9.0)]
+    payloads.append({"b": known(7.0, 0.0)})
+    assert {name: entry.value.item() for name, entry in weighted_median(iter(payloads)).items()} == {"a": 2.0, "b": -4.0}
+    trimmed = trimmed_mean(iter(payloads), fraction=0.34)  # of three equal weights a third and a little more goes at each end
+    assert {name: entry.value.item() for name, entry in trimmed.items()} == {"a": 2.0, "b": -4.0}
+    assert {name: entry.weight.item() for name, entry in trimmed.items()} == {"a": 3.0, "b": 3.0}
+
+
 def test_names_that_no_one_sent_keep_value_and_state():
-    update = per_name_update(default=descend(partial(torch.optim.SGD, lr=0.5, momentum=0.9)))
+    update = descend(partial(torch.optim.SGD, lr=0.5, momentum=0.9))
     values = {"a": torch.tensor([1.0]), "b": torch.tensor([2.0])}
     state = update.init(values)
     first, state = update.step(values, {"a": known(1.0), "b": known(1.0)}, state)
@@ -378,7 +414,7 @@ def test_names_that_no_one_sent_keep_value_and_state():
 
 
 def test_the_default_update_takes_the_mean():
-    update = per_name_update()
+    update = overwrite()
     values = {"a": torch.tensor([1.0])}
     assert update.step(values, {"a": known(5.0)}, update.init(values))[0]["a"].item() == 5.0
 
@@ -441,94 +477,94 @@ def test_descending_scales_a_long_gradient_down_to_the_largest_norm(max_norm, fa
 
 ONE = Weighted(torch.ones(2, 3), torch.ones(2))
 BAD_UPLOADS = {
-    "empty": ([], ValueError, r"`uploads` must hold at least one upload; got none"),
-    "no upload": ([ONE, None], TypeError, r"`uploads\[1\]` must be a Weighted\(value, weight\); got None \(NoneType\)"),
-    "a plain tensor": ([torch.ones(2)], TypeError, r"`uploads\[0\]` must be a Weighted.*got a float32 tensor of shape \(2,\)"),
-    "a plain tuple": ([(torch.ones(2), torch.ones(2))], TypeError, r"`uploads\[0\]` must be a Weighted"),
+    "empty": ([], ValueError, r"`entries` must hold at least one entr.*; got none"),
+    "no upload": ([ONE, None], TypeError, r"`entries\[1\]` must be a Weighted\(value, weight\); got None \(NoneType\)"),
+    "a plain tensor": ([torch.ones(2)], TypeError, r"`entries\[0\]` must be a Weighted.*got a float32 tensor of shape \(2,\)"),
+    "a plain tuple": ([(torch.ones(2), torch.ones(2))], TypeError, r"`entries\[0\]` must be a Weighted"),
     "another shape": (
         [ONE, Weighted(torch.ones(2, 4), torch.ones(2))],
         ValueError,
-        r"`uploads\[1\]\.value` must have the shape of the first upload \(2, 3\); got \(2, 4\)",
+        r"`entries\[1\]\.value` must have the shape of the first entry \(2, 3\); got \(2, 4\)",
     ),
     "another number of classes": (
         [ONE, Weighted(torch.ones(3, 3), torch.ones(3))],
         ValueError,
-        r"`uploads\[1\]\.value` must have the shape of the first upload \(2, 3\); got \(3, 3\)",
+        r"`entries\[1\]\.value` must have the shape of the first entry \(2, 3\); got \(3, 3\)",
     ),
     "rows against a whole": (
         [ONE, Weighted(torch.ones(2, 3), torch.tensor(1.0))],
         ValueError,
-        r"`uploads\[1\]\.weight` must have the shape of the first upload \(2,\); got \(\)",
+        r"`entries\[1\]\.weight` must have the shape of the first entry \(2,\); got \(\)",
     ),
     "weights of other rows": (
         [Weighted(torch.ones(2, 3), torch.ones(3))],
         ValueError,
-        r"`uploads\[0\]\.weight` must have the leading shape of `value` \(2, 3\); got \(3,\)",
+        r"`entries\[0\]\.weight` must have the leading shape of `value` \(2, 3\); got \(3,\)",
     ),
     "more axes of weight": (
         [Weighted(torch.ones(2), torch.ones(2, 1))],
         ValueError,
-        r"`uploads\[0\]\.weight` must have the leading shape of `value` \(2,\); got \(2, 1\)",
+        r"`entries\[0\]\.weight` must have the leading shape of `value` \(2,\); got \(2, 1\)",
     ),
     "another dtype": (
         [ONE, Weighted(torch.ones(2, 3).double(), torch.ones(2))],
         TypeError,
-        r"`uploads\[1\]\.value` must have the dtype of the first upload torch\.float32; got torch\.float64",
+        r"`entries\[1\]\.value` must have the dtype of the first entry torch\.float32; got torch\.float64",
     ),
     "another dtype of weight": (
         [ONE, Weighted(torch.ones(2, 3), torch.ones(2).double())],
         TypeError,
-        r"`uploads\[1\]\.weight` must have the dtype of the first upload torch\.float32; got torch\.float64",
+        r"`entries\[1\]\.weight` must have the dtype of the first entry torch\.float32; got torch\.float64",
     ),
     "integers": (
         [Weighted(torch.ones(2, 3).long(), torch.ones(2))],
         TypeError,
-        r"`uploads\[0\]\.value` must be a floating-point tensor; got a int64 tensor",
+        r"`entries\[0\]\.value` must be a floating-point tensor; got a int64 tensor",
     ),
     "counts as integers": (
         [Weighted(torch.ones(2, 3), torch.ones(2).long())],
         TypeError,
-        r"`uploads\[0\]\.weight` must be a floating-point tensor; got a int64 tensor of shape \(2,\)",
+        r"`entries\[0\]\.weight` must be a floating-point tensor; got a int64 tensor of shape \(2,\)",
     ),
     "weights as a list": (
         [Weighted(torch.ones(2), [1.0, 1.0])],
         TypeError,
-        r"`uploads\[0\]\.weight` must be a floating-point tensor; got \[1",
+        r"`entries\[0\]\.weight` must be a floating-point tensor; got \[1",
     ),
     "a negative weight": (
         [ONE, Weighted(torch.ones(2, 3), torch.tensor([1.0, -2.0]))],
         ValueError,
-        r"`uploads\[1\]\.weight` must be finite and at least 0; got -2\.0",
+        r"`entries\[1\]\.weight` must be finite and at least 0; got -2\.0",
     ),
     "a negative weight of value 0": (
         [Weighted(torch.zeros(2, 3), torch.tensor([1.0, -2.0]))],
         ValueError,
-        r"`uploads\[0\]\.weight` must be finite and at least 0; got -2\.0",
+        r"`entries\[0\]\.weight` must be finite and at least 0; got -2\.0",
     ),
     "a NaN weight": (
         [Weighted(torch.ones(2, 3), torch.tensor([torch.nan, 1.0]))],
         ValueError,
-        r"`uploads\[0\]\.weight` must be finite and at least 0; got nan",
+        r"`entries\[0\]\.weight` must be finite and at least 0; got nan",
     ),
     "an infinite weight": (
         [Weighted(torch.ones(2, 3), torch.tensor([1.0, torch.inf]))],
         ValueError,
-        r"`uploads\[0\]\.weight` must be finite and at least 0; got inf",
+        r"`entries\[0\]\.weight` must be finite and at least 0; got inf",
     ),
     "NaN in a known row": (
         [ONE, Weighted(torch.tensor([[torch.nan] * 3, [1.0, torch.nan, 1.0]]), torch.tensor([0.0, 2.0]))],
         ValueError,
-        r"`uploads\[1\]\.value` must be finite wherever its weight is positive; got NaN or infinity in rows \[1\]",
+        r"`entries\[1\]\.value` must be finite wherever its weight is positive; got NaN or infinity in rows \[1\]",
     ),
     "infinity in a known row": (
         [Weighted(torch.tensor([[1.0] * 3, [-torch.inf] * 3]), torch.ones(2))],
         ValueError,
-        r"`uploads\[0\]\.value` must be finite wherever its weight is positive; got NaN or infinity in rows \[1\]",
+        r"`entries\[0\]\.value` must be finite wherever its weight is positive; got NaN or infinity in rows \[1\]",
     ),
     "infinities that cancel": (
         [Weighted(torch.tensor([[torch.inf] * 3, [-torch.inf] * 3]), torch.ones(2))],
         ValueError,
-        r"`uploads\[0\]\.value` must be finite wherever its weight is positive; got NaN or infinity in rows \[0, 1\]",
+        r"`entries\[0\]\.value` must be finite wherever its weight is positive; got NaN or infinity in rows \[0, 1\]",
     ),
 }
 
@@ -546,8 +582,8 @@ def test_bad_uploads_are_refused_by_name(uploads, error, message):
 @pytest.mark.parametrize(
     ("arguments", "options", "error", "message"),
     [
-        (([ONE, ONE], [4]), {}, ValueError, r"`dims` must hold one latent dimension for each upload; got fewer than uploads"),
-        (([ONE], [4, 5]), {}, ValueError, r"`dims` must hold one latent dimension for each upload; got more than uploads"),
+        (([ONE, ONE], [4]), {}, ValueError, r"`dims` must hold one latent dimension for each entry; got fewer than entries"),
+        (([ONE], [4, 5]), {}, ValueError, r"`dims` must hold one latent dimension for each entry; got more than entries"),
         (([ONE], [4.0]), {}, TypeError, r"`dims\[0\]` must be an integer; got 4\.0 \(float\)"),
         (([ONE], [True]), {}, TypeError, r"`dims\[0\]` must be an integer; got True \(bool\)"),
         (([ONE, ONE], [4, 0]), {}, ValueError, r"`dims\[1\]` must be at least 1; got 0"),
@@ -584,13 +620,13 @@ def test_bad_widths_are_refused_by_name(dims, error, message):
     ("rules", "payloads", "error", "message"),
     [
         ({}, [], ValueError, r"`payloads` must hold at least one payload; got none"),
-        ({}, [{"a": ONE}, ONE], TypeError, r"`payloads\[1\]` must map names to Weighted; got a Weighted"),
-        ({}, [{"keys": ONE}, {"keys": torch.ones(2)}], TypeError, r"'keys': `uploads\[1\]` must be a Weighted"),
+        ({}, [{"a": ONE}, ONE], TypeError, r"`payloads\[1\]` must map names to Weighted; got an entry without a name"),
+        ({}, [{"keys": ONE}, {"keys": torch.ones(2)}], TypeError, r"'keys': `entries\[1\]` must be a Weighted"),
         (
             {},
             [{"head.b": ONE._replace(weight=-torch.ones(2))}],
             ValueError,
-            r"'head\.b': `uploads\[0\]\.weight` must be finite and at least 0",
+            r"'head\.b': `entries\[0\]\.weight` must be finite and at least 0",
         ),
         (
             {"hea": constant(1)},
@@ -605,7 +641,26 @@ def test_bad_widths_are_refused_by_name(dims, error, message):
 )
 def test_bad_payloads_and_rules_are_refused_by_name(rules, payloads, error, message):
     with pytest.raises(error, match=message):
-        per_name(rules)(payloads)
+        aggregate_by_name(rules)(payloads)
+
+
+@pytest.mark.unhooked  # the hook would refuse the types before the library does
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("lift", "arguments", "message"),
+    [
+        (aggregate_by_name, {"rules": {"a": 3}}, r"`rules\['a'\]` must be a function of entries; got 3 \(int\)"),
+        (aggregate_by_name, {"rules": 3}, r"`rules` must be a mapping from names, each to a function of entries; got int"),
+        (aggregate_by_name, {"rules": {}, "default": 3}, r"`default` must be a function of entries; got 3 \(int\)"),
+        (update_by_name, {"rules": {"a": 3}}, r"`rules\['a'\]` must be a server update; got 3 \(int\)"),
+        (update_by_name, {"rules": {"a": weighted_mean}}, r"`rules\['a'\]` must be a server update; got <function weighted_mean"),
+        (update_by_name, {"rules": [overwrite()]}, r"`rules` must be a mapping from names, each to a server update; got list"),
+        (update_by_name, {"rules": {}, "default": overwrite}, r"`default` must be a server update; got <function overwrite"),
+    ],
+)
+def test_wrong_rules_are_refused_where_they_are_given(lift, arguments, message):
+    with pytest.raises(TypeError, match=message):
+        lift(**arguments)
 
 
 PREVIOUS = torch.zeros(2, 3)
@@ -680,10 +735,70 @@ def test_bad_options_of_server_updates_are_refused_by_name(make, error, message)
         make()
 
 
+@pytest.mark.unhooked  # the hook would refuse the types before the library does
+@pytest.mark.bad_input
+def test_entries_payloads_and_what_is_neither_are_told_apart():
+    payload = {"head": ONE}
+    for aggregate in (weighted_mean, weighted_median, partial(trimmed_mean, fraction=0.1)):
+        for alone in (payload, ONE):
+            with pytest.raises(TypeError, match=r"`entries` must be an iterable of entries or of payloads; got one (dict|Weighted)"):
+                aggregate(alone)
+        with pytest.raises(TypeError, match=r"`payloads\[1\]` must map names to Weighted; got an entry without a name"):
+            aggregate([payload, ONE])
+        with pytest.raises(TypeError, match=r"`entries\[1\]` must be a Weighted.*, as the first one; got a whole payload"):
+            aggregate([ONE, payload])
+        with pytest.raises(TypeError, match=r"`payloads\[0\]\['head'\]` must be a Weighted\(value, weight\); got a float32 tensor"):
+            aggregate([{"head": torch.ones(2)}])
+    with pytest.raises(TypeError, match=r"`entries\[0\]` must be one Weighted, the class logits; got a whole payload"):
+        heterogeneous_means([payload], [4])
+
+
+@pytest.mark.unhooked
+@pytest.mark.bad_input
+def test_krum_refuses_entries_at_the_first_one():
+    asked = []
+
+    def stream():
+        for number in range(5):
+            asked.append(number)
+            yield ONE
+
+    for select in (partial(krum, num_byzantine=0), partial(multi_krum, num_byzantine=0, num_selected=1)):
+        with pytest.raises(TypeError, match=r"`payloads\[0\]` must map names to Weighted, since distances.*; got an entry"):
+            select(stream())
+        with pytest.raises(TypeError, match=r"`payloads` must be an iterable of payloads; got one dict"):
+            select({"head": ONE})
+    assert asked == [0, 0]
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("update", [overwrite(), ema(decay=0.5), descend(partial(torch.optim.SGD, lr=0.1))])
+def test_bad_means_of_values_are_refused_by_name(update):
+    values = {"head": torch.zeros(1), "keys": torch.zeros(1)}
+    state = update.init(values)
+    with pytest.raises(ValueError, match=r"'keys': `mean\.weight` must be finite and at least 0; got -1\.0"):
+        update.step(values, {"head": known(1.0), "keys": known(1.0, -1.0)}, state)
+    with pytest.raises(ValueError, match=r"`mean` must have no other names than `previous` \['head', 'keys'\]; got \['header'\]"):
+        update.step(values, {"header": known(1.0)}, state)
+
+
+@pytest.mark.unhooked
+@pytest.mark.bad_input
+def test_a_mean_of_the_other_form_is_refused():
+    values = {"head": torch.zeros(1)}
+    for update in (overwrite(), ema(decay=0.5), descend(partial(torch.optim.SGD, lr=0.1)), update_by_name({})):
+        with pytest.raises(TypeError, match=r"`mean` must map names to Weighted; got an entry without a name"):
+            update.step(values, known(1.0), update.init(values))
+    with pytest.raises(TypeError, match=r"`mean` must be a Weighted\(value, weight\); got .*dict"):
+        overwrite().step(torch.zeros(1), {"head": known(1.0)}, {})
+    with pytest.raises(TypeError, match=r"`previous` must map names to tensors; got a float32 tensor"):
+        update_by_name({}).init(torch.zeros(1))
+
+
 @pytest.mark.bad_input
 def test_bad_input_of_a_lifted_update_is_refused_by_name_and_changes_nothing():
     values = {"head": torch.zeros(1), "keys": torch.zeros(1)}
-    update = per_name_update({"keys": ema(decay=0.5)})
+    update = update_by_name({"keys": ema(decay=0.5)})
     state = update.init(values)
     with pytest.raises(ValueError, match=r"`mean` must have no other names than `previous` \['head', 'keys'\]; got \['header'\]"):
         update.step(values, {"head": known(1.0), "header": known(1.0)}, state)
@@ -694,7 +809,7 @@ def test_bad_input_of_a_lifted_update_is_refused_by_name_and_changes_nothing():
     with pytest.raises(ValueError, match=r"`state` must come from `init` or the last `step`; got nothing for \['keys'\]"):
         update.step(values, {"keys": known(1.0)}, {"head": {}})
     with pytest.raises(ValueError, match=r"`rules` must each match a name or a dotted prefix of \['head', 'keys'\]; got \['key'\]"):
-        per_name_update({"key": overwrite()}).init(values)
+        update_by_name({"key": overwrite()}).init(values)
     assert {name: value.item() for name, value in values.items()} == {"head": 0.0, "keys": 0.0}
     assert state == {"head": {}, "keys": {}}
 
@@ -708,19 +823,27 @@ def test_a_refused_upload_in_the_middle_of_a_stream_stops_it():
             asked.append(number)
             yield ONE if number != 2 else ONE._replace(weight=torch.full((2,), torch.nan))
 
-    with pytest.raises(ValueError, match=r"`uploads\[2\]\.weight`"):
+    with pytest.raises(ValueError, match=r"`entries\[2\]\.weight`"):
         weighted_mean(islice(stream(), 5))
     assert asked == [0, 1, 2]
 
 
 @pytest.mark.bad_input
 def test_an_error_among_the_payloads_that_have_a_name_says_what_its_position_counts():
-    """The broken upload is the third client's, but the second that holds the name: the message must not point at the second client."""
+    """The broken entry is that of the third client, but the second one of its name."""
     good, broken = (Weighted(torch.tensor([value]), torch.tensor(1.0)) for value in (1.0, torch.nan))
-    with pytest.raises(ValueError, match=r"'head' \(counting the 2 payloads of 3 that have it\): `uploads\[1\]"):
-        per_name()([{"head": good}, {"other": good}, {"head": broken}])
-    with pytest.raises(ValueError, match=r"^'head': `uploads\[1\]"):
-        per_name()([{"head": good}, {"head": broken}])
+    negative = good._replace(weight=torch.tensor(-1.0))
+    for aggregate in (weighted_mean, partial(krum, num_byzantine=0), partial(trimmed_mean, fraction=0), weighted_median):
+        sent = [{"head": good, "keys": good}, {"head": good, "keys": good}, {"head": good, "keys": negative}]
+        with pytest.raises(ValueError, match=r"^`payloads\[2\]\['keys'\]\.weight` must be finite and at least 0; got -1"):
+            aggregate(sent)
+    with pytest.raises(ValueError, match=r"^`payloads\[2\]\['head'\]\.value` must be finite"):
+        weighted_mean([{"head": good}, {"other": good}, {"head": broken}])
+    by_name = aggregate_by_name({})
+    with pytest.raises(ValueError, match=r"'head' \(counting the 2 payloads of 3 that have it\): `entries\[1\]"):
+        by_name([{"head": good}, {"other": good}, {"head": broken}])
+    with pytest.raises(ValueError, match=r"^'head': `entries\[1\]"):
+        by_name([{"head": good}, {"head": broken}])
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])

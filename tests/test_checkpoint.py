@@ -104,7 +104,7 @@ def federate(directory, stop, rounds=5):
     make = partial(torch.optim.AdamW, lr=0.1)
     optimizers = [make([*model.parameters(), *layer.parameters()]) for layer in private]
     rules = {"selector": fp.ema(decay=0.5), "head": fp.descend(partial(torch.optim.SGD, lr=0.01, momentum=0.9))}
-    server, values = fp.per_name_update(rules), fp.snapshot(model)
+    server, values = fp.update_by_name(rules), fp.snapshot(model)
     state = {"round": 0, "values": values, "server": server.init(values), "usage": torch.zeros(3), "stream": stream.get_state(),
              "private": [layer.state_dict() for layer in private], "optimizers": [one.state_dict() for one in optimizers]}  # fmt: skip
     state = load_checkpoint(directory, default=state)
@@ -125,7 +125,7 @@ def federate(directory, stop, rounds=5):
                 loss.backward()
                 optimizer.step()
             uploads.append(fp.collect(model, weight=8, rows={"selector.keys": model["selector"].counts}))
-        mean = fp.per_name()(uploads)
+        mean = fp.weighted_mean(uploads)
         values, memory = server.step(state["values"], mean, state["server"])
         state = {"round": server_round + 1, "values": values, "server": memory, "usage": state["usage"] + mean["selector.keys"].weight,
                  "stream": stream.get_state(), "private": [layer.state_dict() for layer in private],

@@ -36,8 +36,8 @@ def round_loss(device: str, dtype: torch.dtype) -> tuple[torch.Tensor, list[torc
     with torch.no_grad():
         for parameter in client.parameters():
             parameter -= 0.1 * parameter.grad
-    mean = fp.per_name()([fp.collect(client, weight=12), fp.collect(client, weight=3)])
-    update = fp.per_name_update({"prompts": fp.ema(decay=0.5)})
+    mean = fp.weighted_mean([fp.collect(client, weight=12), fp.collect(client, weight=3)])
+    update = fp.update_by_name({"prompts": fp.ema(decay=0.5)})
     values = fp.snapshot(client)
     new, _ = update.step(values, mean, update.init(values))
     fp.load(client, new)

@@ -659,7 +659,7 @@ def test_averaging_adds_in_the_order_of_ids_and_remembers_what_the_update_does()
         seen.append([float(payload["head"].value) for payload in payloads])
         return payloads[0]
 
-    momentum = fp.per_name_update(default=fp.descend(partial(torch.optim.SGD, lr=1.0, momentum=0.5)))
+    momentum = fp.descend(partial(torch.optim.SGD, lr=1.0, momentum=0.5))
     server = flower.averaging({"head": torch.tensor(0.0)}, clients=range(3), aggregate=aggregate, update=momentum)
     uploads = {k: {"head": fp.Weighted(torch.tensor(float(k)), torch.tensor(1.0))} for k in (2, 1)}
     answers, state = server.step(uploads, server.init()[1])

@@ -27,8 +27,6 @@ from fedprompt import (
     guided_loss,
     num_bytes,
     overwrite,
-    per_name,
-    per_name_update,
     snapshot,
     weighted_mean,
 )
@@ -517,8 +515,8 @@ def test_lg_fedavg_shares_the_heads_of_equal_width():
     heads = [nn.ModuleDict({"body": nn.Linear(width, 3), "head": nn.Linear(3, 2)}) for width in (5, 7, 5)]
     uploads = [collect(model, weight=size, only=["head"]) for model, size in zip(heads, (1, 2, 5), strict=True)]
     assert list(uploads[0]) == ["head.weight", "head.bias"]
-    values, server = snapshot(heads[0], only=["head"]), per_name_update()
-    new, _ = server.step(values, per_name()(uploads), server.init(values))
+    values, server = snapshot(heads[0], only=["head"]), overwrite()
+    new, _ = server.step(values, weighted_mean(uploads), server.init(values))
     expected = sum(size * model["head"].weight for model, size in zip(heads, (1, 2, 5), strict=True)) / 8
     torch.testing.assert_close(new["head.weight"], expected.detach())
 

@@ -17,7 +17,6 @@ from fedprompt import (
     heterogeneous_means,
     krum,
     multi_krum,
-    per_name,
     trimmed_mean,
     unflatten,
     weighted_mean,
@@ -90,7 +89,7 @@ def assert_equal_to_rounding(actual, expected, tree, *, alike=False):
 
 
 def means_over_a_tree_are_flat_means(aggregate, tree):
-    assert_equal_to_rounding(up(tree, aggregate), per_name()(clients_of(tree)), tree)
+    assert_equal_to_rounding(up(tree, aggregate), weighted_mean(clients_of(tree)), tree)
 
 
 MEANS = {"weighted_mean": weighted_mean, "trimmed_mean of everything": partial(trimmed_mean, fraction=0)}
@@ -100,7 +99,7 @@ MEANS = {"weighted_mean": weighted_mean, "trimmed_mean of everything": partial(t
 @settings(deadline=None, max_examples=60)
 @given(tree=trees())
 def test_averaging_along_any_tree_is_flat_averaging(name, tree):
-    means_over_a_tree_are_flat_means(per_name(default=MEANS[name]), tree)
+    means_over_a_tree_are_flat_means(MEANS[name], tree)
 
 
 @settings(deadline=None, max_examples=30)
@@ -114,7 +113,7 @@ def test_edges_that_send_sums_change_no_bit_where_the_sums_are_exact(tree):
     clients = clients_of(tree)
     flat = unflatten(sum(map(flatten, clients)), like=clients[0])
     for name, upload in unflatten(total(tree), like=clients[0]).items():
-        for actual, expected, direct in zip(upload, flat[name], per_name()(clients)[name], strict=True):
+        for actual, expected, direct in zip(upload, flat[name], weighted_mean(clients)[name], strict=True):
             assert torch.equal(actual, expected)
             assert torch.equal(actual, direct)
 
@@ -132,24 +131,24 @@ def test_edges_that_average_each_width_leave_the_teachers_of_every_width_as_they
 
     clients = clients_of(tree)
     flat = teachers(pair for client in clients for pair in client.items())
-    assert_equal_to_rounding(teachers(up(tree, per_name()).items()), flat, tree, alike=True)
+    assert_equal_to_rounding(teachers(up(tree, weighted_mean).items()), flat, tree, alike=True)
 
 
 # What must not pass, and what does not hold.
 
 
 def edges_count_once(payloads):
-    mean = per_name()(payloads)
+    mean = weighted_mean(payloads)
     return {name: Weighted(value, (weight > 0).to(weight.dtype)) for name, (value, weight) in mean.items()}
 
 
 def edges_forget_unknown_rows(payloads):
-    mean = per_name()(payloads)
+    mean = weighted_mean(payloads)
     return {name: Weighted(value, weight.clamp(min=1)) for name, (value, weight) in mean.items()}
 
 
 def edges_in_half_precision(payloads):
-    mean = per_name()(payloads)
+    mean = weighted_mean(payloads)
     return {name: Weighted(value.bfloat16().to(value.dtype), weight) for name, (value, weight) in mean.items()}
 
 
@@ -159,13 +158,13 @@ TREE = [[FLOATS(0), FLOATS(1), FLOATS(2)], [FLOATS(3)], FLOATS(4)]
 
 @pytest.mark.parametrize("wrong", [edges_count_once, edges_forget_unknown_rows, edges_in_half_precision])
 def test_wrong_edges_are_rejected(wrong):
-    means_over_a_tree_are_flat_means(per_name(), TREE)
+    means_over_a_tree_are_flat_means(weighted_mean, TREE)
     with pytest.raises(AssertionError):
         means_over_a_tree_are_flat_means(wrong, TREE)
 
 
 def test_edges_that_send_means_may_change_the_last_bits():
-    flat, along = per_name()(clients_of(TREE)), up(TREE, per_name())
+    flat, along = weighted_mean(clients_of(TREE)), up(TREE, weighted_mean)
     assert not torch.equal(along["head.weight"].value, flat["head.weight"].value)
 
 
@@ -181,10 +180,10 @@ SPREAD = [sent(0.0, 1.0, 9.0), sent(9.1, 20.0, 22.0), sent(9.2, 30.0, 33.0)]
     ("aggregate", "edges", "flat", "along_the_tree"),
     [
         # Of 1 2 8 9 9 the middle is 8; the middles of 1 2 9 and 8 9 are 2, of weight 3, and 8.5, of weight 2.
-        (per_name(default=weighted_median), [sent(1.0, 2.0, 9.0), sent(8.0, 9.0)], 8.0, 2.0),
+        (weighted_median, [sent(1.0, 2.0, 9.0), sent(8.0, 9.0)], 8.0, 2.0),
         # Four honest zeros, and 100 of a liar: a fifth is cut off at each end, and nothing is left of him. On an edge of two he is a half,
         # the mean of the edge 50 with weight 2; half of that survives at the centre, a third of what is left there.
-        (per_name(default=partial(trimmed_mean, fraction=0.2)), [sent(0.0, 0.0, 0.0), sent(0.0, 100.0)], 0.0, 50 / 3),
+        (partial(trimmed_mean, fraction=0.2), [sent(0.0, 0.0, 0.0), sent(0.0, 100.0)], 0.0, 50 / 3),
         # Of three, each has one nearest neighbour, and of equals the first is chosen: 0, 20 and 30, of which 20. Of all nine, each has
         # seven; to 9.2 they lie 9.2 8.2 0.2 0.1 10.8 12.8 20.8 away, of squares that sum up to 865.05; to 9.1 to 870.47, to 9 to 876.05.
         (partial(krum, num_byzantine=0), SPREAD, 9.2, 20.0),

@@ -24,9 +24,9 @@ from fedprompt import (
     ema,
     encode_payload,
     int8_codec,
-    per_name,
-    per_name_update,
     receive,
+    update_by_name,
+    weighted_mean,
 )
 from same import assert_same
 
@@ -56,8 +56,8 @@ MAX_BYTES = 4000
 
 # The server. All that faults need of its loop is `receive`.
 
-aggregate = per_name()
-update = per_name_update(
+aggregate = weighted_mean
+update = update_by_name(
     {"groups": ema(decay=0.5), "keys": ema(decay=0.9), "guides": descend(partial(torch.optim.SGD, lr=0.3, momentum=0.9))}
 )
 

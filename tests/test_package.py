@@ -64,8 +64,9 @@ def test_files_and_functions_stay_small_enough_to_be_one_idea():
 def test_typed_and_every_protocol_is_checkable_at_run_time():
     assert (Path(fedprompt.__file__).parent / "py.typed").exists()
     protocols = [getattr(interfaces, name) for name in interfaces.__all__ if getattr(getattr(interfaces, name), "_is_protocol", False)]
-    assert len(protocols) == 8
+    assert len(protocols) == 9
     assert all(getattr(protocol, "_is_runtime_protocol", False) for protocol in protocols)
     assert isinstance(fedprompt.weighted_mean, interfaces.Aggregator)
     assert isinstance(fedprompt.ema(decay=0.5), interfaces.ServerUpdate)
+    assert isinstance(fedprompt.ema(decay=0.5), interfaces.ServerRule)
     assert not isinstance(fedprompt.weighted_mean, interfaces.ServerUpdate)

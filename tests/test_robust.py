@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedprompt import Weighted, krum, multi_krum, per_name, trimmed_mean, weighted_mean, weighted_median
+from fedprompt import Weighted, krum, multi_krum, trimmed_mean, weighted_mean, weighted_median
 from references import robust
 from tolerance import assert_near
 
@@ -105,7 +105,7 @@ ROBUST = {
     "trimmed_mean": partial(trimmed_mean, fraction=0.2),
     "krum": lifted(partial(krum, num_byzantine=BYZANTINE)),
     "multi_krum": lifted(partial(multi_krum, num_byzantine=BYZANTINE, num_selected=HONEST)),
-    "per_name": lifted(per_name(default=weighted_median)),
+    "weighted_median of payloads": lifted(weighted_median),
 }
 
 
@@ -177,7 +177,7 @@ def test_krum_against_two_loops(count, num_byzantine, generator):
         ranking = sorted(range(count), key=scores.__getitem__)
         assert_identical(krum(payloads, num_byzantine=num_byzantine), payloads[ranking[0]])
         for num_selected in range(1, count - num_byzantine + 1):
-            expected = per_name()([payloads[position] for position in sorted(ranking[:num_selected])])
+            expected = weighted_mean([payloads[position] for position in sorted(ranking[:num_selected])])
             assert_identical(multi_krum(payloads, num_byzantine=num_byzantine, num_selected=num_selected), expected)
 
 
@@ -229,24 +229,24 @@ def test_krum_does_not_compare_what_knows_other_rows():
 
 ONE = Weighted(torch.ones(2, 3), torch.ones(2))
 BAD_UPLOADS = {
-    "none": ([], ValueError, r"`uploads` must hold at least one upload; got none"),
-    "a plain tensor": ([ONE, torch.ones(2)], TypeError, r"`uploads\[1\]` must be a Weighted.*got a float32 tensor"),
+    "none": ([], ValueError, r"`entries` must hold at least one entry or payload; got none"),
+    "a plain tensor": ([ONE, torch.ones(2)], TypeError, r"`entries\[1\]` must be a Weighted.*got a float32 tensor"),
     "another shape": (
         [ONE, Weighted(torch.ones(2, 4), torch.ones(2))],
         ValueError,
-        r"`uploads\[1\]\.value` must have the shape of the first upload \(2, 3\); got \(2, 4\)",
+        r"`entries\[1\]\.value` must have the shape of the first entry \(2, 3\); got \(2, 4\)",
     ),
     "another dtype": (
         [ONE, Weighted(torch.ones(2, 3).double(), torch.ones(2))],
         TypeError,
-        r"`uploads\[1\]\.value` must have the dtype of the first upload torch\.float32; got torch\.float64",
+        r"`entries\[1\]\.value` must have the dtype of the first entry torch\.float32; got torch\.float64",
     ),
     "a negative weight": (
         [ONE, ONE._replace(weight=-torch.ones(2))],
         ValueError,
-        r"`uploads\[1\]\.weight` must be finite and at least 0; got -1",
+        r"`entries\[1\]\.weight` must be finite and at least 0; got -1",
     ),
-    "a NaN weight": ([ONE._replace(weight=torch.tensor([1.0, torch.nan]))], ValueError, r"`uploads\[0\]\.weight` must be finite.*got nan"),
+    "a NaN weight": ([ONE._replace(weight=torch.tensor([1.0, torch.nan]))], ValueError, r"`entries\[0\]\.weight` must be finite.*got nan"),
 }
 
 
@@ -281,14 +281,14 @@ def test_bad_fractions_are_refused_by_name(fraction, error, message):
         ([], {}, ValueError, r"`payloads` must be at least 3 where 0 may be malicious; got 0"),
         ([payload([1.0])] * 3, {"num_byzantine": -1}, ValueError, r"`num_byzantine` must be at least 0; got -1"),
         ([payload([1.0])] * 3, {"num_byzantine": 0.2}, TypeError, r"`num_byzantine` must be an integer; got 0\.2"),
-        ([payload([1.0]), ONE], {}, TypeError, r"`payloads\[1\]` must map names to Weighted; got a Weighted"),
+        ([payload([1.0]), ONE], {}, TypeError, r"`payloads\[1\]` must map names to Weighted, since.*; got an entry without a name"),
         ([{}] * 3, {}, ValueError, r"`payloads\[0\]` must have the names of a model; got \[\]"),
         ([payload([1.0])] * 2 + [{"x": ONE}], {}, ValueError, r"`payloads\[2\]` must have the names \['part0'\]; got \['x'\]"),
         (
             [payload([1.0])] * 2 + [payload([1.0, 2.0])],
             {},
             ValueError,
-            r"`payloads\[2\]\['part0'\]\.value` must have the shape of the first upload \(1,\); got \(2,\)",
+            r"`payloads\[2\]\['part0'\]\.value` must have the shape of the first entry \(1,\); got \(2,\)",
         ),
         ([payload([1.0])] * 2 + [payload([1.0], weight=-1.0)], {}, ValueError, r"`payloads\[2\]\['part0'\]\.weight` must be finite and at"),
         ([payload([torch.nan])] * 3, {}, ValueError, r"`payloads` must leave one that has enough neighbours with the same known rows; got"),

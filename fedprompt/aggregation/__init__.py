@@ -1,22 +1,22 @@
-"""Uploads in, one upload out; and what the server makes of it."""
+"""Aggregators of entries and payloads, and server updates."""
 
+from fedprompt.aggregation.by_name import aggregate_by_name, update_by_name
 from fedprompt.aggregation.heterogeneous import heterogeneous_means
 from fedprompt.aggregation.krum import krum, multi_krum
 from fedprompt.aggregation.means import weighted_mean
-from fedprompt.aggregation.naming import per_name, per_name_update
 from fedprompt.aggregation.robust import trimmed_mean, weighted_median
 from fedprompt.aggregation.server import descend, ema, overwrite
 
 __all__ = [
+    "aggregate_by_name",
     "descend",
     "ema",
     "heterogeneous_means",
     "krum",
     "multi_krum",
     "overwrite",
-    "per_name",
-    "per_name_update",
     "trimmed_mean",
+    "update_by_name",
     "weighted_mean",
     "weighted_median",
 ]

@@ -1,9 +1,12 @@
 """FedHPL's server: one teacher for each latent dimension, from class logits of clients with different models."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
-from fedprompt._checks import check_count, check_number, checked_layout, wrong_value
-from fedprompt.aggregation.means import RowSums, row_ratio
+import torch
+
+from fedprompt._checks import check_count, check_number, checked_layout, wrong_type, wrong_value
+from fedprompt.aggregation._wide import WideSum
+from fedprompt.aggregation.means import RowSums, as_entry
 from fedprompt.interfaces import Weighted
 
 
@@ -27,7 +30,7 @@ def dimension_similarity(dim: int, other: int, /) -> float:
 
 
 def heterogeneous_means(
-    uploads: Iterable[Weighted],
+    entries: Iterable[Weighted],
     dims: Iterable[int],
     *,
     smoothing: float = 1.0,
@@ -37,25 +40,28 @@ def heterogeneous_means(
 
     .. math:: \tilde p_c(d) = \sum_j \beta(d, d_j)\, n_{j,c}\, \bar p_{j,c} \,\Big/\, \Big(s + \sum_j \beta(d, d_j)\, n_{j,c}\Big)
 
-    A client's teacher depends on its latent dimension alone, so it is made once for each distinct one: the cost is one pass over the
-    uploads plus the square of the number of *distinct* dimensions, in memory that does not grow with the number of clients.
+    The teacher of a client depends on its latent dimension alone, so one is made for each distinct
+    dimension. The entries are streamed, in memory that does not grow with the number of clients.
+
+    The entries are class logits alone, never payloads. The result is keyed by dimension, and the other
+    names of a payload, such as prompts, have other shapes in other dimensions: average these among
+    clients of equal dimension with :func:`weighted_mean`.
 
     Args:
-        uploads: Class logits, value (classes, \*event), with the number of correct logits behind each class as weight (classes,); read
-            once. From :func:`class_means`. Average a client that sends several times with :func:`weighted_mean` first, or send
-            it twice: the result is the same.
-        dims: For each upload the width of its client's features before the head.
+        entries: Class logits, value (classes, \*event), with the number of correct logits of each class
+            as weight (classes,). From :func:`class_means`. A client that sends several entries may
+            average them with :func:`weighted_mean` first; the result is the same.
+        dims: For each entry the width of its client's features before the head.
         smoothing: :math:`s \ge 0`, in counts. The paper prints 1, which pulls the teacher of a rare class towards 0; 0 gives the mean.
-        similarity: :math:`\beta`, called with two widths. ``lambda dim, other: 1.0`` is the paper's uniform ablation.
+        similarity: :math:`\beta`, from 0 to 1e18, called with two widths. ``lambda dim, other: 1.0`` is the paper's uniform ablation.
 
     Returns:
         From each distinct dimension to its teacher. The weight of a class is the sum of similarity times count; classes that
         nobody knows have value 0 and weight 0, which :func:`distillation_loss` reads as "no distillation" (App. C.4).
 
     Raises:
-        TypeError: If a dimension is not an integer or an upload not a :class:`Weighted`.
-        ValueError: If `uploads` is empty, `dims` is shorter or longer, `smoothing` is negative, a similarity is negative or not finite,
-            or an upload is refused by :func:`weighted_mean`.
+        ValueError: If `entries` is empty, `dims` is shorter or longer, `smoothing` is negative, a
+            similarity is out of range, or an entry is refused by :func:`weighted_mean`.
 
     Example:
         One client of width 2 and one of width 4 know one class each; similarity 0.5, smoothing 1.
@@ -73,25 +79,30 @@ def heterogeneous_means(
     sums: dict[int, RowSums] = {}
     first: Weighted | None = None
     widths = iter(dims)
-    for position, upload in enumerate(uploads):
+    for position, entry in enumerate(entries):
         if (dim := next(widths, None)) is None:
-            raise wrong_value("dims", "hold one latent dimension for each upload", "fewer than uploads")
+            raise wrong_value("dims", "hold one latent dimension for each entry", "fewer than entries")
         check_count(f"dims[{position}]", dim)
-        first = first or checked_layout(f"uploads[{position}]", upload)
+        if isinstance(entry, Mapping):
+            raise wrong_type(f"entries[{position}]", "be one Weighted, the class logits", "a whole payload")
+        first = first or checked_layout(f"entries[{position}]", entry)
         if dim not in sums:
             sums[dim] = RowSums(first)
-        sums[dim].add(f"uploads[{position}]", upload)
+        sums[dim].add(f"entries[{position}]", entry)
     if first is None:
-        raise wrong_value("uploads", "hold at least one upload", "none")
+        raise wrong_value("entries", "hold at least one entry", "none")
     if next(widths, None) is not None:
-        raise wrong_value("dims", "hold one latent dimension for each upload", "more than uploads")
+        raise wrong_value("dims", "hold one latent dimension for each entry", "more than entries")
     return {dim: _teacher(dim, sums, smoothing, similarity, like=first) for dim in sums}
 
 
 def _teacher(dim: int, sums: dict[int, RowSums], smoothing: float, similarity: Callable[[int, int], float], *, like: Weighted) -> Weighted:
-    betas = {other: similarity(dim, other) for other in sums}
-    for other, beta in betas.items():
-        check_number(f"similarity({dim}, {other})", beta, at_least=0)
-    total = sum((beta * sums[other].value for other, beta in betas.items()), start=sums[dim].value.new_zeros(()))
-    weight = sum((beta * sums[other].weight for other, beta in betas.items()), start=sums[dim].weight.new_zeros(()))
-    return row_ratio(total, smoothing + weight, weight, like=like)
+    value, weight = WideSum(torch.zeros_like(sums[dim].value.low)), WideSum(torch.zeros_like(sums[dim].weight.low))
+    for other, sent in sums.items():
+        beta = similarity(dim, other)
+        check_number(f"similarity({dim}, {other})", beta, at_least=0, at_most=1e18)
+        value.add_sum(sent.value, beta)
+        weight.add_sum(sent.weight, beta)
+    evidence = weight.saturated()
+    weight.add(torch.full_like(evidence, smoothing))
+    return as_entry(value.over(weight), evidence, like=like)

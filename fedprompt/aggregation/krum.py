@@ -5,9 +5,9 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
-from fedprompt._checks import check_count, check_weights, checked_layout, kind, known_rows, wrong_type, wrong_value
-from fedprompt.aggregation.means import check_alike
-from fedprompt.aggregation.naming import per_name
+from fedprompt._checks import check_count, check_weights, checked_layout, known_rows, wrong_type, wrong_value
+from fedprompt.aggregation._mapped import check_payload
+from fedprompt.aggregation.means import check_alike, weighted_mean
 from fedprompt.interfaces import Payload, Weighted
 
 
@@ -30,7 +30,7 @@ def krum(payloads: Iterable[Payload], /, *, num_byzantine: int) -> dict[str, Wei
         A copy of the chosen payload, its weights included.
 
     Raises:
-        TypeError: If an argument is of the wrong kind.
+        TypeError: If `payloads` are entries: Krum compares whole payloads.
         ValueError: If there are too few payloads, layouts differ, a weight is negative or not finite, or no payload has enough
             neighbours that know the same rows.
 
@@ -62,7 +62,7 @@ def multi_krum(payloads: Iterable[Payload], /, *, num_byzantine: int, num_select
         Their weighted mean, name by name.
 
     Raises:
-        TypeError: If an argument is of the wrong kind.
+        TypeError: If `payloads` are entries.
         ValueError: As :func:`krum`; or if `num_selected` is out of range, or fewer have enough neighbours that know the same rows.
 
     Example:
@@ -82,15 +82,16 @@ def multi_krum(payloads: Iterable[Payload], /, *, num_byzantine: int, num_select
         raise wrong_value(
             "num_selected", f"be at most the {len(ranking)} payloads that have enough neighbours with the same rows", num_selected
         )
-    return per_name()([held[position] for position in sorted(ranking[:num_selected])])
+    return weighted_mean([held[position] for position in sorted(ranking[:num_selected])])
 
 
 def _held(payloads: Iterable[Payload], num_byzantine: int) -> list[Payload]:
     check_count("num_byzantine", num_byzantine, at_least=0)
+    if isinstance(payloads, Weighted | Mapping):
+        raise wrong_type("payloads", "be an iterable of payloads", f"one {type(payloads).__name__}")
     held: list[Payload] = []
     for position, payload in enumerate(payloads):
-        if not isinstance(payload, Mapping):
-            raise wrong_type(f"payloads[{position}]", "map names to Weighted", kind(payload))
+        check_payload(f"payloads[{position}]", payload, reason=", since distances are over all names")
         names = set(held[0]) if held else set(payload)
         if not names or set(payload) != names:
             raise wrong_value(f"payloads[{position}]", f"have the names {sorted(names) or 'of a model'}", sorted(payload))
@@ -110,12 +111,22 @@ def _ranking(payloads: list[Payload], num_byzantine: int) -> list[int]:
     values = torch.stack([torch.cat([known_rows(payload[name]).flatten().double() for name in names]) for payload in payloads])
     known = torch.stack([torch.cat([payload[name].weight.flatten() > 0 for name in names]) for payload in payloads])
     sound = values.isfinite().all(1)
-    distance = torch.cdist(values, values, compute_mode="donot_use_mm_for_euclid_dist").square()
-    other_rows = torch.stack([(known != own).any(1) for own in known])
-    distance[other_rows | ~(sound[:, None] & sound)] = torch.inf
-    distance.fill_diagonal_(torch.inf)  # no payload is its own neighbour
-    scores: Tensor = distance.sort(1).values[:, : len(payloads) - num_byzantine - 2].sum(1)
-    ranking = [position for position in scores.argsort(stable=True).tolist() if scores[position] < torch.inf]
+    compared = torch.stack([(known == own).all(1) for own in known]) & sound[:, None] & sound
+    scores = _scores(values, compared, num_byzantine)
+    far = [0.0] * len(payloads)
+    if max(scores) == torch.inf:  # a square may have overflowed: those are compared once more, in units of 2**600
+        far = [
+            there if here == torch.inf else 0.0
+            for here, there in zip(scores, _scores(values * 2.0**-600, compared, num_byzantine), strict=True)
+        ]
+    ranking = sorted((k for k in range(len(payloads)) if far[k] < torch.inf), key=lambda k: (scores[k], far[k]))
     if not ranking:
         raise wrong_value("payloads", "leave one that has enough neighbours with the same known rows", "none")
     return ranking
+
+
+def _scores(values: Tensor, compared: Tensor, num_byzantine: int) -> list[float]:
+    """Sum of the squared distances to the nearest neighbours of each payload."""
+    distance = torch.cdist(values, values, compute_mode="donot_use_mm_for_euclid_dist").square()
+    distance = torch.where(compared, distance, torch.inf).fill_diagonal_(torch.inf)  # no payload is its own neighbour
+    return distance.sort(1).values[:, : len(values) - num_byzantine - 2].sum(1).tolist()

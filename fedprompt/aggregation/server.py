@@ -1,26 +1,35 @@
-"""What the server makes of a round's mean: take it, smooth it over rounds, or descend along it."""
+"""Server updates: take the mean of a round, smooth it over rounds, or descend along it."""
 
 from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, overload
 
 import torch
 from torch import Tensor
 
 from fedprompt._checks import check_number, check_upload, kind, per_row, wrong_type, wrong_value
-from fedprompt.interfaces import ServerUpdate, Weighted
+from fedprompt.aggregation._mapped import State, TensorUpdate, init_each, step_each
+from fedprompt.interfaces import Payload, ServerRule, Weighted
 
-State = Mapping[str, Any]
 
-
-def overwrite() -> ServerUpdate[Tensor, Weighted]:
+def overwrite() -> ServerRule:
     """Take the mean as the new value (FedAvg); rows of total weight 0 keep their previous value exactly.
 
     Returns:
-        A :class:`ServerUpdate` that remembers nothing.
+        A :class:`ServerRule` that remembers nothing. As every server update, it takes a tensor with an
+        entry as its mean, or a dict of tensors with a payload. Names that the payload lacks keep their
+        value.
 
     Example:
+        >>> server = overwrite()
+        >>> values = {"head": torch.tensor([1.0, 2.0]), "keys": torch.tensor([3.0])}
+        >>> mean = {"head": Weighted(torch.tensor([5.0, 0.0]), torch.tensor([3.0, 0.0]))}
+        >>> server.step(values, mean, server.init(values))[0]
+        {'head': tensor([5., 2.]), 'keys': tensor([3.])}
+
+        The same with one tensor:
+
         >>> update = overwrite()
         >>> mean = Weighted(torch.tensor([[5.0], [0.0]]), torch.tensor([3.0, 0.0]))
         >>> new, state = update.step(torch.tensor([[1.0], [2.0]]), mean, update.init(torch.zeros(2, 1)))
@@ -28,10 +37,10 @@ def overwrite() -> ServerUpdate[Tensor, Weighted]:
         tensor([[5.],
                 [2.]])
     """
-    return _Blend(decay=0.0)
+    return _EachName(_Blend(decay=0.0))
 
 
-def ema(*, decay: float) -> ServerUpdate[Tensor, Weighted]:
+def ema(*, decay: float) -> ServerRule:
     r"""Smooth over rounds: :math:`\text{new} = \text{decay} \cdot \text{previous} + (1 - \text{decay}) \cdot \text{mean}`.
 
     Rows of total weight 0 keep their previous value exactly: no momentum without evidence.
@@ -40,7 +49,7 @@ def ema(*, decay: float) -> ServerUpdate[Tensor, Weighted]:
         decay: In [0, 1]; 0 is :func:`overwrite`, 1 never moves. SGPT uses 0.5 for keys and group prompts.
 
     Returns:
-        A :class:`ServerUpdate` that remembers nothing but the previous broadcast, which it is handed.
+        A :class:`ServerRule` for a tensor or a dict of tensors. Its state is empty.
 
     Raises:
         ValueError: If `decay` lies outside [0, 1].
@@ -55,12 +64,10 @@ def ema(*, decay: float) -> ServerUpdate[Tensor, Weighted]:
         CVPR 2024, Eq. 7.
     """
     check_number("decay", decay, at_least=0, at_most=1)
-    return _Blend(decay)
+    return _EachName(_Blend(decay))
 
 
-def descend(
-    make_optimizer: Callable[[Iterable[Tensor]], torch.optim.Optimizer], *, max_norm: float | None = None
-) -> ServerUpdate[Tensor, Weighted]:
+def descend(make_optimizer: Callable[[Iterable[Tensor]], torch.optim.Optimizer], *, max_norm: float | None = None) -> ServerRule:
     """Treat the mean as a gradient and take one step of a torch optimiser (FedL2G; FedAdam with the clients' negative movement).
 
     Args:
@@ -68,7 +75,8 @@ def descend(
         max_norm: Scale the gradient down to this Euclidean norm before the step if it is longer; None never does. FedL2G's code uses 100.
 
     Returns:
-        A :class:`ServerUpdate` whose state is the optimiser's state dict. Rows of total weight 0 have no gradient and keep their
+        A :class:`ServerRule` for a tensor or a dict of tensors, whose state is the optimiser's state dict. In a dict each name has
+        an optimiser and a norm for itself. Rows of total weight 0 have no gradient and keep their
         value exactly, whatever the optimiser's momentum or weight decay would do to them.
 
     Raises:
@@ -85,7 +93,28 @@ def descend(
     """
     if max_norm is not None:
         check_number("max_norm", max_norm, above=0)
-    return _Descend(make_optimizer, max_norm)
+    return _EachName(_Descend(make_optimizer, max_norm))
+
+
+@dataclass(frozen=True)
+class _EachName:
+    """A rule for one tensor, lifted over the names of values."""
+
+    rule: TensorUpdate
+
+    def init(self, previous: Tensor | Mapping[str, Tensor], /) -> State:
+        if isinstance(previous, Mapping):
+            return init_each(dict.fromkeys(previous, self.rule), previous)
+        return self.rule.init(previous)
+
+    @overload
+    def step(self, previous: Tensor, mean: Weighted, state: State, /) -> tuple[Tensor, State]: ...
+    @overload
+    def step(self, previous: Mapping[str, Tensor], mean: Payload, state: State, /) -> tuple[dict[str, Tensor], State]: ...
+    def step(self, previous: Any, mean: Any, state: State, /) -> Any:
+        if isinstance(previous, Mapping):
+            return step_each(dict.fromkeys(previous, self.rule), previous, mean, state)
+        return self.rule.step(previous, mean, state)
 
 
 @dataclass(frozen=True)

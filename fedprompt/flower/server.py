@@ -10,7 +10,7 @@ from flwr.serverapp.strategy import Strategy
 from torch import Tensor
 
 from fedprompt._checks import wrong_value
-from fedprompt.aggregation import per_name, per_name_update
+from fedprompt.aggregation import overwrite, weighted_mean
 from fedprompt.exchange import Expected, Ledger
 from fedprompt.flower.rounds import LOG, Answers, Wire, client_nodes
 from fedprompt.interfaces import Message, Payload, ServerUpdate
@@ -114,20 +114,20 @@ def averaging(
     Args:
         values: The first broadcast.
         clients: All ids.
-        aggregate: Payloads in, one out; None is :func:`fedprompt.per_name`, the weighted mean.
-        update: None is :func:`fedprompt.per_name_update`, which takes the mean as the new value.
+        aggregate: Payloads in, one out; None is :func:`fedprompt.weighted_mean`.
+        update: None is :func:`fedprompt.overwrite`, which takes the mean as the new value.
 
     Returns:
         The pair. Its state holds the values and what `update` remembers.
 
     Example:
-        >>> server = averaging({"head": torch.zeros(2)}, clients=range(3), update=per_name_update(default=ema(decay=0.5)))
+        >>> server = averaging({"head": torch.zeros(2)}, clients=range(3), update=ema(decay=0.5))
         >>> uploads = {client: {"head": Weighted(torch.full((2,), float(client)), torch.tensor(1.0))} for client in (0, 2)}
         >>> answers, state = server.step(uploads, server.init()[1])
         >>> answers[1]
         {'head': tensor([0.5000, 0.5000])}
     """
-    return _Averaging(values, tuple(clients), aggregate or per_name(), update or per_name_update())
+    return _Averaging(values, tuple(clients), aggregate or weighted_mean, update or overwrite())
 
 
 class _Averaging(NamedTuple):

@@ -46,7 +46,7 @@ def fedhpl() -> Federation:
         upload = fp.collect(model, weight=parts.NUM_EXAMPLES[client]) | {LOGITS: fp.weighted_mean(means)}
         return upload, {name: sgd.state[parameter]["momentum_buffer"] for name, parameter in model.named_parameters()}
 
-    update = fp.per_name_update()
+    update = fp.overwrite()
 
     def answers(teachers: Mapping[int, fp.Weighted], values: Mapping[str, fp.Message]) -> Answers:
         return {client: {LOGITS: teachers[dim], **values[str(dim)]} for client, dim in enumerate(DIMS)}
@@ -61,7 +61,7 @@ def fedhpl() -> Federation:
         values, memory = {}, {}
         for dim in models:
             equals = parts.by_id({client: upload for client, upload in uploads.items() if DIMS[client] == dim})
-            mean = fp.per_name()([{name: sent for name, sent in upload.items() if name != LOGITS} for upload in equals])
+            mean = fp.weighted_mean([{name: sent for name, sent in upload.items() if name != LOGITS} for upload in equals])
             values[str(dim)], memory[str(dim)] = update.step(state["values"][str(dim)], mean, state["update"][str(dim)])
         return answers(teachers, values), {"values": values, "update": memory}
 

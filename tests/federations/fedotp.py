@@ -41,14 +41,14 @@ def fedotp() -> Federation:
             parts.descend(adam, F.cross_entropy(match(fp.image_tokens(clip, images)[1], text), labels))
         return fp.collect(model["shared"], weight=parts.NUM_EXAMPLES[client]), model["private"].state_dict()
 
-    update = fp.per_name_update()
+    update = fp.overwrite()
 
     def init() -> tuple[Answers, Any]:
         values = fp.snapshot(shared)
         return parts.for_all(values), {"values": values, "update": update.init(values)}
 
     def step(uploads: Mapping[int, fp.Message], state: Any) -> tuple[Answers, Any]:
-        values, memory = update.step(state["values"], fp.per_name()(parts.by_id(uploads)), state["update"])
+        values, memory = update.step(state["values"], fp.weighted_mean(parts.by_id(uploads)), state["update"])
         return parts.for_all(values), {"values": values, "update": memory}
 
     return Federation(

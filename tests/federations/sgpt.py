@@ -51,7 +51,7 @@ def sgpt() -> Federation:
                     parts.descend(sgd, F.cross_entropy(z, labels) + extra)
         return fp.collect(model, weight=parts.NUM_EXAMPLES[client], rows={"selector.keys": model["selector"].counts}), {}
 
-    update = fp.per_name_update({"selector": fp.ema(decay=0.5), "groups": fp.ema(decay=0.5)})
+    update = fp.update_by_name({"selector": fp.ema(decay=0.5), "groups": fp.ema(decay=0.5)})
 
     def answers(values: Mapping[str, Tensor], usage: Tensor) -> Answers:
         return parts.for_all({**values, USAGE: usage})
@@ -61,7 +61,7 @@ def sgpt() -> Federation:
         return answers(values, usage), {"values": values, "usage": usage, "update": update.init(values)}
 
     def step(uploads: Mapping[int, fp.Message], state: Any) -> tuple[Answers, Any]:
-        mean = fp.per_name()(parts.by_id(uploads))
+        mean = fp.weighted_mean(parts.by_id(uploads))
         values, memory = update.step(state["values"], mean, state["update"])
         usage = state["usage"] + mean["selector.keys"].weight.long()
         return answers(values, usage), {"values": values, "usage": usage, "update": memory}

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import fedprompt.aggregation
-from fedprompt import ServerUpdate, Weighted, descend, ema, overwrite, per_name_update
+from fedprompt import ServerRule, ServerUpdate, Weighted, descend, ema, overwrite, update_by_name
 
 assert_identical = partial(torch.testing.assert_close, rtol=0, atol=0, equal_nan=True)
 
@@ -35,7 +35,7 @@ class OneName:
 
 
 # Every public maker of server updates: its name, then its configuration. A new one belongs here.
-UPDATES = {
+ON_TENSORS = {
     "overwrite": overwrite(),
     "ema decay=0": ema(decay=0),
     "ema decay=0.5": ema(decay=0.5),
@@ -44,14 +44,19 @@ UPDATES = {
     "descend SGD": descend(partial(torch.optim.SGD, lr=0.1)),
     "descend SGD momentum": descend(partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.1), max_norm=1.0),
     "descend Adam": descend(partial(torch.optim.Adam, lr=0.1, weight_decay=0.1)),
-    "per_name_update ema": OneName(per_name_update({"group": ema(decay=0.3)})),
-    "per_name_update Adam": OneName(per_name_update({"head": overwrite()}, default=descend(partial(torch.optim.AdamW, lr=0.1)))),
+}
+UPDATES = {
+    **ON_TENSORS,
+    **{f"{label} on values": OneName(update) for label, update in ON_TENSORS.items()},
+    "update_by_name ema": OneName(update_by_name({"group": ema(decay=0.3)})),
+    "update_by_name Adam": OneName(update_by_name({"head": overwrite()}, default=descend(partial(torch.optim.AdamW, lr=0.1)))),
 }
 
 
 def test_every_public_server_update_is_in_the_table():
     public = {name: inspect.unwrap(getattr(fedprompt.aggregation, name)) for name in fedprompt.aggregation.__all__}
-    makers = {name for name, function in public.items() if get_origin(inspect.signature(function).return_annotation) is ServerUpdate}
+    returned = {name: inspect.signature(function).return_annotation for name, function in public.items()}
+    makers = {name for name, made in returned.items() if made is ServerRule or get_origin(made) is ServerUpdate}
     assert makers == {label.split()[0] for label in UPDATES}
 
 
@@ -365,8 +370,26 @@ def rejects(law: Callable[[ServerUpdate, Problem], None], make_update: Callable[
 @pytest.mark.parametrize(("wrong", "law"), WRONG.items(), ids=lambda thing: thing.__name__)
 def test_laws_reject_known_wrong_updates(wrong, law):
     assert rejects(law, wrong)
+    assert rejects(law, lambda: OneName(update_by_name({}, default=wrong())))
 
 
 def test_every_law_bites_and_none_rejects_a_right_update():
     assert set(WRONG.values()) == set(LAWS)
     assert [law.__name__ for law in LAWS if rejects(law, Right)] == []
+    assert [law.__name__ for law in LAWS if rejects(law, lambda: OneName(update_by_name({}, default=Right())))] == []
+
+
+@pytest.mark.parametrize("label", ON_TENSORS)
+@settings(deadline=None, max_examples=8)
+@given(problem=problems())
+def test_each_tensor_of_a_dict_steps_as_it_does_alone(label, problem):
+    update, values = ON_TENSORS[label], {"a": problem.previous, "b": 2 * problem.previous}
+    states = {name: update.init(value) for name, value in values.items()}
+    expected, state = dict(values), update.init(values)
+    for mean in problem.means:
+        other = Weighted(-3 * mean.value, mean.weight)
+        for name, sent in (("a", mean), ("b", other)):
+            expected[name], states[name] = update.step(expected[name], sent, states[name])
+        values, state = update.step(values, {"b": other, "a": mean}, state)
+        assert same(values, expected)
+        assert same(state, states)

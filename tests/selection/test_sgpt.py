@@ -99,7 +99,7 @@ def upload_of(model, values, usage, client, blocks=(block_one, block_two)):
 
 
 def server_of(values, decay=0.5):
-    server = fp.per_name_update({"selector": fp.ema(decay=decay), "groups": fp.ema(decay=decay)})
+    server = fp.update_by_name({"selector": fp.ema(decay=decay), "groups": fp.ema(decay=decay)})
     return server, server.init(values)
 
 
@@ -261,7 +261,7 @@ def test_the_server_against_the_equations():
     counts = torch.stack([upload["selector.keys"].weight for upload in uploads])
     assert ((counts.sum(0) == 0).any(), (counts[:, counts.sum(0) > 0].std(0) > 0).any()) == (True, True)
     server, state = server_of(values)
-    new, _ = server.step(values, fp.per_name()(uploads), state)
+    new, _ = server.step(values, fp.weighted_mean(uploads), state)
 
     def plain(message, counts, size):
         prompts = message["groups.tokens"].flatten(1).tolist()
@@ -286,7 +286,7 @@ def test_group_prompts_may_be_weighed_by_counts():
     payload = fp.collect(model, weight=9, rows={"selector.keys": counts, "groups.tokens": counts})
     assert torch.equal(payload["groups.tokens"].weight, counts.float())
     server, state = server_of(values, decay=0.0)
-    new, _ = server.step(values, fp.per_name()([payload]), state)
+    new, _ = server.step(values, fp.weighted_mean([payload]), state)
     assert_identical(new["groups.tokens"][counts == 0], values["groups.tokens"][counts == 0])
 
 
@@ -294,7 +294,7 @@ def a_round(model, values, usage, order, start=upload_of):
     """Clients in any order of arrival; the server adds up in the order of their ids."""
     uploads = {client: start(model, values, usage, client) for client in order}
     server, state = server_of(values)
-    mean = fp.per_name()(uploads[client] for client in sorted(uploads))
+    mean = fp.weighted_mean(uploads[client] for client in sorted(uploads))
     return server.step(values, mean, state)[0], usage + mean["selector.keys"].weight
 
 

@@ -52,7 +52,7 @@ def federate(seed: int, select=fp.select_nearest, *, own_counts: bool = True, re
     selector = fp.SelectionKeys(CLUSTERS, DIM, selector=chooser, generator=generator)
     holder.append(selector)
     values, usage = fp.snapshot(selector), torch.zeros(CLUSTERS)
-    server, health, chosen = fp.per_name_update(default=fp.ema(decay=0.5)), [], []
+    server, health, chosen = fp.ema(decay=0.5), [], []
     state = server.init(values)
     for _ in range(rounds):
         uploads = []
@@ -70,7 +70,7 @@ def federate(seed: int, select=fp.select_nearest, *, own_counts: bool = True, re
                     loss.backward()
                     optimizer.step()
             uploads.append(fp.collect(selector, weight=EACH, rows={"keys": selector.counts}))
-        mean = fp.per_name()(uploads)
+        mean = fp.weighted_mean(uploads)
         values, state = server.step(values, mean, state)
         usage = usage + mean["keys"].weight
         chosen.append(mean["keys"].weight)

@@ -1,0 +1,99 @@
+"""Pieces for one tensor, lifted over the names of payloads and values."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from fedprompt._checks import checked_layout, kind, wrong_type, wrong_value
+from fedprompt.interfaces import Payload, ServerUpdate, Weighted
+
+State = Mapping[str, Any]
+TensorUpdate = ServerUpdate[Tensor, Weighted]
+
+
+class Statistic(Protocol):
+    """A running aggregate of entries of one layout."""
+
+    def add(self, argument: str, entry: Weighted) -> None:
+        """Add an entry, or refuse it by the name `argument`."""
+
+    def result(self) -> Weighted:
+        """Return the aggregate of all entries that were added."""
+
+
+def aggregate(things: Iterable[Weighted] | Iterable[Payload], make: Callable[[Weighted], Statistic]) -> Weighted | dict[str, Weighted]:
+    """Stream entries through one statistic, or payloads through one statistic for each name.
+
+    Args:
+        things: Entries, or payloads; read once.
+        make: Called with the first entry of each name, whose layout the others must have.
+    """
+    if isinstance(things, Weighted | Mapping):
+        raise wrong_type("entries", "be an iterable of entries or of payloads", f"one {type(things).__name__}")
+    statistics: dict[str, Statistic] = {}
+    payloads: bool | None = None
+    for position, thing in enumerate(things):
+        payloads = isinstance(thing, Mapping) if payloads is None else payloads
+        for name, argument, entry in _labeled(thing, position, payloads):
+            if name not in statistics:
+                statistics[name] = make(checked_layout(argument, entry))
+            statistics[name].add(argument, entry)
+    if payloads is None:
+        raise wrong_value("entries", "hold at least one entry or payload", "none")
+    results = {name: statistic.result() for name, statistic in statistics.items()}
+    return results if payloads else results[""]
+
+
+def _labeled(thing: Any, position: int, payloads: bool) -> list[tuple[str, str, Any]]:
+    """Name, argument for errors, and entry; the name of an entry without a payload is empty."""
+    if not payloads:
+        if isinstance(thing, Mapping):
+            raise wrong_type(f"entries[{position}]", "be a Weighted(value, weight), as the first one", "a whole payload")
+        return [("", f"entries[{position}]", thing)]
+    check_payload(f"payloads[{position}]", thing)
+    return [(name, f"payloads[{position}][{name!r}]", entry) for name, entry in thing.items()]
+
+
+def check_payload(argument: str, payload: object, *, reason: str = "") -> None:
+    """Require a mapping; an entry in its place is refused as such."""
+    if isinstance(payload, Weighted):
+        raise wrong_type(argument, f"map names to Weighted{reason}", "an entry without a name (Weighted)")
+    if not isinstance(payload, Mapping):
+        raise wrong_type(argument, "map names to Weighted", kind(payload))
+
+
+def init_each(rules: Mapping[str, TensorUpdate], previous: Mapping[str, Tensor]) -> State:
+    """Make the state of each name by its rule."""
+    states = {}
+    for name, rule in rules.items():
+        with named(name):
+            states[name] = rule.init(previous[name])
+    return states
+
+
+def step_each(
+    rules: Mapping[str, TensorUpdate], previous: Mapping[str, Tensor], mean: Payload, state: State
+) -> tuple[dict[str, Tensor], State]:
+    """Step each name that the mean has by its rule; other names keep their value and their state."""
+    check_payload("mean", mean)
+    if unknown := sorted(set(mean) - set(previous)):
+        raise wrong_value("mean", f"have no other names than `previous` {sorted(previous)}", unknown)
+    if missing := sorted(set(previous) - set(state)):
+        raise wrong_value("state", "come from `init` or the last `step`", f"nothing for {missing}")
+    new, states = dict(previous), dict(state)
+    for name in (name for name in previous if name in mean):
+        with named(name):
+            new[name], states[name] = rules[name].step(previous[name], mean[name], state[name])
+    return new, states
+
+
+@contextmanager
+def named(name: str, among: str = "") -> Iterator[None]:
+    """Put a name in front of a ValueError or TypeError that is raised inside."""
+    try:
+        yield
+    except (ValueError, TypeError) as error:
+        refused = ValueError if isinstance(error, ValueError) else TypeError
+        raise refused(f"{name!r}{among}: {error}") from error

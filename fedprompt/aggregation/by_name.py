@@ -1,0 +1,146 @@
+"""Different aggregators and server updates for different names."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+from torch import Tensor
+
+from fedprompt._checks import kind, wrong_type, wrong_value
+from fedprompt.aggregation._mapped import State, TensorUpdate, check_payload, init_each, named, step_each
+from fedprompt.aggregation.means import weighted_mean
+from fedprompt.aggregation.server import overwrite
+from fedprompt.interfaces import Aggregator, Payload, ServerUpdate, Weighted
+
+Rule = TypeVar("Rule")
+
+
+def aggregate_by_name(
+    rules: Mapping[str, Aggregator], *, default: Aggregator = weighted_mean
+) -> Callable[[Iterable[Payload]], dict[str, Weighted]]:
+    """Mix aggregators: each name of the payloads has its own.
+
+    Where one aggregator serves all names, call it with the payloads; :func:`weighted_mean` then also
+    streams them.
+
+    Args:
+        rules: From a name, or a dotted prefix of names, to its aggregator. A full name wins over
+            prefixes, and a longer prefix over a shorter one.
+        default: Aggregator of all other names.
+
+    Returns:
+        A function from payloads to one payload. A client that does not send a name counts as weight 0
+        for it. All payloads are held.
+
+    Raises:
+        ValueError: (the returned function) If there is no payload, a rule matches no name, or an
+            aggregator refuses. The message then begins with the name.
+
+    Example:
+        >>> from fedprompt import weighted_median
+        >>> one, two = torch.tensor(1.0), torch.tensor(2.0)
+        >>> payloads = [{"head": Weighted(one, one), "keys": Weighted(one, one)},
+        ...             {"head": Weighted(two, two), "keys": Weighted(4 * two, two)}]
+        >>> aggregate = aggregate_by_name({"keys": weighted_median})
+        >>> {name: round(entry.value.item(), 2) for name, entry in aggregate(payloads).items()}
+        {'head': 1.67, 'keys': 8.0}
+    """
+    chosen = _checked_rules(rules, default, "a function of entries", callable)
+
+    def aggregate(payloads: Iterable[Payload], /) -> dict[str, Weighted]:
+        held = list(payloads)
+        if not held:
+            raise wrong_value("payloads", "hold at least one payload", "none")
+        for position, payload in enumerate(held):
+            check_payload(f"payloads[{position}]", payload)
+        names = list(dict.fromkeys(name for payload in held for name in payload))
+        matched = _match(names, chosen, default)
+        return {name: _aggregate(name, matched[name], held) for name in names}
+
+    return aggregate
+
+
+def update_by_name(
+    rules: Mapping[str, ServerUpdate[Tensor, Weighted]],
+    *,
+    default: ServerUpdate[Tensor, Weighted] = overwrite(),  # noqa: B008 (immutable)
+) -> ServerUpdate[Mapping[str, Tensor], Payload]:
+    """Mix server updates: each name of the values has its own.
+
+    Where one update serves all names, hand it the dict; see :func:`overwrite`.
+
+    Args:
+        rules: From a name, or a dotted prefix of names, to its update, matched as in
+            :func:`aggregate_by_name`.
+        default: Update of all other names.
+
+    Returns:
+        A :class:`ServerUpdate` over values and payloads. Names that the payload lacks keep their value
+        and their state.
+
+    Raises:
+        ValueError: (``init``) If a rule matches no name. (``step``) If the payload has a name that the
+            values lack, or an update refuses; the message then begins with the name.
+
+    Example:
+        >>> from fedprompt import ema
+        >>> server = update_by_name({"keys": ema(decay=0.5)})
+        >>> values = {"keys": torch.zeros(1), "head": torch.zeros(1)}
+        >>> mean = {name: Weighted(torch.ones(1), torch.tensor(1.0)) for name in values}
+        >>> server.step(values, mean, server.init(values))[0]
+        {'keys': tensor([0.5000]), 'head': tensor([1.])}
+    """
+    return _ByName(_checked_rules(rules, default, "a server update", _is_update), default)
+
+
+@dataclass(frozen=True)
+class _ByName:
+    rules: Mapping[str, TensorUpdate]
+    default: TensorUpdate
+
+    def init(self, previous: Mapping[str, Tensor], /) -> State:
+        return init_each(self._matched(previous), previous)
+
+    def step(self, previous: Mapping[str, Tensor], mean: Payload, state: State, /) -> tuple[dict[str, Tensor], State]:
+        return step_each(self._matched(previous), previous, mean, state)
+
+    def _matched(self, previous: Mapping[str, Tensor]) -> dict[str, TensorUpdate]:
+        if not isinstance(previous, Mapping):
+            raise wrong_type("previous", "map names to tensors", kind(previous))
+        return _match(list(previous), self.rules, self.default)
+
+
+def _checked_rules(rules: Mapping[str, Rule], default: Rule, noun: str, fits: Callable[[object], bool]) -> dict[str, Rule]:
+    """Copy rules that map names to pieces of the right type."""
+    if not isinstance(rules, Mapping):
+        raise wrong_type("rules", f"be a mapping from names, each to {noun}", type(rules).__name__)
+    labeled = {f"rules[{name!r}]": rule for name, rule in rules.items()}
+    for argument, rule in {**labeled, "default": default}.items():
+        if not fits(rule):
+            raise wrong_type(argument, f"be {noun}", kind(rule))
+    return dict(rules)
+
+
+def _is_update(rule: object) -> bool:
+    return isinstance(rule, ServerUpdate) and not isinstance(rule, type)
+
+
+def _aggregate(name: str, aggregator: Aggregator, payloads: list[Payload]) -> Weighted:
+    holders = [payload for payload in payloads if name in payload]
+    missing = len(holders) < len(payloads)
+    among = f" (counting the {len(holders)} payloads of {len(payloads)} that have it)" if missing else ""
+    with named(name, among):
+        return aggregator(payload[name] for payload in holders)
+
+
+def _match(names: list[str], rules: Mapping[str, Rule], default: Rule) -> dict[str, Rule]:
+    """For each name its rule: that of the full name, else of the longest dotted prefix, else the default."""
+    keys = {name: next((key for key in _prefixes(name) if key in rules), None) for name in names}
+    if unused := [rule for rule in rules if not any(name == rule or name.startswith(f"{rule}.") for name in names)]:
+        raise wrong_value("rules", f"each match a name or a dotted prefix of {names}", unused)
+    return {name: default if key is None else rules[key] for name, key in keys.items()}
+
+
+def _prefixes(name: str) -> list[str]:
+    parts = name.split(".")
+    return [".".join(parts[:length]) for length in range(len(parts), 0, -1)]
