@@ -1,25 +1,19 @@
 """DP-SGD in pieces: who is drawn, every sample's own gradient in one pass, a clipped sum, and noise."""
 
-import copy
 from collections.abc import Mapping
-from typing import Any, cast
 
 import torch
 import torch.nn as nn
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedprompt._checks import check_count, check_finite, check_number, kind, wrong_type, wrong_value
+from fedprompt._copies import check_gradients_are_recorded, twin_of
 from fedprompt._entropy import check_source, coins, with_noise
 from fedprompt._lengths import clip_factors, scaled_down
-from fedprompt.interfaces import PromptStream
 
 __all__ = ["clipped_sum", "noisy_mean", "per_sample", "poisson_batch"]
-
-Copies = Mapping[nn.Parameter, nn.Parameter]
-Twins = dict[nn.Module, nn.Module]
 
 
 def poisson_batch(num_examples: int, *, rate: float, generator: torch.Generator | None = None) -> Int[Tensor, " batch"]:
@@ -94,7 +88,7 @@ def per_sample(model: nn.Module, batch_size: int) -> nn.Module:
         True
     """
     check_count("batch_size", batch_size, at_least=0)
-    _check_gradients_are_recorded()
+    check_gradients_are_recorded()
     if not isinstance(model, nn.Module):
         raise wrong_type("model", "be an nn.Module", kind(model))
     learning = {parameter for parameter in model.parameters() if parameter.requires_grad}
@@ -105,7 +99,7 @@ def per_sample(model: nn.Module, batch_size: int) -> nn.Module:
     if mixing := [name for name, module in model.named_modules() if _sees_the_batch(module)]:
         raise wrong_value("model", "keep samples apart: normalise by running statistics, in eval mode", f"others in {mixing}")
     copies = {parameter: nn.Parameter(parameter.detach().expand(batch_size, *parameter.shape)) for parameter in learning}
-    return _twin(model, copies, {})
+    return twin_of(model, copies, {})
 
 
 def clipped_sum(gradients: Mapping[str, Float[Tensor, "batch ..."]], *, max_norm: float) -> dict[str, Float[Tensor, "..."]]:
@@ -201,77 +195,6 @@ def noisy_mean(
         means[name] = noisy / expected_batch_size
         check_finite(f"total[{name!r}] with its noise", means[name])
     return means
-
-
-class _Copies(nn.Module):
-    """A module that owns parameters, called once for each sample with that sample's copies."""
-
-    def __init__(self, module: nn.Module, copies: Copies) -> None:
-        super().__init__()
-        self._single = (module,)  # hidden from `named_parameters`
-        self._slots = _parameter_slots(module, copies)
-        for name, parameter in module._parameters.items():
-            if parameter is not None and parameter in copies:
-                self.register_parameter(name, copies[parameter])
-        for name, child in module.named_children():  # for the names of their parameters alone
-            self.add_module(name, _Copies(child, copies))
-
-    def forward(self, *inputs: Tensor) -> Tensor | PromptStream:
-        _check_gradients_are_recorded()
-        parameters: dict[str, Tensor] = self._slots
-        replaces = []  # because `vmap` returns tensors alone
-        batch = len(next(iter(parameters.values())))
-        for position, each in enumerate(inputs):
-            if not isinstance(each, Tensor) or each.shape[:1] != (batch,):
-                raise wrong_value(f"inputs[{position}]", f"have the batch of {batch} samples", kind(each))
-
-        def one(own: dict[str, Tensor], *sample: Tensor) -> Any:
-            sample = tuple(each[None] for each in sample)
-            result = functional_call(self._single[0], own, sample, tie_weights=False)
-            if isinstance(result, PromptStream):
-                replaces.append(result.replace)
-                return dict(result.layers)
-            if not isinstance(result, Tensor):
-                raise wrong_type("model", "return a tensor or a PromptStream from every module that owns parameters", kind(result))
-            if inputs and result.shape[:1] != (1,):
-                raise wrong_value("model", "return (batch, ...) from every module that is called with a batch", tuple(result.shape))
-            return result[0] if inputs else result
-
-        results: Any = torch.vmap(one, randomness="different")(parameters, *inputs)
-        if replaces:
-            return PromptStream({layer: tokens.flatten(0, -3) for layer, tokens in results.items()}, replaces[0])
-        return cast(Tensor, results)
-
-
-def _parameter_slots(module: nn.Module, copies: Copies) -> dict[str, Tensor]:
-    """Every attribute of the module's tree that is a copied parameter, once, with its copy.
-
-    A module with two names is listed once, a parameter that two modules share twice:
-    ``functional_call`` restores each slot as often as it is named, the second time to a copy.
-    """
-    return {
-        f"{prefix}.{name}" if prefix else name: copies[parameter]
-        for prefix, each in module.named_modules()
-        for name, parameter in each._parameters.items()
-        if parameter is not None and parameter in copies
-    }
-
-
-def _twin(module: nn.Module, copies: Copies, twins: Twins) -> nn.Module:
-    """The module with copies of its parameters; one without any is copied over its children."""
-    if module in twins:
-        return twins[module]
-    if any(parameter in copies for parameter in module._parameters.values()):
-        twins[module] = _Copies(module, copies)
-        return twins[module]
-    twin = twins[module] = copy.copy(module)
-    twin._modules = {name: child and _twin(child, copies, twins) for name, child in module._modules.items()}
-    return twin
-
-
-def _check_gradients_are_recorded() -> None:
-    if torch.is_inference_mode_enabled():
-        raise RuntimeError("per_sample computes gradients, which torch.inference_mode does not record. Leave the mode first.")
 
 
 def _sees_the_batch(module: nn.Module) -> bool:

@@ -18,7 +18,7 @@ from fedprompt import (
     cosine_logits,
     encode_prompted,
     image_tokens,
-    nearest_keys,
+    select_nearest,
     prompted_text,
     vit_trunk,
 )
@@ -50,7 +50,7 @@ class Grouped(Deep):
 
     def forward(self, images):
         query = encode_prompted(self.trunk, images).pooled
-        chosen = nearest_keys(query, self.keys).indices
+        chosen = select_nearest(query, self.keys).indices
         encoded = encode_prompted(self.trunk, images, self.shared(), self.groups(chosen))
         return self.head(torch.cat([encoded.pooled[:, None], encoded.streams[1]], 1).mean(1))
 

@@ -248,14 +248,14 @@ def test_a_model_that_carries_adapters_is_refused(make, names):
     model = make()
     with pytest.raises(ValueError, match=f"`clip_model` must have no parameters that are trained.*; got a model that trains {names}"):
         TextTower(model, TOKENIZER)
-    TextTower(frozen(model), TOKENIZER)
+    TextTower(freeze(model), TOKENIZER)
 
 
 def test_a_tower_may_be_frozen_before_the_other():
     model = make_clip(vision={"pos_embed_type": "sin_cos_2d"})  # a fresh one has a table without gradients
     TextTower(model, TOKENIZER)
     locked = make_clip()
-    frozen(locked.visual)
+    freeze(locked.visual)
     TextTower(locked, TOKENIZER)
     locked = make_clip()
     locked.lock_text_tower()

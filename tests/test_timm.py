@@ -127,7 +127,7 @@ def with_adapter():
 
 
 def half_locked():
-    model = frozen(tiny_vit())
+    model = freeze(tiny_vit())
     model.blocks[2].requires_grad_(True)
     return model
 
@@ -146,7 +146,7 @@ def test_a_model_that_carries_adapters_is_refused_and_left_as_it_is(make, names)
     with pytest.raises(ValueError, match=rf"`model` must have no parameters that are trained.*; got a model that trains {names}\."):
         vit_trunk(model)
     assert {name: parameter.requires_grad for name, parameter in model.named_parameters()} == before
-    assert encode_prompted(vit_trunk(frozen(model)), draw_images(model)).pooled.shape == (2, 12)  # whoever freezes it has decided
+    assert encode_prompted(vit_trunk(freeze(model)), draw_images(model)).pooled.shape == (2, 12)  # whoever freezes it has decided
 
 
 def test_fixed_positions_are_no_sign_of_adapters():

@@ -19,5 +19,5 @@ def check_unadapted(argument: str, parameters: Iterable[tuple[str, nn.Parameter]
     if adapters or (trainable and fixed):
         named = adapters or trainable
         rest = f" and {len(named) - 3} more" if len(named) > 3 else ""
-        rule = "have no parameters that are trained, as all are frozen here; merge adapters or call frozen(model) first"
+        rule = "have no parameters that are trained, as all are frozen here; merge adapters or call freeze(model) first"
         raise wrong_value(argument, rule, f"a model that trains {', '.join(named[:3])}{rest}")
