@@ -18,8 +18,8 @@ from fedprompt import (
     cosine_logits,
     encode_prompted,
     image_tokens,
-    select_nearest,
     prompted_text,
+    select_nearest,
     vit_trunk,
 )
 from models import tiny_vit

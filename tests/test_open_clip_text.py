@@ -11,7 +11,7 @@ from peft import LoraConfig, inject_adapter_in_model
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from clips import CONTEXT_LENGTH, NAMES, TEXT, TOKENIZER, VISION, WordTokenizer, draw, make_clip
-from fedprompt import ContextPrompts, PromptedText, TextTower, frozen, image_tokens, per_sample, prompted_text
+from fedprompt import ContextPrompts, PromptedText, TextTower, freeze, image_tokens, per_sample, prompted_text
 from fedprompt.interfaces import TextEncoder
 from references import coop
 from tolerance import assert_near
