@@ -135,12 +135,28 @@ def test_what_is_kept_are_duals_and_not_plans():
     assert saved(lean_transport_logits, *drawn) <= batch * classes * (prompts + 2) + 3 * features
 
 
-def test_a_second_derivative_is_refused():
+@pytest.mark.parametrize("first", [0, 1], ids=["patches", "text"])
+@pytest.mark.parametrize("second", [0, 1], ids=["patches", "text"])
+@pytest.mark.parametrize("way", ["backward", "inputs"])
+def test_a_second_derivative_is_refused_both_ways(first, second, way):
+    """The gradient still depends on the features through their norms: a part of the truth, which once was returned."""
+    features = [tensor.requires_grad_() for tensor in draw()]
+    logits = lean_transport_logits(*features, scale=5.0)
+    gradient = torch.autograd.grad(logits.sin().sum(), features[first], create_graph=True)[0]
+    inputs = None if way == "backward" else features[second]  # the same as autograd.grad(..., inputs)
+    with pytest.raises(RuntimeError, match="`lean_transport_logits` is differentiable once; use `transport_logits`"):
+        gradient.sum().backward(inputs=inputs)
+
+
+def test_a_mixed_derivative_in_the_scale_is_a_first_one():
+    """The gradient in the scale is the score, which may be differentiated once."""
     patches, text = draw()
-    logits = lean_transport_logits(patches, text.requires_grad_(), scale=5.0)
-    (gradient,) = torch.autograd.grad(logits.sin().sum(), text, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        gradient.sum().backward()
+    results = []
+    for logits in (lean_transport_logits, plain):
+        scale, own = torch.tensor(5.0, dtype=torch.float64, requires_grad=True), text.clone().requires_grad_()
+        (of_scale,) = torch.autograd.grad(logits(patches, own, scale=scale).sum(), scale, create_graph=True)
+        results.append(torch.autograd.grad(of_scale, own)[0])
+    assert_near(*results)
 
 
 def test_is_a_matcher_and_takes_no_images():

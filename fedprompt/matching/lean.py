@@ -6,7 +6,6 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from fedprompt._checks import check_number, values_readable
 from fedprompt.matching.logits import check_features, check_pair, cosines, unit
@@ -44,7 +43,7 @@ def lean_transport_logits(
         max_iterations: As for :func:`newton`.
 
     Returns:
-        The logits, in float32 at least; differentiable once.
+        The logits, in float32 at least. They are differentiable once; a second derivative raises a RuntimeError.
 
     Raises:
         TypeError: If a feature is not a floating-point tensor, or `scale` neither number nor scalar tensor.
@@ -89,21 +88,54 @@ class _Scores(torch.autograd.Function):
         ctx.mark_non_differentiable(output[1])
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        patches, text, duals = ctx.saved_tensors
-        of_patches = torch.empty_like(patches) if ctx.needs_input_grad[0] else None
-        of_text = torch.zeros_like(text) if ctx.needs_input_grad[1] else None
-        with torch.autocast(patches.device.type, enabled=False):
-            for images in _blocks(patches, text):
-                units = unit(patches[images])
-                plan = plans_from_duals(*_problem(units, text, ctx.mass), duals[images], epsilon=ctx.epsilon)
-                weights = plan.transpose(2, 3).mul_(gradient[images, :, None, None]).flatten(1, 2)
-                if of_text is not None:
-                    of_text.flatten(0, 1).addbmm_(weights, units)
-                if of_patches is not None:
-                    of_patches[images] = _through_unit(weights.transpose(1, 2) @ text.flatten(0, 1), units, patches[images])
-        return of_patches, of_text, None, None, None, None
+        gradients = _gradients if torch.compiler.is_compiling() else _Gradients.apply
+        options = ctx.mass, ctx.epsilon, ctx.needs_input_grad[:2]
+        return *gradients(gradient, *ctx.saved_tensors, *options), None, None, None, None
+
+
+def _gradients(
+    gradient: Tensor,
+    patches: Tensor,
+    text: Tensor,
+    duals: Tensor,
+    mass: float,
+    epsilon: float,
+    needed: tuple[bool, bool],
+) -> tuple[Tensor | None, Tensor | None]:
+    """Return the gradients of patches and of normalized text, where they are needed."""
+    of_patches = torch.empty_like(patches) if needed[0] else None
+    of_text = torch.zeros_like(text) if needed[1] else None
+    with torch.autocast(patches.device.type, enabled=False):
+        for images in _blocks(patches, text):
+            units = unit(patches[images])
+            plan = plans_from_duals(*_problem(units, text, mass), duals[images], epsilon=epsilon)
+            weights = plan.transpose(2, 3).mul_(gradient[images, :, None, None]).flatten(1, 2)
+            if of_text is not None:
+                of_text.flatten(0, 1).addbmm_(weights, units)
+            if of_patches is not None:
+                moved = weights.transpose(1, 2) @ text.flatten(0, 1)
+                of_patches[images] = _through_unit(moved, units, patches[images])
+    return of_patches, of_text
+
+
+class _Gradients(torch.autograd.Function):
+    """:func:`_gradients` as a node between all inputs and the results, so that no second derivative avoids its backward.
+
+    ``once_differentiable`` raises only where the engine runs to every leaf. ``torch.autograd.grad(..., inputs)`` skips it.
+    """
+
+    @staticmethod
+    def forward(*inputs: Any) -> tuple[Tensor | None, Tensor | None]:
+        return _gradients(*inputs)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor | None, ...]) -> None:
+        """Keep nothing: there is no derivative to compute."""
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor | None) -> tuple[Tensor | None, ...]:
+        raise RuntimeError("`lean_transport_logits` is differentiable once; use `transport_logits` for a second derivative.")
 
 
 def _blocks(patches: Tensor, text: Tensor) -> Iterator[slice]:
