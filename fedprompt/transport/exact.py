@@ -43,11 +43,15 @@ def _simplex(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
     import ot
 
     plans = []
-    for cost, a, b in zip(problem.cost.double().cpu(), problem.a.double().cpu(), problem.b.double().cpu(), strict=True):
+    parts = (part.double().cpu() for part in (problem.cost, problem.a, problem.b))
+    for cost, a, b in zip(*parts, strict=True):
+        total = 2 ** a.sum().log2().round()  # POT expects masses that sum to about 1
+        a, b = a / total, b / total
         kept = (a.sum() - b.sum()).clamp(min=0)
         masses = torch.cat([b, kept[None]])
         padded = torch.cat([cost, torch.zeros_like(cost[:1])]).T.contiguous()
-        plans.append(torch.from_numpy(ot.emd((a * (masses.sum() / a.sum())).numpy(), masses.numpy(), padded.numpy()))[:, :-1].T)
+        plan = ot.emd((a * (masses.sum() / a.sum())).numpy(), masses.numpy(), padded.numpy())
+        plans.append(total * torch.from_numpy(plan)[:, :-1].T)
     plan = torch.stack(plans) if plans else problem.cost
     return _at_once(plan.to(problem.cost), problem)
 

@@ -151,6 +151,19 @@ def test_exact_costs_no_more_than_any_entropic_plan(rows, columns, mass, seed):
     assert (coupling.plan * cost).sum() <= (newton(cost, a, b, epsilon=0.02, tolerance=1e-9).plan * cost).sum() + 1e-8
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("mass", [0.8, 1.0])
+@pytest.mark.parametrize("total", [1e-12, 1e-3, 7.0, 1e8, 1e9, 1e12, 1e20])
+def test_exact_solves_masses_of_any_size(total, mass, dtype):
+    """The plan is linear in the masses, and POT compares sums with an absolute tolerance."""
+    cost = planted_cost("wide", (2, 6, 3), torch.Generator().manual_seed(15)).to(dtype)
+    a, b = marginals(6, 3, mass, dtype)
+    coupling = exact(cost, total * a, total * b)
+    assert coupling.error.max() <= 8 * torch.finfo(dtype).eps
+    expected = total * exact(cost, a, b).plan
+    torch.testing.assert_close(coupling.plan, expected, rtol=0, atol=1e-6 * total)
+
+
 def test_solvers_leave_their_arguments_alone_and_print_nothing(capsys):
     cost = planted_cost("trained", (2, 6, 2), torch.Generator().manual_seed(13)).requires_grad_()
     a, b = marginals(6, 2, 1.0)
