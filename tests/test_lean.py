@@ -195,6 +195,7 @@ def spoilt(patches, text):
         (lambda x, h: lean_transport_logits(x, h, scale=1.0, epsilon=0.0), ValueError, "`epsilon` must be above 0"),
         (lambda x, h: lean_transport_logits(x, h, scale=1.0, tolerance=0.0), ValueError, "`tolerance` must be above 0"),
         (lambda x, h: lean_transport_logits(x, h, scale=1.0, max_iterations=0), ValueError, "`max_iterations` must be at least 1"),
+        (lambda x, h: lean_transport_logits(x, h, scale=1.0, fused=1), TypeError, "`fused` must be True or False"),
         (spoilt, ValueError, r"`cost` must be finite; got values that are not in problems \(2, 0\), \(2, 1\), \(2, 2\)\."),
     ],
 )

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedprompt._checks import check_number, values_readable
 from fedprompt.matching.logits import check_features, check_pair, cosines, unit
-from fedprompt.transport._problem import blocks, check_options
+from fedprompt.transport._problem import blocks, check_flag, check_options
 from fedprompt.transport.duals import plans_from_duals, score_and_duals
 
 
@@ -22,6 +22,7 @@ def lean_transport_logits(
     epsilon: float = 0.1,
     tolerance: float = 1e-5,
     max_iterations: int = 100,
+    fused: bool = False,
 ) -> Float[Tensor, "batch classes"]:
     r"""Score as :func:`transport_logits` does by :func:`newton` and :func:`plan_fixed`, in the memory of a few images.
 
@@ -41,6 +42,7 @@ def lean_transport_logits(
         epsilon: As for :func:`newton`.
         tolerance: As for :func:`newton`.
         max_iterations: As for :func:`newton`.
+        fused: As for :func:`newton`.
 
     Returns:
         The logits, in float32 at least. They are differentiable once; a second derivative raises a RuntimeError.
@@ -62,8 +64,10 @@ def lean_transport_logits(
     check_pair("patches", patches, text, scale)
     check_number("mass", mass, above=0, at_most=1)
     check_options(epsilon, tolerance, max_iterations)
+    check_flag("fused", fused)
     with torch.autocast(patches.device.type, enabled=False):
-        scores: Tensor = _Scores.apply(patches, unit(text).transpose(0, 1).contiguous(), mass, epsilon, tolerance, max_iterations)[0]
+        units = unit(text).transpose(0, 1).contiguous()
+        scores: Tensor = _Scores.apply(patches, units, mass, epsilon, tolerance, max_iterations, fused)[0]
         return scale * scores
 
 
@@ -71,13 +75,28 @@ class _Scores(torch.autograd.Function):
     """Sums of plan times cosine ``(batch, classes)``, and duals ``(batch, classes, prompts)``; text is normalised, by class and prompt."""
 
     @staticmethod
-    def forward(patches: Tensor, text: Tensor, mass: float, epsilon: float, tolerance: float, max_iterations: int) -> tuple[Tensor, Tensor]:
+    def forward(
+        patches: Tensor,
+        text: Tensor,
+        mass: float,
+        epsilon: float,
+        tolerance: float,
+        max_iterations: int,
+        fused: bool,
+    ) -> tuple[Tensor, Tensor]:
         classes, prompts, _ = text.shape
         scores, duals = text.new_empty(len(patches), classes), text.new_empty(len(patches), classes, prompts)
         for images in _blocks(patches, text):
             cost, a, b = _problem(unit(patches[images]), text, mass)
             scores[images], duals[images] = score_and_duals(
-                cost, a, b, epsilon=epsilon, tolerance=tolerance, max_iterations=max_iterations, first=images.start
+                cost,
+                a,
+                b,
+                epsilon=epsilon,
+                tolerance=tolerance,
+                max_iterations=max_iterations,
+                fused=fused,
+                first=images.start,
             )
         return scores, duals
 
@@ -91,7 +110,7 @@ class _Scores(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         gradients = _gradients if torch.compiler.is_compiling() else _Gradients.apply
         options = ctx.mass, ctx.epsilon, ctx.needs_input_grad[:2]
-        return *gradients(gradient, *ctx.saved_tensors, *options), None, None, None, None
+        return *gradients(gradient, *ctx.saved_tensors, *options), None, None, None, None, None, None
 
 
 def _gradients(

@@ -15,8 +15,9 @@ def alternate(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Scale rows to their mass (but not up, unless all are full or `rows_exact`), then columns to theirs, and again.
 
-    Columns come last, so they always hold. A problem rests once no column's scale changes by more than `tolerance`, relatively: by as
-    much do its rows then exceed their masses. Starts with every row at scale 1, and is therefore invariant to ``cost + constant``.
+    Columns come last, so they hold up to rounding. A problem rests once no column's scale changes by more than
+    `tolerance`, relatively: by as much do its rows then exceed their masses. Starts with every row at scale 1, and is
+    therefore invariant to ``cost + constant``.
     """
     exponent = (problem.cost.amin((1, 2), keepdim=True) - problem.cost) / epsilon
     log_a, log_b = problem.a.log(), problem.b.log()

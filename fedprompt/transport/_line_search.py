@@ -38,13 +38,18 @@ def climb(problem: Problem, v: Tensor, *, epsilon: float, tolerance: float, max_
         active = active & (now.error[:, None] > 0.9 * tolerance) & (iterations < max_iterations)
         if not bool(active.any()):
             break
-        search, accepted = _next(search, x, now, (now.scale < cap).all(1, keepdim=True) & ~problem.full)
+        search, accepted = next_step(search, x, now, all_full(problem, now, cap))
         x = torch.where(active, search.base + search.length * search.direction, x)
         iterations += active & accepted
     return plan_at(problem, x, epsilon).to(dtype), x.to(dtype), iterations[:, 0]
 
 
-def _next(search: Search, x: Tensor, now: Evaluation, beyond: Tensor) -> tuple[Search, Tensor]:
+def all_full(problem: Problem, now: Evaluation, cap: Tensor) -> Tensor:
+    """Return ``(problems, 1)``, whether every row is full although the columns take less than all."""
+    return (now.scale < cap).all(1, keepdim=True) & ~problem.full
+
+
+def next_step(search: Search, x: Tensor, now: Evaluation, beyond: Tensor) -> tuple[Search, Tensor]:
     """Accept x and look in Newton's direction, or shorten the step, problem by problem; return also which were accepted.
 
     The dual is concave: its slope along a direction falls. A step is too long where that slope has become steeply negative, or negative

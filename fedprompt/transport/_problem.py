@@ -66,11 +66,16 @@ def check_options(epsilon: float, tolerance: float, max_iterations: int) -> None
     check_count("max_iterations", max_iterations)
 
 
+def check_flag(name: str, flag: object) -> None:
+    """Require a boolean."""
+    if not isinstance(flag, bool):
+        raise wrong_type(name, "be True or False", kind(flag))
+
+
 @torch.no_grad()
 def couple(cost: Tensor, a: Tensor, b: Tensor, kernel: Kernel, *, rows_exact: bool = False) -> Coupling:
     """Check, flatten, solve chunk by chunk, and measure how far the plan is from what was asked."""
-    _check_layout(cost, a, b)
-    check_values(cost, a, b, rows_exact=rows_exact)
+    check_problem(cost, a, b, rows_exact=rows_exact)
     with torch.autocast(cost.device.type, enabled=False):
         problem = flat(cost, a, b)
         plan, error, iterations = _by_chunks(problem, kernel)
@@ -109,6 +114,12 @@ def flat(cost: Tensor, a: Tensor, b: Tensor) -> Problem:
     a, b, full, pinned = (part.expand(*batch, -1).reshape(problems, part.shape[-1]) for part in (a, b, full, (full & last).to(dtype)))
     cost = cost.to(dtype).transpose(-2, -1).reshape(problems, columns, rows).contiguous()
     return Problem(cost, a, b, full, pinned, eager)
+
+
+def check_problem(cost: Tensor, a: Tensor, b: Tensor, *, rows_exact: bool = False) -> None:
+    """Require costs and masses of matching shapes, and values that a plan can meet."""
+    _check_layout(cost, a, b)
+    check_values(cost, a, b, rows_exact=rows_exact)
 
 
 def check_values(cost: Tensor, a: Tensor, b: Tensor, *, rows_exact: bool = False, first: int = 0) -> None:

@@ -9,7 +9,7 @@ from fedprompt.transport.newton import solve
 
 
 def score_and_duals(
-    cost: Tensor, a: Tensor, b: Tensor, *, epsilon: float, tolerance: float, max_iterations: int, first: int = 0
+    cost: Tensor, a: Tensor, b: Tensor, *, epsilon: float, tolerance: float, max_iterations: int, fused: bool, first: int = 0
 ) -> tuple[Tensor, Tensor]:
     """Solve as :func:`newton` does, without ever holding all plans; return ``sum(T * (1 - cost))`` and the duals.
 
@@ -20,6 +20,7 @@ def score_and_duals(
         epsilon: As for :func:`newton`.
         tolerance: As for :func:`newton`.
         max_iterations: As for :func:`newton`.
+        fused: As for :func:`newton`.
         first: Where the first axis starts to count, in errors.
     """
     check_values(cost, a, b, first=first)
@@ -27,7 +28,7 @@ def score_and_duals(
     scores, duals = torch.empty_like(problem.b[:, 0]), torch.empty_like(problem.b)
     for part in problem.chunks():
         its = problem.take(part)
-        solution = solve(its, epsilon=epsilon, tolerance=tolerance, max_iterations=max_iterations)
+        solution = solve(its, epsilon=epsilon, tolerance=tolerance, max_iterations=max_iterations, fused=fused)
         scores[part] = solution.plan.sum((1, 2)) - (solution.plan * its.cost).sum((1, 2))
         duals[part] = solution.duals
     return scores.reshape(cost.shape[:-2]), duals.reshape(*cost.shape[:-2], -1)

@@ -37,7 +37,9 @@ def dykstra(
         max_iterations: Most iterations for one problem; under ``torch.compile`` 32 (at most this) are run, whatever the change.
 
     Returns:
-        The plan, without a graph and in float32 at least, with each problem's violation and number of iterations. Columns always hold.
+        Plan without a graph and in float32 at least, with the violation and the number of iterations of each problem.
+        Columns hold up to rounding, which a small `epsilon` magnifies: by about ``cost / epsilon`` units in the last
+        place. `error` includes it.
 
     Raises:
         TypeError: If an argument is of the wrong kind.

@@ -61,7 +61,9 @@ def independent(
 ) -> Coupling:
     r"""Give every column the same share of every row, :math:`T = a b^\top / \sum a`, whatever the cost.
 
-    What :func:`newton` approaches as `epsilon` grows. As a matcher's solver it averages similarities, FedOTP's ablation without transport.
+    As the solver of :func:`transport_logits` it averages similarities: FedOTP's ablation without transport. It is the
+    limit of :func:`newton` for a growing `epsilon` where all rows have the same mass, or where the columns take all of
+    it. Otherwise that limit is another plan, in which small rows are full and large ones are not.
 
     Args:
         cost: One problem for each leading index; finite.

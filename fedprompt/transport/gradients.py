@@ -13,6 +13,7 @@ from torch import Tensor
 from fedprompt._checks import check_number, kind, wrong_type, wrong_value
 from fedprompt.interfaces import Coupling
 from fedprompt.transport._elimination import couplings, eliminate
+from fedprompt.transport._problem import check_problem
 
 TransportScore = Callable[[Tensor, Coupling, Tensor, Tensor], Tensor]
 """(cost, coupling, a, b) -> a differentiable score of each problem."""
@@ -69,8 +70,8 @@ def envelope(
     Args:
         cost: What the plan was made for; gradients flow into it.
         coupling: From :func:`newton`, :func:`dykstra` or :func:`sinkhorn`.
-        a: Mass of the rows; not read.
-        b: Mass of the columns; not read.
+        a: Mass of the rows, the solver's.
+        b: Mass of the columns, the solver's.
         epsilon: The solver's.
 
     Returns:
@@ -86,6 +87,7 @@ def envelope(
         tensor(0.3614)
     """
     _check(cost, coupling)
+    check_problem(cost, a, b)
     check_number("epsilon", epsilon, above=0)
     return plan_fixed(cost, coupling, a, b) + epsilon * torch.xlogy(coupling.plan, coupling.plan).sum((-2, -1))
 
@@ -134,6 +136,7 @@ def implicit(
         True
     """
     _check(cost, coupling)
+    check_problem(cost, a, b)
     check_number("epsilon", epsilon, above=0)
     score = plan_fixed(cost, coupling, a, b)
     with torch.no_grad(), torch.autocast(cost.device.type, enabled=False):

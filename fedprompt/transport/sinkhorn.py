@@ -33,7 +33,8 @@ def sinkhorn(
         max_iterations: Most iterations for one problem; under ``torch.compile`` 32 (at most this) are run, whatever the change.
 
     Returns:
-        The plan, without a graph and in float32 at least, with each problem's violation and number of iterations. Columns always hold.
+        Plan without a graph and in float32 at least, with the violation and the number of iterations of each problem.
+        Columns hold up to rounding, as for :func:`dykstra`.
 
     Raises:
         TypeError: If an argument is of the wrong kind.

@@ -123,6 +123,26 @@ def test_wrong_input_is_refused(score):
             score(cost, coupling, a, b, epsilon=0)
 
 
+@pytest.mark.bad_input
+@pytest.mark.parametrize("score", [envelope, implicit])
+@pytest.mark.parametrize(
+    ("a", "b", "error", "words"),
+    [
+        (torch.ones(5), torch.ones(3), ValueError, r"`a` must have shape \(..., 6\)"),
+        (torch.ones(6), torch.ones(2), ValueError, r"`b` must have shape \(..., 3\)"),
+        (torch.ones(6), [0.1, 0.1, 0.1], TypeError, "`b` must be a floating-point tensor"),
+        (torch.ones(6), torch.tensor([1.0, 1.0, 0.0]), ValueError, "`b` must be finite and above 0"),
+        (-torch.ones(6), torch.ones(3), ValueError, "`a` must be finite and at least 0"),
+        (torch.ones(6) / 6, torch.ones(3), ValueError, "`b` must sum to at most the sum of `a`"),
+    ],
+)
+def test_wrong_masses_are_refused_where_they_are_given(score, a, b, error, words):
+    cost, its_a, its_b = problem()
+    coupling = newton(cost, its_a, its_b)
+    with pytest.raises(error, match=words):
+        score(cost, coupling, a, b)
+
+
 def test_no_plan_is_mutated():
     cost, (a, b) = torch.rand(3, 4, 2, generator=torch.Generator().manual_seed(2)), marginals(4, 2, 0.8, torch.float32)
     coupling = newton(cost, a, b)
