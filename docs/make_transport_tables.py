@@ -11,8 +11,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from fedprompt import newton  # noqa: E402
-from references.transport import marginals, planted_cost  # noqa: E402
+from fedprompt import newton
+from references.transport import marginals, planted_cost
 
 KINDS = {"clip": "normal, deviation 0.035", "trained": "normal, deviation 0.12", "wide": "uniform in [0, 2]"}
 MASSES = (0.8, 0.95, 0.999, 1.0)
