@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from fedprompt import Matcher, lean_transport_logits, newton, transport_logits
 from tolerance import assert_near
 
-problem = importlib.import_module("fedprompt.transport._problem")
+lean = importlib.import_module("fedprompt.matching.lean")
 
 
 def draw(batch=4, patches=9, prompts=2, classes=3, dim=6, *, dtype=torch.float64, seed=0):
@@ -48,7 +48,7 @@ def test_values_and_gradients_are_those_of_the_plain_form(batch, patches, prompt
     options = {"mass": mass, "epsilon": epsilon, "max_iterations": 300}
     expected = with_gradients(plain, *drawn, 7.0, **options)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(problem.CHUNK, "cpu", chunk)
+        patch.setitem(lean.ENTRIES, "cpu", chunk)
         found = with_gradients(lean_transport_logits, *drawn, 7.0, **options)
     for own, other in zip(found, expected, strict=True):
         torch.testing.assert_close(own, other, rtol=0, atol=1e-11)
@@ -196,11 +196,12 @@ def spoilt(patches, text):
         (lambda x, h: lean_transport_logits(x, h, scale=1.0, tolerance=0.0), ValueError, "`tolerance` must be above 0"),
         (lambda x, h: lean_transport_logits(x, h, scale=1.0, max_iterations=0), ValueError, "`max_iterations` must be at least 1"),
         (lambda x, h: lean_transport_logits(x, h, scale=1.0, fused=1), TypeError, "`fused` must be True or False"),
-        (spoilt, ValueError, r"`cost` must be finite; got values that are not in problems \(2, 0\), \(2, 1\), \(2, 2\)\."),
+        (spoilt, ValueError, r"`patches` must be finite; got NaN or infinity in patches\[2\]\."),
+        (lambda x, h: lean_transport_logits(x, h / 0, scale=1.0), ValueError, r"`text` must be finite; got NaN or infinity in text\[0\]\."),
     ],
 )
 def test_wrong_input_is_refused(call, error, words, monkeypatch):
-    monkeypatch.setitem(problem.CHUNK, "cpu", 1)  # one image at a time: errors count from the first all the same
+    monkeypatch.setitem(lean.ENTRIES, "cpu", 1)  # one image at a time: errors count from the first of the batch
     with pytest.raises(error, match=words):
         call(*draw())
 

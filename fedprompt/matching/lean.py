@@ -1,16 +1,22 @@
 """FedOTP's logits in the memory of a few images at a time."""
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
+from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor
 
-from fedprompt._checks import check_number, values_readable
-from fedprompt.matching.logits import check_features, check_pair, cosines, unit
-from fedprompt.transport._problem import blocks, check_flag, check_options
-from fedprompt.transport.duals import plans_from_duals, score_and_duals
+from fedprompt._checks import check_number, values_readable, wrong_value
+from fedprompt._cosine import unit
+from fedprompt.interfaces import TransportSolver
+from fedprompt.matching.logits import check_features, check_pair, patch_cosines
+from fedprompt.transport import newton, plan_from_duals
+
+ENTRIES = {"cpu": 2**18}  # entries of the cost at a time: on a CPU what a cache can hold,
+ENTRIES_ELSEWHERE = 2**27  # on an accelerator half a gigabyte of float32
 
 
 def lean_transport_logits(
@@ -60,14 +66,15 @@ def lean_transport_logits(
         Li et al., "Global and Local Prompts Cooperation via Optimal Transport for Federated Learning", CVPR 2024, Eqs. 6-10.
     """
     check_features("patches", patches, 3, "(batch, patches, dim)")
-    check_features("text", text, 3, "(prompts, classes, dim)")
+    check_features("text", text, 3, "(prompts, classes, dim)", batched=False)
     check_pair("patches", patches, text, scale)
     check_number("mass", mass, above=0, at_most=1)
-    check_options(epsilon, tolerance, max_iterations)
-    check_flag("fused", fused)
+    _check_finite("patches", patches)
+    _check_finite("text", text)
+    solver = partial(newton, epsilon=epsilon, tolerance=tolerance, max_iterations=max_iterations, fused=fused)
     with torch.autocast(patches.device.type, enabled=False):
         units = unit(text).transpose(0, 1).contiguous()
-        scores: Tensor = _Scores.apply(patches, units, mass, epsilon, tolerance, max_iterations, fused)[0]
+        scores: Tensor = _Scores.apply(patches, units, mass, epsilon, solver)[0]
         return scale * scores
 
 
@@ -75,29 +82,16 @@ class _Scores(torch.autograd.Function):
     """Sums of plan times cosine ``(batch, classes)``, and duals ``(batch, classes, prompts)``; text is normalised, by class and prompt."""
 
     @staticmethod
-    def forward(
-        patches: Tensor,
-        text: Tensor,
-        mass: float,
-        epsilon: float,
-        tolerance: float,
-        max_iterations: int,
-        fused: bool,
-    ) -> tuple[Tensor, Tensor]:
+    def forward(patches: Tensor, text: Tensor, mass: float, epsilon: float, solver: TransportSolver) -> tuple[Tensor, Tensor]:
         classes, prompts, _ = text.shape
-        scores, duals = text.new_empty(len(patches), classes), text.new_empty(len(patches), classes, prompts)
+        scores = text.new_empty(len(patches), classes)
+        duals = text.new_empty(len(patches), classes, prompts)
         for images in _blocks(patches, text):
             cost, a, b = _problem(unit(patches[images]), text, mass)
-            scores[images], duals[images] = score_and_duals(
-                cost,
-                a,
-                b,
-                epsilon=epsilon,
-                tolerance=tolerance,
-                max_iterations=max_iterations,
-                fused=fused,
-                first=images.start,
-            )
+            coupling = solver(cost, a, b)
+            plan = coupling.plan
+            scores[images] = plan.sum((2, 3)) - (plan * cost).sum((2, 3))
+            duals[images] = coupling.duals
         return scores, duals
 
     @staticmethod
@@ -110,7 +104,7 @@ class _Scores(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         gradients = _gradients if torch.compiler.is_compiling() else _Gradients.apply
         options = ctx.mass, ctx.epsilon, ctx.needs_input_grad[:2]
-        return *gradients(gradient, *ctx.saved_tensors, *options), None, None, None, None, None, None
+        return *gradients(gradient, *ctx.saved_tensors, *options), None, None, None, None
 
 
 def _gradients(
@@ -128,8 +122,9 @@ def _gradients(
     with torch.autocast(patches.device.type, enabled=False):
         for images in _blocks(patches, text):
             units = unit(patches[images])
-            plan = plans_from_duals(*_problem(units, text, mass), duals[images], epsilon=epsilon)
-            weights = plan.transpose(2, 3).mul_(gradient[images, :, None, None]).flatten(1, 2)
+            plan = plan_from_duals(duals[images], *_problem(units, text, mass), epsilon=epsilon)
+            weighted = plan.mul_(gradient[images, :, None, None])
+            weights = rearrange(weighted, "batch classes patches prompts -> batch (classes prompts) patches")
             if of_text is not None:
                 of_text.flatten(0, 1).addbmm_(weights, units)
             if of_patches is not None:
@@ -158,8 +153,20 @@ class _Gradients(torch.autograd.Function):
 
 
 def _blocks(patches: Tensor, text: Tensor) -> Iterator[slice]:
-    classes, prompts, _ = text.shape
-    return blocks(len(patches), patches.shape[1] * prompts * classes, patches.device, whole=not values_readable(patches, text))
+    """Cut the batch into images whose costs fit; at least one block, and exactly one where values cannot be read."""
+    entries = patches.shape[1] * text.shape[0] * text.shape[1]
+    size = max(ENTRIES.get(patches.device.type, ENTRIES_ELSEWHERE) // entries, 1)
+    size = size if values_readable(patches, text) else max(len(patches), 1)
+    return (slice(start, start + size) for start in range(0, max(len(patches), 1), size))
+
+
+def _check_finite(name: str, features: Tensor) -> None:
+    """Require finite features by one sum. Where that overflows, look closer, and name the first axis."""
+    if not values_readable(features) or bool(torch.isfinite(features.sum())):
+        return
+    broken = torch.nonzero(~torch.isfinite(features).flatten(1).all(1)).flatten().tolist()
+    if broken:
+        raise wrong_value(name, "be finite", f"NaN or infinity in {name}[{broken[0]}]")
 
 
 def _through_unit(gradient: Tensor, units: Tensor, features: Tensor) -> Tensor:
@@ -170,5 +177,5 @@ def _through_unit(gradient: Tensor, units: Tensor, features: Tensor) -> Tensor:
 
 
 def _problem(units: Tensor, text: Tensor, mass: float) -> tuple[Tensor, Tensor, Tensor]:
-    cost = (1 - cosines(units, text)).transpose(2, 3)
+    cost = (1 - patch_cosines(units, text)).transpose(2, 3)
     return cost, cost.new_full(cost.shape[2:3], 1 / cost.shape[2]), cost.new_full(cost.shape[3:], mass / cost.shape[3])

@@ -1,11 +1,13 @@
-"""The two ends of the entropy's weight: none, and nothing else."""
+"""Reference solvers: the exact linear program (epsilon = 0), and the independent coupling."""
+
+import math
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from fedprompt.interfaces import Coupling
-from fedprompt.transport._problem import Problem, couple, violation
+from fedprompt.transport._problem import Problem, Solution, couple, violation
 
 
 def exact(cost: Float[Tensor, "*batch rows columns"], a: Float[Tensor, "*#batch rows"], b: Float[Tensor, "*#batch columns"]) -> Coupling:
@@ -24,7 +26,6 @@ def exact(cost: Float[Tensor, "*batch rows columns"], a: Float[Tensor, "*#batch 
         A plan, without a graph and in float32 at least, with each problem's violation; POT does not count its iterations, so they are 0.
 
     Raises:
-        TypeError: If an argument is of the wrong kind.
         ValueError: If shapes disagree, a mass lies outside its range, or a cost is not finite; names the problems.
 
     Example:
@@ -36,10 +37,10 @@ def exact(cost: Float[Tensor, "*batch rows columns"], a: Float[Tensor, "*#batch 
     References:
         Bonneel et al., "Displacement Interpolation Using Lagrangian Mass Transport", SIGGRAPH Asia 2011.
     """
-    return couple(cost, a, b, _simplex)
+    return couple(cost, a, b, _simplex, epsilon=0.0)
 
 
-def _simplex(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
+def _simplex(problem: Problem) -> Solution:
     import ot
 
     plans = []
@@ -74,7 +75,6 @@ def independent(
         The plan, without a graph and in float32 at least, after 0 iterations.
 
     Raises:
-        TypeError: If an argument is of the wrong kind.
         ValueError: If shapes disagree, a mass lies outside its range, or a cost is not finite; names the problems.
 
     Example:
@@ -82,13 +82,14 @@ def independent(
         tensor([[0.1000, 0.1000],
                 [0.3000, 0.3000]])
     """
-    return couple(cost, a, b, _product)
+    return couple(cost, a, b, _product, epsilon=math.inf)
 
 
-def _product(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
+def _product(problem: Problem) -> Solution:
     plan = problem.b[..., None] * (problem.a / problem.a.sum(1, keepdim=True))[:, None]
     return _at_once(plan, problem)
 
 
-def _at_once(plan: Tensor, problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
-    return plan, violation(plan, problem), torch.zeros(len(plan), dtype=torch.int64, device=plan.device)
+def _at_once(plan: Tensor, problem: Problem) -> Solution:
+    iterations = torch.zeros(len(plan), dtype=torch.int64, device=plan.device)
+    return Solution(plan, violation(plan, problem), iterations)

@@ -1,17 +1,16 @@
 """Newton's method for FedOTP's transport problem, on the few column duals."""
 
 import math
-from typing import NamedTuple
+from functools import partial
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from fedprompt.interfaces import Coupling
-from fedprompt.transport._dual import FARTHEST, NEAR, demand, evaluate
+from fedprompt.transport._dual import FARTHEST, NEAR, climb, demand, evaluate
 from fedprompt.transport._fused import fits, fused_steps
-from fedprompt.transport._line_search import climb
-from fedprompt.transport._problem import Problem, check_flag, check_options, couple, violation
+from fedprompt.transport._problem import Problem, Solution, check_flag, check_options, couple, violation
 
 PLAIN_STEPS = 12  # a problem that needs more goes to the line search
 COMPILED_STEPS = 8  # when compiled, for an epsilon of at least SMOOTH; docs/api/transport.md has the errors
@@ -78,31 +77,11 @@ def newton(
     """
     check_options(epsilon, tolerance, max_iterations)
     check_flag("fused", fused)
-
-    def kernel(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
-        solution = solve(problem, epsilon=epsilon, tolerance=tolerance, max_iterations=max_iterations, fused=fused)
-        return solution.plan, solution.error, solution.iterations
-
-    return couple(cost, a, b, kernel)
+    solver = partial(_solve, epsilon=epsilon, tolerance=tolerance, max_iterations=max_iterations, fused=fused)
+    return couple(cost, a, b, solver, epsilon=epsilon)
 
 
-class Solution(NamedTuple):
-    """What :func:`solve` finds; ``plan_at(problem, duals, epsilon)`` is the plan again.
-
-    Attributes:
-        plan: ``(problems, columns, rows)``.
-        duals: ``(problems, columns)``, log v for costs counted from each column's least.
-        error: ``(problems,)``.
-        iterations: ``(problems,)``.
-    """
-
-    plan: Tensor
-    duals: Tensor
-    error: Tensor
-    iterations: Tensor
-
-
-def solve(problem: Problem, *, epsilon: float, tolerance: float, max_iterations: int, fused: bool) -> Solution:
+def _solve(problem: Problem, *, epsilon: float, tolerance: float, max_iterations: int, fused: bool) -> Solution:
     """Take plain steps, and lead the problems that need more through the line search."""
     tolerance = max(tolerance, 8 * torch.finfo(problem.cost.dtype).eps)
     steps = min(max_iterations, PLAIN_STEPS if problem.eager or epsilon < SMOOTH else COMPILED_STEPS)
@@ -118,7 +97,7 @@ def solve(problem: Problem, *, epsilon: float, tolerance: float, max_iterations:
             )
             iterations[left] += more
             error[left] = violation(plan[left], rest)
-    return Solution(plan, duals, error, iterations)
+    return Solution(plan, error, iterations, duals)
 
 
 def _plain_steps(problem: Problem, *, epsilon: float, tolerance: float, max_iterations: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedprompt import dykstra, exact, independent, newton, sinkhorn
-from fedprompt.transport import _line_search as search
+from fedprompt.transport import _dual as search
 from fedprompt.transport._problem import flat
 from references.transport import marginals, optimised_plan, planted_cost, pot_plan, published_plan, slow_plan
 
