@@ -117,17 +117,26 @@ class PromptedText(NamedTuple):
 
 
 class Coupling(NamedTuple):
-    """A transport plan and how far it can be trusted.
+    """Transport plans, the problems that they solve, and how accurate they are.
 
     Attributes:
-        plan: ``(*batch, rows, columns)``, carries no graph.
-        error: ``(*batch)``, the largest relative violation of either marginal (of capped rows: the excess only), per problem.
-        iterations: ``(*batch)``, how many each problem took.
+        plan: ``(*batch, rows, columns)``, without a graph.
+        error: ``(*batch)``, largest relative violation of either marginal. Of capped rows only the excess counts.
+        iterations: ``(*batch)``, number of iterations of each problem.
+        a: ``(*#batch, rows)``, masses of the rows as the solver got them.
+        b: ``(*#batch, columns)``, masses of the columns as the solver got them.
+        epsilon: Weight of the entropy. 0 for a linear program, infinity if the plan ignores the cost.
+        duals: ``(*batch, columns)``, from which ``transport.plan_from_duals`` computes the plan again. None if the
+            solver has none.
     """
 
     plan: Float[Tensor, "*batch rows columns"]
     error: Float[Tensor, "*batch"]
     iterations: Int[Tensor, "*batch"]
+    a: Float[Tensor, "*#batch rows"]
+    b: Float[Tensor, "*#batch columns"]
+    epsilon: float
+    duals: Float[Tensor, "*batch columns"] | None = None
 
 
 class Selection(NamedTuple):

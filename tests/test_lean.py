@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from fedprompt import Matcher, lean_transport_logits, newton, transport_logits
 from tolerance import assert_near
 
-problem = importlib.import_module("fedprompt.transport._problem")
+lean = importlib.import_module("fedprompt.matching.lean")
 
 
 def draw(batch=4, patches=9, prompts=2, classes=3, dim=6, *, dtype=torch.float64, seed=0):
@@ -48,7 +48,7 @@ def test_values_and_gradients_are_those_of_the_plain_form(batch, patches, prompt
     options = {"mass": mass, "epsilon": epsilon, "max_iterations": 300}
     expected = with_gradients(plain, *drawn, 7.0, **options)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(problem.CHUNK, "cpu", chunk)
+        patch.setitem(lean.ENTRIES, "cpu", chunk)
         found = with_gradients(lean_transport_logits, *drawn, 7.0, **options)
     for own, other in zip(found, expected, strict=True):
         torch.testing.assert_close(own, other, rtol=0, atol=1e-11)
@@ -135,12 +135,28 @@ def test_what_is_kept_are_duals_and_not_plans():
     assert saved(lean_transport_logits, *drawn) <= batch * classes * (prompts + 2) + 3 * features
 
 
-def test_a_second_derivative_is_refused():
+@pytest.mark.parametrize("first", [0, 1], ids=["patches", "text"])
+@pytest.mark.parametrize("second", [0, 1], ids=["patches", "text"])
+@pytest.mark.parametrize("way", ["backward", "inputs"])
+def test_a_second_derivative_is_refused_both_ways(first, second, way):
+    """The gradient still depends on the features through their norms: a part of the truth, which once was returned."""
+    features = [tensor.requires_grad_() for tensor in draw()]
+    logits = lean_transport_logits(*features, scale=5.0)
+    gradient = torch.autograd.grad(logits.sin().sum(), features[first], create_graph=True)[0]
+    inputs = None if way == "backward" else features[second]  # the same as autograd.grad(..., inputs)
+    with pytest.raises(RuntimeError, match="`lean_transport_logits` is differentiable once; use `transport_logits`"):
+        gradient.sum().backward(inputs=inputs)
+
+
+def test_a_mixed_derivative_in_the_scale_is_a_first_one():
+    """The gradient in the scale is the score, which may be differentiated once."""
     patches, text = draw()
-    logits = lean_transport_logits(patches, text.requires_grad_(), scale=5.0)
-    (gradient,) = torch.autograd.grad(logits.sin().sum(), text, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        gradient.sum().backward()
+    results = []
+    for logits in (lean_transport_logits, plain):
+        scale, own = torch.tensor(5.0, dtype=torch.float64, requires_grad=True), text.clone().requires_grad_()
+        (of_scale,) = torch.autograd.grad(logits(patches, own, scale=scale).sum(), scale, create_graph=True)
+        results.append(torch.autograd.grad(of_scale, own)[0])
+    assert_near(*results)
 
 
 def test_is_a_matcher_and_takes_no_images():
@@ -179,11 +195,13 @@ def spoilt(patches, text):
         (lambda x, h: lean_transport_logits(x, h, scale=1.0, epsilon=0.0), ValueError, "`epsilon` must be above 0"),
         (lambda x, h: lean_transport_logits(x, h, scale=1.0, tolerance=0.0), ValueError, "`tolerance` must be above 0"),
         (lambda x, h: lean_transport_logits(x, h, scale=1.0, max_iterations=0), ValueError, "`max_iterations` must be at least 1"),
-        (spoilt, ValueError, r"`cost` must be finite; got values that are not in problems \(2, 0\), \(2, 1\), \(2, 2\)\."),
+        (lambda x, h: lean_transport_logits(x, h, scale=1.0, fused=1), TypeError, "`fused` must be True or False"),
+        (spoilt, ValueError, r"`patches` must be finite; got NaN or infinity in patches\[2\]\."),
+        (lambda x, h: lean_transport_logits(x, h / 0, scale=1.0), ValueError, r"`text` must be finite; got NaN or infinity in text\[0\]\."),
     ],
 )
 def test_wrong_input_is_refused(call, error, words, monkeypatch):
-    monkeypatch.setitem(problem.CHUNK, "cpu", 1)  # one image at a time: errors count from the first all the same
+    monkeypatch.setitem(lean.ENTRIES, "cpu", 1)  # one image at a time: errors count from the first of the batch
     with pytest.raises(error, match=words):
         call(*draw())
 

@@ -1,6 +1,5 @@
-"""Logits against a loop that says what FedOTP's equations say, and what the matcher owns."""
+"""Logits against a loop over FedOTP's equations."""
 
-import copy
 from functools import partial
 
 import pytest
@@ -8,8 +7,6 @@ import torch
 import torch.nn.functional as F
 
 from fedprompt import (
-    Matcher,
-    TransportMatcher,
     cosine_logits,
     dykstra,
     envelope,
@@ -96,7 +93,7 @@ def test_gradients_of_logits_are_those_of_finite_differences(gradient):
         transport_logits,
         scale=5.0,
         solver=partial(newton, epsilon=0.3, tolerance=1e-13),
-        gradient=partial(gradient, epsilon=0.3),
+        gradient=gradient,
     )
     assert torch.autograd.gradcheck(lambda x, h: logits(x, h), (patches[:1, :4].requires_grad_(), text[:, :2].requires_grad_()), atol=1e-5)
 
@@ -107,6 +104,20 @@ def test_cosine_logits_are_cosines():
     expected = torch.stack([torch.stack([7 * (x @ h) / (x.norm() * h.norm()) for h in classes]) for x in image])
     torch.testing.assert_close(cosine_logits(image, classes, scale=7.0), expected)
     torch.testing.assert_close(cosine_logits(3 * image, 0.1 * classes, scale=torch.tensor(7.0, dtype=torch.float64)), expected)
+
+
+def test_cosine_logits_take_text_of_each_image():
+    """As from contexts that depend on the image: image by image, the logits of its own text."""
+    patches, text = draw()
+    image = patches[:, 0]
+    own = torch.stack([text[0], 2 * text[1], text[0] - text[1]]).requires_grad_()
+    logits = cosine_logits(image, own, scale=7.0)
+    expected = torch.stack([torch.stack([7 * (x @ h) / (x.norm() * h.norm()) for h in its]) for x, its in zip(image, own, strict=True)])
+    torch.testing.assert_close(logits, expected)
+    (gradient,) = torch.autograd.grad(logits.sin().sum(), own)
+    torch.testing.assert_close(gradient, torch.autograd.grad(expected.sin().sum(), own)[0])
+    assert_near(cosine_logits(image, text[0].expand(3, -1, -1), scale=7.0), cosine_logits(image, text[0], scale=7.0))
+    assert cosine_logits(image[:0], own[:0], scale=7.0).shape == (0, CLASSES)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -120,20 +131,6 @@ def test_half_features_and_autocast_are_matched_in_float32(dtype):
         assert_near(transport_logits(patches.float(), text.float(), scale=10.0), expected)
         pooled = cosine_logits(patches[:, 0], text[0], scale=10.0)
     assert_near(pooled, cosine_logits(patches[:, 0].float(), text[0].float(), scale=10.0))
-
-
-def test_the_matcher_owns_its_scale_and_nothing_else():
-    patches, text = draw(torch.float32)
-    matcher = TransportMatcher(scale=50.0, mass=0.5, solver=partial(newton, epsilon=0.2))
-    assert isinstance(matcher, Matcher)
-    assert [name for name, _ in matcher.named_parameters()] == ["logit_scale"]
-    logits = matcher(patches, text)
-    assert_near(logits.detach(), transport_logits(patches, text, scale=50.0, mass=0.5, solver=partial(newton, epsilon=0.2)))
-    logits.sum().backward()
-    assert_near(matcher.logit_scale.grad, logits.detach().sum())  # d exp(s) / ds
-    other = copy.deepcopy(matcher)
-    other.load_state_dict({"logit_scale": torch.tensor(0.0)})
-    assert_near(other(patches, text).detach(), logits.detach() / 50)
 
 
 def test_no_images_give_no_logits():
@@ -160,10 +157,14 @@ def test_no_images_give_no_logits():
         (lambda x, h: transport_logits(x * float("nan"), h, scale=1.0), ValueError, r"`cost` must be finite; .* in problems \(0, 0\)"),
         (lambda x, h: transport_logits(x, h, scale=1.0, solver=sinkhorn), ValueError, "`b` must sum to the sum of `a`"),
         (lambda x, h: cosine_logits(x, h[0], scale=1.0), ValueError, r"`image` must have shape \(batch, dim\)"),
-        (lambda x, h: cosine_logits(x[:, 0], h, scale=1.0), ValueError, r"`text` must have shape \(classes, dim\)"),
+        (
+            lambda x, h: cosine_logits(x[:, 0], h[0, 0], scale=1.0),
+            ValueError,
+            r"`text` must have shape \(classes, dim\) or \(batch, classes, dim\)",
+        ),
+        (lambda x, h: cosine_logits(x[:, 0], h, scale=1.0), ValueError, "`text` must have one set of classes for each of 3 images; got 2"),
+        (lambda x, h: cosine_logits(x[:, 0], h[0, :0], scale=1.0), ValueError, "`text` must have shape .* without an empty axis"),
         (lambda x, h: cosine_logits(x[:, 0], h[0, :, 1:], scale=1.0), ValueError, "`text` must have the width of `image`"),
-        (lambda x, h: TransportMatcher(scale=0.0), ValueError, "`scale` must be above 0"),
-        (lambda x, h: TransportMatcher(mass=2.0), ValueError, "`mass` must be at most 1"),
     ],
 )
 def test_wrong_input_is_refused(call, error, words):

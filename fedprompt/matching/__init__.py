@@ -1,6 +1,6 @@
 """Image features against text features, as class logits."""
 
 from fedprompt.matching.lean import lean_transport_logits
-from fedprompt.matching.logits import TransportMatcher, cosine_logits, transport_logits
+from fedprompt.matching.logits import cosine_logits, transport_logits
 
-__all__ = ["TransportMatcher", "cosine_logits", "lean_transport_logits", "transport_logits"]
+__all__ = ["cosine_logits", "lean_transport_logits", "transport_logits"]

@@ -1,17 +1,22 @@
 """FedOTP's logits in the memory of a few images at a time."""
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
+from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from fedprompt._checks import check_number, values_readable
-from fedprompt.matching.logits import check_features, check_pair, cosines, unit
-from fedprompt.transport._problem import blocks, check_options
-from fedprompt.transport.duals import plans_from_duals, score_and_duals
+from fedprompt._checks import check_number, values_readable, wrong_value
+from fedprompt._cosine import unit
+from fedprompt.interfaces import TransportSolver
+from fedprompt.matching.logits import check_features, check_pair, patch_cosines
+from fedprompt.transport import newton, plan_from_duals
+
+ENTRIES = {"cpu": 2**18}  # entries of the cost at a time: on a CPU what a cache can hold,
+ENTRIES_ELSEWHERE = 2**27  # on an accelerator half a gigabyte of float32
 
 
 def lean_transport_logits(
@@ -23,6 +28,7 @@ def lean_transport_logits(
     epsilon: float = 0.1,
     tolerance: float = 1e-5,
     max_iterations: int = 100,
+    fused: bool = False,
 ) -> Float[Tensor, "batch classes"]:
     r"""Score as :func:`transport_logits` does by :func:`newton` and :func:`plan_fixed`, in the memory of a few images.
 
@@ -42,9 +48,10 @@ def lean_transport_logits(
         epsilon: As for :func:`newton`.
         tolerance: As for :func:`newton`.
         max_iterations: As for :func:`newton`.
+        fused: As for :func:`newton`.
 
     Returns:
-        The logits, in float32 at least; differentiable once.
+        The logits, in float32 at least. They are differentiable once; a second derivative raises a RuntimeError.
 
     Raises:
         TypeError: If a feature is not a floating-point tensor, or `scale` neither number nor scalar tensor.
@@ -59,12 +66,15 @@ def lean_transport_logits(
         Li et al., "Global and Local Prompts Cooperation via Optimal Transport for Federated Learning", CVPR 2024, Eqs. 6-10.
     """
     check_features("patches", patches, 3, "(batch, patches, dim)")
-    check_features("text", text, 3, "(prompts, classes, dim)")
+    check_features("text", text, 3, "(prompts, classes, dim)", batched=False)
     check_pair("patches", patches, text, scale)
     check_number("mass", mass, above=0, at_most=1)
-    check_options(epsilon, tolerance, max_iterations)
+    _check_finite("patches", patches)
+    _check_finite("text", text)
+    solver = partial(newton, epsilon=epsilon, tolerance=tolerance, max_iterations=max_iterations, fused=fused)
     with torch.autocast(patches.device.type, enabled=False):
-        scores: Tensor = _Scores.apply(patches, unit(text).transpose(0, 1).contiguous(), mass, epsilon, tolerance, max_iterations)[0]
+        units = unit(text).transpose(0, 1).contiguous()
+        scores: Tensor = _Scores.apply(patches, units, mass, epsilon, solver)[0]
         return scale * scores
 
 
@@ -72,14 +82,16 @@ class _Scores(torch.autograd.Function):
     """Sums of plan times cosine ``(batch, classes)``, and duals ``(batch, classes, prompts)``; text is normalised, by class and prompt."""
 
     @staticmethod
-    def forward(patches: Tensor, text: Tensor, mass: float, epsilon: float, tolerance: float, max_iterations: int) -> tuple[Tensor, Tensor]:
+    def forward(patches: Tensor, text: Tensor, mass: float, epsilon: float, solver: TransportSolver) -> tuple[Tensor, Tensor]:
         classes, prompts, _ = text.shape
-        scores, duals = text.new_empty(len(patches), classes), text.new_empty(len(patches), classes, prompts)
+        scores = text.new_empty(len(patches), classes)
+        duals = text.new_empty(len(patches), classes, prompts)
         for images in _blocks(patches, text):
             cost, a, b = _problem(unit(patches[images]), text, mass)
-            scores[images], duals[images] = score_and_duals(
-                cost, a, b, epsilon=epsilon, tolerance=tolerance, max_iterations=max_iterations, first=images.start
-            )
+            coupling = solver(cost, a, b)
+            plan = coupling.plan
+            scores[images] = plan.sum((2, 3)) - (plan * cost).sum((2, 3))
+            duals[images] = coupling.duals
         return scores, duals
 
     @staticmethod
@@ -89,26 +101,72 @@ class _Scores(torch.autograd.Function):
         ctx.mark_non_differentiable(output[1])
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        patches, text, duals = ctx.saved_tensors
-        of_patches = torch.empty_like(patches) if ctx.needs_input_grad[0] else None
-        of_text = torch.zeros_like(text) if ctx.needs_input_grad[1] else None
-        with torch.autocast(patches.device.type, enabled=False):
-            for images in _blocks(patches, text):
-                units = unit(patches[images])
-                plan = plans_from_duals(*_problem(units, text, ctx.mass), duals[images], epsilon=ctx.epsilon)
-                weights = plan.transpose(2, 3).mul_(gradient[images, :, None, None]).flatten(1, 2)
-                if of_text is not None:
-                    of_text.flatten(0, 1).addbmm_(weights, units)
-                if of_patches is not None:
-                    of_patches[images] = _through_unit(weights.transpose(1, 2) @ text.flatten(0, 1), units, patches[images])
-        return of_patches, of_text, None, None, None, None
+        gradients = _gradients if torch.compiler.is_compiling() else _Gradients.apply
+        options = ctx.mass, ctx.epsilon, ctx.needs_input_grad[:2]
+        return *gradients(gradient, *ctx.saved_tensors, *options), None, None, None, None
+
+
+def _gradients(
+    gradient: Tensor,
+    patches: Tensor,
+    text: Tensor,
+    duals: Tensor,
+    mass: float,
+    epsilon: float,
+    needed: tuple[bool, bool],
+) -> tuple[Tensor | None, Tensor | None]:
+    """Return the gradients of patches and of normalized text, where they are needed."""
+    of_patches = torch.empty_like(patches) if needed[0] else None
+    of_text = torch.zeros_like(text) if needed[1] else None
+    with torch.autocast(patches.device.type, enabled=False):
+        for images in _blocks(patches, text):
+            units = unit(patches[images])
+            plan = plan_from_duals(duals[images], *_problem(units, text, mass), epsilon=epsilon)
+            weighted = plan.mul_(gradient[images, :, None, None])
+            weights = rearrange(weighted, "batch classes patches prompts -> batch (classes prompts) patches")
+            if of_text is not None:
+                of_text.flatten(0, 1).addbmm_(weights, units)
+            if of_patches is not None:
+                moved = weights.transpose(1, 2) @ text.flatten(0, 1)
+                of_patches[images] = _through_unit(moved, units, patches[images])
+    return of_patches, of_text
+
+
+class _Gradients(torch.autograd.Function):
+    """:func:`_gradients` as a node between all inputs and the results, so that no second derivative avoids its backward.
+
+    ``once_differentiable`` raises only where the engine runs to every leaf. ``torch.autograd.grad(..., inputs)`` skips it.
+    """
+
+    @staticmethod
+    def forward(*inputs: Any) -> tuple[Tensor | None, Tensor | None]:
+        return _gradients(*inputs)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor | None, ...]) -> None:
+        """Keep nothing: there is no derivative to compute."""
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor | None) -> tuple[Tensor | None, ...]:
+        raise RuntimeError("`lean_transport_logits` is differentiable once; use `transport_logits` for a second derivative.")
 
 
 def _blocks(patches: Tensor, text: Tensor) -> Iterator[slice]:
-    classes, prompts, _ = text.shape
-    return blocks(len(patches), patches.shape[1] * prompts * classes, patches.device, whole=not values_readable(patches, text))
+    """Cut the batch into images whose costs fit; at least one block, and exactly one where values cannot be read."""
+    entries = patches.shape[1] * text.shape[0] * text.shape[1]
+    size = max(ENTRIES.get(patches.device.type, ENTRIES_ELSEWHERE) // entries, 1)
+    size = size if values_readable(patches, text) else max(len(patches), 1)
+    return (slice(start, start + size) for start in range(0, max(len(patches), 1), size))
+
+
+def _check_finite(name: str, features: Tensor) -> None:
+    """Require finite features by one sum. Where that overflows, look closer, and name the first axis."""
+    if not values_readable(features) or bool(torch.isfinite(features.sum())):
+        return
+    broken = torch.nonzero(~torch.isfinite(features).flatten(1).all(1)).flatten().tolist()
+    if broken:
+        raise wrong_value(name, "be finite", f"NaN or infinity in {name}[{broken[0]}]")
 
 
 def _through_unit(gradient: Tensor, units: Tensor, features: Tensor) -> Tensor:
@@ -119,5 +177,5 @@ def _through_unit(gradient: Tensor, units: Tensor, features: Tensor) -> Tensor:
 
 
 def _problem(units: Tensor, text: Tensor, mass: float) -> tuple[Tensor, Tensor, Tensor]:
-    cost = (1 - cosines(units, text)).transpose(2, 3)
+    cost = (1 - patch_cosines(units, text)).transpose(2, 3)
     return cost, cost.new_full(cost.shape[2:3], 1 / cost.shape[2]), cost.new_full(cost.shape[3:], mass / cost.shape[3])

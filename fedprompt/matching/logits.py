@@ -1,45 +1,54 @@
 """Logits by the cosine of pooled features, and by transport from patches to prompts."""
 
-import math
-
 import torch
-import torch.nn as nn
-import torch.nn.functional as F
+from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor
 
 from fedprompt._checks import check_number, kind, wrong_type, wrong_value
+from fedprompt._cosine import cosines, unit
 from fedprompt.interfaces import TransportSolver
 from fedprompt.transport import newton, plan_fixed
-from fedprompt.transport.gradients import TransportScore
+from fedprompt.transport.scores import TransportScore
 
 
 def cosine_logits(
-    image: Float[Tensor, "batch dim"], text: Float[Tensor, "classes dim"], *, scale: float | Float[Tensor, ""]
+    image: Float[Tensor, "batch dim"],
+    text: Float[Tensor, "batch classes dim"] | Float[Tensor, "classes dim"],
+    *,
+    scale: float | Float[Tensor, ""],
 ) -> Float[Tensor, "batch classes"]:
     """Score each image against each class by the cosine between their features, times `scale`: CLIP's logits.
 
     Args:
-        image: Pooled image features; need not be normalised.
-        text: One feature for each class; need not be normalised.
-        scale: The multiplier itself, ``logit_scale.exp()`` of a CLIP model and about 100 there, not its logarithm.
+        image: Pooled image features; need not be normalized.
+        text: One feature for each class, or for each image and class; need not be normalized.
+        scale: The multiplier, ``logit_scale.exp()`` of a CLIP model and about 100 there. Not its logarithm.
 
     Returns:
-        The logits.
+        Logits in float32 at least.
 
     Raises:
-        TypeError: If a feature is not a floating-point tensor, or `scale` neither number nor scalar tensor.
         ValueError: If shapes disagree.
 
     Example:
         >>> cosine_logits(torch.tensor([[3.0, 0.0]]), torch.tensor([[1.0, 0.0], [0.0, 2.0]]), scale=100)
         tensor([[100.,   0.]])
+
+        Text of its own for each of two images, as from contexts that depend on the image (CoCoOp):
+
+        >>> image, text = torch.eye(2), torch.stack([torch.eye(2), torch.eye(2).flip(0)])
+        >>> cosine_logits(image, text, scale=100)
+        tensor([[100.,   0.],
+                [100.,   0.]])
     """
     check_features("image", image, 2, "(batch, dim)")
-    check_features("text", text, 2, "(classes, dim)")
+    own = isinstance(text, Tensor) and text.ndim == 3
+    check_features("text", text, 3 if own else 2, "(classes, dim) or (batch, classes, dim)", batched=own)
     check_pair("image", image, text, scale)
-    with torch.autocast(image.device.type, enabled=False):
-        return scale * (unit(image) @ unit(text).T)
+    if own and len(text) != len(image):
+        raise wrong_value("text", f"have one set of classes for each of {len(image)} images", len(text))
+    return scale * cosines(image, text)
 
 
 def transport_logits(
@@ -66,8 +75,7 @@ def transport_logits(
         solver: With its options bound: ``partial(newton, epsilon=0.05)``. :func:`independent` averages similarities; :func:`sinkhorn` needs
             ``mass=1``.
         mass: How much of the image is moved, in (0, 1]; the paper's default is 0.8. With 1, every patch counts in full.
-        gradient: How the score is differentiated; :func:`implicit` and :func:`envelope` must be told the solver's `epsilon`
-            (``partial(implicit, epsilon=0.05)``).
+        gradient: Differentiable score of a plan: :func:`plan_fixed`, :func:`implicit` or :func:`envelope`.
 
     Returns:
         The logits, in float32 at least; under autocast as well.
@@ -89,75 +97,35 @@ def transport_logits(
         Li et al., "Global and Local Prompts Cooperation via Optimal Transport for Federated Learning", CVPR 2024, Eqs. 6-10.
     """
     check_features("patches", patches, 3, "(batch, patches, dim)")
-    check_features("text", text, 3, "(prompts, classes, dim)")
+    check_features("text", text, 3, "(prompts, classes, dim)", batched=False)
     check_pair("patches", patches, text, scale)
     check_number("mass", mass, above=0, at_most=1)
     with torch.autocast(patches.device.type, enabled=False):
-        cost = 1 - cosines(unit(patches), unit(text).transpose(0, 1)).transpose(2, 3)
+        similarity = patch_cosines(unit(patches), unit(text).transpose(0, 1))
+        cost = (1 - similarity).transpose(2, 3)
         a = cost.new_full(cost.shape[2:3], 1 / cost.shape[2])
         b = cost.new_full(cost.shape[3:], mass / cost.shape[3])
         coupling = solver(cost.detach(), a, b)
-        return scale * (coupling.plan.sum((2, 3)) - gradient(cost, coupling, a, b))
+        return scale * (coupling.plan.sum((2, 3)) - gradient(cost, coupling))
 
 
-class TransportMatcher(nn.Module):
-    """Score patches against prompts by :func:`transport_logits`, with a logit scale of its own.
-
-    FedOTP does not train the scale: keep it out of the optimiser and out of what travels, or freeze it
-    (``matcher.logit_scale.requires_grad_(False)``).
+def patch_cosines(patches: Tensor, text: Tensor) -> Tensor:
+    """Return cosines ``(batch, classes, prompts, patches)`` of unit vectors, contiguous as the solvers need them.
 
     Args:
-        scale: The multiplier to start from, above 0; CLIP's is 100.
-        solver: As for :func:`transport_logits`.
-        mass: As for :func:`transport_logits`.
-        gradient: As for :func:`transport_logits`.
-
-    Attributes:
-        logit_scale: The logarithm of the multiplier, as CLIP stores it.
-
-    Example:
-        >>> matcher = TransportMatcher(scale=10, mass=1.0)
-        >>> matcher(torch.ones(1, 4, 8), torch.ones(2, 3, 8))
-        tensor([[10.0000, 10.0000, 10.0000]], grad_fn=<MulBackward0>)
+        patches: ``(batch, patches, dim)``.
+        text: ``(classes, prompts, dim)``.
     """
-
-    def __init__(
-        self, *, scale: float = 100.0, solver: TransportSolver = newton, mass: float = 0.8, gradient: TransportScore = plan_fixed
-    ) -> None:
-        super().__init__()
-        check_number("scale", scale, above=0)
-        check_number("mass", mass, above=0, at_most=1)
-        self.logit_scale = nn.Parameter(torch.tensor(math.log(scale)))
-        self.solver, self.mass, self.gradient = solver, mass, gradient
-
-    def forward(
-        self, patches: Float[Tensor, "batch patches dim"], text: Float[Tensor, "prompts classes dim"]
-    ) -> Float[Tensor, "batch classes"]:
-        """Return the logits of each image."""
-        scale = self.logit_scale.exp()
-        return transport_logits(patches, text, scale=scale, solver=self.solver, mass=self.mass, gradient=self.gradient)
+    rows = rearrange(text, "classes prompts dim -> (classes prompts) dim")
+    products = rows @ rearrange(patches, "batch patches dim -> batch dim patches")
+    return rearrange(products, "batch (classes prompts) patches -> batch classes prompts patches", classes=len(text))
 
 
-def unit(features: Tensor) -> Tensor:
-    """Normalise in float32 at least."""
-    return F.normalize(features.to(torch.promote_types(features.dtype, torch.float32)), dim=-1)
-
-
-def cosines(patches: Tensor, text: Tensor) -> Tensor:
-    """Return ``(batch, classes, prompts, patches)``, in this order in memory too, for unit vectors `text` ``(classes, prompts, dim)``.
-
-    It is the order in which the solvers work.
-    """
-    classes, prompts, dim = text.shape
-    products = text.reshape(-1, dim) @ patches.transpose(1, 2)
-    return products.reshape(-1, classes, prompts, patches.shape[1])
-
-
-def check_features(name: str, features: object, ndim: int, shape: str) -> None:
-    """Require a floating-point tensor of so many axes, none of them empty but the batch."""
+def check_features(name: str, features: object, ndim: int, shape: str, *, batched: bool = True) -> None:
+    """Require a floating-point tensor with `ndim` axes, of which only a batch axis may be empty."""
     if not isinstance(features, Tensor) or not features.is_floating_point():
         raise wrong_type(name, f"be a floating-point tensor {shape}", kind(features))
-    if features.ndim != ndim or 0 in features.shape[1 if name != "text" else 0 :]:
+    if features.ndim != ndim or 0 in features.shape[int(batched) :]:
         raise wrong_value(name, f"have shape {shape} without an empty axis", tuple(features.shape))
 
 

@@ -18,8 +18,8 @@ OLDEST = (8, 0)  # compute capability; what Triton supports
 
 def fits(problem: Problem) -> bool:
     """Whether :func:`fused_steps` may take these problems."""
-    _, columns, rows = problem.cost.shape
-    small = columns <= MOST_COLUMNS and columns * block_of(rows) <= LARGEST
+    problems, columns, rows = problem.cost.shape
+    small = problems > 0 and columns <= MOST_COLUMNS and columns * block_of(rows) <= LARGEST
     return problem.eager and small and problem.cost.dtype == torch.float32 and launchable(problem.cost.device)
 
 

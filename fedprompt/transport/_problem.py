@@ -46,17 +46,25 @@ class Problem(NamedTuple):
     def chunks(self) -> Iterator[slice]:
         """Cut into parts of bounded size; a compiled graph stays whole."""
         problems, columns, rows = self.cost.shape
-        return blocks(problems, columns * rows, self.cost.device, whole=not self.eager)
+        entries = CHUNK.get(self.cost.device.type, CHUNK_ELSEWHERE)
+        size = max(entries // (columns * rows), 1) if self.eager else max(problems, 1)
+        return (slice(start, start + size) for start in range(0, problems, size))
 
 
-def blocks(count: int, entries: int, device: torch.device, *, whole: bool) -> Iterator[slice]:
-    """Cut `count` things of so many entries each into parts of bounded size, or leave them whole."""
-    size = count if whole else max(CHUNK.get(device.type, CHUNK_ELSEWHERE) // entries, 1)
-    return (slice(start, start + size) for start in range(0, count, max(size, 1)))
+class Solution(NamedTuple):
+    """Result of a solver on a :class:`Problem`.
 
+    Attributes:
+        plan: ``(problems, columns, rows)``.
+        error: ``(problems,)``, the :func:`violation` of each problem.
+        iterations: ``(problems,)``.
+        duals: ``(problems, columns)``, log v for costs counted from each column's least; None if the solver has none.
+    """
 
-Kernel = Callable[[Problem], tuple[Tensor, Tensor, Tensor]]
-"""Solves a :class:`Problem`: plan (problems, columns, rows), each problem's :func:`violation`, and how many iterations it took."""
+    plan: Tensor
+    error: Tensor
+    iterations: Tensor
+    duals: Tensor | None = None
 
 
 def check_options(epsilon: float, tolerance: float, max_iterations: int) -> None:
@@ -66,27 +74,50 @@ def check_options(epsilon: float, tolerance: float, max_iterations: int) -> None
     check_count("max_iterations", max_iterations)
 
 
+def check_flag(name: str, flag: object) -> None:
+    """Require a boolean."""
+    if not isinstance(flag, bool):
+        raise wrong_type(name, "be True or False", kind(flag))
+
+
 @torch.no_grad()
-def couple(cost: Tensor, a: Tensor, b: Tensor, kernel: Kernel, *, rows_exact: bool = False) -> Coupling:
-    """Check, flatten, solve chunk by chunk, and measure how far the plan is from what was asked."""
-    _check_layout(cost, a, b)
-    check_values(cost, a, b, rows_exact=rows_exact)
+def couple(
+    cost: Tensor,
+    a: Tensor,
+    b: Tensor,
+    solve: Callable[[Problem], Solution],
+    *,
+    epsilon: float,
+    rows_exact: bool = False,
+) -> Coupling:
+    """Check, flatten, solve chunk by chunk, and return the result in the layout of `cost`."""
+    check_problem(cost, a, b, rows_exact=rows_exact)
     with torch.autocast(cost.device.type, enabled=False):
-        problem = flat(cost, a, b)
-        plan, error, iterations = _by_chunks(problem, kernel)
+        plan, error, iterations, duals = _by_chunks(flat(cost, a, b), solve)
     batch = cost.shape[:-2]
-    return Coupling(plan.transpose(1, 2).reshape(cost.shape), error.reshape(batch), iterations.reshape(batch))
+    return Coupling(
+        plan=plan.transpose(1, 2).reshape(cost.shape),
+        error=error.reshape(batch),
+        iterations=iterations.reshape(batch),
+        a=a.detach(),
+        b=b.detach(),
+        epsilon=epsilon,
+        duals=None if duals is None else duals.reshape(*batch, cost.shape[-1]),
+    )
 
 
-def _by_chunks(problem: Problem, kernel: Kernel) -> tuple[Tensor, Tensor, Tensor]:
+def _by_chunks(problem: Problem, solve: Callable[[Problem], Solution]) -> Solution:
     parts = list(problem.chunks())
-    if len(parts) == 1:
-        return kernel(problem)
-    plan = torch.empty_like(problem.cost)
+    if len(parts) <= 1:
+        return solve(problem)
+    plan, duals = torch.empty_like(problem.cost), torch.empty_like(problem.b)
     error, iterations = plan.new_empty(len(plan)), torch.empty(len(plan), dtype=torch.int64, device=plan.device)
     for part in parts:
-        plan[part], error[part], iterations[part] = kernel(problem.take(part))
-    return plan, error, iterations
+        own = solve(problem.take(part))
+        plan[part], error[part], iterations[part] = own[:3]
+        if own.duals is not None:
+            duals[part] = own.duals
+    return Solution(plan, error, iterations, None if own.duals is None else duals)
 
 
 def violation(plan: Tensor, problem: Problem, *, rows_exact: bool = False) -> Tensor:
@@ -111,11 +142,12 @@ def flat(cost: Tensor, a: Tensor, b: Tensor) -> Problem:
     return Problem(cost, a, b, full, pinned, eager)
 
 
-def check_values(cost: Tensor, a: Tensor, b: Tensor, *, rows_exact: bool = False, first: int = 0) -> None:
-    """Require finite costs and masses that can be met, where values may be looked at; errors count the first axis from `first`."""
+def check_problem(cost: Tensor, a: Tensor, b: Tensor, *, rows_exact: bool = False) -> None:
+    """Require costs and masses of matching shapes, and values that a plan can meet."""
+    check_layout(cost, a, b)
     slack = _slack(a, b)
     if values_readable(cost, a, b) and not _seems_valid(cost, a, b, slack, rows_exact):
-        _explain(cost, a, b, slack, rows_exact, first)
+        _explain(cost, a, b, slack, rows_exact)
 
 
 def _slack(a: Tensor, b: Tensor) -> float:
@@ -123,7 +155,8 @@ def _slack(a: Tensor, b: Tensor) -> float:
     return max(1e-6, *(4 * torch.finfo(mass.dtype).eps for mass in (a, b)))
 
 
-def _check_layout(cost: Tensor, a: Tensor, b: Tensor) -> None:
+def check_layout(cost: Tensor, a: Tensor, b: Tensor) -> None:
+    """Require floating-point tensors on one device, and masses that broadcast over the problems."""
     for name, tensor, axes in (("cost", cost, "(..., rows, columns)"), ("a", a, "(..., rows)"), ("b", b, "(..., columns)")):
         if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
             raise wrong_type(name, f"be a floating-point tensor {axes}", kind(tensor))
@@ -158,7 +191,7 @@ def _unequal(a: Tensor, b: Tensor, slack: float, rows_exact: bool) -> Tensor:
     return (takes > has * (1 + slack)) | ((takes < has * (1 - slack)) if rows_exact else False)
 
 
-def _explain(cost: Tensor, a: Tensor, b: Tensor, slack: float, rows_exact: bool, first: int) -> None:
+def _explain(cost: Tensor, a: Tensor, b: Tensor, slack: float, rows_exact: bool) -> None:
     rules = (
         ("cost", "be finite", ~torch.isfinite(cost).all(-1).all(-1)),
         ("a", "be finite and at least 0", _wrong_rows(a)),
@@ -168,9 +201,7 @@ def _explain(cost: Tensor, a: Tensor, b: Tensor, slack: float, rows_exact: bool,
     for name, rule, wrong in rules:
         problems = torch.nonzero(wrong.expand(cost.shape[:-2])).tolist()
         if problems:
-            shown = ", ".join(str((index[0] + first, *index[1:])) for index in problems[:5] if index) + (
-                ", ..." if len(problems) > 5 else ""
-            )
+            shown = ", ".join(str(tuple(index)) for index in problems[:5]) + (", ..." if len(problems) > 5 else "")
             where = f" in problem{'s' if len(problems) > 1 else ''} {shown}" if cost.ndim > 2 else ""
             takes, has = (mass.sum(-1).expand(cost.shape[:-2])[tuple(problems[0])].item() for mass in (b, a))
             raise wrong_value(name, rule, (f"{takes:g} of {has:g}" if "sum" in rule else "values that are not") + where)

@@ -1,42 +1,60 @@
-"""Scores that keep a plan's few column duals, from which the plan follows in closed form, instead of the plan."""
+"""Plans from their column duals, in closed form."""
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
+from fedprompt._checks import check_number, kind, wrong_type, wrong_value
 from fedprompt.transport._dual import plan_at
-from fedprompt.transport._problem import check_values, flat
-from fedprompt.transport.newton import solve
+from fedprompt.transport._problem import check_layout, flat
 
 
-def score_and_duals(
-    cost: Tensor, a: Tensor, b: Tensor, *, epsilon: float, tolerance: float, max_iterations: int, first: int = 0
-) -> tuple[Tensor, Tensor]:
-    """Solve as :func:`newton` does, without ever holding all plans; return ``sum(T * (1 - cost))`` and the duals.
+@torch.no_grad()
+def plan_from_duals(
+    duals: Float[Tensor, "*batch columns"],
+    cost: Float[Tensor, "*batch rows columns"],
+    a: Float[Tensor, "*#batch rows"],
+    b: Float[Tensor, "*#batch columns"],
+    *,
+    epsilon: float = 0.1,
+) -> Float[Tensor, "*batch rows columns"]:
+    r"""Compute the plan of an entropic solver from its duals, without iterations.
+
+    .. math:: T_{vj} = \min(a_v / s_v, 1) \, e^{x_j - D_{vj} / \epsilon}, \qquad
+              s_v = \sum_j e^{x_j - D_{vj} / \epsilon}, \qquad D_{vj} = C_{vj} - \min_w C_{wj}
+
+    The minimum is dropped where ``b.sum() == a.sum()``. Duals are one number for each column, so they can be kept where
+    plans would not fit into memory.
 
     Args:
-        cost: ``(*batch, rows, columns)``, best with the rows contiguous.
-        a: ``(rows,)``.
-        b: ``(columns,)``.
-        epsilon: As for :func:`newton`.
-        tolerance: As for :func:`newton`.
-        max_iterations: As for :func:`newton`.
-        first: Where the first axis starts to count, in errors.
+        duals: Duals x, from ``Coupling.duals`` of :func:`newton`, :func:`dykstra` or :func:`sinkhorn`.
+        cost: Cost of the solved problems.
+        a: Mass of the rows in the solved problems.
+        b: Mass of the columns in the solved problems.
+        epsilon: Weight of the entropy in the solved problems.
+
+    Returns:
+        Plan without a graph and in float32 at least. Values are not checked.
+
+    Raises:
+        ValueError: If shapes disagree or `epsilon` is not above 0.
+
+    Example:
+        >>> cost, a, b = torch.eye(3)[:, :2], torch.full((3,), 1 / 3), torch.tensor([0.3, 0.4])
+        >>> coupling = newton(cost, a, b)
+        >>> torch.allclose(plan_from_duals(coupling.duals, cost, a, b), coupling.plan, atol=1e-6)
+        True
     """
-    check_values(cost, a, b, first=first)
-    problem = flat(cost, a, b)
-    scores, duals = torch.empty_like(problem.b[:, 0]), torch.empty_like(problem.b)
-    for part in problem.chunks():
-        its = problem.take(part)
-        solution = solve(its, epsilon=epsilon, tolerance=tolerance, max_iterations=max_iterations)
-        scores[part] = solution.plan.sum((1, 2)) - (solution.plan * its.cost).sum((1, 2))
-        duals[part] = solution.duals
-    return scores.reshape(cost.shape[:-2]), duals.reshape(*cost.shape[:-2], -1)
-
-
-def plans_from_duals(cost: Tensor, a: Tensor, b: Tensor, duals: Tensor, *, epsilon: float) -> Tensor:
-    """Return the plans, the rows contiguous."""
-    problem, duals = flat(cost, a, b), duals.reshape(-1, len(b))
-    plan = torch.empty_like(problem.cost)
-    for part in problem.chunks():
-        plan[part] = plan_at(problem.take(part), duals[part], epsilon)
-    return plan.reshape(cost.transpose(-2, -1).shape).transpose(-2, -1)
+    check_layout(cost, a, b)
+    check_number("epsilon", epsilon, above=0)
+    if not isinstance(duals, Tensor) or not duals.is_floating_point():
+        raise wrong_type("duals", "be a floating-point tensor (..., columns)", kind(duals))
+    if duals.shape != cost.shape[:-2] + cost.shape[-1:]:
+        raise wrong_value("duals", f"have one number for each column of `cost` {tuple(cost.shape)}", tuple(duals.shape))
+    with torch.autocast(cost.device.type, enabled=False):
+        problem = flat(cost, a, b)
+        x = duals.to(problem.cost.dtype).reshape(problem.b.shape)
+        plan = torch.empty_like(problem.cost)
+        for part in problem.chunks():
+            plan[part] = plan_at(problem.take(part), x[part], epsilon)
+    return plan.transpose(1, 2).reshape(cost.shape)

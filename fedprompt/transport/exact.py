@@ -1,11 +1,13 @@
-"""The two ends of the entropy's weight: none, and nothing else."""
+"""Reference solvers: the exact linear program (epsilon = 0), and the independent coupling."""
+
+import math
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from fedprompt.interfaces import Coupling
-from fedprompt.transport._problem import Problem, couple, violation
+from fedprompt.transport._problem import Problem, Solution, couple, violation
 
 
 def exact(cost: Float[Tensor, "*batch rows columns"], a: Float[Tensor, "*#batch rows"], b: Float[Tensor, "*#batch columns"]) -> Coupling:
@@ -24,7 +26,6 @@ def exact(cost: Float[Tensor, "*batch rows columns"], a: Float[Tensor, "*#batch 
         A plan, without a graph and in float32 at least, with each problem's violation; POT does not count its iterations, so they are 0.
 
     Raises:
-        TypeError: If an argument is of the wrong kind.
         ValueError: If shapes disagree, a mass lies outside its range, or a cost is not finite; names the problems.
 
     Example:
@@ -36,18 +37,22 @@ def exact(cost: Float[Tensor, "*batch rows columns"], a: Float[Tensor, "*#batch 
     References:
         Bonneel et al., "Displacement Interpolation Using Lagrangian Mass Transport", SIGGRAPH Asia 2011.
     """
-    return couple(cost, a, b, _simplex)
+    return couple(cost, a, b, _simplex, epsilon=0.0)
 
 
-def _simplex(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
+def _simplex(problem: Problem) -> Solution:
     import ot
 
     plans = []
-    for cost, a, b in zip(problem.cost.double().cpu(), problem.a.double().cpu(), problem.b.double().cpu(), strict=True):
+    parts = (part.double().cpu() for part in (problem.cost, problem.a, problem.b))
+    for cost, a, b in zip(*parts, strict=True):
+        total = 2 ** a.sum().log2().round()  # POT expects masses that sum to about 1
+        a, b = a / total, b / total
         kept = (a.sum() - b.sum()).clamp(min=0)
         masses = torch.cat([b, kept[None]])
         padded = torch.cat([cost, torch.zeros_like(cost[:1])]).T.contiguous()
-        plans.append(torch.from_numpy(ot.emd((a * (masses.sum() / a.sum())).numpy(), masses.numpy(), padded.numpy()))[:, :-1].T)
+        plan = ot.emd((a * (masses.sum() / a.sum())).numpy(), masses.numpy(), padded.numpy())
+        plans.append(total * torch.from_numpy(plan)[:, :-1].T)
     plan = torch.stack(plans) if plans else problem.cost
     return _at_once(plan.to(problem.cost), problem)
 
@@ -57,7 +62,9 @@ def independent(
 ) -> Coupling:
     r"""Give every column the same share of every row, :math:`T = a b^\top / \sum a`, whatever the cost.
 
-    What :func:`newton` approaches as `epsilon` grows. As a matcher's solver it averages similarities, FedOTP's ablation without transport.
+    As the solver of :func:`transport_logits` it averages similarities: FedOTP's ablation without transport. It is the
+    limit of :func:`newton` for a growing `epsilon` where all rows have the same mass, or where the columns take all of
+    it. Otherwise that limit is another plan, in which small rows are full and large ones are not.
 
     Args:
         cost: One problem for each leading index; finite.
@@ -68,7 +75,6 @@ def independent(
         The plan, without a graph and in float32 at least, after 0 iterations.
 
     Raises:
-        TypeError: If an argument is of the wrong kind.
         ValueError: If shapes disagree, a mass lies outside its range, or a cost is not finite; names the problems.
 
     Example:
@@ -76,13 +82,14 @@ def independent(
         tensor([[0.1000, 0.1000],
                 [0.3000, 0.3000]])
     """
-    return couple(cost, a, b, _product)
+    return couple(cost, a, b, _product, epsilon=math.inf)
 
 
-def _product(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
+def _product(problem: Problem) -> Solution:
     plan = problem.b[..., None] * (problem.a / problem.a.sum(1, keepdim=True))[:, None]
     return _at_once(plan, problem)
 
 
-def _at_once(plan: Tensor, problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
-    return plan, violation(plan, problem), torch.zeros(len(plan), dtype=torch.int64, device=plan.device)
+def _at_once(plan: Tensor, problem: Problem) -> Solution:
+    iterations = torch.zeros(len(plan), dtype=torch.int64, device=plan.device)
+    return Solution(plan, violation(plan, problem), iterations)

@@ -1,21 +1,20 @@
 """Newton's method for FedOTP's transport problem, on the few column duals."""
 
 import math
-from typing import NamedTuple
+from functools import partial
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from fedprompt.interfaces import Coupling
-from fedprompt.transport._dual import FARTHEST, NEAR, demand, evaluate
+from fedprompt.transport._dual import FARTHEST, NEAR, climb, demand, evaluate
 from fedprompt.transport._fused import fits, fused_steps
-from fedprompt.transport._line_search import climb
-from fedprompt.transport._problem import Problem, check_options, couple, violation
+from fedprompt.transport._problem import Problem, Solution, check_flag, check_options, couple, violation
 
 PLAIN_STEPS = 12  # a problem that needs more goes to the line search
-COMPILED_STEPS = 8  # costs of cosines at SMOOTH or more need no more for masses up to 0.95
-SMOOTH = 0.05  # compiled: from this epsilon on, fewer steps are enough for costs of cosines
+COMPILED_STEPS = 8  # when compiled, for an epsilon of at least SMOOTH; docs/api/transport.md has the errors
+SMOOTH = 0.05
 
 
 def newton(
@@ -26,44 +25,45 @@ def newton(
     epsilon: float = 0.1,
     tolerance: float = 1e-5,
     max_iterations: int = 100,
+    fused: bool = False,
 ) -> Coupling:
-    r"""Solve FedOTP's transport problem: rows give at most what they have, columns take exactly what they need.
+    r"""Solve FedOTP's transport problem: rows give at most `a`, columns take exactly `b`.
 
     .. math:: \min_T \; \langle C, T \rangle + \epsilon \langle T, \log T \rangle
               \quad \text{with} \quad T \mathbf 1 \le a, \; T^\top \mathbf 1 = b, \; T \ge 0
 
-    Only the column duals are unknown: each row follows from them in closed form. Newton's method on these few numbers needs 3 to 15
-    passes over the cost where FedOTP's own alternation (:func:`dykstra`) needs 10 to some thousand. Problems that do not converge at once
-    get a line search in float64. On NVIDIA GPUs small problems take their first steps in one fused kernel.
+    Only the column duals are unknown: each row follows from them in closed form. Newton's method on these few numbers
+    needs far fewer passes over the cost than FedOTP's own alternation (:func:`dykstra`). Problems that do not converge
+    at once get a line search in float64. How many passes are needed depends on `epsilon` and on ``b.sum() / a.sum()``;
+    the documentation of this package has a table.
 
-    A problem's plan depends neither on its companions in the batch nor on a constant added to its cost. A row of mass 0 gives nothing.
-    With ``b.sum() == a.sum()`` all rows are full, which is :func:`sinkhorn`'s problem. Costs of a half precision, and everything under
-    autocast, are solved in float32.
+    The plan of a problem is independent of the rest of the batch and of a constant added to its cost. A row of mass 0
+    gives nothing. With ``b.sum() == a.sum()`` all rows are full, as in :func:`sinkhorn`. Half-precision costs are solved
+    in float32, also under autocast.
 
     Args:
         cost: One problem for each leading index; finite.
         a: Mass of the rows, at least 0.
-        b: Mass of the columns, above 0; sums to at most the sum of `a`.
-        epsilon: Weight of the entropy, above 0; the smaller, the closer to the linear program. The paper's is 0.1.
-        tolerance: Largest relative violation of a marginal at which a problem counts as solved; below what the dtype resolves, the
-            latter is meant.
-        max_iterations: Most evaluations for one problem. What was reached stands in the result's `error`: at an `epsilon` of 0.001, costs
-            spread over [0, 2] and a mass of 0.999 or more, up to 7 problems in 100 need more, and 200 were enough. Under
-            ``torch.compile`` no value is checked and the number of steps is fixed, without a line search: 8 for an `epsilon` of at least
-            0.05, otherwise 12 (both at most this). For 49 or 196 rows and 2 or 4 columns, 8 leave errors up to 2e-5 where costs of one
-            problem scatter like cosines of CLIP's features (standard deviation 0.035 to 0.12) and masses are at most 0.95. Costs spread
-            over all of [0, 2] are left with errors up to 1e-3 at `epsilon` 0.1 and mass 0.8, and an `epsilon` of 0.01 with plans that
-            may be NaN: read `error`, or solve those outside of the compiled part.
+        b: Mass of the columns, above 0. Its sum is at most the sum of `a`.
+        epsilon: Weight of the entropy, above 0. The smaller, the closer to the linear program. The paper's is 0.1.
+        tolerance: Largest relative violation of a marginal at which a problem counts as solved. Values below the
+            resolution of the dtype are raised to it.
+        max_iterations: Maximum number of evaluations for one problem. A problem that needs more keeps what it reached,
+            and its `error` says how far that is. Under ``torch.compile`` no value is checked, there is no line search,
+            and the number of steps is fixed (at most 12): check `error` there, in particular for an `epsilon` below
+            0.05.
+        fused: Whether small float32 problems on an NVIDIA GPU take their first steps in one Triton kernel. Elsewhere
+            the argument has no effect. The kernel has not been run on a GPU yet.
 
     Returns:
-        The plan, without a graph and in float32 at least, with each problem's violation and number of evaluations.
+        Plan without a graph and in float32 at least, with the violation and the number of evaluations of each problem.
 
     Raises:
-        TypeError: If an argument is of the wrong kind.
-        ValueError: If shapes disagree, a mass or hyper-parameter lies outside its range, or a cost is not finite; names the problems.
+        ValueError: If shapes disagree, a mass or hyper-parameter lies outside its range, or a cost is not finite. The
+            message names the problems.
 
     Example:
-        Four patches with a quarter each, two prompts that take 0.4 each: every prompt finds the patches close to it.
+        Four patches have a quarter each, and two prompts take 0.4 each. Every prompt finds the patches close to it.
 
         >>> cost = torch.tensor([[0.1, 0.9], [0.2, 0.9], [0.9, 0.1], [0.9, 0.2]])
         >>> coupling = newton(cost, torch.full((4,), 0.25), torch.full((2,), 0.4))
@@ -76,35 +76,16 @@ def newton(
         Li et al., "Global and Local Prompts Cooperation via Optimal Transport for Federated Learning", CVPR 2024, Eq. 7.
     """
     check_options(epsilon, tolerance, max_iterations)
-
-    def kernel(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
-        solution = solve(problem, epsilon=epsilon, tolerance=tolerance, max_iterations=max_iterations)
-        return solution.plan, solution.error, solution.iterations
-
-    return couple(cost, a, b, kernel)
+    check_flag("fused", fused)
+    solver = partial(_solve, epsilon=epsilon, tolerance=tolerance, max_iterations=max_iterations, fused=fused)
+    return couple(cost, a, b, solver, epsilon=epsilon)
 
 
-class Solution(NamedTuple):
-    """What :func:`solve` finds; ``plan_at(problem, duals, epsilon)`` is the plan again.
-
-    Attributes:
-        plan: ``(problems, columns, rows)``.
-        duals: ``(problems, columns)``, log v for costs counted from each column's least.
-        error: ``(problems,)``.
-        iterations: ``(problems,)``.
-    """
-
-    plan: Tensor
-    duals: Tensor
-    error: Tensor
-    iterations: Tensor
-
-
-def solve(problem: Problem, *, epsilon: float, tolerance: float, max_iterations: int) -> Solution:
+def _solve(problem: Problem, *, epsilon: float, tolerance: float, max_iterations: int, fused: bool) -> Solution:
     """Take plain steps, and lead the problems that need more through the line search."""
     tolerance = max(tolerance, 8 * torch.finfo(problem.cost.dtype).eps)
     steps = min(max_iterations, PLAIN_STEPS if problem.eager or epsilon < SMOOTH else COMPILED_STEPS)
-    take_steps = fused_steps if fits(problem) else _plain_steps
+    take_steps = fused_steps if fused and fits(problem) else _plain_steps
     plan, v, iterations, error = take_steps(problem, epsilon=epsilon, tolerance=tolerance, max_iterations=steps)
     duals = v.log()
     if problem.eager and max_iterations > steps:
@@ -116,7 +97,7 @@ def solve(problem: Problem, *, epsilon: float, tolerance: float, max_iterations:
             )
             iterations[left] += more
             error[left] = violation(plan[left], rest)
-    return Solution(plan, duals, error, iterations)
+    return Solution(plan, error, iterations, duals)
 
 
 def _plain_steps(problem: Problem, *, epsilon: float, tolerance: float, max_iterations: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -5,7 +5,6 @@ stop leaves 1e-3.
 """
 
 from functools import partial
-from unittest.mock import patch
 
 import pytest
 import torch
@@ -93,9 +92,8 @@ def test_the_fused_kernel_on_a_gpu(meter, batch, classes, most):
         steps()
     title = f"{batch} x {classes} problems, 196 patches, on a GPU, microseconds"
     meter.report(f"{title} of the kernel", meter.microseconds(graph.replay), at_most=most)
-    meter.report(f"{title} of newton", meter.microseconds(partial(newton, *drawn)))
-    with patch.object(_fused, "launchable", lambda device: False):
-        meter.report(f"{title} of newton without the kernel", meter.microseconds(partial(newton, *drawn)))
+    meter.report(f"{title} of newton", meter.microseconds(partial(newton, *drawn, fused=True)))
+    meter.report(f"{title} of newton without the kernel", meter.microseconds(partial(newton, *drawn)))
 
 
 def test_lean_logits(meter):

@@ -220,7 +220,8 @@ def with_absolute_scale(cost, a, b, *, epsilon=0.1):
         if (v - before).abs().mean() < 1e-3:
             break
     plan = kernel * u[..., None] * v[..., None, :]
-    return Coupling(plan, (plan.sum(-1) / a - 1).clamp(min=0).amax(-1), torch.ones(cost.shape[:-2], dtype=torch.int64))
+    error = (plan.sum(-1) / a - 1).clamp(min=0).amax(-1)
+    return Coupling(plan, error, torch.ones(cost.shape[:-2], dtype=torch.int64), a, b, epsilon)
 
 
 def in_order(cost, a, b, **options):

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,7 +16,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedprompt import newton
+import fedprompt
 from fedprompt.transport import _fused
 from fedprompt.transport._problem import flat, violation
 from references.transport import marginals, planted_cost
@@ -28,6 +29,7 @@ OVERFLOW = "ignore:(All-NaN slice|overflow|invalid value|divide by zero):Runtime
 KINDS = ["clip", "trained", "wide"]
 SHAPES = [(1, 1), (3, 4), (7, 3), (16, 1), (33, 8), (49, 2), (196, 2), (196, 4)]
 room = import_module("fedprompt.transport.newton")
+newton = partial(fedprompt.newton, fused=True)
 
 
 @contextmanager
@@ -176,6 +178,24 @@ def test_values_are_refused_as_ever(device):
     with path(fused=True) as launches, pytest.raises(ValueError, match=r"`cost` must be finite; got values that are not in problem \(1,\)"):
         newton(cost, a, b)
     assert launches == []
+
+
+def test_the_kernel_is_used_only_where_it_is_asked_for():
+    """It has not run on a GPU yet: the plain path is the default there too."""
+    drawn = draw("wide", 3, 20, 2, 0.8)
+    with path(fused=True) as launches:
+        plain = fedprompt.newton(*drawn)
+    assert launches == []
+    with path(fused=False):
+        asked = newton(*drawn)  # on a CPU the argument has no effect
+    assert all(torch.equal(one, other) for one, other in zip(plain, asked, strict=True))
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("flag", [1, None, "yes"])
+def test_fused_is_a_boolean(flag):
+    with pytest.raises(TypeError, match="`fused` must be True or False"):
+        fedprompt.newton(*draw("wide", 3, 20, 2, 0.8), fused=flag)
 
 
 @pytest.mark.gpu

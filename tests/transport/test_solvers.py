@@ -1,7 +1,10 @@
 """Solvers against other means, at the edges of what they promise, and what they refuse."""
 
+import importlib
+import math
 import subprocess
 import sys
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -9,6 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedprompt import dykstra, exact, independent, newton, sinkhorn
+from fedprompt.transport import _dual as search
+from fedprompt.transport._problem import flat
 from references.transport import marginals, optimised_plan, planted_cost, pot_plan, published_plan, slow_plan
 
 KINDS = ["clip", "trained", "wide"]
@@ -105,8 +110,6 @@ def test_leading_shapes_and_broadcast_masses(solver):
 
 
 def test_large_batches_are_cut_into_chunks(monkeypatch):
-    import importlib
-
     problem = importlib.import_module("fedprompt.transport._problem")
     cost = planted_cost("trained", (7, 5, 2), torch.Generator().manual_seed(10))
     masses = marginals(5, 2, 0.8)
@@ -132,6 +135,82 @@ def test_half_precisions_are_solved_in_float32(dtype):
     torch.testing.assert_close(inside.plan, newton(cost, *marginals(49, 2, 0.8, torch.float32)).plan, rtol=0, atol=0)
 
 
+def test_where_independent_is_the_limit_of_a_growing_epsilon():
+    """Where all rows have equal masses or all mass is taken. Otherwise small rows are full: 0.05, and 0.05 of the others' 0.1 and 0.2."""
+    cost = torch.rand(4, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    a, b = torch.tensor([0.2, 0.1, 0.05, 0.05], dtype=torch.float64), torch.tensor([0.1, 0.1], dtype=torch.float64)
+    for rows, columns in ((a, 2 * b), (torch.full_like(a, 0.1), b)):
+        limit = newton(cost, rows, columns, epsilon=1e7, tolerance=1e-9).plan
+        torch.testing.assert_close(limit, independent(cost, rows, columns).plan, rtol=0, atol=1e-7)
+    limit = newton(cost, a, b, epsilon=1e7, tolerance=1e-9).plan
+    torch.testing.assert_close(limit, torch.full_like(limit, 0.025), rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize("solver", [dykstra, sinkhorn])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("epsilon", [1e-1, 1e-3, 1e-6])
+def test_columns_of_an_alternation_hold_up_to_rounding(solver, dtype, epsilon):
+    """The rounding of ``cost / epsilon``, which the exponential magnifies; the error includes it."""
+    mass = 1.0 if solver is sinkhorn else 0.8
+    a, b = marginals(49, 4, mass, dtype)
+    cost = planted_cost("wide", (20, 49, 4), torch.Generator().manual_seed(16)).to(dtype)
+    coupling = solver(cost, a, b, epsilon=epsilon, max_iterations=30)
+    violated = ((coupling.plan.sum(1) - b) / b).abs().amax(1)
+    assert violated.max() <= (10 + 2 / epsilon) * torch.finfo(dtype).eps
+    assert (coupling.error >= violated * (1 - 1e-6)).all()
+
+
+@pytest.mark.parametrize(("kind", "mass", "most"), [("trained", 0.8, 34), ("wide", 0.8, 41), ("wide", 0.95, 44), ("wide", 0.999, 52)])
+def test_few_evaluations_at_a_small_epsilon(kind, mass, most):
+    """Mean evaluations of the line search on fixed problems, 5 % above those of the rule that its comments state."""
+    cost = planted_cost(kind, (30, 49, 3), torch.Generator().manual_seed(1))
+    coupling = newton(cost, *marginals(49, 3, mass), epsilon=0.001, max_iterations=200)
+    assert coupling.error.max() <= 1e-5
+    assert coupling.iterations.double().mean() <= most
+
+
+@pytest.mark.parametrize(("kind", "epsilon"), [("clip", 0.1), ("clip", 0.05), ("trained", 0.1)])
+@pytest.mark.parametrize("mass", [0.8, 0.95, 0.999, 1.0])
+def test_plain_steps_are_enough_for_cosines_at_fedotps_epsilon(kind, epsilon, mass):
+    """No problem goes on to the line search in float64, which costs more for each step."""
+    cost = planted_cost(kind, (50, 49, 2), torch.Generator().manual_seed(17)).float()
+    with patch.object(importlib.import_module("fedprompt.transport.newton"), "climb", side_effect=AssertionError("line search")):
+        coupling = newton(cost, *marginals(49, 2, mass, torch.float32), epsilon=epsilon)
+    assert coupling.error.max() <= 1e-5
+    assert coupling.iterations.max() <= 12
+
+
+def one_column(x, *, slope):
+    """One column that takes 0.4 of two rows of 0.5 with costs 0 and 1, evaluated at log v = x, a step of length 1 from a given slope."""
+    problem = flat(torch.tensor([[[0.0], [1.0]]], dtype=torch.float64), torch.full((2,), 0.5).double(), torch.tensor([0.4]).double())
+    x = torch.tensor([[x]], dtype=torch.float64)
+    kernel, cap = search.row_kernel(problem, search.levelled_cost(problem, 1.0), x)
+    now = search.evaluate(problem, kernel, torch.ones_like(x), cap)
+    before = search.Search(x - 1, torch.ones_like(x), torch.ones_like(x), torch.full_like(x, slope))
+    return search.next_step(before, x, now, search.all_full(problem, now, cap))
+
+
+def test_a_step_is_accepted_while_a_row_is_slack():
+    """At log 0.6 the rows give 0.5 (full) and 0.6 / e = 0.2207: the slope is 0.4 - 0.7207 = -0.3207, above minus half of 2."""
+    following, accepted = one_column(math.log(0.6), slope=2.0)
+    assert accepted.item()
+    assert following.slope.item() != 2.0
+    assert not one_column(math.log(0.6), slope=0.5)[1].item()  # below minus half of 0.5
+
+
+def test_no_step_is_accepted_beyond_which_the_dual_is_flat():
+    """At log 2 both rows are full and give 1: the slope is -0.6, above minus half of 2, and tells nothing of the distance."""
+    following, accepted = one_column(math.log(2), slope=2.0)
+    assert not accepted.item()
+    assert following.length.item() == pytest.approx(0.7)  # the secant says 2 / 2.6, more than the most
+
+
+def test_the_next_step_goes_twice_as_far_where_the_slope_has_hardly_fallen():
+    """At log 0.1 the rows give 0.1 (1 + 1 / e) = 0.1368: the slope is 0.2632, more than half of 0.3 and less than half of 2."""
+    assert one_column(math.log(0.1), slope=0.3)[0].length.item() == 2
+    assert one_column(math.log(0.1), slope=2.0)[0].length.item() == 1
+
+
 def test_few_evaluations_close_to_full_mass():
     """FedOTP's alternation takes some thousand iterations for these."""
     for kind in ("clip", "trained"):
@@ -149,6 +228,19 @@ def test_exact_costs_no_more_than_any_entropic_plan(rows, columns, mass, seed):
     coupling = exact(cost, a, b)
     assert coupling.error <= 1e-9
     assert (coupling.plan * cost).sum() <= (newton(cost, a, b, epsilon=0.02, tolerance=1e-9).plan * cost).sum() + 1e-8
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("mass", [0.8, 1.0])
+@pytest.mark.parametrize("total", [1e-12, 1e-3, 7.0, 1e8, 1e9, 1e12, 1e20])
+def test_exact_solves_masses_of_any_size(total, mass, dtype):
+    """The plan is linear in the masses, and POT compares sums with an absolute tolerance."""
+    cost = planted_cost("wide", (2, 6, 3), torch.Generator().manual_seed(15)).to(dtype)
+    a, b = marginals(6, 3, mass, dtype)
+    coupling = exact(cost, total * a, total * b)
+    assert coupling.error.max() <= 8 * torch.finfo(dtype).eps
+    expected = total * exact(cost, a, b).plan
+    torch.testing.assert_close(coupling.plan, expected, rtol=0, atol=1e-6 * total)
 
 
 def test_solvers_leave_their_arguments_alone_and_print_nothing(capsys):

@@ -1,0 +1,18 @@
+"""Unit vectors and cosines, in float32 at least and outside of autocast."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def unit(features: Tensor) -> Tensor:
+    """Normalize along the last axis, in float32 at least."""
+    return F.normalize(features.to(torch.promote_types(features.dtype, torch.float32)), dim=-1)
+
+
+def cosines(query: Tensor, keys: Tensor) -> Tensor:
+    """Return cosines ``(batch, keys)`` for keys ``(keys, dim)``, or ``(batch, keys, dim)`` with one set for each query."""
+    with torch.autocast(query.device.type, enabled=False):
+        if keys.ndim == 2:
+            return unit(query) @ unit(keys).T
+        return (unit(keys) @ unit(query)[..., None])[..., 0]

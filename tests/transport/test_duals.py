@@ -1,0 +1,75 @@
+"""Plans from their duals: the plan that the solver returned, for every solver that has duals."""
+
+import importlib
+
+import pytest
+import torch
+
+from fedprompt import dykstra, exact, independent, newton, sinkhorn
+from fedprompt.transport import plan_from_duals
+from references.transport import planted_cost, slow_plan
+
+SHAPES = [(9, 3), (4, 9, 3), (2, 3, 9, 3), (2, 1, 3, 9, 3), (0, 9, 3)]
+
+
+def problem(shape, mass, dtype=torch.float64):
+    """Costs of a shape; the rows' masses differ along the first axis of a batch."""
+    generator = torch.Generator().manual_seed(0)
+    batch = shape[:1] + (1,) * (len(shape) - 3) if len(shape) > 2 else ()
+    a = torch.rand(*batch, shape[-2], generator=generator, dtype=torch.float64) + 0.3
+    b = torch.tensor([0.5, 0.2, 0.3], dtype=torch.float64) * mass
+    cost = planted_cost("wide", shape, generator)
+    return cost.to(dtype), (a / a.sum(-1, keepdim=True)).to(dtype), b.to(dtype)
+
+
+@pytest.mark.parametrize(("solver", "mass"), [(newton, 0.8), (newton, 1.0), (dykstra, 0.8), (dykstra, 1.0), (sinkhorn, 1.0)])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_plan_follows_from_its_duals(solver, mass, shape):
+    """For costs of any rank, and masses that broadcast."""
+    cost, a, b = problem(shape, mass)
+    coupling = solver(cost, a, b, epsilon=0.2, tolerance=1e-12, max_iterations=5000)
+    assert coupling.duals.shape == (*shape[:-2], 3)
+    plan = plan_from_duals(coupling.duals, cost, a, b, epsilon=0.2)
+    assert plan.shape == cost.shape
+    torch.testing.assert_close(plan, coupling.plan, rtol=0, atol=1e-10)
+
+
+def test_the_formula_is_that_of_the_slow_reference():
+    """Duals read off a plan of the reference, in a slack row: x = log T + D / epsilon."""
+    cost, a, b = problem((9, 3), 0.6)
+    plan = slow_plan(cost, a, b, epsilon=0.2)
+    slack = int((a - plan.sum(1)).argmax())
+    duals = (plan.log() + (cost - cost.amin(0)) / 0.2)[slack]
+    torch.testing.assert_close(plan_from_duals(duals, cost, a, b, epsilon=0.2), plan, rtol=0, atol=1e-10)
+
+
+def test_chunks_give_the_same_plans(monkeypatch):
+    cost, a, b = problem((4, 9, 3), 0.8)
+    coupling = newton(cost, a, b)
+    whole = plan_from_duals(coupling.duals, cost, a, b)
+    monkeypatch.setitem(importlib.import_module("fedprompt.transport._problem").CHUNK, "cpu", 30)
+    assert torch.equal(plan_from_duals(coupling.duals, cost, a, b), whole)
+    assert torch.equal(newton(cost, a, b).duals, coupling.duals)
+
+
+def test_solvers_without_duals_say_so():
+    cost, a, b = problem((4, 9, 3), 0.8)
+    assert exact(cost, a, b).duals is None
+    assert independent(cost, a, b).duals is None
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("change", "error", "words"),
+    [
+        ({"duals": None}, TypeError, r"`duals` must be a floating-point tensor \(..., columns\); got None"),
+        ({"duals": torch.ones(4, 2)}, ValueError, r"`duals` must have one number for each column of `cost` \(4, 9, 3\); got \(4, 2\)"),
+        ({"a": torch.ones(8)}, ValueError, r"`a` must have shape \(..., 9\)"),
+        ({"epsilon": 0.0}, ValueError, "`epsilon` must be above 0"),
+    ],
+)
+def test_wrong_duals_are_refused(change, error, words):
+    cost, a, b = problem((4, 9, 3), 0.8)
+    arguments = {"duals": torch.zeros(4, 3), "cost": cost, "a": a, "b": b, "epsilon": 0.1} | change
+    with pytest.raises(error, match=words):
+        plan_from_duals(**arguments)
