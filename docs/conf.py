@@ -10,7 +10,13 @@ author = "The fedprompt authors"
 copyright = author
 version = release = installed_version("fedprompt")
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.mathjax", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.mathjax",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.viewcode",
+]
 myst_enable_extensions = ["dollarmath"]
 exclude_patterns = ["_build"]
 default_role = "literal"  # the library writes `argument` in single backticks
@@ -32,7 +38,10 @@ nitpick_ignore_regex = [
     ("py:class", r"(jaxtyping|torch|numpy|nn|collections|matplotlib|os|typing)\..*"),
     ("py:class", r"flwr\..*"),
     ("py:class", r"Tensor|ndarray|fedprompt\.features\.MapStyle"),
-    ("py:class", r"fedprompt\.(interfaces|freezing|exchange\.(cohort|receiving))\.(Value|Mean|Model|Client)"),  # type variables
+    (
+        "py:class",
+        r"fedprompt\.(interfaces|freezing|exchange\.(cohort|receiving))\.(Value|Mean|Model|Client)",
+    ),  # type variables
 ]
 
 # What a reader writes instead of where Python finds it.
@@ -51,9 +60,13 @@ def spell(app, what, name, thing, options, signature, returns):
     """Shorten a signature; a protocol has none, because nobody makes one."""
     if what == "class" and getattr(thing, "_is_protocol", False):
         return "", returns
-    if what == "class" and signature == "(*args: Any, **kwargs: Any)":  # that of a base which is an extra, and mocked
+    if (
+        what == "class" and signature == "(*args: Any, **kwargs: Any)"
+    ):  # that of a base which is an extra, and mocked
         signature = stringify_signature(
-            own_signature(thing.__init__, bound_method=True), show_return_annotation=False, unqualified_typehints=True
+            own_signature(thing.__init__, bound_method=True),
+            show_return_annotation=False,
+            unqualified_typehints=True,
         )
     for long, short in SPELLINGS.items():
         signature, returns = (text and text.replace(long, short) for text in (signature, returns))

@@ -38,7 +38,7 @@ A `TypeError` gives the reason. For convolutional networks there is `PadPrompts`
 |---|---|---|
 {refused}
 
-This page is written by `docs/make_model_table.py`; `tests/test_timm.py` fails when the two disagree.
+This page is written by `docs/make_model_table.py`; `tests/backbones/test_timm.py` fails when the two disagree.
 """
 
 
@@ -46,7 +46,9 @@ def accepted_line(row: Row) -> str:
     """Measure one model."""
     model = build(row)
     trunk, images = vit_trunk(model), draw_images(model)
-    tokens = torch.randn(trunk.depth, 2, trunk.dim, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    tokens = torch.randn(
+        trunk.depth, 2, trunk.dim, generator=torch.Generator().manual_seed(2), dtype=torch.float64
+    )
     layers = dict(enumerate(tokens))
 
     expected, (prompted, _) = plain(model, images), hooked(model, images, layers, replace=True)
@@ -55,8 +57,20 @@ def accepted_line(row: Row) -> str:
     if (pooled - expected).abs().max() < 1e-3:
         raise RuntimeError(f"{row.name}: prompts do nothing.")
     difference = (pooled - prompted).abs().max().item()
-    pooling = f"{model.global_pool}, norm after" if not isinstance(model.fc_norm, torch.nn.Identity) else model.global_pool
-    cells = (f"`{row.name}`", row.family, f"`{type(model).__name__}`", trunk.prefix, pooling, f"{without:.0e}", f"{difference:.0e}")
+    pooling = (
+        f"{model.global_pool}, norm after"
+        if not isinstance(model.fc_norm, torch.nn.Identity)
+        else model.global_pool
+    )
+    cells = (
+        f"`{row.name}`",
+        row.family,
+        f"`{type(model).__name__}`",
+        trunk.prefix,
+        pooling,
+        f"{without:.0e}",
+        f"{difference:.0e}",
+    )
     return f"| {' | '.join(str(cell) for cell in cells)} |".replace("0e+00", "0")
 
 
@@ -72,5 +86,8 @@ def refused_line(row: Row) -> str:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    page = TEXT.format(accepted="\n".join(map(accepted_line, ACCEPTED)), refused="\n".join(map(refused_line, REFUSED)))
+    page = TEXT.format(
+        accepted="\n".join(map(accepted_line, ACCEPTED)),
+        refused="\n".join(map(refused_line, REFUSED)),
+    )
     (ROOT / "docs" / "reference" / "models.md").write_text(page)

@@ -11,10 +11,14 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from fedprompt import newton
+from fedprompt.transport import newton
 from references.transport import marginals, planted_cost
 
-KINDS = {"clip": "normal, deviation 0.035", "trained": "normal, deviation 0.12", "wide": "uniform in [0, 2]"}
+KINDS = {
+    "clip": "normal, deviation 0.035",
+    "trained": "normal, deviation 0.12",
+    "wide": "uniform in [0, 2]",
+}
 MASSES = (0.8, 0.95, 0.999, 1.0)
 SHAPES = ((49, 2), (196, 2), (196, 4), (49, 8))
 PROBLEMS = 100  # of each shape

@@ -109,7 +109,7 @@ def federate(name: str, task: Task, backbones: list[Backbone], shards: list[np.n
         for k, reply in enumerate(replies(uploads, dims)):
             ledger.record(reply, direction="down", client=k, server_round=server_round)
             memory.teachers[k] = reply.pop("teacher", memory.teachers[k])
-            fp.load(clients[k], reply)
+            fp.load_values(clients[k], reply)
         predict = [partial(logits, client, backbone) for client, backbone in zip(clients, backbones, strict=True)]
         memory.history.append(torch.stack([report.class_accuracy(each, task, args.device) for each in predict]))
     return torch.stack(memory.history), ledger

@@ -122,7 +122,9 @@ def federate(name: str, task: Task, shards: list[report.Shard], args: Namespace)
     own = [shard.study if learned else np.concatenate([shard.study, shard.quiz]) for shard in shards]  # only FedL2G holds a quiz back
     quizzes = [list(task.train.batches(shard.quiz, args.device)) for shard in shards]
     size = (task.num_classes, args.dim if method.guided == "features" else task.num_classes)
-    start = fp.GuideVectors(*size, generator=fp.stream_generator(args.seed, server_round=0, purpose="guides"))().detach()  # N(0, 1)
+    start = fp.guidance.GuideVectors(
+        *size, generator=fp.stream_generator(args.seed, server_round=0, purpose="guides")
+    )().detach()  # N(0, 1)
     guides, ledger = (start if learned else torch.full(size, torch.nan)).to(args.device), fp.Ledger()
     server = fp.descend(partial(torch.optim.SGD, lr=method.learning_rate), max_norm=100.0) if learned else fp.overwrite()
     warm_up = args.warm_up if learned else 0  # rounds in which guides learn and clients do not
@@ -135,7 +137,7 @@ def federate(name: str, task: Task, shards: list[report.Shard], args: Namespace)
         draw = fp.stream_generator(args.seed, server_round=server_round, purpose="cohort")
         for k in fp.cohort(range(len(clients)), size=round(args.participation * len(clients)), generator=draw):
             client = clients[k]
-            fp.load(client, memory.shared)
+            fp.load_values(client, memory.shared)
             known = memory.guides[memory.guides.isfinite().all(1)]
             down = memory.shared | ({"guides": known} if method.upload else {})
             ledger.record(down, direction="down", client=k, server_round=server_round)

@@ -40,10 +40,10 @@ class Run(NamedTuple):
     losses: Tensor
     ledger: fp.Ledger
 
-    def accuracies(self, shards: Sequence[Shard]) -> fp.Summary:
+    def accuracies(self, shards: Sequence[Shard]) -> fp.metrics.Summary:
         """Accuracy on the clients' own test images, every image counting alike: mean of the last rounds, and best round."""
         sizes = torch.tensor([len(shard.test) for shard in shards])
-        history = [fp.pooled_local_accuracy(accuracy[None], sizes) for accuracy in self.accuracy]
+        history = [fp.metrics.pooled_local_accuracy(accuracy[None], sizes) for accuracy in self.accuracy]
         return fp.metrics.last_and_best(history, last=min(LAST, len(history)))
 
     def kibibytes(self, direction: str) -> float:
@@ -83,13 +83,15 @@ def deal(task: Task, args: argparse.Namespace) -> list[Shard]:
     """Split training and test images over clients by the same shares, and hold back each client's quiz."""
     generator = np.random.default_rng(args.seed)
     if args.classes_per_client:
-        shares = fp.pathological_shares(args.clients, task.num_classes, classes_per_client=args.classes_per_client, generator=generator)
+        shares = fp.data.pathological_shares(
+            args.clients, task.num_classes, classes_per_client=args.classes_per_client, generator=generator
+        )
     else:
-        shares = fp.dirichlet_shares(args.clients, task.num_classes, alpha=args.alpha, generator=generator)
-    train, test = (fp.allocate(split.labels, shares, generator=generator) for split in (task.train, task.test))
+        shares = fp.data.dirichlet_shares(args.clients, task.num_classes, alpha=args.alpha, generator=generator)
+    train, test = (fp.data.allocate(split.labels, shares, generator=generator) for split in (task.train, task.test))
     shards = []
     for own, own_test in zip(train, test, strict=True):
-        study, quiz = fp.study_quiz_split(task.train.labels[own], quiz_size=args.batch_size, generator=generator)
+        study, quiz = fp.data.study_quiz_split(task.train.labels[own], quiz_size=args.batch_size, generator=generator)
         shards.append(Shard(own[study], own[quiz], own_test))
     return shards
 
@@ -129,8 +131,8 @@ COLUMNS = (f"accuracy, last {LAST} rounds", "best round", "negative effect, clie
 def line(runs: Sequence[Run], shards: Sequence[Sequence[Shard]]) -> list[str]:
     """Write one method over seeds: accuracies in %, negative effects in nats, bytes of a round."""
     summaries = [run.accuracies(own) for run, own in zip(runs, shards, strict=True)]
-    effects = [fp.negative_effect(run.losses).average for run in runs]
-    common = [fp.negative_effect(run.losses.mean(1, keepdim=True)).average for run in runs]
+    effects = [fp.metrics.negative_effect(run.losses).average for run in runs]
+    common = [fp.metrics.negative_effect(run.losses.mean(1, keepdim=True)).average for run in runs]
     sent = [f"{np.mean([run.kibibytes(direction) for run in runs]):.2f}" for direction in ("up", "down")]
     return [
         *(mean_and_deviation([getattr(summary, field) for summary in summaries]) for field in ("last_mean", "best")),

@@ -42,7 +42,7 @@ def matcher(kind: str, scale: float, args: Namespace) -> Callable[[Tensor, Tenso
     """Make a function from image tokens, the pooled one first, and text (prompts, classes, dim) to logits."""
     if kind == "class token":
         return lambda tokens, text: torch.stack([fp.cosine_logits(tokens[:, 0], each, scale=scale) for each in text]).mean(0)
-    solver = fp.independent if kind == "averaging" else partial(fp.newton, epsilon=args.epsilon)
+    solver = fp.transport.independent if kind == "averaging" else partial(fp.transport.newton, epsilon=args.epsilon)
     match = partial(fp.transport_logits, scale=scale, solver=solver, mass=args.mass if kind == "partial" else 1.0)
     return lambda tokens, text: match(tokens[:, 1:], text)
 
@@ -93,7 +93,7 @@ def federate(name: str, task: ClipTask, shards: list[np.ndarray], args: Namespac
         if num_shared:
             memory.values, memory.state = server.step(memory.values, fp.weighted_mean(uploads), memory.state)
             for k, client in enumerate(clients):
-                fp.load(client["shared"], memory.values)
+                fp.load_values(client["shared"], memory.values)
                 ledger.record(memory.values, direction="down", client=k, server_round=server_round)
         if (server_round + 1) % args.every == 0 or server_round + 1 == args.rounds:
             with torch.no_grad():
@@ -108,7 +108,7 @@ def plans(client: nn.ModuleDict, task: ClipTask, index: int, args: Namespace) ->
     patches = F.normalize(task.test.tokens[index, 1:].float(), dim=-1)
     text = F.normalize(features(client, task)[:, task.test.labels[index]], dim=-1).cpu()
     a, b = torch.full((len(patches),), 1 / len(patches)), torch.full((len(text),), 1 / len(text))
-    solve = partial(fp.newton, 1 - patches @ text.T, a, epsilon=args.epsilon)
+    solve = partial(fp.transport.newton, 1 - patches @ text.T, a, epsilon=args.epsilon)
     return {mass: solve(mass * b).plan * len(patches) for mass in MASSES}
 
 

@@ -24,12 +24,12 @@ from embedded.tasks import Backbone, Task
 
 ROWS = {  # what stands on the wire, and whether a client remembers what it left out
     "float32, no codec": (None, False),
-    "float16": (fp.float16_codec(), False),
-    "int8": (fp.int8_codec(), False),
-    "top 10 %": (fp.top_k_codec(fraction=0.1), False),
-    "top 10 %, error feedback": (fp.top_k_codec(fraction=0.1), True),
-    "top 1 %": (fp.top_k_codec(fraction=0.01), False),
-    "top 1 %, error feedback": (fp.top_k_codec(fraction=0.01), True),
+    "float16": (fp.codecs.float16(), False),
+    "int8": (fp.codecs.int8(), False),
+    "top 10 %": (fp.codecs.top_k(fraction=0.1), False),
+    "top 10 %, error feedback": (fp.codecs.top_k(fraction=0.1), True),
+    "top 1 %": (fp.codecs.top_k(fraction=0.01), False),
+    "top 1 %, error feedback": (fp.codecs.top_k(fraction=0.01), True),
 }
 
 
@@ -54,7 +54,7 @@ def federate(name: str, task: Task, backbones: list[Backbone], shards: list[np.n
     for server_round in tqdm(range(args.rounds), desc=name, unit="round"):
         uploads = []
         for k, shard in enumerate(shards):
-            fp.load(model, values)
+            fp.load_values(model, values)
             optimizer = task.recipe.make_optimizer(model.parameters(), server_round / args.rounds)
             stream = fp.stream_generator(args.seed, server_round=server_round, client=k)
             for images, labels in task.train.training(shard, args.device, size=args.batch_size, steps=args.steps, generator=stream):
@@ -66,12 +66,12 @@ def federate(name: str, task: Task, backbones: list[Backbone], shards: list[np.n
             if codec:
                 before = memory[k] if remembers and k in memory else codec.init(change)
                 message, memory[k] = codec.encode(change, before)
-            blob = fp.encode_payload(message, header=fp.Header(server_round=server_round, client_id=str(k)))
+            blob = fp.wire.encode_payload(message, header=fp.wire.Header(server_round=server_round, client_id=str(k)))
             ledger.record(message, direction="up", client=k, server_round=server_round, framed=len(blob))
-            arrived, _ = fp.decode_payload(blob, expect=fp.Expected(message), max_bytes=len(blob))
+            arrived, _ = fp.wire.decode_payload(blob, expect=fp.wire.Expected(message), max_bytes=len(blob))
             uploads.append(codec.decode(arrived, like=change) if codec else arrived)
         values, state = server.step(values, fp.weighted_mean(uploads), state)
-        fp.load(model, values)
+        fp.load_values(model, values)
         history.append(report.class_accuracy(partial(logits, model, backbone), task, args.device)[None])
     return torch.stack(history), ledger
 

@@ -53,13 +53,13 @@ def batch_of(split: Split, indices: Tensor, generator: torch.Generator, device: 
 def gradient(model, backbone, batch, *, max_norm, multiplier, expected, generator) -> dict[str, Tensor]:
     """The noisy mean of every image's own clipped gradient; for `max_norm` None the plain mean."""
     images, labels = batch
-    copies = fp.per_sample(model, len(images))
+    copies = fp.privacy.per_sample(model, len(images))
     F.cross_entropy(logits(copies, backbone, images), labels, reduction="sum").backward()
     own = {name: parameter.grad for name, parameter in copies.named_parameters()}
     if max_norm is None:
         return {name: each.sum(0) / expected for name, each in own.items()}
-    total = fp.clipped_sum(own, max_norm=max_norm)
-    return fp.noisy_mean(total, multiplier=multiplier, max_norm=max_norm, expected_batch_size=expected, generator=generator)
+    total = fp.privacy.clipped_sum(own, max_norm=max_norm)
+    return fp.privacy.noisy_mean(total, multiplier=multiplier, max_norm=max_norm, expected_batch_size=expected, generator=generator)
 
 
 def federate(name: str, task: Task, backbones: list[Backbone], shards: list[np.ndarray], args: Namespace) -> tuple[Tensor, fp.Ledger]:
@@ -75,13 +75,13 @@ def federate(name: str, task: Task, backbones: list[Backbone], shards: list[np.n
     for server_round in tqdm(range(args.rounds), desc=f"{name}, noise {multiplier:.2f}", unit="round"):
         uploads = []
         for k, shard in enumerate(map(torch.as_tensor, shards)):
-            fp.load(model, values)
+            fp.load_values(model, values)
             scale = (1 + np.cos(np.pi * server_round / args.rounds)) / 2
             optimizer = torch.optim.SGD(model.parameters(), lr=scale * (args.learning_rate if epsilon else args.plain_learning_rate))
             stream = partial(fp.stream_generator, args.seed, server_round=server_round, client=k)
             draw, vary, noise = stream(purpose="batches"), stream(purpose="augmentation"), stream(purpose="noise")
             for _ in range(args.steps):
-                batch = batch_of(task.train, shard[fp.poisson_batch(len(shard), rate=args.rate, generator=draw)], vary, args.device)
+                batch = batch_of(task.train, shard[fp.privacy.poisson_batch(len(shard), rate=args.rate, generator=draw)], vary, args.device)
                 mean = gradient(model, backbone, batch, expected=args.rate * len(shard), generator=noise, **private)
                 for key, parameter in model.named_parameters():
                     parameter.grad = mean[key].to(parameter)
@@ -89,7 +89,7 @@ def federate(name: str, task: Task, backbones: list[Backbone], shards: list[np.n
             uploads.append(fp.collect(model, weight=1))
             ledger.record(uploads[-1], direction="up", client=k, server_round=server_round)
         values = {key: mean.value for key, mean in fp.weighted_mean(uploads).items()}
-        fp.load(model, values)
+        fp.load_values(model, values)
         history.append(report.class_accuracy(partial(logits, model, backbone), task, args.device)[None])
     return torch.stack(history), ledger
 

@@ -59,8 +59,10 @@ class Result(NamedTuple):
     def spread(self) -> list[float]:
         """Last round: lowest, average and highest client on the full test set, and the average on each client's own mix of classes."""
         last = self.accuracy[-1]
-        own = [fp.global_accuracy(client[None], torch.as_tensor(counts)) for client, counts in zip(last, self.holdings, strict=True)]
-        return [*fp.client_spread(last, self.num_test), float(np.mean(own))]
+        own = [
+            fp.metrics.global_accuracy(client[None], torch.as_tensor(counts)) for client, counts in zip(last, self.holdings, strict=True)
+        ]
+        return [*fp.metrics.client_spread(last, self.num_test), float(np.mean(own))]
 
     def over_rounds(self) -> Tensor:
         """Accuracy of each client on the full test set, (rounds, clients)."""

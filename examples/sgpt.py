@@ -110,7 +110,7 @@ def federate(name: str, federation: Federation, backbone: Backbone, args: Namesp
         uploads = []
         draw = fp.stream_generator(args.seed, server_round=server_round, purpose="cohort")
         for client in fp.cohort(clients, size=round(args.ratio * len(clients)), generator=draw):
-            fp.load(model.train(), memory.values)
+            fp.load_values(model.train(), memory.values)
             shard, stream = train.shards[client], fp.stream_generator(args.seed, server_round=server_round, client=client)
             epochs = args.epochs * 2 // len(row.blocks)  # as many steps in every row
             if grouped:
@@ -136,9 +136,9 @@ def federate(name: str, federation: Federation, backbone: Backbone, args: Namesp
         if grouped:
             memory.usages.append(mean["selector.keys"].weight.cpu())
             memory.usage = memory.usage + memory.usages[-1]
-            effective = fp.selection_health(memory.usages[-1])["effective_groups"]
+            effective = fp.selection.selection_health(memory.usages[-1])["effective_groups"]
             bar.set_postfix(effective_groups=f"{effective:.1f}")  # a collapse shows here first
-        fp.load(model, memory.values)
+        fp.load_values(model, memory.values)
         correct, memory.chosen = inference(model, backbone, federation.test, args)
         memory.history.append(torch.stack([correct[shard].mean() for shard in federation.test.shards]))
     sizes = torch.tensor([len(shard) for shard in federation.test.shards])

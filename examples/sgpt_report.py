@@ -38,11 +38,13 @@ class Result(NamedTuple):
 
     def over_rounds(self) -> list[float]:
         """Global accuracy after each round."""
-        return [fp.global_accuracy(row[None], self.num_test) for row in self.accuracy]
+        return [fp.metrics.global_accuracy(row[None], self.num_test) for row in self.accuracy]
 
     def figures(self) -> list[float]:
         """Global, local and worst local accuracy, each as the mean of the last rounds."""
-        local, worst = ([reduce(row[None]) for row in self.accuracy] for reduce in (fp.local_accuracy, fp.worst_local_accuracy))
+        local, worst = (
+            [reduce(row[None]) for row in self.accuracy] for reduce in (fp.metrics.local_accuracy, fp.metrics.worst_local_accuracy)
+        )
         last = min(LAST, len(self.accuracy))
         return [fp.metrics.last_and_best(history, last=last).last_mean for history in (self.over_rounds(), local, worst)]
 
@@ -55,7 +57,7 @@ def run(federate: Callable[..., Result], names: Sequence[str], args: Namespace) 
 
 def matched(found: Tensor, wanted: Tensor) -> float:
     """Clustering accuracy: the share of samples on the best one-to-one match of groups."""
-    table = fp.contingency_table(found, wanted, num_groups=int(found.max()) + 1, num_classes=int(wanted.max()) + 1)
+    table = fp.selection.contingency_table(found, wanted, num_groups=int(found.max()) + 1, num_classes=int(wanted.max()) + 1)
     rows, columns = linear_sum_assignment(table.numpy(), maximize=True)
     return float(table.numpy()[rows, columns].sum() / table.sum())
 
@@ -75,7 +77,7 @@ def clusters(results: Mapping[str, Result], federation: Federation, args: Namesp
     selections = {name: result.chosen for name, result in results.items() if result.chosen is not None} | {"centralised k-means": kmeans}
     figures = {}
     for name, chosen in selections.items():
-        health = fp.selection_health(torch.bincount(chosen, minlength=args.groups))
+        health = fp.selection.selection_health(torch.bincount(chosen, minlength=args.groups))
         agreement = [matched(chosen, federation.test.truth), matched(chosen, kmeans)]
         figures[name] = [*agreement, health["dead_groups"], health["effective_groups"]]
     return figures

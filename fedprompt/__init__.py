@@ -1,18 +1,164 @@
-"""Composable pieces for federated prompt tuning in PyTorch. The loop stays yours."""
+"""Composable pieces for federated prompt tuning in PyTorch. The loop stays yours.
 
-from fedprompt import plots as plots
-from fedprompt.aggregation import *
-from fedprompt.backbones import *
-from fedprompt.data import *
-from fedprompt.distillation import *
-from fedprompt.exchange import *
-from fedprompt.features import *
-from fedprompt.freezing import *
-from fedprompt.guidance import *
-from fedprompt.interfaces import *
-from fedprompt.matching import *
-from fedprompt.metrics import *
-from fedprompt.privacy import *
-from fedprompt.prompts import *
-from fedprompt.selection import *
-from fedprompt.transport import *
+This file is the table of contents: what a training loop needs, grouped by concept. Families are submodules:
+``fp.transport``, ``fp.wire``, ``fp.codecs``, ``fp.privacy``, ``fp.metrics``, ``fp.data``, ``fp.selection``,
+``fp.guidance``, ``fp.plots``, and ``fedprompt.flower``, which needs an extra and is imported on demand.
+"""
+
+from fedprompt import codecs, data, guidance, metrics, plots, privacy, selection, transport, wire
+
+# Aggregators and server rules: entries or payloads in, one out; then the next broadcast.
+from fedprompt.aggregation import (
+    aggregate_by_name,
+    averaging,
+    descend,
+    ema,
+    heterogeneous_means,
+    krum,
+    multi_krum,
+    overwrite,
+    trimmed_mean,
+    update_by_name,
+    weighted_mean,
+    weighted_median,
+)
+
+# Frozen backbones.
+from fedprompt.backbones import TextTower, check_activation, fingerprint, image_tokens, vit_trunk
+
+# Checkpoints of a run.
+from fedprompt.checkpoint import load_checkpoint, save_checkpoint
+
+# Partitions of a data set over clients.
+from fedprompt.data import by_domain, dirichlet, dirichlet_overlapping, iid, pathological
+
+# Losses and logits.
+from fedprompt.distillation import class_means, distillation_loss
+from fedprompt.features import precompute
+from fedprompt.freezing import freeze, training_only
+from fedprompt.guidance import guide_gradient, guided_loss
+
+# The noun, and the protocols that your own pieces implement.
+from fedprompt.interfaces import (
+    Aggregator,
+    Coupling,
+    PromptSelector,
+    PromptStream,
+    Selection,
+    Server,
+    ServerUpdate,
+    TextEncoder,
+    TransportSolver,
+    Trunk,
+    Weighted,
+)
+from fedprompt.matching import cosine_logits, lean_transport_logits, transport_logits
+
+# Messages between clients and server.
+from fedprompt.messages import Ledger, collect, load_values, num_bytes, snapshot
+
+# Prompts, and the forward pass with them.
+from fedprompt.prompts import (
+    ContextPrompts,
+    DeepPrompts,
+    GroupPrompts,
+    LayeredPrompts,
+    PadPrompts,
+    ShallowPrompts,
+    batch_streams,
+    encode_prompted,
+    prompted_text,
+)
+
+# Client sampling and random generators.
+from fedprompt.sampling import cohort, stream_generator
+from fedprompt.selection import SelectionKeys, key_loss, select_balanced, select_nearest
+
+__all__ = [
+    # The noun
+    "Weighted",
+    # Prompts
+    "ShallowPrompts",
+    "DeepPrompts",
+    "LayeredPrompts",
+    "GroupPrompts",
+    "PadPrompts",
+    "ContextPrompts",
+    "prompted_text",
+    "encode_prompted",
+    "batch_streams",
+    # Frozen backbones
+    "vit_trunk",
+    "TextTower",
+    "image_tokens",
+    "check_activation",
+    "fingerprint",
+    "freeze",
+    "training_only",
+    "precompute",
+    # Logits and losses
+    "cosine_logits",
+    "transport_logits",
+    "lean_transport_logits",
+    "class_means",
+    "distillation_loss",
+    "guided_loss",
+    "guide_gradient",
+    # Prompt selection
+    "SelectionKeys",
+    "select_nearest",
+    "select_balanced",
+    "key_loss",
+    # Aggregators
+    "weighted_mean",
+    "heterogeneous_means",
+    "weighted_median",
+    "trimmed_mean",
+    "krum",
+    "multi_krum",
+    "aggregate_by_name",
+    # Server rules
+    "overwrite",
+    "ema",
+    "descend",
+    "update_by_name",
+    "averaging",
+    # Messages
+    "snapshot",
+    "collect",
+    "load_values",
+    "num_bytes",
+    "Ledger",
+    # Sampling, checkpoints
+    "cohort",
+    "stream_generator",
+    "save_checkpoint",
+    "load_checkpoint",
+    # Partitions
+    "iid",
+    "dirichlet",
+    "dirichlet_overlapping",
+    "pathological",
+    "by_domain",
+    # Protocols, and what their implementations return
+    "Trunk",
+    "TextEncoder",
+    "PromptSelector",
+    "TransportSolver",
+    "Aggregator",
+    "ServerUpdate",
+    "Server",
+    "PromptStream",
+    "Selection",
+    "Coupling",
+    # Families
+    "transport",
+    "selection",
+    "guidance",
+    "wire",
+    "codecs",
+    "privacy",
+    "metrics",
+    "data",
+    "plots",
+]

@@ -1,7 +1,7 @@
 """The one place where error texts are built: the argument, the rule, and what it got."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from numbers import Integral
 
 import numpy as np
@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Integer
 from torch import Tensor
 
-from fedprompt.interfaces import Weighted
+from fedprompt.interfaces import Payload, Weighted
 
 LONGEST = 60
 """Longest text of a value that an error prints, in characters."""
@@ -51,7 +51,12 @@ def check_count(argument: str, value: object, *, at_least: int = 1) -> None:
 
 
 def check_number(
-    argument: str, value: object, *, above: float | None = None, at_least: float | None = None, at_most: float | None = None
+    argument: str,
+    value: object,
+    *,
+    above: float | None = None,
+    at_least: float | None = None,
+    at_most: float | None = None,
 ) -> None:
     """Require a finite real number within the bounds that are given."""
     if isinstance(value, bool) or not isinstance(value, int | float | np.number):
@@ -82,7 +87,9 @@ def check_images(images: object) -> None:
     """Require a batch of floating-point images; a sequence of them is not printed."""
     if not isinstance(images, Tensor) or not images.is_floating_point() or images.ndim != 4:
         got = kind(images) if isinstance(images, Tensor) else f"a {type(images).__name__}"
-        raise wrong_type("images", "be floating-point of shape (batch, channels, height, width)", got)
+        raise wrong_type(
+            "images", "be floating-point of shape (batch, channels, height, width)", got
+        )
 
 
 def height_and_width(argument: str, size: object) -> tuple[int, int]:
@@ -102,22 +109,36 @@ def values_readable(*tensors: Tensor) -> bool:
     return not any(torch._C._functorch.is_functorch_wrapped_tensor(tensor) for tensor in tensors)
 
 
-def check_labels(argument: str, labels: Integer[Tensor, " batch"], num_classes: int, *, sync: bool = True) -> None:
+def check_labels(
+    argument: str, labels: Integer[Tensor, " batch"], num_classes: int, *, sync: bool = True
+) -> None:
     """Require integer class labels in ``[0, num_classes)``; without `sync`, their range on a CPU alone, where looking costs nothing."""
-    countable = isinstance(labels, Tensor) and not (labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool)
+    countable = isinstance(labels, Tensor) and not (
+        labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool
+    )
     if not countable or labels.ndim != 1:
         raise wrong_type(argument, "be integers of shape (batch,)", kind(labels))
-    if labels.numel() == 0 or not values_readable(labels) or not (sync or labels.device.type == "cpu"):
+    if (
+        labels.numel() == 0
+        or not values_readable(labels)
+        or not (sync or labels.device.type == "cpu")
+    ):
         return
     lowest, highest = (int(bound) for bound in torch.stack(labels.aminmax()).tolist())
     if lowest < 0 or highest >= num_classes:
-        raise wrong_value(argument, f"lie in [0, {num_classes})", f"values from {lowest} to {highest}")
+        raise wrong_value(
+            argument, f"lie in [0, {num_classes})", f"values from {lowest} to {highest}"
+        )
 
 
 def check_finite(argument: str, tensor: Tensor) -> None:
     """Require that nothing is NaN or infinite; one reduction, one sync."""
     if values_readable(tensor) and not bool(torch.isfinite(tensor).all()):
-        raise wrong_value(argument, "be finite", f"{int((~torch.isfinite(tensor)).sum())} entries of {tensor.numel()} that are not")
+        raise wrong_value(
+            argument,
+            "be finite",
+            f"{int((~torch.isfinite(tensor)).sum())} entries of {tensor.numel()} that are not",
+        )
 
 
 def check_upload(argument: str, upload: object) -> None:
@@ -136,7 +157,11 @@ def checked_layout(argument: str, upload: object) -> Weighted:
         if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
             raise wrong_type(f"{argument}.{name}", "be a floating-point tensor", kind(tensor))
     if weight.shape != value.shape[: weight.ndim]:
-        raise wrong_value(f"{argument}.weight", f"have the leading shape of `value` {tuple(value.shape)}", tuple(weight.shape))
+        raise wrong_value(
+            f"{argument}.weight",
+            f"have the leading shape of `value` {tuple(value.shape)}",
+            tuple(weight.shape),
+        )
     return upload
 
 
@@ -152,9 +177,17 @@ def check_rows(argument: str, upload: Weighted) -> None:
     """Require finite weights of at least 0 and finite values wherever the weight is positive."""
     check_weights(argument, upload)
     weight = upload.weight
-    broken = torch.nonzero(~torch.isfinite(known_rows(upload).reshape(weight.numel(), -1)).all(1)).flatten().tolist()
+    broken = (
+        torch.nonzero(~torch.isfinite(known_rows(upload).reshape(weight.numel(), -1)).all(1))
+        .flatten()
+        .tolist()
+    )
     if broken:
-        raise wrong_value(f"{argument}.value", "be finite wherever its weight is positive", f"NaN or infinity in rows {broken[:5]}")
+        raise wrong_value(
+            f"{argument}.value",
+            "be finite wherever its weight is positive",
+            f"NaN or infinity in rows {broken[:5]}",
+        )
 
 
 def check_weights(argument: str, upload: Weighted) -> None:
@@ -173,3 +206,20 @@ def known_rows(upload: Weighted) -> Tensor:
 def per_row(rows: Tensor, value: Tensor) -> Tensor:
     """Append axes to a tensor of shape (*rows) so that it broadcasts over `value` (*rows, *event)."""
     return rows.reshape(rows.shape + (1,) * (value.ndim - rows.ndim))
+
+
+def check_payload(payload: object) -> None:
+    """Require a payload that could be sent."""
+    for name, upload in check_form("payload", payload).items():
+        check_upload(f"payload[{name!r}]", upload)
+
+
+def check_form(argument: str, payload: object) -> Payload:
+    """Require names with well-formed :class:`Weighted`, whatever their numbers."""
+    if not isinstance(payload, Mapping):
+        raise wrong_type(argument, "map names to Weighted", kind(payload))
+    if not payload:
+        raise wrong_value(argument, "hold at least one name", "none")
+    for name, upload in payload.items():
+        checked_layout(f"{argument}[{name!r}]", upload)
+    return payload

@@ -5,7 +5,17 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Integer
 from torch import Tensor
 
-from fedprompt._checks import check_count, check_finite, check_labels, check_number, checked_layout, kind, per_row, wrong_type, wrong_value
+from fedprompt._checks import (
+    check_count,
+    check_finite,
+    check_labels,
+    check_number,
+    checked_layout,
+    kind,
+    per_row,
+    wrong_type,
+    wrong_value,
+)
 from fedprompt.interfaces import Weighted
 
 __all__ = ["class_means", "distillation_loss"]
@@ -45,15 +55,23 @@ def class_means(
         raise wrong_type("values", "be floating-point of shape (batch, *event)", kind(values))
     check_labels("labels", labels, num_classes)
     if len(labels) != len(values):
-        raise wrong_value("labels", f"have one entry for each of the {len(values)} rows of `values`", len(labels))
+        raise wrong_value(
+            "labels", f"have one entry for each of the {len(values)} rows of `values`", len(labels)
+        )
     if keep is not None:
         if not isinstance(keep, Tensor) or keep.dtype != torch.bool:
             raise wrong_type("keep", "be a bool tensor of shape (batch,)", kind(keep))
         if keep.shape != labels.shape:
-            raise wrong_value("keep", f"have one entry for each of the {len(values)} rows of `values`", tuple(keep.shape))
+            raise wrong_value(
+                "keep",
+                f"have one entry for each of the {len(values)} rows of `values`",
+                tuple(keep.shape),
+            )
         values, labels = values[keep], labels[keep]
     check_finite("values", values)
-    sums = values.new_zeros(num_classes, *values.shape[1:], dtype=torch.float64).index_add(0, labels.long(), values.double())
+    sums = values.new_zeros(num_classes, *values.shape[1:], dtype=torch.float64).index_add(
+        0, labels.long(), values.double()
+    )
     count = torch.bincount(labels, minlength=num_classes)
     mean = sums / per_row(count.clamp(min=1), sums)
     return Weighted(mean.to(values.dtype), count.float())
@@ -103,12 +121,17 @@ def distillation_loss(
     known = teacher.weight[rows] > 0
     target = torch.where(known[:, None], teacher.value.detach()[rows], 0.0).to(logits.dtype)
     divergence = F.kl_div(
-        F.log_softmax(logits / temperature, 1), F.log_softmax(target / temperature, 1), reduction="none", log_target=True
+        F.log_softmax(logits / temperature, 1),
+        F.log_softmax(target / temperature, 1),
+        reduction="none",
+        log_target=True,
     ).sum(1)
     return torch.where(known, divergence, 0.0).mean()
 
 
-def _check_distillation(logits: Tensor, labels: Tensor, teacher: Weighted, temperature: float) -> None:
+def _check_distillation(
+    logits: Tensor, labels: Tensor, teacher: Weighted, temperature: float
+) -> None:
     check_number("temperature", temperature, above=0)
     if not isinstance(logits, Tensor) or logits.ndim != 2 or not logits.is_floating_point():
         raise wrong_value("logits", "be floating-point of shape (batch, classes)", kind(logits))
@@ -116,7 +139,13 @@ def _check_distillation(logits: Tensor, labels: Tensor, teacher: Weighted, tempe
     checked_layout("teacher", teacher)
     if teacher.value.shape != (classes, classes) or teacher.weight.shape != (classes,):
         shapes = f"{tuple(teacher.value.shape)} and {tuple(teacher.weight.shape)}"
-        raise wrong_value("teacher", f"have value ({classes}, {classes}) and weight ({classes},) to match `logits`", shapes)
+        raise wrong_value(
+            "teacher",
+            f"have value ({classes}, {classes}) and weight ({classes},) to match `logits`",
+            shapes,
+        )
     if not isinstance(labels, Tensor) or labels.shape != (batch,):
-        raise wrong_value("labels", f"be integers of shape ({batch},) to match `logits`", kind(labels))
+        raise wrong_value(
+            "labels", f"be integers of shape ({batch},) to match `logits`", kind(labels)
+        )
     check_labels("labels", labels, classes, sync=False)

@@ -84,12 +84,18 @@ def precompute(
             if start == view == 0:
                 features = rows.new_empty((len(dataset), views or 1, *rows.shape[1:]), dtype=dtype)
             if rows.shape[1:] != features.shape[2:]:
-                raise wrong_value("encode", f"return rows of one shape, {tuple(features.shape[2:])} at first", tuple(rows.shape[1:]))
+                raise wrong_value(
+                    "encode",
+                    f"return rows of one shape, {tuple(features.shape[2:])} at first",
+                    tuple(rows.shape[1:]),
+                )
             features[start : start + len(rows), view] = rows
     return features if views is not None else features.squeeze(1)
 
 
-def _readings(dataset: MapStyle | Tensor, batch_size: int, views: int) -> Iterator[tuple[int, int, Tensor]]:
+def _readings(
+    dataset: MapStyle | Tensor, batch_size: int, views: int
+) -> Iterator[tuple[int, int, Tensor]]:
     for start in range(0, len(dataset), batch_size):
         for view in range(views):
             yield start, view, _images(dataset, range(start, min(start + batch_size, len(dataset))))
@@ -100,7 +106,9 @@ def _rows(encode: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
     if not isinstance(rows, Tensor):
         raise wrong_type("encode", "return one tensor", f"a {type(rows).__name__}")
     if rows.ndim == 0 or len(rows) != len(images):
-        raise wrong_value("encode", f"return a row for each of {len(images)} images", tuple(rows.shape))
+        raise wrong_value(
+            "encode", f"return a row for each of {len(images)} images", tuple(rows.shape)
+        )
     return rows
 
 
@@ -110,7 +118,11 @@ def _images(dataset: MapStyle | Tensor, indices: range) -> Tensor:
     images = [_image(dataset, index) for index in indices]
     for index, image in zip(indices, images, strict=True):
         if image.shape != images[0].shape or image.dtype != images[0].dtype:
-            raise wrong_value("dataset", f"give images that are all alike, as {kind(images[0])}", f"{kind(image)} at {index}")
+            raise wrong_value(
+                "dataset",
+                f"give images that are all alike, as {kind(images[0])}",
+                f"{kind(image)} at {index}",
+            )
     return torch.stack(images)
 
 
@@ -119,7 +131,11 @@ def _image(dataset: MapStyle, index: int) -> Tensor:
     image = sample[0] if isinstance(sample, tuple | list) and sample else sample
     if not isinstance(image, Tensor):
         found = f"a {type(image).__name__} at {index}"
-        raise wrong_type("dataset", "give image tensors, or tuples that start with one (is `ToTensor` missing?)", found)
+        raise wrong_type(
+            "dataset",
+            "give image tensors, or tuples that start with one (is `ToTensor` missing?)",
+            found,
+        )
     return image
 
 
@@ -133,7 +149,9 @@ def _check_repeatable(dataset: MapStyle) -> None:
             raise wrong_value("dataset", rule, f"two different images at {index}")
 
 
-def _check_arguments(encode: object, dataset: object, batch_size: object, dtype: object, views: object) -> None:
+def _check_arguments(
+    encode: object, dataset: object, batch_size: object, dtype: object, views: object
+) -> None:
     if not callable(encode):
         raise wrong_type("encode", "be callable", kind(encode))
     check_count("batch_size", batch_size)

@@ -64,11 +64,19 @@ def training_only(model: nn.Module, *parts: nn.Module | nn.Parameter) -> Iterato
     if not isinstance(model, nn.Module):
         raise wrong_type("model", "be an nn.Module", kind(model))
     before = {parameter: parameter.requires_grad for parameter in model.parameters()}
-    learning = {parameter for position, part in enumerate(parts) for parameter in _parameters(f"parts[{position}]", part)}
+    learning = {
+        parameter
+        for position, part in enumerate(parts)
+        for parameter in _parameters(f"parts[{position}]", part)
+    }
     if foreign := len(learning - before.keys()):
         raise wrong_value("parts", "belong to `model`", f"{foreign} parameters that do not")
     if not any(before[parameter] for parameter in learning):
-        raise wrong_value("parts", "hold a parameter that can learn", f"{len(learning)} parameters, none with requires_grad")
+        raise wrong_value(
+            "parts",
+            "hold a parameter that can learn",
+            f"{len(learning)} parameters, none with requires_grad",
+        )
     try:
         for parameter in before.keys() - learning:
             parameter.requires_grad_(False)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 __all__ = [
     "Aggregator",
+    "Answers",
     "ClassNames",
     "Coupling",
     "Encoded",
@@ -24,6 +25,7 @@ __all__ = [
     "PromptStream",
     "PromptedText",
     "Selection",
+    "Server",
     "ServerRule",
     "ServerUpdate",
     "TextEncoder",
@@ -179,7 +181,9 @@ class ServerUpdate(Protocol[Value, Mean]):
     def init(self, previous: Value, /) -> Mapping[str, Any]:
         """Make the state before the first round."""
 
-    def step(self, previous: Value, mean: Mean, state: Mapping[str, Any], /) -> tuple[Value, Mapping[str, Any]]:
+    def step(
+        self, previous: Value, mean: Mean, state: Mapping[str, Any], /
+    ) -> tuple[Value, Mapping[str, Any]]:
         """Return the new value and the new state; rows of total weight 0 keep their previous value."""
 
 
@@ -191,13 +195,30 @@ class ServerRule(Protocol):
         """Make the state before the first round; for a dict, the state of each name."""
 
     @overload
-    def step(self, previous: Tensor, mean: Weighted, state: Mapping[str, Any], /) -> tuple[Tensor, Mapping[str, Any]]: ...
+    def step(
+        self, previous: Tensor, mean: Weighted, state: Mapping[str, Any], /
+    ) -> tuple[Tensor, Mapping[str, Any]]: ...
     @overload
     def step(
         self, previous: Mapping[str, Tensor], mean: Payload, state: Mapping[str, Any], /
     ) -> tuple[dict[str, Tensor], Mapping[str, Any]]: ...
     def step(self, previous: Any, mean: Any, state: Mapping[str, Any], /) -> Any:
         """Return the new value and the new state; names that the mean lacks keep both."""
+
+
+Answers = Mapping[int, Message]
+"""What a server sends to each client, by client id."""
+
+
+@runtime_checkable
+class Server(Protocol):
+    """An ``(init, step)`` pair that answers each client; where it broadcasts, all alike."""
+
+    def init(self) -> tuple[Answers, Any]:
+        """Return the first answers, by client id, and the state."""
+
+    def step(self, uploads: Mapping[int, Message], state: Any, /) -> tuple[Answers, Any]:
+        """Return the next answers and state; `uploads` stand in the order of client ids."""
 
 
 @runtime_checkable
@@ -214,13 +235,19 @@ class Trunk(Protocol):
     dim: int
     depth: int
 
-    def embed(self, images: Float[Tensor, "batch channels height width"]) -> tuple[Float[Tensor, "batch seq dim"], Any]:
+    def embed(
+        self, images: Float[Tensor, "batch channels height width"]
+    ) -> tuple[Float[Tensor, "batch seq dim"], Any]:
         """Make tokens, positions and pre-norm included, and a context (rotary tables, masks) that each block gets."""
 
-    def block(self, layer: int, tokens: Float[Tensor, "batch seq dim"], context: Any, num_prompts: int) -> Float[Tensor, "batch seq dim"]:
+    def block(
+        self, layer: int, tokens: Float[Tensor, "batch seq dim"], context: Any, num_prompts: int
+    ) -> Float[Tensor, "batch seq dim"]:
         """Run one block over tokens of which `num_prompts`, right after the prefix, are prompts."""
 
-    def normalize(self, tokens: Float[Tensor, "batch tokens dim"]) -> Float[Tensor, "batch tokens dim"]:
+    def normalize(
+        self, tokens: Float[Tensor, "batch tokens dim"]
+    ) -> Float[Tensor, "batch tokens dim"]:
         """Apply the model's last norm to any tokens."""
 
     def pool(self, tokens: Float[Tensor, "batch seq dim"]) -> Float[Tensor, "batch pooled"]:
@@ -232,7 +259,12 @@ class PromptSelector(Protocol):
     """Chooses a key for each query."""
 
     def __call__(
-        self, query: Float[Tensor, "batch dim"], keys: Float[Tensor, "groups dim"], /, *, usage: Tensor | None = None
+        self,
+        query: Float[Tensor, "batch dim"],
+        keys: Float[Tensor, "groups dim"],
+        /,
+        *,
+        usage: Tensor | None = None,
     ) -> Selection:
         """Choose; `usage` is None at inference, in training it counts how often each of the ``groups`` keys was chosen so far."""
 
@@ -256,7 +288,11 @@ class TransportSolver(Protocol):
     """Solves a batch of small optimal-transport problems."""
 
     def __call__(
-        self, cost: Float[Tensor, "*batch rows columns"], a: Float[Tensor, "*#batch rows"], b: Float[Tensor, "*#batch columns"], /
+        self,
+        cost: Float[Tensor, "*batch rows columns"],
+        a: Float[Tensor, "*#batch rows"],
+        b: Float[Tensor, "*#batch columns"],
+        /,
     ) -> Coupling:
         """Find a plan for masses `a` of the rows and `b` of the columns."""
 
@@ -265,7 +301,12 @@ class TransportSolver(Protocol):
 class Matcher(Protocol):
     """Scores image features against text features."""
 
-    def __call__(self, image: Float[Tensor, "batch *patches dim"], text: Float[Tensor, "*prompts classes dim"], /) -> Tensor:
+    def __call__(
+        self,
+        image: Float[Tensor, "batch *patches dim"],
+        text: Float[Tensor, "*prompts classes dim"],
+        /,
+    ) -> Tensor:
         """Return logits ``(batch, classes)``."""
 
 
@@ -277,6 +318,13 @@ class GuideGradient(Protocol):
     """The gradient of the quiz loss after one guided step with respect to the guides."""
 
     def __call__(
-        self, model: nn.Module, guides: Float[Tensor, "classes dim"], study: Batches, quiz: Batches, /, *, learning_rate: float
+        self,
+        model: nn.Module,
+        guides: Float[Tensor, "classes dim"],
+        study: Batches,
+        quiz: Batches,
+        /,
+        *,
+        learning_rate: float,
     ) -> Weighted:
         """Return the gradient, with weight 1 for the classes of the study batch."""

@@ -72,7 +72,9 @@ def partition(
     return axes
 
 
-def accuracy_matrix(accuracy: Float[Tensor, "clients tests"], *, axes: "matplotlib.axes.Axes") -> "matplotlib.axes.Axes":
+def accuracy_matrix(
+    accuracy: Float[Tensor, "clients tests"], *, axes: "matplotlib.axes.Axes"
+) -> "matplotlib.axes.Axes":
     """Draw the accuracy of every client's model on every client's test set, as an image.
 
     The color scale runs from 0 to 1, so that figures can be compared. Matrices of at most 12 rows
@@ -230,7 +232,9 @@ def _whole_array(argument: str, values: object) -> "np.ndarray[Any, np.dtype[np.
     return array.astype(np.int64)
 
 
-def _real_array(argument: str, tensor: object, shape: str, ndims: Sequence[int]) -> "np.ndarray[Any, np.dtype[np.float64]]":
+def _real_array(
+    argument: str, tensor: object, shape: str, ndims: Sequence[int]
+) -> "np.ndarray[Any, np.dtype[np.float64]]":
     """Require a finite real tensor of a shape without empty axes, and copy it to numpy."""
     if not isinstance(tensor, Tensor) or tensor.is_complex() or tensor.dtype == torch.bool:
         raise wrong_type(argument, f"be a tensor of real numbers {shape}", kind(tensor))

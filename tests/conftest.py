@@ -13,7 +13,10 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test may need the network
 torch.set_num_threads(1)  # tiny models: more threads only wait for one another
 
 CHECKER = "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))"  # an int is a float, as for every type checker
-WITHOUT_HOOK = ("compiled", "benchmark")  # torch.compile cannot trace the checks, and a benchmark must not time them
+WITHOUT_HOOK = (
+    "compiled",
+    "benchmark",
+)  # torch.compile cannot trace the checks, and a benchmark must not time them
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -29,7 +32,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Flower's tests import flwr, which is installed where they are asked for."""
-    return True if collection_path.name == "test_flower.py" and config.getoption("markexpr") != "flower" else None
+    return (
+        True
+        if collection_path.name == "test_flower.py" and config.getoption("markexpr") != "flower"
+        else None
+    )
 
 
 @pytest.fixture(scope="session")
@@ -62,7 +69,12 @@ def _doctest_names(doctest_namespace: dict[str, object]) -> None:
     """What every example in a docstring may use without importing it."""
     import fedprompt
 
-    doctest_namespace.update(torch=torch, nn=nn, np=np, **{name: getattr(fedprompt, name) for name in dir(fedprompt) if name[0].isalpha()})
+    doctest_namespace.update(
+        torch=torch,
+        nn=nn,
+        np=np,
+        **{name: getattr(fedprompt, name) for name in dir(fedprompt) if name[0].isalpha()},
+    )
 
 
 @pytest.fixture

@@ -26,7 +26,15 @@ from blobs import flipped
 from fedprompt import Weighted, load_checkpoint, save_checkpoint
 from same import assert_same
 
-DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool]
+DTYPES = [
+    torch.float64,
+    torch.float32,
+    torch.float16,
+    torch.bfloat16,
+    torch.int64,
+    torch.uint8,
+    torch.bool,
+]
 
 
 # Trees.
@@ -34,7 +42,14 @@ DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int
 SHAPES = st.lists(st.integers(0, 3), max_size=3)
 TENSORS = st.builds(lambda shape, dtype, seed: (9 * torch.randn(shape, generator=torch.Generator().manual_seed(seed))).to(dtype), SHAPES,
                     st.sampled_from(DTYPES), st.integers(0, 99))  # fmt: skip
-LEAVES = st.none() | st.booleans() | st.integers(-(2**200), 2**200) | st.floats() | st.text(st.characters(codec="utf-8")) | TENSORS
+LEAVES = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**200), 2**200)
+    | st.floats()
+    | st.text(st.characters(codec="utf-8"))
+    | TENSORS
+)
 KEYS = st.text(st.characters(codec="utf-8"), max_size=3) | st.integers()
 TREES = st.recursive(
     LEAVES,
@@ -57,12 +72,27 @@ def test_a_tree_comes_back_to_the_bit(tmp_path_factory, tree):
 
 def test_nothing_that_is_loaded_shares_memory_with_what_was_saved_or_with_itself(tmp_path):
     values = torch.arange(6.0).reshape(2, 3)
-    state = {"values": values, "transposed": values.T, "again": values, "part": values[:, 1], "parameter": nn.Parameter(values)}
+    state = {
+        "values": values,
+        "transposed": values.T,
+        "again": values,
+        "part": values[:, 1],
+        "parameter": nn.Parameter(values),
+    }
     save_checkpoint(state, tmp_path)
     values += 100
     loaded = load_checkpoint(tmp_path)
     expected = torch.arange(6.0).reshape(2, 3)
-    assert_same(loaded, {"values": expected, "transposed": expected.T, "again": expected, "part": expected[:, 1], "parameter": expected})
+    assert_same(
+        loaded,
+        {
+            "values": expected,
+            "transposed": expected.T,
+            "again": expected,
+            "part": expected[:, 1],
+            "parameter": expected,
+        },
+    )
     loaded["values"].zero_()
     assert loaded["again"].equal(expected)
     assert load_checkpoint(tmp_path)["values"].equal(expected)
@@ -71,9 +101,17 @@ def test_nothing_that_is_loaded_shares_memory_with_what_was_saved_or_with_itself
 def test_streams_go_on_where_they_stood(tmp_path):
     generator, numpy_generator = torch.Generator().manual_seed(3), np.random.default_rng(4)
     torch.rand(5, generator=generator), numpy_generator.random(5)
-    state = {"torch": generator.get_state(), "numpy": numpy_generator.bit_generator.state, "python": random.Random(5).getstate()}
+    state = {
+        "torch": generator.get_state(),
+        "numpy": numpy_generator.bit_generator.state,
+        "python": random.Random(5).getstate(),
+    }
     save_checkpoint(state, tmp_path)
-    expected = torch.rand(3, generator=generator), numpy_generator.random(3), random.Random(5).random()
+    expected = (
+        torch.rand(3, generator=generator),
+        numpy_generator.random(3),
+        random.Random(5).random(),
+    )
     loaded = load_checkpoint(tmp_path)
     again, numpy_again, python_again = torch.Generator(), np.random.default_rng(), random.Random()
     again.set_state(loaded["torch"])
@@ -95,7 +133,10 @@ def test_an_ordered_dict_is_a_dict(tmp_path):
 def federate(directory, stop, rounds=5):
     """Two clients with optimisers that last, one private head each, keys by counts, guides with momentum, and one stream of samples."""
     model = nn.ModuleDict(
-        {"selector": fp.SelectionKeys(3, 4, generator=torch.Generator().manual_seed(0)), "head": nn.Linear(4, 3, bias=False)}
+        {
+            "selector": fp.SelectionKeys(3, 4, generator=torch.Generator().manual_seed(0)),
+            "head": nn.Linear(4, 3, bias=False),
+        }
     )
     nn.init.eye_(model["head"].weight)
     private, stream = [nn.Linear(3, 3), nn.Linear(3, 3)], torch.Generator().manual_seed(7)
@@ -103,28 +144,40 @@ def federate(directory, stop, rounds=5):
         nn.init.eye_(layer.weight), nn.init.zeros_(layer.bias)
     make = partial(torch.optim.AdamW, lr=0.1)
     optimizers = [make([*model.parameters(), *layer.parameters()]) for layer in private]
-    rules = {"selector": fp.ema(decay=0.5), "head": fp.descend(partial(torch.optim.SGD, lr=0.01, momentum=0.9))}
+    rules = {
+        "selector": fp.ema(decay=0.5),
+        "head": fp.descend(partial(torch.optim.SGD, lr=0.01, momentum=0.9)),
+    }
     server, values = fp.update_by_name(rules), fp.snapshot(model)
     state = {"round": 0, "values": values, "server": server.init(values), "usage": torch.zeros(3), "stream": stream.get_state(),
              "private": [layer.state_dict() for layer in private], "optimizers": [one.state_dict() for one in optimizers]}  # fmt: skip
     state = load_checkpoint(directory, default=state)
     stream.set_state(state["stream"])
-    for layer, optimizer, own, memory in zip(private, optimizers, state["private"], state["optimizers"], strict=True):
+    for layer, optimizer, own, memory in zip(
+        private, optimizers, state["private"], state["optimizers"], strict=True
+    ):
         layer.load_state_dict(own)
         optimizer.load_state_dict(memory)
     for server_round in range(state["round"], min(stop, rounds)):
         uploads = []
         for layer, optimizer in zip(private, optimizers, strict=True):
-            fp.load(model, state["values"])
+            fp.load_values(model, state["values"])
             model["selector"].start_round(state["usage"])
             for _ in range(2):
-                query, labels = torch.randn(8, 4, generator=stream), torch.randint(3, (8,), generator=stream)
+                query, labels = (
+                    torch.randn(8, 4, generator=stream),
+                    torch.randint(3, (8,), generator=stream),
+                )
                 chosen = model["selector"](query).indices
-                loss = F.cross_entropy(layer(model["head"](query)), labels) + fp.key_loss(query, model["selector"].keys, chosen)
+                loss = F.cross_entropy(layer(model["head"](query)), labels) + fp.key_loss(
+                    query, model["selector"].keys, chosen
+                )
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
-            uploads.append(fp.collect(model, weight=8, rows={"selector.keys": model["selector"].counts}))
+            uploads.append(
+                fp.collect(model, weight=8, rows={"selector.keys": model["selector"].counts})
+            )
         mean = fp.weighted_mean(uploads)
         values, memory = server.step(state["values"], mean, state["server"])
         state = {"round": server_round + 1, "values": values, "server": memory, "usage": state["usage"] + mean["selector.keys"].weight,
@@ -154,8 +207,12 @@ def snapshot_of(number):
     return {"number": number, "values": torch.full((50,), float(number))}
 
 
-@pytest.mark.parametrize(("owner", "name"), OPERATIONS, ids=[f"{owner.__name__}.{name}" for owner, name in OPERATIONS])
-def test_wherever_saving_fails_one_whole_state_is_there_and_the_next_save_cleans_up(tmp_path, monkeypatch, owner, name):
+@pytest.mark.parametrize(
+    ("owner", "name"), OPERATIONS, ids=[f"{owner.__name__}.{name}" for owner, name in OPERATIONS]
+)
+def test_wherever_saving_fails_one_whole_state_is_there_and_the_next_save_cleans_up(
+    tmp_path, monkeypatch, owner, name
+):
     save_checkpoint(snapshot_of(1), tmp_path)
     real, calls = getattr(owner, name), 0
     for fatal in range(1, 20):
@@ -186,7 +243,9 @@ def test_wherever_saving_fails_one_whole_state_is_there_and_the_next_save_cleans
     assert load_checkpoint(tmp_path)["number"] == 2
 
 
-def test_a_power_cut_finds_contents_on_the_disk_before_their_names_and_tensors_before_what_names_them(tmp_path, monkeypatch):
+def test_a_power_cut_finds_contents_on_the_disk_before_their_names_and_tensors_before_what_names_them(
+    tmp_path, monkeypatch
+):
     events, fsync, replace = [], os.fsync, os.replace
 
     def synced(descriptor):
@@ -217,7 +276,9 @@ def killed_at_random(directory, times, seed):
     """Kill a process that saves without a break, at random moments, again and again; each time one whole state must be there."""
     moments, last = random.Random(seed), 0
     for _ in range(times):
-        with subprocess.Popen([sys.executable, "-c", SAVER, str(directory)], stdout=subprocess.PIPE, text=True) as process:
+        with subprocess.Popen(
+            [sys.executable, "-c", SAVER, str(directory)], stdout=subprocess.PIPE, text=True
+        ) as process:
             reached = [process.stdout.readline() for _ in range(moments.randrange(1, 6))]
             try:
                 process.wait(moments.uniform(0, 0.02))
@@ -295,7 +356,12 @@ def large(number, size):
 def test_saves_that_fail_on_a_full_disk_leave_nothing_and_the_first_with_space_works(disk, size):
     save_checkpoint(large(0, size), disk.folder)
     whole = disk.used()
-    for free in (0, 100, 3 * size, 4 * size + 200):  # the last has space for the tensors, but not for the state
+    for free in (
+        0,
+        100,
+        3 * size,
+        4 * size + 200,
+    ):  # the last has space for the tensors, but not for the state
         disk.size = whole + free
         for number in range(1, 7):
             with pytest.raises(OSError, match="No space left"):
@@ -342,11 +408,17 @@ for number in range(1, 7):
 """
 
 
-@pytest.mark.parametrize(("size", "operation", "last"), [(100, "fsync", 1), (10_000, "replace", 1), (1_000_000, "replace", 2)])
+@pytest.mark.parametrize(
+    ("size", "operation", "last"),
+    [(100, "fsync", 1), (10_000, "replace", 1), (1_000_000, "replace", 2)],
+)
 def test_six_killed_saves_leave_files_of_one_and_a_tight_disk_goes_on(disk, size, operation, last):
     save_checkpoint(large(0, size), disk.folder)
     whole = disk.used()
-    subprocess.run([sys.executable, "-c", KILLER, str(disk.folder), str(size), operation, str(last)], check=True)
+    subprocess.run(
+        [sys.executable, "-c", KILLER, str(disk.folder), str(size), operation, str(last)],
+        check=True,
+    )
     assert whole < disk.used() <= 2 * whole + 100
     disk.size = 2 * whole + 100
     for number in range(1, 4):
@@ -363,9 +435,14 @@ def test_tensors_without_their_state_are_an_error_and_not_a_fresh_start(tmp_path
     state = (tmp_path / "state.json").read_bytes()
     (tmp_path / "state.json").unlink()
     for options in ({}, {"default": None}):
-        with pytest.raises(ValueError, match=r"`directory` must hold state\.json, which names its tensors; got tensors alone"):
+        with pytest.raises(
+            ValueError,
+            match=r"`directory` must hold state\.json, which names its tensors; got tensors alone",
+        ):
             load_checkpoint(tmp_path, **options)
-    (tmp_path / "state.json.part").write_bytes(state.replace(b"tensors-", b"tensors-0", 1))  # of a later save that was killed
+    (tmp_path / "state.json.part").write_bytes(
+        state.replace(b"tensors-", b"tensors-0", 1)
+    )  # of a later save that was killed
     with pytest.raises(ValueError, match="got tensors alone"):
         load_checkpoint(tmp_path, default=None)
     (tmp_path / "state.json").write_bytes(state)
@@ -410,7 +487,10 @@ def test_without_a_checkpoint_the_default_comes_back_or_an_error(tmp_path):
 @pytest.mark.parametrize(
     ("thing", "where"),
     [
-        ({"a": [1, object()]}, r"`state\['a'\]\[1\]` must be a dict, list, tuple, .*; got .*object"),
+        (
+            {"a": [1, object()]},
+            r"`state\['a'\]\[1\]` must be a dict, list, tuple, .*; got .*object",
+        ),
         (np.zeros(2), "`state` must be .*; got a float64 array of shape"),
         ({"a": np.float64(1)}, r"`state\['a'\]` must be .*; got .*float64"),
         (Counter("aab"), "`state` must be .*; got Counter"),
@@ -432,7 +512,10 @@ def test_damage_is_refused(tmp_path):
     save_checkpoint(snapshot_of(1), tmp_path)
     state = tmp_path / "state.json"
     (tensors,) = tmp_path.glob("tensors-*")
-    whole, record = {path: path.read_bytes() for path in (state, tensors)}, json.loads(state.read_bytes())
+    whole, record = (
+        {path: path.read_bytes() for path in (state, tensors)},
+        json.loads(state.read_bytes()),
+    )
     outside = tmp_path.parent / "outside.safetensors"
     outside.write_bytes(whole[tensors])
     for path, content, reason in [
@@ -442,14 +525,34 @@ def test_damage_is_refused(tmp_path):
         (state, b"", "damaged content"),
         (state, b"[]", "damaged content"),
         (state, b"{}", "damaged content"),
-        (state, json.dumps(record | {"format": "fedprompt checkpoint 999"}).encode(), "got fedprompt checkpoint 999"),
+        (
+            state,
+            json.dumps(record | {"format": "fedprompt checkpoint 999"}).encode(),
+            "got fedprompt checkpoint 999",
+        ),
         (state, json.dumps(record | {"tensors": "tensors-0.safetensors"}).encode(), "no file"),
         (state, json.dumps(record | {"tensors": "../outside.safetensors"}).encode(), "no file"),
         (state, json.dumps(record | {"tensors": "state.json"}).encode(), "no file"),
-        (state, json.dumps(record | {"tensors": 5}).encode(), r"damaged content \(str, int, str, str\)"),
-        (state, json.dumps(record | {"state": {}}).encode(), r"damaged content \(str, str, str, dict\)"),
-        (state, json.dumps(record | {"state": record["state"].replace("1", "7", 1)}).encode(), "digest; got other content"),
-        (state, json.dumps(record | {"state": record["state"].replace("tensor", "tenzor", 1)}).encode(), "digest; got other content"),
+        (
+            state,
+            json.dumps(record | {"tensors": 5}).encode(),
+            r"damaged content \(str, int, str, str\)",
+        ),
+        (
+            state,
+            json.dumps(record | {"state": {}}).encode(),
+            r"damaged content \(str, str, str, dict\)",
+        ),
+        (
+            state,
+            json.dumps(record | {"state": record["state"].replace("1", "7", 1)}).encode(),
+            "digest; got other content",
+        ),
+        (
+            state,
+            json.dumps(record | {"state": record["state"].replace("tensor", "tenzor", 1)}).encode(),
+            "digest; got other content",
+        ),
         (state, json.dumps(record | {"state": "\ud800"}).encode(), "digest; got other content"),
         (state, b"[" * 100_000, "damaged content"),
         (state, b"\xff" * 1000, "damaged content .{,200}$"),
@@ -463,7 +566,12 @@ def test_damage_is_refused(tmp_path):
 
 def test_one_bit_of_the_tree_on_the_disk_is_as_good_as_one_of_the_tensors(tmp_path):
     """Whatever one bit makes of ``state.json``: it is refused by a ValueError, or says the same."""
-    tree = {"round": 3, "rate": 0.5, 7: torch.ones(2), "w": [Weighted(torch.ones(1), torch.ones(1)), (None, True, "\U0001f600"), torch.inf]}
+    tree = {
+        "round": 3,
+        "rate": 0.5,
+        7: torch.ones(2),
+        "w": [Weighted(torch.ones(1), torch.ones(1)), (None, True, "\U0001f600"), torch.inf],
+    }
     save_checkpoint(tree, tmp_path)
     state = tmp_path / "state.json"
     whole, refused = state.read_bytes(), 0

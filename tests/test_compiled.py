@@ -21,9 +21,9 @@ from fedprompt import (
     key_loss,
     select_balanced,
     select_nearest,
-    sinkhorn,
     vit_trunk,
 )
+from fedprompt.transport import sinkhorn
 from models import build, draw_images, row_named, tiny_vit
 from tolerance import assert_near
 
@@ -47,7 +47,10 @@ def assert_compiles(function, *inputs, learning, backend="aot_eager"):
     results = []
     for call in (function, torch.compile(function, fullgraph=True, backend=backend)):
         outputs = call(*inputs)
-        loss = sum((draw(*output.shape, seed=number) * output).sum() for number, output in enumerate(outputs))
+        loss = sum(
+            (draw(*output.shape, seed=number) * output).sum()
+            for number, output in enumerate(outputs)
+        )
         results.append((*outputs, *torch.autograd.grad(loss, learning)))
     for compiled, expected in zip(*reversed(results), strict=True):
         assert_near(compiled, expected)
@@ -64,7 +67,10 @@ def test_encode_prompted_with_two_streams(family, backend):
         pooled, outputs = encode_prompted(trunk, images, *streams)
         return pooled, *outputs
 
-    learning = [draw(*shape, trunk.dim, seed=seed).requires_grad_() for seed, shape in enumerate(((3, 2), (2,), (2, 1)))]
+    learning = [
+        draw(*shape, trunk.dim, seed=seed).requires_grad_()
+        for seed, shape in enumerate(((3, 2), (2,), (2, 1)))
+    ]
     assert_compiles(encode, images, *learning, learning=learning, backend=backend)
 
 
@@ -94,29 +100,49 @@ def test_deep_prompts_through_inductor():
 def test_several_clients_in_one_batch():
     model = tiny_vit()
     trunk, images = vit_trunk(model), draw_images(model, 4)
-    clients = [DeepPrompts(2, trunk.dim, trunk.depth, generator=torch.Generator().manual_seed(seed)).double() for seed in (2, 3)]
+    clients = [
+        DeepPrompts(
+            2, trunk.dim, trunk.depth, generator=torch.Generator().manual_seed(seed)
+        ).double()
+        for seed in (2, 3)
+    ]
 
     def encode(images, owner):
-        return (encode_prompted(trunk, images, batch_streams([client() for client in clients], owner)).pooled,)
+        return (
+            encode_prompted(
+                trunk, images, batch_streams([client() for client in clients], owner)
+            ).pooled,
+        )
 
-    assert_compiles(encode, images, torch.tensor([1, 0, 1, 1]), learning=[client.tokens for client in clients])
+    assert_compiles(
+        encode, images, torch.tensor([1, 0, 1, 1]), learning=[client.tokens for client in clients]
+    )
 
 
 def test_pad_prompts():
     pad = PadPrompts((8, 10), generator=torch.Generator().manual_seed(0)).double()
-    assert_compiles(lambda images: (pad(images),), draw(2, 3, 8, 10), learning=[pad.rows, pad.columns])
+    assert_compiles(
+        lambda images: (pad(images),), draw(2, 3, 8, 10), learning=[pad.rows, pad.columns]
+    )
 
 
 def test_distillation_loss():
-    labels, teacher = torch.tensor([0, 2, 1, 2, 0]), Weighted(draw(3, 3, seed=3), torch.tensor([2.0, 0.0, 1.0]))
+    labels, teacher = (
+        torch.tensor([0, 2, 1, 2, 0]),
+        Weighted(draw(3, 3, seed=3), torch.tensor([2.0, 0.0, 1.0])),
+    )
     logits = draw(5, 3).requires_grad_()
-    assert_compiles(lambda logits: (distillation_loss(logits, labels, teacher),), logits, learning=[logits])
+    assert_compiles(
+        lambda logits: (distillation_loss(logits, labels, teacher),), logits, learning=[logits]
+    )
 
 
 def test_a_guided_step_of_prompts():
     model = tiny_vit()
     trunk, images, guides = vit_trunk(model), draw_images(model, 3), draw(12, 12, seed=3)
-    prompts = DeepPrompts(2, trunk.dim, trunk.depth, generator=torch.Generator().manual_seed(0)).double()
+    prompts = DeepPrompts(
+        2, trunk.dim, trunk.depth, generator=torch.Generator().manual_seed(0)
+    ).double()
 
     def step(images, labels):
         logits = encode_prompted(trunk, images, prompts()).pooled
@@ -125,7 +151,11 @@ def test_a_guided_step_of_prompts():
     assert_compiles(step, images, torch.tensor([2, 0, 2]), learning=[prompts.tokens])
 
 
-@pytest.mark.parametrize("selector", [select_nearest, partial(select_balanced, solver=sinkhorn)], ids=["select_nearest", "select_balanced"])
+@pytest.mark.parametrize(
+    "selector",
+    [select_nearest, partial(select_balanced, solver=sinkhorn)],
+    ids=["select_nearest", "select_balanced"],
+)
 def test_a_step_of_sgpts_second_block(selector):
     """Selection with counts, group prompts and the key loss in one graph, and the counts in their buffer."""
     model = tiny_vit()

@@ -22,8 +22,16 @@ def test_a_fedhpl_round_stays_on_its_device_and_equals_the_cpu(device):
 
 def round_loss(device: str, dtype: torch.dtype) -> tuple[torch.Tensor, list[torch.Tensor]]:
     trunk, generator = drawn_trunk(device, dtype)
-    client = drawn(nn.ModuleDict({"prompts": fp.DeepPrompts(2, 8, 2), "head": nn.Linear(8, 4)}), generator, device, dtype)
-    images, labels = torch.randn(12, 3, 16, 16, generator=generator, dtype=torch.float64), torch.arange(12) % 4
+    client = drawn(
+        nn.ModuleDict({"prompts": fp.DeepPrompts(2, 8, 2), "head": nn.Linear(8, 4)}),
+        generator,
+        device,
+        dtype,
+    )
+    images, labels = (
+        torch.randn(12, 3, 16, 16, generator=generator, dtype=torch.float64),
+        torch.arange(12) % 4,
+    )
     images, labels = images.to(device, dtype), labels.to(device)
 
     def logits() -> torch.Tensor:
@@ -31,7 +39,9 @@ def round_loss(device: str, dtype: torch.dtype) -> tuple[torch.Tensor, list[torc
 
     means = fp.class_means(logits().detach(), labels, num_classes=4)
     teacher = fp.heterogeneous_means([means, means], [8, 16])[8]
-    loss = F.cross_entropy(logits(), labels) + fp.distillation_loss(logits(), labels, teacher, temperature=2.0)
+    loss = F.cross_entropy(logits(), labels) + fp.distillation_loss(
+        logits(), labels, teacher, temperature=2.0
+    )
     loss.backward()
     with torch.no_grad():
         for parameter in client.parameters():
@@ -40,9 +50,14 @@ def round_loss(device: str, dtype: torch.dtype) -> tuple[torch.Tensor, list[torc
     update = fp.update_by_name({"prompts": fp.ema(decay=0.5)})
     values = fp.snapshot(client)
     new, _ = update.step(values, mean, update.init(values))
-    fp.load(client, new)
+    fp.load_values(client, new)
     final = fp.distillation_loss(logits(), labels, teacher, temperature=2.0)
-    return final, [final, *teacher, *new.values(), *(tensor for upload in mean.values() for tensor in upload)]
+    return final, [
+        final,
+        *teacher,
+        *new.values(),
+        *(tensor for upload in mean.values() for tensor in upload),
+    ]
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -58,22 +73,37 @@ def test_an_upload_stays_on_its_device_until_it_is_bytes_and_equals_the_cpu(devi
         torch.testing.assert_close(tensor.cpu(), wanted)
 
 
-def upload_results(device: str, dtype: torch.dtype) -> tuple[list[torch.Tensor], bytes, list[torch.Tensor]]:
+def upload_results(
+    device: str, dtype: torch.dtype
+) -> tuple[list[torch.Tensor], bytes, list[torch.Tensor]]:
     generator = torch.Generator().manual_seed(0)
     payloads = []
     for client in range(5):
         weight = torch.tensor([1.0 + client, 0.0, 20.0])
         value = torch.randn(3, 4, generator=generator).to(device, dtype)
         payloads.append({"head": fp.Weighted(value, weight.to(device))})
-    blob = fp.encode_payload(payloads[0], header=fp.Header())
-    bounded = [fp.cap_weight(fp.clip_norm(payload, max_norm=1.0), max_weight=3) for payload in payloads]
-    results = [fp.weighted_median([payload["head"] for payload in bounded]), fp.trimmed_mean([p["head"] for p in bounded], fraction=0.2)]
-    results += [fp.krum(bounded, num_byzantine=1)["head"], fp.multi_krum(bounded, num_byzantine=1, num_selected=3)["head"]]
-    for codec in (fp.float16_codec(), fp.int8_codec(), fp.top_k_codec(fraction=0.5)):
+    blob = fp.wire.encode_payload(payloads[0], header=fp.wire.Header())
+    bounded = [
+        fp.privacy.cap_weight(fp.privacy.clip_norm(payload, max_norm=1.0), max_weight=3)
+        for payload in payloads
+    ]
+    results = [
+        fp.weighted_median([payload["head"] for payload in bounded]),
+        fp.trimmed_mean([p["head"] for p in bounded], fraction=0.2),
+    ]
+    results += [
+        fp.krum(bounded, num_byzantine=1)["head"],
+        fp.multi_krum(bounded, num_byzantine=1, num_selected=3)["head"],
+    ]
+    for codec in (fp.codecs.float16(), fp.codecs.int8(), fp.codecs.top_k(fraction=0.5)):
         message, _ = codec.encode(bounded[0], codec.init(bounded[0]))
         results.append(codec.decode(message, like=bounded[0])["head"])
-    results.append(fp.unflatten(sum(map(fp.flatten, bounded)), like=bounded[0])["head"])
-    noisy = fp.gaussian_noise(bounded[0], multiplier=1.0, sensitivity=1.0, generator=torch.Generator().manual_seed(1))["head"]
+    results.append(
+        fp.privacy.from_sum(sum(map(fp.privacy.to_summable, bounded)), like=bounded[0])["head"]
+    )
+    noisy = fp.privacy.gaussian_noise(
+        bounded[0], multiplier=1.0, sensitivity=1.0, generator=torch.Generator().manual_seed(1)
+    )["head"]
     return [tensor for upload in results for tensor in upload], blob, list(noisy)
 
 
@@ -109,7 +139,9 @@ def guided_round(device: str, dtype: torch.dtype) -> list[torch.Tensor]:
     with torch.no_grad():
         for parameter in client.parameters():
             parameter -= 0.1 * parameter.grad
-    upload = fp.guide_gradient(client, guides, (images[:8], labels[:8]), (images[8:], labels[8:]), learning_rate=0.5)
+    upload = fp.guide_gradient(
+        client, guides, (images[:8], labels[:8]), (images[8:], labels[8:]), learning_rate=0.5
+    )
     assert torch.equal(torch.get_rng_state(), before)
     update = fp.descend(lambda rows: torch.optim.SGD(rows, lr=100.0))
     new, _ = update.step(guides, fp.weighted_mean([upload, upload]), update.init(guides))
@@ -146,7 +178,9 @@ def second_block(device: str, dtype: torch.dtype) -> list[torch.Tensor]:
         indices = client["selector"](query).indices
         encoded = fp.encode_prompted(trunk, images, client["shared"](), client["groups"](indices))
         readout = torch.cat([encoded.pooled[:, None], encoded.streams[1]], 1).mean(1)
-        return F.cross_entropy(client["head"](readout), labels) + fp.key_loss(query, client["selector"].keys, indices)
+        return F.cross_entropy(client["head"](readout), labels) + fp.key_loss(
+            query, client["selector"].keys, indices
+        )
 
     with fp.training_only(client, client["groups"], client["selector"], client["head"]):
         block().backward()
@@ -161,12 +195,20 @@ def second_block(device: str, dtype: torch.dtype) -> list[torch.Tensor]:
 
 def drawn_trunk(device: str, dtype: torch.dtype) -> tuple[fp.Trunk, torch.Generator]:
     generator = torch.Generator().manual_seed(0)
-    model = VisionTransformer(img_size=16, patch_size=4, num_classes=0, embed_dim=8, depth=2, num_heads=2)
+    model = VisionTransformer(
+        img_size=16, patch_size=4, num_classes=0, embed_dim=8, depth=2, num_heads=2
+    )
     return fp.vit_trunk(drawn(model, generator, device, dtype)), generator
 
 
-def drawn(module: nn.Module, generator: torch.Generator, device: str, dtype: torch.dtype) -> nn.Module:
+def drawn(
+    module: nn.Module, generator: torch.Generator, device: str, dtype: torch.dtype
+) -> nn.Module:
     """Draw every parameter in float64 on the CPU, whatever device and dtype follow."""
     for parameter in module.parameters():
-        parameter.data = torch.randn(parameter.shape, generator=generator, dtype=torch.float64).mul(0.3).to(dtype)
+        parameter.data = (
+            torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+            .mul(0.3)
+            .to(dtype)
+        )
     return module.to(device)

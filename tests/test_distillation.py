@@ -68,7 +68,9 @@ def test_class_means_of_any_shape_against_a_loop(seed, size, classes, event, dty
     for label in range(classes):
         own = [values[index] for index in range(size) if keep[index] and labels[index] == label]
         assert count[label] == len(own)
-        expected = sum((value.double() for value in own), start=torch.zeros(event, dtype=torch.float64)) / max(1, len(own))
+        expected = sum(
+            (value.double() for value in own), start=torch.zeros(event, dtype=torch.float64)
+        ) / max(1, len(own))
         assert_near(mean[label], expected)
     assert_identical(values, before)
 
@@ -89,14 +91,23 @@ def test_means_of_batches_combine_by_weighted_mean(seed, batch):
 
 def test_what_is_not_kept_may_hold_anything():
     values = torch.tensor([[1.0], [torch.nan], [torch.inf], [4.0]])
-    mean = class_means(values, torch.tensor([0, 0, 1, 0]), num_classes=2, keep=torch.tensor([True, False, False, True]))
+    mean = class_means(
+        values,
+        torch.tensor([0, 0, 1, 0]),
+        num_classes=2,
+        keep=torch.tensor([True, False, False, True]),
+    )
     assert mean.value.tolist() == [[2.5], [0.0]]  # (1 + 4) / 2
     assert mean.weight.tolist() == [2.0, 0.0]
 
 
 def test_sums_of_many_half_precision_samples_do_not_overflow():
     # 3,000 samples of 100 sum to 300,000, beyond float16 (65,504); beyond 2048 it could not count by ones either.
-    mean = class_means(torch.full((3000, 1), 100.0, dtype=torch.float16), torch.zeros(3000, dtype=torch.int64), num_classes=1)
+    mean = class_means(
+        torch.full((3000, 1), 100.0, dtype=torch.float16),
+        torch.zeros(3000, dtype=torch.int64),
+        num_classes=1,
+    )
     assert mean.value.item() == 100.0
     assert mean.value.dtype == torch.float16
     assert mean.weight.item() == 3000.0
@@ -111,7 +122,10 @@ def test_labels_of_every_integer_dtype_are_indices_and_never_masks(dtype, genera
         tuple(class_means(logits, labels.to(dtype), num_classes=5)),
         tuple(class_means(logits, labels, num_classes=5)),
     )
-    assert_identical(distillation_loss(logits, labels.to(dtype), teacher), distillation_loss(logits, labels, teacher))
+    assert_identical(
+        distillation_loss(logits, labels.to(dtype), teacher),
+        distillation_loss(logits, labels, teacher),
+    )
 
 
 # The distillation loss.
@@ -124,24 +138,39 @@ def test_loss_against_equation_9_and_appendix_c_4(temperature, unknown, generato
     logits, labels = samples(generator)
     teacher = teacher_of(generator, unknown=unknown)
     expected = fedhpl.distillation_loss(
-        logits.tolist(), labels.tolist(), teacher.value.tolist(), teacher.weight.tolist(), temperature=temperature
+        logits.tolist(),
+        labels.tolist(),
+        teacher.value.tolist(),
+        teacher.weight.tolist(),
+        temperature=temperature,
     )
-    assert_near(distillation_loss(logits, labels, teacher, temperature=temperature), torch.tensor(expected, dtype=torch.float64))
+    assert_near(
+        distillation_loss(logits, labels, teacher, temperature=temperature),
+        torch.tensor(expected, dtype=torch.float64),
+    )
 
 
 def test_default_temperature_is_the_papers():
     # Binary logits 4.5 apart at T = 4.5 are 1 apart: KL of (p, 1 - p) with p = 1 / (1 + e^-1) to (1/2, 1/2), by hand.
     p = 1 / (1 + math.exp(-1))
     expected = p * math.log(2 * p) + (1 - p) * math.log(2 * (1 - p))
-    loss = distillation_loss(torch.zeros(1, 2), torch.tensor([0]), Weighted(torch.tensor([[4.5, 0.0], [0.0, 0.0]]), torch.ones(2)))
+    loss = distillation_loss(
+        torch.zeros(1, 2),
+        torch.tensor([0]),
+        Weighted(torch.tensor([[4.5, 0.0], [0.0, 0.0]]), torch.ones(2)),
+    )
     assert loss.item() == pytest.approx(expected, rel=1e-5)
 
 
 def test_divergence_runs_from_teacher_to_student():
     # Teacher (3/4, 1/4), student (1/4, 3/4) is symmetric; with student (1/2, 1/2) the two directions differ:
     # KL(t || s) = 3/4 log 3/2 + 1/4 log 1/2 = 0.1308, KL(s || t) = 1/2 log 2/3 + 1/2 log 2 = 0.1438.
-    teacher = Weighted(torch.tensor([[math.log(3.0), 0.0], [0.0, 0.0]], dtype=torch.float64), torch.ones(2))
-    loss = distillation_loss(torch.zeros(1, 2, dtype=torch.float64), torch.tensor([0]), teacher, temperature=1.0)
+    teacher = Weighted(
+        torch.tensor([[math.log(3.0), 0.0], [0.0, 0.0]], dtype=torch.float64), torch.ones(2)
+    )
+    loss = distillation_loss(
+        torch.zeros(1, 2, dtype=torch.float64), torch.tensor([0]), teacher, temperature=1.0
+    )
     assert loss.item() == pytest.approx(0.75 * math.log(1.5) + 0.25 * math.log(0.5), rel=1e-12)
 
 
@@ -154,14 +183,20 @@ def test_h_g_loss_is_never_negative_and_ignores_a_constant_per_row(seed, tempera
     loss = distillation_loss(logits, labels, teacher, temperature=temperature)
     assert loss >= 0
     shift = 50 * torch.randn(len(logits), 1, generator=generator, dtype=torch.float64)
-    lifted = Weighted(teacher.value + 30 * torch.randn(5, 1, generator=generator, dtype=torch.float64), teacher.weight)
+    lifted = Weighted(
+        teacher.value + 30 * torch.randn(5, 1, generator=generator, dtype=torch.float64),
+        teacher.weight,
+    )
     assert_near(distillation_loss(logits + shift, labels, lifted, temperature=temperature), loss)
 
 
 def test_h_g_loss_and_gradient_vanish_where_student_and_teacher_agree_up_to_a_constant(generator):
     teacher = teacher_of(generator)
     _, labels = samples(generator)
-    logits = (teacher.value[labels] + torch.randn(len(labels), 1, generator=generator, dtype=torch.float64)).requires_grad_()
+    logits = (
+        teacher.value[labels]
+        + torch.randn(len(labels), 1, generator=generator, dtype=torch.float64)
+    ).requires_grad_()
     loss = distillation_loss(logits, labels, teacher)
     loss.backward()
     assert_near(loss.detach(), torch.tensor(0.0, dtype=torch.float64))
@@ -172,7 +207,9 @@ def test_gradient_against_finite_differences(generator):
     logits, labels = samples(generator, size=6)
     teacher = teacher_of(generator, unknown=(1,))
     assert {1} < set(labels.tolist())
-    assert torch.autograd.gradcheck(lambda logits: distillation_loss(logits, labels, teacher), logits.requires_grad_())
+    assert torch.autograd.gradcheck(
+        lambda logits: distillation_loss(logits, labels, teacher), logits.requires_grad_()
+    )
 
 
 def test_no_gradient_reaches_the_teacher(generator):
@@ -213,7 +250,10 @@ def test_h_h_a_class_without_evidence_costs_nothing_and_pulls_nowhere(garbage, g
 def train(gamma, teacher, steps=20):
     """A linear student by SGD with momentum; `gamma` None never calls the loss."""
     generator = torch.Generator().manual_seed(5)
-    inputs, labels = torch.randn(16, 3, generator=generator), torch.randint(4, (16,), generator=generator)
+    inputs, labels = (
+        torch.randn(16, 3, generator=generator),
+        torch.randint(4, (16,), generator=generator),
+    )
     weight = torch.randn(4, 3, generator=generator).requires_grad_()
     optimizer = torch.optim.SGD([weight], lr=0.1, momentum=0.9)
     for _ in range(steps):
@@ -241,7 +281,9 @@ def test_before_the_first_reply_zeros_of_weight_zero_are_local_training():
 def test_half_precision_students_learn_from_float32_teachers(generator):
     logits, labels = samples(generator)
     teacher = teacher_of(generator, unknown=(1,))
-    loss = distillation_loss(logits.bfloat16(), labels, Weighted(teacher.value.float(), teacher.weight))
+    loss = distillation_loss(
+        logits.bfloat16(), labels, Weighted(teacher.value.float(), teacher.weight)
+    )
     assert loss.dtype == torch.bfloat16
     assert_near(loss, distillation_loss(logits, labels, teacher))
 
@@ -257,18 +299,52 @@ def test_inputs_are_never_mutated(generator):
 
 # Bad input.
 
-LOGITS, LABELS, TEACHER = torch.zeros(2, 3), torch.tensor([0, 2]), Weighted(torch.eye(3), torch.ones(3))
+LOGITS, LABELS, TEACHER = (
+    torch.zeros(2, 3),
+    torch.tensor([0, 2]),
+    Weighted(torch.eye(3), torch.ones(3)),
+)
 
 
 @pytest.mark.bad_input
 @pytest.mark.parametrize(
     ("values", "labels", "options", "error", "message"),
     [
-        (LOGITS, torch.tensor([0, 3]), {}, ValueError, r"`labels` must lie in \[0, 3\); got values from 0 to 3"),
-        (LOGITS, torch.tensor([-1, 2]), {}, ValueError, r"`labels` must lie in \[0, 3\); got values from -1 to 2"),
-        (LOGITS, torch.tensor([0.0, 2.0]), {}, TypeError, r"`labels` must be integers of shape \(batch,\); got a float32 tensor"),
-        (LOGITS, torch.tensor([True, False]), {}, TypeError, r"`labels` must be integers of shape \(batch,\); got a bool tensor"),
-        (LOGITS, [0, 2], {}, TypeError, r"`labels` must be integers of shape \(batch,\); got \[0, 2\] \(list\)"),
+        (
+            LOGITS,
+            torch.tensor([0, 3]),
+            {},
+            ValueError,
+            r"`labels` must lie in \[0, 3\); got values from 0 to 3",
+        ),
+        (
+            LOGITS,
+            torch.tensor([-1, 2]),
+            {},
+            ValueError,
+            r"`labels` must lie in \[0, 3\); got values from -1 to 2",
+        ),
+        (
+            LOGITS,
+            torch.tensor([0.0, 2.0]),
+            {},
+            TypeError,
+            r"`labels` must be integers of shape \(batch,\); got a float32 tensor",
+        ),
+        (
+            LOGITS,
+            torch.tensor([True, False]),
+            {},
+            TypeError,
+            r"`labels` must be integers of shape \(batch,\); got a bool tensor",
+        ),
+        (
+            LOGITS,
+            [0, 2],
+            {},
+            TypeError,
+            r"`labels` must be integers of shape \(batch,\); got \[0, 2\] \(list\)",
+        ),
         (
             LOGITS,
             torch.tensor([[0, 2]]),
@@ -276,15 +352,69 @@ LOGITS, LABELS, TEACHER = torch.zeros(2, 3), torch.tensor([0, 2]), Weighted(torc
             TypeError,
             r"`labels` must be integers of shape \(batch,\); got a int64 tensor of shape \(1, 2\)",
         ),
-        (LOGITS, torch.tensor([0]), {}, ValueError, r"`labels` must have one entry for each of the 2 rows of `values`; got 1"),
-        (LOGITS.long(), LABELS, {}, TypeError, r"`values` must be floating-point of shape \(batch, \*event\); got a int64 tensor"),
-        (torch.tensor(1.0), LABELS, {}, TypeError, r"`values` must be floating-point of shape.*; got a float32 tensor of shape \(\)"),
-        ([[0.0]], LABELS, {}, TypeError, r"`values` must be floating-point of shape.*; got \[\[0\.0\]\] \(list\)"),
-        (torch.full((2, 3), torch.nan), LABELS, {}, ValueError, r"`values` must be finite; got 6 entries of 6 that are not"),
-        (LOGITS, LABELS, {"num_classes": 0}, ValueError, r"`num_classes` must be at least 1; got 0"),
-        (LOGITS, LABELS, {"num_classes": 3.0}, TypeError, r"`num_classes` must be an integer; got 3\.0 \(float\)"),
-        (LOGITS, LABELS, {"keep": torch.ones(2)}, TypeError, r"`keep` must be a bool tensor of shape \(batch,\); got a float32 tensor"),
-        (LOGITS, LABELS, {"keep": [True, True]}, TypeError, r"`keep` must be a bool tensor of shape \(batch,\); got \[True, True\]"),
+        (
+            LOGITS,
+            torch.tensor([0]),
+            {},
+            ValueError,
+            r"`labels` must have one entry for each of the 2 rows of `values`; got 1",
+        ),
+        (
+            LOGITS.long(),
+            LABELS,
+            {},
+            TypeError,
+            r"`values` must be floating-point of shape \(batch, \*event\); got a int64 tensor",
+        ),
+        (
+            torch.tensor(1.0),
+            LABELS,
+            {},
+            TypeError,
+            r"`values` must be floating-point of shape.*; got a float32 tensor of shape \(\)",
+        ),
+        (
+            [[0.0]],
+            LABELS,
+            {},
+            TypeError,
+            r"`values` must be floating-point of shape.*; got \[\[0\.0\]\] \(list\)",
+        ),
+        (
+            torch.full((2, 3), torch.nan),
+            LABELS,
+            {},
+            ValueError,
+            r"`values` must be finite; got 6 entries of 6 that are not",
+        ),
+        (
+            LOGITS,
+            LABELS,
+            {"num_classes": 0},
+            ValueError,
+            r"`num_classes` must be at least 1; got 0",
+        ),
+        (
+            LOGITS,
+            LABELS,
+            {"num_classes": 3.0},
+            TypeError,
+            r"`num_classes` must be an integer; got 3\.0 \(float\)",
+        ),
+        (
+            LOGITS,
+            LABELS,
+            {"keep": torch.ones(2)},
+            TypeError,
+            r"`keep` must be a bool tensor of shape \(batch,\); got a float32 tensor",
+        ),
+        (
+            LOGITS,
+            LABELS,
+            {"keep": [True, True]},
+            TypeError,
+            r"`keep` must be a bool tensor of shape \(batch,\); got \[True, True\]",
+        ),
         (
             LOGITS,
             LABELS,
@@ -303,9 +433,30 @@ def test_bad_samples_are_refused_by_name(values, labels, options, error, message
 @pytest.mark.parametrize(
     ("logits", "labels", "teacher", "options", "error", "message"),
     [
-        (LOGITS, torch.tensor([0, 3]), TEACHER, {}, ValueError, r"`labels` must lie in \[0, 3\); got values from 0 to 3"),
-        (LOGITS, torch.tensor([0, -1]), TEACHER, {}, ValueError, r"`labels` must lie in \[0, 3\); got values from -1 to 0"),
-        (LOGITS, LABELS.float(), TEACHER, {}, TypeError, r"`labels` must be integers of shape \(batch,\); got a float32 tensor"),
+        (
+            LOGITS,
+            torch.tensor([0, 3]),
+            TEACHER,
+            {},
+            ValueError,
+            r"`labels` must lie in \[0, 3\); got values from 0 to 3",
+        ),
+        (
+            LOGITS,
+            torch.tensor([0, -1]),
+            TEACHER,
+            {},
+            ValueError,
+            r"`labels` must lie in \[0, 3\); got values from -1 to 0",
+        ),
+        (
+            LOGITS,
+            LABELS.float(),
+            TEACHER,
+            {},
+            TypeError,
+            r"`labels` must be integers of shape \(batch,\); got a float32 tensor",
+        ),
         (
             LOGITS,
             LABELS[:1],
@@ -314,12 +465,54 @@ def test_bad_samples_are_refused_by_name(values, labels, options, error, message
             ValueError,
             r"`labels` must be integers of shape \(2,\) to match `logits`; got a int64 tensor of shape \(1,\)",
         ),
-        (LOGITS, [0, 2], TEACHER, {}, ValueError, r"`labels` must be integers of shape \(2,\) to match `logits`; got \[0, 2\] \(list\)"),
-        (LOGITS[0], LABELS, TEACHER, {}, ValueError, r"`logits` must be floating-point of shape \(batch, classes\); got a float32 tensor"),
-        (LOGITS.long(), LABELS, TEACHER, {}, ValueError, r"`logits` must be floating-point of shape.*; got a int64 tensor"),
-        ([[0.0]], LABELS, TEACHER, {}, ValueError, r"`logits` must be floating-point of shape.*; got \[\[0\.0\]\] \(list\)"),
-        (LOGITS, LABELS, torch.eye(3), {}, TypeError, r"`teacher` must be a Weighted\(value, weight\); got a float32 tensor"),
-        (LOGITS, LABELS, Weighted([1.0], [1.0]), {}, TypeError, r"`teacher\.value` must be a floating-point tensor; got \[1\.0\] \(list\)"),
+        (
+            LOGITS,
+            [0, 2],
+            TEACHER,
+            {},
+            ValueError,
+            r"`labels` must be integers of shape \(2,\) to match `logits`; got \[0, 2\] \(list\)",
+        ),
+        (
+            LOGITS[0],
+            LABELS,
+            TEACHER,
+            {},
+            ValueError,
+            r"`logits` must be floating-point of shape \(batch, classes\); got a float32 tensor",
+        ),
+        (
+            LOGITS.long(),
+            LABELS,
+            TEACHER,
+            {},
+            ValueError,
+            r"`logits` must be floating-point of shape.*; got a int64 tensor",
+        ),
+        (
+            [[0.0]],
+            LABELS,
+            TEACHER,
+            {},
+            ValueError,
+            r"`logits` must be floating-point of shape.*; got \[\[0\.0\]\] \(list\)",
+        ),
+        (
+            LOGITS,
+            LABELS,
+            torch.eye(3),
+            {},
+            TypeError,
+            r"`teacher` must be a Weighted\(value, weight\); got a float32 tensor",
+        ),
+        (
+            LOGITS,
+            LABELS,
+            Weighted([1.0], [1.0]),
+            {},
+            TypeError,
+            r"`teacher\.value` must be a floating-point tensor; got \[1\.0\] \(list\)",
+        ),
         (
             LOGITS,
             LABELS,
@@ -336,9 +529,30 @@ def test_bad_samples_are_refused_by_name(values, labels, options, error, message
             ValueError,
             r"`teacher` must have value \(3, 3\) and weight \(3,\) to match `logits`; got \(3, 3\) and \(\)",
         ),
-        (LOGITS, LABELS, TEACHER, {"temperature": 0}, ValueError, r"`temperature` must be above 0; got 0"),
-        (LOGITS, LABELS, TEACHER, {"temperature": torch.inf}, ValueError, r"`temperature` must be finite; got inf"),
-        (LOGITS, LABELS, TEACHER, {"temperature": "4.5"}, TypeError, r"`temperature` must be a number; got '4\.5' \(str\)"),
+        (
+            LOGITS,
+            LABELS,
+            TEACHER,
+            {"temperature": 0},
+            ValueError,
+            r"`temperature` must be above 0; got 0",
+        ),
+        (
+            LOGITS,
+            LABELS,
+            TEACHER,
+            {"temperature": torch.inf},
+            ValueError,
+            r"`temperature` must be finite; got inf",
+        ),
+        (
+            LOGITS,
+            LABELS,
+            TEACHER,
+            {"temperature": "4.5"},
+            TypeError,
+            r"`temperature` must be a number; got '4\.5' \(str\)",
+        ),
     ],
 )
 def test_bad_distillation_is_refused_by_name(logits, labels, teacher, options, error, message):

@@ -17,8 +17,15 @@ import pytest
 import fedprompt
 
 DOCS = Path(__file__).parents[1] / "docs"
-PAGES = {page.relative_to(DOCS).with_suffix("").as_posix(): page.read_text() for page in sorted(DOCS.rglob("[!_]*.md"))}
-ROOMS = [page.removeprefix("reference/") for page in PAGES if page.startswith("reference/") and page != "reference/models"]
+PAGES = {
+    page.relative_to(DOCS).with_suffix("").as_posix(): page.read_text()
+    for page in sorted(DOCS.rglob("[!_]*.md"))
+}
+ROOMS = [
+    page.removeprefix("reference/")
+    for page in PAGES
+    if page.startswith("reference/") and page != "reference/models"
+]
 PUBLIC = sorted(
     name
     for name in getattr(fedprompt, "__all__", dir(fedprompt))
@@ -42,7 +49,11 @@ def blocks(page: str) -> Iterator[Block]:
     fences = list(FENCE.finditer(text))
     for fence, after in zip_longest(fences, fences[1:]):
         if fence[1] == "python":
-            shown = after is not None and after[1] == "text" and not text[fence.end() : after.start()].strip()
+            shown = (
+                after is not None
+                and after[1] == "text"
+                and not text[fence.end() : after.start()].strip()
+            )
             yield Block(fence[2], text.count("\n", 0, fence.start(2)), after[2] if shown else "")
 
 
@@ -51,14 +62,22 @@ def names_of(room: str) -> list[str]:
     if room != "flower":
         return importlib.import_module(f"fedprompt.{room}").__all__
     tree = ast.parse((Path(fedprompt.__file__).parent / room / "__init__.py").read_text())
-    (names,) = (line.value for line in tree.body if isinstance(line, ast.Assign) and line.targets[0].id == "__all__")
+    (names,) = (
+        line.value
+        for line in tree.body
+        if isinstance(line, ast.Assign) and line.targets[0].id == "__all__"
+    )
     return ast.literal_eval(names)
 
 
 def is_function_or_class(name: str) -> bool:
     """Whether an example is due: not for protocols, tuples and names of types."""
     thing = getattr(fedprompt, name)
-    return not (isinstance(thing, GenericAlias) or getattr(thing, "_is_protocol", False) or hasattr(thing, "_fields"))
+    return not (
+        isinstance(thing, GenericAlias)
+        or getattr(thing, "_is_protocol", False)
+        or hasattr(thing, "_fields")
+    )
 
 
 @pytest.mark.parametrize("room", ROOMS)
@@ -86,7 +105,11 @@ def test_public_names_are_documented(name):
 @pytest.mark.parametrize("name", [name for name in PUBLIC if is_function_or_class(name)])
 def test_results_are_not_taken_for_types(name):
     """In `Returns`, Sphinx takes what stands before the first colon as a type, and prints the sentence torn in two."""
-    returns = re.search(r"^Returns:\n((?:    .*\n|\n)+)", f"{inspect.getdoc(getattr(fedprompt, name))}\n", re.MULTILINE)
+    returns = re.search(
+        r"^Returns:\n((?:    .*\n|\n)+)",
+        f"{inspect.getdoc(getattr(fedprompt, name))}\n",
+        re.MULTILINE,
+    )
     if returns:
         assert ": " not in re.sub(r"``.*?``|:\w+:`.*?`", "", returns[1])
 

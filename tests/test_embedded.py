@@ -61,7 +61,11 @@ def test_committed_weights_are_those_their_metadata_describes(size):
 
     architecture = json.loads(metadata["architecture"])
     assert architecture["embed_dim"] == weights["cls_token"].shape[-1] == model.embed_dim
-    assert architecture["depth"] == len(model.blocks) == len({name.split(".")[1] for name in weights if "blocks" in name})
+    assert (
+        architecture["depth"]
+        == len(model.blocks)
+        == len({name.split(".")[1] for name in weights if "blocks" in name})
+    )
     assert architecture["num_heads"] == model.blocks[0].attn.num_heads
     assert sum(tensor.numel() for tensor in weights.values()) == NUM_PARAMETERS[size]
     for name, tensor in model.state_dict().items():
@@ -70,7 +74,9 @@ def test_committed_weights_are_those_their_metadata_describes(size):
 
 
 def test_committed_weights_stay_small():
-    assert sum(vit.weights_path(size).stat().st_size for size in SIZES) < 1.6e6  # 2 bytes for each of 749,725 parameters, and headers
+    assert (
+        sum(vit.weights_path(size).stat().st_size for size in SIZES) < 1.6e6
+    )  # 2 bytes for each of 749,725 parameters, and headers
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -109,28 +115,42 @@ def test_half_precision_still_knows_the_held_out_glyphs(size, held_out):
     # The metadata holds the float32 accuracy of the build. Rounding to fp16 changed at most 1 prediction of 1,797 digits when
     # measured on an earlier build; another FreeType may move a few of these 1,880 glyphs, so 0.5 points are allowed.
     written = float(vit.load_metadata(vit.weights_path(size))["source_accuracy"])
-    assert build.accuracy(vit.load_vit(size, with_head=True), *held_out) == pytest.approx(written, abs=0.005)
+    assert build.accuracy(vit.load_vit(size, with_head=True), *held_out) == pytest.approx(
+        written, abs=0.005
+    )
 
 
-@pytest.mark.parametrize(("size", "upright_accuracy", "target_accuracy"), [("S", 0.557, 0.175), ("B", 0.532, 0.184), ("L", 0.538, 0.190)])
+@pytest.mark.parametrize(
+    ("size", "upright_accuracy", "target_accuracy"),
+    [("S", 0.557, 0.175), ("B", 0.532, 0.184), ("L", 0.538, 0.190)],
+)
 def test_zero_shot_accuracy_shows_the_domain_gap(size, upright_accuracy, target_accuracy, upright):
     # Measured by a throw-away script on these weights, all 1,797 digits. No digit was ever trained on, so half of the upright ones
     # are read (chance: 10 %), and almost none after inversion and rotation. 1 point is the slack for other kernels.
     images, labels = upright
     model = vit.load_vit(size, with_head=True)
     assert zero_shot(model, images, labels) == pytest.approx(upright_accuracy, abs=0.01)
-    assert zero_shot(model, data.inverted_rotated(images), labels) == pytest.approx(target_accuracy, abs=0.01)
+    assert zero_shot(model, data.inverted_rotated(images), labels) == pytest.approx(
+        target_accuracy, abs=0.01
+    )
 
 
 def test_digits_are_a_partition_of_all_real_digits():
-    train_images, train_labels, test_images, test_labels = data.digits(3, num_test=97, domain=data.raw)
+    train_images, train_labels, test_images, test_labels = data.digits(
+        3, num_test=97, domain=data.raw
+    )
     assert (len(train_images), len(test_images)) == (1700, 97)
-    train, test = ({image.numpy().tobytes() for image in images} for images in (train_images, test_images))
+    train, test = (
+        {image.numpy().tobytes() for image in images} for images in (train_images, test_images)
+    )
     assert not train & test
     assert len(train | test) == 1797  # scikit-learn's images are all different
 
     # Each image still carries its own label.
-    images, labels = pixels.enlarge(torch.from_numpy(load_digits().images).float()), load_digits().target
+    images, labels = (
+        pixels.enlarge(torch.from_numpy(load_digits().images).float()),
+        load_digits().target,
+    )
     by_image = {image.numpy().tobytes(): label for image, label in zip(images, labels, strict=True)}
     found = [by_image[image.numpy().tobytes()] for image in torch.cat([train_images, test_images])]
     assert torch.cat([train_labels, test_labels]).tolist() == found
@@ -173,7 +193,12 @@ def test_domains_by_hand():
 
 
 def test_noise_has_the_deviation_asked_for():
-    noise = data.noisy(torch.full((500, 1, 16, 16), 0.5), torch.Generator().manual_seed(0), deviation=0.2) - 0.5
+    noise = (
+        data.noisy(
+            torch.full((500, 1, 16, 16), 0.5), torch.Generator().manual_seed(0), deviation=0.2
+        )
+        - 0.5
+    )
     # 128,000 draws: the standard error of the mean is 0.2 / 358, that of the deviation 0.2 / 506; five of each are allowed.
     assert noise.mean().item() == pytest.approx(0, abs=5 * 0.2 / 358)
     assert noise.std().item() == pytest.approx(0.2, abs=5 * 0.2 / 506)
@@ -184,7 +209,9 @@ STILL = {"rotation": 0.0, "scale": 0.0, "shear": 0.0, "shift": 0.0}
 
 def test_still_warp_changes_nothing():
     images = torch.rand(4, 1, 16, 16, generator=torch.Generator().manual_seed(0))
-    torch.testing.assert_close(pixels.warp(images, torch.Generator(), **STILL), images, atol=1e-5, rtol=0)
+    torch.testing.assert_close(
+        pixels.warp(images, torch.Generator(), **STILL), images, atol=1e-5, rtol=0
+    )
 
 
 @pytest.mark.parametrize(
@@ -195,14 +222,24 @@ def test_still_warp_changes_nothing():
         ({"rotation": 0.12}, 31, 47, 0.508 * 0.12, 0.0),
         ({"scale": 0.1}, 47, 47, 0.0508, 0.0508),
         ({"shear": 0.12}, 31, 47, 0.508 * 0.12, 0.0),
-        ({"elastic": 0.06}, 20, 42, 0.06, 0.06),  # next to the point (1 / 3, 2 / 3) of the way, one of the 4 x 4 grid
+        (
+            {"elastic": 0.06},
+            20,
+            42,
+            0.06,
+            0.06,
+        ),  # next to the point (1 / 3, 2 / 3) of the way, one of the 4 x 4 grid
     ],
 )
-def test_warp_moves_a_pixel_as_far_as_its_strength_says(strength, column, row, deviation_x, deviation_y):
+def test_warp_moves_a_pixel_as_far_as_its_strength_says(
+    strength, column, row, deviation_x, deviation_y
+):
     # An image whose two channels are its own coordinates shows where each pixel was taken from.
     axis = (2 * torch.arange(63) + 1) / 63 - 1
     coordinates = torch.stack([axis.expand(63, 63), axis[:, None].expand(63, 63)])
-    warped = pixels.warp(coordinates.expand(2000, -1, -1, -1), torch.Generator().manual_seed(0), **STILL | strength)
+    warped = pixels.warp(
+        coordinates.expand(2000, -1, -1, -1), torch.Generator().manual_seed(0), **STILL | strength
+    )
     measured_x, measured_y = warped[:, :, row, column].std(0).tolist()
     # The standard error of a deviation from 2,000 draws is 1.6 %; second-order terms stay below 0.008.
     assert measured_x == pytest.approx(deviation_x, rel=0.08, abs=0.008)
@@ -229,7 +266,9 @@ def test_rendered_glyphs_are_ordered_bounded_and_repeatable():
     assert images.min() == 0
     peaks = images.flatten(1).max(1).values
     assert peaks.max() <= 1
-    assert peaks.min() >= 0.75**2  # the brightest of the 8 x 8 pixels is 1 and gives 3/4 along each axis to its enlarged ones
+    assert (
+        peaks.min() >= 0.75**2
+    )  # the brightest of the 8 x 8 pixels is 1 and gives 3/4 along each axis to its enlarged ones
     assert torch.equal(images, glyphs.render(3, np.random.default_rng(5))[0])
     assert len(images.unique(dim=0)) == 141
     assert not torch.equal(images, glyphs.render(3, np.random.default_rng(6))[0])
@@ -248,7 +287,9 @@ def test_nothing_touches_the_global_random_state():
 
 
 def test_initial_weights_follow_their_seed_only():
-    first, again, other = (vit.new_vit("S", seed=seed).blocks[0].mlp.fc1.weight for seed in (0, 0, 1))
+    first, again, other = (
+        vit.new_vit("S", seed=seed).blocks[0].mlp.fc1.weight for seed in (0, 0, 1)
+    )
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
 
@@ -258,7 +299,9 @@ def test_saving_and_loading_rounds_to_half_precision_only(tmp_path):
     vit.save_vit(model, "S", vit.weights_path("S", tmp_path), source_accuracy=0.5, recipe="test")
     loaded = vit.load_vit("S", with_head=True, folder=tmp_path).state_dict()
     for name, tensor in model.state_dict().items():
-        torch.testing.assert_close(loaded[name], tensor, rtol=2**-11, atol=2**-25)  # half a unit in the last place of fp16
+        torch.testing.assert_close(
+            loaded[name], tensor, rtol=2**-11, atol=2**-25
+        )  # half a unit in the last place of fp16
 
 
 @pytest.mark.parametrize("module", [data, vit])
@@ -272,8 +315,24 @@ def test_docstring_examples_run(module):
 def test_building_again_lands_near_the_committed_weights(tmp_path, upright):
     # Another seed, so that the recipe is tested and not its bits. Measured: held-out glyphs 0.965 (committed) and 0.957 (seed 1);
     # upright digits 0.557 and 0.504. The tolerances are twice these gaps.
-    command = [sys.executable, "-W", "error", build.__file__, "--models", "S", "--seed", "1", "--out", str(tmp_path)]
+    command = [
+        sys.executable,
+        "-W",
+        "error",
+        build.__file__,
+        "--models",
+        "S",
+        "--seed",
+        "1",
+        "--out",
+        str(tmp_path),
+    ]
     subprocess.run(command, check=True, capture_output=True)
-    built, committed = (float(vit.load_metadata(vit.weights_path("S", folder))["source_accuracy"]) for folder in (tmp_path, vit.FOLDER))
+    built, committed = (
+        float(vit.load_metadata(vit.weights_path("S", folder))["source_accuracy"])
+        for folder in (tmp_path, vit.FOLDER)
+    )
     assert built == pytest.approx(committed, abs=0.016)
-    assert zero_shot(vit.load_vit("S", with_head=True, folder=tmp_path), *upright) == pytest.approx(0.557, abs=0.106)
+    assert zero_shot(vit.load_vit("S", with_head=True, folder=tmp_path), *upright) == pytest.approx(
+        0.557, abs=0.106
+    )

@@ -56,7 +56,12 @@ def test_changed_weights_are_refused(tmp_path):
 
 
 def test_every_sentence_is_written_in_known_words_and_ends_at_the_highest_id():
-    texts = [form.format(name) for forms in clip.TEMPLATES.values() for form in forms for name in clip.NAMES]
+    texts = [
+        form.format(name)
+        for forms in clip.TEMPLATES.values()
+        for form in forms
+        for name in clip.NAMES
+    ]
     rows = clip.tokenize(texts)
     assert len(set(texts)) == 12 * 47 == len(rows.unique(dim=0))
     assert rows.max() == clip.WORDS.index("<eot>") == len(clip.WORDS) - 1
@@ -84,13 +89,22 @@ def test_the_librarys_tower_reads_what_the_model_reads(model):
 
 def test_short_texts_are_encoded_as_in_their_full_length(model):
     texts = ["a noisy drawing of a small A.", "a photo of a three."]
-    torch.testing.assert_close(build_clip.encode_text(model, clip.tokenize(texts, 12)), model.encode_text(clip.tokenize(texts)))
+    torch.testing.assert_close(
+        build_clip.encode_text(model, clip.tokenize(texts, 12)),
+        model.encode_text(clip.tokenize(texts)),
+    )
 
 
 def test_an_image_is_placed_where_its_corner_is():
     image = images(1)
-    for side, left, top in ((16, 3, 9), (16, 0, 0), (16, 16, 16)):  # its own size: pixels are copied
-        placed = canvas.place(image, torch.tensor([float(side)]), torch.tensor([[float(left), float(top)]]))
+    for side, left, top in (
+        (16, 3, 9),
+        (16, 0, 0),
+        (16, 16, 16),
+    ):  # its own size: pixels are copied
+        placed = canvas.place(
+            image, torch.tensor([float(side)]), torch.tensor([[float(left), float(top)]])
+        )
         expected = F.pad(image, (left, 32 - side - left, top, 32 - side - top))
         torch.testing.assert_close(placed, expected, atol=1e-5, rtol=0)
 
@@ -104,7 +118,9 @@ def test_an_image_of_half_its_size_is_a_mean_of_four_pixels():
 
 def test_clutter_stays_outside_of_the_image_and_an_image_that_fills_the_canvas_has_none():
     ink = images(40)
-    canvases, square = canvas.cluttered(ink, torch.Generator().manual_seed(0), smallest=12, largest=12)
+    canvases, square = canvas.cluttered(
+        ink, torch.Generator().manual_seed(0), smallest=12, largest=12
+    )
     # A side of 12 covers 11 to 13 pixels, by where its corner falls.
     sides = (square > 0).sum(-1).amax(-1)
     assert set(sides.flatten().tolist()) <= {12, 13, 14}
@@ -125,12 +141,18 @@ def test_canvases_are_dealt_out_to_domains_in_turn():
     plain, domains = data.on_canvases(ink, generator, domains=["plain"], smallest=12, largest=20)
     assert not domains.any()
     mixed, domains = data.on_canvases(
-        ink, torch.Generator().manual_seed(0), domains=["plain", "inverted", "noisy"], smallest=12, largest=20
+        ink,
+        torch.Generator().manual_seed(0),
+        domains=["plain", "inverted", "noisy"],
+        smallest=12,
+        largest=20,
     )
     assert domains.tolist() == [0, 1, 2] * 3
     assert torch.equal(mixed[::3], plain[::3])
     assert torch.equal(mixed[1::3], 1 - plain[1::3])
-    assert (mixed[2::3] - plain[2::3]).std().item() == pytest.approx(0.3, rel=0.1)  # 3,072 draws: standard error 1.3 %
+    assert (mixed[2::3] - plain[2::3]).std().item() == pytest.approx(
+        0.3, rel=0.1
+    )  # 3,072 draws: standard error 1.3 %
 
 
 def test_each_caption_fits_the_images_of_its_class_and_style():
@@ -138,11 +160,16 @@ def test_each_caption_fits_the_images_of_its_class_and_style():
     captions, generator = build_clip.Captions(), torch.Generator().manual_seed(0)
     for _ in range(20):
         tokens, fits = captions.draw(labels, styles, generator)
-        texts = [" ".join(clip.WORDS[index] for index in row if index).replace(" .", ".") for row in tokens.tolist()]
+        texts = [
+            " ".join(clip.WORDS[index] for index in row if index).replace(" .", ".")
+            for row in tokens.tolist()
+        ]
         for label, style, weights in zip(labels.tolist(), styles.tolist(), fits, strict=True):
             right = [
                 text[8:-6].endswith(f"{('a', 'the')[' the ' in text]} {clip.NAMES[label]}.")
-                and not any(f" {other} " in text for other in clip.STYLES if other != clip.STYLES[style])
+                and not any(
+                    f" {other} " in text for other in clip.STYLES if other != clip.STYLES[style]
+                )
                 for text in texts
             ]
             assert torch.equal(weights, torch.tensor(right).float() / sum(right))
@@ -150,7 +177,9 @@ def test_each_caption_fits_the_images_of_its_class_and_style():
 
 def test_pretraining_begins_easy_and_ends_hard():
     assert build_clip.difficulty(0.0) == (32, 0)
-    assert build_clip.difficulty(0.33) == pytest.approx((22, 1))  # half of the way for sizes, all of it for styles
+    assert build_clip.difficulty(0.33) == pytest.approx(
+        (22, 1)
+    )  # half of the way for sizes, all of it for styles
     assert build_clip.difficulty(0.58) == pytest.approx((12, 1))
     assert build_clip.difficulty(1.0) == (12, 1)
 
@@ -162,11 +191,15 @@ def test_pretraining_learns_and_leaves_the_global_random_state_alone():
 
     def loss():
         with torch.no_grad():
-            return build_clip.batch_loss(fresh, ink, labels, captions, torch.Generator().manual_seed(1), 0.0)[0].item()
+            return build_clip.batch_loss(
+                fresh, ink, labels, captions, torch.Generator().manual_seed(1), 0.0
+            )[0].item()
 
     at_first = loss()
     build_clip.pretrain(fresh, ink, labels, torch.Generator().manual_seed(0), steps=20)
-    assert loss() < at_first - 0.3  # twice log(47) = 7.7 in weight 1.5 is what guessing costs at most
+    assert (
+        loss() < at_first - 0.3
+    )  # twice log(47) = 7.7 in weight 1.5 is what guessing costs at most
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -176,11 +209,15 @@ def test_the_last_part_of_pretraining_moves_clutter_away_from_all_captions():
 
     def closeness():
         with torch.no_grad():
-            return build_clip.batch_loss(fresh, ink, labels, captions, torch.Generator().manual_seed(1), 1.0)[1].item()
+            return build_clip.batch_loss(
+                fresh, ink, labels, captions, torch.Generator().manual_seed(1), 1.0
+            )[1].item()
 
     at_first = closeness()
     assert at_first > 0.05
-    build_clip.pretrain(fresh, ink, labels, torch.Generator().manual_seed(0), steps=20, background=True)
+    build_clip.pretrain(
+        fresh, ink, labels, torch.Generator().manual_seed(0), steps=20, background=True
+    )
     assert closeness() < at_first / 2
 
 

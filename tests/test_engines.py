@@ -20,8 +20,16 @@ def test_through_bytes_every_federation_ends_with_the_same_bits_and_the_ledger_k
 
     federation = make()
     assert_same_bits(through_bytes(federation, wire=wire, ledger=ledger), in_process(make()))
-    sent = [(server_round, client) for server_round in range(federation.rounds) for client in federation.cohort(server_round)]
-    messages = [(server_round, client, direction) for server_round, client in sent for direction in ("down", "up")]
+    sent = [
+        (server_round, client)
+        for server_round in range(federation.rounds)
+        for client in federation.cohort(server_round)
+    ]
+    messages = [
+        (server_round, client, direction)
+        for server_round, client in sent
+        for direction in ("down", "up")
+    ]
     assert len(messages) == len(blobs)
     for (server_round, client, direction), blob in zip(messages, blobs, strict=True):
         of = {"server_round": server_round, "client": client, "direction": direction}
@@ -30,7 +38,9 @@ def test_through_bytes_every_federation_ends_with_the_same_bits_and_the_ledger_k
 
 
 @pytest.mark.parametrize("position", [0, 1], ids=["down", "up"])
-def test_messages_of_another_backbone_are_refused_by_the_part_that_differs(make, position, monkeypatch):
+def test_messages_of_another_backbone_are_refused_by_the_part_that_differs(
+    make, position, monkeypatch
+):
     def recorded(federation, foreign=None):
         blobs = []
 
@@ -42,12 +52,18 @@ def test_messages_of_another_backbone_are_refused_by_the_part_that_differs(make,
         return blobs
 
     sender, drawn = make(), parts.drawn
-    monkeypatch.setattr(parts, "drawn", lambda make, seed: drawn(make, seed + 100))  # the same architecture with other weights
+    monkeypatch.setattr(
+        parts, "drawn", lambda make, seed: drawn(make, seed + 100)
+    )  # the same architecture with other weights
     receiver = make()
-    differing = [part for part, text in receiver.fingerprint.items() if sender.fingerprint[part] != text]
+    differing = [
+        part for part, text in receiver.fingerprint.items() if sender.fingerprint[part] != text
+    ]
     assert differing
     assert all(part.startswith("weights") for part in differing)
-    with pytest.raises(ValueError, match=rf"^`blob` must come from the same {', '.join(differing)}, "):
+    with pytest.raises(
+        ValueError, match=rf"^`blob` must come from the same {', '.join(differing)}, "
+    ):
         recorded(receiver, recorded(sender))
 
 

@@ -18,7 +18,9 @@ RESNETS = "resnet18,resnet34,resnet50"
 VITS = "vit_small_patch16_224,vit_base_patch16_224"
 
 
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], out: Path, *arguments: str) -> str:
+def run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], out: Path, *arguments: str
+) -> str:
     monkeypatch.setattr("sys.argv", ["fedhpl.py", "--quick", "--out", str(out), *arguments])
     fedhpl.main()
     return capsys.readouterr().out
@@ -26,7 +28,11 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], out
 
 def rows(printed: str) -> dict[str, list[float]]:
     """The first table of the report: from each method to its figures."""
-    lines = [line.split("|")[1:-1] for line in printed.split("\n\n")[0].splitlines() if line.startswith("|")][2:]
+    lines = [
+        line.split("|")[1:-1]
+        for line in printed.split("\n\n")[0].splitlines()
+        if line.startswith("|")
+    ][2:]
     return {name.strip(): [float(cell) for cell in cells] for name, *cells in lines}
 
 
@@ -35,7 +41,9 @@ def entries_of(out: Path) -> list[dict[str, str]]:
     return list(csv.DictReader((out / "fedhpl.csv").read_text().splitlines()))
 
 
-def test_default_run_reports_every_method_and_writes_pictures_and_ledgers(monkeypatch, capsys, tmp_path):
+def test_default_run_reports_every_method_and_writes_pictures_and_ledgers(
+    monkeypatch, capsys, tmp_path
+):
     printed = run(monkeypatch, capsys, tmp_path)
     figures = rows(printed)
     assert list(figures) == ["local only", "FedHPL", "FedHPL +P +H"]
@@ -51,8 +59,13 @@ def test_default_run_reports_every_method_and_writes_pictures_and_ledgers(monkey
 
 
 @pytest.mark.slow  # that a run gives the same bits again is also what the kills hold it to
-def test_the_same_seed_gives_the_same_figures_and_another_seed_others(monkeypatch, capsys, tmp_path):
-    first, again, other = (run(monkeypatch, capsys, tmp_path, "--share-head", "--seed", seed) for seed in ("1", "1", "2"))
+def test_the_same_seed_gives_the_same_figures_and_another_seed_others(
+    monkeypatch, capsys, tmp_path
+):
+    first, again, other = (
+        run(monkeypatch, capsys, tmp_path, "--share-head", "--seed", seed)
+        for seed in ("1", "1", "2")
+    )
     assert rows(first) == rows(again)
     assert rows(first) != rows(other)
 
@@ -65,8 +78,29 @@ def test_local_only_exchanges_nothing(monkeypatch, capsys, tmp_path):
 
 
 def test_paper_setting_on_a_folder_with_random_weights(monkeypatch, capsys, tmp_path, folder):
-    arguments = ("--dataset", "colours", "--root", str(folder), "--backbones", VITS, "--image-size", "32", "--clients", "2")
-    printed = run(monkeypatch, capsys, tmp_path, *arguments, "--partition", "dir", "--alpha", "5", "--share-prompts")
+    arguments = (
+        "--dataset",
+        "colours",
+        "--root",
+        str(folder),
+        "--backbones",
+        VITS,
+        "--image-size",
+        "32",
+        "--clients",
+        "2",
+    )
+    printed = run(
+        monkeypatch,
+        capsys,
+        tmp_path,
+        *arguments,
+        "--partition",
+        "dir",
+        "--alpha",
+        "5",
+        "--share-prompts",
+    )
     assert list(rows(printed)) == ["local only", "FedHPL"]
     # Deep prompts of ViT-S, 12 layers x 3 x 384 floats, and a count for the upload as a whole; logits beside them.
     up = [int(entry["num_bytes"]) for entry in entries_of(tmp_path) if entry["direction"] == "up"]
@@ -74,10 +108,23 @@ def test_paper_setting_on_a_folder_with_random_weights(monkeypatch, capsys, tmp_
 
 
 def test_resnets_learn_a_border_of_pixels(monkeypatch, capsys, tmp_path, folder):
-    arguments = ("--dataset", "colours", "--root", str(folder), "--backbones", RESNETS, "--image-size", "32", "--clients", "3")
+    arguments = (
+        "--dataset",
+        "colours",
+        "--root",
+        str(folder),
+        "--backbones",
+        RESNETS,
+        "--image-size",
+        "32",
+        "--clients",
+        "3",
+    )
     run(monkeypatch, capsys, tmp_path, *arguments, "--partition", "iid", "--share-prompts")
     entries = entries_of(tmp_path)
-    sizes = {entry["name"]: int(entry["num_bytes"]) for entry in entries if entry["direction"] == "up"}
+    sizes = {
+        entry["name"]: int(entry["num_bytes"]) for entry in entries if entry["direction"] == "up"
+    }
     assert sizes["prompts.columns"] == 576 * 4 + 4  # FedHPL Table 8 at 32 pixels, and the weight
     assert sizes["prompts.rows"] == 684 * 4 + 4
 
@@ -104,27 +151,60 @@ def test_spread_weighs_classes_by_the_test_set_and_by_each_clients_own_mix():
 
 
 def test_tables_align_and_spreads_are_sample_deviations():
-    assert table(["a", "long"], [["xyz", 1]]).splitlines() == ["| a   | long |", "| --- | ---: |", "| xyz |    1 |"]
-    assert mean_and_deviation([0.1, 0.3]) == "20.0 ± 14.1"  # deviation of two points: their distance over the root of two
+    assert table(["a", "long"], [["xyz", 1]]).splitlines() == [
+        "| a   | long |",
+        "| --- | ---: |",
+        "| xyz |    1 |",
+    ]
+    assert (
+        mean_and_deviation([0.1, 0.3]) == "20.0 ± 14.1"
+    )  # deviation of two points: their distance over the root of two
 
 
 def test_fedl2gs_groups_run_on_a_folder_with_random_weights(monkeypatch, capsys, tmp_path, folder):
-    arguments = ("--dataset", "colours", "--root", str(folder), "--group", "HtFE4", "--clients", "4", "--image-size", "64")
+    arguments = (
+        "--dataset",
+        "colours",
+        "--root",
+        str(folder),
+        "--group",
+        "HtFE4",
+        "--clients",
+        "4",
+        "--image-size",
+        "64",
+    )
     split = ("--alpha", "50", "--dim", "64", "--batch-size", "3", "--learning-rate", "0.001")
     methods = ("--methods", "FedL2G-f", "--weight", "1", "--guide-learning-rate", "100")
-    monkeypatch.setattr("sys.argv", ["fedl2g.py", "--quick", "--out", str(tmp_path), *arguments, *split, *methods])
+    monkeypatch.setattr(
+        "sys.argv", ["fedl2g.py", "--quick", "--out", str(tmp_path), *arguments, *split, *methods]
+    )
     fedl2g.main()
-    assert "3.00 KiB down a round; formula 4 x 3 x 64 x 4 bytes = 3.00 KiB" in capsys.readouterr().out
+    assert (
+        "3.00 KiB down a round; formula 4 x 3 x 64 x 4 bytes = 3.00 KiB" in capsys.readouterr().out
+    )
 
 
 def test_codecs_are_compared_by_what_their_blobs_weigh(monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr("sys.argv", ["fewer_bytes.py", "--quick", "--out", str(tmp_path), "--clients", "2", "--backbones", "S"])
+    monkeypatch.setattr(
+        "sys.argv",
+        ["fewer_bytes.py", "--quick", "--out", str(tmp_path), "--clients", "2", "--backbones", "S"],
+    )
     fewer_bytes.main()
-    lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in capsys.readouterr().out.splitlines() if line.startswith("|")][2:]
+    lines = [
+        [cell.strip() for cell in line.split("|")[1:-1]]
+        for line in capsys.readouterr().out.splitlines()
+        if line.startswith("|")
+    ][2:]
     assert [line[0] for line in lines] == list(fewer_bytes.ROWS)
     plain, half, eight, *sparse = (int(line[1]) for line in lines)
-    numbers, messages = 3 * 8 * 48 + 48 * 10 + 10, 2 * 2  # three layers of eight prompts, and a head; two clients in two rounds
-    assert 4 * numbers + 12 < plain / messages < 4 * numbers + 12 + 1000  # three names with a weight each, and a header
+    numbers, messages = (
+        3 * 8 * 48 + 48 * 10 + 10,
+        2 * 2,
+    )  # three layers of eight prompts, and a head; two clients in two rounds
+    assert (
+        4 * numbers + 12 < plain / messages < 4 * numbers + 12 + 1000
+    )  # three names with a weight each, and a header
     assert 0 <= (plain - half) / messages - 2 * numbers < 50  # headers name shorter offsets
     assert 0.9 * half > eight > half / 2
     assert sparse[0] == sparse[1] > sparse[2] == sparse[3]  # a memory costs no bytes

@@ -19,7 +19,9 @@ IMAGES = torch.randn(11, 3, 4, 4, generator=torch.Generator().manual_seed(0), dt
 class Transformed(Dataset):
     """Images with labels, read through a transform; remembers what was read."""
 
-    def __init__(self, images: Tensor, transform: Callable[[Tensor], Tensor] = lambda image: image) -> None:
+    def __init__(
+        self, images: Tensor, transform: Callable[[Tensor], Tensor] = lambda image: image
+    ) -> None:
         self.images, self.transform, self.read = images, transform, []
 
     def __len__(self) -> int:
@@ -37,9 +39,17 @@ def noisy(seed: int) -> Callable[[Tensor], Tensor]:
 
 @settings(max_examples=50, deadline=None)
 @given(st.integers(1, 11), st.integers(1, 14), st.sampled_from([(), (2,), (3, 2)]))
-def test_features_are_those_of_each_image_alone(num: int, batch_size: int, event: tuple[int, ...]) -> None:
-    weight = torch.randn(3 * 16, *event, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    features = precompute(lambda images: torch.tensordot(images.flatten(1), weight, 1), Transformed(IMAGES[:num]), batch_size=batch_size)
+def test_features_are_those_of_each_image_alone(
+    num: int, batch_size: int, event: tuple[int, ...]
+) -> None:
+    weight = torch.randn(
+        3 * 16, *event, generator=torch.Generator().manual_seed(1), dtype=torch.float64
+    )
+    features = precompute(
+        lambda images: torch.tensordot(images.flatten(1), weight, 1),
+        Transformed(IMAGES[:num]),
+        batch_size=batch_size,
+    )
     expected = torch.stack([torch.tensordot(image.flatten(), weight, 1) for image in IMAGES[:num]])
     torch.testing.assert_close(features, expected, rtol=0, atol=1e-12)
 
@@ -72,7 +82,9 @@ def test_features_carry_no_graph_and_can_be_trained_on() -> None:
     features = precompute(lambda images: model(images[:, 0].flatten(1)), IMAGES, batch_size=4)
     assert not features.requires_grad
     assert not features.is_inference(), "autograd cannot save inference tensors"
-    torch.testing.assert_close(features, model(IMAGES[:, 0].flatten(1)).detach(), rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        features, model(IMAGES[:, 0].flatten(1)).detach(), rtol=0, atol=1e-12
+    )
     assert torch.is_grad_enabled()
 
 
@@ -84,8 +96,14 @@ def test_dtype_is_that_of_encode_unless_given(dtype: torch.dtype | None) -> None
 
 
 def test_features_stay_on_the_device_that_encode_returns_on() -> None:
-    features = precompute(lambda images: images.to("meta"), IMAGES, batch_size=4, dtype=torch.float16)
-    assert (features.device.type, features.dtype, features.shape) == ("meta", torch.float16, IMAGES.shape)
+    features = precompute(
+        lambda images: images.to("meta"), IMAGES, batch_size=4, dtype=torch.float16
+    )
+    assert (features.device.type, features.dtype, features.shape) == (
+        "meta",
+        torch.float16,
+        IMAGES.shape,
+    )
 
 
 @pytest.mark.parametrize("views", [1, 3])
@@ -105,13 +123,21 @@ def test_views_are_independent_readings(views: int) -> None:
 def test_views_of_a_tensor_are_encoded_anew() -> None:
     generator = torch.Generator().manual_seed(0)
     features = precompute(
-        lambda images: images[:, 0, 0, 0] + torch.rand(len(images), generator=generator, dtype=images.dtype),
+        lambda images: (
+            images[:, 0, 0, 0] + torch.rand(len(images), generator=generator, dtype=images.dtype)
+        ),
         IMAGES,
         batch_size=11,
         views=2,
     )
     again = torch.Generator().manual_seed(0)
-    expected = torch.stack([IMAGES[:, 0, 0, 0] + torch.rand(11, generator=again, dtype=IMAGES.dtype) for _ in range(2)], dim=1)
+    expected = torch.stack(
+        [
+            IMAGES[:, 0, 0, 0] + torch.rand(11, generator=again, dtype=IMAGES.dtype)
+            for _ in range(2)
+        ],
+        dim=1,
+    )
     assert torch.equal(features, expected)
 
 
@@ -123,21 +149,32 @@ def flip_by_lot(image: Tensor, generator: torch.Generator) -> Tensor:
 def test_a_random_flip_is_refused(seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     dataset = Transformed(IMAGES, lambda image: flip_by_lot(image, generator))
-    with pytest.raises(ValueError, match=r"`dataset` must give the same image whenever it is read; .* got two different images at"):
+    with pytest.raises(
+        ValueError,
+        match=r"`dataset` must give the same image whenever it is read; .* got two different images at",
+    ):
         precompute(lambda images: images, dataset, batch_size=4)
 
 
 def test_a_random_crop_size_is_refused_as_random() -> None:
     sizes = iter([3, 4] * 20)
-    with pytest.raises(ValueError, match=r"`dataset` must give the same image whenever it is read.*at 0"):
-        precompute(lambda images: images, Transformed(IMAGES, lambda image: image[..., : next(sizes)]), batch_size=4)
+    with pytest.raises(
+        ValueError, match=r"`dataset` must give the same image whenever it is read.*at 0"
+    ):
+        precompute(
+            lambda images: images,
+            Transformed(IMAGES, lambda image: image[..., : next(sizes)]),
+            batch_size=4,
+        )
 
 
 def test_randomness_in_the_last_images_only_is_refused() -> None:
     # 16 of 40 images are probed, spread over all of them: some lie among the last ten.
     generator = torch.Generator().manual_seed(0)
     images = torch.arange(40.0).reshape(40, 1, 1, 1)
-    dataset = Transformed(images, lambda image: image + torch.rand((), generator=generator) * (image >= 30))
+    dataset = Transformed(
+        images, lambda image: image + torch.rand((), generator=generator) * (image >= 30)
+    )
     with pytest.raises(ValueError, match="got two different images at 3"):
         precompute(lambda images: images, dataset, batch_size=4)
 
@@ -163,20 +200,48 @@ class Endless(IterableDataset):
         ({"dataset": Endless()}, TypeError, "`dataset` must be a tensor .*; got a Endless"),
         ({"dataset": torch.tensor(1.0)}, TypeError, "`dataset` must be a tensor .*; got a Tensor"),
         ({"dataset": 3}, TypeError, "`dataset` must be a tensor .*; got a int"),
-        ({"dataset": ["a.png"]}, TypeError, "`dataset` must give image tensors.*`ToTensor`.*; got a str at 0"),
-        ({"dataset": [(np.zeros(3), 1)]}, TypeError, "`dataset` must give image tensors.*; got a ndarray at 0"),
+        (
+            {"dataset": ["a.png"]},
+            TypeError,
+            "`dataset` must give image tensors.*`ToTensor`.*; got a str at 0",
+        ),
+        (
+            {"dataset": [(np.zeros(3), 1)]},
+            TypeError,
+            "`dataset` must give image tensors.*; got a ndarray at 0",
+        ),
         ({"dataset": [()]}, TypeError, "`dataset` must give image tensors.*; got a tuple at 0"),
-        ({"dataset": [torch.zeros(2), torch.zeros(3)]}, ValueError, r"`dataset` must give images that are all alike.*got .*\(3,\) at 1"),
-        ({"dataset": [torch.zeros(2), torch.zeros(2).half()]}, ValueError, "`dataset` must give images that are all alike.*float16.* at 1"),
+        (
+            {"dataset": [torch.zeros(2), torch.zeros(3)]},
+            ValueError,
+            r"`dataset` must give images that are all alike.*got .*\(3,\) at 1",
+        ),
+        (
+            {"dataset": [torch.zeros(2), torch.zeros(2).half()]},
+            ValueError,
+            "`dataset` must give images that are all alike.*float16.* at 1",
+        ),
         ({"encode": None}, TypeError, r"`encode` must be callable; got None \(NoneType\)"),
         ({"batch_size": 0}, ValueError, "`batch_size` must be at least 1; got 0"),
         ({"batch_size": 2.0}, TypeError, "`batch_size` must be an integer; got 2.0"),
         ({"views": 0}, ValueError, "`views` must be at least 1; got 0"),
         ({"views": "3"}, TypeError, "`views` must be an integer; got '3'"),
         ({"dtype": "float16"}, TypeError, "`dtype` must be a torch.dtype or None; got 'float16'"),
-        ({"encode": lambda images: (images, images)}, TypeError, "`encode` must return one tensor; got a tuple"),
-        ({"encode": lambda images: images.mean()}, ValueError, r"`encode` must return a row for each of 4 images; got \(\)"),
-        ({"encode": lambda images: images[:3]}, ValueError, r"`encode` must return a row for each of 4 images; got \(3, 3, 4, 4\)"),
+        (
+            {"encode": lambda images: (images, images)},
+            TypeError,
+            "`encode` must return one tensor; got a tuple",
+        ),
+        (
+            {"encode": lambda images: images.mean()},
+            ValueError,
+            r"`encode` must return a row for each of 4 images; got \(\)",
+        ),
+        (
+            {"encode": lambda images: images[:3]},
+            ValueError,
+            r"`encode` must return a row for each of 4 images; got \(3, 3, 4, 4\)",
+        ),
         (
             {"encode": lambda images: images[:, : len(images) - 1]},
             ValueError,
@@ -184,7 +249,9 @@ class Endless(IterableDataset):
         ),
     ],
 )
-def test_precompute_names_a_bad_argument(changes: dict[str, object], error: type[Exception], message: str) -> None:
+def test_precompute_names_a_bad_argument(
+    changes: dict[str, object], error: type[Exception], message: str
+) -> None:
     arguments = {"encode": lambda images: images, "dataset": IMAGES, "batch_size": 4} | changes
     with pytest.raises(error, match=message):
         precompute(arguments.pop("encode"), arguments.pop("dataset"), **arguments)

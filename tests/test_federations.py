@@ -35,7 +35,9 @@ def rebuilt_for_each_message(make) -> Outcome:
     for server_round in range(first.rounds):
         uploads = {}
         for client in reversed(first.cohort(server_round)):
-            uploads[client], kept = make().client(client, server_round, deepcopy(answers[client]), scrambled(states[client]))
+            uploads[client], kept = make().client(
+                client, server_round, deepcopy(answers[client]), scrambled(states[client])
+            )
             states[client] = scrambled(kept)
         answers, server_state = make().server.step(deepcopy(uploads), deepcopy(server_state))
     return Outcome(answers, server_state, states)
@@ -58,7 +60,12 @@ def test_nothing_that_is_handed_over_is_mutated(make):
     cohort = federation.cohort(0)
     sent = {client: federation.client(client, 0, answers[client], {}) for client in cohort}
     uploads = {client: upload for client, (upload, _) in sent.items()}
-    handed = (answers, server_state, uploads, {client: state for client, (_, state) in sent.items()})
+    handed = (
+        answers,
+        server_state,
+        uploads,
+        {client: state for client, (_, state) in sent.items()},
+    )
     before = deepcopy(handed)
     for client in cohort:
         federation.client(client, 1, answers[client], sent[client][1])
@@ -81,18 +88,33 @@ def same(one, other):
 
 def test_every_name_of_every_answer_moves_and_no_two_states_are_alike(make, expected):
     start, _ = make().server.init()
-    assert not [(client, name) for client in start for name in start[client] if same(expected.answers[client][name], start[client][name])]
+    assert not [
+        (client, name)
+        for client in start
+        for name in start[client]
+        if same(expected.answers[client][name], start[client][name])
+    ]
     states = [state for state in expected.clients.values() if state]
-    assert not any(same(one, other) for position, one in enumerate(states) for other in states[:position])
+    assert not any(
+        same(one, other) for position, one in enumerate(states) for other in states[:position]
+    )
 
 
 def test_states_and_earlier_rounds_matter(make, expected):
     """A run whose clients are handed no state, or the first broadcast every time, ends elsewhere."""
     whole = make()
-    forgetful = whole._replace(client=lambda client, server_round, broadcast, state: whole.client(client, server_round, broadcast, {}))
+    forgetful = whole._replace(
+        client=lambda client, server_round, broadcast, state: whole.client(
+            client, server_round, broadcast, {}
+        )
+    )
     assert same(in_process(forgetful), expected) == (not any(expected.clients.values()))
     first, _ = whole.server.init()
-    deaf = whole._replace(client=lambda client, server_round, broadcast, state: whole.client(client, server_round, first[client], state))
+    deaf = whole._replace(
+        client=lambda client, server_round, broadcast, state: whole.client(
+            client, server_round, first[client], state
+        )
+    )
     assert not same(in_process(deaf), expected)
 
 
@@ -104,14 +126,25 @@ def test_every_name_of_a_broadcast_is_read(make, expected):
         for name, entry in broadcast.items():
             value = entry.value if isinstance(entry, Weighted) else entry
             other = (3 - value).abs().flip(-1)  # counts stay counts
-            changed = {**broadcast, name: entry._replace(value=other) if isinstance(entry, Weighted) else other}
+            changed = {
+                **broadcast,
+                name: entry._replace(value=other) if isinstance(entry, Weighted) else other,
+            }
             assert not same(federation.client(client, 0, changed, {})[0], upload), (client, name)
 
 
 def test_between_them_they_exercise_what_an_engine_must_carry():
-    runs = {name: (federation := make(), in_process(federation)) for name, make in FEDERATIONS.items()}
-    assert sum(len(federation.cohort(0)) < federation.num_clients for federation, _ in runs.values()) == 2
-    assert all({k for r in range(f.rounds) for k in f.cohort(r)} == set(range(f.num_clients)) for f, _ in runs.values())
+    runs = {
+        name: (federation := make(), in_process(federation)) for name, make in FEDERATIONS.items()
+    }
+    assert (
+        sum(len(federation.cohort(0)) < federation.num_clients for federation, _ in runs.values())
+        == 2
+    )
+    assert all(
+        {k for r in range(f.rounds) for k in f.cohort(r)} == set(range(f.num_clients))
+        for f, _ in runs.values()
+    )
     federation, outcome = runs["fedhpl"]
     shapes = [federation.upload_form(client)["head.weight"].value.shape for client in range(3)]
     assert shapes[0] == shapes[2] != shapes[1]
@@ -126,7 +159,12 @@ def test_between_them_they_exercise_what_an_engine_must_carry():
     assert outcome.clients[1]["2.num_batches_tracked"].item() == 4  # two rounds of two steps; int64
     assert outcome.clients[0].keys() != outcome.clients[1].keys()
     federation, outcome = runs["fedotp"]
-    assert outcome.answers[0].keys() == federation.upload_form(0).keys() == outcome.clients[0].keys() == {"context"}
+    assert (
+        outcome.answers[0].keys()
+        == federation.upload_form(0).keys()
+        == outcome.clients[0].keys()
+        == {"context"}
+    )
     assert not same(outcome.clients[0], outcome.answers[0])
 
 
@@ -138,7 +176,10 @@ def counting(federation: Federation) -> Federation:
         calls.append(client)
         upload, state = federation.client(client, server_round, broadcast, state)
         name = next(iter(upload))
-        return {**upload, name: upload[name]._replace(weight=upload[name].weight * len(calls))}, state
+        return {
+            **upload,
+            name: upload[name]._replace(weight=upload[name].weight * len(calls)),
+        }, state
 
     return federation._replace(client=client)
 
@@ -149,7 +190,10 @@ def dicing(federation: Federation) -> Federation:
     def client(client, server_round, broadcast, state):
         upload, state = federation.client(client, server_round, broadcast, state)
         name = next(iter(upload))
-        return {**upload, name: upload[name]._replace(weight=upload[name].weight * (0.5 + torch.rand(())))}, state
+        return {
+            **upload,
+            name: upload[name]._replace(weight=upload[name].weight * (0.5 + torch.rand(()))),
+        }, state
 
     return federation._replace(client=client)
 

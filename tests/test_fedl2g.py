@@ -20,7 +20,14 @@ from embedded.zoo import GROUPS, TINY, encoder
 def arguments(*given: str) -> Namespace:
     parser = report.flags("test")
     parser.set_defaults(
-        rounds=2, warm_up=1, learning_rate=0.01, group="tiny", image_size=16, device="cpu", weight=None, guide_learning_rate=None
+        rounds=2,
+        warm_up=1,
+        learning_rate=0.01,
+        group="tiny",
+        image_size=16,
+        device="cpu",
+        weight=None,
+        guide_learning_rate=None,
     )
     return parser.parse_args(given)
 
@@ -36,7 +43,11 @@ def task():
 def linear(monkeypatch):
     """Linear networks instead of deep ones, fast and without batch normalisation; the clients that `federate` made are listed."""
     made, make = [], fedl2g.new_client
-    monkeypatch.setattr(fedl2g, "encoder", lambda group, client, size: (nn.Sequential(nn.Flatten(), nn.Linear(256, 8)), 8))
+    monkeypatch.setattr(
+        fedl2g,
+        "encoder",
+        lambda group, client, size: (nn.Sequential(nn.Flatten(), nn.Linear(256, 8)), 8),
+    )
     monkeypatch.setattr(fedl2g, "new_client", lambda *given: made.append(make(*given)) or made[-1])
     return made
 
@@ -45,21 +56,29 @@ def own_shards(task, *sizes: int, quiz_size: int = 10) -> list[report.Shard]:
     generator, positions, shards = np.random.default_rng(0), iter(range(120)), []
     for size in sizes:
         own = np.array([next(positions) for _ in range(size)], dtype=np.int64)
-        study, quiz = fp.study_quiz_split(task.train.labels[own], quiz_size=quiz_size, generator=generator)
+        study, quiz = fp.data.study_quiz_split(
+            task.train.labels[own], quiz_size=quiz_size, generator=generator
+        )
         shards.append(report.Shard(own[study], own[quiz], np.arange(30)))
     return shards
 
 
 def sent(run: report.Run, direction: str) -> dict[int, list[int]]:
     return {
-        client: [entry.num_bytes for entry in run.ledger.entries if (entry.direction, entry.client) == (direction, client)]
+        client: [
+            entry.num_bytes
+            for entry in run.ledger.entries
+            if (entry.direction, entry.client) == (direction, client)
+        ]
         for client in range(len(run.clients))
     }
 
 
 @pytest.mark.parametrize("name", list(fedl2g.METHODS))
 def test_a_client_without_study_samples_uploads_nothing_and_nothing_fails(name, task, linear):
-    shards = own_shards(task, 40, 10, 4, 0, 11)  # 10 and 4 are all quiz, 0 nothing at all, 11 leaves a single sample to study
+    shards = own_shards(
+        task, 40, 10, 4, 0, 11
+    )  # 10 and 4 are all quiz, 0 nothing at all, 11 leaves a single sample to study
     run = fedl2g.federate(name, task, shards, arguments())
     assert torch.isfinite(run.accuracy).all()
     assert torch.isfinite(run.losses).all()
@@ -72,18 +91,28 @@ def test_a_client_without_study_samples_uploads_nothing_and_nothing_fails(name, 
 
 
 @pytest.mark.parametrize(("name", "width"), [("FedL2G-l", 10), ("FedL2G-f", 32)])
-def test_only_rows_of_study_classes_travel_up_and_the_whole_table_down(name, width, task, linear, monkeypatch):
+def test_only_rows_of_study_classes_travel_up_and_the_whole_table_down(
+    name, width, task, linear, monkeypatch
+):
     batches, gradient = [], fp.guide_gradient
-    monkeypatch.setattr(fp, "guide_gradient", lambda *given, **step: batches.append(given[2]) or gradient(*given, **step))
+    monkeypatch.setattr(
+        fp,
+        "guide_gradient",
+        lambda *given, **step: batches.append(given[2]) or gradient(*given, **step),
+    )
     run = fedl2g.federate(name, task, own_shards(task, 40, 60), arguments())
     rows = [len(set(labels.tolist())) for _, labels in batches]
     assert len(set(rows)) > 1  # batches differ in how many classes they have
     up = [entry.num_bytes for entry in run.ledger.entries if entry.direction == "up"]
     assert up == [4 * (number * width + 10) for number in rows]  # rows of floats, and ten flags
-    assert all(messages == [4 * 10 * width] * 3 for messages in sent(run, "down").values())  # Table 3, in three rounds
+    assert all(
+        messages == [4 * 10 * width] * 3 for messages in sent(run, "down").values()
+    )  # Table 3, in three rounds
 
 
-def test_clients_train_on_their_study_samples_alone_and_not_before_the_warm_up_is_over(task, linear, monkeypatch):
+def test_clients_train_on_their_study_samples_alone_and_not_before_the_warm_up_is_over(
+    task, linear, monkeypatch
+):
     shards, args = own_shards(task, 40, 60), arguments()
     weights: list[Tensor] = []
     gradient = fp.guide_gradient
@@ -94,12 +123,18 @@ def test_clients_train_on_their_study_samples_alone_and_not_before_the_warm_up_i
 
     seen, epoch = [], report.epoch
     monkeypatch.setattr(fp, "guide_gradient", spy)
-    monkeypatch.setattr(report, "epoch", lambda task, indices, *given: seen.append(indices) or epoch(task, indices, *given))
+    monkeypatch.setattr(
+        report,
+        "epoch",
+        lambda task, indices, *given: seen.append(indices) or epoch(task, indices, *given),
+    )
     fedl2g.federate("FedL2G-l", task, shards, args)
     first = [fedl2g.new_client(k, task, "logits", args).head.weight for k in range(2)]
     assert len(weights) == 6  # two clients, a round of warm-up and two more
     assert all(torch.equal(before, after) for before, after in zip(first, weights[:2], strict=True))
-    assert not any(torch.equal(before, after) for before, after in zip(first, weights[2:4], strict=True))
+    assert not any(
+        torch.equal(before, after) for before, after in zip(first, weights[2:4], strict=True)
+    )
     for k, shard in enumerate(shards):
         assert all(np.array_equal(indices, shard.study) for indices in seen[k::2])
 
@@ -113,7 +148,9 @@ def test_guides_that_nobody_has_told_yet_pull_nothing():
 
 
 def test_lg_fedavg_averages_heads_by_size_and_leaves_networks_alone(task, linear):
-    args = arguments("--learning-rate", "1e-9")  # clients stay where they start, so the average of the start is known
+    args = arguments(
+        "--learning-rate", "1e-9"
+    )  # clients stay where they start, so the average of the start is known
     args.rounds = 2
     shards = own_shards(task, 30, 90)
     fedl2g.federate("LG-FedAvg", task, shards, args)
@@ -151,7 +188,9 @@ def test_fixed_guides_stay_what_they_are_and_weigh_nothing_in_the_reported_loss(
         args = arguments("--learning-rate", "1e-9")  # so that the networks stay, too
         args.weight, args.guide_learning_rate = float(weight), 3.0
         run = fedl2g.federate(name, task, own_shards(task, 60, 60), args)
-        start = fp.GuideVectors(*run.guides.shape, generator=fp.stream_generator(0, server_round=0, purpose="guides"))
+        start = fp.guidance.GuideVectors(
+            *run.guides.shape, generator=fp.stream_generator(0, server_round=0, purpose="guides")
+        )
         assert torch.equal(run.guides, start().detach())
         losses.append(run.losses)
     torch.testing.assert_close(*losses)
@@ -159,7 +198,11 @@ def test_fixed_guides_stay_what_they_are_and_weigh_nothing_in_the_reported_loss(
 
 def test_flags_change_what_guides_have_and_nothing_else():
     args = Namespace(weight=7.0, guide_learning_rate=5.0)
-    assert [fedl2g.tuned(name, args)[1::2] for name in ("local only", "FedProto", "FedL2G-f")] == [(0.0, None), (7.0, None), (7.0, 5.0)]
+    assert [fedl2g.tuned(name, args)[1::2] for name in ("local only", "FedProto", "FedL2G-f")] == [
+        (0.0, None),
+        (7.0, None),
+        (7.0, 5.0),
+    ]
 
 
 def test_accuracy_is_the_share_of_a_clients_own_test_images(task):
@@ -170,7 +213,10 @@ def test_accuracy_is_the_share_of_a_clients_own_test_images(task):
         client.head.bias[3] = 1.0  # whatever it sees is a three
     threes = np.flatnonzero(task.test.labels == 3)
     others = np.flatnonzero(task.test.labels != 3)
-    assert report.accuracy(client, task.test, np.concatenate([threes[:1], others[:3]]), arguments()) == 0.25
+    assert (
+        report.accuracy(client, task.test, np.concatenate([threes[:1], others[:3]]), arguments())
+        == 0.25
+    )
     assert report.accuracy(client, task.test, np.arange(0), arguments()) == 0.0
 
 
@@ -200,13 +246,26 @@ def test_tiny_networks_end_in_features_of_the_width_they_say_and_learn_in_train_
 def test_groups_are_named_after_how_many_networks_they_have(name):
     assert name == "tiny" or name.removeprefix("HtFE").removeprefix("HtM") == str(len(GROUPS[name]))
     with torch.device("meta"):  # built, not computed
-        widths = [encoder(name, client, 16 if name == "tiny" else 32)[1] for client in range(len(GROUPS[name]))]
-    expected = {"cnn": 512, "resnet4": 64, "resnet8": 256, "resnet18": 512, "resnet152": 2048, "mobilenet_v2": 1280, "vit_b_32": 768}
+        widths = [
+            encoder(name, client, 16 if name == "tiny" else 32)[1]
+            for client in range(len(GROUPS[name]))
+        ]
+    expected = {
+        "cnn": 512,
+        "resnet4": 64,
+        "resnet8": 256,
+        "resnet18": 512,
+        "resnet152": 2048,
+        "mobilenet_v2": 1280,
+        "vit_b_32": 768,
+    }
     for network, width in zip(GROUPS[name], widths, strict=True):
         assert name == "tiny" or width == expected.get(network, width)
 
 
-def test_default_run_prints_its_methods_beside_the_formula_and_writes_a_picture_and_ledgers(monkeypatch, capsys, tmp_path):
+def test_default_run_prints_its_methods_beside_the_formula_and_writes_a_picture_and_ledgers(
+    monkeypatch, capsys, tmp_path
+):
     monkeypatch.setattr("sys.argv", ["fedl2g.py", "--quick", "--out", str(tmp_path)])
     fedl2g.main()
     printed = capsys.readouterr().out
@@ -214,10 +273,15 @@ def test_default_run_prints_its_methods_beside_the_formula_and_writes_a_picture_
     assert names[0] == "method"
     assert names[2:] == ["local only", "FedProto", "FedL2G-f"]
     assert "12.50 KiB down a round; formula 10 x 10 x 32 x 4 bytes = 12.50 KiB" in printed
-    assert "0.763 and 3.906 MiB down" in printed  # 20 clients x 100 classes x 100 or 512 x 4 bytes, in units of 2**20
+    assert (
+        "0.763 and 3.906 MiB down" in printed
+    )  # 20 clients x 100 classes x 100 or 512 x 4 bytes, in units of 2**20
     assert (tmp_path / "fedl2g.png").stat().st_size > 10_000
     entries = list(csv.DictReader((tmp_path / "fedl2g-f.csv").read_text().splitlines()))
-    assert sum(int(entry["num_bytes"]) for entry in entries if entry["direction"] == "down") == 3 * 10 * 10 * 32 * 4
+    assert (
+        sum(int(entry["num_bytes"]) for entry in entries if entry["direction"] == "down")
+        == 3 * 10 * 10 * 32 * 4
+    )
 
 
 @pytest.mark.slow
@@ -232,9 +296,15 @@ def test_full_table_has_a_line_for_every_setting_and_method(monkeypatch, capsys,
 
 def test_accuracy_counts_every_image_and_effects_are_those_of_the_losses():
     shards = [report.Shard(np.arange(9), np.arange(1), np.arange(size)) for size in (1, 3)]
-    accuracy, losses = torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.tensor([[1.0, 3.0], [2.0, 2.0]])
+    accuracy, losses = (
+        torch.tensor([[1.0, 0.0], [0.0, 1.0]]),
+        torch.tensor([[1.0, 3.0], [2.0, 2.0]]),
+    )
     run = report.Run([], torch.zeros(2, 2), accuracy, losses, fp.Ledger())
     summary = run.accuracies(shards)
     assert summary.last_mean == pytest.approx((1 / 4 + 3 / 4) / 2)
     assert summary.best == 3 / 4
-    assert report.line([run], [shards])[2:4] == ["0.500", "0.000"]  # one client rises by 1, the mean stays
+    assert report.line([run], [shards])[2:4] == [
+        "0.500",
+        "0.000",
+    ]  # one client rises by 1, the mean stays

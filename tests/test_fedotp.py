@@ -20,12 +20,16 @@ from embedded.clip_tasks import Part, load_task
 
 METHODS = ["zero-shot", "local CoOp", "PromptFL", "FedOTP"]
 SENDING = [name for name, (num_shared, _, _) in fedotp.ROWS.items() if num_shared]
-PERSONAL = [name for name, (num_shared, num_private, _) in fedotp.ROWS.items() if num_shared and num_private]
+PERSONAL = [
+    name for name, (num_shared, num_private, _) in fedotp.ROWS.items() if num_shared and num_private
+]
 
 
 def arguments(*given: str) -> Namespace:
     parser = fedotp_report.flags("test")
-    parser.set_defaults(epsilon=0.1, mass=0.8, rounds=2, steps=2, batch_size=16, every=2, device="cpu")
+    parser.set_defaults(
+        epsilon=0.1, mass=0.8, rounds=2, steps=2, batch_size=16, every=2, device="cpu"
+    )
     return parser.parse_args(given)
 
 
@@ -52,11 +56,17 @@ def clients(monkeypatch):
 
 def private_tokens(clients) -> set[bytes]:
     """Every token of every private context, as bytes."""
-    return {row.numpy().tobytes() for client in clients for row in client["private"].context.detach().flatten(0, -2)}
+    return {
+        row.numpy().tobytes()
+        for client in clients
+        for row in client["private"].context.detach().flatten(0, -2)
+    }
 
 
 def tokens_of(message) -> set[bytes]:
-    values = [entry.value if isinstance(entry, fp.Weighted) else entry for entry in message.values()]
+    values = [
+        entry.value if isinstance(entry, fp.Weighted) else entry for entry in message.values()
+    ]
     return {row.numpy().tobytes() for value in values for row in value.flatten(0, -2)}
 
 
@@ -79,7 +89,9 @@ def test_no_private_token_is_in_any_message(name, task, shards, clients, monkeyp
 
 
 @pytest.mark.parametrize("name", PERSONAL)
-def test_what_is_collected_does_not_depend_on_the_private_context(name, task, shards, clients, monkeypatch):
+def test_what_is_collected_does_not_depend_on_the_private_context(
+    name, task, shards, clients, monkeypatch
+):
     collect, compared = fp.collect, []
 
     def watched(module, **options):
@@ -104,7 +116,9 @@ def test_what_is_collected_does_not_depend_on_the_private_context(name, task, sh
 
 
 @pytest.mark.parametrize("name", SENDING)
-def test_the_server_averages_shared_contexts_by_size_and_leaves_private_ones_alone(name, task, shards, clients, monkeypatch):
+def test_the_server_averages_shared_contexts_by_size_and_leaves_private_ones_alone(
+    name, task, shards, clients, monkeypatch
+):
     collect, sent, kept = fp.collect, [], []
 
     def watched(module, **options):
@@ -118,7 +132,9 @@ def test_the_server_averages_shared_contexts_by_size_and_leaves_private_ones_alo
     assert [weight for _, weight in sent] == [20, 50, 50] * 2
     mean = sum(value.double() * weight for value, weight in sent[3:]) / 120
     for client, private in zip(clients, kept[3:], strict=True):
-        torch.testing.assert_close(client["shared"].context.detach().double(), mean, rtol=1e-6, atol=1e-8)
+        torch.testing.assert_close(
+            client["shared"].context.detach().double(), mean, rtol=1e-6, atol=1e-8
+        )
         assert torch.equal(client["shared"].context, clients[0]["shared"].context)
         if private is not None:
             assert torch.equal(client["private"].context, private)
@@ -146,7 +162,10 @@ def test_local_rows_and_zero_shot_send_nothing(task, shards):
         assert not ledger.entries
         assert all(list(client) == ["private"] for client in clients)
         if name == "zero-shot":  # nor does it learn
-            assert all(torch.equal(client["private"].context[0], task.tower.words("a photo of a")) for client in clients)
+            assert all(
+                torch.equal(client["private"].context[0], task.tower.words("a photo of a"))
+                for client in clients
+            )
 
 
 def test_all_clients_start_alike_and_shared_unlike_private(task):
@@ -158,9 +177,17 @@ def test_all_clients_start_alike_and_shared_unlike_private(task):
 
 def test_the_rows_meet_images_as_they_say(task):
     # By loops over one image, one class and one prompt at a time.
-    tokens, text = task.test.tokens[:3], torch.randn(2, 10, 64, generator=torch.Generator().manual_seed(0))
-    cosine = torch.cosine_similarity(tokens[:, :, None, None], text, dim=-1)  # (images, tokens, prompts, classes)
-    logits = {kind: fedotp.matcher(kind, 10.0, arguments())(tokens, text) for kind in ("class token", "averaging", "classical", "partial")}
+    tokens, text = (
+        task.test.tokens[:3],
+        torch.randn(2, 10, 64, generator=torch.Generator().manual_seed(0)),
+    )
+    cosine = torch.cosine_similarity(
+        tokens[:, :, None, None], text, dim=-1
+    )  # (images, tokens, prompts, classes)
+    logits = {
+        kind: fedotp.matcher(kind, 10.0, arguments())(tokens, text)
+        for kind in ("class token", "averaging", "classical", "partial")
+    }
     torch.testing.assert_close(logits["class token"], 10 * cosine[:, 0].mean(1))
     torch.testing.assert_close(logits["averaging"], 10 * cosine[:, 1:].mean((1, 2)))
     for kind, mass in (("classical", 1.0), ("partial", 0.8)):
@@ -168,15 +195,19 @@ def test_the_rows_meet_images_as_they_say(task):
         for image in range(3):
             for label in range(10):
                 similarity = cosine[image, 1:, :, label]
-                plan = fp.dykstra(1 - similarity, a, b, max_iterations=20_000).plan
-                torch.testing.assert_close(logits[kind][image, label], 10 * (plan * similarity).sum(), rtol=0, atol=1e-3)
+                plan = fp.transport.dykstra(1 - similarity, a, b, max_iterations=20_000).plan
+                torch.testing.assert_close(
+                    logits[kind][image, label], 10 * (plan * similarity).sum(), rtol=0, atol=1e-3
+                )
 
 
 def test_zero_shot_beats_chance_clearly():
     # Ten classes: chance is 10 %, and of 597 images its standard deviation 1.2 points.
     for flags, at_least in ((("--smallest", "32", "--largest", "32"), 0.35), ((), 0.2)):
         whole = load_task(arguments(*flags))
-        _, history, _ = fedotp.federate("zero-shot", whole, [np.arange(10)], arguments("--rounds", "1"))
+        _, history, _ = fedotp.federate(
+            "zero-shot", whole, [np.arange(10)], arguments("--rounds", "1")
+        )
         share = whole.counts(whole.test) / len(whole.test.labels)
         assert float(history[1][0] @ share) > at_least
 
@@ -196,18 +227,27 @@ def test_splits_are_by_label_by_domain_or_by_both():
     assert len(split("--partition", "dirichlet")) == 5
     halves = mixed.shards(arguments("--partition", "both", "--alpha", "0.1"))[:2]
     counts = np.stack([np.bincount(labels[half], minlength=10) for half in halves])
-    assert (counts.max(0) > 4 * counts.min(0)).sum() > 5  # most classes lie mainly with one of the two
+    assert (
+        counts.max(0) > 4 * counts.min(0)
+    ).sum() > 5  # most classes lie mainly with one of the two
 
 
 @pytest.mark.parametrize(("steps", "sizes"), [(None, [4, 4, 2] * 5), (4, [4, 4, 2, 4]), (0, [])])
 def test_clients_train_for_whole_epochs_or_for_a_number_of_steps(steps, sizes):
     part = Part(torch.zeros(20, 1, 1), torch.arange(20), torch.zeros(20, dtype=torch.long))
     owned, generator = np.arange(5, 15), torch.Generator().manual_seed(0)
-    batches = [labels for _, labels in part.training(owned, "cpu", size=4, steps=steps, epochs=5, generator=generator)]
+    batches = [
+        labels
+        for _, labels in part.training(
+            owned, "cpu", size=4, steps=steps, epochs=5, generator=generator
+        )
+    ]
     assert [len(labels) for labels in batches] == sizes
     for epoch in range(len(sizes) // 3):
         assert sorted(torch.cat(batches[3 * epoch : 3 * epoch + 3]).tolist()) == owned.tolist()
-    assert len(sizes) < 15 or not torch.equal(batches[0], batches[3])  # each epoch has an order of its own
+    assert len(sizes) < 15 or not torch.equal(
+        batches[0], batches[3]
+    )  # each epoch has an order of its own
 
 
 def test_accuracy_is_that_of_each_domain_and_class():
@@ -227,11 +267,17 @@ def run(monkeypatch, capsys, out: Path, *given: str) -> str:
 
 def rows(printed: str) -> dict[str, list[float]]:
     """The first table of the report: from each method to its figures."""
-    lines = [line.split("|")[1:-1] for line in printed.split("\n\n")[0].splitlines() if line.startswith("|")][2:]
+    lines = [
+        line.split("|")[1:-1]
+        for line in printed.split("\n\n")[0].splitlines()
+        if line.startswith("|")
+    ][2:]
     return {name.strip(): [float(cell) for cell in cells] for name, *cells in lines}
 
 
-def test_default_run_reports_its_rows_and_writes_pictures_and_ledgers(monkeypatch, capsys, tmp_path):
+def test_default_run_reports_its_rows_and_writes_pictures_and_ledgers(
+    monkeypatch, capsys, tmp_path
+):
     figures = rows(run(monkeypatch, capsys, tmp_path))
     assert list(figures) == METHODS
     for lowest, average, highest, own in figures.values():
@@ -240,12 +286,18 @@ def test_default_run_reports_its_rows_and_writes_pictures_and_ledgers(monkeypatc
     for picture in ("fedotp.png", "fedotp_plans.png"):
         assert (tmp_path / picture).stat().st_size > 10_000
     entries = list(csv.DictReader((tmp_path / "fedotp.csv").read_text().splitlines()))
-    assert {int(entry["num_bytes"]) for entry in entries if entry["direction"] == "up"} == {16 * 64 * 4 + 4}
+    assert {int(entry["num_bytes"]) for entry in entries if entry["direction"] == "up"} == {
+        16 * 64 * 4 + 4
+    }
 
 
 @pytest.mark.slow  # that a run gives the same bits again is also what the kills hold it to
-def test_the_same_seed_gives_the_same_figures_and_another_seed_others(monkeypatch, capsys, tmp_path):
-    first, again, other = (rows(run(monkeypatch, capsys, tmp_path, "--seed", seed)) for seed in ("1", "1", "2"))
+def test_the_same_seed_gives_the_same_figures_and_another_seed_others(
+    monkeypatch, capsys, tmp_path
+):
+    first, again, other = (
+        rows(run(monkeypatch, capsys, tmp_path, "--seed", seed)) for seed in ("1", "1", "2")
+    )
     assert first == again
     assert first != other
 
@@ -260,16 +312,33 @@ def folders(tmp_path_factory) -> Path:
 
 
 def test_paper_setting_on_folders_with_random_weights(monkeypatch, capsys, tmp_path, folders):
-    given = ("--model", "ViT-B-16", "--dataset", "bright,dark", "--root", str(folders), "--image-size", "32", "--partition", "domain")
+    given = (
+        "--model",
+        "ViT-B-16",
+        "--dataset",
+        "bright,dark",
+        "--root",
+        str(folders),
+        "--image-size",
+        "32",
+        "--partition",
+        "domain",
+    )
     printed = run(monkeypatch, capsys, tmp_path, *given)
     assert list(rows(printed)) == METHODS
     entries = list(csv.DictReader((tmp_path / "fedotp.csv").read_text().splitlines()))
     assert {entry["client"] for entry in entries} == {"0", "1"}  # one for each domain
-    assert {int(entry["num_bytes"]) for entry in entries if entry["direction"] == "up"} == {16 * 512 * 4 + 4}
+    assert {int(entry["num_bytes"]) for entry in entries if entry["direction"] == "up"} == {
+        16 * 512 * 4 + 4
+    }
 
 
-@pytest.mark.parametrize(("pretrained", "quick_gelu"), [("openai", True), ("laion2b_s34b_b88k", False), (None, False)])
-def test_weights_get_the_activation_that_they_were_trained_with(monkeypatch, folders, pretrained, quick_gelu):
+@pytest.mark.parametrize(
+    ("pretrained", "quick_gelu"), [("openai", True), ("laion2b_s34b_b88k", False), (None, False)]
+)
+def test_weights_get_the_activation_that_they_were_trained_with(
+    monkeypatch, folders, pretrained, quick_gelu
+):
     # open_clip only warns about a mismatch. Nothing is downloaded: the model is asked for without weights.
     create = open_clip.create_model_and_transforms
 
@@ -279,7 +348,14 @@ def test_weights_get_the_activation_that_they_were_trained_with(monkeypatch, fol
 
     monkeypatch.setattr(open_clip, "create_model_and_transforms", without_weights)
     given = ("--model", "ViT-B-16", "--dataset", "bright", "--root", str(folders))
-    assert len(load_task(arguments(*given, *(("--pretrained", pretrained) if pretrained else ()))).test.labels) == 6
+    assert (
+        len(
+            load_task(
+                arguments(*given, *(("--pretrained", pretrained) if pretrained else ()))
+            ).test.labels
+        )
+        == 6
+    )
 
 
 def test_domains_must_have_the_same_classes(tmp_path, folders):
@@ -288,13 +364,29 @@ def test_domains_must_have_the_same_classes(tmp_path, folders):
     for part in ("train", "test"):
         Image.new("RGB", (8, 8)).save(tmp_path / "other" / part / "lone" / "0.png")
     (tmp_path / "bright").symlink_to(folders / "bright")
-    with pytest.raises(ValueError, match=r"`--dataset` must name domains of the classes \['colour_0'.*got .*lone"):
-        load_task(arguments("--dataset", "bright,other", "--root", str(tmp_path), "--model", "ViT-B-16", "--image-size", "32"))
+    with pytest.raises(
+        ValueError, match=r"`--dataset` must name domains of the classes \['colour_0'.*got .*lone"
+    ):
+        load_task(
+            arguments(
+                "--dataset",
+                "bright,other",
+                "--root",
+                str(tmp_path),
+                "--model",
+                "ViT-B-16",
+                "--image-size",
+                "32",
+            )
+        )
 
 
 @pytest.mark.slow
 def test_full_tables_have_a_line_for_every_size_setting_and_method(monkeypatch, capsys, tmp_path):
-    tables = [table.splitlines() for table in run(monkeypatch, capsys, tmp_path, "--full").strip().split("\n\n")]
+    tables = [
+        table.splitlines()
+        for table in run(monkeypatch, capsys, tmp_path, "--full").strip().split("\n\n")
+    ]
     assert [len(table) for table in tables] == [2 + 3, 2 + 5 * len(fedotp.ROWS)]
     assert all(re.search(r"\d ± \d", line) for table in tables for line in table[2:])
 
@@ -303,9 +395,16 @@ def test_gains_over_a_baseline_are_taken_seed_by_seed():
     def measured(full, own):
         # One client, two cells of equally many test images, the first of which it holds.
         accuracy = torch.tensor([[[own, 2 * full - own]]])
-        return fedotp_report.Run([], [1], fedotp_report.Result(np.array([[4, 0]]), torch.tensor([5, 5]), accuracy, fp.Ledger()))
+        return fedotp_report.Run(
+            [],
+            [1],
+            fedotp_report.Result(np.array([[4, 0]]), torch.tensor([5, 5]), accuracy, fp.Ledger()),
+        )
 
-    seeds = [{"a": measured(0.5, 0.6), "b": measured(0.7, 0.5)}, {"a": measured(0.6, 0.8), "b": measured(0.8, 0.9)}]
+    seeds = [
+        {"a": measured(0.5, 0.6), "b": measured(0.7, 0.5)},
+        {"a": measured(0.6, 0.8), "b": measured(0.8, 0.9)},
+    ]
     assert fedotp_report.against(seeds, "a") == [
         ["a", "55.0 ± 7.1", "70.0 ± 14.1", "", ""],
         ["b", "75.0 ± 7.1", "70.0 ± 28.3", "20.0 ± 0.0", "0.0 ± 14.1"],

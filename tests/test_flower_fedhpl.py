@@ -26,7 +26,10 @@ def test_the_cut_rounds_learn_what_the_example_learns():
     server, states = federation.Server(), {client: {} for client in range(3)}
     answers, state = server.init()
     for server_round in range(federation.ARGS.rounds):
-        rounds = {client: federation.train(client, server_round, answers[client], states[client]) for client in range(3)}
+        rounds = {
+            client: federation.train(client, server_round, answers[client], states[client])
+            for client in range(3)
+        }
         uploads = {client: upload for client, (upload, _) in rounds.items()}
         states = {client: state for client, (_, state) in rounds.items()}
         answers, state = server.step(uploads, state)
@@ -34,7 +37,10 @@ def test_the_cut_rounds_learn_what_the_example_learns():
             model = federation.new_model(client)
             model.load_state_dict(state_dict)
             predict = partial(fedhpl.logits, model, backbones[client])
-            assert torch.equal(report.class_accuracy(predict, small, torch.device("cpu")), accuracy[server_round, client])
+            assert torch.equal(
+                report.class_accuracy(predict, small, torch.device("cpu")),
+                accuracy[server_round, client],
+            )
         sent = sum(fp.num_bytes(upload) for upload in uploads.values())
         assert ledger.total(direction="up", server_round=server_round) == sent
     assert run.bits({"answers": answers, "uploads": uploads}) == run.bits(run.in_process())
@@ -68,7 +74,10 @@ def test_a_superlink_that_drops_its_first_connections_is_waited_for(monkeypatch)
     """While it starts, it may accept and reset, which urllib does not wrap; or close without an answer."""
     monkeypatch.setattr(launch.time, "sleep", lambda seconds: None)
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        thread = threading.Thread(target=answer, args=(listening, [b"", None, b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"]))
+        thread = threading.Thread(
+            target=answer,
+            args=(listening, [b"", None, b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"]),
+        )
         thread.start()
         launch.wait_for(Link(), listening.getsockname()[1])
         thread.join()
@@ -80,6 +89,8 @@ def answer(listening: socket.socket, answers: list[bytes | None]) -> None:
         with connection:
             connection.recv(1000)
             if each is None:
-                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # closing resets
+                connection.setsockopt(
+                    socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
+                )  # closing resets
             else:
                 connection.sendall(each)

@@ -29,7 +29,11 @@ def model():
 
 
 def learning(model):
-    return {name.split(".")[0] for name, parameter in model.named_parameters() if parameter.requires_grad}
+    return {
+        name.split(".")[0]
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad
+    }
 
 
 def bits(model):
@@ -38,7 +42,11 @@ def bits(model):
 
 def moved(model, before):
     """The parts of which some tensor has other bits than before."""
-    return {name.split(".")[0] for name, tensor in model.state_dict().items() if not torch.equal(tensor, before[name])}
+    return {
+        name.split(".")[0]
+        for name, tensor in model.state_dict().items()
+        if not torch.equal(tensor, before[name])
+    }
 
 
 def train(model, generator, steps=3):
@@ -46,7 +54,9 @@ def train(model, generator, steps=3):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1)
     for _ in range(steps):
         optimizer.zero_grad()
-        F.cross_entropy(model(torch.randn(8, 4, generator=generator)), torch.arange(8) % 3).backward()
+        F.cross_entropy(
+            model(torch.randn(8, 4, generator=generator)), torch.arange(8) % 3
+        ).backward()
         optimizer.step()
 
 
@@ -63,7 +73,9 @@ def test_frozen_stops_gradients_dropout_and_statistics(generator):
     assert not any(module.training for module in trunk.modules())
 
 
-def test_block_coordinate_descent_moves_one_block_and_leaves_the_others_to_the_bit(model, generator):
+def test_block_coordinate_descent_moves_one_block_and_leaves_the_others_to_the_bit(
+    model, generator
+):
     before = bits(model)
     with training_only(model, model.shared, model.head):
         train(model, generator)
@@ -78,13 +90,17 @@ def test_inside_only_the_parts_learn_and_afterwards_all_is_as_before(model):
     model.head.bias.requires_grad_(False)
     before = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
     with training_only(model, model.head):
-        assert [name for name, parameter in model.named_parameters() if parameter.requires_grad] == ["head.weight"]
+        assert [
+            name for name, parameter in model.named_parameters() if parameter.requires_grad
+        ] == ["head.weight"]
     assert {name: parameter.requires_grad for name, parameter in model.named_parameters()} == before
 
 
 def test_a_single_parameter_can_be_a_part(model):
     with training_only(model, model.scale, model.head.weight):
-        assert [name for name, parameter in model.named_parameters() if parameter.requires_grad] == ["scale", "head.weight"]
+        assert [
+            name for name, parameter in model.named_parameters() if parameter.requires_grad
+        ] == ["scale", "head.weight"]
 
 
 def test_a_frozen_trunk_inside_a_part_stays_frozen(model, generator):
@@ -113,7 +129,10 @@ def test_an_inner_block_cannot_wake_what_an_outer_one_froze(model):
     with training_only(model, model.head):
         with training_only(model, model.head, model.shared):
             assert learning(model) == {"head"}
-        with pytest.raises(ValueError, match="`parts` must hold a parameter that can learn"), training_only(model, model.shared):
+        with (
+            pytest.raises(ValueError, match="`parts` must hold a parameter that can learn"),
+            training_only(model, model.shared),
+        ):
             raise AssertionError("entered although nothing can learn")
         assert learning(model) == {"head"}
 
@@ -121,7 +140,9 @@ def test_an_inner_block_cannot_wake_what_an_outer_one_froze(model):
 def test_parts_may_overlap_and_share_parameters(model):
     model.group.weight = model.shared.weight
     with training_only(model, model.group, model.group.bias, model.group):
-        assert {name for name, parameter in model.named_parameters() if parameter.requires_grad} == {"shared.weight", "group.bias"}
+        assert {
+            name for name, parameter in model.named_parameters() if parameter.requires_grad
+        } == {"shared.weight", "group.bias"}
 
 
 def test_modes_stay_with_the_user(model):
@@ -140,12 +161,36 @@ def test_modes_stay_with_the_user(model):
 @pytest.mark.parametrize(
     ("parts", "error", "message"),
     [
-        (lambda model: (), ValueError, r"`parts` must hold a parameter that can learn; got 0 parameters, none with requires_grad"),
-        (lambda model: (model.trunk,), ValueError, r"`parts` must hold a parameter that can learn; got 4 parameters, none"),
-        (lambda model: (model.head, nn.Linear(2, 2)), ValueError, r"`parts` must belong to `model`; got 2 parameters that do not"),
-        (lambda model: (nn.Parameter(torch.zeros(1)),), ValueError, r"`parts` must belong to `model`; got 1 parameters that do not"),
-        (lambda model: (model.head, "head"), TypeError, r"`parts\[1\]` must be a module or a parameter; got 'head' \(str\)"),
-        (lambda model: (torch.zeros(2),), TypeError, r"`parts\[0\]` must be a module or a parameter; got a float32 tensor of shape \(2,\)"),
+        (
+            lambda model: (),
+            ValueError,
+            r"`parts` must hold a parameter that can learn; got 0 parameters, none with requires_grad",
+        ),
+        (
+            lambda model: (model.trunk,),
+            ValueError,
+            r"`parts` must hold a parameter that can learn; got 4 parameters, none",
+        ),
+        (
+            lambda model: (model.head, nn.Linear(2, 2)),
+            ValueError,
+            r"`parts` must belong to `model`; got 2 parameters that do not",
+        ),
+        (
+            lambda model: (nn.Parameter(torch.zeros(1)),),
+            ValueError,
+            r"`parts` must belong to `model`; got 1 parameters that do not",
+        ),
+        (
+            lambda model: (model.head, "head"),
+            TypeError,
+            r"`parts\[1\]` must be a module or a parameter; got 'head' \(str\)",
+        ),
+        (
+            lambda model: (torch.zeros(2),),
+            TypeError,
+            r"`parts\[0\]` must be a module or a parameter; got a float32 tensor of shape \(2,\)",
+        ),
     ],
 )
 def test_bad_parts_are_refused_by_name_and_change_nothing(model, parts, error, message):
@@ -160,5 +205,8 @@ def test_bad_parts_are_refused_by_name_and_change_nothing(model, parts, error, m
 def test_what_is_no_module_is_refused_by_name(wrong):
     with pytest.raises(TypeError, match=r"`model` must be an nn\.Module; got "):
         freeze(wrong)
-    with pytest.raises(TypeError, match=r"`model` must be an nn\.Module; got "), training_only(wrong, nn.Linear(1, 1)):
+    with (
+        pytest.raises(TypeError, match=r"`model` must be an nn\.Module; got "),
+        training_only(wrong, nn.Linear(1, 1)),
+    ):
         raise AssertionError("entered without a model")

@@ -14,29 +14,22 @@ import torch
 from torch import Tensor
 
 from blobs import content, flipped, overwritten
-from fedprompt import (
-    Expected,
-    Header,
-    Payload,
-    Weighted,
-    decode_payload,
-    descend,
-    ema,
-    encode_payload,
-    int8_codec,
-    receive,
-    update_by_name,
-    weighted_mean,
-)
+from fedprompt import Weighted, descend, ema, update_by_name, weighted_mean
+from fedprompt.codecs import int8
+from fedprompt.interfaces import Payload
+from fedprompt.wire import Expected, Header, decode_payload, encode_payload, receive
 from same import assert_same
 
 PARTS = {"backbone": "vit_tiny", "classes": "cat, dog"}
 SHAPES = {"prompts": (2, 3, 4), "groups": (3, 4), "keys": (5, 4), "guides": (6, 4)}
 ROWS = {"prompts": (), "groups": (), "keys": (5,), "guides": (6,)}  # of what there is a weight
-VALUES = {name: torch.linspace(-1, 1, torch.Size(shape).numel(), dtype=torch.float64).reshape(shape) for name, shape in SHAPES.items()}
+VALUES = {
+    name: torch.linspace(-1, 1, torch.Size(shape).numel(), dtype=torch.float64).reshape(shape)
+    for name, shape in SHAPES.items()
+}
 VALUES["prompts"] = VALUES["prompts"].float()
 LIKE = {name: Weighted(VALUES[name], torch.zeros(rows)) for name, rows in ROWS.items()}
-CODEC = int8_codec()
+CODEC = int8()
 
 
 def shortened(payload):
@@ -58,7 +51,11 @@ MAX_BYTES = 4000
 
 aggregate = weighted_mean
 update = update_by_name(
-    {"groups": ema(decay=0.5), "keys": ema(decay=0.9), "guides": descend(partial(torch.optim.SGD, lr=0.3, momentum=0.9))}
+    {
+        "groups": ema(decay=0.5),
+        "keys": ema(decay=0.9),
+        "guides": descend(partial(torch.optim.SGD, lr=0.3, momentum=0.9)),
+    }
 )
 
 
@@ -67,7 +64,9 @@ def serve(channel, receive=receive):
     values, state, server_round = VALUES, update.init(VALUES), 0
     while True:
         expect = EXPECT._replace(server_round=server_round)
-        accepted, refused = receive(channel(server_round, values), expect=expect, max_bytes=MAX_BYTES, restore=restored)
+        accepted, refused = receive(
+            channel(server_round, values), expect=expect, max_bytes=MAX_BYTES, restore=restored
+        )
         values, state = update.step(values, aggregate(accepted.values()), state)
         yield values, state, accepted, refused
         server_round += 1
@@ -78,7 +77,10 @@ def serve_honest(num_clients):
     values, state, server_round = VALUES, update.init(VALUES), 0
     while True:
         fates = fates_of(server_round, num_clients)
-        payloads = [restored(shortened(upload.payload)) for upload in uploads(values, server_round, fates, ("whole", "twice"))]
+        payloads = [
+            restored(shortened(upload.payload))
+            for upload in uploads(values, server_round, fates, ("whole", "twice"))
+        ]
         values, state = update.step(values, aggregate(payloads), state)
         yield values
         server_round += 1
@@ -93,8 +95,14 @@ class Upload(NamedTuple):
     server_round: int
 
     def blob(self, names=None, *, instead=None, **other):
-        message = {name: entry for name, entry in shortened(self.payload).items() if names is None or name in names} | (instead or {})
-        return encode_payload(message, header=Header(PARTS, self.server_round, str(self.client))._replace(**other))
+        message = {
+            name: entry
+            for name, entry in shortened(self.payload).items()
+            if names is None or name in names
+        } | (instead or {})
+        return encode_payload(
+            message, header=Header(PARTS, self.server_round, str(self.client))._replace(**other)
+        )
 
 
 SHARES = {"absent": 30, "twice": 5, "late": 5, "rubbish": 5, "whole": 55}  # per cent
@@ -110,12 +118,24 @@ def fates_of(server_round, num_clients):
 def uploads(values, server_round, fates, wanted):
     """Of the clients with a wanted fate; rows of keys and guides are known here and there, with weights of their own."""
     generator = torch.Generator().manual_seed(server_round)
-    noise = {name: torch.randn(len(fates), *shape, dtype=torch.float64, generator=generator) for name, shape in SHAPES.items()}
-    weight = {name: torch.randint(-3, 9, (len(fates), *rows), generator=generator).clamp(min=0).float() for name, rows in ROWS.items()}
-    moved = {name: (0.9 * values[name] + 0.1 * noise[name]).to(values[name].dtype) for name in SHAPES}
+    noise = {
+        name: torch.randn(len(fates), *shape, dtype=torch.float64, generator=generator)
+        for name, shape in SHAPES.items()
+    }
+    weight = {
+        name: torch.randint(-3, 9, (len(fates), *rows), generator=generator).clamp(min=0).float()
+        for name, rows in ROWS.items()
+    }
+    moved = {
+        name: (0.9 * values[name] + 0.1 * noise[name]).to(values[name].dtype) for name in SHAPES
+    }
     for client, fate in enumerate(fates):
         if fate in wanted:
-            yield Upload({name: Weighted(moved[name][client], weight[name][client]) for name in SHAPES}, client, server_round)
+            yield Upload(
+                {name: Weighted(moved[name][client], weight[name][client]) for name in SHAPES},
+                client,
+                server_round,
+            )
 
 
 def bits(blob):
@@ -128,12 +148,16 @@ INFINITE = {  # once it is restored, not before
 }
 RUBBISH = {
     "one bit": lambda upload, draw: flipped(blob := upload.blob(), draw.choice(bits(blob))),
-    "one bit of a number": lambda upload, draw: flipped(blob := upload.blob(), draw.choice(bits(blob)[8 * content(blob) :])),
+    "one bit of a number": lambda upload, draw: flipped(
+        blob := upload.blob(), draw.choice(bits(blob)[8 * content(blob) :])
+    ),
     "cut short": lambda upload, draw: (blob := upload.blob())[: draw.randrange(len(blob))],
     "NaN": lambda upload, draw: overwritten(upload.blob(), 0, struct.pack("<d", torch.nan)),
     "a scale that makes infinity": lambda upload, draw: upload.blob(instead=INFINITE),
     "a name less": lambda upload, draw: upload.blob({"keys", "guides"}),
-    "another backbone": lambda upload, draw: upload.blob(fingerprint=PARTS | {"backbone": "vit_small"}),
+    "another backbone": lambda upload, draw: upload.blob(
+        fingerprint=PARTS | {"backbone": "vit_small"}
+    ),
     "no fingerprint": lambda upload, draw: upload.blob(fingerprint={}),
     "a round ahead": lambda upload, draw: upload.blob(server_round=upload.server_round + 1),
     "under another's name": lambda upload, draw: upload.blob(client_id=str(upload.client + 1)),
@@ -146,7 +170,12 @@ class Clients:
     """The other end of the server's channel; remembers the late uploads of one round, and counts what it did."""
 
     def __init__(self, num_clients):
-        self.num_clients, self.late, self.done, self.rubbish = num_clients, [], Counter(), cycle(RUBBISH)
+        self.num_clients, self.late, self.done, self.rubbish = (
+            num_clients,
+            [],
+            Counter(),
+            cycle(RUBBISH),
+        )
 
     def __call__(self, server_round, values):
         fates, draw = fates_of(server_round, self.num_clients), random.Random(server_round + 1000)
@@ -178,7 +207,10 @@ def test_clients_with_faults_end_where_the_honest_ones_alone_do(num_clients):
         refusals.append(len(refused))
         assert len(accepted) == 0.6 * num_clients
     assert_same(values, last(serve_honest(num_clients), 20))
-    assert refusals == [0.1 * num_clients, *[0.15 * num_clients] * 19]  # no upload is late in the first round
+    assert refusals == [
+        0.1 * num_clients,
+        *[0.15 * num_clients] * 19,
+    ]  # no upload is late in the first round
     assert clients.done.keys() == {"whole", "twice", "late", *RUBBISH}
 
 
@@ -204,7 +236,13 @@ def careless(arrivals, *, restore, expect, max_bytes, forget=(), once=True):
         (partial(careless, forget=("fingerprint",)), True),
         (partial(careless, forget=("client_id",)), True),
         (partial(careless, once=False), True),
-        (lambda *arguments, **options: (dict(reversed(receive(*arguments, **options)[0].items())), []), True),
+        (
+            lambda *arguments, **options: (
+                dict(reversed(receive(*arguments, **options)[0].items())),
+                [],
+            ),
+            True,
+        ),
     ],
     ids=["none", "the round", "the fingerprint", "the name", "duplicates", "the order of ids"],
 )
@@ -224,8 +262,15 @@ def test_each_thing_that_a_server_may_forget_shows_in_the_result(server, differs
 def held():
     """Bytes of Python and NumPy, in which everything that arrives lies, and those of tensors, which PyTorch takes elsewhere."""
     gc.collect()
-    tensors = [thing for thing in gc.get_objects() if type(thing) is Tensor and (thing.layout, thing.device.type) == (torch.strided, "cpu")]
-    sizes = {storage.data_ptr(): storage.nbytes() for storage in (tensor.untyped_storage() for tensor in tensors)}
+    tensors = [
+        thing
+        for thing in gc.get_objects()
+        if type(thing) is Tensor and (thing.layout, thing.device.type) == (torch.strided, "cpu")
+    ]
+    sizes = {
+        storage.data_ptr(): storage.nbytes()
+        for storage in (tensor.untyped_storage() for tensor in tensors)
+    }
     return tracemalloc.get_traced_memory()[0] + sum(sizes.values())
 
 

@@ -314,5 +314,7 @@ try:
 except ImportError as error:
     print(error)
 """
-    printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    printed = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    ).stdout
     assert printed == "`fedprompt.plots` needs matplotlib: pip install 'fedprompt[plots]'\n"

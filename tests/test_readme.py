@@ -26,13 +26,23 @@ def test_both_commands_do_all_of_their_set_up():
         ['pip install -e ".[examples]"', "python examples/fedhpl.py"],
         ['pip install -e ".[test]"', "pytest"],
     ]
-    assert all(command.startswith("python3 -m venv .venv && . .venv/bin/activate && ") for command in commands)
-    assert "-F 'pip install -e \".[test]\" && pytest' README.md" in (ROOT / ".ci" / "run").read_text()
+    assert all(
+        command.startswith("python3 -m venv .venv && . .venv/bin/activate && ")
+        for command in commands
+    )
+    assert (
+        "-F 'pip install -e \".[test]\" && pytest' README.md" in (ROOT / ".ci" / "run").read_text()
+    )
 
 
 def test_the_table_of_components_names_what_exists():
     section = README.split("## Components")[1]
-    names = set(re.findall(r"`(\w+)`", "".join(line.split("|")[1] for line in section.splitlines() if line.startswith("| `"))))
+    names = set(
+        re.findall(
+            r"`(\w+)`",
+            "".join(line.split("|")[1] for line in section.splitlines() if line.startswith("| `")),
+        )
+    )
     assert len(names) > 25
     assert not [name for name in names if not hasattr(fedprompt, name)]
     assert set(re.findall(r"`flower\.(\w+)`", section)) == set(names_of("flower"))

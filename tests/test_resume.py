@@ -31,8 +31,16 @@ def flags(checkpoint: Path | None, **given: object) -> Namespace:
 def walk(args: Namespace, stop: int = 5, name: str = "row") -> tuple[Namespace, list[int]]:
     """Five rounds of a loop that remembers something of every kind; return what it remembers at the end, and the rounds it went."""
     torch.manual_seed(0)
-    memory = Namespace(module=nn.ModuleList([nn.BatchNorm1d(2)]), draw=torch.Generator().manual_seed(1), ledger=fp.Ledger(), history=[])
-    memory.values, memory.teachers = {"a": torch.zeros(2)}, [fp.Weighted(torch.zeros(2), torch.zeros(2))]
+    memory = Namespace(
+        module=nn.ModuleList([nn.BatchNorm1d(2)]),
+        draw=torch.Generator().manual_seed(1),
+        ledger=fp.Ledger(),
+        history=[],
+    )
+    memory.values, memory.teachers = (
+        {"a": torch.zeros(2)},
+        [fp.Weighted(torch.zeros(2), torch.zeros(2))],
+    )
     module, draw, ledger, walked = memory.module, memory.draw, memory.ledger, []
     for server_round in rounds(memory, 5, name, args):
         if server_round == stop:
@@ -40,7 +48,9 @@ def walk(args: Namespace, stop: int = 5, name: str = "row") -> tuple[Namespace, 
         module[0](torch.randn(4, 2, generator=draw) + torch.rand(1))  # of the global stream too
         ledger.record(memory.values, direction="up", client=server_round, server_round=server_round)
         memory.values = {"a": memory.values["a"] + module[0].running_mean}
-        memory.teachers[0] = fp.Weighted(memory.teachers[0].value - memory.values["a"], torch.ones(2))
+        memory.teachers[0] = fp.Weighted(
+            memory.teachers[0].value - memory.values["a"], torch.ones(2)
+        )
         memory.history.append(memory.values["a"].sum().item())
         walked.append(server_round)
     return memory, walked
@@ -51,11 +61,19 @@ def test_what_a_round_adds_to_the_ledger_is_not_in_the_checkpoint(tmp_path):
     walk(flags(None))  # which has no file
     kept = tmp_path / "row" / "ledger.jsonl"
     assert len(kept.read_text().splitlines()) == 5
-    assert set(fp.load_checkpoint(tmp_path / "row")["memory"]["ledger"]) == {"num_entries", "num_bytes", "sha256"}
+    assert set(fp.load_checkpoint(tmp_path / "row")["memory"]["ledger"]) == {
+        "num_entries",
+        "num_bytes",
+        "sha256",
+    }
 
 
 def contents(memory: Namespace) -> dict[str, object]:
-    streams = {"draw": memory.draw.get_state(), "global": torch.get_rng_state(), "ledger": memory.ledger.entries}
+    streams = {
+        "draw": memory.draw.get_state(),
+        "global": torch.get_rng_state(),
+        "ledger": memory.ledger.entries,
+    }
     return {**vars(memory), **streams, "module": dict(memory.module.state_dict())}
 
 
@@ -81,24 +99,41 @@ def test_without_the_flag_nothing_is_written_and_nothing_is_found(tmp_path, monk
 def test_a_checkpoint_made_with_other_flags_is_refused(tmp_path):
     walk(flags(tmp_path, rate=0.1), stop=2)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    for given, got in [({"rate": 0.2}, r"{'rate': '0.2'}; got {'rate': '0.1'} in .*row"), ({}, "{'rate': None}; got {'rate': '0.1'}")]:
-        with pytest.raises(ValueError, match=f"`--checkpoint` must hold a run with the flags of this one, {got}"):
+    for given, got in [
+        ({"rate": 0.2}, r"{'rate': '0.2'}; got {'rate': '0.1'} in .*row"),
+        ({}, "{'rate': None}; got {'rate': '0.1'}"),
+    ]:
+        with pytest.raises(
+            ValueError, match=f"`--checkpoint` must hold a run with the flags of this one, {got}"
+        ):
             walk(flags(tmp_path, **given))
     with pytest.raises(ValueError, match=r"one, {'new': '1'}; got {'new': None}"):
         walk(flags(tmp_path, rate=0.1, new=1))
-    with pytest.raises(ValueError, match=r"one, {'memory': 'other'}; got {'memory': 'module, draw, .*'}"):
+    with pytest.raises(
+        ValueError, match=r"one, {'memory': 'other'}; got {'memory': 'module, draw, .*'}"
+    ):
         next(iter(rounds(Namespace(other=1), 5, "row", flags(tmp_path, rate=0.1))))
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
-    elsewhere = flags(tmp_path, rate=0.1, out=Path("elsewhere"))  # where pictures go does not matter
+    elsewhere = flags(
+        tmp_path, rate=0.1, out=Path("elsewhere")
+    )  # where pictures go does not matter
     assert walk(elsewhere)[1] == [2, 3, 4]
 
 
 def test_each_row_and_each_variant_has_a_folder_of_its_own(tmp_path):
-    for args in (flags(tmp_path), variant(flags(tmp_path), seed=1), variant(flags(tmp_path), seed=1, layers=(2, 3))):
+    for args in (
+        flags(tmp_path),
+        variant(flags(tmp_path), seed=1),
+        variant(flags(tmp_path), seed=1, layers=(2, 3)),
+    ):
         for name in ("one", "two"):
             assert walk(args, stop=1, name=name)[1] == [0]
     folders = {str(path.parent.relative_to(tmp_path)) for path in tmp_path.rglob("state.json")}
-    assert folders == {f"{place}{name}" for place in ("", "seed=1/", "seed=1_layers=_2_3_/") for name in ("one", "two")}
+    assert folders == {
+        f"{place}{name}"
+        for place in ("", "seed=1/", "seed=1_layers=_2_3_/")
+        for name in ("one", "two")
+    }
     assert vars(variant(flags(None), seed=1)) == vars(flags(None, seed=1))
     for rows in (fedhpl.ROWS, fedl2g.METHODS, fedotp.ROWS, sgpt.ROWS):
         assert len({_folder(name) for name in rows}) == len(rows)
@@ -123,7 +158,9 @@ def examples():
 def outcome(folder: Path) -> dict[str, object]:
     """All that a run leaves: what it remembers of every row, what it printed, and every file that it wrote."""
     return {
-        "memory": {path.name: fp.load_checkpoint(path) for path in sorted((folder / "memory").iterdir())},
+        "memory": {
+            path.name: fp.load_checkpoint(path) for path in sorted((folder / "memory").iterdir())
+        },
         "printed": (folder / "printed").read_text(),
         "out": {path.name: path.read_bytes() for path in sorted((folder / "out").iterdir())},
     }
@@ -143,7 +180,9 @@ def half_saved(folder: Path) -> bool:
     return False
 
 
-def kill(examples, example: str, tmp_path: Path, *, moments: int, renames: int, seed: int) -> Counter[str]:
+def kill(
+    examples, example: str, tmp_path: Path, *, moments: int, renames: int, seed: int
+) -> Counter[str]:
     """Kill an example at so many moments, spread over a whole run, and between the two files of so many saves; count what that hit.
 
     A run that was killed starts again, to be killed again. Whenever one comes to its end, it must have left what `whole` did, and the
@@ -151,10 +190,17 @@ def kill(examples, example: str, tmp_path: Path, *, moments: int, renames: int, 
     """
     status, seconds = examples.run(example, tmp_path / "whole")
     assert status == 0, (tmp_path / "whole" / "complaints").read_text()
-    whole, chance, counts, folders = outcome(tmp_path / "whole"), random.Random(seed), Counter(), count()
+    whole, chance, counts, folders = (
+        outcome(tmp_path / "whole"),
+        random.Random(seed),
+        Counter(),
+        count(),
+    )
     saves = remembered(tmp_path / "whole")
     fates = [{"moment": seconds * (each + chance.random()) / moments} for each in range(moments)]
-    fates += [{"renames": 2 * chance.randrange(1, saves) + 1} for _ in range(renames)]  # each save renames its tensors, then its state
+    fates += [
+        {"renames": 2 * chance.randrange(1, saves) + 1} for _ in range(renames)
+    ]  # each save renames its tensors, then its state
     chance.shuffle(fates)
     folder, fresh = tmp_path / f"{next(folders)}", True
     while True:
@@ -174,7 +220,9 @@ def kill(examples, example: str, tmp_path: Path, *, moments: int, renames: int, 
         counts["runs that came to their end"] += 1
         if not fates:
             return counts
-        if fresh and "moment" in fates[-1]:  # it was faster than `whole`, and over before its time had come
+        if (
+            fresh and "moment" in fates[-1]
+        ):  # it was faster than `whole`, and over before its time had come
             fates[-1]["moment"] *= 0.9
         folder, fresh = tmp_path / f"{next(folders)}", True
 
@@ -191,7 +239,9 @@ def test_an_example_that_is_killed_twice_ends_as_if_it_had_not_been(examples, ex
 @pytest.mark.killed
 @pytest.mark.slow
 @pytest.mark.parametrize("example", EXAMPLES)
-def test_an_example_that_is_killed_at_twenty_moments_ends_as_if_it_had_not_been(examples, example, tmp_path, record_property):
+def test_an_example_that_is_killed_at_twenty_moments_ends_as_if_it_had_not_been(
+    examples, example, tmp_path, record_property
+):
     counts = kill(examples, example, tmp_path, moments=20, renames=4, seed=1)
     print(example, dict(counts))
     assert counts["kills"] == 24
@@ -218,7 +268,9 @@ FORGETTING = [
 @pytest.mark.killed
 @pytest.mark.slow
 @pytest.mark.parametrize(("example", "given", "row", "saves", "needed", "idle"), FORGETTING)
-def test_whatever_a_loop_forgets_shows(examples, tmp_path, example, given, row, saves, needed, idle):
+def test_whatever_a_loop_forgets_shows(
+    examples, tmp_path, example, given, row, saves, needed, idle
+):
     assert examples.run(example, tmp_path / "whole", *given)[0] == 0
     whole = outcome(tmp_path / "whole")
     assert set(whole["memory"][row]["memory"]) == {*needed, *idle}
@@ -227,7 +279,10 @@ def test_whatever_a_loop_forgets_shows(examples, tmp_path, example, given, row, 
     for things in [idle, *([thing] for thing in needed)]:
         folder = shutil.copytree(tmp_path / "killed", tmp_path / f"without {things}")
         status, _ = examples.run(example, folder, *given, forget=[row, things])
-        assert (status == 0 and same(outcome(folder), whole)) == (things is idle), (things, (folder / "complaints").read_text())
+        assert (status == 0 and same(outcome(folder), whole)) == (things is idle), (
+            things,
+            (folder / "complaints").read_text(),
+        )
 
 
 def same(one: object, other: object) -> bool:

@@ -15,7 +15,9 @@ import sgpt_setup
 from embedded.shifts import feature_shift, label_shift
 
 
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], out: Path, *arguments: str) -> str:
+def run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], out: Path, *arguments: str
+) -> str:
     monkeypatch.setattr("sys.argv", ["sgpt.py", "--quick", "--out", str(out), *arguments])
     sgpt.main()
     return capsys.readouterr().out
@@ -48,8 +50,13 @@ def test_default_run_compares_with_vpt_and_writes_its_picture(monkeypatch, capsy
 
 
 @pytest.mark.slow  # that a run gives the same bits again is also what the kills hold it to
-def test_the_same_seed_gives_the_same_figures_and_another_seed_others(monkeypatch, capsys, tmp_path):
-    first, again, other = (run(monkeypatch, capsys, tmp_path, "--shift", "feature", "--seed", seed) for seed in ("1", "1", "2"))
+def test_the_same_seed_gives_the_same_figures_and_another_seed_others(
+    monkeypatch, capsys, tmp_path
+):
+    first, again, other = (
+        run(monkeypatch, capsys, tmp_path, "--shift", "feature", "--seed", seed)
+        for seed in ("1", "1", "2")
+    )
     assert first == again
     assert first != other
 
@@ -57,7 +64,11 @@ def test_the_same_seed_gives_the_same_figures_and_another_seed_others(monkeypatc
 @pytest.mark.parametrize("name", sgpt.ROWS)
 def test_every_row_sends_what_it_trains_and_takes_as_many_steps(name, monkeypatch):
     steps = []
-    monkeypatch.setattr(torch.optim.SGD, "step", lambda self: steps.append({id(group["params"][0]) for group in self.param_groups}))
+    monkeypatch.setattr(
+        torch.optim.SGD,
+        "step",
+        lambda self: steps.append({id(group["params"][0]) for group in self.param_groups}),
+    )
     federation, backbone, args = sgpt_setup.prepare(quick(rounds=1, ratio=0.1))
     args.rounds = 1
     result = sgpt.federate(name, federation, backbone, args)
@@ -86,15 +97,37 @@ def test_clients_that_never_took_part_select_groups_of_their_own():
     result = sgpt.federate("SGPT", federation, backbone, Namespace(**vars(args) | {"rounds": 6}))
     new = federation.test.shards[-5:]  # one of each domain
     seen = [np.concatenate(federation.test.shards[domain:-5:5]) for domain in range(5)]
-    own, known = (sgpt_report.frequencies(result.chosen, shards, args.groups) for shards in (new, seen))
+    own, known = (
+        sgpt_report.frequencies(result.chosen, shards, args.groups) for shards in (new, seen)
+    )
     distance = torch.cdist(own, known, p=1) / 2
     assert distance.diagonal().mean() < distance[~torch.eye(5, dtype=torch.bool)].mean() - 0.2
     assert "took part" in sgpt_report.newcomers({"SGPT": result}, 5)
 
 
 def test_paper_setting_on_a_folder_with_random_weights(monkeypatch, capsys, tmp_path, folder):
-    arguments = ("--dataset", "colours", "--root", str(folder), "--image-size", "32", "--backbone", "vit_tiny_patch16_224")
-    printed = run(monkeypatch, capsys, tmp_path, *arguments, "--clients", "3", "--classes-per-client", "2", "--ratio", "0.7")
+    arguments = (
+        "--dataset",
+        "colours",
+        "--root",
+        str(folder),
+        "--image-size",
+        "32",
+        "--backbone",
+        "vit_tiny_patch16_224",
+    )
+    printed = run(
+        monkeypatch,
+        capsys,
+        tmp_path,
+        *arguments,
+        "--clients",
+        "3",
+        "--classes-per-client",
+        "2",
+        "--ratio",
+        "0.7",
+    )
     accuracy, clusters = tables(printed)
     assert list(accuracy) == ["FedVPT", "FedVPT-D", "SGPT"]
     assert float(clusters["SGPT"][3]) <= 12  # effective groups of twelve test images
@@ -104,7 +137,12 @@ def test_the_papers_defaults_are_its_own():
     args = sgpt_setup.filled(sgpt_setup.flags().parse_args(["--dataset", "cifar100"]))
     assert (args.groups, args.epochs, args.ratio, args.learning_rate) == (20, 5, 0.05, 0.01)
     assert (args.shared_layers, args.group_layers) == ((0, 1, 2, 3), (4, 5, 6))
-    assert sgpt_setup.filled(sgpt_setup.flags().parse_args(["--dataset", "cifar100", "--groups", "7"])).groups == 7
+    assert (
+        sgpt_setup.filled(
+            sgpt_setup.flags().parse_args(["--dataset", "cifar100", "--groups", "7"])
+        ).groups
+        == 7
+    )
 
 
 @pytest.mark.slow
@@ -112,7 +150,9 @@ def test_full_tables_have_a_line_for_every_row(monkeypatch, capsys, tmp_path):
     printed = run(monkeypatch, capsys, tmp_path, "--full")
     found = tables(printed)
     rows = list(sgpt.ROWS)
-    selecting = [name for name in rows if any("groups" in block for block in sgpt.ROWS[name].blocks)]
+    selecting = [
+        name for name in rows if any("groups" in block for block in sgpt.ROWS[name].blocks)
+    ]
     assert list(found[0]) == rows
     assert list(found[1]) == [*selecting, "centralised k-means"]
     assert list(found[3])[:3] == rows[:3]
@@ -123,8 +163,19 @@ def test_full_tables_have_a_line_for_every_row(monkeypatch, capsys, tmp_path):
 
 @pytest.mark.parametrize("validate", [False, True])
 def test_label_shift_tests_each_client_on_the_classes_it_learns(validate):
-    federation = label_shift("digits", root=".", image_size=16, seed=0, num_clients=20, classes_per_client=2, validate=validate)
-    for side, total in ((federation.train, 900 if validate else 1200), (federation.test, 300 if validate else 597)):
+    federation = label_shift(
+        "digits",
+        root=".",
+        image_size=16,
+        seed=0,
+        num_clients=20,
+        classes_per_client=2,
+        validate=validate,
+    )
+    for side, total in (
+        (federation.train, 900 if validate else 1200),
+        (federation.test, 300 if validate else 597),
+    ):
         assert sorted(np.concatenate(side.shards)) == list(range(total))
     for learned, tested in zip(federation.train.shards, federation.test.shards, strict=True):
         classes = set(federation.train.labels[learned].tolist())
@@ -142,13 +193,20 @@ def test_feature_shift_gives_each_client_one_domain_and_each_domain_four_clients
         assert sorted(np.concatenate(side.shards)) == list(range(len(side.labels)))
     raw, inverted = federation.train.truth == 3, federation.train.truth == 0
     images = torch.stack([federation.train.split.dataset[number][0] for number in range(len(raw))])
-    assert images[raw].mean() < 0.5 < images[inverted].mean()  # ink is light on black, and dark on white
+    assert (
+        images[raw].mean() < 0.5 < images[inverted].mean()
+    )  # ink is light on black, and dark on white
 
 
 def test_validation_never_looks_at_a_test_image():
     def images(**flags: bool) -> tuple[set[bytes], set[bytes]]:
-        federation = label_shift("digits", root=".", image_size=16, seed=0, num_clients=20, classes_per_client=2, **flags)
-        return tuple({side.split.dataset[n][0].numpy().tobytes() for n in range(len(side.labels))} for side in federation[1:])
+        federation = label_shift(
+            "digits", root=".", image_size=16, seed=0, num_clients=20, classes_per_client=2, **flags
+        )
+        return tuple(
+            {side.split.dataset[n][0].numpy().tobytes() for n in range(len(side.labels))}
+            for side in federation[1:]
+        )
 
     train, test = images(validate=False)
     learned, checked = images(validate=True)

@@ -48,7 +48,7 @@ class ClipTask(NamedTuple):
     """A frozen CLIP, the names of the classes, and images of one or several domains; `look` returns a test image."""
 
     tower: fp.TextTower
-    names: fp.ClassNames
+    names: fp.interfaces.ClassNames
     scale: float
     domains: Sequence[str]
     train: Part

@@ -61,8 +61,8 @@ def label_shift(
         halves = range(cut), range(cut, len(task.train.labels))
         parts = [(Subset(task.train.dataset, half), task.train.labels[half]) for half in halves]
     generator = np.random.default_rng(seed)
-    shares = fp.pathological_shares(num_clients, task.num_classes, classes_per_client=classes_per_client, generator=generator)
-    sides = [_side(images, labels, labels, fp.allocate(labels, shares, generator=generator)) for images, labels in parts]
+    shares = fp.data.pathological_shares(num_clients, task.num_classes, classes_per_client=classes_per_client, generator=generator)
+    sides = [_side(images, labels, labels, fp.data.allocate(labels, shares, generator=generator)) for images, labels in parts]
     return Federation(task.num_classes, *sides)
 
 

@@ -17,7 +17,7 @@ NAMES = ("S", "B", "L")  # three clients, three widths
 ARGS = Namespace(seed=0, rounds=2, steps=2, batch_size=64, num_prompts=8, gamma=1.0, temperature=4.5, shallow=False, teach=True, share=[])
 ARGS.device = "cpu"
 MAX_BYTES = 100_000
-Answers = Mapping[int, fp.Message]
+Answers = Mapping[int, fp.interfaces.Message]
 
 
 @cache
@@ -37,7 +37,7 @@ def new_model(client: int) -> nn.ModuleDict:
         return fedhpl.new_client(backbones[client], task, ARGS)
 
 
-def train(client: int, server_round: int, broadcast: fp.Message, state: Any) -> tuple[fp.Message, Any]:
+def train(client: int, server_round: int, broadcast: fp.interfaces.Message, state: Any) -> tuple[fp.interfaces.Message, Any]:
     """One round of one client; prompts and head are its own and stay in its state."""
     task, backbones, split = setting()
     model = new_model(client)
@@ -54,7 +54,7 @@ class Server:
         """Nobody knows anything yet."""
         return {client: {"teacher": unknown()} for client in range(len(NAMES))}, {}
 
-    def step(self, uploads: Mapping[int, fp.Message], state: Any, /) -> tuple[Answers, Any]:
+    def step(self, uploads: Mapping[int, fp.interfaces.Message], state: Any, /) -> tuple[Answers, Any]:
         """Weigh what was heard by how alike the widths are."""
         _, backbones, _ = setting()
         heard = sorted(uploads)
@@ -75,11 +75,11 @@ def fingerprint(client: int) -> dict[str, str]:
     return fp.fingerprint(setting()[1][client].encoder, new_model(client)["prompts"]())
 
 
-def broadcast(client: int) -> fp.Expected:
+def broadcast(client: int) -> fp.wire.Expected:
     """What a client expects."""
-    return fp.Expected({"teacher": unknown()}, fingerprint(client))
+    return fp.wire.Expected({"teacher": unknown()}, fingerprint(client))
 
 
-def upload(client: int) -> fp.Expected:
+def upload(client: int) -> fp.wire.Expected:
     """What the server expects."""
-    return fp.Expected({"logits": unknown()}, fingerprint(client))
+    return fp.wire.Expected({"logits": unknown()}, fingerprint(client))

@@ -27,7 +27,7 @@ import fedhpl  # noqa: E402
 from launch import flower_here  # noqa: E402
 
 
-def in_process() -> dict[str, dict[int, fp.Message]]:
+def in_process() -> dict[str, dict[int, fp.interfaces.Message]]:
     """Run without a wire: models stay in memory, and nothing is ever written as bytes."""
     task, backbones, split = federation.setting()
     models = [federation.new_model(client) for client in range(len(federation.NAMES))]
@@ -42,7 +42,7 @@ def in_process() -> dict[str, dict[int, fp.Message]]:
     return {"answers": answers, "uploads": uploads}
 
 
-def bits(run: Mapping[str, Mapping[int, fp.Message]]) -> dict[tuple[str, int, str], list[tuple[torch.dtype, torch.Size, bytes]]]:
+def bits(run: Mapping[str, Mapping[int, fp.interfaces.Message]]) -> dict[tuple[str, int, str], list[tuple[torch.dtype, torch.Size, bytes]]]:
     """All tensors of a run, by where they stand."""
     return {
         (part, client, name): [(tensor.dtype, tensor.shape, tensor.numpy().tobytes()) for tensor in entry]

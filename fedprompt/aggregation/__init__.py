@@ -4,11 +4,13 @@ from fedprompt.aggregation.by_name import aggregate_by_name, update_by_name
 from fedprompt.aggregation.heterogeneous import heterogeneous_means
 from fedprompt.aggregation.krum import krum, multi_krum
 from fedprompt.aggregation.means import weighted_mean
+from fedprompt.aggregation.personal import averaging
 from fedprompt.aggregation.robust import trimmed_mean, weighted_median
 from fedprompt.aggregation.server import descend, ema, overwrite
 
 __all__ = [
     "aggregate_by_name",
+    "averaging",
     "descend",
     "ema",
     "heterogeneous_means",

@@ -23,7 +23,9 @@ class Statistic(Protocol):
         """Return the aggregate of all entries that were added."""
 
 
-def aggregate(things: Iterable[Weighted] | Iterable[Payload], make: Callable[[Weighted], Statistic]) -> Weighted | dict[str, Weighted]:
+def aggregate(
+    things: Iterable[Weighted] | Iterable[Payload], make: Callable[[Weighted], Statistic]
+) -> Weighted | dict[str, Weighted]:
     """Stream entries through one statistic, or payloads through one statistic for each name.
 
     Args:
@@ -31,7 +33,9 @@ def aggregate(things: Iterable[Weighted] | Iterable[Payload], make: Callable[[We
         make: Called with the first entry of each name, whose layout the others must have.
     """
     if isinstance(things, Weighted | Mapping):
-        raise wrong_type("entries", "be an iterable of entries or of payloads", f"one {type(things).__name__}")
+        raise wrong_type(
+            "entries", "be an iterable of entries or of payloads", f"one {type(things).__name__}"
+        )
     statistics: dict[str, Statistic] = {}
     payloads: bool | None = None
     for position, thing in enumerate(things):
@@ -50,7 +54,11 @@ def _labeled(thing: Any, position: int, payloads: bool) -> list[tuple[str, str, 
     """Name, argument for errors, and entry; the name of an entry without a payload is empty."""
     if not payloads:
         if isinstance(thing, Mapping):
-            raise wrong_type(f"entries[{position}]", "be a Weighted(value, weight), as the first one", "a whole payload")
+            raise wrong_type(
+                f"entries[{position}]",
+                "be a Weighted(value, weight), as the first one",
+                "a whole payload",
+            )
         return [("", f"entries[{position}]", thing)]
     check_payload(f"payloads[{position}]", thing)
     return [(name, f"payloads[{position}][{name!r}]", entry) for name, entry in thing.items()]
@@ -59,7 +67,9 @@ def _labeled(thing: Any, position: int, payloads: bool) -> list[tuple[str, str, 
 def check_payload(argument: str, payload: object, *, reason: str = "") -> None:
     """Require a mapping; an entry in its place is refused as such."""
     if isinstance(payload, Weighted):
-        raise wrong_type(argument, f"map names to Weighted{reason}", "an entry without a name (Weighted)")
+        raise wrong_type(
+            argument, f"map names to Weighted{reason}", "an entry without a name (Weighted)"
+        )
     if not isinstance(payload, Mapping):
         raise wrong_type(argument, "map names to Weighted", kind(payload))
 
@@ -79,7 +89,9 @@ def step_each(
     """Step each name that the mean has by its rule; other names keep their value and their state."""
     check_payload("mean", mean)
     if unknown := sorted(set(mean) - set(previous)):
-        raise wrong_value("mean", f"have no other names than `previous` {sorted(previous)}", unknown)
+        raise wrong_value(
+            "mean", f"have no other names than `previous` {sorted(previous)}", unknown
+        )
     if missing := sorted(set(previous) - set(state)):
         raise wrong_value("state", "come from `init` or the last `step`", f"nothing for {missing}")
     new, states = dict(previous), dict(state)

@@ -46,7 +46,9 @@ class WideSum:
         mantissa, exponent = self._parts()
         row_mantissa, row_exponent = divisor._parts()
         safe = torch.where(row_mantissa > 0, row_mantissa, 1.0)
-        return _times_power(mantissa / per_row(safe, mantissa), exponent - per_row(row_exponent, exponent))
+        return _times_power(
+            mantissa / per_row(safe, mantissa), exponent - per_row(row_exponent, exponent)
+        )
 
     def saturated(self) -> Tensor:
         """Return the sum as float64, where the largest number stands for all larger ones."""

@@ -7,7 +7,14 @@ from typing import TypeVar
 from torch import Tensor
 
 from fedprompt._checks import kind, wrong_type, wrong_value
-from fedprompt.aggregation._mapped import State, TensorUpdate, check_payload, init_each, named, step_each
+from fedprompt.aggregation._mapped import (
+    State,
+    TensorUpdate,
+    check_payload,
+    init_each,
+    named,
+    step_each,
+)
 from fedprompt.aggregation.means import weighted_mean
 from fedprompt.aggregation.server import overwrite
 from fedprompt.interfaces import Aggregator, Payload, ServerUpdate, Weighted
@@ -101,7 +108,9 @@ class _ByName:
     def init(self, previous: Mapping[str, Tensor], /) -> State:
         return init_each(self._matched(previous), previous)
 
-    def step(self, previous: Mapping[str, Tensor], mean: Payload, state: State, /) -> tuple[dict[str, Tensor], State]:
+    def step(
+        self, previous: Mapping[str, Tensor], mean: Payload, state: State, /
+    ) -> tuple[dict[str, Tensor], State]:
         return step_each(self._matched(previous), previous, mean, state)
 
     def _matched(self, previous: Mapping[str, Tensor]) -> dict[str, TensorUpdate]:
@@ -110,7 +119,9 @@ class _ByName:
         return _match(list(previous), self.rules, self.default)
 
 
-def _checked_rules(rules: Mapping[str, Rule], default: Rule, noun: str, fits: Callable[[object], bool]) -> dict[str, Rule]:
+def _checked_rules(
+    rules: Mapping[str, Rule], default: Rule, noun: str, fits: Callable[[object], bool]
+) -> dict[str, Rule]:
     """Copy rules that map names to pieces of the right type."""
     if not isinstance(rules, Mapping):
         raise wrong_type("rules", f"be a mapping from names, each to {noun}", type(rules).__name__)
@@ -128,7 +139,11 @@ def _is_update(rule: object) -> bool:
 def _aggregate(name: str, aggregator: Aggregator, payloads: list[Payload]) -> Weighted:
     holders = [payload for payload in payloads if name in payload]
     missing = len(holders) < len(payloads)
-    among = f" (counting the {len(holders)} payloads of {len(payloads)} that have it)" if missing else ""
+    among = (
+        f" (counting the {len(holders)} payloads of {len(payloads)} that have it)"
+        if missing
+        else ""
+    )
     with named(name, among):
         return aggregator(payload[name] for payload in holders)
 
@@ -136,7 +151,11 @@ def _aggregate(name: str, aggregator: Aggregator, payloads: list[Payload]) -> We
 def _match(names: list[str], rules: Mapping[str, Rule], default: Rule) -> dict[str, Rule]:
     """For each name its rule: that of the full name, else of the longest dotted prefix, else the default."""
     keys = {name: next((key for key in _prefixes(name) if key in rules), None) for name in names}
-    if unused := [rule for rule in rules if not any(name == rule or name.startswith(f"{rule}.") for name in names)]:
+    if unused := [
+        rule
+        for rule in rules
+        if not any(name == rule or name.startswith(f"{rule}.") for name in names)
+    ]:
         raise wrong_value("rules", f"each match a name or a dotted prefix of {names}", unused)
     return {name: default if key is None else rules[key] for name, key in keys.items()}
 

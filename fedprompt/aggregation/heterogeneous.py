@@ -81,10 +81,14 @@ def heterogeneous_means(
     widths = iter(dims)
     for position, entry in enumerate(entries):
         if (dim := next(widths, None)) is None:
-            raise wrong_value("dims", "hold one latent dimension for each entry", "fewer than entries")
+            raise wrong_value(
+                "dims", "hold one latent dimension for each entry", "fewer than entries"
+            )
         check_count(f"dims[{position}]", dim)
         if isinstance(entry, Mapping):
-            raise wrong_type(f"entries[{position}]", "be one Weighted, the class logits", "a whole payload")
+            raise wrong_type(
+                f"entries[{position}]", "be one Weighted, the class logits", "a whole payload"
+            )
         first = first or checked_layout(f"entries[{position}]", entry)
         if dim not in sums:
             sums[dim] = RowSums(first)
@@ -96,8 +100,18 @@ def heterogeneous_means(
     return {dim: _teacher(dim, sums, smoothing, similarity, like=first) for dim in sums}
 
 
-def _teacher(dim: int, sums: dict[int, RowSums], smoothing: float, similarity: Callable[[int, int], float], *, like: Weighted) -> Weighted:
-    value, weight = WideSum(torch.zeros_like(sums[dim].value.low)), WideSum(torch.zeros_like(sums[dim].weight.low))
+def _teacher(
+    dim: int,
+    sums: dict[int, RowSums],
+    smoothing: float,
+    similarity: Callable[[int, int], float],
+    *,
+    like: Weighted,
+) -> Weighted:
+    value, weight = (
+        WideSum(torch.zeros_like(sums[dim].value.low)),
+        WideSum(torch.zeros_like(sums[dim].weight.low)),
+    )
     for other, sent in sums.items():
         beta = similarity(dim, other)
         check_number(f"similarity({dim}, {other})", beta, at_least=0, at_most=1e18)

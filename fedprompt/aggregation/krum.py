@@ -5,7 +5,14 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
-from fedprompt._checks import check_count, check_weights, checked_layout, known_rows, wrong_type, wrong_value
+from fedprompt._checks import (
+    check_count,
+    check_weights,
+    checked_layout,
+    known_rows,
+    wrong_type,
+    wrong_value,
+)
 from fedprompt.aggregation._mapped import check_payload
 from fedprompt.aggregation.means import check_alike, weighted_mean
 from fedprompt.interfaces import Payload, Weighted
@@ -44,10 +51,14 @@ def krum(payloads: Iterable[Payload], /, *, num_byzantine: int) -> dict[str, Wei
     """
     held = _held(payloads, num_byzantine)
     best = held[_ranking(held, num_byzantine)[0]]
-    return {name: Weighted(upload.value.clone(), upload.weight.clone()) for name, upload in best.items()}
+    return {
+        name: Weighted(upload.value.clone(), upload.weight.clone()) for name, upload in best.items()
+    }
 
 
-def multi_krum(payloads: Iterable[Payload], /, *, num_byzantine: int, num_selected: int) -> dict[str, Weighted]:
+def multi_krum(
+    payloads: Iterable[Payload], /, *, num_byzantine: int, num_selected: int
+) -> dict[str, Weighted]:
     """Average the payloads that lie closest to their neighbours.
 
     The `num_selected` payloads with the lowest score of :func:`krum`, averaged by :func:`weighted_mean`: one of them with a huge weight
@@ -76,11 +87,17 @@ def multi_krum(payloads: Iterable[Payload], /, *, num_byzantine: int, num_select
     held = _held(payloads, num_byzantine)
     check_count("num_selected", num_selected)
     if num_selected > len(held) - num_byzantine:
-        raise wrong_value("num_selected", f"be at most the {len(held) - num_byzantine} payloads of others", num_selected)
+        raise wrong_value(
+            "num_selected",
+            f"be at most the {len(held) - num_byzantine} payloads of others",
+            num_selected,
+        )
     ranking = _ranking(held, num_byzantine)
     if num_selected > len(ranking):
         raise wrong_value(
-            "num_selected", f"be at most the {len(ranking)} payloads that have enough neighbours with the same rows", num_selected
+            "num_selected",
+            f"be at most the {len(ranking)} payloads that have enough neighbours with the same rows",
+            num_selected,
         )
     return weighted_mean([held[position] for position in sorted(ranking[:num_selected])])
 
@@ -91,42 +108,71 @@ def _held(payloads: Iterable[Payload], num_byzantine: int) -> list[Payload]:
         raise wrong_type("payloads", "be an iterable of payloads", f"one {type(payloads).__name__}")
     held: list[Payload] = []
     for position, payload in enumerate(payloads):
-        check_payload(f"payloads[{position}]", payload, reason=", since distances are over all names")
+        check_payload(
+            f"payloads[{position}]", payload, reason=", since distances are over all names"
+        )
         names = set(held[0]) if held else set(payload)
         if not names or set(payload) != names:
-            raise wrong_value(f"payloads[{position}]", f"have the names {sorted(names) or 'of a model'}", sorted(payload))
+            raise wrong_value(
+                f"payloads[{position}]",
+                f"have the names {sorted(names) or 'of a model'}",
+                sorted(payload),
+            )
         for name, upload in payload.items():
             argument = f"payloads[{position}][{name!r}]"
-            check_alike(argument, upload, held[0][name] if held else checked_layout(argument, upload))
+            check_alike(
+                argument, upload, held[0][name] if held else checked_layout(argument, upload)
+            )
             check_weights(argument, upload)
         held.append(payload)
     if len(held) < 2 * num_byzantine + 3:
-        raise wrong_value("payloads", f"be at least {2 * num_byzantine + 3} where {num_byzantine} may be malicious", len(held))
+        raise wrong_value(
+            "payloads",
+            f"be at least {2 * num_byzantine + 3} where {num_byzantine} may be malicious",
+            len(held),
+        )
     return held
 
 
 def _ranking(payloads: list[Payload], num_byzantine: int) -> list[int]:
     """Positions by ascending score, without those whose score is infinite."""
     names = list(payloads[0])
-    values = torch.stack([torch.cat([known_rows(payload[name]).flatten().double() for name in names]) for payload in payloads])
-    known = torch.stack([torch.cat([payload[name].weight.flatten() > 0 for name in names]) for payload in payloads])
+    values = torch.stack(
+        [
+            torch.cat([known_rows(payload[name]).flatten().double() for name in names])
+            for payload in payloads
+        ]
+    )
+    known = torch.stack(
+        [torch.cat([payload[name].weight.flatten() > 0 for name in names]) for payload in payloads]
+    )
     sound = values.isfinite().all(1)
     compared = torch.stack([(known == own).all(1) for own in known]) & sound[:, None] & sound
     scores = _scores(values, compared, num_byzantine)
     far = [0.0] * len(payloads)
-    if max(scores) == torch.inf:  # a square may have overflowed: those are compared once more, in units of 2**600
+    if (
+        max(scores) == torch.inf
+    ):  # a square may have overflowed: those are compared once more, in units of 2**600
         far = [
             there if here == torch.inf else 0.0
-            for here, there in zip(scores, _scores(values * 2.0**-600, compared, num_byzantine), strict=True)
+            for here, there in zip(
+                scores, _scores(values * 2.0**-600, compared, num_byzantine), strict=True
+            )
         ]
-    ranking = sorted((k for k in range(len(payloads)) if far[k] < torch.inf), key=lambda k: (scores[k], far[k]))
+    ranking = sorted(
+        (k for k in range(len(payloads)) if far[k] < torch.inf), key=lambda k: (scores[k], far[k])
+    )
     if not ranking:
-        raise wrong_value("payloads", "leave one that has enough neighbours with the same known rows", "none")
+        raise wrong_value(
+            "payloads", "leave one that has enough neighbours with the same known rows", "none"
+        )
     return ranking
 
 
 def _scores(values: Tensor, compared: Tensor, num_byzantine: int) -> list[float]:
     """Sum of the squared distances to the nearest neighbours of each payload."""
     distance = torch.cdist(values, values, compute_mode="donot_use_mm_for_euclid_dist").square()
-    distance = torch.where(compared, distance, torch.inf).fill_diagonal_(torch.inf)  # no payload is its own neighbour
+    distance = torch.where(compared, distance, torch.inf).fill_diagonal_(
+        torch.inf
+    )  # no payload is its own neighbour
     return distance.sort(1).values[:, : len(values) - num_byzantine - 2].sum(1).tolist()

@@ -7,7 +7,14 @@ from typing import overload
 import torch
 from torch import Tensor
 
-from fedprompt._checks import check_rows, checked_layout, known_rows, per_row, wrong_type, wrong_value
+from fedprompt._checks import (
+    check_rows,
+    checked_layout,
+    known_rows,
+    per_row,
+    wrong_type,
+    wrong_value,
+)
 from fedprompt.aggregation._mapped import aggregate
 from fedprompt.aggregation._wide import WideSum
 from fedprompt.interfaces import Payload, Weighted
@@ -17,7 +24,9 @@ from fedprompt.interfaces import Payload, Weighted
 def weighted_mean(entries: Iterable[Weighted], /) -> Weighted: ...
 @overload
 def weighted_mean(entries: Iterable[Payload], /) -> dict[str, Weighted]: ...
-def weighted_mean(entries: Iterable[Weighted] | Iterable[Payload], /) -> Weighted | dict[str, Weighted]:
+def weighted_mean(
+    entries: Iterable[Weighted] | Iterable[Payload], /
+) -> Weighted | dict[str, Weighted]:
     r"""Average entries row by row, each row by its own weight.
 
     .. math:: \bar v_r = \sum_k w_{k,r} v_{k,r} \,\big/\, \sum_k w_{k,r}
@@ -65,8 +74,13 @@ class RowSums:
     """
 
     def __init__(self, first: Weighted) -> None:
-        self.like = Weighted(*(tensor.new_empty(()).expand(tensor.shape) for tensor in first))  # holds no rows
-        self.value, self.weight = (WideSum(torch.zeros(tensor.shape, dtype=torch.float64, device=tensor.device)) for tensor in first)
+        self.like = Weighted(
+            *(tensor.new_empty(()).expand(tensor.shape) for tensor in first)
+        )  # holds no rows
+        self.value, self.weight = (
+            WideSum(torch.zeros(tensor.shape, dtype=torch.float64, device=tensor.device))
+            for tensor in first
+        )
 
     def add(self, argument: str, entry: Weighted) -> None:
         """Add an entry; a malformed one is refused by the name `argument`, and nothing is added."""
@@ -74,7 +88,9 @@ class RowSums:
         weight = entry.weight.double()
         product = entry.value.double() * per_row(weight, entry.value)
         value_sum, weight_sum = product.add_(self.value.low), self.weight.low + weight
-        judged = value_sum.sum() + weight_sum.sum() + weight.sqrt().sum()  # NaN if a weight is negative
+        judged = (
+            value_sum.sum() + weight_sum.sum() + weight.sqrt().sum()
+        )  # NaN if a weight is negative
         if math.isfinite(judged.item()):
             self.value.low, self.weight.low = value_sum, weight_sum
         else:  # malformed, garbage in a row of weight 0, or an overflow
@@ -89,13 +105,27 @@ class RowSums:
 
 def check_alike(argument: str, entry: object, first: Weighted) -> None:
     """Require an entry of the layout of the first one: shapes, dtypes, device."""
-    for name, tensor, like in zip(Weighted._fields, checked_layout(argument, entry), first, strict=True):
+    for name, tensor, like in zip(
+        Weighted._fields, checked_layout(argument, entry), first, strict=True
+    ):
         if tensor.shape != like.shape:
-            raise wrong_value(f"{argument}.{name}", f"have the shape of the first entry {tuple(like.shape)}", tuple(tensor.shape))
+            raise wrong_value(
+                f"{argument}.{name}",
+                f"have the shape of the first entry {tuple(like.shape)}",
+                tuple(tensor.shape),
+            )
         if tensor.dtype != like.dtype:
-            raise wrong_type(f"{argument}.{name}", f"have the dtype of the first entry {like.dtype}", tensor.dtype)
+            raise wrong_type(
+                f"{argument}.{name}",
+                f"have the dtype of the first entry {like.dtype}",
+                tensor.dtype,
+            )
         if tensor.device != like.device:
-            raise wrong_value(f"{argument}.{name}", f"be on the device of the first entry {like.device}", tensor.device)
+            raise wrong_value(
+                f"{argument}.{name}",
+                f"be on the device of the first entry {like.device}",
+                tensor.device,
+            )
 
 
 def as_entry(value: Tensor, weight: Tensor, *, like: Weighted) -> Weighted:

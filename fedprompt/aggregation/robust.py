@@ -19,7 +19,9 @@ from fedprompt.interfaces import Payload, Weighted
 def weighted_median(entries: Iterable[Weighted], /) -> Weighted: ...
 @overload
 def weighted_median(entries: Iterable[Payload], /) -> dict[str, Weighted]: ...
-def weighted_median(entries: Iterable[Weighted] | Iterable[Payload], /) -> Weighted | dict[str, Weighted]:
+def weighted_median(
+    entries: Iterable[Weighted] | Iterable[Payload], /
+) -> Weighted | dict[str, Weighted]:
     r"""Take the median of every coordinate, each entry counting by the weight of its row.
 
     .. math:: \tilde v_{r,i} \in \arg\min_m \sum_k w_{k,r}\, |v_{k,r,i} - m|
@@ -57,7 +59,9 @@ def weighted_median(entries: Iterable[Weighted] | Iterable[Payload], /) -> Weigh
 def trimmed_mean(entries: Iterable[Weighted], /, *, fraction: float) -> Weighted: ...
 @overload
 def trimmed_mean(entries: Iterable[Payload], /, *, fraction: float) -> dict[str, Weighted]: ...
-def trimmed_mean(entries: Iterable[Weighted] | Iterable[Payload], /, *, fraction: float) -> Weighted | dict[str, Weighted]:
+def trimmed_mean(
+    entries: Iterable[Weighted] | Iterable[Payload], /, *, fraction: float
+) -> Weighted | dict[str, Weighted]:
     r"""Average every coordinate without the lowest and the highest share of its weight.
 
     The entries of a coordinate are sorted by value. A share `fraction` of the total weight is cut off
@@ -118,10 +122,14 @@ def _median(held: list[Weighted]) -> Weighted:
     value, weight, total = _sorted(held)
     seen = _running(weight)
     half = seen[-1] / 2
-    lower, upper = (reached.byte().argmax(0, keepdim=True) for reached in (seen >= half, seen > half))
+    lower, upper = (
+        reached.byte().argmax(0, keepdim=True) for reached in (seen >= half, seen > half)
+    )
     first, second = value.gather(0, lower)[0], value.gather(0, upper)[0]
     middle = (first + second) / 2
-    return as_entry(torch.where(middle.isfinite(), middle, first / 2 + second / 2), total, like=held[0])
+    return as_entry(
+        torch.where(middle.isfinite(), middle, first / 2 + second / 2), total, like=held[0]
+    )
 
 
 def _trimmed(held: list[Weighted], *, fraction: float) -> Weighted:
@@ -129,13 +137,18 @@ def _trimmed(held: list[Weighted], *, fraction: float) -> Weighted:
     seen = _running(weight)
     low = fraction * seen[-1]
     kept = (torch.minimum(seen, seen[-1] - low) - torch.maximum(seen - weight, low)).clamp(min=0)
-    sums = WideSum(torch.full_like(value[0], -0.0)), WideSum(torch.zeros_like(value[0]))  # -0.0 adds nothing, not even a sign
+    sums = (
+        WideSum(torch.full_like(value[0], -0.0)),
+        WideSum(torch.zeros_like(value[0])),
+    )  # -0.0 adds nothing, not even a sign
     for rows, share in zip(value, kept, strict=True):
         sums[0].add(rows, share)
         sums[1].add(share)
     middle = sums[0].over(sums[1])
     lowest, highest = (torch.where(kept > 0, value, bound) for bound in (torch.inf, -torch.inf))
-    middle = middle.clamp(lowest.amin(0), highest.amax(0))  # rounding must not leave the range either
+    middle = middle.clamp(
+        lowest.amin(0), highest.amax(0)
+    )  # rounding must not leave the range either
     return as_entry(middle, total, like=held[0])
 
 
@@ -143,10 +156,16 @@ def _sorted(held: list[Weighted]) -> tuple[Tensor, Tensor, Tensor]:
     """Values and weights of each coordinate by ascending value, clients first, and the total weight of each row."""
     value = torch.stack([entry.value for entry in held]).double()
     weight = torch.stack([entry.weight for entry in held]).double()
-    sound = value.isfinite().flatten(weight.ndim).all(-1) if value.ndim > weight.ndim else value.isfinite()
+    sound = (
+        value.isfinite().flatten(weight.ndim).all(-1)
+        if value.ndim > weight.ndim
+        else value.isfinite()
+    )
     weight = torch.where(sound, weight, 0.0)
     total = _running(weight)[-1]
-    weight = torch.where(total.isfinite(), weight, weight * 2.0**-64)  # shares are all that counts below
+    weight = torch.where(
+        total.isfinite(), weight, weight * 2.0**-64
+    )  # shares are all that counts below
     value, order = torch.where(per_row(weight > 0, value), value, 0.0).sort(0)
     return value, per_row(weight, value).expand_as(value).gather(0, order), total
 

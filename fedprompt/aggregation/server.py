@@ -67,7 +67,11 @@ def ema(*, decay: float) -> ServerRule:
     return _EachName(_Blend(decay))
 
 
-def descend(make_optimizer: Callable[[Iterable[Tensor]], torch.optim.Optimizer], *, max_norm: float | None = None) -> ServerRule:
+def descend(
+    make_optimizer: Callable[[Iterable[Tensor]], torch.optim.Optimizer],
+    *,
+    max_norm: float | None = None,
+) -> ServerRule:
     """Treat the mean as a gradient and take one step of a torch optimiser (FedL2G; FedAdam with the clients' negative movement).
 
     Args:
@@ -110,7 +114,9 @@ class _EachName:
     @overload
     def step(self, previous: Tensor, mean: Weighted, state: State, /) -> tuple[Tensor, State]: ...
     @overload
-    def step(self, previous: Mapping[str, Tensor], mean: Payload, state: State, /) -> tuple[dict[str, Tensor], State]: ...
+    def step(
+        self, previous: Mapping[str, Tensor], mean: Payload, state: State, /
+    ) -> tuple[dict[str, Tensor], State]: ...
     def step(self, previous: Any, mean: Any, state: State, /) -> Any:
         if isinstance(previous, Mapping):
             return step_each(dict.fromkeys(previous, self.rule), previous, mean, state)
@@ -126,7 +132,11 @@ class _Blend:
 
     def step(self, previous: Tensor, mean: Weighted, state: State, /) -> tuple[Tensor, State]:
         _check_step(previous, mean)
-        blended = mean.value if self.decay == 0 else torch.lerp(mean.value.double(), previous.double(), self.decay)
+        blended = (
+            mean.value
+            if self.decay == 0
+            else torch.lerp(mean.value.double(), previous.double(), self.decay)
+        )
         return _where_known(mean, blended.to(previous.dtype), previous), state
 
 
@@ -145,7 +155,9 @@ class _Descend:
         if self.max_norm is not None:
             torch.nn.utils.clip_grad_norm_([new], self.max_norm)
         optimizer = self.make_optimizer([new])
-        optimizer.load_state_dict(deepcopy(dict(state)))  # an optimiser updates the loaded tensors in place
+        optimizer.load_state_dict(
+            deepcopy(dict(state))
+        )  # an optimiser updates the loaded tensors in place
         optimizer.step()
         return _where_known(mean, new.detach(), previous), optimizer.state_dict()
 
@@ -155,7 +167,11 @@ def _check_step(previous: Tensor, mean: Weighted) -> None:
         raise wrong_type("previous", "be a floating-point tensor", kind(previous))
     check_upload("mean", mean)
     if mean.value.shape != previous.shape:
-        raise wrong_value("mean.value", f"have the shape of `previous` {tuple(previous.shape)}", tuple(mean.value.shape))
+        raise wrong_value(
+            "mean.value",
+            f"have the shape of `previous` {tuple(previous.shape)}",
+            tuple(mean.value.shape),
+        )
 
 
 def _where_known(mean: Weighted, value: Tensor, otherwise: Tensor) -> Tensor:

@@ -7,7 +7,10 @@ import torch.nn as nn
 from fedprompt._checks import wrong_value
 
 _ADAPTERS = ("lora_", "adapter")
-_POSITIONS = ("pos_embed", "positional_embedding")  # sine and cosine tables of positions are parameters without gradients
+_POSITIONS = (
+    "pos_embed",
+    "positional_embedding",
+)  # sine and cosine tables of positions are parameters without gradients
 
 
 def check_unadapted(argument: str, parameters: Iterable[tuple[str, nn.Parameter]]) -> None:
@@ -15,7 +18,9 @@ def check_unadapted(argument: str, parameters: Iterable[tuple[str, nn.Parameter]
     listed = list(parameters)
     trainable = [name for name, parameter in listed if parameter.requires_grad]
     adapters = [name for name in trainable if any(word in name.lower() for word in _ADAPTERS)]
-    fixed = any(not parameter.requires_grad and not name.endswith(_POSITIONS) for name, parameter in listed)
+    fixed = any(
+        not parameter.requires_grad and not name.endswith(_POSITIONS) for name, parameter in listed
+    )
     if adapters or (trainable and fixed):
         named = adapters or trainable
         rest = f" and {len(named) - 3} more" if len(named) > 3 else ""

@@ -24,16 +24,31 @@ class Vocabulary:
 
     def __init__(self, tokenizer: Any, *, context_length: int, size: int) -> None:
         if not callable(tokenizer):
-            raise wrong_type("tokenizer", "be one of open_clip's, called with texts and `context_length`", kind(tokenizer))
+            raise wrong_type(
+                "tokenizer",
+                "be one of open_clip's, called with texts and `context_length`",
+                kind(tokenizer),
+            )
         self._tokenizer: Callable[..., Int[Tensor, "texts length"]] = tokenizer
         self._context_length = context_length
         self._size = size
         self.pad = self._rows([""])[0][-1]
         empty, lead = self._unpadded(["", _LEAD])
-        num_start = next((place for place, pair in enumerate(zip(empty, lead, strict=False)) if pair[0] != pair[1]), len(empty))
+        num_start = next(
+            (
+                place
+                for place, pair in enumerate(zip(empty, lead, strict=False))
+                if pair[0] != pair[1]
+            ),
+            len(empty),
+        )
         self.start, ending = empty[:num_start], empty[num_start:]
         if len(ending) > 1 or lead[len(lead) - len(ending) :] != ending:
-            raise wrong_type("tokenizer", "write padding alone behind an end token", f"{empty} for an empty text, {lead} for {_LEAD!r}")
+            raise wrong_type(
+                "tokenizer",
+                "write padding alone behind an end token",
+                f"{empty} for an empty text, {lead} for {_LEAD!r}",
+            )
         # Where the end token is the padding token, as in SigLIP, its first copy is the end.
         self._num_end = len(ending)
         (self._lead,) = self._alone([_LEAD])
@@ -88,9 +103,15 @@ class Vocabulary:
         rows: list[list[int]] = self._tokenizer(list(texts), context_length=length).tolist()
         for row in rows:
             if len(row) != length:
-                raise wrong_value("tokenizer", f"write the {length} ids that it is asked for", len(row))
+                raise wrong_value(
+                    "tokenizer", f"write the {length} ids that it is asked for", len(row)
+                )
             if max(row) >= self._size:
-                raise wrong_value("tokenizer", f"belong to the model, whose vocabulary has {self._size} tokens", f"the id {max(row)}")
+                raise wrong_value(
+                    "tokenizer",
+                    f"belong to the model, whose vocabulary has {self._size} tokens",
+                    f"the id {max(row)}",
+                )
         return rows
 
 

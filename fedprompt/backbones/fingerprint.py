@@ -11,7 +11,12 @@ import torch.nn as nn
 from fedprompt._checks import check_count, kind, wrong_type
 from fedprompt.interfaces import PromptStream, TextEncoder, Trunk
 
-_IDLE = ("num_classes", "drop", "init", "path")  # of a classifier, of training, of how weights were made, of where they lay
+_IDLE = (
+    "num_classes",
+    "drop",
+    "init",
+    "path",
+)  # of a classifier, of training, of how weights were made, of where they lay
 
 
 def fingerprint(
@@ -50,7 +55,11 @@ def fingerprint(
     """
     model = getattr(backbone, "model", None)
     if not isinstance(model, nn.Module):
-        raise wrong_type("backbone", "be a trunk or a text tower that keeps its nn.Module as `model`", kind(backbone))
+        raise wrong_type(
+            "backbone",
+            "be a trunk or a text tower that keeps its nn.Module as `model`",
+            kind(backbone),
+        )
     for position, stream in enumerate(streams):
         if not isinstance(stream, PromptStream):
             raise wrong_type(f"streams[{position}]", "be a PromptStream", kind(stream))
@@ -63,20 +72,32 @@ def fingerprint(
         "backbone": " ".join(filter(None, [type(model).__name__, architecture])),
         "weights": _weights(model),
         "settings": _settings(model),
-        "activation": ", ".join(sorted({repr(module) for module in model.modules() if _is_activation(module)})),
-        "dtype": ", ".join(sorted({str(parameter.dtype).removeprefix("torch.") for parameter in model.parameters()})),
+        "activation": ", ".join(
+            sorted({repr(module) for module in model.modules() if _is_activation(module)})
+        ),
+        "dtype": ", ".join(
+            sorted(
+                {str(parameter.dtype).removeprefix("torch.") for parameter in model.parameters()}
+            )
+        ),
     }
     if streams:
         parts["prompts"] = "; ".join(map(_insertion, streams))
     if class_names:
         parts["classes"] = hashlib.sha256(json.dumps(list(class_names)).encode()).hexdigest()
     if not isinstance(backbone, Trunk):
-        parts["name_position"] = "behind the context" if name_position is None else str(name_position)
+        parts["name_position"] = (
+            "behind the context" if name_position is None else str(name_position)
+        )
     return parts
 
 
 def _weights(model: Any) -> str:
-    unused = {id(tensor) for module in _classifier(model) for tensor in module.state_dict(keep_vars=True).values()}
+    unused = {
+        id(tensor)
+        for module in _classifier(model)
+        for tensor in module.state_dict(keep_vars=True).values()
+    }
     total = hashlib.sha256()
     for name, tensor in sorted(model.state_dict(keep_vars=True).items()):
         if id(tensor) not in unused:
@@ -89,14 +110,28 @@ def _settings(model: Any) -> str:
     unused = _classifier(model)
     told = []
     for name, module in sorted(model.named_modules()):
-        if module not in unused and not _is_activation(module) and "drop" not in type(module).__name__.lower():
-            plain = {key: value for key, value in sorted(vars(module).items()) if _is_plain(value) and not key.startswith("_")}
-            told += [(name, key, _rounded(value)) for key, value in plain.items() if not any(word in key for word in _IDLE)]
+        if (
+            module not in unused
+            and not _is_activation(module)
+            and "drop" not in type(module).__name__.lower()
+        ):
+            plain = {
+                key: value
+                for key, value in sorted(vars(module).items())
+                if _is_plain(value) and not key.startswith("_")
+            }
+            told += [
+                (name, key, _rounded(value))
+                for key, value in plain.items()
+                if not any(word in key for word in _IDLE)
+            ]
     return hashlib.sha256(json.dumps(told).encode()).hexdigest()
 
 
 def _is_plain(value: object) -> bool:
-    return type(value) in (int, float, str) or (isinstance(value, tuple) and all(type(part) in (int, float, str) for part in value))
+    return type(value) in (int, float, str) or (
+        isinstance(value, tuple) and all(type(part) in (int, float, str) for part in value)
+    )
 
 
 def _rounded(value: Any) -> Any:
@@ -114,7 +149,11 @@ def _classifier(model: Any) -> set[nn.Module]:
 def _is_activation(module: nn.Module) -> bool:
     """Whether a module is a pointwise function of timm, open_clip or torch, and no attention."""
     room = type(module).__module__
-    known = room == "torch.nn.modules.activation" or room.startswith("timm.layers.activations") or type(module).__name__ == "QuickGELU"
+    known = (
+        room == "torch.nn.modules.activation"
+        or room.startswith("timm.layers.activations")
+        or type(module).__name__ == "QuickGELU"
+    )
     return known and not any(True for _ in module.parameters())
 
 

@@ -47,10 +47,18 @@ def image_tokens(
 
     check_images(images)
     visual = getattr(clip_model, "visual", None)
-    for family, encode in ((VisionTransformer, _vit), (ModifiedResNet, _resnet), (TimmModel, _timm)):
+    for family, encode in (
+        (VisionTransformer, _vit),
+        (ModifiedResNet, _resnet),
+        (TimmModel, _timm),
+    ):
         if isinstance(visual, family):
             if visual.training:
-                raise wrong_value("clip_model", "be in eval mode, as freeze(clip_model) leaves it", "an image tower in train mode")
+                raise wrong_value(
+                    "clip_model",
+                    "be in eval mode, as freeze(clip_model) leaves it",
+                    "an image tower in train mode",
+                )
             return encode(visual, images)
     got = kind(clip_model) if visual is None else f"one of type {type(visual).__name__}"
     raise wrong_type("clip_model", "have one of open_clip's image towers", got)
@@ -59,12 +67,16 @@ def image_tokens(
 def _vit(visual: Any, images: Tensor) -> tuple[Tensor, Tensor]:
     if visual.attn_pool is not None or visual.pool_type not in ("tok", "avg"):
         raise wrong_type(
-            "clip_model", "pool a class token or patches (the queries of attentional pooling are no patches)", "another pooling"
+            "clip_model",
+            "pool a class token or patches (the queries of attentional pooling are no patches)",
+            "another pooling",
         )
     pooled, patches = visual._pool(visual.transformer(visual._embeds(images)))
     if visual.final_ln_after_pool:
         patches = visual.ln_post(patches)
-    return (pooled, patches) if visual.proj is None else (pooled @ visual.proj, patches @ visual.proj)
+    return (
+        (pooled, patches) if visual.proj is None else (pooled @ visual.proj, patches @ visual.proj)
+    )
 
 
 def _resnet(visual: Any, images: Tensor) -> tuple[Tensor, Tensor]:
@@ -77,7 +89,8 @@ def _resnet(visual: Any, images: Tensor) -> tuple[Tensor, Tensor]:
     tokens = tokens + pool.positional_embedding.to(tokens.dtype)
     # open_clip asks for the first token alone; the others answer the same question for their location.
     query, key, value = (
-        layer(tokens).unflatten(-1, (pool.num_heads, -1)).transpose(1, 2) for layer in (pool.q_proj, pool.k_proj, pool.v_proj)
+        layer(tokens).unflatten(-1, (pool.num_heads, -1)).transpose(1, 2)
+        for layer in (pool.q_proj, pool.k_proj, pool.v_proj)
     )
     attended = F.scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2)
     projected: Tensor = pool.c_proj(attended)
@@ -87,12 +100,22 @@ def _resnet(visual: Any, images: Tensor) -> tuple[Tensor, Tensor]:
 def _timm(visual: Any, images: Tensor) -> tuple[Tensor, Tensor]:
     trunk = visual.trunk
     if hasattr(visual.head, "pool"):
-        raise wrong_type("clip_model", "pool inside timm", "an image tower with a pooling of its own, made for one size of feature map")
+        raise wrong_type(
+            "clip_model",
+            "pool inside timm",
+            "an image tower with a pooling of its own, made for one size of feature map",
+        )
     features = trunk.forward_features(images)
     pooled = visual.head(trunk.forward_head(features))
     if pooled.ndim != 2:
-        raise wrong_type("clip_model", "pool its image tokens", f"features of shape {tuple(pooled.shape)}")
-    locations = _each_alone(features, getattr(trunk, "num_prefix_tokens", 0), getattr(trunk, "output_fmt", "NCHW") == "NHWC")
+        raise wrong_type(
+            "clip_model", "pool its image tokens", f"features of shape {tuple(pooled.shape)}"
+        )
+    locations = _each_alone(
+        features,
+        getattr(trunk, "num_prefix_tokens", 0),
+        getattr(trunk, "output_fmt", "NCHW") == "NHWC",
+    )
     patches = visual.head(trunk.forward_head(locations))
     return pooled, patches.unflatten(0, (images.shape[0], -1))
 

@@ -60,26 +60,43 @@ class TextTower:
 
     dim: int
 
-    def __init__(self, clip_model: nn.Module, tokenizer: Any, *, class_chunk: int | None = None) -> None:
+    def __init__(
+        self, clip_model: nn.Module, tokenizer: Any, *, class_chunk: int | None = None
+    ) -> None:
         text = _text_of(clip_model)
         if class_chunk is not None:
             check_count("class_chunk", class_chunk)
         self.class_chunk = class_chunk
         self.dim = text.token_embedding.embedding_dim
         self.context_length: int = text.context_length
-        self._vocabulary = Vocabulary(tokenizer, context_length=self.context_length, size=text.token_embedding.num_embeddings)
+        self._vocabulary = Vocabulary(
+            tokenizer, context_length=self.context_length, size=text.token_embedding.num_embeddings
+        )
         visual = getattr(clip_model, "visual", None)
         if isinstance(visual, nn.Module):
             check_unadapted("clip_model", visual.named_parameters("visual"))
-        check_unadapted("clip_model", (named for named in clip_model.named_parameters() if not named[0].startswith(("visual.", "logit_"))))
+        check_unadapted(
+            "clip_model",
+            (
+                named
+                for named in clip_model.named_parameters()
+                if not named[0].startswith(("visual.", "logit_"))
+            ),
+        )
         self.model = freeze(clip_model)
         self._text = text
         self._pool_type = _pool_type(text)
         self.causal = text.attn_mask is not None and self._pool_type in ("argmax", "eos")
         # Looked through at every pass, so kept as flat lists.
         used = [text.transformer, text.ln_final, text.token_embedding, text.text_projection]
-        self._all_modules = [module for part in used if isinstance(part, nn.Module) for module in part.modules()]
-        self._all_parameters = [parameter for module in self._all_modules for parameter in module.parameters(recurse=False)]
+        self._all_modules = [
+            module for part in used if isinstance(part, nn.Module) for module in part.modules()
+        ]
+        self._all_parameters = [
+            parameter
+            for module in self._all_modules
+            for parameter in module.parameters(recurse=False)
+        ]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "TextTower":
         return self
@@ -135,8 +152,17 @@ class TextTower:
             return self._features(*text)
         return torch.cat(
             [
-                checkpoint(self._features, text.prefix, suffix, end, use_reentrant=False, preserve_rng_state=False)
-                for suffix, end in zip(torch.split(text.suffix, chunk, -3), torch.split(text.end, chunk), strict=True)
+                checkpoint(
+                    self._features,
+                    text.prefix,
+                    suffix,
+                    end,
+                    use_reentrant=False,
+                    preserve_rng_state=False,
+                )
+                for suffix, end in zip(
+                    torch.split(text.suffix, chunk, -3), torch.split(text.end, chunk), strict=True
+                )
             ],
             -2,
         )
@@ -148,21 +174,31 @@ class TextTower:
         per_row = _classes_per_row(shared, length, dim, num_classes) if self.causal else 1
         rows = math.ceil(num_classes / per_row)
         owner, position = _layout(shared, length, per_row, suffix.device)
-        suffix = F.pad(suffix, (0, 0, 0, 0, 0, rows * per_row - num_classes)).reshape(num_contexts * rows, per_row * length, dim)
-        tokens = torch.cat([prefix.reshape(num_contexts, shared, dim).repeat_interleave(rows, 0), suffix], 1)
+        suffix = F.pad(suffix, (0, 0, 0, 0, 0, rows * per_row - num_classes)).reshape(
+            num_contexts * rows, per_row * length, dim
+        )
+        tokens = torch.cat(
+            [prefix.reshape(num_contexts, shared, dim).repeat_interleave(rows, 0), suffix], 1
+        )
 
         text = self._text
         dtype = text.transformer.get_cast_dtype()
         tokens = tokens.to(dtype) + text.positional_embedding.to(dtype)[position]
         mask = _mask(owner, position, dtype) if self.causal else text.attn_mask
-        hidden = text.transformer(tokens, attn_mask=mask).reshape(*leading, rows, tokens.shape[1], dim)
+        hidden = text.transformer(tokens, attn_mask=mask).reshape(
+            *leading, rows, tokens.shape[1], dim
+        )
 
         classes = torch.arange(num_classes, device=suffix.device)
-        pooled: Tensor = text.ln_final(hidden[..., classes // per_row, self._pooled_at(end) + classes % per_row * length, :])
+        pooled: Tensor = text.ln_final(
+            hidden[..., classes // per_row, self._pooled_at(end) + classes % per_row * length, :]
+        )
         projection = text.text_projection
         if projection is None:
             return pooled
-        projected: Tensor = projection(pooled) if isinstance(projection, nn.Module) else pooled @ projection
+        projected: Tensor = (
+            projection(pooled) if isinstance(projection, nn.Module) else pooled @ projection
+        )
         return projected
 
     def _pooled_at(self, end: Tensor) -> Tensor:
@@ -181,18 +217,32 @@ class TextTower:
         fits = len(prefix) in (3, 4) and suffix[:-3] == prefix[:-2] and 0 not in suffix[-3:]
         if not fits or (prefix[-1], suffix[-1]) != (self.dim, self.dim):
             rule = f"have a prefix of shape (contexts, length, {self.dim}) and a suffix of shape (contexts, classes, length, {self.dim})"
-            raise wrong_value("text", f"{rule}, with one axis more in front for samples", f"{prefix} and {suffix}")
+            raise wrong_value(
+                "text", f"{rule}, with one axis more in front for samples", f"{prefix} and {suffix}"
+            )
         if end != suffix[-3:-2]:
-            raise wrong_value("text.end", f"have shape ({suffix[-3]},), one position for each class", end)
+            raise wrong_value(
+                "text.end", f"have shape ({suffix[-3]},), one position for each class", end
+            )
         length = prefix[-2] + suffix[-2]
         if length > self.context_length or not (self.causal or length == self.context_length):
-            raise wrong_value("text", f"have {'at most' if self.causal else 'exactly'} {self.context_length} tokens", length)
+            raise wrong_value(
+                "text",
+                f"have {'at most' if self.causal else 'exactly'} {self.context_length} tokens",
+                length,
+            )
         if torch.compiler.is_compiling():
             return
         if any(module.training for module in self._all_modules):
-            raise wrong_value("tower", "stay in eval mode, as freeze(model) left it", "a model in train mode")
+            raise wrong_value(
+                "tower", "stay in eval mode, as freeze(model) left it", "a model in train mode"
+            )
         if any(parameter.requires_grad for parameter in self._all_parameters):
-            raise wrong_value("tower", "stay frozen, as freeze(model) left it", "a model with parameters that require gradients")
+            raise wrong_value(
+                "tower",
+                "stay frozen, as freeze(model) left it",
+                "a model with parameters that require gradients",
+            )
 
 
 def _classes_per_row(shared: int, length: int, dim: int, num_classes: int) -> int:
@@ -214,7 +264,9 @@ def _layout(shared: int, length: int, per_row: int, device: torch.device) -> tup
 
 def _mask(owner: Tensor, position: Tensor, dtype: torch.dtype) -> Tensor:
     """A token sees what stands before it in its own sentence: the prefix, and tokens of its own class."""
-    seen = ((owner[None] == owner[:, None]) | (owner[None] == 0)) & (position[None] <= position[:, None])
+    seen = ((owner[None] == owner[:, None]) | (owner[None] == 0)) & (
+        position[None] <= position[:, None]
+    )
     return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill(~seen, -torch.inf)
 
 
@@ -224,7 +276,11 @@ def _text_of(clip_model: nn.Module) -> Any:
     from open_clip.transformer import TextTransformer
 
     if not isinstance(clip_model, CLIP | CustomTextCLIP):
-        raise wrong_type("clip_model", "be an open_clip CLIP or CustomTextCLIP (CoCa adds a token of its own)", type(clip_model).__name__)
+        raise wrong_type(
+            "clip_model",
+            "be an open_clip CLIP or CustomTextCLIP (CoCa adds a token of its own)",
+            type(clip_model).__name__,
+        )
     text: Any = getattr(clip_model, "text", clip_model)
     reason = None
     if text is not clip_model and not isinstance(text, TextTransformer):
@@ -236,7 +292,11 @@ def _text_of(clip_model: nn.Module) -> Any:
     elif _pool_type(text) == "none":
         reason = "it does not pool"
     if reason is not None:
-        raise wrong_type("clip_model", f"have a text tower that takes embeddings ({reason})", type(clip_model).__name__)
+        raise wrong_type(
+            "clip_model",
+            f"have a text tower that takes embeddings ({reason})",
+            type(clip_model).__name__,
+        )
     return text
 
 

@@ -63,8 +63,13 @@ def vit_trunk(model: nn.Module, *, attention_mask: Float[Tensor, "seq seq"] | No
             check_unadapted("model", model.named_parameters())
             return trunk(freeze(model), attention_mask)
     room = type(model).__module__.rpartition(".")[2]
-    reason = _REFUSED.get(room, "it is neither, or has a forward pass of its own; for convolutional networks there is PadPrompts")
-    raise wrong_type("model", f"be a timm VisionTransformer or Eva ({reason})", type(model).__name__)
+    reason = _REFUSED.get(
+        room,
+        "it is neither, or has a forward pass of its own; for convolutional networks there is PadPrompts",
+    )
+    raise wrong_type(
+        "model", f"be a timm VisionTransformer or Eva ({reason})", type(model).__name__
+    )
 
 
 @dataclass(frozen=True)
@@ -74,16 +79,22 @@ class _Context:
     rotary: Tensor | None
     mask: Tensor | None
 
-    def with_prompts(self, layer_rotary: Tensor | None, prefix: int, num_prompts: int) -> tuple[Tensor | None, Tensor | None]:
+    def with_prompts(
+        self, layer_rotary: Tensor | None, prefix: int, num_prompts: int
+    ) -> tuple[Tensor | None, Tensor | None]:
         """Add rows for prompts: the identity rotation, and nothing masked."""
         rotary, mask = layer_rotary, self.mask
         if num_prompts and rotary is not None:
             half = rotary.shape[-1] // 2
             shape = (*rotary.shape[:-2], num_prompts, half)
-            rotary = torch.cat([torch.cat([rotary.new_zeros(shape), rotary.new_ones(shape)], -1), rotary], -2)
+            rotary = torch.cat(
+                [torch.cat([rotary.new_zeros(shape), rotary.new_ones(shape)], -1), rotary], -2
+            )
         if num_prompts and mask is not None:
             size = len(mask) + num_prompts
-            old = torch.cat([torch.arange(prefix), torch.arange(prefix + num_prompts, size)]).to(mask.device)
+            old = torch.cat([torch.arange(prefix), torch.arange(prefix + num_prompts, size)]).to(
+                mask.device
+            )
             mask = mask.new_zeros(size, size).index_put((old[:, None], old), mask)
         return rotary, mask
 
@@ -110,15 +121,25 @@ class _TimmTrunk:
         if torch.compiler.is_compiling():
             return
         if any(module.training for module in self._all_modules):
-            raise wrong_value("trunk", "stay in eval mode, as freeze(model) left it", "a model in train mode")
+            raise wrong_value(
+                "trunk", "stay in eval mode, as freeze(model) left it", "a model in train mode"
+            )
         if any(parameter.requires_grad for parameter in self._all_parameters):
-            raise wrong_value("trunk", "stay frozen, as freeze(model) left it", "a model with parameters that require gradients")
+            raise wrong_value(
+                "trunk",
+                "stay frozen, as freeze(model) left it",
+                "a model with parameters that require gradients",
+            )
 
     def context(self, tokens: Tensor, rotary: Tensor | None) -> _Context:
         if self.mask is None:
             return _Context(rotary, None)
         if len(self.mask) != tokens.shape[1]:
-            raise wrong_value("attention_mask", f"have shape (seq, seq) for the {tokens.shape[1]} tokens", tuple(self.mask.shape))
+            raise wrong_value(
+                "attention_mask",
+                f"have shape (seq, seq) for the {tokens.shape[1]} tokens",
+                tuple(self.mask.shape),
+            )
         return _Context(rotary, self.mask.to(tokens))
 
     def run(self, layer: int, tokens: Tensor, **arguments: Tensor | None) -> Tensor:
@@ -167,7 +188,9 @@ class _EvaTrunk(_TimmTrunk):
 
 def _check_mask(mask: Tensor) -> None:
     if not isinstance(mask, Tensor) or not mask.is_floating_point():
-        raise wrong_type("attention_mask", "be a floating-point tensor of shape (seq, seq)", kind(mask))
+        raise wrong_type(
+            "attention_mask", "be a floating-point tensor of shape (seq, seq)", kind(mask)
+        )
     if mask.ndim != 2 or mask.shape[0] != mask.shape[1]:
         raise wrong_value("attention_mask", "have shape (seq, seq)", tuple(mask.shape))
     check_finite("attention_mask", torch.where(mask == -torch.inf, 0.0, mask))

@@ -83,7 +83,9 @@ def round_to_total(
     return counts
 
 
-def deal(labels: Int64[np.ndarray, " samples"], counts: Counts, generator: np.random.Generator) -> list[Indices]:
+def deal(
+    labels: Int64[np.ndarray, " samples"], counts: Counts, generator: np.random.Generator
+) -> list[Indices]:
     """Deal the samples of each class at random by `counts`; the last row is left out."""
     owner = np.empty(len(labels), dtype=np.int64)
     by_class = np.split(np.argsort(labels, kind="stable"), np.cumsum(counts.sum(axis=0))[:-1])
@@ -100,9 +102,13 @@ def owned(owner: Int64[np.ndarray, " samples"], num_clients: int) -> list[Indice
 
 def _check_shares(shares: Float[np.ndarray, "clients classes"]) -> None:
     if not isinstance(shares, np.ndarray) or not np.issubdtype(shares.dtype, np.floating):
-        raise wrong_type("shares", "be a floating-point array of shape (clients, classes)", kind(shares))
+        raise wrong_type(
+            "shares", "be a floating-point array of shape (clients, classes)", kind(shares)
+        )
     if shares.ndim != 2 or 0 in shares.shape:
-        raise wrong_value("shares", "have shape (clients, classes), one of each at least", shares.shape)
+        raise wrong_value(
+            "shares", "have shape (clients, classes), one of each at least", shares.shape
+        )
     if not np.isfinite(shares).all() or shares.min() < 0:
         bad = shares[~(np.isfinite(shares) & (shares >= 0))]
         raise wrong_value("shares", "be finite and at least 0", bad[0])

@@ -8,7 +8,9 @@ from fedprompt.data._arguments import Generator, Indices, Labels, numpy_generato
 from fedprompt.data.allocation import deal, round_to_total
 
 
-def dirichlet_overlapping(labels: Labels, num_clients: int, *, alpha: float, size: int, generator: Generator) -> list[Indices]:
+def dirichlet_overlapping(
+    labels: Labels, num_clients: int, *, alpha: float, size: int, generator: Generator
+) -> list[Indices]:
     r"""Draw `size` samples for each client, in class proportions of its own (FedHPL App. B.2).
 
     .. math:: q_k \sim \mathrm{Dir}(\alpha, \dots, \alpha), \qquad
@@ -67,5 +69,7 @@ def _fill(
         if weight.sum() == 0:  # what is left has a share of exactly 0
             weight = room.astype(np.float64)
         quotas = missing * weight / weight.sum()
-        taken += np.minimum(round_to_total(quotas[:, None], np.array([missing]), generator)[:, 0], room)
+        taken += np.minimum(
+            round_to_total(quotas[:, None], np.array([missing]), generator)[:, 0], room
+        )
     return taken

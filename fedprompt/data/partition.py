@@ -47,7 +47,9 @@ def iid(labels: Labels, num_clients: int, *, generator: Generator) -> list[Indic
     return [np.sort(part) for part in np.array_split(order, num_clients)]
 
 
-def dirichlet(labels: Labels, num_clients: int, *, alpha: float, min_size: int = 0, generator: Generator) -> list[Indices]:
+def dirichlet(
+    labels: Labels, num_clients: int, *, alpha: float, min_size: int = 0, generator: Generator
+) -> list[Indices]:
     """Split each class over the clients in proportions from a Dirichlet distribution.
 
     The function combines :func:`dirichlet_shares` and :func:`allocate`. Shares that leave a client
@@ -97,7 +99,9 @@ def dirichlet(labels: Labels, num_clients: int, *, alpha: float, min_size: int =
     raise wrong_value("min_size", rule, min_size)
 
 
-def pathological(labels: Labels, num_clients: int, *, classes_per_client: int, generator: Generator) -> list[Indices]:
+def pathological(
+    labels: Labels, num_clients: int, *, classes_per_client: int, generator: Generator
+) -> list[Indices]:
     """Give every client samples of a few classes only.
 
     The function combines :func:`pathological_shares` and :func:`allocate`. To give a test set the
@@ -127,12 +131,17 @@ def pathological(labels: Labels, num_clients: int, *, classes_per_client: int, g
     generator = numpy_generator(generator)
     array = some_labels(labels)
     num_classes = int(array.max()) + 1
-    shares = pathological_shares(num_clients, num_classes, classes_per_client=classes_per_client, generator=generator)
+    shares = pathological_shares(
+        num_clients, num_classes, classes_per_client=classes_per_client, generator=generator
+    )
     return allocate(array, shares, generator=generator)
 
 
 def by_domain(
-    domains: Sequence[str] | Sequence[int | np.integer] | Shaped[np.ndarray, " samples"] | Integer[Tensor, " samples"],
+    domains: Sequence[str]
+    | Sequence[int | np.integer]
+    | Shaped[np.ndarray, " samples"]
+    | Integer[Tensor, " samples"],
 ) -> list[Indices]:
     """Make one client of each domain.
 

@@ -38,7 +38,9 @@ def iid_shares(num_clients: int, num_classes: int) -> Shares:
     return np.full((num_clients, num_classes), 1 / num_clients)
 
 
-def dirichlet_shares(num_clients: int, num_classes: int, *, alpha: float, generator: Generator) -> Shares:
+def dirichlet_shares(
+    num_clients: int, num_classes: int, *, alpha: float, generator: Generator
+) -> Shares:
     r"""Draw the shares of each class among the clients from a symmetric Dirichlet distribution.
 
     .. math:: (s_{1,c}, \dots, s_{M,c}) \sim \mathrm{Dir}(\alpha, \dots, \alpha)
@@ -72,7 +74,9 @@ def dirichlet_shares(num_clients: int, num_classes: int, *, alpha: float, genera
     return generator.dirichlet(np.full(num_clients, float(alpha)), size=num_classes).T.copy()
 
 
-def pathological_shares(num_clients: int, num_classes: int, *, classes_per_client: int, generator: Generator) -> Shares:
+def pathological_shares(
+    num_clients: int, num_classes: int, *, classes_per_client: int, generator: Generator
+) -> Shares:
     r"""Give every client a few classes, and every class to the same number of clients.
 
     Each of the K classes has :math:`sM/K` slots, where s is `classes_per_client` and M the number

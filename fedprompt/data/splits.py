@@ -6,7 +6,9 @@ from fedprompt._checks import check_count
 from fedprompt.data._arguments import Generator, Indices, Labels, label_array, numpy_generator
 
 
-def study_quiz_split(labels: Labels, *, quiz_size: int, generator: Generator) -> tuple[Indices, Indices]:
+def study_quiz_split(
+    labels: Labels, *, quiz_size: int, generator: Generator
+) -> tuple[Indices, Indices]:
     """Hold out a client's quiz samples, on which it never trains (FedL2G).
 
     Split once, before the first round. A client with at most `quiz_size` samples gets an empty

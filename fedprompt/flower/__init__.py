@@ -8,11 +8,13 @@ from importlib import import_module
 try:
     import_module("flwr.serverapp.strategy")  # the youngest of what is needed
 except ImportError as error:
-    raise ImportError("`fedprompt.flower` needs flwr 1.41 or later: pip install 'fedprompt[flower]'") from error
+    raise ImportError(
+        "`fedprompt.flower` needs flwr 1.41 or later: pip install 'fedprompt[flower]'"
+    ) from error
 
 from fedprompt.flower.client import client_app
 from fedprompt.flower.records import pack, unpack
-from fedprompt.flower.rounds import client_nodes, exchange
-from fedprompt.flower.server import Server, ServerStrategy, averaging
+from fedprompt.flower.rounds import client_nodes, run_round
+from fedprompt.flower.server import ServerStrategy
 
-__all__ = ["Server", "ServerStrategy", "averaging", "client_app", "client_nodes", "exchange", "pack", "unpack"]
+__all__ = ["ServerStrategy", "client_app", "client_nodes", "pack", "run_round", "unpack"]

@@ -12,12 +12,17 @@ from flwr.app import Message as Envelope
 from flwr.clientapp import ClientApp
 
 from fedprompt._checks import wrong_value
-from fedprompt.exchange import Expected, Header, load_checkpoint, save_checkpoint
+from fedprompt.checkpoint import load_checkpoint, save_checkpoint
 from fedprompt.flower.records import blob_of, pack, remember, remembered, unpack
 from fedprompt.interfaces import Message
+from fedprompt.wire import Expected, Header
 
 CLIENT = "client"  # the question, and the key of the answer
-NOTHING: dict[str, Any] = {"asked": "", "before": {}, "after": {}}  # what a client keeps before it was asked for the first time
+NOTHING: dict[str, Any] = {
+    "asked": "",
+    "before": {},
+    "after": {},
+}  # what a client keeps before it was asked for the first time
 
 
 def client_app(
@@ -54,7 +59,9 @@ def client_app(
         expected, folder = expect(own), None if directory is None else Path(directory, str(own))
         broadcast, header = unpack(message.content, expect=expected, max_bytes=max_bytes)
         asked = hashlib.sha256(blob_of(message.content)).hexdigest()
-        kept = (remembered(context.state) if folder is None else load_checkpoint(folder, default={})) or NOTHING
+        kept = (
+            remembered(context.state) if folder is None else load_checkpoint(folder, default={})
+        ) or NOTHING
         before = kept["before"] if kept["asked"] == asked else kept["after"]
         upload, after = client(own, header.server_round, broadcast, copy.deepcopy(before))
         reply = pack(upload, header=Header(expected.fingerprint, header.server_round, str(own)))
@@ -66,7 +73,9 @@ def client_app(
         return Envelope(reply, reply_to=message)
 
     def tell(message: Envelope, context: Context) -> Envelope:
-        return Envelope(RecordDict({CLIENT: ConfigRecord({CLIENT: _partition(context)})}), reply_to=message)
+        return Envelope(
+            RecordDict({CLIENT: ConfigRecord({CLIENT: _partition(context)})}), reply_to=message
+        )
 
     app = ClientApp()
     app.train()(handle)
@@ -77,5 +86,7 @@ def client_app(
 def _partition(context: Context) -> int:
     own = context.node_config.get("partition-id")
     if type(own) is not int or own < 0:
-        raise wrong_value("context.node_config", "hold a partition-id, an integer of at least 0", repr(own))
+        raise wrong_value(
+            "context.node_config", "hold a partition-id, an integer of at least 0", repr(own)
+        )
     return own

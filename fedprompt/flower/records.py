@@ -8,9 +8,9 @@ from flwr.app import Array, ArrayRecord, RecordDict
 from torch import Tensor
 
 from fedprompt._checks import wrong_value
-from fedprompt.exchange import Expected, Header, decode_payload, encode_payload
-from fedprompt.exchange.checkpoint import packed, unpacked
+from fedprompt._trees import packed, unpacked
 from fedprompt.interfaces import Message, Weighted
+from fedprompt.wire import Expected, Header, decode_payload, encode_payload
 
 _MESSAGE, _STATE = "fedprompt", "fedprompt-state"
 
@@ -40,7 +40,9 @@ def pack(message: Message, *, header: Header) -> RecordDict:
     return RecordDict({_MESSAGE: _record(encode_payload(message, header=header))})
 
 
-def unpack(records: RecordDict, *, expect: Expected, max_bytes: int) -> tuple[dict[str, Tensor | Weighted], Header]:
+def unpack(
+    records: RecordDict, *, expect: Expected, max_bytes: int
+) -> tuple[dict[str, Tensor | Weighted], Header]:
     """Read a message out of Flower's records, all of it or nothing; see :func:`fedprompt.decode_payload`.
 
     Args:
@@ -66,8 +68,14 @@ def unpack(records: RecordDict, *, expect: Expected, max_bytes: int) -> tuple[di
 def blob_of(records: RecordDict) -> bytes:
     """Return the bytes that :func:`pack` put there, or refuse."""
     record = records.get(_MESSAGE) if len(records) == 1 else None
-    if not isinstance(record, ArrayRecord) or list(record) != ["blob"] or record["blob"].stype != "safetensors":
-        raise wrong_value("records", f"hold one blob under {_MESSAGE!r}, and nothing else", list(records))
+    if (
+        not isinstance(record, ArrayRecord)
+        or list(record) != ["blob"]
+        or record["blob"].stype != "safetensors"
+    ):
+        raise wrong_value(
+            "records", f"hold one blob under {_MESSAGE!r}, and nothing else", list(records)
+        )
     blob: bytes = record["blob"].data
     return blob
 

@@ -10,16 +10,22 @@ from flwr.app import Message as Envelope
 from flwr.serverapp import Grid
 
 from fedprompt._checks import wrong_value
-from fedprompt.exchange import Expected, Header, Ledger, decode_payload
 from fedprompt.flower.client import CLIENT
 from fedprompt.flower.records import blob_of, pack
-from fedprompt.interfaces import Message
+from fedprompt.interfaces import Answers, Message
+from fedprompt.messages import Ledger
+from fedprompt.wire import Expected, Header, decode_payload
 
-Answers = Mapping[int, Message]
 LOG = logging.getLogger("flwr.fedprompt")  # shown among Flower's own lines
 
 
-def client_nodes(grid: Grid, clients: Iterable[int], *, known: Mapping[int, int] | None = None, timeout: float = 60.0) -> dict[int, int]:
+def client_nodes(
+    grid: Grid,
+    clients: Iterable[int],
+    *,
+    known: Mapping[int, int] | None = None,
+    timeout: float = 60.0,
+) -> dict[int, int]:
     """Ask the nodes which clients they are, until those that are wanted are known.
 
     Where they are all known and connected, nobody is asked and nobody waited for. Otherwise every node that is not known is asked, once
@@ -37,7 +43,12 @@ def client_nodes(grid: Grid, clients: Iterable[int], *, known: Mapping[int, int]
         Node by client id, of those connected clients that are known by then, wanted or not. An id is the node's claim; of two that claim
         the same, the first one keeps it, and of two at once the lower node.
     """
-    wanted, nodes, asked, deadline = set(clients), dict(known or {}), set[int](), time.monotonic() + timeout
+    wanted, nodes, asked, deadline = (
+        set(clients),
+        dict(known or {}),
+        set[int](),
+        time.monotonic() + timeout,
+    )
     questions = set[str]()
     while True:
         connected = set(grid.get_node_ids())
@@ -45,7 +56,13 @@ def client_nodes(grid: Grid, clients: Iterable[int], *, known: Mapping[int, int]
         if not wanted <= nodes.keys():
             strangers = sorted(connected - set(nodes.values()) - asked)
             asked.update(strangers)
-            pushed = grid.push_messages([Envelope(RecordDict(), node, f"query.{CLIENT}") for node in strangers]) if strangers else []
+            pushed = (
+                grid.push_messages(
+                    [Envelope(RecordDict(), node, f"query.{CLIENT}") for node in strangers]
+                )
+                if strangers
+                else []
+            )
             questions.update(filter(None, pushed))  # Flower says None of what it could not push
             replies = list(grid.pull_messages(questions)) if questions else []
             questions -= {reply.metadata.reply_to_message_id for reply in replies}
@@ -55,7 +72,7 @@ def client_nodes(grid: Grid, clients: Iterable[int], *, known: Mapping[int, int]
         time.sleep(1)
 
 
-def exchange(
+def run_round(
     grid: Grid,
     answers: Answers,
     *,
@@ -87,7 +104,9 @@ def exchange(
     wire = Wire(expect, max_bytes, ledger)
     envelopes = wire.address(answers, nodes, server_round)
     replies = grid.send_and_receive(envelopes, timeout=timeout) if envelopes else []
-    return wire.accept(replies, {nodes[client]: client for client in answers if client in nodes}, server_round)
+    return wire.accept(
+        replies, {nodes[client]: client for client in answers if client in nodes}, server_round
+    )
 
 
 class Wire(NamedTuple):
@@ -97,10 +116,14 @@ class Wire(NamedTuple):
     max_bytes: int
     ledger: Ledger | None
 
-    def address(self, answers: Answers, nodes: Mapping[int, int], server_round: int) -> list[Envelope]:
+    def address(
+        self, answers: Answers, nodes: Mapping[int, int], server_round: int
+    ) -> list[Envelope]:
         """One envelope for each client; a list, because Flower reads it twice. Equal answers share one content, which travels once."""
         packed: dict[tuple[int, frozenset[tuple[str, str]]], RecordDict] = {}  # each object once
-        contents: dict[bytes, RecordDict] = {}  # and one for those that are equal, as after a checkpoint
+        contents: dict[
+            bytes, RecordDict
+        ] = {}  # and one for those that are equal, as after a checkpoint
         envelopes = []
         for client, answer in answers.items():
             if client not in nodes:
@@ -112,10 +135,14 @@ class Wire(NamedTuple):
                 records = pack(answer, header=Header(fingerprint, server_round))
                 packed[key] = contents.setdefault(blob_of(records), records)
             self._record(answer, "down", client, server_round, blob_of(packed[key]))
-            envelopes.append(Envelope(packed[key], nodes[client], "train", group_id=str(server_round)))
+            envelopes.append(
+                Envelope(packed[key], nodes[client], "train", group_id=str(server_round))
+            )
         return envelopes
 
-    def accept(self, replies: Iterable[Envelope], clients: Mapping[int, int], server_round: int) -> dict[int, Message]:
+    def accept(
+        self, replies: Iterable[Envelope], clients: Mapping[int, int], server_round: int
+    ) -> dict[int, Message]:
         """Uploads by client id; `clients` are those who were asked, by node."""
         uploads: dict[int, Message] = {}
         for reply in replies:
@@ -126,7 +153,9 @@ class Wire(NamedTuple):
                 blob = blob_of(_content(reply))
                 uploads[clients[node]] = self._upload(blob, clients[node], server_round)
             except ValueError as error:
-                LOG.warning("round %d: a reply of node %d is left out: %.300s", server_round, node, error)
+                LOG.warning(
+                    "round %d: a reply of node %d is left out: %.300s", server_round, node, error
+                )
         return dict(sorted(uploads.items()))
 
     def _upload(self, blob: bytes, client: int, server_round: int) -> Message:
@@ -135,9 +164,22 @@ class Wire(NamedTuple):
         self._record(upload, "up", client, server_round, blob)
         return upload
 
-    def _record(self, message: Message, direction: Literal["up", "down"], client: int, server_round: int, blob: bytes) -> None:
+    def _record(
+        self,
+        message: Message,
+        direction: Literal["up", "down"],
+        client: int,
+        server_round: int,
+        blob: bytes,
+    ) -> None:
         if self.ledger is not None:
-            self.ledger.record(message, direction=direction, client=client, server_round=server_round, framed=len(blob))
+            self.ledger.record(
+                message,
+                direction=direction,
+                client=client,
+                server_round=server_round,
+                framed=len(blob),
+            )
 
 
 def _enter(nodes: dict[int, int], replies: Iterable[Envelope], asked: Container[int]) -> None:
@@ -155,7 +197,9 @@ def _enter(nodes: dict[int, int], replies: Iterable[Envelope], asked: Container[
 
 def _content(reply: Envelope) -> RecordDict:
     if reply.has_error():
-        raise wrong_value("reply", "hold content", f"error {reply.error.code}, {reply.error.reason!r}")
+        raise wrong_value(
+            "reply", "hold content", f"error {reply.error.code}, {reply.error.reason!r}"
+        )
     return reply.content
 
 

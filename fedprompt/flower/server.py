@@ -1,36 +1,23 @@
 """What answers the clients, as a Flower strategy."""
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.app import Message as Envelope
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
-from torch import Tensor
 
 from fedprompt._checks import wrong_value
-from fedprompt.aggregation import overwrite, weighted_mean
-from fedprompt.exchange import Expected, Ledger
-from fedprompt.flower.rounds import LOG, Answers, Wire, client_nodes
-from fedprompt.interfaces import Message, Payload, ServerUpdate
-
-
-@runtime_checkable
-class Server(Protocol):
-    """An ``(init, step)`` pair that answers each client; where it broadcasts, all alike."""
-
-    def init(self) -> tuple[Answers, Any]:
-        """Return the first answers, by client id, and the state."""
-
-    def step(self, uploads: Mapping[int, Message], state: Any, /) -> tuple[Answers, Any]:
-        """Return the next answers and state; `uploads` stand in the order of client ids."""
+from fedprompt.flower.rounds import LOG, Wire, client_nodes
+from fedprompt.interfaces import Server
+from fedprompt.messages import Ledger
+from fedprompt.wire import Expected
 
 
 class ServerStrategy(Strategy):
     """A Flower strategy around a :class:`Server`; ``start(grid, ArrayRecord(), num_rounds=3)`` runs it.
 
-    Each round is :func:`exchange`, and then a step with the uploads of those who answered; where nobody did, answers and state stay as
+    Each round is :func:`run_round`, and then a step with the uploads of those who answered; where nobody did, answers and state stay as
     they are. Evaluation is the user's.
 
     Args:
@@ -73,7 +60,9 @@ class ServerStrategy(Strategy):
         self.nodes, self._registered = dict(nodes or {}), nodes is not None
         self._wire, self._asked = Wire(expect, max_bytes, ledger), dict[int, int]()
 
-    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> list[Envelope]:
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> list[Envelope]:
         """Address the answers of the cohort."""
         drawn = list(self.cohort(server_round - 1))
         if strangers := [client for client in drawn if client not in self.answers]:
@@ -81,16 +70,22 @@ class ServerStrategy(Strategy):
         if not self._registered:
             self.nodes = client_nodes(grid, drawn, known=self.nodes, timeout=self.patience)
         self._asked = {self.nodes[client]: client for client in drawn if client in self.nodes}
-        return self._wire.address({client: self.answers[client] for client in drawn}, self.nodes, server_round - 1)
+        return self._wire.address(
+            {client: self.answers[client] for client in drawn}, self.nodes, server_round - 1
+        )
 
-    def aggregate_train(self, server_round: int, replies: Iterable[Envelope]) -> tuple[None, MetricRecord]:
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Envelope]
+    ) -> tuple[None, MetricRecord]:
         """Step with the uploads that are accepted."""
         uploads = self._wire.accept(replies, self._asked, server_round - 1)
         if uploads:
             self.answers, self.state = self.server.step(uploads, self.state)
         return None, MetricRecord({"asked": len(self._asked), "accepted": len(uploads)})
 
-    def configure_evaluate(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> list[Envelope]:
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> list[Envelope]:
         """Ask nobody."""
         return []
 
@@ -99,47 +94,8 @@ class ServerStrategy(Strategy):
 
     def summary(self) -> None:
         """Log the server and how many clients it answers."""
-        LOG.info("\t├── %s: %d clients, each with its own answer", type(self.server).__name__, len(self.answers))
-
-
-def averaging(
-    values: Mapping[str, Tensor],
-    *,
-    clients: Iterable[int],
-    aggregate: Callable[[Iterable[Payload]], Payload] | None = None,
-    update: ServerUpdate[Mapping[str, Tensor], Payload] | None = None,
-) -> Server:
-    """Make a :class:`Server` that broadcasts, of an aggregator and a server update over names.
-
-    Args:
-        values: The first broadcast.
-        clients: All ids.
-        aggregate: Payloads in, one out; None is :func:`fedprompt.weighted_mean`.
-        update: None is :func:`fedprompt.overwrite`, which takes the mean as the new value.
-
-    Returns:
-        The pair. Its state holds the values and what `update` remembers.
-
-    Example:
-        >>> server = averaging({"head": torch.zeros(2)}, clients=range(3), update=ema(decay=0.5))
-        >>> uploads = {client: {"head": Weighted(torch.full((2,), float(client)), torch.tensor(1.0))} for client in (0, 2)}
-        >>> answers, state = server.step(uploads, server.init()[1])
-        >>> answers[1]
-        {'head': tensor([0.5000, 0.5000])}
-    """
-    return _Averaging(values, tuple(clients), aggregate or weighted_mean, update or overwrite())
-
-
-class _Averaging(NamedTuple):
-    values: Mapping[str, Tensor]
-    clients: tuple[int, ...]
-    aggregate: Callable[[Iterable[Payload]], Payload]
-    update: ServerUpdate[Mapping[str, Tensor], Payload]
-
-    def init(self) -> tuple[Answers, Any]:
-        return dict.fromkeys(self.clients, self.values), {"values": self.values, "update": self.update.init(self.values)}
-
-    def step(self, uploads: Mapping[int, Any], state: Any, /) -> tuple[Answers, Any]:
-        mean = self.aggregate([uploads[client] for client in sorted(uploads)])
-        values, memory = self.update.step(state["values"], mean, state["update"])
-        return dict.fromkeys(self.clients, values), {"values": values, "update": memory}
+        LOG.info(
+            "\t├── %s: %d clients, each with its own answer",
+            type(self.server).__name__,
+            len(self.answers),
+        )

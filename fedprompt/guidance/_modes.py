@@ -22,10 +22,15 @@ PRODUCTS = (*WITH_BIAS, torch.matmul, torch.mm, torch.bmm, Tensor.matmul, Tensor
 class ReplayableAttention(TorchFunctionMode):
     """Where attention drops weights out, let it draw the masks that the tangent pass can draw again; elsewhere the fastest kernel runs."""
 
-    def __torch_function__(self, func: Function, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, func: Function, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
         kwargs = kwargs or {}
         position = DROPOUT_POSITION.get(func)
-        if position is not None and (args[position] if len(args) > position else kwargs.get("dropout_p", 0.0)) > 0:
+        if (
+            position is not None
+            and (args[position] if len(args) > position else kwargs.get("dropout_p", 0.0)) > 0
+        ):
             with sdpa_kernel(SDPBackend.MATH):
                 return func(*args, **kwargs)
         return func(*args, **kwargs)
@@ -39,7 +44,9 @@ class ForwardRules(TorchFunctionMode):
     constant here, as it is in a backward pass. An operator that loses tangents is refused.
     """
 
-    def __torch_function__(self, func: Function, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, func: Function, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
         kwargs = kwargs or {}
         if func is torch._C._set_grad_enabled:
             torch._C._set_fwd_grad_enabled(args[0])
@@ -68,15 +75,30 @@ def tangent_of(thing: object) -> Tensor | None:
 def _check_kept(func: Function, arguments: list[object], result: object) -> None:
     """Refuse operators of other libraries that drop tangents: PyTorch runs those without a word."""
     results = result if isinstance(result, tuple | list) else (result,)
-    kept = [tangent_of(one) is not None for one in results if isinstance(one, Tensor) and one.is_floating_point()]
+    kept = [
+        tangent_of(one) is not None
+        for one in results
+        if isinstance(one, Tensor) and one.is_floating_point()
+    ]
     if kept and not any(kept) and any(tangent_of(one) is not None for one in arguments):
         raise NotImplementedError(f"{func} drops tangents without saying so")
 
 
-def _one_sided(func: Function, tangents: list[Tensor | None], args: tuple[Any, ...], kwargs: Any) -> Tensor:
+def _one_sided(
+    func: Function, tangents: list[Tensor | None], args: tuple[Any, ...], kwargs: Any
+) -> Tensor:
     """The product of a dual and a plain tensor: linear in the dual, so its tangent is the same product of the tangent."""
-    plain = [unpack_dual(argument).primal if isinstance(argument, Tensor) else argument for argument in args]
-    moved = [*(own if tangent is None else tangent for own, tangent in zip(plain, tangents, strict=False)), *plain[2:]]
+    plain = [
+        unpack_dual(argument).primal if isinstance(argument, Tensor) else argument
+        for argument in args
+    ]
+    moved = [
+        *(
+            own if tangent is None else tangent
+            for own, tangent in zip(plain, tangents, strict=False)
+        ),
+        *plain[2:],
+    ]
     if func in WITH_BIAS and len(args) > 2:
         moved[2] = tangent_of(args[2])
     product: Tensor = make_dual(func(*plain, **kwargs), func(*moved, **kwargs))
@@ -96,8 +118,15 @@ def _attention(
 
     The tangent of :math:`O = PV` is :math:`(P \circ \dot S) V + P \dot V - r \circ O` with r the row sums of :math:`P \circ \dot S`.
     """
-    tangents = [tangent for argument in (query, key, value) if (tangent := tangent_of(argument)) is not None]
-    plain = attn_mask is None and dropout_p == 0 and not is_causal and not kwargs.get("enable_gqa", False)
+    tangents = [
+        tangent for argument in (query, key, value) if (tangent := tangent_of(argument)) is not None
+    ]
+    plain = (
+        attn_mask is None
+        and dropout_p == 0
+        and not is_causal
+        and not kwargs.get("enable_gqa", False)
+    )
     if not plain or len(tangents) < 3 or not _computes_as_is(query):
         return None
     query, key, value = (unpack_dual(argument).primal for argument in (query, key, value))
@@ -114,16 +143,27 @@ def _attention(
 
 
 def _frozen_layer_norm(
-    input: Tensor, normalized_shape: Iterable[int], weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
+    input: Tensor,
+    normalized_shape: Iterable[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
 ) -> Tensor | None:
     """Layer normalisation by constants: before the weight its Jacobian is symmetric, so its backward kernel gives the tangent."""
     tangent = tangent_of(input)
-    if tangent is None or tangent_of(weight) is not None or tangent_of(bias) is not None or not _computes_as_is(input):
+    if (
+        tangent is None
+        or tangent_of(weight) is not None
+        or tangent_of(bias) is not None
+        or not _computes_as_is(input)
+    ):
         return None
     input, shape = unpack_dual(input).primal, list(normalized_shape)
     with torch.no_grad():
         output, mean, deviation = torch.native_layer_norm(input, shape, weight, bias, eps)
-        moved, *_ = torch.ops.aten.native_layer_norm_backward(tangent, input, shape, mean, deviation, None, None, [True, False, False])
+        moved, *_ = torch.ops.aten.native_layer_norm_backward(
+            tangent, input, shape, mean, deviation, None, None, [True, False, False]
+        )
         tangent = moved if weight is None else moved * weight
     dual: Tensor = make_dual(output, tangent)
     return dual
@@ -131,7 +171,12 @@ def _frozen_layer_norm(
 
 def _computes_as_is(tensor: Tensor) -> bool:
     """Whether an operator computes in the dtype that it is given."""
-    return tensor.dtype in (torch.float32, torch.float64) and not torch.is_autocast_enabled(tensor.device.type)
+    return tensor.dtype in (torch.float32, torch.float64) and not torch.is_autocast_enabled(
+        tensor.device.type
+    )
 
 
-RULES: dict[Function, Function] = {F.scaled_dot_product_attention: _attention, F.layer_norm: _frozen_layer_norm}
+RULES: dict[Function, Function] = {
+    F.scaled_dot_product_attention: _attention,
+    F.layer_norm: _frozen_layer_norm,
+}

@@ -23,9 +23,15 @@ class Passes:
 
     def parameters(self) -> dict[str, Tensor]:
         """What learns, each once, as constants."""
-        return {name: value.detach() for name, value in self.inside.named_parameters() if value.requires_grad}
+        return {
+            name: value.detach()
+            for name, value in self.inside.named_parameters()
+            if value.requires_grad
+        }
 
-    def run(self, parameters: Mapping[str, Tensor], images: object, then: Callable[[Any], Result]) -> Result:
+    def run(
+        self, parameters: Mapping[str, Tensor], images: object, then: Callable[[Any], Result]
+    ) -> Result:
         """Return ``then(model(images))``; `then` is called, and may differentiate, while the parameters are in their places.
 
         Gradient checkpointing runs the model's blocks again during the backward pass, and they must find the same parameters then.
@@ -77,7 +83,10 @@ def differentiable_attention() -> Iterator[None]:
 
 def random_states(devices: list[torch.device]) -> RandomStates:
     """The state of PyTorch's global random stream on the CPU and on each device."""
-    return [torch.get_rng_state(), *(torch.get_device_module(device).get_rng_state(device) for device in devices)]
+    return [
+        torch.get_rng_state(),
+        *(torch.get_device_module(device).get_rng_state(device) for device in devices),
+    ]
 
 
 def replay(states: RandomStates, devices: list[torch.device]) -> None:

@@ -87,7 +87,9 @@ def guide_gradient(
         not this gradient: they leave the network's Jacobian out.
     """
     if torch.is_inference_mode_enabled():
-        raise RuntimeError("guide_gradient differentiates, which torch.inference_mode forbids: call it outside.")
+        raise RuntimeError(
+            "guide_gradient differentiates, which torch.inference_mode forbids: call it outside."
+        )
     if not isinstance(model, nn.Module):
         raise wrong_type("model", "be an nn.Module", kind(model))
     check_guides(guides)
@@ -97,11 +99,15 @@ def guide_gradient(
     guides, passes = guides.detach(), Passes(model)
     if not passes.parameters():
         raise wrong_value("model", "have a parameter that requires gradients", "none")
-    devices = _devices([*passes.parameters().values(), *(images for images, _ in (*pairs, *held_out))])
+    devices = _devices(
+        [*passes.parameters().values(), *(images for images, _ in (*pairs, *held_out))]
+    )
     value, present = torch.zeros_like(guides), torch.zeros(len(guides), device=guides.device)
     before = random_states(devices)
     try:
-        seen, direction = judged_step(passes, guides, pairs, held_out, devices, Step(learning_rate, weight, loss, update))
+        seen, direction = judged_step(
+            passes, guides, pairs, held_out, devices, Step(learning_rate, weight, loss, update)
+        )
         for batch in seen:
             tangent = method(_evaluate(passes, batch, devices), passes.parameters(), direction)
             value += weight / len(seen) * _reaction(loss, batch, tangent, guides)
@@ -129,7 +135,11 @@ def _reaction(loss: GuideLoss, batch: Seen, tangent: Tensor, guides: Tensor) -> 
         value = guide_loss(guided, table[batch.labels.long()], loss)
         (slope,) = torch.autograd.grad(value, guided, create_graph=True, allow_unused=True)
         if slope is None or not slope.requires_grad:
-            raise wrong_value("loss", "be twice differentiable", "a gradient in `guided` that does not depend on anything")
+            raise wrong_value(
+                "loss",
+                "be twice differentiable",
+                "a gradient in `guided` that does not depend on anything",
+            )
         (reaction,) = torch.autograd.grad(slope, table, tangent.to(slope.dtype), allow_unused=True)
     return torch.zeros_like(guides) if reaction is None else reaction
 
@@ -137,20 +147,30 @@ def _reaction(loss: GuideLoss, batch: Seen, tangent: Tensor, guides: Tensor) -> 
 def _pairs(argument: str, batches: object, num_classes: int) -> Pairs:
     """Require one pair (images, labels) or several, none empty, and return a list."""
     if not isinstance(batches, Sequence) or isinstance(batches, str):
-        raise wrong_type(argument, "be a pair (images, labels) or a sequence of pairs", kind(batches))
+        raise wrong_type(
+            argument, "be a pair (images, labels) or a sequence of pairs", kind(batches)
+        )
     single = len(batches) == 2 and not isinstance(batches[0], Sequence)
     pairs = [batches] if single else list(batches)
     if not pairs:
         raise wrong_value(argument, "hold at least one batch", "none")
     for position, pair in enumerate(pairs):
         name = argument if single else f"{argument}[{position}]"
-        if not isinstance(pair, Sequence) or len(pair) != 2 or not all(isinstance(part, Tensor) for part in pair):
+        if (
+            not isinstance(pair, Sequence)
+            or len(pair) != 2
+            or not all(isinstance(part, Tensor) for part in pair)
+        ):
             raise wrong_type(name, "be a pair of tensors (images, labels)", kind(pair))
         check_labels(f"{name} labels", pair[1], num_classes)
         if len(pair[1]) == 0:
             raise wrong_value(name, "hold at least one sample", "none")
         if pair[0].ndim == 0 or len(pair[0]) != len(pair[1]):
-            raise wrong_value(name, "have as many images as labels", f"{tuple(pair[0].shape)} and {tuple(pair[1].shape)}")
+            raise wrong_value(
+                name,
+                "have as many images as labels",
+                f"{tuple(pair[0].shape)} and {tuple(pair[1].shape)}",
+            )
     return [(pair[0], pair[1]) for pair in pairs]
 
 

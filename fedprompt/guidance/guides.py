@@ -38,7 +38,9 @@ class GuideVectors(nn.Module):
         Zhang et al., "FedL2G: Learning to Guide Local Training in Heterogeneous Federated Learning", 2024.
     """
 
-    def __init__(self, num_classes: int, dim: int, *, generator: torch.Generator | None = None) -> None:
+    def __init__(
+        self, num_classes: int, dim: int, *, generator: torch.Generator | None = None
+    ) -> None:
         super().__init__()
         check_count("num_classes", num_classes)
         check_count("dim", dim)
@@ -105,7 +107,9 @@ def guide_loss(guided: Tensor, rows: Tensor, loss: GuideLoss) -> Tensor:
 def check_guides(guides: object) -> None:
     """Require a table of floating-point rows."""
     if not isinstance(guides, Tensor) or not guides.is_floating_point():
-        raise wrong_type("guides", "be a floating-point tensor of shape (classes, dim)", kind(guides))
+        raise wrong_type(
+            "guides", "be a floating-point tensor of shape (classes, dim)", kind(guides)
+        )
     if guides.ndim != 2 or 0 in guides.shape:
         raise wrong_value("guides", "have shape (classes, dim)", tuple(guides.shape))
 
@@ -114,10 +118,29 @@ def check_guided(guided: Tensor, logits: Tensor, labels: Tensor, guides: Tensor)
     """Require that a model's two outputs, the labels and the guides fit together."""
     check_guides(guides)
     classes, dim = guides.shape
-    if not isinstance(logits, Tensor) or not logits.is_floating_point() or logits.ndim != 2 or logits.shape[1] != classes:
-        raise wrong_value("logits", f"be floating-point of shape (batch, {classes}), a column for each row of `guides`", kind(logits))
-    if not isinstance(guided, Tensor) or not guided.is_floating_point() or guided.shape != (len(logits), dim):
-        raise wrong_value("guided", f"be floating-point of shape ({len(logits)}, {dim}) to match `logits` and `guides`", kind(guided))
+    if (
+        not isinstance(logits, Tensor)
+        or not logits.is_floating_point()
+        or logits.ndim != 2
+        or logits.shape[1] != classes
+    ):
+        raise wrong_value(
+            "logits",
+            f"be floating-point of shape (batch, {classes}), a column for each row of `guides`",
+            kind(logits),
+        )
+    if (
+        not isinstance(guided, Tensor)
+        or not guided.is_floating_point()
+        or guided.shape != (len(logits), dim)
+    ):
+        raise wrong_value(
+            "guided",
+            f"be floating-point of shape ({len(logits)}, {dim}) to match `logits` and `guides`",
+            kind(guided),
+        )
     if not isinstance(labels, Tensor) or labels.shape != (len(logits),):
-        raise wrong_value("labels", f"be integers of shape ({len(logits)},) to match `logits`", kind(labels))
+        raise wrong_value(
+            "labels", f"be integers of shape ({len(logits)},) to match `logits`", kind(labels)
+        )
     check_labels("labels", labels, classes, sync=False)

@@ -27,7 +27,9 @@ Evaluate = Callable[[Parameters, Callable[[Tensor], Any]], Any]
 """(parameters, then) -> then(guided)."""
 
 
-def forward_mode(evaluate: Evaluate, parameters: Parameters, direction: Parameters) -> Float[Tensor, "batch dim"]:
+def forward_mode(
+    evaluate: Evaluate, parameters: Parameters, direction: Parameters
+) -> Float[Tensor, "batch dim"]:
     """Differentiate by one pass of dual numbers: exact, without a graph, in the memory of a plain forward pass. The default.
 
     Frozen weights cost nothing: their tangents, zeros, are never multiplied. An operator without a forward-mode rule sends the whole
@@ -50,17 +52,25 @@ def forward_mode(evaluate: Evaluate, parameters: Parameters, direction: Paramete
     _load_rules()
     try:
         with forward_ad.dual_level():
-            duals = {name: make_dual(value.detach(), direction[name].detach()) for name, value in parameters.items()}
+            duals = {
+                name: make_dual(value.detach(), direction[name].detach())
+                for name, value in parameters.items()
+            }
             with ForwardRules(), torch.enable_grad():
                 tangent: Tensor = evaluate(duals, _own_tangent)
                 return tangent
     except NotImplementedError as reason:
         text = " ".join(str(reason).split())
-        warnings.warn(f"forward_mode falls back on double_backward, which needs more memory, because: {text}", stacklevel=3)
+        warnings.warn(
+            f"forward_mode falls back on double_backward, which needs more memory, because: {text}",
+            stacklevel=3,
+        )
     return double_backward(evaluate, parameters, direction)
 
 
-def double_backward(evaluate: Evaluate, parameters: Parameters, direction: Parameters) -> Float[Tensor, "batch dim"]:
+def double_backward(
+    evaluate: Evaluate, parameters: Parameters, direction: Parameters
+) -> Float[Tensor, "batch dim"]:
     r"""Differentiate by two backward passes: exact, with a second-order graph, for operators that forward mode lacks.
 
     The backward pass :math:`s \mapsto J^\top s` is linear in s, so its own derivative along `direction` is :math:`J u`.
@@ -83,9 +93,17 @@ def double_backward(evaluate: Evaluate, parameters: Parameters, direction: Param
 
     def product(guided: Tensor) -> Tensor:
         seed = torch.zeros_like(guided, requires_grad=True)
-        pulled = torch.autograd.grad(guided, list(leaves.values()), seed, create_graph=True, allow_unused=True)
-        reached = [(row, direction[name]) for name, row in zip(leaves, pulled, strict=True) if row is not None and row.requires_grad]
-        (tangent,) = torch.autograd.grad([row for row, _ in reached], seed, [along for _, along in reached])
+        pulled = torch.autograd.grad(
+            guided, list(leaves.values()), seed, create_graph=True, allow_unused=True
+        )
+        reached = [
+            (row, direction[name])
+            for name, row in zip(leaves, pulled, strict=True)
+            if row is not None and row.requires_grad
+        ]
+        (tangent,) = torch.autograd.grad(
+            [row for row, _ in reached], seed, [along for _, along in reached]
+        )
         return tangent
 
     with torch.enable_grad():
@@ -126,7 +144,9 @@ def central_difference(
     distance = step * (_norm(parameters) or 1.0) / length
 
     def moved(sign: float) -> Tensor:
-        there = {name: value + sign * distance * direction[name] for name, value in parameters.items()}
+        there = {
+            name: value + sign * distance * direction[name] for name, value in parameters.items()
+        }
         output: Tensor = evaluate(there, torch.detach)
         return output
 

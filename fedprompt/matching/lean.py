@@ -71,7 +71,9 @@ def lean_transport_logits(
     check_number("mass", mass, above=0, at_most=1)
     _check_finite("patches", patches)
     _check_finite("text", text)
-    solver = partial(newton, epsilon=epsilon, tolerance=tolerance, max_iterations=max_iterations, fused=fused)
+    solver = partial(
+        newton, epsilon=epsilon, tolerance=tolerance, max_iterations=max_iterations, fused=fused
+    )
     with torch.autocast(patches.device.type, enabled=False):
         units = unit(text).transpose(0, 1).contiguous()
         scores: Tensor = _Scores.apply(patches, units, mass, epsilon, solver)[0]
@@ -82,7 +84,9 @@ class _Scores(torch.autograd.Function):
     """Sums of plan times cosine ``(batch, classes)``, and duals ``(batch, classes, prompts)``; text is normalised, by class and prompt."""
 
     @staticmethod
-    def forward(patches: Tensor, text: Tensor, mass: float, epsilon: float, solver: TransportSolver) -> tuple[Tensor, Tensor]:
+    def forward(
+        patches: Tensor, text: Tensor, mass: float, epsilon: float, solver: TransportSolver
+    ) -> tuple[Tensor, Tensor]:
         classes, prompts, _ = text.shape
         scores = text.new_empty(len(patches), classes)
         duals = text.new_empty(len(patches), classes, prompts)
@@ -124,7 +128,9 @@ def _gradients(
             units = unit(patches[images])
             plan = plan_from_duals(duals[images], *_problem(units, text, mass), epsilon=epsilon)
             weighted = plan.mul_(gradient[images, :, None, None])
-            weights = rearrange(weighted, "batch classes patches prompts -> batch (classes prompts) patches")
+            weights = rearrange(
+                weighted, "batch classes patches prompts -> batch (classes prompts) patches"
+            )
             if of_text is not None:
                 of_text.flatten(0, 1).addbmm_(weights, units)
             if of_patches is not None:
@@ -149,7 +155,9 @@ class _Gradients(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *_: Tensor | None) -> tuple[Tensor | None, ...]:
-        raise RuntimeError("`lean_transport_logits` is differentiable once; use `transport_logits` for a second derivative.")
+        raise RuntimeError(
+            "`lean_transport_logits` is differentiable once; use `transport_logits` for a second derivative."
+        )
 
 
 def _blocks(patches: Tensor, text: Tensor) -> Iterator[slice]:
@@ -178,4 +186,8 @@ def _through_unit(gradient: Tensor, units: Tensor, features: Tensor) -> Tensor:
 
 def _problem(units: Tensor, text: Tensor, mass: float) -> tuple[Tensor, Tensor, Tensor]:
     cost = (1 - patch_cosines(units, text)).transpose(2, 3)
-    return cost, cost.new_full(cost.shape[2:3], 1 / cost.shape[2]), cost.new_full(cost.shape[3:], mass / cost.shape[3])
+    return (
+        cost,
+        cost.new_full(cost.shape[2:3], 1 / cost.shape[2]),
+        cost.new_full(cost.shape[3:], mass / cost.shape[3]),
+    )

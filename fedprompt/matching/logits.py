@@ -44,10 +44,14 @@ def cosine_logits(
     """
     check_features("image", image, 2, "(batch, dim)")
     own = isinstance(text, Tensor) and text.ndim == 3
-    check_features("text", text, 3 if own else 2, "(classes, dim) or (batch, classes, dim)", batched=own)
+    check_features(
+        "text", text, 3 if own else 2, "(classes, dim) or (batch, classes, dim)", batched=own
+    )
     check_pair("image", image, text, scale)
     if own and len(text) != len(image):
-        raise wrong_value("text", f"have one set of classes for each of {len(image)} images", len(text))
+        raise wrong_value(
+            "text", f"have one set of classes for each of {len(image)} images", len(text)
+        )
     return scale * cosines(image, text)
 
 
@@ -118,10 +122,16 @@ def patch_cosines(patches: Tensor, text: Tensor) -> Tensor:
     """
     rows = rearrange(text, "classes prompts dim -> (classes prompts) dim")
     products = rows @ rearrange(patches, "batch patches dim -> batch dim patches")
-    return rearrange(products, "batch (classes prompts) patches -> batch classes prompts patches", classes=len(text))
+    return rearrange(
+        products,
+        "batch (classes prompts) patches -> batch classes prompts patches",
+        classes=len(text),
+    )
 
 
-def check_features(name: str, features: object, ndim: int, shape: str, *, batched: bool = True) -> None:
+def check_features(
+    name: str, features: object, ndim: int, shape: str, *, batched: bool = True
+) -> None:
     """Require a floating-point tensor with `ndim` axes, of which only a batch axis may be empty."""
     if not isinstance(features, Tensor) or not features.is_floating_point():
         raise wrong_type(name, f"be a floating-point tensor {shape}", kind(features))

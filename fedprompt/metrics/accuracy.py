@@ -49,7 +49,9 @@ class Summary(NamedTuple):
     best_round: int
 
 
-def global_accuracy(accuracy: Float[Tensor, "clients tests"], num_examples: Real[Tensor, " tests"] | None = None) -> float:
+def global_accuracy(
+    accuracy: Float[Tensor, "clients tests"], num_examples: Real[Tensor, " tests"] | None = None
+) -> float:
     r"""Average over clients the accuracy on all test sets together.
 
     .. math:: \frac{1}{M} \sum_i \sum_j n_j A_{ij} \,\big/\, \sum_j n_j
@@ -72,7 +74,9 @@ def global_accuracy(accuracy: Float[Tensor, "clients tests"], num_examples: Real
     return client_spread(accuracy, num_examples).average
 
 
-def client_spread(accuracy: Float[Tensor, "clients tests"], num_examples: Real[Tensor, " tests"] | None = None) -> ClientSpread:
+def client_spread(
+    accuracy: Float[Tensor, "clients tests"], num_examples: Real[Tensor, " tests"] | None = None
+) -> ClientSpread:
     r"""Find the lowest, average and highest client by the accuracy on all test sets together.
 
     FedHPL tests every client on one full test set: there `accuracy` has the shape (clients, 1).
@@ -93,7 +97,11 @@ def client_spread(accuracy: Float[Tensor, "clients tests"], num_examples: Real[T
         ClientSpread(lowest=0.25, average=0.5, highest=0.75)
     """
     matrix = _matrix(accuracy)
-    sizes = torch.ones(matrix.shape[1], dtype=torch.float64) if num_examples is None else _sizes(num_examples, matrix.shape[1])
+    sizes = (
+        torch.ones(matrix.shape[1], dtype=torch.float64)
+        if num_examples is None
+        else _sizes(num_examples, matrix.shape[1])
+    )
     each = matrix @ sizes / sizes.sum()
     return ClientSpread(each.min().item(), each.mean().item(), each.max().item())
 
@@ -138,7 +146,9 @@ def worst_local_accuracy(accuracy: Float[Tensor, "clients tests"]) -> float:
     return _own(accuracy).min().item()
 
 
-def pooled_local_accuracy(accuracy: Float[Tensor, "clients tests"], num_examples: Real[Tensor, " tests"]) -> float:
+def pooled_local_accuracy(
+    accuracy: Float[Tensor, "clients tests"], num_examples: Real[Tensor, " tests"]
+) -> float:
     r"""Average over samples: every client on its own test set, each counting by its size.
 
     .. math:: \sum_i n_i A_{ii} \,\big/\, \sum_i n_i
@@ -192,15 +202,23 @@ def _own(accuracy: object) -> Float[Tensor, " clients"]:
     matrix = _matrix(accuracy)
     clients, tests = matrix.shape
     if clients not in (1, tests):
-        raise wrong_value("accuracy", "have as many rows as test sets, or one, so that each has its own", tuple(matrix.shape))
+        raise wrong_value(
+            "accuracy",
+            "have as many rows as test sets, or one, so that each has its own",
+            tuple(matrix.shape),
+        )
     return matrix[0] if clients == 1 else matrix.diagonal()
 
 
 def _matrix(accuracy: object) -> Float[Tensor, "clients tests"]:
     if not isinstance(accuracy, Tensor) or not accuracy.is_floating_point():
-        raise wrong_type("accuracy", "be a floating-point tensor of shape (clients, tests)", kind(accuracy))
+        raise wrong_type(
+            "accuracy", "be a floating-point tensor of shape (clients, tests)", kind(accuracy)
+        )
     if accuracy.ndim != 2 or 0 in accuracy.shape:
-        raise wrong_value("accuracy", "have shape (clients, tests), one of each at least", tuple(accuracy.shape))
+        raise wrong_value(
+            "accuracy", "have shape (clients, tests), one of each at least", tuple(accuracy.shape)
+        )
     matrix = accuracy.detach().cpu().double()
     inside = (matrix >= 0) & (matrix <= 1)  # false for NaN, too
     if not bool(inside.all()):
@@ -209,10 +227,18 @@ def _matrix(accuracy: object) -> Float[Tensor, "clients tests"]:
 
 
 def _sizes(num_examples: object, tests: int) -> Float[Tensor, " tests"]:
-    if not isinstance(num_examples, Tensor) or num_examples.is_complex() or num_examples.dtype == torch.bool:
+    if (
+        not isinstance(num_examples, Tensor)
+        or num_examples.is_complex()
+        or num_examples.dtype == torch.bool
+    ):
         raise wrong_type("num_examples", "be a tensor of real numbers", kind(num_examples))
     if num_examples.shape != (tests,):
-        raise wrong_value("num_examples", f"have shape ({tests},), a number for each test set", tuple(num_examples.shape))
+        raise wrong_value(
+            "num_examples",
+            f"have shape ({tests},), a number for each test set",
+            tuple(num_examples.shape),
+        )
     sizes = num_examples.detach().cpu().double()
     wrong = ~(torch.isfinite(sizes) & (sizes >= 0))
     if bool(wrong.any()) or sizes.sum() == 0:

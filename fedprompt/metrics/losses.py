@@ -54,9 +54,13 @@ def negative_effect(losses: Float[Tensor, "rounds clients"]) -> NegativeEffect:
         Zhang et al., "FedL2G: Learning to Guide Local Training in Heterogeneous Federated Learning", 2024, Fig. 1.
     """
     if not isinstance(losses, Tensor) or not losses.is_floating_point():
-        raise wrong_type("losses", "be a floating-point tensor of shape (rounds, clients)", kind(losses))
+        raise wrong_type(
+            "losses", "be a floating-point tensor of shape (rounds, clients)", kind(losses)
+        )
     if losses.ndim != 2 or 0 in losses.shape:
-        raise wrong_value("losses", "have shape (rounds, clients), one of each at least", tuple(losses.shape))
+        raise wrong_value(
+            "losses", "have shape (rounds, clients), one of each at least", tuple(losses.shape)
+        )
     check_finite("losses", losses)
     curves = losses.detach().cpu().double()
     clients = (curves - torch.cummin(curves, 0).values).amax(0)

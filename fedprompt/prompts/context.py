@@ -64,7 +64,9 @@ class ContextPrompts(nn.Module):
         rows = (num_contexts,) if num_classes is None else (num_contexts, num_classes)
         if init is None:
             device = None if generator is None else generator.device
-            values = torch.empty((*rows, length, dim), device=device).normal_(0, 0.02, generator=generator)
+            values = torch.empty((*rows, length, dim), device=device).normal_(
+                0, 0.02, generator=generator
+            )
         else:
             values = _checked_init(init, dim).repeat(*rows, 1, 1)
         self.context = nn.Parameter(values)
@@ -76,7 +78,9 @@ class ContextPrompts(nn.Module):
     def extra_repr(self) -> str:
         """Show the sizes."""
         num_contexts, *classes, length, dim = self.context.shape
-        return f"{dim}, num_contexts={num_contexts}, length={length}" + "".join(f", num_classes={number}" for number in classes)
+        return f"{dim}, num_contexts={num_contexts}, length={length}" + "".join(
+            f", num_classes={number}" for number in classes
+        )
 
 
 def prompted_text(
@@ -148,7 +152,9 @@ def _behind_names(trailing: Tensor, names: ClassNames) -> Tensor:
     position = torch.arange(num_words + num_trailing, device=words.device)
     past_name = position - (names.length - names.ending)[:, None]
     from_words = torch.where(past_name < 0, position, position - num_trailing)
-    source = torch.where((past_name >= 0) & (past_name < num_trailing), num_words + past_name, from_words)
+    source = torch.where(
+        (past_name >= 0) & (past_name < num_trailing), num_words + past_name, from_words
+    )
     classes = torch.arange(source.shape[0], device=words.device)[:, None]
     return torch.cat([words, trailing], -2)[..., classes, source, :]
 
@@ -161,7 +167,9 @@ def _checked_init(init: object, dim: int) -> Tensor:
     return init.detach().to(torch.promote_types(init.dtype, torch.float32))
 
 
-def _check_context(context: object, names: object, class_specific: object, per_sample: object) -> None:
+def _check_context(
+    context: object, names: object, class_specific: object, per_sample: object
+) -> None:
     if not isinstance(names, ClassNames):
         raise wrong_type("names", "be ClassNames, from tower.class_names", kind(names))
     if not isinstance(context, Tensor) or not context.is_floating_point():
@@ -173,11 +181,17 @@ def _check_context(context: object, names: object, class_specific: object, per_s
     axes = ["batch"] * bool(per_sample) + ["contexts"] + [str(num_classes)] * bool(class_specific)
     fits = context.ndim == len(axes) + 2 and context.shape[-1] == dim
     if not fits or (class_specific and context.shape[-3] != num_classes):
-        unclaimed = ["`per_sample=True`"] * (not per_sample) + ["`class_specific=True`"] * (not class_specific)
+        unclaimed = ["`per_sample=True`"] * (not per_sample) + ["`class_specific=True`"] * (
+            not class_specific
+        )
         more = f"; {' or '.join(unclaimed)} claims one axis more" if unclaimed else ""
-        raise wrong_value("context", f"have shape ({', '.join(axes)}, length, {dim}){more}", tuple(context.shape))
+        raise wrong_value(
+            "context", f"have shape ({', '.join(axes)}, length, {dim}){more}", tuple(context.shape)
+        )
     room = names.context_length - len(names.start) - context.shape[-2]
     if longest > room:
         name = names.names[int(names.length.argmax())]
         rule = f"have at most {room} tokens each, so that {context.shape[-2]} of context fit into {names.context_length}"
-        raise wrong_value("names", rule, f"{name!r} with {longest}, full stop and end of text included")
+        raise wrong_value(
+            "names", rule, f"{name!r} with {longest}, full stop and end of text included"
+        )

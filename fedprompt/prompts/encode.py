@@ -58,7 +58,9 @@ def encode_prompted(
     for layer in range(depth):
         if any(layer in stream.layers for stream in streams):
             prefix, spans, rest = _split(tokens, trunk.prefix, spans)
-            spans = [_entered(stream, layer, span) for stream, span in zip(streams, spans, strict=True)]
+            spans = [
+                _entered(stream, layer, span) for stream, span in zip(streams, spans, strict=True)
+            ]
             tokens = torch.cat([prefix, *spans, rest], 1)
         tokens = trunk.block(layer, tokens, context, sum(span.shape[1] for span in spans))
     prefix, spans, rest = _split(tokens, trunk.prefix, spans)
@@ -66,7 +68,9 @@ def encode_prompted(
     return Encoded(trunk.pool(plain), tuple(trunk.normalize(span) for span in spans))
 
 
-def batch_streams(streams: Sequence[PromptStream], owner: Integer[Tensor, " batch"]) -> PromptStream:
+def batch_streams(
+    streams: Sequence[PromptStream], owner: Integer[Tensor, " batch"]
+) -> PromptStream:
     """Give each sample the prompts of its own client: several clients in one forward of one shared trunk.
 
     Losses and gradients equal those of separate runs: each sample's gradient reaches its owner's prompts alone.
@@ -92,15 +96,24 @@ def batch_streams(streams: Sequence[PromptStream], owner: Integer[Tensor, " batc
     first = streams[0]
     for position, stream in enumerate(streams):
         if not isinstance(stream, PromptStream):
-            raise wrong_type(f"streams[{position}]", "be a PromptStream; call the prompt module", kind(stream))
+            raise wrong_type(
+                f"streams[{position}]", "be a PromptStream; call the prompt module", kind(stream)
+            )
         if _layout(stream) != _layout(first):
             rule = f"have the layers, lengths and `replace` of the first stream {_layout(first)}"
             raise wrong_value(f"streams[{position}]", rule, _layout(stream))
     for layer, tokens in first.layers.items():
         if tokens.ndim != 2:
-            raise wrong_value("streams", "hold tokens of shape (prompts, dim)", f"{tuple(tokens.shape)} at layer {layer}")
+            raise wrong_value(
+                "streams",
+                "hold tokens of shape (prompts, dim)",
+                f"{tuple(tokens.shape)} at layer {layer}",
+            )
     check_labels("owner", owner, len(streams), sync=False)
-    layers = {layer: torch.stack([stream.layers[layer] for stream in streams])[owner.long()] for layer in first.layers}
+    layers = {
+        layer: torch.stack([stream.layers[layer] for stream in streams])[owner.long()]
+        for layer in first.layers
+    }
     return PromptStream(layers, first.replace)
 
 
@@ -114,7 +127,9 @@ def _entered(stream: PromptStream, layer: int, span: Tensor) -> Tensor:
 
 def _split(tokens: Tensor, prefix: int, spans: list[Tensor]) -> tuple[Tensor, list[Tensor], Tensor]:
     lengths = [span.shape[1] for span in spans]
-    first, *middle, rest = torch.split(tokens, [prefix, *lengths, tokens.shape[1] - prefix - sum(lengths)], 1)
+    first, *middle, rest = torch.split(
+        tokens, [prefix, *lengths, tokens.shape[1] - prefix - sum(lengths)], 1
+    )
     return first, middle, rest
 
 
@@ -131,20 +146,34 @@ def _checked_depth(trunk: Trunk, depth: int | None) -> int:
     return depth
 
 
-def _check_stream(argument: str, stream: PromptStream, trunk: Trunk, tokens: Tensor, depth: int) -> None:
+def _check_stream(
+    argument: str, stream: PromptStream, trunk: Trunk, tokens: Tensor, depth: int
+) -> None:
     if not isinstance(stream, PromptStream):
         raise wrong_type(argument, "be a PromptStream; call the prompt module", kind(stream))
     if not isinstance(stream.replace, bool):
         raise wrong_type(f"{argument}.replace", "be True or False", kind(stream.replace))
     for layer, prompts in stream.layers.items():
         if layer not in range(depth):
-            raise wrong_value(f"{argument}.layers", f"lie in the {depth} blocks that run, 0 to {depth - 1}", layer)
+            raise wrong_value(
+                f"{argument}.layers", f"lie in the {depth} blocks that run, 0 to {depth - 1}", layer
+            )
         if not isinstance(prompts, Tensor) or not prompts.is_floating_point():
-            raise wrong_type(f"{argument}.layers[{layer}]", "be a floating-point tensor", kind(prompts))
+            raise wrong_type(
+                f"{argument}.layers[{layer}]", "be a floating-point tensor", kind(prompts)
+            )
         if prompts.ndim not in (2, 3) or prompts.shape[-1] != trunk.dim:
             rule = f"have shape (prompts, {trunk.dim}) or (batch, prompts, {trunk.dim})"
             raise wrong_value(f"{argument}.layers[{layer}]", rule, tuple(prompts.shape))
         if prompts.ndim == 3 and prompts.shape[0] != tokens.shape[0]:
-            raise wrong_value(f"{argument}.layers[{layer}]", f"have the batch of {tokens.shape[0]} images", tuple(prompts.shape))
+            raise wrong_value(
+                f"{argument}.layers[{layer}]",
+                f"have the batch of {tokens.shape[0]} images",
+                tuple(prompts.shape),
+            )
         if prompts.device != tokens.device:
-            raise wrong_value(f"{argument}.layers[{layer}]", f"lie on the trunk's device {tokens.device}", prompts.device)
+            raise wrong_value(
+                f"{argument}.layers[{layer}]",
+                f"lie on the trunk's device {tokens.device}",
+                prompts.device,
+            )

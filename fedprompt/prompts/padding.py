@@ -8,7 +8,15 @@ import torch.nn as nn
 from jaxtyping import Float
 from torch import Tensor
 
-from fedprompt._checks import check_count, check_initial_generator, check_number, height_and_width, kind, wrong_type, wrong_value
+from fedprompt._checks import (
+    check_count,
+    check_initial_generator,
+    check_number,
+    height_and_width,
+    kind,
+    wrong_type,
+    wrong_value,
+)
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -64,7 +72,11 @@ class PadPrompts(nn.Module):
         height, width = height_and_width("image_size", image_size)
         check_count("padding", padding)
         if len(mean) != len(std) or not len(mean):
-            raise wrong_value("std", f"have one entry for each of the {len(mean)} channels of `mean`, at least one", len(std))
+            raise wrong_value(
+                "std",
+                f"have one entry for each of the {len(mean)} channels of `mean`, at least one",
+                len(std),
+            )
         for centre, spread in zip(mean, std, strict=True):
             check_number("mean", centre)
             check_number("std", spread, above=0)
@@ -73,17 +85,29 @@ class PadPrompts(nn.Module):
         draw = partial(torch.rand, generator=generator, device=device)
         self.columns = nn.Parameter(draw(len(mean), height, 2 * padding))
         self.rows = nn.Parameter(draw(len(mean), 2 * padding, width + 2 * padding))
-        self.register_buffer("mean", torch.tensor(mean, device=device).reshape(-1, 1, 1), persistent=False)
-        self.register_buffer("std", torch.tensor(std, device=device).reshape(-1, 1, 1), persistent=False)
+        self.register_buffer(
+            "mean", torch.tensor(mean, device=device).reshape(-1, 1, 1), persistent=False
+        )
+        self.register_buffer(
+            "std", torch.tensor(std, device=device).reshape(-1, 1, 1), persistent=False
+        )
 
-    def forward(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch channels padded_height padded_width"]:
+    def forward(
+        self, images: Float[Tensor, "batch channels height width"]
+    ) -> Float[Tensor, "batch channels padded_height padded_width"]:
         """Return the images with the border around them."""
         channels, height, twice = self.columns.shape
         expected = (channels, height, self.rows.shape[2] - twice)
         if not isinstance(images, Tensor):
-            raise wrong_type("images", "be floating-point and normalised", f"a {type(images).__name__}")
+            raise wrong_type(
+                "images", "be floating-point and normalised", f"a {type(images).__name__}"
+            )
         if images.ndim != 4 or images.shape[1:] != expected:
-            raise wrong_value("images", f"have shape (batch, {', '.join(map(str, expected))})", tuple(images.shape))
+            raise wrong_value(
+                "images",
+                f"have shape (batch, {', '.join(map(str, expected))})",
+                tuple(images.shape),
+            )
         if not images.is_floating_point():
             raise wrong_type("images", "be floating-point and normalised", kind(images))
         rows, columns = ((pixels - self.mean) / self.std for pixels in (self.rows, self.columns))
@@ -94,7 +118,9 @@ class PadPrompts(nn.Module):
     def extra_repr(self) -> str:
         """Show the sizes."""
         channels, height, twice = self.columns.shape
-        return f"({height}, {self.rows.shape[2] - twice}), padding={twice // 2}, channels={channels}"
+        return (
+            f"({height}, {self.rows.shape[2] - twice}), padding={twice // 2}, channels={channels}"
+        )
 
 
 def _halves(pixels: Tensor, batch: int, dtype: torch.dtype, *, axis: int) -> tuple[Tensor, ...]:

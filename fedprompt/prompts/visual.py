@@ -8,7 +8,15 @@ import torch.nn as nn
 from jaxtyping import Float, Integer
 from torch import Tensor
 
-from fedprompt._checks import check_count, check_initial_generator, check_labels, height_and_width, kind, wrong_type, wrong_value
+from fedprompt._checks import (
+    check_count,
+    check_initial_generator,
+    check_labels,
+    height_and_width,
+    kind,
+    wrong_type,
+    wrong_value,
+)
 from fedprompt.interfaces import PromptStream
 
 
@@ -60,11 +68,15 @@ class LayeredPrompts(nn.Module):
         self.layers = _checked_layers(layers)
         _check_replace(replace)
         self.replace = replace
-        self.tokens = nn.Parameter(vpt_uniform((len(self.layers), num_prompts, dim), patch_size, generator))
+        self.tokens = nn.Parameter(
+            vpt_uniform((len(self.layers), num_prompts, dim), patch_size, generator)
+        )
 
     def forward(self) -> PromptStream:
         """Return the tokens of each layer, (prompts, dim)."""
-        return PromptStream(dict(zip(self.layers, self.tokens.unbind(0), strict=True)), self.replace)
+        return PromptStream(
+            dict(zip(self.layers, self.tokens.unbind(0), strict=True)), self.replace
+        )
 
     def extra_repr(self) -> str:
         """Show sizes and layers."""
@@ -87,7 +99,12 @@ class ShallowPrompts(LayeredPrompts):
     """
 
     def __init__(
-        self, num_prompts: int, dim: int, *, patch_size: int | tuple[int, int] = 16, generator: torch.Generator | None = None
+        self,
+        num_prompts: int,
+        dim: int,
+        *,
+        patch_size: int | tuple[int, int] = 16,
+        generator: torch.Generator | None = None,
     ) -> None:
         super().__init__(num_prompts, dim, layers=(0,), patch_size=patch_size, generator=generator)
 
@@ -117,7 +134,14 @@ class DeepPrompts(LayeredPrompts):
         generator: torch.Generator | None = None,
     ) -> None:
         check_count("depth", depth)
-        super().__init__(num_prompts, dim, layers=range(depth), replace=True, patch_size=patch_size, generator=generator)
+        super().__init__(
+            num_prompts,
+            dim,
+            layers=range(depth),
+            replace=True,
+            patch_size=patch_size,
+            generator=generator,
+        )
 
 
 class GroupPrompts(nn.Module):
@@ -172,7 +196,9 @@ class GroupPrompts(nn.Module):
         self.layers = _checked_layers(layers)
         _check_replace(replace)
         self.replace = replace
-        self.tokens = nn.Parameter(vpt_uniform((num_groups, len(self.layers), num_prompts, dim), patch_size, generator))
+        self.tokens = nn.Parameter(
+            vpt_uniform((num_groups, len(self.layers), num_prompts, dim), patch_size, generator)
+        )
 
     def forward(self, indices: Integer[Tensor, " batch"]) -> PromptStream:
         """Return the tokens of each layer, (batch, prompts, dim), for the group of each sample.
@@ -185,7 +211,9 @@ class GroupPrompts(nn.Module):
             ValueError: If a group lies outside the range.
         """
         check_labels("indices", indices, len(self.tokens), sync=False)
-        return PromptStream(dict(zip(self.layers, self.tokens[indices.long()].unbind(1), strict=True)), self.replace)
+        return PromptStream(
+            dict(zip(self.layers, self.tokens[indices.long()].unbind(1), strict=True)), self.replace
+        )
 
     def extra_repr(self) -> str:
         """Show sizes and layers."""
@@ -193,7 +221,9 @@ class GroupPrompts(nn.Module):
         return f"{num_groups}, {num_prompts}, {dim}, layers={self.layers}, replace={self.replace}"
 
 
-def vpt_uniform(shape: tuple[int, ...], patch_size: int | tuple[int, int], generator: torch.Generator | None) -> Float[Tensor, "*shape"]:
+def vpt_uniform(
+    shape: tuple[int, ...], patch_size: int | tuple[int, int], generator: torch.Generator | None
+) -> Float[Tensor, "*shape"]:
     """Draw VPT's initial values for tokens of width ``shape[-1]``."""
     height, width = height_and_width("patch_size", patch_size)
     check_initial_generator(generator)

@@ -48,7 +48,8 @@ def select_balanced(
     Example:
         Three of four queries are closer to key 0; one of them gives way.
 
-        >>> from fedprompt import exact, select_nearest
+        >>> from fedprompt import select_nearest
+        >>> from fedprompt.transport import exact
         >>> query = torch.tensor([[1.0, 0.0], [1.0, 0.2], [1.0, 0.4], [0.0, 1.0]])
         >>> select_nearest(query, torch.eye(2)).indices, select_balanced(query, torch.eye(2), solver=exact).indices
         (tensor([0, 0, 0, 1]), tensor([0, 0, 1, 1]))

@@ -11,7 +11,10 @@ from fedprompt.selection._cosine import check_counts, check_pair, cosines, unit
 
 
 def contingency_table(
-    indices: Integer[Tensor, " batch"], labels: Integer[Tensor, " batch"], num_groups: int, num_classes: int
+    indices: Integer[Tensor, " batch"],
+    labels: Integer[Tensor, " batch"],
+    num_groups: int,
+    num_classes: int,
 ) -> Int[Tensor, "groups classes"]:
     """Count how many samples of each class each group holds.
 
@@ -41,8 +44,12 @@ def contingency_table(
     check_labels("indices", indices, num_groups)
     check_labels("labels", labels, num_classes)
     if len(labels) != len(indices):
-        raise wrong_value("labels", f"have one entry for each of {len(indices)} `indices`", len(labels))
-    cells = torch.bincount(indices.long() * num_classes + labels.long(), minlength=num_groups * num_classes)
+        raise wrong_value(
+            "labels", f"have one entry for each of {len(indices)} `indices`", len(labels)
+        )
+    cells = torch.bincount(
+        indices.long() * num_classes + labels.long(), minlength=num_groups * num_classes
+    )
     return cells.reshape(num_groups, num_classes)
 
 
@@ -91,13 +98,19 @@ def selection_health(counts: Real[Tensor, "groups *classes"]) -> dict[str, float
     if counts.ndim == 2:
         classes = _entropy(table.sum(0) / total)
         shared = max(0.0, entropy + classes - _entropy(table / total))
-        health |= {"purity": float(table.amax(1).sum()) / total, "label_overlap": 2 * shared / ((entropy + classes) or 1.0)}
+        health |= {
+            "purity": float(table.amax(1).sum()) / total,
+            "label_overlap": 2 * shared / ((entropy + classes) or 1.0),
+        }
     return health
 
 
 @torch.no_grad()
 def revive_keys(
-    query: Float[Tensor, "batch dim"], keys: Float[Tensor, "groups dim"], *, usage: Real[Tensor, " groups"]
+    query: Float[Tensor, "batch dim"],
+    keys: Float[Tensor, "groups dim"],
+    *,
+    usage: Real[Tensor, " groups"],
 ) -> Float[Tensor, "groups dim"]:
     """Put keys that nobody chooses where queries lie that no key serves well.
 
@@ -127,7 +140,9 @@ def revive_keys(
     check_counts("usage", usage, len(keys), sync=True)
     dead = torch.nonzero(usage == 0).flatten().tolist()
     if len(query) < len(dead):
-        raise wrong_value("query", f"hold at least one sample for each of {len(dead)} dead keys", len(query))
+        raise wrong_value(
+            "query", f"hold at least one sample for each of {len(dead)} dead keys", len(query)
+        )
     new, directions = keys.detach().clone(), unit(query)
     similarity = cosines(query, keys)
     similarity[:, dead] = -torch.inf
@@ -146,7 +161,11 @@ def _checked_table(counts: Tensor) -> Tensor:
     if not isinstance(counts, Tensor) or counts.is_complex() or counts.dtype == torch.bool:
         raise wrong_type("counts", "be a tensor of counts", kind(counts))
     if counts.ndim not in (1, 2) or 0 in counts.shape:
-        raise wrong_value("counts", "have shape (groups,) or (groups, classes) without an empty axis", tuple(counts.shape))
+        raise wrong_value(
+            "counts",
+            "have shape (groups,) or (groups, classes) without an empty axis",
+            tuple(counts.shape),
+        )
     table = counts.detach().cpu().double().reshape(len(counts), -1)
     check_counts("counts", table.flatten(), table.numel(), sync=True)
     return table

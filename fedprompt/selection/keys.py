@@ -7,13 +7,24 @@ import torch.nn as nn
 from jaxtyping import Float, Integer, Real
 from torch import Tensor
 
-from fedprompt._checks import check_count, check_generator, check_labels, kind, wrong_type, wrong_value
+from fedprompt._checks import (
+    check_count,
+    check_generator,
+    check_labels,
+    kind,
+    wrong_type,
+    wrong_value,
+)
 from fedprompt.interfaces import PromptSelector, Selection
 from fedprompt.selection._cosine import check_counts, check_pair, unit
 from fedprompt.selection.nearest import select_nearest
 
 
-def key_loss(query: Float[Tensor, "batch dim"], keys: Float[Tensor, "groups dim"], indices: Integer[Tensor, " batch"]) -> Float[Tensor, ""]:
+def key_loss(
+    query: Float[Tensor, "batch dim"],
+    keys: Float[Tensor, "groups dim"],
+    indices: Integer[Tensor, " batch"],
+) -> Float[Tensor, ""]:
     r"""Pull each chosen key towards the queries that chose it: :math:`-\tfrac 1B \sum_i \cos(h_i, k_{g_i})`.
 
     No gradient flows into the queries, and only rows that were chosen get one; it is orthogonal to the key, because length does not matter.
@@ -41,11 +52,15 @@ def key_loss(query: Float[Tensor, "batch dim"], keys: Float[Tensor, "groups dim"
     check_pair(query, keys)
     check_labels("indices", indices, len(keys), sync=False)
     if len(indices) != len(query):
-        raise wrong_value("indices", f"have one entry for each of {len(query)} queries", len(indices))
+        raise wrong_value(
+            "indices", f"have one entry for each of {len(query)} queries", len(indices)
+        )
     return -(unit(query.detach()) * unit(keys[indices.long()])).sum(1).mean()
 
 
-def orthogonal_keys(num_groups: int, dim: int, *, generator: torch.Generator | None = None) -> Float[Tensor, "groups dim"]:
+def orthogonal_keys(
+    num_groups: int, dim: int, *, generator: torch.Generator | None = None
+) -> Float[Tensor, "groups dim"]:
     """Draw keys of length 1 that are orthogonal to one another.
 
     Args:
@@ -70,7 +85,11 @@ def orthogonal_keys(num_groups: int, dim: int, *, generator: torch.Generator | N
     if generator is not None:
         check_generator(generator)
     if num_groups > dim:
-        raise wrong_value("num_groups", f"be at most `dim` {dim}, beyond which keys cannot be orthogonal", num_groups)
+        raise wrong_value(
+            "num_groups",
+            f"be at most `dim` {dim}, beyond which keys cannot be orthogonal",
+            num_groups,
+        )
     device = None if generator is None else generator.device
     return nn.init.orthogonal_(torch.empty(num_groups, dim, device=device), generator=generator)
 
@@ -115,14 +134,21 @@ class SelectionKeys(nn.Module):
     counts: Tensor
 
     def __init__(
-        self, num_groups: int, dim: int, *, selector: PromptSelector = select_nearest, generator: torch.Generator | None = None
+        self,
+        num_groups: int,
+        dim: int,
+        *,
+        selector: PromptSelector = select_nearest,
+        generator: torch.Generator | None = None,
     ) -> None:
         _check_selector(selector)
         super().__init__()
         self.keys = nn.Parameter(orthogonal_keys(num_groups, dim, generator=generator))
         self.selector = selector
         self.register_buffer("usage", torch.zeros(num_groups, device=self.keys.device))
-        self.register_buffer("counts", torch.zeros(num_groups, dtype=torch.int64, device=self.keys.device))
+        self.register_buffer(
+            "counts", torch.zeros(num_groups, dtype=torch.int64, device=self.keys.device)
+        )
 
     @torch.no_grad()
     def start_round(self, usage: Real[Tensor, " groups"]) -> None:

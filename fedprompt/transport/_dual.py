@@ -71,14 +71,18 @@ def evaluate(problem: Problem, kernel: Tensor, v: Tensor, cap: Tensor) -> Evalua
     ratio = problem.a * inverse
     scale = torch.minimum(ratio, cap)
     slack = (ratio - scale).sign()  # 1 or 0: on a CPU without compiler, cheaper than to compare
-    plan = [column * scale for column in kernel.unbind(1)]  # by columns: compiled, all sums are one loop
+    plan = [
+        column * scale for column in kernel.unbind(1)
+    ]  # by columns: compiled, all sums are one loop
     given = v * row_sums(plan)
     free = v * row_sums([column * slack for column in plan])
     # With no row ever slack, the duals are known up to a constant only: the last is pinned.
     free = torch.addcmul(free, given, problem.pinned).add(problem.b, alpha=GROUND)
     off = [
         v[:, j : j + 1] * products * v[:, j + 1 :]  # v * v may overflow
-        for j, products in enumerate(couplings(plan, torch.addcmul(inverse, slack, inverse, value=-1), kernel))
+        for j, products in enumerate(
+            couplings(plan, torch.addcmul(inverse, slack, inverse, value=-1), kernel)
+        )
     ]
     slope = problem.b - given
     newton = eliminate(free, off, slope)
@@ -94,7 +98,9 @@ class Search(NamedTuple):
     slope: Tensor  # of the dual along the direction, at the base
 
 
-def climb(problem: Problem, v: Tensor, *, epsilon: float, tolerance: float, max_iterations: int) -> tuple[Tensor, Tensor, Tensor]:
+def climb(
+    problem: Problem, v: Tensor, *, epsilon: float, tolerance: float, max_iterations: int
+) -> tuple[Tensor, Tensor, Tensor]:
     """Solve, from the duals of :func:`newton`'s plain steps where they are finite; return plan, log v and number of Newton steps.
 
     Trials that shorten a step are not counted, and there are at most two for each step on average.
@@ -134,12 +140,18 @@ def next_step(search: Search, x: Tensor, now: Evaluation, beyond: Tensor) -> tup
     """
     here = (now.slope * search.direction).sum(1, keepdim=True)
     accepted = here >= torch.where(beyond, 0.0, -0.5 * search.slope)
-    shorter = search.length * (search.slope / (search.slope - here)).nan_to_num(nan=0.5).clamp(0.1, 0.7)
+    shorter = search.length * (search.slope / (search.slope - here)).nan_to_num(nan=0.5).clamp(
+        0.1, 0.7
+    )
     longer = torch.where(here > 0.5 * search.slope, 2 * search.length, 1.0)
-    direction = now.newton.sign() * now.newton.abs().log1p()  # v * (1 + d), or v / (1 - d) downwards
+    direction = (
+        now.newton.sign() * now.newton.abs().log1p()
+    )  # v * (1 + d), or v / (1 - d) downwards
     ascends = (now.slope * direction).sum(1, keepdim=True) > 0
     longest = now.newton.abs().amax(1, keepdim=True).clamp(min=2)
-    direction = torch.where(ascends, direction, 2 / longest * now.newton)  # Newton's own direction always does
+    direction = torch.where(
+        ascends, direction, 2 / longest * now.newton
+    )  # Newton's own direction always does
     slope = (now.slope * direction).sum(1, keepdim=True)
     following = Search(
         base=torch.where(accepted, x, search.base),

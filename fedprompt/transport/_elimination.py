@@ -22,7 +22,10 @@ def couplings(left: Sequence[Tensor], weight: Tensor, right: Tensor) -> list[Ten
     columns = len(left)
     weighted = [column * weight for column in left[: columns - 1]]
     if columns <= 4:  # fuses when compiled; more columns are one batch of matrix products
-        return [row_sums([column * right[:, k] for k in range(j + 1, columns)]) for j, column in enumerate(weighted)]
+        return [
+            row_sums([column * right[:, k] for k in range(j + 1, columns)])
+            for j, column in enumerate(weighted)
+        ]
     products = torch.bmm(torch.stack(weighted, 1), right.transpose(1, 2))
     return [products[:, j, j + 1 :] for j in range(columns - 1)]
 
@@ -46,7 +49,10 @@ def eliminate(free: Tensor, off: list[Tensor], right: Tensor) -> Tensor:
         for i in range(k + 1, columns - 1):
             off[i] = off[i] + share[:, i - k - 1 : i - k] * off[k][:, i - k :]
         pivots.append((share, right[:, :1] / pivot))
-        free, right = torch.addcmul(free[:, 1:], share, free[:, :1]), torch.addcmul(right[:, 1:], share, right[:, :1])
+        free, right = (
+            torch.addcmul(free[:, 1:], share, free[:, :1]),
+            torch.addcmul(right[:, 1:], share, right[:, :1]),
+        )
     solution = right / free
     for share, own in reversed(pivots):
         solution = torch.cat([own + (share * solution).sum(1, keepdim=True), solution], 1)

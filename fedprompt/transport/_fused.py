@@ -20,7 +20,12 @@ def fits(problem: Problem) -> bool:
     """Whether :func:`fused_steps` may take these problems."""
     problems, columns, rows = problem.cost.shape
     small = problems > 0 and columns <= MOST_COLUMNS and columns * block_of(rows) <= LARGEST
-    return problem.eager and small and problem.cost.dtype == torch.float32 and launchable(problem.cost.device)
+    return (
+        problem.eager
+        and small
+        and problem.cost.dtype == torch.float32
+        and launchable(problem.cost.device)
+    )
 
 
 @cache
@@ -35,7 +40,11 @@ def launchable(device: torch.device) -> bool:
     try:
         driver.active.get_current_target()  # builds what launches kernels: needs a C compiler and Python's headers
     except Exception as reason:  # whatever the compiler or the driver has to say
-        warnings.warn(f"Triton cannot launch kernels here, so transport takes more, smaller ones: {reason}", RuntimeWarning, stacklevel=2)
+        warnings.warn(
+            f"Triton cannot launch kernels here, so transport takes more, smaller ones: {reason}",
+            RuntimeWarning,
+            stacklevel=2,
+        )
         return False
     return True
 
@@ -48,10 +57,17 @@ def block_of(rows: int) -> int:
 def options(columns: int, rows: int) -> dict[str, int | bool]:
     """Return what a kernel is built for. One warp as long as 32 registers of each thread hold the problem: its sums need no barrier."""
     block = block_of(rows)
-    return {"columns": columns, "block": block, "num_warps": max(1, columns * block // 1024), "enable_fp_fusion": True}
+    return {
+        "columns": columns,
+        "block": block,
+        "num_warps": max(1, columns * block // 1024),
+        "enable_fp_fusion": True,
+    }
 
 
-def fused_steps(problem: Problem, *, epsilon: float, tolerance: float, max_iterations: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def fused_steps(
+    problem: Problem, *, epsilon: float, tolerance: float, max_iterations: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Take Newton's plain steps in one kernel; return plan, v, the number of evaluations, and each problem's violation.
 
     The same mathematics as the plain path, and the same stop, but problem by problem and without the host: a problem's numbers depend on
@@ -60,10 +76,15 @@ def fused_steps(problem: Problem, *, epsilon: float, tolerance: float, max_itera
     from fedprompt.transport._triton import newton_steps
 
     problems, columns, rows = problem.cost.shape
-    plan, v, error = (problem.cost.new_empty(shape) for shape in ((problems, columns, rows), (problems, columns), (problems,)))
+    plan, v, error = (
+        problem.cost.new_empty(shape)
+        for shape in ((problems, columns, rows), (problems, columns), (problems,))
+    )
     iterations = torch.empty(problems, dtype=torch.int64, device=problem.cost.device)
     inputs = [part.contiguous() for part in (problem.cost, problem.a, problem.b, problem.full)]
     numbers = rows, math.log2(math.e) / epsilon, NEAR * tolerance**0.5, max_iterations
     with torch.cuda.device(problem.cost.get_device()):  # Triton launches on the current one
-        newton_steps[(problems,)](*inputs, plan, v, error, iterations, *numbers, **options(columns, rows))
+        newton_steps[(problems,)](
+            *inputs, plan, v, error, iterations, *numbers, **options(columns, rows)
+        )
     return plan, v, iterations, error

@@ -7,7 +7,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedprompt._checks import check_count, check_number, kind, values_readable, wrong_type, wrong_value
+from fedprompt._checks import (
+    check_count,
+    check_number,
+    kind,
+    values_readable,
+    wrong_type,
+    wrong_value,
+)
 from fedprompt.interfaces import Coupling
 
 CHUNK = {"cpu": 2**18}  # entries of the cost at a time: on a CPU what a cache can hold,
@@ -35,13 +42,27 @@ class Problem(NamedTuple):
 
     def take(self, part: slice | Tensor) -> "Problem":
         """Return some of the problems."""
-        return Problem(self.cost[part], self.a[part], self.b[part], self.full[part], self.pinned[part], self.eager)
+        return Problem(
+            self.cost[part],
+            self.a[part],
+            self.b[part],
+            self.full[part],
+            self.pinned[part],
+            self.eager,
+        )
 
     def double(self) -> "Problem":
         """Return the same problems in float64, where the device has it."""
         if self.cost.device.type == "mps":
             return self
-        return Problem(self.cost.double(), self.a.double(), self.b.double(), self.full, self.pinned.double(), self.eager)
+        return Problem(
+            self.cost.double(),
+            self.a.double(),
+            self.b.double(),
+            self.full,
+            self.pinned.double(),
+            self.eager,
+        )
 
     def chunks(self) -> Iterator[slice]:
         """Cut into parts of bounded size; a compiled graph stays whole."""
@@ -111,7 +132,10 @@ def _by_chunks(problem: Problem, solve: Callable[[Problem], Solution]) -> Soluti
     if len(parts) <= 1:
         return solve(problem)
     plan, duals = torch.empty_like(problem.cost), torch.empty_like(problem.b)
-    error, iterations = plan.new_empty(len(plan)), torch.empty(len(plan), dtype=torch.int64, device=plan.device)
+    error, iterations = (
+        plan.new_empty(len(plan)),
+        torch.empty(len(plan), dtype=torch.int64, device=plan.device),
+    )
     for part in parts:
         own = solve(problem.take(part))
         plan[part], error[part], iterations[part] = own[:3]
@@ -129,7 +153,9 @@ def violation(plan: Tensor, problem: Problem, *, rows_exact: bool = False) -> Te
 
 def flat(cost: Tensor, a: Tensor, b: Tensor) -> Problem:
     """Lay out for the solvers, in float32 at least. Masses that problems share stay shared: one row in memory for all."""
-    dtype = torch.promote_types(torch.promote_types(cost.dtype, torch.float32), torch.promote_types(a.dtype, b.dtype))
+    dtype = torch.promote_types(
+        torch.promote_types(cost.dtype, torch.float32), torch.promote_types(a.dtype, b.dtype)
+    )
     *batch, rows, columns = cost.shape
     problems, slack, eager = math.prod(batch), _slack(a, b), values_readable(cost, a, b)
     a, b = a.to(dtype), b.to(dtype)
@@ -137,7 +163,10 @@ def flat(cost: Tensor, a: Tensor, b: Tensor) -> Problem:
     full = takes >= has * (1 - slack)
     a = torch.where(full, a * (takes / has), a)
     last = torch.arange(columns, device=cost.device) == columns - 1
-    a, b, full, pinned = (part.expand(*batch, -1).reshape(problems, part.shape[-1]) for part in (a, b, full, (full & last).to(dtype)))
+    a, b, full, pinned = (
+        part.expand(*batch, -1).reshape(problems, part.shape[-1])
+        for part in (a, b, full, (full & last).to(dtype))
+    )
     cost = cost.to(dtype).transpose(-2, -1).reshape(problems, columns, rows).contiguous()
     return Problem(cost, a, b, full, pinned, eager)
 
@@ -157,25 +186,41 @@ def _slack(a: Tensor, b: Tensor) -> float:
 
 def check_layout(cost: Tensor, a: Tensor, b: Tensor) -> None:
     """Require floating-point tensors on one device, and masses that broadcast over the problems."""
-    for name, tensor, axes in (("cost", cost, "(..., rows, columns)"), ("a", a, "(..., rows)"), ("b", b, "(..., columns)")):
+    for name, tensor, axes in (
+        ("cost", cost, "(..., rows, columns)"),
+        ("a", a, "(..., rows)"),
+        ("b", b, "(..., columns)"),
+    ):
         if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
             raise wrong_type(name, f"be a floating-point tensor {axes}", kind(tensor))
         if tensor.device != cost.device:
             raise wrong_value(name, f"lie on the device of `cost` {cost.device}", tensor.device)
     if cost.ndim < 2 or 0 in cost.shape[-2:]:
-        raise wrong_value("cost", "have shape (..., rows, columns) with at least one row and one column", tuple(cost.shape))
+        raise wrong_value(
+            "cost",
+            "have shape (..., rows, columns) with at least one row and one column",
+            tuple(cost.shape),
+        )
     *batch, rows, columns = cost.shape
     for name, mass, size in (("a", a, rows), ("b", b, columns)):
         leading = mass.shape[:-1]
-        fits = len(leading) <= len(batch) and all(x in (1, y) for x, y in zip(reversed(leading), reversed(batch), strict=False))
+        fits = len(leading) <= len(batch) and all(
+            x in (1, y) for x, y in zip(reversed(leading), reversed(batch), strict=False)
+        )
         if mass.ndim < 1 or mass.shape[-1] != size or not fits:
-            raise wrong_value(name, f"have shape (..., {size}) to match `cost` {tuple(cost.shape)}", tuple(mass.shape))
+            raise wrong_value(
+                name,
+                f"have shape (..., {size}) to match `cost` {tuple(cost.shape)}",
+                tuple(mass.shape),
+            )
 
 
 def _seems_valid(cost: Tensor, a: Tensor, b: Tensor, slack: float, rows_exact: bool) -> bool:
     """Whether all values may pass: one sync. A false alarm (a sum that overflows) is for :func:`_explain` to find out."""
     finite = cost.sum(dtype=torch.promote_types(cost.dtype, torch.float32)).abs() < math.inf
-    return bool(finite & ~(_wrong_rows(a) | _wrong_columns(b) | _unequal(a, b, slack, rows_exact)).any())
+    return bool(
+        finite & ~(_wrong_rows(a) | _wrong_columns(b) | _unequal(a, b, slack, rows_exact)).any()
+    )
 
 
 def _wrong_rows(a: Tensor) -> Tensor:
@@ -187,7 +232,9 @@ def _wrong_columns(b: Tensor) -> Tensor:
 
 
 def _unequal(a: Tensor, b: Tensor, slack: float, rows_exact: bool) -> Tensor:
-    has, takes = (mass.sum(-1, dtype=torch.promote_types(mass.dtype, torch.float32)) for mass in (a, b))
+    has, takes = (
+        mass.sum(-1, dtype=torch.promote_types(mass.dtype, torch.float32)) for mass in (a, b)
+    )
     return (takes > has * (1 + slack)) | ((takes < has * (1 - slack)) if rows_exact else False)
 
 
@@ -196,12 +243,26 @@ def _explain(cost: Tensor, a: Tensor, b: Tensor, slack: float, rows_exact: bool)
         ("cost", "be finite", ~torch.isfinite(cost).all(-1).all(-1)),
         ("a", "be finite and at least 0", _wrong_rows(a)),
         ("b", "be finite and above 0", _wrong_columns(b)),
-        ("b", f"sum to {'the sum' if rows_exact else 'at most the sum'} of `a`", _unequal(a, b, slack, rows_exact)),
+        (
+            "b",
+            f"sum to {'the sum' if rows_exact else 'at most the sum'} of `a`",
+            _unequal(a, b, slack, rows_exact),
+        ),
     )
     for name, rule, wrong in rules:
         problems = torch.nonzero(wrong.expand(cost.shape[:-2])).tolist()
         if problems:
-            shown = ", ".join(str(tuple(index)) for index in problems[:5]) + (", ..." if len(problems) > 5 else "")
-            where = f" in problem{'s' if len(problems) > 1 else ''} {shown}" if cost.ndim > 2 else ""
-            takes, has = (mass.sum(-1).expand(cost.shape[:-2])[tuple(problems[0])].item() for mass in (b, a))
-            raise wrong_value(name, rule, (f"{takes:g} of {has:g}" if "sum" in rule else "values that are not") + where)
+            shown = ", ".join(str(tuple(index)) for index in problems[:5]) + (
+                ", ..." if len(problems) > 5 else ""
+            )
+            where = (
+                f" in problem{'s' if len(problems) > 1 else ''} {shown}" if cost.ndim > 2 else ""
+            )
+            takes, has = (
+                mass.sum(-1).expand(cost.shape[:-2])[tuple(problems[0])].item() for mass in (b, a)
+            )
+            raise wrong_value(
+                name,
+                rule,
+                (f"{takes:g} of {has:g}" if "sum" in rule else "values that are not") + where,
+            )

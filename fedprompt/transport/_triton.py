@@ -4,7 +4,9 @@ The only file that imports Triton, and itself imported only where that is about 
 a tuple holds one entry for each, and loops over columns are unrolled. Per column that is a block of rows (`kernel`) or one number.
 """
 
-from typing import no_type_check  # of Triton's language, where annotations say what is constant and tuples grow
+from typing import (
+    no_type_check,
+)  # of Triton's language, where annotations say what is constant and tuples grow
 
 import triton
 import triton.language as tl
@@ -42,7 +44,9 @@ def newton_steps(
     cap = tl.where(balanced, float("inf"), 1.0)
     kernel, takes, v = (), (), ()
     for j in tl.static_range(columns):
-        price = tl.load(cost + (problem * columns + j) * rows + row, mask=inside, other=float("inf"))
+        price = tl.load(
+            cost + (problem * columns + j) * rows + row, mask=inside, other=float("inf")
+        )
         kernel += (tl.exp2((tl.min(price, 0) - price) * sharpness),)
         takes += (tl.load(b + problem * columns + j),)
         v += (takes[j] / tl.sum(kernel[j], 0),)
@@ -56,7 +60,9 @@ def newton_steps(
     scale, worst = tl.minimum(has * _inverse_demand(kernel, v, columns), cap), 0.0
     for j in tl.static_range(columns):
         column = kernel[j] * scale * v[j]
-        worst = _larger(worst, tl.abs(tl.sum(column, 0) - takes[j]) / takes[j])  # rows hold by construction, to rounding
+        worst = _larger(
+            worst, tl.abs(tl.sum(column, 0) - takes[j]) / takes[j]
+        )  # rows hold by construction, to rounding
         tl.store(plan + (problem * columns + j) * rows + row, column, mask=inside)
         tl.store(duals + problem * columns + j, v[j])
     tl.store(error + problem, worst)
@@ -97,7 +103,9 @@ def _evaluate(kernel, v, has, takes, balanced, cap, columns: tl.constexpr):
             elif k == j:
                 off += (0.0,)
             else:
-                off += (v[j] * tl.sum(kernel[j] * shared * kernel[k], 0) * v[k],)  # v * v may overflow
+                off += (
+                    v[j] * tl.sum(kernel[j] * shared * kernel[k], 0) * v[k],
+                )  # v * v may overflow
     return free, off, slope, worst
 
 
@@ -115,7 +123,9 @@ def _eliminate(free, off, right, columns: tl.constexpr):
         shares += (share,)
         own += (right[k] / pivot,)
         next_free, next_off, next_right = (), (), ()
-        for i in tl.static_range(columns):  # what is written for i <= k and on the diagonal is never read
+        for i in tl.static_range(
+            columns
+        ):  # what is written for i <= k and on the diagonal is never read
             next_free += (free[i] + share[i] * free[k],)
             next_right += (right[i] + share[i] * right[k],)
             for j in tl.static_range(columns):
@@ -135,7 +145,10 @@ def _eliminate(free, off, right, columns: tl.constexpr):
 def _move(v, step, columns: tl.constexpr):
     moved = ()
     for j in tl.static_range(columns):
-        up, down = tl.minimum(tl.maximum(step[j], 0.0), FARTHEST), tl.maximum(tl.minimum(step[j], 0.0), -FARTHEST)
+        up, down = (
+            tl.minimum(tl.maximum(step[j], 0.0), FARTHEST),
+            tl.maximum(tl.minimum(step[j], 0.0), -FARTHEST),
+        )
         moved += ((v[j] + v[j] * up) / (1 - down),)
     return moved
 

@@ -63,7 +63,13 @@ def dykstra(
         Algorithm 1.
     """
     check_options(epsilon, tolerance, max_iterations)
-    solve = partial(_alternate, epsilon=epsilon, tolerance=tolerance, max_iterations=max_iterations, rows_exact=False)
+    solve = partial(
+        _alternate,
+        epsilon=epsilon,
+        tolerance=tolerance,
+        max_iterations=max_iterations,
+        rows_exact=False,
+    )
     return couple(cost, a, b, solve, epsilon=epsilon)
 
 
@@ -107,11 +113,19 @@ def sinkhorn(
         Cuturi, "Sinkhorn Distances: Lightspeed Computation of Optimal Transport", NeurIPS 2013.
     """
     check_options(epsilon, tolerance, max_iterations)
-    solve = partial(_alternate, epsilon=epsilon, tolerance=tolerance, max_iterations=max_iterations, rows_exact=True)
+    solve = partial(
+        _alternate,
+        epsilon=epsilon,
+        tolerance=tolerance,
+        max_iterations=max_iterations,
+        rows_exact=True,
+    )
     return couple(cost, a, b, solve, epsilon=epsilon, rows_exact=True)
 
 
-def _alternate(problem: Problem, *, epsilon: float, tolerance: float, max_iterations: int, rows_exact: bool) -> Solution:
+def _alternate(
+    problem: Problem, *, epsilon: float, tolerance: float, max_iterations: int, rows_exact: bool
+) -> Solution:
     """Scale rows to their mass, then columns to theirs, and again; rows are scaled up only if `rows_exact` or all full.
 
     Columns come last, so they hold up to rounding. A problem stops once no column's scale changes by more than
@@ -135,5 +149,7 @@ def _alternate(problem: Problem, *, epsilon: float, tolerance: float, max_iterat
         if problem.eager and not bool(active.any()):
             break
     plan = (exponent + row_scale[:, None] + x[..., None]).exp()
-    duals = x + (least[..., 0] - problem.cost.amin(2)) / epsilon  # for costs counted from each column's least
+    duals = (
+        x + (least[..., 0] - problem.cost.amin(2)) / epsilon
+    )  # for costs counted from each column's least
     return Solution(plan, violation(plan, problem, rows_exact=rows_exact), iterations, duals)

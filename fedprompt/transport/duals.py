@@ -50,7 +50,11 @@ def plan_from_duals(
     if not isinstance(duals, Tensor) or not duals.is_floating_point():
         raise wrong_type("duals", "be a floating-point tensor (..., columns)", kind(duals))
     if duals.shape != cost.shape[:-2] + cost.shape[-1:]:
-        raise wrong_value("duals", f"have one number for each column of `cost` {tuple(cost.shape)}", tuple(duals.shape))
+        raise wrong_value(
+            "duals",
+            f"have one number for each column of `cost` {tuple(cost.shape)}",
+            tuple(duals.shape),
+        )
     with torch.autocast(cost.device.type, enabled=False):
         problem = flat(cost, a, b)
         x = duals.to(problem.cost.dtype).reshape(problem.b.shape)

@@ -10,7 +10,11 @@ from fedprompt.interfaces import Coupling
 from fedprompt.transport._problem import Problem, Solution, couple, violation
 
 
-def exact(cost: Float[Tensor, "*batch rows columns"], a: Float[Tensor, "*#batch rows"], b: Float[Tensor, "*#batch columns"]) -> Coupling:
+def exact(
+    cost: Float[Tensor, "*batch rows columns"],
+    a: Float[Tensor, "*#batch rows"],
+    b: Float[Tensor, "*#batch columns"],
+) -> Coupling:
     r"""Solve the linear program that :func:`newton` approaches as `epsilon` goes to 0, by POT's network simplex.
 
     .. math:: \min_T \; \langle C, T \rangle \quad \text{with} \quad T \mathbf 1 \le a, \; T^\top \mathbf 1 = b, \; T \ge 0
@@ -58,7 +62,9 @@ def _simplex(problem: Problem) -> Solution:
 
 
 def independent(
-    cost: Float[Tensor, "*batch rows columns"], a: Float[Tensor, "*#batch rows"], b: Float[Tensor, "*#batch columns"]
+    cost: Float[Tensor, "*batch rows columns"],
+    a: Float[Tensor, "*#batch rows"],
+    b: Float[Tensor, "*#batch columns"],
 ) -> Coupling:
     r"""Give every column the same share of every row, :math:`T = a b^\top / \sum a`, whatever the cost.
 

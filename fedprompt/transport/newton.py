@@ -10,10 +10,19 @@ from torch import Tensor
 from fedprompt.interfaces import Coupling
 from fedprompt.transport._dual import FARTHEST, NEAR, climb, demand, evaluate
 from fedprompt.transport._fused import fits, fused_steps
-from fedprompt.transport._problem import Problem, Solution, check_flag, check_options, couple, violation
+from fedprompt.transport._problem import (
+    Problem,
+    Solution,
+    check_flag,
+    check_options,
+    couple,
+    violation,
+)
 
 PLAIN_STEPS = 12  # a problem that needs more goes to the line search
-COMPILED_STEPS = 8  # when compiled, for an epsilon of at least SMOOTH; docs/api/transport.md has the errors
+COMPILED_STEPS = (
+    8  # when compiled, for an epsilon of at least SMOOTH; docs/api/transport.md has the errors
+)
 SMOOTH = 0.05
 
 
@@ -77,30 +86,44 @@ def newton(
     """
     check_options(epsilon, tolerance, max_iterations)
     check_flag("fused", fused)
-    solver = partial(_solve, epsilon=epsilon, tolerance=tolerance, max_iterations=max_iterations, fused=fused)
+    solver = partial(
+        _solve, epsilon=epsilon, tolerance=tolerance, max_iterations=max_iterations, fused=fused
+    )
     return couple(cost, a, b, solver, epsilon=epsilon)
 
 
-def _solve(problem: Problem, *, epsilon: float, tolerance: float, max_iterations: int, fused: bool) -> Solution:
+def _solve(
+    problem: Problem, *, epsilon: float, tolerance: float, max_iterations: int, fused: bool
+) -> Solution:
     """Take plain steps, and lead the problems that need more through the line search."""
     tolerance = max(tolerance, 8 * torch.finfo(problem.cost.dtype).eps)
-    steps = min(max_iterations, PLAIN_STEPS if problem.eager or epsilon < SMOOTH else COMPILED_STEPS)
+    steps = min(
+        max_iterations, PLAIN_STEPS if problem.eager or epsilon < SMOOTH else COMPILED_STEPS
+    )
     take_steps = fused_steps if fused and fits(problem) else _plain_steps
-    plan, v, iterations, error = take_steps(problem, epsilon=epsilon, tolerance=tolerance, max_iterations=steps)
+    plan, v, iterations, error = take_steps(
+        problem, epsilon=epsilon, tolerance=tolerance, max_iterations=steps
+    )
     duals = v.log()
     if problem.eager and max_iterations > steps:
         left = torch.nonzero(~(error <= tolerance)).flatten()
         if len(left):
             rest = problem.take(left)
             plan[left], duals[left], more = climb(
-                rest, v[left], epsilon=epsilon, tolerance=tolerance, max_iterations=max_iterations - steps
+                rest,
+                v[left],
+                epsilon=epsilon,
+                tolerance=tolerance,
+                max_iterations=max_iterations - steps,
             )
             iterations[left] += more
             error[left] = violation(plan[left], rest)
     return Solution(plan, error, iterations, duals)
 
 
-def _plain_steps(problem: Problem, *, epsilon: float, tolerance: float, max_iterations: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _plain_steps(
+    problem: Problem, *, epsilon: float, tolerance: float, max_iterations: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Newton steps ``v * (1 + d)``, or ``v / (1 - d)`` downwards, without a line search; return as :func:`fused_steps`.
 
     Starts where all rows are slack, which is below the solution, with a kernel whose columns each have 1 as the largest entry. A problem
@@ -121,4 +144,9 @@ def _plain_steps(problem: Problem, *, epsilon: float, tolerance: float, max_iter
             break
     scale = torch.minimum(problem.a / demand(kernel, v), cap)
     plan = kernel.mul_(scale[:, None]).mul_(v[..., None])
-    return plan, v, iterations, ((plan.sum(2) - problem.b) / problem.b).abs().amax(1)  # rows hold by construction, to rounding
+    return (
+        plan,
+        v,
+        iterations,
+        ((plan.sum(2) - problem.b) / problem.b).abs().amax(1),
+    )  # rows hold by construction, to rounding

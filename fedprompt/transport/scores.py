@@ -19,7 +19,9 @@ TransportScore = Callable[[Tensor, Coupling], Tensor]
 """(cost, coupling) -> a differentiable score of each problem."""
 
 
-def plan_fixed(cost: Float[Tensor, "*batch rows columns"], coupling: Coupling) -> Float[Tensor, "*batch"]:
+def plan_fixed(
+    cost: Float[Tensor, "*batch rows columns"], coupling: Coupling
+) -> Float[Tensor, "*batch"]:
     r"""Score a plan by :math:`\langle C, T \rangle` and differentiate as if the plan were a constant: FedOTP's choice.
 
     The gradient in the cost is the plan. That is the gradient of the *regularized* value, the score of
@@ -47,7 +49,9 @@ def plan_fixed(cost: Float[Tensor, "*batch rows columns"], coupling: Coupling) -
     return (coupling.plan * cost).sum((-2, -1))
 
 
-def envelope(cost: Float[Tensor, "*batch rows columns"], coupling: Coupling) -> Float[Tensor, "*batch"]:
+def envelope(
+    cost: Float[Tensor, "*batch rows columns"], coupling: Coupling
+) -> Float[Tensor, "*batch"]:
     r"""Score a plan by the regularized value :math:`\langle C, T \rangle + \epsilon \langle T, \log T \rangle`.
 
     The gradient is exact. The solver minimizes this value, so at its solution a small change of the plan changes
@@ -77,7 +81,9 @@ def envelope(cost: Float[Tensor, "*batch rows columns"], coupling: Coupling) -> 
     return plan_fixed(cost, coupling) + coupling.epsilon * entropy
 
 
-def implicit(cost: Float[Tensor, "*batch rows columns"], coupling: Coupling) -> Float[Tensor, "*batch"]:
+def implicit(
+    cost: Float[Tensor, "*batch rows columns"], coupling: Coupling
+) -> Float[Tensor, "*batch"]:
     r"""Score a plan by :math:`\langle C, T \rangle`, with the exact gradient of that number: the plan moves with the cost.
 
     By the implicit function theorem at the solution, with :math:`t_v` the plan's row v,
@@ -116,27 +122,39 @@ def implicit(cost: Float[Tensor, "*batch rows columns"], coupling: Coupling) -> 
     check_number("coupling.epsilon", coupling.epsilon, at_least=0)
     with torch.no_grad(), torch.autocast(cost.device.type, enabled=False):
         moved = -_moved_by(cost, coupling) / coupling.epsilon
-    return plan_fixed(cost, coupling) + (moved * (cost - cost.detach())).sum((-2, -1))  # adds 0, and its gradient
+    return plan_fixed(cost, coupling) + (moved * (cost - cost.detach())).sum(
+        (-2, -1)
+    )  # adds 0, and its gradient
 
 
 def _moved_by(cost: Tensor, coupling: Coupling) -> Tensor:
     """Return ``M_v (C_v - z)`` for all rows, in the plan's shape."""
-    plan = coupling.plan.transpose(-2, -1).flatten(0, -3) if cost.ndim > 2 else coupling.plan.T[None]
+    plan = (
+        coupling.plan.transpose(-2, -1).flatten(0, -3) if cost.ndim > 2 else coupling.plan.T[None]
+    )
     inner = cost.to(plan.dtype).transpose(-2, -1).reshape(plan.shape)
     masses = (mass.to(plan.dtype).expand(*cost.shape[:-2], -1) for mass in (coupling.a, coupling.b))
     a, b = (mass.reshape(len(plan), mass.shape[-1]) for mass in masses)
     given = plan.sum(1)
-    resolution = torch.maximum(2 * coupling.error.flatten(), coupling.error.new_tensor(100 * torch.finfo(plan.dtype).eps))[:, None]
+    resolution = torch.maximum(
+        2 * coupling.error.flatten(), coupling.error.new_tensor(100 * torch.finfo(plan.dtype).eps)
+    )[:, None]
     full = (given >= a * (1 - resolution)) & (given > 0)
     all_full = b.sum(1, keepdim=True) >= a.sum(1, keepdim=True) * (1 - resolution)
     full = full | (all_full & (given > 0))
     rival = torch.where(full, 1 / given.clamp(min=torch.finfo(plan.dtype).tiny), 0.0)[:, None]
 
-    inner = inner - (plan * inner).sum((1, 2), keepdim=True) / plan.sum((1, 2), keepdim=True)  # a constant changes nothing
+    inner = inner - (plan * inner).sum((1, 2), keepdim=True) / plan.sum(
+        (1, 2), keepdim=True
+    )  # a constant changes nothing
     right = (plan * (inner - rival * (plan * inner).sum(1, keepdim=True))).sum(2)
     free = (plan * ~full[:, None]).sum(2)
     last = free[:, -1:] + plan[:, -1].sum(1, keepdim=True) * all_full
-    duals = eliminate(torch.cat([free[:, :-1], last], 1) + 1e-30, couplings(plan.unbind(1), rival[:, 0], plan), right)
+    duals = eliminate(
+        torch.cat([free[:, :-1], last], 1) + 1e-30,
+        couplings(plan.unbind(1), rival[:, 0], plan),
+        right,
+    )
     inner = inner - duals[..., None]
     result = plan * (inner - rival * (plan * inner).sum(1, keepdim=True))
     return result.transpose(1, 2).reshape(cost.shape)
@@ -146,4 +164,6 @@ def _check(cost: Tensor, coupling: Coupling) -> None:
     if not isinstance(coupling, Coupling):
         raise wrong_type("coupling", "be a Coupling, from a transport solver", kind(coupling))
     if not isinstance(cost, Tensor) or cost.shape != coupling.plan.shape:
-        raise wrong_value("cost", f"have the shape of the plan {tuple(coupling.plan.shape)}", kind(cost))
+        raise wrong_value(
+            "cost", f"have the shape of the plan {tuple(coupling.plan.shape)}", kind(cost)
+        )

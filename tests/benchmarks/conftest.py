@@ -18,7 +18,10 @@ def pytest_configure(config: pytest.Config) -> None:
     """Select the benchmarks where nothing else is asked for: `python -m pytest tests/benchmarks` needs no `-m "benchmark and not gpu"`."""
     here = Path(__file__).parent
     asked = any(argument.startswith("-m") for argument in config.invocation_params.args)
-    if not asked and all(here in (path := Path(argument.split("::")[0]).resolve()).parents or path == here for argument in config.args):
+    if not asked and all(
+        here in (path := Path(argument.split("::")[0]).resolve()).parents or path == here
+        for argument in config.args
+    ):
         config.option.markexpr = "benchmark and not gpu"
 
 
@@ -30,7 +33,9 @@ class Meter:
         self.rounds = 11 if check else 1
         self.models = ("vit_tiny", "vit_small") if check else ("vit_tiny",)
 
-    def seconds(self, *, settled: bool = False, **functions: Callable[[], object]) -> dict[str, Tensor]:
+    def seconds(
+        self, *, settled: bool = False, **functions: Callable[[], object]
+    ) -> dict[str, Tensor]:
         """Return each function's CPU seconds (rounds,); rounds are interleaved, so that a busy machine slows all of a round alike.
 
         Args:
@@ -72,10 +77,24 @@ class Meter:
         """
         return {name: _peak(function) for name, function in functions.items()}
 
-    def report(self, title: str, ratios: Tensor | float, *, at_most: float | None = None, at_least: float | None = None) -> None:
+    def report(
+        self,
+        title: str,
+        ratios: Tensor | float,
+        *,
+        at_most: float | None = None,
+        at_least: float | None = None,
+    ) -> None:
         """Print the median of the rounds' ratios, though tests pass, and with ``--check`` assert its bound."""
         ratio = torch.as_tensor(ratios).median().item()
-        bound = next((f" (goal {sign} {limit})" for sign, limit in (("<=", at_most), (">=", at_least)) if limit is not None), "")
+        bound = next(
+            (
+                f" (goal {sign} {limit})"
+                for sign, limit in (("<=", at_most), (">=", at_least))
+                if limit is not None
+            ),
+            "",
+        )
         with self.capsys.disabled():
             print(f"\n  {title}: {ratio:.2f}{bound}", end="")
         if self.check:
@@ -86,7 +105,9 @@ class Meter:
 def _peak(function: Callable[[], object]) -> int:
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
         function()
-    events = [event for event in record.profiler.kineto_results.events() if event.name() == "[memory]"]
+    events = [
+        event for event in record.profiler.kineto_results.events() if event.name() == "[memory]"
+    ]
     live = peak = 0
     for event in sorted(events, key=lambda event: event.start_ns()):
         live += event.nbytes()

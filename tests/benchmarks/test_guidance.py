@@ -11,7 +11,8 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from fedprompt import DeepPrompts, encode_prompted, forward_mode, guide_gradient, vit_trunk
+from fedprompt import DeepPrompts, encode_prompted, guide_gradient, vit_trunk
+from fedprompt.guidance import forward_mode
 from references import fedl2g
 
 pytestmark = pytest.mark.benchmark
@@ -34,7 +35,9 @@ class Prompted(nn.Module):
     def __init__(self, model):
         super().__init__()
         self.trunk = vit_trunk(model)
-        self.prompts = DeepPrompts(10, self.trunk.dim, self.trunk.depth, generator=torch.Generator().manual_seed(0))
+        self.prompts = DeepPrompts(
+            10, self.trunk.dim, self.trunk.depth, generator=torch.Generator().manual_seed(0)
+        )
         self.head = nn.Linear(self.trunk.dim, CLASSES)
 
     def forward(self, images):
@@ -50,26 +53,50 @@ def vit(*, checkpointing=False):
 CASES = {  # name: (model, twin without checkpointing for the reference, batch and pixels, at most in time, at least in memory)
     "ViT-Ti, all weights": (vit, None, (8, 224), 1.15, 3.3),
     "ViT-Ti, prompts": (lambda: Prompted(vit()), None, (8, 224), 1.15, 3.3),
-    "ResNet-18": (lambda: timm.create_model("resnet18", pretrained=False, num_classes=CLASSES), None, (32, 64), 0.87, 1.7),
-    "ViT-Ti, all weights, checkpointing": (lambda: vit(checkpointing=True), vit, (8, 224), None, 8.0),
+    "ResNet-18": (
+        lambda: timm.create_model("resnet18", pretrained=False, num_classes=CLASSES),
+        None,
+        (32, 64),
+        0.87,
+        1.7,
+    ),
+    "ViT-Ti, all weights, checkpointing": (
+        lambda: vit(checkpointing=True),
+        vit,
+        (8, 224),
+        None,
+        8.0,
+    ),
 }
 
 
 def draw(batch, pixels):
     generator = torch.Generator().manual_seed(1)
-    return [(torch.randn(batch, 3, pixels, pixels, generator=generator), torch.arange(batch) % CLASSES) for _ in range(2)]
+    return [
+        (torch.randn(batch, 3, pixels, pixels, generator=generator), torch.arange(batch) % CLASSES)
+        for _ in range(2)
+    ]
 
 
 def first_order(model, guides, study, quiz):
     """The step and its quiz gradient: two ordinary training steps one after the other."""
-    parameters = {name: value.detach().requires_grad_() for name, value in model.named_parameters() if value.requires_grad}
+    parameters = {
+        name: value.detach().requires_grad_()
+        for name, value in model.named_parameters()
+        if value.requires_grad
+    }
     guided, logits = fedl2g.run(model, parameters, study[0])
     total = F.cross_entropy(logits, study[1]) + F.mse_loss(guided, guides[study[1]])
     gradients = torch.autograd.grad(total, list(parameters.values()))
     del guided, logits, total
-    moved = {name: (value - RATE * own).detach().requires_grad_() for (name, value), own in zip(parameters.items(), gradients, strict=True)}
+    moved = {
+        name: (value - RATE * own).detach().requires_grad_()
+        for (name, value), own in zip(parameters.items(), gradients, strict=True)
+    }
     del gradients
-    torch.autograd.grad(F.cross_entropy(fedl2g.run(model, moved, quiz[0])[1], quiz[1]), list(moved.values()))
+    torch.autograd.grad(
+        F.cross_entropy(fedl2g.run(model, moved, quiz[0])[1], quiz[1]), list(moved.values())
+    )
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -79,26 +106,51 @@ def test_guide_gradient(meter, case):
     model = Guided(make())
     torch.manual_seed(0)
     twin = model if make_twin is None else Guided(make_twin())
-    (study, quiz), guides = draw(*sizes), torch.randn(CLASSES, CLASSES, generator=torch.Generator().manual_seed(2))
+    (study, quiz), guides = (
+        draw(*sizes),
+        torch.randn(CLASSES, CLASSES, generator=torch.Generator().manual_seed(2)),
+    )
     calls = {
         "ours": partial(guide_gradient, model, guides, study, quiz, learning_rate=RATE),
-        "published": partial(fedl2g.double_backward, twin, guides, [study], [quiz], fedl2g.descend(RATE)),
+        "published": partial(
+            fedl2g.double_backward, twin, guides, [study], [quiz], fedl2g.descend(RATE)
+        ),
     }
     expected = calls["published"]()
     error = (calls["ours"]().value - expected).norm() / expected.norm()
     meter.report(f"{case}: relative difference in float32 x 1e6", error * 1e6, at_most=100.0)
     seconds = meter.seconds(**calls)
-    meter.report(f"{case}: guide gradient / double backward, time", seconds["ours"] / seconds["published"], at_most=slowest)
+    meter.report(
+        f"{case}: guide gradient / double backward, time",
+        seconds["ours"] / seconds["published"],
+        at_most=slowest,
+    )
     peak = meter.peak_bytes(**calls, steps=partial(first_order, model, guides, study, quiz))
-    meter.report(f"{case}: double backward / guide gradient, memory", peak["published"] / peak["ours"], at_least=leanest)
-    if make_twin is None:  # gradient checkpointing under functional_call needs more care than the plain steps here take
-        meter.report(f"{case}: guide gradient / first-order steps alone, memory", peak["ours"] / peak["steps"], at_most=1.05)
-    meter.report(f"{case}: MiB { ({name: round(size / 2**20) for name, size in peak.items()}) }", peak["ours"] / peak["published"])
+    meter.report(
+        f"{case}: double backward / guide gradient, memory",
+        peak["published"] / peak["ours"],
+        at_least=leanest,
+    )
+    if (
+        make_twin is None
+    ):  # gradient checkpointing under functional_call needs more care than the plain steps here take
+        meter.report(
+            f"{case}: guide gradient / first-order steps alone, memory",
+            peak["ours"] / peak["steps"],
+            at_most=1.05,
+        )
+    meter.report(
+        f"{case}: MiB { ({name: round(size / 2**20) for name, size in peak.items()}) }",
+        peak["ours"] / peak["published"],
+    )
 
 
 def test_tangent_pass_of_prompts(meter):
     model = Guided(Prompted(vit()))
-    (study, _), parameters = draw(8, 224), {name: value.detach() for name, value in model.named_parameters()}
+    (study, _), parameters = (
+        draw(8, 224),
+        {name: value.detach() for name, value in model.named_parameters()},
+    )
     direction = {name: torch.ones_like(value) for name, value in parameters.items()}
 
     def evaluate(values, then):
@@ -106,5 +158,12 @@ def test_tangent_pass_of_prompts(meter):
             return then(fedl2g.run(model, values, study[0])[0])
 
     with torch.no_grad():
-        seconds = meter.seconds(plain=partial(model, study[0]), tangent=partial(forward_mode, evaluate, parameters, direction))
-    meter.report("ViT-Ti, prompts: tangent pass / plain forward, time", seconds["tangent"] / seconds["plain"], at_most=2.5)
+        seconds = meter.seconds(
+            plain=partial(model, study[0]),
+            tangent=partial(forward_mode, evaluate, parameters, direction),
+        )
+    meter.report(
+        "ViT-Ti, prompts: tangent pass / plain forward, time",
+        seconds["tangent"] / seconds["plain"],
+        at_most=2.5,
+    )

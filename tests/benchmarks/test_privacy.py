@@ -16,9 +16,12 @@ from timm.models.vision_transformer import VisionTransformer
 from torch.func import functional_call, grad, vmap
 
 import fedprompt as fp
-from fedprompt._entropy import normal
+from fedprompt.privacy.randomness import normal
 
-pytestmark = [pytest.mark.benchmark, pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")]
+pytestmark = [
+    pytest.mark.benchmark,
+    pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning"),
+]
 CLASSES = 10
 
 
@@ -47,7 +50,7 @@ class Setting:
         self.client.zero_grad()
 
     def one_pass(self):
-        copies = fp.per_sample(self.client, len(self.images))
+        copies = fp.privacy.per_sample(self.client, len(self.images))
         F.cross_entropy(copies(self.images), self.labels, reduction="sum").backward()
         return {name: parameter.grad for name, parameter in copies.named_parameters()}
 
@@ -55,28 +58,43 @@ class Setting:
         rows = []
         for image, label in zip(self.images.split(1), self.labels.split(1), strict=True):
             F.cross_entropy(self.client(image), label).backward()
-            rows.append({name: parameter.grad for name, parameter in self.client.named_parameters()})
+            rows.append(
+                {name: parameter.grad for name, parameter in self.client.named_parameters()}
+            )
             self.client.zero_grad()
         return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
 
     def vmapped(self):
-        parameters = {name: parameter.detach() for name, parameter in self.client.named_parameters()}
+        parameters = {
+            name: parameter.detach() for name, parameter in self.client.named_parameters()
+        }
 
         def own_loss(parameters, image, label):
-            return F.cross_entropy(functional_call(self.client, parameters, (image[None],)), label[None])
+            return F.cross_entropy(
+                functional_call(self.client, parameters, (image[None],)), label[None]
+            )
 
         return vmap(grad(own_loss), in_dims=(None, 0, 0))(parameters, self.images, self.labels)
 
 
 SETTINGS = {
-    "ViT-Ti, 224 pixels, batch of 8": (lambda: timm.create_model("vit_tiny_patch16_224", pretrained=False, num_classes=0), 224, 8),
+    "ViT-Ti, 224 pixels, batch of 8": (
+        lambda: timm.create_model("vit_tiny_patch16_224", pretrained=False, num_classes=0),
+        224,
+        8,
+    ),
     "4 layers of width 64, 16 pixels, batch of 64": (
-        lambda: VisionTransformer(img_size=16, patch_size=4, embed_dim=64, depth=4, num_heads=4, num_classes=0),
+        lambda: VisionTransformer(
+            img_size=16, patch_size=4, embed_dim=64, depth=4, num_heads=4, num_classes=0
+        ),
         16,
         64,
     ),
 }
-GOALS = {"ViT-Ti, 224 pixels, batch of 8": (1.1, 1.05), "4 layers of width 64, 16 pixels, batch of 64": (1.2, 4.0)}
+GOALS = {
+    "ViT-Ti, 224 pixels, batch of 8": (1.1, 1.05),
+    "4 layers of width 64, 16 pixels, batch of 64": (1.2, 4.0),
+}
 
 
 @pytest.mark.parametrize("name", SETTINGS)
@@ -85,22 +103,48 @@ def test_every_samples_own_gradient(name, meter):
     setting, (to_plain, to_loop) = Setting(model(), size, batch), GOALS[name]
     own, looped = setting.one_pass(), setting.loop()
     for key, gradient in looped.items():
-        torch.testing.assert_close(own[key], gradient, rtol=0, atol=1e-4 * float(gradient.abs().max()))
-    seconds = meter.seconds(plain=setting.plain, one_pass=setting.one_pass, loop=setting.loop, vmapped=setting.vmapped)
-    meter.report(f"{name}: every sample's own gradient / the batch's, time", seconds["one_pass"] / seconds["plain"], at_most=to_plain)
-    meter.report(f"{name}: one backward for each sample / one pass, time", seconds["loop"] / seconds["one_pass"], at_least=to_loop)
-    meter.report(f"{name}: vmap over the whole model / one pass, time", seconds["vmapped"] / seconds["one_pass"])
+        torch.testing.assert_close(
+            own[key], gradient, rtol=0, atol=1e-4 * float(gradient.abs().max())
+        )
+    seconds = meter.seconds(
+        plain=setting.plain, one_pass=setting.one_pass, loop=setting.loop, vmapped=setting.vmapped
+    )
+    meter.report(
+        f"{name}: every sample's own gradient / the batch's, time",
+        seconds["one_pass"] / seconds["plain"],
+        at_most=to_plain,
+    )
+    meter.report(
+        f"{name}: one backward for each sample / one pass, time",
+        seconds["loop"] / seconds["one_pass"],
+        at_least=to_loop,
+    )
+    meter.report(
+        f"{name}: vmap over the whole model / one pass, time",
+        seconds["vmapped"] / seconds["one_pass"],
+    )
     peak = meter.peak_bytes(plain=setting.plain, one_pass=setting.one_pass, vmapped=setting.vmapped)
-    meter.report(f"{name}: every sample's own gradient / the batch's, memory", peak["one_pass"] / peak["plain"], at_most=1.1)
-    meter.report(f"{name}: vmap over the whole model / one pass, memory", peak["vmapped"] / peak["one_pass"])
+    meter.report(
+        f"{name}: every sample's own gradient / the batch's, memory",
+        peak["one_pass"] / peak["plain"],
+        at_most=1.1,
+    )
+    meter.report(
+        f"{name}: vmap over the whole model / one pass, memory", peak["vmapped"] / peak["one_pass"]
+    )
 
 
 @pytest.mark.parametrize("count", [10_000, 1_000_000])
 def test_noise_from_the_operating_system(count, meter):
     """By :func:`noisy_mean`, and the deviates alone against ``torch.randn`` in the precision it needs and in float32."""
-    total, generator = {"prompts": torch.zeros(count, dtype=torch.float64)}, torch.Generator().manual_seed(0)
+    total, generator = (
+        {"prompts": torch.zeros(count, dtype=torch.float64)},
+        torch.Generator().manual_seed(0),
+    )
     repeats = 10**6 // count
-    noise = partial(fp.noisy_mean, total, multiplier=1.0, max_norm=1.0, expected_batch_size=1)
+    noise = partial(
+        fp.privacy.noisy_mean, total, multiplier=1.0, max_norm=1.0, expected_batch_size=1
+    )
 
     def many(function):
         return lambda: [function() for _ in range(repeats)]
@@ -113,7 +157,18 @@ def test_noise_from_the_operating_system(count, meter):
         single=many(partial(torch.randn, count, generator=generator)),
     )
     title = f"{count:,} deviates"
-    meter.report(f"{title}: noisy_mean, operating system / seeded, time", seconds["ours"] / seconds["seeded"], at_most=2.5)
-    meter.report(f"{title}: operating system / torch.randn in float64, time", seconds["deviates"] / seconds["randn"], at_most=2.5)
-    meter.report(f"{title}: operating system / torch.randn in float32, time", seconds["deviates"] / seconds["single"])
+    meter.report(
+        f"{title}: noisy_mean, operating system / seeded, time",
+        seconds["ours"] / seconds["seeded"],
+        at_most=2.5,
+    )
+    meter.report(
+        f"{title}: operating system / torch.randn in float64, time",
+        seconds["deviates"] / seconds["randn"],
+        at_most=2.5,
+    )
+    meter.report(
+        f"{title}: operating system / torch.randn in float32, time",
+        seconds["deviates"] / seconds["single"],
+    )
     meter.report(f"{title}: millions a second", repeats * count / 1e6 / seconds["deviates"])

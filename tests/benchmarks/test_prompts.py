@@ -12,7 +12,14 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from fedprompt import DeepPrompts, Weighted, batch_streams, encode_prompted, heterogeneous_means, vit_trunk
+from fedprompt import (
+    DeepPrompts,
+    Weighted,
+    batch_streams,
+    encode_prompted,
+    heterogeneous_means,
+    vit_trunk,
+)
 
 pytestmark = pytest.mark.benchmark
 BATCH, CLASSES = 8, 10
@@ -22,7 +29,9 @@ class Client(nn.Module):
     def __init__(self, trunk):
         super().__init__()
         self.trunk = trunk
-        self.prompts = DeepPrompts(10, trunk.dim, trunk.depth, generator=torch.Generator().manual_seed(0))
+        self.prompts = DeepPrompts(
+            10, trunk.dim, trunk.depth, generator=torch.Generator().manual_seed(0)
+        )
         self.head = nn.Linear(trunk.dim, CLASSES)
 
     def forward(self, images):
@@ -50,7 +59,11 @@ def test_prompted_forward(meter):
         client = Client(vit_trunk(model))
         with torch.no_grad():
             seconds = meter.seconds(plain=partial(model, images), prompted=partial(client, images))
-        meter.report(f"{name}: forward with deep prompts / plain", seconds["prompted"] / seconds["plain"], at_most=1.15)
+        meter.report(
+            f"{name}: forward with deep prompts / plain",
+            seconds["prompted"] / seconds["plain"],
+            at_most=1.15,
+        )
 
 
 def test_training_step(meter):
@@ -58,15 +71,35 @@ def test_training_step(meter):
     for name in meter.models:
         full, frugal = make(name, num_classes=CLASSES).eval(), make(name, num_classes=0)
         frugal.set_grad_checkpointing()
-        models = {"full": full, "prompts": Client(vit_trunk(make(name, num_classes=0))), "checkpointed": Client(vit_trunk(frugal))}
+        models = {
+            "full": full,
+            "prompts": Client(vit_trunk(make(name, num_classes=0))),
+            "checkpointed": Client(vit_trunk(frugal)),
+        }
         calls = {kind: partial(step, model, images) for kind, model in models.items()}
         seconds, peak = meter.seconds(**calls), meter.peak_bytes(**calls)
-        meter.report(f"{name}: step of prompts / full fine-tuning, time", seconds["prompts"] / seconds["full"], at_most=0.85)
-        meter.report(f"{name}: step of prompts / full fine-tuning, memory", peak["prompts"] / peak["full"])
-        meter.report(f"{name}: step, stored / recomputed activations, memory", peak["prompts"] / peak["checkpointed"], at_least=4.0)
-        meter.report(f"{name}: step, recomputed / stored activations, time", seconds["checkpointed"] / seconds["prompts"], at_most=1.4)
+        meter.report(
+            f"{name}: step of prompts / full fine-tuning, time",
+            seconds["prompts"] / seconds["full"],
+            at_most=0.85,
+        )
+        meter.report(
+            f"{name}: step of prompts / full fine-tuning, memory", peak["prompts"] / peak["full"]
+        )
+        meter.report(
+            f"{name}: step, stored / recomputed activations, memory",
+            peak["prompts"] / peak["checkpointed"],
+            at_least=4.0,
+        )
+        meter.report(
+            f"{name}: step, recomputed / stored activations, time",
+            seconds["checkpointed"] / seconds["prompts"],
+            at_most=1.4,
+        )
         megabytes = {kind: round(size / 2**20) for kind, size in peak.items()}
-        meter.report(f"{name}: MiB {megabytes}, checkpointed / full", peak["checkpointed"] / peak["full"])
+        meter.report(
+            f"{name}: MiB {megabytes}, checkpointed / full", peak["checkpointed"] / peak["full"]
+        )
 
 
 def test_five_clients_in_one_batch(meter):
@@ -75,28 +108,39 @@ def test_five_clients_in_one_batch(meter):
     owner = torch.arange(num_clients).repeat_interleave(batch)
 
     def together():
-        encode_prompted(trunk, images, batch_streams([client.prompts() for client in clients], owner)).pooled.sum().backward()
+        encode_prompted(
+            trunk, images, batch_streams([client.prompts() for client in clients], owner)
+        ).pooled.sum().backward()
 
     def apart():
         for client, own in zip(clients, images.chunk(num_clients), strict=True):
             encode_prompted(trunk, own, client.prompts()).pooled.sum().backward()
 
     seconds = meter.seconds(apart=apart, together=together)
-    meter.report(f"five clients of {batch} images: in one batch / one by one", seconds["together"] / seconds["apart"])
+    meter.report(
+        f"five clients of {batch} images: in one batch / one by one",
+        seconds["together"] / seconds["apart"],
+    )
 
 
 def test_heterogeneous_means(meter):
     generator = torch.Generator().manual_seed(0)
-    stock = [Weighted(torch.randn(100, 100, generator=generator), torch.rand(100, generator=generator)) for _ in range(32)]
+    stock = [
+        Weighted(torch.randn(100, 100, generator=generator), torch.rand(100, generator=generator))
+        for _ in range(32)
+    ]
     dims = (384, 512, 768, 1024, 2048)
 
     def means(num_clients):
         return heterogeneous_means(
-            itertools.islice(itertools.cycle(stock), num_clients), itertools.islice(itertools.cycle(dims), num_clients)
+            itertools.islice(itertools.cycle(stock), num_clients),
+            itertools.islice(itertools.cycle(dims), num_clients),
         )
 
     seconds = meter.seconds(few=lambda: means(1_000), many=lambda: means(10_000))
     meter.report("seconds for 10,000 clients of 100 classes", seconds["many"], at_most=3.0)
-    meter.report("10,000 clients / 1000 clients, time", seconds["many"] / seconds["few"], at_most=13.0)
+    meter.report(
+        "10,000 clients / 1000 clients, time", seconds["many"] / seconds["few"], at_most=13.0
+    )
     peak = meter.peak_bytes(few=lambda: means(50), many=lambda: means(500))
     meter.report("500 clients / 50 clients, memory", peak["many"] / peak["few"], at_most=1.1)

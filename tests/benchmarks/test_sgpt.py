@@ -23,7 +23,9 @@ class Setting:
 
     def __init__(self, name):
         generator = torch.Generator().manual_seed(0)
-        self.trunk = fp.vit_trunk(timm.create_model(f"{name}_patch16_224", pretrained=False, num_classes=0))
+        self.trunk = fp.vit_trunk(
+            timm.create_model(f"{name}_patch16_224", pretrained=False, num_classes=0)
+        )
         dim = self.trunk.dim
         self.model = nn.ModuleDict(
             {
@@ -34,7 +36,10 @@ class Setting:
             }
         )
         self.same_for_all = fp.LayeredPrompts(1, dim, layers=(4, 5, 6), generator=generator)
-        self.images, self.labels = torch.randn(BATCH, 3, 224, 224, generator=generator), torch.arange(BATCH) % CLASSES
+        self.images, self.labels = (
+            torch.randn(BATCH, 3, 224, 224, generator=generator),
+            torch.arange(BATCH) % CLASSES,
+        )
         self.cached = self.query()
 
     @torch.no_grad()
@@ -42,8 +47,12 @@ class Setting:
         return fp.encode_prompted(self.trunk, self.images).pooled
 
     def loss(self, *streams):
-        pooled, (_, *outputs) = fp.encode_prompted(self.trunk, self.images, self.model["shared"](), *streams)
-        return F.cross_entropy(self.model["head"](torch.cat([pooled[:, None], *outputs], 1).mean(1)), self.labels)
+        pooled, (_, *outputs) = fp.encode_prompted(
+            self.trunk, self.images, self.model["shared"](), *streams
+        )
+        return F.cross_entropy(
+            self.model["head"](torch.cat([pooled[:, None], *outputs], 1).mean(1)), self.labels
+        )
 
     def first(self):
         with fp.training_only(self.model, self.model["shared"], self.model["head"]):
@@ -55,7 +64,9 @@ class Setting:
         with fp.training_only(self.model, self.model["groups"], selector, self.model["head"]):
             own = query()
             indices = selector(own).indices
-            (self.loss(self.model["groups"](indices)) + fp.key_loss(own, selector.keys, indices)).backward()
+            (
+                self.loss(self.model["groups"](indices)) + fp.key_loss(own, selector.keys, indices)
+            ).backward()
         self.model.zero_grad()
 
     def without_groups(self):
@@ -76,8 +87,21 @@ def test_blocks(meter):
             same=setting.without_groups,
         )
         cached = seconds["cached"]
-        meter.report(f"{name}: Block II, queries cached / computed, time", cached / seconds["fresh"], at_most=0.72)
-        meter.report(f"{name}: Block II, prompts by group / the same for all, time", cached / seconds["same"], at_most=1.05)
+        meter.report(
+            f"{name}: Block II, queries cached / computed, time",
+            cached / seconds["fresh"],
+            at_most=0.72,
+        )
+        meter.report(
+            f"{name}: Block II, prompts by group / the same for all, time",
+            cached / seconds["same"],
+            at_most=1.05,
+        )
         meter.report(f"{name}: Block II / Block I, time", cached / seconds["first"], at_most=1.0)
-        peak = meter.peak_bytes(first=setting.first, second=partial(setting.second, lambda setting=setting: setting.cached))
-        meter.report(f"{name}: Block II / Block I, memory", peak["second"] / peak["first"], at_most=1.0)
+        peak = meter.peak_bytes(
+            first=setting.first,
+            second=partial(setting.second, lambda setting=setting: setting.cached),
+        )
+        meter.report(
+            f"{name}: Block II / Block I, memory", peak["second"] / peak["first"], at_most=1.0
+        )

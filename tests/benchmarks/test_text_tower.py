@@ -17,7 +17,9 @@ from tolerance import assert_near
 pytestmark = pytest.mark.benchmark
 COLOURS = ("red", "blue", "green", "black", "white", "grey", "brown", "yellow", "pink", "golden")
 THINGS = ("cat", "dog", "horse", "bird", "car", "boat", "tree", "house", "road", "lamp")
-NAMES = [f"{colour} {thing}" for colour, thing in product(COLOURS, THINGS)]  # four tokens each, with full stop and end
+NAMES = [
+    f"{colour} {thing}" for colour, thing in product(COLOURS, THINGS)
+]  # four tokens each, with full stop and end
 
 
 @pytest.fixture(scope="module")
@@ -43,24 +45,55 @@ def step(encode, tower, names, context):
 
 def test_text_tower(meter, clip_model):
     tower = TextTower(clip_model, open_clip.tokenizer.SimpleTokenizer())
-    setting = tower, tower.class_names(NAMES), ContextPrompts(tower.dim, num_contexts=2, generator=torch.Generator().manual_seed(0))()
-    calls = {encode.__name__: partial(step, encode, *setting) for encode in (whole_sentences, truncated, shared)}
+    setting = (
+        tower,
+        tower.class_names(NAMES),
+        ContextPrompts(tower.dim, num_contexts=2, generator=torch.Generator().manual_seed(0))(),
+    )
+    calls = {
+        encode.__name__: partial(step, encode, *setting)
+        for encode in (whole_sentences, truncated, shared)
+    }
     expected = calls["whole_sentences"]()
     for call in calls.values():
         assert_near(call(), expected)
     seconds, peak = meter.seconds(**calls), meter.peak_bytes(**calls)
     for way, time, memory in (("truncated", 3.3, None), ("shared", 12.0, 9.0)):
-        meter.report(f"text tower, forward and backward: whole / {way}, time", seconds["whole_sentences"] / seconds[way], at_least=time)
-        meter.report(f"text tower, forward and backward: whole / {way}, memory", peak["whole_sentences"] / peak[way], at_least=memory)
+        meter.report(
+            f"text tower, forward and backward: whole / {way}, time",
+            seconds["whole_sentences"] / seconds[way],
+            at_least=time,
+        )
+        meter.report(
+            f"text tower, forward and backward: whole / {way}, memory",
+            peak["whole_sentences"] / peak[way],
+            at_least=memory,
+        )
 
 
 def test_class_chunks(meter, clip_model):
     """Memory of a chunk, for a second forward pass."""
     chunks = {"all": None, "chunks": 20}
-    towers = {name: TextTower(clip_model, open_clip.tokenizer.SimpleTokenizer(), class_chunk=chunk) for name, chunk in chunks.items()}
+    towers = {
+        name: TextTower(clip_model, open_clip.tokenizer.SimpleTokenizer(), class_chunk=chunk)
+        for name, chunk in chunks.items()
+    }
     names = towers["all"].class_names(NAMES)
-    context = ContextPrompts(towers["all"].dim, num_contexts=2, num_classes=len(NAMES), generator=torch.Generator().manual_seed(0))()
+    context = ContextPrompts(
+        towers["all"].dim,
+        num_contexts=2,
+        num_classes=len(NAMES),
+        generator=torch.Generator().manual_seed(0),
+    )()
     calls = {name: partial(step, shared, tower, names, context) for name, tower in towers.items()}
     seconds, peak = meter.seconds(**calls), meter.peak_bytes(**calls)
-    meter.report("class-specific contexts: all classes / chunks of a fifth, memory", peak["all"] / peak["chunks"], at_least=2.0)
-    meter.report("class-specific contexts: chunks of a fifth / all classes, time", seconds["chunks"] / seconds["all"], at_most=1.8)
+    meter.report(
+        "class-specific contexts: all classes / chunks of a fifth, memory",
+        peak["all"] / peak["chunks"],
+        at_least=2.0,
+    )
+    meter.report(
+        "class-specific contexts: chunks of a fifth / all classes, time",
+        seconds["chunks"] / seconds["all"],
+        at_most=1.8,
+    )

@@ -9,8 +9,8 @@ from functools import partial
 import pytest
 import torch
 
-from fedprompt import lean_transport_logits, newton, transport_logits
-from fedprompt.transport import _fused
+from fedprompt import lean_transport_logits, transport_logits
+from fedprompt.transport import _fused, newton
 from fedprompt.transport._problem import flat
 from references.transport import marginals, planted_cost, published_plan
 
@@ -20,13 +20,17 @@ pytestmark = pytest.mark.benchmark
 def draw(batch, classes, patches, prompts=2):
     """Problems in the memory order that :func:`transport_logits` makes."""
     generator = torch.Generator().manual_seed(0)
-    cost = planted_cost("clip", (batch, classes, prompts, patches), generator).float().transpose(2, 3)
+    cost = (
+        planted_cost("clip", (batch, classes, prompts, patches), generator).float().transpose(2, 3)
+    )
     return cost, *marginals(patches, prompts, 0.8, torch.float32)
 
 
 def published(cost, a, b):
     flat = cost.flatten(0, -3).contiguous()
-    return published_plan(flat, a.expand(len(flat), -1), b.expand(len(flat), -1), epsilon=0.1, threshold=1e-6)
+    return published_plan(
+        flat, a.expand(len(flat), -1), b.expand(len(flat), -1), epsilon=0.1, threshold=1e-6
+    )
 
 
 @pytest.mark.parametrize(
@@ -38,13 +42,21 @@ def test_newton_against_the_published_loop(meter, batch, classes, patches, eager
     fused = torch.compile(solve, fullgraph=True)
     for result in (solve(*problem), fused(*problem)):  # the first call compiles
         assert result.error.max() <= 1e-6
-        torch.testing.assert_close(result.plan.flatten(0, 1), published(*problem), rtol=0, atol=1e-7)
-    calls = {"published": partial(published, *problem), "eager": partial(solve, *problem), "compiled": partial(fused, *problem)}
+        torch.testing.assert_close(
+            result.plan.flatten(0, 1), published(*problem), rtol=0, atol=1e-7
+        )
+    calls = {
+        "published": partial(published, *problem),
+        "eager": partial(solve, *problem),
+        "compiled": partial(fused, *problem),
+    }
     title = f"{batch} x {classes} problems, {patches} patches, published loop / newton"
     unsettled, seconds = meter.seconds(**calls), meter.seconds(settled=True, **calls)
     for name, goal in (("eager", eager), ("compiled", compiled)):
         meter.report(f"{title}, {name}", seconds["published"] / seconds[name], at_least=goal)
-        meter.report(f"{title}, {name}, first call after the loop", unsettled["published"] / unsettled[name])
+        meter.report(
+            f"{title}, {name}, first call after the loop", unsettled["published"] / unsettled[name]
+        )
 
 
 def test_close_to_full_mass(meter):
@@ -70,14 +82,20 @@ def test_logits_forward_and_backward(meter):
     text = torch.randn(2, 100, 512, generator=generator, requires_grad=True)
 
     def products():
-        units = torch.nn.functional.normalize(patches, dim=-1), torch.nn.functional.normalize(text, dim=-1)
+        units = (
+            torch.nn.functional.normalize(patches, dim=-1),
+            torch.nn.functional.normalize(text, dim=-1),
+        )
         torch.einsum("bvd,pkd->bkpv", *units).sum().backward()
 
     def logits():
         transport_logits(patches, text, scale=100.0).sum().backward()
 
     seconds = meter.seconds(products=products, logits=logits)
-    meter.report("transport_logits / its matrix products alone, forward and backward", seconds["logits"] / seconds["products"])
+    meter.report(
+        "transport_logits / its matrix products alone, forward and backward",
+        seconds["logits"] / seconds["products"],
+    )
 
 
 @pytest.mark.gpu
@@ -85,7 +103,9 @@ def test_logits_forward_and_backward(meter):
 def test_the_fused_kernel_on_a_gpu(meter, batch, classes, most):
     """The kernel alone, replayed from a graph, against its goal; then all of `newton`, which also checks values and waits for the host."""
     drawn = [tensor.cuda() for tensor in draw(batch, classes, 196)]
-    steps = partial(_fused.fused_steps, flat(*drawn), epsilon=0.1, tolerance=1e-5, max_iterations=12)
+    steps = partial(
+        _fused.fused_steps, flat(*drawn), epsilon=0.1, tolerance=1e-5, max_iterations=12
+    )
     assert steps()[3].max() <= 1e-5
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -93,7 +113,9 @@ def test_the_fused_kernel_on_a_gpu(meter, batch, classes, most):
     title = f"{batch} x {classes} problems, 196 patches, on a GPU, microseconds"
     meter.report(f"{title} of the kernel", meter.microseconds(graph.replay), at_most=most)
     meter.report(f"{title} of newton", meter.microseconds(partial(newton, *drawn, fused=True)))
-    meter.report(f"{title} of newton without the kernel", meter.microseconds(partial(newton, *drawn)))
+    meter.report(
+        f"{title} of newton without the kernel", meter.microseconds(partial(newton, *drawn))
+    )
 
 
 def test_lean_logits(meter):
@@ -103,7 +125,9 @@ def test_lean_logits(meter):
     text = torch.randn(2, 250, 512, generator=generator, requires_grad=True)
 
     def step(logits):
-        (gradient,) = torch.autograd.grad(logits(patches, text, scale=100.0).logsumexp(1).sum(), text)
+        (gradient,) = torch.autograd.grad(
+            logits(patches, text, scale=100.0).logsumexp(1).sum(), text
+        )
         return gradient
 
     calls = {"plain": partial(step, transport_logits), "lean": partial(step, lean_transport_logits)}
@@ -112,4 +136,6 @@ def test_lean_logits(meter):
     title = "logits of 64 images for 250 classes, forward and backward, plain / lean"
     meter.report(f"{title}, memory", peak["plain"] / peak["lean"], at_least=10.0)
     meter.report(f"{title}, time", seconds["plain"] / seconds["lean"])
-    meter.report("lean logits, peak / the costs of the batch", peak["lean"] / (64 * 250 * 2 * 196 * 4))
+    meter.report(
+        "lean logits, peak / the costs of the batch", peak["lean"] / (64 * 250 * 2 * 196 * 4)
+    )

@@ -13,15 +13,21 @@ from references.partition import class_counts, largest_remainders
 def weighted_classes(draw: st.DrawFn) -> tuple[list[list[int]], list[int]]:
     """Integer weights (classes, clients + 1), the last for nobody, and class sizes."""
     num_clients, num_classes = draw(st.integers(1, 6)), draw(st.integers(1, 5))
-    columns = st.lists(st.integers(0, 9), min_size=num_clients + 1, max_size=num_clients + 1).filter(any)
+    columns = st.lists(
+        st.integers(0, 9), min_size=num_clients + 1, max_size=num_clients + 1
+    ).filter(any)
     weights = draw(st.lists(columns, min_size=num_classes, max_size=num_classes))
-    sizes = draw(st.lists(st.integers(0, 30), min_size=num_classes, max_size=num_classes).filter(any))
+    sizes = draw(
+        st.lists(st.integers(0, 30), min_size=num_classes, max_size=num_classes).filter(any)
+    )
     return weights, sizes
 
 
 @settings(max_examples=100, deadline=None)
 @given(weighted_classes(), st.integers(0, 2**32 - 1))
-def test_allocation_follows_the_largest_remainders(problem: tuple[list[list[int]], list[int]], seed: int) -> None:
+def test_allocation_follows_the_largest_remainders(
+    problem: tuple[list[list[int]], list[int]], seed: int
+) -> None:
     weights, sizes = problem
     generator = np.random.default_rng(seed)
     labels = generator.permutation(np.repeat(np.arange(len(sizes)), sizes)).tolist()
@@ -38,8 +44,16 @@ def test_allocation_follows_the_largest_remainders(problem: tuple[list[list[int]
 
 
 @settings(max_examples=50, deadline=None)
-@given(st.integers(1, 50), st.integers(1, 12), st.integers(1, 500), st.floats(1e-3, 1e3), st.integers(0, 2**32 - 1))
-def test_shares_that_sum_to_one_lose_nothing(num_clients: int, num_classes: int, size: int, alpha: float, seed: int) -> None:
+@given(
+    st.integers(1, 50),
+    st.integers(1, 12),
+    st.integers(1, 500),
+    st.floats(1e-3, 1e3),
+    st.integers(0, 2**32 - 1),
+)
+def test_shares_that_sum_to_one_lose_nothing(
+    num_clients: int, num_classes: int, size: int, alpha: float, seed: int
+) -> None:
     generator = np.random.default_rng(seed)
     shares = dirichlet_shares(num_clients, num_classes, alpha=alpha, generator=generator)
     labels = generator.integers(num_classes, size=size)
@@ -49,9 +63,15 @@ def test_shares_that_sum_to_one_lose_nothing(num_clients: int, num_classes: int,
 
 
 @pytest.mark.parametrize("total", [1 - 9e-7, 1 + 9e-7])
-def test_shares_that_sum_to_one_but_for_rounding_lose_nothing_of_a_large_class(total: float) -> None:
+def test_shares_that_sum_to_one_but_for_rounding_lose_nothing_of_a_large_class(
+    total: float,
+) -> None:
     # Taken at its word, 9e-7 of two million samples would be two of them.
-    clients = allocate(np.zeros(2_000_000, dtype=int), np.array([[0.75], [0.25]]) * total, generator=np.random.default_rng(0))
+    clients = allocate(
+        np.zeros(2_000_000, dtype=int),
+        np.array([[0.75], [0.25]]) * total,
+        generator=np.random.default_rng(0),
+    )
     assert [len(client) for client in clients] == [1_500_000, 500_000]
 
 
@@ -67,15 +87,21 @@ def test_the_same_shares_give_train_and_test_the_same_mix() -> None:
 def test_remainders_that_tie_are_given_by_lot() -> None:
     # 1000 classes of four samples over three clients: each gets one of every class, and the fourth goes to a client at random. So a client
     # gets 1000 + 1000 / 3 samples, within 5 sqrt(1000 * 2 / 9) = 75.
-    clients = allocate(np.arange(4000) % 1000, iid_shares(3, 1000), generator=np.random.default_rng(0))
+    clients = allocate(
+        np.arange(4000) % 1000, iid_shares(3, 1000), generator=np.random.default_rng(0)
+    )
     np.testing.assert_allclose([len(client) for client in clients], 1333.3, rtol=0, atol=75)
 
 
 def test_each_sample_of_a_class_is_drawn_equally_often() -> None:
     # Client 0 gets 5 of 20 samples: each of them with probability 1/4, over 800 draws 200 times, within 5 sqrt(800 * 3 / 16) = 61.
     shares = np.array([[0.25], [0.75]])
-    drawn = [allocate([0] * 20, shares, generator=np.random.default_rng(seed))[0] for seed in range(800)]
-    np.testing.assert_allclose(np.bincount(np.concatenate(drawn), minlength=20), 200, rtol=0, atol=61)
+    drawn = [
+        allocate([0] * 20, shares, generator=np.random.default_rng(seed))[0] for seed in range(800)
+    ]
+    np.testing.assert_allclose(
+        np.bincount(np.concatenate(drawn), minlength=20), 200, rtol=0, atol=61
+    )
 
 
 def test_a_class_without_samples_and_one_without_owner_are_fine() -> None:
@@ -89,7 +115,10 @@ def test_min_size_is_met_or_refused() -> None:
     shares = np.array([[0.75], [0.25]])
     clients = allocate([0] * 8, shares, min_size=2, generator=np.random.default_rng(0))
     assert [len(client) for client in clients] == [6, 2]
-    with pytest.raises(ValueError, match="`min_size` must be at most 2, the size of the smallest client with these shares; got 3"):
+    with pytest.raises(
+        ValueError,
+        match="`min_size` must be at most 2, the size of the smallest client with these shares; got 3",
+    ):
         allocate([0] * 8, shares, min_size=3, generator=np.random.default_rng(0))
 
 
@@ -99,21 +128,59 @@ def test_min_size_is_met_or_refused() -> None:
     [
         ({"labels": []}, ValueError, "`labels` must hold at least one label; got none"),
         ({"labels": [0, 2]}, ValueError, r"`labels` must lie in \[0, 2\); got values from 0 to 2"),
-        ({"labels": [0, -1]}, ValueError, r"`labels` must lie in \[0, 2\); got values from -1 to 0"),
+        (
+            {"labels": [0, -1]},
+            ValueError,
+            r"`labels` must lie in \[0, 2\); got values from -1 to 0",
+        ),
         ({"labels": [0, 1.0]}, TypeError, r"`labels\[1\]` must be an integer; got 1.0 \(float\)"),
-        ({"shares": [[1.0, 1.0]]}, TypeError, "`shares` must be a floating-point array.*; got .*list"),
+        (
+            {"shares": [[1.0, 1.0]]},
+            TypeError,
+            "`shares` must be a floating-point array.*; got .*list",
+        ),
         ({"shares": np.eye(2, dtype=int)}, TypeError, "`shares` must be a floating-point array"),
-        ({"shares": np.ones(2)}, ValueError, r"`shares` must have shape \(clients, classes\).*; got \(2,\)"),
-        ({"shares": np.ones((0, 2))}, ValueError, r"`shares` must have shape \(clients, classes\).*; got \(0, 2\)"),
-        ({"shares": np.array([[0.5, -0.25]])}, ValueError, "`shares` must be finite and at least 0; got -0.25"),
-        ({"shares": np.array([[0.5, np.nan]])}, ValueError, "`shares` must be finite and at least 0; got nan"),
-        ({"shares": np.array([[0.5, 0.75], [0.5, 0.5]])}, ValueError, "`shares` must sum to at most 1.*; got 1.25 for class 1"),
+        (
+            {"shares": np.ones(2)},
+            ValueError,
+            r"`shares` must have shape \(clients, classes\).*; got \(2,\)",
+        ),
+        (
+            {"shares": np.ones((0, 2))},
+            ValueError,
+            r"`shares` must have shape \(clients, classes\).*; got \(0, 2\)",
+        ),
+        (
+            {"shares": np.array([[0.5, -0.25]])},
+            ValueError,
+            "`shares` must be finite and at least 0; got -0.25",
+        ),
+        (
+            {"shares": np.array([[0.5, np.nan]])},
+            ValueError,
+            "`shares` must be finite and at least 0; got nan",
+        ),
+        (
+            {"shares": np.array([[0.5, 0.75], [0.5, 0.5]])},
+            ValueError,
+            "`shares` must sum to at most 1.*; got 1.25 for class 1",
+        ),
         ({"min_size": -1}, ValueError, "`min_size` must be at least 0; got -1"),
         ({"min_size": 0.5}, TypeError, "`min_size` must be an integer; got 0.5"),
-        ({"generator": 0}, TypeError, "`generator` must be a torch.Generator or a numpy Generator.*got 0"),
+        (
+            {"generator": 0},
+            TypeError,
+            "`generator` must be a torch.Generator or a numpy Generator.*got 0",
+        ),
     ],
 )
-def test_allocate_names_a_bad_argument(changes: dict[str, object], error: type[Exception], message: str) -> None:
-    arguments = {"labels": [0, 1], "shares": np.full((2, 2), 0.5), "generator": np.random.default_rng(0)} | changes
+def test_allocate_names_a_bad_argument(
+    changes: dict[str, object], error: type[Exception], message: str
+) -> None:
+    arguments = {
+        "labels": [0, 1],
+        "shares": np.full((2, 2), 0.5),
+        "generator": np.random.default_rng(0),
+    } | changes
     with pytest.raises(error, match=message):
         allocate(arguments.pop("labels"), arguments.pop("shares"), **arguments)

@@ -9,13 +9,20 @@ from fedprompt.data import dirichlet_overlapping
 
 
 @settings(max_examples=50, deadline=None)
-@given(st.lists(st.integers(0, 30), min_size=1, max_size=8).filter(any), st.floats(1e-6, 1e6), st.integers(0, 2**32 - 1), st.data())
+@given(
+    st.lists(st.integers(0, 30), min_size=1, max_size=8).filter(any),
+    st.floats(1e-6, 1e6),
+    st.integers(0, 2**32 - 1),
+    st.data(),
+)
 def test_every_client_has_exactly_its_size_of_distinct_samples(
     class_sizes: list[int], alpha: float, seed: int, data: st.DataObject
 ) -> None:
     labels = np.repeat(np.arange(len(class_sizes)), class_sizes)
     size = data.draw(st.integers(1, len(labels)))
-    clients = dirichlet_overlapping(labels, num_clients=3, alpha=alpha, size=size, generator=np.random.default_rng(seed))
+    clients = dirichlet_overlapping(
+        labels, num_clients=3, alpha=alpha, size=size, generator=np.random.default_rng(seed)
+    )
     assert [len(set(client.tolist())) for client in clients] == [size] * 3
     assert all(set(client.tolist()) <= set(range(len(labels))) for client in clients)
 
@@ -25,7 +32,9 @@ def test_class_proportions_are_dirichlet_whatever_the_class_sizes() -> None:
     # over 2000 clients the mean is known to 5 sqrt(variance / 2000) = .033, the variance to 10 %.
     labels = np.repeat([0, 1, 2], [1300, 320, 600])
     alpha = 0.5
-    clients = dirichlet_overlapping(labels, num_clients=2000, alpha=alpha, size=300, generator=np.random.default_rng(0))
+    clients = dirichlet_overlapping(
+        labels, num_clients=2000, alpha=alpha, size=300, generator=np.random.default_rng(0)
+    )
     mix = np.stack([np.bincount(labels[client], minlength=3) for client in clients]) / 300
     np.testing.assert_allclose(mix.mean(axis=0), 1 / 3, rtol=0, atol=0.033)
     np.testing.assert_allclose(mix.var(axis=0), (2 / 9) / (3 * alpha + 1), rtol=0.1)
@@ -34,7 +43,9 @@ def test_class_proportions_are_dirichlet_whatever_the_class_sizes() -> None:
 def test_clients_draw_apart_from_one_another() -> None:
     # Each client takes 10 of 20 samples of the only class: two of them share 5 on average, with the standard deviation of the
     # hypergeometric distribution, sqrt(10 * .5 * .5 * 10 / 19) = 1.15; five of it over sqrt(500) pairs.
-    clients = dirichlet_overlapping([0] * 20, num_clients=1000, alpha=1.0, size=10, generator=np.random.default_rng(0))
+    clients = dirichlet_overlapping(
+        [0] * 20, num_clients=1000, alpha=1.0, size=10, generator=np.random.default_rng(0)
+    )
     shared = [len(np.intersect1d(*pair)) for pair in zip(clients[::2], clients[1::2], strict=True)]
     assert np.mean(shared) == pytest.approx(5, abs=5 * 1.15 / 500**0.5)
     # And each sample is drawn in half of 1000 draws, within 5 sqrt(1000 / 4) = 79.
@@ -44,7 +55,9 @@ def test_clients_draw_apart_from_one_another() -> None:
 def test_a_class_that_runs_out_gives_all_and_the_others_make_up_for_it() -> None:
     # At alpha 1e10 every client asks for 20 of each of three classes. The last has 6; the 14 that are missing come from the others, 7 each.
     labels = np.repeat([0, 1, 2], [100, 100, 6])
-    for client in dirichlet_overlapping(labels, num_clients=5, alpha=1e10, size=60, generator=np.random.default_rng(0)):
+    for client in dirichlet_overlapping(
+        labels, num_clients=5, alpha=1e10, size=60, generator=np.random.default_rng(0)
+    ):
         assert np.bincount(labels[client]).tolist() == [27, 27, 6]
 
 
@@ -52,8 +65,14 @@ def test_what_has_no_share_at_all_makes_up_for_a_class_that_runs_out() -> None:
     # At alpha 1e-300 one class has the share 1 and the others exactly 0. Of classes of 12, 8 and 4 samples a client wants 16: what its
     # favourite lacks, 4 or 8 or 12, comes from the others in proportion to their sizes: 2.67 and 1.33, 6 and 2, 7.2 and 4.8.
     labels = np.repeat([0, 1, 2], [12, 8, 4])
-    clients = dirichlet_overlapping(labels, num_clients=20, alpha=1e-300, size=16, generator=np.random.default_rng(0))
-    assert {tuple(np.bincount(labels[client]).tolist()) for client in clients} == {(12, 3, 1), (6, 8, 2), (7, 5, 4)}
+    clients = dirichlet_overlapping(
+        labels, num_clients=20, alpha=1e-300, size=16, generator=np.random.default_rng(0)
+    )
+    assert {tuple(np.bincount(labels[client]).tolist()) for client in clients} == {
+        (12, 3, 1),
+        (6, 8, 2),
+        (7, 5, 4),
+    }
 
 
 @pytest.mark.bad_input
@@ -69,7 +88,14 @@ def test_what_has_no_share_at_all_makes_up_for_a_class_that_runs_out() -> None:
         ({"alpha": 1e13}, ValueError, r"`alpha` must be at most 1e\+12; got 1e\+13|10000000000000"),
     ],
 )
-def test_dirichlet_overlapping_names_a_bad_argument(changes: dict[str, object], error: type[Exception], message: str) -> None:
-    arguments = {"num_clients": 2, "alpha": 0.3, "size": 3, "generator": np.random.default_rng(0)} | changes
+def test_dirichlet_overlapping_names_a_bad_argument(
+    changes: dict[str, object], error: type[Exception], message: str
+) -> None:
+    arguments = {
+        "num_clients": 2,
+        "alpha": 0.3,
+        "size": 3,
+        "generator": np.random.default_rng(0),
+    } | changes
     with pytest.raises(error, match=message):
         dirichlet_overlapping([0, 0, 1, 1], **arguments)

@@ -21,16 +21,24 @@ from fedprompt.data import (
     study_quiz_split,
 )
 
-LABELS = np.random.default_rng(7).permutation(np.repeat(np.arange(6), [40, 31, 52, 8, 27, 42])).tolist()
+LABELS = (
+    np.random.default_rng(7).permutation(np.repeat(np.arange(6), [40, 31, 52, 8, 27, 42])).tolist()
+)
 
 # Each takes labels and a generator; every one of these gives each sample exactly one owner.
 DISJOINT: dict[str, Callable] = {
     "allocate": lambda labels, generator: allocate(labels, iid_shares(4, 6), generator=generator),
     "by_domain": lambda labels, generator: by_domain(labels),
-    "dirichlet": lambda labels, generator: dirichlet(labels, num_clients=5, alpha=0.3, generator=generator),
+    "dirichlet": lambda labels, generator: dirichlet(
+        labels, num_clients=5, alpha=0.3, generator=generator
+    ),
     "iid": lambda labels, generator: iid(labels, num_clients=7, generator=generator),
-    "pathological": lambda labels, generator: pathological(labels, num_clients=9, classes_per_client=2, generator=generator),
-    "study_quiz_split": lambda labels, generator: study_quiz_split(labels, quiz_size=16, generator=generator),
+    "pathological": lambda labels, generator: pathological(
+        labels, num_clients=9, classes_per_client=2, generator=generator
+    ),
+    "study_quiz_split": lambda labels, generator: study_quiz_split(
+        labels, quiz_size=16, generator=generator
+    ),
 }
 ALL = DISJOINT | {
     "dirichlet_overlapping": lambda labels, generator: dirichlet_overlapping(
@@ -40,7 +48,9 @@ ALL = DISJOINT | {
 
 
 def same(left: list[np.ndarray], right: list[np.ndarray]) -> bool:
-    return len(left) == len(right) and all(np.array_equal(mine, yours) for mine, yours in zip(left, right, strict=True))
+    return len(left) == len(right) and all(
+        np.array_equal(mine, yours) for mine, yours in zip(left, right, strict=True)
+    )
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -122,38 +132,61 @@ def test_iid_parts_are_equal_in_size(num_samples: int, num_clients: int, seed: i
 
 def test_iid_draws_each_sample_equally_often() -> None:
     # Client 0 of 4 gets each of 12 samples in a quarter of 1600 draws: 400, within 5 sqrt(1600 * 3 / 16) = 87.
-    drawn = [iid(list(range(12)), num_clients=4, generator=np.random.default_rng(seed))[0] for seed in range(1600)]
-    np.testing.assert_allclose(np.bincount(np.concatenate(drawn), minlength=12), 400, rtol=0, atol=87)
+    drawn = [
+        iid(list(range(12)), num_clients=4, generator=np.random.default_rng(seed))[0]
+        for seed in range(1600)
+    ]
+    np.testing.assert_allclose(
+        np.bincount(np.concatenate(drawn), minlength=12), 400, rtol=0, atol=87
+    )
 
 
 def test_dirichlet_is_shares_and_allocation() -> None:
     generator = np.random.default_rng(3)
     shares = dirichlet_shares(5, 6, alpha=0.3, generator=generator)
     expected = allocate(LABELS, shares, generator=generator)
-    assert same(dirichlet(LABELS, num_clients=5, alpha=0.3, generator=np.random.default_rng(3)), expected)
+    assert same(
+        dirichlet(LABELS, num_clients=5, alpha=0.3, generator=np.random.default_rng(3)), expected
+    )
 
 
 def test_dirichlet_draws_again_until_min_size_is_met() -> None:
     sizes = {
         min_size: [
-            min(len(c) for c in dirichlet(LABELS, num_clients=5, alpha=0.3, min_size=min_size, generator=np.random.default_rng(seed)))
+            min(
+                len(c)
+                for c in dirichlet(
+                    LABELS,
+                    num_clients=5,
+                    alpha=0.3,
+                    min_size=min_size,
+                    generator=np.random.default_rng(seed),
+                )
+            )
             for seed in range(20)
         ]
         for min_size in (0, 15)
     }
     assert min(sizes[0]) < 15, "the test is idle unless some first draw falls short"
     assert min(sizes[15]) >= 15
-    only = dirichlet(LABELS, num_clients=1, alpha=0.3, min_size=len(LABELS), generator=np.random.default_rng(0))
+    only = dirichlet(
+        LABELS, num_clients=1, alpha=0.3, min_size=len(LABELS), generator=np.random.default_rng(0)
+    )
     assert same(only, [np.arange(len(LABELS))]), "exactly min_size is enough"
 
 
 def test_dirichlet_gives_up_and_says_how_far_it_got() -> None:
     # Two classes at alpha 1e-6 have one owner each, so the third client always goes without.
     labels = [0] * 50 + [1] * 50
-    with pytest.raises(ValueError, match="`min_size` must be at most 0, the best minimum in 1000 draws at alpha=1e-06; got 1"):
+    with pytest.raises(
+        ValueError,
+        match="`min_size` must be at most 0, the best minimum in 1000 draws at alpha=1e-06; got 1",
+    ):
         dirichlet(labels, num_clients=3, alpha=1e-6, min_size=1, generator=np.random.default_rng(0))
     # Five samples for two clients: 2 at most, whatever the shares.
-    with pytest.raises(ValueError, match="`min_size` must be at most 2, an equal part of 5 samples; got 3"):
+    with pytest.raises(
+        ValueError, match="`min_size` must be at most 2, an equal part of 5 samples; got 3"
+    ):
         dirichlet([0] * 5, num_clients=2, alpha=1.0, min_size=3, generator=np.random.default_rng(0))
 
 
@@ -166,13 +199,24 @@ def test_dirichlet_reports_the_best_minimum_of_all_draws() -> None:
             return np.tile([share, 1 - share], (size, 1))
 
     # Of 1000 samples the smaller of two clients gets 100, 495, and then 200 again and again.
-    with pytest.raises(ValueError, match=r"`min_size` must be at most 495, the best minimum in 1000 draws at alpha=0\.3; got 500"):
-        dirichlet([0] * 1000, num_clients=2, alpha=0.3, min_size=500, generator=Scripted(np.random.PCG64(0)))
+    with pytest.raises(
+        ValueError,
+        match=r"`min_size` must be at most 495, the best minimum in 1000 draws at alpha=0\.3; got 500",
+    ):
+        dirichlet(
+            [0] * 1000,
+            num_clients=2,
+            alpha=0.3,
+            min_size=500,
+            generator=Scripted(np.random.PCG64(0)),
+        )
 
 
 def test_pathological_clients_hold_so_many_classes_and_classes_so_many_clients() -> None:
     # 6 classes, 9 clients of 2 classes: every class has 2 * 9 / 6 = 3 owners.
-    clients = pathological(LABELS, num_clients=9, classes_per_client=2, generator=np.random.default_rng(0))
+    clients = pathological(
+        LABELS, num_clients=9, classes_per_client=2, generator=np.random.default_rng(0)
+    )
     held = [set(np.array(LABELS)[client].tolist()) for client in clients]
     assert [len(mine) for mine in held] == [2] * 9
     assert [sum(label in mine for mine in held) for label in range(6)] == [3] * 6
@@ -199,7 +243,11 @@ BAD_LABELS = [
     (3, TypeError, r"`labels` must be an array, a tensor or a sequence; got 3 \(int\)"),
     (np.zeros(3), TypeError, r"`labels\[0\]` must be an integer; got 0.0"),
     (np.zeros(3, dtype=bool), TypeError, r"`labels\[0\]` must be an integer; got False"),
-    (np.zeros((3, 1), dtype=int), ValueError, r"`labels` must have shape \(samples,\); got \(3, 1\)"),
+    (
+        np.zeros((3, 1), dtype=int),
+        ValueError,
+        r"`labels` must have shape \(samples,\); got \(3, 1\)",
+    ),
     (torch.zeros(3), TypeError, r"`labels\[0\]` must be an integer; got 0.0"),
     (torch.tensor(1), ValueError, r"`labels` must have shape \(samples,\); got \(\)"),
 ]
@@ -208,7 +256,9 @@ BAD_LABELS = [
 @pytest.mark.bad_input
 @pytest.mark.parametrize("name", sorted(ALL.keys() - {"allocate", "by_domain", "study_quiz_split"}))
 @pytest.mark.parametrize(("labels", "error", "message"), BAD_LABELS)
-def test_bad_labels_are_named(name: str, labels: object, error: type[Exception], message: str) -> None:
+def test_bad_labels_are_named(
+    name: str, labels: object, error: type[Exception], message: str
+) -> None:
     with pytest.raises(error, match=message):
         ALL[name](labels, np.random.default_rng(0))
 
@@ -217,7 +267,10 @@ def test_bad_labels_are_named(name: str, labels: object, error: type[Exception],
 @pytest.mark.parametrize("name", sorted(ALL.keys() - {"by_domain"}))
 @pytest.mark.parametrize("generator", [0, None, np.random.RandomState(0), np.random.PCG64(0)])
 def test_anything_but_a_generator_is_refused(name: str, generator: object) -> None:
-    with pytest.raises(TypeError, match=r"`generator` must be a torch.Generator or a numpy Generator, such as .*; got .*"):
+    with pytest.raises(
+        TypeError,
+        match=r"`generator` must be a torch.Generator or a numpy Generator, such as .*; got .*",
+    ):
         ALL[name](LABELS, generator)
 
 
@@ -227,16 +280,48 @@ def test_anything_but_a_generator_is_refused(name: str, generator: object) -> No
     [
         (iid, {"num_clients": 0}, ValueError, "`num_clients` must be at least 1; got 0"),
         (iid, {"num_clients": 2.0}, TypeError, "`num_clients` must be an integer; got 2.0"),
-        (dirichlet, {"num_clients": 0, "alpha": 1.0}, ValueError, "`num_clients` must be at least 1; got 0"),
+        (
+            dirichlet,
+            {"num_clients": 0, "alpha": 1.0},
+            ValueError,
+            "`num_clients` must be at least 1; got 0",
+        ),
         (dirichlet, {"alpha": -1.0}, ValueError, "`alpha` must be above 0; got -1.0"),
-        (dirichlet, {"alpha": 1.0, "min_size": -1}, ValueError, "`min_size` must be at least 0; got -1"),
-        (dirichlet, {"alpha": 1.0, "min_size": 1.0}, TypeError, "`min_size` must be an integer; got 1.0"),
-        (pathological, {"classes_per_client": 2}, ValueError, "`classes_per_client` must be a multiple of 3 up to 6.*; got 2"),
-        (pathological, {"classes_per_client": 9}, ValueError, "`classes_per_client` must be a multiple of 3 up to 6.*; got 9"),
-        (pathological, {"num_clients": "4", "classes_per_client": 3}, TypeError, "`num_clients` must be an integer; got '4'"),
+        (
+            dirichlet,
+            {"alpha": 1.0, "min_size": -1},
+            ValueError,
+            "`min_size` must be at least 0; got -1",
+        ),
+        (
+            dirichlet,
+            {"alpha": 1.0, "min_size": 1.0},
+            TypeError,
+            "`min_size` must be an integer; got 1.0",
+        ),
+        (
+            pathological,
+            {"classes_per_client": 2},
+            ValueError,
+            "`classes_per_client` must be a multiple of 3 up to 6.*; got 2",
+        ),
+        (
+            pathological,
+            {"classes_per_client": 9},
+            ValueError,
+            "`classes_per_client` must be a multiple of 3 up to 6.*; got 9",
+        ),
+        (
+            pathological,
+            {"num_clients": "4", "classes_per_client": 3},
+            TypeError,
+            "`num_clients` must be an integer; got '4'",
+        ),
     ],
 )
-def test_bad_numbers_are_named(partition: Callable, changes: dict[str, object], error: type[Exception], message: str) -> None:
+def test_bad_numbers_are_named(
+    partition: Callable, changes: dict[str, object], error: type[Exception], message: str
+) -> None:
     with pytest.raises(error, match=message):
         partition(LABELS, **({"num_clients": 4, "generator": np.random.default_rng(0)} | changes))
 
@@ -246,12 +331,32 @@ def test_bad_numbers_are_named(partition: Callable, changes: dict[str, object], 
     ("domains", "error", "message"),
     [
         ([], ValueError, "`domains` must hold at least one domain; got none"),
-        (["art", 3], TypeError, r"`domains\[1\]` must be a string, or an integer where all are; got 3 \(int\)"),
-        ([3, "art"], TypeError, r"`domains\[1\]` must be a string, or an integer where all are; got 'art' \(str\)"),
-        ([0.5], TypeError, r"`domains\[0\]` must be a string, or an integer where all are; got 0.5 \(float\)"),
-        ([True], TypeError, r"`domains\[0\]` must be a string, or an integer where all are; got True \(bool\)"),
+        (
+            ["art", 3],
+            TypeError,
+            r"`domains\[1\]` must be a string, or an integer where all are; got 3 \(int\)",
+        ),
+        (
+            [3, "art"],
+            TypeError,
+            r"`domains\[1\]` must be a string, or an integer where all are; got 'art' \(str\)",
+        ),
+        (
+            [0.5],
+            TypeError,
+            r"`domains\[0\]` must be a string, or an integer where all are; got 0.5 \(float\)",
+        ),
+        (
+            [True],
+            TypeError,
+            r"`domains\[0\]` must be a string, or an integer where all are; got True \(bool\)",
+        ),
         ("art", TypeError, "`domains` must be an array, a tensor or a sequence; got 'art'"),
-        (np.zeros((2, 2), dtype=int), ValueError, r"`domains` must have shape \(samples,\); got \(2, 2\)"),
+        (
+            np.zeros((2, 2), dtype=int),
+            ValueError,
+            r"`domains` must have shape \(samples,\); got \(2, 2\)",
+        ),
     ],
 )
 def test_bad_domains_are_named(domains: object, error: type[Exception], message: str) -> None:

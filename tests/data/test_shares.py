@@ -10,20 +10,31 @@ from references.partition import is_fair_picking
 
 
 @pytest.mark.parametrize(("alpha", "num_clients"), [(0.1, 3), (0.5, 2), (1.0, 4), (10.0, 5)])
-def test_dirichlet_shares_have_the_moments_of_the_distribution(alpha: float, num_clients: int) -> None:
+def test_dirichlet_shares_have_the_moments_of_the_distribution(
+    alpha: float, num_clients: int
+) -> None:
     num_classes = 40_000
-    shares = dirichlet_shares(num_clients, num_classes, alpha=alpha, generator=np.random.default_rng(0))
+    shares = dirichlet_shares(
+        num_clients, num_classes, alpha=alpha, generator=np.random.default_rng(0)
+    )
     assert shares.shape == (num_clients, num_classes)
     np.testing.assert_allclose(shares.sum(axis=0), 1, rtol=0, atol=1e-12)
     # Symmetric Dirichlet: mean 1/M, variance (1/M)(1 - 1/M) / (M alpha + 1); the mean over classes has a 1/sqrt(classes) of that deviation.
     mean = 1 / num_clients
     variance = mean * (1 - mean) / (num_clients * alpha + 1)
-    np.testing.assert_allclose(shares.mean(axis=1), mean, rtol=0, atol=5 * (variance / num_classes) ** 0.5)
+    np.testing.assert_allclose(
+        shares.mean(axis=1), mean, rtol=0, atol=5 * (variance / num_classes) ** 0.5
+    )
     np.testing.assert_allclose(shares.var(axis=1), variance, rtol=0.05)
 
 
 def test_dirichlet_shares_of_two_classes_are_independent() -> None:
-    shares = np.stack([dirichlet_shares(2, 2, alpha=0.5, generator=np.random.default_rng(seed))[0] for seed in range(4000)])
+    shares = np.stack(
+        [
+            dirichlet_shares(2, 2, alpha=0.5, generator=np.random.default_rng(seed))[0]
+            for seed in range(4000)
+        ]
+    )
     assert abs(np.corrcoef(shares.T)[0, 1]) < 5 / 4000**0.5
 
 
@@ -32,7 +43,9 @@ def test_dirichlet_shares_of_tiny_alpha_have_one_owner_and_no_favourite(alpha: f
     shares = dirichlet_shares(4, 4000, alpha=alpha, generator=np.random.default_rng(0))
     assert (shares.max(axis=0) > 0.999).mean() > 0.99
     # Each client owns a quarter of 4000 classes; 5 standard deviations are 5 sqrt(4000 / 4 * 3 / 4) = 137.
-    np.testing.assert_allclose(np.bincount(shares.argmax(axis=0), minlength=4), 1000, rtol=0, atol=137)
+    np.testing.assert_allclose(
+        np.bincount(shares.argmax(axis=0), minlength=4), 1000, rtol=0, atol=137
+    )
 
 
 @pytest.mark.parametrize("alpha", [1e8, 1e12])
@@ -44,10 +57,17 @@ def test_dirichlet_shares_of_huge_alpha_are_uniform(alpha: float) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 40), st.integers(1, 40), st.integers(0, 2**32 - 1), st.data())
-def test_pathological_shares_keep_every_promise(num_classes: int, num_clients: int, seed: int, data: st.DataObject) -> None:
+def test_pathological_shares_keep_every_promise(
+    num_classes: int, num_clients: int, seed: int, data: st.DataObject
+) -> None:
     fitting = [s for s in range(1, num_classes + 1) if s * num_clients % num_classes == 0]
     classes_per_client = data.draw(st.sampled_from(fitting))
-    shares = pathological_shares(num_clients, num_classes, classes_per_client=classes_per_client, generator=np.random.default_rng(seed))
+    shares = pathological_shares(
+        num_clients,
+        num_classes,
+        classes_per_client=classes_per_client,
+        generator=np.random.default_rng(seed),
+    )
     slots = classes_per_client * num_clients // num_classes
     assert shares.shape == (num_clients, num_classes)
     assert (np.count_nonzero(shares, axis=1) == classes_per_client).all()
@@ -59,13 +79,18 @@ def test_pathological_shares_keep_every_promise(num_classes: int, num_clients: i
     assert (shares.max(axis=0) <= 1.5 * smallest + 1e-12).all()
 
 
-@pytest.mark.parametrize(("num_classes", "num_clients", "classes_per_client"), [(100, 10, 60), (100, 10, 30), (100, 10, 70), (7, 7, 5)])
+@pytest.mark.parametrize(
+    ("num_classes", "num_clients", "classes_per_client"),
+    [(100, 10, 60), (100, 10, 30), (100, 10, 70), (7, 7, 5)],
+)
 @pytest.mark.parametrize("seed", range(5))
 def test_no_client_draws_one_class_twice_where_the_published_code_does(
     num_classes: int, num_clients: int, classes_per_client: int, seed: int
 ) -> None:
     generator = np.random.default_rng(seed)
-    shares = pathological_shares(num_clients, num_classes, classes_per_client=classes_per_client, generator=generator)
+    shares = pathological_shares(
+        num_clients, num_classes, classes_per_client=classes_per_client, generator=generator
+    )
     assert (np.count_nonzero(shares, axis=1) == classes_per_client).all()
 
 
@@ -73,7 +98,9 @@ def test_pathological_portions_are_uniform_between_04_and_06() -> None:
     # Two owners: a / (a + b) with a, b from U(.4, .6), between .4 and .6, mean 1/2; E (a / (a + b) - 1/2)^2 by a grid over both.
     grid = np.linspace(0.4, 0.6, 2001)
     expected = ((grid[:, None] / (grid[:, None] + grid[None]) - 0.5) ** 2).mean()
-    shares = pathological_shares(2, 20_000, classes_per_client=20_000, generator=np.random.default_rng(0))
+    shares = pathological_shares(
+        2, 20_000, classes_per_client=20_000, generator=np.random.default_rng(0)
+    )
     assert shares.min() >= 0.4
     assert shares.max() <= 0.6
     assert shares[0].var() == pytest.approx(expected, rel=0.05)
@@ -81,7 +108,12 @@ def test_pathological_portions_are_uniform_between_04_and_06() -> None:
 
 def test_pathological_ties_are_broken_by_lot() -> None:
     # The first client picks one of five classes: 2000 / 5 = 400 times each, within 5 sqrt(2000 * .2 * .8) = 89.
-    picks = [pathological_shares(5, 5, classes_per_client=1, generator=np.random.default_rng(seed))[0].argmax() for seed in range(2000)]
+    picks = [
+        pathological_shares(5, 5, classes_per_client=1, generator=np.random.default_rng(seed))[
+            0
+        ].argmax()
+        for seed in range(2000)
+    ]
     np.testing.assert_allclose(np.bincount(picks, minlength=5), 400, rtol=0, atol=89)
 
 
@@ -101,12 +133,27 @@ def test_iid_shares_are_equal() -> None:
         ({"alpha": float("nan")}, ValueError, "`alpha` must be finite; got nan"),
         ({"alpha": 1e308}, ValueError, "`alpha` must be at most 1e\\+12; got 1e\\+308"),
         ({"alpha": "0.3"}, TypeError, "`alpha` must be a number; got '0.3'"),
-        ({"generator": 0}, TypeError, "`generator` must be a torch.Generator or a numpy Generator.*got 0 \\(int\\)"),
-        ({"generator": np.random}, TypeError, "`generator` must be a torch.Generator or a numpy Generator.*got a module"),
+        (
+            {"generator": 0},
+            TypeError,
+            "`generator` must be a torch.Generator or a numpy Generator.*got 0 \\(int\\)",
+        ),
+        (
+            {"generator": np.random},
+            TypeError,
+            "`generator` must be a torch.Generator or a numpy Generator.*got a module",
+        ),
     ],
 )
-def test_dirichlet_shares_name_a_bad_argument(changes: dict[str, object], error: type[Exception], message: str) -> None:
-    arguments = {"num_classes": 3, "num_clients": 2, "alpha": 0.3, "generator": np.random.default_rng(0)} | changes
+def test_dirichlet_shares_name_a_bad_argument(
+    changes: dict[str, object], error: type[Exception], message: str
+) -> None:
+    arguments = {
+        "num_classes": 3,
+        "num_clients": 2,
+        "alpha": 0.3,
+        "generator": np.random.default_rng(0),
+    } | changes
     with pytest.raises(error, match=message):
         dirichlet_shares(**arguments)
 
@@ -116,17 +163,40 @@ def test_dirichlet_shares_name_a_bad_argument(changes: dict[str, object], error:
     ("changes", "error", "message"),
     [
         # 10 classes and 4 clients: 4 s is a multiple of 10 for s = 5 and 10 only.
-        ({"classes_per_client": 2}, ValueError, "`classes_per_client` must be a multiple of 5 up to 10.* 10 classes and 4 clients; got 2"),
-        ({"classes_per_client": 15}, ValueError, "`classes_per_client` must be a multiple of 5 up to 10.*; got 15"),
+        (
+            {"classes_per_client": 2},
+            ValueError,
+            "`classes_per_client` must be a multiple of 5 up to 10.* 10 classes and 4 clients; got 2",
+        ),
+        (
+            {"classes_per_client": 15},
+            ValueError,
+            "`classes_per_client` must be a multiple of 5 up to 10.*; got 15",
+        ),
         ({"classes_per_client": 0}, ValueError, "`classes_per_client` must be at least 1; got 0"),
-        ({"classes_per_client": 5.0}, TypeError, "`classes_per_client` must be an integer; got 5.0"),
+        (
+            {"classes_per_client": 5.0},
+            TypeError,
+            "`classes_per_client` must be an integer; got 5.0",
+        ),
         ({"num_clients": -1}, ValueError, "`num_clients` must be at least 1; got -1"),
         ({"num_classes": None}, TypeError, "`num_classes` must be an integer; got None"),
-        ({"generator": None}, TypeError, "`generator` must be a torch.Generator or a numpy Generator.*got None"),
+        (
+            {"generator": None},
+            TypeError,
+            "`generator` must be a torch.Generator or a numpy Generator.*got None",
+        ),
     ],
 )
-def test_pathological_shares_name_a_bad_argument(changes: dict[str, object], error: type[Exception], message: str) -> None:
-    arguments = {"num_classes": 10, "num_clients": 4, "classes_per_client": 5, "generator": np.random.default_rng(0)} | changes
+def test_pathological_shares_name_a_bad_argument(
+    changes: dict[str, object], error: type[Exception], message: str
+) -> None:
+    arguments = {
+        "num_classes": 10,
+        "num_clients": 4,
+        "classes_per_client": 5,
+        "generator": np.random.default_rng(0),
+    } | changes
     with pytest.raises(error, match=message):
         pathological_shares(**arguments)
 
@@ -140,6 +210,8 @@ def test_pathological_shares_name_a_bad_argument(changes: dict[str, object], err
         (3, 2.5, TypeError, "`num_clients` must be an integer; got 2.5"),
     ],
 )
-def test_iid_shares_name_a_bad_argument(num_classes: object, num_clients: object, error: type[Exception], message: str) -> None:
+def test_iid_shares_name_a_bad_argument(
+    num_classes: object, num_clients: object, error: type[Exception], message: str
+) -> None:
     with pytest.raises(error, match=message):
         iid_shares(num_clients, num_classes)

@@ -27,13 +27,21 @@ def main() -> None:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         logs = arguments.logs or Path(folder, "logs")
-        with flower_here(nodes=3, simulation=arguments.simulation, logs=logs, paths=(TESTS,)) as submit:
+        with flower_here(
+            nodes=3, simulation=arguments.simulation, logs=logs, paths=(TESTS,)
+        ) as submit:
             for name in arguments.federations:
                 start, out = time.perf_counter(), Path(folder, name)
                 submit(HERE / "app", {"federation": name, "out": str(out)})
                 expected = in_process(FEDERATIONS[name]())
-                assert_same_bits(fp.load_checkpoint(out), {"answers": dict(expected.answers), "state": expected.server})
-                print(f"{name}: the same bits as the plain loop, {time.perf_counter() - start:.0f} s", flush=True)
+                assert_same_bits(
+                    fp.load_checkpoint(out),
+                    {"answers": dict(expected.answers), "state": expected.server},
+                )
+                print(
+                    f"{name}: the same bits as the plain loop, {time.perf_counter() - start:.0f} s",
+                    flush=True,
+                )
 
 
 if __name__ == "__main__":

@@ -13,7 +13,12 @@ from federations.fedotp import fedotp
 from federations.parts import Answers, Federation, Server, State
 from federations.sgpt import sgpt
 
-FEDERATIONS: dict[str, Callable[[], Federation]] = {"fedhpl": fedhpl, "sgpt": sgpt, "fedl2g": fedl2g, "fedotp": fedotp}
+FEDERATIONS: dict[str, Callable[[], Federation]] = {
+    "fedhpl": fedhpl,
+    "sgpt": sgpt,
+    "fedl2g": fedl2g,
+    "fedotp": fedotp,
+}
 
 __all__ = [
     "FEDERATIONS",

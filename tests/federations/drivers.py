@@ -30,22 +30,45 @@ def in_process(federation: Federation) -> Outcome:
     for server_round in range(federation.rounds):
         uploads = {}
         for client in federation.cohort(server_round):
-            uploads[client], states[client] = federation.client(client, server_round, answers[client], states[client])
+            uploads[client], states[client] = federation.client(
+                client, server_round, answers[client], states[client]
+            )
         answers, server_state = federation.server.step(uploads, server_state)
     return Outcome(answers, server_state, states)
 
 
-def through_bytes(federation: Federation, *, wire: Callable[[bytes], bytes] = bytes, ledger: fp.Ledger | None = None) -> Outcome:
+def through_bytes(
+    federation: Federation,
+    *,
+    wire: Callable[[bytes], bytes] = bytes,
+    ledger: fp.Ledger | None = None,
+) -> Outcome:
     """Send every message as a blob, which the wire may change."""
     ledger = fp.Ledger() if ledger is None else ledger
 
-    def carried(message: fp.Message, form: fp.Message, direction: str, client: int, server_round: int) -> fp.Message:
-        blob = fp.encode_payload(message, header=fp.Header(federation.fingerprint, server_round, str(client)))
-        ledger.record(message, direction=direction, client=client, server_round=server_round, framed=len(blob))
-        return fp.decode_payload(wire(blob), expect=fp.Expected(form, federation.fingerprint), max_bytes=MAX_BYTES)[0]
+    def carried(
+        message: fp.interfaces.Message,
+        form: fp.interfaces.Message,
+        direction: str,
+        client: int,
+        server_round: int,
+    ) -> fp.interfaces.Message:
+        blob = fp.wire.encode_payload(
+            message, header=fp.wire.Header(federation.fingerprint, server_round, str(client))
+        )
+        ledger.record(
+            message, direction=direction, client=client, server_round=server_round, framed=len(blob)
+        )
+        return fp.wire.decode_payload(
+            wire(blob), expect=fp.wire.Expected(form, federation.fingerprint), max_bytes=MAX_BYTES
+        )[0]
 
-    def remote(client: int, server_round: int, broadcast: fp.Message, state: State) -> tuple[fp.Message, State]:
-        broadcast = carried(broadcast, federation.broadcast_form(client), "down", client, server_round)
+    def remote(
+        client: int, server_round: int, broadcast: fp.interfaces.Message, state: State
+    ) -> tuple[fp.interfaces.Message, State]:
+        broadcast = carried(
+            broadcast, federation.broadcast_form(client), "down", client, server_round
+        )
         upload, state = federation.client(client, server_round, broadcast, state)
         return carried(upload, federation.upload_form(client), "up", client, server_round), state
 
@@ -62,11 +85,24 @@ def distributed(federation: Federation) -> Outcome:
         for first in range(0, federation.num_clients, world):
             upload, own = None, first + rank
             if own in cohort:
-                upload, states[own] = federation.client(own, server_round, answers[own], states[own])
+                upload, states[own] = federation.client(
+                    own, server_round, answers[own], states[own]
+                )
             clients = range(first, first + world)
-            forms = [fp.Expected(federation.upload_form(k), federation.fingerprint) if k in cohort else None for k in clients]
-            header = fp.Header(federation.fingerprint, server_round, str(own))
-            gathered = fp.gather_messages(upload, expect=forms, max_bytes=MAX_BYTES, header=header)
-            uploads |= {client: message for client, message in zip(clients, gathered, strict=True) if message is not None}
+            forms = [
+                fp.wire.Expected(federation.upload_form(k), federation.fingerprint)
+                if k in cohort
+                else None
+                for k in clients
+            ]
+            header = fp.wire.Header(federation.fingerprint, server_round, str(own))
+            gathered = fp.wire.gather_messages(
+                upload, expect=forms, max_bytes=MAX_BYTES, header=header
+            )
+            uploads |= {
+                client: message
+                for client, message in zip(clients, gathered, strict=True)
+                if message is not None
+            }
         answers, server_state = federation.server.step(uploads, server_state)
     return Outcome(answers, server_state, states)

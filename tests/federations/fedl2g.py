@@ -32,8 +32,18 @@ class Convolutional(nn.Sequential):
     """Learnable pixels around a small network with batch statistics, which are the client's own."""
 
     def __init__(self) -> None:
-        body = [nn.Conv2d(1, 6, 3, stride=2), nn.BatchNorm2d(6), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten()]
-        super().__init__(fp.PadPrompts(16, padding=1, mean=(0.5,), std=(0.5,)), *body, nn.Linear(24, parts.CLASSES))
+        body = [
+            nn.Conv2d(1, 6, 3, stride=2),
+            nn.BatchNorm2d(6),
+            nn.ReLU(),
+            nn.AdaptiveAvgPool2d(2),
+            nn.Flatten(),
+        ]
+        super().__init__(
+            fp.PadPrompts(16, padding=1, mean=(0.5,), std=(0.5,)),
+            *body,
+            nn.Linear(24, parts.CLASSES),
+        )
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Return logits, twice."""
@@ -44,21 +54,30 @@ class Convolutional(nn.Sequential):
 def fedl2g() -> Federation:
     """Make the federation."""
     trunk = parts.vit(32)
-    models = [parts.drawn(make, seed) for seed, make in enumerate((partial(Prompted, trunk), Convolutional, Convolutional))]
-    start = fp.GuideVectors(parts.CLASSES, parts.CLASSES, generator=torch.Generator().manual_seed(0))
+    models = [
+        parts.drawn(make, seed)
+        for seed, make in enumerate((partial(Prompted, trunk), Convolutional, Convolutional))
+    ]
+    start = fp.guidance.GuideVectors(
+        parts.CLASSES, parts.CLASSES, generator=torch.Generator().manual_seed(0)
+    )
 
-    def train(client: int, server_round: int, broadcast: fp.Message, state: State) -> tuple[fp.Message, State]:
+    def train(
+        client: int, server_round: int, broadcast: fp.interfaces.Message, state: State
+    ) -> tuple[fp.interfaces.Message, State]:
         model, stream, guides = (
             deepcopy(models[client]),
             fp.stream_generator(2, server_round=server_round, client=client),
             broadcast["guides"].float(),
         )
-        fp.load(model, state)
+        fp.load_values(model, state)
         sgd = torch.optim.SGD(model.parameters(), 0.05)
         for _ in range(parts.STEPS):
             images, labels = parts.batch(stream)
             parts.descend(sgd, fp.guided_loss(*model(images), labels, guides))
-        gradient = fp.guide_gradient(model, guides, parts.batch(stream), parts.batch(stream), learning_rate=0.05)
+        gradient = fp.guide_gradient(
+            model, guides, parts.batch(stream), parts.batch(stream), learning_rate=0.05
+        )
         return {"guides": gradient._replace(value=gradient.value.bfloat16())}, model.state_dict()
 
     update = fp.descend(partial(torch.optim.SGD, lr=0.5, momentum=0.9), max_norm=100.0)
@@ -70,7 +89,7 @@ def fedl2g() -> Federation:
         guides = fp.snapshot(start)["vectors"]
         return answers(guides), {"guides": guides, "update": update.init(guides)}
 
-    def step(uploads: Mapping[int, fp.Message], state: Any) -> tuple[Answers, Any]:
+    def step(uploads: Mapping[int, fp.interfaces.Message], state: Any) -> tuple[Answers, Any]:
         mean = fp.weighted_mean(upload["guides"] for upload in parts.by_id(uploads))
         guides, memory = update.step(state["guides"], mean, state["update"])
         return answers(guides), {"guides": guides, "update": memory}

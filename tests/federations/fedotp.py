@@ -22,24 +22,37 @@ TEXT = {"context_length": 16, "vocab_size": 49408, "width": 16, "heads": 2, "lay
 def fedotp() -> Federation:
     """Make the federation."""
     clip = parts.drawn(lambda: open_clip.model.CLIP(16, VISION, TEXT), seed=0)
-    tower = fp.TextTower(clip, open_clip.tokenizer.SimpleTokenizer(context_length=TEXT["context_length"]))
+    tower = fp.TextTower(
+        clip, open_clip.tokenizer.SimpleTokenizer(context_length=TEXT["context_length"])
+    )
     names = tower.class_names(CLASS_NAMES)
-    match = partial(fp.transport_logits, solver=partial(fp.newton, epsilon=0.1), mass=0.8, scale=20.0)
+    match = partial(
+        fp.transport_logits, solver=partial(fp.transport.newton, epsilon=0.1), mass=0.8, scale=20.0
+    )
     shared, *private = (
-        fp.ContextPrompts(tower.dim, length=2, generator=torch.Generator().manual_seed(seed)) for seed in range(1 + parts.CLIENTS)
+        fp.ContextPrompts(tower.dim, length=2, generator=torch.Generator().manual_seed(seed))
+        for seed in range(1 + parts.CLIENTS)
     )
 
-    def train(client: int, server_round: int, broadcast: fp.Message, state: State) -> tuple[fp.Message, State]:
+    def train(
+        client: int, server_round: int, broadcast: fp.interfaces.Message, state: State
+    ) -> tuple[fp.interfaces.Message, State]:
         model = nn.ModuleDict({"shared": deepcopy(shared), "private": deepcopy(private[client])})
         stream = fp.stream_generator(3, server_round=server_round, client=client)
-        fp.load(model["shared"], broadcast)
-        fp.load(model["private"], state)
+        fp.load_values(model["shared"], broadcast)
+        fp.load_values(model["private"], state)
         adam = torch.optim.Adam(model.parameters(), 0.01)
         for _ in range(parts.STEPS):
             images, labels = parts.batch(stream, channels=3)
-            text = tower(fp.prompted_text(torch.cat([model["shared"](), model["private"]()]), names))
-            parts.descend(adam, F.cross_entropy(match(fp.image_tokens(clip, images)[1], text), labels))
-        return fp.collect(model["shared"], weight=parts.NUM_EXAMPLES[client]), model["private"].state_dict()
+            text = tower(
+                fp.prompted_text(torch.cat([model["shared"](), model["private"]()]), names)
+            )
+            parts.descend(
+                adam, F.cross_entropy(match(fp.image_tokens(clip, images)[1], text), labels)
+            )
+        return fp.collect(model["shared"], weight=parts.NUM_EXAMPLES[client]), model[
+            "private"
+        ].state_dict()
 
     update = fp.overwrite()
 
@@ -47,8 +60,10 @@ def fedotp() -> Federation:
         values = fp.snapshot(shared)
         return parts.for_all(values), {"values": values, "update": update.init(values)}
 
-    def step(uploads: Mapping[int, fp.Message], state: Any) -> tuple[Answers, Any]:
-        values, memory = update.step(state["values"], fp.weighted_mean(parts.by_id(uploads)), state["update"])
+    def step(uploads: Mapping[int, fp.interfaces.Message], state: Any) -> tuple[Answers, Any]:
+        values, memory = update.step(
+            state["values"], fp.weighted_mean(parts.by_id(uploads)), state["update"]
+        )
         return parts.for_all(values), {"values": values, "update": memory}
 
     return Federation(

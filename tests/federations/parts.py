@@ -11,7 +11,7 @@ from torch import Tensor
 import fedprompt as fp
 
 State = dict[str, Tensor]  # what a client keeps between rounds; {} at first
-Answers = Mapping[int, fp.Message]  # by client, one for everybody
+Answers = Mapping[int, fp.interfaces.Message]  # by client, one for everybody
 Module = TypeVar("Module", bound=nn.Module)
 
 CLASSES, BATCH, STEPS, CLIENTS, ROUNDS = 4, 8, 2, 3, 2
@@ -22,17 +22,27 @@ class Server(NamedTuple):
     """An ``(init, step)`` pair; a step adds in the order of client ids, whatever the order of arrival."""
 
     init: Callable[[], tuple[Answers, Any]]
-    step: Callable[[Mapping[int, fp.Message], Any], tuple[Answers, Any]]  # uploads by client id, server state
+    step: Callable[
+        [Mapping[int, fp.interfaces.Message], Any], tuple[Answers, Any]
+    ]  # uploads by client id, server state
 
 
 class Federation(NamedTuple):
     """An algorithm without an engine: nothing in it knows how messages travel, or in which process a client lives."""
 
-    cohort: Callable[[int], list[int]]  # server_round -> ids of the clients that take part, in order
-    client: Callable[[int, int, fp.Message, State], tuple[fp.Message, State]]  # (client, server_round, broadcast, own state)
+    cohort: Callable[
+        [int], list[int]
+    ]  # server_round -> ids of the clients that take part, in order
+    client: Callable[
+        [int, int, fp.interfaces.Message, State], tuple[fp.interfaces.Message, State]
+    ]  # (client, server_round, broadcast, own state)
     server: Server
-    upload_form: Callable[[int], fp.Message]  # client -> a message of the form of its upload
-    broadcast_form: Callable[[int], fp.Message]  # client -> a message of the form of what it gets
+    upload_form: Callable[
+        [int], fp.interfaces.Message
+    ]  # client -> a message of the form of its upload
+    broadcast_form: Callable[
+        [int], fp.interfaces.Message
+    ]  # client -> a message of the form of what it gets
     fingerprint: Mapping[str, str]
     num_clients: int = CLIENTS
     rounds: int = ROUNDS
@@ -45,7 +55,11 @@ def everybody(server_round: int) -> list[int]:
 
 def two_of_three(server_round: int) -> list[int]:
     """Leave one client out."""
-    return fp.cohort(range(CLIENTS), size=2, generator=fp.stream_generator(0, server_round=server_round, purpose="cohort"))
+    return fp.cohort(
+        range(CLIENTS),
+        size=2,
+        generator=fp.stream_generator(0, server_round=server_round, purpose="cohort"),
+    )
 
 
 def drawn(make: Callable[[], Module], seed: int) -> Module:
@@ -57,13 +71,22 @@ def drawn(make: Callable[[], Module], seed: int) -> Module:
 
 def vit(dim: int) -> fp.Trunk:
     """Make a frozen transformer of sixteen patches and two blocks."""
-    sizes = {"img_size": 16, "patch_size": 4, "in_chans": 1, "num_classes": 0, "depth": 2, "num_heads": 2}
+    sizes = {
+        "img_size": 16,
+        "patch_size": 4,
+        "in_chans": 1,
+        "num_classes": 0,
+        "depth": 2,
+        "num_heads": 2,
+    }
     return fp.vit_trunk(drawn(lambda: VisionTransformer(embed_dim=dim, **sizes), seed=dim))
 
 
 def batch(generator: torch.Generator, *, channels: int = 1) -> tuple[Tensor, Tensor]:
     """Draw images and labels."""
-    return torch.randn(BATCH, channels, 16, 16, generator=generator), torch.randint(CLASSES, (BATCH,), generator=generator)
+    return torch.randn(BATCH, channels, 16, 16, generator=generator), torch.randint(
+        CLASSES, (BATCH,), generator=generator
+    )
 
 
 def descend(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
@@ -73,11 +96,11 @@ def descend(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
     optimizer.step()
 
 
-def by_id(uploads: Mapping[int, fp.Message]) -> list[fp.Message]:
+def by_id(uploads: Mapping[int, fp.interfaces.Message]) -> list[fp.interfaces.Message]:
     """Uploads in the order of client ids."""
     return [uploads[client] for client in sorted(uploads)]
 
 
-def for_all(message: fp.Message) -> Answers:
+def for_all(message: fp.interfaces.Message) -> Answers:
     """Answer everybody alike."""
     return dict.fromkeys(range(CLIENTS), message)

@@ -33,12 +33,21 @@ def sgpt() -> Federation:
     trunk = parts.vit(32)
     start = parts.drawn(lambda: new_model(trunk.dim), seed=0)
 
-    def train(client: int, server_round: int, broadcast: fp.Message, state: State) -> tuple[fp.Message, State]:
-        model, stream = deepcopy(start), fp.stream_generator(1, server_round=server_round, client=client)
-        fp.load(model, {name: value for name, value in broadcast.items() if name != USAGE})
+    def train(
+        client: int, server_round: int, broadcast: fp.interfaces.Message, state: State
+    ) -> tuple[fp.interfaces.Message, State]:
+        model, stream = (
+            deepcopy(start),
+            fp.stream_generator(1, server_round=server_round, client=client),
+        )
+        fp.load_values(model, {name: value for name, value in broadcast.items() if name != USAGE})
         model["selector"].start_round(broadcast[USAGE])
         for block in (("shared", "head"), ("groups", "selector", "head")):
-            sgd = torch.optim.SGD([parameter for part in block for parameter in model[part].parameters()], 0.05, momentum=0.9)
+            sgd = torch.optim.SGD(
+                [parameter for part in block for parameter in model[part].parameters()],
+                0.05,
+                momentum=0.9,
+            )
             with fp.training_only(model, *(model[part] for part in block)):
                 for _ in range(parts.STEPS):
                     images, labels = parts.batch(stream)
@@ -46,10 +55,17 @@ def sgpt() -> Federation:
                     if "groups" in block:
                         query = fp.encode_prompted(trunk, images).pooled
                         chosen = model["selector"](query).indices
-                        streams, extra = [*streams, model["groups"](chosen)], fp.key_loss(query, model["selector"].keys, chosen)
+                        streams, extra = (
+                            [*streams, model["groups"](chosen)],
+                            fp.key_loss(query, model["selector"].keys, chosen),
+                        )
                     z = model["head"](fp.encode_prompted(trunk, images, *streams).pooled)
                     parts.descend(sgd, F.cross_entropy(z, labels) + extra)
-        return fp.collect(model, weight=parts.NUM_EXAMPLES[client], rows={"selector.keys": model["selector"].counts}), {}
+        return fp.collect(
+            model,
+            weight=parts.NUM_EXAMPLES[client],
+            rows={"selector.keys": model["selector"].counts},
+        ), {}
 
     update = fp.update_by_name({"selector": fp.ema(decay=0.5), "groups": fp.ema(decay=0.5)})
 
@@ -58,9 +74,13 @@ def sgpt() -> Federation:
 
     def init() -> tuple[Answers, Any]:
         values, usage = fp.snapshot(start), torch.zeros(GROUPS, dtype=torch.int64)
-        return answers(values, usage), {"values": values, "usage": usage, "update": update.init(values)}
+        return answers(values, usage), {
+            "values": values,
+            "usage": usage,
+            "update": update.init(values),
+        }
 
-    def step(uploads: Mapping[int, fp.Message], state: Any) -> tuple[Answers, Any]:
+    def step(uploads: Mapping[int, fp.interfaces.Message], state: Any) -> tuple[Answers, Any]:
         mean = fp.weighted_mean(parts.by_id(uploads))
         values, memory = update.step(state["values"], mean, state["update"])
         usage = state["usage"] + mean["selector.keys"].weight.long()
@@ -70,7 +90,12 @@ def sgpt() -> Federation:
         cohort=parts.two_of_three,
         client=train,
         server=Server(init, step),
-        upload_form=lambda client: fp.collect(start, weight=0, rows={"selector.keys": torch.zeros(GROUPS)}),
-        broadcast_form=lambda client: {**fp.snapshot(start), USAGE: torch.zeros(GROUPS, dtype=torch.int64)},
+        upload_form=lambda client: fp.collect(
+            start, weight=0, rows={"selector.keys": torch.zeros(GROUPS)}
+        ),
+        broadcast_form=lambda client: {
+            **fp.snapshot(start),
+            USAGE: torch.zeros(GROUPS, dtype=torch.int64),
+        },
         fingerprint=fp.fingerprint(trunk, start["shared"](), start["groups"](torch.tensor([0]))),
     )

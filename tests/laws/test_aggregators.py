@@ -43,13 +43,21 @@ class Sent(Weighted):
 
     def but(self, value: Tensor | None = None, weight: Tensor | None = None) -> "Sent":
         """The same client with another value or weight."""
-        return Sent.by(self.dim, self.value if value is None else value, self.weight if weight is None else weight)
+        return Sent.by(
+            self.dim,
+            self.value if value is None else value,
+            self.weight if weight is None else weight,
+        )
 
 
 class Implementation(NamedTuple):
     aggregate: Callable[[Iterable[Sent]], Weighted]
-    evidence: Callable[[Sent], Tensor] = lambda upload: upload.weight  # what one upload adds to the total weight
-    prior: float = 0.0  # the weight of one more upload of value 0 that the implementation adds in every row
+    evidence: Callable[[Sent], Tensor] = lambda upload: (
+        upload.weight
+    )  # what one upload adds to the total weight
+    prior: float = (
+        0.0  # the weight of one more upload of value 0 that the implementation adds in every row
+    )
     merges: bool = False  # whether a result may stand for the uploads that it was made of
 
 
@@ -59,18 +67,24 @@ def at_dimension(uploads: Iterable[Sent], *, smoothing: float) -> Weighted:
     first = next(seen)
     asked = first.but(torch.full_like(first.value, torch.nan), torch.zeros_like(first.weight))
     sent, dims = tee(chain([first], seen))
-    return heterogeneous_means(chain([asked], sent), chain([TARGET], (upload.dim for upload in dims)), smoothing=smoothing)[TARGET]
+    return heterogeneous_means(
+        chain([asked], sent), chain([TARGET], (upload.dim for upload in dims)), smoothing=smoothing
+    )[TARGET]
 
 
 def similar_evidence(upload: Sent) -> Tensor:
     return dimension_similarity(TARGET, upload.dim) * upload.weight
 
 
-def of_payloads(aggregate: Callable[[Iterable[Mapping[str, Weighted]]], dict[str, Weighted]]) -> Callable[[Iterable[Sent]], Weighted]:
+def of_payloads(
+    aggregate: Callable[[Iterable[Mapping[str, Weighted]]], dict[str, Weighted]],
+) -> Callable[[Iterable[Sent]], Weighted]:
     """An aggregator of payloads as one of entries; a second name, with other values, must not be mixed in."""
 
     def of_entries(uploads: Iterable[Sent]) -> Weighted:
-        mean = aggregate({"other": upload.but(3 * upload.value + 1), "logits": upload} for upload in uploads)
+        mean = aggregate(
+            {"other": upload.but(3 * upload.value + 1), "logits": upload} for upload in uploads
+        )
         assert list(mean) == ["other", "logits"]
         return mean["logits"]
 
@@ -80,23 +94,35 @@ def of_payloads(aggregate: Callable[[Iterable[Mapping[str, Weighted]]], dict[str
 # Every public function over entries: its name, then its configuration. A new one belongs here.
 AGGREGATORS = {
     "weighted_mean": Implementation(weighted_mean, merges=True),
-    "heterogeneous_means smoothing=0": Implementation(partial(at_dimension, smoothing=0.0), similar_evidence, merges=True),
-    "heterogeneous_means smoothing=1": Implementation(partial(at_dimension, smoothing=1.0), similar_evidence, prior=1.0),
+    "heterogeneous_means smoothing=0": Implementation(
+        partial(at_dimension, smoothing=0.0), similar_evidence, merges=True
+    ),
+    "heterogeneous_means smoothing=1": Implementation(
+        partial(at_dimension, smoothing=1.0), similar_evidence, prior=1.0
+    ),
     "weighted_median": Implementation(weighted_median),
     "trimmed_mean fraction=0": Implementation(partial(trimmed_mean, fraction=0), merges=True),
     "trimmed_mean fraction=0.2": Implementation(partial(trimmed_mean, fraction=0.2)),
     "trimmed_mean fraction=0.45": Implementation(partial(trimmed_mean, fraction=0.45)),
-    "heterogeneous_means smoothing=20.5": Implementation(partial(at_dimension, smoothing=20.5), similar_evidence, prior=20.5),
+    "heterogeneous_means smoothing=20.5": Implementation(
+        partial(at_dimension, smoothing=20.5), similar_evidence, prior=20.5
+    ),
     "weighted_mean of payloads": Implementation(of_payloads(weighted_mean), merges=True),
     "weighted_median of payloads": Implementation(of_payloads(weighted_median)),
     "trimmed_mean of payloads": Implementation(of_payloads(partial(trimmed_mean, fraction=0.2))),
-    "weighted_mean by name": Implementation(of_payloads(aggregate_by_name({"other": weighted_median})), merges=True),
+    "weighted_mean by name": Implementation(
+        of_payloads(aggregate_by_name({"other": weighted_median})), merges=True
+    ),
 }
 
 
 def test_every_public_aggregator_is_in_the_table():
     public = {name: getattr(fedprompt.aggregation, name) for name in fedprompt.aggregation.__all__}
-    over_uploads = {name for name, function in public.items() if next(iter(inspect.signature(function).parameters), None) == "entries"}
+    over_uploads = {
+        name
+        for name, function in public.items()
+        if next(iter(inspect.signature(function).parameters), None) == "entries"
+    }
     assert over_uploads == {label.split()[0] for label in AGGREGATORS}
 
 
@@ -118,9 +144,14 @@ def order_does_not_matter(implementation: Implementation, uploads: list[Sent]) -
 def weight_zero_changes_nothing(implementation: Implementation, uploads: list[Sent]) -> None:
     expected = implementation.aggregate(uploads)
     for garbage in (torch.nan, torch.inf, 7.0):
-        nothing = uploads[0].but(torch.full_like(uploads[0].value, garbage), torch.zeros_like(uploads[0].weight))
+        nothing = uploads[0].but(
+            torch.full_like(uploads[0].value, garbage), torch.zeros_like(uploads[0].weight)
+        )
         for position in {0, len(uploads) // 2, len(uploads)}:
-            assert_identical(implementation.aggregate([*uploads[:position], nothing, *uploads[position:]]), expected)
+            assert_identical(
+                implementation.aggregate([*uploads[:position], nothing, *uploads[position:]]),
+                expected,
+            )
 
 
 def single_upload_comes_back(implementation: Implementation, uploads: list[Sent]) -> None:
@@ -135,8 +166,16 @@ def stays_between_minimum_and_maximum(implementation: Implementation, uploads: l
     value, weight = implementation.aggregate(uploads)
     prior = [torch.zeros_like(value)] if implementation.prior else []
     seen = [(known(upload.weight, upload.value), upload.value) for upload in uploads]
-    lowest = torch.stack([torch.where(rows, entries, torch.inf) for rows, entries in seen] + prior).min(0).values
-    highest = torch.stack([torch.where(rows, entries, -torch.inf) for rows, entries in seen] + prior).max(0).values
+    lowest = (
+        torch.stack([torch.where(rows, entries, torch.inf) for rows, entries in seen] + prior)
+        .min(0)
+        .values
+    )
+    highest = (
+        torch.stack([torch.where(rows, entries, -torch.inf) for rows, entries in seen] + prior)
+        .max(0)
+        .values
+    )
     rows = known(weight, value)
     slack = 8 * torch.finfo(value.dtype).eps * value.abs().clamp(min=1)
     assert bool((lowest - slack <= value)[rows].all())
@@ -149,7 +188,9 @@ def splitting_a_client_changes_nothing(implementation: Implementation, uploads: 
     for position, upload in enumerate(uploads):
         shards = [upload.but(weight=upload.weight / 4), upload.but(weight=upload.weight * 3 / 4)]
         for actual, tensor in zip(
-            implementation.aggregate([*uploads[:position], *shards, *uploads[position + 1 :]]), expected, strict=True
+            implementation.aggregate([*uploads[:position], *shards, *uploads[position + 1 :]]),
+            expected,
+            strict=True,
         ):
             assert_near(actual, tensor)
 
@@ -158,7 +199,10 @@ def means_of_means_are_means(implementation: Implementation, uploads: list[Sent]
     """Where the table says that a result may stand for its uploads: edge servers first, then the centre."""
     expected = implementation.aggregate(uploads)
     for cut in range(1, len(uploads)) if implementation.merges else ():
-        edges = [Sent.by(TARGET, *implementation.aggregate(part)) for part in (uploads[:cut], uploads[cut:])]
+        edges = [
+            Sent.by(TARGET, *implementation.aggregate(part))
+            for part in (uploads[:cut], uploads[cut:])
+        ]
         for actual, tensor in zip(implementation.aggregate(edges), expected, strict=True):
             assert_near(actual, tensor)
 
@@ -232,8 +276,12 @@ def round_of_uploads(
     """Uploads of clients that never hold equal data or equal weights; rows of weight 0 hold garbage."""
     uploads = []
     for client in range(clients):
-        value = scale * (torch.randn((*rows, *event), generator=generator, dtype=torch.float64) + client)
-        weight = 10 ** (4 * torch.rand(rows, generator=generator, dtype=torch.float64) - 1)  # from 0.1 to 1000
+        value = scale * (
+            torch.randn((*rows, *event), generator=generator, dtype=torch.float64) + client
+        )
+        weight = 10 ** (
+            4 * torch.rand(rows, generator=generator, dtype=torch.float64) - 1
+        )  # from 0.1 to 1000
         weight = torch.where(torch.rand(rows, generator=generator) < absent, 0.0, weight)
         garbage = (torch.nan, torch.inf, 1e30)[client % 3]
         value = torch.where(known(weight, value), value, garbage)
@@ -251,7 +299,11 @@ def rounds(draw: st.DrawFn) -> list[Sent]:
         event=draw(sizes),
         absent=draw(st.sampled_from([0.0, 0.3, 0.7, 1.0])),
         scale=draw(st.sampled_from([1e-3, 1.0, 1e3])),
-        dtypes=draw(st.sampled_from([(torch.float32,) * 2, (torch.float64,) * 2, (torch.float32, torch.float64)])),
+        dtypes=draw(
+            st.sampled_from(
+                [(torch.float32,) * 2, (torch.float64,) * 2, (torch.float32, torch.float64)]
+            )
+        ),
     )
 
 
@@ -266,7 +318,9 @@ def test_law_holds(label, law, uploads):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("label", AGGREGATORS)
 def test_half_precision_rows_with_float32_evidence(label, dtype, generator):
-    uploads = round_of_uploads(generator, clients=4, rows=(3,), event=(2,), absent=0.3, dtypes=(dtype, torch.float32))
+    uploads = round_of_uploads(
+        generator, clients=4, rows=(3,), event=(2,), absent=0.3, dtypes=(dtype, torch.float32)
+    )
     for law in LAWS:
         law(AGGREGATORS[label], uploads)
 
@@ -277,7 +331,10 @@ def test_half_precision_rows_with_float32_evidence(label, dtype, generator):
 def test_smoothing_is_one_more_upload_of_value_zero(smoothing, uploads):
     first = uploads[0]
     zeros = Sent.by(TARGET, torch.zeros_like(first.value), torch.full_like(first.weight, smoothing))
-    smoothed, expected = at_dimension(uploads, smoothing=smoothing), at_dimension([*uploads, zeros], smoothing=0.0)
+    smoothed, expected = (
+        at_dimension(uploads, smoothing=smoothing),
+        at_dimension([*uploads, zeros], smoothing=0.0),
+    )
     rows = known(smoothed.weight, smoothed.value)
     assert_near(smoothed.value[rows], expected.value[rows])
 
@@ -289,7 +346,10 @@ def test_the_teacher_of_every_dimension_is_its_own_weighted_mean(uploads):
     teachers = heterogeneous_means(uploads, [upload.dim for upload in uploads], smoothing=0.0)
     assert set(teachers) == {upload.dim for upload in uploads}
     for dim, teacher in teachers.items():
-        scaled = [upload.but(weight=dimension_similarity(dim, upload.dim) * upload.weight) for upload in uploads]
+        scaled = [
+            upload.but(weight=dimension_similarity(dim, upload.dim) * upload.weight)
+            for upload in uploads
+        ]
         for actual, expected in zip(teacher, weighted_mean(scaled), strict=True):
             assert_near(actual, expected)
 
@@ -300,7 +360,12 @@ def test_the_teacher_of_every_dimension_is_its_own_weighted_mean(uploads):
 def stacked(uploads: Iterable[Sent]) -> tuple[Tensor, Tensor, Weighted]:
     """Values without garbage, weights with as many axes, and an upload for the dtypes."""
     uploads = list(uploads)
-    values = torch.stack([torch.where(known(upload.weight, upload.value), upload.value, 0.0).double() for upload in uploads])
+    values = torch.stack(
+        [
+            torch.where(known(upload.weight, upload.value), upload.value, 0.0).double()
+            for upload in uploads
+        ]
+    )
     weights = torch.stack([upload.weight.double() for upload in uploads])
     return values, weights.reshape(weights.shape + (1,) * (values.ndim - weights.ndim)), uploads[0]
 
@@ -308,7 +373,9 @@ def stacked(uploads: Iterable[Sent]) -> tuple[Tensor, Tensor, Weighted]:
 def finish(total: Tensor, divisor: Tensor, weights: Tensor, like: Weighted) -> Weighted:
     weight = weights.sum(0)
     value = torch.where(weight > 0, total / torch.where(weight > 0, divisor, 1.0), 0.0)
-    return Weighted(value.to(like.value.dtype), weight.reshape(like.weight.shape).to(like.weight.dtype))
+    return Weighted(
+        value.to(like.value.dtype), weight.reshape(like.weight.shape).to(like.weight.dtype)
+    )
 
 
 def right(uploads: Iterable[Sent]) -> Weighted:
@@ -328,13 +395,17 @@ def squares_weights(uploads: Iterable[Sent]) -> Weighted:
 
 def averages_absent_rows_as_zeros(uploads: Iterable[Sent]) -> Weighted:
     values, weights, like = stacked(uploads)
-    own = weights.flatten(1).max(1).values.sum()  # every client counts with its largest weight in every row
+    own = (
+        weights.flatten(1).max(1).values.sum()
+    )  # every client counts with its largest weight in every row
     return finish((weights * values).sum(0), own, weights, like)
 
 
 def counts_absent_uploads(uploads: Iterable[Sent]) -> Weighted:
     values, weights, like = stacked(uploads)
-    return finish((weights * values).sum(0) / len(values), weights.mean(0) + 1 / len(values), weights, like)
+    return finish(
+        (weights * values).sum(0) / len(values), weights.mean(0) + 1 / len(values), weights, like
+    )
 
 
 def lets_nan_of_weight_zero_through(uploads: Iterable[Sent]) -> Weighted:
@@ -391,7 +462,12 @@ def extrapolates(uploads: Iterable[Sent]) -> Weighted:
     values, weights, like = stacked(uploads)
     mean = (weights * values).sum(0) / torch.where(weights.sum(0) > 0, weights.sum(0), 1.0)
     highest = torch.where(weights > 0, values, -torch.inf).max(0).values
-    return finish(torch.where(weights.sum(0) > 0, 3 * highest - 2 * mean, 0.0), torch.ones_like(mean), weights, like)
+    return finish(
+        torch.where(weights.sum(0) > 0, 3 * highest - 2 * mean, 0.0),
+        torch.ones_like(mean),
+        weights,
+        like,
+    )
 
 
 def midrange(uploads: Iterable[Sent]) -> Weighted:
@@ -405,7 +481,9 @@ def midrange(uploads: Iterable[Sent]) -> Weighted:
 
 def zero_by_zero(uploads: Iterable[Sent]) -> Weighted:
     result = right(uploads)
-    return result._replace(value=torch.where(known(result.weight, result.value), result.value, torch.nan))
+    return result._replace(
+        value=torch.where(known(result.weight, result.value), result.value, torch.nan)
+    )
 
 
 def invents_unknown_rows(uploads: Iterable[Sent]) -> Weighted:
@@ -462,7 +540,9 @@ def examples() -> list[list[Sent]]:
     """Rounds with known, absent and universally unknown rows, in both dtypes."""
     generator = torch.Generator().manual_seed(3)
     drawn = [
-        round_of_uploads(generator, clients=clients, rows=rows, event=(2,), absent=absent, dtypes=(dtype, dtype))
+        round_of_uploads(
+            generator, clients=clients, rows=rows, event=(2,), absent=absent, dtypes=(dtype, dtype)
+        )
         for clients, rows, absent in ((4, (6,), 0.5), (3, (), 0.0), (3, (2, 3), 0.2))
         for dtype in (torch.float32, torch.float64)
     ]
@@ -471,7 +551,10 @@ def examples() -> list[list[Sent]]:
     return drawn
 
 
-def rejects(law: Callable[[Implementation, list[Sent]], None], aggregate: Callable[[Iterable[Sent]], Weighted]) -> bool:
+def rejects(
+    law: Callable[[Implementation, list[Sent]], None],
+    aggregate: Callable[[Iterable[Sent]], Weighted],
+) -> bool:
     for uploads in examples():
         try:
             law(Implementation(aggregate, merges=True), uploads)
@@ -491,4 +574,8 @@ def test_laws_reject_known_wrong_aggregators(wrong, law):
 def test_every_law_bites_and_none_rejects_a_right_aggregator():
     assert set(WRONG.values()) == set(LAWS)
     assert [law.__name__ for law in LAWS if rejects(law, right)] == []
-    assert [law.__name__ for law in LAWS if rejects(law, of_payloads(aggregate_by_name({}, default=right)))] == []
+    assert [
+        law.__name__
+        for law in LAWS
+        if rejects(law, of_payloads(aggregate_by_name({}, default=right)))
+    ] == []

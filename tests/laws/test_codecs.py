@@ -4,32 +4,27 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
+import fedprompt.exchange
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-import fedprompt.exchange
-from fedprompt import (
-    Codec,
-    Expected,
-    Header,
-    Weighted,
-    decode_payload,
-    encode_payload,
-    float16_codec,
-    int8_codec,
-    num_bytes,
-    top_k_codec,
-)
+from fedprompt import Weighted, num_bytes
+from fedprompt.codecs import Codec, float16, int8, top_k
+from fedprompt.wire import Expected, Header, decode_payload, encode_payload
 
 assert_identical = partial(torch.testing.assert_close, rtol=0, atol=0, equal_nan=True)
 Sent = dict[str, Weighted]
 
 
 def known(upload: Weighted) -> Tensor:
-    return (upload.weight > 0).reshape(upload.weight.shape + (1,) * (upload.value.ndim - upload.weight.ndim)).expand_as(upload.value)
+    return (
+        (upload.weight > 0)
+        .reshape(upload.weight.shape + (1,) * (upload.value.ndim - upload.weight.ndim))
+        .expand_as(upload.value)
+    )
 
 
 def silent(upload: Weighted) -> Tensor:
@@ -44,7 +39,9 @@ def byte_bound(upload: Weighted) -> Tensor:
     """A 254th of the largest magnitude of the row, by a loop over rows; with room for a float32 scale and the dtype of the value."""
     rows = silent(upload).double().reshape(upload.weight.numel(), -1)
     bounds = [float(row.abs().max()) / 254 if len(row) else 0.0 for row in rows]
-    bound = torch.tensor(bounds, dtype=torch.float64).reshape(upload.weight.shape + (1,) * (upload.value.ndim - upload.weight.ndim))
+    bound = torch.tensor(bounds, dtype=torch.float64).reshape(
+        upload.weight.shape + (1,) * (upload.value.ndim - upload.weight.ndim)
+    )
     rounding = silent(upload).abs().double() * torch.finfo(upload.value.dtype).eps
     return bound * (1 + 1e-4) + rounding + 1e-44
 
@@ -77,15 +74,17 @@ def in_few(value: Tensor, weight: Tensor) -> Tensor:
 class Implementation(NamedTuple):
     codec: Codec
     bound: Callable[[Weighted], Tensor]  # on the error of every number, in a first round
-    representable: Callable[[Tensor, Tensor], Tensor]  # values near those given that must come back as they are
+    representable: Callable[
+        [Tensor, Tensor], Tensor
+    ]  # values near those given that must come back as they are
     most: float  # of the bytes of float32 values, in a large payload
 
 
 # Every public codec. A new one belongs here.
 CODECS = {
-    "float16_codec": Implementation(float16_codec(), half_bound, in_half, 0.51),
-    "int8_codec": Implementation(int8_codec(), byte_bound, in_bytes, 0.26),
-    "top_k_codec": Implementation(top_k_codec(fraction=0.25), late_bound, in_few, 0.76),
+    "float16_codec": Implementation(float16(), half_bound, in_half, 0.51),
+    "int8_codec": Implementation(int8(), byte_bound, in_bytes, 0.26),
+    "top_k_codec": Implementation(top_k(fraction=0.25), late_bound, in_few, 0.76),
 }
 
 
@@ -110,13 +109,18 @@ def the_error_is_bounded(implementation: Implementation, sent: Sent) -> None:
 
 
 def representable_values_come_back(implementation: Implementation, sent: Sent) -> None:
-    exact = {name: Weighted(implementation.representable(silent(upload), upload.weight), upload.weight) for name, upload in sent.items()}
+    exact = {
+        name: Weighted(implementation.representable(silent(upload), upload.weight), upload.weight)
+        for name, upload in sent.items()
+    }
     received = through(implementation.codec, exact)
     for name, upload in exact.items():
         assert_identical(received[name].value, silent(upload))
 
 
-def weights_travel_as_they_are_and_unknown_rows_come_as_zeros(implementation: Implementation, sent: Sent) -> None:
+def weights_travel_as_they_are_and_unknown_rows_come_as_zeros(
+    implementation: Implementation, sent: Sent
+) -> None:
     received = through(implementation.codec, sent)
     assert list(received) == list(sent)
     for name, upload in sent.items():
@@ -131,9 +135,14 @@ def the_message_is_one_that_the_wire_takes(implementation: Implementation, sent:
     """Its form follows from the form of the payload, so a receiver can expect it."""
     codec = implementation.codec
     message, _ = codec.encode(sent, codec.init(sent))
-    like = {name: Weighted(torch.zeros_like(upload.value), torch.zeros_like(upload.weight)) for name, upload in sent.items()}
+    like = {
+        name: Weighted(torch.zeros_like(upload.value), torch.zeros_like(upload.weight))
+        for name, upload in sent.items()
+    }
     template, _ = codec.encode(like, codec.init(like))
-    arrived, _ = decode_payload(encode_payload(message, header=Header()), expect=Expected(template), max_bytes=2**20)
+    arrived, _ = decode_payload(
+        encode_payload(message, header=Header()), expect=Expected(template), max_bytes=2**20
+    )
     assert_identical(codec.decode(arrived, like=like), codec.decode(message, like=sent))
 
 
@@ -143,7 +152,11 @@ def nothing_is_mutated_nor_shared(implementation: Implementation, sent: Sent) ->
     state = codec.init(sent)
     kept = {name: tensor.clone() for name, tensor in state.items()}
     message, after = codec.encode(sent, state)
-    tensors = [tensor for entry in message.values() for tensor in (entry if isinstance(entry, Weighted) else [entry])]
+    tensors = [
+        tensor
+        for entry in message.values()
+        for tensor in (entry if isinstance(entry, Weighted) else [entry])
+    ]
     copies = [tensor.clone() for tensor in tensors]
     received = codec.decode(message, like=sent)
     assert_identical([list(upload) for upload in sent.values()], list(before.values()))
@@ -156,10 +169,14 @@ def nothing_is_mutated_nor_shared(implementation: Implementation, sent: Sent) ->
     assert_identical([list(upload) for upload in sent.values()], list(before.values()))
 
 
-def what_is_not_sent_now_is_sent_later_or_never_needed(implementation: Implementation, sent: Sent) -> None:
+def what_is_not_sent_now_is_sent_later_or_never_needed(
+    implementation: Implementation, sent: Sent
+) -> None:
     """All rounds together plus the state: what was to be sent, or each round stands within its own bound."""
     codec, state = implementation.codec, implementation.codec.init(sent)
-    total = {name: torch.zeros_like(upload.value, dtype=torch.float64) for name, upload in sent.items()}
+    total = {
+        name: torch.zeros_like(upload.value, dtype=torch.float64) for name, upload in sent.items()
+    }
     rounds = 6
     for _ in range(rounds):
         message, state = codec.encode(sent, state)
@@ -169,7 +186,16 @@ def what_is_not_sent_now_is_sent_later_or_never_needed(implementation: Implement
         missing = rounds * silent(upload).double() - total[name]
         if state:
             error = (missing - state[name].double()).abs()
-            assert bool((error <= 20 * torch.finfo(torch.float64).eps * rounds * silent(upload).double().abs().max() + 1e-30).all())
+            assert bool(
+                (
+                    error
+                    <= 20
+                    * torch.finfo(torch.float64).eps
+                    * rounds
+                    * silent(upload).double().abs().max()
+                    + 1e-30
+                ).all()
+            )
         else:
             assert bool((missing.abs() <= rounds * implementation.bound(upload) * (1 + 1e-9)).all())
 
@@ -184,13 +210,26 @@ LAWS = [
 ]
 
 
-def payload(generator: torch.Generator, *, rows: tuple[int, ...], event: tuple[int, ...], dtype: torch.dtype, scale: float) -> Sent:
+def payload(
+    generator: torch.Generator,
+    *,
+    rows: tuple[int, ...],
+    event: tuple[int, ...],
+    dtype: torch.dtype,
+    scale: float,
+) -> Sent:
     """Two names of different numbers; rows of weight 0 hold garbage."""
     sent = {}
     for name in ("b", "a"):
         value = scale * torch.randn((*rows, *event), generator=generator)
-        weight = torch.where(torch.rand(rows, generator=generator) < 0.3, 0.0, 1 + torch.rand(rows, generator=generator))
-        sent[name] = Weighted(torch.where(known(Weighted(value, weight)), value, torch.nan).to(dtype), weight)
+        weight = torch.where(
+            torch.rand(rows, generator=generator) < 0.3,
+            0.0,
+            1 + torch.rand(rows, generator=generator),
+        )
+        sent[name] = Weighted(
+            torch.where(known(Weighted(value, weight)), value, torch.nan).to(dtype), weight
+        )
     return sent
 
 
@@ -247,24 +286,30 @@ def test_large_payloads_take_fewer_bytes(label, generator):
 def test_of_the_squared_length_at_most_the_share_that_is_not_sent_is_missing(generator):
     for fraction in (0.01, 0.3, 1.0):
         value = torch.randn(10, 10, generator=generator)
-        received = through(top_k_codec(fraction=fraction), {"a": Weighted(value, torch.tensor(1.0))})["a"].value
+        received = through(top_k(fraction=fraction), {"a": Weighted(value, torch.tensor(1.0))})[
+            "a"
+        ].value
         assert (received - value).square().sum() <= (1 - fraction) * value.square().sum() + 1e-9
         assert int((received != 0).sum()) == round(100 * fraction)
 
 
 @pytest.mark.parametrize(
-    ("fraction", "numel", "count"), [(0.07, 100, 7), (0.29, 100, 29), (0.07, 101, 8), (1e-13, 5, 1), (1.0, 3, 3), (0.1, 0, 0)]
+    ("fraction", "numel", "count"),
+    [(0.07, 100, 7), (0.29, 100, 29), (0.07, 101, 8), (1e-13, 5, 1), (1.0, 3, 3), (0.1, 0, 0)],
 )
 def test_a_fraction_is_rounded_up_once_and_not_by_the_last_bit_of_a_product(fraction, numel, count):
     sent = {"a": Weighted(torch.zeros(numel), torch.tensor(1.0))}
-    message, _ = top_k_codec(fraction=fraction).encode(sent, top_k_codec(fraction=fraction).init(sent))
+    message, _ = top_k(fraction=fraction).encode(sent, top_k(fraction=fraction).init(sent))
     assert message["a/indices"].shape == (count,)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_over_twenty_rounds_of_any_dtype_nothing_is_lost(dtype, generator):
     """Numbers from 0.01 to 100, so that a state of the payload's dtype would forget small ones beside large ones."""
-    codec, form = top_k_codec(fraction=0.2), {"a": Weighted(torch.zeros(50, dtype=dtype), torch.tensor(1.0))}
+    codec, form = (
+        top_k(fraction=0.2),
+        {"a": Weighted(torch.zeros(50, dtype=dtype), torch.tensor(1.0))},
+    )
     state, missing = codec.init(form), torch.zeros(50, dtype=torch.float64)
     for scale in 10 ** (4 * torch.rand(20, generator=generator) - 2):
         value = (scale * torch.randn(50, generator=generator)).to(dtype)
@@ -276,12 +321,14 @@ def test_over_twenty_rounds_of_any_dtype_nothing_is_lost(dtype, generator):
 
 def test_the_state_of_an_unknown_row_waits():
     """Round 1 leaves (1, 2); in round 2 the first row is unknown; in round 3 both rows are there again."""
-    codec = top_k_codec(fraction=0.25)
+    codec = top_k(fraction=0.25)
     values = torch.tensor([[1.0, 0.0], [9.0, 2.0]])
     sent = {"a": Weighted(values, torch.ones(2))}
     message, state = codec.encode(sent, codec.init(sent))
     assert codec.decode(message, like=sent)["a"].value.tolist() == [[0.0, 0.0], [9.0, 0.0]]
-    away = {"a": Weighted(torch.tensor([[torch.nan, torch.nan], [0.0, 0.0]]), torch.tensor([0.0, 1.0]))}
+    away = {
+        "a": Weighted(torch.tensor([[torch.nan, torch.nan], [0.0, 0.0]]), torch.tensor([0.0, 1.0]))
+    }
     message, state = codec.encode(away, state)
     assert codec.decode(message, like=sent)["a"].value.tolist() == [[0.0, 0.0], [0.0, 2.0]]
     message, state = codec.encode({"a": Weighted(torch.zeros(2, 2), torch.ones(2))}, state)
@@ -304,15 +351,25 @@ def test_numbers_at_the_end_of_the_range_come_back_finite(label, dtype):
 def test_no_scale_makes_an_upload_infinite(dtype):
     """Each number of the message is finite, so the wire lets it pass; nor is a number that is not let through where no wire was."""
     form = {"a": Weighted(torch.zeros(2, 3, dtype=dtype), torch.zeros(2))}
-    codes, scale = torch.full((2, 3), 127, dtype=torch.int8), Weighted(torch.tensor([3e38, 3e38]), torch.tensor([1.0, 0.0]))
+    codes, scale = (
+        torch.full((2, 3), 127, dtype=torch.int8),
+        Weighted(torch.tensor([3e38, 3e38]), torch.tensor([1.0, 0.0])),
+    )
     reason = rf"`message\['a'\] in {str(dtype).removeprefix('torch.')}` must be finite; got 3 entries of 6"
     with pytest.raises(ValueError, match=reason):
         BYTE.codec.decode({"a/codes": codes, "a/scale": scale}, like=form)
     with pytest.raises(ValueError, match=reason):
-        HALF.codec.decode({"a": Weighted(torch.full((2, 3), torch.inf).half(), scale.weight)}, like=form)
-    indices, sent = torch.tensor([1, 3], dtype=torch.int16), torch.full((2,), torch.nan, dtype=dtype)
+        HALF.codec.decode(
+            {"a": Weighted(torch.full((2, 3), torch.inf).half(), scale.weight)}, like=form
+        )
+    indices, sent = (
+        torch.tensor([1, 3], dtype=torch.int16),
+        torch.full((2,), torch.nan, dtype=dtype),
+    )
     with pytest.raises(ValueError, match=reason.replace("3 entries", "1 entries")):
-        TOP.codec.decode({"a/indices": indices, "a/values": sent, "a/weight": scale.weight}, like=form)
+        TOP.codec.decode(
+            {"a/indices": indices, "a/values": sent, "a/weight": scale.weight}, like=form
+        )
 
 
 # Known-wrong codecs, each under the law that must reject it.
@@ -323,7 +380,13 @@ class Wrapped:
 
     def __init__(self, codec: Codec, *, sent: Callable = lambda s: s, message: Callable = lambda m: m, state: Callable = lambda s: s,
                  received: Callable = lambda r: r) -> None:  # fmt: skip
-        self.codec, self.sent, self.message, self.state, self.received = codec, sent, message, state, received
+        self.codec, self.sent, self.message, self.state, self.received = (
+            codec,
+            sent,
+            message,
+            state,
+            received,
+        )
 
     def init(self, payload):
         return self.codec.init(payload)
@@ -351,37 +414,72 @@ WRONG = {
     "rounds twice": (
         the_error_is_bounded,
         HALF,
-        {"sent": each(lambda upload: upload._replace(value=upload.value.bfloat16().to(upload.value.dtype)))},
+        {
+            "sent": each(
+                lambda upload: upload._replace(value=upload.value.bfloat16().to(upload.value.dtype))
+            )
+        },
     ),
     "adds a share of the largest number": (
         the_error_is_bounded,
         BYTE,
-        {"sent": each(lambda upload: upload._replace(value=upload.value + 0.02 * silent(upload).abs().max()))},
+        {
+            "sent": each(
+                lambda upload: upload._replace(
+                    value=upload.value + 0.02 * silent(upload).abs().max()
+                )
+            )
+        },
     ),
-    "shrinks": (representable_values_come_back, BYTE, {"received": each(lambda upload: upload._replace(value=upload.value * 126 / 127))}),
+    "shrinks": (
+        representable_values_come_back,
+        BYTE,
+        {"received": each(lambda upload: upload._replace(value=upload.value * 126 / 127))},
+    ),
     "keeps fewer": (
         representable_values_come_back,
         TOP,
         {
             "received": each(
-                lambda upload: upload._replace(value=torch.where(upload.value.abs() < upload.value.abs().max(), 0.0, upload.value))
+                lambda upload: upload._replace(
+                    value=torch.where(
+                        upload.value.abs() < upload.value.abs().max(), 0.0, upload.value
+                    )
+                )
             )
         },
     ),
     "forgets weights": (
         weights_travel_as_they_are_and_unknown_rows_come_as_zeros,
         HALF,
-        {"received": each(lambda upload: upload._replace(weight=(upload.weight > 0).to(upload.weight)))},
+        {
+            "received": each(
+                lambda upload: upload._replace(weight=(upload.weight > 0).to(upload.weight))
+            )
+        },
     ),
     "invents rows": (
         weights_travel_as_they_are_and_unknown_rows_come_as_zeros,
         BYTE,
-        {"received": each(lambda upload: upload._replace(value=torch.where(known(upload), upload.value, 1.0)))},
+        {
+            "received": each(
+                lambda upload: upload._replace(value=torch.where(known(upload), upload.value, 1.0))
+            )
+        },
     ),
     "a form that depends on numbers": (
         the_message_is_one_that_the_wire_takes,
         TOP,
-        {"message": lambda message: message | ({"extra": torch.ones(1)} if any(bool(part.any()) for part in message.values()) else {})},
+        {
+            "message": lambda message: (
+                message
+                | (
+                    {"extra": torch.ones(1)}
+                    if any(bool(part.any()) for part in message.values())
+                    else {}
+                )
+            )
+        },
     ),
     "doubles weights in place": (nothing_is_mutated_nor_shared, HALF, {"sent": in_place}),
     "forgets what it left out": (
@@ -394,10 +492,15 @@ WRONG = {
 
 def rejects(law: Callable, implementation: Implementation) -> bool:
     for seed, dtype in ((0, torch.float32), (1, torch.float64), (2, torch.float32)):
-        sent = payload(torch.Generator().manual_seed(seed), rows=(6,), event=(4,), dtype=dtype, scale=3.0)
+        sent = payload(
+            torch.Generator().manual_seed(seed), rows=(6,), event=(4,), dtype=dtype, scale=3.0
+        )
         try:
             law(implementation, sent)
-        except (AssertionError, ValueError):  # the wire, too, refuses a form that it does not expect
+        except (
+            AssertionError,
+            ValueError,
+        ):  # the wire, too, refuses a form that it does not expect
             return True
     return False
 
@@ -422,38 +525,72 @@ ONE = {"a": Weighted(torch.ones(2, 3), torch.ones(2))}
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda: top_k_codec(fraction=0), ValueError, r"`fraction` must be above 0; got 0"),
-        (lambda: top_k_codec(fraction=1.5), ValueError, r"`fraction` must be at most 1; got 1\.5"),
-        (lambda: top_k_codec(fraction=None), TypeError, r"`fraction` must be a number; got None"),
+        (lambda: top_k(fraction=0), ValueError, r"`fraction` must be above 0; got 0"),
+        (lambda: top_k(fraction=1.5), ValueError, r"`fraction` must be at most 1; got 1\.5"),
+        (lambda: top_k(fraction=None), TypeError, r"`fraction` must be a number; got None"),
         (
             lambda: HALF.codec.encode({"a": Weighted(torch.tensor([70_000.0]), torch.ones(1))}, {}),
             ValueError,
             r"`payload\['a'\] in float16` must be finite; got 1 entries",
         ),
         (
-            lambda: BYTE.codec.encode({"a": Weighted(torch.tensor([1e300]).double() * 1e300, torch.ones(1))}, {}),
+            lambda: BYTE.codec.encode(
+                {"a": Weighted(torch.tensor([1e300]).double() * 1e300, torch.ones(1))}, {}
+            ),
             ValueError,
             r"`payload\['a'\]\.value` must be finite wherever",
         ),
         (
-            lambda: BYTE.codec.encode({"a": Weighted(torch.tensor([1e300], dtype=torch.float64), torch.ones(1))}, {}),
+            lambda: BYTE.codec.encode(
+                {"a": Weighted(torch.tensor([1e300], dtype=torch.float64), torch.ones(1))}, {}
+            ),
             ValueError,
             r"`payload\['a'\] over 127, in float32` must be finite",
         ),
-        (lambda: TOP.codec.encode(ONE, {}), ValueError, r"`state` must come from `init` or the last `encode` of \['a'\]; got \{\}"),
-        (lambda: TOP.codec.encode(ONE, {"a": torch.ones(3).double()}), ValueError, r"`state\['a'\]` must have shape \(2, 3\); got \(3,\)"),
-        (lambda: TOP.codec.encode(ONE, {"a": 1}), TypeError, r"`state\['a'\]` must be a tensor of torch\.float64; got 1"),
-        (lambda: HALF.codec.decode([], like=ONE), TypeError, r"`message` must map names to tensors or Weighted; got \[\]"),
-        (lambda: HALF.codec.decode({}, like=ONE), ValueError, r"`message` must have the names \['a'\]; got \[\]"),
-        (lambda: HALF.codec.decode(ONE, like=ONE), TypeError, r"`message\['a'\]\.value` must be a tensor of torch\.float16; got a float32"),
-        (lambda: HALF.codec.decode({"a": torch.ones(1)}, like=ONE), TypeError, r"`message\['a'\]` must be a Weighted"),
+        (
+            lambda: TOP.codec.encode(ONE, {}),
+            ValueError,
+            r"`state` must come from `init` or the last `encode` of \['a'\]; got \{\}",
+        ),
+        (
+            lambda: TOP.codec.encode(ONE, {"a": torch.ones(3).double()}),
+            ValueError,
+            r"`state\['a'\]` must have shape \(2, 3\); got \(3,\)",
+        ),
+        (
+            lambda: TOP.codec.encode(ONE, {"a": 1}),
+            TypeError,
+            r"`state\['a'\]` must be a tensor of torch\.float64; got 1",
+        ),
+        (
+            lambda: HALF.codec.decode([], like=ONE),
+            TypeError,
+            r"`message` must map names to tensors or Weighted; got \[\]",
+        ),
+        (
+            lambda: HALF.codec.decode({}, like=ONE),
+            ValueError,
+            r"`message` must have the names \['a'\]; got \[\]",
+        ),
+        (
+            lambda: HALF.codec.decode(ONE, like=ONE),
+            TypeError,
+            r"`message\['a'\]\.value` must be a tensor of torch\.float16; got a float32",
+        ),
+        (
+            lambda: HALF.codec.decode({"a": torch.ones(1)}, like=ONE),
+            TypeError,
+            r"`message\['a'\]` must be a Weighted",
+        ),
         (
             lambda: BYTE.codec.decode({"a/codes": torch.ones(2, 3), "a/scale": ONE["a"]}, like=ONE),
             TypeError,
             r"`message\['a/codes'\]` must be a tensor of torch\.int8; got a float32",
         ),
         (
-            lambda: BYTE.codec.decode({"a/codes": torch.ones(2, 3, dtype=torch.int8), "a/scale": ONE["a"]}, like=ONE),
+            lambda: BYTE.codec.decode(
+                {"a/codes": torch.ones(2, 3, dtype=torch.int8), "a/scale": ONE["a"]}, like=ONE
+            ),
             ValueError,
             r"`message\['a/scale'\]\.value` must have shape \(2,\); got \(2, 3\)",
         ),
@@ -474,14 +611,22 @@ def test_bad_input_of_codecs_is_refused_by_name(call, error, message):
 def test_indices_that_arrive_are_checked(indices):
     message, _ = TOP.codec.encode(ONE, TOP.codec.init(ONE))
     assert message["a/indices"].shape == (2,)
-    with pytest.raises(ValueError, match=r"`message\['a/indices'\]` must rise, from 0 or more to below 6; got \["):
-        TOP.codec.decode(message | {"a/indices": torch.tensor(indices, dtype=torch.int16)}, like=ONE)
+    with pytest.raises(
+        ValueError, match=r"`message\['a/indices'\]` must rise, from 0 or more to below 6; got \["
+    ):
+        TOP.codec.decode(
+            message | {"a/indices": torch.tensor(indices, dtype=torch.int16)}, like=ONE
+        )
 
 
 @pytest.mark.parametrize(("size", "dtype"), [(32767, torch.int16), (32768, torch.int32)])
 def test_indices_are_as_narrow_as_the_largest_of_them_allows(size, dtype):
-    payload = {"a": Weighted(torch.zeros(size).index_fill(0, torch.tensor([size - 1]), 2.0), torch.tensor(1.0))}
-    codec = top_k_codec(fraction=1 / size)
+    payload = {
+        "a": Weighted(
+            torch.zeros(size).index_fill(0, torch.tensor([size - 1]), 2.0), torch.tensor(1.0)
+        )
+    }
+    codec = top_k(fraction=1 / size)
     message, _ = codec.encode(payload, codec.init(payload))
     assert message["a/indices"].dtype == dtype
     assert codec.decode(message, like=payload)["a"].value.equal(payload["a"].value)
@@ -490,31 +635,42 @@ def test_indices_are_as_narrow_as_the_largest_of_them_allows(size, dtype):
 @pytest.mark.parametrize("fraction", [0.5, 0.75, 1.0])
 def test_what_waits_in_an_unknown_row_is_neither_sent_nor_lost(fraction):
     """Two numbers are known; up to two more must be named, and they leave the state as it is."""
-    codec, waiting = top_k_codec(fraction=fraction), torch.tensor([[10.0, 20.0], [0.0, 0.0]]).double()
+    codec, waiting = top_k(fraction=fraction), torch.tensor([[10.0, 20.0], [0.0, 0.0]]).double()
     payload = {"head": Weighted(torch.tensor([[7.0, 7.0], [0.5, 0.25]]), torch.tensor([0.0, 1.0]))}
     message, state = codec.encode(payload, {"head": waiting})
-    assert_identical(codec.decode(message, like=payload)["head"].value, torch.tensor([[0.0, 0.0], [0.5, 0.25]]))
+    assert_identical(
+        codec.decode(message, like=payload)["head"].value, torch.tensor([[0.0, 0.0], [0.5, 0.25]])
+    )
     assert message["head/values"].abs().sum() == 0.75
     assert_identical(state["head"], waiting)
 
 
 def test_a_scale_that_float32_rounds_down_leaves_the_codes_within_127():
     """A 127th of 2.6e-43 is 1.46 times the smallest float32."""
-    codec, payload = int8_codec(), {"head": Weighted(torch.tensor([-2.6e-43, 2.6e-43], dtype=torch.float64), torch.tensor(1.0))}
+    codec, payload = (
+        int8(),
+        {
+            "head": Weighted(
+                torch.tensor([-2.6e-43, 2.6e-43], dtype=torch.float64), torch.tensor(1.0)
+            )
+        },
+    )
     message, _ = codec.encode(payload, codec.init(payload))
     assert message["head/codes"].tolist() == [-127, 127]
 
 
 def test_what_a_sender_puts_into_an_unknown_row_is_read_as_zeros():
-    codec, like = top_k_codec(fraction=0.5), {"a": Weighted(torch.zeros(2, 2), torch.zeros(2))}
-    message, _ = codec.encode({"a": Weighted(torch.ones(2, 2), torch.tensor([1.0, 0.0]))}, codec.init(like))
+    codec, like = top_k(fraction=0.5), {"a": Weighted(torch.zeros(2, 2), torch.zeros(2))}
+    message, _ = codec.encode(
+        {"a": Weighted(torch.ones(2, 2), torch.tensor([1.0, 0.0]))}, codec.init(like)
+    )
     forged = message | {"a/indices": torch.tensor([1, 2], dtype=message["a/indices"].dtype)}
     assert codec.decode(forged, like=like)["a"].value.tolist() == [[0.0, 1.0], [0.0, 0.0]]
 
 
 @pytest.mark.bad_input
 def test_a_number_that_overflows_with_what_waited_is_refused_and_the_state_is_kept():
-    codec, state = top_k_codec(fraction=1.0), {"a": torch.tensor([3e38]).double()}
+    codec, state = top_k(fraction=1.0), {"a": torch.tensor([3e38]).double()}
     with pytest.raises(ValueError, match=r"`payload\['a'\] with its state` must be finite"):
         codec.encode({"a": Weighted(torch.tensor([3e38]), torch.tensor(1.0))}, state)
     assert state["a"].item() == pytest.approx(3e38)
@@ -523,7 +679,7 @@ def test_a_number_that_overflows_with_what_waited_is_refused_and_the_state_is_ke
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_rows_without_numbers_or_of_zeros_have_a_scale_of_zero(dtype):
     for value in (torch.zeros(2, 0, dtype=dtype), torch.zeros(2, 3, dtype=dtype)):
-        codec, payload = int8_codec(), {"head": Weighted(value, torch.tensor([3.0, 0.0]))}
+        codec, payload = int8(), {"head": Weighted(value, torch.tensor([3.0, 0.0]))}
         message, _ = codec.encode(payload, codec.init(payload))
         assert message["head/scale"].value.dtype == torch.float32
         assert message["head/scale"].value.tolist() == [0.0, 0.0]

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import fedprompt.selection
-from fedprompt import PromptSelector, Selection, exact, newton, select_balanced, select_nearest, sinkhorn
+from fedprompt import PromptSelector, Selection, select_balanced, select_nearest
+from fedprompt.transport import exact, newton, sinkhorn
 from references.sgpt import cosine, literal_keys
 from tolerance import assert_near
 
@@ -29,7 +30,11 @@ SELECTORS = {
 
 def test_every_public_selector_is_in_the_table():
     public = {name: getattr(fedprompt.selection, name) for name in fedprompt.selection.__all__}
-    selectors = {name for name, thing in public.items() if inspect.signature(thing).return_annotation is Selection}
+    selectors = {
+        name
+        for name, thing in public.items()
+        if inspect.signature(thing).return_annotation is Selection
+    }
     assert selectors == {label.split()[0] for label in SELECTORS}
     assert all(isinstance(selector, PromptSelector) for selector in SELECTORS.values())
 
@@ -48,7 +53,10 @@ def answers_with_a_group_and_its_cosine(select: PromptSelector, problem: Problem
         indices, similarity = select(problem.query, problem.keys, usage=usage)
         assert indices.dtype == torch.int64
         assert indices.shape == similarity.shape == problem.query.shape[:1]
-        expected = [cosine(own.tolist(), problem.keys[group].tolist()) for own, group in zip(problem.query, indices, strict=True)]
+        expected = [
+            cosine(own.tolist(), problem.keys[group].tolist())
+            for own, group in zip(problem.query, indices, strict=True)
+        ]
         assert_near(similarity, torch.tensor(expected, dtype=torch.float64))
 
 
@@ -58,7 +66,9 @@ def only_directions_matter(select: PromptSelector, problem: Problem) -> None:
     uneven = torch.linspace(7, 0.2, len(problem.keys), dtype=torch.float64)[:, None]
     for usage in (None, problem.usage):
         expected = select(problem.query, problem.keys, usage=usage).indices
-        assert torch.equal(select(longer * problem.query, uneven * problem.keys, usage=usage).indices, expected)
+        assert torch.equal(
+            select(longer * problem.query, uneven * problem.keys, usage=usage).indices, expected
+        )
 
 
 def equal_counts_are_no_counts(select: PromptSelector, problem: Problem) -> None:
@@ -72,19 +82,28 @@ def equal_counts_are_no_counts(select: PromptSelector, problem: Problem) -> None
             assert torch.equal(actual.similarity, expected.similarity)
         close = keys[:1] + 1e-7 * keys  # choices that hang on the last bits
         choice = select(query, close).indices
-        assert all(torch.equal(select(query, close, usage=torch.full(problem.usage.shape, count)).indices, choice) for count in (0, 1, 7))
+        assert all(
+            torch.equal(
+                select(query, close, usage=torch.full(problem.usage.shape, count)).indices, choice
+            )
+            for count in (0, 1, 7)
+        )
 
 
 def the_unit_of_counts_does_not_matter(select: PromptSelector, problem: Problem) -> None:
     expected = select(problem.query, problem.keys, usage=problem.usage).indices
     for unit in (2.0**6, 2.0**-12):
-        assert torch.equal(select(problem.query, problem.keys, usage=problem.usage * unit).indices, expected)
+        assert torch.equal(
+            select(problem.query, problem.keys, usage=problem.usage * unit).indices, expected
+        )
 
 
 def groups_have_no_order(select: PromptSelector, problem: Problem) -> None:
     order = torch.arange(len(problem.keys)).roll(2)
     for usage in (None, problem.usage):
-        turned = select(problem.query, problem.keys[order], usage=None if usage is None else usage[order]).indices
+        turned = select(
+            problem.query, problem.keys[order], usage=None if usage is None else usage[order]
+        ).indices
         assert torch.equal(order[turned], select(problem.query, problem.keys, usage=usage).indices)
 
 
@@ -98,7 +117,10 @@ def samples_have_no_order(select: PromptSelector, problem: Problem) -> None:
 def clusters_go_to_their_own_keys(select: PromptSelector, problem: Problem) -> None:
     groups = len(problem.keys)
     own = torch.arange(3 * groups) % groups
-    query = F.normalize(problem.keys)[own] + 0.02 * torch.arange(3 * groups, dtype=torch.float64)[:, None].sin()
+    query = (
+        F.normalize(problem.keys)[own]
+        + 0.02 * torch.arange(3 * groups, dtype=torch.float64)[:, None].sin()
+    )
     assert torch.equal(select(query, problem.keys).indices, own)
 
 
@@ -107,7 +129,9 @@ def a_crowded_group_gets_less(select: PromptSelector, problem: Problem) -> None:
     favourite = before.argmax()
     usage = torch.ones_like(problem.usage)
     usage[favourite] = 1000
-    after = select(problem.query, problem.keys, usage=usage).indices.bincount(minlength=len(problem.keys))
+    after = select(problem.query, problem.keys, usage=usage).indices.bincount(
+        minlength=len(problem.keys)
+    )
     assert after[favourite] < before[favourite]
 
 
@@ -115,7 +139,9 @@ def cosines_decide_among_unused_groups(select: PromptSelector, problem: Problem)
     usage = torch.full_like(problem.usage, 50.0)
     usage[[0, 2]] = 0
     own = torch.tensor([0, 2]).repeat(10)
-    query = F.normalize(problem.keys)[own] + 0.02 * torch.arange(20, dtype=torch.float64)[:, None].sin()
+    query = (
+        F.normalize(problem.keys)[own] + 0.02 * torch.arange(20, dtype=torch.float64)[:, None].sin()
+    )
     indices = select(query, problem.keys, usage=usage).indices
     unused = usage[indices] == 0
     assert torch.equal(indices[unused], own[unused])
@@ -158,7 +184,9 @@ LAWS = [
 def problem(generator: torch.Generator, *, groups: int = 5, dim: int = 9) -> Problem:
     """Far more queries than groups, all different; counts that differ, some of them 0."""
     query = torch.randn(40, dim, generator=generator, dtype=torch.float64)
-    keys = torch.linalg.qr(torch.randn(dim, groups, generator=generator, dtype=torch.float64))[0].T.contiguous()
+    keys = torch.linalg.qr(torch.randn(dim, groups, generator=generator, dtype=torch.float64))[
+        0
+    ].T.contiguous()
     usage = torch.randint(1, 100, (groups,), generator=generator).double()
     usage[torch.randperm(groups, generator=generator)[:2]] = 0
     return Problem(query, keys, usage)
@@ -210,7 +238,11 @@ def takes_counts_for_shares(query, keys, *, usage=None):
 def starts_with_group_zero(query, keys, *, usage=None):
     """Eq. 6 to the letter where nothing is counted yet."""
     result = right(query, keys, usage=usage)
-    return chosen(similarities(query, keys), result.indices * 0) if usage is not None and not usage.any() else result
+    return (
+        chosen(similarities(query, keys), result.indices * 0)
+        if usage is not None and not usage.any()
+        else result
+    )
 
 
 def votes_by_batch(query, keys, *, usage=None):

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import fedprompt.aggregation
-from fedprompt import ServerRule, ServerUpdate, Weighted, descend, ema, overwrite, update_by_name
+from fedprompt import ServerUpdate, Weighted, descend, ema, overwrite, update_by_name
+from fedprompt.interfaces import ServerRule
 
 assert_identical = partial(torch.testing.assert_close, rtol=0, atol=0, equal_nan=True)
 
@@ -29,7 +30,9 @@ class OneName:
         return self.lifted.init({"group.keys": previous, "head": previous})
 
     def step(self, previous, mean, state):
-        new, state = self.lifted.step({"group.keys": previous, "head": previous}, {"group.keys": mean}, state)
+        new, state = self.lifted.step(
+            {"group.keys": previous, "head": previous}, {"group.keys": mean}, state
+        )
         assert_identical(new["head"], previous)
         return new["group.keys"], state
 
@@ -42,21 +45,34 @@ ON_TENSORS = {
     "ema decay=0.9": ema(decay=0.9),
     "ema decay=1": ema(decay=1),
     "descend SGD": descend(partial(torch.optim.SGD, lr=0.1)),
-    "descend SGD momentum": descend(partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.1), max_norm=1.0),
+    "descend SGD momentum": descend(
+        partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.1), max_norm=1.0
+    ),
     "descend Adam": descend(partial(torch.optim.Adam, lr=0.1, weight_decay=0.1)),
 }
 UPDATES = {
     **ON_TENSORS,
     **{f"{label} on values": OneName(update) for label, update in ON_TENSORS.items()},
     "update_by_name ema": OneName(update_by_name({"group": ema(decay=0.3)})),
-    "update_by_name Adam": OneName(update_by_name({"head": overwrite()}, default=descend(partial(torch.optim.AdamW, lr=0.1)))),
+    "update_by_name Adam": OneName(
+        update_by_name({"head": overwrite()}, default=descend(partial(torch.optim.AdamW, lr=0.1)))
+    ),
 }
 
 
 def test_every_public_server_update_is_in_the_table():
-    public = {name: inspect.unwrap(getattr(fedprompt.aggregation, name)) for name in fedprompt.aggregation.__all__}
-    returned = {name: inspect.signature(function).return_annotation for name, function in public.items()}
-    makers = {name for name, made in returned.items() if made is ServerRule or get_origin(made) is ServerUpdate}
+    public = {
+        name: inspect.unwrap(getattr(fedprompt.aggregation, name))
+        for name in fedprompt.aggregation.__all__
+    }
+    returned = {
+        name: inspect.signature(function).return_annotation for name, function in public.items()
+    }
+    makers = {
+        name
+        for name, made in returned.items()
+        if made is ServerRule or get_origin(made) is ServerUpdate
+    }
     assert makers == {label.split()[0] for label in UPDATES}
 
 
@@ -71,7 +87,9 @@ class Problem(NamedTuple):
 def same(first: Any, second: Any) -> bool:
     """Whether two nested states are equal to the bit."""
     if isinstance(first, Tensor):
-        return torch.equal(first.isnan(), second.isnan()) and torch.equal(first.nan_to_num(), second.nan_to_num())
+        return torch.equal(first.isnan(), second.isnan()) and torch.equal(
+            first.nan_to_num(), second.nan_to_num()
+        )
     if isinstance(first, Mapping):
         return first.keys() == second.keys() and all(same(first[key], second[key]) for key in first)
     if isinstance(first, list | tuple):
@@ -80,10 +98,16 @@ def same(first: Any, second: Any) -> bool:
 
 
 def known(mean: Weighted) -> Tensor:
-    return (mean.weight > 0).reshape(mean.weight.shape + (1,) * (mean.value.ndim - mean.weight.ndim)).expand_as(mean.value)
+    return (
+        (mean.weight > 0)
+        .reshape(mean.weight.shape + (1,) * (mean.value.ndim - mean.weight.ndim))
+        .expand_as(mean.value)
+    )
 
 
-def trajectory(update: ServerUpdate, previous: Tensor, means: Sequence[Weighted], state: Any) -> list[tuple[Tensor, Any]]:
+def trajectory(
+    update: ServerUpdate, previous: Tensor, means: Sequence[Weighted], state: Any
+) -> list[tuple[Tensor, Any]]:
     steps = []
     for mean in means:
         previous, state = update.step(previous, mean, state)
@@ -114,10 +138,14 @@ def inputs_are_never_mutated(update: ServerUpdate, problem: Problem) -> None:
 def same_inputs_give_same_bits(update: ServerUpdate, problem: Problem) -> None:
     """Nothing is remembered but in the state: an old one may be used again, after later rounds too."""
     steps = trajectory(update, problem.previous, problem.means, update.init(problem.previous))
-    assert same(trajectory(update, problem.previous, problem.means, update.init(problem.previous)), steps)
+    assert same(
+        trajectory(update, problem.previous, problem.means, update.init(problem.previous)), steps
+    )
     for server_round in range(1, len(problem.means)):
         value, state = steps[server_round - 1]
-        assert same(trajectory(update, value, problem.means[server_round:], state), steps[server_round:])
+        assert same(
+            trajectory(update, value, problem.means[server_round:], state), steps[server_round:]
+        )
 
 
 def a_saved_run_resumes(update: ServerUpdate, problem: Problem) -> None:
@@ -128,11 +156,15 @@ def a_saved_run_resumes(update: ServerUpdate, problem: Problem) -> None:
         torch.save(steps[server_round - 1], file)
         file.seek(0)
         value, state = torch.load(file, weights_only=True)
-        assert same(trajectory(update, value, problem.means[server_round:], state), steps[server_round:])
+        assert same(
+            trajectory(update, value, problem.means[server_round:], state), steps[server_round:]
+        )
 
 
 def dtype_and_shape_are_kept(update: ServerUpdate, problem: Problem) -> None:
-    for new, _ in trajectory(update, problem.previous, problem.means, update.init(problem.previous)):
+    for new, _ in trajectory(
+        update, problem.previous, problem.means, update.init(problem.previous)
+    ):
         assert new.dtype == problem.previous.dtype
         assert new.shape == problem.previous.shape
         assert bool(new.isfinite().all())
@@ -166,15 +198,29 @@ LAWS = [
 
 
 def problem(
-    generator: torch.Generator, *, rounds: int, rows: tuple[int, ...], event: tuple[int, ...], absent: float, dtype: torch.dtype
+    generator: torch.Generator,
+    *,
+    rounds: int,
+    rows: tuple[int, ...],
+    event: tuple[int, ...],
+    absent: float,
+    dtype: torch.dtype,
 ) -> Problem:
     """Rounds that never repeat a mean or a weight; rows without evidence hold garbage."""
     means = []
     for server_round in range(rounds):
         value = torch.randn((*rows, *event), generator=generator, dtype=dtype) + server_round
         weight = 1 + 100 * torch.rand(rows, generator=generator)
-        mean = Weighted(value, torch.where(torch.rand(rows, generator=generator) < absent, 0.0, weight))
-        means.append(mean._replace(value=torch.where(known(mean), value, (torch.nan, torch.inf, 1e30)[server_round % 3])))
+        mean = Weighted(
+            value, torch.where(torch.rand(rows, generator=generator) < absent, 0.0, weight)
+        )
+        means.append(
+            mean._replace(
+                value=torch.where(
+                    known(mean), value, (torch.nan, torch.inf, 1e30)[server_round % 3]
+                )
+            )
+        )
     return Problem(torch.randn((*rows, *event), generator=generator, dtype=dtype), means)
 
 
@@ -202,7 +248,10 @@ def test_law_holds(label, law, problem):
 @pytest.mark.parametrize("label", UPDATES)
 def test_laws_hold_in_bfloat16(label, generator):
     for law in LAWS:
-        law(UPDATES[label], problem(generator, rounds=3, rows=(3,), event=(2,), absent=0.3, dtype=torch.bfloat16))
+        law(
+            UPDATES[label],
+            problem(generator, rounds=3, rows=(3,), event=(2,), absent=0.3, dtype=torch.bfloat16),
+        )
 
 
 @settings(deadline=None, max_examples=15)
@@ -243,7 +292,9 @@ class Right:
 
     def step(self, previous, mean, state):
         speed = 0.9 * state["speed"] + torch.where(known(mean), mean.value, 0.0).to(previous.dtype)
-        return self.finish(previous.detach(), previous.detach() - 0.1 * speed, mean, {"speed": speed})
+        return self.finish(
+            previous.detach(), previous.detach() - 0.1 * speed, mean, {"speed": speed}
+        )
 
     def finish(self, previous, moved, mean, state):
         return torch.where(known(mean), moved, previous), state
@@ -325,7 +376,9 @@ class AnswersInFloat64(Right):
 
 class LetsNanThrough(Right):
     def step(self, previous, mean, state):
-        return previous.detach() - 0.1 * mean.value.to(previous.dtype) * (mean.weight[..., None] > 0), state
+        return previous.detach() - 0.1 * mean.value.to(previous.dtype) * (
+            mean.weight[..., None] > 0
+        ), state
 
 
 class KeepsTheGraph(Right):
@@ -357,11 +410,18 @@ WRONG = {
 }
 
 
-def rejects(law: Callable[[ServerUpdate, Problem], None], make_update: Callable[[], ServerUpdate]) -> bool:
+def rejects(
+    law: Callable[[ServerUpdate, Problem], None], make_update: Callable[[], ServerUpdate]
+) -> bool:
     for absent in (0.0, 0.5):
         generator = torch.Generator().manual_seed(1)
         try:
-            law(make_update(), problem(generator, rounds=4, rows=(6,), event=(2,), absent=absent, dtype=torch.float32))
+            law(
+                make_update(),
+                problem(
+                    generator, rounds=4, rows=(6,), event=(2,), absent=absent, dtype=torch.float32
+                ),
+            )
         except AssertionError:
             return True
     return False
@@ -376,7 +436,11 @@ def test_laws_reject_known_wrong_updates(wrong, law):
 def test_every_law_bites_and_none_rejects_a_right_update():
     assert set(WRONG.values()) == set(LAWS)
     assert [law.__name__ for law in LAWS if rejects(law, Right)] == []
-    assert [law.__name__ for law in LAWS if rejects(law, lambda: OneName(update_by_name({}, default=Right())))] == []
+    assert [
+        law.__name__
+        for law in LAWS
+        if rejects(law, lambda: OneName(update_by_name({}, default=Right())))
+    ] == []
 
 
 @pytest.mark.parametrize("label", ON_TENSORS)

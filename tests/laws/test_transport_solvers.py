@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedprompt
-from fedprompt import Coupling, TransportSolver, dykstra, exact, independent, newton, sinkhorn
+from fedprompt import Coupling, TransportSolver
+from fedprompt.transport import dykstra, exact, independent, newton, sinkhorn
 from references.transport import kkt_violation, marginals, planted_cost
 
 KINDS = ["clip", "trained", "wide"]
@@ -27,7 +28,9 @@ class Row(NamedTuple):
 
 SOLVERS = {
     "newton": Row(partial(newton, tolerance=TIGHT)),
-    "dykstra": Row(partial(dykstra, tolerance=TIGHT, max_iterations=50_000), masses=(0.3, 0.8, 1.0)),
+    "dykstra": Row(
+        partial(dykstra, tolerance=TIGHT, max_iterations=50_000), masses=(0.3, 0.8, 1.0)
+    ),
     "sinkhorn": Row(partial(sinkhorn, tolerance=TIGHT, max_iterations=50_000), masses=(1.0,)),
     "exact": Row(exact, entropic=False),
     "independent": Row(independent, entropic=False),
@@ -70,16 +73,25 @@ def optimal(solve, mass, kind="trained", epsilon=0.1):
 def ignores_constants(solve, mass):
     """T-d: a constant moves nothing, and neither does scaling cost and epsilon together."""
     cost, a, b = problem("trained", mass)
-    torch.testing.assert_close(solve(cost + 7, a, b).plan, solve(cost, a, b).plan, rtol=0, atol=1e-8)
-    torch.testing.assert_close(solve(cost - 0.5, a, b).plan, solve(cost, a, b).plan, rtol=0, atol=1e-8)
+    torch.testing.assert_close(
+        solve(cost + 7, a, b).plan, solve(cost, a, b).plan, rtol=0, atol=1e-8
+    )
+    torch.testing.assert_close(
+        solve(cost - 0.5, a, b).plan, solve(cost, a, b).plan, rtol=0, atol=1e-8
+    )
 
 
 def permutes(solve, mass):
     """T-i: patches and prompts have no order."""
     cost, a, b = problem("trained", mass)
-    rows, columns = torch.randperm(12, generator=torch.Generator().manual_seed(1)), torch.tensor([2, 0, 1])
+    rows, columns = (
+        torch.randperm(12, generator=torch.Generator().manual_seed(1)),
+        torch.tensor([2, 0, 1]),
+    )
     shuffled = solve(cost[..., rows, :][..., columns], a[rows], b[columns]).plan
-    torch.testing.assert_close(shuffled, solve(cost, a, b).plan[..., rows, :][..., columns], rtol=0, atol=1e-8)
+    torch.testing.assert_close(
+        shuffled, solve(cost, a, b).plan[..., rows, :][..., columns], rtol=0, atol=1e-8
+    )
 
 
 def alone(solve, mass):
@@ -112,7 +124,9 @@ def test_solvers_obey(law, name, mass):
     law(SOLVERS[name].solve, mass)
 
 
-@pytest.mark.parametrize(("name", "mass"), [(name, mass) for name, mass in EVERY if SOLVERS[name].entropic])
+@pytest.mark.parametrize(
+    ("name", "mass"), [(name, mass) for name, mass in EVERY if SOLVERS[name].entropic]
+)
 @pytest.mark.parametrize("kind", KINDS)
 def test_entropic_solvers_are_optimal(kind, name, mass):
     optimal(SOLVERS[name].solve, mass, kind)
@@ -140,7 +154,9 @@ def test_newton_is_optimal_for_any_shape(rows, columns, mass, epsilon, kind, see
 def test_all_entropic_solvers_find_the_same_plan(mass):
     """T-c: at equal masses the capped problem is Sinkhorn's."""
     cost, a, b = problem("trained", mass)
-    plans = [SOLVERS[name].solve(cost, a, b).plan for name in ENTROPIC if mass in SOLVERS[name].masses]
+    plans = [
+        SOLVERS[name].solve(cost, a, b).plan for name in ENTROPIC if mass in SOLVERS[name].masses
+    ]
     assert len(plans) == (3 if mass == 1 else 2)
     for plan in plans[1:]:
         torch.testing.assert_close(plan, plans[0], rtol=0, atol=1e-8)
@@ -164,7 +180,9 @@ def test_one_prompt_at_full_mass_is_the_mean(name):
     """T-g: every patch gives its share, whatever it costs."""
     a, b = marginals(9, 1, 1.0)
     cost = planted_cost("wide", (4, 9, 1), torch.Generator().manual_seed(0))
-    torch.testing.assert_close(SOLVERS[name].solve(cost, a, b).plan, torch.full_like(cost, 1 / 9), rtol=1e-9, atol=0)
+    torch.testing.assert_close(
+        SOLVERS[name].solve(cost, a, b).plan, torch.full_like(cost, 1 / 9), rtol=1e-9, atol=0
+    )
 
 
 @pytest.mark.parametrize("name", ENTROPIC)
@@ -181,7 +199,9 @@ def test_dykstra_moves_in_one_direction():
     cost, a, b = problem("trained", 0.8)
     before = None
     for steps in range(1, 30):
-        ratio = dykstra(cost, a, b, tolerance=1e-15, max_iterations=steps).plan / torch.exp(-cost / 0.1)
+        ratio = dykstra(cost, a, b, tolerance=1e-15, max_iterations=steps).plan / torch.exp(
+            -cost / 0.1
+        )
         v = ratio.amax(-2, keepdim=True)
         u = (ratio / v).amax(-1)
         if before is not None:
@@ -207,7 +227,14 @@ def wrong_temperature(cost, a, b, *, epsilon=0.1):
 def slack_column(cost, a, b, *, epsilon=0.1):
     """Balanced transport with one more column for what is kept: penalises the entropy of what is not moved."""
     wide = torch.cat([cost, torch.zeros_like(cost[..., :1])], -1)
-    coupling = sinkhorn(wide, a, torch.cat([b, (a.sum() - b.sum())[None]]), epsilon=epsilon, tolerance=TIGHT, max_iterations=50_000)
+    coupling = sinkhorn(
+        wide,
+        a,
+        torch.cat([b, (a.sum() - b.sum())[None]]),
+        epsilon=epsilon,
+        tolerance=TIGHT,
+        max_iterations=50_000,
+    )
     return coupling._replace(plan=coupling.plan[..., :-1])
 
 

@@ -17,11 +17,18 @@ def sentence(name: str, num_context: int, before: int) -> str:
     return " ".join([WORD] * before + [name] + [WORD] * (num_context - before)) + " ."
 
 
-def text_features(clip_model: nn.Module, tokenizer: Callable, context: Tensor, names: Sequence[str], before: int) -> Tensor:
+def text_features(
+    clip_model: nn.Module, tokenizer: Callable, context: Tensor, names: Sequence[str], before: int
+) -> Tensor:
     """Features (prompts, classes, features); context (prompts, length, dim), or (prompts, classes, length, dim)."""
     return torch.stack(
         [
-            torch.stack([_feature(clip_model, tokenizer, own if own.ndim == 2 else own[c], name, before) for c, name in enumerate(names)])
+            torch.stack(
+                [
+                    _feature(clip_model, tokenizer, own if own.ndim == 2 else own[c], name, before)
+                    for c, name in enumerate(names)
+                ]
+            )
             for own in context
         ]
     )
@@ -39,10 +46,18 @@ def published(tokenizer: Callable, name: str, num_context: int, before: int) -> 
     (ids,) = tokenizer([" ".join([WORD] * num_context + [name]) + "."]).tolist()
     name_length = len(tokenizer.encode(name))
     start, behind = ids[:1], ids[1 + num_context : ids.index(max(ids)) + 1]
-    return [*start, *[None] * before, *behind[:name_length], *[None] * (num_context - before), *behind[name_length:]]
+    return [
+        *start,
+        *[None] * before,
+        *behind[:name_length],
+        *[None] * (num_context - before),
+        *behind[name_length:],
+    ]
 
 
-def _feature(clip_model: nn.Module, tokenizer: Callable, context: Tensor, name: str, before: int) -> Tensor:
+def _feature(
+    clip_model: nn.Module, tokenizer: Callable, context: Tensor, name: str, before: int
+) -> Tensor:
     text = getattr(clip_model, "text", clip_model)
     (ids,) = tokenizer([sentence(name, len(context), before)])
     word = tokenizer([WORD])[0, 1]

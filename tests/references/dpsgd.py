@@ -10,24 +10,37 @@ from scipy.stats import norm
 
 def looped(model, loss, *batch):
     """Every sample's own gradient: `loss(model, *sample)` of a batch of one, backwards, for each in turn."""
-    parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    parameters = {
+        name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad
+    }
     rows = []
     for index in range(len(batch[0])):
         own = loss(model, *(each[index : index + 1] for each in batch))
         rows.append(torch.autograd.grad(own, list(parameters.values())))
-    return {name: torch.stack([row[position] for row in rows]) for position, name in enumerate(parameters)}
+    return {
+        name: torch.stack([row[position] for row in rows])
+        for position, name in enumerate(parameters)
+    }
 
 
 def clipped_and_added(gradients, max_norm):
     """The sum of shrunk gradients, in Python's floats."""
     batch = len(next(iter(gradients.values())))
-    flat = [[gradient[index].double().flatten().tolist() for gradient in gradients.values()] for index in range(batch)]
-    lengths = [math.sqrt(math.fsum(number**2 for part in sample for number in part)) for sample in flat]
+    flat = [
+        [gradient[index].double().flatten().tolist() for gradient in gradients.values()]
+        for index in range(batch)
+    ]
+    lengths = [
+        math.sqrt(math.fsum(number**2 for part in sample for number in part)) for sample in flat
+    ]
     shares = [min(1.0, max_norm / length) if length else 1.0 for length in lengths]
     sums = {}
     for position, (name, gradient) in enumerate(gradients.items()):
         columns = zip(*(sample[position] for sample in flat), strict=True)
-        numbers = [math.fsum(share * number for share, number in zip(shares, column, strict=True)) for column in columns]
+        numbers = [
+            math.fsum(share * number for share, number in zip(shares, column, strict=True))
+            for column in columns
+        ]
         sums[name] = torch.tensor(numbers, dtype=torch.float64).reshape(gradient.shape[1:])
     return sums
 
@@ -37,7 +50,9 @@ def gaussian_delta(epsilon, sigma):
 
     Balle and Wang, "Improving the Gaussian Mechanism for Differential Privacy", ICML 2018, Theorem 8.
     """
-    return norm.cdf(1 / (2 * sigma) - epsilon * sigma) - math.exp(epsilon) * norm.cdf(-1 / (2 * sigma) - epsilon * sigma)
+    return norm.cdf(1 / (2 * sigma) - epsilon * sigma) - math.exp(epsilon) * norm.cdf(
+        -1 / (2 * sigma) - epsilon * sigma
+    )
 
 
 def sampled_delta(epsilon, sigma, rate):
@@ -46,7 +61,10 @@ def sampled_delta(epsilon, sigma, rate):
     plain = norm.pdf(x, 0, sigma)
     mixture = (1 - rate) * plain + rate * norm.pdf(x, 1, sigma)
     pairs = ((mixture, plain), (plain, mixture))
-    return max(np.trapezoid(np.maximum(0.0, first - math.exp(epsilon) * second), x) for first, second in pairs)
+    return max(
+        np.trapezoid(np.maximum(0.0, first - math.exp(epsilon) * second), x)
+        for first, second in pairs
+    )
 
 
 def epsilon_at(delta, curve):

@@ -43,7 +43,9 @@ def class_means(client: Client, num_classes: int) -> tuple[list[Row], list[int]]
     return means, counts
 
 
-def teacher(clients: list[Client], dim: int, num_classes: int, *, smoothing: float = 1.0) -> tuple[list[Row], Row]:
+def teacher(
+    clients: list[Client], dim: int, num_classes: int, *, smoothing: float = 1.0
+) -> tuple[list[Row], Row]:
     """Eq. 8, over every single correct logit: the rows for a client of width `dim`, and the sum of similarities behind each."""
     rows, evidence = [], []
     for label in range(num_classes):
@@ -66,7 +68,14 @@ def softmax(logits: Row, temperature: float) -> Row:
     return [entry / math.fsum(exponentials) for entry in exponentials]
 
 
-def distillation_loss(logits: list[Row], labels: list[int], teacher_rows: list[Row], evidence: Row, *, temperature: float) -> float:
+def distillation_loss(
+    logits: list[Row],
+    labels: list[int],
+    teacher_rows: list[Row],
+    evidence: Row,
+    *,
+    temperature: float,
+) -> float:
     """Eq. 9, the mean over samples of KL(teacher || student); by App. C.4 a class without evidence is taught by the sample's own logits."""
     total = 0.0
     for student, label in zip(logits, labels, strict=True):

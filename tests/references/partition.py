@@ -16,7 +16,13 @@ def largest_remainders(weights: Sequence[int], total: int) -> list[set[int]]:
         remainder = quota - floor(quota)
         certain = left > 0 and sum(other >= remainder for other in remainders) <= left
         possible = left > 0 and sum(other > remainder for other in remainders) < left
-        allowed.append({floor(quota) + 1} if certain else {floor(quota), floor(quota) + 1} if possible else {floor(quota)})
+        allowed.append(
+            {floor(quota) + 1}
+            if certain
+            else {floor(quota), floor(quota) + 1}
+            if possible
+            else {floor(quota)}
+        )
     return allowed
 
 
@@ -36,7 +42,9 @@ def is_fair_picking(picks: Sequence[Iterable[int]], num_classes: int, slots: int
     return min(left) >= 0
 
 
-def class_counts(labels: Sequence[int], owned: Sequence[Sequence[int]], num_classes: int) -> list[list[int]]:
+def class_counts(
+    labels: Sequence[int], owned: Sequence[Sequence[int]], num_classes: int
+) -> list[list[int]]:
     """Count what each client owns of each class."""
     counters = [Counter(labels[position] for position in mine) for mine in owned]
     return [[counter[label] for label in range(num_classes)] for counter in counters]

@@ -13,16 +13,27 @@ def whole_sentences(tower, names, context):
     model, text = tower.model, prompted_text(context, names)
     num_prompts, num_classes, length, dim = text.suffix.shape
     padding = names.pad.expand(num_prompts, num_classes, 77 - text.prefix.shape[1] - length, dim)
-    tokens = torch.cat([text.prefix[:, None].expand(-1, num_classes, -1, -1), text.suffix, padding], 2).flatten(0, 1)
-    hidden = model.ln_final(model.transformer(tokens + model.positional_embedding, attn_mask=model.attn_mask))
+    tokens = torch.cat(
+        [text.prefix[:, None].expand(-1, num_classes, -1, -1), text.suffix, padding], 2
+    ).flatten(0, 1)
+    hidden = model.ln_final(
+        model.transformer(tokens + model.positional_embedding, attn_mask=model.attn_mask)
+    )
     pooled = hidden[torch.arange(len(hidden)), text.end.repeat(num_prompts)] @ model.text_projection
     return pooled.unflatten(0, (num_prompts, num_classes))
 
 
-def published_logits(patches: Tensor, text: Tensor, *, scale: float, mass: float = 0.8, threshold: float = 1e-3) -> Tensor:
+def published_logits(
+    patches: Tensor, text: Tensor, *, scale: float, mass: float = 0.8, threshold: float = 1e-3
+) -> Tensor:
     """Entropy 0.1; the plan is a constant for the gradient."""
-    similarity = torch.einsum("bvd,pkd->bkvp", F.normalize(patches, dim=-1), F.normalize(text, dim=-1))
+    similarity = torch.einsum(
+        "bvd,pkd->bkvp", F.normalize(patches, dim=-1), F.normalize(text, dim=-1)
+    )
     flat = similarity.detach().flatten(0, 1)
-    masses = (marginal.expand(len(flat), -1) for marginal in marginals(patches.shape[1], len(text), mass, flat.dtype))
+    masses = (
+        marginal.expand(len(flat), -1)
+        for marginal in marginals(patches.shape[1], len(text), mass, flat.dtype)
+    )
     plan = published_plan(1 - flat, *masses, epsilon=0.1, threshold=threshold)
     return scale * (plan.reshape(similarity.shape) * similarity).sum((2, 3))

@@ -22,6 +22,10 @@ def trimmed(values, counts, fraction):
 def krum_scores(vectors, num_byzantine):
     scores = []
     for own, vector in enumerate(vectors):
-        distances = [sum((a - b) ** 2 for a, b in zip(vector, other, strict=True)) for at, other in enumerate(vectors) if at != own]
+        distances = [
+            sum((a - b) ** 2 for a, b in zip(vector, other, strict=True))
+            for at, other in enumerate(vectors)
+            if at != own
+        ]
         scores.append(sum(sorted(distances)[: len(vectors) - num_byzantine - 2]))
     return scores

@@ -25,7 +25,9 @@ class Upload(NamedTuple):
 
 
 def cosine(one: Row, other: Row) -> float:
-    return sum(a * b for a, b in zip(one, other, strict=True)) / math.hypot(*one) / math.hypot(*other)
+    return (
+        sum(a * b for a, b in zip(one, other, strict=True)) / math.hypot(*one) / math.hypot(*other)
+    )
 
 
 def choices(query: list[Row], keys: list[Row], usage: Row | None, *, offset: float) -> list[int]:
@@ -35,7 +37,9 @@ def choices(query: list[Row], keys: list[Row], usage: Row | None, *, offset: flo
     for own in query:
         costs = [1 - cosine(own, key) for key in keys]
         if total:
-            costs = [cost * (count / total + offset) for cost, count in zip(costs, usage, strict=True)]
+            costs = [
+                cost * (count / total + offset) for cost, count in zip(costs, usage, strict=True)
+            ]
         chosen.append(costs.index(min(costs)))
     return chosen
 
@@ -48,12 +52,16 @@ def literal_keys(query: Tensor, keys: Tensor, *, usage: Tensor | None = None) ->
     return Selection(indices, similarity.gather(1, indices[:, None])[:, 0].detach())
 
 
-def server(previous: Upload, uploads: list[Upload], *, decay: float) -> tuple[list[Row], list[Row], Row]:
+def server(
+    previous: Upload, uploads: list[Upload], *, decay: float
+) -> tuple[list[Row], list[Row], Row]:
     """Alg. 2: keys by selection counts, prompts by data size, both with Eq. 7's momentum; the head by data size without."""
 
     def mean(rows: list[Row], weights: Row) -> Row:
         return [
-            sum(weight * entry for weight, entry in zip(weights, column, strict=True)) / sum(weights) for column in zip(*rows, strict=True)
+            sum(weight * entry for weight, entry in zip(weights, column, strict=True))
+            / sum(weights)
+            for column in zip(*rows, strict=True)
         ]
 
     def smooth(before: Row, now: Row) -> Row:
@@ -64,7 +72,13 @@ def server(previous: Upload, uploads: list[Upload], *, decay: float) -> tuple[li
         counts = [upload.counts[group] for upload in uploads]
         known = sum(counts) > 0  # the paper divides by 0 here
         keys.append(
-            smooth(previous.keys[group], mean([upload.keys[group] for upload in uploads], counts)) if known else previous.keys[group]
+            smooth(previous.keys[group], mean([upload.keys[group] for upload in uploads], counts))
+            if known
+            else previous.keys[group]
         )
-        prompts.append(smooth(previous.prompts[group], mean([upload.prompts[group] for upload in uploads], sizes)))
+        prompts.append(
+            smooth(
+                previous.prompts[group], mean([upload.prompts[group] for upload in uploads], sizes)
+            )
+        )
     return keys, prompts, mean([upload.head for upload in uploads], sizes)

@@ -5,7 +5,15 @@ import torch
 from torch import Tensor
 
 
-def slow_plan(cost: Tensor, a: Tensor, b: Tensor, *, epsilon: float, tolerance: float = 1e-12, most: int = 200_000) -> Tensor:
+def slow_plan(
+    cost: Tensor,
+    a: Tensor,
+    b: Tensor,
+    *,
+    epsilon: float,
+    tolerance: float = 1e-12,
+    most: int = 200_000,
+) -> Tensor:
     """Alternate in the log domain, in float64, until nothing moves: one problem, rows at most a and columns b."""
     exponent, log_a, log_b = -cost.double() / epsilon, a.double().log(), b.double().log()
     free = b.sum() < a.sum() * (1 - 1e-6)
@@ -26,7 +34,9 @@ def pot_plan(cost: Tensor, a: Tensor, b: Tensor, *, epsilon: float) -> Tensor:
 
     arrays = (tensor.double().numpy() for tensor in (a, b, cost))
     mass = float(b.double().sum())
-    plan = ot.partial.entropic_partial_wasserstein(*arrays, reg=epsilon, m=mass, numItermax=200_000, stopThr=1e-14)
+    plan = ot.partial.entropic_partial_wasserstein(
+        *arrays, reg=epsilon, m=mass, numItermax=200_000, stopThr=1e-14
+    )
     return torch.from_numpy(np.asarray(plan))
 
 
@@ -34,7 +44,12 @@ def optimised_plan(cost: Tensor, a: Tensor, b: Tensor, *, epsilon: float) -> Ten
     """Minimise the objective under its constraints with SciPy's sequential quadratic programming, which knows nothing of transport."""
     from scipy.optimize import minimize
 
-    c, rows, upper, exact = cost.double().numpy().ravel(), cost.shape[0], a.double().numpy(), b.double().numpy()
+    c, rows, upper, exact = (
+        cost.double().numpy().ravel(),
+        cost.shape[0],
+        a.double().numpy(),
+        b.double().numpy(),
+    )
     result = minimize(
         lambda t: c @ t + epsilon * (t @ np.log(t)),
         np.outer(upper, exact).ravel() / upper.sum(),
@@ -50,7 +65,9 @@ def optimised_plan(cost: Tensor, a: Tensor, b: Tensor, *, epsilon: float) -> Ten
     return torch.from_numpy(result.x.reshape(cost.shape))
 
 
-def published_plan(cost: Tensor, a: Tensor, b: Tensor, *, epsilon: float, threshold: float = 1e-3, most: int = 100) -> Tensor:
+def published_plan(
+    cost: Tensor, a: Tensor, b: Tensor, *, epsilon: float, threshold: float = 1e-3, most: int = 100
+) -> Tensor:
     """FedOTP's published loop as it spends its time: dense diagonal matrices, and one absolute stop for the whole batch.
 
     Restated from what the code does; ``(problems, rows, columns)``.
@@ -68,7 +85,9 @@ def published_plan(cost: Tensor, a: Tensor, b: Tensor, *, epsilon: float, thresh
     return torch.bmm(torch.diag_embed(u[..., 0]), torch.bmm(kernel, torch.diag_embed(v[..., 0])))
 
 
-def kkt_violation(plan: Tensor, cost: Tensor, a: Tensor, b: Tensor, *, epsilon: float) -> dict[str, float]:
+def kkt_violation(
+    plan: Tensor, cost: Tensor, a: Tensor, b: Tensor, *, epsilon: float
+) -> dict[str, float]:
     r"""How far one problem's plan is from the conditions that single out the minimum, in float64.
 
     Stationarity: :math:`C + \epsilon (\log T + 1) = \nu_j - \mu_v`, so that ``log T + C / epsilon`` is a sum of a row's and a column's
@@ -103,6 +122,10 @@ def planted_cost(kind: str, shape: tuple[int, ...], generator: torch.Generator) 
     return (mean + spread * draw).clamp(0, 2)
 
 
-def marginals(rows: int, columns: int, mass: float, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
+def marginals(
+    rows: int, columns: int, mass: float, dtype: torch.dtype = torch.float64
+) -> tuple[Tensor, Tensor]:
     """FedOTP's: equal rows of sum 1, equal columns of sum `mass`."""
-    return torch.full((rows,), 1 / rows, dtype=dtype), torch.full((columns,), mass / columns, dtype=dtype)
+    return torch.full((rows,), 1 / rows, dtype=dtype), torch.full(
+        (columns,), mass / columns, dtype=dtype
+    )

@@ -12,11 +12,18 @@ import torch
 import torch.nn as nn
 from torch import Tensor
 
-Stream = tuple[Mapping[int, Tensor], bool]  # layer -> tokens (prompts, dim) or (batch, prompts, dim); whether they replace the old ones
+Stream = tuple[
+    Mapping[int, Tensor], bool
+]  # layer -> tokens (prompts, dim) or (batch, prompts, dim); whether they replace the old ones
 
 
 def prompted_vit(
-    model: nn.Module, images: Tensor, streams: Sequence[Stream], *, depth: int | None = None, mask: Tensor | None = None
+    model: nn.Module,
+    images: Tensor,
+    streams: Sequence[Stream],
+    *,
+    depth: int | None = None,
+    mask: Tensor | None = None,
 ) -> tuple[Tensor, list[Tensor]]:
     """Run a plain timm ViT image by image; return its pooled features and, for each stream, its tokens through the last norm.
 
@@ -32,14 +39,19 @@ def prompted_vit(
                     if replaces:
                         sequence = [(owner, token) for owner, token in sequence if owner != number]
                     tokens = layers[layer] if layers[layer].ndim == 2 else layers[layer][sample]
-                    sequence = sequence + [(number, token) for token in tokens]  # where a prompt stands does not matter
+                    sequence = sequence + [
+                        (number, token) for token in tokens
+                    ]  # where a prompt stands does not matter
             sequence = _block(block, sequence, mask)
         pooled.append(_pooled(model, sequence))
         last_norm = model.norm if isinstance(model.fc_norm, nn.Identity) else model.fc_norm
         for number, output in enumerate(outputs):
             output.append([_norm(last_norm, token) for owner, token in sequence if owner == number])
     nothing = images.new_zeros(0, model.embed_dim)
-    return torch.stack(pooled), [torch.stack([torch.stack(tokens) if tokens else nothing for tokens in output]) for output in outputs]
+    return torch.stack(pooled), [
+        torch.stack([torch.stack(tokens) if tokens else nothing for tokens in output])
+        for output in outputs
+    ]
 
 
 def _embedded(model: nn.Module, image: Tensor) -> list[tuple[object, Tensor]]:
@@ -53,7 +65,10 @@ def _embedded(model: nn.Module, image: Tensor) -> list[tuple[object, Tensor]]:
         for column in range(0, image.shape[2], width)
     ]
     owners = ["prefix"] * len(prefix) + ["patch"] * len(patches)
-    return [(owner, token + position) for owner, token, position in zip(owners, prefix + patches, model.pos_embed[0], strict=True)]
+    return [
+        (owner, token + position)
+        for owner, token, position in zip(owners, prefix + patches, model.pos_embed[0], strict=True)
+    ]
 
 
 def _norm(norm: nn.LayerNorm, token: Tensor) -> Tensor:
@@ -61,8 +76,12 @@ def _norm(norm: nn.LayerNorm, token: Tensor) -> Tensor:
     return centred / (centred.square().mean() + norm.eps).sqrt() * norm.weight + norm.bias
 
 
-def _block(block: nn.Module, sequence: list[tuple[object, Tensor]], mask: Tensor | None) -> list[tuple[object, Tensor]]:
-    attended = _attention(block.attn, [_norm(block.norm1, token) for _, token in sequence], _allowed(sequence, mask))
+def _block(
+    block: nn.Module, sequence: list[tuple[object, Tensor]], mask: Tensor | None
+) -> list[tuple[object, Tensor]]:
+    attended = _attention(
+        block.attn, [_norm(block.norm1, token) for _, token in sequence], _allowed(sequence, mask)
+    )
     middle = [token + change for (_, token), change in zip(sequence, attended, strict=True)]
     output = []
     for token in middle:
@@ -74,14 +93,24 @@ def _block(block: nn.Module, sequence: list[tuple[object, Tensor]], mask: Tensor
 
 def _attention(attention: nn.Module, tokens: list[Tensor], added: Tensor) -> list[Tensor]:
     heads = attention.num_heads
-    query, key, value = zip(*[(attention.qkv.weight @ token + attention.qkv.bias).reshape(3, heads, -1) for token in tokens], strict=True)
+    query, key, value = zip(
+        *[
+            (attention.qkv.weight @ token + attention.qkv.bias).reshape(3, heads, -1)
+            for token in tokens
+        ],
+        strict=True,
+    )
     output = []
     for position in range(len(tokens)):
         mixed = []
         for head in range(heads):
-            scores = torch.stack([query[position][head] @ other[head] for other in key]) / math.sqrt(key[0].shape[1])
+            scores = torch.stack(
+                [query[position][head] @ other[head] for other in key]
+            ) / math.sqrt(key[0].shape[1])
             weights = (scores + added[position]).softmax(0)
-            mixed.append(sum(weight * other[head] for weight, other in zip(weights, value, strict=True)))
+            mixed.append(
+                sum(weight * other[head] for weight, other in zip(weights, value, strict=True))
+            )
         output.append(attention.proj.weight @ torch.cat(mixed) + attention.proj.bias)
     return output
 
@@ -105,7 +134,12 @@ def _pooled(model: nn.Module, sequence: list[tuple[object, Tensor]]) -> Tensor:
 
 
 def hooked(
-    model: nn.Module, images: Tensor, layers: Mapping[int, Tensor], *, replace: bool = False, mask: Tensor | None = None
+    model: nn.Module,
+    images: Tensor,
+    layers: Mapping[int, Tensor],
+    *,
+    replace: bool = False,
+    mask: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Let a timm model pool images by its own forward pass, with prompts (prompts, dim) slipped in by hooks.
 
@@ -143,9 +177,13 @@ def hooked(
         for layer, block in enumerate(model.blocks):
             if rotary(block):
                 stack.callback(setattr, block.attn, "num_prefix_tokens", prefix)
-            hook = block.register_forward_pre_hook(lambda block, args, layer=layer: (before_block(layer, block, args[0]), *args[1:]))
+            hook = block.register_forward_pre_hook(
+                lambda block, args, layer=layer: (before_block(layer, block, args[0]), *args[1:])
+            )
             stack.callback(hook.remove)
         # Before the last norm prompts leave, so that pooling never sees them.
-        stack.callback(model.norm.register_forward_pre_hook(lambda norm, args: before_norm(args[0])).remove)
+        stack.callback(
+            model.norm.register_forward_pre_hook(lambda norm, args: before_norm(args[0])).remove
+        )
         features = model.forward_features(images, attn_mask=mask)
     return model.forward_head(features, pre_logits=True), outputs[0]

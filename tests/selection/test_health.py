@@ -11,7 +11,8 @@ from scipy.stats import entropy
 from sklearn.metrics import normalized_mutual_info_score
 from sklearn.metrics.cluster import contingency_matrix
 
-from fedprompt import contingency_table, orthogonal_keys, revive_keys, select_nearest, selection_health
+from fedprompt import select_nearest
+from fedprompt.selection import contingency_table, orthogonal_keys, revive_keys, selection_health
 from references.sgpt import cosine
 from tolerance import assert_near
 
@@ -19,9 +20,13 @@ from tolerance import assert_near
 def samples(seed, size, groups=5, classes=7):
     """Groups and classes that go together to some degree, none of either missing."""
     generator = torch.Generator().manual_seed(seed)
-    labels = torch.cat([torch.arange(classes), torch.randint(classes, (size,), generator=generator)])
+    labels = torch.cat(
+        [torch.arange(classes), torch.randint(classes, (size,), generator=generator)]
+    )
     noise = torch.randint(groups, (len(labels),), generator=generator)
-    indices = torch.where(torch.rand(len(labels), generator=generator) < 0.6, labels % groups, noise)
+    indices = torch.where(
+        torch.rand(len(labels), generator=generator) < 0.6, labels % groups, noise
+    )
     return indices, labels
 
 
@@ -34,8 +39,13 @@ def test_tables_and_their_overlap_against_scikit_learn(seed, size):
     expected = contingency_matrix(labels.numpy(), indices.numpy()).T
     assert table[table.sum(1) > 0][:, :7].tolist() == expected.tolist()
     health = selection_health(table)
-    assert health["label_overlap"] == pytest.approx(normalized_mutual_info_score(labels.numpy(), indices.numpy()), abs=1e-12)
-    correct = sum(max(labels[indices == group].tolist().count(label) for label in range(8)) for group in range(groups))
+    assert health["label_overlap"] == pytest.approx(
+        normalized_mutual_info_score(labels.numpy(), indices.numpy()), abs=1e-12
+    )
+    correct = sum(
+        max(labels[indices == group].tolist().count(label) for label in range(8))
+        for group in range(groups)
+    )
     assert health["purity"] == pytest.approx(correct / len(labels), rel=1e-12)
 
 
@@ -59,10 +69,17 @@ def test_a_collapse_shows():
 
 
 def test_any_logger_takes_it():
-    for counts in (torch.tensor([3, 0]), torch.tensor([[1.5, 2.0], [0.0, 0.0]], dtype=torch.float16), torch.zeros(2, 2)):
+    for counts in (
+        torch.tensor([3, 0]),
+        torch.tensor([[1.5, 2.0], [0.0, 0.0]], dtype=torch.float16),
+        torch.zeros(2, 2),
+    ):
         health = selection_health(counts)
         assert type(health) is dict
-        assert all(type(name) is str and type(figure) is float and math.isfinite(figure) for name, figure in health.items())
+        assert all(
+            type(name) is str and type(figure) is float and math.isfinite(figure)
+            for name, figure in health.items()
+        )
 
 
 def test_before_anything_is_counted_all_groups_are_dead_and_nothing_else_is_known():
@@ -90,7 +107,10 @@ def test_purity_and_overlap_by_hand(table, purity, overlap):
 @given(seed=st.integers(0, 2**32), batch=st.integers(1, 20))
 def test_tables_of_batches_add_up(seed, batch):
     indices, labels = samples(seed, 30)
-    tables = [contingency_table(*part, num_groups=6, num_classes=7) for part in zip(indices.split(batch), labels.split(batch), strict=True)]
+    tables = [
+        contingency_table(*part, num_groups=6, num_classes=7)
+        for part in zip(indices.split(batch), labels.split(batch), strict=True)
+    ]
     assert torch.equal(sum(tables), contingency_table(indices, labels, num_groups=6, num_classes=7))
 
 
@@ -103,7 +123,9 @@ def by_hand(query, keys, usage):
     new = [list(key) for key in keys]
     for group, count in enumerate(usage):
         if count == 0:
-            worst = min(query, key=lambda own: max((cosine(own, key) for key in living), default=-math.inf))
+            worst = min(
+                query, key=lambda own: max((cosine(own, key) for key in living), default=-math.inf)
+            )
             new[group] = [entry / math.hypot(*worst) for entry in worst]
             living.append(new[group])
     return new
@@ -118,7 +140,10 @@ def test_dead_keys_go_where_no_key_is(seed, groups, batch):
     usage = torch.randint(0, 2, (groups,), generator=generator)
     before = keys.clone()
     new = revive_keys(query, keys, usage=usage)
-    assert_near(new, torch.tensor(by_hand(query.tolist(), keys.tolist(), usage.tolist()), dtype=torch.float64))
+    assert_near(
+        new,
+        torch.tensor(by_hand(query.tolist(), keys.tolist(), usage.tolist()), dtype=torch.float64),
+    )
     assert torch.equal(new[usage > 0], keys[usage > 0])
     assert torch.equal(keys, before)
 
@@ -128,15 +153,26 @@ def test_revived_keys_are_chosen_again_and_repair_a_collapse(generator):
     centres = orthogonal_keys(6, 32, generator=generator)
     labels = torch.arange(6).repeat(10)
     query = centres[labels] + 0.03 * torch.randn(60, 32, generator=generator)
-    away = orthogonal_keys(32, 32, generator=generator)  # four keys that point away from all that there is
+    away = orthogonal_keys(
+        32, 32, generator=generator
+    )  # four keys that point away from all that there is
     away = away - away @ centres.T @ centres
-    keys = torch.cat([centres[:3].sum(0, keepdim=True), centres[3:].sum(0, keepdim=True), -centres.sum(0) + away[:4]])
+    keys = torch.cat(
+        [
+            centres[:3].sum(0, keepdim=True),
+            centres[3:].sum(0, keepdim=True),
+            -centres.sum(0) + away[:4],
+        ]
+    )
     before = select_nearest(query, keys).indices
     counts = before.bincount(minlength=6)
     assert selection_health(counts)["dead_groups"] == 4
     after = select_nearest(query, revive_keys(query, keys, usage=counts)).indices
     assert selection_health(after.bincount(minlength=6))["dead_groups"] == 0
-    assert selection_health(contingency_table(after, labels, num_groups=6, num_classes=6))["purity"] == 1.0
+    assert (
+        selection_health(contingency_table(after, labels, num_groups=6, num_classes=6))["purity"]
+        == 1.0
+    )
 
 
 def test_revival_keeps_the_dtype_and_carries_no_graph(generator):
@@ -166,11 +202,36 @@ def raises(error, message):
 @pytest.mark.parametrize(
     ("query", "usage", "error", "message"),
     [
-        (torch.ones(1, 3), torch.zeros(2), ValueError, "`query` must hold at least one sample for each of 2 dead keys; got 1."),
-        (torch.ones(2, 4), torch.zeros(2), ValueError, "`query` must have the width of `keys` 3; got 4."),
-        (torch.full((2, 3), torch.nan), torch.zeros(2), ValueError, "`query` must be finite; got 6 entries of 6 that are not."),
-        (torch.ones(2, 3), torch.zeros(3), ValueError, "`usage` must have one count for each of 2 groups; got (3,)."),
-        (torch.ones(2, 3), torch.tensor([0.0, -1.0]), ValueError, "`usage` must be finite and at least 0; got -1.0."),
+        (
+            torch.ones(1, 3),
+            torch.zeros(2),
+            ValueError,
+            "`query` must hold at least one sample for each of 2 dead keys; got 1.",
+        ),
+        (
+            torch.ones(2, 4),
+            torch.zeros(2),
+            ValueError,
+            "`query` must have the width of `keys` 3; got 4.",
+        ),
+        (
+            torch.full((2, 3), torch.nan),
+            torch.zeros(2),
+            ValueError,
+            "`query` must be finite; got 6 entries of 6 that are not.",
+        ),
+        (
+            torch.ones(2, 3),
+            torch.zeros(3),
+            ValueError,
+            "`usage` must have one count for each of 2 groups; got (3,).",
+        ),
+        (
+            torch.ones(2, 3),
+            torch.tensor([0.0, -1.0]),
+            ValueError,
+            "`usage` must be finite and at least 0; got -1.0.",
+        ),
     ],
 )
 def test_revive_keys_refuses_bad_input(query, usage, error, message):
@@ -183,10 +244,26 @@ def test_revive_keys_refuses_bad_input(query, usage, error, message):
     ("counts", "error", "message"),
     [
         ([1, 2], TypeError, "`counts` must be a tensor of counts; got [1, 2] (list)."),
-        (torch.tensor([True]), TypeError, "`counts` must be a tensor of counts; got a bool tensor of shape (1,)."),
-        (torch.tensor(3), ValueError, "`counts` must have shape (groups,) or (groups, classes) without an empty axis; got ()."),
-        (torch.zeros(2, 0), ValueError, "`counts` must have shape (groups,) or (groups, classes) without an empty axis; got (2, 0)."),
-        (torch.zeros(1, 2, 3), ValueError, "`counts` must have shape (groups,) or (groups, classes) without an empty axis; got (1, 2, 3)."),
+        (
+            torch.tensor([True]),
+            TypeError,
+            "`counts` must be a tensor of counts; got a bool tensor of shape (1,).",
+        ),
+        (
+            torch.tensor(3),
+            ValueError,
+            "`counts` must have shape (groups,) or (groups, classes) without an empty axis; got ().",
+        ),
+        (
+            torch.zeros(2, 0),
+            ValueError,
+            "`counts` must have shape (groups,) or (groups, classes) without an empty axis; got (2, 0).",
+        ),
+        (
+            torch.zeros(1, 2, 3),
+            ValueError,
+            "`counts` must have shape (groups,) or (groups, classes) without an empty axis; got (1, 2, 3).",
+        ),
         (torch.tensor([[1, -1]]), ValueError, "`counts` must be finite and at least 0; got -1.0."),
         (torch.tensor([torch.nan]), ValueError, "`counts` must be finite and at least 0; got nan."),
     ],
@@ -202,12 +279,34 @@ def test_selection_health_refuses_bad_counts(counts, error, message):
     [
         ([0, 3], [0, 1], {}, ValueError, "`indices` must lie in [0, 3); got values from 0 to 3."),
         ([0, 1], [-1, 1], {}, ValueError, "`labels` must lie in [0, 2); got values from -1 to 1."),
-        ([0, 1], [1], {}, ValueError, "`labels` must have one entry for each of 2 `indices`; got 1."),
-        ([0.0, 1.0], [1, 1], {}, TypeError, "`indices` must be integers of shape (batch,); got a float32 tensor of shape (2,)."),
+        (
+            [0, 1],
+            [1],
+            {},
+            ValueError,
+            "`labels` must have one entry for each of 2 `indices`; got 1.",
+        ),
+        (
+            [0.0, 1.0],
+            [1, 1],
+            {},
+            TypeError,
+            "`indices` must be integers of shape (batch,); got a float32 tensor of shape (2,).",
+        ),
         ([0], [0], {"num_groups": 0}, ValueError, "`num_groups` must be at least 1; got 0."),
-        ([0], [0], {"num_classes": 2.5}, TypeError, "`num_classes` must be an integer; got 2.5 (float)."),
+        (
+            [0],
+            [0],
+            {"num_classes": 2.5},
+            TypeError,
+            "`num_classes` must be an integer; got 2.5 (float).",
+        ),
     ],
 )
 def test_contingency_table_refuses_bad_samples(indices, labels, sizes, error, message):
     with raises(error, message):
-        contingency_table(torch.tensor(indices), torch.tensor(labels), **{"num_groups": 3, "num_classes": 2, **sizes})
+        contingency_table(
+            torch.tensor(indices),
+            torch.tensor(labels),
+            **{"num_groups": 3, "num_classes": 2, **sizes},
+        )

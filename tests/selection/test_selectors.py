@@ -11,7 +11,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linear_sum_assignment
 
-from fedprompt import Coupling, SelectionKeys, exact, key_loss, orthogonal_keys, select_balanced, select_nearest, sinkhorn
+from fedprompt import Coupling, SelectionKeys, key_loss, select_balanced, select_nearest
+from fedprompt.selection import orthogonal_keys
+from fedprompt.transport import exact, sinkhorn
 from references.sgpt import choices, cosine, literal_keys
 from tolerance import assert_near
 
@@ -36,24 +38,41 @@ def test_select_nearest_against_a_loop(seed, batch, groups, offset, counted):
     query, keys = draw(generator, batch, 7), draw(generator, groups, 7)
     usage = torch.randint(1, 60, (groups,), generator=generator)
     usage[: {"nothing": groups, "some": groups // 2}.get(counted, 0)] = 0
-    expected = choices(query.tolist(), keys.tolist(), None if counted == "not at all" else usage.tolist(), offset=offset)
-    selection = select_nearest(query, keys, usage=None if counted == "not at all" else usage, offset=offset)
+    expected = choices(
+        query.tolist(),
+        keys.tolist(),
+        None if counted == "not at all" else usage.tolist(),
+        offset=offset,
+    )
+    selection = select_nearest(
+        query, keys, usage=None if counted == "not at all" else usage, offset=offset
+    )
     assert selection.indices.tolist() == expected
 
 
 def test_the_default_offset_is_the_authors():
     # A query at 60 and 30 degrees to two keys: distances 1 - 1/2 and 1 - 0.866 = 0.134. With shares 0 and q the first wins if
     # 0.5 * 5e-4 < 0.134 * (q + 5e-4), which is q > 1.366e-3: the counts 1365 and 1367 of a million straddle it.
-    query, keys = torch.tensor([[0.5, 3**0.5 / 2, 0.0]], dtype=torch.float64), torch.eye(3, dtype=torch.float64)
+    query, keys = (
+        torch.tensor([[0.5, 3**0.5 / 2, 0.0]], dtype=torch.float64),
+        torch.eye(3, dtype=torch.float64),
+    )
     for count, expected in ((1365, 1), (1367, 0)):
-        assert select_nearest(query, keys, usage=torch.tensor([0, count, 10**6 - count])).indices.tolist() == [expected]
+        assert select_nearest(
+            query, keys, usage=torch.tensor([0, count, 10**6 - count])
+        ).indices.tolist() == [expected]
 
 
 def test_the_literal_rule_sends_every_sample_to_one_unused_group(generator):
     """Eq. 6 as printed, kept as a known-wrong reference: queries that lie on other keys, used or not, all go to the first unused one."""
     keys = orthogonal_keys(6, 16, generator=generator)
     query, usage = keys[torch.tensor([0, 1, 3, 4, 5] * 4)], torch.tensor([9, 4, 0, 7, 0, 2])
-    assert literal_keys(query + 0.05 * torch.randn(20, 16, generator=generator), keys, usage=usage).indices.tolist() == [2] * 20
+    assert (
+        literal_keys(
+            query + 0.05 * torch.randn(20, 16, generator=generator), keys, usage=usage
+        ).indices.tolist()
+        == [2] * 20
+    )
     assert select_nearest(query, keys, usage=usage).indices.tolist() == [0, 1, 3, 4, 5] * 4
 
 
@@ -63,13 +82,21 @@ def test_select_balanced_with_the_exact_solver_are_the_best_even_assignment(seed
     """Against SciPy's assignment of samples to `each` seats of every group."""
     generator = torch.Generator().manual_seed(seed)
     query, keys = draw(generator, each * groups, 7), draw(generator, groups, 7)
-    cost = [[1 - cosine(own.tolist(), key.tolist()) for key in keys for _ in range(each)] for own in query]
+    cost = [
+        [1 - cosine(own.tolist(), key.tolist()) for key in keys for _ in range(each)]
+        for own in query
+    ]
     seats = linear_sum_assignment(cost)[1] // each
     assert select_balanced(query, keys, solver=exact).indices.tolist() == seats.tolist()
 
 
 @settings(deadline=None, max_examples=60)
-@given(seed=st.integers(0, 2**32), batch=st.integers(1, 16), groups=st.integers(1, 6), used=st.booleans())
+@given(
+    seed=st.integers(0, 2**32),
+    batch=st.integers(1, 16),
+    groups=st.integers(1, 6),
+    used=st.booleans(),
+)
 @example(seed=2816, batch=8, groups=5, used=False)
 def test_the_exact_solver_splits_fewer_samples_than_there_are_groups(seed, batch, groups, used):
     """A group with a share of whole samples everywhere gets it; otherwise counts stay within the number of split samples."""
@@ -86,7 +113,19 @@ def test_the_exact_solver_splits_fewer_samples_than_there_are_groups(seed, batch
 
 def test_whole_samples_of_the_exact_solver_can_be_further_from_even_than_one():
     """Three samples halfway between key 0 and another key: by the tie rule all three go to key 0."""
-    plan = torch.tensor([[0.5, 0.5, 0, 0], [0.5, 0, 0.5, 0], [0.5, 0, 0, 0.5], [0, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]]) / 6
+    plan = (
+        torch.tensor(
+            [
+                [0.5, 0.5, 0, 0],
+                [0.5, 0, 0.5, 0],
+                [0.5, 0, 0, 0.5],
+                [0, 1, 0, 0],
+                [0, 0, 1, 0],
+                [0, 0, 0, 1],
+            ]
+        )
+        / 6
+    )
 
     def solved(cost, a, b):
         assert_near(plan.sum(1), a)
@@ -107,14 +146,23 @@ def recorded(solver, seen):
 
 @settings(deadline=None, max_examples=20)
 @given(seed=st.integers(0, 2**32), groups=st.integers(1, 8))
-def test_select_balanced_give_a_group_the_less_the_more_it_was_used_and_at_most_twice_its_share(seed, groups):
+def test_select_balanced_give_a_group_the_less_the_more_it_was_used_and_at_most_twice_its_share(
+    seed, groups
+):
     generator, seen = torch.Generator().manual_seed(seed), []
     usage = torch.randint(0, 9, (groups,), generator=generator).double() ** 4
-    select_balanced(draw(generator, 12, 9), draw(generator, groups, 9), usage=usage, solver=recorded(exact, seen))
+    select_balanced(
+        draw(generator, 12, 9),
+        draw(generator, groups, 9),
+        usage=usage,
+        solver=recorded(exact, seen),
+    )
     ((cost, rows, shares),) = seen
     total = float(usage.sum()) or 1.0
     weights = [1 / (1 + groups * count / total) for count in usage.tolist()]
-    assert_near(shares, torch.tensor([weight / sum(weights) for weight in weights], dtype=torch.float64))
+    assert_near(
+        shares, torch.tensor([weight / sum(weights) for weight in weights], dtype=torch.float64)
+    )
     assert_near(rows, torch.full((12,), 1 / 12, dtype=torch.float64))
     assert cost.shape == (12, groups)
     assert float(shares.max()) <= 2 / groups + 1e-12
@@ -126,12 +174,18 @@ def test_select_balanced_spread_a_batch_that_all_lies_near_one_key(generator):
     keys = orthogonal_keys(4, 16, generator=generator).double()
     query = 3 * keys[0] + draw(generator, 200, 16) * 0.3
     assert set(select_nearest(query, keys).indices.tolist()) == {0}
-    counts = select_balanced(query, keys, solver=partial(sinkhorn, epsilon=0.01)).indices.bincount(minlength=4)
+    counts = select_balanced(query, keys, solver=partial(sinkhorn, epsilon=0.01)).indices.bincount(
+        minlength=4
+    )
     assert counts.min() >= 40
     assert counts.max() <= 60
 
 
-@pytest.mark.parametrize("select", [select_nearest, partial(select_balanced, solver=sinkhorn)], ids=["select_nearest", "select_balanced"])
+@pytest.mark.parametrize(
+    "select",
+    [select_nearest, partial(select_balanced, solver=sinkhorn)],
+    ids=["select_nearest", "select_balanced"],
+)
 def test_an_empty_batch_selects_nothing(select):
     selection = select(torch.zeros(0, 3), torch.eye(3), usage=torch.tensor([1, 0, 2]))
     assert selection.indices.shape == selection.similarity.shape == (0,)
@@ -156,13 +210,27 @@ def test_half_precision_queries_are_compared_in_float32(dtype, autocast, generat
 
 
 def test_key_loss_against_a_loop(generator):
-    query, keys, indices = draw(generator, 9, 5), draw(generator, 4, 5), torch.tensor([0, 3, 3, 1, 0, 0, 1, 3, 0])
-    expected = -sum(cosine(own.tolist(), keys[group].tolist()) for own, group in zip(query, indices, strict=True)) / 9
+    query, keys, indices = (
+        draw(generator, 9, 5),
+        draw(generator, 4, 5),
+        torch.tensor([0, 3, 3, 1, 0, 0, 1, 3, 0]),
+    )
+    expected = (
+        -sum(
+            cosine(own.tolist(), keys[group].tolist())
+            for own, group in zip(query, indices, strict=True)
+        )
+        / 9
+    )
     assert_near(key_loss(query, keys, indices), torch.tensor(expected, dtype=torch.float64))
 
 
 def test_g_i_the_keys_gradient_is_orthogonal_to_the_key_and_in_chosen_rows_alone(generator):
-    query, keys, indices = draw(generator, 9, 5).requires_grad_(), draw(generator, 4, 5).requires_grad_(), torch.tensor([0, 3, 3] * 3)
+    query, keys, indices = (
+        draw(generator, 9, 5).requires_grad_(),
+        draw(generator, 4, 5).requires_grad_(),
+        torch.tensor([0, 3, 3] * 3),
+    )
     key_loss(query, keys, indices).backward()
     assert query.grad is None  # and so none reaches the backbone
     assert_near((keys.grad * keys.detach()).sum(1), torch.zeros(4, dtype=torch.float64))
@@ -173,7 +241,9 @@ def test_g_i_the_keys_gradient_is_orthogonal_to_the_key_and_in_chosen_rows_alone
 @pytest.mark.bad_input  # the hook takes no unsigned integers, the library does
 def test_indices_of_every_integer_dtype_are_indices_and_never_masks(generator):
     query, keys, indices = draw(generator, 2, 3), draw(generator, 2, 3), torch.tensor([1, 0])
-    assert torch.equal(key_loss(query, keys, indices.to(torch.uint8)), key_loss(query, keys, indices))
+    assert torch.equal(
+        key_loss(query, keys, indices.to(torch.uint8)), key_loss(query, keys, indices)
+    )
 
 
 # Keys.
@@ -181,12 +251,19 @@ def test_indices_of_every_integer_dtype_are_indices_and_never_masks(generator):
 
 @pytest.mark.parametrize(("groups", "dim"), [(1, 1), (1, 5), (5, 5), (20, 768)])
 def test_g_l_keys_start_orthonormal(groups, dim, generator):
-    assert_near(*(lambda keys: (keys @ keys.T, torch.eye(groups)))(orthogonal_keys(groups, dim, generator=generator)))
+    assert_near(
+        *(lambda keys: (keys @ keys.T, torch.eye(groups)))(
+            orthogonal_keys(groups, dim, generator=generator)
+        )
+    )
 
 
 def test_keys_follow_the_generator_and_leave_the_global_one_alone():
     state = torch.get_rng_state()
-    first, same, other = (SelectionKeys(3, 8, generator=torch.Generator().manual_seed(seed)).keys for seed in (3, 3, 4))
+    first, same, other = (
+        SelectionKeys(3, 8, generator=torch.Generator().manual_seed(seed)).keys
+        for seed in (3, 3, 4)
+    )
     assert torch.equal(torch.get_rng_state(), state)
     assert torch.equal(first, same)
     assert (first != other).any()
@@ -200,7 +277,9 @@ def test_keys_follow_the_generator_and_leave_the_global_one_alone():
 def test_keys_follow_the_default_device():
     with torch.device("meta"):
         selector = SelectionKeys(3, 8)
-    assert {tensor.device.type for tensor in (*selector.parameters(), *selector.buffers())} == {"meta"}
+    assert {tensor.device.type for tensor in (*selector.parameters(), *selector.buffers())} == {
+        "meta"
+    }
 
 
 class Recorder:
@@ -260,19 +339,72 @@ def test_what_the_module_looks_like_and_holds(generator):
 # Bad input.
 
 QUERY, KEYS = torch.ones(2, 3), torch.eye(3)[:2]
-SELECT = {"select_nearest": select_nearest, "select_balanced": partial(select_balanced, solver=sinkhorn)}
+SELECT = {
+    "select_nearest": select_nearest,
+    "select_balanced": partial(select_balanced, solver=sinkhorn),
+}
 PAIRS = [
     (torch.ones(2, 4), KEYS, ValueError, "`query` must have the width of `keys` 3; got 4."),
-    (torch.full((2, 3), torch.nan), KEYS, ValueError, "`query` must be finite; got 6 entries of 6 that are not."),
-    (torch.tensor([[1.0, 1, torch.inf]] * 2), KEYS, ValueError, "`query` must be finite; got 2 entries of 6 that are not."),
-    (QUERY, KEYS * torch.nan, ValueError, "`keys` must be finite; got 6 entries of 6 that are not."),
-    (torch.ones(3), KEYS, TypeError, "`query` must be a floating-point tensor (batch, dim); got a float32 tensor of shape (3,)."),
-    (QUERY.long(), KEYS, TypeError, "`query` must be a floating-point tensor (batch, dim); got a int64 tensor of shape (2, 3)."),
-    (None, KEYS, TypeError, "`query` must be a floating-point tensor (batch, dim); got None (NoneType)."),
-    (QUERY, KEYS[0], TypeError, "`keys` must be a floating-point tensor (groups, dim); got a float32 tensor of shape (3,)."),
-    (QUERY, [KEYS], TypeError, "`keys` must be a floating-point tensor (groups, dim); got a list of length 1."),
-    (QUERY, KEYS[:0], ValueError, "`keys` must hold at least one group of width 1 or more; got (0, 3)."),
-    (QUERY[:, :0], KEYS[:, :0], ValueError, "`keys` must hold at least one group of width 1 or more; got (2, 0)."),
+    (
+        torch.full((2, 3), torch.nan),
+        KEYS,
+        ValueError,
+        "`query` must be finite; got 6 entries of 6 that are not.",
+    ),
+    (
+        torch.tensor([[1.0, 1, torch.inf]] * 2),
+        KEYS,
+        ValueError,
+        "`query` must be finite; got 2 entries of 6 that are not.",
+    ),
+    (
+        QUERY,
+        KEYS * torch.nan,
+        ValueError,
+        "`keys` must be finite; got 6 entries of 6 that are not.",
+    ),
+    (
+        torch.ones(3),
+        KEYS,
+        TypeError,
+        "`query` must be a floating-point tensor (batch, dim); got a float32 tensor of shape (3,).",
+    ),
+    (
+        QUERY.long(),
+        KEYS,
+        TypeError,
+        "`query` must be a floating-point tensor (batch, dim); got a int64 tensor of shape (2, 3).",
+    ),
+    (
+        None,
+        KEYS,
+        TypeError,
+        "`query` must be a floating-point tensor (batch, dim); got None (NoneType).",
+    ),
+    (
+        QUERY,
+        KEYS[0],
+        TypeError,
+        "`keys` must be a floating-point tensor (groups, dim); got a float32 tensor of shape (3,).",
+    ),
+    (
+        QUERY,
+        [KEYS],
+        TypeError,
+        "`keys` must be a floating-point tensor (groups, dim); got a list of length 1.",
+    ),
+    (
+        QUERY,
+        KEYS[:0],
+        ValueError,
+        "`keys` must hold at least one group of width 1 or more; got (0, 3).",
+    ),
+    (
+        QUERY[:, :0],
+        KEYS[:, :0],
+        ValueError,
+        "`keys` must hold at least one group of width 1 or more; got (2, 0).",
+    ),
     (QUERY.to("meta"), KEYS, ValueError, "`query` must lie on the device of `keys` cpu; got meta."),
 ]
 
@@ -283,7 +415,11 @@ def raises(error, message):
 
 @pytest.mark.bad_input
 @pytest.mark.parametrize(("query", "keys", "error", "message"), PAIRS)
-@pytest.mark.parametrize("call", [*SELECT.values(), lambda query, keys: key_loss(query, keys, torch.tensor([0, 1]))], ids=[*SELECT, "loss"])
+@pytest.mark.parametrize(
+    "call",
+    [*SELECT.values(), lambda query, keys: key_loss(query, keys, torch.tensor([0, 1]))],
+    ids=[*SELECT, "loss"],
+)
 def test_bad_queries_and_keys_are_refused_by_name(call, query, keys, error, message):
     with raises(error, message):
         call(query, keys)
@@ -296,7 +432,11 @@ COUNTS = [
     (torch.tensor([1, -2]), ValueError, "`usage` must be finite and at least 0; got -2."),
     (torch.tensor([torch.nan, 1]), ValueError, "`usage` must be finite and at least 0; got nan."),
     (torch.tensor([1, torch.inf]), ValueError, "`usage` must be finite and at least 0; got inf."),
-    (torch.tensor([True, False]), TypeError, "`usage` must be a tensor of counts (groups,); got a bool tensor of shape (2,)."),
+    (
+        torch.tensor([True, False]),
+        TypeError,
+        "`usage` must be a tensor of counts (groups,); got a bool tensor of shape (2,).",
+    ),
     ([1, 2], TypeError, "`usage` must be a tensor of counts (groups,); got [1, 2] (list)."),
 ]
 
@@ -341,9 +481,21 @@ def test_a_bad_query_is_not_counted():
     ("indices", "error", "message"),
     [
         (torch.tensor([0, 2]), ValueError, "`indices` must lie in [0, 2); got values from 0 to 2."),
-        (torch.tensor([-1, 1]), ValueError, "`indices` must lie in [0, 2); got values from -1 to 1."),
-        (torch.tensor([0]), ValueError, "`indices` must have one entry for each of 2 queries; got 1."),
-        (torch.tensor([0.0, 1.0]), TypeError, "`indices` must be integers of shape (batch,); got a float32 tensor of shape (2,)."),
+        (
+            torch.tensor([-1, 1]),
+            ValueError,
+            "`indices` must lie in [0, 2); got values from -1 to 1.",
+        ),
+        (
+            torch.tensor([0]),
+            ValueError,
+            "`indices` must have one entry for each of 2 queries; got 1.",
+        ),
+        (
+            torch.tensor([0.0, 1.0]),
+            TypeError,
+            "`indices` must be integers of shape (batch,); got a float32 tensor of shape (2,).",
+        ),
     ],
 )
 def test_key_loss_refuses_bad_indices(indices, error, message):
@@ -356,7 +508,11 @@ def test_key_loss_refuses_bad_indices(indices, error, message):
 @pytest.mark.parametrize(
     ("sizes", "error", "message"),
     [
-        ((9, 8), ValueError, "`num_groups` must be at most `dim` 8, beyond which keys cannot be orthogonal; got 9."),
+        (
+            (9, 8),
+            ValueError,
+            "`num_groups` must be at most `dim` 8, beyond which keys cannot be orthogonal; got 9.",
+        ),
         ((0, 8), ValueError, "`num_groups` must be at least 1; got 0."),
         ((2.0, 8), TypeError, "`num_groups` must be an integer; got 2.0 (float)."),
         ((2, 0), ValueError, "`dim` must be at least 1; got 0."),
@@ -369,7 +525,9 @@ def test_bad_sizes_are_refused_by_name(make, sizes, error, message):
 
 @pytest.mark.bad_input
 @pytest.mark.parametrize("make", [orthogonal_keys, SelectionKeys])
-@pytest.mark.parametrize(("generator", "got"), [(np.random.default_rng(0), "Generator(PCG64) at "), (3, "3 (int).")])
+@pytest.mark.parametrize(
+    ("generator", "got"), [(np.random.default_rng(0), "Generator(PCG64) at "), (3, "3 (int).")]
+)
 def test_a_generator_of_another_library_is_refused_by_name(make, generator, got):
     with raises(TypeError, f"`generator` must be a torch.Generator; got {got}"):
         make(2, 8, generator=generator)
@@ -381,11 +539,19 @@ def test_a_generator_of_another_library_is_refused_by_name(make, generator, got)
     [
         (5, "5 (int)."),
         (select_balanced, "select_balanced: missing a required "),
-        (lambda query, keys: select_nearest(query, keys), "<lambda>: got an unexpected keyword argument 'usage'."),
+        (
+            lambda query, keys: select_nearest(query, keys),
+            "<lambda>: got an unexpected keyword argument 'usage'.",
+        ),
     ],
 )
-def test_a_selector_that_cannot_be_called_with_counts_alone_is_refused_when_it_is_given(selector, got):
-    with raises(TypeError, f"`selector` must take (query, keys, usage=...), with all other options bound; got {got}"):
+def test_a_selector_that_cannot_be_called_with_counts_alone_is_refused_when_it_is_given(
+    selector, got
+):
+    with raises(
+        TypeError,
+        f"`selector` must take (query, keys, usage=...), with all other options bound; got {got}",
+    ):
         SelectionKeys(2, 8, selector=selector)
     selector = SelectionKeys(2, 8, selector=partial(select_balanced, solver=exact))
     assert sorted(selector(torch.eye(2, 8)).indices.tolist()) == [0, 1]
@@ -393,7 +559,9 @@ def test_a_selector_that_cannot_be_called_with_counts_alone_is_refused_when_it_i
 
 @pytest.mark.bad_input
 def test_a_solver_that_is_not_one_is_refused_by_name():
-    with raises(TypeError, "`solver` must be a transport solver, such as `exact`; got None (NoneType)."):
+    with raises(
+        TypeError, "`solver` must be a transport solver, such as `exact`; got None (NoneType)."
+    ):
         select_balanced(QUERY, KEYS, solver=None)
 
 
@@ -413,10 +581,22 @@ def test_a_bad_offset_is_refused_by_name(offset, error, message):
 
 @pytest.mark.unhooked  # the hook does not see through a functorch transform
 def test_values_are_not_looked_at_inside_a_transform():
-    query, keys = torch.randn(4, 2, 3, generator=torch.Generator().manual_seed(0)), nn.Parameter(KEYS.clone())
-    many = torch.func.vmap(lambda query: select_nearest(query, keys, usage=torch.tensor([5.0, 0.0])).indices)(query)
-    assert torch.equal(many, torch.stack([select_nearest(own, keys, usage=torch.tensor([5, 0])).indices for own in query]))
+    query, keys = (
+        torch.randn(4, 2, 3, generator=torch.Generator().manual_seed(0)),
+        nn.Parameter(KEYS.clone()),
+    )
+    many = torch.func.vmap(
+        lambda query: select_nearest(query, keys, usage=torch.tensor([5.0, 0.0])).indices
+    )(query)
+    assert torch.equal(
+        many,
+        torch.stack(
+            [select_nearest(own, keys, usage=torch.tensor([5, 0])).indices for own in query]
+        ),
+    )
     indices = torch.tensor([0, 1])
-    gradients = torch.func.vmap(torch.func.grad(lambda keys, query: key_loss(query, keys, indices)), (None, 0))(keys, query)
+    gradients = torch.func.vmap(
+        torch.func.grad(lambda keys, query: key_loss(query, keys, indices)), (None, 0)
+    )(keys, query)
     for gradient, own in zip(gradients, query, strict=True):
         assert_near(gradient, torch.autograd.grad(key_loss(own, keys, indices), keys)[0])

@@ -30,8 +30,12 @@ class Model(nn.Module):
     def __init__(self, groups=5, *, seed=0, shared=(0, 1), own=(2, 3), lengths=(1, 1), **selection):
         super().__init__()
         generator = torch.Generator().manual_seed(seed)
-        self.shared = fp.LayeredPrompts(lengths[0], DIM, layers=shared, patch_size=1, generator=generator)
-        self.groups = fp.GroupPrompts(groups, lengths[1], DIM, layers=own, patch_size=1, generator=generator)
+        self.shared = fp.LayeredPrompts(
+            lengths[0], DIM, layers=shared, patch_size=1, generator=generator
+        )
+        self.groups = fp.GroupPrompts(
+            groups, lengths[1], DIM, layers=own, patch_size=1, generator=generator
+        )
         self.selector = fp.SelectionKeys(groups, DIM, generator=generator, **selection)
         self.head = nn.Linear(DIM, CLASSES)
         for parameter in self.head.parameters():
@@ -62,7 +66,12 @@ def data_of(client):
 
 
 def sgd(*parts, weight_decay=0.0):
-    return torch.optim.SGD([parameter for part in parts for parameter in part.parameters()], 0.05, 0.9, weight_decay=weight_decay)
+    return torch.optim.SGD(
+        [parameter for part in parts for parameter in part.parameters()],
+        0.05,
+        0.9,
+        weight_decay=weight_decay,
+    )
 
 
 def descend(optimizer, loss):
@@ -91,7 +100,7 @@ def block_two(model, images, labels):
 
 
 def upload_of(model, values, usage, client, blocks=(block_one, block_two)):
-    fp.load(model, values)
+    fp.load_values(model, values)
     model.selector.start_round(usage)
     for block in blocks:
         block(model, *data_of(client))
@@ -104,7 +113,9 @@ def server_of(values, decay=0.5):
 
 
 def moved(model, before):
-    return {name for name, value in fp.snapshot(model).items() if not torch.equal(value, before[name])}
+    return {
+        name for name, value in fp.snapshot(model).items() if not torch.equal(value, before[name])
+    }
 
 
 # Blocks.
@@ -157,7 +168,10 @@ def test_the_order_of_blocks_and_joint_training_are_the_users():
         upload_of(model, values, torch.zeros(5), 1, blocks)
         assert moved(model, values) == values.keys()
         results.append(fp.snapshot(model)["head.weight"])
-    assert all((one - other).abs().max() > 1e-6 for one, other in [(results[0], results[1]), (results[1], results[2])])
+    assert all(
+        (one - other).abs().max() > 1e-6
+        for one, other in [(results[0], results[1]), (results[1], results[2])]
+    )
 
 
 # The model.
@@ -187,9 +201,13 @@ def test_g_n_the_same_prompt_in_every_group_makes_the_selection_irrelevant():
 def test_g_j_without_group_prompts_sgpt_is_vpt_with_accumulated_prompts(pool):
     backbone = tiny_vit(depth=4, global_pool=pool)
     images = draw_images(backbone, 3)
-    shared = fp.LayeredPrompts(2, DIM, layers=(0, 1, 3), generator=torch.Generator().manual_seed(0)).double()
+    shared = fp.LayeredPrompts(
+        2, DIM, layers=(0, 1, 3), generator=torch.Generator().manual_seed(0)
+    ).double()
     nobody = fp.GroupPrompts(5, 0, DIM, layers=(1, 2)).double()
-    pooled, streams = fp.encode_prompted(fp.vit_trunk(backbone), images, shared(), nobody(torch.tensor([4, 0, 0])))
+    pooled, streams = fp.encode_prompted(
+        fp.vit_trunk(backbone), images, shared(), nobody(torch.tensor([4, 0, 0]))
+    )
     expected, _ = prompted_vit(backbone, images, [(shared().layers, False)])
     assert streams[1].shape == (3, 0, DIM)
     assert_near(torch.cat([pooled[:, None], streams[1]], 1).mean(1), expected)
@@ -202,18 +220,30 @@ def test_g_j_without_group_prompts_sgpt_is_vpt_with_accumulated_prompts(pool):
     replace=st.tuples(st.booleans(), st.booleans()),
     order=st.booleans(),
 )
-def test_g_k_the_readout_is_the_mean_of_pooled_and_group_tokens_whatever_the_layers(layers, lengths, replace, order):
+def test_g_k_the_readout_is_the_mean_of_pooled_and_group_tokens_whatever_the_layers(
+    layers, lengths, replace, order
+):
     """Shared and group layers in any order and with repetition between them: against the reference that tracks each token's owner."""
     generator, images = torch.Generator().manual_seed(0), draw_images(BACKBONE, 3)
-    shared = fp.LayeredPrompts(lengths[0], DIM, layers=layers[0], replace=replace[0], generator=generator).double()
-    groups = fp.GroupPrompts(4, lengths[1], DIM, layers=layers[1], replace=replace[1], generator=generator).double()
+    shared = fp.LayeredPrompts(
+        lengths[0], DIM, layers=layers[0], replace=replace[0], generator=generator
+    ).double()
+    groups = fp.GroupPrompts(
+        4, lengths[1], DIM, layers=layers[1], replace=replace[1], generator=generator
+    ).double()
     chosen = torch.tensor([3, 0, 3])
     streams, position = [shared(), groups(chosen)], 1
     tokens = {layer: groups.tokens.detach()[chosen, row] for row, layer in enumerate(layers[1])}
-    reference = [(dict(zip(layers[0], shared.tokens.detach(), strict=True)), replace[0]), (tokens, replace[1])]
+    reference = [
+        (dict(zip(layers[0], shared.tokens.detach(), strict=True)), replace[0]),
+        (tokens, replace[1]),
+    ]
     if order:
         streams, reference, position = streams[::-1], reference[::-1], 0
-    encoded, (pooled, outputs) = fp.encode_prompted(TRUNK, images, *streams), prompted_vit(BACKBONE, images, reference)
+    encoded, (pooled, outputs) = (
+        fp.encode_prompted(TRUNK, images, *streams),
+        prompted_vit(BACKBONE, images, reference),
+    )
     assert encoded.streams[position].shape[1] == lengths[1] * (1 if replace[1] else len(layers[1]))
     readout = torch.cat([encoded.pooled[:, None], encoded.streams[position]], 1).mean(1)
     assert_near(readout, torch.cat([pooled[:, None], outputs[position]], 1).mean(1))
@@ -231,8 +261,13 @@ def test_g_m_trainables_of_the_papers_cifar_100_setting():
                 "head": nn.Linear(trunk.dim, 100),
             }
         )
-    assert sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad) == 141_412
-    assert sum(value.numel() for value in fp.snapshot(model).values()) == 141_412  # and no buffer travels
+    assert (
+        sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+        == 141_412
+    )
+    assert (
+        sum(value.numel() for value in fp.snapshot(model).values()) == 141_412
+    )  # and no buffer travels
 
 
 @pytest.mark.parametrize("depth", [None, 2])
@@ -256,26 +291,46 @@ def test_the_server_against_the_equations():
     """Uneven sizes and counts, a group that nobody chose: keys by counts, prompts and head by size, momentum on the first two."""
     model = Model(groups=12)
     values = fp.snapshot(model)
-    before = torch.tensor([5.0, *[0] * 4, *[900] * 7])  # seven groups that many have chosen: they stay idle
+    before = torch.tensor(
+        [5.0, *[0] * 4, *[900] * 7]
+    )  # seven groups that many have chosen: they stay idle
     uploads = [upload_of(model, values, before, client) for client in SIZES]
     counts = torch.stack([upload["selector.keys"].weight for upload in uploads])
-    assert ((counts.sum(0) == 0).any(), (counts[:, counts.sum(0) > 0].std(0) > 0).any()) == (True, True)
+    assert ((counts.sum(0) == 0).any(), (counts[:, counts.sum(0) > 0].std(0) > 0).any()) == (
+        True,
+        True,
+    )
     server, state = server_of(values)
     new, _ = server.step(values, fp.weighted_mean(uploads), state)
 
     def plain(message, counts, size):
         prompts = message["groups.tokens"].flatten(1).tolist()
-        return sgpt.Upload(message["selector.keys"].tolist(), prompts, message["head.bias"].tolist(), counts, size)
+        return sgpt.Upload(
+            message["selector.keys"].tolist(), prompts, message["head.bias"].tolist(), counts, size
+        )
 
     sent = [
-        plain({name: entry.value for name, entry in upload.items()}, upload["selector.keys"].weight.tolist(), SIZES[client])
+        plain(
+            {name: entry.value for name, entry in upload.items()},
+            upload["selector.keys"].weight.tolist(),
+            SIZES[client],
+        )
         for client, upload in zip(SIZES, uploads, strict=True)
     ]
     keys, prompts, head = sgpt.server(plain(values, [], 0), sent, decay=0.5)
-    for name, expected in (("selector.keys", keys), ("groups.tokens", prompts), ("head.bias", head)):
-        assert_near(new[name].reshape(torch.tensor(expected).shape), torch.tensor(expected, dtype=torch.float64))
+    for name, expected in (
+        ("selector.keys", keys),
+        ("groups.tokens", prompts),
+        ("head.bias", head),
+    ):
+        assert_near(
+            new[name].reshape(torch.tensor(expected).shape),
+            torch.tensor(expected, dtype=torch.float64),
+        )
     idle = counts.sum(0) == 0
-    assert_identical(new["selector.keys"][idle], values["selector.keys"][idle])  # G-g: exactly, no momentum without evidence
+    assert_identical(
+        new["selector.keys"][idle], values["selector.keys"][idle]
+    )  # G-g: exactly, no momentum without evidence
 
 
 def test_group_prompts_may_be_weighed_by_counts():
@@ -312,10 +367,12 @@ def test_g_e_counts_that_leak_from_client_to_client_would_show():
     """KNOWN WRONG: counts that all clients of a round write into, as the authors' simulation does."""
 
     def leaking(model, values, usage, client):
-        fp.load(model, values)
+        fp.load_values(model, values)
         own = model.selector.counts.clone()
         block_two(model, *data_of(client))
-        return fp.collect(model, weight=SIZES[client], rows={"selector.keys": model.selector.counts - own})
+        return fp.collect(
+            model, weight=SIZES[client], rows={"selector.keys": model.selector.counts - own}
+        )
 
     results = []
     for order in ([0, 1, 2], [2, 0, 1]):

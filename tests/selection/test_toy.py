@@ -23,10 +23,16 @@ class Data(NamedTuple):
 def draw(seed: int) -> Data:
     """Clusters around directions with a common part, as features of a backbone have one; each client holds five of them."""
     generator = torch.Generator().manual_seed(seed)
-    centres = F.normalize(torch.randn(CLUSTERS, DIM, generator=generator)) + F.normalize(torch.randn(1, DIM, generator=generator))
+    centres = F.normalize(torch.randn(CLUSTERS, DIM, generator=generator)) + F.normalize(
+        torch.randn(1, DIM, generator=generator)
+    )
     own = torch.stack([torch.randperm(CLUSTERS, generator=generator)[:5] for _ in range(CLIENTS)])
     cluster = own.gather(1, torch.randint(5, (CLIENTS, EACH), generator=generator))
-    return Data(centres[cluster] + 0.05 * torch.randn(CLIENTS, EACH, DIM, generator=generator), cluster, centres)
+    return Data(
+        centres[cluster] + 0.05 * torch.randn(CLIENTS, EACH, DIM, generator=generator),
+        cluster,
+        centres,
+    )
 
 
 def frozen_counts(select, selector):
@@ -45,8 +51,18 @@ def plain_cosine(query, keys, *, usage=None):
 
 
 @cache
-def federate(seed: int, select=fp.select_nearest, *, own_counts: bool = True, revive: bool = False, rounds: int = 20) -> Run:
-    data, generator = draw(seed), torch.Generator().manual_seed(1000 + seed)  # or keys would start as the centres
+def federate(
+    seed: int,
+    select=fp.select_nearest,
+    *,
+    own_counts: bool = True,
+    revive: bool = False,
+    rounds: int = 20,
+) -> Run:
+    data, generator = (
+        draw(seed),
+        torch.Generator().manual_seed(1000 + seed),
+    )  # or keys would start as the centres
     holder = []
     chooser = select if own_counts else frozen_counts(select, lambda: holder[0])
     selector = fp.SelectionKeys(CLUSTERS, DIM, selector=chooser, generator=generator)
@@ -57,10 +73,17 @@ def federate(seed: int, select=fp.select_nearest, *, own_counts: bool = True, re
     for _ in range(rounds):
         uploads = []
         for client in fp.cohort(range(CLIENTS), size=COHORT, generator=generator):
-            fp.load(selector, values)
+            fp.load_values(selector, values)
             selector.start_round(usage)
             if revive and chosen:
-                fp.load(selector, {"keys": fp.revive_keys(data.query[client], selector.keys, usage=chosen[-1])})
+                fp.load_values(
+                    selector,
+                    {
+                        "keys": fp.selection.revive_keys(
+                            data.query[client], selector.keys, usage=chosen[-1]
+                        )
+                    },
+                )
             optimizer = torch.optim.SGD(selector.parameters(), 0.1, 0.9)
             for _ in range(EPOCHS):
                 for part in torch.randperm(EACH, generator=generator).split(BATCH):
@@ -74,13 +97,17 @@ def federate(seed: int, select=fp.select_nearest, *, own_counts: bool = True, re
         values, state = server.step(values, mean, state)
         usage = usage + mean["keys"].weight
         chosen.append(mean["keys"].weight)
-        health.append(fp.selection_health(table(data.query, data.cluster, values["keys"])))
+        health.append(
+            fp.selection.selection_health(table(data.query, data.cluster, values["keys"]))
+        )
     return Run(health, chosen, values["keys"])
 
 
 def table(query, cluster, keys):
     indices = fp.select_nearest(query.reshape(-1, DIM), keys).indices
-    return fp.contingency_table(indices, cluster.flatten(), num_groups=CLUSTERS, num_classes=CLUSTERS)
+    return fp.selection.contingency_table(
+        indices, cluster.flatten(), num_groups=CLUSTERS, num_classes=CLUSTERS
+    )
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
@@ -95,7 +122,9 @@ def test_with_the_default_keys_find_the_clusters_by_round_20(seed):
 def test_the_literal_rule_sends_every_sample_of_a_round_to_one_unused_group(seed):
     """KNOWN WRONG: Eq. 6 to the letter, counts as of the round's start: all samples of all clients go to the first unused group."""
     run = federate(seed, literal_keys, own_counts=False)
-    for number, chosen in enumerate(run.chosen[1:], 1):  # in the first round all counts are zero: group 0
+    for number, chosen in enumerate(
+        run.chosen[1:], 1
+    ):  # in the first round all counts are zero: group 0
         assert chosen.nonzero().flatten().tolist() == [number]
     assert run.health[-1]["purity"] < federate(seed).health[-1]["purity"] - 0.2
 
@@ -103,7 +132,9 @@ def test_the_literal_rule_sends_every_sample_of_a_round_to_one_unused_group(seed
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_without_counts_keys_collapse_which_shows_and_reviving_them_helps(seed):
     """The plain cosine in training: a few groups take all samples; reviving what the last round did not choose brings others back."""
-    collapsed, revived = (federate(seed, plain_cosine, revive=revive).health[-1] for revive in (False, True))
+    collapsed, revived = (
+        federate(seed, plain_cosine, revive=revive).health[-1] for revive in (False, True)
+    )
     assert collapsed["dead_groups"] >= 10
     assert collapsed["effective_groups"] < 4
     assert revived["dead_groups"] <= 3
@@ -122,13 +153,13 @@ def test_an_unseen_client_needs_nothing_but_the_global_state_and_its_frequencies
     """Two new clients with a mix of clusters that no one trained on; what they load is the keys."""
     data, values = draw(0), {"keys": federate(0).keys}
     newcomer, generator = fp.SelectionKeys(CLUSTERS, DIM).eval(), torch.Generator().manual_seed(9)
-    fp.load(newcomer, values)
+    fp.load_values(newcomer, values)
     frequencies = []
     for mix in (torch.arange(CLUSTERS) < 4, torch.arange(CLUSTERS) >= 12):
         cluster = torch.multinomial(mix.float(), 200, replacement=True, generator=generator)
         query = data.centres[cluster] + 0.05 * torch.randn(200, DIM, generator=generator)
         indices = newcomer(query).indices
-        assert fp.selection_health(table(query, cluster, values["keys"]))["purity"] >= 0.9
+        assert fp.selection.selection_health(table(query, cluster, values["keys"]))["purity"] >= 0.9
         frequencies.append(indices.bincount(minlength=CLUSTERS) / 200)
     overlap = torch.minimum(*frequencies).sum()
     assert overlap < 0.2  # of two equal clients: 1
@@ -139,15 +170,15 @@ def test_select_balanced_find_the_clusters_where_batches_are_mixed():
     """Clients that hold all clusters: here a fair share of every batch is right. Where they hold few, it is not, as its docstring says."""
     query, cluster = draw(0).query.reshape(-1, DIM), draw(0).cluster.flatten()
     generator = torch.Generator().manual_seed(1000)
-    select = partial(fp.select_balanced, solver=partial(fp.sinkhorn, epsilon=0.05))
+    select = partial(fp.select_balanced, solver=partial(fp.transport.sinkhorn, epsilon=0.05))
     selector = fp.SelectionKeys(CLUSTERS, DIM, selector=select, generator=generator)
     optimizer = torch.optim.SGD(selector.parameters(), 0.1, 0.9)
-    before = fp.selection_health(table(query, cluster, selector.keys))
+    before = fp.selection.selection_health(table(query, cluster, selector.keys))
     for part in torch.randperm(len(query), generator=generator)[:6000].split(100):
         loss = fp.key_loss(query[part], selector.keys, selector(query[part]).indices)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    after = fp.selection_health(table(query, cluster, selector.keys))
+    after = fp.selection.selection_health(table(query, cluster, selector.keys))
     assert before["purity"] < 0.7
     assert after["purity"] >= 0.9

@@ -5,8 +5,7 @@ import importlib
 import pytest
 import torch
 
-from fedprompt import dykstra, exact, independent, newton, sinkhorn
-from fedprompt.transport import plan_from_duals
+from fedprompt.transport import dykstra, exact, independent, newton, plan_from_duals, sinkhorn
 from references.transport import planted_cost, slow_plan
 
 SHAPES = [(9, 3), (4, 9, 3), (2, 3, 9, 3), (2, 1, 3, 9, 3), (0, 9, 3)]
@@ -22,7 +21,10 @@ def problem(shape, mass, dtype=torch.float64):
     return cost.to(dtype), (a / a.sum(-1, keepdim=True)).to(dtype), b.to(dtype)
 
 
-@pytest.mark.parametrize(("solver", "mass"), [(newton, 0.8), (newton, 1.0), (dykstra, 0.8), (dykstra, 1.0), (sinkhorn, 1.0)])
+@pytest.mark.parametrize(
+    ("solver", "mass"),
+    [(newton, 0.8), (newton, 1.0), (dykstra, 0.8), (dykstra, 1.0), (sinkhorn, 1.0)],
+)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_plan_follows_from_its_duals(solver, mass, shape):
     """For costs of any rank, and masses that broadcast."""
@@ -40,7 +42,9 @@ def test_the_formula_is_that_of_the_slow_reference():
     plan = slow_plan(cost, a, b, epsilon=0.2)
     slack = int((a - plan.sum(1)).argmax())
     duals = (plan.log() + (cost - cost.amin(0)) / 0.2)[slack]
-    torch.testing.assert_close(plan_from_duals(duals, cost, a, b, epsilon=0.2), plan, rtol=0, atol=1e-10)
+    torch.testing.assert_close(
+        plan_from_duals(duals, cost, a, b, epsilon=0.2), plan, rtol=0, atol=1e-10
+    )
 
 
 def test_chunks_give_the_same_plans(monkeypatch):
@@ -62,8 +66,16 @@ def test_solvers_without_duals_say_so():
 @pytest.mark.parametrize(
     ("change", "error", "words"),
     [
-        ({"duals": None}, TypeError, r"`duals` must be a floating-point tensor \(..., columns\); got None"),
-        ({"duals": torch.ones(4, 2)}, ValueError, r"`duals` must have one number for each column of `cost` \(4, 9, 3\); got \(4, 2\)"),
+        (
+            {"duals": None},
+            TypeError,
+            r"`duals` must be a floating-point tensor \(..., columns\); got None",
+        ),
+        (
+            {"duals": torch.ones(4, 2)},
+            ValueError,
+            r"`duals` must have one number for each column of `cost` \(4, 9, 3\); got \(4, 2\)",
+        ),
         ({"a": torch.ones(8)}, ValueError, r"`a` must have shape \(..., 9\)"),
         ({"epsilon": 0.0}, ValueError, "`epsilon` must be above 0"),
     ],

@@ -21,15 +21,22 @@ from fedprompt.transport import _fused
 from fedprompt.transport._problem import flat, violation
 from references.transport import marginals, planted_cost
 
-needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="no Triton here; PyTorch's own builds for Linux bring it along")
+needs_triton = pytest.mark.skipif(
+    find_spec("triton") is None,
+    reason="no Triton here; PyTorch's own builds for Linux bring it along",
+)
 EVERYWHERE = pytest.mark.parametrize(
-    "device", [pytest.param("cpu", marks=pytest.mark.interpreted), pytest.param("cuda", marks=pytest.mark.gpu)]
+    "device",
+    [
+        pytest.param("cpu", marks=pytest.mark.interpreted),
+        pytest.param("cuda", marks=pytest.mark.gpu),
+    ],
 )
 OVERFLOW = "ignore:(All-NaN slice|overflow|invalid value|divide by zero):RuntimeWarning"  # NumPy's, in the interpreter
 KINDS = ["clip", "trained", "wide"]
 SHAPES = [(1, 1), (3, 4), (7, 3), (16, 1), (33, 8), (49, 2), (196, 2), (196, 4)]
 room = import_module("fedprompt.transport.newton")
-newton = partial(fedprompt.newton, fused=True)
+newton = partial(fedprompt.transport.newton, fused=True)
 
 
 @contextmanager
@@ -41,7 +48,10 @@ def path(*, fused):
         launches.append(len(problem.cost))
         return _fused.fused_steps(problem, **options)
 
-    with patch.object(_fused, "launchable", lambda device: fused), patch.object(room, "fused_steps", counted):
+    with (
+        patch.object(_fused, "launchable", lambda device: fused),
+        patch.object(room, "fused_steps", counted),
+    ):
         yield launches
 
 
@@ -49,10 +59,14 @@ def draw(kind, problems, rows, columns, mass, device="cpu", *, seed=0):
     """Costs and uneven masses, every fifth row without any."""
     generator = torch.Generator().manual_seed(seed)
     cost = planted_cost(kind, (problems, rows, columns), generator)
-    a = (torch.rand(problems, rows, generator=generator, dtype=torch.float64) + 0.3) * (torch.arange(rows) % 5 != 3)
+    a = (torch.rand(problems, rows, generator=generator, dtype=torch.float64) + 0.3) * (
+        torch.arange(rows) % 5 != 3
+    )
     b = torch.rand(problems, columns, generator=generator, dtype=torch.float64) + 0.3
     a = a / a.sum(1, keepdim=True)
-    return tuple(tensor.float().to(device) for tensor in (cost, a, mass * b / b.sum(1, keepdim=True)))
+    return tuple(
+        tensor.float().to(device) for tensor in (cost, a, mass * b / b.sum(1, keepdim=True))
+    )
 
 
 def steps(solve, cost, a, b, *, epsilon=0.1):
@@ -70,8 +84,12 @@ def test_the_kernel_takes_the_steps_of_the_plain_path(device, rows, columns, mas
         _, (expected, its_v, its_iterations, its_error) = steps(room._plain_steps, *drawn)
         torch.testing.assert_close(plan, expected, rtol=1e-4, atol=1e-6)
         torch.testing.assert_close(v, its_v, rtol=1e-3, atol=0)
-        assert (iterations - its_iterations).abs().max() <= 1  # where an error rounds to either side of the stop
-        torch.testing.assert_close(error, violation(plan, problem), rtol=0.01, atol=5e-7)  # rows hold by construction, to rounding
+        assert (
+            iterations - its_iterations
+        ).abs().max() <= 1  # where an error rounds to either side of the stop
+        torch.testing.assert_close(
+            error, violation(plan, problem), rtol=0.01, atol=5e-7
+        )  # rows hold by construction, to rounding
         torch.testing.assert_close(its_error, violation(expected, problem), rtol=0.01, atol=5e-7)
 
 
@@ -93,7 +111,9 @@ def test_newton_by_the_kernel_is_as_accurate(device, rows, columns, mass, epsilo
         coupling = newton(*drawn, epsilon=epsilon)
     assert launches == [3]
     assert coupling.error.max() <= 1e-5
-    best = newton(*(tensor.double() for tensor in drawn), epsilon=epsilon, tolerance=1e-12, max_iterations=400)
+    best = newton(
+        *(tensor.double() for tensor in drawn), epsilon=epsilon, tolerance=1e-12, max_iterations=400
+    )
     assert best.error.max() <= 1e-9
     assert ((coupling.plan - best.plan).abs().sum((1, 2)) / mass).max() <= 1e-4
     with path(fused=False) as launches:
@@ -104,11 +124,17 @@ def test_newton_by_the_kernel_is_as_accurate(device, rows, columns, mass, epsilo
 
 @EVERYWHERE
 def test_the_same_bits_alone_and_in_company(device):
-    drawn = [torch.cat(parts) for parts in zip(*(draw(kind, 2, 49, 3, 0.9, device) for kind in KINDS), strict=True)]
+    drawn = [
+        torch.cat(parts)
+        for parts in zip(*(draw(kind, 2, 49, 3, 0.9, device) for kind in KINDS), strict=True)
+    ]
     _, together = steps(_fused.fused_steps, *drawn)
     for index in range(6):
         _, own = steps(_fused.fused_steps, *(tensor[index : index + 1] for tensor in drawn))
-        assert all(torch.equal(part, whole[index : index + 1]) for part, whole in zip(own, together, strict=True))
+        assert all(
+            torch.equal(part, whole[index : index + 1])
+            for part, whole in zip(own, together, strict=True)
+        )
 
 
 @EVERYWHERE
@@ -123,9 +149,13 @@ def test_a_constant_on_the_cost_changes_no_bit(device):
 @EVERYWHERE
 def test_layouts_precisions_and_broadcast_masses(device):
     generator = torch.Generator().manual_seed(1)
-    cost = planted_cost("trained", (2, 2, 2, 20), generator).to(device, torch.bfloat16).transpose(2, 3)
+    cost = (
+        planted_cost("trained", (2, 2, 2, 20), generator).to(device, torch.bfloat16).transpose(2, 3)
+    )
     a, b = draw("clip", 2, 20, 2, 0.8, device)[1:]
-    a = a.T.contiguous().T[:, None]  # rows of a matrix that lies by columns; the same for both of the second axis
+    a = a.T.contiguous().T[
+        :, None
+    ]  # rows of a matrix that lies by columns; the same for both of the second axis
     with path(fused=True) as launches:
         coupling = newton(cost, a, b[0])
     assert launches == [4]
@@ -133,7 +163,12 @@ def test_layouts_precisions_and_broadcast_masses(device):
     with path(fused=False):
         expected = newton(cost, a, b[0])
     torch.testing.assert_close(coupling.plan, expected.plan, rtol=0, atol=1e-6)
-    assert coupling.plan.device.type == coupling.error.device.type == coupling.iterations.device.type == device
+    assert (
+        coupling.plan.device.type
+        == coupling.error.device.type
+        == coupling.iterations.device.type
+        == device
+    )
     with path(fused=True):
         assert newton(cost[:0], a[:0], b[0]).plan.shape == (0, 2, 20, 2)
 
@@ -165,7 +200,9 @@ def test_few_iterations_are_kept_and_said(device):
         assert coupling.iterations.tolist() == [2, 2, 2]
         assert (coupling.error > 1e-3).all()
         problem = flat(*drawn)
-        torch.testing.assert_close(coupling.error, violation(coupling.plan.transpose(1, 2), problem), rtol=1e-3, atol=0)
+        torch.testing.assert_close(
+            coupling.error, violation(coupling.plan.transpose(1, 2), problem), rtol=1e-3, atol=0
+        )
         easy = newton(*draw("clip", 3, 49, 2, 0.3, device))
     assert (easy.iterations < 6).all()
 
@@ -175,7 +212,12 @@ def test_few_iterations_are_kept_and_said(device):
 def test_values_are_refused_as_ever(device):
     cost, a, b = draw("wide", 3, 5, 2, 0.8, device)
     cost[1, 2, 0] = float("nan")
-    with path(fused=True) as launches, pytest.raises(ValueError, match=r"`cost` must be finite; got values that are not in problem \(1,\)"):
+    with (
+        path(fused=True) as launches,
+        pytest.raises(
+            ValueError, match=r"`cost` must be finite; got values that are not in problem \(1,\)"
+        ),
+    ):
         newton(cost, a, b)
     assert launches == []
 
@@ -184,7 +226,7 @@ def test_the_kernel_is_used_only_where_it_is_asked_for():
     """It has not run on a GPU yet: the plain path is the default there too."""
     drawn = draw("wide", 3, 20, 2, 0.8)
     with path(fused=True) as launches:
-        plain = fedprompt.newton(*drawn)
+        plain = fedprompt.transport.newton(*drawn)
     assert launches == []
     with path(fused=False):
         asked = newton(*drawn)  # on a CPU the argument has no effect
@@ -195,7 +237,7 @@ def test_the_kernel_is_used_only_where_it_is_asked_for():
 @pytest.mark.parametrize("flag", [1, None, "yes"])
 def test_fused_is_a_boolean(flag):
     with pytest.raises(TypeError, match="`fused` must be True or False"):
-        fedprompt.newton(*draw("wide", 3, 20, 2, 0.8), fused=flag)
+        fedprompt.transport.newton(*draw("wide", 3, 20, 2, 0.8), fused=flag)
 
 
 @pytest.mark.gpu
@@ -214,7 +256,13 @@ def problems(rows=20, columns=2, dtype=torch.float32):
 
 def test_small_problems_in_float32_fit():
     with patch.object(_fused, "launchable", lambda device: True):
-        for fitting in (problems(), problems(1, 1), problems(1024, 8), problems(4096, 2), problems(196, 5)):
+        for fitting in (
+            problems(),
+            problems(1, 1),
+            problems(1024, 8),
+            problems(4096, 2),
+            problems(196, 5),
+        ):
             assert _fused.fits(fitting)
         for unfitting in (
             problems(dtype=torch.float64),
@@ -251,12 +299,16 @@ def test_a_gpu_without_a_c_compiler_warns_and_takes_the_plain_path(monkeypatch):
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(driver, "_active", Broken())
-    with pytest.warns(RuntimeWarning, match="Triton cannot launch kernels here.*Failed to find C compiler"):
+    with pytest.warns(
+        RuntimeWarning, match="Triton cannot launch kernels here.*Failed to find C compiler"
+    ):
         assert not _fused.launchable.__wrapped__(torch.device("cuda", 0))
 
 
 @needs_triton
-@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (49, 2), (196, 2), (196, 4), (196, 8), (1024, 8), (8192, 1)])
+@pytest.mark.parametrize(
+    ("rows", "columns"), [(1, 1), (49, 2), (196, 2), (196, 4), (196, 8), (1024, 8), (8192, 1)]
+)
 def test_the_kernel_builds_for_a_gpu_that_is_not_there(rows, columns, monkeypatch, tmp_path):
     """What the interpreter does not see: types, and that a problem stays in registers (nothing on the stack)."""
     import triton
@@ -266,11 +318,25 @@ def test_the_kernel_builds_for_a_gpu_that_is_not_there(rows, columns, monkeypatc
     from fedprompt.transport._triton import newton_steps
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
-    types = dict.fromkeys(("cost", "a", "b", "plan", "duals", "error"), "*fp32") | {"full": "*i1", "iterations": "*i64"}
-    types |= {"rows": "i32", "sharpness": "fp32", "near": "fp32", "most": "i32", "columns": "constexpr", "block": "constexpr"}
+    types = dict.fromkeys(("cost", "a", "b", "plan", "duals", "error"), "*fp32") | {
+        "full": "*i1",
+        "iterations": "*i64",
+    }
+    types |= {
+        "rows": "i32",
+        "sharpness": "fp32",
+        "near": "fp32",
+        "most": "i32",
+        "columns": "constexpr",
+        "block": "constexpr",
+    }
     options = _fused.options(columns, rows)
     constants = {name: options.pop(name) for name in ("columns", "block")}
-    built = triton.compile(ASTSource(newton_steps, types, constexprs=constants), target=GPUTarget("cuda", 90, 32), options=options)
+    built = triton.compile(
+        ASTSource(newton_steps, types, constexprs=constants),
+        target=GPUTarget("cuda", 90, 32),
+        options=options,
+    )
     (tmp_path / "cubin").write_bytes(built.asm["cubin"])
     command = [triton.knobs.nvidia.cuobjdump.path, "--dump-resource-usage", str(tmp_path / "cubin")]
     used = subprocess.run(command, capture_output=True, text=True, check=True).stdout
@@ -280,7 +346,19 @@ def test_the_kernel_builds_for_a_gpu_that_is_not_there(rows, columns, monkeypatc
 @needs_triton
 def test_everything_marked_interpreted():
     """In a process of its own: Triton asks when it is imported whether to interpret. By hand: ``pytest -m interpreted``."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "interpreted", str(Path(__file__))]
-    run = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2], env=dict(os.environ))
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-m",
+        "interpreted",
+        str(Path(__file__)),
+    ]
+    run = subprocess.run(
+        command, capture_output=True, text=True, cwd=Path(__file__).parents[2], env=dict(os.environ)
+    )
     assert run.returncode == 0, run.stdout + run.stderr
     assert int(re.search(r"(\d+) passed", run.stdout)[1]) >= len(SHAPES) * 3 + 6

@@ -5,7 +5,16 @@ from itertools import pairwise
 import pytest
 import torch
 
-from fedprompt import dykstra, envelope, exact, implicit, independent, newton, plan_fixed, sinkhorn
+from fedprompt.transport import (
+    dykstra,
+    envelope,
+    exact,
+    implicit,
+    independent,
+    newton,
+    plan_fixed,
+    sinkhorn,
+)
 from references.transport import marginals, planted_cost
 
 EPSILON = 0.2
@@ -58,7 +67,9 @@ def test_envelope_is_the_gradient_of_the_regularised_value(mass):
         plan = solve(moved, a, b).plan
         return (plan * moved).sum() + EPSILON * (plan * plan.log()).sum()
 
-    torch.testing.assert_close(gradient_of(envelope, cost, a, b), numeric_gradient(value, cost), rtol=0, atol=1e-8)
+    torch.testing.assert_close(
+        gradient_of(envelope, cost, a, b), numeric_gradient(value, cost), rtol=0, atol=1e-8
+    )
     coupling = solve(cost, a, b)
     torch.testing.assert_close(envelope(cost, coupling).sum(), value(cost), rtol=1e-12, atol=0)
 
@@ -73,7 +84,9 @@ def test_implicit_matches_differentiating_through_the_iterations():
             u = a.log() - (-cost / EPSILON + v).logsumexp(1)
             u = u if mass == 1 else u.clamp(max=0)
             v = b.log() - (-cost / EPSILON + u[:, None]).logsumexp(0)
-        unrolled = torch.autograd.grad((((-cost / EPSILON + u[:, None] + v).exp()) * cost).sum(), cost)[0]
+        unrolled = torch.autograd.grad(
+            (((-cost / EPSILON + u[:, None] + v).exp()) * cost).sum(), cost
+        )[0]
         own = gradient_of(implicit, cost.detach(), a, b)
         torch.testing.assert_close(own, unrolled, rtol=0, atol=1e-9)
 
@@ -102,7 +115,9 @@ def test_implicit_in_float32_with_rows_of_no_mass_and_many_columns():
 def test_scores_are_the_plan_times_the_cost():
     cost, a, b = problem()
     coupling = independent(cost, a, b)
-    expected = torch.stack([sum((plan * its).flatten()) for plan, its in zip(coupling.plan, cost, strict=True)])
+    expected = torch.stack(
+        [sum((plan * its).flatten()) for plan, its in zip(coupling.plan, cost, strict=True)]
+    )
     torch.testing.assert_close(plan_fixed(cost, coupling), expected)
     torch.testing.assert_close(implicit(cost, coupling), expected)
 
@@ -141,7 +156,9 @@ def test_epsilon_and_masses_are_those_that_the_plan_was_solved_with(score):
             ]
             own = cost.clone().requires_grad_()
             (gradient,) = torch.autograd.grad(score(own, coupling).sum(), own)
-            torch.testing.assert_close((gradient * step).sum((1, 2)), (values[0] - values[1]) / 2e-5, rtol=0, atol=1e-7)
+            torch.testing.assert_close(
+                (gradient * step).sum((1, 2)), (values[0] - values[1]) / 2e-5, rtol=0, atol=1e-7
+            )
             found.append(gradient)
     assert all((one - other).abs().max() > 1e-3 for one, other in pairwise(found))
 
@@ -170,7 +187,10 @@ def test_an_independent_coupling_has_no_regularized_value():
 
 
 def test_no_plan_is_mutated():
-    cost, (a, b) = torch.rand(3, 4, 2, generator=torch.Generator().manual_seed(2)), marginals(4, 2, 0.8, torch.float32)
+    cost, (a, b) = (
+        torch.rand(3, 4, 2, generator=torch.Generator().manual_seed(2)),
+        marginals(4, 2, 0.8, torch.float32),
+    )
     coupling = newton(cost, a, b)
     before = [part.clone() for part in coupling if isinstance(part, torch.Tensor)]
     for score in (plan_fixed, envelope, implicit):

@@ -11,10 +11,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedprompt import dykstra, exact, independent, newton, sinkhorn
 from fedprompt.transport import _dual as search
+from fedprompt.transport import dykstra, exact, independent, newton, sinkhorn
 from fedprompt.transport._problem import flat
-from references.transport import marginals, optimised_plan, planted_cost, pot_plan, published_plan, slow_plan
+from references.transport import (
+    marginals,
+    optimised_plan,
+    planted_cost,
+    pot_plan,
+    published_plan,
+    slow_plan,
+)
 
 KINDS = ["clip", "trained", "wide"]
 ITERATIVE = [newton, dykstra, sinkhorn]
@@ -28,12 +35,19 @@ def test_newton_agrees_with_slow_alternation_and_with_pot(kind, epsilon, mass):
         plan = newton(cost, a, b, epsilon=epsilon, tolerance=1e-11, max_iterations=300).plan
         torch.testing.assert_close(plan, slow_plan(cost, a, b, epsilon=epsilon), rtol=0, atol=1e-9)
         if mass < 1:
-            torch.testing.assert_close(plan, pot_plan(cost, a, b, epsilon=epsilon), rtol=0, atol=1e-7)
+            torch.testing.assert_close(
+                plan, pot_plan(cost, a, b, epsilon=epsilon), rtol=0, atol=1e-7
+            )
 
 
-@pytest.mark.filterwarnings("ignore:Values in x were outside bounds:RuntimeWarning")  # scipy 1.14 steps out and clips
+@pytest.mark.filterwarnings(
+    "ignore:Values in x were outside bounds:RuntimeWarning"
+)  # scipy 1.14 steps out and clips
 def test_newton_agrees_with_a_general_optimiser():
-    a, b = torch.tensor([0.1, 0.4, 0.2, 0.3], dtype=torch.float64), torch.tensor([0.5, 0.2], dtype=torch.float64)
+    a, b = (
+        torch.tensor([0.1, 0.4, 0.2, 0.3], dtype=torch.float64),
+        torch.tensor([0.5, 0.2], dtype=torch.float64),
+    )
     cost = planted_cost("wide", (4, 2), torch.Generator().manual_seed(3))
     plan = newton(cost, a, b, epsilon=0.3, tolerance=1e-11).plan
     torch.testing.assert_close(plan, optimised_plan(cost, a, b, epsilon=0.3), rtol=0, atol=1e-5)
@@ -43,8 +57,12 @@ def test_dykstra_is_the_published_loop_where_that_converges():
     """On the costs of zero-shot CLIP; its own stop leaves 1e-3, so it is made to go on."""
     a, b = marginals(30, 2, 0.8)
     cost = planted_cost("clip", (5, 30, 2), torch.Generator().manual_seed(4))
-    published = published_plan(cost, a.expand(5, -1), b.expand(5, -1), epsilon=0.1, threshold=1e-9, most=1000)
-    torch.testing.assert_close(dykstra(cost, a, b, tolerance=1e-11).plan, published, rtol=0, atol=1e-9)
+    published = published_plan(
+        cost, a.expand(5, -1), b.expand(5, -1), epsilon=0.1, threshold=1e-9, most=1000
+    )
+    torch.testing.assert_close(
+        dykstra(cost, a, b, tolerance=1e-11).plan, published, rtol=0, atol=1e-9
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -57,7 +75,13 @@ def test_newton_in_float32_is_accurate_for_every_mass(kind, epsilon, mass, rows,
     coupling = newton(cost, a, b, epsilon=epsilon)
     assert coupling.plan.dtype == torch.float32
     assert coupling.error.max() <= 1e-5
-    best = newton(cost.double(), *marginals(rows, columns, mass), epsilon=epsilon, tolerance=1e-12, max_iterations=400)
+    best = newton(
+        cost.double(),
+        *marginals(rows, columns, mass),
+        epsilon=epsilon,
+        tolerance=1e-12,
+        max_iterations=400,
+    )
     assert best.error.max() <= 1e-10
     assert ((coupling.plan - best.plan).abs().sum((1, 2)) / mass).max() <= 1e-4
 
@@ -68,7 +92,9 @@ def test_finite_costs_never_give_nan(solver, scale):
     """T-m: the smallest epsilon, costs of any size; what could not be reached stands in the error."""
     mass = 1.0 if solver is sinkhorn else 0.8
     cost = planted_cost("wide", (10, 20, 3), torch.Generator().manual_seed(6)).float() * scale
-    coupling = solver(cost, *marginals(20, 3, mass, torch.float32), epsilon=0.001, max_iterations=50)
+    coupling = solver(
+        cost, *marginals(20, 3, mass, torch.float32), epsilon=0.001, max_iterations=50
+    )
     assert torch.isfinite(coupling.plan).all()
     assert torch.isfinite(coupling.error).all()
 
@@ -87,7 +113,9 @@ def test_rows_without_mass_give_nothing_and_change_nothing():
     padded = torch.cat([a, torch.zeros(3, dtype=a.dtype)])
     plan = newton(cost, padded, b, tolerance=1e-11).plan
     assert (plan[:, 7:] == 0).all()
-    torch.testing.assert_close(plan[:, :7], newton(cost[:, :7], a, b, tolerance=1e-11).plan, rtol=0, atol=1e-9)
+    torch.testing.assert_close(
+        plan[:, :7], newton(cost[:, :7], a, b, tolerance=1e-11).plan, rtol=0, atol=1e-9
+    )
     full = padded.sum() * b / b.sum()
     assert (sinkhorn(cost, padded, full).plan[:, 7:] == 0).all()
 
@@ -103,7 +131,9 @@ def test_leading_shapes_and_broadcast_masses(solver):
     assert coupling.error.shape == coupling.iterations.shape == (2, 3)
     for i in range(2):
         for j in range(3):
-            torch.testing.assert_close(coupling.plan[i, j], solver(cost[i, j], a[i, 0], b).plan, rtol=0, atol=1e-9)
+            torch.testing.assert_close(
+                coupling.plan[i, j], solver(cost[i, j], a[i, 0], b).plan, rtol=0, atol=1e-9
+            )
     empty = solver(cost[:0], a[:0], b)
     assert empty.plan.shape == (0, 3, 6, 2)
     assert empty.error.shape == (0, 3)
@@ -132,13 +162,18 @@ def test_half_precisions_are_solved_in_float32(dtype):
         torch.testing.assert_close(coupling.plan, expected, rtol=2 * torch.finfo(dtype).eps, atol=0)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         inside = newton(cost, *marginals(49, 2, 0.8, torch.float32))
-    torch.testing.assert_close(inside.plan, newton(cost, *marginals(49, 2, 0.8, torch.float32)).plan, rtol=0, atol=0)
+    torch.testing.assert_close(
+        inside.plan, newton(cost, *marginals(49, 2, 0.8, torch.float32)).plan, rtol=0, atol=0
+    )
 
 
 def test_where_independent_is_the_limit_of_a_growing_epsilon():
     """Where all rows have equal masses or all mass is taken. Otherwise small rows are full: 0.05, and 0.05 of the others' 0.1 and 0.2."""
     cost = torch.rand(4, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    a, b = torch.tensor([0.2, 0.1, 0.05, 0.05], dtype=torch.float64), torch.tensor([0.1, 0.1], dtype=torch.float64)
+    a, b = (
+        torch.tensor([0.2, 0.1, 0.05, 0.05], dtype=torch.float64),
+        torch.tensor([0.1, 0.1], dtype=torch.float64),
+    )
     for rows, columns in ((a, 2 * b), (torch.full_like(a, 0.1), b)):
         limit = newton(cost, rows, columns, epsilon=1e7, tolerance=1e-9).plan
         torch.testing.assert_close(limit, independent(cost, rows, columns).plan, rtol=0, atol=1e-7)
@@ -160,7 +195,10 @@ def test_columns_of_an_alternation_hold_up_to_rounding(solver, dtype, epsilon):
     assert (coupling.error >= violated * (1 - 1e-6)).all()
 
 
-@pytest.mark.parametrize(("kind", "mass", "most"), [("trained", 0.8, 34), ("wide", 0.8, 41), ("wide", 0.95, 44), ("wide", 0.999, 52)])
+@pytest.mark.parametrize(
+    ("kind", "mass", "most"),
+    [("trained", 0.8, 34), ("wide", 0.8, 41), ("wide", 0.95, 44), ("wide", 0.999, 52)],
+)
 def test_few_evaluations_at_a_small_epsilon(kind, mass, most):
     """Mean evaluations of the line search on fixed problems, 5 % above those of the rule that its comments state."""
     cost = planted_cost(kind, (30, 49, 3), torch.Generator().manual_seed(1))
@@ -174,7 +212,11 @@ def test_few_evaluations_at_a_small_epsilon(kind, mass, most):
 def test_plain_steps_are_enough_for_cosines_at_fedotps_epsilon(kind, epsilon, mass):
     """No problem goes on to the line search in float64, which costs more for each step."""
     cost = planted_cost(kind, (50, 49, 2), torch.Generator().manual_seed(17)).float()
-    with patch.object(importlib.import_module("fedprompt.transport.newton"), "climb", side_effect=AssertionError("line search")):
+    with patch.object(
+        importlib.import_module("fedprompt.transport.newton"),
+        "climb",
+        side_effect=AssertionError("line search"),
+    ):
         coupling = newton(cost, *marginals(49, 2, mass, torch.float32), epsilon=epsilon)
     assert coupling.error.max() <= 1e-5
     assert coupling.iterations.max() <= 12
@@ -182,7 +224,11 @@ def test_plain_steps_are_enough_for_cosines_at_fedotps_epsilon(kind, epsilon, ma
 
 def one_column(x, *, slope):
     """One column that takes 0.4 of two rows of 0.5 with costs 0 and 1, evaluated at log v = x, a step of length 1 from a given slope."""
-    problem = flat(torch.tensor([[[0.0], [1.0]]], dtype=torch.float64), torch.full((2,), 0.5).double(), torch.tensor([0.4]).double())
+    problem = flat(
+        torch.tensor([[[0.0], [1.0]]], dtype=torch.float64),
+        torch.full((2,), 0.5).double(),
+        torch.tensor([0.4]).double(),
+    )
     x = torch.tensor([[x]], dtype=torch.float64)
     kernel, cap = search.row_kernel(problem, search.levelled_cost(problem, 1.0), x)
     now = search.evaluate(problem, kernel, torch.ones_like(x), cap)
@@ -202,7 +248,9 @@ def test_no_step_is_accepted_beyond_which_the_dual_is_flat():
     """At log 2 both rows are full and give 1: the slope is -0.6, above minus half of 2, and tells nothing of the distance."""
     following, accepted = one_column(math.log(2), slope=2.0)
     assert not accepted.item()
-    assert following.length.item() == pytest.approx(0.7)  # the secant says 2 / 2.6, more than the most
+    assert following.length.item() == pytest.approx(
+        0.7
+    )  # the secant says 2 / 2.6, more than the most
 
 
 def test_the_next_step_goes_twice_as_far_where_the_slope_has_hardly_fallen():
@@ -220,14 +268,21 @@ def test_few_evaluations_close_to_full_mass():
         assert coupling.iterations.max() <= 15
 
 
-@given(rows=st.integers(1, 12), columns=st.integers(1, 5), mass=st.floats(0.01, 1.0), seed=st.integers(0, 10_000))
+@given(
+    rows=st.integers(1, 12),
+    columns=st.integers(1, 5),
+    mass=st.floats(0.01, 1.0),
+    seed=st.integers(0, 10_000),
+)
 @settings(max_examples=30, deadline=None)
 def test_exact_costs_no_more_than_any_entropic_plan(rows, columns, mass, seed):
     cost = planted_cost("wide", (rows, columns), torch.Generator().manual_seed(seed))
     a, b = marginals(rows, columns, mass)
     coupling = exact(cost, a, b)
     assert coupling.error <= 1e-9
-    assert (coupling.plan * cost).sum() <= (newton(cost, a, b, epsilon=0.02, tolerance=1e-9).plan * cost).sum() + 1e-8
+    assert (coupling.plan * cost).sum() <= (
+        newton(cost, a, b, epsilon=0.02, tolerance=1e-9).plan * cost
+    ).sum() + 1e-8
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -254,8 +309,13 @@ def test_solvers_leave_their_arguments_alone_and_print_nothing(capsys):
 
 
 def test_pot_is_imported_by_exact_alone():
-    program = "import sys, torch, fedprompt as fp; fp.newton(torch.eye(2), torch.ones(2), torch.ones(2)); print('ot' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.strip() == "False"
+    program = "import sys, torch, fedprompt as fp; fp.transport.newton(torch.eye(2), torch.ones(2), torch.ones(2)); print('ot' in sys.modules)"
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, check=True
+        ).stdout.strip()
+        == "False"
+    )
 
 
 HALF = torch.full((2,), 0.5)
@@ -274,17 +334,37 @@ def spoilt(value):
     ("arguments", "error", "words"),
     [
         ((COST, HALF, 2 * HALF), ValueError, "`b` must sum to"),
-        ((COST, HALF, torch.tensor([[0.5, 0.5], [0.9, 0.9], [0.5, 0.5]])), ValueError, r"`b` must sum to .* in problem \(1,\)"),
+        (
+            (COST, HALF, torch.tensor([[0.5, 0.5], [0.9, 0.9], [0.5, 0.5]])),
+            ValueError,
+            r"`b` must sum to .* in problem \(1,\)",
+        ),
         ((COST, HALF, torch.tensor([1.0, 0.0])), ValueError, "`b` must be finite and above 0"),
         ((COST, HALF, torch.tensor([1.5, -0.5])), ValueError, "`b` must be finite and above 0"),
         ((COST, torch.tensor([1.5, -0.5]), HALF), ValueError, "`a` must be finite and at least 0"),
-        ((COST, torch.tensor([float("nan"), 0.5]), HALF), ValueError, "`a` must be finite and at least 0"),
-        ((spoilt(float("nan")), HALF, HALF), ValueError, r"`cost` must be finite; got .* in problem \(1,\)"),
-        ((spoilt(float("inf")), HALF, HALF), ValueError, r"`cost` must be finite; got .* in problem \(1,\)"),
+        (
+            (COST, torch.tensor([float("nan"), 0.5]), HALF),
+            ValueError,
+            "`a` must be finite and at least 0",
+        ),
+        (
+            (spoilt(float("nan")), HALF, HALF),
+            ValueError,
+            r"`cost` must be finite; got .* in problem \(1,\)",
+        ),
+        (
+            (spoilt(float("inf")), HALF, HALF),
+            ValueError,
+            r"`cost` must be finite; got .* in problem \(1,\)",
+        ),
         ((COST[:, :0], HALF[:0], HALF), ValueError, "`cost` must have shape"),
         ((COST[..., :0], HALF, HALF[:0]), ValueError, "`cost` must have shape"),
         ((COST[0, 0], HALF, HALF), ValueError, "`cost` must have shape"),
-        ((COST, torch.ones(3) / 3, HALF), ValueError, r"`a` must have shape \(..., 2\) to match `cost` \(3, 2, 2\); got \(3,\)"),
+        (
+            (COST, torch.ones(3) / 3, HALF),
+            ValueError,
+            r"`a` must have shape \(..., 2\) to match `cost` \(3, 2, 2\); got \(3,\)",
+        ),
         ((COST, HALF, HALF.expand(4, 2)), ValueError, r"`b` must have shape \(..., 2\)"),
         ((COST, HALF, torch.tensor(0.5)), ValueError, "`b` must have shape"),
         ((COST.long(), HALF, HALF), TypeError, "`cost` must be a floating-point tensor"),
@@ -333,4 +413,6 @@ def test_newton_compiles_into_one_graph(epsilon):
     masses = marginals(20, 2, 0.8, torch.float32)
     compiled = torch.compile(newton, fullgraph=True)(cost, *masses, epsilon=epsilon)
     assert compiled.error.max() <= 1e-5
-    torch.testing.assert_close(compiled.plan, newton(cost, *masses, epsilon=epsilon).plan, rtol=0, atol=1e-6)
+    torch.testing.assert_close(
+        compiled.plan, newton(cost, *masses, epsilon=epsilon).plan, rtol=0, atol=1e-6
+    )

@@ -14,8 +14,8 @@ def answer(message: Message, context: Context) -> Message:
     """Make the federation's own app and hand over to it."""
     federation = FEDERATIONS[str(context.run_config["federation"])]()
 
-    def expect(client: int) -> fp.Expected:
-        return fp.Expected(federation.broadcast_form(client), federation.fingerprint)
+    def expect(client: int) -> fp.wire.Expected:
+        return fp.wire.Expected(federation.broadcast_form(client), federation.fingerprint)
 
     return flower.client_app(federation.client, expect=expect, max_bytes=10**6)(message, context)
 

@@ -14,11 +14,19 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     federation, ledger = FEDERATIONS[str(context.run_config["federation"])](), fp.Ledger()
 
-    def expect(client: int) -> fp.Expected:
-        return fp.Expected(federation.upload_form(client), federation.fingerprint)
+    def expect(client: int) -> fp.wire.Expected:
+        return fp.wire.Expected(federation.upload_form(client), federation.fingerprint)
 
-    wire = {"cohort": federation.cohort, "expect": expect, "max_bytes": 10**6, "patience": 300.0, "ledger": ledger}
+    wire = {
+        "cohort": federation.cohort,
+        "expect": expect,
+        "max_bytes": 10**6,
+        "patience": 300.0,
+        "ledger": ledger,
+    }
     strategy = flower.ServerStrategy(federation.server, **wire)
     strategy.start(grid, ArrayRecord(), num_rounds=federation.rounds, timeout=300.0)
-    fp.save_checkpoint({"answers": dict(strategy.answers), "state": strategy.state}, str(context.run_config["out"]))
+    fp.save_checkpoint(
+        {"answers": dict(strategy.answers), "state": strategy.state}, str(context.run_config["out"])
+    )
     print(ledger.table())

@@ -1,0 +1,6 @@
+"""Messages between clients and server: from modules to payloads, back, and their bytes."""
+
+from fedprompt.messages.ledger import Ledger
+from fedprompt.messages.payload import collect, load_values, num_bytes, snapshot
+
+__all__ = ["Ledger", "collect", "load_values", "num_bytes", "snapshot"]

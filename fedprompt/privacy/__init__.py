@@ -1,0 +1,17 @@
+"""Differential privacy: per-sample gradients, clipping, noise, and sums for secure aggregation."""
+
+from fedprompt.privacy.samples import clipped_sum, noisy_mean, per_sample, poisson_batch
+from fedprompt.privacy.sums import from_sum, to_summable
+from fedprompt.privacy.updates import cap_weight, clip_norm, gaussian_noise
+
+__all__ = [
+    "cap_weight",
+    "clip_norm",
+    "clipped_sum",
+    "from_sum",
+    "gaussian_noise",
+    "noisy_mean",
+    "per_sample",
+    "poisson_batch",
+    "to_summable",
+]

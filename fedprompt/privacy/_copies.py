@@ -1,0 +1,104 @@
+"""Stand-ins for modules in which every sample has its own copy of each parameter."""
+
+import copy
+from collections.abc import Mapping
+from typing import Any, cast
+
+import torch
+import torch.nn as nn
+from torch import Tensor
+from torch.func import functional_call
+
+from fedprompt._checks import kind, wrong_type, wrong_value
+from fedprompt.interfaces import PromptStream
+
+Copies = Mapping[nn.Parameter, nn.Parameter]
+Twins = dict[nn.Module, nn.Module]
+
+
+class _Copies(nn.Module):
+    """A module that owns parameters, called once for each sample with that sample's copies."""
+
+    def __init__(self, module: nn.Module, copies: Copies) -> None:
+        super().__init__()
+        self._single = (module,)  # hidden from `named_parameters`
+        self._slots = _parameter_slots(module, copies)
+        for name, parameter in module._parameters.items():
+            if parameter is not None and parameter in copies:
+                self.register_parameter(name, copies[parameter])
+        for name, child in module.named_children():  # for the names of their parameters alone
+            self.add_module(name, _Copies(child, copies))
+
+    def forward(self, *inputs: Tensor) -> Tensor | PromptStream:
+        check_gradients_are_recorded()
+        parameters: dict[str, Tensor] = self._slots
+        replaces = []  # because `vmap` returns tensors alone
+        batch = len(next(iter(parameters.values())))
+        for position, each in enumerate(inputs):
+            if not isinstance(each, Tensor) or each.shape[:1] != (batch,):
+                raise wrong_value(
+                    f"inputs[{position}]", f"have the batch of {batch} samples", kind(each)
+                )
+
+        def one(own: dict[str, Tensor], *sample: Tensor) -> Any:
+            sample = tuple(each[None] for each in sample)
+            result = functional_call(self._single[0], own, sample, tie_weights=False)
+            if isinstance(result, PromptStream):
+                replaces.append(result.replace)
+                return dict(result.layers)
+            if not isinstance(result, Tensor):
+                raise wrong_type(
+                    "model",
+                    "return a tensor or a PromptStream from every module that owns parameters",
+                    kind(result),
+                )
+            if inputs and result.shape[:1] != (1,):
+                raise wrong_value(
+                    "model",
+                    "return (batch, ...) from every module that is called with a batch",
+                    tuple(result.shape),
+                )
+            return result[0] if inputs else result
+
+        results: Any = torch.vmap(one, randomness="different")(parameters, *inputs)
+        if replaces:
+            return PromptStream(
+                {layer: tokens.flatten(0, -3) for layer, tokens in results.items()}, replaces[0]
+            )
+        return cast(Tensor, results)
+
+
+def _parameter_slots(module: nn.Module, copies: Copies) -> dict[str, Tensor]:
+    """Every attribute of the module's tree that is a copied parameter, once, with its copy.
+
+    A module with two names is listed once, a parameter that two modules share twice:
+    ``functional_call`` restores each slot as often as it is named, the second time to a copy.
+    """
+    return {
+        f"{prefix}.{name}" if prefix else name: copies[parameter]
+        for prefix, each in module.named_modules()
+        for name, parameter in each._parameters.items()
+        if parameter is not None and parameter in copies
+    }
+
+
+def twin_of(module: nn.Module, copies: Copies, twins: Twins) -> nn.Module:
+    """The module with copies of its parameters; one without any is copied over its children."""
+    if module in twins:
+        return twins[module]
+    if any(parameter in copies for parameter in module._parameters.values()):
+        twins[module] = _Copies(module, copies)
+        return twins[module]
+    twin = twins[module] = copy.copy(module)
+    twin._modules = {
+        name: child and twin_of(child, copies, twins) for name, child in module._modules.items()
+    }
+    return twin
+
+
+def check_gradients_are_recorded() -> None:
+    """Refuse to run under ``torch.inference_mode``."""
+    if torch.is_inference_mode_enabled():
+        raise RuntimeError(
+            "per_sample computes gradients, which torch.inference_mode does not record. Leave the mode first."
+        )

@@ -1,0 +1,77 @@
+"""Random numbers for privacy, drawn from the operating system unless a generator is given."""
+
+import math
+import os
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from fedprompt._checks import kind, wrong_type, wrong_value
+
+NEVER_SEEDED = torch.Generator().initial_seed()  # a constant of torch
+CHUNK = 2**15  # words of 8 bytes that one call to the operating system returns
+
+
+def check_source(generator: object) -> None:
+    """Require None or a seeded generator on the CPU."""
+    if generator is None:
+        return
+    if not isinstance(generator, torch.Generator):
+        raise wrong_type("generator", "be a torch.Generator or None", kind(generator))
+    if generator.device.type != "cpu":
+        raise wrong_value("generator", "be on the CPU", f"one on {generator.device}")
+    if generator.initial_seed() == NEVER_SEEDED:
+        rule = "be None (the operating system's entropy) or a seeded generator"
+        raise wrong_value("generator", rule, "a torch.Generator that was never seeded")
+
+
+def coins(count: int, *, rate: float, generator: torch.Generator | None) -> Int[Tensor, " heads"]:
+    """Return the indices of the heads among `count` independent coins."""
+    if generator is not None:
+        numbers = torch.rand(count, generator=generator, dtype=torch.float64)
+        return (numbers < rate).nonzero()[:, 0]
+    heads = []
+    for start in range(0, count, CHUNK):
+        bits = _random_bits(min(CHUNK, count - start), 53)  # exact in float64: never 1.0
+        heads.append((bits.double().mul_(2.0**-53) < rate).nonzero()[:, 0] + start)
+    return torch.cat(heads)
+
+
+def with_noise(
+    value: Float[Tensor, "*shape"], *, sigma: float, generator: torch.Generator | None
+) -> Float[Tensor, "*shape"]:
+    """Add independent normal deviates times `sigma`, in float64."""
+    noise = normal(value.shape, generator=generator).to(value.device)
+    return noise.mul_(sigma).add_(value)
+
+
+def normal(shape: Sequence[int], *, generator: torch.Generator | None) -> Float[Tensor, "*shape"]:
+    r"""Draw independent standard normal deviates in float64, on the CPU.
+
+    Without a generator, two uniform numbers of 63 random bits each become two deviates (Box and
+    Muller): :math:`\sqrt{-2 \ln u}\,(\cos 2\pi v, \sin 2\pi v)`. The largest magnitude is 9.4.
+
+    References:
+        Box and Muller, "A Note on the Generation of Random Normal Deviates", 1958.
+    """
+    if generator is not None:
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
+    deviates = torch.empty(math.prod(shape), dtype=torch.float64)
+    for start in range(0, len(deviates), CHUNK):
+        chunk = deviates[start : start + CHUNK]
+        pairs = (len(chunk) + 1) // 2
+        bits = _random_bits(2 * pairs, 63).double().reshape(2, pairs)
+        radius = bits[0].add_(0.5).mul_(2.0**-63).log_().mul_(-2).sqrt_()
+        angle = bits[1].mul_(2.0**-63 * 2 * math.pi)
+        chunk[:pairs] = angle.cos().mul_(radius)
+        chunk[pairs:] = angle.sin_().mul_(radius)[: len(chunk) - pairs]
+    return deviates.reshape(shape)
+
+
+def _random_bits(count: int, width: int) -> Int[Tensor, " count"]:
+    """Draw integers of `width` random bits (at most 63) from the operating system."""
+    words = torch.empty(count, dtype=torch.int64)
+    words.view(torch.uint8).numpy()[:] = memoryview(os.urandom(8 * count))
+    return words.bitwise_and_(2**width - 1)

@@ -1,0 +1,17 @@
+"""Messages as bytes: one safetensors blob each, checked completely before any of it is used."""
+
+from fedprompt.wire.encode import decode_payload, encode_payload, open_payload, save_payload
+from fedprompt.wire.format import Expected, Header
+from fedprompt.wire.gather import gather_messages
+from fedprompt.wire.receive import receive
+
+__all__ = [
+    "Expected",
+    "Header",
+    "decode_payload",
+    "encode_payload",
+    "gather_messages",
+    "open_payload",
+    "receive",
+    "save_payload",
+]

@@ -1,0 +1,236 @@
+"""Edge servers that average first, and then the centre: whatever the tree, the answer is that of a flat federation.
+
+To rounding, which is stated: every server on the way rounds its mean to the dtype of the values and its total to that of the weights. The
+first moves no number by more than u = eps / 2 of the largest in its row, the second by no more than twice its own u.
+"""
+
+from functools import partial
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedprompt import (
+    Weighted,
+    heterogeneous_means,
+    krum,
+    multi_krum,
+    trimmed_mean,
+    weighted_mean,
+    weighted_median,
+)
+from fedprompt.privacy import from_sum, to_summable
+
+FORMS = {"head.weight": ((3,), (2,)), "head.scale": ((), ()), "keys": ((2, 2), (1,))}  # rows, event
+LOGITS = ((4,), (4,))
+DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
+WIDTHS = ("2", "6", "9")  # as names: of class logits, from clients whose features are that wide
+
+
+def draw_payload(seed, names, *, dtype, weights, whole_numbers):
+    """Rows that this client does not know hold NaN, and so does every other client for rows of its own."""
+    generator = torch.Generator().manual_seed(seed)
+    payload = {}
+    for name in names:
+        rows, event = FORMS.get(name, LOGITS)
+        value = torch.randn((*rows, *event), generator=generator, dtype=torch.float64)
+        weight = 10 ** (3 * torch.rand(rows, generator=generator, dtype=torch.float64))
+        if whole_numbers:
+            value, weight = (256 * value).round() / 256, weight.ceil()
+        weight = torch.where(torch.rand(rows, generator=generator) < 0.3, 0.0, weight)
+        value = torch.where((weight > 0).reshape(rows + (1,) * len(event)), value, torch.nan)
+        payload[name] = Weighted(value.to(dtype), weight.to(weights))
+    return payload
+
+
+SOME_NAMES = st.sets(st.sampled_from(list(FORMS)), min_size=1).map(sorted)
+
+
+@st.composite
+def trees(draw, *, held=SOME_NAMES, whole_numbers=False):
+    """Clients are payloads, and servers lists of clients and of further servers; the root is a server."""
+    dtype = draw(st.sampled_from(DTYPES))
+    weights = draw(st.sampled_from([torch.float32, torch.float64]))
+    make = partial(draw_payload, dtype=dtype, weights=weights, whole_numbers=whole_numbers)
+    clients = st.builds(make, st.integers(0, 2**32), held)
+    servers = st.recursive(
+        clients, lambda below: st.lists(below, min_size=1, max_size=4), max_leaves=8
+    )
+    return draw(st.lists(servers, min_size=1, max_size=4))
+
+
+def clients_of(tree):
+    return (
+        [tree]
+        if isinstance(tree, dict)
+        else [client for below in tree for client in clients_of(below)]
+    )
+
+
+def depth(tree):
+    return 0 if isinstance(tree, dict) else 1 + max(map(depth, tree))
+
+
+def up(tree, aggregate):
+    """The payload that reaches the centre's caller: every server aggregates what comes from below."""
+    return tree if isinstance(tree, dict) else aggregate([up(below, aggregate) for below in tree])
+
+
+def assert_equal_to_rounding(actual, expected, tree, *, alike=False):
+    """Names share their rows where they are `alike`."""
+    clients = clients_of(tree)
+    assert actual.keys() == expected.keys()
+    for name, (value, weight) in expected.items():
+        assert actual[name].value.dtype == value.dtype
+        sent = [
+            upload.value
+            for client in clients
+            for key, upload in client.items()
+            if alike or key == name
+        ]
+        largest = torch.stack(sent).double().nan_to_num().abs().amax(0)
+        sums = len(clients) * 2**-51  # of the accumulators, in float64
+        u_value, u_weight = (torch.finfo(tensor.dtype).eps / 2 for tensor in (value, weight))
+        allowed = (depth(tree) + 1) * (u_value + 2 * u_weight) + sums
+        assert bool(
+            ((actual[name].value.double() - value.double()).abs() <= 1.05 * allowed * largest).all()
+        ), name
+        allowed = (depth(tree) + 1) * u_weight + sums
+        assert bool(
+            (
+                (actual[name].weight.double() - weight.double()).abs()
+                <= 1.05 * allowed * weight.double()
+            ).all()
+        ), name
+
+
+def means_over_a_tree_are_flat_means(aggregate, tree):
+    assert_equal_to_rounding(up(tree, aggregate), weighted_mean(clients_of(tree)), tree)
+
+
+MEANS = {
+    "weighted_mean": weighted_mean,
+    "trimmed_mean of everything": partial(trimmed_mean, fraction=0),
+}
+
+
+@pytest.mark.parametrize("name", MEANS)
+@settings(deadline=None, max_examples=60)
+@given(tree=trees())
+def test_averaging_along_any_tree_is_flat_averaging(name, tree):
+    means_over_a_tree_are_flat_means(MEANS[name], tree)
+
+
+@settings(deadline=None, max_examples=30)
+@given(tree=trees(held=st.just(list(FORMS)), whole_numbers=True))
+def test_edges_that_send_sums_change_no_bit_where_the_sums_are_exact(tree):
+    """Multiples of 1 / 256 with counts as weights: their products are exact in float64, and so is every sum of them, in any order."""
+
+    def total(below):
+        return to_summable(below) if isinstance(below, dict) else sum(map(total, below))
+
+    clients = clients_of(tree)
+    flat = from_sum(sum(map(to_summable, clients)), like=clients[0])
+    for name, upload in from_sum(total(tree), like=clients[0]).items():
+        for actual, expected, direct in zip(
+            upload, flat[name], weighted_mean(clients)[name], strict=True
+        ):
+            assert torch.equal(actual, expected)
+            assert torch.equal(actual, direct)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 1.0])
+@settings(deadline=None, max_examples=30)
+@given(tree=trees(held=st.sampled_from(WIDTHS).map(lambda width: [width])))
+def test_edges_that_average_each_width_leave_the_teachers_of_every_width_as_they_are(
+    smoothing, tree
+):
+    """FedHPL: the centre gets one mean for each width, and it alone asks which widths are alike, and smooths."""
+
+    def teachers(uploads):
+        widths, means = zip(*uploads, strict=True)
+        made = heterogeneous_means(means, map(int, widths), smoothing=smoothing)
+        return {str(dim): teacher for dim, teacher in made.items()}
+
+    clients = clients_of(tree)
+    flat = teachers(pair for client in clients for pair in client.items())
+    assert_equal_to_rounding(teachers(up(tree, weighted_mean).items()), flat, tree, alike=True)
+
+
+# What must not pass, and what does not hold.
+
+
+def edges_count_once(payloads):
+    mean = weighted_mean(payloads)
+    return {
+        name: Weighted(value, (weight > 0).to(weight.dtype))
+        for name, (value, weight) in mean.items()
+    }
+
+
+def edges_forget_unknown_rows(payloads):
+    mean = weighted_mean(payloads)
+    return {name: Weighted(value, weight.clamp(min=1)) for name, (value, weight) in mean.items()}
+
+
+def edges_in_half_precision(payloads):
+    mean = weighted_mean(payloads)
+    return {
+        name: Weighted(value.bfloat16().to(value.dtype), weight)
+        for name, (value, weight) in mean.items()
+    }
+
+
+FLOATS = partial(
+    draw_payload, names=list(FORMS), dtype=torch.float32, weights=torch.float32, whole_numbers=False
+)
+TREE = [[FLOATS(0), FLOATS(1), FLOATS(2)], [FLOATS(3)], FLOATS(4)]
+
+
+@pytest.mark.parametrize(
+    "wrong", [edges_count_once, edges_forget_unknown_rows, edges_in_half_precision]
+)
+def test_wrong_edges_are_rejected(wrong):
+    means_over_a_tree_are_flat_means(weighted_mean, TREE)
+    with pytest.raises(AssertionError):
+        means_over_a_tree_are_flat_means(wrong, TREE)
+
+
+def test_edges_that_send_means_may_change_the_last_bits():
+    flat, along = weighted_mean(clients_of(TREE)), up(TREE, weighted_mean)
+    assert not torch.equal(along["head.weight"].value, flat["head.weight"].value)
+
+
+def sent(*numbers):
+    """One client for each number, all of weight 1."""
+    return [{"a": Weighted(torch.tensor([number]), torch.tensor(1.0))} for number in numbers]
+
+
+SPREAD = [sent(0.0, 1.0, 9.0), sent(9.1, 20.0, 22.0), sent(9.2, 30.0, 33.0)]
+
+
+@pytest.mark.parametrize(
+    ("aggregate", "edges", "flat", "along_the_tree"),
+    [
+        # Of 1 2 8 9 9 the middle is 8; the middles of 1 2 9 and 8 9 are 2, of weight 3, and 8.5, of weight 2.
+        (weighted_median, [sent(1.0, 2.0, 9.0), sent(8.0, 9.0)], 8.0, 2.0),
+        # Four honest zeros, and 100 of a liar: a fifth is cut off at each end, and nothing is left of him. On an edge of two he is a half,
+        # the mean of the edge 50 with weight 2; half of that survives at the centre, a third of what is left there.
+        (partial(trimmed_mean, fraction=0.2), [sent(0.0, 0.0, 0.0), sent(0.0, 100.0)], 0.0, 50 / 3),
+        # Of three, each has one nearest neighbour, and of equals the first is chosen: 0, 20 and 30, of which 20. Of all nine, each has
+        # seven; to 9.2 they lie 9.2 8.2 0.2 0.1 10.8 12.8 20.8 away, of squares that sum up to 865.05; to 9.1 to 870.47, to 9 to 876.05.
+        (partial(krum, num_byzantine=0), SPREAD, 9.2, 20.0),
+        # The best two of each, 0.5, 21 and 31.5, and of these the last two; of all nine 9.2 and 9.1.
+        (partial(multi_krum, num_byzantine=0, num_selected=2), SPREAD, 9.15, 26.25),
+    ],
+    ids=["weighted_median", "trimmed_mean", "krum", "multi_krum"],
+)
+def test_robust_aggregators_are_not_their_own_on_edges(aggregate, edges, flat, along_the_tree):
+    assert aggregate([client for edge in edges for client in edge])[
+        "a"
+    ].value.item() == pytest.approx(flat)
+    assert aggregate([aggregate(edge) for edge in edges])["a"].value.item() == pytest.approx(
+        along_the_tree
+    )
+    assert flat != along_the_tree

@@ -1,0 +1,435 @@
+"""Aggregators under attack: their numbers against other implementations, and how far a minority can move them."""
+
+from functools import partial
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedprompt import Weighted, krum, multi_krum, trimmed_mean, weighted_mean, weighted_median
+from references import robust
+from tolerance import assert_near
+
+assert_identical = partial(torch.testing.assert_close, rtol=0, atol=0, equal_nan=True)
+
+
+def column(values, weights):
+    """One coordinate, sent by several clients."""
+    return [
+        Weighted(torch.tensor([value], dtype=torch.float64), torch.tensor(float(weight)))
+        for value, weight in zip(values, weights, strict=True)
+    ]
+
+
+@st.composite
+def columns(draw):
+    """Whole weights whose sum is a multiple of 20, and values that may be equal."""
+    weights = draw(st.lists(st.integers(0, 9), min_size=1, max_size=7))
+    weights.append(20 - sum(weights) % 20)
+    return draw(st.lists(st.integers(-9, 9), min_size=len(weights), max_size=len(weights))), weights
+
+
+@settings(deadline=None, max_examples=80)
+@given(column_=columns())
+def test_a_weighted_median_is_numpys_median_of_copies(column_):
+    assert_near(
+        weighted_median(column(*column_)).value[0],
+        torch.tensor(robust.median(*column_), dtype=torch.float64),
+    )
+
+
+@pytest.mark.parametrize("fraction", [0.0, 0.05, 0.2, 0.45])
+@settings(deadline=None, max_examples=40)
+@given(column_=columns())
+def test_a_trimmed_mean_is_scipys_of_copies(fraction, column_):
+    expected = torch.tensor(robust.trimmed(*column_, fraction), dtype=torch.float64)
+    assert_near(trimmed_mean(column(*column_), fraction=fraction).value[0], expected)
+
+
+def test_towards_a_half_a_trimmed_mean_is_the_median(generator):
+    uploads = [
+        Weighted(torch.randn(4, 3, generator=generator), torch.rand(4, generator=generator))
+        for _ in range(9)
+    ]
+    for actual, expected in zip(
+        trimmed_mean(uploads, fraction=0.499), weighted_median(uploads), strict=True
+    ):
+        torch.testing.assert_close(actual, expected, rtol=0, atol=0.05)
+    median = [Weighted(upload.value, torch.ones(4)) for upload in uploads]
+    assert_near(
+        trimmed_mean(median, fraction=0.499).value, weighted_median(median).value
+    )  # the middle one of nine equal weights
+
+
+def test_every_coordinate_is_sorted_for_itself():
+    uploads = [
+        Weighted(torch.tensor(row), torch.tensor(1.0))
+        for row in ([1.0, 30.0], [2.0, 10.0], [3.0, 20.0])
+    ]
+    assert weighted_median(uploads).value.tolist() == [2.0, 20.0]
+    assert trimmed_mean(uploads, fraction=0.4).value.tolist() == [2.0, 20.0]
+
+
+def test_rows_without_entries_and_no_rows_at_all_pass_through():
+    for value, weight in ((torch.zeros(2, 0), torch.ones(2)), (torch.zeros(0, 3), torch.zeros(0))):
+        for aggregate in (weighted_median, partial(trimmed_mean, fraction=0.1)):
+            result = aggregate([Weighted(value, weight)] * 3)
+            assert_identical(tuple(result), (value, 3 * weight))
+
+
+# A minority attacks: a fifth of the weight of every row lies.
+
+HONEST, BYZANTINE = 8, 2
+
+
+def honest_uploads(generator):
+    """Whole weights that differ, and values around 1, so that flipping a sign leaves their range."""
+    weights = torch.randint(5, 20, (HONEST, 3), generator=generator).float()
+    return [Weighted(1 + 0.2 * torch.rand(3, 4, generator=generator), weight) for weight in weights]
+
+
+ATTACKS = {
+    "far above": lambda honest, number: torch.full_like(honest, 1e6),
+    "far below": lambda honest, number: torch.full_like(honest, -1e6),
+    "far on either side": lambda honest, number: torch.full_like(honest, 1e6 * (-1) ** number),
+    "NaN": lambda honest, number: torch.full_like(honest, torch.nan),
+    "one NaN among good numbers": lambda honest, number: honest.index_fill(
+        1, torch.tensor([2]), torch.nan
+    ),
+    "infinity": lambda honest, number: torch.full_like(honest, -torch.inf),
+    "the sign flipped": lambda honest, number: -honest,
+    "the sign flipped and tenfold": lambda honest, number: -10 * honest,
+}
+
+
+def round_under_attack(attack, generator):
+    """Honest uploads and, in between, the two that lie with exactly a fifth of the weight of each row."""
+    honest = honest_uploads(generator)
+    mean, weight = weighted_mean(honest)
+    lies = [Weighted(ATTACKS[attack](mean, number), weight / 8) for number in range(BYZANTINE)]
+    return honest, [lies[0], *honest[:5], lies[1], *honest[5:]]
+
+
+def lifted(select):
+    return lambda uploads: select([{"head": upload} for upload in uploads])["head"]
+
+
+ROBUST = {
+    "weighted_median": weighted_median,
+    "trimmed_mean": partial(trimmed_mean, fraction=0.2),
+    "krum": lifted(partial(krum, num_byzantine=BYZANTINE)),
+    "multi_krum": lifted(partial(multi_krum, num_byzantine=BYZANTINE, num_selected=HONEST)),
+    "weighted_median of payloads": lifted(weighted_median),
+}
+
+
+def in_range(result, honest):
+    values = torch.stack([upload.value for upload in honest])
+    slack = 1e-6
+    return bool(
+        (
+            (result.value >= values.min(0).values - slack)
+            & (result.value <= values.max(0).values + slack)
+        ).all()
+    )
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+@pytest.mark.parametrize("name", ROBUST)
+def test_a_fifth_of_the_weight_cannot_push_the_result_out_of_the_honest_range(
+    name, attack, generator
+):
+    for _ in range(10):
+        honest, uploads = round_under_attack(attack, generator)
+        result = ROBUST[name](uploads)
+        assert in_range(result, honest)
+        assert bool((result.weight > 0).all())
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_the_same_attacks_break_a_mean(attack, generator):
+    honest, uploads = round_under_attack(attack, generator)
+    if "NaN" in attack or attack == "infinity":
+        with pytest.raises(ValueError, match="must be finite wherever its weight is positive"):
+            weighted_mean(uploads)
+    else:
+        assert (
+            not in_range(weighted_mean(uploads), honest) or attack == "far on either side"
+        )  # these two cancel
+
+
+def test_what_lies_beyond_the_breakdown_point_wins(generator):
+    """The fraction is a limit, not a wish: 20 % of the weight against 15 % that are trimmed; and half of it against the median."""
+    honest, uploads = round_under_attack("far above", generator)
+    assert not in_range(trimmed_mean(uploads, fraction=0.15), honest)
+    lies = [
+        upload._replace(weight=upload.weight * 4.1) if upload.value.max() > 10 else upload
+        for upload in uploads
+    ]
+    assert not in_range(weighted_median(lies), honest)
+
+
+def test_a_trim_equal_to_the_share_of_the_lies_has_no_margin():
+    """A third of three equal weights of 0.3 is not quite the first of them, in floating point; a little more is."""
+    weight = torch.tensor(0.3, dtype=torch.float64)
+    uploads = [
+        Weighted(torch.tensor([value], dtype=torch.float64), weight) for value in (1.0, 1.2, 1e30)
+    ]
+    assert trimmed_mean(uploads, fraction=1 / 3).value.item() > 1e10
+    assert 1.0 <= trimmed_mean(uploads, fraction=0.34).value.item() <= 1.2
+
+
+def test_a_row_with_nan_does_not_count_and_its_neighbours_do():
+    broken = Weighted(torch.tensor([[torch.nan, 1.0], [5.0, 5.0]]), torch.tensor([7.0, 7.0]))
+    whole = Weighted(torch.tensor([[1.0, 2.0], [3.0, 3.0]]), torch.tensor([2.0, 2.0]))
+    for aggregate in (weighted_median, partial(trimmed_mean, fraction=0.0)):
+        value, weight = aggregate([broken, whole])
+        assert weight.tolist() == [2.0, 9.0]
+        assert value[0].tolist() == [1.0, 2.0]
+        assert value[1, 0] > 4
+
+
+# Krum.
+
+
+def payload(*vectors, weight=1.0):
+    return {
+        f"part{place}": Weighted(torch.as_tensor(vector), torch.tensor(weight))
+        for place, vector in enumerate(vectors)
+    }
+
+
+@pytest.mark.parametrize(("count", "num_byzantine"), [(3, 0), (7, 2), (9, 2), (9, 3)])
+def test_krum_against_two_loops(count, num_byzantine, generator):
+    for _ in range(10):
+        payloads = [
+            payload(torch.randn(2, 3, generator=generator), torch.randn(4, generator=generator))
+            for _ in range(count)
+        ]
+        vectors = [
+            torch.cat([upload.value.flatten() for upload in sent.values()]).tolist()
+            for sent in payloads
+        ]
+        scores = robust.krum_scores(vectors, num_byzantine)
+        ranking = sorted(range(count), key=scores.__getitem__)
+        assert_identical(krum(payloads, num_byzantine=num_byzantine), payloads[ranking[0]])
+        for num_selected in range(1, count - num_byzantine + 1):
+            expected = weighted_mean(
+                [payloads[position] for position in sorted(ranking[:num_selected])]
+            )
+            assert_identical(
+                multi_krum(payloads, num_byzantine=num_byzantine, num_selected=num_selected),
+                expected,
+            )
+
+
+def test_krum_counts_heads_and_multi_krum_averages_by_weight():
+    """By hand, with two neighbours each: 1.1 scores .01 + .04, 1.0 .01 + .09, 1.3 .04 + .09, 0.7 .09 + .16."""
+    payloads = [
+        payload([value], weight=weight)
+        for value, weight in ((1.0, 1.0), (1.1, 3.0), (1.3, 1.0), (9.0, 1e6), (0.7, 1.0))
+    ]
+    assert krum(payloads, num_byzantine=1)["part0"].value.item() == pytest.approx(1.1)
+    both = multi_krum(payloads, num_byzantine=1, num_selected=2)["part0"]
+    assert both.value.item() == pytest.approx((1.0 + 3 * 1.1) / 4)
+    assert both.weight.item() == 4.0
+
+
+def test_krum_does_not_share_memory_and_ignores_the_order(generator):
+    payloads = [payload(torch.randn(3, generator=generator)) for _ in range(7)]
+    before = [sent["part0"].value.clone() for sent in payloads]
+    chosen = krum(iter(payloads), num_byzantine=2)
+    assert_identical(krum(payloads[::-1], num_byzantine=2), chosen)
+    for tensor in chosen["part0"]:
+        tensor.fill_(9)
+    assert_identical([sent["part0"].value for sent in payloads], before)
+    assert all(sent["part0"].weight == 1 for sent in payloads)
+
+
+def rows(value, known):
+    return {"logits": Weighted(torch.full((3, 2), value), torch.tensor(known))}
+
+
+def test_krum_does_not_take_what_is_unknown_for_zero():
+    """A payload that leaves a row out would lie in the middle of the others if its 0 there counted."""
+    values = torch.tensor([[-2.0], [-1.5], [1.5], [2.0], [9.0], [0.0]])
+    payloads = [
+        {"logits": Weighted(torch.stack([torch.zeros(1), value]), torch.ones(2))}
+        for value in values[:5]
+    ]
+    payloads.append(
+        {"logits": Weighted(torch.stack([torch.zeros(1), values[5]]), torch.tensor([1.0, 0.0]))}
+    )
+    assert krum(payloads, num_byzantine=1)["logits"].weight.tolist() == [1.0, 1.0]
+
+
+def test_krum_does_not_compare_what_knows_other_rows():
+    """A liar that claims one row only, a perfect copy, is no neighbour; garbage in rows of weight 0 is no distance."""
+    everything, one = [1.0, 2.0, 3.0], [1.0, 0.0, 0.0]
+    payloads = [
+        rows(1.0, everything),
+        rows(1.2, everything),
+        rows(1.1, everything),
+        rows(1.1, one),
+        rows(1.1, one),
+    ]
+    assert krum(payloads, num_byzantine=1)["logits"].value.unique().item() == pytest.approx(1.1)
+    assert krum(payloads, num_byzantine=1)["logits"].weight.tolist() == everything
+    garbage = [rows(value, one) for value in (1.0, 1.1, 1.3)]
+    for number, sent in enumerate(garbage):
+        sent["logits"].value[1:] = (torch.nan, 1e9, -torch.inf)[number]
+    assert krum(garbage, num_byzantine=0)["logits"].value[0, 0].item() == pytest.approx(1.0)
+
+
+# Bad input.
+
+ONE = Weighted(torch.ones(2, 3), torch.ones(2))
+BAD_UPLOADS = {
+    "none": ([], ValueError, r"`entries` must hold at least one entry or payload; got none"),
+    "a plain tensor": (
+        [ONE, torch.ones(2)],
+        TypeError,
+        r"`entries\[1\]` must be a Weighted.*got a float32 tensor",
+    ),
+    "another shape": (
+        [ONE, Weighted(torch.ones(2, 4), torch.ones(2))],
+        ValueError,
+        r"`entries\[1\]\.value` must have the shape of the first entry \(2, 3\); got \(2, 4\)",
+    ),
+    "another dtype": (
+        [ONE, Weighted(torch.ones(2, 3).double(), torch.ones(2))],
+        TypeError,
+        r"`entries\[1\]\.value` must have the dtype of the first entry torch\.float32; got torch\.float64",
+    ),
+    "a negative weight": (
+        [ONE, ONE._replace(weight=-torch.ones(2))],
+        ValueError,
+        r"`entries\[1\]\.weight` must be finite and at least 0; got -1",
+    ),
+    "a NaN weight": (
+        [ONE._replace(weight=torch.tensor([1.0, torch.nan]))],
+        ValueError,
+        r"`entries\[0\]\.weight` must be finite.*got nan",
+    ),
+}
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(("uploads", "error", "message"), BAD_UPLOADS.values(), ids=BAD_UPLOADS)
+def test_bad_uploads_are_refused_by_name(uploads, error, message):
+    for aggregate in (weighted_median, partial(trimmed_mean, fraction=0.2)):
+        with pytest.raises(error, match=message):
+            aggregate(uploads)
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("fraction", "error", "message"),
+    [
+        (-0.1, ValueError, r"`fraction` must be at least 0; got -0\.1"),
+        (0.5, ValueError, r"`fraction` must be at most 0\.499; got 0\.5"),
+        (torch.nan, ValueError, r"`fraction` must be finite; got nan"),
+        ("0.1", TypeError, r"`fraction` must be a number; got '0\.1' \(str\)"),
+    ],
+)
+def test_bad_fractions_are_refused_by_name(fraction, error, message):
+    with pytest.raises(error, match=message):
+        trimmed_mean([ONE], fraction=fraction)
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("payloads", "options", "error", "message"),
+    [
+        (
+            [payload([1.0])] * 4,
+            {"num_byzantine": 1},
+            ValueError,
+            r"`payloads` must be at least 5 where 1 may be malicious; got 4",
+        ),
+        ([], {}, ValueError, r"`payloads` must be at least 3 where 0 may be malicious; got 0"),
+        (
+            [payload([1.0])] * 3,
+            {"num_byzantine": -1},
+            ValueError,
+            r"`num_byzantine` must be at least 0; got -1",
+        ),
+        (
+            [payload([1.0])] * 3,
+            {"num_byzantine": 0.2},
+            TypeError,
+            r"`num_byzantine` must be an integer; got 0\.2",
+        ),
+        (
+            [payload([1.0]), ONE],
+            {},
+            TypeError,
+            r"`payloads\[1\]` must map names to Weighted, since.*; got an entry without a name",
+        ),
+        ([{}] * 3, {}, ValueError, r"`payloads\[0\]` must have the names of a model; got \[\]"),
+        (
+            [payload([1.0])] * 2 + [{"x": ONE}],
+            {},
+            ValueError,
+            r"`payloads\[2\]` must have the names \['part0'\]; got \['x'\]",
+        ),
+        (
+            [payload([1.0])] * 2 + [payload([1.0, 2.0])],
+            {},
+            ValueError,
+            r"`payloads\[2\]\['part0'\]\.value` must have the shape of the first entry \(1,\); got \(2,\)",
+        ),
+        (
+            [payload([1.0])] * 2 + [payload([1.0], weight=-1.0)],
+            {},
+            ValueError,
+            r"`payloads\[2\]\['part0'\]\.weight` must be finite and at",
+        ),
+        (
+            [payload([torch.nan])] * 3,
+            {},
+            ValueError,
+            r"`payloads` must leave one that has enough neighbours with the same known rows; got",
+        ),
+    ],
+)
+def test_bad_payloads_of_krum_are_refused_by_name(payloads, options, error, message):
+    for select in (krum, partial(multi_krum, num_selected=1)):
+        with pytest.raises(error, match=message):
+            select(payloads, **{"num_byzantine": 0, **options})
+
+
+@pytest.mark.bad_input
+def test_more_payloads_than_can_be_selected_are_refused():
+    payloads = [payload([1.0])] * 4 + [payload([torch.nan])]
+    with pytest.raises(
+        ValueError, match=r"`num_selected` must be at most the 4 payloads of others; got 5"
+    ):
+        multi_krum(payloads, num_byzantine=1, num_selected=5)
+    with pytest.raises(ValueError, match=r"`num_selected` must be at least 1; got 0"):
+        multi_krum(payloads, num_byzantine=1, num_selected=0)
+    with pytest.raises(
+        ValueError,
+        match=r"`num_selected` must be at most the 4 payloads that have enough neighbours.*; got 5",
+    ):
+        multi_krum(payloads, num_byzantine=0, num_selected=5)
+
+
+def test_a_liar_near_the_mean_of_the_others_is_chosen_by_distance_and_bounded_by_coordinate(
+    generator,
+):
+    """In 1000 dimensions the mean lies closer to everybody than they to one another, even with one coordinate far out."""
+    honest = torch.randn(8, 1000, generator=generator)
+    lie = honest.mean(0).index_fill(0, torch.tensor([0]), 15.0)
+    payloads = [{"head": Weighted(value, torch.tensor(1.0))} for value in (*honest, lie)]
+    assert krum(payloads, num_byzantine=1)["head"].value[0] == 15.0
+    trimmed = trimmed_mean([payload["head"] for payload in payloads], fraction=0.2)
+    assert trimmed.value[0] <= honest[:, 0].max()
+
+
+def test_a_trimmed_mean_does_not_leave_its_range_by_rounding(generator):
+    value = torch.full((7, 4), 0.1, dtype=torch.float64)
+    for _ in range(50):
+        weight = torch.rand(7, generator=generator, dtype=torch.float64)
+        assert trimmed_mean(map(Weighted, value, weight), fraction=0.1).value.equal(value[0])

@@ -1,0 +1,342 @@
+"""What tells two backbones, insertion plans or class sets apart, up to the refusal of a payload."""
+
+import copy
+from functools import partial
+
+import pytest
+import timm
+import torch
+import torch.nn as nn
+
+from clips import TOKENIZER, make_clip
+from fedprompt import (
+    DeepPrompts,
+    LayeredPrompts,
+    TextTower,
+    collect,
+    encode_prompted,
+    fingerprint,
+    vit_trunk,
+)
+from fedprompt.wire import Expected, Header, decode_payload, encode_payload
+from models import tiny_vit
+
+NAMES = ["cat", "dog", "yurt"]
+
+
+def differing(first, second):
+    assert first.keys() == second.keys()
+    return {part for part in first if first[part] != second[part]}
+
+
+def test_equal_backbones_have_equal_fingerprints_and_copies_too():
+    model = tiny_vit()
+    assert (
+        fingerprint(vit_trunk(model))
+        == fingerprint(vit_trunk(tiny_vit()))
+        == fingerprint(vit_trunk(copy.deepcopy(model)))
+    )
+    assert fingerprint(vit_trunk(model))["dtype"] == "float64"
+
+
+def test_the_last_bit_of_any_weight_or_buffer_tells_two_backbones_apart():
+    expected = fingerprint(vit_trunk(tiny_vit()))
+    for name in ("blocks.2.mlp.fc2.bias", "cls_token", "norm.weight"):
+        model = tiny_vit()
+        with torch.no_grad():
+            number = model.get_parameter(name).view(-1)[-1:]
+            number.copy_(torch.nextafter(number, torch.full_like(number, torch.inf)))
+        assert differing(fingerprint(vit_trunk(model)), expected) == {"weights"}, name
+    model = tiny_vit()
+    model.register_buffer("mean", torch.zeros(3))
+    with_zeros = fingerprint(vit_trunk(model))
+    model.mean += 1
+    assert differing(fingerprint(vit_trunk(model)), with_zeros) == {"weights"}
+
+
+def test_weights_of_other_names_or_shapes_are_others():
+    """The same bytes in the same order: only what is written beside them differs."""
+    trunks = []
+    for shape, name in (((2, 3), "a"), ((3, 2), "a"), ((2, 3), "b")):
+        model = nn.Module()
+        model.register_parameter(name, nn.Parameter(torch.arange(6.0).reshape(shape)))
+        trunk = vit_trunk(tiny_vit())
+        trunk.model = model
+        trunks.append(fingerprint(trunk)["weights"])
+    assert len(set(trunks)) == 3
+
+
+def test_the_order_of_registration_does_not_count_and_the_dtype_of_a_buffer_does():
+    trunks = []
+    for names, dtype in (("ab", torch.float16), ("ba", torch.float16), ("ab", torch.bfloat16)):
+        trunk = vit_trunk(tiny_vit())
+        trunk.model = nn.Module()
+        for name in names:
+            trunk.model.register_buffer(name, torch.zeros(2, dtype=dtype))
+            trunk.model.register_module(f"{name}_norm", nn.LayerNorm(2))
+        trunks.append(fingerprint(trunk))
+    assert trunks[0] == trunks[1]
+    assert differing(trunks[0], trunks[2]) == {"weights"}
+
+
+def test_the_activation_is_told_though_no_weight_shows_it():
+    assert differing(
+        fingerprint(vit_trunk(tiny_vit(act_layer=nn.ReLU))), fingerprint(vit_trunk(tiny_vit()))
+    ) == {"activation"}
+    tanh = tiny_vit(act_layer=lambda: nn.GELU(approximate="tanh"))
+    assert differing(fingerprint(vit_trunk(tanh)), fingerprint(vit_trunk(tiny_vit()))) == {
+        "activation"
+    }
+    timms = fingerprint(vit_trunk(tiny_vit(act_layer=timm.layers.GELUTanh)))
+    assert (timms["activation"], differing(timms, fingerprint(vit_trunk(tiny_vit())))) == (
+        "GELUTanh()",
+        {"activation"},
+    )
+    quick, plain = (
+        fingerprint(TextTower(make_clip(quick_gelu=quick), TOKENIZER)) for quick in (True, False)
+    )
+    assert differing(quick, plain) == {"activation"}
+    assert quick["activation"] == "QuickGELU()"
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"num_heads": 3},
+        {"global_pool": "avg", "fc_norm": False},
+        {"norm_layer": partial(nn.LayerNorm, eps=0.1)},
+    ],
+    ids=["heads", "pooling", "epsilon"],
+)
+def test_what_shows_in_no_weight_is_told_if_it_changes_features(other):
+    """Each computes other features with the same weights."""
+    model, images = (
+        tiny_vit(),
+        torch.rand(2, 3, 16, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(0)),
+    )
+    changed = tiny_vit(**other)
+    changed.load_state_dict(model.state_dict())
+    trunks = vit_trunk(model), vit_trunk(changed)
+    first, second = (encode_prompted(trunk, images).pooled for trunk in trunks)
+    assert (first - second).abs().max() > 1e-3
+    assert differing(*map(fingerprint, trunks)) == {"settings"}
+
+
+def test_settings_of_training_of_a_machine_and_of_a_run_do_not_count():
+    model = tiny_vit()
+    expected = fingerprint(vit_trunk(model))
+    for other in (
+        {"drop_rate": 0.1, "drop_path_rate": 0.1, "attn_drop_rate": 0.1},
+        {"weight_init": "skip"},
+    ):
+        again = tiny_vit(**other)
+        again.load_state_dict(model.state_dict())
+        assert fingerprint(vit_trunk(again)) == expected, other
+    trunk = vit_trunk(tiny_vit())
+    trunk.model.train()
+    trunk.model.name_or_path, trunk.model._calls, trunk.model.blocks[1].attn.dropout = (
+        "/home/me/vit",
+        3,
+        0.1,
+    )
+    trunk.model.blocks[0].attn.fused_attn = not trunk.model.blocks[0].attn.fused_attn
+    trunk.model.blocks[0].attn.scale *= 1 + 2**-52
+    assert fingerprint(trunk) == expected
+
+
+@pytest.mark.parametrize("value", [0.5, 7, "7", (7, 8), (0.5, "a"), ()])
+def test_a_setting_of_any_plain_kind_in_any_module_is_told(value):
+    prints = [fingerprint(vit_trunk(tiny_vit()))]
+    for name, key, own in (
+        ("", "grid", value),
+        ("blocks.1", "grid", value),
+        ("", "grids", value),
+        ("", "grid", 8),
+        ("blocks.0", "grid", value),
+    ):
+        trunk = vit_trunk(tiny_vit())
+        setattr(trunk.model.get_submodule(name), key, own)
+        prints.append(fingerprint(trunk))
+    assert len({parts["settings"] for parts in prints}) == 6
+    assert all(differing(prints[0], parts) == {"settings"} for parts in prints[1:])
+
+
+@pytest.mark.parametrize(
+    "name", ["vit_tiny_patch16_224", "vit_base_patch16_siglip_224", "eva02_tiny_patch14_224"]
+)
+def test_a_run_leaves_the_fingerprint_as_it_was(name):
+    """What timm caches in a forward is no setting; and a second construction has the same."""
+    size = 56 if "eva02" in name else 64
+    make = partial(
+        timm.create_model, name, depth=1, embed_dim=48, num_heads=3, num_classes=0, img_size=size
+    )
+    model = make()
+    again = make(num_classes=7)
+    again.load_state_dict(model.state_dict(), strict=False)
+    before = fingerprint(vit_trunk(model))
+    encode_prompted(vit_trunk(model), torch.rand(1, 3, size, size), DeepPrompts(2, 48, 1)())
+    assert (
+        fingerprint(vit_trunk(model))
+        == fingerprint(vit_trunk(again))
+        == fingerprint(vit_trunk(copy.deepcopy(model)))
+        == before
+    )
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "vit_base_patch32_clip_quickgelu_224",
+        "eva02_tiny_patch14_224",
+        "vit_base_patch16_siglip_224",
+    ],
+)
+def test_every_family_names_its_architecture_and_activation(name):
+    size = {"img_size": 64} if "224" in name and "eva02" not in name else {"img_size": 56}
+    parts = fingerprint(
+        vit_trunk(
+            timm.create_model(name, depth=1, embed_dim=48, num_heads=3, num_classes=0, **size)
+        )
+    )
+    assert parts["backbone"].endswith(f" {name}")
+    assert parts["activation"]
+
+
+def test_precision_is_told():
+    assert differing(
+        fingerprint(vit_trunk(tiny_vit().float())), fingerprint(vit_trunk(tiny_vit()))
+    ) == {"dtype", "weights"}
+
+
+def test_a_classifier_that_never_runs_does_not_count():
+    with_head, without = tiny_vit(num_classes=7), tiny_vit()
+    with_head.load_state_dict(without.state_dict(), strict=False)
+    assert fingerprint(vit_trunk(with_head)) == fingerprint(vit_trunk(without))
+
+
+def test_a_tower_of_text_is_the_model_that_it_belongs_to():
+    model, other = make_clip(), make_clip()
+    with torch.no_grad():
+        other.visual.proj += 1
+    assert differing(*(fingerprint(TextTower(one, TOKENIZER)) for one in (model, other))) == {
+        "weights"
+    }
+
+
+def test_where_prompts_enter_is_told():
+    trunk = vit_trunk(tiny_vit())
+    plans = [
+        (),
+        (DeepPrompts(2, 12, 3)(),),
+        (DeepPrompts(3, 12, 3)(),),
+        (LayeredPrompts(2, 12, layers=(0, 1, 2))(),),
+        (LayeredPrompts(2, 12, layers=(0, 2))(),),
+        (LayeredPrompts(2, 12, layers=(0,))(), LayeredPrompts(2, 12, layers=(2,))()),
+        (LayeredPrompts(2, 12, layers=(2,))(), LayeredPrompts(2, 12, layers=(0,))()),
+    ]
+    assert len({fingerprint(trunk, *plan).get("prompts") for plan in plans}) == len(plans)
+    assert (
+        fingerprint(trunk, *plans[-1])["prompts"]
+        == "2 at layers 2, carried on; 2 at layers 0, carried on"
+    )
+
+
+def test_names_order_and_number_of_classes_are_told():
+    trunk = vit_trunk(tiny_vit())
+    sets = [
+        ["cat", "dog"],
+        ["dog", "cat"],
+        ["cat"],
+        ["cat", "cat"],
+        ["cat", "dog", "yurt"],
+        ["cat, dog"],
+        ['cat", "dog'],
+    ]
+    assert len({fingerprint(trunk, class_names=names)["classes"] for names in sets}) == len(sets)
+    assert "classes" not in fingerprint(trunk)
+
+
+def test_where_a_context_stands_is_told():
+    tower = TextTower(make_clip(), TOKENIZER)
+    assert differing(fingerprint(tower), fingerprint(tower, name_position=0)) == {"name_position"}
+    assert differing(fingerprint(tower, name_position=2), fingerprint(tower, name_position=0)) == {
+        "name_position"
+    }
+    assert fingerprint(tower)["name_position"] == "behind the context"
+    assert "name_position" not in fingerprint(vit_trunk(tiny_vit()))
+
+
+@pytest.mark.parametrize(
+    ("other", "part"),
+    [
+        (
+            lambda trunk, stream: fingerprint(
+                vit_trunk(tiny_vit(act_layer=nn.ReLU)), stream, class_names=NAMES
+            ),
+            "activation",
+        ),
+        (lambda trunk, stream: fingerprint(trunk, stream, class_names=NAMES[::-1]), "classes"),
+        (
+            lambda trunk, stream: fingerprint(
+                trunk, stream._replace(replace=False), class_names=NAMES
+            ),
+            "prompts",
+        ),
+    ],
+)
+def test_a_payload_for_another_backbone_plan_or_class_set_is_refused_by_the_part_that_differs(
+    other, part
+):
+    trunk, model = vit_trunk(tiny_vit()), DeepPrompts(2, 12, 3)
+    mine = fingerprint(trunk, model(), class_names=NAMES)
+    blob = encode_payload(collect(model, weight=3), header=Header(other(trunk, model())))
+    with pytest.raises(ValueError, match=rf"`blob` must come from the same {part}, \{{'{part}': "):
+        decode_payload(blob, expect=Expected(collect(model, weight=0), mine), max_bytes=10_000)
+    assert (
+        decode_payload(blob, expect=Expected(collect(model, weight=0)), max_bytes=10_000)[
+            1
+        ].fingerprint
+        != mine
+    )
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("arguments", "options", "error", "reason"),
+    [
+        (
+            (tiny_vit(),),
+            {},
+            TypeError,
+            r"`backbone` must be a trunk or a text tower that keeps its nn\.Module as `model`; got a Vision",
+        ),
+        ((None,), {}, TypeError, r"`backbone` must be a trunk or a text tower.*; got None"),
+        (
+            (vit_trunk(tiny_vit()), DeepPrompts(2, 12, 3)),
+            {},
+            TypeError,
+            r"`streams\[0\]` must be a PromptStream; got DeepPrompts",
+        ),
+        (
+            (vit_trunk(tiny_vit()),),
+            {"class_names": "cat"},
+            TypeError,
+            r"`class_names` must be a sequence of strings; got 'cat'",
+        ),
+        (
+            (vit_trunk(tiny_vit()),),
+            {"class_names": [1]},
+            TypeError,
+            r"`class_names` must be a sequence of strings; got \[1\]",
+        ),
+        (
+            (vit_trunk(tiny_vit()),),
+            {"name_position": "end"},
+            TypeError,
+            r"`name_position` must be an integer; got 'end'",
+        ),
+    ],
+)
+def test_bad_arguments_are_refused_by_name(arguments, options, error, reason):
+    with pytest.raises(error, match=reason):
+        fingerprint(*arguments, **options)

@@ -1,0 +1,443 @@
+"""timm's transformers as trunks: each equals its own model, with and without prompts, under everything that PyTorch does to a model."""
+
+import copy
+import re
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn as nn
+from peft import LoraConfig, inject_adapter_in_model
+from timm.models.eva import Eva
+from timm.models.vision_transformer import VisionTransformer
+from torch.func import functional_call, grad, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+import two_processes
+from fedprompt import DeepPrompts, PromptStream, encode_prompted, freeze, vit_trunk
+from models import ACCEPTED, REFUSED, Client, build, draw_images, plain, row_named, tiny_vit
+from references.vpt import hooked, prompted_vit
+from tolerance import assert_near
+
+FAMILIES = pytest.mark.parametrize(
+    "name",
+    [
+        "vit_small_patch14_reg4_dinov2",
+        "vit_small_patch16_dinov3",
+        "vit_small_patch16_rope_mixed_224",
+    ],
+)
+
+
+def draw(*shape, seed=2):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def deep_layers(trunk, prompts=2):
+    return dict(enumerate(draw(trunk.depth, prompts, trunk.dim)))
+
+
+# --- Every model of the table
+
+
+@pytest.fixture(scope="module", params=ACCEPTED, ids=lambda row: row.name)
+def accepted(request):
+    model = build(request.param)
+    return model, vit_trunk(model), draw_images(model)
+
+
+def test_without_prompts_a_trunk_is_exactly_its_model(accepted):
+    model, trunk, images = accepted
+    assert (trunk.prefix, trunk.dim, trunk.depth) == (
+        model.num_prefix_tokens,
+        model.embed_dim,
+        len(model.blocks),
+    )
+    assert torch.equal(encode_prompted(trunk, images).pooled, plain(model, images))
+
+
+@pytest.mark.parametrize("replace", [True, False])
+def test_prompts_change_the_output_as_in_the_models_own_forward_pass(replace, accepted):
+    # The reference slips prompts into timm's forward by hooks, and raises `attn.num_prefix_tokens` instead of padding rotary tables.
+    model, trunk, images = accepted
+    layers = deep_layers(trunk)
+    pooled = encode_prompted(trunk, images, PromptStream(layers, replace)).pooled
+    assert_near(pooled, hooked(model, images, layers, replace=replace)[0])
+    assert (pooled - plain(model, images)).abs().max() > 1e-3
+    assert torch.equal(
+        encode_prompted(trunk, images).pooled, plain(model, images)
+    )  # nothing stays behind
+
+
+def test_the_order_of_prompts_does_not_matter_and_gradients_reach_each(accepted):
+    _, trunk, images = accepted
+    tokens = draw(trunk.depth, 3, trunk.dim).requires_grad_()
+    pooled = encode_prompted(trunk, images, PromptStream(dict(enumerate(tokens)), True)).pooled
+    turned = encode_prompted(
+        trunk, images, PromptStream(dict(enumerate(tokens.flip(1))), True)
+    ).pooled
+    assert_near(turned, pooled)
+    (gradient,) = torch.autograd.grad((draw(*pooled.shape, seed=3) * pooled).sum(), tokens)
+    assert (gradient.abs().amax(2) > 1e-9).all()
+
+
+def test_a_streams_own_tokens_pass_through_the_last_norm_wherever_the_model_keeps_it(accepted):
+    model, trunk, images = accepted
+    layers = deep_layers(trunk)
+    (actual,) = encode_prompted(trunk, images, PromptStream(layers)).streams
+    last_norm = model.norm if isinstance(model.fc_norm, nn.Identity) else model.fc_norm
+    assert_near(actual, last_norm(hooked(model, images, layers)[1]))
+
+
+def test_documented_models_are_those_tested():
+    # docs/reference/models.md goes stale when a row is added: run docs/make_model_table.py.
+    text = (Path(__file__).parents[2] / "docs" / "reference" / "models.md").read_text()
+    assert re.findall(r"^\| `(\w+)`", text, re.MULTILINE) == [
+        row.name for row in (*ACCEPTED, *REFUSED)
+    ]
+
+
+def test_models_are_small_and_named_once():
+    names = [row.name for row in (*ACCEPTED, *REFUSED)]
+    assert len(set(names)) == len(names)
+    assert len(ACCEPTED) >= 24
+
+
+# --- Refusals
+
+
+@pytest.mark.parametrize("row", REFUSED, ids=lambda row: row.name)
+def test_other_architectures_are_refused_with_the_reason(row):
+    with pytest.raises(
+        TypeError,
+        match=rf"`model` must be a timm VisionTransformer or Eva \(.*{row.refusal}.*\); got \w+\.",
+    ):
+        vit_trunk(build(row))
+
+
+@pytest.mark.parametrize("family", [VisionTransformer, Eva])
+def test_a_subclass_with_a_forward_pass_of_its_own_is_refused(family):
+    class Altered(family):
+        def forward_features(self, images):
+            return super().forward_features(images).flip(1)
+
+    with pytest.raises(TypeError, match=r"has a forward pass of its own.*; got Altered\."):
+        vit_trunk(Altered(img_size=16, patch_size=8, embed_dim=12, depth=1, num_heads=2))
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("model", "got"),
+    [("vit_tiny_patch16_224", "str"), (None, "NoneType"), (nn.Linear(2, 2), "Linear")],
+)
+def test_other_things_are_refused(model, got):
+    with pytest.raises(
+        TypeError, match=rf"`model` must be a timm VisionTransformer or Eva \(.*\); got {got}\."
+    ):
+        vit_trunk(model)
+
+
+def with_lora():
+    return inject_adapter_in_model(LoraConfig(target_modules=["qkv"]), tiny_vit())
+
+
+def with_adapter():
+    """An adapter written by hand, in a model that trains as a whole."""
+    model = tiny_vit()
+    model.blocks[1].mlp.adapter_down = nn.Linear(12, 2)
+    return model
+
+
+def half_locked():
+    model = freeze(tiny_vit())
+    model.blocks[2].requires_grad_(True)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("make", "names"),
+    [
+        (with_lora, r"blocks\.0\.attn\.qkv\.lora_A\.default\.weight, .* and 3 more"),
+        (with_adapter, r"blocks\.1\.mlp\.adapter_down\.weight, blocks\.1\.mlp\.adapter_down\.bias"),
+        (half_locked, r"blocks\.2\.norm1\.weight, .* more"),
+    ],
+)
+def test_a_model_that_carries_adapters_is_refused_and_left_as_it_is(make, names):
+    model = make()
+    before = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
+    with pytest.raises(
+        ValueError,
+        match=rf"`model` must have no parameters that are trained.*; got a model that trains {names}\.",
+    ):
+        vit_trunk(model)
+    assert {name: parameter.requires_grad for name, parameter in model.named_parameters()} == before
+    assert encode_prompted(vit_trunk(freeze(model)), draw_images(model)).pooled.shape == (
+        2,
+        12,
+    )  # whoever freezes it has decided
+
+
+def test_fixed_positions_are_no_sign_of_adapters():
+    """Sine and cosine tables are parameters without gradients in a model that nobody touched."""
+    model = tiny_vit()
+    model.pos_embed.requires_grad_(False)
+    assert vit_trunk(model).depth == 3
+    assert vit_trunk(model).depth == 3  # frozen by now
+
+
+# --- Frozen for good
+
+
+@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "eva02_tiny_patch14_224"])
+def test_a_trunk_that_was_unfrozen_or_put_into_training_is_refused(name):
+    model = build(row_named(name)).train()
+    trunk, images = vit_trunk(model), draw_images(model)
+    encode_prompted(trunk, images)
+
+    model.blocks[1].norm1.weight.requires_grad_(True)
+    with pytest.raises(
+        ValueError,
+        match=r"`trunk` must stay frozen.*; got a model with parameters that require gradients",
+    ):
+        encode_prompted(trunk, images)
+    freeze(model).blocks[1].train()
+    with pytest.raises(
+        ValueError, match=r"`trunk` must stay in eval mode.*; got a model in train mode"
+    ):
+        encode_prompted(trunk, images)
+    freeze(model)
+    encode_prompted(trunk, images)
+
+
+# --- Image sizes
+
+
+@pytest.mark.parametrize("name", ["vit_small_patch16_224", "vit_small_patch16_dinov3"])
+@pytest.mark.parametrize("size", [(48, 80), (96, 32)])
+def test_dynamic_image_sizes(name, size):
+    model = build(row_named(name))
+    trunk, images = vit_trunk(model), draw(2, 3, *size)
+    layers = deep_layers(trunk)
+    assert torch.equal(encode_prompted(trunk, images).pooled, plain(model, images))
+    assert_near(
+        encode_prompted(trunk, images, PromptStream(layers, True)).pooled,
+        hooked(model, images, layers, replace=True)[0],
+    )
+
+
+# --- Attention masks
+
+
+def random_mask(size):
+    """A quarter of the scores forbidden, the others shifted; every token sees itself."""
+    mask = draw(size, size, seed=5)
+    mask[draw(size, size, seed=6) > 0.67] = -torch.inf
+    return mask.fill_diagonal_(0)
+
+
+def test_a_mask_speaks_of_the_models_own_tokens_and_prompts_are_free():
+    model = tiny_vit()
+    mask = random_mask(6)
+    trunk, images = vit_trunk(model, attention_mask=mask), draw(2, 3, 16, 16)
+    streams = [
+        PromptStream({0: draw(2, 12), 2: draw(1, 12, seed=3)}),
+        PromptStream({1: draw(2, 1, 12, seed=4)}, True),
+    ]
+    for given in ([], streams):
+        encoded = encode_prompted(trunk, images, *given)
+        pooled, outputs = prompted_vit(model, images, given, mask=mask)
+        for actual, expected in zip(
+            (encoded.pooled, *encoded.streams), (pooled, *outputs), strict=True
+        ):
+            assert_near(actual, expected)
+    assert (
+        encoded.pooled - encode_prompted(vit_trunk(model), images, *streams).pooled
+    ).abs().max() > 0.01
+
+
+@FAMILIES
+def test_a_mask_is_padded_in_every_family(name):
+    model = build(row_named(name))
+    size = model.num_prefix_tokens + model.patch_embed.num_patches
+    mask = random_mask(size)
+    trunk, images = vit_trunk(model, attention_mask=mask), draw_images(model)
+    layers = deep_layers(trunk)
+    assert torch.equal(
+        encode_prompted(trunk, images).pooled,
+        model.forward_head(model.forward_features(images, attn_mask=mask)),
+    )
+
+    padded = torch.zeros(
+        size + 2, size + 2, dtype=torch.float64
+    )  # two prompts after the prefix, written out
+    first, last = slice(0, trunk.prefix), slice(trunk.prefix + 2, None)
+    padded[first, first], padded[first, last] = (
+        mask[: trunk.prefix, : trunk.prefix],
+        mask[: trunk.prefix, trunk.prefix :],
+    )
+    padded[last, first], padded[last, last] = (
+        mask[trunk.prefix :, : trunk.prefix],
+        mask[trunk.prefix :, trunk.prefix :],
+    )
+    pooled = encode_prompted(trunk, images, PromptStream(layers, True)).pooled
+    assert_near(pooled, hooked(model, images, layers, replace=True, mask=padded)[0])
+
+
+def test_a_mask_follows_the_dtype_of_the_tokens():
+    model = build(row_named("vit_tiny_patch16_224")).float()
+    mask = random_mask(17)
+    images, stream = draw_images(model), PromptStream({0: draw(2, model.embed_dim)})
+    one, other = (
+        encode_prompted(vit_trunk(model, attention_mask=given), images, stream).pooled
+        for given in (mask, mask.float())
+    )
+    assert torch.equal(one, other)
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("mask", "error", "message"),
+    [
+        (torch.zeros(3, 4), ValueError, "`attention_mask` must have shape (seq, seq); got (3, 4)."),
+        (torch.zeros(17), ValueError, "`attention_mask` must have shape (seq, seq); got (17,)."),
+        (
+            torch.full((17, 17), torch.nan),
+            ValueError,
+            "`attention_mask` must be finite; got 289 entries of 289 that are not.",
+        ),
+        (
+            torch.full((17, 17), torch.inf),
+            ValueError,
+            "`attention_mask` must be finite; got 289 entries of 289 that are not.",
+        ),
+        (
+            torch.zeros(17, 17, dtype=torch.bool),
+            TypeError,
+            "`attention_mask` must be a floating-point tensor of shape (seq, seq); got a bool tensor of shape (17, 17).",
+        ),
+        (
+            [[0.0]],
+            TypeError,
+            "`attention_mask` must be a floating-point tensor of shape (seq, seq); got [[0.0]] (list).",
+        ),
+    ],
+)
+def test_a_bad_mask_is_refused(mask, error, message):
+    with pytest.raises(error, match=re.escape(message)):
+        vit_trunk(build(row_named("vit_tiny_patch16_224")), attention_mask=mask)
+
+
+@pytest.mark.parametrize(
+    "size", [1, 16, 18]
+)  # one that broadcasts, one without the class token, one with a prompt
+def test_a_mask_of_another_size_is_refused_when_images_come(size):
+    model = build(row_named("vit_tiny_patch16_224"))
+    trunk = vit_trunk(model, attention_mask=torch.zeros(size, size))
+    message = (
+        f"`attention_mask` must have shape (seq, seq) for the 17 tokens; got ({size}, {size})."
+    )
+    with pytest.raises(ValueError, match=re.escape(message)):
+        encode_prompted(trunk, draw_images(model), PromptStream({0: draw(1, model.embed_dim)}))
+
+
+# --- Gradient checkpointing
+
+
+@contextmanager
+def counted(blocks):
+    """Count how often blocks start; a recomputation stops as soon as it has what backward needs."""
+    runs = []
+    hooks = [block.register_forward_pre_hook(lambda *_: runs.append(1)) for block in blocks]
+    yield runs
+    for hook in hooks:
+        hook.remove()
+
+
+@FAMILIES
+def test_checkpointing_runs_blocks_twice_and_gives_the_same_gradients(name):
+    model = build(row_named(name))
+    trunk, images = vit_trunk(model), draw_images(model)
+    tokens = draw(trunk.depth, 2, trunk.dim).requires_grad_()
+    results = []
+    for checkpointing in (False, True):
+        model.set_grad_checkpointing(checkpointing)
+        with counted(model.blocks) as runs:
+            pooled = encode_prompted(
+                trunk, images, PromptStream(dict(enumerate(tokens)), True)
+            ).pooled
+            results.append((pooled, *torch.autograd.grad(pooled.square().sum(), tokens)))
+        assert len(runs) == trunk.depth * (1 + checkpointing)
+        with counted(model.blocks) as runs:
+            encode_prompted(trunk, images)  # nothing learns, so nothing runs again
+        assert len(runs) == trunk.depth
+    for plainly, checkpointed in zip(*results, strict=True):
+        assert torch.equal(plainly, checkpointed)
+
+
+# --- Half precision
+
+
+@FAMILIES
+@pytest.mark.parametrize("mode", ["bfloat16", "autocast"])
+def test_half_precision_equals_the_models_own(mode, name):
+    model = build(row_named(name)).to(torch.bfloat16 if mode == "bfloat16" else torch.float32)
+    trunk, images = vit_trunk(model), draw_images(model)
+    prompts = DeepPrompts(2, trunk.dim, trunk.depth, generator=torch.Generator().manual_seed(0))
+    with torch.autocast("cpu", torch.bfloat16, enabled=mode == "autocast"):
+        pooled = encode_prompted(trunk, images, prompts()).pooled
+        expected, _ = hooked(
+            model,
+            images,
+            {layer: tokens.detach() for layer, tokens in prompts().layers.items()},
+            replace=True,
+        )
+    assert torch.equal(pooled, expected)
+    pooled.sum().backward()
+    assert prompts.tokens.grad.dtype == torch.float32
+
+    exact = encode_prompted(
+        vit_trunk(copy.deepcopy(model).double()), images.double(), prompts()
+    ).pooled
+    assert_near(pooled, exact, dtype=torch.bfloat16)
+
+
+# --- torch.func
+
+
+@FAMILIES
+def test_functional_call_and_vmap_of_grad_equal_a_loop_over_clients(name):
+    model = build(row_named(name))
+    trunk, num_clients = vit_trunk(model), 3
+    clients = [Client(trunk, torch.Generator().manual_seed(seed)) for seed in range(num_clients)]
+    images = torch.stack([draw_images(model, seed=seed) for seed in range(num_clients)])
+    blank = Client(trunk, torch.Generator().manual_seed(9))
+
+    def loss(parameters, images):
+        return functional_call(blank, parameters, images).square().sum()
+
+    stacked = {
+        name: torch.stack([dict(client.named_parameters())[name].detach() for client in clients])
+        for name in blank.state_dict()
+    }
+    with sdpa_kernel(SDPBackend.MATH):  # flash attention has no batching rule, says a warning
+        gradients = vmap(grad(loss))(stacked, images)
+    for number, client in enumerate(clients):
+        client(images[number]).square().sum().backward()
+        for name, parameter in client.named_parameters():
+            assert_near(gradients[name][number], parameter.grad)
+
+
+# --- Several processes
+
+
+def test_data_parallel_gradients_equal_those_of_the_full_batch(tmp_path):
+    model = two_processes.make_client()
+    images, labels = two_processes.make_data()
+    nn.functional.cross_entropy(model(images), labels).backward()
+    two_processes.run(two_processes.data_parallel_step, tmp_path)
+    for rank in range(2):
+        gradients = torch.load(tmp_path / f"{rank}.pt")
+        assert gradients.keys() == {"prompts.tokens", "head.weight", "head.bias"}
+        for name, parameter in model.named_parameters():
+            assert_near(gradients[name], parameter.grad)

@@ -1,0 +1,120 @@
+"""A grid of Flower's in this process: every message and every context crosses as bytes, in the form that Flower itself sends."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from flwr.app import Context, Error, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.common.serde import context_from_proto, context_to_proto
+from flwr.proto.message_pb2 import Context as ContextProto
+from flwr.serverapp import Grid
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
+from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
+
+Fault = Callable[[Message], list[Message]]  # from a reply to what arrives in its place
+
+
+def over_the_wire(message: Message) -> Message:
+    """Take a message apart into the objects that travel, and put it together again."""
+    objects = get_all_nested_objects(message)
+    contents = {name: bytes(each.deflate()) for name, each in objects.items()}
+    arrived: Any = inflate_object_from_contents(message.object_id, contents)
+    arrived.metadata.__dict__["_message_id"] = message.object_id
+    return arrived
+
+
+class InProcessGrid(Grid):
+    """Nodes that keep nothing but a context as bytes; replies arrive in an order of their own, and `fault` may spoil them."""
+
+    def __init__(
+        self, app: ClientApp, clients: Iterable[int], *, fault: Fault = lambda reply: [reply]
+    ) -> None:
+        self.app, self.fault = app, fault
+        self.contexts: dict[int, bytes] = {}
+        self.sent: list[tuple[str, int]] = []  # direction and length of each blob in training
+        self.asked: list[int] = []
+        self.timeouts: list[float | None] = []
+        self.silent: set[int] = set()  # nodes that are connected and never answer
+        self._replies: list[Message] = []  # that nobody pulled yet
+        for client in clients:
+            self.join(client, node=1000 - 7 * client)
+
+    def join(self, client: int, *, node: int) -> None:
+        """Connect a node."""
+        context = Context(1, node, {"partition-id": client, "num-partitions": 3}, RecordDict(), {})
+        self.contexts[node] = context_to_proto(context).SerializeToString()
+
+    def context(self, node: int) -> Context:
+        """What a node keeps."""
+        return context_from_proto(ContextProto.FromString(self.contexts[node]))
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> list[Message]:
+        """Answer all of them; a node that left says nothing."""
+        self.timeouts.append(timeout)
+        return self.pull_messages(self.push_messages(messages))
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        """Hand them to the nodes that are there."""
+        for message in messages:  # twice, as over HTTP: a generator would be empty by then
+            message.metadata.__dict__["_message_id"] = message.object_id
+        there = [
+            message
+            for message in messages
+            if message.metadata.dst_node_id in self.contexts.keys() - self.silent
+        ]
+        replies = [self._answer(over_the_wire(message)) for message in there]
+        self._replies += [
+            over_the_wire(each) for reply in reversed(replies) for each in self.fault(reply)
+        ]
+        return [message.metadata.message_id for message in messages]
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        """Return the replies to these, each once."""
+        wanted = set(message_ids)
+        pulled = [reply for reply in self._replies if reply.metadata.reply_to_message_id in wanted]
+        self._replies = [
+            reply for reply in self._replies if reply.metadata.reply_to_message_id not in wanted
+        ]
+        return pulled
+
+    def _answer(self, message: Message) -> Message:
+        node = message.metadata.dst_node_id
+        training = message.metadata.message_type == "train"
+        if training:
+            self.sent.append(("down", _length(message)))
+        else:
+            self.asked.append(node)
+        context = self.context(node)
+        try:
+            reply = self.app(message, context)
+        except Exception as error:
+            return Message(Error(2, repr(error)), reply_to=message)
+        self.contexts[node] = context_to_proto(context).SerializeToString()
+        if training:
+            self.sent.append(("up", _length(reply)))
+        return reply
+
+    def get_node_ids(self) -> list[int]:
+        """Who is connected."""
+        return list(self.contexts)
+
+    def set_run(self, run: Any) -> None:
+        """Not needed: there is one run."""
+        raise NotImplementedError
+
+    @property
+    def run(self) -> Any:
+        """Not needed: there is one run."""
+        raise NotImplementedError
+
+    def create_message(self, *arguments: Any, **options: Any) -> Message:
+        """Flower calls this deprecated."""
+        raise NotImplementedError
+
+
+def _length(message: Message) -> int:
+    (record,) = message.content.values()
+    (array,) = record.values()
+    return len(array.data)

@@ -1,0 +1,175 @@
+"""The models that prompts are tested on, small and with random weights; ``docs/reference/models.md`` is written from the same table."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import timm
+import torch
+import torch.nn as nn
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor
+
+from fedprompt import DeepPrompts, Trunk, encode_prompted
+
+
+class Row(NamedTuple):
+    """One timm model: its name, what people call its family, what to build otherwise, and words of the reason if it is refused."""
+
+    name: str
+    family: str
+    overrides: Mapping[str, object]
+    refusal: str | None = None
+
+
+PATCH_16: Mapping[str, object] = {"img_size": 64}
+PATCH_14: Mapping[str, object] = {"img_size": 56}
+
+ACCEPTED = (
+    # VisionTransformer
+    Row("vit_tiny_patch16_224", "ViT", PATCH_16),
+    Row("vit_small_patch16_224", "ViT, dynamic image size", {**PATCH_16, "dynamic_img_size": True}),
+    Row("vit_base_patch16_224_miil", "ViT, MIIL", PATCH_16),
+    Row("vit_small_patch16_18x2_224", "ViT, parallel things", PATCH_16),
+    Row("vit_medium_patch16_reg1_gap_256", "ViT, register", PATCH_16),
+    Row("vit_dwee_patch16_reg1_gap_256", "ViT, differential attention", PATCH_16),
+    Row("vit_pwee_patch16_reg1_gap_256", "ViT, parallel scaling", PATCH_16),
+    Row("vit_so150m_patch16_reg4_gap_256", "ViT SO150M", PATCH_16),
+    Row("vit_so150m_patch16_reg4_map_256", "ViT SO150M", PATCH_16),
+    Row("vit_so150m2_patch16_reg1_gap_256", "ViT SO150M 2", PATCH_16),
+    Row("vit_base_patch16_rpn_224", "ViT, residual post-norm", PATCH_16),
+    Row("vit_base_patch16_xp_224", "ViT-22B style", PATCH_16),
+    Row("vit_tiny_r_s16_p8_224", "ViT, ResNet hybrid", PATCH_16),
+    Row("flexivit_small", "FlexiViT", PATCH_16),
+    Row("deit_tiny_distilled_patch16_224", "DeiT, distilled", PATCH_16),
+    Row("deit3_small_patch16_224", "DeiT III", PATCH_16),
+    Row("beit3_base_patch16_224", "BEiT-3", PATCH_16),
+    Row("vit_small_patch14_dinov2", "DINOv2", PATCH_14),
+    Row("vit_small_patch14_reg4_dinov2", "DINOv2, registers", PATCH_14),
+    Row("vit_base_patch14_reg1_tipsv2", "TIPSv2", PATCH_14),
+    Row("vit_base_patch16_siglip_224", "SigLIP", PATCH_16),
+    Row("vit_base_patch16_siglip_gap_224", "SigLIP", PATCH_16),
+    Row("vit_base_patch16_clip_224", "CLIP", PATCH_16),
+    Row("vit_base_patch32_clip_quickgelu_224", "CLIP, QuickGELU", PATCH_16),
+    Row("aimv2_large_patch14_224", "AIMv2", PATCH_14),
+    Row("vit_base_patch16_radio_v3", "RADIO", PATCH_16),
+    Row("vit_intern300m_patch14_448", "InternViT", PATCH_14),
+    Row("eva_large_patch14_196", "EVA", PATCH_14),
+    Row("test_vit", "ViT, timm's test model", PATCH_16),
+    Row("test_vit3", "ViT, timm's test model", PATCH_16),
+    # Eva: rotary positions
+    Row("eva_giant_patch14_224", "EVA", PATCH_14),
+    Row("eva_giant_patch14_clip_224", "EVA-CLIP", PATCH_14),
+    Row("eva02_tiny_patch14_224", "EVA-02", PATCH_14),
+    Row("eva02_base_patch16_clip_224", "EVA-02-CLIP", PATCH_16),
+    Row("vit_small_patch16_dinov3", "DINOv3", PATCH_16),
+    Row("vit_tiny_patch16_dinov3_qkvb", "DINOv3", PATCH_16),
+    Row("vit_pe_core_tiny_patch16_384", "Perception Encoder, core", PATCH_16),
+    Row("vit_pe_lang_large_patch14_448", "Perception Encoder, language", PATCH_14),
+    Row("vit_pe_spatial_tiny_patch16_512", "Perception Encoder, spatial", PATCH_16),
+    Row("vit_small_patch16_rope_224", "RoPE-ViT, axial", PATCH_16),
+    Row("vit_small_patch16_rope_ape_224", "RoPE-ViT, axial and absolute", PATCH_16),
+    Row("vit_small_patch16_rope_mixed_224", "RoPE-ViT, mixed", PATCH_16),
+    Row("vit_small_patch16_rope_mixed_ape_224", "RoPE-ViT, mixed and absolute", PATCH_16),
+    Row("vit_base_patch16_rope_reg1_gap_256", "RoPE-ViT, register", PATCH_16),
+)
+
+SWIN: Mapping[str, object] = {
+    "img_size": 64,
+    "embed_dim": 24,
+    "depths": (1, 1),
+    "num_heads": (1, 2),
+}
+
+REFUSED = (
+    Row("swin_tiny_patch4_window7_224", "Swin", {**SWIN, "img_size": 56}, refusal="windows"),
+    Row("swinv2_tiny_window8_256", "Swin v2", SWIN, refusal="windows"),
+    Row("samvit_base_patch16", "SAM", PATCH_16, refusal="windows"),
+    Row("beit_base_patch16_224", "BEiT", PATCH_16, refusal="relative position"),
+    Row("beitv2_base_patch16_224", "BEiT v2", PATCH_16, refusal="relative position"),
+    Row("test_vit_relpos", "ViT, relative positions", PATCH_16, refusal="relative position"),
+    Row("naflexvit_base_patch16_gap", "NaFlexViT", {}, refusal="packed sequences"),
+    Row("test_resnet", "ResNet", {}, refusal="PadPrompts"),
+    Row("test_convnext", "ConvNeXt", {}, refusal="PadPrompts"),
+)
+
+TINY = {"depth": 3, "embed_dim": 48, "num_heads": 3}
+
+
+def build(row: Row, *, seed: int = 0) -> nn.Module:
+    """Make a row's model in float64 and eval mode, with three blocks of width 48 and nothing left at zero or one."""
+    sizes = (
+        {} if row.name in ("test_resnet", "test_convnext") or "depths" in row.overrides else TINY
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = timm.create_model(
+            row.name, pretrained=False, num_classes=0, **sizes, **row.overrides
+        )
+    return perturbed(model, seed=seed)
+
+
+def perturbed(model: nn.Module, *, seed: int = 0) -> nn.Module:
+    """Turn a model to float64 and eval mode and shake every parameter, in place.
+
+    A fresh model has zeros as class token, registers and gammas: a forward pass that dropped them would go unseen.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.double().parameters():
+            parameter += 0.1 * torch.randn(
+                parameter.shape, generator=generator, dtype=parameter.dtype
+            )
+    return model.eval()
+
+
+def tiny_vit(**overrides: object) -> VisionTransformer:
+    """Make a ViT of four patches, a class token and a register, with three blocks of width 12; float64."""
+    sizes = {
+        "img_size": 16,
+        "patch_size": 8,
+        "embed_dim": 12,
+        "depth": 3,
+        "num_heads": 2,
+        "reg_tokens": 1,
+        "num_classes": 0,
+    }
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = VisionTransformer(**sizes | overrides)
+    return perturbed(model)
+
+
+class Client(nn.Module):
+    """What a user would write: prompts and a head that learn, float64, over a trunk that is shared."""
+
+    def __init__(self, trunk: Trunk, generator: torch.Generator, *, num_classes: int = 4) -> None:
+        super().__init__()
+        self.trunk = trunk
+        self.prompts = DeepPrompts(2, trunk.dim, trunk.depth, generator=generator)
+        self.head = nn.Linear(trunk.dim, num_classes)
+        for parameter in self.head.parameters():
+            nn.init.normal_(parameter, generator=generator)
+        self.double()
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return logits (batch, classes)."""
+        return self.head(encode_prompted(self.trunk, images, self.prompts()).pooled)
+
+
+def row_named(name: str) -> Row:
+    """Find an accepted model."""
+    return next(row for row in ACCEPTED if row.name == name)
+
+
+def draw_images(model: nn.Module, batch: int = 2, *, seed: int = 1) -> Tensor:
+    """Draw images of the size that the model takes, in its dtype."""
+    generator = torch.Generator().manual_seed(seed)
+    images = torch.randn(
+        batch, 3, *model.patch_embed.img_size, generator=generator, dtype=torch.float64
+    )
+    return images.to(next(model.parameters()).dtype)
+
+
+def plain(model: nn.Module, images: Tensor) -> Tensor:
+    """What timm pools, up to the classifier."""
+    return model.forward_head(model.forward_features(images), pre_logits=True)

@@ -1,0 +1,297 @@
+"""Lean logits against the plain ones, value for value and gradient for gradient, and what they hold in memory."""
+
+import importlib
+from functools import partial
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedprompt import lean_transport_logits, transport_logits
+from fedprompt.interfaces import Matcher
+from fedprompt.transport import newton
+from tolerance import assert_near
+
+lean = importlib.import_module("fedprompt.matching.lean")
+
+
+def draw(batch=4, patches=9, prompts=2, classes=3, dim=6, *, dtype=torch.float64, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    images = torch.randn(batch, patches, dim, generator=generator, dtype=torch.float64) + 0.5
+    return images.to(dtype), (
+        torch.randn(prompts, classes, dim, generator=generator, dtype=torch.float64) + 0.5
+    ).to(dtype)
+
+
+def plain(patches, text, *, scale, mass=0.8, **options):
+    return transport_logits(
+        patches, text, scale=scale, mass=mass, solver=partial(newton, **options)
+    )
+
+
+def with_gradients(logits, patches, text, scale, **options):
+    """Logits and the gradients of a loss that weighs each of them differently, in patches, text and scale."""
+    learning = [
+        tensor.clone().requires_grad_()
+        for tensor in (patches, text, torch.as_tensor(scale, dtype=patches.dtype))
+    ]
+    result = logits(learning[0], learning[1], scale=learning[2], **options)
+    return result.detach(), *torch.autograd.grad(result.sin().sum(), learning)
+
+
+@given(
+    batch=st.integers(1, 4),
+    patches=st.integers(1, 20),
+    prompts=st.integers(1, 5),
+    classes=st.integers(1, 4),
+    mass=st.sampled_from([0.05, 0.4, 0.8, 0.99, 1.0]),
+    epsilon=st.sampled_from([0.01, 0.05, 0.1, 3.0]),
+    chunk=st.sampled_from([1, 40, 10_000]),
+    seed=st.integers(0, 10_000),
+)
+@settings(max_examples=40, deadline=None)
+def test_values_and_gradients_are_those_of_the_plain_form(
+    batch, patches, prompts, classes, mass, epsilon, chunk, seed
+):
+    """For any shape, mass and epsilon, and however the batch is cut into blocks of images."""
+    drawn = draw(batch, patches, prompts, classes, seed=seed)
+    options = {"mass": mass, "epsilon": epsilon, "max_iterations": 300}
+    expected = with_gradients(plain, *drawn, 7.0, **options)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(lean.ENTRIES, "cpu", chunk)
+        found = with_gradients(lean_transport_logits, *drawn, 7.0, **options)
+    for own, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(own, other, rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize(("epsilon", "tolerance"), [(0.1, 1e-5), (0.01, 1e-4)])
+def test_float32(epsilon, tolerance):
+    drawn = draw(8, 49, dtype=torch.float32)
+    for own, other in zip(
+        with_gradients(lean_transport_logits, *drawn, 10.0, epsilon=epsilon),
+        with_gradients(plain, *drawn, 10.0, epsilon=epsilon),
+        strict=True,
+    ):
+        torch.testing.assert_close(own, other, rtol=tolerance, atol=tolerance)
+
+
+def test_duals_beyond_the_range_of_float32():
+    """At a thousandth of the costs, exp of a dual overflows; the plan that follows from it does not."""
+    patches, text = draw(2, 30, dtype=torch.float32)
+    text[1] = -text[0]  # costs from 0 to 2
+    own, other = (
+        with_gradients(logits, patches, text, 10.0, epsilon=0.001)
+        for logits in (lean_transport_logits, plain)
+    )
+    for mine, its in zip(own, other, strict=True):
+        assert torch.isfinite(mine).all()
+        torch.testing.assert_close(mine, its, rtol=0, atol=1e-3)
+
+
+def test_a_patch_of_zeros_gets_the_gradient_of_the_plain_form():
+    patches, text = draw()
+    patches[0, 0] = 0
+    for own, other in zip(
+        with_gradients(lean_transport_logits, patches, text, 1.0),
+        with_gradients(plain, patches, text, 1.0),
+        strict=True,
+    ):
+        torch.testing.assert_close(own, other, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("learning", [(True, False), (False, True), (False, False)])
+def test_only_what_learns_gets_a_gradient(learning):
+    patches, text = (
+        tensor.requires_grad_(learns) for tensor, learns in zip(draw(), learning, strict=True)
+    )
+    logits = lean_transport_logits(patches, text, scale=5.0)
+    assert logits.requires_grad == any(learning)
+    expected = with_gradients(plain, patches.detach(), text.detach(), 5.0)[1:3]
+    if any(learning):
+        logits.sin().sum().backward()
+    for tensor, learns, gradient in zip((patches, text), learning, expected, strict=True):
+        assert (tensor.grad is not None) == learns
+        if learns:
+            assert_near(tensor.grad, gradient)
+    with torch.no_grad():
+        assert not lean_transport_logits(patches, text, scale=5.0).requires_grad
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_features_and_autocast_are_matched_in_float32(dtype):
+    patches, text = draw(dtype=dtype)
+    expected = with_gradients(plain, patches.float(), text.float(), 10.0)
+    half = [tensor.clone().requires_grad_() for tensor in (patches, text)]
+    logits = lean_transport_logits(*half, scale=10.0)
+    assert logits.dtype == torch.float32
+    assert_near(logits.detach(), expected[0])
+    for own, other in zip(
+        torch.autograd.grad(logits.sin().sum(), half), expected[1:3], strict=True
+    ):
+        assert own.dtype == dtype
+        assert_near(own, other)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        inside = with_gradients(lean_transport_logits, patches.float(), text.float(), 10.0)
+    for own, other in zip(inside[:3], expected[:3], strict=True):
+        assert_near(own, other)
+
+
+def saved(logits, patches, text):
+    """The tensors that a graph keeps which are neither an input nor as small as the logits."""
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda tensor: kept.append(tensor) or tensor, lambda tensor: tensor
+    ):
+        logits(patches, text.requires_grad_(), scale=5.0)
+    inputs = {tensor.untyped_storage().data_ptr() for tensor in (patches, text)}
+    return sum(
+        tensor.numel() for tensor in kept if tensor.untyped_storage().data_ptr() not in inputs
+    )
+
+
+def test_what_is_kept_are_duals_and_not_plans():
+    batch, patches, prompts, classes, dim = 6, 50, 2, 5, 4
+    drawn = draw(batch, patches, prompts, classes, dim)
+    entries, features = batch * patches * prompts * classes, prompts * classes * dim
+    assert saved(plain, *drawn) >= entries
+    # The duals, the logits for the scale, the normalised text twice and its norms.
+    assert saved(lean_transport_logits, *drawn) <= batch * classes * (prompts + 2) + 3 * features
+
+
+@pytest.mark.parametrize("first", [0, 1], ids=["patches", "text"])
+@pytest.mark.parametrize("second", [0, 1], ids=["patches", "text"])
+@pytest.mark.parametrize("way", ["backward", "inputs"])
+def test_a_second_derivative_is_refused_both_ways(first, second, way):
+    """The gradient still depends on the features through their norms: a part of the truth, which once was returned."""
+    features = [tensor.requires_grad_() for tensor in draw()]
+    logits = lean_transport_logits(*features, scale=5.0)
+    gradient = torch.autograd.grad(logits.sin().sum(), features[first], create_graph=True)[0]
+    inputs = (
+        None if way == "backward" else features[second]
+    )  # the same as autograd.grad(..., inputs)
+    with pytest.raises(
+        RuntimeError, match="`lean_transport_logits` is differentiable once; use `transport_logits`"
+    ):
+        gradient.sum().backward(inputs=inputs)
+
+
+def test_a_mixed_derivative_in_the_scale_is_a_first_one():
+    """The gradient in the scale is the score, which may be differentiated once."""
+    patches, text = draw()
+    results = []
+    for logits in (lean_transport_logits, plain):
+        scale, own = (
+            torch.tensor(5.0, dtype=torch.float64, requires_grad=True),
+            text.clone().requires_grad_(),
+        )
+        (of_scale,) = torch.autograd.grad(
+            logits(patches, own, scale=scale).sum(), scale, create_graph=True
+        )
+        results.append(torch.autograd.grad(of_scale, own)[0])
+    assert_near(*results)
+
+
+def test_is_a_matcher_and_takes_no_images():
+    matcher = partial(lean_transport_logits, scale=10.0)
+    assert isinstance(matcher, Matcher)
+    patches, text = draw()
+    text.requires_grad_()
+    logits = matcher(patches[:0], text)
+    assert logits.shape == (0, 3)
+    logits.sum().backward()
+    assert (text.grad == 0).all()
+
+
+def test_arguments_stay_as_they_are():
+    drawn = draw()
+    before = [tensor.clone() for tensor in drawn]
+    with_gradients(lean_transport_logits, *drawn, 10.0)
+    assert all(torch.equal(tensor, old) for tensor, old in zip(drawn, before, strict=True))
+
+
+def spoilt(patches, text):
+    patches[2, 0, 0] = float("nan")
+    return lean_transport_logits(patches, text, scale=1.0)
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        (
+            lambda x, h: lean_transport_logits(x[0], h, scale=1.0),
+            ValueError,
+            r"`patches` must have shape \(batch, patches, dim\)",
+        ),
+        (
+            lambda x, h: lean_transport_logits(x, h[0], scale=1.0),
+            ValueError,
+            r"`text` must have shape \(prompts, classes, dim\)",
+        ),
+        (
+            lambda x, h: lean_transport_logits(x, h[..., 1:], scale=1.0),
+            ValueError,
+            "`text` must have the width of `patches` 6; got 5",
+        ),
+        (
+            lambda x, h: lean_transport_logits(x.long(), h, scale=1.0),
+            TypeError,
+            "`patches` must be a floating-point tensor",
+        ),
+        (
+            lambda x, h: lean_transport_logits(x, h, scale=0.0),
+            ValueError,
+            "`scale` must be above 0",
+        ),
+        (
+            lambda x, h: lean_transport_logits(x, h, scale=1.0, mass=1.1),
+            ValueError,
+            "`mass` must be at most 1",
+        ),
+        (
+            lambda x, h: lean_transport_logits(x, h, scale=1.0, epsilon=0.0),
+            ValueError,
+            "`epsilon` must be above 0",
+        ),
+        (
+            lambda x, h: lean_transport_logits(x, h, scale=1.0, tolerance=0.0),
+            ValueError,
+            "`tolerance` must be above 0",
+        ),
+        (
+            lambda x, h: lean_transport_logits(x, h, scale=1.0, max_iterations=0),
+            ValueError,
+            "`max_iterations` must be at least 1",
+        ),
+        (
+            lambda x, h: lean_transport_logits(x, h, scale=1.0, fused=1),
+            TypeError,
+            "`fused` must be True or False",
+        ),
+        (spoilt, ValueError, r"`patches` must be finite; got NaN or infinity in patches\[2\]\."),
+        (
+            lambda x, h: lean_transport_logits(x, h / 0, scale=1.0),
+            ValueError,
+            r"`text` must be finite; got NaN or infinity in text\[0\]\.",
+        ),
+    ],
+)
+def test_wrong_input_is_refused(call, error, words, monkeypatch):
+    monkeypatch.setitem(
+        lean.ENTRIES, "cpu", 1
+    )  # one image at a time: errors count from the first of the batch
+    with pytest.raises(error, match=words):
+        call(*draw())
+
+
+@pytest.mark.compiled
+def test_compiles_into_one_graph_with_its_gradient():
+    drawn = draw(dtype=torch.float32)
+    compiled = torch.compile(lean_transport_logits, fullgraph=True)
+    for own, other in zip(
+        with_gradients(compiled, *drawn, 10.0),
+        with_gradients(lean_transport_logits, *drawn, 10.0),
+        strict=True,
+    ):
+        torch.testing.assert_close(own, other, rtol=1e-4, atol=1e-4)

@@ -1,0 +1,282 @@
+"""Logits against a loop over FedOTP's equations."""
+
+from functools import partial
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from fedprompt import cosine_logits, transport_logits
+from fedprompt.transport import dykstra, envelope, exact, implicit, independent, newton, sinkhorn
+from references.transport import slow_plan
+from tolerance import assert_near
+
+BATCH, PATCHES, PROMPTS, CLASSES, DIM = 3, 7, 2, 4, 5
+
+
+def draw(dtype=torch.float64):
+    generator = torch.Generator().manual_seed(0)
+    patches = torch.randn(BATCH, PATCHES, DIM, generator=generator, dtype=torch.float64)
+    text = torch.randn(PROMPTS, CLASSES, DIM, generator=generator, dtype=torch.float64)
+    return patches.to(dtype), text.to(dtype)
+
+
+def loop_logits(patches, text, *, scale, mass, epsilon):
+    """One image and one class at a time, by the slow reference."""
+    logits = torch.zeros(len(patches), text.shape[1], dtype=torch.float64)
+    for image in range(len(patches)):
+        for label in range(text.shape[1]):
+            x = patches[image] / patches[image].norm(dim=1, keepdim=True)
+            h = text[:, label] / text[:, label].norm(dim=1, keepdim=True)
+            similarity = x @ h.T
+            a = torch.full((len(x),), 1 / len(x), dtype=torch.float64)
+            b = torch.full((len(h),), mass / len(h), dtype=torch.float64)
+            logits[image, label] = (
+                scale * (slow_plan(1 - similarity, a, b, epsilon=epsilon) * similarity).sum()
+            )
+    return logits
+
+
+@pytest.mark.parametrize("mass", [0.3, 0.8, 1.0])
+@pytest.mark.parametrize("epsilon", [0.1, 0.3])
+def test_transport_logits_are_what_the_equations_say(mass, epsilon):
+    patches, text = draw()
+    solver = partial(newton, epsilon=epsilon, tolerance=1e-12)
+    expected = loop_logits(patches, text, scale=50.0, mass=mass, epsilon=epsilon)
+    torch.testing.assert_close(
+        transport_logits(patches, text, scale=50.0, mass=mass, solver=solver),
+        expected,
+        rtol=0,
+        atol=1e-7,
+    )
+
+
+def test_the_softmax_is_that_of_the_paper():
+    """T-k: the paper prints scale * (1 - distance); the mass that stays behind is the same for all classes."""
+    patches, text = draw()
+    logits = transport_logits(patches, text, scale=30.0)
+    similarity = torch.einsum(
+        "bvd,pkd->bkvp", F.normalize(patches, dim=-1), F.normalize(text, dim=-1)
+    )
+    a, b = (
+        torch.full((PATCHES,), 1 / PATCHES, dtype=torch.float64),
+        torch.full((PROMPTS,), 0.8 / PROMPTS, dtype=torch.float64),
+    )
+    distance = (newton(1 - similarity, a, b).plan * (1 - similarity)).sum((2, 3))
+    torch.testing.assert_close(logits, 30.0 * (0.8 - distance), rtol=0, atol=1e-4)
+    torch.testing.assert_close(
+        logits.softmax(1), (30.0 * (1 - distance)).softmax(1), rtol=0, atol=1e-5
+    )
+
+
+def test_one_prompt_at_full_mass_is_the_mean_similarity():
+    patches, text = draw()
+    mean = F.normalize(patches, dim=-1).mean(1) @ F.normalize(text[0], dim=-1).T
+    for solver in (newton, dykstra, sinkhorn, exact, independent):
+        assert_near(
+            transport_logits(patches, text[:1], scale=10.0, mass=1.0, solver=solver),
+            10 * mean,
+            dtype=torch.float32,
+        )
+
+
+def test_the_gradient_holds_the_plan_fixed():
+    """T-l: autograd through the similarity alone, the plan a constant; exact gradients differ."""
+    patches, text = draw()
+    text.requires_grad_()
+    (gradient,) = torch.autograd.grad(transport_logits(patches, text, scale=20.0).sin().sum(), text)
+
+    similarity = torch.einsum(
+        "bvd,pkd->bkvp", F.normalize(patches, dim=-1), F.normalize(text, dim=-1)
+    )
+    a, b = (
+        torch.full((PATCHES,), 1 / PATCHES, dtype=torch.float64),
+        torch.full((PROMPTS,), 0.8 / PROMPTS, dtype=torch.float64),
+    )
+    plan = newton((1 - similarity).detach(), a, b).plan
+    (expected,) = torch.autograd.grad((20.0 * (plan * similarity).sum((2, 3))).sin().sum(), text)
+    assert_near(gradient, expected, dtype=torch.float32)
+    (moving,) = torch.autograd.grad(
+        transport_logits(patches, text, scale=20.0, gradient=implicit).sin().sum(), text
+    )
+    assert not torch.allclose(moving, gradient, rtol=1e-2)
+
+
+@pytest.mark.parametrize("gradient", [implicit, envelope])
+def test_gradients_of_logits_are_those_of_finite_differences(gradient):
+    patches, text = draw()
+    logits = partial(
+        transport_logits,
+        scale=5.0,
+        solver=partial(newton, epsilon=0.3, tolerance=1e-13),
+        gradient=gradient,
+    )
+    assert torch.autograd.gradcheck(
+        lambda x, h: logits(x, h),
+        (patches[:1, :4].requires_grad_(), text[:, :2].requires_grad_()),
+        atol=1e-5,
+    )
+
+
+def test_cosine_logits_are_cosines():
+    patches, text = draw()
+    image, classes = patches[:, 0], text[0]
+    expected = torch.stack(
+        [torch.stack([7 * (x @ h) / (x.norm() * h.norm()) for h in classes]) for x in image]
+    )
+    torch.testing.assert_close(cosine_logits(image, classes, scale=7.0), expected)
+    torch.testing.assert_close(
+        cosine_logits(3 * image, 0.1 * classes, scale=torch.tensor(7.0, dtype=torch.float64)),
+        expected,
+    )
+
+
+def test_cosine_logits_take_text_of_each_image():
+    """As from contexts that depend on the image: image by image, the logits of its own text."""
+    patches, text = draw()
+    image = patches[:, 0]
+    own = torch.stack([text[0], 2 * text[1], text[0] - text[1]]).requires_grad_()
+    logits = cosine_logits(image, own, scale=7.0)
+    expected = torch.stack(
+        [
+            torch.stack([7 * (x @ h) / (x.norm() * h.norm()) for h in its])
+            for x, its in zip(image, own, strict=True)
+        ]
+    )
+    torch.testing.assert_close(logits, expected)
+    (gradient,) = torch.autograd.grad(logits.sin().sum(), own)
+    torch.testing.assert_close(gradient, torch.autograd.grad(expected.sin().sum(), own)[0])
+    assert_near(
+        cosine_logits(image, text[0].expand(3, -1, -1), scale=7.0),
+        cosine_logits(image, text[0], scale=7.0),
+    )
+    assert cosine_logits(image[:0], own[:0], scale=7.0).shape == (0, CLASSES)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_features_and_autocast_are_matched_in_float32(dtype):
+    patches, text = draw(dtype)
+    expected = transport_logits(patches.float(), text.float(), scale=10.0)
+    for logits in (
+        transport_logits(patches, text, scale=10.0),
+        transport_logits(patches.float(), text, scale=10.0),
+    ):
+        assert logits.dtype == torch.float32
+        assert_near(logits, expected)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert_near(transport_logits(patches.float(), text.float(), scale=10.0), expected)
+        pooled = cosine_logits(patches[:, 0], text[0], scale=10.0)
+    assert_near(pooled, cosine_logits(patches[:, 0].float(), text[0].float(), scale=10.0))
+
+
+def test_no_images_give_no_logits():
+    patches, text = draw()
+    assert transport_logits(patches[:0], text, scale=1.0).shape == (0, CLASSES)
+    assert cosine_logits(patches[:0, 0], text[0], scale=1.0).shape == (0, CLASSES)
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        (
+            lambda x, h: transport_logits(x[0], h, scale=1.0),
+            ValueError,
+            r"`patches` must have shape \(batch, patches, dim\)",
+        ),
+        (
+            lambda x, h: transport_logits(x[:, :0], h, scale=1.0),
+            ValueError,
+            "`patches` must have shape",
+        ),
+        (
+            lambda x, h: transport_logits(x, h[0], scale=1.0),
+            ValueError,
+            r"`text` must have shape \(prompts, classes, dim\)",
+        ),
+        (lambda x, h: transport_logits(x, h[:0], scale=1.0), ValueError, "`text` must have shape"),
+        (
+            lambda x, h: transport_logits(x, h[..., 1:], scale=1.0),
+            ValueError,
+            "`text` must have the width of `patches` 5; got 4",
+        ),
+        (
+            lambda x, h: transport_logits(x.long(), h, scale=1.0),
+            TypeError,
+            "`patches` must be a floating-point tensor",
+        ),
+        (
+            lambda x, h: transport_logits(x, h, scale=1.0, mass=1.2),
+            ValueError,
+            "`mass` must be at most 1",
+        ),
+        (
+            lambda x, h: transport_logits(x, h, scale=1.0, mass=0.0),
+            ValueError,
+            "`mass` must be above 0",
+        ),
+        (lambda x, h: transport_logits(x, h, scale=-1.0), ValueError, "`scale` must be above 0"),
+        (
+            lambda x, h: transport_logits(x, h, scale=torch.ones(2)),
+            TypeError,
+            "`scale` must be a number or",
+        ),
+        (lambda x, h: transport_logits(x, h, scale="1"), TypeError, "`scale` must be a number"),
+        (
+            lambda x, h: transport_logits(x * float("nan"), h, scale=1.0),
+            ValueError,
+            r"`cost` must be finite; .* in problems \(0, 0\)",
+        ),
+        (
+            lambda x, h: transport_logits(x, h, scale=1.0, solver=sinkhorn),
+            ValueError,
+            "`b` must sum to the sum of `a`",
+        ),
+        (
+            lambda x, h: cosine_logits(x, h[0], scale=1.0),
+            ValueError,
+            r"`image` must have shape \(batch, dim\)",
+        ),
+        (
+            lambda x, h: cosine_logits(x[:, 0], h[0, 0], scale=1.0),
+            ValueError,
+            r"`text` must have shape \(classes, dim\) or \(batch, classes, dim\)",
+        ),
+        (
+            lambda x, h: cosine_logits(x[:, 0], h, scale=1.0),
+            ValueError,
+            "`text` must have one set of classes for each of 3 images; got 2",
+        ),
+        (
+            lambda x, h: cosine_logits(x[:, 0], h[0, :0], scale=1.0),
+            ValueError,
+            "`text` must have shape .* without an empty axis",
+        ),
+        (
+            lambda x, h: cosine_logits(x[:, 0], h[0, :, 1:], scale=1.0),
+            ValueError,
+            "`text` must have the width of `image`",
+        ),
+    ],
+)
+def test_wrong_input_is_refused(call, error, words):
+    with pytest.raises(error, match=words):
+        call(*draw())
+
+
+@pytest.mark.compiled
+@pytest.mark.parametrize("gradient", [None, implicit])
+def test_logits_and_their_gradient_compile_into_one_graph(gradient):
+    patches, text = draw(torch.float32)
+    options = {} if gradient is None else {"gradient": gradient}
+
+    def run(function):
+        own = text.clone().requires_grad_()
+        logits = function(patches, own, scale=10.0, **options)
+        logits.sin().sum().backward()
+        return logits.detach(), own.grad
+
+    for compiled, eager in zip(
+        run(torch.compile(transport_logits, fullgraph=True)), run(transport_logits), strict=True
+    ):
+        torch.testing.assert_close(compiled, eager, rtol=1e-3, atol=1e-3)

@@ -1,0 +1,703 @@
+"""What is done to an upload on its way: bounds that hold in every precision, noise of the size that the formula says, and sums."""
+
+import math
+from functools import partial
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import chi2, kstest, norm
+
+from fedprompt import Weighted, trimmed_mean, weighted_mean, weighted_median
+from fedprompt.privacy import cap_weight, clip_norm, from_sum, gaussian_noise, to_summable
+from fedprompt.wire import Expected, Header, decode_payload, encode_payload
+from tolerance import assert_near
+
+assert_identical = partial(torch.testing.assert_close, rtol=0, atol=0, equal_nan=True)
+at_least_float32 = partial(torch.promote_types, torch.float32)
+DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
+
+
+def payload(generator, *, scale=1.0, dtype=torch.float32, garbage=float("nan")):
+    """Three names: a whole, rows of which one is unknown and holds garbage, and entries."""
+    rows = torch.randn(4, 3, generator=generator)
+    rows[1] = garbage
+    return {
+        "whole": Weighted(
+            (scale * torch.randn(2, 5, generator=generator)).to(dtype), torch.tensor(7.0)
+        ),
+        "rows": Weighted((scale * rows).to(dtype), torch.tensor([2.0, 0.0, 900.0, 0.5])),
+        "entries": Weighted(
+            (scale * torch.randn(3, generator=generator)).to(dtype), torch.tensor([1.0, 3.0, 0.0])
+        ),
+    }
+
+
+def known(upload):
+    return (
+        (upload.weight > 0)
+        .reshape(upload.weight.shape + (1,) * (upload.value.ndim - upload.weight.ndim))
+        .expand_as(upload.value)
+    )
+
+
+def numbers(sent, center=None):
+    """Every known number in float64, less the center."""
+    parts = []
+    for name, upload in sent.items():
+        value = upload.value.double() - (center[name].double() if center else 0.0)
+        parts.append(value[known(upload)])
+    return torch.cat(parts)
+
+
+def length(sent, center=None):
+    return math.sqrt(math.fsum(number**2 for number in numbers(sent, center).tolist()))
+
+
+def _rows(upload):
+    values = upload.value.reshape(upload.weight.numel(), -1)
+    return zip(upload.weight.double().flatten(), values, strict=True)
+
+
+def copied(sent):
+    return {name: Weighted(value.clone(), weight.clone()) for name, (value, weight) in sent.items()}
+
+
+# Clipping.
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("centered", [False, True])
+@settings(deadline=None, max_examples=25)
+@given(
+    seed=st.integers(0, 2**32),
+    max_norm=st.floats(1e-3, 30),
+    offset=st.sampled_from([0.0, 1.0, 300.0]),
+)
+def test_no_payload_is_longer_than_the_bound_in_its_own_precision(
+    dtype, centered, seed, max_norm, offset
+):
+    generator = torch.Generator().manual_seed(seed)
+    center = {
+        name: (upload.value.nan_to_num() + offset).to(dtype)
+        for name, upload in payload(generator, dtype=dtype).items()
+    }
+    sent = payload(generator, scale=3.0, dtype=dtype)
+    if centered:
+        sent = {
+            name: upload._replace(value=upload.value + center[name])
+            for name, upload in sent.items()
+        }
+    clipped = clip_norm(sent, max_norm=max_norm, center=center if centered else None)
+    assert length(clipped, center if centered else None) <= max_norm
+    for name, upload in clipped.items():
+        assert upload.value.dtype == dtype
+        assert_identical(upload.weight, sent[name].weight)
+        assert_identical(
+            upload.value[~known(upload)], torch.zeros_like(upload.value[~known(upload)])
+        )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_clipping_shrinks_along_one_line(dtype, generator):
+    sent = payload(generator, scale=3.0, dtype=dtype)
+    clipped = clip_norm(sent, max_norm=2.0)
+    assert_near(numbers(clipped), numbers(sent) * 2.0 / length(sent), dtype=dtype)
+    if dtype.itemsize >= 4:
+        assert length(clipped) == pytest.approx(2.0, rel=1e-6)
+
+
+def test_neighbours_are_those_of_torch(generator):
+    """On a CPU torch has them for every dtype that the library takes; elsewhere it has not."""
+    from fedprompt.privacy.updates import _neighbour
+
+    for dtype in DTYPES:
+        numbers = torch.cat(
+            [
+                torch.randn(50, generator=generator),
+                torch.tensor([0.0, -0.0, 1.0, -1.0, 6e-8, -6e-8]),
+            ]
+        ).to(dtype)
+        for other in (
+            torch.flip(numbers, [0]),
+            torch.zeros_like(numbers),
+            torch.full_like(numbers, -3.0),
+        ):
+            differs = numbers != other
+            assert_identical(
+                _neighbour(numbers, other)[differs], torch.nextafter(numbers, other)[differs]
+            )
+
+
+def test_a_center_stays_where_it_is(generator):
+    """By hand: from (1, 1), a change of (3, -4) shrinks to (0.6, -0.8)."""
+    sent = {"a": Weighted(torch.tensor([4.0, -3.0], dtype=torch.float64), torch.tensor(1.0))}
+    center = {"a": torch.ones(2, dtype=torch.float64)}
+    assert_near(
+        clip_norm(sent, max_norm=1.0, center=center)["a"].value,
+        torch.tensor([1.6, 0.2], dtype=torch.float64),
+        dtype=torch.float32,
+    )
+    assert_identical(
+        clip_norm({"a": Weighted(center["a"], torch.tensor(1.0))}, max_norm=1e-9, center=center)[
+            "a"
+        ].value,
+        center["a"],
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_is_short_enough_keeps_its_bits(dtype, generator):
+    sent = payload(generator, dtype=dtype)
+    for clipped in (
+        clip_norm(sent, max_norm=length(sent) * 1.001),
+        clip_norm(clip_norm(sent, max_norm=1.0), max_norm=1.0),
+    ):
+        again = clip_norm(clipped, max_norm=length(clipped) * (1 + 1e-9))
+        for name, upload in again.items():
+            assert_identical(upload.value[known(upload)], clipped[name].value[known(upload)])
+    for name, upload in clip_norm(sent, max_norm=length(sent) * 1.001).items():
+        assert_identical(upload.value[known(upload)], sent[name].value[known(upload)])
+
+
+def test_rows_of_weight_zero_have_no_length(generator):
+    first = payload(generator, garbage=1e30)
+    second = {
+        name: upload._replace(value=torch.where(known(upload), upload.value, torch.nan))
+        for name, upload in first.items()
+    }
+    assert_identical(clip_norm(first, max_norm=1.0), clip_norm(second, max_norm=1.0))
+
+
+# Weights.
+
+
+def test_a_claim_is_capped_and_honest_weights_are_kept(generator):
+    sent = payload(generator)
+    capped = cap_weight(sent, max_weight=5)
+    assert capped["rows"].weight.tolist() == [2.0, 0.0, 5.0, 0.5]
+    assert capped["whole"].weight.item() == 5.0
+    assert capped["entries"].weight.tolist() == [1.0, 3.0, 0.0]
+    assert_identical(
+        {name: upload.value for name, upload in capped.items()},
+        {name: upload.value for name, upload in sent.items()},
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_cap_is_never_rounded_up(dtype):
+    sent = {"a": Weighted(torch.zeros(2, dtype=dtype), torch.tensor([60_000.0, 1.0], dtype=dtype))}
+    for max_weight in (1000.7, 1001.0, 0.1, 1e300):
+        capped = cap_weight(sent, max_weight=max_weight)["a"].weight
+        assert capped[0].item() <= max_weight
+        assert capped[0].item() >= min(max_weight, sent["a"].weight[0].item()) * (
+            1 - 2 * torch.finfo(dtype).eps
+        )
+        assert capped[1].item() <= min(max_weight, 1.0)
+
+
+@pytest.mark.parametrize(
+    "aggregate", [weighted_mean, weighted_median, partial(trimmed_mean, fraction=0.2)]
+)
+def test_one_client_that_claims_a_billion_examples_owns_the_round_until_it_is_capped(aggregate):
+    sent = [
+        {"a": Weighted(torch.tensor([1.0 + 0.01 * number]), torch.tensor(10.0))}
+        for number in range(9)
+    ]
+    sent.append({"a": Weighted(torch.tensor([1e6]), torch.tensor(1e9))})
+    assert aggregate([one["a"] for one in sent]).value.item() > 9e5
+    capped = aggregate(
+        [cap_weight(clip_norm(one, max_norm=1.1), max_weight=20)["a"] for one in sent]
+    )
+    assert 1.0 - 1e-6 <= capped.value.item() <= 1.1
+
+
+# Sensitivity and noise.
+
+
+def test_leaving_a_client_out_changes_the_sum_by_at_most_the_sensitivity(generator):
+    """W C bounds the part of one client in the sum of weight times value, and a client that claims all it can reaches it."""
+    max_norm, max_weight = 0.5, 8.0
+    for scale in (0.01, 1.0, 1e4):
+        sent = cap_weight(
+            clip_norm(payload(generator, scale=scale), max_norm=max_norm), max_weight=max_weight
+        )
+        part = torch.cat(
+            [weight * value.double() for upload in sent.values() for weight, value in _rows(upload)]
+        )
+        assert part.norm().item() <= max_norm * max_weight * (1 + 1e-12)
+        assert len(part) == 10 + 12 + 3
+    greedy = {"a": Weighted(torch.full((10,), 1e6), torch.tensor(1e6))}
+    sent = cap_weight(clip_norm(greedy, max_norm=max_norm), max_weight=max_weight)["a"]
+    assert (sent.value.double() * sent.weight.item()).norm().item() == pytest.approx(
+        max_norm * max_weight, rel=1e-6
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("multiplier", "sensitivity"), [(1.0, 1.0), (0.7, 2.5), (4.0, 0.01)])
+def test_noise_is_gaussian_with_the_deviation_of_the_formula(
+    dtype, multiplier, sensitivity, generator
+):
+    count, sigma = 20_000, multiplier * sensitivity
+    noisy = gaussian_noise(
+        {"a": Weighted(torch.zeros(count, dtype=dtype), torch.tensor(1.0))},
+        multiplier=multiplier,
+        sensitivity=sensitivity,
+        generator=generator,
+    )["a"].value
+    assert noisy.dtype == at_least_float32(dtype)
+    drawn = noisy.double().numpy() / sigma
+    low, high = chi2.ppf([1e-5, 1 - 1e-5], count)
+    assert low < (drawn**2).sum() < high
+    assert abs(drawn.mean()) < 4.5 / math.sqrt(count)
+    assert kstest(drawn, "norm").pvalue > 1e-5
+
+
+def test_noise_of_several_clients_adds_up_by_its_variances(generator):
+    """The sum over K clients has deviation z C sqrt(K)."""
+    count, clients, multiplier, sensitivity = 5000, 9, 0.5, 2.0
+    quiet = {"a": Weighted(torch.zeros(count, dtype=torch.float64), torch.tensor(1.0))}
+    total = sum(
+        gaussian_noise(quiet, multiplier=multiplier, sensitivity=sensitivity, generator=generator)[
+            "a"
+        ].value
+        for _ in range(clients)
+    )
+    statistic = (total**2).sum().item() / (multiplier * sensitivity * math.sqrt(clients)) ** 2
+    low, high = chi2.ppf([1e-5, 1 - 1e-5], count)
+    assert low < statistic < high
+
+
+def test_names_and_rows_get_noise_of_their_own_and_unknown_rows_none(generator):
+    sent = payload(generator, dtype=torch.float64)
+    noisy = gaussian_noise(sent, multiplier=1.0, sensitivity=1.0, generator=generator)
+    added = numbers(noisy) - numbers(sent)
+    assert len(set(added.tolist())) == len(added)
+    for name, upload in noisy.items():
+        assert_identical(upload.weight, sent[name].weight)
+        assert_identical(
+            upload.value[~known(upload)], torch.zeros_like(upload.value[~known(upload)])
+        )
+
+
+def test_noise_is_added_to_what_was_sent_and_follows_its_generator(generator):
+    sent = payload(generator)
+    draw = lambda seed, multiplier=1.0: gaussian_noise(  # noqa: E731
+        sent, multiplier=multiplier, sensitivity=1.0, generator=torch.Generator().manual_seed(seed)
+    )
+    assert_identical(draw(1), draw(1))
+    assert not torch.equal(draw(1)["whole"].value, draw(2)["whole"].value)
+    assert_near(
+        numbers(draw(1, 2.0)) - numbers(sent),
+        2 * (numbers(draw(1)) - numbers(sent)),
+        dtype=torch.float32,
+    )
+    assert_identical(numbers(draw(1, 0.0)), numbers(sent))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("value", [1.0, 1.5, 100.0])
+def test_the_sum_of_half_precision_uploads_has_the_noise_of_the_formula(dtype, value, generator):
+    """Over K clients, a deviation of sigma times the root of K, although bfloat16 numbers near 1.5 lie 0.008 apart."""
+    count, clients, sigma = 5000, 16, 0.001
+    quiet = {"a": Weighted(torch.full((count,), value, dtype=dtype), torch.tensor(1.0))}
+    noisy = [
+        gaussian_noise(quiet, multiplier=1.0, sensitivity=sigma, generator=generator)["a"]
+        for _ in range(clients)
+    ]
+    assert {upload.value.dtype for upload in noisy} == {torch.float32}
+    error = sum(upload.value.double() for upload in noisy) - clients * value
+    low, high = chi2.ppf([1e-5, 1 - 1e-5], count)
+    assert low < error.square().sum().item() / (clients * sigma**2) < high
+    assert kstest((error / (sigma * math.sqrt(clients))).numpy(), "norm").pvalue > 1e-5
+
+
+def test_a_noisy_upload_of_a_bfloat16_model_crosses_the_wire_in_float32(generator):
+    """What the page says a server has to expect."""
+    sent = payload(generator, dtype=torch.bfloat16)
+    form = {name: upload._replace(value=upload.value.float()) for name, upload in sent.items()}
+    noisy = gaussian_noise(sent, multiplier=1.0, sensitivity=1.0, generator=generator)
+    arrived, _ = decode_payload(
+        encode_payload(noisy, header=Header({}, 0)), expect=Expected(form, {}, 0), max_bytes=10_000
+    )
+    assert_identical(arrived, noisy)
+    with pytest.raises(ValueError, match="as BF16"):
+        decode_payload(
+            encode_payload(noisy, header=Header({}, 0)),
+            expect=Expected(sent, {}, 0),
+            max_bytes=10_000,
+        )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_noise_below_the_spacing_of_the_numbers_is_refused(dtype):
+    """At 2^20 the numbers lie 2^20 eps apart: as much noise is kept whole, by chi-square, and less is refused."""
+    spacing, count = 2**20 * torch.finfo(dtype).eps, 20_000
+    large = {"a": Weighted(torch.full((count,), 2.0**20, dtype=dtype), torch.tensor(1.0))}
+    noisy = gaussian_noise(large, multiplier=1.0, sensitivity=spacing)["a"].value
+    # Rounding to multiples of the spacing adds a twelfth of its square; below 2^20 they are half as far apart.
+    statistic = (noisy.double() - 2.0**20).square().sum().item() / spacing**2
+    low, high = chi2.ppf([1e-5, 1 - 1e-5], count)
+    assert low < statistic < high * (1 + 1 / 12)
+    with pytest.raises(
+        ValueError, match=r"`payload\['a'\]\.value` must be at most .* for noise of deviation"
+    ):
+        gaussian_noise(large, multiplier=0.99, sensitivity=spacing)
+    assert_identical(
+        gaussian_noise(large, multiplier=0, sensitivity=spacing)["a"].value, large["a"].value
+    )
+
+
+def test_rounding_adds_to_noise_of_one_spacing_and_takes_nothing_from_it():
+    """The variance of a rounded normal number by summing its probabilities, wherever its mean lies between two multiples."""
+    grid = torch.arange(-15, 16, dtype=torch.float64).numpy()
+    for mean in (0.0, 0.1, 0.25, 0.5):
+        chance = norm.cdf(grid + 0.5 - mean) - norm.cdf(grid - 0.5 - mean)
+        center = (chance * grid).sum()
+        variance = (chance * (grid - center) ** 2).sum()
+        assert variance == pytest.approx(1 + 1 / 12, abs=1e-6)
+        assert center == pytest.approx(mean, abs=1e-8)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_noise_is_added_in_float64_and_rounded_once(dtype, generator):
+    """Bitwise: noise that is rounded before it is added shows by its grid which value it was added to."""
+    sent = {"a": Weighted(torch.randn(1000, generator=generator).to(dtype), torch.tensor(1.0))}
+    noisy = gaussian_noise(
+        sent, multiplier=0.3, sensitivity=0.7, generator=torch.Generator().manual_seed(0)
+    )["a"].value
+    noise = torch.randn(1000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    assert_identical(
+        noisy, (sent["a"].value.double() + 0.3 * 0.7 * noise).to(at_least_float32(dtype))
+    )
+
+
+# Numbers whose squares, differences or products float64 does not hold.
+
+
+def upload(*values, weight=1.0, dtype=torch.float64):
+    return {"a": Weighted(torch.tensor(values, dtype=dtype), torch.tensor(weight, dtype=dtype))}
+
+
+@pytest.mark.parametrize("scale", [2.0**1000, 2.0**-700, 1.0])
+def test_clipping_knows_the_length_of_huge_and_of_tiny_entries(scale):
+    """By hand: 3, 4 has length 5, in whatever unit."""
+    long = upload(3 * scale, -4 * scale)
+    for max_norm in (1.0 * scale, 1e-3 * scale):
+        clipped = clip_norm(long, max_norm=max_norm)["a"].value
+        expected = torch.tensor([0.6, -0.8], dtype=torch.float64) * max_norm
+        torch.testing.assert_close(clipped, expected, rtol=1e-11, atol=0)
+    assert_identical(clip_norm(long, max_norm=5 * scale)["a"].value, long["a"].value)
+    center = {"a": torch.tensor([-3 * scale, 4 * scale], dtype=torch.float64)}
+    moved = clip_norm(long, max_norm=scale, center=center)["a"].value
+    expected = torch.tensor([-2.4, 3.2], dtype=torch.float64) * scale
+    torch.testing.assert_close(moved, expected, rtol=1e-11, atol=0)
+
+
+def test_a_change_too_large_for_float64_is_clipped():
+    """From -1.5e308 to 1.5e308 is 3e308, which float64 does not hold; half of the way is 0, to rounding."""
+    center = {"a": torch.tensor([-1.5e308], dtype=torch.float64)}
+    clipped = clip_norm(upload(1.5e308), max_norm=1.5e308, center=center)["a"].value
+    assert abs(clipped.item()) < 1e-11 * 1.5e308
+    assert clip_norm(upload(1.5e308), max_norm=1.0, center=center)["a"].value.item() == -1.5e308
+
+
+def test_a_small_change_beside_a_huge_center_has_its_length():
+    center = {"a": torch.tensor([1e200, 0.0], dtype=torch.float64)}
+    clipped = clip_norm(upload(1e200, 1e-5), max_norm=1e-6, center=center)["a"].value
+    torch.testing.assert_close(
+        clipped, torch.tensor([1e200, 1e-6], dtype=torch.float64), rtol=1e-11, atol=0
+    )
+
+
+@pytest.mark.bad_input
+def test_products_and_means_that_do_not_fit_are_refused_by_name():
+    with pytest.raises(
+        ValueError,
+        match=r"`payload\['a'\]` must have products of weight and value that fit float64; got 2 entries",
+    ):
+        to_summable(upload(1e300, -1e300, weight=1e300))
+    assert to_summable(upload(1e300, weight=1e7)).tolist() == [1e300 * 1e7, 1e7]
+    for dtype, mean in (
+        (torch.float16, 1e5),
+        (torch.bfloat16, 3.4e38 * 1.1),
+        (torch.float32, 1e39),
+    ):
+        vector = torch.tensor([mean, -mean, 1.0], dtype=torch.float64)
+        with pytest.raises(
+            ValueError,
+            match=rf"`vector` must hold means for 'a' that fit {dtype}; got 2 entries of 2",
+        ):
+            from_sum(vector, like=upload(0.0, 0.0, dtype=dtype))
+    with pytest.raises(
+        ValueError, match=r"`vector` must hold means for 'a' that fit torch\.float64"
+    ):
+        from_sum(torch.tensor([1e300, 1e-300], dtype=torch.float64), like=upload(0.0))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "weight"), [(torch.float16, 4e4), (torch.bfloat16, 3e38), (torch.float32, 3e38)]
+)
+def test_the_mean_of_a_vector_is_weighted_mean_where_the_total_does_not_fit(dtype, weight):
+    sent = [
+        upload(1.0, 2.0, weight=weight, dtype=dtype),
+        upload(3.0, 5.0, weight=weight / 2, dtype=dtype),
+    ]
+    sent.append(sent[0])
+    actual = from_sum(sum(to_summable(one) for one in sent), like=sent[0])["a"]
+    assert actual.weight.item() == torch.finfo(dtype).max
+    assert_identical(actual, weighted_mean([one["a"] for one in sent]))
+
+
+# One vector.
+
+
+def uploads(generator, clients=4):
+    return [
+        {
+            name: Weighted(
+                upload.value,
+                torch.where(
+                    torch.rand(upload.weight.shape, generator=generator) < 0.3,
+                    0.0,
+                    upload.weight * (1 + number),
+                ),
+            )
+            for name, upload in payload(generator, scale=1.0 + number).items()
+        }
+        for number in range(clients)
+    ]
+
+
+def test_the_sum_of_vectors_makes_the_direct_mean(generator):
+    for _ in range(10):
+        sent = uploads(generator)
+        result = from_sum(sum(to_summable(one) for one in sent), like=sent[0])
+        assert list(result) == list(sent[0])
+        for name, upload in result.items():
+            direct = weighted_mean(one[name] for one in sent)
+            for actual, expected in zip(upload, direct, strict=True):
+                assert_near(actual, expected)
+                assert actual.dtype == expected.dtype
+                assert actual.shape == expected.shape
+
+
+def test_the_vector_by_hand():
+    """Names in order of the alphabet; 3 x 2, 4 x 2, an unknown row, its weights, then 0.5 x 8."""
+    sent = {
+        "b": Weighted(torch.tensor(8.0), torch.tensor(0.5)),
+        "a": Weighted(torch.tensor([[3.0, 4.0], [torch.nan, 1.0]]), torch.tensor([2.0, 0.0])),
+    }
+    assert to_summable(sent).tolist() == [6.0, 8.0, 0.0, 0.0, 2.0, 0.0, 4.0, 0.5]
+    assert_identical(to_summable(dict(reversed(sent.items()))), to_summable(sent))
+
+
+def test_the_length_does_not_tell_which_rows_are_known(generator):
+    sent = payload(generator)
+    nothing = {
+        name: upload._replace(weight=torch.zeros_like(upload.weight))
+        for name, upload in sent.items()
+    }
+    assert to_summable(nothing).tolist() == [0.0] * (10 + 1 + 12 + 4 + 3 + 3)
+    assert len(to_summable(sent)) == 33
+    assert_identical(from_sum(to_summable(nothing), like=sent)["rows"].value, torch.zeros(4, 3))
+
+
+def test_one_vector_alone_is_the_payload(generator):
+    sent = payload(generator)
+    for name, (value, weight) in from_sum(to_summable(sent), like=sent).items():
+        assert_near(value, torch.where(known(sent[name]), sent[name].value, 0.0))
+        assert_identical(weight, sent[name].weight)
+
+
+# For all of them.
+
+TRANSFORMS = {
+    "clip_norm": partial(clip_norm, max_norm=1.0),
+    "clip_norm, nothing to do": partial(clip_norm, max_norm=1e6),
+    "cap_weight": partial(cap_weight, max_weight=3),
+    "gaussian_noise": lambda sent: gaussian_noise(
+        sent, multiplier=1.0, sensitivity=1.0, generator=torch.Generator().manual_seed(0)
+    ),
+    "to_summable": to_summable,
+    "from_sum": lambda sent: from_sum(torch.ones(33), like=sent),
+}
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_inputs_are_never_mutated_nor_shared(name, generator):
+    sent = payload(generator)
+    before = copied(sent)
+    result = TRANSFORMS[name](sent)
+    assert_identical(sent, before)
+    for tensor in (
+        [result]
+        if isinstance(result, torch.Tensor)
+        else [tensor for upload in result.values() for tensor in upload]
+    ):
+        tensor.fill_(5)
+    assert_identical(sent, before)
+
+
+ONE = {"a": Weighted(torch.ones(2, 3), torch.ones(2))}
+BAD_PAYLOADS = {
+    "a list": ([1.0], TypeError, r"`payload` must map names to Weighted; got \[1\.0\]"),
+    "nothing": ({}, ValueError, r"`payload` must hold at least one name; got none"),
+    "a tensor": (
+        {"a": torch.ones(2)},
+        TypeError,
+        r"`payload\['a'\]` must be a Weighted\(value, weight\); got a float32 tensor",
+    ),
+    "NaN": (
+        {"a": Weighted(torch.tensor([torch.nan]), torch.ones(1))},
+        ValueError,
+        r"`payload\['a'\]\.value` must be finite wherever its weight",
+    ),
+    "a negative weight": (
+        {"a": Weighted(torch.ones(1), -torch.ones(1))},
+        ValueError,
+        r"`payload\['a'\]\.weight` must be finite and at least 0; got -1",
+    ),
+    "other rows": (
+        {"a": Weighted(torch.ones(2), torch.ones(3))},
+        ValueError,
+        r"`payload\['a'\]\.weight` must have the leading shape of",
+    ),
+}
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(("sent", "error", "message"), BAD_PAYLOADS.values(), ids=BAD_PAYLOADS)
+@pytest.mark.parametrize("name", [name for name in TRANSFORMS if name != "from_sum"])
+def test_bad_payloads_are_refused_by_name(name, sent, error, message):
+    with pytest.raises(error, match=message):
+        TRANSFORMS[name](sent)
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: clip_norm(ONE, max_norm=0), ValueError, r"`max_norm` must be above 0; got 0"),
+        (
+            lambda: clip_norm(ONE, max_norm=torch.inf),
+            ValueError,
+            r"`max_norm` must be finite; got inf",
+        ),
+        (lambda: clip_norm(ONE, max_norm="1"), TypeError, r"`max_norm` must be a number; got '1'"),
+        (
+            lambda: clip_norm(ONE, max_norm=1, center={"b": torch.ones(1)}),
+            ValueError,
+            r"`center` must have the name 'a'; got \['b'\]",
+        ),
+        (
+            lambda: clip_norm(ONE, max_norm=1, center={"a": torch.ones(3)}),
+            ValueError,
+            r"`center\['a'\]` must have the shape of .*\(2, 3\); got \(3,\)",
+        ),
+        (
+            lambda: clip_norm(ONE, max_norm=1, center={"a": torch.ones(2, 3).double()}),
+            TypeError,
+            r"`center\['a'\]` must be a tensor of torch\.float32, as in the payload; got a float64 tensor",
+        ),
+        (
+            lambda: clip_norm(ONE, max_norm=1, center={"a": torch.full((2, 3), torch.nan)}),
+            ValueError,
+            r"`center\['a'\]` must be finite; got 6",
+        ),
+        (lambda: cap_weight(ONE, max_weight=0), ValueError, r"`max_weight` must be above 0; got 0"),
+        (
+            lambda: cap_weight(ONE, max_weight=None),
+            TypeError,
+            r"`max_weight` must be a number; got None",
+        ),
+        (
+            lambda: gaussian_noise(
+                ONE, multiplier=-1, sensitivity=1, generator=torch.Generator().manual_seed(0)
+            ),
+            ValueError,
+            r"`multiplier` must be at least 0; got -1",
+        ),
+        (
+            lambda: gaussian_noise(
+                ONE, multiplier=1, sensitivity=0, generator=torch.Generator().manual_seed(0)
+            ),
+            ValueError,
+            r"`sensitivity` must be above 0; got 0",
+        ),
+        (
+            lambda: gaussian_noise(ONE, multiplier=1, sensitivity=1, generator=0),
+            TypeError,
+            r"`generator` must be a torch\.Generator or None; got 0",
+        ),
+        (
+            lambda: gaussian_noise(
+                ONE, multiplier=1, sensitivity=1e300, generator=torch.Generator().manual_seed(0)
+            ),
+            ValueError,
+            r"`payload\['a'\] with its noise` must be finite; got 6 entries of 6",
+        ),
+        (
+            lambda: from_sum(torch.ones(7), like=ONE),
+            ValueError,
+            r"`vector` must have the length of `like`, 8; got 7",
+        ),
+        (
+            lambda: from_sum([1.0] * 8, like=ONE),
+            TypeError,
+            r"`vector` must be a floating-point tensor of shape \(length,\); got \[1\.0",
+        ),
+        (
+            lambda: from_sum(torch.ones(2, 4), like=ONE),
+            TypeError,
+            r"`vector` must be a floating-point tensor of shape \(length,\); got a",
+        ),
+        (
+            lambda: from_sum(torch.ones(8).long(), like=ONE),
+            TypeError,
+            r"`vector` must be a floating-point tensor.*; got a int64",
+        ),
+        (
+            lambda: from_sum(torch.full((8,), torch.nan), like=ONE),
+            ValueError,
+            r"`vector` must be finite; got 8 entries",
+        ),
+        (
+            lambda: from_sum(-torch.ones(8), like=ONE),
+            ValueError,
+            r"`vector` must hold total weights of at least 0 for 'a'; got -1\.0",
+        ),
+        (
+            lambda: from_sum(torch.ones(8), like={}),
+            ValueError,
+            r"`like` must hold at least one name; got none",
+        ),
+        (
+            lambda: from_sum(torch.ones(8), like={"a": torch.ones(8)}),
+            TypeError,
+            r"`like\['a'\]` must be a Weighted",
+        ),
+    ],
+)
+def test_bad_options_are_refused_by_name(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
+
+
+def test_what_comes_out_of_a_vector_shares_no_memory_with_it():
+    like = {
+        "head": Weighted(torch.zeros(2, dtype=torch.float64), torch.zeros(2, dtype=torch.float64))
+    }
+    vector = to_summable(
+        {"head": Weighted(torch.ones(2, dtype=torch.float64), torch.ones(2, dtype=torch.float64))}
+    )
+    upload = from_sum(vector, like=like)["head"]
+    upload.value.zero_(), upload.weight.zero_()
+    assert vector.tolist() == [1.0] * 4
+
+
+def test_a_payload_with_a_graph_is_clipped_without_a_warning():
+    payload = {"head": Weighted(torch.tensor([3.0, 4.0], requires_grad=True), torch.tensor(1.0))}
+    assert clip_norm(payload, max_norm=1.0)["head"].value.norm() <= 1

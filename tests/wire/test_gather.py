@@ -1,0 +1,215 @@
+"""Messages between processes: every rank gets the same bits or every rank raises, and no server is needed to end with a loop's result."""
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import gathered
+import two_processes
+from federations import FEDERATIONS, Outcome, assert_same_bits, in_process
+from fedprompt.wire import Expected, Header, decode_payload, encode_payload, gather_messages
+
+LONGEST = len(encode_payload(gathered.messages()[1], header=gathered.ROUND_3))
+ELSEWHERE = "ValueError: `message` must be sent and accepted by every rank; got errors on ranks [{}], which say why."
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    """What each of two processes saw in every step."""
+    folder = tmp_path_factory.mktemp("ranks")
+    two_processes.run(gathered.run_steps, folder)
+    return [
+        torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(2)
+    ]  # our own files
+
+
+def arrived():
+    """What must arrive: written and read, with nothing in between."""
+    pairs = zip(gathered.messages(), gathered.forms(), strict=True)
+    return [
+        decode_payload(
+            encode_payload(message, header=gathered.ROUND_3), expect=form, max_bytes=10_000
+        )[0]
+        for message, form in pairs
+    ]
+
+
+@pytest.mark.parametrize(
+    ("step", "senders"),
+    [
+        ("ragged", [0, 1]),
+        ("ragged, after all that", [0, 1]),
+        ("a limit beyond any integer", [0, 1]),
+        ("rank 1 sends nothing", [0]),
+        ("nobody sends", []),
+    ],
+)
+def test_every_rank_gets_all_messages_in_the_order_of_ranks(ranks, step, senders):
+    expected = [message if rank in senders else None for rank, message in enumerate(arrived())]
+    for seen in ranks:
+        assert_same_bits(seen[step], expected)
+
+
+def test_a_group_holds_its_own_ranks_alone(ranks):
+    for seen, message in zip(ranks, arrived(), strict=True):
+        own, error = seen["in groups of one"]
+        assert_same_bits(own, [message])
+        assert error == "`group` must hold this process; got a group without it."
+
+
+@pytest.mark.parametrize(
+    ("step", "on_rank_0", "on_rank_1"),
+    [
+        (
+            "NaN on rank 1",
+            ELSEWHERE.format(1),
+            "ValueError: `message['a']` must be finite; got 1 entries of 1",
+        ),
+        (
+            "no message on rank 0",
+            "TypeError: `message` must map names to tensors or Weighted; got [1.0]",
+            ELSEWHERE.format(0),
+        ),
+        (
+            "too few expected on rank 1",
+            ELSEWHERE.format(1),
+            "ValueError: `expect` must hold one entry for each of 2 ranks; got 1",
+        ),
+        (
+            "no limit on rank 0",
+            "TypeError: `max_bytes` must be an integer; got 'many'",
+            ELSEWHERE.format(0),
+        ),
+        (
+            "no header on rank 1, which sends nothing",
+            ELSEWHERE.format(1),
+            "TypeError: `header` must be a Header; got '3'",
+        ),
+        (
+            "too long for rank 0",
+            f"ValueError: `message` must be a blob of at most 5000 bytes on every rank; got {LONGEST} on rank 1.",
+            "the same",
+        ),
+        (
+            "another round on rank 1",
+            "ValueError: `header.server_round` must be the same on every rank; got [3, 4]",
+            "the same",
+        ),
+        (
+            "another backbone on rank 1",
+            "ValueError: rank 1: `blob` must come from the same backbone, {'backbone': 'tiny'}",
+            "the same",
+        ),
+        (
+            "rank 0 expects another backbone",
+            "ValueError: rank 0: `blob` must come from the same backbone",
+            ELSEWHERE.format(0),
+        ),
+        (
+            "rank 0 expects nothing of rank 1",
+            "ValueError: `expect[1]` must be given where rank 1 sends a message; got None",
+            ELSEWHERE.format(0),
+        ),
+        (
+            "rank 1 expects another form",
+            ELSEWHERE.format(1),
+            "ValueError: rank 0: `blob` must hold nothing but what is expected; got [",
+        ),
+    ],
+)
+def test_what_one_rank_refuses_is_an_error_on_every_rank(ranks, step, on_rank_0, on_rank_1):
+    errors = [f"{type(seen[step]).__name__}: {seen[step]}" for seen in ranks]
+    assert errors[0].startswith(on_rank_0)
+    if on_rank_1 == "the same":
+        assert errors[1] == errors[0]
+    else:
+        assert errors[1].startswith(on_rank_1)
+
+
+def test_a_rank_that_never_calls_or_is_gone_is_an_error_of_torch(ranks):
+    """After the timeout of the group, here a second, or at once."""
+    for step in ("rank 1 never calls", "rank 1 is gone"):
+        assert isinstance(ranks[0][step], RuntimeError)
+
+
+@pytest.mark.parametrize("name", FEDERATIONS)
+def test_every_rank_computes_the_answers_of_a_plain_loop_without_a_server(ranks, name):
+    expected = in_process(FEDERATIONS[name]())
+    for rank, seen in enumerate(ranks):
+        clients = {
+            client: state for client, state in expected.clients.items() if client % 2 == rank
+        }
+        assert_same_bits(seen[name], Outcome(expected.answers, expected.server, clients))
+
+
+# In one process, which may be a group of its own.
+
+
+@pytest.fixture
+def group_of_one():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+ONE = {"a": torch.ones(2)}
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        (
+            {"expect": Expected(ONE)},
+            TypeError,
+            r"`expect` must be a sequence with an Expected or None for each rank; got a Expected",
+        ),
+        ({"expect": 3}, TypeError, r"`expect` must be a sequence .*; got 3"),
+        ({"expect": []}, ValueError, r"`expect` must hold one entry for each of 1 ranks; got 0"),
+        (
+            {"expect": [ONE]},
+            TypeError,
+            r"`expect\[0\]` must be Expected\(message, fingerprint\) or None; got {'a'",
+        ),
+        (
+            {"expect": [Expected({})]},
+            ValueError,
+            r"rank 0: `expect.message` must hold at least one name; got none",
+        ),
+        ({"max_bytes": 0}, ValueError, r"`max_bytes` must be at least 1; got 0"),
+        (
+            {"max_bytes": 7},
+            ValueError,
+            r"`message` must be a blob of at most 7 bytes on every rank; got \d+ on rank 0",
+        ),
+        ({"message": {}}, ValueError, r"`message` must hold at least one name; got none"),
+        (
+            {"message": {"a": torch.ones(2, dtype=torch.complex64)}},
+            TypeError,
+            r"`message\['a'\]` must have a dtype of",
+        ),
+        ({"header": {}}, TypeError, r"`header` must be a Header; got {}"),
+        (
+            {"header": Header(server_round=-1)},
+            ValueError,
+            r"`header.server_round` must be at least 0; got -1",
+        ),
+    ],
+)
+def test_bad_arguments_are_refused_by_name_and_the_group_goes_on(
+    group_of_one, changes, error, message
+):
+    good = {"message": ONE, "expect": [Expected(ONE)], "max_bytes": 1000, "header": Header()}
+    arguments = good | changes
+    with pytest.raises(error, match=message):
+        gather_messages(arguments.pop("message"), **arguments)
+    assert_same_bits(gather_messages(good.pop("message"), **good), [ONE])
+
+
+@pytest.mark.bad_input
+def test_without_a_process_group_the_error_says_what_to_call():
+    with pytest.raises(
+        ValueError,
+        match=r"`group` must be a process group of torch\.distributed; got none: call init_process_group",
+    ):
+        gather_messages(ONE, expect=[Expected(ONE)], max_bytes=1000, header=Header())
