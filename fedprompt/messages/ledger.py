@@ -203,10 +203,8 @@ class Ledger:
             True
         """
         if self.path is None:
-            return {
-                field: [getattr(entry, field) for entry in self.entries] for field in Entry._fields
-            }
-        self._append()
+            return {field: [getattr(entry, field) for entry in self.entries] for field in Entry._fields}
+        self._append(self.path)
         return {field: getattr(self._kept, field) for field in _MARK}
 
     def load_state_dict(self, state: Mapping[str, Any], /) -> None:
@@ -239,13 +237,13 @@ class Ledger:
             writer.writerow(Entry._fields)
             writer.writerows(self.entries)
 
-    def _append(self) -> None:
+    def _append(self, path: str | PathLike[str]) -> None:
         """Write the entries that the file lacks; a line that was cut short earlier is replaced."""
-        if self._kept.path != self.path or self._kept.num_entries > len(self.entries):
-            self._kept = _Kept(self.path)
+        if self._kept.path != path or self._kept.num_entries > len(self.entries):
+            self._kept = _Kept(path)
         lines = [_line(entry) for entry in self.entries[self._kept.num_entries :]]
-        Path(self.path).parent.mkdir(parents=True, exist_ok=True)
-        with open(self.path, "ab") as file:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        with open(path, "ab") as file:
             file.truncate(self._kept.num_bytes)
             file.write(b"".join(lines))
             file.flush()
