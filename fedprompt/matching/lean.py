@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from einops import rearrange
@@ -95,7 +95,7 @@ class _Scores(torch.autograd.Function):
             coupling = solver(cost, a, b)
             plan = coupling.plan
             scores[images] = plan.sum((2, 3)) - (plan * cost).sum((2, 3))
-            duals[images] = coupling.duals
+            duals[images] = cast(Tensor, coupling.duals)  # newton always has them
         return scores, duals
 
     @staticmethod
@@ -106,9 +106,10 @@ class _Scores(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        patches, text, duals = ctx.saved_tensors
         gradients = _gradients if torch.compiler.is_compiling() else _Gradients.apply
-        options = ctx.mass, ctx.epsilon, ctx.needs_input_grad[:2]
-        return *gradients(gradient, *ctx.saved_tensors, *options), None, None, None, None
+        found = gradients(gradient, patches, text, duals, ctx.mass, ctx.epsilon, ctx.needs_input_grad[:2])
+        return *found, None, None, None
 
 
 def _gradients(

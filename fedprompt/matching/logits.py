@@ -120,13 +120,8 @@ def patch_cosines(patches: Tensor, text: Tensor) -> Tensor:
         patches: ``(batch, patches, dim)``.
         text: ``(classes, prompts, dim)``.
     """
-    rows = rearrange(text, "classes prompts dim -> (classes prompts) dim")
-    products = rows @ rearrange(patches, "batch patches dim -> batch dim patches")
-    return rearrange(
-        products,
-        "batch (classes prompts) patches -> batch classes prompts patches",
-        classes=len(text),
-    )
+    products = text.flatten(0, 1) @ patches.mT
+    return rearrange(products, "batch (classes prompts) patches -> batch classes prompts patches", classes=len(text))
 
 
 def check_features(
