@@ -1,6 +1,8 @@
 """How the documentation is built: ``sphinx-build -W --keep-going -b html docs docs/_build``. Nothing here needs the network."""
 
+import sys
 from importlib.metadata import version as installed_version
+from pathlib import Path
 
 from sphinx.util.inspect import signature as own_signature
 from sphinx.util.inspect import stringify_signature
@@ -10,21 +12,30 @@ author = "The fedprompt authors"
 copyright = author
 version = release = installed_version("fedprompt")
 
+sys.path.insert(0, str(Path(__file__).parent / "extensions"))
 extensions = [
+    "formulas",
     "myst_parser",
     "sphinx.ext.autodoc",
-    "sphinx.ext.mathjax",
     "sphinx.ext.napoleon",
     "sphinx.ext.viewcode",
+    "sphinx_copybutton",
 ]
-myst_enable_extensions = ["dollarmath"]
+html_math_renderer = "svg"
+myst_enable_extensions = ["colon_fence", "dollarmath"]
+myst_heading_anchors = 3
 exclude_patterns = ["_build"]
+copybutton_prompt_text = r">>> |\.\.\. |\$ "
+copybutton_prompt_is_regexp = True
+copybutton_selector = "div:not(.highlight-text) > div.highlight > pre"  # not on printed outputs
 default_role = "literal"  # the library writes `argument` in single backticks
 
 html_theme = "furo"
 html_title = "fedprompt"
 html_show_copyright = False
 html_copy_source = False
+html_static_path = ["_static"]
+html_css_files = ["pages.css"]
 
 autodoc_typehints_format = "short"
 autodoc_preserve_defaults = True
@@ -40,7 +51,7 @@ nitpick_ignore_regex = [
     ("py:class", r"Tensor|ndarray|fedprompt\.features\.MapStyle"),
     (
         "py:class",
-        r"fedprompt\.(interfaces|freezing|exchange\.(cohort|receiving))\.(Value|Mean|Model|Client)",
+        r"fedprompt\.(interfaces|freezing|sampling|wire\.receive)\.(Value|Mean|Model|Client)",
     ),  # type variables
 ]
 

@@ -18,7 +18,17 @@ if __name__ == "__main__":
 
 from embedded.build import NUM_HELD_OUT, NUM_PER_CLASS
 from embedded.canvas import SIDE, SMALLEST, cluttered
-from embedded.clip import FOLDER, NAMES, STYLES, TEMPLATES, new_clip, preprocess, save_clip, tokenize, weights_path
+from embedded.clip import (
+    FOLDER,
+    NAMES,
+    STYLES,
+    TEMPLATES,
+    new_clip,
+    preprocess,
+    save_clip,
+    tokenize,
+    weights_path,
+)
 from embedded.data import DOMAINS
 from embedded.glyphs import augment, render
 from fedprompt import cosine_logits, image_tokens

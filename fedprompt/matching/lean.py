@@ -108,7 +108,9 @@ class _Scores(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         patches, text, duals = ctx.saved_tensors
         gradients = _gradients if torch.compiler.is_compiling() else _Gradients.apply
-        found = gradients(gradient, patches, text, duals, ctx.mass, ctx.epsilon, ctx.needs_input_grad[:2])
+        found = gradients(
+            gradient, patches, text, duals, ctx.mass, ctx.epsilon, ctx.needs_input_grad[:2]
+        )
         return *found, None, None, None
 
 

@@ -121,7 +121,11 @@ def patch_cosines(patches: Tensor, text: Tensor) -> Tensor:
         text: ``(classes, prompts, dim)``.
     """
     products = text.flatten(0, 1) @ patches.mT
-    return rearrange(products, "batch (classes prompts) patches -> batch classes prompts patches", classes=len(text))
+    return rearrange(
+        products,
+        "batch (classes prompts) patches -> batch classes prompts patches",
+        classes=len(text),
+    )
 
 
 def check_features(

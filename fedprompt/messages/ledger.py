@@ -203,7 +203,9 @@ class Ledger:
             True
         """
         if self.path is None:
-            return {field: [getattr(entry, field) for entry in self.entries] for field in Entry._fields}
+            return {
+                field: [getattr(entry, field) for entry in self.entries] for field in Entry._fields
+            }
         self._append(self.path)
         return {field: getattr(self._kept, field) for field in _MARK}
 

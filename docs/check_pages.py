@@ -1,0 +1,189 @@
+"""Open every built page in headless Chromium, without a network, and report what a reader would stumble over.
+
+    sphinx-build -b html docs docs/_build
+    python docs/check_pages.py docs/_build --screenshots /tmp/shots
+
+Each page is opened 1280 and 390 pixels wide. Reported are code blocks that are cut or wider than 88 columns, pages that
+scroll sideways, raw formulas, files from other hosts, and links to pages or headings that do not exist. Nothing is
+installed: the script needs Chromium (``apt-get install chromium``) and exits with 2 where there is none.
+"""
+
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from argparse import ArgumentParser
+from functools import partial
+from html.parser import HTMLParser
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import unquote, urldefrag, urljoin, urlsplit
+
+WIDTHS = (1280, 390)
+COLUMNS = 88
+LONGEST = 600.0  # seconds for all pages
+SHOWN = ("index", "getting-started/first-federation", "methods/fedotp", "reference/aggregation", "how-to/fewer-bytes")
+
+# Served from the same address as the pages, so that it may read the frames that it opens.
+HARNESS = """<!doctype html><title>checking</title><script type="module">
+const {pages, widths, columns} = await (await fetch("/__job__")).json();
+const found = [];
+function inspect(page, width, frame) {
+  const doc = frame.contentDocument, view = frame.contentWindow;
+  const say = (problem, text) => found.push([page, width, problem, text.trim().slice(0, 100)]);
+  for (const pre of doc.querySelectorAll("pre")) {
+    const lines = pre.innerText.split("\\n"), widest = lines.reduce((a, b) => a.length > b.length ? a : b, "");
+    const hidden = pre.scrollWidth > pre.clientWidth + 1;
+    const scrolls = ["auto", "scroll"].includes(view.getComputedStyle(pre).overflowX);
+    const source = page.startsWith("_modules/");
+    if (widest.length > columns && !source && width === widths[0]) say("over " + columns + " columns", widest);
+    if (hidden && !scrolls) say("cut code block", widest);
+    else if (hidden && widest.length <= columns && width === widths[0]) say("code block scrolls", widest);
+  }
+  const root = doc.documentElement;
+  if (root.scrollWidth > root.clientWidth + 1) say("page scrolls sideways", root.scrollWidth + " pixels");
+  const walker = doc.createTreeWalker(doc.querySelector("article") || doc.body, NodeFilter.SHOW_TEXT);
+  while (walker.nextNode()) {
+    const node = walker.currentNode;
+    if (node.parentElement.closest("pre, code, script, style")) continue;
+    if (/\\$[^$ ][^$]*\\$|\\\\\\(|\\\\\\[|\\\\[a-z]{3,}\\b/.test(node.data)) say("raw formula", node.data);
+  }
+  for (const code of doc.querySelectorAll(".formula > code")) say("raw formula", code.innerText);
+  for (const image of doc.images) if (image.complete && !image.naturalWidth) say("missing image", image.src);
+  for (const entry of view.performance.getEntriesByType("resource"))
+    if (!entry.name.startsWith(location.origin) && !entry.name.startsWith("data:")) say("file from elsewhere", entry.name);
+}
+for (const width of widths) {
+  const frame = document.createElement("iframe");
+  frame.style.cssText = `width: ${width}px; height: 900px; border: 0`;
+  document.body.append(frame);
+  for (const page of pages) {
+    await new Promise(done => { frame.onload = done; frame.src = "/" + page; });
+    inspect(page, width, frame);
+  }
+  frame.remove();
+}
+await fetch("/__found__", {method: "POST", body: JSON.stringify(found)});
+</script><body></body>"""
+
+
+class Page(HTMLParser):
+    """The links and the ids of one page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.links: list[str] = []
+        self.ids: set[str] = set()
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Remember where a tag leads and how it can be reached."""
+        for name, value in attrs:
+            if name == "id" and value:
+                self.ids.add(value)
+            if name == "href" and tag == "a" and value:
+                self.links.append(value)
+
+
+def dead_links(folder: Path, names: list[str]) -> list[tuple[str, str]]:
+    """Return each link inside the documentation that leads nowhere, with the page that it is on."""
+    pages = {name: Page((folder / name).read_text(encoding="utf-8")) for name in names}
+    dead = []
+    for name, page in pages.items():
+        for link in page.links:
+            if urlsplit(link).scheme or link.startswith("//"):
+                continue
+            target, anchor = urldefrag(urljoin(f"/{name}", link))
+            target, anchor = unquote(target).lstrip("/"), unquote(anchor)
+            if target in pages:
+                if anchor and anchor not in pages[target].ids:
+                    dead.append((name, link))
+            elif not (folder / target).is_file():
+                dead.append((name, link))
+    return dead
+
+
+class Handler(SimpleHTTPRequestHandler):
+    """Serve the pages, the harness and its job, and take the findings."""
+
+    job: bytes = b""
+    found: list[list] = []
+    finished = threading.Event()
+
+    def log_message(self, *arguments: object) -> None:
+        """Write nothing for each request."""
+
+    def do_GET(self) -> None:
+        """Answer with the harness, its job, or a file."""
+        own = {"/__check__": (HARNESS.encode(), "text/html"), "/__job__": (self.job, "application/json")}
+        if self.path not in own:
+            return super().do_GET()
+        body, kind = own[self.path]
+        self.send_response(200)
+        self.send_header("Content-Type", f"{kind}; charset=utf-8")
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_POST(self) -> None:
+        """Take the findings."""
+        type(self).found = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.send_response(204)
+        self.end_headers()
+        self.finished.set()
+
+
+def launch(browser: str, profile: str, *arguments: str) -> subprocess.Popen:
+    """Start Chromium with a fresh profile in which every host but this machine is unknown."""
+    flags = ["--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", f"--user-data-dir={profile}"]
+    alone = "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"
+    return subprocess.Popen([browser, *flags, alone, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def shoot(browser: str, profile: str, address: str, folder: Path) -> None:
+    """Take a picture of some pages at each width."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in SHOWN:
+        for width in WIDTHS:
+            picture = folder / f"{name.replace('/', '-')}-{width}.png"
+            size = f"--window-size={width},1400"
+            launch(browser, profile, size, "--hide-scrollbars", f"--screenshot={picture}", f"{address}/{name}.html").wait(120)
+
+
+def main() -> int:
+    """Check the folder that is named on the command line."""
+    parser = ArgumentParser(description="Check the built documentation in headless Chromium")
+    parser.add_argument("folder", type=Path, help="where sphinx-build wrote the pages")
+    parser.add_argument("--screenshots", type=Path, help="folder for pictures of five pages at both widths")
+    args = parser.parse_args()
+    browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if browser is None:
+        print("Chromium is needed: apt-get install chromium", file=sys.stderr)
+        return 2
+
+    names = sorted(page.relative_to(args.folder).as_posix() for page in args.folder.rglob("*.html"))
+    Handler.job = json.dumps({"pages": names, "widths": WIDTHS, "columns": COLUMNS}).encode()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(args.folder)))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    address = f"http://127.0.0.1:{server.server_address[1]}"
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
+        chromium = launch(browser, profile, "--window-size=1400,1000", "--remote-debugging-port=0", f"{address}/__check__")
+        finished = Handler.finished.wait(LONGEST)
+        chromium.terminate()
+        chromium.wait(30)
+        if args.screenshots:
+            shoot(browser, profile, address, args.screenshots)
+    server.shutdown()
+    if not finished:
+        print(f"Chromium did not finish within {LONGEST:.0f} s.", file=sys.stderr)
+        return 2
+
+    problems = [f"{page} at {width} pixels: {problem}: {text}" for page, width, problem, text in Handler.found]
+    problems += [f"{page}: dead link: {link}" for page, link in dead_links(args.folder, names)]
+    print(*problems, f"{len(names)} pages, {len(problems)} problems", sep="\n")
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,43 @@
+"""Render formulas as SVG while the documentation is built: no script, no font and no network is needed to read them."""
+
+from html import escape
+from xml.etree import ElementTree
+
+import ziamath
+from docutils import nodes
+from sphinx.util import logging
+
+ziamath.config.svg2 = False  # paths instead of symbols, whose ids would repeat on a page
+PIXELS = 16.0
+logger = logging.getLogger(__name__)
+
+
+def to_svg(latex: str, *, inline: bool) -> str:
+    """Render one formula whose baseline is the baseline of the text and whose size follows the text."""
+    formula = ziamath.Latex(latex, size=PIXELS, inline=inline, color="currentColor")
+    svg = formula.svgxml()
+    _, top, width, height = map(float, svg.attrib["viewBox"].split())
+    svg.attrib |= {"role": "img", "aria-label": latex, "width": f"{width / PIXELS:.4f}em", "height": f"{height / PIXELS:.4f}em"}
+    if inline:
+        svg.attrib["style"] = f"vertical-align: {-(top + height) / PIXELS:.4f}em"
+    return ElementTree.tostring(svg, encoding="unicode")
+
+
+def visit(self, node: nodes.Element) -> None:
+    """Write a formula's SVG in place of its source."""
+    latex = node.astext()
+    inline = isinstance(node, nodes.math)
+    try:
+        svg = to_svg(latex, inline=inline)
+    except Exception as error:
+        logger.warning("cannot render the formula %s: %s", latex, error, location=node)
+        svg = f"<code>{escape(latex)}</code>"
+    tag = "span" if inline else "div"
+    self.body.append(f'<{tag} class="formula">{svg}</{tag}>')
+    raise nodes.SkipNode
+
+
+def setup(app) -> dict[str, bool]:
+    """Register the renderer ``svg``."""
+    app.add_html_math_renderer("svg", (visit, None), (visit, None))
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
