@@ -16,7 +16,7 @@ Model = TypeVar("Model", bound=nn.Module)
 def frozen(model: Model) -> Model:
     """Put a model into eval mode and turn its gradients off, in place.
 
-    The one function of this library that changes its argument. Eval mode stops dropout and drop-path and keeps the statistics of
+    The model is changed itself, not copied. Eval mode stops dropout and drop-path and keeps the statistics of
     batch normalisation; without gradients autograd keeps fewer activations.
 
     Args:

@@ -4,13 +4,13 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from fedprompt._checks import kind, wrong_type, wrong_value
 from fedprompt.guidance._modes import ReplayableAttention
 from fedprompt.guidance._passes import Passes, RandomStates, random_states
-from fedprompt.guidance.guides import GuideLoss, check_guided, guided_loss
+from fedprompt.guidance.guides import GuideLoss, check_guided, guided_loss, label_loss
+from fedprompt.interfaces import Weighted
 
 Pairs = list[tuple[Tensor, Tensor]]
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -37,7 +37,12 @@ class Step(NamedTuple):
 
 
 def judged_step(
-    passes: Passes, guides: Tensor, study: Pairs, quiz: Pairs, devices: list[torch.device], step: Step
+    passes: Passes,
+    guides: Tensor | Weighted,
+    study: Pairs,
+    quiz: Pairs,
+    devices: list[torch.device],
+    step: Step,
 ) -> tuple[list[Seen], dict[str, Tensor]]:
     """Take the step on `study`, judge it by `quiz`; return the study batches and how the quiz loss moves with each study gradient."""
     parameters = passes.parameters()
@@ -48,7 +53,7 @@ def judged_step(
         return guided_loss(guided, logits, labels, guides, weight=step.weight, loss=step.loss)
 
     def judged(guided: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
-        return F.cross_entropy(logits, labels.long())
+        return label_loss(logits, labels)
 
     seen, gradients = _mean_gradient("study", passes, parameters, guides, study, devices, studied)
     if step.update is None:
@@ -74,7 +79,13 @@ def judged_step(
 
 
 def _mean_gradient(
-    argument: str, passes: Passes, parameters: Mapping[str, Tensor], guides: Tensor, pairs: Pairs, devices: list[torch.device], loss: Loss
+    argument: str,
+    passes: Passes,
+    parameters: Mapping[str, Tensor],
+    guides: Tensor | Weighted,
+    pairs: Pairs,
+    devices: list[torch.device],
+    loss: Loss,
 ) -> tuple[list[Seen], dict[str, Tensor]]:
     """The gradient of the mean loss over batches, one batch in memory at a time; parameters that no batch reaches are left out."""
     leaves = {name: value.detach().requires_grad_() for name, value in parameters.items()}
@@ -97,7 +108,7 @@ def _mean_gradient(
     return seen, total
 
 
-def _checked_outputs(outputs: Any, labels: Tensor, guides: Tensor) -> tuple[Tensor, Tensor]:
+def _checked_outputs(outputs: Any, labels: Tensor, guides: Tensor | Weighted) -> tuple[Tensor, Tensor]:
     if not isinstance(outputs, tuple | list) or len(outputs) != 2 or not all(isinstance(output, Tensor) for output in outputs):
         got = [kind(output) for output in outputs] if isinstance(outputs, tuple | list) else kind(outputs)
         raise wrong_type("model", "return two tensors (guided, logits)", got)
