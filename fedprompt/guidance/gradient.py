@@ -129,10 +129,10 @@ def _evaluate(passes: Passes, batch: Seen, devices: list[torch.device]) -> Evalu
 def _reaction(loss: GuideLoss, batch: Seen, tangent: Tensor, guides: Tensor | Weighted) -> Tensor:
     """How the change of the guide loss along the tangent would move with the guides: a second derivative in (batch, dim) alone."""
     with torch.enable_grad():
-        weighted = isinstance(guides, Weighted)
-        table = (guides.value if weighted else guides).clone().requires_grad_()
+        table = (guides.value if isinstance(guides, Weighted) else guides).clone().requires_grad_()
+        told = Weighted(table, guides.weight) if isinstance(guides, Weighted) else table
         guided = at_least_single(batch.guided).clone().requires_grad_()
-        value = guide_loss(guided, batch.labels, Weighted(table, guides.weight) if weighted else table, loss)
+        value = guide_loss(guided, batch.labels, told, loss)
         (slope,) = torch.autograd.grad(value, guided, create_graph=True, allow_unused=True)
         if slope is None or not slope.requires_grad:
             raise wrong_value("loss", "be twice differentiable", "a gradient in `guided` that does not depend on anything")
