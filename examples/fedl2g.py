@@ -46,16 +46,16 @@ class Client(nn.Module):
         return (features if self.guided == "features" else logits), logits
 
 
-def own_gradient(client: Client, guides: Tensor, batches: Pairs, quiz: Pairs, **step: float) -> fp.Weighted:
+def own_gradient(client: Client, guides: fp.Weighted, batches: Pairs, quiz: Pairs, **step: float) -> fp.Weighted:
     """FedL2G: how the quiz loss after one more step on a study batch would move with the guides (Eq. 5-7)."""
     return fp.guide_gradient(client.train(), guides, batches[0], quiz, **step)
 
 
 @torch.no_grad()
-def own_means(client: Client, guides: Tensor, batches: Pairs, quiz: Pairs, **step: float) -> fp.Weighted:
+def own_means(client: Client, guides: fp.Weighted, batches: Pairs, quiz: Pairs, **step: float) -> fp.Weighted:
     """FedDistill and FedProto: the client's mean logits or features of each class."""
     client.eval()
-    return fp.weighted_mean([fp.class_means(client(images)[0], labels, num_classes=len(guides)) for images, labels in batches])
+    return fp.weighted_mean([fp.class_means(client(images)[0], labels, num_classes=len(guides.weight)) for images, labels in batches])
 
 
 class Method(NamedTuple):
@@ -89,23 +89,18 @@ def tuned(name: str, args: Namespace) -> Method:
     return method._replace(weight=weight, learning_rate=args.guide_learning_rate if learns else method.learning_rate)
 
 
-def where_known(guided: Tensor, rows: Tensor) -> Tensor:
-    """The mean squared error to guides; NaN stands for a guide that nobody has told yet."""
-    return F.mse_loss(guided, torch.where(rows.isnan(), guided, rows))
-
-
 def new_client(k: int, task: Task, guided: str, args: Namespace) -> Client:
     torch.manual_seed(args.seed * 1000 + k)  # every method starts from the same weights
     network, width = encoder(args.group, k, args.image_size)
     return Client(network, width, task.num_classes, guided=guided, args=args).to(args.device)
 
 
-def train(client: Client, batches: Pairs, guides: Tensor, *, weight: float, learning_rate: float) -> float:
+def train(client: Client, batches: Pairs, guides: fp.Weighted, *, weight: float, learning_rate: float) -> float:
     """Follow the guides for one epoch (Eq. 4); return the client's own mean loss, the guides left out."""
     optimizer, losses = torch.optim.SGD(client.train().parameters(), learning_rate), []
     for images, labels in batches:
         guided, logits = client(images)
-        loss = fp.guided_loss(guided, logits, labels, guides, weight=weight, loss=where_known)
+        loss = fp.guided_loss(guided, logits, labels, guides, weight=weight)
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(client.parameters(), 100.0)
@@ -122,14 +117,14 @@ def federate(name: str, task: Task, shards: list[report.Shard], args: Namespace)
     own = [shard.study if learned else np.concatenate([shard.study, shard.quiz]) for shard in shards]  # only FedL2G holds a quiz back
     quizzes = [list(task.train.batches(shard.quiz, args.device)) for shard in shards]
     size = (task.num_classes, args.dim if method.guided == "features" else task.num_classes)
-    start = fp.guidance.GuideVectors(
-        *size, generator=fp.stream_generator(args.seed, server_round=0, purpose="guides")
-    )().detach()  # N(0, 1)
-    guides, ledger = (start if learned else torch.full(size, torch.nan)).to(args.device), fp.Ledger()
+    draw = fp.stream_generator(args.seed, server_round=0, purpose="guides")
+    start = fp.guidance.GuideVectors(*size, generator=draw)().detach()  # N(0, 1)
+    known = torch.full((task.num_classes,), float(learned), device=args.device)  # means are unknown before the first round
+    guides, ledger = fp.Weighted(start.to(args.device), known), fp.Ledger()
     server = fp.descend(partial(torch.optim.SGD, lr=method.learning_rate), max_norm=100.0) if learned else fp.overwrite()
     warm_up = args.warm_up if learned else 0  # rounds in which guides learn and clients do not
     losses = [float(np.log(task.num_classes))] * len(clients)  # of a client that has not taken part yet: what guessing costs
-    memory = Namespace(clients=clients, guides=guides, state=server.init(guides), shared={}, losses=losses, history=[], ledger=ledger)
+    memory = Namespace(clients=clients, guides=guides, state=server.init(guides.value), shared={}, losses=losses, history=[], ledger=ledger)
     for server_round in rounds(memory, warm_up + args.rounds, name, args):
         uploads, heads = [], []
         progress = 0.0 if args.constant else max(0, server_round - warm_up) / args.rounds
@@ -138,8 +133,8 @@ def federate(name: str, task: Task, shards: list[report.Shard], args: Namespace)
         for k in fp.cohort(range(len(clients)), size=round(args.participation * len(clients)), generator=draw):
             client = clients[k]
             fp.load_values(client, memory.shared)
-            known = memory.guides[memory.guides.isfinite().all(1)]
-            down = memory.shared | ({"guides": known} if method.upload else {})
+            rows = memory.guides.value[memory.guides.weight > 0]
+            down = memory.shared | ({"guides": rows} if method.upload else {})
             ledger.record(down, direction="down", client=k, server_round=server_round)
             batches = report.epoch(task, own[k], fp.stream_generator(args.seed, server_round=server_round, client=k), args)
             if batches and server_round >= warm_up:
@@ -151,14 +146,16 @@ def federate(name: str, task: Task, shards: list[report.Shard], args: Namespace)
                 heads.append(fp.collect(client, weight=len(own[k]), only=method.share))
                 ledger.record(heads[-1], direction="up", client=k, server_round=server_round)
         if uploads:
-            memory.guides, memory.state = server.step(memory.guides, fp.weighted_mean(uploads), memory.state)
+            mean = fp.weighted_mean(uploads)
+            value, memory.state = server.step(memory.guides.value, mean, memory.state)
+            memory.guides = fp.Weighted(value, memory.guides.weight + mean.weight)
         if heads:
             memory.shared = {name: mean.value for name, mean in fp.weighted_mean(heads).items()}
         if server_round >= warm_up:
             tests = [report.accuracy(client, task.test, shard.test, args) for client, shard in zip(clients, shards, strict=True)]
             memory.history.append([tests, memory.losses.copy()])
     accuracy, curves = torch.tensor(memory.history, dtype=torch.float64).unbind(1)
-    return report.Run(clients, memory.guides, accuracy, curves, ledger)
+    return report.Run(clients, memory.guides.value, accuracy, curves, ledger)
 
 
 def full(args: Namespace) -> str:

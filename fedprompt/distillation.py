@@ -10,9 +10,11 @@ from fedprompt._checks import (
     check_finite,
     check_labels,
     check_number,
+    check_weights,
     checked_layout,
     kind,
     per_row,
+    values_readable,
     wrong_type,
     wrong_value,
 )
@@ -93,6 +95,9 @@ def distillation_loss(
     gradient, which equals the paper's App. C.4. Before the server's first reply, hand in zeros of weight 0. The paper prints no
     :math:`T^2`; multiply by ``temperature**2`` for Hinton's scale.
 
+    The loss of half-precision logits is computed and returned in float32, and a teacher of higher precision than the student
+    keeps its range.
+
     Args:
         logits: The student's.
         labels: Classes in [0, classes); looked at on a CPU only, because looking costs a sync on a GPU.
@@ -100,11 +105,12 @@ def distillation_loss(
         temperature: Above 0; the paper's default is 4.5.
 
     Returns:
-        The mean over the whole batch, rows without evidence included.
+        The mean over the whole batch, rows without evidence included; 0 with zero gradients for an empty batch.
 
     Raises:
         TypeError: If `labels` are not integers or `teacher` is not a :class:`Weighted`.
-        ValueError: If shapes disagree, `temperature` is not above 0, or a label lies outside its range.
+        ValueError: If shapes disagree, `temperature` is not above 0, or a label lies outside its range; on CPU tensors also
+            if a weight of `teacher` is negative or not finite.
 
     Example:
         The teacher knows class 0 only, and there it agrees with the student.
@@ -119,14 +125,19 @@ def distillation_loss(
     _check_distillation(logits, labels, teacher, temperature)
     rows = labels.long()  # uint8 would index as a mask
     known = teacher.weight[rows] > 0
-    target = torch.where(known[:, None], teacher.value.detach()[rows], 0.0).to(logits.dtype)
+    single = torch.promote_types(logits.dtype, torch.float32)
+    dtype = torch.promote_types(single, teacher.value.dtype)
+    student, target = (
+        logits.to(dtype),
+        torch.where(known[:, None], teacher.value.detach()[rows], 0.0).to(dtype),
+    )
     divergence = F.kl_div(
-        F.log_softmax(logits / temperature, 1),
+        F.log_softmax(student / temperature, 1),
         F.log_softmax(target / temperature, 1),
         reduction="none",
         log_target=True,
     ).sum(1)
-    return torch.where(known, divergence, 0.0).mean()
+    return (torch.where(known, divergence, 0.0).sum() / max(len(logits), 1)).to(single)
 
 
 def _check_distillation(
@@ -144,6 +155,8 @@ def _check_distillation(
             f"have value ({classes}, {classes}) and weight ({classes},) to match `logits`",
             shapes,
         )
+    if teacher.weight.device.type == "cpu" and values_readable(teacher.weight):
+        check_weights("teacher", teacher)
     if not isinstance(labels, Tensor) or labels.shape != (batch,):
         raise wrong_value(
             "labels", f"be integers of shape ({batch},) to match `logits`", kind(labels)

@@ -284,8 +284,40 @@ def test_half_precision_students_learn_from_float32_teachers(generator):
     loss = distillation_loss(
         logits.bfloat16(), labels, Weighted(teacher.value.float(), teacher.weight)
     )
-    assert loss.dtype == torch.bfloat16
-    assert_near(loss, distillation_loss(logits, labels, teacher))
+    assert loss.dtype == torch.float32
+    assert_near(loss, distillation_loss(logits, labels, teacher), dtype=torch.bfloat16)
+
+
+@pytest.mark.parametrize(
+    ("student", "row"), [(torch.float16, 1e5), (torch.bfloat16, 1e5), (torch.float32, 1e300)]
+)
+def test_a_teacher_beyond_the_range_of_the_student_is_no_nan(student, row):
+    # The teacher is certain of class 0, the student undecided: KL is log 2, its slope (1/2 - 1, 1/2 - 0) / T.
+    dtype = torch.float64 if row > 1e38 else torch.float32
+    logits = torch.zeros(1, 2, dtype=student, requires_grad=True)
+    teacher = Weighted(torch.tensor([[row, 0.0], [0.0, 0.0]], dtype=dtype), torch.ones(2))
+    loss = distillation_loss(logits, torch.tensor([0]), teacher, temperature=2.0)
+    loss.backward()
+    assert loss.dtype == torch.float32
+    assert loss.item() == pytest.approx(math.log(2))
+    assert logits.grad.tolist() == [[-0.25, 0.25]]
+
+
+def test_a_half_precision_student_loses_only_what_its_logits_lost(generator):
+    logits, labels = samples(generator)
+    teacher, half = teacher_of(generator), logits.half()
+    exact = distillation_loss(half.double(), labels, teacher)
+    assert_near(distillation_loss(half, labels, teacher), exact, dtype=torch.float32)
+
+
+def test_an_empty_batch_costs_nothing_and_has_a_gradient_of_zero():
+    logits = torch.zeros(0, 3, requires_grad=True)
+    loss = distillation_loss(
+        logits, torch.zeros(0, dtype=torch.int64), Weighted(torch.eye(3), torch.ones(3))
+    )
+    loss.backward()
+    assert loss.item() == 0
+    assert logits.grad.shape == (0, 3)
 
 
 def test_inputs_are_never_mutated(generator):
@@ -528,6 +560,17 @@ def test_bad_samples_are_refused_by_name(values, labels, options, error, message
             {},
             ValueError,
             r"`teacher` must have value \(3, 3\) and weight \(3,\) to match `logits`; got \(3, 3\) and \(\)",
+        ),
+        *(
+            (
+                LOGITS,
+                LABELS,
+                Weighted(torch.eye(3), torch.tensor([1.0, weight, 1.0])),
+                {},
+                ValueError,
+                rf"`teacher\.weight` must be finite and at least 0; got {weight}",
+            )
+            for weight in (-1.0, torch.nan)
         ),
         (
             LOGITS,

@@ -139,14 +139,6 @@ def test_clients_train_on_their_study_samples_alone_and_not_before_the_warm_up_i
         assert all(np.array_equal(indices, shard.study) for indices in seen[k::2])
 
 
-def test_guides_that_nobody_has_told_yet_pull_nothing():
-    guided = torch.tensor([[1.0, 2.0], [3.0, 5.0]], requires_grad=True)
-    loss = fedl2g.where_known(guided, torch.tensor([[torch.nan, torch.nan], [3.0, 3.0]]))
-    loss.backward()
-    assert loss.item() == (5 - 3) ** 2 / 4
-    assert torch.equal(guided.grad, torch.tensor([[0.0, 0.0], [0.0, 2 * (5 - 3) / 4]]))
-
-
 def test_lg_fedavg_averages_heads_by_size_and_leaves_networks_alone(task, linear):
     args = arguments(
         "--learning-rate", "1e-9"

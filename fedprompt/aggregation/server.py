@@ -8,7 +8,15 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 
-from fedprompt._checks import check_number, check_upload, kind, per_row, wrong_type, wrong_value
+from fedprompt._checks import (
+    check_number,
+    check_upload,
+    kind,
+    per_row,
+    values_readable,
+    wrong_type,
+    wrong_value,
+)
 from fedprompt.aggregation._mapped import State, TensorUpdate, init_each, step_each
 from fedprompt.interfaces import Payload, ServerRule, Weighted
 
@@ -82,6 +90,8 @@ def descend(
         A :class:`ServerRule` for a tensor or a dict of tensors, whose state is the optimiser's state dict. In a dict each name has
         an optimiser and a norm for itself. Rows of total weight 0 have no gradient and keep their
         value exactly, whatever the optimiser's momentum or weight decay would do to them.
+        A step after which the new value or the state would not be finite is refused with a ValueError.
+        The state that was passed in is unchanged then, so the round can be repeated without that client.
 
     Raises:
         ValueError: If `max_norm` is not above 0.
@@ -153,13 +163,46 @@ class _Descend:
         new = previous.detach().clone().requires_grad_()
         new.grad = _where_known(mean, mean.value.to(previous.dtype), torch.zeros_like(previous))
         if self.max_norm is not None:
-            torch.nn.utils.clip_grad_norm_([new], self.max_norm)
+            _shorten(new, self.max_norm)
         optimizer = self.make_optimizer([new])
         optimizer.load_state_dict(
             deepcopy(dict(state))
         )  # an optimiser updates the loaded tensors in place
         optimizer.step()
+        _check_stepped(mean, _where_known(mean, new, torch.zeros_like(new)), optimizer)
         return _where_known(mean, new.detach(), previous), optimizer.state_dict()
+
+
+def _shorten(parameter: Tensor, max_norm: float) -> None:
+    """Scale the gradient of `parameter` down to `max_norm`, also where its norm overflows the dtype."""
+    gradient = parameter.grad
+    if (
+        gradient is None
+        or not values_readable(gradient)
+        or torch.linalg.vector_norm(gradient).isfinite()
+    ):
+        torch.nn.utils.clip_grad_norm_([parameter], max_norm)
+        return
+    largest = gradient.abs().max()
+    unit = gradient / largest
+    parameter.grad = unit * min(largest.item(), max_norm / torch.linalg.vector_norm(unit).item())
+
+
+def _check_stepped(mean: Weighted, new: Tensor, optimizer: torch.optim.Optimizer) -> None:
+    """Require a finite value and a finite state after the step; one sync where all is well."""
+    states = {name: entry for own in optimizer.state.values() for name, entry in own.items()}
+    results = {"value": new, **states}
+    finite = {
+        name: entry.isfinite().all() for name, entry in results.items() if isinstance(entry, Tensor)
+    }
+    if not values_readable(new) or bool(
+        torch.stack([entry.to(new.device) for entry in finite.values()]).all()
+    ):
+        return
+    broken = [name for name, entry in finite.items() if not entry]
+    largest = _where_known(mean, mean.value, torch.zeros_like(mean.value)).abs().max().item()
+    got = f"entries up to {largest:.3g}, which overflow {broken}"
+    raise wrong_value("mean", "keep the value and the optimizer's state finite", got)
 
 
 def _check_step(previous: Tensor, mean: Weighted) -> None:

@@ -4,13 +4,13 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from fedprompt._checks import kind, wrong_type, wrong_value
 from fedprompt.guidance._modes import ReplayableAttention
 from fedprompt.guidance._passes import Passes, RandomStates, random_states
-from fedprompt.guidance.guides import GuideLoss, check_guided, guided_loss
+from fedprompt.guidance.guides import GuideLoss, check_guided, guided_loss, label_loss
+from fedprompt.interfaces import Weighted
 
 Pairs = list[tuple[Tensor, Tensor]]
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -38,7 +38,7 @@ class Step(NamedTuple):
 
 def judged_step(
     passes: Passes,
-    guides: Tensor,
+    guides: Tensor | Weighted,
     study: Pairs,
     quiz: Pairs,
     devices: list[torch.device],
@@ -57,7 +57,7 @@ def judged_step(
         return guided_loss(guided, logits, labels, guides, weight=step.weight, loss=step.loss)
 
     def judged(guided: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
-        return F.cross_entropy(logits, labels.long())
+        return label_loss(logits, labels)
 
     seen, gradients = _mean_gradient("study", passes, parameters, guides, study, devices, studied)
     if step.update is None:
@@ -99,7 +99,7 @@ def _mean_gradient(
     argument: str,
     passes: Passes,
     parameters: Mapping[str, Tensor],
-    guides: Tensor,
+    guides: Tensor | Weighted,
     pairs: Pairs,
     devices: list[torch.device],
     loss: Loss,
@@ -127,7 +127,9 @@ def _mean_gradient(
     return seen, total
 
 
-def _checked_outputs(outputs: Any, labels: Tensor, guides: Tensor) -> tuple[Tensor, Tensor]:
+def _checked_outputs(
+    outputs: Any, labels: Tensor, guides: Tensor | Weighted
+) -> tuple[Tensor, Tensor]:
     if (
         not isinstance(outputs, tuple | list)
         or len(outputs) != 2

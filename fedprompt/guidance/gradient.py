@@ -12,7 +12,7 @@ from torch import Tensor
 from fedprompt._checks import check_labels, check_number, kind, wrong_type, wrong_value
 from fedprompt.guidance._passes import Passes, differentiable_attention, random_states, replay
 from fedprompt.guidance._step import Pairs, Seen, Step, Update, judged_step
-from fedprompt.guidance.guides import GuideLoss, check_guides, guide_loss
+from fedprompt.guidance.guides import GuideLoss, at_least_single, checked_guides, guide_loss
 from fedprompt.guidance.methods import Evaluate, Parameters, forward_mode
 from fedprompt.interfaces import Batches, Weighted
 
@@ -21,7 +21,7 @@ Method = Callable[[Evaluate, Parameters, Parameters], Tensor]
 
 def guide_gradient(
     model: nn.Module,
-    guides: Float[Tensor, "classes dim"],
+    guides: Float[Tensor, "classes dim"] | Weighted,
     study: Batches,
     quiz: Batches,
     *,
@@ -48,7 +48,7 @@ def guide_gradient(
     Args:
         model: Called with images; returns (guided (batch, dim), logits (batch, classes)). Parameters that require gradients take the step;
             what is frozen, and what is no parameter of the module, a trunk held as a plain attribute for one, is a constant.
-        guides: The table that all clients share.
+        guides: The table that all clients share. As a :class:`Weighted`, rows of weight 0 pull nothing.
         study: What the step is taken on: a pair (images, labels), or several pairs, of which the mean loss counts.
         quiz: What the step is judged by, in the same form.
         learning_rate: Of the step, above 0.
@@ -59,7 +59,8 @@ def guide_gradient(
         method: How the derivative along g is computed: :func:`forward_mode`, :func:`double_backward`, :func:`central_difference`.
 
     Returns:
-        The gradient (classes, dim), with weight 1 for the classes of the study samples. Other rows are exactly 0, with weight 0.
+        The gradient (classes, dim), with weight 1 for the classes of the study samples that have a guide. Other rows are
+        exactly 0, with weight 0.
 
     Raises:
         TypeError: If `model` is no module, `guides` or labels are of the wrong kind, or a batch is no pair.
@@ -92,17 +93,18 @@ def guide_gradient(
         )
     if not isinstance(model, nn.Module):
         raise wrong_type("model", "be an nn.Module", kind(model))
-    check_guides(guides)
+    table = checked_guides(guides).detach()
     check_number("learning_rate", learning_rate, above=0)
     check_number("weight", weight, at_least=0)
-    pairs, held_out = _pairs("study", study, len(guides)), _pairs("quiz", quiz, len(guides))
-    guides, passes = guides.detach(), Passes(model)
+    pairs, held_out = _pairs("study", study, len(table)), _pairs("quiz", quiz, len(table))
+    guides = Weighted(table, guides.weight.detach()) if isinstance(guides, Weighted) else table
+    passes = Passes(model)
     if not passes.parameters():
         raise wrong_value("model", "have a parameter that requires gradients", "none")
     devices = _devices(
         [*passes.parameters().values(), *(images for images, _ in (*pairs, *held_out))]
     )
-    value, present = torch.zeros_like(guides), torch.zeros(len(guides), device=guides.device)
+    value, present = torch.zeros_like(table), torch.zeros(len(table), device=table.device)
     before = random_states(devices)
     try:
         seen, direction = judged_step(
@@ -114,6 +116,8 @@ def guide_gradient(
             present[batch.labels.long()] = 1.0
     finally:
         replay(before, devices)
+    if isinstance(guides, Weighted):
+        present = present.where(guides.weight > 0, 0.0)
     return Weighted(value, present)
 
 
@@ -128,11 +132,13 @@ def _evaluate(passes: Passes, batch: Seen, devices: list[torch.device]) -> Evalu
     return evaluate
 
 
-def _reaction(loss: GuideLoss, batch: Seen, tangent: Tensor, guides: Tensor) -> Tensor:
+def _reaction(loss: GuideLoss, batch: Seen, tangent: Tensor, guides: Tensor | Weighted) -> Tensor:
     """How the change of the guide loss along the tangent would move with the guides: a second derivative in (batch, dim) alone."""
     with torch.enable_grad():
-        table, guided = guides.clone().requires_grad_(), batch.guided.clone().requires_grad_()
-        value = guide_loss(guided, table[batch.labels.long()], loss)
+        table = (guides.value if isinstance(guides, Weighted) else guides).clone().requires_grad_()
+        told = Weighted(table, guides.weight) if isinstance(guides, Weighted) else table
+        guided = at_least_single(batch.guided).clone().requires_grad_()
+        value = guide_loss(guided, batch.labels, told, loss)
         (slope,) = torch.autograd.grad(value, guided, create_graph=True, allow_unused=True)
         if slope is None or not slope.requires_grad:
             raise wrong_value(
@@ -141,7 +147,7 @@ def _reaction(loss: GuideLoss, batch: Seen, tangent: Tensor, guides: Tensor) -> 
                 "a gradient in `guided` that does not depend on anything",
             )
         (reaction,) = torch.autograd.grad(slope, table, tangent.to(slope.dtype), allow_unused=True)
-    return torch.zeros_like(guides) if reaction is None else reaction
+    return torch.zeros_like(table) if reaction is None else reaction
 
 
 def _pairs(argument: str, batches: object, num_classes: int) -> Pairs:

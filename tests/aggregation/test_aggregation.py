@@ -1,7 +1,9 @@
 """Means, FedHPL's teachers, names and server updates: their numbers, against loops, torch's optimisers and calculations by hand."""
 
+import re
 import time
 import weakref
+from copy import deepcopy
 from functools import partial
 from itertools import islice
 
@@ -26,6 +28,7 @@ from fedprompt import (
 )
 from fedprompt.aggregation.heterogeneous import dimension_similarity
 from references import fedhpl
+from same import assert_same
 from tolerance import assert_near
 
 CLASSES = 5
@@ -536,6 +539,38 @@ def test_descending_scales_a_long_gradient_down_to_the_largest_norm(max_norm, fa
     guides = torch.ones(3, 1)
     new, _ = update.step(guides, gradient, update.init(guides))
     assert_near(new, torch.tensor([[1 - 3 * factor], [1 - 4 * factor], [1.0]]))
+
+
+@pytest.mark.parametrize("max_norm", [5.0, 1e20, 3e38])
+def test_descending_shortens_a_gradient_whose_norm_overflows(max_norm):
+    # The norm of 3e38 and 2e38 is beyond the range of float32 (3.4e38); the direction is (3, 2) / sqrt(13).
+    gradient = Weighted(torch.tensor([[3e38], [2e38], [torch.nan]]), torch.tensor([1.0, 2.0, 0.0]))
+    update, start = descend(partial(torch.optim.SGD, lr=1.0), max_norm=max_norm), torch.zeros(3, 1)
+    new, _ = update.step(start, gradient, update.init(start))
+    assert_near(new / max_norm, -torch.tensor([[3.0], [2.0], [0.0]]) / 13**0.5)
+
+
+@pytest.mark.parametrize(
+    ("make_optimizer", "largest", "broken"),
+    [
+        (partial(torch.optim.Adam, lr=0.1), 3e38, "exp_avg_sq"),
+        (partial(torch.optim.Adagrad, lr=0.1), 3e38, "sum"),
+        (partial(torch.optim.SGD, lr=10.0), 3e38, "value"),
+    ],
+)
+def test_a_step_that_would_overflow_is_refused_and_the_round_can_be_repeated(
+    make_optimizer, largest, broken, generator
+):
+    update, start = descend(make_optimizer), torch.randn(3, 2, generator=generator)
+    good = Weighted(torch.randn(3, 2, generator=generator), torch.tensor([1.0, 1.0, 0.0]))
+    value, state = update.step(start, good, update.init(start))
+    before = deepcopy((value, state))
+    hostile = Weighted(torch.full((3, 2), largest), good.weight)
+    message = f"`mean` must keep the value and the optimizer's state finite; got entries up to 3e+38, which overflow ['{broken}']."
+    with pytest.raises(ValueError, match=re.escape(message)):
+        update.step(value, hostile, state)
+    assert_same((value, state), before)
+    assert_same(update.step(value, good, state), update.step(*before[:1], good, before[1]))
 
 
 # Bad input: the error names the argument, the rule and what was got, and nothing has changed.

@@ -23,6 +23,8 @@ from fedprompt import (
     guided_loss,
     num_bytes,
     overwrite,
+    per_name,
+    per_name_update,
     snapshot,
     weighted_mean,
 )
@@ -43,6 +45,7 @@ from guided import (
     vit,
 )
 from references import fedl2g
+from same import assert_same
 
 
 def near(actual, expected, tolerance=1e-10):
@@ -426,8 +429,8 @@ for _ in range(3):
 
 def test_the_fallback_is_said_once_and_points_at_the_call():
     """In a process of its own: the import hook's frames and pytest's filters would make Python repeat itself."""
-    tests = Path(__file__).parents[1]
-    paths = os.pathsep.join(map(str, (tests.parent, tests, tests / "helpers")))
+    here = Path(__file__).parent
+    paths = os.pathsep.join([str(here.parent), str(here)])
     run = subprocess.run(
         [sys.executable, "-c", PROGRAM],
         capture_output=True,
@@ -610,11 +613,100 @@ def test_table_3_bytes_down_and_the_rows_that_go_up():
     assert pytest.approx(1.75, abs=0.01) == 20 * 45 * 512 * 4 / 2**20
 
 
+UNKNOWN = Weighted(
+    torch.tensor([[0.0, 0.0], [torch.nan, torch.nan], [3.0, 0.0]], dtype=torch.float64),
+    torch.tensor([2.0, 0.0, 0.5]),
+)
+
+
+def test_guides_of_weight_zero_pull_nothing_by_hand():
+    guided = torch.tensor(
+        [[1.0, 2.0], [3.0, 5.0], [1.0, 1.0]], dtype=torch.float64, requires_grad=True
+    )
+    logits, labels = torch.zeros(3, 3, dtype=torch.float64), torch.tensor([0, 1, 2])
+    loss = guided_loss(guided, logits, labels, UNKNOWN, weight=3.0)
+    loss.backward()
+    # log 3 + 3 * (1 + 4 + 0 + 0 + 4 + 1) / 6; a slope of 3 * 2 * difference / 6; positive weights count the same.
+    torch.testing.assert_close(loss.detach(), torch.tensor(3.0, dtype=torch.float64).log() + 5)
+    assert guided.grad.tolist() == [[1.0, 2.0], [0.0, 0.0], [-2.0, 1.0]]
+
+
+def root(guided, rows):
+    """No divergence, and without a slope where the two agree."""
+    return (guided - rows).square().sum(1).sqrt().mean() + guided.sum()
+
+
+@pytest.mark.parametrize("loss", [*LOSSES.values(), root])
+def test_guides_of_weight_zero_pull_nothing_under_any_loss(loss, generator):
+    guided = torch.randn(4, 2, generator=generator, dtype=torch.float64).requires_grad_()
+    logits, labels = torch.zeros(4, 3, dtype=torch.float64), torch.tensor([1, 0, 1, 2])
+    guides = Weighted(
+        UNKNOWN.value + 1, UNKNOWN.weight
+    )  # a cosine has no slope at a guide of zeros
+    (slope,) = torch.autograd.grad(guided_loss(guided, logits, labels, guides, loss=loss), guided)
+    assert not slope[labels == 1].any()
+    assert bool(slope[labels != 1].isfinite().all())
+    assert bool((slope[labels != 1] != 0).any(1).all())
+    everything = guided_loss(
+        guided, logits, labels, Weighted(UNKNOWN.value.nan_to_num(), torch.ones(3)), loss=loss
+    )
+    assert_same(
+        everything, guided_loss(guided, logits, labels, UNKNOWN.value.nan_to_num(), loss=loss)
+    )
+
+
+@pytest.mark.parametrize("method", [forward_mode, double_backward])
+@pytest.mark.parametrize("loss", LOSSES)
+def test_the_gradient_of_guides_of_which_some_are_unknown(loss, method):
+    """The reference sees the whole batch and a loss that leaves the samples of class 1 out."""
+    model, guides = Guided(mlp(), features=False), draw_guides(CLASSES)
+    weight = torch.tensor([1.0, 0.0, 2.0, 5.0, 1.0])
+    told = Weighted(guides.index_fill(0, torch.tensor(1), torch.nan), weight)
+
+    def without(guided, rows):
+        unknown = (rows == guides[1]).all(1)
+        return LOSSES[loss](guided[~unknown], rows[~unknown]) * (~unknown).double().mean()
+
+    expected = fedl2g.double_backward(model, guides, STUDY, QUIZ, fedl2g.descend(0.1), loss=without)
+    value, known = guide_gradient(
+        model, told, STUDY, QUIZ, learning_rate=0.1, loss=LOSSES[loss], method=method
+    )
+    near(value, expected)
+    assert not value[1].any()
+    assert known.tolist() == [1.0, 0.0, 1.0, 1.0, 0.0]
+
+
+def test_an_empty_batch_costs_nothing_and_has_gradients_of_zero():
+    guided, logits, guides = (
+        torch.ones(size, requires_grad=True) for size in ((0, 2), (0, 3), (3, 2))
+    )
+    labels = torch.zeros(0, dtype=torch.int64)
+    for table in (guides, Weighted(guides, torch.tensor([1.0, 0.0, 1.0]))):
+        loss = guided_loss(guided, logits, labels, table)
+        loss.backward()
+        assert loss.item() == 0
+    assert guides.grad.tolist() == [[0.0, 0.0]] * 3
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_clients_follow_guides_in_float32(dtype):
+    # Differences of 300 have squares beyond float16 (65,504); so has the spread of the logits.
+    guided = torch.zeros(1, 2, dtype=dtype, requires_grad=True)
+    logits = torch.tensor([[6e4, -6e4]], dtype=dtype)
+    loss = guided_loss(
+        guided, logits, torch.tensor([1]), torch.full((2, 2), 300.0, dtype=dtype), weight=2.0
+    )
+    assert loss.dtype == torch.float32
+    torch.testing.assert_close(loss.item(), 2 * logits[0, 0].item() + 2 * 300.0**2)
+    loss.backward()
+    assert guided.grad.tolist() == [[-600.0, -600.0]]  # 2 * 2 * -300 / 2
+
+
 # Baselines from the same pieces.
 
 
 def test_fedproto_and_feddistill_are_class_means_and_a_guided_loss(generator):
-    """Prototypes of three clients by hand; each then follows them. In the first round nobody knows any: weight 0."""
+    """Prototypes of three clients by hand; each then follows them. In the first round all have weight 0."""
     features = torch.randn(3, 6, 4, generator=generator, dtype=torch.float64)
     labels = torch.tensor([[0, 0, 1, 1, 1, 2], [1, 1, 1, 1, 1, 1], [2, 2, 0, 2, 2, 2]])
     uploads = [
@@ -635,9 +727,9 @@ def test_fedproto_and_feddistill_are_class_means_and_a_guided_loss(generator):
     torch.testing.assert_close(
         guided_loss(features[0], logits, labels[0], prototypes, weight=0.1), expected
     )
+    nothing = Weighted(start, torch.zeros(4))
     torch.testing.assert_close(
-        guided_loss(features[0], logits, labels[0], start, weight=0.0),
-        F.cross_entropy(logits, labels[0]),
+        guided_loss(features[0], logits, labels[0], nothing), F.cross_entropy(logits, labels[0])
     )
 
 
@@ -651,8 +743,8 @@ def test_lg_fedavg_shares_the_heads_of_equal_width():
         for model, size in zip(heads, (1, 2, 5), strict=True)
     ]
     assert list(uploads[0]) == ["head.weight", "head.bias"]
-    values, server = snapshot(heads[0], only=["head"]), overwrite()
-    new, _ = server.step(values, weighted_mean(uploads), server.init(values))
+    values, server = snapshot(heads[0], only=["head"]), per_name_update()
+    new, _ = server.step(values, per_name()(uploads), server.init(values))
     expected = (
         sum(size * model["head"].weight for model, size in zip(heads, (1, 2, 5), strict=True)) / 8
     )
@@ -710,7 +802,7 @@ BAD = [
     (
         {"guides": torch.zeros(5, 5, dtype=torch.int64)},
         TypeError,
-        "`guides` must be a floating-point tensor of shape (classes, dim); got a int64",
+        "`guides` must be a floating-point tensor of shape (classes, dim), or such rows as a Weighted; got a int64",
     ),
     ({"guides": torch.zeros(5)}, ValueError, "`guides` must have shape (classes, dim); got (5,)"),
     (
@@ -900,6 +992,16 @@ def follow(guided=None, logits=None, labels=None, guides=None, **options):
             lambda: follow(guides=torch.zeros(0, 3)),
             ValueError,
             "`guides` must have shape (classes, dim); got (0, 3)",
+        ),
+        (
+            lambda: follow(guides=Weighted(torch.zeros(4, 3), torch.zeros(()))),
+            ValueError,
+            "`guides.weight` must have shape (4,); got ()",
+        ),
+        (
+            lambda: follow(guides=Weighted(torch.zeros(4, 3), torch.tensor([1.0, -1.0, 0.0, 0.0]))),
+            ValueError,
+            "`guides.weight` must be finite and at least 0; got -1.0",
         ),
         (lambda: follow(weight="1"), TypeError, "`weight` must be a number"),
         (lambda: follow(weight=-0.5), ValueError, "`weight` must be at least 0; got -0.5"),

@@ -4,13 +4,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
-import fedprompt.codecs
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+import fedprompt.codecs
 from fedprompt import Weighted, num_bytes
 from fedprompt.codecs import Codec, float16, int8, top_k
 from fedprompt.wire import Expected, Header, decode_payload, encode_payload
