@@ -1,8 +1,9 @@
-"""The jaxtyping import hook, the doctest names, and what markers do."""
+"""The jaxtyping import hook, parallel runs, the names in doctests, and the markers."""
 
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -10,33 +11,58 @@ import torch
 import torch.nn as nn
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test may need the network
-torch.set_num_threads(1)  # tiny models: more threads only wait for one another
+torch.set_num_threads(1)  # models are tiny: more threads only wait for one another
 
-CHECKER = "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))"  # an int is a float, as for every type checker
-WITHOUT_HOOK = (
-    "compiled",
-    "benchmark",
-)  # torch.compile cannot trace the checks, and a benchmark must not time them
+# As for every type checker, an int is a float.
+CHECKER = "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))"
+# torch.compile cannot trace the checks, and a benchmark must not time them.
+WITHOUT_HOOK = ("compiled", "benchmark")
+MOST_WORKERS = 4
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """Run the whole default suite on several cores; any narrower call stays in one process."""
+    whole = config.args_source == pytest.Config.ArgsSource.TESTPATHS
+    default = config.getoption("markexpr").startswith("not slow")
+    chosen = config.getoption("numprocesses", None) is not None or config.getoption("usepdb")
+    if whole and default and not chosen and not config.getoption("collectonly"):
+        config.option.numprocesses = min(MOST_WORKERS, len(os.sched_getaffinity(0)))
+        config.option.dist = "worksteal"
+        config.option.benchmark_disable = True  # pytest-benchmark warns about workers otherwise
+
+
+class DoctestNames:
+    """A plugin, because a fixture of this file would not reach the docstrings of the package."""
+
+    @pytest.fixture(autouse=True)
+    def names(self, doctest_namespace: dict[str, object]) -> None:
+        """Names that the examples in docstrings use without importing them."""
+        import fedprompt
+
+        doctest_namespace.update(torch=torch, nn=nn, np=np)
+        for name in fedprompt.__all__:
+            thing = doctest_namespace[name] = getattr(fedprompt, name)
+            if isinstance(thing, ModuleType):
+                doctest_namespace.update({inner: getattr(thing, inner) for inner in thing.__all__})
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Check every shape that a signature states, in every call that a test makes."""
-    asked = config.getoption("markexpr")
-    if asked == "interpreted":
+    config.pluginmanager.register(DoctestNames())
+    selected = config.getoption("markexpr")
+    if selected == "interpreted":
         os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported
-    if not asked.startswith(WITHOUT_HOOK):
+    if not selected.startswith(WITHOUT_HOOK):
         from jaxtyping import install_import_hook
 
         install_import_hook("fedprompt", CHECKER)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Flower's tests import flwr, which is installed where they are asked for."""
-    return (
-        True
-        if collection_path.name == "test_flower.py" and config.getoption("markexpr") != "flower"
-        else None
-    )
+    """Collect the tests of Flower only when they are selected, because they import flwr."""
+    needs_flower = collection_path.name == "test_flower.py"
+    return True if needs_flower and config.getoption("markexpr") != "flower" else None
 
 
 @pytest.fixture(scope="session")
@@ -51,7 +77,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def _own_errors(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Let tests marked `bad_input` see the library's own errors instead of the hook's; `unhooked` ones have other reasons."""
+    """Disable the import hook for tests marked `bad_input` or `unhooked`."""
     from jaxtyping import config
 
     if not any(request.node.get_closest_marker(marker) for marker in ("bad_input", "unhooked")):
@@ -64,20 +90,7 @@ def _own_errors(request: pytest.FixtureRequest) -> Iterator[None]:
         config.update("jaxtyping_disable", False)
 
 
-@pytest.fixture(autouse=True)
-def _doctest_names(doctest_namespace: dict[str, object]) -> None:
-    """What every example in a docstring may use without importing it."""
-    import fedprompt
-
-    doctest_namespace.update(
-        torch=torch,
-        nn=nn,
-        np=np,
-        **{name: getattr(fedprompt, name) for name in dir(fedprompt) if name[0].isalpha()},
-    )
-
-
 @pytest.fixture
 def generator() -> torch.Generator:
-    """A fresh random stream; the same for every test."""
+    """A new random generator with the same seed for every test."""
     return torch.Generator().manual_seed(0)
