@@ -109,26 +109,27 @@ class Handler(SimpleHTTPRequestHandler):
     """Serve the pages, the harness and its job, and take the findings."""
 
     job: bytes = b""
-    found: list[list] = []
+    found: tuple[list, ...] = ()
     finished = threading.Event()
 
     def log_message(self, *arguments: object) -> None:
         """Write nothing for each request."""
 
-    def do_GET(self) -> None:  # noqa: N802
+    def do_GET(self) -> None:
         """Answer with the harness, its job, or a file."""
         own = {"/__check__": (HARNESS.encode(), "text/html"), "/__job__": (self.job, "application/json")}
         if self.path not in own:
-            return super().do_GET()
+            super().do_GET()
+            return
         body, kind = own[self.path]
         self.send_response(200)
         self.send_header("Content-Type", f"{kind}; charset=utf-8")
         self.end_headers()
         self.wfile.write(body)
 
-    def do_POST(self) -> None:  # noqa: N802
+    def do_POST(self) -> None:
         """Take the findings."""
-        type(self).found = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        type(self).found = tuple(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
         self.send_response(204)
         self.end_headers()
         self.finished.set()

@@ -8,6 +8,7 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
+
 from test_docs import NOTEBOOKS
 
 DOCS = Path(__file__).parents[1] / "docs"
