@@ -1,4 +1,4 @@
-"""The notebook of the first-federation page: its cells are the page's blocks, and they run and print what it shows."""
+"""The notebook of the first-federation page runs cell by cell and prints what the page shows."""
 
 import importlib.util
 import json
@@ -12,7 +12,9 @@ import pytest
 from test_docs import NOTEBOOKS
 
 DOCS = Path(__file__).parents[1] / "docs"
-specification = importlib.util.spec_from_file_location("notebook", DOCS / "extensions" / "notebook.py")
+specification = importlib.util.spec_from_file_location(
+    "notebook", DOCS / "extensions" / "notebook.py"
+)
 extension = importlib.util.module_from_spec(specification)
 specification.loader.exec_module(extension)
 
@@ -33,7 +35,9 @@ def test_a_notebook_runs_cell_by_cell_and_prints_what_it_shows(page, monkeypatch
         printed = StringIO()
         with redirect_stdout(printed):
             exec(compile("".join(cell["source"]), f"{page}.ipynb, {cell['id']}", "exec"), names)
-        assert printed.getvalue() == "".join(line for output in cell["outputs"] for line in output["text"]), cell["id"]
+        assert printed.getvalue() == "".join(
+            line for output in cell["outputs"] for line in output["text"]
+        ), cell["id"]
 
 
 def test_the_pages_that_only_run_as_notebooks_are_notebooks():
@@ -41,7 +45,8 @@ def test_the_pages_that_only_run_as_notebooks_are_notebooks():
 
 
 def test_cells_keep_the_order_of_the_page_and_roles_become_words():
-    page = "# Title\n\nSee {doc}`/a/b` and {doc}`there <c>`.\n\n```python\nprint(1)\n```\n\n```text\n1\n```\n\nEnd.\n"
+    text = "# Title\n\nSee {doc}`/a/b` and {doc}`there <c>`.\n\n"
+    page = f"{text}```python\nprint(1)\n```\n\n```text\n1\n```\n\nEnd.\n"
     title, prepare, code, end = extension.notebook(page)["cells"]
     assert "".join(title["source"]) == "# Title\n\nSee `/a/b` and there."
     assert "sys.path" in "".join(prepare["source"])

@@ -1,4 +1,4 @@
-"""The README: its loop is the one that runs, its commands are those of CI, its map names modules that exist."""
+"""The README: its loop is run, its commands are those of CI, its map names what exists."""
 
 import importlib.util
 import re
@@ -32,12 +32,21 @@ def test_both_commands_do_all_of_their_set_up():
         ['pip install -e ".[examples]"', "python examples/fedhpl.py"],
         ['pip install -e ".[test]"', "pytest"],
     ]
-    assert all(command.startswith("python3 -m venv .venv && . .venv/bin/activate && ") for command in commands)
-    assert "-F 'pip install -e \".[test]\" && pytest' README.md" in (ROOT / ".ci" / "run").read_text()
+    assert all(
+        command.startswith("python3 -m venv .venv && . .venv/bin/activate && ")
+        for command in commands
+    )
+    assert (
+        "-F 'pip install -e \".[test]\" && pytest' README.md" in (ROOT / ".ci" / "run").read_text()
+    )
 
 
 def test_the_map_of_modules_names_what_exists():
-    rows = [line.split("|") for line in README.split("## Modules")[1].splitlines() if line.startswith("| `")]
+    rows = [
+        line.split("|")
+        for line in README.split("## Modules")[1].splitlines()
+        if line.startswith("| `")
+    ]
     assert len(rows) == 10
     names = set(re.findall(r"`(\w+)`", "".join(row[2] for row in rows)))
     assert len(names) > 25

@@ -6,21 +6,28 @@ from pathlib import Path
 from typing import Any
 
 PAGES = ("getting-started/first-federation",)
-PREPARE = 'import sys\n\nsys.path.insert(0, "examples")  # start Jupyter in a clone of the repository'
+PREPARE = (
+    'import sys\n\nsys.path.insert(0, "examples")  # start Jupyter in a clone of the repository'
+)
 FENCE = re.compile(r"^```(\S+)[^\n]*\n(.*?)^```$\n?", re.MULTILINE | re.DOTALL)
 TITLED = re.compile(r"\{\w+\}`([^`<]+?)\s*<[^`>]*>`")
 PLAIN = re.compile(r"\{\w+\}`([^`]+)`")
 
 
 def markdown(text: str) -> str:
-    """Replace roles of Sphinx by their titles, and drop the line that offers the notebook itself."""
+    """Replace roles of Sphinx by their titles, and drop the download of the notebook itself."""
     kept = (line for line in text.splitlines() if not line.startswith("{download}"))
     return PLAIN.sub(r"`\1`", TITLED.sub(r"\1", "\n".join(kept))).strip()
 
 
 def cell(kind: str, number: int, text: str) -> dict[str, Any]:
     """Make one cell of the notebook format 4.5."""
-    made = {"cell_type": kind, "id": f"cell-{number}", "metadata": {}, "source": text.splitlines(keepends=True)}
+    made = {
+        "cell_type": kind,
+        "id": f"cell-{number}",
+        "metadata": {},
+        "source": text.splitlines(keepends=True),
+    }
     return made | ({"execution_count": None, "outputs": []} if kind == "code" else {})
 
 
@@ -42,7 +49,9 @@ def notebook(page: str) -> dict[str, Any]:
     position = 0
     for fence in FENCE.finditer(page):
         before = markdown(page[position : fence.start()])
-        shown = fence[1] == "text" and not before and bool(cells) and cells[-1]["cell_type"] == "code"
+        shown = (
+            fence[1] == "text" and not before and bool(cells) and cells[-1]["cell_type"] == "code"
+        )
         if shown:
             lines = fence[2].splitlines(keepends=True)
             cells[-1]["outputs"] = [{"output_type": "stream", "name": "stdout", "text": lines}]
@@ -61,7 +70,9 @@ def write(app: Any) -> None:
     """Write the notebooks next to their pages, before Sphinx reads these."""
     for page in PAGES:
         source = Path(app.srcdir) / f"{page}.md"
-        text = json.dumps(notebook(source.read_text(encoding="utf-8")), indent=1, ensure_ascii=False)
+        text = json.dumps(
+            notebook(source.read_text(encoding="utf-8")), indent=1, ensure_ascii=False
+        )
         target = source.with_suffix(".ipynb")
         if not target.exists() or target.read_text(encoding="utf-8") != text:
             target.write_text(text, encoding="utf-8")
