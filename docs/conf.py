@@ -15,6 +15,7 @@ version = release = installed_version("fedprompt")
 sys.path.insert(0, str(Path(__file__).parent / "extensions"))
 extensions = [
     "formulas",
+    "notebook",
     "myst_parser",
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
@@ -24,7 +25,7 @@ extensions = [
 html_math_renderer = "svg"
 myst_enable_extensions = ["colon_fence", "dollarmath"]
 myst_heading_anchors = 3
-exclude_patterns = ["_build"]
+exclude_patterns = ["_build", "**.ipynb"]
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True
 copybutton_selector = "div:not(.highlight-text) > div.highlight > pre"  # not on printed outputs

@@ -1,4 +1,4 @@
-"""The documentation: every public name stands on the page of its room, every page in the contents, and every code block runs."""
+"""The documentation: every public name is documented, every page is listed, every block runs."""
 
 import ast
 import importlib
@@ -9,31 +9,24 @@ from contextlib import redirect_stdout
 from io import StringIO
 from itertools import zip_longest
 from pathlib import Path
-from types import GenericAlias
+from types import GenericAlias, ModuleType
 from typing import NamedTuple
 
 import pytest
 
 import fedprompt
 
-DOCS = Path(__file__).parents[1] / "docs"
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
 PAGES = {
     page.relative_to(DOCS).with_suffix("").as_posix(): page.read_text()
     for page in sorted(DOCS.rglob("[!_]*.md"))
 }
-ROOMS = [
-    page.removeprefix("reference/")
-    for page in PAGES
-    if page.startswith("reference/") and page != "reference/models"
-]
-PUBLIC = sorted(
-    name
-    for name in getattr(fedprompt, "__all__", dir(fedprompt))
-    if not name.startswith("_") and not inspect.ismodule(getattr(fedprompt, name))
-)
+NOTEBOOKS = ("getting-started/first-federation",)  # run, block by block, in test_notebook.py
 
 FENCE = re.compile(r"^```(\S+)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-DIRECTIVE = re.compile(r"^\.\. (?:auto(?:function|class)|py:type):: (\w+)$", re.MULTILINE)
+CURRENT = re.compile(r"^\.\. currentmodule:: (\S+)$")
+DIRECTIVE = re.compile(r"^\.\. (?:auto(?:function|class|data)|py:type):: (\S+)$")
 
 
 class Block(NamedTuple):
@@ -49,67 +42,110 @@ def blocks(page: str) -> Iterator[Block]:
     fences = list(FENCE.finditer(text))
     for fence, after in zip_longest(fences, fences[1:]):
         if fence[1] == "python":
-            shown = (
-                after is not None
-                and after[1] == "text"
-                and not text[fence.end() : after.start()].strip()
-            )
-            yield Block(fence[2], text.count("\n", 0, fence.start(2)), after[2] if shown else "")
+            between = "" if after is None else text[fence.end() : after.start()].strip()
+            shown = after is not None and after[1] == "text" and not between
+            start = text.count("\n", 0, fence.start(2))
+            yield Block(fence[2], start, after[2] if shown else "")
 
 
-def names_of(room: str) -> list[str]:
-    """What a room makes public; Flower's is read, not imported, because flwr is an extra."""
-    if room != "flower":
-        return importlib.import_module(f"fedprompt.{room}").__all__
-    tree = ast.parse((Path(fedprompt.__file__).parent / room / "__init__.py").read_text())
-    (names,) = (
-        line.value
-        for line in tree.body
-        if isinstance(line, ast.Assign) and line.targets[0].id == "__all__"
-    )
+def flower_names() -> list[str]:
+    """Public names of the adapter, read without an import because flwr is an extra."""
+    tree = ast.parse((Path(fedprompt.__file__).parent / "flower" / "__init__.py").read_text())
+    assignments = [line for line in tree.body if isinstance(line, ast.Assign)]
+    (names,) = (line.value for line in assignments if line.targets[0].id == "__all__")
     return ast.literal_eval(names)
 
 
-def is_function_or_class(name: str) -> bool:
-    """Whether an example is due: not for protocols, tuples and names of types."""
-    thing = getattr(fedprompt, name)
-    return not (
-        isinstance(thing, GenericAlias)
-        or getattr(thing, "_is_protocol", False)
-        or hasattr(thing, "_fields")
-    )
+def public_names() -> dict[str, object]:
+    """Every public name with its thing: `weighted_mean`, `transport.newton`, and so on."""
+    found = {}
+    for name in fedprompt.__all__:
+        thing = getattr(fedprompt, name)
+        if not isinstance(thing, ModuleType):
+            found[name] = thing
+    flat = {id(thing) for thing in found.values()}
+    for family in fedprompt.__all__:
+        module = getattr(fedprompt, family)
+        if isinstance(module, ModuleType):
+            for name in module.__all__:
+                if id(getattr(module, name)) not in flat:
+                    found[f"{family}.{name}"] = getattr(module, name)
+    interfaces = importlib.import_module("fedprompt.interfaces")
+    for name in interfaces.__all__:
+        if id(getattr(interfaces, name)) not in flat:
+            found[f"interfaces.{name}"] = getattr(interfaces, name)
+    return found
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_the_page_of_a_room_holds_its_public_names_once(room):
-    assert sorted(DIRECTIVE.findall(PAGES[f"reference/{room}"])) == sorted(names_of(room))
+PUBLIC = public_names()
 
 
-def test_every_public_name_stands_on_exactly_one_page():
-    on_pages = [name for page in PAGES.values() for name in DIRECTIVE.findall(page)]
-    assert sorted(on_pages) == sorted([*PUBLIC, *names_of("flower"), *names_of("plots")])
+def entries() -> list[str]:
+    """All reference entries with their modules, as `weighted_mean` or `transport.newton`."""
+    found = []
+    for page, text in PAGES.items():
+        current = "fedprompt"
+        for line in text.splitlines():
+            if module := CURRENT.match(line):
+                current = module[1]
+            elif entry := DIRECTIVE.match(line):
+                name = entry[1] if entry[1].startswith("fedprompt.") else f"{current}.{entry[1]}"
+                found.append(name.removeprefix("fedprompt."))
+                assert page.startswith("reference/"), f"{entry[1]} is described in {page}"
+    return found
+
+
+def is_function_or_class(thing: object) -> bool:
+    """Whether an example is required: not for protocols, tuples and names of types."""
+    if isinstance(thing, GenericAlias) or not callable(thing):
+        return False
+    return not (getattr(thing, "_is_protocol", False) or hasattr(thing, "_fields"))
+
+
+CALLABLES = [name for name, thing in PUBLIC.items() if is_function_or_class(thing)]
+
+
+def test_every_public_name_has_exactly_one_reference_entry():
+    expected = [*PUBLIC, *(f"flower.{name}" for name in flower_names())]
+    assert sorted(entries()) == sorted(expected)
 
 
 @pytest.mark.parametrize("name", PUBLIC)
 def test_public_names_are_documented(name):
-    thing = getattr(fedprompt, name)
-    if isinstance(thing, GenericAlias):  # has the docstring of what it is an alias of
+    thing = PUBLIC[name]
+    if isinstance(thing, GenericAlias):  # has the docstring of the aliased type
         return
     text = inspect.getdoc(thing) or ""
     assert text
-    if is_function_or_class(name):
+    if is_function_or_class(thing):
         assert "\nExample:\n" in text, "needs an example"
         assert ">>> " in text, "needs an example that runs"
 
 
-@pytest.mark.parametrize("name", [name for name in PUBLIC if is_function_or_class(name)])
+def texts(*patterns: str) -> str:
+    paths = [path for pattern in patterns for path in sorted(ROOT.glob(pattern))]
+    return "\n".join(path.read_text() for path in paths)
+
+
+USES = {
+    "a page or an example": "\n".join(PAGES.values()) + texts("README.md", "examples/**/*.py"),
+    "a test": texts("tests/**/*.py"),
+}
+
+
+@pytest.mark.parametrize("where", USES)
+@pytest.mark.parametrize("name", CALLABLES)
+def test_public_names_are_used(name, where):
+    """Reference entries alone do not count as a use."""
+    text = "\n".join(line for line in USES[where].splitlines() if not DIRECTIVE.match(line))
+    assert re.search(rf"\b{name.rpartition('.')[2]}\b", text), f"{name} is not in {where}"
+
+
+@pytest.mark.parametrize("name", CALLABLES)
 def test_results_are_not_taken_for_types(name):
-    """In `Returns`, Sphinx takes what stands before the first colon as a type, and prints the sentence torn in two."""
-    returns = re.search(
-        r"^Returns:\n((?:    .*\n|\n)+)",
-        f"{inspect.getdoc(getattr(fedprompt, name))}\n",
-        re.MULTILINE,
-    )
+    """In `Returns`, Sphinx takes the text before the first colon as a type."""
+    text = f"{inspect.getdoc(PUBLIC[name])}\n"
+    returns = re.search(r"^Returns:\n((?:    .*\n|\n)+)", text, re.MULTILINE)
     if returns:
         assert ": " not in re.sub(r"``.*?``|:\w+:`.*?`", "", returns[1])
 
@@ -119,18 +155,21 @@ def test_every_page_is_in_the_contents():
     for page, text in PAGES.items():
         for kind, body in FENCE.findall(text):
             if kind == "{toctree}":
-                entries = [line for line in body.splitlines() if line and not line.startswith(":")]
-                listed += [(Path(page).parent / entry).as_posix() for entry in entries]
+                lines = [line for line in body.splitlines() if line and not line.startswith(":")]
+                listed += [(Path(page).parent / line).as_posix() for line in lines]
     assert sorted([*listed, "index"]) == sorted(PAGES)
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if any(blocks(page))])
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if any(blocks(page)) and page not in NOTEBOOKS]
+)
 def test_code_blocks_run_and_print_what_the_page_shows(page):
     names = {"__name__": "docs"}
     for block in blocks(page):
         printed = StringIO()
         with redirect_stdout(printed):  # line numbers of errors are those of the page
-            exec(compile("\n" * block.line + block.code, DOCS / f"{page}.md", "exec"), names)
+            code = compile("\n" * block.line + block.code, DOCS / f"{page}.md", "exec")
+            exec(code, names)
         assert printed.getvalue() == block.output, f"{page}.md, line {block.line + 1}"
 
 

@@ -1,23 +1,29 @@
-"""What the README promises holds: its loop runs, its commands are the ones that CI calls, its table names what exists."""
+"""The README: its loop is run, its commands are those of CI, its map names what exists."""
 
+import importlib.util
 import re
 from pathlib import Path
 
 import fedprompt
-from test_docs import names_of
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 
 
-def test_the_loop_runs_and_says_what_was_sent(capsys):
-    (code,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    assert code.count("\n") <= 45
-    exec(compile(code, "README.md", "exec"), {})
-    last = capsys.readouterr().out.splitlines()[-1].split()
-    # 12 layers x 3 prompts x 192 floats, a head of 10 x 192 + 10; two clients in two rounds, with a weight for each of three names upwards.
-    down = (12 * 3 * 192 + 10 * 192 + 10) * 4 * 2 * 2
-    assert last == ["all", "2", str(down + 3 * 4 * 2 * 2), str(down)]
+def test_the_quickstart_is_the_block_that_the_landing_page_runs():
+    quickstart = re.findall(r"```python\n.*?```\n\n```text\n.*?```", README, re.DOTALL)
+    assert len(quickstart) == 1
+    assert quickstart[0].count("\n") <= 50
+    landing = (ROOT / "docs" / "index.md").read_text()
+    assert landing.find(quickstart[0]) == landing.find("```python")
+    assert re.search(r"accuracy .*\d+%\n```$", quickstart[0])
+
+
+def test_the_readme_is_short_and_every_link_leads_to_a_file():
+    assert README.count("\n") <= 120
+    links = re.findall(r"\]\((?!http)([^)#]+)", README)
+    assert len(links) > 10
+    assert not [link for link in links if not (ROOT / link).is_file()]
 
 
 def test_both_commands_do_all_of_their_set_up():
@@ -35,17 +41,19 @@ def test_both_commands_do_all_of_their_set_up():
     )
 
 
-def test_the_table_of_components_names_what_exists():
-    section = README.split("## Components")[1]
-    names = set(
-        re.findall(
-            r"`(\w+)`",
-            "".join(line.split("|")[1] for line in section.splitlines() if line.startswith("| `")),
-        )
-    )
+def test_the_map_of_modules_names_what_exists():
+    rows = [
+        line.split("|")
+        for line in README.split("## Modules")[1].splitlines()
+        if line.startswith("| `")
+    ]
+    assert len(rows) == 10
+    names = set(re.findall(r"`(\w+)`", "".join(row[2] for row in rows)))
     assert len(names) > 25
     assert not [name for name in names if not hasattr(fedprompt, name)]
-    assert set(re.findall(r"`flower\.(\w+)`", section)) == set(names_of("flower"))
+    modules = re.findall(r"`(\w+)`", "".join(row[1] for row in rows))
+    missing = [name for name in modules if importlib.util.find_spec(f"fedprompt.{name}") is None]
+    assert not missing
 
 
 def test_no_figure_is_left_to_be_filled_in():

@@ -1,4 +1,4 @@
-"""Render formulas as SVG while the documentation is built: no script, no font and no network is needed to read them."""
+"""Render formulas as SVG while the documentation is built, so that pages need no network."""
 
 from html import escape
 from xml.etree import ElementTree
@@ -13,11 +13,16 @@ logger = logging.getLogger(__name__)
 
 
 def to_svg(latex: str, *, inline: bool) -> str:
-    """Render one formula whose baseline is the baseline of the text and whose size follows the text."""
+    """Render one formula on the baseline and in the size of the text around it."""
     formula = ziamath.Latex(latex, size=PIXELS, inline=inline, color="currentColor")
     svg = formula.svgxml()
     _, top, width, height = map(float, svg.attrib["viewBox"].split())
-    svg.attrib |= {"role": "img", "aria-label": latex, "width": f"{width / PIXELS:.4f}em", "height": f"{height / PIXELS:.4f}em"}
+    svg.attrib |= {
+        "role": "img",
+        "aria-label": latex,
+        "width": f"{width / PIXELS:.4f}em",
+        "height": f"{height / PIXELS:.4f}em",
+    }
     if inline:
         svg.attrib["style"] = f"vertical-align: {-(top + height) / PIXELS:.4f}em"
     return ElementTree.tostring(svg, encoding="unicode")
