@@ -28,7 +28,9 @@ myst_heading_anchors = 3
 exclude_patterns = ["_build", "**.ipynb"]
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True
-copybutton_selector = "div:not(.highlight-text) > div.highlight > pre"  # not on printed outputs
+copybutton_selector = (
+    "div:not(.highlight-text) > div.highlight > pre"  # not on printed outputs
+)
 default_role = "literal"  # the library writes `argument` in single backticks
 
 html_theme = "furo"
@@ -40,7 +42,9 @@ html_css_files = ["pages.css"]
 
 autodoc_typehints_format = "short"
 autodoc_preserve_defaults = True
-autodoc_mock_imports = ["flwr"]  # an extra, which asks for older packages than Sphinx does
+autodoc_mock_imports = [
+    "flwr"
+]  # an extra, which asks for older packages than Sphinx does
 napoleon_attr_annotations = False  # shapes stand in the signature and in the text
 python_maximum_signature_line_length = 88
 
@@ -50,7 +54,10 @@ nitpick_ignore_regex = [
     ("py:class", r"(jaxtyping|torch|numpy|nn|collections|os|typing)\..*"),
     ("py:class", r"flwr\..*"),
     ("py:class", r"Tensor|ndarray|fedprompt\.data\.features\.MapStyle"),
-    ("py:class", r"fedprompt\.(interfaces|freezing|exchange\.(cohort|receiving))\.(Value|Mean|Model|Client)"),  # type variables
+    (
+        "py:class",
+        r"fedprompt\.(interfaces|freezing|exchange\.(cohort|receiving))\.(Value|Mean|Model|Client)",
+    ),  # type variables
 ]
 
 # What a reader writes instead of where Python finds it.
@@ -69,12 +76,18 @@ def spell(app, what, name, thing, options, signature, returns):
     """Shorten a signature; a protocol has none, because nobody makes one."""
     if what == "class" and getattr(thing, "_is_protocol", False):
         return "", returns
-    if what == "class" and signature == "(*args: Any, **kwargs: Any)":  # that of a base which is an extra, and mocked
+    if (
+        what == "class" and signature == "(*args: Any, **kwargs: Any)"
+    ):  # that of a base which is an extra, and mocked
         signature = stringify_signature(
-            own_signature(thing.__init__, bound_method=True), show_return_annotation=False, unqualified_typehints=True
+            own_signature(thing.__init__, bound_method=True),
+            show_return_annotation=False,
+            unqualified_typehints=True,
         )
     for long, short in SPELLINGS.items():
-        signature, returns = (text and text.replace(long, short) for text in (signature, returns))
+        signature, returns = (
+            text and text.replace(long, short) for text in (signature, returns)
+        )
     return signature, returns
 
 
