@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 PAGES = ("getting-started/first-federation",)
-PREPARE = 'import sys\n\nsys.path.insert(0, "examples")  # start Jupyter in a clone of the repository'
+PREPARE = 'import sys\n\nsys.path.insert(0, "examples")  # start Jupyter in a clone'
 FENCE = re.compile(r"^```(\S+)[^\n]*\n(.*?)^```$\n?", re.MULTILINE | re.DOTALL)
 TITLED = re.compile(r"\{\w+\}`([^`<]+?)\s*<[^`>]*>`")
 PLAIN = re.compile(r"\{\w+\}`([^`]+)`")
