@@ -143,7 +143,9 @@ class Handler(SimpleHTTPRequestHandler):
 
     def do_POST(self) -> None:
         """Take the findings."""
-        type(self).found = tuple(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+        type(self).found = tuple(
+            json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        )
         self.send_response(204)
         self.end_headers()
         self.finished.set()
@@ -160,7 +162,9 @@ def launch(browser: str, profile: str, *arguments: str) -> subprocess.Popen:
     ]
     alone = "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"
     return subprocess.Popen(
-        [browser, *flags, alone, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        [browser, *flags, alone, *arguments],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
     )
 
 
@@ -183,22 +187,35 @@ def shoot(browser: str, profile: str, address: str, folder: Path) -> None:
 
 def main() -> int:
     """Check the folder that is named on the command line."""
-    parser = ArgumentParser(description="Check the built documentation in headless Chromium")
+    parser = ArgumentParser(
+        description="Check the built documentation in headless Chromium"
+    )
     parser.add_argument("folder", type=Path, help="where sphinx-build wrote the pages")
     parser.add_argument(
-        "--screenshots", type=Path, help="folder for pictures of five pages at both widths"
+        "--screenshots",
+        type=Path,
+        help="folder for pictures of five pages at both widths",
     )
     args = parser.parse_args()
     browser = next(
-        filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+        filter(
+            None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))
+        ),
+        None,
     )
     if browser is None:
         print("Chromium is needed: apt-get install chromium", file=sys.stderr)
         return 2
 
-    names = sorted(page.relative_to(args.folder).as_posix() for page in args.folder.rglob("*.html"))
-    Handler.job = json.dumps({"pages": names, "widths": WIDTHS, "columns": COLUMNS}).encode()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(args.folder)))
+    names = sorted(
+        page.relative_to(args.folder).as_posix() for page in args.folder.rglob("*.html")
+    )
+    Handler.job = json.dumps(
+        {"pages": names, "widths": WIDTHS, "columns": COLUMNS}
+    ).encode()
+    server = ThreadingHTTPServer(
+        ("127.0.0.1", 0), partial(Handler, directory=str(args.folder))
+    )
     threading.Thread(target=server.serve_forever, daemon=True).start()
     address = f"http://127.0.0.1:{server.server_address[1]}"
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
@@ -223,7 +240,9 @@ def main() -> int:
         f"{page} at {width} pixels: {problem}: {text}"
         for page, width, problem, text in Handler.found
     ]
-    problems += [f"{page}: dead link: {link}" for page, link in dead_links(args.folder, names)]
+    problems += [
+        f"{page}: dead link: {link}" for page, link in dead_links(args.folder, names)
+    ]
     print(*problems, f"{len(names)} pages, {len(problems)} problems", sep="\n")
     return 1 if problems else 0
 

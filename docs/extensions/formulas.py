@@ -7,7 +7,9 @@ import ziamath
 from docutils import nodes
 from sphinx.util import logging
 
-ziamath.config.svg2 = False  # paths instead of symbols, whose ids would repeat on a page
+ziamath.config.svg2 = (
+    False  # paths instead of symbols, whose ids would repeat on a page
+)
 PIXELS = 16.0
 logger = logging.getLogger(__name__)
 

@@ -6,9 +6,7 @@ from pathlib import Path
 from typing import Any
 
 PAGES = ("getting-started/first-federation",)
-PREPARE = (
-    'import sys\n\nsys.path.insert(0, "examples")  # start Jupyter in a clone of the repository'
-)
+PREPARE = 'import sys\n\nsys.path.insert(0, "examples")  # start Jupyter in a clone'
 FENCE = re.compile(r"^```(\S+)[^\n]*\n(.*?)^```$\n?", re.MULTILINE | re.DOTALL)
 TITLED = re.compile(r"\{\w+\}`([^`<]+?)\s*<[^`>]*>`")
 PLAIN = re.compile(r"\{\w+\}`([^`]+)`")
@@ -50,19 +48,32 @@ def notebook(page: str) -> dict[str, Any]:
     for fence in FENCE.finditer(page):
         before = markdown(page[position : fence.start()])
         shown = (
-            fence[1] == "text" and not before and bool(cells) and cells[-1]["cell_type"] == "code"
+            fence[1] == "text"
+            and not before
+            and bool(cells)
+            and cells[-1]["cell_type"] == "code"
         )
         if shown:
             lines = fence[2].splitlines(keepends=True)
-            cells[-1]["outputs"] = [{"output_type": "stream", "name": "stdout", "text": lines}]
+            cells[-1]["outputs"] = [
+                {"output_type": "stream", "name": "stdout", "text": lines}
+            ]
         else:
             add("markdown", before)
-            if fence[1] == "python" and not any(each["cell_type"] == "code" for each in cells):
+            if fence[1] == "python" and not any(
+                each["cell_type"] == "code" for each in cells
+            ):
                 add("code", PREPARE)
             add("code" if fence[1] == "python" else "markdown", fence[2].rstrip("\n"))
         position = fence.end()
     add("markdown", markdown(page[position:]))
-    language = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
+    language = {
+        "kernelspec": {
+            "display_name": "Python 3",
+            "language": "python",
+            "name": "python3",
+        }
+    }
     return {"cells": cells, "metadata": language, "nbformat": 4, "nbformat_minor": 5}
 
 
