@@ -9,9 +9,9 @@ import numpy as np
 import torch
 import torch.nn as nn
 
-import fedhpl
 import fedprompt as fp
 from embedded.tasks import Backbone, Task, load_backbone, load_task, shards
+from studies import fedhpl
 
 NAMES = ("S", "B", "L")  # three clients, three widths
 ARGS = Namespace(seed=0, rounds=2, steps=2, batch_size=64, num_prompts=8, gamma=1.0, temperature=4.5, shallow=False, teach=True, share=[])

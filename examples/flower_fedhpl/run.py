@@ -23,8 +23,8 @@ HERE = Path(__file__).resolve().parent
 sys.path += [str(HERE), str(HERE.parent)]
 
 import federation  # noqa: E402
-import fedhpl  # noqa: E402
 from launch import flower_here  # noqa: E402
+from studies import fedhpl  # noqa: E402
 
 
 def in_process() -> dict[str, dict[int, fp.Message]]:

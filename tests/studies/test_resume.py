@@ -12,14 +12,11 @@ import pytest
 import torch
 import torch.nn as nn
 
-import fedhpl
-import fedl2g
-import fedotp
 import fedprompt as fp
-import sgpt
-from memory import _folder, _restored, rounds, variant
 from runs import EXAMPLES, server
 from same import assert_same
+from studies import fedhpl, fedl2g, fedotp, sgpt
+from studies.memory import _folder, _restored, rounds, variant
 
 # A loop of one's own.
 

@@ -16,8 +16,8 @@ import fedprompt as fp
 from embedded.pixels import IMAGE_SIZE
 from embedded.tasks import Split, Task, load_task
 from embedded.zoo import GROUPS
-from memory import add_checkpoint_flag
-from report import mean_and_deviation, plt, table
+from studies.memory import add_checkpoint_flag
+from studies.report import mean_and_deviation, plt, table
 
 LAST = 5
 """How many rounds the reported accuracy is the mean of."""

@@ -2,13 +2,18 @@
 
 Ten clients, eight different networks trained from scratch, real handwritten digits::
 
-    python examples/fedl2g.py
+    python examples/studies/fedl2g.py
 
 The table of the documentation is made by ``--full``; the paper's setting, for someone with the data and a GPU, by::
 
-    python examples/fedl2g.py --group HtFE8 --dataset cifar100 --root DIR --clients 20 --alpha 0.1 --dim 512 --learning-rate 0.01 \
+    python examples/studies/fedl2g.py --group HtFE8 --dataset cifar100 --root DIR --clients 20 --alpha 0.1 --dim 512 --learning-rate 0.01 \
         --constant --methods FedL2G-f --weight 1 --guide-learning-rate 100 --rounds 1000 --warm-up 50
 """
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # `studies` and `embedded`, however this file is started
 
 from argparse import Namespace
 from collections.abc import Callable
@@ -21,11 +26,11 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch import Tensor
 
-import fedl2g_report as report
 import fedprompt as fp
 from embedded.tasks import Task
 from embedded.zoo import encoder
-from memory import rounds, variant
+from studies import fedl2g_report as report
+from studies.memory import rounds, variant
 
 Pairs = list[tuple[Tensor, Tensor]]
 

@@ -2,13 +2,18 @@
 
 Five clients, three different vision transformers, real handwritten digits::
 
-    python examples/fedhpl.py
+    python examples/studies/fedhpl.py
 
 The table of the README is made by ``--full``; the paper's setting, for someone with weights and data, by::
 
-    python examples/fedhpl.py --backbones vit_small_patch16_224,vit_base_patch16_224,vit_large_patch16_224 --pretrained \
+    python examples/studies/fedhpl.py --backbones vit_small_patch16_224,vit_base_patch16_224,vit_large_patch16_224 --pretrained \
         --dataset cifar10 --root DIR --partition iid
 """
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # `studies` and `embedded`, however this file is started
 
 from argparse import Namespace
 from collections import defaultdict
@@ -21,9 +26,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fedprompt as fp
-import report
 from embedded.tasks import Backbone, Task
-from memory import add_checkpoint_flag, rounds, variant
+from studies import report
+from studies.memory import add_checkpoint_flag, rounds, variant
 
 ROWS = {"local only": (False, []), "FedHPL": (True, []), "FedHPL +P +H": (True, ["prompts", "head"])}  # teach? and share what?
 

@@ -2,11 +2,16 @@
 
 Real handwritten digits, one tiny vision transformer that all clients share::
 
-    python examples/fewer_bytes.py
+    python examples/studies/fewer_bytes.py
 
 The table of the documentation is made by ``--full`` (three seeds, ten rounds). Clients send what they changed since the broadcast, because
 what a sparse codec leaves out is read as 0, as safetensors blobs; the server takes the mean change.
 """
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # `studies` and `embedded`, however this file is started
 
 from argparse import Namespace
 from functools import partial
@@ -19,8 +24,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 import fedprompt as fp
-import report
 from embedded.tasks import Backbone, Task
+from studies import report
 
 ROWS = {  # what stands on the wire, and whether a client remembers what it left out
     "float32, no codec": (None, False),

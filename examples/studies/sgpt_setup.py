@@ -11,7 +11,7 @@ from torch import Tensor
 import fedprompt as fp
 from embedded.shifts import Federation, Side, feature_shift, label_shift
 from embedded.tasks import Backbone, load_backbone
-from memory import add_checkpoint_flag
+from studies.memory import add_checkpoint_flag
 
 DIGITS: dict[str, Any] = {
     "backbone": "B", "ratio": 0.25, "rounds": 20, "epochs": 2, "batch_size": 32, "learning_rate": 0.05,

@@ -8,11 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-import fedhpl
-import fedl2g
 import fedprompt as fp
-import fewer_bytes
-from report import Result, mean_and_deviation, table
+from studies import fedhpl, fedl2g, fewer_bytes
+from studies.report import Result, mean_and_deviation, table
 
 RESNETS = "resnet18,resnet34,resnet50"
 VITS = "vit_small_patch16_224,vit_base_patch16_224"

@@ -2,14 +2,19 @@
 
 Twenty clients with two digits each, one global model that adapts to every image::
 
-    python examples/sgpt.py
+    python examples/studies/sgpt.py
 
 ``--shift feature`` gives each client one visual domain instead. The tables of the documentation are made by ``--full``; the paper's
 setting, for someone with weights, by::
 
-    python examples/sgpt.py --backbone vit_base_patch16_224.augreg_in21k --pretrained --dataset cifar100 --root DIR \
+    python examples/studies/sgpt.py --backbone vit_base_patch16_224.augreg_in21k --pretrained --dataset cifar100 --root DIR \
         --clients 100 --classes-per-client 10
 """
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # `studies` and `embedded`, however this file is started
 
 from argparse import Namespace
 from typing import NamedTuple
@@ -20,11 +25,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fedprompt as fp
-import sgpt_report as report
 from embedded.shifts import Federation, Side
 from embedded.tasks import Backbone
-from memory import rounds
-from sgpt_setup import flags
+from studies import sgpt_report as report
+from studies.memory import rounds
+from studies.sgpt_setup import flags
 
 
 def uncalibrated(query: Tensor, keys: Tensor, *, usage: Tensor | None = None) -> fp.Selection:

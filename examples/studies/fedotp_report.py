@@ -12,8 +12,8 @@ from torch import Tensor
 import fedprompt as fp
 from embedded.clip_tasks import ClipTask, load_task
 from embedded.data import DOMAINS
-from memory import add_checkpoint_flag
-from report import SPREAD, Result, mean_and_deviation, percent, picture, plt, table
+from studies.memory import add_checkpoint_flag
+from studies.report import SPREAD, Result, mean_and_deviation, percent, picture, plt, table
 
 COLUMNS = ("full test", "own label mix", "full test gains", "own mix gains")
 

@@ -2,11 +2,16 @@
 
 Real handwritten digits, five clients with 240 images each, one tiny vision transformer that all share::
 
-    python examples/private.py
+    python examples/studies/private.py
 
 The table of the documentation is made by ``--full`` (three seeds). A client clips and noises the gradient of every step, so that whatever
 it sends, in every round, is protected; nobody else need be trusted. Accounting is dp-accounting's.
 """
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # `studies` and `embedded`, however this file is started
 
 from argparse import Namespace
 from functools import cache, partial
@@ -21,8 +26,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 import fedprompt as fp
-import report
 from embedded.tasks import Backbone, Split, Task
+from studies import report
 
 ROWS = {"no privacy": None, "clipping alone": np.inf, "ε = 8": 8.0, "ε = 3": 3.0, "ε = 1": 1.0}
 

@@ -15,9 +15,9 @@ from torch import Tensor
 
 import fedprompt as fp
 from embedded.shifts import Federation
-from memory import variant
-from report import mean_and_deviation, percent, plt, table
-from sgpt_setup import prepare
+from studies.memory import variant
+from studies.report import mean_and_deviation, percent, plt, table
+from studies.sgpt_setup import prepare
 
 LAST = 10
 """Reported are means over so many last rounds, as in the paper."""

@@ -2,12 +2,18 @@
 
 Five clients, handwritten digits on cluttered canvases, a tiny CLIP that knows printed ones::
 
-    python examples/fedotp.py
+    python examples/studies/fedotp.py
 
 The table of the documentation is made by ``--full``; the paper's setting, for someone with weights and data, by::
 
-    python examples/fedotp.py --model ViT-B-16 --pretrained openai --dataset cifar10 --root DIR --partition pathological --clients 10
+    python examples/studies/fedotp.py --model ViT-B-16 --pretrained openai --dataset cifar10 --root DIR \
+        --partition pathological --clients 10
 """
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # `studies` and `embedded`, however this file is started
 
 from argparse import Namespace
 from collections.abc import Callable
@@ -19,10 +25,10 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch import Tensor
 
-import fedotp_report
 import fedprompt as fp
 from embedded.clip_tasks import ClipTask
-from memory import rounds, variant
+from studies import fedotp_report
+from studies.memory import rounds, variant
 
 ROWS = {  # how many contexts are shared, how many are private, and how images meet them
     "zero-shot": (0, 0, "class token"),
