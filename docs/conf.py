@@ -29,7 +29,7 @@ python_maximum_signature_line_length = 88
 # Every name of this library must resolve; names of other libraries are not linked, because that would need the network.
 nitpicky = True
 nitpick_ignore_regex = [
-    ("py:class", r"(jaxtyping|torch|numpy|nn|collections|os|typing)\..*"),
+    ("py:class", r"(jaxtyping|torch|numpy|nn|collections|matplotlib|os|typing)\..*"),
     ("py:class", r"flwr\..*"),
     ("py:class", r"Tensor|ndarray|fedprompt\.features\.MapStyle"),
     ("py:class", r"fedprompt\.(interfaces|freezing|exchange\.(cohort|receiving))\.(Value|Mean|Model|Client)"),  # type variables

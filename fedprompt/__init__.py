@@ -1,5 +1,6 @@
 """Composable pieces for federated prompt tuning in PyTorch. The loop stays yours."""
 
+from fedprompt import plots as plots
 from fedprompt.aggregation import *
 from fedprompt.backbones import *
 from fedprompt.data import *

@@ -16,7 +16,7 @@ Indices = Int64[np.ndarray, " _"]
 Generator = np.random.Generator | torch.Generator
 
 
-def numpy_generator(generator: Generator) -> np.random.Generator:
+def numpy_generator(generator: object) -> np.random.Generator:
     """Return a numpy generator as it is, or seed one with 256 bits that a torch generator draws."""
     if isinstance(generator, np.random.Generator):
         return generator

@@ -1,0 +1,318 @@
+"""Figures: the bars and images on the axes, against counts and matrices by hand."""
+
+import re
+import subprocess
+import sys
+from functools import partial
+
+import matplotlib as mpl
+import numpy as np
+import pytest
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from fedprompt import dirichlet, plots
+
+LABELS = [0, 2, 2, 1, 0, 2, 2]
+CLIENTS = [[0, 1, 2], [], [3, 4, 5, 6]]
+
+
+@pytest.fixture
+def axes() -> Axes:
+    return Figure().subplots()
+
+
+def drawn(axes: Axes) -> Axes:
+    """Render, which fails where an artist cannot be drawn."""
+    axes.figure.canvas.draw()
+    return axes
+
+
+# Partitions.
+
+
+def test_partition_stacks_the_classes_of_every_client(axes):
+    assert plots.partition(LABELS, CLIENTS, axes=axes) is axes
+    # Client 0 holds one 0 and two 2s, client 1 nothing, client 2 one 1, one 0 and two 2s.
+    heights = [[bar.get_height() for bar in bars] for bars in drawn(axes).containers]
+    assert heights == [[1, 0, 1], [0, 0, 1], [2, 0, 2]]
+    bottoms = [[bar.get_y() for bar in bars] for bars in axes.containers]
+    assert bottoms == [[0, 0, 0], [1, 0, 1], [1, 0, 2]]
+    centers = [bar.get_x() + bar.get_width() / 2 for bar in axes.containers[0]]
+    assert centers == pytest.approx([0, 1, 2])
+    assert [bars.get_label() for bars in axes.containers] == ["class 0", "class 1", "class 2"]
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("client", "samples")
+
+
+@pytest.mark.parametrize("num_classes", [1, 7, 10, 11, 40])
+def test_every_class_has_a_color_of_its_own(axes, num_classes):
+    labels = torch.arange(5 * num_classes) % num_classes
+    plots.partition(labels, [labels.argsort()], axes=axes)
+    colors = {bars.patches[0].get_facecolor() for bars in axes.containers}
+    assert len(colors) == num_classes
+
+
+def test_the_bars_of_a_client_end_at_its_number_of_samples(axes, generator):
+    labels = torch.randint(12, (300,), generator=generator)
+    clients = dirichlet(labels, 6, alpha=0.5, generator=generator)
+    plots.partition(labels, clients, axes=axes)
+    last = axes.containers[-1]
+    assert [bar.get_y() + bar.get_height() for bar in last] == [len(own) for own in clients]
+
+
+def test_labels_and_clients_come_in_any_container_and_stay_as_they_are():
+    for make in (
+        list,
+        tuple,
+        partial(np.array, dtype=int),
+        partial(torch.tensor, dtype=torch.int64),
+    ):
+        labels, clients = make(LABELS), [make(own) for own in CLIENTS]
+        axes = plots.partition(labels, clients, axes=Figure().subplots())
+        assert [bar.get_height() for bar in axes.containers[2]] == [2, 0, 2]
+        assert [int(label) for label in labels] == LABELS
+
+
+# Accuracy.
+
+
+def test_accuracy_matrix_shows_every_entry_on_a_scale_from_0_to_1(axes):
+    accuracy = torch.tensor([[0.25, 0.5, 1.0], [0.125, 0.75, 0.0]])
+    assert plots.accuracy_matrix(accuracy, axes=axes) is axes
+    (image,) = drawn(axes).images
+    assert image.get_array().tolist() == accuracy.tolist()
+    assert image.get_clim() == (0, 1)
+    # matplotlib prints row by row; 12.5 is rounded to the even 12.
+    assert [text.get_text() for text in axes.texts] == ["25", "50", "100", "12", "75", "0"]
+    assert [text.get_position() for text in axes.texts][:4] == [(0, 0), (1, 0), (2, 0), (0, 1)]
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("test set of client", "model of client")
+
+
+@pytest.mark.parametrize(("clients", "printed"), [(12, 144), (13, 0)])
+def test_large_matrices_are_not_annotated(axes, clients, printed):
+    plots.accuracy_matrix(torch.full((clients, clients), 0.5), axes=axes)
+    assert len(axes.texts) == printed
+
+
+# Transport plans.
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [torch.tensor([0.1, 0.2, 0.3, 0.4]), torch.tensor([[0.1, 0.2], [0.3, 0.4]])],
+    ids=["patches", "grid"],
+)
+@pytest.mark.parametrize("channels", [(), (1,), (3,)], ids=str)
+def test_transport_plan_covers_the_image_patch_by_patch(axes, plan, channels):
+    image = torch.arange(48.0).reshape(6, 8).expand(*channels, 6, 8)
+    assert plots.transport_plan(plan, image, axes=axes) is axes
+    picture, layer = drawn(axes).images
+    np.testing.assert_allclose(picture.get_array(), np.arange(48).reshape(6, 8) / 47)
+    np.testing.assert_allclose(layer.get_array(), [[0.1, 0.2], [0.3, 0.4]], rtol=1e-6)
+    assert list(layer.get_extent()) == list(picture.get_extent()) == [-0.5, 7.5, 5.5, -0.5]
+    assert layer.get_clim() == pytest.approx((0, 0.4))
+    assert 0 < layer.get_alpha() < 1
+
+
+def test_an_image_of_one_value_is_black_and_not_nan(axes):
+    plots.transport_plan(torch.ones(4), torch.full((3, 4, 4), 7.0), axes=axes)
+    assert drawn(axes).images[0].get_array().tolist() == [[0.0] * 4] * 4
+
+
+# Groups.
+
+
+def test_group_usage_of_one_period_is_a_bar_for_each_share(axes):
+    assert plots.group_usage(torch.tensor([30, 0, 6, 4]), axes=axes) is axes
+    assert [bar.get_height() for bar in drawn(axes).patches] == [0.75, 0, 0.15, 0.1]
+    (equal,) = axes.lines
+    assert set(equal.get_ydata()) == {0.25}
+
+
+def test_group_usage_over_rounds_is_a_band_for_each_group(axes):
+    plots.group_usage(torch.tensor([[3.0, 1.0, 0.0], [1.0, 1.0, 2.0]]), axes=axes)
+    drawn(axes)
+    # Shares .75 .25 0 and .25 .25 .5: the upper edges are their sums from the first group on.
+    for band, edges in zip(axes.collections, [(0.75, 0.25), (1.0, 0.5), (1.0, 1.0)], strict=True):
+        points = band.get_paths()[0].vertices
+        for position, edge in zip((1, 2), edges, strict=True):
+            assert points[points[:, 0] == position, 1].max() == pytest.approx(edge)
+    assert axes.get_ylim() == (0, 1)
+
+
+# Together.
+
+CALLS = {
+    "partition": lambda axes: plots.partition(LABELS, CLIENTS, axes=axes),
+    "accuracy_matrix": lambda axes: plots.accuracy_matrix(torch.eye(2), axes=axes),
+    "transport_plan": lambda axes: plots.transport_plan(torch.eye(2), torch.eye(4), axes=axes),
+    "group_usage": lambda axes: plots.group_usage(torch.ones(3), axes=axes),
+}
+
+
+def test_every_figure_is_in_the_table():
+    assert sorted(CALLS) == plots.__all__
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_matplotlibs_settings_stay_as_they_are(call, axes):
+    before = dict(mpl.rcParams)
+    call(axes)
+    assert dict(mpl.rcParams) == before
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+@pytest.mark.parametrize(
+    ("axes", "got"),
+    [(None, "None (NoneType)"), (Figure(), "a Figure"), (Figure().subplots(2), "a object array")],
+    ids=["none", "figure", "several"],
+)
+def test_anything_but_one_axes_is_refused_by_name(call, axes, got):
+    rule = "`axes` must be one matplotlib Axes, such as figure.subplots(); got "
+    with pytest.raises(TypeError, match=re.escape(rule)):
+        call(axes)
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("draw", "arguments", "error", "message"),
+    [
+        (
+            "partition",
+            ([], [[]]),
+            ValueError,
+            "`labels` must hold at least one class, none of them negative; got none.",
+        ),
+        (
+            "partition",
+            ([0, -1], [[0]]),
+            ValueError,
+            "`labels` must hold at least one class, none of them negative; got -1.",
+        ),
+        (
+            "partition",
+            ([0.5], [[0]]),
+            TypeError,
+            "`labels` must be integers of shape (samples,); got [0.5] (list).",
+        ),
+        (
+            "partition",
+            (LABELS, []),
+            TypeError,
+            "`clients` must be a list with the positions of at least one client; got [] (list).",
+        ),
+        ("partition", (LABELS, np.eye(3)), TypeError, "got a float64 array of shape (3, 3)."),
+        (
+            "partition",
+            (LABELS, [[0], [7]]),
+            ValueError,
+            "`clients[1]` must lie in [0, 7), the positions in `labels`; got values from 7 to 7.",
+        ),
+        (
+            "partition",
+            (LABELS, [[-1]]),
+            ValueError,
+            "`clients[0]` must lie in [0, 7), the positions in `labels`; got values from -1 to -1.",
+        ),
+        (
+            "partition",
+            (LABELS, [0, 1]),
+            TypeError,
+            "`clients[0]` must be integers of shape (samples,); got 0 (int).",
+        ),
+        (
+            "partition",
+            (LABELS, [[True]]),
+            TypeError,
+            "`clients[0]` must be integers of shape (samples,); got [True] (list).",
+        ),
+        (
+            "accuracy_matrix",
+            ([[1.0]],),
+            TypeError,
+            "`accuracy` must be a tensor of real numbers (clients, tests); got [[1.0]] (list).",
+        ),
+        (
+            "accuracy_matrix",
+            (torch.ones(3),),
+            ValueError,
+            "`accuracy` must have shape (clients, tests) without an empty axis; got (3,).",
+        ),
+        ("accuracy_matrix", (torch.ones(0, 3),), ValueError, "got (0, 3)."),
+        (
+            "accuracy_matrix",
+            (torch.tensor([[50.0, 1]]),),
+            ValueError,
+            "`accuracy` must lie in [0, 1]; got values from 1 to 50.",
+        ),
+        (
+            "accuracy_matrix",
+            (torch.tensor([[torch.nan]]),),
+            ValueError,
+            "`accuracy` must be finite; got 1 entries of 1 that are not.",
+        ),
+        (
+            "transport_plan",
+            (torch.ones(5), torch.eye(4)),
+            ValueError,
+            "`plan` must have a square number of patches, or shape (rows, columns); got 5.",
+        ),
+        (
+            "transport_plan",
+            (-torch.ones(4), torch.eye(4)),
+            ValueError,
+            "`plan` must be at least 0; got -1.0.",
+        ),
+        (
+            "transport_plan",
+            (torch.ones(4), torch.ones(4, 8, 8)),
+            ValueError,
+            "`image` must have shape (3, height, width), (1, height, width)",
+        ),
+        (
+            "transport_plan",
+            (torch.ones(4), np.eye(4)),
+            TypeError,
+            "`image` must be a tensor of real numbers",
+        ),
+        (
+            "group_usage",
+            (torch.zeros(3),),
+            ValueError,
+            "`counts` must be at least 0, and positive for one group of each row; got only zeros",
+        ),
+        (
+            "group_usage",
+            (torch.tensor([2.0, -1.0]),),
+            ValueError,
+            "and positive for one group of each row; got a negative one.",
+        ),
+        (
+            "group_usage",
+            ([1, 2],),
+            TypeError,
+            "`counts` must be a tensor of real numbers (groups,) or (rounds, groups); got [1, 2] (list).",
+        ),
+    ],
+)
+def test_bad_data_is_refused_by_name_and_nothing_is_drawn(axes, draw, arguments, error, message):
+    before = len(axes.get_children())
+    with pytest.raises(error, match=re.escape(message)):
+        getattr(plots, draw)(*arguments, axes=axes)
+    assert len(axes.get_children()) == before
+
+
+def test_without_matplotlib_the_error_says_what_to_install():
+    program = """
+import sys
+sys.modules["matplotlib"] = sys.modules["matplotlib.axes"] = None
+import torch, fedprompt
+try:
+    fedprompt.plots.group_usage(torch.ones(2), axes=None)
+except ImportError as error:
+    print(error)
+"""
+    printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert printed == "`fedprompt.plots` needs matplotlib: pip install 'fedprompt[plots]'\n"
