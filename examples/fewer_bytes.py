@@ -1,0 +1,77 @@
+"""Fewer bytes: FedAvg with a codec between each client and the server.
+
+Five clients average prompts and a head. They send what they changed since the broadcast, in
+whole numbers of 8 bits or as the largest tenth of the numbers; what is left out is added to the
+next message (error feedback)::
+
+    python examples/fewer_bytes.py
+"""
+
+from functools import partial
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+from torch import Tensor
+from tqdm import tqdm
+
+import digits
+import fedprompt as fp
+from embedded.vit import load_vit
+
+NUM_CLIENTS = 5
+CODECS = {"float32": None, "int8": fp.int8_codec(), "top 10 %": fp.top_k_codec(fraction=0.1)}
+
+
+def federate(federation: digits.Federation, name: str) -> tuple[float, int]:
+    """Return the accuracy after the last round, and the bytes that one client sends in it."""
+    codec = CODECS[name]
+    torch.manual_seed(0)
+    trunk = fp.vit_trunk(load_vit("B"))
+    prompts = fp.DeepPrompts(8, trunk.dim, trunk.depth, patch_size=4)
+    model = nn.ModuleDict({"prompts": prompts, "head": nn.Linear(trunk.dim, 10)})
+
+    def predict(images: Tensor) -> Tensor:
+        return model["head"](fp.encode_prompted(trunk, images, model["prompts"]()).pooled)
+
+    values, server = fp.snapshot(model), fp.descend(partial(torch.optim.SGD, lr=1.0))
+    state, memory = server.init(values), {}
+    for server_round in (bar := tqdm(range(federation.rounds), name, unit="round")):
+        payloads = []
+        for client in range(NUM_CLIENTS):
+            fp.load(model, values)
+            optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+            for images, labels in federation.batches(client, server_round):
+                loss = F.cross_entropy(predict(images), labels)
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+            new = fp.collect(model, weight=len(federation.shards[client]))
+            change = message = {
+                key: entry._replace(value=values[key] - entry.value) for key, entry in new.items()
+            }
+            if codec is not None:
+                left_out = memory[client] if client in memory else codec.init(change)
+                message, memory[client] = codec.encode(change, left_out)
+                change = codec.decode(message, like=change)  # on the server
+            payloads.append(change)
+        values, state = server.step(values, fp.weighted_mean(payloads), state)
+        fp.load(model, values)
+        accuracy = federation.accuracy(predict)
+        bar.write(f"{name}, round {server_round + 1}: {100 * accuracy:.1f} %")
+    return accuracy, fp.num_bytes(message)
+
+
+def main() -> None:
+    quick = digits.parser(__doc__).parse_args().quick
+    split = partial(fp.dirichlet, num_clients=NUM_CLIENTS, alpha=0.3, min_size=20)
+    federation = digits.federation(split, rounds=6, steps=12, quick=quick)
+    runs = {name: federate(federation, name) for name in CODECS}
+    parts = [
+        f"{name} {100 * accuracy:.1f} % for {sent:,}" for name, (accuracy, sent) in runs.items()
+    ]
+    print(f"Accuracy, and bytes that a client sends in a round: {'; '.join(parts)}.")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,57 @@
+"""The plain loops learn, print the same twice, and are as short as the documentation says."""
+
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+LOOPS = ("fedavg", "fedhpl", "fedl2g", "fedotp", "fewer_bytes", "private", "sgpt")
+FLAGS = {"private": ("--seed", "0")}  # noise is secret otherwise
+NUM_RUNS = {"fedavg": 1, "sgpt": 1, "fewer_bytes": 3}  # the others compare two
+
+
+@pytest.fixture
+def run(monkeypatch, capsys, tmp_path):
+    def run(name: str) -> list[str]:
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr("sys.argv", [f"{name}.py", "--quick", *FLAGS.get(name, ())])
+        importlib.import_module(name).main()
+        return capsys.readouterr().out.splitlines()
+
+    return run
+
+
+def accuracies(lines: list[str]) -> list[float]:
+    """Accuracy in % after each round."""
+    found = [re.fullmatch(r"(.*, )?round \d+: (\d+\.\d) %", line) for line in lines]
+    assert all(found), lines
+    return [float(match[2]) for match in found]
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_a_quick_run_learns_and_ends_with_one_line_that_says_how_well(name, run, tmp_path):
+    *rounds, last = run(name)
+    values = accuracies(rounds)
+    assert len(values) == 2 * NUM_RUNS.get(name, 2)
+    assert min(values[1::2]) > 20  # ten classes: guessing gives 10
+    assert f"{values[-1]:.1f} %" in last
+    written = [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()]
+    assert written == (["out/fedhpl.png"] if name == "fedhpl" else [])
+
+
+@pytest.mark.parametrize(
+    "name",
+    [name if name == "sgpt" else pytest.param(name, marks=pytest.mark.slow) for name in LOOPS],
+)
+def test_two_runs_print_the_same(name, run):
+    assert run(name) == run(name)
+
+
+def test_every_loop_is_in_the_list_and_at_most_a_hundred_lines_long():
+    loops = {path.stem: path.read_text() for path in EXAMPLES.glob("*.py") if path.stem != "digits"}
+    assert sorted(loops) == sorted(LOOPS)
+    for name, text in loops.items():
+        assert text.count("\n") <= 100, name
+        assert max(map(len, text.splitlines())) <= 100, name
