@@ -20,42 +20,92 @@ COLUMNS = ("full test", "own label mix", "full test gains", "own mix gains")
 
 def flags(description: str) -> argparse.ArgumentParser:
     """Make a parser with the flags of an example with CLIP."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument("--partition", choices=("iid", "dirichlet", "pathological", "domain", "both"), default="dirichlet")
-    parser.add_argument("--alpha", type=float, default=0.3, help="concentration of dirichlet and both: small is uneven")
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    parser.add_argument(
+        "--partition",
+        choices=("iid", "dirichlet", "pathological", "domain", "both"),
+        default="dirichlet",
+    )
+    parser.add_argument(
+        "--alpha",
+        type=float,
+        default=0.3,
+        help="concentration of dirichlet and both: small is uneven",
+    )
     parser.add_argument("--classes-per-client", type=int, default=2, help="of pathological")
-    parser.add_argument("--clients", type=int, default=5, help="domain has one for each domain, both has two")
+    parser.add_argument(
+        "--clients", type=int, default=5, help="domain has one for each domain, both has two"
+    )
     parser.add_argument("--rounds", type=int, help="default: the task's recipe")
-    parser.add_argument("--steps", type=int, help="a round, for each client; default: the task's recipe")
-    parser.add_argument("--epochs", type=int, default=5, help="a round, where there is no number of steps")
+    parser.add_argument(
+        "--steps", type=int, help="a round, for each client; default: the task's recipe"
+    )
+    parser.add_argument(
+        "--epochs", type=int, default=5, help="a round, where there is no number of steps"
+    )
     parser.add_argument("--batch-size", type=int, help="default: the task's recipe")
-    parser.add_argument("--every", type=int, default=5, help="test every so many rounds, and after the last")
+    parser.add_argument(
+        "--every", type=int, default=5, help="test every so many rounds, and after the last"
+    )
     parser.add_argument("--num-context", type=int, default=16, help="tokens of a context")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
-        "--dataset", default="digits", help="digits, cifar10, cifar100, or folders with train/ and test/: one for each domain"
+        "--dataset",
+        default="digits",
+        help="digits, cifar10, cifar100, or folders with train/ and test/: one for each domain",
     )
     domains = {"type": lambda names: names.split(","), "default": ["inverted"]}
     parser.add_argument("--domains", help=f"of the digits: some of {','.join(DOMAINS)}", **domains)
-    parser.add_argument("--smallest", type=float, default=16, help="side of the smallest digit on its canvas of 32 pixels")
-    parser.add_argument("--largest", type=float, default=24, help="side of the largest; 32 leaves no room for clutter")
+    parser.add_argument(
+        "--smallest",
+        type=float,
+        default=16,
+        help="side of the smallest digit on its canvas of 32 pixels",
+    )
+    parser.add_argument(
+        "--largest",
+        type=float,
+        default=24,
+        help="side of the largest; 32 leaves no room for clutter",
+    )
     parser.add_argument("--root", default=".", help="where data lies or is downloaded to")
-    parser.add_argument("--model", default="ViT-B-16", help="of open_clip, for other data than digits")
-    parser.add_argument("--pretrained", help="its weights, such as openai; without, they are random")
+    parser.add_argument(
+        "--model", default="ViT-B-16", help="of open_clip, for other data than digits"
+    )
+    parser.add_argument(
+        "--pretrained", help="its weights, such as openai; without, they are random"
+    )
     parser.add_argument("--image-size", type=int, help="pixels; default: the model's own")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--quick", action="store_true", help="two rounds of two steps, to see that it runs")
-    parser.add_argument("--full", action="store_true", help="the table of the documentation: three seeds, all rows")
+    parser.add_argument(
+        "--quick", action="store_true", help="two rounds of two steps, to see that it runs"
+    )
+    parser.add_argument(
+        "--full", action="store_true", help="the table of the documentation: three seeds, all rows"
+    )
     add_checkpoint_flag(parser)
-    parser.add_argument("--out", type=Path, default=Path("out"), help="folder for pictures and tables")
+    parser.add_argument(
+        "--out", type=Path, default=Path("out"), help="folder for pictures and tables"
+    )
     return parser
 
 
 def prepare(args: argparse.Namespace) -> tuple[ClipTask, list[np.ndarray], argparse.Namespace]:
     """Load the task, split it over clients, and fill in from its recipe what the flags leave open."""
-    torch.set_num_threads(1 if args.dataset == "digits" else torch.get_num_threads())  # threads only wait in models this tiny
+    torch.set_num_threads(
+        1 if args.dataset == "digits" else torch.get_num_threads()
+    )  # threads only wait in models this tiny
     task = load_task(args)
-    args = argparse.Namespace(**vars(args) | {name: value for name, value in task.recipe._asdict().items() if vars(args).get(name) is None})
+    args = argparse.Namespace(
+        **vars(args)
+        | {
+            name: value
+            for name, value in task.recipe._asdict().items()
+            if vars(args).get(name) is None
+        }
+    )
     if args.quick:
         args.rounds, args.steps, task = 2, 2, task._replace(test=task.test.first(100))
     return task, task.shards(args), args
@@ -70,7 +120,9 @@ class Run(NamedTuple):
 
 
 def run(
-    federate: Callable[..., tuple[torch.nn.ModuleList, dict[int, Tensor], fp.Ledger]], names: Sequence[str], args: argparse.Namespace
+    federate: Callable[..., tuple[torch.nn.ModuleList, dict[int, Tensor], fp.Ledger]],
+    names: Sequence[str],
+    args: argparse.Namespace,
 ) -> tuple[ClipTask, dict[str, Run]]:
     """Call `federate(name, task, shards, args)` for each name on one split of the data.
 
@@ -79,27 +131,48 @@ def run(
         names: Of the rows.
         args: The flags; what they leave open comes from the task's recipe.
     """
-    torch.set_num_threads(1 if args.dataset == "digits" else torch.get_num_threads())  # threads only wait in models this tiny
+    torch.set_num_threads(
+        1 if args.dataset == "digits" else torch.get_num_threads()
+    )  # threads only wait in models this tiny
     task = load_task(args)
-    args = argparse.Namespace(**vars(args) | {name: value for name, value in task.recipe._asdict().items() if vars(args).get(name) is None})
+    args = argparse.Namespace(
+        **vars(args)
+        | {
+            name: value
+            for name, value in task.recipe._asdict().items()
+            if vars(args).get(name) is None
+        }
+    )
     if args.quick:
         args.rounds, args.steps, task = 2, 2, task._replace(test=task.test.first(100))
     shards = task.shards(args)
     num_test = task.counts(task.test)
-    holdings = np.stack([task.counts(task.train, shard) * (num_test > 0) for shard in shards])  # of what can be tested
+    holdings = np.stack(
+        [task.counts(task.train, shard) * (num_test > 0) for shard in shards]
+    )  # of what can be tested
     runs = {}
     for name in names:
         clients, history, ledger = federate(name, task, shards, args)
-        runs[name] = Run(clients, list(history), Result(holdings, num_test, torch.stack([*history.values()]), ledger))
+        runs[name] = Run(
+            clients,
+            list(history),
+            Result(holdings, num_test, torch.stack([*history.values()]), ledger),
+        )
     return task, runs
 
 
 def against(runs: Sequence[Mapping[str, Run]], baseline: str) -> list[list[str]]:
     """Write for each method the mean and deviation over seeds of `COLUMNS`, the last two minus the baseline's, seed by seed."""
-    figures = {name: np.array([each[name].result.spread() for each in runs])[:, [1, 3]] for name in runs[0]}
+    figures = {
+        name: np.array([each[name].result.spread() for each in runs])[:, [1, 3]] for name in runs[0]
+    }
     lines = []
     for name, values in figures.items():
-        gains = ["", ""] if name == baseline else map(mean_and_deviation, (values - figures[baseline]).T)
+        gains = (
+            ["", ""]
+            if name == baseline
+            else map(mean_and_deviation, (values - figures[baseline]).T)
+        )
         lines.append([name, *map(mean_and_deviation, values.T), *gains])
     return lines
 
@@ -107,15 +180,28 @@ def against(runs: Sequence[Mapping[str, Run]], baseline: str) -> list[list[str]]
 def summary(runs: Mapping[str, Run], out: Path) -> str:
     """Write the picture of accuracies and the ledgers to a folder, and the tables as text."""
     first = next(iter(runs.values()))
-    picture(out / "fedotp.png", first.result.holdings, {name: each.result.over_rounds() for name, each in runs.items()}, first.rounds)
+    picture(
+        out / "fedotp.png",
+        first.result.holdings,
+        {name: each.result.over_rounds() for name, each in runs.items()},
+        first.rounds,
+    )
     for name, each in runs.items():
         if each.result.ledger.entries:
-            each.result.ledger.to_csv(out / f"{name.replace(',', '').replace(' ', '_').lower()}.csv")
-    sent = [[name, *(each.result.ledger.total(direction=way) for way in ("up", "down"))] for name, each in runs.items()]
+            each.result.ledger.to_csv(
+                out / f"{name.replace(',', '').replace(' ', '_').lower()}.csv"
+            )
+    sent = [
+        [name, *(each.result.ledger.total(direction=way) for way in ("up", "down"))]
+        for name, each in runs.items()
+    ]
     return "\n".join(
         [
             "Accuracy after the last round, % of the full test set over clients:",
-            table(["method", *SPREAD], [[name, *map(percent, each.result.spread())] for name, each in runs.items()]),
+            table(
+                ["method", *SPREAD],
+                [[name, *map(percent, each.result.spread())] for name, each in runs.items()],
+            ),
             "\nBytes sent, all clients and rounds:",
             table(["method", "up", "down"], sent),
             f"\nPictures and ledgers: {out}/",
@@ -123,7 +209,9 @@ def summary(runs: Mapping[str, Run], out: Path) -> str:
     )
 
 
-def draw_plans(plans: Callable[..., Mapping[float, Tensor]], task: ClipTask, result: Result, out: Path) -> None:
+def draw_plans(
+    plans: Callable[..., Mapping[float, Tensor]], task: ClipTask, result: Result, out: Path
+) -> None:
     """Draw where the shared and the private context of client 0 look, in a test image of its commonest class and in one of its rarest.
 
     Args:
@@ -141,7 +229,11 @@ def draw_plans(plans: Callable[..., Mapping[float, Tensor]], task: ClipTask, res
         name = task.names.names[int(task.test.labels[index])]
         axes[0].imshow(image, cmap="gray")
         axes[0].set_title(f'"{name}": {held[cell]} held', size=7)
-        panels = [(mass, context, plan[:, context]) for mass, plan in plans(index=index).items() for context in range(2)]
+        panels = [
+            (mass, context, plan[:, context])
+            for mass, plan in plans(index=index).items()
+            for context in range(2)
+        ]
         for axis, (mass, context, shares) in zip(axes[1:], panels, strict=True):
             side = round(len(shares) ** 0.5)
             shown = axis.imshow(shares.reshape(side, side).numpy(), cmap="magma", vmin=0, vmax=1)

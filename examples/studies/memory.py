@@ -34,16 +34,24 @@ def rounds(memory: Namespace, count: int, name: str, args: Namespace) -> tqdm:
         args: The flags; a run with others cannot go on.
     """
     directory, start = None if args.checkpoint is None else args.checkpoint / _folder(name), 0
-    made = {flag: str(value) for flag, value in vars(args).items() if flag not in NO_MATTER} | {"memory": ", ".join(vars(memory))}
+    made = {flag: str(value) for flag, value in vars(args).items() if flag not in NO_MATTER} | {
+        "memory": ", ".join(vars(memory))
+    }
     saved = None if directory is None else fp.load_checkpoint(directory, default=None)
     for attribute, thing in vars(memory).items():
         if directory is not None and isinstance(thing, fp.Ledger):
             thing.path = directory / f"{attribute}.jsonl"
     if saved is not None:
-        differ = {flag: saved["made"].get(flag) for flag in made | saved["made"] if saved["made"].get(flag) != made.get(flag)}
+        differ = {
+            flag: saved["made"].get(flag)
+            for flag in made | saved["made"]
+            if saved["made"].get(flag) != made.get(flag)
+        }
         if differ:
             now = {flag: made.get(flag) for flag in differ}
-            raise ValueError(f"`--checkpoint` must hold a run with the flags of this one, {now}; got {differ} in {directory}.")
+            raise ValueError(
+                f"`--checkpoint` must hold a run with the flags of this one, {now}; got {differ} in {directory}."
+            )
         start = saved["rounds"]
         for attribute, state in saved["memory"].items():
             setattr(memory, attribute, _restored(getattr(memory, attribute), state))
@@ -54,9 +62,20 @@ def rounds(memory: Namespace, count: int, name: str, args: Namespace) -> tqdm:
         for server_round in range(start, count):
             yield server_round
             if directory is not None:
-                streams = torch.get_rng_state(), torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+                streams = (
+                    torch.get_rng_state(),
+                    torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [],
+                )
                 states = {attribute: _state(thing) for attribute, thing in vars(memory).items()}
-                fp.save_checkpoint({"made": made, "rounds": server_round + 1, "streams": streams, "memory": states}, directory)
+                fp.save_checkpoint(
+                    {
+                        "made": made,
+                        "rounds": server_round + 1,
+                        "streams": streams,
+                        "memory": states,
+                    },
+                    directory,
+                )
 
     return tqdm(remembered(), desc=name, unit="round", total=count, initial=start)
 
@@ -64,7 +83,11 @@ def rounds(memory: Namespace, count: int, name: str, args: Namespace) -> tqdm:
 def variant(args: Namespace, **flags: Any) -> Namespace:
     """Change some flags; where there are checkpoints, those of the variant lie in a folder named after them."""
     folder = _folder(" ".join(f"{flag}={value}" for flag, value in flags.items()))
-    return Namespace(**vars(args) | flags | {"checkpoint": None if args.checkpoint is None else args.checkpoint / folder})
+    return Namespace(
+        **vars(args)
+        | flags
+        | {"checkpoint": None if args.checkpoint is None else args.checkpoint / folder}
+    )
 
 
 def _folder(name: str) -> str:

@@ -11,9 +11,12 @@ it sends, in every round, is protected; nobody else need be trusted. Accounting 
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # `studies` and `embedded`, however this file is started
+sys.path.insert(
+    0, str(Path(__file__).resolve().parents[1])
+)  # `studies` and `embedded`, however this file is started
 
 from argparse import Namespace
+from collections.abc import Callable
 from functools import cache, partial
 
 import dp_accounting
@@ -41,21 +44,32 @@ def training(multiplier: float, *, rate: float, steps: int) -> dp_accounting.DpE
 @cache
 def multiplier_for(epsilon: float, *, delta: float, rate: float, steps: int) -> float:
     """The noise that so many steps need; a coarse grid errs on the side of more."""
-    accountant, bracket = partial(PLDAccountant, value_discretization_interval=1e-3), dp_accounting.ExplicitBracketInterval(0.3, 100)
-    return dp_accounting.calibrate_dp_mechanism(accountant, partial(training, rate=rate, steps=steps), epsilon, delta, bracket)
+    accountant, bracket = (
+        partial(PLDAccountant, value_discretization_interval=1e-3),
+        dp_accounting.ExplicitBracketInterval(0.3, 100),
+    )
+    return dp_accounting.calibrate_dp_mechanism(
+        accountant, partial(training, rate=rate, steps=steps), epsilon, delta, bracket
+    )
 
 
 def logits(model: nn.Module, backbone: Backbone, images: Tensor) -> Tensor:
     return model["head"](fp.encode_prompted(backbone.encoder, images, model["prompts"]()).pooled)
 
 
-def batch_of(split: Split, indices: Tensor, generator: torch.Generator, device: torch.device) -> tuple[Tensor, Tensor]:
+def batch_of(
+    split: Split, indices: Tensor, generator: torch.Generator, device: torch.device
+) -> tuple[Tensor, Tensor]:
     """Varied images and their labels; there may be none."""
     images, labels = split.dataset[indices]
-    return (split.augment(images, generator) if len(indices) else images).to(device), labels.to(device)
+    return (split.augment(images, generator) if len(indices) else images).to(device), labels.to(
+        device
+    )
 
 
-def gradient(model, backbone, batch, *, max_norm, multiplier, expected, generator) -> dict[str, Tensor]:
+def gradient(
+    model, backbone, batch, *, max_norm, multiplier, expected, generator
+) -> dict[str, Tensor]:
     """The noisy mean of every image's own clipped gradient; for `max_norm` None the plain mean."""
     images, labels = batch
     copies = fp.per_sample(model, len(images))
@@ -64,46 +78,84 @@ def gradient(model, backbone, batch, *, max_norm, multiplier, expected, generato
     if max_norm is None:
         return {name: each.sum(0) / expected for name, each in own.items()}
     total = fp.clipped_sum(own, max_norm=max_norm)
-    return fp.noisy_mean(total, multiplier=multiplier, max_norm=max_norm, expected_batch_size=expected, generator=generator)
+    return fp.noisy_mean(
+        total,
+        multiplier=multiplier,
+        max_norm=max_norm,
+        expected_batch_size=expected,
+        generator=generator,
+    )
 
 
-def federate(name: str, task: Task, backbones: list[Backbone], shards: list[np.ndarray], args: Namespace) -> tuple[Tensor, fp.Ledger]:
+def client_round(
+    model: nn.ModuleDict,
+    backbone: Backbone,
+    task: Task,
+    shard: Tensor,
+    optimizer: torch.optim.Optimizer,
+    stream: Callable[..., torch.Generator],
+    private: dict[str, float | None],
+    args: Namespace,
+) -> dict[str, fp.Weighted]:
+    """Take private steps on Poisson batches of a client's images; return its upload."""
+    draw, vary = stream(purpose="batches"), stream(purpose="augmentation")
+    noise = {"generator": stream(purpose="noise"), "expected": args.rate * len(shard)}
+    for _ in range(args.steps):
+        chosen = shard[fp.poisson_batch(len(shard), rate=args.rate, generator=draw)]
+        batch = batch_of(task.train, chosen, vary, args.device)
+        mean = gradient(model, backbone, batch, **noise, **private)
+        for key, parameter in model.named_parameters():
+            parameter.grad = mean[key].to(parameter)
+        optimizer.step()
+    return fp.collect(model, weight=1)
+
+
+def federate(
+    name: str, task: Task, backbones: list[Backbone], shards: list[np.ndarray], args: Namespace
+) -> tuple[Tensor, fp.Ledger]:
     """Run one row of the table; return accuracy (rounds, 1, classes) and what was sent."""
     epsilon, backbone = ROWS[name], backbones[0]
-    steps = args.rounds * args.steps
-    multiplier = multiplier_for(epsilon, delta=args.delta, rate=args.rate, steps=steps) if epsilon and epsilon < np.inf else 0.0
+    multiplier = 0.0
+    if epsilon and epsilon < np.inf:
+        sampled = {"rate": args.rate, "steps": args.rounds * args.steps}
+        multiplier = multiplier_for(epsilon, delta=args.delta, **sampled)
     private = {"max_norm": args.max_norm if epsilon else None, "multiplier": multiplier}
     torch.manual_seed(args.seed)
-    prompts = fp.DeepPrompts(args.num_prompts, backbone.dim, backbone.encoder.depth, patch_size=backbone.patch_size)
-    model = nn.ModuleDict({"prompts": prompts, "head": nn.Linear(backbone.dim, task.num_classes)}).to(args.device)
+    prompts = fp.DeepPrompts(
+        args.num_prompts, backbone.dim, backbone.encoder.depth, patch_size=backbone.patch_size
+    )
+    head = nn.Linear(backbone.dim, task.num_classes)
+    model = nn.ModuleDict({"prompts": prompts, "head": head}).to(args.device)
     values, history, ledger = fp.snapshot(model), [], fp.Ledger()
-    for server_round in tqdm(range(args.rounds), desc=f"{name}, noise {multiplier:.2f}", unit="round"):
+    described = f"{name}, noise {multiplier:.2f}"
+    for server_round in tqdm(range(args.rounds), desc=described, unit="round"):
         uploads = []
         for k, shard in enumerate(map(torch.as_tensor, shards)):
             fp.load(model, values)
             scale = (1 + np.cos(np.pi * server_round / args.rounds)) / 2
-            optimizer = torch.optim.SGD(model.parameters(), lr=scale * (args.learning_rate if epsilon else args.plain_learning_rate))
+            rate = args.learning_rate if epsilon else args.plain_learning_rate
+            optimizer = torch.optim.SGD(model.parameters(), lr=scale * rate)
             stream = partial(fp.stream_generator, args.seed, server_round=server_round, client=k)
-            draw, vary, noise = stream(purpose="batches"), stream(purpose="augmentation"), stream(purpose="noise")
-            for _ in range(args.steps):
-                batch = batch_of(task.train, shard[fp.poisson_batch(len(shard), rate=args.rate, generator=draw)], vary, args.device)
-                mean = gradient(model, backbone, batch, expected=args.rate * len(shard), generator=noise, **private)
-                for key, parameter in model.named_parameters():
-                    parameter.grad = mean[key].to(parameter)
-                optimizer.step()
-            uploads.append(fp.collect(model, weight=1))
+            uploads.append(
+                client_round(model, backbone, task, shard, optimizer, stream, private, args)
+            )
             ledger.record(uploads[-1], direction="up", client=k, server_round=server_round)
         values = {key: mean.value for key, mean in fp.weighted_mean(uploads).items()}
         fp.load(model, values)
-        history.append(report.class_accuracy(partial(logits, model, backbone), task, args.device)[None])
+        predict = partial(logits, model, backbone)
+        history.append(report.class_accuracy(predict, task, args.device)[None])
     return torch.stack(history), ledger
 
 
 def main() -> None:
     parser = report.flags("DP-SGD on prompts")
-    parser.add_argument("--rate", type=float, default=0.2, help="the chance of each image to be in a batch")
+    parser.add_argument(
+        "--rate", type=float, default=0.2, help="the chance of each image to be in a batch"
+    )
     parser.add_argument("--max-norm", type=float, default=1.0, help="of one image's gradient")
-    parser.add_argument("--learning-rate", type=float, default=3.0, help="where gradients are clipped")
+    parser.add_argument(
+        "--learning-rate", type=float, default=3.0, help="where gradients are clipped"
+    )
     parser.add_argument("--plain-learning-rate", type=float, default=0.9, help="where they are not")
     parser.add_argument("--delta", type=float, default=1e-4)
     parser.set_defaults(backbones=["B"], partition="iid", rounds=10, steps=4, num_prompts=4)
@@ -111,10 +163,18 @@ def main() -> None:
     if args.dataset != "digits":
         parser.error("batches are drawn from tensors: this example knows the digits alone")
     results = [
-        report.run(federate, list(ROWS), Namespace(**vars(args) | {"seed": seed})) for seed in (range(3) if args.full else [args.seed])
+        report.run(federate, list(ROWS), Namespace(**vars(args) | {"seed": seed}))
+        for seed in (range(3) if args.full else [args.seed])
     ]
-    accuracy = {name: [result[name].over_rounds()[-1, 0].item() for result in results] for name in ROWS}
-    print(report.table(["", "accuracy"], [[name, report.mean_and_deviation(values)] for name, values in accuracy.items()]))
+    accuracy = {
+        name: [result[name].over_rounds()[-1, 0].item() for result in results] for name in ROWS
+    }
+    print(
+        report.table(
+            ["", "accuracy"],
+            [[name, report.mean_and_deviation(values)] for name, values in accuracy.items()],
+        )
+    )
 
 
 if __name__ == "__main__":
