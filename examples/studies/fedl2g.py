@@ -194,11 +194,9 @@ def federate(name: str, task: Task, shards: list[report.Shard], args: Namespace)
     quizzes = [list(task.train.batches(shard.quiz, args.device)) for shard in shards]
     guides, server = beginning(method, task.num_classes, args)
     warm_up = args.warm_up if learned else 0  # rounds in which guides learn and clients do not
-    losses = [float(np.log(task.num_classes))] * len(
-        clients
-    )  # before a client takes part: guessing
+    guessing = float(np.log(task.num_classes))  # the loss of a client that has not taken part yet
     memory = Namespace(clients=clients, guides=guides, state=server.init(guides), shared={})
-    memory.losses, memory.history, memory.ledger = losses, [], fp.Ledger()
+    memory.losses, memory.history, memory.ledger = [guessing] * len(clients), [], fp.Ledger()
     for server_round in rounds(memory, warm_up + args.rounds, name, args):
         sent = []
         draw = fp.stream_generator(args.seed, server_round=server_round, purpose="cohort")

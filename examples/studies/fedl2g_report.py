@@ -57,21 +57,15 @@ def flags(description: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
-    parser.add_argument(
-        "--dataset",
-        default="digits",
-        help="digits, cifar10, cifar100, or a folder with train/ and test/",
-    )
-    parser.add_argument("--root", default=".", help="where data lies or is downloaded to")
-    parser.add_argument(
-        "--image-size", type=int, default=32, help="pixels, for other data than digits"
-    )
-    parser.add_argument(
-        "--group",
-        choices=[name for name in GROUPS if name != "tiny"],
-        default="HtFE8",
-        help="networks for such data",
-    )
+    add_federation_flags(parser)
+    add_training_flags(parser)
+    add_model_flags(parser)
+    add_run_flags(parser)
+    return parser
+
+
+def add_federation_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that say who holds which data, and who takes part."""
     parser.add_argument("--clients", type=int, default=10)
     parser.add_argument(
         "--alpha",
@@ -86,6 +80,10 @@ def flags(description: str) -> argparse.ArgumentParser:
         default=1.0,
         help="share of the clients that take part in a round",
     )
+
+
+def add_training_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that say how clients train."""
     parser.add_argument("--rounds", type=int, default=15, help="in which clients train")
     parser.add_argument(
         "--warm-up",
@@ -102,6 +100,16 @@ def flags(description: str) -> argparse.ArgumentParser:
         action="store_true",
         help="keep it; otherwise a cosine over the rounds takes it towards 0",
     )
+
+
+def add_model_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of models and prompts."""
+    parser.add_argument(
+        "--group",
+        choices=[name for name in GROUPS if name != "tiny"],
+        default="HtFE8",
+        help="networks for such data",
+    )
     parser.add_argument(
         "--dim", type=int, default=32, help="width of the features that guides stand beside"
     )
@@ -109,6 +117,19 @@ def flags(description: str) -> argparse.ArgumentParser:
         "--project",
         action="store_true",
         help="reach that width by a learned projection instead of pooling",
+    )
+
+
+def add_run_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of data, devices and output."""
+    parser.add_argument(
+        "--dataset",
+        default="digits",
+        help="digits, cifar10, cifar100, or a folder with train/ and test/",
+    )
+    parser.add_argument("--root", default=".", help="where data lies or is downloaded to")
+    parser.add_argument(
+        "--image-size", type=int, default=32, help="pixels, for other data than digits"
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
@@ -122,7 +143,6 @@ def flags(description: str) -> argparse.ArgumentParser:
     parser.add_argument(
         "--out", type=Path, default=Path("out"), help="folder for the picture and the ledgers"
     )
-    return parser
 
 
 def deal(task: Task, args: argparse.Namespace) -> list[Shard]:

@@ -23,6 +23,15 @@ def flags(description: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
+    add_federation_flags(parser)
+    add_training_flags(parser)
+    add_model_flags(parser)
+    add_run_flags(parser)
+    return parser
+
+
+def add_federation_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that say who holds which data, and who takes part."""
     parser.add_argument(
         "--partition",
         choices=("iid", "dirichlet", "pathological", "domain", "both"),
@@ -38,6 +47,12 @@ def flags(description: str) -> argparse.ArgumentParser:
     parser.add_argument(
         "--clients", type=int, default=5, help="domain has one for each domain, both has two"
     )
+    domains = {"type": lambda names: names.split(","), "default": ["inverted"]}
+    parser.add_argument("--domains", help=f"of the digits: some of {','.join(DOMAINS)}", **domains)
+
+
+def add_training_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that say how clients train."""
     parser.add_argument("--rounds", type=int, help="default: the task's recipe")
     parser.add_argument(
         "--steps", type=int, help="a round, for each client; default: the task's recipe"
@@ -49,15 +64,27 @@ def flags(description: str) -> argparse.ArgumentParser:
     parser.add_argument(
         "--every", type=int, default=5, help="test every so many rounds, and after the last"
     )
+
+
+def add_model_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of models and prompts."""
     parser.add_argument("--num-context", type=int, default=16, help="tokens of a context")
+    parser.add_argument(
+        "--model", default="ViT-B-16", help="of open_clip, for other data than digits"
+    )
+    parser.add_argument(
+        "--pretrained", help="its weights, such as openai; without, they are random"
+    )
+
+
+def add_run_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of data, devices and output."""
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
         "--dataset",
         default="digits",
         help="digits, cifar10, cifar100, or folders with train/ and test/: one for each domain",
     )
-    domains = {"type": lambda names: names.split(","), "default": ["inverted"]}
-    parser.add_argument("--domains", help=f"of the digits: some of {','.join(DOMAINS)}", **domains)
     parser.add_argument(
         "--smallest",
         type=float,
@@ -71,12 +98,6 @@ def flags(description: str) -> argparse.ArgumentParser:
         help="side of the largest; 32 leaves no room for clutter",
     )
     parser.add_argument("--root", default=".", help="where data lies or is downloaded to")
-    parser.add_argument(
-        "--model", default="ViT-B-16", help="of open_clip, for other data than digits"
-    )
-    parser.add_argument(
-        "--pretrained", help="its weights, such as openai; without, they are random"
-    )
     parser.add_argument("--image-size", type=int, help="pixels; default: the model's own")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument(
@@ -89,7 +110,6 @@ def flags(description: str) -> argparse.ArgumentParser:
     parser.add_argument(
         "--out", type=Path, default=Path("out"), help="folder for pictures and tables"
     )
-    return parser
 
 
 def prepare(args: argparse.Namespace) -> tuple[ClipTask, list[np.ndarray], argparse.Namespace]:

@@ -24,6 +24,15 @@ def flags(description: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
+    add_federation_flags(parser)
+    add_training_flags(parser)
+    add_model_flags(parser)
+    add_run_flags(parser)
+    return parser
+
+
+def add_federation_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that say who holds which data, and who takes part."""
     parser.add_argument(
         "--partition",
         choices=("iid", "dir", "noniid"),
@@ -35,24 +44,39 @@ def flags(description: str) -> argparse.ArgumentParser:
     )
     parser.add_argument("--clients", type=int, default=5)
     parser.add_argument(
+        "--images", type=int, help="keep only this many training images for each client"
+    )
+
+
+def add_training_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that say how clients train."""
+    parser.add_argument("--rounds", type=int, help="default: the task's recipe")
+    parser.add_argument(
+        "--steps", type=int, help="a round, for each client; default: the task's recipe"
+    )
+    parser.add_argument("--batch-size", type=int, help="default: the task's recipe")
+
+
+def add_model_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of models and prompts."""
+    parser.add_argument(
         "--backbones",
         default=["S", "B", "L"],
         type=lambda names: names.split(","),
         help="dealt out to the clients in turn",
     )
     parser.add_argument(
-        "--images", type=int, help="keep only this many training images for each client"
-    )
-    parser.add_argument("--rounds", type=int, help="default: the task's recipe")
-    parser.add_argument(
-        "--steps", type=int, help="a round, for each client; default: the task's recipe"
-    )
-    parser.add_argument("--batch-size", type=int, help="default: the task's recipe")
-    parser.add_argument(
         "--num-prompts",
         type=int,
         help="for each layer; default: the task's recipe; 0 is a linear head",
     )
+    parser.add_argument(
+        "--pretrained", action="store_true", help="download weights for timm's models"
+    )
+
+
+def add_run_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of data, devices and output."""
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
         "--dataset",
@@ -62,9 +86,6 @@ def flags(description: str) -> argparse.ArgumentParser:
     parser.add_argument("--root", default=".", help="where data lies or is downloaded to")
     parser.add_argument(
         "--image-size", type=int, default=224, help="pixels, for other data than digits"
-    )
-    parser.add_argument(
-        "--pretrained", action="store_true", help="download weights for timm's models"
     )
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument(
@@ -76,7 +97,6 @@ def flags(description: str) -> argparse.ArgumentParser:
     parser.add_argument(
         "--out", type=Path, default=Path("out"), help="folder for pictures and tables"
     )
-    return parser
 
 
 SPREAD = ("lowest", "average", "highest", "own label mix")

@@ -3,7 +3,7 @@
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -183,55 +183,55 @@ def full(
     """Yield the tables of the documentation as they are done: rows of each shift for three seeds; then layers of groups, one seed."""
     for shift, names in rows.items():
         runs = [run(federate, names, variant(args, shift=shift, seed=seed)) for seed in range(3)]
-        accuracy = {
-            name: np.array([results[name].figures() for results, _, _ in runs]) for name in names
-        }
-        gains = {name: accuracy[name] - accuracy["FedVPT-D"] for name in names}
-        lines = [
-            [
-                name,
-                *map(mean_and_deviation, accuracy[name].T),
-                *map(mean_and_deviation, gains[name].T[[0, 2]]),
-            ]
-            for name in names
-        ]
-        yield f"\n{shift} shift, accuracy:\n" + table(
-            ["method", *ACCURACY, "global - FedVPT-D", "worst - FedVPT-D"], lines
-        )
-        each = [clusters(*each) for each in runs]
-        figures = {name: np.array([line[name] for line in each]).T for name in each[0]}
-        lines = [
-            [name, *map(mean_and_deviation, of[:2]), *(_count(row.mean()) for row in of[2:])]
-            for name, of in figures.items()
-        ]
-        yield f"\n{shift} shift, clusters:\n" + table(["selection", *CLUSTERS], lines)
+        yield f"\n{shift} shift, accuracy:\n" + accuracy_over_seeds(names, runs)
+        yield f"\n{shift} shift, clusters:\n" + clusters_over_seeds(runs)
         results, federation, filled = runs[0]
-        shown = {
-            name: results[name] for name in ("FedVPT", "FedVPT-D", "SGPT, no momentum", "SGPT")
-        }
+        drawn = ("FedVPT", "FedVPT-D", "SGPT, no momentum", "SGPT")
+        shown = {name: results[name] for name in drawn}
         picture(args.out / f"sgpt_{shift}.png", shown, federation, filled.groups)
-        kept = {
-            name: run(federate, [name], variant(args, shift=shift, unseen=5))[0][name]
-            for name in ("FedVPT", "SGPT")
-        }
-        yield f"\n{shift} shift, five clients that never take part, one seed:\n" + newcomers(
-            kept, 5
-        )
+        kept = {}
+        for name in ("FedVPT", "SGPT"):
+            kept[name] = run(federate, [name], variant(args, shift=shift, unseen=5))[0][name]
+        title = f"\n{shift} shift, five clients that never take part, one seed:\n"
+        yield title + newcomers(kept, 5)
+    yield "\nlabel shift, groups at one layer alone, one seed:\n" + by_layer(federate, args)
+
+
+def accuracy_over_seeds(names: Sequence[str], runs: Sequence[tuple[Any, ...]]) -> str:
+    """Lay out mean and deviation of each row, and of what it gains over FedVPT-D, seed by seed."""
+    accuracy = {}
+    for name in names:
+        accuracy[name] = np.array([results[name].figures() for results, _, _ in runs])
+    lines = []
+    for name in names:
+        gains = (accuracy[name] - accuracy["FedVPT-D"]).T[[0, 2]]
+        figures = (*accuracy[name].T, *gains)
+        lines.append([name, *map(mean_and_deviation, figures)])
+    header = ["method", *ACCURACY, "global - FedVPT-D", "worst - FedVPT-D"]
+    return table(header, lines)
+
+
+def clusters_over_seeds(runs: Sequence[tuple[Any, ...]]) -> str:
+    """Lay out mean and deviation of agreements, and mean numbers of groups."""
+    each = [clusters(*run) for run in runs]
+    lines = []
+    for name in each[0]:
+        figures = np.array([line[name] for line in each]).T
+        counts = [_count(row.mean()) for row in figures[2:]]
+        lines.append([name, *map(mean_and_deviation, figures[:2]), *counts])
+    return table(["selection", *CLUSTERS], lines)
+
+
+def by_layer(federate: Callable[..., Result], args: Namespace) -> str:
+    """Run SGPT with groups at each layer alone; draw bars, and lay out the figures."""
     _, backbone, _ = prepare(args)
-    at = {
-        layer: run(federate, ["SGPT"], variant(args, group_layers=(layer,)))
-        for layer in range(backbone.encoder.depth)
-    }
-    lines = [
-        [layer, *map(percent, results["SGPT"].figures())] for layer, (results, _, _) in at.items()
-    ]
-    yield "\nlabel shift, groups at one layer alone, one seed:\n" + table(
-        ["layer", *ACCURACY], lines
-    )
-    bars(
-        args.out / "sgpt_layers.png",
-        {str(layer): results["SGPT"].figures() for layer, (results, _, _) in at.items()},
-    )
+    figures = {}
+    for layer in range(backbone.encoder.depth):
+        results, _, _ = run(federate, ["SGPT"], variant(args, group_layers=(layer,)))
+        figures[str(layer)] = results["SGPT"].figures()
+    bars(args.out / "sgpt_layers.png", figures)
+    lines = [[layer, *map(percent, values)] for layer, values in figures.items()]
+    return table(["layer", *ACCURACY], lines)
 
 
 def bars(path: Path, figures: Mapping[str, Sequence[float]]) -> None:

@@ -34,6 +34,15 @@ def flags() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description="SGPT", formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
+    add_federation_flags(parser)
+    add_training_flags(parser)
+    add_model_flags(parser)
+    add_run_flags(parser)
+    return parser
+
+
+def add_federation_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that say who holds which data, and who takes part."""
     parser.add_argument(
         "--shift",
         choices=("label", "feature"),
@@ -49,6 +58,10 @@ def flags() -> argparse.ArgumentParser:
         help="so many of them never take part: they only take the model and are tested",
     )
     parser.add_argument("--ratio", type=float, help="share of clients in a round")
+
+
+def add_training_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that say how clients train."""
     parser.add_argument("--rounds", type=int)
     parser.add_argument(
         "--epochs",
@@ -63,6 +76,10 @@ def flags() -> argparse.ArgumentParser:
         default=1e-5,
         help="of shared prompts and heads; keys and groups have none",
     )
+
+
+def add_model_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of models and prompts."""
     parser.add_argument("--groups", type=int)
     parser.add_argument("--num-prompts", type=int, help="of FedVPT and FedVPT-D, for each layer")
     parser.add_argument(
@@ -80,11 +97,15 @@ def flags() -> argparse.ArgumentParser:
     parser.add_argument(
         "--query-depth", type=int, help="blocks that run for the query; default: all"
     )
-    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--backbone", help="B, L, or any of timm's vision transformers")
     parser.add_argument(
         "--pretrained", action="store_true", help="download weights for timm's models"
     )
+
+
+def add_run_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of data, devices and output."""
+    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
         "--dataset",
         default="digits",
@@ -110,7 +131,6 @@ def flags() -> argparse.ArgumentParser:
     )
     add_checkpoint_flag(parser)
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder for pictures")
-    return parser
 
 
 def filled(args: Namespace) -> Namespace:
