@@ -27,13 +27,8 @@ def federate(
     federation: digits.Federation, tower: fp.TextTower, scale: float, parts: tuple[str, ...]
 ) -> float:
     """Return the mean accuracy of the clients, each on its own mix of classes."""
-    names = tower.class_names(DIGITS)
-    match = partial(
-        fp.transport_logits,
-        solver=partial(fp.transport.newton, epsilon=0.1),
-        mass=0.8,
-        scale=scale,
-    )
+    names, solver = tower.class_names(DIGITS), partial(fp.transport.newton, epsilon=0.1)
+    match = partial(fp.transport_logits, solver=solver, mass=0.8, scale=scale)
     torch.manual_seed(0)
     clients = []
     for _ in range(NUM_CLIENTS):

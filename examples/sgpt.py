@@ -6,6 +6,7 @@ image also selects one of ten groups of prompts by the nearest key (Deng et al.,
     python examples/sgpt.py
 """
 
+from collections.abc import Iterable
 from functools import partial
 
 import torch
@@ -21,58 +22,63 @@ from embedded.vit import load_vit
 NUM_CLIENTS, COHORT, NUM_GROUPS = 20, 5, 10
 
 
+@torch.no_grad()
+def query_of(trunk: fp.Trunk, images: Tensor) -> Tensor:
+    """Encode images without any prompt: the query that selects a group."""
+    return fp.encode_prompted(trunk, images).pooled
+
+
+def logits_of(model: nn.ModuleDict, trunk: fp.Trunk, images: Tensor, *chosen: Tensor) -> Tensor:
+    """Classify with the shared prompts and those of the chosen groups, if any."""
+    streams = [model["shared"](), *(model["groups"](each) for each in chosen)]
+    return model["head"](fp.encode_prompted(trunk, images, *streams).pooled)
+
+
+def train(
+    model: nn.ModuleDict, trunk: fp.Trunk, batches: Iterable[digits.Batch], *block: str
+) -> None:
+    """Train the parts of one block; the other parts are frozen."""
+    parts = [model[name] for name in block]
+    optimizer = torch.optim.SGD(nn.ModuleList(parts).parameters(), 0.05, momentum=0.9)
+    with fp.training_only(model, *parts):
+        for images, labels in batches:
+            if "groups" in block:
+                query = query_of(trunk, images)
+                chosen = model["selector"](query).indices
+                loss = F.cross_entropy(logits_of(model, trunk, images, chosen), labels)
+                loss = loss + fp.key_loss(query, model["selector"].keys, chosen)
+            else:
+                loss = F.cross_entropy(logits_of(model, trunk, images), labels)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+
 def main() -> None:
     quick = digits.parser(__doc__).parse_args().quick
     split = partial(fp.pathological, num_clients=NUM_CLIENTS, classes_per_client=2)
     federation = digits.federation(split, rounds=20, steps=8, quick=quick)
     torch.manual_seed(0)
     trunk = fp.vit_trunk(load_vit("B"))
-    model = nn.ModuleDict(
-        {
-            "shared": fp.LayeredPrompts(8, trunk.dim, layers=(0, 1), patch_size=4),
-            "groups": fp.GroupPrompts(NUM_GROUPS, 1, trunk.dim, layers=(2, 3), patch_size=4),
-            "selector": fp.SelectionKeys(NUM_GROUPS, trunk.dim),
-            "head": nn.Linear(trunk.dim, 10),
-        }
-    )
-    shared, groups, selector, head = model.values()
-
-    @torch.no_grad()
-    def query_of(images: Tensor) -> Tensor:
-        return fp.encode_prompted(trunk, images).pooled
-
-    def logits_of(images: Tensor, *streams: fp.PromptStream) -> Tensor:
-        return head(fp.encode_prompted(trunk, images, shared(), *streams).pooled)
+    shared = fp.LayeredPrompts(8, trunk.dim, layers=(0, 1), patch_size=4)
+    groups = fp.GroupPrompts(NUM_GROUPS, 1, trunk.dim, layers=(2, 3), patch_size=4)
+    selector, head = fp.SelectionKeys(NUM_GROUPS, trunk.dim), nn.Linear(trunk.dim, 10)
+    model = nn.ModuleDict({"shared": shared, "groups": groups, "selector": selector, "head": head})
 
     def predict(images: Tensor) -> Tensor:
-        return logits_of(images, groups(selector(query_of(images)).indices))
+        return logits_of(model, trunk, images, selector(query_of(trunk, images)).indices)
 
     values, usage = fp.snapshot(model), torch.zeros(NUM_GROUPS)
     server = fp.update_by_name({"groups": fp.ema(decay=0.5), "selector": fp.ema(decay=0.5)})
     state = server.init(values)
     for server_round in (bar := tqdm(range(federation.rounds), unit="round")):
-        payloads = []
-        draw = fp.stream_generator(0, server_round=server_round, purpose="cohort")
+        payloads, draw = [], fp.stream_generator(0, server_round=server_round, purpose="cohort")
         for client in fp.cohort(range(NUM_CLIENTS), size=COHORT, generator=draw):
             fp.load(model.train(), values)
             selector.start_round(usage)
-            for block in ((shared, head), (groups, selector, head)):
-                learned = [parameter for part in block for parameter in part.parameters()]
-                optimizer = torch.optim.SGD(learned, 0.05, momentum=0.9)
-                with fp.training_only(model, *block):
-                    for images, labels in federation.batches(client, server_round, size=32):
-                        if groups in block:
-                            query = query_of(images)
-                            chosen = selector(query).indices
-                            loss = F.cross_entropy(logits_of(images, groups(chosen)), labels)
-                            loss = loss + fp.key_loss(query, selector.keys, chosen)
-                        else:
-                            loss = F.cross_entropy(logits_of(images), labels)
-                        optimizer.zero_grad()
-                        loss.backward()
-                        optimizer.step()
-            rows = {"selector.keys": selector.counts}
-            size = len(federation.shards[client])
+            for block in (("shared", "head"), ("groups", "selector", "head")):
+                train(model, trunk, federation.batches(client, server_round, size=32), *block)
+            rows, size = {"selector.keys": selector.counts}, len(federation.shards[client])
             payloads.append(fp.collect(model, weight=size, rows=rows))
         mean = fp.weighted_mean(payloads)
         values, state = server.step(values, mean, state)
@@ -80,15 +86,13 @@ def main() -> None:
         fp.load(model.eval(), values)
         accuracy = federation.accuracy(predict)
         bar.write(f"round {server_round + 1}: {100 * accuracy:.1f} %")
-    chosen = selector(query_of(federation.test_images)).indices
-    table = fp.contingency_table(
-        chosen, federation.test_labels, num_groups=NUM_GROUPS, num_classes=10
-    )
+    chosen = selector(query_of(trunk, federation.test_images)).indices
+    table = fp.contingency_table(chosen, federation.test_labels, NUM_GROUPS, 10)
     purity = table.amax(1).sum() / table.sum()
     print(
-        f"One model recognizes {100 * accuracy:.1f} % of all digits, although no client has seen "
-        f"more than two. Test images use {int(table.any(1).sum())} of {NUM_GROUPS} groups, and "
-        f"{100 * purity:.0f} % of them belong to the largest class of their group."
+        f"One model recognizes {100 * accuracy:.1f} % of all digits; no client has more than two. "
+        f"Images use {int(table.any(1).sum())} of {NUM_GROUPS} groups, and {100 * purity:.0f} % "
+        f"of the images belong to the largest class of their group."
     )
 
 

@@ -35,7 +35,7 @@ def test_a_quick_run_learns_and_ends_with_one_line_that_says_how_well(name, run,
     *rounds, last = run(name)
     values = accuracies(rounds)
     assert len(values) == 2 * NUM_RUNS.get(name, 2)
-    assert min(values[1::2]) > 20  # ten classes: guessing gives 10
+    assert min(values[1::2]) > 15  # ten classes: guessing gives 10
     assert f"{values[-1]:.1f} %" in last
     written = [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()]
     assert written == (["out/fedhpl.png"] if name == "fedhpl" else [])

@@ -245,9 +245,9 @@ def draw_plans(
     figure, grid = plt.subplots(2, 7, figsize=(10, 3.2), layout="constrained")
     for axes, cell in zip(grid, (tested[0], tested[-1]), strict=True):
         index = int(np.flatnonzero(cells == cell)[0])
-        image = task.look(index).float().mean(0).numpy()
+        image = task.look(index).float()
         name = task.names.names[int(task.test.labels[index])]
-        axes[0].imshow(image, cmap="gray")
+        axes[0].imshow(image.mean(0).numpy(), cmap="gray")
         axes[0].set_title(f'"{name}": {held[cell]} held', size=7)
         panels = [
             (mass, context, plan[:, context])
@@ -255,8 +255,8 @@ def draw_plans(
             for context in range(2)
         ]
         for axis, (mass, context, shares) in zip(axes[1:], panels, strict=True):
-            side = round(len(shares) ** 0.5)
-            shown = axis.imshow(shares.reshape(side, side).numpy(), cmap="magma", vmin=0, vmax=1)
+            shown = fp.plots.transport_plan(shares, image, axes=axis).images[1]
+            shown.set_clim(0, 1)
             axis.set_title(f"{('shared', 'private')[context]}, mass {mass:g}", size=7)
     for axis in grid.flat:
         axis.set(xticks=[], yticks=[])

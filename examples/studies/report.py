@@ -228,20 +228,12 @@ def picture(
     figure, (left, right) = plt.subplots(
         1, 2, figsize=(10, 3.6), layout="constrained", width_ratios=(1, 1.2)
     )
-    left.imshow(holdings, cmap="Blues", aspect="auto")
-    left.set(title="training images", xlabel="class", ylabel="client", yticks=range(len(holdings)))
-    if holdings.size <= 100:
-        for (client, label), count in np.ndenumerate(holdings):
-            left.text(
-                label,
-                client,
-                str(count),
-                ha="center",
-                va="center",
-                color="white" if count > holdings.max() / 2 else "black",
-                size=8,
-            )
-        left.set_xticks(range(holdings.shape[1]))
+    labels = np.concatenate([np.repeat(np.arange(len(row)), row) for row in holdings])
+    owned = np.split(np.arange(len(labels)), holdings.sum(1).cumsum()[:-1])
+    fp.plots.partition(labels, owned, axes=left)
+    left.set(ylabel="training images")
+    if holdings.shape[1] <= 10:
+        left.legend(fontsize=6, ncols=2)
     for (name, history), style in zip(histories.items(), cycle(("-", "--", "-.")), strict=False):
         after = range(1, len(history) + 1) if rounds is None else rounds
         (line,) = right.plot(after, 100 * history.mean(1), style, label=name)

@@ -122,9 +122,8 @@ def picture(
     )
     axes[0].set(title=f"{shown}: group frequency", xlabel="group", ylabel="client")
     for axis, name in zip(axes[1:-1], steered, strict=True):
-        usage = results[name].usage
-        axis.stackplot(range(1, len(usage) + 1), (usage / usage.sum(1, keepdim=True)).T.numpy())
-        axis.set(title=f"{name}: share of each group", xlabel="round", ylim=(0, 1), xmargin=0)
+        fp.plots.group_usage(results[name].usage, axes=axis)
+        axis.set_title(name)
     for name, result in results.items():
         _history(axes[-1], name, result)
     axes[-1].set(title="global accuracy", xlabel="round", ylabel="%")
