@@ -1,190 +1,99 @@
-"""FedL2G: clients with any architectures follow guide vectors that learn to lower each client's own loss (Zhang et al., 2024).
+"""FedL2G: clients of any architecture follow guide vectors that learn to help them.
 
-Ten clients, eight different networks trained from scratch, real handwritten digits::
+Ten clients train eight different networks from scratch. They share no parameters: the server
+holds one vector for each class and descends the gradient that clients compute by taking one
+training step and testing it on a held-back batch (Zhang et al., 2024)::
 
     python examples/fedl2g.py
-
-The table of the documentation is made by ``--full``; the paper's setting, for someone with the data and a GPU, by::
-
-    python examples/fedl2g.py --group HtFE8 --dataset cifar100 --root DIR --clients 20 --alpha 0.1 --dim 512 --learning-rate 0.01 \
-        --constant --methods FedL2G-f --weight 1 --guide-learning-rate 100 --rounds 1000 --warm-up 50
 """
 
-from argparse import Namespace
-from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 import torch
 import torch.nn as nn
-import torch.nn.functional as F
 from torch import Tensor
+from tqdm import tqdm
 
-import fedl2g_report as report
+import digits
 import fedprompt as fp
-from embedded.tasks import Task
 from embedded.zoo import encoder
-from memory import rounds, variant
 
-Pairs = list[tuple[Tensor, Tensor]]
+NUM_CLIENTS, DIM, WARM_UP, RATE = 10, 32, 5, 0.1
 
 
 class Client(nn.Module):
-    """A network of any width, its features pooled or projected to the width that all clients share, and a head."""
+    """A network of any width, its features pooled to the width of the guides, and a head."""
 
-    def __init__(self, network: nn.Module, width: int, num_classes: int, *, guided: str, args: Namespace) -> None:
+    def __init__(self, network: nn.Module) -> None:
         super().__init__()
-        self.network, self.guided = network, guided
-        self.adapt = nn.Linear(width, args.dim) if args.project else nn.AdaptiveAvgPool1d(args.dim)
-        self.head = nn.Linear(args.dim, num_classes)
+        self.network, self.pool = network, nn.AdaptiveAvgPool1d(DIM)
+        self.head = nn.Linear(DIM, 10)
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Return what follows the guides, and logits."""
-        features = self.adapt(self.network(2 * images - 1))  # pixels from -1 to 1
-        logits = self.head(features)
-        return (features if self.guided == "features" else logits), logits
+        """Return features, which follow the guides, and logits."""
+        features = self.pool(self.network(2 * images - 1))
+        return features, self.head(features)
 
 
-def own_gradient(client: Client, guides: fp.Weighted, batches: Pairs, quiz: Pairs, **step: float) -> fp.Weighted:
-    """FedL2G: how the quiz loss after one more step on a study batch would move with the guides (Eq. 5-7)."""
-    return fp.guide_gradient(client.train(), guides, batches[0], quiz, **step)
+Quizzes = list[Tensor]  # positions of the images that each client holds back
 
 
-@torch.no_grad()
-def own_means(client: Client, guides: fp.Weighted, batches: Pairs, quiz: Pairs, **step: float) -> fp.Weighted:
-    """FedDistill and FedProto: the client's mean logits or features of each class."""
-    client.eval()
-    return fp.weighted_mean([fp.class_means(client(images)[0], labels, num_classes=len(guides.weight)) for images, labels in batches])
-
-
-class Method(NamedTuple):
-    """A row of the table: what is guided, how strongly, what comes back to the server, and what it does with that."""
-
-    guided: str = "logits"
-    weight: float = 0.0
-    upload: Callable[..., fp.Weighted] | None = None
-    learning_rate: float | None = None  # of guides that learn; otherwise guides are the clients' means
-    share: tuple[str, ...] = ()  # parameters that clients average
-
-
-METHODS = {  # weights and rates: the best on images held out of the training images, one seed
-    "local only": Method(),
-    "local only, quiz held back": Method(learning_rate=0.0),  # what FedL2G's quiz costs
-    "LG-FedAvg": Method(share=("head",)),
-    "FedDistill": Method("logits", 0.01, own_means),
-    "FedProto": Method("features", 0.1, own_means),
-    "fixed random logits": Method("logits", 1.0, own_gradient, 0.0),
-    "FedL2G-l": Method("logits", 1.0, own_gradient, 10.0),
-    "fixed random features": Method("features", 3.0, own_gradient, 0.0),
-    "FedL2G-f": Method("features", 3.0, own_gradient, 10.0),
-}
-
-
-def tuned(name: str, args: Namespace) -> Method:
-    """Look up a row; the flags change what its guides have."""
-    method = METHODS[name]
-    weight = args.weight if args.weight is not None and method.upload else method.weight
-    learns = args.guide_learning_rate is not None and method.learning_rate
-    return method._replace(weight=weight, learning_rate=args.guide_learning_rate if learns else method.learning_rate)
-
-
-def new_client(k: int, task: Task, guided: str, args: Namespace) -> Client:
-    torch.manual_seed(args.seed * 1000 + k)  # every method starts from the same weights
-    network, width = encoder(args.group, k, args.image_size)
-    return Client(network, width, task.num_classes, guided=guided, args=args).to(args.device)
-
-
-def train(client: Client, batches: Pairs, guides: fp.Weighted, *, weight: float, learning_rate: float) -> float:
-    """Follow the guides for one epoch (Eq. 4); return the client's own mean loss, the guides left out."""
-    optimizer, losses = torch.optim.SGD(client.train().parameters(), learning_rate), []
-    for images, labels in batches:
-        guided, logits = client(images)
-        loss = fp.guided_loss(guided, logits, labels, guides, weight=weight)
-        optimizer.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(client.parameters(), 100.0)
-        optimizer.step()
-        losses.append(F.cross_entropy(logits.detach(), labels).item())
-    return float(np.mean(losses))
-
-
-def federate(name: str, task: Task, shards: list[report.Shard], args: Namespace) -> report.Run:
-    """Run one row of the table; every client's accuracy and loss after each round of training, and what was sent."""
-    method = tuned(name, args)
-    learned = method.learning_rate is not None
-    clients = nn.ModuleList([new_client(k, task, method.guided, args) for k in range(len(shards))])
-    own = [shard.study if learned else np.concatenate([shard.study, shard.quiz]) for shard in shards]  # only FedL2G holds a quiz back
-    quizzes = [list(task.train.batches(shard.quiz, args.device)) for shard in shards]
-    size = (task.num_classes, args.dim if method.guided == "features" else task.num_classes)
-    draw = fp.stream_generator(args.seed, server_round=0, purpose="guides")
-    start = fp.guidance.GuideVectors(*size, generator=draw)().detach()  # N(0, 1)
-    known = torch.full((task.num_classes,), float(learned), device=args.device)  # means are unknown before the first round
-    guides, ledger = fp.Weighted(start.to(args.device), known), fp.Ledger()
-    server = fp.descend(partial(torch.optim.SGD, lr=method.learning_rate), max_norm=100.0) if learned else fp.overwrite()
-    warm_up = args.warm_up if learned else 0  # rounds in which guides learn and clients do not
-    losses = [float(np.log(task.num_classes))] * len(clients)  # of a client that has not taken part yet: what guessing costs
-    memory = Namespace(clients=clients, guides=guides, state=server.init(guides.value), shared={}, losses=losses, history=[], ledger=ledger)
-    for server_round in rounds(memory, warm_up + args.rounds, name, args):
-        uploads, heads = [], []
-        progress = 0.0 if args.constant else max(0, server_round - warm_up) / args.rounds
-        step = {"weight": method.weight, "learning_rate": args.learning_rate * (1 + np.cos(np.pi * progress)) / 2}
-        draw = fp.stream_generator(args.seed, server_round=server_round, purpose="cohort")
-        for k in fp.cohort(range(len(clients)), size=round(args.participation * len(clients)), generator=draw):
-            client = clients[k]
-            fp.load_values(client, memory.shared)
-            rows = memory.guides.value[memory.guides.weight > 0]
-            down = memory.shared | ({"guides": rows} if method.upload else {})
-            ledger.record(down, direction="down", client=k, server_round=server_round)
-            batches = report.epoch(task, own[k], fp.stream_generator(args.seed, server_round=server_round, client=k), args)
-            if batches and server_round >= warm_up:
-                memory.losses[k] = train(client, batches, memory.guides, **step)
-            if batches and method.upload:  # a client whose quiz took all it has sends nothing
-                uploads.append(method.upload(client, memory.guides, batches, quizzes[k], **step))
-                ledger.record({"guides": uploads[-1]}, direction="up", client=k, server_round=server_round)
-            if method.share:
-                heads.append(fp.collect(client, weight=len(own[k]), only=method.share))
-                ledger.record(heads[-1], direction="up", client=k, server_round=server_round)
-        if uploads:
-            mean = fp.weighted_mean(uploads)
-            value, memory.state = server.step(memory.guides.value, mean, memory.state)
-            memory.guides = fp.Weighted(value, memory.guides.weight + mean.weight)
-        if heads:
-            memory.shared = {name: mean.value for name, mean in fp.weighted_mean(heads).items()}
-        if server_round >= warm_up:
-            tests = [report.accuracy(client, task.test, shard.test, args) for client, shard in zip(clients, shards, strict=True)]
-            memory.history.append([tests, memory.losses.copy()])
-    accuracy, curves = torch.tensor(memory.history, dtype=torch.float64).unbind(1)
-    return report.Run(clients, memory.guides.value, accuracy, curves, ledger)
-
-
-def full(args: Namespace) -> str:
-    """Run every row of the documentation's table for three seeds."""
-    settings = {
-        "Dirichlet 0.3, all clients": {},
-        "two classes each, all clients": {"classes_per_client": 2},
-        "Dirichlet 0.3, half of the clients": {"participation": 0.5},
-    }
-    lines = []
-    for setting, given in settings.items():
-        seeds = [report.run(federate, list(METHODS), variant(args, **given, seed=seed)) for seed in range(3)]
-        for name in METHODS:
-            lines.append([setting, name, *report.line([runs[name] for _, _, runs in seeds], [shards for _, shards, _ in seeds])])
-    return report.table(["setting", "method", *report.COLUMNS], lines)
+def federate(
+    federation: digits.Federation, studied: digits.Federation, quizzes: Quizzes, weight: float
+) -> float:
+    """Return the mean accuracy of the clients, each on its own mix of classes."""
+    torch.manual_seed(0)
+    clients = [Client(encoder("tiny", k, image_size=16)[0]) for k in range(NUM_CLIENTS)]
+    guides = torch.randn(10, DIM)
+    server = fp.descend(partial(torch.optim.SGD, lr=10.0), max_norm=100.0)
+    state = server.init(guides)
+    name = "guided" if weight else "alone"
+    rounds = WARM_UP + federation.rounds if weight else federation.rounds
+    for server_round in (bar := tqdm(range(rounds), name, unit="round")):
+        after = server_round - (rounds - federation.rounds)  # below 0 only guides learn
+        entries = []
+        for k, client in enumerate(clients):
+            optimizer = torch.optim.SGD(client.train().parameters(), RATE)
+            batches = list(studied.batches(k, server_round, size=10))
+            for images, labels in batches if after >= 0 else []:
+                loss = fp.guided_loss(*client(images), labels, guides, weight=weight)
+                optimizer.zero_grad()
+                loss.backward()
+                nn.utils.clip_grad_norm_(client.parameters(), 100.0)
+                optimizer.step()
+            if weight:
+                quiz = federation.images[quizzes[k]], federation.labels[quizzes[k]]
+                step = {"learning_rate": RATE, "weight": weight}
+                entries.append(fp.guide_gradient(client, guides, batches[0], quiz, **step))
+        if entries:
+            guides, state = server.step(guides, fp.weighted_mean(entries), state)
+        if after >= 0:
+            logits = [lambda images, client=client: client.eval()(images)[1] for client in clients]
+            mean = np.mean([federation.accuracy(each, k) for k, each in enumerate(logits)])
+            bar.write(f"{name}, round {after + 1}: {100 * mean:.1f} %")
+    return mean
 
 
 def main() -> None:
-    parser = report.flags("FedL2G")
-    parser.add_argument("--methods", default="local only,FedProto,FedL2G-f", help=f"of {', '.join(METHODS)}; or all")
-    parser.add_argument("--weight", type=float, help="of the guide loss; default: tuned for the digits, each method by itself")
-    parser.add_argument("--guide-learning-rate", type=float, help="likewise, of guides that learn")
-    args = parser.parse_args()
-    if args.full:
-        print(full(args))
-        return
-    names = list(METHODS) if args.methods == "all" else args.methods.split(",")
-    task, shards, runs = report.run(federate, names, args)
-    print(report.summary(task, shards, runs, args))
+    quick = digits.parser(__doc__).parse_args().quick
+    split = partial(fp.dirichlet, num_clients=NUM_CLIENTS, alpha=0.3, min_size=20)
+    federation = digits.federation(split, rounds=15, steps=12, quick=quick)
+    rng = np.random.default_rng(0)
+    study, quizzes = [], []
+    for k, shard in enumerate(federation.shards):
+        split = fp.data.study_quiz_split(federation.own(k)[1], quiz_size=10, generator=rng)
+        study.append(shard[split[0]])
+        quizzes.append(shard[split[1]])
+    alone = federate(federation, federation, quizzes, weight=0.0)
+    studied = replace(federation, shards=study)
+    guided = federate(federation, studied, quizzes, weight=3.0)
+    print(
+        f"Tested on their own mix of classes, guided clients reach {100 * guided:.1f} %, clients "
+        f"alone {100 * alone:.1f} %; alone they also train on the {len(quizzes[0])} images that "
+        f"a guided client holds back. A client receives {4 * 10 * DIM:,} bytes a round."
+    )
 
 
 if __name__ == "__main__":

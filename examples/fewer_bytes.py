@@ -1,102 +1,76 @@
-"""Fewer bytes: FedAvg of prompts and heads over five clients, with each codec between a client and the server.
+"""Fewer bytes: FedAvg with a codec between each client and the server.
 
-Real handwritten digits, one tiny vision transformer that all clients share::
+Five clients average prompts and a head. They send what they changed since the broadcast, in
+whole numbers of 8 bits or as the largest tenth of the numbers; what is left out is added to the
+next message (error feedback)::
 
     python examples/fewer_bytes.py
-
-The table of the documentation is made by ``--full`` (three seeds, ten rounds). Clients send what they changed since the broadcast, because
-what a sparse codec leaves out is read as 0, as safetensors blobs; the server takes the mean change.
 """
 
-from argparse import Namespace
 from functools import partial
 
-import numpy as np
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
 from torch import Tensor
 from tqdm import tqdm
 
+import digits
 import fedprompt as fp
-import report
-from embedded.tasks import Backbone, Task
+from embedded.vit import load_vit
 
-ROWS = {  # what stands on the wire, and whether a client remembers what it left out
-    "float32, no codec": (None, False),
-    "float16": (fp.codecs.float16(), False),
-    "int8": (fp.codecs.int8(), False),
-    "top 10 %": (fp.codecs.top_k(fraction=0.1), False),
-    "top 10 %, error feedback": (fp.codecs.top_k(fraction=0.1), True),
-    "top 1 %": (fp.codecs.top_k(fraction=0.01), False),
-    "top 1 %, error feedback": (fp.codecs.top_k(fraction=0.01), True),
-}
+NUM_CLIENTS = 5
+CODECS = {"float32": None, "int8": fp.codecs.int8(), "top 10 %": fp.codecs.top_k(fraction=0.1)}
 
 
-def logits(model: nn.ModuleDict, backbone: Backbone, images: Tensor) -> Tensor:
-    return model["head"](fp.encode_prompted(backbone.encoder, images, model["prompts"]()).pooled)
+def federate(federation: digits.Federation, name: str) -> tuple[float, int]:
+    """Return the accuracy after the last round, and the bytes that one client sends in it."""
+    codec = CODECS[name]
+    torch.manual_seed(0)
+    trunk = fp.vit_trunk(load_vit("B"))
+    prompts = fp.DeepPrompts(8, trunk.dim, trunk.depth, patch_size=4)
+    model = nn.ModuleDict({"prompts": prompts, "head": nn.Linear(trunk.dim, 10)})
 
+    def predict(images: Tensor) -> Tensor:
+        return model["head"](fp.encode_prompted(trunk, images, model["prompts"]()).pooled)
 
-def change_of(model: nn.ModuleDict, values: dict[str, Tensor], *, weight: int) -> dict[str, fp.Weighted]:
-    """What a client asks for: the broadcast minus its own parameters, to be taken as a gradient."""
-    return {name: upload._replace(value=values[name] - upload.value) for name, upload in fp.collect(model, weight=weight).items()}
-
-
-def federate(name: str, task: Task, backbones: list[Backbone], shards: list[np.ndarray], args: Namespace) -> tuple[Tensor, fp.Ledger]:
-    """Run one row of the table; return accuracy (rounds, 1, classes) and what was sent."""
-    codec, remembers = ROWS[name]
-    backbone = backbones[0]
-    torch.manual_seed(args.seed)
-    prompts = fp.DeepPrompts(args.num_prompts, backbone.dim, backbone.encoder.depth, patch_size=backbone.patch_size)
-    model = nn.ModuleDict({"prompts": prompts, "head": nn.Linear(backbone.dim, task.num_classes)}).to(args.device)
     values, server = fp.snapshot(model), fp.descend(partial(torch.optim.SGD, lr=1.0))
-    state, memory, history, ledger = server.init(values), {}, [], fp.Ledger()
-    for server_round in tqdm(range(args.rounds), desc=name, unit="round"):
-        uploads = []
-        for k, shard in enumerate(shards):
+    state, memory = server.init(values), {}
+    for server_round in (bar := tqdm(range(federation.rounds), name, unit="round")):
+        payloads = []
+        for client in range(NUM_CLIENTS):
             fp.load_values(model, values)
-            optimizer = task.recipe.make_optimizer(model.parameters(), server_round / args.rounds)
-            stream = fp.stream_generator(args.seed, server_round=server_round, client=k)
-            for images, labels in task.train.training(shard, args.device, size=args.batch_size, steps=args.steps, generator=stream):
-                loss = F.cross_entropy(logits(model, backbone, images), labels)
+            optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+            for images, labels in federation.batches(client, server_round):
+                loss = F.cross_entropy(predict(images), labels)
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
-            change = message = change_of(model, values, weight=len(shard))
-            if codec:
-                before = memory[k] if remembers and k in memory else codec.init(change)
-                message, memory[k] = codec.encode(change, before)
-            blob = fp.wire.encode_payload(message, header=fp.wire.Header(server_round=server_round, client_id=str(k)))
-            ledger.record(message, direction="up", client=k, server_round=server_round, framed=len(blob))
-            arrived, _ = fp.wire.decode_payload(blob, expect=fp.wire.Expected(message), max_bytes=len(blob))
-            uploads.append(codec.decode(arrived, like=change) if codec else arrived)
-        values, state = server.step(values, fp.weighted_mean(uploads), state)
+            new = fp.collect(model, weight=len(federation.shards[client]))
+            change = message = {
+                key: entry._replace(value=values[key] - entry.value) for key, entry in new.items()
+            }
+            if codec is not None:
+                left_out = memory[client] if client in memory else codec.init(change)
+                message, memory[client] = codec.encode(change, left_out)
+                change = codec.decode(message, like=change)  # on the server
+            payloads.append(change)
+        values, state = server.step(values, fp.weighted_mean(payloads), state)
         fp.load_values(model, values)
-        history.append(report.class_accuracy(partial(logits, model, backbone), task, args.device)[None])
-    return torch.stack(history), ledger
-
-
-def measure(args: Namespace) -> str:
-    """Run every row for each seed, and hold bytes and accuracy against the first."""
-    seeds = range(3) if args.full else [args.seed]
-    results = [report.run(federate, list(ROWS), Namespace(**vars(args) | {"seed": seed})) for seed in seeds]
-    lines = []
-    for name in ROWS:
-        framed = {result[name].ledger.total(direction="up", framed=True) for result in results}
-        plain = results[0][next(iter(ROWS))].ledger.total(direction="up", framed=True)
-        accuracy, first = (np.array([result[row].over_rounds()[-1, 0].item() for result in results]) for row in (name, next(iter(ROWS))))
-        gain = "" if name == next(iter(ROWS)) else report.mean_and_deviation(accuracy - first)
-        (sent,) = framed  # the same for every seed: a message's form depends on the model alone
-        lines.append([name, sent, f"{plain / sent:.1f}", report.mean_and_deviation(accuracy), gain])
-    return report.table(["codec", "bytes up", "times fewer", "accuracy", "gain"], lines)
+        accuracy = federation.accuracy(predict)
+        bar.write(f"{name}, round {server_round + 1}: {100 * accuracy:.1f} %")
+    return accuracy, fp.num_bytes(message)
 
 
 def main() -> None:
-    parser = report.flags("Codecs")
-    parser.set_defaults(backbones=["B"])
-    args = parser.parse_args()
-    args.rounds = args.rounds or (10 if args.full else None)
-    print(measure(args))
+    quick = digits.parser(__doc__).parse_args().quick
+    split = partial(fp.dirichlet, num_clients=NUM_CLIENTS, alpha=0.3, min_size=20)
+    federation = digits.federation(split, rounds=6, steps=12, quick=quick)
+    runs = {name: federate(federation, name) for name in CODECS}
+    parts = [
+        f"{name} {100 * accuracy:.1f} % for {sent:,}" for name, (accuracy, sent) in runs.items()
+    ]
+    print(f"Accuracy, and bytes that a client sends in a round: {'; '.join(parts)}.")
 
 
 if __name__ == "__main__":

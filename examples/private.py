@@ -1,18 +1,15 @@
-"""DP-SGD on prompts: clients average prompts and heads, and every single image is protected at a stated epsilon.
+"""DP-SGD on prompts: every single image is protected, at a price in accuracy.
 
-Real handwritten digits, five clients with 240 images each, one tiny vision transformer that all share::
+Five clients with 240 handwritten digits each average prompts and a head. A client clips the
+gradient of every image and adds noise in every step, so that whatever it sends is
+differentially private; dp-accounting computes the noise for a given epsilon::
 
     python examples/private.py
-
-The table of the documentation is made by ``--full`` (three seeds). A client clips and noises the gradient of every step, so that whatever
-it sends, in every round, is protected; nobody else need be trusted. Accounting is dp-accounting's.
 """
 
-from argparse import Namespace
-from functools import cache, partial
+from functools import partial
 
 import dp_accounting
-import numpy as np
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
@@ -20,96 +17,79 @@ from dp_accounting.pld import PLDAccountant
 from torch import Tensor
 from tqdm import tqdm
 
+import digits
 import fedprompt as fp
-import report
-from embedded.tasks import Backbone, Split, Task
+from embedded.vit import load_vit
 
-ROWS = {"no privacy": None, "clipping alone": np.inf, "ε = 8": 8.0, "ε = 3": 3.0, "ε = 1": 1.0}
-
-
-def training(multiplier: float, *, rate: float, steps: int) -> dp_accounting.DpEvent:
-    """What an accountant must know of the steps that one image may take part in."""
-    step = dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(multiplier))
-    return dp_accounting.SelfComposedDpEvent(step, steps)
+NUM_CLIENTS, RATE, MAX_NORM, DELTA = 5, 0.2, 1.0, 1e-4
 
 
-@cache
-def multiplier_for(epsilon: float, *, delta: float, rate: float, steps: int) -> float:
-    """The noise that so many steps need; a coarse grid errs on the side of more."""
-    accountant, bracket = partial(PLDAccountant, value_discretization_interval=1e-3), dp_accounting.ExplicitBracketInterval(0.3, 100)
-    return dp_accounting.calibrate_dp_mechanism(accountant, partial(training, rate=rate, steps=steps), epsilon, delta, bracket)
+def noise_for(epsilon: float, *, steps: int) -> float:
+    """Return the noise multiplier of `steps` steps, each on a Poisson sample of the images."""
+
+    def event(multiplier: float) -> dp_accounting.DpEvent:
+        noisy = dp_accounting.GaussianDpEvent(multiplier)
+        step = dp_accounting.PoissonSampledDpEvent(RATE, noisy)
+        return dp_accounting.SelfComposedDpEvent(step, steps)
+
+    accountant = partial(PLDAccountant, value_discretization_interval=1e-3)
+    bracket = dp_accounting.ExplicitBracketInterval(0.3, 100)
+    return dp_accounting.calibrate_dp_mechanism(accountant, event, epsilon, DELTA, bracket)
 
 
-def logits(model: nn.Module, backbone: Backbone, images: Tensor) -> Tensor:
-    return model["head"](fp.encode_prompted(backbone.encoder, images, model["prompts"]()).pooled)
+def federate(federation: digits.Federation, epsilon: float | None, seed: int | None) -> float:
+    """Return the accuracy of the averaged model after the last round."""
+    multiplier = noise_for(epsilon, steps=federation.rounds * federation.steps) if epsilon else 0.0
+    max_norm = MAX_NORM if epsilon else 1e9  # larger than any gradient
+    secret = None if seed is None else torch.Generator().manual_seed(seed)
+    noise = {"multiplier": multiplier, "max_norm": max_norm, "generator": secret}
+    torch.manual_seed(0)
+    trunk = fp.vit_trunk(load_vit("B"))
+    prompts = fp.DeepPrompts(4, trunk.dim, trunk.depth, patch_size=4)
+    model = nn.ModuleDict({"prompts": prompts, "head": nn.Linear(trunk.dim, 10)})
 
+    def logits_of(model: nn.Module, images: Tensor) -> Tensor:
+        return model["head"](fp.encode_prompted(trunk, images, model["prompts"]()).pooled)
 
-def batch_of(split: Split, indices: Tensor, generator: torch.Generator, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Varied images and their labels; there may be none."""
-    images, labels = split.dataset[indices]
-    return (split.augment(images, generator) if len(indices) else images).to(device), labels.to(device)
-
-
-def gradient(model, backbone, batch, *, max_norm, multiplier, expected, generator) -> dict[str, Tensor]:
-    """The noisy mean of every image's own clipped gradient; for `max_norm` None the plain mean."""
-    images, labels = batch
-    copies = fp.privacy.per_sample(model, len(images))
-    F.cross_entropy(logits(copies, backbone, images), labels, reduction="sum").backward()
-    own = {name: parameter.grad for name, parameter in copies.named_parameters()}
-    if max_norm is None:
-        return {name: each.sum(0) / expected for name, each in own.items()}
-    total = fp.privacy.clipped_sum(own, max_norm=max_norm)
-    return fp.privacy.noisy_mean(total, multiplier=multiplier, max_norm=max_norm, expected_batch_size=expected, generator=generator)
-
-
-def federate(name: str, task: Task, backbones: list[Backbone], shards: list[np.ndarray], args: Namespace) -> tuple[Tensor, fp.Ledger]:
-    """Run one row of the table; return accuracy (rounds, 1, classes) and what was sent."""
-    epsilon, backbone = ROWS[name], backbones[0]
-    steps = args.rounds * args.steps
-    multiplier = multiplier_for(epsilon, delta=args.delta, rate=args.rate, steps=steps) if epsilon and epsilon < np.inf else 0.0
-    private = {"max_norm": args.max_norm if epsilon else None, "multiplier": multiplier}
-    torch.manual_seed(args.seed)
-    prompts = fp.DeepPrompts(args.num_prompts, backbone.dim, backbone.encoder.depth, patch_size=backbone.patch_size)
-    model = nn.ModuleDict({"prompts": prompts, "head": nn.Linear(backbone.dim, task.num_classes)}).to(args.device)
-    values, history, ledger = fp.snapshot(model), [], fp.Ledger()
-    for server_round in tqdm(range(args.rounds), desc=f"{name}, noise {multiplier:.2f}", unit="round"):
-        uploads = []
-        for k, shard in enumerate(map(torch.as_tensor, shards)):
+    values = fp.snapshot(model)
+    name = f"epsilon {epsilon:g}, noise {multiplier:.2f}" if epsilon else "no privacy"
+    for server_round in (bar := tqdm(range(federation.rounds), name, unit="round")):
+        payloads = []
+        for client in range(NUM_CLIENTS):
             fp.load_values(model, values)
-            scale = (1 + np.cos(np.pi * server_round / args.rounds)) / 2
-            optimizer = torch.optim.SGD(model.parameters(), lr=scale * (args.learning_rate if epsilon else args.plain_learning_rate))
-            stream = partial(fp.stream_generator, args.seed, server_round=server_round, client=k)
-            draw, vary, noise = stream(purpose="batches"), stream(purpose="augmentation"), stream(purpose="noise")
-            for _ in range(args.steps):
-                batch = batch_of(task.train, shard[fp.privacy.poisson_batch(len(shard), rate=args.rate, generator=draw)], vary, args.device)
-                mean = gradient(model, backbone, batch, expected=args.rate * len(shard), generator=noise, **private)
+            rate = (1 - server_round / federation.rounds) * (3.0 if epsilon else 0.9)
+            optimizer = torch.optim.SGD(model.parameters(), rate)
+            images, labels = federation.own(client)
+            for _ in range(federation.steps):
+                batch = fp.privacy.poisson_batch(len(images), rate=RATE, generator=secret)
+                copies = fp.privacy.per_sample(model, len(batch))  # one gradient for each image
+                logits = logits_of(copies, images[batch])
+                F.cross_entropy(logits, labels[batch], reduction="sum").backward()
+                own = {name: copy.grad for name, copy in copies.named_parameters()}
+                total = fp.privacy.clipped_sum(own, max_norm=max_norm)
+                mean = fp.privacy.noisy_mean(total, expected_batch_size=RATE * len(images), **noise)
                 for key, parameter in model.named_parameters():
                     parameter.grad = mean[key].to(parameter)
                 optimizer.step()
-            uploads.append(fp.collect(model, weight=1))
-            ledger.record(uploads[-1], direction="up", client=k, server_round=server_round)
-        values = {key: mean.value for key, mean in fp.weighted_mean(uploads).items()}
+            payloads.append(fp.collect(model, weight=1))
+        values = {key: mean.value for key, mean in fp.weighted_mean(payloads).items()}
         fp.load_values(model, values)
-        history.append(report.class_accuracy(partial(logits, model, backbone), task, args.device)[None])
-    return torch.stack(history), ledger
+        accuracy = federation.accuracy(partial(logits_of, model))
+        bar.write(f"{name}, round {server_round + 1}: {100 * accuracy:.1f} %")
+    return accuracy
 
 
 def main() -> None:
-    parser = report.flags("DP-SGD on prompts")
-    parser.add_argument("--rate", type=float, default=0.2, help="the chance of each image to be in a batch")
-    parser.add_argument("--max-norm", type=float, default=1.0, help="of one image's gradient")
-    parser.add_argument("--learning-rate", type=float, default=3.0, help="where gradients are clipped")
-    parser.add_argument("--plain-learning-rate", type=float, default=0.9, help="where they are not")
-    parser.add_argument("--delta", type=float, default=1e-4)
-    parser.set_defaults(backbones=["B"], partition="iid", rounds=10, steps=4, num_prompts=4)
+    parser = digits.parser(__doc__)
+    parser.add_argument("--seed", type=int, help="repeatable noise, for tests; never in earnest")
     args = parser.parse_args()
-    if args.dataset != "digits":
-        parser.error("batches are drawn from tensors: this example knows the digits alone")
-    results = [
-        report.run(federate, list(ROWS), Namespace(**vars(args) | {"seed": seed})) for seed in (range(3) if args.full else [args.seed])
-    ]
-    accuracy = {name: [result[name].over_rounds()[-1, 0].item() for result in results] for name in ROWS}
-    print(report.table(["", "accuracy"], [[name, report.mean_and_deviation(values)] for name, values in accuracy.items()]))
+    split = partial(fp.iid, num_clients=NUM_CLIENTS)
+    federation = digits.federation(split, rounds=10, steps=4, quick=args.quick)
+    plain, protected = (federate(federation, epsilon, args.seed) for epsilon in (None, 3.0))
+    print(
+        f"Epsilon 3 costs {100 * (plain - protected):.1f} points: {100 * protected:.1f} % with "
+        f"clipped and noisy gradients, {100 * plain:.1f} % without (delta {DELTA:g})."
+    )
 
 
 if __name__ == "__main__":

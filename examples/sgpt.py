@@ -1,160 +1,99 @@
-"""SGPT: prompts that all samples share, and prompts that each sample selects with its group (Deng et al., CVPR 2024).
+"""SGPT: one global model whose images choose their own group prompts.
 
-Twenty clients with two digits each, one global model that adapts to every image::
+Twenty clients with two digits each, five of them in a round. All images share some prompts; each
+image also selects one of ten groups of prompts by the nearest key (Deng et al., CVPR 2024)::
 
     python examples/sgpt.py
-
-``--shift feature`` gives each client one visual domain instead. The tables of the documentation are made by ``--full``; the paper's
-setting, for someone with weights, by::
-
-    python examples/sgpt.py --backbone vit_base_patch16_224.augreg_in21k --pretrained --dataset cifar100 --root DIR \
-        --clients 100 --classes-per-client 10
 """
 
-from argparse import Namespace
-from typing import NamedTuple
+from collections.abc import Iterable
+from functools import partial
 
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
 from torch import Tensor
+from tqdm import tqdm
 
+import digits
 import fedprompt as fp
-import sgpt_report as report
-from embedded.shifts import Federation, Side
-from embedded.tasks import Backbone
-from memory import rounds
-from sgpt_setup import flags
+from embedded.vit import load_vit
 
-
-def uncalibrated(query: Tensor, keys: Tensor, *, usage: Tensor | None = None) -> fp.Selection:
-    """Select in training as at inference, however crowded a group is."""
-    return fp.select_nearest(query, keys)
-
-
-class Row(NamedTuple):
-    """One line of the tables: which parts learn in each block, the rule of selection in training, and the server's momentum.
-
-    `average`: the head reads the mean of the class token and the group tokens, or the class token alone; None leaves it to the flag.
-    """
-
-    blocks: list[tuple[str, ...]]
-    selector: fp.PromptSelector = fp.select_nearest
-    momentum: float = 0.5
-    average: bool | None = None
-
-
-SHARED, GROUPS = ("shared", "head"), ("groups", "selector", "head")
-ROWS = {
-    "head only": Row([("head",)]),
-    "FedVPT": Row([SHARED]),  # these two put their prompts elsewhere: new_model
-    "FedVPT-D": Row([SHARED]),
-    "shared only": Row([SHARED]),
-    "group only": Row([GROUPS]),
-    "joint": Row([("shared", *GROUPS)]),
-    "inverted order": Row([GROUPS, SHARED]),
-    "SGPT, no calibration": Row([SHARED, GROUPS], uncalibrated, momentum=0.0),
-    "SGPT, no momentum": Row([SHARED, GROUPS], momentum=0.0),
-    "SGPT, averaged tokens": Row([SHARED, GROUPS], average=True),
-    "SGPT": Row([SHARED, GROUPS]),
-}
-
-
-def new_model(name: str, backbone: Backbone, num_classes: int, args: Namespace) -> nn.ModuleDict:
-    """What learns and travels; the frozen backbone stays outside and is shared."""
-    dim, depth, size = backbone.dim, backbone.encoder.depth, backbone.patch_size
-    elsewhere = {"FedVPT": (args.num_prompts, (0,)), "FedVPT-D": (args.num_prompts, range(depth))}
-    length, layers = elsewhere.get(name, (args.shared_length, args.shared_layers))
-    parts = {
-        "shared": fp.LayeredPrompts(length, dim, layers=layers, replace=name == "FedVPT-D", patch_size=size),
-        "groups": fp.GroupPrompts(args.groups, args.group_length, dim, layers=args.group_layers, patch_size=size),
-        "selector": fp.SelectionKeys(args.groups, dim, selector=ROWS[name].selector),
-        "head": nn.Linear(dim, num_classes),
-    }
-    learning = set().union(*ROWS[name].blocks)
-    return nn.ModuleDict({part: module for part, module in parts.items() if part in learning}).to(args.device)
-
-
-def logits(model: nn.ModuleDict, backbone: Backbone, images: Tensor, chosen: Tensor | None, average: bool) -> Tensor:
-    """Classify with the shared prompts and, where groups are chosen, theirs."""
-    images = (images - backbone.mean) / backbone.std
-    streams = [model["shared"]()] if "shared" in model else []
-    if chosen is None:
-        return model["head"](fp.encode_prompted(backbone.encoder, images, *streams).pooled)
-    encoded = fp.encode_prompted(backbone.encoder, images, *streams, model["groups"](chosen))
-    return model["head"](torch.cat([encoded.pooled[:, None], encoded.streams[-1]], 1).mean(1) if average else encoded.pooled)
+NUM_CLIENTS, COHORT, NUM_GROUPS = 20, 5, 10
 
 
 @torch.no_grad()
-def inference(model: nn.ModuleDict, backbone: Backbone, side: Side, args: Namespace) -> tuple[Tensor, Tensor | None]:
-    """Whether each image is classified correctly, and the groups chosen by plain cosine: of a client it needs nothing."""
-    chosen = model.eval()["selector"](side.queries).indices if "groups" in model else None
-    correct = torch.zeros(len(side.labels))
-    for images, numbers in side.split.batches(range(len(side.labels)), args.device):
-        z = logits(model, backbone, images, None if chosen is None else chosen[numbers], args.average)
-        correct[numbers.cpu()] = (z.argmax(1) == side.labels[numbers]).float().cpu()
-    return correct, None if chosen is None else chosen.cpu()
+def query_of(trunk: fp.Trunk, images: Tensor) -> Tensor:
+    """Encode images without any prompt: the query that selects a group."""
+    return fp.encode_prompted(trunk, images).pooled
 
 
-def federate(name: str, federation: Federation, backbone: Backbone, args: Namespace) -> report.Result:
-    """Run one row of the tables."""
-    row, train = ROWS[name], federation.train
-    args = args if row.average is None else Namespace(**vars(args) | {"average": row.average})
-    torch.manual_seed(args.seed)
-    model = new_model(name, backbone, federation.num_classes, args)
-    grouped, clients = "groups" in model, range(args.clients - args.unseen)
-    values, usage = fp.snapshot(model), torch.zeros(args.groups)
-    server = fp.update_by_name({part: fp.ema(decay=row.momentum) for part in ("groups", "selector") if grouped})
-    memory = Namespace(values=values, state=server.init(values), usage=usage, history=[], usages=[], chosen=None)
-    for server_round in (bar := rounds(memory, args.rounds, name, args)):
-        uploads = []
-        draw = fp.stream_generator(args.seed, server_round=server_round, purpose="cohort")
-        for client in fp.cohort(clients, size=round(args.ratio * len(clients)), generator=draw):
-            fp.load_values(model.train(), memory.values)
-            shard, stream = train.shards[client], fp.stream_generator(args.seed, server_round=server_round, client=client)
-            epochs = args.epochs * 2 // len(row.blocks)  # as many steps in every row
-            if grouped:
-                model["selector"].start_round(memory.usage)
-            for block in row.blocks:
-                decays = [{"params": model[part].parameters(), "weight_decay": args.weight_decay * (part in SHARED)} for part in block]
-                optimizer = torch.optim.SGD(decays, lr=args.learning_rate, momentum=0.9)
-                with fp.training_only(model, *(model[part] for part in block)):
-                    steps = -(-len(shard) // args.batch_size) * epochs
-                    for images, numbers in train.split.training(shard, args.device, size=args.batch_size, steps=steps, generator=stream):
-                        chosen, loss = None, torch.zeros((), device=args.device)
-                        if "groups" in block:
-                            chosen = model["selector"](train.queries[numbers]).indices
-                            loss = fp.key_loss(train.queries[numbers], model["selector"].keys, chosen)
-                        loss = loss + F.cross_entropy(logits(model, backbone, images, chosen, args.average), train.labels[numbers])
-                        optimizer.zero_grad()
-                        loss.backward()
-                        optimizer.step()
-            counts = {"selector.keys": model["selector"].counts} if grouped else {}
-            uploads.append(fp.collect(model, weight=len(shard), rows=counts))
-        mean = fp.weighted_mean(uploads)
-        memory.values, memory.state = server.step(memory.values, mean, memory.state)
-        if grouped:
-            memory.usages.append(mean["selector.keys"].weight.cpu())
-            memory.usage = memory.usage + memory.usages[-1]
-            effective = fp.selection.selection_health(memory.usages[-1])["effective_groups"]
-            bar.set_postfix(effective_groups=f"{effective:.1f}")  # a collapse shows here first
-        fp.load_values(model, memory.values)
-        correct, memory.chosen = inference(model, backbone, federation.test, args)
-        memory.history.append(torch.stack([correct[shard].mean() for shard in federation.test.shards]))
-    sizes = torch.tensor([len(shard) for shard in federation.test.shards])
-    usages = torch.stack(memory.usages) if grouped else None
-    return report.Result(torch.stack(memory.history), sizes, usages, memory.chosen, memory.values)
+def logits_of(model: nn.ModuleDict, trunk: fp.Trunk, images: Tensor, *chosen: Tensor) -> Tensor:
+    """Classify with the shared prompts and those of the chosen groups, if any."""
+    streams = [model["shared"](), *(model["groups"](each) for each in chosen)]
+    return model["head"](fp.encode_prompted(trunk, images, *streams).pooled)
+
+
+def train(
+    model: nn.ModuleDict, trunk: fp.Trunk, batches: Iterable[digits.Batch], *block: str
+) -> None:
+    """Train the parts of one block; the other parts are frozen."""
+    parts = [model[name] for name in block]
+    optimizer = torch.optim.SGD(nn.ModuleList(parts).parameters(), 0.05, momentum=0.9)
+    with fp.training_only(model, *parts):
+        for images, labels in batches:
+            if "groups" in block:
+                query = query_of(trunk, images)
+                chosen = model["selector"](query).indices
+                loss = F.cross_entropy(logits_of(model, trunk, images, chosen), labels)
+                loss = loss + fp.key_loss(query, model["selector"].keys, chosen)
+            else:
+                loss = F.cross_entropy(logits_of(model, trunk, images), labels)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
 
 
 def main() -> None:
-    args = flags().parse_args()
-    if args.full:
-        blocks_differ = ("shared only", "group only", "inverted order", "SGPT, averaged tokens")  # shown for label shift alone, for time
-        rows = {"label": list(ROWS), "feature": [name for name in ROWS if name not in blocks_differ]}
-        for part in report.full(federate, rows, args):
-            print(part, flush=True)
-        return
-    print(report.summary(*report.run(federate, ["FedVPT", "FedVPT-D", "SGPT"], args)))
+    quick = digits.parser(__doc__).parse_args().quick
+    split = partial(fp.pathological, num_clients=NUM_CLIENTS, classes_per_client=2)
+    federation = digits.federation(split, rounds=20, steps=8, quick=quick)
+    torch.manual_seed(0)
+    trunk = fp.vit_trunk(load_vit("B"))
+    shared = fp.LayeredPrompts(8, trunk.dim, layers=(0, 1), patch_size=4)
+    groups = fp.GroupPrompts(NUM_GROUPS, 1, trunk.dim, layers=(2, 3), patch_size=4)
+    selector, head = fp.SelectionKeys(NUM_GROUPS, trunk.dim), nn.Linear(trunk.dim, 10)
+    model = nn.ModuleDict({"shared": shared, "groups": groups, "selector": selector, "head": head})
+
+    def predict(images: Tensor) -> Tensor:
+        return logits_of(model, trunk, images, selector(query_of(trunk, images)).indices)
+
+    values, usage = fp.snapshot(model), torch.zeros(NUM_GROUPS)
+    server = fp.update_by_name({"groups": fp.ema(decay=0.5), "selector": fp.ema(decay=0.5)})
+    state = server.init(values)
+    for server_round in (bar := tqdm(range(federation.rounds), unit="round")):
+        payloads, draw = [], fp.stream_generator(0, server_round=server_round, purpose="cohort")
+        for client in fp.cohort(range(NUM_CLIENTS), size=COHORT, generator=draw):
+            fp.load_values(model.train(), values)
+            selector.start_round(usage)
+            for block in (("shared", "head"), ("groups", "selector", "head")):
+                train(model, trunk, federation.batches(client, server_round, size=32), *block)
+            rows, size = {"selector.keys": selector.counts}, len(federation.shards[client])
+            payloads.append(fp.collect(model, weight=size, rows=rows))
+        mean = fp.weighted_mean(payloads)
+        values, state = server.step(values, mean, state)
+        usage = usage + mean["selector.keys"].weight
+        fp.load_values(model.eval(), values)
+        accuracy = federation.accuracy(predict)
+        bar.write(f"round {server_round + 1}: {100 * accuracy:.1f} %")
+    chosen = selector(query_of(trunk, federation.test_images)).indices
+    table = fp.selection.contingency_table(chosen, federation.test_labels, NUM_GROUPS, 10)
+    purity = table.amax(1).sum() / table.sum()
+    print(
+        f"One model recognizes {100 * accuracy:.1f} % of all digits; no client has more than two. "
+        f"Images use {int(table.any(1).sum())} of {NUM_GROUPS} groups, and {100 * purity:.0f} % "
+        f"of the images belong to the largest class of their group."
+    )
 
 
 if __name__ == "__main__":

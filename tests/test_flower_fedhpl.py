@@ -9,11 +9,10 @@ from functools import partial
 import torch
 
 import federation
-import fedhpl
 import fedprompt as fp
 import launch
-import report
 import run
+from studies import fedhpl, report
 
 
 def test_the_cut_rounds_learn_what_the_example_learns():

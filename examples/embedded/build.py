@@ -44,10 +44,14 @@ def pretrain(
     """
     model.train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1.5e-3, weight_decay=0.05)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=1.5e-3, total_steps=steps, pct_start=0.1)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, max_lr=1.5e-3, total_steps=steps, pct_start=0.1
+    )
     for _ in (progress := tqdm(range(steps))):
         batch = torch.randint(len(labels), (BATCH,), generator=generator)
-        loss = F.cross_entropy(model(augment(images[batch], generator)), labels[batch], label_smoothing=0.05)
+        loss = F.cross_entropy(
+            model(augment(images[batch], generator)), labels[batch], label_smoothing=0.05
+        )
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -58,7 +62,11 @@ def pretrain(
 
 
 @torch.inference_mode()
-def accuracy(model: VisionTransformer, images: Float[Tensor, "batch 1 height width"], labels: Int[Tensor, "batch"]) -> float:
+def accuracy(
+    model: VisionTransformer,
+    images: Float[Tensor, "batch 1 height width"],
+    labels: Int[Tensor, "batch"],
+) -> float:
     """Return the share of images that a model names rightly."""
     return float((model(images).argmax(1) == labels).float().mean())
 
@@ -94,7 +102,9 @@ def main() -> None:
         model, source_accuracy = build(size, seed=arguments.seed, steps=arguments.steps)
         path = weights_path(size, arguments.out)
         save_vit(model, size, path, source_accuracy=source_accuracy, recipe=RECIPE)
-        print(f"{path}: {path.stat().st_size / 1024:.0f} KiB, {source_accuracy:.1%} of held-out glyphs")
+        print(
+            f"{path}: {path.stat().st_size / 1024:.0f} KiB, {source_accuracy:.1%} of held-out glyphs"
+        )
 
 
 if __name__ == "__main__":

@@ -40,11 +40,15 @@ BATCH = 64
 PATCH_WEIGHT = 0.5
 
 
-def encode_text(model: open_clip.model.CLIP, tokens: Int[Tensor, "texts length"]) -> Float[Tensor, "texts dim"]:
+def encode_text(
+    model: open_clip.model.CLIP, tokens: Int[Tensor, "texts length"]
+) -> Float[Tensor, "texts dim"]:
     """Encode texts of any length, short ones in less time than `model.encode_text`, which takes its full length alone."""
     length = tokens.shape[1]
     embedded = model.token_embedding(tokens) + model.positional_embedding[:length]
-    hidden = model.ln_final(model.transformer(embedded, attn_mask=model.attn_mask[:length, :length]))
+    hidden = model.ln_final(
+        model.transformer(embedded, attn_mask=model.attn_mask[:length, :length])
+    )
     return hidden[torch.arange(len(tokens)), tokens.argmax(1)] @ model.text_projection
 
 
@@ -52,8 +56,13 @@ class Captions:
     """Two captions of every class, drawn anew for each batch: one that names no style, and one that names some style."""
 
     def __init__(self) -> None:
-        texts = [[tokenize([form.format(name) for name in NAMES], 12) for form in forms] for forms in TEMPLATES.values()]
-        self.tokens = torch.stack([torch.stack(forms) for forms in texts])  # (1 + styles, forms, classes, length)
+        texts = [
+            [tokenize([form.format(name) for name in NAMES], 12) for form in forms]
+            for forms in TEMPLATES.values()
+        ]
+        self.tokens = torch.stack(
+            [torch.stack(forms) for forms in texts]
+        )  # (1 + styles, forms, classes, length)
 
     def draw(
         self, labels: Int[Tensor, "batch"], styles: Int[Tensor, "batch"], generator: torch.Generator
@@ -62,7 +71,9 @@ class Captions:
         classes, num_forms = torch.arange(len(NAMES)), self.tokens.shape[1]
         forms = torch.randint(num_forms, (2, len(NAMES)), generator=generator)
         named = torch.randint(len(STYLES), (len(NAMES),), generator=generator)
-        tokens = torch.cat([self.tokens[0, forms[0], classes], self.tokens[1 + named, forms[1], classes]])
+        tokens = torch.cat(
+            [self.tokens[0, forms[0], classes], self.tokens[1 + named, forms[1], classes]]
+        )
         right = labels[:, None] == classes
         fits = torch.cat([right, right & (named == styles[:, None])], 1).float()
         return tokens, fits / fits.sum(1, keepdim=True)
@@ -82,7 +93,12 @@ def difficulty(progress: float) -> tuple[float, float]:
 
 
 def batch_loss(
-    model: open_clip.model.CLIP, glyphs: Tensor, labels: Tensor, captions: Captions, generator: torch.Generator, progress: float
+    model: open_clip.model.CLIP,
+    glyphs: Tensor,
+    labels: Tensor,
+    captions: Captions,
+    generator: torch.Generator,
+    progress: float,
 ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
     """Draw canvases, styles and captions for a batch of glyphs.
 
@@ -99,7 +115,9 @@ def batch_loss(
         return canvases
 
     canvases = augment(glyphs, generator, place=place)
-    styles = torch.randint(len(STYLES), (len(labels),), generator=generator) * (torch.rand(len(labels), generator=generator) < share)
+    styles = torch.randint(len(STYLES), (len(labels),), generator=generator) * (
+        torch.rand(len(labels), generator=generator) < share
+    )
     for index, style in enumerate(STYLES):
         canvases[styles == index] = DOMAINS[style](canvases[styles == index], generator)
     pooled, patches = image_tokens(model, preprocess(canvases))
@@ -108,12 +126,22 @@ def batch_loss(
     similarity = F.normalize(patches, dim=-1) @ F.normalize(text, dim=-1).T
     touched = F.avg_pool2d(squares[0], 4).flatten(1)
     glyph = torch.einsum("bv,bvt->bt", touched / touched.sum(1, keepdim=True), similarity)
-    contrastive = F.cross_entropy(cosine_logits(pooled, text, scale=scale), fits) + PATCH_WEIGHT * F.cross_entropy(scale * glyph, fits)
-    return contrastive, similarity.amax(2).relu()[touched == 0].sum() / (touched == 0).sum().clamp(min=1)
+    contrastive = F.cross_entropy(
+        cosine_logits(pooled, text, scale=scale), fits
+    ) + PATCH_WEIGHT * F.cross_entropy(scale * glyph, fits)
+    return contrastive, similarity.amax(2).relu()[touched == 0].sum() / (touched == 0).sum().clamp(
+        min=1
+    )
 
 
 def pretrain(
-    model: open_clip.model.CLIP, images: Tensor, labels: Tensor, generator: torch.Generator, *, steps: int = STEPS, background: bool = False
+    model: open_clip.model.CLIP,
+    images: Tensor,
+    labels: Tensor,
+    generator: torch.Generator,
+    *,
+    steps: int = STEPS,
+    background: bool = False,
 ) -> None:
     """Train every weight of a model to tell the captions that fit a glyph from all others, in place.
 
@@ -127,10 +155,19 @@ def pretrain(
     """
     captions, rate = Captions(), 7e-4 if background else 1.5e-3
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=0.05)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=rate, total_steps=steps, pct_start=0.1)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, max_lr=rate, total_steps=steps, pct_start=0.1
+    )
     for step in (progress := tqdm(range(steps))):
         batch = torch.randint(len(labels), (BATCH,), generator=generator)
-        loss, closeness = batch_loss(model, images[batch], labels[batch], captions, generator, 1.0 if background else step / steps)
+        loss, closeness = batch_loss(
+            model,
+            images[batch],
+            labels[batch],
+            captions,
+            generator,
+            1.0 if background else step / steps,
+        )
         if background:
             loss = loss + closeness
         optimizer.zero_grad()
@@ -142,7 +179,9 @@ def pretrain(
 
 
 @torch.inference_mode()
-def accuracy(model: open_clip.model.CLIP, images: Tensor, labels: Tensor, generator: torch.Generator) -> float:
+def accuracy(
+    model: open_clip.model.CLIP, images: Tensor, labels: Tensor, generator: torch.Generator
+) -> float:
     """Return the share of plain glyphs, of all sizes on cluttered canvases, that "a photo of a ..." names rightly."""
     text = model.encode_text(tokenize([f"a photo of a {name}." for name in NAMES]))
     pooled, _ = image_tokens(model, preprocess(cluttered(images, generator)[0]))
@@ -168,7 +207,9 @@ def main() -> None:
     source_accuracy = accuracy(model, *render(NUM_HELD_OUT, held_out), generator)
     path = weights_path(arguments.out)
     save_clip(model, path, recipe=RECIPE, source_accuracy=f"{source_accuracy:.4f}")
-    print(f"{path}: {path.stat().st_size / 1024:.0f} KiB, {source_accuracy:.1%} of held-out glyphs, {seconds:.0f} CPU seconds")
+    print(
+        f"{path}: {path.stat().st_size / 1024:.0f} KiB, {source_accuracy:.1%} of held-out glyphs, {seconds:.0f} CPU seconds"
+    )
 
 
 if __name__ == "__main__":

@@ -12,7 +12,11 @@ NUM_FRAGMENTS = 10
 Canvases = Float[Tensor, "batch channels side side"]
 
 
-def place(images: Float[Tensor, "batch channels height width"], size: Float[Tensor, "batch"], corner: Float[Tensor, "batch 2"]) -> Canvases:
+def place(
+    images: Float[Tensor, "batch channels height width"],
+    size: Float[Tensor, "batch"],
+    corner: Float[Tensor, "batch 2"],
+) -> Canvases:
     """Scale each image to a square on an empty canvas, bilinearly.
 
     Args:
@@ -21,13 +25,22 @@ def place(images: Float[Tensor, "batch channels height width"], size: Float[Tens
         corner: Their top left corners (x, y), in pixels; what leaves the canvas is cut off.
     """
     scale = SIDE / size[:, None]
-    affine = torch.cat([torch.diag_embed(scale.expand(-1, 2)), (scale - 2 * corner / size[:, None] - 1)[..., None]], -1)
+    affine = torch.cat(
+        [
+            torch.diag_embed(scale.expand(-1, 2)),
+            (scale - 2 * corner / size[:, None] - 1)[..., None],
+        ],
+        -1,
+    )
     grid = affine_grid(affine, [len(images), 1, SIDE, SIDE], align_corners=False)
     return grid_sample(images, grid, align_corners=False)
 
 
 def clutter(
-    images: Float[Tensor, "batch channels height width"], generator: torch.Generator, *, fragments: int = NUM_FRAGMENTS
+    images: Float[Tensor, "batch channels height width"],
+    generator: torch.Generator,
+    *,
+    fragments: int = NUM_FRAGMENTS,
 ) -> Canvases:
     """Fill canvases with small cuttings of other images, drawn from the same batch, in random places, sizes and brightness."""
     canvas = torch.zeros(len(images), images.shape[1], SIDE, SIDE, device=images.device)
@@ -35,19 +48,27 @@ def clutter(
     for _ in range(fragments):
 
         def uniform(low: float, high: float, *shape: int) -> Tensor:
-            return low + (high - low) * torch.rand(len(images), *shape, generator=generator, device=images.device)
+            return low + (high - low) * torch.rand(
+                len(images), *shape, generator=generator, device=images.device
+            )
 
         size, centre, seen = uniform(SMALLEST, SIDE), uniform(0, SIDE, 2), uniform(0.2, 0.8, 2)
         reach, light = uniform(2, 4, 1), uniform(0.5, 1, 1, 1, 1)
         others = images[torch.randperm(len(images), generator=generator, device=images.device)]
         across, down = ((pixel - centre[:, axis, None]).abs() < reach for axis in (0, 1))
-        cutting = place(others, size, centre - seen * size[:, None]) * (down[:, None, :, None] & across[:, None, None, :])
+        cutting = place(others, size, centre - seen * size[:, None]) * (
+            down[:, None, :, None] & across[:, None, None, :]
+        )
         canvas = torch.maximum(canvas, light * cutting)
     return canvas
 
 
 def cluttered(
-    images: Float[Tensor, "batch channels height width"], generator: torch.Generator, *, smallest: float = SMALLEST, largest: float = SIDE
+    images: Float[Tensor, "batch channels height width"],
+    generator: torch.Generator,
+    *,
+    smallest: float = SMALLEST,
+    largest: float = SIDE,
 ) -> tuple[Canvases, Float[Tensor, "batch 1 32 32"]]:
     """Put each image into a square of random size and place on its own cluttered canvas.
 
@@ -60,7 +81,14 @@ def cluttered(
     Returns:
         The canvases, and squares of 1 where the images stand. Clutter stays outside of them.
     """
-    size = smallest + (largest - smallest) * torch.rand(len(images), generator=generator, device=images.device)
-    corner = torch.rand(len(images), 2, generator=generator, device=images.device) * (SIDE - size)[:, None]
+    size = smallest + (largest - smallest) * torch.rand(
+        len(images), generator=generator, device=images.device
+    )
+    corner = (
+        torch.rand(len(images), 2, generator=generator, device=images.device)
+        * (SIDE - size)[:, None]
+    )
     square = place(torch.ones_like(images[:, :1]), size, corner)
-    return torch.maximum(place(images, size, corner), clutter(images, generator) * (square == 0)), square
+    return torch.maximum(
+        place(images, size, corner), clutter(images, generator) * (square == 0)
+    ), square

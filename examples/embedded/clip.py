@@ -19,17 +19,32 @@ NAMES = (*DIGITS, *(name if name.isupper() else f"small {name.upper()}" for name
 STYLES = ("plain", "inverted", "noisy")  # which a caption may name, or leave open
 _OPENINGS = {"": "a", "plain": "a plain", "inverted": "an inverted", "noisy": "a noisy"}
 _FORMS = ("{} photo of a {{}}.", "{} picture of the {{}}.", "{} drawing of a {{}}.")
-TEMPLATES = {style: tuple(form.format(opening) for form in _FORMS) for style, opening in _OPENINGS.items()}
+TEMPLATES = {
+    style: tuple(form.format(opening) for form in _FORMS) for style, opening in _OPENINGS.items()
+}
 _SPOKEN = " ".join([*NAMES, *(form.format("") for forms in TEMPLATES.values() for form in forms)])
-WORDS = ("<pad>", "<start>", *sorted(set(re.findall(r"\w+|\.", _SPOKEN))), "<eot>")  # a CLIP pools at the highest id
+WORDS = (
+    "<pad>",
+    "<start>",
+    *sorted(set(re.findall(r"\w+|\.", _SPOKEN))),
+    "<eot>",
+)  # a CLIP pools at the highest id
 ARCHITECTURE: dict[str, Any] = {
     "embed_dim": 64,
     "vision_cfg": {"layers": 3, "width": 64, "head_width": 16, "patch_size": 4, "image_size": 32},
-    "text_cfg": {"context_length": 24, "vocab_size": len(WORDS), "width": 64, "heads": 4, "layers": 2},
+    "text_cfg": {
+        "context_length": 24,
+        "vocab_size": len(WORDS),
+        "width": 64,
+        "heads": 4,
+        "layers": 2,
+    },
 }
 
 
-def tokenize(texts: list[str], context_length: int = ARCHITECTURE["text_cfg"]["context_length"]) -> Int[Tensor, "texts length"]:
+def tokenize(
+    texts: list[str], context_length: int = ARCHITECTURE["text_cfg"]["context_length"]
+) -> Int[Tensor, "texts length"]:
     """Write one id for each word or full stop, as open_clip's tokenizers do: start, words, end, padding; what is too long is cut.
 
     Raises:
@@ -43,7 +58,9 @@ def tokenize(texts: list[str], context_length: int = ARCHITECTURE["text_cfg"]["c
     for row, text in zip(rows, texts, strict=True):
         words = re.findall(r"\w+|\.", text)
         if unknown := set(words) - set(WORDS[2:-1]):
-            raise ValueError(f"`texts` must be written in the {len(WORDS) - 3} words of the embedded CLIP; got {sorted(unknown)}.")
+            raise ValueError(
+                f"`texts` must be written in the {len(WORDS) - 3} words of the embedded CLIP; got {sorted(unknown)}."
+            )
         written = ["<start>", *words[: context_length - 2], "<eot>"]
         row[: len(written)] = torch.tensor([WORDS.index(word) for word in written])
     return rows
@@ -68,7 +85,12 @@ def new_clip(*, seed: int) -> open_clip.model.CLIP:
 
 def save_clip(model: open_clip.model.CLIP, path: Path, **measured: str) -> None:
     """Write the weights in half precision, with the architecture, the words and what was measured."""
-    save_weights(model, path, measured | {"architecture": json.dumps(ARCHITECTURE, sort_keys=True), "words": json.dumps(WORDS)})
+    save_weights(
+        model,
+        path,
+        measured
+        | {"architecture": json.dumps(ARCHITECTURE, sort_keys=True), "words": json.dumps(WORDS)},
+    )
 
 
 def load_clip(folder: Path = FOLDER) -> open_clip.model.CLIP:

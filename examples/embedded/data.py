@@ -49,7 +49,9 @@ def noisy(images: Images, generator: torch.Generator, *, deviation: float = 0.3)
     return images + deviation * torch.randn(images.shape, generator=generator, device=images.device)
 
 
-def digits(seed: int, *, num_test: int = 597, domain: Callable[[Images], Images] = inverted_rotated) -> Digits:
+def digits(
+    seed: int, *, num_test: int = 597, domain: Callable[[Images], Images] = inverted_rotated
+) -> Digits:
     """Split the 1797 digits at random into training and test images.
 
     Args:

@@ -18,7 +18,9 @@ CANVAS = 128  # pixels; the widest glyph stays inside however it is slanted
 HEIGHT = 32  # of every glyph, before 4 x 4 blocks are averaged
 
 
-def render(num_per_class: int, generator: np.random.Generator) -> tuple[Float[Tensor, "batch 1 16 16"], Int[Tensor, "batch"]]:
+def render(
+    num_per_class: int, generator: np.random.Generator
+) -> tuple[Float[Tensor, "batch 1 16 16"], Int[Tensor, "batch"]]:
     """Draw every class `num_per_class` times, each time with another size, stroke, slant and width.
 
     Args:
@@ -29,8 +31,14 @@ def render(num_per_class: int, generator: np.random.Generator) -> tuple[Float[Te
         Images in [0, 1], ink on 0, ordered by class, and their labels, indices into `CLASSES`.
     """
     fonts = [ImageFont.load_default(size) for size in FONT_SIZES]
-    ink = [_reduced(_slanted(_drawn(name, fonts, generator), generator)) for name in CLASSES for _ in range(num_per_class)]
-    return enlarge(torch.from_numpy(np.stack(ink))), torch.arange(len(CLASSES)).repeat_interleave(num_per_class)
+    ink = [
+        _reduced(_slanted(_drawn(name, fonts, generator), generator))
+        for name in CLASSES
+        for _ in range(num_per_class)
+    ]
+    return enlarge(torch.from_numpy(np.stack(ink))), torch.arange(len(CLASSES)).repeat_interleave(
+        num_per_class
+    )
 
 
 def augment(
@@ -47,16 +55,22 @@ def augment(
         place: Where the varied glyphs are put before noise covers all.
     """
     warped = warp(images, generator, rotation=0.12, scale=0.1, shear=0.12, shift=0.06, elastic=0.06)
-    contrast, noise = torch.rand(2, len(images), 1, 1, 1, generator=generator, device=images.device).unbind()
+    contrast, noise = torch.rand(
+        2, len(images), 1, 1, 1, generator=generator, device=images.device
+    ).unbind()
     placed = place((warped * (0.7 + 0.8 * contrast)).clamp(0, 1))
-    return placed + 0.1 * noise * torch.randn(placed.shape, generator=generator, device=images.device)
+    return placed + 0.1 * noise * torch.randn(
+        placed.shape, generator=generator, device=images.device
+    )
 
 
 def _drawn(name: str, fonts: list[Font], generator: np.random.Generator) -> Image.Image:
     """Draw a character in the middle of a black canvas, in a random size and stroke."""
     canvas = Image.new("L", (CANVAS, CANVAS))
     font, stroke = fonts[generator.integers(len(fonts))], int(generator.integers(4))
-    ImageDraw.Draw(canvas).text((CANVAS / 2, CANVAS / 2), name, fill=255, font=font, anchor="mm", stroke_width=stroke)
+    ImageDraw.Draw(canvas).text(
+        (CANVAS / 2, CANVAS / 2), name, fill=255, font=font, anchor="mm", stroke_width=stroke
+    )
     return canvas
 
 
@@ -67,7 +81,9 @@ def _slanted(canvas: Image.Image, generator: np.random.Generator) -> Image.Image
     inverse = np.linalg.inv(turn @ np.array([[generator.uniform(0.7, 1.35), shear], [0.0, 1.0]]))
     offset = CANVAS / 2 * (1 - inverse.sum(1))  # keeps the centre where it is
     matrix = np.column_stack([inverse, offset]).ravel().tolist()
-    return canvas.transform(canvas.size, Image.Transform.AFFINE, matrix, resample=Image.Resampling.BILINEAR)
+    return canvas.transform(
+        canvas.size, Image.Transform.AFFINE, matrix, resample=Image.Resampling.BILINEAR
+    )
 
 
 def _reduced(canvas: Image.Image) -> Float[np.ndarray, "8 8"]:

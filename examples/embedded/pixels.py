@@ -50,5 +50,9 @@ def warp(
     stretch[:, 0, 1] = shear * normal()
     affine = torch.cat([turn @ stretch, shift * normal(2, 1)], -1)
     grid = F.affine_grid(affine, [batch, 1, height, width], align_corners=False)
-    field = F.interpolate(elastic * normal(2, 4, 4), size=(height, width), mode="bilinear", align_corners=True)
-    return F.grid_sample(images, grid + field.movedim(1, -1), padding_mode="border", align_corners=False)
+    field = F.interpolate(
+        elastic * normal(2, 4, 4), size=(height, width), mode="bilinear", align_corners=True
+    )
+    return F.grid_sample(
+        images, grid + field.movedim(1, -1), padding_mode="border", align_corners=False
+    )

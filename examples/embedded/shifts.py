@@ -51,7 +51,14 @@ class Numbered(Dataset[tuple[Tensor, int]]):
 
 
 def label_shift(
-    dataset: str, *, root: str, image_size: int, seed: int, num_clients: int, classes_per_client: int, validate: bool
+    dataset: str,
+    *,
+    root: str,
+    image_size: int,
+    seed: int,
+    num_clients: int,
+    classes_per_client: int,
+    validate: bool,
 ) -> Federation:
     """Give each client a few classes, and every class to equally many clients, in the same shares on both sides."""
     task = load_task(dataset, root=root, seed=seed, image_size=image_size)
@@ -61,8 +68,13 @@ def label_shift(
         halves = range(cut), range(cut, len(task.train.labels))
         parts = [(Subset(task.train.dataset, half), task.train.labels[half]) for half in halves]
     generator = np.random.default_rng(seed)
-    shares = fp.data.pathological_shares(num_clients, task.num_classes, classes_per_client=classes_per_client, generator=generator)
-    sides = [_side(images, labels, labels, fp.data.allocate(labels, shares, generator=generator)) for images, labels in parts]
+    shares = fp.data.pathological_shares(
+        num_clients, task.num_classes, classes_per_client=classes_per_client, generator=generator
+    )
+    sides = [
+        _side(images, labels, labels, fp.data.allocate(labels, shares, generator=generator))
+        for images, labels in parts
+    ]
     return Federation(task.num_classes, *sides)
 
 
@@ -73,17 +85,29 @@ def feature_shift(*, seed: int, num_clients: int, validate: bool) -> Federation:
     if validate:
         parts = list(zip(*(tensor.split([900, 300]) for tensor in parts[0]), strict=True))
     noise = fp.stream_generator(seed, server_round=0, purpose="noise")
-    domains = [partial(data.noisy, generator=noise) if name == "noisy" else getattr(data, name) for name in DOMAINS]
+    domains = [
+        partial(data.noisy, generator=noise) if name == "noisy" else getattr(data, name)
+        for name in DOMAINS
+    ]
     sides = []
     for images, labels in parts:
         truth, images = torch.arange(len(labels)) % len(DOMAINS), images.clone()
         for number, domain in enumerate(domains):
             images[truth == number] = domain(images[truth == number])
-        held = [np.array_split(part, len(range(number, num_clients, len(DOMAINS)))) for number, part in enumerate(fp.by_domain(truth))]
-        shards = [held[client % len(DOMAINS)][client // len(DOMAINS)] for client in range(num_clients)]
+        held = [
+            np.array_split(part, len(range(number, num_clients, len(DOMAINS))))
+            for number, part in enumerate(fp.by_domain(truth))
+        ]
+        shards = [
+            held[client % len(DOMAINS)][client // len(DOMAINS)] for client in range(num_clients)
+        ]
         sides.append(_side(TensorDataset(images, labels), labels.numpy(), truth.numpy(), shards))
     return Federation(10, *sides)
 
 
-def _side(images: Dataset[Any], labels: np.ndarray, truth: np.ndarray, shards: list[np.ndarray]) -> Side:
-    return Side(Split(Numbered(images), labels), torch.as_tensor(labels), torch.as_tensor(truth), shards)
+def _side(
+    images: Dataset[Any], labels: np.ndarray, truth: np.ndarray, shards: list[np.ndarray]
+) -> Side:
+    return Side(
+        Split(Numbered(images), labels), torch.as_tensor(labels), torch.as_tensor(truth), shards
+    )

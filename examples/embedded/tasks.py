@@ -35,7 +35,9 @@ class Recipe(NamedTuple):
 
 
 DIGITS = Recipe(8, 64, 12, 6, partial(torch.optim.AdamW, weight_decay=1e-3), 1e-2, decay=True)
-FEDHPL = Recipe(3, 16, None, 10, partial(torch.optim.SGD, momentum=0.9, weight_decay=1e-4), 1e-2, decay=False)
+FEDHPL = Recipe(
+    3, 16, None, 10, partial(torch.optim.SGD, momentum=0.9, weight_decay=1e-4), 1e-2, decay=False
+)
 
 
 class Split(NamedTuple):
@@ -47,21 +49,36 @@ class Split(NamedTuple):
 
     def first(self, count: int) -> "Split":
         """Keep the first images alone."""
-        return Split(Subset(self.dataset, range(min(count, len(self.labels)))), self.labels[:count], self.augment)
+        return Split(
+            Subset(self.dataset, range(min(count, len(self.labels)))),
+            self.labels[:count],
+            self.augment,
+        )
 
-    def batches(self, indices: Sequence[int], device: torch.device, *, size: int = 256) -> Iterator[tuple[Tensor, Tensor]]:
+    def batches(
+        self, indices: Sequence[int], device: torch.device, *, size: int = 256
+    ) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield images and labels in order, as they are."""
         for images, labels in DataLoader(Subset(self.dataset, indices), size):
             yield images.to(device), labels.to(device)
 
     def training(
-        self, indices: Sequence[int], device: torch.device, *, size: int, steps: int | None, generator: torch.Generator
+        self,
+        indices: Sequence[int],
+        device: torch.device,
+        *,
+        size: int,
+        steps: int | None,
+        generator: torch.Generator,
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield shuffled and varied batches: one epoch, or as many epochs as `steps` need."""
         loader = DataLoader(Subset(self.dataset, indices), size, shuffle=True, generator=generator)
         epochs = [loader] if steps is None else repeat(loader)
         for images, labels in islice(chain.from_iterable(epochs), steps):
-            yield (images if self.augment is None else self.augment(images, generator)).to(device), labels.to(device)
+            yield (
+                (images if self.augment is None else self.augment(images, generator)).to(device),
+                labels.to(device),
+            )
 
 
 class Task(NamedTuple):
@@ -88,12 +105,29 @@ def load_task(dataset: str, *, root: str, seed: int, image_size: int) -> Task:
     """Load "digits", "cifar10", "cifar100", or a folder with `train/CLASS/*` and `test/CLASS/*`, images as values in [0, 1]."""
     if dataset == "digits":
         split = data.digits(seed)
-        train = Split(TensorDataset(split.train_images, split.train_labels), split.train_labels.numpy(), data.augment)
-        return Task(10, train, Split(TensorDataset(split.test_images, split.test_labels), split.test_labels.numpy()), DIGITS)
+        train = Split(
+            TensorDataset(split.train_images, split.train_labels),
+            split.train_labels.numpy(),
+            data.augment,
+        )
+        return Task(
+            10,
+            train,
+            Split(TensorDataset(split.test_images, split.test_labels), split.test_labels.numpy()),
+            DIGITS,
+        )
     from torchvision import transforms
 
-    sets = image_sets(dataset, root, transforms.Compose([transforms.Resize((image_size, image_size)), transforms.ToTensor()]))
-    return Task(len(sets[0].classes), *(Split(images, np.asarray(images.targets)) for images in sets), FEDHPL)
+    sets = image_sets(
+        dataset,
+        root,
+        transforms.Compose([transforms.Resize((image_size, image_size)), transforms.ToTensor()]),
+    )
+    return Task(
+        len(sets[0].classes),
+        *(Split(images, np.asarray(images.targets)) for images in sets),
+        FEDHPL,
+    )
 
 
 def image_sets(dataset: str, root: str, transform: Callable[[Any], Tensor]) -> list[Any]:
@@ -102,28 +136,54 @@ def image_sets(dataset: str, root: str, transform: Callable[[Any], Tensor]) -> l
 
     if dataset in ("cifar10", "cifar100"):
         kind = {"cifar10": datasets.CIFAR10, "cifar100": datasets.CIFAR100}[dataset]
-        return [kind(root, train=train, download=True, transform=transform) for train in (True, False)]
-    return [datasets.ImageFolder(Path(root) / dataset / part, transform) for part in ("train", "test")]
+        return [
+            kind(root, train=train, download=True, transform=transform) for train in (True, False)
+        ]
+    return [
+        datasets.ImageFolder(Path(root) / dataset / part, transform) for part in ("train", "test")
+    ]
 
 
-def load_backbone(name: str, *, pretrained: bool, image_size: int, device: torch.device) -> Backbone:
+def load_backbone(
+    name: str, *, pretrained: bool, image_size: int, device: torch.device
+) -> Backbone:
     """Load an embedded ViT ("S", "B", "L") or any timm model: vision transformers as trunks, others as frozen networks."""
     if name.upper() in ARCHITECTURES:
         model: Any = load_vit(name.upper()).to(device)
         return Backbone(
-            fp.vit_trunk(model), model.embed_dim, 4, 16, torch.zeros(1, 1, 1, device=device), torch.ones(1, 1, 1, device=device)
+            fp.vit_trunk(model),
+            model.embed_dim,
+            4,
+            16,
+            torch.zeros(1, 1, 1, device=device),
+            torch.ones(1, 1, 1, device=device),
         )
     import timm
 
     transformer = name.startswith(("vit", "deit", "eva"))
-    model = timm.create_model(name, pretrained, num_classes=0, **({"img_size": image_size} if transformer else {})).to(device)
-    mean, std = (torch.tensor(model.pretrained_cfg[key], device=device).reshape(-1, 1, 1) for key in ("mean", "std"))
+    model = timm.create_model(
+        name, pretrained, num_classes=0, **({"img_size": image_size} if transformer else {})
+    ).to(device)
+    mean, std = (
+        torch.tensor(model.pretrained_cfg[key], device=device).reshape(-1, 1, 1)
+        for key in ("mean", "std")
+    )
     if not transformer:
         return Backbone(fp.freeze(model), model.num_features, 0, image_size, mean, std)
-    return Backbone(fp.vit_trunk(model), model.embed_dim, model.patch_embed.patch_size[0], image_size, mean, std)
+    return Backbone(
+        fp.vit_trunk(model), model.embed_dim, model.patch_embed.patch_size[0], image_size, mean, std
+    )
 
 
-def shards(labels: np.ndarray, *, partition: str, alpha: float, num_clients: int, seed: int, images: int | None = None) -> list[np.ndarray]:
+def shards(
+    labels: np.ndarray,
+    *,
+    partition: str,
+    alpha: float,
+    num_clients: int,
+    seed: int,
+    images: int | None = None,
+) -> list[np.ndarray]:
     """Split training images over clients: "iid", "dir" (overlapping, FedHPL's) or "noniid" (disjoint Dirichlet).
 
     Args:
@@ -136,9 +196,13 @@ def shards(labels: np.ndarray, *, partition: str, alpha: float, num_clients: int
     """
     generator, size = np.random.default_rng(seed), len(labels) // num_clients
     if partition == "dir":
-        split = fp.dirichlet_overlapping(labels, num_clients=num_clients, alpha=alpha, size=size, generator=generator)
+        split = fp.dirichlet_overlapping(
+            labels, num_clients=num_clients, alpha=alpha, size=size, generator=generator
+        )
     elif partition == "noniid":
-        split = fp.dirichlet(labels, num_clients=num_clients, alpha=alpha, min_size=size // 6, generator=generator)
+        split = fp.dirichlet(
+            labels, num_clients=num_clients, alpha=alpha, min_size=size // 6, generator=generator
+        )
     else:
         split = fp.iid(labels, num_clients=num_clients, generator=generator)
     return [np.sort(generator.permutation(indices)[:images]) for indices in split]

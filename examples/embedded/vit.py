@@ -46,7 +46,9 @@ def new_vit(size: str, *, seed: int) -> VisionTransformer:
         return VisionTransformer(**ARCHITECTURES[size])
 
 
-def save_vit(model: VisionTransformer, size: str, path: Path, *, source_accuracy: float, recipe: str) -> None:
+def save_vit(
+    model: VisionTransformer, size: str, path: Path, *, source_accuracy: float, recipe: str
+) -> None:
     """Write the weights in half precision, with what is needed to read them and to compare them with a new build.
 
     Args:
@@ -57,7 +59,9 @@ def save_vit(model: VisionTransformer, size: str, path: Path, *, source_accuracy
         recipe: Version of the recipe that trained it.
     """
     written = {"architecture": json.dumps(ARCHITECTURES[size], sort_keys=True), "classes": CLASSES}
-    save_weights(model, path, written | {"recipe": recipe, "source_accuracy": f"{source_accuracy:.4f}"})
+    save_weights(
+        model, path, written | {"recipe": recipe, "source_accuracy": f"{source_accuracy:.4f}"}
+    )
 
 
 def save_weights(model: nn.Module, path: Path, metadata: dict[str, str]) -> None:
@@ -114,10 +118,14 @@ def load_weights(model: nn.Module, path: Path, written: object, *, expected: obj
         raise ValueError(f"`{path.name}` must hold {expected}; got {written}.")
     weights, stated = load_file(path), load_metadata(path)["sha256"]
     if _sha256(weights) != stated:
-        raise ValueError(f"The weights in `{path.name}` must have the sha256 {stated}; got {_sha256(weights)}.")
+        raise ValueError(
+            f"The weights in `{path.name}` must have the sha256 {stated}; got {_sha256(weights)}."
+        )
     model.load_state_dict(weights)
 
 
 def _sha256(weights: dict[str, Tensor]) -> str:
     """Hash the weights' bytes, in the order of their names."""
-    return hashlib.sha256(b"".join(weights[name].numpy().tobytes() for name in sorted(weights))).hexdigest()
+    return hashlib.sha256(
+        b"".join(weights[name].numpy().tobytes() for name in sorted(weights))
+    ).hexdigest()

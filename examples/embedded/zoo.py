@@ -14,7 +14,9 @@ from timm.models.vision_transformer import VisionTransformer
 from embedded.pixels import IMAGE_SIZE
 
 
-def cnn(channels: int, image_size: int, *, width: int, kernel: int, padding: int, dim: int) -> nn.Module:
+def cnn(
+    channels: int, image_size: int, *, width: int, kernel: int, padding: int, dim: int
+) -> nn.Module:
     """Two convolutions, each halved by a maximum, and a linear layer; with its head the network has four layers."""
 
     def block(before: int, after: int) -> list[nn.Module]:
@@ -22,13 +24,25 @@ def cnn(channels: int, image_size: int, *, width: int, kernel: int, padding: int
 
     side = ((image_size + 2 * padding - kernel + 1) // 2 + 2 * padding - kernel + 1) // 2
     return nn.Sequential(
-        *block(channels, width), *block(width, 2 * width), nn.Flatten(), nn.Linear(2 * width * side * side, dim), nn.ReLU()
+        *block(channels, width),
+        *block(width, 2 * width),
+        nn.Flatten(),
+        nn.Linear(2 * width * side * side, dim),
+        nn.ReLU(),
     )
 
 
 def tiny_resnet(block: type[nn.Module], channels: tuple[int, ...]) -> nn.Module:
     """One block at each of four resolutions, 8 pixels down to 1."""
-    model = ResNet(block, (1, 1, 1, 1), num_classes=0, in_chans=1, stem_type="deep", stem_width=8, channels=channels)
+    model = ResNet(
+        block,
+        (1, 1, 1, 1),
+        num_classes=0,
+        in_chans=1,
+        stem_type="deep",
+        stem_width=8,
+        channels=channels,
+    )
     model.maxpool = nn.Identity()
     return model
 
@@ -36,7 +50,9 @@ def tiny_resnet(block: type[nn.Module], channels: tuple[int, ...]) -> nn.Module:
 def tiny_mobilenet() -> nn.Module:
     """Depthwise and inverted-residual blocks with hard swish."""
     blocks = decode_arch_def([["ds_r1_k3_s1_e1_c8"], ["ir_r1_k3_s2_e3_c16"], ["cn_r1_k1_s1_c48"]])
-    return MobileNetV3(blocks, num_classes=0, in_chans=1, stem_size=8, num_features=48, act_layer=nn.Hardswish)
+    return MobileNetV3(
+        blocks, num_classes=0, in_chans=1, stem_size=8, num_features=48, act_layer=nn.Hardswish
+    )
 
 
 tiny_vit = partial(VisionTransformer, img_size=IMAGE_SIZE, in_chans=1, num_classes=0, depth=2)
@@ -46,7 +62,15 @@ TINY: dict[str, Callable[[], nn.Module]] = {
     "vit4": partial(tiny_vit, patch_size=4, embed_dim=32, num_heads=2),
     "mobilenet": tiny_mobilenet,
     "wide_resnet": partial(tiny_resnet, BasicBlock, (16, 32, 48, 64)),
-    "convnext": partial(ConvNeXt, in_chans=1, num_classes=0, depths=(1, 1, 1, 1), dims=(16, 24, 32, 48), patch_size=2, output_stride=16),
+    "convnext": partial(
+        ConvNeXt,
+        in_chans=1,
+        num_classes=0,
+        depths=(1, 1, 1, 1),
+        dims=(16, 24, 32, 48),
+        patch_size=2,
+        output_stride=16,
+    ),
     "bottleneck_resnet": partial(tiny_resnet, Bottleneck, (8, 8, 16, 16)),
     "vit8": partial(tiny_vit, patch_size=8, embed_dim=48, num_heads=3),
 }
@@ -67,7 +91,9 @@ def torchvision_model(name: str, image_size: int) -> nn.Module:
     from torchvision import models
 
     kind = {"googlenet": {"aux_logits": False, "init_weights": False}}.get(name, {})
-    return models.get_model(name, weights=None, **({"image_size": image_size} if name.startswith("vit") else kind))
+    return models.get_model(
+        name, weights=None, **({"image_size": image_size} if name.startswith("vit") else kind)
+    )
 
 
 SMALL = ("resnet4", "resnet6", "resnet8", "resnet10")
@@ -92,8 +118,14 @@ def encoder(group: str, client: int, image_size: int) -> tuple[nn.Module, int]:
     elif name == "cnn":
         model = cnn(3, image_size, width=32, kernel=5, padding=0, dim=512)
     else:
-        model = first_stages(SMALL.index(name) + 1) if name in SMALL else torchvision_model(name, image_size)
-        head = next(attribute for attribute in ("heads", "fc", "classifier") if hasattr(model, attribute))
+        model = (
+            first_stages(SMALL.index(name) + 1)
+            if name in SMALL
+            else torchvision_model(name, image_size)
+        )
+        head = next(
+            attribute for attribute in ("heads", "fc", "classifier") if hasattr(model, attribute)
+        )
         setattr(model, head, nn.Identity())
     with torch.no_grad():
         images = torch.zeros(1, 1 if group == "tiny" else 3, image_size, image_size)

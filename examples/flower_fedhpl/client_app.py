@@ -3,4 +3,6 @@
 import federation
 from fedprompt import flower
 
-app = flower.client_app(federation.train, expect=federation.broadcast, max_bytes=federation.MAX_BYTES)
+app = flower.client_app(
+    federation.train, expect=federation.broadcast, max_bytes=federation.MAX_BYTES
+)

@@ -9,12 +9,23 @@ import numpy as np
 import torch
 import torch.nn as nn
 
-import fedhpl
 import fedprompt as fp
 from embedded.tasks import Backbone, Task, load_backbone, load_task, shards
+from studies import fedhpl
 
 NAMES = ("S", "B", "L")  # three clients, three widths
-ARGS = Namespace(seed=0, rounds=2, steps=2, batch_size=64, num_prompts=8, gamma=1.0, temperature=4.5, shallow=False, teach=True, share=[])
+ARGS = Namespace(
+    seed=0,
+    rounds=2,
+    steps=2,
+    batch_size=64,
+    num_prompts=8,
+    gamma=1.0,
+    temperature=4.5,
+    shallow=False,
+    teach=True,
+    share=[],
+)
 ARGS.device = "cpu"
 MAX_BYTES = 100_000
 Answers = Mapping[int, fp.interfaces.Message]
@@ -25,8 +36,17 @@ def setting() -> tuple[Task, list[Backbone], list[np.ndarray]]:
     """What lies on every machine already: images and frozen backbones. A client looks at its own shard alone."""
     torch.set_num_threads(1)  # threads only wait in models this tiny
     task = load_task("digits", root=".", seed=ARGS.seed, image_size=16)
-    backbones = [load_backbone(name, pretrained=False, image_size=16, device=torch.device(ARGS.device)) for name in NAMES]
-    return task, backbones, shards(task.train.labels, partition="noniid", alpha=0.3, num_clients=len(NAMES), seed=ARGS.seed)
+    backbones = [
+        load_backbone(name, pretrained=False, image_size=16, device=torch.device(ARGS.device))
+        for name in NAMES
+    ]
+    return (
+        task,
+        backbones,
+        shards(
+            task.train.labels, partition="noniid", alpha=0.3, num_clients=len(NAMES), seed=ARGS.seed
+        ),
+    )
 
 
 def new_model(client: int) -> nn.ModuleDict:
@@ -37,13 +57,17 @@ def new_model(client: int) -> nn.ModuleDict:
         return fedhpl.new_client(backbones[client], task, ARGS)
 
 
-def train(client: int, server_round: int, broadcast: fp.interfaces.Message, state: Any) -> tuple[fp.interfaces.Message, Any]:
+def train(
+    client: int, server_round: int, broadcast: fp.interfaces.Message, state: Any
+) -> tuple[fp.interfaces.Message, Any]:
     """One round of one client; prompts and head are its own and stay in its state."""
     task, backbones, split = setting()
     model = new_model(client)
     model.load_state_dict(state or model.state_dict())
     teacher = broadcast["teacher"]
-    upload = fedhpl.client_round(model, backbones[client], task, split[client], teacher, client, server_round, ARGS)
+    upload = fedhpl.client_round(
+        model, backbones[client], task, split[client], teacher, client, server_round, ARGS
+    )
     return upload, model.state_dict()
 
 
@@ -54,11 +78,15 @@ class Server:
         """Nobody knows anything yet."""
         return {client: {"teacher": unknown()} for client in range(len(NAMES))}, {}
 
-    def step(self, uploads: Mapping[int, fp.interfaces.Message], state: Any, /) -> tuple[Answers, Any]:
+    def step(
+        self, uploads: Mapping[int, fp.interfaces.Message], state: Any, /
+    ) -> tuple[Answers, Any]:
         """Weigh what was heard by how alike the widths are."""
         _, backbones, _ = setting()
         heard = sorted(uploads)
-        replies = fedhpl.replies([uploads[client] for client in heard], [backbones[client].dim for client in heard])
+        replies = fedhpl.replies(
+            [uploads[client] for client in heard], [backbones[client].dim for client in heard]
+        )
         last = {**self.init()[0], **state}
         answers = {**last, **dict(zip(heard, replies, strict=True))}
         return answers, answers

@@ -23,7 +23,9 @@ QUIET = {  # nothing leaves this machine, nothing is fetched
 
 
 @contextmanager
-def flower_here(*, nodes: int, simulation: bool, logs: Path, paths: tuple[Path, ...] = ()) -> Iterator[Submit]:
+def flower_here(
+    *, nodes: int, simulation: bool, logs: Path, paths: tuple[Path, ...] = ()
+) -> Iterator[Submit]:
     """Start Flower's simulation, or a SuperLink with as many SuperNodes, on loopback without TLS; stop them on leaving.
 
     Args:
@@ -38,15 +40,30 @@ def flower_here(*, nodes: int, simulation: bool, logs: Path, paths: tuple[Path, 
     """
     home, port = logs / "flower", free_port()
     home.mkdir(parents=True, exist_ok=True)
-    (home / "config.toml").write_text(f'[superlink]\ndefault = "here"\n\n[superlink.here]\naddress = "127.0.0.1:{port}"\ninsecure = true\n')
+    (home / "config.toml").write_text(
+        f'[superlink]\ndefault = "here"\n\n[superlink.here]\naddress = "127.0.0.1:{port}"\ninsecure = true\n'
+    )
     searched = [*map(str, (EXAMPLES, *paths)), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = {**os.environ, **QUIET, "FLWR_HOME": str(home), "PYTHONPATH": os.pathsep.join(searched)}
-    environment["PATH"] = os.path.dirname(sys.executable) + os.pathsep + os.environ["PATH"]  # they find each other by name
+    environment = {
+        **os.environ,
+        **QUIET,
+        "FLWR_HOME": str(home),
+        "PYTHONPATH": os.pathsep.join(searched),
+    }
+    environment["PATH"] = (
+        os.path.dirname(sys.executable) + os.pathsep + os.environ["PATH"]
+    )  # they find each other by name
     with ExitStack() as stack:
 
         def start(name: str, *command: str) -> subprocess.Popen[bytes]:
             file = stack.enter_context((logs / f"{name}.log").open("wb"))
-            process = subprocess.Popen(command, env=environment, stdout=file, stderr=subprocess.STDOUT, start_new_session=True)
+            process = subprocess.Popen(
+                command,
+                env=environment,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
             stack.callback(stop, process)
             return process
 
@@ -54,18 +71,50 @@ def flower_here(*, nodes: int, simulation: bool, logs: Path, paths: tuple[Path, 
             values = " ".join(f'{key}="{value}"' for key, value in config.items())
             size = f"num-supernodes={nodes} client-resources-num-cpus=1 init-args-num-cpus=2"
             federation = ["--federation-config", size] if simulation else []
-            run = start("run", "flwr", "run", str(app), "here", "--stream", "--run-config", values, *federation)
+            run = start(
+                "run",
+                "flwr",
+                "run",
+                str(app),
+                "here",
+                "--stream",
+                "--run-config",
+                values,
+                *federation,
+            )
             run.wait(timeout)
             if not Path(config["out"]).exists():
-                raise RuntimeError(f"no result in {config['out']}; see {logs}\n{(logs / 'run.log').read_text()[-2000:]}")
+                raise RuntimeError(
+                    f"no result in {config['out']}; see {logs}\n{(logs / 'run.log').read_text()[-2000:]}"
+                )
 
         kind = ["--simulation"] if simulation else []
         offline = "--disable-runtime-dependency-installation"
-        wait_for(start("superlink", "flower-superlink", "--insecure", "--host", "127.0.0.1", "--port", str(port), offline, *kind), port)
+        wait_for(
+            start(
+                "superlink",
+                "flower-superlink",
+                "--insecure",
+                "--host",
+                "127.0.0.1",
+                "--port",
+                str(port),
+                offline,
+                *kind,
+            ),
+            port,
+        )
         for client in range(0 if simulation else nodes):
             who = f"partition-id={client} num-partitions={nodes}"
             where = ["--superlink", f"127.0.0.1:{port}", "--port", str(free_port())]
-            start(f"supernode-{client}", "flower-supernode", "--insecure", *where, "--node-config", who)
+            start(
+                f"supernode-{client}",
+                "flower-supernode",
+                "--insecure",
+                *where,
+                "--node-config",
+                who,
+            )
         yield submit
 
 
@@ -105,7 +154,9 @@ def stop(process: subprocess.Popen[bytes], seconds: float = 20.0) -> None:
 
 def descendants(ancestor: int) -> list[int]:
     """Find the children of a process, their children, and so on."""
-    table = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
+    table = subprocess.run(
+        ["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True
+    ).stdout
     parents = {int(pid): int(parent) for pid, parent in map(str.split, table.splitlines())}
     found = [ancestor]
     for pid in found:  # grows while it is read

@@ -23,8 +23,8 @@ HERE = Path(__file__).resolve().parent
 sys.path += [str(HERE), str(HERE.parent)]
 
 import federation  # noqa: E402
-import fedhpl  # noqa: E402
 from launch import flower_here  # noqa: E402
+from studies import fedhpl  # noqa: E402
 
 
 def in_process() -> dict[str, dict[int, fp.interfaces.Message]]:
@@ -35,17 +35,30 @@ def in_process() -> dict[str, dict[int, fp.interfaces.Message]]:
     answers, state = server.init()
     for server_round in range(federation.ARGS.rounds):
         uploads = {
-            k: fedhpl.client_round(model, backbones[k], task, split[k], answers[k]["teacher"], k, server_round, federation.ARGS)
+            k: fedhpl.client_round(
+                model,
+                backbones[k],
+                task,
+                split[k],
+                answers[k]["teacher"],
+                k,
+                server_round,
+                federation.ARGS,
+            )
             for k, model in enumerate(models)
         }
         answers, state = server.step(uploads, state)
     return {"answers": answers, "uploads": uploads}
 
 
-def bits(run: Mapping[str, Mapping[int, fp.interfaces.Message]]) -> dict[tuple[str, int, str], list[tuple[torch.dtype, torch.Size, bytes]]]:
+def bits(
+    run: Mapping[str, Mapping[int, fp.interfaces.Message]],
+) -> dict[tuple[str, int, str], list[tuple[torch.dtype, torch.Size, bytes]]]:
     """All tensors of a run, by where they stand."""
     return {
-        (part, client, name): [(tensor.dtype, tensor.shape, tensor.numpy().tobytes()) for tensor in entry]
+        (part, client, name): [
+            (tensor.dtype, tensor.shape, tensor.numpy().tobytes()) for tensor in entry
+        ]
         for part, messages in run.items()
         for client, message in messages.items()
         for name, entry in message.items()
@@ -53,7 +66,9 @@ def bits(run: Mapping[str, Mapping[int, fp.interfaces.Message]]) -> dict[tuple[s
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--only", choices=("simulation", "supernodes"))
     parser.add_argument("--logs", type=Path, help="folder for what Flower's processes print; kept")
     arguments = parser.parse_args()
@@ -63,11 +78,16 @@ def main() -> None:
             if arguments.only in (None, engine):
                 start, out = time.perf_counter(), Path(folder, engine)
                 logs = (arguments.logs or Path(folder, "logs")) / engine
-                with flower_here(nodes=len(federation.NAMES), simulation=engine == "simulation", logs=logs) as submit:
+                with flower_here(
+                    nodes=len(federation.NAMES), simulation=engine == "simulation", logs=logs
+                ) as submit:
                     submit(HERE, {"out": str(out)})
                 if bits(fp.load_checkpoint(out)) != bits(expected):
                     sys.exit(f"{engine}: other tensors than in the plain loop")
-                print(f"{engine}: the same bits as the plain loop, {time.perf_counter() - start:.0f} s", flush=True)
+                print(
+                    f"{engine}: the same bits as the plain loop, {time.perf_counter() - start:.0f} s",
+                    flush=True,
+                )
 
 
 if __name__ == "__main__":

@@ -17,7 +17,12 @@ def main(grid: Grid, context: Context) -> None:
     nodes: dict[int, int] = {}
     for server_round in range(federation.ARGS.rounds):
         nodes = flower.client_nodes(grid, clients, known=nodes, timeout=300.0)
-        wire = {"expect": federation.upload, "max_bytes": federation.MAX_BYTES, "timeout": 300.0, "ledger": ledger}
+        wire = {
+            "expect": federation.upload,
+            "max_bytes": federation.MAX_BYTES,
+            "timeout": 300.0,
+            "ledger": ledger,
+        }
         uploads = flower.run_round(grid, answers, nodes=nodes, server_round=server_round, **wire)
         answers, state = server.step(uploads, state)
     fp.save_checkpoint({"answers": answers, "uploads": uploads}, str(context.run_config["out"]))

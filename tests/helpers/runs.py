@@ -66,7 +66,7 @@ def server() -> Iterator[Server]:
 
 
 def _serve() -> None:
-    modules = {example: importlib.import_module(example) for example in EXAMPLES}
+    modules = {example: importlib.import_module(f"studies.{example}") for example in EXAMPLES}
     for line in sys.stdin:
         order = json.loads(line)
         child = os.fork()

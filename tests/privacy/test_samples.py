@@ -18,7 +18,6 @@ from timm.layers import EvoNorm2dB0
 from torch.func import functional_call, grad, vmap
 
 import fedprompt
-import private
 from fedprompt import (
     ContextPrompts,
     DeepPrompts,
@@ -33,6 +32,7 @@ from fedprompt import (
 from fedprompt.privacy import clipped_sum, noisy_mean, per_sample, poisson_batch
 from models import Client, draw_images, tiny_vit
 from references.dpsgd import clipped_and_added, epsilon_at, gaussian_delta, looped, sampled_delta
+from studies import private
 from tolerance import assert_near
 
 assert_identical = partial(torch.testing.assert_close, rtol=0, atol=0)

@@ -21,28 +21,82 @@ import matplotlib.pyplot as plt
 
 def flags(description: str) -> argparse.ArgumentParser:
     """Make a parser with the flags that every example has."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument("--partition", choices=("iid", "dir", "noniid"), default="noniid", help="who holds which classes")
-    parser.add_argument("--alpha", type=float, default=0.3, help="concentration of dir and noniid: small is uneven")
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    add_federation_flags(parser)
+    add_training_flags(parser)
+    add_model_flags(parser)
+    add_run_flags(parser)
+    return parser
+
+
+def add_federation_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that say who holds which data, and who takes part."""
+    parser.add_argument(
+        "--partition",
+        choices=("iid", "dir", "noniid"),
+        default="noniid",
+        help="who holds which classes",
+    )
+    parser.add_argument(
+        "--alpha", type=float, default=0.3, help="concentration of dir and noniid: small is uneven"
+    )
     parser.add_argument("--clients", type=int, default=5)
     parser.add_argument(
-        "--backbones", default=["S", "B", "L"], type=lambda names: names.split(","), help="dealt out to the clients in turn"
+        "--images", type=int, help="keep only this many training images for each client"
     )
-    parser.add_argument("--images", type=int, help="keep only this many training images for each client")
+
+
+def add_training_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that say how clients train."""
     parser.add_argument("--rounds", type=int, help="default: the task's recipe")
-    parser.add_argument("--steps", type=int, help="a round, for each client; default: the task's recipe")
+    parser.add_argument(
+        "--steps", type=int, help="a round, for each client; default: the task's recipe"
+    )
     parser.add_argument("--batch-size", type=int, help="default: the task's recipe")
-    parser.add_argument("--num-prompts", type=int, help="for each layer; default: the task's recipe; 0 is a linear head")
+
+
+def add_model_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of models and prompts."""
+    parser.add_argument(
+        "--backbones",
+        default=["S", "B", "L"],
+        type=lambda names: names.split(","),
+        help="dealt out to the clients in turn",
+    )
+    parser.add_argument(
+        "--num-prompts",
+        type=int,
+        help="for each layer; default: the task's recipe; 0 is a linear head",
+    )
+    parser.add_argument(
+        "--pretrained", action="store_true", help="download weights for timm's models"
+    )
+
+
+def add_run_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of data, devices and output."""
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--dataset", default="digits", help="digits, cifar10, cifar100, or a folder with train/ and test/")
+    parser.add_argument(
+        "--dataset",
+        default="digits",
+        help="digits, cifar10, cifar100, or a folder with train/ and test/",
+    )
     parser.add_argument("--root", default=".", help="where data lies or is downloaded to")
-    parser.add_argument("--image-size", type=int, default=224, help="pixels, for other data than digits")
-    parser.add_argument("--pretrained", action="store_true", help="download weights for timm's models")
+    parser.add_argument(
+        "--image-size", type=int, default=224, help="pixels, for other data than digits"
+    )
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--quick", action="store_true", help="two rounds of two steps, to see that it runs")
-    parser.add_argument("--full", action="store_true", help="the table of the README: three seeds, all rows")
-    parser.add_argument("--out", type=Path, default=Path("out"), help="folder for pictures and tables")
-    return parser
+    parser.add_argument(
+        "--quick", action="store_true", help="two rounds of two steps, to see that it runs"
+    )
+    parser.add_argument(
+        "--full", action="store_true", help="the table of the README: three seeds, all rows"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("out"), help="folder for pictures and tables"
+    )
 
 
 SPREAD = ("lowest", "average", "highest", "own label mix")
@@ -60,7 +114,8 @@ class Result(NamedTuple):
         """Last round: lowest, average and highest client on the full test set, and the average on each client's own mix of classes."""
         last = self.accuracy[-1]
         own = [
-            fp.metrics.global_accuracy(client[None], torch.as_tensor(counts)) for client, counts in zip(last, self.holdings, strict=True)
+            fp.metrics.global_accuracy(client[None], torch.as_tensor(counts))
+            for client, counts in zip(last, self.holdings, strict=True)
         ]
         return [*fp.metrics.client_spread(last, self.num_test), float(np.mean(own))]
 
@@ -79,7 +134,11 @@ def class_accuracy(predict: Callable[[Tensor], Tensor], task: Task, device: torc
     return fp.weighted_mean(pieces).value.cpu()
 
 
-def run(federate: Callable[..., tuple[Tensor, fp.Ledger]], names: Sequence[str], args: argparse.Namespace) -> dict[str, Result]:
+def run(
+    federate: Callable[..., tuple[Tensor, fp.Ledger]],
+    names: Sequence[str],
+    args: argparse.Namespace,
+) -> dict[str, Result]:
     """Call `federate(name, task, backbones, shards, args)` for each name on one split of the data.
 
     Args:
@@ -87,20 +146,42 @@ def run(federate: Callable[..., tuple[Tensor, fp.Ledger]], names: Sequence[str],
         names: Of the rows.
         args: The flags; what they leave open comes from the task's recipe.
     """
-    torch.set_num_threads(1 if args.dataset == "digits" else torch.get_num_threads())  # threads only wait in models this tiny
+    torch.set_num_threads(
+        1 if args.dataset == "digits" else torch.get_num_threads()
+    )  # threads only wait in models this tiny
     task = load_task(args.dataset, root=args.root, seed=args.seed, image_size=args.image_size)
     flags = vars(args)
-    args = argparse.Namespace(**flags | {key: value for key, value in task.recipe._asdict().items() if flags.get(key) is None})
+    args = argparse.Namespace(
+        **flags
+        | {key: value for key, value in task.recipe._asdict().items() if flags.get(key) is None}
+    )
     if args.quick:
         args.rounds, args.steps, task = 2, 2, task._replace(test=task.test.first(100))
-    load = cache(partial(load_backbone, pretrained=args.pretrained, image_size=args.image_size, device=args.device))
+    load = cache(
+        partial(
+            load_backbone,
+            pretrained=args.pretrained,
+            image_size=args.image_size,
+            device=args.device,
+        )
+    )
     backbones = [load(name) for name in islice(cycle(args.backbones), args.clients)]
     split = shards(
-        task.train.labels, partition=args.partition, alpha=args.alpha, num_clients=args.clients, seed=args.seed, images=args.images
+        task.train.labels,
+        partition=args.partition,
+        alpha=args.alpha,
+        num_clients=args.clients,
+        seed=args.seed,
+        images=args.images,
     )
-    holdings = np.stack([np.bincount(task.train.labels[shard], minlength=task.num_classes) for shard in split])
+    holdings = np.stack(
+        [np.bincount(task.train.labels[shard], minlength=task.num_classes) for shard in split]
+    )
     num_test = torch.bincount(torch.as_tensor(task.test.labels), minlength=task.num_classes)
-    return {name: Result(holdings, num_test, *federate(name, task, backbones, split, args)) for name in names}
+    return {
+        name: Result(holdings, num_test, *federate(name, task, backbones, split, args))
+        for name in names
+    }
 
 
 def percent(value: float) -> str:
@@ -120,11 +201,22 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     cells = [[str(cell) for cell in row] for row in (header, *rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
     rule = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
-    lines = [[row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))] for row in cells]
+    lines = [
+        [
+            row[0].ljust(widths[0]),
+            *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)),
+        ]
+        for row in cells
+    ]
     return "\n".join("| " + " | ".join(line) + " |" for line in (lines[0], rule, *lines[1:]))
 
 
-def picture(path: Path, holdings: np.ndarray, histories: Mapping[str, Tensor], rounds: Sequence[int] | None = None) -> None:
+def picture(
+    path: Path,
+    holdings: np.ndarray,
+    histories: Mapping[str, Tensor],
+    rounds: Sequence[int] | None = None,
+) -> None:
     """Draw who holds which class, and accuracy over rounds: the mean of the clients, and a band from the lowest to the highest.
 
     Args:
@@ -133,18 +225,26 @@ def picture(path: Path, holdings: np.ndarray, histories: Mapping[str, Tensor], r
         histories: For each method (rounds, clients), accuracy in [0, 1].
         rounds: After which rounds that was; None: after each.
     """
-    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.6), layout="constrained", width_ratios=(1, 1.2))
-    left.imshow(holdings, cmap="Blues", aspect="auto")
-    left.set(title="training images", xlabel="class", ylabel="client", yticks=range(len(holdings)))
-    if holdings.size <= 100:
-        for (client, label), count in np.ndenumerate(holdings):
-            left.text(label, client, str(count), ha="center", va="center", color="white" if count > holdings.max() / 2 else "black", size=8)
-        left.set_xticks(range(holdings.shape[1]))
+    figure, (left, right) = plt.subplots(
+        1, 2, figsize=(10, 3.6), layout="constrained", width_ratios=(1, 1.2)
+    )
+    labels = np.concatenate([np.repeat(np.arange(len(row)), row) for row in holdings])
+    owned = np.split(np.arange(len(labels)), holdings.sum(1).cumsum()[:-1])
+    fp.plots.partition(labels, owned, axes=left)
+    left.set(ylabel="training images")
+    if holdings.shape[1] <= 10:
+        left.legend(fontsize=6, ncols=2)
     for (name, history), style in zip(histories.items(), cycle(("-", "--", "-.")), strict=False):
         after = range(1, len(history) + 1) if rounds is None else rounds
         (line,) = right.plot(after, 100 * history.mean(1), style, label=name)
-        right.fill_between(after, 100 * history.amin(1), 100 * history.amax(1), color=line.get_color(), alpha=0.12)
-    right.set(title="accuracy on the full test set: mean, lowest and highest client", xlabel="round", ylabel="%")
+        right.fill_between(
+            after, 100 * history.amin(1), 100 * history.amax(1), color=line.get_color(), alpha=0.12
+        )
+    right.set(
+        title="accuracy on the full test set: mean, lowest and highest client",
+        xlabel="round",
+        ylabel="%",
+    )
     right.title.set_size(10)
     right.xaxis.get_major_locator().set_params(integer=True)
     right.legend()
@@ -156,18 +256,31 @@ def picture(path: Path, holdings: np.ndarray, histories: Mapping[str, Tensor], r
 def over_seeds(results: Sequence[Result], baseline: Sequence[Result]) -> list[str]:
     """Write `Result.spread` over seeds, and how much the average gains over a baseline, seed by seed."""
     spreads, base = (np.array([result.spread() for result in runs]) for runs in (results, baseline))
-    return [*map(mean_and_deviation, spreads.T), "" if results is baseline else mean_and_deviation(spreads[:, 1] - base[:, 1])]
+    return [
+        *map(mean_and_deviation, spreads.T),
+        "" if results is baseline else mean_and_deviation(spreads[:, 1] - base[:, 1]),
+    ]
 
 
 def summary(results: Mapping[str, Result], out: Path) -> str:
     """Write the picture and the ledgers to a folder, and the tables as text."""
     first = next(iter(results.values()))
-    picture(out / "fedhpl.png", first.holdings, {name: result.over_rounds() for name, result in results.items()})
+    picture(
+        out / "fedhpl.png",
+        first.holdings,
+        {name: result.over_rounds() for name, result in results.items()},
+    )
     classes = [str(label) for label in range(first.accuracy.shape[2])]
-    by_class = [[name, *map(percent, result.accuracy[-1].mean(0).tolist())] for name, result in results.items()]
+    by_class = [
+        [name, *map(percent, result.accuracy[-1].mean(0).tolist())]
+        for name, result in results.items()
+    ]
     parts = [
         "Accuracy after the last round, % of the full test set over clients:",
-        table(["method", *SPREAD], [[name, *map(percent, result.spread())] for name, result in results.items()]),
+        table(
+            ["method", *SPREAD],
+            [[name, *map(percent, result.spread())] for name, result in results.items()],
+        ),
     ]
     if len(classes) <= 20:
         parts += ["\nEach class, mean over clients:", table(["method", *classes], by_class)]

@@ -3,7 +3,7 @@
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,9 +15,9 @@ from torch import Tensor
 
 import fedprompt as fp
 from embedded.shifts import Federation
-from memory import variant
-from report import mean_and_deviation, percent, plt, table
-from sgpt_setup import prepare
+from studies.memory import variant
+from studies.report import mean_and_deviation, percent, plt, table
+from studies.sgpt_setup import prepare
 
 LAST = 10
 """Reported are means over so many last rounds, as in the paper."""
@@ -43,13 +43,19 @@ class Result(NamedTuple):
     def figures(self) -> list[float]:
         """Global, local and worst local accuracy, each as the mean of the last rounds."""
         local, worst = (
-            [reduce(row[None]) for row in self.accuracy] for reduce in (fp.metrics.local_accuracy, fp.metrics.worst_local_accuracy)
+            [reduce(row[None]) for row in self.accuracy]
+            for reduce in (fp.metrics.local_accuracy, fp.metrics.worst_local_accuracy)
         )
         last = min(LAST, len(self.accuracy))
-        return [fp.metrics.last_and_best(history, last=last).last_mean for history in (self.over_rounds(), local, worst)]
+        return [
+            fp.metrics.last_and_best(history, last=last).last_mean
+            for history in (self.over_rounds(), local, worst)
+        ]
 
 
-def run(federate: Callable[..., Result], names: Sequence[str], args: Namespace) -> tuple[dict[str, Result], Federation, Namespace]:
+def run(
+    federate: Callable[..., Result], names: Sequence[str], args: Namespace
+) -> tuple[dict[str, Result], Federation, Namespace]:
     """Call `federate(name, federation, backbone, args)` for each name on one split of the data."""
     federation, backbone, args = prepare(args)
     return {name: federate(name, federation, backbone, args) for name in names}, federation, args
@@ -57,24 +63,35 @@ def run(federate: Callable[..., Result], names: Sequence[str], args: Namespace) 
 
 def matched(found: Tensor, wanted: Tensor) -> float:
     """Clustering accuracy: the share of samples on the best one-to-one match of groups."""
-    table = fp.selection.contingency_table(found, wanted, num_groups=int(found.max()) + 1, num_classes=int(wanted.max()) + 1)
+    table = fp.selection.contingency_table(
+        found, wanted, num_groups=int(found.max()) + 1, num_classes=int(wanted.max()) + 1
+    )
     rows, columns = linear_sum_assignment(table.numpy(), maximize=True)
     return float(table.numpy()[rows, columns].sum() / table.sum())
 
 
 def centralised(federation: Federation, num_groups: int, seed: int) -> Tensor:
     """Group the test images by k-means on the queries of all clients' training images: what no federation may do."""
-    train, test = (F.normalize(side.queries, dim=1).cpu().numpy() for side in (federation.train, federation.test))
-    return torch.as_tensor(KMeans(num_groups, n_init=10, random_state=seed).fit(train).predict(test)).long()
+    train, test = (
+        F.normalize(side.queries, dim=1).cpu().numpy()
+        for side in (federation.train, federation.test)
+    )
+    return torch.as_tensor(
+        KMeans(num_groups, n_init=10, random_state=seed).fit(train).predict(test)
+    ).long()
 
 
 CLUSTERS = ("true groups", "k-means", "dead groups", "effective groups")
 
 
-def clusters(results: Mapping[str, Result], federation: Federation, args: Namespace) -> dict[str, list[float]]:
+def clusters(
+    results: Mapping[str, Result], federation: Federation, args: Namespace
+) -> dict[str, list[float]]:
     """Hold selections against the true groups and against centralised k-means, and count groups in use; k-means itself comes last."""
     kmeans = centralised(federation, args.groups, args.seed)
-    selections = {name: result.chosen for name, result in results.items() if result.chosen is not None} | {"centralised k-means": kmeans}
+    selections = {
+        name: result.chosen for name, result in results.items() if result.chosen is not None
+    } | {"centralised k-means": kmeans}
     figures = {}
     for name, chosen in selections.items():
         health = fp.selection.selection_health(torch.bincount(chosen, minlength=args.groups))
@@ -89,17 +106,24 @@ def frequencies(chosen: Tensor, shards: Sequence[np.ndarray], num_groups: int) -
     return counts / counts.sum(1, keepdim=True)
 
 
-def picture(path: Path, results: Mapping[str, Result], federation: Federation, num_groups: int) -> None:
+def picture(
+    path: Path, results: Mapping[str, Result], federation: Federation, num_groups: int
+) -> None:
     """Draw group frequencies of every client, selections over rounds, and accuracy over rounds."""
     steered = [name for name in ("SGPT, no momentum", "SGPT") if name in results]
-    figure, axes = plt.subplots(1, 2 + len(steered), figsize=(4 * (2 + len(steered)), 3.4), layout="constrained")
+    figure, axes = plt.subplots(
+        1, 2 + len(steered), figsize=(4 * (2 + len(steered)), 3.4), layout="constrained"
+    )
     shown = steered[-1]
-    axes[0].imshow(frequencies(results[shown].chosen, federation.test.shards, num_groups).numpy(), cmap="Blues", aspect="auto")
+    axes[0].imshow(
+        frequencies(results[shown].chosen, federation.test.shards, num_groups).numpy(),
+        cmap="Blues",
+        aspect="auto",
+    )
     axes[0].set(title=f"{shown}: group frequency", xlabel="group", ylabel="client")
     for axis, name in zip(axes[1:-1], steered, strict=True):
-        usage = results[name].usage
-        axis.stackplot(range(1, len(usage) + 1), (usage / usage.sum(1, keepdim=True)).T.numpy())
-        axis.set(title=f"{name}: share of each group", xlabel="round", ylim=(0, 1), xmargin=0)
+        fp.plots.group_usage(results[name].usage, axes=axis)
+        axis.set_title(name)
     for name, result in results.items():
         _history(axes[-1], name, result)
     axes[-1].set(title="global accuracy", xlabel="round", ylabel="%")
@@ -117,7 +141,10 @@ def _history(axis: Axes, name: str, result: Result) -> None:
 def newcomers(results: Mapping[str, Result], unseen: int) -> str:
     """Compare clients that never took part with the others, by the mean of the last rounds and of clients."""
     means = {name: result.accuracy[-LAST:].mean(0) for name, result in results.items()}
-    lines = [[name, percent(mean[:-unseen].mean().item()), percent(mean[-unseen:].mean().item())] for name, mean in means.items()]
+    lines = [
+        [name, percent(mean[:-unseen].mean().item()), percent(mean[-unseen:].mean().item())]
+        for name, mean in means.items()
+    ]
     return table(["local accuracy", "took part", "never did"], lines)
 
 
@@ -132,44 +159,98 @@ def summary(results: Mapping[str, Result], federation: Federation, args: Namespa
         [
             *([newcomers(results, args.unseen), ""] if args.unseen else []),
             f"Accuracy, %, mean of the last {min(LAST, args.rounds)} of {args.rounds} rounds:",
-            table(["method", *ACCURACY], [[name, *map(percent, result.figures())] for name, result in results.items()]),
+            table(
+                ["method", *ACCURACY],
+                [[name, *map(percent, result.figures())] for name, result in results.items()],
+            ),
             "\nTest images on the best one-to-one match of groups, %, and groups in use:",
-            table(["selection", *CLUSTERS], [[name, *map(percent, line[:2]), *map(_count, line[2:])] for name, line in figures.items()]),
+            table(
+                ["selection", *CLUSTERS],
+                [
+                    [name, *map(percent, line[:2]), *map(_count, line[2:])]
+                    for name, line in figures.items()
+                ],
+            ),
             f"\nPicture: {args.out}/sgpt.png",
         ]
     )
 
 
-def full(federate: Callable[..., Result], rows: Mapping[str, Sequence[str]], args: Namespace) -> Iterator[str]:
+def full(
+    federate: Callable[..., Result], rows: Mapping[str, Sequence[str]], args: Namespace
+) -> Iterator[str]:
     """Yield the tables of the documentation as they are done: rows of each shift for three seeds; then layers of groups, one seed."""
     for shift, names in rows.items():
         runs = [run(federate, names, variant(args, shift=shift, seed=seed)) for seed in range(3)]
-        accuracy = {name: np.array([results[name].figures() for results, _, _ in runs]) for name in names}
-        gains = {name: accuracy[name] - accuracy["FedVPT-D"] for name in names}
-        lines = [[name, *map(mean_and_deviation, accuracy[name].T), *map(mean_and_deviation, gains[name].T[[0, 2]])] for name in names]
-        yield f"\n{shift} shift, accuracy:\n" + table(["method", *ACCURACY, "global - FedVPT-D", "worst - FedVPT-D"], lines)
-        each = [clusters(*each) for each in runs]
-        figures = {name: np.array([line[name] for line in each]).T for name in each[0]}
-        lines = [[name, *map(mean_and_deviation, of[:2]), *(_count(row.mean()) for row in of[2:])] for name, of in figures.items()]
-        yield f"\n{shift} shift, clusters:\n" + table(["selection", *CLUSTERS], lines)
+        yield f"\n{shift} shift, accuracy:\n" + accuracy_over_seeds(names, runs)
+        yield f"\n{shift} shift, clusters:\n" + clusters_over_seeds(runs)
         results, federation, filled = runs[0]
-        shown = {name: results[name] for name in ("FedVPT", "FedVPT-D", "SGPT, no momentum", "SGPT")}
+        drawn = ("FedVPT", "FedVPT-D", "SGPT, no momentum", "SGPT")
+        shown = {name: results[name] for name in drawn}
         picture(args.out / f"sgpt_{shift}.png", shown, federation, filled.groups)
-        kept = {name: run(federate, [name], variant(args, shift=shift, unseen=5))[0][name] for name in ("FedVPT", "SGPT")}
-        yield f"\n{shift} shift, five clients that never take part, one seed:\n" + newcomers(kept, 5)
+        kept = {}
+        for name in ("FedVPT", "SGPT"):
+            kept[name] = run(federate, [name], variant(args, shift=shift, unseen=5))[0][name]
+        title = f"\n{shift} shift, five clients that never take part, one seed:\n"
+        yield title + newcomers(kept, 5)
+    yield "\nlabel shift, groups at one layer alone, one seed:\n" + by_layer(federate, args)
+
+
+def accuracy_over_seeds(names: Sequence[str], runs: Sequence[tuple[Any, ...]]) -> str:
+    """Lay out mean and deviation of each row, and of what it gains over FedVPT-D, seed by seed."""
+    accuracy = {}
+    for name in names:
+        accuracy[name] = np.array([results[name].figures() for results, _, _ in runs])
+    lines = []
+    for name in names:
+        gains = (accuracy[name] - accuracy["FedVPT-D"]).T[[0, 2]]
+        figures = (*accuracy[name].T, *gains)
+        lines.append([name, *map(mean_and_deviation, figures)])
+    header = ["method", *ACCURACY, "global - FedVPT-D", "worst - FedVPT-D"]
+    return table(header, lines)
+
+
+def clusters_over_seeds(runs: Sequence[tuple[Any, ...]]) -> str:
+    """Lay out mean and deviation of agreements, and mean numbers of groups."""
+    each = [clusters(*run) for run in runs]
+    lines = []
+    for name in each[0]:
+        figures = np.array([line[name] for line in each]).T
+        counts = [_count(row.mean()) for row in figures[2:]]
+        lines.append([name, *map(mean_and_deviation, figures[:2]), *counts])
+    return table(["selection", *CLUSTERS], lines)
+
+
+def by_layer(federate: Callable[..., Result], args: Namespace) -> str:
+    """Run SGPT with groups at each layer alone; draw bars, and lay out the figures."""
     _, backbone, _ = prepare(args)
-    at = {layer: run(federate, ["SGPT"], variant(args, group_layers=(layer,))) for layer in range(backbone.encoder.depth)}
-    lines = [[layer, *map(percent, results["SGPT"].figures())] for layer, (results, _, _) in at.items()]
-    yield "\nlabel shift, groups at one layer alone, one seed:\n" + table(["layer", *ACCURACY], lines)
-    bars(args.out / "sgpt_layers.png", {str(layer): results["SGPT"].figures() for layer, (results, _, _) in at.items()})
+    figures = {}
+    for layer in range(backbone.encoder.depth):
+        results, _, _ = run(federate, ["SGPT"], variant(args, group_layers=(layer,)))
+        figures[str(layer)] = results["SGPT"].figures()
+    bars(args.out / "sgpt_layers.png", figures)
+    lines = [[layer, *map(percent, values)] for layer, values in figures.items()]
+    return table(["layer", *ACCURACY], lines)
 
 
 def bars(path: Path, figures: Mapping[str, Sequence[float]]) -> None:
     """Draw accuracy by the layer where groups enter."""
     figure, axis = plt.subplots(figsize=(5, 3), layout="constrained")
-    for position, (name, values) in enumerate(zip(ACCURACY, zip(*figures.values(), strict=True), strict=True)):
-        axis.bar(np.arange(len(figures)) + 0.25 * (position - 1), 100 * np.array(values), 0.25, label=name)
-    axis.set(xlabel="layer of the group prompts", ylabel="%", xticks=range(len(figures)), xticklabels=list(figures))
+    for position, (name, values) in enumerate(
+        zip(ACCURACY, zip(*figures.values(), strict=True), strict=True)
+    ):
+        axis.bar(
+            np.arange(len(figures)) + 0.25 * (position - 1),
+            100 * np.array(values),
+            0.25,
+            label=name,
+        )
+    axis.set(
+        xlabel="layer of the group prompts",
+        ylabel="%",
+        xticks=range(len(figures)),
+        xticklabels=list(figures),
+    )
     axis.legend(fontsize="small")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=80)

@@ -9,10 +9,8 @@ import pytest
 import torch
 
 import fedprompt as fp
-import sgpt
-import sgpt_report
-import sgpt_setup
 from embedded.shifts import feature_shift, label_shift
+from studies import sgpt, sgpt_report, sgpt_setup
 
 
 def run(

@@ -12,11 +12,10 @@ import pytest
 import torch
 from PIL import Image
 
-import fedotp
-import fedotp_report
 import fedprompt as fp
 from colours import write_images
 from embedded.clip_tasks import Part, load_task
+from studies import fedotp, fedotp_report
 
 METHODS = ["zero-shot", "local CoOp", "PromptFL", "FedOTP"]
 SENDING = [name for name, (num_shared, _, _) in fedotp.ROWS.items() if num_shared]

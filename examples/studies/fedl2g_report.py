@@ -16,8 +16,8 @@ import fedprompt as fp
 from embedded.pixels import IMAGE_SIZE
 from embedded.tasks import Split, Task, load_task
 from embedded.zoo import GROUPS
-from memory import add_checkpoint_flag
-from report import mean_and_deviation, plt, table
+from studies.memory import add_checkpoint_flag
+from studies.report import mean_and_deviation, plt, table
 
 LAST = 5
 """How many rounds the reported accuracy is the mean of."""
@@ -43,7 +43,9 @@ class Run(NamedTuple):
     def accuracies(self, shards: Sequence[Shard]) -> fp.metrics.Summary:
         """Accuracy on the clients' own test images, every image counting alike: mean of the last rounds, and best round."""
         sizes = torch.tensor([len(shard.test) for shard in shards])
-        history = [fp.metrics.pooled_local_accuracy(accuracy[None], sizes) for accuracy in self.accuracy]
+        history = [
+            fp.metrics.pooled_local_accuracy(accuracy[None], sizes) for accuracy in self.accuracy
+        ]
         return fp.metrics.last_and_best(history, last=min(LAST, len(history)))
 
     def kibibytes(self, direction: str) -> float:
@@ -54,29 +56,95 @@ class Run(NamedTuple):
 
 def flags(description: str) -> argparse.ArgumentParser:
     """Make the parser with everything but the methods."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument("--dataset", default="digits", help="digits, cifar10, cifar100, or a folder with train/ and test/")
-    parser.add_argument("--root", default=".", help="where data lies or is downloaded to")
-    parser.add_argument("--image-size", type=int, default=32, help="pixels, for other data than digits")
-    parser.add_argument("--group", choices=[name for name in GROUPS if name != "tiny"], default="HtFE8", help="networks for such data")
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    add_federation_flags(parser)
+    add_training_flags(parser)
+    add_model_flags(parser)
+    add_run_flags(parser)
+    return parser
+
+
+def add_federation_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that say who holds which data, and who takes part."""
     parser.add_argument("--clients", type=int, default=10)
-    parser.add_argument("--alpha", type=float, default=0.3, help="concentration of the Dirichlet split: small is uneven")
+    parser.add_argument(
+        "--alpha",
+        type=float,
+        default=0.3,
+        help="concentration of the Dirichlet split: small is uneven",
+    )
     parser.add_argument("--classes-per-client", type=int, help="a pathological split instead")
-    parser.add_argument("--participation", type=float, default=1.0, help="share of the clients that take part in a round")
+    parser.add_argument(
+        "--participation",
+        type=float,
+        default=1.0,
+        help="share of the clients that take part in a round",
+    )
+
+
+def add_training_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that say how clients train."""
     parser.add_argument("--rounds", type=int, default=15, help="in which clients train")
-    parser.add_argument("--warm-up", type=int, default=5, help="rounds before these, in which guides learn and clients do not")
+    parser.add_argument(
+        "--warm-up",
+        type=int,
+        default=5,
+        help="rounds before these, in which guides learn and clients do not",
+    )
     parser.add_argument("--batch-size", type=int, default=10, help="of training, study and quiz")
-    parser.add_argument("--learning-rate", type=float, default=0.2, help="of the clients at the start")
-    parser.add_argument("--constant", action="store_true", help="keep it; otherwise a cosine over the rounds takes it towards 0")
-    parser.add_argument("--dim", type=int, default=32, help="width of the features that guides stand beside")
-    parser.add_argument("--project", action="store_true", help="reach that width by a learned projection instead of pooling")
+    parser.add_argument(
+        "--learning-rate", type=float, default=0.2, help="of the clients at the start"
+    )
+    parser.add_argument(
+        "--constant",
+        action="store_true",
+        help="keep it; otherwise a cosine over the rounds takes it towards 0",
+    )
+
+
+def add_model_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of models and prompts."""
+    parser.add_argument(
+        "--group",
+        choices=[name for name in GROUPS if name != "tiny"],
+        default="HtFE8",
+        help="networks for such data",
+    )
+    parser.add_argument(
+        "--dim", type=int, default=32, help="width of the features that guides stand beside"
+    )
+    parser.add_argument(
+        "--project",
+        action="store_true",
+        help="reach that width by a learned projection instead of pooling",
+    )
+
+
+def add_run_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of data, devices and output."""
+    parser.add_argument(
+        "--dataset",
+        default="digits",
+        help="digits, cifar10, cifar100, or a folder with train/ and test/",
+    )
+    parser.add_argument("--root", default=".", help="where data lies or is downloaded to")
+    parser.add_argument(
+        "--image-size", type=int, default=32, help="pixels, for other data than digits"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--quick", action="store_true", help="two rounds on a few images, to see that it runs")
-    parser.add_argument("--full", action="store_true", help="the table of the documentation: three seeds, all rows")
+    parser.add_argument(
+        "--quick", action="store_true", help="two rounds on a few images, to see that it runs"
+    )
+    parser.add_argument(
+        "--full", action="store_true", help="the table of the documentation: three seeds, all rows"
+    )
     add_checkpoint_flag(parser)
-    parser.add_argument("--out", type=Path, default=Path("out"), help="folder for the picture and the ledgers")
-    return parser
+    parser.add_argument(
+        "--out", type=Path, default=Path("out"), help="folder for the picture and the ledgers"
+    )
 
 
 def deal(task: Task, args: argparse.Namespace) -> list[Shard]:
@@ -84,22 +152,36 @@ def deal(task: Task, args: argparse.Namespace) -> list[Shard]:
     generator = np.random.default_rng(args.seed)
     if args.classes_per_client:
         shares = fp.data.pathological_shares(
-            args.clients, task.num_classes, classes_per_client=args.classes_per_client, generator=generator
+            args.clients,
+            task.num_classes,
+            classes_per_client=args.classes_per_client,
+            generator=generator,
         )
     else:
-        shares = fp.data.dirichlet_shares(args.clients, task.num_classes, alpha=args.alpha, generator=generator)
-    train, test = (fp.data.allocate(split.labels, shares, generator=generator) for split in (task.train, task.test))
+        shares = fp.data.dirichlet_shares(
+            args.clients, task.num_classes, alpha=args.alpha, generator=generator
+        )
+    train, test = (
+        fp.data.allocate(split.labels, shares, generator=generator)
+        for split in (task.train, task.test)
+    )
     shards = []
     for own, own_test in zip(train, test, strict=True):
-        study, quiz = fp.data.study_quiz_split(task.train.labels[own], quiz_size=args.batch_size, generator=generator)
+        study, quiz = fp.data.study_quiz_split(
+            task.train.labels[own], quiz_size=args.batch_size, generator=generator
+        )
         shards.append(Shard(own[study], own[quiz], own_test))
     return shards
 
 
-def run(federate: Callable[..., Run], names: Sequence[str], args: argparse.Namespace) -> tuple[Task, list[Shard], dict[str, Run]]:
+def run(
+    federate: Callable[..., Run], names: Sequence[str], args: argparse.Namespace
+) -> tuple[Task, list[Shard], dict[str, Run]]:
     """Call `federate(name, task, shards, args)` for each name on one split of the data."""
     digits = args.dataset == "digits"
-    torch.set_num_threads(1 if digits else torch.get_num_threads())  # threads only wait in networks this tiny
+    torch.set_num_threads(
+        1 if digits else torch.get_num_threads()
+    )  # threads only wait in networks this tiny
     given = vars(args) | ({"image_size": IMAGE_SIZE, "group": "tiny"} if digits else {})
     args = argparse.Namespace(**given | ({"rounds": 2, "warm_up": 1} if args.quick else {}))
     task = load_task(args.dataset, root=args.root, seed=args.seed, image_size=args.image_size)
@@ -109,23 +191,39 @@ def run(federate: Callable[..., Run], names: Sequence[str], args: argparse.Names
     return task, shards, {name: federate(name, task, shards, args) for name in names}
 
 
-def epoch(task: Task, indices: np.ndarray, stream: torch.Generator, args: argparse.Namespace) -> list[tuple[Tensor, Tensor]]:
+def epoch(
+    task: Task, indices: np.ndarray, stream: torch.Generator, args: argparse.Namespace
+) -> list[tuple[Tensor, Tensor]]:
     """Shuffle and vary a client's images into batches; a single image left over is none: batch normalisation cannot train on it."""
     if len(indices) == 0:
         return []
-    batches = task.train.training(indices, args.device, size=args.batch_size, steps=None, generator=stream)
+    batches = task.train.training(
+        indices, args.device, size=args.batch_size, steps=None, generator=stream
+    )
     return [(images, labels) for images, labels in batches if len(labels) > 1]
 
 
 @torch.no_grad()
-def accuracy(client: nn.Module, split: Split, indices: np.ndarray, args: argparse.Namespace) -> float:
+def accuracy(
+    client: nn.Module, split: Split, indices: np.ndarray, args: argparse.Namespace
+) -> float:
     """Measure the share of images that a client recognises; 0 where there are none."""
     client.eval()
-    correct = [(client(images)[1].argmax(1) == labels).sum().item() for images, labels in split.batches(indices, args.device)]
+    correct = [
+        (client(images)[1].argmax(1) == labels).sum().item()
+        for images, labels in split.batches(indices, args.device)
+    ]
     return sum(correct) / max(1, len(indices))
 
 
-COLUMNS = (f"accuracy, last {LAST} rounds", "best round", "negative effect, clients", "of the mean loss", "KiB up", "KiB down")
+COLUMNS = (
+    f"accuracy, last {LAST} rounds",
+    "best round",
+    "negative effect, clients",
+    "of the mean loss",
+    "KiB up",
+    "KiB down",
+)
 
 
 def line(runs: Sequence[Run], shards: Sequence[Sequence[Shard]]) -> list[str]:
@@ -133,9 +231,14 @@ def line(runs: Sequence[Run], shards: Sequence[Sequence[Shard]]) -> list[str]:
     summaries = [run.accuracies(own) for run, own in zip(runs, shards, strict=True)]
     effects = [fp.metrics.negative_effect(run.losses).average for run in runs]
     common = [fp.metrics.negative_effect(run.losses.mean(1, keepdim=True)).average for run in runs]
-    sent = [f"{np.mean([run.kibibytes(direction) for run in runs]):.2f}" for direction in ("up", "down")]
+    sent = [
+        f"{np.mean([run.kibibytes(direction) for run in runs]):.2f}" for direction in ("up", "down")
+    ]
     return [
-        *(mean_and_deviation([getattr(summary, field) for summary in summaries]) for field in ("last_mean", "best")),
+        *(
+            mean_and_deviation([getattr(summary, field) for summary in summaries])
+            for field in ("last_mean", "best")
+        ),
         nats(effects),
         nats(common),
         *sent,
@@ -144,7 +247,9 @@ def line(runs: Sequence[Run], shards: Sequence[Sequence[Shard]]) -> list[str]:
 
 def nats(values: Sequence[float]) -> str:
     """Write losses over seeds as mean ± standard deviation."""
-    return f"{np.mean(values):.3f}" + (f" ± {np.std(values, ddof=1):.3f}" if len(values) > 1 else "")
+    return f"{np.mean(values):.3f}" + (
+        f" ± {np.std(values, ddof=1):.3f}" if len(values) > 1 else ""
+    )
 
 
 def formula(clients: int, classes: int, dim: int) -> float:
@@ -164,20 +269,43 @@ def costs(name: str, run: Run, shards: Sequence[Shard]) -> str:
     )
 
 
-def picture(path: Path, runs: Mapping[str, Run], task: Task, shards: Sequence[Shard], device: str) -> None:
+def picture(
+    path: Path, runs: Mapping[str, Run], task: Task, shards: Sequence[Shard], device: str
+) -> None:
     """Draw the clients' own loss over rounds (Fig. 3) and, for guides beside features, both in the plane (Fig. 4)."""
-    beside = {name: run for name, run in runs.items() if getattr(run.clients[0], "guided", "") == "features" and run.ledger.entries}
-    figure, axes = plt.subplots(1, 1 + len(beside), figsize=(4.2 * (1 + len(beside)), 3.6), layout="constrained", squeeze=False)
+    beside = {
+        name: run
+        for name, run in runs.items()
+        if getattr(run.clients[0], "guided", "") == "features" and run.ledger.entries
+    }
+    figure, axes = plt.subplots(
+        1,
+        1 + len(beside),
+        figsize=(4.2 * (1 + len(beside)), 3.6),
+        layout="constrained",
+        squeeze=False,
+    )
     for (name, run), style in zip(runs.items(), cycle(("-", "--", "-.", ":")), strict=False):
         axes[0, 0].plot(range(1, 1 + len(run.losses)), run.losses.mean(1), style, label=name)
-    axes[0, 0].set(title="the clients' own loss", xlabel="round", ylabel="cross-entropy, mean over clients")
+    axes[0, 0].set(
+        title="the clients' own loss", xlabel="round", ylabel="cross-entropy, mean over clients"
+    )
     axes[0, 0].xaxis.get_major_locator().set_params(integer=True)
     axes[0, 0].legend(fontsize=7)
     for axis, (name, run) in zip(axes[0, 1:], beside.items(), strict=True):
         features, labels = guided_features(run, task, shards, device)
-        points = TSNE(perplexity=min(30, (len(labels) - 1) // 3), random_state=0).fit_transform(torch.cat([features, run.guides.cpu()]))
+        points = TSNE(perplexity=min(30, (len(labels) - 1) // 3), random_state=0).fit_transform(
+            torch.cat([features, run.guides.cpu()])
+        )
         axis.scatter(*points[: len(labels)].T, c=labels, cmap="tab10", s=6, alpha=0.5)
-        axis.scatter(*points[len(labels) :].T, c=range(len(run.guides)), cmap="tab10", s=120, marker="*", edgecolors="black")
+        axis.scatter(
+            *points[len(labels) :].T,
+            c=range(len(run.guides)),
+            cmap="tab10",
+            s=120,
+            marker="*",
+            edgecolors="black",
+        )
         axis.set(title=f"{name}: features and guides (stars)", xticks=[], yticks=[])
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=90)
@@ -185,16 +313,25 @@ def picture(path: Path, runs: Mapping[str, Run], task: Task, shards: Sequence[Sh
 
 
 @torch.no_grad()
-def guided_features(run: Run, task: Task, shards: Sequence[Shard], device: str) -> tuple[Tensor, Tensor]:
+def guided_features(
+    run: Run, task: Task, shards: Sequence[Shard], device: str
+) -> tuple[Tensor, Tensor]:
     """Collect what follows the guides, on every client's own test images, with their labels."""
     pieces = []
     for client, shard in zip(run.clients, shards, strict=True):
         client.eval()
-        pieces += [(client(images)[0].cpu(), labels.cpu()) for images, labels in task.test.batches(shard.test, device)]
-    return torch.cat([features for features, _ in pieces]), torch.cat([labels for _, labels in pieces])
+        pieces += [
+            (client(images)[0].cpu(), labels.cpu())
+            for images, labels in task.test.batches(shard.test, device)
+        ]
+    return torch.cat([features for features, _ in pieces]), torch.cat(
+        [labels for _, labels in pieces]
+    )
 
 
-def summary(task: Task, shards: Sequence[Shard], runs: Mapping[str, Run], args: argparse.Namespace) -> str:
+def summary(
+    task: Task, shards: Sequence[Shard], runs: Mapping[str, Run], args: argparse.Namespace
+) -> str:
     """Write the picture and the ledgers to a folder, and the table as text."""
     picture(args.out / "fedl2g.png", runs, task, shards, args.device)
     for name, run in runs.items():

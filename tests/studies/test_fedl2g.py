@@ -10,11 +10,11 @@ import torch
 import torch.nn as nn
 from torch import Tensor
 
-import fedl2g
-import fedl2g_report as report
 import fedprompt as fp
 from embedded.tasks import load_task
 from embedded.zoo import GROUPS, TINY, encoder
+from studies import fedl2g
+from studies import fedl2g_report as report
 
 
 def arguments(*given: str) -> Namespace:

@@ -33,38 +33,62 @@ def rounds(memory: Namespace, count: int, name: str, args: Namespace) -> tqdm:
         name: Of the row, and of its folder.
         args: The flags; a run with others cannot go on.
     """
-    directory, start = None if args.checkpoint is None else args.checkpoint / _folder(name), 0
-    made = {flag: str(value) for flag, value in vars(args).items() if flag not in NO_MATTER} | {"memory": ", ".join(vars(memory))}
-    saved = None if directory is None else fp.load_checkpoint(directory, default=None)
-    for attribute, thing in vars(memory).items():
-        if directory is not None and isinstance(thing, fp.Ledger):
-            thing.path = directory / f"{attribute}.jsonl"
-    if saved is not None:
-        differ = {flag: saved["made"].get(flag) for flag in made | saved["made"] if saved["made"].get(flag) != made.get(flag)}
-        if differ:
-            now = {flag: made.get(flag) for flag in differ}
-            raise ValueError(f"`--checkpoint` must hold a run with the flags of this one, {now}; got {differ} in {directory}.")
-        start = saved["rounds"]
-        for attribute, state in saved["memory"].items():
-            setattr(memory, attribute, _restored(getattr(memory, attribute), state))
-        torch.set_rng_state(saved["streams"][0])
-        torch.cuda.set_rng_state_all(saved["streams"][1])
+    directory = None if args.checkpoint is None else args.checkpoint / _folder(name)
+    made = {flag: str(value) for flag, value in vars(args).items() if flag not in NO_MATTER}
+    made["memory"] = ", ".join(vars(memory))
+    start = 0 if directory is None else _resume(memory, made, directory)
 
     def remembered() -> Iterator[int]:
         for server_round in range(start, count):
             yield server_round
             if directory is not None:
-                streams = torch.get_rng_state(), torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
-                states = {attribute: _state(thing) for attribute, thing in vars(memory).items()}
-                fp.save_checkpoint({"made": made, "rounds": server_round + 1, "streams": streams, "memory": states}, directory)
+                _save(memory, made, server_round + 1, directory)
 
     return tqdm(remembered(), desc=name, unit="round", total=count, initial=start)
+
+
+def _resume(memory: Namespace, made: dict[str, str], directory: Path) -> int:
+    """Restore `memory` and the global random streams; return the number of saved rounds."""
+    saved = fp.load_checkpoint(directory, default=None)
+    for attribute, thing in vars(memory).items():
+        if isinstance(thing, fp.Ledger):
+            thing.path = directory / f"{attribute}.jsonl"
+    if saved is None:
+        return 0
+    before = saved["made"]
+    differ = {
+        flag: before.get(flag) for flag in made | before if before.get(flag) != made.get(flag)
+    }
+    if differ:
+        now = {flag: made.get(flag) for flag in differ}
+        rule = f"hold a run with the flags of this one, {now}"
+        raise ValueError(f"`--checkpoint` must {rule}; got {differ} in {directory}.")
+    for attribute, state in saved["memory"].items():
+        setattr(memory, attribute, _restored(getattr(memory, attribute), state))
+    torch.set_rng_state(saved["streams"][0])
+    torch.cuda.set_rng_state_all(saved["streams"][1])
+    return saved["rounds"]
+
+
+def _save(memory: Namespace, made: dict[str, str], done: int, directory: Path) -> None:
+    on_gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    state = {
+        "made": made,
+        "rounds": done,
+        "streams": (torch.get_rng_state(), on_gpus),
+        "memory": {attribute: _state(thing) for attribute, thing in vars(memory).items()},
+    }
+    fp.save_checkpoint(state, directory)
 
 
 def variant(args: Namespace, **flags: Any) -> Namespace:
     """Change some flags; where there are checkpoints, those of the variant lie in a folder named after them."""
     folder = _folder(" ".join(f"{flag}={value}" for flag, value in flags.items()))
-    return Namespace(**vars(args) | flags | {"checkpoint": None if args.checkpoint is None else args.checkpoint / folder})
+    return Namespace(
+        **vars(args)
+        | flags
+        | {"checkpoint": None if args.checkpoint is None else args.checkpoint / folder}
+    )
 
 
 def _folder(name: str) -> str:

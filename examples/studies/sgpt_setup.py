@@ -11,7 +11,7 @@ from torch import Tensor
 import fedprompt as fp
 from embedded.shifts import Federation, Side, feature_shift, label_shift
 from embedded.tasks import Backbone, load_backbone
-from memory import add_checkpoint_flag
+from studies.memory import add_checkpoint_flag
 
 DIGITS: dict[str, Any] = {
     "backbone": "B", "ratio": 0.25, "rounds": 20, "epochs": 2, "batch_size": 32, "learning_rate": 0.05,
@@ -31,39 +31,106 @@ def layers(text: str) -> tuple[int, ...]:
 
 def flags() -> argparse.ArgumentParser:
     """Make the parser; flags without a default take that of the digits or, for other data, the paper's."""
-    parser = argparse.ArgumentParser(description="SGPT", formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument("--shift", choices=("label", "feature"), default="label", help="what differs between clients: classes, or domains")
+    parser = argparse.ArgumentParser(
+        description="SGPT", formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    add_federation_flags(parser)
+    add_training_flags(parser)
+    add_model_flags(parser)
+    add_run_flags(parser)
+    return parser
+
+
+def add_federation_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that say who holds which data, and who takes part."""
+    parser.add_argument(
+        "--shift",
+        choices=("label", "feature"),
+        default="label",
+        help="what differs between clients: classes, or domains",
+    )
     parser.add_argument("--classes-per-client", type=int, default=2, help="for label shift")
     parser.add_argument("--clients", type=int, default=20)
-    parser.add_argument("--unseen", type=int, default=0, help="so many of them never take part: they only take the model and are tested")
+    parser.add_argument(
+        "--unseen",
+        type=int,
+        default=0,
+        help="so many of them never take part: they only take the model and are tested",
+    )
     parser.add_argument("--ratio", type=float, help="share of clients in a round")
+
+
+def add_training_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that say how clients train."""
     parser.add_argument("--rounds", type=int)
-    parser.add_argument("--epochs", type=int, help="for each of SGPT's two blocks; rows of one block get twice as many")
+    parser.add_argument(
+        "--epochs",
+        type=int,
+        help="for each of SGPT's two blocks; rows of one block get twice as many",
+    )
     parser.add_argument("--batch-size", type=int)
     parser.add_argument("--learning-rate", type=float)
-    parser.add_argument("--weight-decay", type=float, default=1e-5, help="of shared prompts and heads; keys and groups have none")
+    parser.add_argument(
+        "--weight-decay",
+        type=float,
+        default=1e-5,
+        help="of shared prompts and heads; keys and groups have none",
+    )
+
+
+def add_model_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of models and prompts."""
     parser.add_argument("--groups", type=int)
     parser.add_argument("--num-prompts", type=int, help="of FedVPT and FedVPT-D, for each layer")
-    parser.add_argument("--shared-length", type=int, help="shared prompts that enter at each of their layers")
+    parser.add_argument(
+        "--shared-length", type=int, help="shared prompts that enter at each of their layers"
+    )
     parser.add_argument("--group-length", type=int, default=1, help="likewise for each group")
     parser.add_argument("--shared-layers", type=layers)
     parser.add_argument("--group-layers", type=layers)
-    average = "the head reads the mean of class and group tokens; default: for other data than the digits"
-    parser.add_argument("--average", action=argparse.BooleanOptionalAction, default=None, help=average)
-    parser.add_argument("--query-depth", type=int, help="blocks that run for the query; default: all")
-    parser.add_argument("--seed", type=int, default=0)
+    average = (
+        "the head reads the mean of class and group tokens; default: for other data than the digits"
+    )
+    parser.add_argument(
+        "--average", action=argparse.BooleanOptionalAction, default=None, help=average
+    )
+    parser.add_argument(
+        "--query-depth", type=int, help="blocks that run for the query; default: all"
+    )
     parser.add_argument("--backbone", help="B, L, or any of timm's vision transformers")
-    parser.add_argument("--pretrained", action="store_true", help="download weights for timm's models")
-    parser.add_argument("--dataset", default="digits", help="digits, cifar10, cifar100, or a folder with train/ and test/")
+    parser.add_argument(
+        "--pretrained", action="store_true", help="download weights for timm's models"
+    )
+
+
+def add_run_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of data, devices and output."""
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--dataset",
+        default="digits",
+        help="digits, cifar10, cifar100, or a folder with train/ and test/",
+    )
     parser.add_argument("--root", default=".", help="where data lies or is downloaded to")
-    parser.add_argument("--image-size", type=int, default=224, help="pixels, for other data than digits")
-    parser.add_argument("--validate", action="store_true", help="test on a quarter of the training images: to choose the flags above")
+    parser.add_argument(
+        "--image-size", type=int, default=224, help="pixels, for other data than digits"
+    )
+    parser.add_argument(
+        "--validate",
+        action="store_true",
+        help="test on a quarter of the training images: to choose the flags above",
+    )
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--quick", action="store_true", help="two rounds of one epoch, to see that it runs")
-    parser.add_argument("--full", action="store_true", help="the tables of the documentation: both shifts, all rows, three seeds")
+    parser.add_argument(
+        "--quick", action="store_true", help="two rounds of one epoch, to see that it runs"
+    )
+    parser.add_argument(
+        "--full",
+        action="store_true",
+        help="the tables of the documentation: both shifts, all rows, three seeds",
+    )
     add_checkpoint_flag(parser)
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder for pictures")
-    return parser
 
 
 def filled(args: Namespace) -> Namespace:
@@ -76,16 +143,24 @@ def filled(args: Namespace) -> Namespace:
 
 def prepare(args: Namespace) -> tuple[Federation, Backbone, Namespace]:
     """Load data and backbone, compute every query once, and fill in the flags that were left open."""
-    torch.set_num_threads(1 if args.dataset == "digits" else torch.get_num_threads())  # threads only wait in models this tiny
+    torch.set_num_threads(
+        1 if args.dataset == "digits" else torch.get_num_threads()
+    )  # threads only wait in models this tiny
     args = filled(args)
     if args.shift == "label":
         keys = ("root", "image_size", "seed", "classes_per_client", "validate")
-        federation = label_shift(args.dataset, num_clients=args.clients, **{key: vars(args)[key] for key in keys})
+        federation = label_shift(
+            args.dataset, num_clients=args.clients, **{key: vars(args)[key] for key in keys}
+        )
     elif args.dataset == "digits":
         federation = feature_shift(seed=args.seed, num_clients=args.clients, validate=args.validate)
     else:
-        raise ValueError(f"`--shift feature` must come with `--dataset digits`; got {args.dataset}.")
-    backbone = load_backbone(args.backbone, pretrained=args.pretrained, image_size=args.image_size, device=args.device)
+        raise ValueError(
+            f"`--shift feature` must come with `--dataset digits`; got {args.dataset}."
+        )
+    backbone = load_backbone(
+        args.backbone, pretrained=args.pretrained, image_size=args.image_size, device=args.device
+    )
     sides = [_with_queries(side, backbone, args) for side in (federation.train, federation.test)]
     return federation._replace(train=sides[0], test=sides[1]), backbone, args
 

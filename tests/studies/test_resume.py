@@ -12,14 +12,11 @@ import pytest
 import torch
 import torch.nn as nn
 
-import fedhpl
-import fedl2g
-import fedotp
 import fedprompt as fp
-import sgpt
-from memory import _folder, _restored, rounds, variant
 from runs import EXAMPLES, server
 from same import assert_same
+from studies import fedhpl, fedl2g, fedotp, sgpt
+from studies.memory import _folder, _restored, rounds, variant
 
 # A loop of one's own.
 
@@ -255,13 +252,13 @@ def test_an_example_that_is_killed_at_twenty_moments_ends_as_if_it_had_not_been(
 FORGETTING = [
     ("fedhpl", (), "FedHPL_+P_+H", 5, ("clients", "teachers", "history", "ledger"), ()),
     ("fedl2g", ("--methods", "LG-FedAvg", "--participation", "0.5"), "LG-FedAvg", 1,
-     ("clients", "shared", "losses", "history", "draw", "ledger"), ("guides", "state")),  # no guides here
-    ("fedl2g", ("--methods", "FedL2G-f"), "FedL2G-f", 2, ("clients", "guides", "history", "draw", "ledger"),
+     ("clients", "shared", "losses", "history", "ledger"), ("guides", "state")),  # no guides here
+    ("fedl2g", ("--methods", "FedL2G-f"), "FedL2G-f", 2, ("clients", "guides", "history", "ledger"),
      ("state", "shared", "losses")),  # SGD without momentum; no head is shared; all take part and have a new loss in every round
     ("fedotp", ("--every", "1"), "FedOTP", 7, ("clients", "history", "ledger"), ("values", "state")),  # every value is overwritten
-    ("sgpt", (), "SGPT", 5, ("values", "usage", "draw", "history", "usages"), ("state", "chosen")),  # chosen anew after a round
+    ("sgpt", (), "SGPT", 5, ("values", "usage", "history", "usages"), ("state", "chosen")),  # chosen anew after a round
     ("sgpt", (), "SGPT", 6, ("usages", "chosen", "history"),
-     ("values", "state", "usage", "draw")),  # no round is left
+     ("values", "state", "usage")),  # no round is left
 ]  # fmt: skip
 
 

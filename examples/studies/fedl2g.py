@@ -1,0 +1,276 @@
+"""FedL2G: clients with any architectures follow guide vectors that learn to lower each client's own loss (Zhang et al., 2024).
+
+Ten clients, eight different networks trained from scratch, real handwritten digits::
+
+    python examples/studies/fedl2g.py
+
+The table of the documentation is made by ``--full``; the paper's setting, for someone with the data and a GPU, by::
+
+    python examples/studies/fedl2g.py --group HtFE8 --dataset cifar100 --root DIR --clients 20 --alpha 0.1 --dim 512 --learning-rate 0.01 \
+        --constant --methods FedL2G-f --weight 1 --guide-learning-rate 100 --rounds 1000 --warm-up 50
+"""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(
+    0, str(Path(__file__).resolve().parents[1])
+)  # `studies` and `embedded`, however this file is started
+
+from argparse import Namespace
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+from torch import Tensor
+
+import fedprompt as fp
+from embedded.tasks import Task
+from embedded.zoo import encoder
+from studies import fedl2g_report as report
+from studies.memory import rounds, variant
+
+Pairs = list[tuple[Tensor, Tensor]]
+
+
+class Client(nn.Module):
+    """A network of any width, its features pooled or projected to the width that all clients share, and a head."""
+
+    def __init__(
+        self, network: nn.Module, width: int, num_classes: int, *, guided: str, args: Namespace
+    ) -> None:
+        super().__init__()
+        self.network, self.guided = network, guided
+        self.adapt = nn.Linear(width, args.dim) if args.project else nn.AdaptiveAvgPool1d(args.dim)
+        self.head = nn.Linear(args.dim, num_classes)
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Return what follows the guides, and logits."""
+        features = self.adapt(self.network(2 * images - 1))  # pixels from -1 to 1
+        logits = self.head(features)
+        return (features if self.guided == "features" else logits), logits
+
+
+def own_gradient(
+    client: Client, guides: Tensor, batches: Pairs, quiz: Pairs, **step: float
+) -> fp.Weighted:
+    """FedL2G: how the quiz loss after one more step on a study batch would move with the guides (Eq. 5-7)."""
+    return fp.guide_gradient(client.train(), guides, batches[0], quiz, **step)
+
+
+@torch.no_grad()
+def own_means(
+    client: Client, guides: Tensor, batches: Pairs, quiz: Pairs, **step: float
+) -> fp.Weighted:
+    """FedDistill and FedProto: the client's mean logits or features of each class."""
+    client.eval()
+    return fp.weighted_mean(
+        [
+            fp.class_means(client(images)[0], labels, num_classes=len(guides))
+            for images, labels in batches
+        ]
+    )
+
+
+class Method(NamedTuple):
+    """A row of the table: what is guided, how strongly, what comes back to the server, and what it does with that."""
+
+    guided: str = "logits"
+    weight: float = 0.0
+    upload: Callable[..., fp.Weighted] | None = None
+    learning_rate: float | None = (
+        None  # of guides that learn; otherwise guides are the clients' means
+    )
+    share: tuple[str, ...] = ()  # parameters that clients average
+
+
+METHODS = {  # weights and rates: the best on images held out of the training images, one seed
+    "local only": Method(),
+    "local only, quiz held back": Method(learning_rate=0.0),  # what FedL2G's quiz costs
+    "LG-FedAvg": Method(share=("head",)),
+    "FedDistill": Method("logits", 0.01, own_means),
+    "FedProto": Method("features", 0.1, own_means),
+    "fixed random logits": Method("logits", 1.0, own_gradient, 0.0),
+    "FedL2G-l": Method("logits", 1.0, own_gradient, 10.0),
+    "fixed random features": Method("features", 3.0, own_gradient, 0.0),
+    "FedL2G-f": Method("features", 3.0, own_gradient, 10.0),
+}
+
+
+def tuned(name: str, args: Namespace) -> Method:
+    """Look up a row; the flags change what its guides have."""
+    method = METHODS[name]
+    weight = args.weight if args.weight is not None and method.upload else method.weight
+    learns = args.guide_learning_rate is not None and method.learning_rate
+    return method._replace(
+        weight=weight, learning_rate=args.guide_learning_rate if learns else method.learning_rate
+    )
+
+
+def where_known(guided: Tensor, rows: Tensor) -> Tensor:
+    """The mean squared error to guides; NaN stands for a guide that nobody has told yet."""
+    return F.mse_loss(guided, torch.where(rows.isnan(), guided, rows))
+
+
+def new_client(k: int, task: Task, guided: str, args: Namespace) -> Client:
+    torch.manual_seed(args.seed * 1000 + k)  # every method starts from the same weights
+    network, width = encoder(args.group, k, args.image_size)
+    return Client(network, width, task.num_classes, guided=guided, args=args).to(args.device)
+
+
+def train(
+    client: Client, batches: Pairs, guides: Tensor, *, weight: float, learning_rate: float
+) -> float:
+    """Follow the guides for one epoch (Eq. 4); return the client's own mean loss, the guides left out."""
+    optimizer, losses = torch.optim.SGD(client.train().parameters(), learning_rate), []
+    for images, labels in batches:
+        guided, logits = client(images)
+        loss = fp.guided_loss(guided, logits, labels, guides, weight=weight, loss=where_known)
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(client.parameters(), 100.0)
+        optimizer.step()
+        losses.append(F.cross_entropy(logits.detach(), labels).item())
+    return float(np.mean(losses))
+
+
+def beginning(
+    method: Method, num_classes: int, args: Namespace
+) -> tuple[Tensor, fp.ServerUpdate[Tensor, fp.Weighted]]:
+    """Make the guides before the first round, and the rule by which the server moves them."""
+    size = (num_classes, args.dim if method.guided == "features" else num_classes)
+    if method.learning_rate is None:  # guides are the clients' means, and nothing is known yet
+        return torch.full(size, torch.nan).to(args.device), fp.overwrite()
+    stream = fp.stream_generator(args.seed, server_round=0, purpose="guides")
+    rule = fp.descend(partial(torch.optim.SGD, lr=method.learning_rate), max_norm=100.0)
+    return torch.randn(size, generator=stream).to(args.device), rule
+
+
+class Sent(NamedTuple):
+    """Uploads of one client in one round; None is not sent."""
+
+    guides: fp.Weighted | None
+    head: dict[str, fp.Weighted] | None
+
+
+def client_round(
+    k: int,
+    server_round: int,
+    memory: Namespace,
+    method: Method,
+    task: Task,
+    own: np.ndarray,
+    quiz: Pairs,
+    args: Namespace,
+) -> Sent:
+    """Train client `k` after the warm-up, and return its uploads."""
+    warm_up = args.warm_up if method.learning_rate is not None else 0
+    progress = 0.0 if args.constant else max(0, server_round - warm_up) / args.rounds
+    rate = args.learning_rate * (1 + np.cos(np.pi * progress)) / 2
+    step = {"weight": method.weight, "learning_rate": rate}
+    client, stream = memory.clients[k], partial(fp.stream_generator, args.seed)
+    batches = report.epoch(task, own, stream(server_round=server_round, client=k), args)
+    if batches and server_round >= warm_up:
+        memory.losses[k] = train(client, batches, memory.guides, **step)
+    guides = None
+    if batches and method.upload:  # a client whose quiz took all it has sends nothing
+        guides = method.upload(client, memory.guides, batches, quiz, **step)
+    head = fp.collect(client, weight=len(own), only=method.share) if method.share else None
+    return Sent(guides, head)
+
+
+def federate(name: str, task: Task, shards: list[report.Shard], args: Namespace) -> report.Run:
+    """Run one row of the table; every client's accuracy and loss after each round of training, and what was sent."""
+    method = tuned(name, args)
+    learned = method.learning_rate is not None
+    clients = nn.ModuleList([new_client(k, task, method.guided, args) for k in range(len(shards))])
+    own = [  # only FedL2G holds a quiz back
+        shard.study if learned else np.concatenate([shard.study, shard.quiz]) for shard in shards
+    ]
+    quizzes = [list(task.train.batches(shard.quiz, args.device)) for shard in shards]
+    guides, server = beginning(method, task.num_classes, args)
+    warm_up = args.warm_up if learned else 0  # rounds in which guides learn and clients do not
+    guessing = float(np.log(task.num_classes))  # the loss of a client that has not taken part yet
+    memory = Namespace(clients=clients, guides=guides, state=server.init(guides), shared={})
+    memory.losses, memory.history, memory.ledger = [guessing] * len(clients), [], fp.Ledger()
+    for server_round in rounds(memory, warm_up + args.rounds, name, args):
+        sent = []
+        draw = fp.stream_generator(args.seed, server_round=server_round, purpose="cohort")
+        size = round(args.participation * len(clients))
+        for k in fp.cohort(range(len(clients)), size=size, generator=draw):
+            record = partial(memory.ledger.record, client=k, server_round=server_round)
+            fp.load_values(clients[k], memory.shared)
+            known = memory.guides[memory.guides.isfinite().all(1)]
+            record(memory.shared | ({"guides": known} if method.upload else {}), direction="down")
+            sent.append(
+                client_round(k, server_round, memory, method, task, own[k], quizzes[k], args)
+            )
+            if sent[-1].guides is not None:
+                record({"guides": sent[-1].guides}, direction="up")
+            if sent[-1].head is not None:
+                record(sent[-1].head, direction="up")
+        if uploads := [each.guides for each in sent if each.guides is not None]:
+            mean = fp.weighted_mean(uploads)
+            memory.guides, memory.state = server.step(memory.guides, mean, memory.state)
+        if heads := [each.head for each in sent if each.head is not None]:
+            memory.shared = {name: mean.value for name, mean in fp.weighted_mean(heads).items()}
+        if server_round >= warm_up:
+            pairs = zip(clients, shards, strict=True)
+            tests = [report.accuracy(each, task.test, shard.test, args) for each, shard in pairs]
+            memory.history.append([tests, memory.losses.copy()])
+    accuracy, curves = torch.tensor(memory.history, dtype=torch.float64).unbind(1)
+    return report.Run(clients, memory.guides, accuracy, curves, memory.ledger)
+
+
+def full(args: Namespace) -> str:
+    """Run every row of the documentation's table for three seeds."""
+    settings = {
+        "Dirichlet 0.3, all clients": {},
+        "two classes each, all clients": {"classes_per_client": 2},
+        "Dirichlet 0.3, half of the clients": {"participation": 0.5},
+    }
+    lines = []
+    for setting, given in settings.items():
+        seeds = [
+            report.run(federate, list(METHODS), variant(args, **given, seed=seed))
+            for seed in range(3)
+        ]
+        for name in METHODS:
+            lines.append(
+                [
+                    setting,
+                    name,
+                    *report.line(
+                        [runs[name] for _, _, runs in seeds], [shards for _, shards, _ in seeds]
+                    ),
+                ]
+            )
+    return report.table(["setting", "method", *report.COLUMNS], lines)
+
+
+def main() -> None:
+    parser = report.flags("FedL2G")
+    parser.add_argument(
+        "--methods", default="local only,FedProto,FedL2G-f", help=f"of {', '.join(METHODS)}; or all"
+    )
+    parser.add_argument(
+        "--weight",
+        type=float,
+        help="of the guide loss; default: tuned for the digits, each method by itself",
+    )
+    parser.add_argument("--guide-learning-rate", type=float, help="likewise, of guides that learn")
+    args = parser.parse_args()
+    if args.full:
+        print(full(args))
+        return
+    names = list(METHODS) if args.methods == "all" else args.methods.split(",")
+    task, shards, runs = report.run(federate, names, args)
+    print(report.summary(task, shards, runs, args))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,266 @@
+"""What an example with CLIP shares besides its loop: flags, the runs over one split, tables, and pictures of transport plans."""
+
+import argparse
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import fedprompt as fp
+from embedded.clip_tasks import ClipTask, load_task
+from embedded.data import DOMAINS
+from studies.memory import add_checkpoint_flag
+from studies.report import SPREAD, Result, mean_and_deviation, percent, picture, plt, table
+
+COLUMNS = ("full test", "own label mix", "full test gains", "own mix gains")
+
+
+def flags(description: str) -> argparse.ArgumentParser:
+    """Make a parser with the flags of an example with CLIP."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    add_federation_flags(parser)
+    add_training_flags(parser)
+    add_model_flags(parser)
+    add_run_flags(parser)
+    return parser
+
+
+def add_federation_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that say who holds which data, and who takes part."""
+    parser.add_argument(
+        "--partition",
+        choices=("iid", "dirichlet", "pathological", "domain", "both"),
+        default="dirichlet",
+    )
+    parser.add_argument(
+        "--alpha",
+        type=float,
+        default=0.3,
+        help="concentration of dirichlet and both: small is uneven",
+    )
+    parser.add_argument("--classes-per-client", type=int, default=2, help="of pathological")
+    parser.add_argument(
+        "--clients", type=int, default=5, help="domain has one for each domain, both has two"
+    )
+    domains = {"type": lambda names: names.split(","), "default": ["inverted"]}
+    parser.add_argument("--domains", help=f"of the digits: some of {','.join(DOMAINS)}", **domains)
+
+
+def add_training_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that say how clients train."""
+    parser.add_argument("--rounds", type=int, help="default: the task's recipe")
+    parser.add_argument(
+        "--steps", type=int, help="a round, for each client; default: the task's recipe"
+    )
+    parser.add_argument(
+        "--epochs", type=int, default=5, help="a round, where there is no number of steps"
+    )
+    parser.add_argument("--batch-size", type=int, help="default: the task's recipe")
+    parser.add_argument(
+        "--every", type=int, default=5, help="test every so many rounds, and after the last"
+    )
+
+
+def add_model_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of models and prompts."""
+    parser.add_argument("--num-context", type=int, default=16, help="tokens of a context")
+    parser.add_argument(
+        "--model", default="ViT-B-16", help="of open_clip, for other data than digits"
+    )
+    parser.add_argument(
+        "--pretrained", help="its weights, such as openai; without, they are random"
+    )
+
+
+def add_run_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of data, devices and output."""
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--dataset",
+        default="digits",
+        help="digits, cifar10, cifar100, or folders with train/ and test/: one for each domain",
+    )
+    parser.add_argument(
+        "--smallest",
+        type=float,
+        default=16,
+        help="side of the smallest digit on its canvas of 32 pixels",
+    )
+    parser.add_argument(
+        "--largest",
+        type=float,
+        default=24,
+        help="side of the largest; 32 leaves no room for clutter",
+    )
+    parser.add_argument("--root", default=".", help="where data lies or is downloaded to")
+    parser.add_argument("--image-size", type=int, help="pixels; default: the model's own")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument(
+        "--quick", action="store_true", help="two rounds of two steps, to see that it runs"
+    )
+    parser.add_argument(
+        "--full", action="store_true", help="the table of the documentation: three seeds, all rows"
+    )
+    add_checkpoint_flag(parser)
+    parser.add_argument(
+        "--out", type=Path, default=Path("out"), help="folder for pictures and tables"
+    )
+
+
+def prepare(args: argparse.Namespace) -> tuple[ClipTask, list[np.ndarray], argparse.Namespace]:
+    """Load the task, split it over clients, and fill in from its recipe what the flags leave open."""
+    torch.set_num_threads(
+        1 if args.dataset == "digits" else torch.get_num_threads()
+    )  # threads only wait in models this tiny
+    task = load_task(args)
+    args = argparse.Namespace(
+        **vars(args)
+        | {
+            name: value
+            for name, value in task.recipe._asdict().items()
+            if vars(args).get(name) is None
+        }
+    )
+    if args.quick:
+        args.rounds, args.steps, task = 2, 2, task._replace(test=task.test.first(100))
+    return task, task.shards(args), args
+
+
+class Run(NamedTuple):
+    """What came of one row: its clients after the last round, when they were tested, and what was measured."""
+
+    clients: torch.nn.ModuleList
+    rounds: list[int]
+    result: Result
+
+
+def run(
+    federate: Callable[..., tuple[torch.nn.ModuleList, dict[int, Tensor], fp.Ledger]],
+    names: Sequence[str],
+    args: argparse.Namespace,
+) -> tuple[ClipTask, dict[str, Run]]:
+    """Call `federate(name, task, shards, args)` for each name on one split of the data.
+
+    Args:
+        federate: Returns clients, accuracy (clients, cells) after some rounds, and a ledger.
+        names: Of the rows.
+        args: The flags; what they leave open comes from the task's recipe.
+    """
+    torch.set_num_threads(
+        1 if args.dataset == "digits" else torch.get_num_threads()
+    )  # threads only wait in models this tiny
+    task = load_task(args)
+    args = argparse.Namespace(
+        **vars(args)
+        | {
+            name: value
+            for name, value in task.recipe._asdict().items()
+            if vars(args).get(name) is None
+        }
+    )
+    if args.quick:
+        args.rounds, args.steps, task = 2, 2, task._replace(test=task.test.first(100))
+    shards = task.shards(args)
+    num_test = task.counts(task.test)
+    holdings = np.stack(
+        [task.counts(task.train, shard) * (num_test > 0) for shard in shards]
+    )  # of what can be tested
+    runs = {}
+    for name in names:
+        clients, history, ledger = federate(name, task, shards, args)
+        runs[name] = Run(
+            clients,
+            list(history),
+            Result(holdings, num_test, torch.stack([*history.values()]), ledger),
+        )
+    return task, runs
+
+
+def against(runs: Sequence[Mapping[str, Run]], baseline: str) -> list[list[str]]:
+    """Write for each method the mean and deviation over seeds of `COLUMNS`, the last two minus the baseline's, seed by seed."""
+    figures = {
+        name: np.array([each[name].result.spread() for each in runs])[:, [1, 3]] for name in runs[0]
+    }
+    lines = []
+    for name, values in figures.items():
+        gains = (
+            ["", ""]
+            if name == baseline
+            else map(mean_and_deviation, (values - figures[baseline]).T)
+        )
+        lines.append([name, *map(mean_and_deviation, values.T), *gains])
+    return lines
+
+
+def summary(runs: Mapping[str, Run], out: Path) -> str:
+    """Write the picture of accuracies and the ledgers to a folder, and the tables as text."""
+    first = next(iter(runs.values()))
+    picture(
+        out / "fedotp.png",
+        first.result.holdings,
+        {name: each.result.over_rounds() for name, each in runs.items()},
+        first.rounds,
+    )
+    for name, each in runs.items():
+        if each.result.ledger.entries:
+            each.result.ledger.to_csv(
+                out / f"{name.replace(',', '').replace(' ', '_').lower()}.csv"
+            )
+    sent = [
+        [name, *(each.result.ledger.total(direction=way) for way in ("up", "down"))]
+        for name, each in runs.items()
+    ]
+    return "\n".join(
+        [
+            "Accuracy after the last round, % of the full test set over clients:",
+            table(
+                ["method", *SPREAD],
+                [[name, *map(percent, each.result.spread())] for name, each in runs.items()],
+            ),
+            "\nBytes sent, all clients and rounds:",
+            table(["method", "up", "down"], sent),
+            f"\nPictures and ledgers: {out}/",
+        ]
+    )
+
+
+def draw_plans(
+    plans: Callable[..., Mapping[float, Tensor]], task: ClipTask, result: Result, out: Path
+) -> None:
+    """Draw where the shared and the private context of client 0 look, in a test image of its commonest class and in one of its rarest.
+
+    Args:
+        plans: Called with `index=` of a test image; from each mass to a plan (patches, 2) in units of what a patch has.
+        task: Whose images these are.
+        result: Of the run, to know which classes the client holds.
+        out: Folder of the picture.
+    """
+    cells, held = task.cells(task.test).numpy(), result.holdings[0]
+    tested = [cell for cell in np.argsort(-held, kind="stable") if cell in cells]
+    figure, grid = plt.subplots(2, 7, figsize=(10, 3.2), layout="constrained")
+    for axes, cell in zip(grid, (tested[0], tested[-1]), strict=True):
+        index = int(np.flatnonzero(cells == cell)[0])
+        image = task.look(index).float()
+        name = task.names.names[int(task.test.labels[index])]
+        axes[0].imshow(image.mean(0).numpy(), cmap="gray")
+        axes[0].set_title(f'"{name}": {held[cell]} held', size=7)
+        panels = [
+            (mass, context, plan[:, context])
+            for mass, plan in plans(index=index).items()
+            for context in range(2)
+        ]
+        for axis, (mass, context, shares) in zip(axes[1:], panels, strict=True):
+            shown = fp.plots.transport_plan(shares, image, axes=axis).images[1]
+            shown.set_clim(0, 1)
+            axis.set_title(f"{('shared', 'private')[context]}, mass {mass:g}", size=7)
+    for axis in grid.flat:
+        axis.set(xticks=[], yticks=[])
+    figure.colorbar(shown, ax=grid, shrink=0.8).set_label("taken of each patch", size=7)
+    out.mkdir(parents=True, exist_ok=True)
+    figure.savefig(out / "fedotp_plans.png", dpi=100)
+    plt.close(figure)

@@ -1,0 +1,232 @@
+"""SGPT: prompts that all samples share, and prompts that each sample selects with its group (Deng et al., CVPR 2024).
+
+Twenty clients with two digits each, one global model that adapts to every image::
+
+    python examples/studies/sgpt.py
+
+``--shift feature`` gives each client one visual domain instead. The tables of the documentation are made by ``--full``; the paper's
+setting, for someone with weights, by::
+
+    python examples/studies/sgpt.py --backbone vit_base_patch16_224.augreg_in21k --pretrained --dataset cifar100 --root DIR \
+        --clients 100 --classes-per-client 10
+"""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(
+    0, str(Path(__file__).resolve().parents[1])
+)  # `studies` and `embedded`, however this file is started
+
+from argparse import Namespace
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+from torch import Tensor
+
+import fedprompt as fp
+from embedded.shifts import Federation, Side
+from embedded.tasks import Backbone
+from studies import sgpt_report as report
+from studies.memory import rounds
+from studies.sgpt_setup import flags
+
+
+def uncalibrated(query: Tensor, keys: Tensor, *, usage: Tensor | None = None) -> fp.Selection:
+    """Select in training as at inference, however crowded a group is."""
+    return fp.select_nearest(query, keys)
+
+
+class Row(NamedTuple):
+    """One line of the tables: which parts learn in each block, the rule of selection in training, and the server's momentum.
+
+    `average`: the head reads the mean of the class token and the group tokens, or the class token alone; None leaves it to the flag.
+    """
+
+    blocks: list[tuple[str, ...]]
+    selector: fp.PromptSelector = fp.select_nearest
+    momentum: float = 0.5
+    average: bool | None = None
+
+
+SHARED, GROUPS = ("shared", "head"), ("groups", "selector", "head")
+ROWS = {
+    "head only": Row([("head",)]),
+    "FedVPT": Row([SHARED]),  # these two put their prompts elsewhere: new_model
+    "FedVPT-D": Row([SHARED]),
+    "shared only": Row([SHARED]),
+    "group only": Row([GROUPS]),
+    "joint": Row([("shared", *GROUPS)]),
+    "inverted order": Row([GROUPS, SHARED]),
+    "SGPT, no calibration": Row([SHARED, GROUPS], uncalibrated, momentum=0.0),
+    "SGPT, no momentum": Row([SHARED, GROUPS], momentum=0.0),
+    "SGPT, averaged tokens": Row([SHARED, GROUPS], average=True),
+    "SGPT": Row([SHARED, GROUPS]),
+}
+
+
+def new_model(name: str, backbone: Backbone, num_classes: int, args: Namespace) -> nn.ModuleDict:
+    """What learns and travels; the frozen backbone stays outside and is shared."""
+    dim, depth, size = backbone.dim, backbone.encoder.depth, backbone.patch_size
+    elsewhere = {"FedVPT": (args.num_prompts, (0,)), "FedVPT-D": (args.num_prompts, range(depth))}
+    length, layers = elsewhere.get(name, (args.shared_length, args.shared_layers))
+    parts = {
+        "shared": fp.LayeredPrompts(
+            length, dim, layers=layers, replace=name == "FedVPT-D", patch_size=size
+        ),
+        "groups": fp.GroupPrompts(
+            args.groups, args.group_length, dim, layers=args.group_layers, patch_size=size
+        ),
+        "selector": fp.SelectionKeys(args.groups, dim, selector=ROWS[name].selector),
+        "head": nn.Linear(dim, num_classes),
+    }
+    learning = set().union(*ROWS[name].blocks)
+    return nn.ModuleDict({part: module for part, module in parts.items() if part in learning}).to(
+        args.device
+    )
+
+
+def logits(
+    model: nn.ModuleDict, backbone: Backbone, images: Tensor, chosen: Tensor | None, average: bool
+) -> Tensor:
+    """Classify with the shared prompts and, where groups are chosen, theirs."""
+    images = (images - backbone.mean) / backbone.std
+    streams = [model["shared"]()] if "shared" in model else []
+    if chosen is None:
+        return model["head"](fp.encode_prompted(backbone.encoder, images, *streams).pooled)
+    encoded = fp.encode_prompted(backbone.encoder, images, *streams, model["groups"](chosen))
+    return model["head"](
+        torch.cat([encoded.pooled[:, None], encoded.streams[-1]], 1).mean(1)
+        if average
+        else encoded.pooled
+    )
+
+
+@torch.no_grad()
+def inference(
+    model: nn.ModuleDict, backbone: Backbone, side: Side, args: Namespace
+) -> tuple[Tensor, Tensor | None]:
+    """Whether each image is classified correctly, and the groups chosen by plain cosine: of a client it needs nothing."""
+    chosen = model.eval()["selector"](side.queries).indices if "groups" in model else None
+    correct = torch.zeros(len(side.labels))
+    for images, numbers in side.split.batches(range(len(side.labels)), args.device):
+        z = logits(
+            model, backbone, images, None if chosen is None else chosen[numbers], args.average
+        )
+        correct[numbers.cpu()] = (z.argmax(1) == side.labels[numbers]).float().cpu()
+    return correct, None if chosen is None else chosen.cpu()
+
+
+def train_block(
+    model: nn.ModuleDict,
+    block: tuple[str, ...],
+    backbone: Backbone,
+    side: Side,
+    batches: Iterator[tuple[Tensor, Tensor]],
+    args: Namespace,
+) -> None:
+    """Train the parts of a block on batches of images and their numbers; the others are frozen."""
+    decay = {part: args.weight_decay * (part in SHARED) for part in block}
+    groups = [{"params": model[part].parameters(), "weight_decay": decay[part]} for part in block]
+    optimizer = torch.optim.SGD(groups, lr=args.learning_rate, momentum=0.9)
+    with fp.training_only(model, *(model[part] for part in block)):
+        for images, numbers in batches:
+            chosen, loss = None, torch.zeros((), device=args.device)
+            if "groups" in block:
+                queries = side.queries[numbers]
+                chosen = model["selector"](queries).indices
+                loss = fp.key_loss(queries, model["selector"].keys, chosen)
+            z = logits(model, backbone, images, chosen, args.average)
+            loss = loss + F.cross_entropy(z, side.labels[numbers])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+
+def client_round(
+    model: nn.ModuleDict,
+    row: Row,
+    backbone: Backbone,
+    side: Side,
+    client: int,
+    server_round: int,
+    args: Namespace,
+) -> dict[str, fp.Weighted]:
+    """Train all blocks of a row on a client's images; return the client's upload."""
+    shard = side.shards[client]
+    stream = fp.stream_generator(args.seed, server_round=server_round, client=client)
+    epochs = args.epochs * 2 // len(row.blocks)  # as many steps in every row
+    steps = -(-len(shard) // args.batch_size) * epochs
+    for block in row.blocks:
+        batches = side.split.training(
+            shard, args.device, size=args.batch_size, steps=steps, generator=stream
+        )
+        train_block(model, block, backbone, side, batches, args)
+    counts = {"selector.keys": model["selector"].counts} if "groups" in model else {}
+    return fp.collect(model, weight=len(shard), rows=counts)
+
+
+def federate(
+    name: str, federation: Federation, backbone: Backbone, args: Namespace
+) -> report.Result:
+    """Run one row of the tables."""
+    row, test = ROWS[name], federation.test
+    args = args if row.average is None else Namespace(**vars(args) | {"average": row.average})
+    torch.manual_seed(args.seed)
+    model = new_model(name, backbone, federation.num_classes, args)
+    grouped, clients = "groups" in model, range(args.clients - args.unseen)
+    values, usage = fp.snapshot(model), torch.zeros(args.groups)
+    rules = {part: fp.ema(decay=row.momentum) for part in ("groups", "selector") if grouped}
+    server = fp.update_by_name(rules)
+    memory = Namespace(values=values, state=server.init(values), usage=usage)
+    memory.history, memory.usages, memory.chosen = [], [], None
+    for server_round in (bar := rounds(memory, args.rounds, name, args)):
+        uploads = []
+        draw = fp.stream_generator(args.seed, server_round=server_round, purpose="cohort")
+        for client in fp.cohort(clients, size=round(args.ratio * len(clients)), generator=draw):
+            fp.load_values(model.train(), memory.values)
+            if grouped:
+                model["selector"].start_round(memory.usage)
+            upload = client_round(
+                model, row, backbone, federation.train, client, server_round, args
+            )
+            uploads.append(upload)
+        mean = fp.weighted_mean(uploads)
+        memory.values, memory.state = server.step(memory.values, mean, memory.state)
+        if grouped:
+            memory.usages.append(mean["selector.keys"].weight.cpu())
+            memory.usage = memory.usage + memory.usages[-1]
+            effective = fp.selection.selection_health(memory.usages[-1])["effective_groups"]
+            bar.set_postfix(effective_groups=f"{effective:.1f}")  # a collapse shows here first
+        fp.load_values(model, memory.values)
+        correct, memory.chosen = inference(model, backbone, test, args)
+        memory.history.append(torch.stack([correct[shard].mean() for shard in test.shards]))
+    sizes = torch.tensor([len(shard) for shard in test.shards])
+    usages = torch.stack(memory.usages) if grouped else None
+    return report.Result(torch.stack(memory.history), sizes, usages, memory.chosen, memory.values)
+
+
+def main() -> None:
+    args = flags().parse_args()
+    if args.full:
+        blocks_differ = (
+            "shared only",
+            "group only",
+            "inverted order",
+            "SGPT, averaged tokens",
+        )  # shown for label shift alone, for time
+        rows = {
+            "label": list(ROWS),
+            "feature": [name for name in ROWS if name not in blocks_differ],
+        }
+        for part in report.full(federate, rows, args):
+            print(part, flush=True)
+        return
+    print(report.summary(*report.run(federate, ["FedVPT", "FedVPT-D", "SGPT"], args)))
+
+
+if __name__ == "__main__":
+    main()
