@@ -72,6 +72,9 @@ from fedprompt.prompts import (
 
 # Client sampling and random generators.
 from fedprompt.sampling import cohort, stream_generator
+
+# Trained prompts in files, for use elsewhere.
+from fedprompt.saved_prompts import load_prompts, save_prompts
 from fedprompt.selection import SelectionKeys, key_loss, select_balanced, select_nearest
 
 __all__ = [
@@ -129,6 +132,8 @@ __all__ = [
     "load_values",
     "num_bytes",
     "Ledger",
+    "save_prompts",
+    "load_prompts",
     # Sampling, checkpoints
     "cohort",
     "stream_generator",

@@ -1,4 +1,4 @@
-"""The one place where error texts are built: the argument, the rule, and what it got."""
+"""Checks of arguments, and the texts of their errors: argument, rule and value."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ def wrong_value(argument: str, rule: str, got: object) -> ValueError:
 
 
 def wrong_type(argument: str, rule: str, got: object) -> TypeError:
-    """Build the error for an argument of the wrong kind."""
+    """Build the error for an argument of another type."""
     return TypeError(f"`{argument}` must {rule}; got {got}.")
 
 
@@ -72,19 +72,19 @@ def check_number(
 
 
 def check_generator(generator: object) -> None:
-    """Require a random stream of PyTorch's."""
+    """Require a generator of PyTorch."""
     if not isinstance(generator, torch.Generator):
         raise wrong_type("generator", "be a torch.Generator", kind(generator))
 
 
 def check_initial_generator(generator: object) -> None:
-    """Require a random stream of PyTorch's, or None for its global one."""
+    """Require a generator of PyTorch, or None for the global one."""
     if generator is not None:
         check_generator(generator)
 
 
 def check_images(images: object) -> None:
-    """Require a batch of floating-point images; a sequence of them is not printed."""
+    """Require a batch of floating-point images."""
     if not isinstance(images, Tensor) or not images.is_floating_point() or images.ndim != 4:
         got = kind(images) if isinstance(images, Tensor) else f"a {type(images).__name__}"
         raise wrong_type(
@@ -93,17 +93,17 @@ def check_images(images: object) -> None:
 
 
 def height_and_width(argument: str, size: object) -> tuple[int, int]:
-    """Require a size in pixels, one number or (height, width), and return the latter."""
+    """Return a size in pixels as (height, width); it is given in this form or as one number."""
     sizes = tuple(size) if isinstance(size, Sequence) else (size, size)
     if len(sizes) != 2:
-        raise wrong_value(argument, "be one number or (height, width)", size)
+        raise wrong_value(argument, "be one number or (height, width)", kind(size))
     for pixels in sizes:
         check_count(argument, pixels)
     return sizes
 
 
 def values_readable(*tensors: Tensor) -> bool:
-    """Whether values may be looked at here: not while compiling, nor inside a ``torch.func`` transform."""
+    """Whether values can be read: not while compiling, nor inside a ``torch.func`` transform."""
     if torch.compiler.is_compiling():
         return False
     return not any(torch._C._functorch.is_functorch_wrapped_tensor(tensor) for tensor in tensors)
@@ -112,7 +112,10 @@ def values_readable(*tensors: Tensor) -> bool:
 def check_labels(
     argument: str, labels: Integer[Tensor, " batch"], num_classes: int, *, sync: bool = True
 ) -> None:
-    """Require integer class labels in ``[0, num_classes)``; without `sync`, their range on a CPU alone, where looking costs nothing."""
+    """Require integer class labels in ``[0, num_classes)``.
+
+    Without `sync`, the range is checked on CPU tensors only, to avoid a GPU synchronization.
+    """
     countable = isinstance(labels, Tensor) and not (
         labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool
     )
@@ -132,27 +135,28 @@ def check_labels(
 
 
 def check_finite(argument: str, tensor: Tensor) -> None:
-    """Require that nothing is NaN or infinite; one reduction, one sync."""
+    """Require finite numbers, with one reduction and one synchronization."""
     if values_readable(tensor) and not bool(torch.isfinite(tensor).all()):
-        raise wrong_value(
-            argument,
-            "be finite",
-            f"{int((~torch.isfinite(tensor)).sum())} entries of {tensor.numel()} that are not",
-        )
+        broken = int((~torch.isfinite(tensor)).sum())
+        got = f"{broken} entries of {tensor.numel()} that are not"
+        raise wrong_value(argument, "be finite", got)
 
 
-def check_upload(argument: str, upload: object) -> None:
-    """Require a well-formed :class:`Weighted`: shapes and dtypes always, values with one reduction and one sync."""
-    value, weight = checked_layout(argument, upload)
+def check_upload(argument: str, entry: object) -> None:
+    """Require a well-formed :class:`Weighted`, with one reduction and one synchronization.
+
+    Values are not checked where they cannot be read.
+    """
+    value, weight = checked_layout(argument, entry)
     if values_readable(value, weight) and not seems_finite(value * per_row(weight, value), weight):
         check_rows(argument, Weighted(value, weight))
 
 
-def checked_layout(argument: str, upload: object) -> Weighted:
-    """Require a :class:`Weighted` of floating-point tensors whose weight has the leading shape of its value."""
-    if not isinstance(upload, Weighted):
-        raise wrong_type(argument, "be a Weighted(value, weight)", kind(upload))
-    value, weight = upload
+def checked_layout(argument: str, entry: object) -> Weighted:
+    """Return an entry of floating-point tensors whose weight has the leading shape of its value."""
+    if not isinstance(entry, Weighted):
+        raise wrong_type(argument, "be a Weighted(value, weight)", kind(entry))
+    value, weight = entry
     for name, tensor in (("value", value), ("weight", weight)):
         if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
             raise wrong_type(f"{argument}.{name}", "be a floating-point tensor", kind(tensor))
@@ -162,64 +166,58 @@ def checked_layout(argument: str, upload: object) -> Weighted:
             f"have the leading shape of `value` {tuple(value.shape)}",
             tuple(weight.shape),
         )
-    return upload
+    return entry
 
 
 def seems_finite(product: Tensor, weight: Tensor) -> bool:
-    """Whether one number, the sum over value times weight and over the root of weight, is finite; a negative weight has none.
+    """Whether the sums of value times weight and of the square root of weight are finite.
 
-    False may be a false alarm: a row of weight 0 may hold NaN, and a large product overflow. :func:`check_rows` then finds out.
+    A negative weight makes the second sum NaN. False may be a false alarm: a row of weight 0 may
+    hold NaN, and a large product may overflow. :func:`check_rows` decides then.
     """
     return math.isfinite((product.sum() + weight.sqrt().sum()).item())
 
 
-def check_rows(argument: str, upload: Weighted) -> None:
-    """Require finite weights of at least 0 and finite values wherever the weight is positive."""
-    check_weights(argument, upload)
-    weight = upload.weight
-    broken = (
-        torch.nonzero(~torch.isfinite(known_rows(upload).reshape(weight.numel(), -1)).all(1))
-        .flatten()
-        .tolist()
-    )
+def check_rows(argument: str, entry: Weighted) -> None:
+    """Require finite weights of at least 0, and finite values in rows of positive weight."""
+    check_weights(argument, entry)
+    rows = known_rows(entry).reshape(entry.weight.numel(), -1)
+    broken = torch.nonzero(~torch.isfinite(rows).all(1)).flatten().tolist()
     if broken:
-        raise wrong_value(
-            f"{argument}.value",
-            "be finite wherever its weight is positive",
-            f"NaN or infinity in rows {broken[:5]}",
-        )
+        rule = "be finite wherever its weight is positive"
+        raise wrong_value(f"{argument}.value", rule, f"NaN or infinity in rows {broken[:5]}")
 
 
-def check_weights(argument: str, upload: Weighted) -> None:
-    """Require finite weights of at least 0, whatever the values are."""
-    weight = upload.weight
+def check_weights(argument: str, entry: Weighted) -> None:
+    """Require finite weights of at least 0; values are not checked."""
+    weight = entry.weight
     wrong = ~(torch.isfinite(weight) & (weight >= 0))
     if bool(wrong.any()):
         raise wrong_value(f"{argument}.weight", "be finite and at least 0", weight[wrong][0].item())
 
 
-def known_rows(upload: Weighted) -> Tensor:
-    """The value with every row of weight 0 as zeros, whatever it held."""
-    return torch.where(per_row(upload.weight > 0, upload.value), upload.value, 0.0)
+def known_rows(entry: Weighted) -> Tensor:
+    """Return the value with zeros in all rows of weight 0."""
+    return torch.where(per_row(entry.weight > 0, entry.value), entry.value, 0.0)
 
 
 def per_row(rows: Tensor, value: Tensor) -> Tensor:
-    """Append axes to a tensor of shape (*rows) so that it broadcasts over `value` (*rows, *event)."""
+    """Append axes to a tensor (*rows), so that it broadcasts over `value` (*rows, *event)."""
     return rows.reshape(rows.shape + (1,) * (value.ndim - rows.ndim))
 
 
 def check_payload(payload: object) -> None:
-    """Require a payload that could be sent."""
-    for name, upload in check_form("payload", payload).items():
-        check_upload(f"payload[{name!r}]", upload)
+    """Require a payload of well-formed entries."""
+    for name, entry in check_form("payload", payload).items():
+        check_upload(f"payload[{name!r}]", entry)
 
 
 def check_form(argument: str, payload: object) -> Payload:
-    """Require names with well-formed :class:`Weighted`, whatever their numbers."""
+    """Return a payload whose entries have the right types and shapes; numbers are not checked."""
     if not isinstance(payload, Mapping):
         raise wrong_type(argument, "map names to Weighted", kind(payload))
     if not payload:
         raise wrong_value(argument, "hold at least one name", "none")
-    for name, upload in payload.items():
-        checked_layout(f"{argument}[{name!r}]", upload)
+    for name, entry in payload.items():
+        checked_layout(f"{argument}[{name!r}]", entry)
     return payload

@@ -1,4 +1,4 @@
-"""Trees of tensors as JSON and a list of tensors, and back."""
+"""Trees of tensors as JSON and tensors by number, and back."""
 
 import math
 from collections import OrderedDict
@@ -12,7 +12,7 @@ from fedprompt.interfaces import Weighted
 
 
 def packed(thing: Any, where: str, tensors: dict[str, Tensor]) -> Any:
-    """Turn a tree into what JSON holds; tensors go into `tensors` and leave their number."""
+    """Turn a tree into JSON types; each tensor is moved to `tensors` and replaced by its number."""
     if thing is None or type(thing) in (bool, int, str):
         return thing
     if type(thing) is float:
@@ -40,9 +40,7 @@ def packed(thing: Any, where: str, tensors: dict[str, Tensor]) -> Any:
         }
     if type(thing) in (dict, OrderedDict):
         if strange := [key for key in thing if type(key) not in (str, int)]:
-            raise wrong_type(
-                where, "have strings and integers as keys", [kind(key) for key in strange]
-            )
+            raise wrong_type(where, "have strings and integers as keys", kind(strange[0]))
         return {
             "dict": [
                 [key, packed(part, f"{where}[{key!r}]", tensors)] for key, part in thing.items()
@@ -56,7 +54,7 @@ def packed(thing: Any, where: str, tensors: dict[str, Tensor]) -> Any:
 
 
 def unpacked(thing: Any, tensors: dict[str, Tensor]) -> Any:
-    """Make the tree again that :func:`packed` took apart."""
+    """Make the tree from the result of :func:`packed`."""
     if not isinstance(thing, dict):
         return thing
     ((tag, content),) = thing.items()

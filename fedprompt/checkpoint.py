@@ -1,4 +1,4 @@
-"""Everything that a run remembers, saved so that no moment of a crash can spoil it."""
+"""Checkpoints: the state of a run, saved completely or not at all."""
 
 import hashlib
 import json
@@ -19,25 +19,29 @@ _RAISE = object()
 
 
 def save_checkpoint(state: Any, directory: str | os.PathLike[str]) -> None:
-    """Save whatever a run remembers, as a whole or not at all.
+    """Save the state of a run, completely or not at all.
 
-    At every moment the directory holds one complete state: the last one, until the new one is on
-    the disk to its last byte. A killed process, a full disk or a power cut costs the rounds since
-    the last call and nothing else. A save that fails removes its files, and one that was killed
-    leaves at most one set, which the next save removes before it writes. The disk needs space for
-    two states. One process at a time may save to a directory; others may load from it meanwhile.
+    At every moment the directory contains one complete state. The old state is replaced when all
+    bytes of the new one are on the disk. A killed process, a full disk or a power failure costs the
+    rounds since the last call, and nothing else.
+
+    A save that fails removes its files. A save that is killed leaves at most one set of files,
+    which the next save removes first. The disk needs space for two states. One process at a time
+    may save to a directory; others may load from it at the same time.
 
     Each call writes the whole state. A :class:`Ledger` with a `path` adds only a few bytes to it.
 
     Args:
-        state: A tree of dicts (keys are strings or integers), lists and tuples over tensors, :class:`Weighted`, strings, numbers, booleans
-            and None: what ``state_dict()`` of modules and optimisers, server updates, ``generator.get_state()`` and NumPy's
-            ``generator.bit_generator.state`` give. All of it is remembered to the bit; gradients and devices are not.
-        directory: Made if need be; belongs to one checkpoint. Holds ``state.json`` and one safetensors file that it names.
+        state: Tree of dicts (keys are strings or integers), lists and tuples. Its leaves are
+            tensors, :class:`Weighted`, strings, numbers, booleans and None. This includes
+            ``state_dict()`` of modules and optimizers, states of server rules,
+            ``generator.get_state()`` and NumPy's ``generator.bit_generator.state``. Values are
+            restored exactly; gradients and devices are not saved.
+        directory: Directory of this checkpoint alone, created if necessary. It contains
+            ``state.json`` and one safetensors file.
 
     Raises:
-        TypeError: If something in `state` is of another kind, which loading could not give back; nothing is written then.
-        ValueError: If `directory` is empty.
+        TypeError: If a part of `state` has another type. Nothing is written then.
 
     Example:
         >>> import tempfile
@@ -62,39 +66,39 @@ def save_checkpoint(state: Any, directory: str | os.PathLike[str]) -> None:
             _part(directory / name, blob),
             _part(directory / _STATE, json.dumps(record).encode()),
         ]
-        for part in parts:  # tensors first: a state must never name a file that is not there
+        for part in parts:  # tensors first: a state must never name a missing file
             os.replace(part, part.with_suffix(""))
             _sync(directory)
     finally:
-        _clean(directory)  # after a failure the new files, after a success the old tensors
+        _clean(directory)  # removes new files after a failure, old tensors after a success
 
 
 def load_checkpoint(directory: str | os.PathLike[str], *, default: Any = _RAISE) -> Any:
-    """Load what :func:`save_checkpoint` saved last.
+    """Load the last complete state of :func:`save_checkpoint`.
 
-    Nothing in the files can run code. Whatever was damaged on the disk is refused whole, as a digest covers the tree and its tensors; that
-    is no proof against somebody who edits them on purpose and computes it anew.
+    Loading runs no code from the files. A digest covers the tree and its tensors, so damaged files
+    are refused. It does not detect deliberate changes.
 
     Args:
-        directory: Where it was saved.
-        default: Returned if no save to `directory` was ever completed. Without it, that is an
+        directory: Directory of the checkpoint.
+        default: Result if no save to `directory` was ever completed. Without a default, that is an
             error.
 
     Returns:
-        An equal tree, its tensors on the CPU.
+        An equal tree, with tensors on the CPU.
 
     Raises:
-        FileNotFoundError: If nothing was saved there and there is no `default`.
-        ValueError: If the files are not what was saved, or ``state.json`` is gone and tensors
-            remain.
+        FileNotFoundError: If there is neither a state nor a `default`.
+        ValueError: If the files are damaged, or if ``state.json`` is missing next to tensors.
 
     Example:
-        The head of a loop that can be killed at any time:
+        A loop that can be killed at any time. Here the process starts twice.
 
         >>> import tempfile
+        >>> start = {"server_round": 0, "values": {"head": torch.zeros(2)}}
         >>> with tempfile.TemporaryDirectory() as directory:
-        ...     for start in range(2):  # as if the process began twice
-        ...         state = load_checkpoint(directory, default={"server_round": 0, "values": {"head": torch.zeros(2)}})
+        ...     for process in range(2):
+        ...         state = load_checkpoint(directory, default=start)
         ...         for server_round in range(state["server_round"], 3):
         ...             values = {"head": state["values"]["head"] + 1}
         ...             state = {"server_round": server_round + 1, "values": values}
@@ -106,44 +110,47 @@ def load_checkpoint(directory: str | os.PathLike[str], *, default: Any = _RAISE)
 
     path = _folder(directory) / _STATE
     if _lost(path):
-        raise wrong_value("directory", f"hold {_STATE}, which names its tensors", "tensors alone")
+        raise wrong_value(
+            "directory", f"contain {_STATE}, which names its tensors", "tensors alone"
+        )
     if not path.exists():
         if default is _RAISE:
             raise FileNotFoundError(f"`directory` must hold a checkpoint; there is no {path}")
         return default
     tree, digest, blob = _read(path)
     if _digest(tree, blob) != digest:
-        raise wrong_value(
-            "directory", f"hold what was saved, of which {_STATE} has the digest", "other content"
-        )
+        rule = f"contain the saved state, whose digest is in {_STATE}"
+        raise wrong_value("directory", rule, "other content")
     return unpacked(json.loads(tree), safetensors.torch.load(blob))
 
 
 def _folder(directory: object) -> Path:
     if not isinstance(directory, str | os.PathLike):
         raise wrong_type("directory", "be a path", kind(directory))
-    if os.fspath(directory) == "":  # would be the working directory
-        raise wrong_value("directory", "name a folder", "an empty path")
+    if os.fspath(directory) == "":  # Path("") is the working directory
+        raise wrong_value("directory", "be the path of a directory", "an empty path")
     return Path(directory)
 
 
 def _digest(tree: str, blob: bytes) -> str:
-    total = hashlib.sha256(
-        tree.encode(errors="surrogatepass")
-    )  # a damaged text may hold half a character
+    # A damaged text may contain half a character.
+    total = hashlib.sha256(tree.encode(errors="surrogatepass"))
     total.update(blob)
     return total.hexdigest()
 
 
 def _read(path: Path) -> tuple[str, str, bytes]:
-    """Read the tree's text, the digest and the tensors; again, if a process that saved in between took those tensors away."""
+    """Read the tree's text, the digest and the tensors.
+
+    If another process saves in between, the tensors may be gone. Then the state is read again.
+    """
     for _ in range(10):
         name, digest, tree = _record(path)
         try:
             return tree, digest, (path.parent / name).read_bytes()
         except FileNotFoundError:
             pass
-    raise wrong_value("directory", f"hold the tensors that {_STATE} names", f"no file {name!r}")
+    raise wrong_value("directory", f"contain the tensors that {_STATE} names", f"no file {name!r}")
 
 
 def _record(path: Path) -> tuple[str, str, str]:
@@ -153,25 +160,24 @@ def _record(path: Path) -> tuple[str, str, str]:
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise wrong_value(
             "directory",
-            f"hold a checkpoint in {_STATE}",
+            f"contain a checkpoint in {_STATE}",
             f"damaged content ({type(error).__name__}: {error})",
         ) from error
     if not all(isinstance(part, str) for part in parts):
-        raise wrong_value(
-            "directory",
-            f"hold a checkpoint in {_STATE}",
-            f"damaged content ({', '.join(type(part).__name__ for part in parts)})",
-        )
+        got = f"damaged content ({', '.join(type(part).__name__ for part in parts)})"
+        raise wrong_value("directory", f"contain a checkpoint in {_STATE}", got)
     given, name, digest, tree = parts
     if given != _FORMAT:
-        raise wrong_value("directory", f"hold a checkpoint of format {_FORMAT!r}", given)
+        raise wrong_value("directory", f"contain a checkpoint of format {_FORMAT!r}", given)
     if Path(name).name != name or not name.startswith(_TENSORS):
-        raise wrong_value("directory", f"hold the tensors that {_STATE} names", f"no file {name!r}")
+        raise wrong_value(
+            "directory", f"contain the tensors that {_STATE} names", f"no file {name!r}"
+        )
     return name, digest, tree
 
 
 def _part(path: Path, content: bytes) -> Path:
-    """Write a file under a preliminary name, to the last byte on the disk."""
+    """Write a file under a preliminary name, and synchronize it to the disk."""
     part = path.with_name(f"{path.name}.part")
     with part.open("wb") as file:
         file.write(content)
@@ -181,7 +187,7 @@ def _part(path: Path, content: bytes) -> Path:
 
 
 def _sync(directory: Path) -> None:
-    """Make the names in a directory survive a power cut."""
+    """Synchronize the names in a directory to the disk."""
     if os.name == "posix":  # elsewhere a directory cannot be opened
         descriptor = os.open(directory, os.O_RDONLY)
         try:
@@ -191,9 +197,9 @@ def _sync(directory: Path) -> None:
 
 
 def _clean(directory: Path) -> None:
-    """Remove what no state refers to.
+    """Remove files that no state refers to.
 
-    Without a readable state, complete tensors stay: they may be all that is left of a run.
+    Without a readable state, complete tensors stay: they may be the only remains of a run.
     """
     state = directory / _STATE
     leftovers = set(directory.glob(f"{_TENSORS}*.part"))
@@ -204,14 +210,14 @@ def _clean(directory: Path) -> None:
         leftovers |= set(directory.glob(f"{_TENSORS}*"))
     for leftover in leftovers:
         leftover.unlink()
-    state.with_name(f"{_STATE}.part").unlink(missing_ok=True)  # last: until then it explains them
+    state.with_name(f"{_STATE}.part").unlink(missing_ok=True)  # last: it tells that they may go
 
 
 def _lost(state: Path) -> bool:
-    """Whether complete tensors are there but the state that named them is gone.
+    """Whether complete tensors exist but the state that named them is missing.
 
-    A first save that was cut short leaves tensors without a state, too, but beside a part of the
-    state that names them.
+    An interrupted first save also leaves tensors without a state. It leaves a preliminary state
+    that names them, too.
     """
     complete = {path.name for path in state.parent.glob(f"{_TENSORS}*") if path.suffix != ".part"}
     begun = _named(state.with_name(f"{_STATE}.part"))
@@ -219,7 +225,7 @@ def _lost(state: Path) -> bool:
 
 
 def _named(state: Path) -> str | None:
-    """Read which tensors a state names; None where it cannot be read."""
+    """Return the name of the tensors in a state, or None if the state cannot be read."""
     try:
         return _record(state)[0]
     except (FileNotFoundError, ValueError):

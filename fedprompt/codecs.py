@@ -1,9 +1,9 @@
-"""Uploads in fewer bytes: half precision, eight bits, or only the largest numbers."""
+"""Payloads in fewer bytes: half precision, eight bits, or the largest numbers."""
 
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,41 +20,28 @@ from fedprompt._checks import (
     wrong_type,
     wrong_value,
 )
-from fedprompt.interfaces import Message, Payload, Weighted
+from fedprompt.interfaces import Codec, Message, Payload, Weighted
 
-__all__ = ["Codec", "float16", "int8", "top_k"]
+__all__ = ["float16", "int8", "top_k"]
 
-State = Mapping[str, Any]
+_State = Mapping[str, Any]
 _SPARSE = ("/indices", "/values", "/weight")
-
-
-@runtime_checkable
-class Codec(Protocol):
-    """Writes uploads in fewer bytes; what it must remember between rounds is the state. Its laws stand in ``tests/laws/test_codecs.py``."""
-
-    def init(self, payload: Payload, /) -> State:
-        """Make the state before the first round."""
-
-    def encode(
-        self, payload: Payload, state: State, /
-    ) -> tuple[dict[str, Tensor | Weighted], State]:
-        """Return a message whose form depends on that of the payload alone, and the new state."""
-
-    def decode(self, message: Message, /, *, like: Payload) -> dict[str, Weighted]:
-        """Return a payload of the form of `like`, whose numbers are not read."""
 
 
 def float16() -> Codec:
     r"""Send values in half precision.
 
-    Each number is off by at most :math:`2^{-11}` of itself, or :math:`2^{-25}` below :math:`2^{-14}`; what half precision can hold
-    comes back as it was. Weights keep their dtype.
+    The error of a number is at most :math:`2^{-11}` of its magnitude, or :math:`2^{-25}` for
+    magnitudes below :math:`2^{-14}`. Numbers that half precision can represent are exact. Weights
+    keep their dtype.
 
     Returns:
-        A :class:`Codec` without state. It refuses, by a ValueError, a number that float16 cannot hold (65,520 or more).
+        A :class:`~fedprompt.interfaces.Codec` with an empty state. Encoding raises a ValueError for
+        numbers that float16 cannot represent (65,520 or more).
 
     Example:
-        >>> codec, payload = float16(), {"head": Weighted(torch.tensor([0.1, 2.0]), torch.tensor(3.0))}
+        >>> codec = float16()
+        >>> payload = {"head": Weighted(torch.tensor([0.1, 2.0]), torch.tensor(3.0))}
         >>> message, state = codec.encode(payload, codec.init(payload))
         >>> num_bytes(payload), num_bytes(message)
         (12, 8)
@@ -65,17 +52,21 @@ def float16() -> Codec:
 
 
 def int8() -> Codec:
-    r"""Send each row as whole numbers from -127 to 127 and one float32 scale.
+    r"""Send each row as integers from -127 to 127 and one float32 scale.
 
-    The scale is the largest magnitude in the row over 127, so each number is off by at most a 254th of that, and by one rounding to its
-    dtype; rows whose largest magnitude over 127 is a subnormal of float32, below 1.2e-38, are off by more. Whole multiples of the scale
-    come back as they were. A row is what the weight has an entry for: a parameter with one weight has one scale.
+    The scale is the largest magnitude of the row, divided by 127. So the error of a number is at
+    most a 254th of that magnitude, and one rounding to the dtype. The error is larger in rows whose
+    scale is a subnormal number of float32 (below 1.2e-38). Integer multiples of the scale are
+    exact. A row has one weight; a parameter with one weight has one scale.
 
     Returns:
-        A :class:`Codec` without state. Codes of unknown rows travel, too, as zeros.
+        A :class:`~fedprompt.interfaces.Codec` with an empty state. Codes of unknown rows are sent
+        as zeros.
 
     Example:
-        >>> codec, payload = int8(), {"head": Weighted(torch.tensor([[1.27, 0.1], [-6.35, 5.0]]), torch.tensor([3.0, 1.0]))}
+        >>> codec = int8()
+        >>> value = torch.tensor([[1.27, 0.1], [-6.35, 5.0]])
+        >>> payload = {"head": Weighted(value, torch.tensor([3.0, 1.0]))}
         >>> message, state = codec.encode(payload, codec.init(payload))
         >>> message["head/codes"]
         tensor([[ 127,   10],
@@ -88,32 +79,35 @@ def int8() -> Codec:
 
 
 def top_k(*, fraction: float) -> Codec:
-    r"""Send the largest numbers of each name and remember the rest for the next round (error feedback).
+    r"""Send the largest numbers of each name, and the rest later (error feedback).
 
     .. math:: e_{t+1} = (v_t + e_t) - \mathrm{top}_k(v_t + e_t)
 
-    What is not sent is read as 0, so the payload must be a change since the broadcast, not a parameter. Of d numbers with k sent, at most
-    1 - k / d of the squared length is missing; nothing is lost, only late: what was sent so far and the state add up to all that was to
-    be sent, in float64, which the state keeps whatever the dtype of the payload. Numbers of unknown rows are not chosen, and their part
-    of the state waits. An index takes 2 bytes in a tensor of up to 32,767 numbers, and 4 in one of up to 2,147,483,647.
+    Numbers that are not sent are decoded as 0. So the payload must be a change since the broadcast,
+    not a parameter. If k of d numbers are sent, at most 1 - k / d of the squared length is missing.
+
+    The missing part is the state. It is kept in float64 and added in the next round: sent numbers
+    and state always sum to everything that was to be sent. Numbers of unknown rows are not
+    selected; their state waits. An index takes 2 bytes in tensors of up to 32,767 numbers, and 4
+    bytes in tensors of up to 2,147,483,647.
 
     Args:
-        fraction: Of the numbers of each name, above 0 and at most 1; rounded up to a whole k.
+        fraction: Fraction of the numbers of each name, above 0 and at most 1. It is rounded up to a
+            whole k.
 
     Returns:
-        A :class:`Codec` whose state belongs to one client, to be handed back in its next round.
-
-    Raises:
-        TypeError: If `fraction` is not a number.
-        ValueError: If it is out of range.
+        A :class:`~fedprompt.interfaces.Codec`. Its state belongs to one client; pass it back in the
+        client's next round.
 
     Example:
-        >>> codec, payload = top_k(fraction=0.25), {"head": Weighted(torch.tensor([1.0, -3.0, 2.0, 0.5]), torch.tensor(1.0))}
+        >>> codec = top_k(fraction=0.25)
+        >>> change = torch.tensor([1.0, -3.0, 2.0, 0.5])
+        >>> payload = {"head": Weighted(change, torch.tensor(1.0))}
         >>> message, state = codec.encode(payload, codec.init(payload))
         >>> codec.decode(message, like=payload)["head"].value
         tensor([ 0., -3.,  0.,  0.])
         >>> message, state = codec.encode(payload, state)
-        >>> codec.decode(message, like=payload)["head"].value  # 2 and the 2 of the round before
+        >>> codec.decode(message, like=payload)["head"].value  # 2, and the 2 of the first round
         tensor([0., 0., 4., 0.])
 
     References:
@@ -125,23 +119,23 @@ def top_k(*, fraction: float) -> Codec:
 
 @dataclass(frozen=True)
 class _NameByName:
-    """A codec that remembers nothing: one upload becomes a few parts, named after it."""
+    """Codec without memory: each entry becomes a few parts, named after it."""
 
     suffixes: tuple[str, ...]
     shrink: Callable[[str, Weighted], tuple[Tensor | Weighted, ...]]
     restore: Callable[[str, list[Any], Weighted], Weighted]
 
-    def init(self, payload: Payload, /) -> State:
+    def init(self, payload: Payload, /) -> _State:
         check_form("payload", payload)
         return {}
 
     def encode(
-        self, payload: Payload, state: State, /
-    ) -> tuple[dict[str, Tensor | Weighted], State]:
+        self, payload: Payload, state: _State, /
+    ) -> tuple[dict[str, Tensor | Weighted], _State]:
         check_payload(payload)
         message: dict[str, Tensor | Weighted] = {}
-        for name, upload in payload.items():
-            message |= _named(name, self.suffixes, self.shrink(name, upload))
+        for name, entry in payload.items():
+            message |= _named(name, self.suffixes, self.shrink(name, entry))
         return message, state
 
     def decode(self, message: Message, /, *, like: Payload) -> dict[str, Weighted]:
@@ -149,26 +143,25 @@ class _NameByName:
         return {name: self.restore(name, parts[name], form) for name, form in like.items()}
 
 
-def _to_half(name: str, upload: Weighted) -> tuple[Weighted]:
-    value = known_rows(upload).detach().half()
+def _to_half(name: str, entry: Weighted) -> tuple[Weighted]:
+    value = known_rows(entry).detach().half()
     check_finite(f"payload[{name!r}] in float16", value)
-    return (Weighted(value, upload.weight.detach().clone()),)
+    return (Weighted(value, entry.weight.detach().clone()),)
 
 
 def _from_half(name: str, parts: list[Any], like: Weighted) -> Weighted:
-    (upload,) = parts
-    _check_upload(f"message[{name!r}]", upload, torch.float16, like.value.shape, like.weight)
-    return _restored(name, upload, like)
+    (entry,) = parts
+    _check_entry(f"message[{name!r}]", entry, torch.float16, like.value.shape, like.weight)
+    return _restored(name, entry, like)
 
 
-def _to_codes(name: str, upload: Weighted) -> tuple[Tensor, Weighted]:
-    value, weight = known_rows(upload).detach().double(), upload.weight.detach()
+def _to_codes(name: str, entry: Weighted) -> tuple[Tensor, Weighted]:
+    value, weight = known_rows(entry).detach().double(), entry.weight.detach()
     rows = value.flatten(weight.ndim) if value.ndim > weight.ndim else value[..., None]
     scale = (rows.abs().amax(-1) / 127 if rows.shape[-1] else torch.zeros_like(weight)).float()
     check_finite(f"payload[{name!r}] over 127, in float32", scale)
-    too_large = (
-        127 * scale.double() > torch.finfo(upload.value.dtype).max
-    )  # rounded up, at the end of the range
+    # A scale that was rounded up could overflow at the end of the dtype's range.
+    too_large = 127 * scale.double() > torch.finfo(entry.value.dtype).max
     scale = torch.where(too_large, scale.nextafter(torch.zeros_like(scale)), scale)
     codes = value / per_row(torch.where(scale > 0, scale, 1.0).double(), value)
     return codes.round().clamp(-127, 127).to(torch.int8), Weighted(scale, weight.clone())
@@ -177,55 +170,49 @@ def _to_codes(name: str, upload: Weighted) -> tuple[Tensor, Weighted]:
 def _from_codes(name: str, parts: list[Any], like: Weighted) -> Weighted:
     codes, scale = parts
     _check_tensor(f"message['{name}/codes']", codes, torch.int8, like.value.shape)
-    _check_upload(f"message['{name}/scale']", scale, torch.float32, like.weight.shape, like.weight)
-    return _restored(
-        name, Weighted(codes.double() * per_row(scale.value.double(), codes), scale.weight), like
-    )
+    _check_entry(f"message['{name}/scale']", scale, torch.float32, like.weight.shape, like.weight)
+    value = codes.double() * per_row(scale.value.double(), codes)
+    return _restored(name, Weighted(value, scale.weight), like)
 
 
 @dataclass(frozen=True)
 class _TopK:
     fraction: float
 
-    def init(self, payload: Payload, /) -> State:
+    def init(self, payload: Payload, /) -> _State:
         return {
-            name: torch.zeros_like(upload.value, dtype=torch.float64)
-            for name, upload in check_form("payload", payload).items()
+            name: torch.zeros_like(entry.value, dtype=torch.float64)
+            for name, entry in check_form("payload", payload).items()
         }
 
     def encode(
-        self, payload: Payload, state: State, /
-    ) -> tuple[dict[str, Tensor | Weighted], State]:
+        self, payload: Payload, state: _State, /
+    ) -> tuple[dict[str, Tensor | Weighted], _State]:
         check_payload(payload)
         if not isinstance(state, Mapping) or set(state) != set(payload):
-            raise wrong_value(
-                "state",
-                f"come from `init` or the last `encode` of {sorted(payload)}",
-                kind(state)[:120],
-            )
+            rule = f"come from `init` or the last `encode` of {sorted(payload)}"
+            raise wrong_value("state", rule, kind(state))
         message: dict[str, Tensor | Weighted] = {}
         waiting = {}
-        for name, upload in payload.items():
-            _check_tensor(f"state[{name!r}]", state[name], torch.float64, upload.value.shape)
-            wanted = (known_rows(upload).detach() + state[name]).flatten()
-            known = per_row(upload.weight > 0, upload.value).expand_as(upload.value).flatten()
-            largest = (
-                torch.where(known, wanted.abs(), -1.0)
-                .topk(self.count(upload.value))
-                .indices.sort()
-                .values
-            )
-            sent = torch.where(known, wanted, 0.0)[largest].to(upload.value.dtype)
-            check_finite(f"payload[{name!r}] with its state", sent)
-            message |= _named(
-                name,
-                _SPARSE,
-                (largest.to(_index_dtype(known.numel())), sent, upload.weight.detach().clone()),
-            )
-            waiting[name] = wanted.index_add(0, largest, sent.double(), alpha=-1).reshape(
-                upload.value.shape
-            )
+        for name, entry in payload.items():
+            _check_tensor(f"state[{name!r}]", state[name], torch.float64, entry.value.shape)
+            parts, waiting[name] = self.shrink(name, entry, state[name])
+            message |= _named(name, _SPARSE, parts)
         return message, waiting
+
+    def shrink(
+        self, name: str, entry: Weighted, state: Tensor
+    ) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor]:
+        value, weight = entry
+        wanted = (known_rows(entry).detach() + state).flatten()
+        known = per_row(weight > 0, value).expand_as(value).flatten()
+        magnitude = torch.where(known, wanted.abs(), -1.0)
+        largest = magnitude.topk(self.count(value)).indices.sort().values
+        sent = torch.where(known, wanted, 0.0)[largest].to(value.dtype)
+        check_finite(f"payload[{name!r}] with its state", sent)
+        waiting = wanted.index_add(0, largest, sent.double(), alpha=-1).reshape(value.shape)
+        indices = largest.to(_index_dtype(known.numel()))
+        return (indices, sent, weight.detach().clone()), waiting
 
     def decode(self, message: Message, /, *, like: Payload) -> dict[str, Weighted]:
         return {
@@ -241,22 +228,18 @@ class _TopK:
         _check_tensor(f"message['{name}/weight']", weight, like.weight.dtype, like.weight.shape)
         places = torch.cat([indices.new_tensor([-1]), indices, indices.new_tensor([size])]).long()
         if not bool((places[1:] > places[:-1]).all()):
-            raise wrong_value(
-                f"message['{name}/indices']",
-                f"rise, from 0 or more to below {size}",
-                indices[:5].tolist(),
-            )
+            argument, rule = f"message['{name}/indices']", f"increase within [0, {size})"
+            raise wrong_value(argument, rule, indices[:5].tolist())
         value = sent.new_zeros(size).index_put((indices.long(),), sent).reshape(like.value.shape)
         return _restored(name, Weighted(value, weight), like)
 
     def count(self, value: Tensor) -> int:
-        return math.ceil(
-            self.fraction * value.numel() * (1 - 1e-12)
-        )  # .07 of 100 is 7, not the 7.000000000000001 that floats make of it
+        # 0.07 * 100 is 7.000000000000001 in floating point, and must give 7.
+        return math.ceil(self.fraction * value.numel() * (1 - 1e-12))
 
 
 def _index_dtype(size: int) -> torch.dtype:
-    """The narrowest that counts to `size`."""
+    """Return the narrowest integer dtype that can represent `size`."""
     return next(
         dtype for dtype in (torch.int16, torch.int32, torch.int64) if size <= torch.iinfo(dtype).max
     )
@@ -268,10 +251,10 @@ def _named(
     return {name + suffix: part for suffix, part in zip(suffixes, parts, strict=True)}
 
 
-def _restored(name: str, upload: Weighted, like: Weighted) -> Weighted:
-    value = known_rows(upload).to(like.value.dtype)
+def _restored(name: str, entry: Weighted, like: Weighted) -> Weighted:
+    value = known_rows(entry).to(like.value.dtype)
     check_finite(f"message[{name!r}] in {str(value.dtype).removeprefix('torch.')}", value)
-    return Weighted(value, upload.weight.clone())
+    return Weighted(value, entry.weight.clone())
 
 
 def _parts(message: object, like: Payload, suffixes: tuple[str, ...]) -> dict[str, list[Any]]:
@@ -283,10 +266,10 @@ def _parts(message: object, like: Payload, suffixes: tuple[str, ...]) -> dict[st
     return {name: [message[part] for part in parts] for name, parts in names.items()}
 
 
-def _check_upload(
-    argument: str, upload: object, dtype: torch.dtype, shape: torch.Size, weight: Tensor
+def _check_entry(
+    argument: str, entry: object, dtype: torch.dtype, shape: torch.Size, weight: Tensor
 ) -> None:
-    sent = checked_layout(argument, upload)
+    sent = checked_layout(argument, entry)
     _check_tensor(f"{argument}.value", sent.value, dtype, shape)
     _check_tensor(f"{argument}.weight", sent.weight, weight.dtype, weight.shape)
 

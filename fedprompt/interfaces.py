@@ -1,13 +1,13 @@
-"""The nouns and the shapes of components: what travels between the rooms of the library, and nothing that computes.
+"""Nouns and protocols: the values that components exchange, and the types of the components.
 
-A component is a function, an ``nn.Module`` that owns parameters, or an ``(init, step)`` pair that remembers something between rounds. The
-protocols below are the functions' and pairs' types; anything that fits one can stand wherever the library's own piece stands.
+A component is a function, an ``nn.Module`` that owns parameters, or an ``(init, step)`` pair that
+remembers something between rounds. The protocols are the types of functions and pairs. Your own
+piece can replace one of the library wherever it fits the protocol. Nothing here computes.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar, overload, runtime_checkable
 
-import torch.nn as nn
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -15,10 +15,9 @@ __all__ = [
     "Aggregator",
     "Answers",
     "ClassNames",
+    "Codec",
     "Coupling",
     "Encoded",
-    "GuideGradient",
-    "Matcher",
     "Message",
     "Payload",
     "PromptSelector",
@@ -36,12 +35,12 @@ __all__ = [
 
 
 class Weighted(NamedTuple):
-    """Rows with the evidence behind them: the one thing that clients upload.
+    """Rows and the evidence behind each of them.
 
     Attributes:
-        value: ``(*rows, *event)``, the rows.
-        weight: ``(*rows)``, the shape of `value` without its last axes; finite and at least 0. Weight 0 says "I know nothing
-            about this row", and the row may then hold anything, NaN included.
+        value: Rows ``(*rows, *event)``.
+        weight: Evidence ``(*rows)``, finite and at least 0. Weight 0 means that nothing is known
+            about the row. The row may hold anything then, NaN included.
     """
 
     value: Float[Tensor, "..."]
@@ -49,19 +48,20 @@ class Weighted(NamedTuple):
 
 
 Payload = Mapping[str, Weighted]
-"""What a client sends up: rows with evidence, by name."""
+"""Entries by name: the message of a client to the server."""
 
 Message = Mapping[str, Tensor | Weighted]
-"""Anything on the wire. Down go tensors, or :class:`Weighted` where the evidence matters."""
+"""Tensors or entries by name: anything that is sent."""
 
 
 class PromptStream(NamedTuple):
-    """Prompt tokens on their way into a transformer; several streams run side by side.
+    """Prompt tokens that enter a transformer. Several streams can enter together.
 
     Attributes:
-        layers: From the 0-based layer to the tokens that enter before it: ``(prompts, dim)``, the same for every image, or
-            ``(batch, prompts, dim)``, one set for each.
-        replace: Whether new tokens take the place of the stream's own old ones (VPT-deep); otherwise old tokens are carried on.
+        layers: Tokens by the 0-based layer before which they enter: ``(prompts, dim)`` for all
+            images, or ``(batch, prompts, dim)`` for each image.
+        replace: Whether new tokens replace the stream's old ones (VPT-deep). If False, the old
+            tokens stay.
     """
 
     layers: Mapping[int, Float[Tensor, "*batch prompts dim"]]
@@ -69,11 +69,13 @@ class PromptStream(NamedTuple):
 
 
 class Encoded(NamedTuple):
-    """What a prompted backbone makes of images.
+    """Output of a prompted backbone.
 
     Attributes:
-        pooled: ``(batch, dim)``, what the backbone itself pools, up to its classifier, with the prompt tokens left out.
-        streams: For each stream ``(batch, tokens, dim)``, its tokens after the last block, through the model's last norm.
+        pooled: Features ``(batch, dim)``, pooled as the backbone does before its classifier, with
+            prompt tokens left out.
+        streams: For each stream, its tokens ``(batch, tokens, dim)`` after the last block and the
+            last norm.
     """
 
     pooled: Float[Tensor, "batch dim"]
@@ -81,17 +83,20 @@ class Encoded(NamedTuple):
 
 
 class ClassNames(NamedTuple):
-    """Class names as a text tower embeds them; made once, moved with ``.to`` by hand.
+    """Class names, embedded by a text tower. Make them once; move their tensors with ``.to``.
 
     Attributes:
-        start: ``(start, dim)``, embeddings of the start token(s).
-        tokens: ``(classes, length, dim)``, embeddings of each name, its full stop and the end token, padded to the longest.
-        length: ``(classes,)``, how many of these belong to each class.
-        pad: ``(dim,)``, embedding of the padding token.
-        context_length: The number of positions of the tower.
-        causal: Whether a token sees only what stands before it, and nothing behind the end token is read.
-        names: The names themselves, for errors.
-        ending: ``(classes,)``, how many tokens close each sentence: the full stop, where it is a token of its own, and the end token.
+        start: Embeddings ``(start, dim)`` of the start tokens.
+        tokens: Embeddings ``(classes, length, dim)`` of each name, its full stop and the end token,
+            padded to the longest.
+        length: Number of these tokens ``(classes,)`` without padding.
+        pad: Embedding ``(dim,)`` of the padding token.
+        context_length: Number of positions of the tower.
+        causal: Whether a token sees only the tokens before it. Nothing after the end token is read
+            then.
+        names: The names as text, for errors.
+        ending: Number of tokens ``(classes,)`` that end each sentence: the full stop, where it is a
+            token, and the end token.
     """
 
     start: Float[Tensor, "start dim"]
@@ -105,12 +110,16 @@ class ClassNames(NamedTuple):
 
 
 class PromptedText(NamedTuple):
-    """Class sentences with a learned context, split so that a causal text tower can run the common part once.
+    """Class sentences with a learned context.
+
+    They are split so that a causal text tower can run the common part once.
 
     Attributes:
-        prefix: ``(contexts, prefix_length, dim)``, the tokens that every class shares; an axis in front where samples bring their own.
-        suffix: ``(contexts, classes, suffix_length, dim)``, the rest, padded; likewise.
-        end: ``(classes,)``, the position of the end-of-text token, counted from the start of the prefix.
+        prefix: Tokens ``(contexts, prefix_length, dim)`` that all classes share. Contexts of single
+            samples add a batch axis in front.
+        suffix: Other tokens ``(contexts, classes, suffix_length, dim)``, padded, with the same
+            batch axis.
+        end: Position ``(classes,)`` of the end-of-text token, counted from the start of the prefix.
     """
 
     prefix: Float[Tensor, "*batch contexts prefix_length dim"]
@@ -119,17 +128,19 @@ class PromptedText(NamedTuple):
 
 
 class Coupling(NamedTuple):
-    """Transport plans, the problems that they solve, and how accurate they are.
+    """Transport plans, the problems that they solve, and their accuracy.
 
     Attributes:
-        plan: ``(*batch, rows, columns)``, without a graph.
-        error: ``(*batch)``, largest relative violation of either marginal. Of capped rows only the excess counts.
-        iterations: ``(*batch)``, number of iterations of each problem.
-        a: ``(*#batch, rows)``, masses of the rows as the solver got them.
-        b: ``(*#batch, columns)``, masses of the columns as the solver got them.
-        epsilon: Weight of the entropy. 0 for a linear program, infinity if the plan ignores the cost.
-        duals: ``(*batch, columns)``, from which ``transport.plan_from_duals`` computes the plan again. None if the
-            solver has none.
+        plan: Plans ``(*batch, rows, columns)``, without a graph.
+        error: Largest relative violation ``(*batch)`` of either marginal. Of capped rows, only the
+            excess counts.
+        iterations: Number of iterations ``(*batch)`` of each problem.
+        a: Masses of the rows ``(*#batch, rows)``, as the solver got them.
+        b: Masses of the columns ``(*#batch, columns)``, as the solver got them.
+        epsilon: Weight of the entropy. 0 for a linear program, infinity if the plan ignores the
+            cost.
+        duals: Dual variables ``(*batch, columns)``, from which ``transport.plan_from_duals``
+            computes the plan again. None if the solver has none.
     """
 
     plan: Float[Tensor, "*batch rows columns"]
@@ -142,11 +153,11 @@ class Coupling(NamedTuple):
 
 
 class Selection(NamedTuple):
-    """Which key each query chose.
+    """The key that was selected for each query.
 
     Attributes:
-        indices: ``(batch,)``, the chosen rows.
-        similarity: ``(batch,)``, the cosine between each query and its key.
+        indices: Rows ``(batch,)`` of the selected keys.
+        similarity: Cosine ``(batch,)`` between each query and its key.
     """
 
     indices: Int[Tensor, " batch"]
@@ -155,7 +166,7 @@ class Selection(NamedTuple):
 
 @runtime_checkable
 class Aggregator(Protocol):
-    """Entries in, one entry out, under the laws of ``tests/laws/test_aggregators.py``.
+    """Function from entries to one entry, under the laws of ``tests/laws/test_aggregators.py``.
 
     The library's own aggregators also take payloads and then return a payload.
     :func:`aggregate_by_name` lifts any other aggregator over names.
@@ -171,11 +182,12 @@ Mean = TypeVar("Mean", contravariant=True)
 
 @runtime_checkable
 class ServerUpdate(Protocol[Value, Mean]):
-    """What the server does with a round's mean; all that it remembers between rounds is the state.
+    """Pair of ``init`` and ``step``: the new value of a server from the mean of a round.
 
-    ``Value`` is a tensor and ``Mean`` a :class:`Weighted`, or mappings of these by name. A state is a (nested) mapping of what
-    ``torch.save`` writes and ``torch.load(weights_only=True)`` reads: hand it back at the next step, save it between rounds, and leave
-    it alone otherwise.
+    ``Value`` is a tensor and ``Mean`` a :class:`Weighted`, or mappings of these by name. The state
+    holds everything that is remembered between rounds. It is a (nested) mapping that ``torch.save``
+    can write and ``torch.load(weights_only=True)`` can read. Pass it to the next step unchanged,
+    and save it between rounds.
     """
 
     def init(self, previous: Value, /) -> Mapping[str, Any]:
@@ -184,12 +196,12 @@ class ServerUpdate(Protocol[Value, Mean]):
     def step(
         self, previous: Value, mean: Mean, state: Mapping[str, Any], /
     ) -> tuple[Value, Mapping[str, Any]]:
-        """Return the new value and the new state; rows of total weight 0 keep their previous value."""
+        """Return the new value and the new state; rows of total weight 0 keep their value."""
 
 
 @runtime_checkable
 class ServerRule(Protocol):
-    """A :class:`ServerUpdate` in both forms: for a tensor, or name by name for a dict of tensors."""
+    """Server update that takes a tensor, or a dict of tensors name by name."""
 
     def init(self, previous: Tensor | Mapping[str, Tensor], /) -> Mapping[str, Any]:
         """Make the state before the first round; for a dict, the state of each name."""
@@ -207,26 +219,48 @@ class ServerRule(Protocol):
 
 
 Answers = Mapping[int, Message]
-"""What a server sends to each client, by client id."""
+"""Messages of a server by client id."""
 
 
 @runtime_checkable
 class Server(Protocol):
-    """An ``(init, step)`` pair that answers each client; where it broadcasts, all alike."""
+    """Pair of ``init`` and ``step``: an answer for each client from the payloads of all clients."""
 
     def init(self) -> tuple[Answers, Any]:
-        """Return the first answers, by client id, and the state."""
+        """Return the first answers by client id, and the state."""
 
-    def step(self, uploads: Mapping[int, Message], state: Any, /) -> tuple[Answers, Any]:
-        """Return the next answers and state; `uploads` stand in the order of client ids."""
+    def step(self, payloads: Mapping[int, Message], state: Any, /) -> tuple[Answers, Any]:
+        """Return the next answers and state; `payloads` are in the order of client ids."""
+
+
+@runtime_checkable
+class Codec(Protocol):
+    """Compression of payloads, under the laws of ``tests/laws/test_codecs.py``.
+
+    The state holds everything that a client's codec remembers between rounds.
+    """
+
+    def init(self, payload: Payload, /) -> Mapping[str, Any]:
+        """Make the state before the first round."""
+
+    def encode(
+        self, payload: Payload, state: Mapping[str, Any], /
+    ) -> tuple[dict[str, Tensor | Weighted], Mapping[str, Any]]:
+        """Return a message and the new state; its form depends on that of the payload alone."""
+
+    def decode(self, message: Message, /, *, like: Payload) -> dict[str, Weighted]:
+        """Return a payload of the form of `like`; the numbers of `like` are not read."""
 
 
 @runtime_checkable
 class Trunk(Protocol):
-    """A frozen transformer that all clients share: a plain class, not an ``nn.Module``, whose ``__deepcopy__`` returns itself.
+    """Frozen transformer that all clients share.
+
+    It is a plain class, not an ``nn.Module``. Its ``__deepcopy__`` returns the trunk, so copies of
+    a model share it.
 
     Attributes:
-        prefix: Number of class and register tokens at the front.
+        prefix: Number of class and register tokens in front.
         dim: Width of a token.
         depth: Number of blocks.
     """
@@ -238,12 +272,15 @@ class Trunk(Protocol):
     def embed(
         self, images: Float[Tensor, "batch channels height width"]
     ) -> tuple[Float[Tensor, "batch seq dim"], Any]:
-        """Make tokens, positions and pre-norm included, and a context (rotary tables, masks) that each block gets."""
+        """Return tokens and a context (rotary tables, masks) that is passed to each block.
+
+        Positions and the first norm are included in the tokens.
+        """
 
     def block(
         self, layer: int, tokens: Float[Tensor, "batch seq dim"], context: Any, num_prompts: int
     ) -> Float[Tensor, "batch seq dim"]:
-        """Run one block over tokens of which `num_prompts`, right after the prefix, are prompts."""
+        """Run one block; `num_prompts` of the tokens, right after the prefix, are prompts."""
 
     def normalize(
         self, tokens: Float[Tensor, "batch tokens dim"]
@@ -251,12 +288,12 @@ class Trunk(Protocol):
         """Apply the model's last norm to any tokens."""
 
     def pool(self, tokens: Float[Tensor, "batch seq dim"]) -> Float[Tensor, "batch pooled"]:
-        """Pool un-normed tokens without prompts the way that the model does, up to its classifier."""
+        """Pool tokens without prompts, before the last norm, as the model does."""
 
 
 @runtime_checkable
 class PromptSelector(Protocol):
-    """Chooses a key for each query."""
+    """Function that selects a key for each query."""
 
     def __call__(
         self,
@@ -266,26 +303,30 @@ class PromptSelector(Protocol):
         *,
         usage: Tensor | None = None,
     ) -> Selection:
-        """Choose; `usage` is None at inference, in training it counts how often each of the ``groups`` keys was chosen so far."""
+        """Select keys.
+
+        In training, `usage` counts how often each of the ``groups`` keys was selected so far. At
+        inference it is None.
+        """
 
 
 @runtime_checkable
 class TextEncoder(Protocol):
-    """Turns prompted class sentences into features.
+    """Function from prompted class sentences to features.
 
     Attributes:
-        dim: Width of a token, which need not be that of a feature.
+        dim: Width of a token. Features may have another width.
     """
 
     dim: int
 
     def __call__(self, text: PromptedText, /) -> Float[Tensor, "*batch contexts classes features"]:
-        """Encode, without normalising."""
+        """Encode the sentences; features are not normalized."""
 
 
 @runtime_checkable
 class TransportSolver(Protocol):
-    """Solves a batch of small optimal-transport problems."""
+    """Function that solves a batch of small optimal-transport problems."""
 
     def __call__(
         self,
@@ -297,34 +338,5 @@ class TransportSolver(Protocol):
         """Find a plan for masses `a` of the rows and `b` of the columns."""
 
 
-@runtime_checkable
-class Matcher(Protocol):
-    """Scores image features against text features."""
-
-    def __call__(
-        self,
-        image: Float[Tensor, "batch *patches dim"],
-        text: Float[Tensor, "*prompts classes dim"],
-        /,
-    ) -> Tensor:
-        """Return logits ``(batch, classes)``."""
-
-
-Batches = Sequence[Tensor] | Sequence[Sequence[Tensor]]  # one pair (images, labels), or several
-
-
-@runtime_checkable
-class GuideGradient(Protocol):
-    """The gradient of the quiz loss after one guided step with respect to the guides."""
-
-    def __call__(
-        self,
-        model: nn.Module,
-        guides: Float[Tensor, "classes dim"],
-        study: Batches,
-        quiz: Batches,
-        /,
-        *,
-        learning_rate: float,
-    ) -> Weighted:
-        """Return the gradient, with weight 1 for the classes of the study batch."""
+Batches = Sequence[Tensor] | Sequence[Sequence[Tensor]]
+"""One pair (images, labels), or several."""

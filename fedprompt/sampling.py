@@ -23,22 +23,23 @@ _STATE = np.dtype(
         ("normal", "V40"),
     ]
 )
-"""The state of torch's generator on the CPU, a Mersenne Twister. With `left` = 1 the first draw renews all words."""
+"""State of torch's CPU generator (Mersenne Twister). If `left` is 1, a draw renews all words."""
 
 
 def cohort(clients: Sequence[Client], *, size: int, generator: torch.Generator) -> list[Client]:
     """Draw the clients of a round, without replacement.
 
     Args:
-        clients: All of them, in the order of their ids.
-        size: How many; 0, as a rounded share may be, still draws one. For a share write ``size=round(0.05 * len(clients))``.
-        generator: Source of randomness, on the CPU.
+        clients: Ids of all clients, in order.
+        size: Number of clients to draw. For a fraction, write ``round(0.05 * len(clients))``;
+            ``size=0`` (for example from rounding a small fraction) still draws one client.
+        generator: Random generator on the CPU.
 
     Returns:
-        At least one client, in the order of ids; a server that adds in this order gets the same bits whoever answers first.
+        At least one client, in the order of ids. A server that sums in this order gets the same
+        result for every order of answers.
 
     Raises:
-        TypeError: If `size` is not an integer, or `generator` not a ``torch.Generator``.
         ValueError: If there are no clients, or `size` is negative or larger than their number.
 
     Example:
@@ -46,17 +47,14 @@ def cohort(clients: Sequence[Client], *, size: int, generator: torch.Generator) 
         >>> len(set(drawn)), drawn == sorted(drawn)
         (10, True)
     """
-    if not (hasattr(clients, "__getitem__") and hasattr(clients, "__len__")) or isinstance(
-        clients, Mapping
-    ):
+    indexed = hasattr(clients, "__getitem__") and hasattr(clients, "__len__")
+    if not indexed or isinstance(clients, Mapping):
         raise wrong_type("clients", "be a sequence, such as range(100)", kind(clients))
+    if not len(clients):
+        raise wrong_value("clients", "have at least one client", "none")
     check_count("size", size, at_least=0)
-    if not 0 < max(1, size) <= len(clients):
-        raise wrong_value(
-            "size",
-            f"be at most the number of clients, {len(clients)}, of which there must be one",
-            size,
-        )
+    if size > len(clients):
+        raise wrong_value("size", f"be at most the number of clients, {len(clients)}", size)
     check_generator(generator)
     drawn = torch.randperm(len(clients), generator=generator)[: max(1, size)]
     return [clients[index] for index in sorted(drawn.tolist())]
@@ -67,17 +65,18 @@ def stream_generator(
 ) -> torch.Generator:
     """Make the random generator of one client, or of the server, for one purpose in one round.
 
-    The stream depends on the four arguments alone. It does not depend on the other clients, on their order, or on earlier draws.
-    So a resumed or parallel run draws the same numbers as a sequential one, and no generator needs to be saved.
+    The stream depends on the four arguments alone. It does not depend on the other clients, on
+    their order, or on earlier draws. So a resumed or parallel run draws the same numbers as a
+    sequential one, and generators need not be saved.
 
-    All 19,937 bits of the generator are filled from numpy's ``SeedSequence``, whose pool has 128 bits.
-    ``torch.Generator().manual_seed`` keeps 32 bits of its seed on the CPU: of 93,000 generators seeded that way, two are expected
-    to be equal.
+    All 19,937 bits of the generator are filled from numpy's ``SeedSequence``, whose pool has 128
+    bits. (``torch.Generator().manual_seed`` keeps 32 bits of its seed on the CPU.)
 
     Args:
         seed: Seed of the run, at least 0 and below 2¹²⁸.
         server_round: Round (0-based, below 2⁶⁴).
-        client: Id of the client, at least 0 and below 2⁶⁴. If None, the stream belongs to the server.
+        client: Id of the client, at least 0 and below 2⁶⁴. If None, the stream belongs to the
+            server.
         purpose: Name of the use, such as ``"batches"``. Different names give independent streams.
 
     Returns:
@@ -87,15 +86,15 @@ def stream_generator(
         ValueError: If a number is negative or too large.
 
     Example:
-        >>> batches = torch.randperm(50, generator=stream_generator(0, server_round=2, client=7))
-        >>> torch.equal(batches, torch.randperm(50, generator=stream_generator(0, server_round=2, client=7)))
-        True
-        >>> torch.equal(batches, torch.randperm(50, generator=stream_generator(0, server_round=2, client=8)))
-        False
+        >>> def order(client):
+        ...     generator = stream_generator(0, server_round=2, client=client)
+        ...     return torch.randperm(50, generator=generator)
+        >>> torch.equal(order(7), order(7)), torch.equal(order(7), order(8))
+        (True, False)
 
     References:
-        Matsumoto and Nishimura, "Mersenne Twister", ACM TOMACS 1998. O'Neill, "Developing a seed_seq Alternative", 2015, on which
-        numpy's ``SeedSequence`` is built.
+        Matsumoto and Nishimura, "Mersenne Twister", ACM TOMACS 1998. O'Neill, "Developing a
+        seed_seq Alternative", 2015, on which numpy's ``SeedSequence`` is based.
     """
     if not isinstance(purpose, str):
         raise wrong_type("purpose", "be a string", kind(purpose))
@@ -110,20 +109,22 @@ def stream_generator(
     digest = np.frombuffer(hashlib.sha256(purpose.encode()).digest(), "<u4")
     sequence = np.random.SeedSequence(seed, spawn_key=[*spawn_key, *digest.tolist()])
     words = sequence.generate_state(626, np.uint32)
-    words[0] = (
-        2**31
-    )  # only the top bit of the first word is used; with it the state is never all zeros
+    # Only the top bit of the first word is used. With it, the state is never all zeros.
+    words[0] = 2**31
     generator = torch.Generator()
     state = generator.get_state()
     fields = state.numpy().view(_STATE)
-    fields["words"], fields["left"], fields["seeded"], fields["next"] = words[:624], 1, 1, 0
+    fields["words"] = words[:624]
+    fields["left"] = 1
+    fields["seeded"] = 1
+    fields["next"] = 0
     fields["seed"] = words[624:].view(np.uint64) >> 1
     generator.set_state(state)
     return generator
 
 
 def _words(argument: str, value: int) -> tuple[int, int]:
-    """Split a number into two words, so that every number has the same width in the spawn key."""
+    """Split a number into two words: every number has the same width in the spawn key."""
     check_count(argument, value, at_least=0)
     if value >= 2**64:
         raise wrong_value(argument, "be below 2**64", value)

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 import torch.nn as nn
+from torch import Tensor
 
 from fedprompt._checks import check_count, kind, wrong_type
 from fedprompt.interfaces import PromptStream, TextEncoder, Trunk
@@ -34,7 +35,8 @@ def fingerprint(
     Hashing reads every weight once; make the fingerprint once.
 
     Args:
-        backbone: From :func:`vit_trunk`, or a :class:`TextTower`; of your own, anything that keeps its ``nn.Module`` as ``model``.
+        backbone: Trunk or text tower. One of your own keeps its ``nn.Module`` as ``model``, is an
+            ``nn.Module``, or has its modules, tensors and plain settings as attributes.
         streams: What enters it, in the order in which :func:`encode_prompted` gets it.
         class_names: One for each class, in the order of labels; none where classes play no part.
         name_position: For a text tower, as in :func:`prompted_text`: number of context tokens before the class name. If None, all.
@@ -44,7 +46,7 @@ def fingerprint(
         they were given, and ``name_position`` for a text tower.
 
     Raises:
-        TypeError: If `backbone` keeps no ``nn.Module`` as ``model``, or an argument is of the wrong kind.
+        TypeError: If `backbone` has neither modules nor tensors.
 
     Example:
         >>> from timm.models.vision_transformer import VisionTransformer
@@ -53,13 +55,7 @@ def fingerprint(
         >>> parts["backbone"], parts["activation"], parts["dtype"], parts["prompts"]
         ('VisionTransformer', "GELU(approximate='none')", 'float32', '3, 3 at layers 0, 1, replacing')
     """
-    model = getattr(backbone, "model", None)
-    if not isinstance(model, nn.Module):
-        raise wrong_type(
-            "backbone",
-            "be a trunk or a text tower that keeps its nn.Module as `model`",
-            kind(backbone),
-        )
+    model = _module_of(backbone)
     for position, stream in enumerate(streams):
         if not isinstance(stream, PromptStream):
             raise wrong_type(f"streams[{position}]", "be a PromptStream", kind(stream))
@@ -69,7 +65,7 @@ def fingerprint(
         check_count("name_position", name_position, at_least=0)
     architecture = (getattr(model, "pretrained_cfg", None) or {}).get("architecture")
     parts = {
-        "backbone": " ".join(filter(None, [type(model).__name__, architecture])),
+        "backbone": " ".join(filter(None, [_name_of(backbone, model), architecture])),
         "weights": _weights(model),
         "settings": _settings(model),
         "activation": ", ".join(
@@ -90,6 +86,39 @@ def fingerprint(
             "behind the context" if name_position is None else str(name_position)
         )
     return parts
+
+
+class _Attributes(nn.Module):
+    """Modules, tensors and plain settings that a custom trunk has as attributes."""
+
+    def __init__(self, backbone: object) -> None:
+        super().__init__()
+        for name, part in getattr(backbone, "__dict__", {}).items():
+            if isinstance(part, nn.Module):
+                self.add_module(f"own:{name}", part)
+            elif isinstance(part, Tensor):
+                self.register_buffer(f"own:{name}", part)
+            elif isinstance(part, list | tuple) and all(isinstance(m, nn.Module) for m in part):
+                self.add_module(f"own:{name}", nn.ModuleList(part))
+            elif _is_plain(part):
+                setattr(self, f"own:{name}", part)
+
+
+def _module_of(backbone: object) -> nn.Module:
+    """Return the module whose tensors and settings determine the features of a backbone."""
+    model = getattr(backbone, "model", None)
+    if isinstance(model, nn.Module):
+        return model
+    if isinstance(backbone, Trunk | TextEncoder):
+        model = backbone if isinstance(backbone, nn.Module) else _Attributes(backbone)
+        if model.state_dict():
+            return model
+    rule = "be a trunk or a text tower that keeps its nn.Module as `model`, or its modules"
+    raise wrong_type("backbone", f"{rule} and tensors as attributes", kind(backbone))
+
+
+def _name_of(backbone: object, model: nn.Module) -> str:
+    return type(backbone if isinstance(model, _Attributes) else model).__name__
 
 
 def _weights(model: Any) -> str:

@@ -1,61 +1,27 @@
-"""Who sent how many bytes, when and for what."""
+"""Accounting of the bytes that clients and server send."""
 
 import csv
-import hashlib
-import json
 import os
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Mapping
 from itertools import chain, repeat
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, get_args
 
 from fedprompt._checks import check_count, kind, wrong_type, wrong_value
-from fedprompt._trees import packed, unpacked
 from fedprompt.interfaces import Message
+from fedprompt.messages._entries import (
+    MARK,
+    Direction,
+    LedgerEntry,
+    Written,
+    check_client,
+    check_direction,
+    entries_of,
+    line_of,
+    read_entries,
+)
 from fedprompt.messages.payload import bytes_by_name
-
-Direction = Literal["up", "down"]
-
-
-class Entry(NamedTuple):
-    """One name of one message, as a row of the ledger.
-
-    Attributes:
-        server_round: 0-based.
-        client: Its id.
-        direction: "up" from the client or "down" to it.
-        name: Of the tensor or :class:`Weighted`.
-        num_bytes: As counted by :func:`num_bytes`.
-        framed: Length of the blob that carried the whole message, beside its first name alone so that sums are right; 0 beside the
-            others, and where none was given.
-    """
-
-    server_round: int
-    client: Hashable
-    direction: Direction
-    name: str
-    num_bytes: int
-    framed: int = 0
-
-
-class _Kept(NamedTuple):
-    """The beginning of a file: whose it is, how much of it counts, and a digest line by line."""
-
-    path: str | PathLike[str] | None = None
-    num_entries: int = 0
-    num_bytes: int = 0
-    sha256: str = ""
-
-    def followed_by(self, lines: Iterable[bytes]) -> "_Kept":
-        path, count, length, digest = self
-        for line in lines:
-            digest = hashlib.sha256(digest.encode() + line).hexdigest()
-            count, length = count + 1, length + len(line)
-        return _Kept(path, count, length, digest)
-
-
-_MARK = _Kept._fields[1:]
 
 
 class Ledger:
@@ -88,8 +54,8 @@ class Ledger:
 
     def __init__(self, path: str | PathLike[str] | None = None) -> None:
         self.path = path
-        self.entries: list[Entry] = []
-        self._kept = _Kept()
+        self.entries: list[LedgerEntry] = []
+        self._written = Written()
 
     def record(
         self,
@@ -103,32 +69,27 @@ class Ledger:
         """Add a message.
 
         Args:
-            message: What travels; counted as by :func:`num_bytes`.
-            direction: "up" from the client, "down" to it.
-            client: Its id.
-            server_round: 0-based.
-            framed: Length of the blob, ``len(encode_payload(message, ...))``; 0 where there is none.
+            message: Message that is sent; its bytes are counted as by :func:`num_bytes`.
+            direction: "up" from the client, or "down" to it.
+            client: Id of the client; hashable.
+            server_round: Round (0-based).
+            framed: Length of the blob, ``len(encode_payload(message, ...))``. 0 without a blob.
 
         Raises:
-            TypeError: If `message` is not a message or `client` cannot be hashed; nothing is
-                recorded then, nor after any other error.
-            ValueError: If `direction` is another word, `server_round` is negative, a weight is not
-                one, or `framed` is less than the message needs.
+            ValueError: If `framed` is less than the message needs, or a weight is negative or not
+                finite. Nothing is recorded after an error.
         """
-        _check_direction("direction", direction)
+        check_direction("direction", direction)
         check_count("server_round", server_round, at_least=0)
         check_count("framed", framed, at_least=0)
-        _check_client("client", client)
+        check_client("client", client)
         sizes = bytes_by_name(message)
         if framed and (not sizes or framed < sum(sizes.values())):
-            raise wrong_value(
-                "framed",
-                f"be the length of a blob that holds the {sum(sizes.values())} bytes of `message`",
-                framed,
-            )
+            rule = f"be the length of a blob with the {sum(sizes.values())} bytes of `message`"
+            raise wrong_value("framed", rule, framed)
         frames = chain([framed], repeat(0))
         self.entries += [
-            Entry(server_round, client, direction, *own, frame)
+            LedgerEntry(server_round, client, direction, *own, frame)
             for own, frame in zip(sizes.items(), frames, strict=False)
         ]
 
@@ -141,13 +102,18 @@ class Ledger:
         name: str | None = None,
         framed: bool = False,
     ) -> int:
-        """Sum the bytes of the entries that match everything that is given; `framed` sums the lengths of blobs instead.
+        """Sum the bytes of the entries that match all given fields.
 
-        Raises:
-            ValueError: If `framed` is asked of a single name: a blob carries them all.
+        Args:
+            direction: "up" or "down". If None, both.
+            client: Id of a client. If None, all clients.
+            server_round: Round (0-based). If None, all rounds.
+            name: Name of a tensor. If None, all names.
+            framed: Whether to sum the lengths of blobs. A blob carries all names, so `name` must be
+                None then.
         """
         if framed and name is not None:
-            raise wrong_value("name", "be None where `framed` is asked for", repr(name))
+            raise wrong_value("name", "be None if `framed` is true", repr(name))
         wanted = {
             "direction": direction,
             "client": client,
@@ -163,8 +129,11 @@ class Ledger:
         return sum(entry.framed if framed else entry.num_bytes for entry in chosen)
 
     def table(self) -> str:
-        """Lay out the bytes of each client and of all together, as text; lengths of blobs too, where any was recorded."""
-        entries: dict[Hashable, list[Entry]] = {}
+        """Return the bytes of each client and of all clients as text, in aligned columns.
+
+        Lengths of blobs have columns of their own if any was recorded.
+        """
+        entries: dict[Hashable, list[LedgerEntry]] = {}
         for entry in self.entries:
             entries.setdefault(entry.client, []).append(entry)
         titles = ("client", "rounds", "bytes up", "bytes down", "framed up", "framed down")
@@ -183,16 +152,16 @@ class Ledger:
         return "\n".join(lines)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything that :meth:`load_state_dict` needs.
+        """Return the state that :meth:`load_state_dict` restores.
 
-        With a `path`, the entries that the file lacks are appended to it first, and are on the disk
-        when this returns. Whatever the file held behind the entries of this ledger is replaced, so
-        a run that was killed between this call and its checkpoint goes on correctly.
+        With a `path`, entries that the file lacks are first appended to it and synchronized to the
+        disk. Content of the file after the entries of this ledger is replaced. So a run continues
+        correctly after a kill between this call and its checkpoint.
 
         Returns:
-            Without a `path`, from each field of an entry to its values, in the order of recording.
-            With one, the number of entries, the length of the file in bytes, and a digest.
-            :func:`save_checkpoint` accepts both if ids are strings, numbers or tuples of these.
+            Without a `path`, a list of values for each field of an entry. With a `path`, the number
+            of entries, the length of the file in bytes, and a digest. :func:`save_checkpoint`
+            accepts both if ids are strings, numbers or tuples of these.
 
         Example:
             >>> ledger = Ledger()
@@ -204,120 +173,55 @@ class Ledger:
         """
         if self.path is None:
             return {
-                field: [getattr(entry, field) for entry in self.entries] for field in Entry._fields
+                field: [getattr(entry, field) for entry in self.entries]
+                for field in LedgerEntry._fields
             }
         self._append(self.path)
-        return {field: getattr(self._kept, field) for field in _MARK}
+        return {field: getattr(self._written, field) for field in MARK}
 
     def load_state_dict(self, state: Mapping[str, Any], /) -> None:
-        """Replace all entries by those of a state of :meth:`state_dict`.
+        """Replace all entries by those of a state.
 
         Args:
-            state: From a ledger without a `path`, or from one with the same `path`.
+            state: State of a ledger without a `path`, or of one with the same `path`.
 
         Raises:
-            TypeError: If `state` is not such a mapping, or a field is of another kind; nothing
-                changes then.
-            ValueError: If `state` has other fields, lists of unequal length or values that no entry
-                can have, or the file is not what was saved; nothing changes then.
+            ValueError: If `state` has other fields, lists of unequal length or impossible values,
+                or if the file has other content. The ledger is unchanged then.
         """
         if not isinstance(state, Mapping):
-            raise wrong_type("state", "map the fields of an entry to lists", kind(state))
-        if set(state) == set(_MARK):
-            self.entries, self._kept = _read(self.path, state)
+            raise wrong_type("state", "be a state of `state_dict`", kind(state))
+        if set(state) == set(MARK):
+            self.entries, self._written = read_entries(self.path, state)
         else:
-            self.entries, self._kept = _listed(state), _Kept()
+            self.entries, self._written = entries_of(state), Written()
 
     def to_csv(self, path: str | PathLike[str]) -> None:
         """Write every entry to a CSV file with a header.
 
         Args:
-            path: Where to; an existing file is replaced.
+            path: Path of the file. An existing file is replaced.
         """
         with open(path, "w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file)
-            writer.writerow(Entry._fields)
+            writer.writerow(LedgerEntry._fields)
             writer.writerows(self.entries)
 
     def _append(self, path: str | PathLike[str]) -> None:
-        """Write the entries that the file lacks; a line that was cut short earlier is replaced."""
-        if self._kept.path != path or self._kept.num_entries > len(self.entries):
-            self._kept = _Kept(path)
-        lines = [_line(entry) for entry in self.entries[self._kept.num_entries :]]
+        """Write the entries that the file lacks, over the remains of an interrupted write."""
+        if self._written.path != path or self._written.num_entries > len(self.entries):
+            self._written = Written(path)
+        lines = [line_of(entry) for entry in self.entries[self._written.num_entries :]]
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         with open(path, "ab") as file:
-            file.truncate(self._kept.num_bytes)
+            file.truncate(self._written.num_bytes)
             file.write(b"".join(lines))
             file.flush()
             os.fsync(file.fileno())
-        self._kept = self._kept.followed_by(lines)
+        self._written = self._written.followed_by(lines)
 
 
-def _line(entry: Entry) -> bytes:
-    return json.dumps(packed(tuple(entry), "entry", {})["tuple"]).encode() + b"\n"
-
-
-def _read(path: str | PathLike[str] | None, state: Mapping[str, Any]) -> tuple[list[Entry], _Kept]:
-    """Read the beginning of a file that a state describes."""
-    if path is None:
-        raise wrong_value(
-            "state", "hold the entries, as this ledger has no `path`", "a part of a file"
-        )
-    for field in ("num_entries", "num_bytes"):
-        check_count(f"state[{field!r}]", state[field], at_least=0)
-    found = b""
-    if Path(path).exists():
-        with open(path, "rb") as file:
-            found = file.read(state["num_bytes"])
-    lines = found.splitlines(keepends=True)
-    kept = _Kept(path).followed_by(lines)
-    if [getattr(kept, field) for field in _MARK] != [state[field] for field in _MARK]:
-        got = f"{len(lines)} entries in {len(found)} bytes, or another digest"
-        raise wrong_value("path", f"hold the {state['num_entries']} entries that were saved", got)
-    return [Entry(*(unpacked(field, {}) for field in json.loads(line))) for line in lines], kept
-
-
-def _listed(state: Mapping[str, Any]) -> list[Entry]:
-    """Make the entries of a state that holds them all."""
-    if set(state) != set(Entry._fields):
-        fields = ", ".join(Entry._fields)
-        raise wrong_value("state", f"have the keys {fields}", ", ".join(map(repr, state)) or "none")
-    for field in Entry._fields:
-        if not isinstance(state[field], list):
-            raise wrong_type(f"state[{field!r}]", "be a list", kind(state[field]))
-    sizes = {field: len(values) for field, values in state.items()}
-    if len({*sizes.values()}) > 1:
-        raise wrong_value("state", "hold lists of equal length", sizes)
-    columns = (state[field] for field in Entry._fields)
-    entries = [Entry(*values) for values in zip(*columns, strict=True)]
-    for position, entry in enumerate(entries):
-        _check_entry(position, entry)
-    return entries
-
-
-def _check_direction(argument: str, direction: object) -> None:
-    if direction not in get_args(Direction):
-        raise wrong_value(argument, "be 'up' or 'down'", repr(direction))
-
-
-def _check_entry(position: int, entry: Entry) -> None:
-    """Require of an entry what :meth:`Ledger.record` makes sure of."""
-    for field in ("server_round", "num_bytes", "framed"):
-        check_count(f"state[{field!r}][{position}]", getattr(entry, field), at_least=0)
-    _check_direction(f"state['direction'][{position}]", entry.direction)
-    if not isinstance(entry.name, str):
-        raise wrong_type(f"state['name'][{position}]", "be a string", kind(entry.name))
-    _check_client(f"state['client'][{position}]", entry.client)
-
-
-def _check_client(argument: str, client: object) -> None:
-    try:
-        hash(client)
-    except TypeError as error:
-        raise wrong_type(argument, "be hashable", kind(client)) from error
-
-
-def _summary(label: object, entries: list[Entry]) -> tuple[object, ...]:
+def _summary(label: object, entries: list[LedgerEntry]) -> tuple[object, ...]:
     up, down = (
         [entry for entry in entries if entry.direction == direction]
         for direction in get_args(Direction)

@@ -1,4 +1,4 @@
-"""From modules to messages and back."""
+"""From a module to a message, and back."""
 
 from collections.abc import Iterable, Mapping
 
@@ -30,39 +30,41 @@ def collect(
     rows: Mapping[str, Real[Tensor, "..."]] | None = None,
     only: Iterable[str] | None = None,
 ) -> dict[str, Weighted]:
-    """Make a client's upload of a module's parameters.
+    """Copy a module's parameters into a payload: the message of a client.
 
-    All parameters travel by their names, trainable or not, as detached copies; buffers never do. What is private must be a module of its
-    own that is never collected: weight 0 is not privacy.
+    All parameters are sent under their names, trainable or not; buffers are never sent. Keep
+    private parameters in another module, which is not collected: weight 0 is not privacy.
 
-    The names are those of the module inside a ``DistributedDataParallel``, a ``DataParallel`` or a
-    compiled module, at whatever depth, so that they fit on every rank and without any wrapper.
+    Names are those of the module inside a ``DistributedDataParallel``, a ``DataParallel`` or a
+    compiled module, at any depth. So they fit on every rank, and without a wrapper.
 
     Args:
-        module: What the client trained.
-        weight: The evidence behind every parameter as a whole, usually ``num_examples``; finite and at least 0.
-        rows: Evidence for single rows instead, by parameter name: a tensor of numbers or counts whose shape is the leading
-            shape of that parameter.
-        only: Names or dotted prefixes; None takes every parameter.
+        module: Module that the client trained.
+        weight: Evidence behind every parameter, usually ``num_examples``; finite and at least 0.
+        rows: Evidence for single rows, by parameter name. It replaces `weight` for this name. Each
+            is a tensor of numbers whose shape is the leading shape of the parameter.
+        only: Names or dotted prefixes. If None, every parameter is sent.
 
     Returns:
-        From each name to its :class:`Weighted`, with float32 weights on the parameter's device.
+        A :class:`Weighted` by name: a detached copy of the parameter, and float32 weights on its
+        device.
 
     Raises:
-        TypeError: If an argument is of the wrong kind.
-        ValueError: If nothing matches, an entry of `only` or `rows` matches nothing, row weights
-            have the wrong shape, a weight is negative, not finite or out of the range of float32
-            (a positive one that would become 0 too), or a parameter holds NaN or infinity in a row
-            of positive weight.
+        ValueError: If nothing matches; an entry of `only` or `rows` matches nothing; a weight is
+            negative, not finite, or positive and outside the range of float32; row weights have
+            another shape; or a row of positive weight holds NaN or infinity.
 
     Example:
         >>> payload = collect(nn.Linear(3, 2), weight=40)
-        >>> {name: (tuple(upload.value.shape), upload.weight.item()) for name, upload in payload.items()}
-        {'weight': ((2, 3), 40.0), 'bias': ((2,), 40.0)}
+        >>> {name: tuple(entry.value.shape) for name, entry in payload.items()}
+        {'weight': (2, 3), 'bias': (2,)}
+        >>> payload["bias"].weight
+        tensor(40.)
     """
     check_number("weight", weight, at_least=0)
     whole = _float32("weight", torch.tensor(weight, dtype=torch.float64))
-    values, rows = snapshot(module, only=only), dict(rows or {})
+    values = snapshot(module, only=only)
+    rows = dict(rows or {})
     if unknown := sorted(rows.keys() - values.keys()):
         raise wrong_value("rows", f"name collected parameters {_some(values)}", _some(unknown))
     payload = {}
@@ -74,28 +76,28 @@ def collect(
 
 
 def _float32(argument: str, weight: object) -> Tensor:
-    """Cast weights, so that none of them becomes infinite, or 0 and with it an unknown row."""
+    """Cast weights; refuse one that would become infinite or 0."""
     if not isinstance(weight, Tensor) or weight.is_complex():
         raise wrong_type(argument, "be a tensor of real numbers", kind(weight))
     cast = weight.detach().float()
     lost = (cast == 0) & (weight != 0) | cast.isinf() & ~weight.isinf()
     if bool(lost.any()):
-        raise wrong_value(argument, "be 0 or in the range of float32", weight[lost][0].item())
+        raise wrong_value(argument, "be 0 or within the range of float32", weight[lost][0].item())
     return cast
 
 
 def snapshot(module: nn.Module, *, only: Iterable[str] | None = None) -> dict[str, Tensor]:
-    """Copy a module's parameters: the first broadcast, and what the server keeps.
+    """Copy a module's parameters into values: the first broadcast, and the state of a server.
 
     Args:
         module: Any module.
-        only: Names or dotted prefixes; None takes every parameter.
+        only: Names or dotted prefixes. If None, every parameter is copied.
 
     Returns:
-        Detached copies by name, trainable or not, without buffers. Names as in :func:`collect`.
+        Detached copies by name, trainable or not, without buffers. Names are as in
+        :func:`collect`.
 
     Raises:
-        TypeError: If `module` is not an ``nn.Module`` or `only` is a bare string.
         ValueError: If nothing matches, or an entry of `only` matches nothing.
 
     Example:
@@ -104,7 +106,8 @@ def snapshot(module: nn.Module, *, only: Iterable[str] | None = None) -> dict[st
     """
     if not isinstance(module, nn.Module):
         raise wrong_type("module", "be an nn.Module", kind(module))
-    parameters = {_inner(module, name): parameter for name, parameter in module.named_parameters()}
+    named = module.named_parameters()
+    parameters = {inner_name(module, name): parameter for name, parameter in named}
     chosen = list(parameters) if only is None else _matching(list(parameters), only)
     if not chosen:
         raise wrong_value("module", "have parameters", type(module).__name__)
@@ -113,23 +116,26 @@ def snapshot(module: nn.Module, *, only: Iterable[str] | None = None) -> dict[st
 
 @torch.no_grad()
 def load_values(module: nn.Module, message: Message) -> None:
-    """Write a message into a module, all of it or nothing.
+    """Write a message into a module, completely or not at all.
 
-    Names that the message lacks keep their values, and so do rows of weight 0. Buffers may be loaded.
+    Parameters that the message does not name keep their values, and so do rows of weight 0.
+    Buffers may be loaded, too.
 
     Args:
-        module: The module to write into; names are those that :func:`collect` gives.
-        message: Tensors or :class:`Weighted` by parameter or buffer name; values are cast to the dtype and device of what they overwrite.
+        module: Module to write into. Names are as in :func:`collect`.
+        message: Tensors or :class:`Weighted` by parameter or buffer name. Values are cast to the
+            dtype and device of their target.
 
     Raises:
-        TypeError: If an entry is neither, or its dtype cannot be cast (float into an integer buffer).
-        ValueError: If a name is unknown, a shape differs, a value is NaN or infinite (after the
-            cast), or two names of one tied parameter come with different values; nothing is written
+        TypeError: If a dtype cannot be cast, such as a float into an integer buffer.
+        ValueError: If a name is unknown, a shape differs, a value is NaN or infinite after the
+            cast, or two names of one tied parameter have different values. The module is unchanged
             then.
 
     Example:
         >>> model = nn.Linear(1, 2, bias=False)
-        >>> load_values(model, {"weight": Weighted(torch.tensor([[7.0], [9.0]]), torch.tensor([1.0, 1.0]))})
+        >>> entry = Weighted(torch.tensor([[7.0], [9.0]]), torch.tensor([1.0, 1.0]))
+        >>> load_values(model, {"weight": entry})
         >>> model.weight.flatten().tolist()
         [7.0, 9.0]
     """
@@ -141,7 +147,7 @@ def load_values(module: nn.Module, message: Message) -> None:
         *module.named_parameters(remove_duplicate=False),
         *module.named_buffers(remove_duplicate=False),
     )
-    targets = {_inner(module, name): target for name, target in named}
+    targets = {inner_name(module, name): target for name, target in named}
     if unknown := sorted(map(str, message.keys() - targets.keys())):
         raise wrong_value(
             "message", f"name parameters or buffers of `module` {_some(targets)}", _some(unknown)
@@ -153,18 +159,19 @@ def load_values(module: nn.Module, message: Message) -> None:
 
 
 def num_bytes(message: Message) -> int:
-    """Count what a message needs on the wire: weights in full, of values only the rows of weight above 0; no header.
+    """Count the bytes of a message, without a header.
+
+    Weights count in full; of values, only the rows of positive weight count.
 
     Args:
         message: Tensors or :class:`Weighted` by name.
 
     Returns:
-        Bytes, in the dtypes that the message has.
+        Number of bytes in the dtypes of the message.
 
     Raises:
-        TypeError: If `message` is not a mapping of these.
-        ValueError: If a weight has another shape than the rows of its value, is negative or not
-            finite.
+        ValueError: If a weight is negative or not finite, or its shape is not the leading shape of
+            its value.
 
     Example:
         Two of three rows are known: 2 x 4 float32 values and 3 float32 weights.
@@ -176,7 +183,7 @@ def num_bytes(message: Message) -> int:
 
 
 def bytes_by_name(message: Message) -> dict[str, int]:
-    """Count each entry of a message."""
+    """Count the bytes of each name of a message."""
     if not isinstance(message, Mapping):
         raise wrong_type("message", "map names to tensors or Weighted", kind(message))
     if strange := [name for name in message if not isinstance(name, str)]:
@@ -189,10 +196,8 @@ def _entry_bytes(name: str, entry: Tensor | Weighted) -> int:
         check_weights(f"message[{name!r}]", checked_layout(f"message[{name!r}]", entry))
         event = entry.value.shape[entry.weight.ndim :].numel()
         known = int((entry.weight > 0).sum())
-        return (
-            entry.weight.numel() * entry.weight.element_size()
-            + known * event * entry.value.element_size()
-        )
+        weight_bytes = entry.weight.numel() * entry.weight.element_size()
+        return weight_bytes + known * event * entry.value.element_size()
     if isinstance(entry, Tensor):
         return entry.numel() * entry.element_size()
     raise wrong_type(f"message[{name!r}]", "be a tensor or a Weighted", kind(entry))
@@ -218,9 +223,10 @@ def _new_value(name: str, target: Tensor, entry: Tensor | Weighted) -> Tensor:
     return torch.where(per_row(weight > 0, value), value, target)
 
 
-def _inner(module: nn.Module, name: str) -> str:
-    """Name a parameter or buffer as the module inside its wrappers does."""
-    kept, owner = list[str](), module
+def inner_name(module: nn.Module, name: str) -> str:
+    """Return the name of a parameter or buffer in the module inside its wrappers."""
+    kept: list[str] = []
+    owner = module
     for part in name.split("."):
         if not ((isinstance(owner, _WRAPPERS) and part == "module") or part == "_orig_mod"):
             kept.append(part)
@@ -229,34 +235,31 @@ def _inner(module: nn.Module, name: str) -> str:
 
 
 def _check_ties(targets: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> None:
-    """Require that names of one parameter get one value: otherwise the last of them would win."""
+    """Require one value for all names of a tied parameter."""
     first: dict[int, str] = {}
     for name, value in new.items():
         other = first.setdefault(id(targets[name]), name)
         if not torch.equal(value, new[other]):
-            rule = f"hold equal values for {other!r} and {name!r}, which are one parameter"
+            rule = f"have equal values for {other!r} and {name!r}, which are one parameter"
             raise wrong_value("message", rule, "two that differ")
 
 
 def _some(names: Iterable[str]) -> str:
-    """List a few names; a large model has hundreds."""
+    """List at most five names: a large model has hundreds."""
     names = sorted(names)
     return f"{names[:5]} and {len(names) - 5} more" if len(names) > 5 else f"{names}"
 
 
 def _matching(names: list[str], only: Iterable[str]) -> list[str]:
     if isinstance(only, str):
-        raise wrong_type("only", "be several names or prefixes, such as ['prompts']", repr(only))
+        raise wrong_type("only", "be a list of names or prefixes, such as ['prompts']", repr(only))
     entries = list(only)
     hits = {
         entry: {name for name in names if name == entry or name.startswith(f"{entry}.")}
         for entry in entries
     }
     if missed := [entry for entry in entries if not hits[entry]] or (not entries):
-        raise wrong_value(
-            "only",
-            f"each match a name or a dotted prefix of {_some(names)}",
-            missed if entries else "none",
-        )
+        rule = f"each match a name or a dotted prefix of {_some(names)}"
+        raise wrong_value("only", rule, missed if entries else "none")
     matched = set().union(*hits.values())
     return [name for name in names if name in matched]

@@ -1,4 +1,7 @@
-"""The text in front of a blob: written in one way only, so that what arrives can be compared with what must have been written."""
+"""The layout of a blob, and the one way to write its header.
+
+Because there is one way, a decoder can compare a header with the one that must have been written.
+"""
 
 import hashlib
 import json
@@ -8,12 +11,19 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedprompt._checks import check_count, checked_layout, kind, wrong_type, wrong_value
+from fedprompt._checks import (
+    check_count,
+    check_number,
+    checked_layout,
+    kind,
+    wrong_type,
+    wrong_value,
+)
 from fedprompt.interfaces import Message, Weighted
 
 FORMAT = "fedprompt-2"
-BLANK = "0" * 64  # where the digest will stand
-MAX_TEXT = 2**14  # of a header's own text: parsed JSON takes up to 50 times its length
+BLANK = "0" * 64  # in place of the digest, while the digest is computed
+MAX_TEXT = 2**14  # bytes of a header's own text: parsed JSON takes up to 50 times its length
 DTYPES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -30,13 +40,14 @@ _VALUE, _WEIGHT = ":value", ":weight"
 
 
 class Header(NamedTuple):
-    """What travels beside the tensors of a message.
+    """Round, sender, fingerprint and notes of a message.
 
     Attributes:
-        fingerprint: What the tensors were made for, part by part; from :func:`fingerprint`.
-        server_round: 0-based.
-        client_id: Of the sender; a claim, as everything that arrives.
-        meta: Anything else, as text.
+        fingerprint: Text by part, from :func:`fingerprint`: the backbone, the prompts and the
+            classes that the tensors belong to.
+        server_round: Round (0-based).
+        client_id: Id of the sender as text. It is the sender's claim.
+        meta: Further notes, text by name.
     """
 
     fingerprint: Mapping[str, str] = {}
@@ -46,18 +57,20 @@ class Header(NamedTuple):
 
 
 class Expected(NamedTuple):
-    """What a receiver knows of a blob before it arrives.
+    """Requirements of a receiver, stated before a blob is read.
 
     Attributes:
-        message: A message of the same form: names, shapes, dtypes, and where a :class:`Weighted` stands. Its numbers are never read; take
-            ``snapshot(model)`` for a broadcast and ``collect(model, weight=0)`` for an upload.
-        fingerprint: Parts that must be those of the sender; from :func:`fingerprint`. Parts that are not named here are not compared.
-        server_round: The round that the blob must belong to, so that what comes late is refused; None compares nothing.
-        client_id: The name under which it must come; None compares nothing.
-        max_abs: Largest magnitude of a value, above 0; a blob with a larger one is refused. It
-            bounds floating-point tensors and the values of :class:`Weighted` as they are sent: with
-            a codec, the numbers of the codec. Weights are counts of another scale; a server bounds
-            them by :func:`cap_weight`. If None, every finite number is accepted.
+        message: Message of the same form: names, shapes, dtypes, and which entries are
+            :class:`Weighted`. Its numbers are never read. Take ``snapshot(model)`` for a broadcast
+            and ``collect(model, weight=0)`` for a payload.
+        fingerprint: Parts that must equal those of the sender, from :func:`fingerprint`. Parts that
+            are absent here are not compared.
+        server_round: Round that the blob must belong to. If None, the round is not checked.
+        client_id: Id of the sender as text. If None, the sender is not checked.
+        max_abs: Largest magnitude of a value, above 0. A blob with a larger one is refused. The
+            bound holds for floating-point tensors and for the values of :class:`Weighted` as they
+            are sent; with a codec, for the numbers of the codec. Weights have a bound of their own,
+            :func:`cap_weight`. If None, every finite number is accepted.
     """
 
     message: Message
@@ -68,28 +81,29 @@ class Expected(NamedTuple):
 
 
 class Slot(NamedTuple):
-    """The place of one tensor in a blob. Of value rows, `shape` counts those that travel."""
+    """Form of one tensor in a blob. For value rows, `shape` counts the rows that are sent."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
 
     @property
     def num_bytes(self) -> int:
+        """Number of bytes of the tensor."""
         return torch.Size(self.shape).numel() * self.dtype.itemsize
 
 
 def value_key(name: str) -> str:
-    """Under which key the value rows of a :class:`Weighted` travel; a plain tensor travels under its name."""
+    """Return the key of the value rows of a :class:`Weighted`."""
     return name + _VALUE
 
 
 def weight_key(name: str) -> str:
-    """Under which key the weights travel."""
+    """Return the key of the weights of a :class:`Weighted`."""
     return name + _WEIGHT
 
 
 def slots(argument: str, message: Message) -> dict[str, Slot]:
-    """Lay out a message with every row in it, by the keys of the blob; a malformed one is refused by the name `argument`."""
+    """Lay out a message with all its rows, by the keys of the blob; errors name it `argument`."""
     if not isinstance(message, Mapping):
         raise wrong_type(argument, "map names to tensors or Weighted", kind(message))
     if not message:
@@ -106,16 +120,17 @@ def slots(argument: str, message: Message) -> dict[str, Slot]:
         else:
             raise wrong_type(f"{argument}[{name!r}]", "be a tensor or a Weighted", kind(entry))
     if foreign := sorted(key for key, slot in laid.items() if slot.dtype not in DTYPES):
-        raise wrong_type(
-            f"{argument}[{foreign[0]!r}]",
-            f"have a dtype of {', '.join(DTYPES.values())}",
-            laid[foreign[0]].dtype,
-        )
+        rule = f"have a dtype of {', '.join(DTYPES.values())}"
+        raise wrong_type(f"{argument}[{foreign[0]!r}]", rule, laid[foreign[0]].dtype)
     return laid
 
 
 def offsets(laid: Mapping[str, Slot]) -> dict[str, int]:
-    """Where each tensor starts behind the header: wide dtypes first, so that all are aligned, then by key."""
+    """Return the first byte of each tensor after the header, in the order of the blob.
+
+    Wide dtypes come first, so that all tensors are aligned. Tensors of equal width are sorted by
+    key.
+    """
     starts, start = {}, 0
     for key in sorted(laid, key=lambda key: (-laid[key].dtype.itemsize, key)):
         starts[key] = start
@@ -124,7 +139,7 @@ def offsets(laid: Mapping[str, Slot]) -> dict[str, int]:
 
 
 def header_text(header: Header, laid: Mapping[str, Slot], digest: str = BLANK) -> str:
-    """Write the one text that describes these tensors; safetensors' layout, padded to a multiple of 8 bytes."""
+    """Write the header: safetensors' JSON, padded with spaces to a multiple of 8 bytes."""
     entries: dict[str, Any] = {"__metadata__": _metadata(header, digest)}
     for key, start in offsets(laid).items():
         dtype, shape = laid[key]
@@ -140,11 +155,30 @@ def header_text(header: Header, laid: Mapping[str, Slot], digest: str = BLANK) -
 def digest_of(
     header: Header, laid: Mapping[str, Slot], tensors: Iterable[bytes | memoryview]
 ) -> str:
-    """Hash the header, its digest left blank, and what follows it."""
+    """Compute the SHA-256 of the header with a blank digest, followed by the tensors."""
     total = hashlib.sha256(header_text(header, laid).encode())
     for raw in tensors:
         total.update(raw)
     return total.hexdigest()
+
+
+def check_expected(expect: object, max_bytes: int) -> dict[str, Slot]:
+    """Check the requirements of a receiver, and lay out the message that it expects."""
+    if not isinstance(expect, Expected):
+        raise wrong_type("expect", "be Expected(message, ...)", kind(expect))
+    _check_texts("expect.fingerprint", expect.fingerprint)
+    if expect.server_round is not None:
+        check_count("expect.server_round", expect.server_round, at_least=0)
+    if not isinstance(expect.client_id, str | None):
+        raise wrong_type("expect.client_id", "be a string or None", kind(expect.client_id))
+    if expect.max_abs is not None:
+        check_number("expect.max_abs", expect.max_abs, above=0)
+    check_count("max_bytes", max_bytes)
+    expected = slots("expect.message", expect.message)
+    if (needed := sum(slot.num_bytes for slot in expected.values())) > max_bytes:
+        rule = f"be at least {needed}, the size of `expect.message`"
+        raise wrong_value("max_bytes", rule, max_bytes)
+    return expected
 
 
 def check_header(header: Header) -> None:
@@ -155,21 +189,13 @@ def check_header(header: Header) -> None:
     if header.server_round >= 10**18:
         raise wrong_value("header.server_round", "be below 10^18", header.server_round)
     for name in ("fingerprint", "meta"):
-        check_texts(f"header.{name}", getattr(header, name))
+        _check_texts(f"header.{name}", getattr(header, name))
     if not isinstance(header.client_id, str):
         raise wrong_type("header.client_id", "be a string", kind(header.client_id))
     text = json.dumps(_metadata(header, BLANK), ensure_ascii=False)
     _check_unicode("header", text)
     if len(text.encode()) > MAX_TEXT:
         raise wrong_value("header", f"be at most {MAX_TEXT} bytes long as text", len(text.encode()))
-
-
-def check_texts(argument: str, texts: object) -> None:
-    """Require a mapping of strings."""
-    if not isinstance(texts, Mapping) or not all(
-        isinstance(part, str) for pair in texts.items() for part in pair
-    ):
-        raise wrong_type(argument, "map strings to strings", kind(texts))
 
 
 def _metadata(header: Header, digest: str) -> dict[str, str]:
@@ -184,18 +210,22 @@ def _metadata(header: Header, digest: str) -> dict[str, str]:
     return dict(sorted(metadata.items()))
 
 
+def _check_texts(argument: str, texts: object) -> None:
+    if not isinstance(texts, Mapping) or not all(
+        isinstance(part, str) for pair in texts.items() for part in pair
+    ):
+        raise wrong_type(argument, "map strings to strings", kind(texts))
+
+
 def _check_name(argument: str, name: object) -> None:
     if not isinstance(name, str):
         raise wrong_type(argument, "have strings as names", kind(name))
     if name == "__metadata__" or name.endswith((_VALUE, _WEIGHT)):
-        raise wrong_value(
-            argument,
-            "have no name '__metadata__', nor one that ends in ':value' or ':weight'",
-            repr(name),
-        )
+        rule = "have no name '__metadata__', nor one that ends in ':value' or ':weight'"
+        raise wrong_value(argument, rule, repr(name))
     _check_unicode(argument, name)
 
 
 def _check_unicode(argument: str, text: str) -> None:
     if any("\ud800" <= character <= "\udfff" for character in text):
-        raise wrong_value(argument, "be text that UTF-8 can hold", repr(text)[:80])
+        raise wrong_value(argument, "be text that UTF-8 can represent", repr(text)[:80])

@@ -1,4 +1,4 @@
-"""Messages between the processes of a torch.distributed group: an engine without a server, and without anything to install."""
+"""Messages between the processes of a torch.distributed group, without a server."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,8 @@ from torch import Tensor
 
 from fedprompt._checks import check_count, kind, wrong_type, wrong_value
 from fedprompt.interfaces import Message, Weighted
-from fedprompt.wire.encode import decode_payload, encode_payload
+from fedprompt.wire.decode import decode_payload
+from fedprompt.wire.encode import encode_payload
 from fedprompt.wire.format import Expected, Header, check_header
 
 
@@ -20,44 +21,55 @@ def gather_messages(
     header: Header,
     group: "distributed.ProcessGroup | None" = None,
 ) -> list[dict[str, Tensor | Weighted] | None]:
-    """Hand every rank of a process group the messages of all ranks.
+    """Send a message from each rank of a process group to all ranks.
 
-    Every rank calls this at the same point of its loop, one that takes no part in the round too, with None. Messages travel as blobs of
-    :func:`encode_payload`, so those of different ranks may differ in names, shapes and dtypes, and nothing is unpickled. As all ranks get
-    the same bits, each can compute the server's step by itself.
+    Every rank calls this function at the same point of its loop. A rank without a message passes
+    None. Messages are sent as blobs of :func:`encode_payload`, so those of different ranks may
+    differ in names, shapes and dtypes, and nothing is unpickled. All ranks receive bitwise
+    identical messages, so each of them can compute the server's step.
 
-    Either every rank returns, or every rank raises: nobody goes on with a round that another rank refused. What cannot be agreed upon is a
-    process that is gone or never calls; the others then raise torch's ``RuntimeError``, at the latest after the timeout of the group.
+    Either every rank returns, or every rank raises an error. One case is beyond this rule: if a
+    process has died or never calls, the others raise torch's ``RuntimeError``, at the latest after
+    the timeout of the group.
 
     Args:
-        message: Tensors or :class:`Weighted` by name; None sends nothing.
-        expect: For each rank what it may send, its form and fingerprint, as for :func:`decode_payload`; None where it must send nothing.
-        max_bytes: At most so many bytes for one message; the smallest limit of any rank holds for all. Each rank takes memory for two
-            blobs of the length of the longest one per rank.
-        header: What travels beside `message`: the fingerprint that others expect, and `server_round`, on which all ranks must agree.
-        group: Of any backend that carries CPU tensors, such as gloo; None is the default group.
+        message: Tensors or :class:`Weighted` by name. If None, nothing is sent.
+        expect: Requirements for the message of each rank, as for :func:`decode_payload`. None for
+            the ranks that must send nothing.
+        max_bytes: Maximum size in bytes of one message; the smallest value of any rank holds for
+            all. Each rank allocates two blobs of the longest length for each rank.
+        header: Header of `message`. Its fingerprint is compared with the one in `expect`, and its
+            `server_round` must be the same on all ranks.
+        group: Process group of a backend that supports CPU tensors, such as gloo. If None, the
+            default group.
 
     Returns:
-        The messages in the order of ranks, the own one among them, each as :func:`decode_payload` reads it; None where nothing was sent.
+        The messages of all ranks in the order of ranks, as :func:`decode_payload` reads them. None
+        for the ranks that sent nothing.
 
     Raises:
-        TypeError: If an argument is of the wrong kind.
-        ValueError: If this process is in no such group, a message cannot be sent or is not what is expected (the text names its
-            rank), ranks disagree about the round, a blob is longer than `max_bytes`, or another rank raised.
-        RuntimeError: From torch, if a rank is gone or does not call.
+        ValueError: If this process is not in the group; a message cannot be sent or is not as
+            expected (the text names its rank); the ranks are in different rounds; a blob is longer
+            than `max_bytes`; or another rank raised an error.
+        RuntimeError: If a rank has died or does not call (from torch).
 
     Example:
-        A group of one; started by ``torchrun --nproc-per-node=2`` there are two, and ``init_process_group("gloo")`` is enough.
+        A group of one process. Under ``torchrun --nproc-per-node=2`` there are two, and
+        ``init_process_group("gloo")`` is enough.
 
-        >>> torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
-        >>> upload = collect(nn.Linear(2, 1, bias=False), weight=30)
-        >>> messages = gather_messages(upload, expect=[Expected(upload)], max_bytes=10_000, header=Header())
+        >>> store = torch.distributed.HashStore()
+        >>> torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+        >>> payload = collect(nn.Linear(2, 1, bias=False), weight=30)
+        >>> messages = gather_messages(
+        ...     payload, expect=[Expected(payload)], max_bytes=10_000, header=Header()
+        ... )
         >>> messages[0]["weight"].weight
         tensor(30.)
         >>> torch.distributed.destroy_process_group()
     """
     ranks = _num_ranks(group)
-    blob, claim, error = b"", [0, 0, 0], None
+    blob, claim = b"", [0, 0, 0]
+    error: Exception | None = None
     try:
         _check_expect(expect, ranks)
         check_count("max_bytes", max_bytes)
@@ -85,10 +97,10 @@ def _num_ranks(group: "distributed.ProcessGroup | None") -> int:
         raise wrong_value(
             "group",
             "be a process group of torch.distributed",
-            "none: call init_process_group first",
+            "none (call init_process_group first)",
         )
     if distributed.get_rank(group) < 0:
-        raise wrong_value("group", "hold this process", "a group without it")
+        raise wrong_value("group", "contain this process", "a group without it")
     return distributed.get_world_size(group)
 
 
@@ -98,16 +110,17 @@ def _check_expect(expect: object, ranks: int) -> None:
             "expect", "be a sequence with an Expected or None for each rank", kind(expect)
         )
     if len(expect) != ranks:
-        raise wrong_value("expect", f"hold one entry for each of {ranks} ranks", len(expect))
+        raise wrong_value("expect", f"have one item for each of {ranks} ranks", len(expect))
     for rank, form in enumerate(expect):
         if not (form is None or isinstance(form, Expected)):
-            raise wrong_type(
-                f"expect[{rank}]", "be Expected(message, fingerprint) or None", kind(form)
-            )
+            raise wrong_type(f"expect[{rank}]", "be Expected(message, ...) or None", kind(form))
 
 
 def _check_claims(claims: list[list[int]]) -> None:
-    """Refuse before memory is taken, from numbers that all ranks see alike: so all refuse, or none."""
+    """Refuse before memory is allocated.
+
+    All ranks see the same numbers, so either all of them refuse or none does.
+    """
     lengths, limits, rounds = zip(*claims, strict=True)
     if max(lengths) > min(limits):
         rank = lengths.index(max(lengths))
@@ -126,7 +139,7 @@ def _read(
     if not blob:
         return None
     if expect is None:
-        raise wrong_value(f"expect[{rank}]", f"be given where rank {rank} sends a message", None)
+        raise wrong_value(f"expect[{rank}]", f"be given because rank {rank} sends a message", None)
     try:
         return decode_payload(blob, expect=expect, max_bytes=max_bytes)[0]
     except ValueError as error:
@@ -136,7 +149,7 @@ def _read(
 def _agree(
     error: Exception | None, row: list[int], group: "distributed.ProcessGroup | None"
 ) -> list[list[int]]:
-    """Tell all ranks whether this one can go on, with a row of numbers; the rows of all of them, or an error on every rank."""
+    """Exchange a row of numbers, or raise on every rank if one of them has an error."""
     rows = [
         each.tolist()
         for each in _all_gather(
@@ -146,10 +159,9 @@ def _agree(
     if error is not None:
         raise error
     if failed := [rank for rank, (raised, *_) in enumerate(rows) if raised]:
-        raise wrong_value(
-            "message",
-            "be sent and accepted by every rank",
-            f"errors on ranks {failed}, which say why",
+        raise ValueError(
+            "`message` must be sent and accepted by every rank; "
+            f"the error messages of ranks {failed} give the reason."
         )
     return [numbers for _, *numbers in rows]
 

@@ -308,7 +308,7 @@ def test_a_payload_for_another_backbone_plan_or_class_set_is_refused_by_the_part
             (tiny_vit(),),
             {},
             TypeError,
-            r"`backbone` must be a trunk or a text tower that keeps its nn\.Module as `model`; got a Vision",
+            r"`backbone` must be a trunk or a text tower that keeps its nn\.Module as `model`, or",
         ),
         ((None,), {}, TypeError, r"`backbone` must be a trunk or a text tower.*; got None"),
         (

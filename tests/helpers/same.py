@@ -1,16 +1,21 @@
-"""Equality to the bit."""
+"""Exact equality."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+assert_identical = partial(torch.testing.assert_close, rtol=0, atol=0, equal_nan=True)
+"""Require equal numbers, dtypes and shapes, in nested messages too; NaN equals NaN."""
+
 
 def assert_same(actual: Any, expected: Any, *, ordered: bool = True, place: str = "") -> None:
-    """Require the same kinds, keys, dtypes, shapes and bits, however deep: -0 is not 0, and NaN is itself.
+    """Require equal types, keys, dtypes and shapes and bitwise identical numbers, at any depth.
 
-    Not `ordered` for messages and states, whose names have no order, and which may be any mapping.
+    So -0 differs from 0, and NaN equals NaN. If not `ordered`, mappings may have another type and
+    another order of keys, as messages and states may.
     """
     if isinstance(expected, Mapping) and not ordered:
         assert isinstance(actual, Mapping), place

@@ -1,4 +1,4 @@
-"""Messages between processes: every rank gets the same bits or every rank raises, and no server is needed to end with a loop's result."""
+"""Every rank receives bitwise identical messages, or every rank raises an error."""
 
 import pytest
 import torch
@@ -10,21 +10,22 @@ from federations import FEDERATIONS, Outcome, assert_same_bits, in_process
 from fedprompt.wire import Expected, Header, decode_payload, encode_payload, gather_messages
 
 LONGEST = len(encode_payload(gathered.messages()[1], header=gathered.ROUND_3))
-ELSEWHERE = "ValueError: `message` must be sent and accepted by every rank; got errors on ranks [{}], which say why."
+ELSEWHERE = (
+    "ValueError: `message` must be sent and accepted by every rank; "
+    "the error messages of ranks [{}] give the reason."
+)
 
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory):
-    """What each of two processes saw in every step."""
+    """Results of every step in each of two processes."""
     folder = tmp_path_factory.mktemp("ranks")
     two_processes.run(gathered.run_steps, folder)
-    return [
-        torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(2)
-    ]  # our own files
+    return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(2)]
 
 
 def arrived():
-    """What must arrive: written and read, with nothing in between."""
+    """Encode and decode the messages in this process."""
     pairs = zip(gathered.messages(), gathered.forms(), strict=True)
     return [
         decode_payload(
@@ -44,17 +45,17 @@ def arrived():
         ("nobody sends", []),
     ],
 )
-def test_every_rank_gets_all_messages_in_the_order_of_ranks(ranks, step, senders):
+def test_every_rank_receives_all_messages_in_the_order_of_ranks(ranks, step, senders):
     expected = [message if rank in senders else None for rank, message in enumerate(arrived())]
     for seen in ranks:
         assert_same_bits(seen[step], expected)
 
 
-def test_a_group_holds_its_own_ranks_alone(ranks):
+def test_a_group_contains_its_own_ranks_alone(ranks):
     for seen, message in zip(ranks, arrived(), strict=True):
         own, error = seen["in groups of one"]
         assert_same_bits(own, [message])
-        assert error == "`group` must hold this process; got a group without it."
+        assert error == "`group` must contain this process; got a group without it."
 
 
 @pytest.mark.parametrize(
@@ -73,7 +74,7 @@ def test_a_group_holds_its_own_ranks_alone(ranks):
         (
             "too few expected on rank 1",
             ELSEWHERE.format(1),
-            "ValueError: `expect` must hold one entry for each of 2 ranks; got 1",
+            "ValueError: `expect` must have one item for each of 2 ranks; got 1",
         ),
         (
             "no limit on rank 0",
@@ -87,7 +88,8 @@ def test_a_group_holds_its_own_ranks_alone(ranks):
         ),
         (
             "too long for rank 0",
-            f"ValueError: `message` must be a blob of at most 5000 bytes on every rank; got {LONGEST} on rank 1.",
+            "ValueError: `message` must be a blob of at most 5000 bytes on every rank; "
+            f"got {LONGEST} on rank 1.",
             "the same",
         ),
         (
@@ -107,17 +109,17 @@ def test_a_group_holds_its_own_ranks_alone(ranks):
         ),
         (
             "rank 0 expects nothing of rank 1",
-            "ValueError: `expect[1]` must be given where rank 1 sends a message; got None",
+            "ValueError: `expect[1]` must be given because rank 1 sends a message; got None",
             ELSEWHERE.format(0),
         ),
         (
             "rank 1 expects another form",
             ELSEWHERE.format(1),
-            "ValueError: rank 0: `blob` must hold nothing but what is expected; got [",
+            "ValueError: rank 0: `blob` must have no other tensors than expected; got also [",
         ),
     ],
 )
-def test_what_one_rank_refuses_is_an_error_on_every_rank(ranks, step, on_rank_0, on_rank_1):
+def test_an_error_on_one_rank_is_an_error_on_every_rank(ranks, step, on_rank_0, on_rank_1):
     errors = [f"{type(seen[step]).__name__}: {seen[step]}" for seen in ranks]
     assert errors[0].startswith(on_rank_0)
     if on_rank_1 == "the same":
@@ -126,8 +128,8 @@ def test_what_one_rank_refuses_is_an_error_on_every_rank(ranks, step, on_rank_0,
         assert errors[1].startswith(on_rank_1)
 
 
-def test_a_rank_that_never_calls_or_is_gone_is_an_error_of_torch(ranks):
-    """After the timeout of the group, here a second, or at once."""
+def test_a_rank_that_has_left_or_never_calls_causes_an_error_of_torch(ranks):
+    """It is raised after the timeout of the group, here a second, or at once."""
     for step in ("rank 1 never calls", "rank 1 is gone"):
         assert isinstance(ranks[0][step], RuntimeError)
 
@@ -142,7 +144,7 @@ def test_every_rank_computes_the_answers_of_a_plain_loop_without_a_server(ranks,
         assert_same_bits(seen[name], Outcome(expected.answers, expected.server, clients))
 
 
-# In one process, which may be a group of its own.
+# In a group of one process.
 
 
 @pytest.fixture
@@ -165,11 +167,11 @@ ONE = {"a": torch.ones(2)}
             r"`expect` must be a sequence with an Expected or None for each rank; got a Expected",
         ),
         ({"expect": 3}, TypeError, r"`expect` must be a sequence .*; got 3"),
-        ({"expect": []}, ValueError, r"`expect` must hold one entry for each of 1 ranks; got 0"),
+        ({"expect": []}, ValueError, r"`expect` must have one item for each of 1 ranks; got 0"),
         (
             {"expect": [ONE]},
             TypeError,
-            r"`expect\[0\]` must be Expected\(message, fingerprint\) or None; got {'a'",
+            r"`expect\[0\]` must be Expected\(message, \.\.\.\) or None; got {'a'",
         ),
         (
             {"expect": [Expected({})]},
@@ -207,9 +209,9 @@ def test_bad_arguments_are_refused_by_name_and_the_group_goes_on(
 
 
 @pytest.mark.bad_input
-def test_without_a_process_group_the_error_says_what_to_call():
+def test_the_error_without_a_process_group_names_the_function_to_call():
     with pytest.raises(
         ValueError,
-        match=r"`group` must be a process group of torch\.distributed; got none: call init_process_group",
+        match=r"`group` must be a process group of torch\.distributed; got none \(call init_",
     ):
         gather_messages(ONE, expect=[Expected(ONE)], max_bytes=1000, header=Header())

@@ -1,4 +1,4 @@
-"""A round's uploads: what is accepted is what honest clients sent, in the order of ids; of all else a reason is left."""
+"""Receiving keeps the first valid message of each client, and a reason for every other blob."""
 
 import tracemalloc
 from functools import partial
@@ -11,8 +11,7 @@ from blobs import flipped, overwritten
 from fedprompt import Weighted
 from fedprompt.codecs import top_k
 from fedprompt.wire import Expected, Header, decode_payload, encode_payload, receive
-
-assert_identical = partial(torch.testing.assert_close, rtol=0, atol=0, equal_nan=True)
+from same import assert_identical
 
 FORM = {"head": Weighted(torch.zeros(2, 3), torch.zeros(2)), "scale": torch.tensor(0.0)}
 EXPECT = Expected(FORM, {"backbone": "vit"}, server_round=4)
@@ -37,7 +36,7 @@ def damaged(client):
 taken = partial(receive, expect=EXPECT, max_bytes=2000)
 
 
-def test_every_order_of_arrival_gives_the_uploads_in_the_order_of_ids():
+def test_messages_are_in_the_order_of_ids_for_every_order_of_arrival():
     arrivals = [sent(10), sent(2), sent(0), damaged(7)]
     for order in permutations(arrivals):
         accepted, refused = taken(order)
@@ -50,40 +49,40 @@ def test_every_order_of_arrival_gives_the_uploads_in_the_order_of_ids():
             assert_identical(own["scale"], message(client)["scale"])
 
 
-def test_what_is_accepted_is_what_a_single_decoding_gives():
+def test_an_accepted_message_is_the_decoded_one():
     client, blob = sent(3)
     accepted, refused = taken([(client, blob)])
     assert_identical(accepted[3], decode_payload(blob, expect=EXPECT, max_bytes=2000)[0])
     assert refused == []
 
 
-def test_names_are_ordered_as_text():
+def test_ids_that_are_strings_are_ordered_as_text():
     accepted, _ = taken([sent(name, 1) for name in ("b", "a", "10", "9")])
     assert list(accepted) == ["10", "9", "a", "b"]
 
 
-def test_of_several_good_ones_the_first_counts_and_a_bad_one_before_it_does_not():
+def test_the_first_valid_blob_of_a_client_counts():
     accepted, refused = taken([damaged(1), sent(1, 5), sent(1, 6), damaged(1)])
     assert accepted[1]["scale"].item() == pytest.approx(5 / 3)
     assert [client for client, _ in refused] == [1, 1, 1]
     assert "SHA-256" in refused[0][1]
     assert [reason for _, reason in refused[1:]] == [
-        "`blob` must be the first good one of client 1; got another."
+        "Client 1 already sent a valid blob for this round; this one is ignored."
     ] * 2
 
 
 @pytest.mark.parametrize(
     ("arrival", "reason"),
     [
-        (sent(1, server_round=3), "have the server_round 4; got 3"),
-        (sent(1, server_round=5), "have the server_round 4; got 5"),
+        (sent(1, server_round=3), "be of round 4; got one of round 3"),
+        (sent(1, server_round=5), "be of round 4; got one of round 5"),
         (sent(1, claim="2"), "have the client_id '1'; got '2'"),
         (sent(1, claim=""), "have the client_id '1'; got ''"),
         (sent(1, claim="01"), "have the client_id '1'; got '01'"),
         (sent(1, parts={"backbone": "swin"}), "come from the same backbone"),
         (
             (1, encode_payload({"head": FORM["head"]}, header=Header(EXPECT.fingerprint, 4, "1"))),
-            "hold all that is expected",
+            "have all tensors that are expected",
         ),
         ((1, b""), "start with the length of its header"),
         ((1, sent(1)[1][:-1]), "hold 24 bytes of tensors; got 23"),
@@ -91,8 +90,7 @@ def test_of_several_good_ones_the_first_counts_and_a_bad_one_before_it_does_not(
         ((1, overwritten(sent(1)[1], 0, b"\0\0\xc0\x7f")), "hold finite numbers in 'head:value'"),
     ],
 )
-def test_whatever_is_wrong_costs_its_sender_and_nobody_else(arrival, reason):
-    """Least of all the client whose name was taken in vain."""
+def test_an_invalid_blob_is_dropped_and_the_other_clients_are_unaffected(arrival, reason):
     accepted, refused = taken([arrival, sent(2), sent(0)])
     assert list(accepted) == [0, 2]
     assert len(refused) == 1
@@ -101,15 +99,15 @@ def test_whatever_is_wrong_costs_its_sender_and_nobody_else(arrival, reason):
     assert list(taken([arrival, sent(1)])[0]) == [1]
 
 
-def test_a_name_is_the_channels_and_not_the_blobs():
-    """Client 1 hands in client 2's own blob: it is neither client 1's nor client 2's."""
+def test_the_id_of_the_channel_decides():
+    """Client 1 sends the blob of client 2, which counts for neither."""
     accepted, refused = taken([(1, sent(2)[1])])
     assert accepted == {}
     assert refused == [(1, "`blob` must have the client_id '1'; got '2'.")]
 
 
-def test_clients_that_send_different_things_are_each_held_to_their_own():
-    """Two widths; client 2 sends what client 1 would, and nobody else pays for it."""
+def test_each_client_can_have_a_form_of_its_own():
+    """Client 2 first sends a message of the form of client 1."""
     forms = {
         client: Expected({"head": torch.zeros(width)}, server_round=4)
         for client, width in ((1, 2), (2, 3), (3, 2))
@@ -134,25 +132,25 @@ def test_clients_that_send_different_things_are_each_held_to_their_own():
     assert "'head'" in refused[0][1]
 
 
-def test_whoever_was_not_asked_is_refused():
+def test_a_client_that_was_not_asked_is_refused():
     accepted, refused = taken([sent(2), sent(1)], expect={1: EXPECT})
     assert list(accepted) == [1]
-    assert refused == [(2, "`blob` must come from a client that was asked; got 2.")]
+    assert refused == [(2, "Client 2 was not asked in this round; its blob is ignored.")]
 
 
 @pytest.mark.parametrize(
     "thing", [None, bytearray(b"blob"), memoryview(b"blob"), "blob", 5, [b"blob"], torch.zeros(3)]
 )
-def test_what_is_not_bytes_is_the_refusal_of_its_client_alone(thing):
+def test_another_type_than_bytes_is_refused_for_its_client_alone(thing):
     accepted, refused = taken([sent(3), (2, thing), sent(1), sent(2)])
-    assert list(accepted) == [1, 2, 3]  # a good one may follow
+    assert list(accepted) == [1, 2, 3]  # a valid blob may follow
     assert refused == [(2, f"`blob` must be bytes; got a {type(thing).__name__}.")]
 
 
 @pytest.mark.parametrize("number", [1e300, -1e300, 5.5, -5.5])
 @pytest.mark.parametrize("place", ["head", "scale"])
-def test_a_number_beyond_the_bound_is_the_refusal_of_its_client_alone(number, place):
-    """Finite numbers of float64 of which a mean can overflow; 5 itself is within the bound, and a weight is of another scale."""
+def test_a_number_beyond_the_bound_is_refused_for_its_client_alone(number, place):
+    """The bound is inclusive, and it does not hold for weights."""
 
     def blob(client, value):
         numbers = {"head": 1.0, "scale": 1.0, place: value}
@@ -160,15 +158,18 @@ def test_a_number_beyond_the_bound_is_the_refusal_of_its_client_alone(number, pl
             torch.tensor([[5.0, numbers["head"]], [9.0, 9.0]], dtype=torch.float64),
             torch.tensor([4000.0, 0.0]).double(),
         )
-        upload = {
+        payload = {
             "head": head,
             "scale": torch.tensor(numbers["scale"], dtype=torch.float64),
             "steps": torch.tensor([100]),
         }
-        return client, encode_payload(upload, header=Header(client_id=str(client)))
+        return client, encode_payload(payload, header=Header(client_id=str(client)))
 
-    form = {"head": Weighted(torch.zeros(2, 2).double(), torch.zeros(2).double()), "scale": torch.tensor(0.0).double(),
-            "steps": torch.tensor([0])}  # fmt: skip
+    form = {
+        "head": Weighted(torch.zeros(2, 2).double(), torch.zeros(2).double()),
+        "scale": torch.tensor(0.0).double(),
+        "steps": torch.tensor([0]),
+    }
     arrivals = [blob(1, -5.0), blob(2, number), blob(3, 5.0)]
     accepted, refused = receive(arrivals, expect=Expected(form, max_abs=5), max_bytes=2000)
     assert list(accepted) == [1, 3]
@@ -181,7 +182,7 @@ def test_a_number_beyond_the_bound_is_the_refusal_of_its_client_alone(number, pl
     assert list(receive(arrivals, expect=Expected(form), max_bytes=2000)[0]) == [1, 2, 3]
 
 
-def test_the_bound_holds_for_no_integer_and_for_nothing_that_is_empty():
+def test_integers_and_empty_tensors_have_no_bound():
     message = {
         "codes": torch.tensor([-128, 127], dtype=torch.int8),
         "none": torch.zeros(0, 3),
@@ -199,8 +200,8 @@ def test_a_round_without_arrivals_is_empty():
     assert taken([]) == ({}, [])
 
 
-def test_restoring_belongs_to_reading():
-    """A codec finds what the form does not show; such an upload is refused, and a good one after it is the first."""
+def test_a_message_that_cannot_be_restored_is_refused():
+    """The codec finds an error that the form does not show. A valid blob may follow."""
     codec, like = top_k(fraction=0.5), {"head": Weighted(torch.zeros(4), torch.tensor(0.0))}
     short, _ = codec.encode(
         {"head": Weighted(torch.tensor([1.0, 4.0, 2.0, 3.0]), torch.tensor(5.0))}, codec.init(like)
@@ -212,13 +213,11 @@ def test_restoring_belongs_to_reading():
         arrivals, expect=expect, max_bytes=2000, restore=partial(codec.decode, like=like)
     )
     assert accepted[1]["head"].value.tolist() == [0.0, 4.0, 0.0, 3.0]
-    assert refused == [
-        (1, "`message['head/indices']` must rise, from 0 or more to below 4; got [3, 1].")
-    ]
+    assert refused == [(1, "`message['head/indices']` must increase within [0, 4); got [3, 1].")]
 
 
-def test_arrivals_are_taken_one_by_one_and_a_refused_one_is_not_kept():
-    """Forty of a megabyte each pass through the memory of a few."""
+def test_arrivals_are_read_one_by_one_and_refused_ones_are_not_kept():
+    """Forty blobs of a megabyte each need the memory of a few."""
     large = {"head": torch.zeros(2**18)}
     blob = encode_payload(large, header=Header(client_id="1"))
     arrivals = ((1, blob if place % 2 else flipped(blob, -place)) for place in range(1, 41))
@@ -232,7 +231,7 @@ def test_arrivals_are_taken_one_by_one_and_a_refused_one_is_not_kept():
     assert most < 6 * 2**20
 
 
-# Bad input: the receiver's own mistakes are no refusals.
+# Mistakes of the receiver are errors, not refusals.
 
 
 @pytest.mark.bad_input
@@ -248,17 +247,17 @@ def test_arrivals_are_taken_one_by_one_and_a_refused_one_is_not_kept():
         (
             {"expect": {1: EXPECT._replace(client_id="1")}},
             ValueError,
-            r"`expect\.client_id` must be None, as `arrivals` say who sends",
+            r"`expect\.client_id` must be None, because `arrivals` names the clients",
         ),
         (
             {"expect": EXPECT._replace(client_id="1")},
             ValueError,
-            r"`expect\.client_id` must be None, as `arrivals` say who sends; got '1'",
+            r"`expect\.client_id` must be None, because `arrivals` names the clients; got '1'",
         ),
         (
             {"expect": EXPECT._replace(client_id="")},
             ValueError,
-            r"`expect\.client_id` must be None, as `arrivals` say who sends; got ''",
+            r"`expect\.client_id` must be None, because `arrivals` names the clients; got ''",
         ),
         (
             {"expect": EXPECT._replace(max_abs=0)},
@@ -278,7 +277,7 @@ def test_arrivals_are_taken_one_by_one_and_a_refused_one_is_not_kept():
         (
             {"max_bytes": 20},
             ValueError,
-            r"`max_bytes` must leave room for the 36 bytes of `expect\.message`; got 20",
+            r"`max_bytes` must be at least 36, the size of `expect\.message`; got 20",
         ),
         (
             {"restore": "codec"},
@@ -287,7 +286,7 @@ def test_arrivals_are_taken_one_by_one_and_a_refused_one_is_not_kept():
         ),
     ],
 )
-def test_a_receiver_that_errs_is_told_before_anything_is_taken(options, error, reason):
+def test_bad_arguments_are_refused_before_anything_is_taken(options, error, reason):
     arrivals = iter([sent(1)])
     with pytest.raises(error, match=reason):
         taken(arrivals, **options)
@@ -300,22 +299,22 @@ def test_a_receiver_that_errs_is_told_before_anything_is_taken(options, error, r
     [
         (
             [(1.0, b"")],
-            r"`arrivals` must name clients by integers or strings, of one kind; got 1\.0 \(float\)",
+            r"`arrivals` must name clients by integers alone or by strings alone; got 1\.0 \(float\)",
         ),
         (
             [(True, b"")],
-            r"`arrivals` must name clients by integers or strings, of one kind; got True \(bool\)",
+            r"`arrivals` must name clients by integers alone or by strings alone; got True \(bool\)",
         ),
         (
             [sent(1), ("2", b"")],
-            r"`arrivals` must name clients by integers or strings, of one kind; got '2' \(str\)",
+            r"`arrivals` must name clients by integers alone or by strings alone; got '2' \(str\)",
         ),
         (
             [sent("1", 1), (2, b"")],
-            r"`arrivals` must name clients by integers or strings, of one kind; got 2 \(int\)",
+            r"`arrivals` must name clients by integers alone or by strings alone; got 2 \(int\)",
         ),
     ],
 )
-def test_what_is_no_client_is_an_error_of_the_caller(arrivals, reason):
+def test_other_types_of_ids_are_refused(arrivals, reason):
     with pytest.raises(TypeError, match=reason):
         taken(arrivals)

@@ -1,0 +1,127 @@
+"""Entries of a ledger, in its state and in its file."""
+
+import hashlib
+import json
+from collections.abc import Hashable, Iterable, Mapping
+from os import PathLike
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, get_args
+
+from fedprompt._checks import check_count, kind, wrong_type, wrong_value
+from fedprompt._trees import packed, unpacked
+
+Direction = Literal["up", "down"]
+
+
+class LedgerEntry(NamedTuple):
+    """Row of a :class:`Ledger`: one name of one message.
+
+    Attributes:
+        server_round: Round (0-based).
+        client: Id of the client.
+        direction: "up" from the client, or "down" to it.
+        name: Name of the tensor or :class:`Weighted`.
+        num_bytes: Number of bytes, as counted by :func:`num_bytes`.
+        framed: Length of the blob that carried the message. Only the first name of a message has
+            it, so that sums are right; it is 0 for the other names and without a blob.
+    """
+
+    server_round: int
+    client: Hashable
+    direction: Direction
+    name: str
+    num_bytes: int
+    framed: int = 0
+
+
+class Written(NamedTuple):
+    """Part of a file that has been written: its path, its length and a digest line by line."""
+
+    path: str | PathLike[str] | None = None
+    num_entries: int = 0
+    num_bytes: int = 0
+    sha256: str = ""
+
+    def followed_by(self, lines: Iterable[bytes]) -> "Written":
+        """Add lines to the part that has been written."""
+        path, count, length, digest = self
+        for line in lines:
+            digest = hashlib.sha256(digest.encode() + line).hexdigest()
+            count, length = count + 1, length + len(line)
+        return Written(path, count, length, digest)
+
+
+MARK = Written._fields[1:]
+
+
+def line_of(entry: LedgerEntry) -> bytes:
+    """Write an entry as one line of JSON."""
+    return json.dumps(packed(tuple(entry), "entry", {})["tuple"]).encode() + b"\n"
+
+
+def read_entries(
+    path: str | PathLike[str] | None, state: Mapping[str, Any]
+) -> tuple[list[LedgerEntry], Written]:
+    """Read the part of a file that a state describes."""
+    if path is None:
+        raise wrong_value("state", "contain the entries if `path` is None", "the state of a file")
+    for field in ("num_entries", "num_bytes"):
+        check_count(f"state[{field!r}]", state[field], at_least=0)
+    found = b""
+    if Path(path).exists():
+        with open(path, "rb") as file:
+            found = file.read(state["num_bytes"])
+    lines = found.splitlines(keepends=True)
+    written = Written(path).followed_by(lines)
+    if [getattr(written, field) for field in MARK] != [state[field] for field in MARK]:
+        got = f"{len(lines)} entries in {len(found)} bytes, or another digest"
+        raise wrong_value(
+            "path", f"contain the {state['num_entries']} entries that were saved", got
+        )
+    return [
+        LedgerEntry(*(unpacked(field, {}) for field in json.loads(line))) for line in lines
+    ], written
+
+
+def entries_of(state: Mapping[str, Any]) -> list[LedgerEntry]:
+    """Make the entries of a state without a file."""
+    if set(state) != set(LedgerEntry._fields):
+        fields = ", ".join(LedgerEntry._fields)
+        raise wrong_value("state", f"have the keys {fields}", ", ".join(map(str, state)) or "none")
+    for field in LedgerEntry._fields:
+        if not isinstance(state[field], list):
+            raise wrong_type(f"state[{field!r}]", "be a list", kind(state[field]))
+    sizes = {len(values) for values in state.values()}
+    if len(sizes) > 1:
+        raise wrong_value(
+            "state", "have lists of equal length", f"lengths from {min(sizes)} to {max(sizes)}"
+        )
+    columns = (state[field] for field in LedgerEntry._fields)
+    entries = [LedgerEntry(*values) for values in zip(*columns, strict=True)]
+    for position, entry in enumerate(entries):
+        _check_entry(position, entry)
+    return entries
+
+
+def check_direction(argument: str, direction: object) -> None:
+    """Require a direction."""
+    if direction not in get_args(Direction):
+        raise wrong_value(argument, "be 'up' or 'down'", repr(direction))
+
+
+def _check_entry(position: int, entry: LedgerEntry) -> None:
+    """Require an entry that :meth:`Ledger.record` could have made."""
+    for field in ("server_round", "num_bytes", "framed"):
+        check_count(f"state[{field!r}][{position}]", getattr(entry, field), at_least=0)
+    check_direction(f"state['direction'][{position}]", entry.direction)
+    if not isinstance(entry.name, str):
+        raise wrong_type(f"state['name'][{position}]", "be a string", kind(entry.name))
+    check_client(f"state['client'][{position}]", entry.client)
+
+
+def check_client(argument: str, client: object) -> None:
+    """Require a hashable id."""
+    try:
+        hash(client)
+    except TypeError as error:
+        raise wrong_type(argument, "be hashable", kind(client)) from error

@@ -1,0 +1,104 @@
+"""Trained prompts in a file that records the backbone and the class names they belong to."""
+
+from collections.abc import Sequence
+from os import PathLike, fspath
+
+import torch.nn as nn
+from torch import Tensor
+
+from fedprompt.backbones import fingerprint
+from fedprompt.interfaces import TextEncoder, Trunk
+from fedprompt.messages import load_values, num_bytes, snapshot
+from fedprompt.messages.payload import inner_name
+from fedprompt.wire import Expected, Header, open_payload, save_payload
+
+__all__ = ["load_prompts", "save_prompts"]
+
+
+def save_prompts(
+    module: nn.Module,
+    path: str | PathLike[str],
+    *,
+    trunk: Trunk | TextEncoder,
+    class_names: Sequence[str] = (),
+) -> None:
+    """Save a trained module and the fingerprint of the backbone that it belongs to.
+
+    Parameters and persistent buffers are saved; the backbone is not. The file is in the safetensors
+    format. Hashing reads every weight of the backbone once.
+
+    Args:
+        module: Prompts, or prompts with a head, such as an ``nn.ModuleDict``. Its numbers are
+            finite.
+        path: Path of the file. An existing file is replaced.
+        trunk: Trunk or text tower that the module was trained with; see :func:`fingerprint` for
+            trunks of your own.
+        class_names: Class names in the order of labels. If empty, no class names are recorded.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> from timm.models.vision_transformer import VisionTransformer
+        >>> def make_trunk():
+        ...     size = {"img_size": 16, "patch_size": 4, "embed_dim": 8, "depth": 2, "num_heads": 2}
+        ...     return vit_trunk(VisionTransformer(num_classes=0, **size))
+        >>> trunk, other_trunk = make_trunk(), make_trunk()
+        >>> trained, prompts = DeepPrompts(3, 8, 2), DeepPrompts(3, 8, 2)
+        >>> with TemporaryDirectory() as folder:
+        ...     path = f"{folder}/prompts.safetensors"
+        ...     save_prompts(trained, path, trunk=trunk)
+        ...     load_prompts(prompts, path, trunk=trunk)
+        ...     try:
+        ...         load_prompts(prompts, path, trunk=other_trunk)
+        ...     except ValueError as error:
+        ...         print(str(error)[str(error).index("must") :][:36])
+        must come from the same weights, {'w
+        >>> torch.equal(prompts.tokens, trained.tokens)
+        True
+    """
+    header = Header(fingerprint(trunk, class_names=class_names))
+    save_payload(_values(module), path, header=header)
+
+
+def load_prompts(
+    module: nn.Module,
+    path: str | PathLike[str],
+    *,
+    trunk: Trunk | TextEncoder,
+    class_names: Sequence[str] = (),
+) -> None:
+    """Load a file of :func:`save_prompts` into a module of the same form.
+
+    Loading runs no code from the file. The module is unchanged if the file is refused.
+
+    Args:
+        module: Module with the names, shapes and dtypes of the saved one.
+        path: Path of the file.
+        trunk: Trunk or text tower that the module will be used with. Its fingerprint must be the
+            recorded one.
+        class_names: Class names in the order of labels; they must be the recorded ones. If empty,
+            they are not compared.
+
+    Raises:
+        ValueError: If the file is damaged, or belongs to another backbone, to other class names or
+            to a module of another form. The text names the part that differs.
+
+    Example:
+        See :func:`save_prompts`.
+    """
+    form = _values(module)
+    expect = Expected(form, fingerprint(trunk, class_names=class_names))
+    try:
+        values, _ = open_payload(path, expect=expect, max_bytes=2**30 + num_bytes(form))
+    except ValueError as error:
+        raise ValueError(f"{fspath(path)!r} does not fit `module`: {error}") from error
+    load_values(module, values)
+
+
+def _values(module: nn.Module) -> dict[str, Tensor]:
+    """Copy parameters and persistent buffers, under the names that :func:`load_values` takes."""
+    values = snapshot(module)
+    persistent = module.state_dict(keep_vars=True)
+    for name, buffer in module.named_buffers():
+        if name in persistent:
+            values[inner_name(module, name)] = buffer.detach().clone()
+    return values

@@ -1,0 +1,451 @@
+"""The ledger counts bytes, and continues from its state and its file."""
+
+import csv
+import os
+import tracemalloc
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+
+from fedprompt import (
+    Ledger,
+    Weighted,
+    load_checkpoint,
+    num_bytes,
+    save_checkpoint,
+)
+
+
+@pytest.fixture
+def ledger():
+    ledger = Ledger()
+    down = {"prompts": torch.zeros(10), "head": torch.zeros(5)}  # 40 and 20 bytes
+    for server_round, clients in enumerate([["b", 'a, "c"'], ["b"]]):
+        for client in clients:
+            ledger.record(down, direction="down", client=client, server_round=server_round)
+            up = {"prompts": Weighted(torch.zeros(10), torch.tensor(1.0))}  # 44 bytes
+            ledger.record(up, direction="up", client=client, server_round=server_round)
+    return ledger
+
+
+ENTRIES = [
+    (0, "b", "down", "prompts", 40, 0),
+    (0, "b", "down", "head", 20, 0),
+    (0, "b", "up", "prompts", 44, 0),
+    (0, 'a, "c"', "down", "prompts", 40, 0),
+    (0, 'a, "c"', "down", "head", 20, 0),
+    (0, 'a, "c"', "up", "prompts", 44, 0),
+    (1, "b", "down", "prompts", 40, 0),
+    (1, "b", "down", "head", 20, 0),
+    (1, "b", "up", "prompts", 44, 0),
+]
+
+
+def test_ledger_keeps_one_entry_for_each_name(ledger):
+    assert ledger.entries == ENTRIES
+    assert ledger.entries[0].num_bytes == 40
+
+
+@pytest.mark.parametrize(
+    ("which", "expected"),
+    [
+        ({}, 3 * 104),
+        ({"direction": "up"}, 3 * 44),
+        ({"direction": "down", "client": "b"}, 2 * 60),
+        ({"server_round": 0}, 2 * 104),  # round 0 is a round, not "any"
+        ({"server_round": 1, "name": "head"}, 20),
+        ({"name": "prompts", "client": 'a, "c"'}, 84),
+        ({"client": "nobody"}, 0),
+    ],
+)
+def test_totals_are_sums_over_the_matching_entries(ledger, which, expected):
+    assert ledger.total(**which) == expected
+
+
+def test_the_table_is_the_one_written_by_hand(ledger):
+    assert ledger.table() == "\n".join(
+        [
+            "client  rounds  bytes up  bytes down",
+            "b            2        88         120",
+            'a, "c"       1        44          60',
+            "all          2       132         180",
+        ]
+    )
+    assert (
+        Ledger().table()
+        == "client  rounds  bytes up  bytes down\nall          0         0           0"
+    )
+
+
+def test_a_csv_file_contains_the_entries(ledger, tmp_path):
+    path = tmp_path / "bytes.csv"
+    path.write_text("old")
+    ledger.to_csv(path)
+    with open(path, newline="", encoding="utf-8") as file:
+        header, *rows = csv.reader(file)
+    assert header == ["server_round", "client", "direction", "name", "num_bytes", "framed"]
+    assert [
+        (int(row[0]), row[1], row[2], row[3], int(row[4]), int(row[5])) for row in rows
+    ] == ENTRIES
+
+
+def test_the_length_of_a_blob_is_counted_once_for_each_message(ledger):
+    message = {"prompts": torch.zeros(10), "head": torch.zeros(5)}
+    ledger.record(message, direction="up", client="b", server_round=2, framed=200)
+    ledger.record({"head": torch.zeros(5)}, direction="down", client="b", server_round=2, framed=90)
+    Ledger().record(
+        {"head": torch.zeros(5)}, direction="up", client=0, server_round=0, framed=20
+    )  # the shortest blob that is possible
+    assert [(entry.num_bytes, entry.framed) for entry in ledger.entries[len(ENTRIES) :]] == [
+        (40, 200),
+        (20, 0),
+        (20, 90),
+    ]
+    assert ledger.total(framed=True) == 290
+    assert ledger.total(direction="up", client="b", server_round=2, framed=True) == 200
+    assert ledger.total(direction="up") == 3 * 44 + 60
+    assert ledger.table() == "\n".join(
+        [
+            "client  rounds  bytes up  bytes down  framed up  framed down",
+            "b            3       148         140        200           90",
+            'a, "c"       1        44          60          0            0',
+            "all          3       192         200        200           90",
+        ]
+    )
+
+
+def test_the_state_of_a_ledger_is_the_one_written_by_hand():
+    ledger = Ledger()
+    ledger.record(
+        {"a": torch.zeros(3), "b": torch.zeros(2)},
+        direction="up",
+        client=("site", 7),
+        server_round=4,
+        framed=50,
+    )
+    assert ledger.state_dict() == STATE
+    assert list(Ledger().state_dict().values()) == [[]] * 6
+    again = Ledger()
+    again.load_state_dict(dict(reversed(STATE.items())))
+    assert again.entries == ledger.entries
+
+
+STATE = {
+    "server_round": [4, 4],
+    "client": [("site", 7), ("site", 7)],
+    "direction": ["up", "up"],
+    "name": ["a", "b"],
+    "num_bytes": [12, 8],
+    "framed": [50, 0],
+}
+
+
+def test_a_restored_ledger_continues_as_the_saved_one(ledger, tmp_path):
+    ledger.record(
+        {"head": torch.zeros(5)}, direction="up", client=("site", 7), server_round=2, framed=90
+    )
+    save_checkpoint(ledger.state_dict(), tmp_path)
+    again = Ledger()
+    again.record(
+        {"other": torch.zeros(1)}, direction="up", client="other", server_round=9
+    )  # is replaced by the loaded state
+    again.load_state_dict(load_checkpoint(tmp_path))
+    assert again.entries == ledger.entries
+    assert again.table() == ledger.table()
+    for each in (again, ledger):
+        each.record({"head": torch.zeros(5)}, direction="down", client="b", server_round=3)
+    assert again.entries == ledger.entries
+    assert again.total(client=("site", 7), framed=True) == 90
+
+
+def test_a_ledger_shares_no_list_with_its_state(ledger):
+    state = ledger.state_dict()
+    again = Ledger()
+    again.load_state_dict(state)
+    state["num_bytes"][0] = 10**6
+    state["name"].clear()
+    assert again.entries == ledger.entries == ENTRIES
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("message", "options", "error", "match"),
+    [
+        (
+            {"a": torch.zeros(1), "b": [1.0]},
+            {},
+            TypeError,
+            r"`message\['b'\]` must be a tensor or a Weighted; got \[1\.0\] \(list\)",
+        ),
+        (
+            [torch.zeros(1)],
+            {},
+            TypeError,
+            r"`message` must map names to tensors or Weighted; got \[tensor",
+        ),
+        (
+            {},
+            {"direction": "sideways"},
+            ValueError,
+            r"`direction` must be 'up' or 'down'; got 'sideways'",
+        ),
+        ({}, {"server_round": -1}, ValueError, r"`server_round` must be at least 0; got -1"),
+        (
+            {},
+            {"server_round": 0.5},
+            TypeError,
+            r"`server_round` must be an integer; got 0\.5 \(float\)",
+        ),
+        (
+            {"a": torch.zeros(3)},
+            {"framed": 11},
+            ValueError,
+            r"`framed` must be the length of a blob with the 12 bytes .*; got 11",
+        ),
+        (
+            {},
+            {"framed": 11},
+            ValueError,
+            r"`framed` must be the length of a blob with the 0 bytes .*; got 11",
+        ),
+        ({}, {"framed": -1}, ValueError, r"`framed` must be at least 0; got -1"),
+    ],
+)
+def test_a_refused_message_leaves_the_ledger_unchanged(ledger, message, options, error, match):
+    with pytest.raises(error, match=match):
+        ledger.record(message, **{"direction": "up", "client": 0, "server_round": 0, **options})
+    assert ledger.entries == ENTRIES
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("state", "error", "match"),
+    [
+        ([], TypeError, r"`state` must be a state of `state_dict`; got \[\] \(list\)"),
+        (
+            {},
+            ValueError,
+            r"`state` must have the keys server_round, client, direction, .*; got none",
+        ),
+        ({"server_round": []}, ValueError, r"`state` must have the keys .*; got server_round\."),
+        (STATE | {"more": [1, 2]}, ValueError, r"`state` must have the keys .*; got .*more\."),
+        (STATE | {"name": "ab"}, TypeError, r"`state\['name'\]` must be a list; got 'ab' \(str\)"),
+        (
+            STATE | {"num_bytes": None},
+            TypeError,
+            r"`state\['num_bytes'\]` must be a list; got None",
+        ),
+        (
+            STATE | {"framed": [50]},
+            ValueError,
+            r"`state` must have lists of equal length; got lengths from 1 to 2",
+        ),
+        (
+            STATE | {"server_round": [4, -1]},
+            ValueError,
+            r"`state\['server_round'\]\[1\]` must be at least 0; got -1",
+        ),
+        (
+            STATE | {"server_round": [True, 4]},
+            TypeError,
+            r"`state\['server_round'\]\[0\]` must be an integer; got True",
+        ),
+        (
+            STATE | {"num_bytes": [12, 8.0]},
+            TypeError,
+            r"`state\['num_bytes'\]\[1\]` must be an integer; got 8\.0",
+        ),
+        (
+            STATE | {"framed": [50, -2]},
+            ValueError,
+            r"`state\['framed'\]\[1\]` must be at least 0; got -2",
+        ),
+        (
+            STATE | {"direction": ["up", "sideways"]},
+            ValueError,
+            r"`state\['direction'\]\[1\]` must be 'up' or 'down'; got 'sideways'",
+        ),
+        (
+            STATE | {"name": ["a", 7]},
+            TypeError,
+            r"`state\['name'\]\[1\]` must be a string; got 7 \(int\)",
+        ),
+        (
+            STATE | {"client": [0, (1, [2])]},
+            TypeError,
+            r"`state\['client'\]\[1\]` must be hashable; got \(1, \[2\]\) \(tuple\)",
+        ),
+    ],
+)
+def test_a_refused_state_leaves_the_ledger_unchanged(ledger, state, error, match):
+    with pytest.raises(error, match=match):
+        ledger.load_state_dict(state)
+    assert ledger.entries == ENTRIES
+
+
+@pytest.mark.bad_input
+def test_the_length_of_a_blob_has_no_total_for_one_name(ledger):
+    with pytest.raises(ValueError, match=r"`name` must be None if `framed` is true; got 'head'"):
+        ledger.total(name="head", framed=True)
+
+
+def rounds_of(path, count):
+    ledger = Ledger(path)
+    for server_round in range(count):
+        for client in ("b", ("site", 7)):
+            ledger.record(
+                {"head": torch.zeros(5), "keys": torch.zeros(2)},
+                direction="up",
+                client=client,
+                server_round=server_round,
+            )
+        yield ledger
+
+
+def test_a_save_of_a_ledger_with_a_file_costs_the_same_in_every_round(tmp_path):
+    """Bytes and memory of the 10th save and of the 1500th."""
+    costs, grown, path = {}, 0, tmp_path / "ledger.jsonl"
+    for number, ledger in enumerate(rounds_of(path, 1500), 1):
+        if number in (9, 1499):
+            save_checkpoint(ledger.state_dict(), tmp_path)
+            grown = path.stat().st_size
+        if number in (10, 1500):
+            tracemalloc.start()
+            try:
+                save_checkpoint(ledger.state_dict(), tmp_path)
+                memory = tracemalloc.get_traced_memory()[1]
+            finally:
+                tracemalloc.stop()
+            costs[number] = (
+                path.stat().st_size - grown,
+                (tmp_path / "state.json").stat().st_size,
+                memory,
+            )
+    (appended, state, memory), (late_appended, late_state, late_memory) = costs[10], costs[1500]
+    assert 0 < late_appended <= appended + 4 * 3  # a round number has up to three more digits
+    assert late_state <= state + 8  # and so do the counts
+    assert late_memory < 1.5 * memory
+    again = Ledger(path)
+    again.load_state_dict(load_checkpoint(tmp_path))
+    assert again.entries == ledger.entries
+    assert len(again.entries) == 1500 * 4
+
+
+def test_a_ledger_with_a_file_continues_from_any_checkpoint(tmp_path):
+    """The process is killed after a part of a line was appended, before the next checkpoint."""
+    whole = list(rounds_of(tmp_path / "whole.jsonl", 6))[-1]
+    expected = whole.state_dict()
+    for stop in range(6):
+        path, saved = tmp_path / f"{stop}.jsonl", Ledger(tmp_path / f"{stop}.jsonl").state_dict()
+        for number, ledger in enumerate(rounds_of(path, 5)):
+            if number < stop:
+                saved = ledger.state_dict()
+        ledger.state_dict()
+        with path.open("ab") as file:
+            file.write(b'[9, "b", "up')
+        again = Ledger(path)
+        again.load_state_dict(saved)
+        assert again.entries == whole.entries[: 4 * stop]
+        for entry in whole.entries[4 * stop :]:
+            again.record(
+                {entry.name: torch.zeros(entry.num_bytes // 4)},
+                direction="up",
+                client=entry.client,
+                server_round=entry.server_round,
+            )
+        assert again.state_dict() == expected
+        assert path.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
+
+
+def test_a_changed_file_is_refused_and_the_ledger_is_unchanged(tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    saved, good = list(rounds_of(path, 2))[-1].state_dict(), path.read_bytes()
+    ledger = Ledger(path)
+    ledger.load_state_dict(saved)
+    before = list(ledger.entries)
+    for content in (b"", good[:-1], good.replace(b"20", b"21", 1), b"\n" + good[:-1]):
+        path.write_bytes(content)
+        with pytest.raises(
+            ValueError, match="`path` must contain the 8 entries that were saved; got "
+        ):
+            ledger.load_state_dict(saved)
+    path.unlink()
+    with pytest.raises(
+        ValueError,
+        match="`path` must contain the 8 entries that were saved; got 0 entries in 0 bytes",
+    ):
+        ledger.load_state_dict(saved)
+    with pytest.raises(ValueError, match=r"`state\['num_bytes'\]` must be at least 0; got -1"):
+        ledger.load_state_dict(saved | {"num_bytes": -1})
+    with pytest.raises(
+        ValueError,
+        match="`state` must contain the entries if `path` is None; got the state of a file",
+    ):
+        Ledger().load_state_dict(saved)
+    assert ledger.entries == before
+    path.write_bytes(good)
+    ledger.load_state_dict(saved)
+    ledger.load_state_dict(STATE)  # without a file: the whole file is written again
+    ledger.state_dict()
+    assert path.read_bytes().count(b"\n") == len(STATE["name"])
+
+
+def test_a_failed_append_is_repaired_by_the_next(tmp_path, monkeypatch):
+    path = tmp_path / "ledger.jsonl"
+    expected = list(rounds_of(path, 2))[-1].state_dict()
+    good = path.read_bytes()
+    first, second = rounds_of(path, 2), None
+    next(first).state_dict()
+    second = next(first)
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            os, "fsync", lambda _: (_ for _ in ()).throw(OSError("No space left on device"))
+        )
+        with pytest.raises(OSError, match="No space"):
+            second.state_dict()
+    assert second.state_dict() == expected
+    assert path.read_bytes() == good
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("entry", "error", "match"),
+    [
+        (
+            Weighted(torch.zeros(3, 4), torch.ones(4)),
+            ValueError,
+            r"leading shape of `value` \(3, 4\); got \(4,\)",
+        ),
+        (
+            Weighted(torch.zeros(3), torch.tensor([1.0, -1.0, 0.0])),
+            ValueError,
+            r"finite and at least 0; got -1\.0",
+        ),
+        (
+            Weighted(torch.zeros(3), torch.tensor([1.0, torch.nan, 0.0])),
+            ValueError,
+            r"finite and at least 0; got nan",
+        ),
+        (
+            Weighted(torch.zeros(3), torch.ones(3, dtype=torch.int64)),
+            TypeError,
+            r"a floating-point tensor; got a int64 tensor",
+        ),
+        (
+            Weighted(np.zeros(3), torch.ones(3)),
+            TypeError,
+            r"`message\['a'\]\.value` must be a floating-point tensor",
+        ),
+    ],
+)
+def test_a_message_is_checked_before_it_is_counted(ledger, entry, error, match):
+    for count in (num_bytes, partial(ledger.record, direction="up", client=0, server_round=0)):
+        with pytest.raises(error, match=match):
+            count({"a": entry})
+        with pytest.raises(TypeError, match=r"`message` must have strings as names; got 3 \(int\)"):
+            count({3: torch.zeros(2)})
+    with pytest.raises(TypeError, match=r"`client` must be hashable; got \[1\] \(list\)"):
+        ledger.record({"a": torch.zeros(2)}, direction="up", client=[1], server_round=0)
+    assert ledger.entries == ENTRIES

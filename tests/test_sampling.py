@@ -1,0 +1,236 @@
+"""Cohorts are uniform, and random streams depend on their arguments alone."""
+
+import hashlib
+import os
+import random
+import subprocess
+import sys
+from itertools import combinations, product
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import binom, chi2
+
+from fedprompt import (
+    cohort,
+    stream_generator,
+)
+
+
+@pytest.mark.parametrize(("size", "drawn"), [(0, 1), (1, 1), (3, 3), (10, 10)])
+def test_a_cohort_is_ordered_without_replacement_and_never_empty(size, drawn, generator):
+    clients = [f"client {number}" for number in range(10)]
+    for _ in range(20):
+        chosen = cohort(clients, size=size, generator=generator)
+        assert len(chosen) == len(set(chosen)) == drawn
+        assert chosen == sorted(chosen, key=clients.index)
+
+
+def test_every_client_and_every_pair_is_drawn_equally_often(generator):
+    num_clients, size, rounds = 8, 3, 4000
+    singles, pairs = np.zeros(num_clients), dict.fromkeys(combinations(range(num_clients), 2), 0)
+    for _ in range(rounds):
+        chosen = cohort(range(num_clients), size=size, generator=generator)
+        singles[chosen] += 1
+        for pair in combinations(chosen, 2):
+            pairs[pair] += 1
+    # Counts of draws without replacement have variance N p (1 - p) and correlation -1 / (n - 1).
+    # So this sum is chi-square distributed with n - 1 degrees of freedom.
+    share = size / num_clients
+    statistic = (
+        (num_clients - 1)
+        / num_clients
+        * ((singles - rounds * share) ** 2 / (rounds * share * (1 - share))).sum()
+    )
+    assert statistic < chi2.ppf(1 - 1e-4, num_clients - 1)
+    # The count of each of 28 pairs is binomial.
+    share = size * (size - 1) / (num_clients * (num_clients - 1))
+    assert min(pairs.values()) > binom.ppf(1e-4 / 28, rounds, share)
+    assert max(pairs.values()) < binom.ppf(1 - 1e-4 / 28, rounds, share)
+
+
+def test_a_cohort_follows_its_generator_only():
+    def draw(seed):
+        return cohort(range(50), size=10, generator=torch.Generator().manual_seed(seed))
+
+    assert draw(1) == draw(1)
+    assert draw(1) != draw(2)
+
+
+def numbers(generator):
+    return tuple(torch.randint(2**62, (3,), generator=generator).tolist())
+
+
+@pytest.mark.parametrize(
+    ("seed", "first", "second"),
+    [(0, (198, 622), (74, 734)), (0, (125, 100), (26, 840)), (1, (19, 74), (90, 404))],
+)
+def test_streams_that_collide_under_manual_seed_differ(seed, first, second):
+    # `manual_seed` keeps 32 bits, and gives each of these pairs of (round, client) one stream.
+    one, other = (
+        stream_generator(seed, server_round=server_round, client=client)
+        for server_round, client in (first, second)
+    )
+    assert numbers(one) != numbers(other)
+    assert not torch.equal(one.get_state(), other.get_state())
+
+
+def test_streams_differ_between_arguments_and_repeat_for_equal_ones():
+    ids = (0, 1, 2, 9, 2**32, 2**40, 2**64 - 1, 2 + 5 * 2**32)
+    calls = [
+        (seed, server_round, client, purpose)
+        for seed, server_round, client, purpose in product(
+            (0, 7, 2**128 - 1), ids, (None, *ids), ("", "a", "b")
+        )
+    ]
+
+    def draw(call):
+        seed, server_round, client, purpose = call
+        return numbers(
+            stream_generator(seed, server_round=server_round, client=client, purpose=purpose)
+        )
+
+    first = {call: draw(call) for call in calls}
+    assert len(set(first.values())) == len(calls)
+    assert {call: draw(call) for call in reversed(calls)} == first  # independent of earlier draws
+
+
+def test_a_long_id_and_two_short_ids_give_different_streams():
+    # SeedSequence splits numbers into words of 32 bits: the two spawn keys are one to it.
+    sequences = [
+        np.random.SeedSequence(0, spawn_key=key) for key in ((1, 2 + 5 * 2**32), (1, 2, 5))
+    ]
+    assert (sequences[0].generate_state(4) == sequences[1].generate_state(4)).all()
+    assert numbers(stream_generator(0, server_round=1, client=2 + 5 * 2**32)) != numbers(
+        stream_generator(0, server_round=1 + 2 * 2**32, client=5)
+    )
+
+
+@pytest.mark.parametrize("client", [None, 7, 2**33])
+def test_streams_are_those_of_numpys_mersenne_twister(client):
+    key = [3, 0, int(client is not None), (client or 0) % 2**32, (client or 0) >> 32]
+    key += np.frombuffer(hashlib.sha256("noise µ".encode()).digest(), "<u4").tolist()
+    twister = np.random.MT19937(np.random.SeedSequence(5, spawn_key=key))
+    state = twister.state
+    state["state"]["pos"] = 624  # numpy starts with the last word of the seed
+    twister.state = state
+    generator = stream_generator(5, server_round=3, client=client, purpose="noise µ")
+    drawn = torch.randint(2**24, (1000,), generator=generator)
+    assert drawn.tolist() == (twister.random_raw(1000) % 2**24).tolist()
+
+
+def test_streams_do_not_depend_on_the_hash_seed_of_the_process():
+    code = (
+        "import torch; from fedprompt import stream_generator;"
+        "generator = stream_generator(0, server_round=1, client=2, purpose='batches');"
+        "print(torch.randint(2**62, (3,), generator=generator).tolist())"
+    )
+    outputs = {
+        subprocess.check_output(
+            [sys.executable, "-c", code], env={**os.environ, "PYTHONHASHSEED": seed}
+        )
+        for seed in ("1", "2")
+    }
+    expected = numbers(stream_generator(0, server_round=1, client=2, purpose="batches"))
+    assert outputs == {f"{list(expected)}\n".encode()}
+
+
+def test_streams_count_as_seeded():
+    seeds = {
+        stream_generator(0, server_round=0, client=client).initial_seed() for client in range(50)
+    }
+    assert torch.Generator().initial_seed() not in seeds
+    assert len(seeds) == 50
+
+
+@pytest.mark.slow
+def test_a_million_streams_are_distinct():
+    states = {
+        hashlib.blake2b(
+            stream_generator(seed, server_round=server_round, client=client)
+            .get_state()
+            .numpy()
+            .tobytes(),
+            digest_size=16,
+        ).digest()
+        for seed, server_round, client in product(range(2), range(500), range(1000))
+    }
+    assert len(states) == 10**6
+
+
+def test_streams_and_cohorts_leave_the_global_generators_unchanged():
+    def state():
+        numpy_state = np.random.get_state()[1].tolist()  # noqa: NPY002 - it must not change
+        return torch.get_rng_state().tolist(), numpy_state, random.getstate()
+
+    before = state()
+    numbers(stream_generator(1, server_round=2, client=3))
+    cohort(range(9), size=3, generator=stream_generator(0, server_round=0, client=0))
+    assert state() == before
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("name", ["seed", "server_round", "client"])
+def test_bad_numbers_of_a_stream_are_refused_by_name(name):
+    for wrong, error, rule in (
+        (-1, ValueError, "at least 0; got -1"),
+        (1.0, TypeError, r"an integer; got 1\.0"),
+        (True, TypeError, "an integer"),
+        (2**128, ValueError, r"below 2\*\*"),
+    ):
+        arguments = {"seed": 0, "server_round": 0, "client": 0} | {name: wrong}
+        with pytest.raises(error, match=f"`{name}` must be {rule}"):
+            stream_generator(arguments.pop("seed"), **arguments)
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("clients", "options", "error", "message"),
+    [
+        (
+            [],
+            {"size": 0},
+            ValueError,
+            r"`clients` must have at least one client; got none",
+        ),
+        (
+            [1, 2],
+            {"size": 3},
+            ValueError,
+            r"`size` must be at most the number of clients, 2; got 3",
+        ),
+        ([1, 2], {"size": -1}, ValueError, r"`size` must be at least 0; got -1"),
+        ([1, 2], {"size": 0.5}, TypeError, r"`size` must be an integer; got 0\.5 \(float\)"),
+        (
+            [1, 2],
+            {"generator": None},
+            TypeError,
+            r"`generator` must be a torch\.Generator; got None",
+        ),
+        (
+            [1, 2],
+            {"generator": np.random.default_rng(0)},
+            TypeError,
+            r"`generator` must be a torch\.Generator; got Generator\(PCG64\)",
+        ),
+    ],
+)
+def test_bad_cohorts_are_refused_by_name(clients, options, error, message, generator):
+    with pytest.raises(error, match=message):
+        cohort(clients, **{"size": 1, "generator": generator, **options})
+
+
+@pytest.mark.bad_input
+def test_a_purpose_that_is_not_a_string_is_refused():
+    with pytest.raises(TypeError, match="`purpose` must be a string; got 1"):
+        stream_generator(0, server_round=0, purpose=1)
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("clients", [5, {0: "a", 1: "b"}, {1, 2, 3}, iter([1, 2])])
+def test_clients_must_be_a_sequence(clients, generator):
+    with pytest.raises(
+        TypeError, match=r"`clients` must be a sequence, such as range\(100\); got "
+    ):
+        cohort(clients, size=1, generator=generator)

@@ -1,0 +1,220 @@
+"""Saved prompts are restored exactly, and only for the backbone and classes they belong to."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn as nn
+
+from clips import TOKENIZER, make_clip
+from fedprompt import (
+    DeepPrompts,
+    TextTower,
+    encode_prompted,
+    fingerprint,
+    load_prompts,
+    save_prompts,
+    vit_trunk,
+)
+from fedprompt.wire import Header, save_payload
+from models import tiny_vit
+from same import assert_identical
+
+CLASSES = ["cat", "dog"]
+
+
+def make_model(seed, *, dim=12):
+    """Deep prompts, a head and a buffer, with numbers of a seed."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = nn.ModuleDict({"prompts": DeepPrompts(2, dim, 3), "head": nn.Linear(dim, 2)})
+        model.register_buffer("usage", torch.randint(9, (4,)))
+        model.register_buffer("scratch", torch.rand(3), persistent=False)
+    return model
+
+
+def other_vit():
+    """A ViT of the same shapes with other weights."""
+    model = tiny_vit()
+    with torch.no_grad():
+        model.blocks[1].mlp.fc1.weight[0, 0] += 1
+    return model
+
+
+@pytest.fixture
+def saved(tmp_path):
+    path = tmp_path / "prompts.safetensors"
+    save_prompts(make_model(1), path, trunk=vit_trunk(tiny_vit()), class_names=CLASSES)
+    return path
+
+
+def test_parameters_and_persistent_buffers_are_restored_exactly(saved):
+    model, trained = make_model(2), make_model(1)
+    scratch = model.scratch.clone()
+    load_prompts(model, saved, trunk=vit_trunk(tiny_vit()), class_names=CLASSES)
+    assert_identical(model.state_dict(), trained.state_dict())
+    assert_identical(model.scratch, scratch)
+    assert model["prompts"].tokens.requires_grad
+
+
+def test_a_loaded_module_predicts_as_the_trained_one(saved, generator):
+    images = torch.rand(3, 3, 16, 16, dtype=torch.float64, generator=generator)
+    model, trained, trunk = make_model(2), make_model(1), vit_trunk(tiny_vit())
+    load_prompts(model, saved, trunk=trunk, class_names=CLASSES)
+    pooled = [
+        encode_prompted(trunk, images, each["prompts"].double()()).pooled
+        for each in (model, trained)
+    ]
+    assert_identical(*pooled)
+
+
+def test_class_names_are_compared_only_where_they_are_given(saved):
+    model = make_model(2)
+    load_prompts(model, saved, trunk=vit_trunk(tiny_vit()))
+    assert_identical(model.state_dict(), make_model(1).state_dict())
+
+
+@pytest.mark.parametrize(
+    ("module", "backbone", "class_names", "part"),
+    [
+        (make_model(2), other_vit(), CLASSES, "come from the same weights, "),
+        (make_model(2), tiny_vit(num_heads=3), CLASSES, "come from the same settings, "),
+        (make_model(2), tiny_vit().float(), CLASSES, "come from the same weights, dtype, "),
+        (make_model(2), tiny_vit(), CLASSES[::-1], "come from the same classes, "),
+        (make_model(2, dim=24), tiny_vit(), CLASSES, "hold 'prompts.tokens' in the shape "),
+        (make_model(2).double(), tiny_vit(), CLASSES, "hold 'prompts.tokens' as F64; got 'F32'"),
+        (make_model(2)["head"], tiny_vit(), CLASSES, "have no other tensors than expected; "),
+    ],
+)
+def test_another_backbone_class_set_or_form_is_refused_by_the_part_that_differs(
+    saved, module, backbone, class_names, part
+):
+    before = copy.deepcopy(module.state_dict())
+    with pytest.raises(ValueError, match=r"does not fit `module`: `blob` must ") as refused:
+        load_prompts(module, saved, trunk=vit_trunk(backbone), class_names=class_names)
+    assert f"`blob` must {part}" in str(refused.value)
+    assert_identical(module.state_dict(), before)
+
+
+def test_a_file_without_class_names_is_refused_where_they_are_given(tmp_path):
+    path, trunk = tmp_path / "prompts", vit_trunk(tiny_vit())
+    save_prompts(make_model(1), path, trunk=trunk)
+    with pytest.raises(ValueError, match=r"the same classes, .*; got \{'classes': None\}"):
+        load_prompts(make_model(1), path, trunk=trunk, class_names=CLASSES)
+
+
+@pytest.mark.parametrize("place", [0, 8, 200, -40, -1])
+def test_a_damaged_file_is_refused_and_the_module_is_unchanged(saved, place):
+    blob = bytearray(saved.read_bytes())
+    blob[place] ^= 1
+    saved.write_bytes(blob)
+    model = make_model(2)
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(ValueError, match=r"prompts\.safetensors' does not fit `module`: `blob`"):
+        load_prompts(model, saved, trunk=vit_trunk(tiny_vit()), class_names=CLASSES)
+    assert_identical(model.state_dict(), before)
+
+
+def test_a_module_that_cannot_be_saved_leaves_the_file_unchanged(saved):
+    before, model = saved.read_bytes(), make_model(1)
+    with torch.no_grad():
+        model["head"].bias[0] = torch.nan
+    with pytest.raises(ValueError, match=r"`message\['head\.bias'\]` must be finite"):
+        save_prompts(model, saved, trunk=vit_trunk(tiny_vit()))
+    assert saved.read_bytes() == before
+
+
+def test_a_text_tower_is_a_backbone_too(tmp_path):
+    tower = TextTower(make_clip(), TOKENIZER)
+    context = nn.ParameterDict({"context": nn.Parameter(torch.rand(4, tower.dim))})
+    save_prompts(context, tmp_path / "context", trunk=tower, class_names=CLASSES)
+    empty = nn.ParameterDict({"context": nn.Parameter(torch.zeros(4, tower.dim))})
+    load_prompts(empty, tmp_path / "context", trunk=tower, class_names=CLASSES)
+    assert_identical(empty.state_dict(), context.state_dict())
+
+
+# Trunks of one's own.
+
+
+class OwnTrunk:
+    """A trunk with its modules, a tensor and a setting as attributes, and without `model`."""
+
+    prefix, depth = 0, 1
+
+    def __init__(self, seed=0, *, stride=4):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.stem = nn.Conv2d(3, 12, 4, stride=stride)
+            self.layers = [nn.Linear(12, 12), nn.GELU()]
+            self.positions = torch.rand(4, 12)
+        self.dim, self.stride = 12, stride
+
+    def embed(self, images):
+        return self.stem(images).flatten(2).transpose(1, 2) + self.positions, None
+
+    def block(self, layer, tokens, context, num_prompts):
+        return self.layers[1](self.layers[0](tokens))
+
+    def normalize(self, tokens):
+        return tokens
+
+    def pool(self, tokens):
+        return tokens.mean(1)
+
+
+def changed(name):
+    trunk = OwnTrunk()
+    with torch.no_grad():
+        {"stem": trunk.stem.bias, "layers": trunk.layers[0].bias, "positions": trunk.positions}[
+            name
+        ].add_(1)
+    return trunk
+
+
+@pytest.mark.parametrize(
+    ("other", "part"),
+    [
+        (changed("stem"), "weights"),
+        (changed("layers"), "weights"),
+        (changed("positions"), "weights"),
+        (OwnTrunk(stride=2), "settings"),
+    ],
+)
+def test_a_trunk_of_ones_own_is_told_apart_by_its_attributes(tmp_path, other, part):
+    assert fingerprint(OwnTrunk())["backbone"] == "OwnTrunk"
+    assert fingerprint(OwnTrunk()) == fingerprint(OwnTrunk())
+    save_prompts(make_model(1), tmp_path / "prompts", trunk=OwnTrunk())
+    load_prompts(make_model(2), tmp_path / "prompts", trunk=OwnTrunk())
+    with pytest.raises(ValueError, match=f"must come from the same {part}, "):
+        load_prompts(make_model(2), tmp_path / "prompts", trunk=other)
+
+
+def test_a_trunk_that_is_a_module_is_its_own_model():
+    class Module(OwnTrunk, nn.Module):
+        def __init__(self):
+            nn.Module.__init__(self)
+            self.stem, self.dim = nn.Linear(2, 2), 12
+
+    trunk = Module()
+    parts = fingerprint(trunk)
+    assert parts["backbone"] == "Module"
+    with torch.no_grad():
+        trunk.stem.bias += 1
+    assert {part for part in parts if fingerprint(trunk)[part] != parts[part]} == {"weights"}
+
+
+@pytest.mark.bad_input
+def test_a_trunk_without_modules_or_tensors_is_refused():
+    class Empty(OwnTrunk):
+        def __init__(self):
+            self.dim = 12
+
+    with pytest.raises(TypeError, match=r"`backbone` must be a trunk or a text tower that keeps"):
+        fingerprint(Empty())
+
+
+def test_a_payload_file_of_another_kind_is_refused(tmp_path):
+    path = tmp_path / "values"
+    save_payload({"head.bias": torch.zeros(2)}, path, header=Header())
+    with pytest.raises(ValueError, match="must come from the same backbone, weights, settings"):
+        load_prompts(make_model(1), path, trunk=vit_trunk(tiny_vit()))

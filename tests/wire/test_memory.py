@@ -1,0 +1,125 @@
+"""Memory and time of decoding are bounded, for hostile blobs too."""
+
+import json
+import time
+import tracemalloc
+from bisect import bisect
+
+import pytest
+import torch
+
+from blobs import content
+from fedprompt import Weighted
+from fedprompt.wire import (
+    Expected,
+    Header,
+    decode_payload,
+    encode_payload,
+)
+from same import assert_identical
+from wired import as_received, attempt, edit, forged, form
+
+
+@pytest.mark.parametrize("weights", ["every row", "one row", "a weight for each entry", "plain"])
+def test_the_largest_message_takes_at_most_twice_the_limit(weights):
+    limit = 2**22
+    rows = (limit - 60_000) // 1024
+    weight = torch.ones(rows) if weights == "every row" else torch.zeros(rows)
+    weight[3] = 1.0
+    entry = Weighted(torch.ones(rows, 255), weight)
+    if weights == "a weight for each entry":
+        entry = Weighted(torch.ones(128 * rows), torch.arange(128.0 * rows) % 2)
+    message = {"a": torch.ones(256 * rows) if weights == "plain" else entry}
+    blob, expect = encode_payload(message, header=Header()), Expected(form(message))
+    assert (
+        0.9 * limit
+        < sum(tensor.nbytes for tensor in (entry if weights != "plain" else [message["a"]]))
+        <= limit
+    )
+    tracemalloc.start()
+    try:
+        received, _ = decode_payload(blob, expect=expect, max_bytes=limit)
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert (
+        0.9 * limit < most < 2 * limit
+    )  # all decoded tensors are in numpy's memory, which is traced
+    assert_identical(received["a"], as_received(message["a"]))
+
+
+def test_a_hostile_header_or_shape_takes_little_memory():
+    """Two headers of 16 kB of brackets and commas, and a shape of exabytes."""
+    for blob in (
+        forged(lambda entries: "[" + "{}," * 5000 + "{}]"),
+        forged(lambda entries: '{"a":[' + "[]," * 5000 + "[]]}"),
+        edit("keys:value", "shape", [2**50, 2]),
+    ):
+        tracemalloc.start()
+        try:
+            with pytest.raises(ValueError, match=r"^`blob` must "):
+                attempt(blob, 2**20)
+            assert tracemalloc.get_traced_memory()[1] < 2**20
+        finally:
+            tracemalloc.stop()
+
+
+HUNGRY = {
+    "lists": lambda count: "[" + "[]," * count + "[]]",
+    "dicts": lambda count: "[" + "{}," * count + "{}]",
+    "dicts of one": lambda count: "[" + '{"":0},' * count + "0]",
+    "lists of one": lambda count: "[" + "[0]," * count + "0]",
+    "keys": lambda count: "{" + "".join(f'"{number:x}":{{}},' for number in range(count)) + '"":0}',
+    "texts": lambda count: (
+        '{"__metadata__":{'
+        + "".join(f'"{number:x}":"{number:x}",' for number in range(count))
+        + '"":""}}'
+    ),
+    "lists in lists": lambda count: "[" + ("[" * 900 + "]" * 900 + ",") * (count // 900) + "0]",
+}
+
+
+@pytest.mark.parametrize("names", [1, 500])
+@pytest.mark.parametrize("family", HUNGRY)
+def test_a_hostile_header_takes_at_most_fifty_times_its_length(family, names):
+    """The length is bounded by that of the expected header plus 16 KiB."""
+    expect = Expected({f"layer.{number}.weight": torch.zeros(1) for number in range(names)})
+    longest = content(encode_payload(expect.message, header=Header())) + 2**14
+    count = bisect(range(longest), longest - 8, key=lambda count: len(HUNGRY[family](count))) - 1
+    text = HUNGRY[family](count).encode()
+    blob = len(text).to_bytes(8, "little") + text
+    tracemalloc.start()
+    try:
+        with pytest.raises(
+            ValueError, match=r"^`blob` must have (a JSON object|an entry|the format)"
+        ):
+            decode_payload(blob, expect=expect, max_bytes=len(blob) + 4 * names)
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert len(text) > longest - 2000
+    assert 15 * len(text) < most < 50 * len(text)
+
+
+def test_a_duplicate_key_is_found_in_linear_time():
+    expect = Expected({f"name.{number}": torch.zeros(1) for number in range(500)})
+    good = encode_payload(expect.message, header=Header())
+    text = (
+        json.dumps({f"{number}": 0 for number in range(5000)}, separators=(",", ":"))[:-1]
+        + ',"4999":0}'
+    )
+    hostile = len(text).to_bytes(8, "little") + text.encode()
+
+    def seconds(read):
+        start = time.perf_counter()
+        read()
+        return time.perf_counter() - start
+
+    def refused():
+        with pytest.raises(ValueError, match="name every key once; got two of '4999'"):
+            decode_payload(hostile, expect=expect, max_bytes=2**20)
+
+    longest = min(seconds(refused) for _ in range(3))
+    assert longest < 2 * min(
+        seconds(lambda: decode_payload(good, expect=expect, max_bytes=2**20)) for _ in range(3)
+    )

@@ -1,0 +1,259 @@
+"""Seeded mutations of a blob are refused or canonical.
+
+The default suite runs a part of them; ``pytest -m slow`` runs all.
+"""
+
+import copy
+import json
+import random
+import re
+import struct
+import time
+import tracemalloc
+
+import pytest
+import torch
+
+from blobs import content, mended
+from fedprompt.wire import (
+    Expected,
+    decode_payload,
+    encode_payload,
+)
+from same import assert_identical
+from wired import (
+    BLOB,
+    MESSAGE,
+    PARTS,
+)
+
+
+def mutated(draw: random.Random) -> bytes:
+    """Damage a blob in a few places; in most cases the digest is corrected."""
+    blob = bytearray(BLOB)
+    for _ in range(draw.choice([1, 1, 1, 2, 3])):
+        draw.choice(MUTATIONS)(blob, draw)
+    return mended(bytes(blob)) if draw.random() < 0.8 else bytes(blob)
+
+
+def _flip(blob, draw):
+    if blob:
+        blob[draw.randrange(len(blob))] ^= 1 << draw.randrange(8)
+
+
+def _cut(blob, draw):
+    del blob[draw.randrange(len(blob) + 1) :]
+
+
+def _drop(blob, draw):
+    place = draw.randrange(len(blob) + 1)
+    del blob[place : place + draw.randint(1, 9)]
+
+
+def _insert(blob, draw):
+    place = draw.randrange(len(blob) + 1)
+    blob[place:place] = draw.randbytes(draw.choice([1, 2, 8, 500]))
+
+
+def _repeat(blob, draw):
+    start, place = draw.randrange(len(blob) + 1), draw.randrange(len(blob) + 1)
+    blob[place:place] = blob[start : start + draw.choice([1, 8, 60])]
+
+
+def _lengthen(blob, draw):
+    blob[:8] = struct.pack(
+        "<Q",
+        draw.choice(
+            [
+                0,
+                1,
+                2,
+                len(blob),
+                content(BLOB),
+                2**31,
+                2**63,
+                2**64 - 1,
+                draw.randrange(len(blob) + 9),
+            ]
+        ),
+    )
+
+
+def _reword(blob, draw):
+    """Replace a piece of the header and correct its length."""
+    end = min(content(bytes(blob)), len(blob)) if len(blob) >= 8 else 0
+    text = bytes(blob[8:end])
+    old = draw.choice(
+        [
+            b"0",
+            b"2",
+            b"3",
+            b"[",
+            b"]",
+            b"F32",
+            b'"',
+            b"{",
+            b"}",
+            b":",
+            b",",
+            b"shape",
+            b"scale",
+            b"value",
+            b" ",
+            b"vit",
+        ]
+    )
+    new = draw.choice([*REPLACEMENTS, old + old])
+    places = [place for place in range(len(text)) if text.startswith(old, place)]
+    if places:
+        place = draw.choice(places)
+        text = text[:place] + new + text[place + len(old) :]
+        blob[:end] = struct.pack("<Q", len(text)) + text
+
+
+def _recount(blob, draw):
+    """Write an unusual number after the header, or a byte that is not a boolean."""
+    raw = draw.choice(
+        [*(struct.pack("<f", number) for number in (*NUMBERS, draw.uniform(-9, 9))), b"\2"]
+    )
+    start = content(bytes(blob)) if len(blob) >= 8 else 0
+    if places := range(start, len(blob) + 1 - len(raw), len(raw)):
+        place = draw.choice(places)
+        blob[place : place + len(raw)] = raw
+
+
+def _reform(blob, draw):
+    """Change one field of an entry of the header, in well-formed JSON."""
+    end = min(content(bytes(blob)), len(blob)) if len(blob) >= 8 else 0
+    try:
+        entries = json.loads(blob[8:end])
+        entry = entries[draw.choice(list(entries))]
+        entry[draw.choice([*entry, "more"])] = draw.choice(FIELDS)
+    except (ValueError, TypeError, IndexError, RecursionError):
+        return  # was damaged before
+    text = json.dumps(entries, ensure_ascii=False, separators=(",", ":")).encode(
+        errors="surrogatepass"
+    )
+    text += b" " * (-len(text) % 8)
+    blob[:end] = struct.pack("<Q", len(text)) + text
+
+
+REPLACEMENTS = [
+    *(b"", b"-1", b"99999999999999999999", b"1e400", b"NaN", b"true", b"null", b"[", b"{", b'"'),
+    *(b"\\ud800", b"F64", b"I8", b"BF16", b"{}", b"[[]]", b"\x00", b"\xff", "ü".encode()),
+    b"[" * 3000,
+]
+FIELDS = [
+    0,
+    -1,
+    2**70,
+    1.0,
+    True,
+    None,
+    "F32",
+    "",
+    "vit",
+    [],
+    {},
+    [2, 2],
+    [2],
+    [1, 2],
+    [3, 2],
+    [2**40, 2],
+    [0, 4],
+    [[2]],
+    [True, 2],
+]
+
+
+NUMBERS = [torch.nan, torch.inf, -torch.inf, -1.0, -0.0, 0.0, 1e-45, 3.4e38]
+
+
+MUTATIONS = [
+    _flip,
+    _cut,
+    _drop,
+    _insert,
+    _repeat,
+    _lengthen,
+    _reword,
+    _reword,
+    _reform,
+    _reform,
+    _reform,
+    _recount,
+    _recount,
+    _recount,
+]
+
+
+REACHED = [
+    "have a header of JSON",
+    "hold the N bytes of header that",
+    "hold N bytes of tensors",
+    "have the SHA-N",
+    "have a header as `encode_payload` writes it",
+    "hold 'scale' as F",
+    "hold 'steps' in the shape",
+    "a shape of integers",
+    "hold the N value rows",
+    "hold finite numbers in 'keys:value'",
+    "hold finite numbers of at least N in 'keys:weight'",
+    "hold finite numbers in 'scale'",
+    "hold booleans",
+    "come from the same backbone",
+    "have a count as 'server_round'",
+    "have an entry '__metadata__' of strings",
+]
+
+
+def survives(count, *, seed, max_bytes=2**14):
+    """Decode mutated blobs: each is refused with a reason, or encodes to the same bytes again.
+
+    Returns the number of accepted blobs and the largest memory that one of them took.
+    """
+    draw, read, most, expect = random.Random(seed), 0, 0, Expected(MESSAGE, PARTS)
+    before = copy.deepcopy(MESSAGE)
+    reasons = set()
+    for _ in range(count):
+        blob = mutated(draw)
+        before_it = tracemalloc.get_traced_memory()[0]
+        tracemalloc.reset_peak()
+        try:
+            message, header = decode_payload(blob, expect=expect, max_bytes=max_bytes)
+        except ValueError as error:
+            most = max(most, tracemalloc.get_traced_memory()[1] - before_it)
+            kind, refusal = type(error), str(error)
+        else:
+            most = max(most, tracemalloc.get_traced_memory()[1] - before_it)
+            read += 1
+            assert encode_payload(message, header=header) == blob
+            continue
+        assert kind is ValueError, f"{kind}, {refusal} of {blob!r}"
+        assert refusal.startswith("`blob` must "), f"{refusal} of {blob!r}"
+        reasons.add(re.sub(r"\d+", "N", refusal))
+    for name, entry in before.items():
+        assert_identical(MESSAGE[name], entry)
+    reached = "\n".join(reasons)
+    assert not [rule for rule in REACHED if rule not in reached]
+    return read, most
+
+
+def test_mutated_blobs_are_refused_or_canonical():
+    started = time.process_time()
+    read, _ = survives(1200, seed=0)
+    assert 0 < read < 600
+    assert time.process_time() - started < 10
+
+
+@pytest.mark.slow
+@pytest.mark.unhooked  # memory is measured here
+def test_twenty_thousand_mutated_blobs_take_at_most_twice_the_limit():
+    limit = 2**20
+    tracemalloc.start()
+    try:
+        read, most = survives(20_000, seed=1, max_bytes=limit)
+        assert 0 < read < 10_000
+        assert 0 < most < 2 * limit
+    finally:
+        tracemalloc.stop()
