@@ -1,4 +1,4 @@
-"""Class logits as knowledge: what a client uploads of its logits, and how it learns from the server's reply."""
+"""Mean logits of each class, and the distillation loss towards a teacher's class logits."""
 
 import torch
 import torch.nn.functional as F
@@ -30,21 +30,25 @@ def class_means(
     num_classes: int,
     keep: Bool[Tensor, " batch"] | None = None,
 ) -> Weighted:
-    r"""Average samples of each class: FedHPL's logits (Eq. 10), FedDistill's logits, FedProto's features.
+    r"""Average the samples of each class.
+
+    FedHPL (Eq. 10) and FedDistill average logits, and FedProto averages features. Means of several
+    batches are combined by :func:`weighted_mean`.
 
     Args:
-        values: Logits or features, one row for each sample.
+        values: Logits or features, with one row for each sample.
         labels: Classes in [0, num_classes).
-        num_classes: Number of rows of the result, at least 1; at most 2**24 samples of one class are counted exactly.
-        keep: Which samples count; None counts all. FedHPL keeps those that the model classifies correctly.
+        num_classes: Number of classes (at least 1).
+        keep: Mask of the samples to average. If None, all samples are averaged. FedHPL keeps the
+            samples that the model classifies correctly.
 
     Returns:
-        Means (num_classes, \*event) in the dtype of `values`, with the number of samples as float32 weight (num_classes,). Classes without
-        a sample have value 0 and weight 0. Means of batches combine exactly by :func:`weighted_mean`.
+        Means (num_classes, \*event) in the dtype of `values`. Their weight (num_classes,) is the
+        number of samples in float32, exact up to 2**24. Classes without a sample have value 0 and
+        weight 0.
 
     Raises:
-        TypeError: If `labels` are not integers, `values` not floating-point, or `keep` not bool.
-        ValueError: If batches differ in length, a label lies outside its range, or a kept value is NaN or infinite.
+        ValueError: If lengths differ, a label is out of range, or a kept value is NaN or infinite.
 
     Example:
         >>> class_means(torch.tensor([[1.0], [3.0], [9.0]]), torch.tensor([0, 0, 1]), num_classes=3)
@@ -56,24 +60,19 @@ def class_means(
     if not isinstance(values, Tensor) or not values.is_floating_point() or values.ndim < 1:
         raise wrong_type("values", "be floating-point of shape (batch, *event)", kind(values))
     check_labels("labels", labels, num_classes)
+    rule = f"have one entry for each of the {len(values)} rows of `values`"
     if len(labels) != len(values):
-        raise wrong_value(
-            "labels", f"have one entry for each of the {len(values)} rows of `values`", len(labels)
-        )
+        raise wrong_value("labels", rule, len(labels))
     if keep is not None:
         if not isinstance(keep, Tensor) or keep.dtype != torch.bool:
             raise wrong_type("keep", "be a bool tensor of shape (batch,)", kind(keep))
         if keep.shape != labels.shape:
-            raise wrong_value(
-                "keep",
-                f"have one entry for each of the {len(values)} rows of `values`",
-                tuple(keep.shape),
-            )
-        values, labels = values[keep], labels[keep]
+            raise wrong_value("keep", rule, tuple(keep.shape))
+        values = values[keep]
+        labels = labels[keep]
     check_finite("values", values)
-    sums = values.new_zeros(num_classes, *values.shape[1:], dtype=torch.float64).index_add(
-        0, labels.long(), values.double()
-    )
+    zeros = values.new_zeros(num_classes, *values.shape[1:], dtype=torch.float64)
+    sums = zeros.index_add(0, labels.long(), values.double())
     count = torch.bincount(labels, minlength=num_classes)
     mean = sums / per_row(count.clamp(min=1), sums)
     return Weighted(mean.to(values.dtype), count.float())
@@ -86,53 +85,55 @@ def distillation_loss(
     *,
     temperature: float = 4.5,
 ) -> Float[Tensor, ""]:
-    r"""Pull each sample's logits towards the teacher's row for its class (FedHPL Eq. 9).
+    r"""Compute the KL divergence from the teacher's logits of each sample's class (FedHPL Eq. 9).
 
-    .. math:: \frac{1}{B} \sum_i m_{y_i}\, \mathrm{KL}\big(\sigma(\tilde p_{y_i} / T) \,\|\, \sigma(z_i / T)\big)
+    .. math::
+        \frac{1}{B} \sum_i m_{y_i}\,
+        \mathrm{KL}\big(\sigma(\tilde p_{y_i} / T) \,\|\, \sigma(z_i / T)\big)
 
-    with the softmax :math:`\sigma` and :math:`m_c = 1` where the teacher has evidence of class :math:`c`, 0 elsewhere: a row of weight 0
-    counts as no loss and no
-    gradient, which equals the paper's App. C.4. Before the server's first reply, hand in zeros of weight 0. The paper prints no
-    :math:`T^2`; multiply by ``temperature**2`` for Hinton's scale.
+    Here :math:`\sigma` is the softmax, and :math:`m_c` is 1 if the teacher's weight of class
+    :math:`c` is positive, and 0 otherwise. So samples of classes that the teacher does not know add
+    no loss and no gradient (App. C.4). In the first round, pass a teacher of weight 0. The paper
+    has no factor :math:`T^2`. Multiply by ``temperature**2`` for the scale of Hinton et al.
 
-    The loss of half-precision logits is computed and returned in float32, and a teacher of higher precision than the student
-    keeps its range.
+    For half-precision logits, the loss is computed and returned in float32. It is computed in the
+    dtype of the teacher if that is more precise.
 
     Args:
-        logits: The student's.
-        labels: Classes in [0, classes); looked at on a CPU only, because looking costs a sync on a GPU.
-        teacher: Logits (classes, classes) with weight (classes,), from :func:`heterogeneous_means`; no gradient flows into it.
-        temperature: Above 0; the paper's default is 4.5.
+        logits: Logits of the student.
+        labels: Classes in [0, classes). The range is checked on CPU tensors only, to avoid a GPU
+            synchronization.
+        teacher: Logits (classes, classes) with weight (classes,) of :func:`heterogeneous_means`.
+            They receive no gradient.
+        temperature: Softmax temperature T (above 0). The default is the paper's.
 
     Returns:
-        The mean over the whole batch, rows without evidence included; 0 with zero gradients for an empty batch.
+        Mean over the whole batch, including samples of unknown classes. An empty batch has loss 0
+        and zero gradients.
 
     Raises:
-        TypeError: If `labels` are not integers or `teacher` is not a :class:`Weighted`.
-        ValueError: If shapes disagree, `temperature` is not above 0, or a label lies outside its range; on CPU tensors also
-            if a weight of `teacher` is negative or not finite.
+        ValueError: If shapes disagree, or on CPU tensors, if a label is out of range or a weight of
+            `teacher` is negative or not finite.
 
     Example:
-        The teacher knows class 0 only, and there it agrees with the student.
+        The teacher knows class 0 only, and agrees with the student there.
 
         >>> teacher = Weighted(torch.tensor([[2.0, 0.0], [0.0, 0.0]]), torch.tensor([3.0, 0.0]))
         >>> distillation_loss(torch.tensor([[2.0, 0.0], [5.0, 1.0]]), torch.tensor([0, 1]), teacher)
         tensor(0.)
 
     References:
-        Ma et al., "FedHPL: Efficient Heterogeneous Federated Learning with Prompt Tuning and Logit Distillation", 2024, Eq. 9.
+        Ma et al., "FedHPL: Efficient Heterogeneous Federated Learning with Prompt Tuning and Logit
+        Distillation", 2024, Eq. 9.
     """
     _check_distillation(logits, labels, teacher, temperature)
-    rows = labels.long()  # uint8 would index as a mask
+    rows = labels.long()  # indices of dtype uint8 would be a mask
     known = teacher.weight[rows] > 0
     single = torch.promote_types(logits.dtype, torch.float32)
     dtype = torch.promote_types(single, teacher.value.dtype)
-    student, target = (
-        logits.to(dtype),
-        torch.where(known[:, None], teacher.value.detach()[rows], 0.0).to(dtype),
-    )
+    target = torch.where(known[:, None], teacher.value.detach()[rows], 0.0).to(dtype)
     divergence = F.kl_div(
-        F.log_softmax(student / temperature, 1),
+        F.log_softmax(logits.to(dtype) / temperature, 1),
         F.log_softmax(target / temperature, 1),
         reduction="none",
         log_target=True,
@@ -149,16 +150,12 @@ def _check_distillation(
     batch, classes = logits.shape
     checked_layout("teacher", teacher)
     if teacher.value.shape != (classes, classes) or teacher.weight.shape != (classes,):
+        rule = f"have value ({classes}, {classes}) and weight ({classes},) to match `logits`"
         shapes = f"{tuple(teacher.value.shape)} and {tuple(teacher.weight.shape)}"
-        raise wrong_value(
-            "teacher",
-            f"have value ({classes}, {classes}) and weight ({classes},) to match `logits`",
-            shapes,
-        )
+        raise wrong_value("teacher", rule, shapes)
     if teacher.weight.device.type == "cpu" and values_readable(teacher.weight):
         check_weights("teacher", teacher)
     if not isinstance(labels, Tensor) or labels.shape != (batch,):
-        raise wrong_value(
-            "labels", f"be integers of shape ({batch},) to match `logits`", kind(labels)
-        )
+        rule = f"be integers of shape ({batch},) to match `logits`"
+        raise wrong_value("labels", rule, kind(labels))
     check_labels("labels", labels, classes, sync=False)

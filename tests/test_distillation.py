@@ -1,7 +1,6 @@
 """Class means and the distillation loss, against loops over samples and classes and by the names of FedHPL's laws."""
 
 import math
-from functools import partial
 
 import pytest
 import torch
@@ -11,9 +10,8 @@ from hypothesis import strategies as st
 
 from fedprompt import Weighted, class_means, distillation_loss, weighted_mean
 from references import fedhpl
+from same import assert_identical
 from tolerance import assert_near
-
-assert_identical = partial(torch.testing.assert_close, rtol=0, atol=0, equal_nan=True)
 
 
 def samples(generator, size=14, classes=5, *, without=(4,)):

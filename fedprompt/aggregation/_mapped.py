@@ -1,4 +1,4 @@
-"""Pieces for one tensor, lifted over the names of payloads and values."""
+"""Aggregators and server updates of one tensor, applied to each name of payloads and values."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -17,7 +17,7 @@ class Statistic(Protocol):
     """A running aggregate of entries of one layout."""
 
     def add(self, argument: str, entry: Weighted) -> None:
-        """Add an entry, or refuse it by the name `argument`."""
+        """Add an entry. Errors call it `argument`."""
 
     def result(self) -> Weighted:
         """Return the aggregate of all entries that were added."""
@@ -29,8 +29,9 @@ def aggregate(
     """Stream entries through one statistic, or payloads through one statistic for each name.
 
     Args:
-        things: Entries, or payloads; read once.
-        make: Called with the first entry of each name, whose layout the others must have.
+        things: Entries or payloads (iterated once).
+        make: Constructor of a statistic, called with the first entry of each name. All other
+            entries of the name must have its layout.
     """
     if isinstance(things, Weighted | Mapping):
         raise wrong_type(
@@ -51,25 +52,21 @@ def aggregate(
 
 
 def _labeled(thing: Any, position: int, payloads: bool) -> list[tuple[str, str, Any]]:
-    """Name, argument for errors, and entry; the name of an entry without a payload is empty."""
+    """List name, argument for errors, and entry. An entry outside a payload has an empty name."""
     if not payloads:
         if isinstance(thing, Mapping):
-            raise wrong_type(
-                f"entries[{position}]",
-                "be a Weighted(value, weight), as the first one",
-                "a whole payload",
-            )
+            rule = "be a Weighted(value, weight), as the first one"
+            raise wrong_type(f"entries[{position}]", rule, "a payload")
         return [("", f"entries[{position}]", thing)]
     check_payload(f"payloads[{position}]", thing)
     return [(name, f"payloads[{position}][{name!r}]", entry) for name, entry in thing.items()]
 
 
 def check_payload(argument: str, payload: object, *, reason: str = "") -> None:
-    """Require a mapping; an entry in its place is refused as such."""
+    """Require a mapping. The error names an entry that was passed in its place."""
     if isinstance(payload, Weighted):
-        raise wrong_type(
-            argument, f"map names to Weighted{reason}", "an entry without a name (Weighted)"
-        )
+        rule = f"map names to Weighted{reason}"
+        raise wrong_type(argument, rule, "an entry without a name (Weighted)")
     if not isinstance(payload, Mapping):
         raise wrong_type(argument, "map names to Weighted", kind(payload))
 
@@ -86,7 +83,7 @@ def init_each(rules: Mapping[str, TensorUpdate], previous: Mapping[str, Tensor])
 def step_each(
     rules: Mapping[str, TensorUpdate], previous: Mapping[str, Tensor], mean: Payload, state: State
 ) -> tuple[dict[str, Tensor], State]:
-    """Step each name that the mean has by its rule; other names keep their value and their state."""
+    """Step each name of the mean by its rule. Other names keep their value and their state."""
     check_payload("mean", mean)
     if unknown := sorted(set(mean) - set(previous)):
         raise wrong_value(
@@ -103,7 +100,7 @@ def step_each(
 
 @contextmanager
 def named(name: str, among: str = "") -> Iterator[None]:
-    """Put a name in front of a ValueError or TypeError that is raised inside."""
+    """Prefix a ValueError or TypeError with the name of a tensor."""
     try:
         yield
     except (ValueError, TypeError) as error:

@@ -1,4 +1,4 @@
-"""Float64 sums of products with spare exponent: finite terms never make an infinite sum."""
+"""Float64 sums of products with an extended exponent, so that finite terms never overflow."""
 
 import torch
 from torch import Tensor
@@ -6,18 +6,18 @@ from torch import Tensor
 from fedprompt._checks import per_row
 
 UNIT = 1200
-"""Exponent of the unit of a high sum. A term is below 2**2048; 2**60 of them, times 2**60, still fit."""
+"""Exponent of the unit of a high sum. 2**60 terms below 2**2048, scaled by 2**60, still fit."""
 
 HALF_UNIT = 2.0 ** (-UNIT // 2)  # 2**-1200 itself is below the smallest float64
 LARGEST = torch.finfo(torch.float64).max
 
 
 class WideSum:
-    """Running float64 sum of products, in two parts where one would overflow.
+    """Running float64 sum of products, split into two parts when one part would overflow.
 
-    `low` is the ordinary sum. A term with which a coordinate of `low` would overflow is added to the
-    same coordinate of `high`, in units of 2**1200. Until then `high` is None, and the sum is bitwise
-    identical to that of ``low += value * factor``.
+    `low` is the ordinary sum. If a term would make a coordinate of `low` overflow, it is added to
+    the same coordinate of `high` instead, in units of 2**1200. `high` is None until then, and the
+    sum is bitwise identical to ``low += value * factor``.
     """
 
     def __init__(self, start: Tensor) -> None:
@@ -39,7 +39,7 @@ class WideSum:
             self._add_high(other.high * factor)
 
     def over(self, divisor: "WideSum") -> Tensor:
-        """Divide each row by its sum in `divisor`, or by 1 where that is 0; rounding never makes it infinite."""
+        """Divide each row by its sum in `divisor`, or by 1 if that is 0. The result is finite."""
         if self.high is None and divisor.high is None:
             safe = torch.where(divisor.low > 0, divisor.low, 1.0)
             return (self.low / per_row(safe, self.low)).clamp(-LARGEST, LARGEST)
@@ -51,14 +51,14 @@ class WideSum:
         )
 
     def saturated(self) -> Tensor:
-        """Return the sum as float64, where the largest number stands for all larger ones."""
+        """Return the sum as float64, clamped to the largest finite number."""
         return self.low if self.high is None else _times_power(*self._parts())
 
     def _add_high(self, term: Tensor) -> None:
         self.high = term if self.high is None else self.high + term
 
     def _parts(self) -> tuple[Tensor, Tensor]:
-        """Mantissa and exponent of each coordinate; high terms may cancel, and then the low sum is left."""
+        """Return mantissa and exponent. The low sum is used where the high terms cancel."""
         if self.high is None:
             return _split(self.low)
         wide = self.high != 0
@@ -68,13 +68,13 @@ class WideSum:
 
 
 def _split(number: Tensor) -> tuple[Tensor, Tensor]:
-    """Mantissa, with its gradient, and exponent; torch's own gradient of ``frexp`` is 0 beyond float32."""
+    """Return mantissa and exponent; ``torch.frexp`` loses the gradient beyond float32."""
     exponent = torch.frexp(number.detach()).exponent
     return _times_power(number, -exponent), exponent
 
 
 def _times_power(mantissa: Tensor, exponent: Tensor) -> Tensor:
-    """Multiply by a power of two in two steps, since one power alone may be out of range."""
+    """Multiply by a power of two in two steps, because the power itself may overflow."""
     half = exponent.div(2, rounding_mode="floor")
     for part in (half, exponent - half):
         mantissa = mantissa * torch.exp2(part.double())

@@ -25,23 +25,23 @@ Rule = TypeVar("Rule")
 def aggregate_by_name(
     rules: Mapping[str, Aggregator], *, default: Aggregator = weighted_mean
 ) -> Callable[[Iterable[Payload]], dict[str, Weighted]]:
-    """Mix aggregators: each name of the payloads has its own.
+    """Combine aggregators, with one for each name of the payloads.
 
-    Where one aggregator serves all names, call it with the payloads; :func:`weighted_mean` then also
-    streams them.
+    If all names have the same aggregator, pass the payloads to it directly. :func:`weighted_mean`
+    then also streams them.
 
     Args:
-        rules: From a name, or a dotted prefix of names, to its aggregator. A full name wins over
+        rules: Aggregator for each name or dotted prefix of names. A full name takes precedence over
             prefixes, and a longer prefix over a shorter one.
         default: Aggregator of all other names.
 
     Returns:
-        A function from payloads to one payload. A client that does not send a name counts as weight 0
-        for it. All payloads are held.
+        A function from payloads to one payload. It keeps all payloads in memory. If a client does
+        not send a name, it has weight 0 for that name.
 
     Raises:
-        ValueError: (the returned function) If there is no payload, a rule matches no name, or an
-            aggregator refuses. The message then begins with the name.
+        ValueError: When the returned function is called, if there is no payload, a rule matches no
+            name, or an aggregator raises. The message then begins with the name.
 
     Example:
         >>> from fedprompt import weighted_median
@@ -72,22 +72,22 @@ def update_by_name(
     *,
     default: ServerUpdate[Tensor, Weighted] = overwrite(),  # noqa: B008 (immutable)
 ) -> ServerUpdate[Mapping[str, Tensor], Payload]:
-    """Mix server updates: each name of the values has its own.
+    """Combine server updates, with one for each name of the values.
 
-    Where one update serves all names, hand it the dict; see :func:`overwrite`.
+    If all names have the same update, pass the dict to it directly, as in :func:`overwrite`.
 
     Args:
-        rules: From a name, or a dotted prefix of names, to its update, matched as in
+        rules: Update for each name or dotted prefix of names, matched as in
             :func:`aggregate_by_name`.
         default: Update of all other names.
 
     Returns:
-        A :class:`ServerUpdate` over values and payloads. Names that the payload lacks keep their value
-        and their state.
+        A :class:`ServerUpdate` for values and payloads. If the payload lacks a name, the value and
+        the state of that name are unchanged.
 
     Raises:
-        ValueError: (``init``) If a rule matches no name. (``step``) If the payload has a name that the
-            values lack, or an update refuses; the message then begins with the name.
+        ValueError: In ``init``, if a rule matches no name. In ``step``, if the payload has an
+            unknown name, or an update raises. The message then begins with the name.
 
     Example:
         >>> from fedprompt import ema
@@ -122,7 +122,7 @@ class _ByName:
 def _checked_rules(
     rules: Mapping[str, Rule], default: Rule, noun: str, fits: Callable[[object], bool]
 ) -> dict[str, Rule]:
-    """Copy rules that map names to pieces of the right type."""
+    """Copy rules after checking that each of them, and the default, is of the required kind."""
     if not isinstance(rules, Mapping):
         raise wrong_type("rules", f"be a mapping from names, each to {noun}", type(rules).__name__)
     labeled = {f"rules[{name!r}]": rule for name, rule in rules.items()}
@@ -138,18 +138,13 @@ def _is_update(rule: object) -> bool:
 
 def _aggregate(name: str, aggregator: Aggregator, payloads: list[Payload]) -> Weighted:
     holders = [payload for payload in payloads if name in payload]
-    missing = len(holders) < len(payloads)
-    among = (
-        f" (counting the {len(holders)} payloads of {len(payloads)} that have it)"
-        if missing
-        else ""
-    )
-    with named(name, among):
+    among = f" (counting the {len(holders)} payloads of {len(payloads)} that have it)"
+    with named(name, among if len(holders) < len(payloads) else ""):
         return aggregator(payload[name] for payload in holders)
 
 
 def _match(names: list[str], rules: Mapping[str, Rule], default: Rule) -> dict[str, Rule]:
-    """For each name its rule: that of the full name, else of the longest dotted prefix, else the default."""
+    """Map names to rules: of the full name, else of the longest dotted prefix, else the default."""
     keys = {name: next((key for key in _prefixes(name) if key in rules), None) for name in names}
     if unused := [
         rule

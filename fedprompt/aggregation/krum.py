@@ -1,4 +1,4 @@
-"""Krum: of whole payloads, those that have the nearest neighbours."""
+"""Krum and Multi-Krum: select the payloads with the nearest neighbors."""
 
 from collections.abc import Iterable, Mapping
 
@@ -19,160 +19,153 @@ from fedprompt.interfaces import Payload, Weighted
 
 
 def krum(payloads: Iterable[Payload], /, *, num_byzantine: int) -> dict[str, Weighted]:
-    r"""Choose the one payload that lies closest to its neighbours.
+    r"""Select the payload that is closest to its neighbors.
 
     .. math:: k^* = \arg\min_k \sum_{j \in N_k} \lVert v_k - v_j \rVert^2
 
-    :math:`N_k` are the n - `num_byzantine` - 2 payloads nearest to k, over all names together; of equals the first is taken. Payloads
-    count by heads, not by weights, which are claims. Two payloads that do not know the same rows cannot be compared and are
-    infinitely far apart, and so is one with NaN or infinity in a row that it claims to know: where clients know different rows, use
-    :func:`trimmed_mean` or :func:`weighted_median`. Distances are over all coordinates: a liar who sends the others' mean with one
-    coordinate moved by less than they scatter is the closest of all, and chosen. Those two bound each coordinate.
+    Here n is the number of payloads, and :math:`N_k` are the n - `num_byzantine` - 2 payloads
+    nearest to k. Distances are over all names together. If several scores are equal, the first
+    payload is selected. Every payload counts once; self-reported weights are ignored.
+
+    Two payloads with different known rows cannot be compared, and their distance is infinite. The
+    same holds for a payload with NaN or infinity in a known row. If clients know different rows,
+    use :func:`trimmed_mean` or :func:`weighted_median`.
+
+    Krum does not bound single coordinates. A malicious client can send the mean of the others with
+    one coordinate changed by less than their spread, and be selected. :func:`trimmed_mean` and
+    :func:`weighted_median` bound each coordinate.
 
     Args:
-        payloads: At least 2 `num_byzantine` + 3, with the same names, shapes, dtypes and device.
-        num_byzantine: How many of them may be malicious, at least 0.
+        payloads: Payloads with the same names, shapes, dtypes and device (at least 2
+            `num_byzantine` + 3).
+        num_byzantine: Largest number of malicious payloads (at least 0).
 
     Returns:
-        A copy of the chosen payload, its weights included.
+        A copy of the selected payload, with its weights.
 
     Raises:
-        TypeError: If `payloads` are entries: Krum compares whole payloads.
-        ValueError: If there are too few payloads, layouts differ, a weight is negative or not finite, or no payload has enough
-            neighbours that know the same rows.
+        TypeError: If `payloads` are entries, because Krum compares whole payloads.
+        ValueError: If there are too few payloads, layouts differ, a weight is negative or not
+            finite, or no payload has enough neighbors with the same known rows.
 
     Example:
-        >>> sent = [{"head": Weighted(torch.tensor([value]), torch.tensor(1.0))} for value in (1.0, 1.1, 1.3, 1e6, 0.9)]
-        >>> krum(sent, num_byzantine=1)["head"].value
-        tensor([1.])
+        >>> one = torch.tensor(1.0)
+        >>> payloads = [{"head": Weighted(value * one, one)} for value in (1.0, 1.1, 1.3, 1e6, 0.9)]
+        >>> krum(payloads, num_byzantine=1)["head"].value
+        tensor(1.)
 
     References:
-        Blanchard et al., "Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent", NeurIPS 2017.
+        Blanchard et al., "Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent",
+        NeurIPS 2017.
     """
     held = _held(payloads, num_byzantine)
     best = held[_ranking(held, num_byzantine)[0]]
-    return {
-        name: Weighted(upload.value.clone(), upload.weight.clone()) for name, upload in best.items()
-    }
+    return {name: Weighted(*(tensor.clone() for tensor in entry)) for name, entry in best.items()}
 
 
 def multi_krum(
     payloads: Iterable[Payload], /, *, num_byzantine: int, num_selected: int
 ) -> dict[str, Weighted]:
-    """Average the payloads that lie closest to their neighbours.
+    """Average the payloads that are closest to their neighbors.
 
-    The `num_selected` payloads with the lowest score of :func:`krum`, averaged by :func:`weighted_mean`: one of them with a huge weight
-    would be all of the mean, so cap the weights before (:func:`cap_weight`).
+    The `num_selected` payloads with the lowest scores of :func:`krum` are averaged by
+    :func:`weighted_mean`. A huge weight of one of them would dominate the mean, so cap weights
+    first (:func:`cap_weight`).
 
     Args:
-        payloads: As for :func:`krum`.
-        num_byzantine: How many of them may be malicious, at least 0.
-        num_selected: How many to average, from 1 to the number of payloads less `num_byzantine`.
+        payloads: Payloads with the same names, shapes, dtypes and device (at least 2
+            `num_byzantine` + 3).
+        num_byzantine: Largest number of malicious payloads (at least 0).
+        num_selected: Number of payloads to average (at least 1, at most the number of payloads
+            minus `num_byzantine`).
 
     Returns:
-        Their weighted mean, name by name.
+        Weighted mean of the selected payloads.
 
     Raises:
-        TypeError: If `payloads` are entries.
-        ValueError: As :func:`krum`; or if `num_selected` is out of range, or fewer have enough neighbours that know the same rows.
+        TypeError: If `payloads` are entries, because Krum compares whole payloads.
+        ValueError: As for :func:`krum`, or if fewer than `num_selected` payloads have enough
+            neighbors with the same known rows.
 
     Example:
-        >>> sent = [{"head": Weighted(torch.tensor([value]), torch.tensor(1.0))} for value in (1.0, 1.1, 1.3, 1e6, 0.9)]
-        >>> multi_krum(sent, num_byzantine=1, num_selected=3)["head"].value
-        tensor([1.])
+        >>> one = torch.tensor(1.0)
+        >>> payloads = [{"head": Weighted(value * one, one)} for value in (1.0, 1.1, 1.3, 1e6, 0.9)]
+        >>> multi_krum(payloads, num_byzantine=1, num_selected=3)["head"].value
+        tensor(1.)
 
     References:
-        Blanchard et al., "Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent", NeurIPS 2017.
+        Blanchard et al., "Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent",
+        NeurIPS 2017.
     """
     held = _held(payloads, num_byzantine)
     check_count("num_selected", num_selected)
     if num_selected > len(held) - num_byzantine:
-        raise wrong_value(
-            "num_selected",
-            f"be at most the {len(held) - num_byzantine} payloads of others",
-            num_selected,
-        )
+        rule = f"be at most {len(held) - num_byzantine}, the number of honest payloads"
+        raise wrong_value("num_selected", rule, num_selected)
     ranking = _ranking(held, num_byzantine)
     if num_selected > len(ranking):
-        raise wrong_value(
-            "num_selected",
-            f"be at most the {len(ranking)} payloads that have enough neighbours with the same rows",
-            num_selected,
-        )
+        enough = "payloads that have enough neighbors with the same known rows"
+        rule = f"be at most {len(ranking)}, the number of {enough}"
+        raise wrong_value("num_selected", rule, num_selected)
     return weighted_mean([held[position] for position in sorted(ranking[:num_selected])])
 
 
 def _held(payloads: Iterable[Payload], num_byzantine: int) -> list[Payload]:
+    """List the payloads after checking their number and layout."""
     check_count("num_byzantine", num_byzantine, at_least=0)
     if isinstance(payloads, Weighted | Mapping):
         raise wrong_type("payloads", "be an iterable of payloads", f"one {type(payloads).__name__}")
     held: list[Payload] = []
     for position, payload in enumerate(payloads):
-        check_payload(
-            f"payloads[{position}]", payload, reason=", since distances are over all names"
-        )
-        names = set(held[0]) if held else set(payload)
-        if not names or set(payload) != names:
-            raise wrong_value(
-                f"payloads[{position}]",
-                f"have the names {sorted(names) or 'of a model'}",
-                sorted(payload),
-            )
-        for name, upload in payload.items():
-            argument = f"payloads[{position}][{name!r}]"
-            check_alike(
-                argument, upload, held[0][name] if held else checked_layout(argument, upload)
-            )
-            check_weights(argument, upload)
+        place = f"payloads[{position}]"
+        check_payload(place, payload, reason=", because distances are over all names")
+        first = held[0] if held else payload
+        if not payload:
+            raise wrong_value(place, "have at least one name", "none")
+        if set(payload) != set(first):
+            raise wrong_value(place, f"have the names {sorted(first)}", sorted(payload))
+        for name, entry in payload.items():
+            argument = f"{place}[{name!r}]"
+            check_alike(argument, entry, checked_layout(argument, first[name]))
+            check_weights(argument, entry)
         held.append(payload)
     if len(held) < 2 * num_byzantine + 3:
-        raise wrong_value(
-            "payloads",
-            f"be at least {2 * num_byzantine + 3} where {num_byzantine} may be malicious",
-            len(held),
-        )
+        rule = f"be at least {2 * num_byzantine + 3} if {num_byzantine} may be malicious"
+        raise wrong_value("payloads", rule, len(held))
     return held
 
 
 def _ranking(payloads: list[Payload], num_byzantine: int) -> list[int]:
-    """Positions by ascending score, without those whose score is infinite."""
+    """List positions by ascending score, without payloads of infinite score."""
     names = list(payloads[0])
-    values = torch.stack(
-        [
-            torch.cat([known_rows(payload[name]).flatten().double() for name in names])
-            for payload in payloads
-        ]
-    )
-    known = torch.stack(
-        [torch.cat([payload[name].weight.flatten() > 0 for name in names]) for payload in payloads]
-    )
-    sound = values.isfinite().all(1)
-    compared = torch.stack([(known == own).all(1) for own in known]) & sound[:, None] & sound
+    values = torch.stack([_flat([known_rows(each[name]) for name in names]) for each in payloads])
+    known = torch.stack([_flat([each[name].weight > 0 for name in names]) for each in payloads])
+    finite = values.isfinite().all(1)
+    compared = torch.stack([(known == own).all(1) for own in known]) & finite[:, None] & finite
     scores = _scores(values, compared, num_byzantine)
-    far = [0.0] * len(payloads)
-    if (
-        max(scores) == torch.inf
-    ):  # a square may have overflowed: those are compared once more, in units of 2**600
-        far = [
-            there if here == torch.inf else 0.0
-            for here, there in zip(
-                scores, _scores(values * 2.0**-600, compared, num_byzantine), strict=True
-            )
-        ]
-    ranking = sorted(
-        (k for k in range(len(payloads)) if far[k] < torch.inf), key=lambda k: (scores[k], far[k])
-    )
+    if max(scores) < torch.inf:
+        return sorted(range(len(scores)), key=scores.__getitem__)
+    # A square may have overflowed, so infinite scores are compared again in units of 2**600.
+    scaled = _scores(values * 2.0**-600, compared, num_byzantine)
+    keys = [
+        (score, far if score == torch.inf else 0.0)
+        for score, far in zip(scores, scaled, strict=True)
+    ]
+    ranking = sorted((k for k in range(len(keys)) if keys[k][1] < torch.inf), key=keys.__getitem__)
     if not ranking:
-        raise wrong_value(
-            "payloads", "leave one that has enough neighbours with the same known rows", "none"
-        )
+        rule = "include one with enough neighbors that have the same known rows"
+        raise wrong_value("payloads", rule, "none")
     return ranking
 
 
+def _flat(tensors: list[Tensor]) -> Tensor:
+    """Concatenate tensors as one vector in float64."""
+    return torch.cat([tensor.flatten().double() for tensor in tensors])
+
+
 def _scores(values: Tensor, compared: Tensor, num_byzantine: int) -> list[float]:
-    """Sum of the squared distances to the nearest neighbours of each payload."""
+    """Sum the squared distances of each payload to its nearest neighbors."""
     distance = torch.cdist(values, values, compute_mode="donot_use_mm_for_euclid_dist").square()
-    distance = torch.where(compared, distance, torch.inf).fill_diagonal_(
-        torch.inf
-    )  # no payload is its own neighbour
+    distance = torch.where(compared, distance, torch.inf)
+    distance.fill_diagonal_(torch.inf)  # a payload is not its own neighbor
     return distance.sort(1).values[:, : len(values) - num_byzantine - 2].sum(1).tolist()

@@ -31,24 +31,26 @@ def weighted_mean(
 
     .. math:: \bar v_r = \sum_k w_{k,r} v_{k,r} \,\big/\, \sum_k w_{k,r}
 
-    Payloads are averaged name by name; a client that does not send a name counts as weight 0 for it.
-    The result is an entry or a payload itself, so a mean of means is a mean: average on edge servers
-    first if you like. Clients are streamed one by one, in memory that does not grow with their number.
+    Payloads are averaged name by name. If a client does not send a name, it has weight 0 for that
+    name. The result is again an entry or a payload, and a mean of means is a mean. So clients can
+    be averaged on edge servers first. Clients are streamed one by one, in memory that does not grow
+    with their number.
 
-    Sums are kept in float64. Add clients in the order of their ids, and every engine gives bitwise
-    identical means. The mean of finite entries is finite, also where a sum exceeds float64.
+    Sums are computed in float64. If clients are added in the order of their ids, the means are
+    bitwise identical on every engine. The mean of finite entries is finite, even if a sum overflows
+    float64.
 
     Args:
-        entries: Entries, or payloads; at least one. All entries of a name have the same shapes, dtypes
-            and device. A row of weight 0 may contain anything, including NaN.
+        entries: Entries or payloads (at least one). All entries of a name have the same shapes,
+            dtypes and device. A row of weight 0 may contain anything, including NaN.
 
     Returns:
-        Mean of each row, in the dtypes of the entries. Its weight is the total weight, or the largest
-        number of its dtype if the total exceeds it. Rows of total weight 0 have value 0.
+        Mean of each row, in the dtypes of the entries. Its weight is the total weight, or the
+        largest number of its dtype if the total overflows. Rows of total weight 0 have value 0.
 
     Raises:
-        ValueError: If `entries` is empty, layouts differ, a weight is negative or not finite, or a row
-            of positive weight contains NaN or infinity.
+        ValueError: If `entries` is empty, layouts differ, a weight is negative or not finite, or a
+            row of positive weight contains NaN or infinity.
 
     Example:
         Two clients know class 0; only the second knows class 1.
@@ -62,7 +64,8 @@ def weighted_mean(
         tensor([3., 1.])
 
     References:
-        McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017.
+        McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data",
+        AISTATS 2017.
     """
     return aggregate(entries, RowSums)
 
@@ -74,62 +77,54 @@ class RowSums:
     """
 
     def __init__(self, first: Weighted) -> None:
-        self.like = Weighted(
-            *(tensor.new_empty(()).expand(tensor.shape) for tensor in first)
-        )  # holds no rows
+        # Only the layout is kept: an expanded scalar takes no memory.
+        self.like = Weighted(*(tensor.new_empty(()).expand(tensor.shape) for tensor in first))
         self.value, self.weight = (
             WideSum(torch.zeros(tensor.shape, dtype=torch.float64, device=tensor.device))
             for tensor in first
         )
 
     def add(self, argument: str, entry: Weighted) -> None:
-        """Add an entry; a malformed one is refused by the name `argument`, and nothing is added."""
+        """Add an entry. If it is malformed, raise an error that calls it `argument`."""
         check_alike(argument, entry, self.like)
         weight = entry.weight.double()
         product = entry.value.double() * per_row(weight, entry.value)
-        value_sum, weight_sum = product.add_(self.value.low), self.weight.low + weight
-        judged = (
-            value_sum.sum() + weight_sum.sum() + weight.sqrt().sum()
-        )  # NaN if a weight is negative
-        if math.isfinite(judged.item()):
-            self.value.low, self.weight.low = value_sum, weight_sum
-        else:  # malformed, garbage in a row of weight 0, or an overflow
+        value_sum = product.add_(self.value.low)
+        weight_sum = self.weight.low + weight
+        # One synchronization checks everything. The root of a negative weight is NaN.
+        checksum = value_sum.sum() + weight_sum.sum() + weight.sqrt().sum()
+        if math.isfinite(checksum.item()):
+            self.value.low = value_sum
+            self.weight.low = weight_sum
+        else:  # a malformed entry, NaN in a row of weight 0, or an overflow
             check_rows(argument, entry)
             self.value.add(known_rows(entry).double(), per_row(weight, entry.value))
             self.weight.add(weight)
 
     def result(self) -> Weighted:
-        """Divide; rows of total weight 0 are 0."""
+        """Return the mean. Rows of total weight 0 are 0."""
         return as_entry(self.value.over(self.weight), self.weight.saturated(), like=self.like)
 
 
 def check_alike(argument: str, entry: object, first: Weighted) -> None:
-    """Require an entry of the layout of the first one: shapes, dtypes, device."""
+    """Require the shapes, dtypes and device of the first entry."""
     for name, tensor, like in zip(
         Weighted._fields, checked_layout(argument, entry), first, strict=True
     ):
+        place = f"{argument}.{name}"
         if tensor.shape != like.shape:
-            raise wrong_value(
-                f"{argument}.{name}",
-                f"have the shape of the first entry {tuple(like.shape)}",
-                tuple(tensor.shape),
-            )
+            rule = f"have the shape of the first entry {tuple(like.shape)}"
+            raise wrong_value(place, rule, tuple(tensor.shape))
         if tensor.dtype != like.dtype:
-            raise wrong_type(
-                f"{argument}.{name}",
-                f"have the dtype of the first entry {like.dtype}",
-                tensor.dtype,
-            )
+            rule = f"have the dtype of the first entry {like.dtype}"
+            raise wrong_type(place, rule, tensor.dtype)
         if tensor.device != like.device:
-            raise wrong_value(
-                f"{argument}.{name}",
-                f"be on the device of the first entry {like.device}",
-                tensor.device,
-            )
+            rule = f"be on the device of the first entry {like.device}"
+            raise wrong_value(place, rule, tensor.device)
 
 
 def as_entry(value: Tensor, weight: Tensor, *, like: Weighted) -> Weighted:
-    """Round to the dtypes of `like`; rows of weight 0 have value 0, and weights stop at their dtype's largest number."""
+    """Round to the dtypes of `like`, with value 0 in rows of weight 0 and finite weights."""
     value = torch.where(per_row(weight > 0, value), value, 0.0)
     most = torch.finfo(like.weight.dtype).max
     return Weighted(value.to(like.value.dtype), weight.clamp(max=most).to(like.weight.dtype))

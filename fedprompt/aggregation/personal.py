@@ -1,4 +1,4 @@
-"""Servers that answer each client."""
+"""Servers that send an answer to each client."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
@@ -17,23 +17,25 @@ def averaging(
     aggregate: Callable[[Iterable[Payload]], Payload] | None = None,
     update: ServerUpdate[Mapping[str, Tensor], Payload] | None = None,
 ) -> Server:
-    """Make a :class:`Server` that broadcasts, of an aggregator and a server update over names.
+    """Make a :class:`Server` that aggregates payloads and sends the same values to all clients.
 
     Args:
-        values: The first broadcast.
-        clients: All ids.
-        aggregate: Payloads in, one out; None is :func:`fedprompt.weighted_mean`.
-        update: None is :func:`fedprompt.overwrite`, which takes the mean as the new value.
+        values: First broadcast.
+        clients: Ids of all clients.
+        aggregate: Function from payloads to one payload. If None, :func:`weighted_mean` is used.
+        update: Server update of the values. If None, :func:`overwrite` takes the mean.
 
     Returns:
-        The pair. Its state holds the values and what `update` remembers.
+        An ``(init, step)`` pair. Its state contains the values and the state of `update`.
 
     Example:
-        >>> server = averaging({"head": torch.zeros(2)}, clients=range(3), update=ema(decay=0.5))
-        >>> uploads = {client: {"head": Weighted(torch.full((2,), float(client)), torch.tensor(1.0))} for client in (0, 2)}
-        >>> answers, state = server.step(uploads, server.init()[1])
+        >>> from fedprompt import ema
+        >>> server = averaging({"head": torch.tensor(0.0)}, clients=range(3), update=ema(decay=0.5))
+        >>> answers, state = server.init()
+        >>> payload = {"head": Weighted(torch.tensor(4.0), torch.tensor(1.0))}
+        >>> answers, state = server.step({0: payload}, state)
         >>> answers[1]
-        {'head': tensor([0.5000, 0.5000])}
+        {'head': tensor(2.)}
     """
     return _Averaging(values, tuple(clients), aggregate or weighted_mean, update or overwrite())
 
@@ -45,12 +47,10 @@ class _Averaging(NamedTuple):
     update: ServerUpdate[Mapping[str, Tensor], Payload]
 
     def init(self) -> tuple[Answers, Any]:
-        return dict.fromkeys(self.clients, self.values), {
-            "values": self.values,
-            "update": self.update.init(self.values),
-        }
+        state = {"values": self.values, "update": self.update.init(self.values)}
+        return dict.fromkeys(self.clients, self.values), state
 
-    def step(self, uploads: Mapping[int, Any], state: Any, /) -> tuple[Answers, Any]:
-        mean = self.aggregate([uploads[client] for client in sorted(uploads)])
-        values, memory = self.update.step(state["values"], mean, state["update"])
-        return dict.fromkeys(self.clients, values), {"values": values, "update": memory}
+    def step(self, payloads: Mapping[int, Any], state: Any, /) -> tuple[Answers, Any]:
+        mean = self.aggregate([payloads[client] for client in sorted(payloads)])
+        values, update = self.update.step(state["values"], mean, state["update"])
+        return dict.fromkeys(self.clients, values), {"values": values, "update": update}

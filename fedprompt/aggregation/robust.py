@@ -1,4 +1,4 @@
-"""Aggregators that a minority cannot move far: order statistics of each coordinate."""
+"""Robust aggregators: the median and the trimmed mean of each coordinate."""
 
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -22,35 +22,40 @@ def weighted_median(entries: Iterable[Payload], /) -> dict[str, Weighted]: ...
 def weighted_median(
     entries: Iterable[Weighted] | Iterable[Payload], /
 ) -> Weighted | dict[str, Weighted]:
-    r"""Take the median of every coordinate, each entry counting by the weight of its row.
+    r"""Take the weighted median of each coordinate.
 
     .. math:: \tilde v_{r,i} \in \arg\min_m \sum_k w_{k,r}\, |v_{k,r,i} - m|
 
-    Where a whole interval is minimal, as between two entries of equal weight, its midpoint is taken.
-    Clients with less than half of the weight of a row cannot move any of its coordinates beyond the
-    values of the other clients. Weights are self-reported: see :func:`cap_weight`. Payloads are
-    aggregated name by name. A median of medians is not a median, so all entries are held.
+    If the minimum is an interval, as between two entries of equal weight, the result is its
+    midpoint. Clients with less than half of the weight of a row cannot move any of its coordinates
+    beyond the values of the other clients. Weights are self-reported, so cap them first
+    (:func:`cap_weight`).
+
+    Payloads are aggregated name by name. All entries are kept in memory, because a median of
+    medians is not a median.
 
     Args:
-        entries: Entries, or payloads; at least one. All entries of a name have the same shapes, dtypes
-            and device. A row that contains NaN or infinity counts as weight 0, so that a minority
-            cannot stop the round.
+        entries: Entries or payloads (at least one). All entries of a name have the same shapes,
+            dtypes and device. A row that contains NaN or infinity has weight 0, so that a malicious
+            client cannot stop the round.
 
     Returns:
-        Median of each coordinate, with the total weight of the rows that counted; value 0 and weight 0
-        where there are none.
+        Median of each coordinate. Its weight is the total weight of the rows without NaN or
+        infinity. Rows of total weight 0 have value 0.
 
     Raises:
         ValueError: If `entries` is empty, layouts differ, or a weight is negative or not finite.
 
     Example:
-        >>> sent = ((1.0, 2.0), (2.0, 3.0), (1e6, 1.0))
-        >>> entries = [Weighted(torch.tensor([value]), torch.tensor(weight)) for value, weight in sent]
+        >>> def entry(value, weight):
+        ...     return Weighted(torch.tensor([value]), torch.tensor(weight))
+        >>> entries = [entry(1.0, 2.0), entry(2.0, 3.0), entry(1e6, 1.0)]
         >>> weighted_median(entries)
         Weighted(value=tensor([2.]), weight=tensor(6.))
 
     References:
-        Yin et al., "Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates", ICML 2018.
+        Yin et al., "Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates", ICML
+        2018.
     """
     return aggregate(entries, partial(_Held, _median))
 
@@ -62,47 +67,52 @@ def trimmed_mean(entries: Iterable[Payload], /, *, fraction: float) -> dict[str,
 def trimmed_mean(
     entries: Iterable[Weighted] | Iterable[Payload], /, *, fraction: float
 ) -> Weighted | dict[str, Weighted]:
-    r"""Average every coordinate without the lowest and the highest share of its weight.
+    r"""Average each coordinate without the lowest and the highest `fraction` of its weight.
 
-    The entries of a coordinate are sorted by value. A share `fraction` of the total weight is cut off
-    at each end, through an entry where the cut falls there, and the rest is averaged. With `fraction` 0
-    this is :func:`weighted_mean`; towards 0.5 it becomes :func:`weighted_median`. Payloads are
-    aggregated name by name.
+    For each coordinate, the entries are sorted by value. The lowest and the highest `fraction` of
+    the total weight are removed, and the rest is averaged. An entry may be removed in part. With
+    `fraction` 0, this is :func:`weighted_mean`. For `fraction` towards 0.5, it converges to
+    :func:`weighted_median`.
 
-    Clients with less than `fraction` of the weight of a row cannot move any of its coordinates beyond
-    the values of the other clients. At exactly that share rounding decides, and a small part of an
-    outlier may remain. Leave a margin, such as 0.25 against a fifth.
+    Clients with less than `fraction` of the weight of a row cannot move any of its coordinates
+    beyond the values of the other clients. At exactly this share, a small part of an outlier may
+    remain because of rounding. Leave a margin, such as 0.25 if a fifth may be malicious.
+
+    Payloads are aggregated name by name. All entries are kept in memory.
 
     Args:
-        entries: Entries, or payloads; at least one, all held. All entries of a name have the same
-            shapes, dtypes and device. A row that contains NaN or infinity counts as weight 0.
-        fraction: Share of the weight at each end, from 0 to 0.499.
+        entries: Entries or payloads (at least one). All entries of a name have the same shapes,
+            dtypes and device. A row that contains NaN or infinity has weight 0.
+        fraction: Share of the weight to remove at each end (from 0 to 0.499).
 
     Returns:
-        Mean of the rest of each coordinate, with the total weight of the rows that counted, trimmed
-        parts included; value 0 and weight 0 where there are none.
+        Trimmed mean of each coordinate. Its weight is the total weight of the rows without NaN or
+        infinity, including the removed weight. Rows of total weight 0 have value 0.
 
     Raises:
-        ValueError: If `fraction` is out of range, `entries` is empty, layouts differ, or a weight is
-            negative or not finite.
+        ValueError: If `fraction` is out of range, `entries` is empty, layouts differ, or a weight
+            is negative or not finite.
 
     Example:
-        A fifth of a weight of 5 is cut off at each end: all of the first entry, and 1 of the 2 of the last.
+        A fifth of the total weight 5 is removed at each end. This is the first entry, and half of
+        the last one.
 
-        >>> sent = ((0.0, 1.0), (2.0, 2.0), (5.0, 2.0))
-        >>> entries = [Weighted(torch.tensor([value]), torch.tensor(weight)) for value, weight in sent]
+        >>> def entry(value, weight):
+        ...     return Weighted(torch.tensor([value]), torch.tensor(weight))
+        >>> entries = [entry(0.0, 1.0), entry(2.0, 2.0), entry(5.0, 2.0)]
         >>> trimmed_mean(entries, fraction=0.2)
         Weighted(value=tensor([3.]), weight=tensor(5.))
 
     References:
-        Yin et al., "Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates", ICML 2018.
+        Yin et al., "Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates", ICML
+        2018.
     """
     check_number("fraction", fraction, at_least=0, at_most=0.499)
     return aggregate(entries, partial(_Held, partial(_trimmed, fraction=fraction)))
 
 
 class _Held:
-    """All entries of one name, for a rule that needs them at once."""
+    """Statistic that keeps all entries of one name and applies a rule to them."""
 
     def __init__(self, rule: Callable[[list[Weighted]], Weighted], first: Weighted) -> None:
         self.rule = rule
@@ -123,13 +133,12 @@ def _median(held: list[Weighted]) -> Weighted:
     seen = _running(weight)
     half = seen[-1] / 2
     lower, upper = (
-        reached.byte().argmax(0, keepdim=True) for reached in (seen >= half, seen > half)
+        value.gather(0, reached.byte().argmax(0, keepdim=True))[0]
+        for reached in (seen >= half, seen > half)
     )
-    first, second = value.gather(0, lower)[0], value.gather(0, upper)[0]
-    middle = (first + second) / 2
-    return as_entry(
-        torch.where(middle.isfinite(), middle, first / 2 + second / 2), total, like=held[0]
-    )
+    middle = (lower + upper) / 2
+    middle = torch.where(middle.isfinite(), middle, lower / 2 + upper / 2)  # the sum may overflow
+    return as_entry(middle, total, like=held[0])
 
 
 def _trimmed(held: list[Weighted], *, fraction: float) -> Weighted:
@@ -137,39 +146,30 @@ def _trimmed(held: list[Weighted], *, fraction: float) -> Weighted:
     seen = _running(weight)
     low = fraction * seen[-1]
     kept = (torch.minimum(seen, seen[-1] - low) - torch.maximum(seen - weight, low)).clamp(min=0)
-    sums = (
-        WideSum(torch.full_like(value[0], -0.0)),
-        WideSum(torch.zeros_like(value[0])),
-    )  # -0.0 adds nothing, not even a sign
+    value_sum = WideSum(torch.full_like(value[0], -0.0))  # adding to -0.0 keeps the sign of a zero
+    weight_sum = WideSum(torch.zeros_like(value[0]))
     for rows, share in zip(value, kept, strict=True):
-        sums[0].add(rows, share)
-        sums[1].add(share)
-    middle = sums[0].over(sums[1])
-    lowest, highest = (torch.where(kept > 0, value, bound) for bound in (torch.inf, -torch.inf))
-    middle = middle.clamp(
-        lowest.amin(0), highest.amax(0)
-    )  # rounding must not leave the range either
-    return as_entry(middle, total, like=held[0])
+        value_sum.add(rows, share)
+        weight_sum.add(share)
+    # Rounding must not move the mean out of the range of the remaining entries.
+    lowest = torch.where(kept > 0, value, torch.inf).amin(0)
+    highest = torch.where(kept > 0, value, -torch.inf).amax(0)
+    return as_entry(value_sum.over(weight_sum).clamp(lowest, highest), total, like=held[0])
 
 
 def _sorted(held: list[Weighted]) -> tuple[Tensor, Tensor, Tensor]:
-    """Values and weights of each coordinate by ascending value, clients first, and the total weight of each row."""
+    """Sort each coordinate over clients (axis 0); return values, weights, total row weights."""
     value = torch.stack([entry.value for entry in held]).double()
     weight = torch.stack([entry.weight for entry in held]).double()
-    sound = (
-        value.isfinite().flatten(weight.ndim).all(-1)
-        if value.ndim > weight.ndim
-        else value.isfinite()
-    )
-    weight = torch.where(sound, weight, 0.0)
+    finite = value.isfinite()[..., None].flatten(weight.ndim).all(-1)
+    weight = torch.where(finite, weight, 0.0)
     total = _running(weight)[-1]
-    weight = torch.where(
-        total.isfinite(), weight, weight * 2.0**-64
-    )  # shares are all that counts below
+    # If the total overflows, weights are scaled down. Only their shares matter below.
+    weight = torch.where(total.isfinite(), weight, weight * 2.0**-64)
     value, order = torch.where(per_row(weight > 0, value), value, 0.0).sort(0)
     return value, per_row(weight, value).expand_as(value).gather(0, order), total
 
 
 def _running(tensor: Tensor) -> Tensor:
-    """Sums over clients in their order, bitwise identical with entries of weight 0 in between and on every device."""
+    """Sum over clients one by one, so that the result is bitwise identical on every device."""
     return torch.stack(list(accumulate(tensor)))

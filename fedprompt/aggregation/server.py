@@ -1,4 +1,4 @@
-"""Server updates: take the mean of a round, smooth it over rounds, or descend along it."""
+"""Server updates: overwrite values by a mean, average over rounds, or take a gradient step."""
 
 from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
@@ -22,12 +22,14 @@ from fedprompt.interfaces import Payload, ServerRule, Weighted
 
 
 def overwrite() -> ServerRule:
-    """Take the mean as the new value (FedAvg); rows of total weight 0 keep their previous value exactly.
+    """Replace values by their mean (FedAvg).
+
+    Rows of total weight 0 keep their previous value exactly.
 
     Returns:
-        A :class:`ServerRule` that remembers nothing. As every server update, it takes a tensor with an
-        entry as its mean, or a dict of tensors with a payload. Names that the payload lacks keep their
-        value.
+        A :class:`ServerRule` with an empty state. Like every server update of the library, it takes
+        a tensor and an entry, or a dict of tensors and a payload. Names that the payload lacks keep
+        their value.
 
     Example:
         >>> server = overwrite()
@@ -38,38 +40,36 @@ def overwrite() -> ServerRule:
 
         The same with one tensor:
 
-        >>> update = overwrite()
-        >>> mean = Weighted(torch.tensor([[5.0], [0.0]]), torch.tensor([3.0, 0.0]))
-        >>> new, state = update.step(torch.tensor([[1.0], [2.0]]), mean, update.init(torch.zeros(2, 1)))
-        >>> new
-        tensor([[5.],
-                [2.]])
+        >>> server.step(values["head"], mean["head"], server.init(values["head"]))[0]
+        tensor([5., 2.])
     """
     return _EachName(_Blend(decay=0.0))
 
 
 def ema(*, decay: float) -> ServerRule:
-    r"""Smooth over rounds: :math:`\text{new} = \text{decay} \cdot \text{previous} + (1 - \text{decay}) \cdot \text{mean}`.
+    r"""Move values towards their mean, as an exponential moving average over rounds.
 
-    Rows of total weight 0 keep their previous value exactly: no momentum without evidence.
+    .. math:: v \leftarrow \text{decay} \cdot v + (1 - \text{decay}) \cdot \bar v
+
+    Rows of total weight 0 keep their previous value exactly.
 
     Args:
-        decay: In [0, 1]; 0 is :func:`overwrite`, 1 never moves. SGPT uses 0.5 for keys and group prompts.
+        decay: Weight of the previous value (in [0, 1]). With 0, this is :func:`overwrite`. With 1,
+            values never change. SGPT uses 0.5 for keys and group prompts.
 
     Returns:
         A :class:`ServerRule` for a tensor or a dict of tensors. Its state is empty.
 
-    Raises:
-        ValueError: If `decay` lies outside [0, 1].
-
     Example:
         >>> update = ema(decay=0.5)
-        >>> update.step(torch.tensor([2.0]), Weighted(torch.tensor([4.0]), torch.tensor(1.0)), update.init(torch.zeros(1)))[0]
+        >>> value = torch.tensor([2.0])
+        >>> mean = Weighted(torch.tensor([4.0]), torch.tensor(1.0))
+        >>> update.step(value, mean, update.init(value))[0]
         tensor([3.])
 
     References:
-        Deng et al., "Unlocking the Potential of Prompt-Tuning in Bridging Generalized and Personalized Federated Learning" (SGPT),
-        CVPR 2024, Eq. 7.
+        Deng et al., "Unlocking the Potential of Prompt-Tuning in Bridging Generalized and
+        Personalized Federated Learning" (SGPT), CVPR 2024, Eq. 7.
     """
     check_number("decay", decay, at_least=0, at_most=1)
     return _EachName(_Blend(decay))
@@ -80,21 +80,23 @@ def descend(
     *,
     max_norm: float | None = None,
 ) -> ServerRule:
-    """Treat the mean as a gradient and take one step of a torch optimiser (FedL2G; FedAdam with the clients' negative movement).
+    """Take one step of a torch optimizer, with the mean as the gradient (FedL2G).
+
+    If clients send the negative change of their parameters, this is FedOpt, such as FedAdam.
+
+    Rows of total weight 0 have gradient 0 and keep their value exactly, without momentum or weight
+    decay. A step is refused with a ValueError if the new value or state is not finite. The state
+    that was passed in is unchanged then, and the round can be repeated without the client at fault.
 
     Args:
-        make_optimizer: Called with the parameters, for instance ``partial(torch.optim.SGD, lr=0.1)``.
-        max_norm: Scale the gradient down to this Euclidean norm before the step if it is longer; None never does. FedL2G's code uses 100.
+        make_optimizer: Constructor of the optimizer, called with the parameters, such as
+            ``partial(torch.optim.SGD, lr=0.1)``.
+        max_norm: Bound on the Euclidean norm of the gradient (above 0). If None, gradients are not
+            clipped. The code of FedL2G uses 100.
 
     Returns:
-        A :class:`ServerRule` for a tensor or a dict of tensors, whose state is the optimiser's state dict. In a dict each name has
-        an optimiser and a norm for itself. Rows of total weight 0 have no gradient and keep their
-        value exactly, whatever the optimiser's momentum or weight decay would do to them.
-        A step after which the new value or the state would not be finite is refused with a ValueError.
-        The state that was passed in is unchanged then, so the round can be repeated without that client.
-
-    Raises:
-        ValueError: If `max_norm` is not above 0.
+        A :class:`ServerRule` for a tensor or a dict of tensors. Its state is the state dict of the
+        optimizer. In a dict, each name has a separate optimizer and a separate norm.
 
     Example:
         >>> from functools import partial
@@ -142,11 +144,9 @@ class _Blend:
 
     def step(self, previous: Tensor, mean: Weighted, state: State, /) -> tuple[Tensor, State]:
         _check_step(previous, mean)
-        blended = (
-            mean.value
-            if self.decay == 0
-            else torch.lerp(mean.value.double(), previous.double(), self.decay)
-        )
+        blended = mean.value
+        if self.decay > 0:
+            blended = torch.lerp(mean.value.double(), previous.double(), self.decay)
         return _where_known(mean, blended.to(previous.dtype), previous), state
 
 
@@ -165,22 +165,17 @@ class _Descend:
         if self.max_norm is not None:
             _shorten(new, self.max_norm)
         optimizer = self.make_optimizer([new])
-        optimizer.load_state_dict(
-            deepcopy(dict(state))
-        )  # an optimiser updates the loaded tensors in place
+        optimizer.load_state_dict(deepcopy(dict(state)))  # it updates the loaded tensors in place
         optimizer.step()
         _check_stepped(mean, _where_known(mean, new, torch.zeros_like(new)), optimizer)
         return _where_known(mean, new.detach(), previous), optimizer.state_dict()
 
 
 def _shorten(parameter: Tensor, max_norm: float) -> None:
-    """Scale the gradient of `parameter` down to `max_norm`, also where its norm overflows the dtype."""
+    """Clip the gradient of a parameter to `max_norm`, even if its norm overflows the dtype."""
     gradient = parameter.grad
-    if (
-        gradient is None
-        or not values_readable(gradient)
-        or torch.linalg.vector_norm(gradient).isfinite()
-    ):
+    overflows = gradient is not None and values_readable(gradient)
+    if not overflows or torch.linalg.vector_norm(gradient).isfinite():
         torch.nn.utils.clip_grad_norm_([parameter], max_norm)
         return
     largest = gradient.abs().max()
@@ -189,17 +184,16 @@ def _shorten(parameter: Tensor, max_norm: float) -> None:
 
 
 def _check_stepped(mean: Weighted, new: Tensor, optimizer: torch.optim.Optimizer) -> None:
-    """Require a finite value and a finite state after the step; one sync where all is well."""
-    states = {name: entry for own in optimizer.state.values() for name, entry in own.items()}
-    results = {"value": new, **states}
-    finite = {
-        name: entry.isfinite().all() for name, entry in results.items() if isinstance(entry, Tensor)
-    }
-    if not values_readable(new) or bool(
-        torch.stack([entry.to(new.device) for entry in finite.values()]).all()
-    ):
+    """Require a finite value and a finite state after the step, with one synchronization."""
+    if not values_readable(new):
         return
-    broken = [name for name, entry in finite.items() if not entry]
+    results = {"value": new}
+    for state in optimizer.state.values():
+        results |= {name: part for name, part in state.items() if isinstance(part, Tensor)}
+    finite = {name: part.isfinite().all() for name, part in results.items()}
+    if bool(torch.stack([each.to(new.device) for each in finite.values()]).all()):
+        return
+    broken = [name for name, each in finite.items() if not each]
     largest = _where_known(mean, mean.value, torch.zeros_like(mean.value)).abs().max().item()
     got = f"entries up to {largest:.3g}, which overflow {broken}"
     raise wrong_value("mean", "keep the value and the optimizer's state finite", got)
@@ -210,12 +204,10 @@ def _check_step(previous: Tensor, mean: Weighted) -> None:
         raise wrong_type("previous", "be a floating-point tensor", kind(previous))
     check_upload("mean", mean)
     if mean.value.shape != previous.shape:
-        raise wrong_value(
-            "mean.value",
-            f"have the shape of `previous` {tuple(previous.shape)}",
-            tuple(mean.value.shape),
-        )
+        rule = f"have the shape of `previous` {tuple(previous.shape)}"
+        raise wrong_value("mean.value", rule, tuple(mean.value.shape))
 
 
 def _where_known(mean: Weighted, value: Tensor, otherwise: Tensor) -> Tensor:
+    """Select `value` in rows of positive weight, and `otherwise` in the other rows."""
     return torch.where(per_row(mean.weight > 0, value), value, otherwise).detach()

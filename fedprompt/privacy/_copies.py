@@ -1,4 +1,4 @@
-"""Stand-ins for modules in which every sample has its own copy of each parameter."""
+"""Stand-ins for modules, with a separate copy of each parameter for every sample."""
 
 import copy
 from collections.abc import Mapping
@@ -21,18 +21,18 @@ class _Copies(nn.Module):
 
     def __init__(self, module: nn.Module, copies: Copies) -> None:
         super().__init__()
-        self._single = (module,)  # hidden from `named_parameters`
+        self._single = (module,)  # a tuple hides the module from `named_parameters`
         self._slots = _parameter_slots(module, copies)
         for name, parameter in module._parameters.items():
             if parameter is not None and parameter in copies:
                 self.register_parameter(name, copies[parameter])
-        for name, child in module.named_children():  # for the names of their parameters alone
+        for name, child in module.named_children():  # only for the names of their parameters
             self.add_module(name, _Copies(child, copies))
 
     def forward(self, *inputs: Tensor) -> Tensor | PromptStream:
         check_gradients_are_recorded()
         parameters: dict[str, Tensor] = self._slots
-        replaces = []  # because `vmap` returns tensors alone
+        replaces = []  # kept aside, because `vmap` returns only tensors
         batch = len(next(iter(parameters.values())))
         for position, each in enumerate(inputs):
             if not isinstance(each, Tensor) or each.shape[:1] != (batch,):
@@ -69,10 +69,10 @@ class _Copies(nn.Module):
 
 
 def _parameter_slots(module: nn.Module, copies: Copies) -> dict[str, Tensor]:
-    """Every attribute of the module's tree that is a copied parameter, once, with its copy.
+    """Map each attribute in the module's tree that is a copied parameter to its copy.
 
-    A module with two names is listed once, a parameter that two modules share twice:
-    ``functional_call`` restores each slot as often as it is named, the second time to a copy.
+    Each attribute is listed once, even if its module has two names. ``functional_call`` restores an
+    attribute as often as it is listed, and the second time it would restore a copy.
     """
     return {
         f"{prefix}.{name}" if prefix else name: copies[parameter]
@@ -83,7 +83,7 @@ def _parameter_slots(module: nn.Module, copies: Copies) -> dict[str, Tensor]:
 
 
 def twin_of(module: nn.Module, copies: Copies, twins: Twins) -> nn.Module:
-    """The module with copies of its parameters; one without any is copied over its children."""
+    """Return the module with copies of its parameters. A module without any is copied shallowly."""
     if module in twins:
         return twins[module]
     if any(parameter in copies for parameter in module._parameters.values()):
@@ -100,5 +100,6 @@ def check_gradients_are_recorded() -> None:
     """Refuse to run under ``torch.inference_mode``."""
     if torch.is_inference_mode_enabled():
         raise RuntimeError(
-            "per_sample computes gradients, which torch.inference_mode does not record. Leave the mode first."
+            "per_sample computes gradients, which torch.inference_mode does not record. "
+            "Leave the mode first."
         )

@@ -1,4 +1,4 @@
-"""DP-SGD in pieces: who is drawn, every sample's own gradient in one pass, a clipped sum, and noise."""
+"""Pieces of DP-SGD: Poisson sampling, per-sample gradients, a clipped sum, and noise."""
 
 from collections.abc import Mapping
 
@@ -11,7 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from fedprompt._checks import check_count, check_finite, check_number, kind, wrong_type, wrong_value
 from fedprompt.privacy._copies import check_gradients_are_recorded, twin_of
 from fedprompt.privacy._lengths import clip_factors, scaled_down
-from fedprompt.privacy.randomness import check_source, coins, with_noise
+from fedprompt.privacy._randomness import check_source, coins, with_noise
 
 __all__ = ["clipped_sum", "noisy_mean", "per_sample", "poisson_batch"]
 
@@ -19,23 +19,26 @@ __all__ = ["clipped_sum", "noisy_mean", "per_sample", "poisson_batch"]
 def poisson_batch(
     num_examples: int, *, rate: float, generator: torch.Generator | None = None
 ) -> Int[Tensor, " batch"]:
-    """Draw a batch with an independent coin for every example, as accountants of DP-SGD assume.
+    """Draw a batch that contains each example independently with probability `rate`.
+
+    Privacy accountants of DP-SGD assume this sampling.
 
     Args:
-        num_examples: How many there are.
-        rate: The chance of each, above 0 and at most 1; ``rate * num_examples`` of them are expected.
-        generator: Random source for tests and reproducible studies, on the CPU. If None, the
-            operating system's entropy is used, as privacy requires.
+        num_examples: Number of examples (at least 1).
+        rate: Probability of each example (above 0, at most 1). The expected batch size is
+            ``rate * num_examples``.
+        generator: Random generator for tests and reproducible studies (seeded, on the CPU). If
+            None, the operating system's entropy is used, as privacy requires.
 
     Returns:
-        Indices in rising order. There may be none; then the step is noise alone. It must be taken
-        nevertheless.
+        Indices in ascending order. The batch may be empty. The optimizer must then still take its
+        step, which consists of noise only.
 
     Raises:
         ValueError: If a number is out of range, or `generator` was never seeded.
 
     Example:
-        A seeded generator, so that the example can be repeated.
+        The seeded generator makes this example reproducible.
 
         >>> draw = torch.Generator().manual_seed(0)
         >>> [len(poisson_batch(100, rate=0.1, generator=draw)) for _ in range(5)]
@@ -51,33 +54,39 @@ def poisson_batch(
 
 
 def per_sample(model: nn.Module, batch_size: int) -> nn.Module:
-    r"""Give every sample a copy of its own of all that learns in a model: the gradients of the copies are those of single samples.
+    r"""Make a model in which every sample has a separate copy of each trainable parameter.
 
-    The copies share the memory of the original, ``expand`` makes them. So run the model that comes back as you run `model`, once, and call
-    backward on the *sum* of the samples' losses: no sample's loss depends on another's copy, and :math:`\nabla_{\theta_i} \sum_j \ell_j
-    (\theta_j) = \nabla \ell_i`, exactly. The frozen backbone sees one ordinary batch.
+    The gradients of the copies are the gradients of single samples. Run the returned model once, as
+    you run `model`, and call ``backward`` on the *sum* of the samples' losses. The loss of a sample
+    depends only on its copies, so :math:`\nabla_{\theta_i} \sum_j \ell_j(\theta_j) = \nabla \ell_i`
+    exactly. The frozen backbone processes one ordinary batch. The copies share the memory of the
+    original parameters.
 
-    A module may have two names, and two modules may share a parameter: its copy receives the gradient of every use.
+    Each module that owns parameters must be called, and only with tensors (batch, ...). It receives
+    one sample at a time, as a batch of one (``torch.vmap``). A prompt module then returns a stream
+    with tokens (batch, prompts, dim). All other computation sees the whole batch and must not mix
+    samples. A backbone in eval mode does not mix them.
 
-    Each module that owns parameters must be called, with nothing but tensors (batch, ...); it sees one sample at a time, as a batch of one
-    (``torch.vmap``). A prompt module then returns a stream with tokens (batch, prompts, dim). What lies between such modules sees the
-    whole batch and must keep its samples apart: a backbone in eval mode does.
+    A module may have two names, and two modules may share a parameter. The copy of the parameter
+    then receives the gradients of all uses.
 
     Args:
-        model: All that learns together, such as prompts and a head; parameters without ``requires_grad`` stay shared. Not changed.
-        batch_size: How many samples; 0 is one of the cases of :func:`poisson_batch`.
+        model: Module with all trainable parameters, such as prompts and a head. It is not changed.
+            Parameters without ``requires_grad`` stay shared.
+        batch_size: Number of samples (at least 0). :func:`poisson_batch` may draw an empty batch.
 
     Returns:
-        A model for one batch, with the names of `model` and parameters (batch, \*shape). Make it anew for each batch. Its values are the
-        memory of `model`, whatever is written there, and modes are those of `model`, to be set before. Afterwards ``train()`` of either
-        reaches but a part of what comes back.
+        A model for one batch, with the names of `model` and parameters (batch, \*shape). Make a new
+        one for each batch. Set ``train()`` or ``eval()`` on `model` before, because a later change
+        reaches only some of the modules.
 
     Raises:
-        TypeError: If an argument is of the wrong kind; when called, if a module that owns parameters returns neither a tensor nor a
+        TypeError: When called, if a module that owns parameters returns neither a tensor nor a
             :class:`PromptStream`.
-        RuntimeError: Under ``torch.inference_mode``, which records no gradients; here and when called.
-        ValueError: If all parameters are frozen, `batch_size` is negative, or samples would meet in the statistics of a normalisation:
-            batch normalisation without running ones, and any that keeps running ones while in training mode.
+        RuntimeError: Under ``torch.inference_mode``, which records no gradients.
+        ValueError: If all parameters are frozen, or the statistics of a normalization layer mix
+            samples. This is batch normalization without running statistics, or any layer in
+            training mode that updates running statistics.
 
     Example:
         >>> model, images = nn.Linear(4, 2), torch.randn(3, 4)
@@ -93,22 +102,22 @@ def per_sample(model: nn.Module, batch_size: int) -> nn.Module:
     check_gradients_are_recorded()
     if not isinstance(model, nn.Module):
         raise wrong_type("model", "be an nn.Module", kind(model))
-    learning = {parameter for parameter in model.parameters() if parameter.requires_grad}
-    if not learning:
+    trainable = {parameter for parameter in model.parameters() if parameter.requires_grad}
+    if not trainable:
         raise wrong_value("model", "have a parameter with requires_grad", "none")
-    if any(parameter.is_inference() for parameter in learning):
+    if any(parameter.is_inference() for parameter in trainable):
         raise wrong_value(
             "model", "be made outside torch.inference_mode", "parameters without a gradient"
         )
     if mixing := [name for name, module in model.named_modules() if _sees_the_batch(module)]:
         raise wrong_value(
             "model",
-            "keep samples apart: normalise by running statistics, in eval mode",
+            "keep samples apart: normalize by running statistics, in eval mode",
             f"others in {mixing}",
         )
     copies = {
         parameter: nn.Parameter(parameter.detach().expand(batch_size, *parameter.shape))
-        for parameter in learning
+        for parameter in trainable
     }
     return twin_of(model, copies, {})
 
@@ -116,28 +125,32 @@ def per_sample(model: nn.Module, batch_size: int) -> nn.Module:
 def clipped_sum(
     gradients: Mapping[str, Float[Tensor, "batch ..."]], *, max_norm: float
 ) -> dict[str, Float[Tensor, "..."]]:
-    r"""Add up the gradients of single samples, each shrunk to at most `max_norm`, as one vector over all names.
+    r"""Clip the gradient of each sample to at most norm `max_norm`, and sum over samples.
+
+    The gradient of a sample is one vector over all names.
 
     .. math:: \sum_i g_i \cdot \min\bigl(1,\; C / \lVert g_i \rVert_2\bigr)
 
-    One sample more or less moves the sum by at most C; another in its place, by at most 2 C. Sums over parts of a batch add up: clip part
-    after part where memory is short, and add noise once.
+    Adding or removing one sample changes the sum by at most C. Replacing one changes it by at most
+    2 C. If memory is short, clip parts of a batch one after another, add their sums, and add noise
+    once.
 
     Args:
-        gradients: By name (batch, \*shape), of all that learns from these samples.
-        max_norm: C, above 0.
+        gradients: Per-sample gradients (batch, \*shape) by name, of all trainable parameters.
+        max_norm: Bound C (above 0).
 
     Returns:
-        By name (\*shape), in float64.
+        Sums (\*shape) by name, in float64.
 
     Raises:
-        TypeError: If an argument is of the wrong kind; a gradient that is None was not used by the loss.
-        ValueError: If batches differ, `max_norm` is not above 0, a gradient is not finite, or a sum is too large for float64.
+        TypeError: If a gradient is None, because the loss does not depend on its parameter.
+        ValueError: If batches differ, a gradient is not finite, or a sum overflows float64.
 
     Example:
-        Two samples, of length 5 and 1 over two names.
+        Two samples, of norm 5 and 1 over two names.
 
-        >>> clipped_sum({"a": torch.tensor([3.0, 1.0]), "b": torch.tensor([4.0, 0.0])}, max_norm=1.0)
+        >>> gradients = {"a": torch.tensor([3.0, 1.0]), "b": torch.tensor([4.0, 0.0])}
+        >>> clipped_sum(gradients, max_norm=1.0)
         {'a': tensor(1.6000, dtype=torch.float64), 'b': tensor(0.8000, dtype=torch.float64)}
 
     References:
@@ -170,20 +183,20 @@ def noisy_mean(
     expected_batch_size: float,
     generator: torch.Generator | None = None,
 ) -> dict[str, Float[Tensor, "..."]]:
-    r"""Add independent Gaussian noise to every number of a clipped sum, and divide by the batch size that was expected.
+    r"""Add independent Gaussian noise to a clipped sum, and divide by the expected batch size.
 
     .. math:: \frac{1}{B} \bigl(s + \mathcal N(0, \sigma^2 I)\bigr), \qquad \sigma = z \cdot C
 
-    B is a constant, ``rate * num_examples``: how many were drawn is itself private. What T such steps are worth in
-    :math:`(\varepsilon, \delta)` is for an accountant to say.
+    B is the constant ``rate * num_examples``, because the actual batch size is private. An
+    accountant computes :math:`(\varepsilon, \delta)` for a number of such steps.
 
     Args:
-        total: By name, from :func:`clipped_sum` over the whole batch.
-        multiplier: z, at least 0; 0 adds nothing.
-        max_norm: C, as in :func:`clipped_sum`.
-        expected_batch_size: B, above 0; need not be whole.
-        generator: Random source for tests and reproducible studies, on the CPU. If None, the
-            operating system's entropy is used, as privacy requires.
+        total: Sums of :func:`clipped_sum` over the whole batch, by name.
+        multiplier: Noise multiplier z (at least 0).
+        max_norm: Bound C, as in :func:`clipped_sum` (above 0).
+        expected_batch_size: Expected batch size B (above 0), not necessarily an integer.
+        generator: Random generator for tests and reproducible studies (seeded, on the CPU). If
+            None, the operating system's entropy is used, as privacy requires.
 
     Returns:
         Noisy means by name, in float64. ``mean[name].to(parameter)`` is a gradient for any
@@ -216,7 +229,7 @@ def noisy_mean(
 
 
 def _sees_the_batch(module: nn.Module) -> bool:
-    """Whether samples meet in a module's statistics: those it computes of a batch, or those it keeps for later."""
+    """Whether a module computes statistics of a batch, or updates running statistics with it."""
     if isinstance(module, _BatchNorm) and module.running_mean is None:
         return True
     return module.training and any(

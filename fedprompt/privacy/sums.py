@@ -1,4 +1,4 @@
-"""A payload as one vector, and back: what a protocol that sees nothing but sums can add."""
+"""Payloads as flat vectors, whose sum over clients determines the weighted mean."""
 
 import torch
 from jaxtyping import Float
@@ -18,68 +18,72 @@ from fedprompt.interfaces import Payload, Weighted
 
 
 def to_summable(payload: Payload) -> Float[Tensor, " length"]:
-    r"""Write a payload as one vector whose sum over clients is all that a mean needs.
+    r"""Multiply values by their weights and concatenate both into one vector.
 
-    By sorted names, first :math:`w_r v_r` for every row and then :math:`w_r`. Its length depends on the form alone, not on which rows are
-    known, and all clients' vectors can be added by a protocol that shows the server nothing but their sum: :func:`from_sum` makes
-    :func:`weighted_mean` of it.
+    For each name in sorted order, the vector contains the products :math:`w_r v_r` of all rows,
+    then their weights :math:`w_r`. Its length depends only on names and shapes, not on the rows
+    that a client knows. A secure aggregation protocol can add the vectors of all clients and reveal
+    only the sum. :func:`from_sum` divides by the total weights and returns the weighted mean.
 
     Args:
-        payload: Of any form that all clients share.
+        payload: Payload with the same names and shapes on all clients.
 
     Returns:
-        In float64, on the device of the payload; rows of weight 0 are 0.
+        Vector in float64, on the device of the payload. Rows of weight 0 become 0.
 
     Raises:
-        TypeError: If `payload` does not map names to :class:`Weighted`.
-        ValueError: If it is empty, a weight is negative, a number is not finite, or weight times value is too large for float64.
+        ValueError: If `payload` is empty, a weight is negative, a number is not finite, or a
+            product of weight and value overflows float64.
 
     Example:
-        >>> to_summable({"head": Weighted(torch.tensor([[3.0, 4.0], [5.0, 6.0]]), torch.tensor([2.0, 0.0]))})
+        >>> rows, weight = torch.tensor([[3.0, 4.0], [5.0, 6.0]]), torch.tensor([2.0, 0.0])
+        >>> to_summable({"head": Weighted(rows, weight)})
         tensor([6., 8., 0., 0., 2., 0.], dtype=torch.float64)
 
     References:
-        Bonawitz et al., "Practical Secure Aggregation for Privacy-Preserving Machine Learning", CCS 2017, for such a protocol.
+        Bonawitz et al., "Practical Secure Aggregation for Privacy-Preserving Machine Learning", CCS
+        2017.
     """
     check_payload(payload)
     parts = []
-    for name, upload in sorted(payload.items()):
-        weight = upload.weight.double()
-        product = known_rows(upload).double() * per_row(weight, upload.value)
+    for name, entry in sorted(payload.items()):
+        weight = entry.weight.double()
+        product = known_rows(entry).double() * per_row(weight, entry.value)
         if wrong := int((~torch.isfinite(product)).sum()):
             rule = "have products of weight and value that fit float64"
-            raise wrong_value(
-                f"payload[{name!r}]", rule, f"{wrong} entries of {product.numel()} that do not"
-            )
+            got = f"{wrong} entries of {product.numel()} that do not"
+            raise wrong_value(f"payload[{name!r}]", rule, got)
         parts += [product.flatten(), weight.flatten()]
     return torch.cat(parts)
 
 
 def from_sum(vector: Float[Tensor, " length"], *, like: Payload) -> dict[str, Weighted]:
-    """Make the weighted mean out of the sum of vectors of :func:`to_summable`.
+    """Divide a sum of vectors of :func:`to_summable` by its weights, into the weighted mean.
 
     Args:
-        vector: A sum of them; of one alone, the payload comes back.
-        like: A payload of the same form, whose numbers are not read: ``collect(model, weight=0)``.
+        vector: Sum over clients. The vector of one client gives the payload of that client.
+        like: Payload with the names, shapes and dtypes of the result, such as
+            ``collect(model, weight=0)``. Its numbers are not read.
 
     Returns:
-        By the names of `like` and in its dtypes. Rows of total weight 0 are 0. A total weight that its dtype cannot hold becomes the
-        largest number that it can, as in :func:`weighted_mean`.
+        Weighted mean by name, as of :func:`weighted_mean`. Rows of total weight 0 become 0. A total
+        weight that overflows its dtype becomes the largest number of the dtype.
 
     Raises:
-        TypeError: If an argument is of the wrong kind.
-        ValueError: If the length is not that of `like`, a total weight is negative, a number is not finite, or a mean is too large for its
-            dtype.
+        ValueError: If the length is not that of `like`, a total weight is negative, a number is not
+            finite, or a mean overflows its dtype.
 
     Example:
-        >>> sent = [{"head": Weighted(torch.tensor([value]), torch.tensor(weight))} for value, weight in ((1.0, 1.0), (5.0, 3.0))]
-        >>> from_sum(to_summable(sent[0]) + to_summable(sent[1]), like=sent[0])
+        >>> def payload(value, weight):
+        ...     return {"head": Weighted(torch.tensor([value]), torch.tensor(weight))}
+        >>> total = to_summable(payload(1.0, 1.0)) + to_summable(payload(5.0, 3.0))
+        >>> from_sum(total, like=payload(0.0, 0.0))
         {'head': Weighted(value=tensor([4.]), weight=tensor(4.))}
     """
     if not isinstance(vector, Tensor) or not vector.is_floating_point() or vector.ndim != 1:
         raise wrong_type("vector", "be a floating-point tensor of shape (length,)", kind(vector))
     check_form("like", like)
-    sizes = {name: [tensor.numel() for tensor in upload] for name, upload in sorted(like.items())}
+    sizes = {name: [tensor.numel() for tensor in entry] for name, entry in sorted(like.items())}
     if len(vector) != (length := sum(map(sum, sizes.values()))):
         raise wrong_value("vector", f"have the length of `like`, {length}", len(vector))
     check_finite("vector", vector)
@@ -87,16 +91,18 @@ def from_sum(vector: Float[Tensor, " length"], *, like: Payload) -> dict[str, We
     means = {}
     for name in sizes:
         total, weight = (next(pieces).reshape(tensor.shape) for tensor in like[name])
-        if bool((weight < 0).any()):
-            raise wrong_value(
-                "vector", f"hold total weights of at least 0 for {name!r}", float(weight.min())
-            )
-        value = known_rows(Weighted(total / per_row(weight, total), weight)).to(
-            like[name].value.dtype
-        )
-        if wrong := int((~torch.isfinite(value)).sum()):
-            rule = f"hold means for {name!r} that fit {value.dtype}"
-            raise wrong_value("vector", rule, f"{wrong} entries of {value.numel()} that do not")
-        dtype = like[name].weight.dtype
-        means[name] = Weighted(value, weight.clamp(max=torch.finfo(dtype).max).to(dtype, copy=True))
+        means[name] = _divided(name, total, weight, like[name])
     return {name: means[name] for name in like}
+
+
+def _divided(name: str, total: Tensor, weight: Tensor, like: Weighted) -> Weighted:
+    """Divide the sums of one name by its total weights, in the dtypes of `like`."""
+    if bool((weight < 0).any()):
+        rule = f"have total weights of at least 0 for {name!r}"
+        raise wrong_value("vector", rule, float(weight.min()))
+    mean = known_rows(Weighted(total / per_row(weight, total), weight)).to(like.value.dtype)
+    if wrong := int((~torch.isfinite(mean)).sum()):
+        got = f"{wrong} entries of {mean.numel()} that do not"
+        raise wrong_value("vector", f"have means for {name!r} that fit {mean.dtype}", got)
+    largest = torch.finfo(like.weight.dtype).max
+    return Weighted(mean, weight.clamp(max=largest).to(like.weight.dtype, copy=True))

@@ -1,7 +1,8 @@
 """Edge servers that average first, and then the centre: whatever the tree, the answer is that of a flat federation.
 
-To rounding, which is stated: every server on the way rounds its mean to the dtype of the values and its total to that of the weights. The
-first moves no number by more than u = eps / 2 of the largest in its row, the second by no more than twice its own u.
+To rounding, which is stated: every server on the way rounds its mean to the dtype of the values and
+its total to that of the weights. The first moves no number by more than u = eps / 2 of the largest
+in its row, the second by no more than twice its own u.
 """
 
 from functools import partial

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 from fedprompt import Weighted, krum, multi_krum, trimmed_mean, weighted_mean, weighted_median
 from references import robust
+from same import assert_identical
 from tolerance import assert_near
-
-assert_identical = partial(torch.testing.assert_close, rtol=0, atol=0, equal_nan=True)
 
 
 def column(values, weights):
@@ -180,7 +179,7 @@ def test_a_trim_equal_to_the_share_of_the_lies_has_no_margin():
     assert 1.0 <= trimmed_mean(uploads, fraction=0.34).value.item() <= 1.2
 
 
-def test_a_row_with_nan_does_not_count_and_its_neighbours_do():
+def test_a_row_with_nan_does_not_count_and_its_neighbors_do():
     broken = Weighted(torch.tensor([[torch.nan, 1.0], [5.0, 5.0]]), torch.tensor([7.0, 7.0]))
     whole = Weighted(torch.tensor([[1.0, 2.0], [3.0, 3.0]]), torch.tensor([2.0, 2.0]))
     for aggregate in (weighted_median, partial(trimmed_mean, fraction=0.0)):
@@ -225,7 +224,7 @@ def test_krum_against_two_loops(count, num_byzantine, generator):
 
 
 def test_krum_counts_heads_and_multi_krum_averages_by_weight():
-    """By hand, with two neighbours each: 1.1 scores .01 + .04, 1.0 .01 + .09, 1.3 .04 + .09, 0.7 .09 + .16."""
+    """By hand, with two neighbors each: 1.1 scores .01 + .04, 1.0 .01 + .09, 1.3 .04 + .09, 0.7 .09 + .16."""
     payloads = [
         payload([value], weight=weight)
         for value, weight in ((1.0, 1.0), (1.1, 3.0), (1.3, 1.0), (9.0, 1e6), (0.7, 1.0))
@@ -300,7 +299,8 @@ BAD_UPLOADS = {
     "another dtype": (
         [ONE, Weighted(torch.ones(2, 3).double(), torch.ones(2))],
         TypeError,
-        r"`entries\[1\]\.value` must have the dtype of the first entry torch\.float32; got torch\.float64",
+        r"`entries\[1\]\.value` must have the dtype of the first entry torch\.float32; got "
+        r"torch\.float64",
     ),
     "a negative weight": (
         [ONE, ONE._replace(weight=-torch.ones(2))],
@@ -346,9 +346,9 @@ def test_bad_fractions_are_refused_by_name(fraction, error, message):
             [payload([1.0])] * 4,
             {"num_byzantine": 1},
             ValueError,
-            r"`payloads` must be at least 5 where 1 may be malicious; got 4",
+            r"`payloads` must be at least 5 if 1 may be malicious; got 4",
         ),
-        ([], {}, ValueError, r"`payloads` must be at least 3 where 0 may be malicious; got 0"),
+        ([], {}, ValueError, r"`payloads` must be at least 3 if 0 may be malicious; got 0"),
         (
             [payload([1.0])] * 3,
             {"num_byzantine": -1},
@@ -378,7 +378,8 @@ def test_bad_fractions_are_refused_by_name(fraction, error, message):
             [payload([1.0])] * 2 + [payload([1.0, 2.0])],
             {},
             ValueError,
-            r"`payloads\[2\]\['part0'\]\.value` must have the shape of the first entry \(1,\); got \(2,\)",
+            r"`payloads\[2\]\['part0'\]\.value` must have the shape of the first entry \(1,\); "
+            r"got \(2,\)",
         ),
         (
             [payload([1.0])] * 2 + [payload([1.0], weight=-1.0)],
@@ -390,7 +391,7 @@ def test_bad_fractions_are_refused_by_name(fraction, error, message):
             [payload([torch.nan])] * 3,
             {},
             ValueError,
-            r"`payloads` must leave one that has enough neighbours with the same known rows; got",
+            r"`payloads` must include one with enough neighbors that have the same known rows; got",
         ),
     ],
 )
@@ -404,14 +405,15 @@ def test_bad_payloads_of_krum_are_refused_by_name(payloads, options, error, mess
 def test_more_payloads_than_can_be_selected_are_refused():
     payloads = [payload([1.0])] * 4 + [payload([torch.nan])]
     with pytest.raises(
-        ValueError, match=r"`num_selected` must be at most the 4 payloads of others; got 5"
+        ValueError, match=r"`num_selected` must be at most 4, the number of honest payloads; got 5"
     ):
         multi_krum(payloads, num_byzantine=1, num_selected=5)
     with pytest.raises(ValueError, match=r"`num_selected` must be at least 1; got 0"):
         multi_krum(payloads, num_byzantine=1, num_selected=0)
     with pytest.raises(
         ValueError,
-        match=r"`num_selected` must be at most the 4 payloads that have enough neighbours.*; got 5",
+        match=r"`num_selected` must be at most 4, the number of payloads that have enough "
+        r"neighbors.*; got 5",
     ):
         multi_krum(payloads, num_byzantine=0, num_selected=5)
 

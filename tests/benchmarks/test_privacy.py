@@ -16,7 +16,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch.func import functional_call, grad, vmap
 
 import fedprompt as fp
-from fedprompt.privacy.randomness import normal
+from fedprompt.privacy._randomness import normal
 
 pytestmark = [
     pytest.mark.benchmark,

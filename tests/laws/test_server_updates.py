@@ -16,8 +16,7 @@ from torch import Tensor
 import fedprompt.aggregation
 from fedprompt import ServerUpdate, Weighted, descend, ema, overwrite, update_by_name
 from fedprompt.interfaces import ServerRule
-
-assert_identical = partial(torch.testing.assert_close, rtol=0, atol=0, equal_nan=True)
+from same import assert_identical
 
 
 class OneName:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from scipy.stats import binom, chi2, kstest, norm
 
-import fedprompt.privacy.randomness as entropy
+import fedprompt.privacy._randomness as entropy
 from fedprompt import Weighted
 from fedprompt.privacy import gaussian_noise, noisy_mean, poisson_batch
 

@@ -1,4 +1,4 @@
-"""What is done to an upload on its way: bounds that hold in every precision, noise of the size that the formula says, and sums."""
+"""Clipping, capped weights, noise and summable vectors, in every precision."""
 
 import math
 from functools import partial
@@ -12,9 +12,9 @@ from scipy.stats import chi2, kstest, norm
 from fedprompt import Weighted, trimmed_mean, weighted_mean, weighted_median
 from fedprompt.privacy import cap_weight, clip_norm, from_sum, gaussian_noise, to_summable
 from fedprompt.wire import Expected, Header, decode_payload, encode_payload
+from same import assert_identical
 from tolerance import assert_near
 
-assert_identical = partial(torch.testing.assert_close, rtol=0, atol=0, equal_nan=True)
 at_least_float32 = partial(torch.promote_types, torch.float32)
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 
@@ -108,26 +108,18 @@ def test_clipping_shrinks_along_one_line(dtype, generator):
         assert length(clipped) == pytest.approx(2.0, rel=1e-6)
 
 
-def test_neighbours_are_those_of_torch(generator):
-    """On a CPU torch has them for every dtype that the library takes; elsewhere it has not."""
-    from fedprompt.privacy.updates import _neighbour
-
-    for dtype in DTYPES:
-        numbers = torch.cat(
-            [
-                torch.randn(50, generator=generator),
-                torch.tensor([0.0, -0.0, 1.0, -1.0, 6e-8, -6e-8]),
-            ]
-        ).to(dtype)
-        for other in (
-            torch.flip(numbers, [0]),
-            torch.zeros_like(numbers),
-            torch.full_like(numbers, -3.0),
-        ):
-            differs = numbers != other
-            assert_identical(
-                _neighbour(numbers, other)[differs], torch.nextafter(numbers, other)[differs]
-            )
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("center", [0.0, -1.0, 1.0, 300.0])
+def test_rounding_shrinks_by_at_most_a_few_units_in_the_last_place(dtype, center):
+    """By hand: a payload of one number moves from the center by the bound."""
+    origin = torch.tensor([center], dtype=dtype)
+    for max_norm in torch.linspace(0.01, 7, 200, dtype=torch.float64).tolist():
+        sent = {"a": Weighted(origin + 20, torch.tensor(1.0))}
+        clipped = clip_norm(sent, max_norm=max_norm, center={"a": origin})["a"].value
+        change = clipped.double().item() - center
+        largest = torch.maximum(clipped.abs(), origin.abs())
+        unit = torch.nextafter(largest, torch.full_like(largest, torch.inf)) - largest
+        assert max(0.0, max_norm * (1 - 2**-39) - 3 * unit.item()) <= change <= max_norm
 
 
 def test_a_center_stays_where_it_is(generator):
@@ -428,11 +420,11 @@ def test_products_and_means_that_do_not_fit_are_refused_by_name():
         vector = torch.tensor([mean, -mean, 1.0], dtype=torch.float64)
         with pytest.raises(
             ValueError,
-            match=rf"`vector` must hold means for 'a' that fit {dtype}; got 2 entries of 2",
+            match=rf"`vector` must have means for 'a' that fit {dtype}; got 2 entries of 2",
         ):
             from_sum(vector, like=upload(0.0, 0.0, dtype=dtype))
     with pytest.raises(
-        ValueError, match=r"`vector` must hold means for 'a' that fit torch\.float64"
+        ValueError, match=r"`vector` must have means for 'a' that fit torch\.float64"
     ):
         from_sum(torch.tensor([1e300, 1e-300], dtype=torch.float64), like=upload(0.0))
 
@@ -667,7 +659,7 @@ def test_bad_payloads_are_refused_by_name(name, sent, error, message):
         (
             lambda: from_sum(-torch.ones(8), like=ONE),
             ValueError,
-            r"`vector` must hold total weights of at least 0 for 'a'; got -1\.0",
+            r"`vector` must have total weights of at least 0 for 'a'; got -1\.0",
         ),
         (
             lambda: from_sum(torch.ones(8), like={}),

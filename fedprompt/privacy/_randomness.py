@@ -10,8 +10,8 @@ from torch import Tensor
 
 from fedprompt._checks import kind, wrong_type, wrong_value
 
-NEVER_SEEDED = torch.Generator().initial_seed()  # a constant of torch
-CHUNK = 2**15  # words of 8 bytes that one call to the operating system returns
+NEVER_SEEDED = torch.Generator().initial_seed()  # the same for every new generator
+CHUNK = 2**15  # random words of 8 bytes for one call to the operating system
 
 
 def check_source(generator: object) -> None:

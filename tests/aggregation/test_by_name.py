@@ -1,0 +1,232 @@
+"""Rules for single names: matching, results and errors."""
+
+from functools import partial
+
+import pytest
+import torch
+
+from fedprompt import (
+    Weighted,
+    aggregate_by_name,
+    ema,
+    krum,
+    overwrite,
+    trimmed_mean,
+    update_by_name,
+    weighted_mean,
+    weighted_median,
+)
+
+
+def known(value, weight=1.0):
+    return Weighted(torch.tensor([value]), torch.tensor(weight))
+
+
+def constant(number):
+    """Make an aggregator that always returns one number."""
+
+    def aggregate(entries):
+        *_, last = entries
+        return last._replace(value=torch.full_like(last.value, number))
+
+    return aggregate
+
+
+RULES = {"head": 1.0, "head.proj": 2.0, "head.proj.weight": 3.0}
+
+
+MATCHES = [
+    ("head", 1.0),  # the full name
+    ("head.bias", 1.0),  # a prefix
+    ("head.proj.bias", 2.0),  # the longer prefix
+    ("head.proj.weight", 3.0),  # the full name over both prefixes
+    ("head.project", 1.0),  # "head.proj" ends inside a word
+    ("header.x", 9.0),  # so does "head"
+    ("ahead", 9.0),
+    ("x.head", 9.0),  # a suffix is not a prefix
+    ("keys", 9.0),
+]
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_names_match_the_full_name_then_the_longest_prefix_then_the_default(order):
+    rules = {rule: constant(number) for rule, number in list(RULES.items())[::order]}
+    payload = aggregate_by_name(rules, default=constant(9.0))(
+        [{name: known(0.0) for name, _ in MATCHES}]
+    )
+    assert {name: entry.value.item() for name, entry in payload.items()} == dict(MATCHES)
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_updates_match_names_as_aggregators_do(order):
+    # From 0 towards 1, ema with decay d gives 1 - d. This is exact for multiples of 1/16.
+    rules = {rule: ema(decay=number / 16) for rule, number in list(RULES.items())[::order]}
+    update = update_by_name(rules, default=ema(decay=9 / 16))
+    values = {name: torch.zeros(1) for name, _ in MATCHES}
+    new, _ = update.step(values, {name: known(1.0) for name in values}, update.init(values))
+    assert {name: 16 * (1 - value.item()) for name, value in new.items()} == dict(MATCHES)
+
+
+ONE = Weighted(torch.ones(2, 3), torch.ones(2))
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("rules", "payloads", "error", "message"),
+    [
+        ({}, [], ValueError, r"`payloads` must hold at least one payload; got none"),
+        (
+            {},
+            [{"a": ONE}, ONE],
+            TypeError,
+            r"`payloads\[1\]` must map names to Weighted; got an entry without a name",
+        ),
+        (
+            {},
+            [{"keys": ONE}, {"keys": torch.ones(2)}],
+            TypeError,
+            r"'keys': `entries\[1\]` must be a Weighted",
+        ),
+        (
+            {},
+            [{"head.b": ONE._replace(weight=-torch.ones(2))}],
+            ValueError,
+            r"'head\.b': `entries\[0\]\.weight` must be finite and at least 0",
+        ),
+        (
+            {"hea": constant(1)},
+            [{"head": ONE}],
+            ValueError,
+            r"`rules` must each match a name or a dotted prefix of \['head'\]; got \['hea'\]",
+        ),
+        (
+            {"head.": constant(1)},
+            [{"head.x": ONE}],
+            ValueError,
+            r"`rules` must each match.*got \['head\.'\]",
+        ),
+        ({"": constant(1)}, [{"head.x": ONE}], ValueError, r"`rules` must each match.*got \[''\]"),
+        (
+            {"head.x": constant(1)},
+            [{"head": ONE}],
+            ValueError,
+            r"`rules` must each match.*got \['head\.x'\]",
+        ),
+    ],
+)
+def test_bad_payloads_and_rules_are_refused_by_name(rules, payloads, error, message):
+    with pytest.raises(error, match=message):
+        aggregate_by_name(rules)(payloads)
+
+
+@pytest.mark.unhooked  # the hook would refuse the types before the library does
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("lift", "arguments", "message"),
+    [
+        (
+            aggregate_by_name,
+            {"rules": {"a": 3}},
+            r"`rules\['a'\]` must be a function of entries; got 3 \(int\)",
+        ),
+        (
+            aggregate_by_name,
+            {"rules": 3},
+            r"`rules` must be a mapping from names, each to a function of entries; got int",
+        ),
+        (
+            aggregate_by_name,
+            {"rules": {}, "default": 3},
+            r"`default` must be a function of entries; got 3 \(int\)",
+        ),
+        (
+            update_by_name,
+            {"rules": {"a": 3}},
+            r"`rules\['a'\]` must be a server update; got 3 \(int\)",
+        ),
+        (
+            update_by_name,
+            {"rules": {"a": weighted_mean}},
+            r"`rules\['a'\]` must be a server update; got <function weighted_mean",
+        ),
+        (
+            update_by_name,
+            {"rules": [overwrite()]},
+            r"`rules` must be a mapping from names, each to a server update; got list",
+        ),
+        (
+            update_by_name,
+            {"rules": {}, "default": overwrite},
+            r"`default` must be a server update; got <function overwrite",
+        ),
+    ],
+)
+def test_wrong_rules_are_refused_where_they_are_given(lift, arguments, message):
+    with pytest.raises(TypeError, match=message):
+        lift(**arguments)
+
+
+@pytest.mark.bad_input
+def test_bad_input_of_an_update_by_name_is_refused_and_changes_nothing():
+    values = {"head": torch.zeros(1), "keys": torch.zeros(1)}
+    update = update_by_name({"keys": ema(decay=0.5)})
+    state = update.init(values)
+    with pytest.raises(
+        ValueError,
+        match=r"`mean` must have no other names than `previous` \['head', 'keys'\]; got "
+        r"\['header'\]",
+    ):
+        update.step(values, {"head": known(1.0), "header": known(1.0)}, state)
+    with pytest.raises(
+        ValueError, match=r"'keys': `mean\.weight` must be finite and at least 0; got -1\.0"
+    ):
+        update.step(values, {"head": known(1.0), "keys": known(1.0, -1.0)}, state)
+    with pytest.raises(TypeError, match=r"'head': `mean` must be a Weighted"):
+        update.step(values, {"head": torch.ones(1)}, state)
+    with pytest.raises(
+        ValueError,
+        match=r"`state` must come from `init` or the last `step`; got nothing for \['keys'\]",
+    ):
+        update.step(values, {"keys": known(1.0)}, {"head": {}})
+    with pytest.raises(
+        ValueError,
+        match=r"`rules` must each match a name or a dotted prefix of \['head', 'keys'\]; got "
+        r"\['key'\]",
+    ):
+        update_by_name({"key": overwrite()}).init(values)
+    assert {name: value.item() for name, value in values.items()} == {"head": 0.0, "keys": 0.0}
+    assert state == {"head": {}, "keys": {}}
+
+
+@pytest.mark.bad_input
+def test_errors_give_the_position_among_the_payloads_that_have_the_name():
+    """The malformed entry is from the third client, but the second one of its name."""
+    good, broken = (
+        Weighted(torch.tensor([value]), torch.tensor(1.0)) for value in (1.0, torch.nan)
+    )
+    negative = good._replace(weight=torch.tensor(-1.0))
+    for aggregate in (
+        weighted_mean,
+        partial(krum, num_byzantine=0),
+        partial(trimmed_mean, fraction=0),
+        weighted_median,
+    ):
+        sent = [
+            {"head": good, "keys": good},
+            {"head": good, "keys": good},
+            {"head": good, "keys": negative},
+        ]
+        with pytest.raises(
+            ValueError,
+            match=r"^`payloads\[2\]\['keys'\]\.weight` must be finite and at least 0; got -1",
+        ):
+            aggregate(sent)
+    with pytest.raises(ValueError, match=r"^`payloads\[2\]\['head'\]\.value` must be finite"):
+        weighted_mean([{"head": good}, {"other": good}, {"head": broken}])
+    by_name = aggregate_by_name({})
+    with pytest.raises(
+        ValueError, match=r"'head' \(counting the 2 payloads of 3 that have it\): `entries\[1\]"
+    ):
+        by_name([{"head": good}, {"other": good}, {"head": broken}])
+    with pytest.raises(ValueError, match=r"^'head': `entries\[1\]"):
+        by_name([{"head": good}, {"head": broken}])

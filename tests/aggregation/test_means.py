@@ -1,0 +1,377 @@
+"""The weighted mean of entries and payloads, against loops and calculations by hand."""
+
+import weakref
+from functools import partial
+from itertools import islice
+
+import pytest
+import torch
+
+from fedprompt import (
+    Weighted,
+    heterogeneous_means,
+    krum,
+    multi_krum,
+    trimmed_mean,
+    weighted_mean,
+    weighted_median,
+)
+from references import fedhpl
+from same import assert_identical
+from tolerance import assert_near
+
+CLASSES = 5
+
+
+def client(dim, size, seed, *, num_classes=CLASSES, skill=1.5, without=()):
+    """Make a client with random logits that favor the label, without samples of some classes."""
+    generator = torch.Generator().manual_seed(seed)
+    own = torch.tensor([label for label in range(num_classes) if label not in without])
+    labels = own[torch.randint(len(own), (size,), generator=generator)]
+    logits = torch.randn(size, num_classes, generator=generator, dtype=torch.float64)
+    logits[torch.arange(size), labels] += skill
+    return fedhpl.Client(dim, logits.tolist(), labels.tolist())
+
+
+def test_weighted_mean_against_a_loop_over_clients_rows_and_columns(generator):
+    values = torch.randn(4, 3, 2, generator=generator)
+    weights = torch.randint(0, 50, (4, 3), generator=generator).float()
+    weights[:, 1] = torch.tensor([0.0, 3.0, 0.0, 8.0])
+    mean = weighted_mean(map(Weighted, values, weights))
+    expected, total = torch.zeros(3, 2, dtype=torch.float64), torch.zeros(3, dtype=torch.float64)
+    for row in range(3):
+        total[row] = sum(weights[k, row].item() for k in range(4))
+        for column in range(2):
+            expected[row, column] = (
+                sum(weights[k, row].item() * values[k, row, column].item() for k in range(4))
+                / total[row]
+            )
+    assert_near(mean.value, expected, dtype=torch.float32)
+    assert_identical(mean.weight, total.float())  # sums of small integers are exact
+
+
+def test_parameters_without_an_axis_are_averaged():
+    # 0.25 * 2 + 0.75 * 6 = 5: a logit scale is a parameter of shape ()
+    mean = weighted_mean(
+        [
+            Weighted(torch.tensor(2.0), torch.tensor(1.0)),
+            Weighted(torch.tensor(6.0), torch.tensor(3.0)),
+        ]
+    )
+    assert mean.value.item() == 5.0
+    assert mean.weight.item() == 4.0
+
+
+def test_sums_do_not_drift_over_many_clients():
+    """A running float32 sum of 0.1 over 2,000 clients would lose digits. The mean is exact."""
+
+    def stream():
+        for _ in range(2000):
+            yield Weighted(torch.full((50,), 0.1), torch.full((50,), 1000.1))
+
+    mean = weighted_mean(stream())
+    assert_identical(mean.value, torch.full((50,), 0.1))
+    assert_identical(
+        mean.weight,
+        torch.full((50,), float(torch.tensor(1000.1)) * 2000, dtype=torch.float64).float(),
+    )
+
+
+def test_weighted_mean_streams_its_entries():
+    alive: list[weakref.ref] = []
+
+    def stream():
+        for number in range(200):
+            value = torch.full((10,), float(number))
+            alive.append(weakref.ref(value))
+            assert sum(reference() is not None for reference in alive) <= 3
+            yield Weighted(value, torch.tensor(1.0 + number))
+            del value
+
+    # Sum of n (1 + n) over sum of (1 + n) for n < 200, with sum n = 19,900, sum n^2 = 2,646,700.
+    assert_near(weighted_mean(stream()).value, torch.full((10,), 2_666_600 / 20_100))
+
+
+def known(value, weight=1.0):
+    return Weighted(torch.tensor([value]), torch.tensor(weight))
+
+
+def test_a_payload_without_a_name_has_weight_zero_for_it():
+    payloads = [
+        {"prompts": known(1.0, 2.0), "keys": known(5.0, 1.0)},
+        {"prompts": known(4.0, 1.0)},
+        {"keys": known(torch.nan, 0.0), "prompts": known(10.0, 1.0), "own": known(8.0, 3.0)},
+    ]
+    mean = weighted_mean(iter(payloads))
+    # prompts: (2 * 1 + 4 + 10) / 4 = 4. Only one client knows keys, and only one knows own.
+    assert {name: (entry.value.item(), entry.weight.item()) for name, entry in mean.items()} == {
+        "prompts": (4.0, 4.0),
+        "keys": (5.0, 1.0),
+        "own": (8.0, 3.0),
+    }
+
+
+def test_means_of_payloads_are_payloads(generator):
+    def entry():
+        return Weighted(torch.randn(2, generator=generator), torch.rand((), generator=generator))
+
+    payloads = [{"a": entry(), "b": entry()} for _ in range(5)]
+    average = weighted_mean
+    edges = average([average(payloads[:2]), average(payloads[2:])])
+    for name, entry in average(payloads).items():
+        assert_near(edges[name].value, entry.value)
+        assert_near(edges[name].weight, entry.weight)
+
+
+@pytest.mark.unhooked  # the hook keeps the arguments of a call alive
+def test_payloads_are_streamed_in_the_memory_of_one_of_them():
+    """A hundred payloads of 2 MB, of which at most two exist at a time."""
+    alive: list[weakref.ref] = []
+    most = 0
+
+    def stream():
+        nonlocal most
+        for client in range(100):
+            payload = {
+                name: Weighted(torch.full((250_000,), float(client)), torch.tensor(1.0 + client))
+                for name in "ab"
+            }
+            alive[:] = [held for held in alive if held() is not None]
+            alive.append(weakref.ref(payload["a"].value))
+            most = max(most, len(alive))
+            yield payload
+            del payload
+
+    mean = weighted_mean(stream())
+    assert most <= 2  # the last one and the one being made
+    # sum of n (1 + n) over sum of (1 + n), n < 100: 333,300 / 5,050
+    for name in "ab":
+        assert_near(mean[name].value, torch.full((250_000,), 333_300 / 5_050))
+        assert mean[name].weight.item() == 5_050
+
+
+def test_order_statistics_of_payloads_are_taken_name_by_name():
+    payloads = [{"a": known(value), "b": known(-2 * value)} for value in (1.0, 2.0, 9.0)]
+    payloads.append({"b": known(7.0, 0.0)})
+    assert {
+        name: entry.value.item() for name, entry in weighted_median(iter(payloads)).items()
+    } == {"a": 2.0, "b": -4.0}
+    # Of three equal weights, more than one is removed at each end.
+    trimmed = trimmed_mean(iter(payloads), fraction=0.34)
+    assert {name: entry.value.item() for name, entry in trimmed.items()} == {"a": 2.0, "b": -4.0}
+    assert {name: entry.weight.item() for name, entry in trimmed.items()} == {"a": 3.0, "b": 3.0}
+
+
+ONE = Weighted(torch.ones(2, 3), torch.ones(2))
+
+
+BAD_ENTRIES = {
+    "empty": ([], ValueError, r"`entries` must hold at least one entr.*; got none"),
+    "None": (
+        [ONE, None],
+        TypeError,
+        r"`entries\[1\]` must be a Weighted\(value, weight\); got None \(NoneType\)",
+    ),
+    "a plain tensor": (
+        [torch.ones(2)],
+        TypeError,
+        r"`entries\[0\]` must be a Weighted.*got a float32 tensor of shape \(2,\)",
+    ),
+    "a plain tuple": (
+        [(torch.ones(2), torch.ones(2))],
+        TypeError,
+        r"`entries\[0\]` must be a Weighted",
+    ),
+    "another shape": (
+        [ONE, Weighted(torch.ones(2, 4), torch.ones(2))],
+        ValueError,
+        r"`entries\[1\]\.value` must have the shape of the first entry \(2, 3\); got \(2, 4\)",
+    ),
+    "another number of classes": (
+        [ONE, Weighted(torch.ones(3, 3), torch.ones(3))],
+        ValueError,
+        r"`entries\[1\]\.value` must have the shape of the first entry \(2, 3\); got \(3, 3\)",
+    ),
+    "rows against a whole": (
+        [ONE, Weighted(torch.ones(2, 3), torch.tensor(1.0))],
+        ValueError,
+        r"`entries\[1\]\.weight` must have the shape of the first entry \(2,\); got \(\)",
+    ),
+    "weights of other rows": (
+        [Weighted(torch.ones(2, 3), torch.ones(3))],
+        ValueError,
+        r"`entries\[0\]\.weight` must have the leading shape of `value` \(2, 3\); got \(3,\)",
+    ),
+    "more axes of weight": (
+        [Weighted(torch.ones(2), torch.ones(2, 1))],
+        ValueError,
+        r"`entries\[0\]\.weight` must have the leading shape of `value` \(2,\); got \(2, 1\)",
+    ),
+    "another dtype": (
+        [ONE, Weighted(torch.ones(2, 3).double(), torch.ones(2))],
+        TypeError,
+        r"`entries\[1\]\.value` must have the dtype of the first entry torch\.float32; got "
+        r"torch\.float64",
+    ),
+    "another dtype of weight": (
+        [ONE, Weighted(torch.ones(2, 3), torch.ones(2).double())],
+        TypeError,
+        r"`entries\[1\]\.weight` must have the dtype of the first entry torch\.float32; got "
+        r"torch\.float64",
+    ),
+    "integers": (
+        [Weighted(torch.ones(2, 3).long(), torch.ones(2))],
+        TypeError,
+        r"`entries\[0\]\.value` must be a floating-point tensor; got a int64 tensor",
+    ),
+    "counts as integers": (
+        [Weighted(torch.ones(2, 3), torch.ones(2).long())],
+        TypeError,
+        r"`entries\[0\]\.weight` must be a floating-point tensor; got a int64 tensor of shape "
+        r"\(2,\)",
+    ),
+    "weights as a list": (
+        [Weighted(torch.ones(2), [1.0, 1.0])],
+        TypeError,
+        r"`entries\[0\]\.weight` must be a floating-point tensor; got \[1",
+    ),
+    "a negative weight": (
+        [ONE, Weighted(torch.ones(2, 3), torch.tensor([1.0, -2.0]))],
+        ValueError,
+        r"`entries\[1\]\.weight` must be finite and at least 0; got -2\.0",
+    ),
+    "a negative weight of value 0": (
+        [Weighted(torch.zeros(2, 3), torch.tensor([1.0, -2.0]))],
+        ValueError,
+        r"`entries\[0\]\.weight` must be finite and at least 0; got -2\.0",
+    ),
+    "a NaN weight": (
+        [Weighted(torch.ones(2, 3), torch.tensor([torch.nan, 1.0]))],
+        ValueError,
+        r"`entries\[0\]\.weight` must be finite and at least 0; got nan",
+    ),
+    "an infinite weight": (
+        [Weighted(torch.ones(2, 3), torch.tensor([1.0, torch.inf]))],
+        ValueError,
+        r"`entries\[0\]\.weight` must be finite and at least 0; got inf",
+    ),
+    "NaN in a known row": (
+        [
+            ONE,
+            Weighted(
+                torch.tensor([[torch.nan] * 3, [1.0, torch.nan, 1.0]]), torch.tensor([0.0, 2.0])
+            ),
+        ],
+        ValueError,
+        r"`entries\[1\]\.value` must be finite wherever its weight is positive; got NaN or "
+        r"infinity in rows \[1\]",
+    ),
+    "infinity in a known row": (
+        [Weighted(torch.tensor([[1.0] * 3, [-torch.inf] * 3]), torch.ones(2))],
+        ValueError,
+        r"`entries\[0\]\.value` must be finite wherever its weight is positive; got NaN or "
+        r"infinity in rows \[1\]",
+    ),
+    "infinities that cancel": (
+        [Weighted(torch.tensor([[torch.inf] * 3, [-torch.inf] * 3]), torch.ones(2))],
+        ValueError,
+        r"`entries\[0\]\.value` must be finite wherever its weight is positive; got NaN or "
+        r"infinity in rows \[0, 1\]",
+    ),
+}
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(("entries", "error", "message"), BAD_ENTRIES.values(), ids=BAD_ENTRIES)
+def test_bad_entries_are_refused_by_name(entries, error, message):
+    with pytest.raises(error, match=message):
+        weighted_mean(entries)
+    with pytest.raises(error, match=message):
+        heterogeneous_means(entries, [4] * len(entries))
+
+
+@pytest.mark.unhooked  # the hook would refuse the types before the library does
+@pytest.mark.bad_input
+def test_entries_and_payloads_are_not_mixed():
+    payload = {"head": ONE}
+    for aggregate in (weighted_mean, weighted_median, partial(trimmed_mean, fraction=0.1)):
+        for alone in (payload, ONE):
+            with pytest.raises(
+                TypeError,
+                match=r"`entries` must be an iterable of entries or of payloads; got one "
+                r"(dict|Weighted)",
+            ):
+                aggregate(alone)
+        with pytest.raises(
+            TypeError,
+            match=r"`payloads\[1\]` must map names to Weighted; got an entry without a name",
+        ):
+            aggregate([payload, ONE])
+        with pytest.raises(
+            TypeError,
+            match=r"`entries\[1\]` must be a Weighted.*, as the first one; got a payload",
+        ):
+            aggregate([ONE, payload])
+        with pytest.raises(
+            TypeError,
+            match=r"`payloads\[0\]\['head'\]` must be a Weighted\(value, weight\); got a float32 "
+            r"tensor",
+        ):
+            aggregate([{"head": torch.ones(2)}])
+    with pytest.raises(
+        TypeError,
+        match=r"`entries\[0\]` must be class logits \(Weighted\); got a payload",
+    ):
+        heterogeneous_means([payload], [4])
+
+
+@pytest.mark.unhooked
+@pytest.mark.bad_input
+def test_krum_refuses_the_first_entry_without_reading_more():
+    asked = []
+
+    def stream():
+        for number in range(5):
+            asked.append(number)
+            yield ONE
+
+    for select in (
+        partial(krum, num_byzantine=0),
+        partial(multi_krum, num_byzantine=0, num_selected=1),
+    ):
+        with pytest.raises(
+            TypeError,
+            match=r"`payloads\[0\]` must map names to Weighted, because distances.*; got an entry",
+        ):
+            select(stream())
+        with pytest.raises(
+            TypeError, match=r"`payloads` must be an iterable of payloads; got one dict"
+        ):
+            select({"head": ONE})
+    assert asked == [0, 0]
+
+
+@pytest.mark.bad_input
+def test_a_malformed_entry_stops_the_stream():
+    asked = []
+
+    def stream():
+        for number in range(5):
+            asked.append(number)
+            yield ONE if number != 2 else ONE._replace(weight=torch.full((2,), torch.nan))
+
+    with pytest.raises(ValueError, match=r"`entries\[2\]\.weight`"):
+        weighted_mean(islice(stream(), 5))
+    assert asked == [0, 1, 2]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+def test_a_total_weight_that_overflows_becomes_the_largest_number(dtype):
+    """Two clients that report the largest weight must not stop the round."""
+    most = torch.finfo(dtype).max
+    mean = weighted_mean(
+        [Weighted(torch.tensor([value]), torch.tensor(most, dtype=dtype)) for value in (1.0, 3.0)]
+    )
+    assert mean.weight == most
+    if dtype != torch.float64:  # otherwise value times weight overflows
+        assert mean.value.item() == 2.0
