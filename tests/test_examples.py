@@ -80,7 +80,7 @@ def test_local_only_exchanges_nothing(monkeypatch, capsys, tmp_path):
 def test_paper_setting_on_a_folder_with_random_weights(monkeypatch, capsys, tmp_path, folder):
     arguments = (
         "--dataset",
-        "colours",
+        "colors",
         "--root",
         str(folder),
         "--backbones",
@@ -110,7 +110,7 @@ def test_paper_setting_on_a_folder_with_random_weights(monkeypatch, capsys, tmp_
 def test_resnets_learn_a_border_of_pixels(monkeypatch, capsys, tmp_path, folder):
     arguments = (
         "--dataset",
-        "colours",
+        "colors",
         "--root",
         str(folder),
         "--backbones",
@@ -164,7 +164,7 @@ def test_tables_align_and_spreads_are_sample_deviations():
 def test_fedl2gs_groups_run_on_a_folder_with_random_weights(monkeypatch, capsys, tmp_path, folder):
     arguments = (
         "--dataset",
-        "colours",
+        "colors",
         "--root",
         str(folder),
         "--group",
