@@ -1,4 +1,4 @@
-"""Features of a frozen model, computed once."""
+"""Features of a frozen model, computed once for all rounds."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol, runtime_checkable
@@ -17,13 +17,13 @@ PROBES = 16
 
 @runtime_checkable
 class MapStyle(Protocol):
-    """A data set that can be read by position; every map-style ``torch.utils.data.Dataset`` is one."""
+    """Data set that is read by index, such as a map-style ``torch.utils.data.Dataset``."""
 
     def __len__(self) -> int:
-        """Count the samples."""
+        """Return the number of samples."""
 
     def __getitem__(self, index: int, /) -> Any:
-        """Read a sample: an image, or a tuple that starts with one."""
+        """Return a sample: an image, or a tuple that starts with one."""
 
 
 def precompute(
@@ -84,11 +84,8 @@ def precompute(
             if start == view == 0:
                 features = rows.new_empty((len(dataset), views or 1, *rows.shape[1:]), dtype=dtype)
             if rows.shape[1:] != features.shape[2:]:
-                raise wrong_value(
-                    "encode",
-                    f"return rows of one shape, {tuple(features.shape[2:])} at first",
-                    tuple(rows.shape[1:]),
-                )
+                rule = f"return rows of one shape, {tuple(features.shape[2:])} at first"
+                raise wrong_value("encode", rule, tuple(rows.shape[1:]))
             features[start : start + len(rows), view] = rows
     return features if views is not None else features.squeeze(1)
 
@@ -106,9 +103,8 @@ def _rows(encode: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
     if not isinstance(rows, Tensor):
         raise wrong_type("encode", "return one tensor", f"a {type(rows).__name__}")
     if rows.ndim == 0 or len(rows) != len(images):
-        raise wrong_value(
-            "encode", f"return a row for each of {len(images)} images", tuple(rows.shape)
-        )
+        rule = f"return a row for each of {len(images)} images"
+        raise wrong_value("encode", rule, tuple(rows.shape))
     return rows
 
 
@@ -118,11 +114,8 @@ def _images(dataset: MapStyle | Tensor, indices: range) -> Tensor:
     images = [_image(dataset, index) for index in indices]
     for index, image in zip(indices, images, strict=True):
         if image.shape != images[0].shape or image.dtype != images[0].dtype:
-            raise wrong_value(
-                "dataset",
-                f"give images that are all alike, as {kind(images[0])}",
-                f"{kind(image)} at {index}",
-            )
+            rule = f"return images of one shape and dtype, at first {kind(images[0])}"
+            raise wrong_value("dataset", rule, f"{kind(image)} at {index}")
     return torch.stack(images)
 
 
@@ -130,12 +123,8 @@ def _image(dataset: MapStyle, index: int) -> Tensor:
     sample = dataset[index]
     image = sample[0] if isinstance(sample, tuple | list) and sample else sample
     if not isinstance(image, Tensor):
-        found = f"a {type(image).__name__} at {index}"
-        raise wrong_type(
-            "dataset",
-            "give image tensors, or tuples that start with one (is `ToTensor` missing?)",
-            found,
-        )
+        rule = "return image tensors, or tuples that start with one (is `ToTensor` missing?)"
+        raise wrong_type("dataset", rule, f"a {type(image).__name__} at {index}")
     return image
 
 
@@ -145,7 +134,10 @@ def _check_repeatable(dataset: MapStyle) -> None:
         index = probe * len(dataset) // count
         first, second = _image(dataset, index), _image(dataset, index)
         if first.shape != second.shape or not torch.equal(first, second):
-            rule = "give the same image whenever it is read; take the random transform out, or ask for `views`"
+            rule = (
+                "return the same image whenever it is read; remove the random transform, "
+                "or pass `views`"
+            )
             raise wrong_value("dataset", rule, f"two different images at {index}")
 
 
@@ -160,7 +152,7 @@ def _check_arguments(
     if dtype is not None and not isinstance(dtype, torch.dtype):
         raise wrong_type("dtype", "be a torch.dtype or None", kind(dtype))
     if not isinstance(dataset, MapStyle) or (isinstance(dataset, Tensor) and dataset.ndim == 0):
-        rule = "be a tensor (num, *image) or a data set with a length and samples by position"
+        rule = "be a tensor (num, *image) or a data set with a length and samples by index"
         raise wrong_type("dataset", rule, f"a {type(dataset).__name__}")
     if len(dataset) == 0:
-        raise wrong_value("dataset", "hold at least one image", "none")
+        raise wrong_value("dataset", "contain at least one image", "none")

@@ -1,4 +1,4 @@
-"""What learns and what does not."""
+"""Freeze a model, or train only some of its parts."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +14,7 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 def freeze(model: Model) -> Model:
-    """Put a model into eval mode and turn its gradients off, in place.
+    """Put a model into eval mode and turn off its gradients, in place.
 
     Eval mode stops dropout and drop-path, and keeps the statistics of batch normalization.
     Without gradients of the parameters, autograd keeps fewer activations.
@@ -24,9 +24,6 @@ def freeze(model: Model) -> Model:
 
     Returns:
         The same model.
-
-    Raises:
-        TypeError: If `model` is not an ``nn.Module``.
 
     Example:
         >>> layer = freeze(nn.Linear(2, 2))
@@ -40,18 +37,21 @@ def freeze(model: Model) -> Model:
 
 @contextmanager
 def training_only(model: nn.Module, *parts: nn.Module | nn.Parameter) -> Iterator[None]:
-    """Let only some parts of a model learn: one block of block coordinate descent.
+    """Train only some parts of a model, for block coordinate descent.
 
-    Inside, every parameter of `model` outside the parts has ``requires_grad=False``. Parameters of the parts keep what they had, so a
-    frozen backbone inside a part stays frozen. On leaving, after an error too, every flag is as it was. Modes (train, eval) stay yours.
+    Within the context, every parameter of `model` outside the parts has ``requires_grad=False``.
+    Parameters of the parts keep their flag, so a frozen backbone inside a part stays frozen. At
+    the end of the context, all flags are restored, after an error too. Train and eval modes are
+    not changed.
 
     Args:
-        model: The model that owns the parts.
-        *parts: Submodules or parameters of `model`; at least one of their parameters must be able to learn.
+        model: Model that contains the parts.
+        *parts: Submodules or parameters of `model`. At least one of their parameters must have
+            ``requires_grad=True``.
 
     Raises:
-        TypeError: If `model` is not an ``nn.Module``, or a part neither a module nor a parameter.
-        ValueError: If a part does not belong to `model`, or nothing would learn.
+        ValueError: If a part does not belong to `model`, or all parameters of the parts are
+            frozen.
 
     Example:
         >>> model = nn.ModuleDict({"prompts": nn.Linear(2, 2), "head": nn.Linear(2, 2)})
@@ -64,21 +64,18 @@ def training_only(model: nn.Module, *parts: nn.Module | nn.Parameter) -> Iterato
     if not isinstance(model, nn.Module):
         raise wrong_type("model", "be an nn.Module", kind(model))
     before = {parameter: parameter.requires_grad for parameter in model.parameters()}
-    learning = {
+    chosen = {
         parameter
         for position, part in enumerate(parts)
         for parameter in _parameters(f"parts[{position}]", part)
     }
-    if foreign := len(learning - before.keys()):
+    if foreign := len(chosen - before.keys()):
         raise wrong_value("parts", "belong to `model`", f"{foreign} parameters that do not")
-    if not any(before[parameter] for parameter in learning):
-        raise wrong_value(
-            "parts",
-            "hold a parameter that can learn",
-            f"{len(learning)} parameters, none with requires_grad",
-        )
+    if not any(before[parameter] for parameter in chosen):
+        got = f"{len(chosen)} parameters, none with requires_grad"
+        raise wrong_value("parts", "contain a parameter that can be trained", got)
     try:
-        for parameter in before.keys() - learning:
+        for parameter in before.keys() - chosen:
             parameter.requires_grad_(False)
         yield
     finally:

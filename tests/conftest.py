@@ -67,11 +67,11 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with one data set, ``colours``."""
-    from colours import write_images
+    """A folder with one data set, ``colors``."""
+    from colors import write_images
 
     root = tmp_path_factory.mktemp("images")
-    write_images(root, "colours")
+    write_images(root, "colors")
     return root
 
 

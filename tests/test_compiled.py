@@ -1,4 +1,4 @@
-"""Everything that runs at each step goes through torch.compile in one graph, forwards and backwards: ``pytest -m compiled``."""
+"""Every training step compiles in one graph, forward and backward (``pytest -m compiled``)."""
 
 from functools import partial
 
@@ -43,7 +43,7 @@ def draw(*shape, seed=2):
 
 
 def assert_compiles(function, *inputs, learning, backend="aot_eager"):
-    """Require one graph with the values and gradients of the function itself."""
+    """Require one graph with the values and gradients of the uncompiled function."""
     results = []
     for call in (function, torch.compile(function, fullgraph=True, backend=backend)):
         outputs = call(*inputs)
@@ -86,7 +86,7 @@ def test_encode_prompted_with_a_mask_and_fewer_blocks():
 
 
 def test_deep_prompts_through_inductor():
-    """In float32: torch 2.11's inductor mixes up dtypes in the backward pass of float64 attention."""
+    """Use float32, because inductor of torch 2.11 fails on float64 attention."""
     model = tiny_vit(depth=2).float()
     trunk, images = vit_trunk(model), draw_images(model).float()
     prompts = DeepPrompts(2, trunk.dim, trunk.depth, generator=torch.Generator().manual_seed(0))
@@ -156,8 +156,8 @@ def test_a_guided_step_of_prompts():
     [select_nearest, partial(select_balanced, solver=sinkhorn)],
     ids=["select_nearest", "select_balanced"],
 )
-def test_a_step_of_sgpts_second_block(selector):
-    """Selection with counts, group prompts and the key loss in one graph, and the counts in their buffer."""
+def test_a_step_of_the_second_block_of_sgpt(selector):
+    """Selection with counts, group prompts and the key loss are one graph."""
     model = tiny_vit()
     trunk, images, query = vit_trunk(model), draw_images(model, 6), draw(6, 12)
     generator = torch.Generator().manual_seed(0)

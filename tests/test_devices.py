@@ -1,4 +1,4 @@
-"""Devices follow the inputs: the same round on a CPU and on a GPU (run the latter with: pytest -m gpu)."""
+"""The same round on a CPU and on a GPU (run those on a GPU with: pytest -m gpu)."""
 
 import pytest
 import torch
@@ -12,8 +12,8 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_fedhpl_round_stays_on_its_device_and_equals_the_cpu(device):
-    """One step, upload, aggregation, reply and distillation; float32 against the same round in float64 on the CPU."""
+def test_a_fedhpl_round_is_on_its_device_and_equals_the_cpu(device):
+    """Compare a whole round in float32 with float64 on the CPU."""
     expected, _ = round_loss("cpu", torch.float64)
     loss, tensors = round_loss(device, torch.float32)
     assert {tensor.device.type for tensor in tensors} == {device}
@@ -62,10 +62,10 @@ def round_loss(device: str, dtype: torch.dtype) -> tuple[torch.Tensor, list[torc
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_an_upload_stays_on_its_device_until_it_is_bytes_and_equals_the_cpu(device, dtype):
-    """Clipped, capped, noised, coded, aggregated robustly, flattened: the same numbers and, encoded, the same bytes."""
-    expected, expected_blob, _ = upload_results("cpu", dtype)
-    results, blob, noise = upload_results(device, dtype)
+def test_a_payload_is_on_its_device_until_it_is_encoded_and_equals_the_cpu(device, dtype):
+    """Compare clipping, noise, codecs, robust aggregation and encoded bytes."""
+    expected, expected_blob, _ = payload_results("cpu", dtype)
+    results, blob, noise = payload_results(device, dtype)
     assert {tensor.device.type for tensor in results} == {device}
     assert blob == expected_blob
     assert {tensor.device.type for tensor in noise} == {device}
@@ -73,7 +73,7 @@ def test_an_upload_stays_on_its_device_until_it_is_bytes_and_equals_the_cpu(devi
         torch.testing.assert_close(tensor.cpu(), wanted)
 
 
-def upload_results(
+def payload_results(
     device: str, dtype: torch.dtype
 ) -> tuple[list[torch.Tensor], bytes, list[torch.Tensor]]:
     generator = torch.Generator().manual_seed(0)
@@ -108,7 +108,7 @@ def upload_results(
 
 
 class Client(nn.Module):
-    """Prompts and a head on a trunk that all clients share; the guides act on its logits."""
+    """Prompts and a head over a shared trunk; guides are applied to the logits."""
 
     def __init__(self, trunk: fp.Trunk) -> None:
         super().__init__()
@@ -120,8 +120,8 @@ class Client(nn.Module):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_fedl2g_round_stays_on_its_device_and_equals_the_cpu(device):
-    """A guided step, the guide gradient, and the server's step on the guides."""
+def test_a_fedl2g_round_is_on_its_device_and_equals_the_cpu(device):
+    """Compare a guided step, the guide gradient and the server's step."""
     expected, *_ = guided_round("cpu", torch.float64)
     guides, *tensors = guided_round(device, torch.float32)
     assert {tensor.device.type for tensor in (guides, *tensors)} == {device}
@@ -150,8 +150,8 @@ def guided_round(device: str, dtype: torch.dtype) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_step_of_sgpts_second_block_stays_on_its_device_and_equals_the_cpu(device):
-    """Selection with counts, group prompts, the mean readout and the key loss; the same groups, the loss after one step near float64's."""
+def test_the_second_block_of_sgpt_is_on_its_device_and_equals_the_cpu(device):
+    """Compare the selected groups and the loss after one step."""
     expected, counts, *_ = second_block("cpu", torch.float64)
     loss, own, *tensors = second_block(device, torch.float32)
     assert {tensor.device.type for tensor in (loss, own, *tensors)} == {device}
@@ -204,7 +204,7 @@ def drawn_trunk(device: str, dtype: torch.dtype) -> tuple[fp.Trunk, torch.Genera
 def drawn(
     module: nn.Module, generator: torch.Generator, device: str, dtype: torch.dtype
 ) -> nn.Module:
-    """Draw every parameter in float64 on the CPU, whatever device and dtype follow."""
+    """Draw every parameter in float64 on the CPU, then convert the module."""
     for parameter in module.parameters():
         parameter.data = (
             torch.randn(parameter.shape, generator=generator, dtype=torch.float64)

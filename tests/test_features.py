@@ -1,4 +1,4 @@
-"""Frozen features, computed once."""
+"""Features of a frozen model, computed once."""
 
 from collections.abc import Callable
 
@@ -17,7 +17,7 @@ IMAGES = torch.randn(11, 3, 4, 4, generator=torch.Generator().manual_seed(0), dt
 
 
 class Transformed(Dataset):
-    """Images with labels, read through a transform; remembers what was read."""
+    """Images with labels, read through a transform. Records the indices that are read."""
 
     def __init__(
         self, images: Tensor, transform: Callable[[Tensor], Tensor] = lambda image: image
@@ -39,7 +39,7 @@ def noisy(seed: int) -> Callable[[Tensor], Tensor]:
 
 @settings(max_examples=50, deadline=None)
 @given(st.integers(1, 11), st.integers(1, 14), st.sampled_from([(), (2,), (3, 2)]))
-def test_features_are_those_of_each_image_alone(
+def test_features_equal_those_of_single_images(
     num: int, batch_size: int, event: tuple[int, ...]
 ) -> None:
     weight = torch.randn(
@@ -66,18 +66,18 @@ def test_features_are_those_of_each_image_alone(
     ],
     ids=["tensor", "list", "images only", "tuples", "lists", "subset"],
 )
-def test_images_may_come_in_any_map_style_data_set(dataset: Dataset | Tensor | list) -> None:
+def test_any_map_style_data_set_is_accepted(dataset: Dataset | Tensor | list) -> None:
     assert torch.equal(precompute(lambda images: images[:, 0], dataset, batch_size=4), IMAGES[:, 0])
 
 
-def test_encode_sees_full_batches_in_order_and_a_smaller_last_one() -> None:
+def test_encode_gets_full_batches_in_order_and_a_smaller_last_one() -> None:
     seen = []
     precompute(lambda images: seen.append(images) or images, Transformed(IMAGES), batch_size=4)
     assert [len(batch) for batch in seen] == [4, 4, 3]
     assert torch.equal(torch.cat(seen), IMAGES)
 
 
-def test_features_carry_no_graph_and_can_be_trained_on() -> None:
+def test_features_have_no_graph_and_can_be_inputs_of_training() -> None:
     model = nn.Linear(16, 2, dtype=torch.float64)
     features = precompute(lambda images: model(images[:, 0].flatten(1)), IMAGES, batch_size=4)
     assert not features.requires_grad
@@ -89,13 +89,13 @@ def test_features_carry_no_graph_and_can_be_trained_on() -> None:
 
 
 @pytest.mark.parametrize("dtype", [None, torch.float16, torch.bfloat16, torch.float32])
-def test_dtype_is_that_of_encode_unless_given(dtype: torch.dtype | None) -> None:
+def test_the_dtype_is_that_of_encode_unless_given(dtype: torch.dtype | None) -> None:
     features = precompute(lambda images: images, IMAGES, batch_size=4, dtype=dtype)
     assert torch.equal(features, IMAGES.to(dtype or torch.float64))
     assert features.dtype == (dtype or torch.float64)
 
 
-def test_features_stay_on_the_device_that_encode_returns_on() -> None:
+def test_features_are_on_the_device_of_the_result_of_encode() -> None:
     features = precompute(
         lambda images: images.to("meta"), IMAGES, batch_size=4, dtype=torch.float16
     )
@@ -107,11 +107,11 @@ def test_features_stay_on_the_device_that_encode_returns_on() -> None:
 
 
 @pytest.mark.parametrize("views", [1, 3])
-def test_views_are_independent_readings(views: int) -> None:
+def test_each_view_reads_every_image_again(views: int) -> None:
     dataset = Transformed(IMAGES, noisy(5))
     features = precompute(lambda images: images[:, :, 0, 0], dataset, batch_size=4, views=views)
     assert features.shape == (11, views, 3)
-    # The stream of noise again, in the documented order: batch by batch, view by view.
+    # Draw the noise again in the documented order, batch by batch and view by view.
     again = noisy(5)
     for batch in ([0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10]):
         for view in range(views):
@@ -120,7 +120,7 @@ def test_views_are_independent_readings(views: int) -> None:
     assert sorted(dataset.read) == sorted(list(range(11)) * views), "every reading is used"
 
 
-def test_views_of_a_tensor_are_encoded_anew() -> None:
+def test_each_view_of_a_tensor_is_encoded_again() -> None:
     generator = torch.Generator().manual_seed(0)
     features = precompute(
         lambda images: (
@@ -141,17 +141,17 @@ def test_views_of_a_tensor_are_encoded_anew() -> None:
     assert torch.equal(features, expected)
 
 
-def flip_by_lot(image: Tensor, generator: torch.Generator) -> Tensor:
+def flip_at_random(image: Tensor, generator: torch.Generator) -> Tensor:
     return image.flip(-1) if torch.rand((), generator=generator) < 0.5 else image
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_random_flip_is_refused(seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
-    dataset = Transformed(IMAGES, lambda image: flip_by_lot(image, generator))
+    dataset = Transformed(IMAGES, lambda image: flip_at_random(image, generator))
     with pytest.raises(
         ValueError,
-        match=r"`dataset` must give the same image whenever it is read; .* got two different images at",
+        match=r"`dataset` must return the same image whenever it is read; .* got two different images at",
     ):
         precompute(lambda images: images, dataset, batch_size=4)
 
@@ -159,7 +159,7 @@ def test_a_random_flip_is_refused(seed: int) -> None:
 def test_a_random_crop_size_is_refused_as_random() -> None:
     sizes = iter([3, 4] * 20)
     with pytest.raises(
-        ValueError, match=r"`dataset` must give the same image whenever it is read.*at 0"
+        ValueError, match=r"`dataset` must return the same image whenever it is read.*at 0"
     ):
         precompute(
             lambda images: images,
@@ -169,7 +169,7 @@ def test_a_random_crop_size_is_refused_as_random() -> None:
 
 
 def test_randomness_in_the_last_images_only_is_refused() -> None:
-    # 16 of 40 images are probed, spread over all of them: some lie among the last ten.
+    # 16 probes are spread over 40 images, so some are among the last ten.
     generator = torch.Generator().manual_seed(0)
     images = torch.arange(40.0).reshape(40, 1, 1, 1)
     dataset = Transformed(
@@ -195,31 +195,35 @@ class Endless(IterableDataset):
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
-        ({"dataset": []}, ValueError, "`dataset` must hold at least one image; got none"),
-        ({"dataset": IMAGES[:0]}, ValueError, "`dataset` must hold at least one image; got none"),
+        ({"dataset": []}, ValueError, "`dataset` must contain at least one image; got none"),
+        (
+            {"dataset": IMAGES[:0]},
+            ValueError,
+            "`dataset` must contain at least one image; got none",
+        ),
         ({"dataset": Endless()}, TypeError, "`dataset` must be a tensor .*; got a Endless"),
         ({"dataset": torch.tensor(1.0)}, TypeError, "`dataset` must be a tensor .*; got a Tensor"),
         ({"dataset": 3}, TypeError, "`dataset` must be a tensor .*; got a int"),
         (
             {"dataset": ["a.png"]},
             TypeError,
-            "`dataset` must give image tensors.*`ToTensor`.*; got a str at 0",
+            "`dataset` must return image tensors.*`ToTensor`.*; got a str at 0",
         ),
         (
             {"dataset": [(np.zeros(3), 1)]},
             TypeError,
-            "`dataset` must give image tensors.*; got a ndarray at 0",
+            "`dataset` must return image tensors.*; got a ndarray at 0",
         ),
-        ({"dataset": [()]}, TypeError, "`dataset` must give image tensors.*; got a tuple at 0"),
+        ({"dataset": [()]}, TypeError, "`dataset` must return image tensors.*; got a tuple at 0"),
         (
             {"dataset": [torch.zeros(2), torch.zeros(3)]},
             ValueError,
-            r"`dataset` must give images that are all alike.*got .*\(3,\) at 1",
+            r"`dataset` must return images of one shape and dtype.*got .*\(3,\) at 1",
         ),
         (
             {"dataset": [torch.zeros(2), torch.zeros(2).half()]},
             ValueError,
-            "`dataset` must give images that are all alike.*float16.* at 1",
+            "`dataset` must return images of one shape and dtype.*float16.* at 1",
         ),
         ({"encode": None}, TypeError, r"`encode` must be callable; got None \(NoneType\)"),
         ({"batch_size": 0}, ValueError, "`batch_size` must be at least 1; got 0"),
@@ -249,7 +253,7 @@ class Endless(IterableDataset):
         ),
     ],
 )
-def test_precompute_names_a_bad_argument(
+def test_bad_arguments_are_refused_by_name(
     changes: dict[str, object], error: type[Exception], message: str
 ) -> None:
     arguments = {"encode": lambda images: images, "dataset": IMAGES, "batch_size": 4} | changes

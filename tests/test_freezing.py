@@ -1,4 +1,4 @@
-"""What learns and what does not, seen through real optimiser steps."""
+"""Frozen and trained parts of a model, observed through optimizer steps."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from fedprompt import freeze, training_only
 
 
 class Model(nn.Module):
-    """A frozen trunk, two kinds of prompts and a head: SGPT's blocks in small."""
+    """Frozen trunk, two kinds of prompts and a head, as in SGPT."""
 
     def __init__(self):
         super().__init__()
@@ -41,7 +41,7 @@ def bits(model):
 
 
 def moved(model, before):
-    """The parts of which some tensor has other bits than before."""
+    """Return the parts with a changed tensor."""
     return {
         name.split(".")[0]
         for name, tensor in model.state_dict().items()
@@ -50,7 +50,7 @@ def moved(model, before):
 
 
 def train(model, generator, steps=3):
-    """A fresh optimiser over everything that the model has, with momentum and weight decay."""
+    """Train with momentum and weight decay, all parameters in the optimizer."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1)
     for _ in range(steps):
         optimizer.zero_grad()
@@ -60,22 +60,20 @@ def train(model, generator, steps=3):
         optimizer.step()
 
 
-def test_frozen_stops_gradients_dropout_and_statistics(generator):
+def test_freeze_stops_gradients_dropout_and_batch_statistics(generator):
     trunk = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.9))
     assert freeze(trunk) is trunk
     inputs, before = torch.randn(8, 4, generator=generator, requires_grad=True), bits(trunk)
     first, second = trunk(inputs), trunk(inputs)
     assert torch.equal(first, second)  # no dropout
     first.sum().backward()
-    assert inputs.grad is not None  # gradients still pass through to the prompts before it
+    assert inputs.grad is not None  # gradients reach the inputs
     assert all(parameter.grad is None for parameter in trunk.parameters())
-    assert not moved(trunk, before)  # running statistics and counters of the batch norm included
+    assert not moved(trunk, before)  # statistics of the batch norm included
     assert not any(module.training for module in trunk.modules())
 
 
-def test_block_coordinate_descent_moves_one_block_and_leaves_the_others_to_the_bit(
-    model, generator
-):
+def test_block_coordinate_descent_leaves_other_blocks_bitwise_identical(model, generator):
     before = bits(model)
     with training_only(model, model.shared, model.head):
         train(model, generator)
@@ -86,7 +84,7 @@ def test_block_coordinate_descent_moves_one_block_and_leaves_the_others_to_the_b
     assert moved(model, before) == {"group", "head", "scale"}
 
 
-def test_inside_only_the_parts_learn_and_afterwards_all_is_as_before(model):
+def test_only_the_parts_have_gradients_and_flags_are_restored(model):
     model.head.bias.requires_grad_(False)
     before = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
     with training_only(model, model.head):
@@ -111,13 +109,13 @@ def test_a_frozen_trunk_inside_a_part_stays_frozen(model, generator):
     assert moved(model, before) == {"shared", "group", "head", "scale"}
 
 
-def test_flags_come_back_after_an_error(model):
+def test_flags_are_restored_after_an_error(model):
     with pytest.raises(RuntimeError, match="out of memory"), training_only(model, model.head):
         raise RuntimeError("out of memory")
     assert learning(model) == {"shared", "group", "head", "scale"}
 
 
-def test_nested_blocks_come_back_one_by_one(model):
+def test_nested_contexts_restore_flags_one_by_one(model):
     with training_only(model, model.shared, model.head):
         with training_only(model, model.head):
             assert learning(model) == {"head"}
@@ -125,12 +123,12 @@ def test_nested_blocks_come_back_one_by_one(model):
     assert learning(model) == {"shared", "group", "head", "scale"}
 
 
-def test_an_inner_block_cannot_wake_what_an_outer_one_froze(model):
+def test_an_inner_context_cannot_unfreeze_parts_of_an_outer_one(model):
     with training_only(model, model.head):
         with training_only(model, model.head, model.shared):
             assert learning(model) == {"head"}
         with (
-            pytest.raises(ValueError, match="`parts` must hold a parameter that can learn"),
+            pytest.raises(ValueError, match="`parts` must contain a parameter that can be trained"),
             training_only(model, model.shared),
         ):
             raise AssertionError("entered although nothing can learn")
@@ -145,7 +143,7 @@ def test_parts_may_overlap_and_share_parameters(model):
         } == {"shared.weight", "group.bias"}
 
 
-def test_modes_stay_with_the_user(model):
+def test_train_and_eval_modes_do_not_change(model):
     model.train()
     model.trunk.eval()
     modes = [module.training for module in model.modules()]
@@ -164,12 +162,12 @@ def test_modes_stay_with_the_user(model):
         (
             lambda model: (),
             ValueError,
-            r"`parts` must hold a parameter that can learn; got 0 parameters, none with requires_grad",
+            r"`parts` must contain a parameter that can be trained; got 0 parameters, none with requires_grad",
         ),
         (
             lambda model: (model.trunk,),
             ValueError,
-            r"`parts` must hold a parameter that can learn; got 4 parameters, none",
+            r"`parts` must contain a parameter that can be trained; got 4 parameters, none",
         ),
         (
             lambda model: (model.head, nn.Linear(2, 2)),
@@ -202,7 +200,7 @@ def test_bad_parts_are_refused_by_name_and_change_nothing(model, parts, error, m
 
 @pytest.mark.bad_input
 @pytest.mark.parametrize("wrong", [None, [nn.Linear(1, 1)], torch.zeros(1)])
-def test_what_is_no_module_is_refused_by_name(wrong):
+def test_models_that_are_not_modules_are_refused(wrong):
     with pytest.raises(TypeError, match=r"`model` must be an nn\.Module; got "):
         freeze(wrong)
     with (

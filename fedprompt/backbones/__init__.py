@@ -1,4 +1,4 @@
-"""The only rooms that know timm and open_clip."""
+"""Adapters for timm and open_clip, the only modules that import these libraries."""
 
 from fedprompt.backbones.fingerprint import fingerprint
 from fedprompt.backbones.open_clip_activation import check_activation

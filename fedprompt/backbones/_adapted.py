@@ -1,4 +1,4 @@
-"""Refuse to freeze a model in which some parameters were singled out for training."""
+"""Refusal of models in which only some parameters are trained."""
 
 from collections.abc import Iterable
 
@@ -7,14 +7,15 @@ import torch.nn as nn
 from fedprompt._checks import wrong_value
 
 _ADAPTERS = ("lora_", "adapter")
-_POSITIONS = (
-    "pos_embed",
-    "positional_embedding",
-)  # sine and cosine tables of positions are parameters without gradients
+# Sine and cosine tables of positions are parameters without gradients.
+_POSITIONS = ("pos_embed", "positional_embedding")
 
 
 def check_unadapted(argument: str, parameters: Iterable[tuple[str, nn.Parameter]]) -> None:
-    """Require that all parameters train or none does; by name, that no adapter trains."""
+    """Require that either all parameters are trained or none, and that no adapter is trained.
+
+    Adapters are recognized by the names of their parameters.
+    """
     listed = list(parameters)
     trainable = [name for name, parameter in listed if parameter.requires_grad]
     adapters = [name for name in trainable if any(word in name.lower() for word in _ADAPTERS)]
@@ -24,5 +25,9 @@ def check_unadapted(argument: str, parameters: Iterable[tuple[str, nn.Parameter]
     if adapters or (trainable and fixed):
         named = adapters or trainable
         rest = f" and {len(named) - 3} more" if len(named) > 3 else ""
-        rule = "have no parameters that are trained, as all are frozen here; merge adapters or call freeze(model) first"
-        raise wrong_value(argument, rule, f"a model that trains {', '.join(named[:3])}{rest}")
+        rule = (
+            "have no trained adapters, because all parameters are frozen here; "
+            "merge them or call freeze(model) first"
+        )
+        got = f"a model that trains only {', '.join(named[:3])}{rest}"
+        raise wrong_value(argument, rule, got)

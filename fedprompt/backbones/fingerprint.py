@@ -1,4 +1,4 @@
-"""What a message was made for, as a few lines of text that two parties can compare."""
+"""Fingerprints of backbones and prompts: lines of text that two parties can compare."""
 
 import hashlib
 import json
@@ -12,12 +12,9 @@ from torch import Tensor
 from fedprompt._checks import check_count, kind, wrong_type
 from fedprompt.interfaces import PromptStream, TextEncoder, Trunk
 
-_IDLE = (
-    "num_classes",
-    "drop",
-    "init",
-    "path",
-)  # of a classifier, of training, of how weights were made, of where they lay
+# Parts of the names of settings that do not affect features: of classifiers, of dropout, of the
+# initialization, and of the location of the weights.
+_IRRELEVANT = ("num_classes", "drop", "init", "path")
 
 
 def fingerprint(
@@ -26,65 +23,69 @@ def fingerprint(
     class_names: Sequence[str] = (),
     name_position: int | None = None,
 ) -> dict[str, str]:
-    """Describe the backbone, where prompts enter it and the classes, so that a payload meant for others is refused.
+    """Describe a backbone, the layers at which prompts enter it, and the classes.
 
-    Weights and buffers are hashed bit by bit, classifiers left out. What computes the features and shows in no weight is told beside
-    them: activations by name, and a hash of the plain settings of all modules, numbers and strings such as those of heads, pooling and
-    the epsilon of norms. Booleans are no part of it, as some, such as that for a fused kernel, vary by machine; nor is dropout, which
-    rests in a frozen backbone. Another version of timm or open_clip may name its settings otherwise: all should run the same one.
-    Hashing reads every weight once; make the fingerprint once.
+    A receiver that compares fingerprints can refuse payloads made for another backbone. The
+    parts of the fingerprint are:
+
+    - ``weights``: a hash of all weights and buffers, classifiers excluded. Hashing reads every
+      weight once, so compute the fingerprint once.
+    - ``settings``: a hash of numbers and strings that affect the features but are not stored in
+      the weights, such as the number of heads, the pooling and the epsilon of norms. Booleans
+      are left out, because some depend on the machine, such as the choice of a fused kernel.
+      Dropout is left out, because a frozen backbone does not use it.
+    - ``backbone``, ``activation`` and ``dtype``: their names.
+    - ``prompts`` and ``classes``: if they were given. ``name_position``: for a text tower.
+
+    Names of settings can differ between versions of timm and open_clip. All parties should use
+    the same version.
 
     Args:
-        backbone: Trunk or text tower. One of your own keeps its ``nn.Module`` as ``model``, is an
-            ``nn.Module``, or has its modules, tensors and plain settings as attributes.
-        streams: What enters it, in the order in which :func:`encode_prompted` gets it.
-        class_names: One for each class, in the order of labels; none where classes play no part.
-        name_position: For a text tower, as in :func:`prompted_text`: number of context tokens before the class name. If None, all.
+        backbone: Trunk from :func:`vit_trunk`, a :class:`TextTower`, or a backbone of your
+            own: an object with its ``nn.Module`` as the attribute ``model``, an ``nn.Module``, or
+            an object with modules, tensors and plain settings as attributes.
+        *streams: Prompt streams, in the order in which :func:`encode_prompted` gets them.
+        class_names: Names of the classes, in the order of their labels. Empty if the message
+            does not depend on the classes.
+        name_position: Number of context tokens before the class name, as in
+            :func:`prompted_text`. Used for text towers only.
 
     Returns:
-        Text by part, ``backbone``, ``weights``, ``settings``, ``activation`` and ``dtype``; ``prompts`` and ``classes`` where
-        they were given, and ``name_position`` for a text tower.
+        Text by the name of its part.
 
     Raises:
         TypeError: If `backbone` has neither modules nor tensors.
 
     Example:
         >>> from timm.models.vision_transformer import VisionTransformer
-        >>> trunk = vit_trunk(VisionTransformer(img_size=16, patch_size=4, num_classes=0, embed_dim=8, depth=2, num_heads=2))
-        >>> parts = fingerprint(trunk, DeepPrompts(3, trunk.dim, trunk.depth)(), class_names=["cat", "dog"])
-        >>> parts["backbone"], parts["activation"], parts["dtype"], parts["prompts"]
-        ('VisionTransformer', "GELU(approximate='none')", 'float32', '3, 3 at layers 0, 1, replacing')
+        >>> model = VisionTransformer(img_size=16, patch_size=4, embed_dim=8, depth=2, num_heads=2)
+        >>> trunk = vit_trunk(model)
+        >>> stream = DeepPrompts(3, trunk.dim, trunk.depth)()
+        >>> parts = fingerprint(trunk, stream, class_names=["cat", "dog"])
+        >>> parts["backbone"], parts["activation"], parts["dtype"]
+        ('VisionTransformer', "GELU(approximate='none')", 'float32')
+        >>> parts["prompts"]
+        '3, 3 at layers 0, 1, replacing'
     """
     model = _module_of(backbone)
-    for position, stream in enumerate(streams):
-        if not isinstance(stream, PromptStream):
-            raise wrong_type(f"streams[{position}]", "be a PromptStream", kind(stream))
-    if isinstance(class_names, str) or not all(isinstance(name, str) for name in class_names):
-        raise wrong_type("class_names", "be a sequence of strings", kind(class_names))
-    if name_position is not None:
-        check_count("name_position", name_position, at_least=0)
+    _check_arguments(streams, class_names, name_position)
     architecture = (getattr(model, "pretrained_cfg", None) or {}).get("architecture")
+    activations = {repr(module) for module in model.modules() if _is_activation(module)}
+    dtypes = {str(parameter.dtype).removeprefix("torch.") for parameter in model.parameters()}
     parts = {
         "backbone": " ".join(filter(None, [_name_of(backbone, model), architecture])),
         "weights": _weights(model),
         "settings": _settings(model),
-        "activation": ", ".join(
-            sorted({repr(module) for module in model.modules() if _is_activation(module)})
-        ),
-        "dtype": ", ".join(
-            sorted(
-                {str(parameter.dtype).removeprefix("torch.") for parameter in model.parameters()}
-            )
-        ),
+        "activation": ", ".join(sorted(activations)),
+        "dtype": ", ".join(sorted(dtypes)),
     }
     if streams:
         parts["prompts"] = "; ".join(map(_insertion, streams))
     if class_names:
         parts["classes"] = hashlib.sha256(json.dumps(list(class_names)).encode()).hexdigest()
     if not isinstance(backbone, Trunk):
-        parts["name_position"] = (
-            "behind the context" if name_position is None else str(name_position)
-        )
+        position = "after the context" if name_position is None else str(name_position)
+        parts["name_position"] = position
     return parts
 
 
@@ -137,24 +138,21 @@ def _weights(model: Any) -> str:
 
 def _settings(model: Any) -> str:
     unused = _classifier(model)
-    told = []
-    for name, module in sorted(model.named_modules()):
-        if (
-            module not in unused
-            and not _is_activation(module)
-            and "drop" not in type(module).__name__.lower()
-        ):
-            plain = {
-                key: value
-                for key, value in sorted(vars(module).items())
-                if _is_plain(value) and not key.startswith("_")
-            }
-            told += [
-                (name, key, _rounded(value))
-                for key, value in plain.items()
-                if not any(word in key for word in _IDLE)
-            ]
-    return hashlib.sha256(json.dumps(told).encode()).hexdigest()
+    settings = [
+        (name, key, _rounded(value))
+        for name, module in sorted(model.named_modules())
+        if module not in unused and _affects_features(module)
+        for key, value in sorted(vars(module).items())
+        if _is_plain(value)
+        and not key.startswith("_")
+        and not any(word in key for word in _IRRELEVANT)
+    ]
+    return hashlib.sha256(json.dumps(settings).encode()).hexdigest()
+
+
+def _affects_features(module: nn.Module) -> bool:
+    """Whether the settings of a module matter: activations are listed, and dropout is off."""
+    return not _is_activation(module) and "drop" not in type(module).__name__.lower()
 
 
 def _is_plain(value: object) -> bool:
@@ -164,7 +162,7 @@ def _is_plain(value: object) -> bool:
 
 
 def _rounded(value: Any) -> Any:
-    """Write numbers in nine digits: the last bit of a root may depend on the machine."""
+    """Write numbers with nine digits, because the last bit of a root can depend on the machine."""
     if isinstance(value, tuple):
         return [_rounded(part) for part in value]
     return f"{value:.9g}" if isinstance(value, float) else value
@@ -176,11 +174,11 @@ def _classifier(model: Any) -> set[nn.Module]:
 
 
 def _is_activation(module: nn.Module) -> bool:
-    """Whether a module is a pointwise function of timm, open_clip or torch, and no attention."""
-    room = type(module).__module__
+    """Whether a module is a pointwise function of timm, open_clip or torch without parameters."""
+    defined_in = type(module).__module__
     known = (
-        room == "torch.nn.modules.activation"
-        or room.startswith("timm.layers.activations")
+        defined_in == "torch.nn.modules.activation"
+        or defined_in.startswith("timm.layers.activations")
         or type(module).__name__ == "QuickGELU"
     )
     return known and not any(True for _ in module.parameters())
@@ -188,4 +186,17 @@ def _is_activation(module: nn.Module) -> bool:
 
 def _insertion(stream: PromptStream) -> str:
     counts = ", ".join(str(tokens.shape[-2]) for tokens in stream.layers.values())
-    return f"{counts} at layers {', '.join(map(str, stream.layers))}, {'replacing' if stream.replace else 'carried on'}"
+    layers = ", ".join(map(str, stream.layers))
+    return f"{counts} at layers {layers}, {'replacing' if stream.replace else 'kept'}"
+
+
+def _check_arguments(
+    streams: Sequence[PromptStream], class_names: Sequence[str], name_position: int | None
+) -> None:
+    for position, stream in enumerate(streams):
+        if not isinstance(stream, PromptStream):
+            raise wrong_type(f"streams[{position}]", "be a PromptStream", kind(stream))
+    if isinstance(class_names, str) or not all(isinstance(name, str) for name in class_names):
+        raise wrong_type("class_names", "be a sequence of strings", kind(class_names))
+    if name_position is not None:
+        check_count("name_position", name_position, at_least=0)

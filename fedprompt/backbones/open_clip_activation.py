@@ -1,4 +1,4 @@
-"""Whether an open_clip model computes the activation that its weights were trained with."""
+"""Check that an open_clip model computes the activation that its weights were trained with."""
 
 import warnings
 from typing import TYPE_CHECKING
@@ -10,30 +10,32 @@ if TYPE_CHECKING:
 
 
 def check_activation(clip_model: "nn.Module", name: str, pretrained: str) -> bool:
-    r"""Warn when weights trained with QuickGELU stand in a model of GELU, or the other way round.
+    """Warn if weights trained with QuickGELU are in a model with GELU, or the other way round.
 
-    Nothing in the weights shows it and nothing fails: the model merely knows less. OpenAI's, MetaCLIP's and DFN's weights were trained with
-    QuickGELU, most others with GELU, and open_clip's plain names (``ViT-B-16``) build GELU.
+    The weights do not reveal the mismatch, and no error occurs: the features are just worse.
+    OpenAI's, MetaCLIP's and DFN's weights were trained with QuickGELU, most others with GELU.
+    open_clip's plain names, such as ``ViT-B-16``, build models with GELU.
 
     Args:
-        clip_model: The model that holds the weights.
-        name: Its name in open_clip, for example ``"ViT-B-16"``.
-        pretrained: The tag of the weights, for example ``"openai"``.
+        clip_model: Model that contains the weights.
+        name: Name of the model in open_clip, for example ``"ViT-B-16"``.
+        pretrained: Tag of the weights, for example ``"openai"``.
 
     Returns:
-        Whether the two agree.
+        Whether the two activations agree.
 
     Raises:
-        ValueError: If open_clip does not know such weights, a file of your own included: then only you can know.
+        ValueError: If open_clip does not list such weights, for example because they come from
+            a file. Their activation cannot be looked up.
 
     Warns:
-        UserWarning: If they differ; the text says how to build the right model.
+        UserWarning: If the activations differ. The text explains how to build the right model.
 
     Example:
         >>> import open_clip
-        >>> clip_model = open_clip.model.CLIP(
-        ...     embed_dim=4, vision_cfg=dict(layers=1, width=8, head_width=4, patch_size=8, image_size=16),
-        ...     text_cfg=dict(context_length=8, vocab_size=16, width=8, heads=2, layers=1), quick_gelu=True)
+        >>> vision = dict(layers=1, width=8, head_width=4, patch_size=8, image_size=16)
+        >>> text = dict(context_length=8, vocab_size=16, width=8, heads=2, layers=1)
+        >>> clip_model = open_clip.model.CLIP(4, vision, text, quick_gelu=True)
         >>> check_activation(clip_model, "ViT-B-16", "openai")
         True
     """
@@ -49,8 +51,9 @@ def check_activation(clip_model: "nn.Module", name: str, pretrained: str) -> boo
         trained_with, built_with = ("QuickGELU", "GELU") if trained else ("GELU", "QuickGELU")
         remedy = "force_quick_gelu=True" if trained else "a name without '-quickgelu'"
         warnings.warn(
-            f"The weights {pretrained!r} of {name!r} were trained with {trained_with}, and this model computes {built_with}: "
-            f"its features are wrong. Build it with open_clip.create_model and {remedy}.",
+            f"The weights {pretrained!r} of {name!r} were trained with {trained_with}, but this "
+            f"model computes {built_with}. Its features are wrong. Build the model with "
+            f"open_clip.create_model and {remedy}.",
             stacklevel=2,
         )
     return trained == built

@@ -1,10 +1,11 @@
-"""open_clip's image towers: the features of an image, and of each of its patches in the same space."""
+"""Features of an image and of its patches, from open_clip's image towers."""
 
 from typing import Any
 
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+from einops import rearrange, repeat
 from jaxtyping import Float
 from torch import Tensor
 
@@ -16,28 +17,30 @@ def image_tokens(
 ) -> tuple[Float[Tensor, "batch dim"], Float[Tensor, "batch patches dim"]]:
     """Encode images with an open_clip image tower, as a whole and patch by patch.
 
-    A patch goes through what the whole image goes through after its last block: norm, pooling and projection, as if it alone were
-    pooled. So patches lie in the space of the text features, whatever the tower: a ViT's tokens are projected, a ResNet's attention
-    pool answers for every location, and a timm model pools each location by itself.
+    The features of a patch are computed by the steps that follow the last block: norm, pooling
+    and projection, applied to that patch alone. So patches are in the space of the text
+    features. A ViT projects its tokens, a ResNet's attention pool is evaluated at every
+    location, and a timm model pools every location separately.
 
     Args:
-        clip_model: Any open_clip model, in eval mode (:func:`freeze`, which :class:`TextTower` calls); CoCa's attentional pooling excepted.
-        images: Normalised as the model expects, on its device.
+        clip_model: Any open_clip model except CoCa with attentional pooling. It must be in eval
+            mode, as :func:`freeze` and :class:`TextTower` leave it.
+        images: Images normalized for the model, on its device.
 
     Returns:
-        The pooled features, those of ``clip_model.encode_image(images)``, and those of the patches, row by row from the top left; neither
-        normalised.
+        The pooled features, equal to ``clip_model.encode_image(images)``, and the features of
+        the patches, row by row from the top left. Neither has unit norm.
 
     Raises:
-        TypeError: If the image tower has no features of patches, with the reason.
+        TypeError: If the image tower has no features of patches. The text gives the reason.
         ValueError: If `clip_model` is in train mode.
 
     Example:
         >>> import open_clip
-        >>> clip_model = open_clip.model.CLIP(
-        ...     embed_dim=4, vision_cfg=dict(layers=1, width=8, head_width=4, patch_size=8, image_size=16),
-        ...     text_cfg=dict(context_length=16, vocab_size=49408, width=8, heads=2, layers=1))
-        >>> pooled, patches = image_tokens(freeze(clip_model), torch.zeros(2, 3, 16, 16))
+        >>> vision = dict(layers=1, width=8, head_width=4, patch_size=8, image_size=16)
+        >>> text = dict(context_length=16, vocab_size=49408, width=8, heads=2, layers=1)
+        >>> clip_model = freeze(open_clip.model.CLIP(4, vision, text))
+        >>> pooled, patches = image_tokens(clip_model, torch.zeros(2, 3, 16, 16))
         >>> pooled.shape, patches.shape
         (torch.Size([2, 4]), torch.Size([2, 4, 4]))
     """
@@ -47,18 +50,12 @@ def image_tokens(
 
     check_images(images)
     visual = getattr(clip_model, "visual", None)
-    for family, encode in (
-        (VisionTransformer, _vit),
-        (ModifiedResNet, _resnet),
-        (TimmModel, _timm),
-    ):
+    families = ((VisionTransformer, _vit), (ModifiedResNet, _resnet), (TimmModel, _timm))
+    for family, encode in families:
         if isinstance(visual, family):
             if visual.training:
-                raise wrong_value(
-                    "clip_model",
-                    "be in eval mode, as freeze(clip_model) leaves it",
-                    "an image tower in train mode",
-                )
+                rule = "be in eval mode, as freeze(clip_model) leaves it"
+                raise wrong_value("clip_model", rule, "an image tower in train mode")
             return encode(visual, images)
     got = kind(clip_model) if visual is None else f"one of type {type(visual).__name__}"
     raise wrong_type("clip_model", "have one of open_clip's image towers", got)
@@ -66,17 +63,14 @@ def image_tokens(
 
 def _vit(visual: Any, images: Tensor) -> tuple[Tensor, Tensor]:
     if visual.attn_pool is not None or visual.pool_type not in ("tok", "avg"):
-        raise wrong_type(
-            "clip_model",
-            "pool a class token or patches (the queries of attentional pooling are no patches)",
-            "another pooling",
-        )
+        rule = "pool a class token or patches, not by attention, whose queries are not patches"
+        raise wrong_type("clip_model", rule, "another pooling")
     pooled, patches = visual._pool(visual.transformer(visual._embeds(images)))
     if visual.final_ln_after_pool:
         patches = visual.ln_post(patches)
-    return (
-        (pooled, patches) if visual.proj is None else (pooled @ visual.proj, patches @ visual.proj)
-    )
+    if visual.proj is None:
+        return pooled, patches
+    return pooled @ visual.proj, patches @ visual.proj
 
 
 def _resnet(visual: Any, images: Tensor) -> tuple[Tensor, Tensor]:
@@ -84,47 +78,49 @@ def _resnet(visual: Any, images: Tensor) -> tuple[Tensor, Tensor]:
     for layer in (visual.layer1, visual.layer2, visual.layer3, visual.layer4):
         features = layer(features)
     pool = visual.attnpool
-    tokens = features.flatten(2).mT
+    tokens = rearrange(features, "batch dim height width -> batch (height width) dim")
     tokens = torch.cat([tokens.mean(1, keepdim=True), tokens], 1)
     tokens = tokens + pool.positional_embedding.to(tokens.dtype)
-    # open_clip asks for the first token alone; the others answer the same question for their location.
+    # open_clip uses the query of the first token only, the mean. Here every location has a query.
     query, key, value = (
-        layer(tokens).unflatten(-1, (pool.num_heads, -1)).transpose(1, 2)
+        rearrange(
+            layer(tokens), "batch seq (heads dim) -> batch heads seq dim", heads=pool.num_heads
+        )
         for layer in (pool.q_proj, pool.k_proj, pool.v_proj)
     )
-    attended = F.scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2)
-    projected: Tensor = pool.c_proj(attended)
+    attended = F.scaled_dot_product_attention(query, key, value)
+    merged = rearrange(attended, "batch heads seq dim -> batch seq (heads dim)")
+    projected: Tensor = pool.c_proj(merged)
     return projected[:, 0], projected[:, 1:]
 
 
 def _timm(visual: Any, images: Tensor) -> tuple[Tensor, Tensor]:
     trunk = visual.trunk
     if hasattr(visual.head, "pool"):
-        raise wrong_type(
-            "clip_model",
-            "pool inside timm",
-            "an image tower with a pooling of its own, made for one size of feature map",
-        )
+        got = "an image tower whose head pools feature maps of one fixed size"
+        raise wrong_type("clip_model", "pool inside timm", got)
     features = trunk.forward_features(images)
     pooled = visual.head(trunk.forward_head(features))
     if pooled.ndim != 2:
-        raise wrong_type(
-            "clip_model", "pool its image tokens", f"features of shape {tuple(pooled.shape)}"
-        )
-    locations = _each_alone(
-        features,
-        getattr(trunk, "num_prefix_tokens", 0),
-        getattr(trunk, "output_fmt", "NCHW") == "NHWC",
-    )
+        got = f"features of shape {tuple(pooled.shape)}"
+        raise wrong_type("clip_model", "pool its image tokens", got)
+    num_prefix = getattr(trunk, "num_prefix_tokens", 0)
+    channels_last = getattr(trunk, "output_fmt", "NCHW") == "NHWC"
+    locations = _one_location_each(features, num_prefix, channels_last)
     patches = visual.head(trunk.forward_head(locations))
-    return pooled, patches.unflatten(0, (images.shape[0], -1))
+    return pooled, rearrange(
+        patches, "(batch patches) dim -> batch patches dim", batch=images.shape[0]
+    )
 
 
-def _each_alone(features: Tensor, prefix: int, channels_last: bool) -> Tensor:
-    """Make a feature map of one location out of every location, (batch * patches, ...), for the model's own head."""
+def _one_location_each(features: Tensor, num_prefix: int, channels_last: bool) -> Tensor:
+    """Turn every location into a feature map (batch * patches, ...) of that location alone."""
     if features.ndim == 4 and channels_last:
-        return features.flatten(0, 2)[:, None, None]
+        return rearrange(features, "batch height width dim -> (batch height width) 1 1 dim")
     if features.ndim == 4:
-        return features.permute(0, 2, 3, 1).flatten(0, 2)[..., None, None]
-    # Class and register tokens stand in front: the head drops them, or takes the first, so each is a copy of the location.
-    return features[:, prefix:].flatten(0, 1)[:, None].expand(-1, prefix + 1, -1)
+        return rearrange(features, "batch dim height width -> (batch height width) dim 1 1")
+    # The model's head drops the class and register tokens, or uses the first. So each of them is a
+    # copy of the location.
+    locations = features[:, num_prefix:]
+    copies = num_prefix + 1
+    return repeat(locations, "batch patches dim -> (batch patches) copies dim", copies=copies)

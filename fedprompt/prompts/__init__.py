@@ -1,4 +1,4 @@
-"""What is learned: tokens for transformers, pixels for convolutional networks, words for CLIP; and how a frozen trunk runs with them."""
+"""Learnable prompts for frozen backbones, and the forward pass that inserts them."""
 
 from fedprompt.prompts.context import ContextPrompts, prompted_text
 from fedprompt.prompts.encode import batch_streams, encode_prompted

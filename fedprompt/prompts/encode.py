@@ -1,4 +1,4 @@
-"""Run a frozen trunk with any number of prompt streams: a loop over its blocks, with prompts as plain tensors."""
+"""Forward pass of a frozen transformer with any number of prompt streams."""
 
 from collections.abc import Sequence
 
@@ -16,32 +16,38 @@ def encode_prompted(
     *streams: PromptStream,
     depth: int | None = None,
 ) -> Encoded:
-    """Encode images with prompt tokens beside the patches.
+    """Encode images with prompt tokens next to the patch tokens.
 
-    Each stream owns one contiguous span right after the class and register tokens, in the order given, with its tokens in order of entry.
-    Before a layer, a stream's new tokens are appended to its span, or take the place of the whole span if the stream replaces. Prompts
-    have no positional embedding. They are left out before the model's own norm and pooling, so every kind of pooling ignores them.
-    Nothing is written into the backbone: clients share it, and any number of prompted passes may run over it at once.
+    The tokens of each stream form one contiguous span right after the class and register tokens.
+    Spans are in the order of the arguments, and tokens within a span in the order of their
+    layers. Before each of its layers, a stream appends new tokens to its span. If the stream
+    replaces, the new tokens take the place of the whole span. Prompts have no positional
+    embedding.
+
+    Prompts are removed before the model's last norm and pooling, so every kind of pooling
+    ignores them. Nothing is written into the backbone. Clients can share it, and several
+    prompted passes can run over it at the same time.
 
     Args:
-        trunk: From :func:`vit_trunk`, or your own.
-        images: What the backbone takes.
-        *streams: From prompt modules or made by hand. None: exactly the plain backbone. Tokens are cast to the backbone's dtype.
-        depth: Run only this many first blocks; None runs all. The last norm and the pooling follow all the same (SGPT's early query).
+        trunk: Frozen backbone from :func:`vit_trunk`, or a custom :class:`Trunk`.
+        images: Input images of the backbone.
+        *streams: Streams from prompt modules, or made by hand. Their tokens are cast to the
+            dtype of the backbone. Without streams, the result is that of the plain backbone.
+        depth: Number of blocks to run. The last norm and the pooling follow in any case, as in
+            SGPT's early query. If None, all blocks run.
 
     Returns:
-        The pooled features, and each stream's own tokens after the last block and norm.
+        The pooled features, and the tokens of each stream after the last block and norm.
 
     Raises:
-        TypeError: If `trunk` is no :class:`Trunk`, a stream is no :class:`PromptStream` of floating-point tokens, or `images` are of the
-            wrong kind.
-        ValueError: If `depth` or a layer lies outside the trunk, tokens have the wrong width, batch or device, or the
-            trunk is no longer frozen.
+        ValueError: If `depth` or a layer is outside the trunk, tokens have the wrong width,
+            batch size or device, or the trunk is no longer frozen.
 
     Example:
         >>> from timm.models.vision_transformer import VisionTransformer
         >>> from fedprompt import ShallowPrompts, vit_trunk
-        >>> trunk = vit_trunk(VisionTransformer(img_size=16, patch_size=4, num_classes=0, embed_dim=8, depth=2, num_heads=2))
+        >>> model = VisionTransformer(img_size=16, patch_size=4, embed_dim=8, depth=2, num_heads=2)
+        >>> trunk = vit_trunk(model)
         >>> prompts = ShallowPrompts(3, trunk.dim, patch_size=4)
         >>> encoded = encode_prompted(trunk, torch.zeros(5, 3, 16, 16), prompts())
         >>> encoded.pooled.shape, encoded.streams[0].shape
@@ -71,28 +77,31 @@ def encode_prompted(
 def batch_streams(
     streams: Sequence[PromptStream], owner: Integer[Tensor, " batch"]
 ) -> PromptStream:
-    """Give each sample the prompts of its own client: several clients in one forward of one shared trunk.
+    """Merge the streams of several clients, so that each sample gets the prompts of its owner.
 
-    Losses and gradients equal those of separate runs: each sample's gradient reaches its owner's prompts alone.
+    Several clients can then train in one forward pass of a shared trunk. Losses and gradients
+    equal those of separate passes: the gradient of a sample reaches its owner's prompts only.
 
     Args:
-        streams: One for each client, all with the same layers, lengths and `replace`, without a batch axis.
-        owner: For each sample the index of its client in `streams`; looked at on a CPU only, because looking costs a sync on a GPU.
+        streams: One stream for each client, all with the same layers, lengths and `replace`,
+            without a batch axis.
+        owner: Position in `streams` of each sample's client. The range is checked on CPU tensors
+            only, to avoid a GPU synchronization.
 
     Returns:
         A stream with tokens (batch, prompts, dim).
 
     Raises:
-        TypeError: If a stream is no :class:`PromptStream` or `owner` does not hold integers.
-        ValueError: If there is no stream, streams differ in layout, or an owner lies outside them.
+        ValueError: If there is no stream, streams differ in layout, or an owner is out of range.
 
     Example:
-        >>> first, second = PromptStream({0: torch.zeros(1, 2)}), PromptStream({0: torch.ones(1, 2)})
+        >>> first = PromptStream({0: torch.zeros(1, 2)})
+        >>> second = PromptStream({0: torch.ones(1, 2)})
         >>> batch_streams([first, second], torch.tensor([1, 0, 1])).layers[0][:, 0, 0]
         tensor([1., 0., 1.])
     """
     if not streams:
-        raise wrong_value("streams", "hold at least one stream", "none")
+        raise wrong_value("streams", "contain at least one stream", "none")
     first = streams[0]
     for position, stream in enumerate(streams):
         if not isinstance(stream, PromptStream):
@@ -106,7 +115,7 @@ def batch_streams(
         if tokens.ndim != 2:
             raise wrong_value(
                 "streams",
-                "hold tokens of shape (prompts, dim)",
+                "contain tokens of shape (prompts, dim)",
                 f"{tuple(tokens.shape)} at layer {layer}",
             )
     check_labels("owner", owner, len(streams), sync=False)
@@ -118,7 +127,7 @@ def batch_streams(
 
 
 def _entered(stream: PromptStream, layer: int, span: Tensor) -> Tensor:
-    """The stream's span before a layer: its old tokens, if they stay, and then its new ones."""
+    """Return a stream's span with the tokens that enter before a layer."""
     if layer not in stream.layers:
         return span
     new = stream.layers[layer].to(span.dtype).expand(span.shape[0], -1, -1)
@@ -156,7 +165,7 @@ def _check_stream(
     for layer, prompts in stream.layers.items():
         if layer not in range(depth):
             raise wrong_value(
-                f"{argument}.layers", f"lie in the {depth} blocks that run, 0 to {depth - 1}", layer
+                f"{argument}.layers", f"be among the {depth} blocks 0 to {depth - 1}", layer
             )
         if not isinstance(prompts, Tensor) or not prompts.is_floating_point():
             raise wrong_type(
@@ -174,6 +183,6 @@ def _check_stream(
         if prompts.device != tokens.device:
             raise wrong_value(
                 f"{argument}.layers[{layer}]",
-                f"lie on the trunk's device {tokens.device}",
+                f"be on the trunk's device {tokens.device}",
                 prompts.device,
             )

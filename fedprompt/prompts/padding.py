@@ -5,6 +5,7 @@ from functools import partial
 
 import torch
 import torch.nn as nn
+from einops import rearrange, repeat
 from jaxtyping import Float
 from torch import Tensor
 
@@ -23,25 +24,27 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 
 
 class PadPrompts(nn.Module):
-    """Surround images with learnable pixels, for any frozen convolutional network (FedHPL on ResNets).
+    """Learnable border of pixels around images, for a frozen convolutional network.
 
-    The pixels start as uniform in [0, 1], as those of a photograph, and pass through the data's normalisation at every forward,
-    so images are expected to be normalised already.
+    FedHPL uses it with ResNets. Pixels are initialized uniformly in [0, 1], the range of a
+    photograph. Every forward pass normalizes them like the data, so images must be normalized
+    already.
 
     Args:
-        image_size: Of the images that come in, in pixels: one number or (height, width).
-        padding: Pixels on each of the four sides.
-        mean: Of the data's normalisation, one number for each channel.
-        std: Likewise.
-        generator: For the initial values; None uses torch's global one.
+        image_size: Size of the input images in pixels, one number or (height, width).
+        padding: Width of the border in pixels, on each of the four sides.
+        mean: Mean of the data's normalization, one number for each channel.
+        std: Standard deviation of the data's normalization, one number for each channel.
+        generator: Generator of the initial values. If None, torch's global generator is used.
 
     Attributes:
-        rows: Parameter (channels, 2 * padding, width + 2 * padding), the rows above and below, corners included.
-        columns: Parameter (channels, height, 2 * padding), the columns left and right.
+        rows: Parameter (channels, 2 * padding, width + 2 * padding), the rows above and below
+            the image, corners included.
+        columns: Parameter (channels, height, 2 * padding), the columns left and right of it.
 
     Raises:
-        TypeError: If a size is not an integer or a number not a number.
-        ValueError: If a size is below 1 or neither one number nor two, `mean` and `std` differ in length, or a `std` is not above 0.
+        ValueError: If a size is below 1, `mean` and `std` differ in length, or an entry of
+            `std` is not above 0.
 
     Example:
         >>> pad = PadPrompts(32, padding=3)
@@ -72,56 +75,51 @@ class PadPrompts(nn.Module):
         height, width = height_and_width("image_size", image_size)
         check_count("padding", padding)
         if len(mean) != len(std) or not len(mean):
-            raise wrong_value(
-                "std",
-                f"have one entry for each of the {len(mean)} channels of `mean`, at least one",
-                len(std),
-            )
-        for centre, spread in zip(mean, std, strict=True):
-            check_number("mean", centre)
+            rule = f"have one entry for each of the {len(mean)} channels of `mean`, at least one"
+            raise wrong_value("std", rule, len(std))
+        for center, spread in zip(mean, std, strict=True):
+            check_number("mean", center)
             check_number("std", spread, above=0)
         check_initial_generator(generator)
         device = None if generator is None else generator.device
         draw = partial(torch.rand, generator=generator, device=device)
         self.columns = nn.Parameter(draw(len(mean), height, 2 * padding))
         self.rows = nn.Parameter(draw(len(mean), 2 * padding, width + 2 * padding))
-        self.register_buffer(
-            "mean", torch.tensor(mean, device=device).reshape(-1, 1, 1), persistent=False
-        )
-        self.register_buffer(
-            "std", torch.tensor(std, device=device).reshape(-1, 1, 1), persistent=False
-        )
+        for name, numbers in (("mean", mean), ("std", std)):
+            per_channel = rearrange(
+                torch.tensor(numbers, device=device), "channels -> channels 1 1"
+            )
+            self.register_buffer(name, per_channel, persistent=False)
 
     def forward(
         self, images: Float[Tensor, "batch channels height width"]
     ) -> Float[Tensor, "batch channels padded_height padded_width"]:
         """Return the images with the border around them."""
-        channels, height, twice = self.columns.shape
-        expected = (channels, height, self.rows.shape[2] - twice)
-        if not isinstance(images, Tensor):
-            raise wrong_type(
-                "images", "be floating-point and normalised", f"a {type(images).__name__}"
-            )
-        if images.ndim != 4 or images.shape[1:] != expected:
-            raise wrong_value(
-                "images",
-                f"have shape (batch, {', '.join(map(str, expected))})",
-                tuple(images.shape),
-            )
-        if not images.is_floating_point():
-            raise wrong_type("images", "be floating-point and normalised", kind(images))
+        self._check(images)
         rows, columns = ((pixels - self.mean) / self.std for pixels in (self.rows, self.columns))
-        top, bottom = _halves(rows, images.shape[0], images.dtype, axis=2)
-        left, right = _halves(columns, images.shape[0], images.dtype, axis=3)
+        batch, dtype = images.shape[0], images.dtype
+        top, bottom = _for_each_image(rows.to(dtype), batch).chunk(2, 2)
+        left, right = _for_each_image(columns.to(dtype), batch).chunk(2, 3)
         return torch.cat([top, torch.cat([left, images, right], 3), bottom], 2)
 
     def extra_repr(self) -> str:
         """Show the sizes."""
         channels, height, twice = self.columns.shape
-        return (
-            f"({height}, {self.rows.shape[2] - twice}), padding={twice // 2}, channels={channels}"
-        )
+        size = (height, self.rows.shape[2] - twice)
+        return f"{size}, padding={twice // 2}, channels={channels}"
+
+    def _check(self, images: object) -> None:
+        channels, height, twice = self.columns.shape
+        expected = (channels, height, self.rows.shape[2] - twice)
+        if not isinstance(images, Tensor):
+            got = f"a {type(images).__name__}"
+            raise wrong_type("images", "be floating-point and normalized", got)
+        if images.ndim != 4 or images.shape[1:] != expected:
+            rule = f"have shape (batch, {', '.join(map(str, expected))})"
+            raise wrong_value("images", rule, tuple(images.shape))
+        if not images.is_floating_point():
+            raise wrong_type("images", "be floating-point and normalized", kind(images))
 
 
-def _halves(pixels: Tensor, batch: int, dtype: torch.dtype, *, axis: int) -> tuple[Tensor, ...]:
-    return pixels.to(dtype).expand(batch, -1, -1, -1).chunk(2, axis)
+def _for_each_image(pixels: Tensor, batch: int) -> Tensor:
+    return repeat(pixels, "channels height width -> batch channels height width", batch=batch)

@@ -1,4 +1,4 @@
-"""Visual prompts: learnable tokens, and the layers that they enter at."""
+"""Visual prompts: learnable tokens, and the layers at which they enter a transformer."""
 
 import math
 from collections.abc import Iterable
@@ -23,23 +23,26 @@ from fedprompt.interfaces import PromptStream
 class LayeredPrompts(nn.Module):
     r"""Learnable tokens that enter a transformer before some of its layers.
 
-    Initial values are VPT's, uniform in :math:`\pm\sqrt{6 / (3 p_h p_w + d)}` for patches of :math:`p_h \times p_w` pixels and width
-    :math:`d`; overwrite ``tokens`` with ``torch.nn.init`` for others. Prompts carry no positions, so their order does not matter.
+    Initial values are those of VPT, uniform in :math:`\pm\sqrt{6 / (3 p_h p_w + d)}` for patches
+    of :math:`p_h \times p_w` pixels and width :math:`d`. Use ``torch.nn.init`` on ``tokens`` for
+    other values. Prompts have no positional embedding, so their order does not matter.
 
     Args:
-        num_prompts: Tokens that enter before each layer; 0 leaves the backbone as it is.
+        num_prompts: Number of tokens that enter before each layer. With 0, the backbone is
+            unchanged.
         dim: Width of a token, ``trunk.dim``.
-        layers: 0-based layers, distinct.
-        replace: Whether new tokens take the place of the module's own old ones (VPT-deep) or old ones are carried on (SGPT).
-        patch_size: Of the backbone, in pixels, for the initial values alone: one number or (height, width).
-        generator: For the initial values; None uses torch's global one.
+        layers: Layers at which tokens enter, 0-based and distinct.
+        replace: Whether new tokens replace the module's earlier ones, as in VPT-deep. If False,
+            earlier tokens are kept, as in SGPT.
+        patch_size: Patch size of the backbone in pixels, one number or (height, width). It
+            affects the initial values only.
+        generator: Generator of the initial values. If None, torch's global generator is used.
 
     Attributes:
         tokens: Parameter (layers, prompts, dim).
 
     Raises:
-        TypeError: If a number is not an integer.
-        ValueError: If a number is out of range, or `layers` is empty or holds a layer twice.
+        ValueError: If a number is out of range, or `layers` is empty or contains a layer twice.
 
     Example:
         >>> prompts = LayeredPrompts(2, 8, layers=(0, 3))
@@ -73,7 +76,7 @@ class LayeredPrompts(nn.Module):
         )
 
     def forward(self) -> PromptStream:
-        """Return the tokens of each layer, (prompts, dim)."""
+        """Return the tokens (prompts, dim) of each layer."""
         return PromptStream(
             dict(zip(self.layers, self.tokens.unbind(0), strict=True)), self.replace
         )
@@ -85,13 +88,13 @@ class LayeredPrompts(nn.Module):
 
 
 class ShallowPrompts(LayeredPrompts):
-    """VPT-shallow: prompts enter before the first layer and are carried through all others.
+    """Learnable tokens that enter before the first layer and pass through all others (VPT-shallow).
 
     Args:
         num_prompts: Number of tokens.
         dim: Width of a token, ``trunk.dim``.
-        patch_size: As in :class:`LayeredPrompts`.
-        generator: As in :class:`LayeredPrompts`.
+        patch_size: Patch size as in :class:`LayeredPrompts`.
+        generator: Generator as in :class:`LayeredPrompts`.
 
     Example:
         >>> tuple(ShallowPrompts(5, 8).tokens.shape)
@@ -110,14 +113,14 @@ class ShallowPrompts(LayeredPrompts):
 
 
 class DeepPrompts(LayeredPrompts):
-    """VPT-deep: every layer gets prompts of its own, in the place of those of the layer before.
+    """Learnable tokens for every layer; each layer replaces those of the previous one (VPT-deep).
 
     Args:
         num_prompts: Number of tokens at each layer.
         dim: Width of a token, ``trunk.dim``.
         depth: Number of layers, ``trunk.depth``.
-        patch_size: As in :class:`LayeredPrompts`.
-        generator: As in :class:`LayeredPrompts`.
+        patch_size: Patch size as in :class:`LayeredPrompts`.
+        generator: Generator as in :class:`LayeredPrompts`.
 
     Example:
         >>> tuple(DeepPrompts(5, 8, depth=12).tokens.shape)
@@ -145,23 +148,24 @@ class DeepPrompts(LayeredPrompts):
 
 
 class GroupPrompts(nn.Module):
-    """Learnable tokens for each group of samples: every sample brings those of its own group, at all layers (SGPT).
+    """Learnable tokens for each group of samples (SGPT); each sample uses those of its group.
 
     Args:
         num_groups: Number of groups.
-        num_prompts: Tokens that enter before each layer.
+        num_prompts: Number of tokens that enter before each layer.
         dim: Width of a token, ``trunk.dim``.
-        layers: 0-based layers, distinct; any, before, after or among those of other modules.
-        replace: As in :class:`LayeredPrompts`.
-        patch_size: As in :class:`LayeredPrompts`.
-        generator: As in :class:`LayeredPrompts`.
+        layers: Layers at which tokens enter, 0-based and distinct. They do not depend on the
+            layers of other prompt modules.
+        replace: Whether new tokens replace earlier ones, as in :class:`LayeredPrompts`.
+        patch_size: Patch size as in :class:`LayeredPrompts`.
+        generator: Generator as in :class:`LayeredPrompts`.
 
     Attributes:
-        tokens: Parameter (groups, layers, prompts, dim): a row for each group, so that counts can weigh them (``collect(rows=...)``).
+        tokens: Parameter (groups, layers, prompts, dim). Its rows are groups, so aggregation can
+            weight each group by the number of its samples (``collect(rows=...)``).
 
     Raises:
-        TypeError: If a number is not an integer.
-        ValueError: If a number is out of range, or `layers` is empty or holds a layer twice.
+        ValueError: If a number is out of range, or `layers` is empty or contains a layer twice.
 
     Example:
         >>> prompts = GroupPrompts(5, 1, 8, layers=(4, 5, 6))
@@ -172,8 +176,8 @@ class GroupPrompts(nn.Module):
         True
 
     References:
-        Deng et al., "Unlocking the Potential of Prompt-Tuning in Bridging Generalized and Personalized Federated Learning" (SGPT),
-        CVPR 2024, Eq. 3.
+        Deng et al., "Unlocking the Potential of Prompt-Tuning in Bridging Generalized and
+        Personalized Federated Learning" (SGPT), CVPR 2024, Eq. 3.
     """
 
     tokens: nn.Parameter
@@ -201,14 +205,14 @@ class GroupPrompts(nn.Module):
         )
 
     def forward(self, indices: Integer[Tensor, " batch"]) -> PromptStream:
-        """Return the tokens of each layer, (batch, prompts, dim), for the group of each sample.
+        """Return the tokens (batch, prompts, dim) of each layer, for the group of each sample.
 
         Args:
-            indices: In [0, num_groups), from a selector; range looked at on a CPU only, because looking costs a sync on a GPU.
+            indices: Group of each sample, in [0, num_groups), from a selector. The range is
+                checked on CPU tensors only, to avoid a GPU synchronization.
 
         Raises:
-            TypeError: If `indices` are not integers (batch,).
-            ValueError: If a group lies outside the range.
+            ValueError: If a group is out of range.
         """
         check_labels("indices", indices, len(self.tokens), sync=False)
         return PromptStream(
@@ -244,5 +248,5 @@ def _checked_layers(layers: Iterable[int]) -> tuple[int, ...]:
     for layer in chosen:
         check_count("layers", layer, at_least=0)
     if not chosen or len(set(chosen)) < len(chosen):
-        raise wrong_value("layers", "hold at least one layer, and none twice", chosen)
+        raise wrong_value("layers", "contain at least one layer, and none twice", chosen)
     return chosen

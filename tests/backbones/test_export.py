@@ -1,4 +1,4 @@
-"""Prompted models leave Python: `torch.export` and ONNX, at batch sizes that the export did not see."""
+"""Export of prompted models by `torch.export` and ONNX, with a dynamic batch size."""
 
 import numpy as np
 import onnxruntime
@@ -43,7 +43,7 @@ class Deep(nn.Module):
 
 
 class Grouped(Deep):
-    """SGPT: shared prompts that are carried on, and those of the group that each image chooses."""
+    """SGPT: shared prompts, and those of the group of each image."""
 
     def __init__(self, model):
         super().__init__(model)
@@ -73,7 +73,7 @@ class Padded(nn.Module):
 
 
 class Worded(nn.Module):
-    """CoOp: a learned context, encoded at every call, against the image."""
+    """CoOp: a learned context, encoded in every forward pass."""
 
     def __init__(self):
         super().__init__()
@@ -118,7 +118,7 @@ def images(batch, seed=0):
     return torch.randn(batch, 3, 16, 16, generator=torch.Generator().manual_seed(seed))
 
 
-@pytest.mark.unhooked  # the hook's checks of sizes would fix the batch
+@pytest.mark.unhooked  # checks of shapes would fix the batch size
 def test_an_exported_program_takes_any_batch(model):
     program = export(model, (images(3),), dynamic_shapes=({0: Dim("batch", min=1)},)).module()
     for batch in (1, 2, 3, 8):
@@ -126,7 +126,7 @@ def test_an_exported_program_takes_any_batch(model):
 
 
 @pytest.mark.unhooked
-@pytest.mark.parametrize("model", ["grouped", "padded"], indirect=True)  # each takes seconds
+@pytest.mark.parametrize("model", ["grouped", "padded"], indirect=True)  # an export takes seconds
 def test_an_onnx_model_takes_any_batch(model, tmp_path):
     path = tmp_path / "model.onnx"
     shapes = ({0: Dim("batch", min=1)},)

@@ -1,4 +1,4 @@
-"""What tells two backbones, insertion plans or class sets apart, up to the refusal of a payload."""
+"""Fingerprints of backbones, prompts and classes, and payloads that they refuse."""
 
 import copy
 from functools import partial
@@ -29,7 +29,7 @@ def differing(first, second):
     return {part for part in first if first[part] != second[part]}
 
 
-def test_equal_backbones_have_equal_fingerprints_and_copies_too():
+def test_equal_backbones_and_copies_have_equal_fingerprints():
     model = tiny_vit()
     assert (
         fingerprint(vit_trunk(model))
@@ -39,7 +39,7 @@ def test_equal_backbones_have_equal_fingerprints_and_copies_too():
     assert fingerprint(vit_trunk(model))["dtype"] == "float64"
 
 
-def test_the_last_bit_of_any_weight_or_buffer_tells_two_backbones_apart():
+def test_the_last_bit_of_a_weight_or_buffer_changes_the_fingerprint():
     expected = fingerprint(vit_trunk(tiny_vit()))
     for name in ("blocks.2.mlp.fc2.bias", "cls_token", "norm.weight"):
         model = tiny_vit()
@@ -54,8 +54,8 @@ def test_the_last_bit_of_any_weight_or_buffer_tells_two_backbones_apart():
     assert differing(fingerprint(vit_trunk(model)), with_zeros) == {"weights"}
 
 
-def test_weights_of_other_names_or_shapes_are_others():
-    """The same bytes in the same order: only what is written beside them differs."""
+def test_names_and_shapes_of_weights_change_the_fingerprint():
+    """The bytes of the weights and their order are equal."""
     trunks = []
     for shape, name in (((2, 3), "a"), ((3, 2), "a"), ((2, 3), "b")):
         model = nn.Module()
@@ -66,7 +66,7 @@ def test_weights_of_other_names_or_shapes_are_others():
     assert len(set(trunks)) == 3
 
 
-def test_the_order_of_registration_does_not_count_and_the_dtype_of_a_buffer_does():
+def test_the_fingerprint_depends_on_dtypes_and_not_on_the_order_of_registration():
     trunks = []
     for names, dtype in (("ab", torch.float16), ("ba", torch.float16), ("ab", torch.bfloat16)):
         trunk = vit_trunk(tiny_vit())
@@ -79,7 +79,7 @@ def test_the_order_of_registration_does_not_count_and_the_dtype_of_a_buffer_does
     assert differing(trunks[0], trunks[2]) == {"weights"}
 
 
-def test_the_activation_is_told_though_no_weight_shows_it():
+def test_the_activation_is_part_of_the_fingerprint():
     assert differing(
         fingerprint(vit_trunk(tiny_vit(act_layer=nn.ReLU))), fingerprint(vit_trunk(tiny_vit()))
     ) == {"activation"}
@@ -108,8 +108,8 @@ def test_the_activation_is_told_though_no_weight_shows_it():
     ],
     ids=["heads", "pooling", "epsilon"],
 )
-def test_what_shows_in_no_weight_is_told_if_it_changes_features(other):
-    """Each computes other features with the same weights."""
+def test_settings_that_change_features_change_the_fingerprint(other):
+    """Each model computes other features with the same weights."""
     model, images = (
         tiny_vit(),
         torch.rand(2, 3, 16, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(0)),
@@ -122,7 +122,7 @@ def test_what_shows_in_no_weight_is_told_if_it_changes_features(other):
     assert differing(*map(fingerprint, trunks)) == {"settings"}
 
 
-def test_settings_of_training_of_a_machine_and_of_a_run_do_not_count():
+def test_settings_of_training_and_of_the_machine_do_not_change_the_fingerprint():
     model = tiny_vit()
     expected = fingerprint(vit_trunk(model))
     for other in (
@@ -145,7 +145,7 @@ def test_settings_of_training_of_a_machine_and_of_a_run_do_not_count():
 
 
 @pytest.mark.parametrize("value", [0.5, 7, "7", (7, 8), (0.5, "a"), ()])
-def test_a_setting_of_any_plain_kind_in_any_module_is_told(value):
+def test_plain_settings_of_all_modules_are_part_of_the_fingerprint(value):
     prints = [fingerprint(vit_trunk(tiny_vit()))]
     for name, key, own in (
         ("", "grid", value),
@@ -164,8 +164,8 @@ def test_a_setting_of_any_plain_kind_in_any_module_is_told(value):
 @pytest.mark.parametrize(
     "name", ["vit_tiny_patch16_224", "vit_base_patch16_siglip_224", "eva02_tiny_patch14_224"]
 )
-def test_a_run_leaves_the_fingerprint_as_it_was(name):
-    """What timm caches in a forward is no setting; and a second construction has the same."""
+def test_a_forward_pass_does_not_change_the_fingerprint(name):
+    """Values that timm caches are not settings, and a second model has the same fingerprint."""
     size = 56 if "eva02" in name else 64
     make = partial(
         timm.create_model, name, depth=1, embed_dim=48, num_heads=3, num_classes=0, img_size=size
@@ -191,7 +191,7 @@ def test_a_run_leaves_the_fingerprint_as_it_was(name):
         "vit_base_patch16_siglip_224",
     ],
 )
-def test_every_family_names_its_architecture_and_activation(name):
+def test_the_fingerprint_contains_architecture_and_activation(name):
     size = {"img_size": 64} if "224" in name and "eva02" not in name else {"img_size": 56}
     parts = fingerprint(
         vit_trunk(
@@ -202,19 +202,19 @@ def test_every_family_names_its_architecture_and_activation(name):
     assert parts["activation"]
 
 
-def test_precision_is_told():
+def test_the_dtype_is_part_of_the_fingerprint():
     assert differing(
         fingerprint(vit_trunk(tiny_vit().float())), fingerprint(vit_trunk(tiny_vit()))
     ) == {"dtype", "weights"}
 
 
-def test_a_classifier_that_never_runs_does_not_count():
+def test_the_classifier_is_not_part_of_the_fingerprint():
     with_head, without = tiny_vit(num_classes=7), tiny_vit()
     with_head.load_state_dict(without.state_dict(), strict=False)
     assert fingerprint(vit_trunk(with_head)) == fingerprint(vit_trunk(without))
 
 
-def test_a_tower_of_text_is_the_model_that_it_belongs_to():
+def test_the_fingerprint_of_a_text_tower_covers_the_whole_model():
     model, other = make_clip(), make_clip()
     with torch.no_grad():
         other.visual.proj += 1
@@ -223,7 +223,7 @@ def test_a_tower_of_text_is_the_model_that_it_belongs_to():
     }
 
 
-def test_where_prompts_enter_is_told():
+def test_streams_and_their_layers_are_part_of_the_fingerprint():
     trunk = vit_trunk(tiny_vit())
     plans = [
         (),
@@ -235,13 +235,10 @@ def test_where_prompts_enter_is_told():
         (LayeredPrompts(2, 12, layers=(2,))(), LayeredPrompts(2, 12, layers=(0,))()),
     ]
     assert len({fingerprint(trunk, *plan).get("prompts") for plan in plans}) == len(plans)
-    assert (
-        fingerprint(trunk, *plans[-1])["prompts"]
-        == "2 at layers 2, carried on; 2 at layers 0, carried on"
-    )
+    assert fingerprint(trunk, *plans[-1])["prompts"] == "2 at layers 2, kept; 2 at layers 0, kept"
 
 
-def test_names_order_and_number_of_classes_are_told():
+def test_names_order_and_number_of_classes_are_part_of_the_fingerprint():
     trunk = vit_trunk(tiny_vit())
     sets = [
         ["cat", "dog"],
@@ -256,13 +253,13 @@ def test_names_order_and_number_of_classes_are_told():
     assert "classes" not in fingerprint(trunk)
 
 
-def test_where_a_context_stands_is_told():
+def test_the_name_position_is_part_of_the_fingerprint_of_a_text_tower():
     tower = TextTower(make_clip(), TOKENIZER)
     assert differing(fingerprint(tower), fingerprint(tower, name_position=0)) == {"name_position"}
     assert differing(fingerprint(tower, name_position=2), fingerprint(tower, name_position=0)) == {
         "name_position"
     }
-    assert fingerprint(tower)["name_position"] == "behind the context"
+    assert fingerprint(tower)["name_position"] == "after the context"
     assert "name_position" not in fingerprint(vit_trunk(tiny_vit()))
 
 
@@ -284,9 +281,7 @@ def test_where_a_context_stands_is_told():
         ),
     ],
 )
-def test_a_payload_for_another_backbone_plan_or_class_set_is_refused_by_the_part_that_differs(
-    other, part
-):
+def test_a_payload_for_another_backbone_is_refused_with_the_part_that_differs(other, part):
     trunk, model = vit_trunk(tiny_vit()), DeepPrompts(2, 12, 3)
     mine = fingerprint(trunk, model(), class_names=NAMES)
     blob = encode_payload(collect(model, weight=3), header=Header(other(trunk, model())))

@@ -1,4 +1,4 @@
-"""Weights of QuickGELU in a model of GELU: nothing fails, so something has to say it."""
+"""Warnings about weights of QuickGELU in a model with GELU."""
 
 import warnings
 
@@ -23,7 +23,7 @@ TRAINED_WITH_GELU = [
 
 @pytest.mark.parametrize("custom", [False, True])
 @pytest.mark.parametrize(("name", "pretrained"), [*TRAINED_WITH_QUICK_GELU, *TRAINED_WITH_GELU])
-def test_only_the_activation_of_training_goes_without_a_word(name, pretrained, custom):
+def test_another_activation_than_in_training_gives_a_warning(name, pretrained, custom):
     trained = (name, pretrained) in TRAINED_WITH_QUICK_GELU
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -38,7 +38,7 @@ def test_only_the_activation_of_training_goes_without_a_word(name, pretrained, c
     assert repr(pretrained) in str(caught[0].message)
 
 
-def test_the_remedy_is_one():
+def test_the_suggested_remedy_works():
     config = open_clip.get_model_config("ViT-B-16")
     config["vision_cfg"] |= {"layers": 1, "width": 64}
     config["text_cfg"] |= {"layers": 1, "width": 64, "heads": 1}
@@ -53,7 +53,7 @@ def test_the_remedy_is_one():
     ("name", "pretrained"),
     [("ViT-B-16", "no such tag"), ("ViT-B-16", "/home/me/weights.pt"), ("no such model", "openai")],
 )
-def test_weights_that_open_clip_does_not_know_are_an_error(name, pretrained):
+def test_weights_that_open_clip_does_not_list_are_an_error(name, pretrained):
     with pytest.raises(
         ValueError,
         match=rf"`pretrained` must be a tag that open_clip lists for `{name}`; got {pretrained}",

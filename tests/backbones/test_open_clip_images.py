@@ -1,4 +1,4 @@
-"""open_clip's image towers: the pooled feature is the model's own, and a patch's is what the model says when it looks there alone."""
+"""Features of open_clip's image towers, pooled and patch by patch."""
 
 import open_clip
 import pytest
@@ -29,7 +29,7 @@ RESNET = {"layers": (1, 1, 1, 1), "width": 8, "head_width": 32, "image_size": 64
 
 
 def timm_tower(name, pool, proj, **trunk):
-    """One of timm's test models as open_clip builds it; or, with arguments for timm, a small trunk that projects by its own head."""
+    """Make a timm tower as open_clip does, or with a custom trunk if `trunk` is given."""
     if not trunk:
         return TimmModel(name, EMBED_DIM, image_size=160, pool=pool, proj=proj)
     tower = TimmModel("test_vit", EMBED_DIM, pool="avg", proj="none")
@@ -41,7 +41,7 @@ def timm_tower(name, pool, proj, **trunk):
 
 TIMM = {
     "ViT, class token": (("test_vit", "token", "linear"), 160),
-    "ViT, mean beside a register": (("test_vit2", "avg", "linear"), 160),
+    "ViT, mean and a register": (("test_vit2", "avg", "linear"), 160),
     "ViT, mean, norm after pooling": (("test_vit4", "avg", "mlp"), 160),
     "ViT, attention pooling (SigLIP)": (("test_vit3", "map", "none"), 160),
     "ViT, relative positions": (("test_vit_relpos", "avg", "linear"), 160),
@@ -54,7 +54,7 @@ TIMM = {
 SMALL = {"img_size": 32, "embed_dim": 24, "depth": 2, "num_heads": 2}
 TRUNKS = {
     "Eva, class token": (("eva02_base_patch16_clip_224", "token"), SMALL),
-    "Eva, mean beside a class token": (("eva02_base_patch16_clip_224", "avg"), SMALL),
+    "Eva, mean and a class token": (("eva02_base_patch16_clip_224", "avg"), SMALL),
     "Eva, attention pooling (PE)": (
         ("vit_pe_core_tiny_patch16_384", ""),
         SMALL | {"attn_pool_num_heads": 2},
@@ -77,7 +77,7 @@ def draw_images(height, width=None):
 
 
 @pytest.mark.parametrize("kind", VITS)
-def test_a_vit_s_patch_is_what_the_model_says_when_it_pools_that_token(kind, monkeypatch):
+def test_the_patch_of_a_vit_equals_the_model_pooling_that_token(kind, monkeypatch):
     model = make_clip(vision=VITS[kind])
     images = draw_images(*model.visual.image_size)
     pooled, patches = image_tokens(model, images)
@@ -92,13 +92,13 @@ def test_a_vit_s_patch_is_what_the_model_says_when_it_pools_that_token(kind, mon
         assert_near(patches[:, patch], own[0] if isinstance(own, tuple) else own)
 
 
-def test_the_mean_of_the_patches_is_pooled_where_the_model_pools_means():
+def test_the_mean_of_the_patches_equals_average_pooling():
     model = make_clip(vision={"pool_type": "avg"})
     pooled, patches = image_tokens(model, draw_images(16))
     assert_near(patches.mean(1), pooled)
 
 
-def test_a_resnet_s_patches_are_the_other_answers_of_its_attention_pool():
+def test_the_patches_of_a_resnet_are_the_other_outputs_of_its_attention_pool():
     model = make_clip(vision=RESNET)
     assert isinstance(model.visual, ModifiedResNet)
     images, pool = draw_images(64), model.visual.attnpool
@@ -133,9 +133,7 @@ def attention_by_hand(pool, tokens, token):
 
 
 @pytest.mark.parametrize("kind", [*TIMM, *TRUNKS])
-def test_a_timm_tower_s_patch_is_what_the_model_says_of_an_image_that_is_like_it_everywhere(
-    kind, monkeypatch
-):
+def test_the_patch_of_a_timm_tower_equals_an_image_with_that_location_everywhere(kind, monkeypatch):
     if kind in TIMM:
         arguments, size = TIMM[kind]
         visual = timm_tower(*arguments)
@@ -148,7 +146,8 @@ def test_a_timm_tower_s_patch_is_what_the_model_says_of_an_image_that_is_like_it
     assert torch.equal(pooled, expected)
     trunk = visual.trunk
     features = trunk.forward_features(images)
-    # Axes of the locations, row by row: (batch, tokens, dim), (batch, height, width, dim) or (batch, dim, height, width).
+    # Features have shape (batch, tokens, dim), (batch, height, width, dim) or
+    # (batch, dim, height, width).
     axes = (
         (1,)
         if features.ndim == 3
@@ -171,8 +170,8 @@ def test_a_timm_tower_s_patch_is_what_the_model_says_of_an_image_that_is_like_it
         assert_near(patches[:, patch], model.encode_image(images))
 
 
-def test_patches_follow_the_picture_row_by_row():
-    """Without positions, a patch's feature depends on its pixels and the set of the others: swapping two patches swaps their features."""
+def test_patches_are_in_row_major_order():
+    """Without positions, swapping two patches swaps their features."""
     model = make_clip()
     model.visual.positional_embedding.data.zero_()
     images = draw_images(16)
@@ -203,7 +202,7 @@ def test_devices_and_dtypes_follow_the_model(dtype):
                 assert_near(low, high)
 
 
-def test_a_frozen_tower_keeps_no_graph_but_lets_gradients_through_to_pixels():
+def test_a_frozen_tower_has_gradients_for_pixels_only():
     model, images = freeze(make_clip()), draw_images(16)
     assert not any(features.requires_grad for features in image_tokens(model, images))
     patches = image_tokens(model, images.requires_grad_())[1]
@@ -223,7 +222,7 @@ def test_a_frozen_tower_keeps_no_graph_but_lets_gradients_through_to_pixels():
         (
             lambda: make_clip(vision={"attentional_pool": True, "attn_pooler_heads": 2}),
             TypeError,
-            "queries of attentional pooling are no patches",
+            "whose queries are not patches",
         ),
         (
             lambda: make_clip(vision={"pool_type": "none"}),
@@ -233,7 +232,7 @@ def test_a_frozen_tower_keeps_no_graph_but_lets_gradients_through_to_pixels():
         (
             lambda: clip_with(timm_tower("resnet10t", "abs_attn", "")),
             TypeError,
-            "a pooling of its own",
+            "whose head pools feature maps of one fixed size",
         ),
         (
             lambda: clip_with(timm_tower("test_vit3", "", "none", img_size=160, global_pool="")),

@@ -1,4 +1,4 @@
-"""timm's transformers as trunks: each equals its own model, with and without prompts, under everything that PyTorch does to a model."""
+"""Trunks of timm models equal the models, with prompts and under PyTorch's transforms."""
 
 import copy
 import re
@@ -47,7 +47,7 @@ def accepted(request):
     return model, vit_trunk(model), draw_images(model)
 
 
-def test_without_prompts_a_trunk_is_exactly_its_model(accepted):
+def test_without_prompts_a_trunk_is_bitwise_identical_to_its_model(accepted):
     model, trunk, images = accepted
     assert (trunk.prefix, trunk.dim, trunk.depth) == (
         model.num_prefix_tokens,
@@ -59,7 +59,8 @@ def test_without_prompts_a_trunk_is_exactly_its_model(accepted):
 
 @pytest.mark.parametrize("replace", [True, False])
 def test_prompts_change_the_output_as_in_the_models_own_forward_pass(replace, accepted):
-    # The reference slips prompts into timm's forward by hooks, and raises `attn.num_prefix_tokens` instead of padding rotary tables.
+    # The reference inserts prompts by hooks. It increases `attn.num_prefix_tokens` instead of padding
+    # rotary tables.
     model, trunk, images = accepted
     layers = deep_layers(trunk)
     pooled = encode_prompted(trunk, images, PromptStream(layers, replace)).pooled
@@ -67,10 +68,10 @@ def test_prompts_change_the_output_as_in_the_models_own_forward_pass(replace, ac
     assert (pooled - plain(model, images)).abs().max() > 1e-3
     assert torch.equal(
         encode_prompted(trunk, images).pooled, plain(model, images)
-    )  # nothing stays behind
+    )  # the model is unchanged
 
 
-def test_the_order_of_prompts_does_not_matter_and_gradients_reach_each(accepted):
+def test_the_order_of_prompts_does_not_matter_and_all_have_gradients(accepted):
     _, trunk, images = accepted
     tokens = draw(trunk.depth, 3, trunk.dim).requires_grad_()
     pooled = encode_prompted(trunk, images, PromptStream(dict(enumerate(tokens)), True)).pooled
@@ -82,7 +83,7 @@ def test_the_order_of_prompts_does_not_matter_and_gradients_reach_each(accepted)
     assert (gradient.abs().amax(2) > 1e-9).all()
 
 
-def test_a_streams_own_tokens_pass_through_the_last_norm_wherever_the_model_keeps_it(accepted):
+def test_the_tokens_of_a_stream_pass_through_the_last_norm_of_the_model(accepted):
     model, trunk, images = accepted
     layers = deep_layers(trunk)
     (actual,) = encode_prompted(trunk, images, PromptStream(layers)).streams
@@ -91,7 +92,7 @@ def test_a_streams_own_tokens_pass_through_the_last_norm_wherever_the_model_keep
 
 
 def test_documented_models_are_those_tested():
-    # docs/reference/models.md goes stale when a row is added: run docs/make_model_table.py.
+    # If this fails, run docs/make_model_table.py.
     text = (Path(__file__).parents[2] / "docs" / "reference" / "models.md").read_text()
     assert re.findall(r"^\| `(\w+)`", text, re.MULTILINE) == [
         row.name for row in (*ACCEPTED, *REFUSED)
@@ -117,12 +118,12 @@ def test_other_architectures_are_refused_with_the_reason(row):
 
 
 @pytest.mark.parametrize("family", [VisionTransformer, Eva])
-def test_a_subclass_with_a_forward_pass_of_its_own_is_refused(family):
+def test_a_subclass_with_another_forward_pass_is_refused(family):
     class Altered(family):
         def forward_features(self, images):
             return super().forward_features(images).flip(1)
 
-    with pytest.raises(TypeError, match=r"has a forward pass of its own.*; got Altered\."):
+    with pytest.raises(TypeError, match=r"has a custom forward pass.*; got Altered\."):
         vit_trunk(Altered(img_size=16, patch_size=8, embed_dim=12, depth=1, num_heads=2))
 
 
@@ -143,7 +144,7 @@ def with_lora():
 
 
 def with_adapter():
-    """An adapter written by hand, in a model that trains as a whole."""
+    """Add an adapter by hand to a model with gradients."""
     model = tiny_vit()
     model.blocks[1].mlp.adapter_down = nn.Linear(12, 2)
     return model
@@ -163,27 +164,27 @@ def half_locked():
         (half_locked, r"blocks\.2\.norm1\.weight, .* more"),
     ],
 )
-def test_a_model_that_carries_adapters_is_refused_and_left_as_it_is(make, names):
+def test_a_model_with_adapters_is_refused_and_not_changed(make, names):
     model = make()
     before = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
     with pytest.raises(
         ValueError,
-        match=rf"`model` must have no parameters that are trained.*; got a model that trains {names}\.",
+        match=rf"`model` must have no trained adapters.*; got a model that trains only {names}\.",
     ):
         vit_trunk(model)
     assert {name: parameter.requires_grad for name, parameter in model.named_parameters()} == before
     assert encode_prompted(vit_trunk(freeze(model)), draw_images(model)).pooled.shape == (
         2,
         12,
-    )  # whoever freezes it has decided
+    )  # an explicit freeze is accepted
 
 
-def test_fixed_positions_are_no_sign_of_adapters():
-    """Sine and cosine tables are parameters without gradients in a model that nobody touched."""
+def test_fixed_position_tables_are_not_adapters():
+    """Sine and cosine tables of a new model are parameters without gradients."""
     model = tiny_vit()
     model.pos_embed.requires_grad_(False)
     assert vit_trunk(model).depth == 3
-    assert vit_trunk(model).depth == 3  # frozen by now
+    assert vit_trunk(model).depth == 3  # frozen by the first call
 
 
 # --- Frozen for good
@@ -230,13 +231,13 @@ def test_dynamic_image_sizes(name, size):
 
 
 def random_mask(size):
-    """A quarter of the scores forbidden, the others shifted; every token sees itself."""
+    """Mask a quarter of the scores and shift the others; every token attends to itself."""
     mask = draw(size, size, seed=5)
     mask[draw(size, size, seed=6) > 0.67] = -torch.inf
     return mask.fill_diagonal_(0)
 
 
-def test_a_mask_speaks_of_the_models_own_tokens_and_prompts_are_free():
+def test_a_mask_applies_to_the_tokens_of_the_model_and_not_to_prompts():
     model = tiny_vit()
     mask = random_mask(6)
     trunk, images = vit_trunk(model, attention_mask=mask), draw(2, 3, 16, 16)
@@ -268,9 +269,7 @@ def test_a_mask_is_padded_in_every_family(name):
         model.forward_head(model.forward_features(images, attn_mask=mask)),
     )
 
-    padded = torch.zeros(
-        size + 2, size + 2, dtype=torch.float64
-    )  # two prompts after the prefix, written out
+    padded = torch.zeros(size + 2, size + 2, dtype=torch.float64)  # two prompts after the prefix
     first, last = slice(0, trunk.prefix), slice(trunk.prefix + 2, None)
     padded[first, first], padded[first, last] = (
         mask[: trunk.prefix, : trunk.prefix],
@@ -330,8 +329,8 @@ def test_a_bad_mask_is_refused(mask, error, message):
 
 @pytest.mark.parametrize(
     "size", [1, 16, 18]
-)  # one that broadcasts, one without the class token, one with a prompt
-def test_a_mask_of_another_size_is_refused_when_images_come(size):
+)  # broadcasts; lacks the class token; includes a prompt
+def test_a_mask_of_another_size_is_refused_in_the_forward_pass(size):
     model = build(row_named("vit_tiny_patch16_224"))
     trunk = vit_trunk(model, attention_mask=torch.zeros(size, size))
     message = (
@@ -346,7 +345,7 @@ def test_a_mask_of_another_size_is_refused_when_images_come(size):
 
 @contextmanager
 def counted(blocks):
-    """Count how often blocks start; a recomputation stops as soon as it has what backward needs."""
+    """Count the forward passes of blocks, recomputations included."""
     runs = []
     hooks = [block.register_forward_pre_hook(lambda *_: runs.append(1)) for block in blocks]
     yield runs
@@ -355,7 +354,7 @@ def counted(blocks):
 
 
 @FAMILIES
-def test_checkpointing_runs_blocks_twice_and_gives_the_same_gradients(name):
+def test_checkpointing_runs_blocks_twice_with_the_same_gradients(name):
     model = build(row_named(name))
     trunk, images = vit_trunk(model), draw_images(model)
     tokens = draw(trunk.depth, 2, trunk.dim).requires_grad_()
@@ -369,7 +368,7 @@ def test_checkpointing_runs_blocks_twice_and_gives_the_same_gradients(name):
             results.append((pooled, *torch.autograd.grad(pooled.square().sum(), tokens)))
         assert len(runs) == trunk.depth * (1 + checkpointing)
         with counted(model.blocks) as runs:
-            encode_prompted(trunk, images)  # nothing learns, so nothing runs again
+            encode_prompted(trunk, images)  # without gradients, no block runs twice
         assert len(runs) == trunk.depth
     for plainly, checkpointed in zip(*results, strict=True):
         assert torch.equal(plainly, checkpointed)
@@ -380,7 +379,7 @@ def test_checkpointing_runs_blocks_twice_and_gives_the_same_gradients(name):
 
 @FAMILIES
 @pytest.mark.parametrize("mode", ["bfloat16", "autocast"])
-def test_half_precision_equals_the_models_own(mode, name):
+def test_half_precision_equals_that_of_the_model(mode, name):
     model = build(row_named(name)).to(torch.bfloat16 if mode == "bfloat16" else torch.float32)
     trunk, images = vit_trunk(model), draw_images(model)
     prompts = DeepPrompts(2, trunk.dim, trunk.depth, generator=torch.Generator().manual_seed(0))
@@ -420,7 +419,7 @@ def test_functional_call_and_vmap_of_grad_equal_a_loop_over_clients(name):
         name: torch.stack([dict(client.named_parameters())[name].detach() for client in clients])
         for name in blank.state_dict()
     }
-    with sdpa_kernel(SDPBackend.MATH):  # flash attention has no batching rule, says a warning
+    with sdpa_kernel(SDPBackend.MATH):  # flash attention has no batching rule
         gradients = vmap(grad(loss))(stacked, images)
     for number, client in enumerate(clients):
         client(images[number]).square().sum().backward()

@@ -1,4 +1,4 @@
-"""Small CLIP models with random weights, in float64, and tokenizers that write around a text what open_clip's do."""
+"""Small CLIP models with random weights in float64, and tokenizers with other special tokens."""
 
 import re
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ TEXT = {"context_length": CONTEXT_LENGTH, "vocab_size": 49408, "width": 16, "hea
 VISION = {"layers": 2, "width": 16, "head_width": 8, "patch_size": 8, "image_size": 16}
 TOKENIZER = open_clip.tokenizer.SimpleTokenizer(context_length=CONTEXT_LENGTH)
 
-# Of 1, 2, 3 and more tokens, and more than share one row of the tower, to an uneven number.
+# Names of 1, 2, 3 and more tokens. The tower needs several rows for them, the last one not full.
 NAMES = (
     "cat",
     "golden retriever",
@@ -29,6 +29,29 @@ NAMES = (
     "fig",
 )
 
+CUSTOM_BLOCK = {
+    "qk_norm": True,
+    "scale_heads": True,
+    "scale_attn_inner": True,
+    "scale_attn": True,
+    "scale_fc": True,
+    "ls_init_value": 0.5,
+}
+BOTH_WAYS = {"custom": True, "no_causal_mask": True}
+TOWERS = {
+    "CLIP": {},
+    "CLIP, QuickGELU": {"quick_gelu": True},
+    "custom text": {"custom": True},
+    "custom text, projection with bias": {"custom": True, "proj_bias": True},
+    "custom text, no projection": {"custom": True, "proj_type": "none"},
+    "custom text, end of text by id": {"custom": True, "pool_type": "eos", "eos_id": 49407},
+    "custom text, custom blocks": {"custom": True, **CUSTOM_BLOCK},
+    "both ways, end of text": BOTH_WAYS,
+    "both ways, last": {**BOTH_WAYS, "pool_type": "last"},
+    "both ways, first": {**BOTH_WAYS, "pool_type": "first"},
+    "causal, last": {"custom": True, "pool_type": "last"},
+}
+
 
 def make_clip(
     *, custom: bool = False, vision: dict | None = None, quick_gelu: bool = False, **text: object
@@ -40,7 +63,10 @@ def make_clip(
 
 
 def spread(model: nn.Module) -> nn.Module:
-    """Draw all parameters anew, so that neither zeros nor equal channels hide a mistake; weights of norms lie around 1."""
+    """Draw all parameters, so that neither zeros nor equal channels hide a mistake.
+
+    Weights of norms are drawn around 1.
+    """
     generator = torch.Generator().manual_seed(3)
     for name, parameter in model.double().named_parameters():
         noise = torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
@@ -56,7 +82,10 @@ def draw(*shape: int, seed: int = 2) -> Tensor:
 
 
 class WordTokenizer:
-    """One id for each word, by its order of appearance; a word that opens a text has another id where `opening` says so."""
+    """Tokenizer with one id for each word, in the order of appearance.
+
+    If `opening`, the first word of a text has another id than elsewhere.
+    """
 
     def __init__(
         self,
@@ -67,13 +96,10 @@ class WordTokenizer:
         stops: bool = True,
         opening: bool = False,
     ) -> None:
-        self.start, self.end, self.pad, self.stops, self.opening = (
-            list(start),
-            list(end),
-            pad,
-            stops,
-            opening,
-        )
+        self.start, self.end = list(start), list(end)
+        self.pad = pad
+        self.stops = stops
+        self.opening = opening
         self.ids: dict[str, int] = {}
 
     def __call__(self, texts: list[str], context_length: int = CONTEXT_LENGTH) -> Tensor:

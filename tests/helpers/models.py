@@ -1,4 +1,4 @@
-"""The models that prompts are tested on, small and with random weights; ``docs/reference/models.md`` is written from the same table."""
+"""Small models with random weights; ``docs/reference/models.md`` is made from the same table."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -6,6 +6,7 @@ from typing import NamedTuple
 import timm
 import torch
 import torch.nn as nn
+import torch.nn.functional as F
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 
@@ -13,7 +14,7 @@ from fedprompt import DeepPrompts, Trunk, encode_prompted
 
 
 class Row(NamedTuple):
-    """One timm model: its name, what people call its family, what to build otherwise, and words of the reason if it is refused."""
+    """One timm model: its name, its family, overrides, and a part of the reason if refused."""
 
     name: str
     family: str
@@ -96,7 +97,10 @@ TINY = {"depth": 3, "embed_dim": 48, "num_heads": 3}
 
 
 def build(row: Row, *, seed: int = 0) -> nn.Module:
-    """Make a row's model in float64 and eval mode, with three blocks of width 48 and nothing left at zero or one."""
+    """Make a row's model in float64 and eval mode, with three blocks of width 48.
+
+    No parameter keeps a value of zero or one, see `perturbed`.
+    """
     sizes = (
         {} if row.name in ("test_resnet", "test_convnext") or "depths" in row.overrides else TINY
     )
@@ -109,9 +113,10 @@ def build(row: Row, *, seed: int = 0) -> nn.Module:
 
 
 def perturbed(model: nn.Module, *, seed: int = 0) -> nn.Module:
-    """Turn a model to float64 and eval mode and shake every parameter, in place.
+    """Convert a model to float64 and eval mode and add noise to every parameter, in place.
 
-    A fresh model has zeros as class token, registers and gammas: a forward pass that dropped them would go unseen.
+    The class token, registers and gammas of a fresh model are zero. Without noise, a forward pass
+    that ignores them would pass the tests.
     """
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -140,7 +145,7 @@ def tiny_vit(**overrides: object) -> VisionTransformer:
 
 
 class Client(nn.Module):
-    """What a user would write: prompts and a head that learn, float64, over a trunk that is shared."""
+    """Trainable prompts and a head over a shared trunk, in float64."""
 
     def __init__(self, trunk: Trunk, generator: torch.Generator, *, num_classes: int = 4) -> None:
         super().__init__()
@@ -162,7 +167,7 @@ def row_named(name: str) -> Row:
 
 
 def draw_images(model: nn.Module, batch: int = 2, *, seed: int = 1) -> Tensor:
-    """Draw images of the size that the model takes, in its dtype."""
+    """Draw images of the model's input size, in its dtype."""
     generator = torch.Generator().manual_seed(seed)
     images = torch.randn(
         batch, 3, *model.patch_embed.img_size, generator=generator, dtype=torch.float64
@@ -171,5 +176,25 @@ def draw_images(model: nn.Module, batch: int = 2, *, seed: int = 1) -> Tensor:
 
 
 def plain(model: nn.Module, images: Tensor) -> Tensor:
-    """What timm pools, up to the classifier."""
+    """Return the features that timm passes to the classifier."""
     return model.forward_head(model.forward_features(images), pre_logits=True)
+
+
+def train(
+    client: nn.Module, images: Tensor, labels: Tensor, *, steps: int = 3
+) -> dict[str, Tensor]:
+    """Train a client with momentum and weight decay, and return its state from before."""
+    before = {name: value.clone() for name, value in client.state_dict().items()}
+    client.train()
+    optimizer = torch.optim.SGD(client.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        F.cross_entropy(client(images), labels).backward()
+        optimizer.step()
+    return before
+
+
+def num_trainable(*modules: nn.Module) -> int:
+    """Count the parameters with gradients."""
+    parameters = (parameter for module in modules for parameter in module.parameters())
+    return sum(parameter.numel() for parameter in parameters if parameter.requires_grad)

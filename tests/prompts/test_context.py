@@ -1,4 +1,4 @@
-"""Contexts and the sentences made of them. Tokens are numbers here, so that a sentence can be read."""
+"""Contexts and sentences. Tokens are numbers here, so that sentences are readable."""
 
 import math
 from functools import partial
@@ -35,12 +35,12 @@ def class_names(*, causal=True, context_length=16, words=WORDS, closing=(STOP, E
 
 
 def numbered(*shape):
-    """A context whose tokens are all different: 100, 101, …"""
+    """Make a context of different tokens: 100, 101, and so on."""
     return torch.arange(100.0, 100.0 + math.prod(shape)).reshape(*shape, 1)
 
 
 def whole(text):
-    """Sentences (prompts, classes, length) as they would stand in the tower."""
+    """Return sentences (contexts, classes, length) as the tower encodes them."""
     prefix = text.prefix[:, None].expand(-1, text.suffix.shape[1], -1, -1)
     return torch.cat([prefix, text.suffix], 2).squeeze(-1)
 
@@ -68,7 +68,7 @@ def test_sentences_are_those_put_together_by_hand(place, length, closing):
 
 
 @pytest.mark.parametrize(("position", "shared"), [(None, 5), (5, 5), (2, 2), (0, 0)])
-def test_what_classes_share_is_the_start_and_the_generic_context_before_the_name(position, shared):
+def test_the_prefix_is_the_start_and_the_shared_context_before_the_name(position, shared):
     assert prompted_text(numbered(2, 5), class_names(), name_position=position).prefix.shape == (
         2,
         1 + shared,
@@ -79,7 +79,7 @@ def test_what_classes_share_is_the_start_and_the_generic_context_before_the_name
     ).prefix.shape == (2, 1, 1)
 
 
-def test_the_end_of_text_stands_where_it_stands_in_every_place():
+def test_the_position_of_the_end_does_not_depend_on_the_name_position():
     ends = [
         prompted_text(numbered(1, 5), class_names(), name_position=before).end.tolist()
         for before in (None, 5, 2, 0)
@@ -102,14 +102,14 @@ def test_class_specific_contexts_with_equal_rows_are_a_generic_one(place):
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_without_context_every_place_is_the_same(place):
+def test_an_empty_context_gives_the_same_sentence_for_every_name_position(place):
     text = prompted_text(torch.zeros(1, 0, 1), class_names(), name_position=PLACES[place](0))
     assert torch.equal(whole(text), whole(prompted_text(torch.zeros(1, 0, 1), class_names())))
 
 
 @pytest.mark.parametrize("shape", [(2, 5), (2, 3, 5)])
 @pytest.mark.parametrize("place", PLACES)
-def test_a_tower_that_looks_both_ways_gets_its_full_length(place, shape):
+def test_sentences_for_a_bidirectional_tower_have_full_length(place, shape):
     write = partial(
         prompted_text,
         numbered(*shape),
@@ -122,7 +122,7 @@ def test_a_tower_that_looks_both_ways_gets_its_full_length(place, shape):
     assert (whole(text)[..., short.shape[-1] :] == PAD).all()
 
 
-def test_a_name_may_stand_anywhere():
+def test_a_name_may_be_between_any_two_tokens():
     text = prompted_text(numbered(1, 5), class_names(), name_position=4)
     assert whole(text)[0, 0, :8].tolist() == [START, 100, 101, 102, 103, 10, 104, STOP]
 
@@ -133,7 +133,7 @@ def test_gradients_reach_each_context_token_once_for_each_class():
     assert (context.grad == 3).all()
 
 
-def test_clients_may_be_stacked():
+def test_vmap_over_clients_equals_a_loop():
     contexts = torch.stack([numbered(2, 5), 1 + numbered(2, 5)])
     stacked = torch.func.vmap(
         lambda context: prompted_text(context, class_names(), name_position=2)
@@ -162,16 +162,17 @@ def test_sentences_compile_in_one_graph(place, shape):
     assert all(torch.equal(*pair) for pair in zip(compiled, expected, strict=True))
 
 
-def test_initial_values_are_those_of_coop(generator):
+def test_initial_values_have_the_distribution_of_coop(generator):
     context = ContextPrompts(64, num_contexts=3, length=50, generator=generator)()
     assert context.shape == (3, 50, 64)
-    # 9600 draws of N(0, .02^2): standard errors .02 / sqrt(9600) = 2.0e-4 and .02 / sqrt(2 * 9600) = 1.4e-4; five of each.
+    # 9600 draws of N(0, .02^2): five standard errors, .02 / sqrt(9600) = 2.0e-4 of the mean and
+    # .02 / sqrt(2 * 9600) = 1.4e-4 of the standard deviation.
     assert context.mean().item() == pytest.approx(0, abs=1.1e-3)
     assert context.std().item() == pytest.approx(0.02, abs=7.5e-4)
     assert not torch.equal(context[0], context[1])
 
 
-def test_initial_values_follow_the_generator_alone():
+def test_initial_values_depend_on_the_generator_only():
     draws = [
         ContextPrompts(8, generator=torch.Generator().manual_seed(seed))() for seed in (0, 0, 1)
     ]
@@ -192,11 +193,11 @@ def test_words_set_the_values_and_the_length(num_classes, shape):
     assert torch.equal(prompts()[1].reshape(-1, 3, 4)[0], words)
 
 
-def test_a_context_that_starts_from_half_precision_learns_in_single():
+def test_a_context_initialized_in_half_precision_is_float32():
     assert ContextPrompts(4, init=torch.ones(3, 4, dtype=torch.bfloat16))().dtype == torch.float32
 
 
-def test_a_context_knows_no_class_names():
+def test_a_context_can_be_used_with_other_class_names():
     source, target = ContextPrompts(1, length=5), ContextPrompts(1, length=5)
     assert list(source.state_dict()) == ["context"]
     target.load_state_dict(source.state_dict())
@@ -204,8 +205,8 @@ def test_a_context_knows_no_class_names():
     assert torch.equal(prompted_text(target(), few).prefix, prompted_text(source(), many).prefix)
 
 
-def test_nothing_private_is_collected():
-    """FedOTP: the tower sees both contexts, the server one of them."""
+def test_only_the_shared_context_is_collected():
+    """In FedOTP, the tower encodes both contexts, and the server gets one of them."""
     client = nn.ModuleDict(
         {"shared": ContextPrompts(1, length=5), "private": ContextPrompts(1, length=5)}
     )
@@ -243,12 +244,12 @@ def test_nothing_private_is_collected():
         ),
     ],
 )
-def test_wrong_contexts(arguments, error, message):
+def test_bad_arguments_of_contexts_are_refused(arguments, error, message):
     with pytest.raises(error, match=message):
         ContextPrompts(**arguments)
 
 
-ONE_MORE = "`per_sample=True` or `class_specific=True` claims one axis more"
+ONE_MORE = "`per_sample=True` or `class_specific=True` adds one axis"
 
 
 @pytest.mark.bad_input
@@ -274,7 +275,7 @@ ONE_MORE = "`per_sample=True` or `class_specific=True` claims one axis more"
             torch.zeros(1, 2, 5, 1),
             {"class_specific": True},
             ValueError,
-            r"shape \(contexts, 3, length, 1\); `per_sample=True` claims one axis more; got \(1, 2, 5, 1\)",
+            r"shape \(contexts, 3, length, 1\); `per_sample=True` adds one axis; got \(1, 2, 5, 1\)",
         ),
         (
             torch.zeros(1, 5, 1),
@@ -286,7 +287,7 @@ ONE_MORE = "`per_sample=True` or `class_specific=True` claims one axis more"
             torch.zeros(1, 5, 1),
             {"per_sample": True},
             ValueError,
-            r"\(batch, contexts, length, 1\); `class_specific=True` claims one axis more; got \(1, 5, 1\)",
+            r"\(batch, contexts, length, 1\); `class_specific=True` adds one axis; got \(1, 5, 1\)",
         ),
         (
             torch.zeros(3, 1, 2, 5, 1),
@@ -310,17 +311,17 @@ ONE_MORE = "`per_sample=True` or `class_specific=True` claims one axis more"
             torch.zeros(1, 11, 1),
             {},
             ValueError,
-            r"`names` must have at most 4 tokens .* 11 of context fit into 16; got 'class 1' with 5",
+            r"`names` must have at most 4 tokens .* context of 11 tokens fits into 16 .*'class 1' with 5",
         ),
     ],
 )
-def test_contexts_that_do_not_fit(context, claims, error, message):
+def test_contexts_of_other_shapes_are_refused(context, claims, error, message):
     with pytest.raises(error, match=message):
         prompted_text(context, class_names(), **claims)
 
 
 @pytest.mark.bad_input
-def test_the_longest_sentence_that_fits_fits():
+def test_a_sentence_may_use_all_positions():
     text = prompted_text(numbered(1, 10), class_names(causal=False))
     assert (whole(text)[0, 1, -1], text.end[1]) == (END, 15)
 
@@ -334,7 +335,7 @@ def test_the_longest_sentence_that_fits_fits():
         (2.5, "an integer; got 2.5"),
     ],
 )
-def test_names_outside_the_context(position, message):
+def test_a_name_position_outside_the_context_is_refused(position, message):
     with pytest.raises((ValueError, TypeError), match=f"`name_position` must be {message}"):
         prompted_text(numbered(1, 5), class_names(), name_position=position)
 

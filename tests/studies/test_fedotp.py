@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 import fedprompt as fp
-from colours import write_images
+from colors import write_images
 from embedded.clip_tasks import Part, load_task
 from studies import fedotp, fedotp_report
 
@@ -303,7 +303,7 @@ def test_the_same_seed_gives_the_same_figures_and_another_seed_others(
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory) -> Path:
-    """Two domains of three classes of noisy images of one colour each, the second domain darker."""
+    """Two domains of three classes of noisy images of one color each, the second domain darker."""
     root = tmp_path_factory.mktemp("images")
     write_images(root, "bright", train=6, test=2)
     write_images(root, "dark", light=60, train=6, test=2)
@@ -364,7 +364,7 @@ def test_domains_must_have_the_same_classes(tmp_path, folders):
         Image.new("RGB", (8, 8)).save(tmp_path / "other" / part / "lone" / "0.png")
     (tmp_path / "bright").symlink_to(folders / "bright")
     with pytest.raises(
-        ValueError, match=r"`--dataset` must name domains of the classes \['colour_0'.*got .*lone"
+        ValueError, match=r"`--dataset` must name domains of the classes \['color_0'.*got .*lone"
     ):
         load_task(
             arguments(

@@ -106,7 +106,7 @@ def test_clients_that_never_took_part_select_groups_of_their_own():
 def test_paper_setting_on_a_folder_with_random_weights(monkeypatch, capsys, tmp_path, folder):
     arguments = (
         "--dataset",
-        "colours",
+        "colors",
         "--root",
         str(folder),
         "--image-size",

@@ -1,0 +1,256 @@
+"""Values and gradients of prompted forward passes, against a reference written token by token."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedprompt import (
+    DeepPrompts,
+    LayeredPrompts,
+    PromptStream,
+    ShallowPrompts,
+    encode_prompted,
+    vit_trunk,
+)
+from models import draw_images, plain, tiny_vit
+from references.vpt import prompted_vit
+from tolerance import assert_near
+
+DIM, DEPTH, BATCH = 12, 3, 3
+
+
+def draw(generator, *shape):
+    return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+
+SHAPES = {
+    "shallow": [({0: (2,)}, False)],
+    "deep": [({0: (2,), 1: (2,), 2: (2,)}, True)],
+    "deep, but not everywhere": [({0: (2,), 2: (2,)}, True)],
+    "lengths that differ, replaced": [({0: (3,), 1: (1,), 2: (2,)}, True)],
+    "accumulated": [({0: (2,), 1: (1,), 2: (3,)}, False)],
+    "late": [({2: (2,)}, False)],
+    "one set for each sample": [({0: (BATCH, 2), 1: (BATCH, 1)}, False)],
+    "deep, one set for each sample": [({0: (BATCH, 2), 1: (BATCH, 2)}, True)],
+    "shared, then groups (SGPT)": [
+        ({0: (2,), 1: (1,)}, False),
+        ({1: (BATCH, 1), 2: (BATCH, 2)}, False),
+    ],
+    "groups first": [({1: (BATCH, 1), 2: (BATCH, 2)}, False), ({0: (2,), 1: (1,)}, False)],
+    "one replaces, one is carried on": [
+        ({0: (2,), 1: (1,), 2: (3,)}, True),
+        ({0: (1,), 2: (2,)}, False),
+    ],
+    "three": [({1: (1,)}, False), ({0: (2,), 1: (2,), 2: (2,)}, True), ({0: (1,), 2: (1,)}, False)],
+}
+
+
+def make_streams(spec, generator):
+    return [
+        PromptStream(
+            {layer: draw(generator, *shape, DIM) for layer, shape in layers.items()}, replace
+        )
+        for layers, replace in spec
+    ]
+
+
+def assert_same_encoding(encoded, expected):
+    pooled, streams = expected
+    assert_near(encoded.pooled, pooled)
+    assert len(encoded.streams) == len(streams)
+    for actual, tokens in zip(encoded.streams, streams, strict=True):
+        assert_near(actual, tokens)
+
+
+@pytest.mark.parametrize("pool", ["token", "avg"])
+@pytest.mark.parametrize("spec", SHAPES.values(), ids=SHAPES)
+def test_features_and_tokens_of_each_stream_equal_the_reference(spec, pool, generator):
+    model = tiny_vit(global_pool=pool)
+    images, streams = draw_images(model, BATCH), make_streams(spec, generator)
+    assert_same_encoding(
+        encode_prompted(vit_trunk(model), images, *streams), prompted_vit(model, images, streams)
+    )
+
+
+@st.composite
+def specs(draw_from):
+    """Draw layers and lengths, 0 included, with and without a batch axis."""
+    lengths = st.tuples(st.integers(0, 3)) | st.tuples(st.just(BATCH), st.integers(0, 3))
+    return draw_from(
+        st.lists(
+            st.tuples(st.dictionaries(st.integers(0, DEPTH - 1), lengths), st.booleans()),
+            max_size=3,
+        )
+    )
+
+
+@settings(deadline=None, max_examples=30)
+@given(spec=specs(), seed=st.integers(0, 2**31))
+def test_any_streams_equal_the_reference(spec, seed):
+    model = tiny_vit()
+    images, streams = (
+        draw_images(model, BATCH),
+        make_streams(spec, torch.Generator().manual_seed(seed)),
+    )
+    assert_same_encoding(
+        encode_prompted(vit_trunk(model), images, *streams), prompted_vit(model, images, streams)
+    )
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_depth_runs_the_first_blocks_only(depth, model, trunk, images, generator):
+    stream = PromptStream({0: draw(generator, 2, DIM)})
+    encoded = encode_prompted(trunk, images, stream, depth=depth)
+    assert_same_encoding(encoded, prompted_vit(model, images, [stream], depth=depth))
+    assert_near(
+        encode_prompted(trunk, images, depth=depth).pooled,
+        prompted_vit(model, images, [], depth=depth)[0],
+    )
+    assert torch.equal(
+        encode_prompted(trunk, images, depth=DEPTH).pooled, encode_prompted(trunk, images).pooled
+    )
+
+
+def test_gradients_equal_those_of_the_reference(model, trunk, images, generator):
+    shared = draw(generator, 2, DIM).requires_grad_()
+    groups = draw(generator, BATCH, 1, DIM).requires_grad_()
+    streams = [PromptStream({0: shared, 1: shared}), PromptStream({1: groups}, True)]
+    weights = [
+        draw(generator, BATCH, tokens, DIM) for tokens in (1, 4, 1)
+    ]  # pooled, 2 + 2 shared tokens, 1 group token
+
+    def gradients(pooled, outputs):
+        loss = sum(
+            (weight * output).sum()
+            for weight, output in zip(weights, (pooled[:, None], *outputs), strict=True)
+        )
+        return torch.autograd.grad(loss, [shared, groups])
+
+    actual, expected = (
+        gradients(*encode_prompted(trunk, images, *streams)),
+        gradients(*prompted_vit(model, images, streams)),
+    )
+    for gradient, reference in zip(actual, expected, strict=True):
+        assert_near(gradient, reference)
+
+
+class Recorder:
+    """Trunk with one class token 0 and patches 1 and 2, whose blocks only record their input."""
+
+    prefix, dim, depth = 1, 1, 3
+
+    def __init__(self):
+        self.seen = []
+
+    def embed(self, images):
+        return torch.tensor([[[0.0], [1.0], [2.0]]]).expand(len(images), -1, -1), "context"
+
+    def block(self, layer, tokens, context, num_prompts):
+        assert context == "context"
+        self.seen.append((layer, num_prompts, tokens[0, :, 0].tolist()))
+        return tokens
+
+    def normalize(self, tokens):
+        return tokens + 100
+
+    def pool(self, tokens):
+        return tokens[:, :, 0]
+
+
+def test_spans_are_in_the_order_of_streams_and_of_layers():
+    trunk = Recorder()
+    first = PromptStream({1: torch.tensor([[10.0]]), 0: torch.tensor([[11.0], [12.0]])})
+    second = PromptStream({0: torch.tensor([[20.0]]), 2: torch.tensor([[21.0], [22.0]])}, True)
+    third = PromptStream({2: torch.tensor([[30.0]])})
+    encoded = encode_prompted(trunk, torch.zeros(1, 3, 2, 2), first, second, third)
+    assert trunk.seen == [
+        (0, 3, [0, 11, 12, 20, 1, 2]),
+        (1, 4, [0, 11, 12, 10, 20, 1, 2]),
+        (2, 6, [0, 11, 12, 10, 21, 22, 30, 1, 2]),
+    ]
+    assert encoded.pooled.tolist() == [[0, 1, 2]]
+    assert [tokens[0, :, 0].tolist() for tokens in encoded.streams] == [
+        [111, 112, 110],
+        [121, 122],
+        [130],
+    ]
+
+
+@pytest.mark.parametrize("streams", [(), ({},), ({0: 0},), ({0: 0, 1: 0, 2: 0}, {1: 0})], ids=str)
+@pytest.mark.parametrize("replace", [False, True])
+def test_streams_without_tokens_leave_the_features_bitwise_identical(
+    streams, replace, model, trunk, images
+):
+    empty = [
+        PromptStream({layer: torch.zeros(n, DIM) for layer, n in layers.items()}, replace)
+        for layers in streams
+    ]
+    encoded = encode_prompted(trunk, images, *empty)
+    assert torch.equal(encoded.pooled, plain(model, images))
+    assert [tuple(tokens.shape) for tokens in encoded.streams] == [(BATCH, 0, DIM)] * len(streams)
+
+
+def test_modules_without_prompts_leave_the_features_bitwise_identical(model, trunk, images):
+    for prompts in (ShallowPrompts(0, DIM), DeepPrompts(0, DIM, DEPTH)):
+        assert torch.equal(encode_prompted(trunk, images, prompts()).pooled, plain(model, images))
+
+
+@pytest.mark.parametrize("spec", SHAPES.values(), ids=SHAPES)
+def test_features_do_not_depend_on_the_order_of_prompts_and_streams(spec, trunk, images, generator):
+    streams = make_streams(spec, generator)
+    turned = [
+        PromptStream({layer: tokens.flip(-2) for layer, tokens in layers.items()}, replace)
+        for layers, replace in streams
+    ]
+    pooled = encode_prompted(trunk, images, *streams).pooled
+    assert_near(encode_prompted(trunk, images, *turned[::-1]).pooled, pooled)
+    assert (
+        pooled - encode_prompted(trunk, images).pooled
+    ).abs().max() > 0.01  # prompts have an effect
+
+
+class Scribbler:
+    """Trunk that adds noise to the prompts after every block except the last."""
+
+    def __init__(self, trunk, generator):
+        self.trunk, self.generator = trunk, generator
+        self.prefix, self.dim, self.depth = trunk.prefix, trunk.dim, trunk.depth
+        self.embed, self.normalize, self.pool = trunk.embed, trunk.normalize, trunk.pool
+
+    def block(self, layer, tokens, context, num_prompts):
+        tokens = self.trunk.block(layer, tokens, context, num_prompts)
+        if layer < self.depth - 1:
+            tokens = tokens.clone()
+            tokens[:, self.prefix : self.prefix + num_prompts] += draw(
+                self.generator, len(tokens), num_prompts, self.dim
+            )
+        return tokens
+
+
+@pytest.mark.parametrize("replace", [True, False])
+def test_only_replaced_prompts_ignore_the_output_of_earlier_blocks(
+    replace, trunk, images, generator
+):
+    stream = LayeredPrompts(2, DIM, layers=range(DEPTH), replace=replace, generator=generator)()
+    clean = encode_prompted(trunk, images, stream)
+    dirty = encode_prompted(Scribbler(trunk, generator), images, stream)
+    assert torch.equal(dirty.pooled, clean.pooled) == replace
+    assert torch.equal(dirty.streams[0], clean.streams[0]) == replace
+
+
+def test_prompts_are_cast_to_the_backbone_and_get_gradients_in_their_own_dtype(images, generator):
+    model = tiny_vit().float()
+    prompts = ShallowPrompts(2, DIM, generator=generator).double()
+    encoded = encode_prompted(vit_trunk(model), images.float(), prompts())
+    encoded.pooled.sum().backward()
+    assert encoded.pooled.dtype == encoded.streams[0].dtype == torch.float32
+    assert prompts.tokens.grad.dtype == torch.float64
+
+
+def test_images_and_streams_are_not_mutated(trunk, images, generator):
+    stream = PromptStream({layer: draw(generator, 2, DIM) for layer in range(DEPTH)}, True)
+    tensors = [images, *stream.layers.values()]
+    before = [tensor.clone() for tensor in tensors]
+    encode_prompted(trunk, images, stream)
+    assert all(torch.equal(tensor, copied) for tensor, copied in zip(tensors, before, strict=True))

@@ -1,0 +1,193 @@
+"""Modules of visual prompts: streams, initial values and parameter counts."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+import timm
+import torch
+import torch.nn as nn
+
+from fedprompt import (
+    DeepPrompts,
+    GroupPrompts,
+    LayeredPrompts,
+    PadPrompts,
+    ShallowPrompts,
+    encode_prompted,
+    vit_trunk,
+)
+from models import draw_images, num_trainable, tiny_vit
+
+DIM, DEPTH = 12, 3
+
+
+def test_each_layer_gets_its_row_of_the_parameter():
+    layered, shallow, deep = (
+        LayeredPrompts(2, DIM, layers=(2, 0)),
+        ShallowPrompts(2, DIM),
+        DeepPrompts(2, DIM, DEPTH),
+    )
+    for prompts, layers, replace in (
+        (layered, (2, 0), False),
+        (shallow, (0,), False),
+        (deep, (0, 1, 2), True),
+    ):
+        stream = prompts()
+        assert tuple(stream.layers) == prompts.layers == layers
+        assert stream.replace == prompts.replace == replace
+        assert all(
+            torch.equal(tokens, row)
+            for tokens, row in zip(stream.layers.values(), prompts.tokens, strict=True)
+        )
+    assert LayeredPrompts(2, DIM, layers=(1,), replace=True)().replace
+
+
+def test_each_sample_gets_the_tokens_of_its_group_at_each_layer(generator):
+    groups, indices = (
+        GroupPrompts(4, 2, DIM, layers=(2, 0), generator=generator),
+        torch.tensor([3, 0, 3, 1]),
+    )
+    for replace in (False, True):
+        groups.replace = replace
+        stream = groups(indices)
+        assert tuple(stream.layers) == groups.layers == (2, 0)
+        assert stream.replace == replace
+        for row, tokens in enumerate(stream.layers.values()):
+            assert torch.equal(
+                tokens, torch.stack([groups.tokens[group, row] for group in (3, 0, 3, 1)])
+            )
+    assert GroupPrompts(4, 2, DIM, layers=(1,), replace=True).replace
+    assert groups(indices[:0]).layers[0].shape == (0, 2, DIM)
+
+
+def test_a_groups_gradient_is_the_sum_over_its_samples_and_others_have_none(generator):
+    groups, indices = (
+        GroupPrompts(4, 1, 2, layers=(0, 1), generator=generator),
+        torch.tensor([3, 0, 3]),
+    )
+    weights = torch.tensor([[1.0, 2.0], [10.0, 20.0], [100.0, 200.0]])
+    stream = groups(indices)
+    (stream.layers[0][:, 0] * weights - 3 * stream.layers[1][:, 0] * weights).sum().backward()
+    assert groups.tokens.grad[:, 0, 0].tolist() == [[10, 20], [0, 0], [0, 0], [101, 202]]
+    assert torch.equal(groups.tokens.grad[:, 1], -3 * groups.tokens.grad[:, 0])
+
+
+@pytest.mark.bad_input  # the hook refuses unsigned integers
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8])
+def test_groups_of_every_integer_dtype_are_indices(dtype, generator):
+    groups = GroupPrompts(2, 1, DIM, layers=(0,), generator=generator)
+    assert torch.equal(
+        groups(torch.tensor([1, 0], dtype=dtype)).layers[0], groups.tokens[[1, 0], 0]
+    )
+
+
+def test_repr_shows_the_sizes():
+    assert repr(DeepPrompts(2, DIM, DEPTH)) == "DeepPrompts(2, 12, layers=(0, 1, 2), replace=True)"
+    assert (
+        repr(GroupPrompts(5, 2, DIM, layers=(2, 0)))
+        == "GroupPrompts(5, 2, 12, layers=(2, 0), replace=False)"
+    )
+    assert repr(PadPrompts((8, 10), padding=2)) == "PadPrompts((8, 10), padding=2, channels=3)"
+
+
+def test_deep_prompts_of_depth_one_equal_shallow_prompts(generator):
+    model = tiny_vit(depth=1)
+    trunk, images = vit_trunk(model), draw_images(model)
+    deep = DeepPrompts(3, DIM, 1, generator=generator)
+    shallow = ShallowPrompts(3, DIM)
+    shallow.load_state_dict(deep.state_dict())
+    one, other = (encode_prompted(trunk, images, prompts()) for prompts in (deep, shallow))
+    assert torch.equal(one.pooled, other.pooled)
+    assert torch.equal(one.streams[0], other.streams[0])
+
+
+@pytest.mark.parametrize(
+    ("dim", "patch_size", "bound"),
+    [
+        (768, 16, 0.0625),  # ViT-B/16: sqrt(6 / (3 * 256 + 768)) = sqrt(1 / 256)
+        (768, 32, 0.0395284707521047),  # ViT-B/32: sqrt(6 / (3 * 1024 + 768)) = 1 / sqrt(640)
+        (24, (8, 4), 0.2236067977499790),  # sqrt(6 / (3 * 32 + 24)) = sqrt(1 / 20)
+    ],
+)
+@pytest.mark.parametrize(
+    "kind", [ShallowPrompts, DeepPrompts, LayeredPrompts, partial(GroupPrompts, 2)]
+)
+def test_initial_values_are_uniform_within_the_bound_of_vpt(
+    kind, dim, patch_size, bound, generator
+):
+    more = {ShallowPrompts: {}, DeepPrompts: {"depth": 2}, LayeredPrompts: {"layers": (0, 5)}}.get(
+        kind, {"layers": (1, 2)}
+    )
+    tokens = (
+        kind(40_000 // dim, dim, patch_size=patch_size, generator=generator, **more)
+        .tokens.detach()
+        .double()
+    )
+    assert (
+        0.999 * bound < tokens.abs().max() <= bound * (1 + 1e-6)
+    )  # fails with probability e^-40 for 40,000 draws
+    assert tokens.mean().abs() < 5 * bound / np.sqrt(3 * tokens.numel())  # five standard errors
+    assert abs(tokens.square().mean() / (bound**2 / 3) - 1) < 5 * np.sqrt(
+        0.8 / tokens.numel()
+    )  # five standard errors; var x^2 = 4/45
+
+
+# FedHPL, Table 6: trainable parameters of a client / 1024, for 3 prompts. A head of C classes has
+# C * (d + 1) parameters.
+# The table contains the numbers of CIFAR-10 and the heads of both data sets. Sums for CIFAR-100:
+# 38,500 + 1152 or 13,824; 76,900 + 2304 or 27,648; 102,500 + 3072 or 73,728.
+TABLE_6 = {
+    "vit_small_patch16_224": {10: ("3.76", "4.88", "17.26"), 100: ("37.60", "38.72", "51.10")},
+    "vit_base_patch16_224": {10: ("7.51", "9.76", "34.51"), 100: ("75.10", "77.35", "102.10")},
+    "vit_large_patch16_224": {10: ("10.01", "13.01", "82.01"), 100: ("100.10", "103.10", "172.10")},
+}
+
+
+@pytest.mark.parametrize("num_classes", [10, 100])
+@pytest.mark.parametrize("name", TABLE_6)
+def test_parameter_counts_equal_table_6_of_fedhpl(name, num_classes):
+    with torch.device("meta"):  # sizes without memory
+        trunk = vit_trunk(timm.create_model(name, pretrained=False))
+        head = nn.Linear(trunk.dim, num_classes)
+        shallow, deep = ShallowPrompts(3, trunk.dim), DeepPrompts(3, trunk.dim, trunk.depth)
+    printed = tuple(
+        f"{num_trainable(*modules) / 1024:.2f}"
+        for modules in ((head,), (head, shallow), (head, deep))
+    )
+    assert printed == TABLE_6[name][num_classes]
+
+
+MAKERS = {
+    "LayeredPrompts": lambda **more: LayeredPrompts(2, DIM, layers=(0, 2), **more),
+    "ShallowPrompts": lambda **more: ShallowPrompts(2, DIM, **more),
+    "DeepPrompts": lambda **more: DeepPrompts(2, DIM, DEPTH, **more),
+    "GroupPrompts": lambda **more: GroupPrompts(4, 2, DIM, layers=(0, 2), **more),
+    "PadPrompts": lambda **more: PadPrompts(8, **more),
+}
+
+
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+def test_initial_values_follow_the_generator_and_leave_the_global_one_alone(make):
+    state = torch.get_rng_state()
+    first, same, other = (
+        make(generator=torch.Generator().manual_seed(seed)).state_dict() for seed in (3, 3, 4)
+    )
+    assert torch.equal(torch.get_rng_state(), state)
+    for name, value in first.items():
+        assert torch.equal(value, same[name])
+        assert (value != other[name]).any()
+
+
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+def test_without_a_generator_initial_values_follow_the_global_one_and_its_device(make):
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(5)
+        first = make().state_dict()
+        torch.manual_seed(5)
+        same = make().state_dict()
+    assert all(torch.equal(value, same[name]) for name, value in first.items())
+    with torch.device("meta"):
+        assert {value.device.type for value in [*make().parameters(), *make().buffers()]} == {
+            "meta"
+        }
