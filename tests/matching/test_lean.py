@@ -232,7 +232,7 @@ def spoilt(patches, text):
         (
             lambda x, h: lean_transport_logits(x, h[..., 1:], scale=1.0),
             ValueError,
-            "`text` must have the width of `patches` 6; got 5",
+            "`text` must have the width of `patches`, 6; got 5",
         ),
         (
             lambda x, h: lean_transport_logits(x.long(), h, scale=1.0),

@@ -198,7 +198,7 @@ def test_no_images_give_no_logits():
         (
             lambda x, h: transport_logits(x, h[..., 1:], scale=1.0),
             ValueError,
-            "`text` must have the width of `patches` 5; got 4",
+            "`text` must have the width of `patches`, 5; got 4",
         ),
         (
             lambda x, h: transport_logits(x.long(), h, scale=1.0),
