@@ -135,6 +135,7 @@ def transport_plan(
 
     Example:
         >>> from matplotlib.figure import Figure
+        >>> from fedprompt.transport import sinkhorn
         >>> image, cost = torch.rand(3, 32, 32), torch.rand(16, 2)
         >>> plan = sinkhorn(cost, torch.ones(16) / 16, torch.ones(2) / 2, epsilon=0.1).plan
         >>> axes = plots.transport_plan(plan[:, 0], image, axes=Figure().subplots())

@@ -59,6 +59,7 @@ def dykstra(
             is not finite. The message names the problems.
 
     Example:
+        >>> from fedprompt.transport import newton
         >>> cost = torch.tensor([[0.1, 0.9], [0.2, 0.9], [0.9, 0.1], [0.9, 0.2]])
         >>> a, b = torch.full((4,), 0.25), torch.full((2,), 0.4)
         >>> torch.allclose(dykstra(cost, a, b).plan, newton(cost, a, b).plan, atol=1e-5)

@@ -42,6 +42,7 @@ def plan_from_duals(
         ValueError: If shapes disagree or `epsilon` is not above 0.
 
     Example:
+        >>> from fedprompt.transport import newton
         >>> cost, a, b = torch.eye(3)[:, :2], torch.full((3,), 1 / 3), torch.tensor([0.3, 0.4])
         >>> coupling = newton(cost, a, b)
         >>> torch.allclose(plan_from_duals(coupling.duals, cost, a, b), coupling.plan, atol=1e-6)

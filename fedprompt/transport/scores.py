@@ -46,6 +46,7 @@ def plan_fixed(
         ValueError: If shapes disagree.
 
     Example:
+        >>> from fedprompt.transport import newton
         >>> cost = torch.eye(2, requires_grad=True)
         >>> coupling = newton(cost, torch.tensor([0.5, 0.5]), torch.tensor([0.4, 0.4]))
         >>> plan_fixed(cost, coupling).backward()
@@ -80,6 +81,7 @@ def envelope(
     Example:
         Two rows give a half each to one column: 0.5 * 1 + 0.1 * log(0.5) = 0.4307.
 
+        >>> from fedprompt.transport import newton
         >>> cost, a = torch.tensor([[1.0], [0.0]]), torch.tensor([0.5, 0.5])
         >>> envelope(cost, newton(cost, a, torch.tensor([1.0]), epsilon=0.1))
         tensor(0.4307)
@@ -122,6 +124,7 @@ def implicit(
     Example:
         If the cost of a pair increases, the plan uses it less. So the gradient is below the plan.
 
+        >>> from fedprompt.transport import newton
         >>> cost, half = torch.eye(2, requires_grad=True), torch.tensor([0.5, 0.5])
         >>> coupling = newton(cost, half, half, epsilon=1.0)
         >>> implicit(cost, coupling).backward()
