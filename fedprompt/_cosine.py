@@ -6,12 +6,20 @@ from torch import Tensor
 
 
 def unit(features: Tensor) -> Tensor:
-    """Normalize along the last axis, in float32 at least."""
+    """Normalize vectors along the last axis, in float32 at least."""
     return F.normalize(features.to(torch.promote_types(features.dtype, torch.float32)), dim=-1)
 
 
 def cosines(query: Tensor, keys: Tensor) -> Tensor:
-    """Return cosines ``(batch, keys)`` for keys ``(keys, dim)``, or ``(batch, keys, dim)`` with one set for each query."""
+    """Return the cosine between every query and every key.
+
+    Args:
+        query: Vectors of shape (batch, dim).
+        keys: Vectors of shape (keys, dim), or (batch, keys, dim) with one set for each query.
+
+    Returns:
+        Cosines of shape (batch, keys).
+    """
     with torch.autocast(query.device.type, enabled=False):
         if keys.ndim == 2:
             return unit(query) @ unit(keys).T

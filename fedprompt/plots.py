@@ -1,7 +1,7 @@
 """Figures of a federation, drawn on matplotlib axes that the caller owns.
 
-Every function takes data and ``axes``, draws, and returns the same axes. Figures, titles, legends
-and files are up to the caller. matplotlib is an extra: ``pip install 'fedprompt[plots]'``. It is
+Every function takes data and ``axes``, draws, and returns the same axes. The caller makes figures,
+titles, legends and files. matplotlib is an extra: ``pip install 'fedprompt[plots]'``. It is
 imported when a function is called.
 """
 
@@ -118,9 +118,9 @@ def transport_plan(
 ) -> "matplotlib.axes.Axes":
     """Draw how much of each patch one prompt takes, as a translucent layer over the image.
 
-    The picture is drawn in gray, so that all color belongs to the plan. The first image of the
-    axes is the picture, the second the plan. The color scale of the plan runs from 0 to its
-    largest entry. For comparable panels, call ``axes.images[1].set_clim(0, 1)``.
+    The picture is drawn in gray, so that color shows only the plan. The first image of the axes is
+    the picture, and the second is the plan. The color scale of the plan runs from 0 to its largest
+    entry. For comparable panels, call ``axes.images[1].set_clim(0, 1)``.
 
     Args:
         plan: Transported mass of each patch: one column of a plan, for one image and one prompt.
@@ -135,6 +135,7 @@ def transport_plan(
 
     Example:
         >>> from matplotlib.figure import Figure
+        >>> from fedprompt.transport import sinkhorn
         >>> image, cost = torch.rand(3, 32, 32), torch.rand(16, 2)
         >>> plan = sinkhorn(cost, torch.ones(16) / 16, torch.ones(2) / 2, epsilon=0.1).plan
         >>> axes = plots.transport_plan(plan[:, 0], image, axes=Figure().subplots())
@@ -259,7 +260,7 @@ def _grid(plan: object) -> "np.ndarray[Any, np.dtype[np.float64]]":
 
 
 def _picture(image: object) -> "np.ndarray[Any, np.dtype[np.float64]]":
-    """Bring an image to one channel in [0, 1]."""
+    """Convert an image to one channel in [0, 1]."""
     shape = "(3, height, width), (1, height, width) or (height, width)"
     picture = _real_array("image", image, shape, ndims=(2, 3))
     if picture.ndim == 3 and len(picture) not in (1, 3):
@@ -270,7 +271,7 @@ def _picture(image: object) -> "np.ndarray[Any, np.dtype[np.float64]]":
 
 
 def _colors(number: int) -> list[Any]:
-    """One color for each of `number` classes or groups; ten that differ well, then a color map."""
+    """Return one color for each of `number` classes: up to ten distinct ones, or a color map."""
     from matplotlib import colormaps
 
     if number <= 10:

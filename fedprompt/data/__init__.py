@@ -1,4 +1,4 @@
-"""Partitions of a data set over clients, from labels to one index array for each client."""
+"""Partitions of a data set over clients: from labels to an index array for each client."""
 
 from fedprompt.data.allocation import allocate
 from fedprompt.data.overlapping import dirichlet_overlapping

@@ -1,4 +1,4 @@
-"""Arguments of every partition function: labels in any of the usual containers, and generators."""
+"""Checks of the arguments of partition functions: labels and generators."""
 
 from collections.abc import Sequence
 from numbers import Integral
@@ -17,7 +17,7 @@ Generator = np.random.Generator | torch.Generator
 
 
 def numpy_generator(generator: object) -> np.random.Generator:
-    """Return a numpy generator as it is, or seed one with 256 bits that a torch generator draws."""
+    """Return a numpy generator unchanged, or seed one with 256 bits from a torch generator."""
     if isinstance(generator, np.random.Generator):
         return generator
     if not isinstance(generator, torch.Generator):
@@ -42,7 +42,7 @@ def label_array(labels: Labels, *, num_classes: int | None = None) -> Int64[np.n
 
 
 def some_labels(labels: Labels, *, num_classes: int | None = None) -> Int64[np.ndarray, " samples"]:
-    """Copy class labels of which there must be one."""
+    """Copy at least one class label into an int64 array."""
     array = label_array(labels, num_classes=num_classes)
     if not array.size:
         raise wrong_value("labels", "hold at least one label", "none")

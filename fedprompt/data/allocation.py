@@ -21,16 +21,18 @@ def allocate(
 ) -> list[Indices]:
     """Draw the samples of every client, class by class, in proportion to its shares.
 
-    Of n samples of a class a client with share s gets n s, rounded down or up so that no sample is
-    lost. The largest remainders are rounded up, at random where they tie. If the shares of a class
-    sum to less than 1, the rest of the class stays unassigned. Clients never share a sample.
+    A client with share s of a class with n samples gets n s of them, rounded down or up so that no
+    sample is lost. The largest remainders are rounded up, at random where they tie. If the shares
+    of a class sum to less than 1, the rest of the class is not assigned. Clients never share a
+    sample.
 
-    Call it for the training and the test set with the same shares. A class may have no samples.
+    Call the function for the training and the test set with the same shares. A class may have no
+    samples.
 
     Args:
         labels: Classes in [0, classes) of at least one sample.
         shares: Shares (clients, classes), at least 0. Columns sum to at most 1.
-        min_size: Fewest samples that a client may get, at least 0. With 0 a client may stay empty.
+        min_size: Smallest number of samples of a client, at least 0. With 0 a client may be empty.
         generator: Source of randomness, of numpy or torch.
 
     Returns:
@@ -102,20 +104,15 @@ def owned(owner: Int64[np.ndarray, " samples"], num_clients: int) -> list[Indice
 
 def _check_shares(shares: Float[np.ndarray, "clients classes"]) -> None:
     if not isinstance(shares, np.ndarray) or not np.issubdtype(shares.dtype, np.floating):
-        raise wrong_type(
-            "shares", "be a floating-point array of shape (clients, classes)", kind(shares)
-        )
+        rule = "be a floating-point array of shape (clients, classes)"
+        raise wrong_type("shares", rule, kind(shares))
     if shares.ndim != 2 or 0 in shares.shape:
-        raise wrong_value(
-            "shares", "have shape (clients, classes), one of each at least", shares.shape
-        )
+        rule = "have shape (clients, classes) without an empty axis"
+        raise wrong_value("shares", rule, shares.shape)
     if not np.isfinite(shares).all() or shares.min() < 0:
         bad = shares[~(np.isfinite(shares) & (shares >= 0))]
         raise wrong_value("shares", "be finite and at least 0", bad[0])
     total = shares.astype(np.float64).sum(axis=0)
     if total.max() > 1 + TOLERANCE:
-        raise wrong_value(
-            "shares",
-            "sum to at most 1 in every column",
-            f"{total.max():g} for class {total.argmax()}",
-        )
+        got = f"{total.max():g} for class {total.argmax()}"
+        raise wrong_value("shares", "sum to at most 1 in every column", got)

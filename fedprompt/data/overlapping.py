@@ -1,4 +1,4 @@
-"""Partitions whose clients may hold the same samples."""
+"""Partitions in which clients may share samples."""
 
 import numpy as np
 from jaxtyping import Float64, Int64
@@ -11,20 +11,20 @@ from fedprompt.data.allocation import deal, round_to_total
 def dirichlet_overlapping(
     labels: Labels, num_clients: int, *, alpha: float, size: int, generator: Generator
 ) -> list[Indices]:
-    r"""Draw `size` samples for each client, in class proportions of its own (FedHPL App. B.2).
+    r"""Draw `size` samples for each client, in random class proportions (FedHPL, App. B.2).
 
     .. math:: q_k \sim \mathrm{Dir}(\alpha, \dots, \alpha), \qquad
               n_{k,c} \approx q_{k,c} \cdot \text{size}
 
     A client never holds a sample twice, but two clients may hold the same one. Counts are rounded
-    so that they sum to `size`. A class with too few samples gives all of them, and the other
-    classes make up for it in their proportions.
+    so that they sum to `size`. A class with too few samples contributes all of them, and the
+    other classes fill the remainder in their proportions.
 
     Args:
         labels: Classes of at least one sample. There are ``max(labels) + 1`` classes.
         num_clients: Number of clients, at least 1.
-        alpha: Concentration, above 0 and at most 1e12. A small one gives a client few classes.
-        size: Samples of each client, at least 1 and at most ``len(labels)``.
+        alpha: Concentration, above 0 and at most 1e12. With a small one, a client has few classes.
+        size: Number of samples of each client, at least 1 and at most ``len(labels)``.
         generator: Source of randomness, of numpy or torch.
 
     Returns:
@@ -61,15 +61,14 @@ def _fill(
     size: int,
     generator: np.random.Generator,
 ) -> Int64[np.ndarray, " classes"]:
-    """Count `size` samples in the proportions of `mix`; every pass but the last uses up a class."""
+    """Count `size` samples in the proportions of `mix`; each pass but the last exhausts a class."""
     taken = np.zeros_like(class_sizes)
     while (missing := size - taken.sum()) > 0:
-        room = class_sizes - taken
-        weight = np.where(room > 0, mix, 0.0)
-        if weight.sum() == 0:  # what is left has a share of exactly 0
-            weight = room.astype(np.float64)
+        unused = class_sizes - taken
+        weight = np.where(unused > 0, mix, 0.0)
+        if weight.sum() == 0:  # all remaining classes have a share of exactly 0
+            weight = unused.astype(np.float64)
         quotas = missing * weight / weight.sum()
-        taken += np.minimum(
-            round_to_total(quotas[:, None], np.array([missing]), generator)[:, 0], room
-        )
+        counts = round_to_total(quotas[:, None], np.array([missing]), generator)[:, 0]
+        taken += np.minimum(counts, unused)
     return taken

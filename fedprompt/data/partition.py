@@ -1,4 +1,4 @@
-"""Partitions of the literature, each in one call."""
+"""Partition functions of the literature."""
 
 from collections.abc import Sequence
 from numbers import Integral
@@ -59,8 +59,8 @@ def dirichlet(
     Args:
         labels: Classes of at least one sample. There are ``max(labels) + 1`` classes.
         num_clients: Number of clients, at least 1.
-        alpha: Concentration, above 0 and at most 1e12. A small one gives a client few classes.
-        min_size: Fewest samples that a client may get, at least 0. With 0 a client may stay empty.
+        alpha: Concentration, above 0 and at most 1e12. With a small one, a client has few classes.
+        min_size: Smallest number of samples of a client, at least 0. With 0 a client may be empty.
         generator: Source of randomness, of numpy or torch.
 
     Returns:
@@ -109,10 +109,10 @@ def pathological(
 
     Args:
         labels: Classes of at least one sample. There are ``max(labels) + 1`` classes. If a class
-            has fewer samples than clients that picked it, some of these do not get it.
+            has fewer samples than clients that drew it, some of these get none of it.
         num_clients: Number of clients, at least 1.
-        classes_per_client: Classes of each client, at most all. Times `num_clients` it must be
-            divisible by the number of classes.
+        classes_per_client: Number of classes of each client, at most all. Its product with
+            `num_clients` must be divisible by the number of classes.
         generator: Source of randomness, of numpy or torch.
 
     Returns:
@@ -143,7 +143,7 @@ def by_domain(
     | Shaped[np.ndarray, " samples"]
     | Integer[Tensor, " samples"],
 ) -> list[Indices]:
-    """Make one client of each domain.
+    """Assign the samples of each domain to one client.
 
     Args:
         domains: Domain of each sample, of at least one sample: all names or all integers.
@@ -162,7 +162,7 @@ def by_domain(
     wanted = str if isinstance(entries[0], str) else Integral
     for position, entry in enumerate(entries):
         if isinstance(entry, bool) or not isinstance(entry, wanted):
-            rule = "be a string, or an integer where all are"
+            rule = "be a string if the first entry is one, and an integer otherwise"
             raise wrong_type(f"domains[{position}]", rule, kind(entry))
     number = {domain: client for client, domain in enumerate(sorted(set(entries)))}
     return owned(np.array([number[entry] for entry in entries]), len(number))

@@ -1,4 +1,4 @@
-"""Shares of the classes among the clients: matrices (clients, classes), independent of a data set.
+"""Shares of the classes among the clients, as matrices (clients, classes) without a data set.
 
 Draw shares once and pass them to :func:`allocate` twice, for the training and the test set. Then
 every client is tested on its own mix of classes.
@@ -86,7 +86,8 @@ def pathological_shares(
     Args:
         num_clients: Number of clients M, at least 1.
         num_classes: Number of classes K, at least 1.
-        classes_per_client: Classes of each client s, at most K. s M must be divisible by K.
+        classes_per_client: Number of classes s of each client, at most K. The product s M must be
+            divisible by K.
         generator: Source of randomness, of numpy or torch.
 
     Returns:

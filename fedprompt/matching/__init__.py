@@ -1,4 +1,4 @@
-"""Image features against text features, as class logits."""
+"""Class logits from image features and text features."""
 
 from fedprompt.matching.lean import lean_transport_logits
 from fedprompt.matching.logits import cosine_logits, transport_logits

@@ -1,4 +1,4 @@
-"""FedOTP's logits in the memory of a few images at a time."""
+"""FedOTP's logits with the costs and plans of a few images in memory at a time."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -15,8 +15,11 @@ from fedprompt.interfaces import TransportSolver
 from fedprompt.matching.logits import check_features, check_pair, patch_cosines
 from fedprompt.transport import newton, plan_from_duals
 
-ENTRIES = {"cpu": 2**18}  # entries of the cost at a time: on a CPU what a cache can hold,
-ENTRIES_ELSEWHERE = 2**27  # on an accelerator half a gigabyte of float32
+ENTRIES = {"cpu": 2**18}
+"""Entries of the cost that are in memory at a time: the size of a CPU cache."""
+
+ENTRIES_ELSEWHERE = 2**27
+"""The same on an accelerator: half a gigabyte of float32."""
 
 
 def lean_transport_logits(
@@ -30,32 +33,37 @@ def lean_transport_logits(
     max_iterations: int = 100,
     fused: bool = False,
 ) -> Float[Tensor, "batch classes"]:
-    r"""Score as :func:`transport_logits` does by :func:`newton` and :func:`plan_fixed`, in the memory of a few images.
+    r"""Compute the default :func:`transport_logits` with the plans of a few images in memory.
 
-    The same logits and the same gradients. Costs and plans exist for one block of images at a time; what is kept for the gradient are the
-    column duals :math:`x`, one number for each image, class and prompt. From them the plan follows without iterations:
+    Logits and gradients equal those of :func:`transport_logits` with :func:`newton` and
+    :func:`plan_fixed`. Costs and plans exist for one block of images at a time. For the backward
+    pass only the column duals :math:`x` are kept, one number for each image, class and prompt. The
+    plan follows from them without iterations:
 
-    .. math:: T_{vj} = \min\!\big(a_v / s_v, 1\big) \, e^{x_j - C_{vj} / \epsilon}, \qquad s_v = \sum_j e^{x_j - C_{vj} / \epsilon}
+    .. math:: T_{vj} = \min\!\big(a_v / s_v, 1\big) \, e^{x_j - C_{vj} / \epsilon}, \qquad
+              s_v = \sum_j e^{x_j - C_{vj} / \epsilon}
 
-    The price is a second matrix product of patches and text in the backward pass. One image's costs for all classes are the least that
-    is held at a time; under ``torch.compile`` the batch is one block, and only what is kept is less.
+    The backward pass computes the product of patches and text again. The smallest block is one
+    image with all classes. Under ``torch.compile`` the whole batch is one block, so only the memory
+    between forward and backward pass is reduced.
 
     Args:
-        patches: As for :func:`transport_logits`.
-        text: As for :func:`transport_logits`.
-        scale: As for :func:`transport_logits`.
-        mass: As for :func:`transport_logits`.
-        epsilon: As for :func:`newton`.
-        tolerance: As for :func:`newton`.
-        max_iterations: As for :func:`newton`.
-        fused: As for :func:`newton`.
+        patches: Image features, one for each patch and without the class token.
+        text: Text features, one for each prompt and class.
+        scale: Factor of the logits, as for :func:`transport_logits`.
+        mass: Fraction of the image that is transported, in (0, 1].
+        epsilon: Factor of the entropy, as for :func:`newton`.
+        tolerance: Largest relative violation of a marginal, as for :func:`newton`.
+        max_iterations: Maximum number of evaluations, as for :func:`newton`.
+        fused: Whether a Triton kernel is used on a GPU, as for :func:`newton`.
 
     Returns:
-        The logits, in float32 at least. They are differentiable once; a second derivative raises a RuntimeError.
+        Logits in float32 at least. They are differentiable once. A second derivative raises a
+        RuntimeError.
 
     Raises:
-        TypeError: If a feature is not a floating-point tensor, or `scale` neither number nor scalar tensor.
-        ValueError: If shapes disagree, a cosine is not finite, or a hyper-parameter lies outside its range.
+        ValueError: If shapes disagree, a feature is not finite, or a hyper-parameter lies outside
+            its range.
 
     Example:
         >>> patches, text = torch.ones(1, 4, 8), torch.ones(2, 3, 8, requires_grad=True)
@@ -63,7 +71,8 @@ def lean_transport_logits(
         tensor([[10.0000, 10.0000, 10.0000]])
 
     References:
-        Li et al., "Global and Local Prompts Cooperation via Optimal Transport for Federated Learning", CVPR 2024, Eqs. 6-10.
+        Li et al., "Global and Local Prompts Cooperation via Optimal Transport for Federated
+        Learning" (FedOTP), CVPR 2024, Eqs. 6-10.
     """
     check_features("patches", patches, 3, "(batch, patches, dim)")
     check_features("text", text, 3, "(prompts, classes, dim)", batched=False)
@@ -81,7 +90,11 @@ def lean_transport_logits(
 
 
 class _Scores(torch.autograd.Function):
-    """Sums of plan times cosine ``(batch, classes)``, and duals ``(batch, classes, prompts)``; text is normalised, by class and prompt."""
+    """Autograd function from patches and text to scores and duals.
+
+    Scores are sums of plan times cosine, ``(batch, classes)``. Duals are ``(batch, classes,
+    prompts)``. Text is normalized, ``(classes, prompts, dim)``.
+    """
 
     @staticmethod
     def forward(
@@ -95,7 +108,7 @@ class _Scores(torch.autograd.Function):
             coupling = solver(cost, a, b)
             plan = coupling.plan
             scores[images] = plan.sum((2, 3)) - (plan * cost).sum((2, 3))
-            duals[images] = cast(Tensor, coupling.duals)  # newton always has them
+            duals[images] = cast(Tensor, coupling.duals)  # newton always returns duals
         return scores, duals
 
     @staticmethod
@@ -108,9 +121,8 @@ class _Scores(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         patches, text, duals = ctx.saved_tensors
         gradients = _gradients if torch.compiler.is_compiling() else _Gradients.apply
-        found = gradients(
-            gradient, patches, text, duals, ctx.mass, ctx.epsilon, ctx.needs_input_grad[:2]
-        )
+        needed = ctx.needs_input_grad[:2]
+        found = gradients(gradient, patches, text, duals, ctx.mass, ctx.epsilon, needed)
         return *found, None, None, None
 
 
@@ -123,7 +135,7 @@ def _gradients(
     epsilon: float,
     needed: tuple[bool, bool],
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Return the gradients of patches and of normalized text, where they are needed."""
+    """Compute the gradients of patches and of normalized text, or None where not needed."""
     of_patches = torch.empty_like(patches) if needed[0] else None
     of_text = torch.zeros_like(text) if needed[1] else None
     with torch.autocast(patches.device.type, enabled=False):
@@ -143,9 +155,10 @@ def _gradients(
 
 
 class _Gradients(torch.autograd.Function):
-    """:func:`_gradients` as a node between all inputs and the results, so that no second derivative avoids its backward.
+    """Autograd function around :func:`_gradients` whose backward raises an error.
 
-    ``once_differentiable`` raises only where the engine runs to every leaf. ``torch.autograd.grad(..., inputs)`` skips it.
+    It connects all inputs with the results, so every second derivative runs its backward. The
+    decorator ``once_differentiable`` is not enough: ``torch.autograd.grad(..., inputs)`` skips it.
     """
 
     @staticmethod
@@ -154,17 +167,18 @@ class _Gradients(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor | None, ...]) -> None:
-        """Keep nothing: there is no derivative to compute."""
+        """Save nothing, because there is no derivative."""
 
     @staticmethod
     def backward(ctx: Any, *_: Tensor | None) -> tuple[Tensor | None, ...]:
         raise RuntimeError(
-            "`lean_transport_logits` is differentiable once; use `transport_logits` for a second derivative."
+            "`lean_transport_logits` is differentiable once; "
+            "use `transport_logits` for a second derivative."
         )
 
 
 def _blocks(patches: Tensor, text: Tensor) -> Iterator[slice]:
-    """Cut the batch into images whose costs fit; at least one block, and exactly one where values cannot be read."""
+    """Split a batch into blocks of images with bounded costs; under ``torch.compile`` one block."""
     entries = patches.shape[1] * text.shape[0] * text.shape[1]
     size = max(ENTRIES.get(patches.device.type, ENTRIES_ELSEWHERE) // entries, 1)
     size = size if values_readable(patches, text) else max(len(patches), 1)
@@ -172,7 +186,7 @@ def _blocks(patches: Tensor, text: Tensor) -> Iterator[slice]:
 
 
 def _check_finite(name: str, features: Tensor) -> None:
-    """Require finite features by one sum. Where that overflows, look closer, and name the first axis."""
+    """Require finite features, by one sum; if it is not finite, by a check of each entry."""
     if not values_readable(features) or bool(torch.isfinite(features.sum())):
         return
     broken = torch.nonzero(~torch.isfinite(features).flatten(1).all(1)).flatten().tolist()
@@ -181,7 +195,7 @@ def _check_finite(name: str, features: Tensor) -> None:
 
 
 def _through_unit(gradient: Tensor, units: Tensor, features: Tensor) -> Tensor:
-    """Take the gradient of normalised features back to the features."""
+    """Convert a gradient with respect to normalized features to one with respect to features."""
     norm = features.to(units.dtype).norm(dim=-1, keepdim=True).clamp(min=1e-12)
     across: Tensor = (gradient - units * (units * gradient).sum(-1, keepdim=True)) / norm
     return across
@@ -189,8 +203,6 @@ def _through_unit(gradient: Tensor, units: Tensor, features: Tensor) -> Tensor:
 
 def _problem(units: Tensor, text: Tensor, mass: float) -> tuple[Tensor, Tensor, Tensor]:
     cost = (1 - patch_cosines(units, text)).transpose(2, 3)
-    return (
-        cost,
-        cost.new_full(cost.shape[2:3], 1 / cost.shape[2]),
-        cost.new_full(cost.shape[3:], mass / cost.shape[3]),
-    )
+    a = cost.new_full(cost.shape[2:3], 1 / cost.shape[2])
+    b = cost.new_full(cost.shape[3:], mass / cost.shape[3])
+    return cost, a, b

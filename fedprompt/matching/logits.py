@@ -1,4 +1,4 @@
-"""Logits by the cosine of pooled features, and by transport from patches to prompts."""
+"""Logits from the cosine of pooled features, and from transport of patches to prompts."""
 
 import torch
 from einops import rearrange
@@ -8,8 +8,7 @@ from torch import Tensor
 from fedprompt._checks import check_number, kind, wrong_type, wrong_value
 from fedprompt._cosine import cosines, unit
 from fedprompt.interfaces import TransportSolver
-from fedprompt.transport import newton, plan_fixed
-from fedprompt.transport.scores import TransportScore
+from fedprompt.transport import TransportScore, newton, plan_fixed
 
 
 def cosine_logits(
@@ -18,12 +17,13 @@ def cosine_logits(
     *,
     scale: float | Float[Tensor, ""],
 ) -> Float[Tensor, "batch classes"]:
-    """Score each image against each class by the cosine between their features, times `scale`: CLIP's logits.
+    """Compute CLIP's logits: `scale` times the cosine of image and text features.
 
     Args:
-        image: Pooled image features; need not be normalized.
-        text: One feature for each class, or for each image and class; need not be normalized.
-        scale: The multiplier, ``logit_scale.exp()`` of a CLIP model and about 100 there. Not its logarithm.
+        image: Pooled image features. They need not be normalized.
+        text: Text features, one for each class, or one for each image and class. They need not be
+            normalized.
+        scale: Factor of the logits, above 0: ``logit_scale.exp()`` of a CLIP model, about 100.
 
     Returns:
         Logits in float32 at least.
@@ -32,10 +32,11 @@ def cosine_logits(
         ValueError: If shapes disagree.
 
     Example:
-        >>> cosine_logits(torch.tensor([[3.0, 0.0]]), torch.tensor([[1.0, 0.0], [0.0, 2.0]]), scale=100)
+        >>> image, text = torch.tensor([[3.0, 0.0]]), torch.tensor([[1.0, 0.0], [0.0, 2.0]])
+        >>> cosine_logits(image, text, scale=100)
         tensor([[100.,   0.]])
 
-        Text of its own for each of two images, as from contexts that depend on the image (CoCoOp):
+        Contexts that depend on the image (CoCoOp) give different text features for each image:
 
         >>> image, text = torch.eye(2), torch.stack([torch.eye(2), torch.eye(2).flip(0)])
         >>> cosine_logits(image, text, scale=100)
@@ -44,14 +45,12 @@ def cosine_logits(
     """
     check_features("image", image, 2, "(batch, dim)")
     own = isinstance(text, Tensor) and text.ndim == 3
-    check_features(
-        "text", text, 3 if own else 2, "(classes, dim) or (batch, classes, dim)", batched=own
-    )
+    shape = "(classes, dim) or (batch, classes, dim)"
+    check_features("text", text, 3 if own else 2, shape, batched=own)
     check_pair("image", image, text, scale)
-    if own and len(text) != len(image):
-        raise wrong_value(
-            "text", f"have one set of classes for each of {len(image)} images", len(text)
-        )
+    if own and text.shape[0] != image.shape[0]:
+        rule = f"have one set of classes for each of {image.shape[0]} images"
+        raise wrong_value("text", rule, text.shape[0])
     return scale * cosines(image, text)
 
 
@@ -64,32 +63,37 @@ def transport_logits(
     mass: float = 0.8,
     gradient: TransportScore = plan_fixed,
 ) -> Float[Tensor, "batch classes"]:
-    r"""Score each image against each class by moving its patches onto the class's prompts: FedOTP's logits.
+    r"""Compute FedOTP's logits by optimal transport of image patches to the prompts of each class.
 
-    .. math:: \ell_{bk} = s \, \langle T^{bk}, S^{bk} \rangle, \qquad S^{bk}_{vj} = \cos(x_{bv}, h_{jk}), \qquad
-              T^{bk} \text{ solves the transport of cost } 1 - S^{bk}
+    .. math:: \ell_{bk} = s \, \langle T^{bk}, S^{bk} \rangle, \qquad
+              S^{bk}_{vj} = \cos(x_{bv}, h_{jk})
 
-    in which every patch has :math:`1/V` and every prompt takes ``mass / prompts``. The paper prints
-    :math:`s (1 - \langle C, T \rangle)`, which differs by :math:`s (1 - \mathrm{mass})` in all classes: the softmax is the same.
+    The plan :math:`T^{bk}` solves the transport problem with cost :math:`1 - S^{bk}`. Each of the V
+    patches has mass :math:`1/V`, and each prompt takes ``mass / prompts``. The paper prints
+    :math:`s (1 - \langle C, T \rangle)`. This differs by :math:`s (1 - \mathrm{mass})` in all
+    classes, so the softmax is equal.
 
     Args:
-        patches: Image features, one for each patch and without the class token; need not be normalised.
-        text: Text features, one for each prompt and class; need not be normalised.
-        scale: The multiplier itself, ``logit_scale.exp()`` of a CLIP model and about 100 there, not its logarithm.
-        solver: With its options bound: ``partial(newton, epsilon=0.05)``. :func:`independent` averages similarities; :func:`sinkhorn` needs
-            ``mass=1``.
-        mass: How much of the image is moved, in (0, 1]; the paper's default is 0.8. With 1, every patch counts in full.
-        gradient: Differentiable score of a plan: :func:`plan_fixed`, :func:`implicit` or :func:`envelope`.
+        patches: Image features, one for each patch and without the class token. They need not be
+            normalized.
+        text: Text features, one for each prompt and class. They need not be normalized.
+        scale: Factor of the logits, above 0: ``logit_scale.exp()`` of a CLIP model, about 100.
+        solver: Transport solver with its options bound, such as ``partial(newton, epsilon=0.05)``.
+            :func:`independent` averages similarities. :func:`sinkhorn` needs ``mass=1``.
+        mass: Fraction of the image that is transported, in (0, 1]. The paper uses 0.8. With 1, all
+            patches have equal influence.
+        gradient: Differentiable score of a plan: :func:`plan_fixed`, :func:`implicit` or
+            :func:`envelope`.
 
     Returns:
-        The logits, in float32 at least; under autocast as well.
+        Logits in float32 at least, also under autocast.
 
     Raises:
-        TypeError: If a feature is not a floating-point tensor, or `scale` neither number nor scalar tensor.
         ValueError: If shapes disagree, or `mass` lies outside (0, 1].
 
     Example:
-        Half of the patches show class 0, the others nothing that is known. Moving half of the mass, the others do not matter.
+        Half of the patches show class 0, and the other half shows no class. With a mass of 0.5,
+        the other half has almost no influence.
 
         >>> known, unknown = torch.eye(3)[:1], torch.eye(3)[2:]
         >>> patches = torch.cat([known.repeat(8, 1), unknown.repeat(8, 1)])[None]
@@ -98,7 +102,8 @@ def transport_logits(
         tensor([[49.9977,  0.0000]])
 
     References:
-        Li et al., "Global and Local Prompts Cooperation via Optimal Transport for Federated Learning", CVPR 2024, Eqs. 6-10.
+        Li et al., "Global and Local Prompts Cooperation via Optimal Transport for Federated
+        Learning" (FedOTP), CVPR 2024, Eqs. 6-10.
     """
     check_features("patches", patches, 3, "(batch, patches, dim)")
     check_features("text", text, 3, "(prompts, classes, dim)", batched=False)
@@ -114,7 +119,7 @@ def transport_logits(
 
 
 def patch_cosines(patches: Tensor, text: Tensor) -> Tensor:
-    """Return cosines ``(batch, classes, prompts, patches)`` of unit vectors, contiguous as the solvers need them.
+    """Compute cosines ``(batch, classes, prompts, patches)`` of unit vectors, contiguously.
 
     Args:
         patches: ``(batch, patches, dim)``.
@@ -131,7 +136,7 @@ def patch_cosines(patches: Tensor, text: Tensor) -> Tensor:
 def check_features(
     name: str, features: object, ndim: int, shape: str, *, batched: bool = True
 ) -> None:
-    """Require a floating-point tensor with `ndim` axes, of which only a batch axis may be empty."""
+    """Require a floating-point tensor with `ndim` axes; only a batch axis may be empty."""
     if not isinstance(features, Tensor) or not features.is_floating_point():
         raise wrong_type(name, f"be a floating-point tensor {shape}", kind(features))
     if features.ndim != ndim or 0 in features.shape[int(batched) :]:
@@ -141,7 +146,7 @@ def check_features(
 def check_pair(name: str, image: Tensor, text: Tensor, scale: object) -> None:
     """Require features of one width, and a scale that is a number or a scalar tensor."""
     if image.shape[-1] != text.shape[-1]:
-        raise wrong_value("text", f"have the width of `{name}` {image.shape[-1]}", text.shape[-1])
+        raise wrong_value("text", f"have the width of `{name}`, {image.shape[-1]}", text.shape[-1])
     if isinstance(scale, Tensor):
         if scale.ndim or not scale.is_floating_point():
             raise wrong_type("scale", "be a number or a floating-point scalar tensor", kind(scale))

@@ -1,4 +1,4 @@
-"""What one may read off the accuracy matrix, and off the curves of local losses."""
+"""Global, local and worst-client accuracy, summaries over rounds, and rises of local losses."""
 
 from fedprompt.metrics.accuracy import (
     ClientSpread,

@@ -1,7 +1,8 @@
-"""The accuracy matrix and what one may read off it.
+"""Global, local and worst-client accuracy from a (clients, test sets) matrix.
 
-Entry (i, j) is the accuracy of client i's model on client j's test set; one global model is a single row. Global, local, worst and pooled
-accuracy differ only in the entries that they take and the weights that they give, so say which one you report.
+Entry (i, j) is the accuracy of client i's model on client j's test set. One global model is a
+single row. The figures differ in the entries that they use and in how they average them, so name
+the one that you report.
 """
 
 from collections.abc import Sequence
@@ -27,7 +28,13 @@ __all__ = [
 
 
 class ClientSpread(NamedTuple):
-    """The accuracy of the worst client, the unweighted average over clients, and the accuracy of the best client."""
+    """Accuracy of the worst and the best client, and the average over clients.
+
+    Attributes:
+        lowest: Accuracy of the worst client.
+        average: Unweighted mean over clients.
+        highest: Accuracy of the best client.
+    """
 
     lowest: float
     average: float
@@ -52,20 +59,20 @@ class Summary(NamedTuple):
 def global_accuracy(
     accuracy: Float[Tensor, "clients tests"], num_examples: Real[Tensor, " tests"] | None = None
 ) -> float:
-    r"""Average over clients the accuracy on all test sets together.
+    r"""Average the accuracy on all test sets together over clients.
 
     .. math:: \frac{1}{M} \sum_i \sum_j n_j A_{ij} \,\big/\, \sum_j n_j
 
     Args:
-        accuracy: A, in [0, 1]; a row for each client, or a single one for a global model.
-        num_examples: n, the sizes of the test sets; None takes them as equal.
+        accuracy: Matrix A, in [0, 1], with a row for each client, or one row for a global model.
+        num_examples: Sizes n of the test sets. If None, all are equal.
 
     Returns:
-        A number in [0, 1]. For one global model it equals :func:`pooled_local_accuracy`.
+        Accuracy in [0, 1]. For one global model it equals :func:`pooled_local_accuracy`.
 
     Raises:
-        TypeError: If `accuracy` is not floating-point or `num_examples` no tensor of real numbers.
-        ValueError: If shapes do not fit, an accuracy is NaN or outside [0, 1], or sizes are negative, not finite or all 0.
+        ValueError: If shapes disagree, an accuracy is NaN or outside [0, 1], or sizes are negative,
+            not finite or all 0.
 
     Example:
         >>> global_accuracy(torch.tensor([[1.0, 0.5], [0.0, 0.5]]), torch.tensor([30, 10]))
@@ -77,47 +84,52 @@ def global_accuracy(
 def client_spread(
     accuracy: Float[Tensor, "clients tests"], num_examples: Real[Tensor, " tests"] | None = None
 ) -> ClientSpread:
-    r"""Find the lowest, average and highest client by the accuracy on all test sets together.
+    r"""Find the worst, average and best client by the accuracy on all test sets together.
 
-    FedHPL tests every client on one full test set: there `accuracy` has the shape (clients, 1).
+    FedHPL tests every client on one full test set. `accuracy` then has the shape (clients, 1).
 
     Args:
-        accuracy: A, in [0, 1]; a row for each client.
-        num_examples: n, the sizes of the test sets; None takes them as equal.
+        accuracy: Matrix A, in [0, 1], with a row for each client.
+        num_examples: Sizes n of the test sets. If None, all are equal.
 
     Returns:
-        The three of :math:`\sum_j n_j A_{ij} / \sum_j n_j` over clients i; the average is the :func:`global_accuracy`.
+        Minimum, mean and maximum of :math:`\sum_j n_j A_{ij} / \sum_j n_j` over clients i. The mean
+        is the :func:`global_accuracy`.
 
     Raises:
-        TypeError: If `accuracy` is not floating-point or `num_examples` no tensor of real numbers.
-        ValueError: If shapes do not fit, an accuracy is NaN or outside [0, 1], or sizes are negative, not finite or all 0.
+        ValueError: If shapes disagree, an accuracy is NaN or outside [0, 1], or sizes are negative,
+            not finite or all 0.
 
     Example:
         >>> client_spread(torch.tensor([[0.25], [0.75], [0.5]]))
         ClientSpread(lowest=0.25, average=0.5, highest=0.75)
     """
     matrix = _matrix(accuracy)
-    sizes = (
-        torch.ones(matrix.shape[1], dtype=torch.float64)
-        if num_examples is None
-        else _sizes(num_examples, matrix.shape[1])
-    )
+    tests = matrix.shape[1]
+    if num_examples is None:
+        num_examples = torch.ones(tests)
+    sizes = _sizes(num_examples, tests)
     each = matrix @ sizes / sizes.sum()
     return ClientSpread(each.min().item(), each.mean().item(), each.max().item())
 
 
 def local_accuracy(accuracy: Float[Tensor, "clients tests"]) -> float:
-    r"""Average over clients the accuracy of each on its own test set, :math:`\frac{1}{M} \sum_i A_{ii}`, however large.
+    r"""Average the accuracy of each client on its own test set over clients.
+
+    .. math:: \frac{1}{M} \sum_i A_{ii}
+
+    Every client has the same weight, whatever the size of its test set.
 
     Args:
-        accuracy: A, in [0, 1], square; or a single row: of a global model on every client's test set, or of each client on its own.
+        accuracy: Matrix A, in [0, 1], square or a single row. A single row has the accuracy of one
+            global model on each test set, or of each client on its own one.
 
     Returns:
-        A number in [0, 1].
+        Accuracy in [0, 1].
 
     Raises:
-        TypeError: If `accuracy` is not floating-point.
-        ValueError: If there are neither as many clients as test sets nor a single row, or an accuracy is NaN or outside [0, 1].
+        ValueError: If there are neither as many rows as test sets nor a single row, or an accuracy
+            is NaN or outside [0, 1].
 
     Example:
         >>> local_accuracy(torch.tensor([[0.75, 0.0], [0.0, 0.25]]))
@@ -130,14 +142,14 @@ def worst_local_accuracy(accuracy: Float[Tensor, "clients tests"]) -> float:
     r"""Find the lowest accuracy of a client on its own test set, :math:`\min_i A_{ii}`.
 
     Args:
-        accuracy: A, in [0, 1], square or a single row, as for :func:`local_accuracy`.
+        accuracy: Matrix A, in [0, 1], square or a single row, as for :func:`local_accuracy`.
 
     Returns:
-        A number in [0, 1].
+        Accuracy in [0, 1].
 
     Raises:
-        TypeError: If `accuracy` is not floating-point.
-        ValueError: If there are neither as many clients as test sets nor a single row, or an accuracy is NaN or outside [0, 1].
+        ValueError: If there are neither as many rows as test sets nor a single row, or an accuracy
+            is NaN or outside [0, 1].
 
     Example:
         >>> worst_local_accuracy(torch.tensor([[0.75, 0.0], [0.0, 0.25]]))
@@ -149,20 +161,20 @@ def worst_local_accuracy(accuracy: Float[Tensor, "clients tests"]) -> float:
 def pooled_local_accuracy(
     accuracy: Float[Tensor, "clients tests"], num_examples: Real[Tensor, " tests"]
 ) -> float:
-    r"""Average over samples: every client on its own test set, each counting by its size.
+    r"""Average the accuracy of each client on its own test set over samples.
 
     .. math:: \sum_i n_i A_{ii} \,\big/\, \sum_i n_i
 
     Args:
-        accuracy: A, in [0, 1], square or a single row, as for :func:`local_accuracy`.
-        num_examples: n, the sizes of the test sets.
+        accuracy: Matrix A, in [0, 1], square or a single row, as for :func:`local_accuracy`.
+        num_examples: Sizes n of the test sets.
 
     Returns:
-        A number in [0, 1]; with equal sizes the :func:`local_accuracy`.
+        Accuracy in [0, 1]. With equal sizes it is the :func:`local_accuracy`.
 
     Raises:
-        TypeError: If `accuracy` is not floating-point or `num_examples` no tensor of real numbers.
-        ValueError: If shapes do not fit, an accuracy is NaN or outside [0, 1], or sizes are negative, not finite or all 0.
+        ValueError: If shapes disagree, an accuracy is NaN or outside [0, 1], or sizes are negative,
+            not finite or all 0.
 
     Example:
         >>> pooled_local_accuracy(torch.tensor([[0.75, 0.0], [0.0, 0.25]]), torch.tensor([30, 10]))
@@ -202,43 +214,32 @@ def _own(accuracy: object) -> Float[Tensor, " clients"]:
     matrix = _matrix(accuracy)
     clients, tests = matrix.shape
     if clients not in (1, tests):
-        raise wrong_value(
-            "accuracy",
-            "have as many rows as test sets, or one, so that each has its own",
-            tuple(matrix.shape),
-        )
+        rule = "have as many rows as test sets, or one row"
+        raise wrong_value("accuracy", rule, tuple(matrix.shape))
     return matrix[0] if clients == 1 else matrix.diagonal()
 
 
 def _matrix(accuracy: object) -> Float[Tensor, "clients tests"]:
     if not isinstance(accuracy, Tensor) or not accuracy.is_floating_point():
-        raise wrong_type(
-            "accuracy", "be a floating-point tensor of shape (clients, tests)", kind(accuracy)
-        )
+        rule = "be a floating-point tensor of shape (clients, tests)"
+        raise wrong_type("accuracy", rule, kind(accuracy))
     if accuracy.ndim != 2 or 0 in accuracy.shape:
-        raise wrong_value(
-            "accuracy", "have shape (clients, tests), one of each at least", tuple(accuracy.shape)
-        )
+        rule = "have shape (clients, tests) without an empty axis"
+        raise wrong_value("accuracy", rule, tuple(accuracy.shape))
     matrix = accuracy.detach().cpu().double()
-    inside = (matrix >= 0) & (matrix <= 1)  # false for NaN, too
+    inside = (matrix >= 0) & (matrix <= 1)  # False for NaN as well
     if not bool(inside.all()):
         raise wrong_value("accuracy", "lie in [0, 1]", matrix[~inside][0].item())
     return matrix
 
 
 def _sizes(num_examples: object, tests: int) -> Float[Tensor, " tests"]:
-    if (
-        not isinstance(num_examples, Tensor)
-        or num_examples.is_complex()
-        or num_examples.dtype == torch.bool
-    ):
+    number = isinstance(num_examples, Tensor) and num_examples.dtype != torch.bool
+    if not number or num_examples.is_complex():
         raise wrong_type("num_examples", "be a tensor of real numbers", kind(num_examples))
     if num_examples.shape != (tests,):
-        raise wrong_value(
-            "num_examples",
-            f"have shape ({tests},), a number for each test set",
-            tuple(num_examples.shape),
-        )
+        rule = f"have shape ({tests},), one number for each test set"
+        raise wrong_value("num_examples", rule, tuple(num_examples.shape))
     sizes = num_examples.detach().cpu().double()
     wrong = ~(torch.isfinite(sizes) & (sizes >= 0))
     if bool(wrong.any()) or sizes.sum() == 0:

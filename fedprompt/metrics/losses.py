@@ -1,4 +1,4 @@
-"""The curves of the clients' own losses, and what an aid from the server did to them."""
+"""Rises of the clients' own losses under help from the server."""
 
 from typing import NamedTuple
 
@@ -12,12 +12,12 @@ __all__ = ["NegativeEffect", "negative_effect"]
 
 
 class NegativeEffect(NamedTuple):
-    """How far losses rose again.
+    """Largest rise of each client's loss over its previous minimum.
 
     Attributes:
-        clients: ``(clients,)``, float64, for each client the largest rise of its loss over its lowest value before; at least 0.
-        average: The unweighted mean over clients.
-        highest: Of the client that suffered most.
+        clients: ``(clients,)``, float64, the rise of each client, at least 0.
+        average: Unweighted mean over clients.
+        highest: Largest rise of all clients.
     """
 
     clients: Float[Tensor, " clients"]
@@ -26,41 +26,41 @@ class NegativeEffect(NamedTuple):
 
 
 def negative_effect(losses: Float[Tensor, "rounds clients"]) -> NegativeEffect:
-    r"""Measure how much a shared aid worked against the clients (FedL2G, Fig. 1): the largest rise of a loss over its previous minimum.
+    r"""Measure the largest rise of each client's loss over its previous minimum.
 
     .. math:: \max_t \big( L_t - \min_{s < t} L_s \big)^+
 
-    A curve that only falls has 0. A curve of the whole federation is a single column: ``losses.mean(1, keepdim=True)``, or whatever mean
-    you report; rises of single clients may cancel in it.
+    FedL2G (Fig. 1) measures in this way how much guidance from the server harms a client. A loss
+    that never increases has the effect 0. For one figure of the whole federation pass the mean
+    loss, ``losses.mean(1, keepdim=True)``. Rises of single clients can cancel in the mean.
 
     Args:
-        losses: Of each client on its own data, after each round, with what the server sent left out (the cross-entropy alone).
+        losses: Loss of each client on its own data after each round, without the terms that use
+            the server's message (in FedL2G the cross-entropy).
 
     Returns:
-        The effect on each client, its mean and its maximum.
+        Effect on each client, its mean and its maximum.
 
     Raises:
-        TypeError: If `losses` is not floating-point.
-        ValueError: If it has not the shape (rounds, clients) with one of each at least, or holds NaN or infinity.
+        ValueError: If an axis is empty, or a loss is NaN or infinite.
 
     Example:
-        The first client rises from 1 to 3, the second one never.
+        The loss of the first client rises from 1 to 3. That of the second never rises.
 
         >>> effect = negative_effect(torch.tensor([[2.0, 4.0], [1.0, 3.0], [3.0, 2.0], [2.0, 1.0]]))
         >>> effect.clients.tolist(), effect.average, effect.highest
         ([2.0, 0.0], 1.0, 2.0)
 
     References:
-        Zhang et al., "FedL2G: Learning to Guide Local Training in Heterogeneous Federated Learning", 2024, Fig. 1.
+        Zhang et al., "FedL2G: Learning to Guide Local Training in Heterogeneous Federated
+        Learning", 2024, Fig. 1.
     """
     if not isinstance(losses, Tensor) or not losses.is_floating_point():
-        raise wrong_type(
-            "losses", "be a floating-point tensor of shape (rounds, clients)", kind(losses)
-        )
+        rule = "be a floating-point tensor of shape (rounds, clients)"
+        raise wrong_type("losses", rule, kind(losses))
     if losses.ndim != 2 or 0 in losses.shape:
-        raise wrong_value(
-            "losses", "have shape (rounds, clients), one of each at least", tuple(losses.shape)
-        )
+        rule = "have shape (rounds, clients) without an empty axis"
+        raise wrong_value("losses", rule, tuple(losses.shape))
     check_finite("losses", losses)
     curves = losses.detach().cpu().double()
     clients = (curves - torch.cummin(curves, 0).values).amax(0)

@@ -1,4 +1,4 @@
-"""Which prompt a sample gets: keys that queries choose, what keeps all keys in use, and how to see whether they are."""
+"""Prompt selection for each sample: learnable keys, selection rules, and figures of key usage."""
 
 from fedprompt.selection.balanced import select_balanced
 from fedprompt.selection.health import contingency_table, revive_keys, selection_health

@@ -1,4 +1,4 @@
-"""Whether keys are used, whether groups mean something, and what to do about keys that nobody chooses."""
+"""Figures of key usage, and the revival of keys that are never selected."""
 
 import math
 
@@ -7,7 +7,8 @@ from jaxtyping import Float, Int, Integer, Real
 from torch import Tensor
 
 from fedprompt._checks import check_count, check_labels, kind, wrong_type, wrong_value
-from fedprompt.selection._cosine import check_counts, check_pair, cosines, unit
+from fedprompt._cosine import cosines, unit
+from fedprompt.selection._inputs import check_counts, check_pair
 
 
 def contingency_table(
@@ -16,26 +17,26 @@ def contingency_table(
     num_groups: int,
     num_classes: int,
 ) -> Int[Tensor, "groups classes"]:
-    """Count how many samples of each class each group holds.
+    """Count the samples of each class in each group.
 
-    Tables of batches and of clients add up. A client's table shows which classes it holds: that is for its own eyes, unless it agrees
-    otherwise.
+    Tables of several batches or clients can be added. The table of a client reveals its class
+    distribution, so keep it on the client unless sharing is agreed.
 
     Args:
-        indices: The group of each sample.
-        labels: The class of each sample.
-        num_groups: Number of rows.
-        num_classes: Number of columns.
+        indices: Group of each sample.
+        labels: Class of each sample.
+        num_groups: Number of rows of the table.
+        num_classes: Number of columns of the table.
 
     Returns:
-        The counts, int64.
+        Counts, int64.
 
     Raises:
-        TypeError: If an argument is of the wrong kind.
-        ValueError: If batches differ in length, or an entry lies outside its range.
+        ValueError: If `indices` and `labels` differ in length, or an entry lies outside its range.
 
     Example:
-        >>> contingency_table(torch.tensor([0, 0, 1]), torch.tensor([2, 2, 0]), num_groups=2, num_classes=3)
+        >>> indices, labels = torch.tensor([0, 0, 1]), torch.tensor([2, 2, 0])
+        >>> contingency_table(indices, labels, num_groups=2, num_classes=3)
         tensor([[0, 0, 2],
                 [1, 0, 0]])
     """
@@ -44,41 +45,44 @@ def contingency_table(
     check_labels("indices", indices, num_groups)
     check_labels("labels", labels, num_classes)
     if len(labels) != len(indices):
-        raise wrong_value(
-            "labels", f"have one entry for each of {len(indices)} `indices`", len(labels)
-        )
-    cells = torch.bincount(
-        indices.long() * num_classes + labels.long(), minlength=num_groups * num_classes
-    )
-    return cells.reshape(num_groups, num_classes)
+        rule = f"have one entry for each of {len(indices)} `indices`"
+        raise wrong_value("labels", rule, len(labels))
+    cells = indices.long() * num_classes + labels.long()
+    counts = torch.bincount(cells, minlength=num_groups * num_classes)
+    return counts.reshape(num_groups, num_classes)
 
 
 def selection_health(counts: Real[Tensor, "groups *classes"]) -> dict[str, float]:
-    r"""Say in numbers whether keys have collapsed: a plain dict that any logger takes.
+    r"""Summarize the use of groups in a dict of figures that any logger accepts.
 
-    Watch ``dead_groups`` and ``effective_groups``: a collapse shows there long before it shows in the accuracy.
+    Monitor ``dead_groups`` and ``effective_groups``. A collapse shows in them long before it shows
+    in the accuracy.
 
     Args:
-        counts: How often each group was chosen, such as ``selector.counts``, or a :func:`contingency_table`.
+        counts: Number of samples of each group, (groups,), or a table of groups and classes as
+            from :func:`contingency_table`.
 
     Returns:
-        - ``count/0``, ``count/1``, and so on, what each group holds;
-        - ``dead_groups``, how many hold nothing;
-        - ``largest_share``, in [0, 1], what the largest group holds of all;
-        - ``entropy`` of the groups' shares in nats, and ``effective_groups``, its exponential, which is the number of groups
-          when all hold the same and 1 when one holds all;
-        - for a table also ``purity``, the share of samples whose class is the most frequent of their group, and ``label_overlap``, the
-          mutual information of group and class divided by the mean of their entropies, 0 for independent and 1 for identical ones. Purity
-          rises with the number of groups, the overlap need not.
+        - ``count/0``, ``count/1`` and so on: number of samples of each group.
+        - ``dead_groups``: number of groups without a sample.
+        - ``largest_share``: share of the largest group in all samples, in [0, 1].
+        - ``entropy``: entropy of the groups' shares in nats.
+        - ``effective_groups``: exponential of the entropy. It is the number of groups if all are
+          equally large, and 1 if a single group has all samples.
+        - ``purity``, for a table: share of samples whose class is the most frequent one of their
+          group. It increases with the number of groups.
+        - ``label_overlap``, for a table: mutual information of group and class, divided by the
+          mean of their entropies. It is 0 if they are independent and 1 if they are identical. It
+          need not increase with the number of groups.
 
-        Before anything is counted, all but the dead groups are 0. Whatever is 0 by 0 is 0.
+        With no counts, all values except ``dead_groups`` are 0 (0/0 is defined as 0).
 
     Raises:
-        TypeError: If `counts` is no tensor of numbers.
-        ValueError: If it has no group, more than two axes, or an entry that is negative or not finite.
+        ValueError: If `counts` has no group or more than two axes, or an entry is negative or not
+            finite.
 
     Example:
-        Four groups, of which one is dead and one holds half.
+        One of four groups is dead, and one has half of the samples.
 
         >>> health = selection_health(torch.tensor([50, 25, 25, 0]))
         >>> health["dead_groups"], health["largest_share"], round(health["effective_groups"], 2)
@@ -112,26 +116,32 @@ def revive_keys(
     *,
     usage: Real[Tensor, " groups"],
 ) -> Float[Tensor, "groups dim"]:
-    """Put keys that nobody chooses where queries lie that no key serves well.
+    """Move keys that are never selected to queries that no key is close to.
 
-    Each dead key in turn becomes the query, at length 1, whose nearest key is farthest away; keys revived before it count as near. Nothing
-    is drawn, and keys in use come back to the bit. Load the result on a client before it selects: a revived key then travels like any
-    other, with the number of samples that chose it. It starts as one sample's query, so let it learn before it leaves the client.
+    Dead keys are replaced one after the other. Each becomes the query, normalized to length 1,
+    whose nearest key is farthest away. Keys revived before it are included in this comparison. The
+    function is deterministic, and keys in use are returned bitwise identical.
+
+    Load the result on a client before it selects. A revived key starts as the query of a single
+    sample, so train it before it leaves the client. It is then sent like any other key, with the
+    number of samples that selected it.
 
     Args:
-        query: Samples' queries, of one client or of public data.
-        keys: One for each group.
-        usage: How often each group was chosen in whatever period you mean; 0 is dead. Totals since the first round never fall back to 0.
+        query: Queries of samples, from one client or from public data.
+        keys: Keys, one for each group.
+        usage: Number of selections of each group over a recent period. A key with 0 is dead. Totals
+            since the first round do not reveal keys that died later.
 
     Returns:
         New keys in the dtype of `keys`.
 
     Raises:
-        TypeError: If an argument is of the wrong kind.
-        ValueError: If shapes or devices disagree, values are out of range, or there are fewer queries than dead keys.
+        ValueError: If shapes or devices disagree, a count is out of range, or there are fewer
+            queries than dead keys.
 
     Example:
-        >>> keys, query = torch.tensor([[1.0, 0.0], [0.0, -1.0]]), torch.tensor([[5.0, 0.1], [0.0, 2.0]])
+        >>> keys = torch.tensor([[1.0, 0.0], [0.0, -1.0]])
+        >>> query = torch.tensor([[5.0, 0.1], [0.0, 2.0]])
         >>> revive_keys(query, keys, usage=torch.tensor([9, 0]))
         tensor([[1., 0.],
                 [0., 1.]])
@@ -140,10 +150,10 @@ def revive_keys(
     check_counts("usage", usage, len(keys), sync=True)
     dead = torch.nonzero(usage == 0).flatten().tolist()
     if len(query) < len(dead):
-        raise wrong_value(
-            "query", f"hold at least one sample for each of {len(dead)} dead keys", len(query)
-        )
-    new, directions = keys.detach().clone(), unit(query)
+        rule = f"hold at least one sample for each of {len(dead)} dead keys"
+        raise wrong_value("query", rule, len(query))
+    new = keys.detach().clone()
+    directions = unit(query)
     similarity = cosines(query, keys)
     similarity[:, dead] = -torch.inf
     for group in dead:
@@ -161,11 +171,8 @@ def _checked_table(counts: Tensor) -> Tensor:
     if not isinstance(counts, Tensor) or counts.is_complex() or counts.dtype == torch.bool:
         raise wrong_type("counts", "be a tensor of counts", kind(counts))
     if counts.ndim not in (1, 2) or 0 in counts.shape:
-        raise wrong_value(
-            "counts",
-            "have shape (groups,) or (groups, classes) without an empty axis",
-            tuple(counts.shape),
-        )
+        rule = "have shape (groups,) or (groups, classes) without an empty axis"
+        raise wrong_value("counts", rule, tuple(counts.shape))
     table = counts.detach().cpu().double().reshape(len(counts), -1)
     check_counts("counts", table.flatten(), table.numel(), sync=True)
     return table

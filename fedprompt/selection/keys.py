@@ -1,4 +1,4 @@
-"""The keys themselves: their initial values, their loss, and the module that owns and counts them."""
+"""Learnable keys: their initial values, their loss, and the module that counts selections."""
 
 import inspect
 
@@ -15,8 +15,9 @@ from fedprompt._checks import (
     wrong_type,
     wrong_value,
 )
+from fedprompt._cosine import unit
 from fedprompt.interfaces import PromptSelector, Selection
-from fedprompt.selection._cosine import check_counts, check_pair, unit
+from fedprompt.selection._inputs import check_counts, check_pair
 from fedprompt.selection.nearest import select_nearest
 
 
@@ -25,36 +26,39 @@ def key_loss(
     keys: Float[Tensor, "groups dim"],
     indices: Integer[Tensor, " batch"],
 ) -> Float[Tensor, ""]:
-    r"""Pull each chosen key towards the queries that chose it: :math:`-\tfrac 1B \sum_i \cos(h_i, k_{g_i})`.
+    r"""Compute the negative mean cosine between queries and their keys.
 
-    No gradient flows into the queries, and only rows that were chosen get one; it is orthogonal to the key, because length does not matter.
+    .. math:: -\tfrac 1B \sum_i \cos(h_i, k_{g_i})
+
+    Gradients flow into the selected keys only, not into the queries. The gradient of a key is
+    orthogonal to it, because the cosine ignores its length.
 
     Args:
         query: Features of the unprompted backbone.
-        keys: One for each group.
-        indices: Which key each query chose; range looked at on a CPU only, because looking costs a sync on a GPU.
+        keys: Keys, one for each group.
+        indices: Key of each query, in [0, groups). The range is checked on CPU tensors only, to
+            avoid a GPU synchronization.
 
     Returns:
-        The mean, in float32 at least; SGPT adds it to the cross-entropy with weight 1.
+        Scalar loss, in float32 at least. SGPT adds it to the cross-entropy with factor 1.
 
     Raises:
-        TypeError: If an argument is of the wrong kind.
-        ValueError: If shapes or devices disagree; on a CPU, also if an index lies outside the groups or an entry is NaN or infinite.
+        ValueError: If shapes or devices disagree. On a CPU, also if an index lies outside its range
+            or an entry is NaN or infinite.
 
     Example:
         >>> key_loss(torch.tensor([[3.0, 0.0], [0.0, 1.0]]), torch.eye(2), torch.tensor([0, 0]))
         tensor(-0.5000)
 
     References:
-        Deng et al., "Unlocking the Potential of Prompt-Tuning in Bridging Generalized and Personalized Federated Learning" (SGPT),
-        CVPR 2024, Eq. 11.
+        Deng et al., "Unlocking the Potential of Prompt-Tuning in Bridging Generalized and
+        Personalized Federated Learning" (SGPT), CVPR 2024, Eq. 11.
     """
     check_pair(query, keys)
     check_labels("indices", indices, len(keys), sync=False)
     if len(indices) != len(query):
-        raise wrong_value(
-            "indices", f"have one entry for each of {len(query)} queries", len(indices)
-        )
+        rule = f"have one entry for each of {len(query)} queries"
+        raise wrong_value("indices", rule, len(indices))
     return -(unit(query.detach()) * unit(keys[indices.long()])).sum(1).mean()
 
 
@@ -64,16 +68,12 @@ def orthogonal_keys(
     """Draw keys of length 1 that are orthogonal to one another.
 
     Args:
-        num_groups: How many; at most `dim`.
-        dim: Width of a query.
-        generator: None uses torch's global one.
+        num_groups: Number of keys, at least 1 and at most `dim`.
+        dim: Width of a query, at least 1.
+        generator: Source of randomness. If None, torch's global generator is used.
 
     Returns:
-        The keys, uniform among all such frames.
-
-    Raises:
-        TypeError: If a number is not an integer.
-        ValueError: If a number is below 1, or there are more groups than dimensions.
+        Keys from the uniform distribution over such sets.
 
     Example:
         >>> keys = orthogonal_keys(3, 8)
@@ -85,11 +85,8 @@ def orthogonal_keys(
     if generator is not None:
         check_generator(generator)
     if num_groups > dim:
-        raise wrong_value(
-            "num_groups",
-            f"be at most `dim` {dim}, beyond which keys cannot be orthogonal",
-            num_groups,
-        )
+        rule = f"be at most `dim` {dim}, because more keys cannot be orthogonal"
+        raise wrong_value("num_groups", rule, num_groups)
     device = None if generator is None else generator.device
     return nn.init.orthogonal_(torch.empty(num_groups, dim, device=device), generator=generator)
 
@@ -109,14 +106,16 @@ class SelectionKeys(nn.Module):
     Args:
         num_groups: Number of keys; at most `dim`.
         dim: Width of a query, ``trunk.dim``.
-        selector: Selects in training mode, with its options bound, such as
+        selector: Selection rule in training mode, with its options bound, such as
             ``partial(select_balanced, solver=exact)``.
-        generator: For the initial values, :func:`orthogonal_keys`; None uses torch's global one.
+        generator: Source of the initial values, which :func:`orthogonal_keys` draws. If None,
+            torch's global generator is used.
 
     Attributes:
         keys: Parameter (groups, dim).
         usage: Buffer (groups,), the server's counts at the start of the round.
-        counts: Buffer (groups,), int64, this module's own choices since then. ``collect`` never sends a buffer by itself.
+        counts: Buffer (groups,), int64, the choices of this module since then. ``collect`` sends
+            no buffers, so pass the counts in `rows`.
 
     Raises:
         TypeError: If `selector` cannot be called with queries, keys and `usage` alone.
@@ -152,21 +151,21 @@ class SelectionKeys(nn.Module):
 
     @torch.no_grad()
     def start_round(self, usage: Real[Tensor, " groups"]) -> None:
-        """Take the server's counts and forget the own ones.
+        """Store the server's counts and reset this module's counts to 0.
 
         Args:
-            usage: How often each group was chosen so far, by all clients together, in the unit of `counts`.
+            usage: Number of previous selections of each group by all clients, in samples.
 
         Raises:
-            TypeError: If `usage` is no tensor of counts.
-            ValueError: If it does not have one finite count of at least 0 for each group; nothing changes then.
+            ValueError: If there is not one finite count of at least 0 for each group. The module
+                is then unchanged.
         """
         check_counts("usage", usage, len(self.keys), sync=True)
         self.usage.copy_(usage)
         self.counts.zero_()
 
     def forward(self, query: Float[Tensor, "batch dim"]) -> Selection:
-        """Choose for each query; in training mode, count."""
+        """Select a key for each query. In training mode, count the selections."""
         keys = self.keys.detach()
         if not self.training:
             return select_nearest(query, keys)
@@ -175,19 +174,19 @@ class SelectionKeys(nn.Module):
         return selection
 
     def extra_repr(self) -> str:
-        """Show sizes."""
+        """Show the number of groups and the width."""
         num_groups, dim = self.keys.shape
         return f"{num_groups}, {dim}"
 
 
 def _check_selector(selector: object) -> None:
-    """Require a callable that needs nothing but queries, keys and counts."""
+    """Require a callable that needs only queries, keys and counts."""
     rule = "take (query, keys, usage=...), with all other options bound"
     if not callable(selector):
         raise wrong_type("selector", rule, kind(selector))
     try:
         inspect.signature(selector).bind(None, None, usage=None)
-    except ValueError:  # a built-in function can lack a signature
+    except ValueError:  # some built-in functions have no signature
         return
     except TypeError as error:
         name = getattr(selector, "__name__", type(selector).__name__)

@@ -1,12 +1,13 @@
-"""Batches of small optimal-transport problems: solvers of one signature, and differentiable scores of their plans."""
+"""Optimal transport for batches of small problems: solvers, and differentiable scores of plans."""
 
 from fedprompt.transport.alternating import dykstra, sinkhorn
 from fedprompt.transport.duals import plan_from_duals
 from fedprompt.transport.exact import exact, independent
 from fedprompt.transport.newton import newton
-from fedprompt.transport.scores import envelope, implicit, plan_fixed
+from fedprompt.transport.scores import TransportScore, envelope, implicit, plan_fixed
 
 __all__ = [
+    "TransportScore",
     "dykstra",
     "envelope",
     "exact",

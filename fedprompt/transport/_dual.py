@@ -1,6 +1,7 @@
-"""The semi-dual of FedOTP's problem, and its ascent by Newton's method with a line search in float64.
+"""The dual of FedOTP's problem in the column duals, and Newton's method with a line search for it.
 
-The dual is concave in the column duals. One pass over the rows gives its slope and its curvature.
+The dual is concave. One pass over the rows computes its slope and its curvature. The line search
+runs in float64.
 """
 
 import math
@@ -12,19 +13,24 @@ from torch import Tensor
 from fedprompt.transport._elimination import couplings, eliminate, row_sums
 from fedprompt.transport._problem import Problem
 
-FARTHEST = 1e3  # twelve steps of this factor stay within float32
-NEAR = 0.05  # times the root of the tolerance: from there one more step is enough
-GROUND = 1e-7  # of each column's mass: keeps the curvature regular when every row is full
+FARTHEST = 1e3
+"""Largest factor of one plain step in v. Twelve such steps do not overflow float32."""
+
+NEAR = 0.05
+"""An error below this factor times the root of the tolerance needs one more step."""
+
+GROUND = 1e-7
+"""Fraction of each column's mass added to the diagonal: a matrix with all rows full is singular."""
 
 
 class Evaluation(NamedTuple):
-    """What one pass finds; the plan at these duals is ``kernel * scale[:, None] * v[..., None]``.
+    """Quantities of one pass; the plan is ``kernel * scale[:, None] * v[..., None]``.
 
     Attributes:
-        scale: ``(problems, rows)``, what each row multiplies its kernel by.
-        slope: ``(problems, columns)``, what each column takes less what it is given.
-        error: ``(problems,)``, the largest slope relative to its column's mass.
-        newton: ``(problems, columns)``, the Newton step in log v.
+        scale: ``(problems, rows)``, scale of each row.
+        slope: ``(problems, columns)``, mass of each column minus the sum of the plan over rows.
+        error: ``(problems,)``, largest slope relative to the column's mass.
+        newton: ``(problems, columns)``, Newton step in log v.
     """
 
     scale: Tensor
@@ -34,27 +40,30 @@ class Evaluation(NamedTuple):
 
 
 def levelled_cost(problem: Problem, epsilon: float) -> Tensor:
-    """Return costs in units of `epsilon`, counted from each column's least: what log v belongs to."""
+    """Return ``(cost - smallest cost of the column) / epsilon``, to which log v refers."""
     return (problem.cost - problem.cost.amin(2, keepdim=True)).div_(epsilon)
 
 
 def row_kernel(problem: Problem, cost: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return ``exp(x - cost)`` with 1 as the largest entry of each row, and what was divided out: no row can underflow."""
+    """Return ``exp(x - cost)``, scaled to a maximum of 1 in each row, and the divisors.
+
+    The scaling prevents that all entries of a row underflow.
+    """
     exponent = x[..., None] - cost
     top = exponent.amax(1)
-    # Beyond exp(60) a row is full whatever it asks. Where the columns take all there is, every row is full.
+    # Above exp(60) a row is full in any case. If columns take the rows' whole mass, all are full.
     cap = torch.where(problem.full, math.inf, top.clamp(max=60).exp())
     return exponent.sub_(top[:, None]).exp_(), cap
 
 
 def plan_at(problem: Problem, x: Tensor, epsilon: float) -> Tensor:
-    """Return the plan of duals x = log v ``(problems, columns)``, in closed form."""
+    """Compute the plan of duals x = log v ``(problems, columns)``, in closed form."""
     kernel, cap = row_kernel(problem, levelled_cost(problem, epsilon), x)
     return kernel.mul_(torch.minimum(problem.a / kernel.sum(1), cap)[:, None])
 
 
 def demand(kernel: Tensor, v: Tensor) -> Tensor:
-    """Return what the columns ask of each row, ``kernel^T v``, and never quite 0."""
+    """Return the demand on each row, ``kernel^T v``, at least 1e-18."""
     s = kernel[:, 0] * v[:, :1]
     for j in range(1, v.shape[1]):
         s = torch.addcmul(s, kernel[:, j], v[:, j : j + 1])
@@ -62,27 +71,26 @@ def demand(kernel: Tensor, v: Tensor) -> Tensor:
 
 
 def evaluate(problem: Problem, kernel: Tensor, v: Tensor, cap: Tensor) -> Evaluation:
-    """Let each row give ``min(a / s, cap)`` of its demand s, and measure what the columns get.
+    """Scale each row by ``min(a / s, cap)`` for its demand s, and compute slope and Newton step.
 
-    A row is full where the first is the smaller. Slack rows answer each column alone; in a full row the columns compete, and what one
-    gains the others lose. So minus the curvature is a diagonal of slack mass plus the Laplacian of ``T_j T_k / a`` over full rows.
+    A row is full if ``a / s`` is smaller than its cap, and slack otherwise. In a slack row the
+    columns are independent. In a full row the mass that one column gains is lost by the others. So
+    the negative curvature is a diagonal of slack mass plus the Laplacian of ``T_j T_k / a`` over
+    full rows.
     """
     inverse = demand(kernel, v).reciprocal()
     ratio = problem.a * inverse
     scale = torch.minimum(ratio, cap)
-    slack = (ratio - scale).sign()  # 1 or 0: on a CPU without compiler, cheaper than to compare
-    plan = [
-        column * scale for column in kernel.unbind(1)
-    ]  # by columns: compiled, all sums are one loop
+    slack = (ratio - scale).sign()  # 1 or 0; faster than a comparison in eager mode on a CPU
+    plan = [column * scale for column in kernel.unbind(1)]  # when compiled, all sums are one loop
     given = v * row_sums(plan)
     free = v * row_sums([column * slack for column in plan])
-    # With no row ever slack, the duals are known up to a constant only: the last is pinned.
+    # If no row can be slack, the duals are unique up to a constant only, and the last is pinned.
     free = torch.addcmul(free, given, problem.pinned).add(problem.b, alpha=GROUND)
+    full = torch.addcmul(inverse, slack, inverse, value=-1)
     off = [
-        v[:, j : j + 1] * products * v[:, j + 1 :]  # v * v may overflow
-        for j, products in enumerate(
-            couplings(plan, torch.addcmul(inverse, slack, inverse, value=-1), kernel)
-        )
+        v[:, j : j + 1] * products * v[:, j + 1 :]  # in this order, because v * v may overflow
+        for j, products in enumerate(couplings(plan, full, kernel))
     ]
     slope = problem.b - given
     newton = eliminate(free, off, slope)
@@ -90,29 +98,39 @@ def evaluate(problem: Problem, kernel: Tensor, v: Tensor, cap: Tensor) -> Evalua
 
 
 class Search(NamedTuple):
-    """Where each problem's search stands, all ``(problems, columns)`` or ``(problems, 1)``."""
+    """State of the line search, each ``(problems, columns)`` or ``(problems, 1)``.
 
-    base: Tensor  # log v, the last accepted
+    Attributes:
+        base: Last accepted log v.
+        direction: Direction of the step from the base.
+        length: Length of the last trial step.
+        slope: Slope of the dual along the direction, at the base.
+    """
+
+    base: Tensor
     direction: Tensor
-    length: Tensor  # of the step tried last
-    slope: Tensor  # of the dual along the direction, at the base
+    length: Tensor
+    slope: Tensor
 
 
 def climb(
     problem: Problem, v: Tensor, *, epsilon: float, tolerance: float, max_iterations: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Solve, from the duals of :func:`newton`'s plain steps where they are finite; return plan, log v and number of Newton steps.
+    """Solve by Newton steps with a line search; return plan, log v and number of steps.
 
-    Trials that shorten a step are not counted, and there are at most two for each step on average.
+    The search starts from `v`, the duals of the plain steps, where they are finite. Trials that
+    only shorten a step are not counted. Their number is at most twice the number of steps.
     """
-    dtype, problem = problem.cost.dtype, problem.double()
+    dtype = problem.cost.dtype
+    problem = problem.double()
     cost = levelled_cost(problem, epsilon)
     x = problem.b.log() - (-cost).exp().sum(2).log()  # all rows slack: below the solution
     warm = v.to(x.dtype).log()
     x = torch.where(torch.isfinite(warm), warm, x)
-    nothing, ones = torch.zeros_like(x[:, :1]), torch.ones_like(x)
-    search = Search(x, torch.zeros_like(x), nothing + 1, nothing)
-    active = torch.ones_like(nothing, dtype=torch.bool)
+    ones = torch.ones_like(x)
+    zero = torch.zeros_like(x[:, :1])
+    search = Search(x, torch.zeros_like(x), zero + 1, zero)
+    active = torch.ones_like(zero, dtype=torch.bool)
     iterations = torch.zeros_like(active, dtype=torch.int64)
     for _ in range(3 * max_iterations):
         kernel, cap = row_kernel(problem, cost, x)
@@ -127,31 +145,28 @@ def climb(
 
 
 def all_full(problem: Problem, now: Evaluation, cap: Tensor) -> Tensor:
-    """Return ``(problems, 1)``, whether every row is full although the columns take less than all."""
+    """Whether every row is full although the columns take less than all: ``(problems, 1)``."""
     return (now.scale < cap).all(1, keepdim=True) & ~problem.full
 
 
 def next_step(search: Search, x: Tensor, now: Evaluation, beyond: Tensor) -> tuple[Search, Tensor]:
-    """Accept x and look in Newton's direction, or shorten the step, problem by problem; return also which were accepted.
+    """Accept x and choose the next direction, or shorten the step; return also which are accepted.
 
-    The dual is concave: its slope along a direction falls. A step is too long where that slope has become steeply negative, or negative
-    and all rows are full (`beyond`): there the dual is flat, and hides how far it is. The secant through both slopes says how much too
-    long. Where the slope has hardly fallen, the next step goes twice as far.
+    The dual is concave, so its slope along a direction decreases. A step is too long if the slope
+    at x is far below 0, or below 0 with all rows full (`beyond`). In the second case the dual is
+    flat, and a small slope does not mean a small distance. The secant through both slopes gives the
+    shorter step. If the slope has hardly decreased, the next step is twice as long.
     """
     here = (now.slope * search.direction).sum(1, keepdim=True)
     accepted = here >= torch.where(beyond, 0.0, -0.5 * search.slope)
-    shorter = search.length * (search.slope / (search.slope - here)).nan_to_num(nan=0.5).clamp(
-        0.1, 0.7
-    )
+    secant = (search.slope / (search.slope - here)).nan_to_num(nan=0.5)
+    shorter = search.length * secant.clamp(0.1, 0.7)
     longer = torch.where(here > 0.5 * search.slope, 2 * search.length, 1.0)
-    direction = (
-        now.newton.sign() * now.newton.abs().log1p()
-    )  # v * (1 + d), or v / (1 - d) downwards
+    direction = now.newton.sign() * now.newton.abs().log1p()  # v * (1 + d), or v / (1 - d) if d < 0
     ascends = (now.slope * direction).sum(1, keepdim=True) > 0
     longest = now.newton.abs().amax(1, keepdim=True).clamp(min=2)
-    direction = torch.where(
-        ascends, direction, 2 / longest * now.newton
-    )  # Newton's own direction always does
+    # Newton's own direction always ascends.
+    direction = torch.where(ascends, direction, 2 / longest * now.newton)
     slope = (now.slope * direction).sum(1, keepdim=True)
     following = Search(
         base=torch.where(accepted, x, search.base),

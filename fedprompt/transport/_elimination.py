@@ -1,4 +1,4 @@
-"""Small linear systems whose matrix is a diagonal plus a Laplacian, solved without a single subtraction."""
+"""Small linear systems with a diagonal plus a Laplacian, solved without subtractions."""
 
 from collections.abc import Sequence
 
@@ -7,21 +7,24 @@ from torch import Tensor
 
 
 def row_sums(columns: Sequence[Tensor]) -> Tensor:
-    """Sum each ``(problems, rows)`` over its rows: ``(problems, columns)``."""
+    """Sum tensors ``(problems, rows)``, one for each column, over rows: ``(problems, columns)``."""
     return torch.cat([column.sum(1, keepdim=True) for column in columns], 1)
 
 
 def couplings(left: Sequence[Tensor], weight: Tensor, right: Tensor) -> list[Tensor]:
-    """Return, for each column j, the products with every later column, summed over rows: ``(problems, columns - j - 1)``.
+    """Compute weighted inner products between each column and all later ones.
 
     Args:
-        left: One ``(problems, rows)`` for each column.
-        weight: ``(problems, rows)``.
-        right: ``(problems, columns, rows)``.
+        left: A tensor ``(problems, rows)`` for each column.
+        weight: Weights of the rows, ``(problems, rows)``.
+        right: Columns, ``(problems, columns, rows)``.
+
+    Returns:
+        For column j a tensor ``(problems, columns - j - 1)``.
     """
     columns = len(left)
     weighted = [column * weight for column in left[: columns - 1]]
-    if columns <= 4:  # fuses when compiled; more columns are one batch of matrix products
+    if columns <= 4:  # fused when compiled; more columns take one batch of matrix products
         return [
             row_sums([column * right[:, k] for k in range(j + 1, columns)])
             for j, column in enumerate(weighted)
@@ -31,17 +34,19 @@ def couplings(left: Sequence[Tensor], weight: Tensor, right: Tensor) -> list[Ten
 
 
 def eliminate(free: Tensor, off: list[Tensor], right: Tensor) -> Tensor:
-    r"""Solve :math:`(\mathrm{diag}(f) + L) d = g` for the Laplacian :math:`L` of non-negative couplings.
+    r"""Solve :math:`(\mathrm{diag}(f) + L) d = g`, with the Laplacian L of couplings of at least 0.
 
-    Each unknown that is eliminated hands its own part of `free`, `off` and `right` on to the others. Diagonal entries are never formed, so
-    nothing cancels, however close the matrix is to singular (Grassmann, Taksar and Heyman's form of Gaussian elimination).
+    Eliminating an unknown distributes its part of `free`, `off` and `right` over the others.
+    Diagonal entries are never formed, so there is no cancellation, even for a nearly singular
+    matrix. This is Gaussian elimination in the form of Grassmann, Taksar and Heyman.
 
     Args:
-        free: f ``(problems, columns)``, at least 0, with some entry above 0.
-        off: The couplings above the diagonal, as :func:`couplings` returns them.
-        right: g ``(problems, columns)``.
+        free: Diagonal f, ``(problems, columns)``, at least 0 and positive somewhere.
+        off: Couplings above the diagonal, as from :func:`couplings`.
+        right: Right-hand side g, ``(problems, columns)``.
     """
-    off, pivots = list(off), []
+    off = list(off)
+    pivots = []
     columns = free.shape[1]
     for k in range(columns - 1):
         pivot = free[:, :1] + off[k].sum(1, keepdim=True)
@@ -49,10 +54,8 @@ def eliminate(free: Tensor, off: list[Tensor], right: Tensor) -> Tensor:
         for i in range(k + 1, columns - 1):
             off[i] = off[i] + share[:, i - k - 1 : i - k] * off[k][:, i - k :]
         pivots.append((share, right[:, :1] / pivot))
-        free, right = (
-            torch.addcmul(free[:, 1:], share, free[:, :1]),
-            torch.addcmul(right[:, 1:], share, right[:, :1]),
-        )
+        free = torch.addcmul(free[:, 1:], share, free[:, :1])
+        right = torch.addcmul(right[:, 1:], share, right[:, :1])
     solution = right / free
     for share, own in reversed(pivots):
         solution = torch.cat([own + (share * solution).sum(1, keepdim=True), solution], 1)

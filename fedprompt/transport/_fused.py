@@ -1,4 +1,4 @@
-"""When Newton's plain steps run as one CUDA kernel, and how that is launched. Imports Triton only to run it."""
+"""Conditions and launch of the CUDA kernel for Newton's plain steps; Triton is imported on use."""
 
 import math
 import warnings
@@ -11,13 +11,21 @@ from torch import Tensor
 from fedprompt.transport._dual import NEAR
 from fedprompt.transport._problem import Problem
 
-LARGEST = 8192  # entries of a problem, its rows rounded up to a power of 2: 32 registers in each thread of eight warps
-MOST_COLUMNS = 8  # the system of Newton's step is unrolled
-OLDEST = (8, 0)  # compute capability; what Triton supports
+LARGEST = 8192
+"""Largest number of entries of a problem: 32 registers in each thread of eight warps.
+
+Rows are rounded up to a power of 2.
+"""
+
+MOST_COLUMNS = 8
+"""Largest number of columns. The linear system of a step is unrolled."""
+
+OLDEST = (8, 0)
+"""Lowest compute capability that Triton supports."""
 
 
 def fits(problem: Problem) -> bool:
-    """Whether :func:`fused_steps` may take these problems."""
+    """Whether :func:`fused_steps` can solve these problems."""
     problems, columns, rows = problem.cost.shape
     small = problems > 0 and columns <= MOST_COLUMNS and columns * block_of(rows) <= LARGEST
     return (
@@ -30,7 +38,7 @@ def fits(problem: Problem) -> bool:
 
 @cache
 def launchable(device: torch.device) -> bool:
-    """Whether Triton can build and start a kernel on this device; warns where it ought to and cannot."""
+    """Whether Triton can build and launch kernels on this device; warns if a launch fails."""
     if device.type != "cuda" or torch.version.cuda is None or find_spec("triton") is None:
         return False
     if torch.cuda.get_device_capability(device) < OLDEST:
@@ -38,24 +46,25 @@ def launchable(device: torch.device) -> bool:
     from triton.runtime import driver
 
     try:
-        driver.active.get_current_target()  # builds what launches kernels: needs a C compiler and Python's headers
-    except Exception as reason:  # whatever the compiler or the driver has to say
-        warnings.warn(
-            f"Triton cannot launch kernels here, so transport takes more, smaller ones: {reason}",
-            RuntimeWarning,
-            stacklevel=2,
-        )
+        driver.active.get_current_target()  # needs a C compiler and Python's headers
+    except Exception as reason:  # the compiler and the driver raise different types
+        message = f"Triton cannot launch kernels here. `newton` runs without its kernel: {reason}"
+        warnings.warn(message, RuntimeWarning, stacklevel=2)
         return False
     return True
 
 
 def block_of(rows: int) -> int:
-    """Return the rows that a program holds, real ones and padding: a power of 2, and one for each thread of a warp at least."""
+    """Return the number of rows with padding: a power of 2, at least the 32 threads of a warp."""
     return max(32, 1 << (rows - 1).bit_length())
 
 
 def options(columns: int, rows: int) -> dict[str, int | bool]:
-    """Return what a kernel is built for. One warp as long as 32 registers of each thread hold the problem: its sums need no barrier."""
+    """Return the compile-time options of a kernel.
+
+    One warp is used as long as 32 registers of each thread hold the problem, because sums within a
+    warp need no barrier.
+    """
     block = block_of(rows)
     return {
         "columns": columns,
@@ -68,23 +77,21 @@ def options(columns: int, rows: int) -> dict[str, int | bool]:
 def fused_steps(
     problem: Problem, *, epsilon: float, tolerance: float, max_iterations: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Take Newton's plain steps in one kernel; return plan, v, the number of evaluations, and each problem's violation.
+    """Run Newton's plain steps in one kernel; return plan, v, number of evaluations and violation.
 
-    The same mathematics as the plain path, and the same stop, but problem by problem and without the host: a problem's numbers depend on
-    nothing beside it, to the last bit.
+    Formulas and stopping rule are those of the plain path. Each problem stops on the device,
+    without the host. Its numbers are bitwise independent of the other problems.
     """
     from fedprompt.transport._triton import newton_steps
 
     problems, columns, rows = problem.cost.shape
-    plan, v, error = (
-        problem.cost.new_empty(shape)
-        for shape in ((problems, columns, rows), (problems, columns), (problems,))
-    )
+    plan = problem.cost.new_empty(problems, columns, rows)
+    v = problem.cost.new_empty(problems, columns)
+    error = problem.cost.new_empty(problems)
     iterations = torch.empty(problems, dtype=torch.int64, device=problem.cost.device)
     inputs = [part.contiguous() for part in (problem.cost, problem.a, problem.b, problem.full)]
     numbers = rows, math.log2(math.e) / epsilon, NEAR * tolerance**0.5, max_iterations
-    with torch.cuda.device(problem.cost.get_device()):  # Triton launches on the current one
-        newton_steps[(problems,)](
-            *inputs, plan, v, error, iterations, *numbers, **options(columns, rows)
-        )
+    outputs = plan, v, error, iterations
+    with torch.cuda.device(problem.cost.get_device()):  # Triton launches on the current device
+        newton_steps[(problems,)](*inputs, *outputs, *numbers, **options(columns, rows))
     return plan, v, iterations, error

@@ -1,4 +1,4 @@
-"""What all solvers share: checks, one layout, chunks of bounded memory, and the measured result."""
+"""Parts shared by all solvers: checks, memory layout, chunks of bounded size, and the result."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -17,20 +17,23 @@ from fedprompt._checks import (
 )
 from fedprompt.interfaces import Coupling
 
-CHUNK = {"cpu": 2**18}  # entries of the cost at a time: on a CPU what a cache can hold,
-CHUNK_ELSEWHERE = 2**27  # on an accelerator half a gigabyte of float32
+CHUNK = {"cpu": 2**18}
+"""Entries of the cost that are solved at a time: the size of a CPU cache."""
+
+CHUNK_ELSEWHERE = 2**27
+"""The same on an accelerator: half a gigabyte of float32."""
 
 
 class Problem(NamedTuple):
-    """A flat batch of problems, the long axis last.
+    """Batch of problems with one batch axis, and with rows as the last axis.
 
     Attributes:
         cost: ``(problems, columns, rows)``, float32 or float64.
-        a: ``(problems, rows)``, what each row has; where the columns take all of it, levelled to the last bit.
-        b: ``(problems, columns)``, what each column takes.
-        full: ``(problems, 1)``, whether the columns take all that the rows have.
-        pinned: ``(problems, columns)``, 1 for the last column of such problems and 0 elsewhere.
-        eager: Whether a solver may look at values, to stop when it is done.
+        a: ``(problems, rows)``, mass of the rows. In a full problem it is scaled to the sum of `b`.
+        b: ``(problems, columns)``, mass of the columns.
+        full: ``(problems, 1)``, whether the columns take the whole mass of the rows.
+        pinned: ``(problems, columns)``, 1 for the last column of a full problem and 0 elsewhere.
+        eager: Whether a solver may read values, to stop when all problems are solved.
     """
 
     cost: Tensor
@@ -52,7 +55,7 @@ class Problem(NamedTuple):
         )
 
     def double(self) -> "Problem":
-        """Return the same problems in float64, where the device has it."""
+        """Return the same problems in float64, on devices that support it."""
         if self.cost.device.type == "mps":
             return self
         return Problem(
@@ -65,7 +68,7 @@ class Problem(NamedTuple):
         )
 
     def chunks(self) -> Iterator[slice]:
-        """Cut into parts of bounded size; a compiled graph stays whole."""
+        """Split into parts of bounded size. Where values cannot be read, there is one part."""
         problems, columns, rows = self.cost.shape
         entries = CHUNK.get(self.cost.device.type, CHUNK_ELSEWHERE)
         size = max(entries // (columns * rows), 1) if self.eager else max(problems, 1)
@@ -79,7 +82,8 @@ class Solution(NamedTuple):
         plan: ``(problems, columns, rows)``.
         error: ``(problems,)``, the :func:`violation` of each problem.
         iterations: ``(problems,)``.
-        duals: ``(problems, columns)``, log v for costs counted from each column's least; None if the solver has none.
+        duals: ``(problems, columns)``, log v for costs minus the smallest cost of their column.
+            None if the solver has no duals.
     """
 
     plan: Tensor
@@ -111,7 +115,7 @@ def couple(
     epsilon: float,
     rows_exact: bool = False,
 ) -> Coupling:
-    """Check, flatten, solve chunk by chunk, and return the result in the layout of `cost`."""
+    """Check and solve a batch chunk by chunk; return the result in the layout of `cost`."""
     check_problem(cost, a, b, rows_exact=rows_exact)
     with torch.autocast(cost.device.type, enabled=False):
         plan, error, iterations, duals = _by_chunks(flat(cost, a, b), solve)
@@ -131,11 +135,10 @@ def _by_chunks(problem: Problem, solve: Callable[[Problem], Solution]) -> Soluti
     parts = list(problem.chunks())
     if len(parts) <= 1:
         return solve(problem)
-    plan, duals = torch.empty_like(problem.cost), torch.empty_like(problem.b)
-    error, iterations = (
-        plan.new_empty(len(plan)),
-        torch.empty(len(plan), dtype=torch.int64, device=plan.device),
-    )
+    plan = torch.empty_like(problem.cost)
+    duals = torch.empty_like(problem.b)
+    error = plan.new_empty(len(plan))
+    iterations = torch.empty(len(plan), dtype=torch.int64, device=plan.device)
     for part in parts:
         own = solve(problem.take(part))
         plan[part], error[part], iterations[part] = own[:3]
@@ -145,19 +148,20 @@ def _by_chunks(problem: Problem, solve: Callable[[Problem], Solution]) -> Soluti
 
 
 def violation(plan: Tensor, problem: Problem, *, rows_exact: bool = False) -> Tensor:
-    """Return each problem's largest relative violation of a marginal; of capped rows only the excess counts."""
+    """Return the largest relative violation of a marginal; for capped rows, only of an excess."""
     excess = (plan.sum(1) - problem.a) / problem.a.clamp(min=torch.finfo(plan.dtype).tiny)
     rows = excess.abs() if rows_exact else excess.clamp(min=0)
     return torch.maximum(rows.amax(1), ((plan.sum(2) - problem.b) / problem.b).abs().amax(1))
 
 
 def flat(cost: Tensor, a: Tensor, b: Tensor) -> Problem:
-    """Lay out for the solvers, in float32 at least. Masses that problems share stay shared: one row in memory for all."""
-    dtype = torch.promote_types(
-        torch.promote_types(cost.dtype, torch.float32), torch.promote_types(a.dtype, b.dtype)
-    )
+    """Arrange a batch for the solvers, in float32 at least; masses shared by all are not copied."""
+    masses = torch.promote_types(a.dtype, b.dtype)
+    dtype = torch.promote_types(torch.promote_types(cost.dtype, torch.float32), masses)
     *batch, rows, columns = cost.shape
-    problems, slack, eager = math.prod(batch), _slack(a, b), values_readable(cost, a, b)
+    problems = math.prod(batch)
+    slack = _slack(a, b)
+    eager = values_readable(cost, a, b)
     a, b = a.to(dtype), b.to(dtype)
     has, takes = a.sum(-1, keepdim=True), b.sum(-1, keepdim=True)
     full = takes >= has * (1 - slack)
@@ -172,7 +176,7 @@ def flat(cost: Tensor, a: Tensor, b: Tensor) -> Problem:
 
 
 def check_problem(cost: Tensor, a: Tensor, b: Tensor, *, rows_exact: bool = False) -> None:
-    """Require costs and masses of matching shapes, and values that a plan can meet."""
+    """Require costs and masses of matching shapes, and masses for which a plan exists."""
     check_layout(cost, a, b)
     slack = _slack(a, b)
     if values_readable(cost, a, b) and not _seems_valid(cost, a, b, slack, rows_exact):
@@ -180,7 +184,7 @@ def check_problem(cost: Tensor, a: Tensor, b: Tensor, *, rows_exact: bool = Fals
 
 
 def _slack(a: Tensor, b: Tensor) -> float:
-    """Masses of a half precision do not add up to what was meant: allow for its rounding."""
+    """Return the relative tolerance of sums of masses, larger for half precision."""
     return max(1e-6, *(4 * torch.finfo(mass.dtype).eps for mass in (a, b)))
 
 
@@ -194,13 +198,10 @@ def check_layout(cost: Tensor, a: Tensor, b: Tensor) -> None:
         if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
             raise wrong_type(name, f"be a floating-point tensor {axes}", kind(tensor))
         if tensor.device != cost.device:
-            raise wrong_value(name, f"lie on the device of `cost` {cost.device}", tensor.device)
+            raise wrong_value(name, f"be on the device of `cost`, {cost.device}", tensor.device)
     if cost.ndim < 2 or 0 in cost.shape[-2:]:
-        raise wrong_value(
-            "cost",
-            "have shape (..., rows, columns) with at least one row and one column",
-            tuple(cost.shape),
-        )
+        rule = "have shape (..., rows, columns) with at least one row and one column"
+        raise wrong_value("cost", rule, tuple(cost.shape))
     *batch, rows, columns = cost.shape
     for name, mass, size in (("a", a, rows), ("b", b, columns)):
         leading = mass.shape[:-1]
@@ -208,19 +209,18 @@ def check_layout(cost: Tensor, a: Tensor, b: Tensor) -> None:
             x in (1, y) for x, y in zip(reversed(leading), reversed(batch), strict=False)
         )
         if mass.ndim < 1 or mass.shape[-1] != size or not fits:
-            raise wrong_value(
-                name,
-                f"have shape (..., {size}) to match `cost` {tuple(cost.shape)}",
-                tuple(mass.shape),
-            )
+            rule = f"have shape (..., {size}) to match `cost` {tuple(cost.shape)}"
+            raise wrong_value(name, rule, tuple(mass.shape))
 
 
 def _seems_valid(cost: Tensor, a: Tensor, b: Tensor, slack: float, rows_exact: bool) -> bool:
-    """Whether all values may pass: one sync. A false alarm (a sum that overflows) is for :func:`_explain` to find out."""
+    """Whether all values pass, with a single synchronization.
+
+    A sum of valid costs that overflows gives False. :func:`_explain` then finds no error.
+    """
     finite = cost.sum(dtype=torch.promote_types(cost.dtype, torch.float32)).abs() < math.inf
-    return bool(
-        finite & ~(_wrong_rows(a) | _wrong_columns(b) | _unequal(a, b, slack, rows_exact)).any()
-    )
+    wrong = _wrong_rows(a) | _wrong_columns(b) | _unequal(a, b, slack, rows_exact)
+    return bool(finite & ~wrong.any())
 
 
 def _wrong_rows(a: Tensor) -> Tensor:
@@ -239,30 +239,29 @@ def _unequal(a: Tensor, b: Tensor, slack: float, rows_exact: bool) -> Tensor:
 
 
 def _explain(cost: Tensor, a: Tensor, b: Tensor, slack: float, rows_exact: bool) -> None:
+    """Raise an error that names the first broken rule and the problems that break it."""
+    total = f"sum to {'the sum' if rows_exact else 'at most the sum'} of `a`"
     rules = (
         ("cost", "be finite", ~torch.isfinite(cost).all(-1).all(-1)),
         ("a", "be finite and at least 0", _wrong_rows(a)),
         ("b", "be finite and above 0", _wrong_columns(b)),
-        (
-            "b",
-            f"sum to {'the sum' if rows_exact else 'at most the sum'} of `a`",
-            _unequal(a, b, slack, rows_exact),
-        ),
+        ("b", total, _unequal(a, b, slack, rows_exact)),
     )
+    batch = cost.shape[:-2]
     for name, rule, wrong in rules:
-        problems = torch.nonzero(wrong.expand(cost.shape[:-2])).tolist()
-        if problems:
-            shown = ", ".join(str(tuple(index)) for index in problems[:5]) + (
-                ", ..." if len(problems) > 5 else ""
-            )
-            where = (
-                f" in problem{'s' if len(problems) > 1 else ''} {shown}" if cost.ndim > 2 else ""
-            )
-            takes, has = (
-                mass.sum(-1).expand(cost.shape[:-2])[tuple(problems[0])].item() for mass in (b, a)
-            )
-            raise wrong_value(
-                name,
-                rule,
-                (f"{takes:g} of {has:g}" if "sum" in rule else "values that are not") + where,
-            )
+        problems = torch.nonzero(wrong.expand(batch)).tolist()
+        if not problems:
+            continue
+        got = "values that are not"
+        if rule == total:
+            takes, has = (mass.sum(-1).expand(batch)[tuple(problems[0])].item() for mass in (b, a))
+            got = f"{takes:g} of {has:g}"
+        raise wrong_value(name, rule, got + _places(problems))
+
+
+def _places(problems: list[list[int]]) -> str:
+    """Name the first five problems by their indices; a single problem without a batch has none."""
+    if problems == [[]]:
+        return ""
+    shown = [str(tuple(index)) for index in problems[:5]] + ["..."] * (len(problems) > 5)
+    return f" in problem{'s' if len(problems) > 1 else ''} {', '.join(shown)}"

@@ -1,12 +1,11 @@
-"""Newton's plain steps as one Triton kernel: a program holds one problem in registers from its cost to its plan.
+"""Newton's plain steps as one Triton kernel, in which a program keeps one problem in registers.
 
-The only file that imports Triton, and itself imported only where that is about to run. Columns are few and known when the kernel is built:
-a tuple holds one entry for each, and loops over columns are unrolled. Per column that is a block of rows (`kernel`) or one number.
+Importing this module imports Triton, so it is imported on use. The number of columns is a
+compile-time constant. Loops over columns are unrolled, and tuples have one entry for each column: a
+block of rows (`kernel`) or a number. Triton's annotations and growing tuples are not typed Python.
 """
 
-from typing import (
-    no_type_check,
-)  # of Triton's language, where annotations say what is constant and tuples grow
+from typing import no_type_check
 
 import triton
 import triton.language as tl
@@ -20,7 +19,7 @@ FARTHEST = tl.constexpr(_dual.FARTHEST)
 @triton.jit
 @no_type_check
 def newton_steps(
-    cost,  # (problems, columns, rows), as everything here contiguous; fewer than 2**31 entries
+    cost,  # (problems, columns, rows); all tensors are contiguous, with fewer than 2**31 entries
     a,  # (problems, rows)
     b,  # (problems, columns)
     full,  # (problems,) bool
@@ -35,7 +34,7 @@ def newton_steps(
     columns: tl.constexpr,
     block: tl.constexpr,
 ):
-    """Solve the problem of this program; :func:`fedprompt.transport.newton._plain_steps` in other words, for one problem."""
+    """Solve one problem in the same way as :func:`fedprompt.transport.newton._plain_steps`."""
     problem = tl.program_id(0)
     row = tl.arange(0, block)
     inside = row < rows
@@ -44,9 +43,8 @@ def newton_steps(
     cap = tl.where(balanced, float("inf"), 1.0)
     kernel, takes, v = (), (), ()
     for j in tl.static_range(columns):
-        price = tl.load(
-            cost + (problem * columns + j) * rows + row, mask=inside, other=float("inf")
-        )
+        place = cost + (problem * columns + j) * rows + row
+        price = tl.load(place, mask=inside, other=float("inf"))
         kernel += (tl.exp2((tl.min(price, 0) - price) * sharpness),)
         takes += (tl.load(b + problem * columns + j),)
         v += (takes[j] / tl.sum(kernel[j], 0),)
@@ -60,9 +58,8 @@ def newton_steps(
     scale, worst = tl.minimum(has * _inverse_demand(kernel, v, columns), cap), 0.0
     for j in tl.static_range(columns):
         column = kernel[j] * scale * v[j]
-        worst = _larger(
-            worst, tl.abs(tl.sum(column, 0) - takes[j]) / takes[j]
-        )  # rows hold by construction, to rounding
+        # Rows hold by construction, up to rounding.
+        worst = _larger(worst, tl.abs(tl.sum(column, 0) - takes[j]) / takes[j])
         tl.store(plan + (problem * columns + j) * rows + row, column, mask=inside)
         tl.store(duals + problem * columns + j, v[j])
     tl.store(error + problem, worst)
@@ -72,7 +69,7 @@ def newton_steps(
 @triton.jit
 @no_type_check
 def _inverse_demand(kernel, v, columns: tl.constexpr):
-    """Return 1 / s of each row's demand s, to 3e-7: by two instructions, where a division for any range takes nine."""
+    """Return 1 / s for each row's demand s, with relative error 3e-7, in two instructions."""
     s = kernel[0] * v[0]
     for j in tl.static_range(1, columns):
         s += kernel[j] * v[j]
@@ -83,7 +80,10 @@ def _inverse_demand(kernel, v, columns: tl.constexpr):
 @triton.jit
 @no_type_check
 def _evaluate(kernel, v, has, takes, balanced, cap, columns: tl.constexpr):
-    """Return the curvature's diagonal, its couplings as a flat square, the slope and the error; see ``_dual.evaluate``."""
+    """Return diagonal and couplings of the curvature, slope and error, as ``_dual.evaluate``.
+
+    The couplings are a square matrix in one flat tuple.
+    """
     inverse = _inverse_demand(kernel, v, columns)
     ratio = has * inverse
     slack, scale = ratio > cap, tl.minimum(ratio, cap)
@@ -103,16 +103,15 @@ def _evaluate(kernel, v, has, takes, balanced, cap, columns: tl.constexpr):
             elif k == j:
                 off += (0.0,)
             else:
-                off += (
-                    v[j] * tl.sum(kernel[j] * shared * kernel[k], 0) * v[k],
-                )  # v * v may overflow
+                # In this order, because v * v may overflow.
+                off += (v[j] * tl.sum(kernel[j] * shared * kernel[k], 0) * v[k],)
     return free, off, slope, worst
 
 
 @triton.jit
 @no_type_check
 def _eliminate(free, off, right, columns: tl.constexpr):
-    """Solve for the Newton step without a subtraction; see ``_elimination.eliminate``."""
+    """Solve for the Newton step without subtractions, as ``_elimination.eliminate``."""
     shares, own = (), ()
     for k in tl.static_range(columns - 1):
         pivot, share = free[k], ()
@@ -123,9 +122,7 @@ def _eliminate(free, off, right, columns: tl.constexpr):
         shares += (share,)
         own += (right[k] / pivot,)
         next_free, next_off, next_right = (), (), ()
-        for i in tl.static_range(
-            columns
-        ):  # what is written for i <= k and on the diagonal is never read
+        for i in tl.static_range(columns):  # entries with i <= k or i == j are never read
             next_free += (free[i] + share[i] * free[k],)
             next_right += (right[i] + share[i] * right[k],)
             for j in tl.static_range(columns):
@@ -145,10 +142,8 @@ def _eliminate(free, off, right, columns: tl.constexpr):
 def _move(v, step, columns: tl.constexpr):
     moved = ()
     for j in tl.static_range(columns):
-        up, down = (
-            tl.minimum(tl.maximum(step[j], 0.0), FARTHEST),
-            tl.maximum(tl.minimum(step[j], 0.0), -FARTHEST),
-        )
+        up = tl.minimum(tl.maximum(step[j], 0.0), FARTHEST)
+        down = tl.maximum(tl.minimum(step[j], 0.0), -FARTHEST)
         moved += ((v[j] + v[j] * up) / (1 - down),)
     return moved
 

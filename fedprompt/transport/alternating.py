@@ -1,4 +1,4 @@
-"""Alternating row and column scaling: FedOTP's own algorithm, and Sinkhorn's."""
+"""Alternating row and column scaling: the algorithm of FedOTP, and Sinkhorn's algorithm."""
 
 import math
 from functools import partial
@@ -11,6 +11,7 @@ from fedprompt.interfaces import Coupling
 from fedprompt.transport._problem import Problem, Solution, check_options, couple, violation
 
 COMPILED_STEPS = 32
+"""Number of iterations under ``torch.compile``, where values cannot be read."""
 
 
 def dykstra(
@@ -22,45 +23,51 @@ def dykstra(
     tolerance: float = 1e-5,
     max_iterations: int = 1000,
 ) -> Coupling:
-    r"""Solve the problem of :func:`newton` by the algorithm that FedOTP prints.
+    r"""Solve the problem of :func:`newton` by the algorithm in the FedOTP paper.
 
-    Each iteration scales overfull rows down, then columns to their mass:
+    Each iteration scales overfull rows down, and then scales columns to their mass:
 
-    .. math:: u \leftarrow \min(a / (K v), 1), \qquad v \leftarrow b / (K^\top u), \qquad K = e^{-C / \epsilon}
+    .. math:: u \leftarrow \min(a / (K v), 1), \qquad v \leftarrow b / (K^\top u), \qquad
+              K = e^{-C / \epsilon}
 
-    The loop runs in the log domain, so a small `epsilon` does not underflow. Each problem stops on its own criterion:
-    no column's v changes by more than `tolerance`, relatively. The published code compares the batch mean of absolute
-    changes, which depends on the size of the cost. Convergence slows down as ``b.sum()`` approaches ``a.sum()``, to
-    some thousand iterations. At equality all rows are full and the minimum is dropped. For comparison and tests:
-    :func:`newton` finds the same plan faster.
+    The loop runs in the log domain, so a small `epsilon` does not underflow. A problem stops when
+    no column's v changes by more than `tolerance`, relatively. (The published code compares the
+    mean of absolute changes over the batch, which depends on the size of the cost.) Convergence
+    slows down as ``b.sum()`` approaches ``a.sum()``. At equality all rows are full, and the minimum
+    is left out.
+
+    Use this solver for comparisons and tests. :func:`newton` finds the same plan in fewer
+    iterations.
 
     Args:
-        cost: One problem for each leading index; finite.
+        cost: Cost of each pair of row and column, finite. Leading axes index problems.
         a: Mass of the rows, at least 0.
         b: Mass of the columns, above 0. Its sum is at most the sum of `a`.
-        epsilon: Weight of the entropy, above 0. The paper's is 0.1.
-        tolerance: Largest relative change of a column's scale at which a problem stops.
-        max_iterations: Maximum number of iterations for one problem. Under ``torch.compile`` 32 iterations (at most
-            this) are run, whatever the change.
+        epsilon: Factor of the entropy, above 0. The paper uses 0.1.
+        tolerance: Largest relative change of a column's scale at which a problem stops, above 0.
+        max_iterations: Maximum number of iterations for one problem, at least 1. Under
+            ``torch.compile`` there are exactly 32 iterations, or `max_iterations` if that is less.
 
     Returns:
-        Plan without a graph and in float32 at least, with the violation and the number of iterations of each problem.
-        Columns hold up to rounding, which a small `epsilon` magnifies: by about ``cost / epsilon`` units in the last
-        place. `error` includes it.
+        Plan without a graph and in float32 at least, with the violation and the number of
+        iterations of each problem.
+        Columns hold up to rounding errors of about ``cost / epsilon`` units in the last place.
+        `error` includes these.
 
     Raises:
-        ValueError: If shapes disagree, a mass or hyper-parameter lies outside its range, or a cost is not finite. The
-            message names the problems.
+        ValueError: If shapes disagree, a mass or hyper-parameter lies outside its range, or a cost
+            is not finite. The message names the problems.
 
     Example:
+        >>> from fedprompt.transport import newton
         >>> cost = torch.tensor([[0.1, 0.9], [0.2, 0.9], [0.9, 0.1], [0.9, 0.2]])
         >>> a, b = torch.full((4,), 0.25), torch.full((2,), 0.4)
         >>> torch.allclose(dykstra(cost, a, b).plan, newton(cost, a, b).plan, atol=1e-5)
         True
 
     References:
-        Li et al., "Global and Local Prompts Cooperation via Optimal Transport for Federated Learning", CVPR 2024,
-        Algorithm 1.
+        Li et al., "Global and Local Prompts Cooperation via Optimal Transport for Federated
+        Learning" (FedOTP), CVPR 2024, Algorithm 1.
     """
     check_options(epsilon, tolerance, max_iterations)
     solve = partial(
@@ -88,21 +95,22 @@ def sinkhorn(
               \quad \text{with} \quad T \mathbf 1 = a, \; T^\top \mathbf 1 = b
 
     Args:
-        cost: One problem for each leading index; finite.
+        cost: Cost of each pair of row and column, finite. Leading axes index problems.
         a: Mass of the rows, at least 0.
         b: Mass of the columns, above 0. Its sum is the sum of `a`.
-        epsilon: Weight of the entropy, above 0.
-        tolerance: Largest relative change of a column's scale at which a problem stops.
-        max_iterations: Maximum number of iterations for one problem. Under ``torch.compile`` 32 iterations (at most
-            this) are run, whatever the change.
+        epsilon: Factor of the entropy, above 0.
+        tolerance: Largest relative change of a column's scale at which a problem stops, above 0.
+        max_iterations: Maximum number of iterations for one problem, at least 1. Under
+            ``torch.compile`` there are exactly 32 iterations, or `max_iterations` if that is less.
 
     Returns:
-        Plan without a graph and in float32 at least, with the violation and the number of iterations of each problem.
+        Plan without a graph and in float32 at least, with the violation and the number of
+        iterations of each problem.
         Columns hold up to rounding, as for :func:`dykstra`.
 
     Raises:
-        ValueError: If shapes or masses disagree, a mass or hyper-parameter lies outside its range, or a cost is not
-            finite. The message names the problems.
+        ValueError: If shapes or masses disagree, a mass or hyper-parameter lies outside its range,
+            or a cost is not finite. The message names the problems.
 
     Example:
         >>> plan = sinkhorn(torch.eye(2), torch.tensor([0.3, 0.7]), torch.tensor([0.5, 0.5])).plan
@@ -126,11 +134,12 @@ def sinkhorn(
 def _alternate(
     problem: Problem, *, epsilon: float, tolerance: float, max_iterations: int, rows_exact: bool
 ) -> Solution:
-    """Scale rows to their mass, then columns to theirs, and again; rows are scaled up only if `rows_exact` or all full.
+    """Scale rows and columns to their masses in turn.
 
-    Columns come last, so they hold up to rounding. A problem stops once no column's scale changes by more than
-    `tolerance`, relatively. Its rows then exceed their masses by as much. All rows start at scale 1, so the result is
-    invariant to ``cost + constant``.
+    Rows are scaled up only if `rows_exact` is set or all rows are full. Columns are scaled last, so
+    they hold up to rounding. A problem stops when no column's scale changes by more than
+    `tolerance`, relatively. Its rows then exceed their masses by at most this fraction. All rows
+    start at scale 1, so a constant added to the cost does not change the result.
     """
     least = problem.cost.amin((1, 2), keepdim=True)
     exponent = (least - problem.cost) / epsilon
@@ -149,7 +158,6 @@ def _alternate(
         if problem.eager and not bool(active.any()):
             break
     plan = (exponent + row_scale[:, None] + x[..., None]).exp()
-    duals = (
-        x + (least[..., 0] - problem.cost.amin(2)) / epsilon
-    )  # for costs counted from each column's least
+    # Duals refer to costs minus the smallest cost of their column.
+    duals = x + (least[..., 0] - problem.cost.amin(2)) / epsilon
     return Solution(plan, violation(plan, problem, rows_exact=rows_exact), iterations, duals)

@@ -21,17 +21,19 @@ def plan_from_duals(
     r"""Compute the plan of an entropic solver from its duals, without iterations.
 
     .. math:: T_{vj} = \min(a_v / s_v, 1) \, e^{x_j - D_{vj} / \epsilon}, \qquad
-              s_v = \sum_j e^{x_j - D_{vj} / \epsilon}, \qquad D_{vj} = C_{vj} - \min_w C_{wj}
+              s_v = \sum_j e^{x_j - D_{vj} / \epsilon}, \qquad
+              D_{vj} = C_{vj} - \min_w C_{wj}
 
-    The minimum is dropped where ``b.sum() == a.sum()``. Duals are one number for each column, so they can be kept where
-    plans would not fit into memory.
+    The minimum is left out if ``b.sum() == a.sum()``. There is one dual for each column, so
+    duals can be stored where plans do not fit into memory.
 
     Args:
-        duals: Duals x, from ``Coupling.duals`` of :func:`newton`, :func:`dykstra` or :func:`sinkhorn`.
+        duals: Duals x, from ``Coupling.duals`` of :func:`newton`, :func:`dykstra` or
+            :func:`sinkhorn`.
         cost: Cost of the solved problems.
         a: Mass of the rows in the solved problems.
         b: Mass of the columns in the solved problems.
-        epsilon: Weight of the entropy in the solved problems.
+        epsilon: Factor of the entropy in the solved problems, above 0.
 
     Returns:
         Plan without a graph and in float32 at least. Values are not checked.
@@ -40,6 +42,7 @@ def plan_from_duals(
         ValueError: If shapes disagree or `epsilon` is not above 0.
 
     Example:
+        >>> from fedprompt.transport import newton
         >>> cost, a, b = torch.eye(3)[:, :2], torch.full((3,), 1 / 3), torch.tensor([0.3, 0.4])
         >>> coupling = newton(cost, a, b)
         >>> torch.allclose(plan_from_duals(coupling.duals, cost, a, b), coupling.plan, atol=1e-6)
@@ -50,11 +53,8 @@ def plan_from_duals(
     if not isinstance(duals, Tensor) or not duals.is_floating_point():
         raise wrong_type("duals", "be a floating-point tensor (..., columns)", kind(duals))
     if duals.shape != cost.shape[:-2] + cost.shape[-1:]:
-        raise wrong_value(
-            "duals",
-            f"have one number for each column of `cost` {tuple(cost.shape)}",
-            tuple(duals.shape),
-        )
+        rule = f"have one number for each column of `cost` {tuple(cost.shape)}"
+        raise wrong_value("duals", rule, tuple(duals.shape))
     with torch.autocast(cost.device.type, enabled=False):
         problem = flat(cost, a, b)
         x = duals.to(problem.cost.dtype).reshape(problem.b.shape)

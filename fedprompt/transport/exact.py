@@ -1,4 +1,4 @@
-"""Reference solvers: the exact linear program (epsilon = 0), and the independent coupling."""
+"""Reference solvers: the exact linear program (epsilon = 0) and the independent coupling."""
 
 import math
 
@@ -15,36 +15,43 @@ def exact(
     a: Float[Tensor, "*#batch rows"],
     b: Float[Tensor, "*#batch columns"],
 ) -> Coupling:
-    r"""Solve the linear program that :func:`newton` approaches as `epsilon` goes to 0, by POT's network simplex.
+    r"""Solve the linear program without entropy, by the network simplex algorithm of POT.
 
-    .. math:: \min_T \; \langle C, T \rangle \quad \text{with} \quad T \mathbf 1 \le a, \; T^\top \mathbf 1 = b, \; T \ge 0
+    .. math:: \min_T \; \langle C, T \rangle \quad \text{with} \quad
+              T \mathbf 1 \le a, \; T^\top \mathbf 1 = b, \; T \ge 0
 
-    What the rows keep goes to one more column of cost 0. One problem after the other, on the CPU: for evaluation and tests.
+    The plans of :func:`newton` approach this optimum as `epsilon` goes to 0. Problems are solved
+    one after the other, on the CPU. Use this solver for evaluation and tests.
 
     Args:
-        cost: One problem for each leading index; finite.
+        cost: Cost of each pair of row and column, finite. Leading axes index problems.
         a: Mass of the rows, at least 0.
-        b: Mass of the columns, above 0; sums to at most the sum of `a`.
+        b: Mass of the columns, above 0. Its sum is at most the sum of `a`.
 
     Returns:
-        A plan, without a graph and in float32 at least, with each problem's violation; POT does not count its iterations, so they are 0.
+        Plan without a graph and in float32 at least, with the violation of each problem. The number
+        of iterations is 0, because POT does not return it.
 
     Raises:
-        ValueError: If shapes disagree, a mass lies outside its range, or a cost is not finite; names the problems.
+        ValueError: If shapes disagree, a mass lies outside its range, or a cost is not finite. The
+            message names the problems.
 
     Example:
-        The cheapest half of the rows is enough.
+        The column takes half of the mass, from the two cheapest rows.
 
-        >>> exact(torch.tensor([[0.3], [0.1], [0.2], [0.4]]), torch.full((4,), 0.25), torch.tensor([0.5])).plan.flatten()
+        >>> cost = torch.tensor([[0.3], [0.1], [0.2], [0.4]])
+        >>> exact(cost, torch.full((4,), 0.25), torch.tensor([0.5])).plan.flatten()
         tensor([0.0000, 0.2500, 0.2500, 0.0000])
 
     References:
-        Bonneel et al., "Displacement Interpolation Using Lagrangian Mass Transport", SIGGRAPH Asia 2011.
+        Bonneel et al., "Displacement Interpolation Using Lagrangian Mass Transport", SIGGRAPH Asia
+        2011.
     """
     return couple(cost, a, b, _simplex, epsilon=0.0)
 
 
 def _simplex(problem: Problem) -> Solution:
+    """Solve each problem with an extra column of cost 0 for the mass that the rows keep."""
     import ot
 
     plans = []
@@ -66,25 +73,28 @@ def independent(
     a: Float[Tensor, "*#batch rows"],
     b: Float[Tensor, "*#batch columns"],
 ) -> Coupling:
-    r"""Give every column the same share of every row, :math:`T = a b^\top / \sum a`, whatever the cost.
+    r"""Compute the plan :math:`T = a b^\top / \sum a`, which ignores the cost.
 
-    As the solver of :func:`transport_logits` it averages similarities: FedOTP's ablation without transport. It is the
-    limit of :func:`newton` for a growing `epsilon` where all rows have the same mass, or where the columns take all of
-    it. Otherwise that limit is another plan, in which small rows are full and large ones are not.
+    As the solver of :func:`transport_logits` it averages similarities. This is FedOTP's ablation
+    without transport. The plan is the limit of :func:`newton` for large `epsilon` if all rows have
+    the same mass, or if the columns take the whole mass. Otherwise small rows are full in that
+    limit and large ones are not.
 
     Args:
-        cost: One problem for each leading index; finite.
+        cost: Cost of each pair of row and column, finite. Leading axes index problems.
         a: Mass of the rows, at least 0.
-        b: Mass of the columns, above 0; sums to at most the sum of `a`.
+        b: Mass of the columns, above 0. Its sum is at most the sum of `a`.
 
     Returns:
-        The plan, without a graph and in float32 at least, after 0 iterations.
+        Plan without a graph and in float32 at least, after 0 iterations.
 
     Raises:
-        ValueError: If shapes disagree, a mass lies outside its range, or a cost is not finite; names the problems.
+        ValueError: If shapes disagree, a mass lies outside its range, or a cost is not finite. The
+            message names the problems.
 
     Example:
-        >>> independent(torch.rand(2, 2), torch.tensor([0.25, 0.75]), torch.tensor([0.4, 0.4])).plan
+        >>> a, b = torch.tensor([0.25, 0.75]), torch.tensor([0.4, 0.4])
+        >>> independent(torch.rand(2, 2), a, b).plan
         tensor([[0.1000, 0.1000],
                 [0.3000, 0.3000]])
     """

@@ -19,11 +19,17 @@ from fedprompt.transport._problem import (
     violation,
 )
 
-PLAIN_STEPS = 12  # a problem that needs more goes to the line search
-COMPILED_STEPS = (
-    8  # when compiled, for an epsilon of at least SMOOTH; docs/api/transport.md has the errors
-)
+PLAIN_STEPS = 12
+"""Number of steps before a problem goes to the line search; under ``torch.compile``, all steps."""
+
+COMPILED_STEPS = 8
+"""Number of steps under ``torch.compile`` if epsilon is at least `SMOOTH`.
+
+docs/reference/transport.md has the errors that these steps leave.
+"""
+
 SMOOTH = 0.05
+"""Smallest epsilon for which `COMPILED_STEPS` are enough."""
 
 
 def newton(
@@ -39,40 +45,45 @@ def newton(
     r"""Solve FedOTP's transport problem: rows give at most `a`, columns take exactly `b`.
 
     .. math:: \min_T \; \langle C, T \rangle + \epsilon \langle T, \log T \rangle
-              \quad \text{with} \quad T \mathbf 1 \le a, \; T^\top \mathbf 1 = b, \; T \ge 0
+              \quad \text{with} \quad
+              T \mathbf 1 \le a, \; T^\top \mathbf 1 = b, \; T \ge 0
 
-    Only the column duals are unknown: each row follows from them in closed form. Newton's method on these few numbers
-    needs far fewer passes over the cost than FedOTP's own alternation (:func:`dykstra`). Problems that do not converge
-    at once get a line search in float64. How many passes are needed depends on `epsilon` and on ``b.sum() / a.sum()``;
-    the documentation of this package has a table.
+    Newton's method runs on the column duals, from which the plan follows in closed form. It needs
+    fewer passes over the cost than FedOTP's own algorithm (:func:`dykstra`). Problems that do not
+    converge within 12 steps continue with a line search in float64.
 
-    The plan of a problem is independent of the rest of the batch and of a constant added to its cost. A row of mass 0
-    gives nothing. With ``b.sum() == a.sum()`` all rows are full, as in :func:`sinkhorn`. Half-precision costs are solved
-    in float32, also under autocast.
+    The plan of a problem is independent of the rest of the batch and of a constant added to its
+    cost. The plan of a row with mass 0 is 0. If ``b.sum() == a.sum()``, all rows are full, as in
+    :func:`sinkhorn`. Half-precision costs are solved in float32, also under autocast.
+
+    Under ``torch.compile`` values are not checked, there is no line search, and the number of steps
+    is fixed, at most 12. Check the `error` of the result there, in particular for an `epsilon`
+    below 0.05.
 
     Args:
-        cost: One problem for each leading index; finite.
+        cost: Cost of each pair of row and column, finite. Leading axes index problems.
         a: Mass of the rows, at least 0.
         b: Mass of the columns, above 0. Its sum is at most the sum of `a`.
-        epsilon: Weight of the entropy, above 0. The smaller, the closer to the linear program. The paper's is 0.1.
-        tolerance: Largest relative violation of a marginal at which a problem counts as solved. Values below the
-            resolution of the dtype are raised to it.
-        max_iterations: Maximum number of evaluations for one problem. A problem that needs more keeps what it reached,
-            and its `error` says how far that is. Under ``torch.compile`` no value is checked, there is no line search,
-            and the number of steps is fixed (at most 12): check `error` there, in particular for an `epsilon` below
-            0.05.
-        fused: Whether small float32 problems on an NVIDIA GPU take their first steps in one Triton kernel. Elsewhere
-            the argument has no effect. The kernel has not been run on a GPU yet.
+        epsilon: Factor of the entropy, above 0. A smaller one gives a plan closer to that of the
+            linear program. The paper uses 0.1.
+        tolerance: Largest relative violation of a marginal at which a problem counts as solved,
+            above 0. Values below the resolution of the dtype are raised to it.
+        max_iterations: Maximum number of evaluations for one problem, at least 1. A problem that
+            needs more returns its last plan, with the `error` of that plan.
+        fused: Whether small float32 problems on an NVIDIA GPU take their first steps in one Triton
+            kernel. Elsewhere the argument has no effect. The kernel has not been run on a GPU yet.
 
     Returns:
-        Plan without a graph and in float32 at least, with the violation and the number of evaluations of each problem.
+        Plan without a graph and in float32 at least, with the violation and the number of
+        evaluations of each problem.
 
     Raises:
-        ValueError: If shapes disagree, a mass or hyper-parameter lies outside its range, or a cost is not finite. The
-            message names the problems.
+        ValueError: If shapes disagree, a mass or hyper-parameter lies outside its range, or a cost
+            is not finite. The message names the problems.
 
     Example:
-        Four patches have a quarter each, and two prompts take 0.4 each. Every prompt finds the patches close to it.
+        Four patches have a quarter each, and two prompts take 0.4 each. Every prompt takes the
+        patches that are close to it.
 
         >>> cost = torch.tensor([[0.1, 0.9], [0.2, 0.9], [0.9, 0.1], [0.9, 0.2]])
         >>> coupling = newton(cost, torch.full((4,), 0.25), torch.full((2,), 0.4))
@@ -82,7 +93,8 @@ def newton(
         tensor(True)
 
     References:
-        Li et al., "Global and Local Prompts Cooperation via Optimal Transport for Federated Learning", CVPR 2024, Eq. 7.
+        Li et al., "Global and Local Prompts Cooperation via Optimal Transport for Federated
+        Learning" (FedOTP), CVPR 2024, Eq. 7.
     """
     check_options(epsilon, tolerance, max_iterations)
     check_flag("fused", fused)
@@ -95,11 +107,10 @@ def newton(
 def _solve(
     problem: Problem, *, epsilon: float, tolerance: float, max_iterations: int, fused: bool
 ) -> Solution:
-    """Take plain steps, and lead the problems that need more through the line search."""
+    """Run plain steps, and solve the remaining problems by the line search."""
     tolerance = max(tolerance, 8 * torch.finfo(problem.cost.dtype).eps)
-    steps = min(
-        max_iterations, PLAIN_STEPS if problem.eager or epsilon < SMOOTH else COMPILED_STEPS
-    )
+    steps = PLAIN_STEPS if problem.eager or epsilon < SMOOTH else COMPILED_STEPS
+    steps = min(max_iterations, steps)
     take_steps = fused_steps if fused and fits(problem) else _plain_steps
     plan, v, iterations, error = take_steps(
         problem, epsilon=epsilon, tolerance=tolerance, max_iterations=steps
@@ -124,15 +135,17 @@ def _solve(
 def _plain_steps(
     problem: Problem, *, epsilon: float, tolerance: float, max_iterations: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Newton steps ``v * (1 + d)``, or ``v / (1 - d)`` downwards, without a line search; return as :func:`fused_steps`.
+    """Run Newton steps without a line search; return the same as :func:`fused_steps`.
 
-    Starts where all rows are slack, which is below the solution, with a kernel whose columns each have 1 as the largest entry. A problem
-    whose error is small takes the step it has just computed, which squares the error, and then rests.
+    A step is ``v * (1 + d)``, or ``v / (1 - d)`` if d is negative. The first v is the solution with
+    all rows slack, a lower bound of the true one. Each column of the kernel is scaled to a maximum
+    of 1. A problem with a small error takes one more step, which squares the error, and then stops.
     """
     kernel = (problem.cost - problem.cost.amin(2, keepdim=True)).mul_(-1 / epsilon).exp_()
     v = problem.b / kernel.sum(2)
     cap = torch.where(problem.full, math.inf, 1.0).to(v.dtype)
-    active, near = torch.ones_like(cap[:, 0], dtype=torch.bool), NEAR * tolerance**0.5
+    near = NEAR * tolerance**0.5
+    active = torch.ones_like(cap[:, 0], dtype=torch.bool)
     iterations = torch.zeros_like(active, dtype=torch.int64)
     for _ in range(max_iterations):
         now = evaluate(problem, kernel, v, cap)
@@ -144,9 +157,6 @@ def _plain_steps(
             break
     scale = torch.minimum(problem.a / demand(kernel, v), cap)
     plan = kernel.mul_(scale[:, None]).mul_(v[..., None])
-    return (
-        plan,
-        v,
-        iterations,
-        ((plan.sum(2) - problem.b) / problem.b).abs().amax(1),
-    )  # rows hold by construction, to rounding
+    # Rows hold by construction, up to rounding.
+    error = ((plan.sum(2) - problem.b) / problem.b).abs().amax(1)
+    return plan, v, iterations, error

@@ -1,11 +1,11 @@
-r"""Differentiable scores of transport plans; all share one signature, ``(cost, coupling)``.
+"""Differentiable scores of transport plans, all with the signature ``(cost, coupling)``.
 
-A plan comes from a solver without a graph. These functions compute a differentiable score from it. They differ in how
-they treat the plan's own dependence on the cost.
+Solvers return plans without a graph. These functions compute a differentiable score from a plan.
+They differ in how the gradient treats the dependence of the plan on the cost.
 """
 
 import math
-from collections.abc import Callable
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -15,18 +15,25 @@ from fedprompt._checks import check_number, kind, wrong_type, wrong_value
 from fedprompt.interfaces import Coupling
 from fedprompt.transport._elimination import couplings, eliminate
 
-TransportScore = Callable[[Tensor, Coupling], Tensor]
-"""(cost, coupling) -> a differentiable score of each problem."""
+
+@runtime_checkable
+class TransportScore(Protocol):
+    """Differentiable score of transport plans, such as :func:`plan_fixed`."""
+
+    def __call__(
+        self, cost: Float[Tensor, "*batch rows columns"], coupling: Coupling, /
+    ) -> Float[Tensor, "*batch"]:
+        """Score the plan of each problem; gradients flow into `cost`."""
 
 
 def plan_fixed(
     cost: Float[Tensor, "*batch rows columns"], coupling: Coupling
 ) -> Float[Tensor, "*batch"]:
-    r"""Score a plan by :math:`\langle C, T \rangle` and differentiate as if the plan were a constant: FedOTP's choice.
+    r"""Score a plan by :math:`\langle C, T \rangle`, with the plan as a constant in the gradient.
 
-    The gradient in the cost is the plan. That is the gradient of the *regularized* value, the score of
-    :func:`envelope`, and not of the returned number: a change of the cost would also move the plan, which
-    :func:`implicit` includes.
+    This is the score of FedOTP. Its gradient in the cost is the plan. That is the exact gradient of
+    the *regularized* value, the score of :func:`envelope`, and not of the returned number. The
+    exact gradient of the returned number is that of :func:`implicit`.
 
     Args:
         cost: Cost that the plan was computed for; gradients flow into it.
@@ -39,6 +46,7 @@ def plan_fixed(
         ValueError: If shapes disagree.
 
     Example:
+        >>> from fedprompt.transport import newton
         >>> cost = torch.eye(2, requires_grad=True)
         >>> coupling = newton(cost, torch.tensor([0.5, 0.5]), torch.tensor([0.4, 0.4]))
         >>> plan_fixed(cost, coupling).backward()
@@ -52,11 +60,13 @@ def plan_fixed(
 def envelope(
     cost: Float[Tensor, "*batch rows columns"], coupling: Coupling
 ) -> Float[Tensor, "*batch"]:
-    r"""Score a plan by the regularized value :math:`\langle C, T \rangle + \epsilon \langle T, \log T \rangle`.
+    r"""Score a plan by the value that the solver minimizes, the regularized transport cost.
 
-    The gradient is exact. The solver minimizes this value, so at its solution a small change of the plan changes
-    nothing (the envelope theorem). The gradient in the cost is the plan, as for :func:`plan_fixed`, and here it is the
-    gradient of the returned number.
+    .. math:: \langle C, T \rangle + \epsilon \langle T, \log T \rangle
+
+    The gradient in the cost is the plan, as for :func:`plan_fixed`. Here it is the exact gradient
+    of the returned number: at a minimum, a small change of the plan does not change the value (the
+    envelope theorem).
 
     Args:
         cost: Cost that the plan was computed for; gradients flow into it.
@@ -71,6 +81,7 @@ def envelope(
     Example:
         Two rows give a half each to one column: 0.5 * 1 + 0.1 * log(0.5) = 0.4307.
 
+        >>> from fedprompt.transport import newton
         >>> cost, a = torch.tensor([[1.0], [0.0]]), torch.tensor([0.5, 0.5])
         >>> envelope(cost, newton(cost, a, torch.tensor([1.0]), epsilon=0.1))
         tensor(0.4307)
@@ -84,18 +95,21 @@ def envelope(
 def implicit(
     cost: Float[Tensor, "*batch rows columns"], coupling: Coupling
 ) -> Float[Tensor, "*batch"]:
-    r"""Score a plan by :math:`\langle C, T \rangle`, with the exact gradient of that number: the plan moves with the cost.
+    r"""Score a plan by :math:`\langle C, T \rangle`, with the exact gradient of this number.
 
-    By the implicit function theorem at the solution, with :math:`t_v` the plan's row v,
+    The gradient includes the change of the plan with the cost. It follows from the implicit
+    function theorem at the solution, where :math:`t_v` is row v of the plan:
 
     .. math:: \nabla_{C_v} \langle C, T \rangle = t_v - \tfrac1\epsilon M_v (C_v - z), \quad
               M_v = \mathrm{diag}(t_v) - [\text{row } v \text{ full}]\, t_v t_v^\top / a_v, \quad
               \Big(\sum_v M_v\Big) z = \sum_v M_v C_v
 
-    This takes one pass over the plan and one small solve, independent of the solver's number of iterations. Entries may
-    be negative, which those of :func:`plan_fixed` never are. The gradient is exact where no row is just about to become
-    full, and as accurate as the plan. A plan of :func:`exact` or :func:`independent` does not move under a small change
-    of the cost, so its gradient is the plan. A second derivative would miss terms.
+    The computation is one pass over the plan and one small linear system, however many iterations
+    the solver took. Entries of the gradient can be negative, unlike those of :func:`plan_fixed`.
+    The gradient is as accurate as the plan, except where a row is exactly at the limit between
+    slack and full. Plans of :func:`exact` and :func:`independent` do not change with a small change
+    of the cost, so their gradient is the plan. Second derivatives are not supported: they would
+    miss terms.
 
     Args:
         cost: Cost that the plan was computed for; gradients flow into it.
@@ -108,8 +122,9 @@ def implicit(
         ValueError: If shapes disagree or the coupling's epsilon is below 0.
 
     Example:
-        Of equal masses and two rows each, a dearer pair is used less. The score rises by less than the plan says.
+        If the cost of a pair increases, the plan uses it less. So the gradient is below the plan.
 
+        >>> from fedprompt.transport import newton
         >>> cost, half = torch.eye(2, requires_grad=True), torch.tensor([0.5, 0.5])
         >>> coupling = newton(cost, half, half, epsilon=1.0)
         >>> implicit(cost, coupling).backward()
@@ -122,31 +137,27 @@ def implicit(
     check_number("coupling.epsilon", coupling.epsilon, at_least=0)
     with torch.no_grad(), torch.autocast(cost.device.type, enabled=False):
         moved = -_moved_by(cost, coupling) / coupling.epsilon
-    return plan_fixed(cost, coupling) + (moved * (cost - cost.detach())).sum(
-        (-2, -1)
-    )  # adds 0, and its gradient
+    # The added term has the value 0 and the gradient `moved`.
+    return plan_fixed(cost, coupling) + (moved * (cost - cost.detach())).sum((-2, -1))
 
 
 def _moved_by(cost: Tensor, coupling: Coupling) -> Tensor:
     """Return ``M_v (C_v - z)`` for all rows, in the plan's shape."""
-    plan = (
-        coupling.plan.transpose(-2, -1).flatten(0, -3) if cost.ndim > 2 else coupling.plan.T[None]
-    )
+    *_, rows, columns = cost.shape
+    plan = coupling.plan.transpose(-2, -1).reshape(-1, columns, rows)
     inner = cost.to(plan.dtype).transpose(-2, -1).reshape(plan.shape)
     masses = (mass.to(plan.dtype).expand(*cost.shape[:-2], -1) for mass in (coupling.a, coupling.b))
     a, b = (mass.reshape(len(plan), mass.shape[-1]) for mass in masses)
     given = plan.sum(1)
-    resolution = torch.maximum(
-        2 * coupling.error.flatten(), coupling.error.new_tensor(100 * torch.finfo(plan.dtype).eps)
-    )[:, None]
+    eps = torch.finfo(plan.dtype).eps
+    resolution = (2 * coupling.error.reshape(-1, 1)).clamp(min=100 * eps)
     full = (given >= a * (1 - resolution)) & (given > 0)
     all_full = b.sum(1, keepdim=True) >= a.sum(1, keepdim=True) * (1 - resolution)
     full = full | (all_full & (given > 0))
     rival = torch.where(full, 1 / given.clamp(min=torch.finfo(plan.dtype).tiny), 0.0)[:, None]
 
-    inner = inner - (plan * inner).sum((1, 2), keepdim=True) / plan.sum(
-        (1, 2), keepdim=True
-    )  # a constant changes nothing
+    # A constant in the cost has no effect; subtracting the mean reduces rounding errors.
+    inner = inner - (plan * inner).sum((1, 2), keepdim=True) / plan.sum((1, 2), keepdim=True)
     right = (plan * (inner - rival * (plan * inner).sum(1, keepdim=True))).sum(2)
     free = (plan * ~full[:, None]).sum(2)
     last = free[:, -1:] + plan[:, -1].sum(1, keepdim=True) * all_full
@@ -164,6 +175,5 @@ def _check(cost: Tensor, coupling: Coupling) -> None:
     if not isinstance(coupling, Coupling):
         raise wrong_type("coupling", "be a Coupling, from a transport solver", kind(coupling))
     if not isinstance(cost, Tensor) or cost.shape != coupling.plan.shape:
-        raise wrong_value(
-            "cost", f"have the shape of the plan {tuple(coupling.plan.shape)}", kind(cost)
-        )
+        rule = f"have the shape of the plan {tuple(coupling.plan.shape)}"
+        raise wrong_value("cost", rule, kind(cost))

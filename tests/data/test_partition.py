@@ -334,22 +334,22 @@ def test_bad_numbers_are_named(
         (
             ["art", 3],
             TypeError,
-            r"`domains\[1\]` must be a string, or an integer where all are; got 3 \(int\)",
+            r"`domains\[1\]` must be a string if the first entry is one, and an integer otherwise; got 3 \(int\)",
         ),
         (
             [3, "art"],
             TypeError,
-            r"`domains\[1\]` must be a string, or an integer where all are; got 'art' \(str\)",
+            r"`domains\[1\]` must be a string if the first entry is one, and an integer otherwise; got 'art' \(str\)",
         ),
         (
             [0.5],
             TypeError,
-            r"`domains\[0\]` must be a string, or an integer where all are; got 0.5 \(float\)",
+            r"`domains\[0\]` must be a string if the first entry is one, and an integer otherwise; got 0.5 \(float\)",
         ),
         (
             [True],
             TypeError,
-            r"`domains\[0\]` must be a string, or an integer where all are; got True \(bool\)",
+            r"`domains\[0\]` must be a string if the first entry is one, and an integer otherwise; got True \(bool\)",
         ),
         ("art", TypeError, "`domains` must be an array, a tensor or a sequence; got 'art'"),
         (

@@ -1,4 +1,4 @@
-"""What a transport solver must obey, for every public one; and wrong solvers, which the laws must find out."""
+"""Laws that every public transport solver obeys, and wrong solvers that the laws reject."""
 
 import inspect
 from functools import partial
@@ -9,8 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import fedprompt
-from fedprompt import Coupling, TransportSolver
+from fedprompt import Coupling, TransportSolver, transport
 from fedprompt.transport import dykstra, exact, independent, newton, sinkhorn
 from references.transport import kkt_violation, marginals, planted_cost
 
@@ -19,7 +18,7 @@ TIGHT = 1e-10
 
 
 class Row(NamedTuple):
-    """A solver at its tightest, and which problem it solves."""
+    """A solver with a small tolerance, and the problems that it solves."""
 
     solve: TransportSolver
     masses: tuple[float, ...] = (0.3, 0.8, 0.95, 1.0)
@@ -45,8 +44,8 @@ def problem(kind="trained", mass=0.8, *, batch=(2, 3), rows=12, columns=3, seed=
     return planted_cost(kind, (*batch, rows, columns), generator), a / a.sum(), b / b.sum() * mass
 
 
-def feasible(solve, mass, kind="trained"):
-    """T-a: nothing negative, columns exact, rows at most (of sinkhorn: exactly) what they have, and the error says so."""
+def plans_are_feasible(solve, mass, kind="trained"):
+    """Law T-a: plans are at least 0, both marginals hold, and `error` covers them."""
     cost, a, b = problem(kind, mass)
     coupling = solve(cost, a, b)
     assert isinstance(coupling, Coupling)
@@ -61,8 +60,8 @@ def feasible(solve, mass, kind="trained"):
     assert (coupling.error >= torch.maximum(rows, columns) - 1e-12).all()
 
 
-def optimal(solve, mass, kind="trained", epsilon=0.1):
-    """T-b: the conditions of Karush, Kuhn and Tucker, complementary slackness among them."""
+def plans_are_optimal(solve, mass, kind="trained", epsilon=0.1):
+    """Law T-b: plans satisfy the Karush-Kuhn-Tucker conditions, with complementary slackness."""
     cost, a, b = problem(kind, mass)
     plan = solve(cost, a, b, epsilon=epsilon).plan
     for one, its in zip(plan.flatten(0, 1), cost.flatten(0, 1), strict=True):
@@ -70,8 +69,8 @@ def optimal(solve, mass, kind="trained", epsilon=0.1):
         assert max(found.values()) <= 1e-7, found
 
 
-def ignores_constants(solve, mass):
-    """T-d: a constant moves nothing, and neither does scaling cost and epsilon together."""
+def constants_are_ignored(solve, mass):
+    """Law T-d: a constant added to the cost does not change the plan."""
     cost, a, b = problem("trained", mass)
     torch.testing.assert_close(
         solve(cost + 7, a, b).plan, solve(cost, a, b).plan, rtol=0, atol=1e-8
@@ -81,8 +80,8 @@ def ignores_constants(solve, mass):
     )
 
 
-def permutes(solve, mass):
-    """T-i: patches and prompts have no order."""
+def order_is_irrelevant(solve, mass):
+    """Law T-i: permuting rows or columns permutes the plan."""
     cost, a, b = problem("trained", mass)
     rows, columns = (
         torch.randperm(12, generator=torch.Generator().manual_seed(1)),
@@ -94,8 +93,8 @@ def permutes(solve, mass):
     )
 
 
-def alone(solve, mass):
-    """T-j: a problem's plan is the same in any company, hard or easy, at the solver's default tolerance too."""
+def problems_are_independent(solve, mass):
+    """Law T-j: the plan of a problem is independent of the other problems in the batch."""
     easy, a, b = problem("clip", mass, batch=(3,))
     hard = problem("wide", mass, batch=(3,))[0]
     together = solve(torch.cat([easy, hard]), a, b)
@@ -108,8 +107,8 @@ def alone(solve, mass):
 def test_every_public_solver_is_in_the_table():
     solvers = {
         name
-        for name in fedprompt.transport.__all__
-        if list(inspect.signature(getattr(fedprompt, name)).parameters)[:3] == ["cost", "a", "b"]
+        for name in transport.__all__
+        if list(inspect.signature(getattr(transport, name)).parameters)[:3] == ["cost", "a", "b"]
     }
     assert solvers == set(SOLVERS)
 
@@ -118,7 +117,10 @@ EVERY = [(name, mass) for name, row in SOLVERS.items() for mass in row.masses]
 
 
 @pytest.mark.parametrize(("name", "mass"), EVERY)
-@pytest.mark.parametrize("law", [feasible, ignores_constants, permutes, alone])
+@pytest.mark.parametrize(
+    "law",
+    [plans_are_feasible, constants_are_ignored, order_is_irrelevant, problems_are_independent],
+)
 def test_solvers_obey(law, name, mass):
     assert isinstance(SOLVERS[name].solve, TransportSolver)
     law(SOLVERS[name].solve, mass)
@@ -129,7 +131,7 @@ def test_solvers_obey(law, name, mass):
 )
 @pytest.mark.parametrize("kind", KINDS)
 def test_entropic_solvers_are_optimal(kind, name, mass):
-    optimal(SOLVERS[name].solve, mass, kind)
+    plans_are_optimal(SOLVERS[name].solve, mass, kind)
 
 
 @given(
@@ -142,7 +144,7 @@ def test_entropic_solvers_are_optimal(kind, name, mass):
 )
 @settings(max_examples=40, deadline=None)
 def test_newton_is_optimal_for_any_shape(rows, columns, mass, epsilon, kind, seed):
-    """Uneven marginals, more columns than rows, one row, one column."""
+    """Shapes include uneven marginals, more columns than rows, one row and one column."""
     cost, a, b = problem(kind, mass, batch=(2,), rows=rows, columns=columns, seed=seed)
     plan = newton(cost, a, b, epsilon=epsilon, tolerance=TIGHT, max_iterations=300).plan
     for one, its in zip(plan, cost, strict=True):
@@ -152,7 +154,7 @@ def test_newton_is_optimal_for_any_shape(rows, columns, mass, epsilon, kind, see
 
 @pytest.mark.parametrize("mass", [0.8, 1.0])
 def test_all_entropic_solvers_find_the_same_plan(mass):
-    """T-c: at equal masses the capped problem is Sinkhorn's."""
+    """Law T-c: with equal masses the capped problem is that of Sinkhorn."""
     cost, a, b = problem("trained", mass)
     plans = [
         SOLVERS[name].solve(cost, a, b).plan for name in ENTROPIC if mass in SOLVERS[name].masses
@@ -163,8 +165,8 @@ def test_all_entropic_solvers_find_the_same_plan(mass):
 
 
 @pytest.mark.parametrize("name", ENTROPIC)
-def test_the_ends_of_epsilon(name):
-    """T-e: no cost is felt under much entropy. T-f: under little, the linear program remains."""
+def test_the_limits_of_epsilon(name):
+    """Laws T-e and T-f: the limits are the independent coupling and the linear program."""
     row = SOLVERS[name]
     cost, a, b = problem("wide", row.masses[-1], rows=8, columns=2)
     flat = row.solve(cost, a, b, epsilon=1e4).plan
@@ -177,7 +179,7 @@ def test_the_ends_of_epsilon(name):
 
 @pytest.mark.parametrize("name", [*ENTROPIC, "independent", "exact"])
 def test_one_prompt_at_full_mass_is_the_mean(name):
-    """T-g: every patch gives its share, whatever it costs."""
+    """Law T-g: every patch contributes equally, whatever its cost."""
     a, b = marginals(9, 1, 1.0)
     cost = planted_cost("wide", (4, 9, 1), torch.Generator().manual_seed(0))
     torch.testing.assert_close(
@@ -187,15 +189,18 @@ def test_one_prompt_at_full_mass_is_the_mean(name):
 
 @pytest.mark.parametrize("name", ENTROPIC)
 def test_equal_prompts_get_equal_columns(name):
-    """T-h."""
+    """Law T-h."""
     cost, a, _ = problem("trained", columns=1)
     b = torch.full((3,), SOLVERS[name].masses[-1] / 3, dtype=torch.float64)
     plan = SOLVERS[name].solve(cost.repeat(1, 1, 1, 3), a, b).plan
     torch.testing.assert_close(plan, plan[..., :1].expand_as(plan), rtol=1e-9, atol=0)
 
 
-def test_dykstra_moves_in_one_direction():
-    """T-o: the scale of columns never falls and that of rows never rises; both can be read off a plan where some row is slack."""
+def test_the_scales_of_dykstra_are_monotone():
+    """Law T-o: the scale of columns never decreases, and the scale of rows never increases.
+
+    Both scales follow from a plan in which some row is slack.
+    """
     cost, a, b = problem("trained", 0.8)
     before = None
     for steps in range(1, 30):
@@ -211,7 +216,7 @@ def test_dykstra_moves_in_one_direction():
 
 
 def transposed(cost, a, b, **options):
-    """Fill the rows and leave the columns to be what they are."""
+    """Scale rows up to their mass, so that columns do not hold."""
     coupling = newton(cost, a, b, **options)
     return coupling._replace(plan=coupling.plan * (a / coupling.plan.sum(-1))[..., None])
 
@@ -225,7 +230,7 @@ def wrong_temperature(cost, a, b, *, epsilon=0.1):
 
 
 def slack_column(cost, a, b, *, epsilon=0.1):
-    """Balanced transport with one more column for what is kept: penalises the entropy of what is not moved."""
+    """Solve balanced transport with an extra column, which adds the entropy of the kept mass."""
     wide = torch.cat([cost, torch.zeros_like(cost[..., :1])], -1)
     coupling = sinkhorn(
         wide,
@@ -239,7 +244,7 @@ def slack_column(cost, a, b, *, epsilon=0.1):
 
 
 def with_absolute_scale(cost, a, b, *, epsilon=0.1):
-    """Stop as the published code does: by the size of v, for the whole batch."""
+    """Stop as the published code does: by the mean absolute change of v over the batch."""
     kernel, u, v = torch.exp(-cost / epsilon), 1.0, torch.ones_like(cost[..., 0, :])
     for _ in range(100):
         u, before = (a / (kernel * v[..., None, :]).sum(-1)).clamp(max=1), v
@@ -252,25 +257,25 @@ def with_absolute_scale(cost, a, b, *, epsilon=0.1):
 
 
 def in_order(cost, a, b, **options):
-    """Favour the first patches."""
+    """Prefer the first patches."""
     return newton(cost + 0.1 * torch.arange(cost.shape[-2])[:, None], a, b, tolerance=TIGHT)
 
 
 @pytest.mark.parametrize(
     ("law", "wrong"),
     [
-        (feasible, transposed),
-        (feasible, stops_early),
-        (optimal, independent),
-        (optimal, wrong_temperature),
-        (optimal, slack_column),
-        (optimal, stops_early),
-        (ignores_constants, with_absolute_scale),
-        (alone, with_absolute_scale),
-        (permutes, in_order),
+        (plans_are_feasible, transposed),
+        (plans_are_feasible, stops_early),
+        (plans_are_optimal, independent),
+        (plans_are_optimal, wrong_temperature),
+        (plans_are_optimal, slack_column),
+        (plans_are_optimal, stops_early),
+        (constants_are_ignored, with_absolute_scale),
+        (problems_are_independent, with_absolute_scale),
+        (order_is_irrelevant, in_order),
     ],
 )
-def test_the_laws_find_wrong_solvers(law, wrong):
+def test_the_laws_reject_wrong_solvers(law, wrong):
     solve = (lambda cost, a, b, epsilon: wrong(cost, a, b)) if wrong is independent else wrong
     with pytest.raises(AssertionError):
         law(solve, 0.8)

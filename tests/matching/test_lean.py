@@ -1,4 +1,4 @@
-"""Lean logits against the plain ones, value for value and gradient for gradient, and what they hold in memory."""
+"""Lean logits: values and gradients against the plain ones, and memory."""
 
 import importlib
 from functools import partial
@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedprompt import lean_transport_logits, transport_logits
-from fedprompt.interfaces import Matcher
 from fedprompt.transport import newton
 from tolerance import assert_near
 
@@ -31,11 +30,9 @@ def plain(patches, text, *, scale, mass=0.8, **options):
 
 
 def with_gradients(logits, patches, text, scale, **options):
-    """Logits and the gradients of a loss that weighs each of them differently, in patches, text and scale."""
-    learning = [
-        tensor.clone().requires_grad_()
-        for tensor in (patches, text, torch.as_tensor(scale, dtype=patches.dtype))
-    ]
+    """Return logits, and the gradients of a nonlinear loss in patches, text and scale."""
+    inputs = patches, text, torch.as_tensor(scale, dtype=patches.dtype)
+    learning = [tensor.clone().requires_grad_() for tensor in inputs]
     result = logits(learning[0], learning[1], scale=learning[2], **options)
     return result.detach(), *torch.autograd.grad(result.sin().sum(), learning)
 
@@ -54,7 +51,7 @@ def with_gradients(logits, patches, text, scale, **options):
 def test_values_and_gradients_are_those_of_the_plain_form(
     batch, patches, prompts, classes, mass, epsilon, chunk, seed
 ):
-    """For any shape, mass and epsilon, and however the batch is cut into blocks of images."""
+    """For any shape, mass and epsilon, and any size of the blocks of images."""
     drawn = draw(batch, patches, prompts, classes, seed=seed)
     options = {"mass": mass, "epsilon": epsilon, "max_iterations": 300}
     expected = with_gradients(plain, *drawn, 7.0, **options)
@@ -77,7 +74,7 @@ def test_float32(epsilon, tolerance):
 
 
 def test_duals_beyond_the_range_of_float32():
-    """At a thousandth of the costs, exp of a dual overflows; the plan that follows from it does not."""
+    """At epsilon 0.001 the exponential of a dual overflows, but the plan is finite."""
     patches, text = draw(2, 30, dtype=torch.float32)
     text[1] = -text[0]  # costs from 0 to 2
     own, other = (
@@ -89,7 +86,7 @@ def test_duals_beyond_the_range_of_float32():
         torch.testing.assert_close(mine, its, rtol=0, atol=1e-3)
 
 
-def test_a_patch_of_zeros_gets_the_gradient_of_the_plain_form():
+def test_a_patch_of_zeros_has_the_gradient_of_the_plain_form():
     patches, text = draw()
     patches[0, 0] = 0
     for own, other in zip(
@@ -101,7 +98,7 @@ def test_a_patch_of_zeros_gets_the_gradient_of_the_plain_form():
 
 
 @pytest.mark.parametrize("learning", [(True, False), (False, True), (False, False)])
-def test_only_what_learns_gets_a_gradient(learning):
+def test_only_inputs_that_require_a_gradient_get_one(learning):
     patches, text = (
         tensor.requires_grad_(learns) for tensor, learns in zip(draw(), learning, strict=True)
     )
@@ -138,7 +135,7 @@ def test_half_features_and_autocast_are_matched_in_float32(dtype):
 
 
 def saved(logits, patches, text):
-    """The tensors that a graph keeps which are neither an input nor as small as the logits."""
+    """Count the entries of the tensors that a graph saves, inputs excluded."""
     kept = []
     with torch.autograd.graph.saved_tensors_hooks(
         lambda tensor: kept.append(tensor) or tensor, lambda tensor: tensor
@@ -150,12 +147,12 @@ def saved(logits, patches, text):
     )
 
 
-def test_what_is_kept_are_duals_and_not_plans():
+def test_the_graph_keeps_duals_and_no_plans():
     batch, patches, prompts, classes, dim = 6, 50, 2, 5, 4
     drawn = draw(batch, patches, prompts, classes, dim)
     entries, features = batch * patches * prompts * classes, prompts * classes * dim
     assert saved(plain, *drawn) >= entries
-    # The duals, the logits for the scale, the normalised text twice and its norms.
+    # The duals, the logits for the scale, the normalized text twice and its norms.
     assert saved(lean_transport_logits, *drawn) <= batch * classes * (prompts + 2) + 3 * features
 
 
@@ -163,28 +160,23 @@ def test_what_is_kept_are_duals_and_not_plans():
 @pytest.mark.parametrize("second", [0, 1], ids=["patches", "text"])
 @pytest.mark.parametrize("way", ["backward", "inputs"])
 def test_a_second_derivative_is_refused_both_ways(first, second, way):
-    """The gradient still depends on the features through their norms: a part of the truth, which once was returned."""
+    """The gradient depends on the features through their norms, which is not the whole derivative."""
     features = [tensor.requires_grad_() for tensor in draw()]
     logits = lean_transport_logits(*features, scale=5.0)
     gradient = torch.autograd.grad(logits.sin().sum(), features[first], create_graph=True)[0]
-    inputs = (
-        None if way == "backward" else features[second]
-    )  # the same as autograd.grad(..., inputs)
-    with pytest.raises(
-        RuntimeError, match="`lean_transport_logits` is differentiable once; use `transport_logits`"
-    ):
+    inputs = None if way == "backward" else features[second]  # as autograd.grad(..., inputs)
+    message = "`lean_transport_logits` is differentiable once; use `transport_logits`"
+    with pytest.raises(RuntimeError, match=message):
         gradient.sum().backward(inputs=inputs)
 
 
-def test_a_mixed_derivative_in_the_scale_is_a_first_one():
-    """The gradient in the scale is the score, which may be differentiated once."""
+def test_a_mixed_derivative_in_the_scale_is_allowed():
+    """The gradient in the scale is the score, which can be differentiated once."""
     patches, text = draw()
     results = []
     for logits in (lean_transport_logits, plain):
-        scale, own = (
-            torch.tensor(5.0, dtype=torch.float64, requires_grad=True),
-            text.clone().requires_grad_(),
-        )
+        scale = torch.tensor(5.0, dtype=torch.float64, requires_grad=True)
+        own = text.clone().requires_grad_()
         (of_scale,) = torch.autograd.grad(
             logits(patches, own, scale=scale).sum(), scale, create_graph=True
         )
@@ -192,18 +184,16 @@ def test_a_mixed_derivative_in_the_scale_is_a_first_one():
     assert_near(*results)
 
 
-def test_is_a_matcher_and_takes_no_images():
-    matcher = partial(lean_transport_logits, scale=10.0)
-    assert isinstance(matcher, Matcher)
+def test_an_empty_batch_gives_empty_logits_and_a_gradient_of_0():
     patches, text = draw()
     text.requires_grad_()
-    logits = matcher(patches[:0], text)
+    logits = lean_transport_logits(patches[:0], text, scale=10.0)
     assert logits.shape == (0, 3)
     logits.sum().backward()
     assert (text.grad == 0).all()
 
 
-def test_arguments_stay_as_they_are():
+def test_no_argument_is_mutated():
     drawn = draw()
     before = [tensor.clone() for tensor in drawn]
     with_gradients(lean_transport_logits, *drawn, 10.0)
@@ -232,7 +222,7 @@ def spoilt(patches, text):
         (
             lambda x, h: lean_transport_logits(x, h[..., 1:], scale=1.0),
             ValueError,
-            "`text` must have the width of `patches` 6; got 5",
+            "`text` must have the width of `patches`, 6; got 5",
         ),
         (
             lambda x, h: lean_transport_logits(x.long(), h, scale=1.0),
@@ -278,9 +268,8 @@ def spoilt(patches, text):
     ],
 )
 def test_wrong_input_is_refused(call, error, words, monkeypatch):
-    monkeypatch.setitem(
-        lean.ENTRIES, "cpu", 1
-    )  # one image at a time: errors count from the first of the batch
+    # One image at a time: indices in errors refer to the whole batch.
+    monkeypatch.setitem(lean.ENTRIES, "cpu", 1)
     with pytest.raises(error, match=words):
         call(*draw())
 

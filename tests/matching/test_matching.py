@@ -1,4 +1,4 @@
-"""Logits against a loop over FedOTP's equations."""
+"""Cosine logits and transport logits against loops over the equations."""
 
 from functools import partial
 
@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from fedprompt import cosine_logits, transport_logits
 from fedprompt.transport import dykstra, envelope, exact, implicit, independent, newton, sinkhorn
-from references.transport import slow_plan
+from references.transport import marginals, slow_plan
 from tolerance import assert_near
 
 BATCH, PATCHES, PROMPTS, CLASSES, DIM = 3, 7, 2, 4, 5
@@ -22,7 +22,7 @@ def draw(dtype=torch.float64):
 
 
 def loop_logits(patches, text, *, scale, mass, epsilon):
-    """One image and one class at a time, by the slow reference."""
+    """Compute logits for one image and class at a time, by the slow reference."""
     logits = torch.zeros(len(patches), text.shape[1], dtype=torch.float64)
     for image in range(len(patches)):
         for label in range(text.shape[1]):
@@ -39,7 +39,7 @@ def loop_logits(patches, text, *, scale, mass, epsilon):
 
 @pytest.mark.parametrize("mass", [0.3, 0.8, 1.0])
 @pytest.mark.parametrize("epsilon", [0.1, 0.3])
-def test_transport_logits_are_what_the_equations_say(mass, epsilon):
+def test_transport_logits_follow_the_equations(mass, epsilon):
     patches, text = draw()
     solver = partial(newton, epsilon=epsilon, tolerance=1e-12)
     expected = loop_logits(patches, text, scale=50.0, mass=mass, epsilon=epsilon)
@@ -52,16 +52,13 @@ def test_transport_logits_are_what_the_equations_say(mass, epsilon):
 
 
 def test_the_softmax_is_that_of_the_paper():
-    """T-k: the paper prints scale * (1 - distance); the mass that stays behind is the same for all classes."""
+    """Law T-k: the paper prints scale * (1 - distance), which differs by a constant."""
     patches, text = draw()
     logits = transport_logits(patches, text, scale=30.0)
     similarity = torch.einsum(
         "bvd,pkd->bkvp", F.normalize(patches, dim=-1), F.normalize(text, dim=-1)
     )
-    a, b = (
-        torch.full((PATCHES,), 1 / PATCHES, dtype=torch.float64),
-        torch.full((PROMPTS,), 0.8 / PROMPTS, dtype=torch.float64),
-    )
+    a, b = marginals(PATCHES, PROMPTS, 0.8)
     distance = (newton(1 - similarity, a, b).plan * (1 - similarity)).sum((2, 3))
     torch.testing.assert_close(logits, 30.0 * (0.8 - distance), rtol=0, atol=1e-4)
     torch.testing.assert_close(
@@ -81,7 +78,7 @@ def test_one_prompt_at_full_mass_is_the_mean_similarity():
 
 
 def test_the_gradient_holds_the_plan_fixed():
-    """T-l: autograd through the similarity alone, the plan a constant; exact gradients differ."""
+    """Law T-l: autograd runs through the similarity only. The exact gradient differs."""
     patches, text = draw()
     text.requires_grad_()
     (gradient,) = torch.autograd.grad(transport_logits(patches, text, scale=20.0).sin().sum(), text)
@@ -89,10 +86,7 @@ def test_the_gradient_holds_the_plan_fixed():
     similarity = torch.einsum(
         "bvd,pkd->bkvp", F.normalize(patches, dim=-1), F.normalize(text, dim=-1)
     )
-    a, b = (
-        torch.full((PATCHES,), 1 / PATCHES, dtype=torch.float64),
-        torch.full((PROMPTS,), 0.8 / PROMPTS, dtype=torch.float64),
-    )
+    a, b = marginals(PATCHES, PROMPTS, 0.8)
     plan = newton((1 - similarity).detach(), a, b).plan
     (expected,) = torch.autograd.grad((20.0 * (plan * similarity).sum((2, 3))).sin().sum(), text)
     assert_near(gradient, expected, dtype=torch.float32)
@@ -132,7 +126,7 @@ def test_cosine_logits_are_cosines():
 
 
 def test_cosine_logits_take_text_of_each_image():
-    """As from contexts that depend on the image: image by image, the logits of its own text."""
+    """Each image is compared with its own text, as with contexts that depend on the image."""
     patches, text = draw()
     image = patches[:, 0]
     own = torch.stack([text[0], 2 * text[1], text[0] - text[1]]).requires_grad_()
@@ -169,7 +163,7 @@ def test_half_features_and_autocast_are_matched_in_float32(dtype):
     assert_near(pooled, cosine_logits(patches[:, 0].float(), text[0].float(), scale=10.0))
 
 
-def test_no_images_give_no_logits():
+def test_an_empty_batch_gives_empty_logits():
     patches, text = draw()
     assert transport_logits(patches[:0], text, scale=1.0).shape == (0, CLASSES)
     assert cosine_logits(patches[:0, 0], text[0], scale=1.0).shape == (0, CLASSES)
@@ -198,7 +192,7 @@ def test_no_images_give_no_logits():
         (
             lambda x, h: transport_logits(x, h[..., 1:], scale=1.0),
             ValueError,
-            "`text` must have the width of `patches` 5; got 4",
+            "`text` must have the width of `patches`, 5; got 4",
         ),
         (
             lambda x, h: transport_logits(x.long(), h, scale=1.0),

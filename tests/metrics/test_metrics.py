@@ -366,7 +366,7 @@ def test_negative_effect_by_hand():
         (
             torch.ones(3),
             ValueError,
-            r"`losses` must have shape \(rounds, clients\), one of each at least; got \(3,\)",
+            r"`losses` must have shape \(rounds, clients\) without an empty axis; got \(3,\)",
         ),
         (torch.ones(0, 3), ValueError, r"got \(0, 3\)"),
         (

@@ -1,4 +1,4 @@
-"""Transport solved by other means: slowly in float64, by POT, by a general optimiser; and as FedOTP's public code solves it."""
+"""Independent solutions of transport problems: a slow loop, POT, SciPy and FedOTP's public code."""
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ def slow_plan(
     tolerance: float = 1e-12,
     most: int = 200_000,
 ) -> Tensor:
-    """Alternate in the log domain, in float64, until nothing moves: one problem, rows at most a and columns b."""
+    """Solve one problem by alternation in the log domain, in float64, until v is constant."""
     exponent, log_a, log_b = -cost.double() / epsilon, a.double().log(), b.double().log()
     free = b.sum() < a.sum() * (1 - 1e-6)
     v = log_b - exponent.logsumexp(0)
@@ -29,7 +29,7 @@ def slow_plan(
 
 
 def pot_plan(cost: Tensor, a: Tensor, b: Tensor, *, epsilon: float) -> Tensor:
-    """POT's partial transport of the mass of b: with the columns' masses as caps, all of them are used up."""
+    """Solve by POT's partial transport of the mass of b, which fills all columns."""
     import ot
 
     arrays = (tensor.double().numpy() for tensor in (a, b, cost))
@@ -40,8 +40,8 @@ def pot_plan(cost: Tensor, a: Tensor, b: Tensor, *, epsilon: float) -> Tensor:
     return torch.from_numpy(np.asarray(plan))
 
 
-def optimised_plan(cost: Tensor, a: Tensor, b: Tensor, *, epsilon: float) -> Tensor:
-    """Minimise the objective under its constraints with SciPy's sequential quadratic programming, which knows nothing of transport."""
+def optimized_plan(cost: Tensor, a: Tensor, b: Tensor, *, epsilon: float) -> Tensor:
+    """Minimize the objective under its constraints by sequential quadratic programming."""
     from scipy.optimize import minimize
 
     c, rows, upper, exact = (
@@ -68,9 +68,9 @@ def optimised_plan(cost: Tensor, a: Tensor, b: Tensor, *, epsilon: float) -> Ten
 def published_plan(
     cost: Tensor, a: Tensor, b: Tensor, *, epsilon: float, threshold: float = 1e-3, most: int = 100
 ) -> Tensor:
-    """FedOTP's published loop as it spends its time: dense diagonal matrices, and one absolute stop for the whole batch.
+    """Solve problems ``(problems, rows, columns)`` by a restatement of FedOTP's published loop.
 
-    Restated from what the code does; ``(problems, rows, columns)``.
+    It has dense diagonal matrices and one absolute stopping rule for the whole batch.
     """
     kernel = torch.exp(-cost / epsilon)
     onto_rows = torch.bmm(torch.diag_embed(1 / a), kernel)
@@ -88,16 +88,18 @@ def published_plan(
 def kkt_violation(
     plan: Tensor, cost: Tensor, a: Tensor, b: Tensor, *, epsilon: float
 ) -> dict[str, float]:
-    r"""How far one problem's plan is from the conditions that single out the minimum, in float64.
+    r"""Measure how much the plan of one problem violates the optimality conditions, in float64.
 
-    Stationarity: :math:`C + \epsilon (\log T + 1) = \nu_j - \mu_v`, so that ``log T + C / epsilon`` is a sum of a row's and a column's
-    number. Then :math:`\mu \ge 0`, and :math:`\mu_v = 0` wherever row v has mass left.
+    Stationarity is :math:`C + \epsilon (\log T + 1) = \nu_j - \mu_v`. So ``log T + C / epsilon`` is
+    the sum of a number for each row and one for each column. Further conditions are
+    :math:`\mu \ge 0`, and :math:`\mu_v = 0` for every row v that keeps mass.
     """
     plan, cost, a, b = plan.double(), cost.double(), a.double(), b.double()
     rows = a > 0
     potential = plan[rows].log() + cost[rows] / epsilon
     weight = plan[rows]
-    # What the rows share is the column's number: taken from the slackest row; what is left of a row is -mu / epsilon.
+    # The slackest row has mu = 0 and gives the numbers of the columns. A row's number is then
+    # -mu / epsilon.
     left = a[rows] - weight.sum(1)
     slackest = int((left / a[rows]).argmax())
     row = ((potential - potential[slackest]) * weight).sum(1) / weight.sum(1)
@@ -114,7 +116,7 @@ def kkt_violation(
 
 
 def planted_cost(kind: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    """Costs like those that occur: ``clip`` zero-shot cosines, ``trained`` ones with contrast, ``wide`` all that cosines can do."""
+    """Draw costs like zero-shot cosines (``clip``), trained ones, or of any size (``wide``)."""
     draw = torch.randn(shape, generator=generator, dtype=torch.float64)
     if kind == "wide":
         return torch.rand(shape, generator=generator, dtype=torch.float64) * 2
@@ -125,7 +127,7 @@ def planted_cost(kind: str, shape: tuple[int, ...], generator: torch.Generator) 
 def marginals(
     rows: int, columns: int, mass: float, dtype: torch.dtype = torch.float64
 ) -> tuple[Tensor, Tensor]:
-    """FedOTP's: equal rows of sum 1, equal columns of sum `mass`."""
-    return torch.full((rows,), 1 / rows, dtype=dtype), torch.full(
-        (columns,), mass / columns, dtype=dtype
-    )
+    """Return the marginals of FedOTP: equal rows of sum 1, equal columns of sum `mass`."""
+    a = torch.full((rows,), 1 / rows, dtype=dtype)
+    b = torch.full((columns,), mass / columns, dtype=dtype)
+    return a, b

@@ -212,7 +212,7 @@ def raises(error, message):
             torch.ones(2, 4),
             torch.zeros(2),
             ValueError,
-            "`query` must have the width of `keys` 3; got 4.",
+            "`query` must have the width of `keys`, 3; got 4.",
         ),
         (
             torch.full((2, 3), torch.nan),

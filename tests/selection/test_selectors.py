@@ -344,7 +344,7 @@ SELECT = {
     "select_balanced": partial(select_balanced, solver=sinkhorn),
 }
 PAIRS = [
-    (torch.ones(2, 4), KEYS, ValueError, "`query` must have the width of `keys` 3; got 4."),
+    (torch.ones(2, 4), KEYS, ValueError, "`query` must have the width of `keys`, 3; got 4."),
     (
         torch.full((2, 3), torch.nan),
         KEYS,
@@ -405,7 +405,7 @@ PAIRS = [
         ValueError,
         "`keys` must hold at least one group of width 1 or more; got (2, 0).",
     ),
-    (QUERY.to("meta"), KEYS, ValueError, "`query` must lie on the device of `keys` cpu; got meta."),
+    (QUERY.to("meta"), KEYS, ValueError, "`query` must be on the device of `keys`, cpu; got meta."),
 ]
 
 
@@ -460,7 +460,7 @@ def test_bad_counts_are_refused_by_name_and_change_nothing(usage, error, message
 @pytest.mark.bad_input
 @pytest.mark.parametrize("select", SELECT.values(), ids=SELECT)
 def test_counts_on_another_device_are_refused_by_name(select):
-    with raises(ValueError, "`usage` must lie on the device of `keys` cpu; got meta."):
+    with raises(ValueError, "`usage` must be on the device of `keys`, cpu; got meta."):
         select(QUERY, KEYS, usage=torch.ones(2, device="meta"))
 
 
@@ -471,7 +471,7 @@ def test_a_bad_query_is_not_counted():
         selector.train(training)
         with raises(ValueError, "`query` must be finite; got 1 entries of 6 that are not."):
             selector(torch.tensor([[1.0, 2, 3], [4, 5, torch.nan]]))
-        with raises(ValueError, "`query` must have the width of `keys` 3; got 4."):
+        with raises(ValueError, "`query` must have the width of `keys`, 3; got 4."):
             selector(torch.ones(2, 4))
     assert selector.counts.tolist() == [0, 0]
 

@@ -1,4 +1,4 @@
-"""Plans from their duals: the plan that the solver returned, for every solver that has duals."""
+"""Plans from duals equal the plans of the solvers."""
 
 import importlib
 
@@ -12,7 +12,7 @@ SHAPES = [(9, 3), (4, 9, 3), (2, 3, 9, 3), (2, 1, 3, 9, 3), (0, 9, 3)]
 
 
 def problem(shape, mass, dtype=torch.float64):
-    """Costs of a shape; the rows' masses differ along the first axis of a batch."""
+    """Draw costs of a shape; the masses of rows differ along the first axis of a batch."""
     generator = torch.Generator().manual_seed(0)
     batch = shape[:1] + (1,) * (len(shape) - 3) if len(shape) > 2 else ()
     a = torch.rand(*batch, shape[-2], generator=generator, dtype=torch.float64) + 0.3
@@ -27,7 +27,7 @@ def problem(shape, mass, dtype=torch.float64):
 )
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_plan_follows_from_its_duals(solver, mass, shape):
-    """For costs of any rank, and masses that broadcast."""
+    """Costs of any rank, and masses that broadcast."""
     cost, a, b = problem(shape, mass)
     coupling = solver(cost, a, b, epsilon=0.2, tolerance=1e-12, max_iterations=5000)
     assert coupling.duals.shape == (*shape[:-2], 3)
@@ -37,7 +37,7 @@ def test_the_plan_follows_from_its_duals(solver, mass, shape):
 
 
 def test_the_formula_is_that_of_the_slow_reference():
-    """Duals read off a plan of the reference, in a slack row: x = log T + D / epsilon."""
+    """In a slack row of the reference plan the duals are x = log T + D / epsilon."""
     cost, a, b = problem((9, 3), 0.6)
     plan = slow_plan(cost, a, b, epsilon=0.2)
     slack = int((a - plan.sum(1)).argmax())
@@ -56,7 +56,7 @@ def test_chunks_give_the_same_plans(monkeypatch):
     assert torch.equal(newton(cost, a, b).duals, coupling.duals)
 
 
-def test_solvers_without_duals_say_so():
+def test_solvers_without_duals_return_none():
     cost, a, b = problem((4, 9, 3), 0.8)
     assert exact(cost, a, b).duals is None
     assert independent(cost, a, b).duals is None

@@ -1,11 +1,13 @@
-"""Each gradient against finite differences of the number that it is the gradient of, and against unrolling."""
+"""Gradients of scores against finite differences, and against differentiating the iterations."""
 
+import inspect
 from itertools import pairwise
 
 import pytest
 import torch
 
 from fedprompt.transport import (
+    TransportScore,
     dykstra,
     envelope,
     exact,
@@ -38,7 +40,7 @@ def gradient_of(score, cost, a, b):
 
 
 def numeric_gradient(value, cost, step=1e-5):
-    """Central differences, the problem solved anew at both ends."""
+    """Compute central differences, with the problem solved at both ends."""
     result = torch.zeros_like(cost)
     for index in range(cost.numel()):
         nudge = torch.zeros_like(cost).flatten()
@@ -55,12 +57,12 @@ def test_implicit_is_the_gradient_of_the_transport_cost(mass):
     own = gradient_of(implicit, cost, a, b)
     torch.testing.assert_close(own, numeric, rtol=0, atol=1e-7)
     fixed = gradient_of(plan_fixed, cost, a, b)
-    assert (fixed - numeric).abs().max() > 1e-3  # what the paper's choice leaves out
+    assert (fixed - numeric).abs().max() > 1e-3  # the part that the paper's gradient leaves out
     assert torch.nn.functional.cosine_similarity(fixed.flatten(), numeric.flatten(), 0) > 0.7
 
 
 @pytest.mark.parametrize("mass", [0.3, 0.8, 1.0])
-def test_envelope_is_the_gradient_of_the_regularised_value(mass):
+def test_envelope_is_the_gradient_of_the_regularized_value(mass):
     cost, a, b = problem(mass)
 
     def value(moved):
@@ -75,7 +77,7 @@ def test_envelope_is_the_gradient_of_the_regularised_value(mass):
 
 
 def test_implicit_matches_differentiating_through_the_iterations():
-    """Four hundred alternations with a graph; at equal masses too, where no row is slack."""
+    """Differentiates 400 alternations, also at equal masses, where no row is slack."""
     for mass in (0.7, 1.0):
         cost, a, b = problem(mass, batch=())
         cost.requires_grad_()
@@ -112,6 +114,12 @@ def test_implicit_in_float32_with_rows_of_no_mass_and_many_columns():
     torch.testing.assert_close(single.grad.double(), expected, rtol=0, atol=1e-4)
 
 
+@pytest.mark.parametrize("score", [plan_fixed, envelope, implicit])
+def test_every_score_is_a_transport_score(score):
+    assert isinstance(score, TransportScore)
+    assert list(inspect.signature(score).parameters) == ["cost", "coupling"]
+
+
 def test_scores_are_the_plan_times_the_cost():
     cost, a, b = problem()
     coupling = independent(cost, a, b)
@@ -140,7 +148,7 @@ def test_wrong_input_is_refused(score):
 
 @pytest.mark.parametrize("score", [envelope, implicit])
 def test_epsilon_and_masses_are_those_that_the_plan_was_solved_with(score):
-    """A score once took them again, and an epsilon or masses that disagreed with the solver's gave a wrong number."""
+    """Gradients agree with finite differences for each epsilon and mass of the solver."""
     cost, a, b = problem()
     found = []
     for epsilon in (0.1, 0.5):
@@ -164,8 +172,8 @@ def test_epsilon_and_masses_are_those_that_the_plan_was_solved_with(score):
 
 
 @pytest.mark.parametrize("solver", [exact, independent])
-def test_a_plan_that_does_not_move_is_its_own_gradient(solver):
-    """The linear program's plan stays where it is under a small change of the cost, and the independent one under any."""
+def test_the_gradient_is_the_plan_if_the_plan_does_not_change(solver):
+    """A small change of the cost does not change these plans."""
     cost, a, b = problem()
     expected = numeric_gradient(lambda moved: (solver(moved, a, b).plan * moved).sum(), cost)
     own = cost.clone().requires_grad_()
@@ -187,10 +195,8 @@ def test_an_independent_coupling_has_no_regularized_value():
 
 
 def test_no_plan_is_mutated():
-    cost, (a, b) = (
-        torch.rand(3, 4, 2, generator=torch.Generator().manual_seed(2)),
-        marginals(4, 2, 0.8, torch.float32),
-    )
+    cost = torch.rand(3, 4, 2, generator=torch.Generator().manual_seed(2))
+    a, b = marginals(4, 2, 0.8, torch.float32)
     coupling = newton(cost, a, b)
     before = [part.clone() for part in coupling if isinstance(part, torch.Tensor)]
     for score in (plan_fixed, envelope, implicit):

@@ -1,4 +1,4 @@
-"""Solvers against other means, at the edges of what they promise, and what they refuse."""
+"""Transport solvers against independent references, at the limits of their domain, and errors."""
 
 import importlib
 import math
@@ -16,7 +16,7 @@ from fedprompt.transport import dykstra, exact, independent, newton, sinkhorn
 from fedprompt.transport._problem import flat
 from references.transport import (
     marginals,
-    optimised_plan,
+    optimized_plan,
     planted_cost,
     pot_plan,
     published_plan,
@@ -40,21 +40,18 @@ def test_newton_agrees_with_slow_alternation_and_with_pot(kind, epsilon, mass):
             )
 
 
-@pytest.mark.filterwarnings(
-    "ignore:Values in x were outside bounds:RuntimeWarning"
-)  # scipy 1.14 steps out and clips
-def test_newton_agrees_with_a_general_optimiser():
-    a, b = (
-        torch.tensor([0.1, 0.4, 0.2, 0.3], dtype=torch.float64),
-        torch.tensor([0.5, 0.2], dtype=torch.float64),
-    )
+# SciPy 1.14 steps out of the bounds and clips.
+@pytest.mark.filterwarnings("ignore:Values in x were outside bounds:RuntimeWarning")
+def test_newton_agrees_with_a_general_optimizer():
+    a = torch.tensor([0.1, 0.4, 0.2, 0.3], dtype=torch.float64)
+    b = torch.tensor([0.5, 0.2], dtype=torch.float64)
     cost = planted_cost("wide", (4, 2), torch.Generator().manual_seed(3))
     plan = newton(cost, a, b, epsilon=0.3, tolerance=1e-11).plan
-    torch.testing.assert_close(plan, optimised_plan(cost, a, b, epsilon=0.3), rtol=0, atol=1e-5)
+    torch.testing.assert_close(plan, optimized_plan(cost, a, b, epsilon=0.3), rtol=0, atol=1e-5)
 
 
 def test_dykstra_is_the_published_loop_where_that_converges():
-    """On the costs of zero-shot CLIP; its own stop leaves 1e-3, so it is made to go on."""
+    """On costs of zero-shot CLIP, with a smaller threshold than the published one."""
     a, b = marginals(30, 2, 0.8)
     cost = planted_cost("clip", (5, 30, 2), torch.Generator().manual_seed(4))
     published = published_plan(
@@ -89,7 +86,7 @@ def test_newton_in_float32_is_accurate_for_every_mass(kind, epsilon, mass, rows,
 @pytest.mark.parametrize("solver", ITERATIVE)
 @pytest.mark.parametrize("scale", [1e-6, 1.0, 1e3, 1e6])
 def test_finite_costs_never_give_nan(solver, scale):
-    """T-m: the smallest epsilon, costs of any size; what could not be reached stands in the error."""
+    """Law T-m: a small epsilon and costs of any size give a finite plan and a finite error."""
     mass = 1.0 if solver is sinkhorn else 0.8
     cost = planted_cost("wide", (10, 20, 3), torch.Generator().manual_seed(6)).float() * scale
     coupling = solver(
@@ -99,15 +96,15 @@ def test_finite_costs_never_give_nan(solver, scale):
     assert torch.isfinite(coupling.error).all()
 
 
-def test_newton_reaches_small_epsilon():
-    """At a thousandth of the costs, FedOTP's kernel underflows to 0."""
+def test_newton_solves_problems_with_a_small_epsilon():
+    """At epsilon 0.001 the kernel of FedOTP's code underflows to 0."""
     cost = planted_cost("wide", (50, 196, 2), torch.Generator().manual_seed(7)).float()
     coupling = newton(cost, *marginals(196, 2, 0.8, torch.float32), epsilon=0.001)
     assert coupling.error.max() <= 1.1e-5
     assert coupling.iterations.max() <= 100
 
 
-def test_rows_without_mass_give_nothing_and_change_nothing():
+def test_rows_without_mass_have_a_plan_of_0_and_no_influence():
     cost = planted_cost("trained", (3, 10, 2), torch.Generator().manual_seed(8))
     a, b = marginals(7, 2, 0.8)
     padded = torch.cat([a, torch.zeros(3, dtype=a.dtype)])
@@ -154,7 +151,7 @@ def test_large_batches_are_cut_into_chunks(monkeypatch):
 def test_half_precisions_are_solved_in_float32(dtype):
     cost = planted_cost("trained", (4, 49, 2), torch.Generator().manual_seed(11)).to(dtype)
     masses = marginals(49, 2, 1.0, dtype)
-    for solver in ITERATIVE:  # masses that add up only to the rounding of the dtype
+    for solver in ITERATIVE:  # sums of masses agree only up to the rounding of the dtype
         coupling = solver(cost, *masses, epsilon=0.05)
         expected = solver(cost.float(), *marginals(49, 2, 1.0, torch.float32), epsilon=0.05).plan
         assert coupling.plan.dtype == torch.float32
@@ -168,12 +165,13 @@ def test_half_precisions_are_solved_in_float32(dtype):
 
 
 def test_where_independent_is_the_limit_of_a_growing_epsilon():
-    """Where all rows have equal masses or all mass is taken. Otherwise small rows are full: 0.05, and 0.05 of the others' 0.1 and 0.2."""
+    """For equal rows or for the whole mass it is the limit.
+
+    Otherwise every row gives 0.05, which is all of the small rows and a part of the large ones.
+    """
     cost = torch.rand(4, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    a, b = (
-        torch.tensor([0.2, 0.1, 0.05, 0.05], dtype=torch.float64),
-        torch.tensor([0.1, 0.1], dtype=torch.float64),
-    )
+    a = torch.tensor([0.2, 0.1, 0.05, 0.05], dtype=torch.float64)
+    b = torch.tensor([0.1, 0.1], dtype=torch.float64)
     for rows, columns in ((a, 2 * b), (torch.full_like(a, 0.1), b)):
         limit = newton(cost, rows, columns, epsilon=1e7, tolerance=1e-9).plan
         torch.testing.assert_close(limit, independent(cost, rows, columns).plan, rtol=0, atol=1e-7)
@@ -185,7 +183,7 @@ def test_where_independent_is_the_limit_of_a_growing_epsilon():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("epsilon", [1e-1, 1e-3, 1e-6])
 def test_columns_of_an_alternation_hold_up_to_rounding(solver, dtype, epsilon):
-    """The rounding of ``cost / epsilon``, which the exponential magnifies; the error includes it."""
+    """The bound is the rounding error of ``cost / epsilon``, and `error` includes it."""
     mass = 1.0 if solver is sinkhorn else 0.8
     a, b = marginals(49, 4, mass, dtype)
     cost = planted_cost("wide", (20, 49, 4), torch.Generator().manual_seed(16)).to(dtype)
@@ -200,7 +198,7 @@ def test_columns_of_an_alternation_hold_up_to_rounding(solver, dtype, epsilon):
     [("trained", 0.8, 34), ("wide", 0.8, 41), ("wide", 0.95, 44), ("wide", 0.999, 52)],
 )
 def test_few_evaluations_at_a_small_epsilon(kind, mass, most):
-    """Mean evaluations of the line search on fixed problems, 5 % above those of the rule that its comments state."""
+    """The limits are 5 % above the mean number of evaluations that was measured."""
     cost = planted_cost(kind, (30, 49, 3), torch.Generator().manual_seed(1))
     coupling = newton(cost, *marginals(49, 3, mass), epsilon=0.001, max_iterations=200)
     assert coupling.error.max() <= 1e-5
@@ -210,20 +208,20 @@ def test_few_evaluations_at_a_small_epsilon(kind, mass, most):
 @pytest.mark.parametrize(("kind", "epsilon"), [("clip", 0.1), ("clip", 0.05), ("trained", 0.1)])
 @pytest.mark.parametrize("mass", [0.8, 0.95, 0.999, 1.0])
 def test_plain_steps_are_enough_for_cosines_at_fedotps_epsilon(kind, epsilon, mass):
-    """No problem goes on to the line search in float64, which costs more for each step."""
+    """No problem needs the line search in float64."""
     cost = planted_cost(kind, (50, 49, 2), torch.Generator().manual_seed(17)).float()
-    with patch.object(
-        importlib.import_module("fedprompt.transport.newton"),
-        "climb",
-        side_effect=AssertionError("line search"),
-    ):
+    module = importlib.import_module("fedprompt.transport.newton")
+    with patch.object(module, "climb", side_effect=AssertionError("line search")):
         coupling = newton(cost, *marginals(49, 2, mass, torch.float32), epsilon=epsilon)
     assert coupling.error.max() <= 1e-5
     assert coupling.iterations.max() <= 12
 
 
 def one_column(x, *, slope):
-    """One column that takes 0.4 of two rows of 0.5 with costs 0 and 1, evaluated at log v = x, a step of length 1 from a given slope."""
+    """Take a step of length 1 to log v = x, from a point with a given slope, and judge it.
+
+    The problem has two rows of 0.5 with costs 0 and 1, and one column that takes 0.4.
+    """
     problem = flat(
         torch.tensor([[[0.0], [1.0]]], dtype=torch.float64),
         torch.full((2,), 0.5).double(),
@@ -237,30 +235,37 @@ def one_column(x, *, slope):
 
 
 def test_a_step_is_accepted_while_a_row_is_slack():
-    """At log 0.6 the rows give 0.5 (full) and 0.6 / e = 0.2207: the slope is 0.4 - 0.7207 = -0.3207, above minus half of 2."""
+    """At log 0.6 the rows give 0.5 (full) and 0.6 / e = 0.2207.
+
+    The slope is 0.4 - 0.7207 = -0.3207, above minus half of 2 and below minus half of 0.5.
+    """
     following, accepted = one_column(math.log(0.6), slope=2.0)
     assert accepted.item()
     assert following.slope.item() != 2.0
-    assert not one_column(math.log(0.6), slope=0.5)[1].item()  # below minus half of 0.5
+    assert not one_column(math.log(0.6), slope=0.5)[1].item()
 
 
-def test_no_step_is_accepted_beyond_which_the_dual_is_flat():
-    """At log 2 both rows are full and give 1: the slope is -0.6, above minus half of 2, and tells nothing of the distance."""
+def test_a_step_into_the_flat_part_of_the_dual_is_rejected():
+    """At log 2 both rows are full and give 1, so the slope is -0.6, above minus half of 2.
+
+    The secant gives the length 2 / 2.6, which is above the largest one, 0.7.
+    """
     following, accepted = one_column(math.log(2), slope=2.0)
     assert not accepted.item()
-    assert following.length.item() == pytest.approx(
-        0.7
-    )  # the secant says 2 / 2.6, more than the most
+    assert following.length.item() == pytest.approx(0.7)
 
 
-def test_the_next_step_goes_twice_as_far_where_the_slope_has_hardly_fallen():
-    """At log 0.1 the rows give 0.1 (1 + 1 / e) = 0.1368: the slope is 0.2632, more than half of 0.3 and less than half of 2."""
+def test_the_next_step_is_twice_as_long_if_the_slope_has_hardly_decreased():
+    """At log 0.1 the rows give 0.1 (1 + 1 / e) = 0.1368.
+
+    The slope is 0.2632, more than half of 0.3 and less than half of 2.
+    """
     assert one_column(math.log(0.1), slope=0.3)[0].length.item() == 2
     assert one_column(math.log(0.1), slope=2.0)[0].length.item() == 1
 
 
 def test_few_evaluations_close_to_full_mass():
-    """FedOTP's alternation takes some thousand iterations for these."""
+    """The alternation of FedOTP takes thousands of iterations on these problems."""
     for kind in ("clip", "trained"):
         cost = planted_cost(kind, (100, 196, 2), torch.Generator().manual_seed(12)).float()
         coupling = newton(cost, *marginals(196, 2, 0.999, torch.float32), tolerance=1e-6)
@@ -280,16 +285,15 @@ def test_exact_costs_no_more_than_any_entropic_plan(rows, columns, mass, seed):
     a, b = marginals(rows, columns, mass)
     coupling = exact(cost, a, b)
     assert coupling.error <= 1e-9
-    assert (coupling.plan * cost).sum() <= (
-        newton(cost, a, b, epsilon=0.02, tolerance=1e-9).plan * cost
-    ).sum() + 1e-8
+    entropic = newton(cost, a, b, epsilon=0.02, tolerance=1e-9).plan
+    assert (coupling.plan * cost).sum() <= (entropic * cost).sum() + 1e-8
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("mass", [0.8, 1.0])
 @pytest.mark.parametrize("total", [1e-12, 1e-3, 7.0, 1e8, 1e9, 1e12, 1e20])
 def test_exact_solves_masses_of_any_size(total, mass, dtype):
-    """The plan is linear in the masses, and POT compares sums with an absolute tolerance."""
+    """Plans are linear in the masses, although POT compares sums with an absolute tolerance."""
     cost = planted_cost("wide", (2, 6, 3), torch.Generator().manual_seed(15)).to(dtype)
     a, b = marginals(6, 3, mass, dtype)
     coupling = exact(cost, total * a, total * b)
@@ -298,7 +302,7 @@ def test_exact_solves_masses_of_any_size(total, mass, dtype):
     torch.testing.assert_close(coupling.plan, expected, rtol=0, atol=1e-6 * total)
 
 
-def test_solvers_leave_their_arguments_alone_and_print_nothing(capsys):
+def test_solvers_mutate_no_argument_and_print_nothing(capsys):
     cost = planted_cost("trained", (2, 6, 2), torch.Generator().manual_seed(13)).requires_grad_()
     a, b = marginals(6, 2, 1.0)
     before = [tensor.detach().clone() for tensor in (cost, a, b)]
@@ -309,13 +313,14 @@ def test_solvers_leave_their_arguments_alone_and_print_nothing(capsys):
 
 
 def test_pot_is_imported_by_exact_alone():
-    program = "import sys, torch, fedprompt as fp; fp.transport.newton(torch.eye(2), torch.ones(2), torch.ones(2)); print('ot' in sys.modules)"
-    assert (
-        subprocess.run(
-            [sys.executable, "-c", program], capture_output=True, text=True, check=True
-        ).stdout.strip()
-        == "False"
-    )
+    program = """
+import sys, torch, fedprompt as fp
+fp.transport.newton(torch.eye(2), torch.ones(2), torch.ones(2))
+print("ot" in sys.modules)
+"""
+    command = [sys.executable, "-c", program]
+    run = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "False"
 
 
 HALF = torch.full((2,), 0.5)
@@ -400,8 +405,8 @@ def test_sinkhorn_refuses_unequal_masses():
         sinkhorn(COST, HALF, 0.8 * HALF)
 
 
-def test_a_sum_that_overflows_is_no_false_alarm():
-    """The quick check adds up all costs; these are finite, their sum is not."""
+def test_finite_costs_whose_sum_overflows_are_accepted():
+    """The quick check sums all costs. These are finite, but their sum is not."""
     coupling = newton(torch.full((4, 2, 2), 2e38), HALF, 0.8 * HALF)
     torch.testing.assert_close(coupling.plan, torch.full((4, 2, 2), 0.2))
 

@@ -1,30 +1,35 @@
-"""What all of this room shares: the checks of queries, keys and counts, cosines between them, and counts as shares."""
+"""Checks of queries, keys and counts, and the share of each group in the counts."""
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from fedprompt._checks import check_finite, kind, values_readable, wrong_type, wrong_value
 
 
 def check_pair(query: Tensor, keys: Tensor) -> None:
-    """Require queries (batch, dim) and keys (groups, dim) on one device; their values on a CPU alone, where looking costs nothing."""
+    """Require queries (batch, dim) and keys (groups, dim) on one device.
+
+    Values are checked on CPU tensors only, to avoid a GPU synchronization.
+    """
     for name, tensor, shape in (("query", query, "(batch, dim)"), ("keys", keys, "(groups, dim)")):
         if not isinstance(tensor, Tensor) or not tensor.is_floating_point() or tensor.ndim != 2:
             raise wrong_type(name, f"be a floating-point tensor {shape}", kind(tensor))
     if query.device != keys.device:
-        raise wrong_value("query", f"lie on the device of `keys` {keys.device}", query.device)
+        raise wrong_value("query", f"be on the device of `keys`, {keys.device}", query.device)
     if 0 in keys.shape:
         raise wrong_value("keys", "hold at least one group of width 1 or more", tuple(keys.shape))
     if query.shape[1] != keys.shape[1]:
-        raise wrong_value("query", f"have the width of `keys` {keys.shape[1]}", query.shape[1])
+        raise wrong_value("query", f"have the width of `keys`, {keys.shape[1]}", query.shape[1])
     if keys.device.type == "cpu":
         check_finite("query", query)
         check_finite("keys", keys)
 
 
 def check_counts(name: str, counts: Tensor, groups: int, *, sync: bool = False) -> None:
-    """Require a count for each group, finite and at least 0; without `sync`, the values on a CPU alone."""
+    """Require one count for each group, finite and at least 0.
+
+    Unless `sync` is set, values are checked on CPU tensors only.
+    """
     if not isinstance(counts, Tensor) or counts.is_complex() or counts.dtype == torch.bool:
         raise wrong_type(name, "be a tensor of counts (groups,)", kind(counts))
     if counts.shape != (groups,):
@@ -35,23 +40,17 @@ def check_counts(name: str, counts: Tensor, groups: int, *, sync: bool = False) 
             raise wrong_value(name, "be finite and at least 0", counts[wrong][0].item())
 
 
-def cosines(query: Tensor, keys: Tensor) -> Tensor:
-    """Cosines (batch, groups), in float32 at least."""
-    with torch.autocast(query.device.type, enabled=False):
-        return unit(query) @ unit(keys).T
-
-
-def unit(rows: Tensor) -> Tensor:
-    """Normalize in float32 at least."""
-    return F.normalize(rows.to(torch.promote_types(rows.dtype, torch.float32)), dim=-1)
-
-
 def shares(usage: Tensor | None, like: Tensor) -> Tensor:
-    """Each group's share of all selections (groups,); all zero before the first one, or where nothing is counted."""
+    """Return each group's share of all selections, (groups,); zeros if there is no selection yet.
+
+    Args:
+        usage: Count of each group, or None.
+        like: Similarities (batch, groups), which set the dtype and the device.
+    """
     if usage is None:
         return like.new_zeros(like.shape[1])
     check_counts("usage", usage, like.shape[1])
     if usage.device != like.device:
-        raise wrong_value("usage", f"lie on the device of `keys` {like.device}", usage.device)
+        raise wrong_value("usage", f"be on the device of `keys`, {like.device}", usage.device)
     total = usage.sum(dtype=like.dtype)
     return usage.to(like.dtype) / (total + (total == 0))
