@@ -19,23 +19,6 @@ WITH_BIAS = (F.linear, torch.conv1d, torch.conv2d, torch.conv3d)
 PRODUCTS = (*WITH_BIAS, torch.matmul, torch.mm, torch.bmm, Tensor.matmul, Tensor.mm, Tensor.bmm)
 
 
-class ReplayableAttention(TorchFunctionMode):
-    """Where attention drops weights out, let it draw the masks that the tangent pass can draw again; elsewhere the fastest kernel runs."""
-
-    def __torch_function__(
-        self, func: Function, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        position = DROPOUT_POSITION.get(func)
-        if (
-            position is not None
-            and (args[position] if len(args) > position else kwargs.get("dropout_p", 0.0)) > 0
-        ):
-            with sdpa_kernel(SDPBackend.MATH):
-                return func(*args, **kwargs)
-        return func(*args, **kwargs)
-
-
 class ForwardRules(TorchFunctionMode):
     """Rules that dual numbers lack.
 
