@@ -118,7 +118,7 @@ def federate(name: str, task: Task, shards: list[report.Shard], args: Namespace)
     quizzes = [list(task.train.batches(shard.quiz, args.device)) for shard in shards]
     size = (task.num_classes, args.dim if method.guided == "features" else task.num_classes)
     draw = fp.stream_generator(args.seed, server_round=0, purpose="guides")
-    start = fp.guidance.GuideVectors(*size, generator=draw)().detach()  # N(0, 1)
+    start = torch.randn(*size, generator=draw)
     known = torch.full((task.num_classes,), float(learned), device=args.device)  # means are unknown before the first round
     guides, ledger = fp.Weighted(start.to(args.device), known), fp.Ledger()
     server = fp.descend(partial(torch.optim.SGD, lr=method.learning_rate), max_norm=100.0) if learned else fp.overwrite()

@@ -187,4 +187,3 @@ def check_twice_differentiable(slope: Tensor | None) -> None:
             "be twice differentiable",
             "a gradient with respect to `guided` that is constant",
         )
-

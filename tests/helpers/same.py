@@ -1,10 +1,13 @@
 """Equality to the bit."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+
+assert_identical = partial(torch.testing.assert_close, rtol=0, atol=0, equal_nan=True)
 
 
 def assert_same(actual: Any, expected: Any, *, ordered: bool = True, place: str = "") -> None:
