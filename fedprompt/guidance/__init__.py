@@ -1,11 +1,10 @@
-"""One small vector for each class that all clients follow, and the gradient by which they learn it together (FedL2G)."""
+"""Guide vectors that clients follow, and the gradient by which they learn them (FedL2G)."""
 
 from fedprompt.guidance.gradient import guide_gradient
-from fedprompt.guidance.guides import GuideVectors, guided_loss
+from fedprompt.guidance.loss import guided_loss
 from fedprompt.guidance.methods import central_difference, double_backward, forward_mode
 
 __all__ = [
-    "GuideVectors",
     "central_difference",
     "double_backward",
     "forward_mode",

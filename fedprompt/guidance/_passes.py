@@ -1,50 +1,63 @@
-"""Forward passes of a model under other parameters, from which the model and the random streams come back unchanged."""
+"""Forward passes under other parameters that leave the model and the random streams unchanged."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
 import torch.nn as nn
+import torch.nn.functional as F
 from torch import Tensor
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
 
 Result = TypeVar("Result")
 RandomStates = list[Tensor]
+# Position of the dropout probability among the arguments.
+DROPOUT_POSITION = {F.scaled_dot_product_attention: 4, F.multi_head_attention_forward: 10}
 
 
 class Passes:
-    """Runs one model under parameters that are handed in; its own, its buffers and its gradients stay what they are."""
+    """Forward passes of one model under given parameters.
 
-    def __init__(self, model: nn.Module) -> None:
-        self.inside = _Inside(getattr(model, "_orig_mod", model))
-        self.slots = _slots(self.inside)
+    The model keeps its own parameters, buffers and gradients. Each pass starts from the model's
+    buffers and writes to a copy of them. Passes draw from the random streams of the devices of
+    the parameters and of `images`.
+    """
+
+    def __init__(self, model: nn.Module, images: Iterable[Tensor]) -> None:
+        self.model = getattr(model, "_orig_mod", model)  # inside a compiled module
+        self.outer = _Outer(self.model)
+        self.slots = _slots(self.model)
+        self.streams = RandomStreams([*self.parameters().values(), *images])
 
     def parameters(self) -> dict[str, Tensor]:
-        """What learns, each once, as constants."""
+        """Return each trainable parameter once, as a constant."""
         return {
             name: value.detach()
-            for name, value in self.inside.named_parameters()
+            for name, value in self.model.named_parameters()
             if value.requires_grad
         }
 
     def run(
         self, parameters: Mapping[str, Tensor], images: object, then: Callable[[Any], Result]
     ) -> Result:
-        """Return ``then(model(images))``; `then` is called, and may differentiate, while the parameters are in their places.
+        """Return ``then(model(images))`` under the given parameters.
 
-        Gradient checkpointing runs the model's blocks again during the backward pass, and they must find the same parameters then.
-        Every pass starts from the model's buffers and writes to a copy.
+        Gradient checkpointing runs blocks again during the backward pass, and they must find the
+        same parameters. Therefore gradients are computed inside `then`.
         """
-        buffers = {name: buffer.clone() for name, buffer in self.inside.named_buffers()}
+        buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
         given = {**buffers, **parameters}
         placed = {slot: value for name, value in given.items() for slot in self.slots[name]}
-        result: Result = functional_call(self.inside, placed, (images, then), tie_weights=False)
+        result: Result = functional_call(self.outer, placed, (images, then), tie_weights=False)
         return result
 
 
-class _Inside(nn.Module):
+class _Outer(nn.Module):
+    """A model and a function of its outputs, as one module."""
+
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
@@ -54,24 +67,57 @@ class _Inside(nn.Module):
 
 
 def _slots(model: nn.Module) -> dict[str, list[str]]:
-    """Where each parameter and buffer is registered, by its first name.
+    """Map the first name of each parameter and buffer to all its places inside :class:`_Outer`.
 
     A tied tensor is registered in several modules and must be replaced in all of them. A module
     with several names is listed once: ``functional_call`` would otherwise replace its tensors
     twice and afterwards restore the replacement.
     """
     slots = dict[Tensor, list[str]]()
-    for prefix, module in model.named_modules():
+    for prefix, module in model.named_modules(prefix="model"):
         own = {**module._parameters, **module._buffers}
         for name, tensor in own.items():
             if tensor is not None:
                 slots.setdefault(tensor, []).append(f"{prefix}.{name}")
-    return {names[0]: names for names in slots.values()}
+    return {names[0].removeprefix("model."): names for names in slots.values()}
+
+
+class RandomStreams:
+    """PyTorch's global random streams on the CPU and on each accelerator of some tensors."""
+
+    def __init__(self, tensors: Iterable[Tensor]) -> None:
+        devices = {tensor.device for tensor in tensors if tensor.device.type != "cpu"}
+        self.devices = sorted(devices, key=str)
+
+    def states(self) -> RandomStates:
+        """Return the current state of each stream."""
+        return [
+            torch.get_rng_state(),
+            *(torch.get_device_module(device).get_rng_state(device) for device in self.devices),
+        ]
+
+    def replay(self, states: RandomStates) -> None:
+        """Set each stream back to a state."""
+        torch.set_rng_state(states[0])
+        for state, device in zip(states[1:], self.devices, strict=True):
+            torch.get_device_module(device).set_rng_state(state, device)
+
+    @contextmanager
+    def restored(self) -> Iterator[None]:
+        """Set each stream back to its present state at the end."""
+        before = self.states()
+        try:
+            yield
+        finally:
+            self.replay(before)
 
 
 @contextmanager
 def differentiable_attention() -> Iterator[None]:
-    """Attention from operators that forward mode and double backward know: no fused kernel, no fast path of ``nn.MultiheadAttention``."""
+    """Compute attention from operators that forward mode and double backward support.
+
+    Fused kernels and the fast path of ``nn.MultiheadAttention`` are turned off.
+    """
     fastpath = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
@@ -81,16 +127,25 @@ def differentiable_attention() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(fastpath)
 
 
-def random_states(devices: list[torch.device]) -> RandomStates:
-    """The state of PyTorch's global random stream on the CPU and on each device."""
-    return [
-        torch.get_rng_state(),
-        *(torch.get_device_module(device).get_rng_state(device) for device in devices),
-    ]
+class ReplayableAttention(TorchFunctionMode):
+    """Attention whose dropout masks are the same under :func:`differentiable_attention`.
 
+    Attention without dropout uses the fastest kernel.
+    """
 
-def replay(states: RandomStates, devices: list[torch.device]) -> None:
-    """Set the global random streams back."""
-    torch.set_rng_state(states[0])
-    for state, device in zip(states[1:], devices, strict=True):
-        torch.get_device_module(device).set_rng_state(state, device)
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Any = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        position = DROPOUT_POSITION.get(func)
+        if position is None:
+            return func(*args, **kwargs)
+        dropout = args[position] if len(args) > position else kwargs.get("dropout_p", 0.0)
+        if dropout == 0:
+            return func(*args, **kwargs)
+        with sdpa_kernel(SDPBackend.MATH):
+            return func(*args, **kwargs)

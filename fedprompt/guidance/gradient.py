@@ -1,7 +1,8 @@
-"""What a client uploads: how its loss on held-out samples, after one guided step, would move with the guides."""
+"""The gradient of a client's quiz loss, after one guided step, with respect to the guides."""
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn as nn
@@ -9,14 +10,39 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from fedprompt._checks import check_labels, check_number, kind, wrong_type, wrong_value
-from fedprompt.guidance._passes import Passes, differentiable_attention, random_states, replay
-from fedprompt.guidance._step import Pairs, Seen, Step, Update, judged_step
-from fedprompt.guidance.guides import GuideLoss, at_least_single, checked_guides, guide_loss
+from fedprompt.guidance._passes import (
+    Passes,
+    RandomStates,
+    ReplayableAttention,
+    differentiable_attention,
+)
+from fedprompt.guidance._validation import (
+    Guides,
+    Pair,
+    check_call,
+    check_finite_gradients,
+    check_outputs,
+    check_reached,
+    check_stepped,
+    check_twice_differentiable,
+    check_used,
+    checked_batches,
+    checked_guides,
+    checked_pair,
+)
+from fedprompt.guidance.loss import GuideLoss, at_least_single, guide_loss, label_loss
 from fedprompt.guidance.methods import Evaluate, Parameters, forward_mode
 from fedprompt.interfaces import Batches, Weighted
 
+Gradients = dict[str, Tensor]
+BatchLoss = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""(guided, logits, labels) -> a scalar."""
+PullBack = Callable[[Gradients], Gradients]
+"""Gradients of a loss by the stepped parameters -> by the gradients that made the step."""
 Method = Callable[[Evaluate, Parameters, Parameters], Tensor]
+"""(evaluate, parameters, direction) -> the derivative of the guided output."""
+Update = Callable[..., Mapping[str, Tensor]]
+"""(parameters, gradients, learning_rate=...) -> the parameters after one step."""
 
 
 def guide_gradient(
@@ -31,45 +57,51 @@ def guide_gradient(
     update: Update | None = None,
     method: Method = forward_mode,
 ) -> Weighted:
-    r"""Differentiate the quiz loss after one guided step with respect to the guides (FedL2G Eq. 5-7), exactly.
+    r"""Differentiate the quiz loss after one guided step with respect to the guides, exactly.
 
     .. math::
 
-        \pi = \nabla_v \, \mathrm{CE}_{\text{quiz}}\big(\theta - \eta \nabla_\theta [\mathrm{CE} + w\,\ell(F, v_y)]_{\text{study}}\big)
-            = -\eta\, w\, \nabla_v \big\langle \nabla_F \ell(F, v_y),\; J_\theta F \cdot g \big\rangle
+        \pi = \nabla_v \, \mathrm{CE}_{\text{quiz}}\big(
+            \theta - \eta \nabla_\theta [\mathrm{CE} + w\,\ell(F, v_y)]_{\text{study}}\big)
+            = -\eta\, w\, \nabla_v \big\langle
+            \nabla_F \ell(F, v_y),\; J_\theta F \cdot g \big\rangle
 
-    with g the gradient of the quiz loss after the step. The network enters the second form through one derivative along g alone, which one
-    forward-mode pass gives: no second-order graph, and the memory of an ordinary training step. The model's parameters, gradients and
-    buffers, its mode, and PyTorch's random streams are afterwards what they were.
+    These are Eq. 5 to 7 of FedL2G, where g is the gradient of the quiz loss after the step. The
+    second form contains only one derivative of the network, along g, which is one forward-mode
+    pass. It needs no second-order graph, and no more memory than an ordinary training step.
 
-    In train mode batch normalisation couples the samples of a batch and dropout draws masks; both are taken into account, and masks are
-    the same in every pass over a study batch. Gradient checkpointing (``use_reentrant=False``) works and gives the same numbers.
+    The model's parameters, gradients, buffers and mode, and PyTorch's random streams, are unchanged
+    afterwards. In train mode, batch normalization uses the statistics of each batch, and dropout
+    masks are the same in every pass over a study batch. Gradient checkpointing
+    (``use_reentrant=False``) is supported and gives the same numbers.
 
     Args:
-        model: Called with images; returns (guided (batch, dim), logits (batch, classes)). Parameters that require gradients take the step;
-            what is frozen, and what is no parameter of the module, a trunk held as a plain attribute for one, is a constant.
-        guides: The table that all clients share. As a :class:`Weighted`, rows of weight 0 pull nothing.
-        study: What the step is taken on: a pair (images, labels), or several pairs, of which the mean loss counts.
-        quiz: What the step is judged by, in the same form.
-        learning_rate: Of the step, above 0.
-        weight: Of the guide loss, as in local training.
-        loss: The guide loss, twice differentiable: (guided, guides of the samples) to a scalar.
-        update: The step, ``(parameters, gradients, learning_rate=...)`` to new parameters, mappings by name, in differentiable
-            operations; None is FedL2G's plain gradient descent, without momentum or weight decay.
-        method: How the derivative along g is computed: :func:`forward_mode`, :func:`double_backward`, :func:`central_difference`.
+        model: Module that returns (guided (batch, dim), logits (batch, classes)) for images. Its
+            trainable parameters take the step. Frozen parameters, and tensors that are not
+            parameters of the module, are constants.
+        guides: Table that all clients share. As a :class:`Weighted`, rows of weight 0 are ignored.
+        study: Batch for the step: a pair (images, labels), or several pairs, whose losses are
+            averaged.
+        quiz: Batch for the loss after the step, in the same form.
+        learning_rate: Learning rate of the step (above 0).
+        weight: Factor of the guide loss, as in local training (at least 0).
+        loss: Guide loss, twice differentiable: (guided, guides of the samples) to a scalar.
+        update: Differentiable function ``(parameters, gradients, learning_rate=...)`` from mappings
+            by name to the new parameters. If None, the step is plain gradient descent without
+            momentum or weight decay, as in FedL2G.
+        method: Method for the derivative along g: ``forward_mode``, ``double_backward`` or
+            ``central_difference`` of :mod:`fedprompt.guidance`.
 
     Returns:
-        The gradient (classes, dim), with weight 1 for the classes of the study samples that have a guide. Other rows are
-        exactly 0, with weight 0.
+        Gradient (classes, dim). Classes of the study samples that have a guide have weight 1. All
+        other rows are exactly 0, with weight 0.
 
     Raises:
-        TypeError: If `model` is no module, `guides` or labels are of the wrong kind, or a batch is no pair.
-        ValueError: If a batch is empty, a label lies outside the table, an output of the model has the wrong shape, no trainable parameter
-            reaches the guided output, a trainable parameter has no or a non-finite gradient, or `update` returns something else than
-            the parameters.
+        ValueError: If a shape or a label does not fit, a trainable parameter receives no gradient
+            or a non-finite one, or no trainable parameter affects the guided output.
 
     Example:
-        A linear model of one weight, guided in its logits towards class 1: :math:`\eta = 1`, one sample to study and one for the quiz.
+        A linear model with one input is guided in its logits towards class 1.
 
         >>> class Client(nn.Linear):
         ...     def forward(self, images):
@@ -84,102 +116,150 @@ def guide_gradient(
                 [ 0.2689, -0.2689]]), weight=tensor([0., 1.]))
 
     References:
-        Zhang et al., "FedL2G: Learning to Guide Local Training in Heterogeneous Federated Learning", 2024, Eq. 5-7. Its Eq. 8 and 9 are
-        not this gradient: they leave the network's Jacobian out.
+        Zhang et al., "FedL2G: Learning to Guide Local Training in Heterogeneous Federated
+        Learning", 2024, Eq. 5-7. Eq. 8 and 9 omit the Jacobian of the network, so they are not
+        this gradient.
     """
-    if torch.is_inference_mode_enabled():
-        raise RuntimeError(
-            "guide_gradient differentiates, which torch.inference_mode forbids: call it outside."
-        )
-    if not isinstance(model, nn.Module):
-        raise wrong_type("model", "be an nn.Module", kind(model))
-    table = checked_guides(guides).detach()
-    check_number("learning_rate", learning_rate, above=0)
-    check_number("weight", weight, at_least=0)
-    pairs, held_out = _pairs("study", study, len(table)), _pairs("quiz", quiz, len(table))
-    guides = Weighted(table, guides.weight.detach()) if isinstance(guides, Weighted) else table
-    passes = Passes(model)
-    if not passes.parameters():
-        raise wrong_value("model", "have a parameter that requires gradients", "none")
-    devices = _devices(
-        [*passes.parameters().values(), *(images for images, _ in (*pairs, *held_out))]
-    )
-    value, present = torch.zeros_like(table), torch.zeros(len(table), device=table.device)
-    before = random_states(devices)
-    try:
-        seen, direction = judged_step(
-            passes, guides, pairs, held_out, devices, Step(learning_rate, weight, loss, update)
-        )
-        for batch in seen:
-            tangent = method(_evaluate(passes, batch, devices), passes.parameters(), direction)
-            value += weight / len(seen) * _reaction(loss, batch, tangent, guides)
+    check_call(model, learning_rate, weight)
+    table, known = checked_guides(guides)
+    checked = Guides(table.detach(), known)
+    study_batches = checked_batches("study", study, len(table))
+    quiz_batches = checked_batches("quiz", quiz, len(table))
+    passes = Passes(model, [images for images, _ in study_batches + quiz_batches])
+
+    def study_loss(guided: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
+        check_reached(guided)
+        return label_loss(logits, labels) + weight * guide_loss(guided, labels, checked, loss)
+
+    def quiz_loss(guided: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
+        return label_loss(logits, labels)
+
+    differentiate = partial(_mean_gradient, passes, table)
+    parameters = passes.parameters()
+    value = torch.zeros_like(checked.table)
+    present = torch.zeros(len(table), device=table.device)
+    with passes.streams.restored():
+        studied, gradients = differentiate("study", study_batches, parameters, study_loss)
+        used = set(gradients)
+        if update is None:
+            stepped, pull_back = _descend(parameters, gradients, learning_rate)
+        else:
+            stepped, pull_back = _take(update, parameters, gradients, learning_rate)
+        del gradients  # while the quiz runs, plain descent does not need their memory
+        _, slope = differentiate("quiz", quiz_batches, stepped, quiz_loss)
+        check_used(parameters, used | slope.keys())
+        pulled = pull_back(slope)
+        direction = {
+            name: pulled.get(name, torch.zeros_like(own)) for name, own in parameters.items()
+        }
+        for batch in studied:
+            tangent = method(_repeat(passes, batch), parameters, direction)
+            value += weight / len(studied) * _response(checked, batch, tangent, loss)
             present[batch.labels.long()] = 1.0
-    finally:
-        replay(before, devices)
-    if isinstance(guides, Weighted):
-        present = present.where(guides.weight > 0, 0.0)
-    return Weighted(value, present)
+    return Weighted(value, present if known is None else present.where(known, 0.0))
 
 
-def _evaluate(passes: Passes, batch: Seen, devices: list[torch.device]) -> Evaluate:
-    """Run the model again as it ran on a study batch: the same masks, the same buffers."""
+class Studied(NamedTuple):
+    """A study batch after its pass, with the random states that repeat the pass."""
+
+    images: Tensor
+    labels: Tensor
+    guided: Tensor
+    states: RandomStates
+
+
+def _mean_gradient(
+    passes: Passes,
+    table: Tensor,
+    argument: str,
+    batches: list[Pair],
+    parameters: Mapping[str, Tensor],
+    loss: BatchLoss,
+) -> tuple[list[Studied], Gradients]:
+    """Differentiate the mean loss over batches, with one batch in memory at a time.
+
+    Parameters that no batch reaches have no entry in the result.
+    """
+    leaves = {name: value.detach().requires_grad_() for name, value in parameters.items()}
+    done, total = list[Studied](), Gradients()
+    for images, labels in batches:
+        states = passes.streams.states()
+
+        def gradient(outputs: Any, labels: Tensor = labels) -> tuple[Tensor, tuple[Any, ...]]:
+            guided, logits = checked_pair(outputs)
+            check_outputs(guided, logits, len(labels), table)
+            value = loss(guided, logits, labels) / len(batches)
+            own = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
+            return guided.detach(), own
+
+        with torch.enable_grad(), ReplayableAttention():
+            guided, gradients = passes.run(leaves, images, gradient)
+        done.append(Studied(images, labels, guided, states))
+        for name, own in zip(leaves, gradients, strict=True):
+            if own is not None:
+                total[name] = total[name] + own if name in total else own.detach()
+    check_finite_gradients(argument, total)
+    return done, total
+
+
+def _descend(
+    parameters: Parameters, gradients: Gradients, learning_rate: float
+) -> tuple[Parameters, PullBack]:
+    """Take one step of plain gradient descent. Its pull-back is a multiplication."""
+    stepped = {
+        name: value - learning_rate * gradients[name] if name in gradients else value
+        for name, value in parameters.items()
+    }
+
+    def pull_back(slope: Gradients) -> Gradients:
+        return {name: value.mul_(-learning_rate) for name, value in slope.items()}
+
+    return stepped, pull_back
+
+
+def _take(
+    update: Update, parameters: Parameters, gradients: Gradients, learning_rate: float
+) -> tuple[Parameters, PullBack]:
+    """Take a user's step. Its pull-back is a backward pass through the step."""
+    leaves = {
+        name: gradients.get(name, torch.zeros_like(value)).requires_grad_()
+        for name, value in parameters.items()
+    }
+    with torch.enable_grad():
+        stepped = dict(update(parameters, leaves, learning_rate=learning_rate))
+    check_stepped(stepped, parameters)
+
+    def pull_back(slope: Gradients) -> Gradients:
+        moved = [name for name in slope if stepped[name].requires_grad]
+        pulled = torch.autograd.grad(
+            [stepped[name] for name in moved],
+            list(leaves.values()),
+            [slope[name] for name in moved],
+            allow_unused=True,
+        )
+        return {name: own for name, own in zip(leaves, pulled, strict=True) if own is not None}
+
+    return stepped, pull_back
+
+
+def _repeat(passes: Passes, batch: Studied) -> Evaluate:
+    """Return a function that repeats the pass over a study batch: same masks, same buffers."""
 
     def evaluate(parameters: Parameters, then: Callable[[Tensor], Any]) -> Any:
-        replay(batch.states, devices)
+        passes.streams.replay(batch.states)
         with differentiable_attention():
             return passes.run(parameters, batch.images, lambda outputs: then(outputs[0]))
 
     return evaluate
 
 
-def _reaction(loss: GuideLoss, batch: Seen, tangent: Tensor, guides: Tensor | Weighted) -> Tensor:
-    """How the change of the guide loss along the tangent would move with the guides: a second derivative in (batch, dim) alone."""
+def _response(guides: Guides, batch: Studied, tangent: Tensor, loss: GuideLoss) -> Tensor:
+    """Differentiate the slope of the guide loss along the tangent with respect to the guides."""
     with torch.enable_grad():
-        table = (guides.value if isinstance(guides, Weighted) else guides).clone().requires_grad_()
-        told = Weighted(table, guides.weight) if isinstance(guides, Weighted) else table
+        table = guides.table.clone().requires_grad_()
         guided = at_least_single(batch.guided).clone().requires_grad_()
-        value = guide_loss(guided, batch.labels, told, loss)
+        value = guide_loss(guided, batch.labels, guides._replace(table=table), loss)
         (slope,) = torch.autograd.grad(value, guided, create_graph=True, allow_unused=True)
-        if slope is None or not slope.requires_grad:
-            raise wrong_value(
-                "loss",
-                "be twice differentiable",
-                "a gradient in `guided` that does not depend on anything",
-            )
-        (reaction,) = torch.autograd.grad(slope, table, tangent.to(slope.dtype), allow_unused=True)
-    return torch.zeros_like(table) if reaction is None else reaction
-
-
-def _pairs(argument: str, batches: object, num_classes: int) -> Pairs:
-    """Require one pair (images, labels) or several, none empty, and return a list."""
-    if not isinstance(batches, Sequence) or isinstance(batches, str):
-        raise wrong_type(
-            argument, "be a pair (images, labels) or a sequence of pairs", kind(batches)
-        )
-    single = len(batches) == 2 and not isinstance(batches[0], Sequence)
-    pairs = [batches] if single else list(batches)
-    if not pairs:
-        raise wrong_value(argument, "hold at least one batch", "none")
-    for position, pair in enumerate(pairs):
-        name = argument if single else f"{argument}[{position}]"
-        if (
-            not isinstance(pair, Sequence)
-            or len(pair) != 2
-            or not all(isinstance(part, Tensor) for part in pair)
-        ):
-            raise wrong_type(name, "be a pair of tensors (images, labels)", kind(pair))
-        check_labels(f"{name} labels", pair[1], num_classes)
-        if len(pair[1]) == 0:
-            raise wrong_value(name, "hold at least one sample", "none")
-        if pair[0].ndim == 0 or len(pair[0]) != len(pair[1]):
-            raise wrong_value(
-                name,
-                "have as many images as labels",
-                f"{tuple(pair[0].shape)} and {tuple(pair[1].shape)}",
-            )
-    return [(pair[0], pair[1]) for pair in pairs]
-
-
-def _devices(tensors: list[Tensor]) -> list[torch.device]:
-    """The accelerators involved, each once."""
-    return sorted({tensor.device for tensor in tensors if tensor.device.type != "cpu"}, key=str)
+        check_twice_differentiable(slope)
+        (response,) = torch.autograd.grad(slope, table, tangent.to(slope.dtype), allow_unused=True)
+    return torch.zeros_like(table) if response is None else response

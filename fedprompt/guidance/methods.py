@@ -1,9 +1,11 @@
-r"""How a model's guided output moves with its parameters: three ways to one number, of one signature.
+r"""Three methods for the derivative of a model's guided output along a direction.
 
-Each is handed `evaluate`, the values of the trainable parameters and a direction for each, and returns the derivative of the guided output
-along that direction, :math:`J_\theta F \cdot u`. ``evaluate(parameters, then)`` runs the model under these parameters and returns
-``then(guided)``; whatever is differentiated must be differentiated inside `then`. Dropout masks, buffers and attention kernels are the
-same at every call.
+Each takes `evaluate`, the trainable parameters and a direction for each parameter. Each returns the
+derivative of the guided output along that direction, :math:`J_\theta F \cdot u`.
+
+``evaluate(parameters, then)`` runs the model under these parameters and returns ``then(guided)``.
+All differentiation happens inside `then`. Dropout masks, buffers and attention kernels are the same
+at every call.
 """
 
 import math
@@ -18,10 +20,10 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from fedprompt._checks import check_number
-from fedprompt.guidance._modes import ForwardRules, make_dual, tangent_of
+from fedprompt.guidance._forward_rules import ForwardRules, make_dual, tangent_of
 
 Parameters = Mapping[str, Tensor]
-"""Trainable parameters by name, or something of the same shape for each."""
+"""Trainable parameters by name, or one tensor of the same shape for each."""
 
 Evaluate = Callable[[Parameters, Callable[[Tensor], Any]], Any]
 """(parameters, then) -> then(guided)."""
@@ -30,23 +32,24 @@ Evaluate = Callable[[Parameters, Callable[[Tensor], Any]], Any]
 def forward_mode(
     evaluate: Evaluate, parameters: Parameters, direction: Parameters
 ) -> Float[Tensor, "batch dim"]:
-    """Differentiate by one pass of dual numbers: exact, without a graph, in the memory of a plain forward pass. The default.
+    """Differentiate by one forward pass of dual numbers. This is exact, and the default.
 
-    Frozen weights cost nothing: their tangents, zeros, are never multiplied. An operator without a forward-mode rule sends the whole
-    pass to :func:`double_backward`, and a warning says so.
+    The pass builds no graph and needs about the memory of a plain forward pass. If an operator of
+    the model has no forward-mode rule, :func:`double_backward` is used instead, with a warning.
 
     Args:
-        evaluate: Runs the model and calls a function of its guided output.
-        parameters: Where to differentiate.
-        direction: Along which to differentiate.
+        evaluate: Function that runs the model and applies a function to its guided output.
+        parameters: Trainable parameters at which to differentiate, by name.
+        direction: Direction of the derivative, one tensor for each parameter.
 
     Returns:
-        The derivative, of the shape of the guided output.
+        Derivative, of the shape of the guided output.
 
     Example:
         >>> def evaluate(parameters, then):
         ...     return then(parameters["scale"] ** 2 * torch.ones(1, 1))
-        >>> forward_mode(evaluate, {"scale": torch.tensor(3.0)}, {"scale": torch.tensor(1.0)})
+        >>> at, along = {"scale": torch.tensor(3.0)}, {"scale": torch.tensor(1.0)}
+        >>> forward_mode(evaluate, at, along)
         tensor([[6.]])
     """
     _load_rules()
@@ -62,7 +65,7 @@ def forward_mode(
     except NotImplementedError as reason:
         text = " ".join(str(reason).split())
         warnings.warn(
-            f"forward_mode falls back on double_backward, which needs more memory, because: {text}",
+            f"forward_mode uses double_backward instead, which needs more memory. Reason: {text}",
             stacklevel=3,
         )
     return double_backward(evaluate, parameters, direction)
@@ -71,22 +74,24 @@ def forward_mode(
 def double_backward(
     evaluate: Evaluate, parameters: Parameters, direction: Parameters
 ) -> Float[Tensor, "batch dim"]:
-    r"""Differentiate by two backward passes: exact, with a second-order graph, for operators that forward mode lacks.
+    r"""Differentiate by two backward passes. This is exact, and needs a second-order graph.
 
-    The backward pass :math:`s \mapsto J^\top s` is linear in s, so its own derivative along `direction` is :math:`J u`.
+    The backward pass :math:`s \mapsto J^\top s` is linear in s. Its derivative along `direction`
+    is :math:`J u`. Use this method if an operator of the model does not support forward mode.
 
     Args:
-        evaluate: Runs the model and calls a function of its guided output.
-        parameters: Where to differentiate.
-        direction: Along which to differentiate.
+        evaluate: Function that runs the model and applies a function to its guided output.
+        parameters: Trainable parameters at which to differentiate, by name.
+        direction: Direction of the derivative, one tensor for each parameter.
 
     Returns:
-        The derivative, of the shape of the guided output.
+        Derivative, of the shape of the guided output.
 
     Example:
         >>> def evaluate(parameters, then):
         ...     return then(parameters["scale"] ** 2 * torch.ones(1, 1))
-        >>> double_backward(evaluate, {"scale": torch.tensor(3.0)}, {"scale": torch.tensor(1.0)})
+        >>> at, along = {"scale": torch.tensor(3.0)}, {"scale": torch.tensor(1.0)}
+        >>> double_backward(evaluate, at, along)
         tensor([[6.]])
     """
     leaves = {name: value.detach().requires_grad_() for name, value in parameters.items()}
@@ -114,34 +119,30 @@ def double_backward(
 def central_difference(
     evaluate: Evaluate, parameters: Parameters, direction: Parameters, *, step: float = 1e-4
 ) -> Float[Tensor, "batch dim"]:
-    """Differentiate by two plain forward passes on either side: approximate, for kernels that know no derivative of a derivative.
+    """Differentiate by two forward passes, one on each side. This is an approximation.
 
-    Which step is best depends on the model and its dtype: in float32 about 1e-2 for prompts alone and 3e-5 for a whole transformer;
-    networks with ReLU and batch normalisation never come closer than a few thousandths. Never a silent fallback, therefore.
+    Use this method only if an operator of the model cannot be differentiated twice. It is never
+    selected automatically.
 
     Args:
-        evaluate: Runs the model and calls a function of its guided output.
-        parameters: Where to differentiate.
-        direction: Along which to differentiate.
-        step: Above 0; how far to go to either side, as a fraction of the norm of all parameters.
+        evaluate: Function that runs the model and applies a function to its guided output.
+        parameters: Trainable parameters at which to differentiate, by name.
+        direction: Direction of the derivative, one tensor for each parameter.
+        step: Distance to each side, as a fraction of the norm of all parameters (above 0). The best
+            value depends on the model and its dtype.
 
     Returns:
-        The derivative, of the shape of the guided output, approximately.
-
-    Raises:
-        ValueError: If `step` is not above 0.
+        Approximate derivative, of the shape of the guided output.
 
     Example:
         >>> def evaluate(parameters, then):
         ...     return then(parameters["scale"] ** 2 * torch.ones(1, 1))
-        >>> central_difference(evaluate, {"scale": torch.tensor(3.0)}, {"scale": torch.tensor(1.0)}, step=0.125)
+        >>> at, along = {"scale": torch.tensor(3.0)}, {"scale": torch.tensor(1.0)}
+        >>> central_difference(evaluate, at, along, step=0.125)
         tensor([[6.]])
     """
     check_number("step", step, above=0)
-    length = _norm(direction)
-    if length == 0:
-        length = 1.0
-    distance = step * (_norm(parameters) or 1.0) / length
+    distance = step * (_norm(parameters) or 1.0) / (_norm(direction) or 1.0)
 
     def moved(sign: float) -> Tensor:
         there = {
@@ -157,15 +158,15 @@ def central_difference(
 def _own_tangent(guided: Tensor) -> Tensor:
     tangent = tangent_of(guided)
     if tangent is None:
-        raise NotImplementedError("an operator of the model drops tangents without saying so")
+        raise NotImplementedError("an operator of the model silently drops tangents")
     return tangent.detach().clone()
 
 
 @cache
 def _load_rules() -> None:
-    """Make the first dual number of the process, at which PyTorch compiles a few rules and warns of its own ways of doing so.
+    """Create the first dual number of the process, for which PyTorch compiles rules and warns.
 
-    Once, because leaving ``catch_warnings`` makes Python repeat what it has already said.
+    This runs once, because Python repeats earlier warnings after each ``catch_warnings``.
     """
     with warnings.catch_warnings(), forward_ad.dual_level():
         warnings.filterwarnings("ignore", message=".torch.jit.script. is deprecated")

@@ -1,6 +1,7 @@
-"""What a guide gradient costs against reverse over reverse, the published way: time, memory, and the tangent pass alone.
+"""Time and memory of a guide gradient, and of its tangent pass.
 
-ViT-Ti at 224 pixels trained whole and by deep prompts (n = 10), ResNet-18 at 64 pixels; batches of 8, and of 32 for the latter.
+The reference is reverse over reverse, as published. Models are a ViT-Ti at 224 pixels (batches of
+8), trained whole and by 10 deep prompts, and a ResNet-18 at 64 pixels (batches of 32).
 """
 
 from functools import partial
@@ -20,7 +21,7 @@ CLASSES, RATE = 10, 0.01
 
 
 class Guided(nn.Module):
-    """Guided in its logits."""
+    """Client that is guided in its logits."""
 
     def __init__(self, model):
         super().__init__()
@@ -50,7 +51,9 @@ def vit(*, checkpointing=False):
     return model
 
 
-CASES = {  # name: (model, twin without checkpointing for the reference, batch and pixels, at most in time, at least in memory)
+# name: (model, twin without checkpointing for the reference, (batch, pixels),
+#        largest ratio of times, smallest ratio of memory)
+CASES = {
     "ViT-Ti, all weights": (vit, None, (8, 224), 1.15, 3.3),
     "ViT-Ti, prompts": (lambda: Prompted(vit()), None, (8, 224), 1.15, 3.3),
     "ResNet-18": (
@@ -79,7 +82,7 @@ def draw(batch, pixels):
 
 
 def first_order(model, guides, study, quiz):
-    """The step and its quiz gradient: two ordinary training steps one after the other."""
+    """Take the step and compute its quiz gradient, as two ordinary training steps."""
     parameters = {
         name: value.detach().requires_grad_()
         for name, value in model.named_parameters()
@@ -131,9 +134,7 @@ def test_guide_gradient(meter, case):
         peak["published"] / peak["ours"],
         at_least=leanest,
     )
-    if (
-        make_twin is None
-    ):  # gradient checkpointing under functional_call needs more care than the plain steps here take
+    if make_twin is None:  # the plain steps do not support gradient checkpointing
         meter.report(
             f"{case}: guide gradient / first-order steps alone, memory",
             peak["ours"] / peak["steps"],

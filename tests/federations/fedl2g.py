@@ -58,9 +58,8 @@ def fedl2g() -> Federation:
         parts.drawn(make, seed)
         for seed, make in enumerate((partial(Prompted, trunk), Convolutional, Convolutional))
     ]
-    start = fp.guidance.GuideVectors(
-        parts.CLASSES, parts.CLASSES, generator=torch.Generator().manual_seed(0)
-    )
+    draw = torch.Generator().manual_seed(0)
+    start = torch.randn(parts.CLASSES, parts.CLASSES, generator=draw)
 
     def train(
         client: int, server_round: int, broadcast: fp.interfaces.Message, state: State
@@ -86,7 +85,7 @@ def fedl2g() -> Federation:
         return parts.for_all({"guides": guides.bfloat16()})
 
     def init() -> tuple[Answers, Any]:
-        guides = fp.snapshot(start)["vectors"]
+        guides = start.clone()
         return answers(guides), {"guides": guides, "update": update.init(guides)}
 
     def step(uploads: Mapping[int, fp.interfaces.Message], state: Any) -> tuple[Answers, Any]:

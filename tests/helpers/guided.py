@@ -1,4 +1,4 @@
-"""The small clients that guide gradients are tested on, float64, and what a test hands to them."""
+"""Small float64 clients, batches, losses and steps for the tests of guide gradients."""
 
 from collections.abc import Callable
 
@@ -15,7 +15,7 @@ Pair = tuple[Tensor, Tensor]
 
 
 class Guided(nn.Module):
-    """A body and a head; the guides act on logits or, in the feature space, on what stands before the head."""
+    """Client with a body and a head, guided in its logits or in the features before the head."""
 
     def __init__(self, body: nn.Module, *, features: bool) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class Guided(nn.Module):
 
 
 class Prompted(nn.Module):
-    """Prompts on a frozen trunk that is no part of the module tree."""
+    """Prompts on a frozen trunk that is not a submodule."""
 
     def __init__(self, *, checkpointing: bool) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class Prompted(nn.Module):
 
 
 def seeded(make: Callable[[], nn.Module]) -> nn.Module:
-    """Build with PyTorch's global stream at a fixed place, and put it back."""
+    """Build a module from a fixed seed, and leave PyTorch's global stream unchanged."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(7)
         return make().double()
@@ -59,10 +59,11 @@ def mlp() -> nn.Module:
 
 
 def cnn() -> nn.Module:
-    """Batch normalisation in train mode, of which one layer is frozen, and a dropout."""
+    """Return a CNN with batch normalization in train mode and one frozen layer."""
     body = seeded(
         lambda: nn.Sequential(
-            nn.Conv2d(3, 6, 3, stride=2), nn.BatchNorm2d(6), nn.ReLU(), nn.Conv2d(6, 6, 3, bias=False), nn.BatchNorm2d(6), nn.ReLU(),
+            nn.Conv2d(3, 6, 3, stride=2), nn.BatchNorm2d(6), nn.ReLU(),
+            nn.Conv2d(6, 6, 3, bias=False), nn.BatchNorm2d(6), nn.ReLU(),
             nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(24, WIDTH),
         )
     )  # fmt: skip
@@ -71,7 +72,10 @@ def cnn() -> nn.Module:
 
 
 class Twice(nn.Module):
-    """One block that runs twice, by two names; a second layer with two names; one weight in two layers; one buffer in two."""
+    """Body with shared parts.
+
+    One block and one layer have two names each, and one weight and one buffer have two owners.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -99,7 +103,7 @@ class Twice(nn.Module):
 
 
 def vit(*, dropout: float = 0.0, checkpointing: bool = False) -> nn.Module:
-    """A ViT that is trained whole."""
+    """Return a ViT whose parameters are all trained."""
     model = tiny_vit(
         proj_drop_rate=dropout,
         attn_drop_rate=dropout,
@@ -110,7 +114,7 @@ def vit(*, dropout: float = 0.0, checkpointing: bool = False) -> nn.Module:
     return model
 
 
-# name: (the client's body, the same without checkpointing, for the reference)
+# name: (body of the client, the same body without checkpointing for the reference)
 BODIES: dict[str, tuple[Callable[[], nn.Module], Callable[[], nn.Module]]] = {
     "mlp": (mlp, mlp),
     "cnn": (cnn, cnn),
@@ -153,5 +157,42 @@ def draw_guides(dim: int, *, classes: int = CLASSES, seed: int = 3) -> Tensor:
 STUDY = [
     draw_pair([0, 1, 1, 2, 0], seed=1),
     draw_pair([0, 1, 3], seed=2),
-]  # of unequal size; nobody of class 4
+]  # of unequal size, without class 4
 QUIZ = [draw_pair([4, 1, 2, 4], seed=4), draw_pair([0, 4], seed=6)]
+
+
+def assert_near_in_norm(actual: Tensor, expected: Tensor, tolerance: float = 1e-10) -> None:
+    """Assert that a tensor differs from a nonzero one by at most a fraction of its norm."""
+    assert expected.norm() > 0
+    assert (actual - expected).norm() <= tolerance * expected.norm()
+
+
+def decay_and_momentum(parameters, gradients, *, learning_rate):
+    return {
+        name: value - learning_rate * (1.9 * (gradients[name] + 0.1 * value) + 0.05)
+        for name, value in parameters.items()
+    }
+
+
+class Cube(torch.autograd.Function):
+    """Function that is differentiable twice but has no forward mode."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x**3
+
+    @staticmethod
+    def backward(ctx, slope):
+        (x,) = ctx.saved_tensors
+        return 3 * x**2 * slope
+
+
+class Opaque(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.body, self.function = mlp(), function
+
+    def forward(self, images):
+        hidden = self.body(images)
+        return hidden + self.function(hidden)  # has a tangent even if the function drops its own

@@ -1,7 +1,11 @@
-"""FedL2G's guide gradient the way its equations read: take the step with a graph, judge it, differentiate the whole in the guides.
+"""Guide gradients of FedL2G, written as its equations read.
 
-Zhang et al., "FedL2G: Learning to Guide Local Training in Heterogeneous Federated Learning", 2024, Eq. 4-6. Nothing here knows of
-Jacobian-vector products. Whoever calls sets PyTorch's seed before: study batches are run first, in their order, then quiz batches.
+The step is taken with a graph, and the quiz loss after it is differentiated in the guides. There
+are no Jacobian-vector products. Study batches run first, in their order, then quiz batches, so
+callers set PyTorch's seed to fix the dropout masks.
+
+Zhang et al., "FedL2G: Learning to Guide Local Training in Heterogeneous Federated Learning",
+2024, Eq. 4-6.
 """
 
 import copy
@@ -20,7 +24,7 @@ Update = Callable[[Mapping[str, Tensor], Mapping[str, Tensor]], Mapping[str, Ten
 def run(
     model: nn.Module, parameters: Mapping[str, Tensor], images: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Run a copy of a model with other parameters, on copies of its buffers; the model itself is never touched."""
+    """Run a copy of a model under other parameters, with copies of its buffers."""
     given = {
         id(value): parameters[name]
         for name, value in model.named_parameters()
@@ -33,7 +37,10 @@ def run(
 def _copied(
     module: nn.Module, given: Mapping[int, Tensor], copies: dict[int, nn.Module]
 ) -> nn.Module:
-    """Copy a tree of modules, each module once however many names it has; parameters and buffers are found by identity."""
+    """Copy a tree of modules, and each shared module once.
+
+    Parameters and buffers are found by identity.
+    """
     if id(module) not in copies:
         twin = copies[id(module)] = copy.copy(module)
         twin._parameters = {
@@ -60,7 +67,7 @@ def quiz_loss(
     loss: Callable[[Tensor, Tensor], Tensor] = F.mse_loss,
     create_graph: bool = True,
 ) -> Tensor:
-    """The loss after one guided step, as a differentiable function of the guides."""
+    """Compute the quiz loss after one guided step, as a differentiable function of the guides."""
     parameters = {
         name: value.detach().requires_grad_()
         for name, value in model.named_parameters()
@@ -76,16 +83,16 @@ def quiz_loss(
             total, list(parameters.values()), create_graph=create_graph, materialize_grads=True
         )
         stepped = update(parameters, dict(zip(parameters, gradients, strict=True)))
-        judged = [
+        losses = [
             F.cross_entropy(run(model, stepped, images)[1], labels) for images, labels in quiz
         ]
-    return torch.stack(judged).mean()
+    return torch.stack(losses).mean()
 
 
 def double_backward(
     model: nn.Module, guides: Tensor, study: Pairs, quiz: Pairs, update: Update, **options: object
 ) -> Tensor:
-    """Reverse over reverse: the gradient of the whole meta step in the guides."""
+    """Differentiate the whole step with respect to the guides, by reverse over reverse."""
     guides = guides.detach().requires_grad_()
     (gradient,) = torch.autograd.grad(
         quiz_loss(model, guides, study, quiz, update, **options), guides
@@ -104,7 +111,7 @@ def finite_differences(
     step: float,
     **options: object,
 ) -> Tensor:
-    """Move every number of the table to both sides and run the whole meta step again, under the same seed."""
+    """Run the whole step again for each entry of the table, moved to both sides."""
     gradient = torch.zeros_like(guides)
     for position in range(guides.numel()):
         values = []
@@ -120,7 +127,7 @@ def finite_differences(
 
 
 def descend(learning_rate: float) -> Update:
-    """Plain gradient descent: FedL2G's pseudo step."""
+    """Return plain gradient descent, which is the step of FedL2G."""
     return lambda parameters, gradients: {
         name: value - learning_rate * gradients[name] for name, value in parameters.items()
     }

@@ -1,4 +1,4 @@
-"""Two torch function modes: which attention draws dropout masks, and which products of dual numbers are worth computing."""
+"""Forward-mode rules that PyTorch lacks, or that cost more in PyTorch."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -8,40 +8,24 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch._ops import OpOverload, OpOverloadPacket
 from torch.autograd import forward_ad
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 Function = Callable[..., Any]
 make_dual: Function = forward_ad.make_dual  # untyped in PyTorch
 unpack_dual: Function = forward_ad.unpack_dual
-DROPOUT_POSITION = {F.scaled_dot_product_attention: 4, F.multi_head_attention_forward: 10}
 WITH_BIAS = (F.linear, torch.conv1d, torch.conv2d, torch.conv3d)
 PRODUCTS = (*WITH_BIAS, torch.matmul, torch.mm, torch.bmm, Tensor.matmul, Tensor.mm, Tensor.bmm)
 
 
-class ReplayableAttention(TorchFunctionMode):
-    """Where attention drops weights out, let it draw the masks that the tangent pass can draw again; elsewhere the fastest kernel runs."""
-
-    def __torch_function__(
-        self, func: Function, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        position = DROPOUT_POSITION.get(func)
-        if (
-            position is not None
-            and (args[position] if len(args) > position else kwargs.get("dropout_p", 0.0)) > 0
-        ):
-            with sdpa_kernel(SDPBackend.MATH):
-                return func(*args, **kwargs)
-        return func(*args, **kwargs)
-
-
 class ForwardRules(TorchFunctionMode):
-    """Rules that dual numbers lack.
+    """Function mode that adds rules for dual numbers.
 
-    A product of which only one side has a tangent costs one further product; PyTorch multiplies the other side's zeros, too. Attention and
-    frozen layer normalisation pass less often over memory than PyTorch's rules do. What a model computes with gradients turned off is a
-    constant here, as it is in a backward pass. An operator that loses tangents is refused.
+    PyTorch computes a product of a dual and a plain tensor with the zeros of the plain tensor's
+    tangent. Here such a product costs one further product. Attention, and layer normalization with
+    frozen parameters, use fewer passes over memory than PyTorch's own rules.
+
+    Values that a model computes with gradients turned off are constants, as in a backward pass.
+    Operators that silently drop tangents are refused.
     """
 
     def __torch_function__(
@@ -65,7 +49,7 @@ class ForwardRules(TorchFunctionMode):
 
 
 def tangent_of(thing: object) -> Tensor | None:
-    """The tangent of a dual tensor; None for everything else."""
+    """Return the tangent of a dual tensor, and None for everything else."""
     if not isinstance(thing, Tensor):
         return None
     tangent: Tensor | None = unpack_dual(thing).tangent
@@ -73,7 +57,7 @@ def tangent_of(thing: object) -> Tensor | None:
 
 
 def _check_kept(func: Function, arguments: list[object], result: object) -> None:
-    """Refuse operators of other libraries that drop tangents: PyTorch runs those without a word."""
+    """Refuse operators of other libraries that drop tangents, which PyTorch runs silently."""
     results = result if isinstance(result, tuple | list) else (result,)
     kept = [
         tangent_of(one) is not None
@@ -81,13 +65,13 @@ def _check_kept(func: Function, arguments: list[object], result: object) -> None
         if isinstance(one, Tensor) and one.is_floating_point()
     ]
     if kept and not any(kept) and any(tangent_of(one) is not None for one in arguments):
-        raise NotImplementedError(f"{func} drops tangents without saying so")
+        raise NotImplementedError(f"{func} silently drops tangents")
 
 
 def _one_sided(
     func: Function, tangents: list[Tensor | None], args: tuple[Any, ...], kwargs: Any
 ) -> Tensor:
-    """The product of a dual and a plain tensor: linear in the dual, so its tangent is the same product of the tangent."""
+    """Multiply a dual and a plain tensor. The tangent is the same product of the tangent."""
     plain = [
         unpack_dual(argument).primal if isinstance(argument, Tensor) else argument
         for argument in args
@@ -114,9 +98,10 @@ def _attention(
     is_causal: bool = False,
     **kwargs: Any,
 ) -> Tensor | None:
-    r"""Plain attention of dual tensors in four products; None where PyTorch's own rule must serve.
+    r"""Compute plain attention of dual tensors in four products.
 
-    The tangent of :math:`O = PV` is :math:`(P \circ \dot S) V + P \dot V - r \circ O` with r the row sums of :math:`P \circ \dot S`.
+    The tangent of :math:`O = PV` is :math:`(P \circ \dot S) V + P \dot V - r \circ O`, where r are
+    the row sums of :math:`P \circ \dot S`. Return None if PyTorch's own rule is needed.
     """
     tangents = [
         tangent for argument in (query, key, value) if (tangent := tangent_of(argument)) is not None
@@ -149,7 +134,11 @@ def _frozen_layer_norm(
     bias: Tensor | None = None,
     eps: float = 1e-5,
 ) -> Tensor | None:
-    """Layer normalisation by constants: before the weight its Jacobian is symmetric, so its backward kernel gives the tangent."""
+    """Apply layer normalization with constant weight and bias to a dual tensor.
+
+    Without the weight, the Jacobian is symmetric, so the backward kernel computes the tangent.
+    Return None if PyTorch's own rule is needed.
+    """
     tangent = tangent_of(input)
     if (
         tangent is None
@@ -170,7 +159,7 @@ def _frozen_layer_norm(
 
 
 def _computes_as_is(tensor: Tensor) -> bool:
-    """Whether an operator computes in the dtype that it is given."""
+    """Whether an operator computes in the dtype of its inputs."""
     return tensor.dtype in (torch.float32, torch.float64) and not torch.is_autocast_enabled(
         tensor.device.type
     )

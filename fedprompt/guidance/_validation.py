@@ -1,0 +1,189 @@
+"""Checks of guides, batches, model outputs, gradients and steps. Each input passes here once."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn as nn
+from torch import Tensor
+
+from fedprompt._checks import (
+    check_labels,
+    check_number,
+    check_weights,
+    checked_layout,
+    kind,
+    values_readable,
+    wrong_type,
+    wrong_value,
+)
+from fedprompt.interfaces import Weighted
+
+Pair = tuple[Tensor, Tensor]
+
+
+class Guides(NamedTuple):
+    """Validated guides: one row for each class, and a mask of the known rows (None: all)."""
+
+    table: Tensor
+    known: Tensor | None
+
+
+def checked_guides(guides: object) -> Guides:
+    """Require a floating-point table, alone or as an entry with one weight for each row."""
+    table, weight = (
+        checked_layout("guides", guides) if isinstance(guides, Weighted) else (guides, None)
+    )
+    if not isinstance(table, Tensor) or not table.is_floating_point():
+        rule = "be a floating-point tensor of shape (classes, dim), or a Weighted of one"
+        raise wrong_type("guides", rule, kind(guides))
+    if table.ndim != 2 or 0 in table.shape:
+        raise wrong_value("guides", "have shape (classes, dim)", tuple(table.shape))
+    if weight is None:
+        return Guides(table, None)
+    if weight.shape != table.shape[:1]:
+        raise wrong_value("guides.weight", f"have shape ({len(table)},)", tuple(weight.shape))
+    if weight.device.type == "cpu" and values_readable(weight):
+        check_weights("guides", Weighted(table, weight))
+    return Guides(table, weight > 0)
+
+
+def check_outputs(guided: object, logits: object, batch: int, table: Tensor) -> None:
+    """Require that the two outputs of a model have the shapes of the batch and the guides."""
+    classes, dim = table.shape
+    outputs = (
+        ("logits", logits, classes, "one column for each row of `guides`"),
+        ("guided", guided, dim, "the width of `guides`"),
+    )
+    for name, output, width, reason in outputs:
+        if not (
+            isinstance(output, Tensor)
+            and output.is_floating_point()
+            and output.shape == (batch, width)
+        ):
+            rule = f"be floating-point of shape (batch={batch}, {width}), {reason}"
+            raise wrong_value(name, rule, kind(output))
+
+
+def checked_pair(outputs: Any) -> Pair:
+    """Require that a model returned (guided, logits)."""
+    several = isinstance(outputs, tuple | list)
+    if several and len(outputs) == 2 and all(isinstance(output, Tensor) for output in outputs):
+        return outputs[0], outputs[1]
+    got = [kind(output) for output in outputs] if several else kind(outputs)
+    raise wrong_type("model", "return two tensors (guided, logits)", got)
+
+
+def check_call(model: object, learning_rate: float, weight: float) -> None:
+    """Require a module and the numbers of the step, in a place where gradients can be computed."""
+    if torch.is_inference_mode_enabled():
+        raise RuntimeError(
+            "guide_gradient computes gradients, which torch.inference_mode forbids. "
+            "Call it outside of inference mode."
+        )
+    if not isinstance(model, nn.Module):
+        raise wrong_type("model", "be an nn.Module", kind(model))
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise wrong_value("model", "have a parameter that requires gradients", "none")
+    check_number("learning_rate", learning_rate, above=0)
+    check_number("weight", weight, at_least=0)
+
+
+def checked_batches(argument: str, batches: object, num_classes: int) -> list[Pair]:
+    """Require one pair (images, labels) or several, none empty, and return a list."""
+    if not isinstance(batches, Sequence) or isinstance(batches, str):
+        rule = "be a pair (images, labels) or a sequence of pairs"
+        raise wrong_type(argument, rule, kind(batches))
+    if len(batches) == 2 and not isinstance(batches[0], Sequence):
+        return [_checked_batch(argument, batches, num_classes)]
+    if not batches:
+        raise wrong_value(argument, "contain at least one batch", "none")
+    return [
+        _checked_batch(f"{argument}[{position}]", batch, num_classes)
+        for position, batch in enumerate(batches)
+    ]
+
+
+def _checked_batch(argument: str, batch: object, num_classes: int) -> Pair:
+    if (
+        not isinstance(batch, Sequence)
+        or len(batch) != 2
+        or not all(isinstance(part, Tensor) for part in batch)
+    ):
+        raise wrong_type(argument, "be a pair of tensors (images, labels)", kind(batch))
+    images, labels = batch
+    check_labels(f"{argument} labels", labels, num_classes)
+    if len(labels) == 0:
+        raise wrong_value(argument, "contain at least one sample", "none")
+    if images.ndim == 0 or len(images) != len(labels):
+        shapes = f"{tuple(images.shape)} and {tuple(labels.shape)}"
+        raise wrong_value(argument, "have as many images as labels", shapes)
+    return images, labels
+
+
+def check_reached(guided: Tensor) -> None:
+    """Require that a step can move the guided output."""
+    if not guided.requires_grad:
+        raise wrong_value(
+            "model",
+            "compute its guided output from a trainable parameter",
+            "an output without a gradient, which no guide can move",
+        )
+
+
+def check_used(parameters: Mapping[str, Tensor], used: set[str]) -> None:
+    """Require that the study loss or the quiz loss depends on every trainable parameter."""
+    unused = [name for name in parameters if name not in used]
+    if unused:
+        rule = "use every parameter that requires gradients, or freeze it"
+        raise wrong_value("model", rule, f"no gradient for {unused[:5]}")
+
+
+def check_finite_gradients(argument: str, gradients: Mapping[str, Tensor]) -> None:
+    """Require finite gradients, with a single synchronization if they are.
+
+    The sums are checked first. Finite gradients may have an infinite sum, so the gradients
+    themselves decide in that case.
+    """
+    if not gradients:
+        return
+    sums = torch.stack([value.sum().float() for value in gradients.values()])
+    if bool(torch.isfinite(sums).all()):
+        return
+    broken = [name for name, value in gradients.items() if not torch.isfinite(value).all()]
+    if broken:
+        raise wrong_value(argument, "give finite gradients", f"NaN or infinity for {broken[:5]}")
+
+
+def check_stepped(stepped: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> None:
+    """Require that a user's step returns every parameter, computed from the gradients."""
+    for name, value in parameters.items():
+        own = stepped.get(name)
+        if not isinstance(own, Tensor) or own.shape != value.shape:
+            rule = f"return parameter {name!r} with shape {tuple(value.shape)}"
+            raise wrong_value("update", rule, "none" if own is None else kind(own))
+    extra = [name for name in stepped if name not in parameters]
+    if extra:
+        raise wrong_value("update", "return the parameters that it was given", extra[:5])
+    if not any(value.requires_grad for value in stepped.values()):
+        raise wrong_value(
+            "update",
+            "compute the step from the gradients, in differentiable operations",
+            "parameters that do not depend on them",
+        )
+
+
+def check_scalar_loss(value: object) -> None:
+    """Require that a guide loss is a scalar."""
+    if not isinstance(value, Tensor) or value.shape != ():
+        raise wrong_value("loss", "return a scalar, such as a mean over the batch", kind(value))
+
+
+def check_twice_differentiable(slope: Tensor | None) -> None:
+    """Require that the gradient of a guide loss can be differentiated again."""
+    if slope is None or not slope.requires_grad:
+        raise wrong_value(
+            "loss",
+            "be twice differentiable",
+            "a gradient with respect to `guided` that is constant",
+        )

@@ -1,0 +1,114 @@
+"""The loss by which a client follows guides."""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Integer
+from torch import Tensor
+
+from fedprompt._checks import check_labels, check_number
+from fedprompt.guidance._validation import (
+    Guides,
+    check_outputs,
+    check_scalar_loss,
+    checked_guides,
+)
+from fedprompt.interfaces import Weighted
+
+GuideLoss = Callable[[Tensor, Tensor], Tensor]
+"""(guided (batch, dim), guides of the samples (batch, dim)) -> a scalar."""
+
+
+def guided_loss(
+    guided: Float[Tensor, "batch dim"],
+    logits: Float[Tensor, "batch classes"],
+    labels: Integer[Tensor, " batch"],
+    guides: Float[Tensor, "classes dim"] | Weighted,
+    *,
+    weight: float = 1.0,
+    loss: GuideLoss = F.mse_loss,
+) -> Float[Tensor, ""]:
+    r"""Add a loss between samples and the guides of their classes to the cross-entropy.
+
+    .. math:: \mathrm{CE}(z, y) + \text{weight} \cdot \ell\big(f, v_y\big)
+
+    This is Eq. 4 of FedL2G. With the default loss it is also FedProto, if the guides are
+    prototypes, and FedDistill, if they are mean logits. :func:`class_means` computes both.
+
+    A server's mean can be passed as a :class:`Weighted`. Samples of a class of weight 0 have no
+    guide: each is compared with itself, and receives no gradient from the guide loss.
+
+    Half-precision outputs are converted to float32, and the result is float32.
+
+    Args:
+        guided: Model outputs that follow the guides, either logits or features.
+        logits: Logits of the classifier.
+        labels: Class labels in [0, classes). The range is checked on CPU tensors only, to avoid a
+            GPU synchronization.
+        guides: Table with one row for each class. Gradients flow into it if it requires them. As a
+            :class:`Weighted`, it has a weight for each class. Rows of weight 0 may contain
+            anything, NaN included. Every positive weight counts the same.
+        weight: Factor of the guide loss, at least 0.
+        loss: Function of `guided` and the guide of each sample, both (batch, dim), to a scalar.
+            The default is FedL2G's: the mean squared error over batch and dim.
+
+    Returns:
+        The mean loss over the batch. An empty batch gives 0 with zero gradients.
+
+    Raises:
+        ValueError: If shapes disagree, a label is outside its range, or `loss` does not return a
+            scalar. On CPU tensors also if a weight of `guides` is negative or not finite.
+
+    Example:
+        >>> logits, labels = torch.zeros(1, 2), torch.tensor([1])
+        >>> guides = torch.tensor([[9.0, 9.0], [2.0, 0.0]])
+        >>> guided_loss(logits, logits, labels, guides)  # log 2 + (2 * 2 + 0 * 0) / 2
+        tensor(2.6931)
+
+        Class 1 has weight 0, so only the cross-entropy remains.
+
+        >>> guided_loss(logits, logits, labels, Weighted(guides, torch.tensor([4.0, 0.0])))
+        tensor(0.6931)
+
+    References:
+        Zhang et al., "FedL2G: Learning to Guide Local Training in Heterogeneous Federated
+        Learning", 2024, Eq. 4.
+    """
+    check_number("weight", weight, at_least=0)
+    checked = checked_guides(guides)
+    check_labels("labels", labels, len(checked.table), sync=False)
+    check_outputs(guided, logits, len(labels), checked.table)
+    labels = labels.long()
+    if len(labels) == 0:
+        empty = checked.table[labels]
+        return at_least_single(logits).sum() + at_least_single(guided).sum() + empty.sum()
+    return label_loss(logits, labels) + weight * guide_loss(guided, labels, checked, loss)
+
+
+def label_loss(logits: Tensor, labels: Tensor) -> Tensor:
+    """Compute the cross-entropy in float32 at least."""
+    return F.cross_entropy(at_least_single(logits), labels.long())
+
+
+def guide_loss(guided: Tensor, labels: Tensor, guides: Guides, loss: GuideLoss) -> Tensor:
+    """Compute the loss between samples and the guides of their classes.
+
+    A sample without a guide is compared with itself, and receives no gradient.
+    """
+    guided = at_least_single(guided)
+    labels = labels.long()
+    rows = guides.table[labels]
+    if guides.known is not None:
+        known = guides.known[labels, None]
+        still = guided.detach()
+        rows = torch.where(known, rows, still)
+        guided = torch.where(known, guided, still)
+    value = loss(guided, at_least_single(rows))
+    check_scalar_loss(value)
+    return value
+
+
+def at_least_single(tensor: Tensor) -> Tensor:
+    """Convert half precision to float32. Other dtypes are unchanged."""
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))

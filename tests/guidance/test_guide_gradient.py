@@ -1,0 +1,255 @@
+"""Values of guide gradients, for every kind of model, step and loss, against double backward."""
+
+from functools import partial
+
+import pytest
+import torch
+import torch.nn as nn
+
+from fedprompt import Weighted, guide_gradient
+from fedprompt.guidance import double_backward, forward_mode
+from guided import (
+    BODIES,
+    CLASSES,
+    LOSSES,
+    QUIZ,
+    STUDY,
+    WIDTH,
+    Guided,
+    assert_near_in_norm,
+    cnn,
+    decay_and_momentum,
+    draw_guides,
+    mlp,
+    seeded,
+    vit,
+)
+from references import fedl2g
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("features", [False, True])
+@pytest.mark.parametrize("method", [forward_mode, double_backward])
+@pytest.mark.parametrize("body", BODIES)
+def test_gradient_equals_double_backward_for_every_model_and_loss(body, method, features, loss):
+    make, without_checkpointing = BODIES[body]
+    model, twin = (Guided(build(), features=features) for build in (make, without_checkpointing))
+    guides = draw_guides(WIDTH if features else CLASSES)
+    torch.manual_seed(11)
+    expected = fedl2g.double_backward(
+        twin, guides, STUDY, QUIZ, fedl2g.descend(0.1), weight=0.7, loss=LOSSES[loss]
+    )
+    torch.manual_seed(11)
+    value, weight = guide_gradient(
+        model, guides, STUDY, QUIZ, learning_rate=0.1, weight=0.7, loss=LOSSES[loss], method=method
+    )
+    assert_near_in_norm(value, expected)
+    assert weight.tolist() == [1.0, 1.0, 1.0, 1.0, 0.0]
+
+
+def adam(parameters, gradients, *, learning_rate):
+    """First step of Adam, smoothed at 0, where biases before batch normalization have gradients."""
+    return {
+        name: value - learning_rate * gradients[name] / (gradients[name].square() + 1e-6).sqrt()
+        for name, value in parameters.items()
+    }
+
+
+def clipped(parameters, gradients, *, learning_rate):
+    norm = torch.stack([gradient.square().sum() for gradient in gradients.values()]).sum().sqrt()
+    assert norm > 0.5  # the clipping is active
+    return {
+        name: value - learning_rate * 0.5 / norm * gradients[name]
+        for name, value in parameters.items()
+    }
+
+
+@pytest.mark.parametrize("update", [decay_and_momentum, adam, clipped])
+@pytest.mark.parametrize("features", [False, True])
+def test_gradient_through_every_differentiable_step(update, features):
+    model, guides = Guided(cnn(), features=features), draw_guides(WIDTH if features else CLASSES)
+    expected = fedl2g.double_backward(
+        model, guides, STUDY, QUIZ, partial(update, learning_rate=0.1)
+    )
+    assert_near_in_norm(
+        guide_gradient(model, guides, STUDY, QUIZ, learning_rate=0.1, update=update).value, expected
+    )
+
+
+def test_gradient_through_a_step_of_torch_optim():
+    """The step is SGD with `differentiable=True`. The reference writes the same step by hand."""
+
+    def sgd(parameters, gradients, *, learning_rate):
+        moved = {name: value.clone() for name, value in parameters.items()}
+        optimizer = torch.optim.SGD(
+            moved.values(), lr=learning_rate, weight_decay=0.1, differentiable=True
+        )
+        for name, value in moved.items():
+            value.grad = gradients[name]
+        optimizer.step()
+        return moved
+
+    def by_hand(parameters, gradients):
+        return {
+            name: value - 0.1 * (gradients[name] + 0.1 * value)
+            for name, value in parameters.items()
+        }
+
+    model, guides = Guided(mlp(), features=False), draw_guides(CLASSES)
+    expected = fedl2g.double_backward(model, guides, STUDY, QUIZ, by_hand)
+    assert_near_in_norm(
+        guide_gradient(model, guides, STUDY, QUIZ, learning_rate=0.1, update=sgd).value, expected
+    )
+
+
+class Pooled(nn.Module):
+    """Model whose features are pooled or projected to a common width."""
+
+    def __init__(self, *, projected):
+        super().__init__()
+        self.body = mlp()
+        self.adapt = nn.Linear(WIDTH, 8).double() if projected else nn.AdaptiveAvgPool1d(8)
+        self.head = nn.Linear(8, CLASSES).double()
+
+    def forward(self, images):
+        features = self.adapt(self.body(images))
+        return features, self.head(features)
+
+
+@pytest.mark.parametrize("projected", [False, True])
+def test_gradient_of_pooled_and_projected_features(projected):
+    model, guides = Pooled(projected=projected), draw_guides(8)
+    assert_near_in_norm(
+        guide_gradient(model, guides, STUDY, QUIZ, learning_rate=0.1).value,
+        fedl2g.double_backward(model, guides, STUDY, QUIZ, fedl2g.descend(0.1)),
+    )
+
+
+def test_a_single_batch_equals_a_sequence_of_one_batch():
+    model, guides = Guided(mlp(), features=False), draw_guides(CLASSES)
+    single = guide_gradient(
+        model, guides, STUDY[0], list(QUIZ[0]), learning_rate=0.1
+    )  # DataLoaders yield lists
+    several = guide_gradient(model, guides, [STUDY[0]], [list(QUIZ[0])], learning_rate=0.1)
+    assert torch.equal(single.value, several.value)
+    assert single.weight.tolist() == several.weight.tolist() == [1.0, 1.0, 1.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int32])
+def test_labels_of_every_integer_dtype_are_indices(dtype):
+    model, guides, (images, labels) = Guided(mlp(), features=False), draw_guides(CLASSES), STUDY[0]
+    expected = guide_gradient(model, guides, (images, labels), QUIZ[0], learning_rate=0.1)
+    actual = guide_gradient(
+        model,
+        guides,
+        (images, labels.to(dtype)),
+        (QUIZ[0][0], QUIZ[0][1].to(dtype)),
+        learning_rate=0.1,
+    )
+    assert torch.equal(actual.value, expected.value)
+    assert torch.equal(actual.weight, expected.weight)
+
+
+def test_gradient_is_the_same_under_no_grad():
+    model, guides = Guided(mlp(), features=False), draw_guides(CLASSES)
+    expected = guide_gradient(model, guides, STUDY, QUIZ, learning_rate=0.1).value
+    with torch.no_grad():
+        assert torch.equal(
+            guide_gradient(model, guides, STUDY, QUIZ, learning_rate=0.1).value, expected
+        )
+
+
+def test_guides_that_require_gradients_receive_none():
+    guides = draw_guides(CLASSES).requires_grad_()
+    entry = guide_gradient(Guided(mlp(), features=False), guides, STUDY, QUIZ, learning_rate=0.1)
+    assert guides.grad is None
+    assert not entry.value.requires_grad
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_float32_and_autocast_are_near_float64(dtype):
+    model, guides = Guided(vit(), features=False), draw_guides(CLASSES)
+    expected = guide_gradient(model, guides, STUDY, QUIZ, learning_rate=0.1).value
+
+    def single(pairs):
+        return [(images.float(), labels) for images, labels in pairs]
+
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
+        actual = guide_gradient(
+            model.float(), guides.float(), single(STUDY), single(QUIZ), learning_rate=0.1
+        ).value
+    assert actual.dtype == torch.float32
+    assert_near_in_norm(actual.double(), expected, 1e-4 if dtype == torch.float32 else 0.1)
+
+
+def test_tied_weights_move_together():
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = (
+                nn.Linear(768, CLASSES).double(),
+                nn.Linear(768, CLASSES).double(),
+            )
+            self.second.weight = self.first.weight
+
+        def forward(self, images):
+            logits = self.first(images.flatten(1)).tanh() + self.second(images.flatten(1).flip(1))
+            return logits, logits
+
+    model, guides = Tied(), draw_guides(CLASSES)
+    assert_near_in_norm(
+        guide_gradient(model, guides, STUDY, QUIZ, learning_rate=0.01).value,
+        fedl2g.double_backward(model, guides, STUDY, QUIZ, fedl2g.descend(0.01)),
+    )
+
+
+class Branches(nn.Module):
+    """Model with one layer for study batches (size 5) and another for quiz batches (size 4).
+
+    Its scale is rounded, so the derivative with respect to the scale is 0.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.scale = mlp(), nn.Parameter(torch.full((WIDTH,), 2.2, dtype=torch.float64))
+        self.studied, self.judged = (seeded(lambda: nn.Linear(WIDTH, WIDTH)) for _ in range(2))
+
+    def forward(self, images):
+        return (self.studied if len(images) == 5 else self.judged)(
+            self.body(images).tanh()
+        ) * self.scale.round()
+
+
+@pytest.mark.parametrize("method", [forward_mode, double_backward])
+@pytest.mark.parametrize("update", [None, decay_and_momentum])
+def test_parameters_that_only_one_loss_or_no_derivative_reaches(update, method):
+    model, guides = Guided(Branches(), features=False), draw_guides(CLASSES)
+    step = fedl2g.descend(0.1) if update is None else partial(update, learning_rate=0.1)
+    expected = fedl2g.double_backward(model, guides, STUDY[:1], QUIZ[:1], step)
+    assert_near_in_norm(
+        guide_gradient(
+            model, guides, STUDY[0], QUIZ[0], learning_rate=0.1, update=update, method=method
+        ).value,
+        expected,
+    )
+
+
+@pytest.mark.parametrize("method", [forward_mode, double_backward])
+@pytest.mark.parametrize("loss", LOSSES)
+def test_gradient_with_guides_of_weight_zero(loss, method):
+    """The loss of the reference leaves out samples of class 1, which has weight 0."""
+    model, guides = Guided(mlp(), features=False), draw_guides(CLASSES)
+    weight = torch.tensor([1.0, 0.0, 2.0, 5.0, 1.0])
+    entry = Weighted(guides.index_fill(0, torch.tensor(1), torch.nan), weight)
+
+    def without(guided, rows):
+        unknown = (rows == guides[1]).all(1)
+        return LOSSES[loss](guided[~unknown], rows[~unknown]) * (~unknown).double().mean()
+
+    expected = fedl2g.double_backward(model, guides, STUDY, QUIZ, fedl2g.descend(0.1), loss=without)
+    value, known = guide_gradient(
+        model, entry, STUDY, QUIZ, learning_rate=0.1, loss=LOSSES[loss], method=method
+    )
+    assert_near_in_norm(value, expected)
+    assert not value[1].any()
+    assert known.tolist() == [1.0, 0.0, 1.0, 1.0, 0.0]
