@@ -56,7 +56,7 @@ class Client(nn.Module):
 
 
 def own_gradient(
-    client: Client, guides: Tensor, batches: Pairs, quiz: Pairs, **step: float
+    client: Client, guides: fp.Weighted, batches: Pairs, quiz: Pairs, **step: float
 ) -> fp.Weighted:
     """FedL2G: how the quiz loss after one more step on a study batch would move with the guides (Eq. 5-7)."""
     return fp.guide_gradient(client.train(), guides, batches[0], quiz, **step)
@@ -64,13 +64,13 @@ def own_gradient(
 
 @torch.no_grad()
 def own_means(
-    client: Client, guides: Tensor, batches: Pairs, quiz: Pairs, **step: float
+    client: Client, guides: fp.Weighted, batches: Pairs, quiz: Pairs, **step: float
 ) -> fp.Weighted:
     """FedDistill and FedProto: the client's mean logits or features of each class."""
     client.eval()
     return fp.weighted_mean(
         [
-            fp.class_means(client(images)[0], labels, num_classes=len(guides))
+            fp.class_means(client(images)[0], labels, num_classes=len(guides.weight))
             for images, labels in batches
         ]
     )
@@ -111,11 +111,6 @@ def tuned(name: str, args: Namespace) -> Method:
     )
 
 
-def where_known(guided: Tensor, rows: Tensor) -> Tensor:
-    """The mean squared error to guides; NaN stands for a guide that nobody has told yet."""
-    return F.mse_loss(guided, torch.where(rows.isnan(), guided, rows))
-
-
 def new_client(k: int, task: Task, guided: str, args: Namespace) -> Client:
     torch.manual_seed(args.seed * 1000 + k)  # every method starts from the same weights
     network, width = encoder(args.group, k, args.image_size)
@@ -123,13 +118,13 @@ def new_client(k: int, task: Task, guided: str, args: Namespace) -> Client:
 
 
 def train(
-    client: Client, batches: Pairs, guides: Tensor, *, weight: float, learning_rate: float
+    client: Client, batches: Pairs, guides: fp.Weighted, *, weight: float, learning_rate: float
 ) -> float:
     """Follow the guides for one epoch (Eq. 4); return the client's own mean loss, the guides left out."""
     optimizer, losses = torch.optim.SGD(client.train().parameters(), learning_rate), []
     for images, labels in batches:
         guided, logits = client(images)
-        loss = fp.guided_loss(guided, logits, labels, guides, weight=weight, loss=where_known)
+        loss = fp.guided_loss(guided, logits, labels, guides, weight=weight)
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(client.parameters(), 100.0)
@@ -140,14 +135,16 @@ def train(
 
 def beginning(
     method: Method, num_classes: int, args: Namespace
-) -> tuple[Tensor, fp.ServerUpdate[Tensor, fp.Weighted]]:
+) -> tuple[fp.Weighted, fp.ServerUpdate[Tensor, fp.Weighted]]:
     """Make the guides before the first round, and the rule by which the server moves them."""
     size = (num_classes, args.dim if method.guided == "features" else num_classes)
     if method.learning_rate is None:  # guides are the clients' means, and nothing is known yet
-        return torch.full(size, torch.nan).to(args.device), fp.overwrite()
+        unknown = torch.zeros(num_classes, device=args.device)
+        return fp.Weighted(torch.zeros(size, device=args.device), unknown), fp.overwrite()
     stream = fp.stream_generator(args.seed, server_round=0, purpose="guides")
     rule = fp.descend(partial(torch.optim.SGD, lr=method.learning_rate), max_norm=100.0)
-    return torch.randn(size, generator=stream).to(args.device), rule
+    guides = torch.randn(size, generator=stream).to(args.device)
+    return fp.Weighted(guides, torch.ones(num_classes, device=args.device)), rule
 
 
 class Sent(NamedTuple):
@@ -195,7 +192,7 @@ def federate(name: str, task: Task, shards: list[report.Shard], args: Namespace)
     guides, server = beginning(method, task.num_classes, args)
     warm_up = args.warm_up if learned else 0  # rounds in which guides learn and clients do not
     guessing = float(np.log(task.num_classes))  # the loss of a client that has not taken part yet
-    memory = Namespace(clients=clients, guides=guides, state=server.init(guides), shared={})
+    memory = Namespace(clients=clients, guides=guides, state=server.init(guides.value), shared={})
     memory.losses, memory.history, memory.ledger = [guessing] * len(clients), [], fp.Ledger()
     for server_round in rounds(memory, warm_up + args.rounds, name, args):
         sent = []
@@ -204,7 +201,7 @@ def federate(name: str, task: Task, shards: list[report.Shard], args: Namespace)
         for k in fp.cohort(range(len(clients)), size=size, generator=draw):
             record = partial(memory.ledger.record, client=k, server_round=server_round)
             fp.load_values(clients[k], memory.shared)
-            known = memory.guides[memory.guides.isfinite().all(1)]
+            known = memory.guides.value[memory.guides.weight > 0]
             record(memory.shared | ({"guides": known} if method.upload else {}), direction="down")
             sent.append(
                 client_round(k, server_round, memory, method, task, own[k], quizzes[k], args)
@@ -215,7 +212,8 @@ def federate(name: str, task: Task, shards: list[report.Shard], args: Namespace)
                 record(sent[-1].head, direction="up")
         if uploads := [each.guides for each in sent if each.guides is not None]:
             mean = fp.weighted_mean(uploads)
-            memory.guides, memory.state = server.step(memory.guides, mean, memory.state)
+            value, memory.state = server.step(memory.guides.value, mean, memory.state)
+            memory.guides = fp.Weighted(value, memory.guides.weight + mean.weight)
         if heads := [each.head for each in sent if each.head is not None]:
             memory.shared = {name: mean.value for name, mean in fp.weighted_mean(heads).items()}
         if server_round >= warm_up:
@@ -223,7 +221,7 @@ def federate(name: str, task: Task, shards: list[report.Shard], args: Namespace)
             tests = [report.accuracy(each, task.test, shard.test, args) for each, shard in pairs]
             memory.history.append([tests, memory.losses.copy()])
     accuracy, curves = torch.tensor(memory.history, dtype=torch.float64).unbind(1)
-    return report.Run(clients, memory.guides, accuracy, curves, memory.ledger)
+    return report.Run(clients, memory.guides.value, accuracy, curves, memory.ledger)
 
 
 def full(args: Namespace) -> str:
