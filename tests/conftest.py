@@ -25,8 +25,9 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
     """Run the whole default suite on several cores; any narrower call stays in one process."""
     whole = config.args_source == pytest.Config.ArgsSource.TESTPATHS
     default = config.getoption("markexpr").startswith("not slow")
+    worker = "PYTEST_XDIST_WORKER" in os.environ  # a worker must not start workers
     chosen = config.getoption("numprocesses", None) is not None or config.getoption("usepdb")
-    if whole and default and not chosen and not config.getoption("collectonly"):
+    if whole and default and not (worker or chosen) and not config.getoption("collectonly"):
         config.option.numprocesses = min(MOST_WORKERS, len(os.sched_getaffinity(0)))
         config.option.dist = "worksteal"
         config.option.benchmark_disable = True  # pytest-benchmark warns about workers otherwise
