@@ -71,7 +71,7 @@ def main() -> None:
     federation = digits.federation(split, rounds=6, steps=12, quick=args.quick)
     figure = Figure(figsize=(9, 3.5), layout="constrained")
     left, right = figure.subplots(1, 2)
-    fp.plots.partition(federation.labels, federation.shards, axes=left)
+    fp.plots.partition(federation.labels, federation.shards, axes=left).legend(fontsize=6, ncols=2)
     final, missing = [], []
     for teach in (False, True):
         history, by_class = federate(federation, teach=teach)
