@@ -282,7 +282,8 @@ import sys, torch
 from fedprompt import load_checkpoint, save_checkpoint
 start = load_checkpoint(sys.argv[1], default={"number": 0})["number"]
 for number in range(start + 1, 10**6):
-    save_checkpoint({"number": number, "values": torch.full((200_000,), float(number))}, sys.argv[1])
+    values = torch.full((200_000,), float(number))
+    save_checkpoint({"number": number, "values": values}, sys.argv[1])
     print(number, flush=True)
 """
 
@@ -417,7 +418,8 @@ for number in range(1, 7):
     child = os.fork()
     if child == 0:
         setattr(os, operation, fatal)
-        save_checkpoint({"number": number, "values": torch.full((size,), float(number))}, sys.argv[1])
+        values = torch.full((size,), float(number))
+        save_checkpoint({"number": number, "values": values}, sys.argv[1])
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
 """
