@@ -119,7 +119,7 @@ def load_checkpoint(directory: str | os.PathLike[str], *, default: Any = _RAISE)
         return default
     tree, digest, blob = _read(path)
     if _digest(tree, blob) != digest:
-        rule = f"contain the saved state, whose digest is in {_STATE}"
+        rule = f"contain the saved state, of which {_STATE} has the digest"
         raise wrong_value("directory", rule, "other content")
     return unpacked(json.loads(tree), safetensors.torch.load(blob))
 

@@ -1,4 +1,4 @@
-"""A run that is killed and goes on ends with the bits of one that was not; and no crash, at whatever moment, spoils what was saved."""
+"""Resumed runs are bitwise identical to uninterrupted ones, and no crash spoils a checkpoint."""
 
 import errno
 import itertools
@@ -40,8 +40,14 @@ DTYPES = [
 # Trees.
 
 SHAPES = st.lists(st.integers(0, 3), max_size=3)
-TENSORS = st.builds(lambda shape, dtype, seed: (9 * torch.randn(shape, generator=torch.Generator().manual_seed(seed))).to(dtype), SHAPES,
-                    st.sampled_from(DTYPES), st.integers(0, 99))  # fmt: skip
+TENSORS = st.builds(
+    lambda shape, dtype, seed: (
+        9 * torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+    ).to(dtype),
+    SHAPES,
+    st.sampled_from(DTYPES),
+    st.integers(0, 99),
+)
 LEAVES = (
     st.none()
     | st.booleans()
@@ -64,13 +70,13 @@ TREES = st.recursive(
 
 
 @given(TREES)
-def test_a_tree_comes_back_to_the_bit(tmp_path_factory, tree):
+def test_a_tree_is_restored_exactly(tmp_path_factory, tree):
     directory = tmp_path_factory.mktemp("checkpoint")
     save_checkpoint(tree, directory)
     assert_same(load_checkpoint(directory), tree)
 
 
-def test_nothing_that_is_loaded_shares_memory_with_what_was_saved_or_with_itself(tmp_path):
+def test_loaded_tensors_share_no_memory(tmp_path):
     values = torch.arange(6.0).reshape(2, 3)
     state = {
         "values": values,
@@ -98,7 +104,7 @@ def test_nothing_that_is_loaded_shares_memory_with_what_was_saved_or_with_itself
     assert load_checkpoint(tmp_path)["values"].equal(expected)
 
 
-def test_streams_go_on_where_they_stood(tmp_path):
+def test_restored_generators_continue_their_streams(tmp_path):
     generator, numpy_generator = torch.Generator().manual_seed(3), np.random.default_rng(4)
     torch.rand(5, generator=generator), numpy_generator.random(5)
     state = {
@@ -131,7 +137,7 @@ def test_an_ordered_dict_is_a_dict(tmp_path):
 
 
 def federate(directory, stop, rounds=5):
-    """Two clients with optimisers that last, one private head each, keys by counts, guides with momentum, and one stream of samples."""
+    """Train two clients with persistent optimizers, private heads, keys, guides and one stream."""
     model = nn.ModuleDict(
         {
             "selector": fp.SelectionKeys(3, 4, generator=torch.Generator().manual_seed(0)),
@@ -149,8 +155,15 @@ def federate(directory, stop, rounds=5):
         "head": fp.descend(partial(torch.optim.SGD, lr=0.01, momentum=0.9)),
     }
     server, values = fp.update_by_name(rules), fp.snapshot(model)
-    state = {"round": 0, "values": values, "server": server.init(values), "usage": torch.zeros(3), "stream": stream.get_state(),
-             "private": [layer.state_dict() for layer in private], "optimizers": [one.state_dict() for one in optimizers]}  # fmt: skip
+    state = {
+        "round": 0,
+        "values": values,
+        "server": server.init(values),
+        "usage": torch.zeros(3),
+        "stream": stream.get_state(),
+        "private": [layer.state_dict() for layer in private],
+        "optimizers": [one.state_dict() for one in optimizers],
+    }
     state = load_checkpoint(directory, default=state)
     stream.set_state(state["stream"])
     for layer, optimizer, own, memory in zip(
@@ -180,14 +193,20 @@ def federate(directory, stop, rounds=5):
             )
         mean = fp.weighted_mean(uploads)
         values, memory = server.step(state["values"], mean, state["server"])
-        state = {"round": server_round + 1, "values": values, "server": memory, "usage": state["usage"] + mean["selector.keys"].weight,
-                 "stream": stream.get_state(), "private": [layer.state_dict() for layer in private],
-                 "optimizers": [one.state_dict() for one in optimizers]}  # fmt: skip
+        state = {
+            "round": server_round + 1,
+            "values": values,
+            "server": memory,
+            "usage": state["usage"] + mean["selector.keys"].weight,
+            "stream": stream.get_state(),
+            "private": [layer.state_dict() for layer in private],
+            "optimizers": [one.state_dict() for one in optimizers],
+        }
         save_checkpoint(state, directory)
     return state
 
 
-def test_a_run_that_stops_after_any_round_and_goes_on_ends_with_the_same_bits(tmp_path):
+def test_a_run_that_is_resumed_after_any_round_ends_bitwise_identical(tmp_path):
     whole = federate(tmp_path / "whole", stop=5)
     for stop in range(1, 5):
         federate(tmp_path / str(stop), stop=stop)
@@ -210,9 +229,7 @@ def snapshot_of(number):
 @pytest.mark.parametrize(
     ("owner", "name"), OPERATIONS, ids=[f"{owner.__name__}.{name}" for owner, name in OPERATIONS]
 )
-def test_wherever_saving_fails_one_whole_state_is_there_and_the_next_save_cleans_up(
-    tmp_path, monkeypatch, owner, name
-):
+def test_a_save_that_fails_anywhere_leaves_a_complete_state(tmp_path, monkeypatch, owner, name):
     save_checkpoint(snapshot_of(1), tmp_path)
     real, calls = getattr(owner, name), 0
     for fatal in range(1, 20):
@@ -243,9 +260,7 @@ def test_wherever_saving_fails_one_whole_state_is_there_and_the_next_save_cleans
     assert load_checkpoint(tmp_path)["number"] == 2
 
 
-def test_a_power_cut_finds_contents_on_the_disk_before_their_names_and_tensors_before_what_names_them(
-    tmp_path, monkeypatch
-):
+def test_contents_are_synchronized_before_names_and_tensors_before_the_state(tmp_path, monkeypatch):
     events, fsync, replace = [], os.fsync, os.replace
 
     def synced(descriptor):
@@ -267,13 +282,14 @@ import sys, torch
 from fedprompt import load_checkpoint, save_checkpoint
 start = load_checkpoint(sys.argv[1], default={"number": 0})["number"]
 for number in range(start + 1, 10**6):
-    save_checkpoint({"number": number, "values": torch.full((200_000,), float(number))}, sys.argv[1])
+    values = torch.full((200_000,), float(number))
+    save_checkpoint({"number": number, "values": values}, sys.argv[1])
     print(number, flush=True)
 """
 
 
 def killed_at_random(directory, times, seed):
-    """Kill a process that saves without a break, at random moments, again and again; each time one whole state must be there."""
+    """Kill a process that saves all the time, at random moments; a complete state must remain."""
     moments, last = random.Random(seed), 0
     for _ in range(times):
         with subprocess.Popen(
@@ -287,18 +303,18 @@ def killed_at_random(directory, times, seed):
             reached += process.stdout.readlines()
         assert process.returncode == -signal.SIGKILL
         state, said = load_checkpoint(directory), int(reached[-1])
-        assert state["number"] in (said, said + 1)  # saved, but killed before it could say so
+        assert state["number"] in (said, said + 1)  # saved, but killed before it was printed
         assert said > last
         assert state["values"].equal(torch.full((200_000,), float(state["number"])))
         last = said
 
 
-def test_a_process_killed_while_saving_leaves_a_whole_state(tmp_path):
+def test_a_process_killed_while_saving_leaves_a_complete_state(tmp_path):
     killed_at_random(tmp_path, 2, seed=0)
 
 
 @pytest.mark.slow
-def test_a_process_killed_at_thirty_moments_always_leaves_a_whole_state(tmp_path):
+def test_a_process_killed_at_thirty_moments_leaves_a_complete_state(tmp_path):
     killed_at_random(tmp_path, 30, seed=1)
 
 
@@ -307,7 +323,7 @@ def test_a_process_killed_at_thirty_moments_always_leaves_a_whole_state(tmp_path
 
 @pytest.fixture
 def disk(tmp_path, monkeypatch):
-    """A folder on a disk of as many bytes as are set in ``disk.size``; a write beyond fills it up."""
+    """Make a directory on a disk of ``disk.size`` bytes."""
 
     class Disk:
         folder, size = tmp_path / "disk", 10**9
@@ -353,7 +369,7 @@ def large(number, size):
 
 
 @pytest.mark.parametrize("size", [100, 10_000, 1_000_000])
-def test_saves_that_fail_on_a_full_disk_leave_nothing_and_the_first_with_space_works(disk, size):
+def test_saves_that_fail_on_a_full_disk_leave_no_files(disk, size):
     save_checkpoint(large(0, size), disk.folder)
     whole = disk.used()
     for free in (
@@ -375,7 +391,7 @@ def test_saves_that_fail_on_a_full_disk_leave_nothing_and_the_first_with_space_w
 
 
 @pytest.mark.parametrize("size", [100, 10_000, 1_000_000])
-def test_a_first_save_that_fails_on_a_full_disk_leaves_an_empty_folder(disk, size):
+def test_a_first_save_that_fails_on_a_full_disk_leaves_an_empty_directory(disk, size):
     for free in (0, 100, 3 * size, 4 * size + 200):
         disk.size = free
         with pytest.raises(OSError, match="No space left"):
@@ -402,7 +418,8 @@ for number in range(1, 7):
     child = os.fork()
     if child == 0:
         setattr(os, operation, fatal)
-        save_checkpoint({"number": number, "values": torch.full((size,), float(number))}, sys.argv[1])
+        values = torch.full((size,), float(number))
+        save_checkpoint({"number": number, "values": values}, sys.argv[1])
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
 """
@@ -412,7 +429,7 @@ for number in range(1, 7):
     ("size", "operation", "last"),
     [(100, "fsync", 1), (10_000, "replace", 1), (1_000_000, "replace", 2)],
 )
-def test_six_killed_saves_leave_files_of_one_and_a_tight_disk_goes_on(disk, size, operation, last):
+def test_six_killed_saves_leave_the_files_of_one(disk, size, operation, last):
     save_checkpoint(large(0, size), disk.folder)
     whole = disk.used()
     subprocess.run(
@@ -430,14 +447,14 @@ def test_six_killed_saves_leave_files_of_one_and_a_tight_disk_goes_on(disk, size
 # Refusals.
 
 
-def test_tensors_without_their_state_are_an_error_and_not_a_fresh_start(tmp_path):
+def test_tensors_without_their_state_are_an_error(tmp_path):
     save_checkpoint(snapshot_of(1), tmp_path)
     state = (tmp_path / "state.json").read_bytes()
     (tmp_path / "state.json").unlink()
     for options in ({}, {"default": None}):
         with pytest.raises(
             ValueError,
-            match=r"`directory` must hold state\.json, which names its tensors; got tensors alone",
+            match=r"`directory` must contain state\.json, which names its tensors; got tensors",
         ):
             load_checkpoint(tmp_path, **options)
     (tmp_path / "state.json.part").write_bytes(
@@ -450,8 +467,8 @@ def test_tensors_without_their_state_are_an_error_and_not_a_fresh_start(tmp_path
 
 
 @pytest.mark.parametrize(("operation", "calls"), [("fsync", 4), ("replace", 2)])
-def test_a_first_save_that_was_killed_is_a_fresh_start(tmp_path, monkeypatch, operation, calls):
-    """Killed at every moment before it is complete: nothing may clean up, as after a kill."""
+def test_a_run_whose_first_save_was_killed_starts_again(tmp_path, monkeypatch, operation, calls):
+    """The save is killed at every moment before it is complete, and cannot clean up."""
     real = getattr(os, operation)
     for last in range(1, calls + 1):
         count, directory = itertools.count(1), tmp_path / f"{operation}{last}"
@@ -466,7 +483,7 @@ def test_a_first_save_that_was_killed_is_a_fresh_start(tmp_path, monkeypatch, op
             patch.setattr(Path, "unlink", lambda *_, **__: None)
             with pytest.raises(KeyboardInterrupt):
                 save_checkpoint(snapshot_of(1), directory)
-        if (operation, last) == ("fsync", 4):  # the state had its name already
+        if (operation, last) == ("fsync", 4):  # the state is complete
             assert_same(load_checkpoint(directory), snapshot_of(1))
         else:
             assert load_checkpoint(directory, default=None) is None
@@ -475,7 +492,7 @@ def test_a_first_save_that_was_killed_is_a_fresh_start(tmp_path, monkeypatch, op
         assert len(list(directory.iterdir())) == 2
 
 
-def test_without_a_checkpoint_the_default_comes_back_or_an_error(tmp_path):
+def test_without_a_checkpoint_the_default_is_returned_or_an_error_raised(tmp_path):
     assert load_checkpoint(tmp_path, default=None) is None
     assert load_checkpoint(tmp_path / "nowhere", default=7) == 7
     with pytest.raises(FileNotFoundError, match="`directory` must hold a checkpoint"):
@@ -501,7 +518,7 @@ def test_without_a_checkpoint_the_default_comes_back_or_an_error(tmp_path):
         ({True: 3}, "`state` must have strings and integers as keys; got .*bool"),
     ],
 )
-def test_what_could_not_be_given_back_is_refused_before_anything_is_written(tmp_path, thing, where):
+def test_other_types_are_refused_before_anything_is_written(tmp_path, thing, where):
     save_checkpoint(snapshot_of(1), tmp_path)
     with pytest.raises(TypeError, match=where):
         save_checkpoint(thing, tmp_path)
@@ -564,8 +581,8 @@ def test_damage_is_refused(tmp_path):
     assert_same(load_checkpoint(tmp_path), snapshot_of(1))
 
 
-def test_one_bit_of_the_tree_on_the_disk_is_as_good_as_one_of_the_tensors(tmp_path):
-    """Whatever one bit makes of ``state.json``: it is refused by a ValueError, or says the same."""
+def test_a_changed_bit_of_the_tree_is_detected(tmp_path):
+    """A changed bit of ``state.json`` is refused by a ValueError or without effect."""
     tree = {
         "round": 3,
         "rate": 0.5,
@@ -584,10 +601,10 @@ def test_one_bit_of_the_tree_on_the_disk_is_as_good_as_one_of_the_tensors(tmp_pa
     assert refused > 7.5 * len(whole)
 
 
-# Other files, and other processes.
+# Other files and other processes.
 
 
-def test_files_of_others_stay_and_no_path_is_no_folder(tmp_path, monkeypatch):
+def test_other_files_are_kept_and_an_empty_path_is_refused(tmp_path, monkeypatch):
     (tmp_path / "thesis.part").write_text("mine")
     for leftover in ("state.json.part", "tensors-0.safetensors", "tensors-1.safetensors.part"):
         (tmp_path / leftover).write_text("of a save that was killed")
@@ -597,7 +614,9 @@ def test_files_of_others_stay_and_no_path_is_no_folder(tmp_path, monkeypatch):
     assert len(list(tmp_path.iterdir())) == 3
     monkeypatch.chdir(tmp_path)
     for call in (partial(save_checkpoint, snapshot_of(2)), load_checkpoint):
-        with pytest.raises(ValueError, match="`directory` must name a folder; got an empty path"):
+        with pytest.raises(
+            ValueError, match="`directory` must be the path of a directory; got an empty"
+        ):
             call("")
     assert_same(load_checkpoint("."), snapshot_of(1))
 
@@ -609,8 +628,8 @@ def test_a_directory_is_a_path(tmp_path):
             call(5)
 
 
-def test_a_reader_whose_tensors_are_gone_reads_what_was_saved_meanwhile(tmp_path, monkeypatch):
-    """Between the two files that a reader opens another process saves; three times in a row."""
+def test_a_reader_whose_tensors_were_replaced_reads_the_new_state(tmp_path, monkeypatch):
+    """Another process saves between the two files that a reader opens, three times in a row."""
     save_checkpoint(snapshot_of(0), tmp_path)
     read, saved, saving = Path.read_bytes, iter([1, 2, 3]), False
 

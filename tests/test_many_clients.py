@@ -1,4 +1,4 @@
-"""A thousand clients that drop out, repeat themselves, come late or send rubbish: the server ends as if there were only the honest ones."""
+"""A server with faulty clients ends as a server with the honest clients alone."""
 
 import gc
 import random
@@ -33,7 +33,7 @@ CODEC = int8()
 
 
 def shortened(payload):
-    """Prompts travel in eight bits, the rest as it is."""
+    """Encode the prompts in eight bits."""
     short, _ = CODEC.encode({"prompts": payload["prompts"]}, {})
     return {name: payload[name] for name in payload if name != "prompts"} | short
 
@@ -60,7 +60,7 @@ update = update_by_name(
 
 
 def serve(channel, receive=receive):
-    """Rounds without end: what the server has after each."""
+    """Run rounds without end, and yield the state of the server after each."""
     values, state, server_round = VALUES, update.init(VALUES), 0
     while True:
         expect = EXPECT._replace(server_round=server_round)
@@ -73,7 +73,7 @@ def serve(channel, receive=receive):
 
 
 def serve_honest(num_clients):
-    """The same round for those alone who answer whole and in time, in the order of ids, without bytes and without faults."""
+    """Run the same rounds with the honest clients alone, without bytes."""
     values, state, server_round = VALUES, update.init(VALUES), 0
     while True:
         fates = fates_of(server_round, num_clients)
@@ -86,7 +86,7 @@ def serve_honest(num_clients):
         server_round += 1
 
 
-# The clients. What each computes depends on the broadcast, so that one wrong bit in one round is wrong for good.
+# The clients. Their payloads depend on the broadcast, so errors persist over rounds.
 
 
 class Upload(NamedTuple):
@@ -109,14 +109,14 @@ SHARES = {"absent": 30, "twice": 5, "late": 5, "rubbish": 5, "whole": 55}  # per
 
 
 def fates_of(server_round, num_clients):
-    """What becomes of each client's upload; shares are exact, so that rounds differ in who and not in how many."""
+    """Draw the fate of each client's payload; the numbers of fates are fixed."""
     fates = [fate for fate, share in SHARES.items() for _ in range(num_clients * share // 100)]
     random.Random(server_round).shuffle(fates)
     return fates
 
 
 def uploads(values, server_round, fates, wanted):
-    """Of the clients with a wanted fate; rows of keys and guides are known here and there, with weights of their own."""
+    """Make the payloads of the clients with a wanted fate; some rows are unknown."""
     generator = torch.Generator().manual_seed(server_round)
     noise = {
         name: torch.randn(len(fates), *shape, dtype=torch.float64, generator=generator)
@@ -167,7 +167,7 @@ RUBBISH = {
 
 
 class Clients:
-    """The other end of the server's channel; remembers the late uploads of one round, and counts what it did."""
+    """Clients of the server: they keep the late payloads of a round, and count their faults."""
 
     def __init__(self, num_clients):
         self.num_clients, self.late, self.done, self.rubbish = (
@@ -199,7 +199,7 @@ def last(rounds, count):
 
 @pytest.mark.parametrize("num_clients", [60, pytest.param(1000, marks=pytest.mark.slow)])
 def test_clients_with_faults_end_where_the_honest_ones_alone_do(num_clients):
-    """To the bit, after 20 rounds; every fault happened, and each left one reason."""
+    """After 20 rounds the state is bitwise identical, and each fault has left one reason."""
     clients, refusals = Clients(num_clients), []
     rounds = serve(clients)
     for _ in range(20):
@@ -215,7 +215,7 @@ def test_clients_with_faults_end_where_the_honest_ones_alone_do(num_clients):
 
 
 def careless(arrivals, *, restore, expect, max_bytes, forget=(), once=True):
-    """What a server may do without `receive`; `forget` names what it does not compare."""
+    """Receive without some of the checks, which `forget` names."""
     expect = expect._replace(**{part: Expected._field_defaults[part] for part in forget})
     accepted = {}
     for place, (client, blob) in enumerate(arrivals):
@@ -246,7 +246,7 @@ def careless(arrivals, *, restore, expect, max_bytes, forget=(), once=True):
     ],
     ids=["none", "the round", "the fingerprint", "the name", "duplicates", "the order of ids"],
 )
-def test_each_thing_that_a_server_may_forget_shows_in_the_result(server, differs):
+def test_each_forgotten_check_changes_the_result(server, differs):
     values, *_ = last(serve(Clients(60), server), 4)
     honest = last(serve_honest(60), 4)
     if differs:
@@ -260,7 +260,7 @@ def test_each_thing_that_a_server_may_forget_shows_in_the_result(server, differs
 
 
 def held():
-    """Bytes of Python and NumPy, in which everything that arrives lies, and those of tensors, which PyTorch takes elsewhere."""
+    """Count the bytes that Python, NumPy and PyTorch have allocated."""
     gc.collect()
     tensors = [
         thing
@@ -275,7 +275,7 @@ def held():
 
 
 def growth(leak, *, num_clients, rounds=10):
-    """Bytes by which a server grows in the second half of its rounds that does not let go of what is named."""
+    """Measure the growth in bytes of a server that leaks, in the second half of its rounds."""
     kept, memory, clients = [], [], Clients(num_clients)
 
     def channel(server_round, values):
@@ -297,17 +297,17 @@ def growth(leak, *, num_clients, rounds=10):
     return memory[1] - memory[0]
 
 
-SMALL = 25_000  # bytes in five rounds of 20 clients; each upload is 1.4 kB. Without a leak 14 kB: pools of Python's that fill up
+SMALL = 25_000  # bytes in five rounds of 20 clients; a payload has 1.4 kB. Without a leak: 14 kB
 
 
-@pytest.mark.unhooked  # what the hook remembers is no memory of the server
+@pytest.mark.unhooked  # the import hook allocates memory, too
 def test_memory_is_flat_over_rounds():
     assert growth(None, num_clients=20) < SMALL
 
 
 @pytest.mark.unhooked
 @pytest.mark.parametrize("leak", ["blobs", "accepted"])
-def test_a_server_that_keeps_what_arrives_would_be_seen(leak):
+def test_a_leak_of_blobs_is_detected(leak):
     assert growth(leak, num_clients=20) > 3 * SMALL
 
 
@@ -315,5 +315,5 @@ def test_a_server_that_keeps_what_arrives_would_be_seen(leak):
 @pytest.mark.unhooked
 @pytest.mark.parametrize(("leak", "grows"), [(None, False), ("refused", True)])
 def test_memory_is_flat_over_rounds_of_a_thousand_clients(leak, grows):
-    """Here even the reasons of refusals, kept, would be seen."""
+    """Here even a leak of the reasons of refusals is detected."""
     assert (growth(leak, num_clients=1000, rounds=20) > 200_000) == grows

@@ -1,7 +1,6 @@
 """The laws that every codec obeys, and proof that they bite."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import NamedTuple
 
 import pytest
@@ -12,10 +11,11 @@ from torch import Tensor
 
 import fedprompt.codecs
 from fedprompt import Weighted, num_bytes
-from fedprompt.codecs import Codec, float16, int8, top_k
+from fedprompt.codecs import float16, int8, top_k
+from fedprompt.interfaces import Codec
 from fedprompt.wire import Expected, Header, decode_payload, encode_payload
+from same import assert_identical
 
-assert_identical = partial(torch.testing.assert_close, rtol=0, atol=0, equal_nan=True)
 Sent = dict[str, Weighted]
 
 
@@ -36,7 +36,7 @@ def half_bound(upload: Weighted) -> Tensor:
 
 
 def byte_bound(upload: Weighted) -> Tensor:
-    """A 254th of the largest magnitude of the row, by a loop over rows; with room for a float32 scale and the dtype of the value."""
+    """A 254th of the largest magnitude of the row, with a margin for rounding, by a loop."""
     rows = silent(upload).double().reshape(upload.weight.numel(), -1)
     bounds = [float(row.abs().max()) / 254 if len(row) else 0.0 for row in rows]
     bound = torch.tensor(bounds, dtype=torch.float64).reshape(
@@ -55,7 +55,7 @@ def in_half(value: Tensor, weight: Tensor) -> Tensor:
 
 
 def in_bytes(value: Tensor, weight: Tensor) -> Tensor:
-    """Whole numbers up to 127, one of which is 127 in every row, times a power of two for each row."""
+    """Make rows of integers up to 127, one of them 127, times a power of two for each row."""
     rows = value.reshape(weight.numel(), -1)
     codes = (10 * rows).round().clamp(-126, 126)
     if codes.numel():
@@ -89,7 +89,7 @@ CODECS = {
 
 
 def test_every_public_codec_is_in_the_table():
-    assert set(fedprompt.codecs.__all__) - {"Codec"} == set(CODECS)
+    assert set(fedprompt.codecs.__all__) == set(CODECS)
     assert all(isinstance(implementation.codec, Codec) for implementation in CODECS.values())
 
 
@@ -118,7 +118,7 @@ def representable_values_come_back(implementation: Implementation, sent: Sent) -
         assert_identical(received[name].value, silent(upload))
 
 
-def weights_travel_as_they_are_and_unknown_rows_come_as_zeros(
+def weights_are_exact_and_unknown_rows_are_zeros(
     implementation: Implementation, sent: Sent
 ) -> None:
     received = through(implementation.codec, sent)
@@ -131,8 +131,8 @@ def weights_travel_as_they_are_and_unknown_rows_come_as_zeros(
         assert_identical(nothing, torch.zeros_like(nothing))
 
 
-def the_message_is_one_that_the_wire_takes(implementation: Implementation, sent: Sent) -> None:
-    """Its form follows from the form of the payload, so a receiver can expect it."""
+def the_message_can_be_sent_on_the_wire(implementation: Implementation, sent: Sent) -> None:
+    """Its form depends on the form of the payload alone, so a receiver can state it."""
     codec = implementation.codec
     message, _ = codec.encode(sent, codec.init(sent))
     like = {
@@ -169,10 +169,8 @@ def nothing_is_mutated_nor_shared(implementation: Implementation, sent: Sent) ->
     assert_identical([list(upload) for upload in sent.values()], list(before.values()))
 
 
-def what_is_not_sent_now_is_sent_later_or_never_needed(
-    implementation: Implementation, sent: Sent
-) -> None:
-    """All rounds together plus the state: what was to be sent, or each round stands within its own bound."""
+def errors_do_not_accumulate_over_rounds(implementation: Implementation, sent: Sent) -> None:
+    """All rounds and the state sum to the payloads, or each round is within its own bound."""
     codec, state = implementation.codec, implementation.codec.init(sent)
     total = {
         name: torch.zeros_like(upload.value, dtype=torch.float64) for name, upload in sent.items()
@@ -218,7 +216,7 @@ def payload(
     dtype: torch.dtype,
     scale: float,
 ) -> Sent:
-    """Two names of different numbers; rows of weight 0 hold garbage."""
+    """Make a payload of two names; rows of weight 0 contain arbitrary numbers."""
     sent = {}
     for name in ("b", "a"):
         value = scale * torch.randn((*rows, *event), generator=generator)
@@ -283,7 +281,7 @@ def test_large_payloads_take_fewer_bytes(label, generator):
     assert num_bytes(message) <= CODECS[label].most * num_bytes(sent)
 
 
-def test_of_the_squared_length_at_most_the_share_that_is_not_sent_is_missing(generator):
+def test_the_missing_squared_length_is_at_most_the_fraction_not_sent(generator):
     for fraction in (0.01, 0.3, 1.0):
         value = torch.randn(10, 10, generator=generator)
         received = through(top_k(fraction=fraction), {"a": Weighted(value, torch.tensor(1.0))})[
@@ -297,15 +295,15 @@ def test_of_the_squared_length_at_most_the_share_that_is_not_sent_is_missing(gen
     ("fraction", "numel", "count"),
     [(0.07, 100, 7), (0.29, 100, 29), (0.07, 101, 8), (1e-13, 5, 1), (1.0, 3, 3), (0.1, 0, 0)],
 )
-def test_a_fraction_is_rounded_up_once_and_not_by_the_last_bit_of_a_product(fraction, numel, count):
+def test_a_fraction_is_rounded_up_without_floating_point_error(fraction, numel, count):
     sent = {"a": Weighted(torch.zeros(numel), torch.tensor(1.0))}
     message, _ = top_k(fraction=fraction).encode(sent, top_k(fraction=fraction).init(sent))
     assert message["a/indices"].shape == (count,)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_over_twenty_rounds_of_any_dtype_nothing_is_lost(dtype, generator):
-    """Numbers from 0.01 to 100, so that a state of the payload's dtype would forget small ones beside large ones."""
+def test_nothing_is_lost_over_twenty_rounds_of_any_dtype(dtype, generator):
+    """Numbers are from 0.01 to 100: a state in the payload's dtype would lose small ones."""
     codec, form = (
         top_k(fraction=0.2),
         {"a": Weighted(torch.zeros(50, dtype=dtype), torch.tensor(1.0))},
@@ -320,7 +318,7 @@ def test_over_twenty_rounds_of_any_dtype_nothing_is_lost(dtype, generator):
 
 
 def test_the_state_of_an_unknown_row_waits():
-    """Round 1 leaves (1, 2); in round 2 the first row is unknown; in round 3 both rows are there again."""
+    """Round 1 leaves (1, 2). In round 2 the first row is unknown. In round 3 both are known."""
     codec = top_k(fraction=0.25)
     values = torch.tensor([[1.0, 0.0], [9.0, 2.0]])
     sent = {"a": Weighted(values, torch.ones(2))}
@@ -338,7 +336,7 @@ def test_the_state_of_an_unknown_row_waits():
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("label", ["int8", "top_k"])
 def test_numbers_at_the_end_of_the_range_come_back_finite(label, dtype):
-    """Rows whose largest numbers are the last fifty of the dtype; 127 times a scale that is rounded up may lie beyond."""
+    """127 times a scale that is rounded up may exceed the largest numbers of the dtype."""
     values = [torch.tensor(torch.finfo(dtype).max, dtype=dtype)]
     while len(values) < 50:
         values.append(values[-1].nextafter(torch.zeros((), dtype=dtype)))
@@ -348,14 +346,15 @@ def test_numbers_at_the_end_of_the_range_come_back_finite(label, dtype):
 
 @pytest.mark.bad_input
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-def test_no_scale_makes_an_upload_infinite(dtype):
-    """Each number of the message is finite, so the wire lets it pass; nor is a number that is not let through where no wire was."""
+def test_a_scale_that_makes_a_payload_infinite_is_refused(dtype):
+    """Each number of the message is finite, so the wire accepts it."""
     form = {"a": Weighted(torch.zeros(2, 3, dtype=dtype), torch.zeros(2))}
     codes, scale = (
         torch.full((2, 3), 127, dtype=torch.int8),
         Weighted(torch.tensor([3e38, 3e38]), torch.tensor([1.0, 0.0])),
     )
-    reason = rf"`message\['a'\] in {str(dtype).removeprefix('torch.')}` must be finite; got 3 entries of 6"
+    name = str(dtype).removeprefix("torch.")
+    reason = rf"`message\['a'\] in {name}` must be finite; got 3 entries of 6"
     with pytest.raises(ValueError, match=reason):
         BYTE.codec.decode({"a/codes": codes, "a/scale": scale}, like=form)
     with pytest.raises(ValueError, match=reason):
@@ -376,10 +375,17 @@ def test_no_scale_makes_an_upload_infinite(dtype):
 
 
 class Wrapped:
-    """A right codec but for one thing."""
+    """Correct codec with one change."""
 
-    def __init__(self, codec: Codec, *, sent: Callable = lambda s: s, message: Callable = lambda m: m, state: Callable = lambda s: s,
-                 received: Callable = lambda r: r) -> None:  # fmt: skip
+    def __init__(
+        self,
+        codec: Codec,
+        *,
+        sent: Callable = lambda s: s,
+        message: Callable = lambda m: m,
+        state: Callable = lambda s: s,
+        received: Callable = lambda r: r,
+    ) -> None:
         self.codec, self.sent, self.message, self.state, self.received = (
             codec,
             sent,
@@ -608,11 +614,11 @@ def test_bad_input_of_codecs_is_refused_by_name(call, error, message):
 
 @pytest.mark.bad_input
 @pytest.mark.parametrize("indices", [[0, 6], [-1, 2], [3, 3], [4, 1], [32767, -32768], [3, -32768]])
-def test_indices_that_arrive_are_checked(indices):
+def test_received_indices_are_checked(indices):
     message, _ = TOP.codec.encode(ONE, TOP.codec.init(ONE))
     assert message["a/indices"].shape == (2,)
     with pytest.raises(
-        ValueError, match=r"`message\['a/indices'\]` must rise, from 0 or more to below 6; got \["
+        ValueError, match=r"`message\['a/indices'\]` must increase within \[0, 6\); got \["
     ):
         TOP.codec.decode(
             message | {"a/indices": torch.tensor(indices, dtype=torch.int16)}, like=ONE
@@ -633,8 +639,8 @@ def test_indices_are_as_narrow_as_the_largest_of_them_allows(size, dtype):
 
 
 @pytest.mark.parametrize("fraction", [0.5, 0.75, 1.0])
-def test_what_waits_in_an_unknown_row_is_neither_sent_nor_lost(fraction):
-    """Two numbers are known; up to two more must be named, and they leave the state as it is."""
+def test_the_state_of_an_unknown_row_is_neither_sent_nor_lost(fraction):
+    """Two numbers are known. Up to two unknown ones are also sent, as zeros."""
     codec, waiting = top_k(fraction=fraction), torch.tensor([[10.0, 20.0], [0.0, 0.0]]).double()
     payload = {"head": Weighted(torch.tensor([[7.0, 7.0], [0.5, 0.25]]), torch.tensor([0.0, 1.0]))}
     message, state = codec.encode(payload, {"head": waiting})
@@ -659,7 +665,7 @@ def test_a_scale_that_float32_rounds_down_leaves_the_codes_within_127():
     assert message["head/codes"].tolist() == [-127, 127]
 
 
-def test_what_a_sender_puts_into_an_unknown_row_is_read_as_zeros():
+def test_unknown_rows_of_a_message_are_decoded_as_zeros():
     codec, like = top_k(fraction=0.5), {"a": Weighted(torch.zeros(2, 2), torch.zeros(2))}
     message, _ = codec.encode(
         {"a": Weighted(torch.ones(2, 2), torch.tensor([1.0, 0.0]))}, codec.init(like)
@@ -669,7 +675,7 @@ def test_what_a_sender_puts_into_an_unknown_row_is_read_as_zeros():
 
 
 @pytest.mark.bad_input
-def test_a_number_that_overflows_with_what_waited_is_refused_and_the_state_is_kept():
+def test_a_number_that_overflows_with_its_state_is_refused():
     codec, state = top_k(fraction=1.0), {"a": torch.tensor([3e38]).double()}
     with pytest.raises(ValueError, match=r"`payload\['a'\] with its state` must be finite"):
         codec.encode({"a": Weighted(torch.tensor([3e38]), torch.tensor(1.0))}, state)

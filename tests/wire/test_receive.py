@@ -106,7 +106,7 @@ def test_the_id_of_the_channel_decides():
     assert refused == [(1, "`blob` must have the client_id '1'; got '2'.")]
 
 
-def test_each_client_can_have_a_form_of_its_own():
+def test_each_client_can_have_another_form():
     """Client 2 first sends a message of the form of client 1."""
     forms = {
         client: Expected({"head": torch.zeros(width)}, server_round=4)
@@ -299,11 +299,11 @@ def test_bad_arguments_are_refused_before_anything_is_taken(options, error, reas
     [
         (
             [(1.0, b"")],
-            r"`arrivals` must name clients by integers alone or by strings alone; got 1\.0 \(float\)",
+            r"`arrivals` must name clients by integers alone or by .*; got 1\.0 \(float\)",
         ),
         (
             [(True, b"")],
-            r"`arrivals` must name clients by integers alone or by strings alone; got True \(bool\)",
+            r"`arrivals` must name clients by integers alone or by .*; got True \(bool\)",
         ),
         (
             [sent(1), ("2", b"")],

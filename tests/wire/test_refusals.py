@@ -232,11 +232,11 @@ BAD_BLOBS = {
         forged(lambda entries: HEADER_TEXT.replace("quoted", "\\ud800")),
         r"have a header as `encode_payload` writes it",
     ),
-    "a known_numbers row less": (
+    "a known row less": (
         with_number(0.0, 32),
         r"hold the 1 value rows of 'keys' whose weight is above 0; got 2",
     ),
-    "a known_numbers row more": (
+    "a known row more": (
         with_number(1.0, 36),
         r"hold the 3 value rows of 'keys' whose weight is above 0; got 2",
     ),
