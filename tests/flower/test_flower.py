@@ -529,7 +529,7 @@ def test_a_client_says_that_its_node_has_no_partition(fedotp, number, log):
     grid = grid_of(fedotp)
     grid.join(number, node=5)
     assert flower.client_nodes(grid, [1]) == {0: 1000, 1: 993, 2: 986}
-    assert "hold a partition-id, an integer of at least 0; got" in log[0]
+    assert "have a partition-id, an integer of at least 0; got" in log[0]
 
 
 @pytest.mark.parametrize(
@@ -769,7 +769,7 @@ STRANGE = {
 def test_foreign_records_are_refused(content):
     with pytest.raises(
         ValueError,
-        match=r"^`records` must hold one blob under 'fedprompt', and nothing else; got \[",
+        match=r"^`records` must contain one blob under 'fedprompt', and nothing else; got \[",
     ):
         flower.unpack(STRANGE[content], expect=fp.wire.Expected(MIXED), max_bytes=1000)
 
@@ -785,48 +785,11 @@ def test_what_decoding_refuses_is_refused():
         flower.pack({"scale": torch.tensor(float("nan"))}, header=fp.wire.Header())
 
 
-# A server of parts
+# The documentation
 
 
-def test_averaging_is_the_aggregator_and_then_the_update(generator):
-    values = {"head": torch.randn(2, generator=generator)}
-    uploads = {
-        k: {"head": fp.Weighted(torch.randn(2, generator=generator), torch.tensor(float(k)))}
-        for k in (7, 3)
-    }
-    server = fp.averaging(values, clients=iter([3, 5, 7]))
-    answers, _ = server.step(uploads, server.init()[1])
-    mean = (
-        3.0 * uploads[3]["head"].value.double() + 7.0 * uploads[7]["head"].value.double()
-    ) / 10.0
-    torch.testing.assert_close(answers[5]["head"], mean.float())
-    assert list(answers) == [3, 5, 7]
-    assert_same_bits(server.init()[0][3], values)
-    assert isinstance(server, fp.Server)
-
-
-def test_averaging_adds_in_the_order_of_ids_and_remembers_what_the_update_does():
-    seen: list[list[float]] = []
-
-    def aggregate(payloads: Any) -> fp.interfaces.Payload:
-        payloads = list(payloads)
-        seen.append([float(payload["head"].value) for payload in payloads])
-        return payloads[0]
-
-    momentum = fp.descend(partial(torch.optim.SGD, lr=1.0, momentum=0.5))
-    server = fp.averaging(
-        {"head": torch.tensor(0.0)}, clients=range(3), aggregate=aggregate, update=momentum
-    )
-    uploads = {k: {"head": fp.Weighted(torch.tensor(float(k)), torch.tensor(1.0))} for k in (2, 1)}
-    answers, state = server.step(uploads, server.init()[1])
-    assert seen == [[1.0, 2.0]]
-    assert answers[0]["head"] == -1.0
-    answers, _ = server.step(uploads, state)
-    assert answers[0]["head"] == -1.0 - 1.5  # gradient 1, momentum a half
-
-
-def test_the_page_of_the_room_runs(capsys):
-    """Its client app, its loop, and the same as a strategy; clients 0 and 2 are drawn, then 1 and 2, or whoever the stream says."""
+def test_the_blocks_of_the_reference_page_run(capsys):
+    """The page has a client app, a plain loop, and the same loop as a strategy."""
     names: dict[str, Any] = {}
     page = Path(__file__).parents[2] / "docs" / "reference" / "flower.md"
     for block in re.findall(r"^```py\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL):
@@ -850,9 +813,9 @@ def test_the_page_of_the_room_runs(capsys):
 
 def test_the_examples_of_the_docstrings_run():
     names = {name: getattr(fp, name) for name in dir(fp) if name[0].isalpha()}
-    names |= {"torch": torch, "RecordDict": RecordDict} | {
-        name: getattr(flower, name) for name in flower.__all__
-    }
+    names |= {"torch": torch, "RecordDict": RecordDict}
+    names |= {"Expected": fp.wire.Expected, "Header": fp.wire.Header}
+    names |= {name: getattr(flower, name) for name in flower.__all__}
     for name in flower.__all__:
         for test in doctest.DocTestFinder(recurse=False).find(
             getattr(flower, name), name, globs=names
