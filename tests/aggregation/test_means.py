@@ -20,7 +20,6 @@ from same import assert_identical
 from tolerance import assert_near
 
 
-
 def test_weighted_mean_against_a_loop_over_clients_rows_and_columns(generator):
     values = torch.randn(4, 3, 2, generator=generator)
     weights = torch.randint(0, 50, (4, 3), generator=generator).float()
