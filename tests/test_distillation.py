@@ -1,4 +1,4 @@
-"""Class means and the distillation loss, against loops over samples and classes and by the names of FedHPL's laws."""
+"""Class means and the distillation loss, against loops over samples and classes."""
 
 import math
 
@@ -100,7 +100,7 @@ def test_what_is_not_kept_may_hold_anything():
 
 
 def test_sums_of_many_half_precision_samples_do_not_overflow():
-    # 3,000 samples of 100 sum to 300,000, beyond float16 (65,504); beyond 2048 it could not count by ones either.
+    # 3,000 samples of 100 sum to 300,000, beyond float16 (65,504).
     mean = class_means(
         torch.full((3000, 1), 100.0, dtype=torch.float16),
         torch.zeros(3000, dtype=torch.int64),
@@ -113,7 +113,7 @@ def test_sums_of_many_half_precision_samples_do_not_overflow():
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32])
 def test_labels_of_every_integer_dtype_are_indices_and_never_masks(dtype, generator):
-    # A batch as large as the number of classes: uint8 labels would pass as a mask over the teacher's rows.
+    # With as many samples as classes, labels of dtype uint8 would index as a mask.
     logits, labels = samples(generator, size=5)
     teacher = teacher_of(generator)
     assert_identical(
@@ -132,7 +132,7 @@ def test_labels_of_every_integer_dtype_are_indices_and_never_masks(dtype, genera
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 4.5, 20.0])
 @pytest.mark.parametrize("unknown", [(), (0, 2), (0, 1, 2, 3, 4)])
 def test_loss_against_equation_9_and_appendix_c_4(temperature, unknown, generator):
-    """The reference teaches a class without evidence by the sample's own logits, as App. C.4 says; the library masks it."""
+    """The reference takes the sample's logits for unknown classes (App. C.4) instead of a mask."""
     logits, labels = samples(generator)
     teacher = teacher_of(generator, unknown=unknown)
     expected = fedhpl.distillation_loss(
@@ -149,7 +149,7 @@ def test_loss_against_equation_9_and_appendix_c_4(temperature, unknown, generato
 
 
 def test_default_temperature_is_the_papers():
-    # Binary logits 4.5 apart at T = 4.5 are 1 apart: KL of (p, 1 - p) with p = 1 / (1 + e^-1) to (1/2, 1/2), by hand.
+    # By hand: KL of (p, 1 - p) to (1/2, 1/2) with p = 1 / (1 + e^-1).
     p = 1 / (1 + math.exp(-1))
     expected = p * math.log(2 * p) + (1 - p) * math.log(2 * (1 - p))
     loss = distillation_loss(
@@ -161,8 +161,8 @@ def test_default_temperature_is_the_papers():
 
 
 def test_divergence_runs_from_teacher_to_student():
-    # Teacher (3/4, 1/4), student (1/4, 3/4) is symmetric; with student (1/2, 1/2) the two directions differ:
-    # KL(t || s) = 3/4 log 3/2 + 1/4 log 1/2 = 0.1308, KL(s || t) = 1/2 log 2/3 + 1/2 log 2 = 0.1438.
+    # By hand: the teacher is (3/4, 1/4) and the student (1/2, 1/2).
+    # KL(t || s) = 3/4 log 3/2 + 1/4 log 1/2 = 0.1308, and KL(s || t) = 0.1438.
     teacher = Weighted(
         torch.tensor([[math.log(3.0), 0.0], [0.0, 0.0]], dtype=torch.float64), torch.ones(2)
     )
@@ -228,7 +228,7 @@ def gradients(loss, logits):
 
 @pytest.mark.parametrize("garbage", [torch.nan, torch.inf, 1e300])
 def test_h_h_a_class_without_evidence_costs_nothing_and_pulls_nowhere(garbage, generator):
-    """Losses and gradients of its samples are those of gamma = 0, whatever the teacher's row holds; the other samples are untouched."""
+    """Samples of unknown classes have no loss and no gradient, for any row of the teacher."""
     logits, labels = samples(generator)
     logits.requires_grad_()
     teacher = teacher_of(generator, unknown=(0, 2))
@@ -290,7 +290,7 @@ def test_half_precision_students_learn_from_float32_teachers(generator):
     ("student", "row"), [(torch.float16, 1e5), (torch.bfloat16, 1e5), (torch.float32, 1e300)]
 )
 def test_a_teacher_beyond_the_range_of_the_student_is_no_nan(student, row):
-    # The teacher is certain of class 0, the student undecided: KL is log 2, its slope (1/2 - 1, 1/2 - 0) / T.
+    # The teacher is certain and the student undecided: KL is log 2, its slope (-1/2, 1/2) / T.
     dtype = torch.float64 if row > 1e38 else torch.float32
     logits = torch.zeros(1, 2, dtype=student, requires_grad=True)
     teacher = Weighted(torch.tensor([[row, 0.0], [0.0, 0.0]], dtype=dtype), torch.ones(2))
@@ -493,7 +493,8 @@ def test_bad_samples_are_refused_by_name(values, labels, options, error, message
             TEACHER,
             {},
             ValueError,
-            r"`labels` must be integers of shape \(2,\) to match `logits`; got a int64 tensor of shape \(1,\)",
+            r"`labels` must be integers of shape \(2,\) to match `logits`; got a int64 tensor of "
+            r"shape \(1,\)",
         ),
         (
             LOGITS,
@@ -549,7 +550,8 @@ def test_bad_samples_are_refused_by_name(values, labels, options, error, message
             Weighted(torch.eye(4), torch.ones(4)),
             {},
             ValueError,
-            r"`teacher` must have value \(3, 3\) and weight \(3,\) to match `logits`; got \(4, 4\) and \(4,\)",
+            r"`teacher` must have value \(3, 3\) and weight \(3,\) to match `logits`; got \(4, "
+            r"4\) and \(4,\)",
         ),
         (
             LOGITS,
@@ -557,7 +559,8 @@ def test_bad_samples_are_refused_by_name(values, labels, options, error, message
             Weighted(torch.eye(3), torch.tensor(1.0)),
             {},
             ValueError,
-            r"`teacher` must have value \(3, 3\) and weight \(3,\) to match `logits`; got \(3, 3\) and \(\)",
+            r"`teacher` must have value \(3, 3\) and weight \(3,\) to match `logits`; got \(3, "
+            r"3\) and \(\)",
         ),
         *(
             (

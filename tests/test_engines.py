@@ -1,4 +1,4 @@
-"""Every engine ends with the bits of a plain loop: here a wire of bytes, and a group of processes without a server."""
+"""Engines give bitwise identical results: encoded messages, and a process group."""
 
 import pytest
 
@@ -77,7 +77,7 @@ def test_a_message_of_another_width_is_refused(direction):
 
 
 def test_a_bit_that_turns_on_the_way_is_refused_or_arrives_in_the_result(make):
-    """So the equality above is one of what travelled, and not of two runs that never met the wire."""
+    """A changed message changes the result, so the tests above compare what was sent."""
     federation, expected = make(), in_process(make())
 
     def wire(blob):

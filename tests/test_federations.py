@@ -1,4 +1,4 @@
-"""The four federations of ``tests/federations`` depend on nothing but what is handed to them, so any engine may run them."""
+"""The four federations depend only on their arguments, so any engine may run them."""
 
 from copy import deepcopy
 
@@ -22,7 +22,7 @@ def expected(make):
 
 
 def scrambled(state):
-    """Forget everything that is not the state: other random numbers, and tensors that come from bytes."""
+    """Discard all but the state: change the random numbers, and decode tensors from bytes."""
     torch.rand(int.from_bytes(to_bytes(state)[-1:]) + 1 if state else 1)
     return from_bytes(to_bytes(state)) if state else {}
 
@@ -101,7 +101,7 @@ def test_every_name_of_every_answer_moves_and_no_two_states_are_alike(make, expe
 
 
 def test_states_and_earlier_rounds_matter(make, expected):
-    """A run whose clients are handed no state, or the first broadcast every time, ends elsewhere."""
+    """A run without client states, or with the first broadcast each time, ends differently."""
     whole = make()
     forgetful = whole._replace(
         client=lambda client, server_round, broadcast, state: whole.client(

@@ -1,12 +1,13 @@
-"""Adapter to Flower: our messages in its records, one round over its grid, and a strategy around any server.
+"""Adapter to Flower: client apps, rounds over a grid, and a strategy for any server.
 
-The only room that knows flwr (extra ``flower``), and the only one that ``import fedprompt`` leaves alone: ``from fedprompt import flower``.
+This is the only package that imports flwr (extra ``flower``). ``import fedprompt`` does not import
+it: use ``from fedprompt import flower``.
 """
 
 from importlib import import_module
 
 try:
-    import_module("flwr.serverapp.strategy")  # the youngest of what is needed
+    import_module("flwr.serverapp.strategy")  # the newest module that is used
 except ImportError as error:
     raise ImportError(
         "`fedprompt.flower` needs flwr 1.41 or later: pip install 'fedprompt[flower]'"

@@ -1,4 +1,4 @@
-"""Our blobs in Flower's records, and what a client remembers."""
+"""Messages and client states in Flower's records."""
 
 import json
 from typing import Any
@@ -16,21 +16,17 @@ _MESSAGE, _STATE = "fedprompt", "fedprompt-state"
 
 
 def pack(message: Message, *, header: Header) -> RecordDict:
-    """Put a message into Flower's records: one blob of :func:`fedprompt.encode_payload`, whatever its names, dtypes and shapes.
+    """Encode a message (:func:`fedprompt.wire.encode_payload`) and put it into Flower's records.
 
-    The blob is the content of one ``Array``, because Flower sends arrays in chunks of 5 MiB, and a ``ConfigRecord`` as a whole. Flower's
-    own strategies refuse to average it.
+    The encoded message is the content of one ``Array``. Flower sends arrays in chunks of 5 MiB, but
+    a ``ConfigRecord`` in one piece. The strategies of Flower refuse to average such an array.
 
     Args:
-        message: Tensors or :class:`~fedprompt.Weighted` by name.
-        header: What travels beside them.
+        message: Tensors or entries by name.
+        header: Header of the encoded message.
 
     Returns:
         Content for a ``flwr.app.Message``.
-
-    Raises:
-        TypeError: As :func:`fedprompt.encode_payload`.
-        ValueError: The same.
 
     Example:
         >>> records = pack({"scale": torch.tensor(4.5)}, header=Header(server_round=2))
@@ -43,55 +39,55 @@ def pack(message: Message, *, header: Header) -> RecordDict:
 def unpack(
     records: RecordDict, *, expect: Expected, max_bytes: int
 ) -> tuple[dict[str, Tensor | Weighted], Header]:
-    """Read a message out of Flower's records, all of it or nothing; see :func:`fedprompt.decode_payload`.
+    """Decode a message from Flower's records (:func:`fedprompt.wire.decode_payload`).
 
     Args:
-        records: Content of a ``flwr.app.Message``. Flower holds it in memory by now: `max_bytes` bounds what comes of it.
-        expect: What should be in it.
-        max_bytes: At most so many bytes for the blob, and for the message.
+        records: Content of a ``flwr.app.Message``, which Flower has already read into memory.
+        expect: Form and fingerprint of the expected message.
+        max_bytes: Maximum size in bytes of the encoded and of the decoded message.
 
     Returns:
         The message and its header.
 
     Raises:
-        TypeError: If an argument is of the wrong kind; never for what `records` holds.
-        ValueError: If `records` is not what :func:`pack` makes of a message of the expected form and fingerprint.
+        ValueError: If `records` do not contain one message of the expected form and fingerprint.
 
     Example:
         >>> unpack(RecordDict(), expect=Expected({"scale": torch.tensor(0.0)}), max_bytes=1000)
         Traceback (most recent call last):
-        ValueError: `records` must hold one blob under 'fedprompt', and nothing else; got [].
+        ValueError: `records` must contain one blob under 'fedprompt', and nothing else; got [].
     """
     return decode_payload(blob_of(records), expect=expect, max_bytes=max_bytes)
 
 
 def blob_of(records: RecordDict) -> bytes:
-    """Return the bytes that :func:`pack` put there, or refuse."""
+    """Return the encoded message in records that :func:`pack` made."""
     record = records.get(_MESSAGE) if len(records) == 1 else None
     if (
         not isinstance(record, ArrayRecord)
         or list(record) != ["blob"]
         or record["blob"].stype != "safetensors"
     ):
-        raise wrong_value(
-            "records", f"hold one blob under {_MESSAGE!r}, and nothing else", list(records)
-        )
+        rule = f"contain one blob under {_MESSAGE!r}, and nothing else"
+        raise wrong_value("records", rule, list(records))
     blob: bytes = record["blob"].data
     return blob
 
 
 def remember(state: Any, records: RecordDict) -> None:
-    """Keep a tree, as of :func:`fedprompt.save_checkpoint`, in a context's records."""
+    """Store a state, a tree as of :func:`save_checkpoint`, in the records of a context."""
     tensors: dict[str, Tensor] = {}
     tree = json.dumps(packed(state, "state", tensors))
     records[_STATE] = _record(safetensors.torch.save(tensors, {"state": tree}))
 
 
 def remembered(records: RecordDict) -> Any:
-    """Return what was kept last, or ``{}``."""
+    """Return the stored state, or ``{}``."""
     if _STATE not in records:
         return {}
-    blob = records.array_records[_STATE]["blob"].data  # this client's own: it never travelled
+    blob = records.array_records[_STATE][
+        "blob"
+    ].data  # written by this client, so it is not validated
     header = json.loads(blob[8 : 8 + int.from_bytes(blob[:8], "little")])
     return unpacked(json.loads(header["__metadata__"]["state"]), safetensors.torch.load(blob))
 

@@ -1,4 +1,4 @@
-"""One round over Flower's grid: who is where, what each gets, and which of the replies count."""
+"""One round over Flower's grid: find the nodes of clients, send answers, validate replies."""
 
 import logging
 import time
@@ -16,7 +16,7 @@ from fedprompt.interfaces import Answers, Message
 from fedprompt.messages import Ledger
 from fedprompt.wire import Expected, Header, decode_payload
 
-LOG = logging.getLogger("flwr.fedprompt")  # shown among Flower's own lines
+LOG = logging.getLogger("flwr.fedprompt")  # shown in Flower's log
 
 
 def client_nodes(
@@ -26,44 +26,38 @@ def client_nodes(
     known: Mapping[int, int] | None = None,
     timeout: float = 60.0,
 ) -> dict[int, int]:
-    """Ask the nodes which clients they are, until those that are wanted are known.
+    """Query the connected nodes for their client ids, until all of `clients` are found.
 
-    Where they are all known and connected, nobody is asked and nobody waited for. Otherwise every node that is not known is asked, once
-    in a call, and the first moment at which nobody is missing ends the wait: a node that never answers costs time only where it might be
-    the missing one.
+    If all of them are known and connected, no node is queried. Otherwise each unknown node is
+    queried once, and the call returns as soon as all clients are found. A node that does not reply
+    is only waited for while a client is missing.
 
     Args:
-        grid: Of the run.
-        clients: Ids to wait for.
-        known: From an earlier call; whoever is still connected is not asked again.
-        timeout: Seconds after which this returns with the clients that are there; 0 takes one look. A node starts a process for its
-            answer, which takes it a while.
+        grid: Grid of the run.
+        clients: Ids of the clients to find.
+        known: Result of an earlier call. Nodes that are still connected are not queried again.
+        timeout: Maximum time to wait in seconds. With 0, replies are read once. A node may start a
+            process for its reply, which takes some time.
 
     Returns:
-        Node by client id, of those connected clients that are known by then, wanted or not. An id is the node's claim; of two that claim
-        the same, the first one keeps it, and of two at once the lower node.
+        Dict from client id to node, for all connected clients that have replied so far. Ids are
+        self-reported. If two nodes report the same id, the first reply counts, and of two replies
+        at once that of the lower node.
     """
-    wanted, nodes, asked, deadline = (
-        set(clients),
-        dict(known or {}),
-        set[int](),
-        time.monotonic() + timeout,
-    )
+    wanted = set(clients)
+    nodes = dict(known or {})
+    asked = set[int]()
     questions = set[str]()
+    deadline = time.monotonic() + timeout
     while True:
         connected = set(grid.get_node_ids())
         nodes = {client: node for client, node in nodes.items() if node in connected}
         if not wanted <= nodes.keys():
-            strangers = sorted(connected - set(nodes.values()) - asked)
-            asked.update(strangers)
-            pushed = (
-                grid.push_messages(
-                    [Envelope(RecordDict(), node, f"query.{CLIENT}") for node in strangers]
-                )
-                if strangers
-                else []
-            )
-            questions.update(filter(None, pushed))  # Flower says None of what it could not push
+            if unknown := sorted(connected - set(nodes.values()) - asked):
+                asked.update(unknown)
+                queries = [Envelope(RecordDict(), node, f"query.{CLIENT}") for node in unknown]
+                # Flower returns None for a message that it could not send.
+                questions.update(filter(None, grid.push_messages(queries)))
             replies = list(grid.pull_messages(questions)) if questions else []
             questions -= {reply.metadata.reply_to_message_id for reply in replies}
             _enter(nodes, replies, asked)
@@ -83,34 +77,35 @@ def run_round(
     timeout: float | None = None,
     ledger: Ledger | None = None,
 ) -> dict[int, Message]:
-    """Send each client its answer and gather what they upload: one round over Flower's wire.
+    """Send each client its answer, and return the messages that the clients send back.
 
-    Clients without a node are left out, and so are error replies and uploads that are corrupt, late, foreign, or a second one of their
-    client, each with a logged reason. The others stay.
+    A client without a node is left out. A reply is dropped if it is an error, corrupt, late, from
+    an unknown client, or the second one of its client. The reason is logged, and the other clients
+    are unaffected.
 
     Args:
-        grid: Of the run.
-        answers: By client id, of the clients of the cohort.
-        nodes: Node by client id, from :func:`client_nodes`.
-        server_round: 0-based.
-        expect: From a client's id to the upload that is expected; answers carry the same fingerprint.
-        max_bytes: At most so many bytes for an upload.
-        timeout: Seconds to wait for the last upload; None waits as long as Flower does.
-        ledger: Records what is sent and what is accepted.
+        grid: Grid of the run.
+        answers: Answers by client id, for the clients of the cohort.
+        nodes: Nodes by client id, as of :func:`client_nodes`.
+        server_round: Number of the round (0-based).
+        expect: Function from a client id to the message that it should send. Answers have the same
+            fingerprint.
+        max_bytes: Maximum size in bytes of a client's message.
+        timeout: Maximum time to wait in seconds. If None, Flower decides.
+        ledger: Ledger that records the messages sent and accepted.
 
     Returns:
-        Uploads by client id, in its order; none if nobody answered.
+        Messages in the order of client ids. The dict is empty if no reply was accepted.
     """
     wire = Wire(expect, max_bytes, ledger)
     envelopes = wire.address(answers, nodes, server_round)
     replies = grid.send_and_receive(envelopes, timeout=timeout) if envelopes else []
-    return wire.accept(
-        replies, {nodes[client]: client for client in answers if client in nodes}, server_round
-    )
+    asked = {nodes[client]: client for client in answers if client in nodes}
+    return wire.accept(replies, asked, server_round)
 
 
 class Wire(NamedTuple):
-    """The two halves of an exchange, which Flower's strategies have apart."""
+    """Encoding and decoding of one round, as two steps, because Flower's strategies have two."""
 
     expect: Callable[[int], Expected]
     max_bytes: int
@@ -119,11 +114,10 @@ class Wire(NamedTuple):
     def address(
         self, answers: Answers, nodes: Mapping[int, int], server_round: int
     ) -> list[Envelope]:
-        """One envelope for each client; a list, because Flower reads it twice. Equal answers share one content, which travels once."""
-        packed: dict[tuple[int, frozenset[tuple[str, str]]], RecordDict] = {}  # each object once
-        contents: dict[
-            bytes, RecordDict
-        ] = {}  # and one for those that are equal, as after a checkpoint
+        """List one envelope for each client. Equal answers share their content, sent once."""
+        # Each object is packed once. After a checkpoint, equal answers may be several objects.
+        packed: dict[tuple[int, frozenset[tuple[str, str]]], RecordDict] = {}
+        contents: dict[bytes, RecordDict] = {}
         envelopes = []
         for client, answer in answers.items():
             if client not in nodes:
@@ -143,26 +137,25 @@ class Wire(NamedTuple):
     def accept(
         self, replies: Iterable[Envelope], clients: Mapping[int, int], server_round: int
     ) -> dict[int, Message]:
-        """Uploads by client id; `clients` are those who were asked, by node."""
-        uploads: dict[int, Message] = {}
+        """Decode the replies and return messages by client id; `clients` has client ids by node."""
+        messages: dict[int, Message] = {}
         for reply in replies:
             node = reply.metadata.src_node_id
             try:
-                if node not in clients or clients[node] in uploads:
+                if node not in clients or clients[node] in messages:
                     raise wrong_value("reply", "come from a node that was asked, once", "another")
                 blob = blob_of(_content(reply))
-                uploads[clients[node]] = self._upload(blob, clients[node], server_round)
+                messages[clients[node]] = self._decoded(blob, clients[node], server_round)
             except ValueError as error:
-                LOG.warning(
-                    "round %d: a reply of node %d is left out: %.300s", server_round, node, error
-                )
-        return dict(sorted(uploads.items()))
+                text = "round %d: a reply of node %d is left out: %.300s"
+                LOG.warning(text, server_round, node, error)
+        return dict(sorted(messages.items()))
 
-    def _upload(self, blob: bytes, client: int, server_round: int) -> Message:
+    def _decoded(self, blob: bytes, client: int, server_round: int) -> Message:
         expect = self.expect(client)._replace(server_round=server_round, client_id=str(client))
-        upload, _ = decode_payload(blob, expect=expect, max_bytes=self.max_bytes)
-        self._record(upload, "up", client, server_round, blob)
-        return upload
+        message, _ = decode_payload(blob, expect=expect, max_bytes=self.max_bytes)
+        self._record(message, "up", client, server_round, blob)
+        return message
 
     def _record(
         self,
@@ -183,11 +176,11 @@ class Wire(NamedTuple):
 
 
 def _enter(nodes: dict[int, int], replies: Iterable[Envelope], asked: Container[int]) -> None:
-    """Add what the replies claim to the nodes by client id."""
+    """Add the client ids in the replies to the nodes by client id."""
     for reply in sorted(replies, key=lambda reply: reply.metadata.src_node_id):
         node = reply.metadata.src_node_id
         try:
-            client = _claim(reply)
+            client = _client_of(reply)
             if client in nodes or node in nodes.values() or node not in asked:
                 raise wrong_value("partition-id", "be that of one node", f"{client} a second time")
             nodes[client] = node
@@ -197,13 +190,12 @@ def _enter(nodes: dict[int, int], replies: Iterable[Envelope], asked: Container[
 
 def _content(reply: Envelope) -> RecordDict:
     if reply.has_error():
-        raise wrong_value(
-            "reply", "hold content", f"error {reply.error.code}, {reply.error.reason!r}"
-        )
+        error = f"error {reply.error.code}, {reply.error.reason!r}"
+        raise wrong_value("reply", "have content", error)
     return reply.content
 
 
-def _claim(reply: Envelope) -> int:
+def _client_of(reply: Envelope) -> int:
     record = _content(reply).get(CLIENT)
     client = record.get(CLIENT) if isinstance(record, ConfigRecord) else None
     if type(client) is not int or client < 0:

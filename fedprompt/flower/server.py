@@ -1,4 +1,4 @@
-"""What answers the clients, as a Flower strategy."""
+"""Flower strategies for any server."""
 
 from collections.abc import Callable, Iterable, Mapping
 
@@ -15,31 +15,37 @@ from fedprompt.wire import Expected
 
 
 class ServerStrategy(Strategy):
-    """A Flower strategy around a :class:`Server`; ``start(grid, ArrayRecord(), num_rounds=3)`` runs it.
+    """Flower strategy that runs a :class:`Server`.
 
-    Each round is :func:`run_round`, and then a step with the uploads of those who answered; where nobody did, answers and state stay as
-    they are. Evaluation is the user's.
+    ``strategy.start(grid, ArrayRecord(), num_rounds=3)`` runs the rounds. Each round is a
+    :func:`run_round` and a step with the accepted messages. If no message is accepted, answers and
+    state are unchanged. The strategy does not evaluate.
 
     Args:
-        server: For instance :func:`averaging`.
-        cohort: From the round, 0-based though Flower counts from 1, to the ids of its clients; an id that `server` has no answer for is a
-            ValueError.
-        expect: From a client's id to the upload that is expected.
-        max_bytes: At most so many bytes for an upload.
-        nodes: Node by client id, as printed when a node was registered; nobody is asked then, and no node can be another client.
-            None asks them: :func:`client_nodes`.
-        patience: Seconds to wait for clients of the cohort that are not connected, if they are asked.
-        ledger: Records what is sent and what is accepted.
+        server: Server, such as :func:`averaging`.
+        cohort: Function from the round (0-based, although Flower counts from 1) to the ids of its
+            clients. `server` must have an answer for each.
+        expect: Function from a client id to the message that it should send.
+        max_bytes: Maximum size in bytes of a client's message.
+        nodes: Nodes by client id, as printed when a node was registered. No node can then pose as
+            another client. If None, nodes report their client ids (:func:`client_nodes`).
+        patience: Maximum time in seconds to wait for clients of the cohort that are not connected,
+            if `nodes` is None.
+        ledger: Ledger that records the messages sent and accepted.
 
     Attributes:
-        answers: By client id, after the last step.
-        state: Of the server.
-        nodes: Node by client id.
+        answers: Answers by client id, after the last step.
+        state: State of the server.
+        nodes: Nodes by client id.
 
     Example:
-        >>> upload = Expected({"head": Weighted(torch.zeros(2), torch.tensor(0.0))})
-        >>> server = averaging({"head": torch.zeros(2)}, clients=range(3))
-        >>> strategy = ServerStrategy(server, cohort=lambda server_round: [0, 2], expect=lambda client: upload, max_bytes=10_000)
+        >>> expected = Expected({"head": Weighted(torch.zeros(2), torch.tensor(0.0))})
+        >>> strategy = ServerStrategy(
+        ...     averaging({"head": torch.zeros(2)}, clients=range(3)),
+        ...     cohort=lambda server_round: [0, 2],
+        ...     expect=lambda client: expected,
+        ...     max_bytes=10_000,
+        ... )
         >>> strategy.answers[2]
         {'head': tensor([0., 0.])}
     """
@@ -55,45 +61,48 @@ class ServerStrategy(Strategy):
         patience: float = 60.0,
         ledger: Ledger | None = None,
     ) -> None:
-        self.server, self.cohort, self.patience = server, cohort, patience
+        self.server = server
+        self.cohort = cohort
+        self.patience = patience
         self.answers, self.state = server.init()
-        self.nodes, self._registered = dict(nodes or {}), nodes is not None
-        self._wire, self._asked = Wire(expect, max_bytes, ledger), dict[int, int]()
+        self.nodes = dict(nodes or {})
+        self._registered = nodes is not None
+        self._wire = Wire(expect, max_bytes, ledger)
+        self._asked = dict[int, int]()
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Envelope]:
-        """Address the answers of the cohort."""
+        """Send the answers of the cohort."""
         drawn = list(self.cohort(server_round - 1))
-        if strangers := [client for client in drawn if client not in self.answers]:
-            raise wrong_value("cohort", "name clients that have an answer", strangers)
+        if unknown := [client for client in drawn if client not in self.answers]:
+            raise wrong_value("cohort", "name clients that have an answer", unknown)
         if not self._registered:
             self.nodes = client_nodes(grid, drawn, known=self.nodes, timeout=self.patience)
         self._asked = {self.nodes[client]: client for client in drawn if client in self.nodes}
-        return self._wire.address(
-            {client: self.answers[client] for client in drawn}, self.nodes, server_round - 1
-        )
+        answers = {client: self.answers[client] for client in drawn}
+        return self._wire.address(answers, self.nodes, server_round - 1)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Envelope]
     ) -> tuple[None, MetricRecord]:
-        """Step with the uploads that are accepted."""
-        uploads = self._wire.accept(replies, self._asked, server_round - 1)
-        if uploads:
-            self.answers, self.state = self.server.step(uploads, self.state)
-        return None, MetricRecord({"asked": len(self._asked), "accepted": len(uploads)})
+        """Step the server with the accepted messages."""
+        messages = self._wire.accept(replies, self._asked, server_round - 1)
+        if messages:
+            self.answers, self.state = self.server.step(messages, self.state)
+        return None, MetricRecord({"asked": len(self._asked), "accepted": len(messages)})
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Envelope]:
-        """Ask nobody."""
+        """Send nothing, because evaluation is left to the user."""
         return []
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Envelope]) -> None:
-        """Expect nothing."""
+        """Ignore replies, because nothing was sent."""
 
     def summary(self) -> None:
-        """Log the server and how many clients it answers."""
+        """Log the server and its number of clients."""
         LOG.info(
             "\t├── %s: %d clients, each with its own answer",
             type(self.server).__name__,

@@ -1,4 +1,4 @@
-"""Finite entries give finite aggregates: magnitudes up to the largest float64, against exact fractions."""
+"""Finite entries of any magnitude give finite aggregates, against exact fractions."""
 
 from fractions import Fraction
 from functools import partial
@@ -21,7 +21,7 @@ from tolerance import assert_near
 
 MOST = torch.finfo(torch.float64).max
 
-# Powers of two from below the smallest normal float64 that a product can lose up to the largest one.
+# Powers of two, from those whose products underflow up to the largest.
 EXPONENTS = st.sampled_from([-300, -40, 0, 1, 40, 500, 900, 1000, 1022, 1023])
 
 
@@ -57,7 +57,7 @@ def exact_mean(numbers):
 
 @st.composite
 def extreme_numbers(draw):
-    """Values of either sign and positive weights whose magnitudes differ by hundreds of powers of two."""
+    """Draw signed values and positive weights with very different magnitudes."""
 
     def number():
         return draw(st.floats(0.5, 1.0)) * 2.0 ** draw(EXPONENTS)
@@ -126,7 +126,7 @@ def test_every_aggregate_lies_between_the_smallest_and_the_largest_value(name, n
 @settings(deadline=None, max_examples=60)
 @given(numbers=extreme_numbers(), data=st.data())
 def test_a_mean_of_means_is_the_mean_at_any_magnitude(name, numbers, data):
-    """Wherever the total weight is itself a float64; a weight that stops at the largest number no longer adds up."""
+    """The total weight must fit float64, because a clamped weight does not add up."""
     numbers = [(value, weight / 8) for value, weight in numbers]
     entries = [sent(*pair) for pair in numbers]
     cut = data.draw(st.integers(0, len(entries)))
@@ -142,7 +142,7 @@ def test_a_mean_of_means_is_the_mean_at_any_magnitude(name, numbers, data):
 
 @pytest.mark.parametrize("aggregate", [weighted_median, partial(trimmed_mean, fraction=0.25)])
 def test_weights_that_overflow_together_still_count_by_their_share(aggregate):
-    """Three of 1.7e308 against one of 1e300: the middle of the three is the answer to the last digit that a median has."""
+    """By hand: three entries of 1.7e308 outvote one of 1e300."""
     numbers = [(1.0, 1.7e308), (2.0, 1.7e308), (3.0, 1.7e308), (1e6, 1e300)]
     assert aggregate([sent(*pair) for pair in numbers]).value.item() == pytest.approx(2.0, rel=1e-7)
 
@@ -210,7 +210,7 @@ def test_similarities_may_not_make_a_sum_overflow():
 
 @pytest.mark.parametrize("scale", [2.0**-400, 2.0**505, 2.0**600, 2.0**1020])
 def test_krum_chooses_alike_at_every_scale(scale):
-    """Scores by hand are in test_robust: 1.1 lies closest to its neighbours, then 1.0."""
+    """Scores by hand are in test_robust: 1.1 lies closest to its neighbors, then 1.0."""
     payloads = [
         {"part": sent(scale * value, weight)}
         for value, weight in ((1.0, 1.0), (1.1, 3.0), (1.3, 1.0), (9.0, 1e6), (0.7, 1.0))
@@ -220,7 +220,7 @@ def test_krum_chooses_alike_at_every_scale(scale):
     assert both.value.item() == pytest.approx(scale * (1.0 + 3 * 1.1) / 4)
 
 
-def test_a_liar_of_the_largest_magnitude_does_not_blur_the_distances_of_the_others():
+def test_an_outlier_of_the_largest_magnitude_does_not_change_the_other_distances():
     for lie in (MOST, -MOST, 1e200):
         payloads = [{"part": sent(value, 1.0)} for value in (lie, 1.3, 1.0, 1.1, 0.7)]
         assert krum(payloads, num_byzantine=1)["part"].value.item() == 1.1
@@ -228,4 +228,4 @@ def test_a_liar_of_the_largest_magnitude_does_not_blur_the_distances_of_the_othe
             multi_krum(payloads, num_byzantine=0, num_selected=count)["part"].weight.item()
             for count in range(1, 6)
         ]
-        assert ranked == [1, 2, 3, 4, 5]  # the liar's distances are finite too
+        assert ranked == [1, 2, 3, 4, 5]  # the outlier's distances are finite too

@@ -144,8 +144,12 @@ def test_equal_widths_make_one_teacher_from_plain_sums(clients):
     ((dim, teacher),) = teachers(alike).items()
     assert dim == 512
     for label in range(CLASSES):
-        correct = [logits for one in alike for logits, own in zip(one.logits, one.labels, strict=True)
-                   if own == label and fedhpl.is_correct(logits, label)]  # fmt: skip
+        correct = [
+            logits
+            for one in alike
+            for logits, own in zip(one.logits, one.labels, strict=True)
+            if own == label and fedhpl.is_correct(logits, label)
+        ]
         expected = torch.tensor(correct, dtype=torch.float64).reshape(-1, CLASSES).sum(0) / (
             1 + len(correct)
         )
@@ -222,7 +226,7 @@ def test_similarity_is_called_with_the_dimension_of_the_teacher_first():
 
 @pytest.mark.unhooked  # the hook would take longer than the sums
 def test_ten_thousand_clients_are_streamed():
-    """10,000 entries of 100 classes, of which three exist at a time. A closed form gives the teacher."""
+    """Three of 10,000 entries exist at a time. A closed form gives the teacher."""
     num_clients, num_classes = 10_000, 100
     base = torch.randn(num_classes, num_classes, generator=torch.Generator().manual_seed(0))
     classes, dims = torch.arange(num_classes), (384, 768, 1024)

@@ -1,8 +1,8 @@
-"""Edge servers that average first, and then the centre: whatever the tree, the answer is that of a flat federation.
+"""Averaging along any tree of edge servers gives the mean of a flat federation, up to rounding.
 
-To rounding, which is stated: every server on the way rounds its mean to the dtype of the values and
-its total to that of the weights. The first moves no number by more than u = eps / 2 of the largest
-in its row, the second by no more than twice its own u.
+Each server rounds its mean to the dtype of the values and its total to the dtype of the weights. The
+first changes a number by at most u = eps / 2 of the largest in its row. The second changes it by at
+most twice the u of the weights.
 """
 
 from functools import partial
@@ -30,7 +30,7 @@ WIDTHS = ("2", "6", "9")  # as names: of class logits, from clients whose featur
 
 
 def draw_payload(seed, names, *, dtype, weights, whole_numbers):
-    """Rows that this client does not know hold NaN, and so does every other client for rows of its own."""
+    """Make a payload in which unknown rows contain NaN."""
     generator = torch.Generator().manual_seed(seed)
     payload = {}
     for name in names:
@@ -50,7 +50,7 @@ SOME_NAMES = st.sets(st.sampled_from(list(FORMS)), min_size=1).map(sorted)
 
 @st.composite
 def trees(draw, *, held=SOME_NAMES, whole_numbers=False):
-    """Clients are payloads, and servers lists of clients and of further servers; the root is a server."""
+    """Draw a tree in which clients are payloads, and servers are lists of clients and servers."""
     dtype = draw(st.sampled_from(DTYPES))
     weights = draw(st.sampled_from([torch.float32, torch.float64]))
     make = partial(draw_payload, dtype=dtype, weights=weights, whole_numbers=whole_numbers)
@@ -74,7 +74,7 @@ def depth(tree):
 
 
 def up(tree, aggregate):
-    """The payload that reaches the centre's caller: every server aggregates what comes from below."""
+    """Aggregate on each server, from the leaves to the root."""
     return tree if isinstance(tree, dict) else aggregate([up(below, aggregate) for below in tree])
 
 
@@ -85,9 +85,9 @@ def assert_equal_to_rounding(actual, expected, tree, *, alike=False):
     for name, (value, weight) in expected.items():
         assert actual[name].value.dtype == value.dtype
         sent = [
-            upload.value
+            entry.value
             for client in clients
-            for key, upload in client.items()
+            for key, entry in client.items()
             if alike or key == name
         ]
         largest = torch.stack(sent).double().nan_to_num().abs().amax(0)
@@ -126,16 +126,16 @@ def test_averaging_along_any_tree_is_flat_averaging(name, tree):
 @settings(deadline=None, max_examples=30)
 @given(tree=trees(held=st.just(list(FORMS)), whole_numbers=True))
 def test_edges_that_send_sums_change_no_bit_where_the_sums_are_exact(tree):
-    """Multiples of 1 / 256 with counts as weights: their products are exact in float64, and so is every sum of them, in any order."""
+    """For multiples of 1 / 256 with counts as weights, all float64 sums are exact."""
 
     def total(below):
         return to_summable(below) if isinstance(below, dict) else sum(map(total, below))
 
     clients = clients_of(tree)
     flat = from_sum(sum(map(to_summable, clients)), like=clients[0])
-    for name, upload in from_sum(total(tree), like=clients[0]).items():
+    for name, entry in from_sum(total(tree), like=clients[0]).items():
         for actual, expected, direct in zip(
-            upload, flat[name], weighted_mean(clients)[name], strict=True
+            entry, flat[name], weighted_mean(clients)[name], strict=True
         ):
             assert torch.equal(actual, expected)
             assert torch.equal(actual, direct)
@@ -147,10 +147,10 @@ def test_edges_that_send_sums_change_no_bit_where_the_sums_are_exact(tree):
 def test_edges_that_average_each_width_leave_the_teachers_of_every_width_as_they_are(
     smoothing, tree
 ):
-    """FedHPL: the centre gets one mean for each width, and it alone asks which widths are alike, and smooths."""
+    """Edge servers send one mean for each width. Only the root applies similarity and smoothing."""
 
-    def teachers(uploads):
-        widths, means = zip(*uploads, strict=True)
+    def teachers(entries):
+        widths, means = zip(*entries, strict=True)
         made = heterogeneous_means(means, map(int, widths), smoothing=smoothing)
         return {str(dim): teacher for dim, teacher in made.items()}
 
@@ -214,20 +214,21 @@ SPREAD = [sent(0.0, 1.0, 9.0), sent(9.1, 20.0, 22.0), sent(9.2, 30.0, 33.0)]
 @pytest.mark.parametrize(
     ("aggregate", "edges", "flat", "along_the_tree"),
     [
-        # Of 1 2 8 9 9 the middle is 8; the middles of 1 2 9 and 8 9 are 2, of weight 3, and 8.5, of weight 2.
+        # The median of 1 2 8 9 9 is 8. Those of 1 2 9 and 8 9 are 2 (weight 3) and 8.5 (weight 2).
         (weighted_median, [sent(1.0, 2.0, 9.0), sent(8.0, 9.0)], 8.0, 2.0),
-        # Four honest zeros, and 100 of a liar: a fifth is cut off at each end, and nothing is left of him. On an edge of two he is a half,
-        # the mean of the edge 50 with weight 2; half of that survives at the centre, a third of what is left there.
+        # Of 0 0 0 0 100, a fifth is removed at each end, which leaves zeros. The edge of 0 and 100 has
+        # mean 50 and weight 2. At the root, half of it is left, a third of the remaining weight.
         (partial(trimmed_mean, fraction=0.2), [sent(0.0, 0.0, 0.0), sent(0.0, 100.0)], 0.0, 50 / 3),
-        # Of three, each has one nearest neighbour, and of equals the first is chosen: 0, 20 and 30, of which 20. Of all nine, each has
-        # seven; to 9.2 they lie 9.2 8.2 0.2 0.1 10.8 12.8 20.8 away, of squares that sum up to 865.05; to 9.1 to 870.47, to 9 to 876.05.
+        # Each edge selects the first of two nearest neighbors: 0, 20 and 30, and the root selects 20.
+        # Of all nine, 9.2 has the lowest score: 865.05, before 9.1 (870.47) and 9.0 (876.05).
         (partial(krum, num_byzantine=0), SPREAD, 9.2, 20.0),
-        # The best two of each, 0.5, 21 and 31.5, and of these the last two; of all nine 9.2 and 9.1.
+        # The edges have means 0.5, 21 and 31.5, of which the root selects the last two.
+        # Of all nine, 9.2 and 9.1 are selected.
         (partial(multi_krum, num_byzantine=0, num_selected=2), SPREAD, 9.15, 26.25),
     ],
     ids=["weighted_median", "trimmed_mean", "krum", "multi_krum"],
 )
-def test_robust_aggregators_are_not_their_own_on_edges(aggregate, edges, flat, along_the_tree):
+def test_robust_aggregators_of_edges_differ_from_flat_ones(aggregate, edges, flat, along_the_tree):
     assert aggregate([client for edge in edges for client in edge])[
         "a"
     ].value.item() == pytest.approx(flat)

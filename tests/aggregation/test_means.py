@@ -16,21 +16,8 @@ from fedprompt import (
     weighted_mean,
     weighted_median,
 )
-from references import fedhpl
 from same import assert_identical
 from tolerance import assert_near
-
-CLASSES = 5
-
-
-def client(dim, size, seed, *, num_classes=CLASSES, skill=1.5, without=()):
-    """Make a client with random logits that favor the label, without samples of some classes."""
-    generator = torch.Generator().manual_seed(seed)
-    own = torch.tensor([label for label in range(num_classes) if label not in without])
-    labels = own[torch.randint(len(own), (size,), generator=generator)]
-    logits = torch.randn(size, num_classes, generator=generator, dtype=torch.float64)
-    logits[torch.arange(size), labels] += skill
-    return fedhpl.Client(dim, logits.tolist(), labels.tolist())
 
 
 def test_weighted_mean_against_a_loop_over_clients_rows_and_columns(generator):

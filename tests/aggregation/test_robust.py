@@ -1,4 +1,4 @@
-"""Aggregators under attack: their numbers against other implementations, and how far a minority can move them."""
+"""Robust aggregators, against other implementations and against attacks of a minority."""
 
 from functools import partial
 
@@ -47,27 +47,27 @@ def test_a_trimmed_mean_is_scipys_of_copies(fraction, column_):
 
 
 def test_towards_a_half_a_trimmed_mean_is_the_median(generator):
-    uploads = [
+    entries = [
         Weighted(torch.randn(4, 3, generator=generator), torch.rand(4, generator=generator))
         for _ in range(9)
     ]
     for actual, expected in zip(
-        trimmed_mean(uploads, fraction=0.499), weighted_median(uploads), strict=True
+        trimmed_mean(entries, fraction=0.499), weighted_median(entries), strict=True
     ):
         torch.testing.assert_close(actual, expected, rtol=0, atol=0.05)
-    median = [Weighted(upload.value, torch.ones(4)) for upload in uploads]
+    median = [Weighted(entry.value, torch.ones(4)) for entry in entries]
     assert_near(
         trimmed_mean(median, fraction=0.499).value, weighted_median(median).value
     )  # the middle one of nine equal weights
 
 
 def test_every_coordinate_is_sorted_for_itself():
-    uploads = [
+    entries = [
         Weighted(torch.tensor(row), torch.tensor(1.0))
         for row in ([1.0, 30.0], [2.0, 10.0], [3.0, 20.0])
     ]
-    assert weighted_median(uploads).value.tolist() == [2.0, 20.0]
-    assert trimmed_mean(uploads, fraction=0.4).value.tolist() == [2.0, 20.0]
+    assert weighted_median(entries).value.tolist() == [2.0, 20.0]
+    assert trimmed_mean(entries, fraction=0.4).value.tolist() == [2.0, 20.0]
 
 
 def test_rows_without_entries_and_no_rows_at_all_pass_through():
@@ -83,7 +83,7 @@ HONEST, BYZANTINE = 8, 2
 
 
 def honest_uploads(generator):
-    """Whole weights that differ, and values around 1, so that flipping a sign leaves their range."""
+    """Integer weights, and values around 1, so that a flipped sign leaves their range."""
     weights = torch.randint(5, 20, (HONEST, 3), generator=generator).float()
     return [Weighted(1 + 0.2 * torch.rand(3, 4, generator=generator), weight) for weight in weights]
 
@@ -103,7 +103,7 @@ ATTACKS = {
 
 
 def round_under_attack(attack, generator):
-    """Honest uploads and, in between, the two that lie with exactly a fifth of the weight of each row."""
+    """Honest entries, and two malicious ones with exactly a fifth of the weight of each row."""
     honest = honest_uploads(generator)
     mean, weight = weighted_mean(honest)
     lies = [Weighted(ATTACKS[attack](mean, number), weight / 8) for number in range(BYZANTINE)]
@@ -111,7 +111,7 @@ def round_under_attack(attack, generator):
 
 
 def lifted(select):
-    return lambda uploads: select([{"head": upload} for upload in uploads])["head"]
+    return lambda entries: select([{"head": entry} for entry in entries])["head"]
 
 
 ROBUST = {
@@ -124,7 +124,7 @@ ROBUST = {
 
 
 def in_range(result, honest):
-    values = torch.stack([upload.value for upload in honest])
+    values = torch.stack([entry.value for entry in honest])
     slack = 1e-6
     return bool(
         (
@@ -140,43 +140,43 @@ def test_a_fifth_of_the_weight_cannot_push_the_result_out_of_the_honest_range(
     name, attack, generator
 ):
     for _ in range(10):
-        honest, uploads = round_under_attack(attack, generator)
-        result = ROBUST[name](uploads)
+        honest, entries = round_under_attack(attack, generator)
+        result = ROBUST[name](entries)
         assert in_range(result, honest)
         assert bool((result.weight > 0).all())
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_the_same_attacks_break_a_mean(attack, generator):
-    honest, uploads = round_under_attack(attack, generator)
+    honest, entries = round_under_attack(attack, generator)
     if "NaN" in attack or attack == "infinity":
         with pytest.raises(ValueError, match="must be finite wherever its weight is positive"):
-            weighted_mean(uploads)
+            weighted_mean(entries)
     else:
         assert (
-            not in_range(weighted_mean(uploads), honest) or attack == "far on either side"
+            not in_range(weighted_mean(entries), honest) or attack == "far on either side"
         )  # these two cancel
 
 
 def test_what_lies_beyond_the_breakdown_point_wins(generator):
-    """The fraction is a limit, not a wish: 20 % of the weight against 15 % that are trimmed; and half of it against the median."""
-    honest, uploads = round_under_attack("far above", generator)
-    assert not in_range(trimmed_mean(uploads, fraction=0.15), honest)
+    """Attackers above the bound succeed: 20 % against a fraction of 0.15, half against a median."""
+    honest, entries = round_under_attack("far above", generator)
+    assert not in_range(trimmed_mean(entries, fraction=0.15), honest)
     lies = [
-        upload._replace(weight=upload.weight * 4.1) if upload.value.max() > 10 else upload
-        for upload in uploads
+        entry._replace(weight=entry.weight * 4.1) if entry.value.max() > 10 else entry
+        for entry in entries
     ]
     assert not in_range(weighted_median(lies), honest)
 
 
 def test_a_trim_equal_to_the_share_of_the_lies_has_no_margin():
-    """A third of three equal weights of 0.3 is not quite the first of them, in floating point; a little more is."""
+    """In floating point, a third of three weights of 0.3 is not quite one of them."""
     weight = torch.tensor(0.3, dtype=torch.float64)
-    uploads = [
+    entries = [
         Weighted(torch.tensor([value], dtype=torch.float64), weight) for value in (1.0, 1.2, 1e30)
     ]
-    assert trimmed_mean(uploads, fraction=1 / 3).value.item() > 1e10
-    assert 1.0 <= trimmed_mean(uploads, fraction=0.34).value.item() <= 1.2
+    assert trimmed_mean(entries, fraction=1 / 3).value.item() > 1e10
+    assert 1.0 <= trimmed_mean(entries, fraction=0.34).value.item() <= 1.2
 
 
 def test_a_row_with_nan_does_not_count_and_its_neighbors_do():
@@ -207,7 +207,7 @@ def test_krum_against_two_loops(count, num_byzantine, generator):
             for _ in range(count)
         ]
         vectors = [
-            torch.cat([upload.value.flatten() for upload in sent.values()]).tolist()
+            torch.cat([entry.value.flatten() for entry in sent.values()]).tolist()
             for sent in payloads
         ]
         scores = robust.krum_scores(vectors, num_byzantine)
@@ -224,7 +224,7 @@ def test_krum_against_two_loops(count, num_byzantine, generator):
 
 
 def test_krum_counts_heads_and_multi_krum_averages_by_weight():
-    """By hand, with two neighbors each: 1.1 scores .01 + .04, 1.0 .01 + .09, 1.3 .04 + .09, 0.7 .09 + .16."""
+    """By hand: 1.1 scores .01 + .04, 1.0 .01 + .09, 1.3 .04 + .09, and 0.7 .09 + .16."""
     payloads = [
         payload([value], weight=weight)
         for value, weight in ((1.0, 1.0), (1.1, 3.0), (1.3, 1.0), (9.0, 1e6), (0.7, 1.0))
@@ -251,7 +251,7 @@ def rows(value, known):
 
 
 def test_krum_does_not_take_what_is_unknown_for_zero():
-    """A payload that leaves a row out would lie in the middle of the others if its 0 there counted."""
+    """A payload with an unknown row would be selected if its 0 in that row counted."""
     values = torch.tensor([[-2.0], [-1.5], [1.5], [2.0], [9.0], [0.0]])
     payloads = [
         {"logits": Weighted(torch.stack([torch.zeros(1), value]), torch.ones(2))}
@@ -264,7 +264,7 @@ def test_krum_does_not_take_what_is_unknown_for_zero():
 
 
 def test_krum_does_not_compare_what_knows_other_rows():
-    """A liar that claims one row only, a perfect copy, is no neighbour; garbage in rows of weight 0 is no distance."""
+    """A copy with fewer known rows is not a neighbor, and rows of weight 0 are ignored."""
     everything, one = [1.0, 2.0, 3.0], [1.0, 0.0, 0.0]
     payloads = [
         rows(1.0, everything),
@@ -316,11 +316,11 @@ BAD_UPLOADS = {
 
 
 @pytest.mark.bad_input
-@pytest.mark.parametrize(("uploads", "error", "message"), BAD_UPLOADS.values(), ids=BAD_UPLOADS)
-def test_bad_uploads_are_refused_by_name(uploads, error, message):
+@pytest.mark.parametrize(("entries", "error", "message"), BAD_UPLOADS.values(), ids=BAD_UPLOADS)
+def test_bad_uploads_are_refused_by_name(entries, error, message):
     for aggregate in (weighted_median, partial(trimmed_mean, fraction=0.2)):
         with pytest.raises(error, match=message):
-            aggregate(uploads)
+            aggregate(entries)
 
 
 @pytest.mark.bad_input
@@ -365,9 +365,9 @@ def test_bad_fractions_are_refused_by_name(fraction, error, message):
             [payload([1.0]), ONE],
             {},
             TypeError,
-            r"`payloads\[1\]` must map names to Weighted, since.*; got an entry without a name",
+            r"`payloads\[1\]` must map names to Weighted, because.*; got an entry without a name",
         ),
-        ([{}] * 3, {}, ValueError, r"`payloads\[0\]` must have the names of a model; got \[\]"),
+        ([{}] * 3, {}, ValueError, r"`payloads\[0\]` must have at least one name; got none"),
         (
             [payload([1.0])] * 2 + [{"x": ONE}],
             {},
@@ -421,7 +421,7 @@ def test_more_payloads_than_can_be_selected_are_refused():
 def test_a_liar_near_the_mean_of_the_others_is_chosen_by_distance_and_bounded_by_coordinate(
     generator,
 ):
-    """In 1000 dimensions the mean lies closer to everybody than they to one another, even with one coordinate far out."""
+    """In 1000 dimensions, the mean with one changed coordinate is still the nearest neighbor."""
     honest = torch.randn(8, 1000, generator=generator)
     lie = honest.mean(0).index_fill(0, torch.tensor([0]), 15.0)
     payloads = [{"head": Weighted(value, torch.tensor(1.0))} for value in (*honest, lie)]

@@ -1,4 +1,4 @@
-"""All four federations through a SuperLink and three SuperNodes on loopback, compared bit by bit with a plain loop."""
+"""All four federations over a SuperLink and three SuperNodes, compared with a plain loop."""
 
 import argparse
 import sys

@@ -1,7 +1,7 @@
-"""The four algorithms, each cut where the wire runs: one client's round and the server's step, for any engine.
+"""The four algorithms as functions of a client's round and a server's step, for any engine.
 
-Tiny random models and random data. All that a client remembers goes through its state, and all that it learns of others through the
-broadcast, so an engine may rebuild its process for every message.
+Models are tiny and random, and so are data. A client keeps everything in its state, and receives
+everything else by broadcast. So an engine may start a new process for each message.
 """
 
 from collections.abc import Callable

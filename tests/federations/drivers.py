@@ -1,4 +1,4 @@
-"""Ways to run a federation: each carries its messages differently, and all end with the same bits."""
+"""Engines that send messages in different ways, with bitwise identical results."""
 
 from collections.abc import Callable
 from functools import partial
@@ -76,7 +76,7 @@ def through_bytes(
 
 
 def distributed(federation: Federation) -> Outcome:
-    """Run one rank of a process group: client k lives on rank k mod the number of ranks, and every rank is its own server."""
+    """Run one rank of a process group. Client k runs on rank k modulo the number of ranks."""
     rank, world = dist.get_rank(), dist.get_world_size()
     answers, server_state = federation.server.init()
     states: dict[int, State] = {client: {} for client in range(rank, federation.num_clients, world)}

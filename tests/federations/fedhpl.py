@@ -1,4 +1,4 @@
-"""FedHPL with two widths: class logits for everybody, prompts and head among equals, and a momentum that stays at home."""
+"""FedHPL with two widths: shared class logits, prompts and heads by width, local momentum."""
 
 from collections.abc import Mapping
 from copy import deepcopy

@@ -1,4 +1,4 @@
-"""FedL2G with two architectures that share nothing but guides; these cross the wire in half precision, and so do their gradients."""
+"""FedL2G with two architectures that share only guides, sent in half precision."""
 
 from collections.abc import Mapping
 from copy import deepcopy

@@ -1,4 +1,4 @@
-"""What a federation is once it is cut where the wire runs, and the small random things that all four are made of."""
+"""The type of a federation, and the tiny random parts that all four share."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar
@@ -19,7 +19,7 @@ NUM_EXAMPLES = (30, 50, 41)
 
 
 class Server(NamedTuple):
-    """An ``(init, step)`` pair; a step adds in the order of client ids, whatever the order of arrival."""
+    """An ``(init, step)`` pair whose step adds in the order of client ids."""
 
     init: Callable[[], tuple[Answers, Any]]
     step: Callable[
@@ -28,7 +28,7 @@ class Server(NamedTuple):
 
 
 class Federation(NamedTuple):
-    """An algorithm without an engine: nothing in it knows how messages travel, or in which process a client lives."""
+    """An algorithm without an engine, independent of processes and of how messages are sent."""
 
     cohort: Callable[
         [int], list[int]
@@ -63,7 +63,7 @@ def two_of_three(server_round: int) -> list[int]:
 
 
 def drawn(make: Callable[[], Module], seed: int) -> Module:
-    """Make a module of a random stream of its own; the global one goes on as if nothing had been."""
+    """Make a module from a separate random stream. The global generator is unchanged."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return make()

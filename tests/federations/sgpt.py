@@ -1,4 +1,4 @@
-"""SGPT: shared and group prompts, keys with their counts as evidence, and clients that remember nothing."""
+"""SGPT: shared and group prompts, keys weighted by their counts, and stateless clients."""
 
 from collections.abc import Mapping
 from copy import deepcopy

@@ -1,4 +1,4 @@
-"""Flower carries the same bits: four federations over a grid that serialises, and whatever may happen to a reply."""
+"""Four federations over a serializing Flower grid, and every way in which a reply may fail."""
 
 import doctest
 import logging
@@ -30,14 +30,14 @@ MAX_BYTES = 100_000
 
 @pytest.fixture(autouse=True)
 def _identity(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who sends; Flower's launchers set it for a process."""
+    """Set the sender, as Flower's launchers do for a process."""
     for part in ("_run_id", "_node_id", "_task_id"):
         monkeypatch.setattr(TaskIdentity, part, 1)
 
 
 @pytest.fixture
 def log() -> Iterator[list[str]]:
-    """What the adapter says."""
+    """Lines that the adapter logs."""
     lines: list[str] = []
     handler, logger = logging.Handler(), logging.getLogger("flwr.fedprompt")
     handler.emit = lambda record: lines.append(record.getMessage())
@@ -74,7 +74,7 @@ def strategy_of(federation: Federation, **options: Any) -> flower.ServerStrategy
 def flower_grid(
     federation: Federation, *, fault: Fault = lambda reply: [reply], **options: Any
 ) -> tuple[Outcome, InProcessGrid]:
-    """The driver: Flower's own loop, over bytes."""
+    """Run Flower's loop over a grid that serializes every message."""
     grid, strategy = grid_of(federation, fault=fault), strategy_of(federation, **options)
     strategy.start(grid, ArrayRecord(), num_rounds=federation.rounds)
     states = {
@@ -94,16 +94,16 @@ def fedotp() -> Federation:
     return FEDERATIONS["fedotp"]()
 
 
-# The same bits, and the same bytes
+# Results and bytes
 
 
-def test_every_federation_ends_with_the_bits_of_a_plain_loop(federation):
+def test_every_federation_is_bitwise_identical_to_a_plain_loop(federation):
     outcome, grid = flower_grid(federation)
     assert_same_bits(outcome, in_process(federation))
     assert len(grid.asked) == federation.num_clients  # who they are, once
 
 
-def test_the_ledger_holds_every_blob_that_is_sent(federation):
+def test_the_ledger_records_every_message(federation):
     ledger = fp.Ledger()
     _, grid = flower_grid(federation, ledger=ledger)
     for direction in ("up", "down"):
@@ -115,7 +115,7 @@ def test_the_ledger_holds_every_blob_that_is_sent(federation):
         assert ledger.total(direction=direction) < sum(sent)
 
 
-def test_answers_differ_by_client_and_arrive_where_they_belong():
+def test_each_client_receives_its_answer():
     federation, got = FEDERATIONS["fedhpl"](), {}
 
     def listening(
@@ -130,7 +130,7 @@ def test_answers_differ_by_client_and_arrive_where_they_belong():
     assert_same_bits(got[0, 1], got[2, 1])
 
 
-def test_a_loop_of_ones_own_needs_no_strategy(federation):
+def test_a_plain_loop_over_run_round_needs_no_strategy(federation):
     grid, ledger = grid_of(federation), fp.Ledger()
     answers, state = federation.server.init()
     nodes: dict[int, int] = {}
@@ -152,7 +152,7 @@ def test_a_loop_of_ones_own_needs_no_strategy(federation):
 def test_equal_answers_share_one_content_and_another_fingerprint_makes_another(
     fedotp, monkeypatch, tmp_path
 ):
-    """Flower sends an object once, however many envelopes hold it."""
+    """Flower sends an object once, even if several envelopes contain it."""
     grid, contents = grid_of(fedotp), []
     monkeypatch.setattr(
         grid,
@@ -193,7 +193,7 @@ def test_equal_answers_share_one_content_and_another_fingerprint_makes_another(
     assert [header.fingerprint["seat"] for header in headers] == ["0", "0", "1"]
 
 
-# What may happen to a reply
+# Replies that fail
 
 
 def spoil(client: int, change: Callable[[bytes], bytes], server_round: int = 0) -> Fault:
@@ -226,7 +226,7 @@ def again(reply: Envelope, content: RecordDict | Error) -> Envelope:
 
 
 def without(federation: Federation, client: int, server_round: int) -> Federation:
-    """The honest uploads alone: this client did train in this round, but the server never heard of it."""
+    """Drop one client's message in one round. The client has trained nevertheless."""
     rounds = count()
 
     def step(uploads: Mapping[int, fp.interfaces.Message], state: Any) -> tuple[Answers, Any]:
@@ -282,7 +282,7 @@ def cohort_member(federation: Federation) -> int:
 
 
 @pytest.mark.parametrize("fate", SPOILT)
-def test_a_spoilt_upload_is_left_out_with_a_reason_and_the_round_goes_on(fedotp, fate, log):
+def test_a_corrupt_message_is_dropped_with_a_logged_reason(fedotp, fate, log):
     change, reason = SPOILT[fate]
     client = cohort_member(fedotp)
     outcome, _ = flower_grid(fedotp, fault=spoil(client, change(fedotp)))
@@ -328,7 +328,7 @@ def test_of_two_replies_the_first_counts(fedotp, log):
     assert sum("asked, once" in line for line in log) == 2 * 2 * 2
 
 
-def test_an_upload_of_an_earlier_round_is_late(fedotp, log):
+def test_a_message_of_an_earlier_round_is_dropped(fedotp, log):
     kept: list[RecordDict] = []
 
     def replay(reply: Envelope) -> list[Envelope]:
@@ -348,8 +348,8 @@ def test_an_upload_of_an_earlier_round_is_late(fedotp, log):
     assert [line for line in log if "left out" in line and "round 1" in line]
 
 
-def test_a_strangers_upload_is_left_out(fedotp, log):
-    """Node 1000 - 7 * 9 was never asked; it replies with what another sent."""
+def test_a_message_of_an_unknown_node_is_dropped(fedotp, log):
+    """Node 1000 - 7 * 9 was never asked, and replies with a copy of another reply."""
 
     def stranger(reply: Envelope) -> list[Envelope]:
         if reply.metadata.message_type != "train":
@@ -363,7 +363,7 @@ def test_a_strangers_upload_is_left_out(fedotp, log):
     assert sum("left out" in line for line in log) == 4
 
 
-def test_a_round_without_uploads_changes_nothing_and_the_next_goes_on(fedotp):
+def test_a_round_without_messages_changes_nothing(fedotp):
     outcome, _ = flower_grid(
         fedotp, fault=lambda reply: [] if reply.metadata.group_id == "0" else [reply]
     )
@@ -379,7 +379,7 @@ def test_a_round_without_uploads_changes_nothing_and_the_next_goes_on(fedotp):
 
 
 def test_a_client_that_refuses_its_broadcast_keeps_its_state_and_is_left_out(fedotp, log):
-    """Client and server disagree on the backbone: an error reply with both sides, nothing trained, nothing lost."""
+    """If the backbones differ, the reply is an error that names both, and nothing is trained."""
     app = flower.client_app(
         fedotp.client,
         expect=lambda client: fp.wire.Expected(fedotp.broadcast_form(client), {"backbone": "x"}),
@@ -394,7 +394,7 @@ def test_a_client_that_refuses_its_broadcast_keeps_its_state_and_is_left_out(fed
     assert sum("left out" in line for line in log) == 2
 
 
-# Who is where
+# Nodes of clients
 
 
 def test_clients_are_found_by_their_partition_and_asked_once(fedotp):
@@ -424,8 +424,8 @@ def test_patience_ends(fedotp, monkeypatch):
     assert len(grid.asked) == 4
 
 
-def test_a_silent_node_costs_nothing_where_all_that_are_wanted_are_known(fedotp, monkeypatch):
-    """Connected, and never heard: it is waited for only in the place of a client that is missing."""
+def test_a_silent_node_is_not_waited_for_if_all_clients_are_known(fedotp, monkeypatch):
+    """A connected node that never replies is waited for only if a client is missing."""
     now = [0.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
     monkeypatch.setattr("time.sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
@@ -454,7 +454,7 @@ def test_an_answer_that_takes_its_time_is_waited_for(fedotp, monkeypatch):
     assert len(grid.asked) == 3  # once, though looked for four times
 
 
-def test_a_question_that_flower_could_not_push_is_not_looked_for(fedotp, monkeypatch):
+def test_a_query_that_flower_could_not_send_is_not_waited_for(fedotp, monkeypatch):
     grid, push, pull = grid_of(fedotp), InProcessGrid.push_messages, InProcessGrid.pull_messages
     monkeypatch.setattr(grid, "push_messages", lambda messages: [*push(grid, messages)[:2], None])
     monkeypatch.setattr(grid, "pull_messages", lambda ids: [] if None in ids else pull(grid, ids))
@@ -483,7 +483,7 @@ def test_a_second_node_of_a_client_is_left_out(fedotp, log):
 
 
 def test_of_two_new_nodes_that_claim_one_client_the_lower_keeps_it(fedotp, log):
-    """Whatever the order of their replies: the same federation is found again."""
+    """The result does not depend on the order of replies."""
     grid = grid_of(fedotp)
     for node in (5, 7, 6):
         grid.join(4, node=node)
@@ -525,18 +525,18 @@ def test_a_node_without_a_partition_is_left_out(fedotp, claim, log):
 
 
 @pytest.mark.parametrize("number", ["1", -1, 2.5, True])
-def test_a_client_says_that_its_node_has_no_partition(fedotp, number, log):
+def test_a_client_without_a_partition_replies_with_an_error(fedotp, number, log):
     grid = grid_of(fedotp)
     grid.join(number, node=5)
     assert flower.client_nodes(grid, [1]) == {0: 1000, 1: 993, 2: 986}
-    assert "hold a partition-id, an integer of at least 0; got" in log[0]
+    assert "have a partition-id, an integer of at least 0; got" in log[0]
 
 
 @pytest.mark.parametrize(
     ("cohort", "sent"), [([0, 1], 2), ([1, 2], 4)], ids=["away", "in another name"]
 )
-def test_a_registered_node_is_its_client_whatever_it_says(fedotp, log, cohort, sent):
-    """Client 2 speaks in the name of client 0, who is away."""
+def test_a_registered_node_cannot_pose_as_another_client(fedotp, log, cohort, sent):
+    """Client 2 poses as client 0, which is not connected."""
     grid, nodes = grid_of(fedotp), {0: 1000, 1: 993, 2: 986}
     del grid.contexts[1000]
     grid.join(0, node=986)
@@ -562,10 +562,10 @@ def test_a_client_without_a_node_is_left_out_of_the_round(fedotp, log):
     assert f"round 0: client {client} is left out: it has no node" in log
 
 
-# What a client remembers
+# States of clients
 
 
-def test_state_in_a_directory_outlasts_the_run(tmp_path):
+def test_a_state_in_a_directory_is_kept_after_the_run(tmp_path):
     """Two runs of one round, on nodes that are new each time, end as one run of two."""
     federation = FEDERATIONS["fedhpl"]()
     answers, state = federation.server.init()
@@ -596,8 +596,8 @@ def test_state_in_a_directory_outlasts_the_run(tmp_path):
 
 
 @pytest.mark.parametrize("lost", [0, 1])
-def test_a_server_that_is_killed_between_exchange_and_save_ends_with_the_same_bits(tmp_path, lost):
-    """Clients have saved the lost round, with momentum; it is asked again, of new nodes, and they answer from before it."""
+def test_a_server_killed_before_saving_resumes_bitwise_identically(tmp_path, lost):
+    """Clients saved the lost round. They repeat it on new nodes, from the state before it."""
     federation, clients, server = FEDERATIONS["fedhpl"](), tmp_path / "clients", tmp_path / "server"
     answers, state = federation.server.init()
     fp.save_checkpoint({"round": 0, "answers": answers, "state": state}, server)
@@ -635,8 +635,8 @@ def test_a_server_that_is_killed_between_exchange_and_save_ends_with_the_same_bi
 
 
 @pytest.mark.parametrize("kept", ["in a directory", "in the context"])
-def test_the_same_broadcast_again_has_the_same_answer_and_another_goes_on(tmp_path, kept):
-    """Also from a client that writes into the state that it is given; of another run, whose rounds count from 0 again, nothing is lost."""
+def test_a_repeated_broadcast_is_answered_from_the_previous_state(tmp_path, kept):
+    """This holds for clients that change their state in place, and across runs."""
 
     def train(
         client: int, server_round: int, broadcast: fp.interfaces.Message, state: Any
@@ -709,7 +709,7 @@ MIXED = {
 }
 
 
-def test_packing_keeps_every_dtype_and_lets_nothing_unknown_travel():
+def test_packing_keeps_every_dtype_and_hides_unknown_rows():
     header = fp.wire.Header({"backbone": "x"}, 3, "7", {"note": "ü"})
     records = flower.pack(MIXED, header=header)
     message, arrived = flower.unpack(
@@ -721,7 +721,7 @@ def test_packing_keeps_every_dtype_and_lets_nothing_unknown_travel():
     assert records["fedprompt"]["blob"].data == fp.wire.encode_payload(MIXED, header=header)
 
 
-def test_large_messages_travel_in_chunks():
+def test_large_messages_are_sent_in_chunks():
     blob = {"large": torch.arange(3 * 2**20, dtype=torch.int32)}
     sizes = [
         len(each.deflate())
@@ -731,7 +731,7 @@ def test_large_messages_travel_in_chunks():
     assert sum(size > 2**20 for size in sizes) == 3  # 12 MiB in chunks of 5
 
 
-def test_flowers_own_strategies_do_not_average_blobs():
+def test_the_strategies_of_flower_refuse_to_average_messages():
     records = flower.pack(MIXED, header=fp.wire.Header())
     replies = []
     for node in (1, 2):
@@ -769,13 +769,13 @@ STRANGE = {
 def test_foreign_records_are_refused(content):
     with pytest.raises(
         ValueError,
-        match=r"^`records` must hold one blob under 'fedprompt', and nothing else; got \[",
+        match=r"^`records` must contain one blob under 'fedprompt', and nothing else; got \[",
     ):
         flower.unpack(STRANGE[content], expect=fp.wire.Expected(MIXED), max_bytes=1000)
 
 
 @pytest.mark.bad_input
-def test_what_decoding_refuses_is_refused():
+def test_messages_that_cannot_be_decoded_are_refused():
     records = flower.pack(MIXED, header=fp.wire.Header({"backbone": "x"}))
     with pytest.raises(ValueError, match="same backbone"):
         flower.unpack(records, expect=fp.wire.Expected(MIXED, {"backbone": "y"}), max_bytes=1000)
@@ -785,48 +785,11 @@ def test_what_decoding_refuses_is_refused():
         flower.pack({"scale": torch.tensor(float("nan"))}, header=fp.wire.Header())
 
 
-# A server of parts
+# The documentation
 
 
-def test_averaging_is_the_aggregator_and_then_the_update(generator):
-    values = {"head": torch.randn(2, generator=generator)}
-    uploads = {
-        k: {"head": fp.Weighted(torch.randn(2, generator=generator), torch.tensor(float(k)))}
-        for k in (7, 3)
-    }
-    server = fp.averaging(values, clients=iter([3, 5, 7]))
-    answers, _ = server.step(uploads, server.init()[1])
-    mean = (
-        3.0 * uploads[3]["head"].value.double() + 7.0 * uploads[7]["head"].value.double()
-    ) / 10.0
-    torch.testing.assert_close(answers[5]["head"], mean.float())
-    assert list(answers) == [3, 5, 7]
-    assert_same_bits(server.init()[0][3], values)
-    assert isinstance(server, fp.Server)
-
-
-def test_averaging_adds_in_the_order_of_ids_and_remembers_what_the_update_does():
-    seen: list[list[float]] = []
-
-    def aggregate(payloads: Any) -> fp.interfaces.Payload:
-        payloads = list(payloads)
-        seen.append([float(payload["head"].value) for payload in payloads])
-        return payloads[0]
-
-    momentum = fp.descend(partial(torch.optim.SGD, lr=1.0, momentum=0.5))
-    server = fp.averaging(
-        {"head": torch.tensor(0.0)}, clients=range(3), aggregate=aggregate, update=momentum
-    )
-    uploads = {k: {"head": fp.Weighted(torch.tensor(float(k)), torch.tensor(1.0))} for k in (2, 1)}
-    answers, state = server.step(uploads, server.init()[1])
-    assert seen == [[1.0, 2.0]]
-    assert answers[0]["head"] == -1.0
-    answers, _ = server.step(uploads, state)
-    assert answers[0]["head"] == -1.0 - 1.5  # gradient 1, momentum a half
-
-
-def test_the_page_of_the_room_runs(capsys):
-    """Its client app, its loop, and the same as a strategy; clients 0 and 2 are drawn, then 1 and 2, or whoever the stream says."""
+def test_the_blocks_of_the_reference_page_run(capsys):
+    """The page has a client app, a plain loop, and the same loop as a strategy."""
     names: dict[str, Any] = {}
     page = Path(__file__).parents[2] / "docs" / "reference" / "flower.md"
     for block in re.findall(r"^```py\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL):
@@ -850,9 +813,9 @@ def test_the_page_of_the_room_runs(capsys):
 
 def test_the_examples_of_the_docstrings_run():
     names = {name: getattr(fp, name) for name in dir(fp) if name[0].isalpha()}
-    names |= {"torch": torch, "RecordDict": RecordDict} | {
-        name: getattr(flower, name) for name in flower.__all__
-    }
+    names |= {"torch": torch, "RecordDict": RecordDict}
+    names |= {"Expected": fp.wire.Expected, "Header": fp.wire.Header}
+    names |= {name: getattr(flower, name) for name in flower.__all__}
     for name in flower.__all__:
         for test in doctest.DocTestFinder(recurse=False).find(
             getattr(flower, name), name, globs=names

@@ -1,4 +1,4 @@
-"""A grid of Flower's in this process: every message and every context crosses as bytes, in the form that Flower itself sends."""
+"""A Flower grid in this process, which serializes messages and contexts as Flower does."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -24,7 +24,7 @@ def over_the_wire(message: Message) -> Message:
 
 
 class InProcessGrid(Grid):
-    """Nodes that keep nothing but a context as bytes; replies arrive in an order of their own, and `fault` may spoil them."""
+    """Nodes that keep only a serialized context. Replies are reordered, and may be made to fail."""
 
     def __init__(
         self, app: ClientApp, clients: Iterable[int], *, fault: Fault = lambda reply: [reply]

@@ -21,7 +21,7 @@ from fedprompt import (
     weighted_mean,
     weighted_median,
 )
-from fedprompt.aggregation.heterogeneous import dimension_similarity
+from references.fedhpl import similarity as dimension_similarity
 from same import assert_identical
 from tolerance import assert_near
 
@@ -30,15 +30,15 @@ DIMS = (2, 6, 9)
 
 
 class Sent(Weighted):
-    """An upload that also says how wide its client's features are; only the adapter looks at that."""
+    """An entry with the width of its client's features, which only the FedHPL adapter reads."""
 
     dim: int = TARGET
 
     @classmethod
     def by(cls, dim: int, value: Tensor, weight: Tensor) -> "Sent":
-        upload = cls(value, weight)
-        upload.dim = dim
-        return upload
+        entry = cls(value, weight)
+        entry.dim = dim
+        return entry
 
     def but(self, value: Tensor | None = None, weight: Tensor | None = None) -> "Sent":
         """The same client with another value or weight."""
@@ -61,7 +61,7 @@ class Implementation(NamedTuple):
 
 
 def at_dimension(uploads: Iterable[Sent], *, smoothing: float) -> Weighted:
-    """The teacher of one latent dimension as an aggregator; whoever asks for it knows nothing."""
+    """Make an aggregator of the teacher for one dimension, from `heterogeneous_means`."""
     seen = iter(uploads)
     first = next(seen)
     asked = first.but(torch.full_like(first.value, torch.nan), torch.zeros_like(first.weight))
@@ -78,7 +78,7 @@ def similar_evidence(upload: Sent) -> Tensor:
 def of_payloads(
     aggregate: Callable[[Iterable[Mapping[str, Weighted]]], dict[str, Weighted]],
 ) -> Callable[[Iterable[Sent]], Weighted]:
-    """An aggregator of payloads as one of entries; a second name, with other values, must not be mixed in."""
+    """Apply an aggregator of payloads to entries, beside a second name with other values."""
 
     def of_entries(uploads: Iterable[Sent]) -> Weighted:
         mean = aggregate(
@@ -117,12 +117,12 @@ AGGREGATORS = {
 
 def test_every_public_aggregator_is_in_the_table():
     public = {name: getattr(fedprompt.aggregation, name) for name in fedprompt.aggregation.__all__}
-    over_uploads = {
+    over_entries = {
         name
         for name, function in public.items()
         if next(iter(inspect.signature(function).parameters), None) == "entries"
     }
-    assert over_uploads == {label.split()[0] for label in AGGREGATORS}
+    assert over_entries == {label.split()[0] for label in AGGREGATORS}
 
 
 # The laws: each takes an implementation and the uploads of a round, and fails by an AssertionError.
@@ -153,8 +153,8 @@ def weight_zero_changes_nothing(implementation: Implementation, uploads: list[Se
             )
 
 
-def single_upload_comes_back(implementation: Implementation, uploads: list[Sent]) -> None:
-    """Unless a prior stands beside it: to the bit below float64, where a product of two numbers is exact in the accumulator."""
+def a_single_entry_comes_back(implementation: Implementation, uploads: list[Sent]) -> None:
+    """One entry is its own mean, exactly so below float64. Rules with a prior are excepted."""
     for upload in uploads if implementation.prior == 0 else ():
         rows = known(upload.weight, upload.value)
         actual, expected = implementation.aggregate([upload]).value[rows], upload.value[rows]
@@ -195,7 +195,7 @@ def splitting_a_client_changes_nothing(implementation: Implementation, uploads: 
 
 
 def means_of_means_are_means(implementation: Implementation, uploads: list[Sent]) -> None:
-    """Where the table says that a result may stand for its uploads: edge servers first, then the centre."""
+    """If the table says so, a mean of means is a mean, as on edge servers."""
     expected = implementation.aggregate(uploads)
     for cut in range(1, len(uploads)) if implementation.merges else ():
         edges = [
@@ -249,7 +249,7 @@ def one_pass_suffices(implementation: Implementation, uploads: list[Sent]) -> No
 LAWS = [
     order_does_not_matter,
     weight_zero_changes_nothing,
-    single_upload_comes_back,
+    a_single_entry_comes_back,
     stays_between_minimum_and_maximum,
     splitting_a_client_changes_nothing,
     means_of_means_are_means,
@@ -262,7 +262,7 @@ LAWS = [
 ]
 
 
-def round_of_uploads(
+def round_of_entries(
     generator: torch.Generator,
     *,
     clients: int,
@@ -272,7 +272,7 @@ def round_of_uploads(
     scale: float = 1.0,
     dtypes: tuple[torch.dtype, torch.dtype] = (torch.float32, torch.float32),
 ) -> list[Sent]:
-    """Uploads of clients that never hold equal data or equal weights; rows of weight 0 hold garbage."""
+    """Entries with different values and weights. Rows of weight 0 contain garbage."""
     uploads = []
     for client in range(clients):
         value = scale * (
@@ -291,7 +291,7 @@ def round_of_uploads(
 @st.composite
 def rounds(draw: st.DrawFn) -> list[Sent]:
     sizes = st.lists(st.integers(1, 3), max_size=2).map(tuple)
-    return round_of_uploads(
+    return round_of_entries(
         torch.Generator().manual_seed(draw(st.integers(0, 2**32))),
         clients=draw(st.integers(1, 5)),
         rows=draw(sizes),
@@ -317,7 +317,7 @@ def test_law_holds(label, law, uploads):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("label", AGGREGATORS)
 def test_half_precision_rows_with_float32_evidence(label, dtype, generator):
-    uploads = round_of_uploads(
+    uploads = round_of_entries(
         generator, clients=4, rows=(3,), event=(2,), absent=0.3, dtypes=(dtype, torch.float32)
     )
     for law in LAWS:
@@ -327,7 +327,7 @@ def test_half_precision_rows_with_float32_evidence(label, dtype, generator):
 @pytest.mark.parametrize("smoothing", [0.0, 0.25, 1.0, 20.5])
 @settings(deadline=None, max_examples=15)
 @given(uploads=rounds())
-def test_smoothing_is_one_more_upload_of_value_zero(smoothing, uploads):
+def test_smoothing_is_one_more_entry_of_value_zero(smoothing, uploads):
     first = uploads[0]
     zeros = Sent.by(TARGET, torch.zeros_like(first.value), torch.full_like(first.weight, smoothing))
     smoothed, expected = (
@@ -341,7 +341,7 @@ def test_smoothing_is_one_more_upload_of_value_zero(smoothing, uploads):
 @settings(deadline=None, max_examples=15)
 @given(uploads=rounds())
 def test_the_teacher_of_every_dimension_is_its_own_weighted_mean(uploads):
-    """At smoothing 0 the answer for one dimension is a plain mean with the evidence shrunk by similarity."""
+    """Without smoothing, a teacher is a weighted mean with weights times similarity."""
     teachers = heterogeneous_means(uploads, [upload.dim for upload in uploads], smoothing=0.0)
     assert set(teachers) == {upload.dim for upload in uploads}
     for dim, teacher in teachers.items():
@@ -516,9 +516,9 @@ WRONG = {
     last_upload_wins: order_does_not_matter,
     lets_nan_of_weight_zero_through: weight_zero_changes_nothing,
     counts_absent_uploads: weight_zero_changes_nothing,
-    averages_absent_rows_as_zeros: single_upload_comes_back,
-    adds_an_epsilon: single_upload_comes_back,
-    clamps: single_upload_comes_back,
+    averages_absent_rows_as_zeros: a_single_entry_comes_back,
+    adds_an_epsilon: a_single_entry_comes_back,
+    clamps: a_single_entry_comes_back,
     sums: stays_between_minimum_and_maximum,
     extrapolates: stays_between_minimum_and_maximum,
     ignores_weights: splitting_a_client_changes_nothing,
@@ -539,7 +539,7 @@ def examples() -> list[list[Sent]]:
     """Rounds with known, absent and universally unknown rows, in both dtypes."""
     generator = torch.Generator().manual_seed(3)
     drawn = [
-        round_of_uploads(
+        round_of_entries(
             generator, clients=clients, rows=rows, event=(2,), absent=absent, dtypes=(dtype, dtype)
         )
         for clients, rows, absent in ((4, (6,), 0.5), (3, (), 0.0), (3, (2, 3), 0.2))
@@ -565,7 +565,7 @@ def rejects(
 @pytest.mark.parametrize(("wrong", "law"), WRONG.items(), ids=lambda function: function.__name__)
 def test_laws_reject_known_wrong_aggregators(wrong, law):
     assert rejects(law, wrong)
-    # By name every rule gets a stream, so one that reads twice is wrong on lists too, under other laws.
+    # A rule by name receives a stream, so one that reads twice also fails on lists.
     laws = LAWS if law is one_pass_suffices else [law]
     assert any(rejects(each, of_payloads(aggregate_by_name({}, default=wrong))) for each in laws)
 

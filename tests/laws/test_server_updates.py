@@ -20,7 +20,7 @@ from same import assert_identical
 
 
 class OneName:
-    """A lifted update seen through one of its names, so that the laws of tensors can be asked of it."""
+    """One name of an update of dicts, to which the laws of tensors apply."""
 
     def __init__(self, lifted: ServerUpdate) -> None:
         self.lifted = lifted
@@ -135,7 +135,7 @@ def inputs_are_never_mutated(update: ServerUpdate, problem: Problem) -> None:
 
 
 def same_inputs_give_same_bits(update: ServerUpdate, problem: Problem) -> None:
-    """Nothing is remembered but in the state: an old one may be used again, after later rounds too."""
+    """An old state can be used again after later rounds, so nothing is kept elsewhere."""
     steps = trajectory(update, problem.previous, problem.means, update.init(problem.previous))
     assert same(
         trajectory(update, problem.previous, problem.means, update.init(problem.previous)), steps
@@ -148,7 +148,7 @@ def same_inputs_give_same_bits(update: ServerUpdate, problem: Problem) -> None:
 
 
 def a_saved_run_resumes(update: ServerUpdate, problem: Problem) -> None:
-    """What ``torch.save`` wrote and ``torch.load`` read, with nothing but weights allowed, continues the run to the bit."""
+    """A state that was saved and loaded (``weights_only``) continues bitwise identically."""
     steps = trajectory(update, problem.previous, problem.means, update.init(problem.previous))
     for server_round in range(1, len(problem.means)):
         file = io.BytesIO()

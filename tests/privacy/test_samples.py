@@ -1,4 +1,4 @@
-"""DP-SGD: gradients of single samples are exact, one sample moves a step by what it may, and noise is what the formula says."""
+"""DP-SGD: exact per-sample gradients, the sensitivity of a step, and Gaussian noise."""
 
 import copy
 import math
@@ -308,7 +308,7 @@ def test_a_module_that_owns_parameters_beside_children_that_do(generator):
 
 
 class Shared(nn.Module):
-    """A module under two names, beside a parameter of the owner: `features` is another name of `a`."""
+    """A module with two names (`a` and `features`), and a parameter of the owner."""
 
     def __init__(self):
         super().__init__()
@@ -320,7 +320,7 @@ class Shared(nn.Module):
 
 
 class Repeated(nn.Module):
-    """One block twice, of which each use adds to its gradient; with an owner's parameter or without."""
+    """One block used twice, so that both uses add to its gradient."""
 
     def __init__(self, owns):
         super().__init__()
@@ -335,7 +335,7 @@ class Repeated(nn.Module):
 
 
 class TiedBelow(nn.Module):
-    """Two modules with one weight, a module with two names around them, and a parameter of the owner."""
+    """Two modules that share a weight, inside a module with two names."""
 
     def __init__(self):
         super().__init__()
@@ -402,7 +402,7 @@ def test_a_model_is_left_as_it_was_where_a_use_of_it_fails():
 
 
 def test_a_container_with_two_names_is_a_container_under_both():
-    """One that a module with its own parameter has, too, where everything runs for single samples."""
+    """The frozen module is inside one with a parameter, which runs one sample at a time."""
     owner, outer = Repeated(owns=True), nn.Module()
     outer.owner, outer.blocks = owner, owner.blocks
     copies = per_sample(outer, 2)
@@ -497,7 +497,8 @@ class Returning(nn.Module):
 def test_results_that_are_neither_a_tensor_nor_a_stream_are_refused(result):
     with pytest.raises(
         TypeError,
-        match="`model` must return a tensor or a PromptStream from every module that owns parameters; got",
+        match="`model` must return a tensor or a PromptStream from every module that owns "
+        "parameters; got",
     ):
         per_sample(Returning(result), 3)(torch.ones(3, 4))
     with pytest.raises(TypeError, match="`model` must return a tensor or a PromptStream"):
@@ -512,7 +513,8 @@ def test_results_that_are_neither_a_tensor_nor_a_stream_are_refused(result):
 def test_results_without_a_batch_are_refused(result):
     with pytest.raises(
         ValueError,
-        match=r"`model` must return \(batch, ...\) from every module that is called with a batch; got",
+        match=r"`model` must return \(batch, ...\) from every module that is called with a "
+        r"batch; got",
     ):
         per_sample(Returning(result), 3)(torch.ones(3, 4))
 
@@ -534,7 +536,7 @@ def test_values_follow_the_original_and_modes_are_set_there():
     assert bool((copies[1](ones) == 1).all())  # and the rest has a mode of its own
 
 
-# One sample's part in a step. Each law takes an implementation, so that known-wrong ones can be shown to break it.
+# Sensitivity. Each law takes an implementation, so that known-wrong ones can be tested too.
 
 
 def ours(gradients, *, max_norm, multiplier, expected_batch_size, generator):
@@ -677,7 +679,7 @@ def distance(first, second):
 
 
 def check_sensitivity(step, seed, max_norm):
-    """Any sample less moves the step, times B, by at most C; another in its place, by at most 2 C."""
+    """Times B, removing a sample moves the step by at most C, and replacing one by 2 C."""
     quiet = partial(
         step,
         max_norm=max_norm,
@@ -708,13 +710,12 @@ def check_value(step, seed, max_norm):
         generator=torch.Generator().manual_seed(0),
     )
     for name, tensor in clipped_and_added(gradients, max_norm).items():
-        torch.testing.assert_close(
-            50 * mean[name], tensor, rtol=0, atol=1e-11 * max_norm
-        )  # room for rounding: 2^-40 of each sample
+        # The tolerance covers the margin for rounding, 2^-40 of each sample.
+        torch.testing.assert_close(50 * mean[name], tensor, rtol=0, atol=1e-11 * max_norm)
 
 
 def check_noise(step, seed, max_norm):
-    """Over a batch whose sum is 0: independent, normal, of deviation z C / B however many samples there are."""
+    """For a sum of 0: independent normal noise of deviation z C / B, for any batch size."""
     multiplier, expected, count = 0.7, 20, 10_000
     low, high = chi2.ppf([1e-6, 1 - 1e-6], 2 * count)
     for batch in (4, 1, 0):
@@ -786,7 +787,7 @@ def test_the_bound_holds_for_gradients_of_every_precision(dtype):
 
 
 def test_the_bound_is_not_rounded_over():
-    """Without room for rounding, about half of these would be longer than the norm by a bit."""
+    """Without a margin for rounding, about half of these would exceed the bound."""
     for seed in range(100):
         total = clipped_sum(drawn(seed, batch=1, scale=300.0), max_norm=0.7)
         assert (
@@ -797,7 +798,7 @@ def test_the_bound_is_not_rounded_over():
 
 @pytest.mark.parametrize("scale", [2.0**1000, 2.0**-700, 1.0])
 def test_huge_and_tiny_gradients_are_clipped_by_their_length(scale):
-    """By hand: samples of lengths 5 and 1/2 over two names, in whatever unit; the second is short enough."""
+    """By hand: samples of norm 5 and 1/2 over two names, of which only the first is clipped."""
     gradients = {
         "a": torch.tensor([3.0, 0.3], dtype=torch.float64) * scale,
         "b": torch.tensor([[-4.0], [0.4]], dtype=torch.float64) * scale,
@@ -846,7 +847,7 @@ def test_inputs_are_not_changed(generator):
 
 
 def test_a_step_on_a_model_hardly_depends_on_any_one_image(generator):
-    """The whole way, from images to a step: the difference that one image makes is at most C / B."""
+    """From images to a step, one image makes a difference of at most C / B."""
     client = Client(vit_trunk(tiny_vit()), generator)
     images, _, labels = batch_of(BATCH)
 
@@ -872,7 +873,7 @@ def test_a_step_on_a_model_hardly_depends_on_any_one_image(generator):
 
 @pytest.mark.parametrize("weight", [0, 0.5, 1, 1000])
 def test_one_client_moves_the_sum_of_the_page_by_at_most_its_norm(weight, monkeypatch):
-    """The loop over clients in docs/how-to/differential-privacy.md, whatever weight one of them claims; 0 sends rows of 0, far from the broadcast."""
+    """The loop in docs/how-to/differential-privacy.md, for any weight that a client reports."""
     page = (Path(__file__).parents[2] / "docs" / "how-to" / "differential-privacy.md").read_text()
     (block,) = (
         block
@@ -922,7 +923,7 @@ def test_one_client_moves_the_sum_of_the_page_by_at_most_its_norm(weight, monkey
 
 
 def check_poisson(draw, seed):
-    """Sizes are binomial, every example has the same chance, and pairs meet as often as independent coins do."""
+    """Sizes are binomial, and examples are drawn uniformly and independently."""
     examples, rate, times = 40, 0.3, 3000
     generator = torch.Generator().manual_seed(seed)
     taken = torch.zeros(times, examples, dtype=torch.float64)
@@ -1088,7 +1089,7 @@ def test_bad_input_is_refused_with_the_reason(call, error, message, generator):
         call(generator)
 
 
-# Accounting: the library that the documentation uses, and how it is asked, against closed forms and integrals.
+# Accounting with the library of the documentation, against closed forms and integrals.
 
 
 def epsilon_of(event, delta):

@@ -209,7 +209,7 @@ def test_one_client_that_claims_a_billion_examples_owns_the_round_until_it_is_ca
 
 
 def test_leaving_a_client_out_changes_the_sum_by_at_most_the_sensitivity(generator):
-    """W C bounds the part of one client in the sum of weight times value, and a client that claims all it can reaches it."""
+    """One client adds at most W C to a sum of weight times value, and can reach that bound."""
     max_norm, max_weight = 0.5, 8.0
     for scale in (0.01, 1.0, 1e4):
         sent = cap_weight(
@@ -292,7 +292,7 @@ def test_noise_is_added_to_what_was_sent_and_follows_its_generator(generator):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("value", [1.0, 1.5, 100.0])
 def test_the_sum_of_half_precision_uploads_has_the_noise_of_the_formula(dtype, value, generator):
-    """Over K clients, a deviation of sigma times the root of K, although bfloat16 numbers near 1.5 lie 0.008 apart."""
+    """Over K clients, the deviation is sigma sqrt(K), below the spacing of bfloat16."""
     count, clients, sigma = 5000, 16, 0.001
     quiet = {"a": Weighted(torch.full((count,), value, dtype=dtype), torch.tensor(1.0))}
     noisy = [
@@ -325,11 +325,11 @@ def test_a_noisy_upload_of_a_bfloat16_model_crosses_the_wire_in_float32(generato
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_noise_below_the_spacing_of_the_numbers_is_refused(dtype):
-    """At 2^20 the numbers lie 2^20 eps apart: as much noise is kept whole, by chi-square, and less is refused."""
+    """Noise of one spacing keeps its variance, by chi-square. Less noise is refused."""
     spacing, count = 2**20 * torch.finfo(dtype).eps, 20_000
     large = {"a": Weighted(torch.full((count,), 2.0**20, dtype=dtype), torch.tensor(1.0))}
     noisy = gaussian_noise(large, multiplier=1.0, sensitivity=spacing)["a"].value
-    # Rounding to multiples of the spacing adds a twelfth of its square; below 2^20 they are half as far apart.
+    # Rounding adds a twelfth of the squared spacing, which is half as large below 2^20.
     statistic = (noisy.double() - 2.0**20).square().sum().item() / spacing**2
     low, high = chi2.ppf([1e-5, 1 - 1e-5], count)
     assert low < statistic < high * (1 + 1 / 12)
@@ -343,7 +343,7 @@ def test_noise_below_the_spacing_of_the_numbers_is_refused(dtype):
 
 
 def test_rounding_adds_to_noise_of_one_spacing_and_takes_nothing_from_it():
-    """The variance of a rounded normal number by summing its probabilities, wherever its mean lies between two multiples."""
+    """The variance of a rounded normal number, by summing its probabilities."""
     grid = torch.arange(-15, 16, dtype=torch.float64).numpy()
     for mean in (0.0, 0.1, 0.25, 0.5):
         chance = norm.cdf(grid + 0.5 - mean) - norm.cdf(grid - 0.5 - mean)
@@ -355,7 +355,7 @@ def test_rounding_adds_to_noise_of_one_spacing_and_takes_nothing_from_it():
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_noise_is_added_in_float64_and_rounded_once(dtype, generator):
-    """Bitwise: noise that is rounded before it is added shows by its grid which value it was added to."""
+    """Noise rounded before the addition would reveal by its grid the value it was added to."""
     sent = {"a": Weighted(torch.randn(1000, generator=generator).to(dtype), torch.tensor(1.0))}
     noisy = gaussian_noise(
         sent, multiplier=0.3, sensitivity=0.7, generator=torch.Generator().manual_seed(0)
@@ -389,7 +389,7 @@ def test_clipping_knows_the_length_of_huge_and_of_tiny_entries(scale):
 
 
 def test_a_change_too_large_for_float64_is_clipped():
-    """From -1.5e308 to 1.5e308 is 3e308, which float64 does not hold; half of the way is 0, to rounding."""
+    """The change of 3e308 overflows float64. Half of it leads to 0, up to rounding."""
     center = {"a": torch.tensor([-1.5e308], dtype=torch.float64)}
     clipped = clip_norm(upload(1.5e308), max_norm=1.5e308, center=center)["a"].value
     assert abs(clipped.item()) < 1e-11 * 1.5e308
@@ -408,7 +408,8 @@ def test_a_small_change_beside_a_huge_center_has_its_length():
 def test_products_and_means_that_do_not_fit_are_refused_by_name():
     with pytest.raises(
         ValueError,
-        match=r"`payload\['a'\]` must have products of weight and value that fit float64; got 2 entries",
+        match=r"`payload\['a'\]` must have products of weight and value that fit float64; got 2 "
+        r"entries",
     ):
         to_summable(upload(1e300, -1e300, weight=1e300))
     assert to_summable(upload(1e300, weight=1e7)).tolist() == [1e300 * 1e7, 1e7]
@@ -592,7 +593,8 @@ def test_bad_payloads_are_refused_by_name(name, sent, error, message):
         (
             lambda: clip_norm(ONE, max_norm=1, center={"a": torch.ones(2, 3).double()}),
             TypeError,
-            r"`center\['a'\]` must be a tensor of torch\.float32, as in the payload; got a float64 tensor",
+            r"`center\['a'\]` must be a tensor of torch\.float32, as in the payload; got a "
+            r"float64 tensor",
         ),
         (
             lambda: clip_norm(ONE, max_norm=1, center={"a": torch.full((2, 3), torch.nan)}),

@@ -1,4 +1,4 @@
-"""A client of whichever federation the run is of; a process for every message, so nothing survives but `context.state`."""
+"""A client of the run's federation. Each message has a new process, so only its state is kept."""
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
