@@ -62,10 +62,11 @@ def test_underscores_and_case_of_names_do_not_matter():
 
 
 TRICKY = (
-    "arch (outdoor)", "U.S.A.", "A.", "Mr. Bean", "what?", "wow!!", "C++", "C#", "rock 'n' roll", "jack-o'-lantern", "the dog's",
-    "dogs'", "A&W", "A &amp; W", "café", "naïve", "crème brûlée", "50%", "Boeing 737-800", "3.14", "9", "and/or", "(left)", "[right]",
-    '"quoted"', "wait...", "semi;", "colon:", "dash-", "under_score_", "tab\tbed", "  wide   gap  ", "dog 🐕", "日本", "\u2019", ";)", "!?",
-    "...",
+    "arch (outdoor)", "U.S.A.", "A.", "Mr. Bean", "what?", "wow!!", "C++", "C#", "rock 'n' roll",
+    "jack-o'-lantern", "the dog's", "dogs'", "A&W", "A &amp; W", "café", "naïve", "crème brûlée",
+    "50%", "Boeing 737-800", "3.14", "9", "and/or", "(left)", "[right]", '"quoted"', "wait...",
+    "semi;", "colon:", "dash-", "under_score_", "tab\tbed", "  wide   gap  ", "dog 🐕", "日本",
+    "\u2019", ";)", "!?", "...",
 )  # fmt: skip
 
 
