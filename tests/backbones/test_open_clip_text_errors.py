@@ -87,7 +87,7 @@ def test_a_name_that_is_too_long_for_the_context_is_refused_by_name():
     text = prompted_text(torch.zeros(1, 0, 16), names)
     assert text.prefix.shape[1] + text.suffix.shape[2] == CONTEXT_LENGTH
     with pytest.raises(
-        ValueError, match=f"a context of 1 tokens fits into 24 positions; got '{longest}' with 23"
+        ValueError, match=f"a context of length 1 fits into 24 positions; got '{longest}' with 23"
     ):
         prompted_text(torch.zeros(1, 1, 16), names)
 

@@ -311,7 +311,7 @@ ONE_MORE = "`per_sample=True` or `class_specific=True` adds one axis"
             torch.zeros(1, 11, 1),
             {},
             ValueError,
-            "`names` must have at most 4 tokens .* of 11 tokens fits into 16 .*'class 1' with 5",
+            "`names` must have at most 4 tokens .* of length 11 fits into 16 .*'class 1' with 5",
         ),
     ],
 )
