@@ -101,10 +101,8 @@ def test_only_the_border_and_the_head_of_a_frozen_resnet_change(generator):
         def __init__(self):
             super().__init__()
             self.network = [network]  # a list hides it from the module tree, as a trunk is hidden
-            self.pad, self.head = (
-                PadPrompts((20, 24), generator=generator),
-                nn.Linear(network.num_features, 3),
-            )
+            self.pad = PadPrompts((20, 24), generator=generator)
+            self.head = nn.Linear(network.num_features, 3)
 
         def forward(self, images):
             return self.head(self.network[0](self.pad(images)))
