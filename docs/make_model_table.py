@@ -1,6 +1,6 @@
-"""Write ``docs/reference/models.md``: which timm models take prompts, measured on the table that the tests use.
+"""Write ``docs/reference/models.md``, a table of the timm models that accept prompts.
 
-Run it from anywhere: ``python docs/make_model_table.py``.
+The models are those of the tests. Run ``python docs/make_model_table.py`` from any folder.
 """
 
 import os
@@ -9,7 +9,7 @@ from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "tests"))
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "helpers")]
 
 import torch  # noqa: E402
 
@@ -17,33 +17,37 @@ from fedprompt import PromptStream, encode_prompted, vit_trunk  # noqa: E402
 from models import ACCEPTED, REFUSED, Row, build, draw_images, plain  # noqa: E402
 from references.vpt import hooked  # noqa: E402
 
-TEXT = """# Which timm models take prompts
+TEXT = """# timm models that accept prompts
 
-`vit_trunk(model)` makes a trunk of any timm `VisionTransformer` or `Eva`. These were tried, each small (three blocks of width 48), with
-random weights, in float64:
+`vit_trunk(model)` makes a trunk from any timm `VisionTransformer` or `Eva`. The table lists the
+models of the tests. Each is small (three blocks of width 48), with random weights in float64.
 
-- *without prompts*: the largest difference between `encode_prompted(trunk, images).pooled` and what the model itself pools;
-- *with prompts*: the largest difference, with two prompts at every layer that replace those of the layer before, to the model's own forward
-  pass with the same prompts slipped in by hooks; features have entries around 1, and the prompts moved each model's by more than 0.001.
+- *Without prompts*: the largest difference between the pooled features of
+  `encode_prompted(trunk, images)` and those of the model.
+- *With prompts*: the largest difference to the model's own forward pass with the same prompts
+  inserted by hooks. There are two prompts at every layer, which replace those of the previous
+  layer. The entries of the features are around 1, and prompts change them by more than 0.001.
 
 | Model | Family | Class | Prefix tokens | Pooling | Without prompts | With prompts |
 |---|---|---|---|---|---|---|
 {accepted}
 
-## Refused
+## Refused models
 
-A `TypeError` gives the reason. For convolutional networks there is `PadPrompts`.
+Other models are refused by a `TypeError` with the reason. For convolutional networks there is
+{{class}}`~fedprompt.PadPrompts`.
 
 | Model | Family | Reason |
 |---|---|---|
 {refused}
 
-This page is written by `docs/make_model_table.py`; `tests/backbones/test_timm.py` fails when the two disagree.
+`docs/make_model_table.py` writes this page, and `tests/backbones/test_timm.py` fails if its models
+are not those of the tests.
 """
 
 
 def accepted_line(row: Row) -> str:
-    """Measure one model."""
+    """Return the row of a measured model."""
     model = build(row)
     trunk, images = vit_trunk(model), draw_images(model)
     tokens = torch.randn(
@@ -55,7 +59,7 @@ def accepted_line(row: Row) -> str:
     without = (encode_prompted(trunk, images).pooled - expected).abs().max().item()
     pooled = encode_prompted(trunk, images, PromptStream(layers, True)).pooled
     if (pooled - expected).abs().max() < 1e-3:
-        raise RuntimeError(f"{row.name}: prompts do nothing.")
+        raise RuntimeError(f"{row.name}: prompts have no effect.")
     difference = (pooled - prompted).abs().max().item()
     pooling = (
         f"{model.global_pool}, norm after"
@@ -75,7 +79,7 @@ def accepted_line(row: Row) -> str:
 
 
 def refused_line(row: Row) -> str:
-    """Ask for the reason."""
+    """Return the row of a refused model, with the reason."""
     try:
         vit_trunk(build(row))
     except TypeError as error:

@@ -127,10 +127,8 @@ def test_pad_prompts():
 
 
 def test_distillation_loss():
-    labels, teacher = (
-        torch.tensor([0, 2, 1, 2, 0]),
-        Weighted(draw(3, 3, seed=3), torch.tensor([2.0, 0.0, 1.0])),
-    )
+    labels = torch.tensor([0, 2, 1, 2, 0])
+    teacher = Weighted(draw(3, 3, seed=3), torch.tensor([2.0, 0.0, 1.0]))
     logits = draw(5, 3).requires_grad_()
     assert_compiles(
         lambda logits: (distillation_loss(logits, labels, teacher),), logits, learning=[logits]

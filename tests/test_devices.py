@@ -28,10 +28,8 @@ def round_loss(device: str, dtype: torch.dtype) -> tuple[torch.Tensor, list[torc
         device,
         dtype,
     )
-    images, labels = (
-        torch.randn(12, 3, 16, 16, generator=generator, dtype=torch.float64),
-        torch.arange(12) % 4,
-    )
+    images = torch.randn(12, 3, 16, 16, generator=generator, dtype=torch.float64)
+    labels = torch.arange(12) % 4
     images, labels = images.to(device, dtype), labels.to(device)
 
     def logits() -> torch.Tensor:

@@ -26,8 +26,8 @@ def check_unadapted(argument: str, parameters: Iterable[tuple[str, nn.Parameter]
         named = adapters or trainable
         rest = f" and {len(named) - 3} more" if len(named) > 3 else ""
         rule = (
-            "have no trained adapters, because all parameters are frozen here; "
-            "merge them or call freeze(model) first"
+            "have no adapters and train all parameters or none, because all are frozen here; "
+            "merge adapters or call freeze(model) first"
         )
-        got = f"a model that trains only {', '.join(named[:3])}{rest}"
+        got = f"a model that trains {', '.join(named[:3])}{rest}"
         raise wrong_value(argument, rule, got)

@@ -204,7 +204,7 @@ def _check_context(
     if longest > available:
         name = names.names[int(names.length.argmax())]
         rule = (
-            f"have at most {available} tokens each, so that a context of {length} tokens "
+            f"have at most {available} tokens each, so that a context of length {length} "
             f"fits into {names.context_length} positions"
         )
         got = f"{name!r} with {longest} tokens, full stop and end token included"

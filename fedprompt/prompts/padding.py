@@ -5,7 +5,7 @@ from functools import partial
 
 import torch
 import torch.nn as nn
-from einops import rearrange, repeat
+from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor
 
@@ -98,8 +98,8 @@ class PadPrompts(nn.Module):
         self._check(images)
         rows, columns = ((pixels - self.mean) / self.std for pixels in (self.rows, self.columns))
         batch, dtype = images.shape[0], images.dtype
-        top, bottom = _for_each_image(rows.to(dtype), batch).chunk(2, 2)
-        left, right = _for_each_image(columns.to(dtype), batch).chunk(2, 3)
+        top, bottom = rows.to(dtype).expand(batch, -1, -1, -1).chunk(2, 2)
+        left, right = columns.to(dtype).expand(batch, -1, -1, -1).chunk(2, 3)
         return torch.cat([top, torch.cat([left, images, right], 3), bottom], 2)
 
     def extra_repr(self) -> str:
@@ -119,7 +119,3 @@ class PadPrompts(nn.Module):
             raise wrong_value("images", rule, tuple(images.shape))
         if not images.is_floating_point():
             raise wrong_type("images", "be floating-point and normalized", kind(images))
-
-
-def _for_each_image(pixels: Tensor, batch: int) -> Tensor:
-    return repeat(pixels, "channels height width -> batch channels height width", batch=batch)

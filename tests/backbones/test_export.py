@@ -31,10 +31,8 @@ class Deep(nn.Module):
 
     def __init__(self, model):
         super().__init__()
-        self.trunk, self.backbone = (
-            vit_trunk(model),
-            model,
-        )  # a program holds the weights of submodules
+        self.trunk = vit_trunk(model)
+        self.backbone = model
         self.prompts = DeepPrompts(2, self.trunk.dim, self.trunk.depth)
         self.head = nn.Linear(self.trunk.dim, 5)
 

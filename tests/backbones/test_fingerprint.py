@@ -110,9 +110,9 @@ def test_the_activation_is_part_of_the_fingerprint():
 )
 def test_settings_that_change_features_change_the_fingerprint(other):
     """Each model computes other features with the same weights."""
-    model, images = (
-        tiny_vit(),
-        torch.rand(2, 3, 16, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(0)),
+    model = tiny_vit()
+    images = torch.rand(
+        2, 3, 16, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
     )
     changed = tiny_vit(**other)
     changed.load_state_dict(model.state_dict())
@@ -134,11 +134,9 @@ def test_settings_of_training_and_of_the_machine_do_not_change_the_fingerprint()
         assert fingerprint(vit_trunk(again)) == expected, other
     trunk = vit_trunk(tiny_vit())
     trunk.model.train()
-    trunk.model.name_or_path, trunk.model._calls, trunk.model.blocks[1].attn.dropout = (
-        "/home/me/vit",
-        3,
-        0.1,
-    )
+    trunk.model.name_or_path = "/home/me/vit"
+    trunk.model._calls = 3
+    trunk.model.blocks[1].attn.dropout = 0.1
     trunk.model.blocks[0].attn.fused_attn = not trunk.model.blocks[0].attn.fused_attn
     trunk.model.blocks[0].attn.scale *= 1 + 2**-52
     assert fingerprint(trunk) == expected

@@ -128,7 +128,7 @@ def perturbed(model: nn.Module, *, seed: int = 0) -> nn.Module:
 
 
 def tiny_vit(**overrides: object) -> VisionTransformer:
-    """Make a ViT of four patches, a class token and a register, with three blocks of width 12; float64."""
+    """Make a float64 ViT with four patches, a class token, a register and three blocks."""
     sizes = {
         "img_size": 16,
         "patch_size": 8,

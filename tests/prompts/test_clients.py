@@ -117,7 +117,10 @@ def test_a_client_can_be_pickled(trunk, images, generator):
 STREAM = PromptStream({0: torch.zeros(1, 2)})
 
 
-LAYOUT = "`streams[1]` must have the layers, lengths and `replace` of the first stream ({0: (1, 2)}, False); got "
+LAYOUT = (
+    "`streams[1]` must have the layers, lengths and `replace` of the first stream "
+    "({0: (1, 2)}, False); got "
+)
 
 
 @pytest.mark.bad_input

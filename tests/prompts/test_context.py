@@ -275,7 +275,7 @@ ONE_MORE = "`per_sample=True` or `class_specific=True` adds one axis"
             torch.zeros(1, 2, 5, 1),
             {"class_specific": True},
             ValueError,
-            r"shape \(contexts, 3, length, 1\); `per_sample=True` adds one axis; got \(1, 2, 5, 1\)",
+            r"\(contexts, 3, length, 1\); `per_sample=True` adds one axis; got \(1, 2, 5, 1\)",
         ),
         (
             torch.zeros(1, 5, 1),
@@ -311,7 +311,7 @@ ONE_MORE = "`per_sample=True` or `class_specific=True` adds one axis"
             torch.zeros(1, 11, 1),
             {},
             ValueError,
-            r"`names` must have at most 4 tokens .* context of 11 tokens fits into 16 .*'class 1' with 5",
+            "`names` must have at most 4 tokens .* of length 11 fits into 16 .*'class 1' with 5",
         ),
     ],
 )

@@ -22,7 +22,8 @@ def draw(generator, *shape):
 
 
 # FedHPL, Table 8, for a padding of 3.
-# By hand: columns 3 * 32 * 6 = 576, rows 3 * 6 * 38 = 684; columns 3 * 224 * 6 = 4032, rows 3 * 6 * 230 = 4140.
+# By hand, for 32 pixels: columns 3 * 32 * 6 = 576, rows 3 * 6 * 38 = 684. For 224 pixels: columns
+# 3 * 224 * 6 = 4032, rows 3 * 6 * 230 = 4140.
 @pytest.mark.parametrize(("size", "columns", "rows"), [(32, 576, 684), (224, 4032, 4140)])
 def test_numbers_of_border_pixels_equal_table_8_of_fedhpl(size, columns, rows):
     pad = PadPrompts(size)
@@ -100,10 +101,8 @@ def test_only_the_border_and_the_head_of_a_frozen_resnet_change(generator):
         def __init__(self):
             super().__init__()
             self.network = [network]  # a list hides it from the module tree, as a trunk is hidden
-            self.pad, self.head = (
-                PadPrompts((20, 24), generator=generator),
-                nn.Linear(network.num_features, 3),
-            )
+            self.pad = PadPrompts((20, 24), generator=generator)
+            self.head = nn.Linear(network.num_features, 3)
 
         def forward(self, images):
             return self.head(self.network[0](self.pad(images)))
@@ -153,7 +152,7 @@ def test_border_pixels_are_cast_to_the_images(generator):
         (
             torch.zeros(2, 3, 8, 10, dtype=torch.uint8),
             TypeError,
-            "`images` must be floating-point and normalized; got a uint8 tensor of shape (2, 3, 8, 10).",
+            "`images` must be floating-point and normalized; got a uint8 tensor",
         ),
     ],
 )

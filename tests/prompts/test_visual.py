@@ -23,11 +23,9 @@ DIM, DEPTH = 12, 3
 
 
 def test_each_layer_gets_its_row_of_the_parameter():
-    layered, shallow, deep = (
-        LayeredPrompts(2, DIM, layers=(2, 0)),
-        ShallowPrompts(2, DIM),
-        DeepPrompts(2, DIM, DEPTH),
-    )
+    layered = LayeredPrompts(2, DIM, layers=(2, 0))
+    shallow = ShallowPrompts(2, DIM)
+    deep = DeepPrompts(2, DIM, DEPTH)
     for prompts, layers, replace in (
         (layered, (2, 0), False),
         (shallow, (0,), False),
@@ -44,10 +42,8 @@ def test_each_layer_gets_its_row_of_the_parameter():
 
 
 def test_each_sample_gets_the_tokens_of_its_group_at_each_layer(generator):
-    groups, indices = (
-        GroupPrompts(4, 2, DIM, layers=(2, 0), generator=generator),
-        torch.tensor([3, 0, 3, 1]),
-    )
+    groups = GroupPrompts(4, 2, DIM, layers=(2, 0), generator=generator)
+    indices = torch.tensor([3, 0, 3, 1])
     for replace in (False, True):
         groups.replace = replace
         stream = groups(indices)
@@ -62,10 +58,8 @@ def test_each_sample_gets_the_tokens_of_its_group_at_each_layer(generator):
 
 
 def test_a_groups_gradient_is_the_sum_over_its_samples_and_others_have_none(generator):
-    groups, indices = (
-        GroupPrompts(4, 1, 2, layers=(0, 1), generator=generator),
-        torch.tensor([3, 0, 3]),
-    )
+    groups = GroupPrompts(4, 1, 2, layers=(0, 1), generator=generator)
+    indices = torch.tensor([3, 0, 3])
     weights = torch.tensor([[1.0, 2.0], [10.0, 20.0], [100.0, 200.0]])
     stream = groups(indices)
     (stream.layers[0][:, 0] * weights - 3 * stream.layers[1][:, 0] * weights).sum().backward()

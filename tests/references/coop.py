@@ -1,7 +1,8 @@
-"""Prompted text the slow way: whole sentences of token ids, one at a time, every position, by the model's own text tower.
+"""Reference of prompted text: whole sentences, one at a time, by the model's own text tower.
 
-Nothing is shared, truncated or gathered: the sentence is tokenised with a word in the place of each context token, those words' embeddings
-are then replaced by the context, and the feature is read at the largest id (CLIP's end of text).
+Nothing is shared, truncated or gathered. The sentence is tokenized with a word in place of each
+context token, and the embeddings of these words are replaced by the context. The feature is read
+at the largest id, CLIP's end of text.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,17 +11,20 @@ import torch
 import torch.nn as nn
 from torch import Tensor
 
-WORD = "x"  # one token, and no class of these tests is called so
+WORD = "x"  # one token, and not the name of a class in these tests
 
 
-def sentence(name: str, num_context: int, before: int) -> str:
-    return " ".join([WORD] * before + [name] + [WORD] * (num_context - before)) + " ."
+def sentence(name: str, length: int, before: int) -> str:
+    return " ".join([WORD] * before + [name] + [WORD] * (length - before)) + " ."
 
 
 def text_features(
     clip_model: nn.Module, tokenizer: Callable, context: Tensor, names: Sequence[str], before: int
 ) -> Tensor:
-    """Features (prompts, classes, features); context (prompts, length, dim), or (prompts, classes, length, dim)."""
+    """Return features (contexts, classes, features).
+
+    The context has shape (contexts, length, dim) or (contexts, classes, length, dim).
+    """
     return torch.stack(
         [
             torch.stack(
@@ -34,24 +38,25 @@ def text_features(
     )
 
 
-def ends(tokenizer: Callable, names: Sequence[str], num_context: int, before: int) -> Tensor:
-    return tokenizer([sentence(name, num_context, before) for name in names]).argmax(1)
+def ends(tokenizer: Callable, names: Sequence[str], length: int, before: int) -> Tensor:
+    return tokenizer([sentence(name, length, before) for name in names]).argmax(1)
 
 
-def published(tokenizer: Callable, name: str, num_context: int, before: int) -> list[int | None]:
-    """Ids of a sentence as the code of CoOp and FedOTP puts it together; None in the place of a context token.
+def published(tokenizer: Callable, name: str, length: int, before: int) -> list[int | None]:
+    """Return the ids of a sentence as in the code of CoOp and FedOTP, None for context tokens.
 
-    They tokenise the whole sentence with the full stop right behind the name, count the tokens of the name without it, and cut there.
+    Their code tokenizes the whole sentence with the full stop right after the name. It counts the
+    tokens of the name without the full stop, and splits there.
     """
-    (ids,) = tokenizer([" ".join([WORD] * num_context + [name]) + "."]).tolist()
+    (ids,) = tokenizer([" ".join([WORD] * length + [name]) + "."]).tolist()
     name_length = len(tokenizer.encode(name))
-    start, behind = ids[:1], ids[1 + num_context : ids.index(max(ids)) + 1]
+    start, after = ids[:1], ids[1 + length : ids.index(max(ids)) + 1]
     return [
         *start,
         *[None] * before,
-        *behind[:name_length],
-        *[None] * (num_context - before),
-        *behind[name_length:],
+        *after[:name_length],
+        *[None] * (length - before),
+        *after[name_length:],
     ]
 
 

@@ -1,7 +1,8 @@
-"""Prompted vision transformers, written twice more: token by token without timm's forward, and by hooks inside timm's forward.
+"""Two references of prompted vision transformers.
 
-The first shares no code with the library or timm; slow, float64, plain ViTs alone. The second lets any timm model run its own forward
-pass, and only slips the prompts in: it knows nothing of rotary tables or pooling, so it holds for every family.
+The first shares no code with the library or with timm's forward pass. It runs token by token in
+float64, for plain ViTs only. The second inserts prompts into the forward pass of any timm model by
+hooks. It contains no code for rotary tables or pooling, so it applies to every family.
 """
 
 import math
@@ -12,9 +13,8 @@ import torch
 import torch.nn as nn
 from torch import Tensor
 
-Stream = tuple[
-    Mapping[int, Tensor], bool
-]  # layer -> tokens (prompts, dim) or (batch, prompts, dim); whether they replace the old ones
+# Tokens (prompts, dim) or (batch, prompts, dim) by layer, and whether they replace earlier ones.
+Stream = tuple[Mapping[int, Tensor], bool]
 
 
 def prompted_vit(
@@ -25,10 +25,13 @@ def prompted_vit(
     depth: int | None = None,
     mask: Tensor | None = None,
 ) -> tuple[Tensor, list[Tensor]]:
-    """Run a plain timm ViT image by image; return its pooled features and, for each stream, its tokens through the last norm.
+    """Run a plain timm ViT image by image.
 
-    The sequence is a list of (owner, vector). An owner is "prefix", "patch" or the number of a stream; a mask (seq, seq) speaks of
-    prefix and patches alone.
+    The sequence is a list of (owner, vector). An owner is "prefix", "patch" or the number of a
+    stream. A mask (seq, seq) applies to prefix and patches only.
+
+    Returns:
+        The pooled features, and the tokens of each stream after the last norm.
     """
     pooled, outputs = [], [[] for _ in streams]
     for sample, image in enumerate(images):
@@ -39,9 +42,8 @@ def prompted_vit(
                     if replaces:
                         sequence = [(owner, token) for owner, token in sequence if owner != number]
                     tokens = layers[layer] if layers[layer].ndim == 2 else layers[layer][sample]
-                    sequence = sequence + [
-                        (number, token) for token in tokens
-                    ]  # where a prompt stands does not matter
+                    # The position of a prompt in the sequence does not matter.
+                    sequence = sequence + [(number, token) for token in tokens]
             sequence = _block(block, sequence, mask)
         pooled.append(_pooled(model, sequence))
         last_norm = model.norm if isinstance(model.fc_norm, nn.Identity) else model.fc_norm
@@ -72,8 +74,8 @@ def _embedded(model: nn.Module, image: Tensor) -> list[tuple[object, Tensor]]:
 
 
 def _norm(norm: nn.LayerNorm, token: Tensor) -> Tensor:
-    centred = token - token.mean()
-    return centred / (centred.square().mean() + norm.eps).sqrt() * norm.weight + norm.bias
+    centered = token - token.mean()
+    return centered / (centered.square().mean() + norm.eps).sqrt() * norm.weight + norm.bias
 
 
 def _block(
@@ -116,7 +118,7 @@ def _attention(attention: nn.Module, tokens: list[Tensor], added: Tensor) -> lis
 
 
 def _allowed(sequence: list[tuple[object, Tensor]], mask: Tensor | None) -> Tensor:
-    """What is added to the attention scores: the mask among the model's own tokens, nothing from or to prompts."""
+    """Return the mask of the attention scores, which is zero from and to prompts."""
     added = torch.zeros(len(sequence), len(sequence), dtype=torch.float64)
     own = [position for position, (owner, _) in enumerate(sequence) if owner in ("prefix", "patch")]
     if mask is not None:
@@ -141,12 +143,13 @@ def hooked(
     replace: bool = False,
     mask: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Let a timm model pool images by its own forward pass, with prompts (prompts, dim) slipped in by hooks.
+    """Run the forward pass of a timm model, with prompts (prompts, dim) inserted by hooks.
 
-    Returns what it pools, and the prompts after the last block, before any norm.
+    Rotary attention skips its first `num_prefix_tokens` tokens. That number is increased while
+    prompts follow the prefix. A mask must include the prompts.
 
-    Rotary attention skips its first `num_prefix_tokens` tokens, so those are raised while prompts stand behind the prefix. A mask
-    covers prompts too: the caller pads it.
+    Returns:
+        The pooled features, and the prompts after the last block, before any norm.
     """
     prefix, inside, outputs = model.num_prefix_tokens, 0, []
 
@@ -181,7 +184,7 @@ def hooked(
                 lambda block, args, layer=layer: (before_block(layer, block, args[0]), *args[1:])
             )
             stack.callback(hook.remove)
-        # Before the last norm prompts leave, so that pooling never sees them.
+        # Prompts are removed before the last norm, so pooling ignores them.
         stack.callback(
             model.norm.register_forward_pre_hook(lambda norm, args: before_norm(args[0])).remove
         )
