@@ -40,7 +40,7 @@ newton = partial(fedprompt.transport.newton, fused=True)
 
 @contextmanager
 def path(*, fused):
-    """Use the kernel for small problems, or never; yield a list of the batch size of each launch."""
+    """Use the kernel for small problems, or never; yield the list of batch sizes launched."""
     launches = []
 
     def counted(problem, **options):
