@@ -165,7 +165,7 @@ def by_domain(
     wanted = str if isinstance(entries[0], str) else Integral
     for position, entry in enumerate(entries):
         if isinstance(entry, bool) or not isinstance(entry, wanted):
-            rule = "be a string if the first entry is one, and an integer otherwise"
+            rule = "be a string or an integer, like all entries"
             raise wrong_type(f"domains[{position}]", rule, kind(entry))
     number = {domain: client for client, domain in enumerate(sorted(set(entries)))}
     return owned(np.array([number[entry] for entry in entries]), len(number))

@@ -1,10 +1,14 @@
-"""Equality to the bit."""
+"""Bitwise equality."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+
+assert_identical = partial(torch.testing.assert_close, rtol=0, atol=0, equal_nan=True)
+"""Require equal tensors, or containers of them, without a tolerance."""
 
 
 def assert_same(actual: Any, expected: Any, *, ordered: bool = True, place: str = "") -> None:
