@@ -293,7 +293,8 @@ def test_anything_but_one_axes_is_refused_by_name(call, axes, got):
             "group_usage",
             ([1, 2],),
             TypeError,
-            "`counts` must be a tensor of real numbers (groups,) or (rounds, groups); got [1, 2] (list).",
+            "`counts` must be a tensor of real numbers (groups,) or (rounds, groups); "
+            "got [1, 2] (list).",
         ),
     ],
 )

@@ -202,7 +202,7 @@ def test_dirichlet_reports_the_best_minimum_of_all_draws() -> None:
     # Of 1000 samples the smaller of two clients gets 100, 495, and then 200 again and again.
     with pytest.raises(
         ValueError,
-        match=r"`min_size` must be at most 495, the best minimum in 1000 draws at alpha=0\.3; got 500",
+        match=r"`min_size` must be at most 495, the best minimum in 1000 draws .*; got 500",
     ):
         dirichlet(
             [0] * 1000,

@@ -12,9 +12,9 @@ assert_identical = partial(torch.testing.assert_close, rtol=0, atol=0, equal_nan
 
 
 def assert_same(actual: Any, expected: Any, *, ordered: bool = True, place: str = "") -> None:
-    """Require the same kinds, keys, dtypes, shapes and bits, however deep: -0 is not 0, and NaN is itself.
+    """Require equal types, keys, dtypes, shapes and bits at any depth; -0 is not 0, and NaN is NaN.
 
-    Not `ordered` for messages and states, whose names have no order, and which may be any mapping.
+    Unset `ordered` for messages and states, whose names have no order and whose type is a mapping.
     """
     if isinstance(expected, Mapping) and not ordered:
         assert isinstance(actual, Mapping), place

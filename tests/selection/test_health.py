@@ -252,17 +252,20 @@ def test_revive_keys_refuses_bad_input(query, usage, error, message):
         (
             torch.tensor(3),
             ValueError,
-            "`counts` must have shape (groups,) or (groups, classes) without an empty axis; got ().",
+            "`counts` must have shape (groups,) or (groups, classes) "
+            "without an empty axis; got ().",
         ),
         (
             torch.zeros(2, 0),
             ValueError,
-            "`counts` must have shape (groups,) or (groups, classes) without an empty axis; got (2, 0).",
+            "`counts` must have shape (groups,) or (groups, classes) "
+            "without an empty axis; got (2, 0).",
         ),
         (
             torch.zeros(1, 2, 3),
             ValueError,
-            "`counts` must have shape (groups,) or (groups, classes) without an empty axis; got (1, 2, 3).",
+            "`counts` must have shape (groups,) or (groups, classes) "
+            "without an empty axis; got (1, 2, 3).",
         ),
         (torch.tensor([[1, -1]]), ValueError, "`counts` must be finite and at least 0; got -1.0."),
         (torch.tensor([torch.nan]), ValueError, "`counts` must be finite and at least 0; got nan."),
