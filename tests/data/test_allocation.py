@@ -36,8 +36,8 @@ def test_allocation_follows_the_largest_remainders(
     assert len(clients) == len(shares)
     everything = np.concatenate(clients)
     assert len(set(everything.tolist())) == len(everything), "clients must be disjoint"
-    nobody = np.setdiff1d(np.arange(len(labels)), everything)
-    counts = class_counts(labels, [*clients, nobody], len(sizes))
+    unassigned = np.setdiff1d(np.arange(len(labels)), everything)
+    counts = class_counts(labels, [*clients, unassigned], len(sizes))
     for label, (column, size) in enumerate(zip(weights, sizes, strict=True)):
         for holder, allowed in enumerate(largest_remainders(column, size)):
             assert counts[holder][label] in allowed
@@ -119,7 +119,7 @@ def test_min_size_holds_or_is_refused() -> None:
     assert [len(client) for client in clients] == [6, 2]
     with pytest.raises(
         ValueError,
-        match="`min_size` must be at most 2, the size of the smallest client .*; got 3",
+        match=r"`min_size` must be at most 2, the size of the smallest client .*; got 3",
     ):
         allocate([0] * 8, shares, min_size=3, generator=np.random.default_rng(0))
 

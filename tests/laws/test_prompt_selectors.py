@@ -264,12 +264,12 @@ def prefers_low_groups(query, keys, *, usage=None):
 
 def serves_the_first_first(query, keys, *, usage=None):
     """Assign queries one by one, each to the nearest group that is not full."""
-    similarity, room = similarities(query, keys), [1 + len(query) // len(keys)] * len(keys)
+    similarity, capacity = similarities(query, keys), [1 + len(query) // len(keys)] * len(keys)
     indices = []
     for row in similarity if usage is None else similarity / (1 + usage / usage.sum().clamp(min=1)):
         order = row.argsort(descending=True).tolist()
-        indices.append(next(group for group in order if room[group]))
-        room[indices[-1]] -= 1
+        indices.append(next(group for group in order if capacity[group]))
+        capacity[indices[-1]] -= 1
     return chosen(similarity, torch.tensor(indices))
 
 

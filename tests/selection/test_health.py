@@ -150,18 +150,16 @@ def test_dead_keys_move_to_queries_far_from_all_keys(seed, groups, batch):
 
 def test_revived_keys_are_selected_and_end_a_collapse(generator):
     """Two keys have all six clusters. After reviving the other four, each cluster has a key."""
-    centres = orthogonal_keys(6, 32, generator=generator)
+    centers = orthogonal_keys(6, 32, generator=generator)
     labels = torch.arange(6).repeat(10)
-    query = centres[labels] + 0.03 * torch.randn(60, 32, generator=generator)
-    away = orthogonal_keys(
-        32, 32, generator=generator
-    )  # four keys that point away from all queries
-    away = away - away @ centres.T @ centres
+    query = centers[labels] + 0.03 * torch.randn(60, 32, generator=generator)
+    away = orthogonal_keys(32, 32, generator=generator)
+    away = away - away @ centers.T @ centers  # orthogonal to all clusters
     keys = torch.cat(
         [
-            centres[:3].sum(0, keepdim=True),
-            centres[3:].sum(0, keepdim=True),
-            -centres.sum(0) + away[:4],
+            centers[:3].sum(0, keepdim=True),
+            centers[3:].sum(0, keepdim=True),
+            -centers.sum(0) + away[:4],
         ]
     )
     before = select_nearest(query, keys).indices

@@ -202,9 +202,9 @@ def test_without_group_prompts_sgpt_is_vpt_with_accumulated_prompts(pool):
     shared = fp.LayeredPrompts(
         2, DIM, layers=(0, 1, 3), generator=torch.Generator().manual_seed(0)
     ).double()
-    nobody = fp.GroupPrompts(5, 0, DIM, layers=(1, 2)).double()
+    empty = fp.GroupPrompts(5, 0, DIM, layers=(1, 2)).double()
     pooled, streams = fp.encode_prompted(
-        fp.vit_trunk(backbone), images, shared(), nobody(torch.tensor([4, 0, 0]))
+        fp.vit_trunk(backbone), images, shared(), empty(torch.tensor([4, 0, 0]))
     )
     expected, _ = prompted_vit(backbone, images, [(shared().layers, False)])
     assert streams[1].shape == (3, 0, DIM)
