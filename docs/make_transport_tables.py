@@ -1,6 +1,6 @@
-"""Print the tables of ``docs/api/transport.md``: how many evaluations `newton` needs, and what fixed steps leave.
+"""Print the tables of ``docs/reference/transport.md``: evaluations of `newton`, and errors.
 
-Run it from anywhere: ``python docs/make_transport_tables.py``. It takes some minutes on one core.
+Run ``python docs/make_transport_tables.py`` in any folder. It takes some minutes on one core.
 """
 
 import sys
@@ -33,7 +33,7 @@ def couplings(kind, mass, epsilon):
 
 
 def evaluations(kind, mass, epsilon):
-    """Return the median and the largest number, and the largest share of unsolved problems of a shape."""
+    """Return median and maximum of the evaluations, and the largest share of unsolved problems."""
     found = list(couplings(kind, mass, epsilon))
     counts = torch.cat([coupling.iterations for coupling in found])
     unsolved = max((coupling.error > 2e-5).double().mean().item() for coupling in found)
@@ -42,7 +42,7 @@ def evaluations(kind, mass, epsilon):
 
 
 def fixed_steps(kind, mass, epsilon):
-    """Return the largest error of the steps that ``torch.compile`` runs."""
+    """Return the largest error after the fixed number of steps under ``torch.compile``."""
     with patch("torch.compiler.is_compiling", return_value=True):
         error = torch.cat([coupling.error for coupling in couplings(kind, mass, epsilon)])
     return f"{error.max():.0e}" if error.isfinite().all() else "NaN"

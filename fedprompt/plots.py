@@ -48,6 +48,7 @@ def partition(
 
     Example:
         >>> from matplotlib.figure import Figure
+        >>> from fedprompt import dirichlet, plots
         >>> labels, axes = np.arange(60) % 3, Figure().subplots()
         >>> shards = dirichlet(labels, 4, alpha=0.5, generator=np.random.default_rng(0))
         >>> plots.partition(labels, shards, axes=axes).get_ylabel()
@@ -90,6 +91,7 @@ def accuracy_matrix(
 
     Example:
         >>> from matplotlib.figure import Figure
+        >>> from fedprompt import plots
         >>> accuracy = torch.tensor([[0.9, 0.2], [0.4, 0.7]])
         >>> axes = plots.accuracy_matrix(accuracy, axes=Figure().subplots())
         >>> [text.get_text() for text in axes.texts]
@@ -135,6 +137,7 @@ def transport_plan(
 
     Example:
         >>> from matplotlib.figure import Figure
+        >>> from fedprompt import plots
         >>> from fedprompt.transport import sinkhorn
         >>> image, cost = torch.rand(3, 32, 32), torch.rand(16, 2)
         >>> plan = sinkhorn(cost, torch.ones(16) / 16, torch.ones(2) / 2, epsilon=0.1).plan
@@ -173,6 +176,7 @@ def group_usage(
 
     Example:
         >>> from matplotlib.figure import Figure
+        >>> from fedprompt import plots
         >>> axes = plots.group_usage(torch.tensor([30, 0, 10]), axes=Figure().subplots())
         >>> [float(bar.get_height()) for bar in axes.patches]
         [0.75, 0.0, 0.25]

@@ -1,4 +1,4 @@
-"""Figures: the bars and images on the axes, against counts and matrices by hand."""
+"""Bars and images of the plots, against counts and matrices by hand."""
 
 import re
 import subprocess
@@ -24,7 +24,7 @@ def axes() -> Axes:
 
 
 def drawn(axes: Axes) -> Axes:
-    """Render, which fails where an artist cannot be drawn."""
+    """Render the figure, which raises an error if an artist cannot be drawn."""
     axes.figure.canvas.draw()
     return axes
 
@@ -46,7 +46,7 @@ def test_partition_stacks_the_classes_of_every_client(axes):
 
 
 @pytest.mark.parametrize("num_classes", [1, 7, 10, 11, 40])
-def test_every_class_has_a_color_of_its_own(axes, num_classes):
+def test_every_class_has_a_different_color(axes, num_classes):
     labels = torch.arange(5 * num_classes) % num_classes
     plots.partition(labels, [labels.argsort()], axes=axes)
     colors = {bars.patches[0].get_facecolor() for bars in axes.containers}
@@ -61,7 +61,7 @@ def test_the_bars_of_a_client_end_at_its_number_of_samples(axes, generator):
     assert [bar.get_y() + bar.get_height() for bar in last] == [len(own) for own in clients]
 
 
-def test_labels_and_clients_come_in_any_container_and_stay_as_they_are():
+def test_labels_and_clients_can_have_any_container_and_are_not_mutated():
     for make in (
         list,
         tuple,
@@ -156,7 +156,7 @@ def test_every_figure_is_in_the_table():
 
 
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
-def test_matplotlibs_settings_stay_as_they_are(call, axes):
+def test_settings_of_matplotlib_are_unchanged(call, axes):
     before = dict(mpl.rcParams)
     call(axes)
     assert dict(mpl.rcParams) == before
@@ -293,7 +293,8 @@ def test_anything_but_one_axes_is_refused_by_name(call, axes, got):
             "group_usage",
             ([1, 2],),
             TypeError,
-            "`counts` must be a tensor of real numbers (groups,) or (rounds, groups); got [1, 2] (list).",
+            "`counts` must be a tensor of real numbers (groups,) or (rounds, groups); "
+            "got [1, 2] (list).",
         ),
     ],
 )
@@ -304,7 +305,7 @@ def test_bad_data_is_refused_by_name_and_nothing_is_drawn(axes, draw, arguments,
     assert len(axes.get_children()) == before
 
 
-def test_without_matplotlib_the_error_says_what_to_install():
+def test_without_matplotlib_the_error_names_the_extra():
     program = """
 import sys
 sys.modules["matplotlib"] = sys.modules["matplotlib.axes"] = None

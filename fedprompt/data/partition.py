@@ -26,7 +26,8 @@ DRAWS = 1000
 def iid(labels: Labels, num_clients: int, *, generator: Generator) -> list[Indices]:
     """Split samples at random into parts of equal size, whatever their labels.
 
-    For parts with equal class counts, pass :func:`iid_shares` to :func:`allocate`.
+    For parts with equal class counts, pass :func:`~fedprompt.data.iid_shares` to
+    :func:`~fedprompt.data.allocate`.
 
     Args:
         labels: Labels of at least one sample. Only their number matters.
@@ -52,9 +53,10 @@ def dirichlet(
 ) -> list[Indices]:
     """Split each class over the clients in proportions from a Dirichlet distribution.
 
-    The function combines :func:`dirichlet_shares` and :func:`allocate`. Shares that leave a client
-    with fewer than `min_size` samples are drawn again, up to 1000 times. To give a test set the
-    same proportions, call the two functions and keep the shares.
+    The function combines :func:`~fedprompt.data.dirichlet_shares` and
+    :func:`~fedprompt.data.allocate`. Shares that leave a client with fewer than `min_size` samples
+    are drawn again, up to 1000 times. To give a test set the same proportions, call the two
+    functions and keep the shares.
 
     Args:
         labels: Classes of at least one sample. There are ``max(labels) + 1`` classes.
@@ -104,8 +106,9 @@ def pathological(
 ) -> list[Indices]:
     """Give every client samples of a few classes only.
 
-    The function combines :func:`pathological_shares` and :func:`allocate`. To give a test set the
-    same classes, call the two functions and keep the shares.
+    The function combines :func:`~fedprompt.data.pathological_shares` and
+    :func:`~fedprompt.data.allocate`. To give a test set the same classes, call the two functions
+    and keep the shares.
 
     Args:
         labels: Classes of at least one sample. There are ``max(labels) + 1`` classes. If a class
@@ -162,7 +165,7 @@ def by_domain(
     wanted = str if isinstance(entries[0], str) else Integral
     for position, entry in enumerate(entries):
         if isinstance(entry, bool) or not isinstance(entry, wanted):
-            rule = "be a string if the first entry is one, and an integer otherwise"
+            rule = "be a string or an integer, like all entries"
             raise wrong_type(f"domains[{position}]", rule, kind(entry))
     number = {domain: client for client, domain in enumerate(sorted(set(entries)))}
     return owned(np.array([number[entry] for entry in entries]), len(number))

@@ -35,10 +35,11 @@ def lean_transport_logits(
 ) -> Float[Tensor, "batch classes"]:
     r"""Compute the default :func:`transport_logits` with the plans of a few images in memory.
 
-    Logits and gradients equal those of :func:`transport_logits` with :func:`newton` and
-    :func:`plan_fixed`. Costs and plans exist for one block of images at a time. For the backward
-    pass only the column duals :math:`x` are kept, one number for each image, class and prompt. The
-    plan follows from them without iterations:
+    Logits and gradients equal those of :func:`transport_logits` with
+    :func:`~fedprompt.transport.newton` and :func:`~fedprompt.transport.plan_fixed`. Costs and plans
+    exist for one block of images at a time. For the backward pass only the column duals :math:`x`
+    are kept, one number for each image, class and prompt. The plan follows from them without
+    iterations:
 
     .. math:: T_{vj} = \min\!\big(a_v / s_v, 1\big) \, e^{x_j - C_{vj} / \epsilon}, \qquad
               s_v = \sum_j e^{x_j - C_{vj} / \epsilon}
@@ -52,10 +53,11 @@ def lean_transport_logits(
         text: Text features, one for each prompt and class.
         scale: Factor of the logits, as for :func:`transport_logits`.
         mass: Fraction of the image that is transported, in (0, 1].
-        epsilon: Factor of the entropy, as for :func:`newton`.
-        tolerance: Largest relative violation of a marginal, as for :func:`newton`.
-        max_iterations: Maximum number of evaluations, as for :func:`newton`.
-        fused: Whether a Triton kernel is used on a GPU, as for :func:`newton`.
+        epsilon: Factor of the entropy, as for :func:`~fedprompt.transport.newton`.
+        tolerance: Largest relative violation of a marginal, as for
+            :func:`~fedprompt.transport.newton`.
+        max_iterations: Maximum number of evaluations, as for :func:`~fedprompt.transport.newton`.
+        fused: Whether a Triton kernel is used on a GPU, as for :func:`~fedprompt.transport.newton`.
 
     Returns:
         Logits in float32 at least. They are differentiable once. A second derivative raises a

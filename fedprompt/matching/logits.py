@@ -79,11 +79,12 @@ def transport_logits(
         text: Text features, one for each prompt and class. They need not be normalized.
         scale: Factor of the logits, above 0: ``logit_scale.exp()`` of a CLIP model, about 100.
         solver: Transport solver with its options bound, such as ``partial(newton, epsilon=0.05)``.
-            :func:`independent` averages similarities. :func:`sinkhorn` needs ``mass=1``.
+            :func:`~fedprompt.transport.independent` averages similarities.
+            :func:`~fedprompt.transport.sinkhorn` needs ``mass=1``.
         mass: Fraction of the image that is transported, in (0, 1]. The paper uses 0.8. With 1, all
             patches have equal influence.
-        gradient: Differentiable score of a plan: :func:`plan_fixed`, :func:`implicit` or
-            :func:`envelope`.
+        gradient: Differentiable score of a plan: :func:`~fedprompt.transport.plan_fixed`,
+            :func:`~fedprompt.transport.implicit` or :func:`~fedprompt.transport.envelope`.
 
     Returns:
         Logits in float32 at least, also under autocast.

@@ -38,11 +38,11 @@ def select_balanced(
         keys: Keys, one for each group. Only directions matter, here and in `query`.
         usage: Number of previous selections of each group, in any unit.
         solver: Transport solver with its options bound, such as
-            ``partial(sinkhorn, epsilon=0.05)``. With :func:`exact`, each group receives exactly
-            its share if all shares are whole numbers of samples. Otherwise the plan splits at most
-            :math:`G - 1` samples between groups. A split sample goes to the group of its largest
-            part, so a group can be fewer than :math:`G - 1` samples away from its share. Choices
-            from the plan of an entropic solver are approximately even.
+            ``partial(sinkhorn, epsilon=0.05)``. With :func:`~fedprompt.transport.exact`, each group
+            receives exactly its share if all shares are whole numbers of samples. Otherwise the
+            plan splits at most :math:`G - 1` samples between groups. A split sample goes to the
+            group of its largest part, so a group can be fewer than :math:`G - 1` samples away from
+            its share. Choices from the plan of an entropic solver are approximately even.
 
     Returns:
         Selected keys and their cosines, without a graph and in float32 at least.

@@ -108,8 +108,8 @@ class SelectionKeys(nn.Module):
         dim: Width of a query, ``trunk.dim``.
         selector: Selection rule in training mode, with its options bound, such as
             ``partial(select_balanced, solver=exact)``.
-        generator: Source of the initial values, which :func:`orthogonal_keys` draws. If None,
-            torch's global generator is used.
+        generator: Source of the initial values, which :func:`~fedprompt.selection.orthogonal_keys`
+            draws. If None, torch's global generator is used.
 
     Attributes:
         keys: Parameter (groups, dim).

@@ -75,10 +75,10 @@ def independent(
 ) -> Coupling:
     r"""Compute the plan :math:`T = a b^\top / \sum a`, which ignores the cost.
 
-    As the solver of :func:`transport_logits` it averages similarities. This is FedOTP's ablation
-    without transport. The plan is the limit of :func:`newton` for large `epsilon` if all rows have
-    the same mass, or if the columns take the whole mass. Otherwise small rows are full in that
-    limit and large ones are not.
+    As the solver of :func:`~fedprompt.transport_logits` it averages similarities. This is FedOTP's
+    ablation without transport. The plan is the limit of :func:`newton` for large `epsilon` if all
+    rows have the same mass, or if the columns take the whole mass. Otherwise small rows are full in
+    that limit and large ones are not.
 
     Args:
         cost: Cost of each pair of row and column, finite. Leading axes index problems.

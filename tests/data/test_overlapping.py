@@ -1,4 +1,4 @@
-"""FedHPL's clients, which may hold the same samples."""
+"""Partitions of FedHPL, in which clients may share samples."""
 
 import numpy as np
 import pytest
@@ -27,9 +27,10 @@ def test_every_client_has_exactly_its_size_of_distinct_samples(
     assert all(set(client.tolist()) <= set(range(len(labels))) for client in clients)
 
 
-def test_class_proportions_are_dirichlet_whatever_the_class_sizes() -> None:
-    # No client can ask for more than 300 of a class, so none runs out: proportions have mean 1/3 and variance (1/3)(2/3) / (3 alpha + 1);
-    # over 2000 clients the mean is known to 5 sqrt(variance / 2000) = .033, the variance to 10 %.
+def test_class_proportions_are_dirichlet_for_any_class_sizes() -> None:
+    # No client needs more than 300 of a class, so none is exhausted. Proportions have mean 1/3 and
+    # variance (1/3)(2/3) / (3 alpha + 1); over 2000 clients the mean is known to 5 sqrt(variance /
+    # 2000) = .033, the variance to 10 %.
     labels = np.repeat([0, 1, 2], [1300, 320, 600])
     alpha = 0.5
     clients = dirichlet_overlapping(
@@ -40,9 +41,10 @@ def test_class_proportions_are_dirichlet_whatever_the_class_sizes() -> None:
     np.testing.assert_allclose(mix.var(axis=0), (2 / 9) / (3 * alpha + 1), rtol=0.1)
 
 
-def test_clients_draw_apart_from_one_another() -> None:
-    # Each client takes 10 of 20 samples of the only class: two of them share 5 on average, with the standard deviation of the
-    # hypergeometric distribution, sqrt(10 * .5 * .5 * 10 / 19) = 1.15; five of it over sqrt(500) pairs.
+def test_clients_draw_independently() -> None:
+    # Each client takes 10 of 20 samples of the only class: two of them share 5 on average, with the
+    # standard deviation of the hypergeometric distribution, sqrt(10 * .5 * .5 * 10 / 19) = 1.15;
+    # five of it over sqrt(500) pairs.
     clients = dirichlet_overlapping(
         [0] * 20, num_clients=1000, alpha=1.0, size=10, generator=np.random.default_rng(0)
     )
@@ -52,8 +54,9 @@ def test_clients_draw_apart_from_one_another() -> None:
     np.testing.assert_allclose(np.bincount(np.concatenate(clients)), 500, rtol=0, atol=79)
 
 
-def test_a_class_that_runs_out_gives_all_and_the_others_make_up_for_it() -> None:
-    # At alpha 1e10 every client asks for 20 of each of three classes. The last has 6; the 14 that are missing come from the others, 7 each.
+def test_an_exhausted_class_gives_all_samples_and_the_others_fill_the_remainder() -> None:
+    # At alpha 1e10 every client asks for 20 of each of three classes. The last has 6. The missing
+    # 14 come from the others, 7 each.
     labels = np.repeat([0, 1, 2], [100, 100, 6])
     for client in dirichlet_overlapping(
         labels, num_clients=5, alpha=1e10, size=60, generator=np.random.default_rng(0)
@@ -61,9 +64,10 @@ def test_a_class_that_runs_out_gives_all_and_the_others_make_up_for_it() -> None
         assert np.bincount(labels[client]).tolist() == [27, 27, 6]
 
 
-def test_what_has_no_share_at_all_makes_up_for_a_class_that_runs_out() -> None:
-    # At alpha 1e-300 one class has the share 1 and the others exactly 0. Of classes of 12, 8 and 4 samples a client wants 16: what its
-    # favourite lacks, 4 or 8 or 12, comes from the others in proportion to their sizes: 2.67 and 1.33, 6 and 2, 7.2 and 4.8.
+def test_classes_with_a_share_of_0_fill_the_remainder_of_an_exhausted_class() -> None:
+    # At alpha 1e-300 one class has the share 1 and the others exactly 0. There are classes of 12, 8
+    # and 4 samples, and a client needs 16. The missing 4, 8 or 12 come from the other classes in
+    # proportion to their sizes: 2.67 and 1.33, 6 and 2, 7.2 and 4.8.
     labels = np.repeat([0, 1, 2], [12, 8, 4])
     clients = dirichlet_overlapping(
         labels, num_clients=20, alpha=1e-300, size=16, generator=np.random.default_rng(0)

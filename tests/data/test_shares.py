@@ -1,4 +1,4 @@
-"""Shares: the matrices that say how much of each class each client gets."""
+"""Shares of the classes among the clients."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,8 @@ def test_dirichlet_shares_have_the_moments_of_the_distribution(
     )
     assert shares.shape == (num_clients, num_classes)
     np.testing.assert_allclose(shares.sum(axis=0), 1, rtol=0, atol=1e-12)
-    # Symmetric Dirichlet: mean 1/M, variance (1/M)(1 - 1/M) / (M alpha + 1); the mean over classes has a 1/sqrt(classes) of that deviation.
+    # Symmetric Dirichlet: mean 1/M, variance (1/M)(1 - 1/M) / (M alpha + 1); the mean over classes
+    # has a 1/sqrt(classes) of that deviation.
     mean = 1 / num_clients
     variance = mean * (1 - mean) / (num_clients * alpha + 1)
     np.testing.assert_allclose(
@@ -39,10 +40,13 @@ def test_dirichlet_shares_of_two_classes_are_independent() -> None:
 
 
 @pytest.mark.parametrize("alpha", [1e-300, 1e-12, 1e-4])
-def test_dirichlet_shares_of_tiny_alpha_have_one_owner_and_no_favourite(alpha: float) -> None:
+def test_dirichlet_shares_of_tiny_alpha_have_one_random_owner(
+    alpha: float,
+) -> None:
     shares = dirichlet_shares(4, 4000, alpha=alpha, generator=np.random.default_rng(0))
     assert (shares.max(axis=0) > 0.999).mean() > 0.99
-    # Each client owns a quarter of 4000 classes; 5 standard deviations are 5 sqrt(4000 / 4 * 3 / 4) = 137.
+    # Each client owns a quarter of 4000 classes; 5 standard deviations are 5 sqrt(4000 / 4 * 3 / 4)
+    # = 137.
     np.testing.assert_allclose(
         np.bincount(shares.argmax(axis=0), minlength=4), 1000, rtol=0, atol=137
     )
@@ -57,7 +61,7 @@ def test_dirichlet_shares_of_huge_alpha_are_uniform(alpha: float) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 40), st.integers(1, 40), st.integers(0, 2**32 - 1), st.data())
-def test_pathological_shares_keep_every_promise(
+def test_pathological_shares_have_the_documented_properties(
     num_classes: int, num_clients: int, seed: int, data: st.DataObject
 ) -> None:
     fitting = [s for s in range(1, num_classes + 1) if s * num_clients % num_classes == 0]
@@ -95,7 +99,8 @@ def test_no_client_draws_one_class_twice_where_the_published_code_does(
 
 
 def test_pathological_portions_are_uniform_between_04_and_06() -> None:
-    # Two owners: a / (a + b) with a, b from U(.4, .6), between .4 and .6, mean 1/2; E (a / (a + b) - 1/2)^2 by a grid over both.
+    # Two owners: a / (a + b) with a, b from U(.4, .6), between .4 and .6, mean 1/2; E (a / (a + b)
+    # - 1/2)^2 by a grid over both.
     grid = np.linspace(0.4, 0.6, 2001)
     expected = ((grid[:, None] / (grid[:, None] + grid[None]) - 0.5) ** 2).mean()
     shares = pathological_shares(
@@ -106,8 +111,9 @@ def test_pathological_portions_are_uniform_between_04_and_06() -> None:
     assert shares[0].var() == pytest.approx(expected, rel=0.05)
 
 
-def test_pathological_ties_are_broken_by_lot() -> None:
-    # The first client picks one of five classes: 2000 / 5 = 400 times each, within 5 sqrt(2000 * .2 * .8) = 89.
+def test_pathological_ties_are_broken_at_random() -> None:
+    # The first client picks one of five classes: 2000 / 5 = 400 times each, within 5 sqrt(2000 * .2
+    # * .8) = 89.
     picks = [
         pathological_shares(5, 5, classes_per_client=1, generator=np.random.default_rng(seed))[
             0
@@ -166,7 +172,7 @@ def test_dirichlet_shares_name_a_bad_argument(
         (
             {"classes_per_client": 2},
             ValueError,
-            "`classes_per_client` must be a multiple of 5 up to 10.* 10 classes and 4 clients; got 2",
+            "`classes_per_client` must be a multiple of 5 .* 10 classes and 4 clients; got 2",
         ),
         (
             {"classes_per_client": 15},

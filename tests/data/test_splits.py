@@ -1,4 +1,4 @@
-"""Study and quiz: what a client trains on and what it holds back."""
+"""Splits of a client's samples into study and quiz."""
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ def test_the_quiz_has_its_size_and_the_study_the_rest(
 
 
 @pytest.mark.parametrize("num_samples", [0, 1, 9, 10])
-def test_a_client_too_small_has_nothing_to_study_instead_of_failing(num_samples: int) -> None:
+def test_a_small_client_has_an_empty_study_set(num_samples: int) -> None:
     study, quiz = study_quiz_split(
         [1] * num_samples, quiz_size=10, generator=np.random.default_rng(0)
     )

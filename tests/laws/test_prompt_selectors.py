@@ -1,4 +1,4 @@
-"""The laws that every prompt selector obeys, and proof that they bite."""
+"""Laws that every prompt selector obeys, and wrong selectors that the laws reject."""
 
 import inspect
 from collections.abc import Callable
@@ -18,7 +18,8 @@ from fedprompt.transport import exact, newton, sinkhorn
 from references.sgpt import cosine, literal_keys
 from tolerance import assert_near
 
-# Every public function that takes queries, keys and counts to a selection: its name, then its configuration. A new one belongs here.
+# Every public function from queries, keys and counts to a selection: name and configuration. Add
+# new ones here.
 SELECTORS = {
     "select_nearest": select_nearest,
     "select_nearest offset=0.1": partial(select_nearest, offset=0.1),
@@ -45,7 +46,7 @@ class Problem(NamedTuple):
     usage: Tensor
 
 
-# The laws: each takes a selector and a problem, and fails by an AssertionError.
+# Each law takes a selector and a problem, and raises an AssertionError if it does not hold.
 
 
 def answers_with_a_group_and_its_cosine(select: PromptSelector, problem: Problem) -> None:
@@ -61,7 +62,7 @@ def answers_with_a_group_and_its_cosine(select: PromptSelector, problem: Problem
 
 
 def only_directions_matter(select: PromptSelector, problem: Problem) -> None:
-    """G-d."""
+    """Law G-d."""
     longer = torch.linspace(0.1, 9, len(problem.query), dtype=torch.float64)[:, None]
     uneven = torch.linspace(7, 0.2, len(problem.keys), dtype=torch.float64)[:, None]
     for usage in (None, problem.usage):
@@ -72,7 +73,7 @@ def only_directions_matter(select: PromptSelector, problem: Problem) -> None:
 
 
 def equal_counts_are_no_counts(select: PromptSelector, problem: Problem) -> None:
-    """G-b and G-c, to the bit, in float32 too."""
+    """Laws G-b and G-c: equal counts give bitwise identical results, in float32 as well."""
     for dtype in (torch.float64, torch.float32):
         query, keys = problem.query.to(dtype), problem.keys.to(dtype)
         expected = select(query, keys)
@@ -80,7 +81,7 @@ def equal_counts_are_no_counts(select: PromptSelector, problem: Problem) -> None
             actual = select(query, keys, usage=torch.full(problem.usage.shape, count))
             assert torch.equal(actual.indices, expected.indices)
             assert torch.equal(actual.similarity, expected.similarity)
-        close = keys[:1] + 1e-7 * keys  # choices that hang on the last bits
+        close = keys[:1] + 1e-7 * keys  # choices that depend on the last bits
         choice = select(query, close).indices
         assert all(
             torch.equal(
@@ -159,7 +160,7 @@ def results_carry_no_graph(select: PromptSelector, problem: Problem) -> None:
     assert not select(query, keys, usage=problem.usage).similarity.requires_grad
 
 
-def same_inputs_give_same_bits(select: PromptSelector, problem: Problem) -> None:
+def equal_inputs_give_identical_results(select: PromptSelector, problem: Problem) -> None:
     first, second = (select(*problem[:2], usage=problem.usage) for _ in range(2))
     assert torch.equal(first.indices, second.indices)
     assert torch.equal(first.similarity, second.similarity)
@@ -177,12 +178,12 @@ LAWS = [
     cosines_decide_among_unused_groups,
     inputs_are_never_mutated,
     results_carry_no_graph,
-    same_inputs_give_same_bits,
+    equal_inputs_give_identical_results,
 ]
 
 
 def problem(generator: torch.Generator, *, groups: int = 5, dim: int = 9) -> Problem:
-    """Far more queries than groups, all different; counts that differ, some of them 0."""
+    """Draw many different queries, and different counts, some of them 0."""
     query = torch.randn(40, dim, generator=generator, dtype=torch.float64)
     keys = torch.linalg.qr(torch.randn(dim, groups, generator=generator, dtype=torch.float64))[
         0
@@ -212,7 +213,7 @@ def chosen(similarity, indices):
 
 
 def right(query, keys, *, usage=None, offset=5e-4):
-    """What the wrong ones below are variations of."""
+    """Select correctly; the wrong selectors below are variations of this one."""
     usage = torch.zeros(len(keys)) if usage is None else usage
     share = usage / usage.sum().clamp(min=1e-9) + offset
     similarity = similarities(query, keys)
@@ -236,7 +237,7 @@ def takes_counts_for_shares(query, keys, *, usage=None):
 
 
 def starts_with_group_zero(query, keys, *, usage=None):
-    """Eq. 6 to the letter where nothing is counted yet."""
+    """Select by Eq. 6 as printed if there are no counts."""
     result = right(query, keys, usage=usage)
     return (
         chosen(similarities(query, keys), result.indices * 0)
@@ -262,13 +263,13 @@ def prefers_low_groups(query, keys, *, usage=None):
 
 
 def serves_the_first_first(query, keys, *, usage=None):
-    """Deals the batch out one by one, each to the nearest group that still has room."""
-    similarity, room = similarities(query, keys), [1 + len(query) // len(keys)] * len(keys)
+    """Assign queries one by one, each to the nearest group that is not full."""
+    similarity, capacity = similarities(query, keys), [1 + len(query) // len(keys)] * len(keys)
     indices = []
     for row in similarity if usage is None else similarity / (1 + usage / usage.sum().clamp(min=1)):
         order = row.argsort(descending=True).tolist()
-        indices.append(next(group for group in order if room[group]))
-        room[indices[-1]] -= 1
+        indices.append(next(group for group in order if capacity[group]))
+        capacity[indices[-1]] -= 1
     return chosen(similarity, torch.tensor(indices))
 
 
@@ -301,7 +302,7 @@ WRONG = {
     literal_keys: cosines_decide_among_unused_groups,
     counts_in_place: inputs_are_never_mutated,
     keeps_the_graph: results_carry_no_graph,
-    draws_noise: same_inputs_give_same_bits,
+    draws_noise: equal_inputs_give_identical_results,
 }
 
 
@@ -318,6 +319,6 @@ def test_laws_reject_known_wrong_selectors(wrong, law):
     assert rejects(law, wrong)
 
 
-def test_every_law_bites_and_none_rejects_a_right_selector():
+def test_every_law_rejects_a_wrong_selector_and_accepts_the_right_one():
     assert set(WRONG.values()) == set(LAWS)
     assert [law.__name__ for law in LAWS if rejects(law, right)] == []

@@ -160,7 +160,7 @@ def test_the_graph_keeps_duals_and_no_plans():
 @pytest.mark.parametrize("second", [0, 1], ids=["patches", "text"])
 @pytest.mark.parametrize("way", ["backward", "inputs"])
 def test_a_second_derivative_is_refused_both_ways(first, second, way):
-    """The gradient depends on the features through their norms, which is not the whole derivative."""
+    """Autograd alone would return a part of it, through the norms of the features."""
     features = [tensor.requires_grad_() for tensor in draw()]
     logits = lean_transport_logits(*features, scale=5.0)
     gradient = torch.autograd.grad(logits.sin().sum(), features[first], create_graph=True)[0]

@@ -1,4 +1,4 @@
-"""The accuracy matrix and its reducers, against double loops over exact fractions."""
+"""Figures of the accuracy matrix, against double loops over exact fractions."""
 
 from collections.abc import Callable
 from fractions import Fraction
@@ -30,7 +30,7 @@ SIZES = torch.tensor([10, 20, 50])
 
 @st.composite
 def correct_counts(draw: st.DrawFn, *, clients: int | None = None) -> Counts:
-    """Numbers of correct predictions (clients, tests) and sizes of the test sets."""
+    """Draw numbers of correct predictions (clients, tests) and sizes of the test sets."""
     sizes = draw(st.lists(st.integers(1, 50), min_size=1, max_size=5))
     rows = draw(st.integers(1, 5)) if clients is None else clients or len(sizes)
     return [[draw(st.integers(0, size)) for size in sizes] for _ in range(rows)], sizes
@@ -41,8 +41,9 @@ def as_tensors(counts: Counts) -> tuple[Tensor, Tensor]:
     return torch.tensor(correct, dtype=torch.float64) / torch.tensor(sizes), torch.tensor(sizes)
 
 
-def test_every_reducer_by_hand() -> None:
-    # Own: .9, .7, .8. On all 80 samples: (9 + 10 + 5) / 80, (2 + 14 + 20) / 80, (3 + 12 + 40) / 80 = .3, .45, .6875.
+def test_every_figure_by_hand() -> None:
+    # Own: .9, .7, .8. On all 80 samples: (9 + 10 + 5) / 80, (2 + 14 + 20) / 80, (3 + 12 + 40) / 80
+    # = .3, .45, .6875.
     assert local_accuracy(ACCURACY) == pytest.approx(0.8, abs=1e-12)
     assert worst_local_accuracy(ACCURACY) == pytest.approx(0.7, abs=1e-12)
     assert pooled_local_accuracy(ACCURACY, SIZES) == pytest.approx((9 + 14 + 40) / 80, abs=1e-12)
@@ -63,7 +64,7 @@ def test_a_single_row_is_one_global_model() -> None:
     assert global_accuracy(row, SIZES) == pytest.approx(0.3, abs=1e-12)
 
 
-def test_spread_on_one_full_test_set_is_that_of_the_clients() -> None:
+def test_the_spread_on_one_full_test_set_is_that_of_the_clients() -> None:
     spread = client_spread(torch.tensor([[0.25], [1.0], [0.5], [0.25]]))
     assert isinstance(spread, ClientSpread)
     assert spread == ClientSpread(lowest=0.25, average=0.5, highest=1.0)
@@ -93,7 +94,7 @@ def test_local_accuracies_are_fractions_of_own_samples(counts: Counts) -> None:
     pooled = Fraction(sum(correct[client][client] for client in range(len(sizes))), sum(sizes))
     assert pooled_local_accuracy(accuracy, num_examples) == pytest.approx(float(pooled), abs=1e-12)
     assert worst_local_accuracy(accuracy) == pytest.approx(float(min(own)), abs=1e-12)
-    # M-b: the worst is not above the mean; with equal sizes pooled and unweighted agree.
+    # Law M-b: the worst is not above the mean. With equal sizes both means agree.
     assert worst_local_accuracy(accuracy) <= local_accuracy(accuracy) + 1e-12
     equal = torch.full_like(num_examples, 7)
     assert pooled_local_accuracy(accuracy, equal) == pytest.approx(
@@ -111,14 +112,14 @@ def test_for_one_global_model_global_and_pooled_agree(counts: Counts) -> None:
     assert global_accuracy(accuracy) == pytest.approx(local_accuracy(accuracy), abs=1e-12)
 
 
-def test_test_sets_of_no_samples_do_not_count() -> None:
+def test_empty_test_sets_have_no_influence() -> None:
     sizes = torch.tensor([10, 0, 30])
     # (.9 * 10 + .8 * 30) / 40
     assert pooled_local_accuracy(ACCURACY, sizes) == pytest.approx(0.825, abs=1e-12)
 
 
 @pytest.mark.parametrize("value", [0.0, 1.0])
-def test_perfect_and_useless_models_are_exactly_so(value: float) -> None:
+def test_accuracies_of_0_and_1_are_exact(value: float) -> None:
     accuracy = torch.full((3, 3), value)
     assert (
         global_accuracy(accuracy, SIZES)
@@ -128,7 +129,7 @@ def test_perfect_and_useless_models_are_exactly_so(value: float) -> None:
     )
 
 
-def test_sums_are_kept_in_float64() -> None:
+def test_sums_are_computed_in_float64() -> None:
     # The exact value of float16 .3 is 0.300048828125; a float16 mean of 3000 of them would be off.
     accuracy = torch.full((1, 3000), 0.3, dtype=torch.float16)
     assert local_accuracy(accuracy) == pytest.approx(0.300048828125, abs=1e-12)
@@ -145,7 +146,7 @@ def test_results_are_plain_floats_without_a_graph() -> None:
         assert type(figure) is float
 
 
-def test_summary_labels_the_last_rounds_and_the_best() -> None:
+def test_the_summary_has_the_mean_of_the_last_rounds_and_the_best_round() -> None:
     history = [0.1, 0.9, 0.4, 0.9, 0.6, 0.5]
     summary = last_and_best(history, last=3)
     assert isinstance(summary, Summary)
@@ -322,7 +323,7 @@ def test_last_and_best_names_a_bad_argument(
 
 def test_negative_effect_is_the_largest_rise_over_the_lowest_loss_before(generator):
     losses = torch.rand(12, 5, generator=generator, dtype=torch.float64)
-    losses[:, 2] = torch.linspace(1, 0, 12)  # falls all the way
+    losses[:, 2] = torch.linspace(1, 0, 12)  # never rises
     effect = negative_effect(losses)
     expected = [
         max(
@@ -342,7 +343,8 @@ def test_negative_effect_is_the_largest_rise_over_the_lowest_loss_before(generat
 
 
 def test_negative_effect_by_hand():
-    # Up by 1 from 2, then down to 1 and up by 3: the larger rise counts, and not the distance of the extremes in time's reverse.
+    # The loss rises by 1 from 2, falls to 1 and rises by 3. The larger rise counts. An earlier
+    # maximum above a later minimum does not.
     assert negative_effect(
         torch.tensor([[9.0], [2.0], [3.0], [1.0], [4.0], [0.0]])
     ).clients.tolist() == [3.0]

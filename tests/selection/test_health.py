@@ -1,4 +1,4 @@
-"""Health and revival of keys, against SciPy, scikit-learn and loops."""
+"""Figures of key usage and revival of keys, against SciPy, scikit-learn and loops."""
 
 import math
 import re
@@ -18,7 +18,7 @@ from tolerance import assert_near
 
 
 def samples(seed, size, groups=5, classes=7):
-    """Groups and classes that go together to some degree, none of either missing."""
+    """Draw correlated groups and classes, each of which occurs."""
     generator = torch.Generator().manual_seed(seed)
     labels = torch.cat(
         [torch.arange(classes), torch.randint(classes, (size,), generator=generator)]
@@ -61,14 +61,14 @@ def test_the_figures_of_counts_against_scipy(counts):
     assert health == {}
 
 
-def test_a_collapse_shows():
-    """Four of twenty groups in use, which is what users of such methods report."""
+def test_the_figures_show_a_collapse():
+    """Four of twenty groups are in use, as in published reports of a collapse."""
     health = selection_health(torch.tensor([30.0] * 4 + [0.0] * 16))
     assert (health["dead_groups"], health["largest_share"]) == (16, 0.25)
     assert health["effective_groups"] == pytest.approx(4)
 
 
-def test_any_logger_takes_it():
+def test_the_figures_are_plain_floats_for_any_logger():
     for counts in (
         torch.tensor([3, 0]),
         torch.tensor([[1.5, 2.0], [0.0, 0.0]], dtype=torch.float16),
@@ -82,7 +82,7 @@ def test_any_logger_takes_it():
         )
 
 
-def test_before_anything_is_counted_all_groups_are_dead_and_nothing_else_is_known():
+def test_without_counts_all_groups_are_dead_and_other_figures_are_0():
     health = selection_health(torch.zeros(3, 2))
     assert health.pop("dead_groups") == 3
     assert set(health.values()) == {0.0}
@@ -92,8 +92,8 @@ def test_before_anything_is_counted_all_groups_are_dead_and_nothing_else_is_know
     ("table", "purity", "overlap"),
     [
         ([[5, 0], [0, 3]], 1.0, 1.0),  # groups are classes
-        ([[4, 4], [2, 2]], 0.5, 0.0),  # groups know nothing of classes
-        ([[3, 0], [3, 0]], 1.0, 0.0),  # pure, as there is but one class
+        ([[4, 4], [2, 2]], 0.5, 0.0),  # groups and classes are independent
+        ([[3, 0], [3, 0]], 1.0, 0.0),  # pure, because there is only one class
         ([[3, 5]], 0.625, 0.0),  # one group
     ],
 )
@@ -118,7 +118,7 @@ def test_tables_of_batches_add_up(seed, batch):
 
 
 def by_hand(query, keys, usage):
-    """Eq.-free: for each dead row the query whose nearest living key has the smallest cosine."""
+    """Revive by a loop: each dead key becomes the query whose nearest key is farthest away."""
     living = [key for key, count in zip(keys, usage, strict=True) if count > 0]
     new = [list(key) for key in keys]
     for group, count in enumerate(usage):
@@ -133,7 +133,7 @@ def by_hand(query, keys, usage):
 
 @settings(deadline=None, max_examples=30)
 @given(seed=st.integers(0, 2**32), groups=st.integers(1, 6), batch=st.integers(6, 12))
-def test_dead_keys_go_where_no_key_is(seed, groups, batch):
+def test_dead_keys_move_to_queries_far_from_all_keys(seed, groups, batch):
     generator = torch.Generator().manual_seed(seed)
     query = torch.randn(batch, 4, generator=generator, dtype=torch.float64)
     keys = torch.randn(groups, 4, generator=generator, dtype=torch.float64)
@@ -148,20 +148,18 @@ def test_dead_keys_go_where_no_key_is(seed, groups, batch):
     assert torch.equal(keys, before)
 
 
-def test_revived_keys_are_chosen_again_and_repair_a_collapse(generator):
-    """Six tight clusters, of which two keys hold all: reviving the other four gives each cluster a key."""
-    centres = orthogonal_keys(6, 32, generator=generator)
+def test_revived_keys_are_selected_and_end_a_collapse(generator):
+    """Two keys have all six clusters. After reviving the other four, each cluster has a key."""
+    centers = orthogonal_keys(6, 32, generator=generator)
     labels = torch.arange(6).repeat(10)
-    query = centres[labels] + 0.03 * torch.randn(60, 32, generator=generator)
-    away = orthogonal_keys(
-        32, 32, generator=generator
-    )  # four keys that point away from all that there is
-    away = away - away @ centres.T @ centres
+    query = centers[labels] + 0.03 * torch.randn(60, 32, generator=generator)
+    away = orthogonal_keys(32, 32, generator=generator)
+    away = away - away @ centers.T @ centers  # orthogonal to all clusters
     keys = torch.cat(
         [
-            centres[:3].sum(0, keepdim=True),
-            centres[3:].sum(0, keepdim=True),
-            -centres.sum(0) + away[:4],
+            centers[:3].sum(0, keepdim=True),
+            centers[3:].sum(0, keepdim=True),
+            -centers.sum(0) + away[:4],
         ]
     )
     before = select_nearest(query, keys).indices
@@ -175,14 +173,14 @@ def test_revived_keys_are_chosen_again_and_repair_a_collapse(generator):
     )
 
 
-def test_revival_keeps_the_dtype_and_carries_no_graph(generator):
+def test_revived_keys_keep_the_dtype_and_have_no_graph(generator):
     keys = orthogonal_keys(3, 4, generator=generator).bfloat16().requires_grad_()
     new = revive_keys(torch.randn(5, 4, generator=generator), keys, usage=torch.tensor([0, 3, 0]))
     assert new.dtype == torch.bfloat16
     assert not new.requires_grad
 
 
-def test_without_dead_keys_nothing_happens():
+def test_without_dead_keys_all_keys_are_returned_unchanged():
     keys = torch.eye(2)
     new = revive_keys(torch.zeros(0, 2), keys, usage=torch.tensor([1, 2]))
     assert torch.equal(new, keys)
@@ -252,17 +250,20 @@ def test_revive_keys_refuses_bad_input(query, usage, error, message):
         (
             torch.tensor(3),
             ValueError,
-            "`counts` must have shape (groups,) or (groups, classes) without an empty axis; got ().",
+            "`counts` must have shape (groups,) or (groups, classes) "
+            "without an empty axis; got ().",
         ),
         (
             torch.zeros(2, 0),
             ValueError,
-            "`counts` must have shape (groups,) or (groups, classes) without an empty axis; got (2, 0).",
+            "`counts` must have shape (groups,) or (groups, classes) "
+            "without an empty axis; got (2, 0).",
         ),
         (
             torch.zeros(1, 2, 3),
             ValueError,
-            "`counts` must have shape (groups,) or (groups, classes) without an empty axis; got (1, 2, 3).",
+            "`counts` must have shape (groups,) or (groups, classes) "
+            "without an empty axis; got (1, 2, 3).",
         ),
         (torch.tensor([[1, -1]]), ValueError, "`counts` must be finite and at least 0; got -1.0."),
         (torch.tensor([torch.nan]), ValueError, "`counts` must be finite and at least 0; got nan."),

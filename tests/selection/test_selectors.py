@@ -1,4 +1,4 @@
-"""Selectors, the key loss and the keys themselves, against loops, and bad input."""
+"""Selection rules, key loss and keys, against loops; and errors for bad input."""
 
 import re
 from functools import partial
@@ -51,8 +51,9 @@ def test_select_nearest_against_a_loop(seed, batch, groups, offset, counted):
 
 
 def test_the_default_offset_is_the_authors():
-    # A query at 60 and 30 degrees to two keys: distances 1 - 1/2 and 1 - 0.866 = 0.134. With shares 0 and q the first wins if
-    # 0.5 * 5e-4 < 0.134 * (q + 5e-4), which is q > 1.366e-3: the counts 1365 and 1367 of a million straddle it.
+    # A query at 60 and 30 degrees to two keys has the distances 1 - 1/2 and 1 - 0.866 = 0.134.
+    # With shares 0 and q the first key wins if 0.5 * 5e-4 < 0.134 * (q + 5e-4). So it wins above
+    # q = 1.366e-3, which is between the counts 1365 and 1367 of a million.
     query, keys = (
         torch.tensor([[0.5, 3**0.5 / 2, 0.0]], dtype=torch.float64),
         torch.eye(3, dtype=torch.float64),
@@ -64,7 +65,7 @@ def test_the_default_offset_is_the_authors():
 
 
 def test_the_literal_rule_sends_every_sample_to_one_unused_group(generator):
-    """Eq. 6 as printed, kept as a known-wrong reference: queries that lie on other keys, used or not, all go to the first unused one."""
+    """Known wrong: by Eq. 6 as printed, all queries go to the first unused group."""
     keys = orthogonal_keys(6, 16, generator=generator)
     query, usage = keys[torch.tensor([0, 1, 3, 4, 5] * 4)], torch.tensor([9, 4, 0, 7, 0, 2])
     assert (
@@ -78,8 +79,8 @@ def test_the_literal_rule_sends_every_sample_to_one_unused_group(generator):
 
 @settings(deadline=None, max_examples=20)
 @given(seed=st.integers(0, 2**32), each=st.integers(1, 4), groups=st.integers(1, 5))
-def test_select_balanced_with_the_exact_solver_are_the_best_even_assignment(seed, each, groups):
-    """Against SciPy's assignment of samples to `each` seats of every group."""
+def test_select_balanced_with_the_exact_solver_is_the_best_even_assignment(seed, each, groups):
+    """The reference is SciPy's assignment of samples to `each` places in every group."""
     generator = torch.Generator().manual_seed(seed)
     query, keys = draw(generator, each * groups, 7), draw(generator, groups, 7)
     cost = [
@@ -99,7 +100,7 @@ def test_select_balanced_with_the_exact_solver_are_the_best_even_assignment(seed
 )
 @example(seed=2816, batch=8, groups=5, used=False)
 def test_the_exact_solver_splits_fewer_samples_than_there_are_groups(seed, batch, groups, used):
-    """A group with a share of whole samples everywhere gets it; otherwise counts stay within the number of split samples."""
+    """Shares of whole samples hold. Otherwise counts differ by the number of split samples."""
     generator, seen = torch.Generator().manual_seed(seed), []
     query, keys = draw(generator, batch, 7), draw(generator, groups, 7)
     usage = torch.randint(0, 9, (groups,), generator=generator) if used else None
@@ -112,7 +113,7 @@ def test_the_exact_solver_splits_fewer_samples_than_there_are_groups(seed, batch
 
 
 def test_whole_samples_of_the_exact_solver_can_be_further_from_even_than_one():
-    """Three samples halfway between key 0 and another key: by the tie rule all three go to key 0."""
+    """Three samples are halfway between key 0 and another key. By the tie rule all go to key 0."""
     plan = (
         torch.tensor(
             [
@@ -146,9 +147,7 @@ def recorded(solver, seen):
 
 @settings(deadline=None, max_examples=20)
 @given(seed=st.integers(0, 2**32), groups=st.integers(1, 8))
-def test_select_balanced_give_a_group_the_less_the_more_it_was_used_and_at_most_twice_its_share(
-    seed, groups
-):
+def test_select_balanced_gives_less_to_used_groups_and_at_most_twice_the_mean_share(seed, groups):
     generator, seen = torch.Generator().manual_seed(seed), []
     usage = torch.randint(0, 9, (groups,), generator=generator).double() ** 4
     select_balanced(
@@ -169,8 +168,8 @@ def test_select_balanced_give_a_group_the_less_the_more_it_was_used_and_at_most_
     assert torch.equal(shares.argsort(stable=True, descending=True), usage.argsort(stable=True))
 
 
-def test_select_balanced_spread_a_batch_that_all_lies_near_one_key(generator):
-    """A collapse of the plain rule, undone: all queries nearest to key 0, dealt out evenly up to the entropy's rounding."""
+def test_select_balanced_spreads_a_batch_whose_queries_are_all_near_one_key(generator):
+    """All queries are nearest to key 0. An entropic solver spreads them approximately evenly."""
     keys = orthogonal_keys(4, 16, generator=generator).double()
     query = 3 * keys[0] + draw(generator, 200, 16) * 0.3
     assert set(select_nearest(query, keys).indices.tolist()) == {0}
@@ -225,20 +224,20 @@ def test_key_loss_against_a_loop(generator):
     assert_near(key_loss(query, keys, indices), torch.tensor(expected, dtype=torch.float64))
 
 
-def test_g_i_the_keys_gradient_is_orthogonal_to_the_key_and_in_chosen_rows_alone(generator):
+def test_the_gradient_is_orthogonal_to_each_key_and_0_for_keys_that_were_not_selected(generator):
     query, keys, indices = (
         draw(generator, 9, 5).requires_grad_(),
         draw(generator, 4, 5).requires_grad_(),
         torch.tensor([0, 3, 3] * 3),
     )
     key_loss(query, keys, indices).backward()
-    assert query.grad is None  # and so none reaches the backbone
+    assert query.grad is None  # so no gradient reaches the backbone
     assert_near((keys.grad * keys.detach()).sum(1), torch.zeros(4, dtype=torch.float64))
     assert keys.grad.abs().amax(1).ne(0).tolist() == [True, False, False, True]
     assert torch.autograd.gradcheck(lambda keys: key_loss(query.detach(), keys, indices), keys)
 
 
-@pytest.mark.bad_input  # the hook takes no unsigned integers, the library does
+@pytest.mark.bad_input  # the hook refuses unsigned integers, which the library accepts
 def test_indices_of_every_integer_dtype_are_indices_and_never_masks(generator):
     query, keys, indices = draw(generator, 2, 3), draw(generator, 2, 3), torch.tensor([1, 0])
     assert torch.equal(
@@ -250,7 +249,7 @@ def test_indices_of_every_integer_dtype_are_indices_and_never_masks(generator):
 
 
 @pytest.mark.parametrize(("groups", "dim"), [(1, 1), (1, 5), (5, 5), (20, 768)])
-def test_g_l_keys_start_orthonormal(groups, dim, generator):
+def test_keys_are_initially_orthonormal(groups, dim, generator):
     assert_near(
         *(lambda keys: (keys @ keys.T, torch.eye(groups)))(
             orthogonal_keys(groups, dim, generator=generator)
@@ -258,7 +257,7 @@ def test_g_l_keys_start_orthonormal(groups, dim, generator):
     )
 
 
-def test_keys_follow_the_generator_and_leave_the_global_one_alone():
+def test_keys_depend_on_the_generator_only_and_not_on_the_global_one():
     state = torch.get_rng_state()
     first, same, other = (
         SelectionKeys(3, 8, generator=torch.Generator().manual_seed(seed)).keys
@@ -283,7 +282,7 @@ def test_keys_follow_the_default_device():
 
 
 class Recorder:
-    """A selector that writes down the counts that it was given."""
+    """Selection rule that records the counts of each call."""
 
     def __init__(self):
         self.seen = []
@@ -293,7 +292,7 @@ class Recorder:
         return select_nearest(query, keys)
 
 
-def test_training_counts_and_sees_the_servers_and_the_own_counts(generator):
+def test_training_counts_selections_and_uses_the_servers_and_the_clients_counts(generator):
     recorder = Recorder()
     selector = SelectionKeys(3, 8, selector=recorder, generator=generator)
     selector.start_round(torch.tensor([10.0, 0.0, 5.0]))
@@ -308,7 +307,7 @@ def test_training_counts_and_sees_the_servers_and_the_own_counts(generator):
     assert selector.usage.tolist() == [13, 1, 6]
 
 
-def test_evaluation_is_the_plain_cosine_and_counts_nothing(generator):
+def test_eval_mode_selects_by_cosine_and_counts_nothing(generator):
     recorder = Recorder()
     selector = SelectionKeys(3, 8, selector=recorder, generator=generator).eval()
     selector.start_round(torch.tensor([10.0, 0.0, 5.0]))
@@ -319,8 +318,8 @@ def test_evaluation_is_the_plain_cosine_and_counts_nothing(generator):
     assert selector.counts.tolist() == [0, 0, 0]
 
 
-def test_counts_stay_whole_numbers_when_a_client_trains_in_half_precision(generator):
-    """A bfloat16 count would stop at 256."""
+def test_counts_are_integers_in_half_precision_training(generator):
+    """A bfloat16 count would not increase beyond 256."""
     selector = SelectionKeys(2, 4, generator=generator).bfloat16()
     query = selector.keys.detach()[[0] * 300]
     selector.start_round(torch.zeros(2))
@@ -329,7 +328,7 @@ def test_counts_stay_whole_numbers_when_a_client_trains_in_half_precision(genera
     assert selector.counts.tolist() == [600, 0]
 
 
-def test_what_the_module_looks_like_and_holds(generator):
+def test_the_module_shows_its_sizes_and_has_one_parameter(generator):
     selector = SelectionKeys(3, 8, generator=generator)
     assert repr(selector) == "SelectionKeys(3, 8)"
     assert [name for name, _ in selector.named_parameters()] == ["keys"]
@@ -465,7 +464,7 @@ def test_counts_on_another_device_are_refused_by_name(select):
 
 
 @pytest.mark.bad_input
-def test_a_bad_query_is_not_counted():
+def test_a_refused_query_is_not_counted():
     selector = SelectionKeys(2, 3)
     for training in (True, False):
         selector.train(training)
@@ -545,9 +544,7 @@ def test_a_generator_of_another_library_is_refused_by_name(make, generator, got)
         ),
     ],
 )
-def test_a_selector_that_cannot_be_called_with_counts_alone_is_refused_when_it_is_given(
-    selector, got
-):
+def test_a_selector_with_unbound_options_is_refused_at_construction(selector, got):
     with raises(
         TypeError,
         f"`selector` must take (query, keys, usage=...), with all other options bound; got {got}",
@@ -558,7 +555,7 @@ def test_a_selector_that_cannot_be_called_with_counts_alone_is_refused_when_it_i
 
 
 @pytest.mark.bad_input
-def test_a_solver_that_is_not_one_is_refused_by_name():
+def test_anything_but_a_solver_is_refused_by_name():
     with raises(
         TypeError, "`solver` must be a transport solver, such as `exact`; got None (NoneType)."
     ):
@@ -579,8 +576,8 @@ def test_a_bad_offset_is_refused_by_name(offset, error, message):
         select_nearest(QUERY, KEYS, offset=offset)
 
 
-@pytest.mark.unhooked  # the hook does not see through a functorch transform
-def test_values_are_not_looked_at_inside_a_transform():
+@pytest.mark.unhooked  # the hook cannot read functorch tensors
+def test_values_are_not_checked_inside_a_transform():
     query, keys = (
         torch.randn(4, 2, 3, generator=torch.Generator().manual_seed(0)),
         nn.Parameter(KEYS.clone()),

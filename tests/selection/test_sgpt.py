@@ -1,6 +1,4 @@
-"""SGPT from its pieces: the laws of its blocks, of its server, and of a round, on a small transformer in float64."""
-
-from functools import partial
+"""SGPT on a small transformer in float64: laws of its blocks, its server and a round."""
 
 import pytest
 import timm
@@ -15,17 +13,17 @@ import fedprompt as fp
 from models import draw_images, tiny_vit
 from references import sgpt
 from references.vpt import prompted_vit
+from same import assert_identical
 from tolerance import assert_near
 
 DIM, CLASSES, EPOCHS, BATCH = 12, 3, 2, 4
 SIZES = {0: 6, 1: 9, 2: 4}  # clients that differ in data and in size
 BACKBONE = tiny_vit(depth=4)
 TRUNK = fp.vit_trunk(BACKBONE)
-assert_identical = partial(torch.testing.assert_close, rtol=0, atol=0)
 
 
 class Model(nn.Module):
-    """All that a client of SGPT learns."""
+    """Trained modules of an SGPT client."""
 
     def __init__(self, groups=5, *, seed=0, shared=(0, 1), own=(2, 3), lengths=(1, 1), **selection):
         super().__init__()
@@ -121,7 +119,7 @@ def moved(model, before):
 # Blocks.
 
 
-def test_g_h_each_block_moves_its_own_parts_and_leaves_the_others_to_the_bit():
+def test_each_block_changes_its_own_parts_only():
     model, data = Model(), data_of(1)
     before = fp.snapshot(model)
     block_one(model, *data)
@@ -131,7 +129,7 @@ def test_g_h_each_block_moves_its_own_parts_and_leaves_the_others_to_the_bit():
     assert moved(model, before) == {"groups.tokens", "selector.keys", "head.weight", "head.bias"}
 
 
-def test_g_h_rows_of_groups_that_nobody_chose_are_unchanged():
+def test_rows_of_groups_that_were_not_selected_are_unchanged():
     model = Model(groups=12)
     before = fp.snapshot(model)
     block_two(model, *data_of(2))
@@ -142,7 +140,7 @@ def test_g_h_rows_of_groups_that_nobody_chose_are_unchanged():
         assert torch.equal((after != before[name]).flatten(1).any(1), ~idle), name
 
 
-def test_g_i_no_gradient_reaches_the_backbone():
+def test_no_gradient_reaches_the_backbone():
     weights = {name: value.clone() for name, value in BACKBONE.state_dict().items()}
     model = Model()
     block_one(model, *data_of(0))
@@ -151,8 +149,8 @@ def test_g_i_no_gradient_reaches_the_backbone():
     assert all(torch.equal(weights[name], value) for name, value in BACKBONE.state_dict().items())
 
 
-def test_the_order_of_blocks_and_joint_training_are_the_users():
-    """The paper's ablation: Block II first, or both at once; three different results from the same pieces."""
+def test_blocks_can_be_swapped_or_trained_jointly():
+    """The paper's ablation has block II first, or both jointly. All three results differ."""
 
     def joint(model, images, labels):
         optimizer = sgd(model)
@@ -177,7 +175,7 @@ def test_the_order_of_blocks_and_joint_training_are_the_users():
 # The model.
 
 
-def test_g_a_one_group_is_no_selection_at_all():
+def test_with_one_group_the_selection_has_no_effect():
     model, (images, labels) = Model(groups=1), data_of(1)
     logits = model.eval()(images)
     with torch.no_grad():
@@ -187,7 +185,7 @@ def test_g_a_one_group_is_no_selection_at_all():
     assert model.selector.counts.tolist() == [EPOCHS * SIZES[1]]
 
 
-def test_g_n_the_same_prompt_in_every_group_makes_the_selection_irrelevant():
+def test_with_equal_prompts_in_all_groups_the_selection_has_no_effect():
     model, (images, _) = Model(), data_of(1)
     with torch.no_grad():
         different = [model.second(images, torch.full((SIZES[1],), group)) for group in range(5)]
@@ -198,15 +196,15 @@ def test_g_n_the_same_prompt_in_every_group_makes_the_selection_irrelevant():
 
 
 @pytest.mark.parametrize("pool", ["token", "avg"])
-def test_g_j_without_group_prompts_sgpt_is_vpt_with_accumulated_prompts(pool):
+def test_without_group_prompts_sgpt_is_vpt_with_accumulated_prompts(pool):
     backbone = tiny_vit(depth=4, global_pool=pool)
     images = draw_images(backbone, 3)
     shared = fp.LayeredPrompts(
         2, DIM, layers=(0, 1, 3), generator=torch.Generator().manual_seed(0)
     ).double()
-    nobody = fp.GroupPrompts(5, 0, DIM, layers=(1, 2)).double()
+    empty = fp.GroupPrompts(5, 0, DIM, layers=(1, 2)).double()
     pooled, streams = fp.encode_prompted(
-        fp.vit_trunk(backbone), images, shared(), nobody(torch.tensor([4, 0, 0]))
+        fp.vit_trunk(backbone), images, shared(), empty(torch.tensor([4, 0, 0]))
     )
     expected, _ = prompted_vit(backbone, images, [(shared().layers, False)])
     assert streams[1].shape == (3, 0, DIM)
@@ -220,10 +218,10 @@ def test_g_j_without_group_prompts_sgpt_is_vpt_with_accumulated_prompts(pool):
     replace=st.tuples(st.booleans(), st.booleans()),
     order=st.booleans(),
 )
-def test_g_k_the_readout_is_the_mean_of_pooled_and_group_tokens_whatever_the_layers(
+def test_the_readout_is_the_mean_of_pooled_and_group_tokens_for_any_layers(
     layers, lengths, replace, order
 ):
-    """Shared and group layers in any order and with repetition between them: against the reference that tracks each token's owner."""
+    """Shared and group layers have any order. The reference tracks the owner of each token."""
     generator, images = torch.Generator().manual_seed(0), draw_images(BACKBONE, 3)
     shared = fp.LayeredPrompts(
         lengths[0], DIM, layers=layers[0], replace=replace[0], generator=generator
@@ -249,8 +247,9 @@ def test_g_k_the_readout_is_the_mean_of_pooled_and_group_tokens_whatever_the_lay
     assert_near(readout, torch.cat([pooled[:, None], outputs[position]], 1).mean(1))
 
 
-def test_g_m_trainables_of_the_papers_cifar_100_setting():
-    # Four shared layers, 20 groups at three layers, 20 keys, one token each, ViT-B/16: (4 + 60 + 20) * 768 + 100 * 769 = 141,412.
+def test_the_number_of_parameters_in_the_papers_cifar_100_setting():
+    # ViT-B/16 with four shared layers, 20 groups at three layers and 20 keys, of one token each:
+    # (4 + 60 + 20) * 768 + 100 * 769 = 141,412.
     with torch.device("meta"):
         trunk = fp.vit_trunk(timm.create_model("vit_base_patch16_224", pretrained=False))
         model = nn.ModuleDict(
@@ -267,11 +266,11 @@ def test_g_m_trainables_of_the_papers_cifar_100_setting():
     )
     assert (
         sum(value.numel() for value in fp.snapshot(model).values()) == 141_412
-    )  # and no buffer travels
+    )  # no buffer is sent
 
 
 @pytest.mark.parametrize("depth", [None, 2])
-def test_queries_are_the_unprompted_backbone_and_may_be_computed_once(depth):
+def test_queries_are_features_of_the_unprompted_backbone_and_can_be_computed_once(depth):
     images, _ = data_of(1)
     expected, _ = prompted_vit(BACKBONE, images, [], depth=depth)
 
@@ -288,12 +287,12 @@ def test_queries_are_the_unprompted_backbone_and_may_be_computed_once(depth):
 
 
 def test_the_server_against_the_equations():
-    """Uneven sizes and counts, a group that nobody chose: keys by counts, prompts and head by size, momentum on the first two."""
+    """Keys have counts as weights, prompts and head have sizes. The first two have momentum."""
     model = Model(groups=12)
     values = fp.snapshot(model)
     before = torch.tensor(
         [5.0, *[0] * 4, *[900] * 7]
-    )  # seven groups that many have chosen: they stay idle
+    )  # seven groups with large counts, which are not selected
     uploads = [upload_of(model, values, before, client) for client in SIZES]
     counts = torch.stack([upload["selector.keys"].weight for upload in uploads])
     assert ((counts.sum(0) == 0).any(), (counts[:, counts.sum(0) > 0].std(0) > 0).any()) == (
@@ -330,10 +329,10 @@ def test_the_server_against_the_equations():
     idle = counts.sum(0) == 0
     assert_identical(
         new["selector.keys"][idle], values["selector.keys"][idle]
-    )  # G-g: exactly, no momentum without evidence
+    )  # law G-g: exactly, because rows of weight 0 have no momentum
 
 
-def test_group_prompts_may_be_weighed_by_counts():
+def test_group_prompts_can_be_weighted_by_counts():
     model = Model()
     values = fp.snapshot(model)
     upload_of(model, values, torch.zeros(5), 1)
@@ -346,14 +345,14 @@ def test_group_prompts_may_be_weighed_by_counts():
 
 
 def a_round(model, values, usage, order, start=upload_of):
-    """Clients in any order of arrival; the server adds up in the order of their ids."""
+    """Run a round with clients in any order; the server sums in the order of their ids."""
     uploads = {client: start(model, values, usage, client) for client in order}
     server, state = server_of(values)
     mean = fp.weighted_mean(uploads[client] for client in sorted(uploads))
     return server.step(values, mean, state)[0], usage + mean["selector.keys"].weight
 
 
-def test_g_e_the_servers_result_does_not_depend_on_the_order_of_clients():
+def test_the_servers_result_is_independent_of_the_order_of_clients():
     model = Model()
     values, usage = fp.snapshot(model), torch.zeros(5)
     for number in range(1, 3):
@@ -363,8 +362,8 @@ def test_g_e_the_servers_result_does_not_depend_on_the_order_of_clients():
         assert usage.sum() == number * EPOCHS * sum(SIZES.values())
 
 
-def test_g_e_counts_that_leak_from_client_to_client_would_show():
-    """KNOWN WRONG: counts that all clients of a round write into, as the authors' simulation does."""
+def test_counts_shared_between_clients_of_a_round_are_detected():
+    """Known wrong: all clients of a round write into the same counts, as in the authors' code."""
 
     def leaking(model, values, usage, client):
         fp.load_values(model, values)

@@ -1,4 +1,7 @@
-"""A federation of keys alone: 20 clusters, 100 clients with five clusters each, 5 clients in a round. Do the keys find the clusters?"""
+"""A federation of keys only, with 20 clusters and 100 clients with five clusters each.
+
+Five clients take part in each round. The tests check that keys find the clusters.
+"""
 
 from functools import cache, partial
 from typing import NamedTuple
@@ -17,32 +20,32 @@ CLUSTERS, CLIENTS, COHORT, EACH, DIM, EPOCHS, BATCH = 20, 100, 5, 60, 64, 5, 20
 class Data(NamedTuple):
     query: Tensor  # (clients, samples, dim)
     cluster: Tensor  # (clients, samples)
-    centres: Tensor  # (clusters, dim)
+    centers: Tensor  # (clusters, dim)
 
 
 def draw(seed: int) -> Data:
-    """Clusters around directions with a common part, as features of a backbone have one; each client holds five of them."""
+    """Draw clusters around directions with a common part, as in features of a backbone."""
     generator = torch.Generator().manual_seed(seed)
-    centres = F.normalize(torch.randn(CLUSTERS, DIM, generator=generator)) + F.normalize(
+    centers = F.normalize(torch.randn(CLUSTERS, DIM, generator=generator)) + F.normalize(
         torch.randn(1, DIM, generator=generator)
     )
     own = torch.stack([torch.randperm(CLUSTERS, generator=generator)[:5] for _ in range(CLIENTS)])
     cluster = own.gather(1, torch.randint(5, (CLIENTS, EACH), generator=generator))
     return Data(
-        centres[cluster] + 0.05 * torch.randn(CLIENTS, EACH, DIM, generator=generator),
+        centers[cluster] + 0.05 * torch.randn(CLIENTS, EACH, DIM, generator=generator),
         cluster,
-        centres,
+        centers,
     )
 
 
 def frozen_counts(select, selector):
-    """Within a round the server's counts alone, as the paper prints it."""
+    """Use only the server's counts within a round, as the paper prints the rule."""
     return lambda query, keys, *, usage: select(query, keys, usage=selector().usage)
 
 
 class Run(NamedTuple):
-    health: list[dict[str, float]]  # after each round, over all clients' samples, by plain cosine
-    chosen: list[Tensor]  # in each round, how often each group was chosen
+    health: list[dict[str, float]]  # after each round, over all samples, by cosine
+    chosen: list[Tensor]  # in each round, number of selections of each group
     keys: Tensor
 
 
@@ -62,7 +65,7 @@ def federate(
     data, generator = (
         draw(seed),
         torch.Generator().manual_seed(1000 + seed),
-    )  # or keys would start as the centres
+    )  # otherwise keys would start as the centers
     holder = []
     chooser = select if own_counts else frozen_counts(select, lambda: holder[0])
     selector = fp.SelectionKeys(CLUSTERS, DIM, selector=chooser, generator=generator)
@@ -111,7 +114,7 @@ def table(query, cluster, keys):
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_with_the_default_keys_find_the_clusters_by_round_20(seed):
+def test_with_the_default_rule_keys_find_the_clusters_by_round_20(seed):
     last = federate(seed).health[-1]
     assert last["purity"] >= 0.9
     assert last["dead_groups"] <= 2
@@ -120,7 +123,7 @@ def test_with_the_default_keys_find_the_clusters_by_round_20(seed):
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_the_literal_rule_sends_every_sample_of_a_round_to_one_unused_group(seed):
-    """KNOWN WRONG: Eq. 6 to the letter, counts as of the round's start: all samples of all clients go to the first unused group."""
+    """Known wrong: by Eq. 6 as printed, all samples of a round go to the first unused group."""
     run = federate(seed, literal_keys, own_counts=False)
     for number, chosen in enumerate(
         run.chosen[1:], 1
@@ -130,8 +133,8 @@ def test_the_literal_rule_sends_every_sample_of_a_round_to_one_unused_group(seed
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_without_counts_keys_collapse_which_shows_and_reviving_them_helps(seed):
-    """The plain cosine in training: a few groups take all samples; reviving what the last round did not choose brings others back."""
+def test_without_counts_keys_collapse_and_reviving_them_helps(seed):
+    """A few groups take all samples. Reviving keys without a selection in the last round helps."""
     collapsed, revived = (
         federate(seed, plain_cosine, revive=revive).health[-1] for revive in (False, True)
     )
@@ -143,31 +146,31 @@ def test_without_counts_keys_collapse_which_shows_and_reviving_them_helps(seed):
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_own_counts_within_the_round_are_worth_it(seed):
+def test_the_clients_own_counts_improve_purity(seed):
     """Without them all clients of a round crowd the same little-used groups."""
     ours, frozen = federate(seed), federate(seed, own_counts=False)
     assert ours.health[9]["purity"] > frozen.health[9]["purity"]
 
 
-def test_an_unseen_client_needs_nothing_but_the_global_state_and_its_frequencies_are_its_own():
-    """Two new clients with a mix of clusters that no one trained on; what they load is the keys."""
+def test_new_clients_need_only_the_keys_and_select_by_their_own_mix():
+    """Two new clients have mixes of clusters that occur in no training client."""
     data, values = draw(0), {"keys": federate(0).keys}
     newcomer, generator = fp.SelectionKeys(CLUSTERS, DIM).eval(), torch.Generator().manual_seed(9)
     fp.load_values(newcomer, values)
     frequencies = []
     for mix in (torch.arange(CLUSTERS) < 4, torch.arange(CLUSTERS) >= 12):
         cluster = torch.multinomial(mix.float(), 200, replacement=True, generator=generator)
-        query = data.centres[cluster] + 0.05 * torch.randn(200, DIM, generator=generator)
+        query = data.centers[cluster] + 0.05 * torch.randn(200, DIM, generator=generator)
         indices = newcomer(query).indices
         assert fp.selection.selection_health(table(query, cluster, values["keys"]))["purity"] >= 0.9
         frequencies.append(indices.bincount(minlength=CLUSTERS) / 200)
     overlap = torch.minimum(*frequencies).sum()
-    assert overlap < 0.2  # of two equal clients: 1
+    assert overlap < 0.2  # it is 1 for two equal clients
     assert newcomer.counts.sum() == 0
 
 
-def test_select_balanced_find_the_clusters_where_batches_are_mixed():
-    """Clients that hold all clusters: here a fair share of every batch is right. Where they hold few, it is not, as its docstring says."""
+def test_select_balanced_finds_the_clusters_if_batches_are_mixed():
+    """Every client has samples of all clusters, so equal shares of every batch are right."""
     query, cluster = draw(0).query.reshape(-1, DIM), draw(0).cluster.flatten()
     generator = torch.Generator().manual_seed(1000)
     select = partial(fp.select_balanced, solver=partial(fp.transport.sinkhorn, epsilon=0.05))

@@ -20,6 +20,7 @@ import fedprompt
 from fedprompt.transport import _fused
 from fedprompt.transport._problem import flat, violation
 from references.transport import marginals, planted_cost
+from same import assert_same
 
 needs_triton = pytest.mark.skipif(
     find_spec("triton") is None,
@@ -32,15 +33,15 @@ EVERYWHERE = pytest.mark.parametrize("device", [INTERPRETED, ON_A_GPU])
 # Warnings of NumPy in the interpreter.
 OVERFLOW = "ignore:(All-NaN slice|overflow|invalid value|divide by zero):RuntimeWarning"
 KINDS = ["clip", "trained", "wide"]
-QUICK_SHAPES = [(7, 3), (49, 2)]
-SLOW_SHAPES = [(1, 1), (3, 4), (16, 1), (33, 8), (196, 2), (196, 4)]
+QUICK_SHAPES = [(7, 3)]
+SLOW_SHAPES = [(1, 1), (3, 4), (16, 1), (33, 8), (49, 2), (196, 2), (196, 4)]
 newton_module = import_module("fedprompt.transport.newton")
 newton = partial(fedprompt.transport.newton, fused=True)
 
 
 @contextmanager
 def path(*, fused):
-    """Use the kernel for small problems, or never; yield a list of the batch size of each launch."""
+    """Use the kernel for small problems, or never; yield the list of batch sizes launched."""
     launches = []
 
     def counted(problem, **options):
@@ -245,7 +246,7 @@ def test_the_kernel_is_used_on_request_only():
     assert launches == []
     with path(fused=False):
         asked = newton(*drawn)  # no effect on a CPU
-    assert all(torch.equal(one, other) for one, other in zip(plain, asked, strict=True))
+    assert_same(plain, asked)
 
 
 @pytest.mark.bad_input
@@ -322,7 +323,16 @@ def test_a_gpu_without_a_c_compiler_warns_and_takes_the_plain_path(monkeypatch):
 
 @needs_triton
 @pytest.mark.parametrize(
-    ("rows", "columns"), [(1, 1), (49, 2), (196, 2), (196, 4), (196, 8), (1024, 8), (8192, 1)]
+    ("rows", "columns"),
+    [
+        (1, 1),
+        (49, 2),
+        (8192, 1),
+        *(
+            pytest.param(rows, columns, marks=pytest.mark.slow)
+            for rows, columns in [(196, 2), (196, 4), (196, 8), (1024, 8)]
+        ),
+    ],
 )
 def test_the_kernel_compiles_without_a_gpu(rows, columns, monkeypatch, tmp_path):
     """The compiler checks types, and that a problem fits into registers without the stack."""
@@ -376,10 +386,10 @@ def interpret(marker):
 @needs_triton
 def test_quick_interpreted_tests_pass():
     """``pytest -m interpreted`` runs them all."""
-    assert interpret("interpreted and not slow") >= 12
+    assert interpret("interpreted and not slow") >= 10
 
 
 @needs_triton
 @pytest.mark.slow
 def test_all_interpreted_tests_pass():
-    assert interpret("interpreted") >= 12 + 3 * len(SLOW_SHAPES) + 1
+    assert interpret("interpreted") >= 11 + 3 * len(SLOW_SHAPES)
