@@ -89,8 +89,9 @@ def guide_gradient(
         update: Differentiable function ``(parameters, gradients, learning_rate=...)`` from mappings
             by name to the new parameters. If None, the step is plain gradient descent without
             momentum or weight decay, as in FedL2G.
-        method: Method for the derivative along g: ``forward_mode``, ``double_backward`` or
-            ``central_difference`` of :mod:`fedprompt.guidance`.
+        method: Method for the derivative along g: :func:`~fedprompt.guidance.forward_mode`,
+            :func:`~fedprompt.guidance.double_backward` or
+            :func:`~fedprompt.guidance.central_difference`.
 
     Returns:
         Gradient (classes, dim). Classes of the study samples that have a guide have weight 1. All
