@@ -44,10 +44,8 @@ def docstrings(name: str) -> list[tuple[str, str]]:
 
 def lines_with(pattern: re.Pattern[str], name: str) -> list[str]:
     lines = (ROOT / name).read_text().splitlines()
-    found = [
-        f"{name}:{n}: {line.strip()}" for n, line in enumerate(lines, 1) if pattern.search(line)
-    ]
-    return found
+    numbered = enumerate(lines, 1)
+    return [f"{name}:{n}: {line.strip()}" for n, line in numbered if pattern.search(line)]
 
 
 @pytest.mark.parametrize("name", [name for name in TEXTS if name != OWN_NAME])

@@ -174,8 +174,9 @@ class _Descend:
 def _shorten(parameter: Tensor, max_norm: float) -> None:
     """Clip the gradient of a parameter to `max_norm`, even if its norm overflows the dtype."""
     gradient = parameter.grad
-    overflows = gradient is not None and values_readable(gradient)
-    if not overflows or torch.linalg.vector_norm(gradient).isfinite():
+    if gradient is None:
+        return
+    if not values_readable(gradient) or torch.linalg.vector_norm(gradient).isfinite():
         torch.nn.utils.clip_grad_norm_([parameter], max_norm)
         return
     largest = gradient.abs().max()

@@ -234,8 +234,11 @@ def _matrix(accuracy: object) -> Float[Tensor, "clients tests"]:
 
 
 def _sizes(num_examples: object, tests: int) -> Float[Tensor, " tests"]:
-    number = isinstance(num_examples, Tensor) and num_examples.dtype != torch.bool
-    if not number or num_examples.is_complex():
+    if (
+        not isinstance(num_examples, Tensor)
+        or num_examples.dtype == torch.bool
+        or num_examples.is_complex()
+    ):
         raise wrong_type("num_examples", "be a tensor of real numbers", kind(num_examples))
     if num_examples.shape != (tests,):
         rule = f"have shape ({tests},), one number for each test set"
