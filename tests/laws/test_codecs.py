@@ -201,10 +201,10 @@ def errors_do_not_accumulate_over_rounds(implementation: Implementation, sent: S
 LAWS = [
     the_error_is_bounded,
     representable_values_come_back,
-    weights_travel_as_they_are_and_unknown_rows_come_as_zeros,
-    the_message_is_one_that_the_wire_takes,
+    weights_are_exact_and_unknown_rows_are_zeros,
+    the_message_can_be_sent_on_the_wire,
     nothing_is_mutated_nor_shared,
-    what_is_not_sent_now_is_sent_later_or_never_needed,
+    errors_do_not_accumulate_over_rounds,
 ]
 
 
@@ -456,7 +456,7 @@ WRONG = {
         },
     ),
     "forgets weights": (
-        weights_travel_as_they_are_and_unknown_rows_come_as_zeros,
+        weights_are_exact_and_unknown_rows_are_zeros,
         HALF,
         {
             "received": each(
@@ -465,7 +465,7 @@ WRONG = {
         },
     ),
     "invents rows": (
-        weights_travel_as_they_are_and_unknown_rows_come_as_zeros,
+        weights_are_exact_and_unknown_rows_are_zeros,
         BYTE,
         {
             "received": each(
@@ -474,7 +474,7 @@ WRONG = {
         },
     ),
     "a form that depends on numbers": (
-        the_message_is_one_that_the_wire_takes,
+        the_message_can_be_sent_on_the_wire,
         TOP,
         {
             "message": lambda message: (
@@ -489,7 +489,7 @@ WRONG = {
     ),
     "doubles weights in place": (nothing_is_mutated_nor_shared, HALF, {"sent": in_place}),
     "forgets what it left out": (
-        what_is_not_sent_now_is_sent_later_or_never_needed,
+        errors_do_not_accumulate_over_rounds,
         TOP,
         {"state": lambda state: {name: torch.zeros_like(rest) for name, rest in state.items()}},
     ),
