@@ -1,4 +1,4 @@
-"""Equality to the bit."""
+"""Bitwise equality of nested results."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,9 +8,10 @@ from torch import Tensor
 
 
 def assert_same(actual: Any, expected: Any, *, ordered: bool = True, place: str = "") -> None:
-    """Require the same kinds, keys, dtypes, shapes and bits, however deep: -0 is not 0, and NaN is itself.
+    """Require bitwise identical tensors, and the same types, keys, dtypes and shapes, at any depth.
 
-    Not `ordered` for messages and states, whose names have no order, and which may be any mapping.
+    Here -0 and 0 differ, and equal NaN values are equal. Use ``ordered=False`` for messages and
+    states: their names have no order, and they can be any mapping.
     """
     if isinstance(expected, Mapping) and not ordered:
         assert isinstance(actual, Mapping), place
