@@ -94,7 +94,7 @@ class Meter:
         at_most: float | None = None,
         at_least: float | None = None,
     ) -> None:
-        """Print the median ratio, also if the test passes, and assert its bound with ``--check``."""
+        """Print the median ratio, even if the test passes; ``--check`` asserts its bound."""
         ratio = torch.as_tensor(ratios).median().item()
         bound = next(
             (

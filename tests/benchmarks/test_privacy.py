@@ -3,10 +3,10 @@
 ``python -m pytest tests/benchmarks`` prints ratios, and ``--check`` asserts them.
 
 The client trains deep prompts (ten tokens a layer) and a head. One pass of :func:`per_sample` is
-compared with one pass of the plain model, with one backward pass a sample, and with ``torch.func``'s
-vmap over the whole model. One model has images of 224 pixels. The other one is so small that the
-launch of operators takes most of the time. Noise from the operating system's entropy is compared
-with ``torch.randn`` in float64.
+compared with one pass of the plain model, with one backward pass a sample, and with the vmap of
+``torch.func`` over the whole model. One model has images of 224 pixels. The other one is so small
+that the launch of operators takes most of the time. Noise from the operating system's entropy is
+compared with ``torch.randn`` in float64.
 """
 
 from functools import partial

@@ -1,7 +1,7 @@
 """Costs of prompts: ``python -m pytest tests/benchmarks`` prints ratios, ``--check`` asserts them.
 
-The model is ViT-Ti at 224 pixels, with batches of 8 and deep prompts of ten tokens, as in the figures
-behind the goals. ``--check`` adds ViT-S.
+The model is ViT-Ti at 224 pixels, with batches of 8 and deep prompts of ten tokens. The published
+figures behind the goals have the same sizes. ``--check`` adds ViT-S.
 """
 
 import itertools

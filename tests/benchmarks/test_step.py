@@ -1,8 +1,8 @@
 """Cost of a whole FedOTP step, forward and backward.
 
-The published step is compared with a step of the library that uses cached image tokens. The published
-step has sentences of 77 tokens, runs the image tower, and solves transport by a loop with a stopping
-rule.
+The published step is compared with a step of the library that uses cached image tokens. The
+published step has sentences of 77 tokens, runs the image tower, and solves transport by a loop with
+a stopping rule.
 
 The CLIP model has random weights, the widths of ViT-B-16, and one layer in each tower instead of
 twelve. There are 100 classes, two contexts of 16 tokens, and 32 images of 196 patches. With twelve

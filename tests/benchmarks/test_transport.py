@@ -3,7 +3,8 @@
 ``python -m pytest tests/benchmarks`` prints ratios, and ``--check`` asserts them.
 
 Problems have costs like those of zero-shot CLIP, epsilon 0.1 and mass 0.8. The published loop is
-re-implemented, and runs until the error is 1e-6. With its published stopping rule the error is 1e-3.
+re-implemented, and runs until the error is 1e-6. Its published stopping rule leaves an error of
+1e-3.
 """
 
 from functools import partial

@@ -52,7 +52,8 @@ def clipped_and_added(gradients, max_norm):
 def gaussian_delta(epsilon, sigma):
     """Return the smallest delta of a Gaussian mechanism of sensitivity 1, in closed form.
 
-    Balle and Wang, "Improving the Gaussian Mechanism for Differential Privacy", ICML 2018, Theorem 8.
+    Balle and Wang, "Improving the Gaussian Mechanism for Differential Privacy", ICML 2018,
+    Theorem 8.
     """
     return norm.cdf(1 / (2 * sigma) - epsilon * sigma) - math.exp(epsilon) * norm.cdf(
         -1 / (2 * sigma) - epsilon * sigma

@@ -1,8 +1,8 @@
 """FedHPL, Eqs. 7-10, as slow and simple loops over clients, samples and classes in float64.
 
 Ma et al., "FedHPL: Efficient Heterogeneous Federated Learning with Prompt Tuning and Logit
-Distillation", 2024. Written from the paper. Eq. 8 is a sum over all correct logits and not a mean of
-class means, so it is independent of code that uploads class means.
+Distillation", 2024. Written from the paper. Here Eq. 8 is a sum over all correct logits, and not a
+mean of class means. So it is independent of code that uploads class means.
 """
 
 import math

@@ -17,7 +17,10 @@ def median(values, counts):
 
 
 def trimmed(values, counts, fraction):
-    """Return SciPy's trimmed mean of repeated values; `fraction` of the total must be an integer."""
+    """Return SciPy's trimmed mean of the repeated values.
+
+    `fraction` of the total count must be a whole number.
+    """
     assert round(fraction * sum(counts), 9) == round(fraction * sum(counts))
     return float(trim_mean(repeated(values, counts), fraction + 1e-9))
 
