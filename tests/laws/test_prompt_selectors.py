@@ -1,4 +1,4 @@
-"""Laws of prompt selectors, and known-wrong selectors that each law rejects."""
+"""The laws that every prompt selector obeys, and proof that they bite."""
 
 import inspect
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from fedprompt.transport import exact, newton, sinkhorn
 from references.sgpt import cosine, literal_keys
 from tolerance import assert_near
 
-# Every public selector: its name, then its configuration. Add a new selector here.
+# Every public function that takes queries, keys and counts to a selection: its name, then its configuration. A new one belongs here.
 SELECTORS = {
     "select_nearest": select_nearest,
     "select_nearest offset=0.1": partial(select_nearest, offset=0.1),
@@ -45,10 +45,10 @@ class Problem(NamedTuple):
     usage: Tensor
 
 
-# Each law takes a selector and a problem, and raises an AssertionError if it fails.
+# The laws: each takes a selector and a problem, and fails by an AssertionError.
 
 
-def returns_a_group_and_its_cosine(select: PromptSelector, problem: Problem) -> None:
+def answers_with_a_group_and_its_cosine(select: PromptSelector, problem: Problem) -> None:
     for usage in (None, problem.usage):
         indices, similarity = select(problem.query, problem.keys, usage=usage)
         assert indices.dtype == torch.int64
@@ -61,7 +61,7 @@ def returns_a_group_and_its_cosine(select: PromptSelector, problem: Problem) -> 
 
 
 def only_directions_matter(select: PromptSelector, problem: Problem) -> None:
-    """Law G-d: the lengths of queries and keys have no effect."""
+    """G-d."""
     longer = torch.linspace(0.1, 9, len(problem.query), dtype=torch.float64)[:, None]
     uneven = torch.linspace(7, 0.2, len(problem.keys), dtype=torch.float64)[:, None]
     for usage in (None, problem.usage):
@@ -72,7 +72,7 @@ def only_directions_matter(select: PromptSelector, problem: Problem) -> None:
 
 
 def equal_counts_are_no_counts(select: PromptSelector, problem: Problem) -> None:
-    """Laws G-b and G-c, bitwise, also in float32."""
+    """G-b and G-c, to the bit, in float32 too."""
     for dtype in (torch.float64, torch.float32):
         query, keys = problem.query.to(dtype), problem.keys.to(dtype)
         expected = select(query, keys)
@@ -80,7 +80,7 @@ def equal_counts_are_no_counts(select: PromptSelector, problem: Problem) -> None
             actual = select(query, keys, usage=torch.full(problem.usage.shape, count))
             assert torch.equal(actual.indices, expected.indices)
             assert torch.equal(actual.similarity, expected.similarity)
-        close = keys[:1] + 1e-7 * keys  # near ties, decided by rounding errors
+        close = keys[:1] + 1e-7 * keys  # choices that hang on the last bits
         choice = select(query, close).indices
         assert all(
             torch.equal(
@@ -114,7 +114,7 @@ def samples_have_no_order(select: PromptSelector, problem: Problem) -> None:
         assert torch.equal(turned, select(problem.query, problem.keys, usage=usage).indices[order])
 
 
-def clusters_select_their_own_keys(select: PromptSelector, problem: Problem) -> None:
+def clusters_go_to_their_own_keys(select: PromptSelector, problem: Problem) -> None:
     groups = len(problem.keys)
     own = torch.arange(3 * groups) % groups
     query = (
@@ -126,13 +126,13 @@ def clusters_select_their_own_keys(select: PromptSelector, problem: Problem) -> 
 
 def a_crowded_group_gets_less(select: PromptSelector, problem: Problem) -> None:
     before = select(problem.query, problem.keys).indices.bincount(minlength=len(problem.keys))
-    preferred = before.argmax()
+    favourite = before.argmax()
     usage = torch.ones_like(problem.usage)
-    usage[preferred] = 1000
+    usage[favourite] = 1000
     after = select(problem.query, problem.keys, usage=usage).indices.bincount(
         minlength=len(problem.keys)
     )
-    assert after[preferred] < before[preferred]
+    assert after[favourite] < before[favourite]
 
 
 def cosines_decide_among_unused_groups(select: PromptSelector, problem: Problem) -> None:
@@ -154,35 +154,35 @@ def inputs_are_never_mutated(select: PromptSelector, problem: Problem) -> None:
     assert all(torch.equal(tensor, copy) for tensor, copy in zip(problem, before, strict=True))
 
 
-def results_have_no_graph(select: PromptSelector, problem: Problem) -> None:
+def results_carry_no_graph(select: PromptSelector, problem: Problem) -> None:
     query, keys = problem.query.clone().requires_grad_(), problem.keys.clone().requires_grad_()
     assert not select(query, keys, usage=problem.usage).similarity.requires_grad
 
 
-def equal_inputs_give_bitwise_identical_results(select: PromptSelector, problem: Problem) -> None:
+def same_inputs_give_same_bits(select: PromptSelector, problem: Problem) -> None:
     first, second = (select(*problem[:2], usage=problem.usage) for _ in range(2))
     assert torch.equal(first.indices, second.indices)
     assert torch.equal(first.similarity, second.similarity)
 
 
 LAWS = [
-    returns_a_group_and_its_cosine,
+    answers_with_a_group_and_its_cosine,
     only_directions_matter,
     equal_counts_are_no_counts,
     the_unit_of_counts_does_not_matter,
     groups_have_no_order,
     samples_have_no_order,
-    clusters_select_their_own_keys,
+    clusters_go_to_their_own_keys,
     a_crowded_group_gets_less,
     cosines_decide_among_unused_groups,
     inputs_are_never_mutated,
-    results_have_no_graph,
-    equal_inputs_give_bitwise_identical_results,
+    results_carry_no_graph,
+    same_inputs_give_same_bits,
 ]
 
 
 def problem(generator: torch.Generator, *, groups: int = 5, dim: int = 9) -> Problem:
-    """Draw many different queries and a few groups, with different counts; some counts are 0."""
+    """Far more queries than groups, all different; counts that differ, some of them 0."""
     query = torch.randn(40, dim, generator=generator, dtype=torch.float64)
     keys = torch.linalg.qr(torch.randn(dim, groups, generator=generator, dtype=torch.float64))[
         0
@@ -200,7 +200,7 @@ def test_law_holds(label, law, seed, groups):
     law(SELECTORS[label], problem(torch.Generator().manual_seed(seed), groups=groups))
 
 
-# Known-wrong selectors. Below, `WRONG` maps each one to the law that must reject it.
+# Known-wrong selectors, each under the law that must reject it.
 
 
 def similarities(query, keys):
@@ -212,7 +212,7 @@ def chosen(similarity, indices):
 
 
 def right(query, keys, *, usage=None, offset=5e-4):
-    """Select correctly; the wrong selectors below are variations of this one."""
+    """What the wrong ones below are variations of."""
     usage = torch.zeros(len(keys)) if usage is None else usage
     share = usage / usage.sum().clamp(min=1e-9) + offset
     similarity = similarities(query, keys)
@@ -236,7 +236,7 @@ def takes_counts_for_shares(query, keys, *, usage=None):
 
 
 def starts_with_group_zero(query, keys, *, usage=None):
-    """Select as Eq. 6 is printed, if all counts are 0."""
+    """Eq. 6 to the letter where nothing is counted yet."""
     result = right(query, keys, usage=usage)
     return (
         chosen(similarities(query, keys), result.indices * 0)
@@ -250,7 +250,7 @@ def votes_by_batch(query, keys, *, usage=None):
     return chosen(similarities(query, keys), indices.mode().values.expand(len(indices)))
 
 
-def returns_distances(query, keys, *, usage=None):
+def answers_with_distances(query, keys, *, usage=None):
     result = right(query, keys, usage=usage)
     return result._replace(similarity=1 - result.similarity)
 
@@ -262,14 +262,13 @@ def prefers_low_groups(query, keys, *, usage=None):
 
 
 def serves_the_first_first(query, keys, *, usage=None):
-    """Assign samples in order, each to the nearest group that is not full."""
-    similarity = similarities(query, keys)
-    places = [1 + len(query) // len(keys)] * len(keys)
+    """Deals the batch out one by one, each to the nearest group that still has room."""
+    similarity, room = similarities(query, keys), [1 + len(query) // len(keys)] * len(keys)
     indices = []
     for row in similarity if usage is None else similarity / (1 + usage / usage.sum().clamp(min=1)):
         order = row.argsort(descending=True).tolist()
-        indices.append(next(group for group in order if places[group]))
-        places[indices[-1]] -= 1
+        indices.append(next(group for group in order if room[group]))
+        room[indices[-1]] -= 1
     return chosen(similarity, torch.tensor(indices))
 
 
@@ -291,18 +290,18 @@ def draws_noise(query, keys, *, usage=None):
 
 
 WRONG = {
-    returns_distances: returns_a_group_and_its_cosine,
+    answers_with_distances: answers_with_a_group_and_its_cosine,
     compares_by_dot_product: only_directions_matter,
     starts_with_group_zero: equal_counts_are_no_counts,
     takes_counts_for_shares: the_unit_of_counts_does_not_matter,
     prefers_low_groups: groups_have_no_order,
     serves_the_first_first: samples_have_no_order,
-    votes_by_batch: clusters_select_their_own_keys,
+    votes_by_batch: clusters_go_to_their_own_keys,
     ignores_counts: a_crowded_group_gets_less,
     literal_keys: cosines_decide_among_unused_groups,
     counts_in_place: inputs_are_never_mutated,
-    keeps_the_graph: results_have_no_graph,
-    draws_noise: equal_inputs_give_bitwise_identical_results,
+    keeps_the_graph: results_carry_no_graph,
+    draws_noise: same_inputs_give_same_bits,
 }
 
 
@@ -319,6 +318,6 @@ def test_laws_reject_known_wrong_selectors(wrong, law):
     assert rejects(law, wrong)
 
 
-def test_every_law_can_fail_and_none_rejects_a_correct_selector():
+def test_every_law_bites_and_none_rejects_a_right_selector():
     assert set(WRONG.values()) == set(LAWS)
     assert [law.__name__ for law in LAWS if rejects(law, right)] == []
