@@ -33,7 +33,7 @@ SHOWN = (
     "how-to/fewer-bytes",
 )
 
-# Served from the same address as the pages, so that it may read the frames that it opens.
+# The harness has the same address as the pages, so that the browser lets it read their frames.
 HARNESS = """<!doctype html><title>checking</title><script type="module">
 const {pages, widths, columns} = await (await fetch("/__job__")).json();
 const found = [], raw = /\\$[^$ ][^$]*\\$|\\\\\\(|\\\\\\[|\\\\[a-z]{3,}\\b/;
@@ -81,7 +81,7 @@ await fetch("/__found__", {method: "POST", body: JSON.stringify(found)});
 
 
 class Page(HTMLParser):
-    """The links and the ids of one page."""
+    """Links and ids of one page."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ class Page(HTMLParser):
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Remember where a tag leads and how it can be reached."""
+        """Collect the link and the id of a tag."""
         for name, value in attrs:
             if name == "id" and value:
                 self.ids.add(value)
@@ -99,7 +99,7 @@ class Page(HTMLParser):
 
 
 def dead_links(folder: Path, names: list[str]) -> list[tuple[str, str]]:
-    """Return each link inside the documentation that leads nowhere, with the page that it is on."""
+    """Return each dead link between pages, with its page."""
     pages = {name: Page((folder / name).read_text(encoding="utf-8")) for name in names}
     dead = []
     for name, page in pages.items():
@@ -117,17 +117,17 @@ def dead_links(folder: Path, names: list[str]) -> list[tuple[str, str]]:
 
 
 class Handler(SimpleHTTPRequestHandler):
-    """Serve the pages, the harness and its job, and take the findings."""
+    """Server of the pages, the harness and its job, which also receives the findings."""
 
     job: bytes = b""
     found: tuple[list, ...] = ()
     finished = threading.Event()
 
     def log_message(self, *arguments: object) -> None:
-        """Write nothing for each request."""
+        """Write no log."""
 
     def do_GET(self) -> None:
-        """Answer with the harness, its job, or a file."""
+        """Send the harness, its job, or a file."""
         own = {
             "/__check__": (HARNESS.encode(), "text/html"),
             "/__job__": (self.job, "application/json"),
@@ -142,7 +142,7 @@ class Handler(SimpleHTTPRequestHandler):
         self.wfile.write(body)
 
     def do_POST(self) -> None:
-        """Take the findings."""
+        """Receive the findings."""
         type(self).found = tuple(
             json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         )
@@ -152,7 +152,7 @@ class Handler(SimpleHTTPRequestHandler):
 
 
 def launch(browser: str, profile: str, *arguments: str) -> subprocess.Popen:
-    """Start Chromium with a fresh profile in which every host but this machine is unknown."""
+    """Start Chromium with a new profile, without access to other hosts."""
     flags = [
         "--headless=new",
         "--no-sandbox",
@@ -169,7 +169,7 @@ def launch(browser: str, profile: str, *arguments: str) -> subprocess.Popen:
 
 
 def shoot(browser: str, profile: str, address: str, folder: Path) -> None:
-    """Take a picture of some pages at each width."""
+    """Save screenshots of some pages at each width."""
     folder.mkdir(parents=True, exist_ok=True)
     for name in SHOWN:
         for width in WIDTHS:
@@ -186,15 +186,15 @@ def shoot(browser: str, profile: str, address: str, folder: Path) -> None:
 
 
 def main() -> int:
-    """Check the folder that is named on the command line."""
+    """Check the folder of the command line, and return the exit status."""
     parser = ArgumentParser(
         description="Check the built documentation in headless Chromium"
     )
-    parser.add_argument("folder", type=Path, help="where sphinx-build wrote the pages")
+    parser.add_argument("folder", type=Path, help="folder of the built pages")
     parser.add_argument(
         "--screenshots",
         type=Path,
-        help="folder for pictures of five pages at both widths",
+        help="folder for screenshots of five pages at both widths",
     )
     args = parser.parse_args()
     browser = next(

@@ -1,4 +1,7 @@
-"""How the documentation is built: ``sphinx-build -W --keep-going -b html docs docs/_build``. Nothing here needs the network."""
+"""Configuration of the documentation.
+
+Build it with ``sphinx-build -W --keep-going -b html docs docs/_build``. No network is needed.
+"""
 
 import sys
 from importlib.metadata import version as installed_version
@@ -28,7 +31,9 @@ myst_heading_anchors = 3
 exclude_patterns = ["_build", "**.ipynb"]
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True
-copybutton_selector = "div:not(.highlight-text) > div.highlight > pre"  # not on printed outputs
+copybutton_selector = (
+    "div:not(.highlight-text) > div.highlight > pre"  # not on printed outputs
+)
 default_role = "literal"  # the library writes `argument` in single backticks
 
 html_theme = "furo"
@@ -40,11 +45,12 @@ html_css_files = ["pages.css"]
 
 autodoc_typehints_format = "short"
 autodoc_preserve_defaults = True
-autodoc_mock_imports = ["flwr"]  # an extra, which asks for older packages than Sphinx does
-napoleon_attr_annotations = False  # shapes stand in the signature and in the text
+autodoc_mock_imports = ["flwr"]  # an extra that needs older packages than Sphinx
+napoleon_attr_annotations = False  # shapes are in the signatures and in the text
 python_maximum_signature_line_length = 88
 
-# Every name of this library must resolve; names of other libraries are not linked, because that would need the network.
+# Every name of this library must resolve. Names of other libraries are not linked, because links
+# would need the network.
 nitpicky = True
 nitpick_ignore_regex = [
     ("py:class", r"(jaxtyping|torch|numpy|nn|collections|matplotlib|os|typing)\..*"),
@@ -56,10 +62,11 @@ nitpick_ignore_regex = [
     ),  # type variables
 ]
 
-# What a reader writes instead of where Python finds it.
+# Public spellings of types, by their full Python names.
+MAPPING = "~collections.abc.Mapping"
 SPELLINGS = {
-    "~collections.abc.Mapping[str, ~torch.Tensor | ~fedprompt.interfaces.Weighted]": "~fedprompt.Message",
-    "~collections.abc.Mapping[str, ~fedprompt.interfaces.Weighted]": "~fedprompt.Payload",
+    f"{MAPPING}[str, ~torch.Tensor | ~fedprompt.interfaces.Weighted]": "~fedprompt.Message",
+    f"{MAPPING}[str, ~fedprompt.interfaces.Weighted]": "~fedprompt.Payload",
     "~torch._C.Generator": "torch.Generator",
     "~numpy.random._generator.Generator": "numpy.random.Generator",
     "~torch.nn.modules.module.Module": "nn.Module",
@@ -69,22 +76,23 @@ SPELLINGS = {
 
 
 def spell(app, what, name, thing, options, signature, returns):
-    """Shorten a signature; a protocol has none, because nobody makes one."""
+    """Shorten a signature, and remove that of a protocol, which is never called."""
     if what == "class" and getattr(thing, "_is_protocol", False):
         return "", returns
-    if (
-        what == "class" and signature == "(*args: Any, **kwargs: Any)"
-    ):  # that of a base which is an extra, and mocked
+    # A mocked base class, from an extra, hides the signature of the class.
+    if what == "class" and signature == "(*args: Any, **kwargs: Any)":
         signature = stringify_signature(
             own_signature(thing.__init__, bound_method=True),
             show_return_annotation=False,
             unqualified_typehints=True,
         )
     for long, short in SPELLINGS.items():
-        signature, returns = (text and text.replace(long, short) for text in (signature, returns))
+        signature, returns = (
+            text and text.replace(long, short) for text in (signature, returns)
+        )
     return signature, returns
 
 
 def setup(app):
-    """Register the spelling of signatures."""
+    """Connect the function that shortens signatures."""
     app.connect("autodoc-process-signature", spell)

@@ -1,4 +1,7 @@
-"""Print the tables of ``docs/reference/transport.md``: evaluations of `newton`, and errors.
+"""Print the tables of the reference page of transport.
+
+The first table has the number of evaluations that `newton` needs. The second table has the error
+after the fixed number of steps under ``torch.compile``.
 
 Run ``python docs/make_transport_tables.py`` in any folder. It takes some minutes on one core.
 """
@@ -25,15 +28,20 @@ PROBLEMS = 100  # of each shape
 
 
 def couplings(kind, mass, epsilon):
-    """Solve problems of each shape."""
+    """Yield the couplings of the problems of each shape."""
     for rows, columns in SHAPES:
         generator = torch.Generator().manual_seed(0)
         cost = planted_cost(kind, (PROBLEMS, rows, columns), generator).float()
-        yield newton(cost, *marginals(rows, columns, mass, torch.float32), epsilon=epsilon)
+        yield newton(
+            cost, *marginals(rows, columns, mass, torch.float32), epsilon=epsilon
+        )
 
 
 def evaluations(kind, mass, epsilon):
-    """Return median and maximum of the evaluations, and the largest share of unsolved problems."""
+    """Return the median and the maximum of the number of evaluations.
+
+    If a problem is not solved, add the largest fraction of unsolved problems of a shape.
+    """
     found = list(couplings(kind, mass, epsilon))
     counts = torch.cat([coupling.iterations for coupling in found])
     unsolved = max((coupling.error > 2e-5).double().mean().item() for coupling in found)
@@ -44,7 +52,9 @@ def evaluations(kind, mass, epsilon):
 def fixed_steps(kind, mass, epsilon):
     """Return the largest error after the fixed number of steps under ``torch.compile``."""
     with patch("torch.compiler.is_compiling", return_value=True):
-        error = torch.cat([coupling.error for coupling in couplings(kind, mass, epsilon)])
+        error = torch.cat(
+            [coupling.error for coupling in couplings(kind, mass, epsilon)]
+        )
     return f"{error.max():.0e}" if error.isfinite().all() else "NaN"
 
 
@@ -54,5 +64,9 @@ for measure in (evaluations, fixed_steps):
     for kind, words in KINDS.items():
         for epsilon in (0.1, 0.05, 0.01, 0.001):
             cells = (measure(kind, mass, epsilon) for mass in MASSES)
-            print(f"| {words} | {epsilon:g} |", *(f"{cell} |" for cell in cells), flush=True)
+            print(
+                f"| {words} | {epsilon:g} |",
+                *(f"{cell} |" for cell in cells),
+                flush=True,
+            )
     print()

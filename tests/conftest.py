@@ -11,9 +11,9 @@ import torch
 import torch.nn as nn
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test may need the network
-torch.set_num_threads(1)  # models are tiny: more threads only wait for one another
+torch.set_num_threads(1)  # the models are tiny, so more threads do not help
 
-# As for every type checker, an int is a float.
+# An int is accepted as a float, as in every type checker.
 CHECKER = "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))"
 # torch.compile cannot trace the checks, and a benchmark must not time them.
 WITHOUT_HOOK = ("compiled", "benchmark")
@@ -34,7 +34,7 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
 
 
 class DoctestNames:
-    """A plugin, because a fixture of this file would not reach the docstrings of the package."""
+    """Plugin for the doctests of the package, which do not see the fixtures of this file."""
 
     @pytest.fixture(autouse=True)
     def names(self, doctest_namespace: dict[str, object]) -> None:
@@ -49,7 +49,7 @@ class DoctestNames:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Check every shape that a signature states, in every call that a test makes."""
+    """Check the shapes of all signatures in every call, by the import hook."""
     config.pluginmanager.register(DoctestNames())
     selected = config.getoption("markexpr")
     if selected == "interpreted":

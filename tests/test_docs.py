@@ -22,7 +22,7 @@ PAGES = {
     page.relative_to(DOCS).with_suffix("").as_posix(): page.read_text()
     for page in sorted(DOCS.rglob("[!_]*.md"))
 }
-NOTEBOOKS = ("getting-started/first-federation",)  # run, block by block, in test_notebook.py
+NOTEBOOKS = ("getting-started/first-federation",)  # test_notebook.py runs them block by block
 
 FENCE = re.compile(r"^```(\S+)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 CURRENT = re.compile(r"^\.\. currentmodule:: (\S+)$")
@@ -30,7 +30,7 @@ DIRECTIVE = re.compile(r"^\.\. (?:auto(?:function|class|data)|py:type):: (\S+)$"
 
 
 class Block(NamedTuple):
-    """A fenced block, the line it starts on, and the text block right after it."""
+    """A Python block, its first line, and the text block directly after it."""
 
     code: str
     line: int
@@ -49,7 +49,7 @@ def blocks(page: str) -> Iterator[Block]:
 
 
 def flower_names() -> list[str]:
-    """Public names of the adapter, read without an import because flwr is an extra."""
+    """Read the public names of the adapter without an import, because flwr is an extra."""
     tree = ast.parse((Path(fedprompt.__file__).parent / "flower" / "__init__.py").read_text())
     assignments = [line for line in tree.body if isinstance(line, ast.Assign)]
     (names,) = (line.value for line in assignments if line.targets[0].id == "__all__")
@@ -57,7 +57,7 @@ def flower_names() -> list[str]:
 
 
 def public_names() -> dict[str, object]:
-    """Every public name with its thing: `weighted_mean`, `transport.newton`, and so on."""
+    """Return every public object by its name, such as `weighted_mean` or `transport.newton`."""
     found = {}
     for name in fedprompt.__all__:
         thing = getattr(fedprompt, name)
@@ -81,7 +81,7 @@ PUBLIC = public_names()
 
 
 def entries() -> list[str]:
-    """All reference entries with their modules, as `weighted_mean` or `transport.newton`."""
+    """Return all reference entries, as `weighted_mean` or `transport.newton`."""
     found = []
     for page, text in PAGES.items():
         current = "fedprompt"
@@ -96,7 +96,7 @@ def entries() -> list[str]:
 
 
 def is_function_or_class(thing: object) -> bool:
-    """Whether an example is required: not for protocols, tuples and names of types."""
+    """Return whether an example is required: not for protocols, tuples and type aliases."""
     if isinstance(thing, GenericAlias) or not callable(thing):
         return False
     return not (getattr(thing, "_is_protocol", False) or hasattr(thing, "_fields"))
@@ -136,14 +136,14 @@ USES = {
 @pytest.mark.parametrize("where", USES)
 @pytest.mark.parametrize("name", CALLABLES)
 def test_public_names_are_used(name, where):
-    """Reference entries alone do not count as a use."""
+    """A reference entry is not a use."""
     text = "\n".join(line for line in USES[where].splitlines() if not DIRECTIVE.match(line))
     assert re.search(rf"\b{name.rpartition('.')[2]}\b", text), f"{name} is not in {where}"
 
 
 @pytest.mark.parametrize("name", CALLABLES)
-def test_results_are_not_taken_for_types(name):
-    """In `Returns`, Sphinx takes the text before the first colon as a type."""
+def test_no_returned_value_is_read_as_a_type(name):
+    """In `Returns`, Sphinx reads the text before the first colon as a type."""
     text = f"{inspect.getdoc(PUBLIC[name])}\n"
     returns = re.search(r"^Returns:\n((?:    .*\n|\n)+)", text, re.MULTILINE)
     if returns:
@@ -167,7 +167,7 @@ def test_code_blocks_run_and_print_what_the_page_shows(page):
     names = {"__name__": "docs"}
     for block in blocks(page):
         printed = StringIO()
-        with redirect_stdout(printed):  # line numbers of errors are those of the page
+        with redirect_stdout(printed):  # errors have the line numbers of the page
             code = compile("\n" * block.line + block.code, DOCS / f"{page}.md", "exec")
             exec(code, names)
         assert printed.getvalue() == block.output, f"{page}.md, line {block.line + 1}"

@@ -1,4 +1,4 @@
-"""The rules of the project's language that a machine can check."""
+"""Language rules of the project that a machine can check."""
 
 import ast
 import re
@@ -32,7 +32,7 @@ FIRST_WORD = re.compile(r"(What|Of|So|Who|Whose|Where|Nothing|Whoever)\b")
 
 
 def docstrings(name: str) -> list[tuple[str, str]]:
-    """Where each docstring of a file stands, and its text."""
+    """Return the place and the text of each docstring of a file."""
     tree = ast.parse((ROOT / name).read_text())
     kinds = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
     found = []
@@ -43,13 +43,14 @@ def docstrings(name: str) -> list[tuple[str, str]]:
 
 
 def lines_with(pattern: re.Pattern[str], name: str) -> list[str]:
+    """Return the lines of a file that match a pattern, with their places."""
     lines = (ROOT / name).read_text().splitlines()
     numbered = enumerate(lines, 1)
     return [f"{name}:{n}: {line.strip()}" for n, line in numbered if pattern.search(line)]
 
 
 @pytest.mark.parametrize("name", [name for name in TEXTS if name != OWN_NAME])
-def test_no_word_of_our_own_dialect(name):
+def test_no_private_vocabulary(name):
     assert lines_with(WORDS, name) == []
 
 
@@ -76,7 +77,7 @@ def test_code_is_at_most_100_columns_wide(name):
 
 
 def code_blocks(name: str) -> list[tuple[int, str]]:
-    """Numbered lines of the Python and shell blocks of a page."""
+    """Return the numbered lines of the code blocks of a page."""
     inside, found = False, []
     for number, line in enumerate((ROOT / name).read_text().splitlines(), 1):
         if line.startswith("```"):
@@ -96,7 +97,7 @@ def test_the_rules_would_notice_an_offense(tmp_path, monkeypatch):
     text = '"""What a room is.\n\nTypeError: of the wrong kind; the colour.\n"""\n'
     (tmp_path / "bad.py").write_text(text + "x = " + "1" * 100 + "\n")
     for rule in (
-        test_no_word_of_our_own_dialect,
+        test_no_private_vocabulary,
         test_spelling_is_american,
         test_docstrings_begin_with_a_verb_or_a_noun,
         test_raises_entries_inform,

@@ -40,7 +40,7 @@ def test_a_notebook_runs_cell_by_cell_and_prints_what_it_shows(page, monkeypatch
         ), cell["id"]
 
 
-def test_the_pages_that_only_run_as_notebooks_are_notebooks():
+def test_pages_that_the_documentation_tests_leave_out_are_notebooks():
     assert extension.PAGES == NOTEBOOKS
 
 

@@ -1,4 +1,4 @@
-"""The package as a whole: light to import, typed, and complete in its table of contents."""
+"""The whole package: fast to import, typed, and with a complete table of contents."""
 
 import ast
 import importlib
@@ -36,7 +36,7 @@ LONGEST_BODY = 40
 
 
 def test_import_is_light_and_does_not_import_the_heavy_libraries():
-    """The best of three new processes: under 0.3 s of processor time in addition to torch."""
+    """The fastest of three new processes needs less than 0.3 s in addition to torch."""
     runs = [
         subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
         for _ in range(3)
@@ -58,7 +58,9 @@ def test_the_table_of_contents_is_complete_and_has_no_duplicates():
     flat = fedprompt.__all__
     assert len(set(flat)) == len(flat)
     families = [name for name in flat if isinstance(getattr(fedprompt, name), ModuleType)]
-    assert len(flat) - len(families) <= 70  # a loop's needs; everything else is in a family
+    assert (
+        len(flat) - len(families) <= 70
+    )  # the names that a loop needs; all others are in families
     submodules = {module.name for module in pkgutil.iter_modules(fedprompt.__path__)}
     imported = {name for name in vars(fedprompt) if not name.startswith("_")}
     import_hook = {"jaxtyping"}  # inserted by the import hook of the tests
@@ -80,7 +82,7 @@ def test_public_names_of_families_exist(family, name):
 
 
 def functions(path: Path) -> list[tuple[str, int]]:
-    """Name and length in lines, without the docstring, of every function of a file."""
+    """Return the name and the number of lines of every function, without docstrings."""
     sizes = []
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -102,7 +104,7 @@ def test_a_long_function_would_be_noticed(tmp_path):
 
 
 def foreign_private_imports(path: Path, source: str) -> list[str]:
-    """Imports of `fedprompt.X._y` in a file outside of `fedprompt/X`."""
+    """Return the imports of `fedprompt.X._y` in a file outside `fedprompt/X`."""
     package = path.relative_to(ROOT).parts[0]
     found = []
     for node in ast.walk(ast.parse(source)):

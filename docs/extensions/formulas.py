@@ -7,15 +7,14 @@ import ziamath
 from docutils import nodes
 from sphinx.util import logging
 
-ziamath.config.svg2 = (
-    False  # paths instead of symbols, whose ids would repeat on a page
-)
+# Draw paths instead of symbols, because the ids of symbols would repeat on a page.
+ziamath.config.svg2 = False
 PIXELS = 16.0
 logger = logging.getLogger(__name__)
 
 
 def to_svg(latex: str, *, inline: bool) -> str:
-    """Render one formula on the baseline and in the size of the text around it."""
+    """Render one formula in the size and on the baseline of the surrounding text."""
     formula = ziamath.Latex(latex, size=PIXELS, inline=inline, color="currentColor")
     svg = formula.svgxml()
     _, top, width, height = map(float, svg.attrib["viewBox"].split())
@@ -31,7 +30,7 @@ def to_svg(latex: str, *, inline: bool) -> str:
 
 
 def visit(self, node: nodes.Element) -> None:
-    """Write a formula's SVG in place of its source."""
+    """Write the SVG of a formula instead of its source."""
     latex = node.astext()
     inline = isinstance(node, nodes.math)
     try:

@@ -13,7 +13,7 @@ PLAIN = re.compile(r"\{\w+\}`([^`]+)`")
 
 
 def markdown(text: str) -> str:
-    """Replace roles of Sphinx by their titles, and drop the download of the notebook itself."""
+    """Replace Sphinx roles by their titles, and remove the link to the notebook."""
     kept = (line for line in text.splitlines() if not line.startswith("{download}"))
     return PLAIN.sub(r"`\1`", TITLED.sub(r"\1", "\n".join(kept))).strip()
 
@@ -30,7 +30,7 @@ def cell(kind: str, number: int, text: str) -> dict[str, Any]:
 
 
 def notebook(page: str) -> dict[str, Any]:
-    """Make a notebook of a page: its Python blocks are cells, and printed outputs are theirs.
+    """Make a notebook of a page, with its Python blocks as cells and their printed outputs.
 
     Args:
         page: Text of the page in MyST Markdown.
@@ -78,7 +78,7 @@ def notebook(page: str) -> dict[str, Any]:
 
 
 def write(app: Any) -> None:
-    """Write the notebooks next to their pages, before Sphinx reads these."""
+    """Write the notebooks next to their pages, before Sphinx reads the pages."""
     for page in PAGES:
         source = Path(app.srcdir) / f"{page}.md"
         text = json.dumps(
@@ -90,6 +90,6 @@ def write(app: Any) -> None:
 
 
 def setup(app: Any) -> dict[str, bool]:
-    """Write notebooks whenever Sphinx starts to build."""
+    """Write the notebooks at the start of each build."""
     app.connect("builder-inited", write)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

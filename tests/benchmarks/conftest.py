@@ -1,4 +1,4 @@
-"""How the benchmarks measure: ratios of CPU time and of peak memory, taken in one process, one thread."""
+"""Measurements for the benchmarks: CPU time and peak memory, in one process and one thread."""
 
 import time
 from collections.abc import Callable
@@ -15,7 +15,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Select the benchmarks where nothing else is asked for: `python -m pytest tests/benchmarks` needs no `-m "benchmark and not gpu"`."""
+    """Select the benchmarks by default in this folder.
+
+    Then `python -m pytest tests/benchmarks` needs no `-m "benchmark and not gpu"`.
+    """
     here = Path(__file__).parent
     asked = any(argument.startswith("-m") for argument in config.invocation_params.args)
     if not asked and all(
@@ -26,7 +29,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class Meter:
-    """Compares functions; asserts ratios only when asked to."""
+    """Meter that compares functions, and asserts ratios only with ``--check``."""
 
     def __init__(self, *, check: bool, capsys: pytest.CaptureFixture[str]) -> None:
         self.check, self.capsys = check, capsys
@@ -36,11 +39,14 @@ class Meter:
     def seconds(
         self, *, settled: bool = False, **functions: Callable[[], object]
     ) -> dict[str, Tensor]:
-        """Return each function's CPU seconds (rounds,); rounds are interleaved, so that a busy machine slows all of a round alike.
+        """Return the CPU seconds (rounds,) of each function.
+
+        Rounds are interleaved, so that a busy machine slows all functions of a round equally.
 
         Args:
-            settled: Call each function once more before it is timed: then none pays for fetching memory that another has just given back.
-            functions: Called without arguments.
+            settled: Whether to call each function once more before it is timed. Then no function
+                pays for memory that another function has just released.
+            functions: Functions without arguments.
         """
         if self.check:  # the first calls warm up
             for function in functions.values():
@@ -56,7 +62,10 @@ class Meter:
         return {name: torch.tensor(values, dtype=torch.float64) for name, values in times.items()}
 
     def microseconds(self, function: Callable[[], object], *, repeats: int = 20) -> Tensor:
-        """Return what one call takes on the GPU (rounds,), by CUDA events; calls queue up, so that starting them costs nothing."""
+        """Return the GPU time (rounds,) of one call, measured by CUDA events.
+
+        Calls are queued, so that the time to launch them is not counted.
+        """
         function()
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         times = []
@@ -72,8 +81,8 @@ class Meter:
     def peak_bytes(self, **functions: Callable[[], object]) -> dict[str, int]:
         """Return the largest sum of live allocations above each function's start.
 
-        The profiler reports every allocation (+) and release (-) of the CPU allocator in order, temporaries inside operators included;
-        the peak of the running sum is what the function needs beside what stood there before.
+        The profiler reports all allocations (+) and releases (-) of the CPU allocator in order,
+        including temporary tensors inside operators. The peak is the maximum of the running sum.
         """
         return {name: _peak(function) for name, function in functions.items()}
 
@@ -85,7 +94,7 @@ class Meter:
         at_most: float | None = None,
         at_least: float | None = None,
     ) -> None:
-        """Print the median of the rounds' ratios, though tests pass, and with ``--check`` assert its bound."""
+        """Print the median ratio, even if the test passes; ``--check`` asserts its bound."""
         ratio = torch.as_tensor(ratios).median().item()
         bound = next(
             (

@@ -1,8 +1,12 @@
-"""Costs of per-sample gradients and of noise: ``python -m pytest tests/benchmarks`` prints ratios, ``--check`` asserts them.
+"""Costs of per-sample gradients and of noise.
 
-Deep prompts (ten tokens a layer) and a head. One pass of :func:`per_sample` against one pass of the plain model, against one backward pass
-for each sample, and against ``torch.func``'s vmap over the whole model; at 224 pixels, and on a ViT so small that starting operators is
-what counts. Noise from the operating system's entropy against noise from a generator, ``torch.randn`` in float64.
+``python -m pytest tests/benchmarks`` prints ratios, and ``--check`` asserts them.
+
+The client trains deep prompts (ten tokens a layer) and a head. One pass of :func:`per_sample` is
+compared with one pass of the plain model, with one backward pass a sample, and with the vmap of
+``torch.func`` over the whole model. One model has images of 224 pixels. The other one is so small
+that the launch of operators takes most of the time. Noise from the operating system's entropy is
+compared with ``torch.randn`` in float64.
 """
 
 from functools import partial
@@ -38,7 +42,10 @@ class Client(nn.Module):
 
 
 class Setting:
-    """One batch, and four ways through it; all but the plain one return (batch, ...) for every name."""
+    """A batch and four ways to compute its gradients.
+
+    All but the plain one return gradients of shape (batch, ...) by name.
+    """
 
     def __init__(self, model, size, batch):
         self.client = Client(model)
@@ -98,9 +105,10 @@ GOALS = {
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_every_samples_own_gradient(name, meter):
+def test_per_sample_gradients(name, meter):
     model, size, batch = SETTINGS[name]
-    setting, (to_plain, to_loop) = Setting(model(), size, batch), GOALS[name]
+    setting = Setting(model(), size, batch)
+    to_plain, to_loop = GOALS[name]
     own, looped = setting.one_pass(), setting.loop()
     for key, gradient in looped.items():
         torch.testing.assert_close(
@@ -110,7 +118,7 @@ def test_every_samples_own_gradient(name, meter):
         plain=setting.plain, one_pass=setting.one_pass, loop=setting.loop, vmapped=setting.vmapped
     )
     meter.report(
-        f"{name}: every sample's own gradient / the batch's, time",
+        f"{name}: per-sample gradients / batch gradient, time",
         seconds["one_pass"] / seconds["plain"],
         at_most=to_plain,
     )
@@ -125,7 +133,7 @@ def test_every_samples_own_gradient(name, meter):
     )
     peak = meter.peak_bytes(plain=setting.plain, one_pass=setting.one_pass, vmapped=setting.vmapped)
     meter.report(
-        f"{name}: every sample's own gradient / the batch's, memory",
+        f"{name}: per-sample gradients / batch gradient, memory",
         peak["one_pass"] / peak["plain"],
         at_most=1.1,
     )
@@ -136,11 +144,12 @@ def test_every_samples_own_gradient(name, meter):
 
 @pytest.mark.parametrize("count", [10_000, 1_000_000])
 def test_noise_from_the_operating_system(count, meter):
-    """By :func:`noisy_mean`, and the deviates alone against ``torch.randn`` in the precision it needs and in float32."""
-    total, generator = (
-        {"prompts": torch.zeros(count, dtype=torch.float64)},
-        torch.Generator().manual_seed(0),
-    )
+    """Compare :func:`noisy_mean` with and without a generator.
+
+    Its random numbers alone are compared with ``torch.randn`` in float64 and in float32.
+    """
+    total = {"prompts": torch.zeros(count, dtype=torch.float64)}
+    generator = torch.Generator().manual_seed(0)
     repeats = 10**6 // count
     noise = partial(
         fp.privacy.noisy_mean, total, multiplier=1.0, max_norm=1.0, expected_batch_size=1
@@ -156,7 +165,7 @@ def test_noise_from_the_operating_system(count, meter):
         randn=many(partial(torch.randn, count, generator=generator, dtype=torch.float64)),
         single=many(partial(torch.randn, count, generator=generator)),
     )
-    title = f"{count:,} deviates"
+    title = f"{count:,} normal numbers"
     meter.report(
         f"{title}: noisy_mean, operating system / seeded, time",
         seconds["ours"] / seconds["seeded"],
@@ -171,4 +180,4 @@ def test_noise_from_the_operating_system(count, meter):
         f"{title}: operating system / torch.randn in float32, time",
         seconds["deviates"] / seconds["single"],
     )
-    meter.report(f"{title}: millions a second", repeats * count / 1e6 / seconds["deviates"])
+    meter.report(f"{title}: millions per second", repeats * count / 1e6 / seconds["deviates"])

@@ -1,6 +1,7 @@
-"""What prompts cost: ``python -m pytest tests/benchmarks`` prints ratios, ``--check`` asserts them.
+"""Costs of prompts: ``python -m pytest tests/benchmarks`` prints ratios, ``--check`` asserts them.
 
-ViT-Ti at 224 pixels, batches of 8, deep prompts with n = 10, as in the figures that the goals come from; ``--check`` adds ViT-S.
+The model is ViT-Ti at 224 pixels, with batches of 8 and deep prompts of ten tokens. The published
+figures behind the goals have the same sizes. ``--check`` adds ViT-S.
 """
 
 import itertools
@@ -43,7 +44,7 @@ def draw_images(batch=BATCH):
 
 
 def step(model, images):
-    """One training step, up to its gradients."""
+    """Run a forward and a backward pass."""
     F.cross_entropy(model(images), torch.arange(len(images)) % CLASSES).backward()
     model.zero_grad()
 
@@ -69,7 +70,8 @@ def test_prompted_forward(meter):
 def test_training_step(meter):
     images = draw_images()
     for name in meter.models:
-        full, frugal = make(name, num_classes=CLASSES).eval(), make(name, num_classes=0)
+        full = make(name, num_classes=CLASSES).eval()
+        frugal = make(name, num_classes=0)
         frugal.set_grad_checkpointing()
         models = {
             "full": full,
@@ -103,8 +105,10 @@ def test_training_step(meter):
 
 
 def test_five_clients_in_one_batch(meter):
-    trunk, num_clients, batch = vit_trunk(make("vit_tiny", num_classes=0)), 5, 2
-    clients, images = [Client(trunk) for _ in range(num_clients)], draw_images(num_clients * batch)
+    trunk = vit_trunk(make("vit_tiny", num_classes=0))
+    num_clients, batch = 5, 2
+    clients = [Client(trunk) for _ in range(num_clients)]
+    images = draw_images(num_clients * batch)
     owner = torch.arange(num_clients).repeat_interleave(batch)
 
     def together():

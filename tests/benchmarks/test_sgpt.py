@@ -1,7 +1,9 @@
-"""What SGPT's blocks cost: ``python -m pytest tests/benchmarks`` prints ratios, ``--check`` asserts them.
+"""Costs of SGPT's two training blocks.
 
-The paper's layers for 20 groups (shared prompts before the first four, group prompts before the next three, one token each) at 224 pixels,
-in batches of 8.
+``python -m pytest tests/benchmarks`` prints ratios, and ``--check`` asserts them.
+
+The layers are those of the paper for 20 groups: shared prompts before the first four blocks, group
+prompts before the next three, one token each. Images have 224 pixels, and batches have 8 images.
 """
 
 from functools import partial
@@ -19,7 +21,7 @@ BATCH, CLASSES, GROUPS = 8, 10, 20
 
 
 class Setting:
-    """A client, its batch, and the steps that are compared; each up to its gradients."""
+    """A client, its batch, and the steps to compare, each a forward and a backward pass."""
 
     def __init__(self, name):
         generator = torch.Generator().manual_seed(0)
@@ -36,10 +38,8 @@ class Setting:
             }
         )
         self.same_for_all = fp.LayeredPrompts(1, dim, layers=(4, 5, 6), generator=generator)
-        self.images, self.labels = (
-            torch.randn(BATCH, 3, 224, 224, generator=generator),
-            torch.arange(BATCH) % CLASSES,
-        )
+        self.images = torch.randn(BATCH, 3, 224, 224, generator=generator)
+        self.labels = torch.arange(BATCH) % CLASSES
         self.cached = self.query()
 
     @torch.no_grad()
@@ -70,7 +70,7 @@ class Setting:
         self.model.zero_grad()
 
     def without_groups(self):
-        """The second block's layers and number of tokens, the same for every sample: nothing to select."""
+        """Run Block II with the same prompts for every sample, without a selection."""
         with fp.training_only(self.model, self.model["head"]):
             self.loss(self.same_for_all()).backward()
         self.same_for_all.zero_grad()

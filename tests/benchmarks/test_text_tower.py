@@ -1,6 +1,7 @@
-"""What a text tower costs: 2 prompts of 16 tokens for 100 classes, whole sentences of 77 tokens against what the library runs.
+"""Costs of a text tower with two contexts of 16 tokens for 100 classes.
 
-The tower is CLIP's in everything but size (width 256, 2 layers), with random weights; all sides do the same forward and backward pass.
+Sentences of 77 tokens are compared with the shorter sentences of the library, for a forward and a
+backward pass. The tower has CLIP's architecture with random weights, width 256 and two layers.
 """
 
 from functools import partial
@@ -15,11 +16,11 @@ from references.published_step import whole_sentences
 from tolerance import assert_near
 
 pytestmark = pytest.mark.benchmark
-COLOURS = ("red", "blue", "green", "black", "white", "grey", "brown", "yellow", "pink", "golden")
-THINGS = ("cat", "dog", "horse", "bird", "car", "boat", "tree", "house", "road", "lamp")
+COLORS = ("red", "blue", "green", "black", "white", "grey", "brown", "yellow", "pink", "golden")
+THINGS = ("cat", "dog", "horse", "bird", "car", "boat", "tree", "fence", "road", "lamp")
 NAMES = [
-    f"{colour} {thing}" for colour, thing in product(COLOURS, THINGS)
-]  # four tokens each, with full stop and end
+    f"{color} {thing}" for color, thing in product(COLORS, THINGS)
+]  # four tokens each, with the full stop and the end of text
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +31,10 @@ def clip_model():
 
 
 def truncated(tower, names, context):
-    """Cut behind the end of text, but nothing shared: a context that claims to be class-specific."""
+    """Encode sentences that end at the end of text.
+
+    The context is expanded to a class-specific one, so that no prefix is shared.
+    """
     return tower(prompted_text(context[:, None].expand(-1, len(NAMES), -1, -1), names))
 
 
@@ -45,11 +49,8 @@ def step(encode, tower, names, context):
 
 def test_text_tower(meter, clip_model):
     tower = TextTower(clip_model, open_clip.tokenizer.SimpleTokenizer())
-    setting = (
-        tower,
-        tower.class_names(NAMES),
-        ContextPrompts(tower.dim, num_contexts=2, generator=torch.Generator().manual_seed(0))(),
-    )
+    prompts = ContextPrompts(tower.dim, num_contexts=2, generator=torch.Generator().manual_seed(0))
+    setting = (tower, tower.class_names(NAMES), prompts())
     calls = {
         encode.__name__: partial(step, encode, *setting)
         for encode in (whole_sentences, truncated, shared)
@@ -72,7 +73,7 @@ def test_text_tower(meter, clip_model):
 
 
 def test_class_chunks(meter, clip_model):
-    """Memory of a chunk, for a second forward pass."""
+    """Chunks of classes need less memory, and a second forward pass."""
     chunks = {"all": None, "chunks": 20}
     towers = {
         name: TextTower(clip_model, open_clip.tokenizer.SimpleTokenizer(), class_chunk=chunk)

@@ -1,7 +1,10 @@
-"""What transport costs: ``python -m pytest tests/benchmarks`` prints ratios, ``--check`` asserts them.
+"""Speed and memory of transport.
 
-Costs like those of zero-shot CLIP, epsilon 0.1, mass 0.8. The published loop is our restatement of it, made to go on until 1e-6: its own
-stop leaves 1e-3.
+``python -m pytest tests/benchmarks`` prints ratios, and ``--check`` asserts them.
+
+Problems have costs like those of zero-shot CLIP, epsilon 0.1 and mass 0.8. The published loop is
+re-implemented, and runs until the error is 1e-6. Its published stopping rule leaves an error of
+1e-3.
 """
 
 from functools import partial
@@ -18,7 +21,7 @@ pytestmark = pytest.mark.benchmark
 
 
 def draw(batch, classes, patches, prompts=2):
-    """Problems in the memory order that :func:`transport_logits` makes."""
+    """Draw problems in the memory layout of :func:`transport_logits`."""
     generator = torch.Generator().manual_seed(0)
     cost = (
         planted_cost("clip", (batch, classes, prompts, patches), generator).float().transpose(2, 3)
@@ -40,7 +43,7 @@ def published(cost, a, b):
 def test_newton_against_the_published_loop(meter, batch, classes, patches, eager, compiled):
     problem, solve = draw(batch, classes, patches), partial(newton, tolerance=1e-6)
     fused = torch.compile(solve, fullgraph=True)
-    for result in (solve(*problem), fused(*problem)):  # the first call compiles
+    for result in (solve(*problem), fused(*problem)):  # the first call compiles the solver
         assert result.error.max() <= 1e-6
         torch.testing.assert_close(
             result.plan.flatten(0, 1), published(*problem), rtol=0, atol=1e-7
@@ -55,7 +58,8 @@ def test_newton_against_the_published_loop(meter, batch, classes, patches, eager
     for name, goal in (("eager", eager), ("compiled", compiled)):
         meter.report(f"{title}, {name}", seconds["published"] / seconds[name], at_least=goal)
         meter.report(
-            f"{title}, {name}, first call after the loop", unsettled["published"] / unsettled[name]
+            f"{title}, {name}, first call after another function",
+            unsettled["published"] / unsettled[name],
         )
 
 
@@ -70,10 +74,12 @@ def test_memory(meter):
     problem = draw(16, 100, 196)
     peak = meter.peak_bytes(solve=partial(newton, *problem))["solve"]
     cost = problem[0].numel() * 4
-    meter.report("newton, peak beside the cost / the cost", peak / cost)
+    meter.report("newton, peak memory without the cost / the cost", peak / cost)
     many = draw(128, 100, 196)
     grown = meter.peak_bytes(solve=partial(newton, *many))["solve"]
-    meter.report("newton, eight times the problems, the same", grown / (8 * cost), at_most=2.0)
+    meter.report(
+        "newton, eight times the problems, peak memory / the cost", grown / (8 * cost), at_most=2.0
+    )
 
 
 def test_logits_forward_and_backward(meter):
@@ -101,7 +107,10 @@ def test_logits_forward_and_backward(meter):
 @pytest.mark.gpu
 @pytest.mark.parametrize(("batch", "classes", "most"), [(32, 100, 20.0), (128, 1000, 250.0)])
 def test_the_fused_kernel_on_a_gpu(meter, batch, classes, most):
-    """The kernel alone, replayed from a graph, against its goal; then all of `newton`, which also checks values and waits for the host."""
+    """Time the kernel alone, replayed from a CUDA graph, and then the whole of `newton`.
+
+    `newton` also checks values and synchronizes with the host.
+    """
     drawn = [tensor.cuda() for tensor in draw(batch, classes, 196)]
     steps = partial(
         _fused.fused_steps, flat(*drawn), epsilon=0.1, tolerance=1e-5, max_iterations=12
@@ -119,7 +128,11 @@ def test_the_fused_kernel_on_a_gpu(meter, batch, classes, most):
 
 
 def test_lean_logits(meter):
-    """Plain autograd holds costs and plans of the whole batch; the lean form those of a few images, and the duals."""
+    """Compare the memory of plain autograd and of the lean form.
+
+    Plain autograd stores costs and plans of the whole batch. The lean form stores the duals, and
+    costs and plans of a few images.
+    """
     generator = torch.Generator().manual_seed(0)
     patches = torch.randn(64, 196, 512, generator=generator)
     text = torch.randn(2, 250, 512, generator=generator, requires_grad=True)

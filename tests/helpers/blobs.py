@@ -1,4 +1,4 @@
-"""Damage done on purpose to what `encode_payload` writes, with or without a digest that matches."""
+"""Damaged blobs of `encode_payload`, with or without a matching digest."""
 
 import hashlib
 import re
@@ -7,30 +7,33 @@ DIGEST = re.compile(rb'(?<="sha256":")[0-9a-f]{64}(?=")')
 
 
 def content(blob: bytes) -> int:
-    """Where the tensors start."""
+    """Position of the first byte after the header."""
     return 8 + int.from_bytes(blob[:8], "little")
 
 
 def unsigned(blob: bytes) -> bytes:
-    """What the digest is made of: all but the length in front, with zeros in place of the digest itself."""
+    """Bytes that the digest covers: all but the length prefix, with zeros for the digest."""
     return DIGEST.sub(64 * b"0", blob[8:], count=1)
 
 
 def mended(blob: bytes) -> bytes:
-    """The same damage with a digest to match, as a sender would write it who means it; past the digest, the other checks are met."""
+    """Update the digest of a damaged blob, as a malicious sender would.
+
+    The digest is then correct, so that the checks after it are tested.
+    """
     return blob[:8] + DIGEST.sub(
         hashlib.sha256(unsigned(blob)).hexdigest().encode(), blob[8:], count=1
     )
 
 
 def overwritten(blob: bytes, place: int, raw: bytes) -> bytes:
-    """Other bytes at a place behind the header, and the digest to match."""
+    """Replace bytes after the header, and update the digest."""
     start = content(blob) + place
     return mended(blob[:start] + raw + blob[start + len(raw) :])
 
 
 def flipped(blob: bytes, bit: int) -> bytes:
-    """One bit changed, as on a noisy wire."""
+    """Flip one bit, as a noisy connection would."""
     damaged = bytearray(blob)
     damaged[bit // 8] ^= 1 << bit % 8
     return bytes(damaged)

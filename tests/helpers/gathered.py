@@ -1,4 +1,7 @@
-"""What two ranks do together in ``test_gather.py``, step by step in one group; spawned processes import this module by name."""
+"""Steps that two ranks run in one process group for ``test_gather.py``.
+
+The spawned processes import this module by name.
+"""
 
 from collections.abc import Callable
 from datetime import timedelta
@@ -18,7 +21,10 @@ NAN = torch.nan
 
 
 def messages() -> list[Message]:
-    """One for each rank, of other names, dtypes and lengths; the first has a row that nobody knows."""
+    """Messages of the two ranks, with different names, dtypes and lengths.
+
+    The first message has a row of weight 0.
+    """
     rows = torch.tensor([[1.0, 2.0], [NAN, NAN], [3.0, -0.0]])
     generator = torch.Generator().manual_seed(0)
     long = torch.randn(3, 1000, generator=generator).bfloat16()
@@ -29,12 +35,12 @@ def messages() -> list[Message]:
 
 
 def forms() -> list[Expected]:
-    """What is expected of each rank."""
+    """Expected message of each rank."""
     return [Expected(message, {"backbone": "tiny"}) for message in messages()]
 
 
 def exchange(rank: int, **changes: Any) -> list[Message | None]:
-    """Gather the messages above, with arguments that differ on this rank."""
+    """Gather the messages of both ranks; `changes` replaces arguments on this rank."""
     arguments = {
         "message": messages()[rank],
         "expect": forms(),
@@ -45,12 +51,15 @@ def exchange(rank: int, **changes: Any) -> list[Message | None]:
 
 
 def on(rank: int, **changes: Any) -> Callable[[int], list[Message | None]]:
-    """Change arguments on one rank alone."""
+    """Change arguments on one rank only."""
     return lambda own: exchange(own, **(changes if own == rank else {}))
 
 
 def in_groups_of_one(rank: int) -> Any:
-    """Make a group of each rank; a process asks in its own, and then in the other, where it is nobody."""
+    """Make a group for each rank, and gather in both groups.
+
+    In the other rank's group, this rank is not a member.
+    """
     groups = [dist.new_group([each]) for each in range(2)]
     own = exchange(rank, group=groups[rank], expect=[forms()[rank]])
     try:
@@ -60,13 +69,13 @@ def in_groups_of_one(rank: int) -> Any:
 
 
 def alone(rank: int) -> Any:
-    """Rank 1 never calls."""
+    """Gather on rank 0, while rank 1 never calls."""
     group = dist.new_group(timeout=timedelta(seconds=1))
     return exchange(rank, group=group) if rank == 0 else "elsewhere"
 
 
 def gone(rank: int) -> Any:
-    """Rank 1 has left."""
+    """Gather on rank 0, after rank 1 left the group."""
     return exchange(rank) if rank == 0 else dist.destroy_process_group()
 
 
@@ -98,7 +107,7 @@ STEPS: dict[str, Callable[[int], Any]] = {
 
 
 def run_steps(rank: int, folder: Path) -> None:
-    """Run every step and keep what it returned, or its error."""
+    """Run every step, and save its result or its error."""
     results = {}
     for name, step in STEPS.items():
         try:

@@ -1,4 +1,7 @@
-"""Two processes in one group on this machine; spawned processes import by name what they run."""
+"""Two processes of one group on this machine.
+
+The spawned processes import their tasks by name.
+"""
 
 import os
 from collections.abc import Callable
@@ -17,7 +20,7 @@ WORLD, BATCH = 2, 4
 
 
 def run(task: Callable[[int, Path], None], folder: Path) -> None:
-    """Run a task of (rank, folder) in two processes, which leave their results in the folder."""
+    """Run ``task(rank, folder)`` in two processes that write their results to the folder."""
     torch.multiprocessing.spawn(_start, (task, folder), nprocs=WORLD)
 
 
@@ -28,24 +31,24 @@ def _start(rank: int, task: Callable[[int, Path], None], folder: Path) -> None:
         "gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=WORLD
     )
     task(rank, folder)
-    if distributed.is_initialized():  # the task may have left
+    if distributed.is_initialized():  # the task may have left the group
         distributed.destroy_process_group()
 
 
 def make_client() -> Client:
-    """Make the same client in every process."""
+    """Build the same client in every process."""
     return Client(
         vit_trunk(build(row_named("vit_tiny_patch16_224"))), torch.Generator().manual_seed(0)
     )
 
 
 def make_data() -> tuple[Tensor, Tensor]:
-    """Make the full batch."""
+    """Return the images and labels of the full batch."""
     return draw_images(build(row_named("vit_tiny_patch16_224")), BATCH), torch.tensor([0, 1, 2, 1])
 
 
 def data_parallel_step(rank: int, folder: Path) -> None:
-    """Train one step on this rank's share of the batch and write the gradients."""
+    """Run one backward pass on this rank's part of the batch, and save the gradients."""
     client = DistributedDataParallel(make_client())
     images, labels = (tensor.chunk(WORLD)[rank] for tensor in make_data())
     nn.functional.cross_entropy(client(images), labels).backward()

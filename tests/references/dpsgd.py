@@ -1,4 +1,8 @@
-"""DP-SGD by hand: one sample after another through the plain model, clipping number by number, and privacy by integration."""
+"""DP-SGD by explicit loops.
+
+Gradients are computed sample by sample with the plain model, and clipped number by number. Privacy
+is computed by numerical integration.
+"""
 
 import math
 
@@ -9,7 +13,7 @@ from scipy.stats import norm
 
 
 def looped(model, loss, *batch):
-    """Every sample's own gradient: `loss(model, *sample)` of a batch of one, backwards, for each in turn."""
+    """Return each sample's gradient of `loss(model, *sample)`, one backward pass a sample."""
     parameters = {
         name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad
     }
@@ -24,7 +28,7 @@ def looped(model, loss, *batch):
 
 
 def clipped_and_added(gradients, max_norm):
-    """The sum of shrunk gradients, in Python's floats."""
+    """Return the sum of the clipped gradients, in Python floats."""
     batch = len(next(iter(gradients.values())))
     flat = [
         [gradient[index].double().flatten().tolist() for gradient in gradients.values()]
@@ -46,9 +50,10 @@ def clipped_and_added(gradients, max_norm):
 
 
 def gaussian_delta(epsilon, sigma):
-    """The smallest delta of a Gaussian mechanism of sensitivity 1, in closed form.
+    """Return the smallest delta of a Gaussian mechanism of sensitivity 1, in closed form.
 
-    Balle and Wang, "Improving the Gaussian Mechanism for Differential Privacy", ICML 2018, Theorem 8.
+    Balle and Wang, "Improving the Gaussian Mechanism for Differential Privacy", ICML 2018,
+    Theorem 8.
     """
     return norm.cdf(1 / (2 * sigma) - epsilon * sigma) - math.exp(epsilon) * norm.cdf(
         -1 / (2 * sigma) - epsilon * sigma
@@ -56,7 +61,10 @@ def gaussian_delta(epsilon, sigma):
 
 
 def sampled_delta(epsilon, sigma, rate):
-    """The smallest delta of one step in which a record takes part with probability `rate`: the larger of both hockey sticks, integrated."""
+    """Return the smallest delta of one step that samples each record with probability `rate`.
+
+    This is the larger one of the two hockey-stick divergences, by numerical integration.
+    """
     x = np.linspace(-12 * sigma, 1 + 12 * sigma, 100_001)
     plain = norm.pdf(x, 0, sigma)
     mixture = (1 - rate) * plain + rate * norm.pdf(x, 1, sigma)
@@ -68,5 +76,5 @@ def sampled_delta(epsilon, sigma, rate):
 
 
 def epsilon_at(delta, curve):
-    """Where a falling curve of delta over epsilon meets `delta`."""
+    """Return the epsilon at which the decreasing function `curve` has the value `delta`."""
     return brentq(lambda epsilon: curve(epsilon) - delta, 0.0, 50.0, xtol=1e-9)

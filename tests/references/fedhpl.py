@@ -1,7 +1,8 @@
-"""FedHPL, Eq. 7-10, as loops over clients, samples and classes in float64: slow and obvious.
+"""FedHPL, Eqs. 7-10, as slow and simple loops over clients, samples and classes in float64.
 
-Ma et al., "FedHPL: Efficient Heterogeneous Federated Learning with Prompt Tuning and Logit Distillation", 2024. Written from the paper.
-Nothing here is an average of averages: Eq. 8 runs over every single correct logit, so it can disagree with code that uploads class means.
+Ma et al., "FedHPL: Efficient Heterogeneous Federated Learning with Prompt Tuning and Logit
+Distillation", 2024. Written from the paper. Here Eq. 8 is a sum over all correct logits, and not a
+mean of class means. So it is independent of code that uploads class means.
 """
 
 import math
@@ -11,7 +12,7 @@ Row = list[float]
 
 
 class Client(NamedTuple):
-    """What one client holds after local training."""
+    """Logits and labels of one client after local training."""
 
     dim: int  # width of its features before the head
     logits: list[Row]  # one row for each local sample
@@ -19,17 +20,17 @@ class Client(NamedTuple):
 
 
 def similarity(dim: int, other: int) -> float:
-    """Eq. 7."""
+    """Return the similarity of two feature widths (Eq. 7)."""
     return dim / other if dim <= other else other / dim
 
 
 def is_correct(logits: Row, label: int) -> bool:
-    """Whether the largest logit is that of the label."""
+    """Return whether the logit of the label is the largest."""
     return all(logits[label] > logit for column, logit in enumerate(logits) if column != label)
 
 
 def class_means(client: Client, num_classes: int) -> tuple[list[Row], list[int]]:
-    """Eq. 10: the mean of the correct logits of each class, and how many there are."""
+    """Return the mean of the correct logits of each class, and their number (Eq. 10)."""
     means, counts = [], []
     for label in range(num_classes):
         total, count = [0.0] * num_classes, 0
@@ -46,7 +47,10 @@ def class_means(client: Client, num_classes: int) -> tuple[list[Row], list[int]]
 def teacher(
     clients: list[Client], dim: int, num_classes: int, *, smoothing: float = 1.0
 ) -> tuple[list[Row], Row]:
-    """Eq. 8, over every single correct logit: the rows for a client of width `dim`, and the sum of similarities behind each."""
+    """Return the teacher of a client of width `dim`, from all correct logits (Eq. 8).
+
+    The second result has the sum of the similarities for each row.
+    """
     rows, evidence = [], []
     for label in range(num_classes):
         numerator, weight = [0.0] * num_classes, 0.0
@@ -62,7 +66,7 @@ def teacher(
 
 
 def softmax(logits: Row, temperature: float) -> Row:
-    """Probabilities at a temperature."""
+    """Return probabilities at a temperature."""
     largest = max(logits)
     exponentials = [math.exp((logit - largest) / temperature) for logit in logits]
     return [entry / math.fsum(exponentials) for entry in exponentials]
@@ -76,7 +80,10 @@ def distillation_loss(
     *,
     temperature: float,
 ) -> float:
-    """Eq. 9, the mean over samples of KL(teacher || student); by App. C.4 a class without evidence is taught by the sample's own logits."""
+    """Return the mean over samples of KL(teacher || student) (Eq. 9).
+
+    For a class without evidence, the teacher is the sample itself (App. C.4).
+    """
     total = 0.0
     for student, label in zip(logits, labels, strict=True):
         target = teacher_rows[label] if evidence[label] > 0 else student

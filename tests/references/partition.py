@@ -1,4 +1,4 @@
-"""Partition rules again, slowly: exact fractions and one step at a time."""
+"""Slow partition rules, in exact fractions and one step at a time."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -7,7 +7,10 @@ from math import floor
 
 
 def largest_remainders(weights: Sequence[int], total: int) -> list[set[int]]:
-    """What each holder may get of `total` things in proportion to `weights`: one number, or two where remainders tie for the last thing."""
+    """Return the numbers that each holder may get of `total` things, in proportion to `weights`.
+
+    There is one number, or two if equal remainders compete for the last thing.
+    """
     quotas = [Fraction(weight, sum(weights)) * total for weight in weights]
     left = total - sum(floor(quota) for quota in quotas)
     remainders = sorted((quota - floor(quota) for quota in quotas), reverse=True)
@@ -27,14 +30,18 @@ def largest_remainders(weights: Sequence[int], total: int) -> list[set[int]]:
 
 
 def is_fair_picking(picks: Sequence[Iterable[int]], num_classes: int, slots: int) -> bool:
-    """Whether clients in turn picked different classes, each time one with the most slots left of those they did not have yet."""
+    """Return whether every pick of the clients was fair.
+
+    A fair pick is one of the classes with the most slots left, among the classes that the client
+    does not have yet. Clients pick one after another.
+    """
     left = [slots] * num_classes
     for client in picks:
         mine = list(client)
         if len(set(mine)) != len(mine):
             return False
         others = [left[label] for label in range(num_classes) if label not in mine]
-        # In some order each pick was a fullest class: so no class passed over has more slots left than a picked one had.
+        # A pick is fair if no other class has more slots left than the picked class had.
         if others and max(others) > min(left[label] for label in mine):
             return False
         for label in mine:
@@ -45,6 +52,6 @@ def is_fair_picking(picks: Sequence[Iterable[int]], num_classes: int, slots: int
 def class_counts(
     labels: Sequence[int], owned: Sequence[Sequence[int]], num_classes: int
 ) -> list[list[int]]:
-    """Count what each client owns of each class."""
+    """Count the samples of each class that each client owns."""
     counters = [Counter(labels[position] for position in mine) for mine in owned]
     return [[counter[label] for label in range(num_classes)] for counter in counters]

@@ -1,4 +1,8 @@
-"""A FedOTP step as it was published: whole sentences, the image tower at every step, and the loop with dense diagonals."""
+"""A FedOTP step as the authors published it.
+
+It encodes sentences of full length, runs the image tower at every step, and solves transport by a
+loop with dense diagonal matrices.
+"""
 
 import torch
 import torch.nn.functional as F
@@ -9,7 +13,7 @@ from references.transport import marginals, published_plan
 
 
 def whole_sentences(tower, names, context):
-    """Every sentence in full length, pooled after the last norm."""
+    """Encode every sentence in full length, and pool after the last norm."""
     model, text = tower.model, prompted_text(context, names)
     num_prompts, num_classes, length, dim = text.suffix.shape
     padding = names.pad.expand(num_prompts, num_classes, 77 - text.prefix.shape[1] - length, dim)
@@ -26,7 +30,7 @@ def whole_sentences(tower, names, context):
 def published_logits(
     patches: Tensor, text: Tensor, *, scale: float, mass: float = 0.8, threshold: float = 1e-3
 ) -> Tensor:
-    """Entropy 0.1; the plan is a constant for the gradient."""
+    """Return transport logits with epsilon 0.1; the plan is constant in the backward pass."""
     similarity = torch.einsum(
         "bvd,pkd->bkvp", F.normalize(patches, dim=-1), F.normalize(text, dim=-1)
     )

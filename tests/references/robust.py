@@ -1,11 +1,14 @@
-"""Order statistics by repeating every value as often as its weight says, and Krum by two loops; nothing of the library."""
+"""Order statistics with repeated values instead of weights, and Krum by two loops.
+
+Nothing is imported from the library.
+"""
 
 import numpy as np
 from scipy.stats import trim_mean
 
 
 def repeated(values, counts):
-    """Values of one coordinate, each as many times as its integer weight."""
+    """Repeat each value of one coordinate as often as its integer weight."""
     return [value for value, count in zip(values, counts, strict=True) for _ in range(count)]
 
 
@@ -14,7 +17,10 @@ def median(values, counts):
 
 
 def trimmed(values, counts, fraction):
-    """SciPy's, on copies; exact where `fraction` of the total is a whole number."""
+    """Return SciPy's trimmed mean of the repeated values.
+
+    `fraction` of the total count must be a whole number.
+    """
     assert round(fraction * sum(counts), 9) == round(fraction * sum(counts))
     return float(trim_mean(repeated(values, counts), fraction + 1e-9))
 

@@ -1,6 +1,7 @@
-"""SGPT, Eqs. 5-7 and what its code adds, as loops over samples, groups and clients in float64: slow and obvious.
+"""SGPT, Eqs. 5-7 and the additions of its code, as slow and simple loops in float64.
 
-Deng et al., "Unlocking the Potential of Prompt-Tuning in Bridging Generalized and Personalized Federated Learning", CVPR 2024.
+Deng et al., "Unlocking the Potential of Prompt-Tuning in Bridging Generalized and Personalized
+Federated Learning", CVPR 2024.
 """
 
 import math
@@ -15,7 +16,7 @@ Row = list[float]
 
 
 class Upload(NamedTuple):
-    """What one client sends, with how often it chose each group and how many samples it holds."""
+    """Upload of one client, with its selection counts and its number of samples."""
 
     keys: list[Row]
     prompts: list[Row]
@@ -31,7 +32,7 @@ def cosine(one: Row, other: Row) -> float:
 
 
 def choices(query: list[Row], keys: list[Row], usage: Row | None, *, offset: float) -> list[int]:
-    """Eq. 5, or with counts Eq. 6 with the offset of the authors' code."""
+    """Return the group of each query: Eq. 5, or Eq. 6 with the offset of the authors' code."""
     total = sum(usage or [])
     chosen = []
     for own in query:
@@ -45,7 +46,10 @@ def choices(query: list[Row], keys: list[Row], usage: Row | None, *, offset: flo
 
 
 def literal_keys(query: Tensor, keys: Tensor, *, usage: Tensor | None = None) -> Selection:
-    """Eq. 6 to the letter: argmax of (cos - 1) q. KNOWN WRONG: an unused group scores 0, the maximum, whatever its cosine."""
+    """Select as Eq. 6 is printed: the argmax of (cos - 1) q. KNOWN WRONG.
+
+    An unused group has the score 0. This is the maximum, independent of its cosine.
+    """
     similarity = torch.nn.functional.normalize(query) @ torch.nn.functional.normalize(keys).T
     weights = torch.ones(len(keys)) if usage is None else usage / usage.sum().clamp(min=1)
     indices = ((similarity - 1) * weights).argmax(1)
@@ -55,7 +59,11 @@ def literal_keys(query: Tensor, keys: Tensor, *, usage: Tensor | None = None) ->
 def server(
     previous: Upload, uploads: list[Upload], *, decay: float
 ) -> tuple[list[Row], list[Row], Row]:
-    """Alg. 2: keys by selection counts, prompts by data size, both with Eq. 7's momentum; the head by data size without."""
+    """Update the server's keys, prompts and head (Alg. 2).
+
+    Keys are averaged by selection counts, prompts by data size, both with the momentum of Eq. 7.
+    The head is averaged by data size, without momentum.
+    """
 
     def mean(rows: list[Row], weights: Row) -> Row:
         return [
@@ -67,7 +75,8 @@ def server(
     def smooth(before: Row, now: Row) -> Row:
         return [decay * old + (1 - decay) * new for old, new in zip(before, now, strict=True)]
 
-    sizes, keys, prompts = [upload.num_examples for upload in uploads], [], []
+    sizes = [upload.num_examples for upload in uploads]
+    keys, prompts = [], []
     for group in range(len(previous.keys)):
         counts = [upload.counts[group] for upload in uploads]
         known = sum(counts) > 0  # the paper divides by 0 here
