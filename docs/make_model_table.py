@@ -51,11 +51,18 @@ def accepted_line(row: Row) -> str:
     model = build(row)
     trunk, images = vit_trunk(model), draw_images(model)
     tokens = torch.randn(
-        trunk.depth, 2, trunk.dim, generator=torch.Generator().manual_seed(2), dtype=torch.float64
+        trunk.depth,
+        2,
+        trunk.dim,
+        generator=torch.Generator().manual_seed(2),
+        dtype=torch.float64,
     )
     layers = dict(enumerate(tokens))
 
-    expected, (prompted, _) = plain(model, images), hooked(model, images, layers, replace=True)
+    expected, (prompted, _) = (
+        plain(model, images),
+        hooked(model, images, layers, replace=True),
+    )
     without = (encode_prompted(trunk, images).pooled - expected).abs().max().item()
     pooled = encode_prompted(trunk, images, PromptStream(layers, True)).pooled
     if (pooled - expected).abs().max() < 1e-3:

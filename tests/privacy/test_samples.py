@@ -32,8 +32,8 @@ from fedprompt import (
 from fedprompt.privacy import clipped_sum, noisy_mean, per_sample, poisson_batch
 from models import Client, draw_images, tiny_vit
 from references.dpsgd import clipped_and_added, epsilon_at, gaussian_delta, looped, sampled_delta
-from studies import private
 from same import assert_identical
+from studies import private
 from tolerance import assert_near
 
 BATCH, CLASSES, GROUPS = 6, 4, 3
