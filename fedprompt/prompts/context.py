@@ -114,8 +114,8 @@ def prompted_text(
             makes them. If True, `context` has one more axis in front, which may be empty.
 
     Returns:
-        The sentences. Tokens that all classes share are stored once, apart from the rest: the
-        start token, and the tokens of a shared context before the name.
+        The sentences. The start token and the tokens of a shared context before the name are the
+        same for all classes, so they are stored once.
 
     Raises:
         ValueError: If the shapes do not match, or a name is too long for the tower with such a
