@@ -1,4 +1,4 @@
-"""The embedded task: its committed weights are what they say, its digits are split honestly, and the recipe can be repeated."""
+"""The embedded task: metadata of the weights, split of the digits, and a repeatable recipe."""
 
 import doctest
 import hashlib
@@ -16,7 +16,8 @@ from sklearn.datasets import load_digits
 from embedded import build, data, glyphs, pixels, vit
 
 SIZES = ("S", "B", "L")
-# Written down before these weights were trained: parameters, with the head of 47 classes, of a timm ViT of 48/3/3, 64/4/4 and 96/4/6.
+# Parameters of timm's ViTs of width/depth/heads 48/3/3, 64/4/4 and 96/4/6 with a head of 47
+# classes. The numbers were recorded before these weights were trained.
 NUM_PARAMETERS = {"S": 88_895, "B": 205_359, "L": 455_471}
 
 
@@ -30,19 +31,19 @@ def one_thread():
 
 @pytest.fixture(scope="module")
 def held_out():
-    """The glyphs that `build` kept from training, drawn once more."""
+    """Render the held-out glyphs of `build` again."""
     return glyphs.render(build.NUM_HELD_OUT, np.random.default_rng(0).spawn(2)[1])
 
 
 @pytest.fixture(scope="module")
 def upright():
-    """All real digits, in the domain of the printed glyphs."""
+    """Return all real digits, in the domain of the printed glyphs."""
     train_images, train_labels, test_images, test_labels = data.digits(0, domain=data.raw)
     return torch.cat([train_images, test_images]), torch.cat([train_labels, test_labels])
 
 
 def zero_shot(model, images, labels):
-    """Accuracy among the ten digits, the first ten of the 47 classes."""
+    """Return the accuracy among the ten digits, which are the first ten of the 47 classes."""
     with torch.inference_mode():
         return (model(images)[:, :10].argmax(1) == labels).float().mean().item()
 
@@ -74,9 +75,8 @@ def test_committed_weights_are_those_their_metadata_describes(size):
 
 
 def test_committed_weights_stay_small():
-    assert (
-        sum(vit.weights_path(size).stat().st_size for size in SIZES) < 1.6e6
-    )  # 2 bytes for each of 749,725 parameters, and headers
+    # There are 2 bytes for each of 749,725 parameters, and headers.
+    assert sum(vit.weights_path(size).stat().st_size for size in SIZES) < 1.6e6
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -112,8 +112,9 @@ def test_changed_weights_are_refused(tmp_path):
 
 @pytest.mark.parametrize("size", SIZES)
 def test_half_precision_still_knows_the_held_out_glyphs(size, held_out):
-    # The metadata holds the float32 accuracy of the build. Rounding to fp16 changed at most 1 prediction of 1,797 digits when
-    # measured on an earlier build; another FreeType may move a few of these 1,880 glyphs, so 0.5 points are allowed.
+    # The metadata contains the float32 accuracy of the build. In an earlier build, rounding to fp16
+    # changed at most 1 prediction of 1,797 digits. Another version of FreeType may change a few of
+    # these 1,880 glyphs, so the tolerance is 0.5 points.
     written = float(vit.load_metadata(vit.weights_path(size))["source_accuracy"])
     assert build.accuracy(vit.load_vit(size, with_head=True), *held_out) == pytest.approx(
         written, abs=0.005
@@ -125,8 +126,9 @@ def test_half_precision_still_knows_the_held_out_glyphs(size, held_out):
     [("S", 0.557, 0.175), ("B", 0.532, 0.184), ("L", 0.538, 0.190)],
 )
 def test_zero_shot_accuracy_shows_the_domain_gap(size, upright_accuracy, target_accuracy, upright):
-    # Measured by a throw-away script on these weights, all 1,797 digits. No digit was ever trained on, so half of the upright ones
-    # are read (chance: 10 %), and almost none after inversion and rotation. 1 point is the slack for other kernels.
+    # The expected values were measured by a separate script on all 1,797 digits. The models were
+    # not trained on digits. They classify half of the upright digits correctly (chance: 10 %), and
+    # few after inversion and rotation. The tolerance for other kernels is 1 point.
     images, labels = upright
     model = vit.load_vit(size, with_head=True)
     assert zero_shot(model, images, labels) == pytest.approx(upright_accuracy, abs=0.01)
@@ -146,7 +148,7 @@ def test_digits_are_a_partition_of_all_real_digits():
     assert not train & test
     assert len(train | test) == 1797  # scikit-learn's images are all different
 
-    # Each image still carries its own label.
+    # Each image still has its own label.
     images, labels = (
         pixels.enlarge(torch.from_numpy(load_digits().images).float()),
         load_digits().target,
@@ -169,12 +171,13 @@ def test_a_split_without_one_part_is_refused(num_test):
 
 
 def test_enlarging_is_bilinear_interpolation():
-    # Twice the size, pixel centres aligned: each new pixel is 3/4 its own old pixel and 1/4 the nearer neighbour (itself at the border).
+    # The size is doubled and pixel centers are aligned. Each new pixel is 3/4 of its own old pixel
+    # plus 1/4 of the nearer neighbor, which is the pixel itself at the border.
     weights = torch.zeros(16, 8)
     for old in range(8):
-        for new, neighbour in ((2 * old, old - 1), (2 * old + 1, old + 1)):
+        for new, neighbor in ((2 * old, old - 1), (2 * old + 1, old + 1)):
             weights[new, old] += 0.75
-            weights[new, min(max(neighbour, 0), 7)] += 0.25
+            weights[new, min(max(neighbor, 0), 7)] += 0.25
     ink = torch.rand(3, 8, 8, generator=torch.Generator().manual_seed(0)) * 16
     expected = weights @ (ink / ink.flatten(1).max(1).values[:, None, None]) @ weights.T
     torch.testing.assert_close(pixels.enlarge(ink), expected[:, None])
@@ -199,7 +202,8 @@ def test_noise_has_the_deviation_asked_for():
         )
         - 0.5
     )
-    # 128,000 draws: the standard error of the mean is 0.2 / 358, that of the deviation 0.2 / 506; five of each are allowed.
+    # With 128,000 draws, the standard error of the mean is 0.2 / 358 and that of the deviation is
+    # 0.2 / 506. The tolerances are five standard errors.
     assert noise.mean().item() == pytest.approx(0, abs=5 * 0.2 / 358)
     assert noise.std().item() == pytest.approx(0.2, abs=5 * 0.2 / 506)
 
@@ -216,19 +220,16 @@ def test_still_warp_changes_nothing():
 
 @pytest.mark.parametrize(
     ("strength", "column", "row", "deviation_x", "deviation_y"),
-    [  # by hand, to first order, at x = (2 column + 1) / 63 - 1 and likewise y: columns 31 and 47 lie at 0 and 32 / 63 = 0.508
+    [
+        # First-order deviations by hand, at x = (2 column + 1) / 63 - 1 and the same for y and row.
+        # Columns 31 and 47 are at 0 and 32 / 63 = 0.508.
         ({"shift": 0.06}, 31, 31, 0.06, 0.06),
         ({"rotation": 0.12}, 47, 31, 0.0, 0.508 * 0.12),
         ({"rotation": 0.12}, 31, 47, 0.508 * 0.12, 0.0),
         ({"scale": 0.1}, 47, 47, 0.0508, 0.0508),
         ({"shear": 0.12}, 31, 47, 0.508 * 0.12, 0.0),
-        (
-            {"elastic": 0.06},
-            20,
-            42,
-            0.06,
-            0.06,
-        ),  # next to the point (1 / 3, 2 / 3) of the way, one of the 4 x 4 grid
+        # This pixel is next to the point (1 / 3, 2 / 3) of the 4 x 4 grid.
+        ({"elastic": 0.06}, 20, 42, 0.06, 0.06),
     ],
 )
 def test_warp_moves_a_pixel_as_far_as_its_strength_says(
@@ -241,7 +242,7 @@ def test_warp_moves_a_pixel_as_far_as_its_strength_says(
         coordinates.expand(2000, -1, -1, -1), torch.Generator().manual_seed(0), **STILL | strength
     )
     measured_x, measured_y = warped[:, :, row, column].std(0).tolist()
-    # The standard error of a deviation from 2,000 draws is 1.6 %; second-order terms stay below 0.008.
+    # The standard error of a deviation from 2,000 draws is 1.6 %. Second-order terms are below 0.008.
     assert measured_x == pytest.approx(deviation_x, rel=0.08, abs=0.008)
     assert measured_y == pytest.approx(deviation_y, rel=0.08, abs=0.008)
 
@@ -253,7 +254,7 @@ def test_each_image_is_augmented_by_itself_and_in_its_place():
     assert torch.equal(images, before)
     assert torch.equal(warped, data.augment(images, torch.Generator().manual_seed(0)))
     nearest = torch.cdist(warped.flatten(1), images.flatten(1)).argmin(1)
-    # A mild warp keeps the digit: measured 0.98 with the labels in place; shuffled labels would give 0.1.
+    # A mild warp preserves the digit. The measured share is 0.98. Shuffled labels would give 0.1.
     assert (labels[nearest] == labels).float().mean().item() > 0.95
     copies = data.augment(images[:1].expand(50, -1, -1, -1), torch.Generator().manual_seed(0))
     assert len(copies.unique(dim=0)) == 50
@@ -266,16 +267,16 @@ def test_rendered_glyphs_are_ordered_bounded_and_repeatable():
     assert images.min() == 0
     peaks = images.flatten(1).max(1).values
     assert peaks.max() <= 1
-    assert (
-        peaks.min() >= 0.75**2
-    )  # the brightest of the 8 x 8 pixels is 1 and gives 3/4 along each axis to its enlarged ones
+    # The brightest of the 8 x 8 pixels is 1. Along each axis it contributes 3/4 to its new pixels.
+    assert peaks.min() >= 0.75**2
     assert torch.equal(images, glyphs.render(3, np.random.default_rng(5))[0])
     assert len(images.unique(dim=0)) == 141
     assert not torch.equal(images, glyphs.render(3, np.random.default_rng(6))[0])
 
 
 def test_nothing_touches_the_global_random_state():
-    before_torch, before_numpy = torch.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002  (the state that must not be used)
+    before_torch = torch.get_rng_state()
+    before_numpy = np.random.get_state()[1].copy()  # noqa: NPY002  (this state must not be used)
     images, labels = glyphs.render(1, np.random.default_rng(0))
     generator = torch.Generator().manual_seed(0)
     model = vit.new_vit("S", seed=0)
@@ -299,9 +300,8 @@ def test_saving_and_loading_rounds_to_half_precision_only(tmp_path):
     vit.save_vit(model, "S", vit.weights_path("S", tmp_path), source_accuracy=0.5, recipe="test")
     loaded = vit.load_vit("S", with_head=True, folder=tmp_path).state_dict()
     for name, tensor in model.state_dict().items():
-        torch.testing.assert_close(
-            loaded[name], tensor, rtol=2**-11, atol=2**-25
-        )  # half a unit in the last place of fp16
+        # The tolerance is half a unit in the last place of fp16.
+        torch.testing.assert_close(loaded[name], tensor, rtol=2**-11, atol=2**-25)
 
 
 @pytest.mark.parametrize("module", [data, vit])
@@ -313,8 +313,9 @@ def test_docstring_examples_run(module):
 
 @pytest.mark.slow
 def test_building_again_lands_near_the_committed_weights(tmp_path, upright):
-    # Another seed, so that the recipe is tested and not its bits. Measured: held-out glyphs 0.965 (committed) and 0.957 (seed 1);
-    # upright digits 0.557 and 0.504. The tolerances are twice these gaps.
+    # Another seed tests the recipe instead of bitwise equality. The measured accuracies of the
+    # committed weights and of seed 1 are 0.965 and 0.957 on held-out glyphs. On upright digits
+    # they are 0.557 and 0.504. The tolerances are twice these gaps.
     command = [
         sys.executable,
         "-W",

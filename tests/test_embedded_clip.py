@@ -1,4 +1,4 @@
-"""The embedded CLIP: its committed weights are what they say, canvases hold what they should, and captions fit their images."""
+"""The embedded CLIP: metadata of its weights, contents of canvases, and captions of images."""
 
 import doctest
 import hashlib
@@ -21,7 +21,7 @@ def model():
 
 
 def images(count, seed=0):
-    """Images without an empty pixel, so that whatever is covered shows."""
+    """Return images without an empty pixel, so that every covered pixel is visible."""
     return 0.2 + 0.8 * torch.rand(count, 1, 16, 16, generator=torch.Generator().manual_seed(seed))
 
 
@@ -79,7 +79,7 @@ def test_an_unknown_word_is_refused():
 
 
 def test_the_librarys_tower_reads_what_the_model_reads(model):
-    # Two ways to the same features: whole sentences as token ids, and a context of words with class names behind it.
+    # Whole sentences as token ids give the same features as a context of words before class names.
     tower = fp.TextTower(model, clip.tokenize)
     context = fp.ContextPrompts(tower.dim, init=tower.words("a photo of a"))
     features = tower(fp.prompted_text(context(), tower.class_names(clip.NAMES)))[0]

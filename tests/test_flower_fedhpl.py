@@ -1,4 +1,7 @@
-"""FedHPL cut for Flower is that of its own example; ``examples/flower_fedhpl/run.py`` compares what Flower then makes of it."""
+"""The client and server of the Flower example give the results of the FedHPL example.
+
+``examples/flower_fedhpl/run.py`` compares them with runs in Flower.
+"""
 
 import socket
 import struct
@@ -16,7 +19,7 @@ from studies import fedhpl, report
 
 
 def test_the_cut_rounds_learn_what_the_example_learns():
-    """The same accuracy of every client on every class, and as many bytes, as in the example's own loop."""
+    """Class accuracies of every client and numbers of bytes equal those of the example's loop."""
     task, backbones, split = federation.setting()
     small = task._replace(test=task.test.first(100))
     args = Namespace(**vars(federation.ARGS), checkpoint=None)
@@ -63,14 +66,17 @@ def test_other_bits_are_noticed():
 
 
 class Link:
-    """A SuperLink that lives."""
+    """Process of a SuperLink that is running."""
 
     def poll(self) -> None:
-        """Not ended."""
+        """Return None, because the process has not ended."""
 
 
 def test_a_superlink_that_drops_its_first_connections_is_waited_for(monkeypatch):
-    """While it starts, it may accept and reset, which urllib does not wrap; or close without an answer."""
+    """A starting SuperLink may close a connection without an answer, or accept and reset it.
+
+    urllib does not convert a reset to one of its own errors.
+    """
     monkeypatch.setattr(launch.time, "sleep", lambda seconds: None)
     with socket.create_server(("127.0.0.1", 0)) as listening:
         thread = threading.Thread(
@@ -88,8 +94,7 @@ def answer(listening: socket.socket, answers: list[bytes | None]) -> None:
         with connection:
             connection.recv(1000)
             if each is None:
-                connection.setsockopt(
-                    socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
-                )  # closing resets
+                linger = struct.pack("ii", 1, 0)  # closing resets the connection
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
             else:
                 connection.sendall(each)

@@ -1,1 +1,4 @@
-"""The task the examples run on without any download: tiny frozen ViTs that know printed glyphs, and real handwritten digits."""
+"""Data and frozen models of the examples, without any download.
+
+Tiny ViTs and a tiny CLIP are pretrained on printed glyphs. The target is real handwritten digits.
+"""

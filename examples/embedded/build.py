@@ -1,4 +1,7 @@
-"""Render the printed glyphs, pretrain the tiny ViTs on them and write their weights: `python examples/embedded/build.py`."""
+"""Pretrain the tiny ViTs on rendered glyphs and write their weights.
+
+Run it with `python examples/embedded/build.py`.
+"""
 
 import argparse
 import sys
@@ -33,14 +36,14 @@ def pretrain(
     *,
     steps: int = STEPS,
 ) -> None:
-    """Train every weight of a model to name the glyphs, in place.
+    """Train all weights of a model in place to classify the glyphs.
 
     Args:
-        model: Left in eval mode.
-        images: Un-augmented.
+        model: Model to train; it is returned to eval mode.
+        images: Glyphs without augmentation.
         labels: Classes of `images`.
-        generator: Of the batches and their augmentation.
-        steps: At least 20, because the first tenth warms up.
+        generator: Generator of the batches and their augmentation.
+        steps: Number of steps, at least 20, because the first tenth warms up.
     """
     model.train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1.5e-3, weight_decay=0.05)
@@ -67,7 +70,7 @@ def accuracy(
     images: Float[Tensor, "batch 1 height width"],
     labels: Int[Tensor, "batch"],
 ) -> float:
-    """Return the share of images that a model names rightly."""
+    """Return the share of images that a model classifies correctly."""
     return float((model(images).argmax(1) == labels).float().mean())
 
 
@@ -76,8 +79,8 @@ def build(size: str, *, seed: int = 0, steps: int = STEPS) -> tuple[VisionTransf
 
     Args:
         size: "S", "B" or "L".
-        seed: Of the glyphs, the initial weights and the batches.
-        steps: Of the optimiser.
+        seed: Seed of the glyphs, the initial weights and the batches.
+        steps: Number of optimizer steps, at least 20.
 
     Returns:
         The model and its accuracy on held-out glyphs.
@@ -89,7 +92,7 @@ def build(size: str, *, seed: int = 0, steps: int = STEPS) -> tuple[VisionTransf
 
 
 def main() -> None:
-    """Build the sizes asked for and write one file for each."""
+    """Build the requested sizes and write one file for each."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", default=",".join(ARCHITECTURES), help="comma-separated sizes")
     parser.add_argument("--steps", type=int, default=STEPS)
@@ -103,7 +106,8 @@ def main() -> None:
         path = weights_path(size, arguments.out)
         save_vit(model, size, path, source_accuracy=source_accuracy, recipe=RECIPE)
         print(
-            f"{path}: {path.stat().st_size / 1024:.0f} KiB, {source_accuracy:.1%} of held-out glyphs"
+            f"{path}: {path.stat().st_size / 1024:.0f} KiB, "
+            f"{source_accuracy:.1%} of held-out glyphs"
         )
 
 

@@ -1,4 +1,7 @@
-"""Pretrain the tiny CLIP on printed glyphs on cluttered canvases and write its weights: `python examples/embedded/build_clip.py`."""
+"""Pretrain the tiny CLIP on glyphs on cluttered canvases and write its weights.
+
+Run it with `python examples/embedded/build_clip.py`.
+"""
 
 import argparse
 import sys
@@ -35,7 +38,7 @@ from fedprompt import cosine_logits, image_tokens
 
 RECIPE = "1"
 STEPS = 4500
-BACKGROUND_STEPS = 500  # in the end, with patches of clutter held away from all captions
+BACKGROUND_STEPS = 500  # final steps, which also push patches of clutter away from all captions
 BATCH = 64
 PATCH_WEIGHT = 0.5
 
@@ -43,7 +46,10 @@ PATCH_WEIGHT = 0.5
 def encode_text(
     model: open_clip.model.CLIP, tokens: Int[Tensor, "texts length"]
 ) -> Float[Tensor, "texts dim"]:
-    """Encode texts of any length, short ones in less time than `model.encode_text`, which takes its full length alone."""
+    """Encode texts of any length.
+
+    Short texts take less time than with `model.encode_text`, which requires the full length.
+    """
     length = tokens.shape[1]
     embedded = model.token_embedding(tokens) + model.positional_embedding[:length]
     hidden = model.ln_final(
@@ -53,21 +59,23 @@ def encode_text(
 
 
 class Captions:
-    """Two captions of every class, drawn anew for each batch: one that names no style, and one that names some style."""
+    """Two captions of every class, drawn again for each batch.
+
+    The first caption names no style. The second names a random style.
+    """
 
     def __init__(self) -> None:
         texts = [
             [tokenize([form.format(name) for name in NAMES], 12) for form in forms]
             for forms in TEMPLATES.values()
         ]
-        self.tokens = torch.stack(
-            [torch.stack(forms) for forms in texts]
-        )  # (1 + styles, forms, classes, length)
+        # (1 + styles, forms, classes, length)
+        self.tokens = torch.stack([torch.stack(forms) for forms in texts])
 
     def draw(
         self, labels: Int[Tensor, "batch"], styles: Int[Tensor, "batch"], generator: torch.Generator
     ) -> tuple[Int[Tensor, "texts length"], Float[Tensor, "batch texts"]]:
-        """Return the captions, and for each image the equal weights of those that fit it."""
+        """Return the captions, and for each image equal weights over the captions that fit it."""
         classes, num_forms = torch.arange(len(NAMES)), self.tokens.shape[1]
         forms = torch.randint(num_forms, (2, len(NAMES)), generator=generator)
         named = torch.randint(len(STYLES), (len(NAMES),), generator=generator)
@@ -80,10 +88,13 @@ class Captions:
 
 
 def difficulty(progress: float) -> tuple[float, float]:
-    """Begin with plain glyphs that fill the canvas; from 8 to 58 % of all steps, let them shrink, and other styles come in twice as fast.
+    """Return how small glyphs are and how often they have a style, at one moment of the training.
+
+    Training begins with plain glyphs that fill the canvas. The glyphs shrink between 8 % and 58 %
+    of all steps. Other styles are introduced twice as fast.
 
     Args:
-        progress: The share of steps that are over.
+        progress: Share of completed steps.
 
     Returns:
         The side of the smallest glyph in pixels, and the share of images whose style is drawn.
@@ -103,8 +114,9 @@ def batch_loss(
     """Draw canvases, styles and captions for a batch of glyphs.
 
     Returns:
-        The contrastive loss, of the pooled token and of the mean over the patches that a glyph touches; and how close the other patches
-        come to any caption.
+        The contrastive loss, and the mean similarity of background patches to their nearest
+        caption. The loss is that of the pooled token plus that of the mean over the patches that
+        the glyph touches.
     """
     smallest, share = difficulty(progress)
     squares = []
@@ -143,15 +155,16 @@ def pretrain(
     steps: int = STEPS,
     background: bool = False,
 ) -> None:
-    """Train every weight of a model to tell the captions that fit a glyph from all others, in place.
+    """Train all weights of a model in place to match glyphs with the captions that fit them.
 
     Args:
-        model: From `new_clip`; nothing in it depends on train mode.
-        images: From `render`.
+        model: Model from `new_clip`; none of its layers depends on train mode.
+        images: Glyphs from `render`.
         labels: Classes of `images`.
-        generator: Of the batches, their canvases and captions.
-        steps: At least 20, because the first tenth warms up.
-        background: Go on with a trained model at half the learning rate, now with clutter held away from all captions.
+        generator: Generator of the batches, their canvases and captions.
+        steps: Number of steps, at least 20, because the first tenth warms up.
+        background: If true, a trained model is trained further, at half the learning rate, and
+            patches of clutter are pushed away from all captions.
     """
     captions, rate = Captions(), 7e-4 if background else 1.5e-3
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=0.05)
@@ -182,7 +195,10 @@ def pretrain(
 def accuracy(
     model: open_clip.model.CLIP, images: Tensor, labels: Tensor, generator: torch.Generator
 ) -> float:
-    """Return the share of plain glyphs, of all sizes on cluttered canvases, that "a photo of a ..." names rightly."""
+    """Return the zero-shot accuracy on plain glyphs of all sizes on cluttered canvases.
+
+    The captions are "a photo of a ...".
+    """
     text = model.encode_text(tokenize([f"a photo of a {name}." for name in NAMES]))
     pooled, _ = image_tokens(model, preprocess(cluttered(images, generator)[0]))
     return float((cosine_logits(pooled, text, scale=1.0).argmax(1) == labels).float().mean())
@@ -208,7 +224,8 @@ def main() -> None:
     path = weights_path(arguments.out)
     save_clip(model, path, recipe=RECIPE, source_accuracy=f"{source_accuracy:.4f}")
     print(
-        f"{path}: {path.stat().st_size / 1024:.0f} KiB, {source_accuracy:.1%} of held-out glyphs, {seconds:.0f} CPU seconds"
+        f"{path}: {path.stat().st_size / 1024:.0f} KiB, "
+        f"{source_accuracy:.1%} of held-out glyphs, {seconds:.0f} CPU seconds"
     )
 
 

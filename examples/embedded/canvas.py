@@ -17,12 +17,12 @@ def place(
     size: Float[Tensor, "batch"],
     corner: Float[Tensor, "batch 2"],
 ) -> Canvases:
-    """Scale each image to a square on an empty canvas, bilinearly.
+    """Scale each image bilinearly to a square on an empty canvas.
 
     Args:
-        images: 0 is empty.
+        images: Images in which 0 is empty.
         size: Sides of the squares, in pixels.
-        corner: Their top left corners (x, y), in pixels; what leaves the canvas is cut off.
+        corner: Top left corners (x, y) of the squares, in pixels. Parts outside the canvas are cut.
     """
     scale = SIDE / size[:, None]
     affine = torch.cat(
@@ -42,7 +42,10 @@ def clutter(
     *,
     fragments: int = NUM_FRAGMENTS,
 ) -> Canvases:
-    """Fill canvases with small cuttings of other images, drawn from the same batch, in random places, sizes and brightness."""
+    """Fill canvases with small fragments of other images of the batch.
+
+    Places, sizes and brightness of the fragments are random.
+    """
     canvas = torch.zeros(len(images), images.shape[1], SIDE, SIDE, device=images.device)
     pixel = torch.arange(SIDE, device=images.device) + 0.5
     for _ in range(fragments):
@@ -52,11 +55,11 @@ def clutter(
                 len(images), *shape, generator=generator, device=images.device
             )
 
-        size, centre, seen = uniform(SMALLEST, SIDE), uniform(0, SIDE, 2), uniform(0.2, 0.8, 2)
+        size, center, seen = uniform(SMALLEST, SIDE), uniform(0, SIDE, 2), uniform(0.2, 0.8, 2)
         reach, light = uniform(2, 4, 1), uniform(0.5, 1, 1, 1, 1)
         others = images[torch.randperm(len(images), generator=generator, device=images.device)]
-        across, down = ((pixel - centre[:, axis, None]).abs() < reach for axis in (0, 1))
-        cutting = place(others, size, centre - seen * size[:, None]) * (
+        across, down = ((pixel - center[:, axis, None]).abs() < reach for axis in (0, 1))
+        cutting = place(others, size, center - seen * size[:, None]) * (
             down[:, None, :, None] & across[:, None, None, :]
         )
         canvas = torch.maximum(canvas, light * cutting)
@@ -73,13 +76,13 @@ def cluttered(
     """Put each image into a square of random size and place on its own cluttered canvas.
 
     Args:
-        images: In [0, 1], ink on 0.
-        generator: On the device of `images`.
+        images: Images in [0, 1], with ink on a background of 0.
+        generator: Generator on the device of `images`.
         smallest: Side of the smallest square, in pixels.
-        largest: Side of the largest; 32 leaves no room for clutter.
+        largest: Side of the largest square, at most 32. A square of 32 pixels covers all clutter.
 
     Returns:
-        The canvases, and squares of 1 where the images stand. Clutter stays outside of them.
+        The canvases, and masks that are 1 in the squares of the images. Clutter is only outside.
     """
     size = smallest + (largest - smallest) * torch.rand(
         len(images), generator=generator, device=images.device

@@ -1,4 +1,4 @@
-"""The frozen tiny CLIP: its words, its captions, and how it is kept in a file."""
+"""The frozen tiny CLIP: its words, its captions and its weights file."""
 
 import json
 import re
@@ -16,7 +16,7 @@ from embedded.vit import FOLDER, load_metadata, load_weights, save_weights
 
 DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 NAMES = (*DIGITS, *(name if name.isupper() else f"small {name.upper()}" for name in CLASSES[10:]))
-STYLES = ("plain", "inverted", "noisy")  # which a caption may name, or leave open
+STYLES = ("plain", "inverted", "noisy")  # a caption names one of them or none
 _OPENINGS = {"": "a", "plain": "a plain", "inverted": "an inverted", "noisy": "a noisy"}
 _FORMS = ("{} photo of a {{}}.", "{} picture of the {{}}.", "{} drawing of a {{}}.")
 TEMPLATES = {
@@ -45,7 +45,9 @@ ARCHITECTURE: dict[str, Any] = {
 def tokenize(
     texts: list[str], context_length: int = ARCHITECTURE["text_cfg"]["context_length"]
 ) -> Int[Tensor, "texts length"]:
-    """Write one id for each word or full stop, as open_clip's tokenizers do: start, words, end, padding; what is too long is cut.
+    """Return one id for each word or full stop, in the layout of open_clip's tokenizers.
+
+    A row contains start, words, end and padding. Texts that are too long are cut.
 
     Raises:
         ValueError: If a word is not among `WORDS`.
@@ -59,7 +61,8 @@ def tokenize(
         words = re.findall(r"\w+|\.", text)
         if unknown := set(words) - set(WORDS[2:-1]):
             raise ValueError(
-                f"`texts` must be written in the {len(WORDS) - 3} words of the embedded CLIP; got {sorted(unknown)}."
+                f"`texts` must be written in the {len(WORDS) - 3} words of the embedded CLIP; "
+                f"got {sorted(unknown)}."
             )
         written = ["<start>", *words[: context_length - 2], "<eot>"]
         row[: len(written)] = torch.tensor([WORDS.index(word) for word in written])
@@ -67,24 +70,24 @@ def tokenize(
 
 
 def preprocess(canvases: Canvases) -> Float[Tensor, "batch 3 side side"]:
-    """Centre the values of grey images at 0 and give them three channels, as the embedded CLIP expects."""
+    """Center the values of gray images at 0 and repeat them in three channels."""
     return (canvases - 0.5).expand(-1, 3, -1, -1)
 
 
 def weights_path(folder: Path = FOLDER) -> Path:
-    """Return where the weights are kept, by default the committed ones."""
+    """Return the path of the weights, by default of the committed ones."""
     return folder / "clip.safetensors"
 
 
 def new_clip(*, seed: int) -> open_clip.model.CLIP:
-    """Build an untrained CLIP, in eval mode; the global random state is left alone."""
+    """Build an untrained CLIP in eval mode, without changing the global random state."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         return open_clip.model.CLIP(**ARCHITECTURE).eval()
 
 
 def save_clip(model: open_clip.model.CLIP, path: Path, **measured: str) -> None:
-    """Write the weights in half precision, with the architecture, the words and what was measured."""
+    """Write the weights in half precision, with the architecture, the words and measured values."""
     save_weights(
         model,
         path,
@@ -94,10 +97,12 @@ def save_clip(model: open_clip.model.CLIP, path: Path, **measured: str) -> None:
 
 
 def load_clip(folder: Path = FOLDER) -> open_clip.model.CLIP:
-    """Load the pretrained CLIP in float32 and eval mode: images of 3 x 32 x 32 pixels, 64 patches.
+    """Load the pretrained CLIP in float32 and eval mode.
+
+    Images have 3 x 32 x 32 pixels and 64 patches.
 
     Raises:
-        ValueError: If the file was written for another architecture or other words, or was changed.
+        ValueError: If the file belongs to another architecture or vocabulary, or is corrupted.
 
     Example:
         >>> load_clip().encode_text(tokenize(["a photo of a three."])).shape

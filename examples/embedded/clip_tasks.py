@@ -1,4 +1,7 @@
-"""What the CLIP examples run on: digits on cluttered canvases, CIFAR or folders of images, as image tokens computed once."""
+"""Tasks of the CLIP examples: digits on cluttered canvases, CIFAR or folders of images.
+
+The image tokens of the frozen CLIP are computed once.
+"""
 
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
@@ -26,14 +29,17 @@ FEDOTP = Recipe(
 
 
 class Part(NamedTuple):
-    """Images as a frozen CLIP sees them: the pooled token and then those of the patches; with their classes and domains."""
+    """Image tokens of a frozen CLIP, with the classes and domains of the images.
+
+    The pooled token is first, followed by the tokens of the patches.
+    """
 
     tokens: Float[Tensor, "images tokens dim"]
     labels: Int[Tensor, "images"]
     domains: Int[Tensor, "images"]
 
     def first(self, count: int) -> "Part":
-        """Keep the first images alone."""
+        """Return the part with the first `count` images only."""
         return Part(*(each[:count] for each in self))
 
     def training(
@@ -46,7 +52,10 @@ class Part(NamedTuple):
         epochs: int,
         generator: torch.Generator,
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield shuffled batches of tokens and labels: so many epochs, or as many epochs as `steps` need."""
+        """Yield shuffled batches of tokens and labels.
+
+        There are `epochs` epochs, or `steps` batches if `steps` is given.
+        """
         owned = torch.as_tensor(indices)
         orders = (
             owned[torch.randperm(len(owned), generator=generator)]
@@ -57,7 +66,10 @@ class Part(NamedTuple):
 
 
 class ClipTask(NamedTuple):
-    """A frozen CLIP, the names of the classes, and images of one or several domains; `look` returns a test image."""
+    """Frozen CLIP, names of the classes, and images of one or several domains.
+
+    `look` returns a test image.
+    """
 
     tower: fp.TextTower
     names: fp.interfaces.ClassNames
@@ -69,7 +81,7 @@ class ClipTask(NamedTuple):
     recipe: Recipe
 
     def cells(self, part: Part) -> Int[Tensor, "images"]:
-        """Number the pairs of a domain and a class: what a client may hold much or little of."""
+        """Return the cell of each image: the index of its pair of domain and class."""
         return part.domains * len(self.names.names) + part.labels
 
     def counts(
@@ -94,7 +106,11 @@ class ClipTask(NamedTuple):
         ).value
 
     def shards(self, args: Namespace) -> list[np.ndarray]:
-        """Split the training images: by labels ("iid", "dirichlet", "pathological"), by domain ("domain") or by both ("both")."""
+        """Split the training images over clients.
+
+        The partition is by labels ("iid", "dirichlet", "pathological"), by domain ("domain") or
+        by both ("both").
+        """
         generator, labels = np.random.default_rng(args.seed), self.train.labels.numpy()
         dirichlet = partial(fp.dirichlet, alpha=args.alpha, generator=generator)
         if args.partition == "dirichlet":
@@ -119,12 +135,15 @@ class ClipTask(NamedTuple):
 
 
 def load_task(args: Namespace) -> ClipTask:
-    """Load the digits with the embedded CLIP, or any data with a model of open_clip's."""
+    """Load the digits with the embedded CLIP, or other data with a model of open_clip."""
     return embedded_task(args) if args.dataset == "digits" else open_clip_task(args)
 
 
 def embedded_task(args: Namespace) -> ClipTask:
-    """Put the digits on canvases, split anew for each seed, and run the embedded CLIP over them once."""
+    """Put the digits on canvases and compute their tokens once with the embedded CLIP.
+
+    The split of the digits depends on the seed.
+    """
     model = load_clip().to(args.device)
     tower = fp.TextTower(model, tokenize)
     digits = data.digits(args.seed, domain=data.raw)
@@ -162,7 +181,10 @@ def embedded_task(args: Namespace) -> ClipTask:
 
 
 def open_clip_task(args: Namespace) -> ClipTask:
-    """Run a model of open_clip's over CIFAR or folders once; a comma in the name separates domains, which have the same classes."""
+    """Compute the tokens of CIFAR or image folders once with a model of open_clip.
+
+    Commas in `args.dataset` separate domains. All domains have the same classes.
+    """
     quick_gelu = open_clip.get_pretrained_cfg(args.model, args.pretrained or "").get(
         "quick_gelu", False
     )  # as these weights were trained
@@ -177,7 +199,8 @@ def open_clip_task(args: Namespace) -> ClipTask:
     for images in zip(*sets, strict=True):
         if any(each.classes != classes for each in images):
             raise ValueError(
-                f"`--dataset` must name domains of the classes {classes}; got {[each.classes for each in images]}."
+                f"`--dataset` must name domains of the classes {classes}; "
+                f"got {[each.classes for each in images]}."
             )
         tokens = fp.precompute(
             partial(_tokens, model), ConcatDataset(images), batch_size=32, dtype=torch.float16

@@ -1,4 +1,7 @@
-"""The target: real handwritten digits (scikit-learn's 1797 images), in several visual domains that no ViT was pretrained on."""
+"""Target data: scikit-learn's 1797 real handwritten digits, in several visual domains.
+
+None of the embedded models was pretrained on handwritten digits.
+"""
 
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -16,7 +19,7 @@ Images = Float[Tensor, "batch 1 height width"]
 
 
 class Digits(NamedTuple):
-    """A split of the digits; labels are the digits themselves."""
+    """Split of the digits into training and test images, with the digits as labels."""
 
     train_images: Images
     train_labels: Int[Tensor, "batch"]
@@ -25,22 +28,22 @@ class Digits(NamedTuple):
 
 
 def raw(images: Images) -> Images:
-    """Leave the digits upright, light ink on black: the domain of the printed glyphs."""
+    """Return the digits unchanged, upright and white on black like the printed glyphs."""
     return images
 
 
 def inverted(images: Images) -> Images:
-    """Turn light into dark: a photographic negative."""
+    """Return the negative of the images."""
     return 1 - images
 
 
 def rotated(images: Images) -> Images:
-    """Turn by 90 degrees, counter-clockwise."""
+    """Rotate the images counterclockwise by 90 degrees."""
     return images.rot90(dims=(-2, -1))
 
 
 def inverted_rotated(images: Images) -> Images:
-    """Take the negative and turn it by 90 degrees: the default target domain."""
+    """Invert the images and rotate them by 90 degrees, as in the default target domain."""
     return rotated(inverted(images))
 
 
@@ -55,9 +58,10 @@ def digits(
     """Split the 1797 digits at random into training and test images.
 
     Args:
-        seed: Of the split; the global random state is left alone.
-        num_test: How many images are held out.
-        domain: What becomes of every image; `functools.partial(noisy, generator=generator)` is one, too.
+        seed: Seed of the split. The global random state does not change.
+        num_test: Number of test images.
+        domain: Function that is applied to all images, for example
+            `functools.partial(noisy, generator=generator)`.
 
     Returns:
         float32 images of 1 x 16 x 16 pixels and int64 labels.
@@ -84,17 +88,17 @@ def on_canvases(
     smallest: float,
     largest: float,
 ) -> tuple[Canvases, Int[Tensor, "batch"]]:
-    """Put digits on cluttered canvases and deal these out to domains in turn.
+    """Put digits on cluttered canvases and assign these to domains in turn.
 
     Args:
-        images: Digits in the domain `raw`, in any order that knows nothing of their labels.
-        generator: Of places, sizes, clutter and noise.
+        images: Digits in the domain `raw`, in an order that is independent of their labels.
+        generator: Generator of places, sizes, clutter and noise.
         domains: Names in `DOMAINS`.
-        smallest: Side of the smallest digit, in pixels of 32.
-        largest: Side of the largest.
+        smallest: Side of the smallest digit in pixels; a canvas has 32.
+        largest: Side of the largest digit in pixels, at most 32.
 
     Returns:
-        The canvases, and for each the index of its domain.
+        The canvases, and the index of the domain of each.
     """
     canvases, _ = cluttered(images, generator, smallest=smallest, largest=largest)
     owner = torch.arange(len(images)) % len(domains)
@@ -108,16 +112,16 @@ DOMAINS: dict[str, Callable[[Images, torch.Generator], Images]] = {
     "inverted": lambda images, generator: inverted(images),
     "noisy": noisy,
 }
-"""The domains that the captions of the embedded CLIP can name."""
+"""Domains that the captions of the embedded CLIP can name."""
 
 
 def augment(images: Images, generator: torch.Generator) -> Images:
-    """Warp training images of any domain a little, each in its own way."""
+    """Augment training images of any domain by small random warps."""
     return warp(images, generator, rotation=0.08, scale=0.06, shear=0.06, shift=0.04)
 
 
 @cache
 def _all_digits() -> tuple[Images, Int[Tensor, "batch"]]:
-    """Read the digits once, in the order of scikit-learn."""
+    """Load the digits once, in the order of scikit-learn."""
     bunch = load_digits()
     return enlarge(torch.from_numpy(bunch.images).float()), torch.from_numpy(bunch.target).long()

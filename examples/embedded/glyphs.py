@@ -1,4 +1,7 @@
-"""The source domain: printed characters, drawn with Pillow's built-in font and reduced the way scikit-learn's digits were."""
+"""Source data: printed characters, drawn with Pillow's built-in font.
+
+They are reduced to 8 x 8 pixels in the same way as scikit-learn's digits.
+"""
 
 from collections.abc import Callable
 
@@ -12,23 +15,25 @@ from embedded.pixels import enlarge, warp
 
 Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 
-CLASSES = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabdefghnqrt"  # lower case only where it differs in shape from upper case
+# Lower case is included only where it differs in shape from upper case.
+CLASSES = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabdefghnqrt"
 FONT_SIZES = (38, 44, 50)
-CANVAS = 128  # pixels; the widest glyph stays inside however it is slanted
+CANVAS = 128  # pixels; enough for the widest glyph at any slant
 HEIGHT = 32  # of every glyph, before 4 x 4 blocks are averaged
 
 
 def render(
     num_per_class: int, generator: np.random.Generator
 ) -> tuple[Float[Tensor, "batch 1 16 16"], Int[Tensor, "batch"]]:
-    """Draw every class `num_per_class` times, each time with another size, stroke, slant and width.
+    """Draw every class `num_per_class` times with random sizes, strokes, slants and widths.
 
     Args:
-        num_per_class: At least 1.
-        generator: Gives the same images again for the same state, with the same version of Pillow.
+        num_per_class: Number of images of each class, at least 1.
+        generator: Generator of the images. They are reproducible with the same version of Pillow.
 
     Returns:
-        Images in [0, 1], ink on 0, ordered by class, and their labels, indices into `CLASSES`.
+        Images in [0, 1] ordered by class, with ink on a background of 0, and their labels. A label
+        is an index into `CLASSES`.
     """
     fonts = [ImageFont.load_default(size) for size in FONT_SIZES]
     ink = [
@@ -47,12 +52,12 @@ def augment(
     *,
     place: Callable[[Tensor], Tensor] = lambda images: images,
 ) -> Float[Tensor, "batch 1 side side"]:
-    """Warp the images, then change their contrast and add noise: the augmentation of pretraining.
+    """Augment images for pretraining: warp them, change their contrast and add noise.
 
     Args:
-        images: From `render`.
-        generator: On the device of `images`.
-        place: Where the varied glyphs are put before noise covers all.
+        images: Glyphs from `render`.
+        generator: Generator on the device of `images`.
+        place: Function that puts the warped glyphs on canvases before noise is added.
     """
     warped = warp(images, generator, rotation=0.12, scale=0.1, shear=0.12, shift=0.06, elastic=0.06)
     contrast, noise = torch.rand(
@@ -75,11 +80,11 @@ def _drawn(name: str, fonts: list[Font], generator: np.random.Generator) -> Imag
 
 
 def _slanted(canvas: Image.Image, generator: np.random.Generator) -> Image.Image:
-    """Rotate, shear and widen a canvas about its centre."""
+    """Rotate, shear and widen a canvas about its center."""
     angle, shear = generator.normal(0, [0.15, 0.25])
     turn = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
     inverse = np.linalg.inv(turn @ np.array([[generator.uniform(0.7, 1.35), shear], [0.0, 1.0]]))
-    offset = CANVAS / 2 * (1 - inverse.sum(1))  # keeps the centre where it is
+    offset = CANVAS / 2 * (1 - inverse.sum(1))  # keeps the center in place
     matrix = np.column_stack([inverse, offset]).ravel().tolist()
     return canvas.transform(
         canvas.size, Image.Transform.AFFINE, matrix, resample=Image.Resampling.BILINEAR
@@ -87,7 +92,11 @@ def _slanted(canvas: Image.Image, generator: np.random.Generator) -> Image.Image
 
 
 def _reduced(canvas: Image.Image) -> Float[np.ndarray, "8 8"]:
-    """Crop to the ink, bring it to full height in the middle of a square and average blocks of 4 x 4 pixels."""
+    """Crop a canvas to its ink and reduce it to 8 x 8 pixels.
+
+    The ink is scaled to full height in the middle of a square. Then blocks of 4 x 4 pixels are
+    averaged.
+    """
     glyph = canvas.crop(canvas.getbbox())
     width = min(HEIGHT, max(1, round(HEIGHT * glyph.width / glyph.height)))
     square = Image.new("L", (HEIGHT, HEIGHT))

@@ -1,4 +1,7 @@
-"""What printed glyphs and handwritten digits go through alike: 8 x 8 ink enlarged to 16 x 16, and random warps."""
+"""Processing common to printed glyphs and handwritten digits.
+
+Images of 8 x 8 pixels are enlarged to 16 x 16 and augmented by random warps.
+"""
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +15,7 @@ def enlarge(ink: Float[Tensor, "batch 8 8"]) -> Float[Tensor, "batch 1 16 16"]:
     """Scale each image to a maximum of 1 and enlarge it bilinearly.
 
     Args:
-        ink: Non-negative; 0 is paper, and no image is all paper.
+        ink: Non-negative values on a background of 0, with a positive value in every image.
     """
     normalized = ink / ink.amax((1, 2), keepdim=True)
     return F.interpolate(normalized[:, None], size=(IMAGE_SIZE, IMAGE_SIZE), mode="bilinear")
@@ -28,16 +31,19 @@ def warp(
     shift: float,
     elastic: float = 0.0,
 ) -> Float[Tensor, "batch channels height width"]:
-    """Move every image by its own random affine map and elastic field. What enters from outside continues the border.
+    """Warp every image by its own random affine map and elastic field.
+
+    Pixels from outside an image repeat its border.
 
     Args:
-        images: Any value range; it is kept, because pixels are only interpolated.
-        generator: On the device of `images`.
+        images: Images of any value range. Interpolation does not exceed this range.
+        generator: Generator on the device of `images`.
         rotation: Standard deviation in radians.
-        scale: Standard deviation of the relative size, each axis by itself.
+        scale: Standard deviation of the relative size, independent for each axis.
         shear: Standard deviation of the horizontal slant.
         shift: Standard deviation in half image sides.
-        elastic: Standard deviation, in half image sides, of a 4 x 4 grid of displacements, interpolated in between.
+        elastic: Standard deviation of a 4 x 4 grid of displacements, in half image sides. Between
+            the points of the grid, displacements are interpolated.
     """
     batch, _, height, width = images.shape
 

@@ -1,4 +1,8 @@
-"""Who holds what: clients that hold a few classes each (label shift), or images of one visual domain each (feature shift)."""
+"""Federations with label shift or feature shift.
+
+With label shift, each client has a few classes. With feature shift, each client has images of one
+visual domain.
+"""
 
 from functools import partial
 from typing import Any, NamedTuple
@@ -16,10 +20,12 @@ DOMAINS = ("inverted", "inverted_rotated", "noisy", "raw", "rotated")
 
 
 class Side(NamedTuple):
-    """Images to learn from or to test on: `split` yields them with their numbers, by which all else is looked up.
+    """Training images or test images of a federation.
 
-    `truth` are the groups that a selection should find, classes or domains; `shards` are the numbers that each client holds; `queries` are
-    the features of the unprompted backbone, once that is known.
+    `split` yields images with their numbers, which index the other fields. `truth` contains the
+    groups that a selection should find, which are classes or domains. `shards` contains the
+    numbers of each client's images. `queries` contains the features of the backbone without
+    prompts. It is empty until they are computed.
     """
 
     split: Split
@@ -30,7 +36,11 @@ class Side(NamedTuple):
 
 
 class Federation(NamedTuple):
-    """What clients learn from, and what each is tested on: the same classes in the same shares, or the same domain."""
+    """Training and test images of all clients.
+
+    The test images of a client have the same class shares or the same domain as its training
+    images.
+    """
 
     num_classes: int
     train: Side
@@ -38,16 +48,16 @@ class Federation(NamedTuple):
 
 
 class Numbered(Dataset[tuple[Tensor, int]]):
-    """The images of a labelled data set, each with its number."""
+    """Images of a labeled data set, each with its number."""
 
-    def __init__(self, labelled: Dataset[tuple[Tensor, Any]]) -> None:
-        self.labelled = labelled
+    def __init__(self, labeled: Dataset[tuple[Tensor, Any]]) -> None:
+        self.labeled = labeled
 
     def __len__(self) -> int:
-        return len(self.labelled)
+        return len(self.labeled)
 
     def __getitem__(self, number: int) -> tuple[Tensor, int]:
-        return self.labelled[number][0], number
+        return self.labeled[number][0], number
 
 
 def label_shift(
@@ -60,7 +70,11 @@ def label_shift(
     classes_per_client: int,
     validate: bool,
 ) -> Federation:
-    """Give each client a few classes, and every class to equally many clients, in the same shares on both sides."""
+    """Split a data set over clients that have a few classes each.
+
+    Every class is given to the same number of clients. The class shares of a client are the same
+    in training and test images.
+    """
     task = load_task(dataset, root=root, seed=seed, image_size=image_size)
     parts = [(split.dataset, split.labels) for split in (task.train, task.test)]
     if validate:
@@ -79,7 +93,10 @@ def label_shift(
 
 
 def feature_shift(*, seed: int, num_clients: int, validate: bool) -> Federation:
-    """Give each client digits as one of five domains shows them; each domain has as many clients as the others, or one more."""
+    """Split the digits over clients that have one of five domains each.
+
+    The numbers of clients of two domains differ by at most one.
+    """
     digits = data.digits(seed, domain=data.raw)
     parts = [(digits.train_images, digits.train_labels), (digits.test_images, digits.test_labels)]
     if validate:

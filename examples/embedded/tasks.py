@@ -1,4 +1,7 @@
-"""What an example runs on: the embedded digits, CIFAR, or any folder of images; and the frozen backbones that go with it."""
+"""Tasks of the examples, with their frozen backbones.
+
+The images are the embedded digits, CIFAR or any folder of images.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -18,7 +21,11 @@ from embedded.vit import ARCHITECTURES, load_vit
 
 
 class Recipe(NamedTuple):
-    """How clients train: `steps` a round, or one epoch for None; `decay` takes the learning rate to 0 along a cosine over the rounds."""
+    """Hyperparameters of local training.
+
+    A client trains for `steps` steps in a round, or for one epoch if `steps` is None. With `decay`,
+    the learning rate decreases to 0 along a cosine over the rounds.
+    """
 
     num_prompts: int
     batch_size: int
@@ -29,7 +36,12 @@ class Recipe(NamedTuple):
     decay: bool
 
     def make_optimizer(self, parameters: Any, progress: float) -> torch.optim.Optimizer:
-        """Make a fresh optimiser for one client and round; `progress` is the share of rounds that are over."""
+        """Return a new optimizer for one client and round.
+
+        Args:
+            parameters: Parameters to train.
+            progress: Share of completed rounds, in [0, 1].
+        """
         scale = (1 + np.cos(np.pi * progress)) / 2 if self.decay else 1.0
         return self.optimizer(parameters, lr=self.learning_rate * scale)
 
@@ -41,14 +53,14 @@ FEDHPL = Recipe(
 
 
 class Split(NamedTuple):
-    """A labelled set of images, and how training images are varied."""
+    """Labeled images, with the augmentation of training images."""
 
     dataset: Dataset[tuple[Tensor, Any]]
     labels: np.ndarray
     augment: Callable[[Tensor, torch.Generator], Tensor] | None = None
 
     def first(self, count: int) -> "Split":
-        """Keep the first images alone."""
+        """Return the split with the first `count` images only."""
         return Split(
             Subset(self.dataset, range(min(count, len(self.labels)))),
             self.labels[:count],
@@ -58,7 +70,7 @@ class Split(NamedTuple):
     def batches(
         self, indices: Sequence[int], device: torch.device, *, size: int = 256
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield images and labels in order, as they are."""
+        """Yield images and labels in order and without augmentation."""
         for images, labels in DataLoader(Subset(self.dataset, indices), size):
             yield images.to(device), labels.to(device)
 
@@ -71,7 +83,10 @@ class Split(NamedTuple):
         steps: int | None,
         generator: torch.Generator,
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield shuffled and varied batches: one epoch, or as many epochs as `steps` need."""
+        """Yield shuffled and augmented batches.
+
+        There is one epoch, or `steps` batches if `steps` is given.
+        """
         loader = DataLoader(Subset(self.dataset, indices), size, shuffle=True, generator=generator)
         epochs = [loader] if steps is None else repeat(loader)
         for images, labels in islice(chain.from_iterable(epochs), steps):
@@ -82,7 +97,7 @@ class Split(NamedTuple):
 
 
 class Task(NamedTuple):
-    """Images to learn and images to test on."""
+    """Training and test images, with the default hyperparameters."""
 
     num_classes: int
     train: Split
@@ -91,7 +106,10 @@ class Task(NamedTuple):
 
 
 class Backbone(NamedTuple):
-    """A frozen network that clients share: a trunk that takes prompts, or a convolutional network that takes a border."""
+    """Frozen network that clients share.
+
+    It is a trunk that takes prompts, or a convolutional network that takes a border of pixels.
+    """
 
     encoder: fp.Trunk | nn.Module
     dim: int
@@ -102,7 +120,18 @@ class Backbone(NamedTuple):
 
 
 def load_task(dataset: str, *, root: str, seed: int, image_size: int) -> Task:
-    """Load "digits", "cifar10", "cifar100", or a folder with `train/CLASS/*` and `test/CLASS/*`, images as values in [0, 1]."""
+    """Load a task by the name of its data set.
+
+    Args:
+        dataset: "digits", "cifar10", "cifar100", or a folder with `train/CLASS/*` and
+            `test/CLASS/*`.
+        root: Folder of the data sets other than the digits.
+        seed: Seed of the split of the digits.
+        image_size: Side of the images other than the digits, in pixels.
+
+    Returns:
+        The task, with images in [0, 1].
+    """
     if dataset == "digits":
         split = data.digits(seed)
         train = Split(
@@ -131,7 +160,10 @@ def load_task(dataset: str, *, root: str, seed: int, image_size: int) -> Task:
 
 
 def image_sets(dataset: str, root: str, transform: Callable[[Any], Tensor]) -> list[Any]:
-    """Open the training and the test images of "cifar10", "cifar100", or a folder with `train/CLASS/*` and `test/CLASS/*`."""
+    """Open the training and the test images of a data set.
+
+    `dataset` is "cifar10", "cifar100", or a folder with `train/CLASS/*` and `test/CLASS/*`.
+    """
     from torchvision import datasets
 
     if dataset in ("cifar10", "cifar100"):
@@ -147,7 +179,10 @@ def image_sets(dataset: str, root: str, transform: Callable[[Any], Tensor]) -> l
 def load_backbone(
     name: str, *, pretrained: bool, image_size: int, device: torch.device
 ) -> Backbone:
-    """Load an embedded ViT ("S", "B", "L") or any timm model: vision transformers as trunks, others as frozen networks."""
+    """Load an embedded ViT ("S", "B", "L") or any timm model.
+
+    Vision transformers become trunks. Other models become frozen networks.
+    """
     if name.upper() in ARCHITECTURES:
         model: Any = load_vit(name.upper()).to(device)
         return Backbone(
@@ -184,15 +219,15 @@ def shards(
     seed: int,
     images: int | None = None,
 ) -> list[np.ndarray]:
-    """Split training images over clients: "iid", "dir" (overlapping, FedHPL's) or "noniid" (disjoint Dirichlet).
+    """Split training images over clients.
 
     Args:
-        labels: Of all training images.
-        partition: Which of the three.
-        alpha: Of the Dirichlet distributions.
-        num_clients: How many.
-        seed: Of the split.
-        images: Keep only this many of each client's images, drawn at random.
+        labels: Labels of all training images.
+        partition: "iid", "dir" (FedHPL's overlapping split) or "noniid" (disjoint Dirichlet).
+        alpha: Concentration of the Dirichlet distributions.
+        num_clients: Number of clients.
+        seed: Seed of the split.
+        images: Maximum number of images of a client, drawn at random. If None, all are kept.
     """
     generator, size = np.random.default_rng(seed), len(labels) // num_clients
     if partition == "dir":

@@ -1,4 +1,4 @@
-"""The frozen tiny ViTs: their three sizes, and how they are kept in a file."""
+"""The frozen tiny ViTs: their three sizes and their weights files."""
 
 import hashlib
 import json
@@ -25,19 +25,21 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
 
 
 def weights_path(size: str, folder: Path = FOLDER) -> Path:
-    """Return where the weights of a size are kept, by default the committed ones."""
+    """Return the path of the weights of a size, by default of the committed ones."""
     return folder / f"vit_{size.lower()}.safetensors"
 
 
 def new_vit(size: str, *, seed: int) -> VisionTransformer:
-    """Build an untrained ViT with a head for all printed glyphs; the global random state is left alone.
+    """Build an untrained ViT with a head for all printed glyphs.
+
+    The global random state does not change.
 
     Args:
         size: "S", "B" or "L".
-        seed: Of the initial weights.
+        seed: Seed of the initial weights.
 
     Raises:
-        ValueError: If there is no such size.
+        ValueError: If `size` is unknown.
     """
     if size not in ARCHITECTURES:
         raise ValueError(f"`size` must be one of {', '.join(ARCHITECTURES)}; got {size!r}.")
@@ -49,14 +51,16 @@ def new_vit(size: str, *, seed: int) -> VisionTransformer:
 def save_vit(
     model: VisionTransformer, size: str, path: Path, *, source_accuracy: float, recipe: str
 ) -> None:
-    """Write the weights in half precision, with what is needed to read them and to compare them with a new build.
+    """Write the weights in half precision, with metadata.
+
+    The metadata is needed to load the weights and to compare them with a new build.
 
     Args:
-        model: From `new_vit`, trained.
-        size: Of `model`.
-        path: Of the file to write.
-        source_accuracy: Share of held-out glyphs that `model` recognises, in [0, 1].
-        recipe: Version of the recipe that trained it.
+        model: Trained model from `new_vit`.
+        size: Size of `model`.
+        path: Path of the file.
+        source_accuracy: Accuracy of `model` on held-out glyphs, in [0, 1].
+        recipe: Version of the recipe that trained the model.
     """
     written = {"architecture": json.dumps(ARCHITECTURES[size], sort_keys=True), "classes": CLASSES}
     save_weights(
@@ -65,13 +69,13 @@ def save_vit(
 
 
 def save_weights(model: nn.Module, path: Path, metadata: dict[str, str]) -> None:
-    """Write a model in half precision, with metadata and the hash of its weights."""
+    """Write the weights of a model in half precision, with metadata and their hash."""
     weights = {name: tensor.half() for name, tensor in model.state_dict().items()}
     save_file(weights, path, metadata | {"sha256": _sha256(weights)})
 
 
 def load_metadata(path: Path) -> dict[str, str]:
-    """Read what `save_vit` wrote beside the weights."""
+    """Read the metadata of a weights file."""
     with safe_open(path, framework="pt") as file:
         metadata: dict[str, str] = file.metadata()
     return metadata
@@ -82,11 +86,13 @@ def load_vit(size: str, *, with_head: bool = False, folder: Path = FOLDER) -> Vi
 
     Args:
         size: "S" (48 wide, 3 blocks), "B" (64 wide, 4 blocks) or "L" (96 wide, 4 blocks).
-        with_head: Keep the classifier of the 47 printed glyphs; otherwise the model returns features, as timm's `num_classes=0` does.
-        folder: Where the files lie.
+        with_head: If true, the model keeps its classifier of the 47 printed glyphs. Otherwise it
+            returns features, like a timm model with `num_classes=0`.
+        folder: Folder of the weights files.
 
     Raises:
-        ValueError: If there is no such size, or the file was written for another architecture or other classes, or was changed.
+        ValueError: If `size` is unknown, or the file belongs to another architecture or other
+            classes, or is corrupted.
 
     Example:
         >>> load_vit("B")(torch.zeros(2, 1, 16, 16)).shape
@@ -106,13 +112,13 @@ def load_weights(model: nn.Module, path: Path, written: object, *, expected: obj
     """Copy weights into a model's float32 parameters.
 
     Args:
-        model: Of the architecture that was written.
-        path: Of the file.
-        written: What its metadata says of the model.
-        expected: What it must say.
+        model: Model of the architecture of the file.
+        path: Path of the file.
+        written: Description of the model in the metadata of the file.
+        expected: Description that is required.
 
     Raises:
-        ValueError: If it says something else, or the weights were changed.
+        ValueError: If the descriptions differ, or the weights do not match their hash.
     """
     if written != expected:
         raise ValueError(f"`{path.name}` must hold {expected}; got {written}.")
@@ -125,7 +131,7 @@ def load_weights(model: nn.Module, path: Path, written: object, *, expected: obj
 
 
 def _sha256(weights: dict[str, Tensor]) -> str:
-    """Hash the weights' bytes, in the order of their names."""
+    """Return the SHA-256 hash of the bytes of all weights, ordered by name."""
     return hashlib.sha256(
         b"".join(weights[name].numpy().tobytes() for name in sorted(weights))
     ).hexdigest()

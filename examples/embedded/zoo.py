@@ -1,4 +1,7 @@
-"""Networks of unlike kinds that end in features: eight tiny ones for the digits, and the groups of models of FedL2G's experiments."""
+"""Heterogeneous networks that return features.
+
+There are eight tiny networks for the digits, and the groups of models of FedL2G's experiments.
+"""
 
 from collections.abc import Callable
 from functools import partial
@@ -17,7 +20,10 @@ from embedded.pixels import IMAGE_SIZE
 def cnn(
     channels: int, image_size: int, *, width: int, kernel: int, padding: int, dim: int
 ) -> nn.Module:
-    """Two convolutions, each halved by a maximum, and a linear layer; with its head the network has four layers."""
+    """Build a network of two convolutions with max pooling and a linear layer.
+
+    With its head it has four layers.
+    """
 
     def block(before: int, after: int) -> list[nn.Module]:
         return [nn.Conv2d(before, after, kernel, padding=padding), nn.ReLU(), nn.MaxPool2d(2)]
@@ -33,7 +39,7 @@ def cnn(
 
 
 def tiny_resnet(block: type[nn.Module], channels: tuple[int, ...]) -> nn.Module:
-    """One block at each of four resolutions, 8 pixels down to 1."""
+    """Build a ResNet with one block at each of four resolutions, from 8 pixels to 1."""
     model = ResNet(
         block,
         (1, 1, 1, 1),
@@ -48,7 +54,7 @@ def tiny_resnet(block: type[nn.Module], channels: tuple[int, ...]) -> nn.Module:
 
 
 def tiny_mobilenet() -> nn.Module:
-    """Depthwise and inverted-residual blocks with hard swish."""
+    """Build a MobileNet of depthwise and inverted residual blocks with hard swish."""
     blocks = decode_arch_def([["ds_r1_k3_s1_e1_c8"], ["ir_r1_k3_s2_e3_c16"], ["cn_r1_k1_s1_c48"]])
     return MobileNetV3(
         blocks, num_classes=0, in_chans=1, stem_size=8, num_features=48, act_layer=nn.Hardswish
@@ -77,7 +83,10 @@ TINY: dict[str, Callable[[], nn.Module]] = {
 
 
 def first_stages(stages: int) -> nn.Module:
-    """ResNet-10, one basic block at each of four stages, or only its first ones: ResNet-8, -6 and -4."""
+    """Build the first stages of ResNet-10, which has one basic block at each of four stages.
+
+    With three, two or one stages, this is ResNet-8, ResNet-6 or ResNet-4.
+    """
     from torchvision.models.resnet import BasicBlock, ResNet
 
     model = ResNet(BasicBlock, [1, 1, 1, 1])
@@ -110,7 +119,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
 
 
 def encoder(group: str, client: int, image_size: int) -> tuple[nn.Module, int]:
-    """Build the model that a group deals out to a client, without its head, and measure the width of its features."""
+    """Build a client's model of a group without its head; return it and its feature width."""
     names = GROUPS[group]
     name = names[client % len(names)]
     if group == "tiny":

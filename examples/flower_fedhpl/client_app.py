@@ -1,4 +1,4 @@
-"""What runs on each SuperNode."""
+"""The app of each SuperNode."""
 
 import federation
 from fedprompt import flower

@@ -1,4 +1,8 @@
-"""FedHPL cut where the wire runs: one client's round, and a server that answers each client with the teacher of its width."""
+"""FedHPL divided into a client and a server that exchange messages.
+
+The client function trains for one round. The server answers each client with a teacher for its
+backbone width.
+"""
 
 from argparse import Namespace
 from collections.abc import Mapping
@@ -33,7 +37,10 @@ Answers = Mapping[int, fp.interfaces.Message]
 
 @cache
 def setting() -> tuple[Task, list[Backbone], list[np.ndarray]]:
-    """What lies on every machine already: images and frozen backbones. A client looks at its own shard alone."""
+    """Load the images, the frozen backbones and the shards, which are present on every machine.
+
+    A client uses its own shard only.
+    """
     torch.set_num_threads(1)  # threads only wait in models this tiny
     task = load_task("digits", root=".", seed=ARGS.seed, image_size=16)
     backbones = [
@@ -50,7 +57,7 @@ def setting() -> tuple[Task, list[Backbone], list[np.ndarray]]:
 
 
 def new_model(client: int) -> nn.ModuleDict:
-    """Prompts and head, drawn alike in every process."""
+    """Build the prompts and the head of a client, identical in every process."""
     task, backbones, _ = setting()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(ARGS.seed)
@@ -60,7 +67,10 @@ def new_model(client: int) -> nn.ModuleDict:
 def train(
     client: int, server_round: int, broadcast: fp.interfaces.Message, state: Any
 ) -> tuple[fp.interfaces.Message, Any]:
-    """One round of one client; prompts and head are its own and stay in its state."""
+    """Train one client for one round.
+
+    Its prompts and head are personal. They stay in its state.
+    """
     task, backbones, split = setting()
     model = new_model(client)
     model.load_state_dict(state or model.state_dict())
@@ -72,16 +82,19 @@ def train(
 
 
 class Server:
-    """Answers each client with the teacher of its width; whoever was not heard keeps its last answer."""
+    """Server that answers each client with the teacher of its backbone width.
+
+    A client without an upload keeps its last answer.
+    """
 
     def init(self) -> tuple[Answers, Any]:
-        """Nobody knows anything yet."""
+        """Return empty teachers for all clients."""
         return {client: {"teacher": unknown()} for client in range(len(NAMES))}, {}
 
     def step(
         self, uploads: Mapping[int, fp.interfaces.Message], state: Any, /
     ) -> tuple[Answers, Any]:
-        """Weigh what was heard by how alike the widths are."""
+        """Average the uploads for each client, weighted by the similarity of widths."""
         _, backbones, _ = setting()
         heard = sorted(uploads)
         replies = fedhpl.replies(
@@ -93,21 +106,21 @@ class Server:
 
 
 def unknown() -> fp.Weighted:
-    """The teacher before the first round, and the form of every message."""
+    """Return the teacher before the first round, which has the shapes of every message."""
     classes = setting()[0].num_classes
     return fp.Weighted(torch.zeros(classes, classes), torch.zeros(classes))
 
 
 def fingerprint(client: int) -> dict[str, str]:
-    """Which backbone this client must have."""
+    """Return the fingerprint of the backbone that a client must have."""
     return fp.fingerprint(setting()[1][client].encoder, new_model(client)["prompts"]())
 
 
 def broadcast(client: int) -> fp.wire.Expected:
-    """What a client expects."""
+    """Return the broadcast that a client expects."""
     return fp.wire.Expected({"teacher": unknown()}, fingerprint(client))
 
 
 def upload(client: int) -> fp.wire.Expected:
-    """What the server expects."""
+    """Return the upload that the server expects from a client."""
     return fp.wire.Expected({"logits": unknown()}, fingerprint(client))

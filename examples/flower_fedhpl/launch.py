@@ -1,4 +1,4 @@
-"""Start Flower on this machine alone, run apps, and stop all of it again, whatever happens."""
+"""Start Flower on the local machine, run apps, and stop all its processes."""
 
 import os
 import signal
@@ -13,7 +13,7 @@ from pathlib import Path
 
 Submit = Callable[[Path, Mapping[str, str]], None]
 EXAMPLES = Path(__file__).resolve().parents[1]
-QUIET = {  # nothing leaves this machine, nothing is fetched
+QUIET = {  # no telemetry and no downloads
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
@@ -26,22 +26,27 @@ QUIET = {  # nothing leaves this machine, nothing is fetched
 def flower_here(
     *, nodes: int, simulation: bool, logs: Path, paths: tuple[Path, ...] = ()
 ) -> Iterator[Submit]:
-    """Start Flower's simulation, or a SuperLink with as many SuperNodes, on loopback without TLS; stop them on leaving.
+    """Start Flower's simulation or a SuperLink with SuperNodes, and stop it on exit.
+
+    The processes communicate over loopback without TLS.
 
     Args:
-        nodes: How many clients.
-        simulation: Which of the two.
-        logs: Folder for what the processes print, and for Flower's own files.
-        paths: Where an app's modules are found, besides the examples.
+        nodes: Number of clients.
+        simulation: If true, the simulation is started. Otherwise a SuperLink is started, with one
+            SuperNode for each client.
+        logs: Folder for the output of the processes and for Flower's own files.
+        paths: Folders of an app's modules, in addition to the examples.
 
     Yields:
-        A function that runs an app, given its folder and overrides of its run configuration, of which ``out`` is where the app writes its
-        result. It raises a RuntimeError if none is there in the end: ``flwr run`` itself ends well even if the app did not.
+        A function that runs an app, given its folder and overrides of its run configuration. The
+        app writes its result to ``out`` of this configuration. The function raises a RuntimeError
+        if there is no result, because ``flwr run`` succeeds even if the app fails.
     """
     home, port = logs / "flower", free_port()
     home.mkdir(parents=True, exist_ok=True)
     (home / "config.toml").write_text(
-        f'[superlink]\ndefault = "here"\n\n[superlink.here]\naddress = "127.0.0.1:{port}"\ninsecure = true\n'
+        '[superlink]\ndefault = "here"\n\n'
+        f'[superlink.here]\naddress = "127.0.0.1:{port}"\ninsecure = true\n'
     )
     searched = [*map(str, (EXAMPLES, *paths)), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {
@@ -50,9 +55,8 @@ def flower_here(
         "FLWR_HOME": str(home),
         "PYTHONPATH": os.pathsep.join(searched),
     }
-    environment["PATH"] = (
-        os.path.dirname(sys.executable) + os.pathsep + os.environ["PATH"]
-    )  # they find each other by name
+    # Flower's processes start each other by name.
+    environment["PATH"] = os.path.dirname(sys.executable) + os.pathsep + os.environ["PATH"]
     with ExitStack() as stack:
 
         def start(name: str, *command: str) -> subprocess.Popen[bytes]:
@@ -85,7 +89,8 @@ def flower_here(
             run.wait(timeout)
             if not Path(config["out"]).exists():
                 raise RuntimeError(
-                    f"no result in {config['out']}; see {logs}\n{(logs / 'run.log').read_text()[-2000:]}"
+                    f"no result in {config['out']}; see {logs}\n"
+                    f"{(logs / 'run.log').read_text()[-2000:]}"
                 )
 
         kind = ["--simulation"] if simulation else []
@@ -119,7 +124,7 @@ def flower_here(
 
 
 def free_port() -> int:
-    """Find a port that nobody listens on."""
+    """Find a free port on loopback."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -132,20 +137,23 @@ def wait_for(link: subprocess.Popen[bytes], port: int, seconds: float = 120.0) -
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=1.0):
                 return
-        except OSError:  # refused, reset, too slow, or an HTTP error: all of them are one
+        except OSError:  # refused, reset, timed out, or an HTTP error
             time.sleep(0.2)
     raise RuntimeError("the SuperLink does not answer")
 
 
 def stop(process: subprocess.Popen[bytes], seconds: float = 20.0) -> None:
-    """End a process and all that it started, which has groups of its own: politely, then not."""
+    """End a process and all its descendants, by SIGTERM and then by SIGKILL.
+
+    The descendants are found one by one, because they have separate process groups.
+    """
     family = [process.pid, *descendants(process.pid)]
     for means in (signal.SIGTERM, signal.SIGKILL):
         for pid in family:
             try:
                 os.kill(pid, means)
             except ProcessLookupError:
-                continue  # gone already
+                continue  # it has ended
         try:
             process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -159,6 +167,6 @@ def descendants(ancestor: int) -> list[int]:
     ).stdout
     parents = {int(pid): int(parent) for pid, parent in map(str.split, table.splitlines())}
     found = [ancestor]
-    for pid in found:  # grows while it is read
+    for pid in found:  # the list grows during the loop
         found += [child for child, parent in parents.items() if parent == pid]
     return found[1:]

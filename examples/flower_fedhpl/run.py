@@ -1,11 +1,15 @@
-"""FedHPL three times: in a plain loop, in Flower's simulation, and on a SuperLink with three SuperNodes. All end with the same bits.
+"""FedHPL in a plain loop, in Flower's simulation, and on a SuperLink with three SuperNodes.
 
-Needs Flower (an environment of its own is best, because it asks for older packages)::
+The results of the three runs are bitwise identical.
+
+It requires Flower. A separate environment is best, because Flower requires older packages::
 
     pip install -e ".[examples,flower-sim]"
-    python examples/flower_fedhpl/run.py               # both; add --only simulation or --only supernodes
+    python examples/flower_fedhpl/run.py                      # both engines
+    python examples/flower_fedhpl/run.py --only simulation    # or --only supernodes
 
-Everything runs on this machine. `--insecure` is plain HTTP where any node may join: for loopback alone. See docs/federation.md for others.
+All processes run on the local machine. They use `--insecure`, which is plain HTTP that any node
+may join, and is safe on loopback only. docs/federation.md describes other networks.
 """
 
 import argparse
@@ -28,7 +32,7 @@ from studies import fedhpl  # noqa: E402
 
 
 def in_process() -> dict[str, dict[int, fp.interfaces.Message]]:
-    """Run without a wire: models stay in memory, and nothing is ever written as bytes."""
+    """Run the federation in one process, without encoding any message."""
     task, backbones, split = federation.setting()
     models = [federation.new_model(client) for client in range(len(federation.NAMES))]
     server = federation.Server()
@@ -54,7 +58,7 @@ def in_process() -> dict[str, dict[int, fp.interfaces.Message]]:
 def bits(
     run: Mapping[str, Mapping[int, fp.interfaces.Message]],
 ) -> dict[tuple[str, int, str], list[tuple[torch.dtype, torch.Size, bytes]]]:
-    """All tensors of a run, by where they stand."""
+    """Return the contents of all tensors of a run, by message, client and entry."""
     return {
         (part, client, name): [
             (tensor.dtype, tensor.shape, tensor.numpy().tobytes()) for tensor in entry
@@ -70,7 +74,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", choices=("simulation", "supernodes"))
-    parser.add_argument("--logs", type=Path, help="folder for what Flower's processes print; kept")
+    parser.add_argument("--logs", type=Path, help="folder of the processes' output")
     arguments = parser.parse_args()
     expected = in_process()
     with tempfile.TemporaryDirectory() as folder:
@@ -83,11 +87,9 @@ def main() -> None:
                 ) as submit:
                     submit(HERE, {"out": str(out)})
                 if bits(fp.load_checkpoint(out)) != bits(expected):
-                    sys.exit(f"{engine}: other tensors than in the plain loop")
-                print(
-                    f"{engine}: the same bits as the plain loop, {time.perf_counter() - start:.0f} s",
-                    flush=True,
-                )
+                    sys.exit(f"{engine}: the tensors differ from those of the plain loop")
+                seconds = time.perf_counter() - start
+                print(f"{engine}: bitwise identical to the plain loop, {seconds:.0f} s", flush=True)
 
 
 if __name__ == "__main__":

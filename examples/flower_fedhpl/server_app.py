@@ -1,4 +1,4 @@
-"""What runs on the SuperLink: a loop of one's own over Flower's grid."""
+"""The app of the SuperLink: a plain loop over Flower's grid."""
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp

@@ -1,7 +1,9 @@
-"""Examples that run in processes of their own and die there: a server that has imported everything forks one for each run.
+"""Run examples in separate processes that can be killed.
 
-A run is killed by the kernel, with nothing to catch and nothing to clean up: at a moment, or by a call to rename a file, which is where
-a save is half done. Moments are counted on the run's own processor clock, which stands still while a busy machine lets it wait.
+A server imports all examples once and forks a process for each run. The kernel kills a run with
+SIGKILL, so that it cannot catch the signal or clean up. It is killed at a given moment, or when it
+renames a file, which is in the middle of a save. Moments are measured on the CPU clock of the
+run, which does not advance while the run waits on a busy machine.
 """
 
 import importlib
@@ -21,20 +23,27 @@ EXAMPLES = ("fedhpl", "fedl2g", "fedotp", "sgpt")
 
 
 class Server:
-    """Runs examples in forked processes, in a folder each, where they write `memory`, `out` and `printed`."""
+    """Server that runs each example in a forked process and a separate folder.
+
+    The example writes `memory`, `out` and `printed` to its folder.
+    """
 
     def __init__(self, process: "subprocess.Popen[str]") -> None:
         self.process = process
 
     def run(self, example: str, folder: Path, *flags: str, **fate: Any) -> tuple[int, float]:
-        """Start an example and wait for its end; return how it ended, -9 if it was killed, and its processor's seconds.
+        """Run an example to its end.
 
         Args:
-            example: Its name.
-            folder: Where it runs; made if need be.
-            *flags: Beside ``--quick``, ``--out`` and ``--checkpoint``.
-            **fate: `moment`: killed after so many seconds; `renames`: or with its n-th renaming of a file; `forget`: a row and things
-                that its loop does not remember.
+            example: Name of the example.
+            folder: Folder in which it runs, created if missing.
+            *flags: Flags in addition to ``--quick``, ``--out`` and ``--checkpoint``.
+            **fate: With `moment`, the run is killed after this number of CPU seconds. With
+                `renames`, it is killed when it has renamed this number of files. With `forget`,
+                which is a row and a list of names, the checkpoint of this row loses these names.
+
+        Returns:
+            The exit code of the run, which is -9 if it was killed, and its CPU seconds.
         """
         arguments = [f"{example}.py", "--quick", "--out", "out", "--checkpoint", "memory", *flags]
         print(
@@ -48,7 +57,7 @@ class Server:
 
 @contextmanager
 def server() -> Iterator[Server]:
-    """Start a server, and end it."""
+    """Start a server and end it on exit."""
     here = Path(__file__).resolve().parent
     root = here.parents[1]
     paths = [str(path) for path in (root, root / "examples", here.parent, here)]
@@ -80,24 +89,21 @@ def _serve() -> None:
 
 
 def _wait(child: int, moment: float | None) -> tuple[int, resource.struct_rusage]:
-    clock = (
-        ~child << 3 | 2
-    )  # the processor clock of another process, as clock_getcpuclockid(3) makes it
+    clock = ~child << 3 | 2  # the CPU clock of a process, as by clock_getcpuclockid(3)
     while moment is not None:
         ended, *result = os.wait4(child, os.WNOHANG)
         if ended:
             return tuple(result)
         if time.clock_gettime(clock) >= moment:
-            os.kill(
-                child, signal.SIGKILL
-            )  # it may have just ended, but nobody has waited for it yet: the id is still its own
+            # The child may have ended, but its id stays valid until it is waited for.
+            os.kill(child, signal.SIGKILL)
             break
         time.sleep(0.001)
     return os.wait4(child, 0)[1:]
 
 
 def _live(module: Any, order: dict[str, Any]) -> None:
-    """Be the run, to the end; never return."""
+    """Run an example in the forked process and exit."""
     code = 1
     try:
         os.makedirs(order["folder"], exist_ok=True)
@@ -132,7 +138,7 @@ def _die_renaming(last: int) -> None:
 
 
 def _forget(row: str, things: list[str]) -> None:
-    """Known to be wrong: load the row's checkpoint without some of the things that its loop remembers."""
+    """Break checkpoints on purpose: the given names are missing when the row is loaded."""
     import fedprompt
 
     load = fedprompt.load_checkpoint

@@ -41,7 +41,10 @@ def task():
 
 @pytest.fixture
 def linear(monkeypatch):
-    """Linear networks instead of deep ones, fast and without batch normalisation; the clients that `federate` made are listed."""
+    """Replace the deep networks by fast linear ones without batch normalization.
+
+    Return the list of the clients that `federate` creates.
+    """
     made, make = [], fedl2g.new_client
     monkeypatch.setattr(
         fedl2g,

@@ -1,4 +1,7 @@
-"""FedOTP's example: nothing private travels, the server's law holds, and it runs as its users run it."""
+"""FedOTP's example: private contexts stay on the clients, and the server averages correctly.
+
+The example also runs from its command line.
+"""
 
 import copy
 import csv
@@ -82,7 +85,7 @@ def test_no_private_token_is_in_any_message(name, task, shards, clients, monkeyp
     monkeypatch.setattr(fp.Ledger, "record", watched)
     _, _, ledger = fedotp.federate(name, task, shards, arguments())
     assert sorted(seen) == ["down"] * 6 + ["up"] * 6  # three clients, two rounds
-    # One context of 16 tokens of 64 floats, and upwards its weight: nothing else, however it is coded.
+    # Each message is one context of 16 tokens of 64 floats. An upload also contains its weight.
     assert {entry.num_bytes for entry in ledger.entries} == {16 * 64 * 4, 16 * 64 * 4 + 4}
     assert {entry.name for entry in ledger.entries} == {"context"}
 
@@ -338,7 +341,8 @@ def test_paper_setting_on_folders_with_random_weights(monkeypatch, capsys, tmp_p
 def test_weights_get_the_activation_that_they_were_trained_with(
     monkeypatch, folders, pretrained, quick_gelu
 ):
-    # open_clip only warns about a mismatch. Nothing is downloaded: the model is asked for without weights.
+    # open_clip only warns about a mismatch. The model is created without weights, so that the test
+    # needs no download.
     create = open_clip.create_model_and_transforms
 
     def without_weights(name, tag, **options):

@@ -1,4 +1,7 @@
-"""Every example can be killed at any moment: started again, it ends with the bits of a run that was not."""
+"""Examples resume after a kill at any moment.
+
+Their results are bitwise identical to those of a run that was not killed.
+"""
 
 import json
 import random
@@ -18,7 +21,7 @@ from same import assert_same
 from studies import fedhpl, fedl2g, fedotp, sgpt
 from studies.memory import _folder, _restored, rounds, variant
 
-# A loop of one's own.
+# A loop without an example.
 
 
 def flags(checkpoint: Path | None, **given: object) -> Namespace:
@@ -26,7 +29,10 @@ def flags(checkpoint: Path | None, **given: object) -> Namespace:
 
 
 def walk(args: Namespace, stop: int = 5, name: str = "row") -> tuple[Namespace, list[int]]:
-    """Five rounds of a loop that remembers something of every kind; return what it remembers at the end, and the rounds it went."""
+    """Run five rounds of a loop whose memory contains a value of every kind.
+
+    Return the memory at the end, and the rounds of this run.
+    """
     torch.manual_seed(0)
     memory = Namespace(
         module=nn.ModuleList([nn.BatchNorm1d(2)]),
@@ -42,7 +48,8 @@ def walk(args: Namespace, stop: int = 5, name: str = "row") -> tuple[Namespace, 
     for server_round in rounds(memory, 5, name, args):
         if server_round == stop:
             return memory, walked
-        module[0](torch.randn(4, 2, generator=draw) + torch.rand(1))  # of the global stream too
+        # The second term uses the global random state.
+        module[0](torch.randn(4, 2, generator=draw) + torch.rand(1))
         ledger.record(memory.values, direction="up", client=server_round, server_round=server_round)
         memory.values = {"a": memory.values["a"] + module[0].running_mean}
         memory.teachers[0] = fp.Weighted(
@@ -153,7 +160,7 @@ def examples():
 
 
 def outcome(folder: Path) -> dict[str, object]:
-    """All that a run leaves: what it remembers of every row, what it printed, and every file that it wrote."""
+    """Return the results of a run: the memory of every row, the printed text and all files."""
     return {
         "memory": {
             path.name: fp.load_checkpoint(path) for path in sorted((folder / "memory").iterdir())
@@ -164,12 +171,12 @@ def outcome(folder: Path) -> dict[str, object]:
 
 
 def remembered(folder: Path) -> int:
-    """How many rounds of all rows are saved."""
+    """Return the number of saved rounds of all rows."""
     return sum(fp.load_checkpoint(path.parent)["rounds"] for path in folder.rglob("state.json"))
 
 
 def half_saved(folder: Path) -> bool:
-    """Whether a save was cut short: something lies there that no state names."""
+    """Return whether a save was interrupted, so that a file exists that no state names."""
     for row in folder.glob("memory/*"):
         named = {json.loads(path.read_text())["tensors"] for path in row.glob("state.json")}
         if {path.name for path in row.iterdir()} - named - {"state.json", "ledger.jsonl"}:
@@ -180,24 +187,32 @@ def half_saved(folder: Path) -> bool:
 def kill(
     examples, example: str, tmp_path: Path, *, moments: int, renames: int, seed: int
 ) -> Counter[str]:
-    """Kill an example at so many moments, spread over a whole run, and between the two files of so many saves; count what that hit.
+    """Kill an example at several moments of a run and in the middle of several saves.
 
-    A run that was killed starts again, to be killed again. Whenever one comes to its end, it must have left what `whole` did, and the
-    next begins from nothing.
+    A killed run is started again and killed again. A run that ends must have the same results as a
+    run without kills. The next run then starts without a checkpoint.
+
+    Args:
+        examples: Server of the examples.
+        example: Name of the example.
+        tmp_path: Folder of all runs.
+        moments: Number of kills at moments, spread over a whole run.
+        renames: Number of kills between the two files of a save.
+        seed: Seed of the moments and the saves.
+
+    Returns:
+        The numbers of kills, restarts and resumed rounds.
     """
     status, seconds = examples.run(example, tmp_path / "whole")
     assert status == 0, (tmp_path / "whole" / "complaints").read_text()
-    whole, chance, counts, folders = (
-        outcome(tmp_path / "whole"),
-        random.Random(seed),
-        Counter(),
-        count(),
-    )
+    whole = outcome(tmp_path / "whole")
+    chance = random.Random(seed)
+    counts = Counter()
+    folders = count()
     saves = remembered(tmp_path / "whole")
     fates = [{"moment": seconds * (each + chance.random()) / moments} for each in range(moments)]
-    fates += [
-        {"renames": 2 * chance.randrange(1, saves) + 1} for _ in range(renames)
-    ]  # each save renames its tensors, then its state
+    # A save renames the file of its tensors, then the file of its state.
+    fates += [{"renames": 2 * chance.randrange(1, saves) + 1} for _ in range(renames)]
     chance.shuffle(fates)
     folder, fresh = tmp_path / f"{next(folders)}", True
     while True:
@@ -217,9 +232,7 @@ def kill(
         counts["runs that came to their end"] += 1
         if not fates:
             return counts
-        if (
-            fresh and "moment" in fates[-1]
-        ):  # it was faster than `whole`, and over before its time had come
+        if fresh and "moment" in fates[-1]:  # the run was faster than `whole` and ended too early
             fates[-1]["moment"] *= 0.9
         folder, fresh = tmp_path / f"{next(folders)}", True
 
@@ -247,16 +260,21 @@ def test_an_example_that_is_killed_at_twenty_moments_ends_as_if_it_had_not_been(
     assert counts["rounds resumed"] > counts["restarts that found a checkpoint"]
 
 
-# What each loop would get wrong if it forgot one thing: killed after so many saves, it goes on without what it knew in a row.
+# Each example is killed after a number of saves and resumed without parts of the memory of a row.
+# Without a needed part its results change. Without the idle parts they do not.
 
 FORGETTING = [
     ("fedhpl", (), "FedHPL_+P_+H", 5, ("clients", "teachers", "history", "ledger"), ()),
     ("fedl2g", ("--methods", "LG-FedAvg", "--participation", "0.5"), "LG-FedAvg", 1,
      ("clients", "shared", "losses", "history", "ledger"), ("guides", "state")),  # no guides here
     ("fedl2g", ("--methods", "FedL2G-f"), "FedL2G-f", 2, ("clients", "guides", "history", "ledger"),
-     ("state", "shared", "losses")),  # SGD without momentum; no head is shared; all take part and have a new loss in every round
-    ("fedotp", ("--every", "1"), "FedOTP", 7, ("clients", "history", "ledger"), ("values", "state")),  # every value is overwritten
-    ("sgpt", (), "SGPT", 5, ("values", "usage", "history", "usages"), ("state", "chosen")),  # chosen anew after a round
+     # SGD has no momentum, no head is shared, and all clients have a new loss in every round.
+     ("state", "shared", "losses")),
+    # Every value is overwritten.
+    ("fedotp", ("--every", "1"), "FedOTP", 7, ("clients", "history", "ledger"),
+     ("values", "state")),
+    # Groups are chosen again after a round.
+    ("sgpt", (), "SGPT", 5, ("values", "usage", "history", "usages"), ("state", "chosen")),
     ("sgpt", (), "SGPT", 6, ("usages", "chosen", "history"),
      ("values", "state", "usage")),  # no round is left
 ]  # fmt: skip

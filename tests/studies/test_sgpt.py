@@ -1,4 +1,4 @@
-"""SGPT's example runs as its users run it, its pieces say what they claim, and its server does not mind the order of clients."""
+"""SGPT's example: its command line, its components, and its server for any order of clients."""
 
 import re
 from argparse import Namespace
@@ -72,7 +72,8 @@ def test_every_row_sends_what_it_trains_and_takes_as_many_steps(name, monkeypatc
     result = sgpt.federate(name, federation, backbone, args)
     row = sgpt.ROWS[name]
     assert {value.split(".")[0] for value in result.values} == set().union(*row.blocks)
-    # Two of 20 clients, 60 images each in batches of 32: two steps an epoch, two epochs in all, in one block or in two.
+    # Two of 20 clients have 60 images each, which are two batches of at most 32. There are two
+    # epochs in total, in one block or in two.
     assert len(steps) == 2 * 2 * 2
     assert len({frozenset(each) for each in steps}) == len(row.blocks)
     if "groups" in result.values:
@@ -214,7 +215,8 @@ def test_validation_never_looks_at_a_test_image():
 
 
 def test_clusters_are_matched_one_to_one():
-    # Groups 2, 0, 1 match classes 0, 1, 2 with 2 + 1 + 1 samples; the second sample of group 0 finds its class taken.
+    # Groups 2, 0, 1 match classes 0, 1, 2 with 2 + 1 + 1 samples. The second sample of group 0 is
+    # not matched, because its class already has a group.
     found, wanted = torch.tensor([2, 2, 0, 0, 1]), torch.tensor([0, 0, 1, 0, 2])
     assert sgpt_report.matched(found, wanted) == pytest.approx(4 / 5)
     assert sgpt_report.matched(wanted, wanted) == 1

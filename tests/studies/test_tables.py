@@ -1,4 +1,4 @@
-"""The examples run as their users run them, on the embedded data and on a folder of images with timm's models."""
+"""Command lines of the examples, on embedded data and on an image folder with timm models."""
 
 import csv
 import re
@@ -25,7 +25,7 @@ def run(
 
 
 def rows(printed: str) -> dict[str, list[float]]:
-    """The first table of the report: from each method to its figures."""
+    """Return the figures of each method in the first table of the report."""
     lines = [
         line.split("|")[1:-1]
         for line in printed.split("\n\n")[0].splitlines()
@@ -35,7 +35,7 @@ def rows(printed: str) -> dict[str, list[float]]:
 
 
 def entries_of(out: Path) -> list[dict[str, str]]:
-    """The ledger of the FedHPL row."""
+    """Return the entries of the ledger of the FedHPL row."""
     return list(csv.DictReader((out / "fedhpl.csv").read_text().splitlines()))
 
 
@@ -56,7 +56,7 @@ def test_default_run_reports_every_method_and_writes_pictures_and_ledgers(
     assert up <= 110 * 4 * 5 * 2  # Table 9: 110 numbers of 4 bytes, 5 clients, 2 rounds
 
 
-@pytest.mark.slow  # that a run gives the same bits again is also what the kills hold it to
+@pytest.mark.slow  # the killed runs of test_resume.py also show that runs are reproducible
 def test_the_same_seed_gives_the_same_figures_and_another_seed_others(
     monkeypatch, capsys, tmp_path
 ):
@@ -78,7 +78,7 @@ def test_local_only_exchanges_nothing(monkeypatch, capsys, tmp_path):
 def test_paper_setting_on_a_folder_with_random_weights(monkeypatch, capsys, tmp_path, folder):
     arguments = (
         "--dataset",
-        "colours",
+        "colors",
         "--root",
         str(folder),
         "--backbones",
@@ -100,7 +100,8 @@ def test_paper_setting_on_a_folder_with_random_weights(monkeypatch, capsys, tmp_
         "--share-prompts",
     )
     assert list(rows(printed)) == ["local only", "FedHPL"]
-    # Deep prompts of ViT-S, 12 layers x 3 x 384 floats, and a count for the upload as a whole; logits beside them.
+    # Deep prompts of ViT-S have 12 layers x 3 x 384 floats. One count belongs to the whole upload,
+    # and the logits are separate entries.
     up = [int(entry["num_bytes"]) for entry in entries_of(tmp_path) if entry["direction"] == "up"]
     assert 12 * 3 * 384 * 4 + 4 in up
 
@@ -108,7 +109,7 @@ def test_paper_setting_on_a_folder_with_random_weights(monkeypatch, capsys, tmp_
 def test_resnets_learn_a_border_of_pixels(monkeypatch, capsys, tmp_path, folder):
     arguments = (
         "--dataset",
-        "colours",
+        "colors",
         "--root",
         str(folder),
         "--backbones",
@@ -138,7 +139,8 @@ def test_full_table_has_a_line_for_every_setting_and_method(monkeypatch, capsys,
 
 
 def test_spread_weighs_classes_by_the_test_set_and_by_each_clients_own_mix():
-    # Client 0 holds class 0 alone, client 1 three of class 0 and one of class 1; 30 test images of class 0 and 10 of class 1.
+    # Client 0 has images of class 0 only. Client 1 has three images of class 0 and one of class 1.
+    # There are 30 test images of class 0 and 10 of class 1.
     accuracy = torch.tensor([[[1.0, 0.0], [0.5, 1.0]]])
     result = Result(np.array([[4, 0], [3, 1]]), torch.tensor([30, 10]), accuracy, fp.Ledger())
     lowest, average, highest, own = result.spread()
@@ -154,15 +156,14 @@ def test_tables_align_and_spreads_are_sample_deviations():
         "| --- | ---: |",
         "| xyz |    1 |",
     ]
-    assert (
-        mean_and_deviation([0.1, 0.3]) == "20.0 ± 14.1"
-    )  # deviation of two points: their distance over the root of two
+    # The deviation of two points is their distance over the square root of two.
+    assert mean_and_deviation([0.1, 0.3]) == "20.0 ± 14.1"
 
 
 def test_fedl2gs_groups_run_on_a_folder_with_random_weights(monkeypatch, capsys, tmp_path, folder):
     arguments = (
         "--dataset",
-        "colours",
+        "colors",
         "--root",
         str(folder),
         "--group",
@@ -196,13 +197,10 @@ def test_codecs_are_compared_by_what_their_blobs_weigh(monkeypatch, capsys, tmp_
     ][2:]
     assert [line[0] for line in lines] == list(fewer_bytes.ROWS)
     plain, half, eight, *sparse = (int(line[1]) for line in lines)
-    numbers, messages = (
-        3 * 8 * 48 + 48 * 10 + 10,
-        2 * 2,
-    )  # three layers of eight prompts, and a head; two clients in two rounds
-    assert (
-        4 * numbers + 12 < plain / messages < 4 * numbers + 12 + 1000
-    )  # three names with a weight each, and a header
+    numbers = 3 * 8 * 48 + 48 * 10 + 10  # three layers of eight prompts, and a head
+    messages = 2 * 2  # two clients in two rounds
+    # Three entries have a weight each, and a message has a header.
+    assert 4 * numbers + 12 < plain / messages < 4 * numbers + 12 + 1000
     assert 0 <= (plain - half) / messages - 2 * numbers < 50  # headers name shorter offsets
     assert 0.9 * half > eight > half / 2
     assert sparse[0] == sparse[1] > sparse[2] == sparse[3]  # a memory costs no bytes
