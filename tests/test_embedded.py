@@ -242,7 +242,8 @@ def test_warp_moves_a_pixel_as_far_as_its_strength_says(
         coordinates.expand(2000, -1, -1, -1), torch.Generator().manual_seed(0), **STILL | strength
     )
     measured_x, measured_y = warped[:, :, row, column].std(0).tolist()
-    # The standard error of a deviation from 2,000 draws is 1.6 %. Second-order terms are below 0.008.
+    # The standard error of a deviation from 2,000 draws is 1.6 %. Second-order terms are below
+    # 0.008.
     assert measured_x == pytest.approx(deviation_x, rel=0.08, abs=0.008)
     assert measured_y == pytest.approx(deviation_y, rel=0.08, abs=0.008)
 

@@ -97,11 +97,8 @@ def test_short_texts_are_encoded_as_in_their_full_length(model):
 
 def test_an_image_is_placed_where_its_corner_is():
     image = images(1)
-    for side, left, top in (
-        (16, 3, 9),
-        (16, 0, 0),
-        (16, 16, 16),
-    ):  # its own size: pixels are copied
+    # The image keeps its size of 16, so its pixels are copied.
+    for side, left, top in ((16, 3, 9), (16, 0, 0), (16, 16, 16)):
         placed = canvas.place(
             image, torch.tensor([float(side)]), torch.tensor([[float(left), float(top)]])
         )
@@ -121,7 +118,7 @@ def test_clutter_stays_outside_of_the_image_and_an_image_that_fills_the_canvas_h
     canvases, square = canvas.cluttered(
         ink, torch.Generator().manual_seed(0), smallest=12, largest=12
     )
-    # A side of 12 covers 11 to 13 pixels, by where its corner falls.
+    # Interpolation extends a side of 12 to at most 14 pixels, depending on the corner.
     sides = (square > 0).sum(-1).amax(-1)
     assert set(sides.flatten().tolist()) <= {12, 13, 14}
     outside = canvases * (square == 0)
@@ -150,9 +147,8 @@ def test_canvases_are_dealt_out_to_domains_in_turn():
     assert domains.tolist() == [0, 1, 2] * 3
     assert torch.equal(mixed[::3], plain[::3])
     assert torch.equal(mixed[1::3], 1 - plain[1::3])
-    assert (mixed[2::3] - plain[2::3]).std().item() == pytest.approx(
-        0.3, rel=0.1
-    )  # 3,072 draws: standard error 1.3 %
+    # With 3,072 draws, the standard error of the deviation is 1.3 %.
+    assert (mixed[2::3] - plain[2::3]).std().item() == pytest.approx(0.3, rel=0.1)
 
 
 def test_each_caption_fits_the_images_of_its_class_and_style():
@@ -177,9 +173,8 @@ def test_each_caption_fits_the_images_of_its_class_and_style():
 
 def test_pretraining_begins_easy_and_ends_hard():
     assert build_clip.difficulty(0.0) == (32, 0)
-    assert build_clip.difficulty(0.33) == pytest.approx(
-        (22, 1)
-    )  # half of the way for sizes, all of it for styles
+    # At 33 %, sizes are halfway to their final value and styles have reached it.
+    assert build_clip.difficulty(0.33) == pytest.approx((22, 1))
     assert build_clip.difficulty(0.58) == pytest.approx((12, 1))
     assert build_clip.difficulty(1.0) == (12, 1)
 
@@ -197,9 +192,7 @@ def test_pretraining_learns_and_leaves_the_global_random_state_alone():
 
     at_first = loss()
     build_clip.pretrain(fresh, ink, labels, torch.Generator().manual_seed(0), steps=20)
-    assert (
-        loss() < at_first - 0.3
-    )  # twice log(47) = 7.7 in weight 1.5 is what guessing costs at most
+    assert loss() < at_first - 0.3
     assert torch.equal(torch.get_rng_state(), before)
 
 

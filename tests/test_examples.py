@@ -1,4 +1,4 @@
-"""The plain loops learn, print the same twice, and are as short as the documentation says."""
+"""The plain loops learn, are reproducible, and have at most 100 lines."""
 
 import importlib
 import re
@@ -8,8 +8,8 @@ import pytest
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 LOOPS = ("fedavg", "fedhpl", "fedl2g", "fedotp", "fewer_bytes", "private", "sgpt")
-FLAGS = {"private": ("--seed", "0")}  # noise is secret otherwise
-NUM_RUNS = {"fedavg": 1, "sgpt": 1, "fewer_bytes": 3}  # the others compare two
+FLAGS = {"private": ("--seed", "0")}  # without a seed, the noise is not reproducible
+NUM_RUNS = {"fedavg": 1, "sgpt": 1, "fewer_bytes": 3}  # the other loops compare two runs
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def run(monkeypatch, capsys, tmp_path):
 
 
 def accuracies(lines: list[str]) -> list[float]:
-    """Accuracy in % after each round."""
+    """Return the accuracy in % after each round."""
     found = [re.fullmatch(r"(.*, )?round \d+: (\d+\.\d) %", line) for line in lines]
     assert all(found), lines
     return [float(match[2]) for match in found]
@@ -35,7 +35,7 @@ def test_a_quick_run_learns_and_ends_with_one_line_that_says_how_well(name, run,
     *rounds, last = run(name)
     values = accuracies(rounds)
     assert len(values) == 2 * NUM_RUNS.get(name, 2)
-    assert min(values[1::2]) > 15  # ten classes: guessing gives 10
+    assert min(values[1::2]) > 15  # guessing one of ten classes gives 10
     assert f"{values[-1]:.1f} %" in last
     written = [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()]
     assert written == (["out/fedhpl.png"] if name == "fedhpl" else [])
