@@ -1,8 +1,9 @@
 """Composable pieces for federated prompt tuning in PyTorch. The loop stays yours.
 
-This file is the table of contents: what a training loop needs, grouped by concept. Families are submodules:
-``fp.transport``, ``fp.wire``, ``fp.codecs``, ``fp.privacy``, ``fp.metrics``, ``fp.data``, ``fp.selection``,
-``fp.guidance``, ``fp.plots``, and ``fedprompt.flower``, which needs an extra and is imported on demand.
+The names below are the pieces of a training loop, grouped by concept. Families are submodules:
+``fp.transport``, ``fp.wire``, ``fp.codecs``, ``fp.privacy``, ``fp.metrics``, ``fp.data``,
+``fp.selection``, ``fp.guidance`` and ``fp.plots``. ``fedprompt.flower`` needs an extra and is
+imported on demand.
 """
 
 from fedprompt import codecs, data, guidance, metrics, plots, privacy, selection, transport, wire

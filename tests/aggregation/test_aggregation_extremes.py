@@ -131,13 +131,13 @@ def test_a_mean_of_means_is_the_mean_at_any_magnitude(name, numbers, data):
     entries = [sent(*pair) for pair in numbers]
     cut = data.draw(st.integers(0, len(entries)))
     edges = [MEANS[name](part) for part in (entries[:cut], entries[cut:]) if part]
-    centre, flat = MEANS[name](edges), MEANS[name](entries)
+    root, flat = MEANS[name](edges), MEANS[name](entries)
     largest = max(abs(value) for value, _ in numbers)
     assert (
-        abs(Fraction(centre.value.item()) - Fraction(flat.value.item()))
+        abs(Fraction(root.value.item()) - Fraction(flat.value.item()))
         <= Fraction(largest) / 10**12 + Fraction(2) ** -300
     )
-    assert centre.weight.item() == pytest.approx(flat.weight.item(), rel=1e-12)
+    assert root.weight.item() == pytest.approx(flat.weight.item(), rel=1e-12)
 
 
 @pytest.mark.parametrize("aggregate", [weighted_median, partial(trimmed_mean, fraction=0.25)])

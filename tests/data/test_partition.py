@@ -97,9 +97,11 @@ def test_clients_with_different_torch_streams_get_different_partitions(name: str
 @pytest.mark.unhooked  # beartype draws from `random`
 @pytest.mark.parametrize("name", ALL)
 def test_global_random_state_is_unchanged(name: str) -> None:
-    before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state()  # noqa: NPY002
+    numpy_state = np.random.get_state()[1].tolist()  # noqa: NPY002
+    before = random.getstate(), numpy_state, torch.get_rng_state()
     ALL[name](LABELS, np.random.default_rng(0))
-    after = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state()  # noqa: NPY002
+    numpy_state = np.random.get_state()[1].tolist()  # noqa: NPY002
+    after = random.getstate(), numpy_state, torch.get_rng_state()
     assert before[:2] == after[:2]
     assert torch.equal(before[2], after[2])
 

@@ -127,13 +127,13 @@ def clusters_go_to_their_own_keys(select: PromptSelector, problem: Problem) -> N
 
 def a_crowded_group_gets_less(select: PromptSelector, problem: Problem) -> None:
     before = select(problem.query, problem.keys).indices.bincount(minlength=len(problem.keys))
-    favourite = before.argmax()
+    favorite = before.argmax()
     usage = torch.ones_like(problem.usage)
-    usage[favourite] = 1000
+    usage[favorite] = 1000
     after = select(problem.query, problem.keys, usage=usage).indices.bincount(
         minlength=len(problem.keys)
     )
-    assert after[favourite] < before[favourite]
+    assert after[favorite] < before[favorite]
 
 
 def cosines_decide_among_unused_groups(select: PromptSelector, problem: Problem) -> None:

@@ -65,7 +65,7 @@ class Prompted(nn.Module):
 
 
 class Bordered(nn.Module):
-    """A border of pixels in front of a frozen CNN with batch normalisation."""
+    """A border of pixels in front of a frozen CNN with batch normalization."""
 
     def __init__(self, generator):
         super().__init__()
@@ -455,7 +455,7 @@ def test_samples_that_see_one_another_are_refused_where_it_can_be_seen(generator
             nn.InstanceNorm1d(3, track_running_stats=True),
             True,
         ),  # writes the statistics of all samples into the original
-        (EvoNorm2dB0(3), True),  # one of timm's that is no batch normalisation of PyTorch
+        (EvoNorm2dB0(3), True),  # from timm, not a subclass of PyTorch's batch normalization
     ],
 )
 def test_statistics_over_samples_are_refused_and_those_of_single_samples_are_not(mixing, training):

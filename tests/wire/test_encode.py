@@ -50,8 +50,10 @@ def test_the_bytes_are_those_written_by_hand():
         header=Header(client_id="7"),
     )
     text = (
-        b'{"__metadata__":{"client_id":"7","format":"fedprompt-2","server_round":"0","sha256":"%s"},'
-        b'"a:value":{"dtype":"F32","shape":[1,1],"data_offsets":[0,4]},"a:weight":{"dtype":"F32","shape":[2],"data_offsets":[4,12]}}'
+        b'{"__metadata__":{"client_id":"7","format":"fedprompt-2","server_round":"0",'
+        b'"sha256":"%s"},'
+        b'"a:value":{"dtype":"F32","shape":[1,1],"data_offsets":[0,4]},'
+        b'"a:weight":{"dtype":"F32","shape":[2],"data_offsets":[4,12]}}'
     )
     text += b" " * (-len(text % (64 * b"0")) % 8)
     numbers = struct.pack("<3f", 2.0, 0.0, 3.0)
