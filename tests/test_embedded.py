@@ -111,7 +111,7 @@ def test_changed_weights_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_half_precision_still_knows_the_held_out_glyphs(size, held_out):
+def test_half_precision_keeps_the_accuracy_on_held_out_glyphs(size, held_out):
     # The metadata contains the float32 accuracy of the build. In an earlier build, rounding to fp16
     # changed at most 1 prediction of 1,797 digits. Another version of FreeType may change a few of
     # these 1,880 glyphs, so the tolerance is 0.5 points.
@@ -195,7 +195,7 @@ def test_domains_by_hand():
         assert domain(image)[0, 0].tolist() == pixel_values
 
 
-def test_noise_has_the_deviation_asked_for():
+def test_noise_has_the_given_deviation():
     noise = (
         data.noisy(
             torch.full((500, 1, 16, 16), 0.5), torch.Generator().manual_seed(0), deviation=0.2
@@ -211,7 +211,7 @@ def test_noise_has_the_deviation_asked_for():
 STILL = {"rotation": 0.0, "scale": 0.0, "shear": 0.0, "shift": 0.0}
 
 
-def test_still_warp_changes_nothing():
+def test_a_warp_of_strength_zero_changes_nothing():
     images = torch.rand(4, 1, 16, 16, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(
         pixels.warp(images, torch.Generator(), **STILL), images, atol=1e-5, rtol=0
@@ -232,7 +232,7 @@ def test_still_warp_changes_nothing():
         ({"elastic": 0.06}, 20, 42, 0.06, 0.06),
     ],
 )
-def test_warp_moves_a_pixel_as_far_as_its_strength_says(
+def test_warp_displacements_have_the_given_standard_deviation(
     strength, column, row, deviation_x, deviation_y
 ):
     # An image whose two channels are its own coordinates shows where each pixel was taken from.
@@ -248,7 +248,7 @@ def test_warp_moves_a_pixel_as_far_as_its_strength_says(
     assert measured_y == pytest.approx(deviation_y, rel=0.08, abs=0.008)
 
 
-def test_each_image_is_augmented_by_itself_and_in_its_place():
+def test_each_image_is_augmented_independently_and_keeps_its_position():
     images, labels, _, _ = data.digits(0)
     before = images.clone()
     warped = data.augment(images, torch.Generator().manual_seed(0))
@@ -275,7 +275,7 @@ def test_rendered_glyphs_are_ordered_bounded_and_repeatable():
     assert not torch.equal(images, glyphs.render(3, np.random.default_rng(6))[0])
 
 
-def test_nothing_touches_the_global_random_state():
+def test_the_global_random_state_does_not_change():
     before_torch = torch.get_rng_state()
     before_numpy = np.random.get_state()[1].copy()  # noqa: NPY002  (this state must not be used)
     images, labels = glyphs.render(1, np.random.default_rng(0))
@@ -313,7 +313,7 @@ def test_docstring_examples_run(module):
 
 
 @pytest.mark.slow
-def test_building_again_lands_near_the_committed_weights(tmp_path, upright):
+def test_building_again_gives_the_accuracy_of_the_committed_weights(tmp_path, upright):
     # Another seed tests the recipe instead of bitwise equality. The measured accuracies of the
     # committed weights and of seed 1 are 0.965 and 0.957 on held-out glyphs. On upright digits
     # they are 0.557 and 0.504. The tolerances are twice these gaps.

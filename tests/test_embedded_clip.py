@@ -78,7 +78,7 @@ def test_an_unknown_word_is_refused():
         clip.tokenize(["a photo of a heron."])
 
 
-def test_the_librarys_tower_reads_what_the_model_reads(model):
+def test_the_text_tower_gives_the_text_features_of_the_model(model):
     # Whole sentences as token ids give the same features as a context of words before class names.
     tower = fp.TextTower(model, clip.tokenize)
     context = fp.ContextPrompts(tower.dim, init=tower.words("a photo of a"))
@@ -133,7 +133,7 @@ def test_clutter_stays_outside_of_the_image_and_an_image_that_fills_the_canvas_h
     torch.testing.assert_close(full, canvas.place(ink, torch.full((40,), 32.0), torch.zeros(40, 2)))
 
 
-def test_canvases_are_dealt_out_to_domains_in_turn():
+def test_canvases_are_assigned_to_domains_in_turn():
     ink, generator = images(9), torch.Generator().manual_seed(0)
     plain, domains = data.on_canvases(ink, generator, domains=["plain"], smallest=12, largest=20)
     assert not domains.any()
@@ -179,7 +179,7 @@ def test_pretraining_begins_easy_and_ends_hard():
     assert build_clip.difficulty(1.0) == (12, 1)
 
 
-def test_pretraining_learns_and_leaves_the_global_random_state_alone():
+def test_pretraining_learns_without_changing_the_global_random_state():
     before = torch.get_rng_state()
     ink, labels = glyphs.render(4, np.random.default_rng(0))
     fresh, captions = clip.new_clip(seed=0), build_clip.Captions()

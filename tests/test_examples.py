@@ -31,7 +31,7 @@ def accuracies(lines: list[str]) -> list[float]:
 
 
 @pytest.mark.parametrize("name", LOOPS)
-def test_a_quick_run_learns_and_ends_with_one_line_that_says_how_well(name, run, tmp_path):
+def test_a_quick_run_learns_and_its_last_line_has_the_final_accuracy(name, run, tmp_path):
     *rounds, last = run(name)
     values = accuracies(rounds)
     assert len(values) == 2 * NUM_RUNS.get(name, 2)

@@ -18,7 +18,7 @@ import run
 from studies import fedhpl, report
 
 
-def test_the_cut_rounds_learn_what_the_example_learns():
+def test_client_and_server_give_the_results_of_the_example():
     """Class accuracies of every client and numbers of bytes equal those of the example's loop."""
     task, backbones, split = federation.setting()
     small = task._replace(test=task.test.first(100))
@@ -48,7 +48,7 @@ def test_the_cut_rounds_learn_what_the_example_learns():
     assert run.bits({"answers": answers, "uploads": uploads}) == run.bits(run.in_process())
 
 
-def test_a_client_that_is_not_heard_keeps_its_last_teacher():
+def test_a_client_without_an_upload_keeps_its_last_teacher():
     server = federation.Server()
     answers, state = server.init()
     uploads = {client: federation.train(client, 0, answers[client], {})[0] for client in range(3)}
@@ -58,7 +58,7 @@ def test_a_client_that_is_not_heard_keeps_its_last_teacher():
     assert run.bits({"": {0: second[0]}}) != run.bits({"": {0: first[0]}})
 
 
-def test_other_bits_are_noticed():
+def test_a_changed_tensor_is_detected():
     outcome = run.in_process()
     other = run.bits(outcome)
     outcome["answers"][1]["teacher"].value[0, 0].neg_()

@@ -1,4 +1,4 @@
-"""FedL2G's example: who trains on what, what travels, and that it runs as its users run it."""
+"""FedL2G's example: training data of clients, contents of messages, and its command line."""
 
 import csv
 import re
@@ -34,7 +34,7 @@ def arguments(*given: str) -> Namespace:
 
 @pytest.fixture(scope="module")
 def task():
-    """A few digits."""
+    """Return a task of few digits."""
     whole = load_task("digits", root=".", seed=0, image_size=16)
     return whole._replace(train=whole.train.first(120), test=whole.test.first(60))
 
@@ -90,11 +90,11 @@ def test_a_client_without_study_samples_uploads_nothing_and_nothing_fails(name, 
         assert up == [0]
         assert torch.isfinite(run.guides).all()
     elif fedl2g.METHODS[name].upload:
-        assert up == [0, 1, 2, 4]  # others learn from their quiz, too
+        assert up == [0, 1, 2, 4]  # other clients also learn from their quiz samples
 
 
 @pytest.mark.parametrize(("name", "width"), [("FedL2G-l", 10), ("FedL2G-f", 32)])
-def test_only_rows_of_study_classes_travel_up_and_the_whole_table_down(
+def test_uploads_have_rows_of_study_classes_and_broadcasts_the_whole_table(
     name, width, task, linear, monkeypatch
 ):
     batches, gradient = [], fp.guide_gradient
@@ -105,7 +105,7 @@ def test_only_rows_of_study_classes_travel_up_and_the_whole_table_down(
     )
     run = fedl2g.federate(name, task, own_shards(task, 40, 60), arguments())
     rows = [len(set(labels.tolist())) for _, labels in batches]
-    assert len(set(rows)) > 1  # batches differ in how many classes they have
+    assert len(set(rows)) > 1  # batches have different numbers of classes
     up = [entry.num_bytes for entry in run.ledger.entries if entry.direction == "up"]
     assert up == [4 * (number * width + 10) for number in rows]  # rows of floats, and ten flags
     assert all(
@@ -159,7 +159,7 @@ def test_lg_fedavg_averages_heads_by_size_and_leaves_networks_alone(task, linear
     assert not torch.equal(start[0].network[1].weight, start[1].network[1].weight)
 
 
-def test_prototypes_come_down_once_somebody_has_told_them(task, linear):
+def test_prototypes_are_broadcast_once_a_client_has_sent_them(task, linear):
     run = fedl2g.federate("FedProto", task, own_shards(task, 60, 60), arguments())
     known = len(set(task.train.labels.tolist()))
     assert list(sent(run, "down").values()) == [[0, known * 32 * 4]] * 2
@@ -180,7 +180,7 @@ def test_half_of_the_clients_take_part_and_the_others_keep_their_networks(task, 
 def test_fixed_guides_stay_what_they_are_and_weigh_nothing_in_the_reported_loss(name, task, linear):
     losses = []
     for weight in ("0", "5"):
-        args = arguments("--learning-rate", "1e-9")  # so that the networks stay, too
+        args = arguments("--learning-rate", "1e-9")  # the networks hardly change either
         args.weight, args.guide_learning_rate = float(weight), 3.0
         run = fedl2g.federate(name, task, own_shards(task, 60, 60), args)
         draw = fp.stream_generator(0, server_round=0, purpose="guides")
@@ -203,7 +203,7 @@ def test_accuracy_is_the_share_of_a_clients_own_test_images(task):
     nn.init.zeros_(client.head.weight)
     nn.init.zeros_(client.head.bias)
     with torch.no_grad():
-        client.head.bias[3] = 1.0  # whatever it sees is a three
+        client.head.bias[3] = 1.0  # the prediction is always class 3
     threes = np.flatnonzero(task.test.labels == 3)
     others = np.flatnonzero(task.test.labels != 3)
     assert (
@@ -228,7 +228,7 @@ def test_clients_are_tested_on_their_own_mix_of_classes_and_share_nothing(task, 
 
 
 @pytest.mark.parametrize("name", list(TINY))
-def test_tiny_networks_end_in_features_of_the_width_they_say_and_learn_in_train_mode(name):
+def test_tiny_networks_return_features_of_their_width_and_learn_in_train_mode(name):
     network, width = encoder("tiny", list(TINY).index(name), 16)
     assert network.training
     assert network(torch.rand(2, 1, 16, 16)).shape == (2, width)
@@ -238,7 +238,7 @@ def test_tiny_networks_end_in_features_of_the_width_they_say_and_learn_in_train_
 @pytest.mark.parametrize("name", list(GROUPS))
 def test_groups_are_named_after_how_many_networks_they_have(name):
     assert name == "tiny" or name.removeprefix("HtFE").removeprefix("HtM") == str(len(GROUPS[name]))
-    with torch.device("meta"):  # built, not computed
+    with torch.device("meta"):  # no values are computed
         widths = [
             encoder(name, client, 16 if name == "tiny" else 32)[1]
             for client in range(len(GROUPS[name]))

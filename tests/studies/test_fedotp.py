@@ -37,27 +37,27 @@ def arguments(*given: str) -> Namespace:
 
 @pytest.fixture(scope="module")
 def task():
-    """A few cluttered digits."""
+    """Return a task of few cluttered digits."""
     whole = load_task(arguments())
     return whole._replace(train=whole.train.first(120), test=whole.test.first(60))
 
 
 @pytest.fixture
 def shards():
-    """Clients of different sizes, so that an unweighted mean must not pass."""
+    """Split images over clients of different sizes, so that an unweighted mean is detected."""
     return list(np.split(np.arange(120), [20, 70]))
 
 
 @pytest.fixture
 def clients(monkeypatch):
-    """The clients that `federate` makes, as soon as it makes them."""
+    """Return a list to which `federate` appends the clients that it creates."""
     made, make = [], fedotp.new_client
     monkeypatch.setattr(fedotp, "new_client", lambda *given: made.append(make(*given)) or made[-1])
     return made
 
 
 def private_tokens(clients) -> set[bytes]:
-    """Every token of every private context, as bytes."""
+    """Return every token of every private context as bytes."""
     return {
         row.numpy().tobytes()
         for client in clients
@@ -141,9 +141,9 @@ def test_the_server_averages_shared_contexts_by_size_and_leaves_private_ones_alo
         if private is not None:
             assert torch.equal(client["private"].context, private)
     values = [value for value, _ in sent[3:]]
-    assert not torch.equal(values[0], values[1])  # there was something to average
+    assert not torch.equal(values[0], values[1])  # the shared contexts differ
     if kept[0] is not None:
-        assert not torch.equal(kept[3], kept[4])  # and something to keep apart
+        assert not torch.equal(kept[3], kept[4])  # the private contexts differ
 
 
 def test_with_one_client_averaging_changes_nothing(task, clients, monkeypatch):
@@ -163,7 +163,7 @@ def test_local_rows_and_zero_shot_send_nothing(task, shards):
         clients, _, ledger = fedotp.federate(name, task, shards, arguments())
         assert not ledger.entries
         assert all(list(client) == ["private"] for client in clients)
-        if name == "zero-shot":  # nor does it learn
+        if name == "zero-shot":  # its contexts do not change
             assert all(
                 torch.equal(client["private"].context[0], task.tower.words("a photo of a"))
                 for client in clients
@@ -178,7 +178,7 @@ def test_all_clients_start_alike_and_shared_unlike_private(task):
 
 
 def test_the_rows_meet_images_as_they_say(task):
-    # By loops over one image, one class and one prompt at a time.
+    # The reference loops over one image, one class and one prompt at a time.
     tokens, text = (
         task.test.tokens[:3],
         torch.randn(2, 10, 64, generator=torch.Generator().manual_seed(0)),
@@ -204,7 +204,7 @@ def test_the_rows_meet_images_as_they_say(task):
 
 
 def test_zero_shot_beats_chance_clearly():
-    # Ten classes: chance is 10 %, and of 597 images its standard deviation 1.2 points.
+    # The chance level of ten classes is 10 %. Its standard deviation on 597 images is 1.2 points.
     for flags, at_least in ((("--smallest", "32", "--largest", "32"), 0.35), ((), 0.2)):
         whole = load_task(arguments(*flags))
         _, history, _ = fedotp.federate(
@@ -249,7 +249,7 @@ def test_clients_train_for_whole_epochs_or_for_a_number_of_steps(steps, sizes):
         assert sorted(torch.cat(batches[3 * epoch : 3 * epoch + 3]).tolist()) == owned.tolist()
     assert len(sizes) < 15 or not torch.equal(
         batches[0], batches[3]
-    )  # each epoch has an order of its own
+    )  # each epoch has a separate order
 
 
 def test_accuracy_is_that_of_each_domain_and_class():
@@ -268,7 +268,7 @@ def run(monkeypatch, capsys, out: Path, *given: str) -> str:
 
 
 def rows(printed: str) -> dict[str, list[float]]:
-    """The first table of the report: from each method to its figures."""
+    """Return the figures of each method in the first table of the report."""
     lines = [
         line.split("|")[1:-1]
         for line in printed.split("\n\n")[0].splitlines()
@@ -293,7 +293,7 @@ def test_default_run_reports_its_rows_and_writes_pictures_and_ledgers(
     }
 
 
-@pytest.mark.slow  # that a run gives the same bits again is also what the kills hold it to
+@pytest.mark.slow  # the killed runs of test_resume.py also show that runs are reproducible
 def test_the_same_seed_gives_the_same_figures_and_another_seed_others(
     monkeypatch, capsys, tmp_path
 ):
@@ -306,7 +306,10 @@ def test_the_same_seed_gives_the_same_figures_and_another_seed_others(
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory) -> Path:
-    """Two domains of three classes of noisy images of one color each, the second domain darker."""
+    """Write two domains of three classes of noisy images, with one color for each class.
+
+    The second domain is darker.
+    """
     root = tmp_path_factory.mktemp("images")
     write_images(root, "bright", train=6, test=2)
     write_images(root, "dark", light=60, train=6, test=2)

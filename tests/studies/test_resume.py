@@ -62,7 +62,7 @@ def walk(args: Namespace, stop: int = 5, name: str = "row") -> tuple[Namespace, 
 
 def test_what_a_round_adds_to_the_ledger_is_not_in_the_checkpoint(tmp_path):
     walk(flags(tmp_path))
-    walk(flags(None))  # which has no file
+    walk(flags(None))  # this run has no checkpoint
     kept = tmp_path / "row" / "ledger.jsonl"
     assert len(kept.read_text().splitlines()) == 5
     assert set(fp.load_checkpoint(tmp_path / "row")["memory"]["ledger"]) == {
@@ -82,14 +82,14 @@ def contents(memory: Namespace) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("stop", range(6))
-def test_a_loop_goes_on_after_any_round_with_what_it_remembers(tmp_path, stop):
+def test_a_loop_resumes_after_any_round_from_its_checkpoint(tmp_path, stop):
     whole, walked = walk(flags(None))
     whole = contents(whole)
     assert walked == [0, 1, 2, 3, 4]
     walked = walk(flags(tmp_path), stop)[1]
     assert walked == list(range(min(stop, 5)))
     resumed, walked = walk(flags(tmp_path))
-    assert walked == list(range(stop, 5))  # a row that has come to its end is not walked again
+    assert walked == list(range(stop, 5))  # a completed row does not run again
     assert_same(contents(resumed), whole)
 
 
@@ -120,11 +120,11 @@ def test_a_checkpoint_made_with_other_flags_is_refused(tmp_path):
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
     elsewhere = flags(
         tmp_path, rate=0.1, out=Path("elsewhere")
-    )  # where pictures go does not matter
+    )  # the folder of pictures may differ
     assert walk(elsewhere)[1] == [2, 3, 4]
 
 
-def test_each_row_and_each_variant_has_a_folder_of_its_own(tmp_path):
+def test_each_row_and_each_variant_has_a_separate_folder(tmp_path):
     for args in (
         flags(tmp_path),
         variant(flags(tmp_path), seed=1),
@@ -150,7 +150,7 @@ def test_data_goes_back_to_the_device_where_the_loop_had_it():
     assert _restored([], [torch.ones(2)])[0].device.type == "cpu"
 
 
-# The examples, killed.
+# Examples that are killed.
 
 
 @pytest.fixture(scope="module")
@@ -283,7 +283,7 @@ FORGETTING = [
 @pytest.mark.killed
 @pytest.mark.slow
 @pytest.mark.parametrize(("example", "given", "row", "saves", "needed", "idle"), FORGETTING)
-def test_whatever_a_loop_forgets_shows(
+def test_forgotten_memory_changes_the_results(
     examples, tmp_path, example, given, row, saves, needed, idle
 ):
     assert examples.run(example, tmp_path / "whole", *given)[0] == 0

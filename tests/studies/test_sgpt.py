@@ -22,7 +22,7 @@ def run(
 
 
 def tables(printed: str) -> list[dict[str, list[str]]]:
-    """Every table of the report: from the first column to the others."""
+    """Return every table of the report as a dict from the first column to the other columns."""
     found = []
     for block in re.findall(r"(?:^\|.*\n?)+", printed, re.MULTILINE):
         lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in block.splitlines()]
@@ -47,7 +47,7 @@ def test_default_run_compares_with_vpt_and_writes_its_picture(monkeypatch, capsy
     assert (tmp_path / "sgpt.png").stat().st_size > 10_000
 
 
-@pytest.mark.slow  # that a run gives the same bits again is also what the kills hold it to
+@pytest.mark.slow  # the killed runs of test_resume.py also show that runs are reproducible
 def test_the_same_seed_gives_the_same_figures_and_another_seed_others(
     monkeypatch, capsys, tmp_path
 ):
@@ -84,14 +84,14 @@ def test_the_order_of_clients_changes_neither_model_nor_counts(monkeypatch):
     federation, backbone, args = sgpt_setup.prepare(quick())
     forwards, draw = sgpt.federate("SGPT", federation, backbone, args), fp.cohort
     nearest = fp.select_nearest(federation.test.queries, forwards.values["selector.keys"]).indices
-    assert torch.equal(forwards.chosen, nearest)  # inference knows of no counts
+    assert torch.equal(forwards.chosen, nearest)  # inference uses no counts
     monkeypatch.setattr(fp, "cohort", lambda *clients, **drawn: draw(*clients, **drawn)[::-1])
     backwards = sgpt.federate("SGPT", federation, backbone, args)
     torch.testing.assert_close(backwards.usage, forwards.usage, rtol=0, atol=0)
     torch.testing.assert_close(backwards.values, forwards.values, rtol=1e-5, atol=1e-6)
 
 
-def test_clients_that_never_took_part_select_groups_of_their_own():
+def test_clients_that_never_took_part_select_their_groups():
     federation, backbone, args = sgpt_setup.prepare(quick(shift="feature", unseen=5))
     result = sgpt.federate("SGPT", federation, backbone, Namespace(**vars(args) | {"rounds": 6}))
     new = federation.test.shards[-5:]  # one of each domain
@@ -197,7 +197,7 @@ def test_feature_shift_gives_each_client_one_domain_and_each_domain_four_clients
     )  # ink is light on black, and dark on white
 
 
-def test_validation_never_looks_at_a_test_image():
+def test_validation_uses_no_test_image():
     def images(**flags: bool) -> tuple[set[bytes], set[bytes]]:
         federation = label_shift(
             "digits", root=".", image_size=16, seed=0, num_clients=20, classes_per_client=2, **flags

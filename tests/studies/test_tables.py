@@ -184,7 +184,7 @@ def test_fedl2gs_groups_run_on_a_folder_with_random_weights(monkeypatch, capsys,
     )
 
 
-def test_codecs_are_compared_by_what_their_blobs_weigh(monkeypatch, capsys, tmp_path):
+def test_codecs_are_compared_by_the_sizes_of_their_blobs(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(
         "sys.argv",
         ["fewer_bytes.py", "--quick", "--out", str(tmp_path), "--clients", "2", "--backbones", "S"],
