@@ -217,7 +217,8 @@ SPREAD = [sent(0.0, 1.0, 9.0), sent(9.1, 20.0, 22.0), sent(9.2, 30.0, 33.0)]
         # The median of 1 2 8 9 9 is 8. Those of 1 2 9 and 8 9 are 2 (weight 3) and 8.5 (weight 2).
         (weighted_median, [sent(1.0, 2.0, 9.0), sent(8.0, 9.0)], 8.0, 2.0),
         # Of 0 0 0 0 100, a fifth is removed at each end, which leaves zeros. The edge of 0 and 100
-        # has mean 50 and weight 2. At the root, half of it is left: a third of the remaining weight.
+        # has mean 50 and weight 2. At the root, half of it is left, a third of the remaining
+        # weight.
         (partial(trimmed_mean, fraction=0.2), [sent(0.0, 0.0, 0.0), sent(0.0, 100.0)], 0.0, 50 / 3),
         # Each edge selects the first of two nearest neighbors: 0, 20 and 30. The root selects 20.
         # Of all nine, 9.2 has the lowest score: 865.05, before 9.1 (870.47) and 9.0 (876.05).
