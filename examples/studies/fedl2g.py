@@ -91,9 +91,8 @@ class Method(NamedTuple):
 
 METHODS = {  # weights and rates chosen on held-out training images, one seed
     "local only": Method(),
-    "local only, quiz held back": Method(
-        learning_rate=0.0
-    ),  # shows the effect of the images held back for the quiz
+    # The next row shows the effect of the images held back for the quiz.
+    "local only, quiz held back": Method(learning_rate=0.0),
     "LG-FedAvg": Method(share=("head",)),
     "FedDistill": Method("logits", 0.01, own_means),
     "FedProto": Method("features", 0.1, own_means),
@@ -194,9 +193,8 @@ def federate(name: str, task: Task, shards: list[report.Shard], args: Namespace)
     quizzes = [list(task.train.batches(shard.quiz, args.device)) for shard in shards]
     guides, server = beginning(method, task.num_classes, args)
     warm_up = args.warm_up if learned else 0  # in these rounds only guides are trained
-    guessing = float(
-        np.log(task.num_classes)
-    )  # initial loss of a client that has not taken part yet
+    # Initial loss of a client that has not taken part yet.
+    guessing = float(np.log(task.num_classes))
     memory = Namespace(clients=clients, guides=guides, state=server.init(guides.value), shared={})
     memory.losses, memory.history, memory.ledger = [guessing] * len(clients), [], fp.Ledger()
     for server_round in rounds(memory, warm_up + args.rounds, name, args):

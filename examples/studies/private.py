@@ -158,7 +158,7 @@ def main() -> None:
         "--max-norm", type=float, default=1.0, help="maximum norm of the gradient of one image"
     )
     parser.add_argument(
-        "--learning-rate", type=float, default=3.0, help="learning rate of private rows"
+        "--learning-rate", type=float, default=3.0, help="learning rate with clipping"
     )
     parser.add_argument(
         "--plain-learning-rate", type=float, default=0.9, help="learning rate without clipping"
