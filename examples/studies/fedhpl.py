@@ -1,12 +1,15 @@
-"""FedHPL: clients with different backbones tune prompts and teach each other by class logits (Ma et al., 2024).
+"""FedHPL: clients with different backbones tune prompts and teach each other by class logits.
 
-Five clients, three different vision transformers, real handwritten digits::
+The method is by Ma et al. (2024). Five clients with three different vision transformers hold
+real handwritten digits::
 
     python examples/studies/fedhpl.py
 
-The table of the README is made by ``--full``; the paper's setting, for someone with weights and data, by::
+With ``--full``, the study makes the table of its page. With weights and data, this command runs
+the setting of the paper::
 
-    python examples/studies/fedhpl.py --backbones vit_small_patch16_224,vit_base_patch16_224,vit_large_patch16_224 --pretrained \
+    python examples/studies/fedhpl.py \
+        --backbones vit_small_patch16_224,vit_base_patch16_224,vit_large_patch16_224 --pretrained \
         --dataset cifar10 --root DIR --partition iid
 """
 
@@ -15,7 +18,7 @@ from pathlib import Path
 
 sys.path.insert(
     0, str(Path(__file__).resolve().parents[1])
-)  # `studies` and `embedded`, however this file is started
+)  # makes `studies` and `embedded` importable
 
 from argparse import Namespace
 from collections import defaultdict
@@ -36,11 +39,11 @@ ROWS = {
     "local only": (False, []),
     "FedHPL": (True, []),
     "FedHPL +P +H": (True, ["prompts", "head"]),
-}  # teach? and share what?
+}  # whether logits are taught, and which parameters are averaged
 
 
 def new_client(backbone: Backbone, task: Task, args: Namespace) -> nn.ModuleDict:
-    """What one client learns; the frozen backbone stays outside and is shared."""
+    """Make the trained modules of one client; the frozen backbone is shared and not included."""
     if isinstance(backbone.encoder, nn.Module):
         prompts = fp.PadPrompts(
             backbone.image_size,
@@ -67,7 +70,7 @@ def logits(client: nn.ModuleDict, backbone: Backbone, images: Tensor) -> Tensor:
 
 @torch.no_grad()
 def class_logits(client, backbone, task, shard, args) -> fp.Weighted:
-    """Mean logits of each class over the client's own images that it classifies correctly (Eq. 10)."""
+    """Average the logits of each class over the client's correctly classified images (Eq. 10)."""
     pieces = []
     for images, labels in task.train.batches(shard, args.device):
         z = logits(client, backbone, images)
@@ -87,7 +90,10 @@ def client_round(
     server_round: int,
     args: Namespace,
 ) -> dict[str, fp.Weighted]:
-    """Train client `k` for one round; return its upload: logits where `args.teach`, and the parameters that `args.share` names."""
+    """Train client `k` for one round and return its payload.
+
+    The payload holds logits if `args.teach`, and the parameters that `args.share` names.
+    """
     optimizer = task.recipe.make_optimizer(client.parameters(), server_round / args.rounds)
     stream = fp.stream_generator(args.seed, server_round=server_round, client=k)
     for images, labels in task.train.training(
@@ -107,7 +113,11 @@ def client_round(
 def replies(
     uploads: list[dict[str, fp.Weighted]], dims: list[int]
 ) -> list[dict[str, Tensor | fp.Weighted]]:
-    """What the server sends each client: the teacher of its width, and the mean of what clients of its width share."""
+    """Make the server's message to each client.
+
+    It holds the teacher of the client's width, and the mean of the parameters that clients of
+    this width share.
+    """
     taught = [upload["logits"] for upload in uploads if "logits" in upload]
     teachers = fp.heterogeneous_means(taught, dims) if taught else {}
     shared = defaultdict(list)
@@ -123,12 +133,12 @@ def replies(
 def federate(
     name: str, task: Task, backbones: list[Backbone], shards: list[np.ndarray], args: Namespace
 ) -> tuple[Tensor, fp.Ledger]:
-    """Run one row of the table; return accuracy (rounds, clients, classes) and what was sent."""
+    """Run one row of the table; return accuracy (rounds, clients, classes) and a ledger."""
     teach, share = ROWS[name]
     args = Namespace(**vars(args) | {"teach": teach, "share": args.share or share if teach else []})
     clients, dims, ledger = nn.ModuleList(), [backbone.dim for backbone in backbones], fp.Ledger()
     for backbone in backbones:
-        torch.manual_seed(args.seed)  # equal architectures start equal
+        torch.manual_seed(args.seed)  # equal architectures start from equal weights
         clients.append(new_client(backbone, task, args))
     unknown = fp.Weighted(
         torch.zeros(task.num_classes, task.num_classes), torch.zeros(task.num_classes)
@@ -159,7 +169,7 @@ def federate(
 
 
 def full(args: Namespace) -> str:
-    """Run every row of the README's table for three seeds and ten rounds."""
+    """Run every row of the table for three seeds and ten rounds."""
     args.rounds = args.rounds or 10
     central = {"backbones": ["B"], "clients": 1, "partition": "iid", "steps": 45}
     variants = {"linear head": {"num_prompts": 0}, "VPT-shallow": {"shallow": True}, "VPT-deep": {}}
@@ -194,7 +204,7 @@ def main() -> None:
     parser = report.flags("FedHPL")
     parser.add_argument("--temperature", type=float, default=4.5)
     parser.add_argument("--gamma", type=float, default=1.0, help="weight of the distillation loss")
-    parser.add_argument("--shallow", action="store_true", help="prompts at the first layer alone")
+    parser.add_argument("--shallow", action="store_true", help="prompts only at the first layer")
     share = {"action": "append_const", "dest": "share", "default": []}
     parser.add_argument(
         "--share-prompts",
@@ -202,8 +212,13 @@ def main() -> None:
         help="FedHPL with prompts averaged among clients of equal width (+P)",
         **share,
     )
-    parser.add_argument("--share-head", const="head", help="likewise heads (+H)", **share)
-    parser.add_argument("--local", action="store_true", help="no exchange at all")
+    parser.add_argument(
+        "--share-head",
+        const="head",
+        help="FedHPL with heads averaged among clients of equal width (+H)",
+        **share,
+    )
+    parser.add_argument("--local", action="store_true", help="clients exchange nothing")
     add_checkpoint_flag(parser)
     args = parser.parse_args()
     if args.full:

@@ -1,13 +1,16 @@
-"""FedL2G: clients with any architectures follow guide vectors that learn to lower each client's own loss (Zhang et al., 2024).
+"""FedL2G: clients of any architecture follow guide vectors that learn to lower their losses.
 
-Ten clients, eight different networks trained from scratch, real handwritten digits::
+The method is by Zhang et al. (2024). Ten clients train eight different networks from scratch on
+real handwritten digits::
 
     python examples/studies/fedl2g.py
 
-The table of the documentation is made by ``--full``; the paper's setting, for someone with the data and a GPU, by::
+With ``--full``, the study makes the table of its page. With the data and a GPU, this command runs
+the setting of the paper::
 
-    python examples/studies/fedl2g.py --group HtFE8 --dataset cifar100 --root DIR --clients 20 --alpha 0.1 --dim 512 --learning-rate 0.01 \
-        --constant --methods FedL2G-f --weight 1 --guide-learning-rate 100 --rounds 1000 --warm-up 50
+    python examples/studies/fedl2g.py --group HtFE8 --dataset cifar100 --root DIR \
+        --clients 20 --alpha 0.1 --dim 512 --learning-rate 0.01 --constant \
+        --methods FedL2G-f --weight 1 --guide-learning-rate 100 --rounds 1000 --warm-up 50
 """
 
 import sys
@@ -15,7 +18,7 @@ from pathlib import Path
 
 sys.path.insert(
     0, str(Path(__file__).resolve().parents[1])
-)  # `studies` and `embedded`, however this file is started
+)  # makes `studies` and `embedded` importable
 
 from argparse import Namespace
 from collections.abc import Callable
@@ -38,7 +41,7 @@ Pairs = list[tuple[Tensor, Tensor]]
 
 
 class Client(nn.Module):
-    """A network of any width, its features pooled or projected to the width that all clients share, and a head."""
+    """Network of any width with a head; features are pooled or projected to the common width."""
 
     def __init__(
         self, network: nn.Module, width: int, num_classes: int, *, guided: str, args: Namespace
@@ -49,7 +52,7 @@ class Client(nn.Module):
         self.head = nn.Linear(args.dim, num_classes)
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Return what follows the guides, and logits."""
+        """Return the guided outputs (features or logits), and logits."""
         features = self.adapt(self.network(2 * images - 1))  # pixels from -1 to 1
         logits = self.head(features)
         return (features if self.guided == "features" else logits), logits
@@ -58,7 +61,7 @@ class Client(nn.Module):
 def own_gradient(
     client: Client, guides: fp.Weighted, batches: Pairs, quiz: Pairs, **step: float
 ) -> fp.Weighted:
-    """FedL2G: how the quiz loss after one more step on a study batch would move with the guides (Eq. 5-7)."""
+    """Compute FedL2G's gradient of the quiz loss after a study step by the guides (Eq. 5-7)."""
     return fp.guide_gradient(client.train(), guides, batches[0], quiz, **step)
 
 
@@ -66,7 +69,7 @@ def own_gradient(
 def own_means(
     client: Client, guides: fp.Weighted, batches: Pairs, quiz: Pairs, **step: float
 ) -> fp.Weighted:
-    """FedDistill and FedProto: the client's mean logits or features of each class."""
+    """Average the client's logits (FedDistill) or features (FedProto) over each class."""
     client.eval()
     return fp.weighted_mean(
         [
@@ -77,20 +80,19 @@ def own_means(
 
 
 class Method(NamedTuple):
-    """A row of the table: what is guided, how strongly, what comes back to the server, and what it does with that."""
+    """Row of the table: the guided outputs, the guide weight, the payload and the server's rule."""
 
     guided: str = "logits"
     weight: float = 0.0
     upload: Callable[..., fp.Weighted] | None = None
-    learning_rate: float | None = (
-        None  # of guides that learn; otherwise guides are the clients' means
-    )
+    learning_rate: float | None = None  # of the guides; if None, they are the clients' means
     share: tuple[str, ...] = ()  # parameters that clients average
 
 
-METHODS = {  # weights and rates: the best on images held out of the training images, one seed
+METHODS = {  # weights and rates chosen on held-out training images, one seed
     "local only": Method(),
-    "local only, quiz held back": Method(learning_rate=0.0),  # what FedL2G's quiz costs
+    # The next row shows the effect of the images held back for the quiz.
+    "local only, quiz held back": Method(learning_rate=0.0),
     "LG-FedAvg": Method(share=("head",)),
     "FedDistill": Method("logits", 0.01, own_means),
     "FedProto": Method("features", 0.1, own_means),
@@ -102,7 +104,7 @@ METHODS = {  # weights and rates: the best on images held out of the training im
 
 
 def tuned(name: str, args: Namespace) -> Method:
-    """Look up a row; the flags change what its guides have."""
+    """Look up a row; the flags change the weight and the learning rate of its guides."""
     method = METHODS[name]
     weight = args.weight if args.weight is not None and method.upload else method.weight
     learns = args.guide_learning_rate is not None and method.learning_rate
@@ -120,7 +122,7 @@ def new_client(k: int, task: Task, guided: str, args: Namespace) -> Client:
 def train(
     client: Client, batches: Pairs, guides: fp.Weighted, *, weight: float, learning_rate: float
 ) -> float:
-    """Follow the guides for one epoch (Eq. 4); return the client's own mean loss, the guides left out."""
+    """Follow the guides for one epoch (Eq. 4); return the mean loss without the guide term."""
     optimizer, losses = torch.optim.SGD(client.train().parameters(), learning_rate), []
     for images, labels in batches:
         guided, logits = client(images)
@@ -136,9 +138,9 @@ def train(
 def beginning(
     method: Method, num_classes: int, args: Namespace
 ) -> tuple[fp.Weighted, fp.ServerUpdate[Tensor, fp.Weighted]]:
-    """Make the guides before the first round, and the rule by which the server moves them."""
+    """Make the guides before the first round, and the server's update rule for them."""
     size = (num_classes, args.dim if method.guided == "features" else num_classes)
-    if method.learning_rate is None:  # guides are the clients' means, and nothing is known yet
+    if method.learning_rate is None:  # guides are the clients' means; all rows are still unknown
         unknown = torch.zeros(num_classes, device=args.device)
         return fp.Weighted(torch.zeros(size, device=args.device), unknown), fp.overwrite()
     stream = fp.stream_generator(args.seed, server_round=0, purpose="guides")
@@ -148,7 +150,7 @@ def beginning(
 
 
 class Sent(NamedTuple):
-    """Uploads of one client in one round; None is not sent."""
+    """Payloads of one client in one round; None is not sent."""
 
     guides: fp.Weighted | None
     head: dict[str, fp.Weighted] | None
@@ -164,7 +166,7 @@ def client_round(
     quiz: Pairs,
     args: Namespace,
 ) -> Sent:
-    """Train client `k` after the warm-up, and return its uploads."""
+    """Train client `k` after the warm-up, and return its payloads."""
     warm_up = args.warm_up if method.learning_rate is not None else 0
     progress = 0.0 if args.constant else max(0, server_round - warm_up) / args.rounds
     rate = args.learning_rate * (1 + np.cos(np.pi * progress)) / 2
@@ -174,14 +176,14 @@ def client_round(
     if batches and server_round >= warm_up:
         memory.losses[k] = train(client, batches, memory.guides, **step)
     guides = None
-    if batches and method.upload:  # a client whose quiz took all it has sends nothing
+    if batches and method.upload:  # a client without study images sends nothing
         guides = method.upload(client, memory.guides, batches, quiz, **step)
     head = fp.collect(client, weight=len(own), only=method.share) if method.share else None
     return Sent(guides, head)
 
 
 def federate(name: str, task: Task, shards: list[report.Shard], args: Namespace) -> report.Run:
-    """Run one row of the table; every client's accuracy and loss after each round of training, and what was sent."""
+    """Run one row of the table; return accuracy and loss of each client after each round."""
     method = tuned(name, args)
     learned = method.learning_rate is not None
     clients = nn.ModuleList([new_client(k, task, method.guided, args) for k in range(len(shards))])
@@ -190,8 +192,9 @@ def federate(name: str, task: Task, shards: list[report.Shard], args: Namespace)
     ]
     quizzes = [list(task.train.batches(shard.quiz, args.device)) for shard in shards]
     guides, server = beginning(method, task.num_classes, args)
-    warm_up = args.warm_up if learned else 0  # rounds in which guides learn and clients do not
-    guessing = float(np.log(task.num_classes))  # the loss of a client that has not taken part yet
+    warm_up = args.warm_up if learned else 0  # in these rounds only guides are trained
+    # Initial loss of a client that has not taken part yet.
+    guessing = float(np.log(task.num_classes))
     memory = Namespace(clients=clients, guides=guides, state=server.init(guides.value), shared={})
     memory.losses, memory.history, memory.ledger = [guessing] * len(clients), [], fp.Ledger()
     for server_round in rounds(memory, warm_up + args.rounds, name, args):
@@ -258,9 +261,11 @@ def main() -> None:
     parser.add_argument(
         "--weight",
         type=float,
-        help="of the guide loss; default: tuned for the digits, each method by itself",
+        help="weight of the guide loss; default: tuned for the digits for each method",
     )
-    parser.add_argument("--guide-learning-rate", type=float, help="likewise, of guides that learn")
+    parser.add_argument(
+        "--guide-learning-rate", type=float, help="learning rate of the guides; default: likewise"
+    )
     args = parser.parse_args()
     if args.full:
         print(full(args))

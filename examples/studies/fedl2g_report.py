@@ -1,4 +1,4 @@
-"""What FedL2G's example needs besides its loop: flags, clients' shares of the data, evaluation, tables and pictures."""
+"""Flags, data split, evaluation, tables and pictures of the FedL2G study."""
 
 import argparse
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +24,7 @@ LAST = 5
 
 
 class Shard(NamedTuple):
-    """Positions of a client's images: what it may train on, what it holds back, and test images of the same mix of classes."""
+    """Positions of a client's study, quiz and test images, all of the same mix of classes."""
 
     study: np.ndarray
     quiz: np.ndarray
@@ -32,7 +32,7 @@ class Shard(NamedTuple):
 
 
 class Run(NamedTuple):
-    """One row: the clients at the end, the guides, each client's accuracy and own loss (rounds, clients), and what was sent."""
+    """Result of a row: trained clients, guides, accuracy and loss (rounds, clients), ledger."""
 
     clients: Sequence[nn.Module]
     guides: Tensor
@@ -41,7 +41,10 @@ class Run(NamedTuple):
     ledger: fp.Ledger
 
     def accuracies(self, shards: Sequence[Shard]) -> fp.metrics.Summary:
-        """Accuracy on the clients' own test images, every image counting alike: mean of the last rounds, and best round."""
+        """Summarize accuracy on the clients' own test images: last rounds, and best round.
+
+        Every image has the same weight.
+        """
         sizes = torch.tensor([len(shard.test) for shard in shards])
         history = [
             fp.metrics.pooled_local_accuracy(accuracy[None], sizes) for accuracy in self.accuracy
@@ -49,13 +52,13 @@ class Run(NamedTuple):
         return fp.metrics.last_and_best(history, last=min(LAST, len(history)))
 
     def kibibytes(self, direction: str) -> float:
-        """What all clients together send or receive in a round, warm-up rounds included."""
+        """Average the KiB that all clients send or receive in a round, warm-up rounds included."""
         rounds = 1 + max((entry.server_round for entry in self.ledger.entries), default=0)
         return self.ledger.total(direction=direction) / rounds / 1024
 
 
 def flags(description: str) -> argparse.ArgumentParser:
-    """Make the parser with everything but the methods."""
+    """Make a parser with all flags except the methods."""
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
@@ -112,9 +115,7 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
         default="HtFE8",
         help="networks for such data",
     )
-    parser.add_argument(
-        "--dim", type=int, default=32, help="width of the features that guides stand beside"
-    )
+    parser.add_argument("--dim", type=int, default=32, help="width of the guided features")
     parser.add_argument(
         "--project",
         action="store_true",
@@ -148,7 +149,7 @@ def add_run_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def deal(task: Task, args: argparse.Namespace) -> list[Shard]:
-    """Split training and test images over clients by the same shares, and hold back each client's quiz."""
+    """Split training and test images by the same shares, and hold back each client's quiz."""
     generator = np.random.default_rng(args.seed)
     if args.classes_per_client:
         shares = fp.data.pathological_shares(
@@ -181,7 +182,7 @@ def run(
     digits = args.dataset == "digits"
     torch.set_num_threads(
         1 if digits else torch.get_num_threads()
-    )  # threads only wait in networks this tiny
+    )  # threads slow networks of this size down
     given = vars(args) | ({"image_size": IMAGE_SIZE, "group": "tiny"} if digits else {})
     args = argparse.Namespace(**given | ({"rounds": 2, "warm_up": 1} if args.quick else {}))
     task = load_task(args.dataset, root=args.root, seed=args.seed, image_size=args.image_size)
@@ -194,7 +195,10 @@ def run(
 def epoch(
     task: Task, indices: np.ndarray, stream: torch.Generator, args: argparse.Namespace
 ) -> list[tuple[Tensor, Tensor]]:
-    """Shuffle and vary a client's images into batches; a single image left over is none: batch normalisation cannot train on it."""
+    """Yield shuffled and augmented batches of a client's images.
+
+    A last batch of a single image is dropped: batch normalization cannot train on it.
+    """
     if len(indices) == 0:
         return []
     batches = task.train.training(
@@ -207,7 +211,7 @@ def epoch(
 def accuracy(
     client: nn.Module, split: Split, indices: np.ndarray, args: argparse.Namespace
 ) -> float:
-    """Measure the share of images that a client recognises; 0 where there are none."""
+    """Measure the share of images that a client recognizes; 0 where there are none."""
     client.eval()
     correct = [
         (client(images)[1].argmax(1) == labels).sum().item()
@@ -253,18 +257,19 @@ def nats(values: Sequence[float]) -> str:
 
 
 def formula(clients: int, classes: int, dim: int) -> float:
-    """FedL2G's Table 3, downwards: every client gets all guides, four bytes a number; in KiB."""
+    """Compute FedL2G's Table 3 (down, in KiB): every client gets all guides, 4 bytes a number."""
     return clients * classes * dim * 4 / 1024
 
 
 def costs(name: str, run: Run, shards: Sequence[Shard]) -> str:
-    """Hold the ledger of learned guides against Table 3's formula."""
+    """Compare the ledger of learned guides with the formula of Table 3."""
     classes, dim = run.guides.shape
     up = [entry.num_bytes for entry in run.ledger.entries if entry.direction == "up"]
     rows = (np.mean(up) / 4 - classes) / dim
     return (
-        f"{name}: {run.kibibytes('down'):.2f} KiB down a round; formula {len(shards)} x {classes} x {dim} x 4 bytes ="
-        f" {formula(len(shards), classes, dim):.2f} KiB when all take part. Up go the rows of the classes in the study batch,"
+        f"{name}: {run.kibibytes('down'):.2f} KiB down a round; formula {len(shards)} x {classes} x"
+        f" {dim} x 4 bytes = {formula(len(shards), classes, dim):.2f} KiB when all take part."
+        " Up go the rows of the classes in the study batch,"
         f" {rows:.1f} of {classes} for each client, and {classes} flags."
     )
 
@@ -272,7 +277,7 @@ def costs(name: str, run: Run, shards: Sequence[Shard]) -> str:
 def picture(
     path: Path, runs: Mapping[str, Run], task: Task, shards: Sequence[Shard], device: str
 ) -> None:
-    """Draw the clients' own loss over rounds (Fig. 3) and, for guides beside features, both in the plane (Fig. 4)."""
+    """Draw the clients' loss over rounds (Fig. 3), and features with their guides (Fig. 4)."""
     beside = {
         name: run
         for name, run in runs.items()
@@ -316,7 +321,7 @@ def picture(
 def guided_features(
     run: Run, task: Task, shards: Sequence[Shard], device: str
 ) -> tuple[Tensor, Tensor]:
-    """Collect what follows the guides, on every client's own test images, with their labels."""
+    """Collect the guided features of every client's own test images, with their labels."""
     pieces = []
     for client, shard in zip(run.clients, shards, strict=True):
         client.eval()
@@ -338,13 +343,16 @@ def summary(
         run.ledger.to_csv(args.out / f"{name.replace(' ', '_').lower()}.csv")
     sizes = [len(shard.study) + len(shard.quiz) for shard in shards]
     parts = [
-        f"{len(shards)} clients of {min(sizes)} to {max(sizes)} images. Accuracy in % on test images of each client's own mix of classes.",
-        "Negative effect: the largest rise of the training loss, guides left out, over its lowest value before; mean over clients, and",
+        f"{len(shards)} clients of {min(sizes)} to {max(sizes)} images."
+        " Accuracy in % on test images of each client's own mix of classes.",
+        "Negative effect: the largest rise of the training loss, guides left out, over its lowest"
+        " value before; mean over clients, and",
         "of the clients' mean loss. Bytes are those of all clients in a round.",
         table(["method", *COLUMNS], [[name, *line([run], [shards])] for name, run in runs.items()]),
         "",
         *(costs(name, run, shards) for name, run in runs.items() if name.startswith("FedL2G")),
-        f"FedL2G's Table 3, 20 clients and 100 classes, guides of width 100 and 512: {formula(20, 100, 100) / 1024:.3f} and"
+        "FedL2G's Table 3, 20 clients and 100 classes, guides of width 100 and 512:"
+        f" {formula(20, 100, 100) / 1024:.3f} and"
         f" {formula(20, 100, 512) / 1024:.3f} MiB down (it prints 0.76 and 3.89).",
         f"\nPicture and ledgers: {args.out}/",
     ]

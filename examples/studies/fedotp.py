@@ -1,13 +1,15 @@
-"""FedOTP: every client has one context that all share and one of its own, and transport divides the patches (Li et al., 2024).
+"""FedOTP: each client has a shared and a private text context, matched by optimal transport.
 
-Five clients, handwritten digits on cluttered canvases, a tiny CLIP that knows printed ones::
+The method is by Li et al. (2024). Five clients hold handwritten digits on cluttered canvases, and
+a tiny CLIP was trained on printed digits::
 
     python examples/studies/fedotp.py
 
-The table of the documentation is made by ``--full``; the paper's setting, for someone with weights and data, by::
+With ``--full``, the study makes the tables of its page. With weights and data, this command runs
+the setting of the paper::
 
-    python examples/studies/fedotp.py --model ViT-B-16 --pretrained openai --dataset cifar10 --root DIR \
-        --partition pathological --clients 10
+    python examples/studies/fedotp.py --model ViT-B-16 --pretrained openai \
+        --dataset cifar10 --root DIR --partition pathological --clients 10
 """
 
 import sys
@@ -15,7 +17,7 @@ from pathlib import Path
 
 sys.path.insert(
     0, str(Path(__file__).resolve().parents[1])
-)  # `studies` and `embedded`, however this file is started
+)  # makes `studies` and `embedded` importable
 
 from argparse import Namespace
 from collections.abc import Callable
@@ -32,7 +34,7 @@ from embedded.clip_tasks import ClipTask
 from studies import fedotp_report
 from studies.memory import rounds, variant
 
-ROWS = {  # how many contexts are shared, how many are private, and how images meet them
+ROWS = {  # numbers of shared and private contexts, and the rule that matches images to them
     "zero-shot": (0, 0, "class token"),
     "local CoOp": (0, 1, "class token"),
     "local, two contexts": (0, 2, "partial"),
@@ -47,7 +49,7 @@ MASSES = (0.2, 0.8, 1.0)
 
 
 def matcher(kind: str, scale: float, args: Namespace) -> Callable[[Tensor, Tensor], Tensor]:
-    """Make a function from image tokens, the pooled one first, and text (prompts, classes, dim) to logits."""
+    """Make a function of image tokens (pooled first) and text (prompts, classes, dim)."""
     if kind == "class token":
         return lambda tokens, text: torch.stack(
             [fp.cosine_logits(tokens[:, 0], each, scale=scale) for each in text]
@@ -67,14 +69,13 @@ def matcher(kind: str, scale: float, args: Namespace) -> Callable[[Tensor, Tenso
 
 
 def new_client(task: ClipTask, num_shared: int, num_private: int, args: Namespace) -> nn.ModuleDict:
-    """What one client learns: shared and private contexts are modules apart, and only the first is ever collected."""
+    """Make a client's shared and private contexts as two modules; only the first is collected."""
     if num_shared + num_private == 0:
         return nn.ModuleDict(
             {"private": fp.ContextPrompts(task.tower.dim, init=task.tower.words("a photo of a"))}
         )
-    generator = fp.stream_generator(
-        args.seed, server_round=0, purpose="contexts"
-    )  # all clients start alike
+    # All clients start with equal contexts.
+    generator = fp.stream_generator(args.seed, server_round=0, purpose="contexts")
     new = partial(fp.ContextPrompts, task.tower.dim, length=args.num_context, generator=generator)
     numbers = {"shared": num_shared, "private": num_private}
     return nn.ModuleDict(
@@ -83,7 +84,7 @@ def new_client(task: ClipTask, num_shared: int, num_private: int, args: Namespac
 
 
 def features(client: nn.ModuleDict, task: ClipTask) -> Tensor:
-    """Encode every class name in each of the client's contexts: (prompts, classes, dim), the shared ones first."""
+    """Encode all class names in a client's contexts (prompts, classes, dim), shared ones first."""
     return task.tower(
         fp.prompted_text(torch.cat([contexts() for contexts in client.values()]), task.names)
     )
@@ -92,7 +93,7 @@ def features(client: nn.ModuleDict, task: ClipTask) -> Tensor:
 def federate(
     name: str, task: ClipTask, shards: list[np.ndarray], args: Namespace
 ) -> tuple[nn.ModuleList, dict[int, Tensor], fp.Ledger]:
-    """Run one row of the table; return the clients, accuracy (clients, cells) after some rounds, and what was sent."""
+    """Run one row; return clients, accuracy (clients, cells) after some rounds, and a ledger."""
     num_shared, num_private, kind = ROWS[name]
     match, steps = matcher(kind, task.scale, args), args.steps if num_shared + num_private else 0
     clients = nn.ModuleList([new_client(task, num_shared, num_private, args) for _ in shards])
@@ -139,7 +140,10 @@ def federate(
 def plans(
     client: nn.ModuleDict, task: ClipTask, index: int, args: Namespace
 ) -> dict[float, Tensor]:
-    """For three masses, how much of each patch of a test image goes to each context of its own class, in units of what a patch has."""
+    """Compute transport plans between the patches of a test image and the contexts of its class.
+
+    There is one plan for each of three masses, in units of the mass of a patch.
+    """
     patches = F.normalize(task.test.tokens[index, 1:].float(), dim=-1)
     text = F.normalize(features(client, task)[:, task.test.labels[index]], dim=-1).cpu()
     a, b = torch.full((len(patches),), 1 / len(patches)), torch.full((len(text),), 1 / len(text))
@@ -148,7 +152,7 @@ def plans(
 
 
 def untrained(args: Namespace) -> str:
-    """Name the test digits by "a photo of a ..." alone: what transport does before anything is learned, for three seeds."""
+    """Classify the test digits with "a photo of a ...", without training, for three seeds."""
     kinds = {"class token": ("class token", 1.0), "averaging": ("averaging", 1.0)} | {
         f"mass {mass}": ("partial", mass) for mass in MASSES
     }
@@ -204,11 +208,13 @@ def full(args: Namespace) -> str:
 def main() -> None:
     parser = fedotp_report.flags("FedOTP")
     parser.add_argument("--epsilon", type=float, default=0.1, help="weight of the plan's entropy")
-    parser.add_argument("--mass", type=float, default=0.8, help="how much of each image is moved")
+    parser.add_argument(
+        "--mass", type=float, default=0.8, help="share of each image's mass that is moved"
+    )
     parser.add_argument(
         "--all",
         action="store_true",
-        help="every row, not only the method and its nearest baselines",
+        help="run every row, not only the method and its nearest baselines",
     )
     args = parser.parse_args()
     if args.full:

@@ -1,4 +1,4 @@
-"""What an example with CLIP shares besides its loop: flags, the runs over one split, tables, and pictures of transport plans."""
+"""Flags, runs over one split, tables and pictures of transport plans for studies with CLIP."""
 
 import argparse
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +19,7 @@ COLUMNS = ("full test", "own label mix", "full test gains", "own mix gains")
 
 
 def flags(description: str) -> argparse.ArgumentParser:
-    """Make a parser with the flags of an example with CLIP."""
+    """Make a parser with the flags of a study with CLIP."""
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
@@ -62,7 +62,10 @@ def add_training_flags(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--batch-size", type=int, help="default: the task's recipe")
     parser.add_argument(
-        "--every", type=int, default=5, help="test every so many rounds, and after the last"
+        "--every",
+        type=int,
+        default=5,
+        help="number of rounds between tests; the last round is always tested",
     )
 
 
@@ -73,7 +76,7 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
         "--model", default="ViT-B-16", help="of open_clip, for other data than digits"
     )
     parser.add_argument(
-        "--pretrained", help="its weights, such as openai; without, they are random"
+        "--pretrained", help="its weights, such as openai; if not given, they are random"
     )
 
 
@@ -95,7 +98,7 @@ def add_run_flags(parser: argparse.ArgumentParser) -> None:
         "--largest",
         type=float,
         default=24,
-        help="side of the largest; 32 leaves no room for clutter",
+        help="side of the largest; a digit of 32 pixels fills the canvas and hides the clutter",
     )
     parser.add_argument("--root", default=".", help="where data lies or is downloaded to")
     parser.add_argument("--image-size", type=int, help="pixels; default: the model's own")
@@ -113,10 +116,10 @@ def add_run_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def prepare(args: argparse.Namespace) -> tuple[ClipTask, list[np.ndarray], argparse.Namespace]:
-    """Load the task, split it over clients, and fill in from its recipe what the flags leave open."""
+    """Load the task, split it over clients, and set missing flags from the task's recipe."""
     torch.set_num_threads(
         1 if args.dataset == "digits" else torch.get_num_threads()
-    )  # threads only wait in models this tiny
+    )  # threads slow models of this size down
     task = load_task(args)
     args = argparse.Namespace(
         **vars(args)
@@ -132,7 +135,7 @@ def prepare(args: argparse.Namespace) -> tuple[ClipTask, list[np.ndarray], argpa
 
 
 class Run(NamedTuple):
-    """What came of one row: its clients after the last round, when they were tested, and what was measured."""
+    """Result of a row: clients after the last round, the tested rounds, and the measurements."""
 
     clients: torch.nn.ModuleList
     rounds: list[int]
@@ -148,12 +151,12 @@ def run(
 
     Args:
         federate: Returns clients, accuracy (clients, cells) after some rounds, and a ledger.
-        names: Of the rows.
-        args: The flags; what they leave open comes from the task's recipe.
+        names: Names of the rows.
+        args: Parsed flags; the task's recipe sets the missing ones.
     """
     torch.set_num_threads(
         1 if args.dataset == "digits" else torch.get_num_threads()
-    )  # threads only wait in models this tiny
+    )  # threads slow models of this size down
     task = load_task(args)
     args = argparse.Namespace(
         **vars(args)
@@ -169,7 +172,7 @@ def run(
     num_test = task.counts(task.test)
     holdings = np.stack(
         [task.counts(task.train, shard) * (num_test > 0) for shard in shards]
-    )  # of what can be tested
+    )  # (test cells)
     runs = {}
     for name in names:
         clients, history, ledger = federate(name, task, shards, args)
@@ -182,7 +185,10 @@ def run(
 
 
 def against(runs: Sequence[Mapping[str, Run]], baseline: str) -> list[list[str]]:
-    """Write for each method the mean and deviation over seeds of `COLUMNS`, the last two minus the baseline's, seed by seed."""
+    """Write the mean and deviation of `COLUMNS` over seeds for each method.
+
+    The last two columns are differences to the baseline with the same seed.
+    """
     figures = {
         name: np.array([each[name].result.spread() for each in runs])[:, [1, 3]] for name in runs[0]
     }
@@ -232,13 +238,16 @@ def summary(runs: Mapping[str, Run], out: Path) -> str:
 def draw_plans(
     plans: Callable[..., Mapping[float, Tensor]], task: ClipTask, result: Result, out: Path
 ) -> None:
-    """Draw where the shared and the private context of client 0 look, in a test image of its commonest class and in one of its rarest.
+    """Draw the patches that client 0 assigns to its shared and to its private context.
+
+    One test image is of its most frequent class and one of its rarest class.
 
     Args:
-        plans: Called with `index=` of a test image; from each mass to a plan (patches, 2) in units of what a patch has.
-        task: Whose images these are.
-        result: Of the run, to know which classes the client holds.
-        out: Folder of the picture.
+        plans: Function called with `index=` of a test image. It returns a plan (patches, 2) for
+            each mass, in units of the mass of a patch.
+        task: Task that the image belongs to.
+        result: Result of the run, with the classes that the client holds.
+        out: Directory of the picture.
     """
     cells, held = task.cells(task.test).numpy(), result.holdings[0]
     tested = [cell for cell in np.argsort(-held, kind="stable") if cell in cells]

@@ -1,11 +1,12 @@
-"""Fewer bytes: FedAvg of prompts and heads over five clients, with each codec between a client and the server.
+"""Fewer bytes: FedAvg of prompts and heads, with a codec between each client and the server.
 
-Real handwritten digits, one tiny vision transformer that all clients share::
+Five clients hold real handwritten digits and share one tiny vision transformer::
 
     python examples/studies/fewer_bytes.py
 
-The table of the documentation is made by ``--full`` (three seeds, ten rounds). Clients send what they changed since the broadcast, because
-what a sparse codec leaves out is read as 0, as safetensors blobs; the server takes the mean change.
+With ``--full``, the study makes the table of its page (three seeds, ten rounds). Clients send their
+changes since the broadcast as safetensors blobs. The numbers that a sparse codec leaves out are
+read as 0. The server adds the mean change.
 """
 
 import sys
@@ -13,7 +14,7 @@ from pathlib import Path
 
 sys.path.insert(
     0, str(Path(__file__).resolve().parents[1])
-)  # `studies` and `embedded`, however this file is started
+)  # makes `studies` and `embedded` importable
 
 from argparse import Namespace
 from collections.abc import Iterator
@@ -30,7 +31,7 @@ import fedprompt as fp
 from embedded.tasks import Backbone, Task
 from studies import report
 
-ROWS = {  # what stands on the wire, and whether a client remembers what it left out
+ROWS = {  # the codec, and whether clients use error feedback
     "float32, no codec": (None, False),
     "float16": (fp.codecs.float16(), False),
     "int8": (fp.codecs.int8(), False),
@@ -48,7 +49,7 @@ def logits(model: nn.ModuleDict, backbone: Backbone, images: Tensor) -> Tensor:
 def change_of(
     model: nn.ModuleDict, values: dict[str, Tensor], *, weight: int
 ) -> dict[str, fp.Weighted]:
-    """What a client asks for: the broadcast minus its own parameters, to be taken as a gradient."""
+    """Subtract the client's parameters from the broadcast, for use as a gradient."""
     return {
         name: upload._replace(value=values[name] - upload.value)
         for name, upload in fp.collect(model, weight=weight).items()
@@ -72,7 +73,7 @@ def train(
 def federate(
     name: str, task: Task, backbones: list[Backbone], shards: list[np.ndarray], args: Namespace
 ) -> tuple[Tensor, fp.Ledger]:
-    """Run one row of the table; return accuracy (rounds, 1, classes) and what was sent."""
+    """Run one row of the table; return accuracy (rounds, 1, classes) and a ledger."""
     codec, remembers = ROWS[name]
     backbone = backbones[0]
     torch.manual_seed(args.seed)
@@ -115,7 +116,7 @@ def federate(
 
 
 def measure(args: Namespace) -> str:
-    """Run every row for each seed, and hold bytes and accuracy against the first."""
+    """Run every row for each seed, and compare bytes and accuracy with the first row."""
     seeds = range(3) if args.full else [args.seed]
     results = [
         report.run(federate, list(ROWS), Namespace(**vars(args) | {"seed": seed})) for seed in seeds
@@ -129,7 +130,7 @@ def measure(args: Namespace) -> str:
             for row in (name, next(iter(ROWS)))
         )
         gain = "" if name == next(iter(ROWS)) else report.mean_and_deviation(accuracy - first)
-        (sent,) = framed  # the same for every seed: a message's form depends on the model alone
+        (sent,) = framed  # equal for all seeds: the size of a message depends only on the model
         lines.append([name, sent, f"{plain / sent:.1f}", report.mean_and_deviation(accuracy), gain])
     return report.table(["codec", "bytes up", "times fewer", "accuracy", "gain"], lines)
 

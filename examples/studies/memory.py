@@ -1,4 +1,4 @@
-"""A loop over rounds that may be killed at any moment: what ``--checkpoint`` does."""
+"""A loop over rounds that may be killed at any moment, for the flag ``--checkpoint``."""
 
 import re
 from argparse import ArgumentParser, Namespace
@@ -14,24 +14,26 @@ from tqdm import tqdm
 import fedprompt as fp
 
 NO_MATTER = {"checkpoint", "out", "full", "all", "methods", "local"}
-"""Flags that say where things are written and which rows are run; a row's figures do not depend on them."""
+"""Flags for output paths and the choice of rows; the figures of a row do not depend on them."""
 
 
 def add_checkpoint_flag(parser: ArgumentParser) -> None:
-    text = "folder that keeps every round; a run that was killed goes on from there when it is started again with the same flags"
+    text = "directory of checkpoints; started again with the same flags, a killed run continues"
     parser.add_argument("--checkpoint", type=Path, metavar="DIR", help=text)
 
 
 def rounds(memory: Namespace, count: int, name: str, args: Namespace) -> tqdm:
-    """Count the rounds of a row. With `args.checkpoint`, save `memory` after each of them, and begin where a killed run stopped.
+    """Count the rounds of a row; with `args.checkpoint`, save and restore `memory`.
+
+    `memory` is saved after each round. A killed run begins after its last saved round.
 
     Args:
-        memory: All that the loop knows from earlier rounds, each thing an attribute. Modules, ledgers and random streams take in what
-            they were when the run was killed and stay the same objects; other attributes are replaced by what they were. A ledger
-            appends its entries to a file of its name beside the checkpoint, which so stays small.
-        count: How many rounds there are.
-        name: Of the row, and of its folder.
-        args: The flags; a run with others cannot go on.
+        memory: State that the loop keeps between rounds, as attributes. Modules, ledgers and random
+            generators are restored in place. Other attributes are replaced. A ledger appends its
+            entries to a separate file, so that checkpoints stay small.
+        count: Number of rounds.
+        name: Name of the row and of its directory.
+        args: Parsed flags; a run with other flags cannot continue.
     """
     directory = None if args.checkpoint is None else args.checkpoint / _folder(name)
     made = {flag: str(value) for flag, value in vars(args).items() if flag not in NO_MATTER}
@@ -48,7 +50,7 @@ def rounds(memory: Namespace, count: int, name: str, args: Namespace) -> tqdm:
 
 
 def _resume(memory: Namespace, made: dict[str, str], directory: Path) -> int:
-    """Restore `memory` and the global random streams; return the number of saved rounds."""
+    """Restore `memory` and the global random states; return the number of saved rounds."""
     saved = fp.load_checkpoint(directory, default=None)
     for attribute, thing in vars(memory).items():
         if isinstance(thing, fp.Ledger):
@@ -82,7 +84,7 @@ def _save(memory: Namespace, made: dict[str, str], done: int, directory: Path) -
 
 
 def variant(args: Namespace, **flags: Any) -> Namespace:
-    """Change some flags; where there are checkpoints, those of the variant lie in a folder named after them."""
+    """Change some flags; checkpoints of the variant have a directory named after the changes."""
     folder = _folder(" ".join(f"{flag}={value}" for flag, value in flags.items()))
     return Namespace(
         **vars(args)

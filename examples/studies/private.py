@@ -1,11 +1,13 @@
-"""DP-SGD on prompts: clients average prompts and heads, and every single image is protected at a stated epsilon.
+"""DP-SGD on prompts: every single image is protected at a stated epsilon.
 
-Real handwritten digits, five clients with 240 images each, one tiny vision transformer that all share::
+Five clients with 240 handwritten digits each average prompts and heads. They share one tiny vision
+transformer::
 
     python examples/studies/private.py
 
-The table of the documentation is made by ``--full`` (three seeds). A client clips and noises the gradient of every step, so that whatever
-it sends, in every round, is protected; nobody else need be trusted. Accounting is dp-accounting's.
+With ``--full``, the study makes the table of its page (three seeds). A client clips the gradient of
+every image and adds noise in every step, so that all its payloads are protected. No other party
+has to be trusted. The accountant is from dp-accounting.
 """
 
 import sys
@@ -13,7 +15,7 @@ from pathlib import Path
 
 sys.path.insert(
     0, str(Path(__file__).resolve().parents[1])
-)  # `studies` and `embedded`, however this file is started
+)  # makes `studies` and `embedded` importable
 
 from argparse import Namespace
 from collections.abc import Callable
@@ -36,14 +38,14 @@ ROWS = {"no privacy": None, "clipping alone": np.inf, "ε = 8": 8.0, "ε = 3": 3
 
 
 def training(multiplier: float, *, rate: float, steps: int) -> dp_accounting.DpEvent:
-    """What an accountant must know of the steps that one image may take part in."""
+    """Describe the steps that one image may take part in to an accountant."""
     step = dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(multiplier))
     return dp_accounting.SelfComposedDpEvent(step, steps)
 
 
 @cache
 def multiplier_for(epsilon: float, *, delta: float, rate: float, steps: int) -> float:
-    """The noise that so many steps need; a coarse grid errs on the side of more."""
+    """Compute the noise multiplier of `steps` steps; the coarse grid never underestimates it."""
     accountant, bracket = (
         partial(PLDAccountant, value_discretization_interval=1e-3),
         dp_accounting.ExplicitBracketInterval(0.3, 100),
@@ -60,7 +62,7 @@ def logits(model: nn.Module, backbone: Backbone, images: Tensor) -> Tensor:
 def batch_of(
     split: Split, indices: Tensor, generator: torch.Generator, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """Varied images and their labels; there may be none."""
+    """Return augmented images and their labels; the batch may be empty."""
     images, labels = split.dataset[indices]
     return (split.augment(images, generator) if len(indices) else images).to(device), labels.to(
         device
@@ -70,7 +72,7 @@ def batch_of(
 def gradient(
     model, backbone, batch, *, max_norm, multiplier, expected, generator
 ) -> dict[str, Tensor]:
-    """The noisy mean of every image's own clipped gradient; for `max_norm` None the plain mean."""
+    """Average clipped gradients of single images with noise; if `max_norm` is None, plainly."""
     images, labels = batch
     copies = fp.privacy.per_sample(model, len(images))
     F.cross_entropy(logits(copies, backbone, images), labels, reduction="sum").backward()
@@ -97,7 +99,7 @@ def client_round(
     private: dict[str, float | None],
     args: Namespace,
 ) -> dict[str, fp.Weighted]:
-    """Take private steps on Poisson batches of a client's images; return its upload."""
+    """Take private steps on Poisson batches of a client's images; return its payload."""
     draw, vary = stream(purpose="batches"), stream(purpose="augmentation")
     noise = {"generator": stream(purpose="noise"), "expected": args.rate * len(shard)}
     for _ in range(args.steps):
@@ -113,7 +115,7 @@ def client_round(
 def federate(
     name: str, task: Task, backbones: list[Backbone], shards: list[np.ndarray], args: Namespace
 ) -> tuple[Tensor, fp.Ledger]:
-    """Run one row of the table; return accuracy (rounds, 1, classes) and what was sent."""
+    """Run one row of the table; return accuracy (rounds, 1, classes) and a ledger."""
     epsilon, backbone = ROWS[name], backbones[0]
     multiplier = 0.0
     if epsilon and epsilon < np.inf:
@@ -150,18 +152,22 @@ def federate(
 def main() -> None:
     parser = report.flags("DP-SGD on prompts")
     parser.add_argument(
-        "--rate", type=float, default=0.2, help="the chance of each image to be in a batch"
+        "--rate", type=float, default=0.2, help="probability of each image to be in a batch"
     )
-    parser.add_argument("--max-norm", type=float, default=1.0, help="of one image's gradient")
     parser.add_argument(
-        "--learning-rate", type=float, default=3.0, help="where gradients are clipped"
+        "--max-norm", type=float, default=1.0, help="maximum norm of the gradient of one image"
     )
-    parser.add_argument("--plain-learning-rate", type=float, default=0.9, help="where they are not")
+    parser.add_argument(
+        "--learning-rate", type=float, default=3.0, help="learning rate with clipping"
+    )
+    parser.add_argument(
+        "--plain-learning-rate", type=float, default=0.9, help="learning rate without clipping"
+    )
     parser.add_argument("--delta", type=float, default=1e-4)
     parser.set_defaults(backbones=["B"], partition="iid", rounds=10, steps=4, num_prompts=4)
     args = parser.parse_args()
     if args.dataset != "digits":
-        parser.error("batches are drawn from tensors: this example knows the digits alone")
+        parser.error("batches are drawn from tensors: this study supports only the digits")
     results = [
         report.run(federate, list(ROWS), Namespace(**vars(args) | {"seed": seed}))
         for seed in (range(3) if args.full else [args.seed])

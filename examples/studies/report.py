@@ -1,4 +1,4 @@
-"""What the examples share besides data: command-line flags, tables and pictures."""
+"""Command-line flags, tables and pictures that the studies share."""
 
 import argparse
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +20,7 @@ import matplotlib.pyplot as plt
 
 
 def flags(description: str) -> argparse.ArgumentParser:
-    """Make a parser with the flags that every example has."""
+    """Make a parser with the flags that every study has."""
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
@@ -92,7 +92,7 @@ def add_run_flags(parser: argparse.ArgumentParser) -> None:
         "--quick", action="store_true", help="two rounds of two steps, to see that it runs"
     )
     parser.add_argument(
-        "--full", action="store_true", help="the table of the README: three seeds, all rows"
+        "--full", action="store_true", help="the table of the documentation: three seeds, all rows"
     )
     parser.add_argument(
         "--out", type=Path, default=Path("out"), help="folder for pictures and tables"
@@ -103,7 +103,10 @@ SPREAD = ("lowest", "average", "highest", "own label mix")
 
 
 class Result(NamedTuple):
-    """One run: training images (clients, classes), test images (classes,), accuracy (rounds, clients, classes), and what was sent."""
+    """Result of a run: numbers of images, accuracy (rounds, clients, classes), and a ledger.
+
+    Training images are counted as (clients, classes), test images as (classes,).
+    """
 
     holdings: np.ndarray
     num_test: Tensor
@@ -111,7 +114,11 @@ class Result(NamedTuple):
     ledger: fp.Ledger
 
     def spread(self) -> list[float]:
-        """Last round: lowest, average and highest client on the full test set, and the average on each client's own mix of classes."""
+        """Return lowest, average and highest client accuracy, and the average on own classes.
+
+        All are of the last round. The first three are on the full test set, the fourth is on
+        each client's own mix of classes.
+        """
         last = self.accuracy[-1]
         own = [
             fp.metrics.global_accuracy(client[None], torch.as_tensor(counts))
@@ -120,7 +127,7 @@ class Result(NamedTuple):
         return [*fp.metrics.client_spread(last, self.num_test), float(np.mean(own))]
 
     def over_rounds(self) -> Tensor:
-        """Accuracy of each client on the full test set, (rounds, clients)."""
+        """Return the accuracy of each client on the full test set, (rounds, clients)."""
         return self.accuracy @ (self.num_test / self.num_test.sum())
 
 
@@ -143,12 +150,12 @@ def run(
 
     Args:
         federate: Returns accuracy (rounds, clients, classes) and a ledger.
-        names: Of the rows.
-        args: The flags; what they leave open comes from the task's recipe.
+        names: Names of the rows.
+        args: Parsed flags; the task's recipe sets the missing ones.
     """
     torch.set_num_threads(
         1 if args.dataset == "digits" else torch.get_num_threads()
-    )  # threads only wait in models this tiny
+    )  # threads slow models of this size down
     task = load_task(args.dataset, root=args.root, seed=args.seed, image_size=args.image_size)
     flags = vars(args)
     args = argparse.Namespace(
@@ -217,13 +224,15 @@ def picture(
     histories: Mapping[str, Tensor],
     rounds: Sequence[int] | None = None,
 ) -> None:
-    """Draw who holds which class, and accuracy over rounds: the mean of the clients, and a band from the lowest to the highest.
+    """Draw the partition, and accuracy over rounds.
+
+    Accuracy is the mean of the clients, with a band from the lowest to the highest.
 
     Args:
-        path: Of the PNG file.
-        holdings: (clients, classes), numbers of training images.
-        histories: For each method (rounds, clients), accuracy in [0, 1].
-        rounds: After which rounds that was; None: after each.
+        path: Path of the PNG file.
+        holdings: Numbers of training images (clients, classes).
+        histories: Accuracy in [0, 1] of each method, (rounds, clients).
+        rounds: Rounds after which accuracy was measured. If None, after each round.
     """
     figure, (left, right) = plt.subplots(
         1, 2, figsize=(10, 3.6), layout="constrained", width_ratios=(1, 1.2)
@@ -254,7 +263,7 @@ def picture(
 
 
 def over_seeds(results: Sequence[Result], baseline: Sequence[Result]) -> list[str]:
-    """Write `Result.spread` over seeds, and how much the average gains over a baseline, seed by seed."""
+    """Write `Result.spread` over seeds, and the gain over a baseline with the same seed."""
     spreads, base = (np.array([result.spread() for result in runs]) for runs in (results, baseline))
     return [
         *map(mean_and_deviation, spreads.T),
@@ -292,12 +301,16 @@ def summary(results: Mapping[str, Result], out: Path) -> str:
 
 
 def formula(result: Result) -> str:
-    """Hold the logits in the ledger against FedHPL's Table 9: C class means of C logits and C counts, C (C + 1) numbers."""
+    """Compare the logits in the ledger with FedHPL's Table 9.
+
+    The table counts C class means of C logits and C counts, C (C + 1) numbers.
+    """
     rounds, clients, classes = result.accuracy.shape
     numbers = classes * (classes + 1)
     sent = result.ledger.total(direction="up", name="logits")
     return (
-        f"Logits up: {sent} bytes. Table 9's formula: {classes} x ({classes} + 1) = {numbers} numbers for a client and round,"
-        f" {4 * numbers * rounds * clients} bytes in all"
-        f" (Table 10: {clients * numbers / 1024:.2f} K numbers a round); classes without a correct logit are not sent."
+        f"Logits up: {sent} bytes. Table 9's formula: {classes} x ({classes} + 1) = {numbers}"
+        f" numbers for a client and round, {4 * numbers * rounds * clients} bytes in all"
+        f" (Table 10: {clients * numbers / 1024:.2f} K numbers a round);"
+        " classes without a correct logit are not sent."
     )

@@ -1,14 +1,15 @@
-"""SGPT: prompts that all samples share, and prompts that each sample selects with its group (Deng et al., CVPR 2024).
+"""SGPT: prompts that all samples share, and group prompts that each sample selects.
 
-Twenty clients with two digits each, one global model that adapts to every image::
+The method is by Deng et al. (CVPR 2024). Twenty clients with two digits each train one global
+model that adapts to every image::
 
     python examples/studies/sgpt.py
 
-``--shift feature`` gives each client one visual domain instead. The tables of the documentation are made by ``--full``; the paper's
-setting, for someone with weights, by::
+``--shift feature`` gives each client one visual domain instead. With ``--full``, the study makes
+the tables of its page. With weights, this command runs the setting of the paper::
 
-    python examples/studies/sgpt.py --backbone vit_base_patch16_224.augreg_in21k --pretrained --dataset cifar100 --root DIR \
-        --clients 100 --classes-per-client 10
+    python examples/studies/sgpt.py --backbone vit_base_patch16_224.augreg_in21k --pretrained \
+        --dataset cifar100 --root DIR --clients 100 --classes-per-client 10
 """
 
 import sys
@@ -16,7 +17,7 @@ from pathlib import Path
 
 sys.path.insert(
     0, str(Path(__file__).resolve().parents[1])
-)  # `studies` and `embedded`, however this file is started
+)  # makes `studies` and `embedded` importable
 
 from argparse import Namespace
 from collections.abc import Iterator
@@ -36,14 +37,15 @@ from studies.sgpt_setup import flags
 
 
 def uncalibrated(query: Tensor, keys: Tensor, *, usage: Tensor | None = None) -> fp.Selection:
-    """Select in training as at inference, however crowded a group is."""
+    """Select in training as at inference, without regard to the sizes of groups."""
     return fp.select_nearest(query, keys)
 
 
 class Row(NamedTuple):
-    """One line of the tables: which parts learn in each block, the rule of selection in training, and the server's momentum.
+    """Row of the tables: trained parts of each block, selection rule, and server momentum.
 
-    `average`: the head reads the mean of the class token and the group tokens, or the class token alone; None leaves it to the flag.
+    With `average`, the head reads the mean of the class token and the group tokens, and otherwise
+    only the class token. If `average` is None, the flag decides.
     """
 
     blocks: list[tuple[str, ...]]
@@ -55,7 +57,7 @@ class Row(NamedTuple):
 SHARED, GROUPS = ("shared", "head"), ("groups", "selector", "head")
 ROWS = {
     "head only": Row([("head",)]),
-    "FedVPT": Row([SHARED]),  # these two put their prompts elsewhere: new_model
+    "FedVPT": Row([SHARED]),  # other prompt layers for these two, see new_model
     "FedVPT-D": Row([SHARED]),
     "shared only": Row([SHARED]),
     "group only": Row([GROUPS]),
@@ -69,7 +71,7 @@ ROWS = {
 
 
 def new_model(name: str, backbone: Backbone, num_classes: int, args: Namespace) -> nn.ModuleDict:
-    """What learns and travels; the frozen backbone stays outside and is shared."""
+    """Make the trained modules; the frozen backbone is shared and not included."""
     dim, depth, size = backbone.dim, backbone.encoder.depth, backbone.patch_size
     elsewhere = {"FedVPT": (args.num_prompts, (0,)), "FedVPT-D": (args.num_prompts, range(depth))}
     length, layers = elsewhere.get(name, (args.shared_length, args.shared_layers))
@@ -92,7 +94,7 @@ def new_model(name: str, backbone: Backbone, num_classes: int, args: Namespace) 
 def logits(
     model: nn.ModuleDict, backbone: Backbone, images: Tensor, chosen: Tensor | None, average: bool
 ) -> Tensor:
-    """Classify with the shared prompts and, where groups are chosen, theirs."""
+    """Classify with the shared prompts and with those of the chosen groups, if any."""
     images = (images - backbone.mean) / backbone.std
     streams = [model["shared"]()] if "shared" in model else []
     if chosen is None:
@@ -109,7 +111,7 @@ def logits(
 def inference(
     model: nn.ModuleDict, backbone: Backbone, side: Side, args: Namespace
 ) -> tuple[Tensor, Tensor | None]:
-    """Whether each image is classified correctly, and the groups chosen by plain cosine: of a client it needs nothing."""
+    """Return whether each image is classified correctly, and the groups chosen by cosine."""
     chosen = model.eval()["selector"](side.queries).indices if "groups" in model else None
     correct = torch.zeros(len(side.labels))
     for images, numbers in side.split.batches(range(len(side.labels)), args.device):
@@ -155,10 +157,10 @@ def client_round(
     server_round: int,
     args: Namespace,
 ) -> dict[str, fp.Weighted]:
-    """Train all blocks of a row on a client's images; return the client's upload."""
+    """Train all blocks of a row on a client's images; return the client's payload."""
     shard = side.shards[client]
     stream = fp.stream_generator(args.seed, server_round=server_round, client=client)
-    epochs = args.epochs * 2 // len(row.blocks)  # as many steps in every row
+    epochs = args.epochs * 2 // len(row.blocks)  # equal numbers of steps in all rows
     steps = -(-len(shard) // args.batch_size) * epochs
     for block in row.blocks:
         batches = side.split.training(
@@ -217,7 +219,7 @@ def main() -> None:
             "group only",
             "inverted order",
             "SGPT, averaged tokens",
-        )  # shown for label shift alone, for time
+        )  # only for label shift, to save time
         rows = {
             "label": list(ROWS),
             "feature": [name for name in ROWS if name not in blocks_differ],

@@ -1,4 +1,4 @@
-"""What comes out of SGPT's loop: accuracy, clusters, tables and pictures."""
+"""Accuracy, clusters, tables and pictures of the SGPT study."""
 
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,14 +20,15 @@ from studies.report import mean_and_deviation, percent, plt, table
 from studies.sgpt_setup import prepare
 
 LAST = 10
-"""Reported are means over so many last rounds, as in the paper."""
+"""Number of last rounds that the reported means are over, as in the paper."""
 
 
 class Result(NamedTuple):
-    """One run: accuracy (rounds, clients) of the global model on each client's own test images, and what was selected.
+    """Result of a run: accuracy (rounds, clients) of the global model, and selected groups.
 
-    `usage` (rounds, groups) counts the cohort's choices in training, `chosen` (test images,) are those of the last global model at
-    inference, both None without groups; `values` is that model.
+    Accuracy is on each client's own test images. `usage` (rounds, groups) counts the selections of
+    the cohort in training. `chosen` (test images,) are the groups that the last global model
+    selects at inference. Both are None without groups. `values` is the last global model.
     """
 
     accuracy: Tensor
@@ -37,11 +38,11 @@ class Result(NamedTuple):
     values: dict[str, Tensor]
 
     def over_rounds(self) -> list[float]:
-        """Global accuracy after each round."""
+        """Return the global accuracy after each round."""
         return [fp.metrics.global_accuracy(row[None], self.num_test) for row in self.accuracy]
 
     def figures(self) -> list[float]:
-        """Global, local and worst local accuracy, each as the mean of the last rounds."""
+        """Average global, local and worst local accuracy over the last rounds."""
         local, worst = (
             [reduce(row[None]) for row in self.accuracy]
             for reduce in (fp.metrics.local_accuracy, fp.metrics.worst_local_accuracy)
@@ -62,7 +63,7 @@ def run(
 
 
 def matched(found: Tensor, wanted: Tensor) -> float:
-    """Clustering accuracy: the share of samples on the best one-to-one match of groups."""
+    """Compute clustering accuracy: the share of samples on the best one-to-one match of groups."""
     table = fp.selection.contingency_table(
         found, wanted, num_groups=int(found.max()) + 1, num_classes=int(wanted.max()) + 1
     )
@@ -70,8 +71,11 @@ def matched(found: Tensor, wanted: Tensor) -> float:
     return float(table.numpy()[rows, columns].sum() / table.sum())
 
 
-def centralised(federation: Federation, num_groups: int, seed: int) -> Tensor:
-    """Group the test images by k-means on the queries of all clients' training images: what no federation may do."""
+def centralized(federation: Federation, num_groups: int, seed: int) -> Tensor:
+    """Group the test images by k-means on the pooled training queries of all clients.
+
+    This is a reference: in a federation, queries are not pooled.
+    """
     train, test = (
         F.normalize(side.queries, dim=1).cpu().numpy()
         for side in (federation.train, federation.test)
@@ -87,8 +91,11 @@ CLUSTERS = ("true groups", "k-means", "dead groups", "effective groups")
 def clusters(
     results: Mapping[str, Result], federation: Federation, args: Namespace
 ) -> dict[str, list[float]]:
-    """Hold selections against the true groups and against centralised k-means, and count groups in use; k-means itself comes last."""
-    kmeans = centralised(federation, args.groups, args.seed)
+    """Compare selections with the true groups and with centralized k-means, and count groups.
+
+    The last row is k-means.
+    """
+    kmeans = centralized(federation, args.groups, args.seed)
     selections = {
         name: result.chosen for name, result in results.items() if result.chosen is not None
     } | {"centralised k-means": kmeans}
@@ -101,7 +108,7 @@ def clusters(
 
 
 def frequencies(chosen: Tensor, shards: Sequence[np.ndarray], num_groups: int) -> Tensor:
-    """For each client the shares of the groups among its images, (clients, groups)."""
+    """Compute the shares of the groups among the images of each client, (clients, groups)."""
     counts = torch.stack([torch.bincount(chosen[shard], minlength=num_groups) for shard in shards])
     return counts / counts.sum(1, keepdim=True)
 
@@ -139,7 +146,7 @@ def _history(axis: Axes, name: str, result: Result) -> None:
 
 
 def newcomers(results: Mapping[str, Result], unseen: int) -> str:
-    """Compare clients that never took part with the others, by the mean of the last rounds and of clients."""
+    """Compare clients that never took part with the others: means of last rounds and clients."""
     means = {name: result.accuracy[-LAST:].mean(0) for name, result in results.items()}
     lines = [
         [name, percent(mean[:-unseen].mean().item()), percent(mean[-unseen:].mean().item())]
@@ -179,7 +186,10 @@ def summary(results: Mapping[str, Result], federation: Federation, args: Namespa
 def full(
     federate: Callable[..., Result], rows: Mapping[str, Sequence[str]], args: Namespace
 ) -> Iterator[str]:
-    """Yield the tables of the documentation as they are done: rows of each shift for three seeds; then layers of groups, one seed."""
+    """Yield each table of the documentation when it is complete.
+
+    The rows of each shift have three seeds, the layers of groups one seed.
+    """
     for shift, names in rows.items():
         runs = [run(federate, names, variant(args, shift=shift, seed=seed)) for seed in range(3)]
         yield f"\n{shift} shift, accuracy:\n" + accuracy_over_seeds(names, runs)
@@ -197,7 +207,7 @@ def full(
 
 
 def accuracy_over_seeds(names: Sequence[str], runs: Sequence[tuple[Any, ...]]) -> str:
-    """Lay out mean and deviation of each row, and of what it gains over FedVPT-D, seed by seed."""
+    """Write mean and deviation of each row, and of its gain over FedVPT-D with the same seed."""
     accuracy = {}
     for name in names:
         accuracy[name] = np.array([results[name].figures() for results, _, _ in runs])
@@ -211,7 +221,7 @@ def accuracy_over_seeds(names: Sequence[str], runs: Sequence[tuple[Any, ...]]) -
 
 
 def clusters_over_seeds(runs: Sequence[tuple[Any, ...]]) -> str:
-    """Lay out mean and deviation of agreements, and mean numbers of groups."""
+    """Write mean and deviation of agreements, and mean numbers of groups."""
     each = [clusters(*run) for run in runs]
     lines = []
     for name in each[0]:
@@ -222,7 +232,7 @@ def clusters_over_seeds(runs: Sequence[tuple[Any, ...]]) -> str:
 
 
 def by_layer(federate: Callable[..., Result], args: Namespace) -> str:
-    """Run SGPT with groups at each layer alone; draw bars, and lay out the figures."""
+    """Run SGPT with groups at one layer at a time; draw bars, and write a table."""
     _, backbone, _ = prepare(args)
     figures = {}
     for layer in range(backbone.encoder.depth):

@@ -1,4 +1,4 @@
-"""What SGPT's loop is given: command-line flags and their defaults, data split over clients, a backbone, and queries that never change."""
+"""Command-line flags, data split, backbone and precomputed queries of the SGPT study."""
 
 import argparse
 from argparse import Namespace
@@ -14,15 +14,17 @@ from embedded.tasks import Backbone, load_backbone
 from studies.memory import add_checkpoint_flag
 
 DIGITS: dict[str, Any] = {
-    "backbone": "B", "ratio": 0.25, "rounds": 20, "epochs": 2, "batch_size": 32, "learning_rate": 0.05,
-    "num_prompts": 8, "shared_length": 8, "shared_layers": (0, 1), "group_layers": (2, 3), "average": False,
+    "backbone": "B", "ratio": 0.25, "rounds": 20, "epochs": 2, "batch_size": 32,
+    "learning_rate": 0.05, "num_prompts": 8, "shared_length": 8, "shared_layers": (0, 1),
+    "group_layers": (2, 3), "average": False,
 }  # fmt: skip
 PAPER: dict[str, Any] = {
-    "backbone": "vit_base_patch16_224.augreg_in21k", "ratio": 0.05, "rounds": 60, "epochs": 5, "batch_size": 40, "learning_rate": 0.01,
-    "num_prompts": 10, "shared_length": 1, "shared_layers": (0, 1, 2, 3), "group_layers": (4, 5, 6), "average": True, "groups": 20,
+    "backbone": "vit_base_patch16_224.augreg_in21k", "ratio": 0.05, "rounds": 60, "epochs": 5,
+    "batch_size": 40, "learning_rate": 0.01, "num_prompts": 10, "shared_length": 1,
+    "shared_layers": (0, 1, 2, 3), "group_layers": (4, 5, 6), "average": True, "groups": 20,
 }  # fmt: skip
 GROUPS = {"label": 10, "feature": 5}
-"""As many for the digits as there are classes, or domains."""
+"""Number of groups for the digits: the number of classes, or of domains."""
 
 
 def layers(text: str) -> tuple[int, ...]:
@@ -30,7 +32,7 @@ def layers(text: str) -> tuple[int, ...]:
 
 
 def flags() -> argparse.ArgumentParser:
-    """Make the parser; flags without a default take that of the digits or, for other data, the paper's."""
+    """Make the parser; missing flags are set from `DIGITS` or, for other data, `PAPER`."""
     parser = argparse.ArgumentParser(
         description="SGPT", formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
@@ -55,7 +57,7 @@ def add_federation_flags(parser: argparse.ArgumentParser) -> None:
         "--unseen",
         type=int,
         default=0,
-        help="so many of them never take part: they only take the model and are tested",
+        help="number of clients that never take part; they are tested with the global model",
     )
     parser.add_argument("--ratio", type=float, help="share of clients in a round")
 
@@ -85,7 +87,12 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--shared-length", type=int, help="shared prompts that enter at each of their layers"
     )
-    parser.add_argument("--group-length", type=int, default=1, help="likewise for each group")
+    parser.add_argument(
+        "--group-length",
+        type=int,
+        default=1,
+        help="prompts of each group that enter at each of its layers",
+    )
     parser.add_argument("--shared-layers", type=layers)
     parser.add_argument("--group-layers", type=layers)
     average = (
@@ -134,7 +141,7 @@ def add_run_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def filled(args: Namespace) -> Namespace:
-    """Fill in the flags that were left open."""
+    """Set missing flags from the defaults."""
     given = {key: value for key, value in vars(args).items() if value is not None}
     quick = {"rounds": 2, "epochs": 1} if args.quick else {}
     usual = DIGITS | {"groups": GROUPS[args.shift]} if args.dataset == "digits" else PAPER
@@ -142,10 +149,10 @@ def filled(args: Namespace) -> Namespace:
 
 
 def prepare(args: Namespace) -> tuple[Federation, Backbone, Namespace]:
-    """Load data and backbone, compute every query once, and fill in the flags that were left open."""
+    """Load data and backbone, compute every query once, and set missing flags."""
     torch.set_num_threads(
         1 if args.dataset == "digits" else torch.get_num_threads()
-    )  # threads only wait in models this tiny
+    )  # threads slow models of this size down
     args = filled(args)
     if args.shift == "label":
         keys = ("root", "image_size", "seed", "classes_per_client", "validate")
@@ -166,7 +173,10 @@ def prepare(args: Namespace) -> tuple[Federation, Backbone, Namespace]:
 
 
 def _with_queries(side: Side, backbone: Backbone, args: Namespace) -> Side:
-    """The prompts stay out of the query, and no image is varied: one pass serves all clients, rounds and rows."""
+    """Compute all queries once.
+
+    Queries do not depend on prompts, and images are not augmented, so that they never change.
+    """
 
     def encode(images: Tensor) -> Tensor:
         images = (images.to(args.device) - backbone.mean) / backbone.std
