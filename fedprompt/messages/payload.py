@@ -46,7 +46,7 @@ def collect(
         only: Names or dotted prefixes. If None, every parameter is sent.
 
     Returns:
-        A :class:`Weighted` by name: a detached copy of the parameter, and float32 weights on its
+        Entries by name. Each has a detached copy of the parameter, and float32 weights on its
         device.
 
     Raises:

@@ -63,6 +63,8 @@ def selection_health(counts: Real[Tensor, "groups *classes"]) -> dict[str, float
             from :func:`contingency_table`.
 
     Returns:
+        A dict with these entries.
+
         - ``count/0``, ``count/1`` and so on: number of samples of each group.
         - ``dead_groups``: number of groups without a sample.
         - ``largest_share``: share of the largest group in all samples, in [0, 1].

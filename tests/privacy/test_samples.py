@@ -892,11 +892,11 @@ def test_one_client_moves_the_sum_of_the_page_by_at_most_its_norm(weight, monkey
         return noisy_mean(total, **options)
 
     monkeypatch.setattr(fedprompt, "collect", trained)
-    monkeypatch.setattr(fedprompt, "noisy_mean", caught)
+    monkeypatch.setattr(fedprompt.privacy, "noisy_mean", caught)
     for claim, clients in ((weight, [0]), (1, [0, 1])):
         claims.append(claim)
         monkeypatch.setattr(
-            fedprompt,
+            fedprompt.privacy,
             "poisson_batch",
             lambda count, clients=clients, **options: torch.tensor(clients),
         )

@@ -131,7 +131,8 @@ def test_whole_samples_of_the_exact_solver_can_be_further_from_even_than_one():
     def solved(cost, a, b):
         assert_near(plan.sum(1), a)
         assert_near(plan.sum(0), b)
-        return Coupling(plan, torch.zeros(()), torch.ones((), dtype=torch.int64))
+        iterations = torch.ones((), dtype=torch.int64)
+        return Coupling(plan, torch.zeros(()), iterations, a, b, 0.0)
 
     chosen = select_balanced(torch.ones(6, 4), torch.eye(4), solver=solved).indices
     assert chosen.bincount(minlength=4).tolist() == [3, 1, 1, 1]
@@ -510,7 +511,7 @@ def test_key_loss_refuses_bad_indices(indices, error, message):
         (
             (9, 8),
             ValueError,
-            "`num_groups` must be at most `dim` 8, beyond which keys cannot be orthogonal; got 9.",
+            "`num_groups` must be at most `dim` 8, because more keys cannot be orthogonal; got 9.",
         ),
         ((0, 8), ValueError, "`num_groups` must be at least 1; got 0."),
         ((2.0, 8), TypeError, "`num_groups` must be an integer; got 2.0 (float)."),
