@@ -83,7 +83,16 @@ def load_prompts(
             to a module of another form. The text names the part that differs.
 
     Example:
-        See :func:`save_prompts`.
+        >>> from tempfile import TemporaryDirectory
+        >>> from timm.models.vision_transformer import VisionTransformer
+        >>> size = {"img_size": 16, "patch_size": 4, "embed_dim": 8, "depth": 2, "num_heads": 2}
+        >>> trunk = vit_trunk(VisionTransformer(num_classes=0, **size))
+        >>> trained, prompts = DeepPrompts(3, 8, 2), DeepPrompts(3, 8, 2)
+        >>> with TemporaryDirectory() as folder:
+        ...     save_prompts(trained, f"{folder}/prompts.safetensors", trunk=trunk)
+        ...     load_prompts(prompts, f"{folder}/prompts.safetensors", trunk=trunk)
+        >>> torch.equal(prompts.tokens, trained.tokens)
+        True
     """
     form = _values(module)
     expect = Expected(form, fingerprint(trunk, class_names=class_names))

@@ -147,7 +147,8 @@ def test_no_returned_value_is_read_as_a_type(name):
     text = f"{inspect.getdoc(PUBLIC[name])}\n"
     returns = re.search(r"^Returns:\n((?:    .*\n|\n)+)", text, re.MULTILINE)
     if returns:
-        assert ": " not in re.sub(r"``.*?``|:\w+:`.*?`", "", returns[1])
+        first = returns[1].splitlines()[0]
+        assert ": " not in re.sub(r"``.*?``|:\w+:`.*?`", "", first)
 
 
 def test_every_page_is_in_the_contents():
