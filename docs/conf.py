@@ -9,6 +9,7 @@ from pathlib import Path
 
 from sphinx.util.inspect import signature as own_signature
 from sphinx.util.inspect import stringify_signature
+from sphinx.util.nodes import make_refnode
 
 project = "fedprompt"
 author = "The fedprompt authors"
@@ -93,6 +94,23 @@ def spell(app, what, name, thing, options, signature, returns):
     return signature, returns
 
 
+def resolve(app, env, node, contnode):
+    """Link a public name without its module, such as `weighted_mean` in a docstring."""
+    if node.get("refdomain") != "py":
+        return None
+    name = node["reftarget"].rpartition(".")[2]
+    python = env.get_domain("py")
+    found = [full for full in python.objects if full.rpartition(".")[2] == name]
+    places = {
+        (python.objects[full].docname, python.objects[full].node_id) for full in found
+    }
+    if len(places) != 1:
+        return None
+    ((page, anchor),) = places
+    return make_refnode(app.builder, node["refdoc"], page, anchor, contnode, name)
+
+
 def setup(app):
     """Connect the function that shortens signatures."""
     app.connect("autodoc-process-signature", spell)
+    app.connect("missing-reference", resolve)
