@@ -35,7 +35,8 @@ def truncated(tower, names, context):
 
     The context is expanded to a class-specific one, so that no prefix is shared.
     """
-    return tower(prompted_text(context[:, None].expand(-1, len(NAMES), -1, -1), names))
+    own = context[:, None].expand(-1, len(NAMES), -1, -1)
+    return tower(prompted_text(own, names, class_specific=True))
 
 
 def shared(tower, names, context):
