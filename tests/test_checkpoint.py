@@ -427,7 +427,11 @@ for number in range(1, 7):
 
 @pytest.mark.parametrize(
     ("size", "operation", "last"),
-    [(100, "fsync", 1), (10_000, "replace", 1), (1_000_000, "replace", 2)],
+    [
+        (100, "fsync", 1),
+        pytest.param(10_000, "replace", 1, marks=pytest.mark.slow),
+        pytest.param(1_000_000, "replace", 2, marks=pytest.mark.slow),
+    ],
 )
 def test_six_killed_saves_leave_the_files_of_one(disk, size, operation, last):
     save_checkpoint(large(0, size), disk.folder)

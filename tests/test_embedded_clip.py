@@ -179,6 +179,7 @@ def test_pretraining_begins_easy_and_ends_hard():
     assert build_clip.difficulty(1.0) == (12, 1)
 
 
+@pytest.mark.slow
 def test_pretraining_learns_without_changing_the_global_random_state():
     before = torch.get_rng_state()
     ink, labels = glyphs.render(4, np.random.default_rng(0))
@@ -196,6 +197,7 @@ def test_pretraining_learns_without_changing_the_global_random_state():
     assert torch.equal(torch.get_rng_state(), before)
 
 
+@pytest.mark.slow
 def test_the_last_part_of_pretraining_moves_clutter_away_from_all_captions():
     ink, labels = glyphs.render(4, np.random.default_rng(0))
     fresh, captions = clip.new_clip(seed=0), build_clip.Captions()

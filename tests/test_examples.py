@@ -30,7 +30,9 @@ def accuracies(lines: list[str]) -> list[float]:
     return [float(match[2]) for match in found]
 
 
-@pytest.mark.parametrize("name", LOOPS)
+@pytest.mark.parametrize(
+    "name", ["fedavg", *(pytest.param(name, marks=pytest.mark.slow) for name in LOOPS[1:])]
+)
 def test_a_quick_run_learns_and_its_last_line_has_the_final_accuracy(name, run, tmp_path):
     *rounds, last = run(name)
     values = accuracies(rounds)
@@ -41,10 +43,8 @@ def test_a_quick_run_learns_and_its_last_line_has_the_final_accuracy(name, run, 
     assert written == (["out/fedhpl.png"] if name == "fedhpl" else [])
 
 
-@pytest.mark.parametrize(
-    "name",
-    [name if name == "sgpt" else pytest.param(name, marks=pytest.mark.slow) for name in LOOPS],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LOOPS)
 def test_two_runs_print_the_same(name, run):
     assert run(name) == run(name)
 

@@ -18,6 +18,7 @@ import run
 from studies import fedhpl, report
 
 
+@pytest.mark.slow
 def test_client_and_server_give_the_results_of_the_example():
     """Class accuracies of every client and numbers of bytes equal those of the example's loop."""
     task, backbones, split = federation.setting()

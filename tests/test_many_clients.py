@@ -197,7 +197,7 @@ def last(rounds, count):
     return next(islice(rounds, count - 1, None))
 
 
-@pytest.mark.parametrize("num_clients", [60, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_clients", [20, pytest.param(1000, marks=pytest.mark.slow)])
 def test_clients_with_faults_end_where_the_honest_ones_alone_do(num_clients):
     """After 20 rounds the state is bitwise identical, and each fault has left one reason."""
     clients, refusals = Clients(num_clients), []

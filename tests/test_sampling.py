@@ -120,6 +120,7 @@ def test_streams_are_those_of_numpys_mersenne_twister(client):
     assert drawn.tolist() == (twister.random_raw(1000) % 2**24).tolist()
 
 
+@pytest.mark.slow
 def test_streams_do_not_depend_on_the_hash_seed_of_the_process():
     code = (
         "import torch; from fedprompt import stream_generator;"

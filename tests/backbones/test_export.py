@@ -124,7 +124,9 @@ def test_an_exported_program_takes_any_batch(model):
 
 
 @pytest.mark.unhooked
-@pytest.mark.parametrize("model", ["grouped", "padded"], indirect=True)  # an export takes seconds
+@pytest.mark.parametrize(  # an export takes seconds
+    "model", [pytest.param("grouped", marks=pytest.mark.slow), "padded"], indirect=True
+)
 def test_an_onnx_model_takes_any_batch(model, tmp_path):
     path = tmp_path / "model.onnx"
     shapes = ({0: Dim("batch", min=1)},)

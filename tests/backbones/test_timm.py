@@ -443,6 +443,7 @@ def test_functional_call_and_vmap_of_grad_equal_a_loop_over_clients(name):
 # --- Several processes
 
 
+@pytest.mark.slow
 def test_data_parallel_gradients_equal_those_of_the_full_batch(tmp_path):
     model = two_processes.make_client()
     images, labels = two_processes.make_data()

@@ -158,6 +158,7 @@ for _ in range(3):
 """
 
 
+@pytest.mark.slow
 def test_the_fallback_warns_once_at_the_line_of_the_call():
     """A new process is needed: pytest's filters and the import hook would repeat the warning."""
     run = subprocess.run(

@@ -1130,6 +1130,7 @@ def test_noise_for_an_epsilon_gives_that_epsilon():
     assert multiplier > private.multiplier_for(8.0, delta=1e-4, **setting)
 
 
+@pytest.mark.slow
 def test_the_example_reports_every_row(monkeypatch, capsys, tmp_path):
     arguments = ["--quick", "--out", str(tmp_path), "--clients", "2", "--backbones", "S"]
     monkeypatch.setattr("sys.argv", ["private.py", *arguments])

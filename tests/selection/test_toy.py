@@ -16,6 +16,9 @@ from references.sgpt import literal_keys
 
 CLUSTERS, CLIENTS, COHORT, EACH, DIM, EPOCHS, BATCH = 20, 100, 5, 60, 64, 5, 20
 
+# Each run takes seconds.
+SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))]
+
 
 class Data(NamedTuple):
     query: Tensor  # (clients, samples, dim)
@@ -113,7 +116,7 @@ def table(query, cluster, keys):
     )
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", SEEDS)
 def test_with_the_default_rule_keys_find_the_clusters_by_round_20(seed):
     last = federate(seed).health[-1]
     assert last["purity"] >= 0.9
@@ -121,7 +124,7 @@ def test_with_the_default_rule_keys_find_the_clusters_by_round_20(seed):
     assert last["effective_groups"] >= 16
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", SEEDS)
 def test_the_literal_rule_sends_every_sample_of_a_round_to_one_unused_group(seed):
     """Known wrong: by Eq. 6 as printed, all samples of a round go to the first unused group."""
     run = federate(seed, literal_keys, own_counts=False)
@@ -132,7 +135,7 @@ def test_the_literal_rule_sends_every_sample_of_a_round_to_one_unused_group(seed
     assert run.health[-1]["purity"] < federate(seed).health[-1]["purity"] - 0.2
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", SEEDS)
 def test_without_counts_keys_collapse_and_reviving_them_helps(seed):
     """A few groups take all samples. Reviving keys without a selection in the last round helps."""
     collapsed, revived = (
@@ -145,7 +148,7 @@ def test_without_counts_keys_collapse_and_reviving_them_helps(seed):
     assert revived["purity"] > collapsed["purity"] + 0.3
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", SEEDS)
 def test_the_clients_own_counts_improve_purity(seed):
     """Without them all clients of a round crowd the same little-used groups."""
     ours, frozen = federate(seed), federate(seed, own_counts=False)

@@ -256,6 +256,7 @@ def test_groups_are_named_after_how_many_networks_they_have(name):
         assert name == "tiny" or width == expected.get(network, width)
 
 
+@pytest.mark.slow
 def test_default_run_prints_its_methods_beside_the_formula_and_writes_a_picture_and_ledgers(
     monkeypatch, capsys, tmp_path
 ):

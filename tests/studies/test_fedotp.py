@@ -203,6 +203,7 @@ def test_the_rows_meet_images_as_they_say(task):
                 )
 
 
+@pytest.mark.slow
 def test_zero_shot_beats_chance_clearly():
     # The chance level of ten classes is 10 %. Its standard deviation on 597 images is 1.2 points.
     for flags, at_least in ((("--smallest", "32", "--largest", "32"), 0.35), ((), 0.2)):
@@ -277,6 +278,7 @@ def rows(printed: str) -> dict[str, list[float]]:
     return {name.strip(): [float(cell) for cell in cells] for name, *cells in lines}
 
 
+@pytest.mark.slow
 def test_default_run_reports_its_rows_and_writes_pictures_and_ledgers(
     monkeypatch, capsys, tmp_path
 ):
@@ -316,6 +318,7 @@ def folders(tmp_path_factory) -> Path:
     return root
 
 
+@pytest.mark.slow
 def test_paper_setting_on_folders_with_random_weights(monkeypatch, capsys, tmp_path, folders):
     given = (
         "--model",

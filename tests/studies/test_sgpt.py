@@ -35,6 +35,7 @@ def quick(**flags: object) -> Namespace:
     return Namespace(**vars(args) | flags)
 
 
+@pytest.mark.slow
 def test_default_run_compares_with_vpt_and_writes_its_picture(monkeypatch, capsys, tmp_path):
     accuracy, clusters = tables(run(monkeypatch, capsys, tmp_path))
     assert list(accuracy) == ["FedVPT", "FedVPT-D", "SGPT"]
@@ -59,7 +60,10 @@ def test_the_same_seed_gives_the_same_figures_and_another_seed_others(
     assert first != other
 
 
-@pytest.mark.parametrize("name", sgpt.ROWS)
+@pytest.mark.parametrize(
+    "name",
+    [name if name == "SGPT" else pytest.param(name, marks=pytest.mark.slow) for name in sgpt.ROWS],
+)
 def test_every_row_sends_what_it_trains_and_takes_as_many_steps(name, monkeypatch):
     steps = []
     monkeypatch.setattr(
@@ -80,6 +84,7 @@ def test_every_row_sends_what_it_trains_and_takes_as_many_steps(name, monkeypatc
         assert result.usage.sum() > 0
 
 
+@pytest.mark.slow
 def test_the_order_of_clients_changes_neither_model_nor_counts(monkeypatch):
     federation, backbone, args = sgpt_setup.prepare(quick())
     forwards, draw = sgpt.federate("SGPT", federation, backbone, args), fp.cohort
@@ -91,6 +96,7 @@ def test_the_order_of_clients_changes_neither_model_nor_counts(monkeypatch):
     torch.testing.assert_close(backwards.values, forwards.values, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_clients_that_never_took_part_select_their_groups():
     federation, backbone, args = sgpt_setup.prepare(quick(shift="feature", unseen=5))
     result = sgpt.federate("SGPT", federation, backbone, Namespace(**vars(args) | {"rounds": 6}))

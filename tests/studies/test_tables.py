@@ -39,6 +39,7 @@ def entries_of(out: Path) -> list[dict[str, str]]:
     return list(csv.DictReader((out / "fedhpl.csv").read_text().splitlines()))
 
 
+@pytest.mark.slow
 def test_default_run_reports_every_method_and_writes_pictures_and_ledgers(
     monkeypatch, capsys, tmp_path
 ):
@@ -160,6 +161,7 @@ def test_tables_align_and_spreads_are_sample_deviations():
     assert mean_and_deviation([0.1, 0.3]) == "20.0 ± 14.1"
 
 
+@pytest.mark.slow
 def test_fedl2gs_groups_run_on_a_folder_with_random_weights(monkeypatch, capsys, tmp_path, folder):
     arguments = (
         "--dataset",

@@ -384,12 +384,6 @@ def interpret(marker):
 
 
 @needs_triton
-def test_quick_interpreted_tests_pass():
-    """``pytest -m interpreted`` runs them all."""
-    assert interpret("interpreted and not slow") >= 10
-
-
-@needs_triton
 @pytest.mark.slow
 def test_all_interpreted_tests_pass():
     assert interpret("interpreted") >= 11 + 3 * len(SLOW_SHAPES)

@@ -333,7 +333,13 @@ def test_round_0_and_an_empty_client_id_are_checked():
             decode_payload(blob, expect=expect, max_bytes=2**20)
 
 
-@pytest.mark.parametrize("message", [MESSAGE, ENTRY_ROWS], ids=["rows", "entries"])
+@pytest.mark.parametrize(
+    "message",
+    [
+        pytest.param(MESSAGE, id="rows", marks=pytest.mark.slow),
+        pytest.param(ENTRY_ROWS, id="entries"),
+    ],
+)
 def test_every_change_of_a_single_bit_is_detected(message):
     """This holds for the length, the header and the numbers."""
     blob = encode_payload(message, header=Header(PARTS))
