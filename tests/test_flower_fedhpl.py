@@ -9,6 +9,7 @@ import threading
 from argparse import Namespace
 from functools import partial
 
+import pytest
 import torch
 
 import federation
