@@ -238,7 +238,10 @@ def kill(
 
 
 @pytest.mark.killed
-@pytest.mark.parametrize("example", EXAMPLES)
+@pytest.mark.parametrize(
+    "example",
+    [name if name == "fedhpl" else pytest.param(name, marks=pytest.mark.slow) for name in EXAMPLES],
+)
 def test_an_example_that_is_killed_twice_ends_as_if_it_had_not_been(examples, example, tmp_path):
     counts = kill(examples, example, tmp_path, moments=1, renames=1, seed=0)
     assert counts["kills"] == 2
