@@ -127,7 +127,7 @@ def check_labels(
         or not (sync or labels.device.type == "cpu")
     ):
         return
-    lowest, highest = (int(bound) for bound in torch.stack(labels.aminmax()).tolist())
+    lowest, highest = (int(bound) for bound in labels.aminmax())
     if lowest < 0 or highest >= num_classes:
         raise wrong_value(
             argument, f"lie in [0, {num_classes})", f"values from {lowest} to {highest}"

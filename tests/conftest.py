@@ -1,7 +1,9 @@
 """The jaxtyping import hook, parallel runs, the names in doctests, and the markers."""
 
 import os
+import sys
 from collections.abc import Iterator
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
 
@@ -33,6 +35,17 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
         config.option.benchmark_disable = True  # pytest-benchmark warns about workers otherwise
 
 
+class PlainKernel:
+    """Finder of the Triton kernel without the import hook.
+
+    Before Triton 3.6, the compiler does not find the global names of a decorated function.
+    """
+
+    @staticmethod
+    def find_spec(name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        return PathFinder.find_spec(name, path) if name == "fedprompt.transport._triton" else None
+
+
 class DoctestNames:
     """Plugin for the doctests of the package, which do not see the fixtures of this file."""
 
@@ -58,6 +71,7 @@ def pytest_configure(config: pytest.Config) -> None:
         from jaxtyping import install_import_hook
 
         install_import_hook("fedprompt", CHECKER)
+        sys.meta_path.insert(0, PlainKernel)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

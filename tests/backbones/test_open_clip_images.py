@@ -10,6 +10,7 @@ from open_clip.timm_model import TimmModel
 
 from clips import EMBED_DIM, TEXT, VISION, draw, make_clip, spread
 from fedprompt import freeze, image_tokens
+from models import installed
 from tolerance import assert_near
 
 VITS = {
@@ -132,7 +133,9 @@ def attention_by_hand(pool, tokens, token):
     return pool.c_proj(torch.cat(heads))
 
 
-@pytest.mark.parametrize("kind", [*TIMM, *TRUNKS])
+@pytest.mark.parametrize(
+    "kind", [*(kind for kind, ((name, *_), _) in TIMM.items() if installed(name)), *TRUNKS]
+)
 def test_the_patch_of_a_timm_tower_equals_an_image_with_that_location_everywhere(kind, monkeypatch):
     if kind in TIMM:
         arguments, size = TIMM[kind]

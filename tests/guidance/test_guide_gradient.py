@@ -1,10 +1,12 @@
 """Values of guide gradients, for every kind of model, step and loss, against double backward."""
 
+from contextlib import nullcontext
 from functools import partial
 
 import pytest
 import torch
 import torch.nn as nn
+from torch.utils.checkpoint import _NoopSaveInputs
 
 from fedprompt import Weighted, guide_gradient
 from fedprompt.guidance import double_backward, forward_mode
@@ -26,6 +28,9 @@ from guided import (
 )
 from references import fedl2g
 
+# Whether gradient checkpointing has a rule of forward mode in the installed torch.
+CHECKPOINTS_HAVE_TANGENTS = "jvp" in vars(_NoopSaveInputs)
+
 
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("features", [False, True])
@@ -40,9 +45,11 @@ def test_gradient_equals_double_backward_for_every_model_and_loss(body, method, 
         twin, guides, STUDY, QUIZ, fedl2g.descend(0.1), weight=0.7, loss=LOSSES[loss]
     )
     torch.manual_seed(11)
-    value, weight = guide_gradient(
-        model, guides, STUDY, QUIZ, learning_rate=0.1, weight=0.7, loss=LOSSES[loss], method=method
-    )
+    options = {"learning_rate": 0.1, "weight": 0.7, "loss": LOSSES[loss], "method": method}
+    checkpoints = body == "vit, dropout, checkpointing"
+    falls_back = checkpoints and method is forward_mode and not CHECKPOINTS_HAVE_TANGENTS
+    with pytest.warns(UserWarning, match="double_backward") if falls_back else nullcontext():
+        value, weight = guide_gradient(model, guides, STUDY, QUIZ, **options)
     assert_near_in_norm(value, expected)
     assert weight.tolist() == [1.0, 1.0, 1.0, 1.0, 0.0]
 

@@ -7,6 +7,7 @@ import timm
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+from packaging.version import Version
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 
@@ -25,7 +26,24 @@ class Row(NamedTuple):
 PATCH_16: Mapping[str, object] = {"img_size": 64}
 PATCH_14: Mapping[str, object] = {"img_size": 56}
 
-ACCEPTED = (
+# Versions of timm that added a model, or a float64 table of mixed rotary positions.
+SINCE = {
+    "vit_base_patch14_reg1_tipsv2": "1.0.28",
+    "vit_tiny_patch16_dinov3_qkvb": "1.0.28",
+    "vit_base_patch16_radio_v3": "1.0.31",
+    "vit_small_patch16_rope_mixed_224": "1.0.31",
+    "vit_small_patch16_rope_mixed_ape_224": "1.0.31",
+    "test_vit_relpos": "1.0.31",
+    "test_coatnet": "1.0.31",
+}
+
+
+def installed(name: str) -> bool:
+    """Whether the installed timm has a model; all models are in the newest version."""
+    return Version(timm.__version__) >= Version(SINCE.get(name, "0"))
+
+
+ALL_ACCEPTED = (
     # VisionTransformer
     Row("vit_tiny_patch16_224", "ViT", PATCH_16),
     Row("vit_small_patch16_224", "ViT, dynamic image size", {**PATCH_16, "dynamic_img_size": True}),
@@ -74,6 +92,8 @@ ACCEPTED = (
     Row("vit_base_patch16_rope_reg1_gap_256", "RoPE-ViT, register", PATCH_16),
 )
 
+ACCEPTED = tuple(row for row in ALL_ACCEPTED if installed(row.name))
+
 SWIN: Mapping[str, object] = {
     "img_size": 64,
     "embed_dim": 24,
@@ -81,7 +101,7 @@ SWIN: Mapping[str, object] = {
     "num_heads": (1, 2),
 }
 
-REFUSED = (
+ALL_REFUSED = (
     Row("swin_tiny_patch4_window7_224", "Swin", {**SWIN, "img_size": 56}, refusal="windows"),
     Row("swinv2_tiny_window8_256", "Swin v2", SWIN, refusal="windows"),
     Row("samvit_base_patch16", "SAM", PATCH_16, refusal="windows"),
@@ -92,6 +112,7 @@ REFUSED = (
     Row("test_resnet", "ResNet", {}, refusal="PadPrompts"),
     Row("test_convnext", "ConvNeXt", {}, refusal="PadPrompts"),
 )
+REFUSED = tuple(row for row in ALL_REFUSED if installed(row.name))
 
 TINY = {"depth": 3, "embed_dim": 48, "num_heads": 3}
 
