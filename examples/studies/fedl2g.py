@@ -84,7 +84,7 @@ class Method(NamedTuple):
 
     guided: str = "logits"
     weight: float = 0.0
-    upload: Callable[..., fp.Weighted] | None = None
+    payload: Callable[..., fp.Weighted] | None = None
     learning_rate: float | None = None  # of the guides; if None, they are the clients' means
     share: tuple[str, ...] = ()  # parameters that clients average
 
@@ -106,7 +106,7 @@ METHODS = {  # weights and rates chosen on held-out training images, one seed
 def tuned(name: str, args: Namespace) -> Method:
     """Look up a row; the flags change the weight and the learning rate of its guides."""
     method = METHODS[name]
-    weight = args.weight if args.weight is not None and method.upload else method.weight
+    weight = args.weight if args.weight is not None and method.payload else method.weight
     learns = args.guide_learning_rate is not None and method.learning_rate
     return method._replace(
         weight=weight, learning_rate=args.guide_learning_rate if learns else method.learning_rate
@@ -176,8 +176,8 @@ def client_round(
     if batches and server_round >= warm_up:
         memory.losses[k] = train(client, batches, memory.guides, **step)
     guides = None
-    if batches and method.upload:  # a client without study images sends nothing
-        guides = method.upload(client, memory.guides, batches, quiz, **step)
+    if batches and method.payload:  # a client without study images sends nothing
+        guides = method.payload(client, memory.guides, batches, quiz, **step)
     head = fp.collect(client, weight=len(own), only=method.share) if method.share else None
     return Sent(guides, head)
 
@@ -205,7 +205,7 @@ def federate(name: str, task: Task, shards: list[report.Shard], args: Namespace)
             record = partial(memory.ledger.record, client=k, server_round=server_round)
             fp.load_values(clients[k], memory.shared)
             known = memory.guides.value[memory.guides.weight > 0]
-            record(memory.shared | ({"guides": known} if method.upload else {}), direction="down")
+            record(memory.shared | ({"guides": known} if method.payload else {}), direction="down")
             sent.append(
                 client_round(k, server_round, memory, method, task, own[k], quizzes[k], args)
             )
@@ -213,8 +213,8 @@ def federate(name: str, task: Task, shards: list[report.Shard], args: Namespace)
                 record({"guides": sent[-1].guides}, direction="up")
             if sent[-1].head is not None:
                 record(sent[-1].head, direction="up")
-        if uploads := [each.guides for each in sent if each.guides is not None]:
-            mean = fp.weighted_mean(uploads)
+        if payloads := [each.guides for each in sent if each.guides is not None]:
+            mean = fp.weighted_mean(payloads)
             value, memory.state = server.step(memory.guides.value, mean, memory.state)
             memory.guides = fp.Weighted(value, memory.guides.weight + mean.weight)
         if heads := [each.head for each in sent if each.head is not None]:

@@ -103,7 +103,7 @@ def federate(
         clients=clients, values=values, state=server.init(values), history={}, ledger=ledger
     )
     for server_round in rounds(memory, args.rounds, name, args):
-        uploads = []
+        payloads = []
         for k, (client, shard) in enumerate(zip(clients, shards, strict=True)):
             optimizer = task.recipe.make_optimizer(client.parameters(), server_round / args.rounds)
             batches = task.train.training(
@@ -120,10 +120,10 @@ def federate(
                 loss.backward()
                 optimizer.step()
             if num_shared:
-                uploads.append(fp.collect(client["shared"], weight=len(shard)))
-                ledger.record(uploads[-1], direction="up", client=k, server_round=server_round)
+                payloads.append(fp.collect(client["shared"], weight=len(shard)))
+                ledger.record(payloads[-1], direction="up", client=k, server_round=server_round)
         if num_shared:
-            mean = fp.weighted_mean(uploads)
+            mean = fp.weighted_mean(payloads)
             memory.values, memory.state = server.step(memory.values, mean, memory.state)
             for k, client in enumerate(clients):
                 fp.load_values(client["shared"], memory.values)

@@ -51,8 +51,8 @@ def change_of(
 ) -> dict[str, fp.Weighted]:
     """Subtract the client's parameters from the broadcast, for use as a gradient."""
     return {
-        name: upload._replace(value=values[name] - upload.value)
-        for name, upload in fp.collect(model, weight=weight).items()
+        name: payload._replace(value=values[name] - payload.value)
+        for name, payload in fp.collect(model, weight=weight).items()
     }
 
 
@@ -86,7 +86,7 @@ def federate(
     values, server = fp.snapshot(model), fp.descend(partial(torch.optim.SGD, lr=1.0))
     state, memory, history, ledger = server.init(values), {}, [], fp.Ledger()
     for server_round in tqdm(range(args.rounds), desc=name, unit="round"):
-        uploads = []
+        payloads = []
         for k, shard in enumerate(shards):
             fp.load_values(model, values)
             optimizer = task.recipe.make_optimizer(model.parameters(), server_round / args.rounds)
@@ -107,8 +107,8 @@ def federate(
             arrived, _ = fp.wire.decode_payload(
                 blob, expect=fp.wire.Expected(message), max_bytes=len(blob)
             )
-            uploads.append(codec.decode(arrived, like=change) if codec else arrived)
-        values, state = server.step(values, fp.weighted_mean(uploads), state)
+            payloads.append(codec.decode(arrived, like=change) if codec else arrived)
+        values, state = server.step(values, fp.weighted_mean(payloads), state)
         fp.load_values(model, values)
         predict = partial(logits, model, backbone)
         history.append(report.class_accuracy(predict, task, args.device)[None])

@@ -131,18 +131,18 @@ def federate(
     values, history, ledger = fp.snapshot(model), [], fp.Ledger()
     described = f"{name}, noise {multiplier:.2f}"
     for server_round in tqdm(range(args.rounds), desc=described, unit="round"):
-        uploads = []
+        payloads = []
         for k, shard in enumerate(map(torch.as_tensor, shards)):
             fp.load_values(model, values)
             scale = (1 + np.cos(np.pi * server_round / args.rounds)) / 2
             rate = args.learning_rate if epsilon else args.plain_learning_rate
             optimizer = torch.optim.SGD(model.parameters(), lr=scale * rate)
             stream = partial(fp.stream_generator, args.seed, server_round=server_round, client=k)
-            uploads.append(
+            payloads.append(
                 client_round(model, backbone, task, shard, optimizer, stream, private, args)
             )
-            ledger.record(uploads[-1], direction="up", client=k, server_round=server_round)
-        values = {key: mean.value for key, mean in fp.weighted_mean(uploads).items()}
+            ledger.record(payloads[-1], direction="up", client=k, server_round=server_round)
+        values = {key: mean.value for key, mean in fp.weighted_mean(payloads).items()}
         fp.load_values(model, values)
         predict = partial(logits, model, backbone)
         history.append(report.class_accuracy(predict, task, args.device)[None])

@@ -186,17 +186,17 @@ def federate(
     memory = Namespace(values=values, state=server.init(values), usage=usage)
     memory.history, memory.usages, memory.chosen = [], [], None
     for server_round in (bar := rounds(memory, args.rounds, name, args)):
-        uploads = []
+        payloads = []
         draw = fp.stream_generator(args.seed, server_round=server_round, purpose="cohort")
         for client in fp.cohort(clients, size=round(args.ratio * len(clients)), generator=draw):
             fp.load_values(model.train(), memory.values)
             if grouped:
                 model["selector"].start_round(memory.usage)
-            upload = client_round(
+            payload = client_round(
                 model, row, backbone, federation.train, client, server_round, args
             )
-            uploads.append(upload)
-        mean = fp.weighted_mean(uploads)
+            payloads.append(payload)
+        mean = fp.weighted_mean(payloads)
         memory.values, memory.state = server.step(memory.values, mean, memory.state)
         if grouped:
             memory.usages.append(mean["selector.keys"].weight.cpu())

@@ -98,7 +98,7 @@ def clusters(
     kmeans = centralized(federation, args.groups, args.seed)
     selections = {
         name: result.chosen for name, result in results.items() if result.chosen is not None
-    } | {"centralised k-means": kmeans}
+    } | {"centralized k-means": kmeans}
     figures = {}
     for name, chosen in selections.items():
         health = fp.selection.selection_health(torch.bincount(chosen, minlength=args.groups))

@@ -42,8 +42,8 @@ def test_default_run_compares_with_vpt_and_writes_its_picture(monkeypatch, capsy
         overall, local, worst = map(float, cells)
         assert 0 <= worst <= local < 100
         assert overall == pytest.approx(local, abs=5)  # clients hold about equally many test images
-    assert list(clusters) == ["SGPT", "centralised k-means"]
-    assert clusters["centralised k-means"][1] == "100.0"  # it agrees with itself
+    assert list(clusters) == ["SGPT", "centralized k-means"]
+    assert clusters["centralized k-means"][1] == "100.0"  # it agrees with itself
     assert (tmp_path / "sgpt.png").stat().st_size > 10_000
 
 
@@ -153,7 +153,7 @@ def test_full_tables_have_a_line_for_every_row(monkeypatch, capsys, tmp_path):
         name for name in rows if any("groups" in block for block in sgpt.ROWS[name].blocks)
     ]
     assert list(found[0]) == rows
-    assert list(found[1]) == [*selecting, "centralised k-means"]
+    assert list(found[1]) == [*selecting, "centralized k-means"]
     assert list(found[3])[:3] == rows[:3]
     assert set(found[4]) <= set(found[1])
     assert list(found[2]) == list(found[5]) == ["FedVPT", "SGPT"]
