@@ -373,7 +373,7 @@ LOGITS, LABELS, TEACHER = (
             [0, 2],
             {},
             TypeError,
-            r"`labels` must be integers of shape \(batch,\); got \[0, 2\] \(list\)",
+            r"`labels` must be integers of shape \(batch,\); got a list of length 2",
         ),
         (
             LOGITS,
@@ -408,7 +408,7 @@ LOGITS, LABELS, TEACHER = (
             LABELS,
             {},
             TypeError,
-            r"`values` must be floating-point of shape.*; got \[\[0\.0\]\] \(list\)",
+            r"`values` must be floating-point of shape.*; got a list of length 1",
         ),
         (
             torch.full((2, 3), torch.nan),
@@ -443,7 +443,7 @@ LOGITS, LABELS, TEACHER = (
             LABELS,
             {"keep": [True, True]},
             TypeError,
-            r"`keep` must be a bool tensor of shape \(batch,\); got \[True, True\]",
+            r"`keep` must be a bool tensor of shape \(batch,\); got a list of length 2",
         ),
         (
             LOGITS,
@@ -502,7 +502,7 @@ def test_bad_samples_are_refused_by_name(values, labels, options, error, message
             TEACHER,
             {},
             ValueError,
-            r"`labels` must be integers of shape \(2,\) to match `logits`; got \[0, 2\] \(list\)",
+            r"`labels` must be integers of shape \(2,\) to match `logits`; got a list of length 2",
         ),
         (
             LOGITS[0],
@@ -526,7 +526,7 @@ def test_bad_samples_are_refused_by_name(values, labels, options, error, message
             TEACHER,
             {},
             ValueError,
-            r"`logits` must be floating-point of shape.*; got \[\[0\.0\]\] \(list\)",
+            r"`logits` must be floating-point of shape.*; got a list of length 1",
         ),
         (
             LOGITS,
@@ -542,7 +542,7 @@ def test_bad_samples_are_refused_by_name(values, labels, options, error, message
             Weighted([1.0], [1.0]),
             {},
             TypeError,
-            r"`teacher\.value` must be a floating-point tensor; got \[1\.0\] \(list\)",
+            r"`teacher\.value` must be a floating-point tensor; got a list of length 1",
         ),
         (
             LOGITS,

@@ -563,7 +563,7 @@ ONE = {"a": Weighted(torch.ones(2, 3), torch.ones(2))}
         (
             lambda: TOP.codec.encode(ONE, {}),
             ValueError,
-            r"`state` must come from `init` or the last `encode` of \['a'\]; got \{\}",
+            r"`state` must come from `init` or the last `encode` of \['a'\]; got a dict of length",
         ),
         (
             lambda: TOP.codec.encode(ONE, {"a": torch.ones(3).double()}),
@@ -578,7 +578,7 @@ ONE = {"a": Weighted(torch.ones(2, 3), torch.ones(2))}
         (
             lambda: HALF.codec.decode([], like=ONE),
             TypeError,
-            r"`message` must map names to tensors or Weighted; got \[\]",
+            r"`message` must map names to tensors or Weighted; got a list of length 0",
         ),
         (
             lambda: HALF.codec.decode({}, like=ONE),

@@ -68,7 +68,7 @@ def test_a_group_contains_its_own_ranks_alone(ranks):
         ),
         (
             "no message on rank 0",
-            "TypeError: `message` must map names to tensors or Weighted; got [1.0]",
+            "TypeError: `message` must map names to tensors or Weighted; got a list of length 1",
             ELSEWHERE.format(0),
         ),
         (
@@ -171,7 +171,7 @@ ONE = {"a": torch.ones(2)}
         (
             {"expect": [ONE]},
             TypeError,
-            r"`expect\[0\]` must be Expected\(message, \.\.\.\) or None; got {'a'",
+            r"`expect\[0\]` must be Expected\(message, \.\.\.\) or None; got a dict of length",
         ),
         (
             {"expect": [Expected({})]},
@@ -190,7 +190,7 @@ ONE = {"a": torch.ones(2)}
             TypeError,
             r"`message\['a'\]` must have a dtype of",
         ),
-        ({"header": {}}, TypeError, r"`header` must be a Header; got {}"),
+        ({"header": {}}, TypeError, r"`header` must be a Header; got a dict of length 0"),
         (
             {"header": Header(server_round=-1)},
             ValueError,

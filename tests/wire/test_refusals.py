@@ -353,7 +353,7 @@ def test_code_in_a_blob_is_not_run(write):
         (
             {"expect": Expected([1])},
             TypeError,
-            r"`expect\.message` must map names to tensors or Weighted; got \[1\]",
+            r"`expect\.message` must map names to tensors or Weighted; got a list of length 1",
         ),
         (
             {"expect": Expected({})},
@@ -363,7 +363,7 @@ def test_code_in_a_blob_is_not_run(write):
         (
             {"expect": Expected(MESSAGE, {"a": 1})},
             TypeError,
-            r"`expect\.fingerprint` must map strings to strings; got \{'a': 1\}",
+            r"`expect\.fingerprint` must map strings to strings; got a dict of length 1",
         ),
         (
             {"expect": Expected(MESSAGE, server_round="3")},
