@@ -61,7 +61,7 @@ def vit_trunk(model: nn.Module, *, attention_mask: Float[Tensor, "seq seq"] | No
 
     Example:
         >>> from timm.models.vision_transformer import VisionTransformer
-        >>> model = VisionTransformer(img_size=16, patch_size=4, embed_dim=8, depth=2, num_heads=2)
+        >>> model = VisionTransformer(16, 4, embed_dim=8, depth=2, num_heads=2)
         >>> trunk = vit_trunk(model)
         >>> trunk.prefix, trunk.dim, trunk.depth
         (1, 8, 2)
