@@ -16,9 +16,8 @@ the setting of the paper::
 import sys
 from pathlib import Path
 
-sys.path.insert(
-    0, str(Path(__file__).resolve().parents[1])
-)  # makes `studies` and `embedded` importable
+# Makes `studies` and `embedded` importable.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from argparse import Namespace
 from collections import defaultdict
@@ -39,7 +38,8 @@ ROWS = {
     "local only": (False, []),
     "FedHPL": (True, []),
     "FedHPL +P +H": (True, ["prompts", "head"]),
-}  # whether logits are taught, and which parameters are averaged
+}
+"""Whether logits are taught, and the parameters that are averaged."""
 
 
 def new_client(backbone: Backbone, task: Task, args: Namespace) -> nn.ModuleDict:
@@ -138,7 +138,7 @@ def federate(
     args = Namespace(**vars(args) | {"teach": teach, "share": args.share or share if teach else []})
     clients, dims, ledger = nn.ModuleList(), [backbone.dim for backbone in backbones], fp.Ledger()
     for backbone in backbones:
-        torch.manual_seed(args.seed)  # equal architectures start from equal weights
+        torch.manual_seed(args.seed)  # the same initial weights for equal architectures
         clients.append(new_client(backbone, task, args))
     unknown = fp.Weighted(
         torch.zeros(task.num_classes, task.num_classes), torch.zeros(task.num_classes)

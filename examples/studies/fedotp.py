@@ -15,9 +15,8 @@ the setting of the paper::
 import sys
 from pathlib import Path
 
-sys.path.insert(
-    0, str(Path(__file__).resolve().parents[1])
-)  # makes `studies` and `embedded` importable
+# Makes `studies` and `embedded` importable.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from argparse import Namespace
 from collections.abc import Callable
@@ -34,7 +33,8 @@ from embedded.clip_tasks import ClipTask
 from studies import fedotp_report
 from studies.memory import rounds, variant
 
-ROWS = {  # numbers of shared and private contexts, and the rule that matches images to them
+# Numbers of shared and private contexts, and the rule that matches images to them.
+ROWS = {
     "zero-shot": (0, 0, "class token"),
     "local CoOp": (0, 1, "class token"),
     "local, two contexts": (0, 2, "partial"),

@@ -12,9 +12,8 @@ read as 0. The server adds the mean change.
 import sys
 from pathlib import Path
 
-sys.path.insert(
-    0, str(Path(__file__).resolve().parents[1])
-)  # makes `studies` and `embedded` importable
+# Makes `studies` and `embedded` importable.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from argparse import Namespace
 from collections.abc import Iterator
@@ -31,7 +30,8 @@ import fedprompt as fp
 from embedded.tasks import Backbone, Task
 from studies import report
 
-ROWS = {  # the codec, and whether clients use error feedback
+# The codec, and whether clients use error feedback.
+ROWS = {
     "float32, no codec": (None, False),
     "float16": (fp.codecs.float16(), False),
     "int8": (fp.codecs.int8(), False),
@@ -130,7 +130,7 @@ def measure(args: Namespace) -> str:
             for row in (name, next(iter(ROWS)))
         )
         gain = "" if name == next(iter(ROWS)) else report.mean_and_deviation(accuracy - first)
-        (sent,) = framed  # equal for all seeds: the size of a message depends only on the model
+        (sent,) = framed  # equal for all seeds, because it depends only on the model
         lines.append([name, sent, f"{plain / sent:.1f}", report.mean_and_deviation(accuracy), gain])
     return report.table(["codec", "bytes up", "times fewer", "accuracy", "gain"], lines)
 

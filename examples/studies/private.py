@@ -13,9 +13,8 @@ has to be trusted. The accountant is from dp-accounting.
 import sys
 from pathlib import Path
 
-sys.path.insert(
-    0, str(Path(__file__).resolve().parents[1])
-)  # makes `studies` and `embedded` importable
+# Makes `studies` and `embedded` importable.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from argparse import Namespace
 from collections.abc import Callable
@@ -46,10 +45,8 @@ def training(multiplier: float, *, rate: float, steps: int) -> dp_accounting.DpE
 @cache
 def multiplier_for(epsilon: float, *, delta: float, rate: float, steps: int) -> float:
     """Compute the noise multiplier of `steps` steps; the coarse grid never underestimates it."""
-    accountant, bracket = (
-        partial(PLDAccountant, value_discretization_interval=1e-3),
-        dp_accounting.ExplicitBracketInterval(0.3, 100),
-    )
+    accountant = partial(PLDAccountant, value_discretization_interval=1e-3)
+    bracket = dp_accounting.ExplicitBracketInterval(0.3, 100)
     return dp_accounting.calibrate_dp_mechanism(
         accountant, partial(training, rate=rate, steps=steps), epsilon, delta, bracket
     )
@@ -64,9 +61,9 @@ def batch_of(
 ) -> tuple[Tensor, Tensor]:
     """Return augmented images and their labels; the batch may be empty."""
     images, labels = split.dataset[indices]
-    return (split.augment(images, generator) if len(indices) else images).to(device), labels.to(
-        device
-    )
+    if len(indices):
+        images = split.augment(images, generator)
+    return images.to(device), labels.to(device)
 
 
 def gradient(

@@ -194,7 +194,7 @@ BAD_BLOBS = {
     "offsets that overlap": (edit("scale", "data_offsets", [0, 4]), NOT_CANONICAL),
     "offsets behind the end": (edit("scale", "data_offsets", [2**60, 2**60 + 4]), NOT_CANONICAL),
     "a field more": (edit("scale", "code", "import os"), NOT_CANONICAL),
-    "spaces": (text(lambda header: header.replace(',"dtype"', ', "dtype"')), NOT_CANONICAL),
+    "spaces": (text(lambda header: header.replace('"dtype"', ' "dtype"')), NOT_CANONICAL),
     "another way to write a name": (
         text(lambda header: header.replace('"scale"', '"sc\\u0061le"')),
         NOT_CANONICAL,
