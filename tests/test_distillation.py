@@ -174,7 +174,7 @@ def test_divergence_runs_from_teacher_to_student():
 
 @settings(deadline=None, max_examples=20)
 @given(seed=st.integers(0, 2**32), temperature=st.floats(0.5, 10))
-def test_h_g_loss_is_never_negative_and_ignores_a_constant_per_row(seed, temperature):
+def test_the_loss_is_never_negative_and_ignores_a_constant_per_row(seed, temperature):
     generator = torch.Generator().manual_seed(seed)
     logits, labels = samples(generator)
     teacher = teacher_of(generator, unknown=(1,))
@@ -188,7 +188,7 @@ def test_h_g_loss_is_never_negative_and_ignores_a_constant_per_row(seed, tempera
     assert_near(distillation_loss(logits + shift, labels, lifted, temperature=temperature), loss)
 
 
-def test_h_g_loss_and_gradient_vanish_where_student_and_teacher_agree_up_to_a_constant(generator):
+def test_loss_and_gradient_are_0_if_student_and_teacher_differ_by_a_constant(generator):
     teacher = teacher_of(generator)
     _, labels = samples(generator)
     logits = (
@@ -227,7 +227,7 @@ def gradients(loss, logits):
 
 
 @pytest.mark.parametrize("garbage", [torch.nan, torch.inf, 1e300])
-def test_h_h_a_class_without_evidence_costs_nothing_and_pulls_nowhere(garbage, generator):
+def test_a_class_without_evidence_adds_no_loss_and_no_gradient(garbage, generator):
     """Samples of unknown classes have no loss and no gradient, for any row of the teacher."""
     logits, labels = samples(generator)
     logits.requires_grad_()
@@ -265,7 +265,7 @@ def train(gamma, teacher, steps=20):
     return weight.detach()
 
 
-def test_h_i_gamma_zero_is_local_training():
+def test_a_distillation_weight_of_0_is_local_training():
     teacher = Weighted(3 * torch.eye(4), torch.ones(4))
     assert_identical(train(0.0, teacher), train(None, teacher))
     assert (train(1.0, teacher) - train(None, teacher)).abs().max() > 1e-3

@@ -1,4 +1,4 @@
-"""SGPT's example: its command line, its components, and its server for any order of clients."""
+"""SGPT's study: its command line, its components, and its server for any order of clients."""
 
 import re
 from argparse import Namespace
@@ -60,7 +60,7 @@ def test_the_same_seed_gives_the_same_figures_and_another_seed_others(
 
 
 @pytest.mark.parametrize("name", sgpt.ROWS)
-def test_every_row_sends_what_it_trains_and_takes_as_many_steps(name, monkeypatch):
+def test_every_row_sends_what_it_trains_in_equal_numbers_of_steps(name, monkeypatch):
     steps = []
     monkeypatch.setattr(
         torch.optim.SGD,
@@ -132,7 +132,7 @@ def test_paper_setting_on_a_folder_with_random_weights(monkeypatch, capsys, tmp_
     assert float(clusters["SGPT"][3]) <= 12  # effective groups of twelve test images
 
 
-def test_the_papers_defaults_are_its_own():
+def test_other_data_have_the_defaults_of_the_paper():
     args = sgpt_setup.filled(sgpt_setup.flags().parse_args(["--dataset", "cifar100"]))
     assert (args.groups, args.epochs, args.ratio, args.learning_rate) == (20, 5, 0.05, 0.01)
     assert (args.shared_layers, args.group_layers) == ((0, 1, 2, 3), (4, 5, 6))
