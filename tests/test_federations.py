@@ -50,7 +50,7 @@ def rebuilt_for_each_message(make) -> Outcome:
     return Outcome(answers, server_state, states)
 
 
-def test_a_run_repeats_itself_and_leaves_the_global_random_stream_alone(make, expected):
+def test_a_run_is_reproducible_and_does_not_use_the_global_random_stream(make, expected):
     torch.manual_seed(1)
     before = torch.get_rng_state()
     assert_bitwise_identical(in_process(make()), expected)
@@ -61,7 +61,7 @@ def test_a_client_rebuilt_for_each_message_gives_identical_results(make, expecte
     assert_bitwise_identical(rebuilt_for_each_message(make), expected)
 
 
-def test_nothing_that_is_handed_over_is_mutated(make):
+def test_no_argument_is_mutated(make):
     federation = make()
     answers, server_state = federation.server.init()
     cohort = federation.cohort(0)
@@ -80,8 +80,8 @@ def test_nothing_that_is_handed_over_is_mutated(make):
     assert_bitwise_identical(handed, before)
 
 
-def test_servers_add_in_the_order_of_ids():
-    """Float64 sums of so few hide the order from the results above; those of many would not."""
+def test_servers_add_in_the_order_of_client_ids():
+    """The float64 sums of three clients do not depend on the order, so it is tested separately."""
     assert parts.by_id({2: "late", 0: "early", 1: "between"}) == ["early", "between", "late"]
 
 
@@ -93,7 +93,7 @@ def same(one, other):
     return True
 
 
-def test_every_name_of_every_answer_moves_and_no_two_states_are_alike(make, expected):
+def test_every_name_of_every_answer_changes_and_all_states_differ(make, expected):
     start, _ = make().server.init()
     assert not [
         (client, name)
@@ -140,7 +140,7 @@ def test_every_name_of_a_broadcast_is_read(make, expected):
             assert not same(federation.client(client, 0, changed, {})[0], payload), (client, name)
 
 
-def test_between_them_they_exercise_what_an_engine_must_carry():
+def test_the_federations_cover_all_features_of_an_engine():
     runs = {
         name: (federation := make(), in_process(federation)) for name, make in FEDERATIONS.items()
     }
@@ -176,7 +176,7 @@ def test_between_them_they_exercise_what_an_engine_must_carry():
 
 
 def counting(federation: Federation) -> Federation:
-    """A client that remembers behind the engine's back."""
+    """Make a client with a hidden counter of its calls."""
     calls = []
 
     def client(client, server_round, broadcast, state):
@@ -192,7 +192,7 @@ def counting(federation: Federation) -> Federation:
 
 
 def dicing(federation: Federation) -> Federation:
-    """A client that draws from the global stream."""
+    """Make a client that draws from the global random stream."""
 
     def client(client, server_round, broadcast, state):
         payload, state = federation.client(client, server_round, broadcast, state)
@@ -206,7 +206,7 @@ def dicing(federation: Federation) -> Federation:
 
 
 @pytest.mark.parametrize("spoil", [counting, dicing])
-def test_hidden_memory_would_be_noticed(make, spoil):
+def test_hidden_states_are_detected(make, spoil):
     with pytest.raises(AssertionError):
         assert_bitwise_identical(
             rebuilt_for_each_message(lambda: spoil(make())), in_process(spoil(make()))
@@ -227,7 +227,7 @@ def test_hidden_memory_would_be_noticed(make, spoil):
         (0.1, 0.2),
     ],
 )
-def test_any_other_bit_is_noticed(one, other):
+def test_every_difference_is_detected(one, other):
     assert same(one, deepcopy(one))
     assert not same(one, other)
     assert not same(other, one)

@@ -1,4 +1,4 @@
-"""Four federations over a serializing Flower grid, and every way in which a reply may fail."""
+"""Four federations over a Flower grid that serializes messages, and all failures of a reply."""
 
 import doctest
 import logging
@@ -44,7 +44,7 @@ def _identity(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def log() -> Iterator[list[str]]:
-    """Lines that the adapter logs."""
+    """Return the list to which the lines of the adapter's log are appended."""
     lines: list[str] = []
     handler, logger = logging.Handler(), logging.getLogger("flwr.fedprompt")
     handler.emit = lambda record: lines.append(record.getMessage())
@@ -107,7 +107,7 @@ def fedotp() -> Federation:
 def test_every_federation_is_bitwise_identical_to_a_plain_loop(federation):
     outcome, grid = flower_grid(federation)
     assert_bitwise_identical(outcome, in_process(federation))
-    assert len(grid.asked) == federation.num_clients  # who they are, once
+    assert len(grid.asked) == federation.num_clients  # one query for the partition of each node
 
 
 def test_the_ledger_records_every_message(federation):
@@ -152,7 +152,7 @@ def test_a_plain_loop_over_run_round_needs_no_strategy(federation):
         answers, state = federation.server.step(payloads, state)
     expected = in_process(federation)
     assert_bitwise_identical((answers, state), (expected.answers, expected.server))
-    assert len(grid.asked) == federation.num_clients  # once for the whole run
+    assert len(grid.asked) == federation.num_clients  # one query for each node in the whole run
     assert ledger.total(framed=True) == sum(length for _, length in grid.sent)
 
 
@@ -174,7 +174,7 @@ def test_equal_answers_share_one_content_and_another_fingerprint_makes_another(
     fp.save_checkpoint(answers, tmp_path)
     flower.run_round(
         grid, fp.load_checkpoint(tmp_path), expect=upward(fedotp), **wire
-    )  # equal, and no longer one object
+    )  # equal, but a copy
     assert contents[0] is contents[1] is contents[2]
     contents.clear()
     answers[2] = {name: torch.nextafter(tensor, tensor + 1) for name, tensor in answers[2].items()}
@@ -233,7 +233,7 @@ def again(reply: Envelope, content: RecordDict | Error) -> Envelope:
 
 
 def without(federation: Federation, client: int, server_round: int) -> Federation:
-    """Drop one client's message in one round. The client has trained nevertheless."""
+    """Drop the message of one client in one round, after the client has trained."""
     rounds = count()
 
     def step(payloads: Mapping[int, fp.interfaces.Message], state: Any) -> tuple[Answers, Any]:
@@ -315,11 +315,11 @@ def test_errors_and_foreign_records_are_left_out(fedotp, content, log):
     )
     assert_bitwise_identical(outcome[:2], in_process(without(fedotp, client, 0))[:2])
     (line,) = (line for line in log if "left out" in line)
-    assert "\n" not in line  # a reason is a line, whatever the sender writes
+    assert "\n" not in line  # a reason is one line, even if the sender's text is not
     assert len(line) < 400
 
 
-def test_of_two_replies_the_first_counts(fedotp, log):
+def test_only_the_first_of_two_replies_is_used(fedotp, log):
     def twice(reply: Envelope) -> list[Envelope]:
         if reply.metadata.message_type != "train":
             return [reply]
@@ -376,7 +376,7 @@ def test_a_round_without_messages_changes_nothing(fedotp):
     )
     answers, state = fedotp.server.init()
     drawn, states = fedotp.cohort(1), {}
-    for client in fedotp.cohort(0):  # they did train, and remember it
+    for client in fedotp.cohort(0):  # they did train, and kept their states
         states[client] = fedotp.client(client, 0, answers[client], {})[1]
     payloads = {
         client: fedotp.client(client, 1, answers[client], states.get(client, {}))[0]
@@ -420,12 +420,12 @@ def test_a_client_that_joins_late_is_waited_for(fedotp, monkeypatch):
     assert len(grid.asked) == 4
 
 
-def test_patience_ends(fedotp, monkeypatch):
+def test_waiting_for_clients_ends_at_the_timeout(fedotp, monkeypatch):
     now = [0.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
     monkeypatch.setattr("time.sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
     grid = grid_of(fedotp)
-    grid.join(-1, node=5)  # says nothing that helps, and is not asked again
+    grid.join(-1, node=5)  # has no partition, and is asked only once
     assert list(flower.client_nodes(grid, [0, 5], timeout=7.0)) == [0, 1, 2]
     assert now[0] == 7.0
     assert len(grid.asked) == 4
@@ -448,17 +448,17 @@ def test_a_silent_node_is_not_waited_for_if_all_clients_are_known(fedotp, monkey
     assert now[0] == 60.0
     grid.silent.clear()
     flower.client_nodes(grid, range(3), known=nodes)
-    assert len(grid.asked) == 3  # a stranger is not asked where nobody is missing
+    assert len(grid.asked) == 3  # an unknown node is not asked if no client is missing
 
 
-def test_an_answer_that_takes_its_time_is_waited_for(fedotp, monkeypatch):
+def test_a_slow_answer_is_waited_for(fedotp, monkeypatch):
     grid, pull, looks = grid_of(fedotp), InProcessGrid.pull_messages, count()
     monkeypatch.setattr("time.sleep", lambda seconds: None)
     monkeypatch.setattr(
         grid, "pull_messages", lambda ids: pull(grid, ids) if next(looks) == 3 else []
     )
     assert flower.client_nodes(grid, range(3)) == {0: 1000, 1: 993, 2: 986}
-    assert len(grid.asked) == 3  # once, though looked for four times
+    assert len(grid.asked) == 3  # one query, although replies are pulled four times
 
 
 def test_a_query_that_flower_could_not_send_is_not_waited_for(fedotp, monkeypatch):
@@ -468,7 +468,7 @@ def test_a_query_that_flower_could_not_send_is_not_waited_for(fedotp, monkeypatc
     assert flower.client_nodes(grid, [2], timeout=0.0) == {1: 993, 2: 986}
 
 
-def test_a_client_that_comes_back_as_another_node_is_found_again(fedotp):
+def test_a_client_that_reconnects_as_another_node_is_found_again(fedotp):
     grid = grid_of(fedotp)
     nodes = flower.client_nodes(grid, range(3))
     del grid.contexts[993]
@@ -476,7 +476,7 @@ def test_a_client_that_comes_back_as_another_node_is_found_again(fedotp):
     grid.join(1, node=5)
     known = dict(nodes)
     assert flower.client_nodes(grid, [1], known=known) == {0: 1000, 1: 5, 2: 986}
-    assert known == nodes  # not written to
+    assert known == nodes  # unchanged
 
 
 def test_a_second_node_of_a_client_is_left_out(fedotp, log):
@@ -489,7 +489,7 @@ def test_a_second_node_of_a_client_is_left_out(fedotp, log):
     ]
 
 
-def test_of_two_new_nodes_that_claim_one_client_the_lower_keeps_it(fedotp, log):
+def test_if_two_new_nodes_claim_one_client_the_lower_id_is_used(fedotp, log):
     """The result does not depend on the order of replies."""
     grid = grid_of(fedotp)
     for node in (5, 7, 6):
@@ -551,7 +551,7 @@ def test_a_registered_node_cannot_pose_as_another_client(fedotp, log, cohort, se
     strategy.start(grid, ArrayRecord(), num_rounds=1)
     assert grid.asked == []
     assert strategy.nodes == nodes
-    assert len(grid.sent) == sent  # what client 2 was asked for came under a wrong name
+    assert len(grid.sent) == sent  # the reply for client 2 has the id of client 0
     assert any("must have the client_id '2'; got '0'" in line for line in log) == (2 in cohort)
     assert_bitwise_identical(
         strategy.answers,
@@ -677,7 +677,7 @@ def test_a_repeated_broadcast_is_answered_from_the_previous_state(tmp_path, kept
     assert [ask(0, 5), ask(0, 5)] == [4, 4]
 
 
-def test_state_is_any_tree_and_other_records_stay(tmp_path):
+def test_a_state_may_be_any_tree_and_other_records_are_kept(tmp_path):
     tree = {
         "step": 3,
         "seen": (True, None, 1.5),

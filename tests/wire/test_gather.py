@@ -39,10 +39,10 @@ def arrived():
     ("step", "senders"),
     [
         ("ragged", [0, 1]),
-        ("ragged, after all that", [0, 1]),
+        ("ragged, after all errors", [0, 1]),
         ("a limit beyond any integer", [0, 1]),
         ("rank 1 sends nothing", [0]),
-        ("nobody sends", []),
+        ("no rank sends", []),
     ],
 )
 def test_every_rank_receives_all_messages_in_the_order_of_ranks(ranks, step, senders):
