@@ -58,7 +58,7 @@ class InProcessGrid(Grid):
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         """Deliver messages to the nodes that are connected."""
-        # The messages are iterated twice, as over HTTP, so a generator would be empty the second time.
+        # Messages are iterated twice, as over HTTP. A generator would be empty the second time.
         for message in messages:
             message.metadata.__dict__["_message_id"] = message.object_id
         there = [
