@@ -457,9 +457,8 @@ def test_tensors_without_their_state_are_an_error(tmp_path):
             match=r"`directory` must contain state\.json, which names its tensors; got tensors",
         ):
             load_checkpoint(tmp_path, **options)
-    (tmp_path / "state.json.part").write_bytes(
-        state.replace(b"tensors-", b"tensors-0", 1)
-    )  # of a later save that was killed
+    # The file of a later save that was killed.
+    (tmp_path / "state.json.part").write_bytes(state.replace(b"tensors-", b"tensors-0", 1))
     with pytest.raises(ValueError, match="got tensors alone"):
         load_checkpoint(tmp_path, default=None)
     (tmp_path / "state.json").write_bytes(state)

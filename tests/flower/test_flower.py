@@ -172,9 +172,8 @@ def test_equal_answers_share_one_content_and_another_fingerprint_makes_another(
     assert contents[0] is contents[1] is contents[2]
     contents.clear()
     fp.save_checkpoint(answers, tmp_path)
-    flower.run_round(
-        grid, fp.load_checkpoint(tmp_path), expect=upward(fedotp), **wire
-    )  # equal, but a copy
+    # The answers are an equal copy.
+    flower.run_round(grid, fp.load_checkpoint(tmp_path), expect=upward(fedotp), **wire)
     assert contents[0] is contents[1] is contents[2]
     contents.clear()
     answers[2] = {name: torch.nextafter(tensor, tensor + 1) for name, tensor in answers[2].items()}

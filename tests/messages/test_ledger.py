@@ -95,9 +95,8 @@ def test_the_length_of_a_blob_is_counted_once_for_each_message(ledger):
     message = {"prompts": torch.zeros(10), "head": torch.zeros(5)}
     ledger.record(message, direction="up", client="b", server_round=2, framed=200)
     ledger.record({"head": torch.zeros(5)}, direction="down", client="b", server_round=2, framed=90)
-    Ledger().record(
-        {"head": torch.zeros(5)}, direction="up", client=0, server_round=0, framed=20
-    )  # the shortest blob that is possible
+    # A blob of this length is possible: the tensor has 20 bytes.
+    Ledger().record({"head": torch.zeros(5)}, direction="up", client=0, server_round=0, framed=20)
     assert [(entry.num_bytes, entry.framed) for entry in ledger.entries[len(ENTRIES) :]] == [
         (40, 200),
         (20, 0),
@@ -148,9 +147,8 @@ def test_a_restored_ledger_continues_as_the_saved_one(ledger, tmp_path):
     )
     save_checkpoint(ledger.state_dict(), tmp_path)
     again = Ledger()
-    again.record(
-        {"other": torch.zeros(1)}, direction="up", client="other", server_round=9
-    )  # is replaced by the loaded state
+    # The loaded state replaces this entry.
+    again.record({"other": torch.zeros(1)}, direction="up", client="other", server_round=9)
     again.load_state_dict(load_checkpoint(tmp_path))
     assert again.entries == ledger.entries
     assert again.table() == ledger.table()

@@ -79,9 +79,8 @@ def sent(run: report.Run, direction: str) -> dict[int, list[int]]:
 
 @pytest.mark.parametrize("name", list(fedl2g.METHODS))
 def test_a_client_without_study_samples_sends_nothing(name, task, linear):
-    shards = own_shards(
-        task, 40, 10, 4, 0, 11
-    )  # The quiz takes all of 10 and of 4 samples, and leaves one of 11.
+    # The quiz takes all of 10 and of 4 samples, and leaves one of 11.
+    shards = own_shards(task, 40, 10, 4, 0, 11)
     run = fedl2g.federate(name, task, shards, arguments())
     assert torch.isfinite(run.accuracy).all()
     assert torch.isfinite(run.losses).all()
@@ -108,9 +107,8 @@ def test_payloads_contain_rows_of_study_classes_and_broadcasts_the_whole_table(
     assert len(set(rows)) > 1  # batches have different numbers of classes
     up = [entry.num_bytes for entry in run.ledger.entries if entry.direction == "up"]
     assert up == [4 * (number * width + 10) for number in rows]  # rows of floats, and ten flags
-    assert all(
-        messages == [4 * 10 * width] * 3 for messages in sent(run, "down").values()
-    )  # Table 3, in three rounds
+    # Table 3, in three rounds.
+    assert all(messages == [4 * 10 * width] * 3 for messages in sent(run, "down").values())
 
 
 def test_clients_train_on_their_study_samples_after_the_warm_up(task, linear, monkeypatch):
@@ -141,9 +139,8 @@ def test_clients_train_on_their_study_samples_after_the_warm_up(task, linear, mo
 
 
 def test_lg_fedavg_averages_only_heads_by_size(task, linear):
-    args = arguments(
-        "--learning-rate", "1e-9"
-    )  # Clients do not train, so the average of their initial heads is known.
+    # Clients do not train, so the average of their initial heads is known.
+    args = arguments("--learning-rate", "1e-9")
     args.rounds = 2
     shards = own_shards(task, 30, 90)
     fedl2g.federate("LG-FedAvg", task, shards, args)
@@ -264,9 +261,8 @@ def test_the_default_run_prints_methods_and_the_formula_and_writes_a_picture_and
     assert names[0] == "method"
     assert names[2:] == ["local only", "FedProto", "FedL2G-f"]
     assert "12.50 KiB down a round; formula 10 x 10 x 32 x 4 bytes = 12.50 KiB" in printed
-    assert (
-        "0.763 and 3.906 MiB down" in printed
-    )  # 20 clients x 100 classes x 100 or 512 x 4 bytes, in units of 2**20
+    # 20 clients x 100 classes x 100 or 512 x 4 bytes, in units of 2**20.
+    assert "0.763 and 3.906 MiB down" in printed
     assert (tmp_path / "fedl2g.png").stat().st_size > 10_000
     entries = list(csv.DictReader((tmp_path / "fedl2g-f.csv").read_text().splitlines()))
     assert (
@@ -295,7 +291,8 @@ def test_accuracy_is_over_all_images_and_effects_are_those_of_the_losses():
     summary = run.accuracies(shards)
     assert summary.last_mean == pytest.approx((1 / 4 + 3 / 4) / 2)
     assert summary.best == 3 / 4
+    # The loss of one client rises by 1, and the mean is constant.
     assert report.line([run], [shards])[2:4] == [
         "0.500",
         "0.000",
-    ]  # The loss of one client rises by 1, and the mean is constant.
+    ]

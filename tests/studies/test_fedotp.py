@@ -179,9 +179,8 @@ def test_each_row_matches_images_by_its_rule(task):
         task.test.tokens[:3],
         torch.randn(2, 10, 64, generator=torch.Generator().manual_seed(0)),
     )
-    cosine = torch.cosine_similarity(
-        tokens[:, :, None, None], text, dim=-1
-    )  # (images, tokens, prompts, classes)
+    # Shape (images, tokens, prompts, classes).
+    cosine = torch.cosine_similarity(tokens[:, :, None, None], text, dim=-1)
     logits = {
         kind: fedotp.matcher(kind, 10.0, arguments())(tokens, text)
         for kind in ("class token", "averaging", "classical", "partial")
@@ -243,9 +242,8 @@ def test_clients_train_for_whole_epochs_or_for_a_number_of_steps(steps, sizes):
     assert [len(labels) for labels in batches] == sizes
     for epoch in range(len(sizes) // 3):
         assert sorted(torch.cat(batches[3 * epoch : 3 * epoch + 3]).tolist()) == owned.tolist()
-    assert len(sizes) < 15 or not torch.equal(
-        batches[0], batches[3]
-    )  # each epoch has a separate order
+    # Each epoch has a separate order.
+    assert len(sizes) < 15 or not torch.equal(batches[0], batches[3])
 
 
 def test_accuracy_is_that_of_each_domain_and_class():

@@ -192,9 +192,8 @@ def test_feature_shift_gives_each_client_one_domain_and_each_domain_four_clients
         assert sorted(np.concatenate(side.shards)) == list(range(len(side.labels)))
     raw, inverted = federation.train.truth == 3, federation.train.truth == 0
     images = torch.stack([federation.train.split.dataset[number][0] for number in range(len(raw))])
-    assert (
-        images[raw].mean() < 0.5 < images[inverted].mean()
-    )  # ink is light on black, and dark on white
+    # Ink is light on black, and dark on white.
+    assert images[raw].mean() < 0.5 < images[inverted].mean()
 
 
 def test_validation_uses_no_test_image():
