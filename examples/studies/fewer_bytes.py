@@ -29,6 +29,7 @@ from tqdm import tqdm
 import fedprompt as fp
 from embedded.tasks import Backbone, Task
 from studies import report
+from studies.prompted import logits, new_model
 
 # The codec, and whether clients use error feedback.
 ROWS = {
@@ -40,10 +41,6 @@ ROWS = {
     "top 1 %": (fp.codecs.top_k(fraction=0.01), False),
     "top 1 %, error feedback": (fp.codecs.top_k(fraction=0.01), True),
 }
-
-
-def logits(model: nn.ModuleDict, backbone: Backbone, images: Tensor) -> Tensor:
-    return model["head"](fp.encode_prompted(backbone.encoder, images, model["prompts"]()).pooled)
 
 
 def change_of(
@@ -76,13 +73,7 @@ def federate(
     """Run one row of the table; return accuracy (rounds, 1, classes) and a ledger."""
     codec, remembers = ROWS[name]
     backbone = backbones[0]
-    torch.manual_seed(args.seed)
-    prompts = fp.DeepPrompts(
-        args.num_prompts, backbone.dim, backbone.encoder.depth, patch_size=backbone.patch_size
-    )
-    model = nn.ModuleDict(
-        {"prompts": prompts, "head": nn.Linear(backbone.dim, task.num_classes)}
-    ).to(args.device)
+    model = new_model(backbone, task.num_classes, args)
     values, server = fp.snapshot(model), fp.descend(partial(torch.optim.SGD, lr=1.0))
     state, memory, history, ledger = server.init(values), {}, [], fp.Ledger()
     for server_round in tqdm(range(args.rounds), desc=name, unit="round"):

@@ -32,6 +32,7 @@ from tqdm import tqdm
 import fedprompt as fp
 from embedded.tasks import Backbone, Split, Task
 from studies import report
+from studies.prompted import logits, new_model
 
 ROWS = {"no privacy": None, "clipping alone": np.inf, "ε = 8": 8.0, "ε = 3": 3.0, "ε = 1": 1.0}
 
@@ -50,10 +51,6 @@ def multiplier_for(epsilon: float, *, delta: float, rate: float, steps: int) -> 
     return dp_accounting.calibrate_dp_mechanism(
         accountant, partial(training, rate=rate, steps=steps), epsilon, delta, bracket
     )
-
-
-def logits(model: nn.Module, backbone: Backbone, images: Tensor) -> Tensor:
-    return model["head"](fp.encode_prompted(backbone.encoder, images, model["prompts"]()).pooled)
 
 
 def batch_of(
@@ -119,12 +116,7 @@ def federate(
         sampled = {"rate": args.rate, "steps": args.rounds * args.steps}
         multiplier = multiplier_for(epsilon, delta=args.delta, **sampled)
     private = {"max_norm": args.max_norm if epsilon else None, "multiplier": multiplier}
-    torch.manual_seed(args.seed)
-    prompts = fp.DeepPrompts(
-        args.num_prompts, backbone.dim, backbone.encoder.depth, patch_size=backbone.patch_size
-    )
-    head = nn.Linear(backbone.dim, task.num_classes)
-    model = nn.ModuleDict({"prompts": prompts, "head": head}).to(args.device)
+    model = new_model(backbone, task.num_classes, args)
     values, history, ledger = fp.snapshot(model), [], fp.Ledger()
     described = f"{name}, noise {multiplier:.2f}"
     for server_round in tqdm(range(args.rounds), desc=described, unit="round"):
