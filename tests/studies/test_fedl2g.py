@@ -85,10 +85,10 @@ def test_a_client_without_study_samples_sends_nothing(name, task, linear):
     assert torch.isfinite(run.accuracy).all()
     assert torch.isfinite(run.losses).all()
     up = [client for client, messages in sent(run, "up").items() if messages]
-    if fedl2g.METHODS[name].upload is fedl2g.own_gradient:
+    if fedl2g.METHODS[name].payload is fedl2g.own_gradient:
         assert up == [0]
         assert torch.isfinite(run.guides).all()
-    elif fedl2g.METHODS[name].upload:
+    elif fedl2g.METHODS[name].payload:
         assert up == [0, 1, 2, 4]  # other clients also learn from their quiz samples
 
 
