@@ -3,6 +3,7 @@
 Build it with ``sphinx-build -W --keep-going -b html docs docs/_build``. No network is needed.
 """
 
+import re
 import sys
 from importlib.metadata import version as installed_version
 from pathlib import Path
@@ -110,7 +111,33 @@ def resolve(app, env, node, contnode):
     return make_refnode(app.builder, node["refdoc"], page, anchor, contnode, name)
 
 
+def mend_backlinks(app, pagename, templatename, context, doctree):
+    """Correct the links from the views of source files to the reference.
+
+    `viewcode` assumes that all names of a file belong to one public module, such as `fedprompt`.
+    """
+    if not pagename.startswith("_modules/"):
+        return
+    objects = app.env.get_domain("py").objects
+
+    def mend(match):
+        parts = match[1].split(".")
+        for start in range(len(parts)):
+            suffix = "." + ".".join(parts[start:])
+            found = [
+                each.node_id
+                for full, each in objects.items()
+                if f".{full}".endswith(suffix)
+            ]
+            if len(found) == 1:
+                return f'#{found[0]}"'
+        return match[0]
+
+    context["body"] = re.sub(r'#(fedprompt\.[\w.]+)"', mend, context["body"])
+
+
 def setup(app):
-    """Connect the function that shortens signatures."""
+    """Connect the functions that shorten signatures and resolve names."""
     app.connect("autodoc-process-signature", spell)
     app.connect("missing-reference", resolve)
+    app.connect("html-page-context", mend_backlinks)

@@ -1,7 +1,7 @@
 """Checks of arguments, and the texts of their errors: argument, rule and value."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from numbers import Integral
 
 import numpy as np
@@ -28,18 +28,19 @@ def wrong_type(argument: str, rule: str, got: object) -> TypeError:
 def kind(thing: object) -> str:
     """Describe an argument: dtype and shape of a tensor or an array, otherwise value and type.
 
-    A long value is left out, so that an error never prints a whole list, mapping or model.
+    Of a collection, only type and length are given. A long value is left out.
     """
     if isinstance(thing, Tensor):
         return f"a {str(thing.dtype).removeprefix('torch.')} tensor of shape {tuple(thing.shape)}"
     if isinstance(thing, np.ndarray):
         return f"a {thing.dtype} array of shape {thing.shape}"
-    text, name = repr(thing), type(thing).__name__
-    if len(text) <= LONGEST and "\n" not in text:
-        return f"{text} ({name})"
-    if isinstance(thing, dict | list | tuple | set) and not hasattr(thing, "_fields"):
-        return f"a {name} of length {len(thing)}"
-    return f"a {name}"
+    name = type(thing).__name__
+    if isinstance(thing, Collection) and not isinstance(thing, str | bytes):
+        named = hasattr(thing, "_fields")  # the length of a NamedTuple is that of its type
+        return f"a {name}" if named else f"a {name} of length {len(thing)}"
+    text = repr(thing)
+    short = len(text) <= LONGEST and "\n" not in text
+    return f"{text} ({name})" if short else f"a {name}"
 
 
 def check_count(argument: str, value: object, *, at_least: int = 1) -> None:

@@ -45,8 +45,9 @@ def save_checkpoint(state: Any, directory: str | os.PathLike[str]) -> None:
 
     Example:
         >>> import tempfile
+        >>> state = {"server_round": 3, "values": {"head": torch.ones(2)}}
         >>> with tempfile.TemporaryDirectory() as directory:
-        ...     save_checkpoint({"server_round": 3, "values": {"head": torch.ones(2)}}, directory)
+        ...     save_checkpoint(state, directory)
         ...     load_checkpoint(directory)
         {'server_round': 3, 'values': {'head': tensor([1., 1.])}}
     """

@@ -51,7 +51,8 @@ def class_means(
         ValueError: If lengths differ, a label is out of range, or a kept value is NaN or infinite.
 
     Example:
-        >>> class_means(torch.tensor([[1.0], [3.0], [9.0]]), torch.tensor([0, 0, 1]), num_classes=3)
+        >>> values, labels = torch.tensor([[1.0], [3.0], [9.0]]), torch.tensor([0, 0, 1])
+        >>> class_means(values, labels, num_classes=3)
         Weighted(value=tensor([[2.],
                 [9.],
                 [0.]]), weight=tensor([2., 1., 0.]))
@@ -119,7 +120,8 @@ def distillation_loss(
         The teacher knows class 0 only, and agrees with the student there.
 
         >>> teacher = Weighted(torch.tensor([[2.0, 0.0], [0.0, 0.0]]), torch.tensor([3.0, 0.0]))
-        >>> distillation_loss(torch.tensor([[2.0, 0.0], [5.0, 1.0]]), torch.tensor([0, 1]), teacher)
+        >>> logits, labels = torch.tensor([[2.0, 0.0], [5.0, 1.0]]), torch.tensor([0, 1])
+        >>> distillation_loss(logits, labels, teacher)
         tensor(0.)
 
     References:

@@ -56,7 +56,7 @@ def training_only(model: nn.Module, *parts: nn.Module | nn.Parameter) -> Iterato
     Example:
         >>> model = nn.ModuleDict({"prompts": nn.Linear(2, 2), "head": nn.Linear(2, 2)})
         >>> with training_only(model, model["head"]):
-        ...     [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+        ...     [name for name, each in model.named_parameters() if each.requires_grad]
         ['head.weight', 'head.bias']
         >>> model["prompts"].weight.requires_grad
         True

@@ -39,8 +39,8 @@ def save_prompts(
         >>> from tempfile import TemporaryDirectory
         >>> from timm.models.vision_transformer import VisionTransformer
         >>> def make_trunk():
-        ...     size = {"img_size": 16, "patch_size": 4, "embed_dim": 8, "depth": 2, "num_heads": 2}
-        ...     return vit_trunk(VisionTransformer(num_classes=0, **size))
+        ...     size = {"embed_dim": 8, "depth": 2, "num_heads": 2, "num_classes": 0}
+        ...     return vit_trunk(VisionTransformer(16, 4, **size))
         >>> trunk, other_trunk = make_trunk(), make_trunk()
         >>> trained, prompts = DeepPrompts(3, 8, 2), DeepPrompts(3, 8, 2)
         >>> with TemporaryDirectory() as folder:
@@ -85,8 +85,8 @@ def load_prompts(
     Example:
         >>> from tempfile import TemporaryDirectory
         >>> from timm.models.vision_transformer import VisionTransformer
-        >>> size = {"img_size": 16, "patch_size": 4, "embed_dim": 8, "depth": 2, "num_heads": 2}
-        >>> trunk = vit_trunk(VisionTransformer(num_classes=0, **size))
+        >>> size = {"embed_dim": 8, "depth": 2, "num_heads": 2, "num_classes": 0}
+        >>> trunk = vit_trunk(VisionTransformer(16, 4, **size))
         >>> trained, prompts = DeepPrompts(3, 8, 2), DeepPrompts(3, 8, 2)
         >>> with TemporaryDirectory() as folder:
         ...     save_prompts(trained, f"{folder}/prompts.safetensors", trunk=trunk)

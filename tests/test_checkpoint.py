@@ -172,7 +172,7 @@ def federate(directory, stop, rounds=5):
         layer.load_state_dict(own)
         optimizer.load_state_dict(memory)
     for server_round in range(state["round"], min(stop, rounds)):
-        uploads = []
+        payloads = []
         for layer, optimizer in zip(private, optimizers, strict=True):
             fp.load_values(model, state["values"])
             model["selector"].start_round(state["usage"])
@@ -188,10 +188,10 @@ def federate(directory, stop, rounds=5):
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
-            uploads.append(
+            payloads.append(
                 fp.collect(model, weight=8, rows={"selector.keys": model["selector"].counts})
             )
-        mean = fp.weighted_mean(uploads)
+        mean = fp.weighted_mean(payloads)
         values, memory = server.step(state["values"], mean, state["server"])
         state = {
             "round": server_round + 1,
@@ -461,9 +461,8 @@ def test_tensors_without_their_state_are_an_error(tmp_path):
             match=r"`directory` must contain state\.json, which names its tensors; got tensors",
         ):
             load_checkpoint(tmp_path, **options)
-    (tmp_path / "state.json.part").write_bytes(
-        state.replace(b"tensors-", b"tensors-0", 1)
-    )  # of a later save that was killed
+    # The file of a later save that was killed.
+    (tmp_path / "state.json.part").write_bytes(state.replace(b"tensors-", b"tensors-0", 1))
     with pytest.raises(ValueError, match="got tensors alone"):
         load_checkpoint(tmp_path, default=None)
     (tmp_path / "state.json").write_bytes(state)

@@ -54,7 +54,7 @@ def round_loss(device: str, dtype: torch.dtype) -> tuple[torch.Tensor, list[torc
         final,
         *teacher,
         *new.values(),
-        *(tensor for upload in mean.values() for tensor in upload),
+        *(tensor for entry in mean.values() for tensor in entry),
     ]
 
 
@@ -102,7 +102,7 @@ def payload_results(
     noisy = fp.privacy.gaussian_noise(
         bounded[0], multiplier=1.0, sensitivity=1.0, generator=torch.Generator().manual_seed(1)
     )["head"]
-    return [tensor for upload in results for tensor in upload], blob, list(noisy)
+    return [tensor for entry in results for tensor in entry], blob, list(noisy)
 
 
 class Client(nn.Module):
@@ -137,14 +137,14 @@ def guided_round(device: str, dtype: torch.dtype) -> list[torch.Tensor]:
     with torch.no_grad():
         for parameter in client.parameters():
             parameter -= 0.1 * parameter.grad
-    upload = fp.guide_gradient(
+    entry = fp.guide_gradient(
         client, guides, (images[:8], labels[:8]), (images[8:], labels[8:]), learning_rate=0.5
     )
     assert torch.equal(torch.get_rng_state(), before)
     update = fp.descend(lambda rows: torch.optim.SGD(rows, lr=100.0))
-    new, _ = update.step(guides, fp.weighted_mean([upload, upload]), update.init(guides))
+    new, _ = update.step(guides, fp.weighted_mean([entry, entry]), update.init(guides))
     assert not torch.equal(new[:3], guides[:3])
-    return [new, *upload, *client.parameters()]
+    return [new, *entry, *client.parameters()]
 
 
 @pytest.mark.parametrize("device", DEVICES)

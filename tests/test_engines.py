@@ -2,7 +2,7 @@
 
 import pytest
 
-from federations import FEDERATIONS, assert_same_bits, in_process, parts, through_bytes
+from federations import FEDERATIONS, assert_bitwise_identical, in_process, parts, through_bytes
 from fedprompt import Ledger
 
 
@@ -11,7 +11,7 @@ def make(request):
     return FEDERATIONS[request.param]
 
 
-def test_through_bytes_every_federation_ends_with_the_same_bits_and_the_ledger_knows_how_many(make):
+def test_encoded_messages_give_identical_results_and_the_ledger_has_their_sizes(make):
     blobs, ledger = [], Ledger()
 
     def wire(blob):
@@ -19,7 +19,9 @@ def test_through_bytes_every_federation_ends_with_the_same_bits_and_the_ledger_k
         return blob
 
     federation = make()
-    assert_same_bits(through_bytes(federation, wire=wire, ledger=ledger), in_process(make()))
+    assert_bitwise_identical(
+        through_bytes(federation, wire=wire, ledger=ledger), in_process(make())
+    )
     sent = [
         (server_round, client)
         for server_round in range(federation.rounds)
@@ -70,7 +72,7 @@ def test_messages_of_another_backbone_are_refused_by_the_part_that_differs(
 @pytest.mark.parametrize("direction", ["up", "down"])
 def test_a_message_of_another_width_is_refused(direction):
     federation, swapped = FEDERATIONS["fedhpl"](), {0: 1, 1: 0, 2: 2}
-    field = "upload_form" if direction == "up" else "broadcast_form"
+    field = "payload_form" if direction == "up" else "broadcast_form"
     form = getattr(federation, field)
     with pytest.raises(ValueError, match=r"`blob` must .*'prompts\.tokens"):
         through_bytes(federation._replace(**{field: lambda client: form(swapped[client])}))
@@ -84,4 +86,4 @@ def test_a_bit_that_turns_on_the_way_is_refused_or_arrives_in_the_result(make):
         return blob[:-2] + bytes([blob[-2] ^ 1]) + blob[-1:]
 
     with pytest.raises((AssertionError, ValueError)):
-        assert_same_bits(through_bytes(federation, wire=wire), expected)
+        assert_bitwise_identical(through_bytes(federation, wire=wire), expected)

@@ -7,7 +7,14 @@ import torch
 from safetensors.torch import load as from_bytes
 from safetensors.torch import save as to_bytes
 
-from federations import FEDERATIONS, Federation, Outcome, assert_same_bits, in_process, parts
+from federations import (
+    FEDERATIONS,
+    Federation,
+    Outcome,
+    assert_bitwise_identical,
+    in_process,
+    parts,
+)
 from fedprompt import Weighted
 
 
@@ -28,65 +35,65 @@ def scrambled(state):
 
 
 def rebuilt_for_each_message(make) -> Outcome:
-    """Run with a fresh federation for each client's message and each step, late uploads first."""
+    """Run with a fresh federation for each client's message and each step, late payloads first."""
     first = make()
     answers, server_state = first.server.init()
     states = {client: {} for client in range(first.num_clients)}
     for server_round in range(first.rounds):
-        uploads = {}
+        payloads = {}
         for client in reversed(first.cohort(server_round)):
-            uploads[client], kept = make().client(
+            payloads[client], kept = make().client(
                 client, server_round, deepcopy(answers[client]), scrambled(states[client])
             )
             states[client] = scrambled(kept)
-        answers, server_state = make().server.step(deepcopy(uploads), deepcopy(server_state))
+        answers, server_state = make().server.step(deepcopy(payloads), deepcopy(server_state))
     return Outcome(answers, server_state, states)
 
 
-def test_a_run_repeats_itself_and_leaves_the_global_random_stream_alone(make, expected):
+def test_a_run_is_reproducible_and_does_not_use_the_global_random_stream(make, expected):
     torch.manual_seed(1)
     before = torch.get_rng_state()
-    assert_same_bits(in_process(make()), expected)
+    assert_bitwise_identical(in_process(make()), expected)
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_a_client_rebuilt_for_each_message_gives_the_same_bits(make, expected):
-    assert_same_bits(rebuilt_for_each_message(make), expected)
+def test_a_client_rebuilt_for_each_message_gives_identical_results(make, expected):
+    assert_bitwise_identical(rebuilt_for_each_message(make), expected)
 
 
-def test_nothing_that_is_handed_over_is_mutated(make):
+def test_no_argument_is_mutated(make):
     federation = make()
     answers, server_state = federation.server.init()
     cohort = federation.cohort(0)
     sent = {client: federation.client(client, 0, answers[client], {}) for client in cohort}
-    uploads = {client: upload for client, (upload, _) in sent.items()}
+    payloads = {client: payload for client, (payload, _) in sent.items()}
     handed = (
         answers,
         server_state,
-        uploads,
+        payloads,
         {client: state for client, (_, state) in sent.items()},
     )
     before = deepcopy(handed)
     for client in cohort:
         federation.client(client, 1, answers[client], sent[client][1])
-    federation.server.step(uploads, server_state)
-    assert_same_bits(handed, before)
+    federation.server.step(payloads, server_state)
+    assert_bitwise_identical(handed, before)
 
 
-def test_servers_add_in_the_order_of_ids():
-    """Float64 sums of so few hide the order from the results above; those of many would not."""
+def test_servers_add_in_the_order_of_client_ids():
+    """The float64 sums of three clients do not depend on the order, so it is tested separately."""
     assert parts.by_id({2: "late", 0: "early", 1: "between"}) == ["early", "between", "late"]
 
 
 def same(one, other):
     try:
-        assert_same_bits(one, other)
+        assert_bitwise_identical(one, other)
     except AssertionError:
         return False
     return True
 
 
-def test_every_name_of_every_answer_moves_and_no_two_states_are_alike(make, expected):
+def test_every_name_of_every_answer_changes_and_all_states_differ(make, expected):
     start, _ = make().server.init()
     assert not [
         (client, name)
@@ -122,7 +129,7 @@ def test_every_name_of_a_broadcast_is_read(make, expected):
     federation, cohort = make(), make().cohort(0)
     for client in cohort:
         broadcast = expected.answers[client]
-        upload, _ = federation.client(client, 0, broadcast, {})
+        payload, _ = federation.client(client, 0, broadcast, {})
         for name, entry in broadcast.items():
             value = entry.value if isinstance(entry, Weighted) else entry
             other = (3 - value).abs().flip(-1)  # counts stay counts
@@ -130,10 +137,10 @@ def test_every_name_of_a_broadcast_is_read(make, expected):
                 **broadcast,
                 name: entry._replace(value=other) if isinstance(entry, Weighted) else other,
             }
-            assert not same(federation.client(client, 0, changed, {})[0], upload), (client, name)
+            assert not same(federation.client(client, 0, changed, {})[0], payload), (client, name)
 
 
-def test_between_them_they_exercise_what_an_engine_must_carry():
+def test_the_federations_cover_all_features_of_an_engine():
     runs = {
         name: (federation := make(), in_process(federation)) for name, make in FEDERATIONS.items()
     }
@@ -146,7 +153,7 @@ def test_between_them_they_exercise_what_an_engine_must_carry():
         for f, _ in runs.values()
     )
     federation, outcome = runs["fedhpl"]
-    shapes = [federation.upload_form(client)["head.weight"].value.shape for client in range(3)]
+    shapes = [federation.payload_form(client)["head.weight"].value.shape for client in range(3)]
     assert shapes[0] == shapes[2] != shapes[1]
     assert isinstance(outcome.answers[0]["logits"], Weighted)
     assert not same(outcome.answers[0]["logits"], outcome.answers[1]["logits"])
@@ -161,7 +168,7 @@ def test_between_them_they_exercise_what_an_engine_must_carry():
     federation, outcome = runs["fedotp"]
     assert (
         outcome.answers[0].keys()
-        == federation.upload_form(0).keys()
+        == federation.payload_form(0).keys()
         == outcome.clients[0].keys()
         == {"context"}
     )
@@ -169,39 +176,41 @@ def test_between_them_they_exercise_what_an_engine_must_carry():
 
 
 def counting(federation: Federation) -> Federation:
-    """A client that remembers behind the engine's back."""
+    """Make a client with a hidden counter of its calls."""
     calls = []
 
     def client(client, server_round, broadcast, state):
         calls.append(client)
-        upload, state = federation.client(client, server_round, broadcast, state)
-        name = next(iter(upload))
+        payload, state = federation.client(client, server_round, broadcast, state)
+        name = next(iter(payload))
         return {
-            **upload,
-            name: upload[name]._replace(weight=upload[name].weight * len(calls)),
+            **payload,
+            name: payload[name]._replace(weight=payload[name].weight * len(calls)),
         }, state
 
     return federation._replace(client=client)
 
 
 def dicing(federation: Federation) -> Federation:
-    """A client that draws from the global stream."""
+    """Make a client that draws from the global random stream."""
 
     def client(client, server_round, broadcast, state):
-        upload, state = federation.client(client, server_round, broadcast, state)
-        name = next(iter(upload))
+        payload, state = federation.client(client, server_round, broadcast, state)
+        name = next(iter(payload))
         return {
-            **upload,
-            name: upload[name]._replace(weight=upload[name].weight * (0.5 + torch.rand(()))),
+            **payload,
+            name: payload[name]._replace(weight=payload[name].weight * (0.5 + torch.rand(()))),
         }, state
 
     return federation._replace(client=client)
 
 
 @pytest.mark.parametrize("spoil", [counting, dicing])
-def test_hidden_memory_would_be_noticed(make, spoil):
+def test_hidden_states_are_detected(make, spoil):
     with pytest.raises(AssertionError):
-        assert_same_bits(rebuilt_for_each_message(lambda: spoil(make())), in_process(spoil(make())))
+        assert_bitwise_identical(
+            rebuilt_for_each_message(lambda: spoil(make())), in_process(spoil(make()))
+        )
 
 
 @pytest.mark.parametrize(
@@ -218,7 +227,7 @@ def test_hidden_memory_would_be_noticed(make, spoil):
         (0.1, 0.2),
     ],
 )
-def test_other_bits_would_be_noticed(one, other):
+def test_every_difference_is_detected(one, other):
     assert same(one, deepcopy(one))
     assert not same(one, other)
     assert not same(other, one)

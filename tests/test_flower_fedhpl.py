@@ -34,9 +34,9 @@ def test_client_and_server_give_the_results_of_the_example():
             client: federation.train(client, server_round, answers[client], states[client])
             for client in range(3)
         }
-        uploads = {client: upload for client, (upload, _) in rounds.items()}
+        payloads = {client: payload for client, (payload, _) in rounds.items()}
         states = {client: state for client, (_, state) in rounds.items()}
-        answers, state = server.step(uploads, state)
+        answers, state = server.step(payloads, state)
         for client, state_dict in states.items():
             model = federation.new_model(client)
             model.load_state_dict(state_dict)
@@ -45,17 +45,17 @@ def test_client_and_server_give_the_results_of_the_example():
                 report.class_accuracy(predict, small, torch.device("cpu")),
                 accuracy[server_round, client],
             )
-        sent = sum(fp.num_bytes(upload) for upload in uploads.values())
+        sent = sum(fp.num_bytes(payload) for payload in payloads.values())
         assert ledger.total(direction="up", server_round=server_round) == sent
-    assert run.bits({"answers": answers, "uploads": uploads}) == run.bits(run.in_process())
+    assert run.bits({"answers": answers, "payloads": payloads}) == run.bits(run.in_process())
 
 
 def test_a_client_without_an_upload_keeps_its_last_teacher():
     server = federation.Server()
     answers, state = server.init()
-    uploads = {client: federation.train(client, 0, answers[client], {})[0] for client in range(3)}
-    first, state = server.step(uploads, state)
-    second, _ = server.step({client: uploads[client] for client in (0, 2)}, state)
+    payloads = {client: federation.train(client, 0, answers[client], {})[0] for client in range(3)}
+    first, state = server.step(payloads, state)
+    second, _ = server.step({client: payloads[client] for client in (0, 2)}, state)
     assert run.bits({"": {1: second[1]}}) == run.bits({"": {1: first[1]}})
     assert run.bits({"": {0: second[0]}}) != run.bits({"": {0: first[0]}})
 

@@ -1,6 +1,7 @@
 """Language rules of the project that a machine can check."""
 
 import ast
+import doctest
 import re
 import subprocess
 from pathlib import Path
@@ -92,9 +93,28 @@ def test_code_blocks_of_pages_are_at_most_88_columns_wide(name):
     assert [f"{name}:{n}" for n, line in code_blocks(name) if len(line) > 88] == []
 
 
+def long_example_lines(name: str) -> list[str]:
+    """Return the lines of docstring examples, without indentation, that are too long for a page."""
+    found = []
+    for place, text in docstrings(name):
+        for example in doctest.DocTestParser().get_examples(text):
+            source = [f">>> {line}" for line in example.source.splitlines()]
+            lines = [*source, *example.want.splitlines()]
+            found += [f"{place}: {line}" for line in lines if len(line) > 88]
+    return found
+
+
+@pytest.mark.parametrize("name", PACKAGE)
+def test_examples_of_docstrings_are_at_most_88_columns_wide(name):
+    assert long_example_lines(name) == []
+
+
 def test_the_rules_would_notice_an_offense(tmp_path, monkeypatch):
     monkeypatch.setattr(f"{__name__}.ROOT", tmp_path)
-    text = '"""What a room is.\n\nTypeError: of the wrong kind; the colour.\n"""\n'
+    text = (
+        '"""What a room is.\n\nTypeError: of the wrong kind; the colour.\n\n'
+        f'    >>> {"1" * 85}\n"""\n'
+    )
     (tmp_path / "bad.py").write_text(text + "x = " + "1" * 100 + "\n")
     for rule in (
         test_no_private_vocabulary,
@@ -102,6 +122,7 @@ def test_the_rules_would_notice_an_offense(tmp_path, monkeypatch):
         test_docstrings_begin_with_a_verb_or_a_noun,
         test_raises_entries_inform,
         test_code_is_at_most_100_columns_wide,
+        test_examples_of_docstrings_are_at_most_88_columns_wide,
     ):
         with pytest.raises(AssertionError):
             rule("bad.py")

@@ -23,12 +23,13 @@ TEMPLATES = {
     style: tuple(form.format(opening) for form in _FORMS) for style, opening in _OPENINGS.items()
 }
 _SPOKEN = " ".join([*NAMES, *(form.format("") for forms in TEMPLATES.values() for form in forms)])
+# The end token has the highest id, at which a CLIP pools.
 WORDS = (
     "<pad>",
     "<start>",
     *sorted(set(re.findall(r"\w+|\.", _SPOKEN))),
     "<eot>",
-)  # a CLIP pools at the highest id
+)
 ARCHITECTURE: dict[str, Any] = {
     "embed_dim": 64,
     "vision_cfg": {"layers": 3, "width": 64, "head_width": 16, "patch_size": 4, "image_size": 32},

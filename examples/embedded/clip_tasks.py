@@ -185,9 +185,10 @@ def open_clip_task(args: Namespace) -> ClipTask:
 
     Commas in `args.dataset` separate domains. All domains have the same classes.
     """
+    # The weights were trained with this activation.
     quick_gelu = open_clip.get_pretrained_cfg(args.model, args.pretrained or "").get(
         "quick_gelu", False
-    )  # as these weights were trained
+    )
     model, _, transform = open_clip.create_model_and_transforms(
         args.model, args.pretrained, force_image_size=args.image_size, force_quick_gelu=quick_gelu
     )

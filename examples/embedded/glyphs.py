@@ -41,9 +41,8 @@ def render(
         for name in CLASSES
         for _ in range(num_per_class)
     ]
-    return enlarge(torch.from_numpy(np.stack(ink))), torch.arange(len(CLASSES)).repeat_interleave(
-        num_per_class
-    )
+    labels = torch.arange(len(CLASSES)).repeat_interleave(num_per_class)
+    return enlarge(torch.from_numpy(np.stack(ink))), labels
 
 
 def augment(

@@ -75,16 +75,16 @@ def train(
     model = new_model(client)
     model.load_state_dict(state or model.state_dict())
     teacher = broadcast["teacher"]
-    upload = fedhpl.client_round(
+    payload = fedhpl.client_round(
         model, backbones[client], task, split[client], teacher, client, server_round, ARGS
     )
-    return upload, model.state_dict()
+    return payload, model.state_dict()
 
 
 class Server:
     """Server that answers each client with the teacher of its backbone width.
 
-    A client without an upload keeps its last answer.
+    A client that sent no payload keeps its last answer.
     """
 
     def init(self) -> tuple[Answers, Any]:
@@ -92,13 +92,13 @@ class Server:
         return {client: {"teacher": unknown()} for client in range(len(NAMES))}, {}
 
     def step(
-        self, uploads: Mapping[int, fp.interfaces.Message], state: Any, /
+        self, payloads: Mapping[int, fp.interfaces.Message], state: Any, /
     ) -> tuple[Answers, Any]:
-        """Average the uploads for each client, weighted by the similarity of widths."""
+        """Average the payloads for each client, weighted by the similarity of widths."""
         _, backbones, _ = setting()
-        heard = sorted(uploads)
+        heard = sorted(payloads)
         replies = fedhpl.replies(
-            [uploads[client] for client in heard], [backbones[client].dim for client in heard]
+            [payloads[client] for client in heard], [backbones[client].dim for client in heard]
         )
         last = {**self.init()[0], **state}
         answers = {**last, **dict(zip(heard, replies, strict=True))}
@@ -121,6 +121,6 @@ def broadcast(client: int) -> fp.wire.Expected:
     return fp.wire.Expected({"teacher": unknown()}, fingerprint(client))
 
 
-def upload(client: int) -> fp.wire.Expected:
-    """Return the upload that the server expects from a client."""
+def expected_payload(client: int) -> fp.wire.Expected:
+    """Return the payload that the server expects from a client."""
     return fp.wire.Expected({"logits": unknown()}, fingerprint(client))

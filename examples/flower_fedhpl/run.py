@@ -38,7 +38,7 @@ def in_process() -> dict[str, dict[int, fp.interfaces.Message]]:
     server = federation.Server()
     answers, state = server.init()
     for server_round in range(federation.ARGS.rounds):
-        uploads = {
+        payloads = {
             k: fedhpl.client_round(
                 model,
                 backbones[k],
@@ -51,8 +51,8 @@ def in_process() -> dict[str, dict[int, fp.interfaces.Message]]:
             )
             for k, model in enumerate(models)
         }
-        answers, state = server.step(uploads, state)
-    return {"answers": answers, "uploads": uploads}
+        answers, state = server.step(payloads, state)
+    return {"answers": answers, "payloads": payloads}
 
 
 def bits(

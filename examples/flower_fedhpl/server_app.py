@@ -18,12 +18,12 @@ def main(grid: Grid, context: Context) -> None:
     for server_round in range(federation.ARGS.rounds):
         nodes = flower.client_nodes(grid, clients, known=nodes, timeout=300.0)
         wire = {
-            "expect": federation.upload,
+            "expect": federation.expected_payload,
             "max_bytes": federation.MAX_BYTES,
             "timeout": 300.0,
             "ledger": ledger,
         }
-        uploads = flower.run_round(grid, answers, nodes=nodes, server_round=server_round, **wire)
-        answers, state = server.step(uploads, state)
-    fp.save_checkpoint({"answers": answers, "uploads": uploads}, str(context.run_config["out"]))
+        payloads = flower.run_round(grid, answers, nodes=nodes, server_round=server_round, **wire)
+        answers, state = server.step(payloads, state)
+    fp.save_checkpoint({"answers": answers, "payloads": payloads}, str(context.run_config["out"]))
     print(ledger.table())

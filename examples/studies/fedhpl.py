@@ -16,9 +16,8 @@ the setting of the paper::
 import sys
 from pathlib import Path
 
-sys.path.insert(
-    0, str(Path(__file__).resolve().parents[1])
-)  # makes `studies` and `embedded` importable
+# Makes `studies` and `embedded` importable.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from argparse import Namespace
 from collections import defaultdict
@@ -39,7 +38,8 @@ ROWS = {
     "local only": (False, []),
     "FedHPL": (True, []),
     "FedHPL +P +H": (True, ["prompts", "head"]),
-}  # whether logits are taught, and which parameters are averaged
+}
+"""Whether logits are taught, and the parameters that are averaged."""
 
 
 def new_client(backbone: Backbone, task: Task, args: Namespace) -> nn.ModuleDict:
@@ -106,23 +106,23 @@ def client_round(
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    upload = {"logits": class_logits(client, backbone, task, shard, args)} if args.teach else {}
-    return upload | (fp.collect(client, weight=len(shard), only=args.share) if args.share else {})
+    payload = {"logits": class_logits(client, backbone, task, shard, args)} if args.teach else {}
+    return payload | (fp.collect(client, weight=len(shard), only=args.share) if args.share else {})
 
 
 def replies(
-    uploads: list[dict[str, fp.Weighted]], dims: list[int]
+    payloads: list[dict[str, fp.Weighted]], dims: list[int]
 ) -> list[dict[str, Tensor | fp.Weighted]]:
     """Make the server's message to each client.
 
     It holds the teacher of the client's width, and the mean of the parameters that clients of
     this width share.
     """
-    taught = [upload["logits"] for upload in uploads if "logits" in upload]
+    taught = [payload["logits"] for payload in payloads if "logits" in payload]
     teachers = fp.heterogeneous_means(taught, dims) if taught else {}
     shared = defaultdict(list)
-    for dim, upload in zip(dims, uploads, strict=True):
-        shared[dim].append({name: entry for name, entry in upload.items() if name != "logits"})
+    for dim, payload in zip(dims, payloads, strict=True):
+        shared[dim].append({name: entry for name, entry in payload.items() if name != "logits"})
     means = {
         dim: {name: mean.value for name, mean in fp.weighted_mean(payloads).items()}
         for dim, payloads in shared.items()
@@ -138,7 +138,7 @@ def federate(
     args = Namespace(**vars(args) | {"teach": teach, "share": args.share or share if teach else []})
     clients, dims, ledger = nn.ModuleList(), [backbone.dim for backbone in backbones], fp.Ledger()
     for backbone in backbones:
-        torch.manual_seed(args.seed)  # equal architectures start from equal weights
+        torch.manual_seed(args.seed)  # the same initial weights for equal architectures
         clients.append(new_client(backbone, task, args))
     unknown = fp.Weighted(
         torch.zeros(task.num_classes, task.num_classes), torch.zeros(task.num_classes)
@@ -146,15 +146,15 @@ def federate(
     teachers = [fp.Weighted(*(tensor.to(args.device) for tensor in unknown)) for _ in clients]
     memory = Namespace(clients=clients, teachers=teachers, history=[], ledger=ledger)
     for server_round in rounds(memory, args.rounds, name, args):
-        uploads = []
+        payloads = []
         for k, client in enumerate(clients):
-            uploads.append(
+            payloads.append(
                 client_round(
                     client, backbones[k], task, shards[k], memory.teachers[k], k, server_round, args
                 )
             )
-            ledger.record(uploads[-1], direction="up", client=k, server_round=server_round)
-        for k, reply in enumerate(replies(uploads, dims)):
+            ledger.record(payloads[-1], direction="up", client=k, server_round=server_round)
+        for k, reply in enumerate(replies(payloads, dims)):
             ledger.record(reply, direction="down", client=k, server_round=server_round)
             memory.teachers[k] = reply.pop("teacher", memory.teachers[k])
             fp.load_values(clients[k], reply)

@@ -16,9 +16,8 @@ the setting of the paper::
 import sys
 from pathlib import Path
 
-sys.path.insert(
-    0, str(Path(__file__).resolve().parents[1])
-)  # makes `studies` and `embedded` importable
+# Makes `studies` and `embedded` importable.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from argparse import Namespace
 from collections.abc import Callable
@@ -80,16 +79,25 @@ def own_means(
 
 
 class Method(NamedTuple):
-    """Row of the table: the guided outputs, the guide weight, the payload and the server's rule."""
+    """Row of the table.
+
+    Attributes:
+        guided: Guided outputs, "logits" or "features".
+        weight: Weight of the guide loss.
+        payload: Function that computes a client's payload. If None, no guides are sent.
+        learning_rate: Learning rate of the guides. If None, guides are the means of the clients.
+        share: Names of the parameters that clients average.
+    """
 
     guided: str = "logits"
     weight: float = 0.0
-    upload: Callable[..., fp.Weighted] | None = None
-    learning_rate: float | None = None  # of the guides; if None, they are the clients' means
-    share: tuple[str, ...] = ()  # parameters that clients average
+    payload: Callable[..., fp.Weighted] | None = None
+    learning_rate: float | None = None
+    share: tuple[str, ...] = ()
 
 
-METHODS = {  # weights and rates chosen on held-out training images, one seed
+# Weights and rates were chosen on held-out training images, with one seed.
+METHODS = {
     "local only": Method(),
     # The next row shows the effect of the images held back for the quiz.
     "local only, quiz held back": Method(learning_rate=0.0),
@@ -106,7 +114,7 @@ METHODS = {  # weights and rates chosen on held-out training images, one seed
 def tuned(name: str, args: Namespace) -> Method:
     """Look up a row; the flags change the weight and the learning rate of its guides."""
     method = METHODS[name]
-    weight = args.weight if args.weight is not None and method.upload else method.weight
+    weight = args.weight if args.weight is not None and method.payload else method.weight
     learns = args.guide_learning_rate is not None and method.learning_rate
     return method._replace(
         weight=weight, learning_rate=args.guide_learning_rate if learns else method.learning_rate
@@ -114,7 +122,7 @@ def tuned(name: str, args: Namespace) -> Method:
 
 
 def new_client(k: int, task: Task, guided: str, args: Namespace) -> Client:
-    torch.manual_seed(args.seed * 1000 + k)  # every method starts from the same weights
+    torch.manual_seed(args.seed * 1000 + k)  # the same initial weights for every method
     network, width = encoder(args.group, k, args.image_size)
     return Client(network, width, task.num_classes, guided=guided, args=args).to(args.device)
 
@@ -176,8 +184,8 @@ def client_round(
     if batches and server_round >= warm_up:
         memory.losses[k] = train(client, batches, memory.guides, **step)
     guides = None
-    if batches and method.upload:  # a client without study images sends nothing
-        guides = method.upload(client, memory.guides, batches, quiz, **step)
+    if batches and method.payload:
+        guides = method.payload(client, memory.guides, batches, quiz, **step)
     head = fp.collect(client, weight=len(own), only=method.share) if method.share else None
     return Sent(guides, head)
 
@@ -187,12 +195,13 @@ def federate(name: str, task: Task, shards: list[report.Shard], args: Namespace)
     method = tuned(name, args)
     learned = method.learning_rate is not None
     clients = nn.ModuleList([new_client(k, task, method.guided, args) for k in range(len(shards))])
-    own = [  # only FedL2G holds a quiz back
+    # Only FedL2G holds a quiz back.
+    own = [
         shard.study if learned else np.concatenate([shard.study, shard.quiz]) for shard in shards
     ]
     quizzes = [list(task.train.batches(shard.quiz, args.device)) for shard in shards]
     guides, server = beginning(method, task.num_classes, args)
-    warm_up = args.warm_up if learned else 0  # in these rounds only guides are trained
+    warm_up = args.warm_up if learned else 0
     # Initial loss of a client that has not taken part yet.
     guessing = float(np.log(task.num_classes))
     memory = Namespace(clients=clients, guides=guides, state=server.init(guides.value), shared={})
@@ -205,7 +214,7 @@ def federate(name: str, task: Task, shards: list[report.Shard], args: Namespace)
             record = partial(memory.ledger.record, client=k, server_round=server_round)
             fp.load_values(clients[k], memory.shared)
             known = memory.guides.value[memory.guides.weight > 0]
-            record(memory.shared | ({"guides": known} if method.upload else {}), direction="down")
+            record(memory.shared | ({"guides": known} if method.payload else {}), direction="down")
             sent.append(
                 client_round(k, server_round, memory, method, task, own[k], quizzes[k], args)
             )
@@ -213,8 +222,8 @@ def federate(name: str, task: Task, shards: list[report.Shard], args: Namespace)
                 record({"guides": sent[-1].guides}, direction="up")
             if sent[-1].head is not None:
                 record(sent[-1].head, direction="up")
-        if uploads := [each.guides for each in sent if each.guides is not None]:
-            mean = fp.weighted_mean(uploads)
+        if payloads := [each.guides for each in sent if each.guides is not None]:
+            mean = fp.weighted_mean(payloads)
             value, memory.state = server.step(memory.guides.value, mean, memory.state)
             memory.guides = fp.Weighted(value, memory.guides.weight + mean.weight)
         if heads := [each.head for each in sent if each.head is not None]:

@@ -16,11 +16,12 @@ import fedprompt as fp
 from embedded.pixels import IMAGE_SIZE
 from embedded.tasks import Split, Task, load_task
 from embedded.zoo import GROUPS
+from studies.flags import limit_threads, new_parser
 from studies.memory import add_checkpoint_flag
-from studies.report import mean_and_deviation, plt, table
+from studies.report import mean_and_deviation, plt, save, save_ledgers, table
 
 LAST = 5
-"""How many rounds the reported accuracy is the mean of."""
+"""Number of last rounds over which the reported accuracy is averaged."""
 
 
 class Shard(NamedTuple):
@@ -59,18 +60,9 @@ class Run(NamedTuple):
 
 def flags(description: str) -> argparse.ArgumentParser:
     """Make a parser with all flags except the methods."""
-    parser = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    parser = new_parser(
+        description, image_size=32, quick="two rounds on a few images, to see that it runs"
     )
-    add_federation_flags(parser)
-    add_training_flags(parser)
-    add_model_flags(parser)
-    add_run_flags(parser)
-    return parser
-
-
-def add_federation_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags that say who holds which data, and who takes part."""
     parser.add_argument("--clients", type=int, default=10)
     parser.add_argument(
         "--alpha",
@@ -78,73 +70,38 @@ def add_federation_flags(parser: argparse.ArgumentParser) -> None:
         default=0.3,
         help="concentration of the Dirichlet split: small is uneven",
     )
-    parser.add_argument("--classes-per-client", type=int, help="a pathological split instead")
+    parser.add_argument("--classes-per-client", type=int, help="for a pathological split")
     parser.add_argument(
-        "--participation",
-        type=float,
-        default=1.0,
-        help="share of the clients that take part in a round",
+        "--participation", type=float, default=1.0, help="fraction of the clients in a round"
     )
+    add_training_flags(parser)
+    tiny = [name for name in GROUPS if name != "tiny"]
+    parser.add_argument("--group", choices=tiny, default="HtFE8", help="networks of the clients")
+    parser.add_argument("--dim", type=int, default=32, help="width of the guided features")
+    parser.add_argument(
+        "--project", action="store_true", help="project to that width instead of pooling"
+    )
+    add_checkpoint_flag(parser)
+    return parser
 
 
 def add_training_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags that say how clients train."""
-    parser.add_argument("--rounds", type=int, default=15, help="in which clients train")
+    """Add the flags of rounds, batches and the learning rate."""
+    parser.add_argument("--rounds", type=int, default=15, help="rounds in which clients train")
     parser.add_argument(
         "--warm-up",
         type=int,
         default=5,
-        help="rounds before these, in which guides learn and clients do not",
+        help="number of rounds before these, in which only guides are trained",
     )
     parser.add_argument("--batch-size", type=int, default=10, help="of training, study and quiz")
     parser.add_argument(
-        "--learning-rate", type=float, default=0.2, help="of the clients at the start"
+        "--learning-rate", type=float, default=0.2, help="of the clients in the first round"
     )
     parser.add_argument(
         "--constant",
         action="store_true",
-        help="keep it; otherwise a cosine over the rounds takes it towards 0",
-    )
-
-
-def add_model_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of models and prompts."""
-    parser.add_argument(
-        "--group",
-        choices=[name for name in GROUPS if name != "tiny"],
-        default="HtFE8",
-        help="networks for such data",
-    )
-    parser.add_argument("--dim", type=int, default=32, help="width of the guided features")
-    parser.add_argument(
-        "--project",
-        action="store_true",
-        help="reach that width by a learned projection instead of pooling",
-    )
-
-
-def add_run_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of data, devices and output."""
-    parser.add_argument(
-        "--dataset",
-        default="digits",
-        help="digits, cifar10, cifar100, or a folder with train/ and test/",
-    )
-    parser.add_argument("--root", default=".", help="where data lies or is downloaded to")
-    parser.add_argument(
-        "--image-size", type=int, default=32, help="pixels, for other data than digits"
-    )
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument(
-        "--quick", action="store_true", help="two rounds on a few images, to see that it runs"
-    )
-    parser.add_argument(
-        "--full", action="store_true", help="the table of the documentation: three seeds, all rows"
-    )
-    add_checkpoint_flag(parser)
-    parser.add_argument(
-        "--out", type=Path, default=Path("out"), help="folder for the picture and the ledgers"
+        help="constant learning rate; otherwise it decreases along a cosine",
     )
 
 
@@ -179,11 +136,9 @@ def run(
     federate: Callable[..., Run], names: Sequence[str], args: argparse.Namespace
 ) -> tuple[Task, list[Shard], dict[str, Run]]:
     """Call `federate(name, task, shards, args)` for each name on one split of the data."""
-    digits = args.dataset == "digits"
-    torch.set_num_threads(
-        1 if digits else torch.get_num_threads()
-    )  # threads slow networks of this size down
-    given = vars(args) | ({"image_size": IMAGE_SIZE, "group": "tiny"} if digits else {})
+    limit_threads(args)
+    digits = {"image_size": IMAGE_SIZE, "group": "tiny"} if args.dataset == "digits" else {}
+    given = vars(args) | digits
     args = argparse.Namespace(**given | ({"rounds": 2, "warm_up": 1} if args.quick else {}))
     task = load_task(args.dataset, root=args.root, seed=args.seed, image_size=args.image_size)
     if args.quick:
@@ -312,9 +267,7 @@ def picture(
             edgecolors="black",
         )
         axis.set(title=f"{name}: features and guides (stars)", xticks=[], yticks=[])
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=90)
-    plt.close(figure)
+    save(figure, path, dpi=90)
 
 
 @torch.no_grad()
@@ -339,8 +292,7 @@ def summary(
 ) -> str:
     """Write the picture and the ledgers to a folder, and the table as text."""
     picture(args.out / "fedl2g.png", runs, task, shards, args.device)
-    for name, run in runs.items():
-        run.ledger.to_csv(args.out / f"{name.replace(' ', '_').lower()}.csv")
+    save_ledgers({name: run.ledger for name, run in runs.items()}, args.out)
     sizes = [len(shard.study) + len(shard.quiz) for shard in shards]
     parts = [
         f"{len(shards)} clients of {min(sizes)} to {max(sizes)} images."

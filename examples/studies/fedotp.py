@@ -15,9 +15,8 @@ the setting of the paper::
 import sys
 from pathlib import Path
 
-sys.path.insert(
-    0, str(Path(__file__).resolve().parents[1])
-)  # makes `studies` and `embedded` importable
+# Makes `studies` and `embedded` importable.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from argparse import Namespace
 from collections.abc import Callable
@@ -34,7 +33,8 @@ from embedded.clip_tasks import ClipTask
 from studies import fedotp_report
 from studies.memory import rounds, variant
 
-ROWS = {  # numbers of shared and private contexts, and the rule that matches images to them
+# Numbers of shared and private contexts, and the rule that matches images to them.
+ROWS = {
     "zero-shot": (0, 0, "class token"),
     "local CoOp": (0, 1, "class token"),
     "local, two contexts": (0, 2, "partial"),
@@ -103,7 +103,7 @@ def federate(
         clients=clients, values=values, state=server.init(values), history={}, ledger=ledger
     )
     for server_round in rounds(memory, args.rounds, name, args):
-        uploads = []
+        payloads = []
         for k, (client, shard) in enumerate(zip(clients, shards, strict=True)):
             optimizer = task.recipe.make_optimizer(client.parameters(), server_round / args.rounds)
             batches = task.train.training(
@@ -120,10 +120,10 @@ def federate(
                 loss.backward()
                 optimizer.step()
             if num_shared:
-                uploads.append(fp.collect(client["shared"], weight=len(shard)))
-                ledger.record(uploads[-1], direction="up", client=k, server_round=server_round)
+                payloads.append(fp.collect(client["shared"], weight=len(shard)))
+                ledger.record(payloads[-1], direction="up", client=k, server_round=server_round)
         if num_shared:
-            mean = fp.weighted_mean(uploads)
+            mean = fp.weighted_mean(payloads)
             memory.values, memory.state = server.step(memory.values, mean, memory.state)
             for k, client in enumerate(clients):
                 fp.load_values(client["shared"], memory.values)

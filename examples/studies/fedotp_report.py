@@ -12,26 +12,30 @@ from torch import Tensor
 import fedprompt as fp
 from embedded.clip_tasks import ClipTask, load_task
 from embedded.data import DOMAINS
+from studies.flags import add_recipe_flags, completed, limit_threads, new_parser
 from studies.memory import add_checkpoint_flag
-from studies.report import SPREAD, Result, mean_and_deviation, percent, picture, plt, table
+from studies.report import (
+    SPREAD,
+    Result,
+    mean_and_deviation,
+    percent,
+    picture,
+    plt,
+    save,
+    save_ledgers,
+    table,
+)
 
 COLUMNS = ("full test", "own label mix", "full test gains", "own mix gains")
 
 
 def flags(description: str) -> argparse.ArgumentParser:
     """Make a parser with the flags of a study with CLIP."""
-    parser = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    parser = new_parser(
+        description,
+        image_size=None,
+        data="digits, cifar10, cifar100, or folders with train/ and test/: one for each domain",
     )
-    add_federation_flags(parser)
-    add_training_flags(parser)
-    add_model_flags(parser)
-    add_run_flags(parser)
-    return parser
-
-
-def add_federation_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags that say who holds which data, and who takes part."""
     parser.add_argument(
         "--partition",
         choices=("iid", "dirichlet", "pathological", "domain", "both"),
@@ -49,28 +53,32 @@ def add_federation_flags(parser: argparse.ArgumentParser) -> None:
     )
     domains = {"type": lambda names: names.split(","), "default": ["inverted"]}
     parser.add_argument("--domains", help=f"of the digits: some of {','.join(DOMAINS)}", **domains)
+    parser.add_argument(
+        "--smallest", type=float, default=16, help="side of the smallest digit, of 32 pixels"
+    )
+    parser.add_argument(
+        "--largest",
+        type=float,
+        default=24,
+        help="side of the largest digit; 32 pixels hide the clutter",
+    )
+    add_training_flags(parser)
+    add_checkpoint_flag(parser)
+    return parser
 
 
 def add_training_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags that say how clients train."""
-    parser.add_argument("--rounds", type=int, help="default: the task's recipe")
+    """Add the flags of training and of the model."""
+    add_recipe_flags(parser)
     parser.add_argument(
-        "--steps", type=int, help="a round, for each client; default: the task's recipe"
+        "--epochs", type=int, default=5, help="in a round, if there is no number of steps"
     )
-    parser.add_argument(
-        "--epochs", type=int, default=5, help="a round, where there is no number of steps"
-    )
-    parser.add_argument("--batch-size", type=int, help="default: the task's recipe")
     parser.add_argument(
         "--every",
         type=int,
         default=5,
         help="number of rounds between tests; the last round is always tested",
     )
-
-
-def add_model_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of models and prompts."""
     parser.add_argument("--num-context", type=int, default=16, help="tokens of a context")
     parser.add_argument(
         "--model", default="ViT-B-16", help="of open_clip, for other data than digits"
@@ -80,55 +88,11 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_run_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of data, devices and output."""
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument(
-        "--dataset",
-        default="digits",
-        help="digits, cifar10, cifar100, or folders with train/ and test/: one for each domain",
-    )
-    parser.add_argument(
-        "--smallest",
-        type=float,
-        default=16,
-        help="side of the smallest digit on its canvas of 32 pixels",
-    )
-    parser.add_argument(
-        "--largest",
-        type=float,
-        default=24,
-        help="side of the largest; a digit of 32 pixels fills the canvas and hides the clutter",
-    )
-    parser.add_argument("--root", default=".", help="where data lies or is downloaded to")
-    parser.add_argument("--image-size", type=int, help="pixels; default: the model's own")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument(
-        "--quick", action="store_true", help="two rounds of two steps, to see that it runs"
-    )
-    parser.add_argument(
-        "--full", action="store_true", help="the table of the documentation: three seeds, all rows"
-    )
-    add_checkpoint_flag(parser)
-    parser.add_argument(
-        "--out", type=Path, default=Path("out"), help="folder for pictures and tables"
-    )
-
-
 def prepare(args: argparse.Namespace) -> tuple[ClipTask, list[np.ndarray], argparse.Namespace]:
     """Load the task, split it over clients, and set missing flags from the task's recipe."""
-    torch.set_num_threads(
-        1 if args.dataset == "digits" else torch.get_num_threads()
-    )  # threads slow models of this size down
+    limit_threads(args)
     task = load_task(args)
-    args = argparse.Namespace(
-        **vars(args)
-        | {
-            name: value
-            for name, value in task.recipe._asdict().items()
-            if vars(args).get(name) is None
-        }
-    )
+    args = completed(args, task.recipe._asdict())
     if args.quick:
         args.rounds, args.steps, task = 2, 2, task._replace(test=task.test.first(100))
     return task, task.shards(args), args
@@ -154,25 +118,10 @@ def run(
         names: Names of the rows.
         args: Parsed flags; the task's recipe sets the missing ones.
     """
-    torch.set_num_threads(
-        1 if args.dataset == "digits" else torch.get_num_threads()
-    )  # threads slow models of this size down
-    task = load_task(args)
-    args = argparse.Namespace(
-        **vars(args)
-        | {
-            name: value
-            for name, value in task.recipe._asdict().items()
-            if vars(args).get(name) is None
-        }
-    )
-    if args.quick:
-        args.rounds, args.steps, task = 2, 2, task._replace(test=task.test.first(100))
-    shards = task.shards(args)
+    task, shards, args = prepare(args)
     num_test = task.counts(task.test)
-    holdings = np.stack(
-        [task.counts(task.train, shard) * (num_test > 0) for shard in shards]
-    )  # (test cells)
+    # Cells without test images are not counted.
+    holdings = np.stack([task.counts(task.train, shard) * (num_test > 0) for shard in shards])
     runs = {}
     for name in names:
         clients, history, ledger = federate(name, task, shards, args)
@@ -212,11 +161,7 @@ def summary(runs: Mapping[str, Run], out: Path) -> str:
         {name: each.result.over_rounds() for name, each in runs.items()},
         first.rounds,
     )
-    for name, each in runs.items():
-        if each.result.ledger.entries:
-            each.result.ledger.to_csv(
-                out / f"{name.replace(',', '').replace(' ', '_').lower()}.csv"
-            )
+    save_ledgers({name: each.result.ledger for name, each in runs.items()}, out)
     sent = [
         [name, *(each.result.ledger.total(direction=way) for way in ("up", "down"))]
         for name, each in runs.items()
@@ -270,6 +215,4 @@ def draw_plans(
     for axis in grid.flat:
         axis.set(xticks=[], yticks=[])
     figure.colorbar(shown, ax=grid, shrink=0.8).set_label("taken of each patch", size=7)
-    out.mkdir(parents=True, exist_ok=True)
-    figure.savefig(out / "fedotp_plans.png", dpi=100)
-    plt.close(figure)
+    save(figure, out / "fedotp_plans.png", dpi=100)

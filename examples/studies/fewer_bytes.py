@@ -12,9 +12,8 @@ read as 0. The server adds the mean change.
 import sys
 from pathlib import Path
 
-sys.path.insert(
-    0, str(Path(__file__).resolve().parents[1])
-)  # makes `studies` and `embedded` importable
+# Makes `studies` and `embedded` importable.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from argparse import Namespace
 from collections.abc import Iterator
@@ -30,8 +29,10 @@ from tqdm import tqdm
 import fedprompt as fp
 from embedded.tasks import Backbone, Task
 from studies import report
+from studies.prompted import logits, new_model
 
-ROWS = {  # the codec, and whether clients use error feedback
+# The codec, and whether clients use error feedback.
+ROWS = {
     "float32, no codec": (None, False),
     "float16": (fp.codecs.float16(), False),
     "int8": (fp.codecs.int8(), False),
@@ -42,17 +43,13 @@ ROWS = {  # the codec, and whether clients use error feedback
 }
 
 
-def logits(model: nn.ModuleDict, backbone: Backbone, images: Tensor) -> Tensor:
-    return model["head"](fp.encode_prompted(backbone.encoder, images, model["prompts"]()).pooled)
-
-
 def change_of(
     model: nn.ModuleDict, values: dict[str, Tensor], *, weight: int
 ) -> dict[str, fp.Weighted]:
     """Subtract the client's parameters from the broadcast, for use as a gradient."""
     return {
-        name: upload._replace(value=values[name] - upload.value)
-        for name, upload in fp.collect(model, weight=weight).items()
+        name: payload._replace(value=values[name] - payload.value)
+        for name, payload in fp.collect(model, weight=weight).items()
     }
 
 
@@ -76,17 +73,11 @@ def federate(
     """Run one row of the table; return accuracy (rounds, 1, classes) and a ledger."""
     codec, remembers = ROWS[name]
     backbone = backbones[0]
-    torch.manual_seed(args.seed)
-    prompts = fp.DeepPrompts(
-        args.num_prompts, backbone.dim, backbone.encoder.depth, patch_size=backbone.patch_size
-    )
-    model = nn.ModuleDict(
-        {"prompts": prompts, "head": nn.Linear(backbone.dim, task.num_classes)}
-    ).to(args.device)
+    model = new_model(backbone, task.num_classes, args)
     values, server = fp.snapshot(model), fp.descend(partial(torch.optim.SGD, lr=1.0))
     state, memory, history, ledger = server.init(values), {}, [], fp.Ledger()
     for server_round in tqdm(range(args.rounds), desc=name, unit="round"):
-        uploads = []
+        payloads = []
         for k, shard in enumerate(shards):
             fp.load_values(model, values)
             optimizer = task.recipe.make_optimizer(model.parameters(), server_round / args.rounds)
@@ -107,8 +98,8 @@ def federate(
             arrived, _ = fp.wire.decode_payload(
                 blob, expect=fp.wire.Expected(message), max_bytes=len(blob)
             )
-            uploads.append(codec.decode(arrived, like=change) if codec else arrived)
-        values, state = server.step(values, fp.weighted_mean(uploads), state)
+            payloads.append(codec.decode(arrived, like=change) if codec else arrived)
+        values, state = server.step(values, fp.weighted_mean(payloads), state)
         fp.load_values(model, values)
         predict = partial(logits, model, backbone)
         history.append(report.class_accuracy(predict, task, args.device)[None])
@@ -130,7 +121,7 @@ def measure(args: Namespace) -> str:
             for row in (name, next(iter(ROWS)))
         )
         gain = "" if name == next(iter(ROWS)) else report.mean_and_deviation(accuracy - first)
-        (sent,) = framed  # equal for all seeds: the size of a message depends only on the model
+        (sent,) = framed  # equal for all seeds, because it depends only on the model
         lines.append([name, sent, f"{plain / sent:.1f}", report.mean_and_deviation(accuracy), gain])
     return report.table(["codec", "bytes up", "times fewer", "accuracy", "gain"], lines)
 

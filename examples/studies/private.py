@@ -13,9 +13,8 @@ has to be trusted. The accountant is from dp-accounting.
 import sys
 from pathlib import Path
 
-sys.path.insert(
-    0, str(Path(__file__).resolve().parents[1])
-)  # makes `studies` and `embedded` importable
+# Makes `studies` and `embedded` importable.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from argparse import Namespace
 from collections.abc import Callable
@@ -33,6 +32,7 @@ from tqdm import tqdm
 import fedprompt as fp
 from embedded.tasks import Backbone, Split, Task
 from studies import report
+from studies.prompted import logits, new_model
 
 ROWS = {"no privacy": None, "clipping alone": np.inf, "ε = 8": 8.0, "ε = 3": 3.0, "ε = 1": 1.0}
 
@@ -46,17 +46,11 @@ def training(multiplier: float, *, rate: float, steps: int) -> dp_accounting.DpE
 @cache
 def multiplier_for(epsilon: float, *, delta: float, rate: float, steps: int) -> float:
     """Compute the noise multiplier of `steps` steps; the coarse grid never underestimates it."""
-    accountant, bracket = (
-        partial(PLDAccountant, value_discretization_interval=1e-3),
-        dp_accounting.ExplicitBracketInterval(0.3, 100),
-    )
+    accountant = partial(PLDAccountant, value_discretization_interval=1e-3)
+    bracket = dp_accounting.ExplicitBracketInterval(0.3, 100)
     return dp_accounting.calibrate_dp_mechanism(
         accountant, partial(training, rate=rate, steps=steps), epsilon, delta, bracket
     )
-
-
-def logits(model: nn.Module, backbone: Backbone, images: Tensor) -> Tensor:
-    return model["head"](fp.encode_prompted(backbone.encoder, images, model["prompts"]()).pooled)
 
 
 def batch_of(
@@ -64,9 +58,9 @@ def batch_of(
 ) -> tuple[Tensor, Tensor]:
     """Return augmented images and their labels; the batch may be empty."""
     images, labels = split.dataset[indices]
-    return (split.augment(images, generator) if len(indices) else images).to(device), labels.to(
-        device
-    )
+    if len(indices):
+        images = split.augment(images, generator)
+    return images.to(device), labels.to(device)
 
 
 def gradient(
@@ -122,27 +116,22 @@ def federate(
         sampled = {"rate": args.rate, "steps": args.rounds * args.steps}
         multiplier = multiplier_for(epsilon, delta=args.delta, **sampled)
     private = {"max_norm": args.max_norm if epsilon else None, "multiplier": multiplier}
-    torch.manual_seed(args.seed)
-    prompts = fp.DeepPrompts(
-        args.num_prompts, backbone.dim, backbone.encoder.depth, patch_size=backbone.patch_size
-    )
-    head = nn.Linear(backbone.dim, task.num_classes)
-    model = nn.ModuleDict({"prompts": prompts, "head": head}).to(args.device)
+    model = new_model(backbone, task.num_classes, args)
     values, history, ledger = fp.snapshot(model), [], fp.Ledger()
     described = f"{name}, noise {multiplier:.2f}"
     for server_round in tqdm(range(args.rounds), desc=described, unit="round"):
-        uploads = []
+        payloads = []
         for k, shard in enumerate(map(torch.as_tensor, shards)):
             fp.load_values(model, values)
             scale = (1 + np.cos(np.pi * server_round / args.rounds)) / 2
             rate = args.learning_rate if epsilon else args.plain_learning_rate
             optimizer = torch.optim.SGD(model.parameters(), lr=scale * rate)
             stream = partial(fp.stream_generator, args.seed, server_round=server_round, client=k)
-            uploads.append(
+            payloads.append(
                 client_round(model, backbone, task, shard, optimizer, stream, private, args)
             )
-            ledger.record(uploads[-1], direction="up", client=k, server_round=server_round)
-        values = {key: mean.value for key, mean in fp.weighted_mean(uploads).items()}
+            ledger.record(payloads[-1], direction="up", client=k, server_round=server_round)
+        values = {key: mean.value for key, mean in fp.weighted_mean(payloads).items()}
         fp.load_values(model, values)
         predict = partial(logits, model, backbone)
         history.append(report.class_accuracy(predict, task, args.device)[None])

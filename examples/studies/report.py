@@ -1,4 +1,4 @@
-"""Command-line flags, tables and pictures that the studies share."""
+"""Runs over one split of the data, and the tables and pictures that the studies share."""
 
 import argparse
 from collections.abc import Callable, Mapping, Sequence
@@ -10,93 +10,47 @@ from typing import NamedTuple
 import matplotlib
 import numpy as np
 import torch
+from matplotlib.figure import Figure
 from torch import Tensor
 
 import fedprompt as fp
 from embedded.tasks import Task, load_backbone, load_task, shards
+from studies.flags import add_recipe_flags, completed, limit_threads, new_parser
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 
 def flags(description: str) -> argparse.ArgumentParser:
-    """Make a parser with the flags that every study has."""
-    parser = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter
-    )
-    add_federation_flags(parser)
-    add_training_flags(parser)
-    add_model_flags(parser)
-    add_run_flags(parser)
-    return parser
-
-
-def add_federation_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags that say who holds which data, and who takes part."""
+    """Make a parser with the flags of a study of prompts on images."""
+    parser = new_parser(description)
     parser.add_argument(
         "--partition",
         choices=("iid", "dir", "noniid"),
         default="noniid",
-        help="who holds which classes",
+        help="split of the classes over clients",
     )
     parser.add_argument(
         "--alpha", type=float, default=0.3, help="concentration of dir and noniid: small is uneven"
     )
     parser.add_argument("--clients", type=int, default=5)
-    parser.add_argument(
-        "--images", type=int, help="keep only this many training images for each client"
-    )
-
-
-def add_training_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags that say how clients train."""
-    parser.add_argument("--rounds", type=int, help="default: the task's recipe")
-    parser.add_argument(
-        "--steps", type=int, help="a round, for each client; default: the task's recipe"
-    )
-    parser.add_argument("--batch-size", type=int, help="default: the task's recipe")
-
-
-def add_model_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of models and prompts."""
+    parser.add_argument("--images", type=int, help="maximum number of images of a client")
+    add_recipe_flags(parser)
     parser.add_argument(
         "--backbones",
         default=["S", "B", "L"],
         type=lambda names: names.split(","),
-        help="dealt out to the clients in turn",
+        help="assigned to the clients in turn",
     )
     parser.add_argument(
         "--num-prompts",
         type=int,
-        help="for each layer; default: the task's recipe; 0 is a linear head",
+        help="in each layer; 0 is a linear head; default: the task's recipe",
     )
     parser.add_argument(
         "--pretrained", action="store_true", help="download weights for timm's models"
     )
-
-
-def add_run_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of data, devices and output."""
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument(
-        "--dataset",
-        default="digits",
-        help="digits, cifar10, cifar100, or a folder with train/ and test/",
-    )
-    parser.add_argument("--root", default=".", help="where data lies or is downloaded to")
-    parser.add_argument(
-        "--image-size", type=int, default=224, help="pixels, for other data than digits"
-    )
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument(
-        "--quick", action="store_true", help="two rounds of two steps, to see that it runs"
-    )
-    parser.add_argument(
-        "--full", action="store_true", help="the table of the documentation: three seeds, all rows"
-    )
-    parser.add_argument(
-        "--out", type=Path, default=Path("out"), help="folder for pictures and tables"
-    )
+    return parser
 
 
 SPREAD = ("lowest", "average", "highest", "own label mix")
@@ -153,15 +107,9 @@ def run(
         names: Names of the rows.
         args: Parsed flags; the task's recipe sets the missing ones.
     """
-    torch.set_num_threads(
-        1 if args.dataset == "digits" else torch.get_num_threads()
-    )  # threads slow models of this size down
+    limit_threads(args)
     task = load_task(args.dataset, root=args.root, seed=args.seed, image_size=args.image_size)
-    flags = vars(args)
-    args = argparse.Namespace(
-        **flags
-        | {key: value for key, value in task.recipe._asdict().items() if flags.get(key) is None}
-    )
+    args = completed(args, task.recipe._asdict())
     if args.quick:
         args.rounds, args.steps, task = 2, 2, task._replace(test=task.test.first(100))
     load = cache(
@@ -257,9 +205,22 @@ def picture(
     right.title.set_size(10)
     right.xaxis.get_major_locator().set_params(integer=True)
     right.legend()
+    save(figure, path, dpi=120)
+
+
+def save(figure: Figure, path: Path, *, dpi: int) -> None:
+    """Write a figure to a PNG file, and close it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
+    figure.savefig(path, dpi=dpi)
     plt.close(figure)
+
+
+def save_ledgers(ledgers: Mapping[str, fp.Ledger], out: Path) -> None:
+    """Write each ledger with entries to a CSV file, named after its row."""
+    out.mkdir(parents=True, exist_ok=True)
+    for name, ledger in ledgers.items():
+        if ledger.entries:
+            ledger.to_csv(out / f"{name.replace(',', '').replace(' ', '_').lower()}.csv")
 
 
 def over_seeds(results: Sequence[Result], baseline: Sequence[Result]) -> list[str]:
@@ -293,9 +254,9 @@ def summary(results: Mapping[str, Result], out: Path) -> str:
     ]
     if len(classes) <= 20:
         parts += ["\nEach class, mean over clients:", table(["method", *classes], by_class)]
+    save_ledgers({name: result.ledger for name, result in results.items()}, out)
     for name, result in results.items():
         if result.ledger.entries:
-            result.ledger.to_csv(out / f"{name.replace(' ', '_').lower()}.csv")
             parts += [f"\n{name}: what was sent", result.ledger.table(), formula(result)]
     return "\n".join([*parts, f"\nPicture and ledgers: {out}/"])
 

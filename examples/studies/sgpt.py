@@ -15,9 +15,8 @@ the tables of its page. With weights, this command runs the setting of the paper
 import sys
 from pathlib import Path
 
-sys.path.insert(
-    0, str(Path(__file__).resolve().parents[1])
-)  # makes `studies` and `embedded` importable
+# Makes `studies` and `embedded` importable.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from argparse import Namespace
 from collections.abc import Iterator
@@ -57,7 +56,8 @@ class Row(NamedTuple):
 SHARED, GROUPS = ("shared", "head"), ("groups", "selector", "head")
 ROWS = {
     "head only": Row([("head",)]),
-    "FedVPT": Row([SHARED]),  # other prompt layers for these two, see new_model
+    # The next two have other prompt layers, see `new_model`.
+    "FedVPT": Row([SHARED]),
     "FedVPT-D": Row([SHARED]),
     "shared only": Row([SHARED]),
     "group only": Row([GROUPS]),
@@ -186,23 +186,22 @@ def federate(
     memory = Namespace(values=values, state=server.init(values), usage=usage)
     memory.history, memory.usages, memory.chosen = [], [], None
     for server_round in (bar := rounds(memory, args.rounds, name, args)):
-        uploads = []
+        payloads = []
         draw = fp.stream_generator(args.seed, server_round=server_round, purpose="cohort")
         for client in fp.cohort(clients, size=round(args.ratio * len(clients)), generator=draw):
             fp.load_values(model.train(), memory.values)
             if grouped:
                 model["selector"].start_round(memory.usage)
-            upload = client_round(
-                model, row, backbone, federation.train, client, server_round, args
+            payloads.append(
+                client_round(model, row, backbone, federation.train, client, server_round, args)
             )
-            uploads.append(upload)
-        mean = fp.weighted_mean(uploads)
+        mean = fp.weighted_mean(payloads)
         memory.values, memory.state = server.step(memory.values, mean, memory.state)
         if grouped:
             memory.usages.append(mean["selector.keys"].weight.cpu())
             memory.usage = memory.usage + memory.usages[-1]
             effective = fp.selection.selection_health(memory.usages[-1])["effective_groups"]
-            bar.set_postfix(effective_groups=f"{effective:.1f}")  # a collapse shows here first
+            bar.set_postfix(effective_groups=f"{effective:.1f}")
         fp.load_values(model, memory.values)
         correct, memory.chosen = inference(model, backbone, test, args)
         memory.history.append(torch.stack([correct[shard].mean() for shard in test.shards]))
@@ -214,12 +213,8 @@ def federate(
 def main() -> None:
     args = flags().parse_args()
     if args.full:
-        blocks_differ = (
-            "shared only",
-            "group only",
-            "inverted order",
-            "SGPT, averaged tokens",
-        )  # only for label shift, to save time
+        # These rows run only for label shift, to save time.
+        blocks_differ = ("shared only", "group only", "inverted order", "SGPT, averaged tokens")
         rows = {
             "label": list(ROWS),
             "feature": [name for name in ROWS if name not in blocks_differ],

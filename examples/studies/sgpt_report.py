@@ -16,11 +16,11 @@ from torch import Tensor
 import fedprompt as fp
 from embedded.shifts import Federation
 from studies.memory import variant
-from studies.report import mean_and_deviation, percent, plt, table
+from studies.report import mean_and_deviation, percent, plt, save, table
 from studies.sgpt_setup import prepare
 
 LAST = 10
-"""Number of last rounds that the reported means are over, as in the paper."""
+"""Number of last rounds over which the reported figures are averaged, as in the paper."""
 
 
 class Result(NamedTuple):
@@ -98,7 +98,7 @@ def clusters(
     kmeans = centralized(federation, args.groups, args.seed)
     selections = {
         name: result.chosen for name, result in results.items() if result.chosen is not None
-    } | {"centralised k-means": kmeans}
+    } | {"centralized k-means": kmeans}
     figures = {}
     for name, chosen in selections.items():
         health = fp.selection.selection_health(torch.bincount(chosen, minlength=args.groups))
@@ -135,9 +135,7 @@ def picture(
         _history(axes[-1], name, result)
     axes[-1].set(title="global accuracy", xlabel="round", ylabel="%")
     axes[-1].legend(fontsize="small")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=80)
-    plt.close(figure)
+    save(figure, path, dpi=80)
 
 
 def _history(axis: Axes, name: str, result: Result) -> None:
@@ -262,9 +260,7 @@ def bars(path: Path, figures: Mapping[str, Sequence[float]]) -> None:
         xticklabels=list(figures),
     )
     axis.legend(fontsize="small")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=80)
-    plt.close(figure)
+    save(figure, path, dpi=80)
 
 
 def _count(value: float) -> str:

@@ -2,15 +2,14 @@
 
 import argparse
 from argparse import Namespace
-from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 import fedprompt as fp
 from embedded.shifts import Federation, Side, feature_shift, label_shift
 from embedded.tasks import Backbone, load_backbone
+from studies.flags import completed, limit_threads, new_parser
 from studies.memory import add_checkpoint_flag
 
 DIGITS: dict[str, Any] = {
@@ -33,23 +32,16 @@ def layers(text: str) -> tuple[int, ...]:
 
 def flags() -> argparse.ArgumentParser:
     """Make the parser; missing flags are set from `DIGITS` or, for other data, `PAPER`."""
-    parser = argparse.ArgumentParser(
-        description="SGPT", formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    parser = new_parser(
+        "SGPT",
+        quick="two rounds of one epoch, to see that it runs",
+        full="the tables of the documentation: both shifts, all rows, three seeds",
     )
-    add_federation_flags(parser)
-    add_training_flags(parser)
-    add_model_flags(parser)
-    add_run_flags(parser)
-    return parser
-
-
-def add_federation_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags that say who holds which data, and who takes part."""
     parser.add_argument(
         "--shift",
         choices=("label", "feature"),
         default="label",
-        help="what differs between clients: classes, or domains",
+        help="difference between clients: classes, or domains",
     )
     parser.add_argument("--classes-per-client", type=int, default=2, help="for label shift")
     parser.add_argument("--clients", type=int, default=20)
@@ -59,16 +51,25 @@ def add_federation_flags(parser: argparse.ArgumentParser) -> None:
         default=0,
         help="number of clients that never take part; they are tested with the global model",
     )
-    parser.add_argument("--ratio", type=float, help="share of clients in a round")
+    parser.add_argument("--ratio", type=float, help="fraction of the clients in a round")
+    parser.add_argument(
+        "--validate",
+        action="store_true",
+        help="test on a quarter of the training images: to choose the other flags",
+    )
+    add_training_flags(parser)
+    add_model_flags(parser)
+    add_checkpoint_flag(parser)
+    return parser
 
 
 def add_training_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags that say how clients train."""
+    """Add the flags of local training."""
     parser.add_argument("--rounds", type=int)
     parser.add_argument(
         "--epochs",
         type=int,
-        help="for each of SGPT's two blocks; rows of one block get twice as many",
+        help="for each of SGPT's two blocks; rows of one block have twice as many",
     )
     parser.add_argument("--batch-size", type=int)
     parser.add_argument("--learning-rate", type=float)
@@ -95,64 +96,29 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--shared-layers", type=layers)
     parser.add_argument("--group-layers", type=layers)
-    average = (
-        "the head reads the mean of class and group tokens; default: for other data than the digits"
-    )
     parser.add_argument(
-        "--average", action=argparse.BooleanOptionalAction, default=None, help=average
+        "--average",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="the head reads the mean of class and group tokens; default: except for the digits",
     )
-    parser.add_argument(
-        "--query-depth", type=int, help="blocks that run for the query; default: all"
-    )
+    parser.add_argument("--query-depth", type=int, help="blocks of the query; default: all")
     parser.add_argument("--backbone", help="B, L, or any of timm's vision transformers")
     parser.add_argument(
         "--pretrained", action="store_true", help="download weights for timm's models"
     )
 
 
-def add_run_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of data, devices and output."""
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument(
-        "--dataset",
-        default="digits",
-        help="digits, cifar10, cifar100, or a folder with train/ and test/",
-    )
-    parser.add_argument("--root", default=".", help="where data lies or is downloaded to")
-    parser.add_argument(
-        "--image-size", type=int, default=224, help="pixels, for other data than digits"
-    )
-    parser.add_argument(
-        "--validate",
-        action="store_true",
-        help="test on a quarter of the training images: to choose the flags above",
-    )
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument(
-        "--quick", action="store_true", help="two rounds of one epoch, to see that it runs"
-    )
-    parser.add_argument(
-        "--full",
-        action="store_true",
-        help="the tables of the documentation: both shifts, all rows, three seeds",
-    )
-    add_checkpoint_flag(parser)
-    parser.add_argument("--out", type=Path, default=Path("out"), help="folder for pictures")
-
-
 def filled(args: Namespace) -> Namespace:
     """Set missing flags from the defaults."""
-    given = {key: value for key, value in vars(args).items() if value is not None}
-    quick = {"rounds": 2, "epochs": 1} if args.quick else {}
     usual = DIGITS | {"groups": GROUPS[args.shift]} if args.dataset == "digits" else PAPER
-    return Namespace(**vars(args) | usual | given | quick)
+    quick = {"rounds": 2, "epochs": 1} if args.quick else {}
+    return Namespace(**vars(completed(args, usual)) | quick)
 
 
 def prepare(args: Namespace) -> tuple[Federation, Backbone, Namespace]:
     """Load data and backbone, compute every query once, and set missing flags."""
-    torch.set_num_threads(
-        1 if args.dataset == "digits" else torch.get_num_threads()
-    )  # threads slow models of this size down
+    limit_threads(args)
     args = filled(args)
     if args.shift == "label":
         keys = ("root", "image_size", "seed", "classes_per_client", "validate")

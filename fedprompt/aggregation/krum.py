@@ -50,7 +50,8 @@ def krum(payloads: Iterable[Payload], /, *, num_byzantine: int) -> dict[str, Wei
 
     Example:
         >>> one = torch.tensor(1.0)
-        >>> payloads = [{"head": Weighted(value * one, one)} for value in (1.0, 1.1, 1.3, 1e6, 0.9)]
+        >>> values = (1.0, 1.1, 1.3, 1e6, 0.9)
+        >>> payloads = [{"head": Weighted(value * one, one)} for value in values]
         >>> krum(payloads, num_byzantine=1)["head"].value
         tensor(1.)
 
@@ -89,7 +90,8 @@ def multi_krum(
 
     Example:
         >>> one = torch.tensor(1.0)
-        >>> payloads = [{"head": Weighted(value * one, one)} for value in (1.0, 1.1, 1.3, 1e6, 0.9)]
+        >>> values = (1.0, 1.1, 1.3, 1e6, 0.9)
+        >>> payloads = [{"head": Weighted(value * one, one)} for value in values]
         >>> multi_krum(payloads, num_byzantine=1, num_selected=3)["head"].value
         tensor(1.)
 

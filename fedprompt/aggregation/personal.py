@@ -30,7 +30,8 @@ def averaging(
 
     Example:
         >>> from fedprompt import ema
-        >>> server = averaging({"head": torch.tensor(0.0)}, clients=range(3), update=ema(decay=0.5))
+        >>> values = {"head": torch.tensor(0.0)}
+        >>> server = averaging(values, clients=range(3), update=ema(decay=0.5))
         >>> answers, state = server.init()
         >>> payload = {"head": Weighted(torch.tensor(4.0), torch.tensor(1.0))}
         >>> answers, state = server.step({0: payload}, state)

@@ -58,7 +58,7 @@ def fingerprint(
 
     Example:
         >>> from timm.models.vision_transformer import VisionTransformer
-        >>> model = VisionTransformer(img_size=16, patch_size=4, embed_dim=8, depth=2, num_heads=2)
+        >>> model = VisionTransformer(16, 4, embed_dim=8, depth=2, num_heads=2)
         >>> trunk = vit_trunk(model)
         >>> stream = DeepPrompts(3, trunk.dim, trunk.depth)()
         >>> parts = fingerprint(trunk, stream, class_names=["cat", "dog"])

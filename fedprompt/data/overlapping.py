@@ -32,7 +32,8 @@ def dirichlet_overlapping(
 
     Example:
         >>> draw = np.random.default_rng(0)
-        >>> clients = dirichlet_overlapping([0, 0, 0, 1, 1], 2, alpha=1.0, size=3, generator=draw)
+        >>> labels = [0, 0, 0, 1, 1]
+        >>> clients = dirichlet_overlapping(labels, 2, alpha=1.0, size=3, generator=draw)
         >>> [len(client) for client in clients]
         [3, 3]
 

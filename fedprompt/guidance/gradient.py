@@ -38,8 +38,6 @@ from fedprompt.interfaces.nouns import Batches
 Gradients = dict[str, Tensor]
 BatchLoss = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(guided, logits, labels) -> a scalar."""
-PullBack = Callable[[Gradients], Gradients]
-"""Gradients of a loss by the stepped parameters -> by the gradients that made the step."""
 Method = Callable[[Evaluate, Parameters, Parameters], Tensor]
 """(evaluate, parameters, direction) -> the derivative of the guided output."""
 Update = Callable[..., Mapping[str, Tensor]]
@@ -123,42 +121,35 @@ def guide_gradient(
         this gradient.
     """
     check_call(model, learning_rate, weight)
-    table, known = checked_guides(guides)
-    checked = Guides(table.detach(), known)
-    study_batches = checked_batches("study", study, len(table))
-    quiz_batches = checked_batches("quiz", quiz, len(table))
+    rows = checked_guides(guides)
+    rows = rows._replace(table=rows.table.detach())
+    study_batches = checked_batches("study", study, len(rows.table))
+    quiz_batches = checked_batches("quiz", quiz, len(rows.table))
     passes = Passes(model, [images for images, _ in study_batches + quiz_batches])
+    parameters = passes.parameters()
 
     def study_loss(guided: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
         check_reached(guided)
-        return label_loss(logits, labels) + weight * guide_loss(guided, labels, checked, loss)
+        return label_loss(logits, labels) + weight * guide_loss(guided, labels, rows, loss)
 
     def quiz_loss(guided: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
         return label_loss(logits, labels)
 
-    differentiate = partial(_mean_gradient, passes, table)
-    parameters = passes.parameters()
-    value = torch.zeros_like(checked.table)
-    present = torch.zeros(len(table), device=table.device)
+    on_study = partial(_mean_gradient, passes, rows.table, "study", study_batches, loss=study_loss)
+    on_quiz = partial(_mean_gradient, passes, rows.table, "quiz", quiz_batches, loss=quiz_loss)
     with passes.streams.restored():
-        studied, gradients = differentiate("study", study_batches, parameters, study_loss)
-        used = set(gradients)
-        if update is None:
-            stepped, pull_back = _descend(parameters, gradients, learning_rate)
-        else:
-            stepped, pull_back = _take(update, parameters, gradients, learning_rate)
-        del gradients  # while the quiz runs, plain descent does not need their memory
-        _, slope = differentiate("quiz", quiz_batches, stepped, quiz_loss)
-        check_used(parameters, used | slope.keys())
-        pulled = pull_back(slope)
+        studied, step = _guided_step(on_study, parameters, update, learning_rate)
+        _, slope = on_quiz(step.parameters)
+        check_used(parameters, step.used | slope.keys())
+        pulled = step.pull_back(slope)
         direction = {
             name: pulled.get(name, torch.zeros_like(own)) for name, own in parameters.items()
         }
+        value = torch.zeros_like(rows.table)
         for batch in studied:
             tangent = method(_repeat(passes, batch), parameters, direction)
-            value += weight / len(studied) * _response(checked, batch, tangent, loss)
-            present[batch.labels.long()] = 1.0
-    return Weighted(value, present if known is None else present.where(known, 0.0))
+            value += weight / len(studied) * _response(rows, batch, tangent, loss)
+    return Weighted(value, _studied_classes(rows, studied))
 
 
 class Studied(NamedTuple):
@@ -170,12 +161,28 @@ class Studied(NamedTuple):
     states: RandomStates
 
 
+class Step(NamedTuple):
+    """A step of the parameters.
+
+    Attributes:
+        parameters: Parameters after the step, by name.
+        used: Names of the parameters that have a gradient.
+        pull_back: Function from the gradients of a loss by the stepped parameters to the gradients
+            of this loss by the gradients of the step.
+    """
+
+    parameters: Parameters
+    used: set[str]
+    pull_back: Callable[[Gradients], Gradients]
+
+
 def _mean_gradient(
     passes: Passes,
     table: Tensor,
     argument: str,
     batches: list[Pair],
     parameters: Mapping[str, Tensor],
+    *,
     loss: BatchLoss,
 ) -> tuple[list[Studied], Gradients]:
     """Differentiate the mean loss over batches, with one batch in memory at a time.
@@ -204,9 +211,20 @@ def _mean_gradient(
     return done, total
 
 
-def _descend(
-    parameters: Parameters, gradients: Gradients, learning_rate: float
-) -> tuple[Parameters, PullBack]:
+def _guided_step(
+    differentiate: Callable[[Parameters], tuple[list[Studied], Gradients]],
+    parameters: Parameters,
+    update: Update | None,
+    learning_rate: float,
+) -> tuple[list[Studied], Step]:
+    """Study the batches and take one step. Plain descent releases the gradients on return."""
+    studied, gradients = differentiate(parameters)
+    if update is None:
+        return studied, _descend(parameters, gradients, learning_rate)
+    return studied, _take(update, parameters, gradients, learning_rate)
+
+
+def _descend(parameters: Parameters, gradients: Gradients, learning_rate: float) -> Step:
     """Take one step of plain gradient descent. Its pull-back is a multiplication."""
     stepped = {
         name: value - learning_rate * gradients[name] if name in gradients else value
@@ -216,12 +234,12 @@ def _descend(
     def pull_back(slope: Gradients) -> Gradients:
         return {name: value.mul_(-learning_rate) for name, value in slope.items()}
 
-    return stepped, pull_back
+    return Step(stepped, set(gradients), pull_back)
 
 
 def _take(
     update: Update, parameters: Parameters, gradients: Gradients, learning_rate: float
-) -> tuple[Parameters, PullBack]:
+) -> Step:
     """Take a user's step. Its pull-back is a backward pass through the step."""
     leaves = {
         name: gradients.get(name, torch.zeros_like(value)).requires_grad_()
@@ -241,7 +259,7 @@ def _take(
         )
         return {name: own for name, own in zip(leaves, pulled, strict=True) if own is not None}
 
-    return stepped, pull_back
+    return Step(stepped, set(gradients), pull_back)
 
 
 def _repeat(passes: Passes, batch: Studied) -> Evaluate:
@@ -265,3 +283,11 @@ def _response(guides: Guides, batch: Studied, tangent: Tensor, loss: GuideLoss) 
         check_twice_differentiable(slope)
         (response,) = torch.autograd.grad(slope, table, tangent.to(slope.dtype), allow_unused=True)
     return torch.zeros_like(table) if response is None else response
+
+
+def _studied_classes(guides: Guides, studied: list[Studied]) -> Tensor:
+    """Return 1 for the classes of the study samples that have a guide, and 0 for the others."""
+    present = torch.zeros(len(guides.table), device=guides.table.device)
+    for batch in studied:
+        present[batch.labels.long()] = 1.0
+    return present if guides.known is None else present.where(guides.known, 0.0)

@@ -177,7 +177,8 @@ def pooled_local_accuracy(
             not finite or all 0.
 
     Example:
-        >>> pooled_local_accuracy(torch.tensor([[0.75, 0.0], [0.0, 0.25]]), torch.tensor([30, 10]))
+        >>> accuracy = torch.tensor([[0.75, 0.0], [0.0, 0.25]])
+        >>> pooled_local_accuracy(accuracy, torch.tensor([30, 10]))
         0.625
     """
     own = _own(accuracy)

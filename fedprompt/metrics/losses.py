@@ -47,7 +47,8 @@ def negative_effect(losses: Float[Tensor, "rounds clients"]) -> NegativeEffect:
     Example:
         The loss of the first client rises from 1 to 3. That of the second never rises.
 
-        >>> effect = negative_effect(torch.tensor([[2.0, 4.0], [1.0, 3.0], [3.0, 2.0], [2.0, 1.0]]))
+        >>> losses = torch.tensor([[2.0, 4.0], [1.0, 3.0], [3.0, 2.0], [2.0, 1.0]])
+        >>> effect = negative_effect(losses)
         >>> effect.clients.tolist(), effect.average, effect.highest
         ([2.0, 0.0], 1.0, 2.0)
 

@@ -46,7 +46,7 @@ def encode_prompted(
     Example:
         >>> from timm.models.vision_transformer import VisionTransformer
         >>> from fedprompt import ShallowPrompts, vit_trunk
-        >>> model = VisionTransformer(img_size=16, patch_size=4, embed_dim=8, depth=2, num_heads=2)
+        >>> model = VisionTransformer(16, 4, embed_dim=8, depth=2, num_heads=2)
         >>> trunk = vit_trunk(model)
         >>> prompts = ShallowPrompts(3, trunk.dim, patch_size=4)
         >>> encoded = encode_prompted(trunk, torch.zeros(5, 3, 16, 16), prompts())

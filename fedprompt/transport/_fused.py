@@ -47,7 +47,9 @@ def launchable(device: torch.device) -> bool:
 
     try:
         driver.active.get_current_target()  # needs a C compiler and Python's headers
-    except Exception as reason:  # the compiler and the driver raise different types
+    # RuntimeError without a C compiler, CalledProcessError without Python's headers, ImportError or
+    # AssertionError without the libraries of CUDA.
+    except Exception as reason:
         message = f"Triton cannot launch kernels here. `newton` runs without its kernel: {reason}"
         warnings.warn(message, RuntimeWarning, stacklevel=2)
         return False

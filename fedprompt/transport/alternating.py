@@ -113,7 +113,8 @@ def sinkhorn(
             or a cost is not finite. The message names the problems.
 
     Example:
-        >>> plan = sinkhorn(torch.eye(2), torch.tensor([0.3, 0.7]), torch.tensor([0.5, 0.5])).plan
+        >>> a, b = torch.tensor([0.3, 0.7]), torch.tensor([0.5, 0.5])
+        >>> plan = sinkhorn(torch.eye(2), a, b).plan
         >>> plan.sum(0), plan.sum(1)
         (tensor([0.5000, 0.5000]), tensor([0.3000, 0.7000]))
 

@@ -45,7 +45,8 @@ def plan_from_duals(
         >>> from fedprompt.transport import newton
         >>> cost, a, b = torch.eye(3)[:, :2], torch.full((3,), 1 / 3), torch.tensor([0.3, 0.4])
         >>> coupling = newton(cost, a, b)
-        >>> torch.allclose(plan_from_duals(coupling.duals, cost, a, b), coupling.plan, atol=1e-6)
+        >>> plan = plan_from_duals(coupling.duals, cost, a, b)
+        >>> torch.allclose(plan, coupling.plan, atol=1e-6)
         True
     """
     check_layout(cost, a, b)

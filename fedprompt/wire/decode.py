@@ -64,7 +64,8 @@ def decode_payload(
         >>> model = nn.Linear(4, 2)
         >>> header = Header({"backbone": "vit_tiny"}, server_round=3)
         >>> blob = encode_payload(collect(model, weight=30), header=header)
-        >>> expect = Expected(collect(model, weight=0), {"backbone": "vit_tiny"}, server_round=3)
+        >>> form = collect(model, weight=0)
+        >>> expect = Expected(form, {"backbone": "vit_tiny"}, server_round=3)
         >>> message, header = decode_payload(blob, expect=expect, max_bytes=10_000)
         >>> torch.equal(message["bias"].value, model.bias), header.server_round
         (True, 3)

@@ -69,7 +69,7 @@ class Expected(NamedTuple):
         client_id: Id of the sender as text. If None, the sender is not checked.
         max_abs: Largest magnitude of a value, above 0. A blob with a larger one is refused. The
             bound holds for floating-point tensors and for the values of :class:`Weighted` as they
-            are sent; with a codec, for the numbers of the codec. Weights have a bound of their own,
+            are sent; with a codec, for the numbers of the codec. Weights have a separate bound,
             :func:`cap_weight`. If None, every finite number is accepted.
     """
 

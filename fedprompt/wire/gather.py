@@ -76,7 +76,7 @@ def gather_messages(
         check_header(header)
         blob = b"" if message is None else encode_payload(message, header=header)
         claim = [len(blob), min(int(max_bytes), 2**62), int(header.server_round)]
-    except Exception as refused:
+    except Exception as refused:  # raised in `_agree`, because the other ranks wait there
         error = refused
     claims = _agree(error, claim, group)
     _check_claims(claims)
@@ -86,7 +86,7 @@ def gather_messages(
             _read(rank, *sent, max_bytes=max_bytes)
             for rank, sent in enumerate(zip(blobs, expect, strict=True))
         ]
-    except Exception as refused:
+    except Exception as refused:  # any error of one rank must end the call on all ranks
         error = refused
     _agree(error, [], group)
     return messages

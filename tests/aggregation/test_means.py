@@ -220,7 +220,7 @@ BAD_ENTRIES = {
     "weights as a list": (
         [Weighted(torch.ones(2), [1.0, 1.0])],
         TypeError,
-        r"`entries\[0\]\.weight` must be a floating-point tensor; got \[1",
+        r"`entries\[0\]\.weight` must be a floating-point tensor; got a list of length",
     ),
     "a negative weight": (
         [ONE, Weighted(torch.ones(2, 3), torch.tensor([1.0, -2.0]))],

@@ -179,7 +179,7 @@ BAD_MEANS = {
         [0.0],
         ONE,
         TypeError,
-        r"`previous` must be a floating-point tensor; got \[0\.0\] \(list\)",
+        r"`previous` must be a floating-point tensor; got a list of length 1",
     ),
 }
 

@@ -320,7 +320,7 @@ def test_a_payload_for_another_backbone_is_refused_with_the_part_that_differs(ot
             (vit_trunk(tiny_vit()),),
             {"class_names": [1]},
             TypeError,
-            r"`class_names` must be a sequence of strings; got \[1\]",
+            r"`class_names` must be a sequence of strings; got a list of length 1",
         ),
         (
             (vit_trunk(tiny_vit()),),

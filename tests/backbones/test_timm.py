@@ -342,7 +342,7 @@ NOT_A_MASK = "`attention_mask` must be a floating-point tensor of shape (seq, se
         (
             [[0.0]],
             TypeError,
-            f"{NOT_A_MASK}; got [[0.0]] (list).",
+            f"{NOT_A_MASK}; got a list of length 1.",
         ),
     ],
 )

@@ -1,12 +1,18 @@
 """The four algorithms as functions of a client's round and a server's step, for any engine.
 
-Models are tiny and random, and so are data. A client keeps everything in its state, and receives
-everything else by broadcast. So an engine may start a new process for each message.
+Models and data are tiny and random. A client's function depends only on its state and on the
+broadcast, so an engine may start a new process for each message.
 """
 
 from collections.abc import Callable
 
-from federations.drivers import Outcome, assert_same_bits, distributed, in_process, through_bytes
+from federations.drivers import (
+    Outcome,
+    assert_bitwise_identical,
+    distributed,
+    in_process,
+    through_bytes,
+)
 from federations.fedhpl import fedhpl
 from federations.fedl2g import fedl2g
 from federations.fedotp import fedotp
@@ -27,7 +33,7 @@ __all__ = [
     "Outcome",
     "Server",
     "State",
-    "assert_same_bits",
+    "assert_bitwise_identical",
     "distributed",
     "in_process",
     "through_bytes",

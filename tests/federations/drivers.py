@@ -12,11 +12,11 @@ from same import assert_same
 
 MAX_BYTES = 2**20
 
-assert_same_bits = partial(assert_same, ordered=False)
+assert_bitwise_identical = partial(assert_same, ordered=False)
 
 
 class Outcome(NamedTuple):
-    """What is left of a run: the last answers, the server's state, and every client's own."""
+    """Result of a run: the last answers, the server's state, and the state of every client."""
 
     answers: Answers
     server: Any
@@ -24,16 +24,16 @@ class Outcome(NamedTuple):
 
 
 def in_process(federation: Federation) -> Outcome:
-    """Run without a wire."""
+    """Run in one process, without encoding messages."""
     answers, server_state = federation.server.init()
     states: dict[int, State] = {client: {} for client in range(federation.num_clients)}
     for server_round in range(federation.rounds):
-        uploads = {}
+        payloads = {}
         for client in federation.cohort(server_round):
-            uploads[client], states[client] = federation.client(
+            payloads[client], states[client] = federation.client(
                 client, server_round, answers[client], states[client]
             )
-        answers, server_state = federation.server.step(uploads, server_state)
+        answers, server_state = federation.server.step(payloads, server_state)
     return Outcome(answers, server_state, states)
 
 
@@ -43,7 +43,7 @@ def through_bytes(
     wire: Callable[[bytes], bytes] = bytes,
     ledger: fp.Ledger | None = None,
 ) -> Outcome:
-    """Send every message as a blob, which the wire may change."""
+    """Send every message as a blob through `wire`, a function from bytes to bytes."""
     ledger = fp.Ledger() if ledger is None else ledger
 
     def carried(
@@ -69,8 +69,8 @@ def through_bytes(
         broadcast = carried(
             broadcast, federation.broadcast_form(client), "down", client, server_round
         )
-        upload, state = federation.client(client, server_round, broadcast, state)
-        return carried(upload, federation.upload_form(client), "up", client, server_round), state
+        payload, state = federation.client(client, server_round, broadcast, state)
+        return carried(payload, federation.payload_form(client), "up", client, server_round), state
 
     return in_process(federation._replace(client=remote))
 
@@ -81,28 +81,28 @@ def distributed(federation: Federation) -> Outcome:
     answers, server_state = federation.server.init()
     states: dict[int, State] = {client: {} for client in range(rank, federation.num_clients, world)}
     for server_round in range(federation.rounds):
-        cohort, uploads = federation.cohort(server_round), {}
+        cohort, payloads = federation.cohort(server_round), {}
         for first in range(0, federation.num_clients, world):
-            upload, own = None, first + rank
+            payload, own = None, first + rank
             if own in cohort:
-                upload, states[own] = federation.client(
+                payload, states[own] = federation.client(
                     own, server_round, answers[own], states[own]
                 )
             clients = range(first, first + world)
             forms = [
-                fp.wire.Expected(federation.upload_form(k), federation.fingerprint)
+                fp.wire.Expected(federation.payload_form(k), federation.fingerprint)
                 if k in cohort
                 else None
                 for k in clients
             ]
             header = fp.wire.Header(federation.fingerprint, server_round, str(own))
             gathered = fp.wire.gather_messages(
-                upload, expect=forms, max_bytes=MAX_BYTES, header=header
+                payload, expect=forms, max_bytes=MAX_BYTES, header=header
             )
-            uploads |= {
+            payloads |= {
                 client: message
                 for client, message in zip(clients, gathered, strict=True)
                 if message is not None
             }
-        answers, server_state = federation.server.step(uploads, server_state)
+        answers, server_state = federation.server.step(payloads, server_state)
     return Outcome(answers, server_state, states)

@@ -14,11 +14,12 @@ from federations import parts
 from federations.parts import Answers, Federation, Server, State
 
 DIMS = (32, 64, 32)
-LOGITS = "logits"  # up: class means; down: the teacher
+LOGITS = "logits"
+"""Name of the class means in payloads, and of the teacher in broadcasts."""
 
 
 def new_model(dim: int, depth: int) -> nn.ModuleDict:
-    """What learns of a client of this width."""
+    """Make the trainable modules of a client of this width."""
     return nn.ModuleDict(
         {
             "prompts": fp.DeepPrompts(3, dim, depth, patch_size=4),
@@ -39,11 +40,9 @@ def fedhpl() -> Federation:
     def train(
         client: int, server_round: int, broadcast: fp.interfaces.Message, state: State
     ) -> tuple[fp.interfaces.Message, State]:
-        trunk, model, stream = (
-            trunks[DIMS[client]],
-            deepcopy(models[DIMS[client]]),
-            fp.stream_generator(0, server_round=server_round, client=client),
-        )
+        trunk = trunks[DIMS[client]]
+        model = deepcopy(models[DIMS[client]])
+        stream = fp.stream_generator(0, server_round=server_round, client=client)
         fp.load_values(model, {name: value for name, value in broadcast.items() if name != LOGITS})
         sgd = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
         sgd.state.update(
@@ -66,10 +65,10 @@ def fedhpl() -> Federation:
                     z.detach(), labels, num_classes=parts.CLASSES, keep=z.argmax(1) == labels
                 )
             )
-        upload = fp.collect(model, weight=parts.NUM_EXAMPLES[client]) | {
+        payload = fp.collect(model, weight=parts.NUM_EXAMPLES[client]) | {
             LOGITS: fp.weighted_mean(means)
         }
-        return upload, {
+        return payload, {
             name: sgd.state[parameter]["momentum_buffer"]
             for name, parameter in model.named_parameters()
         }
@@ -88,20 +87,20 @@ def fedhpl() -> Federation:
         memory = {width: update.init(own) for width, own in values.items()}
         return answers(dict.fromkeys(DIMS, unknown), values), {"values": values, "update": memory}
 
-    def step(uploads: Mapping[int, fp.interfaces.Message], state: Any) -> tuple[Answers, Any]:
+    def step(payloads: Mapping[int, fp.interfaces.Message], state: Any) -> tuple[Answers, Any]:
         teachers = fp.heterogeneous_means(
-            [upload[LOGITS] for upload in parts.by_id(uploads)],
-            [DIMS[client] for client in sorted(uploads)],
+            [payload[LOGITS] for payload in parts.by_id(payloads)],
+            [DIMS[client] for client in sorted(payloads)],
         )
         values, memory = {}, {}
         for dim in models:
             equals = parts.by_id(
-                {client: upload for client, upload in uploads.items() if DIMS[client] == dim}
+                {client: payload for client, payload in payloads.items() if DIMS[client] == dim}
             )
             mean = fp.weighted_mean(
                 [
-                    {name: sent for name, sent in upload.items() if name != LOGITS}
-                    for upload in equals
+                    {name: sent for name, sent in payload.items() if name != LOGITS}
+                    for payload in equals
                 ]
             )
             values[str(dim)], memory[str(dim)] = update.step(
@@ -114,7 +113,7 @@ def fedhpl() -> Federation:
         cohort=parts.everybody,
         client=train,
         server=Server(init, step),
-        upload_form=lambda client: fp.collect(models[DIMS[client]], weight=0) | {LOGITS: unknown},
+        payload_form=lambda client: fp.collect(models[DIMS[client]], weight=0) | {LOGITS: unknown},
         broadcast_form=lambda client: {LOGITS: unknown, **fp.snapshot(models[DIMS[client]])},
         fingerprint={
             f"{part} of width {dim}": text

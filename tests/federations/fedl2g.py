@@ -15,7 +15,7 @@ from federations.parts import Answers, Federation, Server, State
 
 
 class Prompted(nn.Module):
-    """A frozen transformer with prompts and a head, guided in the logit space."""
+    """Frozen transformer with prompts and a head, guided in the logit space."""
 
     def __init__(self, trunk: fp.Trunk) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class Prompted(nn.Module):
 
 
 class Convolutional(nn.Sequential):
-    """Learnable pixels around a small network with batch statistics, which are the client's own."""
+    """Small network with learnable pixels around its images, and with batch statistics."""
 
     def __init__(self) -> None:
         body = [
@@ -64,11 +64,9 @@ def fedl2g() -> Federation:
     def train(
         client: int, server_round: int, broadcast: fp.interfaces.Message, state: State
     ) -> tuple[fp.interfaces.Message, State]:
-        model, stream, guides = (
-            deepcopy(models[client]),
-            fp.stream_generator(2, server_round=server_round, client=client),
-            broadcast["guides"].float(),
-        )
+        model = deepcopy(models[client])
+        stream = fp.stream_generator(2, server_round=server_round, client=client)
+        guides = broadcast["guides"].float()
         fp.load_values(model, state)
         sgd = torch.optim.SGD(model.parameters(), 0.05)
         for _ in range(parts.STEPS):
@@ -88,8 +86,8 @@ def fedl2g() -> Federation:
         guides = start.clone()
         return answers(guides), {"guides": guides, "update": update.init(guides)}
 
-    def step(uploads: Mapping[int, fp.interfaces.Message], state: Any) -> tuple[Answers, Any]:
-        mean = fp.weighted_mean(upload["guides"] for upload in parts.by_id(uploads))
+    def step(payloads: Mapping[int, fp.interfaces.Message], state: Any) -> tuple[Answers, Any]:
+        mean = fp.weighted_mean(payload["guides"] for payload in parts.by_id(payloads))
         guides, memory = update.step(state["guides"], mean, state["update"])
         return answers(guides), {"guides": guides, "update": memory}
 
@@ -98,7 +96,7 @@ def fedl2g() -> Federation:
         cohort=parts.everybody,
         client=train,
         server=Server(init, step),
-        upload_form=lambda client: {"guides": fp.Weighted(half, torch.zeros(parts.CLASSES))},
+        payload_form=lambda client: {"guides": fp.Weighted(half, torch.zeros(parts.CLASSES))},
         broadcast_form=lambda client: {"guides": half},
         fingerprint=fp.fingerprint(trunk, models[0].prompts()),
     )

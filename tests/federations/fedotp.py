@@ -1,4 +1,4 @@
-"""FedOTP: the shared context travels, the private one never leaves the client's own state."""
+"""FedOTP: shared contexts are averaged, and private contexts stay in the clients' states."""
 
 from collections.abc import Mapping
 from copy import deepcopy
@@ -50,9 +50,8 @@ def fedotp() -> Federation:
             parts.descend(
                 adam, F.cross_entropy(match(fp.image_tokens(clip, images)[1], text), labels)
             )
-        return fp.collect(model["shared"], weight=parts.NUM_EXAMPLES[client]), model[
-            "private"
-        ].state_dict()
+        payload = fp.collect(model["shared"], weight=parts.NUM_EXAMPLES[client])
+        return payload, model["private"].state_dict()
 
     update = fp.overwrite()
 
@@ -60,9 +59,9 @@ def fedotp() -> Federation:
         values = fp.snapshot(shared)
         return parts.for_all(values), {"values": values, "update": update.init(values)}
 
-    def step(uploads: Mapping[int, fp.interfaces.Message], state: Any) -> tuple[Answers, Any]:
+    def step(payloads: Mapping[int, fp.interfaces.Message], state: Any) -> tuple[Answers, Any]:
         values, memory = update.step(
-            state["values"], fp.weighted_mean(parts.by_id(uploads)), state["update"]
+            state["values"], fp.weighted_mean(parts.by_id(payloads)), state["update"]
         )
         return parts.for_all(values), {"values": values, "update": memory}
 
@@ -70,7 +69,7 @@ def fedotp() -> Federation:
         cohort=parts.two_of_three,
         client=train,
         server=Server(init, step),
-        upload_form=lambda client: fp.collect(shared, weight=0),
+        payload_form=lambda client: fp.collect(shared, weight=0),
         broadcast_form=lambda client: fp.snapshot(shared),
         fingerprint=fp.fingerprint(tower, class_names=CLASS_NAMES),
     )

@@ -1,4 +1,4 @@
-"""The type of a federation, and the tiny random parts that all four share."""
+"""Type of a federation, and the tiny random parts that all four share."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar
@@ -10,8 +10,12 @@ from torch import Tensor
 
 import fedprompt as fp
 
-State = dict[str, Tensor]  # what a client keeps between rounds; {} at first
-Answers = Mapping[int, fp.interfaces.Message]  # by client, one for everybody
+State = dict[str, Tensor]
+"""State of a client between rounds, {} before the first."""
+
+Answers = Mapping[int, fp.interfaces.Message]
+"""Messages of the server by client id, one for each client."""
+
 Module = TypeVar("Module", bound=nn.Module)
 
 CLASSES, BATCH, STEPS, CLIENTS, ROUNDS = 4, 8, 2, 3, 2
@@ -19,42 +23,47 @@ NUM_EXAMPLES = (30, 50, 41)
 
 
 class Server(NamedTuple):
-    """An ``(init, step)`` pair whose step adds in the order of client ids."""
+    """An ``(init, step)`` pair.
+
+    The step takes payloads by client id and the server's state. It adds in the order of client ids.
+    """
 
     init: Callable[[], tuple[Answers, Any]]
-    step: Callable[
-        [Mapping[int, fp.interfaces.Message], Any], tuple[Answers, Any]
-    ]  # uploads by client id, server state
+    step: Callable[[Mapping[int, fp.interfaces.Message], Any], tuple[Answers, Any]]
 
 
 class Federation(NamedTuple):
-    """An algorithm without an engine, independent of processes and of how messages are sent."""
+    """Algorithm without an engine, independent of processes and of how messages are sent.
 
-    cohort: Callable[
-        [int], list[int]
-    ]  # server_round -> ids of the clients that take part, in order
-    client: Callable[
-        [int, int, fp.interfaces.Message, State], tuple[fp.interfaces.Message, State]
-    ]  # (client, server_round, broadcast, own state)
+    Attributes:
+        cohort: Function from the round to the ids of its clients, in order.
+        client: Function from (client, server_round, broadcast, own state) to a payload and the new
+            state.
+        server: Server of the algorithm.
+        payload_form: Function from a client to a message of the form of its payload.
+        broadcast_form: Function from a client to a message of the form of its broadcast.
+        fingerprint: Fingerprint of the backbone and its prompts.
+        num_clients: Number of clients.
+        rounds: Number of rounds.
+    """
+
+    cohort: Callable[[int], list[int]]
+    client: Callable[[int, int, fp.interfaces.Message, State], tuple[fp.interfaces.Message, State]]
     server: Server
-    upload_form: Callable[
-        [int], fp.interfaces.Message
-    ]  # client -> a message of the form of its upload
-    broadcast_form: Callable[
-        [int], fp.interfaces.Message
-    ]  # client -> a message of the form of what it gets
+    payload_form: Callable[[int], fp.interfaces.Message]
+    broadcast_form: Callable[[int], fp.interfaces.Message]
     fingerprint: Mapping[str, str]
     num_clients: int = CLIENTS
     rounds: int = ROUNDS
 
 
 def everybody(server_round: int) -> list[int]:
-    """Full participation."""
+    """Return all clients."""
     return list(range(CLIENTS))
 
 
 def two_of_three(server_round: int) -> list[int]:
-    """Leave one client out."""
+    """Draw two of the three clients."""
     return fp.cohort(
         range(CLIENTS),
         size=2,
@@ -84,9 +93,8 @@ def vit(dim: int) -> fp.Trunk:
 
 def batch(generator: torch.Generator, *, channels: int = 1) -> tuple[Tensor, Tensor]:
     """Draw images and labels."""
-    return torch.randn(BATCH, channels, 16, 16, generator=generator), torch.randint(
-        CLASSES, (BATCH,), generator=generator
-    )
+    images = torch.randn(BATCH, channels, 16, 16, generator=generator)
+    return images, torch.randint(CLASSES, (BATCH,), generator=generator)
 
 
 def descend(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
@@ -96,11 +104,11 @@ def descend(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
     optimizer.step()
 
 
-def by_id(uploads: Mapping[int, fp.interfaces.Message]) -> list[fp.interfaces.Message]:
-    """Uploads in the order of client ids."""
-    return [uploads[client] for client in sorted(uploads)]
+def by_id(payloads: Mapping[int, fp.interfaces.Message]) -> list[fp.interfaces.Message]:
+    """Return the payloads in the order of client ids."""
+    return [payloads[client] for client in sorted(payloads)]
 
 
 def for_all(message: fp.interfaces.Message) -> Answers:
-    """Answer everybody alike."""
+    """Answer all clients with the same message."""
     return dict.fromkeys(range(CLIENTS), message)

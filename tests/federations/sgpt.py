@@ -14,11 +14,12 @@ from federations import parts
 from federations.parts import Answers, Federation, Server, State
 
 GROUPS = 3
-USAGE = "usage"  # how often each group was chosen so far, int64
+USAGE = "usage"
+"""Name of the number of selections of each group so far (int64)."""
 
 
 def new_model(dim: int) -> nn.ModuleDict:
-    """What learns and travels."""
+    """Make the modules that are trained and sent."""
     modules = {
         "shared": fp.LayeredPrompts(1, dim, layers=(0, 1), patch_size=4),
         "groups": fp.GroupPrompts(GROUPS, 1, dim, layers=(1,), patch_size=4),
@@ -36,10 +37,8 @@ def sgpt() -> Federation:
     def train(
         client: int, server_round: int, broadcast: fp.interfaces.Message, state: State
     ) -> tuple[fp.interfaces.Message, State]:
-        model, stream = (
-            deepcopy(start),
-            fp.stream_generator(1, server_round=server_round, client=client),
-        )
+        model = deepcopy(start)
+        stream = fp.stream_generator(1, server_round=server_round, client=client)
         fp.load_values(model, {name: value for name, value in broadcast.items() if name != USAGE})
         model["selector"].start_round(broadcast[USAGE])
         for block in (("shared", "head"), ("groups", "selector", "head")):
@@ -80,8 +79,8 @@ def sgpt() -> Federation:
             "update": update.init(values),
         }
 
-    def step(uploads: Mapping[int, fp.interfaces.Message], state: Any) -> tuple[Answers, Any]:
-        mean = fp.weighted_mean(parts.by_id(uploads))
+    def step(payloads: Mapping[int, fp.interfaces.Message], state: Any) -> tuple[Answers, Any]:
+        mean = fp.weighted_mean(parts.by_id(payloads))
         values, memory = update.step(state["values"], mean, state["update"])
         usage = state["usage"] + mean["selector.keys"].weight.long()
         return answers(values, usage), {"values": values, "usage": usage, "update": memory}
@@ -90,7 +89,7 @@ def sgpt() -> Federation:
         cohort=parts.two_of_three,
         client=train,
         server=Server(init, step),
-        upload_form=lambda client: fp.collect(
+        payload_form=lambda client: fp.collect(
             start, weight=0, rows={"selector.keys": torch.zeros(GROUPS)}
         ),
         broadcast_form=lambda client: {

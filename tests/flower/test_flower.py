@@ -1,4 +1,4 @@
-"""Four federations over a serializing Flower grid, and every way in which a reply may fail."""
+"""Four federations over a Flower grid that serializes messages, and all failures of a reply."""
 
 import doctest
 import logging
@@ -19,7 +19,14 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from flwr.supercore.task_identity import TaskIdentity
 
 import fedprompt as fp
-from federations import FEDERATIONS, Answers, Federation, Outcome, assert_same_bits, in_process
+from federations import (
+    FEDERATIONS,
+    Answers,
+    Federation,
+    Outcome,
+    assert_bitwise_identical,
+    in_process,
+)
 from fedprompt import flower
 from fedprompt.flower.records import remember, remembered
 from flower_grid import Fault, InProcessGrid
@@ -37,7 +44,7 @@ def _identity(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def log() -> Iterator[list[str]]:
-    """Lines that the adapter logs."""
+    """Return the list to which the lines of the adapter's log are appended."""
     lines: list[str] = []
     handler, logger = logging.Handler(), logging.getLogger("flwr.fedprompt")
     handler.emit = lambda record: lines.append(record.getMessage())
@@ -53,7 +60,7 @@ def downward(federation: Federation) -> Callable[[int], fp.wire.Expected]:
 
 
 def upward(federation: Federation) -> Callable[[int], fp.wire.Expected]:
-    return lambda client: fp.wire.Expected(federation.upload_form(client), federation.fingerprint)
+    return lambda client: fp.wire.Expected(federation.payload_form(client), federation.fingerprint)
 
 
 def grid_of(federation: Federation, **options: Any) -> InProcessGrid:
@@ -99,8 +106,8 @@ def fedotp() -> Federation:
 
 def test_every_federation_is_bitwise_identical_to_a_plain_loop(federation):
     outcome, grid = flower_grid(federation)
-    assert_same_bits(outcome, in_process(federation))
-    assert len(grid.asked) == federation.num_clients  # who they are, once
+    assert_bitwise_identical(outcome, in_process(federation))
+    assert len(grid.asked) == federation.num_clients  # one query for the partition of each node
 
 
 def test_the_ledger_records_every_message(federation):
@@ -127,7 +134,7 @@ def test_each_client_receives_its_answer():
     flower_grid(federation._replace(client=listening))
     assert [got[client, 1]["head.weight"].shape[1] for client in range(3)] == [32, 64, 32]
     assert not torch.equal(got[0, 1]["logits"].value, got[1, 1]["logits"].value)
-    assert_same_bits(got[0, 1], got[2, 1])
+    assert_bitwise_identical(got[0, 1], got[2, 1])
 
 
 def test_a_plain_loop_over_run_round_needs_no_strategy(federation):
@@ -138,14 +145,14 @@ def test_a_plain_loop_over_run_round_needs_no_strategy(federation):
         drawn = federation.cohort(server_round)
         nodes = flower.client_nodes(grid, drawn, known=nodes, timeout=0.0)
         wire = {"expect": upward(federation), "max_bytes": MAX_BYTES, "ledger": ledger}
-        uploads = flower.run_round(
+        payloads = flower.run_round(
             grid, {k: answers[k] for k in drawn}, nodes=nodes, server_round=server_round, **wire
         )
-        assert list(uploads) == drawn
-        answers, state = federation.server.step(uploads, state)
+        assert list(payloads) == drawn
+        answers, state = federation.server.step(payloads, state)
     expected = in_process(federation)
-    assert_same_bits((answers, state), (expected.answers, expected.server))
-    assert len(grid.asked) == federation.num_clients  # once for the whole run
+    assert_bitwise_identical((answers, state), (expected.answers, expected.server))
+    assert len(grid.asked) == federation.num_clients  # one query for each node in the whole run
     assert ledger.total(framed=True) == sum(length for _, length in grid.sent)
 
 
@@ -165,9 +172,8 @@ def test_equal_answers_share_one_content_and_another_fingerprint_makes_another(
     assert contents[0] is contents[1] is contents[2]
     contents.clear()
     fp.save_checkpoint(answers, tmp_path)
-    flower.run_round(
-        grid, fp.load_checkpoint(tmp_path), expect=upward(fedotp), **wire
-    )  # equal, and no longer one object
+    # The answers are an equal copy.
+    flower.run_round(grid, fp.load_checkpoint(tmp_path), expect=upward(fedotp), **wire)
     assert contents[0] is contents[1] is contents[2]
     contents.clear()
     answers[2] = {name: torch.nextafter(tensor, tensor + 1) for name, tensor in answers[2].items()}
@@ -179,7 +185,7 @@ def test_equal_answers_share_one_content_and_another_fingerprint_makes_another(
         grid,
         answers,
         expect=lambda client: fp.wire.Expected(
-            fedotp.upload_form(client), {"seat": str(client // 2)}
+            fedotp.payload_form(client), {"seat": str(client // 2)}
         ),
         **wire,
     )
@@ -226,15 +232,15 @@ def again(reply: Envelope, content: RecordDict | Error) -> Envelope:
 
 
 def without(federation: Federation, client: int, server_round: int) -> Federation:
-    """Drop one client's message in one round. The client has trained nevertheless."""
+    """Drop the message of one client in one round, after the client has trained."""
     rounds = count()
 
-    def step(uploads: Mapping[int, fp.interfaces.Message], state: Any) -> tuple[Answers, Any]:
+    def step(payloads: Mapping[int, fp.interfaces.Message], state: Any) -> tuple[Answers, Any]:
         now = next(rounds)
         return federation.server.step(
             {
-                each: upload
-                for each, upload in uploads.items()
+                each: payload
+                for each, payload in payloads.items()
                 if (each, now) != (client, server_round)
             },
             state,
@@ -287,7 +293,7 @@ def test_a_corrupt_message_is_dropped_with_a_logged_reason(fedotp, fate, log):
     client = cohort_member(fedotp)
     outcome, _ = flower_grid(fedotp, fault=spoil(client, change(fedotp)))
     expected = in_process(without(fedotp, client, 0))
-    assert_same_bits(outcome[:2], expected[:2])
+    assert_bitwise_identical(outcome[:2], expected[:2])
     (line,) = (line for line in log if "left out" in line)
     assert line.startswith(f"round 0: a reply of node {1000 - 7 * client} is left out: `")
     assert reason in line
@@ -306,13 +312,13 @@ def test_errors_and_foreign_records_are_left_out(fedotp, content, log):
     outcome, _ = flower_grid(
         fedotp, fault=lambda reply: [again(reply, content) if concerns(reply, client, 0) else reply]
     )
-    assert_same_bits(outcome[:2], in_process(without(fedotp, client, 0))[:2])
+    assert_bitwise_identical(outcome[:2], in_process(without(fedotp, client, 0))[:2])
     (line,) = (line for line in log if "left out" in line)
-    assert "\n" not in line  # a reason is a line, whatever the sender writes
+    assert "\n" not in line  # a reason is one line, even if the sender's text is not
     assert len(line) < 400
 
 
-def test_of_two_replies_the_first_counts(fedotp, log):
+def test_only_the_first_of_two_replies_is_used(fedotp, log):
     def twice(reply: Envelope) -> list[Envelope]:
         if reply.metadata.message_type != "train":
             return [reply]
@@ -320,11 +326,11 @@ def test_of_two_replies_the_first_counts(fedotp, log):
         weight = fp.wire.decode_payload(
             record["blob"].data, expect=upward(fedotp)(0), max_bytes=MAX_BYTES
         )
-        upload = {name: entry._replace(value=entry.value + 1) for name, entry in weight[0].items()}
-        return [reply, reply, replying(reply, fp.wire.encode_payload(upload, header=weight[1]))]
+        payload = {name: entry._replace(value=entry.value + 1) for name, entry in weight[0].items()}
+        return [reply, reply, replying(reply, fp.wire.encode_payload(payload, header=weight[1]))]
 
     outcome, _ = flower_grid(fedotp, fault=twice)
-    assert_same_bits(outcome, in_process(fedotp))
+    assert_bitwise_identical(outcome, in_process(fedotp))
     assert sum("asked, once" in line for line in log) == 2 * 2 * 2
 
 
@@ -344,7 +350,7 @@ def test_a_message_of_an_earlier_round_is_dropped(fedotp, log):
     both = fedotp._replace(cohort=lambda server_round: [0, 1, 2])
     outcome, _ = flower_grid(both, fault=replay)
     late = (1000 - kept_from[0]) // 7
-    assert_same_bits(outcome[:2], in_process(without(both, late, 1))[:2])
+    assert_bitwise_identical(outcome[:2], in_process(without(both, late, 1))[:2])
     assert [line for line in log if "left out" in line and "round 1" in line]
 
 
@@ -359,7 +365,7 @@ def test_a_message_of_an_unknown_node_is_dropped(fedotp, log):
         return [copy, reply]
 
     outcome, _ = flower_grid(fedotp, fault=stranger)
-    assert_same_bits(outcome, in_process(fedotp))
+    assert_bitwise_identical(outcome, in_process(fedotp))
     assert sum("left out" in line for line in log) == 4
 
 
@@ -369,13 +375,13 @@ def test_a_round_without_messages_changes_nothing(fedotp):
     )
     answers, state = fedotp.server.init()
     drawn, states = fedotp.cohort(1), {}
-    for client in fedotp.cohort(0):  # they did train, and remember it
+    for client in fedotp.cohort(0):  # they did train, and kept their states
         states[client] = fedotp.client(client, 0, answers[client], {})[1]
-    uploads = {
+    payloads = {
         client: fedotp.client(client, 1, answers[client], states.get(client, {}))[0]
         for client in drawn
     }
-    assert_same_bits(outcome[:2], fedotp.server.step(uploads, state))
+    assert_bitwise_identical(outcome[:2], fedotp.server.step(payloads, state))
 
 
 def test_a_client_that_refuses_its_broadcast_keeps_its_state_and_is_left_out(fedotp, log):
@@ -389,7 +395,7 @@ def test_a_client_that_refuses_its_broadcast_keeps_its_state_and_is_left_out(fed
     result = strategy.start(grid, ArrayRecord(), num_rounds=1)
     assert result.train_metrics_clientapp == {1: {"asked": 2, "accepted": 0}}
     assert not any(grid.context(node).state for node in grid.contexts)
-    assert_same_bits((strategy.answers, strategy.state), fedotp.server.init())
+    assert_bitwise_identical((strategy.answers, strategy.state), fedotp.server.init())
     assert all("error 2" in line and "same backbone" in line for line in log if "left out" in line)
     assert sum("left out" in line for line in log) == 2
 
@@ -413,12 +419,12 @@ def test_a_client_that_joins_late_is_waited_for(fedotp, monkeypatch):
     assert len(grid.asked) == 4
 
 
-def test_patience_ends(fedotp, monkeypatch):
+def test_waiting_for_clients_ends_at_the_timeout(fedotp, monkeypatch):
     now = [0.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
     monkeypatch.setattr("time.sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
     grid = grid_of(fedotp)
-    grid.join(-1, node=5)  # says nothing that helps, and is not asked again
+    grid.join(-1, node=5)  # has no partition, and is asked only once
     assert list(flower.client_nodes(grid, [0, 5], timeout=7.0)) == [0, 1, 2]
     assert now[0] == 7.0
     assert len(grid.asked) == 4
@@ -441,17 +447,17 @@ def test_a_silent_node_is_not_waited_for_if_all_clients_are_known(fedotp, monkey
     assert now[0] == 60.0
     grid.silent.clear()
     flower.client_nodes(grid, range(3), known=nodes)
-    assert len(grid.asked) == 3  # a stranger is not asked where nobody is missing
+    assert len(grid.asked) == 3  # an unknown node is not asked if no client is missing
 
 
-def test_an_answer_that_takes_its_time_is_waited_for(fedotp, monkeypatch):
+def test_a_slow_answer_is_waited_for(fedotp, monkeypatch):
     grid, pull, looks = grid_of(fedotp), InProcessGrid.pull_messages, count()
     monkeypatch.setattr("time.sleep", lambda seconds: None)
     monkeypatch.setattr(
         grid, "pull_messages", lambda ids: pull(grid, ids) if next(looks) == 3 else []
     )
     assert flower.client_nodes(grid, range(3)) == {0: 1000, 1: 993, 2: 986}
-    assert len(grid.asked) == 3  # once, though looked for four times
+    assert len(grid.asked) == 3  # one query, although replies are pulled four times
 
 
 def test_a_query_that_flower_could_not_send_is_not_waited_for(fedotp, monkeypatch):
@@ -461,7 +467,7 @@ def test_a_query_that_flower_could_not_send_is_not_waited_for(fedotp, monkeypatc
     assert flower.client_nodes(grid, [2], timeout=0.0) == {1: 993, 2: 986}
 
 
-def test_a_client_that_comes_back_as_another_node_is_found_again(fedotp):
+def test_a_client_that_reconnects_as_another_node_is_found_again(fedotp):
     grid = grid_of(fedotp)
     nodes = flower.client_nodes(grid, range(3))
     del grid.contexts[993]
@@ -469,7 +475,7 @@ def test_a_client_that_comes_back_as_another_node_is_found_again(fedotp):
     grid.join(1, node=5)
     known = dict(nodes)
     assert flower.client_nodes(grid, [1], known=known) == {0: 1000, 1: 5, 2: 986}
-    assert known == nodes  # not written to
+    assert known == nodes  # unchanged
 
 
 def test_a_second_node_of_a_client_is_left_out(fedotp, log):
@@ -482,7 +488,7 @@ def test_a_second_node_of_a_client_is_left_out(fedotp, log):
     ]
 
 
-def test_of_two_new_nodes_that_claim_one_client_the_lower_keeps_it(fedotp, log):
+def test_if_two_new_nodes_claim_one_client_the_lower_id_is_used(fedotp, log):
     """The result does not depend on the order of replies."""
     grid = grid_of(fedotp)
     for node in (5, 7, 6):
@@ -544,9 +550,9 @@ def test_a_registered_node_cannot_pose_as_another_client(fedotp, log, cohort, se
     strategy.start(grid, ArrayRecord(), num_rounds=1)
     assert grid.asked == []
     assert strategy.nodes == nodes
-    assert len(grid.sent) == sent  # what client 2 was asked for came under a wrong name
+    assert len(grid.sent) == sent  # the reply for client 2 has the id of client 0
     assert any("must have the client_id '2'; got '0'" in line for line in log) == (2 in cohort)
-    assert_same_bits(
+    assert_bitwise_identical(
         strategy.answers,
         in_process(fedotp._replace(cohort=lambda server_round: [1], rounds=1)).answers,
     )
@@ -558,7 +564,7 @@ def test_a_client_without_a_node_is_left_out_of_the_round(fedotp, log):
     del grid.contexts[1000 - 7 * client]
     strategy.start(grid, ArrayRecord(), num_rounds=1)
     expected = in_process(without(fedotp, client, 0)._replace(rounds=1))
-    assert_same_bits((strategy.answers, strategy.state), expected[:2])
+    assert_bitwise_identical((strategy.answers, strategy.state), expected[:2])
     assert f"round 0: client {client} is left out: it has no node" in log
 
 
@@ -575,7 +581,7 @@ def test_a_state_in_a_directory_is_kept_after_the_run(tmp_path):
         )
         grid = InProcessGrid(app, range(3))
         nodes = flower.client_nodes(grid, range(3))
-        uploads = flower.run_round(
+        payloads = flower.run_round(
             grid,
             answers,
             nodes=nodes,
@@ -584,12 +590,12 @@ def test_a_state_in_a_directory_is_kept_after_the_run(tmp_path):
             max_bytes=MAX_BYTES,
             timeout=5.0,
         )
-        answers, state = federation.server.step(uploads, state)
+        answers, state = federation.server.step(payloads, state)
         assert not any(grid.context(node).state for node in nodes.values())
         assert grid.timeouts[-1] == 5.0
     expected = in_process(federation)
-    assert_same_bits((answers, state), expected[:2])
-    assert_same_bits(
+    assert_bitwise_identical((answers, state), expected[:2])
+    assert_bitwise_identical(
         {client: fp.load_checkpoint(tmp_path / str(client))["after"] for client in range(3)},
         expected.clients,
     )
@@ -614,7 +620,7 @@ def test_a_server_killed_before_saving_resumes_bitwise_identically(tmp_path, los
         nodes, kept = flower.client_nodes(grid, range(3)), fp.load_checkpoint(server)
         answers, state = kept["answers"], kept["state"]
         for now in range(kept["round"], federation.rounds):
-            uploads = flower.run_round(
+            payloads = flower.run_round(
                 grid,
                 answers,
                 nodes=nodes,
@@ -624,11 +630,11 @@ def test_a_server_killed_before_saving_resumes_bitwise_identically(tmp_path, los
             )
             if killed and now == lost:
                 break
-            answers, state = federation.server.step(uploads, state)
+            answers, state = federation.server.step(payloads, state)
             fp.save_checkpoint({"round": now + 1, "answers": answers, "state": state}, server)
     expected = in_process(federation)
-    assert_same_bits((answers, state), expected[:2])
-    assert_same_bits(
+    assert_bitwise_identical((answers, state), expected[:2])
+    assert_bitwise_identical(
         {client: fp.load_checkpoint(clients / str(client))["after"] for client in range(3)},
         expected.clients,
     )
@@ -670,7 +676,7 @@ def test_a_repeated_broadcast_is_answered_from_the_previous_state(tmp_path, kept
     assert [ask(0, 5), ask(0, 5)] == [4, 4]
 
 
-def test_state_is_any_tree_and_other_records_stay(tmp_path):
+def test_a_state_may_be_any_tree_and_other_records_are_kept(tmp_path):
     tree = {
         "step": 3,
         "seen": (True, None, 1.5),
@@ -680,7 +686,7 @@ def test_state_is_any_tree_and_other_records_stay(tmp_path):
     records = RecordDict({"mod": MetricRecord({"loss": 1.0})})
     assert remembered(records) == {}
     remember(tree, records)
-    assert_same_bits(remembered(records), tree)
+    assert_bitwise_identical(remembered(records), tree)
     remember({}, records)
     assert remembered(records) == {}
     assert records["mod"] == MetricRecord({"loss": 1.0})
@@ -696,7 +702,7 @@ def test_a_cohort_of_clients_without_an_answer_is_refused(fedotp, cohort):
     ):
         strategy.start(grid, ArrayRecord(), num_rounds=1)
     assert grid.asked == []
-    assert_same_bits((strategy.answers, strategy.state), fedotp.server.init())
+    assert_bitwise_identical((strategy.answers, strategy.state), fedotp.server.init())
 
 
 # Packing
@@ -716,7 +722,7 @@ def test_packing_keeps_every_dtype_and_hides_unknown_rows():
         records, expect=fp.wire.Expected(MIXED, {"backbone": "x"}), max_bytes=1000
     )
     known = fp.Weighted(torch.tensor([[1.0], [0.0]]), torch.tensor([2.0, 0.0]))
-    assert_same_bits(message, {**MIXED, "rows": known})
+    assert_bitwise_identical(message, {**MIXED, "rows": known})
     assert arrived == header
     assert records["fedprompt"]["blob"].data == fp.wire.encode_payload(MIXED, header=header)
 

@@ -134,9 +134,8 @@ def test_gradient_of_pooled_and_projected_features(projected):
 
 def test_a_single_batch_equals_a_sequence_of_one_batch():
     model, guides = Guided(mlp(), features=False), draw_guides(CLASSES)
-    single = guide_gradient(
-        model, guides, STUDY[0], list(QUIZ[0]), learning_rate=0.1
-    )  # DataLoaders yield lists
+    # DataLoaders yield lists.
+    single = guide_gradient(model, guides, STUDY[0], list(QUIZ[0]), learning_rate=0.1)
     several = guide_gradient(model, guides, [STUDY[0]], [list(QUIZ[0])], learning_rate=0.1)
     assert torch.equal(single.value, several.value)
     assert single.weight.tolist() == several.weight.tolist() == [1.0, 1.0, 1.0, 0.0, 0.0]

@@ -11,11 +11,12 @@ from flwr.serverapp import Grid
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 
-Fault = Callable[[Message], list[Message]]  # from a reply to what arrives in its place
+Fault = Callable[[Message], list[Message]]
+"""Function from a reply to the messages that are received in its place."""
 
 
 def over_the_wire(message: Message) -> Message:
-    """Take a message apart into the objects that travel, and put it together again."""
+    """Serialize the objects of a message, and make the message from them again."""
     objects = get_all_nested_objects(message)
     contents = {name: bytes(each.deflate()) for name, each in objects.items()}
     arrived: Any = inflate_object_from_contents(message.object_id, contents)
@@ -24,7 +25,7 @@ def over_the_wire(message: Message) -> Message:
 
 
 class InProcessGrid(Grid):
-    """Nodes that keep only a serialized context. Replies are reordered, and may be made to fail."""
+    """Grid of nodes that keep only serialized contexts. Replies are reordered, and may fail."""
 
     def __init__(
         self, app: ClientApp, clients: Iterable[int], *, fault: Fault = lambda reply: [reply]
@@ -35,7 +36,7 @@ class InProcessGrid(Grid):
         self.asked: list[int] = []
         self.timeouts: list[float | None] = []
         self.silent: set[int] = set()  # nodes that are connected and never answer
-        self._replies: list[Message] = []  # that nobody pulled yet
+        self._replies: list[Message] = []  # not pulled yet
         for client in clients:
             self.join(client, node=1000 - 7 * client)
 
@@ -45,19 +46,20 @@ class InProcessGrid(Grid):
         self.contexts[node] = context_to_proto(context).SerializeToString()
 
     def context(self, node: int) -> Context:
-        """What a node keeps."""
+        """Return the context of a node."""
         return context_from_proto(ContextProto.FromString(self.contexts[node]))
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> list[Message]:
-        """Answer all of them; a node that left says nothing."""
+        """Answer all messages except those to nodes that have left."""
         self.timeouts.append(timeout)
         return self.pull_messages(self.push_messages(messages))
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        """Hand them to the nodes that are there."""
-        for message in messages:  # twice, as over HTTP: a generator would be empty by then
+        """Deliver messages to the nodes that are connected."""
+        # Messages are iterated twice, as over HTTP. A generator would be empty the second time.
+        for message in messages:
             message.metadata.__dict__["_message_id"] = message.object_id
         there = [
             message
@@ -71,7 +73,7 @@ class InProcessGrid(Grid):
         return [message.metadata.message_id for message in messages]
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        """Return the replies to these, each once."""
+        """Return the replies to some messages, each once."""
         wanted = set(message_ids)
         pulled = [reply for reply in self._replies if reply.metadata.reply_to_message_id in wanted]
         self._replies = [
@@ -97,20 +99,20 @@ class InProcessGrid(Grid):
         return reply
 
     def get_node_ids(self) -> list[int]:
-        """Who is connected."""
+        """Return the ids of the connected nodes."""
         return list(self.contexts)
 
     def set_run(self, run: Any) -> None:
-        """Not needed: there is one run."""
+        """Raise an error, because there is only one run."""
         raise NotImplementedError
 
     @property
     def run(self) -> Any:
-        """Not needed: there is one run."""
+        """Raise an error, because there is only one run."""
         raise NotImplementedError
 
     def create_message(self, *arguments: Any, **options: Any) -> Message:
-        """Flower calls this deprecated."""
+        """Raise an error, because Flower deprecated this method."""
         raise NotImplementedError
 
 

@@ -21,7 +21,7 @@ NAN = torch.nan
 
 
 def messages() -> list[Message]:
-    """Messages of the two ranks, with different names, dtypes and lengths.
+    """Make the messages of two ranks, with different names, dtypes and lengths.
 
     The first message has a row of weight 0.
     """
@@ -35,7 +35,7 @@ def messages() -> list[Message]:
 
 
 def forms() -> list[Expected]:
-    """Expected message of each rank."""
+    """Return the expected message of each rank."""
     return [Expected(message, {"backbone": "tiny"}) for message in messages()]
 
 
@@ -83,7 +83,7 @@ BROKEN = {"a": torch.tensor([NAN])}
 STEPS: dict[str, Callable[[int], Any]] = {
     "ragged": exchange,
     "rank 1 sends nothing": on(1, message=None),
-    "nobody sends": lambda rank: exchange(rank, message=None),
+    "no rank sends": lambda rank: exchange(rank, message=None),
     "NaN on rank 1": on(1, message=BROKEN),
     "no message on rank 0": on(0, message=[1.0]),
     "too few expected on rank 1": on(1, expect=forms()[:1]),
@@ -99,7 +99,7 @@ STEPS: dict[str, Callable[[int], Any]] = {
     "rank 0 expects nothing of rank 1": on(0, expect=[forms()[0], None]),
     "rank 1 expects another form": on(1, expect=forms()[::-1]),
     "in groups of one": in_groups_of_one,
-    "ragged, after all that": exchange,
+    "ragged, after all errors": exchange,
     **{name: lambda rank, make=make: distributed(make()) for name, make in FEDERATIONS.items()},
     "rank 1 never calls": alone,
     "rank 1 is gone": gone,

@@ -154,10 +154,11 @@ def draw_guides(dim: int, *, classes: int = CLASSES, seed: int = 3) -> Tensor:
     )
 
 
+# Batches have different sizes, and no sample of class 4.
 STUDY = [
     draw_pair([0, 1, 1, 2, 0], seed=1),
     draw_pair([0, 1, 3], seed=2),
-]  # of unequal size, without class 4
+]
 QUIZ = [draw_pair([4, 1, 2, 4], seed=4), draw_pair([0, 4], seed=6)]
 
 

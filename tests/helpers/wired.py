@@ -27,11 +27,11 @@ PARTS = {"backbone": "vit", "classes": "cat, dog"}
 HEADER = Header(PARTS | {"own": "x"}, 3, "client ü 7", {"loss": '0.5, "quoted"', "note": ""})
 
 
-def known_numbers(upload):
+def known_numbers(entry):
     return (
-        (upload.weight > 0)
-        .reshape(upload.weight.shape + (1,) * (upload.value.ndim - upload.weight.ndim))
-        .expand_as(upload.value)
+        (entry.weight > 0)
+        .reshape(entry.weight.shape + (1,) * (entry.value.ndim - entry.weight.ndim))
+        .expand_as(entry.value)
     )
 
 

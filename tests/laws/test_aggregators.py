@@ -1,9 +1,10 @@
-"""The laws that every aggregator obeys, and proof that they bite."""
+"""Laws that every aggregator obeys, and wrong aggregators that the laws reject."""
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from itertools import chain, tee
+from operator import attrgetter
 from typing import NamedTuple
 
 import pytest
@@ -25,7 +26,9 @@ from references.fedhpl import similarity as dimension_similarity
 from same import assert_identical
 from tolerance import assert_near
 
-TARGET = 6  # the latent dimension whose teacher the adapter below asks for
+TARGET = 6
+"""Latent dimension of the teacher that `at_dimension` returns."""
+
 DIMS = (2, 6, 9)
 
 
@@ -41,7 +44,7 @@ class Sent(Weighted):
         return entry
 
     def but(self, value: Tensor | None = None, weight: Tensor | None = None) -> "Sent":
-        """The same client with another value or weight."""
+        """Return an entry of the same client with another value or weight."""
         return Sent.by(
             self.dim,
             self.value if value is None else value,
@@ -50,39 +53,44 @@ class Sent(Weighted):
 
 
 class Implementation(NamedTuple):
+    """Aggregator, with the properties that the laws need.
+
+    Attributes:
+        aggregate: Function of the entries of a round.
+        evidence: Function from one entry to its part of the total weight.
+        prior: Weight of the entry of value 0 that the aggregator adds in every row.
+        merges: Whether a mean of means is a mean.
+    """
+
     aggregate: Callable[[Iterable[Sent]], Weighted]
-    evidence: Callable[[Sent], Tensor] = lambda upload: (
-        upload.weight
-    )  # what one upload adds to the total weight
-    prior: float = (
-        0.0  # the weight of one more upload of value 0 that the implementation adds in every row
-    )
-    merges: bool = False  # whether a result may stand for the uploads that it was made of
+    evidence: Callable[[Sent], Tensor] = attrgetter("weight")
+    prior: float = 0.0
+    merges: bool = False
 
 
-def at_dimension(uploads: Iterable[Sent], *, smoothing: float) -> Weighted:
+def at_dimension(entries: Iterable[Sent], *, smoothing: float) -> Weighted:
     """Make an aggregator of the teacher for one dimension, from `heterogeneous_means`."""
-    seen = iter(uploads)
+    seen = iter(entries)
     first = next(seen)
     asked = first.but(torch.full_like(first.value, torch.nan), torch.zeros_like(first.weight))
     sent, dims = tee(chain([first], seen))
     return heterogeneous_means(
-        chain([asked], sent), chain([TARGET], (upload.dim for upload in dims)), smoothing=smoothing
+        chain([asked], sent), chain([TARGET], (entry.dim for entry in dims)), smoothing=smoothing
     )[TARGET]
 
 
-def similar_evidence(upload: Sent) -> Tensor:
-    return dimension_similarity(TARGET, upload.dim) * upload.weight
+def similar_evidence(entry: Sent) -> Tensor:
+    return dimension_similarity(TARGET, entry.dim) * entry.weight
 
 
 def of_payloads(
     aggregate: Callable[[Iterable[Mapping[str, Weighted]]], dict[str, Weighted]],
 ) -> Callable[[Iterable[Sent]], Weighted]:
-    """Apply an aggregator of payloads to entries, beside a second name with other values."""
+    """Apply an aggregator of payloads to entries. A second name has other values."""
 
-    def of_entries(uploads: Iterable[Sent]) -> Weighted:
+    def of_entries(entries: Iterable[Sent]) -> Weighted:
         mean = aggregate(
-            {"other": upload.but(3 * upload.value + 1), "logits": upload} for upload in uploads
+            {"other": entry.but(3 * entry.value + 1), "logits": entry} for entry in entries
         )
         assert list(mean) == ["other", "logits"]
         return mean["logits"]
@@ -90,7 +98,7 @@ def of_payloads(
     return of_entries
 
 
-# Every public function over entries: its name, then its configuration. A new one belongs here.
+# Every public function of entries: its name, then its configuration. Add new ones here.
 AGGREGATORS = {
     "weighted_mean": Implementation(weighted_mean, merges=True),
     "heterogeneous_means smoothing=0": Implementation(
@@ -125,53 +133,54 @@ def test_every_public_aggregator_is_in_the_table():
     assert over_entries == {label.split()[0] for label in AGGREGATORS}
 
 
-# The laws: each takes an implementation and the uploads of a round, and fails by an AssertionError.
+# Each law takes an implementation and the entries of a round, and raises an AssertionError if it
+# does not hold.
 
 
 def known(weight: Tensor, value: Tensor) -> Tensor:
-    """Which entries of a value its weight (a prefix of its shape) knows."""
+    """Return where a value has positive weight, as a mask of its shape."""
     return (weight > 0).reshape(weight.shape + (1,) * (value.ndim - weight.ndim)).expand_as(value)
 
 
-def order_does_not_matter(implementation: Implementation, uploads: list[Sent]) -> None:
-    expected = implementation.aggregate(uploads)
-    for order in (uploads[::-1], uploads[1:] + uploads[:1]):
+def order_does_not_matter(implementation: Implementation, entries: list[Sent]) -> None:
+    expected = implementation.aggregate(entries)
+    for order in (entries[::-1], entries[1:] + entries[:1]):
         for actual, tensor in zip(implementation.aggregate(order), expected, strict=True):
             assert_near(actual, tensor)
 
 
-def weight_zero_changes_nothing(implementation: Implementation, uploads: list[Sent]) -> None:
-    expected = implementation.aggregate(uploads)
+def weight_zero_changes_nothing(implementation: Implementation, entries: list[Sent]) -> None:
+    expected = implementation.aggregate(entries)
     for garbage in (torch.nan, torch.inf, 7.0):
-        nothing = uploads[0].but(
-            torch.full_like(uploads[0].value, garbage), torch.zeros_like(uploads[0].weight)
+        nothing = entries[0].but(
+            torch.full_like(entries[0].value, garbage), torch.zeros_like(entries[0].weight)
         )
-        for position in {0, len(uploads) // 2, len(uploads)}:
+        for position in {0, len(entries) // 2, len(entries)}:
             assert_identical(
-                implementation.aggregate([*uploads[:position], nothing, *uploads[position:]]),
+                implementation.aggregate([*entries[:position], nothing, *entries[position:]]),
                 expected,
             )
 
 
-def a_single_entry_comes_back(implementation: Implementation, uploads: list[Sent]) -> None:
-    """One entry is its own mean, exactly so below float64. Rules with a prior are excepted."""
-    for upload in uploads if implementation.prior == 0 else ():
-        rows = known(upload.weight, upload.value)
-        actual, expected = implementation.aggregate([upload]).value[rows], upload.value[rows]
-        (assert_near if upload.value.dtype == torch.float64 else assert_identical)(actual, expected)
+def a_single_entry_is_unchanged(implementation: Implementation, entries: list[Sent]) -> None:
+    """One entry is its own mean, exactly in less than float64. Rules with a prior are excepted."""
+    for entry in entries if implementation.prior == 0 else ():
+        rows = known(entry.weight, entry.value)
+        actual, expected = implementation.aggregate([entry]).value[rows], entry.value[rows]
+        (assert_near if entry.value.dtype == torch.float64 else assert_identical)(actual, expected)
 
 
-def stays_between_minimum_and_maximum(implementation: Implementation, uploads: list[Sent]) -> None:
-    value, weight = implementation.aggregate(uploads)
+def stays_between_minimum_and_maximum(implementation: Implementation, entries: list[Sent]) -> None:
+    value, weight = implementation.aggregate(entries)
     prior = [torch.zeros_like(value)] if implementation.prior else []
-    seen = [(known(upload.weight, upload.value), upload.value) for upload in uploads]
+    seen = [(known(entry.weight, entry.value), entry.value) for entry in entries]
     lowest = (
-        torch.stack([torch.where(rows, entries, torch.inf) for rows, entries in seen] + prior)
+        torch.stack([torch.where(rows, values, torch.inf) for rows, values in seen] + prior)
         .min(0)
         .values
     )
     highest = (
-        torch.stack([torch.where(rows, entries, -torch.inf) for rows, entries in seen] + prior)
+        torch.stack([torch.where(rows, values, -torch.inf) for rows, values in seen] + prior)
         .max(0)
         .values
     )
@@ -181,80 +190,80 @@ def stays_between_minimum_and_maximum(implementation: Implementation, uploads: l
     assert bool((value <= highest + slack)[rows].all())
 
 
-def splitting_a_client_changes_nothing(implementation: Implementation, uploads: list[Sent]) -> None:
-    """Evidence counts, not the number of uploads that carry it."""
-    expected = implementation.aggregate(uploads)
-    for position, upload in enumerate(uploads):
-        shards = [upload.but(weight=upload.weight / 4), upload.but(weight=upload.weight * 3 / 4)]
+def splitting_a_client_changes_nothing(implementation: Implementation, entries: list[Sent]) -> None:
+    """Only the total weight matters, not the number of entries."""
+    expected = implementation.aggregate(entries)
+    for position, entry in enumerate(entries):
+        shards = [entry.but(weight=entry.weight / 4), entry.but(weight=entry.weight * 3 / 4)]
         for actual, tensor in zip(
-            implementation.aggregate([*uploads[:position], *shards, *uploads[position + 1 :]]),
+            implementation.aggregate([*entries[:position], *shards, *entries[position + 1 :]]),
             expected,
             strict=True,
         ):
             assert_near(actual, tensor)
 
 
-def means_of_means_are_means(implementation: Implementation, uploads: list[Sent]) -> None:
-    """If the table says so, a mean of means is a mean, as on edge servers."""
-    expected = implementation.aggregate(uploads)
-    for cut in range(1, len(uploads)) if implementation.merges else ():
+def means_of_means_are_means(implementation: Implementation, entries: list[Sent]) -> None:
+    """If `merges`, a mean of means is a mean, as on edge servers."""
+    expected = implementation.aggregate(entries)
+    for cut in range(1, len(entries)) if implementation.merges else ():
         edges = [
             Sent.by(TARGET, *implementation.aggregate(part))
-            for part in (uploads[:cut], uploads[cut:])
+            for part in (entries[:cut], entries[cut:])
         ]
         for actual, tensor in zip(implementation.aggregate(edges), expected, strict=True):
             assert_near(actual, tensor)
 
 
-def weight_is_the_total_evidence(implementation: Implementation, uploads: list[Sent]) -> None:
-    total = sum(implementation.evidence(upload).double() for upload in uploads)
-    assert_near(implementation.aggregate(uploads).weight, total)
+def weight_is_the_total_evidence(implementation: Implementation, entries: list[Sent]) -> None:
+    total = sum(implementation.evidence(entry).double() for entry in entries)
+    assert_near(implementation.aggregate(entries).weight, total)
 
 
-def rows_nobody_knows_are_zero(implementation: Implementation, uploads: list[Sent]) -> None:
-    value, weight = implementation.aggregate(uploads)
-    nobody = ~torch.stack([upload.weight > 0 for upload in uploads]).any(0)
-    assert torch.equal(weight == 0, nobody)
-    assert torch.equal(value[nobody], torch.zeros_like(value[nobody]))
+def unknown_rows_are_zero(implementation: Implementation, entries: list[Sent]) -> None:
+    value, weight = implementation.aggregate(entries)
+    unknown = ~torch.stack([entry.weight > 0 for entry in entries]).any(0)
+    assert torch.equal(weight == 0, unknown)
+    assert torch.equal(value[unknown], torch.zeros_like(value[unknown]))
 
 
-def dtypes_and_shapes_are_kept(implementation: Implementation, uploads: list[Sent]) -> None:
-    for actual, sent in zip(implementation.aggregate(uploads), uploads[0], strict=True):
+def dtypes_and_shapes_are_kept(implementation: Implementation, entries: list[Sent]) -> None:
+    for actual, sent in zip(implementation.aggregate(entries), entries[0], strict=True):
         assert actual.dtype == sent.dtype
         assert actual.shape == sent.shape
         assert bool(actual.isfinite().all())
 
 
-def inputs_are_never_mutated(implementation: Implementation, uploads: list[Sent]) -> None:
-    before = [tuple(tensor.clone() for tensor in upload) for upload in uploads]
-    implementation.aggregate(uploads)
-    assert_identical([tuple(upload) for upload in uploads], before)
+def inputs_are_never_mutated(implementation: Implementation, entries: list[Sent]) -> None:
+    before = [tuple(tensor.clone() for tensor in entry) for entry in entries]
+    implementation.aggregate(entries)
+    assert_identical([tuple(entry) for entry in entries], before)
 
 
-def results_are_not_views_of_inputs(implementation: Implementation, uploads: list[Sent]) -> None:
-    before = [tuple(tensor.clone() for tensor in upload) for upload in uploads]
-    for count in (1, len(uploads)):
-        for tensor in implementation.aggregate(uploads[:count]):
+def results_are_not_views_of_inputs(implementation: Implementation, entries: list[Sent]) -> None:
+    before = [tuple(tensor.clone() for tensor in entry) for entry in entries]
+    for count in (1, len(entries)):
+        for tensor in implementation.aggregate(entries[:count]):
             tensor.fill_(5)
-    assert_identical([tuple(upload) for upload in uploads], before)
+    assert_identical([tuple(entry) for entry in entries], before)
 
 
-def one_pass_suffices(implementation: Implementation, uploads: list[Sent]) -> None:
+def one_pass_suffices(implementation: Implementation, entries: list[Sent]) -> None:
     def stream() -> Iterator[Sent]:
-        yield from uploads
+        yield from entries
 
-    assert_identical(implementation.aggregate(stream()), implementation.aggregate(uploads))
+    assert_identical(implementation.aggregate(stream()), implementation.aggregate(entries))
 
 
 LAWS = [
     order_does_not_matter,
     weight_zero_changes_nothing,
-    a_single_entry_comes_back,
+    a_single_entry_is_unchanged,
     stays_between_minimum_and_maximum,
     splitting_a_client_changes_nothing,
     means_of_means_are_means,
     weight_is_the_total_evidence,
-    rows_nobody_knows_are_zero,
+    unknown_rows_are_zero,
     dtypes_and_shapes_are_kept,
     inputs_are_never_mutated,
     results_are_not_views_of_inputs,
@@ -272,20 +281,19 @@ def round_of_entries(
     scale: float = 1.0,
     dtypes: tuple[torch.dtype, torch.dtype] = (torch.float32, torch.float32),
 ) -> list[Sent]:
-    """Entries with different values and weights. Rows of weight 0 contain garbage."""
-    uploads = []
+    """Draw entries with different values and weights. Rows of weight 0 contain garbage."""
+    entries = []
     for client in range(clients):
         value = scale * (
             torch.randn((*rows, *event), generator=generator, dtype=torch.float64) + client
         )
-        weight = 10 ** (
-            4 * torch.rand(rows, generator=generator, dtype=torch.float64) - 1
-        )  # from 0.1 to 1000
+        # Weights from 0.1 to 1000.
+        weight = 10 ** (4 * torch.rand(rows, generator=generator, dtype=torch.float64) - 1)
         weight = torch.where(torch.rand(rows, generator=generator) < absent, 0.0, weight)
         garbage = (torch.nan, torch.inf, 1e30)[client % 3]
         value = torch.where(known(weight, value), value, garbage)
-        uploads.append(Sent.by(DIMS[client % 3], value.to(dtypes[0]), weight.to(dtypes[1])))
-    return uploads
+        entries.append(Sent.by(DIMS[client % 3], value.to(dtypes[0]), weight.to(dtypes[1])))
+    return entries
 
 
 @st.composite
@@ -309,64 +317,64 @@ def rounds(draw: st.DrawFn) -> list[Sent]:
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
 @pytest.mark.parametrize("label", AGGREGATORS)
 @settings(deadline=None, max_examples=15)
-@given(uploads=rounds())
-def test_law_holds(label, law, uploads):
-    law(AGGREGATORS[label], uploads)
+@given(entries=rounds())
+def test_law_holds(label, law, entries):
+    law(AGGREGATORS[label], entries)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("label", AGGREGATORS)
 def test_half_precision_rows_with_float32_evidence(label, dtype, generator):
-    uploads = round_of_entries(
+    entries = round_of_entries(
         generator, clients=4, rows=(3,), event=(2,), absent=0.3, dtypes=(dtype, torch.float32)
     )
     for law in LAWS:
-        law(AGGREGATORS[label], uploads)
+        law(AGGREGATORS[label], entries)
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.25, 1.0, 20.5])
 @settings(deadline=None, max_examples=15)
-@given(uploads=rounds())
-def test_smoothing_is_one_more_entry_of_value_zero(smoothing, uploads):
-    first = uploads[0]
+@given(entries=rounds())
+def test_smoothing_is_one_more_entry_of_value_zero(smoothing, entries):
+    first = entries[0]
     zeros = Sent.by(TARGET, torch.zeros_like(first.value), torch.full_like(first.weight, smoothing))
     smoothed, expected = (
-        at_dimension(uploads, smoothing=smoothing),
-        at_dimension([*uploads, zeros], smoothing=0.0),
+        at_dimension(entries, smoothing=smoothing),
+        at_dimension([*entries, zeros], smoothing=0.0),
     )
     rows = known(smoothed.weight, smoothed.value)
     assert_near(smoothed.value[rows], expected.value[rows])
 
 
 @settings(deadline=None, max_examples=15)
-@given(uploads=rounds())
-def test_the_teacher_of_every_dimension_is_its_own_weighted_mean(uploads):
-    """Without smoothing, a teacher is a weighted mean with weights times similarity."""
-    teachers = heterogeneous_means(uploads, [upload.dim for upload in uploads], smoothing=0.0)
-    assert set(teachers) == {upload.dim for upload in uploads}
+@given(entries=rounds())
+def test_the_teacher_of_every_dimension_is_its_own_weighted_mean(entries):
+    """Without smoothing, a teacher is a weighted mean. Its weights are multiplied by similarity."""
+    teachers = heterogeneous_means(entries, [entry.dim for entry in entries], smoothing=0.0)
+    assert set(teachers) == {entry.dim for entry in entries}
     for dim, teacher in teachers.items():
         scaled = [
-            upload.but(weight=dimension_similarity(dim, upload.dim) * upload.weight)
-            for upload in uploads
+            entry.but(weight=dimension_similarity(dim, entry.dim) * entry.weight)
+            for entry in entries
         ]
         for actual, expected in zip(teacher, weighted_mean(scaled), strict=True):
             assert_near(actual, expected)
 
 
-# Known-wrong aggregators, each under the law that must reject it.
+# Known-wrong aggregators. The table below names the law that must reject each.
 
 
-def stacked(uploads: Iterable[Sent]) -> tuple[Tensor, Tensor, Weighted]:
-    """Values without garbage, weights with as many axes, and an upload for the dtypes."""
-    uploads = list(uploads)
+def stacked(entries: Iterable[Sent]) -> tuple[Tensor, Tensor, Weighted]:
+    """Return values without garbage, weights with as many axes, and an entry for the dtypes."""
+    entries = list(entries)
     values = torch.stack(
         [
-            torch.where(known(upload.weight, upload.value), upload.value, 0.0).double()
-            for upload in uploads
+            torch.where(known(entry.weight, entry.value), entry.value, 0.0).double()
+            for entry in entries
         ]
     )
-    weights = torch.stack([upload.weight.double() for upload in uploads])
-    return values, weights.reshape(weights.shape + (1,) * (values.ndim - weights.ndim)), uploads[0]
+    weights = torch.stack([entry.weight.double() for entry in entries])
+    return values, weights.reshape(weights.shape + (1,) * (values.ndim - weights.ndim)), entries[0]
 
 
 def finish(total: Tensor, divisor: Tensor, weights: Tensor, like: Weighted) -> Weighted:
@@ -377,53 +385,52 @@ def finish(total: Tensor, divisor: Tensor, weights: Tensor, like: Weighted) -> W
     )
 
 
-def right(uploads: Iterable[Sent]) -> Weighted:
-    values, weights, like = stacked(uploads)
+def right(entries: Iterable[Sent]) -> Weighted:
+    values, weights, like = stacked(entries)
     return finish((weights * values).sum(0), weights.sum(0), weights, like)
 
 
-def ignores_weights(uploads: Iterable[Sent]) -> Weighted:
-    values, weights, like = stacked(uploads)
+def ignores_weights(entries: Iterable[Sent]) -> Weighted:
+    values, weights, like = stacked(entries)
     return finish(values.sum(0), (weights > 0).double().sum(0), weights, like)
 
 
-def squares_weights(uploads: Iterable[Sent]) -> Weighted:
-    values, weights, like = stacked(uploads)
+def squares_weights(entries: Iterable[Sent]) -> Weighted:
+    values, weights, like = stacked(entries)
     return finish((weights**2 * values).sum(0), (weights**2).sum(0), weights, like)
 
 
-def averages_absent_rows_as_zeros(uploads: Iterable[Sent]) -> Weighted:
-    values, weights, like = stacked(uploads)
-    own = (
-        weights.flatten(1).max(1).values.sum()
-    )  # every client counts with its largest weight in every row
+def averages_absent_rows_as_zeros(entries: Iterable[Sent]) -> Weighted:
+    values, weights, like = stacked(entries)
+    # Every client has its largest weight in every row.
+    own = weights.flatten(1).max(1).values.sum()
     return finish((weights * values).sum(0), own, weights, like)
 
 
-def counts_absent_uploads(uploads: Iterable[Sent]) -> Weighted:
-    values, weights, like = stacked(uploads)
+def counts_absent_entries(entries: Iterable[Sent]) -> Weighted:
+    values, weights, like = stacked(entries)
     return finish(
         (weights * values).sum(0) / len(values), weights.mean(0) + 1 / len(values), weights, like
     )
 
 
-def lets_nan_of_weight_zero_through(uploads: Iterable[Sent]) -> Weighted:
-    uploads = list(uploads)
-    _, weights, like = stacked(uploads)
-    values = torch.stack([upload.value.double() for upload in uploads])
+def lets_nan_of_weight_zero_through(entries: Iterable[Sent]) -> Weighted:
+    entries = list(entries)
+    _, weights, like = stacked(entries)
+    values = torch.stack([entry.value.double() for entry in entries])
     return finish((weights * values).sum(0), weights.sum(0), weights, like)
 
 
-def last_upload_wins(uploads: Iterable[Sent]) -> Weighted:
-    values, weights, like = stacked(uploads)
+def last_entry_wins(entries: Iterable[Sent]) -> Weighted:
+    values, weights, like = stacked(entries)
     result = torch.zeros_like(values[0])
     for value, weight in zip(values, weights, strict=True):
         result = torch.where(weight > 0, value, result)
     return finish(result, torch.ones_like(weights[0]), weights, like)
 
 
-def moving_average(uploads: Iterable[Sent]) -> Weighted:
-    values, weights, like = stacked(uploads)
+def moving_average(entries: Iterable[Sent]) -> Weighted:
+    values, weights, like = stacked(entries)
     result, seen = torch.zeros_like(values[0]), torch.zeros_like(weights[0])
     for value, weight in zip(values, weights, strict=True):
         blended = torch.where(seen > 0, 0.5 * result + 0.5 * value, value)
@@ -431,34 +438,34 @@ def moving_average(uploads: Iterable[Sent]) -> Weighted:
     return finish(result, torch.ones_like(seen), weights, like)
 
 
-def returns_weight_one(uploads: Iterable[Sent]) -> Weighted:
-    result = right(uploads)
+def returns_weight_one(entries: Iterable[Sent]) -> Weighted:
+    result = right(entries)
     return Weighted(result.value, (result.weight > 0).to(result.weight.dtype))
 
 
-def returns_the_mean_weight(uploads: Iterable[Sent]) -> Weighted:
-    uploads = list(uploads)
-    result = right(uploads)
-    return Weighted(result.value, result.weight / len(uploads))
+def returns_the_mean_weight(entries: Iterable[Sent]) -> Weighted:
+    entries = list(entries)
+    result = right(entries)
+    return Weighted(result.value, result.weight / len(entries))
 
 
-def clamps(uploads: Iterable[Sent]) -> Weighted:
-    result = right(uploads)
+def clamps(entries: Iterable[Sent]) -> Weighted:
+    result = right(entries)
     return Weighted(result.value.clamp(-1, 1), result.weight)
 
 
-def adds_an_epsilon(uploads: Iterable[Sent]) -> Weighted:
-    values, weights, like = stacked(uploads)
+def adds_an_epsilon(entries: Iterable[Sent]) -> Weighted:
+    values, weights, like = stacked(entries)
     return finish((weights * values).sum(0), weights.sum(0) + 1e-6, weights, like)
 
 
-def sums(uploads: Iterable[Sent]) -> Weighted:
-    values, weights, like = stacked(uploads)
+def sums(entries: Iterable[Sent]) -> Weighted:
+    values, weights, like = stacked(entries)
     return finish((weights * values).sum(0), torch.ones_like(weights[0]), weights, like)
 
 
-def extrapolates(uploads: Iterable[Sent]) -> Weighted:
-    values, weights, like = stacked(uploads)
+def extrapolates(entries: Iterable[Sent]) -> Weighted:
+    values, weights, like = stacked(entries)
     mean = (weights * values).sum(0) / torch.where(weights.sum(0) > 0, weights.sum(0), 1.0)
     highest = torch.where(weights > 0, values, -torch.inf).max(0).values
     return finish(
@@ -469,56 +476,56 @@ def extrapolates(uploads: Iterable[Sent]) -> Weighted:
     )
 
 
-def midrange(uploads: Iterable[Sent]) -> Weighted:
-    """A lawful aggregator in every respect but one: its means of means are not means."""
-    values, weights, like = stacked(uploads)
+def midrange(entries: Iterable[Sent]) -> Weighted:
+    """Obey every law except one: its means of means are not means."""
+    values, weights, like = stacked(entries)
     highest = torch.where(weights > 0, values, -torch.inf).max(0).values
     lowest = torch.where(weights > 0, values, torch.inf).min(0).values
     middle = torch.where(weights.sum(0) > 0, (highest + lowest) / 2, 0.0)
     return finish(middle, torch.ones_like(middle), weights, like)
 
 
-def zero_by_zero(uploads: Iterable[Sent]) -> Weighted:
-    result = right(uploads)
+def zero_by_zero(entries: Iterable[Sent]) -> Weighted:
+    result = right(entries)
     return result._replace(
         value=torch.where(known(result.weight, result.value), result.value, torch.nan)
     )
 
 
-def invents_unknown_rows(uploads: Iterable[Sent]) -> Weighted:
-    result = right(uploads)
+def invents_unknown_rows(entries: Iterable[Sent]) -> Weighted:
+    result = right(entries)
     return result._replace(value=torch.where(known(result.weight, result.value), result.value, 1.0))
 
 
-def answers_in_float32(uploads: Iterable[Sent]) -> Weighted:
-    return Weighted(*(tensor.float() for tensor in right(uploads)))
+def answers_in_float32(entries: Iterable[Sent]) -> Weighted:
+    return Weighted(*(tensor.float() for tensor in right(entries)))
 
 
-def multiplies_in_place(uploads: Iterable[Sent]) -> Weighted:
-    uploads = list(uploads)
-    result = right(uploads)
-    uploads[-1].value.mul_(2)
+def multiplies_in_place(entries: Iterable[Sent]) -> Weighted:
+    entries = list(entries)
+    result = right(entries)
+    entries[-1].value.mul_(2)
     return result
 
 
-def returns_the_only_upload_itself(uploads: Iterable[Sent]) -> Weighted:
-    uploads = list(uploads)
-    return uploads[0] if len(uploads) == 1 and uploads[0].value.isfinite().all() else right(uploads)
+def returns_the_only_entry_itself(entries: Iterable[Sent]) -> Weighted:
+    entries = list(entries)
+    return entries[0] if len(entries) == 1 and entries[0].value.isfinite().all() else right(entries)
 
 
-def reads_twice(uploads: Iterable[Sent]) -> Weighted:
-    first = list(uploads)
-    return right(list(uploads) or first[:1])  # a stream is empty the second time
+def reads_twice(entries: Iterable[Sent]) -> Weighted:
+    first = list(entries)
+    return right(list(entries) or first[:1])  # a stream is empty the second time
 
 
 WRONG = {
     moving_average: order_does_not_matter,
-    last_upload_wins: order_does_not_matter,
+    last_entry_wins: order_does_not_matter,
     lets_nan_of_weight_zero_through: weight_zero_changes_nothing,
-    counts_absent_uploads: weight_zero_changes_nothing,
-    averages_absent_rows_as_zeros: a_single_entry_comes_back,
-    adds_an_epsilon: a_single_entry_comes_back,
-    clamps: a_single_entry_comes_back,
+    counts_absent_entries: weight_zero_changes_nothing,
+    averages_absent_rows_as_zeros: a_single_entry_is_unchanged,
+    adds_an_epsilon: a_single_entry_is_unchanged,
+    clamps: a_single_entry_is_unchanged,
     sums: stays_between_minimum_and_maximum,
     extrapolates: stays_between_minimum_and_maximum,
     ignores_weights: splitting_a_client_changes_nothing,
@@ -526,17 +533,17 @@ WRONG = {
     midrange: means_of_means_are_means,
     returns_weight_one: weight_is_the_total_evidence,
     returns_the_mean_weight: weight_is_the_total_evidence,
-    zero_by_zero: rows_nobody_knows_are_zero,
-    invents_unknown_rows: rows_nobody_knows_are_zero,
+    zero_by_zero: unknown_rows_are_zero,
+    invents_unknown_rows: unknown_rows_are_zero,
     answers_in_float32: dtypes_and_shapes_are_kept,
     multiplies_in_place: inputs_are_never_mutated,
-    returns_the_only_upload_itself: results_are_not_views_of_inputs,
+    returns_the_only_entry_itself: results_are_not_views_of_inputs,
     reads_twice: one_pass_suffices,
 }
 
 
 def examples() -> list[list[Sent]]:
-    """Rounds with known, absent and universally unknown rows, in both dtypes."""
+    """Draw rounds in both dtypes. Rows are known, absent, or absent for all clients."""
     generator = torch.Generator().manual_seed(3)
     drawn = [
         round_of_entries(
@@ -545,8 +552,9 @@ def examples() -> list[list[Sent]]:
         for clients, rows, absent in ((4, (6,), 0.5), (3, (), 0.0), (3, (2, 3), 0.2))
         for dtype in (torch.float32, torch.float64)
     ]
-    for upload in drawn[0]:  # one row that nobody knows
-        upload.weight[0], upload.value[0] = 0.0, torch.nan
+    for entry in drawn[0]:  # no client knows the first row
+        entry.weight[0] = 0.0
+        entry.value[0] = torch.nan
     return drawn
 
 
@@ -554,9 +562,9 @@ def rejects(
     law: Callable[[Implementation, list[Sent]], None],
     aggregate: Callable[[Iterable[Sent]], Weighted],
 ) -> bool:
-    for uploads in examples():
+    for entries in examples():
         try:
-            law(Implementation(aggregate, merges=True), uploads)
+            law(Implementation(aggregate, merges=True), entries)
         except AssertionError:
             return True
     return False
@@ -565,12 +573,12 @@ def rejects(
 @pytest.mark.parametrize(("wrong", "law"), WRONG.items(), ids=lambda function: function.__name__)
 def test_laws_reject_known_wrong_aggregators(wrong, law):
     assert rejects(law, wrong)
-    # A rule by name receives a stream, so one that reads twice also fails on lists.
+    # `aggregate_by_name` passes a stream, so an aggregator that reads twice fails on lists too.
     laws = LAWS if law is one_pass_suffices else [law]
     assert any(rejects(each, of_payloads(aggregate_by_name({}, default=wrong))) for each in laws)
 
 
-def test_every_law_bites_and_none_rejects_a_right_aggregator():
+def test_every_law_rejects_a_wrong_aggregator_and_accepts_the_right_one():
     assert set(WRONG.values()) == set(LAWS)
     assert [law.__name__ for law in LAWS if rejects(law, right)] == []
     assert [

@@ -1,4 +1,4 @@
-"""The laws that every codec obeys, and proof that they bite."""
+"""Laws that every codec obeys, and wrong codecs that the laws reject."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -19,35 +19,36 @@ from same import assert_identical
 Sent = dict[str, Weighted]
 
 
-def known(upload: Weighted) -> Tensor:
+def known(entry: Weighted) -> Tensor:
     return (
-        (upload.weight > 0)
-        .reshape(upload.weight.shape + (1,) * (upload.value.ndim - upload.weight.ndim))
-        .expand_as(upload.value)
+        (entry.weight > 0)
+        .reshape(entry.weight.shape + (1,) * (entry.value.ndim - entry.weight.ndim))
+        .expand_as(entry.value)
     )
 
 
-def silent(upload: Weighted) -> Tensor:
-    return torch.where(known(upload), upload.value, 0.0)
+def silent(entry: Weighted) -> Tensor:
+    return torch.where(known(entry), entry.value, 0.0)
 
 
-def half_bound(upload: Weighted) -> Tensor:
-    return (silent(upload).abs().double() * 2**-11).clamp(min=2**-25)
+def half_bound(entry: Weighted) -> Tensor:
+    return (silent(entry).abs().double() * 2**-11).clamp(min=2**-25)
 
 
-def byte_bound(upload: Weighted) -> Tensor:
-    """A 254th of the largest magnitude of the row, with a margin for rounding, by a loop."""
-    rows = silent(upload).double().reshape(upload.weight.numel(), -1)
+def byte_bound(entry: Weighted) -> Tensor:
+    """Compute 1/254 of the largest magnitude of each row by a loop, with a margin for rounding."""
+    rows = silent(entry).double().reshape(entry.weight.numel(), -1)
     bounds = [float(row.abs().max()) / 254 if len(row) else 0.0 for row in rows]
     bound = torch.tensor(bounds, dtype=torch.float64).reshape(
-        upload.weight.shape + (1,) * (upload.value.ndim - upload.weight.ndim)
+        entry.weight.shape + (1,) * (entry.value.ndim - entry.weight.ndim)
     )
-    rounding = silent(upload).abs().double() * torch.finfo(upload.value.dtype).eps
+    rounding = silent(entry).abs().double() * torch.finfo(entry.value.dtype).eps
     return bound * (1 + 1e-4) + rounding + 1e-44
 
 
-def late_bound(upload: Weighted) -> Tensor:
-    return silent(upload).abs().double()  # a number is sent or it is not
+def late_bound(entry: Weighted) -> Tensor:
+    """Return the magnitudes, because a number that is not sent has an error of its magnitude."""
+    return silent(entry).abs().double()
 
 
 def in_half(value: Tensor, weight: Tensor) -> Tensor:
@@ -55,7 +56,7 @@ def in_half(value: Tensor, weight: Tensor) -> Tensor:
 
 
 def in_bytes(value: Tensor, weight: Tensor) -> Tensor:
-    """Make rows of integers up to 127, one of them 127, times a power of two for each row."""
+    """Make rows of integers up to 127, multiplied by a power of two. The first of a row is 127."""
     rows = value.reshape(weight.numel(), -1)
     codes = (10 * rows).round().clamp(-126, 126)
     if codes.numel():
@@ -65,22 +66,29 @@ def in_bytes(value: Tensor, weight: Tensor) -> Tensor:
 
 
 def in_few(value: Tensor, weight: Tensor) -> Tensor:
-    """A quarter of the numbers, rounded up, in known rows."""
+    """Keep a quarter of the numbers of known rows, rounded up."""
     flat = torch.where(known(Weighted(value, weight)), value, 0.0).flatten()
     kept = flat.abs().argsort(descending=True)[: -(-len(flat) // 4)]
     return torch.zeros_like(flat).index_put((kept,), flat[kept]).reshape(value.shape)
 
 
 class Implementation(NamedTuple):
+    """Codec, with the properties that the laws need.
+
+    Attributes:
+        codec: Codec with an empty state.
+        bound: Function from an entry to the largest error of each number in a first round.
+        representable: Function from (value, weight) to a value that is decoded without error.
+        most: Maximum size of a large message, as a fraction of the float32 payload.
+    """
+
     codec: Codec
-    bound: Callable[[Weighted], Tensor]  # on the error of every number, in a first round
-    representable: Callable[
-        [Tensor, Tensor], Tensor
-    ]  # values near those given that must come back as they are
-    most: float  # of the bytes of float32 values, in a large payload
+    bound: Callable[[Weighted], Tensor]
+    representable: Callable[[Tensor, Tensor], Tensor]
+    most: float
 
 
-# Every public codec. A new one belongs here.
+# Every public codec. Add new ones here.
 CODECS = {
     "float16": Implementation(float16(), half_bound, in_half, 0.51),
     "int8": Implementation(int8(), byte_bound, in_bytes, 0.26),
@@ -98,24 +106,24 @@ def through(codec: Codec, sent: Sent) -> Sent:
     return codec.decode(message, like=sent)
 
 
-# The laws: each takes an implementation and a payload, and fails by an AssertionError.
+# Each law takes an implementation and a payload, and raises an AssertionError if it does not hold.
 
 
 def the_error_is_bounded(implementation: Implementation, sent: Sent) -> None:
     received = through(implementation.codec, sent)
-    for name, upload in sent.items():
-        error = (received[name].value.double() - silent(upload).double()).abs()
-        assert bool((error <= implementation.bound(upload) * (1 + 1e-12)).all())
+    for name, entry in sent.items():
+        error = (received[name].value.double() - silent(entry).double()).abs()
+        assert bool((error <= implementation.bound(entry) * (1 + 1e-12)).all())
 
 
-def representable_values_come_back(implementation: Implementation, sent: Sent) -> None:
+def representable_values_are_unchanged(implementation: Implementation, sent: Sent) -> None:
     exact = {
-        name: Weighted(implementation.representable(silent(upload), upload.weight), upload.weight)
-        for name, upload in sent.items()
+        name: Weighted(implementation.representable(silent(entry), entry.weight), entry.weight)
+        for name, entry in sent.items()
     }
     received = through(implementation.codec, exact)
-    for name, upload in exact.items():
-        assert_identical(received[name].value, silent(upload))
+    for name, entry in exact.items():
+        assert_identical(received[name].value, silent(entry))
 
 
 def weights_are_exact_and_unknown_rows_are_zeros(
@@ -123,21 +131,21 @@ def weights_are_exact_and_unknown_rows_are_zeros(
 ) -> None:
     received = through(implementation.codec, sent)
     assert list(received) == list(sent)
-    for name, upload in sent.items():
-        assert_identical(received[name].weight, upload.weight)
-        assert received[name].value.dtype == upload.value.dtype
-        assert received[name].value.shape == upload.value.shape
-        nothing = received[name].value[~known(upload)]
+    for name, entry in sent.items():
+        assert_identical(received[name].weight, entry.weight)
+        assert received[name].value.dtype == entry.value.dtype
+        assert received[name].value.shape == entry.value.shape
+        nothing = received[name].value[~known(entry)]
         assert_identical(nothing, torch.zeros_like(nothing))
 
 
 def the_message_can_be_sent_on_the_wire(implementation: Implementation, sent: Sent) -> None:
-    """Its form depends on the form of the payload alone, so a receiver can state it."""
+    """The form of a message depends only on the form of the payload, so a receiver can state it."""
     codec = implementation.codec
     message, _ = codec.encode(sent, codec.init(sent))
     like = {
-        name: Weighted(torch.zeros_like(upload.value), torch.zeros_like(upload.weight))
-        for name, upload in sent.items()
+        name: Weighted(torch.zeros_like(entry.value), torch.zeros_like(entry.weight))
+        for name, entry in sent.items()
     }
     template, _ = codec.encode(like, codec.init(like))
     arrived, _ = decode_payload(
@@ -148,7 +156,7 @@ def the_message_can_be_sent_on_the_wire(implementation: Implementation, sent: Se
 
 def nothing_is_mutated_nor_shared(implementation: Implementation, sent: Sent) -> None:
     codec = implementation.codec
-    before = {name: [tensor.clone() for tensor in upload] for name, upload in sent.items()}
+    before = {name: [tensor.clone() for tensor in entry] for name, entry in sent.items()}
     state = codec.init(sent)
     kept = {name: tensor.clone() for name, tensor in state.items()}
     message, after = codec.encode(sent, state)
@@ -159,29 +167,32 @@ def nothing_is_mutated_nor_shared(implementation: Implementation, sent: Sent) ->
     ]
     copies = [tensor.clone() for tensor in tensors]
     received = codec.decode(message, like=sent)
-    assert_identical([list(upload) for upload in sent.values()], list(before.values()))
+    assert_identical([list(entry) for entry in sent.values()], list(before.values()))
     assert_identical(dict(state), kept)
-    for tensor in [tensor for upload in received.values() for tensor in upload]:
+    for tensor in [tensor for entry in received.values() for tensor in entry]:
         tensor.fill_(3)
     assert_identical(tensors, copies)
     for tensor in [*tensors, *after.values()]:
         tensor.fill_(1)
-    assert_identical([list(upload) for upload in sent.values()], list(before.values()))
+    assert_identical([list(entry) for entry in sent.values()], list(before.values()))
 
 
 def errors_do_not_accumulate_over_rounds(implementation: Implementation, sent: Sent) -> None:
-    """All rounds and the state sum to the payloads, or each round is within its own bound."""
+    """The messages of all rounds plus the state are the sum of the payloads.
+
+    Without a state, each round is within the bound of one round.
+    """
     codec, state = implementation.codec, implementation.codec.init(sent)
     total = {
-        name: torch.zeros_like(upload.value, dtype=torch.float64) for name, upload in sent.items()
+        name: torch.zeros_like(entry.value, dtype=torch.float64) for name, entry in sent.items()
     }
     rounds = 6
     for _ in range(rounds):
         message, state = codec.encode(sent, state)
-        for name, upload in codec.decode(message, like=sent).items():
-            total[name] += upload.value.double()
-    for name, upload in sent.items():
-        missing = rounds * silent(upload).double() - total[name]
+        for name, entry in codec.decode(message, like=sent).items():
+            total[name] += entry.value.double()
+    for name, entry in sent.items():
+        missing = rounds * silent(entry).double() - total[name]
         if state:
             error = (missing - state[name].double()).abs()
             assert bool(
@@ -190,17 +201,17 @@ def errors_do_not_accumulate_over_rounds(implementation: Implementation, sent: S
                     <= 20
                     * torch.finfo(torch.float64).eps
                     * rounds
-                    * silent(upload).double().abs().max()
+                    * silent(entry).double().abs().max()
                     + 1e-30
                 ).all()
             )
         else:
-            assert bool((missing.abs() <= rounds * implementation.bound(upload) * (1 + 1e-9)).all())
+            assert bool((missing.abs() <= rounds * implementation.bound(entry) * (1 + 1e-9)).all())
 
 
 LAWS = [
     the_error_is_bounded,
-    representable_values_come_back,
+    representable_values_are_unchanged,
     weights_are_exact_and_unknown_rows_are_zeros,
     the_message_can_be_sent_on_the_wire,
     nothing_is_mutated_nor_shared,
@@ -260,7 +271,7 @@ def test_half_precision_values_obey_the_laws_too(label, dtype, generator):
 
 
 @pytest.mark.parametrize("label", CODECS)
-def test_zeros_empty_rows_and_unknown_payloads_pass(label):
+def test_zeros_empty_rows_and_unknown_rows_are_encoded(label):
     for value, weight in (
         (torch.zeros(2, 3), torch.ones(2)),
         (torch.zeros(2, 0), torch.ones(2)),
@@ -303,7 +314,7 @@ def test_a_fraction_is_rounded_up_without_floating_point_error(fraction, numel, 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_nothing_is_lost_over_twenty_rounds_of_any_dtype(dtype, generator):
-    """Numbers are from 0.01 to 100: a state in the payload's dtype would lose small ones."""
+    """Numbers are from 0.01 to 100. A state in the payload's dtype would lose small ones."""
     codec, form = (
         top_k(fraction=0.2),
         {"a": Weighted(torch.zeros(50, dtype=dtype), torch.tensor(1.0))},
@@ -335,8 +346,8 @@ def test_the_state_of_an_unknown_row_waits():
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("label", ["int8", "top_k"])
-def test_numbers_at_the_end_of_the_range_come_back_finite(label, dtype):
-    """127 times a scale that is rounded up may exceed the largest numbers of the dtype."""
+def test_numbers_at_the_end_of_the_range_stay_finite(label, dtype):
+    """If a scale is rounded up, 127 times the scale may exceed the largest number of the dtype."""
     values = [torch.tensor(torch.finfo(dtype).max, dtype=dtype)]
     while len(values) < 50:
         values.append(values[-1].nextafter(torch.zeros((), dtype=dtype)))
@@ -371,7 +382,7 @@ def test_a_scale_that_makes_a_payload_infinite_is_refused(dtype):
         )
 
 
-# Known-wrong codecs, each under the law that must reject it.
+# Known-wrong codecs, each with the law that must reject it.
 
 
 class Wrapped:
@@ -406,12 +417,12 @@ class Wrapped:
 
 
 def each(change: Callable[[Weighted], Weighted]) -> Callable[[Sent], Sent]:
-    return lambda sent: {name: change(upload) for name, upload in sent.items()}
+    return lambda sent: {name: change(entry) for name, entry in sent.items()}
 
 
 def in_place(sent: Sent) -> Sent:
-    for upload in sent.values():
-        upload.weight.mul_(2)
+    for entry in sent.values():
+        entry.weight.mul_(2)
     return sent
 
 
@@ -422,7 +433,7 @@ WRONG = {
         HALF,
         {
             "sent": each(
-                lambda upload: upload._replace(value=upload.value.bfloat16().to(upload.value.dtype))
+                lambda entry: entry._replace(value=entry.value.bfloat16().to(entry.value.dtype))
             )
         },
     ),
@@ -431,26 +442,22 @@ WRONG = {
         BYTE,
         {
             "sent": each(
-                lambda upload: upload._replace(
-                    value=upload.value + 0.02 * silent(upload).abs().max()
-                )
+                lambda entry: entry._replace(value=entry.value + 0.02 * silent(entry).abs().max())
             )
         },
     ),
     "shrinks": (
-        representable_values_come_back,
+        representable_values_are_unchanged,
         BYTE,
-        {"received": each(lambda upload: upload._replace(value=upload.value * 126 / 127))},
+        {"received": each(lambda entry: entry._replace(value=entry.value * 126 / 127))},
     ),
     "keeps fewer": (
-        representable_values_come_back,
+        representable_values_are_unchanged,
         TOP,
         {
             "received": each(
-                lambda upload: upload._replace(
-                    value=torch.where(
-                        upload.value.abs() < upload.value.abs().max(), 0.0, upload.value
-                    )
+                lambda entry: entry._replace(
+                    value=torch.where(entry.value.abs() < entry.value.abs().max(), 0.0, entry.value)
                 )
             )
         },
@@ -460,7 +467,7 @@ WRONG = {
         HALF,
         {
             "received": each(
-                lambda upload: upload._replace(weight=(upload.weight > 0).to(upload.weight))
+                lambda entry: entry._replace(weight=(entry.weight > 0).to(entry.weight))
             )
         },
     ),
@@ -469,7 +476,7 @@ WRONG = {
         BYTE,
         {
             "received": each(
-                lambda upload: upload._replace(value=torch.where(known(upload), upload.value, 1.0))
+                lambda entry: entry._replace(value=torch.where(known(entry), entry.value, 1.0))
             )
         },
     ),
@@ -518,7 +525,7 @@ def test_laws_reject_known_wrong_codecs(label):
     assert rejects(law, right._replace(codec=Wrapped(right.codec, **changes)))
 
 
-def test_every_law_bites():
+def test_every_law_rejects_a_wrong_codec():
     assert {law for law, _, _ in WRONG.values()} == set(LAWS)
 
 
@@ -556,7 +563,7 @@ ONE = {"a": Weighted(torch.ones(2, 3), torch.ones(2))}
         (
             lambda: TOP.codec.encode(ONE, {}),
             ValueError,
-            r"`state` must come from `init` or the last `encode` of \['a'\]; got \{\}",
+            r"`state` must come from `init` or the last `encode` of \['a'\]; got a dict of length",
         ),
         (
             lambda: TOP.codec.encode(ONE, {"a": torch.ones(3).double()}),
@@ -571,7 +578,7 @@ ONE = {"a": Weighted(torch.ones(2, 3), torch.ones(2))}
         (
             lambda: HALF.codec.decode([], like=ONE),
             TypeError,
-            r"`message` must map names to tensors or Weighted; got \[\]",
+            r"`message` must map names to tensors or Weighted; got a list of length 0",
         ),
         (
             lambda: HALF.codec.decode({}, like=ONE),
@@ -652,7 +659,7 @@ def test_the_state_of_an_unknown_row_is_neither_sent_nor_lost(fraction):
 
 
 def test_a_scale_that_float32_rounds_down_leaves_the_codes_within_127():
-    """A 127th of 2.6e-43 is 1.46 times the smallest float32."""
+    """2.6e-43 / 127 is 1.46 times the smallest float32."""
     codec, payload = (
         int8(),
         {

@@ -1,4 +1,4 @@
-"""The laws that every server update obeys, and proof that they bite."""
+"""Laws that every server update obeys, and wrong updates that the laws reject."""
 
 import inspect
 import io
@@ -20,7 +20,7 @@ from same import assert_identical
 
 
 class OneName:
-    """One name of an update of dicts, to which the laws of tensors apply."""
+    """View of one name of an update of dicts, to which the laws of tensors apply."""
 
     def __init__(self, lifted: ServerUpdate) -> None:
         self.lifted = lifted
@@ -36,7 +36,8 @@ class OneName:
         return new["group.keys"], state
 
 
-# Every public maker of server updates: its name, then its configuration. A new one belongs here.
+# Every public function that returns a server update: its name, then its configuration. Add new
+# ones here.
 ON_TENSORS = {
     "overwrite": overwrite(),
     "ema decay=0": ema(decay=0),
@@ -80,11 +81,11 @@ class Problem(NamedTuple):
     means: list[Weighted]  # one for each round
 
 
-# The laws: each takes an update and a problem, and fails by an AssertionError.
+# Each law takes an update and a problem, and raises an AssertionError if it does not hold.
 
 
 def same(first: Any, second: Any) -> bool:
-    """Whether two nested states are equal to the bit."""
+    """Return whether two nested states are bitwise identical."""
     if isinstance(first, Tensor):
         return torch.equal(first.isnan(), second.isnan()) and torch.equal(
             first.nan_to_num(), second.nan_to_num()
@@ -134,8 +135,8 @@ def inputs_are_never_mutated(update: ServerUpdate, problem: Problem) -> None:
         previous, state = new, next_state
 
 
-def same_inputs_give_same_bits(update: ServerUpdate, problem: Problem) -> None:
-    """An old state can be used again after later rounds, so nothing is kept elsewhere."""
+def same_inputs_give_identical_results(update: ServerUpdate, problem: Problem) -> None:
+    """Old states can be used again after later rounds, so an update has no hidden state."""
     steps = trajectory(update, problem.previous, problem.means, update.init(problem.previous))
     assert same(
         trajectory(update, problem.previous, problem.means, update.init(problem.previous)), steps
@@ -148,7 +149,7 @@ def same_inputs_give_same_bits(update: ServerUpdate, problem: Problem) -> None:
 
 
 def a_saved_run_resumes(update: ServerUpdate, problem: Problem) -> None:
-    """A state that was saved and loaded (``weights_only``) continues bitwise identically."""
+    """Saving and loading a state (``weights_only``) does not change the next rounds."""
     steps = trajectory(update, problem.previous, problem.means, update.init(problem.previous))
     for server_round in range(1, len(problem.means)):
         file = io.BytesIO()
@@ -188,7 +189,7 @@ def results_are_not_views_of_inputs(update: ServerUpdate, problem: Problem) -> N
 LAWS = [
     rows_without_evidence_stay,
     inputs_are_never_mutated,
-    same_inputs_give_same_bits,
+    same_inputs_give_identical_results,
     a_saved_run_resumes,
     dtype_and_shape_are_kept,
     results_carry_no_graph,
@@ -205,7 +206,7 @@ def problem(
     absent: float,
     dtype: torch.dtype,
 ) -> Problem:
-    """Rounds that never repeat a mean or a weight; rows without evidence hold garbage."""
+    """Draw rounds that never repeat a mean or a weight. Rows of weight 0 contain garbage."""
     means = []
     for server_round in range(rounds):
         value = torch.randn((*rows, *event), generator=generator, dtype=dtype) + server_round
@@ -255,7 +256,7 @@ def test_laws_hold_in_bfloat16(label, generator):
 
 @settings(deadline=None, max_examples=15)
 @given(problem=problems())
-def test_g_f_without_decay_ema_is_overwrite(problem):
+def test_ema_without_decay_is_overwrite(problem):
     for smooth, plain in zip(
         trajectory(ema(decay=0), problem.previous, problem.means, {}),
         trajectory(overwrite(), problem.previous, problem.means, {}),
@@ -266,7 +267,7 @@ def test_g_f_without_decay_ema_is_overwrite(problem):
 
 @settings(deadline=None, max_examples=15)
 @given(problem=problems())
-def test_g_f_with_decay_one_nothing_ever_moves(problem):
+def test_ema_with_decay_one_never_changes_a_value(problem):
     for new, _ in trajectory(ema(decay=1), problem.previous, problem.means, {}):
         assert_identical(new, problem.previous)
 
@@ -274,17 +275,17 @@ def test_g_f_with_decay_one_nothing_ever_moves(problem):
 @pytest.mark.parametrize("decay", [0.0, 0.1, 0.5, 0.9, 0.999, 1.0])
 @settings(deadline=None, max_examples=8)
 @given(problem=problems())
-def test_g_f_uploads_that_equal_the_previous_value_are_a_fixed_point(decay, problem):
+def test_means_that_equal_the_previous_value_are_a_fixed_point(decay, problem):
     for mean in problem.means:
         agreeing = Weighted(torch.where(known(mean), problem.previous, mean.value), mean.weight)
         assert_identical(ema(decay=decay).step(problem.previous, agreeing, {})[0], problem.previous)
 
 
-# Known-wrong updates, each under the law that must reject it.
+# Known-wrong updates. The table below names the law that must reject each.
 
 
 class Right:
-    """Gradient descent with momentum by hand; what the wrong ones below are variations of."""
+    """Gradient descent with momentum by hand. The wrong updates below are variations of it."""
 
     def init(self, previous):
         return {"speed": torch.zeros_like(previous)}
@@ -345,7 +346,7 @@ class DrawsNoise(Right):
 
 
 class CountsRoundsOnItself(Right):
-    """A fresh run looks right; only a resumed one tells."""
+    """Update with a hidden counter of rounds. Only a resumed run differs."""
 
     def init(self, previous):
         self.rounds = 0
@@ -357,7 +358,7 @@ class CountsRoundsOnItself(Right):
 
 
 class KnowsItsStateByIdentity(Right):
-    """Forgets its momentum whenever the state is not the very object that it made."""
+    """Update without momentum if the state is a copy of the one that it returned."""
 
     def init(self, previous):
         return {**super().init(previous), "token": TOKEN}
@@ -390,7 +391,7 @@ class HandsBackItsInput(Right):
         return (mean.value if known(mean).all() else super().step(previous, mean, state)[0]), state
 
 
-TOKEN = [0.5]  # equal after loading, but another object
+TOKEN = [0.5]  # a loaded copy is equal, but another object
 
 WRONG = {
     MomentumMovesUnknownRows: rows_without_evidence_stay,
@@ -398,8 +399,8 @@ WRONG = {
     WritesIntoPrevious: inputs_are_never_mutated,
     CleansTheMean: inputs_are_never_mutated,
     UpdatesTheStateInPlace: inputs_are_never_mutated,
-    HidesItsState: same_inputs_give_same_bits,
-    DrawsNoise: same_inputs_give_same_bits,
+    HidesItsState: same_inputs_give_identical_results,
+    DrawsNoise: same_inputs_give_identical_results,
     CountsRoundsOnItself: a_saved_run_resumes,
     KnowsItsStateByIdentity: a_saved_run_resumes,
     AnswersInFloat64: dtype_and_shape_are_kept,
@@ -432,7 +433,7 @@ def test_laws_reject_known_wrong_updates(wrong, law):
     assert rejects(law, lambda: OneName(update_by_name({}, default=wrong())))
 
 
-def test_every_law_bites_and_none_rejects_a_right_update():
+def test_every_law_rejects_a_wrong_update_and_accepts_the_right_one():
     assert set(WRONG.values()) == set(LAWS)
     assert [law.__name__ for law in LAWS if rejects(law, Right)] == []
     assert [
@@ -445,7 +446,7 @@ def test_every_law_bites_and_none_rejects_a_right_update():
 @pytest.mark.parametrize("label", ON_TENSORS)
 @settings(deadline=None, max_examples=8)
 @given(problem=problems())
-def test_each_tensor_of_a_dict_steps_as_it_does_alone(label, problem):
+def test_the_step_of_a_dict_is_the_step_of_each_tensor(label, problem):
     update, values = ON_TENSORS[label], {"a": problem.previous, "b": 2 * problem.previous}
     states = {name: update.init(value) for name, value in values.items()}
     expected, state = dict(values), update.init(values)

@@ -18,9 +18,8 @@ lean = importlib.import_module("fedprompt.matching.lean")
 def draw(batch=4, patches=9, prompts=2, classes=3, dim=6, *, dtype=torch.float64, seed=0):
     generator = torch.Generator().manual_seed(seed)
     images = torch.randn(batch, patches, dim, generator=generator, dtype=torch.float64) + 0.5
-    return images.to(dtype), (
-        torch.randn(prompts, classes, dim, generator=generator, dtype=torch.float64) + 0.5
-    ).to(dtype)
+    text = torch.randn(prompts, classes, dim, generator=generator, dtype=torch.float64) + 0.5
+    return images.to(dtype), text.to(dtype)
 
 
 def plain(patches, text, *, scale, mass=0.8, **options):
@@ -30,11 +29,21 @@ def plain(patches, text, *, scale, mass=0.8, **options):
 
 
 def with_gradients(logits, patches, text, scale, **options):
-    """Return logits, and the gradients of a nonlinear loss in patches, text and scale."""
+    """Return logits, and the gradients of a nonlinear loss by patches, text and scale."""
     inputs = patches, text, torch.as_tensor(scale, dtype=patches.dtype)
-    learning = [tensor.clone().requires_grad_() for tensor in inputs]
-    result = logits(learning[0], learning[1], scale=learning[2], **options)
-    return result.detach(), *torch.autograd.grad(result.sin().sum(), learning)
+    inputs = [tensor.clone().requires_grad_() for tensor in inputs]
+    patches, text, scale = inputs
+    result = logits(patches, text, scale=scale, **options)
+    return result.detach(), *torch.autograd.grad(result.sin().sum(), inputs)
+
+
+def assert_equals_the_plain_form(patches, text, scale, *, rtol, atol, **options):
+    """Compare logits and all gradients, which must be finite."""
+    found = with_gradients(lean_transport_logits, patches, text, scale, **options)
+    expected = with_gradients(plain, patches, text, scale, **options)
+    for own, other in zip(found, expected, strict=True):
+        assert torch.isfinite(own).all()
+        torch.testing.assert_close(own, other, rtol=rtol, atol=atol)
 
 
 @given(
@@ -54,47 +63,28 @@ def test_values_and_gradients_are_those_of_the_plain_form(
     """For any shape, mass and epsilon, and any size of the blocks of images."""
     drawn = draw(batch, patches, prompts, classes, seed=seed)
     options = {"mass": mass, "epsilon": epsilon, "max_iterations": 300}
-    expected = with_gradients(plain, *drawn, 7.0, **options)
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(lean.ENTRIES, "cpu", chunk)
-        found = with_gradients(lean_transport_logits, *drawn, 7.0, **options)
-    for own, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(own, other, rtol=0, atol=1e-11)
+        assert_equals_the_plain_form(*drawn, 7.0, rtol=0, atol=1e-11, **options)
 
 
 @pytest.mark.parametrize(("epsilon", "tolerance"), [(0.1, 1e-5), (0.01, 1e-4)])
 def test_float32(epsilon, tolerance):
     drawn = draw(8, 49, dtype=torch.float32)
-    for own, other in zip(
-        with_gradients(lean_transport_logits, *drawn, 10.0, epsilon=epsilon),
-        with_gradients(plain, *drawn, 10.0, epsilon=epsilon),
-        strict=True,
-    ):
-        torch.testing.assert_close(own, other, rtol=tolerance, atol=tolerance)
+    assert_equals_the_plain_form(*drawn, 10.0, epsilon=epsilon, rtol=tolerance, atol=tolerance)
 
 
 def test_duals_beyond_the_range_of_float32():
     """At epsilon 0.001 the exponential of a dual overflows, but the plan is finite."""
     patches, text = draw(2, 30, dtype=torch.float32)
     text[1] = -text[0]  # costs from 0 to 2
-    own, other = (
-        with_gradients(logits, patches, text, 10.0, epsilon=0.001)
-        for logits in (lean_transport_logits, plain)
-    )
-    for mine, its in zip(own, other, strict=True):
-        assert torch.isfinite(mine).all()
-        torch.testing.assert_close(mine, its, rtol=0, atol=1e-3)
+    assert_equals_the_plain_form(patches, text, 10.0, epsilon=0.001, rtol=0, atol=1e-3)
 
 
 def test_a_patch_of_zeros_has_the_gradient_of_the_plain_form():
     patches, text = draw()
     patches[0, 0] = 0
-    for own, other in zip(
-        with_gradients(lean_transport_logits, patches, text, 1.0),
-        with_gradients(plain, patches, text, 1.0),
-        strict=True,
-    ):
-        torch.testing.assert_close(own, other, rtol=1e-10, atol=1e-10)
+    assert_equals_the_plain_form(patches, text, 1.0, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("learning", [(True, False), (False, True), (False, False)])
@@ -200,78 +190,70 @@ def test_no_argument_is_mutated():
     assert all(torch.equal(tensor, old) for tensor, old in zip(drawn, before, strict=True))
 
 
-def spoilt(patches, text):
-    patches[2, 0, 0] = float("nan")
-    return lean_transport_logits(patches, text, scale=1.0)
+def with_nan(patches):
+    """Return patches with one NaN in the third image."""
+    patches[2, 0, 0] = torch.nan
+    return patches
+
+
+WRONG_FEATURES = {
+    "one image": (
+        ValueError,
+        lambda patches, text: (patches[0], text),
+        r"`patches` must have shape \(batch, patches, dim\)",
+    ),
+    "one prompt": (
+        ValueError,
+        lambda patches, text: (patches, text[0]),
+        r"`text` must have shape \(prompts, classes, dim\)",
+    ),
+    "another width": (
+        ValueError,
+        lambda patches, text: (patches, text[..., 1:]),
+        "`text` must have the width of `patches`, 6; got 5",
+    ),
+    "integers": (
+        TypeError,
+        lambda patches, text: (patches.long(), text),
+        "`patches` must be a floating-point tensor",
+    ),
+    "NaN in an image": (
+        ValueError,
+        lambda patches, text: (with_nan(patches), text),
+        r"`patches` must be finite; got NaN or infinity in patches\[2\]\.",
+    ),
+    "infinity in the text": (
+        ValueError,
+        lambda patches, text: (patches, text / 0),
+        r"`text` must be finite; got NaN or infinity in text\[0\]\.",
+    ),
+}
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(("error", "change", "reason"), WRONG_FEATURES.values(), ids=WRONG_FEATURES)
+def test_wrong_features_are_refused(error, change, reason, monkeypatch):
+    # One image at a time: indices in errors refer to the whole batch.
+    monkeypatch.setitem(lean.ENTRIES, "cpu", 1)
+    with pytest.raises(error, match=reason):
+        lean_transport_logits(*change(*draw()), scale=1.0)
 
 
 @pytest.mark.bad_input
 @pytest.mark.parametrize(
-    ("call", "error", "words"),
+    ("options", "error", "reason"),
     [
-        (
-            lambda x, h: lean_transport_logits(x[0], h, scale=1.0),
-            ValueError,
-            r"`patches` must have shape \(batch, patches, dim\)",
-        ),
-        (
-            lambda x, h: lean_transport_logits(x, h[0], scale=1.0),
-            ValueError,
-            r"`text` must have shape \(prompts, classes, dim\)",
-        ),
-        (
-            lambda x, h: lean_transport_logits(x, h[..., 1:], scale=1.0),
-            ValueError,
-            "`text` must have the width of `patches`, 6; got 5",
-        ),
-        (
-            lambda x, h: lean_transport_logits(x.long(), h, scale=1.0),
-            TypeError,
-            "`patches` must be a floating-point tensor",
-        ),
-        (
-            lambda x, h: lean_transport_logits(x, h, scale=0.0),
-            ValueError,
-            "`scale` must be above 0",
-        ),
-        (
-            lambda x, h: lean_transport_logits(x, h, scale=1.0, mass=1.1),
-            ValueError,
-            "`mass` must be at most 1",
-        ),
-        (
-            lambda x, h: lean_transport_logits(x, h, scale=1.0, epsilon=0.0),
-            ValueError,
-            "`epsilon` must be above 0",
-        ),
-        (
-            lambda x, h: lean_transport_logits(x, h, scale=1.0, tolerance=0.0),
-            ValueError,
-            "`tolerance` must be above 0",
-        ),
-        (
-            lambda x, h: lean_transport_logits(x, h, scale=1.0, max_iterations=0),
-            ValueError,
-            "`max_iterations` must be at least 1",
-        ),
-        (
-            lambda x, h: lean_transport_logits(x, h, scale=1.0, fused=1),
-            TypeError,
-            "`fused` must be True or False",
-        ),
-        (spoilt, ValueError, r"`patches` must be finite; got NaN or infinity in patches\[2\]\."),
-        (
-            lambda x, h: lean_transport_logits(x, h / 0, scale=1.0),
-            ValueError,
-            r"`text` must be finite; got NaN or infinity in text\[0\]\.",
-        ),
+        ({"scale": 0.0}, ValueError, "`scale` must be above 0"),
+        ({"mass": 1.1}, ValueError, "`mass` must be at most 1"),
+        ({"epsilon": 0.0}, ValueError, "`epsilon` must be above 0"),
+        ({"tolerance": 0.0}, ValueError, "`tolerance` must be above 0"),
+        ({"max_iterations": 0}, ValueError, "`max_iterations` must be at least 1"),
+        ({"fused": 1}, TypeError, "`fused` must be True or False"),
     ],
 )
-def test_wrong_input_is_refused(call, error, words, monkeypatch):
-    # One image at a time: indices in errors refer to the whole batch.
-    monkeypatch.setitem(lean.ENTRIES, "cpu", 1)
-    with pytest.raises(error, match=words):
-        call(*draw())
+def test_wrong_options_are_refused(options, error, reason):
+    with pytest.raises(error, match=reason):
+        lean_transport_logits(*draw(), **{"scale": 1.0, **options})
 
 
 @pytest.mark.compiled

@@ -146,12 +146,13 @@ def test_names_are_those_of_the_module_inside_a_wrapper():
             assert (
                 list(snapshot(module)) == list(snapshot(Model())) == list(collect(module, weight=1))
             )
+        # Here the user named a part "module".
         names = [
             "trunk.weight",
             "trunk.bias",
             "module.weight",
             "module.bias",
-        ]  # "module" is a name of the user here
+        ]
         assert list(snapshot(part)) == names
         assert list(collect(part, weight=1, only=["trunk"])) == names[:2]
         rows = collect(whole, weight=1, rows={"keys": torch.tensor([0.0, 2.0, 0.0])})["keys"].weight

@@ -1,4 +1,4 @@
-"""Random numbers for privacy: no seed to search for, the right distributions, flat memory."""
+"""Random numbers for privacy: no searchable seed, correct distributions, constant memory."""
 
 import math
 import random
@@ -18,13 +18,13 @@ SECRET = torch.linspace(-1, 1, 96, dtype=torch.float64)
 
 
 def noisy(**options):
-    """A clipped sum of 96 numbers with its noise."""
+    """Return a clipped sum of 96 numbers with noise."""
     total = {"a": SECRET}
     return noisy_mean(total, multiplier=1.0, max_norm=2.0, expected_batch_size=1, **options)["a"]
 
 
 def sent(**options):
-    """The same as an upload."""
+    """Return the same numbers as an entry of a payload, with noise."""
     payload = {"a": Weighted(SECRET, torch.tensor(1.0))}
     return gaussian_noise(payload, multiplier=1.0, sensitivity=2.0, **options)["a"].value
 
@@ -36,7 +36,7 @@ def drawn(**options):
 PRIVATE = pytest.mark.parametrize("draw", [noisy, sent, drawn])
 
 
-# The attack, and that the default resists it.
+# The attack on a seed. The default resists it.
 
 
 def stream(seed):
@@ -44,7 +44,7 @@ def stream(seed):
 
 
 def found_by_search(release, seeds):
-    """The seed whose noise correlates most with a release of known statistics, and how much."""
+    """Return the seed whose noise correlates most with a release, and the correlation."""
     noise = torch.stack([torch.randn(96, generator=stream(s), dtype=torch.float64) for s in seeds])
     release, noise = release - release.mean(), noise - noise.mean(1, keepdim=True)
     match = (noise @ release) / (noise.norm(dim=1) * release.norm())
@@ -52,8 +52,8 @@ def found_by_search(release, seeds):
 
 
 @pytest.mark.parametrize("draw", [noisy, sent])
-def test_a_seed_is_found_by_search_and_the_default_has_none_to_find(draw):
-    """Only the low 32 bits of a seed count: this search over 2,000 is one over all in the small."""
+def test_a_seed_can_be_searched_and_the_default_has_no_seed(draw):
+    """Only the low 32 bits of a seed matter. A search over 2,000 stands for a search over all."""
     seed = 1234 + 7 * 2**32
     seeds = range(2000)
     found, match = found_by_search(draw(generator=stream(seed)), seeds)
@@ -62,13 +62,13 @@ def test_a_seed_is_found_by_search_and_the_default_has_none_to_find(draw):
     noise = 2.0 * torch.randn(96, generator=stream(found), dtype=torch.float64)
     recovered = draw(generator=stream(seed)) - noise
     torch.testing.assert_close(recovered, SECRET, rtol=0, atol=1e-14)
-    # Of independent noise, 96 numbers correlate by a normal deviate over the root of 96.
+    # The correlation of 96 independent numbers is a normal deviate divided by sqrt(96).
     limit = norm.isf(1e-6 / len(seeds)) / math.sqrt(96)
     assert found_by_search(draw(), seeds)[1] < limit < 0.75
 
 
 @PRIVATE
-def test_two_draws_differ_and_no_seed_of_a_library_matters(draw):
+def test_two_draws_differ_and_global_seeds_do_not_matter(draw):
     results = []
     for _ in range(3):
         torch.manual_seed(0)
@@ -85,7 +85,7 @@ def test_a_seeded_generator_repeats_a_study(draw):
     assert torch.equal(draw(generator=stream(5)), draw(generator=stream(5)))
     assert not torch.equal(draw(generator=stream(5)), draw(generator=stream(6)))
     copied = torch.Generator()
-    copied.set_state(stream(5).get_state())  # its whole state, not its seed
+    copied.set_state(stream(5).get_state())  # the whole state, not only the seed
     assert torch.equal(draw(generator=copied), draw(generator=stream(5)))
 
 
@@ -100,7 +100,7 @@ def test_a_generator_that_was_never_seeded_is_refused(draw):
             draw(generator=fresh)
     for seed in (0, 1, 2**63 - 1):
         draw(generator=stream(seed))
-    assert torch.Generator().initial_seed() == 67280421310721  # of c10, by its source
+    assert torch.Generator().initial_seed() == 67280421310721  # from the source of c10
 
 
 @pytest.mark.bad_input
@@ -127,7 +127,7 @@ COUNT = 1_000_000
 
 
 def check_moments_and_tails(deviates):
-    """At a false alarm of 1e-7 for each line; the variance of a power is known by hand."""
+    """Check the distribution. Each line has a false alarm rate of 1e-7."""
     assert deviates.dtype == torch.float64
     assert kstest(deviates.numpy(), "norm").pvalue > 1e-7
     far = norm.isf(0.5e-7)
@@ -142,7 +142,7 @@ def check_moments_and_tails(deviates):
 
 
 def check_independence(deviates):
-    """Both halves of a pair, neighbors, and their squares: the radius of a pair is shared."""
+    """Check both halves of a pair, neighbors, and their squares. The halves share a radius."""
     limit = norm.isf(0.5e-7)
     whole = deviates[: COUNT // entropy.CHUNK * entropy.CHUNK].reshape(-1, 2, entropy.CHUNK // 2)
     cosines, sines = whole[:, 0].flatten(), whole[:, 1].flatten()
@@ -150,7 +150,7 @@ def check_independence(deviates):
         assert abs((first * second).mean().item()) * math.sqrt(len(first)) < limit
         squares = (first.square() - 1) * (second.square() - 1) / 2
         assert abs(squares.mean().item()) * math.sqrt(len(first)) < limit
-    assert len(deviates.unique()) == COUNT  # among 10^6 of 63 bits, two are alike with chance 5e-8
+    assert len(deviates.unique()) == COUNT  # 10^6 numbers of 63 bits repeat with probability 5e-8
     angle = torch.atan2(sines, cosines) / (2 * math.pi) % 1
     assert kstest(angle.numpy(), "uniform").pvalue > 1e-7
 
@@ -163,7 +163,7 @@ def test_deviates_are_normal_in_moments_and_tails_and_independent():
 
 @pytest.fixture(scope="module")
 def good():
-    """Deviates of PyTorch's, which pass."""
+    """Return deviates of PyTorch, which pass both checks."""
     deviates = torch.randn(COUNT, generator=stream(1), dtype=torch.float64)
     check_moments_and_tails(deviates)
     check_independence(deviates)
@@ -187,7 +187,7 @@ def of_few_bits(good):
 
 
 def two_of_one_radius(good):
-    """Cosine and cosine of independent angles."""
+    """Multiply each radius by the cosines of two independent angles."""
     half = entropy.CHUNK // 2
     pairs = good[: COUNT // entropy.CHUNK * entropy.CHUNK].reshape(-1, 2, half).clone()
     angle = 2 * math.pi * torch.rand(len(pairs), half, generator=stream(0), dtype=torch.float64)
@@ -205,13 +205,13 @@ def two_of_one_radius(good):
         (two_of_one_radius, check_independence),
     ],
 )
-def test_known_wrong_deviates_are_noticed(wrong, check, good):
+def test_known_wrong_deviates_are_rejected(wrong, check, good):
     with pytest.raises(AssertionError):
         check(wrong(good))
 
 
 def test_the_ends_of_the_random_bits_give_finite_deviates(monkeypatch):
-    """By hand: radius sqrt(2 * 64 * ln 2) at the lowest bits, and 0 at the highest."""
+    """By hand, the radius is sqrt(2 * 64 * ln 2) at the lowest bits, and 0 at the highest."""
     for byte, radius in ((b"\x00", math.sqrt(128 * math.log(2))), (b"\xff", 0.0)):
         monkeypatch.setattr(entropy.os, "urandom", lambda count, byte=byte: byte * count)
         numbers = entropy.normal((6,), generator=None)
@@ -226,7 +226,7 @@ def test_the_ends_of_the_random_bits_give_finite_deviates(monkeypatch):
 
 
 def test_deviates_use_every_bit_they_draw(monkeypatch):
-    """One bit more or less of the 53 highest changes the radius; of a coin, the 53 lowest count."""
+    """Each of the 53 highest bits changes the radius."""
     words = torch.zeros(2, dtype=torch.int64)
     monkeypatch.setattr(entropy.os, "urandom", lambda count: words.numpy().tobytes()[:count])
     seen = set()
@@ -243,8 +243,8 @@ def test_every_shape_is_filled(shape):
     assert len(set(numbers.flatten().tolist())) == numbers.numel()
 
 
-def test_coins_of_the_default_are_independent():
-    """Sizes are binomial over many draws, and so is how often an example takes part."""
+def test_poisson_batches_without_a_generator_are_independent():
+    """Over many draws, sizes are binomial, and so is the number of draws of each example."""
     times, examples, rate = 3000, 40, 0.3
     taken = torch.zeros(times, examples)
     for row in taken:
@@ -256,7 +256,7 @@ def test_coins_of_the_default_are_independent():
     assert bool(((low <= taken.sum(0)) & (taken.sum(0) <= high)).all())
 
 
-def test_a_draw_over_several_chunks_counts_on():
+def test_a_draw_over_several_chunks_has_the_indices_of_all_chunks():
     count = 3 * entropy.CHUNK + 5
     assert torch.equal(poisson_batch(count, rate=1), torch.arange(count))
     size = len(poisson_batch(count, rate=0.1))
@@ -268,7 +268,7 @@ def test_a_draw_over_several_chunks_counts_on():
 
 
 def peak_bytes(function):
-    """The largest sum of live tensors above the start, temporaries included."""
+    """Return the maximum number of allocated bytes, temporary tensors included."""
     with torch.profiler.profile(
         activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
     ) as record:
@@ -285,7 +285,7 @@ def peak_bytes(function):
 
 @pytest.mark.parametrize("count", [2**17, 2**21])
 def test_memory_above_the_result_does_not_grow_with_its_size(count):
-    """Tensors by the profiler, bytes by Python's own count: eight words of a chunk in all."""
+    """Tensors are measured by the profiler, and bytes objects by `tracemalloc`."""
     draw = partial(entropy.normal, (count,), generator=None)
     assert peak_bytes(draw) - 8 * count <= 6 * 8 * entropy.CHUNK
     tracemalloc.start()

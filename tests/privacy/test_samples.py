@@ -39,19 +39,17 @@ from tolerance import assert_near
 BATCH, CLASSES, GROUPS = 6, 4, 3
 
 
-# Every sample's own gradient.
+# Per-sample gradients.
 
 
 class Prompted(nn.Module):
-    """Any prompts over a shared trunk; what takes group indices gets them."""
+    """Any prompts over a shared trunk. Group prompts receive the group indices."""
 
     def __init__(self, trunk, prompts, head=None):
         super().__init__()
         self.trunk = trunk
-        self.prompts, self.grouped = (
-            nn.ModuleList(prompts),
-            [isinstance(each, GroupPrompts) for each in prompts],
-        )
+        self.prompts = nn.ModuleList(prompts)
+        self.grouped = [isinstance(each, GroupPrompts) for each in prompts]
         self.head = head or nn.Linear(trunk.dim, CLASSES)
         self.double()
 
@@ -87,14 +85,12 @@ class Bordered(nn.Module):
 
 
 class Tied(nn.Module):
-    """One parameter under two names: its gradient is the sum over both uses."""
+    """Model with one parameter under two names. Its gradient is the sum over both uses."""
 
     def __init__(self, trunk, generator):
         super().__init__()
-        self.trunk, self.prompts = (
-            trunk,
-            DeepPrompts(1, trunk.dim, trunk.depth, generator=generator),
-        )
+        self.trunk = trunk
+        self.prompts = DeepPrompts(1, trunk.dim, trunk.depth, generator=generator)
         self.up, self.down = nn.Linear(trunk.dim, trunk.dim), nn.Linear(trunk.dim, trunk.dim)
         self.down.weight = self.up.weight
         self.double()
@@ -147,7 +143,7 @@ MODELS = [
 
 
 def batch_of(size, dtype=torch.float64):
-    """Images, groups of which some have several samples and one may have none, and labels."""
+    """Return images, groups and labels. Some groups have several samples, and one may have none."""
     images = draw_images(tiny_vit(), BATCH)[:size].to(dtype)
     return images, torch.tensor([2, 0, 2, 2, 0, 2])[:size], torch.tensor([0, 1, 2, 3, 1, 1])[:size]
 
@@ -157,7 +153,7 @@ def total_loss(model, images, indices, labels):
 
 
 def gradients_of(model, *batch):
-    """One forward, one backward."""
+    """Compute per-sample gradients by one forward and one backward pass."""
     copies = per_sample(model, len(batch[0]))
     total_loss(copies, *batch).backward()
     return {
@@ -186,7 +182,7 @@ def test_one_pass_gives_the_gradients_of_single_passes(name, size, generator):
 @pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
 @pytest.mark.parametrize("name", MODELS)
 def test_one_pass_gives_the_gradients_of_vmap(name, generator):
-    """The other way to have them, which takes the frozen backbone through vmap, too."""
+    """The reference runs the whole model under vmap, with the frozen backbone."""
     model, batch = build(name, generator), batch_of(BATCH)
     parameters = {
         key: parameter.detach()
@@ -227,7 +223,7 @@ def test_the_sum_over_samples_is_the_gradient_of_the_batch(generator):
         assert_near(gradient.sum(0), model.get_parameter(name).grad)
 
 
-def test_an_empty_batch_has_gradients_and_a_step_is_noise_alone(generator):
+def test_an_empty_batch_has_empty_gradients_and_its_step_is_noise(generator):
     model, batch = build("shared and groups (SGPT)", generator), batch_of(0)
     gradients = gradients_of(model, *batch)
     for name, parameter in model.named_parameters():
@@ -240,7 +236,7 @@ def test_an_empty_batch_has_gradients_and_a_step_is_noise_alone(generator):
     assert all(tensor.all() for tensor in step.values())
 
 
-def test_a_group_without_samples_has_no_gradient_and_each_sample_moves_its_own(generator):
+def test_a_sample_has_a_gradient_only_for_its_own_group(generator):
     model, (images, indices, labels) = build("groups", generator), batch_of(BATCH)
     gradient = gradients_of(model, images, indices, labels)["prompts.0.tokens"]
     for sample, group in enumerate(indices.tolist()):
@@ -248,7 +244,7 @@ def test_a_group_without_samples_has_no_gradient_and_each_sample_moves_its_own(g
         assert used.nonzero().flatten().tolist() == [group]
 
 
-def test_copies_take_no_memory_and_the_model_is_left_alone(generator):
+def test_copies_take_no_memory_and_the_model_is_unchanged(generator):
     model = build("shared and groups (SGPT)", generator)
     before, batch = copy.deepcopy(model.state_dict()), batch_of(BATCH)
     copies = per_sample(model, 1000)
@@ -264,7 +260,7 @@ def test_copies_take_no_memory_and_the_model_is_left_alone(generator):
     assert type(copies) is type(model)
 
 
-def test_what_does_not_learn_stays_shared(generator):
+def test_frozen_parameters_are_shared(generator):
     model, batch = build("shared and groups (SGPT)", generator), batch_of(BATCH)
     model.head.bias.requires_grad_(False)
     model.prompts[0].requires_grad_(False)
@@ -276,7 +272,7 @@ def test_what_does_not_learn_stays_shared(generator):
     assert per_sample(model, 2).prompts[0].tokens is model.prompts[0].tokens
 
 
-def test_dropout_draws_for_every_sample_anew(generator):
+def test_every_sample_has_a_separate_dropout_mask(generator):
     model = nn.Sequential(nn.Linear(1, 400), nn.Dropout(0.5))
     outputs = per_sample(nn.Sequential(Wrapped(model)), 8)(torch.ones(8, 1))
     dropped = outputs == 0
@@ -285,7 +281,7 @@ def test_dropout_draws_for_every_sample_anew(generator):
 
 
 class Wrapped(nn.Module):
-    """Owns a parameter beside a child that does, so that both run under vmap."""
+    """Module with a parameter and a child with parameters. Both run under vmap."""
 
     def __init__(self, child):
         super().__init__()
@@ -295,7 +291,7 @@ class Wrapped(nn.Module):
         return self.scale * self.child(values)
 
 
-def test_a_module_that_owns_parameters_beside_children_that_do(generator):
+def test_a_module_with_parameters_may_have_children_with_parameters(generator):
     model = Wrapped(nn.Linear(3, 2).double())
     values = torch.randn(BATCH, 3, generator=generator, dtype=torch.float64)
     loss = lambda model, values: model(values).square().sum()  # noqa: E731
@@ -308,7 +304,7 @@ def test_a_module_that_owns_parameters_beside_children_that_do(generator):
 
 
 class Shared(nn.Module):
-    """A module with two names (`a` and `features`), and a parameter of the owner."""
+    """Module with a parameter, and with one child under two names (`a` and `features`)."""
 
     def __init__(self):
         super().__init__()
@@ -320,7 +316,7 @@ class Shared(nn.Module):
 
 
 class Repeated(nn.Module):
-    """One block used twice, so that both uses add to its gradient."""
+    """Model that uses one block three times. Each use adds to its gradient."""
 
     def __init__(self, owns):
         super().__init__()
@@ -335,7 +331,7 @@ class Repeated(nn.Module):
 
 
 class TiedBelow(nn.Module):
-    """Two modules that share a weight, inside a module with two names."""
+    """Two modules that share a weight. Each of them is also a part of a third module."""
 
     def __init__(self):
         super().__init__()
@@ -362,15 +358,13 @@ def squared_error(model, values):
 
 
 @pytest.mark.parametrize("name", SHARED)
-def test_a_module_with_two_names_has_the_gradients_of_both_uses_and_is_left_as_it_was(
-    name, generator
-):
+def test_a_module_with_two_names_has_the_gradients_of_both_uses_and_is_unchanged(name, generator):
     model = SHARED[name]().double()
     values = torch.randn(BATCH, 3, generator=generator, dtype=torch.float64)
     before = copy.deepcopy(model.state_dict())
     parameters = dict(model.named_parameters(remove_duplicate=False))
     expected = looped(model, squared_error, values)
-    for _ in range(2):  # a second time on the same model
+    for _ in range(2):  # The second run shows that the first left the model unchanged.
         copies = per_sample(model, BATCH)
         assert_near(copies(values), model(values))
         squared_error(copies, values).backward()
@@ -392,7 +386,7 @@ def test_a_module_with_two_names_runs_once_for_each_use(generator):
     assert len(calls) == 2
 
 
-def test_a_model_is_left_as_it_was_where_a_use_of_it_fails():
+def test_a_model_is_unchanged_after_an_error():
     model = Shared()
     before = copy.deepcopy(model.state_dict())
     with pytest.raises(RuntimeError, match="Expected size for first two dimensions"):
@@ -401,8 +395,8 @@ def test_a_model_is_left_as_it_was_where_a_use_of_it_fails():
     assert_identical(model.state_dict(), before)
 
 
-def test_a_container_with_two_names_is_a_container_under_both():
-    """The frozen module is inside one with a parameter, which runs one sample at a time."""
+def test_a_container_with_two_names_can_be_indexed_under_both():
+    """The blocks are a container inside a module that runs one sample at a time."""
     owner, outer = Repeated(owns=True), nn.Module()
     outer.owner, outer.blocks = owner, owner.blocks
     copies = per_sample(outer, 2)
@@ -412,7 +406,7 @@ def test_a_container_with_two_names_is_a_container_under_both():
 
 
 @pytest.mark.bad_input
-def test_inference_mode_is_refused_plainly():
+def test_inference_mode_is_refused():
     message = r"per_sample computes gradients, which torch\.inference_mode does not record"
     copies = per_sample(nn.Linear(3, 2), 2)
     with torch.inference_mode():
@@ -425,15 +419,15 @@ def test_inference_mode_is_refused_plainly():
         per_sample(made_here, 2)
 
 
-def test_context_prompts_come_once_for_each_sample(generator):
+def test_context_prompts_are_repeated_for_each_sample(generator):
     context = ContextPrompts(8, num_contexts=2, length=4, generator=generator)
     assert_identical(
         per_sample(context, 3)(), context().detach().expand(3, 2, 4, 8), check_stride=False
     )
 
 
-def test_samples_that_see_one_another_are_refused_where_it_can_be_seen(generator):
-    """In training mode the statistics of a batch mix its samples; in eval mode they do not."""
+def test_batch_normalization_in_train_mode_is_refused(generator):
+    """In train mode, the statistics of a batch mix its samples. In eval mode they do not."""
     model = Bordered(generator)
     model.cnn.train()
     with pytest.raises(ValueError, match=r"`model` must keep samples apart.*cnn\.1"):
@@ -445,20 +439,17 @@ def test_samples_that_see_one_another_are_refused_where_it_can_be_seen(generator
 @pytest.mark.parametrize(
     ("mixing", "training"),
     [
-        (
-            nn.BatchNorm1d(3, affine=False, track_running_stats=False),
-            False,
-        ),  # has the statistics of the batch at all times
+        # Without running statistics, eval mode uses those of the batch too.
+        (nn.BatchNorm1d(3, affine=False, track_running_stats=False), False),
         (nn.BatchNorm1d(3, track_running_stats=False), False),
         (nn.BatchNorm1d(3), True),
-        (
-            nn.InstanceNorm1d(3, track_running_stats=True),
-            True,
-        ),  # writes the statistics of all samples into the original
-        (EvoNorm2dB0(3), True),  # from timm, not a subclass of PyTorch's batch normalization
+        # The statistics of all samples are written into the original.
+        (nn.InstanceNorm1d(3, track_running_stats=True), True),
+        # This layer of timm is not a subclass of PyTorch's batch normalization.
+        (EvoNorm2dB0(3), True),
     ],
 )
-def test_statistics_over_samples_are_refused_and_those_of_single_samples_are_not(mixing, training):
+def test_only_statistics_over_samples_are_refused(mixing, training):
     model = nn.Sequential(nn.Linear(4, 3), mixing).train(training)
     with pytest.raises(ValueError, match=r"`model` must keep samples apart.*'1'"):
         per_sample(model, 2)
@@ -472,7 +463,7 @@ def test_statistics_over_samples_are_refused_and_those_of_single_samples_are_not
 
 
 class Returning(nn.Module):
-    """Owns a parameter and returns what it is told to make of it."""
+    """Module with one parameter that returns the result of a given function."""
 
     def __init__(self, result):
         super().__init__()
@@ -486,10 +477,8 @@ class Returning(nn.Module):
 @pytest.mark.parametrize(
     "result",
     [
-        lambda scale, values: (
-            values * scale,
-            values,
-        ),  # of which the first alone would have come back
+        # Without the check, only the first of the two would be returned.
+        lambda scale, values: (values * scale, values),
         lambda scale, values: {"logits": values * scale},
         lambda scale, values: None,
     ],
@@ -519,8 +508,8 @@ def test_results_without_a_batch_are_refused(result):
         per_sample(Returning(result), 3)(torch.ones(3, 4))
 
 
-def test_values_follow_the_original_and_modes_are_set_there():
-    """What the docstring says of copies that were made before."""
+def test_copies_follow_the_values_and_the_modes_of_the_original():
+    """The copies were made before the change. This is stated in the docstring of `per_sample`."""
     owner, other = Wrapped(nn.Dropout(0.5)), nn.Dropout(0.5)
     model = nn.Sequential(owner, other).eval()
     copies, ones = per_sample(model, 2), torch.ones(2, 400)
@@ -528,15 +517,17 @@ def test_values_follow_the_original_and_modes_are_set_there():
         owner.scale.fill_(3.0)
     assert_identical(copies(ones).detach(), torch.full((2, 400), 3.0))
     copies.train()
-    assert bool((copies[0](ones) == 3).all())  # does not reach a module that owns parameters
+    # `copies.train()` does not affect modules with parameters.
+    assert bool((copies[0](ones) == 3).all())
     assert bool((copies[1](ones) == 0).any())
     copies.eval()
     model.train()
     assert bool((copies[0](ones) == 0).any())
-    assert bool((copies[1](ones) == 1).all())  # and the rest has a mode of its own
+    # Modules without parameters have a separate mode.
+    assert bool((copies[1](ones) == 1).all())
 
 
-# Sensitivity. Each law takes an implementation, so that known-wrong ones can be tested too.
+# Sensitivity. Each law takes an implementation, so that it can be tested on wrong ones too.
 
 
 def ours(gradients, *, max_norm, multiplier, expected_batch_size, generator):
@@ -578,7 +569,7 @@ def clips_nothing(gradients, *, max_norm, multiplier, expected_batch_size, gener
     )
 
 
-def stretches_short_ones(gradients, *, max_norm, **others):
+def stretches_short_gradients(gradients, *, max_norm, **others):
     norm = (
         sum(
             gradient.double().reshape(len(gradient), gradient.shape[1:].numel()).square().sum(1)
@@ -650,7 +641,7 @@ def uniform_noise(gradients, *, max_norm, multiplier, expected_batch_size, gener
 
 
 def drawn(seed, *, batch=5, scale=3.0, dtype=torch.float64):
-    """Gradients over three names whose lengths lie on both sides of 1, two of them opposed."""
+    """Draw gradients of three names, with norms below and above 1. Two samples are opposed."""
     generator = torch.Generator().manual_seed(seed)
     sizes = scale * 10 ** (2 * torch.rand(batch, generator=generator, dtype=torch.float64) - 1.5)
     gradients = {}
@@ -679,7 +670,7 @@ def distance(first, second):
 
 
 def check_sensitivity(step, seed, max_norm):
-    """Times B, removing a sample moves the step by at most C, and replacing one by 2 C."""
+    """Removing a sample changes B times the step by at most C, and replacing one by at most 2 C."""
     quiet = partial(
         step,
         max_norm=max_norm,
@@ -700,7 +691,7 @@ def check_sensitivity(step, seed, max_norm):
 
 
 def check_value(step, seed, max_norm):
-    """The reference's sum, over B: short gradients keep their length."""
+    """The step is the sum of the reference divided by B. Short gradients keep their norm."""
     gradients = drawn(seed)
     mean = step(
         gradients,
@@ -715,7 +706,7 @@ def check_value(step, seed, max_norm):
 
 
 def check_noise(step, seed, max_norm):
-    """For a sum of 0: independent normal noise of deviation z C / B, for any batch size."""
+    """For a sum of 0, the step is independent normal noise of deviation z C / B."""
     multiplier, expected, count = 0.7, 20, 10_000
     low, high = chi2.ppf([1e-6, 1 - 1e-6], 2 * count)
     for batch in (4, 1, 0):
@@ -743,7 +734,7 @@ WRONG = {
     clips_nothing: {"sensitivity", "value"},
     divides_by_the_batch: {"sensitivity", "value", "noise"},
     does_not_divide: {"sensitivity", "value", "noise"},
-    stretches_short_ones: {"value"},
+    stretches_short_gradients: {"value"},
     noise_for_each_sample: {"noise"},
     noise_without_the_norm: {"noise"},
     noise_on_the_mean: {"noise"},
@@ -754,7 +745,7 @@ WRONG = {
 
 @settings(deadline=None, max_examples=50)
 @given(seed=st.integers(0, 2**32), max_norm=st.floats(1e-3, 30))
-def test_one_sample_moves_a_step_by_at_most_its_sensitivity(seed, max_norm):
+def test_one_sample_changes_a_step_by_at_most_the_sensitivity(seed, max_norm):
     check_sensitivity(ours, seed, max_norm)
     check_value(ours, seed, max_norm)
 
@@ -786,7 +777,7 @@ def test_the_bound_holds_for_gradients_of_every_precision(dtype):
     assert length == pytest.approx(0.7, rel=1e-11)
 
 
-def test_the_bound_is_not_rounded_over():
+def test_rounding_never_exceeds_the_bound():
     """Without a margin for rounding, about half of these would exceed the bound."""
     for seed in range(100):
         total = clipped_sum(drawn(seed, batch=1, scale=300.0), max_norm=0.7)
@@ -797,8 +788,8 @@ def test_the_bound_is_not_rounded_over():
 
 
 @pytest.mark.parametrize("scale", [2.0**1000, 2.0**-700, 1.0])
-def test_huge_and_tiny_gradients_are_clipped_by_their_length(scale):
-    """By hand: samples of norm 5 and 1/2 over two names, of which only the first is clipped."""
+def test_huge_and_tiny_gradients_are_clipped_by_their_norm(scale):
+    """By hand, the samples have norms 5 and 1/2 over two names. Only the first is clipped."""
     gradients = {
         "a": torch.tensor([3.0, 0.3], dtype=torch.float64) * scale,
         "b": torch.tensor([[-4.0], [0.4]], dtype=torch.float64) * scale,
@@ -821,7 +812,7 @@ def test_sums_and_means_too_large_for_float64_are_refused_by_name():
         step_of(total=largest, expected_batch_size=1e-9)
 
 
-def test_parts_of_a_batch_add_up(generator):
+def test_the_sums_of_parts_of_a_batch_add_up(generator):
     gradients = drawn(1)
     parts = [
         {name: gradient[cut] for name, gradient in gradients.items()}
@@ -832,7 +823,7 @@ def test_parts_of_a_batch_add_up(generator):
         assert_near(first[name] + second[name], tensor)
 
 
-def test_a_sample_without_gradient_stays_one():
+def test_gradients_of_zero_stay_zero():
     assert clipped_sum({"a": torch.zeros(3, 2)}, max_norm=1.0)["a"].tolist() == [0.0, 0.0]
 
 
@@ -846,8 +837,8 @@ def test_inputs_are_not_changed(generator):
     assert_identical(total, kept)
 
 
-def test_a_step_on_a_model_hardly_depends_on_any_one_image(generator):
-    """From images to a step, one image makes a difference of at most C / B."""
+def test_one_image_changes_the_step_of_a_model_by_at_most_the_sensitivity(generator):
+    """The step is computed from images. Its bound is C / B."""
     client = Client(vit_trunk(tiny_vit()), generator)
     images, _, labels = batch_of(BATCH)
 
@@ -866,13 +857,12 @@ def test_a_step_on_a_model_hardly_depends_on_any_one_image(generator):
         for one in range(BATCH)
     ]
     assert max(moved) <= 0.1 / 4 * (1 + 1e-9)
-    assert (
-        max(moved) > 0.99 * 0.1 / 4
-    )  # gradients are longer than the norm here, so the bound is met
+    # All gradients are clipped here, so the bound is attained.
+    assert max(moved) > 0.99 * 0.1 / 4
 
 
 @pytest.mark.parametrize("weight", [0, 0.5, 1, 1000])
-def test_one_client_moves_the_sum_of_the_page_by_at_most_its_norm(weight, monkeypatch):
+def test_one_client_changes_the_sum_of_the_page_by_at_most_the_bound(weight, monkeypatch):
     """The loop in docs/how-to/differential-privacy.md, for any weight that a client reports."""
     page = (Path(__file__).parents[2] / "docs" / "how-to" / "differential-privacy.md").read_text()
     (block,) = (
@@ -914,12 +904,11 @@ def test_one_client_moves_the_sum_of_the_page_by_at_most_its_norm(weight, monkey
     ]
     assert lengths[0] == pytest.approx(0.5 * min(weight, 1), rel=1e-4)
     assert lengths[0] <= 0.5
-    assert lengths[1] == pytest.approx(
-        1.0, rel=1e-4
-    )  # two that pull alike: the sum, and nothing but the sum
+    # Two equal changes add up.
+    assert lengths[1] == pytest.approx(1.0, rel=1e-4)
 
 
-# Who is drawn.
+# Poisson sampling.
 
 
 def check_poisson(draw, seed):
@@ -942,7 +931,7 @@ def check_poisson(draw, seed):
     assert bool(((low <= together) & (together <= high)).all()), "pairs"
 
 
-def fixed_size(num_examples, *, rate, generator):
+def draws_a_fixed_number(num_examples, *, rate, generator):
     return (
         torch.randperm(num_examples, generator=generator)[: round(rate * num_examples)]
         .sort()
@@ -950,7 +939,7 @@ def fixed_size(num_examples, *, rate, generator):
     )
 
 
-def one_coin_for_a_pair(num_examples, *, rate, generator):
+def draws_pairs_together(num_examples, *, rate, generator):
     return (
         torch.rand(num_examples // 2, generator=generator)
         .repeat_interleave(2)
@@ -959,7 +948,7 @@ def one_coin_for_a_pair(num_examples, *, rate, generator):
     )
 
 
-def some_more_often(num_examples, *, rate, generator):
+def draws_some_more_often(num_examples, *, rate, generator):
     return (
         torch.rand(num_examples, generator=generator)
         .lt(torch.linspace(0.8 * rate, 1.2 * rate, num_examples))
@@ -967,17 +956,19 @@ def some_more_often(num_examples, *, rate, generator):
     )
 
 
-def test_every_example_has_a_coin_of_its_own():
+def test_examples_are_drawn_independently():
     check_poisson(poisson_batch, 0)
 
 
-@pytest.mark.parametrize("wrong", [fixed_size, one_coin_for_a_pair, some_more_often])
-def test_known_wrong_samplers_are_noticed(wrong):
+@pytest.mark.parametrize(
+    "wrong", [draws_a_fixed_number, draws_pairs_together, draws_some_more_often]
+)
+def test_known_wrong_samplers_are_rejected(wrong):
     with pytest.raises(AssertionError):
         check_poisson(wrong, 0)
 
 
-def test_edges_of_the_rate(generator):
+def test_the_largest_and_a_tiny_rate(generator):
     assert poisson_batch(5, rate=1, generator=generator).tolist() == [0, 1, 2, 3, 4]
     assert poisson_batch(5, rate=1e-12, generator=generator).shape == (0,)
     assert poisson_batch(5, rate=0.5, generator=generator).dtype == torch.int64
@@ -1093,9 +1084,8 @@ def test_bad_input_is_refused_with_the_reason(call, error, message, generator):
 
 
 def epsilon_of(event, delta):
-    return (
-        PLDAccountant(value_discretization_interval=1e-3).compose(event).get_epsilon(delta)
-    )  # rounded up
+    """Compute epsilon on a coarse grid, rounded up."""
+    return PLDAccountant(value_discretization_interval=1e-3).compose(event).get_epsilon(delta)
 
 
 @pytest.mark.parametrize(
@@ -1105,7 +1095,7 @@ def epsilon_of(event, delta):
 def test_epsilon_of_whole_batches_is_that_of_the_analytic_gaussian_mechanism(
     multiplier, steps, delta
 ):
-    """T steps of deviation z on whole batches are one of deviation z over the root of T."""
+    """T steps of deviation z on whole batches are one step of deviation z / sqrt(T)."""
     expected = epsilon_at(delta, partial(gaussian_delta, sigma=multiplier / math.sqrt(steps)))
     actual = epsilon_of(private.training(multiplier, rate=1.0, steps=steps), delta)
     assert expected - 1e-6 <= actual <= expected * 1.005
@@ -1118,9 +1108,8 @@ def test_epsilon_of_a_sampled_step_is_that_of_the_integral(multiplier, rate, del
     expected = epsilon_at(delta, partial(sampled_delta, sigma=multiplier, rate=rate))
     actual = epsilon_of(private.training(multiplier, rate=rate, steps=1), delta)
     assert expected - 1e-4 <= actual <= expected * 1.005 + 1e-3
-    assert actual < 0.8 * epsilon_of(
-        private.training(multiplier, rate=1.0, steps=1), delta
-    )  # sampling is counted
+    # Sampling lowers epsilon.
+    assert actual < 0.8 * epsilon_of(private.training(multiplier, rate=1.0, steps=1), delta)
 
 
 def test_noise_for_an_epsilon_gives_that_epsilon():

@@ -20,7 +20,10 @@ DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 
 
 def payload(generator, *, scale=1.0, dtype=torch.float32, garbage=float("nan")):
-    """Three names: a whole, rows of which one is unknown and holds garbage, and entries."""
+    """Make a payload of three names. One row is unknown and contains garbage.
+
+    The weights belong to the whole parameter, to its rows, or to its single numbers.
+    """
     rows = torch.randn(4, 3, generator=generator)
     rows[1] = garbage
     return {
@@ -34,20 +37,20 @@ def payload(generator, *, scale=1.0, dtype=torch.float32, garbage=float("nan")):
     }
 
 
-def known(upload):
+def known(entry):
     return (
-        (upload.weight > 0)
-        .reshape(upload.weight.shape + (1,) * (upload.value.ndim - upload.weight.ndim))
-        .expand_as(upload.value)
+        (entry.weight > 0)
+        .reshape(entry.weight.shape + (1,) * (entry.value.ndim - entry.weight.ndim))
+        .expand_as(entry.value)
     )
 
 
 def numbers(sent, center=None):
-    """Every known number in float64, less the center."""
+    """Return every known number in float64, minus the center."""
     parts = []
-    for name, upload in sent.items():
-        value = upload.value.double() - (center[name].double() if center else 0.0)
-        parts.append(value[known(upload)])
+    for name, entry in sent.items():
+        value = entry.value.double() - (center[name].double() if center else 0.0)
+        parts.append(value[known(entry)])
     return torch.cat(parts)
 
 
@@ -55,9 +58,9 @@ def length(sent, center=None):
     return math.sqrt(math.fsum(number**2 for number in numbers(sent, center).tolist()))
 
 
-def _rows(upload):
-    values = upload.value.reshape(upload.weight.numel(), -1)
-    return zip(upload.weight.double().flatten(), values, strict=True)
+def _rows(entry):
+    values = entry.value.reshape(entry.weight.numel(), -1)
+    return zip(entry.weight.double().flatten(), values, strict=True)
 
 
 def copied(sent):
@@ -80,27 +83,24 @@ def test_no_payload_is_longer_than_the_bound_in_its_own_precision(
 ):
     generator = torch.Generator().manual_seed(seed)
     center = {
-        name: (upload.value.nan_to_num() + offset).to(dtype)
-        for name, upload in payload(generator, dtype=dtype).items()
+        name: (entry.value.nan_to_num() + offset).to(dtype)
+        for name, entry in payload(generator, dtype=dtype).items()
     }
     sent = payload(generator, scale=3.0, dtype=dtype)
     if centered:
         sent = {
-            name: upload._replace(value=upload.value + center[name])
-            for name, upload in sent.items()
+            name: entry._replace(value=entry.value + center[name]) for name, entry in sent.items()
         }
     clipped = clip_norm(sent, max_norm=max_norm, center=center if centered else None)
     assert length(clipped, center if centered else None) <= max_norm
-    for name, upload in clipped.items():
-        assert upload.value.dtype == dtype
-        assert_identical(upload.weight, sent[name].weight)
-        assert_identical(
-            upload.value[~known(upload)], torch.zeros_like(upload.value[~known(upload)])
-        )
+    for name, entry in clipped.items():
+        assert entry.value.dtype == dtype
+        assert_identical(entry.weight, sent[name].weight)
+        assert_identical(entry.value[~known(entry)], torch.zeros_like(entry.value[~known(entry)]))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_clipping_shrinks_along_one_line(dtype, generator):
+def test_clipping_keeps_the_direction(dtype, generator):
     sent = payload(generator, scale=3.0, dtype=dtype)
     clipped = clip_norm(sent, max_norm=2.0)
     assert_near(numbers(clipped), numbers(sent) * 2.0 / length(sent), dtype=dtype)
@@ -111,7 +111,7 @@ def test_clipping_shrinks_along_one_line(dtype, generator):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("center", [0.0, -1.0, 1.0, 300.0])
 def test_rounding_shrinks_by_at_most_a_few_units_in_the_last_place(dtype, center):
-    """By hand: a payload of one number moves from the center by the bound."""
+    """By hand, the distance of one number from the center is the bound."""
     origin = torch.tensor([center], dtype=dtype)
     for max_norm in torch.linspace(0.01, 7, 200, dtype=torch.float64).tolist():
         sent = {"a": Weighted(origin + 20, torch.tensor(1.0))}
@@ -122,8 +122,8 @@ def test_rounding_shrinks_by_at_most_a_few_units_in_the_last_place(dtype, center
         assert max(0.0, max_norm * (1 - 2**-39) - 3 * unit.item()) <= change <= max_norm
 
 
-def test_a_center_stays_where_it_is(generator):
-    """By hand: from (1, 1), a change of (3, -4) shrinks to (0.6, -0.8)."""
+def test_clipping_moves_payloads_towards_the_center(generator):
+    """By hand, a change of (3, -4) from (1, 1) shrinks to (0.6, -0.8)."""
     sent = {"a": Weighted(torch.tensor([4.0, -3.0], dtype=torch.float64), torch.tensor(1.0))}
     center = {"a": torch.ones(2, dtype=torch.float64)}
     assert_near(
@@ -140,24 +140,24 @@ def test_a_center_stays_where_it_is(generator):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_what_is_short_enough_keeps_its_bits(dtype, generator):
+def test_payloads_within_the_bound_are_unchanged(dtype, generator):
     sent = payload(generator, dtype=dtype)
     for clipped in (
         clip_norm(sent, max_norm=length(sent) * 1.001),
         clip_norm(clip_norm(sent, max_norm=1.0), max_norm=1.0),
     ):
         again = clip_norm(clipped, max_norm=length(clipped) * (1 + 1e-9))
-        for name, upload in again.items():
-            assert_identical(upload.value[known(upload)], clipped[name].value[known(upload)])
-    for name, upload in clip_norm(sent, max_norm=length(sent) * 1.001).items():
-        assert_identical(upload.value[known(upload)], sent[name].value[known(upload)])
+        for name, entry in again.items():
+            assert_identical(entry.value[known(entry)], clipped[name].value[known(entry)])
+    for name, entry in clip_norm(sent, max_norm=length(sent) * 1.001).items():
+        assert_identical(entry.value[known(entry)], sent[name].value[known(entry)])
 
 
 def test_rows_of_weight_zero_have_no_length(generator):
     first = payload(generator, garbage=1e30)
     second = {
-        name: upload._replace(value=torch.where(known(upload), upload.value, torch.nan))
-        for name, upload in first.items()
+        name: entry._replace(value=torch.where(known(entry), entry.value, torch.nan))
+        for name, entry in first.items()
     }
     assert_identical(clip_norm(first, max_norm=1.0), clip_norm(second, max_norm=1.0))
 
@@ -165,15 +165,15 @@ def test_rows_of_weight_zero_have_no_length(generator):
 # Weights.
 
 
-def test_a_claim_is_capped_and_honest_weights_are_kept(generator):
+def test_large_weights_are_capped_and_small_weights_are_unchanged(generator):
     sent = payload(generator)
     capped = cap_weight(sent, max_weight=5)
     assert capped["rows"].weight.tolist() == [2.0, 0.0, 5.0, 0.5]
     assert capped["whole"].weight.item() == 5.0
     assert capped["entries"].weight.tolist() == [1.0, 3.0, 0.0]
     assert_identical(
-        {name: upload.value for name, upload in capped.items()},
-        {name: upload.value for name, upload in sent.items()},
+        {name: entry.value for name, entry in capped.items()},
+        {name: entry.value for name, entry in sent.items()},
     )
 
 
@@ -192,7 +192,7 @@ def test_a_cap_is_never_rounded_up(dtype):
 @pytest.mark.parametrize(
     "aggregate", [weighted_mean, weighted_median, partial(trimmed_mean, fraction=0.2)]
 )
-def test_one_client_that_claims_a_billion_examples_owns_the_round_until_it_is_capped(aggregate):
+def test_one_client_of_a_billion_examples_dominates_the_round_unless_it_is_capped(aggregate):
     sent = [
         {"a": Weighted(torch.tensor([1.0 + 0.01 * number]), torch.tensor(10.0))}
         for number in range(9)
@@ -209,19 +209,19 @@ def test_one_client_that_claims_a_billion_examples_owns_the_round_until_it_is_ca
 
 
 def test_leaving_a_client_out_changes_the_sum_by_at_most_the_sensitivity(generator):
-    """One client adds at most W C to a sum of weight times value, and can reach that bound."""
+    """One client adds at most W C to a sum of weight times value. The bound is attained."""
     max_norm, max_weight = 0.5, 8.0
     for scale in (0.01, 1.0, 1e4):
         sent = cap_weight(
             clip_norm(payload(generator, scale=scale), max_norm=max_norm), max_weight=max_weight
         )
         part = torch.cat(
-            [weight * value.double() for upload in sent.values() for weight, value in _rows(upload)]
+            [weight * value.double() for entry in sent.values() for weight, value in _rows(entry)]
         )
         assert part.norm().item() <= max_norm * max_weight * (1 + 1e-12)
         assert len(part) == 10 + 12 + 3
-    greedy = {"a": Weighted(torch.full((10,), 1e6), torch.tensor(1e6))}
-    sent = cap_weight(clip_norm(greedy, max_norm=max_norm), max_weight=max_weight)["a"]
+    largest = {"a": Weighted(torch.full((10,), 1e6), torch.tensor(1e6))}
+    sent = cap_weight(clip_norm(largest, max_norm=max_norm), max_weight=max_weight)["a"]
     assert (sent.value.double() * sent.weight.item()).norm().item() == pytest.approx(
         max_norm * max_weight, rel=1e-6
     )
@@ -247,8 +247,8 @@ def test_noise_is_gaussian_with_the_deviation_of_the_formula(
     assert kstest(drawn, "norm").pvalue > 1e-5
 
 
-def test_noise_of_several_clients_adds_up_by_its_variances(generator):
-    """The sum over K clients has deviation z C sqrt(K)."""
+def test_the_variances_of_several_clients_add_up(generator):
+    """The sum over K clients has standard deviation z C sqrt(K)."""
     count, clients, multiplier, sensitivity = 5000, 9, 0.5, 2.0
     quiet = {"a": Weighted(torch.zeros(count, dtype=torch.float64), torch.tensor(1.0))}
     total = sum(
@@ -262,19 +262,17 @@ def test_noise_of_several_clients_adds_up_by_its_variances(generator):
     assert low < statistic < high
 
 
-def test_names_and_rows_get_noise_of_their_own_and_unknown_rows_none(generator):
+def test_all_known_numbers_get_different_noise_and_unknown_rows_none(generator):
     sent = payload(generator, dtype=torch.float64)
     noisy = gaussian_noise(sent, multiplier=1.0, sensitivity=1.0, generator=generator)
     added = numbers(noisy) - numbers(sent)
     assert len(set(added.tolist())) == len(added)
-    for name, upload in noisy.items():
-        assert_identical(upload.weight, sent[name].weight)
-        assert_identical(
-            upload.value[~known(upload)], torch.zeros_like(upload.value[~known(upload)])
-        )
+    for name, entry in noisy.items():
+        assert_identical(entry.weight, sent[name].weight)
+        assert_identical(entry.value[~known(entry)], torch.zeros_like(entry.value[~known(entry)]))
 
 
-def test_noise_is_added_to_what_was_sent_and_follows_its_generator(generator):
+def test_noise_is_added_to_the_payload_and_depends_on_the_generator(generator):
     sent = payload(generator)
     draw = lambda seed, multiplier=1.0: gaussian_noise(  # noqa: E731
         sent, multiplier=multiplier, sensitivity=1.0, generator=torch.Generator().manual_seed(seed)
@@ -291,25 +289,25 @@ def test_noise_is_added_to_what_was_sent_and_follows_its_generator(generator):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("value", [1.0, 1.5, 100.0])
-def test_the_sum_of_half_precision_uploads_has_the_noise_of_the_formula(dtype, value, generator):
-    """Over K clients, the deviation is sigma sqrt(K), below the spacing of bfloat16."""
+def test_the_sum_of_half_precision_payloads_has_the_noise_of_the_formula(dtype, value, generator):
+    """Over K clients, the deviation is sigma sqrt(K), less than the spacing of bfloat16."""
     count, clients, sigma = 5000, 16, 0.001
     quiet = {"a": Weighted(torch.full((count,), value, dtype=dtype), torch.tensor(1.0))}
     noisy = [
         gaussian_noise(quiet, multiplier=1.0, sensitivity=sigma, generator=generator)["a"]
         for _ in range(clients)
     ]
-    assert {upload.value.dtype for upload in noisy} == {torch.float32}
-    error = sum(upload.value.double() for upload in noisy) - clients * value
+    assert {entry.value.dtype for entry in noisy} == {torch.float32}
+    error = sum(entry.value.double() for entry in noisy) - clients * value
     low, high = chi2.ppf([1e-5, 1 - 1e-5], count)
     assert low < error.square().sum().item() / (clients * sigma**2) < high
     assert kstest((error / (sigma * math.sqrt(clients))).numpy(), "norm").pvalue > 1e-5
 
 
-def test_a_noisy_upload_of_a_bfloat16_model_crosses_the_wire_in_float32(generator):
-    """What the page says a server has to expect."""
+def test_a_noisy_payload_of_a_bfloat16_model_is_sent_in_float32(generator):
+    """The server must expect float32, as docs/how-to/differential-privacy.md states."""
     sent = payload(generator, dtype=torch.bfloat16)
-    form = {name: upload._replace(value=upload.value.float()) for name, upload in sent.items()}
+    form = {name: entry._replace(value=entry.value.float()) for name, entry in sent.items()}
     noisy = gaussian_noise(sent, multiplier=1.0, sensitivity=1.0, generator=generator)
     arrived, _ = decode_payload(
         encode_payload(noisy, header=Header({}, 0)), expect=Expected(form, {}, 0), max_bytes=10_000
@@ -342,8 +340,8 @@ def test_noise_below_the_spacing_of_the_numbers_is_refused(dtype):
     )
 
 
-def test_rounding_adds_to_noise_of_one_spacing_and_takes_nothing_from_it():
-    """The variance of a rounded normal number, by summing its probabilities."""
+def test_rounding_noise_of_one_spacing_adds_a_twelfth_to_its_variance():
+    """The variance of a rounded normal number is computed by summing its probabilities."""
     grid = torch.arange(-15, 16, dtype=torch.float64).numpy()
     for mean in (0.0, 0.1, 0.25, 0.5):
         chance = norm.cdf(grid + 0.5 - mean) - norm.cdf(grid - 0.5 - mean)
@@ -355,7 +353,7 @@ def test_rounding_adds_to_noise_of_one_spacing_and_takes_nothing_from_it():
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_noise_is_added_in_float64_and_rounded_once(dtype, generator):
-    """Noise rounded before the addition would reveal by its grid the value it was added to."""
+    """If noise were rounded before the addition, its grid would reveal the value."""
     sent = {"a": Weighted(torch.randn(1000, generator=generator).to(dtype), torch.tensor(1.0))}
     noisy = gaussian_noise(
         sent, multiplier=0.3, sensitivity=0.7, generator=torch.Generator().manual_seed(0)
@@ -366,17 +364,17 @@ def test_noise_is_added_in_float64_and_rounded_once(dtype, generator):
     )
 
 
-# Numbers whose squares, differences or products float64 does not hold.
+# Numbers whose squares, differences or products overflow float64.
 
 
-def upload(*values, weight=1.0, dtype=torch.float64):
+def payload_of(*values, weight=1.0, dtype=torch.float64):
     return {"a": Weighted(torch.tensor(values, dtype=dtype), torch.tensor(weight, dtype=dtype))}
 
 
 @pytest.mark.parametrize("scale", [2.0**1000, 2.0**-700, 1.0])
-def test_clipping_knows_the_length_of_huge_and_of_tiny_entries(scale):
-    """By hand: 3, 4 has length 5, in whatever unit."""
-    long = upload(3 * scale, -4 * scale)
+def test_the_norm_of_huge_and_tiny_entries_is_exact(scale):
+    """By hand, (3, 4) has norm 5 in any unit."""
+    long = payload_of(3 * scale, -4 * scale)
     for max_norm in (1.0 * scale, 1e-3 * scale):
         clipped = clip_norm(long, max_norm=max_norm)["a"].value
         expected = torch.tensor([0.6, -0.8], dtype=torch.float64) * max_norm
@@ -391,14 +389,14 @@ def test_clipping_knows_the_length_of_huge_and_of_tiny_entries(scale):
 def test_a_change_too_large_for_float64_is_clipped():
     """The change of 3e308 overflows float64. Half of it leads to 0, up to rounding."""
     center = {"a": torch.tensor([-1.5e308], dtype=torch.float64)}
-    clipped = clip_norm(upload(1.5e308), max_norm=1.5e308, center=center)["a"].value
+    clipped = clip_norm(payload_of(1.5e308), max_norm=1.5e308, center=center)["a"].value
     assert abs(clipped.item()) < 1e-11 * 1.5e308
-    assert clip_norm(upload(1.5e308), max_norm=1.0, center=center)["a"].value.item() == -1.5e308
+    assert clip_norm(payload_of(1.5e308), max_norm=1.0, center=center)["a"].value.item() == -1.5e308
 
 
-def test_a_small_change_beside_a_huge_center_has_its_length():
+def test_a_small_change_from_a_huge_center_is_clipped_by_its_own_norm():
     center = {"a": torch.tensor([1e200, 0.0], dtype=torch.float64)}
-    clipped = clip_norm(upload(1e200, 1e-5), max_norm=1e-6, center=center)["a"].value
+    clipped = clip_norm(payload_of(1e200, 1e-5), max_norm=1e-6, center=center)["a"].value
     torch.testing.assert_close(
         clipped, torch.tensor([1e200, 1e-6], dtype=torch.float64), rtol=1e-11, atol=0
     )
@@ -411,8 +409,8 @@ def test_products_and_means_that_do_not_fit_are_refused_by_name():
         match=r"`payload\['a'\]` must have products of weight and value that fit float64; got 2 "
         r"entries",
     ):
-        to_summable(upload(1e300, -1e300, weight=1e300))
-    assert to_summable(upload(1e300, weight=1e7)).tolist() == [1e300 * 1e7, 1e7]
+        to_summable(payload_of(1e300, -1e300, weight=1e300))
+    assert to_summable(payload_of(1e300, weight=1e7)).tolist() == [1e300 * 1e7, 1e7]
     for dtype, mean in (
         (torch.float16, 1e5),
         (torch.bfloat16, 3.4e38 * 1.1),
@@ -423,11 +421,11 @@ def test_products_and_means_that_do_not_fit_are_refused_by_name():
             ValueError,
             match=rf"`vector` must have means for 'a' that fit {dtype}; got 2 entries of 2",
         ):
-            from_sum(vector, like=upload(0.0, 0.0, dtype=dtype))
+            from_sum(vector, like=payload_of(0.0, 0.0, dtype=dtype))
     with pytest.raises(
         ValueError, match=r"`vector` must have means for 'a' that fit torch\.float64"
     ):
-        from_sum(torch.tensor([1e300, 1e-300], dtype=torch.float64), like=upload(0.0))
+        from_sum(torch.tensor([1e300, 1e-300], dtype=torch.float64), like=payload_of(0.0))
 
 
 @pytest.mark.parametrize(
@@ -435,8 +433,8 @@ def test_products_and_means_that_do_not_fit_are_refused_by_name():
 )
 def test_the_mean_of_a_vector_is_weighted_mean_where_the_total_does_not_fit(dtype, weight):
     sent = [
-        upload(1.0, 2.0, weight=weight, dtype=dtype),
-        upload(3.0, 5.0, weight=weight / 2, dtype=dtype),
+        payload_of(1.0, 2.0, weight=weight, dtype=dtype),
+        payload_of(3.0, 5.0, weight=weight / 2, dtype=dtype),
     ]
     sent.append(sent[0])
     actual = from_sum(sum(to_summable(one) for one in sent), like=sent[0])["a"]
@@ -444,41 +442,41 @@ def test_the_mean_of_a_vector_is_weighted_mean_where_the_total_does_not_fit(dtyp
     assert_identical(actual, weighted_mean([one["a"] for one in sent]))
 
 
-# One vector.
+# Payloads as one vector.
 
 
-def uploads(generator, clients=4):
+def payloads(generator, clients=4):
     return [
         {
             name: Weighted(
-                upload.value,
+                entry.value,
                 torch.where(
-                    torch.rand(upload.weight.shape, generator=generator) < 0.3,
+                    torch.rand(entry.weight.shape, generator=generator) < 0.3,
                     0.0,
-                    upload.weight * (1 + number),
+                    entry.weight * (1 + number),
                 ),
             )
-            for name, upload in payload(generator, scale=1.0 + number).items()
+            for name, entry in payload(generator, scale=1.0 + number).items()
         }
         for number in range(clients)
     ]
 
 
-def test_the_sum_of_vectors_makes_the_direct_mean(generator):
+def test_the_sum_of_vectors_gives_the_weighted_mean(generator):
     for _ in range(10):
-        sent = uploads(generator)
+        sent = payloads(generator)
         result = from_sum(sum(to_summable(one) for one in sent), like=sent[0])
         assert list(result) == list(sent[0])
-        for name, upload in result.items():
+        for name, entry in result.items():
             direct = weighted_mean(one[name] for one in sent)
-            for actual, expected in zip(upload, direct, strict=True):
+            for actual, expected in zip(entry, direct, strict=True):
                 assert_near(actual, expected)
                 assert actual.dtype == expected.dtype
                 assert actual.shape == expected.shape
 
 
 def test_the_vector_by_hand():
-    """Names in order of the alphabet; 3 x 2, 4 x 2, an unknown row, its weights, then 0.5 x 8."""
+    """Names are in alphabetical order. Each has its weighted values, then its weights."""
     sent = {
         "b": Weighted(torch.tensor(8.0), torch.tensor(0.5)),
         "a": Weighted(torch.tensor([[3.0, 4.0], [torch.nan, 1.0]]), torch.tensor([2.0, 0.0])),
@@ -487,11 +485,10 @@ def test_the_vector_by_hand():
     assert_identical(to_summable(dict(reversed(sent.items()))), to_summable(sent))
 
 
-def test_the_length_does_not_tell_which_rows_are_known(generator):
+def test_the_length_does_not_depend_on_the_known_rows(generator):
     sent = payload(generator)
     nothing = {
-        name: upload._replace(weight=torch.zeros_like(upload.weight))
-        for name, upload in sent.items()
+        name: entry._replace(weight=torch.zeros_like(entry.weight)) for name, entry in sent.items()
     }
     assert to_summable(nothing).tolist() == [0.0] * (10 + 1 + 12 + 4 + 3 + 3)
     assert len(to_summable(sent)) == 33
@@ -505,7 +502,7 @@ def test_one_vector_alone_is_the_payload(generator):
         assert_identical(weight, sent[name].weight)
 
 
-# For all of them.
+# All transforms.
 
 TRANSFORMS = {
     "clip_norm": partial(clip_norm, max_norm=1.0),
@@ -520,7 +517,7 @@ TRANSFORMS = {
 
 
 @pytest.mark.parametrize("name", TRANSFORMS)
-def test_inputs_are_never_mutated_nor_shared(name, generator):
+def test_inputs_are_not_mutated_and_not_shared(name, generator):
     sent = payload(generator)
     before = copied(sent)
     result = TRANSFORMS[name](sent)
@@ -528,7 +525,7 @@ def test_inputs_are_never_mutated_nor_shared(name, generator):
     for tensor in (
         [result]
         if isinstance(result, torch.Tensor)
-        else [tensor for upload in result.values() for tensor in upload]
+        else [tensor for entry in result.values() for tensor in entry]
     ):
         tensor.fill_(5)
     assert_identical(sent, before)
@@ -536,7 +533,7 @@ def test_inputs_are_never_mutated_nor_shared(name, generator):
 
 ONE = {"a": Weighted(torch.ones(2, 3), torch.ones(2))}
 BAD_PAYLOADS = {
-    "a list": ([1.0], TypeError, r"`payload` must map names to Weighted; got \[1\.0\]"),
+    "a list": ([1.0], TypeError, r"`payload` must map names to Weighted; got a list of length 1"),
     "nothing": ({}, ValueError, r"`payload` must hold at least one name; got none"),
     "a tensor": (
         {"a": torch.ones(2)},
@@ -641,7 +638,7 @@ def test_bad_payloads_are_refused_by_name(name, sent, error, message):
         (
             lambda: from_sum([1.0] * 8, like=ONE),
             TypeError,
-            r"`vector` must be a floating-point tensor of shape \(length,\); got \[1\.0",
+            r"`vector` must be a floating-point tensor of shape \(length,\); got a list of length",
         ),
         (
             lambda: from_sum(torch.ones(2, 4), like=ONE),
@@ -680,15 +677,16 @@ def test_bad_options_are_refused_by_name(call, error, message):
         call()
 
 
-def test_what_comes_out_of_a_vector_shares_no_memory_with_it():
+def test_from_sum_shares_no_memory_with_the_vector():
     like = {
         "head": Weighted(torch.zeros(2, dtype=torch.float64), torch.zeros(2, dtype=torch.float64))
     }
     vector = to_summable(
         {"head": Weighted(torch.ones(2, dtype=torch.float64), torch.ones(2, dtype=torch.float64))}
     )
-    upload = from_sum(vector, like=like)["head"]
-    upload.value.zero_(), upload.weight.zero_()
+    entry = from_sum(vector, like=like)["head"]
+    entry.value.zero_()
+    entry.weight.zero_()
     assert vector.tolist() == [1.0] * 4
 
 

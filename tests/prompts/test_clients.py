@@ -162,7 +162,7 @@ LAYOUT = (
             STREAM,
             [0],
             TypeError,
-            "`streams[0]` must be a PromptStream; call the prompt module; got {0: tensor",
+            "`streams[0]` must be a PromptStream; call the prompt module; got a dict of length 1",
         ),
         (
             [STREAM, STREAM],

@@ -343,6 +343,6 @@ def test_a_name_position_outside_the_context_is_refused(position, message):
 @pytest.mark.bad_input
 def test_names_must_come_from_a_tower():
     with pytest.raises(
-        TypeError, match=r"`names` must be ClassNames, from tower.class_names; got \['cat'\]"
+        TypeError, match=r"`names` must be ClassNames, from tower.class_names; got a list of"
     ):
         prompted_text(numbered(1, 5), ["cat"])

@@ -98,7 +98,7 @@ DRAWN_BY_NUMPY = [
         (
             lambda: ShallowPrompts(2, 8, patch_size=(4,)),
             ValueError,
-            "`patch_size` must be one number or (height, width); got (4,) (tuple).",
+            "`patch_size` must be one number or (height, width); got a tuple of length 1.",
         ),
         (
             lambda: GroupPrompts(0, 1, 8, layers=(0,)),
@@ -163,7 +163,7 @@ DRAWN_BY_NUMPY = [
         (
             lambda: PadPrompts((3, 8, 8)),
             ValueError,
-            "`image_size` must be one number or (height, width); got (3, 8, 8) (tuple).",
+            "`image_size` must be one number or (height, width); got a tuple of length 3.",
         ),
         (lambda: PadPrompts(8, padding=0), ValueError, "`padding` must be at least 1; got 0."),
         (

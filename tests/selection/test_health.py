@@ -241,7 +241,7 @@ def test_revive_keys_refuses_bad_input(query, usage, error, message):
 @pytest.mark.parametrize(
     ("counts", "error", "message"),
     [
-        ([1, 2], TypeError, "`counts` must be a tensor of counts; got [1, 2] (list)."),
+        ([1, 2], TypeError, "`counts` must be a tensor of counts; got a list of length 2."),
         (
             torch.tensor([True]),
             TypeError,

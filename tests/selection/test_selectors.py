@@ -437,7 +437,7 @@ COUNTS = [
         TypeError,
         "`usage` must be a tensor of counts (groups,); got a bool tensor of shape (2,).",
     ),
-    ([1, 2], TypeError, "`usage` must be a tensor of counts (groups,); got [1, 2] (list)."),
+    ([1, 2], TypeError, "`usage` must be a tensor of counts (groups,); got a list of length 2."),
 ]
 
 

@@ -1,4 +1,4 @@
-"""FedL2G's example: training data of clients, contents of messages, and its command line."""
+"""FedL2G's study: training data of clients, contents of messages, and its command line."""
 
 import csv
 import re
@@ -78,23 +78,22 @@ def sent(run: report.Run, direction: str) -> dict[int, list[int]]:
 
 
 @pytest.mark.parametrize("name", list(fedl2g.METHODS))
-def test_a_client_without_study_samples_uploads_nothing_and_nothing_fails(name, task, linear):
-    shards = own_shards(
-        task, 40, 10, 4, 0, 11
-    )  # 10 and 4 are all quiz, 0 nothing at all, 11 leaves a single sample to study
+def test_a_client_without_study_samples_sends_nothing(name, task, linear):
+    # The quiz takes all of 10 and of 4 samples, and leaves one of 11.
+    shards = own_shards(task, 40, 10, 4, 0, 11)
     run = fedl2g.federate(name, task, shards, arguments())
     assert torch.isfinite(run.accuracy).all()
     assert torch.isfinite(run.losses).all()
     up = [client for client, messages in sent(run, "up").items() if messages]
-    if fedl2g.METHODS[name].upload is fedl2g.own_gradient:
+    if fedl2g.METHODS[name].payload is fedl2g.own_gradient:
         assert up == [0]
         assert torch.isfinite(run.guides).all()
-    elif fedl2g.METHODS[name].upload:
+    elif fedl2g.METHODS[name].payload:
         assert up == [0, 1, 2, 4]  # other clients also learn from their quiz samples
 
 
 @pytest.mark.parametrize(("name", "width"), [("FedL2G-l", 10), ("FedL2G-f", 32)])
-def test_uploads_have_rows_of_study_classes_and_broadcasts_the_whole_table(
+def test_payloads_contain_rows_of_study_classes_and_broadcasts_the_whole_table(
     name, width, task, linear, monkeypatch
 ):
     batches, gradient = [], fp.guide_gradient
@@ -108,14 +107,11 @@ def test_uploads_have_rows_of_study_classes_and_broadcasts_the_whole_table(
     assert len(set(rows)) > 1  # batches have different numbers of classes
     up = [entry.num_bytes for entry in run.ledger.entries if entry.direction == "up"]
     assert up == [4 * (number * width + 10) for number in rows]  # rows of floats, and ten flags
-    assert all(
-        messages == [4 * 10 * width] * 3 for messages in sent(run, "down").values()
-    )  # Table 3, in three rounds
+    # Table 3, in three rounds.
+    assert all(messages == [4 * 10 * width] * 3 for messages in sent(run, "down").values())
 
 
-def test_clients_train_on_their_study_samples_alone_and_not_before_the_warm_up_is_over(
-    task, linear, monkeypatch
-):
+def test_clients_train_on_their_study_samples_after_the_warm_up(task, linear, monkeypatch):
     shards, args = own_shards(task, 40, 60), arguments()
     weights: list[Tensor] = []
     gradient = fp.guide_gradient
@@ -142,10 +138,9 @@ def test_clients_train_on_their_study_samples_alone_and_not_before_the_warm_up_i
         assert all(np.array_equal(indices, shard.study) for indices in seen[k::2])
 
 
-def test_lg_fedavg_averages_heads_by_size_and_leaves_networks_alone(task, linear):
-    args = arguments(
-        "--learning-rate", "1e-9"
-    )  # clients stay where they start, so the average of the start is known
+def test_lg_fedavg_averages_only_heads_by_size(task, linear):
+    # Clients do not train, so the average of their initial heads is known.
+    args = arguments("--learning-rate", "1e-9")
     args.rounds = 2
     shards = own_shards(task, 30, 90)
     fedl2g.federate("LG-FedAvg", task, shards, args)
@@ -159,7 +154,7 @@ def test_lg_fedavg_averages_heads_by_size_and_leaves_networks_alone(task, linear
     assert not torch.equal(start[0].network[1].weight, start[1].network[1].weight)
 
 
-def test_prototypes_are_broadcast_once_a_client_has_sent_them(task, linear):
+def test_prototypes_are_broadcast_after_a_client_has_sent_them(task, linear):
     run = fedl2g.federate("FedProto", task, own_shards(task, 60, 60), arguments())
     known = len(set(task.train.labels.tolist()))
     assert list(sent(run, "down").values()) == [[0, known * 32 * 4]] * 2
@@ -177,10 +172,10 @@ def test_half_of_the_clients_take_part_and_the_others_keep_their_networks(task, 
 
 
 @pytest.mark.parametrize("name", ["fixed random features", "fixed random logits"])
-def test_fixed_guides_stay_what_they_are_and_weigh_nothing_in_the_reported_loss(name, task, linear):
+def test_fixed_guides_do_not_change_and_are_not_in_the_reported_loss(name, task, linear):
     losses = []
     for weight in ("0", "5"):
-        args = arguments("--learning-rate", "1e-9")  # the networks hardly change either
+        args = arguments("--learning-rate", "1e-9")  # The networks hardly change.
         args.weight, args.guide_learning_rate = float(weight), 3.0
         run = fedl2g.federate(name, task, own_shards(task, 60, 60), args)
         draw = fp.stream_generator(0, server_round=0, purpose="guides")
@@ -189,7 +184,7 @@ def test_fixed_guides_stay_what_they_are_and_weigh_nothing_in_the_reported_loss(
     torch.testing.assert_close(*losses)
 
 
-def test_flags_change_what_guides_have_and_nothing_else():
+def test_flags_change_only_the_weight_and_the_learning_rate_of_guides():
     args = Namespace(weight=7.0, guide_learning_rate=5.0)
     assert [fedl2g.tuned(name, args)[1::2] for name in ("local only", "FedProto", "FedL2G-f")] == [
         (0.0, None),
@@ -214,7 +209,7 @@ def test_accuracy_is_the_share_of_a_clients_own_test_images(task):
 
 
 @pytest.mark.parametrize("split", [(), ("--classes-per-client", "2")])
-def test_clients_are_tested_on_their_own_mix_of_classes_and_share_nothing(task, split):
+def test_clients_are_tested_on_their_own_mix_of_classes_and_share_no_image(task, split):
     shards = report.deal(task, arguments("--clients", "5", *split))
     own = np.concatenate([np.concatenate(shard[:2]) for shard in shards])
     assert sorted(own) == list(range(120))
@@ -228,7 +223,7 @@ def test_clients_are_tested_on_their_own_mix_of_classes_and_share_nothing(task, 
 
 
 @pytest.mark.parametrize("name", list(TINY))
-def test_tiny_networks_return_features_of_their_width_and_learn_in_train_mode(name):
+def test_tiny_networks_return_features_of_their_width_and_can_be_trained(name):
     network, width = encoder("tiny", list(TINY).index(name), 16)
     assert network.training
     assert network(torch.rand(2, 1, 16, 16)).shape == (2, width)
@@ -236,7 +231,7 @@ def test_tiny_networks_return_features_of_their_width_and_learn_in_train_mode(na
 
 
 @pytest.mark.parametrize("name", list(GROUPS))
-def test_groups_are_named_after_how_many_networks_they_have(name):
+def test_groups_are_named_after_their_number_of_networks(name):
     assert name == "tiny" or name.removeprefix("HtFE").removeprefix("HtM") == str(len(GROUPS[name]))
     with torch.device("meta"):  # no values are computed
         widths = [
@@ -257,7 +252,7 @@ def test_groups_are_named_after_how_many_networks_they_have(name):
 
 
 @pytest.mark.slow
-def test_default_run_prints_its_methods_beside_the_formula_and_writes_a_picture_and_ledgers(
+def test_the_default_run_prints_methods_and_the_formula_and_writes_a_picture_and_ledgers(
     monkeypatch, capsys, tmp_path
 ):
     monkeypatch.setattr("sys.argv", ["fedl2g.py", "--quick", "--out", str(tmp_path)])
@@ -267,9 +262,8 @@ def test_default_run_prints_its_methods_beside_the_formula_and_writes_a_picture_
     assert names[0] == "method"
     assert names[2:] == ["local only", "FedProto", "FedL2G-f"]
     assert "12.50 KiB down a round; formula 10 x 10 x 32 x 4 bytes = 12.50 KiB" in printed
-    assert (
-        "0.763 and 3.906 MiB down" in printed
-    )  # 20 clients x 100 classes x 100 or 512 x 4 bytes, in units of 2**20
+    # 20 clients x 100 classes x 100 or 512 x 4 bytes, in units of 2**20.
+    assert "0.763 and 3.906 MiB down" in printed
     assert (tmp_path / "fedl2g.png").stat().st_size > 10_000
     entries = list(csv.DictReader((tmp_path / "fedl2g-f.csv").read_text().splitlines()))
     assert (
@@ -279,7 +273,7 @@ def test_default_run_prints_its_methods_beside_the_formula_and_writes_a_picture_
 
 
 @pytest.mark.slow
-def test_full_table_has_a_line_for_every_setting_and_method(monkeypatch, capsys, tmp_path):
+def test_the_full_table_has_a_line_for_every_setting_and_method(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr("sys.argv", ["fedl2g.py", "--full", "--quick", "--out", str(tmp_path)])
     monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
     fedl2g.main()
@@ -288,7 +282,7 @@ def test_full_table_has_a_line_for_every_setting_and_method(monkeypatch, capsys,
     assert all(re.search(r"\d ± \d", line) for line in lines[2:])
 
 
-def test_accuracy_counts_every_image_and_effects_are_those_of_the_losses():
+def test_accuracy_is_over_all_images_and_effects_are_those_of_the_losses():
     shards = [report.Shard(np.arange(9), np.arange(1), np.arange(size)) for size in (1, 3)]
     accuracy, losses = (
         torch.tensor([[1.0, 0.0], [0.0, 1.0]]),
@@ -298,7 +292,8 @@ def test_accuracy_counts_every_image_and_effects_are_those_of_the_losses():
     summary = run.accuracies(shards)
     assert summary.last_mean == pytest.approx((1 / 4 + 3 / 4) / 2)
     assert summary.best == 3 / 4
+    # The loss of one client rises by 1, and the mean is constant.
     assert report.line([run], [shards])[2:4] == [
         "0.500",
         "0.000",
-    ]  # one client rises by 1, the mean stays
+    ]

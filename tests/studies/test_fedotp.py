@@ -1,6 +1,6 @@
-"""FedOTP's example: private contexts stay on the clients, and the server averages correctly.
+"""FedOTP's study: private contexts stay on the clients, and the server averages correctly.
 
-The example also runs from its command line.
+The study also runs from its command line.
 """
 
 import copy
@@ -85,15 +85,13 @@ def test_no_private_token_is_in_any_message(name, task, shards, clients, monkeyp
     monkeypatch.setattr(fp.Ledger, "record", watched)
     _, _, ledger = fedotp.federate(name, task, shards, arguments())
     assert sorted(seen) == ["down"] * 6 + ["up"] * 6  # three clients, two rounds
-    # Each message is one context of 16 tokens of 64 floats. An upload also contains its weight.
+    # Each message is one context of 16 tokens of 64 floats. A payload also contains its weight.
     assert {entry.num_bytes for entry in ledger.entries} == {16 * 64 * 4, 16 * 64 * 4 + 4}
     assert {entry.name for entry in ledger.entries} == {"context"}
 
 
 @pytest.mark.parametrize("name", PERSONAL)
-def test_what_is_collected_does_not_depend_on_the_private_context(
-    name, task, shards, clients, monkeypatch
-):
+def test_payloads_do_not_depend_on_the_private_context(name, task, shards, clients, monkeypatch):
     collect, compared = fp.collect, []
 
     def watched(module, **options):
@@ -118,9 +116,7 @@ def test_what_is_collected_does_not_depend_on_the_private_context(
 
 
 @pytest.mark.parametrize("name", SENDING)
-def test_the_server_averages_shared_contexts_by_size_and_leaves_private_ones_alone(
-    name, task, shards, clients, monkeypatch
-):
+def test_the_server_averages_only_shared_contexts_by_size(name, task, shards, clients, monkeypatch):
     collect, sent, kept = fp.collect, [], []
 
     def watched(module, **options):
@@ -170,22 +166,21 @@ def test_local_rows_and_zero_shot_send_nothing(task, shards):
             )
 
 
-def test_all_clients_start_alike_and_shared_unlike_private(task):
+def test_all_clients_start_with_equal_contexts_and_shared_differ_from_private_ones(task):
     first, second = (fedotp.new_client(task, 1, 1, arguments()) for _ in range(2))
     assert torch.equal(first["shared"].context, second["shared"].context)
     assert torch.equal(first["private"].context, second["private"].context)
     assert not torch.equal(first["shared"].context, first["private"].context)
 
 
-def test_the_rows_meet_images_as_they_say(task):
+def test_each_row_matches_images_by_its_rule(task):
     # The reference loops over one image, one class and one prompt at a time.
     tokens, text = (
         task.test.tokens[:3],
         torch.randn(2, 10, 64, generator=torch.Generator().manual_seed(0)),
     )
-    cosine = torch.cosine_similarity(
-        tokens[:, :, None, None], text, dim=-1
-    )  # (images, tokens, prompts, classes)
+    # Shape (images, tokens, prompts, classes).
+    cosine = torch.cosine_similarity(tokens[:, :, None, None], text, dim=-1)
     logits = {
         kind: fedotp.matcher(kind, 10.0, arguments())(tokens, text)
         for kind in ("class token", "averaging", "classical", "partial")
@@ -232,7 +227,7 @@ def test_splits_are_by_label_by_domain_or_by_both():
     counts = np.stack([np.bincount(labels[half], minlength=10) for half in halves])
     assert (
         counts.max(0) > 4 * counts.min(0)
-    ).sum() > 5  # most classes lie mainly with one of the two
+    ).sum() > 5  # Most classes belong mainly to one of the two.
 
 
 @pytest.mark.parametrize(("steps", "sizes"), [(None, [4, 4, 2] * 5), (4, [4, 4, 2, 4]), (0, [])])
@@ -248,9 +243,8 @@ def test_clients_train_for_whole_epochs_or_for_a_number_of_steps(steps, sizes):
     assert [len(labels) for labels in batches] == sizes
     for epoch in range(len(sizes) // 3):
         assert sorted(torch.cat(batches[3 * epoch : 3 * epoch + 3]).tolist()) == owned.tolist()
-    assert len(sizes) < 15 or not torch.equal(
-        batches[0], batches[3]
-    )  # each epoch has a separate order
+    # Each epoch has a separate order.
+    assert len(sizes) < 15 or not torch.equal(batches[0], batches[3])
 
 
 def test_accuracy_is_that_of_each_domain_and_class():
@@ -279,7 +273,7 @@ def rows(printed: str) -> dict[str, list[float]]:
 
 
 @pytest.mark.slow
-def test_default_run_reports_its_rows_and_writes_pictures_and_ledgers(
+def test_the_default_run_reports_its_rows_and_writes_pictures_and_ledgers(
     monkeypatch, capsys, tmp_path
 ):
     figures = rows(run(monkeypatch, capsys, tmp_path))
@@ -400,9 +394,9 @@ def test_full_tables_have_a_line_for_every_size_setting_and_method(monkeypatch, 
     assert all(re.search(r"\d ± \d", line) for table in tables for line in table[2:])
 
 
-def test_gains_over_a_baseline_are_taken_seed_by_seed():
+def test_gains_over_a_baseline_are_differences_with_the_same_seed():
     def measured(full, own):
-        # One client, two cells of equally many test images, the first of which it holds.
+        # One client holds the first of two cells, which have equal numbers of test images.
         accuracy = torch.tensor([[[own, 2 * full - own]]])
         return fedotp_report.Run(
             [],

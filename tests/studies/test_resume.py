@@ -1,4 +1,4 @@
-"""Examples resume after a kill at any moment.
+"""Studies resume after a kill at any moment.
 
 Their results are bitwise identical to those of a run that was not killed.
 """
@@ -60,7 +60,7 @@ def walk(args: Namespace, stop: int = 5, name: str = "row") -> tuple[Namespace, 
     return memory, walked
 
 
-def test_what_a_round_adds_to_the_ledger_is_not_in_the_checkpoint(tmp_path):
+def test_ledger_entries_are_appended_to_a_file_outside_the_checkpoint(tmp_path):
     walk(flags(tmp_path))
     walk(flags(None))  # this run has no checkpoint
     kept = tmp_path / "row" / "ledger.jsonl"
@@ -93,7 +93,7 @@ def test_a_loop_resumes_after_any_round_from_its_checkpoint(tmp_path, stop):
     assert_same(contents(resumed), whole)
 
 
-def test_without_the_flag_nothing_is_written_and_nothing_is_found(tmp_path, monkeypatch):
+def test_without_the_flag_nothing_is_written_or_read(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for _ in range(2):
         assert walk(flags(None), stop=3)[1] == [0, 1, 2]
@@ -143,7 +143,7 @@ def test_each_row_and_each_variant_has_a_separate_folder(tmp_path):
         assert len({_folder(name) for name in rows}) == len(rows)
 
 
-def test_data_goes_back_to_the_device_where_the_loop_had_it():
+def test_tensors_are_restored_to_the_device_of_the_loop():
     elsewhere = fp.Weighted(torch.zeros(2, device="meta"), torch.zeros(2, device="meta"))
     restored = _restored([elsewhere], [fp.Weighted(torch.ones(2), torch.ones(2))])
     assert [tensor.device.type for tensor in restored[0]] == ["meta", "meta"]
@@ -242,7 +242,7 @@ def kill(
     "example",
     [name if name == "fedhpl" else pytest.param(name, marks=pytest.mark.slow) for name in EXAMPLES],
 )
-def test_an_example_that_is_killed_twice_ends_as_if_it_had_not_been(examples, example, tmp_path):
+def test_a_study_that_is_killed_twice_has_the_same_results(examples, example, tmp_path):
     counts = kill(examples, example, tmp_path, moments=1, renames=1, seed=0)
     assert counts["kills"] == 2
     assert counts["kills in the middle of a save"] >= 1
@@ -252,7 +252,7 @@ def test_an_example_that_is_killed_twice_ends_as_if_it_had_not_been(examples, ex
 @pytest.mark.killed
 @pytest.mark.slow
 @pytest.mark.parametrize("example", EXAMPLES)
-def test_an_example_that_is_killed_at_twenty_moments_ends_as_if_it_had_not_been(
+def test_a_study_that_is_killed_at_twenty_moments_has_the_same_results(
     examples, example, tmp_path, record_property
 ):
     counts = kill(examples, example, tmp_path, moments=20, renames=4, seed=1)

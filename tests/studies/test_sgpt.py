@@ -1,4 +1,4 @@
-"""SGPT's example: its command line, its components, and its server for any order of clients."""
+"""SGPT's study: its command line, its components, and its server for any order of clients."""
 
 import re
 from argparse import Namespace
@@ -43,8 +43,8 @@ def test_default_run_compares_with_vpt_and_writes_its_picture(monkeypatch, capsy
         overall, local, worst = map(float, cells)
         assert 0 <= worst <= local < 100
         assert overall == pytest.approx(local, abs=5)  # clients hold about equally many test images
-    assert list(clusters) == ["SGPT", "centralised k-means"]
-    assert clusters["centralised k-means"][1] == "100.0"  # it agrees with itself
+    assert list(clusters) == ["SGPT", "centralized k-means"]
+    assert clusters["centralized k-means"][1] == "100.0"  # it agrees with itself
     assert (tmp_path / "sgpt.png").stat().st_size > 10_000
 
 
@@ -64,7 +64,7 @@ def test_the_same_seed_gives_the_same_figures_and_another_seed_others(
     "name",
     [name if name == "SGPT" else pytest.param(name, marks=pytest.mark.slow) for name in sgpt.ROWS],
 )
-def test_every_row_sends_what_it_trains_and_takes_as_many_steps(name, monkeypatch):
+def test_every_row_sends_what_it_trains_in_equal_numbers_of_steps(name, monkeypatch):
     steps = []
     monkeypatch.setattr(
         torch.optim.SGD,
@@ -138,7 +138,7 @@ def test_paper_setting_on_a_folder_with_random_weights(monkeypatch, capsys, tmp_
     assert float(clusters["SGPT"][3]) <= 12  # effective groups of twelve test images
 
 
-def test_the_papers_defaults_are_its_own():
+def test_other_data_have_the_defaults_of_the_paper():
     args = sgpt_setup.filled(sgpt_setup.flags().parse_args(["--dataset", "cifar100"]))
     assert (args.groups, args.epochs, args.ratio, args.learning_rate) == (20, 5, 0.05, 0.01)
     assert (args.shared_layers, args.group_layers) == ((0, 1, 2, 3), (4, 5, 6))
@@ -159,7 +159,7 @@ def test_full_tables_have_a_line_for_every_row(monkeypatch, capsys, tmp_path):
         name for name in rows if any("groups" in block for block in sgpt.ROWS[name].blocks)
     ]
     assert list(found[0]) == rows
-    assert list(found[1]) == [*selecting, "centralised k-means"]
+    assert list(found[1]) == [*selecting, "centralized k-means"]
     assert list(found[3])[:3] == rows[:3]
     assert set(found[4]) <= set(found[1])
     assert list(found[2]) == list(found[5]) == ["FedVPT", "SGPT"]
@@ -198,9 +198,8 @@ def test_feature_shift_gives_each_client_one_domain_and_each_domain_four_clients
         assert sorted(np.concatenate(side.shards)) == list(range(len(side.labels)))
     raw, inverted = federation.train.truth == 3, federation.train.truth == 0
     images = torch.stack([federation.train.split.dataset[number][0] for number in range(len(raw))])
-    assert (
-        images[raw].mean() < 0.5 < images[inverted].mean()
-    )  # ink is light on black, and dark on white
+    # Ink is light on black, and dark on white.
+    assert images[raw].mean() < 0.5 < images[inverted].mean()
 
 
 def test_validation_uses_no_test_image():

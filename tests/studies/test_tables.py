@@ -1,4 +1,4 @@
-"""Command lines of the examples, on embedded data and on an image folder with timm models."""
+"""Command lines of the studies, on embedded data and on an image folder with timm models."""
 
 import csv
 import re
@@ -69,7 +69,7 @@ def test_the_same_seed_gives_the_same_figures_and_another_seed_others(
     assert rows(first) != rows(other)
 
 
-def test_local_only_exchanges_nothing(monkeypatch, capsys, tmp_path):
+def test_local_only_sends_nothing(monkeypatch, capsys, tmp_path):
     printed = run(monkeypatch, capsys, tmp_path, "--local", "--partition", "iid")
     assert list(rows(printed)) == ["local only"]
     assert "bytes" not in printed
@@ -101,7 +101,7 @@ def test_paper_setting_on_a_folder_with_random_weights(monkeypatch, capsys, tmp_
         "--share-prompts",
     )
     assert list(rows(printed)) == ["local only", "FedHPL"]
-    # Deep prompts of ViT-S have 12 layers x 3 x 384 floats. One count belongs to the whole upload,
+    # Deep prompts of ViT-S have 12 layers x 3 x 384 floats. One weight belongs to each parameter,
     # and the logits are separate entries.
     up = [int(entry["num_bytes"]) for entry in entries_of(tmp_path) if entry["direction"] == "up"]
     assert 12 * 3 * 384 * 4 + 4 in up
@@ -139,7 +139,7 @@ def test_full_table_has_a_line_for_every_setting_and_method(monkeypatch, capsys,
     assert all(re.search(r"\d ± \d", line) for line in lines[2:])
 
 
-def test_spread_weighs_classes_by_the_test_set_and_by_each_clients_own_mix():
+def test_spread_weights_classes_by_the_test_set_and_by_each_clients_own_mix():
     # Client 0 has images of class 0 only. Client 1 has three images of class 0 and one of class 1.
     # There are 30 test images of class 0 and 10 of class 1.
     accuracy = torch.tensor([[[1.0, 0.0], [0.5, 1.0]]])

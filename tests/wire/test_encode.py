@@ -87,14 +87,14 @@ def test_equal_messages_give_equal_bytes_in_any_order(generator):
             [torch.ones(1)],
             Header(),
             TypeError,
-            r"`message` must map names to tensors or Weighted; got \[tensor",
+            r"`message` must map names to tensors or Weighted; got a list of length",
         ),
         ({}, Header(), ValueError, r"`message` must hold at least one name; got none"),
         (
             {"a": [1.0]},
             Header(),
             TypeError,
-            r"`message\['a'\]` must be a tensor or a Weighted; got \[1\.0\] \(list\)",
+            r"`message\['a'\]` must be a tensor or a Weighted; got a list of length 1",
         ),
         (
             {1: torch.ones(1)},
@@ -156,18 +156,18 @@ def test_equal_messages_give_equal_bytes_in_any_order(generator):
             ValueError,
             r"`message\['a'\]\.weight` must have the leading shape of `value` \(2,\); got \(3,\)",
         ),
-        (MESSAGE, {}, TypeError, r"`header` must be a Header; got \{\} \(dict\)"),
+        (MESSAGE, {}, TypeError, r"`header` must be a Header; got a dict of length 0"),
         (
             MESSAGE,
             Header({"a": 1}),
             TypeError,
-            r"`header\.fingerprint` must map strings to strings; got \{'a': 1\}",
+            r"`header\.fingerprint` must map strings to strings; got a dict of length 1",
         ),
         (
             MESSAGE,
             Header(meta=[("a", "b")]),
             TypeError,
-            r"`header\.meta` must map strings to strings; got \[\('a', 'b'\)\]",
+            r"`header\.meta` must map strings to strings; got a list of length 1",
         ),
         (
             MESSAGE,

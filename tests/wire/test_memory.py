@@ -42,9 +42,8 @@ def test_the_largest_message_takes_at_most_twice_the_limit(weights):
         most = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert (
-        0.9 * limit < most < 2 * limit
-    )  # all decoded tensors are in numpy's memory, which is traced
+    # All decoded tensors are in numpy's memory, which is traced.
+    assert 0.9 * limit < most < 2 * limit
     assert_identical(received["a"], as_received(message["a"]))
 
 

@@ -34,6 +34,26 @@ from wired import (
     with_number,
 )
 
+
+def metadata(field, value):
+    """Change one field of the metadata of `BLOB`."""
+    return edit("__metadata__", field, value)
+
+
+def without_metadata(field):
+    """Remove one field of the metadata of `BLOB`."""
+    return forged(lambda entries: entries["__metadata__"].pop(field) and None)
+
+
+def text(change):
+    """Change the text of the header of `BLOB`."""
+    return forged(lambda entries: change(HEADER_TEXT))
+
+
+NOT_CANONICAL = r"have a header as `encode_payload` writes it"
+DAMAGED = r"of its header; got [0-9a-f]{12} \(damaged content\)"
+ROWS = r"hold 'keys:value' in the shape with at most as many rows as in \(3, 2\); got "
+
 BAD_BLOBS = {
     "nothing": (b"", r"start with the length of its header in 8 bytes; got 0 bytes"),
     "seven bytes": (BLOB[:7], r"start with the length of its header in 8 bytes; got 7 bytes"),
@@ -55,40 +75,37 @@ BAD_BLOBS = {
     "one byte more": (BLOB + b"\0", r"hold 50 bytes of tensors; got 51"),
     "no UTF-8": (BLOB[:10] + b"\xff" + BLOB[11:], r"have a header of JSON; got 'utf-8' codec"),
     "no JSON": (
-        forged(lambda entries: "{'a': 1}"),
+        text(lambda header: "{'a': 1}"),
         r"have a header of JSON; got Expecting property name",
     ),
-    "a list": (forged(lambda entries: "[1]"), r"have a JSON object as header; got list"),
+    "a list": (text(lambda header: "[1]"), r"have a JSON object as header; got list"),
     "a million brackets": (
-        forged(lambda entries: "[" * 16_000),
+        text(lambda header: "[" * 16_000),
         r"have a header of JSON that is three levels deep",
     ),
     "a number of 5000 digits": (
-        forged(lambda entries: "9" * 5000),
+        text(lambda header: "9" * 5000),
         r"write numbers in at most 20 digits; got 5000 of them",
     ),
     "a key twice": (
-        forged(lambda entries: HEADER_TEXT.rstrip()[:-1] + ',"scale":{}}'),
+        text(lambda header: header.rstrip()[:-1] + ',"scale":{}}'),
         r"name every key once; got two of 'scale'",
     ),
     "a shape twice": (
-        forged(lambda entries: HEADER_TEXT.replace('"shape":[]', '"shape":[],"shape":[]')),
+        text(lambda header: header.replace('"shape":[]', '"shape":[],"shape":[]')),
         r"name every key once; got two of 'shape'",
     ),
     "no metadata": (
         forged(lambda entries: entries.pop("__metadata__") and None),
         r"have an entry '__metadata__' of strings; got None",
     ),
-    "metadata of numbers": (
-        edit("__metadata__", "meta:x", 1),
-        r"have an entry '__metadata__' of strings",
-    ),
+    "metadata of numbers": (metadata("meta:x", 1), r"have an entry '__metadata__' of strings"),
     "another format": (
-        edit("__metadata__", "format", "fedprompt-9"),
+        metadata("format", "fedprompt-9"),
         r"have the format 'fedprompt-2'; got 'fedprompt-9'",
     ),
     "the format of before": (
-        edit("__metadata__", "format", "fedprompt-1"),
+        metadata("format", "fedprompt-1"),
         r"have the format 'fedprompt-2'; got 'fedprompt-1'",
     ),
     "a plain safetensors file": (
@@ -96,51 +113,36 @@ BAD_BLOBS = {
         r"have an entry '__metadata__' of strings; got None",
     ),
     "a negative round": (
-        edit("__metadata__", "server_round", "-1"),
+        metadata("server_round", "-1"),
         r"have a count as 'server_round'; got '-1'",
     ),
     "a round in another script": (
-        edit("__metadata__", "server_round", "³"),
+        metadata("server_round", "³"),
         r"have a count as 'server_round'; got '³'",
     ),
-    "an endless round": (
-        edit("__metadata__", "server_round", "9" * 5000),
-        r"have a count as 'server_round'",
-    ),
-    "another way to write 3": (
-        edit("__metadata__", "server_round", "03"),
-        r"have a header as `encode_payload` writes it",
-    ),
-    "no sender": (
-        forged(lambda entries: entries["__metadata__"].pop("client_id") and None),
-        r"have a 'client_id'; got none",
-    ),
-    "no digest": (
-        forged(lambda entries: entries["__metadata__"].pop("sha256") and None),
-        r"have a 'sha256'; got none",
-    ),
+    "an endless round": (metadata("server_round", "9" * 5000), r"have a count as 'server_round'"),
+    "another way to write 3": (metadata("server_round", "03"), NOT_CANONICAL),
+    "no sender": (without_metadata("client_id"), r"have a 'client_id'; got none"),
+    "no digest": (without_metadata("sha256"), r"have a 'sha256'; got none"),
     "a digest of something else": (
-        edit("__metadata__", "sha256", "c0ffee"),
-        r"have the SHA-256 c0ffee of its header; got [0-9a-f]{12} \(damaged content\)",
+        metadata("sha256", "c0ffee"),
+        r"have the SHA-256 c0ffee " + DAMAGED,
     ),
     "a digest in other letters": (
         BLOB.replace(DIGEST.search(BLOB)[0], DIGEST.search(BLOB)[0].upper()),
-        r"have the SHA-256 [0-9A-F]{12} of its header; got [0-9a-f]{12} \(damaged",
+        r"have the SHA-256 [0-9A-F]{12} " + DAMAGED,
     ),
     "another number": (
         BLOB.replace(struct.pack("<f", 4.5), struct.pack("<f", 4.25)),
-        r"have the SHA-256 [0-9a-f]{12} of its header; got [0-9a-f]{12} \(damaged",
+        r"have the SHA-256 [0-9a-f]{12} " + DAMAGED,
     ),
-    "an unknown field": (
-        edit("__metadata__", "extra", "x"),
-        r"have a header as `encode_payload` writes it",
-    ),
+    "an unknown field": (metadata("extra", "x"), NOT_CANONICAL),
     "another backbone": (
-        edit("__metadata__", "fingerprint:backbone", "swin"),
+        metadata("fingerprint:backbone", "swin"),
         r"come from the same backbone, \{'backbone': 'vit'\}; got \{'backbone': 'swin'\}",
     ),
     "no class names": (
-        forged(lambda entries: entries["__metadata__"].pop("fingerprint:classes") and None),
+        without_metadata("fingerprint:classes"),
         r"come from the same classes, \{'classes': 'cat, dog'\}; got \{'classes': None\}",
     ),
     "a name more": (
@@ -172,26 +174,11 @@ BAD_BLOBS = {
         ),
         r"hold 'keys:weight' in the shape \(3,\); got \(4,\)",
     ),
-    "a huge shape": (
-        edit("keys:value", "shape", [2**62, 2]),
-        r"hold 'keys:value' in the shape with at most.*\(3, 2\); got \(46",
-    ),
-    "a row too many": (
-        edit("keys:value", "shape", [4, 2]),
-        r"hold 'keys:value' in the shape with at most .*\(3, 2\); got \(4, 2\)",
-    ),
-    "fewer than no rows": (
-        edit("keys:value", "shape", [-1, 2]),
-        r"hold 'keys:value' in the shape with at most .*got \(-1, 2\)",
-    ),
-    "wider rows": (
-        edit("keys:value", "shape", [2, 3]),
-        r"hold 'keys:value' in the shape with at most .*\(3, 2\); got \(2, 3\)",
-    ),
-    "no rows": (
-        edit("keys:value", "shape", []),
-        r"hold 'keys:value' in the shape with at most .*\(3, 2\); got \(\)",
-    ),
+    "a huge shape": (edit("keys:value", "shape", [2**62, 2]), ROWS + r"\(46"),
+    "a row too many": (edit("keys:value", "shape", [4, 2]), ROWS + r"\(4, 2\)"),
+    "fewer than no rows": (edit("keys:value", "shape", [-1, 2]), ROWS + r"\(-1, 2\)"),
+    "wider rows": (edit("keys:value", "shape", [2, 3]), ROWS + r"\(2, 3\)"),
+    "no rows": (edit("keys:value", "shape", []), ROWS + r"\(\)"),
     "a fraction of a row": (
         edit("keys:value", "shape", [2.0, 2]),
         r"give 'keys:value' a shape of integers; got \[2\.0, 2\]",
@@ -204,34 +191,15 @@ BAD_BLOBS = {
         edit("steps", "shape", "two"),
         r"give 'steps' a shape of integers; got two",
     ),
-    "offsets that overlap": (
-        edit("scale", "data_offsets", [0, 4]),
-        r"have a header as `encode_payload` writes it",
-    ),
-    "offsets behind the end": (
-        edit("scale", "data_offsets", [2**60, 2**60 + 4]),
-        r"have a header as `encode_payload` writes it",
-    ),
-    "a field more": (
-        edit("scale", "code", "import os"),
-        r"have a header as `encode_payload` writes it",
-    ),
-    "spaces": (
-        forged(
-            lambda entries: HEADER_TEXT.replace(',"dtype"', ', "dtype"').replace(
-                '"dtype"', ' "dtype"'
-            )
-        ),
-        r"have a header as `encode_payload` writes it",
-    ),
+    "offsets that overlap": (edit("scale", "data_offsets", [0, 4]), NOT_CANONICAL),
+    "offsets behind the end": (edit("scale", "data_offsets", [2**60, 2**60 + 4]), NOT_CANONICAL),
+    "a field more": (edit("scale", "code", "import os"), NOT_CANONICAL),
+    "spaces": (text(lambda header: header.replace('"dtype"', ' "dtype"')), NOT_CANONICAL),
     "another way to write a name": (
-        forged(lambda entries: HEADER_TEXT.replace('"scale"', '"sc\\u0061le"')),
-        r"have a header as `encode_payload` writes it",
+        text(lambda header: header.replace('"scale"', '"sc\\u0061le"')),
+        NOT_CANONICAL,
     ),
-    "half a character": (
-        forged(lambda entries: HEADER_TEXT.replace("quoted", "\\ud800")),
-        r"have a header as `encode_payload` writes it",
-    ),
+    "half a character": (text(lambda header: header.replace("quoted", "\\ud800")), NOT_CANONICAL),
     "a known row less": (
         with_number(0.0, 32),
         r"hold the 1 value rows of 'keys' whose weight is above 0; got 2",
@@ -391,7 +359,7 @@ def test_code_in_a_blob_is_not_run(write):
         (
             {"expect": Expected([1])},
             TypeError,
-            r"`expect\.message` must map names to tensors or Weighted; got \[1\]",
+            r"`expect\.message` must map names to tensors or Weighted; got a list of length 1",
         ),
         (
             {"expect": Expected({})},
@@ -401,7 +369,7 @@ def test_code_in_a_blob_is_not_run(write):
         (
             {"expect": Expected(MESSAGE, {"a": 1})},
             TypeError,
-            r"`expect\.fingerprint` must map strings to strings; got \{'a': 1\}",
+            r"`expect\.fingerprint` must map strings to strings; got a dict of length 1",
         ),
         (
             {"expect": Expected(MESSAGE, server_round="3")},

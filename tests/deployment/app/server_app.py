@@ -15,7 +15,7 @@ def main(grid: Grid, context: Context) -> None:
     federation, ledger = FEDERATIONS[str(context.run_config["federation"])](), fp.Ledger()
 
     def expect(client: int) -> fp.wire.Expected:
-        return fp.wire.Expected(federation.upload_form(client), federation.fingerprint)
+        return fp.wire.Expected(federation.payload_form(client), federation.fingerprint)
 
     wire = {
         "cohort": federation.cohort,
