@@ -36,12 +36,12 @@ LONGEST_BODY = 40
 
 
 def test_import_is_light_and_does_not_import_the_heavy_libraries():
-    """One of three new processes needs less than 0.3 CPU seconds in addition to torch."""
+    """One of three new processes needs less than 0.5 CPU seconds in addition to torch."""
     for _ in range(3):
         command = [sys.executable, "-c", PROGRAM]
         run = subprocess.run(command, capture_output=True, text=True, check=True)
         (seconds,) = run.stdout.split()  # names of heavy libraries would follow
-        if float(seconds) < 0.3:
+        if float(seconds) < 0.5:
             return
     pytest.fail(f"the last import took {seconds} CPU seconds")
 

@@ -24,6 +24,7 @@ from models import (
     Client,
     build,
     draw_images,
+    installed,
     plain,
     row_named,
     tiny_vit,
@@ -31,14 +32,12 @@ from models import (
 from references.vpt import hooked, prompted_vit
 from tolerance import assert_near
 
-FAMILIES = pytest.mark.parametrize(
-    "name",
-    [
-        "vit_small_patch14_reg4_dinov2",
-        "vit_small_patch16_dinov3",
-        "vit_small_patch16_rope_mixed_224",
-    ],
+NAMES = (
+    "vit_small_patch14_reg4_dinov2",
+    "vit_small_patch16_dinov3",
+    "vit_small_patch16_rope_mixed_224",
 )
+FAMILIES = pytest.mark.parametrize("name", filter(installed, NAMES))
 
 
 def draw(*shape, seed=2):
