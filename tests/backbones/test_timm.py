@@ -37,7 +37,7 @@ NAMES = (
     "vit_small_patch16_dinov3",
     "vit_small_patch16_rope_mixed_224",
 )
-FAMILIES = pytest.mark.parametrize("name", filter(installed, NAMES))
+FAMILIES = pytest.mark.parametrize("name", [name for name in NAMES if installed(name)])
 
 
 def draw(*shape, seed=2):
