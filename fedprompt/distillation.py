@@ -18,6 +18,7 @@ from fedprompt._checks import (
     wrong_type,
     wrong_value,
 )
+from fedprompt._float64 import rounded, widened
 from fedprompt.interfaces import Weighted
 
 __all__ = ["class_means", "distillation_loss"]
@@ -71,11 +72,12 @@ def class_means(
         values = values[keep]
         labels = labels[keep]
     check_finite("values", values)
-    zeros = values.new_zeros(num_classes, *values.shape[1:], dtype=torch.float64)
-    sums = zeros.index_add(0, labels.long(), values.double())
-    count = torch.bincount(labels, minlength=num_classes)
+    wide = widened(values)
+    own = labels.long().to(wide.device)
+    sums = wide.new_zeros(num_classes, *wide.shape[1:]).index_add(0, own, wide)
+    count = torch.bincount(own, minlength=num_classes)
     mean = sums / per_row(count.clamp(min=1), sums)
-    return Weighted(mean.to(values.dtype), count.float())
+    return Weighted(rounded(mean, values), count.float().to(values.device))
 
 
 def distillation_loss(

@@ -13,6 +13,7 @@ from fedprompt._checks import (
     wrong_type,
     wrong_value,
 )
+from fedprompt._float64 import widened
 from fedprompt.aggregation._mapped import check_payload
 from fedprompt.aggregation.means import check_alike, weighted_mean
 from fedprompt.interfaces import Payload, Weighted
@@ -160,7 +161,7 @@ def _ranking(payloads: list[Payload], num_byzantine: int) -> list[int]:
 
 def _flat(tensors: list[Tensor]) -> Tensor:
     """Concatenate tensors as one vector in float64."""
-    return torch.cat([tensor.flatten().double() for tensor in tensors])
+    return torch.cat([widened(tensor.flatten()) for tensor in tensors])
 
 
 def _scores(values: Tensor, compared: Tensor, num_byzantine: int) -> list[float]:

@@ -17,6 +17,7 @@ from fedprompt._checks import (
     wrong_type,
     wrong_value,
 )
+from fedprompt._float64 import rounded, widened
 from fedprompt.aggregation._mapped import State, TensorUpdate, init_each, step_each
 from fedprompt.interfaces import Payload, ServerRule, Weighted
 
@@ -146,8 +147,8 @@ class _Blend:
         _check_step(previous, mean)
         blended = mean.value
         if self.decay > 0:
-            blended = torch.lerp(mean.value.double(), previous.double(), self.decay)
-        return _where_known(mean, blended.to(previous.dtype), previous), state
+            blended = torch.lerp(widened(mean.value), widened(previous), self.decay)
+        return _where_known(mean, rounded(blended, previous), previous), state
 
 
 @dataclass(frozen=True)
