@@ -31,6 +31,7 @@ import fedprompt as fp
 from embedded.tasks import Backbone, Task
 from studies import report
 
+ADD = partial(torch.optim.SGD, lr=1.0, maximize=True)  # adds the mean change to the values
 ROWS = {  # the codec, and whether clients use error feedback
     "float32, no codec": (None, False),
     "float16": (fp.codecs.float16(), False),
@@ -44,16 +45,6 @@ ROWS = {  # the codec, and whether clients use error feedback
 
 def logits(model: nn.ModuleDict, backbone: Backbone, images: Tensor) -> Tensor:
     return model["head"](fp.encode_prompted(backbone.encoder, images, model["prompts"]()).pooled)
-
-
-def change_of(
-    model: nn.ModuleDict, values: dict[str, Tensor], *, weight: int
-) -> dict[str, fp.Weighted]:
-    """Subtract the client's parameters from the broadcast, for use as a gradient."""
-    return {
-        name: upload._replace(value=values[name] - upload.value)
-        for name, upload in fp.collect(model, weight=weight).items()
-    }
 
 
 def train(
@@ -83,7 +74,7 @@ def federate(
     model = nn.ModuleDict(
         {"prompts": prompts, "head": nn.Linear(backbone.dim, task.num_classes)}
     ).to(args.device)
-    values, server = fp.snapshot(model), fp.descend(partial(torch.optim.SGD, lr=1.0))
+    values, server = fp.snapshot(model), fp.descend(ADD)
     state, memory, history, ledger = server.init(values), {}, [], fp.Ledger()
     for server_round in tqdm(range(args.rounds), desc=name, unit="round"):
         uploads = []
@@ -95,7 +86,7 @@ def federate(
                 shard, args.device, size=args.batch_size, steps=args.steps, generator=stream
             )
             train(model, backbone, batches, optimizer)
-            change = message = change_of(model, values, weight=len(shard))
+            change = message = fp.delta(fp.collect(model, weight=len(shard)), values)
             if codec:
                 before = memory[k] if remembers and k in memory else codec.init(change)
                 message, memory[k] = codec.encode(change, before)

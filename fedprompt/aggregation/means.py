@@ -99,6 +99,11 @@ class RowSums:
             self.value.add(widened(known_rows(entry)), per_row(weight, entry.value))
             self.weight.add(weight)
 
+    def add_sums(self, other: "RowSums", factor: float) -> None:
+        """Add other sums times a factor from 0 to 2**60, as if all their weights had it."""
+        self.value.add_sum(other.value, factor)
+        self.weight.add_sum(other.weight, factor)
+
     def result(self) -> Weighted:
         """Return the mean. Rows of total weight 0 are 0."""
         return as_entry(self.value.over(self.weight), self.weight.saturated(), like=self.like)
