@@ -61,9 +61,18 @@ def class_means(payloads):
     return fp.class_means(value, labels, num_classes=4, keep=keep)
 
 
-def blend(payloads):
+def stepped(server, payloads):
     values = {name: torch.ones_like(entry.value) for name, entry in payloads[0].items()}
-    return fp.ema(decay=0.3).step(values, payloads[1], fp.ema(decay=0.3).init(values))
+    return server.step(values, payloads[1], server.init(values))
+
+
+def mixed(payloads):
+    return fp.mixtures(payloads, torch.tensor([[0.5, 0.0, 1.0, 2.0, 0.1], [0.0] * 5]))
+
+
+def change(payloads):
+    broadcast = {name: entry.value.nan_to_num() for name, entry in payloads[1].items()}
+    return fp.delta(payloads[0], broadcast)
 
 
 def coded(codec, payloads):
@@ -97,7 +106,13 @@ PIECES = {
         [payload["prompts"] for payload in payloads], [2, 4, 4, 8, 2]
     ),
     "class_means": class_means,
-    "ema": blend,
+    "ema": partial(stepped, fp.ema(decay=0.3)),
+    "fedadam": partial(stepped, fp.fedadam(learning_rate=0.1)),
+    "fedyogi": partial(stepped, fp.fedyogi(learning_rate=0.1)),
+    "fedavgm": lambda payloads: stepped(fp.fedavgm(), payloads)[0],
+    "mixtures": mixed,
+    "distances": lambda payloads: fp.distances(alike(payloads)),
+    "delta": change,
     "int8": partial(coded, fp.codecs.int8()),
     "top_k": partial(coded, fp.codecs.top_k(fraction=0.3)),
     "clip_norm": partial(clipped, max_norm=0.5),

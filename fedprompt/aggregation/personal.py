@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedprompt._checks import (
     check_finite,
-    check_rows,
+    check_upload,
     checked_layout,
     kind,
     wrong_type,
@@ -114,7 +114,7 @@ def distances(payloads: Iterable[Payload]) -> Float[Tensor, "clients clients"]:
         raise wrong_value("payloads", "hold at least one payload", "none")
     for position, payload in enumerate(held):
         for name, entry in payload.items():
-            check_rows(f"payloads[{position}][{name!r}]", entry)
+            check_upload(f"payloads[{position}][{name!r}]", entry)
     entries = list(held[0].values())
     dtype = torch.float32
     for entry in entries:
