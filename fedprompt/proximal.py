@@ -67,7 +67,7 @@ def _checked_pairs(module: object, values: object) -> list[tuple[Tensor, Tensor]
     if unknown := [str(name) for name in values if name not in parameters]:
         rule = f"name parameters of `module` {some_names(parameters)}"
         raise wrong_value("values", rule, some_names(unknown))
-    pairs = {}
+    pairs: dict[int, tuple[Tensor, Tensor]] = {}
     for name, value in values.items():
         parameter, argument = parameters[name], f"values[{name!r}]"
         if not isinstance(value, Tensor) or not value.is_floating_point():

@@ -193,7 +193,7 @@ def _wrong_count(clients: int, got: object) -> ValueError:
     return wrong_value("payloads", rule, got)
 
 
-def _sums(argument: str, payload: object, sums: list[dict[str, RowSums]]) -> dict[str, RowSums]:
+def _sums(argument: str, payload: Payload, sums: list[dict[str, RowSums]]) -> dict[str, RowSums]:
     """Return the sums of one payload, whose entries have the layout of those before."""
     check_payload(argument, payload)
     made = {}
@@ -212,4 +212,4 @@ def _lengths(rows: Tensor) -> Tensor:
         return rows.new_zeros(rows.shape[0])
     largest = rows.abs().amax(1, keepdim=True)
     unit = rows / torch.where(largest > 0, largest, 1.0)
-    return largest[:, 0] * unit.norm(dim=1)
+    return largest[:, 0] * torch.linalg.vector_norm(unit, dim=1)

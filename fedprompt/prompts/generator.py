@@ -115,6 +115,6 @@ class PromptGenerator(nn.Module):
 def _linear(width: int, dim: int, generator: torch.Generator | None) -> nn.Linear:
     """Make a linear map without bias; torch's global generator is not used if one is given."""
     device = torch.get_default_device() if generator is None else generator.device
-    made: nn.Linear = nn.utils.skip_init(nn.Linear, width, dim, bias=False, device=device)
+    made = nn.Linear(width, dim, bias=False, device="meta").to_empty(device=device)
     nn.init.xavier_uniform_(made.weight, generator=generator)
     return made
