@@ -212,4 +212,5 @@ def _lengths(rows: Tensor) -> Tensor:
         return rows.new_zeros(rows.shape[0])
     largest = rows.abs().amax(1, keepdim=True)
     unit = rows / torch.where(largest > 0, largest, 1.0)
-    return largest[:, 0] * torch.linalg.vector_norm(unit, dim=1)
+    lengths: Tensor = largest[:, 0] * torch.linalg.vector_norm(unit, dim=1)
+    return lengths
