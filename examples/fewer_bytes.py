@@ -20,6 +20,7 @@ import fedprompt as fp
 from embedded.vit import load_vit
 
 NUM_CLIENTS = 5
+ADD = partial(torch.optim.SGD, lr=1.0, maximize=True)  # adds the mean change to the values
 CODECS = {"float32": None, "int8": fp.codecs.int8(), "top 10 %": fp.codecs.top_k(fraction=0.1)}
 
 
@@ -34,7 +35,7 @@ def federate(federation: digits.Federation, name: str) -> tuple[float, int]:
     def predict(images: Tensor) -> Tensor:
         return model["head"](fp.encode_prompted(trunk, images, model["prompts"]()).pooled)
 
-    values, server = fp.snapshot(model), fp.descend(partial(torch.optim.SGD, lr=1.0))
+    values, server = fp.snapshot(model), fp.descend(ADD)
     state, memory = server.init(values), {}
     for server_round in (bar := tqdm(range(federation.rounds), name, unit="round")):
         payloads = []
@@ -47,9 +48,7 @@ def federate(federation: digits.Federation, name: str) -> tuple[float, int]:
                 loss.backward()
                 optimizer.step()
             new = fp.collect(model, weight=len(federation.shards[client]))
-            change = message = {
-                key: entry._replace(value=values[key] - entry.value) for key, entry in new.items()
-            }
+            change = message = fp.delta(new, values)
             if codec is not None:
                 left_out = memory[client] if client in memory else codec.init(change)
                 message, memory[client] = codec.encode(change, left_out)

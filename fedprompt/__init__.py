@@ -13,9 +13,15 @@ from fedprompt.aggregation import (
     aggregate_by_name,
     averaging,
     descend,
+    distances,
     ema,
+    fedadam,
+    fedavgm,
+    fedopt,
+    fedyogi,
     heterogeneous_means,
     krum,
+    mixtures,
     multi_krum,
     overwrite,
     trimmed_mean,
@@ -34,7 +40,7 @@ from fedprompt.checkpoint import load_checkpoint, save_checkpoint
 from fedprompt.data import by_domain, dirichlet, dirichlet_overlapping, iid, pathological
 
 # Losses and logits.
-from fedprompt.distillation import class_means, distillation_loss
+from fedprompt.distillation import class_means, distillation_loss, mutual_loss
 from fedprompt.features import precompute
 from fedprompt.freezing import freeze, training_only
 from fedprompt.guidance import guide_gradient, guided_loss
@@ -56,7 +62,7 @@ from fedprompt.interfaces import (
 from fedprompt.matching import cosine_logits, lean_transport_logits, transport_logits
 
 # Messages between clients and server.
-from fedprompt.messages import Ledger, collect, load_values, num_bytes, snapshot
+from fedprompt.messages import Ledger, collect, delta, load_values, num_bytes, snapshot
 
 # Prompts, and the forward pass with them.
 from fedprompt.prompts import (
@@ -64,12 +70,15 @@ from fedprompt.prompts import (
     DeepPrompts,
     GroupPrompts,
     LayeredPrompts,
+    LowRankContext,
     PadPrompts,
+    PromptGenerator,
     ShallowPrompts,
     batch_streams,
     encode_prompted,
     prompted_text,
 )
+from fedprompt.proximal import proximal_loss
 
 # Client sampling and random generators.
 from fedprompt.sampling import cohort, stream_generator
@@ -88,6 +97,8 @@ __all__ = [
     "GroupPrompts",
     "PadPrompts",
     "ContextPrompts",
+    "LowRankContext",
+    "PromptGenerator",
     "prompted_text",
     "encode_prompted",
     "batch_streams",
@@ -106,8 +117,10 @@ __all__ = [
     "lean_transport_logits",
     "class_means",
     "distillation_loss",
+    "mutual_loss",
     "guided_loss",
     "guide_gradient",
+    "proximal_loss",
     # Prompt selection
     "SelectionKeys",
     "select_nearest",
@@ -121,16 +134,23 @@ __all__ = [
     "krum",
     "multi_krum",
     "aggregate_by_name",
+    "mixtures",
+    "distances",
     # Server rules
     "overwrite",
     "ema",
     "descend",
+    "fedopt",
+    "fedavgm",
+    "fedadam",
+    "fedyogi",
     "update_by_name",
     "averaging",
     # Messages
     "snapshot",
     "collect",
     "load_values",
+    "delta",
     "num_bytes",
     "Ledger",
     "save_prompts",

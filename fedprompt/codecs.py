@@ -20,6 +20,7 @@ from fedprompt._checks import (
     wrong_type,
     wrong_value,
 )
+from fedprompt._float64 import on_wide_device, wide_zeros, widened
 from fedprompt.interfaces import Codec, Message, Payload, Weighted
 
 __all__ = ["float16", "int8", "top_k"]
@@ -156,22 +157,24 @@ def _from_half(name: str, parts: list[Any], like: Weighted) -> Weighted:
 
 
 def _to_codes(name: str, entry: Weighted) -> tuple[Tensor, Weighted]:
-    value, weight = known_rows(entry).detach().double(), entry.weight.detach()
+    value, weight = widened(known_rows(entry).detach()), entry.weight.detach()
     rows = value.flatten(weight.ndim) if value.ndim > weight.ndim else value[..., None]
-    scale = (rows.abs().amax(-1) / 127 if rows.shape[-1] else torch.zeros_like(weight)).float()
+    scale = (rows.abs().amax(-1) / 127 if rows.shape[-1] else rows.new_zeros(weight.shape)).float()
     check_finite(f"payload[{name!r}] over 127, in float32", scale)
     # A scale that was rounded up could overflow at the end of the dtype's range.
     too_large = 127 * scale.double() > torch.finfo(entry.value.dtype).max
     scale = torch.where(too_large, scale.nextafter(torch.zeros_like(scale)), scale)
     codes = value / per_row(torch.where(scale > 0, scale, 1.0).double(), value)
-    return codes.round().clamp(-127, 127).to(torch.int8), Weighted(scale, weight.clone())
+    codes = codes.round().clamp(-127, 127).to(torch.int8).to(weight.device)
+    return codes, Weighted(scale.to(weight.device), weight.clone())
 
 
 def _from_codes(name: str, parts: list[Any], like: Weighted) -> Weighted:
     codes, scale = parts
     _check_tensor(f"message['{name}/codes']", codes, torch.int8, like.value.shape)
     _check_entry(f"message['{name}/scale']", scale, torch.float32, like.weight.shape, like.weight)
-    value = codes.double() * per_row(scale.value.double(), codes)
+    wide = widened(codes) * per_row(widened(scale.value), codes)
+    value = wide.to(like.value.dtype).to(codes.device)
     return _restored(name, Weighted(value, scale.weight), like)
 
 
@@ -181,8 +184,7 @@ class _TopK:
 
     def init(self, payload: Payload, /) -> _State:
         return {
-            name: torch.zeros_like(entry.value, dtype=torch.float64)
-            for name, entry in check_form("payload", payload).items()
+            name: wide_zeros(entry.value) for name, entry in check_form("payload", payload).items()
         }
 
     def encode(
@@ -204,15 +206,15 @@ class _TopK:
         self, name: str, entry: Weighted, state: Tensor
     ) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor]:
         value, weight = entry
-        wanted = (known_rows(entry).detach() + state).flatten()
-        known = per_row(weight > 0, value).expand_as(value).flatten()
+        wanted = (on_wide_device(known_rows(entry).detach()) + state).flatten()
+        known = per_row(weight > 0, value).expand_as(value).flatten().to(wanted.device)
         magnitude = torch.where(known, wanted.abs(), -1.0)
         largest = magnitude.topk(self.count(value)).indices.sort().values
         sent = torch.where(known, wanted, 0.0)[largest].to(value.dtype)
         check_finite(f"payload[{name!r}] with its state", sent)
         waiting = wanted.index_add(0, largest, sent.double(), alpha=-1).reshape(value.shape)
-        indices = largest.to(_index_dtype(known.numel()))
-        return (indices, sent, weight.detach().clone()), waiting
+        indices = largest.to(_index_dtype(known.numel())).to(value.device)
+        return (indices, sent.to(value.device), weight.detach().clone()), waiting
 
     def decode(self, message: Message, /, *, like: Payload) -> dict[str, Weighted]:
         return {

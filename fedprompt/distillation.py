@@ -1,4 +1,4 @@
-"""Mean logits of each class, and the distillation loss towards a teacher's class logits."""
+"""Mean logits of each class, and losses towards the logits of a teacher or of a peer."""
 
 import torch
 import torch.nn.functional as F
@@ -18,9 +18,10 @@ from fedprompt._checks import (
     wrong_type,
     wrong_value,
 )
+from fedprompt._float64 import rounded, widened
 from fedprompt.interfaces import Weighted
 
-__all__ = ["class_means", "distillation_loss"]
+__all__ = ["class_means", "distillation_loss", "mutual_loss"]
 
 
 def class_means(
@@ -72,11 +73,12 @@ def class_means(
         values = values[keep]
         labels = labels[keep]
     check_finite("values", values)
-    zeros = values.new_zeros(num_classes, *values.shape[1:], dtype=torch.float64)
-    sums = zeros.index_add(0, labels.long(), values.double())
-    count = torch.bincount(labels, minlength=num_classes)
+    wide = widened(values)
+    own = labels.long().to(wide.device)
+    sums = wide.new_zeros(num_classes, *wide.shape[1:]).index_add(0, own, wide)
+    count = torch.bincount(own, minlength=num_classes)
     mean = sums / per_row(count.clamp(min=1), sums)
-    return Weighted(mean.to(values.dtype), count.float())
+    return Weighted(rounded(mean, values), count.float().to(values.device))
 
 
 def distillation_loss(
@@ -134,13 +136,70 @@ def distillation_loss(
     single = torch.promote_types(logits.dtype, torch.float32)
     dtype = torch.promote_types(single, teacher.value.dtype)
     target = torch.where(known[:, None], teacher.value.detach()[rows], 0.0).to(dtype)
-    divergence = F.kl_div(
-        F.log_softmax(logits.to(dtype) / temperature, 1),
+    divergence = torch.where(known, _divergences(logits.to(dtype), target, temperature), 0.0)
+    return (divergence.sum() / max(len(logits), 1)).to(single)
+
+
+def mutual_loss(
+    logits: Float[Tensor, "batch classes"],
+    other: Float[Tensor, "batch classes"],
+    *,
+    temperature: float,
+) -> Float[Tensor, ""]:
+    r"""Compute the KL divergence from another model's logits of the same samples (FML).
+
+    .. math::
+        \frac{1}{B} \sum_i \mathrm{KL}\big(\sigma(o_i / T) \,\|\, \sigma(z_i / T)\big)
+
+    Here :math:`\sigma` is the softmax. Two models that learn from each other have one loss each:
+    ``mutual_loss(own, peer, ...)`` and ``mutual_loss(peer, own, ...)``. In FML, one of them is
+    private and the other one is averaged over clients. There is no factor :math:`T^2`. Multiply by
+    ``temperature**2`` for the scale of Hinton et al.
+
+    For half-precision logits, the loss is computed and returned in float32.
+
+    Args:
+        logits: Logits of the model that learns.
+        other: Logits of the other model, of the same samples. They receive no gradient.
+        temperature: Softmax temperature T (above 0). FML and deep mutual learning use 1.
+
+    Returns:
+        Mean over the batch. An empty batch has loss 0 and zero gradients.
+
+    Raises:
+        ValueError: If shapes differ.
+
+    Example:
+        >>> own, peer = torch.tensor([[2.0, 0.0], [0.0, 0.0]]), torch.tensor([[2.0, 0.0]] * 2)
+        >>> loss = mutual_loss(own, peer, temperature=1.0)
+        >>> bool(loss > 0), mutual_loss(own, own, temperature=1.0)
+        (True, tensor(0.))
+
+    References:
+        Shen et al., "Federated Mutual Learning", 2020. Zhang et al., "Deep Mutual Learning", CVPR
+        2018.
+    """
+    check_number("temperature", temperature, above=0)
+    for argument, each in (("logits", logits), ("other", other)):
+        if not isinstance(each, Tensor) or each.ndim != 2 or not each.is_floating_point():
+            raise wrong_value(argument, "be floating-point of shape (batch, classes)", kind(each))
+    if other.shape != logits.shape:
+        rule = f"have the shape of `logits` {tuple(logits.shape)}"
+        raise wrong_value("other", rule, tuple(other.shape))
+    single = torch.promote_types(logits.dtype, torch.float32)
+    dtype = torch.promote_types(single, other.dtype)
+    divergence = _divergences(logits.to(dtype), other.detach().to(dtype), temperature)
+    return (divergence.sum() / max(len(logits), 1)).to(single)
+
+
+def _divergences(logits: Tensor, target: Tensor, temperature: float) -> Tensor:
+    """Return the KL divergence of each row, from the softmax of `target` to that of `logits`."""
+    return F.kl_div(
+        F.log_softmax(logits / temperature, 1),
         F.log_softmax(target / temperature, 1),
         reduction="none",
         log_target=True,
     ).sum(1)
-    return (torch.where(known, divergence, 0.0).sum() / max(len(logits), 1)).to(single)
 
 
 def _check_distillation(

@@ -6,10 +6,10 @@ from os import PathLike, fspath
 import torch.nn as nn
 from torch import Tensor
 
+from fedprompt._names import inner_name
 from fedprompt.backbones import fingerprint
 from fedprompt.interfaces import TextEncoder, Trunk
 from fedprompt.messages import load_values, num_bytes, snapshot
-from fedprompt.messages.payload import inner_name
 from fedprompt.wire import Expected, Header, open_payload, save_payload
 
 __all__ = ["load_prompts", "save_prompts"]

@@ -31,6 +31,8 @@ from embedded.tasks import Backbone, Task
 from studies import report
 from studies.prompted import logits, new_model
 
+# Adds the mean change to the values.
+ADD = partial(torch.optim.SGD, lr=1.0, maximize=True)
 # The codec, and whether clients use error feedback.
 ROWS = {
     "float32, no codec": (None, False),
@@ -41,16 +43,6 @@ ROWS = {
     "top 1 %": (fp.codecs.top_k(fraction=0.01), False),
     "top 1 %, error feedback": (fp.codecs.top_k(fraction=0.01), True),
 }
-
-
-def change_of(
-    model: nn.ModuleDict, values: dict[str, Tensor], *, weight: int
-) -> dict[str, fp.Weighted]:
-    """Subtract the client's parameters from the broadcast, for use as a gradient."""
-    return {
-        name: payload._replace(value=values[name] - payload.value)
-        for name, payload in fp.collect(model, weight=weight).items()
-    }
 
 
 def train(
@@ -74,7 +66,7 @@ def federate(
     codec, remembers = ROWS[name]
     backbone = backbones[0]
     model = new_model(backbone, task.num_classes, args)
-    values, server = fp.snapshot(model), fp.descend(partial(torch.optim.SGD, lr=1.0))
+    values, server = fp.snapshot(model), fp.descend(ADD)
     state, memory, history, ledger = server.init(values), {}, [], fp.Ledger()
     for server_round in tqdm(range(args.rounds), desc=name, unit="round"):
         payloads = []
@@ -86,7 +78,7 @@ def federate(
                 shard, args.device, size=args.batch_size, steps=args.steps, generator=stream
             )
             train(model, backbone, batches, optimizer)
-            change = message = change_of(model, values, weight=len(shard))
+            change = message = fp.delta(fp.collect(model, weight=len(shard)), values)
             if codec:
                 before = memory[k] if remembers and k in memory else codec.init(change)
                 message, memory[k] = codec.encode(change, before)

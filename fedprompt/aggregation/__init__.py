@@ -4,7 +4,8 @@ from fedprompt.aggregation.by_name import aggregate_by_name, update_by_name
 from fedprompt.aggregation.heterogeneous import heterogeneous_means
 from fedprompt.aggregation.krum import krum, multi_krum
 from fedprompt.aggregation.means import weighted_mean
-from fedprompt.aggregation.personal import averaging
+from fedprompt.aggregation.optimizers import fedadam, fedavgm, fedopt, fedyogi
+from fedprompt.aggregation.personal import averaging, distances, mixtures
 from fedprompt.aggregation.robust import trimmed_mean, weighted_median
 from fedprompt.aggregation.server import descend, ema, overwrite
 
@@ -12,9 +13,15 @@ __all__ = [
     "aggregate_by_name",
     "averaging",
     "descend",
+    "distances",
     "ema",
+    "fedadam",
+    "fedavgm",
+    "fedopt",
+    "fedyogi",
     "heterogeneous_means",
     "krum",
+    "mixtures",
     "multi_krum",
     "overwrite",
     "trimmed_mean",

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterable, Mapping
 import torch
 
 from fedprompt._checks import check_count, check_number, checked_layout, wrong_type, wrong_value
-from fedprompt.aggregation._wide import WideSum
 from fedprompt.aggregation.means import RowSums, as_entry
 from fedprompt.interfaces import Weighted
 
@@ -99,13 +98,11 @@ def _teacher(
     like: Weighted,
 ) -> Weighted:
     """Average the sums of all dimensions, each times its similarity to `dim`."""
-    value = WideSum(torch.zeros_like(sums[dim].value.low))
-    weight = WideSum(torch.zeros_like(sums[dim].weight.low))
+    total = RowSums(like)
     for other, sent in sums.items():
         beta = similarity(dim, other)
         check_number(f"similarity({dim}, {other})", beta, at_least=0, at_most=1e18)
-        value.add_sum(sent.value, beta)
-        weight.add_sum(sent.weight, beta)
-    evidence = weight.saturated()
-    weight.add(torch.full_like(evidence, smoothing))
-    return as_entry(value.over(weight), evidence, like=like)
+        total.add_sums(sent, beta)
+    evidence = total.weight.saturated()
+    total.weight.add(torch.full_like(evidence, smoothing))
+    return as_entry(total.value.over(total.weight), evidence, like=like)

@@ -1,20 +1,13 @@
 """Krum and Multi-Krum: select the payloads with the nearest neighbors."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 
-from fedprompt._checks import (
-    check_count,
-    check_weights,
-    checked_layout,
-    known_rows,
-    wrong_type,
-    wrong_value,
-)
-from fedprompt.aggregation._mapped import check_payload
-from fedprompt.aggregation.means import check_alike, weighted_mean
+from fedprompt._checks import check_count, wrong_value
+from fedprompt.aggregation._vectors import alike, vectors
+from fedprompt.aggregation.means import weighted_mean
 from fedprompt.interfaces import Payload, Weighted
 
 
@@ -115,22 +108,7 @@ def multi_krum(
 def _held(payloads: Iterable[Payload], num_byzantine: int) -> list[Payload]:
     """List the payloads after checking their number and layout."""
     check_count("num_byzantine", num_byzantine, at_least=0)
-    if isinstance(payloads, Weighted | Mapping):
-        raise wrong_type("payloads", "be an iterable of payloads", f"one {type(payloads).__name__}")
-    held: list[Payload] = []
-    for position, payload in enumerate(payloads):
-        place = f"payloads[{position}]"
-        check_payload(place, payload, reason=", because distances are over all names")
-        first = held[0] if held else payload
-        if not payload:
-            raise wrong_value(place, "have at least one name", "none")
-        if set(payload) != set(first):
-            raise wrong_value(place, f"have the names {sorted(first)}", sorted(payload))
-        for name, entry in payload.items():
-            argument = f"{place}[{name!r}]"
-            check_alike(argument, entry, checked_layout(argument, first[name]))
-            check_weights(argument, entry)
-        held.append(payload)
+    held = alike(payloads)
     if len(held) < 2 * num_byzantine + 3:
         rule = f"be at least {2 * num_byzantine + 3} if {num_byzantine} may be malicious"
         raise wrong_value("payloads", rule, len(held))
@@ -139,11 +117,7 @@ def _held(payloads: Iterable[Payload], num_byzantine: int) -> list[Payload]:
 
 def _ranking(payloads: list[Payload], num_byzantine: int) -> list[int]:
     """List positions by ascending score, without payloads of infinite score."""
-    names = list(payloads[0])
-    values = torch.stack([_flat([known_rows(each[name]) for name in names]) for each in payloads])
-    known = torch.stack([_flat([each[name].weight > 0 for name in names]) for each in payloads])
-    finite = values.isfinite().all(1)
-    compared = torch.stack([(known == own).all(1) for own in known]) & finite[:, None] & finite
+    values, compared = vectors(payloads)
     scores = _scores(values, compared, num_byzantine)
     if max(scores) < torch.inf:
         return sorted(range(len(scores)), key=scores.__getitem__)
@@ -158,11 +132,6 @@ def _ranking(payloads: list[Payload], num_byzantine: int) -> list[int]:
         rule = "include one with enough neighbors that have the same known rows"
         raise wrong_value("payloads", rule, "none")
     return ranking
-
-
-def _flat(tensors: list[Tensor]) -> Tensor:
-    """Concatenate tensors as one vector in float64."""
-    return torch.cat([tensor.flatten().double() for tensor in tensors])
 
 
 def _scores(values: Tensor, compared: Tensor, num_byzantine: int) -> list[float]:

@@ -15,6 +15,7 @@ from fedprompt._checks import (
     wrong_type,
     wrong_value,
 )
+from fedprompt._float64 import rounded, wide_zeros, widened
 from fedprompt.aggregation._mapped import aggregate
 from fedprompt.aggregation._wide import WideSum
 from fedprompt.interfaces import Payload, Weighted
@@ -36,9 +37,9 @@ def weighted_mean(
     be averaged on edge servers first. Clients are streamed one by one, in memory that does not grow
     with their number.
 
-    Sums are computed in float64. If clients are added in the order of their ids, the means are
-    bitwise identical on every engine. The mean of finite entries is finite, even if a sum overflows
-    float64.
+    Sums are computed in float64, on the CPU if the device has no float64 (Apple's MPS). If clients
+    are added in the order of their ids, the means are bitwise identical on every engine. The mean
+    of finite entries is finite, even if a sum overflows float64.
 
     Args:
         entries: Entries or payloads (at least one). All entries of a name have the same shapes,
@@ -79,16 +80,13 @@ class RowSums:
     def __init__(self, first: Weighted) -> None:
         # Only the layout is kept: an expanded scalar takes no memory.
         self.like = Weighted(*(tensor.new_empty(()).expand(tensor.shape) for tensor in first))
-        self.value, self.weight = (
-            WideSum(torch.zeros(tensor.shape, dtype=torch.float64, device=tensor.device))
-            for tensor in first
-        )
+        self.value, self.weight = (WideSum(wide_zeros(tensor)) for tensor in first)
 
     def add(self, argument: str, entry: Weighted) -> None:
         """Add an entry. If it is malformed, raise an error that calls it `argument`."""
         check_alike(argument, entry, self.like)
-        weight = entry.weight.double()
-        product = entry.value.double() * per_row(weight, entry.value)
+        weight = widened(entry.weight)
+        product = widened(entry.value) * per_row(weight, entry.value)
         value_sum = product.add_(self.value.low)
         weight_sum = self.weight.low + weight
         # One synchronization checks everything. The root of a negative weight is NaN.
@@ -98,8 +96,13 @@ class RowSums:
             self.weight.low = weight_sum
         else:  # a malformed entry, NaN in a row of weight 0, or an overflow
             check_rows(argument, entry)
-            self.value.add(known_rows(entry).double(), per_row(weight, entry.value))
+            self.value.add(widened(known_rows(entry)), per_row(weight, entry.value))
             self.weight.add(weight)
+
+    def add_sums(self, other: "RowSums", factor: float) -> None:
+        """Add other sums times a factor from 0 to 2**60, as if all their weights had it."""
+        self.value.add_sum(other.value, factor)
+        self.weight.add_sum(other.weight, factor)
 
     def result(self) -> Weighted:
         """Return the mean. Rows of total weight 0 are 0."""
@@ -124,7 +127,10 @@ def check_alike(argument: str, entry: object, first: Weighted) -> None:
 
 
 def as_entry(value: Tensor, weight: Tensor, *, like: Weighted) -> Weighted:
-    """Round to the dtypes of `like`, with value 0 in rows of weight 0 and finite weights."""
+    """Round to the dtypes of `like`, with value 0 in rows of weight 0 and finite weights.
+
+    The result is on the device of `like`.
+    """
     value = torch.where(per_row(weight > 0, value), value, 0.0)
     most = torch.finfo(like.weight.dtype).max
-    return Weighted(value.to(like.value.dtype), weight.clamp(max=most).to(like.weight.dtype))
+    return Weighted(rounded(value, like.value), rounded(weight.clamp(max=most), like.weight))

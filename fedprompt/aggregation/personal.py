@@ -1,13 +1,129 @@
-"""Servers that send an answer to each client."""
+"""Answers for each client: mixtures of payloads, distances between them, and a server."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
+import torch
+from jaxtyping import Float
 from torch import Tensor
 
-from fedprompt.aggregation.means import weighted_mean
+from fedprompt._checks import (
+    check_finite,
+    check_upload,
+    checked_layout,
+    kind,
+    wrong_type,
+    wrong_value,
+)
+from fedprompt.aggregation._mapped import check_payload
+from fedprompt.aggregation._vectors import alike, vectors
+from fedprompt.aggregation.means import RowSums, weighted_mean
 from fedprompt.aggregation.server import overwrite
-from fedprompt.interfaces import Answers, Payload, Server, ServerUpdate
+from fedprompt.interfaces import Answers, Payload, Server, ServerUpdate, Weighted
+
+LARGEST_FACTOR = 1e18
+
+
+def mixtures(
+    payloads: Iterable[Payload], weights: Float[Tensor, "answers clients"]
+) -> list[dict[str, Weighted]]:
+    r"""Average payloads once for each answer, with other weights of the clients each time.
+
+    .. math:: \bar v_{a,r} = \sum_k A_{a,k} w_{k,r} v_{k,r} \,\big/\, \sum_k A_{a,k} w_{k,r}
+
+    Each answer is :func:`weighted_mean` with all weights of client k multiplied by
+    :math:`A_{a,k}`. A row of `weights` with ones is the plain mean, and a row of the identity is
+    one client. If `weights` alone shall count, collect with equal weights. Payloads are streamed,
+    in memory of one payload for each answer.
+
+    Args:
+        payloads: Payloads, one for each client. If a client does not send a name, it has weight 0
+            for that name.
+        weights: Weight :math:`A_{a,k}` of each client in each answer (from 0 to 1e18), such as the
+            attention of FedAMP. They receive no gradient.
+
+    Returns:
+        A payload for each row of `weights`. Rows of total weight 0 have value 0, so
+        :func:`load_values` keeps them on the client.
+
+    Raises:
+        ValueError: If `weights` has another shape or a number out of range, or
+            :func:`weighted_mean` would refuse a payload.
+
+    Example:
+        >>> def payload(value):
+        ...     return {"head": Weighted(torch.tensor([value]), torch.tensor(10.0))}
+        >>> weights = torch.tensor([[0.5, 0.5], [0.0, 1.0]])
+        >>> answers = mixtures([payload(1.0), payload(3.0)], weights)
+        >>> [answer["head"].value.item() for answer in answers]
+        [2.0, 3.0]
+
+    References:
+        Huang et al., "Personalized Cross-Silo Federated Learning on Non-IID Data" (FedAMP), AAAI
+        2021.
+    """
+    rows = _checked_weights(weights)
+    if isinstance(payloads, Weighted | Mapping):
+        raise wrong_type("payloads", "be an iterable of payloads", f"one {type(payloads).__name__}")
+    clients = weights.shape[1]
+    sums: list[dict[str, RowSums]] = [{} for _ in rows]
+    count = 0
+    for count, payload in enumerate(payloads, 1):
+        if count > clients:
+            raise _wrong_count(clients, "more")
+        for name, own in _sums(f"payloads[{count - 1}]", payload, sums).items():
+            for answer, row in zip(sums, rows, strict=True):
+                if name not in answer:
+                    answer[name] = RowSums(own.like)
+                if row[count - 1] > 0:
+                    answer[name].add_sums(own, row[count - 1])
+    if count < clients:
+        raise _wrong_count(clients, count)
+    return [{name: each.result() for name, each in answer.items()} for answer in sums]
+
+
+def distances(payloads: Iterable[Payload]) -> Float[Tensor, "clients clients"]:
+    r"""Compute the Euclidean distances between payloads, as vectors over all names.
+
+    .. math:: D_{jk} = \lVert v_j - v_k \rVert_2
+
+    The weights are not used. Two payloads with different known rows cannot be compared, and their
+    distance is infinite. ``softmax(-distances)`` then gives such a pair no attention.
+
+    Args:
+        payloads: Payloads with the same names, shapes, dtypes and device (at least one).
+
+    Returns:
+        Symmetric matrix with zeros on its diagonal. Its dtype is that of the values, float32 at
+        least. Distances of payloads that can be compared are finite.
+
+    Raises:
+        ValueError: If `payloads` is empty, layouts differ, a weight is negative or not finite, or
+            a row of positive weight contains NaN or infinity.
+
+    Example:
+        >>> one = torch.tensor(1.0)
+        >>> payloads = [{"a": Weighted(x * one, one), "b": Weighted(y * one, one)}
+        ...             for x, y in ((0.0, 0.0), (3.0, 4.0))]
+        >>> distances(payloads)
+        tensor([[0., 5.],
+                [5., 0.]])
+    """
+    held = alike(payloads)
+    if not held:
+        raise wrong_value("payloads", "hold at least one payload", "none")
+    for position, payload in enumerate(held):
+        for name, entry in payload.items():
+            check_upload(f"payloads[{position}][{name!r}]", entry)
+    entries = list(held[0].values())
+    dtype = torch.float32
+    for entry in entries:
+        dtype = torch.promote_types(dtype, entry.value.dtype)
+    values, compared = vectors(held)
+    halves = values / 2  # a difference of halves does not overflow
+    wide = torch.stack([_lengths(halves - own) for own in halves])
+    near = (2 * wide).clamp(max=torch.finfo(dtype).max)
+    return torch.where(compared, near, torch.inf).to(dtype).to(entries[0].value.device)
 
 
 def averaging(
@@ -55,3 +171,47 @@ class _Averaging(NamedTuple):
         mean = self.aggregate([payloads[client] for client in sorted(payloads)])
         values, update = self.update.step(state["values"], mean, state["update"])
         return dict.fromkeys(self.clients, values), {"values": values, "update": update}
+
+
+def _checked_weights(weights: object) -> list[list[float]]:
+    """Return weights (answers, clients) as numbers, after checking their form and range."""
+    if not isinstance(weights, Tensor) or not weights.is_floating_point():
+        raise wrong_type("weights", "be floating-point of shape (answers, clients)", kind(weights))
+    if weights.ndim != 2 or weights.shape[1] == 0:
+        rule = "have shape (answers, clients), at least one client"
+        raise wrong_value("weights", rule, tuple(weights.shape))
+    check_finite("weights", weights)
+    rows: list[list[float]] = weights.detach().tolist()
+    extremes = [number for row in rows for number in (min(row), max(row))]
+    for number in extremes:
+        if not 0 <= number <= LARGEST_FACTOR:
+            raise wrong_value("weights", f"lie in [0, {LARGEST_FACTOR:g}]", number)
+    return rows
+
+
+def _wrong_count(clients: int, got: object) -> ValueError:
+    rule = f"have one payload for each of the {clients} columns of `weights`"
+    return wrong_value("payloads", rule, got)
+
+
+def _sums(argument: str, payload: Payload, sums: list[dict[str, RowSums]]) -> dict[str, RowSums]:
+    """Return the sums of one payload, whose entries have the layout of those before."""
+    check_payload(argument, payload)
+    made = {}
+    for name, entry in payload.items():
+        place = f"{argument}[{name!r}]"
+        seen = sums[0].get(name) if sums else None
+        own = RowSums(checked_layout(place, entry) if seen is None else seen.like)
+        own.add(place, entry)
+        made[name] = own
+    return made
+
+
+def _lengths(rows: Tensor) -> Tensor:
+    """Return the Euclidean norm of each row. No square overflows or underflows."""
+    if rows.shape[1] == 0:
+        return rows.new_zeros(rows.shape[0])
+    largest = rows.abs().amax(1, keepdim=True)
+    unit = rows / torch.where(largest > 0, largest, 1.0)
+    lengths: Tensor = largest[:, 0] * torch.linalg.vector_norm(unit, dim=1)
+    return lengths

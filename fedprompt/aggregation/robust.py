@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedprompt._checks import check_number, check_weights, per_row
+from fedprompt._float64 import widened
 from fedprompt.aggregation._mapped import aggregate
 from fedprompt.aggregation._wide import WideSum
 from fedprompt.aggregation.means import as_entry, check_alike
@@ -159,8 +160,8 @@ def _trimmed(held: list[Weighted], *, fraction: float) -> Weighted:
 
 def _sorted(held: list[Weighted]) -> tuple[Tensor, Tensor, Tensor]:
     """Sort each coordinate over clients (axis 0); return values, weights, total row weights."""
-    value = torch.stack([entry.value for entry in held]).double()
-    weight = torch.stack([entry.weight for entry in held]).double()
+    value = widened(torch.stack([entry.value for entry in held]))
+    weight = widened(torch.stack([entry.weight for entry in held]))
     finite = value.isfinite()[..., None].flatten(weight.ndim).all(-1)
     weight = torch.where(finite, weight, 0.0)
     total = _running(weight)[-1]

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from fedprompt._checks import check_number
+from fedprompt._float64 import widened
 from fedprompt.guidance._forward_rules import ForwardRules, make_dual, tangent_of
 
 Parameters = Mapping[str, Tensor]
@@ -174,4 +175,4 @@ def _load_rules() -> None:
 
 
 def _norm(tensors: Parameters) -> float:
-    return math.sqrt(sum(value.double().square().sum().item() for value in tensors.values()))
+    return math.sqrt(sum(widened(value).square().sum().item() for value in tensors.values()))

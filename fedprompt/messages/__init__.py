@@ -1,6 +1,7 @@
 """Messages between clients and server: from modules to payloads, back, and their bytes."""
 
+from fedprompt.messages.change import delta
 from fedprompt.messages.ledger import Ledger
 from fedprompt.messages.payload import collect, load_values, num_bytes, snapshot
 
-__all__ = ["Ledger", "collect", "load_values", "num_bytes", "snapshot"]
+__all__ = ["Ledger", "collect", "delta", "load_values", "num_bytes", "snapshot"]

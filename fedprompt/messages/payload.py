@@ -18,9 +18,8 @@ from fedprompt._checks import (
     wrong_type,
     wrong_value,
 )
+from fedprompt._names import inner_name, some_names
 from fedprompt.interfaces import Message, Weighted
-
-_WRAPPERS = (nn.parallel.DistributedDataParallel, nn.DataParallel)
 
 
 def collect(
@@ -66,7 +65,8 @@ def collect(
     values = snapshot(module, only=only)
     rows = dict(rows or {})
     if unknown := sorted(rows.keys() - values.keys()):
-        raise wrong_value("rows", f"name collected parameters {_some(values)}", _some(unknown))
+        rule = f"name collected parameters {some_names(values)}"
+        raise wrong_value("rows", rule, some_names(unknown))
     payload = {}
     for name, value in values.items():
         own = _float32(f"rows[{name!r}]", rows[name]) if name in rows else whole
@@ -149,9 +149,8 @@ def load_values(module: nn.Module, message: Message) -> None:
     )
     targets = {inner_name(module, name): target for name, target in named}
     if unknown := sorted(map(str, message.keys() - targets.keys())):
-        raise wrong_value(
-            "message", f"name parameters or buffers of `module` {_some(targets)}", _some(unknown)
-        )
+        rule = f"name parameters or buffers of `module` {some_names(targets)}"
+        raise wrong_value("message", rule, some_names(unknown))
     new = {name: _new_value(name, targets[name], entry) for name, entry in message.items()}
     _check_ties(targets, new)
     for name, value in new.items():
@@ -223,17 +222,6 @@ def _new_value(name: str, target: Tensor, entry: Tensor | Weighted) -> Tensor:
     return torch.where(per_row(weight > 0, value), value, target)
 
 
-def inner_name(module: nn.Module, name: str) -> str:
-    """Return the name of a parameter or buffer in the module inside its wrappers."""
-    kept: list[str] = []
-    owner = module
-    for part in name.split("."):
-        if not ((isinstance(owner, _WRAPPERS) and part == "module") or part == "_orig_mod"):
-            kept.append(part)
-        owner = getattr(owner, part)
-    return ".".join(kept)
-
-
 def _check_ties(targets: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> None:
     """Require one value for all names of a tied parameter."""
     first: dict[int, str] = {}
@@ -242,12 +230,6 @@ def _check_ties(targets: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> Non
         if not torch.equal(value, new[other]):
             rule = f"have equal values for {other!r} and {name!r}, which are one parameter"
             raise wrong_value("message", rule, "two that differ")
-
-
-def _some(names: Iterable[str]) -> str:
-    """List at most five names: a large model has hundreds."""
-    names = sorted(names)
-    return f"{names[:5]} and {len(names) - 5} more" if len(names) > 5 else f"{names}"
 
 
 def _matching(names: list[str], only: Iterable[str]) -> list[str]:
@@ -259,7 +241,7 @@ def _matching(names: list[str], only: Iterable[str]) -> list[str]:
         for entry in entries
     }
     if missed := [entry for entry in entries if not hits[entry]] or (not entries):
-        rule = f"each match a name or a dotted prefix of {_some(names)}"
+        rule = f"each match a name or a dotted prefix of {some_names(names)}"
         raise wrong_value("only", rule, missed if entries else "none")
     matched = set().union(*hits.values())
     return [name for name in names if name in matched]

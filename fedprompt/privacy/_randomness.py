@@ -9,6 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from fedprompt._checks import kind, wrong_type, wrong_value
+from fedprompt._float64 import on_wide_device
 
 NEVER_SEEDED = torch.Generator().initial_seed()  # the same for every new generator
 CHUNK = 2**15  # random words of 8 bytes for one call to the operating system
@@ -43,6 +44,7 @@ def with_noise(
     value: Float[Tensor, "*shape"], *, sigma: float, generator: torch.Generator | None
 ) -> Float[Tensor, "*shape"]:
     """Add independent normal deviates times `sigma`, in float64."""
+    value = on_wide_device(value)
     noise = normal(value.shape, generator=generator).to(value.device)
     return noise.mul_(sigma).add_(value)
 

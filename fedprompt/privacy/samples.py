@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedprompt._checks import check_count, check_finite, check_number, kind, wrong_type, wrong_value
+from fedprompt._float64 import on_wide_device
 from fedprompt.privacy._copies import check_gradients_are_recorded, twin_of
 from fedprompt.privacy._lengths import clip_factors, scaled_down
 from fedprompt.privacy._randomness import check_source, coins, with_noise
@@ -140,7 +141,7 @@ def clipped_sum(
         max_norm: Bound C (above 0).
 
     Returns:
-        Sums (\*shape) by name, in float64.
+        Sums (\*shape) by name, in float64, on the CPU if their device has no float64.
 
     Raises:
         TypeError: If a gradient is None, because the loss does not depend on its parameter.
@@ -164,7 +165,7 @@ def clipped_sum(
     if None in batches.values() or len(set(batches.values())) > 1:
         raise wrong_value("gradients", "all have shape (batch, ...)", f"batches {batches}")
     rows = {
-        name: gradient.reshape(len(gradient), gradient.shape[1:].numel())
+        name: on_wide_device(gradient.reshape(len(gradient), gradient.shape[1:].numel()))
         for name, gradient in gradients.items()
     }
     scale, factor = clip_factors(list(rows.values()), max_norm=max_norm)

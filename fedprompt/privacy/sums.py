@@ -14,6 +14,7 @@ from fedprompt._checks import (
     wrong_type,
     wrong_value,
 )
+from fedprompt._float64 import rounded, widened
 from fedprompt.interfaces import Payload, Weighted
 
 
@@ -29,7 +30,8 @@ def to_summable(payload: Payload) -> Float[Tensor, " length"]:
         payload: Payload with the same names and shapes on all clients.
 
     Returns:
-        Vector in float64, on the device of the payload. Rows of weight 0 become 0.
+        Vector in float64, on the device of the payload, or on the CPU if the device has no
+        float64. Rows of weight 0 become 0.
 
     Raises:
         ValueError: If `payload` is empty, a weight is negative, a number is not finite, or a
@@ -47,8 +49,8 @@ def to_summable(payload: Payload) -> Float[Tensor, " length"]:
     check_payload(payload)
     parts = []
     for name, entry in sorted(payload.items()):
-        weight = entry.weight.double()
-        product = known_rows(entry).double() * per_row(weight, entry.value)
+        weight = widened(entry.weight)
+        product = widened(known_rows(entry)) * per_row(weight, entry.value)
         if wrong := int((~torch.isfinite(product)).sum()):
             rule = "have products of weight and value that fit float64"
             got = f"{wrong} entries of {product.numel()} that do not"
@@ -62,7 +64,7 @@ def from_sum(vector: Float[Tensor, " length"], *, like: Payload) -> dict[str, We
 
     Args:
         vector: Sum over clients. The vector of one client gives the payload of that client.
-        like: Payload with the names, shapes and dtypes of the result, such as
+        like: Payload with the names, shapes, dtypes and devices of the result, such as
             ``collect(model, weight=0)``. Its numbers are not read.
 
     Returns:
@@ -87,7 +89,7 @@ def from_sum(vector: Float[Tensor, " length"], *, like: Payload) -> dict[str, We
     if len(vector) != (length := sum(map(sum, sizes.values()))):
         raise wrong_value("vector", f"have the length of `like`, {length}", len(vector))
     check_finite("vector", vector)
-    pieces = iter(torch.split(vector.double(), [size for pair in sizes.values() for size in pair]))
+    pieces = iter(torch.split(widened(vector), [size for pair in sizes.values() for size in pair]))
     means = {}
     for name in sizes:
         total, weight = (next(pieces).reshape(tensor.shape) for tensor in like[name])
@@ -96,13 +98,13 @@ def from_sum(vector: Float[Tensor, " length"], *, like: Payload) -> dict[str, We
 
 
 def _divided(name: str, total: Tensor, weight: Tensor, like: Weighted) -> Weighted:
-    """Divide the sums of one name by its total weights, in the dtypes of `like`."""
+    """Divide the sums of one name by its total weights, in the dtypes of `like`, on its device."""
     if bool((weight < 0).any()):
         rule = f"have total weights of at least 0 for {name!r}"
         raise wrong_value("vector", rule, float(weight.min()))
-    mean = known_rows(Weighted(total / per_row(weight, total), weight)).to(like.value.dtype)
+    mean = rounded(known_rows(Weighted(total / per_row(weight, total), weight)), like.value)
     if wrong := int((~torch.isfinite(mean)).sum()):
         got = f"{wrong} entries of {mean.numel()} that do not"
         raise wrong_value("vector", f"have means for {name!r} that fit {mean.dtype}", got)
     largest = torch.finfo(like.weight.dtype).max
-    return Weighted(mean, weight.clamp(max=largest).to(like.weight.dtype, copy=True))
+    return Weighted(mean, rounded(weight.clamp(max=largest), like.weight))

@@ -14,6 +14,7 @@ from fedprompt._checks import (
     wrong_type,
     wrong_value,
 )
+from fedprompt._float64 import on_wide_device, rounded, wide_zeros, widened
 from fedprompt.interfaces import Payload, Weighted
 from fedprompt.privacy._lengths import clip_factors, scaled_down
 from fedprompt.privacy._randomness import check_source, with_noise
@@ -72,7 +73,8 @@ def clip_norm(
     clipped = {}
     for name, entry in payload.items():
         change = (2 * factor * scaled_down(rows[name], scale)).reshape(entry.value.shape)
-        moved = entry._replace(value=_rounded(origin[name], change, entry.value.dtype))
+        nearest = _rounded(origin[name], change, entry.value.dtype)
+        moved = entry._replace(value=nearest.to(entry.value.device))
         clipped[name] = Weighted(known_rows(moved), entry.weight.clone())
     return clipped
 
@@ -162,7 +164,7 @@ def gaussian_noise(
         value = known_rows(entry)
         dtype = torch.promote_types(value.dtype, torch.float32)
         _check_spacing(argument, value, dtype, sigma)
-        sent = with_noise(value, sigma=sigma, generator=generator).to(dtype)
+        sent = with_noise(value, sigma=sigma, generator=generator).to(dtype).to(value.device)
         noisy[name] = Weighted(known_rows(entry._replace(value=sent)), entry.weight.clone())
         check_finite(f"{argument} with its noise", noisy[name].value)
     return noisy
@@ -186,7 +188,7 @@ def _check_spacing(argument: str, value: Tensor, dtype: torch.dtype, sigma: floa
 def _origin(name: str, entry: Weighted, center: Mapping[str, Tensor] | None) -> Tensor:
     """Return the center of one name in float64."""
     if center is None:
-        return torch.zeros_like(entry.value, dtype=torch.float64)
+        return wide_zeros(entry.value)
     if name not in center:
         raise wrong_value("center", f"have the name {name!r}", sorted(center))
     tensor = center[name]
@@ -198,12 +200,13 @@ def _origin(name: str, entry: Weighted, center: Mapping[str, Tensor] | None) -> 
         rule = f"have the shape of the payload's value {tuple(entry.value.shape)}"
         raise wrong_value(argument, rule, tuple(tensor.shape))
     check_finite(argument, tensor)
-    return tensor.double()
+    return widened(tensor)
 
 
 def _half_change(entry: Weighted, origin: Tensor) -> Tensor:
     """Return (value - origin) / 2 in the known rows. The difference itself may overflow float64."""
-    return known_rows(entry._replace(value=entry.value.double() / 2 - origin / 2))
+    half = widened(entry.value) / 2 - origin / 2
+    return known_rows(Weighted(half, on_wide_device(entry.weight)))
 
 
 def _rounded(origin: Tensor, change: Tensor, dtype: torch.dtype) -> Tensor:
@@ -225,7 +228,7 @@ def _capped(weight: Tensor, max_weight: float) -> Tensor:
     limit = limit.clamp(max=torch.finfo(weight.dtype).max)
     if limit.item() > max_weight:
         limit = limit - _unit_in_the_last_place(limit, weight.dtype)
-    return weight.clamp(max=limit.to(weight))
+    return weight.clamp(max=rounded(limit, weight))
 
 
 def _unit_in_the_last_place(number: Tensor, dtype: torch.dtype) -> Tensor:

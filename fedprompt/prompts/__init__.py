@@ -2,6 +2,8 @@
 
 from fedprompt.prompts.context import ContextPrompts, prompted_text
 from fedprompt.prompts.encode import batch_streams, encode_prompted
+from fedprompt.prompts.generator import PromptGenerator
+from fedprompt.prompts.low_rank import LowRankContext
 from fedprompt.prompts.padding import PadPrompts
 from fedprompt.prompts.visual import DeepPrompts, GroupPrompts, LayeredPrompts, ShallowPrompts
 
@@ -10,7 +12,9 @@ __all__ = [
     "DeepPrompts",
     "GroupPrompts",
     "LayeredPrompts",
+    "LowRankContext",
     "PadPrompts",
+    "PromptGenerator",
     "ShallowPrompts",
     "batch_streams",
     "encode_prompted",

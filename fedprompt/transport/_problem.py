@@ -15,6 +15,7 @@ from fedprompt._checks import (
     wrong_type,
     wrong_value,
 )
+from fedprompt._float64 import supports_float64
 from fedprompt.interfaces import Coupling
 
 CHUNK = {"cpu": 2**18}
@@ -56,7 +57,7 @@ class Problem(NamedTuple):
 
     def double(self) -> "Problem":
         """Return the same problems in float64, on devices that support it."""
-        if self.cost.device.type == "mps":
+        if not supports_float64(self.cost.device):
             return self
         return Problem(
             self.cost.double(),

@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from fedprompt._float64 import rounded
 from fedprompt.interfaces import Coupling
 from fedprompt.transport._problem import Problem, Solution, couple, violation
 
@@ -55,7 +56,7 @@ def _simplex(problem: Problem) -> Solution:
     import ot
 
     plans = []
-    parts = (part.double().cpu() for part in (problem.cost, problem.a, problem.b))
+    parts = (part.cpu().double() for part in (problem.cost, problem.a, problem.b))
     for cost, a, b in zip(*parts, strict=True):
         total = 2 ** a.sum().log2().round()  # POT expects masses that sum to about 1
         a, b = a / total, b / total
@@ -65,7 +66,7 @@ def _simplex(problem: Problem) -> Solution:
         plan = ot.emd((a * (masses.sum() / a.sum())).numpy(), masses.numpy(), padded.numpy())
         plans.append(total * torch.from_numpy(plan)[:, :-1].T)
     plan = torch.stack(plans) if plans else problem.cost
-    return _at_once(plan.to(problem.cost), problem)
+    return _at_once(rounded(plan, problem.cost), problem)
 
 
 def independent(

@@ -78,6 +78,11 @@ def extreme_numbers(draw):
         ([(MOST, 1.0), (MOST, 2.0)], MOST),
         ([(MOST, 0.3), (MOST, 0.3), (MOST, 0.3)], MOST),
         ([(MOST, 5e-324)], MOST),
+        # The quotient of the rounded sums is 2**1024, once as float64 and once from wide sums.
+        ([(MOST, 0.1), (MOST, 0.5)], MOST),
+        ([(-MOST, 0.1), (-MOST, 0.5)], -MOST),
+        ([(MOST, 1.1), (MOST, 1.2)], MOST),
+        ([(-MOST, 1.1), (-MOST, 1.2)], -MOST),
         ([(1.0, 1.7e308), (3.0, 1.7e308)], 2.0),
         ([(1e-300, 1.7e308), (3e-300, 1.7e308)], 2e-300),
         ([(1.0, 1.0), (MOST, 1e308), (-MOST, 1e308)], 1e-308),

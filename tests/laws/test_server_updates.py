@@ -14,7 +14,18 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import fedprompt.aggregation
-from fedprompt import ServerUpdate, Weighted, descend, ema, overwrite, update_by_name
+from fedprompt import (
+    ServerUpdate,
+    Weighted,
+    descend,
+    ema,
+    fedadam,
+    fedavgm,
+    fedopt,
+    fedyogi,
+    overwrite,
+    update_by_name,
+)
 from fedprompt.interfaces import ServerRule
 from same import assert_identical
 
@@ -49,6 +60,11 @@ ON_TENSORS = {
         partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.1), max_norm=1.0
     ),
     "descend Adam": descend(partial(torch.optim.Adam, lr=0.1, weight_decay=0.1)),
+    "fedopt SGD": fedopt(partial(torch.optim.SGD, lr=0.5, momentum=0.9, weight_decay=0.1)),
+    "fedopt Adam": fedopt(partial(torch.optim.Adam, lr=0.1, weight_decay=0.1), max_norm=1.0),
+    "fedavgm": fedavgm(),
+    "fedadam": fedadam(learning_rate=0.1),
+    "fedyogi": fedyogi(learning_rate=0.1, betas=(0.5, 0.9), tau=0.1),
 }
 UPDATES = {
     **ON_TENSORS,

@@ -1,0 +1,24 @@
+"""Names of parameters, without the wrappers around a module."""
+
+from collections.abc import Iterable
+
+import torch.nn as nn
+
+_WRAPPERS = (nn.parallel.DistributedDataParallel, nn.DataParallel)
+
+
+def inner_name(module: nn.Module, name: str) -> str:
+    """Return the name of a parameter or buffer in the module inside its wrappers."""
+    kept: list[str] = []
+    owner = module
+    for part in name.split("."):
+        if not ((isinstance(owner, _WRAPPERS) and part == "module") or part == "_orig_mod"):
+            kept.append(part)
+        owner = getattr(owner, part)
+    return ".".join(kept)
+
+
+def some_names(names: Iterable[str]) -> str:
+    """List at most five names: a large model has hundreds."""
+    names = sorted(names)
+    return f"{names[:5]} and {len(names) - 5} more" if len(names) > 5 else f"{names}"

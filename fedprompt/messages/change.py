@@ -1,0 +1,57 @@
+"""The change of a client since the broadcast."""
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from fedprompt._checks import check_finite, check_payload, kind, known_rows, wrong_type, wrong_value
+from fedprompt.interfaces import Payload, Weighted
+
+
+def delta(payload: Payload, values: Mapping[str, Tensor]) -> dict[str, Weighted]:
+    """Subtract the broadcast from a payload: how far a client moved.
+
+    Send the change instead of the value if a codec leaves numbers out
+    (:func:`fedprompt.codecs.top_k`), or if an aggregator shall compare directions. A server adds
+    the mean change with ``descend(partial(torch.optim.SGD, lr=1.0, maximize=True))``.
+
+    Args:
+        payload: Payload of :func:`collect`.
+        values: Broadcast by name, with at least the names of the payload. Each tensor has the shape
+            and dtype of the payload's value.
+
+    Returns:
+        Value minus broadcast by name, with the weights of the payload. Rows of weight 0 become 0.
+
+    Raises:
+        ValueError: If `values` lacks a name, a weight is negative, a number is not finite, or a
+            difference overflows its dtype.
+
+    Example:
+        >>> payload = {"head": Weighted(torch.tensor([3.0, 5.0]), torch.tensor(40.0))}
+        >>> delta(payload, {"head": torch.tensor([1.0, 6.0])})
+        {'head': Weighted(value=tensor([ 2., -1.]), weight=tensor(40.))}
+    """
+    check_payload(payload)
+    if not isinstance(values, Mapping):
+        raise wrong_type("values", "map names to tensors", kind(values))
+    moved = {}
+    for name, entry in payload.items():
+        change = known_rows(entry._replace(value=entry.value - _broadcast(name, entry, values)))
+        check_finite(f"payload[{name!r}] minus values[{name!r}]", change)
+        moved[name] = Weighted(change, entry.weight.clone())
+    return moved
+
+
+def _broadcast(name: str, entry: Weighted, values: Mapping[str, Tensor]) -> Tensor:
+    """Return the broadcast of one name after checking its form."""
+    if name not in values:
+        raise wrong_value("values", f"have the name {name!r}", sorted(values))
+    value, argument = values[name], f"values[{name!r}]"
+    if not isinstance(value, Tensor) or value.dtype != entry.value.dtype:
+        rule = f"be a tensor of {entry.value.dtype}, as in the payload"
+        raise wrong_type(argument, rule, kind(value))
+    if value.shape != entry.value.shape:
+        rule = f"have the shape of the payload's value {tuple(entry.value.shape)}"
+        raise wrong_value(argument, rule, tuple(value.shape))
+    return value

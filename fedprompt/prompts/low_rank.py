@@ -1,0 +1,80 @@
+"""Text contexts of low rank, for the private part of a client."""
+
+import torch
+import torch.nn as nn
+from jaxtyping import Float
+from torch import Tensor
+
+from fedprompt._checks import check_count, check_initial_generator
+
+
+class LowRankContext(nn.Module):
+    r"""Learnable contexts of low rank, which are zero at the start (FedPGP, DP-FPL).
+
+    .. math:: \Delta_k = L_k R_k, \qquad L_k \in \mathbb R^{n \times r},\;
+        R_k \in \mathbb R^{r \times d}
+
+    A client adds its own low-rank context to the shared one: ``shared() + private()``. A small rank
+    keeps the personalized context close to the shared one, and has fewer parameters. The left
+    factors are drawn from :math:`N(0, 1/r)` and the right factors are zero. On average, the first
+    step of SGD is then that of a context of full rank.
+
+    Args:
+        dim: Width of a token, ``tower.dim``.
+        length: Number of tokens n of each context.
+        rank: Largest rank r of each context (at least 1).
+        num_contexts: Number of contexts k.
+        generator: Generator of the left factors. If None, torch's global generator is used.
+
+    Attributes:
+        left: Parameter (contexts, length, rank).
+        right: Parameter (contexts, rank, dim).
+
+    Raises:
+        ValueError: If a number is out of range.
+
+    Example:
+        >>> private = LowRankContext(8, length=4, rank=2)
+        >>> private().shape, bool(private().any())
+        (torch.Size([1, 4, 8]), False)
+        >>> sum(parameter.numel() for parameter in private.parameters())  # 32 for full rank
+        24
+
+    References:
+        Cui et al., "Harmonizing Generalization and Personalization in Federated Prompt Learning"
+        (FedPGP), ICML 2024. Tran et al., "Privacy-Preserving Personalized Federated Prompt Learning
+        for Multimodal Large Language Models" (DP-FPL), ICLR 2025.
+    """
+
+    left: nn.Parameter
+    right: nn.Parameter
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        length: int,
+        rank: int,
+        num_contexts: int = 1,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__()
+        check_count("dim", dim)
+        check_count("length", length, at_least=0)
+        check_count("rank", rank)
+        check_count("num_contexts", num_contexts)
+        check_initial_generator(generator)
+        device = None if generator is None else generator.device
+        left = torch.empty(num_contexts, length, rank, device=device)
+        self.left = nn.Parameter(left.normal_(0, rank**-0.5, generator=generator))
+        self.right = nn.Parameter(torch.zeros(num_contexts, rank, dim, device=device))
+
+    def forward(self) -> Float[Tensor, "contexts length dim"]:
+        """Return the contexts."""
+        return self.left @ self.right
+
+    def extra_repr(self) -> str:
+        """Show the sizes."""
+        num_contexts, length, rank = self.left.shape
+        dim = self.right.shape[-1]
+        return f"{dim}, length={length}, rank={rank}, num_contexts={num_contexts}"

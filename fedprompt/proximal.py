@@ -1,0 +1,79 @@
+"""The proximal term, which keeps the parameters of a client near the broadcast."""
+
+from collections.abc import Mapping
+
+import torch
+import torch.nn as nn
+from jaxtyping import Float
+from torch import Tensor
+
+from fedprompt._checks import kind, wrong_type, wrong_value
+from fedprompt._names import inner_name, some_names
+
+__all__ = ["proximal_loss"]
+
+
+def proximal_loss(module: nn.Module, values: Mapping[str, Tensor]) -> Float[Tensor, ""]:
+    r"""Compute half the squared distance of a module's parameters to `values` (FedProx).
+
+    .. math:: \tfrac12 \lVert \theta - v \rVert_2^2
+
+    The parameters with a name in `values` are one vector. All others, such as private ones, are
+    free. Multiply by a `proximal_weight` and add to the loss of each step. The gradient is
+    :math:`\theta - v`. The sum is computed in float32 at least.
+
+    Args:
+        module: Module that the client trains.
+        values: Tensors by parameter name, such as the broadcast of this round. Names are as in
+            :func:`collect`. They receive no gradient. Dtype and device may differ from those of the
+            parameter.
+
+    Returns:
+        The loss. A parameter with several names counts once.
+
+    Raises:
+        ValueError: If `values` is empty, a name is not that of a parameter, or a shape differs.
+
+    Example:
+        >>> model = nn.Linear(2, 1, bias=False)
+        >>> values = {"weight": model.weight.detach() + torch.tensor([[3.0, 4.0]])}
+        >>> round(proximal_loss(model, values).item(), 4)  # 25 / 2
+        12.5
+
+    References:
+        Li et al., "Federated Optimization in Heterogeneous Networks" (FedProx), MLSys 2020.
+    """
+    pairs = _checked_pairs(module, values)
+    dtypes = [parameter.dtype for parameter, _ in pairs]
+    dtype = torch.float64 if torch.float64 in dtypes else torch.float32
+    device = pairs[0][0].device
+    squares = [
+        (parameter.to(dtype) - value.detach().to(parameter.device, dtype)).square().sum()
+        for parameter, value in pairs
+    ]
+    return 0.5 * torch.stack([square.to(device) for square in squares]).sum()
+
+
+def _checked_pairs(module: object, values: object) -> list[tuple[Tensor, Tensor]]:
+    """Pair each parameter that `values` names with its value, every parameter once."""
+    if not isinstance(module, nn.Module):
+        raise wrong_type("module", "be an nn.Module", kind(module))
+    if not isinstance(values, Mapping):
+        raise wrong_type("values", "map names to tensors", kind(values))
+    if not values:
+        raise wrong_value("values", "hold at least one name", "none")
+    named = module.named_parameters(remove_duplicate=False)
+    parameters = {inner_name(module, name): parameter for name, parameter in named}
+    if unknown := [str(name) for name in values if name not in parameters]:
+        rule = f"name parameters of `module` {some_names(parameters)}"
+        raise wrong_value("values", rule, some_names(unknown))
+    pairs: dict[int, tuple[Tensor, Tensor]] = {}
+    for name, value in values.items():
+        parameter, argument = parameters[name], f"values[{name!r}]"
+        if not isinstance(value, Tensor) or not value.is_floating_point():
+            raise wrong_type(argument, "be a floating-point tensor", kind(value))
+        if value.shape != parameter.shape:
+            rule = f"have the shape of the parameter {tuple(parameter.shape)}"
+            raise wrong_value(argument, rule, tuple(value.shape))
+        pairs.setdefault(id(parameter), (parameter, value))
+    return list(pairs.values())

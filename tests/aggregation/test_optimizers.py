@@ -1,0 +1,303 @@
+"""Server optimizers, against Algorithm 2 by loops. Their laws are in tests/laws, too."""
+
+import re
+from copy import deepcopy
+from functools import partial
+
+import pytest
+import torch
+
+from fedprompt import Weighted, descend, fedadam, fedavgm, fedopt, fedyogi, overwrite
+from references import fedopt as reference
+from same import assert_identical, assert_same
+from tolerance import assert_near
+
+SGD = partial(torch.optim.SGD, lr=0.3, momentum=0.9, weight_decay=0.1)
+OPTIONS = {"learning_rate": 0.2, "betas": (0.8, 0.9), "tau": 0.05}
+
+
+def rounds(generator, *, absent=0.4, dtype=torch.float64):
+    """Five rounds over four rows; the rows without evidence hold NaN."""
+    means = []
+    for _ in range(5):
+        weight = torch.where(torch.rand(4, generator=generator) < absent, 0.0, 3.0)
+        value = torch.randn(4, 2, generator=generator, dtype=dtype)
+        value = torch.where(weight[:, None] > 0, value, torch.nan)
+        means.append(Weighted(value, weight))
+    return torch.randn(4, 2, generator=generator, dtype=dtype), means
+
+
+def run(server, value, means):
+    state = server.init(value)
+    steps = []
+    for mean in means:
+        value, state = server.step(value, mean, state)
+        steps.append((value, state))
+    return steps
+
+
+def column(means, row, number):
+    """The means of one number, None in the rounds without evidence."""
+    return [mean.value[row, number].item() if mean.weight[row] > 0 else None for mean in means]
+
+
+@pytest.mark.parametrize(("make", "yogi"), [(fedadam, False), (fedyogi, True)])
+def test_adaptive_updates_are_algorithm_2(make, yogi, generator):
+    start, means = rounds(generator)
+    steps = run(make(**OPTIONS), start, means)
+    for row in range(4):
+        for number in range(2):
+            own = column(means, row, number)
+            expected = reference.adaptive(start[row, number].item(), own, yogi=yogi, **OPTIONS)
+            for (value, state), wanted in zip(steps, expected, strict=True):
+                parts = value, state["first"], state["second"]
+                actual = [part[row, number].item() for part in parts]
+                assert actual == pytest.approx(wanted, rel=1e-12)
+
+
+def test_one_step_of_fedadam_and_fedyogi_by_hand():
+    """The mean moves by 2 and by -0.5; the second moment starts at 0.25."""
+    start = torch.tensor([1.0, 1.0])
+    mean = Weighted(torch.tensor([3.0, 0.5]), torch.tensor(4.0))
+    options = {"learning_rate": 1.0, "betas": (0.5, 0.75), "tau": 0.5}
+    value, state = fedadam(**options).step(start, mean, fedadam(**options).init(start))
+    assert state["first"].tolist() == [1.0, -0.25]
+    assert state["second"].tolist() == [0.75 * 0.25 + 0.25 * 4, 0.25]
+    assert_near(value, torch.tensor([1 + 1 / (1.1875**0.5 + 0.5), 1 - 0.25]))
+    value, state = fedyogi(**options).step(start, mean, fedyogi(**options).init(start))
+    assert state["second"].tolist() == [0.25 + 0.25 * 4, 0.25]  # the sign of 0 is 0
+    assert_near(value, torch.tensor([1 + 1 / (1.25**0.5 + 0.5), 1 - 0.25]))
+
+
+def test_fedyogi_forgets_a_large_movement_more_slowly_than_fedadam():
+    large, small = (Weighted(torch.tensor(x), torch.tensor(1.0)) for x in (10.0, 0.0))
+    start = torch.tensor(0.0)
+    options = {"learning_rate": 1e-6, "betas": (0.0, 0.9), "tau": 1e-3}
+    sizes = [
+        run(make(**options), start, [large, small, small])[-1][1]["second"].item()
+        for make in (fedadam, fedyogi)
+    ]
+    # By hand: 10 decays twice to 8.1, or the additive change is about 0.
+    assert sizes == pytest.approx([8.1, 10.0], rel=1e-4)
+
+
+def test_fedavgm_is_server_momentum(generator):
+    start, means = rounds(generator)
+    options = {"learning_rate": 0.7, "momentum": 0.6}
+    steps = run(fedavgm(**options), start, means)
+    for row in range(4):
+        for number in range(2):
+            own = column(means, row, number)
+            expected = reference.momentum(start[row, number].item(), own, **options)
+            actual = [value[row, number].item() for value, _ in steps]
+            assert actual == pytest.approx([value for value, _ in expected], rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    "make_optimizer",
+    [
+        SGD,
+        partial(torch.optim.Adam, lr=0.01),
+        partial(torch.optim.AdamW, lr=0.01, amsgrad=True),
+        partial(torch.optim.Adagrad, lr=0.1),
+    ],
+)
+def test_fedopt_is_an_uninterrupted_torch_optimizer_with_the_movement_as_gradient(
+    make_optimizer, generator
+):
+    start, means = rounds(generator, absent=0.0)
+    parameter = torch.nn.Parameter(start.clone())
+    optimizer, server = make_optimizer([parameter]), fedopt(make_optimizer)
+    for (value, _), mean in zip(run(server, start, means), means, strict=True):
+        parameter.grad = parameter.detach() - mean.value
+        optimizer.step()
+        assert_identical(value, parameter.detach())
+
+
+@pytest.mark.parametrize(
+    "server",
+    [fedopt(partial(torch.optim.SGD, lr=1.0)), fedavgm(momentum=0.0)],
+)
+def test_a_step_of_length_one_is_overwrite(server, generator):
+    start, means = rounds(generator)
+    for (value, _), (expected, _) in zip(
+        run(server, start, means), run(overwrite(), start, means), strict=True
+    ):
+        assert_near(value, expected)
+
+
+def moments_of(state):
+    """The moments of a state by name, those of a torch optimizer too."""
+    parts = state["state"].get(0, {}) if "state" in state else state
+    return {name: part for name, part in parts.items() if part.ndim}
+
+
+def a_round_without_evidence_leaves_no_trace(server, start, means):
+    """A row has the value and the moments of a run over those rounds in which it is known."""
+    steps = run(server, start, means)
+    for row in range(len(start)):
+        known = [mean for mean in means if mean.weight[row] > 0]
+        if not known:
+            continue
+        alone = run(server, start[row], [Weighted(m.value[row], m.weight[row]) for m in known])
+        value, state = steps[-1]
+        assert_identical(value[row], alone[-1][0])
+        for name, moment in moments_of(alone[-1][1]).items():
+            assert_identical(moments_of(state)[name][row], moment)
+
+
+@pytest.mark.parametrize(
+    "server",
+    [
+        fedadam(**OPTIONS),
+        fedyogi(**OPTIONS),
+        fedavgm(),
+        fedopt(SGD),
+        fedopt(partial(torch.optim.RMSprop, lr=0.1, weight_decay=0.1)),
+        fedopt(partial(torch.optim.Adagrad, lr=0.1, initial_accumulator_value=0.5)),
+    ],
+)
+def test_a_round_without_evidence_leaves_no_trace_in_a_row(server, generator):
+    start, means = rounds(generator)
+    assert all(0 < sum(mean.weight[row] > 0 for mean in means) < 5 for row in range(3))
+    a_round_without_evidence_leaves_no_trace(server, start, means)
+
+
+class DecaysUnknownMoments:
+    """FedOpt whose moments decay in rows without evidence, as those of `descend` do."""
+
+    def __init__(self, make_optimizer):
+        self.rule = descend(make_optimizer)
+        self.init = self.rule.init
+
+    def step(self, previous, mean, state):
+        return self.rule.step(previous, mean._replace(value=previous - mean.value), state)
+
+
+class CountsUnknownRowsAsReturned(DecaysUnknownMoments):
+    """FedOpt for which a client without a row sends the broadcast back."""
+
+    def step(self, previous, mean, state):
+        value = torch.where(mean.weight[..., None] > 0, mean.value, previous)
+        return fedopt(SGD).step(previous, Weighted(value, torch.ones_like(mean.weight)), state)
+
+
+@pytest.mark.parametrize("wrong", [DecaysUnknownMoments, CountsUnknownRowsAsReturned])
+def test_known_wrong_server_optimizers_are_rejected(wrong, generator):
+    with pytest.raises(AssertionError):
+        a_round_without_evidence_leaves_no_trace(wrong(SGD), *rounds(generator))
+
+
+def test_a_mean_without_known_rows_changes_nothing(generator):
+    start, means = rounds(generator, absent=0.0)
+    nothing = Weighted(torch.full((4, 2), torch.nan, dtype=torch.float64), torch.zeros(4))
+    for server in (fedopt(partial(torch.optim.Adam, lr=0.1)), fedadam(**OPTIONS)):
+        value, state = run(server, start, means)[-1]
+        assert_same(server.step(value, nothing, state), (value, state))
+
+
+@pytest.mark.parametrize(("max_norm", "factor"), [(None, 1.0), (5.0, 1.0), (1.0, 0.2)])
+def test_fedopt_clips_the_movement(max_norm, factor):
+    # The movement is (3, 4) of norm 5; the third row is unknown.
+    mean = Weighted(torch.tensor([[4.0], [5.0], [torch.nan]]), torch.tensor([1.0, 2.0, 0.0]))
+    server = fedopt(partial(torch.optim.SGD, lr=1.0), max_norm=max_norm)
+    value, _ = server.step(torch.ones(3, 1), mean, server.init(torch.ones(3, 1)))
+    assert_near(value, torch.tensor([[1 + 3 * factor], [1 + 4 * factor], [1.0]]))
+
+
+@pytest.mark.parametrize(
+    ("server", "broken"),
+    [
+        (fedadam(**OPTIONS), "second"),
+        (fedyogi(**OPTIONS), "second"),
+        (fedopt(partial(torch.optim.Adam, lr=0.1)), "exp_avg_sq"),
+        (fedavgm(learning_rate=10.0), "value"),
+    ],
+)
+def test_a_step_that_would_overflow_is_refused_and_changes_nothing(server, broken, generator):
+    start, means = rounds(generator, absent=0.0, dtype=torch.float32)
+    value, state = run(server, start, means)[-1]
+    before = deepcopy((value, state))
+    hostile = Weighted(torch.full((4, 2), 3e38), torch.ones(4))
+    with pytest.raises(ValueError, match=re.escape("finite; got entries up to 3e+38")) as caught:
+        server.step(value, hostile, state)
+    assert broken in str(caught.value)
+    assert_same((value, state), before)
+
+
+def test_moments_of_half_precision_values_are_in_float32():
+    value = torch.zeros(3, dtype=torch.bfloat16)
+    mean = Weighted(torch.ones(3, dtype=torch.bfloat16), torch.tensor(1.0))
+    server = fedadam(learning_rate=0.1)
+    new, state = server.step(value, mean, server.init(value))
+    assert new.dtype == torch.bfloat16
+    assert {part.dtype for part in state.values()} == {torch.float32}
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: fedopt(SGD, max_norm=0), ValueError, "`max_norm` must be above 0; got 0."),
+        (
+            lambda: fedavgm(learning_rate=0),
+            ValueError,
+            "`learning_rate` must be above 0; got 0.",
+        ),
+        (lambda: fedavgm(momentum=1.0), ValueError, "`momentum` must be below 1; got 1.0."),
+        (lambda: fedavgm(momentum=-0.1), ValueError, "`momentum` must be at least 0; got -0.1."),
+        (
+            lambda: fedadam(learning_rate=-1.0),
+            ValueError,
+            "`learning_rate` must be above 0; got -1.0.",
+        ),
+        (
+            lambda: fedadam(learning_rate=1.0, betas=(0.9, 1.0)),
+            ValueError,
+            "`betas[1]` must be below 1; got 1.0.",
+        ),
+        (
+            lambda: fedyogi(learning_rate=1.0, betas=0.9),
+            TypeError,
+            "`betas` must be two numbers; got 0.9 (float).",
+        ),
+        (
+            lambda: fedyogi(learning_rate=1.0, betas=("a", 0.9)),
+            TypeError,
+            "`betas[0]` must be a number; got 'a' (str).",
+        ),
+        (
+            lambda: fedyogi(learning_rate=1.0, tau=0.0),
+            ValueError,
+            "`tau` must be above 0; got 0.0.",
+        ),
+    ],
+)
+def test_bad_options_are_refused_by_name(make, error, message):
+    with pytest.raises(error, match=re.escape(message)):
+        make()
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("server", [fedopt(SGD), fedavgm(), fedadam(**OPTIONS), fedyogi(**OPTIONS)])
+def test_bad_means_and_values_are_refused_by_name(server):
+    value = torch.zeros(2, 3)
+    state = server.init(value)
+    with pytest.raises(TypeError, match="`previous` must be a floating-point tensor"):
+        server.init([0.0])
+    bad = Weighted(torch.ones(2, 3), torch.tensor([1.0, -1.0]))
+    with pytest.raises(ValueError, match=re.escape("`mean.weight` must be finite and at least 0")):
+        server.step(value, bad, state)
+    other = Weighted(torch.ones(2, 1), torch.ones(2))
+    with pytest.raises(ValueError, match=re.escape("`mean.value` must have the shape")):
+        server.step(value, other, state)
+
+
+@pytest.mark.bad_input
+def test_a_state_of_another_value_is_refused():
+    server = fedadam(**OPTIONS)
+    mean = Weighted(torch.ones(2, 3), torch.ones(2))
+    for state in (server.init(torch.zeros(3)), {}):
+        rule = "`state` must come from `init` or the last `step` for a value of shape (2, 3)"
+        with pytest.raises(ValueError, match=re.escape(rule)):
+            server.step(torch.zeros(2, 3), mean, state)

@@ -1,0 +1,90 @@
+"""A stand-in for a device without float64, such as Apple's MPS, that computes on the CPU."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+import fedprompt._float64
+
+COPY = torch.ops.aten._to_copy.default
+TYPE = "meta"  # a device type that every build of PyTorch has, and whose kernels never run here
+
+
+class Narrow(Tensor):
+    """A tensor of the stand-in device. Its numbers are in `held`, a tensor on the CPU."""
+
+    held: Tensor
+
+    @staticmethod
+    def __new__(cls, held: Tensor) -> "Narrow":
+        tensor = Tensor._make_wrapper_subclass(
+            cls,
+            held.shape,
+            strides=held.stride(),
+            storage_offset=held.storage_offset(),
+            dtype=held.dtype,
+            device=torch.device(TYPE),
+        )
+        tensor.held = held
+        return tensor
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise RuntimeError("use the stand-in device inside `narrow_device`")
+
+    def tolist(self) -> Any:
+        return self.held.tolist()
+
+    def new_tensor(self, data: Any) -> Tensor:
+        return torch.tensor(data, dtype=self.dtype).to(TYPE)
+
+
+class _Device(TorchDispatchMode):
+    """Run each operator on the CPU; refuse float64 and operands on two devices, as MPS does."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # skipping it would import it, which takes seconds
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        here = [tensor for tensor in tensors if isinstance(tensor, Narrow)]
+        elsewhere = [tensor for tensor in tensors if not isinstance(tensor, Narrow)]
+        if any(tensor.is_meta for tensor in elsewhere):
+            raise NotImplementedError("the stand-in device lost the numbers of a tensor")
+        if here and func is not COPY and any(tensor.ndim for tensor in elsewhere):
+            raise RuntimeError(f"{func}: expected all tensors to be on the same device")
+        wanted = kwargs.get("device") or (here[0].device if here else None)
+        inside = wanted is not None and torch.device(wanted).type == TYPE
+        if inside and "device" in kwargs:
+            kwargs["device"] = torch.device("cpu")
+        args, kwargs = tree_map_only(Narrow, lambda tensor: tensor.held, (args, kwargs))
+        result = func(*args, **kwargs)
+        return tree_map_only(Tensor, _checked, result) if inside else result
+
+
+def _checked(held: Tensor) -> Narrow:
+    if held.dtype == torch.float64:
+        raise TypeError("Cannot convert to float64, which the device does not support")
+    return Narrow(held)
+
+
+@contextmanager
+def narrow_device() -> Iterator[str]:
+    """Yield the name of the stand-in device, of which the library knows that it lacks float64."""
+    autocast = torch.autocast
+
+    def on_cpu(device: str, **options: Any) -> torch.autocast:
+        return autocast("cpu" if device == TYPE else device, **options)
+
+    with pytest.MonkeyPatch.context() as patch, _Device():
+        patch.setattr(torch, "autocast", on_cpu)  # the device type of the stand-in has none
+        patch.setattr(fedprompt._float64, "WITHOUT_FLOAT64", ("mps", TYPE))
+        yield TYPE

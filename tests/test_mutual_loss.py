@@ -1,0 +1,124 @@
+"""The mutual loss, against sums over samples and classes."""
+
+import math
+import re
+
+import pytest
+import torch
+
+from fedprompt import Weighted, distillation_loss, mutual_loss
+from references.fedhpl import softmax
+from same import assert_identical
+
+
+def pair(generator, *, dtype=torch.float64):
+    return (3 * torch.randn(6, 4, generator=generator, dtype=dtype) for _ in range(2))
+
+
+def agrees_with_loops(loss, logits, other):
+    for temperature in (1.0, 2.5):
+        total = 0.0
+        for own, peer in zip(logits.tolist(), other.tolist(), strict=True):
+            rows = softmax(peer, temperature), softmax(own, temperature)
+            total += sum(p * math.log(p / q) for p, q in zip(*rows, strict=True))
+        actual = loss(logits, other, temperature=temperature).item()
+        assert actual == pytest.approx(total / len(logits), rel=1e-12)
+
+
+def has_the_difference_of_probabilities_as_gradient(loss, logits, other):
+    """The gradient of KL(p || softmax(z / T)) with respect to z is (softmax(z / T) - p) / T."""
+    logits, other = logits.clone().requires_grad_(), other.clone().requires_grad_()
+    loss(logits, other, temperature=2.0).backward()
+    expected = ((logits / 2).softmax(1) - (other / 2).softmax(1)) / 2 / len(logits)
+    torch.testing.assert_close(logits.grad, expected.detach())
+    assert other.grad is None
+
+
+LAWS = [agrees_with_loops, has_the_difference_of_probabilities_as_gradient]
+
+
+@pytest.mark.parametrize("law", LAWS)
+def test_the_mutual_loss_obeys_its_laws(law, generator):
+    law(mutual_loss, *pair(generator))
+
+
+def the_other_way_round(logits, other, *, temperature):
+    return mutual_loss(other, logits, temperature=temperature)
+
+
+def mean_over_classes(logits, other, *, temperature):
+    return mutual_loss(logits, other, temperature=temperature) / logits.shape[1]
+
+
+def with_the_square_of_the_temperature(logits, other, *, temperature):
+    return temperature**2 * mutual_loss(logits, other, temperature=temperature)
+
+
+def teaches_the_other(logits, other, *, temperature):
+    swapped = mutual_loss(other, logits, temperature=temperature)
+    return mutual_loss(logits, other, temperature=temperature) + swapped - swapped.detach()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "law"),
+    [
+        (the_other_way_round, agrees_with_loops),
+        (mean_over_classes, agrees_with_loops),
+        (with_the_square_of_the_temperature, agrees_with_loops),
+        (teaches_the_other, has_the_difference_of_probabilities_as_gradient),
+    ],
+)
+def test_known_wrong_losses_are_rejected(wrong, law, generator):
+    with pytest.raises(AssertionError):
+        law(wrong, *pair(generator))
+
+
+def test_it_is_the_distillation_loss_whose_teacher_has_one_class_for_each_sample(generator):
+    logits, other = (each[:4] for each in pair(generator))
+    teacher = Weighted(other, torch.ones(4))
+    expected = distillation_loss(logits, torch.arange(4), teacher, temperature=3.0)
+    assert_identical(mutual_loss(logits, other, temperature=3.0), expected)
+
+
+def test_an_empty_batch_has_loss_zero_and_zero_gradients():
+    logits = torch.zeros(0, 3, requires_grad=True)
+    loss = mutual_loss(logits, torch.zeros(0, 3), temperature=1.0)
+    loss.backward()
+    assert loss.item() == 0
+    assert logits.grad.shape == (0, 3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_logits_are_compared_in_float32(dtype, generator):
+    logits, other = pair(generator, dtype=torch.float32)
+    logits, other = logits.to(dtype), other.to(dtype)
+    loss = mutual_loss(logits, other, temperature=1.0)
+    assert loss.dtype == torch.float32
+    assert_identical(loss, mutual_loss(logits.float(), other.float(), temperature=1.0))
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("arguments", "temperature", "message"),
+    [
+        ((torch.zeros(2, 3), torch.zeros(2, 3)), 0.0, "`temperature` must be above 0; got 0.0."),
+        (
+            (torch.zeros(3), torch.zeros(3)),
+            1.0,
+            "`logits` must be floating-point of shape (batch, classes); got a float32 tensor",
+        ),
+        (
+            (torch.zeros(2, 3), torch.zeros(2, 3).long()),
+            1.0,
+            "`other` must be floating-point of shape (batch, classes); got a int64 tensor",
+        ),
+        (
+            (torch.zeros(2, 3), torch.zeros(1, 3)),
+            1.0,
+            "`other` must have the shape of `logits` (2, 3); got (1, 3).",
+        ),
+    ],
+)
+def test_bad_arguments_are_refused_by_name(arguments, temperature, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        mutual_loss(*arguments, temperature=temperature)

@@ -1,0 +1,151 @@
+"""The proximal term, against loops over numbers."""
+
+import re
+
+import pytest
+import torch
+import torch.nn as nn
+
+from fedprompt import proximal_loss, snapshot
+from same import assert_identical
+
+
+def model_and_values(generator, *, dtype=torch.float64):
+    model = nn.ModuleDict({"shared": nn.Linear(3, 2), "private": nn.Linear(2, 2)}).to(dtype)
+    values = {
+        name: value + torch.randn(value.shape, generator=generator, dtype=dtype)
+        for name, value in snapshot(model, only=["shared"]).items()
+    }
+    return model, values
+
+
+def is_half_the_squared_distance(loss, model, values):
+    expected = 0.0
+    for name, value in values.items():
+        own = model.get_parameter(name).flatten().tolist()
+        expected += sum((a - b) ** 2 for a, b in zip(own, value.flatten().tolist(), strict=True))
+    assert loss(model, values).item() == pytest.approx(expected / 2, rel=1e-12)
+
+
+def has_the_difference_as_gradient(loss, model, values):
+    model.zero_grad()
+    loss(model, values).backward()
+    for name, parameter in model.named_parameters():
+        if name in values:
+            assert_identical(parameter.grad, parameter.detach() - values[name])
+        else:
+            assert parameter.grad is None
+
+
+LAWS = [is_half_the_squared_distance, has_the_difference_as_gradient]
+
+
+@pytest.mark.parametrize("law", LAWS)
+def test_the_proximal_loss_obeys_its_laws(law, generator):
+    law(proximal_loss, *model_and_values(generator))
+
+
+def without_the_half(module, values):
+    return 2 * proximal_loss(module, values)
+
+
+def mean_of_squares(module, values):
+    return 0.5 * sum((module.get_parameter(n) - v).square().mean() for n, v in values.items())
+
+
+def not_squared(module, values):
+    return proximal_loss(module, values).sqrt()
+
+
+def pulls_private_parameters(module, values):
+    return proximal_loss(module, values) + 0.0 * module["private"].weight.sum()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "law"),
+    [
+        (without_the_half, is_half_the_squared_distance),
+        (mean_of_squares, is_half_the_squared_distance),
+        (not_squared, has_the_difference_as_gradient),
+        (pulls_private_parameters, has_the_difference_as_gradient),
+    ],
+)
+def test_known_wrong_losses_are_rejected(wrong, law, generator):
+    with pytest.raises(AssertionError):
+        law(wrong, *model_and_values(generator))
+
+
+def test_a_step_on_the_loss_alone_goes_to_the_values(generator):
+    model, values = model_and_values(generator)
+    sgd = torch.optim.SGD(model.parameters(), 1.0)
+    proximal_loss(model, values).backward()
+    sgd.step()
+    assert proximal_loss(model, values).item() == pytest.approx(0.0, abs=1e-20)
+
+
+def test_values_receive_no_gradient_and_a_frozen_parameter_no_pull(generator):
+    model, values = model_and_values(generator)
+    values = {name: value.requires_grad_() for name, value in values.items()}
+    model["shared"].bias.requires_grad_(False)
+    proximal_loss(model, values).backward()
+    assert model["shared"].bias.grad is None
+    assert all(value.grad is None for value in values.values())
+
+
+def test_a_tied_parameter_counts_once():
+    model = nn.ModuleDict({"first": nn.Linear(2, 1, bias=False)})
+    model["second"] = model["first"]
+    values = {f"{name}.weight": model["first"].weight.detach() + 1 for name in model}
+    assert proximal_loss(model, values).item() == pytest.approx(1.0)  # (1 + 1) / 2
+
+
+def test_names_are_those_inside_a_wrapper(generator):
+    model, values = model_and_values(generator)
+    assert_identical(proximal_loss(nn.DataParallel(model), values), proximal_loss(model, values))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_half_precision_is_summed_in_float32(dtype):
+    model = nn.Linear(300, 300, bias=False).to(dtype)
+    values = {"weight": model.weight.detach().float() + 2}  # 90,000 squares of 4 exceed float16
+    loss = proximal_loss(model, values)
+    assert loss.dtype == torch.float32
+    assert loss.item() == pytest.approx(180_000.0, rel=1e-5)
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("module", "values", "error", "message"),
+    [
+        ("model", {}, TypeError, "`module` must be an nn.Module; got 'model' (str)."),
+        (nn.Linear(2, 1), [], TypeError, "`values` must map names to tensors; got [] (list)."),
+        (nn.Linear(2, 1), {}, ValueError, "`values` must hold at least one name; got none."),
+        (
+            nn.Linear(2, 1),
+            {"head.bias": torch.zeros(1)},
+            ValueError,
+            "`values` must name parameters of `module` ['bias', 'weight']; got ['head.bias'].",
+        ),
+        (
+            nn.BatchNorm1d(2),
+            {"running_mean": torch.zeros(2)},
+            ValueError,
+            "`values` must name parameters of `module` ['bias', 'weight']; got ['running_mean'].",
+        ),
+        (
+            nn.Linear(2, 1),
+            {"weight": torch.zeros(2)},
+            ValueError,
+            "`values['weight']` must have the shape of the parameter (1, 2); got (2,).",
+        ),
+        (
+            nn.Linear(2, 1),
+            {"bias": 0.0},
+            TypeError,
+            "`values['bias']` must be a floating-point tensor; got 0.0 (float).",
+        ),
+    ],
+)
+def test_bad_arguments_are_refused_by_name(module, values, error, message):
+    with pytest.raises(error, match=re.escape(message)):
+        proximal_loss(module, values)
