@@ -80,7 +80,13 @@ def centered(features: Tensor, shards: list[np.ndarray]) -> Tensor:
 
 
 def train_keys(
-    query: Tensor, shards: list[np.ndarray], *, rounds: int, steps: int, seed: int
+    query: Tensor,
+    shards: list[np.ndarray],
+    *,
+    rounds: int,
+    steps: int,
+    learning_rate: float,
+    seed: int,
 ) -> Tensor:
     """Train keys in a federation, and return the group of each image."""
     generator = torch.Generator().manual_seed(seed)
@@ -93,7 +99,7 @@ def train_keys(
             draw = fp.stream_generator(seed, server_round=server_round, client=client)
             fp.load_values(selector, values)
             selector.start_round(usage)
-            optimizer = torch.optim.SGD(selector.parameters(), lr=0.5)
+            optimizer = torch.optim.SGD(selector.parameters(), learning_rate)
             for _ in range(steps):
                 batch = query[shard[torch.randperm(len(shard), generator=draw)[:BATCH_SIZE]]]
                 loss = fp.key_loss(batch, selector.keys, selector(batch).indices)
@@ -113,6 +119,7 @@ def main() -> None:
     parser.add_argument("--weights", help="file with the weights of DINOv2 ViT-S/14")
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--steps", type=int, nargs="+", default=[2, 4, 8, 16])
+    parser.add_argument("--learning-rate", type=float, default=0.5)
     parser.add_argument("--seeds", type=int, default=3)
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -128,9 +135,9 @@ def main() -> None:
     print("|---|---:|---:|---:|---:|")
     for name, query in queries.items():
         for steps in args.steps:
+            settings = {"rounds": args.rounds, "learning_rate": args.learning_rate, "steps": steps}
             runs = [
-                summary(query, domains, shards, rounds=args.rounds, steps=steps, seed=seed)
-                for seed in range(args.seeds)
+                summary(query, domains, shards, seed=seed, **settings) for seed in range(args.seeds)
             ]
             groups = " ".join(f"{run['effective_groups']:.1f}" for run in runs)
             purity = " ".join(f"{run['purity']:.2f}" for run in runs)
@@ -139,7 +146,7 @@ def main() -> None:
 
 
 def summary(
-    query: Tensor, domains: Tensor, shards: list[np.ndarray], **settings: int
+    query: Tensor, domains: Tensor, shards: list[np.ndarray], **settings: float
 ) -> dict[str, float]:
     """Train keys, and summarize the groups of all images."""
     indices = train_keys(query, shards, **settings)
