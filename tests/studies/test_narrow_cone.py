@@ -24,7 +24,9 @@ def points() -> narrow_cone.Photographs:
 
 def test_raw_and_rectified_queries_collapse_and_centered_ones_do_not(monkeypatch, capsys):
     monkeypatch.setattr(narrow_cone, "digits", points)
-    monkeypatch.setattr("sys.argv", ["narrow_cone.py", "--rounds", "2", "--steps", "8", "--seeds", "1"])
+    monkeypatch.setattr(
+        "sys.argv", ["narrow_cone.py", "--rounds", "2", "--steps", "8", "--seeds", "1"]
+    )
     narrow_cone.main()
     table = {
         name: (float(cosine), groups, purity) for name, cosine, _, groups, purity in rows(capsys)
