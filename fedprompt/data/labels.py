@@ -56,7 +56,9 @@ def labels_of(dataset: Any, *, column: str = "label", read: bool = False) -> Ind
         found = [_label(dataset, index, column) for index in range(len(dataset))]
         return _checked("dataset", found)
     if isinstance(dataset, Subset):
-        return labels_of(dataset.dataset, column=column)[np.asarray(dataset.indices, dtype=int)]
+        positions = np.asarray(dataset.indices, dtype=int)
+        own: Indices = labels_of(dataset.dataset, column=column)[positions]
+        return own
     if isinstance(dataset, ConcatDataset):
         parts = [labels_of(part, column=column) for part in dataset.datasets]
         return np.concatenate(parts)
@@ -116,7 +118,7 @@ def _label(dataset: Any, index: int, column: str) -> Any:
 def _checked(place: str, found: list[Any]) -> Indices:
     """Copy labels into an array; a label may be a tensor or an array without axes."""
     scalar = (Tensor, np.ndarray)
-    plain = [
+    plain: list[Any] = [
         entry.item() if isinstance(entry, scalar) and not entry.ndim else entry for entry in found
     ]
     return label_array(plain, argument=place)
