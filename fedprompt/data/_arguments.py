@@ -28,16 +28,18 @@ def numpy_generator(generator: object) -> np.random.Generator:
     return np.random.default_rng(drawn.astype("<i8").view("<u4"))
 
 
-def label_array(labels: Labels, *, num_classes: int | None = None) -> Int64[np.ndarray, " samples"]:
+def label_array(
+    labels: Labels, *, num_classes: int | None = None, argument: str = "labels"
+) -> Int64[np.ndarray, " samples"]:
     """Copy class labels into an int64 array; `num_classes` bounds them from above."""
-    entries = entries_of("labels", labels)
+    entries = entries_of(argument, labels)
     for position, entry in enumerate(entries):
         if isinstance(entry, bool) or not isinstance(entry, Integral):
-            raise wrong_type(f"labels[{position}]", "be an integer", kind(entry))
+            raise wrong_type(f"{argument}[{position}]", "be an integer", kind(entry))
     array = np.array(entries, dtype=np.int64)
     rule = "be at least 0" if num_classes is None else f"lie in [0, {num_classes})"
     if array.size and (array.min() < 0 or (num_classes is not None and array.max() >= num_classes)):
-        raise wrong_value("labels", rule, f"values from {array.min()} to {array.max()}")
+        raise wrong_value(argument, rule, f"values from {array.min()} to {array.max()}")
     return array
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from numbers import Integral
 
 import numpy as np
-from jaxtyping import Integer, Shaped
+from jaxtyping import Int64, Integer, Shaped
 from torch import Tensor
 
 from fedprompt._checks import check_count, kind, wrong_type, wrong_value
@@ -145,20 +145,52 @@ def by_domain(
     | Sequence[int | np.integer]
     | Shaped[np.ndarray, " samples"]
     | Integer[Tensor, " samples"],
+    num_clients: int | None = None,
+    *,
+    generator: Generator | None = None,
 ) -> list[Indices]:
-    """Assign the samples of each domain to one client.
+    """Assign the samples of each domain to one client, or split them over several clients.
+
+    Every client has one domain, and every domain has the same number of clients. Within a domain,
+    samples are split as by :func:`iid`: at random, into parts of equal size.
 
     Args:
         domains: Domain of each sample, of at least one sample: all names or all integers.
+        num_clients: Number of clients, a multiple of the number of domains. If None, it is the
+            number of domains.
+        generator: Source of randomness, of numpy or torch. It is required with `num_clients`, and
+            unused without.
 
     Returns:
-        For each domain, in the order of ``sorted(set(domains))``, the positions of its samples,
-        ascending, int64.
+        For each client the positions of its samples, ascending, int64. Domains are in the order of
+        ``sorted(set(domains))``, and the clients of a domain follow one another.
+
+    Raises:
+        ValueError: If `num_clients` is not a multiple of the number of domains.
 
     Example:
         >>> by_domain(["photo", "sketch", "photo", "art"])
         [array([3]), array([0, 2]), array([1])]
+        >>> draw = np.random.default_rng(0)
+        >>> by_domain(["photo", "art", "photo", "art"], 4, generator=draw)
+        [array([1]), array([3]), array([0]), array([2])]
     """
+    number = _domain_numbers(domains)
+    num_domains = int(number.max()) + 1
+    each = owned(number, num_domains)
+    if num_clients is None:
+        return each
+    check_count("num_clients", num_clients)
+    if num_clients % num_domains:
+        rule = f"be a multiple of {num_domains}, the number of domains"
+        raise wrong_value("num_clients", rule, num_clients)
+    generator = numpy_generator(generator)
+    share = num_clients // num_domains
+    return [own[part] for own in each for part in iid(own, share, generator=generator)]
+
+
+def _domain_numbers(domains: object) -> Int64[np.ndarray, " samples"]:
+    """Number the domains in sorted order, and return the number of each sample."""
     entries = entries_of("domains", domains)
     if not entries:
         raise wrong_value("domains", "hold at least one domain", "none")
@@ -168,4 +200,4 @@ def by_domain(
             rule = "be a string or an integer, like all entries"
             raise wrong_type(f"domains[{position}]", rule, kind(entry))
     number = {domain: client for client, domain in enumerate(sorted(set(entries)))}
-    return owned(np.array([number[entry] for entry in entries]), len(number))
+    return np.array([number[entry] for entry in entries], dtype=np.int64)

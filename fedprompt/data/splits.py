@@ -1,9 +1,16 @@
-"""Splits of a client's own samples."""
+"""Splits of a client's own samples, and of classes."""
 
 import numpy as np
 
 from fedprompt._checks import check_count
-from fedprompt.data._arguments import Generator, Indices, Labels, label_array, numpy_generator
+from fedprompt.data._arguments import (
+    Generator,
+    Indices,
+    Labels,
+    label_array,
+    numpy_generator,
+    some_labels,
+)
 
 
 def study_quiz_split(
@@ -35,3 +42,63 @@ def study_quiz_split(
     generator = numpy_generator(generator)
     order = generator.permutation(len(label_array(labels))).astype(np.int64)
     return np.sort(order[quiz_size:]), np.sort(order[:quiz_size])
+
+
+def few_shot(labels: Labels, *, shots: int, generator: Generator) -> Indices:
+    """Draw the same number of samples of every class (CoOp).
+
+    A class with fewer samples contributes all of them, once each.
+
+    Args:
+        labels: Classes of at least one sample.
+        shots: Number of samples of each class, at least 1.
+        generator: Source of randomness, of numpy or torch.
+
+    Returns:
+        Positions in `labels`, ascending, int64.
+
+    Example:
+        >>> labels = np.array([0, 0, 0, 1, 1, 2])
+        >>> kept = few_shot(labels, shots=2, generator=np.random.default_rng(0))
+        >>> labels[kept]
+        array([0, 0, 1, 1, 2])
+
+    References:
+        Zhou et al., "Learning to Prompt for Vision-Language Models" (CoOp), IJCV 2022, Sec. 4.1.
+    """
+    check_count("shots", shots)
+    generator = numpy_generator(generator)
+    array = some_labels(labels)
+    order = generator.permutation(len(array))
+    order = order[np.argsort(array[order], kind="stable")]  # by class, at random within each
+    first = np.searchsorted(array[order], array[order])
+    return np.sort(order[np.arange(len(array)) - first < shots]).astype(np.int64)
+
+
+def base_new_split(num_classes: int) -> tuple[Indices, Indices]:
+    """Split classes into base classes, for training, and new classes, for tests only (CoCoOp).
+
+    The first half of the classes is base. If the number is odd, the middle class is base as well.
+    CoCoOp numbers the new classes from 0 again: subtract ``len(base)`` from their labels.
+
+    Args:
+        num_classes: Number of classes, at least 2.
+
+    Returns:
+        Base classes and new classes, ascending, int64.
+
+    Example:
+        >>> base, new = base_new_split(5)
+        >>> base, new
+        (array([0, 1, 2]), array([3, 4]))
+        >>> labels = np.array([4, 0, 3, 2])
+        >>> np.isin(labels, base).nonzero()[0]  # samples to train on
+        array([1, 3])
+
+    References:
+        Zhou et al., "Conditional Prompt Learning for Vision-Language Models" (CoCoOp), CVPR 2022,
+        Sec. 4.1. Odd numbers follow the authors' code.
+    """
+    check_count("num_classes", num_classes, at_least=2)
+    base, new = np.split(np.arange(num_classes), [(num_classes + 1) // 2])
+    return base, new

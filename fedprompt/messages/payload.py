@@ -227,7 +227,7 @@ def _check_ties(targets: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> Non
     first: dict[int, str] = {}
     for name, value in new.items():
         other = first.setdefault(id(targets[name]), name)
-        if not torch.equal(value, new[other]):
+        if other != name and not torch.equal(value, new[other]):  # NaN differs from itself
             rule = f"have equal values for {other!r} and {name!r}, which are one parameter"
             raise wrong_value("message", rule, "two that differ")
 

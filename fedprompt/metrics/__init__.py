@@ -1,4 +1,4 @@
-"""Global, local and worst-client accuracy, summaries over rounds, and rises of local losses."""
+"""Accuracy of clients and of classes, summaries over rounds, and rises of local losses."""
 
 from fedprompt.metrics.accuracy import (
     ClientSpread,
@@ -10,16 +10,21 @@ from fedprompt.metrics.accuracy import (
     pooled_local_accuracy,
     worst_local_accuracy,
 )
+from fedprompt.metrics.classes import balanced_accuracy, class_accuracy, harmonic_mean, macro_f1
 from fedprompt.metrics.losses import NegativeEffect, negative_effect
 
 __all__ = [
     "ClientSpread",
     "NegativeEffect",
     "Summary",
+    "balanced_accuracy",
+    "class_accuracy",
     "client_spread",
     "global_accuracy",
+    "harmonic_mean",
     "last_and_best",
     "local_accuracy",
+    "macro_f1",
     "negative_effect",
     "pooled_local_accuracy",
     "worst_local_accuracy",

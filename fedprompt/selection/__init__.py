@@ -1,15 +1,18 @@
 """Prompt selection for each sample: learnable keys, selection rules, and figures of key usage."""
 
 from fedprompt.selection.balanced import select_balanced
+from fedprompt.selection.centering import CenteredQueries, query_mean
 from fedprompt.selection.health import contingency_table, revive_keys, selection_health
 from fedprompt.selection.keys import SelectionKeys, key_loss, orthogonal_keys
 from fedprompt.selection.nearest import select_nearest
 
 __all__ = [
+    "CenteredQueries",
     "SelectionKeys",
     "contingency_table",
     "key_loss",
     "orthogonal_keys",
+    "query_mean",
     "revive_keys",
     "select_balanced",
     "select_nearest",

@@ -1,12 +1,21 @@
 """Figures of key usage, and the revival of keys that are never selected."""
 
 import math
+import warnings
 
 import torch
 from jaxtyping import Float, Int, Integer, Real
 from torch import Tensor
 
-from fedprompt._checks import check_count, check_labels, kind, wrong_type, wrong_value
+from fedprompt._checks import (
+    check_count,
+    check_finite,
+    check_labels,
+    check_number,
+    kind,
+    wrong_type,
+    wrong_value,
+)
 from fedprompt._cosine import cosines, unit
 from fedprompt.selection._inputs import check_counts, check_pair
 
@@ -52,15 +61,28 @@ def contingency_table(
     return counts.reshape(num_groups, num_classes)
 
 
-def selection_health(counts: Real[Tensor, "groups *classes"]) -> dict[str, float]:
+def selection_health(
+    counts: Real[Tensor, "groups *classes"],
+    query: Float[Tensor, "batch dim"] | None = None,
+    *,
+    max_cosine: float = 0.5,
+) -> dict[str, float]:
     r"""Summarize the use of groups in a dict of figures that any logger accepts.
 
     Monitor ``dead_groups`` and ``effective_groups``. A collapse shows in them long before it shows
     in the accuracy.
 
+    Queries in a narrow cone cause a collapse: a key on its axis is nearest to all of them. If they
+    are passed, their mean cosine is reported, and one above `max_cosine` is warned of.
+    :class:`CenteredQueries` removes the cause. Pass queries of many classes, because those of one
+    class resemble one another.
+
     Args:
         counts: Number of samples of each group, (groups,), or a table of groups and classes as
             from :func:`contingency_table`.
+        query: Queries as the selector receives them, for example those of a client.
+        max_cosine: Largest mean cosine without a warning, in [-1, 1]. At 0.5, a key on the axis is
+            3.4 times nearer than an orthogonal one, :math:`1 / (1 - \sqrt{0.5})`.
 
     Returns:
         A dict with these entries.
@@ -76,8 +98,9 @@ def selection_health(counts: Real[Tensor, "groups *classes"]) -> dict[str, float
         - ``label_overlap``, for a table: mutual information of group and class, divided by the
           mean of their entropies. It is 0 if they are independent and 1 if they are identical. It
           need not increase with the number of groups.
+        - ``mean_cosine``, with `query`: mean cosine of two different queries, in [-1, 1].
 
-        With no counts, all values except ``dead_groups`` are 0 (0/0 is defined as 0).
+        With no counts, all values of `counts` except ``dead_groups`` are 0 (0/0 is defined as 0).
 
     Raises:
         ValueError: If `counts` has no group or more than two axes, or an entry is negative or not
@@ -108,6 +131,8 @@ def selection_health(counts: Real[Tensor, "groups *classes"]) -> dict[str, float
             "purity": float(table.amax(1).sum()) / total,
             "label_overlap": 2 * shared / ((entropy + classes) or 1.0),
         }
+    if query is not None:
+        health["mean_cosine"] = _checked_cosine(query, max_cosine)
     return health
 
 
@@ -163,6 +188,26 @@ def revive_keys(
         new[group] = directions[farthest].to(keys.dtype)
         similarity[:, group] = directions @ directions[farthest]
     return new
+
+
+@torch.no_grad()
+def _checked_cosine(query: Tensor, max_cosine: float) -> float:
+    """Average the cosine over all pairs of different queries, and warn of a narrow cone."""
+    if not isinstance(query, Tensor) or not query.is_floating_point() or query.ndim != 2:
+        raise wrong_type("query", "be a floating-point tensor (batch, dim)", kind(query))
+    check_finite("query", query)
+    check_number("max_cosine", max_cosine, at_least=-1, at_most=1)
+    directions = unit(query).cpu().double()
+    pairs = len(directions) * (len(directions) - 1)
+    same = directions.square().sum()
+    cosine = float((directions.sum(0).square().sum() - same) / max(pairs, 1))
+    if cosine > max_cosine:
+        warnings.warn(
+            f"The mean cosine of queries is {cosine:.2f}, above {max_cosine:g}. Most of them will "
+            "select the same key. Subtract their mean with CenteredQueries.",
+            stacklevel=3,
+        )
+    return cosine
 
 
 def _entropy(shares: Tensor) -> float:

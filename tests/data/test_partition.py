@@ -29,6 +29,9 @@ LABELS = (
 DISJOINT: dict[str, Callable] = {
     "allocate": lambda labels, generator: allocate(labels, iid_shares(4, 6), generator=generator),
     "by_domain": lambda labels, generator: by_domain(labels),
+    "by_domain, two clients each": lambda labels, generator: by_domain(
+        labels, num_clients=12, generator=generator
+    ),
     "dirichlet": lambda labels, generator: dirichlet(
         labels, num_clients=5, alpha=0.3, generator=generator
     ),
@@ -45,6 +48,9 @@ ALL = DISJOINT | {
         labels, num_clients=4, alpha=0.3, size=90, generator=generator
     ),
 }
+
+
+DOMAINS = ("by_domain", "by_domain, two clients each")
 
 
 def same(left: list[np.ndarray], right: list[np.ndarray]) -> bool:
@@ -236,6 +242,84 @@ def test_domains_become_clients_in_sorted_order() -> None:
     assert same(by_domain(["10", "9", "10"]), [np.array([0, 2]), np.array([1])])
 
 
+def split_as_promised(split: Callable, domains: list[str], each: int) -> None:
+    """Every client has one domain, clients follow the sorted domains, and parts are equal."""
+    names = sorted(set(domains))
+    clients = split(domains, each * len(names), generator=np.random.default_rng(5))
+    assert len(clients) == each * len(names)
+    for number, client in enumerate(clients):
+        assert {domains[position] for position in client} <= {names[number // each]}
+    for number, name in enumerate(names):
+        sizes = [len(client) for client in clients[number * each : (number + 1) * each]]
+        assert sum(sizes) == domains.count(name)
+        assert max(sizes) - min(sizes) <= 1
+    drawn = [
+        split(domains, each * len(names), generator=np.random.default_rng(seed))[0]
+        for seed in range(400)
+    ]
+    own = [position for position, domain in enumerate(domains) if domain == names[0]]
+    times = np.bincount(np.concatenate(drawn), minlength=len(domains))[own]
+    size = len(drawn[0])
+    # Each sample is with client 0 in `size` of `len(own)` cases, within five standard deviations.
+    share = size / len(own)
+    np.testing.assert_allclose(
+        times, 400 * share, rtol=0, atol=5 * (400 * share * (1 - share)) ** 0.5
+    )
+
+
+NAMES = ["sketch", "art", "photo", "art", "sketch", "art", "art", "sketch", "photo", "art"]
+
+
+@pytest.mark.parametrize("each", [1, 2, 3])
+def test_domains_are_split_over_several_clients(each: int) -> None:
+    split_as_promised(by_domain, NAMES, each)
+    alone = by_domain(NAMES, 3, generator=np.random.default_rng(0))
+    assert same(alone, by_domain(NAMES))
+
+
+def splits_all_samples(domains, num_clients, *, generator):
+    return iid(list(range(len(domains))), num_clients, generator=generator)
+
+
+def cuts_in_order(domains, num_clients, *, generator):
+    each = by_domain(domains)
+    return [part for own in each for part in np.array_split(own, num_clients // len(each))]
+
+
+def gives_domains_in_turn(domains, num_clients, *, generator):
+    good = by_domain(domains, num_clients, generator=generator)
+    each = len(good) // len(set(domains))
+    return [good[number] for start in range(each) for number in range(start, len(good), each)]
+
+
+@pytest.mark.parametrize("wrong", [splits_all_samples, cuts_in_order, gives_domains_in_turn])
+def test_a_wrong_split_of_domains_is_noticed(wrong: Callable) -> None:
+    with pytest.raises(AssertionError):
+        split_as_promised(wrong, NAMES, 2)
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("num_clients", "generator", "error", "message"),
+    [
+        (0, np.random.default_rng(0), ValueError, "`num_clients` must be at least 1; got 0"),
+        (6.0, np.random.default_rng(0), TypeError, "`num_clients` must be an integer; got 6.0"),
+        (
+            4,
+            np.random.default_rng(0),
+            ValueError,
+            "`num_clients` must be a multiple of 3, the number of domains; got 4",
+        ),
+        (6, None, TypeError, "`generator` must be a torch.Generator or a numpy .*; got None"),
+    ],
+)
+def test_a_bad_number_of_clients_for_domains_is_named(
+    num_clients: object, generator: object, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        by_domain(NAMES, num_clients, generator=generator)
+
+
 BAD_LABELS = [
     ([], ValueError, "`labels` must hold at least one label; got none"),
     ([0, -1, 2], ValueError, "`labels` must be at least 0; got values from -1 to 2"),
@@ -257,7 +341,7 @@ BAD_LABELS = [
 
 
 @pytest.mark.bad_input
-@pytest.mark.parametrize("name", sorted(ALL.keys() - {"allocate", "by_domain", "study_quiz_split"}))
+@pytest.mark.parametrize("name", sorted(ALL.keys() - {"allocate", *DOMAINS, "study_quiz_split"}))
 @pytest.mark.parametrize(("labels", "error", "message"), BAD_LABELS)
 def test_bad_labels_are_named(
     name: str, labels: object, error: type[Exception], message: str

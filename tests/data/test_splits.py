@@ -1,11 +1,14 @@
-"""Splits of a client's samples into study and quiz."""
+"""Splits of samples into study and quiz, into a few of each class, and of classes."""
+
+import math
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedprompt.data import study_quiz_split
+from fedprompt.data import base_new_split, few_shot, study_quiz_split
 
 
 @settings(max_examples=50, deadline=None)
@@ -56,3 +59,136 @@ def test_study_quiz_split_names_a_bad_argument(
 ) -> None:
     with pytest.raises(error, match=message):
         study_quiz_split(labels, quiz_size=quiz_size, generator=np.random.default_rng(0))
+
+
+# A few samples of each class.
+
+FEW = np.array([3, 0, 0, 3, 1, 0, 3, 3, 0, 3, 1, 0])  # 5, 2, 0 and 5 samples
+
+
+def has_the_shots_of_every_class(draw, labels: np.ndarray, shots: int, seed: int) -> None:
+    """A class has `shots` samples, or all that it has."""
+    kept = draw(labels, shots=shots, generator=np.random.default_rng(seed))
+    assert kept.dtype == np.int64
+    assert (np.diff(kept) > 0).all()
+    for label in set(labels.tolist()):
+        own = [position for position in range(len(labels)) if labels[position] == label]
+        chosen = set(kept.tolist()) & set(own)
+        assert len(chosen) == min(shots, len(own))
+
+
+def draws_each_sample_of_a_class_equally_often(draw, labels: np.ndarray) -> None:
+    # 2 of 5 in 1000 draws: 400, within 5 sqrt(1000 * 0.4 * 0.6) = 77; both of 2 in every draw.
+    drawn = [draw(labels, shots=2, generator=np.random.default_rng(seed)) for seed in range(1000)]
+    times = np.bincount(np.concatenate(drawn), minlength=len(labels))
+    np.testing.assert_array_equal(times[labels == 1], 1000)
+    np.testing.assert_allclose(times[labels != 1], 400, rtol=0, atol=77)
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.lists(st.integers(0, 6), min_size=1, max_size=60),
+    st.integers(1, 9),
+    st.integers(0, 2**32 - 1),
+)
+def test_every_class_has_its_shots(labels: list[int], shots: int, seed: int) -> None:
+    has_the_shots_of_every_class(few_shot, np.array(labels), shots, seed)
+
+
+def test_every_sample_of_a_class_is_drawn_equally_often() -> None:
+    draws_each_sample_of_a_class_equally_often(few_shot, FEW)
+
+
+def draws_over_all_classes(labels, *, shots, generator):
+    size = min(shots * len(set(labels.tolist())), len(labels))
+    return np.sort(generator.permutation(len(labels))[:size])
+
+
+def repeats_samples_of_small_classes(labels, *, shots, generator):
+    """Draw with replacement where a class is too small."""
+    kept = []
+    for label in set(labels.tolist()):
+        own = np.flatnonzero(labels == label)
+        kept += generator.choice(own, shots, replace=len(own) < shots).tolist()
+    return np.sort(kept)
+
+
+def takes_the_first_samples(labels, *, shots, generator):
+    kept = [np.flatnonzero(labels == label)[:shots] for label in set(labels.tolist())]
+    return np.sort(np.concatenate(kept))
+
+
+def draws_the_same_places_in_all_classes(labels, *, shots, generator):
+    """Draw places among the first samples, whatever the size of a class."""
+    kept = [np.flatnonzero(labels == label)[:3] for label in set(labels.tolist())]
+    return np.sort(np.concatenate([generator.permutation(own)[:shots] for own in kept]))
+
+
+@pytest.mark.parametrize("wrong", [draws_over_all_classes, repeats_samples_of_small_classes])
+def test_a_wrong_number_of_shots_is_noticed(wrong) -> None:
+    with pytest.raises(AssertionError):
+        has_the_shots_of_every_class(wrong, FEW, 3, 0)
+
+
+@pytest.mark.parametrize("wrong", [takes_the_first_samples, draws_the_same_places_in_all_classes])
+def test_an_uneven_draw_is_noticed(wrong) -> None:
+    has_the_shots_of_every_class(wrong, FEW, 2, 0)
+    with pytest.raises(AssertionError):
+        draws_each_sample_of_a_class_equally_often(wrong, FEW)
+
+
+def test_few_shots_of_a_seed_are_the_same_for_every_container() -> None:
+    expected = few_shot(FEW, shots=2, generator=np.random.default_rng(3))
+    for labels in (FEW.tolist(), torch.tensor(FEW), FEW.astype(np.uint8)):
+        again = few_shot(labels, shots=2, generator=np.random.default_rng(3))
+        np.testing.assert_array_equal(again, expected)
+    first, same, other = (
+        few_shot(FEW, shots=2, generator=torch.Generator().manual_seed(seed)) for seed in (0, 0, 1)
+    )
+    assert first.tolist() == same.tolist() != other.tolist()
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"shots": 0}, ValueError, "`shots` must be at least 1; got 0"),
+        ({"shots": 1.0}, TypeError, "`shots` must be an integer; got 1.0"),
+        ({"labels": []}, ValueError, "`labels` must hold at least one label; got none"),
+        ({"labels": ["a"]}, TypeError, r"`labels\[0\]` must be an integer; got 'a'"),
+        ({"generator": 0}, TypeError, "`generator` must be a torch.Generator or a numpy Generator"),
+    ],
+)
+def test_few_shot_names_a_bad_argument(
+    changes: dict[str, object], error: type[Exception], message: str
+) -> None:
+    good = {"labels": [0, 1], "shots": 1, "generator": np.random.default_rng(0)}
+    with pytest.raises(error, match=message):
+        few_shot(**(good | changes))
+
+
+# Base and new classes.
+
+
+@pytest.mark.parametrize("num_classes", [2, 3, 10, 37, 101, 998])
+def test_base_classes_are_the_first_half_and_the_middle_one(num_classes: int) -> None:
+    """Compare with the rule of CoCoOp's code: the first ``ceil(n / 2)`` classes are base."""
+    base, new = base_new_split(num_classes)
+    assert base.tolist() == list(range(math.ceil(num_classes / 2)))
+    assert new.tolist() == list(range(math.ceil(num_classes / 2), num_classes))
+    assert base.dtype == new.dtype == np.int64
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("num_classes", "error", "message"),
+    [
+        (1, ValueError, "`num_classes` must be at least 2; got 1"),
+        (10.0, TypeError, "`num_classes` must be an integer; got 10.0"),
+    ],
+)
+def test_base_new_split_names_a_bad_argument(
+    num_classes: object, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        base_new_split(num_classes)

@@ -1,5 +1,6 @@
 """Figures of key usage and revival of keys, against SciPy, scikit-learn and loops."""
 
+import itertools
 import math
 import re
 
@@ -112,6 +113,53 @@ def test_tables_of_batches_add_up(seed, batch):
         for part in zip(indices.split(batch), labels.split(batch), strict=True)
     ]
     assert torch.equal(sum(tables), contingency_table(indices, labels, num_groups=6, num_classes=7))
+
+
+# The mean cosine of queries.
+
+
+@settings(deadline=None, max_examples=20)
+@given(seed=st.integers(0, 2**32), batch=st.integers(2, 9))
+def test_the_mean_cosine_is_that_of_all_pairs(seed, batch):
+    generator = torch.Generator().manual_seed(seed)
+    query = torch.randn(batch, 4, generator=generator, dtype=torch.float64)
+    pairs = list(itertools.combinations(query.tolist(), 2))
+    expected = sum(cosine(*pair) for pair in pairs) / len(pairs)
+    health = selection_health(torch.ones(2), query, max_cosine=1.0)
+    assert health["mean_cosine"] == pytest.approx(expected, abs=1e-12)
+    assert "mean_cosine" not in selection_health(torch.ones(2))
+
+
+def test_queries_in_a_narrow_cone_are_warned_of():
+    generator = torch.Generator().manual_seed(0)
+    query = torch.randn(50, 8, generator=generator)
+    narrow = query + 3 * torch.ones(8)  # cosine about 9 / (9 + 1)
+    with pytest.warns(UserWarning, match=r"queries is 0\.9\d, above 0\.5.*CenteredQueries"):
+        selection_health(torch.ones(2), narrow)
+    for quiet in (query, narrow - narrow.mean(0), narrow[:1], narrow[:0]):
+        selection_health(torch.ones(2), quiet)
+    selection_health(torch.ones(2), narrow, max_cosine=0.95)
+    for single in (narrow[:1], narrow[:0], torch.zeros(3, 2)):
+        assert selection_health(torch.ones(2), single)["mean_cosine"] == 0
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"query": torch.ones(3)}, TypeError, r"`query` must be a floating-point tensor \(batch,"),
+        (
+            {"query": torch.full((2, 1), torch.nan)},
+            ValueError,
+            "`query` must be finite; got 2 entries of 2 that are not.",
+        ),
+        ({"max_cosine": 1.5}, ValueError, "`max_cosine` must be at most 1; got 1.5."),
+        ({"max_cosine": None}, TypeError, "`max_cosine` must be a number; got None"),
+    ],
+)
+def test_selection_health_names_bad_queries(changes, error, message):
+    with pytest.raises(error, match=message):
+        selection_health(torch.ones(2), **({"query": torch.eye(2)} | changes))
 
 
 # Revival.

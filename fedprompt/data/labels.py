@@ -1,0 +1,124 @@
+"""Labels of a data set, without reading its images."""
+
+from collections.abc import Mapping, Sequence, Sized
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+from torch.utils.data import ConcatDataset, Subset, TensorDataset
+
+from fedprompt._checks import kind, wrong_type, wrong_value
+from fedprompt.data._arguments import Indices, entries_of, label_array
+
+ATTRIBUTES = ("targets", "labels")
+"""Names under which map-style data sets keep all labels, in torchvision and elsewhere."""
+
+
+def labels_of(dataset: Any, *, column: str = "label", read: bool = False) -> Indices:
+    r"""Return the labels of all samples of a data set, in its order.
+
+    No image is read, unless `read` is set. Labels are found in
+
+    - ``targets`` or ``labels``, such as in ``ImageFolder``, CIFAR, MNIST and SVHN of torchvision,
+      after the ``target_transform`` of the data set;
+    - the second of the two tensors of a ``TensorDataset``;
+    - the column `column` of a Hugging Face ``Dataset``, whose transform is not applied, or of a
+      dict of columns;
+    - the parts of a ``Subset``, also from ``random_split``, or of a ``ConcatDataset``;
+    - `dataset`, if it is a list, an array or a tensor of labels.
+
+    Args:
+        dataset: Map-style data set, or labels.
+        column: Name of the labels in a sample that is a dict, and in columns.
+        read: If True, labels are those of ``dataset[0]``, ``dataset[1]`` and so on, which reads
+            every image. The label of a tuple is its second entry.
+
+    Returns:
+        Labels, at least 0, int64.
+
+    Raises:
+        TypeError: If no labels are found, or one of them is not an integer.
+        ValueError: If `column` is missing, labels and samples differ in number, or a label is
+            negative.
+
+    Example:
+        >>> from torch.utils.data import Subset, TensorDataset
+        >>> images = TensorDataset(torch.zeros(4, 3, 8, 8), torch.tensor([2, 0, 1, 0]))
+        >>> labels_of(images)
+        array([2, 0, 1, 0])
+        >>> labels_of(Subset(images, [3, 0]))
+        array([0, 2])
+    """
+    if not isinstance(dataset, Sized):
+        rule = "be a map-style data set, with a length, or labels"
+        raise wrong_type("dataset", rule, f"a {type(dataset).__name__}")
+    if read:
+        found = [_label(dataset, index, column) for index in range(len(dataset))]
+        return _checked("dataset", found)
+    if isinstance(dataset, Subset):
+        positions = np.asarray(dataset.indices, dtype=int)
+        own: Indices = labels_of(dataset.dataset, column=column)[positions]
+        return own
+    if isinstance(dataset, ConcatDataset):
+        parts = [labels_of(part, column=column) for part in dataset.datasets]
+        return np.concatenate(parts)
+    place, found = _stored(dataset, column)
+    labels = _checked(place, entries_of(place, found))
+    if len(labels) != len(dataset) and not isinstance(dataset, Mapping):
+        rule = f"have one label for each of {len(dataset)} samples"
+        raise wrong_value(place, rule, len(labels))
+    return labels
+
+
+def _stored(dataset: Any, column: str) -> tuple[str, Any]:
+    """Find labels that are stored apart from images; return their place and the labels."""
+    if isinstance(dataset, TensorDataset) and len(dataset.tensors) == 2:
+        return "dataset.tensors[1]", dataset.tensors[1]
+    columns = dataset.keys() if isinstance(dataset, Mapping) else _hugging_face_columns(dataset)
+    if columns is not None:
+        if column not in columns:
+            rule = f"name a column of `dataset`, one of {sorted(map(str, columns))}"
+            raise wrong_value("column", rule, repr(column))
+        plain = dataset if isinstance(dataset, Mapping) else dataset.with_format(None)
+        return f"dataset[{column!r}]", plain[column]
+    for name in ATTRIBUTES:
+        if hasattr(dataset, name):
+            found, change = getattr(dataset, name), getattr(dataset, "target_transform", None)
+            if change is not None:
+                found = [change(label) for label in entries_of(f"dataset.{name}", found)]
+            return f"dataset.{name}", found
+    if isinstance(dataset, Tensor | np.ndarray | Sequence):
+        return "dataset", dataset
+    rule = (
+        "have its labels in `targets`, `labels` or a column; otherwise pass the labels, "
+        "or `read=True` to read every sample"
+    )
+    raise wrong_type("dataset", rule, f"a {type(dataset).__name__}")
+
+
+def _hugging_face_columns(dataset: Any) -> list[str] | None:
+    columns = getattr(dataset, "column_names", None)
+    return columns if isinstance(columns, list) and hasattr(dataset, "with_format") else None
+
+
+def _label(dataset: Any, index: int, column: str) -> Any:
+    """Read the label of one sample."""
+    sample = dataset[index]
+    if isinstance(sample, Mapping):
+        if column in sample:
+            return sample[column]
+        rule = f"name an entry of a sample, one of {sorted(map(str, sample))}"
+        raise wrong_value("column", rule, repr(column))
+    if isinstance(sample, tuple | list) and len(sample) > 1:
+        return sample[1]
+    rule = "return samples (image, label) or dicts"
+    raise wrong_type("dataset", rule, f"{kind(sample)} at {index}")
+
+
+def _checked(place: str, found: list[Any]) -> Indices:
+    """Copy labels into an array; a label may be a tensor or an array without axes."""
+    scalar = (Tensor, np.ndarray)
+    plain: list[Any] = [
+        entry.item() if isinstance(entry, scalar) and not entry.ndim else entry for entry in found
+    ]
+    return label_array(plain, argument=place)

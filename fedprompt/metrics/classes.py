@@ -1,0 +1,177 @@
+"""Accuracy of each class, and means over classes."""
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from jaxtyping import Float, Real
+from torch import Tensor
+
+from fedprompt._checks import check_count, check_labels, check_number, kind, wrong_type, wrong_value
+from fedprompt.interfaces import Weighted
+
+__all__ = ["balanced_accuracy", "class_accuracy", "harmonic_mean", "macro_f1"]
+
+
+def harmonic_mean(*accuracies: float) -> float:
+    r"""Average accuracies so that a low one counts most: :math:`n \big/ \sum_i 1/a_i`.
+
+    CoCoOp reports it of the accuracies on base and on new classes.
+
+    Args:
+        accuracies: At least one number of at least 0, such as two accuracies in [0, 1] or in %.
+
+    Returns:
+        Harmonic mean, in the unit of the accuracies. It is 0 if one of them is 0.
+
+    Example:
+        >>> round(harmonic_mean(0.9, 0.6), 3)
+        0.72
+
+    References:
+        Zhou et al., "Conditional Prompt Learning for Vision-Language Models" (CoCoOp), CVPR 2022,
+        Sec. 4.1.
+    """
+    if not accuracies:
+        raise wrong_value("accuracies", "contain at least one number", "none")
+    for position, accuracy in enumerate(accuracies):
+        check_number(f"accuracies[{position}]", accuracy, at_least=0)
+    if 0 in accuracies:
+        return 0.0
+    smallest = float(min(accuracies))  # in units of it, no quotient overflows
+    return len(accuracies) * smallest / math.fsum(smallest / float(each) for each in accuracies)
+
+
+@torch.no_grad()
+def class_accuracy(
+    predict: Callable[[Any], Float[Tensor, "batch classes"]],
+    batches: Iterable[Any],
+    *,
+    num_classes: int,
+) -> Weighted:
+    """Compute the accuracy of each class, with the number of its samples as weight.
+
+    The result is an entry. So :func:`weighted_mean` averages the results of clients as if all
+    samples were in one place. A class without samples has weight 0 and accuracy 0.
+
+    Args:
+        predict: Maps the inputs of a batch to logits. Put modules into eval mode first. A sample
+            whose logits contain NaN counts as an error.
+        batches: Pairs (inputs, labels), such as a ``DataLoader``. Labels are integers in
+            [0, num_classes).
+        num_classes: Number of classes, at least 1.
+
+    Returns:
+        Accuracies in [0, 1] and numbers of samples, both ``(num_classes,)``, float64, on the CPU.
+
+    Raises:
+        ValueError: If a label lies outside its range, or logits do not have the shape
+            (labels, num_classes).
+
+    Example:
+        >>> inputs, labels = torch.eye(3), torch.tensor([0, 1, 0])
+        >>> entry = class_accuracy(lambda logits: logits, [(inputs, labels)], num_classes=3)
+        >>> entry.value.tolist(), entry.weight.tolist()
+        ([0.5, 1.0, 0.0], [2.0, 1.0, 0.0])
+        >>> float(entry.value @ entry.weight / entry.weight.sum())  # accuracy of all samples
+        0.6666666666666666
+    """
+    check_count("num_classes", num_classes)
+    correct, total = torch.zeros(2, num_classes, dtype=torch.float64)
+    for position, batch in enumerate(batches):
+        inputs, labels = _pair(f"batches[{position}]", batch)
+        check_labels(f"batches[{position}][1]", labels, num_classes)
+        hit = _hits(predict(inputs), labels.cpu(), num_classes)
+        correct += labels.cpu()[hit].long().bincount(minlength=num_classes)
+        total += labels.cpu().long().bincount(minlength=num_classes)
+    return Weighted(correct / total.clamp(min=1), total)
+
+
+def balanced_accuracy(table: Real[Tensor, "predicted classes"]) -> float:
+    r"""Average the accuracy of each class over classes, whatever their sizes.
+
+    .. math:: \frac{1}{|C|} \sum_{c \in C} n_{cc} \,\Big/\, \sum_p n_{pc}, \qquad
+              C = \{ c : \textstyle\sum_p n_{pc} > 0 \}
+
+    Args:
+        table: Counts n. Entry (p, c) is the number of samples of class c for which class p was
+            predicted, as from ``contingency_table(predicted, labels, classes, classes)``. This is
+            the transpose of scikit-learn's confusion matrix. Tables of clients can be added.
+
+    Returns:
+        Mean recall in [0, 1] over the classes that have samples.
+
+    Raises:
+        ValueError: If `table` is not square, all 0, negative or not finite.
+
+    Example:
+        Both samples of class 0 and two of four samples of class 1 are recognized.
+
+        >>> balanced_accuracy(torch.tensor([[2, 2], [0, 2]]))
+        0.75
+    """
+    counts = _square(table)
+    total = counts.sum(0)
+    present = total > 0
+    return (counts.diagonal()[present] / total[present]).mean().item()
+
+
+def macro_f1(table: Real[Tensor, "predicted classes"]) -> float:
+    r"""Average the F1 score of each class over classes, whatever their sizes.
+
+    .. math:: \frac{1}{|C|} \sum_{c \in C}
+              \frac{2 n_{cc}}{\sum_p n_{pc} + \sum_{c'} n_{cc'}}, \qquad
+              C = \{ c : \textstyle\sum_p n_{pc} + \sum_{c'} n_{cc'} > 0 \}
+
+    Args:
+        table: Counts n, (predicted, classes), as for :func:`balanced_accuracy`.
+
+    Returns:
+        Mean F1 in [0, 1] over the classes that have samples or were predicted.
+
+    Raises:
+        ValueError: If `table` is not square, all 0, negative or not finite.
+
+    Example:
+        The F1 scores are 4/6 and 4/6.
+
+        >>> round(macro_f1(torch.tensor([[2, 2], [0, 2]])), 3)
+        0.667
+    """
+    counts = _square(table)
+    total = counts.sum(0) + counts.sum(1)
+    present = total > 0
+    return (2 * counts.diagonal()[present] / total[present]).mean().item()
+
+
+def _pair(argument: str, batch: object) -> tuple[Any, Tensor]:
+    if not isinstance(batch, tuple | list) or len(batch) != 2:
+        rule = "be a pair (inputs, labels)"
+        raise wrong_type(argument, rule, f"a {type(batch).__name__}")
+    return batch[0], batch[1]
+
+
+def _hits(logits: object, labels: Tensor, num_classes: int) -> Tensor:
+    """Return which samples are classified correctly, on the CPU."""
+    if not isinstance(logits, Tensor) or not logits.is_floating_point():
+        raise wrong_type("predict", "return floating-point logits", kind(logits))
+    if logits.shape != (len(labels), num_classes):
+        rule = f"return logits of shape ({len(labels)}, {num_classes})"
+        raise wrong_value("predict", rule, tuple(logits.shape))
+    return ((logits.argmax(1).cpu() == labels) & ~logits.isnan().any(1).cpu()).bool()
+
+
+def _square(table: object) -> Float[Tensor, "classes classes"]:
+    if not isinstance(table, Tensor) or table.is_complex() or table.dtype == torch.bool:
+        raise wrong_type("table", "be a tensor of counts (predicted, classes)", kind(table))
+    if table.ndim != 2 or table.shape[0] != table.shape[1]:
+        rule = "have a row and a column for each class"
+        raise wrong_value("table", rule, tuple(table.shape))
+    counts = table.detach().cpu().double()
+    wrong = ~(torch.isfinite(counts) & (counts >= 0))
+    if bool(wrong.any()):
+        raise wrong_value("table", "be finite and at least 0", counts[wrong][0].item())
+    if not bool(counts.any()):
+        raise wrong_value("table", "count at least one sample", "none")
+    return counts

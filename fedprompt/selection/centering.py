@@ -1,0 +1,125 @@
+"""Queries minus their mean over all clients, for backbones whose features resemble one another."""
+
+import torch
+import torch.nn as nn
+from jaxtyping import Float
+from torch import Tensor
+
+from fedprompt._checks import (
+    check_count,
+    check_finite,
+    kind,
+    values_readable,
+    wrong_type,
+    wrong_value,
+)
+from fedprompt.interfaces import Weighted
+
+
+@torch.no_grad()
+def query_mean(query: Float[Tensor, "batch dim"]) -> Weighted:
+    """Average a client's queries into an entry, with their number as weight.
+
+    :func:`weighted_mean` of such entries is the mean over all samples of all clients. The backbone
+    is frozen, so one message of each client before the first round is enough. The mean is a
+    statistic of the client's images.
+
+    Args:
+        query: Features of the unprompted backbone, possibly none.
+
+    Returns:
+        Mean (dim,), in float32 at least, and number of queries (). Without queries both are 0.
+
+    Example:
+        >>> query_mean(torch.tensor([[1.0, 4.0], [3.0, 4.0]]))
+        Weighted(value=tensor([2., 4.]), weight=tensor(2.))
+    """
+    _check_query(query)
+    if query.device.type == "cpu":
+        check_finite("query", query)
+    dtype = torch.promote_types(query.dtype, torch.float32)
+    number = query.shape[0]
+    value = (query.sum(0, dtype=torch.float64) / max(number, 1)).to(dtype)
+    return Weighted(value, torch.tensor(float(number), device=query.device))
+
+
+class CenteredQueries(nn.Module):
+    r"""Queries minus a fixed mean, :math:`h - \bar h`, for selection and for the key loss.
+
+    Class tokens of pretrained transformers can lie in a narrow cone: those of two photographs have
+    a cosine of 0.9 with DINOv2. A key on the axis of the cone is then nearer to every query than
+    any other key, and takes all samples. Differences between the queries remain after the mean is
+    subtracted.
+
+    Pass the result to the selector and to :func:`~fedprompt.key_loss`. Keys learned with one mean
+    are useless with another, so the mean is part of the model.
+
+    Args:
+        dim: Width of a query, ``trunk.num_features``.
+        center: Mean query (dim,), such as that of public images. If None, load it before the first
+            call.
+
+    Attributes:
+        center: Buffer (dim,), the mean query. ``load_values(queries, {"center": mean})`` loads the
+            mean over clients. ``collect`` and ``snapshot`` do not send buffers.
+
+    Raises:
+        ValueError: When called on a CPU, if no mean was given or loaded.
+
+    Example:
+        The mean of three queries of two clients.
+
+        >>> one, other = torch.tensor([[9.0, 1.0]]), torch.tensor([[9.0, -2.0], [9.0, -2.0]])
+        >>> mean = weighted_mean([query_mean(one), query_mean(other)])
+        >>> centered = CenteredQueries(2)
+        >>> load_values(centered, {"center": mean})
+        >>> centered(torch.tensor([[9.0, 1.0], [9.0, -2.0]]))
+        tensor([[ 0.,  2.],
+                [ 0., -1.]])
+    """
+
+    center: Tensor
+
+    def __init__(self, dim: int, *, center: Float[Tensor, " dim"] | None = None) -> None:
+        check_count("dim", dim)
+        super().__init__()
+        if center is None:
+            center = torch.full((dim,), torch.nan)
+        else:
+            _check_center(center, dim)
+        self.register_buffer("center", _wide(center.detach().clone()))
+
+    def forward(self, query: Float[Tensor, "batch dim"]) -> Float[Tensor, "batch dim"]:
+        """Subtract the mean, in float32 at least."""
+        _check_query(query)
+        dim = self.center.shape[0]
+        if query.shape[1] != dim:
+            raise wrong_value("query", f"have the width of `center`, {dim}", query.shape[1])
+        if query.device != self.center.device:
+            rule = f"be on the device of `center`, {self.center.device}"
+            raise wrong_value("query", rule, query.device)
+        on_cpu = self.center.device.type == "cpu" and values_readable(self.center)
+        if on_cpu and bool(self.center.isnan().any()):
+            raise wrong_value("center", "be given or loaded before the first call", "NaN")
+        return _wide(query) - self.center
+
+    def extra_repr(self) -> str:
+        """Show the width."""
+        return str(self.center.shape[0])
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+
+
+def _check_query(query: object) -> None:
+    if not isinstance(query, Tensor) or not query.is_floating_point() or query.ndim != 2:
+        raise wrong_type("query", "be a floating-point tensor (batch, dim)", kind(query))
+
+
+def _check_center(center: object, dim: int) -> None:
+    if not isinstance(center, Tensor) or not center.is_floating_point():
+        raise wrong_type("center", "be a floating-point tensor (dim,)", kind(center))
+    if center.shape != (dim,):
+        raise wrong_value("center", f"have shape ({dim},)", tuple(center.shape))
+    check_finite("center", center)

@@ -1,0 +1,277 @@
+"""Labels of data sets of torch, torchvision and Hugging Face, against reading every sample."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, TensorDataset
+from torchvision.datasets import DTD, ImageFolder
+
+from fedprompt import dirichlet
+from fedprompt.data import labels_of
+
+LABELS = [2, 0, 1, 0, 2, 2, 1]
+
+
+class Unread(Dataset):
+    """Images that no test may read, with labels in an attribute."""
+
+    def __init__(self, labels: Any, name: str = "targets", **others: Any) -> None:
+        self.size = len(LABELS)
+        for key, thing in {name: labels, **others}.items():
+            setattr(self, key, thing)
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> Any:
+        raise AssertionError("an image was read")
+
+
+class Pairs(Dataset):
+    """Samples that have to be read for their labels."""
+
+    def __init__(self, label: Callable[[int], Any] = int) -> None:
+        self.label = label
+
+    def __len__(self) -> int:
+        return len(LABELS)
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        return torch.zeros(3, 4, 4), self.label(LABELS[index])
+
+
+class Column(Sequence):
+    """Lazy column, as of `datasets` 4."""
+
+    def __init__(self, entries: list[Any]) -> None:
+        self.entries = entries
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.entries[index]
+
+
+class HuggingFace:
+    """Stand-in for `datasets.Dataset`: columns, and a transform that needs all of them."""
+
+    def __init__(self, transform: Callable[[dict[str, Any]], Any] | None = None) -> None:
+        self.columns = {"image": [f"image {label}" for label in LABELS], "label": LABELS}
+        self.column_names = ["image", "label"]
+        self.transform = transform
+
+    def __len__(self) -> int:
+        return len(LABELS)
+
+    def with_format(self, kind: str | None) -> "HuggingFace":
+        assert kind is None
+        plain = HuggingFace()
+        plain.columns = self.columns
+        return plain
+
+    def __getitem__(self, key: int | str) -> Any:
+        if isinstance(key, str):
+            chosen = {key: self.columns[key]}
+            return Column((self.transform(chosen) if self.transform else chosen)[key])
+        sample = {name: column[key] for name, column in self.columns.items()}
+        return self.transform(sample) if self.transform else sample
+
+
+def image_folder(root: Path, **options: Any) -> ImageFolder:
+    """Write seven files that are not images, so that reading one is an error."""
+    for index, label in enumerate(sorted(LABELS)):
+        folder = root / f"class{label}"
+        folder.mkdir(exist_ok=True, parents=True)
+        (folder / f"{index}.png").write_bytes(b"not an image")
+    return ImageFolder(root, **options)
+
+
+STORED: dict[str, Callable[[], Any]] = {
+    "a list": lambda: list(LABELS),
+    "an array": lambda: np.array(LABELS, dtype=np.uint8),
+    "a tensor": lambda: torch.tensor(LABELS),
+    "targets, a list": lambda: Unread(LABELS),
+    "targets, a tensor": lambda: Unread(torch.tensor(LABELS)),
+    "labels, an array": lambda: Unread(np.array(LABELS), name="labels"),
+    "a TensorDataset": lambda: TensorDataset(torch.zeros(7, 2), torch.tensor(LABELS)),
+    "a subset": lambda: Subset(Unread([9, *LABELS[::-1]], size=8), range(7, 0, -1)),
+    "a subset of a subset": lambda: Subset(
+        Subset(Unread([9, *LABELS], size=8), range(1, 8)), range(7)
+    ),
+    "positions in a tensor": lambda: Subset(Unread(LABELS), torch.arange(7)),
+    "parts": lambda: ConcatDataset([Unread(LABELS[:3], size=3), Unread(LABELS[3:], size=4)]),
+    "columns": lambda: {"image": ["file"] * 7, "label": LABELS},
+    "Hugging Face": HuggingFace,
+    "Hugging Face with a transform": lambda: HuggingFace(lambda batch: {"label": batch["image"]}),
+}
+
+
+@pytest.mark.parametrize("name", STORED)
+def test_stored_labels_are_found_without_reading_an_image(name: str) -> None:
+    labels = labels_of(STORED[name]())
+    assert labels.dtype == np.int64
+    assert labels.tolist() == LABELS
+
+
+def test_the_labels_of_an_image_folder_are_found_without_opening_a_file(tmp_path: Path) -> None:
+    folder = image_folder(tmp_path)
+    assert labels_of(folder).tolist() == sorted(LABELS)
+    half = torch.utils.data.random_split(folder, [3, 4], torch.Generator().manual_seed(0))[1]
+    assert labels_of(half).tolist() == [sorted(LABELS)[index] for index in half.indices]
+
+
+def test_a_target_transform_is_applied(tmp_path: Path) -> None:
+    """Attributes have the labels before it, and samples those after it."""
+    changed = [(label + 1) % 3 for label in sorted(LABELS)]
+    folder = image_folder(tmp_path, target_transform=lambda label: (label + 1) % 3)
+    assert labels_of(folder).tolist() == changed
+    as_tensors = image_folder(tmp_path, target_transform=torch.tensor)
+    assert labels_of(as_tensors).tolist() == sorted(LABELS)
+
+
+READ: dict[str, Callable[[], Any]] = {
+    "integers": Pairs,
+    "tensors": lambda: Pairs(torch.tensor),
+    "arrays": lambda: Pairs(np.array),
+    "numpy integers": lambda: Pairs(np.int16),
+    "dicts": HuggingFace,
+    "a list of pairs": lambda: list(zip("abcdefg", LABELS, strict=True)),
+    "a TensorDataset": STORED["a TensorDataset"],
+    "a subset": lambda: Subset(Pairs(), range(7)),
+}
+
+
+@pytest.mark.parametrize("name", READ)
+def test_labels_are_read_on_request(name: str) -> None:
+    labels = labels_of(READ[name](), read=True)
+    assert labels.dtype == np.int64
+    assert labels.tolist() == LABELS
+
+
+@pytest.mark.parametrize("read", [False, True])
+def test_another_column_can_be_named(read: bool) -> None:
+    dataset = HuggingFace()
+    dataset.columns["fine"] = [5] * 7
+    dataset.column_names.append("fine")
+    assert labels_of(dataset, column="fine", read=read).tolist() == [5] * 7
+
+
+def test_reading_agrees_with_what_is_stored(tmp_path: Path) -> None:
+    """DTD of torchvision hides its labels, so the advice is to pass them or to read."""
+    (tmp_path / "dtd/dtd/labels").mkdir(parents=True)
+    names = ["woven/1.jpg", "dotted/2.jpg", "woven/3.jpg"]
+    (tmp_path / "dtd/dtd/labels/train1.txt").write_text("\n".join(names))
+    for name in names:
+        path = tmp_path / "dtd/dtd/images" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (4, 4)).save(path)
+    textures = DTD(tmp_path)
+    with pytest.raises(TypeError, match=r"`dataset` must have its labels in .*; got a DTD\."):
+        labels_of(textures)
+    assert (
+        labels_of(textures, read=True).tolist() == labels_of(textures._labels).tolist() == [1, 0, 1]
+    )
+
+
+def test_the_result_fits_a_partition_function() -> None:
+    clients = dirichlet(labels_of(Unread(LABELS)), 2, alpha=1.0, generator=np.random.default_rng(0))
+    assert sorted(np.concatenate(clients).tolist()) == list(range(7))
+
+
+def test_labels_are_copied() -> None:
+    kept = np.array(LABELS)
+    labels_of(kept)[0] = 7
+    assert kept.tolist() == LABELS
+
+
+class Stream(IterableDataset):
+    def __iter__(self) -> Any:
+        return iter([])
+
+
+BAD: dict[str, tuple[Any, dict[str, Any], type[Exception], str]] = {
+    "only read": (
+        Pairs(),
+        {},
+        TypeError,
+        "`dataset` must have its labels in `targets`, `labels` or a column; otherwise pass the "
+        "labels, or `read=True` to read every sample; got a Pairs.",
+    ),
+    "three tensors": (
+        TensorDataset(*3 * (torch.zeros(2),)),
+        {},
+        TypeError,
+        "`dataset` must have its labels in .*; got a TensorDataset.",
+    ),
+    "a stream": (
+        Stream(),
+        {},
+        TypeError,
+        "`dataset` must be a map-style data set, with a length, or labels; got a Stream.",
+    ),
+    "an integer": (3, {}, TypeError, "`dataset` must be a map-style data set, .*; got a int."),
+    "names": (["cat"], {}, TypeError, r"`dataset\[0\]` must be an integer; got 'cat' \(str\)."),
+    "targets that are names": (
+        Unread(["cat"] * 7),
+        {},
+        TypeError,
+        r"`dataset.targets\[0\]` must be an integer; got 'cat' \(str\).",
+    ),
+    "several labels for each image": (
+        Unread(torch.zeros(7, 3, dtype=int)),
+        {},
+        ValueError,
+        r"`dataset.targets` must have shape \(samples,\); got \(7, 3\).",
+    ),
+    "targets of other samples": (
+        Unread([0, 1]),
+        {},
+        ValueError,
+        "`dataset.targets` must have one label for each of 7 samples; got 2.",
+    ),
+    "unlabeled images": (
+        Unread([-1] * 7, name="labels"),
+        {},
+        ValueError,
+        "`dataset.labels` must be at least 0; got values from -1 to -1.",
+    ),
+    "a part of a subset": (
+        Subset(Pairs(), [0]),
+        {},
+        TypeError,
+        "`dataset` must have its labels in .*; got a Pairs.",
+    ),
+    "another column": (
+        HuggingFace(),
+        {"column": "fine"},
+        ValueError,
+        r"`column` must name a column of `dataset`, one of \['image', 'label'\]; got 'fine'.",
+    ),
+    "another entry": (
+        HuggingFace(),
+        {"column": "fine", "read": True},
+        ValueError,
+        r"`column` must name an entry of a sample, one of \['image', 'label'\]; got 'fine'.",
+    ),
+    "samples without labels": (
+        [torch.zeros(2)],
+        {"read": True},
+        TypeError,
+        r"`dataset` must return samples \(image, label\) or dicts; got a float32 tensor of shape "
+        r"\(2,\) at 0.",
+    ),
+}
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("name", BAD)
+def test_a_data_set_without_usable_labels_is_refused_by_name(name: str) -> None:
+    dataset, options, error, message = BAD[name]
+    with pytest.raises(error, match=message):
+        labels_of(dataset, **options)

@@ -1,0 +1,350 @@
+"""Accuracy of classes and means over them, against scikit-learn, statistics and loops."""
+
+import statistics
+import warnings
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.metrics import balanced_accuracy_score, f1_score
+from torch import Tensor
+from torch.utils.data import DataLoader, TensorDataset
+
+from errors import raises
+from fedprompt import Weighted, weighted_mean
+from fedprompt.data import base_new_split
+from fedprompt.metrics import balanced_accuracy, class_accuracy, harmonic_mean, macro_f1
+from fedprompt.selection import contingency_table
+
+# Harmonic mean.
+
+
+@settings(deadline=None)
+@given(st.lists(st.floats(0, 100), min_size=1, max_size=6))
+def test_the_harmonic_mean_against_the_standard_library(accuracies: list[float]) -> None:
+    expected = statistics.harmonic_mean(accuracies)
+    assert harmonic_mean(*accuracies) == pytest.approx(expected, rel=1e-12, abs=1e-300)
+
+
+def test_the_harmonic_mean_of_cocoop() -> None:
+    """Averages over 11 data sets in Table 1 of the paper: base, new and their harmonic mean."""
+    for base, new, both in ((69.34, 74.22, 71.70), (82.69, 63.22, 71.66), (80.47, 71.69, 75.83)):
+        assert round(harmonic_mean(base, new), 2) == both
+
+
+def test_an_accuracy_of_0_gives_0() -> None:
+    assert harmonic_mean(0.9, 0.0, 0.8) == 0.0
+    assert harmonic_mean(0) == 0.0
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("accuracies", "error", "message"),
+    [
+        ((), ValueError, "`accuracies` must contain at least one number; got none."),
+        ((0.5, -0.1), ValueError, "`accuracies[1]` must be at least 0; got -0.1."),
+        ((float("nan"),), ValueError, "`accuracies[0]` must be finite; got nan."),
+        (([0.5, 0.6],), TypeError, "`accuracies[0]` must be a number; got [0.5, 0.6] (list)."),
+    ],
+)
+def test_harmonic_mean_names_a_bad_argument(accuracies, error, message) -> None:
+    with raises(error, message):
+        harmonic_mean(*accuracies)
+
+
+# Accuracy of each class.
+
+
+def drawn(seed: int, samples: int, num_classes: int) -> tuple[Tensor, Tensor]:
+    """Draw labels of some classes, and logits that prefer the label."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(max(1, num_classes - 1), (samples,), generator=generator)
+    logits = torch.randn(samples, num_classes, generator=generator)
+    logits[torch.arange(samples), labels] += 1
+    return logits, labels
+
+
+def by_hand(logits: Tensor, labels: Tensor, num_classes: int) -> tuple[list[float], list[int]]:
+    """Count, one sample after the other."""
+    correct, total = [0] * num_classes, [0] * num_classes
+    for row, label in zip(logits.tolist(), labels.tolist(), strict=True):
+        total[label] += 1
+        correct[label] += row.index(max(row)) == label
+    return [hits / max(1, size) for hits, size in zip(correct, total, strict=True)], total
+
+
+# A law takes a function like `class_accuracy`, and raises an AssertionError if it does not hold.
+
+
+def counts_every_sample_in_its_class(measure: Callable, seed: int, batch_size: int) -> None:
+    logits, labels = drawn(seed, 29, 6)
+    batches = DataLoader(TensorDataset(logits, labels), batch_size)
+    accuracy, total = measure(lambda batch: batch, batches, num_classes=6)
+    expected = by_hand(logits, labels, 6)
+    torch.testing.assert_close(
+        accuracy, torch.tensor(expected[0], dtype=torch.float64), rtol=0, atol=1e-15
+    )
+    assert total.tolist() == expected[1]
+
+
+def clients_average_as_if_in_one_place(measure: Callable, seed: int, batch_size: int) -> None:
+    logits, labels = drawn(seed, 29, 6)
+    whole = measure(lambda batch: batch, [(logits, labels)], num_classes=6)
+    clients = [slice(0, 4), slice(4, 29)]
+    mean = weighted_mean(
+        measure(lambda batch: batch, [(logits[own], labels[own])], num_classes=6) for own in clients
+    )
+    torch.testing.assert_close(mean.value, whole.value, rtol=0, atol=1e-12)
+    torch.testing.assert_close(mean.weight, whole.weight, rtol=0, atol=0)
+
+
+LAWS = [counts_every_sample_in_its_class, clients_average_as_if_in_one_place]
+
+
+@pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
+@settings(deadline=None, max_examples=15)
+@given(seed=st.integers(0, 2**32), batch_size=st.integers(1, 30))
+def test_law_holds(law, seed, batch_size) -> None:
+    law(class_accuracy, seed, batch_size)
+
+
+def averages_batches(predict, batches, *, num_classes):
+    """Average the accuracies of batches, whatever their sizes."""
+    entries = [class_accuracy(predict, [batch], num_classes=num_classes) for batch in batches]
+    value = torch.stack([entry.value for entry in entries]).mean(0)
+    return Weighted(value, sum(entry.weight for entry in entries))
+
+
+def counts_predictions(predict, batches, *, num_classes):
+    """Compute the precision: divide by the number of predictions."""
+    pairs = [(predict(inputs).argmax(1), labels) for inputs, labels in batches]
+    table = sum(contingency_table(*pair, num_classes, num_classes) for pair in pairs).double()
+    return Weighted(table.diagonal() / table.sum(1).clamp(min=1), table.sum(0))
+
+
+def weighs_classes_alike(predict, batches, *, num_classes):
+    entry = class_accuracy(predict, batches, num_classes=num_classes)
+    return Weighted(entry.value, torch.ones_like(entry.weight))
+
+
+WRONG = {
+    averages_batches: counts_every_sample_in_its_class,
+    counts_predictions: counts_every_sample_in_its_class,
+    weighs_classes_alike: clients_average_as_if_in_one_place,
+}
+
+
+@pytest.mark.parametrize(("wrong", "law"), WRONG.items(), ids=lambda thing: thing.__name__)
+def test_laws_reject_known_wrong_functions(wrong, law) -> None:
+    with pytest.raises(AssertionError):
+        law(wrong, 0, 8)
+
+
+def test_base_and_new_accuracy_follow_from_one_entry() -> None:
+    logits, labels = drawn(3, 40, 5)
+    accuracy, total = class_accuracy(lambda batch: batch, [(logits, labels)], num_classes=5)
+    hit = logits.argmax(1) == labels
+    for half in base_new_split(5):
+        expected = hit[torch.isin(labels, torch.from_numpy(half))].double().mean()
+        own = accuracy[half] @ total[half] / total[half].sum()
+        torch.testing.assert_close(own, expected, rtol=0, atol=1e-12)
+
+
+def test_a_sample_with_nan_logits_is_an_error() -> None:
+    """``argmax`` returns the place of NaN, so a diverged model would recognize some class."""
+    logits = torch.tensor([[torch.nan, 0.0], [0.0, -torch.inf]])
+    entry = class_accuracy(lambda batch: batch, [(logits, torch.zeros(2).long())], num_classes=2)
+    assert entry.value.tolist() == [0.5, 0.0]
+
+
+def test_no_graph_is_built_and_any_input_is_passed_on() -> None:
+    weight = torch.ones(2, requires_grad=True)
+    batches = [({"pixels": torch.eye(2)}, torch.tensor([0, 1], dtype=torch.uint8))]
+    entry = class_accuracy(lambda batch: batch["pixels"] * weight, batches, num_classes=2)
+    assert not entry.value.requires_grad
+    assert entry.value.tolist() == [1.0, 1.0]
+
+
+def test_without_batches_all_classes_are_unknown() -> None:
+    entry = class_accuracy(lambda batch: batch, [], num_classes=2)
+    assert entry.value.tolist() == entry.weight.tolist() == [0.0, 0.0]
+
+
+PAIR = (torch.eye(2), torch.tensor([0, 1]))
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("predict", "batches", "num_classes", "error", "message"),
+    [
+        (
+            lambda batch: batch.argmax(1),
+            [PAIR],
+            2,
+            TypeError,
+            "`predict` must return floating-point logits; got a int64 tensor of shape (2,).",
+        ),
+        (
+            lambda batch: batch,
+            [PAIR],
+            3,
+            ValueError,
+            "`predict` must return logits of shape (2, 3); got (2, 2).",
+        ),
+        (
+            lambda batch: batch[:1],
+            [PAIR],
+            2,
+            ValueError,
+            "`predict` must return logits of shape (2, 2); got (1, 2).",
+        ),
+        (
+            lambda batch: batch,
+            [PAIR, (torch.eye(2), torch.tensor([0, 2]))],
+            2,
+            ValueError,
+            "`batches[1][1]` must lie in [0, 2); got values from 0 to 2.",
+        ),
+        (
+            lambda batch: batch,
+            [(torch.eye(2), torch.zeros(2))],
+            2,
+            TypeError,
+            "`batches[0][1]` must be integers of shape (batch,); got a float32 tensor of shape",
+        ),
+        (
+            lambda batch: batch,
+            [torch.eye(2)],
+            2,
+            TypeError,
+            "`batches[0]` must be a pair (inputs, labels); got a Tensor.",
+        ),
+        (
+            lambda batch: batch,
+            [{"image": 1, "label": 2}],
+            2,
+            TypeError,
+            "`batches[0]` must be a pair (inputs, labels); got a dict.",
+        ),
+        (lambda batch: batch, [], 0, ValueError, "`num_classes` must be at least 1; got 0."),
+    ],
+)
+def test_class_accuracy_names_a_bad_argument(predict, batches, num_classes, error, message) -> None:
+    with raises(error, message):
+        class_accuracy(predict, batches, num_classes=num_classes)
+
+
+# Means over classes, from a table.
+
+
+def tables(seed: int, samples: int, num_classes: int) -> tuple[Tensor, Tensor, Tensor]:
+    logits, labels = drawn(seed, samples, num_classes)
+    predicted = logits.argmax(1)
+    return contingency_table(predicted, labels, num_classes, num_classes), predicted, labels
+
+
+@settings(deadline=None, max_examples=40)
+@given(seed=st.integers(0, 2**32), samples=st.integers(1, 40), num_classes=st.integers(1, 7))
+def test_means_over_classes_against_scikit_learn(seed, samples, num_classes) -> None:
+    table, predicted, labels = tables(seed, samples, num_classes)
+    with warnings.catch_warnings():  # scikit-learn warns of predicted classes without samples
+        warnings.simplefilter("ignore")
+        balanced = balanced_accuracy_score(labels.numpy(), predicted.numpy())
+        f1 = f1_score(labels.numpy(), predicted.numpy(), average="macro")
+    assert balanced_accuracy(table) == pytest.approx(balanced, abs=1e-12)
+    assert macro_f1(table) == pytest.approx(f1, abs=1e-12)
+
+
+def test_means_over_classes_by_hand() -> None:
+    # Rows are predictions. Recalls 3/4, 1/2 and 0/2; F1 2*3/(4+4), 2*1/(2+4), 0; class 3 is absent.
+    table = torch.tensor([[3, 1, 0, 0], [1, 1, 2, 0], [0, 0, 0, 0], [0, 0, 0, 0]])
+    assert balanced_accuracy(table) == pytest.approx((3 / 4 + 1 / 2 + 0) / 3, abs=1e-12)
+    assert macro_f1(table) == pytest.approx((6 / 8 + 2 / 6 + 0) / 3, abs=1e-12)
+    assert balanced_accuracy(table.T) != pytest.approx(balanced_accuracy(table), abs=1e-3)
+
+
+def test_the_balanced_accuracy_is_the_plain_mean_of_class_accuracies() -> None:
+    table, _, labels = tables(11, 60, 5)
+    logits, _ = drawn(11, 60, 5)
+    accuracy, total = class_accuracy(lambda batch: batch, [(logits, labels)], num_classes=5)
+    assert balanced_accuracy(table) == pytest.approx(accuracy[total > 0].mean().item(), abs=1e-12)
+
+
+def averages_all_classes(table: Tensor) -> float:
+    return (table.diagonal() / table.sum(0).clamp(min=1)).mean().item()
+
+
+def weighs_samples_alike(table: Tensor) -> float:
+    return (table.trace() / table.sum()).item()
+
+
+def reads_rows_as_classes(table: Tensor) -> float:
+    return balanced_accuracy(table.T)
+
+
+def leaves_predicted_classes_out(table: Tensor) -> float:
+    present = table.sum(0) > 0
+    f1 = 2 * table.diagonal() / (table.sum(0) + table.sum(1)).clamp(min=1)
+    return f1[present].mean().item()
+
+
+@pytest.mark.parametrize(
+    "wrong", [averages_all_classes, weighs_samples_alike, reads_rows_as_classes]
+)
+def test_a_wrong_balanced_accuracy_differs_from_scikit_learn(wrong) -> None:
+    predicted, labels = torch.tensor([0, 0, 0, 1, 0, 0]), torch.tensor([0, 0, 0, 1, 1, 2])
+    table = contingency_table(predicted, labels, 4, 4)
+    expected = balanced_accuracy_score(labels.numpy(), predicted.numpy())
+    assert balanced_accuracy(table) == pytest.approx(expected, abs=1e-12)
+    assert wrong(table) != pytest.approx(expected, abs=1e-3)
+
+
+def test_a_wrong_f1_differs_from_scikit_learn() -> None:
+    """Class 2 has no samples, but is predicted once."""
+    predicted, labels = torch.tensor([0, 1, 2, 1]), torch.tensor([0, 1, 1, 1])
+    table = contingency_table(predicted, labels, 4, 4)
+    expected = f1_score(labels.numpy(), predicted.numpy(), average="macro")
+    assert macro_f1(table) == pytest.approx(expected, abs=1e-12)
+    assert leaves_predicted_classes_out(table) != pytest.approx(expected, abs=1e-3)
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("mean", [balanced_accuracy, macro_f1])
+@pytest.mark.parametrize(
+    ("table", "error", "message"),
+    [
+        (
+            torch.ones(2, 3),
+            ValueError,
+            "`table` must have a row and a column for each class; got (2, 3).",
+        ),
+        (
+            torch.ones(3),
+            ValueError,
+            "`table` must have a row and a column for each class; got (3,).",
+        ),
+        (torch.zeros(2, 2), ValueError, "`table` must count at least one sample; got none."),
+        (torch.zeros(0, 0), ValueError, "`table` must count at least one sample; got none."),
+        (-torch.eye(2), ValueError, "`table` must be finite and at least 0; got -1.0."),
+        (
+            torch.full((1, 1), torch.inf),
+            ValueError,
+            "`table` must be finite and at least 0; got inf.",
+        ),
+        (
+            torch.eye(2).bool(),
+            TypeError,
+            "`table` must be a tensor of counts (predicted, classes); got a bool tensor of shape",
+        ),
+        (
+            [[1]],
+            TypeError,
+            "`table` must be a tensor of counts (predicted, classes); got [[1]] (list).",
+        ),
+    ],
+)
+def test_a_table_that_is_not_one_is_refused_by_name(mean, table, error, message) -> None:
+    with raises(error, message):
+        mean(table)

@@ -1,0 +1,185 @@
+"""Centered queries: the entry of the mean, the module, a cure for a collapse, and bad input."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+from errors import raises
+from fedprompt import (
+    SelectionKeys,
+    collect,
+    key_loss,
+    load_values,
+    select_nearest,
+    snapshot,
+    weighted_mean,
+)
+from fedprompt.selection import CenteredQueries, contingency_table, query_mean, selection_health
+from same import assert_identical
+from tolerance import assert_near
+
+QUERY = torch.tensor([[9.0, 1.0, 2.0], [9.0, -2.0, 4.0], [12.0, 1.0, 0.0]])
+
+
+def test_the_mean_is_an_entry_that_clients_of_unequal_size_can_average():
+    first, second = query_mean(QUERY[:1]), query_mean(QUERY[1:])
+    assert (first.weight, second.weight) == (1, 2)
+    mean = weighted_mean([{"center": first}, {"center": second}])["center"]
+    assert_near(mean.value, torch.tensor([10.0, 0.0, 2.0]))  # columns of `QUERY`, by hand
+    assert mean.weight == 3
+
+
+def test_a_client_without_images_has_no_influence():
+    empty = query_mean(torch.zeros(0, 3))
+    assert empty.value.tolist() == [0, 0, 0]
+    assert empty.weight == 0
+    mean = weighted_mean([empty, query_mean(QUERY)])
+    assert_identical(mean.value, query_mean(QUERY).value)
+
+
+def test_the_mean_of_half_precision_is_summed_in_float64():
+    """4096 + 1 is 4096 in float16, and the sum of 3000 such entries overflows."""
+    query = torch.full((3000, 1), 4096.0, dtype=torch.float16)
+    query[0] = 7096.0
+    mean = query_mean(query)
+    assert mean.value.dtype == torch.float32
+    assert mean.value.item() == 4097.0
+
+
+def test_the_mean_is_subtracted_in_float32_at_least():
+    """In bfloat16, the numbers near 45 are 0.25 apart, and a narrow cone would be lost."""
+    queries = CenteredQueries(1, center=torch.tensor([45.1]))
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        out = queries(torch.tensor([[45.0]], dtype=dtype))
+        assert out.dtype == torch.float32
+        assert out.item() == pytest.approx(-0.1, abs=1e-5)
+    assert queries(torch.ones(1, 1, dtype=torch.float64)).dtype == torch.float64
+
+
+def test_the_mean_belongs_to_the_model_but_is_not_sent_again():
+    model = nn.ModuleDict({"queries": CenteredQueries(3), "selector": SelectionKeys(2, 3)})
+    load_values(model, {"queries.center": query_mean(QUERY)})
+    assert set(snapshot(model)) == set(collect(model, weight=1)) == {"selector.keys"}
+    other = nn.ModuleDict({"queries": CenteredQueries(3), "selector": SelectionKeys(2, 3)})
+    other.load_state_dict(model.state_dict())
+    assert_identical(other["queries"](QUERY), model["queries"](QUERY))
+    assert_identical(copy.deepcopy(model)["queries"](QUERY), model["queries"](QUERY))
+
+
+def test_the_given_mean_is_copied():
+    center = QUERY.mean(0)
+    queries = CenteredQueries(3, center=center)
+    load_values(queries, {"center": torch.zeros(3)})
+    assert_identical(center, QUERY.mean(0))
+    assert_identical(queries(QUERY), QUERY)
+
+
+def cone(generator):
+    """Draw four clusters of unit width around a point 9 away from the origin."""
+    centers = torch.randn(4, 16, generator=generator)
+    labels = torch.arange(200) % 4
+    noise = 0.3 * torch.randn(200, 16, generator=generator)
+    axis = F.normalize(torch.randn(16, generator=generator), dim=0)
+    return centers[labels] + noise + 27 * axis, labels
+
+
+def train_keys(query, generator):
+    """Train four keys for 40 steps of 20 samples; return the groups of all samples."""
+    selector = SelectionKeys(4, query.shape[1], generator=generator)
+    selector.start_round(torch.zeros(4))
+    optimizer = torch.optim.SGD(selector.parameters(), lr=0.5)
+    for batch in torch.randperm(200, generator=generator).repeat(4).split(20):
+        loss = key_loss(query[batch], selector.keys, selector(query[batch]).indices)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return select_nearest(query, selector.keys.detach()).indices
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_keys_collapse_in_a_narrow_cone_and_not_with_centered_queries(seed):
+    generator = torch.Generator().manual_seed(seed)
+    query, labels = cone(generator)
+    with pytest.warns(UserWarning, match=r"mean cosine of queries is 0\.9\d, above 0\.5"):
+        raw = selection_health(contingency_table(train_keys(query, generator), labels, 4, 4), query)
+    centered = CenteredQueries(16, center=query_mean(query).value)(query)
+    table = contingency_table(train_keys(centered, generator), labels, 4, 4)
+    health = selection_health(table, centered)  # without a warning
+    assert raw["effective_groups"] < 2
+    assert health["effective_groups"] > 3
+    assert abs(health["mean_cosine"]) < 0.1
+
+
+@pytest.mark.bad_input
+def test_queries_are_not_centered_before_the_mean_is_loaded():
+    queries = CenteredQueries(3)
+    with raises(ValueError, "`center` must be given or loaded before the first call; got NaN."):
+        queries(QUERY)
+    with pytest.raises(ValueError, match="finite"):
+        load_values(queries, {"center": torch.full((3,), torch.nan)})
+    load_values(queries, {"center": query_mean(QUERY[:0])})  # no client had an image
+    with raises(ValueError, "`center` must be given or loaded before the first call; got NaN."):
+        queries(QUERY)
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("query", "error", "message"),
+    [
+        (QUERY[:, :2], ValueError, "`query` must have the width of `center`, 3; got 2."),
+        (
+            QUERY[0],
+            TypeError,
+            "`query` must be a floating-point tensor (batch, dim); got a float32 tensor of shape",
+        ),
+        (
+            QUERY.long(),
+            TypeError,
+            "`query` must be a floating-point tensor (batch, dim); got a int64 tensor of shape",
+        ),
+        (
+            QUERY.to("meta"),
+            ValueError,
+            "`query` must be on the device of `center`, cpu; got meta.",
+        ),
+    ],
+)
+def test_a_bad_query_is_refused_by_name(query, error, message):
+    with raises(error, message):
+        CenteredQueries(3, center=torch.zeros(3))(query)
+
+
+@pytest.mark.bad_input
+def test_query_mean_names_a_bad_query():
+    with raises(TypeError, "`query` must be a floating-point tensor (batch, dim); got [1] (list)."):
+        query_mean([1])
+    with raises(ValueError, "`query` must be finite; got 1 entries of 2 that are not."):
+        query_mean(torch.tensor([[1.0, torch.inf]]))
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("dim", "center", "error", "message"),
+    [
+        (0, None, ValueError, "`dim` must be at least 1; got 0."),
+        (3, torch.zeros(2), ValueError, "`center` must have shape (3,); got (2,)."),
+        (
+            2,
+            torch.tensor([1.0, torch.nan]),
+            ValueError,
+            "`center` must be finite; got 1 entries of 2 that are not.",
+        ),
+        (
+            2,
+            [0.0, 0.0],
+            TypeError,
+            "`center` must be a floating-point tensor (dim,); got [0.0, 0.0] (list).",
+        ),
+    ],
+)
+def test_a_bad_center_is_refused_by_name(dim, center, error, message):
+    with raises(error, message):
+        CenteredQueries(dim, center=center)
