@@ -118,7 +118,7 @@ def test_half_precision_is_summed_in_float32(dtype):
     ("module", "values", "error", "message"),
     [
         ("model", {}, TypeError, "`module` must be an nn.Module; got 'model' (str)."),
-        (nn.Linear(2, 1), [], TypeError, "`values` must map names to tensors; got [] (list)."),
+        (nn.Linear(2, 1), 2, TypeError, "`values` must map names to tensors; got 2 (int)."),
         (nn.Linear(2, 1), {}, ValueError, "`values` must hold at least one name; got none."),
         (
             nn.Linear(2, 1),

@@ -106,6 +106,7 @@ PIECES = {
         [payload["prompts"] for payload in payloads], [2, 4, 4, 8, 2]
     ),
     "class_means": class_means,
+    "query_mean": lambda payloads: fp.selection.query_mean(payloads[0]["head"].value[None]),
     "ema": partial(stepped, fp.ema(decay=0.3)),
     "fedadam": partial(stepped, fp.fedadam(learning_rate=0.1)),
     "fedyogi": partial(stepped, fp.fedyogi(learning_rate=0.1)),

@@ -13,6 +13,7 @@ from fedprompt._checks import (
     wrong_type,
     wrong_value,
 )
+from fedprompt._float64 import widened
 from fedprompt.interfaces import Weighted
 
 
@@ -39,7 +40,8 @@ def query_mean(query: Float[Tensor, "batch dim"]) -> Weighted:
         check_finite("query", query)
     dtype = torch.promote_types(query.dtype, torch.float32)
     number = query.shape[0]
-    value = (query.sum(0, dtype=torch.float64) / max(number, 1)).to(dtype)
+    mean = widened(query).sum(0) / max(number, 1)
+    value = mean.to(dtype).to(query.device)
     return Weighted(value, torch.tensor(float(number), device=query.device))
 
 

@@ -46,7 +46,7 @@ def test_an_accuracy_of_0_gives_0() -> None:
         ((), ValueError, "`accuracies` must contain at least one number; got none."),
         ((0.5, -0.1), ValueError, "`accuracies[1]` must be at least 0; got -0.1."),
         ((float("nan"),), ValueError, "`accuracies[0]` must be finite; got nan."),
-        (([0.5, 0.6],), TypeError, "`accuracies[0]` must be a number; got [0.5, 0.6] (list)."),
+        (([0.5, 0.6],), TypeError, "`accuracies[0]` must be a number; got a list of length 2."),
     ],
 )
 def test_harmonic_mean_names_a_bad_argument(accuracies, error, message) -> None:
@@ -341,7 +341,7 @@ def test_a_wrong_f1_differs_from_scikit_learn() -> None:
         (
             [[1]],
             TypeError,
-            "`table` must be a tensor of counts (predicted, classes); got [[1]] (list).",
+            "`table` must be a tensor of counts (predicted, classes); got a list of length 1.",
         ),
     ],
 )

@@ -154,7 +154,8 @@ def test_a_bad_query_is_refused_by_name(query, error, message):
 
 @pytest.mark.bad_input
 def test_query_mean_names_a_bad_query():
-    with raises(TypeError, "`query` must be a floating-point tensor (batch, dim); got [1] (list)."):
+    rule = "be a floating-point tensor (batch, dim)"
+    with raises(TypeError, f"`query` must {rule}; got a list of length 1."):
         query_mean([1])
     with raises(ValueError, "`query` must be finite; got 1 entries of 2 that are not."):
         query_mean(torch.tensor([[1.0, torch.inf]]))
@@ -176,7 +177,7 @@ def test_query_mean_names_a_bad_query():
             2,
             [0.0, 0.0],
             TypeError,
-            "`center` must be a floating-point tensor (dim,); got [0.0, 0.0] (list).",
+            "`center` must be a floating-point tensor (dim,); got a list of length 2.",
         ),
     ],
 )
