@@ -42,7 +42,7 @@ def query_mean(query: Float[Tensor, "batch dim"]) -> Weighted:
     number = query.shape[0]
     mean = widened(query).sum(0) / max(number, 1)
     value = mean.to(dtype).to(query.device)
-    return Weighted(value, torch.tensor(float(number), device=query.device))
+    return Weighted(value, torch.tensor(float(number)).to(query.device))
 
 
 class CenteredQueries(nn.Module):
