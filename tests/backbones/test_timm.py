@@ -14,6 +14,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch.func import functional_call, grad, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+import models
 import two_processes
 from fedprompt import DeepPrompts, PromptStream, encode_prompted, freeze, vit_trunk
 from models import ACCEPTED, REFUSED, Client, build, draw_images, plain, row_named, tiny_vit
@@ -117,14 +118,18 @@ def test_models_are_small_and_named_once():
 
 # --- Refusals
 
+SUPPORTED = "`model` must be a vision transformer of timm, open_clip or transformers"
+
 
 @pytest.mark.parametrize("row", REFUSED, ids=lambda row: row.name)
 def test_other_architectures_are_refused_with_the_reason(row):
     with pytest.raises(
-        TypeError,
-        match=rf"`model` must be a timm VisionTransformer or Eva \(.*{row.refusal}.*\); got \w+\.",
-    ):
+        TypeError, match=rf"^{SUPPORTED} \(.*{row.refusal}.*\); got \w+\.$"
+    ) as error:
         vit_trunk(build(row))
+    # Only convolutional networks are sent to PadPrompts, and only transformers to a trunk.
+    assert ("PadPrompts" in str(error.value)) == (row.refusal == "PadPrompts")
+    assert (models.WRITE in str(error.value)) == (row.refusal != "PadPrompts")
 
 
 @pytest.mark.parametrize("family", [VisionTransformer, Eva])
@@ -133,19 +138,25 @@ def test_a_subclass_with_another_forward_pass_is_refused(family):
         def forward_features(self, images):
             return super().forward_features(images).flip(1)
 
-    with pytest.raises(TypeError, match=r"has a custom forward pass.*; got Altered\."):
+    with pytest.raises(TypeError, match=r"its forward pass is not known here.*; got Altered\."):
         vit_trunk(Altered(img_size=16, patch_size=8, embed_dim=12, depth=1, num_heads=2))
 
 
 @pytest.mark.bad_input
 @pytest.mark.parametrize(
     ("model", "got"),
-    [("vit_tiny_patch16_224", "str"), (None, "NoneType"), (nn.Linear(2, 2), "Linear")],
+    [
+        ("vit_tiny_patch16_224", r"\(it is not an nn\.Module\); got str"),
+        (None, r"\(it is not an nn\.Module\); got NoneType"),
+        (nn.Linear(2, 2), r"\(it has no attention\); got Linear"),
+        (
+            nn.Sequential(tiny_vit()),
+            r"\(it contains one; pass model\.get_submodule\('0'\)\); got Seq.*",
+        ),
+    ],
 )
 def test_other_things_are_refused(model, got):
-    with pytest.raises(
-        TypeError, match=rf"`model` must be a timm VisionTransformer or Eva \(.*\); got {got}\."
-    ):
+    with pytest.raises(TypeError, match=rf"^{SUPPORTED} {got}\.$"):
         vit_trunk(model)
 
 
@@ -404,7 +415,8 @@ def test_half_precision_equals_that_of_the_model(mode, name):
             {layer: tokens.detach() for layer, tokens in prompts().layers.items()},
             replace=True,
         )
-    assert torch.equal(pooled, expected)
+    assert pooled.dtype == torch.float32
+    assert torch.equal(pooled, expected.float())
     pooled.sum().backward()
     assert prompts.tokens.grad.dtype == torch.float32
 
