@@ -174,10 +174,10 @@ def _classifier(model: Any) -> set[nn.Module]:
 
 
 def _is_activation(module: nn.Module) -> bool:
-    """Whether a module is a pointwise function of timm, open_clip or torch without parameters."""
+    """Whether a module is a pointwise function of a known library, without parameters."""
     defined_in = type(module).__module__
     known = (
-        defined_in == "torch.nn.modules.activation"
+        defined_in in ("torch.nn.modules.activation", "transformers.activations")
         or defined_in.startswith("timm.layers.activations")
         or type(module).__name__ == "QuickGELU"
     )
