@@ -20,7 +20,8 @@ import sys, time, torch
 start = time.perf_counter()
 import fedprompt
 seconds = time.perf_counter() - start
-heavy = ("timm", "open_clip", "transformers", "ot", "triton", "flwr", "fedprompt.flower", "sklearn", "matplotlib")
+heavy = ("timm", "open_clip", "transformers", "ot", "triton", "flwr", "sklearn", "matplotlib")
+heavy += ("fedprompt.flower",)
 print(seconds, *(name for name in heavy if name in sys.modules))
 """
 WITHOUT_FLOWER = """

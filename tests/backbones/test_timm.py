@@ -16,7 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import models
 import two_processes
-from fedprompt import DeepPrompts, PromptStream, encode_prompted, freeze, vit_trunk
+from fedprompt import DeepPrompts, PromptStream, check_trunk, encode_prompted, freeze, vit_trunk
 from models import ACCEPTED, REFUSED, Client, build, draw_images, plain, row_named, tiny_vit
 from references.vpt import hooked, prompted_vit
 from tolerance import assert_near
@@ -80,6 +80,12 @@ def test_prompts_change_the_output_as_in_the_models_own_forward_pass(replace, ac
     assert torch.equal(
         encode_prompted(trunk, images).pooled, plain(model, images)
     )  # the model is unchanged
+
+
+def test_a_trunk_passes_every_line_of_the_check(accepted):
+    model, trunk, images = accepted
+    report = check_trunk(trunk, images, lambda images: plain(model, images))
+    assert all(line.passed for line in report.lines), report
 
 
 def test_the_order_of_prompts_does_not_matter_and_all_have_gradients(accepted):

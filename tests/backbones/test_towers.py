@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fedprompt import PromptStream, encode_prompted, fingerprint, vit_trunk
+from fedprompt import PromptStream, check_trunk, encode_prompted, fingerprint, vit_trunk
 from references.hooks import hooked_blocks
 from tolerance import assert_near
 from towers import HEADLESS, TOWERS, build_tower, tower_images, tower_named
@@ -53,6 +53,12 @@ def test_prompts_change_the_output_as_in_the_towers_own_forward_pass(replace, to
     plain = row.forward(model, images)
     assert (pooled - plain).abs().max() > 1e-3
     assert torch.equal(encode_prompted(trunk, images).pooled, plain)  # the model is unchanged
+
+
+def test_a_tower_passes_every_line_of_the_check(tower):
+    row, model, trunk, images = tower
+    report = check_trunk(trunk, images, lambda images: row.forward(model, images))
+    assert all(line.passed for line in report.lines), report
 
 
 @pytest.mark.parametrize(
