@@ -20,6 +20,7 @@ from fedprompt import DeepPrompts, PromptStream, check_trunk, encode_prompted, f
 from models import ACCEPTED, REFUSED, Client, build, draw_images, plain, row_named, tiny_vit
 from references.vpt import hooked, prompted_vit
 from tolerance import assert_near
+from towers import OPEN_CLIP, TRANSFORMERS
 
 FAMILIES = pytest.mark.parametrize(
     "name",
@@ -111,9 +112,8 @@ def test_the_tokens_of_a_stream_pass_through_the_last_norm_of_the_model(accepted
 def test_documented_models_are_those_tested():
     # If this fails, run docs/make_model_table.py.
     text = (Path(__file__).parents[2] / "docs" / "reference" / "models.md").read_text()
-    assert re.findall(r"^\| `(\w+)`", text, re.MULTILINE) == [
-        row.name for row in (*ACCEPTED, *REFUSED)
-    ]
+    rows = (*ACCEPTED, *OPEN_CLIP, *TRANSFORMERS, *REFUSED)
+    assert re.findall(r"^\| `([\w-]+)`", text, re.MULTILINE) == [row.name for row in rows]
 
 
 def test_models_are_small_and_named_once():
