@@ -154,11 +154,12 @@ class _Judge(PromptedRuns):
         plain, first = self.features(), self.features(_PROMPTS)
         self.features(1)
         self.features(_PROMPTS, images=self.images[:1])
-        passed, measured = _near(self.features(_PROMPTS), first)
-        without, measured_without = _near(self.features(), plain)
-        if not passed or without:
-            return passed, f"with prompts, {measured}"
-        return False, f"without prompts, {measured_without}"
+        pairs = {"with": (self.features(_PROMPTS), first), "without": (self.features(), plain)}
+        for which, (again, before) in pairs.items():
+            passed, measured = _near(again, before)
+            if not passed:
+                return False, f"{which} prompts, {measured}"
+        return True, ""
 
     @torch.no_grad()
     def positions(self) -> tuple[bool, str]:
@@ -167,7 +168,6 @@ class _Judge(PromptedRuns):
         order = torch.arange(tokens.shape[1] + _PROMPTS, device=tokens.device)
         first, last = trunk.prefix, trunk.prefix + _PROMPTS - 1
         order[first], order[last] = last, first
-        measured = "no difference"
         for layer, prompts in enumerate(self.prompts(_PROMPTS, tokens)):
             tokens = inserted(tokens, prompts, trunk.prefix, _PROMPTS if layer else 0)
             swapped = trunk.block(layer, tokens[:, order], context, _PROMPTS)
@@ -175,7 +175,7 @@ class _Judge(PromptedRuns):
             passed, measured = _near(swapped, tokens[:, order])
             if not passed:
                 return False, f"block {layer}: {measured}"
-        return True, measured
+        return True, ""
 
     @torch.no_grad()
     def samples(self) -> tuple[bool, str]:
@@ -186,7 +186,7 @@ class _Judge(PromptedRuns):
             passed, measured = _near(self.features(_PROMPTS, images=images)[:1], together)
             if not passed:
                 return False, f"in another batch, {measured}"
-        return True, measured
+        return True, ""
 
     def gradients(self) -> tuple[bool, str]:
         with torch.enable_grad():
