@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from fedprompt._checks import check_finite, kind, wrong_type, wrong_value
+from fedprompt.interfaces import Trunk
 
 
 @dataclass(frozen=True)
@@ -36,19 +37,13 @@ class Context:
         return rotary, mask
 
 
-class FrozenTrunk:
+class FrozenTrunk(Trunk):
     """Base of the trunks of all libraries.
 
     Args:
         model: Frozen model in eval mode.
         attention_mask: Mask (seq, seq) over all tokens except prompts, or None.
     """
-
-    prefix: int
-    dim: int
-    depth: int
-    num_features: int
-    patch_size: int
 
     def __init__(self, model: nn.Module, attention_mask: Tensor | None) -> None:
         self.model: Any = model
@@ -93,10 +88,6 @@ class FrozenTrunk:
         tokens = self._all_parameters[0].new_zeros(1, self.prefix + 1, self.dim)
         with torch.no_grad():
             return self.pool(tokens).shape[-1]
-
-    def pool(self, tokens: Tensor) -> Tensor:
-        """Pool tokens without prompts, before the last norm, as the model does."""
-        raise NotImplementedError
 
     def run(
         self, block: nn.Module, tokens: Tensor, *, checkpointing: bool, **arguments: Any
