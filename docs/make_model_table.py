@@ -1,4 +1,4 @@
-"""Write ``docs/reference/models.md``, a table of the timm models that accept prompts.
+"""Write ``docs/reference/models.md``, the tables of the models that accept prompts.
 
 The models are those of the tests. Run ``python docs/make_model_table.py`` from any folder.
 """
@@ -15,12 +15,15 @@ import torch  # noqa: E402
 
 from fedprompt import PromptStream, encode_prompted, vit_trunk  # noqa: E402
 from models import ACCEPTED, REFUSED, Row, build, draw_images, plain  # noqa: E402
+from references.hooks import hooked_blocks  # noqa: E402
 from references.vpt import hooked  # noqa: E402
+from towers import OPEN_CLIP, TRANSFORMERS, Tower, build_tower, tower_images  # noqa: E402
 
-TEXT = """# timm models that accept prompts
+TEXT = """# Models that accept prompts
 
-`vit_trunk(model)` makes a trunk from any timm `VisionTransformer` or `Eva`. The table lists the
-models of the tests. Each is small (three blocks of width 48), with random weights in float64.
+`vit_trunk(model)` makes a trunk from any timm `VisionTransformer` or `Eva`, from the image towers
+of open_clip, and from ViT, DINOv2, CLIP and SigLIP of transformers. The tables list the models of
+the tests. Each is small (two or three blocks), with random weights in float64.
 
 - *Without prompts*: the largest difference between the pooled features of
   `encode_prompted(trunk, images)` and those of the model.
@@ -28,14 +31,31 @@ models of the tests. Each is small (three blocks of width 48), with random weigh
   inserted by hooks. There are two prompts at every layer, which replace those of the previous
   layer. The entries of the features are around 1, and prompts change them by more than 0.001.
 
+## timm
+
 | Model | Family | Class | Prefix tokens | Pooling | Without prompts | With prompts |
 |---|---|---|---|---|---|---|
 {accepted}
 
+## open_clip
+
+Pass the image tower, `vit_trunk(clip_model.visual)`. The names are those of open_clip's
+configurations. The class of a tower that wraps timm is that of the timm model.
+
+| Model | Family | Class | Prefix tokens | Features | Without prompts | With prompts |
+|---|---|---|---|---|---|---|
+{open_clip}
+
+## transformers
+
+| Model | Family | Class | Prefix tokens | Features | Without prompts | With prompts |
+|---|---|---|---|---|---|---|
+{transformers}
+
 ## Refused models
 
-Other models are refused by a `TypeError` with the reason. For convolutional networks there is
-{{class}}`~fedprompt.PadPrompts`.
+Other models are refused by a `TypeError` with the reason. {{doc}}`/how-to/write-a-trunk` shows how
+to support a transformer. For convolutional networks there is {{class}}`~fedprompt.PadPrompts`.
 
 | Model | Family | Reason |
 |---|---|---|
@@ -85,6 +105,43 @@ def accepted_line(row: Row) -> str:
     return f"| {' | '.join(str(cell) for cell in cells)} |".replace("0e+00", "0")
 
 
+def tower_line(row: Tower) -> str:
+    """Return the row of a measured tower of open_clip or transformers."""
+    model = build_tower(row)
+    trunk, images = vit_trunk(model), tower_images()
+    generator = torch.Generator().manual_seed(2)
+    tokens = torch.randn(
+        trunk.depth, 2, trunk.dim, generator=generator, dtype=torch.float64
+    )
+    layers = dict(enumerate(tokens))
+    expected = row.forward(model, images)
+    prompted, _ = hooked_blocks(
+        lambda: row.forward(model, images),
+        row.blocks(model),
+        layers,
+        prefix=trunk.prefix,
+        replace=True,
+    )
+    without = (encode_prompted(trunk, images).pooled - expected).abs().max().item()
+    pooled = encode_prompted(trunk, images, PromptStream(layers, True)).pooled
+    if (pooled - expected).abs().max() < 1e-3:
+        raise RuntimeError(f"{row.name}: prompts have no effect.")
+    projected = trunk.num_features != trunk.dim
+    inner = (
+        model.trunk if row.library == "open_clip" and hasattr(model, "trunk") else model
+    )
+    cells = (
+        f"`{row.name}`",
+        row.family,
+        f"`{type(inner).__name__}`",
+        trunk.prefix,
+        "projected" if projected else "as wide as tokens",
+        f"{without:.0e}",
+        f"{(pooled - prompted).abs().max().item():.0e}",
+    )
+    return f"| {' | '.join(str(cell) for cell in cells)} |".replace("0e+00", "0")
+
+
 def refused_line(row: Row) -> str:
     """Return the row of a refused model, with the reason."""
     try:
@@ -99,6 +156,8 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     page = TEXT.format(
         accepted="\n".join(map(accepted_line, ACCEPTED)),
+        open_clip="\n".join(map(tower_line, OPEN_CLIP)),
+        transformers="\n".join(map(tower_line, TRANSFORMERS)),
         refused="\n".join(map(refused_line, REFUSED)),
     )
     (ROOT / "docs" / "reference" / "models.md").write_text(page)

@@ -31,7 +31,14 @@ from fedprompt.aggregation import (
 )
 
 # Frozen backbones.
-from fedprompt.backbones import TextTower, check_activation, fingerprint, image_tokens, vit_trunk
+from fedprompt.backbones import (
+    TextTower,
+    check_activation,
+    check_trunk,
+    fingerprint,
+    image_tokens,
+    vit_trunk,
+)
 
 # Checkpoints of a run.
 from fedprompt.checkpoint import load_checkpoint, save_checkpoint
@@ -104,6 +111,7 @@ __all__ = [
     "batch_streams",
     # Frozen backbones
     "vit_trunk",
+    "check_trunk",
     "TextTower",
     "image_tokens",
     "check_activation",

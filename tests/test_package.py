@@ -20,7 +20,8 @@ import sys, time, torch
 start = time.process_time()
 import fedprompt
 seconds = time.process_time() - start
-heavy = ("timm", "open_clip", "ot", "triton", "flwr", "fedprompt.flower", "sklearn", "matplotlib")
+heavy = ("timm", "open_clip", "transformers", "ot", "triton", "flwr", "sklearn", "matplotlib")
+heavy += ("fedprompt.flower",)
 print(seconds, *(name for name in heavy if name in sys.modules))
 """
 WITHOUT_FLOWER = """
@@ -108,9 +109,7 @@ def test_the_table_of_contents_is_complete_and_has_no_duplicates():
     flat = fedprompt.__all__
     assert len(set(flat)) == len(flat)
     families = [name for name in flat if isinstance(getattr(fedprompt, name), ModuleType)]
-    assert (
-        len(flat) - len(families) <= 90
-    )  # the names that a loop needs; all others are in families
+    assert len(flat) - len(families) <= 90  # what a loop needs; all others are in families
     submodules = {module.name for module in pkgutil.iter_modules(fedprompt.__path__)}
     imported = {name for name in vars(fedprompt) if not name.startswith("_")}
     import_hook = {"jaxtyping"}  # inserted by the import hook of the tests

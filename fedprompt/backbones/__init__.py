@@ -1,9 +1,17 @@
-"""Adapters for timm and open_clip, the only modules that import these libraries."""
+"""Adapters for timm, open_clip and transformers; no other package imports these libraries."""
 
 from fedprompt.backbones.fingerprint import fingerprint
 from fedprompt.backbones.open_clip_activation import check_activation
 from fedprompt.backbones.open_clip_images import image_tokens
 from fedprompt.backbones.open_clip_text import TextTower
-from fedprompt.backbones.timm import vit_trunk
+from fedprompt.backbones.trunk import vit_trunk
+from fedprompt.backbones.trunk_check import check_trunk
 
-__all__ = ["TextTower", "check_activation", "fingerprint", "image_tokens", "vit_trunk"]
+__all__ = [
+    "TextTower",
+    "check_activation",
+    "check_trunk",
+    "fingerprint",
+    "image_tokens",
+    "vit_trunk",
+]

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from fedprompt._checks import check_finite, kind, wrong_type, wrong_value
+from fedprompt.interfaces import Trunk
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class Context:
         return rotary, mask
 
 
-class FrozenTrunk:
+class FrozenTrunk(Trunk):
     """Base of the trunks of all libraries.
 
     Args:
@@ -44,15 +45,7 @@ class FrozenTrunk:
         attention_mask: Mask (seq, seq) over all tokens except prompts, or None.
     """
 
-    prefix: int
-    dim: int
-    depth: int
-    num_features: int
-    patch_size: int
-
     def __init__(self, model: nn.Module, attention_mask: Tensor | None) -> None:
-        if attention_mask is not None:
-            _check_mask(attention_mask)
         self.model: Any = model
         self.mask = attention_mask
         # Checked in every forward pass, so stored as flat lists.
@@ -73,6 +66,14 @@ class FrozenTrunk:
             rule = "stay frozen, as freeze(model) left it"
             raise wrong_value("trunk", rule, "a model with parameters that require gradients")
 
+    def prepared(self, images: Tensor) -> Tensor:
+        """Return images in the model's dtype, after the checks of the model and of the device."""
+        self.check_frozen()
+        weight = self._all_parameters[0]
+        if images.device != weight.device:
+            raise wrong_value("images", f"be on the trunk's device {weight.device}", images.device)
+        return images.to(weight.dtype)
+
     def context(self, tokens: Tensor, rotary: Tensor | None = None) -> Context:
         """Return the context of the blocks for tokens (batch, seq, dim) without prompts."""
         if self.mask is None:
@@ -81,6 +82,12 @@ class FrozenTrunk:
             rule = f"have shape (seq, seq) for the {tokens.shape[1]} tokens"
             raise wrong_value("attention_mask", rule, tuple(self.mask.shape))
         return Context(rotary, self.mask.to(tokens))
+
+    def width_of_pooled(self) -> int:
+        """Return the width of the features, of a sequence with a single patch."""
+        tokens = self._all_parameters[0].new_zeros(1, self.prefix + 1, self.dim)
+        with torch.no_grad():
+            return self.pool(tokens).shape[-1]
 
     def run(
         self, block: nn.Module, tokens: Tensor, *, checkpointing: bool, **arguments: Any
@@ -93,7 +100,8 @@ class FrozenTrunk:
         return output
 
 
-def _check_mask(mask: Tensor) -> None:
+def check_mask(mask: object) -> None:
+    """Require a square mask without NaN; ``-inf`` masks a token."""
     if not isinstance(mask, Tensor) or not mask.is_floating_point():
         rule = "be a floating-point tensor of shape (seq, seq)"
         raise wrong_type("attention_mask", rule, kind(mask))

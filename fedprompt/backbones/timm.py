@@ -1,111 +1,59 @@
 """Trunks of timm's vision transformers, with the embedding, blocks and pooling of the model."""
 
+from collections.abc import Callable
 from typing import Any
 
-import torch.nn as nn
-from jaxtyping import Float
 from torch import Tensor
 
-from fedprompt._checks import wrong_type
-from fedprompt.backbones._adapted import check_unadapted
 from fedprompt.backbones._trunk import Context, FrozenTrunk
-from fedprompt.freezing import freeze
-from fedprompt.interfaces import Trunk
-
-_WINDOWS = "attention within windows has no tokens that every patch attends to"
-_POSITION_TABLE = "its table of relative position biases has no rows for prompts"
-_PACKED = "its packed sequences of patches of many images have no fixed position for prompts"
-_REFUSED = {  # by the module of timm that defines the model
-    "swin_transformer": _WINDOWS,
-    "swin_transformer_v2": _WINDOWS,
-    "vision_transformer_sam": _WINDOWS,
-    "beit": _POSITION_TABLE,
-    "vision_transformer_relpos": _POSITION_TABLE,
-    "naflexvit": _PACKED,
-}
-_OTHER = (
-    "it is neither, or has a custom forward pass; for convolutional networks there is PadPrompts"
-)
 
 
-def vit_trunk(model: nn.Module, *, attention_mask: Float[Tensor, "seq seq"] | None = None) -> Trunk:
-    """Make a frozen trunk from a timm ``VisionTransformer`` or ``Eva``, shared by all clients.
-
-    Embedding and pooling are the model's own code. This includes class and register tokens,
-    distillation tokens, pre-norm, fc-norm, attention pooling, dynamic image sizes and rotary
-    positions. The model is put into eval mode and its gradients are turned off (:func:`freeze`).
-    Its gradient checkpointing (``model.set_grad_checkpointing()``) is respected.
-
-    The trunk is a plain object and not a submodule. ``.to(device)`` of a client module does not
-    move it, so move the model first. A deep copy of a client shares the trunk.
-
-    Args:
-        model: Model from timm. Its classifier is never run.
-        attention_mask: Mask (seq, seq) over class tokens, registers and patches, added to the
-            attention scores of every block: 0 to attend, ``-inf`` to mask. Prompts attend to all
-            tokens and all tokens attend to them.
-
-    Returns:
-        A :class:`Trunk`.
-
-    Raises:
-        TypeError: If prompts cannot be inserted into this kind of model. The text gives the
-            reason.
-        ValueError: If only some parameters of `model` are trained, or adapters such as LoRA's
-            are, because they would be frozen silently. If `attention_mask` is not square or
-            contains NaN. When used: if the mask does not fit the tokens of an image, or the
-            model is no longer frozen or in eval mode.
-
-    Example:
-        >>> from timm.models.vision_transformer import VisionTransformer
-        >>> model = VisionTransformer(16, 4, embed_dim=8, depth=2, num_heads=2)
-        >>> trunk = vit_trunk(model)
-        >>> trunk.prefix, trunk.dim, trunk.depth, trunk.num_features, trunk.patch_size
-        (1, 8, 2, 8, 4)
-    """
+def timm_maker(model: object) -> Callable[..., FrozenTrunk] | None:
+    """Return the class of trunks for a ``VisionTransformer`` or ``Eva``, None for other models."""
     from timm.models.eva import Eva
     from timm.models.vision_transformer import VisionTransformer
 
     for family, trunk in ((VisionTransformer, _ViTTrunk), (Eva, _EvaTrunk)):
         # A subclass with another forward pass may do anything between the blocks.
         if isinstance(model, family) and type(model).forward_features is family.forward_features:
-            check_unadapted("model", model.named_parameters())
-            return trunk(freeze(model), attention_mask)
-    module = type(model).__module__.rpartition(".")[2]
-    rule = f"be a timm VisionTransformer or Eva ({_REFUSED.get(module, _OTHER)})"
-    raise wrong_type("model", rule, type(model).__name__)
+            return trunk
+    return None
 
 
 class _TimmTrunk(FrozenTrunk):
-    """Base of the trunks of both families."""
+    """Base of the trunks of both families, alone or within an image tower of open_clip."""
 
-    def __init__(self, model: Any, attention_mask: Tensor | None) -> None:
-        super().__init__(model, attention_mask)
+    def __init__(self, model: Any, attention_mask: Tensor | None, tower: Any = None) -> None:
+        super().__init__(model if tower is None else tower, attention_mask)
+        self.vit = model
+        self.head = None if tower is None else tower.head
         self.prefix = model.num_prefix_tokens
         self.dim = model.embed_dim
         self.depth = len(model.blocks)
-        self.num_features = model.head_hidden_size
+        self.num_features = self.width_of_pooled()
         self.patch_size = model.patch_embed.feat_ratio()
 
     def run_block(self, layer: int, tokens: Tensor, **arguments: Tensor | None) -> Tensor:
-        block, checkpointing = self.model.blocks[layer], self.model.grad_checkpointing
+        block, checkpointing = self.vit.blocks[layer], self.vit.grad_checkpointing
         return self.run(block, tokens, checkpointing=checkpointing, **arguments)
 
     def normalize(self, tokens: Tensor) -> Tensor:
         # One of the two is the identity: timm normalizes either before or after the pooling.
-        normalized: Tensor = self.model.fc_norm(self.model.norm(tokens))
+        normalized: Tensor = self.vit.fc_norm(self.vit.norm(tokens))
         return normalized
 
     def pool(self, tokens: Tensor) -> Tensor:
-        pooled: Tensor = self.model.forward_head(self.model.norm(tokens), pre_logits=True)
-        return pooled
+        # In a tower of open_clip, timm's classifier is part of the projection.
+        before_classifier = self.head is None
+        pooled: Tensor = self.vit.forward_head(self.vit.norm(tokens), pre_logits=before_classifier)
+        return pooled if self.head is None else self.head(pooled)
 
 
 class _ViTTrunk(_TimmTrunk):
     def embed(self, images: Tensor) -> tuple[Tensor, Context]:
-        self.check_frozen()
-        model = self.model
-        tokens = model.norm_pre(model.patch_drop(model._pos_embed(model.patch_embed(images))))
+        vit = self.vit
+        patches = vit.patch_embed(self.prepared(images))
+        tokens = vit.norm_pre(vit.patch_drop(vit._pos_embed(patches)))
         return tokens, self.context(tokens)
 
     def block(self, layer: int, tokens: Tensor, context: Context, num_prompts: int) -> Tensor:
@@ -115,13 +63,12 @@ class _ViTTrunk(_TimmTrunk):
 
 class _EvaTrunk(_TimmTrunk):
     def embed(self, images: Tensor) -> tuple[Tensor, Context]:
-        self.check_frozen()
-        tokens, rotary = self.model._pos_embed(self.model.patch_embed(images))
-        return self.model.norm_pre(tokens), self.context(tokens, rotary)
+        tokens, rotary = self.vit._pos_embed(self.vit.patch_embed(self.prepared(images)))
+        return self.vit.norm_pre(tokens), self.context(tokens, rotary)
 
     def block(self, layer: int, tokens: Tensor, context: Context, num_prompts: int) -> Tensor:
         layer_rotary = context.rotary
-        if layer_rotary is not None and getattr(self.model, "rope_mixed", False):
+        if layer_rotary is not None and getattr(self.vit, "rope_mixed", False):
             layer_rotary = layer_rotary[layer]
         rotary, mask = context.with_prompts(layer_rotary, self.prefix, num_prompts)
         return self.run_block(layer, tokens, rope=rotary, attn_mask=mask)

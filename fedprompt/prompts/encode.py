@@ -15,6 +15,7 @@ def encode_prompted(
     images: Float[Tensor, "batch channels height width"],
     *streams: PromptStream,
     depth: int | None = None,
+    dtype: torch.dtype | None = None,
 ) -> Encoded:
     """Encode images with prompt tokens next to the patch tokens.
 
@@ -30,11 +31,14 @@ def encode_prompted(
 
     Args:
         trunk: Frozen backbone from :func:`vit_trunk`, or a custom :class:`Trunk`.
-        images: Input images of the backbone.
+        images: Input images of the backbone. A trunk from :func:`vit_trunk` casts them to its
+            dtype.
         *streams: Streams from prompt modules, or made by hand. Their tokens are cast to the
             dtype of the backbone. Without streams, the result is that of the plain backbone.
         depth: Number of blocks to run. The last norm and the pooling follow in any case, as in
             SGPT's early query. If None, all blocks run.
+        dtype: Floating-point dtype of the result. If None, it is float32, or float64 if the
+            backbone's is.
 
     Returns:
         The pooled features, and the tokens of each stream after the last block and norm.
@@ -57,6 +61,7 @@ def encode_prompted(
         raise wrong_type("trunk", "be a Trunk, such as vit_trunk(model)", type(trunk).__name__)
     check_images(images)
     depth = _checked_depth(trunk, depth)
+    _check_dtype(dtype)
     tokens, context = trunk.embed(images)
     for position, stream in enumerate(streams):
         _check_stream(f"streams[{position}]", stream, trunk, tokens, depth)
@@ -71,7 +76,10 @@ def encode_prompted(
         tokens = trunk.block(layer, tokens, context, sum(span.shape[1] for span in spans))
     prefix, spans, rest = _split(tokens, trunk.prefix, spans)
     plain = torch.cat([prefix, rest], 1) if streams else tokens
-    return Encoded(trunk.pool(plain), tuple(trunk.normalize(span) for span in spans))
+    pooled, outputs = trunk.pool(plain), tuple(trunk.normalize(span) for span in spans)
+    # The half precisions are promoted to float32: losses and aggregators need its digits.
+    dtype = dtype or torch.promote_types(pooled.dtype, torch.float32)
+    return Encoded(pooled.to(dtype), tuple(tokens.to(dtype) for tokens in outputs))
 
 
 def batch_streams(
@@ -153,6 +161,11 @@ def _checked_depth(trunk: Trunk, depth: int | None) -> int:
     if depth > trunk.depth:
         raise wrong_value("depth", f"be at most the trunk's {trunk.depth} blocks", depth)
     return depth
+
+
+def _check_dtype(dtype: object) -> None:
+    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise wrong_type("dtype", "be a floating-point torch.dtype or None", kind(dtype))
 
 
 def _check_stream(

@@ -14,8 +14,9 @@ from timm.models.vision_transformer import VisionTransformer
 from torch.func import functional_call, grad, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+import models
 import two_processes
-from fedprompt import DeepPrompts, PromptStream, encode_prompted, freeze, vit_trunk
+from fedprompt import DeepPrompts, PromptStream, check_trunk, encode_prompted, freeze, vit_trunk
 from models import (
     ACCEPTED,
     ALL_ACCEPTED,
@@ -31,6 +32,7 @@ from models import (
 )
 from references.vpt import hooked, prompted_vit
 from tolerance import assert_near
+from towers import OPEN_CLIP, TRANSFORMERS
 
 NAMES = (
     "vit_small_patch14_reg4_dinov2",
@@ -91,6 +93,12 @@ def test_prompts_change_the_output_as_in_the_models_own_forward_pass(replace, ac
     )  # the model is unchanged
 
 
+def test_a_trunk_passes_every_line_of_the_check(accepted):
+    model, trunk, images = accepted
+    report = check_trunk(trunk, images, lambda images: plain(model, images))
+    assert all(line.passed for line in report.lines), report
+
+
 def test_the_order_of_prompts_does_not_matter_and_all_have_gradients(accepted):
     _, trunk, images = accepted
     tokens = draw(trunk.depth, 3, trunk.dim).requires_grad_()
@@ -114,9 +122,8 @@ def test_the_tokens_of_a_stream_pass_through_the_last_norm_of_the_model(accepted
 def test_documented_models_are_those_tested():
     # If this fails, run docs/make_model_table.py.
     text = (Path(__file__).parents[2] / "docs" / "reference" / "models.md").read_text()
-    assert re.findall(r"^\| `(\w+)`", text, re.MULTILINE) == [
-        row.name for row in (*ALL_ACCEPTED, *ALL_REFUSED)
-    ]
+    rows = (*ALL_ACCEPTED, *OPEN_CLIP, *TRANSFORMERS, *ALL_REFUSED)
+    assert re.findall(r"^\| `([\w-]+)`", text, re.MULTILINE) == [row.name for row in rows]
 
 
 def test_models_are_small_and_named_once():
@@ -127,14 +134,18 @@ def test_models_are_small_and_named_once():
 
 # --- Refusals
 
+SUPPORTED = "`model` must be a vision transformer of timm, open_clip or transformers"
+
 
 @pytest.mark.parametrize("row", REFUSED, ids=lambda row: row.name)
 def test_other_architectures_are_refused_with_the_reason(row):
     with pytest.raises(
-        TypeError,
-        match=rf"`model` must be a timm VisionTransformer or Eva \(.*{row.refusal}.*\); got \w+\.",
-    ):
+        TypeError, match=rf"^{SUPPORTED} \(.*{row.refusal}.*\); got \w+\.$"
+    ) as error:
         vit_trunk(build(row))
+    # Only convolutional networks are sent to PadPrompts, and only transformers to a trunk.
+    assert ("PadPrompts" in str(error.value)) == (row.refusal == "PadPrompts")
+    assert (models.WRITE in str(error.value)) == (row.refusal != "PadPrompts")
 
 
 @pytest.mark.parametrize("family", [VisionTransformer, Eva])
@@ -143,19 +154,25 @@ def test_a_subclass_with_another_forward_pass_is_refused(family):
         def forward_features(self, images):
             return super().forward_features(images).flip(1)
 
-    with pytest.raises(TypeError, match=r"has a custom forward pass.*; got Altered\."):
+    with pytest.raises(TypeError, match=r"its forward pass is not known here.*; got Altered\."):
         vit_trunk(Altered(img_size=16, patch_size=8, embed_dim=12, depth=1, num_heads=2))
 
 
 @pytest.mark.bad_input
 @pytest.mark.parametrize(
     ("model", "got"),
-    [("vit_tiny_patch16_224", "str"), (None, "NoneType"), (nn.Linear(2, 2), "Linear")],
+    [
+        ("vit_tiny_patch16_224", r"\(it is not an nn\.Module\); got str"),
+        (None, r"\(it is not an nn\.Module\); got NoneType"),
+        (nn.Linear(2, 2), r"\(it has no attention\); got Linear"),
+        (
+            nn.Sequential(tiny_vit()),
+            r"\(it contains one; pass model\.get_submodule\('0'\)\); got Seq.*",
+        ),
+    ],
 )
 def test_other_things_are_refused(model, got):
-    with pytest.raises(
-        TypeError, match=rf"`model` must be a timm VisionTransformer or Eva \(.*\); got {got}\."
-    ):
+    with pytest.raises(TypeError, match=rf"^{SUPPORTED} {got}\.$"):
         vit_trunk(model)
 
 
@@ -414,7 +431,8 @@ def test_half_precision_equals_that_of_the_model(mode, name):
             {layer: tokens.detach() for layer, tokens in prompts().layers.items()},
             replace=True,
         )
-    assert torch.equal(pooled, expected)
+    assert pooled.dtype == torch.float32
+    assert torch.equal(pooled, expected.float())
     pooled.sum().backward()
     assert prompts.tokens.grad.dtype == torch.float32
 

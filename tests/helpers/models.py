@@ -13,6 +13,8 @@ from torch import Tensor
 
 from fedprompt import DeepPrompts, Trunk, encode_prompted
 
+TINY: Mapping[str, object] = {"depth": 3, "embed_dim": 48, "num_heads": 3}
+
 
 class Row(NamedTuple):
     """One timm model: its name, its family, overrides, and a part of the reason if refused."""
@@ -21,6 +23,7 @@ class Row(NamedTuple):
     family: str
     overrides: Mapping[str, object]
     refusal: str | None = None
+    sizes: Mapping[str, object] = TINY
 
 
 PATCH_16: Mapping[str, object] = {"img_size": 64}
@@ -94,27 +97,29 @@ ALL_ACCEPTED = (
 
 ACCEPTED = tuple(row for row in ALL_ACCEPTED if installed(row.name))
 
-SWIN: Mapping[str, object] = {
-    "img_size": 64,
-    "embed_dim": 24,
-    "depths": (1, 1),
-    "num_heads": (1, 2),
-}
+SWIN: Mapping[str, object] = {"embed_dim": 24, "depths": (1, 1), "num_heads": (1, 2)}
+HIERA: Mapping[str, object] = {"embed_dim": 24, "num_heads": 1, "stages": (1, 1, 1, 1)}
+LEVIT: Mapping[str, object] = {"embed_dim": (32, 48), "depth": (1, 1), "num_heads": (2, 3)}
+NONE: Mapping[str, object] = {}
+WRITE = "Write a trunk"
 
 ALL_REFUSED = (
-    Row("swin_tiny_patch4_window7_224", "Swin", {**SWIN, "img_size": 56}, refusal="windows"),
-    Row("swinv2_tiny_window8_256", "Swin v2", SWIN, refusal="windows"),
+    Row("swin_tiny_patch4_window7_224", "Swin", PATCH_14, "windows", SWIN),
+    Row("swinv2_tiny_window8_256", "Swin v2", PATCH_16, "windows", SWIN),
     Row("samvit_base_patch16", "SAM", PATCH_16, refusal="windows"),
     Row("beit_base_patch16_224", "BEiT", PATCH_16, refusal="relative position"),
     Row("beitv2_base_patch16_224", "BEiT v2", PATCH_16, refusal="relative position"),
     Row("test_vit_relpos", "ViT, relative positions", PATCH_16, refusal="relative position"),
     Row("naflexvit_base_patch16_gap", "NaFlexViT", {}, refusal="packed sequences"),
-    Row("test_resnet", "ResNet", {}, refusal="PadPrompts"),
-    Row("test_convnext", "ConvNeXt", {}, refusal="PadPrompts"),
+    Row("hiera_tiny_224", "Hiera", {}, WRITE, HIERA),
+    Row("cait_xxs24_224", "CaiT", PATCH_16, WRITE),
+    Row("xcit_nano_12_p16_224", "XCiT", PATCH_16, WRITE),
+    Row("levit_128s", "LeViT", {"img_size": 64}, WRITE, LEVIT),
+    Row("test_resnet", "ResNet", {}, "PadPrompts", NONE),
+    Row("test_convnext", "ConvNeXt", {}, "PadPrompts", NONE),
+    Row("test_efficientnet", "EfficientNet", {}, "PadPrompts", NONE),
 )
 REFUSED = tuple(row for row in ALL_REFUSED if installed(row.name))
-
-TINY = {"depth": 3, "embed_dim": 48, "num_heads": 3}
 
 
 def build(row: Row, *, seed: int = 0) -> nn.Module:
@@ -122,13 +127,10 @@ def build(row: Row, *, seed: int = 0) -> nn.Module:
 
     No parameter keeps a value of zero or one, see `perturbed`.
     """
-    sizes = (
-        {} if row.name in ("test_resnet", "test_convnext") or "depths" in row.overrides else TINY
-    )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = timm.create_model(
-            row.name, pretrained=False, num_classes=0, **sizes, **row.overrides
+            row.name, pretrained=False, num_classes=0, **row.sizes, **row.overrides
         )
     return perturbed(model, seed=seed)
 

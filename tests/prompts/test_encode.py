@@ -245,6 +245,29 @@ def test_prompts_are_cast_to_the_backbone_and_get_gradients_in_their_own_dtype(i
     assert prompts.tokens.grad.dtype == torch.float64
 
 
+@pytest.mark.parametrize(
+    ("trunk_dtype", "asked", "expected"),
+    [
+        (torch.bfloat16, None, torch.float32),
+        (torch.float16, None, torch.float32),
+        (torch.float32, None, torch.float32),
+        (torch.float64, None, torch.float64),
+        (torch.bfloat16, torch.bfloat16, torch.bfloat16),
+        (torch.float32, torch.float64, torch.float64),
+    ],
+)
+def test_images_are_cast_to_the_backbone_and_features_have_the_stated_dtype(
+    trunk_dtype, asked, expected, images, generator
+):
+    trunk = vit_trunk(tiny_vit().to(trunk_dtype))
+    stream = ShallowPrompts(2, DIM, generator=generator)()
+    encoded = encode_prompted(trunk, images, stream, dtype=asked)  # images are float64
+    cast = encode_prompted(trunk, images.to(trunk_dtype), stream, dtype=asked)
+    assert encoded.pooled.dtype == encoded.streams[0].dtype == expected
+    assert torch.equal(encoded.pooled, cast.pooled)
+    assert torch.equal(encoded.streams[0], cast.streams[0])
+
+
 def test_images_and_streams_are_not_mutated(trunk, images, generator):
     stream = PromptStream({layer: draw(generator, 2, DIM) for layer in range(DEPTH)}, True)
     tensors = [images, *stream.layers.values()]

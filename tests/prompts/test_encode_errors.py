@@ -115,6 +115,19 @@ def test_encode_prompted_refuses_a_wrong_depth(depth, error, message, trunk, ima
 
 
 @pytest.mark.bad_input
+@pytest.mark.parametrize("dtype", [torch.int64, "float32"])
+def test_encode_prompted_refuses_a_dtype_without_fractions(dtype, trunk, images):
+    with raises(TypeError, "`dtype` must be a floating-point torch.dtype or None; got "):
+        encode_prompted(trunk, images, dtype=dtype)
+
+
+@pytest.mark.bad_input
+def test_encode_prompted_refuses_images_on_another_device(trunk, images):
+    with raises(ValueError, "`images` must be on the trunk's device cpu; got meta."):
+        encode_prompted(trunk, images.to("meta"))
+
+
+@pytest.mark.bad_input
 def test_encode_prompted_refuses_other_types(model, trunk, images):
     with raises(
         TypeError, "`trunk` must be a Trunk, such as vit_trunk(model); got VisionTransformer."

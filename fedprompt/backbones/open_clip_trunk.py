@@ -1,0 +1,69 @@
+"""Trunks of open_clip's image towers, with features in the space of the texts."""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from fedprompt._checks import wrong_value
+from fedprompt.backbones._trunk import Context, FrozenTrunk
+from fedprompt.backbones.timm import timm_maker
+
+
+def open_clip_maker(visual: Any) -> Callable[..., FrozenTrunk] | None:
+    """Return the function that makes a trunk of an image tower, None for other models."""
+    from open_clip.timm_model import TimmModel
+    from open_clip.transformer import VisionTransformer
+
+    if isinstance(visual, TimmModel) and type(visual).forward is TimmModel.forward:
+        make = timm_maker(visual.trunk)
+        if make is None or hasattr(visual.head, "pool"):
+            return None
+        return lambda tower, mask: make(tower.trunk, mask, tower)
+    if (
+        isinstance(visual, VisionTransformer)
+        and type(visual).forward is VisionTransformer.forward
+        and _pools(visual)
+    ):
+        return _OpenClipTrunk
+    return None
+
+
+def _pools(visual: Any) -> bool:
+    """Whether the tower has one feature for an image, unlike a tower with two attention pools."""
+    single = visual.attn_pool is None or visual.attn_pool_contrastive is None
+    return single and visual.pool_type in ("tok", "avg")
+
+
+class _OpenClipTrunk(FrozenTrunk):
+    def __init__(self, visual: Any, attention_mask: Tensor | None) -> None:
+        super().__init__(visual, attention_mask)
+        self.prefix = 1
+        self.dim = visual.conv1.out_channels
+        self.depth = len(visual.transformer.resblocks)
+        self.num_features = self.width_of_pooled()
+        self.patch_size = max(visual.patch_size)
+
+    def embed(self, images: Tensor) -> tuple[Tensor, Context]:
+        images, size = self.prepared(images), tuple(self.model.image_size)
+        if images.shape[2:] != size:
+            rule = f"have the tower's size {size}, because its positions are fixed"
+            raise wrong_value("images", rule, tuple(images.shape[2:]))
+        tokens = self.model._embeds(images)
+        return tokens, self.context(tokens)
+
+    def block(self, layer: int, tokens: Tensor, context: Context, num_prompts: int) -> Tensor:
+        _, mask = context.with_prompts(None, self.prefix, num_prompts)
+        transformer = self.model.transformer
+        block, checkpointing = transformer.resblocks[layer], transformer.grad_checkpointing
+        return self.run(block, tokens, checkpointing=checkpointing, attn_mask=mask)
+
+    def normalize(self, tokens: Tensor) -> Tensor:
+        # After attention pooling, the last norm has the width of the features.
+        pooling = self.model.attn_pool
+        normalized: Tensor = (self.model.ln_post if pooling is None else pooling.ln_k)(tokens)
+        return normalized
+
+    def pool(self, tokens: Tensor) -> Tensor:
+        pooled: Tensor = self.model._pool(tokens)[0]
+        return pooled if self.model.proj is None else pooled @ self.model.proj

@@ -1,0 +1,137 @@
+"""Trunks of the vision transformers of Hugging Face transformers."""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from fedprompt._checks import wrong_value
+from fedprompt.backbones._trunk import Context, FrozenTrunk
+
+# Other attention functions ignore a mask of scores.
+_WITH_MASKS = ("eager", "sdpa")
+
+
+def transformers_maker(model: object) -> Callable[..., FrozenTrunk] | None:
+    """Return the class of trunks for a model of transformers, None for other models.
+
+    Classes are recognized by name, so transformers is not imported.
+    """
+    bases = (base for base in type(model).__mro__ if base.__module__.startswith("transformers."))
+    base: Any = next(bases, None)
+    # A subclass with another forward pass may do anything between the blocks.
+    if base is None or getattr(type(model), "forward", None) is not base.forward:
+        return None
+    return _TRUNKS.get(base.__name__)
+
+
+class _TransformersTrunk(FrozenTrunk):
+    """Base of the trunks of all families.
+
+    Positions are interpolated by the model if images have another size than its own.
+    """
+
+    prefix = 1
+
+    def __init__(self, model: Any, attention_mask: Tensor | None) -> None:
+        super().__init__(model, attention_mask)
+        self.vision = getattr(model, "vision_model", model)
+        encoder = getattr(self.vision, "encoder", self.vision)
+        self.blocks = encoder.layer if hasattr(encoder, "layer") else encoder.layers
+        config = self.vision.config
+        if attention_mask is not None and config._attn_implementation not in _WITH_MASKS:
+            rule = f"be None, or the model's attention one of {', '.join(_WITH_MASKS)}"
+            raise wrong_value("attention_mask", rule, f"a mask for {config._attn_implementation}")
+        self.dim = config.hidden_size
+        self.depth = len(self.blocks)
+        self.patch_size = max(_height_and_width(config.patch_size))
+        self.num_features = self.width_of_pooled()
+
+    def embed(self, images: Tensor) -> tuple[Tensor, Context]:
+        tokens = self.embedded(self.prepared(images))
+        return tokens, self.context(tokens)
+
+    def embedded(self, images: Tensor) -> Tensor:
+        other_size = tuple(images.shape[2:]) != _height_and_width(self.vision.config.image_size)
+        tokens: Tensor = self.vision.embeddings(images, interpolate_pos_encoding=other_size)
+        return tokens
+
+    def block(self, layer: int, tokens: Tensor, context: Context, num_prompts: int) -> Tensor:
+        _, mask = context.with_prompts(None, self.prefix, num_prompts)
+        if mask is not None:
+            mask = mask[None, None]
+        block = self.blocks[layer]
+        return self.run(
+            block, tokens, checkpointing=block.gradient_checkpointing, attention_mask=mask
+        )
+
+
+class _ViTTrunk(_TransformersTrunk):
+    """ViT: the class token after the last norm, as its classifier reads it, without the pooler."""
+
+    def normalize(self, tokens: Tensor) -> Tensor:
+        normalized: Tensor = self.vision.layernorm(tokens)
+        return normalized
+
+    def pool(self, tokens: Tensor) -> Tensor:
+        return self.normalize(tokens)[:, 0]
+
+
+class _DinoTrunk(_ViTTrunk):
+    """DINOv2, whose positions are always interpolated."""
+
+    def __init__(self, model: Any, attention_mask: Tensor | None) -> None:
+        self.prefix = 1 + getattr(model.config, "num_register_tokens", 0)
+        super().__init__(model, attention_mask)
+
+    def embedded(self, images: Tensor) -> Tensor:
+        tokens: Tensor = self.vision.embeddings(images)
+        return tokens
+
+
+class _ClipTrunk(_TransformersTrunk):
+    """CLIP: the class token, projected if the model has a projection."""
+
+    def embedded(self, images: Tensor) -> Tensor:
+        tokens: Tensor = self.vision.pre_layrnorm(super().embedded(images))
+        return tokens
+
+    def normalize(self, tokens: Tensor) -> Tensor:
+        normalized: Tensor = self.vision.post_layernorm(tokens)
+        return normalized
+
+    def pool(self, tokens: Tensor) -> Tensor:
+        pooled = self.normalize(tokens[:, 0])
+        projection = getattr(self.model, "visual_projection", None)
+        return pooled if projection is None else projection(pooled)
+
+
+class _SiglipTrunk(_TransformersTrunk):
+    """SigLIP: attention pooling, or the mean of the patches if the model has no head."""
+
+    prefix = 0
+
+    def normalize(self, tokens: Tensor) -> Tensor:
+        normalized: Tensor = self.vision.post_layernorm(tokens)
+        return normalized
+
+    def pool(self, tokens: Tensor) -> Tensor:
+        normalized = self.normalize(tokens)
+        return self.vision.head(normalized) if self.vision.use_head else normalized.mean(1)
+
+
+_TRUNKS: dict[str, Callable[..., FrozenTrunk]] = {
+    "ViTModel": _ViTTrunk,
+    "Dinov2Model": _DinoTrunk,
+    "Dinov2WithRegistersModel": _DinoTrunk,
+    "CLIPVisionModel": _ClipTrunk,
+    "CLIPVisionModelWithProjection": _ClipTrunk,
+    "CLIPModel": _ClipTrunk,
+    "SiglipVisionModel": _SiglipTrunk,
+    "SiglipModel": _SiglipTrunk,
+}
+
+
+def _height_and_width(size: Any) -> tuple[int, int]:
+    height, width = (size, size) if isinstance(size, int) else size
+    return height, width

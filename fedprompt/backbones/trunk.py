@@ -1,0 +1,87 @@
+"""Trunks of timm, open_clip and transformers by one function, which freezes the model."""
+
+from collections.abc import Callable
+
+import torch.nn as nn
+from jaxtyping import Float
+from torch import Tensor
+
+from fedprompt._checks import wrong_type
+from fedprompt.backbones._adapted import check_unadapted
+from fedprompt.backbones._refusals import libraries, reason_to_refuse
+from fedprompt.backbones._trunk import check_mask
+from fedprompt.backbones.open_clip_trunk import open_clip_maker
+from fedprompt.backbones.timm import timm_maker
+from fedprompt.backbones.transformers_trunk import transformers_maker
+from fedprompt.freezing import freeze
+from fedprompt.interfaces import Trunk
+
+
+def vit_trunk(model: nn.Module, *, attention_mask: Float[Tensor, "seq seq"] | None = None) -> Trunk:
+    """Make a frozen trunk from a vision transformer, shared by all clients.
+
+    These models are supported:
+
+    - timm: ``VisionTransformer`` and ``Eva``. Their classifier is never run.
+    - open_clip: image towers, ``clip_model.visual``. ``pooled`` is the image feature in the space
+      of the texts, without normalization, as of ``clip_model.encode_image``.
+    - transformers: ``ViTModel``, ``Dinov2Model`` and ``Dinov2WithRegistersModel``, whose feature is
+      the class token; ``CLIPVisionModel``, ``SiglipVisionModel``; ``CLIPModel``, ``SiglipModel``
+      and ``CLIPVisionModelWithProjection``, whose feature is in the space of the texts.
+
+    Embedding and pooling are the model's own code. This includes class and register tokens,
+    distillation tokens, pre-norm, fc-norm, attention pooling, dynamic image sizes and rotary
+    positions. The model is put into eval mode and its gradients are turned off (:func:`freeze`).
+    Its gradient checkpointing is respected. Images are cast to the model's dtype.
+
+    The trunk is a plain object and not a submodule. ``.to(device)`` of a client module does not
+    move it, so move the model first. A deep copy of a client shares the trunk.
+
+    Args:
+        model: Model of one of the three libraries.
+        attention_mask: Mask (seq, seq) over class tokens, registers and patches, added to the
+            attention scores of every block: 0 to attend, ``-inf`` to mask. Prompts attend to all
+            tokens and all tokens attend to them.
+
+    Returns:
+        A :class:`Trunk`.
+
+    Raises:
+        TypeError: If prompts cannot be inserted into this kind of model. The text gives the
+            reason.
+        ValueError: If only some parameters of `model` are trained, or adapters such as LoRA's
+            are, because they would be frozen silently. If `attention_mask` is not square or
+            contains NaN. When used: if images are on another device, the mask does not fit the
+            tokens of an image, or the model is no longer frozen or in eval mode.
+
+    Example:
+        >>> from timm.models.vision_transformer import VisionTransformer
+        >>> model = VisionTransformer(img_size=16, patch_size=4, embed_dim=8, depth=2, num_heads=2)
+        >>> trunk = vit_trunk(model)
+        >>> trunk.prefix, trunk.dim, trunk.depth, trunk.num_features, trunk.patch_size
+        (1, 8, 2, 8, 4)
+    """
+    make = _maker(model)
+    if make is None:
+        reason = reason_to_refuse(model, is_supported=lambda part: _maker(part) is not None)
+        rule = "be a vision transformer of timm, open_clip or transformers"
+        raise wrong_type("model", f"{rule} ({reason})", type(model).__name__)
+    if attention_mask is not None:
+        check_mask(attention_mask)
+    check_unadapted("model", model.named_parameters())
+    return make(freeze(model), attention_mask)
+
+
+def _maker(model: object) -> Callable[[nn.Module, Tensor | None], Trunk] | None:
+    """Return the function that makes a trunk of a frozen model, None if there is none.
+
+    A library is imported only if it defines the model or a base class of it.
+    """
+    defined_in = libraries(model)
+    if "timm" in defined_in:
+        return timm_maker(model)
+    if "open_clip" in defined_in:
+        return open_clip_maker(model)
+    if "transformers" in defined_in:
+        return transformers_maker(model)
+    return None

@@ -1,0 +1,272 @@
+"""Judgment of a custom trunk: the promises of the protocol ``Trunk``, one line each."""
+
+import copy
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn as nn
+from jaxtyping import Float
+from torch import Tensor
+
+from fedprompt._checks import check_images, wrong_type, wrong_value
+from fedprompt.backbones._prompted_runs import PromptedRuns, inserted
+from fedprompt.backbones.fingerprint import OWN, OwnModules, find_module
+from fedprompt.backbones.report import Line, Report, judged
+from fedprompt.interfaces import Trunk
+
+# Relative to the largest entry, for two computations of the same numbers in another order.
+_TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
+_HALF = 5e-2
+_MEMBERS = (
+    *("prefix", "dim", "depth", "num_features", "patch_size"),
+    *("embed", "block", "normalize", "pool"),
+)
+_PROMPTS = 3
+_CONTAINERS = (OwnModules, nn.ModuleList)  # the fingerprint makes them of attributes
+
+
+def check_trunk(
+    trunk: object,
+    images: Float[Tensor, "batch channels height width"],
+    forward: Callable[[Tensor], Tensor] | None = None,
+) -> Report:
+    """Judge a custom trunk line by line.
+
+    The lines of the report are:
+
+    - *members*: the trunk has the attributes and methods of :class:`Trunk`.
+    - *sizes*: `dim`, `depth`, `num_features` and `patch_size` are true, and `prefix` counts all
+      tokens that are not patches.
+    - *same as the model*: without prompts, the features equal those of `forward`.
+    - *repeatable*: masks and tables fit any number of prompts, and features do not depend on
+      earlier calls, such as a mask that was cached for another number of prompts.
+    - *positions*: prompts have no positions. If two prompts change places, their tokens change
+      places after each block, and no other token changes.
+    - *samples*: samples of a batch do not affect one another.
+    - *gradients*: gradients reach the prompts of every layer.
+    - *frozen*: all modules are in eval mode, and no parameter is trainable.
+    - *unchanged*: the checks above changed no weight, no buffer and no image.
+    - *shared*: a deep copy of the trunk is the trunk, so that clients share it.
+
+    An exception of the trunk fails the line in which it was raised. It is shown and not raised.
+
+    Args:
+        trunk: Trunk of your own.
+        images: At least two different images, in the dtype and on the device of the trunk.
+        forward: Function from images to the features of the model, without the trunk. If None,
+            the features are not compared.
+
+    Returns:
+        Report that prints as a table. ``report.passed`` is whether no line failed, and
+        ``report.failed`` has the names of the lines that did.
+
+    Raises:
+        ValueError: If there are fewer than two images.
+
+    Example:
+        >>> from timm.models.vision_transformer import VisionTransformer
+        >>> model = VisionTransformer(img_size=16, patch_size=4, embed_dim=8, depth=2, num_heads=2)
+        >>> trunk = vit_trunk(model)
+        >>> images = torch.rand(2, 3, 16, 16)
+        >>> report = check_trunk(trunk, images, lambda images: model.forward_head(
+        ...     model.forward_features(images), pre_logits=True))
+        >>> report.passed
+        True
+        >>> trunk.depth = 1
+        >>> check_trunk(trunk, images).failed
+        ('sizes',)
+    """
+    check_images(images)
+    if len(images) < 2:
+        raise wrong_value("images", "contain at least two images", len(images))
+    if forward is not None and not callable(forward):
+        raise wrong_type("forward", "be a function of images or None", type(forward).__name__)
+    title = type(trunk).__name__
+    missing = [name for name in _MEMBERS if not hasattr(trunk, name)]
+    lacks = f"lacks {', '.join(missing)}" if missing else ""
+    members = Line("members", not missing, lacks, "add them, as the protocol Trunk describes")
+    if not isinstance(trunk, Trunk):
+        return Report(title, (members,))
+    return Report(title, (members, *_Judge(trunk, images, forward).lines()))
+
+
+class _Judge(PromptedRuns):
+    """The checks of one trunk. Each returns whether the claim holds, and what was measured."""
+
+    def __init__(
+        self, trunk: Trunk, images: Tensor, forward: Callable[[Tensor], Tensor] | None
+    ) -> None:
+        super().__init__(trunk, images.clone())
+        self.forward = forward
+        self.model = find_module(trunk)
+        self.images_before, self.state_before = images, self._state()
+
+    def lines(self) -> list[Line]:
+        """Run all checks; the last ones compare with the state before."""
+        sizes = judged("sizes", "correct the attributes that are named", self.sizes)
+        same = judged("same as the model", _REMEDIES["same"], self.same_as_the_model)
+        repeatable = judged("repeatable", _REMEDIES["repeatable"], self.repeatable)
+        checks = {"positions": self.positions, "samples": self.samples, "gradients": self.gradients}
+        if repeatable.passed:
+            prompted = [judged(name, _REMEDIES[name], check) for name, check in checks.items()]
+        else:
+            prompted = [Line(name, None, "needs a trunk that is repeatable") for name in checks]
+        frozen = judged("frozen", "call freeze(model) before the trunk is made", self.frozen)
+        unchanged = judged("unchanged", "make new tensors, do not write in place", self.unchanged)
+        shared = judged("shared", "let __deepcopy__ return the trunk", self.shared)
+        return [sizes, same, repeatable, *prompted, frozen, unchanged, shared]
+
+    @torch.no_grad()
+    def sizes(self) -> tuple[bool, str]:
+        trunk = self.trunk
+        tokens, context = trunk.embed(self.images)
+        patches = tokens.shape[1] - trunk.prefix
+        height, width = (side / trunk.patch_size for side in self.images.shape[2:])
+        grids = {math.floor(height) * math.floor(width), math.ceil(height) * math.ceil(width)}
+        wrong = []
+        if tokens.shape[2] != trunk.dim:
+            wrong.append(f"dim is {trunk.dim}, but tokens have width {tokens.shape[2]}")
+        if patches not in grids:
+            wrong.append(
+                f"patch_size {trunk.patch_size} gives {min(grids)} patches, but {patches} tokens "
+                f"follow the prefix of {trunk.prefix}"
+            )
+        for layer in range(trunk.depth):
+            previous, tokens = tokens, trunk.block(layer, tokens, context, 0)
+        pooled = trunk.pool(tokens)
+        if pooled.shape != (len(self.images), trunk.num_features):
+            wrong.append(f"num_features is {trunk.num_features}, but pool returns {_shape(pooled)}")
+        if self._is_another_block(trunk.depth, previous, context, tokens):
+            wrong.append(f"depth is {trunk.depth}, but block {trunk.depth} exists")
+        return not wrong, "; ".join(wrong)
+
+    @torch.no_grad()
+    def same_as_the_model(self) -> tuple[bool | None, str]:
+        if self.forward is None:
+            return None, "no `forward` was given"
+        expected = self.forward(self.images)
+        return _near(self.features(), expected)
+
+    @torch.no_grad()
+    def repeatable(self) -> tuple[bool, str]:
+        plain, first = self.features(), self.features(_PROMPTS)
+        self.features(1)
+        self.features(_PROMPTS, images=self.images[:1])
+        pairs = {"with": (self.features(_PROMPTS), first), "without": (self.features(), plain)}
+        for which, (again, before) in pairs.items():
+            passed, measured = _near(again, before)
+            if not passed:
+                return False, f"{which} prompts, {measured}"
+        return True, ""
+
+    @torch.no_grad()
+    def positions(self) -> tuple[bool, str]:
+        trunk = self.trunk
+        tokens, context = trunk.embed(self.images)
+        order = torch.arange(tokens.shape[1] + _PROMPTS, device=tokens.device)
+        first, last = trunk.prefix, trunk.prefix + _PROMPTS - 1
+        order[first], order[last] = last, first
+        for layer, prompts in enumerate(self.prompts(_PROMPTS, tokens)):
+            tokens = inserted(tokens, prompts, trunk.prefix, _PROMPTS if layer else 0)
+            swapped = trunk.block(layer, tokens[:, order], context, _PROMPTS)
+            tokens = trunk.block(layer, tokens, context, _PROMPTS)
+            passed, measured = _near(swapped, tokens[:, order])
+            if not passed:
+                return False, f"block {layer}: {measured}"
+        return True, ""
+
+    @torch.no_grad()
+    def samples(self) -> tuple[bool, str]:
+        together = self.features(_PROMPTS)[:1]
+        others = self.images.flip(0) * 0.5 + 0.25
+        others[0] = self.images[0]
+        for images in (others, self.images[:1]):
+            passed, measured = _near(self.features(_PROMPTS, images=images)[:1], together)
+            if not passed:
+                return False, f"in another batch, {measured}"
+        return True, ""
+
+    def gradients(self) -> tuple[bool, str]:
+        with torch.enable_grad():
+            prompts = [tokens.requires_grad_() for tokens in self.prompts(_PROMPTS)]
+            pooled = self.run(self.images, prompts)
+            if not pooled.requires_grad:
+                return False, "features have no graph"
+            weights = torch.linspace(0.5, 1.5, pooled.shape[1], device=pooled.device)
+            loss = (pooled.float() * weights).square().sum()
+            gradients = torch.autograd.grad(loss, prompts, allow_unused=True)
+        missing = [layer for layer, gradient in enumerate(gradients) if not _reaches_all(gradient)]
+        return not missing, f"none at layers {_listed(missing)}" if missing else ""
+
+    def frozen(self) -> tuple[bool | None, str]:
+        if self.model is None:
+            return None, "no modules or tensors found; keep the model as the attribute `model`"
+        training = [
+            name or type(module).__name__
+            for name, module in self.model.named_modules()
+            if module.training and not isinstance(module, _CONTAINERS)
+        ]
+        trainable = [name for name, weight in self.model.named_parameters() if weight.requires_grad]
+        wrong = [f"in train mode: {_listed(training)}"] if training else []
+        wrong += [f"trainable: {_listed(trainable)}"] if trainable else []
+        return not wrong, "; ".join(wrong).replace(OWN, "")
+
+    def unchanged(self) -> tuple[bool, str]:
+        wrong = [
+            name
+            for name, tensor in self._state().items()
+            if not torch.equal(tensor, self.state_before[name])
+        ]
+        wrong += ["images"] if not torch.equal(self.images, self.images_before) else []
+        return not wrong, f"changed: {_listed(wrong)}".replace(OWN, "") if wrong else ""
+
+    def shared(self) -> tuple[bool, str]:
+        is_shared = copy.deepcopy(self.trunk) is self.trunk
+        return is_shared, "" if is_shared else "a deep copy is another trunk"
+
+    def _is_another_block(self, layer: int, tokens: Tensor, context: Any, output: Tensor) -> bool:
+        """Whether a block exists and is not the block before it."""
+        try:
+            return not torch.equal(self.trunk.block(layer, tokens, context, 0), output)
+        except Exception:  # any error says that there is no such block
+            return False
+
+    def _state(self) -> dict[str, Tensor]:
+        state = {} if self.model is None else self.model.state_dict()
+        return {name: tensor.detach().clone() for name, tensor in state.items()}
+
+
+_REMEDIES = {
+    "same": "compare embed, block, normalize and pool with the model's forward, step by step",
+    "repeatable": "compute masks and tables anew from `num_prompts` in each call of block",
+    "positions": "leave prompts where they are, give them no position, and mask none of them",
+    "samples": "put the model into eval mode with freeze(model), and mix no samples",
+    "gradients": "compute blocks and pool without no_grad, detach and .data; weights may be 0",
+}
+
+
+def _near(actual: Tensor, expected: Tensor) -> tuple[bool, str]:
+    if actual.shape != expected.shape:
+        return False, f"shape {_shape(actual)} instead of {_shape(expected)}"
+    difference = (actual.double() - expected.double()).abs().max().item()
+    scale = max(1.0, expected.abs().max().item())
+    passed = difference <= _TOLERANCE.get(actual.dtype, _HALF) * scale
+    return passed, f"largest difference {difference:.0e}" if difference else "no difference"
+
+
+def _reaches_all(gradient: Tensor | None) -> bool:
+    """Whether each prompt has a finite gradient other than zero."""
+    if gradient is None or not bool(torch.isfinite(gradient).all()):
+        return False
+    return bool((gradient != 0).any(1).all())
+
+
+def _shape(tensor: Tensor) -> tuple[int, ...]:
+    return tuple(tensor.shape)
+
+
+def _listed(names: Sequence[object]) -> str:
+    rest = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(map(str, names[:3])) + rest

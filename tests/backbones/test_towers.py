@@ -1,0 +1,267 @@
+"""Trunks of open_clip and transformers equal the models, with prompts and without."""
+
+import open_clip
+import pytest
+import torch
+import torch.nn as nn
+import transformers
+from open_clip.modified_resnet import ModifiedResNet
+from open_clip.timm_model import TimmModel
+from open_clip.transformer import VisionTransformer
+
+from errors import raises
+from fedprompt import PromptStream, check_trunk, encode_prompted, fingerprint, freeze, vit_trunk
+from models import WRITE
+from references.hooks import hooked_blocks
+from tolerance import assert_near
+from towers import HEADLESS, TOWERS, build_tower, tower_images, tower_named
+
+
+def draw(*shape, seed=2):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+@pytest.fixture(scope="module", params=(*TOWERS, HEADLESS), ids=lambda row: row.name)
+def tower(request):
+    model = build_tower(request.param)
+    return request.param, model, vit_trunk(model), tower_images()
+
+
+def test_without_prompts_a_tower_is_bitwise_identical_to_its_model(tower):
+    row, model, trunk, images = tower
+    expected = row.forward(model, images)
+    assert expected.ndim == 2
+    assert torch.equal(encode_prompted(trunk, images).pooled, expected)
+
+
+def test_a_tower_states_its_sizes(tower):
+    row, model, trunk, images = tower
+    tokens, _ = trunk.embed(images)
+    grid = images.shape[2] // trunk.patch_size
+    assert tokens.shape[1] - trunk.prefix == grid**2
+    assert tokens.shape[2] == trunk.dim
+    assert trunk.depth == len(row.blocks(model))
+    assert trunk.num_features == row.forward(model, images).shape[1]
+
+
+@pytest.mark.parametrize("replace", [True, False])
+def test_prompts_change_the_output_as_in_the_towers_own_forward_pass(replace, tower):
+    row, model, trunk, images = tower
+    layers = dict(enumerate(draw(trunk.depth, 2, trunk.dim)))
+    encoded = encode_prompted(trunk, images, PromptStream(layers, replace))
+    pooled, prompts = hooked_blocks(
+        lambda: row.forward(model, images),
+        row.blocks(model),
+        layers,
+        prefix=trunk.prefix,
+        replace=replace,
+    )
+    assert_near(encoded.pooled, pooled)
+    assert_near(encoded.streams[0], row.norm(model)(prompts))
+    plain = row.forward(model, images)
+    assert (pooled - plain).abs().max() > 1e-3
+    assert torch.equal(encode_prompted(trunk, images).pooled, plain)  # the model is unchanged
+
+
+def test_a_tower_passes_every_line_of_the_check(tower):
+    row, model, trunk, images = tower
+    report = check_trunk(trunk, images, lambda images: row.forward(model, images))
+    assert all(line.passed for line in report.lines), report
+
+
+@pytest.mark.parametrize(
+    "name", ["ViT-B-16", "PE-Core-B-16", "ViTModel", "Dinov2Model", "SiglipVisionModel"]
+)
+def test_a_tower_has_a_fingerprint_of_its_weights(name):
+    trunk = vit_trunk(build_tower(tower_named(name)))
+    before = fingerprint(trunk)
+    assert before == fingerprint(trunk)
+    assert before["activation"]
+    weight = next(iter(trunk.model.parameters()))
+    with torch.no_grad():
+        weight += 1
+        after = fingerprint(trunk)
+        weight -= 1
+    assert {part for part in before if after[part] != before[part]} == {"weights"}
+
+
+# --- Masks, sizes and gradient checkpointing
+
+FEW = pytest.mark.parametrize("name", ["ViT-B-16", "PE-Core-B-16", "CLIPModel", "Dinov2Model"])
+
+
+def random_mask(size):
+    """Mask a quarter of the scores and shift the others; every token attends to itself."""
+    mask = draw(size, size, seed=5)
+    mask[draw(size, size, seed=6) > 0.67] = -torch.inf
+    return mask.fill_diagonal_(0)
+
+
+@pytest.mark.parametrize("name", ["ViT-B-16", "PE-Core-B-16"])
+def test_a_mask_applies_to_the_tokens_of_an_open_clip_tower_and_not_to_prompts(name):
+    row = tower_named(name)
+    model, images = build_tower(row), tower_images()
+    size = vit_trunk(model).embed(images)[0].shape[1]
+    mask = random_mask(size)
+    trunk = vit_trunk(model, attention_mask=mask)
+    if name == "ViT-B-16":
+        hidden = model.transformer(model._embeds(images), attn_mask=mask)
+        expected = model._pool(hidden)[0] @ model.proj
+    else:
+        features = model.trunk.forward_features(images, attn_mask=mask)
+        expected = model.head(model.trunk.forward_head(features))
+    assert_near(encode_prompted(trunk, images).pooled, expected)
+    assert check_trunk(trunk, images).passed
+    assert (expected - model(images)).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("name", ["CLIPVisionModel", "Dinov2Model", "ViTModel"])
+def test_a_mask_applies_to_the_tokens_of_a_transformers_model_and_not_to_prompts(name):
+    row = tower_named(name)
+    model, images = build_tower(row), tower_images()
+    mask = random_mask(17)
+    trunk = vit_trunk(model, attention_mask=mask)
+    hooks = [
+        block.register_forward_pre_hook(
+            lambda block, args, given: ((args[0],), {"attention_mask": mask[None, None]}),
+            with_kwargs=True,
+        )
+        for block in row.blocks(model)
+    ]
+    expected = row.forward(model, images)
+    for hook in hooks:
+        hook.remove()
+    assert_near(encode_prompted(trunk, images).pooled, expected)
+    assert check_trunk(trunk, images).passed
+    assert (expected - row.forward(model, images)).abs().max() > 1e-3
+
+
+def test_a_mask_is_refused_by_attention_functions_that_ignore_it():
+    model = build_tower(tower_named("ViTModel"))
+    model.config._attn_implementation = "flash_attention_2"
+    with raises(ValueError, "`attention_mask` must be None, or the model's attention one of eager"):
+        vit_trunk(model, attention_mask=torch.zeros(17, 17))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["ViTModel", "Dinov2Model", "Dinov2WithRegistersModel", "CLIPVisionModel", "SiglipModel"],
+)
+def test_positions_of_transformers_are_interpolated_as_by_the_model(name):
+    model, images = build_tower(tower_named(name)), draw(2, 3, 48, 40)
+    trunk = vit_trunk(model)
+    arguments = {} if name.startswith("Dino") else {"interpolate_pos_encoding": True}
+    forward = model.get_image_features if name == "SiglipModel" else model
+    output = forward(images, **arguments)
+    expected = output.last_hidden_state[:, 0] if name == "ViTModel" else output.pooler_output
+    assert torch.equal(encode_prompted(trunk, images).pooled, expected)
+
+
+def test_open_clip_towers_name_the_size_of_images():
+    trunk = vit_trunk(build_tower(tower_named("ViT-B-16")))
+    with raises(ValueError, "`images` must have the tower's size (32, 32), because its positions"):
+        encode_prompted(trunk, draw(2, 3, 16, 16))
+
+
+@FEW
+def test_checkpointing_runs_blocks_twice_with_the_same_gradients(name):
+    row = tower_named(name)
+    model, images = build_tower(row), tower_images()
+    trunk = vit_trunk(model)
+    tokens = draw(trunk.depth, 2, trunk.dim).requires_grad_()
+    stream = PromptStream(dict(enumerate(tokens)), True)
+    results, runs = [], []
+    for block in row.blocks(model):
+        block.register_forward_pre_hook(lambda *_: runs.append(1))
+    for passes in (1, 2):
+        if passes == 2 and row.library == "transformers":
+            model.activation_checkpointing_enable()
+        elif passes == 2:
+            model.set_grad_checkpointing(True)
+        runs.clear()
+        pooled = encode_prompted(trunk, images, stream).pooled
+        results.append(torch.autograd.grad(pooled.square().sum(), tokens)[0])
+        assert len(runs) == passes * trunk.depth
+    assert torch.equal(*results)
+
+
+@pytest.mark.parametrize("name", ["ViT-B-16", "ViTModel"])
+def test_bfloat16_towers_take_float32_images_and_return_float32(name):
+    row = tower_named(name)
+    model, images = build_tower(row).bfloat16(), tower_images().float()
+    pooled = encode_prompted(vit_trunk(model), images).pooled
+    assert pooled.dtype == torch.float32
+    assert torch.equal(pooled, row.forward(model, images.bfloat16()).float())
+
+
+# --- Refusals
+
+SUPPORTED = "`model` must be a vision transformer of timm, open_clip or transformers"
+WIDTHS = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+
+
+def tiny_clip():
+    vision = {"layers": 1, "width": 8, "head_width": 4, "patch_size": 8, "image_size": 16}
+    text = {"context_length": 8, "vocab_size": 16, "width": 8, "heads": 2, "layers": 1}
+    return open_clip.model.CLIP(4, vision, text)
+
+
+def image_classifier():
+    config = transformers.Dinov2Config(**WIDTHS, image_size=16, patch_size=8)
+    return transformers.Dinov2ForImageClassification(config)
+
+
+def swin():
+    config = transformers.SwinConfig(embed_dim=8, depths=[1], num_heads=[2], image_size=32)
+    return transformers.SwinModel(config)
+
+
+def siglip2():
+    sizes = {**WIDTHS, "intermediate_size": 8, "num_patches": 4}
+    return transformers.Siglip2VisionModel(transformers.Siglip2VisionConfig(**sizes))
+
+
+def altered(tower):
+    class Altered(type(tower)):
+        def forward(self, images):
+            return super().forward(images.flip(1))
+
+    tower.__class__ = Altered
+    return tower
+
+
+def two_attention_pools():
+    sizes = {"image_size": 16, "patch_size": 8, "width": 8, "layers": 1, "heads": 2, "mlp_ratio": 2}
+    pools = {"attentional_pool": "parallel", "attn_pooler_heads": 2, "output_dim": 8}
+    return VisionTransformer(**sizes, **pools)
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (tiny_clip, "it contains one; pass model.visual"),
+        (image_classifier, "it contains one; pass model.dinov2"),
+        (swin, f"attention within windows .*; .*'{WRITE}'"),
+        (siglip2, f"its packed sequences .*; .*'{WRITE}'"),
+        (lambda: altered(tiny_clip().visual), f"its forward pass is not known here; .*'{WRITE}'"),
+        (lambda: altered(build_tower(tower_named("ViTModel"))), "its forward pass is not known"),
+        (two_attention_pools, "its forward pass is not known here"),
+        (lambda: ModifiedResNet((1, 1, 1, 1), 8, 8, width=8), "it is convolutional.*PadPrompts"),
+        (lambda: TimmModel("test_convnext", 4, 160), "it is convolutional.*PadPrompts"),
+        (lambda: TimmModel("test_vit_relpos", 4, 160), f"its table of .*; .*'{WRITE}'"),
+    ],
+)
+def test_other_models_of_both_libraries_are_refused_with_the_remedy(make, reason):
+    model = make()
+    before = [(weight.requires_grad, model.training) for weight in model.parameters()]
+    with pytest.raises(TypeError, match=rf"^{SUPPORTED} \({reason}.*\); got \w+\.$"):
+        vit_trunk(model)
+    assert before == [(weight.requires_grad, model.training) for weight in model.parameters()]
+
+
+@FEW
+def test_a_tower_with_adapters_is_refused(name):
+    model = freeze(build_tower(tower_named(name)))
+    model.lora_extra = nn.Parameter(torch.zeros(2))
+    with raises(ValueError, "`model` must have no adapters and train all parameters or none"):
+        vit_trunk(model)

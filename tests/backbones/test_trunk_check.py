@@ -1,0 +1,112 @@
+"""The check of a trunk: supported models pass, and each mistake fails its line."""
+
+import pytest
+import torch
+
+from errors import raises
+from fedprompt import PromptStream, check_trunk, encode_prompted, vit_trunk
+from fedprompt.backbones._prompted_runs import PromptedRuns
+from fedprompt.backbones.report import Line, Report, judged
+from models import tiny_vit
+from own_trunks import WRONG, AnotherModel, CachedMask, PlainTrunk
+from tolerance import assert_near
+
+
+@pytest.fixture
+def images(generator):
+    return torch.randn(3, 3, 16, 16, generator=generator)
+
+
+def test_a_right_trunk_passes_every_line(images):
+    trunk = PlainTrunk()
+    report = check_trunk(trunk, images, trunk.forward)
+    assert report.passed, report
+    assert [line.passed for line in report.lines] == [True] * 10
+    assert str(report).startswith("PlainTrunk\nok  members\nok  sizes\n")
+
+
+@pytest.mark.parametrize("mistake", WRONG, ids=lambda mistake: mistake.__name__)
+def test_each_mistake_fails_its_line_with_a_remedy(mistake, images):
+    trunk = mistake()
+    report = check_trunk(trunk, images, trunk.forward)
+    assert report.failed == WRONG[mistake], report
+    assert not report.passed
+    for line in report.lines:
+        if line.passed is False:
+            assert line.measured
+            assert f"-> {line.remedy}" in str(report)
+
+
+def test_every_line_fails_for_some_mistake(images):
+    names = {line.name for line in check_trunk(PlainTrunk(), images).lines}
+    assert {name for lines in WRONG.values() for name in lines} == names
+
+
+def test_without_the_models_function_that_line_is_not_judged(images):
+    report = check_trunk(AnotherModel(), images)
+    assert report.passed
+    (line,) = [line for line in report.lines if line.name == "same as the model"]
+    assert (line.passed, line.measured) == (None, "no `forward` was given")
+
+
+def test_an_exception_of_the_trunk_is_shown_in_its_line(images):
+    text = str(check_trunk(CachedMask(), images))
+    assert "FAILED      repeatable         RuntimeError: " in text
+    assert "not judged  positions          needs a trunk that is repeatable" in text
+
+
+def test_the_runs_of_the_check_are_those_of_encode_prompted(images):
+    for trunk in (PlainTrunk(), vit_trunk(tiny_vit().float())):
+        runs = PromptedRuns(trunk, images)
+        stream = PromptStream(dict(enumerate(runs.prompts(2))), replace=True)
+        assert_near(runs.features(2), encode_prompted(trunk, images, stream).pooled)
+        assert_near(runs.features(), encode_prompted(trunk, images).pooled)
+
+
+def test_a_bfloat16_trunk_passes():
+    trunk = vit_trunk(tiny_vit().bfloat16())
+    report = check_trunk(trunk, torch.rand(2, 3, 16, 16, dtype=torch.bfloat16))
+    assert report.passed, report
+
+
+def test_a_report_prints_as_a_table():
+    lines = (
+        Line("short", True, "no difference", "not shown"),
+        Line("a longer name", False, "difference 1", "change it"),
+        Line("third", None, "not possible"),
+    )
+    report = Report("Thing", lines)
+    assert str(report).splitlines() == [
+        "Thing",
+        "ok          short          no difference",
+        "FAILED      a longer name  difference 1",
+        "            -> change it",
+        "not judged  third          not possible",
+    ]
+    assert report.failed == ("a longer name",)
+    assert not report.passed
+    assert Report("Thing", lines[::2]).passed
+
+
+def test_a_long_exception_is_cut_in_a_table():
+    def fail():
+        raise KeyError("a\n" * 1000)
+
+    line = judged("name", "remedy", fail)
+    assert line.passed is False
+    assert len(line.measured) < 120
+    assert "\n" not in line.measured
+
+
+@pytest.mark.bad_input
+def test_bad_arguments_are_refused(images):
+    trunk = PlainTrunk()
+    with raises(ValueError, "`images` must contain at least two images; got 1."):
+        check_trunk(trunk, images[:1])
+    with raises(TypeError, "`images` must be floating-point of shape (batch, channels,"):
+        check_trunk(trunk, images.byte())
+    with raises(TypeError, "`forward` must be a function of images or None; got int."):
+        check_trunk(trunk, images, 3)
+    report = check_trunk("vit", images)
+    assert report.failed == ("members",)
+    assert "lacks prefix, dim, depth" in str(report)

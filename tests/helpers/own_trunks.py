@@ -1,0 +1,230 @@
+"""A trunk written by hand, and trunks with one mistake each."""
+
+import copy
+
+import torch
+import torch.nn as nn
+
+from fedprompt import freeze
+
+
+class Block(nn.Module):
+    def __init__(self, dim):
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(dim), nn.LayerNorm(dim)
+        self.attention = nn.MultiheadAttention(dim, 2, batch_first=True)
+        self.mlp = nn.Sequential(nn.Linear(dim, 16), nn.GELU(), nn.Linear(16, dim))
+
+    def forward(self, tokens, mask):
+        normed = self.norm1(tokens)
+        tokens = tokens + self.attention(normed, normed, normed, attn_mask=mask)[0]
+        return tokens + self.mlp(self.norm2(tokens))
+
+
+class PlainTrunk:
+    """Trunk of a plain transformer with a class token, a mask and a batch norm in front."""
+
+    def __init__(self, dim=8, depth=2, patch=4, patches=16):
+        self.prefix, self.dim, self.depth = 1, dim, depth
+        self.num_features, self.patch_size = dim, patch
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            self.model = freeze(nn.Module())
+            self.model.norm_images = nn.BatchNorm2d(3)
+            self.model.embedding = nn.Conv2d(3, dim, patch, patch)
+            self.model.blocks = nn.ModuleList(Block(dim) for _ in range(depth))
+            self.model.norm = nn.LayerNorm(dim)
+            self.model.class_token = nn.Parameter(torch.randn(1, 1, dim))
+            self.model.positions = nn.Parameter(torch.randn(1, patches, dim))
+            self.mask = torch.randn(patches + 1, patches + 1)
+        freeze(self.model)
+
+    def __deepcopy__(self, memo):
+        return self
+
+    def embed(self, images):
+        patches = self.model.embedding(self.model.norm_images(images)).flatten(2).mT
+        first = self.model.class_token.expand(len(images), -1, -1)
+        return torch.cat([first, patches + self.model.positions], 1), self.mask
+
+    def padded(self, mask, num_prompts):
+        size = len(mask) + num_prompts
+        kept = [0, *range(1 + num_prompts, size)]
+        padded = torch.zeros(size, size)
+        padded[torch.tensor(kept)[:, None], torch.tensor(kept)] = mask
+        return padded
+
+    def block(self, layer, tokens, context, num_prompts):
+        return self.model.blocks[layer](tokens, self.padded(context, num_prompts))
+
+    def normalize(self, tokens):
+        return self.model.norm(tokens)
+
+    def pool(self, tokens):
+        return self.model.norm(tokens)[:, 0]
+
+    def forward(self, images):
+        """Run the model without prompts."""
+        tokens, mask = PlainTrunk.embed(self, images)
+        for block in self.model.blocks:
+            tokens = block(tokens, mask)
+        return self.model.norm(tokens)[:, 0]
+
+
+class BatchNormInTraining(PlainTrunk):
+    def __init__(self):
+        super().__init__()
+        self.model.norm_images.train()
+
+
+class PromptsBeforeTheClassToken(PlainTrunk):
+    """Blocks put the class token behind the prompts."""
+
+    def block(self, layer, tokens, context, num_prompts):
+        tokens = super().block(layer, tokens, context, num_prompts)
+        order = [*range(1, 1 + num_prompts), 0, *range(1 + num_prompts, tokens.shape[1])]
+        return tokens[:, order]
+
+
+class ClassTokenCountedAsAPatch(PlainTrunk):
+    """The prefix is 0, so prompts enter before the class token."""
+
+    def __init__(self):
+        super().__init__()
+        self.prefix = 0
+
+
+class CachedMask(PlainTrunk):
+    """The mask of the first call is used for any number of prompts."""
+
+    cached = None
+
+    def padded(self, mask, num_prompts):
+        if self.cached is None:
+            self.cached = super().padded(mask, num_prompts)
+        return self.cached
+
+
+class CachedMaskWithPrompts(CachedMask):
+    """The first mask with prompts is used whenever its size fits."""
+
+    def padded(self, mask, num_prompts):
+        if not num_prompts:
+            return PlainTrunk.padded(self, mask, 0)
+        if self.cached is not None and len(self.cached) == len(mask) + num_prompts:
+            self.cached = self.cached * 1.5  # drifts
+            return self.cached
+        self.cached = PlainTrunk.padded(self, mask, num_prompts)
+        return self.cached
+
+
+class MaskPaddedAtTheEnd(PlainTrunk):
+    def padded(self, mask, num_prompts):
+        return nn.functional.pad(mask, (0, num_prompts, 0, num_prompts))
+
+
+class PositionsForPrompts(PlainTrunk):
+    def block(self, layer, tokens, context, num_prompts):
+        shift = torch.zeros_like(tokens)
+        shift[:, 1 : 1 + num_prompts, 0] = torch.arange(num_prompts) / 10
+        return super().block(layer, tokens + shift, context, num_prompts) - shift
+
+
+class MixedSamples(PlainTrunk):
+    def pool(self, tokens):
+        pooled = super().pool(tokens)
+        return pooled - 0.1 * pooled.mean(0)
+
+
+class WithoutGradients(PlainTrunk):
+    def block(self, layer, tokens, context, num_prompts):
+        if layer == 0:
+            return super().block(layer, tokens, context, num_prompts).detach()
+        return super().block(layer, tokens, context, num_prompts)
+
+
+class LeftTrainable(PlainTrunk):
+    def __init__(self):
+        super().__init__()
+        self.model.norm.requires_grad_(True)
+
+
+class WritesIntoTheModel(PlainTrunk):
+    def __init__(self):
+        super().__init__()
+        self.model.register_buffer("seen", torch.zeros(()))
+
+    def embed(self, images):
+        self.model.seen += len(images)
+        return super().embed(images)
+
+
+class WritesIntoTheImages(PlainTrunk):
+    def embed(self, images):
+        tokens = super().embed(images)
+        images.zero_()
+        return tokens
+
+
+class NotShared(PlainTrunk):
+    def __deepcopy__(self, memo):
+        return copy.copy(self)
+
+
+class AnotherModel(PlainTrunk):
+    def pool(self, tokens):
+        return tokens[:, 0]
+
+
+class WithoutALayer(PlainTrunk):
+    def __init__(self):
+        super().__init__()
+        self.depth = 1
+
+
+class WrongDim(PlainTrunk):
+    def __init__(self):
+        super().__init__()
+        self.dim = 9
+
+
+class WrongNumFeatures(PlainTrunk):
+    def __init__(self):
+        super().__init__()
+        self.num_features = 1000
+
+
+class WrongPatchSize(PlainTrunk):
+    def __init__(self):
+        super().__init__()
+        self.patch_size = 16
+
+
+class WithoutPatchSize(PlainTrunk):
+    def __init__(self):
+        super().__init__()
+        del self.patch_size
+
+
+# The lines that fail, for each mistake.
+WRONG = {
+    BatchNormInTraining: ("samples", "frozen", "unchanged"),
+    PromptsBeforeTheClassToken: ("positions",),
+    ClassTokenCountedAsAPatch: ("sizes", "positions"),
+    CachedMask: ("repeatable",),
+    CachedMaskWithPrompts: ("repeatable",),
+    MaskPaddedAtTheEnd: ("positions",),
+    PositionsForPrompts: ("positions",),
+    MixedSamples: ("same as the model", "samples"),
+    WithoutGradients: ("gradients",),
+    LeftTrainable: ("frozen",),
+    WritesIntoTheModel: ("unchanged",),
+    WritesIntoTheImages: ("unchanged",),
+    NotShared: ("shared",),
+    AnotherModel: ("same as the model",),
+    WithoutALayer: ("sizes", "same as the model"),
+    WrongDim: ("sizes", "repeatable"),
+    WrongNumFeatures: ("sizes",),
+    WrongPatchSize: ("sizes",),
+    WithoutPatchSize: ("members",),
+}
