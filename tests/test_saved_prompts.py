@@ -139,7 +139,7 @@ def test_a_text_tower_is_a_backbone_too(tmp_path):
 class OwnTrunk:
     """A trunk with its modules, a tensor and a setting as attributes, and without `model`."""
 
-    prefix, depth = 0, 1
+    prefix, depth, num_features, patch_size = 0, 1, 12, 4
 
     def __init__(self, seed=0, *, stride=4):
         with torch.random.fork_rng(devices=[]):

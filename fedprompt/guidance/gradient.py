@@ -32,7 +32,8 @@ from fedprompt.guidance._validation import (
 )
 from fedprompt.guidance.loss import GuideLoss, at_least_single, guide_loss, label_loss
 from fedprompt.guidance.methods import Evaluate, Parameters, forward_mode
-from fedprompt.interfaces import Batches, Weighted
+from fedprompt.interfaces import Weighted
+from fedprompt.interfaces.nouns import Batches
 
 Gradients = dict[str, Tensor]
 BatchLoss = Callable[[Tensor, Tensor, Tensor], Tensor]

@@ -57,6 +57,16 @@ def test_without_prompts_a_trunk_is_bitwise_identical_to_its_model(accepted):
     assert torch.equal(encode_prompted(trunk, images).pooled, plain(model, images))
 
 
+def test_a_trunk_states_the_width_of_its_features_and_the_size_of_its_patches(accepted):
+    model, trunk, images = accepted
+    tokens, _ = trunk.embed(images)
+    height, width = images.shape[2:]
+    assert trunk.num_features == plain(model, images).shape[1]
+    assert (height // trunk.patch_size) * (width // trunk.patch_size) == (
+        tokens.shape[1] - trunk.prefix
+    )
+
+
 @pytest.mark.parametrize("replace", [True, False])
 def test_prompts_change_the_output_as_in_the_models_own_forward_pass(replace, accepted):
     # The reference inserts prompts by hooks. It increases `attn.num_prefix_tokens` instead of

@@ -134,7 +134,7 @@ def test_gradients_equal_those_of_the_reference(model, trunk, images, generator)
 class Recorder:
     """Trunk with one class token 0 and patches 1 and 2, whose blocks only record their input."""
 
-    prefix, dim, depth = 1, 1, 3
+    prefix, dim, depth, num_features, patch_size = 1, 1, 3, 3, 2
 
     def __init__(self):
         self.seen = []
@@ -212,6 +212,7 @@ class Scribbler:
     def __init__(self, trunk, generator):
         self.trunk, self.generator = trunk, generator
         self.prefix, self.dim, self.depth = trunk.prefix, trunk.dim, trunk.depth
+        self.num_features, self.patch_size = trunk.num_features, trunk.patch_size
         self.embed, self.normalize, self.pool = trunk.embed, trunk.normalize, trunk.pool
 
     def block(self, layer, tokens, context, num_prompts):

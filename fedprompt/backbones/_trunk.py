@@ -1,0 +1,102 @@
+"""Common part of all trunks: the model stays frozen, and prompts fit its masks and positions."""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn as nn
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from fedprompt._checks import check_finite, kind, wrong_type, wrong_value
+
+
+@dataclass(frozen=True)
+class Context:
+    """Rotary table of the patches, and mask over all tokens except prompts, for each block."""
+
+    rotary: Tensor | None
+    mask: Tensor | None
+
+    def with_prompts(
+        self, layer_rotary: Tensor | None, prefix: int, num_prompts: int
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Add rows for prompts, with the identity rotation and without masking."""
+        rotary, mask = layer_rotary, self.mask
+        if num_prompts and rotary is not None:
+            shape = (*rotary.shape[:-2], num_prompts, rotary.shape[-1] // 2)
+            sine, cosine = rotary.new_zeros(shape), rotary.new_ones(shape)
+            rotary = torch.cat([torch.cat([sine, cosine], -1), rotary], -2)
+        if num_prompts and mask is not None:
+            size = len(mask) + num_prompts
+            others = torch.cat([torch.arange(prefix), torch.arange(prefix + num_prompts, size)])
+            others = others.to(mask.device)
+            mask = mask.new_zeros(size, size).index_put((others[:, None], others), mask)
+        return rotary, mask
+
+
+class FrozenTrunk:
+    """Base of the trunks of all libraries.
+
+    Args:
+        model: Frozen model in eval mode.
+        attention_mask: Mask (seq, seq) over all tokens except prompts, or None.
+    """
+
+    prefix: int
+    dim: int
+    depth: int
+    num_features: int
+    patch_size: int
+
+    def __init__(self, model: nn.Module, attention_mask: Tensor | None) -> None:
+        if attention_mask is not None:
+            _check_mask(attention_mask)
+        self.model: Any = model
+        self.mask = attention_mask
+        # Checked in every forward pass, so stored as flat lists.
+        self._all_modules = list(model.modules())
+        self._all_parameters = list(model.parameters())
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "FrozenTrunk":
+        return self
+
+    def check_frozen(self) -> None:
+        """Require that the model is still in eval mode and without gradients."""
+        if torch.compiler.is_compiling():
+            return
+        if any(module.training for module in self._all_modules):
+            rule = "stay in eval mode, as freeze(model) left it"
+            raise wrong_value("trunk", rule, "a model in train mode")
+        if any(parameter.requires_grad for parameter in self._all_parameters):
+            rule = "stay frozen, as freeze(model) left it"
+            raise wrong_value("trunk", rule, "a model with parameters that require gradients")
+
+    def context(self, tokens: Tensor, rotary: Tensor | None = None) -> Context:
+        """Return the context of the blocks for tokens (batch, seq, dim) without prompts."""
+        if self.mask is None:
+            return Context(rotary, None)
+        if len(self.mask) != tokens.shape[1]:
+            rule = f"have shape (seq, seq) for the {tokens.shape[1]} tokens"
+            raise wrong_value("attention_mask", rule, tuple(self.mask.shape))
+        return Context(rotary, self.mask.to(tokens))
+
+    def run(
+        self, block: nn.Module, tokens: Tensor, *, checkpointing: bool, **arguments: Any
+    ) -> Tensor:
+        """Run a block, with gradient checkpointing if asked and if there are gradients."""
+        if checkpointing and tokens.requires_grad:
+            output: Tensor = checkpoint(partial(block, **arguments), tokens, use_reentrant=False)
+        else:
+            output = block(tokens, **arguments)
+        return output
+
+
+def _check_mask(mask: Tensor) -> None:
+    if not isinstance(mask, Tensor) or not mask.is_floating_point():
+        rule = "be a floating-point tensor of shape (seq, seq)"
+        raise wrong_type("attention_mask", rule, kind(mask))
+    if mask.ndim != 2 or mask.shape[0] != mask.shape[1]:
+        raise wrong_value("attention_mask", "have shape (seq, seq)", tuple(mask.shape))
+    check_finite("attention_mask", torch.where(mask == -torch.inf, 0.0, mask))

@@ -1,0 +1,52 @@
+"""Nouns and protocols: the values that components exchange, and the types of the components.
+
+A component is a function, an ``nn.Module`` that owns parameters, or an ``(init, step)`` pair that
+remembers something between rounds. The protocols are the types of functions and pairs. Your own
+piece can replace one of the library wherever it fits the protocol. Nothing here computes.
+"""
+
+from fedprompt.interfaces.nouns import (
+    Answers,
+    ClassNames,
+    Coupling,
+    Encoded,
+    Message,
+    Payload,
+    PromptedText,
+    PromptStream,
+    Selection,
+    Weighted,
+)
+from fedprompt.interfaces.protocols import (
+    Aggregator,
+    Codec,
+    PromptSelector,
+    Server,
+    ServerRule,
+    ServerUpdate,
+    TextEncoder,
+    TransportSolver,
+    Trunk,
+)
+
+__all__ = [
+    "Aggregator",
+    "Answers",
+    "ClassNames",
+    "Codec",
+    "Coupling",
+    "Encoded",
+    "Message",
+    "Payload",
+    "PromptSelector",
+    "PromptStream",
+    "PromptedText",
+    "Selection",
+    "Server",
+    "ServerRule",
+    "ServerUpdate",
+    "TextEncoder",
+    "TransportSolver",
+    "Trunk",
+    "Weighted",
+]

@@ -1,0 +1,144 @@
+"""Nouns: the values that components exchange. Nothing here computes."""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+
+class Weighted(NamedTuple):
+    """Rows and the evidence behind each of them.
+
+    Attributes:
+        value: Rows ``(*rows, *event)``.
+        weight: Evidence ``(*rows)``, finite and at least 0. Weight 0 means that nothing is known
+            about the row. The row may hold anything then, NaN included.
+    """
+
+    value: Float[Tensor, "..."]
+    weight: Float[Tensor, "..."]
+
+
+Payload = Mapping[str, Weighted]
+"""Entries by name: the message of a client to the server."""
+
+Message = Mapping[str, Tensor | Weighted]
+"""Tensors or entries by name: anything that is sent."""
+
+Answers = Mapping[int, Message]
+"""Messages of a server by client id."""
+
+
+class PromptStream(NamedTuple):
+    """Prompt tokens that enter a transformer. Several streams can enter together.
+
+    Attributes:
+        layers: Tokens by the 0-based layer before which they enter: ``(prompts, dim)`` for all
+            images, or ``(batch, prompts, dim)`` for each image.
+        replace: Whether new tokens replace the stream's old ones (VPT-deep). If False, the old
+            tokens stay.
+    """
+
+    layers: Mapping[int, Float[Tensor, "*batch prompts dim"]]
+    replace: bool = False
+
+
+class Encoded(NamedTuple):
+    """Output of a prompted backbone.
+
+    Attributes:
+        pooled: Features ``(batch, features)``, pooled as the backbone does before its classifier,
+            with prompt tokens left out. ``trunk.num_features`` is their width.
+        streams: For each stream, its tokens ``(batch, tokens, dim)`` after the last block and the
+            last norm.
+    """
+
+    pooled: Float[Tensor, "batch features"]
+    streams: tuple[Float[Tensor, "batch tokens dim"], ...]
+
+
+class ClassNames(NamedTuple):
+    """Class names, embedded by a text tower. Make them once; move their tensors with ``.to``.
+
+    Attributes:
+        start: Embeddings ``(start, dim)`` of the start tokens.
+        tokens: Embeddings ``(classes, length, dim)`` of each name, its full stop and the end token,
+            padded to the longest.
+        length: Number of these tokens ``(classes,)`` without padding.
+        pad: Embedding ``(dim,)`` of the padding token.
+        context_length: Number of positions of the tower.
+        causal: Whether a token sees only the tokens before it. Nothing after the end token is read
+            then.
+        names: The names as text, for errors.
+        ending: Number of tokens ``(classes,)`` that end each sentence: the full stop, where it is a
+            token, and the end token.
+    """
+
+    start: Float[Tensor, "start dim"]
+    tokens: Float[Tensor, "classes length dim"]
+    length: Int[Tensor, " classes"]
+    pad: Float[Tensor, " dim"]
+    context_length: int
+    causal: bool
+    names: tuple[str, ...]
+    ending: Int[Tensor, " classes"]
+
+
+class PromptedText(NamedTuple):
+    """Class sentences with a learned context.
+
+    They are split so that a causal text tower can run the common part once.
+
+    Attributes:
+        prefix: Tokens ``(contexts, prefix_length, dim)`` that all classes share. Contexts of single
+            samples add a batch axis in front.
+        suffix: Other tokens ``(contexts, classes, suffix_length, dim)``, padded, with the same
+            batch axis.
+        end: Position ``(classes,)`` of the end-of-text token, counted from the start of the prefix.
+    """
+
+    prefix: Float[Tensor, "*batch contexts prefix_length dim"]
+    suffix: Float[Tensor, "*batch contexts classes suffix_length dim"]
+    end: Int[Tensor, " classes"]
+
+
+class Coupling(NamedTuple):
+    """Transport plans, the problems that they solve, and their accuracy.
+
+    Attributes:
+        plan: Plans ``(*batch, rows, columns)``, without a graph.
+        error: Largest relative violation ``(*batch)`` of either marginal. Of capped rows, only the
+            excess counts.
+        iterations: Number of iterations ``(*batch)`` of each problem.
+        a: Masses of the rows ``(*#batch, rows)``, as the solver got them.
+        b: Masses of the columns ``(*#batch, columns)``, as the solver got them.
+        epsilon: Weight of the entropy. 0 for a linear program, infinity if the plan ignores the
+            cost.
+        duals: Dual variables ``(*batch, columns)``, from which ``transport.plan_from_duals``
+            computes the plan again. None if the solver has none.
+    """
+
+    plan: Float[Tensor, "*batch rows columns"]
+    error: Float[Tensor, "*batch"]
+    iterations: Int[Tensor, "*batch"]
+    a: Float[Tensor, "*#batch rows"]
+    b: Float[Tensor, "*#batch columns"]
+    epsilon: float
+    duals: Float[Tensor, "*batch columns"] | None = None
+
+
+class Selection(NamedTuple):
+    """The key that was selected for each query.
+
+    Attributes:
+        indices: Rows ``(batch,)`` of the selected keys.
+        similarity: Cosine ``(batch,)`` between each query and its key.
+    """
+
+    indices: Int[Tensor, " batch"]
+    similarity: Float[Tensor, " batch"]
+
+
+Batches = Sequence[Tensor] | Sequence[Sequence[Tensor]]
+"""One pair (images, labels), or several."""

@@ -1,0 +1,195 @@
+"""Protocols: types of functions, of ``(init, step)`` pairs, and of backbones.
+
+Your own piece can replace one of the library wherever it fits the protocol.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol, TypeVar, overload, runtime_checkable
+
+from jaxtyping import Float
+from torch import Tensor
+
+from fedprompt.interfaces.nouns import (
+    Answers,
+    Coupling,
+    Message,
+    Payload,
+    PromptedText,
+    Selection,
+    Weighted,
+)
+
+
+@runtime_checkable
+class Aggregator(Protocol):
+    """Function from entries to one entry, under the laws of ``tests/laws/test_aggregators.py``.
+
+    The library's own aggregators also take payloads and then return a payload.
+    :func:`aggregate_by_name` lifts any other aggregator over names.
+    """
+
+    def __call__(self, entries: Iterable[Weighted], /) -> Weighted:
+        """Aggregate the entries of one name."""
+
+
+Value = TypeVar("Value")
+Mean = TypeVar("Mean", contravariant=True)
+
+
+@runtime_checkable
+class ServerUpdate(Protocol[Value, Mean]):
+    """Pair of ``init`` and ``step``: the new value of a server from the mean of a round.
+
+    ``Value`` is a tensor and ``Mean`` a :class:`Weighted`, or mappings of these by name. The state
+    holds everything that is remembered between rounds. It is a (nested) mapping that ``torch.save``
+    can write and ``torch.load(weights_only=True)`` can read. Pass it to the next step unchanged,
+    and save it between rounds.
+    """
+
+    def init(self, previous: Value, /) -> Mapping[str, Any]:
+        """Make the state before the first round."""
+
+    def step(
+        self, previous: Value, mean: Mean, state: Mapping[str, Any], /
+    ) -> tuple[Value, Mapping[str, Any]]:
+        """Return the new value and the new state; rows of total weight 0 keep their value."""
+
+
+@runtime_checkable
+class ServerRule(Protocol):
+    """Server update that takes a tensor, or a dict of tensors name by name."""
+
+    def init(self, previous: Tensor | Mapping[str, Tensor], /) -> Mapping[str, Any]:
+        """Make the state before the first round; for a dict, the state of each name."""
+
+    @overload
+    def step(
+        self, previous: Tensor, mean: Weighted, state: Mapping[str, Any], /
+    ) -> tuple[Tensor, Mapping[str, Any]]: ...
+    @overload
+    def step(
+        self, previous: Mapping[str, Tensor], mean: Payload, state: Mapping[str, Any], /
+    ) -> tuple[dict[str, Tensor], Mapping[str, Any]]: ...
+    def step(self, previous: Any, mean: Any, state: Mapping[str, Any], /) -> Any:
+        """Return the new value and the new state; names that the mean lacks keep both."""
+
+
+@runtime_checkable
+class Server(Protocol):
+    """Pair of ``init`` and ``step``: an answer for each client from the payloads of all clients."""
+
+    def init(self) -> tuple[Answers, Any]:
+        """Return the first answers by client id, and the state."""
+
+    def step(self, payloads: Mapping[int, Message], state: Any, /) -> tuple[Answers, Any]:
+        """Return the next answers and state; `payloads` are in the order of client ids."""
+
+
+@runtime_checkable
+class Codec(Protocol):
+    """Compression of payloads, under the laws of ``tests/laws/test_codecs.py``.
+
+    The state holds everything that a client's codec remembers between rounds.
+    """
+
+    def init(self, payload: Payload, /) -> Mapping[str, Any]:
+        """Make the state before the first round."""
+
+    def encode(
+        self, payload: Payload, state: Mapping[str, Any], /
+    ) -> tuple[dict[str, Tensor | Weighted], Mapping[str, Any]]:
+        """Return a message and the new state; its form depends on that of the payload alone."""
+
+    def decode(self, message: Message, /, *, like: Payload) -> dict[str, Weighted]:
+        """Return a payload of the form of `like`; the numbers of `like` are not read."""
+
+
+@runtime_checkable
+class Trunk(Protocol):
+    """Frozen transformer that all clients share.
+
+    It is a plain class, not an ``nn.Module``. Its ``__deepcopy__`` returns the trunk, so copies of
+    a model share it.
+
+    Attributes:
+        prefix: Number of class and register tokens in front.
+        dim: Width of a token, and so of a prompt.
+        depth: Number of blocks.
+        num_features: Width of the pooled features, and so of a head's input. It equals `dim`
+            unless the model projects its features.
+        patch_size: Side of a patch in pixels, the larger one if they differ.
+    """
+
+    prefix: int
+    dim: int
+    depth: int
+    num_features: int
+    patch_size: int
+
+    def embed(
+        self, images: Float[Tensor, "batch channels height width"]
+    ) -> tuple[Float[Tensor, "batch seq dim"], Any]:
+        """Return tokens and a context (rotary tables, masks) that is passed to each block.
+
+        Positions and the first norm are included in the tokens.
+        """
+
+    def block(
+        self, layer: int, tokens: Float[Tensor, "batch seq dim"], context: Any, num_prompts: int
+    ) -> Float[Tensor, "batch seq dim"]:
+        """Run one block; `num_prompts` of the tokens, right after the prefix, are prompts."""
+
+    def normalize(
+        self, tokens: Float[Tensor, "batch tokens dim"]
+    ) -> Float[Tensor, "batch tokens dim"]:
+        """Apply the model's last norm to any tokens."""
+
+    def pool(self, tokens: Float[Tensor, "batch seq dim"]) -> Float[Tensor, "batch features"]:
+        """Pool tokens without prompts, before the last norm, as the model does."""
+
+
+@runtime_checkable
+class PromptSelector(Protocol):
+    """Function that selects a key for each query."""
+
+    def __call__(
+        self,
+        query: Float[Tensor, "batch dim"],
+        keys: Float[Tensor, "groups dim"],
+        /,
+        *,
+        usage: Tensor | None = None,
+    ) -> Selection:
+        """Select keys.
+
+        In training, `usage` counts how often each of the ``groups`` keys was selected so far. At
+        inference it is None.
+        """
+
+
+@runtime_checkable
+class TextEncoder(Protocol):
+    """Function from prompted class sentences to features.
+
+    Attributes:
+        dim: Width of a token. Features may have another width.
+    """
+
+    dim: int
+
+    def __call__(self, text: PromptedText, /) -> Float[Tensor, "*batch contexts classes features"]:
+        """Encode the sentences; features are not normalized."""
+
+
+@runtime_checkable
+class TransportSolver(Protocol):
+    """Function that solves a batch of small optimal-transport problems."""
+
+    def __call__(
+        self,
+        cost: Float[Tensor, "*batch rows columns"],
+        a: Float[Tensor, "*#batch rows"],
+        b: Float[Tensor, "*#batch columns"],
+        /,
+    ) -> Coupling:
+        """Find a plan for masses `a` of the rows and `b` of the columns."""
