@@ -68,6 +68,7 @@ from fedprompt.prompts import (
     ShallowPrompts,
     batch_streams,
     encode_prompted,
+    front_tokens,
     prompted_text,
 )
 
@@ -90,6 +91,7 @@ __all__ = [
     "ContextPrompts",
     "prompted_text",
     "encode_prompted",
+    "front_tokens",
     "batch_streams",
     # Frozen backbones
     "vit_trunk",

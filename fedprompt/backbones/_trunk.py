@@ -73,6 +73,21 @@ class FrozenTrunk:
             rule = "stay frozen, as freeze(model) left it"
             raise wrong_value("trunk", rule, "a model with parameters that require gradients")
 
+    def resume(
+        self, tokens: Tensor, *, start: int, image_size: tuple[int, int] | None
+    ) -> tuple[Tensor, Context]:
+        """Return tokens before block `start` in the model's dtype, and their context."""
+        self.check_frozen()
+        weight = self._all_parameters[0]
+        if tokens.device != weight.device:
+            raise wrong_value("images", f"be on the trunk's device {weight.device}", tokens.device)
+        tokens = tokens.to(weight.dtype)
+        return tokens, self.context(tokens, self.rotary_table(tokens, image_size))
+
+    def rotary_table(self, tokens: Tensor, image_size: tuple[int, int] | None) -> Tensor | None:
+        """Return the rotary table of the patches among tokens without prompts."""
+        return None
+
     def context(self, tokens: Tensor, rotary: Tensor | None = None) -> Context:
         """Return the context of the blocks for tokens (batch, seq, dim) without prompts."""
         if self.mask is None:

@@ -6,7 +6,7 @@ import torch.nn as nn
 from jaxtyping import Float
 from torch import Tensor
 
-from fedprompt._checks import wrong_type
+from fedprompt._checks import wrong_type, wrong_value
 from fedprompt.backbones._adapted import check_unadapted
 from fedprompt.backbones._trunk import Context, FrozenTrunk
 from fedprompt.freezing import freeze
@@ -91,6 +91,19 @@ class _TimmTrunk(FrozenTrunk):
         block, checkpointing = self.model.blocks[layer], self.model.grad_checkpointing
         return self.run(block, tokens, checkpointing=checkpointing, **arguments)
 
+    def grid(self, tokens: Tensor, image_size: tuple[int, int] | None) -> tuple[int, int] | None:
+        """Return the rows and columns of the patches, or None if the model takes any number."""
+        patch_embed = self.model.patch_embed
+        if image_size is None and self.model.dynamic_img_size:
+            return None
+        own = image_size is None
+        rows, columns = patch_embed.grid_size if own else patch_embed.dynamic_feat_size(image_size)
+        if tokens.shape[1] != self.prefix + rows * columns:
+            count = self.prefix + rows * columns
+            rule = f"have {count} tokens without prompts, for {rows} x {columns} patches"
+            raise wrong_value("images", rule, tokens.shape[1])
+        return rows, columns
+
     def normalize(self, tokens: Tensor) -> Tensor:
         # One of the two is the identity: timm normalizes either before or after the pooling.
         normalized: Tensor = self.model.fc_norm(self.model.norm(tokens))
@@ -102,6 +115,9 @@ class _TimmTrunk(FrozenTrunk):
 
 
 class _ViTTrunk(_TimmTrunk):
+    def rotary_table(self, tokens: Tensor, image_size: tuple[int, int] | None) -> None:
+        self.grid(tokens, image_size)  # only for its check
+
     def embed(self, images: Tensor) -> tuple[Tensor, Context]:
         self.check_frozen()
         model = self.model
@@ -118,6 +134,18 @@ class _EvaTrunk(_TimmTrunk):
         self.check_frozen()
         tokens, rotary = self.model._pos_embed(self.model.patch_embed(images))
         return self.model.norm_pre(tokens), self.context(tokens, rotary)
+
+    def rotary_table(self, tokens: Tensor, image_size: tuple[int, int] | None) -> Tensor | None:
+        grid, rope = self.grid(tokens, image_size), self.model.rope
+        if rope is None:
+            return None
+        if grid is None:
+            rule = "be given, because positions depend on height and width"
+            raise wrong_value("image_size", rule, None)
+        # Without a shape, timm returns the table of a fixed size.
+        fixed = not self.model.dynamic_img_size and hasattr(rope, "feat_shape")
+        table: Tensor = rope.get_embed() if fixed else rope.get_embed(shape=grid)
+        return table
 
     def block(self, layer: int, tokens: Tensor, context: Context, num_prompts: int) -> Tensor:
         layer_rotary = context.rotary

@@ -149,6 +149,24 @@ class Trunk(Protocol):
 
 
 @runtime_checkable
+class ResumableTrunk(Trunk, Protocol):
+    """Trunk that can go on from tokens before a later block. All trunks of the library can."""
+
+    def resume(
+        self,
+        tokens: Float[Tensor, "batch seq dim"],
+        *,
+        start: int,
+        image_size: tuple[int, int] | None,
+    ) -> tuple[Float[Tensor, "batch seq dim"], Any]:
+        """Return tokens in the dtype of the blocks, and the context as :meth:`embed` returns it.
+
+        The tokens are those before block `start`, without prompts. `image_size` is the size of
+        their images in pixels, if it is known.
+        """
+
+
+@runtime_checkable
 class PromptSelector(Protocol):
     """Function that selects a key for each query."""
 

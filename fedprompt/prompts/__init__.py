@@ -1,7 +1,7 @@
 """Learnable prompts for frozen backbones, and the forward pass that inserts them."""
 
 from fedprompt.prompts.context import ContextPrompts, prompted_text
-from fedprompt.prompts.encode import batch_streams, encode_prompted
+from fedprompt.prompts.encode import batch_streams, encode_prompted, front_tokens
 from fedprompt.prompts.padding import PadPrompts
 from fedprompt.prompts.visual import DeepPrompts, GroupPrompts, LayeredPrompts, ShallowPrompts
 
@@ -14,5 +14,6 @@ __all__ = [
     "ShallowPrompts",
     "batch_streams",
     "encode_prompted",
+    "front_tokens",
     "prompted_text",
 ]
