@@ -69,7 +69,9 @@ from fedprompt.prompts import (
     batch_streams,
     encode_prompted,
     front_tokens,
+    mean_tokens,
     prompted_text,
+    start_at_tokens,
 )
 
 # Client sampling and random generators.
@@ -92,6 +94,8 @@ __all__ = [
     "prompted_text",
     "encode_prompted",
     "front_tokens",
+    "mean_tokens",
+    "start_at_tokens",
     "batch_streams",
     # Frozen backbones
     "vit_trunk",

@@ -3,6 +3,7 @@
 from fedprompt.prompts.context import ContextPrompts, prompted_text
 from fedprompt.prompts.encode import batch_streams, encode_prompted, front_tokens
 from fedprompt.prompts.padding import PadPrompts
+from fedprompt.prompts.start import mean_tokens, start_at_tokens
 from fedprompt.prompts.visual import DeepPrompts, GroupPrompts, LayeredPrompts, ShallowPrompts
 
 __all__ = [
@@ -15,5 +16,7 @@ __all__ = [
     "batch_streams",
     "encode_prompted",
     "front_tokens",
+    "mean_tokens",
     "prompted_text",
+    "start_at_tokens",
 ]
