@@ -1,5 +1,6 @@
 """Trunks of timm's vision transformers, with the embedding, blocks and pooling of the model."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch.nn as nn
@@ -8,9 +9,10 @@ from torch import Tensor
 
 from fedprompt._checks import wrong_type, wrong_value
 from fedprompt.backbones._adapted import check_unadapted
+from fedprompt.backbones._trainable import chosen_parameters
 from fedprompt.backbones._trunk import Context, FrozenTrunk
 from fedprompt.freezing import freeze
-from fedprompt.interfaces import Trunk
+from fedprompt.interfaces import TrainableTrunk
 
 _WINDOWS = "attention within windows has no tokens that every patch attends to"
 _POSITION_TABLE = "its table of relative position biases has no rows for prompts"
@@ -28,7 +30,12 @@ _OTHER = (
 )
 
 
-def vit_trunk(model: nn.Module, *, attention_mask: Float[Tensor, "seq seq"] | None = None) -> Trunk:
+def vit_trunk(
+    model: nn.Module,
+    *,
+    attention_mask: Float[Tensor, "seq seq"] | None = None,
+    trainable: Iterable[nn.Parameter | nn.Module] | None = None,
+) -> TrainableTrunk:
     """Make a frozen trunk from a timm ``VisionTransformer`` or ``Eva``, shared by all clients.
 
     Embedding and pooling are the model's own code. This includes class and register tokens,
@@ -39,20 +46,27 @@ def vit_trunk(model: nn.Module, *, attention_mask: Float[Tensor, "seq seq"] | No
     The trunk is a plain object and not a submodule. ``.to(device)`` of a client module does not
     move it, so move the model first. A deep copy of a client shares the trunk.
 
+    Parameters of LoRA, adapters or norms can be trained with the prompts. ``trunk.trainable`` is a
+    module that has them under their names in the model, for optimizers, :func:`collect` and
+    :func:`load_values`. Clients that share such a trunk take turns, and a copy is refused. The
+    model stays in eval mode, so dropout of adapters is off.
+
     Args:
         model: Model from timm. Its classifier is never run.
         attention_mask: Mask (seq, seq) over class tokens, registers and patches, added to the
             attention scores of every block: 0 to attend, ``-inf`` to mask. Prompts attend to all
             tokens and all tokens attend to them.
+        trainable: Parameters or modules of `model` that are not frozen. If None, all are frozen.
 
     Returns:
-        A :class:`Trunk`.
+        A :class:`~fedprompt.interfaces.TrainableTrunk`.
 
     Raises:
         TypeError: If prompts cannot be inserted into this kind of model. The text gives the
             reason.
         ValueError: If only some parameters of `model` are trained, or adapters such as LoRA's
-            are, because they would be frozen silently. If `attention_mask` is not square or
+            are and are not in `trainable`, because they would be frozen silently. If `trainable`
+            does not belong to `model`. If `attention_mask` is not square or
             contains NaN. When used: if the mask does not fit the tokens of an image, or the
             model is no longer frozen or in eval mode.
 
@@ -69,8 +83,11 @@ def vit_trunk(model: nn.Module, *, attention_mask: Float[Tensor, "seq seq"] | No
     for family, trunk in ((VisionTransformer, _ViTTrunk), (Eva, _EvaTrunk)):
         # A subclass with another forward pass may do anything between the blocks.
         if isinstance(model, family) and type(model).forward_features is family.forward_features:
-            check_unadapted("model", model.named_parameters())
-            return trunk(freeze(model), attention_mask)
+            chosen = chosen_parameters(model, trainable)
+            check_unadapted("model", model.named_parameters(), set(chosen))
+            made = trunk(freeze(model), attention_mask)
+            made.train_parameters(chosen)
+            return made
     module = type(model).__module__.rpartition(".")[2]
     rule = f"be a timm VisionTransformer or Eva ({_REFUSED.get(module, _OTHER)})"
     raise wrong_type("model", rule, type(model).__name__)
@@ -83,6 +100,7 @@ class _TimmTrunk(FrozenTrunk):
         super().__init__(model, attention_mask)
         self.prefix = model.num_prefix_tokens
         self.dim = model.embed_dim
+        self.blocks = model.blocks
         self.depth = len(model.blocks)
         self.num_features = model.head_hidden_size
         self.patch_size = model.patch_embed.feat_ratio()

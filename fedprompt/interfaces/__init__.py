@@ -26,6 +26,7 @@ from fedprompt.interfaces.protocols import (
     ServerRule,
     ServerUpdate,
     TextEncoder,
+    TrainableTrunk,
     TransportSolver,
     Trunk,
 )
@@ -48,6 +49,7 @@ __all__ = [
     "ServerRule",
     "ServerUpdate",
     "TextEncoder",
+    "TrainableTrunk",
     "TransportSolver",
     "Trunk",
     "Weighted",

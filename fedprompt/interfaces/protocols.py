@@ -6,6 +6,7 @@ Your own piece can replace one of the library wherever it fits the protocol.
 from collections.abc import Iterable, Mapping
 from typing import Any, Protocol, TypeVar, overload, runtime_checkable
 
+import torch.nn as nn
 from jaxtyping import Float
 from torch import Tensor
 
@@ -164,6 +165,15 @@ class ResumableTrunk(Trunk, Protocol):
         The tokens are those before block `start`, without prompts. `image_size` is the size of
         their images in pixels, if it is known.
         """
+
+
+@runtime_checkable
+class TrainableTrunk(ResumableTrunk, Protocol):
+    """Trunk of which some parameters can be trained, such as LoRA's."""
+
+    @property
+    def trainable(self) -> nn.Module:
+        """Module that has the trained parameters under their names in the model, or none."""
 
 
 @runtime_checkable
