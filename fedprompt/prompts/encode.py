@@ -116,7 +116,7 @@ def front_tokens(
         start: Number of blocks to run, at least 1.
 
     Returns:
-        Tokens before block `start`: the prefix, the prompts of each stream, and the patches.
+        Tokens before block `start`, in the order prefix, prompts of each stream, patches.
 
     Example:
         >>> from functools import partial
