@@ -83,7 +83,10 @@ from fedprompt.prompts import (
     ShallowPrompts,
     batch_streams,
     encode_prompted,
+    front_tokens,
+    mean_tokens,
     prompted_text,
+    start_at_tokens,
 )
 from fedprompt.proximal import proximal_loss
 
@@ -108,6 +111,9 @@ __all__ = [
     "PromptGenerator",
     "prompted_text",
     "encode_prompted",
+    "front_tokens",
+    "mean_tokens",
+    "start_at_tokens",
     "batch_streams",
     # Frozen backbones
     "vit_trunk",

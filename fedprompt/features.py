@@ -1,6 +1,6 @@
 """Features of a frozen model, computed once for all rounds."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -23,7 +23,7 @@ class MapStyle(Protocol):
         """Return the number of samples."""
 
     def __getitem__(self, index: int, /) -> Any:
-        """Return a sample: an image, or a tuple that starts with one."""
+        """Return a sample: an image, a tuple that starts with one, or a dict with one."""
 
 
 def precompute(
@@ -33,6 +33,7 @@ def precompute(
     batch_size: int,
     dtype: torch.dtype | None = None,
     views: int | None = None,
+    key: str | None = None,
 ) -> Shaped[Tensor, "num *event"]:
     r"""Encode every image of a data set once, with a frozen model.
 
@@ -52,13 +53,15 @@ def precompute(
         encode: Maps images (batch, \*image) to a tensor (batch, \*event). It receives images as
             `dataset` returns them, and moves them to the model's device. Put the model into eval
             mode first, see :func:`freeze`.
-        dataset: Map-style data set of image tensors of one shape, or of tuples that start with
-            one, or a tensor (num, \*image).
+        dataset: Map-style data set of image tensors of one shape, of tuples that start with one,
+            or of dicts with one under `key`; or a tensor (num, \*image).
         batch_size: Images in each call of `encode`, at least 1. The last batch may be smaller.
         dtype: Dtype of the result. If None, the dtype that `encode` returns. The largest float16
             is 65504.
         views: Number of times that every image is read and encoded, each time anew. If None,
             images are read once and the result has no axis of views.
+        key: Name of the image in samples that are dicts, as in data sets of Hugging Face:
+            ``"image"`` or ``"pixel_values"``. None for other samples.
 
     Returns:
         Features (num, \*event), or (num, views, \*event) if `views` is given, in the order of
@@ -73,8 +76,13 @@ def precompute(
         tensor([ 3.,  7., 11.])
         >>> precompute(lambda batch: batch.mean((1, 2, 3)), images, batch_size=2, views=2).shape
         torch.Size([3, 2])
+        >>> samples = [{"image": image, "label": 0} for image in images]
+        >>> precompute(lambda batch: batch.mean((1, 2, 3)), samples, batch_size=2, key="image")
+        tensor([1.5000, 5.5000, 9.5000])
     """
     _check_arguments(encode, dataset, batch_size, dtype, views)
+    _check_key(key, dataset)
+    dataset = _Column(dataset, key) if key is not None else dataset
     if views is None and not isinstance(dataset, Tensor):
         _check_repeatable(dataset)
     features = torch.empty(0)
@@ -88,6 +96,25 @@ def precompute(
                 raise wrong_value("encode", rule, tuple(rows.shape[1:]))
             features[start : start + len(rows), view] = rows
     return features if views is not None else features.squeeze(1)
+
+
+class _Column:
+    """Images of a data set whose samples are dicts."""
+
+    def __init__(self, dataset: MapStyle, key: str) -> None:
+        self.dataset, self.key = dataset, key
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int, /) -> Any:
+        sample = self.dataset[index]
+        if not isinstance(sample, Mapping):
+            rule = "be None for samples that are not dicts"
+            raise wrong_value("key", rule, f"{self.key!r} for a {type(sample).__name__} at {index}")
+        if self.key not in sample:
+            raise wrong_value("key", f"be one of {_names(sample)}", repr(self.key))
+        return sample[self.key]
 
 
 def _readings(
@@ -121,11 +148,17 @@ def _images(dataset: MapStyle | Tensor, indices: range) -> Tensor:
 
 def _image(dataset: MapStyle, index: int) -> Tensor:
     sample = dataset[index]
+    if isinstance(sample, Mapping):
+        raise wrong_value("key", f"be one of {_names(sample)}, for samples that are dicts", None)
     image = sample[0] if isinstance(sample, tuple | list) and sample else sample
     if not isinstance(image, Tensor):
         rule = "return image tensors, or tuples that start with one (is `ToTensor` missing?)"
         raise wrong_type("dataset", rule, f"a {type(image).__name__} at {index}")
     return image
+
+
+def _names(sample: Mapping[str, object]) -> str:
+    return ", ".join(map(repr, sample))
 
 
 def _check_repeatable(dataset: MapStyle) -> None:
@@ -156,3 +189,10 @@ def _check_arguments(
         raise wrong_type("dataset", rule, f"a {type(dataset).__name__}")
     if len(dataset) == 0:
         raise wrong_value("dataset", "contain at least one image", "none")
+
+
+def _check_key(key: object, dataset: object) -> None:
+    if key is not None and not isinstance(key, str):
+        raise wrong_type("key", "be a string or None", kind(key))
+    if key is not None and isinstance(dataset, Tensor):
+        raise wrong_value("key", "be None for a tensor", repr(key))

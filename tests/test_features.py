@@ -1,5 +1,6 @@
 """Features of a frozen model, computed once."""
 
+from collections import UserDict
 from collections.abc import Callable
 
 import numpy as np
@@ -68,6 +69,32 @@ def test_features_equal_those_of_single_images(
 )
 def test_any_map_style_data_set_is_accepted(dataset: Dataset | Tensor | list) -> None:
     assert torch.equal(precompute(lambda images: images[:, 0], dataset, batch_size=4), IMAGES[:, 0])
+
+
+@pytest.mark.parametrize("key", ["image", "pixel_values"])
+@pytest.mark.parametrize("wrap", [dict, UserDict], ids=["dict", "UserDict"])
+def test_samples_may_be_dicts_as_in_data_sets_of_hugging_face(wrap: type, key: str) -> None:
+    dataset = [wrap({"label": 3, key: image, "mask": image + 1}) for image in IMAGES]
+    expected = precompute(lambda images: images[:, 0], IMAGES, batch_size=4)
+    features = precompute(lambda images: images[:, 0], dataset, batch_size=4, key=key)
+    assert torch.equal(features, expected)
+    views = precompute(lambda images: images[:, 0], dataset, batch_size=4, key=key, views=2)
+    assert torch.equal(views, expected[:, None].expand(-1, 2, -1, -1))
+
+
+def test_a_random_transform_of_dicts_is_refused() -> None:
+    images = Transformed(IMAGES, noisy(0))
+
+    class Dicts(Dataset):
+        def __len__(self) -> int:
+            return len(images)
+
+        def __getitem__(self, index: int) -> dict[str, object]:
+            image, label = images[index]
+            return {"image": image, "label": label}
+
+    with pytest.raises(ValueError, match="return the same image whenever it is read"):
+        precompute(lambda images: images, Dicts(), batch_size=4, key="image")
 
 
 def test_encode_gets_full_batches_in_order_and_a_smaller_last_one() -> None:
@@ -225,6 +252,28 @@ class Endless(IterableDataset):
             ValueError,
             "`dataset` must return images of one shape and dtype.*float16.* at 1",
         ),
+        (
+            {"dataset": [{"image": IMAGES[0], "label": 1}]},
+            ValueError,
+            "`key` must be one of 'image', 'label', for samples that are dicts; got None.",
+        ),
+        (
+            {"dataset": [{"image": IMAGES[0], "label": 1}], "key": "img"},
+            ValueError,
+            "`key` must be one of 'image', 'label'; got 'img'.",
+        ),
+        (
+            {"dataset": [{"image": "a.png"}], "key": "image"},
+            TypeError,
+            "`dataset` must return image tensors.*; got a str at 0",
+        ),
+        (
+            {"key": "image", "dataset": [IMAGES[0]]},
+            ValueError,
+            "`key` must be None for samples that are not dicts; got 'image' for a Tensor at 0.",
+        ),
+        ({"key": "image"}, ValueError, "`key` must be None for a tensor; got 'image'."),
+        ({"key": 0}, TypeError, r"`key` must be a string or None; got 0 \(int\)."),
         ({"encode": None}, TypeError, r"`encode` must be callable; got None \(NoneType\)"),
         ({"batch_size": 0}, ValueError, "`batch_size` must be at least 1; got 0"),
         ({"batch_size": 2.0}, TypeError, "`batch_size` must be an integer; got 2.0"),

@@ -1,7 +1,9 @@
 """Common part of all trunks: the model stays frozen, and prompts fit its masks and positions."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -10,6 +12,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from fedprompt._checks import check_finite, kind, wrong_type, wrong_value
+from fedprompt.backbones._trainable import Trainable
 from fedprompt.interfaces import Trunk
 
 
@@ -45,18 +48,28 @@ class FrozenTrunk(Trunk):
         attention_mask: Mask (seq, seq) over all tokens except prompts, or None.
     """
 
+    blocks: Sequence[nn.Module]
+
     def __init__(self, model: nn.Module, attention_mask: Tensor | None) -> None:
         self.model: Any = model
         self.mask = attention_mask
+        self.trainable = Trainable()
         # Checked in every forward pass, so stored as flat lists.
         self._all_modules = list(model.modules())
         self._all_parameters = list(model.parameters())
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "FrozenTrunk":
+        self.trainable.check_alone()
         return self
 
+    def train_parameters(self, chosen: Sequence[nn.Parameter]) -> None:
+        """Turn on the gradients of some parameters of the model, which are then `trainable`."""
+        self.trainable = Trainable(self.model, chosen).requires_grad_()
+        trained = set(chosen)
+        self._all_parameters = [each for each in self._all_parameters if each not in trained]
+
     def check_frozen(self) -> None:
-        """Require that the model is still in eval mode and without gradients."""
+        """Require that the model is in eval mode, and without gradients except `trainable`."""
         if torch.compiler.is_compiling():
             return
         if any(module.training for module in self._all_modules):
@@ -69,10 +82,38 @@ class FrozenTrunk(Trunk):
     def prepared(self, images: Tensor) -> Tensor:
         """Return images in the model's dtype, after the checks of the model and of the device."""
         self.check_frozen()
-        weight = self._all_parameters[0]
-        if images.device != weight.device:
-            raise wrong_value("images", f"be on the trunk's device {weight.device}", images.device)
-        return images.to(weight.dtype)
+        return self.cast(images)
+
+    def cast(self, inputs: Tensor) -> Tensor:
+        """Return images or tokens in the model's dtype; they must be on its device."""
+        weight = next(self.model.parameters())
+        if inputs.device != weight.device:
+            raise wrong_value("images", f"be on the trunk's device {weight.device}", inputs.device)
+        return inputs.to(weight.dtype)
+
+    def resume(
+        self, tokens: Tensor, *, start: int, image_size: tuple[int, int] | None
+    ) -> tuple[Tensor, Context]:
+        """Return tokens before block `start` in the model's dtype, and their context."""
+        self.check_frozen()
+        self.check_front(start)
+        tokens = self.cast(tokens)
+        return tokens, self.context(tokens, self.rotary_table(tokens, image_size))
+
+    def check_front(self, start: int) -> None:
+        """Require that no parameter before block `start` is trained."""
+        if not any(parameter.requires_grad for parameter in self.trainable.parameters()):
+            return
+        # Models register their modules in the order in which they run.
+        late = next(self.blocks[start].parameters())
+        named = takewhile(lambda item: item[1] is not late, self.model.named_parameters())
+        if trained := [name for name, parameter in named if parameter.requires_grad]:
+            rule = "not be behind trained parameters, because tokens before them are out of date"
+            raise wrong_value("start", rule, f"{start}, behind {trained[0]}")
+
+    def rotary_table(self, tokens: Tensor, image_size: tuple[int, int] | None) -> Tensor | None:
+        """Return the rotary table of the patches among tokens without prompts."""
+        return None
 
     def context(self, tokens: Tensor, rotary: Tensor | None = None) -> Context:
         """Return the context of the blocks for tokens (batch, seq, dim) without prompts."""

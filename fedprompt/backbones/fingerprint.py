@@ -10,6 +10,7 @@ import torch.nn as nn
 from torch import Tensor
 
 from fedprompt._checks import check_count, kind, wrong_type
+from fedprompt.backbones._trainable import Trainable
 from fedprompt.interfaces import PromptStream, TextEncoder, Trunk
 
 OWN = "own:"
@@ -31,8 +32,9 @@ def fingerprint(
     A receiver that compares fingerprints can refuse payloads made for another backbone. The
     parts of the fingerprint are:
 
-    - ``weights``: a hash of all weights and buffers, classifiers excluded. Hashing reads every
-      weight once, so compute the fingerprint once.
+    - ``weights``: a hash of all weights and buffers, without classifiers and without the
+      ``trainable`` parameters of a trunk. Hashing reads every weight once, so compute the
+      fingerprint once.
     - ``settings``: a hash of numbers and strings that affect the features but are not stored in
       the weights, such as the number of heads, the pooling and the epsilon of norms. Booleans
       are left out, because some depend on the machine, such as the choice of a fused kernel.
@@ -77,7 +79,7 @@ def fingerprint(
     dtypes = {str(parameter.dtype).removeprefix("torch.") for parameter in model.parameters()}
     parts = {
         "backbone": " ".join(filter(None, [_name_of(backbone, model), architecture])),
-        "weights": _weights(model),
+        "weights": _weights(model, getattr(backbone, "trainable", None)),
         "settings": _settings(model),
         "activation": ", ".join(sorted(activations)),
         "dtype": ", ".join(sorted(dtypes)),
@@ -132,12 +134,14 @@ def _name_of(backbone: object, model: nn.Module) -> str:
     return type(backbone if isinstance(model, OwnModules) else model).__name__
 
 
-def _weights(model: Any) -> str:
+def _weights(model: Any, trainable: object) -> str:
     unused = {
         id(tensor)
         for module in _classifier(model)
         for tensor in module.state_dict(keep_vars=True).values()
     }
+    if isinstance(trainable, Trainable):
+        unused.update(map(id, trainable.parameters()))
     total = hashlib.sha256()
     for name, tensor in sorted(model.state_dict(keep_vars=True).items()):
         if id(tensor) not in unused:

@@ -40,7 +40,8 @@ class _OpenClipTrunk(FrozenTrunk):
         super().__init__(visual, attention_mask)
         self.prefix = 1
         self.dim = visual.conv1.out_channels
-        self.depth = len(visual.transformer.resblocks)
+        self.blocks = visual.transformer.resblocks
+        self.depth = len(self.blocks)
         self.num_features = self.width_of_pooled()
         self.patch_size = max(visual.patch_size)
 
@@ -54,9 +55,8 @@ class _OpenClipTrunk(FrozenTrunk):
 
     def block(self, layer: int, tokens: Tensor, context: Context, num_prompts: int) -> Tensor:
         _, mask = context.with_prompts(None, self.prefix, num_prompts)
-        transformer = self.model.transformer
-        block, checkpointing = transformer.resblocks[layer], transformer.grad_checkpointing
-        return self.run(block, tokens, checkpointing=checkpointing, attn_mask=mask)
+        checkpointing = self.model.transformer.grad_checkpointing
+        return self.run(self.blocks[layer], tokens, checkpointing=checkpointing, attn_mask=mask)
 
     def normalize(self, tokens: Tensor) -> Tensor:
         # After attention pooling, the last norm has the width of the features.

@@ -5,6 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
+from fedprompt._checks import wrong_value
 from fedprompt.backbones._trunk import Context, FrozenTrunk
 
 
@@ -29,13 +30,27 @@ class _TimmTrunk(FrozenTrunk):
         self.head = None if tower is None else tower.head
         self.prefix = model.num_prefix_tokens
         self.dim = model.embed_dim
+        self.blocks = model.blocks
         self.depth = len(model.blocks)
         self.num_features = self.width_of_pooled()
         self.patch_size = model.patch_embed.feat_ratio()
 
     def run_block(self, layer: int, tokens: Tensor, **arguments: Tensor | None) -> Tensor:
-        block, checkpointing = self.vit.blocks[layer], self.vit.grad_checkpointing
-        return self.run(block, tokens, checkpointing=checkpointing, **arguments)
+        checkpointing = self.vit.grad_checkpointing
+        return self.run(self.blocks[layer], tokens, checkpointing=checkpointing, **arguments)
+
+    def grid(self, tokens: Tensor, image_size: tuple[int, int] | None) -> tuple[int, int] | None:
+        """Return the rows and columns of the patches, or None if the model takes any number."""
+        patch_embed = self.vit.patch_embed
+        if image_size is None and self.vit.dynamic_img_size:
+            return None
+        own = image_size is None
+        rows, columns = patch_embed.grid_size if own else patch_embed.dynamic_feat_size(image_size)
+        if tokens.shape[1] != self.prefix + rows * columns:
+            count = self.prefix + rows * columns
+            rule = f"have {count} tokens without prompts, for {rows} x {columns} patches"
+            raise wrong_value("images", rule, tokens.shape[1])
+        return rows, columns
 
     def normalize(self, tokens: Tensor) -> Tensor:
         # One of the two is the identity: timm normalizes either before or after the pooling.
@@ -50,6 +65,9 @@ class _TimmTrunk(FrozenTrunk):
 
 
 class _ViTTrunk(_TimmTrunk):
+    def rotary_table(self, tokens: Tensor, image_size: tuple[int, int] | None) -> None:
+        self.grid(tokens, image_size)  # only for its check
+
     def embed(self, images: Tensor) -> tuple[Tensor, Context]:
         vit = self.vit
         patches = vit.patch_embed(self.prepared(images))
@@ -65,6 +83,18 @@ class _EvaTrunk(_TimmTrunk):
     def embed(self, images: Tensor) -> tuple[Tensor, Context]:
         tokens, rotary = self.vit._pos_embed(self.vit.patch_embed(self.prepared(images)))
         return self.vit.norm_pre(tokens), self.context(tokens, rotary)
+
+    def rotary_table(self, tokens: Tensor, image_size: tuple[int, int] | None) -> Tensor | None:
+        grid, rope = self.grid(tokens, image_size), self.vit.rope
+        if rope is None:
+            return None
+        if grid is None:
+            rule = "be given, because positions depend on height and width"
+            raise wrong_value("image_size", rule, None)
+        # Without a shape, timm returns the table of a fixed size.
+        fixed = not self.vit.dynamic_img_size and hasattr(rope, "feat_shape")
+        table: Tensor = rope.get_embed() if fixed else rope.get_embed(shape=grid)
+        return table
 
     def block(self, layer: int, tokens: Tensor, context: Context, num_prompts: int) -> Tensor:
         layer_rotary = context.rotary

@@ -60,7 +60,7 @@ class _TransformersTrunk(FrozenTrunk):
         _, mask = context.with_prompts(None, self.prefix, num_prompts)
         if mask is not None:
             mask = mask[None, None]
-        block = self.blocks[layer]
+        block: Any = self.blocks[layer]
         return self.run(
             block, tokens, checkpointing=block.gradient_checkpointing, attention_mask=mask
         )

@@ -1,6 +1,6 @@
 """Trunks of timm, open_clip and transformers by one function, which freezes the model."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch.nn as nn
 from jaxtyping import Float
@@ -9,15 +9,21 @@ from torch import Tensor
 from fedprompt._checks import wrong_type
 from fedprompt.backbones._adapted import check_unadapted
 from fedprompt.backbones._refusals import libraries, reason_to_refuse
-from fedprompt.backbones._trunk import check_mask
+from fedprompt.backbones._trainable import chosen_parameters
+from fedprompt.backbones._trunk import FrozenTrunk, check_mask
 from fedprompt.backbones.open_clip_trunk import open_clip_maker
 from fedprompt.backbones.timm import timm_maker
 from fedprompt.backbones.transformers_trunk import transformers_maker
 from fedprompt.freezing import freeze
-from fedprompt.interfaces import Trunk
+from fedprompt.interfaces import TrainableTrunk
 
 
-def vit_trunk(model: nn.Module, *, attention_mask: Float[Tensor, "seq seq"] | None = None) -> Trunk:
+def vit_trunk(
+    model: nn.Module,
+    *,
+    attention_mask: Float[Tensor, "seq seq"] | None = None,
+    trainable: Iterable[nn.Parameter | nn.Module] | None = None,
+) -> TrainableTrunk:
     """Make a frozen trunk from a vision transformer, shared by all clients.
 
     These models are supported:
@@ -37,22 +43,29 @@ def vit_trunk(model: nn.Module, *, attention_mask: Float[Tensor, "seq seq"] | No
     The trunk is a plain object and not a submodule. ``.to(device)`` of a client module does not
     move it, so move the model first. A deep copy of a client shares the trunk.
 
+    Parameters of LoRA, adapters or norms can be trained with the prompts. ``trunk.trainable`` is a
+    module that has them under their names in the model, for optimizers, :func:`collect` and
+    :func:`load_values`. Clients that share such a trunk take turns, and a copy is refused. The
+    model stays in eval mode, so dropout of adapters is off.
+
     Args:
         model: Model of one of the three libraries.
         attention_mask: Mask (seq, seq) over class tokens, registers and patches, added to the
             attention scores of every block: 0 to attend, ``-inf`` to mask. Prompts attend to all
             tokens and all tokens attend to them.
+        trainable: Parameters or modules of `model` that are not frozen. If None, all are frozen.
 
     Returns:
-        A :class:`Trunk`.
+        A :class:`~fedprompt.interfaces.TrainableTrunk`.
 
     Raises:
         TypeError: If prompts cannot be inserted into this kind of model. The text gives the
             reason.
         ValueError: If only some parameters of `model` are trained, or adapters such as LoRA's
-            are, because they would be frozen silently. If `attention_mask` is not square or
-            contains NaN. When used: if images are on another device, the mask does not fit the
-            tokens of an image, or the model is no longer frozen or in eval mode.
+            are and are not in `trainable`, because they would be frozen silently. If `trainable`
+            does not belong to `model`. If `attention_mask` is not square or contains NaN. When
+            used: if images are on another device, the mask does not fit the tokens of an image,
+            or the model is no longer frozen or in eval mode.
 
     Example:
         >>> from timm.models.vision_transformer import VisionTransformer
@@ -68,11 +81,14 @@ def vit_trunk(model: nn.Module, *, attention_mask: Float[Tensor, "seq seq"] | No
         raise wrong_type("model", f"{rule} ({reason})", type(model).__name__)
     if attention_mask is not None:
         check_mask(attention_mask)
-    check_unadapted("model", model.named_parameters())
-    return make(freeze(model), attention_mask)
+    chosen = chosen_parameters(model, trainable)
+    check_unadapted("model", model.named_parameters(), set(chosen))
+    trunk = make(freeze(model), attention_mask)
+    trunk.train_parameters(chosen)
+    return trunk
 
 
-def _maker(model: object) -> Callable[[nn.Module, Tensor | None], Trunk] | None:
+def _maker(model: object) -> Callable[[nn.Module, Tensor | None], FrozenTrunk] | None:
     """Return the function that makes a trunk of a frozen model, None if there is none.
 
     A library is imported only if it defines the model or a base class of it.

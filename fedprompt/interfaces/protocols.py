@@ -6,6 +6,7 @@ Your own piece can replace one of the library wherever it fits the protocol.
 from collections.abc import Iterable, Mapping
 from typing import Any, Protocol, TypeVar, overload, runtime_checkable
 
+import torch.nn as nn
 from jaxtyping import Float
 from torch import Tensor
 
@@ -146,6 +147,33 @@ class Trunk(Protocol):
 
     def pool(self, tokens: Float[Tensor, "batch seq dim"]) -> Float[Tensor, "batch features"]:
         """Pool tokens without prompts, before the last norm, as the model does."""
+
+
+@runtime_checkable
+class ResumableTrunk(Trunk, Protocol):
+    """Trunk that can go on from tokens before a later block. All trunks of the library can."""
+
+    def resume(
+        self,
+        tokens: Float[Tensor, "batch seq dim"],
+        *,
+        start: int,
+        image_size: tuple[int, int] | None,
+    ) -> tuple[Float[Tensor, "batch seq dim"], Any]:
+        """Return tokens in the dtype of the blocks, and the context as :meth:`embed` returns it.
+
+        The tokens are those before block `start`, without prompts. `image_size` is the size of
+        their images in pixels, if it is known.
+        """
+
+
+@runtime_checkable
+class TrainableTrunk(ResumableTrunk, Protocol):
+    """Trunk of which some parameters can be trained, such as LoRA's."""
+
+    @property
+    def trainable(self) -> nn.Module:
+        """Module that has the trained parameters under their names in the model, or none."""
 
 
 @runtime_checkable

@@ -1,19 +1,38 @@
 """Forward pass of a frozen transformer with any number of prompt streams."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Float, Integer
 from torch import Tensor
 
-from fedprompt._checks import check_count, check_images, check_labels, kind, wrong_type, wrong_value
-from fedprompt.interfaces import Encoded, PromptStream, Trunk
+from fedprompt._checks import (
+    check_count,
+    check_images,
+    check_labels,
+    height_and_width,
+    kind,
+    wrong_type,
+    wrong_value,
+)
+from fedprompt.interfaces import Encoded, PromptStream, ResumableTrunk, Trunk
+from fedprompt.prompts._arguments import (
+    check_dtype,
+    check_fit,
+    check_start,
+    check_streams,
+    check_tokens,
+    checked_depth,
+)
 
 
 def encode_prompted(
     trunk: Trunk,
-    images: Float[Tensor, "batch channels height width"],
+    images: Float[Tensor, "batch channels height width"] | Float[Tensor, "batch seq dim"],
     *streams: PromptStream,
+    start: int = 0,
+    image_size: int | tuple[int, int] | None = None,
     depth: int | None = None,
     dtype: torch.dtype | None = None,
 ) -> Encoded:
@@ -29,14 +48,24 @@ def encode_prompted(
     ignores them. Nothing is written into the backbone. Clients can share it, and several
     prompted passes can run over it at the same time.
 
+    If all trainable prompts are late, the first blocks need to run only once for all rounds.
+    :func:`front_tokens` computes their tokens, and the pass goes on at block `start`. The result
+    is that of the pass from images.
+
     Args:
         trunk: Frozen backbone from :func:`vit_trunk`, or a custom :class:`Trunk`.
         images: Input images of the backbone. A trunk from :func:`vit_trunk` casts them to its
-            dtype.
+            dtype. With `start` above 0, tokens from :func:`front_tokens` for the same `start` and
+            streams, in any floating-point dtype.
         *streams: Streams from prompt modules, or made by hand. Their tokens are cast to the
             dtype of the backbone. Without streams, the result is that of the plain backbone.
-        depth: Number of blocks to run. The last norm and the pooling follow in any case, as in
-            SGPT's early query. If None, all blocks run.
+        start: First block to run. Prompts of earlier layers are already among the tokens. They
+            must not require gradients, and only their number is read.
+        image_size: Size in pixels of the images behind the tokens, one number or (height, width).
+            With `start` above 0, models need it that take images of any size and have rotary
+            positions.
+        depth: Number of blocks after which the pass ends. The last norm and the pooling follow in
+            any case, as in SGPT's early query. If None, all blocks run.
         dtype: Floating-point dtype of the result. If None, it is float32, or float64 if the
             backbone's is.
 
@@ -44,8 +73,10 @@ def encode_prompted(
         The pooled features, and the tokens of each stream after the last block and norm.
 
     Raises:
-        ValueError: If `depth` or a layer is outside the trunk, tokens have the wrong width,
-            batch size or device, or the trunk is no longer frozen.
+        TypeError: If `start` is above 0 and the trunk is not a
+            :class:`~fedprompt.interfaces.ResumableTrunk`.
+        ValueError: If `start`, `depth` or a layer is outside the trunk, tokens have the wrong
+            width, number, batch size or device, or the trunk is no longer frozen.
 
     Example:
         >>> from timm.models.vision_transformer import VisionTransformer
@@ -57,29 +88,65 @@ def encode_prompted(
         >>> encoded.pooled.shape, encoded.streams[0].shape
         (torch.Size([5, 8]), torch.Size([5, 3, 8]))
     """
-    if not isinstance(trunk, Trunk):
-        raise wrong_type("trunk", "be a Trunk, such as vit_trunk(model)", type(trunk).__name__)
-    check_images(images)
-    depth = _checked_depth(trunk, depth)
-    _check_dtype(dtype)
-    tokens, context = trunk.embed(images)
-    for position, stream in enumerate(streams):
-        _check_stream(f"streams[{position}]", stream, trunk, tokens, depth)
-    spans = [tokens[:, :0] for _ in streams]
-    for layer in range(depth):
-        if any(layer in stream.layers for stream in streams):
-            prefix, spans, rest = _split(tokens, trunk.prefix, spans)
-            spans = [
-                _entered(stream, layer, span) for stream, span in zip(streams, spans, strict=True)
-            ]
-            tokens = torch.cat([prefix, *spans, rest], 1)
-        tokens = trunk.block(layer, tokens, context, sum(span.shape[1] for span in spans))
-    prefix, spans, rest = _split(tokens, trunk.prefix, spans)
+    depth = checked_depth(trunk, depth)
+    check_start(start, image_size, depth)
+    check_streams(streams, trunk, depth)
+    check_dtype(dtype)
+    if start:
+        tokens, lengths, context = _resumed(trunk, images, streams, start, image_size)
+    else:
+        tokens, lengths, context = _embedded(trunk, images, streams)
+    tokens, lengths = _run(trunk, range(start, depth), tokens, context, streams, lengths)
+    prefix, spans, rest = _split(tokens, trunk.prefix, lengths)
     plain = torch.cat([prefix, rest], 1) if streams else tokens
     pooled, outputs = trunk.pool(plain), tuple(trunk.normalize(span) for span in spans)
     # The half precisions are promoted to float32: losses and aggregators need its digits.
     dtype = dtype or torch.promote_types(pooled.dtype, torch.float32)
     return Encoded(pooled.to(dtype), tuple(tokens.to(dtype) for tokens in outputs))
+
+
+def front_tokens(
+    trunk: Trunk,
+    images: Float[Tensor, "batch channels height width"],
+    *streams: PromptStream,
+    start: int,
+) -> Float[Tensor, "batch seq dim"]:
+    """Run the first blocks of a trunk, so that :func:`encode_prompted` can go on from there.
+
+    Blocks before the first trainable prompt return the same tokens in every round.
+    :func:`precompute` keeps them: ``seq * dim * itemsize`` bytes for each image.
+
+    Args:
+        trunk: Frozen backbone.
+        images: Input images of the backbone.
+        *streams: Streams whose prompts of layers below `start` enter, for example the frozen
+            prompts of another training stage. The tokens are valid until these prompts change.
+            Prompts of later layers are not read.
+        start: Number of blocks to run, at least 1.
+
+    Returns:
+        Tokens before block `start`, in the order prefix, prompts of each stream, patches.
+
+    Example:
+        >>> from functools import partial
+        >>> from timm.models.vision_transformer import VisionTransformer
+        >>> model = VisionTransformer(img_size=16, patch_size=4, embed_dim=8, depth=3, num_heads=2)
+        >>> trunk, images = vit_trunk(model), torch.zeros(5, 3, 16, 16)
+        >>> tokens = precompute(partial(front_tokens, trunk, start=2), images, batch_size=5)
+        >>> tokens.shape, tokens[0].nbytes
+        (torch.Size([5, 17, 8]), 544)
+        >>> late = LayeredPrompts(3, trunk.dim, layers=[2])
+        >>> pooled = encode_prompted(trunk, tokens, late(), start=2).pooled
+        >>> torch.equal(pooled, encode_prompted(trunk, images, late()).pooled)
+        True
+    """
+    depth = checked_depth(trunk, None)
+    check_count("start", start)
+    if start > depth:
+        raise wrong_value("start", f"be at most the trunk's {depth} blocks", start)
+    check_streams(streams, trunk, depth)
+    tokens, lengths, context = _embedded(trunk, images, streams)
+    return _run(trunk, range(start), tokens, context, streams, lengths)[0]
 
 
 def batch_streams(
@@ -134,6 +201,65 @@ def batch_streams(
     return PromptStream(layers, first.replace)
 
 
+def _embedded(
+    trunk: Trunk, images: Tensor, streams: Sequence[PromptStream]
+) -> tuple[Tensor, list[int], Any]:
+    """Return the tokens of images, the number of prompts of each stream (none), and the context."""
+    check_images(images)
+    tokens, context = trunk.embed(images)
+    check_fit(streams, tokens)
+    return tokens, [0 for _ in streams], context
+
+
+def _resumed(
+    trunk: Trunk,
+    tokens: Tensor,
+    streams: Sequence[PromptStream],
+    start: int,
+    image_size: int | tuple[int, int] | None,
+) -> tuple[Tensor, list[int], Any]:
+    """Return cached tokens, the number of prompts of each stream among them, and the context."""
+    if not isinstance(trunk, ResumableTrunk):
+        rule = f"have the method `resume` of a ResumableTrunk, because `start` is {start}"
+        raise wrong_type("trunk", rule, type(trunk).__name__)
+    check_tokens(tokens, trunk.dim, start)
+    lengths = [
+        _length_before(start, f"streams[{position}]", stream)
+        for position, stream in enumerate(streams)
+    ]
+    if tokens.shape[1] < trunk.prefix + sum(lengths):
+        rule = f"contain the {sum(lengths)} prompts before block {start}"
+        raise wrong_value("images", rule, f"{tokens.shape[1]} tokens")
+    prefix, spans, rest = _split(tokens, trunk.prefix, lengths)
+    size = None if image_size is None else height_and_width("image_size", image_size)
+    plain, context = trunk.resume(torch.cat([prefix, rest], 1), start=start, image_size=size)
+    prefix, _, rest = _split(plain, trunk.prefix, [])
+    tokens = torch.cat([prefix, *(span.to(plain.dtype) for span in spans), rest], 1)
+    check_fit(streams, tokens)
+    return tokens, lengths, context
+
+
+def _run(
+    trunk: Trunk,
+    layers: range,
+    tokens: Tensor,
+    context: Any,
+    streams: Sequence[PromptStream],
+    lengths: list[int],
+) -> tuple[Tensor, list[int]]:
+    """Run blocks; return the tokens, and the number of prompts of each stream among them."""
+    for layer in layers:
+        if any(layer in stream.layers for stream in streams):
+            prefix, spans, rest = _split(tokens, trunk.prefix, lengths)
+            spans = [
+                _entered(stream, layer, span) for stream, span in zip(streams, spans, strict=True)
+            ]
+            tokens = torch.cat([prefix, *spans, rest], 1)
+            lengths = [span.shape[1] for span in spans]
+        tokens = trunk.block(layer, tokens, context, sum(lengths))
+    return tokens, lengths
+
+
 def _entered(stream: PromptStream, layer: int, span: Tensor) -> Tensor:
     """Return a stream's span with the tokens that enter before a layer."""
     if layer not in stream.layers:
@@ -142,8 +268,20 @@ def _entered(stream: PromptStream, layer: int, span: Tensor) -> Tensor:
     return new if stream.replace else torch.cat([span, new], 1)
 
 
-def _split(tokens: Tensor, prefix: int, spans: list[Tensor]) -> tuple[Tensor, list[Tensor], Tensor]:
-    lengths = [span.shape[1] for span in spans]
+def _length_before(start: int, argument: str, stream: PromptStream) -> int:
+    """Return the number of a stream's prompts among the tokens before block `start`."""
+    early = sorted(layer for layer in stream.layers if layer < start)
+    for layer in early:
+        if torch.is_grad_enabled() and stream.layers[layer].requires_grad:
+            rule = f"not require gradients, because block {layer} is before `start`"
+            raise wrong_value(f"{argument}.layers[{layer}]", rule, "a tensor that does")
+    lengths = [stream.layers[layer].shape[-2] for layer in early]
+    return sum(lengths[-1:] if stream.replace else lengths)
+
+
+def _split(
+    tokens: Tensor, prefix: int, lengths: Sequence[int]
+) -> tuple[Tensor, list[Tensor], Tensor]:
     first, *middle, rest = torch.split(
         tokens, [prefix, *lengths, tokens.shape[1] - prefix - sum(lengths)], 1
     )
@@ -152,50 +290,3 @@ def _split(tokens: Tensor, prefix: int, spans: list[Tensor]) -> tuple[Tensor, li
 
 def _layout(stream: PromptStream) -> tuple[dict[int, tuple[int, ...]], bool]:
     return {layer: tuple(tokens.shape) for layer, tokens in stream.layers.items()}, stream.replace
-
-
-def _checked_depth(trunk: Trunk, depth: int | None) -> int:
-    if depth is None:
-        return trunk.depth
-    check_count("depth", depth)
-    if depth > trunk.depth:
-        raise wrong_value("depth", f"be at most the trunk's {trunk.depth} blocks", depth)
-    return depth
-
-
-def _check_dtype(dtype: object) -> None:
-    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
-        raise wrong_type("dtype", "be a floating-point torch.dtype or None", kind(dtype))
-
-
-def _check_stream(
-    argument: str, stream: PromptStream, trunk: Trunk, tokens: Tensor, depth: int
-) -> None:
-    if not isinstance(stream, PromptStream):
-        raise wrong_type(argument, "be a PromptStream; call the prompt module", kind(stream))
-    if not isinstance(stream.replace, bool):
-        raise wrong_type(f"{argument}.replace", "be True or False", kind(stream.replace))
-    for layer, prompts in stream.layers.items():
-        if layer not in range(depth):
-            raise wrong_value(
-                f"{argument}.layers", f"be among the {depth} blocks 0 to {depth - 1}", layer
-            )
-        if not isinstance(prompts, Tensor) or not prompts.is_floating_point():
-            raise wrong_type(
-                f"{argument}.layers[{layer}]", "be a floating-point tensor", kind(prompts)
-            )
-        if prompts.ndim not in (2, 3) or prompts.shape[-1] != trunk.dim:
-            rule = f"have shape (prompts, {trunk.dim}) or (batch, prompts, {trunk.dim})"
-            raise wrong_value(f"{argument}.layers[{layer}]", rule, tuple(prompts.shape))
-        if prompts.ndim == 3 and prompts.shape[0] != tokens.shape[0]:
-            raise wrong_value(
-                f"{argument}.layers[{layer}]",
-                f"have the batch of {tokens.shape[0]} images",
-                tuple(prompts.shape),
-            )
-        if prompts.device != tokens.device:
-            raise wrong_value(
-                f"{argument}.layers[{layer}]",
-                f"be on the trunk's device {tokens.device}",
-                prompts.device,
-            )

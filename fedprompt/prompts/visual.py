@@ -2,6 +2,8 @@
 
 import math
 from collections.abc import Iterable
+from numbers import Integral
+from typing import cast
 
 import torch
 import torch.nn as nn
@@ -17,7 +19,9 @@ from fedprompt._checks import (
     wrong_type,
     wrong_value,
 )
-from fedprompt.interfaces import PromptStream
+from fedprompt.interfaces import PromptStream, Trunk
+
+DEFAULT_PATCH_SIZE = 16
 
 
 class LayeredPrompts(nn.Module):
@@ -30,19 +34,22 @@ class LayeredPrompts(nn.Module):
     Args:
         num_prompts: Number of tokens that enter before each layer. With 0, the backbone is
             unchanged.
-        dim: Width of a token, ``trunk.dim``.
+        dim: Trunk that the prompts enter, or the width of a token, ``trunk.dim``.
         layers: Layers at which tokens enter, 0-based and distinct.
         replace: Whether new tokens replace the module's earlier ones, as in VPT-deep. If False,
             earlier tokens are kept, as in SGPT.
         patch_size: Patch size of the backbone in pixels, one number or (height, width). It
-            affects the initial values only.
+            affects the initial values only. If None, it is that of the trunk, or 16 if `dim` is a
+            number.
         generator: Generator of the initial values. If None, torch's global generator is used.
 
     Attributes:
         tokens: Parameter (layers, prompts, dim).
+        patch_size: Patch size (height, width) in pixels.
 
     Raises:
-        ValueError: If a number is out of range, or `layers` is empty or contains a layer twice.
+        ValueError: If a number is out of range, `layers` is empty or contains a layer twice, or a
+            layer is outside the trunk.
 
     Example:
         >>> prompts = LayeredPrompts(2, 8, layers=(0, 3))
@@ -58,22 +65,22 @@ class LayeredPrompts(nn.Module):
     def __init__(
         self,
         num_prompts: int,
-        dim: int,
+        dim: int | Trunk,
         *,
         layers: Iterable[int],
         replace: bool = False,
-        patch_size: int | tuple[int, int] = 16,
+        patch_size: int | tuple[int, int] | None = None,
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__()
         check_count("num_prompts", num_prompts, at_least=0)
-        check_count("dim", dim)
-        self.layers = _checked_layers(layers)
+        width = _checked_width(dim)
+        self.layers = _checked_layers(layers, dim)
         _check_replace(replace)
         self.replace = replace
-        self.tokens = nn.Parameter(
-            vpt_uniform((len(self.layers), num_prompts, dim), patch_size, generator)
-        )
+        self.patch_size = _checked_patch_size(patch_size, dim)
+        shape = (len(self.layers), num_prompts, width)
+        self.tokens = nn.Parameter(vpt_uniform(shape, self.patch_size, generator))
 
     def forward(self) -> PromptStream:
         """Return the tokens (prompts, dim) of each layer."""
@@ -92,7 +99,7 @@ class ShallowPrompts(LayeredPrompts):
 
     Args:
         num_prompts: Number of tokens.
-        dim: Width of a token, ``trunk.dim``.
+        dim: Trunk or width of a token as in :class:`LayeredPrompts`.
         patch_size: Patch size as in :class:`LayeredPrompts`.
         generator: Generator as in :class:`LayeredPrompts`.
 
@@ -104,9 +111,9 @@ class ShallowPrompts(LayeredPrompts):
     def __init__(
         self,
         num_prompts: int,
-        dim: int,
+        dim: int | Trunk,
         *,
-        patch_size: int | tuple[int, int] = 16,
+        patch_size: int | tuple[int, int] | None = None,
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__(num_prompts, dim, layers=(0,), patch_size=patch_size, generator=generator)
@@ -117,30 +124,38 @@ class DeepPrompts(LayeredPrompts):
 
     Args:
         num_prompts: Number of tokens at each layer.
-        dim: Width of a token, ``trunk.dim``.
-        depth: Number of layers, ``trunk.depth``.
+        dim: Trunk or width of a token as in :class:`LayeredPrompts`.
+        depth: Number of layers, ``trunk.depth``. If None, all blocks of the trunk; needed if `dim`
+            is a number.
         patch_size: Patch size as in :class:`LayeredPrompts`.
         generator: Generator as in :class:`LayeredPrompts`.
 
     Example:
         >>> tuple(DeepPrompts(5, 8, depth=12).tokens.shape)
         (12, 5, 8)
+        >>> from timm.models.vision_transformer import VisionTransformer
+        >>> model = VisionTransformer(img_size=28, patch_size=14, embed_dim=8, depth=2, num_heads=2)
+        >>> prompts = DeepPrompts(5, vit_trunk(model))
+        >>> tuple(prompts.tokens.shape), prompts.patch_size
+        ((2, 5, 8), (14, 14))
     """
 
     def __init__(
         self,
         num_prompts: int,
-        dim: int,
-        depth: int,
+        dim: int | Trunk,
+        depth: int | None = None,
         *,
-        patch_size: int | tuple[int, int] = 16,
+        patch_size: int | tuple[int, int] | None = None,
         generator: torch.Generator | None = None,
     ) -> None:
+        if depth is None and isinstance(dim, Trunk):
+            depth = dim.depth
         check_count("depth", depth)
         super().__init__(
             num_prompts,
             dim,
-            layers=range(depth),
+            layers=range(cast(int, depth)),
             replace=True,
             patch_size=patch_size,
             generator=generator,
@@ -153,7 +168,7 @@ class GroupPrompts(nn.Module):
     Args:
         num_groups: Number of groups.
         num_prompts: Number of tokens that enter before each layer.
-        dim: Width of a token, ``trunk.dim``.
+        dim: Trunk or width of a token as in :class:`LayeredPrompts`.
         layers: Layers at which tokens enter, 0-based and distinct. They do not depend on the
             layers of other prompt modules.
         replace: Whether new tokens replace earlier ones, as in :class:`LayeredPrompts`.
@@ -163,9 +178,11 @@ class GroupPrompts(nn.Module):
     Attributes:
         tokens: Parameter (groups, layers, prompts, dim). Its rows are groups, so aggregation can
             weight each group by the number of its samples (``collect(rows=...)``).
+        patch_size: Patch size (height, width) in pixels.
 
     Raises:
-        ValueError: If a number is out of range, or `layers` is empty or contains a layer twice.
+        ValueError: If a number is out of range, `layers` is empty or contains a layer twice, or a
+            layer is outside the trunk.
 
     Example:
         >>> prompts = GroupPrompts(5, 1, 8, layers=(4, 5, 6))
@@ -186,23 +203,23 @@ class GroupPrompts(nn.Module):
         self,
         num_groups: int,
         num_prompts: int,
-        dim: int,
+        dim: int | Trunk,
         *,
         layers: Iterable[int],
         replace: bool = False,
-        patch_size: int | tuple[int, int] = 16,
+        patch_size: int | tuple[int, int] | None = None,
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__()
         check_count("num_groups", num_groups)
         check_count("num_prompts", num_prompts, at_least=0)
-        check_count("dim", dim)
-        self.layers = _checked_layers(layers)
+        width = _checked_width(dim)
+        self.layers = _checked_layers(layers, dim)
         _check_replace(replace)
         self.replace = replace
-        self.tokens = nn.Parameter(
-            vpt_uniform((num_groups, len(self.layers), num_prompts, dim), patch_size, generator)
-        )
+        self.patch_size = _checked_patch_size(patch_size, dim)
+        shape = (num_groups, len(self.layers), num_prompts, width)
+        self.tokens = nn.Parameter(vpt_uniform(shape, self.patch_size, generator))
 
     def forward(self, indices: Integer[Tensor, " batch"]) -> PromptStream:
         """Return the tokens (batch, prompts, dim) of each layer, for the group of each sample.
@@ -226,10 +243,10 @@ class GroupPrompts(nn.Module):
 
 
 def vpt_uniform(
-    shape: tuple[int, ...], patch_size: int | tuple[int, int], generator: torch.Generator | None
+    shape: tuple[int, ...], patch_size: tuple[int, int], generator: torch.Generator | None
 ) -> Float[Tensor, "*shape"]:
     """Draw VPT's initial values for tokens of width ``shape[-1]``."""
-    height, width = height_and_width("patch_size", patch_size)
+    height, width = patch_size
     check_initial_generator(generator)
     bound = math.sqrt(6 / (3 * height * width + shape[-1]))
     device = None if generator is None else generator.device
@@ -241,12 +258,32 @@ def _check_replace(replace: object) -> None:
         raise wrong_type("replace", "be True or False", kind(replace))
 
 
-def _checked_layers(layers: Iterable[int]) -> tuple[int, ...]:
+def _checked_width(dim: object) -> int:
+    if isinstance(dim, Trunk):
+        return dim.dim
+    if isinstance(dim, bool) or not isinstance(dim, Integral):
+        raise wrong_type("dim", "be an integer or a Trunk", kind(dim))
+    check_count("dim", dim)
+    return int(dim)
+
+
+def _checked_patch_size(
+    patch_size: int | tuple[int, int] | None, dim: int | Trunk
+) -> tuple[int, int]:
+    if patch_size is None:
+        patch_size = dim.patch_size if isinstance(dim, Trunk) else DEFAULT_PATCH_SIZE
+    return height_and_width("patch_size", patch_size)
+
+
+def _checked_layers(layers: Iterable[int], dim: int | Trunk) -> tuple[int, ...]:
     if not isinstance(layers, Iterable):
         raise wrong_type("layers", "be layer indices, such as range(4) or (0, 3)", kind(layers))
     chosen = tuple(layers)
     for layer in chosen:
         check_count("layers", layer, at_least=0)
+        if isinstance(dim, Trunk) and layer >= dim.depth:
+            rule = f"be among the trunk's {dim.depth} blocks 0 to {dim.depth - 1}"
+            raise wrong_value("layers", rule, layer)
     if not chosen or len(set(chosen)) < len(chosen):
         raise wrong_value("layers", "contain at least one layer, and none twice", chosen)
     return chosen

@@ -16,7 +16,15 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import models
 import two_processes
-from fedprompt import DeepPrompts, PromptStream, check_trunk, encode_prompted, freeze, vit_trunk
+from fedprompt import (
+    DeepPrompts,
+    PromptStream,
+    check_trunk,
+    encode_prompted,
+    freeze,
+    front_tokens,
+    vit_trunk,
+)
 from models import (
     ACCEPTED,
     ALL_ACCEPTED,
@@ -97,6 +105,16 @@ def test_a_trunk_passes_every_line_of_the_check(accepted):
     model, trunk, images = accepted
     report = check_trunk(trunk, images, lambda images: plain(model, images))
     assert all(line.passed for line in report.lines), report
+
+
+def test_late_prompts_equal_the_pass_from_images_bitwise(accepted):
+    _, trunk, images = accepted
+    stream = PromptStream({2: draw(2, trunk.dim)})
+    tokens = front_tokens(trunk, images, start=2)
+    late = encode_prompted(trunk, tokens, stream, start=2, image_size=tuple(images.shape[2:]))
+    expected = encode_prompted(trunk, images, stream)
+    assert torch.equal(late.pooled, expected.pooled)
+    assert torch.equal(*(encoded.streams[0] for encoded in (late, expected)))
 
 
 def test_the_order_of_prompts_does_not_matter_and_all_have_gradients(accepted):
@@ -264,6 +282,38 @@ def test_dynamic_image_sizes(name, size):
     )
 
 
+@pytest.mark.parametrize("size", [(48, 80), (96, 32), (64, 64)])
+@pytest.mark.parametrize("name", ["vit_small_patch16_224", "vit_small_patch16_dinov3"])
+def test_late_prompts_take_dynamic_image_sizes(name, size):
+    trunk, images = vit_trunk(build(row_named(name))), draw(2, 3, *size)
+    stream = PromptStream({1: draw(2, trunk.dim)})
+    tokens = front_tokens(trunk, images, start=1)
+    late = encode_prompted(trunk, tokens, stream, start=1, image_size=size)
+    assert torch.equal(late.pooled, encode_prompted(trunk, images, stream).pooled)
+
+
+def test_rotary_positions_of_dynamic_images_need_their_size():
+    trunk = vit_trunk(build(row_named("vit_small_patch16_dinov3")))
+    tokens = front_tokens(trunk, draw(2, 3, 48, 80), start=1)
+    message = "`image_size` must be given, because positions depend on height and width; got None."
+    with pytest.raises(ValueError, match=re.escape(message)):
+        encode_prompted(trunk, tokens, start=1)
+    message = "`images` must have 21 tokens without prompts, for 4 x 4 patches; got 20."
+    with pytest.raises(ValueError, match=re.escape(message)):
+        encode_prompted(trunk, tokens, start=1, image_size=64)
+    turned = encode_prompted(trunk, tokens, start=1, image_size=(80, 48)).pooled
+    right = encode_prompted(trunk, tokens, start=1, image_size=(48, 80)).pooled
+    assert (turned - right).abs().max() > 1e-6  # so the size cannot be guessed from the tokens
+
+
+def test_a_model_of_fixed_size_refuses_the_size_of_other_images():
+    trunk = vit_trunk(build(row_named("eva02_tiny_patch14_224")))
+    tokens = front_tokens(trunk, draw(2, 3, 56, 56), start=1)
+    message = "`images` must have 26 tokens without prompts, for 5 x 5 patches; got 17."
+    with pytest.raises(ValueError, match=re.escape(message)):
+        encode_prompted(trunk, tokens, start=1, image_size=70)
+
+
 # --- Attention masks
 
 
@@ -318,6 +368,17 @@ def test_a_mask_is_padded_in_every_family(name):
     )
     pooled = encode_prompted(trunk, images, PromptStream(layers, True)).pooled
     assert_near(pooled, hooked(model, images, layers, replace=True, mask=padded)[0])
+
+
+@FAMILIES
+def test_a_mask_applies_to_late_blocks_too(name):
+    model = build(row_named(name))
+    mask = random_mask(model.num_prefix_tokens + model.patch_embed.num_patches)
+    trunk, images = vit_trunk(model, attention_mask=mask), draw_images(model)
+    stream = PromptStream({1: draw(2, trunk.dim)})
+    tokens, size = front_tokens(trunk, images, start=1), tuple(images.shape[2:])
+    late = encode_prompted(trunk, tokens, stream, start=1, image_size=size)
+    assert torch.equal(late.pooled, encode_prompted(trunk, images, stream).pooled)
 
 
 def test_a_mask_follows_the_dtype_of_the_tokens():

@@ -47,7 +47,11 @@ DRAWN_BY_NUMPY = [
             "`num_prompts` must be an integer; got True (bool).",
         ),
         (lambda: ShallowPrompts(2, 0), ValueError, "`dim` must be at least 1; got 0."),
-        (lambda: ShallowPrompts(2, "8"), TypeError, "`dim` must be an integer; got '8' (str)."),
+        (
+            lambda: ShallowPrompts(2, "8"),
+            TypeError,
+            "`dim` must be an integer or a Trunk; got '8' (str).",
+        ),
         (lambda: DeepPrompts(2, 8, 0), ValueError, "`depth` must be at least 1; got 0."),
         (lambda: DeepPrompts(2, 8, 1.5), TypeError, "`depth` must be an integer; got 1.5 (float)."),
         (
@@ -201,6 +205,42 @@ DRAWN_BY_NUMPY = [
 def test_prompts_refuse_bad_sizes(make, error, message):
     with raises(error, message):
         make()
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (
+            lambda trunk: LayeredPrompts(2, trunk, layers=(0, 3)),
+            ValueError,
+            "`layers` must be among the trunk's 3 blocks 0 to 2; got 3.",
+        ),
+        (
+            lambda trunk: GroupPrompts(2, 2, trunk, layers=(4,)),
+            ValueError,
+            "`layers` must be among the trunk's 3 blocks 0 to 2; got 4.",
+        ),
+        (
+            lambda trunk: DeepPrompts(2, trunk, 4),
+            ValueError,
+            "`layers` must be among the trunk's 3 blocks 0 to 2; got 3.",
+        ),
+        (
+            lambda trunk: DeepPrompts(2, trunk.dim),
+            TypeError,
+            "`depth` must be an integer; got None (NoneType).",
+        ),
+        (
+            lambda trunk: ShallowPrompts(2, trunk.model),
+            TypeError,
+            "`dim` must be an integer or a Trunk; got a VisionTransformer.",
+        ),
+    ],
+)
+def test_prompts_of_a_trunk_refuse_what_does_not_fit_it(make, error, message, trunk):
+    with raises(error, message):
+        make(trunk)
 
 
 @pytest.mark.bad_input  # the hook refuses NumPy integers

@@ -127,6 +127,39 @@ def test_initial_values_are_uniform_within_the_bound_of_vpt(
     )  # five standard errors; var x^2 = 4/45
 
 
+KINDS = pytest.mark.parametrize(
+    "kind",
+    [
+        ShallowPrompts,
+        DeepPrompts,
+        partial(LayeredPrompts, layers=(0, 2)),
+        partial(GroupPrompts, 2, layers=(0, 2)),
+    ],
+    ids=["shallow", "deep", "layered", "groups"],
+)
+
+
+@KINDS
+def test_a_trunk_gives_width_depth_and_patch_size(kind):
+    trunk = vit_trunk(tiny_vit(img_size=28, patch_size=14))
+    bound = (6 / (3 * 14 * 14 + DIM)) ** 0.5
+    prompts = kind(500, trunk, generator=torch.Generator().manual_seed(0))
+    assert prompts.patch_size == (14, 14)
+    assert prompts.layers == {ShallowPrompts: (0,), DeepPrompts: (0, 1, 2)}.get(kind, (0, 2))
+    # The same draw, with the numbers given by hand.
+    more = {"depth": DEPTH} if kind is DeepPrompts else {}
+    again = torch.Generator().manual_seed(0)
+    same = kind(500, DIM, patch_size=14, generator=again, **more)
+    assert torch.equal(prompts.tokens, same.tokens)
+    assert 0.99 * bound < prompts.tokens.abs().max() <= bound * (1 + 1e-6)
+    assert kind(2, DIM, **more).patch_size == (16, 16)
+    assert kind(2, trunk, patch_size=(4, 8)).patch_size == (4, 8)
+
+
+def test_deep_prompts_may_end_before_the_trunk():
+    assert DeepPrompts(2, vit_trunk(tiny_vit()), 2).layers == (0, 1)
+
+
 # FedHPL, Table 6: trainable parameters of a client / 1024, for 3 prompts. A head of C classes has
 # C * (d + 1) parameters.
 # The table contains the numbers of CIFAR-10 and the heads of both data sets. Sums for CIFAR-100:

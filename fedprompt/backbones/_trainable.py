@@ -1,0 +1,102 @@
+"""Parameters of a frozen model that are trained: LoRA, adapters, norms."""
+
+from collections.abc import Iterable, Iterator, MutableMapping
+from typing import Any, NoReturn
+
+import torch.nn as nn
+from torch import Tensor
+
+from fedprompt._checks import kind, wrong_type, wrong_value
+
+_IN_TURN = (
+    "The trainable parameters of a trunk exist once, and a copy would share them silently or "
+    "train without effect. Clients that share a trunk take turns: load_values, train, collect."
+)
+
+
+class Trainable(nn.Module):
+    """Trained parameters of a model, under their names in the model.
+
+    Parameters are read from the model's own modules and written there, so optimizers,
+    ``load_values``, ``load_state_dict`` and ``torch.func.functional_call`` change the model.
+    """
+
+    def __init__(self, model: nn.Module | None = None, chosen: Iterable[nn.Parameter] = ()) -> None:
+        super().__init__()
+        kept = set(chosen)
+        for path, owner in model.named_modules() if model is not None else ():
+            names = [name for name, parameter in owner._parameters.items() if parameter in kept]
+            if names:
+                part: nn.Module = self
+                for word in path.split(".") if path else ():
+                    if word not in part._modules:
+                        part._modules[word] = nn.Module()
+                    part = part.get_submodule(word)
+                part.__dict__["_parameters"] = _Places(owner, names)
+
+    def __copy__(self) -> NoReturn:
+        raise RuntimeError(_IN_TURN)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Trainable":
+        self.check_alone()
+        return self
+
+    def check_alone(self) -> None:
+        """Refuse a copy if there are parameters."""
+        if any(True for _ in self.parameters()):
+            raise RuntimeError(_IN_TURN)
+
+
+class _Places(MutableMapping[str, Tensor | None]):
+    """Some parameters of a module by name, in place of the ``_parameters`` of another module.
+
+    ``torch.func`` writes tensors there that are not parameters.
+    """
+
+    def __init__(self, owner: nn.Module, names: Iterable[str]) -> None:
+        self._owner: Any = owner
+        self._names = list(names)
+
+    def __getitem__(self, name: str) -> Tensor | None:
+        if name not in self._names:
+            raise KeyError(name)
+        parameter: Tensor | None = self._owner._parameters[name]
+        return parameter
+
+    def __setitem__(self, name: str, parameter: Tensor | None) -> None:
+        if name not in self._names:
+            raise KeyError(name)
+        self._owner._parameters[name] = parameter
+
+    def __delitem__(self, name: str) -> None:
+        raise KeyError(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+def chosen_parameters(model: nn.Module, trainable: object) -> list[nn.Parameter]:
+    """Return the parameters of parts of a model, each once, in the order of the model."""
+    if trainable is None:
+        return []
+    if not isinstance(trainable, Iterable) or isinstance(trainable, str | nn.Parameter):
+        rule = "be a list of parameters or modules of `model`"
+        raise wrong_type("trainable", rule, kind(trainable))
+    chosen = set[nn.Parameter]()
+    for position, part in enumerate(trainable):
+        if isinstance(part, nn.Parameter):
+            chosen.add(part)
+        elif isinstance(part, nn.Module):
+            chosen.update(part.parameters())
+        else:
+            rule = "be a parameter or a module of `model`"
+            raise wrong_type(f"trainable[{position}]", rule, kind(part))
+    if not chosen:
+        raise wrong_value("trainable", "contain at least one parameter of `model`", "none")
+    found = [parameter for parameter in model.parameters() if parameter in chosen]
+    if foreign := len(chosen) - len(found):
+        raise wrong_value("trainable", "belong to `model`", f"{foreign} parameters that do not")
+    return found

@@ -1,0 +1,78 @@
+"""Checks of the arguments of prompted passes."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fedprompt._checks import check_count, kind, wrong_type, wrong_value
+from fedprompt.interfaces import PromptStream, Trunk
+
+
+def checked_depth(trunk: object, depth: int | None) -> int:
+    """Return the number of blocks after which a pass over a trunk ends."""
+    if not isinstance(trunk, Trunk):
+        raise wrong_type("trunk", "be a Trunk, such as vit_trunk(model)", type(trunk).__name__)
+    if depth is None:
+        return trunk.depth
+    check_count("depth", depth)
+    if depth > trunk.depth:
+        raise wrong_value("depth", f"be at most the trunk's {trunk.depth} blocks", depth)
+    return depth
+
+
+def check_start(start: int, image_size: object, depth: int) -> None:
+    """Require a first block among those that run, and a size only for tokens."""
+    check_count("start", start, at_least=0)
+    if start >= depth:
+        raise wrong_value("start", f"be below the {depth} blocks that run", start)
+    if not start and image_size is not None:
+        raise wrong_value("image_size", "be None, because `start` is 0", image_size)
+
+
+def check_tokens(tokens: object, dim: int, start: int) -> None:
+    """Require tokens (batch, seq, dim), because a pass begins at a later block."""
+    rule = f"be tokens of shape (batch, seq, {dim}), because `start` is {start}"
+    if not isinstance(tokens, Tensor):
+        raise wrong_type("images", rule, f"a {type(tokens).__name__}")
+    if not tokens.is_floating_point() or tokens.ndim != 3 or tokens.shape[2] != dim:
+        raise wrong_type("images", rule, kind(tokens))
+
+
+def check_streams(streams: Sequence[PromptStream], trunk: Trunk, depth: int) -> None:
+    """Require prompts of the trunk's width at layers that run."""
+    for position, stream in enumerate(streams):
+        argument = f"streams[{position}]"
+        if not isinstance(stream, PromptStream):
+            raise wrong_type(argument, "be a PromptStream; call the prompt module", kind(stream))
+        if not isinstance(stream.replace, bool):
+            raise wrong_type(f"{argument}.replace", "be True or False", kind(stream.replace))
+        for layer, prompts in stream.layers.items():
+            if layer not in range(depth):
+                rule = f"be among the {depth} blocks 0 to {depth - 1}"
+                raise wrong_value(f"{argument}.layers", rule, layer)
+            if not isinstance(prompts, Tensor) or not prompts.is_floating_point():
+                rule = "be a floating-point tensor"
+                raise wrong_type(f"{argument}.layers[{layer}]", rule, kind(prompts))
+            if prompts.ndim not in (2, 3) or prompts.shape[-1] != trunk.dim:
+                rule = f"have shape (prompts, {trunk.dim}) or (batch, prompts, {trunk.dim})"
+                raise wrong_value(f"{argument}.layers[{layer}]", rule, tuple(prompts.shape))
+
+
+def check_fit(streams: Sequence[PromptStream], tokens: Tensor) -> None:
+    """Require prompts that fit the batch and the device of the tokens."""
+    for position, stream in enumerate(streams):
+        for layer, prompts in stream.layers.items():
+            argument = f"streams[{position}].layers[{layer}]"
+            if prompts.ndim == 3 and prompts.shape[0] != tokens.shape[0]:
+                rule = f"have the batch of {tokens.shape[0]} images"
+                raise wrong_value(argument, rule, tuple(prompts.shape))
+            if prompts.device != tokens.device:
+                rule = f"be on the trunk's device {tokens.device}"
+                raise wrong_value(argument, rule, prompts.device)
+
+
+def check_dtype(dtype: object) -> None:
+    """Require a floating-point dtype or None."""
+    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise wrong_type("dtype", "be a floating-point torch.dtype or None", kind(dtype))

@@ -1,0 +1,122 @@
+"""Initial values of prompts at the mean patch token of each layer."""
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from fedprompt._checks import (
+    check_images,
+    check_initial_generator,
+    check_number,
+    check_upload,
+    kind,
+    wrong_type,
+    wrong_value,
+)
+from fedprompt.interfaces import Trunk, Weighted
+from fedprompt.prompts.visual import GroupPrompts, LayeredPrompts, vpt_uniform
+
+
+@torch.no_grad()
+def mean_tokens(trunk: Trunk, images: Float[Tensor, "batch channels height width"]) -> Weighted:
+    """Average the patch tokens before each block, over images and positions.
+
+    The result is an entry, so :func:`weighted_mean` averages it over batches and over clients.
+    Each client sends ``4 * depth * dim`` bytes once. :func:`start_at_tokens` writes the mean into
+    prompts.
+
+    Args:
+        trunk: Frozen backbone, which runs once without prompts.
+        images: Input images of the backbone; a few dozen are enough.
+
+    Returns:
+        Mean tokens (depth, dim) in float32. Their weight is the number of images.
+
+    Example:
+        >>> from timm.models.vision_transformer import VisionTransformer
+        >>> model = VisionTransformer(img_size=16, patch_size=4, embed_dim=8, depth=2, num_heads=2)
+        >>> trunk, images = vit_trunk(model), torch.rand(6, 3, 16, 16)
+        >>> clients = [mean_tokens(trunk, images[:2]), mean_tokens(trunk, images[2:])]
+        >>> mean = weighted_mean(clients)
+        >>> tuple(mean.value.shape), mean.weight
+        ((2, 8), tensor(6.))
+        >>> torch.testing.assert_close(mean, mean_tokens(trunk, images))
+    """
+    if not isinstance(trunk, Trunk):
+        raise wrong_type("trunk", "be a Trunk, such as vit_trunk(model)", type(trunk).__name__)
+    check_images(images)
+    if not len(images):
+        raise wrong_value("images", "contain at least one image", "none")
+    tokens, context = trunk.embed(images)
+    if tokens.shape[1] == trunk.prefix:
+        raise wrong_value("images", "have at least one patch", tuple(images.shape))
+    means = []
+    for layer in range(trunk.depth):
+        means.append(tokens[:, trunk.prefix :].float().mean((0, 1)))
+        if layer < trunk.depth - 1:  # nothing follows the last block
+            tokens = trunk.block(layer, tokens, context, 0)
+    return Weighted(torch.stack(means), torch.tensor(float(len(images)), device=tokens.device))
+
+
+@torch.no_grad()
+def start_at_tokens(
+    prompts: LayeredPrompts | GroupPrompts,
+    means: Weighted,
+    *,
+    noise: float = 0.1,
+    generator: torch.Generator | None = None,
+) -> None:
+    r"""Start prompts at the mean patch token of their layers, so that features hardly change.
+
+    Every token of layer :math:`l` becomes :math:`\bar x_l + \nu u`. Here :math:`\bar x_l` is the
+    mean patch token before block :math:`l`, :math:`\nu` is `noise`, and :math:`u` is drawn from
+    VPT's initial values, uniform in :math:`\pm\sqrt{6 / (3 p_h p_w + d)}`. The noise makes the
+    tokens of a layer differ, so that they can learn different things.
+
+    Fresh prompts are unlike any token of a pretrained network and draw attention away from the
+    patches. A mean patch token only adds weight to their mean.
+
+    Args:
+        prompts: Visual prompts of any kind. Their tokens are overwritten.
+        means: Result of :func:`mean_tokens`, or its mean over clients.
+        noise: Factor of VPT's noise, at least 0.
+        generator: Generator of the noise. If None, torch's global generator is used. Clients of a
+            federation start alike if they load the values of one server.
+
+    Raises:
+        ValueError: If `means` has another width than the prompts, lacks one of their layers, or
+            has weight 0. The prompts are unchanged then.
+
+    Example:
+        >>> from timm.models.vision_transformer import VisionTransformer
+        >>> model = VisionTransformer(img_size=16, patch_size=4, embed_dim=8, depth=2, num_heads=2)
+        >>> trunk, images = vit_trunk(model), torch.rand(6, 3, 16, 16)
+        >>> prompts = DeepPrompts(3, trunk)
+        >>> start_at_tokens(prompts, mean_tokens(trunk, images), noise=0.0)
+        >>> torch.equal(prompts.tokens[:, 0], mean_tokens(trunk, images).value)
+        True
+
+    References:
+        Jia et al., "Visual Prompt Tuning", ECCV 2022, for the noise.
+    """
+    if not isinstance(prompts, LayeredPrompts | GroupPrompts):
+        raise wrong_type("prompts", "be LayeredPrompts or GroupPrompts", kind(prompts))
+    check_number("noise", noise, at_least=0)
+    check_initial_generator(generator)
+    _check_means(means, prompts.layers, prompts.tokens.shape[-1])
+    tokens = prompts.tokens
+    centers = means.value[list(prompts.layers)].to(tokens)  # (layers, dim)
+    drawn = vpt_uniform(tuple(tokens.shape), prompts.patch_size, generator).to(tokens)
+    tokens.copy_(centers[:, None] + noise * drawn)
+
+
+def _check_means(means: Weighted, layers: Sequence[int], dim: int) -> None:
+    check_upload("means", means)
+    value, weight = means
+    if value.ndim != 2 or weight.ndim != 0 or value.shape[1] != dim or len(value) <= max(layers):
+        rule = f"be mean_tokens of shape (depth, {dim}), with a depth of at least {max(layers) + 1}"
+        raise wrong_value("means", rule, tuple(value.shape))
+    if not weight > 0:
+        raise wrong_value("means.weight", "be above 0", float(weight))

@@ -1,0 +1,286 @@
+"""Late prompts: passes that go on from cached tokens equal passes from images, bitwise."""
+
+from functools import partial
+
+import pytest
+import torch
+
+from errors import raises
+from fedprompt import (
+    DeepPrompts,
+    GroupPrompts,
+    LayeredPrompts,
+    PromptStream,
+    encode_prompted,
+    front_tokens,
+    precompute,
+    training_only,
+    vit_trunk,
+)
+from fedprompt.interfaces import ResumableTrunk
+from models import draw_images, tiny_vit
+from tolerance import assert_near
+
+DIM, DEPTH, BATCH = 12, 3, 3
+
+
+def draw(generator, *shape):
+    return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+
+STREAMS = {
+    "none": [],
+    "late": [({2: (2,)}, False)],
+    "at the start and after it": [({1: (2,), 2: (3,)}, True)],
+    "early ones are among the tokens": [({0: (2,), 1: (1,), 2: (3,)}, False)],
+    "early ones that are replaced": [({0: (3,), 1: (1,), 2: (2,)}, True)],
+    "groups of each sample": [({1: (BATCH, 1), 2: (BATCH, 2)}, False)],
+    "shared, then groups (SGPT)": [
+        ({0: (2,), 1: (1,)}, False),
+        ({1: (BATCH, 1), 2: (BATCH, 2)}, False),
+    ],
+    "given in another order": [({2: (1,), 0: (3,), 1: (2,)}, True), ({1: (1,), 0: (2,)}, False)],
+}
+
+
+def make_streams(spec, generator):
+    return [
+        PromptStream({layer: draw(generator, *shape, DIM) for layer, shape in layers.items()}, kept)
+        for layers, kept in spec
+    ]
+
+
+def assert_equal_encodings(encoded, expected):
+    assert torch.equal(encoded.pooled, expected.pooled)
+    assert len(encoded.streams) == len(expected.streams)
+    for actual, tokens in zip(encoded.streams, expected.streams, strict=True):
+        assert torch.equal(actual, tokens)
+
+
+@pytest.mark.parametrize("start", [1, 2])
+@pytest.mark.parametrize("spec", STREAMS.values(), ids=STREAMS)
+def test_a_pass_from_cached_tokens_equals_the_pass_from_images(spec, start, trunk, generator):
+    images, streams = draw_images(trunk.model, BATCH), make_streams(spec, generator)
+    expected = encode_prompted(trunk, images, *streams)
+    tokens = front_tokens(trunk, images, *streams, start=start)
+    late = encode_prompted(trunk, tokens, *streams, start=start)
+    assert_equal_encodings(late, expected)
+
+
+def test_depth_ends_a_late_pass_too(trunk, images, generator):
+    stream = PromptStream({1: draw(generator, 2, DIM)})
+    tokens = front_tokens(trunk, images, start=1)
+    late = encode_prompted(trunk, tokens, stream, start=1, depth=2)
+    assert_equal_encodings(late, encode_prompted(trunk, images, stream, depth=2))
+
+
+def test_gradients_equal_those_of_the_pass_from_images(trunk, images, generator):
+    prompts = LayeredPrompts(2, DIM, layers=(1, 2), generator=generator).double()
+    weights = draw(generator, BATCH, DIM)
+    tokens = front_tokens(trunk, images, start=1)
+    gradients = [
+        torch.autograd.grad((weights * pooled).sum(), prompts.tokens)[0]
+        for pooled in (
+            encode_prompted(trunk, tokens, prompts(), start=1).pooled,
+            encode_prompted(trunk, images, prompts()).pooled,
+        )
+    ]
+    assert torch.equal(*gradients)
+    assert gradients[0].abs().amax(2).min() > 1e-6
+
+
+def test_front_tokens_run_the_first_blocks_and_no_others(trunk, images):
+    # An independent run of the model's own blocks.
+    model = trunk.model
+    tokens = model.norm_pre(model._pos_embed(model.patch_embed(images)))
+    for start in (1, 2, 3):
+        tokens = model.blocks[start - 1](tokens)
+        assert torch.equal(front_tokens(trunk, images, start=start), tokens)
+
+
+def test_a_late_pass_does_not_run_the_front(trunk, images):
+    ran = []
+    for layer, block in enumerate(trunk.model.blocks):
+        block.register_forward_pre_hook(lambda *_, layer=layer: ran.append(layer))
+    trunk.model.patch_embed.register_forward_pre_hook(lambda *_: ran.append("embed"))
+    tokens = front_tokens(trunk, images, start=2)
+    assert ran == ["embed", 0, 1]
+    encode_prompted(trunk, tokens, start=2)
+    assert ran == ["embed", 0, 1, 2]
+
+
+def test_precomputed_tokens_serve_every_batch_of_every_round(trunk, generator):
+    images = draw_images(trunk.model, 7)
+    tokens = precompute(partial(front_tokens, trunk, start=2), images, batch_size=3)
+    prompts = LayeredPrompts(2, DIM, layers=(2,), generator=generator).double()
+    for batch in (torch.tensor([4, 0, 6]), torch.tensor([5])):
+        late = encode_prompted(trunk, tokens[batch], prompts(), start=2).pooled
+        assert_near(late, encode_prompted(trunk, images[batch], prompts()).pooled)
+
+
+def test_tokens_may_be_kept_in_bfloat16(generator):
+    model = tiny_vit().float()
+    trunk, images = vit_trunk(model), draw_images(model, BATCH)
+    stream = PromptStream({2: draw(generator, 2, DIM)})
+    front = partial(front_tokens, trunk, start=2)
+    kept = precompute(front, images, batch_size=2, dtype=torch.bfloat16)
+    assert kept.element_size() * kept[0].numel() == 2 * 6 * DIM  # class token, register, patches
+    late = encode_prompted(trunk, kept, stream, start=2).pooled
+    assert late.dtype == torch.float32
+    assert_near(late, encode_prompted(trunk, images, stream).pooled, dtype=torch.bfloat16)
+    # The only loss is that of the cached tokens.
+    exact = encode_prompted(trunk, kept.float(), stream, start=2).pooled
+    assert torch.equal(late, exact)
+
+
+def test_sgpts_second_block_goes_on_behind_its_frozen_shared_prompts(trunk, images, generator):
+    shared = LayeredPrompts(1, DIM, layers=(0, 1), generator=generator).double()
+    groups = GroupPrompts(4, 1, DIM, layers=(2,), generator=generator).double()
+    indices = torch.tensor([3, 0, 3])
+    model = torch.nn.ModuleDict({"shared": shared, "groups": groups})
+    with torch.no_grad():
+        tokens = front_tokens(trunk, images, shared(), start=2)
+    with training_only(model, groups):
+        late = encode_prompted(trunk, tokens, shared(), groups(indices), start=2)
+        expected = encode_prompted(trunk, images, shared(), groups(indices))
+        assert_equal_encodings(late, expected)
+
+
+class Plain:
+    """Trunk without tables and masks, whose front and end are linear maps."""
+
+    prefix, dim, depth, num_features, patch_size = 1, 2, 3, 2, 2
+
+    def embed(self, images):
+        return images.flatten(2).mT[..., :2], None
+
+    def block(self, layer, tokens, context, num_prompts):
+        return tokens * (layer + 2) + tokens.mean(1, keepdim=True)
+
+    def normalize(self, tokens):
+        return tokens
+
+    def pool(self, tokens):
+        return tokens[:, 0]
+
+
+class Resumable(Plain):
+    def resume(self, tokens, *, start, image_size):
+        return tokens, None
+
+
+def test_a_trunk_of_your_own_needs_two_more_lines(generator):
+    images, stream = draw(generator, 2, 3, 2, 2), PromptStream({1: draw(generator, 1, 2)})
+    expected = encode_prompted(Plain(), images, stream)
+    tokens = front_tokens(Plain(), images, start=1)
+    assert_equal_encodings(encode_prompted(Resumable(), tokens, stream, start=1), expected)
+    assert isinstance(Resumable(), ResumableTrunk)
+    with raises(
+        TypeError,
+        "`trunk` must have the method `resume` of a ResumableTrunk, because `start` is 1; "
+        "got Plain.",
+    ):
+        encode_prompted(Plain(), tokens, stream, start=1)
+
+
+# --- Errors
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"start": -1}, ValueError, "`start` must be at least 0; got -1."),
+        ({"start": 3}, ValueError, "`start` must be below the 3 blocks that run; got 3."),
+        (
+            {"start": 2, "depth": 2},
+            ValueError,
+            "`start` must be below the 2 blocks that run; got 2.",
+        ),
+        ({"start": 1.0}, TypeError, "`start` must be an integer; got 1.0 (float)."),
+        ({"start": 1, "image_size": 0}, ValueError, "`image_size` must be at least 1; got 0."),
+    ],
+)
+def test_a_wrong_start_is_refused(arguments, error, message, trunk, images):
+    tokens = front_tokens(trunk, images, start=1)
+    with raises(error, message):
+        encode_prompted(trunk, tokens, **arguments)
+
+
+@pytest.mark.bad_input
+def test_images_and_tokens_are_not_mistaken_for_each_other(trunk, images):
+    tokens = front_tokens(trunk, images, start=2)
+    rule = "`images` must be tokens of shape (batch, seq, 12), because `start` is 2; got a "
+    for wrong, got in (
+        (images, "float64 tensor of shape (3, 3, 16, 16)"),
+        (tokens[:, :, :8], "float64 tensor of shape (3, 6, 8)"),
+        (tokens.int(), "int32 tensor of shape (3, 6, 12)"),
+        (tokens.tolist(), "list"),
+    ):
+        with raises(TypeError, f"{rule}{got}"):
+            encode_prompted(trunk, wrong, start=2)
+    with raises(TypeError, "`images` must be floating-point of shape (batch, channels, height"):
+        encode_prompted(trunk, tokens)
+    with raises(ValueError, "`image_size` must be None, because `start` is 0; got 16."):
+        encode_prompted(trunk, images, image_size=16)
+
+
+@pytest.mark.bad_input
+def test_tokens_of_another_number_of_patches_are_refused(trunk, images):
+    tokens = front_tokens(trunk, images, start=2)
+    for size in (None, 16, (16, 16)):
+        with raises(ValueError, "`images` must have 6 tokens without prompts, for 2 x 2 patches;"):
+            encode_prompted(trunk, tokens[:, :-1], start=2, image_size=size)
+
+
+@pytest.mark.bad_input
+def test_tokens_must_contain_the_early_prompts_of_the_streams(trunk, images, generator):
+    tokens = front_tokens(trunk, images, start=1)
+    stream = PromptStream({0: draw(generator, 2, DIM)})
+    with raises(ValueError, "`images` must have 6 tokens without prompts, for 2 x 2 patches;"):
+        encode_prompted(trunk, tokens, stream, start=1)  # the front ran without the prompts
+    with raises(ValueError, "`images` must contain the 9 prompts before block 1; got 6 tokens."):
+        encode_prompted(trunk, tokens, PromptStream({0: draw(generator, 9, DIM)}), start=1)
+
+
+@pytest.mark.bad_input
+def test_trainable_prompts_before_the_start_are_refused(trunk, images, generator):
+    prompts = DeepPrompts(1, DIM, DEPTH, generator=generator).double()
+    tokens = front_tokens(trunk, images, prompts(), start=2).detach()
+    with raises(
+        ValueError,
+        "`streams[0].layers[0]` must not require gradients, because block 0 is before `start`;",
+    ):
+        encode_prompted(trunk, tokens, prompts(), start=2)
+    with torch.no_grad():  # for evaluation
+        late = encode_prompted(trunk, tokens, prompts(), start=2)
+        assert_equal_encodings(late, encode_prompted(trunk, images, prompts()))
+
+
+@pytest.mark.bad_input
+def test_front_tokens_refuses_what_encode_prompted_refuses(trunk, images):
+    with raises(TypeError, "`trunk` must be a Trunk, such as vit_trunk(model); got str."):
+        front_tokens("vit", images, start=1)
+    with raises(TypeError, "`images` must be floating-point of shape"):
+        front_tokens(trunk, images.byte(), start=1)
+    with raises(ValueError, "`start` must be at least 1; got 0."):
+        front_tokens(trunk, images, start=0)
+    with raises(ValueError, "`start` must be at most the trunk's 3 blocks; got 4."):
+        front_tokens(trunk, images, start=4)
+    with raises(ValueError, "`streams[0].layers` must be among the 3 blocks 0 to 2; got 3."):
+        front_tokens(trunk, images, PromptStream({3: torch.zeros(1, DIM)}), start=1)
+
+
+@pytest.mark.bad_input
+def test_tokens_on_another_device_are_refused(trunk, images):
+    tokens = front_tokens(trunk, images, start=1).to("meta")
+    with raises(ValueError, "`images` must be on the trunk's device cpu; got meta."):
+        encode_prompted(trunk, tokens, start=1)
+
+
+@pytest.mark.bad_input
+def test_a_trunk_that_is_no_longer_frozen_is_refused(trunk, images):
+    tokens = front_tokens(trunk, images, start=1)
+    trunk.model.blocks[2].train()
+    with raises(ValueError, "`trunk` must stay in eval mode"):
+        encode_prompted(trunk, tokens, start=1)

@@ -1,0 +1,225 @@
+"""Prompts that start at the mean patch token of their layers."""
+
+from functools import partial
+
+import pytest
+import torch
+import torch.nn as nn
+
+from errors import raises
+from fedprompt import (
+    DeepPrompts,
+    GroupPrompts,
+    LayeredPrompts,
+    ShallowPrompts,
+    Weighted,
+    encode_prompted,
+    mean_tokens,
+    start_at_tokens,
+    vit_trunk,
+    weighted_mean,
+)
+from models import draw_images, perturbed, tiny_vit
+from tolerance import assert_near
+
+DIM, DEPTH, BATCH = 12, 3, 3
+KINDS = {
+    "shallow": ShallowPrompts,
+    "deep": DeepPrompts,
+    "layered, kept": partial(LayeredPrompts, layers=(2, 0)),
+    "layered, replaced": partial(LayeredPrompts, layers=(0, 1, 2), replace=True),
+    "groups": partial(GroupPrompts, 4, layers=(1, 2)),
+}
+every_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+
+
+def stream_of(prompts, batch=BATCH):
+    return prompts(torch.arange(batch)) if isinstance(prompts, GroupPrompts) else prompts()
+
+
+def reference_means(model, images):
+    """Collect the input of every block by hooks, in the model's own forward pass."""
+    inputs = []
+    hooks = [
+        block.register_forward_pre_hook(lambda _, arguments: inputs.append(arguments[0]))
+        for block in model.blocks
+    ]
+    model.forward_features(images)
+    for hook in hooks:
+        hook.remove()
+    prefix = model.num_prefix_tokens
+    return torch.stack([tokens[:, prefix:].flatten(0, 1).mean(0) for tokens in inputs])
+
+
+def test_means_are_those_of_the_inputs_of_the_models_own_blocks(model, trunk, images):
+    value, weight = mean_tokens(trunk, images)
+    assert_near(value, reference_means(model, images).float())
+    assert (value.dtype, weight.item()) == (torch.float32, BATCH)
+    assert not value.requires_grad
+
+
+def test_clients_with_unequal_numbers_of_images_share_one_mean(trunk, model):
+    images = draw_images(model, 7)
+    mean = weighted_mean(mean_tokens(trunk, own) for own in images.split([1, 4, 2]))
+    expected = mean_tokens(trunk, images)
+    assert_near(mean.value, expected.value)
+    assert mean.weight == expected.weight == 7
+    unweighted = sum(mean_tokens(trunk, own).value for own in images.split([1, 4, 2])) / 3
+    assert (unweighted - expected.value).abs().max() > 1e-3
+
+
+@every_kind
+def test_tokens_are_the_mean_of_their_layer_plus_a_part_of_vpts_noise(kind, trunk, images):
+    means = mean_tokens(trunk, images)
+    prompts = kind(50, trunk)
+    parameter = prompts.tokens
+    start_at_tokens(prompts, means, noise=0.0)
+    for row, layer in enumerate(prompts.layers):
+        rows = prompts.tokens.select(-3, row).reshape(-1, DIM)
+        assert torch.equal(rows, means.value[layer].expand_as(rows))
+    exact = prompts.tokens.detach().clone()
+    for noise in (0.1, 1.0):
+        start_at_tokens(prompts, means, noise=noise, generator=torch.Generator().manual_seed(3))
+        drawn = kind(50, trunk, generator=torch.Generator().manual_seed(3)).tokens
+        assert_near(prompts.tokens, exact + noise * drawn)  # a second call starts anew
+    assert prompts.tokens is parameter
+    assert parameter.requires_grad
+
+
+def uniform_trunk():
+    """Make a ViT without class token and positions: patches of a gray image are all alike."""
+    model = tiny_vit(class_token=False, reg_tokens=0, global_pool="avg", pos_embed="none")
+    return vit_trunk(perturbed(model, seed=1))
+
+
+def moved(trunk, images, prompts):
+    """Return how far prompts move the pooled feature, relative to its norm."""
+    plain = encode_prompted(trunk, images).pooled
+    pooled = encode_prompted(trunk, images, stream_of(prompts.double(), len(images))).pooled
+    return ((pooled - plain).norm(dim=1) / plain.norm(dim=1)).max().item()
+
+
+@every_kind
+def test_where_all_patches_are_alike_the_feature_does_not_move(kind):
+    """Attention over copies of one token is that token, however many copies there are."""
+    trunk = uniform_trunk()
+    images = torch.tensor([0.3, -1.0, 0.7], dtype=torch.float64)[:, None, None, None]
+    images = images.expand(3, 3, 16, 16)[:1]
+    prompts = kind(5, trunk)
+    start_at_tokens(prompts, mean_tokens(trunk, images), noise=0.0)
+    assert moved(trunk, images, prompts) < 1e-6  # float32 means
+
+
+def start_fresh(prompts, trunk, images):
+    pass
+
+
+def start_at_first_layer(prompts, trunk, images):
+    value, weight = mean_tokens(trunk, images)
+    start_exactly(prompts, Weighted(value[:1].expand_as(value), weight))
+
+
+def start_at_class_token(prompts, trunk, images):
+    class_tokens = []
+
+    def keep(_, arguments):
+        class_tokens.append(arguments[0][:, 0])
+
+    hooks = [block.register_forward_pre_hook(keep) for block in trunk.model.blocks]
+    encode_prompted(trunk, images)
+    for hook in hooks:
+        hook.remove()
+    means = torch.stack([tokens.mean(0) for tokens in class_tokens]).float()
+    start_exactly(prompts, Weighted(means, torch.tensor(1.0)))
+
+
+def start_right(prompts, trunk, images):
+    start_exactly(prompts, mean_tokens(trunk, images))
+
+
+def start_exactly(prompts, means):
+    start_at_tokens(prompts, means, noise=0.0)
+
+
+MOST = 0.2
+"""Largest relative move of the pooled feature by one prompt next to 16 patches."""
+
+
+def moves(start, seeds=range(5)):
+    """Return the move of the pooled feature by one deep prompt, for several random networks."""
+    found = []
+    for seed in seeds:
+        sizes = {"img_size": 16, "patch_size": 4, "embed_dim": 48, "depth": 4, "num_heads": 3}
+        model = perturbed(tiny_vit(**sizes), seed=seed)
+        trunk, images = vit_trunk(model), draw_images(model, 4, seed=seed)
+        prompts = DeepPrompts(1, trunk, generator=torch.Generator().manual_seed(seed))
+        start(prompts, trunk, images)
+        found.append(moved(trunk, images, prompts))
+    return found
+
+
+def test_the_pooled_feature_moves_less_than_a_fifth():
+    assert max(moves(start_right)) < MOST
+
+
+@pytest.mark.parametrize("wrong", [start_fresh, start_at_first_layer, start_at_class_token])
+def test_wrong_starts_move_it_further(wrong):
+    assert max(moves(wrong)) > MOST
+
+
+# --- Errors
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"prompts": nn.Linear(2, 2)}, TypeError, "`prompts` must be LayeredPrompts or Group"),
+        ({"noise": -0.1}, ValueError, "`noise` must be at least 0; got -0.1."),
+        ({"noise": "0.1"}, TypeError, "`noise` must be a number; got '0.1' (str)."),
+        ({"generator": 3}, TypeError, "`generator` must be a torch.Generator; got 3 (int)."),
+        (
+            {"means": torch.zeros(3, 12)},
+            TypeError,
+            "`means` must be a Weighted(value, weight); got a float32 tensor",
+        ),
+        (
+            {"means": Weighted(torch.zeros(2, 12), torch.tensor(1.0))},
+            ValueError,
+            "`means` must be mean_tokens of shape (depth, 12), with a depth of at least 3; got (2,",
+        ),
+        (
+            {"means": Weighted(torch.zeros(3, 8), torch.tensor(1.0))},
+            ValueError,
+            "`means` must be mean_tokens of shape (depth, 12), with a depth of at least 3; got (3,",
+        ),
+        (
+            {"means": Weighted(torch.zeros(3, 12), torch.tensor(0.0))},
+            ValueError,
+            "`means.weight` must be above 0; got 0.0.",
+        ),
+        (
+            {"means": Weighted(torch.full((3, 12), torch.nan), torch.tensor(1.0))},
+            ValueError,
+            "`means.value` must be finite wherever its weight is positive",
+        ),
+    ],
+)
+def test_a_bad_start_is_refused_and_changes_nothing(changes, error, message):
+    prompts = DeepPrompts(2, DIM, DEPTH)
+    before = prompts.tokens.detach().clone()
+    good = {"prompts": prompts, "means": Weighted(torch.zeros(3, 12), torch.tensor(1.0))}
+    arguments = good | changes
+    with raises(error, message):
+        start_at_tokens(arguments.pop("prompts"), arguments.pop("means"), **arguments)
+    assert torch.equal(prompts.tokens, before)
+
+
+@pytest.mark.bad_input
+def test_mean_tokens_refuses_bad_images(trunk, images):
+    with raises(TypeError, "`trunk` must be a Trunk, such as vit_trunk(model); got str."):
+        mean_tokens("vit", images)
+    with raises(TypeError, "`images` must be floating-point of shape"):
+        mean_tokens(trunk, images.byte())
+    with raises(ValueError, "`images` must contain at least one image; got none."):
+        mean_tokens(trunk, images[:0])
