@@ -10,7 +10,15 @@ from open_clip.timm_model import TimmModel
 from open_clip.transformer import VisionTransformer
 
 from errors import raises
-from fedprompt import PromptStream, check_trunk, encode_prompted, fingerprint, freeze, vit_trunk
+from fedprompt import (
+    PromptStream,
+    check_trunk,
+    encode_prompted,
+    fingerprint,
+    freeze,
+    front_tokens,
+    vit_trunk,
+)
 from models import WRITE
 from references.hooks import hooked_blocks
 from tolerance import assert_near
@@ -61,6 +69,38 @@ def test_prompts_change_the_output_as_in_the_towers_own_forward_pass(replace, to
     plain = row.forward(model, images)
     assert (pooled - plain).abs().max() > 1e-3
     assert torch.equal(encode_prompted(trunk, images).pooled, plain)  # the model is unchanged
+
+
+def test_late_prompts_equal_the_pass_from_images_bitwise(tower):
+    _, _, trunk, images = tower
+    last = trunk.depth - 1
+    early, late = (PromptStream({layer: draw(2, trunk.dim)}) for layer in (0, last))
+    tokens = front_tokens(trunk, images, early, start=last)
+    size = tuple(images.shape[2:])
+    resumed = encode_prompted(trunk, tokens, early, late, start=last, image_size=size)
+    expected = encode_prompted(trunk, images, early, late)
+    assert torch.equal(resumed.pooled, expected.pooled)
+
+
+@pytest.mark.parametrize("name", ["ViT-B-16", "PE-Core-B-16", "ViTModel", "CLIPModel"])
+def test_a_norm_of_a_late_block_is_trained_with_prompts(name):
+    """Features from cached tokens are up to date only behind the trained part."""
+    model = build_tower(tower_named(name))
+    norms = [
+        part for part in vit_trunk(model).blocks[-1].modules() if isinstance(part, nn.LayerNorm)
+    ]
+    trunk, images = vit_trunk(model, trainable=norms), tower_images()
+    last = trunk.depth - 1
+    gradients = []
+    for cached in (False, True):
+        inputs = front_tokens(trunk, images, start=last).detach() if cached else images
+        encoded = encode_prompted(trunk, inputs, start=last if cached else 0)
+        loss = encoded.pooled.square().sum()
+        gradients.append(torch.autograd.grad(loss, list(trunk.trainable.parameters())))
+    assert len(gradients[0]) == 2 * len(norms)
+    for own, other in zip(*gradients, strict=True):
+        assert own.abs().sum() > 0
+        assert_near(own, other)
 
 
 def test_a_tower_passes_every_line_of_the_check(tower):
