@@ -25,7 +25,15 @@ from fedprompt.aggregation import (
 )
 
 # Frozen backbones.
-from fedprompt.backbones import TextTower, check_activation, fingerprint, image_tokens, vit_trunk
+from fedprompt.backbones import (
+    TextTower,
+    check_activation,
+    check_text_encoder,
+    fingerprint,
+    image_tokens,
+    vit_trunk,
+    zero_shot_classifier,
+)
 
 # Checkpoints of a run.
 from fedprompt.checkpoint import load_checkpoint, save_checkpoint
@@ -95,6 +103,8 @@ __all__ = [
     "vit_trunk",
     "TextTower",
     "image_tokens",
+    "zero_shot_classifier",
+    "check_text_encoder",
     "check_activation",
     "fingerprint",
     "freeze",

@@ -16,7 +16,7 @@ class OpenClipText:
     """Parts of the text tower of open_clip's ``CLIP`` or ``CustomTextCLIP``.
 
     Attributes:
-        images: Beginning of the names of the image tower's parameters.
+        images: Beginnings of the names of the image tower's parameters.
         context_length: Number of positions.
         causal: Whether a token attends to earlier ones only, and features are read at the end of
             text.
@@ -24,7 +24,7 @@ class OpenClipText:
         depth: Number of blocks.
     """
 
-    images = "visual."
+    images = ("visual.",)
 
     def __init__(self, clip_model: nn.Module) -> None:
         self._text = text = _text_of(clip_model)

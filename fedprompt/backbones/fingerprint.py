@@ -12,6 +12,9 @@ from torch import Tensor
 from fedprompt._checks import check_count, kind, wrong_type
 from fedprompt.interfaces import PromptStream, TextEncoder, Trunk
 
+OWN = "own:"
+"""Start of the names of a custom backbone's attributes."""
+
 # Parts of the names of settings that do not affect features: of classifiers, of dropout, of the
 # initialization, and of the location of the weights.
 _IRRELEVANT = ("num_classes", "drop", "init", "path")
@@ -89,37 +92,44 @@ def fingerprint(
     return parts
 
 
-class _Attributes(nn.Module):
+class OwnModules(nn.Module):
     """Modules, tensors and plain settings that a custom trunk has as attributes."""
 
     def __init__(self, backbone: object) -> None:
         super().__init__()
         for name, part in getattr(backbone, "__dict__", {}).items():
             if isinstance(part, nn.Module):
-                self.add_module(f"own:{name}", part)
+                self.add_module(OWN + name, part)
             elif isinstance(part, Tensor):
-                self.register_buffer(f"own:{name}", part)
+                self.register_buffer(OWN + name, part)
             elif isinstance(part, list | tuple) and all(isinstance(m, nn.Module) for m in part):
-                self.add_module(f"own:{name}", nn.ModuleList(part))
+                self.add_module(OWN + name, nn.ModuleList(part))
             elif _is_plain(part):
-                setattr(self, f"own:{name}", part)
+                setattr(self, OWN + name, part)
 
 
-def _module_of(backbone: object) -> nn.Module:
-    """Return the module whose tensors and settings determine the features of a backbone."""
+def find_module(backbone: object) -> nn.Module | None:
+    """Return the module whose tensors and settings determine the features, if there is one."""
     model = getattr(backbone, "model", None)
     if isinstance(model, nn.Module):
         return model
     if isinstance(backbone, Trunk | TextEncoder):
-        model = backbone if isinstance(backbone, nn.Module) else _Attributes(backbone)
+        model = backbone if isinstance(backbone, nn.Module) else OwnModules(backbone)
         if model.state_dict():
             return model
+    return None
+
+
+def _module_of(backbone: object) -> nn.Module:
+    model = find_module(backbone)
+    if model is not None:
+        return model
     rule = "be a trunk or a text tower that keeps its nn.Module as `model`, or its modules"
     raise wrong_type("backbone", f"{rule} and tensors as attributes", kind(backbone))
 
 
 def _name_of(backbone: object, model: nn.Module) -> str:
-    return type(backbone if isinstance(model, _Attributes) else model).__name__
+    return type(backbone if isinstance(model, OwnModules) else model).__name__
 
 
 def _weights(model: Any) -> str:
@@ -174,10 +184,10 @@ def _classifier(model: Any) -> set[nn.Module]:
 
 
 def _is_activation(module: nn.Module) -> bool:
-    """Whether a module is a pointwise function of timm, open_clip or torch without parameters."""
+    """Whether a module is a pointwise function of a known library, without parameters."""
     defined_in = type(module).__module__
     known = (
-        defined_in == "torch.nn.modules.activation"
+        defined_in in ("torch.nn.modules.activation", "transformers.activations")
         or defined_in.startswith("timm.layers.activations")
         or type(module).__name__ == "QuickGELU"
     )

@@ -1,8 +1,9 @@
 """Text towers of CLIP models, for sentences of embeddings instead of token ids."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol
+from itertools import takewhile
+from typing import Any
 
 import torch
 import torch.nn as nn
@@ -14,58 +15,14 @@ from fedprompt._checks import check_count, kind, wrong_type, wrong_value
 from fedprompt.backbones import _layout
 from fedprompt.backbones._adapted import check_unadapted
 from fedprompt.backbones._deep_text import Replacement, replacements
-from fedprompt.backbones._open_clip_text import OpenClipText
-from fedprompt.backbones._vocabulary import Vocabulary, padded
+from fedprompt.backbones._text_parts import comes_from, text_parts
+from fedprompt.backbones._vocabulary import Vocabulary, check_texts, padded
 from fedprompt.freezing import freeze
 from fedprompt.interfaces import ClassNames, PromptedText, PromptStream
 
 
-class TextParts(Protocol):
-    """Parts of the text tower of one library's models.
-
-    Attributes:
-        images: Beginning of the names of the image tower's parameters.
-        context_length: Number of positions.
-        causal: Whether a token attends to earlier ones only, and features are read at the end of
-            text.
-        pooled_at: Position at which features are read. None for the end of text.
-        depth: Number of blocks.
-    """
-
-    images: str
-    context_length: int
-    causal: bool
-    pooled_at: int | None
-    depth: int
-
-    def modules(self) -> Iterator[nn.Module]:
-        """Iterate over the parts that sentences run through."""
-
-    @property
-    def embedding(self) -> nn.Embedding:
-        """Embedding of token ids."""
-
-    @property
-    def positions(self) -> Tensor:
-        """Embeddings (context_length, dim) of the positions."""
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Dtype of the tokens in the blocks."""
-
-    @property
-    def mask(self) -> Tensor | None:
-        """Additive mask of whole sentences, if there is one."""
-
-    def block(self, layer: int, tokens: Tensor, mask: Tensor | None) -> Tensor:
-        """Run one block."""
-
-    def project(self, tokens: Tensor) -> Tensor:
-        """Apply the last norm and the projection to pooled tokens."""
-
-
 class TextTower:
-    """Text tower of an open_clip model, for sentences with learned contexts.
+    """Text tower of a CLIP model, for sentences with learned contexts.
 
     In a causal tower, the tokens before the class name do not attend to it. They are encoded
     once for many classes, together with only the few tokens of each name. Tokens after the end
@@ -73,13 +30,15 @@ class TextTower:
     encoded in full length.
 
     The model is put into eval mode and its gradients are turned off (:func:`freeze`). Its
-    gradient checkpointing (``model.set_grad_checkpointing()``) is respected. The tower is a plain
-    object and not a submodule. ``.to(device)`` of a client module does not move it, so move the
-    model first. A deep copy of a client shares the tower.
+    gradient checkpointing (``model.set_grad_checkpointing()``) is respected, hooks on its blocks
+    are not. The tower is a plain object and not a submodule. ``.to(device)`` of a client module
+    does not move it, so move the model first. A deep copy of a client shares the tower.
 
     Args:
-        clip_model: Model of open_clip's class ``CLIP`` or ``CustomTextCLIP``.
-        tokenizer: Tokenizer of the model, ``open_clip.get_tokenizer(name)``.
+        clip_model: Model of open_clip's class ``CLIP`` or ``CustomTextCLIP``, or of transformers'
+            class ``CLIPModel`` or ``CLIPTextModelWithProjection``.
+        tokenizer: Tokenizer of the model, ``open_clip.get_tokenizer(name)`` or transformers'
+            ``AutoTokenizer.from_pretrained(name)``.
         class_chunk: Maximum number of classes that are encoded at a time, at least 1. Chunks are
             encoded again in the backward pass, so memory is bounded by one chunk and gradients
             are the same. If None, all classes are encoded at once.
@@ -92,7 +51,8 @@ class TextTower:
             text.
 
     Raises:
-        TypeError: If the model's text tower cannot take embeddings (CoCa, Hugging Face towers).
+        TypeError: If the model's text tower cannot take embeddings (CoCa, open_clip's towers of
+            Hugging Face).
         ValueError: If `tokenizer` has ids outside the model's vocabulary. If only some
             parameters of a tower are trained, or adapters such as LoRA's are, because they would
             be frozen silently. When used: if the model is no longer frozen or in eval mode.
@@ -114,7 +74,7 @@ class TextTower:
     def __init__(
         self, clip_model: nn.Module, tokenizer: Any, *, class_chunk: int | None = None
     ) -> None:
-        self._parts: TextParts = OpenClipText(clip_model)
+        self._parts = text_parts(clip_model)
         if class_chunk is not None:
             check_count("class_chunk", class_chunk)
         self.class_chunk = class_chunk
@@ -123,7 +83,7 @@ class TextTower:
         self.context_length = self._parts.context_length
         self.causal = self._parts.causal
         self._vocabulary = Vocabulary(
-            tokenizer,
+            _callable(tokenizer),
             context_length=self.context_length,
             size=self._parts.embedding.num_embeddings,
         )
@@ -156,7 +116,7 @@ class TextTower:
         Raises:
             ValueError: If there are no names, or a name is empty or too long for the tower.
         """
-        _check_texts("names", names)
+        check_texts("names", names)
         vocabulary = self._vocabulary
         rows, endings = vocabulary.closed(names)
         return ClassNames(
@@ -168,6 +128,26 @@ class TextTower:
             causal=self.causal,
             names=tuple(names),
             ending=tuple(endings),
+        )
+
+    def sentences(self, texts: Sequence[str]) -> PromptedText:
+        """Tokenize and embed whole sentences, one for each class, without a learned context.
+
+        The first tokens are shared if all sentences have them. Underscores are replaced by spaces.
+
+        Raises:
+            ValueError: If there are no sentences, or one is empty or too long for the tower.
+        """
+        check_texts("texts", texts)
+        rows, pad = self._vocabulary.sentences(texts), self._vocabulary.pad
+        same = takewhile(lambda ids: len(set(ids)) == 1, zip(*rows, strict=False))
+        shared = min(sum(1 for _ in same), min(map(len, rows)) - 1)
+        suffixes = [row[shared:] for row in rows]
+        length = 0 if self.causal else self.context_length - shared
+        return PromptedText(
+            prefix=self._embedded(rows[0][:shared])[None],
+            suffix=self._embedded(padded(suffixes, pad, at_least=length))[None],
+            end=tuple(len(row) - 1 for row in rows),
         )
 
     def words(self, text: str) -> Float[Tensor, "length dim"]:
@@ -285,14 +265,16 @@ def _moved(indices: Tensor, device: torch.device) -> Tensor:
     return indices.to(device, non_blocking=device.type == "cuda")
 
 
-def _check_texts(argument: str, texts: object) -> None:
-    if isinstance(texts, str) or not isinstance(texts, Sequence):
-        raise wrong_type(argument, "be a sequence of strings", kind(texts))
-    if not texts:
-        raise wrong_value(argument, "contain at least one name", "none")
+def _callable(tokenizer: Any) -> Any:
+    """Adapt a tokenizer of transformers."""
+    if not comes_from(tokenizer, "transformers"):
+        return tokenizer
+    from fedprompt.backbones._transformers_text import padding_tokenizer
+
+    return padding_tokenizer(tokenizer)
 
 
-def _check_unadapted(clip_model: nn.Module, images: str) -> None:
+def _check_unadapted(clip_model: nn.Module, images: tuple[str, ...]) -> None:
     """Require that each tower trains all parameters or none."""
     named = [pair for pair in clip_model.named_parameters() if not pair[0].startswith("logit_")]
     for inside in (True, False):

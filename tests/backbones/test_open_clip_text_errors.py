@@ -59,7 +59,7 @@ LONG = " ".join(["polar bear"] * 20)
         ("cat", TypeError, "`names` must be a sequence of strings; got 'cat'"),
         (3, TypeError, "`names` must be a sequence of strings; got 3"),
         (["cat", 3], TypeError, "`names` must be strings; got 3"),
-        ([], ValueError, "`names` must contain at least one name"),
+        ([], ValueError, "`names` must contain at least one string"),
         (
             ["cat", ""],
             ValueError,
@@ -159,7 +159,7 @@ def test_towers_that_cannot_take_embeddings_are_refused(make, message):
 @pytest.mark.parametrize(
     ("tokenizer", "error", "message"),
     [
-        ("ViT-B-16", TypeError, "`tokenizer` must be one of open_clip's"),
+        ("ViT-B-16", TypeError, "`tokenizer` must be a tokenizer of open_clip"),
         (
             WordTokenizer(end=[1, 0, 7], pad=7),
             TypeError,
