@@ -139,7 +139,8 @@ class _Judge:
         position = torch.arange(text.suffix.shape[-2], device=text.suffix.device)
         last = torch.tensor(text.end, device=position.device) - text.prefix.shape[-2]
         after = (position > last[:, None])[..., None]
-        changed = text._replace(suffix=text.suffix + 3 * after * text.suffix.std())
+        noise = torch.randn(text.suffix.shape, generator=torch.Generator().manual_seed(1))
+        changed = text._replace(suffix=text.suffix + after * noise.to(text.suffix))
         return _near(self.encoder(changed), self.encoder(text))
 
     @torch.no_grad()

@@ -216,7 +216,7 @@ class TextTower:
         parts = self._parts
         hidden = tokens.to(parts.dtype) + parts.positions.to(parts.dtype)[position]
         mask = _layout.mask(owner, position, parts.dtype) if self.causal else parts.mask
-        for layer in range(self.depth):
+        for layer in range(0 if 0 in axes else self.depth):  # some blocks refuse empty batches
             for start, own in replaced.get(layer, ()):
                 length = own.shape[-2]
                 own = own.unsqueeze(-3).expand(*axes, rows, -1, -1).flatten(0, -3).to(hidden.dtype)
@@ -242,8 +242,9 @@ class TextTower:
             raise wrong_value("text", rule, f"{prefix} and {suffix}")
         first, length = prefix[-2], prefix[-2] + suffix[-2]
         ends = text.end
-        if len(ends) != suffix[-3] or not all(first <= end < length for end in ends):
-            rule = f"contain a position in [{first}, {length}) for each of {suffix[-3]} classes"
+        held = isinstance(ends, tuple) and len(ends) == suffix[-3]
+        if not held or not all(first <= end < length for end in ends):
+            rule = f"be {suffix[-3]} positions in [{first}, {length}), one for each class"
             raise wrong_value("text.end", rule, kind(ends))
         if length > self.context_length or not (self.causal or length == self.context_length):
             rule = f"have {'at most' if self.causal else 'exactly'} {self.context_length} tokens"

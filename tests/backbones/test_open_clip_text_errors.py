@@ -212,12 +212,22 @@ def test_bad_chunk_sizes_are_refused(class_chunk):
         (
             PromptedText(torch.zeros(1, 2, 16), torch.zeros(1, 3, 4, 16), (2,)),
             ValueError,
-            r"`text.end` must contain a position in \[2, 6\) for each of 3 classes; got \(2,\)",
+            r"`text.end` must be 3 positions in \[2, 6\), one for each class; got \(2,\)",
         ),
         (
             PromptedText(torch.zeros(1, 2, 16), torch.zeros(1, 3, 23, 16), (24, 3, 4)),
             ValueError,
             "at most 24 tokens; got 25",
+        ),
+        (
+            PromptedText(torch.zeros(1, 2, 16), torch.zeros(1, 3, 4, 16), torch.tensor([2, 3, 4])),
+            ValueError,
+            "`text.end` must be 3 positions .*; got a int64 tensor",
+        ),
+        (
+            PromptedText(torch.zeros(1, 2, 16), torch.zeros(1, 3, 4, 16), (2, 3, 6)),
+            ValueError,
+            r"`text.end` must be 3 positions in \[2, 6\).*; got \(2, 3, 6\)",
         ),
     ],
 )

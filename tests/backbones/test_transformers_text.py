@@ -80,7 +80,9 @@ def test_a_context_of_words_gives_the_features_of_the_text(kind, tokenizer):
     for own in (tokenizer, TOKENIZER):  # open_clip's tokenizer has the same ids
         tower = TextTower(model, own)
         words = tower.words("a blurry photo of one")[None]
-        assert_near(tower(prompted_text(words, tower.class_names(NAMES)))[0], expected)
+        features = tower(prompted_text(words, tower.class_names(NAMES)))[0]
+        # Eager attention computes its softmax in float32.
+        assert_near(features, expected, dtype=torch.float32 if "eager" in kind else None)
     assert (tower.dim, tower.depth, tower.context_length, tower.causal) == (16, 3, 24, True)
 
 
@@ -119,7 +121,8 @@ def test_gradient_checkpointing_of_the_model_is_respected(tokenizer):
     tower = TextTower(model, tokenizer)
     text = prompted_text(draw(1, 4, 16).requires_grad_(), tower.class_names(["cat", "dog"]))
     expected = tower(text)
-    model.gradient_checkpointing_enable()
+    newest = getattr(model, "activation_checkpointing_enable", None)
+    (newest or model.gradient_checkpointing_enable)()
     runs = []
     model.text_model.encoder.layers[0].mlp.register_forward_pre_hook(lambda *_: runs.append(1))
     features = tower(text)
