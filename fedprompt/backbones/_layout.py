@@ -102,7 +102,7 @@ def layout(
     seq = shared + sum(widths)
     missing = len(widths) * rows - len(run)  # the last place repeats a class that nothing reads
     classes = torch.tensor([*run, *[run[-1]] * missing]).unflatten(0, (len(widths), rows))
-    place = torch.arange(len(widths)).repeat_interleave(torch.tensor(widths))
+    place = torch.cat([torch.full((width,), number) for number, width in enumerate(widths)])
     offset = torch.cat([torch.arange(width) for width in widths])
     return Layout(
         source=(classes[place] * stride + offset[:, None]).T,
