@@ -21,14 +21,14 @@ class Layout(NamedTuple):
             flattened axes ``(classes, length)``.
         owner: Class within the row ``(seq,)`` of each token, from 1. 0 for the prefix.
         position: Position ``(seq,)`` of each token in its sentence.
-        end: Token ``(run,)`` at which each class is read, counted over the flattened axes
-            ``(rows, seq)``.
+        read: Token ``(rows, places)`` at which each class of a row is read. The classes of the
+            run are those of the first place of all rows, then those of the next place.
     """
 
     source: Int[Tensor, "rows suffix"]
     owner: Int[Tensor, " seq"]
     position: Int[Tensor, " seq"]
-    end: Int[Tensor, " run"]
+    read: Int[Tensor, "rows places"]
 
 
 def best_suffix(shared: int, dim: int) -> int:
@@ -99,21 +99,15 @@ def layout(
     """
     widths = [lengths[number] for number in run[::rows]]
     starts = [sum(widths[:place]) for place in range(len(widths))]
-    seq = shared + sum(widths)
     missing = len(widths) * rows - len(run)  # the last place repeats a class that nothing reads
-    classes = torch.tensor([*run, *[run[-1]] * missing]).unflatten(0, (len(widths), rows))
+    classes = torch.tensor([*run, *[run[-1]] * missing]).reshape(len(widths), rows)
     place = torch.cat([torch.full((width,), number) for number, width in enumerate(widths)])
     offset = torch.cat([torch.arange(width) for width in widths])
     return Layout(
         source=(classes[place] * stride + offset[:, None]).T,
         owner=F.pad(place + 1, (shared, 0)),
         position=torch.cat([torch.arange(shared), shared + offset]),
-        end=torch.tensor(
-            [
-                index % rows * seq + starts[index // rows] + ends[number]
-                for index, number in enumerate(run)
-            ]
-        ),
+        read=torch.tensor(starts) + torch.tensor(ends)[classes].T,
     )
 
 

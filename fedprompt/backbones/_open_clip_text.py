@@ -65,13 +65,13 @@ class OpenClipText:
         mask: Tensor | None = self._text.attn_mask
         return mask
 
-    def block(self, layer: int, tokens: Tensor, mask: Tensor | None) -> Tensor:
-        """Run one block."""
+    def block(self, layer: int, tokens: Tensor, mask: Tensor | None, read: Tensor | None) -> Tensor:
+        """Run one block, and return the tokens `read`, all if it is None."""
         transformer = self._text.transformer
         block = transformer.resblocks[layer]
         if not transformer.grad_checkpointing:
-            return run_block(block, tokens, mask)
-        result: Tensor = checkpoint(run_block, block, tokens, mask, use_reentrant=False)
+            return run_block(block, tokens, mask, read)
+        result: Tensor = checkpoint(run_block, block, tokens, mask, read, use_reentrant=False)
         return result
 
     def project(self, tokens: Tensor) -> Tensor:

@@ -48,8 +48,8 @@ class TextParts(Protocol):
     def mask(self) -> Tensor | None:
         """Additive mask of whole sentences, if there is one."""
 
-    def block(self, layer: int, tokens: Tensor, mask: Tensor | None) -> Tensor:
-        """Run one block."""
+    def block(self, layer: int, tokens: Tensor, mask: Tensor | None, read: Tensor | None) -> Tensor:
+        """Run one block, and return the tokens `read`, all if it is None."""
 
     def project(self, tokens: Tensor) -> Tensor:
         """Apply the last norm and the projection to pooled tokens."""

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from fedprompt._checks import wrong_type, wrong_value
+from fedprompt.backbones._open_clip_blocks import tokens_at
 
 
 class HuggingText:
@@ -69,15 +70,18 @@ class HuggingText:
         """Additive mask of whole sentences, if there is one."""
         return None
 
-    def block(self, layer: int, tokens: Tensor, mask: Tensor | None) -> Tensor:
-        """Run one block. Its checkpointing, which is off in eval mode, is done here."""
+    def block(self, layer: int, tokens: Tensor, mask: Tensor | None, read: Tensor | None) -> Tensor:
+        """Run one block, and return the tokens `read`, all if it is None.
+
+        Its checkpointing, which is off in eval mode, is done here.
+        """
         block = self._text.encoder.layers[layer]
         mask = None if mask is None else mask[None, None]
         if not getattr(block, "gradient_checkpointing", False):
             hidden: Tensor = block(tokens, mask)
-            return hidden
+            return tokens_at(hidden, read)
         checkpointed: Tensor = checkpoint(block, tokens, mask, use_reentrant=False)
-        return checkpointed
+        return tokens_at(checkpointed, read)
 
     def project(self, tokens: Tensor) -> Tensor:
         """Apply the last norm and the projection to pooled tokens."""

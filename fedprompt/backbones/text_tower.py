@@ -15,6 +15,7 @@ from fedprompt._checks import check_count, kind, wrong_type, wrong_value
 from fedprompt.backbones import _layout
 from fedprompt.backbones._adapted import check_unadapted
 from fedprompt.backbones._deep_text import Replacement, replacements
+from fedprompt.backbones._open_clip_blocks import tokens_at
 from fedprompt.backbones._text_parts import comes_from, text_parts
 from fedprompt.backbones._vocabulary import Vocabulary, check_texts, padded
 from fedprompt.freezing import freeze
@@ -194,7 +195,7 @@ class TextTower:
             own = [lengths[number] for number in run]
             rows = _layout.best_rows(own, shared=shared, dim=self.dim) if self.causal else len(run)
             dealt = _layout.layout(run, lengths, ends, shared=shared, stride=stride, rows=rows)
-            features.append(encode(text, replaced, dealt))
+            features.append(encode(text, replaced, dealt)[..., : len(run), :])
             order += run
         back = torch.tensor(order).argsort()
         return torch.cat(features, -2).index_select(-2, _moved(back, text.prefix.device))
@@ -205,8 +206,8 @@ class TextTower:
         replaced: Mapping[int, Sequence[Replacement]],
         dealt: _layout.Layout,
     ) -> Tensor:
-        """Encode the rows of one layout, and pool each class."""
-        source, owner, position, end = (_moved(part, text.prefix.device) for part in dealt)
+        """Encode the rows of one layout, and pool each place of all rows."""
+        source, owner, position, read = (_moved(part, text.prefix.device) for part in dealt)
         axes, rows = text.prefix.shape[:-2], source.shape[0]
         suffix = text.suffix.flatten(-3, -2).index_select(-2, source.flatten())
         suffix = suffix.unflatten(-2, source.shape)
@@ -216,14 +217,19 @@ class TextTower:
         parts = self._parts
         hidden = tokens.to(parts.dtype) + parts.positions.to(parts.dtype)[position]
         mask = _layout.mask(owner, position, parts.dtype) if self.causal else parts.mask
-        for layer in range(0 if 0 in axes else self.depth):  # some blocks refuse empty batches
+        read = read.expand(*axes, *read.shape).flatten(0, -2)
+        for layer in range(self.depth):
             for start, own in replaced.get(layer, ()):
                 length = own.shape[-2]
                 own = own.unsqueeze(-3).expand(*axes, rows, -1, -1).flatten(0, -3).to(hidden.dtype)
                 hidden = torch.cat([hidden[:, :start], own, hidden[:, start + length :]], 1)
-            hidden = parts.block(layer, hidden, mask)
-        hidden = hidden.unflatten(0, (*axes, rows)).flatten(-3, -2)
-        return parts.project(hidden.index_select(-2, end))
+            only = read if layer == self.depth - 1 else None  # the last block of other tokens
+            if 0 in axes:  # some blocks refuse empty batches
+                hidden = tokens_at(hidden, only)
+            else:
+                hidden = parts.block(layer, hidden, mask, only)
+        pooled = hidden.unflatten(0, (*axes, rows)).transpose(-3, -2).flatten(-3, -2)
+        return parts.project(pooled)
 
     def _embedded(self, ids: Sequence[int] | Tensor) -> Tensor:
         weight = self._parts.embedding.weight.detach()
