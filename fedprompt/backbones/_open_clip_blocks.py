@@ -48,7 +48,7 @@ def _attention(
     attention: nn.MultiheadAttention, tokens: Tensor, mask: Tensor | None, read: Tensor | None
 ) -> Tensor:
     weight, bias, dim = attention.in_proj_weight, attention.in_proj_bias, tokens.shape[-1]
-    sizes = (3 * dim,) if read is None else (dim, 2 * dim)  # one product, if all tokens are read
+    sizes = [3 * dim] if read is None else [dim, 2 * dim]  # one product, if all tokens are read
     inputs = (tokens,) if read is None else (tokens_at(tokens, read), tokens)
     parts = zip(inputs, torch.split(weight, sizes), torch.split(bias, sizes), strict=True)
     query, key, value = (

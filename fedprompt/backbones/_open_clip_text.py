@@ -24,14 +24,14 @@ class OpenClipText:
         depth: Number of blocks.
     """
 
-    images = ("visual.",)
+    images: tuple[str, ...] = ("visual.",)
 
     def __init__(self, clip_model: nn.Module) -> None:
         self._text = text = _text_of(clip_model)
         pool = _pool_type(text)
         self.context_length: int = text.context_length
         self.causal = text.attn_mask is not None and pool in ("argmax", "eos")
-        self.pooled_at = {"first": 0, "last": self.context_length - 1}.get(pool)
+        self.pooled_at: int | None = {"first": 0, "last": self.context_length - 1}.get(pool)
         self.depth = len(text.transformer.resblocks)
 
     def modules(self) -> Iterator[nn.Module]:

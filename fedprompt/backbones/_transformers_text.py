@@ -24,9 +24,9 @@ class HuggingText:
         depth: Number of blocks.
     """
 
-    images = ("vision_model.", "visual_projection.")
+    images: tuple[str, ...] = ("vision_model.", "visual_projection.")
     causal = True
-    pooled_at = None
+    pooled_at: int | None = None
 
     def __init__(self, clip_model: Any) -> None:
         from transformers import CLIPModel, CLIPTextModelWithProjection

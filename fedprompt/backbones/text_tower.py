@@ -210,7 +210,7 @@ class TextTower:
         source, owner, position, read = (_moved(part, text.prefix.device) for part in dealt)
         axes, rows = text.prefix.shape[:-2], source.shape[0]
         suffix = text.suffix.flatten(-3, -2).index_select(-2, source.flatten())
-        suffix = suffix.unflatten(-2, source.shape)
+        suffix = suffix.reshape(*axes, *source.shape, self.dim)
         prefix = text.prefix.unsqueeze(-3).expand(*axes, rows, -1, -1)
         tokens = torch.cat([prefix, suffix], -2).flatten(0, -3)
 
@@ -228,7 +228,7 @@ class TextTower:
                 hidden = tokens_at(hidden, only)
             else:
                 hidden = parts.block(layer, hidden, mask, only)
-        pooled = hidden.unflatten(0, (*axes, rows)).transpose(-3, -2).flatten(-3, -2)
+        pooled = hidden.reshape(*axes, rows, *hidden.shape[1:]).transpose(-3, -2).flatten(-3, -2)
         return parts.project(pooled)
 
     def _embedded(self, ids: Sequence[int] | Tensor) -> Tensor:
