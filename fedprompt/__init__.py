@@ -34,10 +34,12 @@ from fedprompt.aggregation import (
 from fedprompt.backbones import (
     TextTower,
     check_activation,
+    check_text_encoder,
     check_trunk,
     fingerprint,
     image_tokens,
     vit_trunk,
+    zero_shot_classifier,
 )
 
 # Checkpoints of a run.
@@ -120,6 +122,8 @@ __all__ = [
     "check_trunk",
     "TextTower",
     "image_tokens",
+    "zero_shot_classifier",
+    "check_text_encoder",
     "check_activation",
     "fingerprint",
     "freeze",

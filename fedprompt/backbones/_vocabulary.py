@@ -26,8 +26,8 @@ class Vocabulary:
 
     def __init__(self, tokenizer: Any, *, context_length: int, size: int) -> None:
         if not callable(tokenizer):
-            rule = "be one of open_clip's tokenizers, called with texts and `context_length`"
-            raise wrong_type("tokenizer", rule, kind(tokenizer))
+            rule = "be a tokenizer of open_clip, called with texts and `context_length`, or one of "
+            raise wrong_type("tokenizer", rule + "transformers", kind(tokenizer))
         self._tokenizer: Callable[..., Int[Tensor, "texts length"]] = tokenizer
         self._context_length = context_length
         self._size = size
@@ -76,6 +76,20 @@ class Vocabulary:
             raise _wrong_count("text", len(ids), available, "")
         return ids
 
+    def sentences(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the ids of whole sentences, special tokens included."""
+        for text in texts:
+            if not isinstance(text, str):
+                raise wrong_type("texts", "be strings", kind(text))
+        special = len(self.start) + len(self.end)
+        rows = self._unpadded([_spaced(text) for text in texts])
+        rows = [row if self._num_end else [*row, *self.end] for row in rows]
+        for text, row in zip(texts, rows, strict=True):
+            if not special < len(row) <= self._context_length:
+                longest = self._context_length - special
+                raise _wrong_count("texts", len(row) - special, longest, f"{text!r} with ")
+        return rows
+
     def _alone(self, texts: Sequence[str]) -> list[list[int]]:
         return [row[len(self.start) : len(row) - self._num_end] for row in self._unpadded(texts)]
 
@@ -103,10 +117,20 @@ class Vocabulary:
         return rows
 
 
-def padded(rows: Sequence[Sequence[int]], pad: int) -> Int[Tensor, "rows length"]:
-    """Stack rows of ids, padded to the length of the longest."""
-    longest = max(map(len, rows))
+def padded(
+    rows: Sequence[Sequence[int]], pad: int, *, at_least: int = 0
+) -> Int[Tensor, "rows length"]:
+    """Stack rows of ids, padded to the length of the longest, or to more."""
+    longest = max(at_least, *map(len, rows))
     return torch.tensor([[*row, *[pad] * (longest - len(row))] for row in rows])
+
+
+def check_texts(argument: str, texts: object) -> None:
+    """Require a sequence of at least one string; the strings are checked where they are used."""
+    if isinstance(texts, str) or not isinstance(texts, Sequence):
+        raise wrong_type(argument, "be a sequence of strings", kind(texts))
+    if not texts:
+        raise wrong_value(argument, "contain at least one string", "none")
 
 
 def _spaced(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Nouns: the values that components exchange. Nothing here computes."""
+"""Nouns: the values that components exchange."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -65,24 +65,61 @@ class ClassNames(NamedTuple):
         start: Embeddings ``(start, dim)`` of the start tokens.
         tokens: Embeddings ``(classes, length, dim)`` of each name, its full stop and the end token,
             padded to the longest.
-        length: Number of these tokens ``(classes,)`` without padding.
+        length: Number of these tokens of each class, without padding.
         pad: Embedding ``(dim,)`` of the padding token.
         context_length: Number of positions of the tower.
         causal: Whether a token sees only the tokens before it. Nothing after the end token is read
             then.
         names: The names as text, for errors.
-        ending: Number of tokens ``(classes,)`` that end each sentence: the full stop, where it is a
+        ending: Number of tokens that end the sentence of each class: the full stop, where it is a
             token, and the end token.
     """
 
     start: Float[Tensor, "start dim"]
     tokens: Float[Tensor, "classes length dim"]
-    length: Int[Tensor, " classes"]
+    length: tuple[int, ...]
     pad: Float[Tensor, " dim"]
     context_length: int
     causal: bool
     names: tuple[str, ...]
-    ending: Int[Tensor, " classes"]
+    ending: tuple[int, ...]
+
+    def select(self, indices: Sequence[int] | Int[Tensor, " chosen"]) -> "ClassNames":
+        """Return the names of some classes, in the order of `indices`.
+
+        Args:
+            indices: Numbers of the classes, at least one. A class may occur several times.
+
+        Raises:
+            IndexError: If a number is not that of a class.
+
+        Example:
+            >>> names = ClassNames(
+            ...     start=torch.zeros(1, 8),
+            ...     tokens=torch.zeros(3, 4, 8),
+            ...     length=(3, 4, 3),
+            ...     pad=torch.zeros(8),
+            ...     context_length=77,
+            ...     causal=True,
+            ...     names=("cat", "polar bear", "dog"),
+            ...     ending=(2, 2, 2),
+            ... )
+            >>> pets = names.select([2, 0])
+            >>> pets.names, pets.tokens.shape
+            (('dog', 'cat'), torch.Size([2, 3, 8]))
+        """
+        chosen = [int(index) for index in indices]
+        wrong = [index for index in chosen if not 0 <= index < len(self.names)]
+        if wrong or not chosen:
+            rule = f"contain at least one number, all in [0, {len(self.names)})"
+            raise IndexError(f"`indices` must {rule}; got {wrong[:5] or 'none'}.")
+        length = tuple(self.length[index] for index in chosen)
+        return self._replace(
+            tokens=self.tokens[chosen, : max(length)],
+            length=length,
+            names=tuple(self.names[index] for index in chosen),
+            ending=tuple(self.ending[index] for index in chosen),
+        )
 
 
 class PromptedText(NamedTuple):
@@ -95,12 +132,15 @@ class PromptedText(NamedTuple):
             samples add a batch axis in front.
         suffix: Other tokens ``(contexts, classes, suffix_length, dim)``, padded, with the same
             batch axis.
-        end: Position ``(classes,)`` of the end-of-text token, counted from the start of the prefix.
+        end: Position of the end-of-text token of each class, counted from the start of the prefix.
+        context: Number of context tokens at the end of the prefix. None if a part of the context is
+            elsewhere, as with class-specific contexts.
     """
 
     prefix: Float[Tensor, "*batch contexts prefix_length dim"]
     suffix: Float[Tensor, "*batch contexts classes suffix_length dim"]
-    end: Int[Tensor, " classes"]
+    end: tuple[int, ...]
+    context: int | None = None
 
 
 class Coupling(NamedTuple):

@@ -125,16 +125,16 @@ def prompted_text(
         >>> names = ClassNames(  # the result of tower.class_names(["cat", "polar bear"])
         ...     start=torch.zeros(1, 8),
         ...     tokens=torch.zeros(2, 4, 8),
-        ...     length=torch.tensor([3, 4]),
+        ...     length=(3, 4),
         ...     pad=torch.zeros(8),
         ...     context_length=77,
         ...     causal=True,
         ...     names=("cat", "polar bear"),
-        ...     ending=torch.tensor([2, 2]),
+        ...     ending=(2, 2),
         ... )
         >>> text = prompted_text(ContextPrompts(8, length=16)(), names)
         >>> text.prefix.shape, text.suffix.shape, text.end
-        (torch.Size([1, 17, 8]), torch.Size([1, 2, 4, 8]), tensor([19, 20]))
+        (torch.Size([1, 17, 8]), torch.Size([1, 2, 4, 8]), (19, 20))
     """
     _check_context(context, names, class_specific, per_sample)
     num_classes, length = len(names.names), context.shape[-2]
@@ -154,7 +154,13 @@ def prompted_text(
     if not names.causal:
         missing = names.context_length - prefix.shape[-2] - suffix.shape[-2]
         suffix = torch.cat([suffix, names.pad.expand(*axes, num_classes, missing, -1)], -2)
-    return PromptedText(prefix, suffix, names.length + (len(names.start) + length - 1))
+    before_words = len(names.start) + length
+    return PromptedText(
+        prefix,
+        suffix,
+        end=tuple(before_words + number - 1 for number in names.length),
+        context=length if before == length and not class_specific else None,
+    )
 
 
 def _after_names(trailing: Tensor, names: ClassNames) -> Tensor:
@@ -164,7 +170,10 @@ def _after_names(trailing: Tensor, names: ClassNames) -> Tensor:
     if num_trailing == 0:
         return words
     position = torch.arange(num_words + num_trailing, device=words.device)
-    past_name = position - (names.length - names.ending)[:, None]
+    name_length = [
+        number - ending for number, ending in zip(names.length, names.ending, strict=True)
+    ]
+    past_name = position - torch.tensor(name_length, device=words.device)[:, None]
     from_words = torch.where(past_name < 0, position, position - num_trailing)
     is_context = (past_name >= 0) & (past_name < num_trailing)
     source = torch.where(is_context, num_words + past_name, from_words)
@@ -202,7 +211,7 @@ def _check_context(
     length = context.shape[-2]
     available = names.context_length - len(names.start) - length
     if longest > available:
-        name = names.names[int(names.length.argmax())]
+        name = names.names[names.length.index(longest)]
         rule = (
             f"have at most {available} tokens each, so that a context of length {length} "
             f"fits into {names.context_length} positions"

@@ -37,7 +37,11 @@ class Meter:
         self.models = ("vit_tiny", "vit_small") if check else ("vit_tiny",)
 
     def seconds(
-        self, *, settled: bool = False, **functions: Callable[[], object]
+        self,
+        *,
+        settled: bool = False,
+        rounds: int | None = None,
+        **functions: Callable[[], object],
     ) -> dict[str, Tensor]:
         """Return the CPU seconds (rounds,) of each function.
 
@@ -46,13 +50,15 @@ class Meter:
         Args:
             settled: Whether to call each function once more before it is timed. Then no function
                 pays for memory that another function has just released.
+            rounds: Number of rounds with ``--check``, for functions of many seconds. They are not
+                warmed up.
             functions: Functions without arguments.
         """
-        if self.check:  # the first calls warm up
+        if self.check and rounds is None:  # the first calls warm up
             for function in functions.values():
                 function()
         times: dict[str, list[float]] = {name: [] for name in functions}
-        for _ in range(self.rounds):
+        for _ in range(rounds if rounds and self.check else self.rounds):
             for name, function in functions.items():
                 if settled:
                     function()

@@ -23,7 +23,10 @@ def whole_sentences(tower, names, context):
     hidden = model.ln_final(
         model.transformer(tokens + model.positional_embedding, attn_mask=model.attn_mask)
     )
-    pooled = hidden[torch.arange(len(hidden)), text.end.repeat(num_prompts)] @ model.text_projection
+    pooled = (
+        hidden[torch.arange(len(hidden)), torch.tensor(text.end * num_prompts)]
+        @ model.text_projection
+    )
     return pooled.unflatten(0, (num_prompts, num_classes))
 
 

@@ -1,0 +1,83 @@
+"""Deep prompts of a text tower: tokens that replace those of the context before later blocks."""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from jaxtyping import Float
+from torch import Tensor
+
+from fedprompt._checks import kind, wrong_type, wrong_value
+from fedprompt.interfaces import PromptedText, PromptStream
+
+
+class Replacement(NamedTuple):
+    """Tokens that replace a part of the prefix.
+
+    Attributes:
+        start: First position that is replaced.
+        tokens: New tokens, for all contexts or for each.
+    """
+
+    start: int
+    tokens: Float[Tensor, "*contexts length dim"]
+
+
+def replacements(
+    text: PromptedText, streams: Sequence[PromptStream], *, dim: int, depth: int
+) -> Mapping[int, Sequence[Replacement]]:
+    """Check streams, and return the replacements before each block.
+
+    The streams replace the tokens of the context in the order of the streams.
+    """
+    by_layer: dict[int, list[Replacement]] = {}
+    if not streams:
+        return by_layer
+    if text.context is None:
+        rule = "have the whole context right before the names, as deep prompts replace it there"
+        got = "a class-specific context, a name position or sentences without a context"
+        raise wrong_value("text", rule, got)
+    start = text.prefix.shape[-2] - text.context
+    for number, stream in enumerate(streams):
+        argument = f"streams[{number}]"
+        _check_stream(argument, stream, depth)
+        length = 0
+        for layer, tokens in stream.layers.items():
+            length = _checked_length(f"{argument}.layers[{layer}]", tokens, text, dim, length)
+            by_layer.setdefault(layer, []).append(Replacement(start, tokens))
+        start += length
+    num_tokens = start - text.prefix.shape[-2] + text.context
+    if num_tokens != text.context:
+        rule = f"replace all {text.context} tokens of the context"
+        raise wrong_value("streams", rule, f"{num_tokens} tokens")
+    return by_layer
+
+
+def _check_stream(argument: str, stream: object, depth: int) -> None:
+    if not isinstance(stream, PromptStream):
+        raise wrong_type(argument, "be a PromptStream", kind(stream))
+    if not stream.replace:
+        rule = "have replace=True, because they replace the tokens of the context"
+        raise wrong_value(argument, rule, "replace=False")
+    outside = [layer for layer in stream.layers if not 1 <= layer < depth]
+    if outside or not stream.layers:
+        rule = (
+            f"enter before blocks 1 to {depth - 1}, because the context enters before block 0"
+            if depth > 1
+            else "not be given to a tower of one block"
+        )
+        raise wrong_value(argument, rule, f"layers {sorted(stream.layers)}")
+
+
+def _checked_length(
+    argument: str, tokens: object, text: PromptedText, dim: int, length: int
+) -> int:
+    """Return the number of tokens, which is `length` in all layers unless `length` is 0."""
+    if not isinstance(tokens, Tensor) or not tokens.is_floating_point():
+        raise wrong_type(argument, "be a floating-point tensor", kind(tokens))
+    axes = tuple(text.prefix.shape[:-2])
+    fits = tokens.ndim >= 2 and tokens.shape[:-2] in ((), axes) and tokens.shape[-1] == dim
+    if not fits or (length and tokens.shape[-2] != length):
+        size = length or "length"
+        rule = f"have shape ({size}, {dim}) or {(*axes, size, dim)}".replace("'", "")
+        raise wrong_value(argument, rule, tuple(tokens.shape))
+    return tokens.shape[-2]

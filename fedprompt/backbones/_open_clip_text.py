@@ -1,0 +1,122 @@
+"""Parts of open_clip's text towers."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.nn as nn
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from fedprompt._checks import wrong_type
+from fedprompt.backbones._open_clip_blocks import run_block
+
+
+class OpenClipText:
+    """Parts of the text tower of open_clip's ``CLIP`` or ``CustomTextCLIP``.
+
+    Attributes:
+        images: Beginnings of the names of the image tower's parameters.
+        context_length: Number of positions.
+        causal: Whether a token attends to earlier ones only, and features are read at the end of
+            text.
+        pooled_at: Position at which features are read. None for the end of text.
+        depth: Number of blocks.
+    """
+
+    images: tuple[str, ...] = ("visual.",)
+
+    def __init__(self, clip_model: nn.Module) -> None:
+        self._text = text = _text_of(clip_model)
+        pool = _pool_type(text)
+        self.context_length: int = text.context_length
+        self.causal = text.attn_mask is not None and pool in ("argmax", "eos")
+        self.pooled_at: int | None = {"first": 0, "last": self.context_length - 1}.get(pool)
+        self.depth = len(text.transformer.resblocks)
+
+    def modules(self) -> Iterator[nn.Module]:
+        """Iterate over the parts that sentences run through."""
+        text = self._text
+        for part in (text.transformer, text.ln_final, text.token_embedding, text.text_projection):
+            if isinstance(part, nn.Module):
+                yield part
+
+    @property
+    def embedding(self) -> nn.Embedding:
+        """Embedding of token ids."""
+        embedding: nn.Embedding = self._text.token_embedding
+        return embedding
+
+    @property
+    def positions(self) -> Tensor:
+        """Embeddings (context_length, dim) of the positions."""
+        positions: Tensor = self._text.positional_embedding
+        return positions
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of the tokens in the blocks."""
+        dtype: torch.dtype = self._text.transformer.get_cast_dtype()
+        return dtype
+
+    @property
+    def mask(self) -> Tensor | None:
+        """Additive mask of whole sentences, if there is one."""
+        mask: Tensor | None = self._text.attn_mask
+        return mask
+
+    def block(self, layer: int, tokens: Tensor, mask: Tensor | None, read: Tensor | None) -> Tensor:
+        """Run one block, and return the tokens `read`, all if it is None."""
+        transformer = self._text.transformer
+        block = transformer.resblocks[layer]
+        if not transformer.grad_checkpointing:
+            return run_block(block, tokens, mask, read)
+        result: Tensor = checkpoint(run_block, block, tokens, mask, read, use_reentrant=False)
+        return result
+
+    def project(self, tokens: Tensor) -> Tensor:
+        """Apply the last norm and the projection to pooled tokens."""
+        pooled: Tensor = self._text.ln_final(tokens)
+        projection = self._text.text_projection
+        if projection is None:
+            return pooled
+        is_module = isinstance(projection, nn.Module)
+        projected: Tensor = projection(pooled) if is_module else pooled @ projection
+        return projected
+
+
+def _text_of(clip_model: nn.Module) -> Any:
+    """Return the part of a model that contains the text tower, or refuse the model."""
+    from open_clip.model import CLIP, CustomTextCLIP
+
+    if not isinstance(clip_model, CLIP | CustomTextCLIP):
+        rule = (
+            "be an open_clip CLIP or CustomTextCLIP (CoCa adds a token), or a CLIPModel or "
+            "CLIPTextModelWithProjection of transformers"
+        )
+        raise wrong_type("clip_model", rule, type(clip_model).__name__)
+    text: Any = getattr(clip_model, "text", clip_model)
+    reason = _reason_to_refuse(text, separate=text is not clip_model)
+    if reason is not None:
+        rule = f"have a text tower that takes embeddings ({reason})"
+        raise wrong_type("clip_model", rule, type(clip_model).__name__)
+    return text
+
+
+def _reason_to_refuse(text: Any, *, separate: bool) -> str | None:
+    from open_clip.transformer import TextTransformer
+
+    if separate and not isinstance(text, TextTransformer):
+        return "a Hugging Face tower takes token ids only"
+    if len(text.positional_embedding) != text.context_length:
+        return "it adds a token, as CoCa does"
+    if getattr(text, "use_pad_mask", False):
+        return "it masks padding by token ids"
+    if _pool_type(text) == "none":
+        return "it does not pool"
+    return None
+
+
+def _pool_type(text: Any) -> str:
+    name: str = text.text_pool_type if hasattr(text, "text_pool_type") else text.pool_type
+    return name

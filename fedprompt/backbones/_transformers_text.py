@@ -1,0 +1,99 @@
+"""Parts of the text towers of transformers' CLIP models, and their tokenizers."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.nn as nn
+from jaxtyping import Int
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from fedprompt._checks import wrong_type, wrong_value
+from fedprompt.backbones._open_clip_blocks import tokens_at
+
+
+class HuggingText:
+    """Parts of the text tower of transformers' ``CLIPModel`` or ``CLIPTextModelWithProjection``.
+
+    Attributes:
+        images: Beginnings of the names of the image tower's parameters.
+        context_length: Number of positions.
+        causal: True. CLIP's tokens attend to earlier ones only.
+        pooled_at: None. Features are read at the end of text.
+        depth: Number of blocks.
+    """
+
+    images: tuple[str, ...] = ("vision_model.", "visual_projection.")
+    causal = True
+    pooled_at: int | None = None
+
+    def __init__(self, clip_model: Any) -> None:
+        from transformers import CLIPModel, CLIPTextModelWithProjection
+
+        if not isinstance(clip_model, CLIPModel | CLIPTextModelWithProjection):
+            rule = "be a CLIPModel or CLIPTextModelWithProjection, if it is one of transformers"
+            raise wrong_type("clip_model", rule, type(clip_model).__name__)
+        self._text: Any = clip_model.text_model
+        attention = self._text.config._attn_implementation
+        if attention not in ("sdpa", "eager"):
+            rule = 'be loaded with attn_implementation="sdpa", whose masks can be chosen'
+            raise wrong_value("clip_model", rule, repr(attention))
+        self._projection = clip_model.text_projection
+        self.context_length: int = self._text.embeddings.position_embedding.num_embeddings
+        self.depth = len(self._text.encoder.layers)
+
+    def modules(self) -> Iterator[nn.Module]:
+        """Iterate over the parts that sentences run through."""
+        yield self._text
+        yield self._projection
+
+    @property
+    def embedding(self) -> nn.Embedding:
+        """Embedding of token ids."""
+        embedding: nn.Embedding = self._text.embeddings.token_embedding
+        return embedding
+
+    @property
+    def positions(self) -> Tensor:
+        """Embeddings (context_length, dim) of the positions."""
+        positions: Tensor = self._text.embeddings.position_embedding.weight
+        return positions
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of the tokens in the blocks."""
+        return self.positions.dtype
+
+    @property
+    def mask(self) -> Tensor | None:
+        """Additive mask of whole sentences, if there is one."""
+        return None
+
+    def block(self, layer: int, tokens: Tensor, mask: Tensor | None, read: Tensor | None) -> Tensor:
+        """Run one block, and return the tokens `read`, all if it is None.
+
+        Its checkpointing, which is off in eval mode, is done here.
+        """
+        block = self._text.encoder.layers[layer]
+        mask = None if mask is None else mask[None, None]
+        if not getattr(block, "gradient_checkpointing", False):
+            hidden: Tensor = block(tokens, mask)
+            return tokens_at(hidden, read)
+        checkpointed: Tensor = checkpoint(block, tokens, mask, use_reentrant=False)
+        return tokens_at(checkpointed, read)
+
+    def project(self, tokens: Tensor) -> Tensor:
+        """Apply the last norm and the projection to pooled tokens."""
+        projected: Tensor = self._projection(self._text.final_layer_norm(tokens))
+        return projected
+
+
+def padding_tokenizer(tokenizer: Any) -> Callable[..., Int[Tensor, "texts length"]]:
+    """Call a tokenizer of transformers like one of open_clip."""
+
+    def tokenize(texts: list[str], *, context_length: int) -> Int[Tensor, "texts length"]:
+        fixed = {"padding": "max_length", "truncation": True, "max_length": context_length}
+        return torch.tensor(tokenizer(texts, **fixed)["input_ids"])
+
+    return tokenize

@@ -1,0 +1,247 @@
+"""Judgment of a custom text encoder: the promises of ``TextEncoder``, one line each."""
+
+import copy
+
+import torch
+import torch.nn as nn
+from jaxtyping import Float
+from torch import Tensor
+
+from fedprompt._checks import kind, wrong_type, wrong_value
+from fedprompt.backbones.fingerprint import OWN, OwnModules, find_module
+from fedprompt.backbones.report import Line, Report, judged
+from fedprompt.interfaces import ClassNames, PromptedText, TextEncoder
+
+Verdict = tuple[bool | None, str]
+_CONTAINERS = (OwnModules, nn.ModuleList)  # the fingerprint makes them of attributes
+
+
+def check_text_encoder(
+    encoder: object,
+    names: ClassNames,
+    *,
+    words: Float[Tensor, "length dim"] | None = None,
+    expected: Float[Tensor, "classes features"] | None = None,
+) -> Report:
+    """Judge a custom text encoder line by line, with random contexts.
+
+    The lines of the report are:
+
+    - *shape*: `dim` is the width of a token. Features are finite and have shape
+      (contexts, classes, features).
+    - *repeatable*: the same sentences have the same features, so there is no dropout.
+    - *classes*: features have the order of the classes, and no class affects another one.
+    - *contexts*: no context affects another one.
+    - *end of text*: tokens after the end change nothing. Names with ``causal=False`` pass.
+    - *class-specific*: class-specific contexts with equal rows give the same features as one
+      context for all classes.
+    - *samples*: contexts of samples equal a loop over the samples, and there may be none.
+    - *gradients*: gradients reach each token of each context.
+    - *frozen*: all modules are in eval mode, and no parameter is trainable.
+    - *unchanged*: the checks above changed no weight and no buffer.
+    - *shared*: a deep copy of the encoder is the encoder, so that clients share it.
+    - *same as the model*: the features of `words` before each name are `expected`.
+
+    An exception of the encoder fails the line in which it was raised. It is shown and not raised.
+
+    Args:
+        encoder: Text encoder of your own.
+        names: At least two different names, from the encoder. Names of different lengths find
+            more mistakes.
+        words: Embedded words, such as ``tower.words("a photo of a")``.
+        expected: Features of the same sentences, from the model's own forward pass. If None,
+            features are not compared.
+
+    Returns:
+        Report that prints as a table. ``report.passed`` is whether no line failed, and
+        ``report.failed`` has the names of the lines that did.
+
+    Raises:
+        ValueError: If there are fewer than two names, or only one of `words` and `expected`.
+
+    Example:
+        >>> import open_clip
+        >>> vision = dict(layers=1, width=8, head_width=4, patch_size=8, image_size=16)
+        >>> text = dict(context_length=16, vocab_size=49408, width=8, heads=2, layers=1)
+        >>> clip_model = open_clip.model.CLIP(4, vision, text)
+        >>> tower = TextTower(clip_model, open_clip.tokenizer.SimpleTokenizer(context_length=16))
+        >>> names = tower.class_names(["cat", "polar bear"])
+        >>> check_text_encoder(tower, names).passed
+        True
+        >>> tower.dim = 7
+        >>> "shape" in check_text_encoder(tower, names).failed
+        True
+    """
+    if not isinstance(names, ClassNames):
+        raise wrong_type("names", "be ClassNames, from the encoder", kind(names))
+    if len(names.names) < 2:
+        raise wrong_value("names", "contain at least two names", len(names.names))
+    if (words is None) != (expected is None):
+        raise wrong_value("expected", "be given together with `words`", "only one of them")
+    title = type(encoder).__name__
+    if not isinstance(encoder, TextEncoder):
+        remedy = "add the attribute `dim` and the method __call__, as in the protocol TextEncoder"
+        return Report(title, (Line("members", False, "not a text encoder", remedy),))
+    judge = _Judge(encoder, names)
+    lines = [judged(name, remedy, getattr(judge, check)) for name, check, remedy in _CHECKS]
+    same = Line("same as the model", None, "", "give `words` and the model's features, `expected`")
+    if words is not None and expected is not None:
+        same = judged(same.name, _SAME, lambda: _near(judge.encode(words[None])[0], expected))
+    return Report(title, (*lines, same))
+
+
+class _Judge:
+    """The checks of one encoder. Each returns whether the claim holds, and what was measured."""
+
+    def __init__(self, encoder: TextEncoder, names: ClassNames) -> None:
+        self.encoder, self.names = encoder, names
+        dtype = torch.promote_types(names.tokens.dtype, torch.float32)
+        size = (2, 3, names.tokens.shape[-1])
+        noise = torch.randn(size, generator=torch.Generator().manual_seed(0))
+        self.context = (noise * names.tokens.float().std().cpu()).to(names.tokens.device, dtype)
+        self.model = find_module(encoder)
+        self.state_before = self._state()
+
+    @torch.no_grad()
+    def encode(self, context: Tensor, names: ClassNames | None = None) -> Tensor:
+        return self.encoder(_sentences(context, names or self.names))
+
+    def shape(self) -> Verdict:
+        dim, width = self.encoder.dim, self.names.tokens.shape[-1]
+        if dim != width:
+            return False, f"dim is {dim}, but tokens have width {width}"
+        for context in (self.context, self.context[:1]):
+            features, axes = self.encode(context), (len(context), len(self.names.names))
+            if features.ndim != 3 or features.shape[:2] != axes:
+                return False, f"features {tuple(features.shape)} for {axes} contexts and classes"
+            if not bool(features.isfinite().all()):
+                return False, "features that are not finite"
+        return True, ""
+
+    def repeatable(self) -> Verdict:
+        return _near(self.encode(self.context), self.encode(self.context))
+
+    def classes(self) -> Verdict:
+        together, count = self.encode(self.context), len(self.names.names)
+        reverse = self.encode(self.context, self.names.select(range(count)[::-1])).flip(1)
+        alone = [self.encode(self.context, self.names.select([number])) for number in range(count)]
+        return _all_near((reverse, together), (torch.cat(alone, 1), together))
+
+    def contexts(self) -> Verdict:
+        alone = [self.encode(context[None]) for context in self.context]
+        return _near(torch.cat(alone), self.encode(self.context))
+
+    @torch.no_grad()
+    def end_of_text(self) -> Verdict:
+        if not self.names.causal:
+            return True, "may be read, because the names have causal=False"
+        text = _sentences(self.context, self.names)
+        position = torch.arange(text.suffix.shape[-2], device=text.suffix.device)
+        last = torch.tensor(text.end, device=position.device) - text.prefix.shape[-2]
+        after = (position > last[:, None])[..., None]
+        noise = torch.randn(text.suffix.shape, generator=torch.Generator().manual_seed(1))
+        changed = text._replace(suffix=text.suffix + after * noise.to(text.suffix))
+        return _near(self.encoder(changed), self.encoder(text))
+
+    @torch.no_grad()
+    def class_specific(self) -> Verdict:
+        own = self.context[:, None].expand(-1, len(self.names.names), -1, -1)
+        text = _sentences(own, self.names, class_specific=True)
+        return _near(self.encoder(text), self.encode(self.context))
+
+    def samples(self) -> Verdict:
+        contexts = torch.stack([self.context, -self.context, 2 * self.context])
+        together = self.encode(contexts)
+        loop = torch.stack([self.encode(context) for context in contexts])
+        return _all_near((together, loop), (self.encode(contexts[:0]), loop[:0]))
+
+    def gradients(self) -> Verdict:
+        context = self.context.clone().requires_grad_()
+        with torch.enable_grad():
+            features = self.encoder(_sentences(context, self.names))
+            if not features.requires_grad:
+                return False, "features have no graph"
+            weights = torch.linspace(0.5, 1.5, features.shape[-1], device=features.device)
+            loss = (features.float() * weights).square().sum()
+            (gradient,) = torch.autograd.grad(loss, context, allow_unused=True)
+        if gradient is None or not bool(gradient.isfinite().all()):
+            return False, "no finite gradient"
+        missing = int((gradient == 0).all(-1).sum())
+        return not missing, f"none at {missing} tokens" if missing else ""
+
+    def frozen(self) -> Verdict:
+        if self.model is None:
+            return None, "no modules or tensors found; keep the model as the attribute `model`"
+        trainable = [name for name, weight in self.model.named_parameters() if weight.requires_grad]
+        wrong = [f"{len(trainable)} trainable, such as {trainable[0]}"] if trainable else []
+        own = (module for module in self.model.modules() if not isinstance(module, _CONTAINERS))
+        if any(module.training for module in own):
+            wrong.append("a module in train mode")
+        return not wrong, "; ".join(wrong).replace(OWN, "")
+
+    def unchanged(self) -> Verdict:
+        before = self.state_before
+        wrong = [
+            name for name, value in self._state().items() if not torch.equal(value, before[name])
+        ]
+        return not wrong, f"changed: {', '.join(wrong[:3])}".replace(OWN, "") if wrong else ""
+
+    def shared(self) -> Verdict:
+        is_shared = copy.deepcopy(self.encoder) is self.encoder
+        return is_shared, "" if is_shared else "a deep copy is another encoder"
+
+    def _state(self) -> dict[str, Tensor]:
+        state = {} if self.model is None else self.model.state_dict()
+        return {name: tensor.detach().clone() for name, tensor in state.items()}
+
+
+_SAME = "check positions, the mask, the last norm, the pooled position and the projection"
+_CHECKS: tuple[tuple[str, str, str], ...] = (
+    ("shape", "shape", "return (contexts, classes, features), also for a single context"),
+    ("repeatable", "repeatable", "put the model into eval mode with freeze(model)"),
+    ("classes", "classes", "keep the order of classes, and let no class read another one"),
+    ("contexts", "contexts", "encode each context with sentences that no other context reads"),
+    ("end of text", "end_of_text", "read at `text.end` under a causal mask, or set causal=False"),
+    ("class-specific", "class_specific", "read the context from `text.suffix`, if it is there"),
+    ("samples", "samples", "keep all axes in front of the contexts"),
+    ("gradients", "gradients", "use every token, without no_grad, detach and .data"),
+    ("frozen", "frozen", "call freeze(model)"),
+    ("unchanged", "unchanged", "make new tensors, do not write in place"),
+    ("shared", "shared", "let __deepcopy__ return the encoder"),
+)
+
+
+def _sentences(context: Tensor, names: ClassNames, *, class_specific: bool = False) -> PromptedText:
+    """Write sentences with each name after the context."""
+    length = context.shape[-2]
+    axes = context.shape[: -3 if class_specific else -2]
+    start = names.start.to(context).expand(*axes, -1, -1)
+    suffix = names.tokens.to(context).expand(*axes, -1, -1, -1)
+    prefix = start if class_specific else torch.cat([start, context], -2)
+    if class_specific:
+        suffix = torch.cat([context, suffix], -2)
+    if not names.causal:
+        missing = names.context_length - prefix.shape[-2] - suffix.shape[-2]
+        pad = names.pad.to(context).expand(*suffix.shape[:-2], missing, -1)
+        suffix = torch.cat([suffix, pad], -2)
+    end = tuple(len(names.start) + length + number - 1 for number in names.length)
+    return PromptedText(prefix, suffix, end, None if class_specific else length)
+
+
+def _all_near(*pairs: tuple[Tensor, Tensor]) -> Verdict:
+    """Return the verdict of the first pair that differs, or of the last pair."""
+    verdicts = [_near(*pair) for pair in pairs]
+    return next((verdict for verdict in verdicts if not verdict[0]), verdicts[0])
+
+
+def _near(actual: Tensor, expected: Tensor) -> Verdict:
+    """Compare up to rounding, relative to the largest number."""
+    actual, expected = actual.detach(), expected.detach()
+    if actual.shape != expected.shape:
+        return False, f"shape {tuple(actual.shape)} instead of {tuple(expected.shape)}"
+    if not actual.numel():
+        return True, ""
+    difference = (actual.double() - expected.double()).abs().max().item()
+    scale = expected.double().abs().max().item()
+    passed = difference <= torch.finfo(actual.dtype).eps ** (2 / 3) * scale
+    return passed, f"largest difference {difference:.0e}" if difference else "no difference"

@@ -1,0 +1,76 @@
+"""CLIP's zero-shot classifier, from several sentences for each class."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from fedprompt._checks import kind, wrong_type, wrong_value
+from fedprompt._cosine import unit
+from fedprompt.backbones._vocabulary import check_texts
+from fedprompt.backbones.text_tower import TextTower
+
+
+@torch.no_grad()
+def zero_shot_classifier(
+    tower: TextTower, names: Sequence[str], templates: Sequence[str | Callable[[str], str]]
+) -> Float[Tensor, "classes features"]:
+    r"""Average the features of several sentences for each class (prompt ensembling).
+
+    .. math:: w_k = \frac{m_k}{\lVert m_k \rVert}, \qquad
+              m_k = \frac{1}{T} \sum_t \frac{h_{tk}}{\lVert h_{tk} \rVert}
+
+    :math:`h_{tk}` is the text feature of template t with the name of class k. The classifier is the
+    `text` of :func:`cosine_logits`. It has no gradients.
+
+    Args:
+        tower: Text tower, with a tokenizer.
+        names: Name of each class. Underscores are replaced by spaces.
+        templates: Sentences with ``{}`` in place of the name, such as ``"a photo of a {}."``, or
+            functions from a name to a sentence, as in ``open_clip.OPENAI_IMAGENET_TEMPLATES``.
+
+    Returns:
+        Weights of norm 1, in float32 at least.
+
+    Raises:
+        ValueError: If there are no templates, a template lacks ``{}``, or a sentence is too long
+            for the tower.
+
+    Example:
+        >>> import open_clip
+        >>> vision = dict(layers=1, width=8, head_width=4, patch_size=8, image_size=16)
+        >>> text = dict(context_length=16, vocab_size=49408, width=8, heads=2, layers=1)
+        >>> clip_model = open_clip.model.CLIP(4, vision, text)
+        >>> tower = TextTower(clip_model, open_clip.tokenizer.SimpleTokenizer(context_length=16))
+        >>> templates = ["a photo of a {}.", "a sketch of the {}."]
+        >>> zero_shot_classifier(tower, ["cat", "polar bear"], templates).shape
+        torch.Size([2, 4])
+
+    References:
+        Radford et al., "Learning Transferable Visual Models From Natural Language Supervision",
+        ICML 2021.
+    """
+    if isinstance(templates, str) or not isinstance(templates, Sequence):
+        rule = "be a sequence of strings or functions"
+        raise wrong_type("templates", rule, kind(templates))
+    if not templates:
+        raise wrong_value("templates", "contain at least one template", "none")
+    check_texts("names", names)
+    total = torch.zeros(())
+    for template in templates:
+        sentences = [_sentence(template, name) for name in names]
+        (features,) = tower(tower.sentences(sentences))
+        total = total.to(features.device) + unit(features)
+    return unit(total)
+
+
+def _sentence(template: object, name: str) -> str:
+    if isinstance(template, str):
+        if "{}" not in template:
+            raise wrong_value("templates", "contain {} in place of the name", repr(template))
+        return template.replace("{}", name)
+    if not callable(template):
+        raise wrong_type("templates", "be strings or functions of a name", kind(template))
+    sentence: str = template(name)
+    return sentence

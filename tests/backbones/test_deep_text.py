@@ -1,0 +1,190 @@
+"""Deep text prompts, against hooks that overwrite positions in open_clip's own tower."""
+
+from contextlib import contextmanager
+from functools import partial
+
+import pytest
+import torch
+
+from clips import TOKENIZER, TOWERS, draw, make_clip
+from fedprompt import DeepPrompts, LayeredPrompts, TextTower, prompted_text
+from fedprompt.interfaces import PromptStream
+from references import coop
+from tolerance import assert_near
+
+LENGTH = 5
+NAMES = ("cat", "golden retriever", "Boeing 737-800", "dog")
+KINDS = ["CLIP", "custom text, custom blocks", "both ways, end of text"]
+
+
+def make_tower(kind="CLIP", **options):
+    return TextTower(make_clip(**TOWERS[kind], layers=3), TOKENIZER, **options)
+
+
+@contextmanager
+def overwritten(model, layers, start=1):
+    """Overwrite positions of every sentence before some blocks, the start token excluded."""
+    text = getattr(model, "text", model)
+
+    def overwrite(_, inputs, *, tokens):
+        hidden = inputs[0].clone()
+        hidden[:, start : start + len(tokens)] = tokens
+        return (hidden, *inputs[1:])
+
+    hooks = [
+        text.transformer.resblocks[layer].register_forward_pre_hook(
+            partial(overwrite, tokens=tokens)
+        )
+        for layer, tokens in layers.items()
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def expected(tower, context, layers, start=1):
+    with overwritten(tower.model, layers, start):
+        return coop.text_features(tower.model, TOKENIZER, context, NAMES, LENGTH)
+
+
+def gradients(features, *inputs):
+    return torch.autograd.grad(
+        (features * draw(*features.shape, seed=5)).sum(), inputs, retain_graph=True
+    )
+
+
+@pytest.mark.parametrize("chunk", [None, 2])
+@pytest.mark.parametrize("kind", KINDS)
+def test_deep_prompts_overwrite_the_context_before_later_blocks(kind, chunk):
+    tower = make_tower(kind, class_chunk=chunk)
+    inputs = [
+        draw(2, LENGTH, 16, seed=seed)[:rows].requires_grad_() for seed, rows in ((1, 2), (3, 1))
+    ]
+    context, deep = inputs
+    stream = PromptStream({1: deep[0], 2: -2 * deep[0]}, replace=True)
+    features = tower(prompted_text(context, tower.class_names(NAMES)), stream)
+    wanted = expected(tower, context, stream.layers)
+    assert_near(features, wanted)
+    for actual, reference in zip(
+        gradients(features, *inputs), gradients(wanted, *inputs), strict=True
+    ):
+        assert_near(actual, reference)
+
+
+def test_the_reference_sees_other_positions_and_other_blocks():
+    tower = make_tower()
+    context, tokens = draw(1, LENGTH, 16), draw(LENGTH, 16, seed=3)
+    stream = PromptStream({2: tokens}, replace=True)
+    features = tower(prompted_text(context, tower.class_names(NAMES)), stream)
+    assert_near(features, expected(tower, context, {2: tokens}))
+    for layers, start in (({2: tokens}, 2), ({1: tokens}, 1), ({}, 1)):
+        assert (features - expected(tower, context, layers, start)).abs().max() > 1e-3
+
+
+def test_streams_replace_the_context_in_their_order():
+    """A shared and a private stream, and only one of them enters before block 2."""
+    tower = make_tower()
+    context = draw(2, LENGTH, 16)
+    first, second = draw(2, 16, seed=6), draw(3, 16, seed=7)
+    features = tower(
+        prompted_text(context, tower.class_names(NAMES)),
+        PromptStream({1: first}, replace=True),
+        PromptStream({1: second, 2: 2 * second}, replace=True),
+    )
+    with overwritten(tower.model, {2: 2 * second}, start=3):
+        assert_near(features, expected(tower, context, {1: torch.cat([first, second])}))
+
+
+def test_each_context_may_have_deep_prompts():
+    tower = make_tower()
+    context, deep = draw(2, LENGTH, 16), draw(2, LENGTH, 16, seed=8)
+    names = tower.class_names(NAMES)
+    features = tower(prompted_text(context, names), PromptStream({2: deep}, replace=True))
+    for number in range(2):
+        assert_near(
+            features[number : number + 1], expected(tower, context[[number]], {2: deep[number]})
+        )
+
+
+def test_each_sample_may_have_deep_prompts():
+    tower = make_tower()
+    contexts, deep = draw(3, 2, LENGTH, 16), draw(3, 2, LENGTH, 16, seed=8)
+    names = tower.class_names(NAMES)
+    features = tower(
+        prompted_text(contexts, names, per_sample=True), PromptStream({2: deep}, replace=True)
+    )
+    for context, own, result in zip(contexts, deep, features, strict=True):
+        alone = tower(prompted_text(context, names), PromptStream({2: own}, replace=True))
+        assert_near(result, alone)
+
+
+def test_layered_prompts_are_the_deep_prompts_of_a_tower():
+    tower = make_tower()
+    prompts = LayeredPrompts(LENGTH, tower.dim, layers=range(1, tower.depth), replace=True)
+    features = tower(prompted_text(draw(1, LENGTH, 16), tower.class_names(NAMES)), prompts())
+    features.sum().backward()
+    assert (prompts.tokens.grad.abs().sum((1, 2)) > 0).all()
+
+
+def deep(**changes):
+    return PromptStream(**({"layers": {1: torch.zeros(LENGTH, 16)}, "replace": True} | changes))
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("streams", "error", "message"),
+    [
+        ([{1: torch.zeros(5, 16)}], TypeError, r"`streams\[0\]` must be a PromptStream"),
+        ([deep(replace=False)], ValueError, r"`streams\[0\]` must have replace=True"),
+        ([deep(layers={})], ValueError, r"must enter before blocks 1 to 2.*; got layers \[\]"),
+        (
+            [DeepPrompts(LENGTH, 16, depth=3)()],
+            ValueError,
+            r"before blocks 1 to 2, because the context enters before block 0; got layers \[0",
+        ),
+        ([deep(layers={3: torch.zeros(5, 16)})], ValueError, r"got layers \[3\]"),
+        (
+            [deep(layers={1: torch.zeros(4, 16)})],
+            ValueError,
+            "`streams` must replace all 5 tokens of the context; got 4 tokens",
+        ),
+        ([deep(), deep()], ValueError, "all 5 tokens of the context; got 10 tokens"),
+        (
+            [deep(layers={1: torch.zeros(5, 16), 2: torch.zeros(4, 16)})],
+            ValueError,
+            r"`streams\[0\].layers\[2\]` must have shape \(5, 16\) or \(2, 5, 16\); got \(4, 16\)",
+        ),
+        (
+            [deep(layers={1: torch.zeros(3, 5, 16)})],
+            ValueError,
+            r"must have shape \(length, 16\) or \(2, length, 16\); got \(3, 5, 16\)",
+        ),
+        ([deep(layers={1: [0.0]})], TypeError, "must be a floating-point tensor"),
+    ],
+)
+def test_streams_that_do_not_fit_the_context_are_refused(streams, error, message):
+    tower = make_tower()
+    with pytest.raises(error, match=message):
+        tower(prompted_text(torch.zeros(2, LENGTH, 16), tower.class_names(NAMES)), *streams)
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    "options", [{"name_position": 2}, {"name_position": 0}, {"class_specific": True}]
+)
+def test_deep_prompts_need_the_context_right_before_the_names(options):
+    tower = make_tower()
+    axes = [len(NAMES)] if options.get("class_specific") else []
+    text = prompted_text(torch.zeros(2, *axes, LENGTH, 16), tower.class_names(NAMES), **options)
+    with pytest.raises(ValueError, match="`text` must have the whole context right before"):
+        tower(text, deep())
+
+
+@pytest.mark.bad_input
+def test_a_tower_of_one_block_takes_no_deep_prompts():
+    tower = TextTower(make_clip(layers=1), TOKENIZER)
+    text = prompted_text(torch.zeros(2, LENGTH, 16), tower.class_names(NAMES))
+    with pytest.raises(ValueError, match="must not be given to a tower of one block"):
+        tower(text, deep())

@@ -1,0 +1,100 @@
+"""Costs of the text tower that do not depend on the machine: tokens, and kinds of products."""
+
+import open_clip
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from clips import NAMES, TOKENIZER, TOWERS, draw, make_clip
+from fedprompt import ContextPrompts, TextTower, prompted_text
+from fedprompt.interfaces import PromptStream
+
+
+@pytest.fixture(scope="module")
+def wide():
+    """A tower with the width of ViT-B-16 on the meta device, where nothing is computed."""
+    vision = {"layers": 1, "width": 8, "head_width": 8, "patch_size": 8, "image_size": 8}
+    text = {"context_length": 77, "vocab_size": 49408, "width": 512, "heads": 8, "layers": 2}
+    with torch.device("meta"):
+        model = open_clip.model.CLIP(512, vision, text)
+    return TextTower(model, open_clip.tokenizer.SimpleTokenizer())
+
+
+@pytest.fixture(scope="module")
+def imagenet(wide):
+    return wide.class_names(open_clip.IMAGENET_CLASSNAMES[:998])
+
+
+def tokens_run(tower, text, *streams):
+    """Return the number of tokens that enter the first block, in all runs together."""
+    sizes = []
+    first = tower.model.transformer.resblocks[0].ln_1
+    hook = first.register_forward_pre_hook(lambda _, inputs: sizes.append(inputs[0].shape[:2]))
+    tower(text, *streams)
+    hook.remove()
+    return sum(rows * length for rows, length in sizes)
+
+
+@pytest.mark.parametrize("specific", [False, True])
+@pytest.mark.parametrize("num_classes", [100, 998])
+def test_few_tokens_are_run_besides_those_of_one_prefix_and_the_names(
+    wide, imagenet, num_classes, specific
+):
+    names = imagenet.select(range(num_classes))
+    with torch.device("meta"):
+        context = ContextPrompts(
+            512, num_contexts=2, length=16, num_classes=num_classes if specific else None
+        )
+    text = prompted_text(context(), names, class_specific=specific)
+    own = 16 * num_classes if specific else 16  # context tokens that cannot be shared
+    least = 2 * (1 + own + sum(names.length))
+    run = tokens_run(wide, text)
+    assert least <= run <= 1.1 * least
+    # Sentences of 77 tokens, and suffixes that are padded to the longest name, have many more.
+    padded = 2 * (1 + own + num_classes * max(names.length))
+    assert padded > 1.5 * run or specific
+    assert 2 * 77 * num_classes > (3 if specific else 15) * run
+
+
+def test_deep_prompts_add_no_tokens(wide, imagenet):
+    with torch.device("meta"):
+        context, deep = torch.zeros(2, 16, 512), torch.zeros(16, 512)
+    text = prompted_text(context, imagenet.select(range(100)))
+    stream = PromptStream({1: deep}, replace=True)
+    assert tokens_run(wide, text, stream) == tokens_run(wide, text)
+
+
+def test_chunks_of_classes_add_few_tokens(wide, imagenet):
+    with torch.device("meta"):
+        context = torch.zeros(2, 16, 512)
+    text = prompted_text(context, imagenet)
+    chunked = TextTower(wide.model, open_clip.tokenizer.SimpleTokenizer(), class_chunk=100)
+    assert tokens_run(chunked, text) <= 1.1 * tokens_run(wide, text)
+
+
+def small_products(step):
+    """Return the number of products of batches of small matrices, forward and backward."""
+    with profile(activities=[ProfilerActivity.CPU]) as record:
+        step()
+    return sum(event.name == "aten::bmm" for event in record.events())
+
+
+@pytest.mark.parametrize("kind", TOWERS)
+def test_projections_are_single_products(kind):
+    """Fused attention is one operator, so no product of batches is left."""
+    model = make_clip(**TOWERS[kind]).float()
+    tower = TextTower(model, TOKENIZER)
+    names = tower.class_names(NAMES)
+    context = draw(2, 5, tower.dim).float().requires_grad_()
+
+    def step():
+        tower(prompted_text(context, names)).square().sum().backward()
+
+    assert small_products(step) == 0
+
+
+def test_the_profile_finds_the_projections_of_open_clip():
+    """In its own forward pass, frozen projections of transposed tensors are such products."""
+    text = make_clip().float().requires_grad_(False)
+    tokens = draw(3, 7, 16).float().requires_grad_()
+    assert small_products(lambda: text.transformer(tokens).sum().backward()) > 0
