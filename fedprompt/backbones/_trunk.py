@@ -1,6 +1,6 @@
 """Common part of all trunks: the model stays frozen, and prompts fit its masks and positions."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import takewhile
@@ -131,14 +131,18 @@ class FrozenTrunk(Trunk):
             return self.pool(tokens).shape[-1]
 
     def run(
-        self, block: nn.Module, tokens: Tensor, *, checkpointing: bool, **arguments: Any
+        self,
+        block: Callable[..., Tensor],
+        tokens: Tensor,
+        *,
+        checkpointing: bool,
+        **arguments: Any,
     ) -> Tensor:
         """Run a block, with gradient checkpointing if asked and if there are gradients."""
         if checkpointing and tokens.requires_grad:
             output: Tensor = checkpoint(partial(block, **arguments), tokens, use_reentrant=False)
-        else:
-            output = block(tokens, **arguments)
-        return output
+            return output
+        return block(tokens, **arguments)
 
 
 def check_mask(mask: object) -> None:

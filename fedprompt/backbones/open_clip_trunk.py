@@ -1,11 +1,13 @@
 """Trunks of open_clip's image towers, with features in the space of the texts."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from torch import Tensor
 
 from fedprompt._checks import wrong_value
+from fedprompt.backbones._open_clip_blocks import run_block
 from fedprompt.backbones._trunk import Context, FrozenTrunk
 from fedprompt.backbones.timm import timm_maker
 
@@ -56,7 +58,8 @@ class _OpenClipTrunk(FrozenTrunk):
     def block(self, layer: int, tokens: Tensor, context: Context, num_prompts: int) -> Tensor:
         _, mask = context.with_prompts(None, self.prefix, num_prompts)
         checkpointing = self.model.transformer.grad_checkpointing
-        return self.run(self.blocks[layer], tokens, checkpointing=checkpointing, attn_mask=mask)
+        block = partial(run_block, self.blocks[layer])
+        return self.run(block, tokens, checkpointing=checkpointing, mask=mask)
 
     def normalize(self, tokens: Tensor) -> Tensor:
         # After attention pooling, the last norm has the width of the features.

@@ -38,7 +38,8 @@ def vit_trunk(
     Embedding and pooling are the model's own code. This includes class and register tokens,
     distillation tokens, pre-norm, fc-norm, attention pooling, dynamic image sizes and rotary
     positions. The model is put into eval mode and its gradients are turned off (:func:`freeze`).
-    Its gradient checkpointing is respected. Images are cast to the model's dtype.
+    Its gradient checkpointing is respected. Images are cast to the model's dtype. Plain blocks of
+    open_clip are written out for speed, so forward hooks on these blocks are not called.
 
     The trunk is a plain object and not a submodule. ``.to(device)`` of a client module does not
     move it, so move the model first. A deep copy of a client shares the trunk.

@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from fedprompt import DeepPrompts, encode_prompted, vit_trunk
+from fedprompt import DeepPrompts, front_tokens, vit_trunk
 from models import build, draw_images, row_named
+from towers import TOWERS, build_tower, tower_images
 
 
 @pytest.mark.parametrize(
@@ -19,13 +20,21 @@ from models import build, draw_images, row_named
         "vit_base_patch16_rpn_224",
     ],
 )
-def test_projections_are_single_products(name):
-    """Fused attention is one operator, so no product of batches is left."""
+def test_projections_of_timms_models_are_single_products(name):
     model = build(row_named(name)).float()
-    trunk, images = vit_trunk(model), draw_images(model)
+    assert_single_products(vit_trunk(model), draw_images(model))
+
+
+@pytest.mark.parametrize("row", TOWERS, ids=lambda row: row.name)
+def test_projections_of_towers_are_single_products(row):
+    assert_single_products(vit_trunk(build_tower(row).float()), tower_images().float())
+
+
+def assert_single_products(trunk, images):
+    """Fused attention is one operator, so the blocks have no product of batches."""
     prompts = DeepPrompts(2, trunk.dim, trunk.depth)
     with profile(activities=[ProfilerActivity.CPU]) as record:
-        encode_prompted(trunk, images, prompts()).pooled.square().sum().backward()
+        front_tokens(trunk, images, prompts(), start=trunk.depth).square().sum().backward()
     names = [event.name for event in record.events()]
     assert "aten::bmm" not in names
     assert any("scaled_dot_product" in name for name in names)
