@@ -297,7 +297,8 @@ def growth(leak, *, num_clients, rounds=10):
     return memory[1] - memory[0]
 
 
-SMALL = 25_000  # bytes in five rounds of 20 clients; a payload has 1.4 kB. Without a leak: 14 kB
+# Bytes in five rounds of 20 clients; a payload has 1.4 kB. Without a leak: 14 to 26 kB.
+SMALL = 40_000
 
 
 @pytest.mark.unhooked  # the import hook allocates memory, too

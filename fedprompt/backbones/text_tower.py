@@ -63,9 +63,11 @@ class TextTower:
         >>> vision = dict(layers=1, width=8, head_width=4, patch_size=8, image_size=16)
         >>> text = dict(context_length=16, vocab_size=49408, width=8, heads=2, layers=1)
         >>> clip_model = open_clip.model.CLIP(4, vision, text)
-        >>> tower = TextTower(clip_model, open_clip.tokenizer.SimpleTokenizer(context_length=16))
+        >>> tokenizer = open_clip.tokenizer.SimpleTokenizer(context_length=16)
+        >>> tower = TextTower(clip_model, tokenizer)
         >>> names = tower.class_names(["cat", "polar bear"])
-        >>> context = ContextPrompts(tower.dim, num_contexts=3, init=tower.words("a photo of a"))
+        >>> words = tower.words("a photo of a")
+        >>> context = ContextPrompts(tower.dim, num_contexts=3, init=words)
         >>> tower(prompted_text(context(), names)).shape
         torch.Size([3, 2, 4])
     """

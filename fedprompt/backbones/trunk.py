@@ -70,7 +70,7 @@ def vit_trunk(
 
     Example:
         >>> from timm.models.vision_transformer import VisionTransformer
-        >>> model = VisionTransformer(img_size=16, patch_size=4, embed_dim=8, depth=2, num_heads=2)
+        >>> model = VisionTransformer(16, 4, embed_dim=8, depth=2, num_heads=2)
         >>> trunk = vit_trunk(model)
         >>> trunk.prefix, trunk.dim, trunk.depth, trunk.num_features, trunk.patch_size
         (1, 8, 2, 8, 4)

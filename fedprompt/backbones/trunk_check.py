@@ -67,7 +67,7 @@ def check_trunk(
 
     Example:
         >>> from timm.models.vision_transformer import VisionTransformer
-        >>> model = VisionTransformer(img_size=16, patch_size=4, embed_dim=8, depth=2, num_heads=2)
+        >>> model = VisionTransformer(16, 4, embed_dim=8, depth=2, num_heads=2)
         >>> trunk = vit_trunk(model)
         >>> images = torch.rand(2, 3, 16, 16)
         >>> report = check_trunk(trunk, images, lambda images: model.forward_head(

@@ -42,7 +42,8 @@ def zero_shot_classifier(
         >>> vision = dict(layers=1, width=8, head_width=4, patch_size=8, image_size=16)
         >>> text = dict(context_length=16, vocab_size=49408, width=8, heads=2, layers=1)
         >>> clip_model = open_clip.model.CLIP(4, vision, text)
-        >>> tower = TextTower(clip_model, open_clip.tokenizer.SimpleTokenizer(context_length=16))
+        >>> tokenizer = open_clip.tokenizer.SimpleTokenizer(context_length=16)
+        >>> tower = TextTower(clip_model, tokenizer)
         >>> templates = ["a photo of a {}.", "a sketch of the {}."]
         >>> zero_shot_classifier(tower, ["cat", "polar bear"], templates).shape
         torch.Size([2, 4])

@@ -130,7 +130,7 @@ def front_tokens(
     Example:
         >>> from functools import partial
         >>> from timm.models.vision_transformer import VisionTransformer
-        >>> model = VisionTransformer(img_size=16, patch_size=4, embed_dim=8, depth=3, num_heads=2)
+        >>> model = VisionTransformer(16, 4, embed_dim=8, depth=3, num_heads=2)
         >>> trunk, images = vit_trunk(model), torch.zeros(5, 3, 16, 16)
         >>> tokens = precompute(partial(front_tokens, trunk, start=2), images, batch_size=5)
         >>> tokens.shape, tokens[0].nbytes

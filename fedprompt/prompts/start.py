@@ -36,7 +36,7 @@ def mean_tokens(trunk: Trunk, images: Float[Tensor, "batch channels height width
 
     Example:
         >>> from timm.models.vision_transformer import VisionTransformer
-        >>> model = VisionTransformer(img_size=16, patch_size=4, embed_dim=8, depth=2, num_heads=2)
+        >>> model = VisionTransformer(16, 4, embed_dim=8, depth=2, num_heads=2)
         >>> trunk, images = vit_trunk(model), torch.rand(6, 3, 16, 16)
         >>> clients = [mean_tokens(trunk, images[:2]), mean_tokens(trunk, images[2:])]
         >>> mean = weighted_mean(clients)
@@ -91,7 +91,7 @@ def start_at_tokens(
 
     Example:
         >>> from timm.models.vision_transformer import VisionTransformer
-        >>> model = VisionTransformer(img_size=16, patch_size=4, embed_dim=8, depth=2, num_heads=2)
+        >>> model = VisionTransformer(16, 4, embed_dim=8, depth=2, num_heads=2)
         >>> trunk, images = vit_trunk(model), torch.rand(6, 3, 16, 16)
         >>> prompts = DeepPrompts(3, trunk)
         >>> start_at_tokens(prompts, mean_tokens(trunk, images), noise=0.0)

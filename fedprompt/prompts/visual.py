@@ -134,7 +134,7 @@ class DeepPrompts(LayeredPrompts):
         >>> tuple(DeepPrompts(5, 8, depth=12).tokens.shape)
         (12, 5, 8)
         >>> from timm.models.vision_transformer import VisionTransformer
-        >>> model = VisionTransformer(img_size=28, patch_size=14, embed_dim=8, depth=2, num_heads=2)
+        >>> model = VisionTransformer(28, 14, embed_dim=8, depth=2, num_heads=2)
         >>> prompts = DeepPrompts(5, vit_trunk(model))
         >>> tuple(prompts.tokens.shape), prompts.patch_size
         ((2, 5, 8), (14, 14))

@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 import torch
 import torch.nn as nn
-from torch.utils.checkpoint import _NoopSaveInputs
+from torch.utils import checkpoint
 
 from fedprompt import Weighted, guide_gradient
 from fedprompt.guidance import double_backward, forward_mode
@@ -29,7 +29,8 @@ from guided import (
 from references import fedl2g
 
 # Whether gradient checkpointing has a rule of forward mode in the installed torch.
-CHECKPOINTS_HAVE_TANGENTS = "jvp" in vars(_NoopSaveInputs)
+SAVING = getattr(checkpoint, "_NoopSaveInputs", None)  # before torch 2.11
+CHECKPOINTS_HAVE_TANGENTS = SAVING is None or "jvp" in vars(SAVING)
 
 
 @pytest.mark.parametrize("loss", LOSSES)

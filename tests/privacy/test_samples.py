@@ -58,7 +58,7 @@ class Prompted(nn.Module):
             each(indices) if grouped else each()
             for each, grouped in zip(self.prompts, self.grouped, strict=True)
         ]
-        pooled, outputs = encode_prompted(self.trunk, images, *streams)
+        pooled, outputs = encode_prompted(self.trunk, images, *streams, dtype=images.dtype)
         return self.head(torch.cat([pooled[:, None], *outputs], 1).mean(1))
 
 
@@ -96,7 +96,7 @@ class Tied(nn.Module):
         self.double()
 
     def forward(self, images, indices):
-        pooled = encode_prompted(self.trunk, images, self.prompts()).pooled
+        pooled = encode_prompted(self.trunk, images, self.prompts(), dtype=images.dtype).pooled
         return self.down(self.up(pooled).tanh())[:, :CLASSES]
 
 
