@@ -309,6 +309,7 @@ def killed_at_random(directory, times, seed):
         last = said
 
 
+@pytest.mark.slow
 def test_a_process_killed_while_saving_leaves_a_complete_state(tmp_path):
     killed_at_random(tmp_path, 2, seed=0)
 

@@ -161,8 +161,16 @@ def test_every_page_is_in_the_contents():
     assert sorted([*listed, "index"]) == sorted(PAGES)
 
 
+LONG = ("how-to/differential-privacy", "how-to/lora")
+
+
 @pytest.mark.parametrize(
-    "page", [page for page in PAGES if any(blocks(page)) and page not in NOTEBOOKS]
+    "page",
+    [
+        pytest.param(page, marks=pytest.mark.slow) if page in LONG else page
+        for page in PAGES
+        if any(blocks(page)) and page not in NOTEBOOKS
+    ],
 )
 def test_code_blocks_run_and_print_what_the_page_shows(page):
     names = {"__name__": "docs"}

@@ -23,7 +23,7 @@ def code_cells(made):
     return [cell for cell in made["cells"] if cell["cell_type"] == "code"]
 
 
-@pytest.mark.slow  # test_docs.py runs the same blocks as a page
+@pytest.mark.slow
 @pytest.mark.parametrize("page", extension.PAGES)
 def test_a_notebook_runs_cell_by_cell_and_prints_what_it_shows(page, monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))

@@ -117,6 +117,14 @@ def images(batch, seed=0):
 
 
 @pytest.mark.unhooked  # checks of shapes would fix the batch size
+@pytest.mark.parametrize(
+    "model",
+    [
+        name if name in ("deep", "words") else pytest.param(name, marks=pytest.mark.slow)
+        for name in MODELS
+    ],
+    indirect=True,
+)
 def test_an_exported_program_takes_any_batch(model):
     program = export(model, (images(3),), dynamic_shapes=({0: Dim("batch", min=1)},)).module()
     for batch in (1, 2, 3, 8):

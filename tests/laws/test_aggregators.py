@@ -316,7 +316,7 @@ def rounds(draw: st.DrawFn) -> list[Sent]:
 
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
 @pytest.mark.parametrize("label", AGGREGATORS)
-@settings(deadline=None, max_examples=15)
+@settings(deadline=None, max_examples=6)
 @given(entries=rounds())
 def test_law_holds(label, law, entries):
     law(AGGREGATORS[label], entries)
@@ -333,7 +333,7 @@ def test_half_precision_rows_with_float32_evidence(label, dtype, generator):
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.25, 1.0, 20.5])
-@settings(deadline=None, max_examples=15)
+@settings(deadline=None, max_examples=6)
 @given(entries=rounds())
 def test_smoothing_is_one_more_entry_of_value_zero(smoothing, entries):
     first = entries[0]
@@ -346,7 +346,7 @@ def test_smoothing_is_one_more_entry_of_value_zero(smoothing, entries):
     assert_near(smoothed.value[rows], expected.value[rows])
 
 
-@settings(deadline=None, max_examples=15)
+@settings(deadline=None, max_examples=6)
 @given(entries=rounds())
 def test_the_teacher_of_every_dimension_is_its_own_weighted_mean(entries):
     """Without smoothing, a teacher is a weighted mean. Its weights are multiplied by similarity."""

@@ -230,7 +230,10 @@ def test_tiny_networks_return_features_of_their_width_and_can_be_trained(name):
     assert 4_000 < sum(parameter.numel() for parameter in network.parameters()) < 150_000
 
 
-@pytest.mark.parametrize("name", list(GROUPS))
+@pytest.mark.parametrize(
+    "name",
+    [name if name == "tiny" else pytest.param(name, marks=pytest.mark.slow) for name in GROUPS],
+)
 def test_groups_are_named_after_their_number_of_networks(name):
     assert name == "tiny" or name.removeprefix("HtFE").removeprefix("HtM") == str(len(GROUPS[name]))
     with torch.device("meta"):  # no values are computed

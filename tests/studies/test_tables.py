@@ -76,6 +76,7 @@ def test_local_only_sends_nothing(monkeypatch, capsys, tmp_path):
     assert not list(tmp_path.glob("*.csv"))
 
 
+@pytest.mark.slow
 def test_paper_setting_on_a_folder_with_random_weights(monkeypatch, capsys, tmp_path, folder):
     arguments = (
         "--dataset",
@@ -107,6 +108,7 @@ def test_paper_setting_on_a_folder_with_random_weights(monkeypatch, capsys, tmp_
     assert 12 * 3 * 384 * 4 + 4 in up
 
 
+@pytest.mark.slow
 def test_resnets_learn_a_border_of_pixels(monkeypatch, capsys, tmp_path, folder):
     arguments = (
         "--dataset",

@@ -9,6 +9,7 @@ import two_processes
 from federations import FEDERATIONS, Outcome, assert_bitwise_identical, in_process
 from fedprompt.wire import Expected, Header, decode_payload, encode_payload, gather_messages
 
+pytestmark = pytest.mark.slow  # two processes import everything
 LONGEST = len(encode_payload(gathered.messages()[1], header=gathered.ROUND_3))
 ELSEWHERE = (
     "ValueError: `message` must be sent and accepted by every rank; "
