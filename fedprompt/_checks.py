@@ -143,7 +143,7 @@ def check_finite(argument: str, tensor: Tensor) -> None:
         raise wrong_value(argument, "be finite", got)
 
 
-def check_upload(argument: str, entry: object) -> None:
+def check_entry(argument: str, entry: object) -> None:
     """Require a well-formed :class:`Weighted`, with one reduction and one synchronization.
 
     Values are not checked where they cannot be read.
@@ -210,7 +210,7 @@ def per_row(rows: Tensor, value: Tensor) -> Tensor:
 def check_payload(payload: object) -> None:
     """Require a payload of well-formed entries."""
     for name, entry in check_form("payload", payload).items():
-        check_upload(f"payload[{name!r}]", entry)
+        check_entry(f"payload[{name!r}]", entry)
 
 
 def check_form(argument: str, payload: object) -> Payload:

@@ -8,7 +8,7 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 
-from fedprompt._checks import check_upload, kind, per_row, values_readable, wrong_type, wrong_value
+from fedprompt._checks import check_entry, kind, per_row, values_readable, wrong_type, wrong_value
 from fedprompt.aggregation._mapped import State, TensorUpdate, init_each, step_each
 from fedprompt.interfaces import Payload, Weighted
 
@@ -88,7 +88,7 @@ def check_stepped(mean: Weighted, results: Mapping[str, Tensor]) -> None:
 def check_step(previous: object, mean: Weighted) -> None:
     """Require a mean in the form of the previous value."""
     previous = checked_previous(previous)
-    check_upload("mean", mean)
+    check_entry("mean", mean)
     if mean.value.shape != previous.shape:
         rule = f"have the shape of `previous` {tuple(previous.shape)}"
         raise wrong_value("mean.value", rule, tuple(mean.value.shape))

@@ -8,8 +8,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from fedprompt._checks import (
+    check_entry,
     check_finite,
-    check_upload,
     checked_layout,
     kind,
     wrong_type,
@@ -114,7 +114,7 @@ def distances(payloads: Iterable[Payload]) -> Float[Tensor, "clients clients"]:
         raise wrong_value("payloads", "hold at least one payload", "none")
     for position, payload in enumerate(held):
         for name, entry in payload.items():
-            check_upload(f"payloads[{position}][{name!r}]", entry)
+            check_entry(f"payloads[{position}][{name!r}]", entry)
     entries = list(held[0].values())
     dtype = torch.float32
     for entry in entries:

@@ -8,9 +8,9 @@ from jaxtyping import Real
 from torch import Tensor
 
 from fedprompt._checks import (
+    check_entry,
     check_finite,
     check_number,
-    check_upload,
     check_weights,
     checked_layout,
     kind,
@@ -71,7 +71,7 @@ def collect(
     for name, value in values.items():
         own = _float32(f"rows[{name!r}]", rows[name]) if name in rows else whole
         payload[name] = Weighted(value, own.to(value.device, copy=True))
-        check_upload(f"payload[{name!r}]", payload[name])
+        check_entry(f"payload[{name!r}]", payload[name])
     return payload
 
 
@@ -218,7 +218,7 @@ def _new_value(name: str, target: Tensor, entry: Tensor | Weighted) -> Tensor:
         check_finite(argument, value)
         return value
     weight = entry.weight.to(target.device)
-    check_upload(argument, Weighted(value, weight))
+    check_entry(argument, Weighted(value, weight))
     return torch.where(per_row(weight > 0, value), value, target)
 
 

@@ -7,10 +7,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from fedprompt._checks import (
+    check_entry,
     check_images,
     check_initial_generator,
     check_number,
-    check_upload,
     kind,
     wrong_type,
     wrong_value,
@@ -113,7 +113,7 @@ def start_at_tokens(
 
 
 def _check_means(means: Weighted, layers: Sequence[int], dim: int) -> None:
-    check_upload("means", means)
+    check_entry("means", means)
     value, weight = means
     if value.ndim != 2 or weight.ndim != 0 or value.shape[1] != dim or len(value) <= max(layers):
         rule = f"be mean_tokens of shape (depth, {dim}), with a depth of at least {max(layers) + 1}"

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from fedprompt._checks import check_finite, check_upload
+from fedprompt._checks import check_entry, check_finite
 from fedprompt.interfaces import Message, Weighted
 from fedprompt.wire.format import (
     Header,
@@ -56,7 +56,7 @@ def encode_payload(message: Message, *, header: Header) -> bytes:
     for name, entry in message.items():
         argument = f"message[{name!r}]"
         if isinstance(entry, Weighted):
-            check_upload(argument, entry)
+            check_entry(argument, entry)
             value, weight = entry
             rows = value.detach().reshape(laid[value_key(name)].shape)[weight.flatten() > 0]
             tensors |= {value_key(name): rows, weight_key(name): weight.detach()}

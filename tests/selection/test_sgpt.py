@@ -293,14 +293,14 @@ def test_the_server_against_the_equations():
     before = torch.tensor(
         [5.0, *[0] * 4, *[900] * 7]
     )  # seven groups with large counts, which are not selected
-    uploads = [upload_of(model, values, before, client) for client in SIZES]
-    counts = torch.stack([upload["selector.keys"].weight for upload in uploads])
+    payloads = [upload_of(model, values, before, client) for client in SIZES]
+    counts = torch.stack([upload["selector.keys"].weight for upload in payloads])
     assert ((counts.sum(0) == 0).any(), (counts[:, counts.sum(0) > 0].std(0) > 0).any()) == (
         True,
         True,
     )
     server, state = server_of(values)
-    new, _ = server.step(values, fp.weighted_mean(uploads), state)
+    new, _ = server.step(values, fp.weighted_mean(payloads), state)
 
     def plain(message, counts, size):
         prompts = message["groups.tokens"].flatten(1).tolist()
@@ -314,7 +314,7 @@ def test_the_server_against_the_equations():
             upload["selector.keys"].weight.tolist(),
             SIZES[client],
         )
-        for client, upload in zip(SIZES, uploads, strict=True)
+        for client, upload in zip(SIZES, payloads, strict=True)
     ]
     keys, prompts, head = sgpt.server(plain(values, [], 0), sent, decay=0.5)
     for name, expected in (
@@ -346,9 +346,9 @@ def test_group_prompts_can_be_weighted_by_counts():
 
 def a_round(model, values, usage, order, start=upload_of):
     """Run a round with clients in any order; the server sums in the order of their ids."""
-    uploads = {client: start(model, values, usage, client) for client in order}
+    payloads = {client: start(model, values, usage, client) for client in order}
     server, state = server_of(values)
-    mean = fp.weighted_mean(uploads[client] for client in sorted(uploads))
+    mean = fp.weighted_mean(payloads[client] for client in sorted(payloads))
     return server.step(values, mean, state)[0], usage + mean["selector.keys"].weight
 
 

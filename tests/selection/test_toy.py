@@ -77,7 +77,7 @@ def federate(
     server, health, chosen = fp.ema(decay=0.5), [], []
     state = server.init(values)
     for _ in range(rounds):
-        uploads = []
+        payloads = []
         for client in fp.cohort(range(CLIENTS), size=COHORT, generator=generator):
             fp.load_values(selector, values)
             selector.start_round(usage)
@@ -98,8 +98,8 @@ def federate(
                     optimizer.zero_grad()
                     loss.backward()
                     optimizer.step()
-            uploads.append(fp.collect(selector, weight=EACH, rows={"keys": selector.counts}))
-        mean = fp.weighted_mean(uploads)
+            payloads.append(fp.collect(selector, weight=EACH, rows={"keys": selector.counts}))
+        mean = fp.weighted_mean(payloads)
         values, state = server.step(values, mean, state)
         usage = usage + mean["keys"].weight
         chosen.append(mean["keys"].weight)
