@@ -22,6 +22,12 @@ WITHOUT_HOOK = ("compiled", "benchmark")
 MOST_WORKERS = 4
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--shapes", action="store_true", help="check the shapes of all signatures in every call"
+    )
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> None:
     """Run the whole default suite on several cores; any narrower call stays in one process."""
@@ -62,12 +68,12 @@ class DoctestNames:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Check the shapes of all signatures in every call, by the import hook."""
+    """With ``--shapes``, check the shapes of all signatures in every call, by the import hook."""
     config.pluginmanager.register(DoctestNames())
     selected = config.getoption("markexpr")
     if selected == "interpreted":
         os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported
-    if not selected.startswith(WITHOUT_HOOK):
+    if config.getoption("shapes") and not selected.startswith(WITHOUT_HOOK):
         from jaxtyping import install_import_hook
 
         install_import_hook("fedprompt", CHECKER)

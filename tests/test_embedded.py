@@ -110,7 +110,9 @@ def test_changed_weights_are_refused(tmp_path):
         vit.load_vit("S", folder=tmp_path)
 
 
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize(
+    "size", [size if size == "S" else pytest.param(size, marks=pytest.mark.slow) for size in SIZES]
+)
 def test_half_precision_keeps_the_accuracy_on_held_out_glyphs(size, held_out):
     # The metadata contains the float32 accuracy of the build. In an earlier build, rounding to fp16
     # changed at most 1 prediction of 1,797 digits. Another version of FreeType may change a few of
@@ -123,7 +125,11 @@ def test_half_precision_keeps_the_accuracy_on_held_out_glyphs(size, held_out):
 
 @pytest.mark.parametrize(
     ("size", "upright_accuracy", "target_accuracy"),
-    [("S", 0.557, 0.175), ("B", 0.532, 0.184), ("L", 0.538, 0.190)],
+    [
+        ("S", 0.557, 0.175),
+        pytest.param("B", 0.532, 0.184, marks=pytest.mark.slow),
+        pytest.param("L", 0.538, 0.190, marks=pytest.mark.slow),
+    ],
 )
 def test_zero_shot_accuracy_shows_the_domain_gap(size, upright_accuracy, target_accuracy, upright):
     # The expected values were measured by a separate script on all 1,797 digits. The models were

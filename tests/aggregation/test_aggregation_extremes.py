@@ -101,7 +101,7 @@ def test_a_mean_of_finite_entries_is_finite_and_right(name, numbers, expected):
 
 
 @pytest.mark.parametrize("name", MEANS)
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=40)
 @given(numbers=extreme_numbers())
 def test_means_of_any_magnitude_agree_with_fractions(name, numbers):
     result = MEANS[name]([sent(*pair) for pair in numbers]).value.item()
@@ -113,7 +113,7 @@ def test_means_of_any_magnitude_agree_with_fractions(name, numbers):
 
 
 @pytest.mark.parametrize("name", AGGREGATORS)
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(numbers=extreme_numbers())
 def test_every_aggregate_lies_between_the_smallest_and_the_largest_value(name, numbers):
     result = AGGREGATORS[name]([sent(*pair) for pair in numbers])
@@ -128,7 +128,7 @@ def test_every_aggregate_lies_between_the_smallest_and_the_largest_value(name, n
 
 
 @pytest.mark.parametrize("name", MEANS)
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(numbers=extreme_numbers(), data=st.data())
 def test_a_mean_of_means_is_the_mean_at_any_magnitude(name, numbers, data):
     """The total weight must fit float64, because a clamped weight does not add up."""

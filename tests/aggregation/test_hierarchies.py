@@ -117,7 +117,7 @@ MEANS = {
 
 
 @pytest.mark.parametrize("name", MEANS)
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=15)
 @given(tree=trees())
 def test_averaging_along_any_tree_is_flat_averaging(name, tree):
     means_over_a_tree_are_flat_means(MEANS[name], tree)

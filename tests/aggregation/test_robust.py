@@ -29,7 +29,7 @@ def columns(draw):
     return draw(st.lists(st.integers(-9, 9), min_size=len(weights), max_size=len(weights))), weights
 
 
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=30)
 @given(column_=columns())
 def test_a_weighted_median_is_numpys_median_of_copies(column_):
     assert_near(
@@ -39,7 +39,7 @@ def test_a_weighted_median_is_numpys_median_of_copies(column_):
 
 
 @pytest.mark.parametrize("fraction", [0.0, 0.05, 0.2, 0.45])
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=20)
 @given(column_=columns())
 def test_a_trimmed_mean_is_scipys_of_copies(fraction, column_):
     expected = torch.tensor(robust.trimmed(*column_, fraction), dtype=torch.float64)

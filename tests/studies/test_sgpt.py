@@ -110,6 +110,7 @@ def test_clients_that_never_took_part_select_their_groups():
     assert "took part" in sgpt_report.newcomers({"SGPT": result}, 5)
 
 
+@pytest.mark.slow
 def test_paper_setting_on_a_folder_with_random_weights(monkeypatch, capsys, tmp_path, folder):
     arguments = (
         "--dataset",

@@ -188,6 +188,7 @@ def test_fedl2gs_groups_run_on_a_folder_with_random_weights(monkeypatch, capsys,
     )
 
 
+@pytest.mark.slow
 def test_codecs_are_compared_by_the_sizes_of_their_blobs(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(
         "sys.argv",
