@@ -57,11 +57,11 @@ nitpicky = True
 nitpick_ignore_regex = [
     ("py:class", r"(jaxtyping|torch|numpy|nn|collections|matplotlib|os|typing)\..*"),
     ("py:class", r"flwr\..*"),
+    ("py:class", r"fedprompt\.backbones\.report\.Line"),
     ("py:class", r"Tensor|ndarray|fedprompt\.features\.MapStyle"),
-    (
-        "py:class",
-        r"fedprompt\.(interfaces|freezing|sampling|wire\.receive)\.(Value|Mean|Model|Client)",
-    ),  # type variables
+    # Type variables:
+    ("py:class", r"fedprompt\.interfaces\.protocols\.(Value|Mean)"),
+    ("py:class", r"fedprompt\.(freezing|sampling|wire\.receive)\.(Model|Client)"),
 ]
 
 # Public spellings of types, by their full Python names.

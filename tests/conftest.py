@@ -71,7 +71,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """With ``--shapes``, check the shapes of all signatures in every call, by the import hook."""
     config.pluginmanager.register(DoctestNames())
     selected = config.getoption("markexpr")
-    if selected == "interpreted":
+    if selected.startswith("interpreted"):
         os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported
     if config.getoption("shapes") and not selected.startswith(WITHOUT_HOOK):
         from jaxtyping import install_import_hook

@@ -106,10 +106,9 @@ def fedadam(
 ) -> ServerRule:
     r"""Scale the movement of each coordinate by its average size (FedAdam).
 
-    .. math::
-        m &\leftarrow \beta_1 m + (1 - \beta_1) \Delta \\
-        s &\leftarrow \beta_2 s + (1 - \beta_2) \Delta^2 \\
-        v &\leftarrow v + \eta\, m / (\sqrt s + \tau)
+    .. math:: m \leftarrow \beta_1 m + (1 - \beta_1) \Delta
+    .. math:: s \leftarrow \beta_2 s + (1 - \beta_2) \Delta^2
+    .. math:: v \leftarrow v + \eta\, m / (\sqrt s + \tau)
 
     Here :math:`\Delta` is the mean minus the previous value :math:`v`. At the start, :math:`m` is 0
     and :math:`s` is :math:`\tau^2`. There is no bias correction, unlike in ``torch.optim.Adam``.
@@ -144,10 +143,9 @@ def fedyogi(
 ) -> ServerRule:
     r"""Scale the movement of each coordinate by a slowly changing size (FedYogi).
 
-    .. math::
-        m &\leftarrow \beta_1 m + (1 - \beta_1) \Delta \\
-        s &\leftarrow s - (1 - \beta_2)\, \Delta^2\, \mathrm{sign}(s - \Delta^2) \\
-        v &\leftarrow v + \eta\, m / (\sqrt s + \tau)
+    .. math:: m \leftarrow \beta_1 m + (1 - \beta_1) \Delta
+    .. math:: s \leftarrow s - (1 - \beta_2)\, \Delta^2\, \mathrm{sign}(s - \Delta^2)
+    .. math:: v \leftarrow v + \eta\, m / (\sqrt s + \tau)
 
     Only the second line differs from :func:`fedadam`. The size :math:`s` changes by
     :math:`(1 - \beta_2) \Delta^2` in a round, so it forgets large movements slowly.
