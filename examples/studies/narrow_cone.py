@@ -3,17 +3,22 @@
 Clients train four keys and nothing else. The default uses the digits of five domains and the
 embedded backbone, without a download::
 
-    PYTHONPATH=examples python examples/studies/narrow_cone.py
+    python examples/studies/narrow_cone.py
 
 With weights of DINOv2 ViT-S/14 in a file, the images are the 2,624 photographs of solar cells from
 ``pip install elpv-dataset``, at 70 pixels; clients have one of two types of cells::
 
-    PYTHONPATH=examples python examples/studies/narrow_cone.py --weights FILE
+    python examples/studies/narrow_cone.py --weights FILE
 """
 
 import argparse
+import sys
 import warnings
+from pathlib import Path
 from typing import NamedTuple
+
+# Makes `embedded` importable.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
 import torch
@@ -117,11 +122,14 @@ def train_keys(
 def main() -> None:
     parser = argparse.ArgumentParser(description="Collapse of keys in a narrow cone")
     parser.add_argument("--weights", help="file with the weights of DINOv2 ViT-S/14")
+    parser.add_argument("--quick", action="store_true", help="one seed, two rounds of two steps")
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--steps", type=int, nargs="+", default=[2, 4, 8, 16])
     parser.add_argument("--learning-rate", type=float, default=0.5)
     parser.add_argument("--seeds", type=int, default=3)
     args = parser.parse_args()
+    if args.quick:
+        args.rounds, args.steps, args.seeds = 2, [2], 1
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore", message="The mean cosine of queries")
 
