@@ -50,8 +50,8 @@ def save_prompts(
         ...     try:
         ...         load_prompts(prompts, path, trunk=other_trunk)
         ...     except ValueError as error:
-        ...         print(str(error)[str(error).index("must") :][:36])
-        must come from the same weights, {'w
+        ...         print(str(error).split("`blob` ")[1].split(",")[0])
+        must come from the same weights
         >>> torch.equal(prompts.tokens, trained.tokens)
         True
     """

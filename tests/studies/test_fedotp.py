@@ -18,6 +18,7 @@ from PIL import Image
 import fedprompt as fp
 from colors import write_images
 from embedded.clip_tasks import Part, load_task
+from printed import rows
 from studies import fedotp, fedotp_report
 
 METHODS = ["zero-shot", "local CoOp", "PromptFL", "FedOTP"]
@@ -260,16 +261,6 @@ def run(monkeypatch, capsys, out: Path, *given: str) -> str:
     monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
     fedotp.main()
     return capsys.readouterr().out
-
-
-def rows(printed: str) -> dict[str, list[float]]:
-    """Return the figures of each method in the first table of the report."""
-    lines = [
-        line.split("|")[1:-1]
-        for line in printed.split("\n\n")[0].splitlines()
-        if line.startswith("|")
-    ][2:]
-    return {name.strip(): [float(cell) for cell in cells] for name, *cells in lines}
 
 
 @pytest.mark.slow

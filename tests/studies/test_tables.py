@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import fedprompt as fp
+from printed import rows
 from studies import fedhpl, fedl2g, fewer_bytes
 from studies.report import Result, mean_and_deviation, table
 
@@ -24,14 +25,10 @@ def run(
     return capsys.readouterr().out
 
 
-def rows(printed: str) -> dict[str, list[float]]:
-    """Return the figures of each method in the first table of the report."""
-    lines = [
-        line.split("|")[1:-1]
-        for line in printed.split("\n\n")[0].splitlines()
-        if line.startswith("|")
-    ][2:]
-    return {name.strip(): [float(cell) for cell in cells] for name, *cells in lines}
+def on_colors(folder: Path, backbones: str, *, num_clients: int) -> list[str]:
+    """Return the flags of a run on the folder of images, with timm's models."""
+    flags = f"--dataset colors --backbones {backbones} --image-size 32 --clients {num_clients}"
+    return [*flags.split(), "--root", str(folder)]
 
 
 def entries_of(out: Path) -> list[dict[str, str]]:
@@ -78,18 +75,7 @@ def test_local_only_sends_nothing(monkeypatch, capsys, tmp_path):
 
 @pytest.mark.slow
 def test_paper_setting_on_a_folder_with_random_weights(monkeypatch, capsys, tmp_path, folder):
-    arguments = (
-        "--dataset",
-        "colors",
-        "--root",
-        str(folder),
-        "--backbones",
-        VITS,
-        "--image-size",
-        "32",
-        "--clients",
-        "2",
-    )
+    arguments = on_colors(folder, VITS, num_clients=2)
     printed = run(
         monkeypatch,
         capsys,
@@ -110,18 +96,7 @@ def test_paper_setting_on_a_folder_with_random_weights(monkeypatch, capsys, tmp_
 
 @pytest.mark.slow
 def test_resnets_learn_a_border_of_pixels(monkeypatch, capsys, tmp_path, folder):
-    arguments = (
-        "--dataset",
-        "colors",
-        "--root",
-        str(folder),
-        "--backbones",
-        RESNETS,
-        "--image-size",
-        "32",
-        "--clients",
-        "3",
-    )
+    arguments = on_colors(folder, RESNETS, num_clients=3)
     run(monkeypatch, capsys, tmp_path, *arguments, "--partition", "iid", "--share-prompts")
     entries = entries_of(tmp_path)
     sizes = {
