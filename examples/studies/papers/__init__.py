@@ -1,0 +1,1 @@
+"""Settings of the four papers as data, and what runs them."""
