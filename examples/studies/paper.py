@@ -25,15 +25,23 @@ from tqdm import tqdm
 from studies import records, tasks
 from studies.gallery import evaluate, jobs, registry
 from studies.papers import (
-    SETTINGS,
     backbones,
     division,
     federations,
+    fedhpl,
+    fedl2g,
+    fedotp,
+    measure,
     run,
+    sgpt,
 )
 from studies.papers.run import Machine
 from studies.papers.setting import Row, Setting
 from studies.report import mean_and_deviation, table
+
+SETTINGS = {
+    setting.name: setting for paper in (fedhpl, sgpt, fedl2g, fedotp) for setting in paper.SETTINGS
+}
 
 
 def main() -> None:
@@ -148,7 +156,9 @@ def finished(
 
 def digest(row: Row, setting: Setting) -> str:
     """Hash all that decides the result of a row: code, setting and library version."""
-    files = [Path(module.__file__ or "") for module in (run, division, federations, evaluate)]
+    files = [
+        Path(module.__file__ or "") for module in (run, division, federations, measure, evaluate)
+    ]
     path = registry.gallery()[row.method].path
     told = {**asdict(replace(setting, rows=())), "values": row.values, "changes": row.changes}
     return registry.digest(path, *files, settings=(repr(told), jobs.version()))
@@ -184,7 +194,7 @@ def report(setting: Setting, found: Sequence[records.Record]) -> str:
         for column, figure in row.figures.items():
             ours, gap = "not in the gallery", ""
             if row.method is not None:
-                values = [record[column] / 100 for record in own]
+                values = [record[column] for record in own]
                 ours = mean_and_deviation(values)
                 gap = f"{100 * sum(values) / len(values) - figure:+.1f}"
             spread = f" ± {row.spread[column]}" if column in row.spread else ""

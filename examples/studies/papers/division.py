@@ -33,7 +33,7 @@ def divide(
     """
     kept = np.arange(len(labels))
     if partition.shots is not None:
-        kept = fp.few_shot(labels, shots=partition.shots, generator=generator)
+        kept = fp.data.few_shot(labels, shots=partition.shots, generator=generator)
     own, places = labels.numpy()[kept], domains.numpy()[kept]
     if partition.kind == "domains":
         shards = _by_domain(partition.alpha, own, places, num_clients, generator)
@@ -41,7 +41,7 @@ def divide(
         shards = _by_class(partition, own, num_clients, generator)
     if partition.shots_each is not None:
         size = {"shots": partition.shots_each, "generator": generator}
-        shards = [each[fp.few_shot(own[each], **size)] for each in shards]
+        shards = [each[fp.data.few_shot(own[each], **size)] for each in shards]
     return [torch.from_numpy(kept[each]) for each in shards]
 
 

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 import fedprompt as fp
-from methods.federation import Federation, Predictions
-from studies.gallery import evaluate, registry
+from methods.federation import Federation
+from studies.gallery import registry
 from studies.gallery.tasks import Trial
+from studies.papers import measure
 from studies.papers.backbones import Backbones
 from studies.papers.division import divide
 from studies.papers.federations import ClipEpochs, NetworkEpochs, Stored, VitEpochs
@@ -242,7 +243,7 @@ def run_row(
     """Run all rounds of a row's method, and measure its last predictions.
 
     Returns:
-        Accuracy by column, in percent, with the bytes of a client and round, and the seconds.
+        Accuracy by column, with the bytes of a client and round, and the seconds.
     """
     federation = replace(trial.federation, ledger=fp.Ledger())
     method = registry.gallery()[row.method]
@@ -252,39 +253,13 @@ def run_row(
         for server_round, predictions in enumerate(method.function(federation, **row.values)):
             finished_round()
             if server_round + 1 == federation.rounds:
-                figures = columns(predictions, trial, task.domain_names)
+                figures = measure.columns(predictions, trial, task.domain_names)
     turns, sent = federation.rounds * federation.cohort_size, federation.ledger
     return figures | {
         "bytes_up": sent.total(direction="up") / turns,
         "bytes_down": sent.total(direction="down") / turns,
         "seconds": time.perf_counter() - began,
     }
-
-
-def columns(
-    predictions: Predictions, trial: Trial, domain_names: tuple[str, ...]
-) -> dict[str, float]:
-    """Measure the accuracy of all clients, by column, in percent.
-
-    Returns:
-        `full`, the mean over clients on all test images; `own`, on their own mixes of classes and
-        domains; `worst`, the lowest of these; and for each domain the mean over its clients on
-        their own mixes.
-    """
-    total = trial.mixes.shape[1]
-    counts = torch.bincount(trial.test_cells, minlength=total).cpu()
-    cells, full, own = torch.empty(0), [], []
-    for client in trial.federation.clients:
-        if not len(cells) or predictions.client is not None:
-            cells = evaluate.by_cell(predictions.of(client), trial).cpu()
-        full.append(100 * evaluate.mixed(cells, counts))
-        own.append(100 * evaluate.mixed(cells, trial.mixes[client]))
-    figures = {"full": float(np.mean(full)), "own": float(np.mean(own)), "worst": min(own)}
-    if len(domain_names) > 1:
-        of = trial.mixes.reshape(len(own), len(domain_names), -1).sum(2).argmax(1)
-        for number, name in enumerate(domain_names):
-            figures[name] = float(np.mean(np.array(own)[(of == number).numpy()]))
-    return figures
 
 
 @dataclass(frozen=True)

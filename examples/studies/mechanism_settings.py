@@ -1,0 +1,283 @@
+"""Settings in which each paper's mechanism should decide, and the rows that have it or not."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import fedprompt as fp
+from embedded import data, zoo
+from embedded.clip import DIGITS, TEMPLATES, load_clip, preprocess, tokenize
+from embedded.vit import load_vit
+from methods.federation import ClipFederation, Federation, VitFederation
+from studies.gallery.tasks import Trial
+from studies.papers.federations import NetworkEpochs
+
+
+@dataclass(frozen=True)
+class Row:
+    """A method with its hyperparameters."""
+
+    title: str
+    method: str
+    values: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """A federation in which a mechanism should decide, and its rows.
+
+    Attributes:
+        title: Title in tables.
+        measure: "full", "own" or "worst".
+        make: Function from a seed to the trial.
+        rows: The method, the row without its mechanism, and references.
+    """
+
+    title: str
+    measure: str
+    make: Callable[[int], Trial]
+    rows: Sequence[Row]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Side:
+    """Digits with their domains."""
+
+    images: Tensor
+    labels: Tensor
+    domains: Tensor
+
+    def cells(self) -> Tensor:
+        """Return the pair of domain and class of each image, as one number."""
+        return self.domains * len(DIGITS) + self.labels
+
+
+def sides(seed: int, changes: Sequence[Callable[[Tensor], Tensor]]) -> list[Side]:
+    """Split the digits into training and test images, each in one of several domains in turn."""
+    split = data.digits(seed, domain=data.raw)
+    order = torch.randperm(len(split.train_labels), generator=torch.Generator().manual_seed(seed))
+    found = []
+    for images, labels in (
+        (split.train_images[order], split.train_labels[order]),
+        (split.test_images, split.test_labels),
+    ):
+        domains, changed = torch.arange(len(labels)) % len(changes), images.clone()
+        for number, change in enumerate(changes):
+            changed[domains == number] = change(images[domains == number])
+        found.append(Side(images=changed, labels=labels, domains=domains))
+    return found
+
+
+def trial(
+    build: Callable[..., Federation],
+    train: Side,
+    test: Side,
+    shards: Iterable[np.ndarray],
+    *,
+    seed: int,
+    **budget: Any,
+) -> Trial:
+    """Make a federation of clients that all take part, with its test images."""
+    owned = {client: torch.as_tensor(shard) for client, shard in enumerate(shards)}
+    cells, count = train.cells(), len(DIGITS) * (1 + int(train.domains.max()))
+    federation = build(
+        inputs=train.images,
+        labels=train.labels,
+        shards=owned,
+        clients=range(len(owned)),
+        num_classes=len(DIGITS),
+        seed=seed,
+        public=train.images[:0],
+        **budget,
+    )
+    mixes = torch.stack([torch.bincount(cells[own], minlength=count) for own in owned.values()])
+    return Trial(federation, test.images, test.cells(), mixes, ())
+
+
+@cache
+def _trunk(size: str) -> fp.Trunk:
+    return fp.vit_trunk(load_vit(size))
+
+
+VIT = {
+    "steps": 8,
+    "batch_size": 32,
+    "augment": data.augment,
+    "make_optimizer": partial(torch.optim.AdamW, weight_decay=1e-3),
+}
+
+
+def unlike_trunks(seed: int, *, classes: int, images: int | None) -> Trial:
+    """Fifteen clients with three unlike trunks and a few classes each, or a few images of all."""
+    train, test = sides(seed, [data.inverted_rotated])
+    drawn = {"num_clients": 15, "generator": np.random.default_rng(seed)}
+    if classes < len(DIGITS):
+        shards = fp.pathological(train.labels, classes_per_client=classes, **drawn)
+    else:
+        shards = fp.iid(train.labels, **drawn)
+    build = partial(VitFederation, trunks=[_trunk(size) for size in "SBL"], num_features=48)
+    few = [shard[:images] for shard in shards]
+    return trial(build, train, test, few, seed=seed, rounds=20, cohort_size=6, **VIT)
+
+
+def few_kinds(seed: int, changes: Sequence[Callable[[Tensor], Tensor]]) -> Trial:
+    """Twenty clients of few domains, one domain each."""
+    train, test = sides(seed, changes)
+    owned = fp.by_domain(train.domains)
+    parts = [np.array_split(images, 20 // len(owned)) for images in owned]
+    shards = [part for domain in parts for part in domain]
+    build = partial(VitFederation, trunks=[_trunk("S")])
+    return trial(build, train, test, shards, seed=seed, rounds=40, cohort_size=5, **VIT)
+
+
+def unlike_networks(seed: int, *, alpha: float | None) -> Trial:
+    """Sixteen clients with eight kinds of networks and 40 images each."""
+    train, test = sides(seed, [data.inverted_rotated])
+    drawn = {"num_clients": 16, "generator": np.random.default_rng(seed)}
+    shards = (
+        fp.iid(train.labels, **drawn)
+        if alpha is None
+        else fp.dirichlet(train.labels, alpha=alpha, min_size=40, **drawn)
+    )
+    rng = np.random.default_rng(seed)
+    build = partial(
+        NetworkEpochs,
+        makers=list(zoo.TINY.values()),
+        num_features=32,
+        prepare=lambda images: 2 * images - 1,
+        epochs=2,
+        device=torch.device("cpu"),
+        changed=data.augment,
+        make_optimizer=partial(torch.optim.SGD, momentum=0.9),
+    )
+    few = [rng.permutation(shard)[:40] for shard in shards]
+    return trial(build, train, test, few, seed=seed, rounds=20, cohort_size=8, batch_size=10)
+
+
+@cache
+def _clip() -> tuple[Any, fp.TextTower]:
+    model = load_clip()
+    return model, fp.TextTower(model, tokenize)
+
+
+@torch.no_grad()
+def _tokens(canvases: Tensor) -> Tensor:
+    pieces = [fp.image_tokens(_clip()[0], batch) for batch in preprocess(canvases).split(256)]
+    return torch.cat([torch.cat([pooled[:, None], patches], 1) for pooled, patches in pieces])
+
+
+def few_shots(seed: int, *, shots: int, classes: int, domains: Sequence[str]) -> Trial:
+    """Ten clients with a few images of each of their classes, small and among clutter."""
+    split, rng = data.digits(seed, domain=data.raw), torch.Generator().manual_seed(seed)
+    order = torch.randperm(len(split.train_labels), generator=rng)
+    placed = []
+    for images, labels in (
+        (split.train_images[order], split.train_labels[order]),
+        (split.test_images, split.test_labels),
+    ):
+        canvases, of = data.on_canvases(images, rng, domains=domains, smallest=12, largest=20)
+        placed.append(Side(images=_tokens(canvases), labels=labels, domains=of))
+    train, test = placed
+    draw = np.random.default_rng(seed)
+    if len(domains) > 1:
+        owned = fp.by_domain(train.domains)
+        parts = [np.array_split(own, -(-10 // len(domains))) for own in owned]
+        shards = [parts[client % len(parts)][client // len(parts)] for client in range(10)]
+    else:
+        shards = fp.pathological(train.labels, 10, classes_per_client=classes, generator=draw)
+    few = [
+        shard[fp.data.few_shot(train.labels[torch.as_tensor(shard)], shots=shots, generator=draw)]
+        for shard in shards
+    ]
+    clip, tower = _clip()
+    build = partial(
+        ClipFederation,
+        clip=clip,
+        tower=tower,
+        class_names=DIGITS,
+        scale=clip.logit_scale.exp().item(),
+        template=TEMPLATES[""][0],
+        make_optimizer=torch.optim.Adam,
+    )
+    budget = {"rounds": 15, "steps": 8, "batch_size": 32, "cohort_size": 5}
+    return trial(build, train, test, few, seed=seed, **budget)
+
+
+FEDHPL = (
+    Row("FedHPL", "fedhpl", {"learning_rate": 0.01, "distillation_weight": 1.0}),
+    Row("FedHPL, no distillation", "fedhpl", {"learning_rate": 0.01, "distillation_weight": 0.0}),
+    Row("FedHPL, five times the weight", "fedhpl", {"distillation_weight": 5.0}),
+)
+SGPT = (
+    Row("SGPT", "sgpt", {"learning_rate": 0.005, "num_groups": 5}),
+    Row("SGPT, one group", "sgpt", {"learning_rate": 0.005, "num_groups": 1}),
+    Row("FedVPT-D", "fedvpt_d", {"learning_rate": 0.005}),
+)
+FEDL2G = (
+    Row("FedL2G-f", "fedl2g_f", {"server_rate": 100.0, "guide_weight": 0.1}),
+    Row("fixed random features", "fedl2g_f", {"server_rate": 0.0, "guide_weight": 0.1}),
+    Row("Local training", "local", {}),
+)
+FEDOTP = (
+    Row("FedOTP", "fedotp", {"learning_rate": 0.009, "mass": 0.8}),
+    Row("FedOTP, no transport", "fedotp_average", {"learning_rate": 0.009}),
+    Row("PromptFL", "promptfl", {"learning_rate": 0.002}),
+    Row("CoOp (local)", "coop", {"learning_rate": 0.0035}),
+)
+SETTINGS = {
+    "fedhpl-classes": Setting(
+        title="unlike trunks, four classes a client",
+        measure="full",
+        make=partial(unlike_trunks, classes=4, images=None),
+        rows=FEDHPL,
+    ),
+    "fedhpl-few": Setting(
+        title="unlike trunks, 30 images a client",
+        measure="full",
+        make=partial(unlike_trunks, classes=10, images=30),
+        rows=FEDHPL,
+    ),
+    "sgpt-two": Setting(
+        title="20 clients of two domains, 40 rounds",
+        measure="worst",
+        make=partial(few_kinds, changes=[data.inverted_rotated, data.raw]),
+        rows=SGPT,
+    ),
+    "sgpt-four": Setting(
+        title="20 clients of four domains, 40 rounds",
+        measure="worst",
+        make=partial(
+            few_kinds, changes=[data.raw, data.inverted, data.rotated, data.inverted_rotated]
+        ),
+        rows=SGPT,
+    ),
+    "fedl2g-iid": Setting(
+        title="unlike networks, 40 images a client, all classes",
+        measure="own",
+        make=partial(unlike_networks, alpha=None),
+        rows=FEDL2G,
+    ),
+    "fedl2g-dirichlet": Setting(
+        title="unlike networks, 40 images a client, Dirichlet .3",
+        measure="own",
+        make=partial(unlike_networks, alpha=0.3),
+        rows=FEDL2G,
+    ),
+    "fedotp-domains": Setting(
+        title="small digits among clutter, four shots, three domains",
+        measure="own",
+        make=partial(few_shots, shots=4, classes=10, domains=list(data.DOMAINS)),
+        rows=FEDOTP,
+    ),
+    "fedotp-classes": Setting(
+        title="small digits among clutter, eight shots, two classes a client",
+        measure="own",
+        make=partial(few_shots, shots=8, classes=2, domains=["inverted"]),
+        rows=FEDOTP,
+    ),
+}

@@ -1,0 +1,168 @@
+"""Where each paper's mechanism can act: two settings a paper, and the row without the mechanism.
+
+The settings were chosen before any of them ran. All rows of a setting have the same clients,
+batches and initial values, and three tuning trials. Each finished run is one line of a JSON-lines
+file::
+
+    python examples/studies/mechanisms.py --seeds 5
+"""
+
+import sys
+from pathlib import Path
+
+# Makes `methods`, `studies` and `embedded` importable.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from methods import federation
+from studies import mechanism_settings, records
+from studies.gallery import evaluate, jobs, registry, tables
+from studies.gallery.tasks import Trial
+from studies.mechanism_settings import SETTINGS, Row, Setting
+from studies.papers import federations, measure
+from studies.report import mean_and_deviation, table
+
+COLUMNS = {"full": "all test images", "own": "own mix", "worst": "worst client"}
+FACTORS = (0.3, 1.0, 3.0)
+"""Factors of the learning rate that every row tries, at a seed that is not reported."""
+RECORDS = Path(__file__).parents[2] / "docs" / "results" / "mechanisms.jsonl"
+
+
+def main() -> None:
+    args = flags().parse_args()
+    torch.set_num_threads(1)
+    known = {key(record): record for record in records.read(args.records)}
+    names = list(SETTINGS) if args.only is None else args.only.split(",")
+    for name in names:
+        setting = shortened(SETTINGS[name]) if args.quick else SETTINGS[name]
+        rates = {row.title: tuned(name, setting, row, known, args) for row in setting.rows}
+        runs = [(row, seed) for seed in range(args.seeds) for row in setting.rows]
+        found = [
+            measured(name, setting, row, seed, rates[row.title], known, args.records)
+            for row, seed in tqdm(runs, desc=name, unit="run")
+        ]
+        print(report(setting, found), flush=True)
+
+
+def flags() -> argparse.ArgumentParser:
+    """Make the parser."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", help=f"names among {', '.join(SETTINGS)}")
+    parser.add_argument("--seeds", type=int, default=5, help="number of seeds, from 0 on")
+    parser.add_argument("--records", type=Path, default=RECORDS, help="JSON-lines file")
+    parser.add_argument("--quick", action="store_true", help="two rounds, to see that it runs")
+    return parser
+
+
+def shortened(setting: Setting) -> Setting:
+    """Return a setting of two rounds, with clients that take two batches."""
+
+    def make(seed: int) -> Trial:
+        whole = setting.make(seed)
+        few = {client: own[:20] for client, own in whole.federation.shards.items()}
+        brief = replace(whole.federation, rounds=2, steps=2, cohort_size=2, shards=few)
+        return whole._replace(federation=brief)
+
+    return replace(setting, make=make)
+
+
+def tuned(
+    name: str,
+    setting: Setting,
+    row: Row,
+    known: dict[Any, records.Record],
+    args: argparse.Namespace,
+) -> float:
+    """Return the factor of the learning rate with the best accuracy, or 1 in a quick run."""
+    if args.quick:
+        return 1.0
+    trials = [
+        measured(name, setting, row, jobs.TUNING_SEED, factor, known, args.records)
+        for factor in tqdm(FACTORS, desc=f"{name}, {row.title}", unit="trial")
+    ]
+    best = max(trials, key=lambda record: record[setting.measure])
+    return best["factor"]
+
+
+def measured(
+    name: str,
+    setting: Setting,
+    row: Row,
+    seed: int,
+    factor: float,
+    known: dict[Any, records.Record],
+    path: Path,
+) -> records.Record:
+    """Run a row, unless it has a record."""
+    of = {"setting": name, "row": row.title, "seed": seed, "factor": factor}
+    about = of | {"digest": digest(row)}
+    if key(about) not in known:
+        method, made = registry.gallery()[row.method], setting.make(seed)
+        values = {**method.defaults, **row.values}
+        values["learning_rate"] *= factor
+        figures = evaluate_run(method, made, values)
+        record = about | records.rounded(figures)
+        records.append(path, record)
+        known[key(about)] = record
+    return known[key(about)]
+
+
+def evaluate_run(method: registry.Method, made: Trial, values: dict[str, Any]) -> dict[str, float]:
+    """Run all rounds of a method, and measure its last predictions on all clients."""
+    federation = made.federation
+    torch.manual_seed(federation.seed)
+    for done, predictions in enumerate(method.function(federation, **values), 1):
+        if done == federation.rounds:
+            return measure.columns(predictions, made)
+    raise ValueError(f"`method` must yield {federation.rounds} times; got {done} yields.")
+
+
+def key(record: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return what tells a run from the others of the file."""
+    return tuple(record[name] for name in ("setting", "row", "seed", "factor", "digest"))
+
+
+def digest(row: Row) -> str:
+    """Hash all that decides a result: code, hyperparameters and library version."""
+    modules = (mechanism_settings, measure, federations, evaluate, federation)
+    files = [Path(module.__file__ or "") for module in modules]
+    path = registry.gallery()[row.method].path
+    told = [sorted(row.values.items()), jobs.version()]
+    return registry.digest(path, *files, settings=told)
+
+
+def report(setting: Setting, found: Sequence[records.Record]) -> str:
+    """Return a table with the paired gains of the first row over the others."""
+    by_row = {
+        row.title: [each for each in found if each["row"] == row.title] for row in setting.rows
+    }
+    first = next(iter(by_row.values()))
+    body = [
+        [
+            title,
+            *(mean_and_deviation([each[name] for each in own]) for name in COLUMNS),
+            tables.difference(first, own, column=setting.measure),
+            f"{own[0]['factor']:g}",
+        ]
+        for title, own in by_row.items()
+    ]
+    header = [
+        "row",
+        *COLUMNS.values(),
+        f"{COLUMNS[setting.measure]}, gain of {setting.rows[0].title}",
+        "rate, times",
+    ]
+    return f"### {setting.title}\n\n{table(header, body)}\n"
+
+
+if __name__ == "__main__":
+    main()
