@@ -122,21 +122,27 @@ def encoder(group: str, client: int, image_size: int) -> tuple[nn.Module, int]:
     """Build a client's model of a group without its head; return it and its feature width."""
     names = GROUPS[group]
     name = names[client % len(names)]
-    if group == "tiny":
-        model = TINY[name]()
-    elif name == "cnn":
-        model = cnn(3, image_size, width=32, kernel=5, padding=0, dim=512)
-    else:
-        model = (
-            first_stages(SMALL.index(name) + 1)
-            if name in SMALL
-            else torchvision_model(name, image_size)
-        )
-        head = next(
-            attribute for attribute in ("heads", "fc", "classifier") if hasattr(model, attribute)
-        )
-        setattr(model, head, nn.Identity())
+    model = TINY[name]() if group == "tiny" else network(name, image_size)
+    return model, feature_width(model, 1 if group == "tiny" else 3, image_size)
+
+
+def network(name: str, image_size: int) -> nn.Module:
+    """Build a network for color images, with random weights and without its head."""
+    if name == "cnn":
+        return cnn(3, image_size, width=32, kernel=5, padding=0, dim=512)
+    model = (
+        first_stages(SMALL.index(name) + 1)
+        if name in SMALL
+        else torchvision_model(name, image_size)
+    )
+    heads = ("heads", "fc", "classifier")
+    setattr(model, next(each for each in heads if hasattr(model, each)), nn.Identity())
+    return model
+
+
+def feature_width(model: nn.Module, channels: int, image_size: int) -> int:
+    """Count the features that a network computes of an image."""
     with torch.no_grad():
-        images = torch.zeros(1, 1 if group == "tiny" else 3, image_size, image_size)
-        width = model.eval()(images).shape[1]
-    return model.train(), width
+        width = model.eval()(torch.zeros(1, channels, image_size, image_size)).shape[1]
+    model.train()
+    return width

@@ -1,7 +1,6 @@
 """Jobs of the study, each with a line in a JSON-lines file, and two processes that run them."""
 
 import json
-import os
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
@@ -15,6 +14,7 @@ import numpy as np
 import torch
 
 from methods import federation
+from studies import records
 from studies.gallery import evaluate, registry, tasks
 from studies.gallery.registry import Method
 from studies.gallery.tasks import Settings
@@ -94,15 +94,8 @@ def _draw(values: registry.Range, rng: np.random.Generator) -> Any:
 
 
 def load(path: Path) -> dict[tuple[Any, ...], dict[str, Any]]:
-    """Read the records of a file by the key of their jobs. A last line that was cut is left out."""
-    records = {}
-    if not path.exists():
-        return records
-    for line in path.read_text().splitlines(keepends=True):
-        if line.endswith("\n"):
-            record = json.loads(line)
-            records[_key(record)] = record
-    return records
+    """Read the records of a file by the key of their jobs."""
+    return {_key(record): record for record in records.read(path)}
 
 
 def _key(record: dict[str, Any]) -> tuple[Any, ...]:
@@ -114,20 +107,10 @@ def _key(record: dict[str, Any]) -> tuple[Any, ...]:
 def append(path: Path, job: Job, figures: dict[str, float]) -> dict[str, Any]:
     """Write the record of a job as one line, which is on the disk before this returns."""
     named = {name: getattr(job, name) for name in ("method", "task", "partition", "seed", "trial")}
-    record = named | {"values": job.values, "digest": job.digest} | rounded(figures)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if path.exists() and (text := path.read_text()) and not text.endswith("\n"):
-        path.write_text(text[: text.rfind("\n") + 1])  # a killed study cut the last line
-    with path.open("a") as file:
-        file.write(json.dumps(record) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
+    digest = {"values": job.values, "digest": job.digest}
+    record = named | digest | records.rounded(figures)
+    records.append(path, record)
     return record
-
-
-def rounded(figures: dict[str, float]) -> dict[str, float]:
-    """Round figures to six digits."""
-    return {name: float(f"{value:.6g}") for name, value in figures.items()}
 
 
 def run(job: Job, finished_round: Callable[[], None] = lambda: None) -> dict[str, float]:
@@ -165,10 +148,10 @@ def run_all(
     Raises:
         RuntimeError: If a job fails. The records of the others are written before.
     """
-    records = load(path)
-    missing = [job for job in jobs if job.key() not in records]
+    known = load(path)
+    missing = [job for job in jobs if job.key() not in known]
     for job in jobs:
-        if job.key() in records:
+        if job.key() in known:
             finished_job()
             for _ in range(job.settings.rounds):
                 finished_round()
@@ -177,12 +160,12 @@ def run_all(
         if isinstance(result, Exception):
             failed.append((job, result))
         else:
-            records[job.key()] = append(path, job, result)
+            known[job.key()] = append(path, job, result)
             finished_job()
     if failed:
         job, error = failed[0]
         raise RuntimeError(f"{len(failed)} jobs failed, the first is {job}") from error
-    return [records[job.key()] for job in jobs]
+    return [known[job.key()] for job in jobs]
 
 
 def _results(

@@ -1,4 +1,4 @@
-"""Vocabulary of the papers' settings: a setting is data, its rows are methods of the gallery."""
+"""Vocabulary of the papers' settings, which are data; their rows are methods of the gallery."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

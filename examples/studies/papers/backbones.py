@@ -1,0 +1,79 @@
+"""Backbones of the papers' settings, by name, with the normalization of their images."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch.nn as nn
+
+from embedded import zoo
+
+Numbers = tuple[float, ...]
+
+
+class Backbone(NamedTuple):
+    """Network with the mean and deviation of its input pixels, channel by channel."""
+
+    model: nn.Module
+    mean: Numbers
+    std: Numbers
+    interpolation: str
+
+
+class Clip(NamedTuple):
+    """Model of open_clip with its tokenizer, and the normalization of its images."""
+
+    model: nn.Module
+    tokenizer: Callable[..., object]
+    mean: Numbers
+    std: Numbers
+    interpolation: str
+
+
+@dataclass(frozen=True)
+class Backbones:
+    """Makers of backbones by their name and the side of the images.
+
+    Attributes:
+        vit: Maker of vision transformers that take prompts.
+        network: Maker of networks that are trained from scratch, without their heads.
+        clip: Maker of models of open_clip, by architecture and weights, as "ViT-B-16.openai".
+    """
+
+    vit: Callable[[str, int], Backbone]
+    network: Callable[[str, int], Backbone]
+    clip: Callable[[str, int], Clip]
+
+
+def timm_vit(name: str, image_size: int) -> Backbone:
+    """Load a pretrained vision transformer of timm, from its hub or its cache."""
+    import timm
+
+    model = timm.create_model(name, pretrained=True, num_classes=0, img_size=image_size)
+    config = model.pretrained_cfg
+    return Backbone(model, config["mean"], config["std"], config["interpolation"])
+
+
+def new_network(name: str, image_size: int) -> Backbone:
+    """Build a network with random weights for pixels from -1 to 1."""
+    return Backbone(zoo.network(name, image_size), (0.5,) * 3, (0.5,) * 3, "bilinear")
+
+
+def open_clip_model(name: str, image_size: int) -> Clip:
+    """Load a pretrained model of open_clip, from its hub or its cache."""
+    import open_clip
+
+    architecture, weights = name.split(".")
+    config = open_clip.get_pretrained_cfg(architecture, weights)
+    model = open_clip.create_model(
+        architecture,
+        weights,
+        force_image_size=image_size,
+        # The weights were trained with this activation.
+        force_quick_gelu=bool(config.get("quick_gelu", False)),
+    )
+    tokenizer, visual = open_clip.get_tokenizer(architecture), model.visual
+    return Clip(model, tokenizer, visual.image_mean, visual.image_std, "bicubic")
+
+
+PRETRAINED = Backbones(timm_vit, new_network, open_clip_model)

@@ -1,0 +1,336 @@
+"""Run a row of a paper's setting, and measure the columns that the paper prints."""
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import fedprompt as fp
+from methods.federation import Federation, Predictions
+from studies.gallery import evaluate, registry
+from studies.gallery.tasks import Trial
+from studies.papers.backbones import Backbones
+from studies.papers.division import divide
+from studies.papers.federations import ClipEpochs, NetworkEpochs, Stored, VitEpochs
+from studies.papers.setting import Recipe, Row, Setting
+from studies.pipeline import Preparation, augment, prepared
+from studies.tasks import Images, Task
+
+NUM_PUBLIC = 500
+"""Training images that methods with public data have without labels; clients keep theirs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """Makers of backbones, and the device of models and batches."""
+
+    backbones: Backbones
+    device: torch.device
+
+
+def shrunk(setting: Setting, task: Task, factor: float) -> tuple[Setting, Task]:
+    """Return a setting and its images with the same clients, but fewer rounds and images.
+
+    Each class keeps at least four images, and enough for all clients.
+    """
+    if factor == 1:
+        return setting, task
+    rounds = max(2, math.ceil(factor * setting.rounds))
+    return replace(setting, rounds=rounds), task._replace(
+        train=_fewer(task.train, factor, setting.num_clients),
+        test=_fewer(task.test, factor, 1),
+    )
+
+
+def _fewer(images: Images, factor: float, num_clients: int) -> Images:
+    cells = images.domains * (int(images.labels.max()) + 1) + images.labels
+    num_classes, sizes = len(images.labels.unique()), torch.bincount(cells)
+    smallest = max(4, math.ceil(8 * num_clients / num_classes))
+    kept = [
+        torch.nonzero(cells == cell)[: max(smallest, math.ceil(factor * size)), 0]
+        for cell, size in enumerate(sizes.tolist())
+        if size
+    ]
+    chosen = torch.cat(kept).sort().values
+    return Images(*(each[chosen] for each in images))
+
+
+def make_trial(
+    setting: Setting, task: Task, machine: Machine, *, seed: int, inputs: str = ""
+) -> Trial:
+    """Divide the images of a data set over the clients of a setting, and make their federation.
+
+    Args:
+        setting: Setting.
+        task: Its data set.
+        machine: Makers of backbones, and the device.
+        seed: Seed of the division, initial values, cohorts and batches.
+        inputs: "images" if a method of CLIP needs images in place of their tokens.
+    """
+    train, test = task.train, task.test
+    num_classes, num_domains = len(task.class_names), len(task.domain_names)
+    rng = np.random.default_rng(seed)
+    shards = divide(
+        setting.partition,
+        train.labels,
+        train.domains,
+        num_clients=setting.num_clients,
+        generator=rng,
+    )
+    cells, test_cells = (each.domains * num_classes + each.labels for each in (train, test))
+    count = num_classes * num_domains
+    mixes = torch.stack([torch.bincount(cells[each], minlength=count) for each in shards])
+    used, shards = _used(shards) if setting.family == "CLIP" else (None, shards)
+    if used is not None:
+        train = Images(*(each[used] for each in train))
+    common = {
+        "shards": {client: each.to(machine.device) for client, each in enumerate(shards)},
+        "labels": train.labels.to(machine.device),
+        "clients": range(setting.num_clients),
+        "num_classes": num_classes,
+        "rounds": setting.rounds,
+        "cohort_size": setting.cohort_size,
+        "batch_size": setting.recipe.batch_size,
+        "epochs": setting.recipe.epochs,
+        "cosine": setting.recipe.cosine,
+        "seed": seed,
+        "device": machine.device,
+        "make_optimizer": _optimizer(setting.recipe),
+    }
+    build = {"CLIP": partial(_clip, inputs), "networks": _networks}.get(setting.family, _vits)
+    federation, encoded = build(setting, task, train.pixels, test.pixels, common, machine)
+    # Methods with public data have it as a tensor.
+    federation.public = federation.inputs[_spread(len(train.labels), NUM_PUBLIC)]
+    return Trial(federation, encoded, test_cells.to(machine.device), mixes, ())
+
+
+def _used(shards: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+    """Return the images that clients have, and the positions of the shards among them."""
+    used = torch.cat(shards).unique()
+    return used, [torch.searchsorted(used, each) for each in shards]
+
+
+def _spread(count: int, size: int) -> Tensor:
+    return torch.linspace(0, count - 1, min(count, size)).long()
+
+
+def _optimizer(recipe: Recipe) -> Callable[..., torch.optim.Optimizer]:
+    return partial(getattr(torch.optim, recipe.optimizer), **recipe.values)
+
+
+def _vits(
+    setting: Setting,
+    task: Task,
+    pixels: Tensor,
+    test: Tensor,
+    common: dict[str, Any],
+    machine: Machine,
+) -> tuple[Federation, Stored]:
+    trunks = []
+    for name in setting.backbones:
+        model, *normal = machine.backbones.vit(name, setting.image_size)
+        trunk = fp.vit_trunk(model.to(machine.device))
+        trunks.append(prepared(trunk, _preparation(setting, *normal, machine)))
+    federation = VitEpochs(
+        inputs=Stored(pixels, machine.device),
+        public=pixels[:0],
+        trunks=trunks,
+        num_prompts=setting.num_prompts,
+        num_features=setting.num_features,
+        changed=_changed(setting.recipe),
+        **common,
+    )
+    return federation, Stored(test, machine.device)
+
+
+def _networks(
+    setting: Setting,
+    task: Task,
+    pixels: Tensor,
+    test: Tensor,
+    common: dict[str, Any],
+    machine: Machine,
+) -> tuple[Federation, Stored]:
+    make, size = machine.backbones.network, setting.image_size
+    normal = make(setting.backbones[0], size)[1:]
+    federation = NetworkEpochs(
+        inputs=Stored(pixels, machine.device),
+        public=pixels[:0],
+        makers=[partial(_model, make, name, size) for name in setting.backbones],
+        num_features=setting.num_features,
+        prepare=_preparation(setting, *normal, machine),
+        changed=_changed(setting.recipe),
+        **common,
+    )
+    return federation, Stored(test, machine.device)
+
+
+def _model(make: Callable[[str, int], Any], name: str, size: int) -> torch.nn.Module:
+    return make(name, size).model
+
+
+def _clip(
+    inputs: str,
+    setting: Setting,
+    task: Task,
+    pixels: Tensor,
+    test: Tensor,
+    common: dict[str, Any],
+    machine: Machine,
+) -> tuple[Federation, Stored]:
+    (name,) = setting.backbones
+    model, tokenizer, *normal = machine.backbones.clip(name, setting.image_size)
+    clip = fp.freeze(model.to(machine.device))
+    tower = fp.TextTower(clip, tokenizer)
+    prepare = _preparation(setting, *normal, machine)
+    encode = prepare if inputs == "images" else partial(_tokens, clip, prepare)
+    sides = [
+        Stored(
+            fp.precompute(encode, each, batch_size=64, dtype=torch.float16).cpu(),
+            machine.device,
+            torch.float32,
+        )
+        for each in (pixels, test)
+    ]
+    federation = ClipEpochs(
+        inputs=sides[0],
+        public=pixels[:0],
+        clip=clip,
+        tower=tower,
+        class_names=task.class_names,
+        scale=clip.logit_scale.exp().item(),
+        template=setting.template,
+        length=setting.length,
+        **common,
+    )
+    return federation, sides[1]
+
+
+def _tokens(clip: torch.nn.Module, prepare: Preparation, pixels: Tensor) -> Tensor:
+    """Return the image tokens of CLIP with the pooled one first, in the memory of the host."""
+    pooled, patches = fp.image_tokens(clip, prepare(pixels))
+    return torch.cat([pooled[:, None], patches], 1).cpu()
+
+
+def _preparation(
+    setting: Setting,
+    mean: tuple[float, ...],
+    std: tuple[float, ...],
+    interpolation: str,
+    machine: Machine,
+) -> Preparation:
+    return Preparation(
+        setting.image_size, mean, std, interpolation=interpolation, device=machine.device
+    )
+
+
+def _changed(recipe: Recipe) -> Callable[[Tensor, torch.Generator], Tensor] | None:
+    if recipe.crop == 1 and not recipe.flip:
+        return None
+    return partial(augment, crop=recipe.crop, flip=recipe.flip)
+
+
+def run_row(
+    row: Row, trial: Trial, task: Task, *, finished_round: Callable[[], None] = lambda: None
+) -> dict[str, float]:
+    """Run all rounds of a row's method, and measure its last predictions.
+
+    Returns:
+        Accuracy by column, in percent, with the bytes of a client and round, and the seconds.
+    """
+    federation = replace(trial.federation, ledger=fp.Ledger())
+    method = registry.gallery()[row.method]
+    began = time.perf_counter()
+    with torch.device(federation.device):
+        torch.manual_seed(federation.seed)
+        for server_round, predictions in enumerate(method.function(federation, **row.values)):
+            finished_round()
+            if server_round + 1 == federation.rounds:
+                figures = columns(predictions, trial, task.domain_names)
+    turns, sent = federation.rounds * federation.cohort_size, federation.ledger
+    return figures | {
+        "bytes_up": sent.total(direction="up") / turns,
+        "bytes_down": sent.total(direction="down") / turns,
+        "seconds": time.perf_counter() - began,
+    }
+
+
+def columns(
+    predictions: Predictions, trial: Trial, domain_names: tuple[str, ...]
+) -> dict[str, float]:
+    """Measure the accuracy of all clients, by column, in percent.
+
+    Returns:
+        `full`, the mean over clients on all test images; `own`, on their own mixes of classes and
+        domains; `worst`, the lowest of these; and for each domain the mean over its clients on
+        their own mixes.
+    """
+    total = trial.mixes.shape[1]
+    counts = torch.bincount(trial.test_cells, minlength=total).cpu()
+    cells, full, own = torch.empty(0), [], []
+    for client in trial.federation.clients:
+        if not len(cells) or predictions.client is not None:
+            cells = evaluate.by_cell(predictions.of(client), trial).cpu()
+        full.append(100 * evaluate.mixed(cells, counts))
+        own.append(100 * evaluate.mixed(cells, trial.mixes[client]))
+    figures = {"full": float(np.mean(full)), "own": float(np.mean(own)), "worst": min(own)}
+    if len(domain_names) > 1:
+        of = trial.mixes.reshape(len(own), len(domain_names), -1).sum(2).argmax(1)
+        for number, name in enumerate(domain_names):
+            figures[name] = float(np.mean(np.array(own)[(of == number).numpy()]))
+    return figures
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Length of a run of a row.
+
+    Attributes:
+        steps: Number of batches of all clients and rounds.
+        images: Number of images in them.
+        seconds: Predicted time of training, from `measured` steps.
+        measured: Number of steps that were measured.
+    """
+
+    steps: int
+    images: int
+    seconds: float
+    measured: int
+
+
+def estimate(row: Row, trial: Trial, *, steps: int = 20) -> Estimate:
+    """Measure a few steps of a row, and predict the time of all its rounds without evaluation.
+
+    Args:
+        row: Row with a method.
+        trial: Trial of its setting.
+        steps: Number of steps to measure, divided over at most two clients.
+    """
+    whole, few = trial.federation, trial.federation.clients[:2]
+    size = whole.batch_size
+    shards = {client: whole.shards[client][: steps // len(few) * size] for client in few}
+    brief = replace(
+        whole,
+        shards=shards,
+        clients=few,
+        rounds=1,
+        cohort_size=len(few),
+        epochs=1,
+        ledger=fp.Ledger(),
+    )
+    method, began = registry.gallery()[row.method], time.perf_counter()
+    with torch.device(whole.device):
+        torch.manual_seed(whole.seed)
+        next(iter(method.function(brief, **row.values)))
+    elapsed = time.perf_counter() - began
+    measured = sum(math.ceil(len(shard) / size) for shard in shards.values())
+    owned = [len(shard) for shard in whole.shards.values()]
+    turns = whole.epochs * whole.rounds * whole.cohort_size / len(owned)
+    total = round(turns * sum(math.ceil(each / size) for each in owned))
+    return Estimate(total, round(turns * sum(owned)), elapsed / measured * total, measured)
