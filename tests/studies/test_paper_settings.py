@@ -1,11 +1,11 @@
 """Laws of the papers' settings: they name methods, data sets and figures that exist."""
 
 import importlib
-import pkgutil
 import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,11 +16,12 @@ from studies.gallery import registry
 from studies.papers.setting import Partition, Recipe, Row, Setting
 
 METHODS = registry.gallery()
-MODULES = [
-    importlib.import_module(f"{papers.__name__}.{each.name}")
-    for each in pkgutil.iter_modules(papers.__path__)
+PAPERS = [
+    importlib.import_module(f"{papers.__name__}.{path.stem}")
+    for path in sorted(Path(papers.__path__[0]).glob("[!_]*.py"))
+    if "\nSETTINGS" in path.read_text(encoding="utf-8")
 ]
-SETTINGS = [each for module in MODULES for each in getattr(module, "SETTINGS", ())]
+SETTINGS = [setting for paper in PAPERS for setting in paper.SETTINGS]
 TASKS = {
     *("digits", "mnist-5k", "mnist-5k-domains", "solar-cells", "cifar10", "cifar100", "svhn"),
     *("dtd", "flowers102", "food101", "pets", "caltech101", "tiny-imagenet", "fashion-mnist"),
@@ -75,11 +76,13 @@ def faults_of_row(setting: Setting, row: Row) -> Iterator[str]:
 def faults_of_run(setting: Setting) -> Iterator[str]:
     if not (1 <= setting.cohort_size <= setting.num_clients and setting.backbones):
         yield "clients"
-    if not 1 <= setting.last_rounds <= setting.rounds or setting.num_public < 0:
+    if not 1 <= setting.last_rounds <= setting.rounds:
         yield "rounds"
+    if not 0 < (setting.test_share or 0.5) < 1:
+        yield "test share"
     partition = setting.partition
     needed = NEEDED.get(partition.kind)
-    if needed and getattr(partition, needed) is None:
+    if needed and getattr(partition, needed) is None and not partition.disjoint:
         yield "partition"
     recipe = setting.recipe
     try:
@@ -106,11 +109,16 @@ def test_names_are_unique_and_titles_are_unique_in_a_setting():
 
 @pytest.mark.parametrize(
     ("paper", "tables"),
-    [("fedhpl", {"1", "2", "3", "11", "13", "14"}), ("sgpt", {"1", "2", "3", "4"})],
+    [
+        ("fedhpl", "1 2 3 11 13 14"),
+        ("sgpt", "1 2 3 4"),
+        ("fedl2g", "1 2 3"),
+        ("fedotp", "1 2 3 4 a2 a3 a5"),
+    ],
 )
 def test_every_table_has_a_setting(paper, tables):
-    found = {each.name.split("-")[1] for each in SETTINGS if each.name.startswith(f"{paper}-")}
-    assert found == tables
+    names = [setting.name.split("-") for setting in SETTINGS]
+    assert {name[1] for name in names if name[0] == paper} == set(tables.split())
 
 
 GOOD = Setting(
@@ -147,6 +155,7 @@ WRONG: list[tuple[str, dict[str, Any]]] = [
     ("spread", {"rows": (replace(ROW, spread={"own": 1.0}),)}),
     ("clients", {"cohort_size": 11}),
     ("rounds", {"last_rounds": 4}),
+    ("test share", {"test_share": 25.0}),
     ("partition", {"partition": Partition(kind="dirichlet")}),
     ("optimizer", {"recipe": Recipe(values={"beta": 0.9})}),
     ("recipe", {"rows": (replace(ROW, changes={"recipe": Recipe(epochs=0)}),)}),

@@ -40,7 +40,6 @@ CHOICES = (
     "for it.",
     "The paper does not name the files of the weights: ViTs of timm, pretrained on ImageNet-21k "
     "and fine-tuned on ImageNet-1k.",
-    "All clients take equal numbers of steps in a round, as everywhere in the gallery.",
     "Denominators count correct logits, and a class without one is not distilled; see the page of "
     "the method.",
 )
@@ -69,8 +68,8 @@ WHOLE_NETWORKS = (
 )
 COMMON_WIDTH = "Baselines of different networks share features of width 512, as in FedGH's layer."
 PUBLIC = (
-    "The paper does not name the public images of FedMD: 1,000 training images. Its 50 epochs of "
-    "pretraining on them are left out."
+    "The paper does not name the public images of FedMD: 500 training images without labels. Its "
+    "50 epochs of pretraining are left out."
 )
 BORDER = "FedHPL (CNN) has a border of pixels of the size of Table 8, for each of the ResNets."
 SVHN_BATCHES = (
@@ -172,7 +171,7 @@ def different_models(task: str, division: str, column: int) -> Setting:
         "image_size": 32,
         "num_features": 512,
     }
-    public = {"num_public": 1000, "recipe": replace(recipe, epochs=5)}
+    public = {"recipe": replace(recipe, epochs=5)}
     border = {"backbones": PRETRAINED_NETWORKS, "rounds": 100, "num_prompts": 10}
     rows = []
     for title, figures in TABLE_2.items():

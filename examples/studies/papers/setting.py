@@ -17,7 +17,8 @@ class Partition:
             domain each.
         alpha: Concentration of the Dirichlet distribution. With "domains", the images of a domain
             are divided over its clients by it, or evenly if it is None.
-        classes: Number of classes of a client, for "classes".
+        classes: Number of classes of a client, for "classes". If None, with `disjoint`, all classes
+            are divided evenly over the clients.
         disjoint: Whether no two clients have a class in common, for "classes".
         shots: Maximum number of training images of each class, drawn before the division. If None,
             all are used.
@@ -112,8 +113,9 @@ class Setting:
         template: Sentence around a class name, for CLIP.
         base_classes: Whether clients train on the first half of the classes only.
         last_rounds: Number of last rounds whose accuracies are averaged.
-        num_public: Number of training images, drawn before the division, that all have without
-            labels and no client trains on with labels.
+        test_share: Share of each class that is held out as test images before the division, after
+            the training and test images of the data set are pooled. If None, the test images are
+            those of the data set.
     """
 
     name: str
@@ -135,4 +137,4 @@ class Setting:
     template: str = "a photo of a {}."
     base_classes: bool = False
     last_rounds: int = 1
-    num_public: int = 0
+    test_share: float | None = None

@@ -108,7 +108,6 @@ CHOICES = (
     "shared prompts are in the first half of the layers and groups in the second half.",
     "The head reads the class token alone, and not its mean with the group tokens.",
     "The paper does not give other hyperparameters of the baselines: our defaults.",
-    "All clients take equal numbers of steps in a round, as everywhere in the gallery.",
 )
 CIFAR_ROUNDS = "The paper does not give the rounds for CIFAR-100: 60, from the authors' code."
 CLASSES = (
