@@ -1,5 +1,7 @@
 """Division of the training images of a setting over its clients."""
 
+import math
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -54,7 +56,8 @@ def _by_class(
         case "iid":
             return fp.iid(labels, **drawn)
         case "dirichlet":
-            smallest = min(SMALLEST, size // 4)
+            share = math.ceil(partition.min_share * len(labels))
+            smallest = max(min(SMALLEST, size // 4), share)
             return fp.dirichlet(labels, alpha=partition.alpha, min_size=smallest, **drawn)
         case "overlapping":
             return fp.dirichlet_overlapping(labels, alpha=partition.alpha, size=size, **drawn)

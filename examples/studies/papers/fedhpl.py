@@ -71,7 +71,10 @@ PUBLIC = (
     "The paper does not name the public images of FedMD: 500 training images without labels. Its "
     "50 epochs of pretraining are left out."
 )
-BORDER = "FedHPL (CNN) has a border of pixels of the size of Table 8, for each of the ResNets."
+BORDER = (
+    "FedHPL (CNN) has a border of 3 pixels on each side, as Table 8 counts, where Appendix B.3 has "
+    "10 prompts."
+)
 SVHN_BATCHES = (
     "The batch size for SVHN is 32, because Section C.5.5 gives the figure of FedHPL (ViT) with "
     "Dir for it."
@@ -172,7 +175,7 @@ def different_models(task: str, division: str, column: int) -> Setting:
         "num_features": 512,
     }
     public = {"recipe": replace(recipe, epochs=5)}
-    border = {"backbones": PRETRAINED_NETWORKS, "rounds": 100, "num_prompts": 10}
+    border = {"backbones": PRETRAINED_NETWORKS, "rounds": 100}
     rows = []
     for title, figures in TABLE_2.items():
         full = {"full": figures[column]}

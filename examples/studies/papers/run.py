@@ -16,6 +16,7 @@ from methods.federation import Federation, Predictions
 from studies.gallery import evaluate, registry
 from studies.gallery.tasks import Trial
 from studies.papers.backbones import Backbones
+from studies.papers.borders import PixelTrunk
 from studies.papers.division import divide
 from studies.papers.federations import ClipEpochs, NetworkEpochs, Stored, VitEpochs
 from studies.papers.setting import Recipe, Row, Setting
@@ -135,8 +136,12 @@ def _vits(
     trunks = []
     for name in setting.backbones:
         model, *normal = machine.backbones.vit(name, setting.image_size)
-        trunk = fp.vit_trunk(model.to(machine.device))
-        trunks.append(prepared(trunk, _preparation(setting, *normal, machine)))
+        prepare = _preparation(setting, *normal, machine)
+        model = model.to(machine.device)
+        if hasattr(model, "patch_embed"):
+            trunks.append(prepared(fp.vit_trunk(model), prepare))
+        else:
+            trunks.append(_pixel_trunk(setting, model, *normal[:2], prepare))
     federation = VitEpochs(
         inputs=Stored(pixels, machine.device),
         public=pixels[:0],
@@ -147,6 +152,19 @@ def _vits(
         **common,
     )
     return federation, Stored(test, machine.device)
+
+
+def _pixel_trunk(
+    setting: Setting,
+    model: torch.nn.Module,
+    mean: tuple[float, ...],
+    std: tuple[float, ...],
+    prepare: Preparation,
+) -> PixelTrunk:
+    border = partial(
+        fp.PadPrompts, setting.image_size, padding=setting.num_prompts, mean=mean, std=std
+    )
+    return PixelTrunk(fp.freeze(model).eval(), model.num_features, prepare, border)
 
 
 def _networks(

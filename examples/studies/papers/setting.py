@@ -107,7 +107,7 @@ class Setting:
         rows: Rows of the table.
         choices: What the paper leaves open, and what was chosen; one sentence each.
         image_size: Side of the input images in pixels.
-        num_prompts: Number of prompts at a layer.
+        num_prompts: Number of prompts at a layer, or pixels of a border on each side.
         num_features: Width of the features after a learned projection, or None.
         length: Number of learnable tokens of a context, for CLIP.
         template: Sentence around a class name, for CLIP.
