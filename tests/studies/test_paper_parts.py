@@ -1,4 +1,4 @@
-"""Parts of a paper's run that only some settings need: borders of pixels and smallest clients."""
+"""Parts of a run that few settings need: borders, smallest clients, and clusters of SGPT."""
 
 from functools import partial
 
@@ -9,10 +9,14 @@ import torch.nn as nn
 
 import fedprompt as fp
 from methods.fedhpl import fedhpl
+from methods.sgpt import sgpt
+from studies.gallery.tasks import Trial
 from studies.papers.borders import PixelTrunk
+from studies.papers.clusters import SUPERCLASSES, cluster_accuracy, purity
 from studies.papers.division import divide
 from studies.papers.federations import VitEpochs
 from studies.papers.setting import Partition
+from tiny_federations import vit_federation
 
 SIDE = 6
 
@@ -81,3 +85,33 @@ def test_smallest_client_has_the_share_of_the_partition(share):
         shards = divide(partition, labels, torch.zeros_like(labels), num_clients=5, generator=rng)
         sizes.append(min(len(each) for each in shards))
     assert (min(sizes) >= 100) == (share > 0)
+
+
+def test_superclasses_of_cifar100_have_five_classes_each():
+    assert np.bincount(SUPERCLASSES).tolist() == [5] * 20
+    # Maple, oak, palm, pine and willow; baby, boy, girl, man and woman.
+    assert len({SUPERCLASSES[tree] for tree in (47, 52, 56, 59, 96)}) == 1
+    assert len({SUPERCLASSES[person] for person in (2, 11, 35, 46, 98)}) == 1
+
+
+def test_groups_are_as_pure_as_counted_by_hand():
+    kinds = torch.tensor([0, 0, 1, 1, 1, 2])
+    # Group 0 has kinds 0, 0 and 1; group 2 has 1, 1 and 2; group 1 is empty.
+    assert purity(torch.tensor([0, 0, 0, 2, 2, 2]), kinds) == pytest.approx(4 / 6)
+    assert purity(torch.zeros(6, dtype=torch.int64), kinds) == pytest.approx(3 / 6)
+
+
+def test_one_group_for_all_images_of_cifar100_has_the_five_percent_of_the_paper():
+    superclasses = torch.tensor(SUPERCLASSES).repeat(3)
+    assert purity(torch.zeros(300, dtype=torch.int64), superclasses) == pytest.approx(0.05)
+
+
+def test_clusters_are_those_of_the_groups_that_sgpt_selects_for_the_test_images():
+    federation = vit_federation(num_classes=100, labels=torch.arange(60) % 100)
+    *_, last = sgpt(federation, num_groups=2)
+    images, cells = federation.inputs[:20], torch.arange(20)
+    trial = Trial(federation, images, cells, torch.ones(1, 100), ())
+    model = last.of(0)
+    nearest = torch.cosine_similarity(model.query(images)[:, None], model.selector.keys, dim=2)
+    expected = purity(nearest.argmax(1), torch.tensor(SUPERCLASSES)[cells])
+    assert cluster_accuracy(last, trial) == pytest.approx(expected)
