@@ -35,7 +35,7 @@ def divide(
     """
     kept = np.arange(len(labels))
     if partition.shots is not None:
-        kept = fp.few_shot(labels, shots=partition.shots, generator=generator)
+        kept = fp.data.few_shot(labels, shots=partition.shots, generator=generator)
     own, places = labels.numpy()[kept], domains.numpy()[kept]
     if partition.kind == "domains":
         shards = _by_domain(partition.alpha, own, places, num_clients, generator)
@@ -43,7 +43,7 @@ def divide(
         shards = _by_class(partition, own, num_clients, generator)
     if partition.shots_each is not None:
         size = {"shots": partition.shots_each, "generator": generator}
-        shards = [each[fp.few_shot(own[each], **size)] for each in shards]
+        shards = [each[fp.data.few_shot(own[each], **size)] for each in shards]
     return [torch.from_numpy(kept[each]) for each in shards]
 
 
@@ -66,8 +66,30 @@ def _by_class(
             owned = np.array_split(order, count)
             return [np.flatnonzero(np.isin(labels, classes)) for classes in owned]
         case "classes":
-            return fp.pathological(labels, classes_per_client=partition.classes, **drawn)
+            return _few_classes(labels, partition.classes, count, generator)
     raise ValueError(f"`partition.kind` must be that of a Partition; got {partition.kind!r}.")
+
+
+def _few_classes(
+    labels: np.ndarray, size: int, count: int, generator: np.random.Generator
+) -> list[np.ndarray]:
+    """Give each client `size` classes, and each class the same number of clients.
+
+    If the numbers do not fit, as few classes as possible are left out at random.
+    """
+    total = int(labels.max()) + 1
+    used = max(each for each in range(size, total + 1) if size * count % each == 0)
+    classes = np.arange(total)
+    if used < total:
+        classes = np.sort(generator.permutation(total)[:used])
+    images = np.flatnonzero(np.isin(labels, classes))
+    shards = fp.pathological(
+        np.searchsorted(classes, labels[images]),
+        count,
+        classes_per_client=size,
+        generator=generator,
+    )
+    return [images[each] for each in shards]
 
 
 def _by_domain(
