@@ -42,11 +42,21 @@ def shrunk(setting: Setting, task: Task, factor: float) -> tuple[Setting, Task]:
     """
     if factor == 1:
         return setting, task
-    rounds = max(2, math.ceil(factor * setting.rounds))
-    return replace(setting, rounds=rounds), task._replace(
+    rows = [
+        replace(row, changes={**row.changes, "rounds": _rounds(row.changes["rounds"], factor)})
+        if "rounds" in row.changes
+        else row
+        for row in setting.rows
+    ]
+    small = replace(setting, rows=tuple(rows), rounds=_rounds(setting.rounds, factor))
+    return small, task._replace(
         train=_fewer(task.train, factor, setting.num_clients),
         test=_fewer(task.test, factor, 1),
     )
+
+
+def _rounds(count: int, factor: float) -> int:
+    return max(2, math.ceil(factor * count))
 
 
 def _fewer(images: Images, factor: float, num_clients: int) -> Images:
