@@ -35,7 +35,8 @@ class Backbones:
     """Makers of backbones by their name and the side of the images.
 
     Attributes:
-        vit: Maker of vision transformers that take prompts.
+        vit: Maker of pretrained vision transformers, and of convolutional networks that have
+            prompts of pixels.
         network: Maker of networks that are trained from scratch, without their heads.
         clip: Maker of models of open_clip, by architecture and weights, as "ViT-B-16.openai".
     """
@@ -46,10 +47,12 @@ class Backbones:
 
 
 def timm_vit(name: str, image_size: int) -> Backbone:
-    """Load a pretrained vision transformer of timm, from its hub or its cache."""
+    """Load a pretrained network of timm without its head, from its hub or its cache."""
     import timm
 
-    model = timm.create_model(name, pretrained=True, num_classes=0, img_size=image_size)
+    transformer = timm.models.is_model_in_modules(name.split(".")[0], {"vision_transformer"})
+    size = {"img_size": image_size} if transformer else {}
+    model = timm.create_model(name, pretrained=True, num_classes=0, **size)
     config = model.pretrained_cfg
     return Backbone(model, config["mean"], config["std"], config["interpolation"])
 

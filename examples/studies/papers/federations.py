@@ -18,6 +18,7 @@ from methods.federation import (
     PromptedText,
     VitFederation,
 )
+from studies.papers.borders import BorderedModel, PixelTrunk
 
 
 class Stored:
@@ -109,13 +110,25 @@ class Epochs(Federation):
 
 @dataclass(kw_only=True)
 class VitEpochs(Epochs, VitFederation):
-    """Vision transformers with prompts."""
+    """Vision transformers with prompts, and convolutional networks with a border of pixels."""
 
     def new_model(self, client: int = 0, **made: Any) -> PromptedModel:
         """Make a model on the device; its initial values do not depend on the device."""
+        trunk = self.trunk_of(client)
         with torch.device("cpu"):
-            model = super().new_model(client, **made)
+            if isinstance(trunk, PixelTrunk):
+                model = self._bordered(trunk)
+            else:
+                model = super().new_model(client, **made)
         return model.to(self.device)
+
+    def _bordered(self, trunk: PixelTrunk) -> BorderedModel:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.seed)
+            width = self.num_features
+            model = BorderedModel(trunk, None, self.num_classes, num_features=width)
+            model.prompts = trunk.border()
+        return model
 
 
 @dataclass(kw_only=True)

@@ -17,6 +17,7 @@ from studies.gallery import registry
 from studies.gallery.tasks import Trial
 from studies.papers import measure
 from studies.papers.backbones import Backbones
+from studies.papers.borders import PixelTrunk
 from studies.papers.division import divide
 from studies.papers.federations import ClipEpochs, NetworkEpochs, Stored, VitEpochs
 from studies.papers.setting import Recipe, Row, Setting
@@ -42,11 +43,21 @@ def shrunk(setting: Setting, task: Task, factor: float) -> tuple[Setting, Task]:
     """
     if factor == 1:
         return setting, task
-    rounds = max(2, math.ceil(factor * setting.rounds))
-    return replace(setting, rounds=rounds), task._replace(
+    rows = [
+        replace(row, changes={**row.changes, "rounds": _rounds(row.changes["rounds"], factor)})
+        if "rounds" in row.changes
+        else row
+        for row in setting.rows
+    ]
+    small = replace(setting, rows=tuple(rows), rounds=_rounds(setting.rounds, factor))
+    return small, task._replace(
         train=_fewer(task.train, factor, setting.num_clients),
         test=_fewer(task.test, factor, 1),
     )
+
+
+def _rounds(count: int, factor: float) -> int:
+    return max(2, math.ceil(factor * count))
 
 
 def _fewer(images: Images, factor: float, num_clients: int) -> Images:
@@ -136,8 +147,12 @@ def _vits(
     trunks = []
     for name in setting.backbones:
         model, *normal = machine.backbones.vit(name, setting.image_size)
-        trunk = fp.vit_trunk(model.to(machine.device))
-        trunks.append(prepared(trunk, _preparation(setting, *normal, machine)))
+        prepare = _preparation(setting, *normal, machine)
+        model = model.to(machine.device)
+        if hasattr(model, "patch_embed"):
+            trunks.append(prepared(fp.vit_trunk(model), prepare))
+        else:
+            trunks.append(_pixel_trunk(setting, model, *normal[:2], prepare))
     federation = VitEpochs(
         inputs=Stored(pixels, machine.device),
         public=pixels[:0],
@@ -148,6 +163,19 @@ def _vits(
         **common,
     )
     return federation, Stored(test, machine.device)
+
+
+def _pixel_trunk(
+    setting: Setting,
+    model: torch.nn.Module,
+    mean: tuple[float, ...],
+    std: tuple[float, ...],
+    prepare: Preparation,
+) -> PixelTrunk:
+    border = partial(
+        fp.PadPrompts, setting.image_size, padding=setting.num_prompts, mean=mean, std=std
+    )
+    return PixelTrunk(fp.freeze(model).eval(), model.num_features, prepare, border)
 
 
 def _networks(

@@ -17,12 +17,15 @@ class Partition:
             domain each.
         alpha: Concentration of the Dirichlet distribution. With "domains", the images of a domain
             are divided over its clients by it, or evenly if it is None.
-        classes: Number of classes of a client, for "classes".
+        classes: Number of classes of a client, for "classes". If None, with `disjoint`, all classes
+            are divided evenly over the clients.
         disjoint: Whether no two clients have a class in common, for "classes".
         shots: Maximum number of training images of each class, drawn before the division. If None,
             all are used.
         shots_each: Maximum number of training images of each class of each client, drawn after the
             division. If None, all are used.
+        min_share: Smallest share of all training images that a client has, for "dirichlet". Draws
+            below it are repeated.
     """
 
     kind: Literal["iid", "dirichlet", "overlapping", "classes", "domains"]
@@ -31,6 +34,7 @@ class Partition:
     disjoint: bool = False
     shots: int | None = None
     shots_each: int | None = None
+    min_share: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,11 +68,14 @@ class Row:
         title: Name of the row in the paper.
         method: Function of the gallery, or None if the gallery does not have the row.
         figures: The paper's figures in percent, by column: "full", the mean over clients on all
-            test images; "own", on the client's own mix of classes and domains; "worst", the lowest
-            of these; or the name of a domain, the mean over its clients on their own mixes.
+            test images; "lowest" and "highest", of a client on all test images; "own", on the
+            client's own mix of classes and domains; "worst", the lowest of these; "clusters", the
+            share of test images whose superclass is the most frequent one of their group; or the
+            name of a domain, the mean over its clients on their own mixes.
         spread: The paper's standard deviations, by column, where it prints them.
         values: Hyperparameters of the method.
-        changes: Fields of the setting that this row changes.
+        changes: Fields of the setting that this row changes. A changed `family` is that of the
+            row's method.
     """
 
     title: str
@@ -90,7 +97,8 @@ class Setting:
         family: Family of the methods. "networks" are networks trained from scratch, whose methods
             are those of "mixed models".
         backbones: Names of timm or open_clip, or of a network of ``papers/backbones.py``. Clients
-            have them in turn.
+            have them in turn. Pretrained convolutional networks have prompts of pixels around the
+            image.
         partition: Division over the clients.
         num_clients: Number of clients.
         cohort_size: Number of clients in a round.
@@ -99,11 +107,15 @@ class Setting:
         rows: Rows of the table.
         choices: What the paper leaves open, and what was chosen; one sentence each.
         image_size: Side of the input images in pixels.
-        num_prompts: Number of prompts at a layer.
+        num_prompts: Number of prompts at a layer, or pixels of a border on each side.
         num_features: Width of the features after a learned projection, or None.
         length: Number of learnable tokens of a context, for CLIP.
         template: Sentence around a class name, for CLIP.
         base_classes: Whether clients train on the first half of the classes only.
+        last_rounds: Number of last rounds whose accuracies are averaged.
+        test_share: Share of each class that is held out as test images before the division, after
+            the training and test images of the data set are pooled. If None, the test images are
+            those of the data set.
     """
 
     name: str
@@ -124,3 +136,5 @@ class Setting:
     length: int = 16
     template: str = "a photo of a {}."
     base_classes: bool = False
+    last_rounds: int = 1
+    test_share: float | None = None

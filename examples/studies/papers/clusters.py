@@ -1,0 +1,41 @@
+"""Agreement of SGPT's groups with the superclasses of CIFAR-100."""
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from methods.federation import Predictions
+from studies.gallery.tasks import Trial
+
+# Superclass of each class of CIFAR-100, whose classes are in the order of their names.
+SUPERCLASSES = (
+    *(4, 1, 14, 8, 0, 6, 7, 7, 18, 3, 3, 14, 9, 18, 7, 11, 3, 9, 7, 11),
+    *(6, 11, 5, 10, 7, 6, 13, 15, 3, 15, 0, 11, 1, 10, 12, 14, 16, 9, 11, 5),
+    *(5, 19, 8, 8, 15, 13, 14, 17, 18, 10, 16, 4, 17, 4, 2, 0, 17, 4, 18, 17),
+    *(10, 3, 2, 12, 12, 16, 12, 1, 9, 19, 2, 10, 0, 1, 16, 12, 9, 13, 15, 13),
+    *(16, 19, 2, 4, 6, 19, 5, 5, 8, 19, 18, 1, 2, 15, 6, 0, 17, 8, 14, 13),
+)
+
+
+@torch.no_grad()
+def cluster_accuracy(predictions: Predictions, trial: Trial) -> float:
+    """Measure how well the groups of test images of CIFAR-100 agree with their superclasses.
+
+    Args:
+        predictions: Last predictions of SGPT.
+        trial: Federation and test inputs.
+
+    Returns:
+        Share of the images whose superclass is the most frequent one of their group.
+    """
+    model = predictions.of(0)
+    chosen = [model.selector(model.query(inputs)).indices for inputs in trial.test.split(256)]
+    superclasses = torch.tensor(SUPERCLASSES)[trial.test_cells.cpu()]
+    return purity(torch.cat(chosen).cpu(), superclasses)
+
+
+def purity(groups: Int[Tensor, "images"], kinds: Int[Tensor, "images"]) -> float:
+    """Return the share of the images whose kind is the most frequent one of their group."""
+    counts = torch.zeros(int(groups.max()) + 1, int(kinds.max()) + 1)
+    counts.index_put_((groups, kinds), torch.ones(len(kinds)), accumulate=True)
+    return counts.amax(1).sum().item() / len(kinds)

@@ -1,0 +1,117 @@
+"""Parts of a run that few settings need: borders, smallest clients, and clusters of SGPT."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+import torch.nn as nn
+
+import fedprompt as fp
+from methods.fedhpl import fedhpl
+from methods.sgpt import sgpt
+from studies.gallery.tasks import Trial
+from studies.papers.borders import PixelTrunk
+from studies.papers.clusters import SUPERCLASSES, cluster_accuracy, purity
+from studies.papers.division import divide
+from studies.papers.federations import VitEpochs
+from studies.papers.setting import Partition
+from tiny_federations import vit_federation
+
+SIDE = 6
+
+
+def pixel_trunk(width: int) -> PixelTrunk:
+    torch.manual_seed(width)
+    network = nn.Sequential(nn.Conv2d(3, width, 3), nn.BatchNorm2d(width), nn.AdaptiveMaxPool2d(1))
+    network.append(nn.Flatten())
+    border = partial(fp.PadPrompts, SIDE, padding=2)
+    return PixelTrunk(fp.freeze(network).eval(), width, lambda images: images / 255, border)
+
+
+def federation(trunks: list[PixelTrunk]) -> VitEpochs:
+    images = torch.rand(12, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(0)) * 255
+    return VitEpochs(
+        inputs=images,
+        labels=torch.arange(12) % 3,
+        shards={0: torch.arange(5), 1: torch.arange(5, 12)},
+        clients=range(2),
+        num_classes=3,
+        rounds=2,
+        cohort_size=2,
+        batch_size=4,
+        seed=0,
+        public=images[:0],
+        epochs=1,
+        device=torch.device("cpu"),
+        make_optimizer=torch.optim.SGD,
+        trunks=trunks,
+    )
+
+
+def test_border_and_head_of_a_convolutional_network_are_trained_and_the_network_is_not():
+    trunks = [pixel_trunk(4), pixel_trunk(6)]
+    before = [{name: value.clone() for name, value in each.network.state_dict().items()}
+              for each in trunks]  # fmt: skip
+    made = federation(trunks)
+    start = made.new_model(1)
+    *_, last = fedhpl(made, learning_rate=0.1)
+    for trunk, values in zip(trunks, before, strict=True):
+        for name, value in trunk.network.state_dict().items():
+            assert torch.equal(value, values[name]), name
+    trained = dict(last.of(1).named_parameters())
+    assert sorted(trained) == ["head.bias", "head.weight", "prompts.columns", "prompts.rows"]
+    for name, value in start.named_parameters():
+        assert not torch.equal(value, trained[name]), name
+
+
+def test_border_of_a_model_is_around_the_prepared_images():
+    trunk = pixel_trunk(4)
+    model, images = federation([trunk]).new_model(), torch.rand(2, 3, SIDE, SIDE) * 255
+    bordered = model.prompts(images / 255)
+    assert bordered.shape == (2, 3, SIDE + 4, SIDE + 4)
+    assert torch.equal(bordered[:, :, 2:-2, 2:-2], images / 255)
+    expected = nn.functional.linear(trunk.network(bordered), model.head.weight, model.head.bias)
+    torch.testing.assert_close(model(images), expected)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1])
+def test_smallest_client_has_the_share_of_the_partition(share):
+    labels = torch.arange(1000) % 10
+    partition = Partition(kind="dirichlet", alpha=0.1, min_share=share)
+    sizes = []
+    for seed in range(10):
+        rng = np.random.default_rng(seed)
+        shards = divide(partition, labels, torch.zeros_like(labels), num_clients=5, generator=rng)
+        sizes.append(min(len(each) for each in shards))
+    assert (min(sizes) >= 100) == (share > 0)
+
+
+def test_superclasses_of_cifar100_have_five_classes_each():
+    assert np.bincount(SUPERCLASSES).tolist() == [5] * 20
+    # Maple, oak, palm, pine and willow; baby, boy, girl, man and woman.
+    assert len({SUPERCLASSES[tree] for tree in (47, 52, 56, 59, 96)}) == 1
+    assert len({SUPERCLASSES[person] for person in (2, 11, 35, 46, 98)}) == 1
+
+
+def test_groups_are_as_pure_as_counted_by_hand():
+    kinds = torch.tensor([0, 0, 1, 1, 1, 2])
+    # Group 0 has kinds 0, 0 and 1; group 2 has 1, 1 and 2; group 1 is empty.
+    assert purity(torch.tensor([0, 0, 0, 2, 2, 2]), kinds) == pytest.approx(4 / 6)
+    assert purity(torch.zeros(6, dtype=torch.int64), kinds) == pytest.approx(3 / 6)
+
+
+def test_one_group_for_all_images_of_cifar100_has_the_five_percent_of_the_paper():
+    superclasses = torch.tensor(SUPERCLASSES).repeat(3)
+    assert purity(torch.zeros(300, dtype=torch.int64), superclasses) == pytest.approx(0.05)
+
+
+def test_clusters_are_those_of_the_groups_that_sgpt_selects_for_the_test_images():
+    federation = vit_federation(num_classes=100, labels=torch.arange(60) % 100)
+    *_, last = sgpt(federation, num_groups=2)
+    images, cells = federation.inputs[:20], torch.arange(20)
+    trial = Trial(federation, images, cells, torch.ones(1, 100), ())
+    model = last.of(0)
+    nearest = torch.cosine_similarity(model.query(images)[:, None], model.selector.keys, dim=2)
+    expected = purity(nearest.argmax(1), torch.tensor(SUPERCLASSES)[cells])
+    assert cluster_accuracy(last, trial) == pytest.approx(expected)
