@@ -1,0 +1,184 @@
+"""Data sets that torchvision does not have, as folders of images and lists of files."""
+
+from functools import partial
+from pathlib import Path
+
+import torch
+from torchvision import datasets
+from torchvision.transforms.v2 import functional as vision
+
+from studies.readers import (
+    Images,
+    Listed,
+    Task,
+    class_folders,
+    decoded_sides,
+    is_image,
+    joined,
+    require,
+    shared_out,
+    squared,
+    subset,
+    words,
+)
+from studies.torchvision_sets import cifar, mnist, svhn
+
+
+def tiny_imagenet(root: Path, size: int) -> Task:
+    """Read Tiny-ImageNet; its validation images are the test images, as its test labels are secret.
+
+    Images keep their 64 pixels.
+    """
+    base, side = root / "tiny-imagenet-200", 64
+    how = (
+        "Download http://cs231n.stanford.edu/tiny-imagenet-200.zip and extract it in "
+        f"{root.resolve()}."
+    )
+    files = ("wnids.txt", "words.txt", "train", "val/images", "val/val_annotations.txt")
+    require(base, files, how)
+    train = class_folders(base / "train", side)
+    lines = (base / "val" / "val_annotations.txt").read_text().splitlines()
+    rows = [line.split("\t")[:2] for line in lines]
+    test = Listed(
+        [base / "val" / "images" / file for file, _ in rows],
+        [train.class_to_idx[wnid] for _, wnid in rows],
+        transform=partial(squared, size=side),
+    )
+    meanings = dict(line.split("\t") for line in (base / "words.txt").read_text().splitlines())
+    names = tuple(meanings[wnid].split(",")[0] for wnid in train.classes)
+    return Task("", *decoded_sides([train], [test], base, "tiny-imagenet", side), names)
+
+
+def not_mnist(root: Path, size: int) -> Task:
+    """Read not-MNIST, the small version, at 32 pixels in RGB.
+
+    The data set has no split: a fifth of each class, drawn with seed 0, is for testing. Files that
+    are not images are left out; the archive contains two.
+    """
+    base, side = root / "notMNIST_small", 32
+    how = (
+        "torchvision does not have not-MNIST. Download "
+        "http://yaroslavvb.com/upload/notMNIST/notMNIST_small.tar.gz and extract it in "
+        f"{root.resolve()}."
+    )
+    require(base, tuple("ABCDEFGHIJ"), how)
+    whole = class_folders(base, side, is_valid_file=is_image)
+    parts = shared_out(whole.targets, shares=(0.8, 0.2))
+    train, test = (subset(whole, part) for part in parts)
+    names = tuple(f"letter {letter}" for letter in "ABCDEFGHIJ")
+    return Task("", *decoded_sides([train], [test], base, "notmnist", side), names)
+
+
+FIVE = {
+    "SVHN": (svhn, "house number {}"),
+    "CIFAR-10": (partial(cifar, kind=datasets.CIFAR10), "{}"),
+    "not-MNIST": (not_mnist, "{}"),
+    "FashionMNIST": (partial(mnist, kind=datasets.FashionMNIST), "{}"),
+    "MNIST": (partial(mnist, kind=datasets.MNIST), "handwritten digit {}"),
+}
+
+
+def five_dataset(root: Path, size: int) -> Task:
+    """Read SVHN, CIFAR-10, not-MNIST, FashionMNIST and MNIST as one data set.
+
+    Each of the five is a domain, and its ten classes are its own: 50 classes. All images are RGB of
+    32 pixels, to which the ones of 28 pixels are resized.
+    """
+    tasks = [read(root, size) for read, _ in FIVE.values()]
+    sides = []
+    for side in ("train", "test"):
+        parts: list[Images] = [getattr(task, side) for task in tasks]
+        changed = [
+            Images(_rgb(part.pixels, 32), part.labels + 10 * k, part.domains + k)
+            for k, part in enumerate(parts)
+        ]
+        sides.append(joined(changed))
+    names = [
+        sentence.format(name)
+        for task, (_, sentence) in zip(tasks, FIVE.values(), strict=True)
+        for name in task.class_names
+    ]
+    return Task("", *sides, tuple(names), tuple(FIVE))
+
+
+def office_caltech10(root: Path, size: int) -> Task:
+    """Read Office-Caltech10: four domains with the same ten classes.
+
+    The data set has no split: a fifth of each class of each domain, drawn with seed 0, is for
+    testing.
+    """
+    base, domains = root / "office_caltech_10", ("amazon", "caltech", "dslr", "webcam")
+    how = (
+        "Put the images in one folder for each domain, with one folder for each class. "
+        "https://github.com/med-air/FedBN links an archive in this form."
+    )
+    require(base, domains, how)
+    train, test, classes = [], [], None
+    for domain in domains:
+        whole = class_folders(base / domain, size, classes=classes)
+        classes = whole.classes
+        parts = shared_out(whole.targets, shares=(0.8, 0.2))
+        for side, part in zip((train, test), parts, strict=True):
+            side.append(subset(whole, part))
+    sides = decoded_sides(train, test, base, "office-caltech10", size)
+    names = {"back_pack": "backpack", "laptop_computer": "laptop"}
+    return Task("", *sides, words([names.get(name, name) for name in classes]), domains)
+
+
+TEN = (
+    *("bird", "feather", "headphones", "ice_cream", "teapot"),
+    *("tiger", "whale", "windmill", "wine_glass", "zebra"),
+)
+"""Classes of DomainNet in FedBN and the papers that follow it."""
+
+
+def domainnet(root: Path, size: int) -> Task:
+    """Read ten classes of DomainNet in six domains, in the split of its own lists."""
+    base = root / "domainnet"
+    domains = ("clipart", "infograph", "painting", "quickdraw", "real", "sketch")
+    how = (
+        "Download the archives and the lists of all domains from http://ai.bu.edu/M3SDA/ and "
+        f"extract them in {base.resolve()}."
+    )
+    sides = []
+    for split in ("train", "test"):
+        require(base, (f"{domain}_{split}.txt" for domain in domains), how)
+        require(base, domains, how)
+        parts = []
+        for domain in domains:
+            lines = (base / f"{domain}_{split}.txt").read_text().splitlines()
+            paths = [line.rpartition(" ")[0] for line in lines if line]
+            paths = [path for path in paths if path.split("/")[1] in TEN]
+            labels = [TEN.index(path.split("/")[1]) for path in paths]
+            transform = partial(squared, size=size)
+            parts.append(Listed([base / path for path in paths], labels, transform=transform))
+        sides.append(parts)
+    return Task("", *decoded_sides(*sides, base, "domainnet", size), words(TEN), domains)
+
+
+def folder(path: Path, size: int) -> Task:
+    """Read a folder with ``train/CLASS/*`` and ``test/CLASS/*``, or with one such folder a domain.
+
+    All domains, and both splits, must have the same classes.
+    """
+    single = (path / "train").is_dir() and (path / "test").is_dir()
+    inner = [] if single or not path.is_dir() else sorted(p for p in path.iterdir() if p.is_dir())
+    domains = [each for each in inner if (each / "train").is_dir() and (each / "test").is_dir()]
+    if not single and not domains:
+        layout = "`train/CLASS/*` and `test/CLASS/*`, or one folder with these for each domain"
+        raise FileNotFoundError(f"{path / 'train'} is missing. {path} must contain {layout}.")
+    classes, sides = None, []
+    for split in ("train", "test"):
+        parts = []
+        for domain in [path] if single else domains:
+            parts.append(class_folders(domain / split, size, classes=classes))
+            classes = parts[-1].classes
+        sides.append(parts)
+    images = decoded_sides(*sides, path, path.name or "folder", size)
+    return Task("", *images, words(classes), tuple(d.name for d in domains) or ("",))
+
+
+def _rgb(pixels: torch.Tensor, side: int) -> torch.Tensor:
+    if pixels.shape[-1] != side:
+        pixels = vision.resize(pixels, [side, side], vision.InterpolationMode.BICUBIC)
+    return pixels.expand(-1, 3, -1, -1)

@@ -1,0 +1,245 @@
+"""Readers of the data sets: images in memory, or decoded once into a file that is mapped.
+
+Nothing is downloaded. An error names the missing file and the command or address to get it.
+"""
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from PIL import Image, UnidentifiedImageError
+from torch import Tensor
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
+from torchvision.datasets import ImageFolder
+from torchvision.datasets.folder import IMG_EXTENSIONS, default_loader
+from torchvision.transforms.v2 import functional as vision
+from tqdm import tqdm
+
+PHOTO = ("a photo of a {}.",)
+"""The usual sentence around a class name."""
+MANY = 1000
+"""Number of images from which on worker processes decode."""
+
+
+class Images(NamedTuple):
+    """Images with their labels and domains.
+
+    Attributes:
+        pixels: Images, (n, channels, height, width), uint8, in memory or mapped from a file.
+        labels: Classes, (n,), int64.
+        domains: Domains, (n,), int64; zeros for a data set without domains.
+    """
+
+    pixels: Tensor
+    labels: Tensor
+    domains: Tensor
+
+
+class Task(NamedTuple):
+    """Data set with training and test images.
+
+    Attributes:
+        name: Name in ``tasks.TASKS``.
+        train: Training images.
+        test: Test images.
+        class_names: Names of the classes as words.
+        domain_names: Names of the domains; one empty name for a data set without domains.
+        templates: Sentences around a class name, for CLIP.
+    """
+
+    name: str
+    train: Images
+    test: Images
+    class_names: tuple[str, ...]
+    domain_names: tuple[str, ...] = ("",)
+    templates: tuple[str, ...] = PHOTO
+
+
+class Listed(Dataset):
+    """Data set of the image files of a list.
+
+    Args:
+        paths: Image files.
+        labels: Class of each.
+        transform: Function of the decoded image.
+    """
+
+    def __init__(
+        self,
+        paths: Sequence[Path],
+        labels: Sequence[int],
+        *,
+        transform: Callable[[Image.Image], Tensor],
+    ) -> None:
+        self.paths, self.labels, self.transform = paths, labels, transform
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return self.transform(default_loader(str(self.paths[index]))), self.labels[index]
+
+
+def require(root: Path, files: Iterable[str], how: str) -> None:
+    """Raise a FileNotFoundError that says how to get the first missing file or folder."""
+    for file in files:
+        if not (root / file).exists():
+            raise FileNotFoundError(f"{root / file} is missing. {how}")
+
+
+def by_torchvision(kind: type, root: Path, files: Iterable[str], **values: Any) -> Any:
+    """Make a data set of torchvision without downloading it.
+
+    Args:
+        kind: Class in `torchvision.datasets`.
+        root: Folder of the data sets.
+        files: Files or folders that the class reads, relative to `root`.
+        values: Arguments of the class.
+
+    Raises:
+        FileNotFoundError: If a file is missing. The message has the call that downloads it.
+    """
+    call = f"torchvision.datasets.{kind.__name__}({str(root)!r}, download=True)"
+    require(root, files, f"To download the data set to this place, run `{call}`.")
+    return kind(root, **values)
+
+
+def squared(image: Image.Image, *, size: int) -> Tensor:
+    """Resize the short side to `size`, cut out the middle, and return the RGB pixels as uint8."""
+    image = vision.resize(image.convert("RGB"), [size], vision.InterpolationMode.BICUBIC)
+    return vision.pil_to_tensor(vision.center_crop(image, [size]))
+
+
+def in_memory(pixels: Any, labels: Any, *, domain: int = 0) -> Images:
+    """Copy uint8 arrays, (n, channels, height, width), and their labels to tensors."""
+    labels = torch.as_tensor(np.asarray(labels)).long()
+    pixels = torch.as_tensor(pixels).contiguous()
+    return Images(pixels, labels, torch.full_like(labels, domain))
+
+
+def joined(parts: Sequence[Images]) -> Images:
+    """Concatenate images of the same size."""
+    return Images(*(torch.cat(each) for each in zip(*parts, strict=True)))
+
+
+def words(names: Sequence[str]) -> tuple[str, ...]:
+    """Replace underscores in class names by spaces."""
+    return tuple(name.replace("_", " ") for name in names)
+
+
+def shared_out(
+    labels: Sequence[int] | Tensor, *, shares: Sequence[float], seed: int = 0
+) -> list[Tensor]:
+    """Draw disjoint subsets with given shares of each class.
+
+    Args:
+        labels: Class of each image.
+        shares: Share of each subset. Counts are rounded down. If the shares add up to 1, the last
+            subset takes what remains.
+        seed: Seed of the draw.
+
+    Returns:
+        Sorted positions of each subset.
+    """
+    labels, generator = torch.as_tensor(labels), torch.Generator().manual_seed(seed)
+    parts: list[list[Tensor]] = [[] for _ in shares]
+    for label in labels.unique():
+        own = (labels == label).nonzero()[:, 0]
+        own = own[torch.randperm(len(own), generator=generator)]
+        ends = [int(len(own) * share + 1e-6) for share in np.cumsum(shares)]
+        for part, start, end in zip(parts, [0, *ends], ends, strict=False):
+            part.append(own[start:end])
+    return [torch.cat(part).sort().values for part in parts]
+
+
+def subset(dataset: Dataset, positions: Tensor) -> Dataset:
+    """Select images of a data set."""
+    return Subset(dataset, positions.tolist())
+
+
+def is_image(path: str) -> bool:
+    """Return whether a file is an image that can be opened; archives contain a few broken files."""
+    if not path.lower().endswith(IMG_EXTENSIONS):
+        return False
+    try:
+        with Image.open(path):
+            return True
+    except UnidentifiedImageError:
+        return False
+
+
+def class_folders(
+    folder: Path, size: int, *, classes: Sequence[str] | None = None, **values: Any
+) -> ImageFolder:
+    """Read a folder with one folder of images for each class.
+
+    Args:
+        folder: Folder.
+        size: Side of the images.
+        classes: Names that the folders must have. If None, they are not checked.
+        values: Further arguments of ``ImageFolder``.
+    """
+    dataset = ImageFolder(str(folder), transform=partial(squared, size=size), **values)
+    if classes is not None and dataset.classes != list(classes):
+        differing = sorted(set(dataset.classes) ^ set(classes))
+        rule = "must have the same classes as the other folders; only one has"
+        raise ValueError(f"{folder} {rule} {differing}.")
+    return dataset
+
+
+def decoded(datasets: Sequence[Dataset], folder: Path, name: str, *, size: int) -> Images:
+    """Decode images once, and map the resulting file in every later call.
+
+    The name of the file has the name, size and number of images. It contains the pixels and then
+    the labels. It is written under another name and renamed when it is complete. Changes of the
+    returned pixels are never written to the file.
+
+    Args:
+        datasets: Data sets of (3, size, size) uint8 images and labels; one a domain.
+        folder: Folder of the data set, where the file is written.
+        name: Name of the data set and split.
+        size: Side of the images in pixels.
+    """
+    counts = [len(dataset) for dataset in datasets]  # type: ignore[arg-type]
+    count = sum(counts)
+    path = folder / f"{name}-{size}px-{count}.images"
+    num_pixels = count * 3 * size * size
+    if not path.exists():
+        _decode(ConcatDataset(datasets), path)
+    if path.stat().st_size != num_pixels + 8 * count:
+        raise ValueError(f"{path} must have {num_pixels + 8 * count} bytes. Delete it.")
+    raw = torch.from_file(str(path), size=num_pixels + 8 * count, dtype=torch.uint8)
+    pixels = raw[:num_pixels].view(count, 3, size, size)
+    labels = raw[num_pixels:].clone().view(torch.int64)
+    return Images(pixels, labels, torch.arange(len(counts)).repeat_interleave(torch.tensor(counts)))
+
+
+def decoded_sides(
+    train: Sequence[Dataset], test: Sequence[Dataset], base: Path, name: str, size: int
+) -> tuple[Images, Images]:
+    """Decode the training and the test images of each domain."""
+    return (
+        decoded(train, base, f"{name}-train", size=size),
+        decoded(test, base, f"{name}-test", size=size),
+    )
+
+
+def _decode(dataset: ConcatDataset, path: Path) -> None:
+    """Write the pixels of all images, then their labels."""
+    workers = min(8, os.cpu_count() or 1) if len(dataset) >= MANY else 0
+    batches = DataLoader(dataset, batch_size=64, num_workers=workers)
+    partial_path = path.with_name(f"{path.name}.{os.getpid()}.part")
+    labels = []
+    try:
+        with partial_path.open("wb") as file:
+            for pixels, batch_labels in tqdm(batches, desc=f"Decoding {path.stem}", unit="batch"):
+                file.write(pixels.numpy().data)
+                labels.append(batch_labels)
+            file.write(torch.cat(labels).numpy().data)
+        partial_path.replace(path)
+    finally:
+        partial_path.unlink(missing_ok=True)

@@ -1,0 +1,88 @@
+"""Data sets of the studies: images, labels, domains, class names and sentences for CLIP.
+
+Nothing is downloaded. If a file is missing, the error says what to download and where to put it.
+Images of one size are read into memory. Images of differing sizes are decoded once into a file
+next to the data, which is mapped in every later run.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from torchvision import datasets
+
+from embedded import clip, data
+from studies.folder_sets import (
+    domainnet,
+    five_dataset,
+    folder,
+    office_caltech10,
+    tiny_imagenet,
+)
+from studies.readers import Images, Task, in_memory
+from studies.torchvision_sets import (
+    caltech101,
+    cifar,
+    dtd,
+    flowers102,
+    food101,
+    mnist,
+    pets,
+    svhn,
+)
+
+__all__ = ["SIZE", "TASKS", "Images", "Task", "load"]
+
+SIZE = 256
+"""Default side in pixels at which images of differing sizes are kept."""
+
+
+def load(name: str, root: Path | str = ".", *, size: int | None = None) -> Task:
+    """Read a data set.
+
+    Args:
+        name: Name in `TASKS`, or "folder:PATH" for any folder of images; see `folder`.
+        root: Folder of the data sets.
+        size: Side in pixels at which images of differing sizes are kept: the short side is resized
+            and the middle is cut out. If None, 256. Images of one size keep their own.
+
+    Raises:
+        FileNotFoundError: If a file is missing. The message says what to download.
+    """
+    if size is not None and size < 1:
+        raise ValueError(f"`size` must be at least 1; got {size}.")
+    root, size = Path(root), SIZE if size is None else size
+    if name.startswith("folder:"):
+        return folder(root / name.removeprefix("folder:"), size)._replace(name=name)
+    if name not in TASKS:
+        raise ValueError(f"`name` must be one of {', '.join(TASKS)} or folder:PATH; got {name!r}.")
+    return TASKS[name](root, size)._replace(name=name)
+
+
+def digits(root: Path, size: int) -> Task:
+    """Read scikit-learn's digits, inverted and rotated, in the split of seed 0."""
+    split = data.digits(0)
+    sides = (
+        in_memory((images * 255).round().byte(), labels)
+        for images, labels in (split[:2], split[2:])
+    )
+    return Task("digits", *sides, clip.DIGITS, templates=clip.TEMPLATES[""])
+
+
+TASKS: dict[str, Callable[[Path, int], Task]] = {
+    "digits": digits,
+    "cifar10": partial(cifar, kind=datasets.CIFAR10),
+    "cifar100": partial(cifar, kind=datasets.CIFAR100),
+    "svhn": svhn,
+    "dtd": dtd,
+    "flowers102": flowers102,
+    "food101": food101,
+    "pets": pets,
+    "caltech101": caltech101,
+    "tiny-imagenet": tiny_imagenet,
+    "fashion-mnist": partial(mnist, kind=datasets.FashionMNIST),
+    "five-dataset": five_dataset,
+    "office-caltech10": office_caltech10,
+    "domainnet": domainnet,
+}
+"""Readers of the data sets by name, functions of the folder and of the side in pixels."""

@@ -1,0 +1,273 @@
+"""Each data set is read from fabricated files in its own format."""
+
+import numpy as np
+import pytest
+import torch
+
+import fabricated
+from fabricated import color, fabricate, unchecked
+from studies import readers, tasks
+
+PALETTE = torch.tensor([color(number) for number in range(216)]).float()
+
+
+@pytest.fixture(autouse=True)
+def _unchecked():
+    with unchecked():
+        yield
+
+
+def seen(pixels):
+    """Return the numbers of the colors of the left and right parts of RGB images."""
+    width = pixels.shape[-1]
+    parts = pixels[..., : width // 3], pixels[..., -(width // 3) :]
+    means = [part.float().mean((-2, -1)) for part in parts]
+    distances = [torch.cdist(mean, PALETTE) for mean in means]
+    assert all(distance.amin(1).max() < 10 for distance in distances)
+    return [distance.argmin(1) for distance in distances]
+
+
+def loaded(name, root, **values):
+    fabricate(name, root, **values)
+    return tasks.load(name, root, size=16)
+
+
+CASES = {
+    # images in training and in testing, side, classes, a class and its name
+    "cifar10": (20, 10, 32, 10, (3, "kind 3")),
+    "cifar100": (200, 100, 32, 100, (40, "kind 40")),
+    "svhn": (20, 10, 32, 10, (0, "0")),
+    "dtd": (20, 5, 16, 5, (1, "kind 001")),
+    "flowers102": (204, 102, 16, 102, (59, "pink-yellow dahlia")),
+    "food101": (10, 5, 16, 5, (4, "kind 004")),
+    "pets": (10, 5, 16, 5, (2, "Kind 002")),
+    "tiny-imagenet": (10, 5, 64, 5, (3, "thing 3")),
+    "domainnet": (120, 60, 16, 10, (3, "ice cream")),
+    "folder:mine": (6, 3, 16, 3, (2, "kind 002")),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_labels_domains_and_splits(name, tmp_path):
+    task = loaded(name, tmp_path)
+    train, test, side, classes, (label, word) = CASES[name]
+    for split, images, count in (("train", task.train, train), ("test", task.test, test)):
+        assert images.pixels.shape == (count, 3, side, side)
+        assert images.pixels.dtype == torch.uint8
+        assert images.labels.bincount().tolist() == [count // classes] * classes
+        left, right = seen(images.pixels)
+        assert left.tolist() == images.labels.tolist()
+        assert right.tolist() == [fabricated.mark(split, k) for k in images.domains]
+    assert task.name == name
+    assert len(task.class_names) == classes
+    assert task.class_names[label] == word
+    assert all("{}" in template for template in task.templates)
+
+
+def test_grey_images_keep_one_channel(tmp_path):
+    task = loaded("fashion-mnist", tmp_path)
+    assert task.train.pixels.shape == (20, 1, 28, 28)
+    assert torch.equal(task.train.pixels[:, 0, 5, 5], (20 * task.train.labels).byte())
+    assert task.test.pixels[:, 0, 5, 20].tolist() == [140] * 10
+    assert task.class_names[9] == "Ankle boot"
+
+
+def test_domains_of_domainnet(tmp_path):
+    task = loaded("domainnet", tmp_path)
+    assert task.domain_names == fabricated.DOMAINS["domainnet"]
+    assert task.train.domains.bincount().tolist() == [20] * 6
+
+
+def test_office_is_split_in_each_class_of_each_domain(tmp_path):
+    task = loaded("office-caltech10", tmp_path)
+    for images, count in ((task.train, 4), (task.test, 1)):
+        left, right = seen(images.pixels)
+        assert left.tolist() == images.labels.tolist()
+        assert right.tolist() == images.domains.tolist()
+        cells = (images.domains * 10 + images.labels).bincount().view(4, 10)
+        assert cells.tolist() == [[count * factor] * 10 for factor in (1, 2, 1, 1)]
+    assert task.class_names[:2] == ("backpack", "bike")
+
+
+def test_caltech_has_no_background_and_no_easy_faces(tmp_path):
+    task = loaded("caltech101", tmp_path)
+    for images, count in ((task.train, 5), (task.test, 3)):
+        left, _ = seen(images.pixels)
+        assert left.tolist() == images.labels.tolist()
+        assert images.labels.bincount().tolist() == [count] * 5
+    assert task.class_names == ("face", "leopard", "kind 000", "kind 001", "kind 002")
+
+
+def test_five_data_sets_have_fifty_classes(tmp_path):
+    task = loaded("five-dataset", tmp_path)
+    assert task.train.pixels.shape == (200, 3, 32, 32)
+    assert task.train.labels.bincount().tolist() == [4] * 50
+    assert task.test.labels.bincount().tolist() == [1] * 50
+    assert torch.equal(task.train.labels // 10, task.train.domains)
+    assert task.domain_names == ("SVHN", "CIFAR-10", "not-MNIST", "FashionMNIST", "MNIST")
+    assert task.class_names[20] == "letter A"
+    assert len(set(task.class_names)) == 50
+    colored = task.train.domains < 2
+    left, _ = seen(task.train.pixels[colored])
+    assert left.tolist() == (task.train.labels[colored] % 10).tolist()
+    levels = task.train.pixels[~colored][:, :, 16, 5].float()
+    expected = 20.0 * (task.train.labels[~colored, None] % 10)
+    torch.testing.assert_close(levels, expected.expand(-1, 3), atol=1, rtol=0)
+
+
+def test_digits_are_those_of_the_examples():
+    task = tasks.load("digits")
+    from embedded import data
+
+    images = data.digits(0).test_images
+    torch.testing.assert_close(task.test.pixels / 255, images, atol=0.5 / 255 + 1e-6, rtol=0)
+    assert task.class_names[3] == "three"
+
+
+def test_folder_with_domains(tmp_path):
+    fabricate("folder:mine", tmp_path, domains=("day", "night"))
+    task = tasks.load("folder:mine", tmp_path, size=16)
+    assert task.domain_names == ("day", "night")
+    assert task.train.domains.bincount().tolist() == [6, 6]
+    assert seen(task.test.pixels)[1].tolist() == [7] * 3 + [8] * 3
+
+
+MISSING = {
+    "cifar10": ("data_batch_3", "CIFAR10"),
+    "cifar100": ("train", "CIFAR100"),
+    "svhn": ("test_32x32.mat", "SVHN"),
+    "dtd": ("labels", "DTD"),
+    "flowers102": ("setid.mat", "Flowers102"),
+    "food101": ("test.json", "Food101"),
+    "pets": ("trainval.txt", "OxfordIIITPet"),
+    "caltech101": ("101_ObjectCategories", "Caltech101"),
+    "tiny-imagenet": ("val_annotations.txt", "tiny-imagenet-200.zip"),
+    "fashion-mnist": ("t10k-labels-idx1-ubyte", "FashionMNIST"),
+    "five-dataset": ("notMNIST_small", "notMNIST_small.tar.gz"),
+    "office-caltech10": ("webcam", "FedBN"),
+    "domainnet": ("sketch_test.txt", "M3SDA"),
+}
+
+
+@pytest.mark.parametrize("name", MISSING)
+def test_missing_file(name, tmp_path):
+    file, source = MISSING[name]
+    fabricate(name, tmp_path)
+    (found,) = (path for path in tmp_path.rglob(file))
+    found.rename(tmp_path / "hidden")
+    with pytest.raises(FileNotFoundError) as error:
+        tasks.load(name, tmp_path)
+    assert str(found) in str(error.value)
+    assert source in str(error.value)
+    assert str(tmp_path) in str(error.value)
+
+
+def test_every_data_set_on_disk_has_a_test_of_its_missing_file():
+    assert set(MISSING) == set(fabricated.WRITERS) == set(tasks.TASKS) - {"digits"}
+
+
+def test_missing_folder(tmp_path):
+    with pytest.raises(FileNotFoundError, match="train/CLASS"):
+        tasks.load("folder:none", tmp_path)
+
+
+def test_corrupt_file_is_refused_by_torchvision(tmp_path):
+    fabricate("cifar10", tmp_path)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.undo()
+        from torchvision.datasets.utils import calculate_md5
+
+        patch.setattr(
+            "torchvision.datasets.cifar.check_integrity",
+            lambda path, md5=None: calculate_md5(path) == md5,
+        )
+        with pytest.raises(RuntimeError, match="corrupted"):
+            tasks.load("cifar10", tmp_path)
+
+
+def test_images_are_decoded_once(tmp_path, monkeypatch):
+    first = loaded("dtd", tmp_path)
+    for image in (tmp_path / "dtd" / "dtd" / "images").rglob("*.jpg"):
+        image.write_bytes(b"")
+    second = tasks.load("dtd", tmp_path, size=16)
+    assert torch.equal(first.train.pixels, second.train.pixels)
+    assert torch.equal(first.train.labels, second.train.labels)
+    assert sorted(path.name for path in (tmp_path / "dtd").glob("*.images")) == [
+        "dtd-test-16px-5.images",
+        "dtd-train-16px-20.images",
+    ]
+
+
+def test_changed_pixels_do_not_reach_the_file(tmp_path):
+    first = loaded("dtd", tmp_path)
+    before = first.train.pixels.clone()
+    first.train.pixels.zero_()
+    assert torch.equal(tasks.load("dtd", tmp_path, size=16).train.pixels, before)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
+def test_killed_decoding_leaves_no_file(error, tmp_path, monkeypatch):
+    fabricate("dtd", tmp_path)
+    calls, squared = [], readers.squared
+
+    def interrupted(image, *, size):
+        calls.append(size)
+        if len(calls) == 13:
+            raise error
+        return squared(image, size=size)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("studies.torchvision_sets.squared", interrupted)
+        with pytest.raises(error):
+            tasks.load("dtd", tmp_path, size=16)
+    assert [path.name for path in (tmp_path / "dtd").iterdir()] == ["dtd"]
+    assert seen(tasks.load("dtd", tmp_path, size=16).test.pixels)[1].tolist() == [7] * 5
+
+
+def test_half_file_is_refused(tmp_path):
+    loaded("dtd", tmp_path)
+    path = tmp_path / "dtd" / "dtd-test-16px-5.images"
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(ValueError, match=r"dtd-test-16px-5\.images must have .* bytes"):
+        tasks.load("dtd", tmp_path, size=16)
+
+
+def test_workers_decode_in_the_order_of_the_data_set(tmp_path, monkeypatch):
+    monkeypatch.setattr(readers, "MANY", 10)
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    task = loaded("food101", tmp_path, train=20)
+    assert seen(task.train.pixels)[0].tolist() == task.train.labels.tolist()
+
+
+def test_images_are_cut_in_the_middle():
+    from PIL import Image
+
+    image = Image.fromarray(np.arange(40, dtype=np.uint8)[None].repeat(10, 0), "L")
+    pixels = readers.squared(image, size=10)
+    assert pixels.shape == (3, 10, 10)
+    assert pixels[:, 0].tolist() == [list(range(15, 25))] * 3
+
+
+@pytest.mark.parametrize("size", [0, -1])
+def test_bad_size(size):
+    with pytest.raises(ValueError, match="`size` must be at least 1"):
+        tasks.load("digits", size=size)
+
+
+def test_unknown_name():
+    with pytest.raises(ValueError, match=r"`name` must be one of digits, .*; got 'cifar11'"):
+        tasks.load("cifar11")
+
+
+def test_classes_of_train_and_test_must_agree(tmp_path):
+    fabricate("folder:mine", tmp_path)
+    (tmp_path / "mine" / "test" / "kind_000").rename(tmp_path / "mine" / "test" / "other")
+    with pytest.raises(ValueError, match=r"only one has \['kind_000', 'other'\]"):
+        tasks.load("folder:mine", tmp_path)
+
+
+def test_shares_of_each_class():
+    labels = torch.tensor([0] * 10 + [1] * 20)
+    parts = readers.shared_out(labels, shares=(0.5, 0.3, 0.2))
+    assert [labels[part].bincount().tolist() for part in parts] == [[5, 10], [3, 6], [2, 4]]
+    assert torch.cat(parts).sort().values.tolist() == list(range(30))
