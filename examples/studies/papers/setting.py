@@ -17,12 +17,16 @@ class Partition:
             domain each.
         alpha: Concentration of the Dirichlet distribution. With "domains", the images of a domain
             are divided over its clients by it, or evenly if it is None.
-        classes: Number of classes of a client, for "classes".
+        classes: Number of classes of a client, for "classes". If None, with `disjoint`, all classes
+            are divided evenly over the clients.
         disjoint: Whether no two clients have a class in common, for "classes".
         shots: Maximum number of training images of each class, drawn before the division. If None,
             all are used.
         shots_each: Maximum number of training images of each class of each client, drawn after the
             division. If None, all are used.
+        test_share: Share of a client's images that are its own test images, drawn after the
+            division. The training and test images of the data set are then pooled before it. If
+            None, the test images are those of the data set.
     """
 
     kind: Literal["iid", "dirichlet", "overlapping", "classes", "domains"]
@@ -31,6 +35,7 @@ class Partition:
     disjoint: bool = False
     shots: int | None = None
     shots_each: int | None = None
+    test_share: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
