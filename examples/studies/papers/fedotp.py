@@ -118,7 +118,9 @@ TABLE_A4_MASS = {
 """Masses of Table A4 at which FedOTP has the figure of Table 1 (4 shots) or 4, where not 0.8."""
 
 CHOICES = (
-    "Momentum, weight decay, random crops and random flips are those of the authors' code.",
+    "Momentum and weight decay are those of the authors' code.",
+    "Images are not changed at random, so each is encoded once, where the authors' code crops and "
+    "flips them.",
     "The weight of FedProx is 0.5, which is the default of the authors' code.",
     "The sentence of zero-shot CLIP is that of the authors' code.",
     "A client of CoOp trains in the same rounds as with other methods, where the authors' code "
@@ -162,8 +164,6 @@ def setting(name: str, table: str, task: str, made: tuple[Row, ...], **fields: A
         values={"momentum": 0.9, "weight_decay": 5e-4},
         epochs=epochs,
         batch_size=32,
-        crop=0.08,
-        flip=True,
     )
     common: dict[str, Any] = {"rounds": 10, "cohort_size": fields["num_clients"]}
     return Setting(

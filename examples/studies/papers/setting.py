@@ -24,9 +24,6 @@ class Partition:
             all are used.
         shots_each: Maximum number of training images of each class of each client, drawn after the
             division. If None, all are used.
-        test_share: Share of a client's images that are its own test images, drawn after the
-            division. The training and test images of the data set are then pooled before it. If
-            None, the test images are those of the data set.
     """
 
     kind: Literal["iid", "dirichlet", "overlapping", "classes", "domains"]
@@ -35,7 +32,6 @@ class Partition:
     disjoint: bool = False
     shots: int | None = None
     shots_each: int | None = None
-    test_share: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,6 +105,9 @@ class Setting:
         length: Number of learnable tokens of a context, for CLIP.
         template: Sentence around a class name, for CLIP.
         base_classes: Whether clients train on the first half of the classes only.
+        test_share: Share of each class that is held out as test images before the division, after
+            the training and test images of the data set are pooled. If None, the test images are
+            those of the data set.
     """
 
     name: str
@@ -129,3 +128,4 @@ class Setting:
     length: int = 16
     template: str = "a photo of a {}."
     base_classes: bool = False
+    test_share: float | None = None
