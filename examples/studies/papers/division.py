@@ -63,8 +63,30 @@ def _by_class(
             owned = np.array_split(order, count)
             return [np.flatnonzero(np.isin(labels, classes)) for classes in owned]
         case "classes":
-            return fp.pathological(labels, classes_per_client=partition.classes, **drawn)
+            return _few_classes(labels, partition.classes, count, generator)
     raise ValueError(f"`partition.kind` must be that of a Partition; got {partition.kind!r}.")
+
+
+def _few_classes(
+    labels: np.ndarray, size: int, count: int, generator: np.random.Generator
+) -> list[np.ndarray]:
+    """Give each client `size` classes, and each class the same number of clients.
+
+    If the numbers do not fit, as few classes as possible are left out at random.
+    """
+    total = int(labels.max()) + 1
+    used = max(each for each in range(size, total + 1) if size * count % each == 0)
+    classes = np.arange(total)
+    if used < total:
+        classes = np.sort(generator.permutation(total)[:used])
+    images = np.flatnonzero(np.isin(labels, classes))
+    shards = fp.pathological(
+        np.searchsorted(classes, labels[images]),
+        count,
+        classes_per_client=size,
+        generator=generator,
+    )
+    return [images[each] for each in shards]
 
 
 def _by_domain(

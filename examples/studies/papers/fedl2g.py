@@ -75,7 +75,11 @@ LARGE_IMAGES = (
     "The shared network of FML and FedKD is the CNN, which is not the smallest network at 64 "
     "pixels.",
 )
-SIZES = ("Clients have sizes as `fedprompt.pathological` draws them.",)
+DIVISION = (
+    "The classes of a client are those of `fedprompt.pathological`, whose clients differ less in "
+    "size than those of the authors' code.",
+)
+LEFT_OUT = ("Two classes are left out at random, so that each of the others has two clients.",)
 MIXED = ("All networks have a linear head, where vision transformers of the paper have another.",)
 
 
@@ -124,7 +128,8 @@ SETTINGS: tuple[Setting, ...] = (
             "1",
             TABLE_1,
             position,
-            *SIZES,
+            *DIVISION,
+            *(LEFT_OUT if task == "flowers102" else ()),
             task=task,
             partition=Partition(kind="classes", classes=CLASSES[task]),
         )

@@ -1,0 +1,87 @@
+"""Divisions of images in the papers' settings."""
+
+import numpy as np
+import pytest
+import torch
+
+from studies.papers.division import divide
+from studies.papers.pooling import held_out
+from studies.papers.setting import Partition
+from studies.tasks import Images, Task
+
+
+def shards_of(partition: Partition, labels: torch.Tensor, num_clients: int) -> list[torch.Tensor]:
+    draw = np.random.default_rng(0)
+    domains = torch.zeros_like(labels)
+    return divide(partition, labels, domains, num_clients=num_clients, generator=draw)
+
+
+def classes_of(labels: torch.Tensor, shards: list[torch.Tensor]) -> list[set[int]]:
+    return [set(labels[shard].tolist()) for shard in shards]
+
+
+def test_numbers_of_classes_that_do_not_fit_leave_out_as_few_classes_as_possible() -> None:
+    labels = torch.arange(102).repeat(6)  # as many classes as Flowers102
+    owned = classes_of(labels, shards_of(Partition(kind="classes", classes=10), labels, 20))
+    assert [len(each) for each in owned] == [10] * 20
+    owners = [sum(label in each for each in owned) for label in range(102)]
+    assert sorted(owners) == [0] * 2 + [2] * 100
+
+
+def test_numbers_of_classes_that_fit_leave_out_no_class() -> None:
+    labels = torch.arange(10).repeat(8)
+    shards = shards_of(Partition(kind="classes", classes=2), labels, 20)
+    assert torch.equal(torch.cat(shards).sort().values, torch.arange(80))
+
+
+@pytest.mark.parametrize("shots", [1, 4])
+def test_clients_without_common_classes_have_the_shots_of_their_classes(shots: int) -> None:
+    labels = torch.arange(47).repeat(6)
+    partition = Partition(kind="classes", disjoint=True, shots=shots)
+    shards = shards_of(partition, labels, 10)
+    owned = classes_of(labels, shards)
+    assert sorted(label for each in owned for label in each) == list(range(47))
+    assert sorted(len(each) for each in owned) == [4] * 3 + [5] * 7
+    assert all((torch.bincount(labels[shard]) % shots == 0).all() for shard in shards)
+    assert sum(len(shard) for shard in shards) == 47 * shots
+
+
+def test_shots_of_each_client_are_drawn_after_the_division() -> None:
+    labels = torch.arange(5).repeat(40)
+    shards = shards_of(Partition(kind="iid", shots_each=3), labels, 4)
+    assert [torch.bincount(labels[shard]).tolist() for shard in shards] == [[3] * 5] * 4
+
+
+def small_task() -> Task:
+    """Return two domains with 12 and 8 images of each of three classes; pixels are numbers."""
+    labels = torch.arange(3).repeat(20)
+    domains = torch.zeros(60, dtype=torch.int64)
+    domains[36:] = 1
+    pixels = torch.arange(60, dtype=torch.uint8)[:, None, None, None]
+    order = torch.randperm(60, generator=torch.Generator().manual_seed(0))
+    train, test = (
+        Images(pixels[chosen], labels[chosen], domains[chosen]) for chosen in order.split([45, 15])
+    )
+    return Task("small", train, test, ("a", "b", "c"), ("one", "two"), ("a {}.",))
+
+
+def test_pooled_images_are_held_out_by_class_and_domain() -> None:
+    task = small_task()
+    new = held_out(task, 0.25, generator=np.random.default_rng(0))
+    pixels = torch.cat([new.train.pixels, new.test.pixels]).flatten().sort().values
+    assert torch.equal(pixels, torch.arange(60, dtype=torch.uint8))
+    cells = 3 * new.test.domains + new.test.labels
+    assert torch.bincount(cells).tolist() == [3, 3, 3, 2, 2, 2]  # a quarter of 12 and of 8
+    for images in (new.train, new.test):
+        numbers = images.pixels.flatten().long()
+        assert torch.equal(images.labels, numbers % 3)
+        assert torch.equal(images.domains, (numbers >= 36).long())
+
+
+def test_pooled_images_that_are_held_out_depend_on_the_generator() -> None:
+    chosen = [
+        held_out(small_task(), 0.25, generator=np.random.default_rng(seed)).test.pixels.flatten()
+        for seed in (0, 0, 1)
+    ]
+    assert torch.equal(chosen[0], chosen[1])
+    assert not torch.equal(chosen[0], chosen[2])
