@@ -144,7 +144,8 @@ def finished(
             missing = [row for row in rows if keys[row.title] not in known]
             row_bar.update(len(rows) - len(missing))
             for row, trial in trials(setting, task, machine, seed, missing):
-                figures = run.run_row(row, trial, task, finished_round=round_bar.update)
+                how = {"last_rounds": setting.last_rounds, "finished_round": round_bar.update}
+                figures = run.run_row(row, trial, task, **how)
                 named = {"setting": setting.name, "row": row.title, "seed": seed}
                 record = named | {"digest": keys[row.title][0]} | records.rounded(figures)
                 records.append(path, record)

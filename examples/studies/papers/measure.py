@@ -21,9 +21,9 @@ def columns(
         domain_names: Name of each domain.
 
     Returns:
-        `full`, the mean over clients on all test images; `own`, on their own mixes of classes and
-        domains; `worst`, the lowest of these. With several domains, the name of each has the mean
-        over its clients on their own mixes.
+        `full`, the mean over clients on all test images, with `lowest` and `highest` client; `own`,
+        the mean on their own mixes of classes and domains; `worst`, the lowest of these. With
+        several domains, the name of each has the mean over its clients on their own mixes.
     """
     total = trial.mixes.shape[1]
     counts = torch.bincount(trial.test_cells, minlength=total).cpu()
@@ -33,7 +33,13 @@ def columns(
             cells = evaluate.by_cell(predictions.of(client), trial).cpu()
         full.append(evaluate.mixed(cells, counts))
         own.append(evaluate.mixed(cells, trial.mixes[client]))
-    figures = {"full": float(np.mean(full)), "own": float(np.mean(own)), "worst": min(own)}
+    figures = {
+        "full": float(np.mean(full)),
+        "lowest": min(full),
+        "highest": max(full),
+        "own": float(np.mean(own)),
+        "worst": min(own),
+    }
     if len(domain_names) > 1:
         of = trial.mixes.reshape(len(own), len(domain_names), -1).sum(2).argmax(1).numpy()
         for number, name in enumerate(domain_names):

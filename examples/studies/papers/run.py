@@ -15,11 +15,12 @@ import fedprompt as fp
 from methods.federation import Federation
 from studies.gallery import registry
 from studies.gallery.tasks import Trial
-from studies.papers import measure
+from studies.papers import clusters, measure
 from studies.papers.backbones import Backbones
 from studies.papers.borders import PixelTrunk
 from studies.papers.division import divide
 from studies.papers.federations import ClipEpochs, NetworkEpochs, Stored, VitEpochs
+from studies.papers.pooling import held_out
 from studies.papers.setting import Recipe, Row, Setting
 from studies.pipeline import Preparation, augment, prepared
 from studies.tasks import Images, Task
@@ -85,9 +86,11 @@ def make_trial(
         seed: Seed of the division, initial values, cohorts and batches.
         inputs: "images" if a method of CLIP needs images in place of their tokens.
     """
-    train, test = task.train, task.test
     num_classes, num_domains = len(task.class_names), len(task.domain_names)
     rng = np.random.default_rng(seed)
+    if setting.test_share is not None:
+        task = held_out(task, setting.test_share, generator=rng)
+    train, test = task.train, task.test
     shards = divide(
         setting.partition,
         train.labels,
@@ -159,7 +162,7 @@ def _vits(
         trunks=trunks,
         num_prompts=setting.num_prompts,
         num_features=setting.num_features,
-        changed=_changed(setting.recipe),
+        changed=_changed(setting, prepare, machine),
         **common,
     )
     return federation, Stored(test, machine.device)
@@ -187,14 +190,14 @@ def _networks(
     machine: Machine,
 ) -> tuple[Federation, Stored]:
     make, size = machine.backbones.network, setting.image_size
-    normal = make(setting.backbones[0], size)[1:]
+    prepare = _preparation(setting, *make(setting.backbones[0], size)[1:], machine)
     federation = NetworkEpochs(
         inputs=Stored(pixels, machine.device),
         public=pixels[:0],
         makers=[partial(_model, make, name, size) for name in setting.backbones],
         num_features=setting.num_features,
-        prepare=_preparation(setting, *normal, machine),
-        changed=_changed(setting.recipe),
+        prepare=prepare,
+        changed=_changed(setting, prepare, machine),
         **common,
     )
     return federation, Stored(test, machine.device)
@@ -254,35 +257,53 @@ def _preparation(
     interpolation: str,
     machine: Machine,
 ) -> Preparation:
-    return Preparation(
-        setting.image_size, mean, std, interpolation=interpolation, device=machine.device
-    )
+    prepare = Preparation(setting.image_size, mean=mean, std=std, interpolation=interpolation)
+    return prepare.to(machine.device)
 
 
-def _changed(recipe: Recipe) -> Callable[[Tensor, torch.Generator], Tensor] | None:
+def _changed(
+    setting: Setting, prepare: Preparation, machine: Machine
+) -> Callable[[Tensor, torch.Generator], Tensor] | None:
+    recipe = setting.recipe
     if recipe.crop == 1 and not recipe.flip:
         return None
-    return partial(augment, crop=recipe.crop, flip=recipe.flip)
+    how = {"interpolation": prepare.interpolation, "device": machine.device}
+    return partial(augment, size=setting.image_size, crop=recipe.crop, flip=recipe.flip, **how)
 
 
 def run_row(
-    row: Row, trial: Trial, task: Task, *, finished_round: Callable[[], None] = lambda: None
+    row: Row,
+    trial: Trial,
+    task: Task,
+    *,
+    last_rounds: int = 1,
+    finished_round: Callable[[], None] = lambda: None,
 ) -> dict[str, float]:
-    """Run all rounds of a row's method, and measure its last predictions.
+    """Run all rounds of a row's method, and measure the last predictions.
+
+    Args:
+        row: Row with a method.
+        trial: Trial of its setting.
+        task: Data set.
+        last_rounds: Number of last rounds whose accuracies are averaged.
+        finished_round: Called after each round.
 
     Returns:
         Accuracy by column, with the bytes of a client and round, and the seconds.
     """
     federation = replace(trial.federation, ledger=fp.Ledger())
-    method = registry.gallery()[row.method]
+    method, measured = registry.gallery()[row.method], []
     began = time.perf_counter()
     with torch.device(federation.device):
         torch.manual_seed(federation.seed)
         for server_round, predictions in enumerate(method.function(federation, **row.values)):
             finished_round()
-            if server_round + 1 == federation.rounds:
-                figures = measure.columns(predictions, trial, task.domain_names)
+            if server_round >= federation.rounds - last_rounds:
+                measured.append(measure.columns(predictions, trial, task.domain_names))
+                if "clusters" in row.figures:
+                    measured[-1]["clusters"] = clusters.cluster_accuracy(predictions, trial)
     turns, sent = federation.rounds * federation.cohort_size, federation.ledger
+    figures = {name: float(np.mean([each[name] for each in measured])) for name in measured[0]}
     return figures | {
         "bytes_up": sent.total(direction="up") / turns,
         "bytes_down": sent.total(direction="down") / turns,
