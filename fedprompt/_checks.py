@@ -84,13 +84,13 @@ def check_initial_generator(generator: object) -> None:
         check_generator(generator)
 
 
-def check_images(images: object) -> None:
-    """Require a batch of floating-point images."""
-    if not isinstance(images, Tensor) or not images.is_floating_point() or images.ndim != 4:
-        got = kind(images) if isinstance(images, Tensor) else f"a {type(images).__name__}"
-        raise wrong_type(
-            "images", "be floating-point of shape (batch, channels, height, width)", got
-        )
+def check_images(images: object, *, any_dtype: bool = False) -> None:
+    """Require a batch of images, floating-point unless the trunk decides."""
+    floating = any_dtype or (isinstance(images, Tensor) and images.is_floating_point())
+    if isinstance(images, Tensor) and images.ndim == 4 and floating:
+        return
+    got = kind(images) if isinstance(images, Tensor) else f"a {type(images).__name__}"
+    raise wrong_type("images", "be floating-point of shape (batch, channels, height, width)", got)
 
 
 def height_and_width(argument: str, size: object) -> tuple[int, int]:

@@ -70,7 +70,7 @@ def not_mnist(root: Path, size: int) -> Task:
 
 
 FIVE = {
-    "SVHN": (svhn, "house number {}"),
+    "SVHN": (svhn, "street number {}"),
     "CIFAR-10": (partial(cifar, kind=datasets.CIFAR10), "{}"),
     "not-MNIST": (not_mnist, "{}"),
     "FashionMNIST": (partial(mnist, kind=datasets.FashionMNIST), "{}"),

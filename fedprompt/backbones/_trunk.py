@@ -11,7 +11,7 @@ import torch.nn as nn
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from fedprompt._checks import check_finite, kind, wrong_type, wrong_value
+from fedprompt._checks import check_finite, check_images, kind, wrong_type, wrong_value
 from fedprompt.backbones._trainable import Trainable
 from fedprompt.interfaces import Trunk
 
@@ -82,6 +82,7 @@ class FrozenTrunk(Trunk):
     def prepared(self, images: Tensor) -> Tensor:
         """Return images in the model's dtype, after the checks of the model and of the device."""
         self.check_frozen()
+        check_images(images)
         return self.cast(images)
 
     def cast(self, inputs: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Protocol, TypeVar, overload, runtime_checkable
 
 import torch.nn as nn
-from jaxtyping import Float
+from jaxtyping import Float, Num
 from torch import Tensor
 
 from fedprompt.interfaces.nouns import (
@@ -128,7 +128,7 @@ class Trunk(Protocol):
     patch_size: int
 
     def embed(
-        self, images: Float[Tensor, "batch channels height width"]
+        self, images: Num[Tensor, "batch channels height width"]
     ) -> tuple[Float[Tensor, "batch seq dim"], Any]:
         """Return tokens and a context (rotary tables, masks) that is passed to each block.
 

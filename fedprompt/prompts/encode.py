@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from jaxtyping import Float, Integer
+from jaxtyping import Float, Integer, Num
 from torch import Tensor
 
 from fedprompt._checks import (
@@ -29,7 +29,7 @@ from fedprompt.prompts._arguments import (
 
 def encode_prompted(
     trunk: Trunk,
-    images: Float[Tensor, "batch channels height width"] | Float[Tensor, "batch seq dim"],
+    images: Num[Tensor, "batch channels height width"] | Float[Tensor, "batch seq dim"],
     *streams: PromptStream,
     start: int = 0,
     image_size: int | tuple[int, int] | None = None,
@@ -54,9 +54,10 @@ def encode_prompted(
 
     Args:
         trunk: Frozen backbone from :func:`vit_trunk`, or a custom :class:`Trunk`.
-        images: Input images of the backbone. A trunk from :func:`vit_trunk` casts them to its
-            dtype. With `start` above 0, tokens from :func:`front_tokens` for the same `start` and
-            streams, in any floating-point dtype.
+        images: Input images of the backbone. A trunk from :func:`vit_trunk` takes floating-point
+            images and casts them to its dtype; a custom one may take uint8. With `start` above 0,
+            tokens from :func:`front_tokens` for the same `start` and streams, in any floating-point
+            dtype.
         *streams: Streams from prompt modules, or made by hand. Their tokens are cast to the
             dtype of the backbone. Without streams, the result is that of the plain backbone.
         start: First block to run. Prompts of earlier layers are already among the tokens. They
@@ -107,7 +108,7 @@ def encode_prompted(
 
 def front_tokens(
     trunk: Trunk,
-    images: Float[Tensor, "batch channels height width"],
+    images: Num[Tensor, "batch channels height width"],
     *streams: PromptStream,
     start: int,
 ) -> Float[Tensor, "batch seq dim"]:
@@ -205,7 +206,7 @@ def _embedded(
     trunk: Trunk, images: Tensor, streams: Sequence[PromptStream]
 ) -> tuple[Tensor, list[int], Any]:
     """Return the tokens of images, the number of prompts of each stream (none), and the context."""
-    check_images(images)
+    check_images(images, any_dtype=True)
     tokens, context = trunk.embed(images)
     check_fit(streams, tokens)
     return tokens, [0 for _ in streams], context

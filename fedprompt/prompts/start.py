@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Num
 from torch import Tensor
 
 from fedprompt._checks import (
@@ -20,7 +20,7 @@ from fedprompt.prompts.visual import GroupPrompts, LayeredPrompts, vpt_uniform
 
 
 @torch.no_grad()
-def mean_tokens(trunk: Trunk, images: Float[Tensor, "batch channels height width"]) -> Weighted:
+def mean_tokens(trunk: Trunk, images: Num[Tensor, "batch channels height width"]) -> Weighted:
     """Average the patch tokens before each block, over images and positions.
 
     The result is an entry, so :func:`weighted_mean` averages it over batches and over clients.
@@ -46,7 +46,7 @@ def mean_tokens(trunk: Trunk, images: Float[Tensor, "batch channels height width
     """
     if not isinstance(trunk, Trunk):
         raise wrong_type("trunk", "be a Trunk, such as vit_trunk(model)", type(trunk).__name__)
-    check_images(images)
+    check_images(images, any_dtype=True)
     if not len(images):
         raise wrong_value("images", "contain at least one image", "none")
     tokens, context = trunk.embed(images)

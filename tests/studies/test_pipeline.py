@@ -1,0 +1,248 @@
+"""The pipeline is compared with torchvision, which prepares one image at a time."""
+
+import copy
+from functools import partial
+
+import pytest
+import timm
+import torch
+from torchvision.transforms import v2
+from torchvision.transforms.v2 import functional as vision
+
+import fedprompt as fp
+from studies import pipeline, resampling
+from studies.pipeline import Preparation, augment, prepared
+
+MODES = {"bicubic": vision.InterpolationMode.BICUBIC, "bilinear": vision.InterpolationMode.BILINEAR}
+PREPARE = {"mean": (0.2, 0.4, 0.6), "std": (0.3, 0.5, 0.7)}
+
+
+def noise(batch, height, width, channels=3):
+    generator = torch.Generator().manual_seed(5)
+    coarse = torch.randint(0, 256, (batch, channels, 4, 4), generator=generator).float()
+    smooth = vision.resize(coarse, [height, width], antialias=True)
+    rough = torch.randint(-40, 40, smooth.shape, generator=generator)
+    return (smooth + rough).clamp(0, 255).byte()
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("source", "size"), [(32, 56), (64, 20), (30, 31)])
+def test_crop_resize_and_flip_equal_torchvision(mode, source, size, generator):
+    images = noise(6, source, source + 8)
+    shape = images.shape[-2:]
+    boxes = resampling.random_boxes(6, *shape, smallest=0.1, generator=generator)
+    flipped = torch.tensor([True, False] * 3)
+    ours = resampling.resample(images, boxes, size=size, interpolation=mode, flipped=flipped)
+    for k, image in enumerate(images):
+        box = [int(each[k]) for each in boxes]
+        for reference, most, mean in ((image.double(), 1, 1e-2), (image, 12, 0.3)):
+            # uint8 images are also rounded and cut off between the two directions.
+            expected = vision.resized_crop(reference, *box, [size, size], MODES[mode], True)
+            expected = vision.horizontal_flip(expected) if flipped[k] else expected
+            difference = (ours[k].double() - expected.double().round().clamp(0, 255)).abs()
+            assert difference.max() <= most
+            assert difference.mean() < mean
+
+
+def test_a_crop_never_sees_pixels_outside(generator):
+    images = torch.zeros(1, 1, 20, 20, dtype=torch.uint8)
+    images[:, :, 5:12, 6:16] = 200
+    box = resampling.Boxes(*(torch.tensor([number]) for number in (5, 6, 7, 10)))
+    assert resampling.resample(images, box, size=32).unique().tolist() == [200]
+
+
+def test_fine_stripes_become_gray():
+    images = torch.zeros(1, 1, 64, 64, dtype=torch.uint8)
+    images[..., ::2] = 255
+    small = resampling.resample(images, resampling.whole(images), size=8)
+    assert (small.int() - 128).abs().max() < 12
+
+
+def test_crops_have_the_law_of_torchvision(generator):
+    boxes = resampling.random_boxes(4000, 40, 60, smallest=0.2, generator=generator)
+    reference, crop = [], v2.RandomResizedCrop(8, scale=(0.2, 1.0))
+    image = torch.zeros(3, 40, 60)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        for _ in range(4000):
+            drawn = crop.make_params([image])
+            reference.append([drawn[key] for key in ("top", "left", "height", "width")])
+    ours, theirs = torch.stack(list(boxes), 1).float(), torch.tensor(reference).float()
+    error = theirs.std(0) / 4000**0.5
+    assert ((ours.mean(0) - theirs.mean(0)).abs() < 5 * error).all()
+    torch.testing.assert_close(ours.std(0), theirs.std(0), rtol=0.06, atol=0)
+    assert (ours[:, :2] >= 0).all()
+    assert (ours[:, 0] + ours[:, 2] <= 40).all()
+    assert (ours[:, 1] + ours[:, 3] <= 60).all()
+
+
+@pytest.mark.parametrize("shape", [(8, 200), (200, 8)])
+def test_a_crop_that_never_fits_is_in_the_middle(shape, generator):
+    boxes = resampling.random_boxes(3, *shape, smallest=0.99, generator=generator)
+    expected = {(8, 200): [0, 94, 8, 11], (200, 8): [94, 0, 11, 8]}[shape]
+    assert [[int(each[k]) for each in boxes] for k in range(3)] == [expected] * 3
+
+
+def test_same_seed_same_images():
+    images = noise(4, 32, 32)
+
+    def run(seed):
+        return augment(images, torch.Generator().manual_seed(seed), size=24)
+
+    assert torch.equal(run(3), run(3))
+    assert not torch.equal(run(3), run(4))
+    assert len({tuple(image.flatten().tolist()) for image in run(3)}) == 4
+
+
+def test_a_batch_draws_for_each_image_alone():
+    images = noise(1, 32, 32).expand(5, -1, -1, -1)
+    results = augment(images, torch.Generator().manual_seed(0), size=16)
+    assert len({tuple(image.flatten().tolist()) for image in results}) == 5
+
+
+def test_without_crop_and_flip_images_are_resized(generator):
+    images = noise(3, 32, 32)
+    plain = augment(images, generator, size=48, crop=1.0, flip=False)
+    expected = vision.resize(images.double(), [48, 48], MODES["bicubic"], antialias=True)
+    torch.testing.assert_close(plain.double(), expected.clamp(0, 255), atol=0.5 + 1e-3, rtol=0)
+    assert torch.equal(augment(images, generator, size=32, crop=1.0, flip=False), images)
+
+
+def test_half_of_the_images_are_flipped(generator):
+    images = noise(1, 8, 8).expand(2000, -1, -1, -1)
+    flipped = (augment(images, generator, size=8, crop=1.0) != images).flatten(1).any(1)
+    assert 0.45 < flipped.float().mean() < 0.55
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("source", "channels"), [(32, 3), (32, 1), (80, 3), (48, 3)])
+def test_preparation_equals_torchvision(mode, source, channels):
+    images = noise(3, source, source, channels)
+    prepare = Preparation(48, interpolation=mode, **PREPARE)
+    reference = v2.Compose(
+        [
+            v2.RGB(),
+            v2.ToDtype(torch.float32, scale=True),
+            v2.Resize([48, 48], MODES[mode], antialias=True),
+            partial(torch.clamp, min=0, max=1),
+            v2.Normalize(**PREPARE),
+        ]
+    )
+    expected = torch.stack([reference(image) for image in images])
+    half = 0.501 / 255 / 0.3  # a level of a pixel is divided by the smallest deviation
+    tolerance = 1e-6 if source == 48 else half
+    torch.testing.assert_close(prepare(images), expected, atol=tolerance, rtol=0)
+
+
+def test_preparation_of_timm_and_open_clip():
+    import open_clip
+
+    model = timm.create_model("vit_tiny_patch16_224", depth=1, embed_dim=16, num_heads=2)
+    found = Preparation.of(model, 32)
+    assert found.mean.flatten().tolist() == [0.5] * 3
+    assert (found.size, found.interpolation) == (32, "bicubic")
+    size = {"image_size": 32, "layers": 1, "width": 64, "patch_size": 16}
+    text = {"context_length": 8, "vocab_size": 49408, "width": 64, "heads": 1, "layers": 1}
+    clip = open_clip.model.CLIP(64, size, text)
+    clip.visual.preprocess_cfg = {"mean": (0.1, 0.2, 0.3), "std": (1, 2, 3)}
+    clip.visual.preprocess_cfg["interpolation"] = "bilinear"
+    found = Preparation.of(clip, 32)
+    assert found.std.flatten().tolist() == [1, 2, 3]
+    assert found.interpolation == "bilinear"
+    with pytest.raises(TypeError, match="`model` must be a model of timm or open_clip; got Linear"):
+        Preparation.of(torch.nn.Linear(1, 1), 32)
+
+
+def test_preparation_has_no_state():
+    prepare = Preparation(16)
+    assert prepare.state_dict() == {}
+    assert list(prepare.parameters()) == []
+    assert prepare.double().mean.dtype == torch.float64
+
+
+@pytest.fixture(scope="module")
+def trunk():
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = timm.create_model(
+            "vit_tiny_patch16_224", img_size=32, embed_dim=16, depth=2, num_heads=2, num_classes=0
+        )
+    return fp.vit_trunk(model)
+
+
+def test_prepared_trunk_equals_trunk_on_prepared_images(trunk, generator):
+    images, prepare = noise(4, 48, 48), Preparation(32, **PREPARE)
+    assert torch.equal(
+        fp.mean_tokens(prepared(trunk, prepare), images).value,
+        fp.mean_tokens(trunk, prepare(images)).value,
+    )
+    prompts = fp.DeepPrompts(3, trunk, generator=generator)
+    ours = prepared(trunk, prepare)
+    results = [
+        fp.encode_prompted(ours, images, prompts()),
+        fp.encode_prompted(trunk, prepare(images), prompts()),
+    ]
+    assert torch.equal(results[0].pooled, results[1].pooled)
+    fronts = [
+        fp.front_tokens(ours, images, start=1),
+        fp.front_tokens(trunk, prepare(images), start=1),
+    ]
+    assert torch.equal(*fronts)
+    late = [fp.encode_prompted(each, fronts[0], start=1).pooled for each in (ours, trunk)]
+    assert torch.equal(*late)
+
+
+def test_prepared_trunk_is_a_trunk(trunk):
+    ours = prepared(trunk, Preparation(32))
+    assert isinstance(ours, fp.Trunk)
+    assert copy.deepcopy(ours) is ours
+    assert fp.fingerprint(ours) == fp.fingerprint(trunk)
+
+
+def test_autocast_does_not_coarsen_pixels(generator):
+    images, prepare = noise(2, 40, 40), Preparation(32)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        inside = prepare(images)
+    assert torch.equal(inside, prepare(images))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (partial(augment, torch.zeros(1, 3, 8, 8), size=8), "`images` must be uint8 of shape"),
+        (partial(augment, torch.zeros(3, 8, 8).byte(), size=8), r"got torch.uint8 of shape \(3, 8"),
+        (partial(augment, noise(1, 8, 8), size=8, crop=0.0), "`crop` must be above 0"),
+        (partial(augment, noise(1, 8, 8), size=8, crop=1.1), "and at most 1; got 1.1"),
+    ],
+)
+def test_bad_arguments(call, message, generator):
+    with pytest.raises(ValueError, match=message):
+        call(generator=generator)
+
+
+def test_bad_interpolation():
+    with pytest.raises(ValueError, match="`interpolation` must be one of bilinear, bicubic"):
+        Preparation(8, interpolation="nearest")
+
+
+def test_benchmark_measures_all_three():
+    model = timm.create_model(
+        "vit_tiny_patch16_224", img_size=32, embed_dim=16, depth=1, num_heads=2, num_classes=0
+    )
+    measured = pipeline.speeds(model, size=32, stored=16, batch_size=2, rounds=1)
+    assert min(measured) > 0
+
+
+@pytest.mark.parametrize(
+    ("device", "numbers", "reached"),
+    [
+        ("cpu", (100, 9, 1), True),
+        ("cpu", (100, 11, 1), False),
+        ("cuda", (100, 50, 46), True),
+        ("cuda", (50, 100, 44), False),
+    ],
+)
+def test_goals(device, numbers, reached):
+    text, result = pipeline.Speeds(*numbers).goal(torch.device(device))
+    assert result == reached
+    assert "goal" in text
