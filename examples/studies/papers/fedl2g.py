@@ -105,7 +105,7 @@ def setting(
         family="networks",
         backbones=GROUPS[group],
         partition=partition or Partition(kind="dirichlet", alpha=ALPHA[task]),
-        recipe=Recipe(epochs=epochs, batch_size=10),
+        recipe=Recipe(epochs=epochs, batch_size=10, drop_last=True),
         rows=rows(lines, METHODS, {"own": position}),
         choices=CHOICES + (LARGE_IMAGES if large else ()) + choices,
         image_size=64 if large else 32,
