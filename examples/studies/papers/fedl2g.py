@@ -71,7 +71,7 @@ CHOICES = (
     "training of clients.",
 )
 LARGE_IMAGES = (
-    "Images have 64 × 64 pixels, as in the authors' library PFLlib.",
+    "Images have a side of 64 pixels, as in the authors' library PFLlib.",
     "The shared network of FML and FedKD is the CNN, which is not the smallest network at 64 "
     "pixels.",
 )

@@ -232,7 +232,7 @@ def cifar(
         f"Table {table}",
         task,
         rows(lines, METHODS, {"own": position}),
-        CIFAR + choices,
+        (CIFAR if task == "cifar100" else ()) + choices,
         partition=Partition(kind="dirichlet", alpha=alpha),
         num_clients=100,
         cohort_size=10,
