@@ -1,19 +1,20 @@
 """The jaxtyping import hook, parallel runs, the names in doctests, and the markers."""
 
+import gc
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING
 
-import numpy as np
 import pytest
-import torch
-import torch.nn as nn
+
+if TYPE_CHECKING:
+    import torch  # the process that only starts the workers does without it
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test may need the network
-torch.set_num_threads(1)  # the models are tiny, so more threads do not help
 
 # An int is accepted as a float, as in every type checker.
 CHECKER = "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))"
@@ -58,9 +59,12 @@ class DoctestNames:
     @pytest.fixture(autouse=True)
     def names(self, doctest_namespace: dict[str, object]) -> None:
         """Names that the examples in docstrings use without importing them."""
+        import numpy as np
+        import torch
+
         import fedprompt
 
-        doctest_namespace.update(torch=torch, nn=nn, np=np)
+        doctest_namespace.update(torch=torch, nn=torch.nn, np=np)
         for name in fedprompt.__all__:
             thing = doctest_namespace[name] = getattr(fedprompt, name)
             if isinstance(thing, ModuleType):
@@ -78,6 +82,22 @@ def pytest_configure(config: pytest.Config) -> None:
 
         install_import_hook("fedprompt", CHECKER)
         sys.meta_path.insert(0, PlainKernel)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
+    """Prepare a process that runs tests itself; the workers do so if there are any."""
+    if session.config.getoption("dist", "no") != "no":
+        return (yield)
+    import torch
+
+    torch.set_num_threads(1)  # the models are tiny, so more threads do not help
+    gc.disable()  # imported modules and collected tests live as long as the process
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -112,6 +132,8 @@ def _own_errors(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.fixture
-def generator() -> torch.Generator:
+def generator() -> "torch.Generator":
     """A new random generator with the same seed for every test."""
+    import torch
+
     return torch.Generator().manual_seed(0)
