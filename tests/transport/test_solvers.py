@@ -4,6 +4,7 @@ import importlib
 import math
 import subprocess
 import sys
+from itertools import product
 from unittest.mock import patch
 
 import pytest
@@ -62,10 +63,18 @@ def test_dykstra_is_the_published_loop_where_that_converges():
     )
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("epsilon", [0.1, 0.01])
-@pytest.mark.parametrize("mass", [0.05, 0.8, 0.95, 0.999, 0.99999, 1.0])
-@pytest.mark.parametrize(("rows", "columns"), [(196, 2), (49, 4), (7, 3), (3, 8)])
+MASSES = [0.05, 0.8, 0.95, 0.999, 0.99999, 1.0]
+SETTINGS = list(product(KINDS, [0.1, 0.01], [(196, 2), (49, 4), (7, 3), (3, 8)]))
+
+
+@pytest.mark.parametrize(  # half of all combinations: every pair of values occurs
+    ("kind", "epsilon", "rows", "columns", "mass"),
+    [
+        (kind, epsilon, *size, mass)
+        for number, (kind, epsilon, size) in enumerate(SETTINGS)
+        for mass in MASSES[(number + number // 4) % 2 :: 2]
+    ],
+)
 def test_newton_in_float32_is_accurate_for_every_mass(kind, epsilon, mass, rows, columns):
     cost = planted_cost(kind, (20, rows, columns), torch.Generator().manual_seed(5)).float()
     a, b = marginals(rows, columns, mass, torch.float32)
