@@ -1,9 +1,11 @@
 """The jaxtyping import hook, parallel runs, the names in doctests, and the markers."""
 
 import gc
+import json
 import os
+import subprocess
 import sys
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
@@ -129,6 +131,41 @@ def _own_errors(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
     finally:
         config.update("jaxtyping_disable", False)
+
+
+# A process that has imported torch runs each program in a copy of itself, made in milliseconds.
+COPIES = """
+import json, os, sys, torch
+for line in sys.stdin:
+    read, write = os.pipe()
+    if os.fork() == 0:
+        os.dup2(write, 1)
+        exec(json.loads(line), {"__name__": "__main__"})
+        sys.stdout.flush()
+        os._exit(0)
+    os.close(write)
+    with open(read) as printed:
+        text = printed.read()
+    _, status = os.wait()
+    print(json.dumps([text, os.waitstatus_to_exitcode(status)]), flush=True)
+"""
+
+
+@pytest.fixture(scope="session")
+def in_new_process() -> Iterator[Callable[[str], str]]:
+    """Return a function that runs a program where only torch is imported, and gives its output."""
+    command = [sys.executable, "-c", COPIES]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+
+        def run(program: str) -> str:
+            print(json.dumps(program), file=process.stdin, flush=True)
+            printed, status = json.loads(process.stdout.readline())
+            assert status == 0, printed
+            return printed
+
+        yield run
 
 
 @pytest.fixture

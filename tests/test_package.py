@@ -3,8 +3,6 @@
 import ast
 import importlib
 import pkgutil
-import subprocess
-import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -60,31 +58,23 @@ print(any(name.startswith("fedprompt.flower") for name in sys.modules))
 LONGEST_BODY = 40
 
 
-def test_import_is_light_and_does_not_import_the_heavy_libraries():
+def test_import_is_light_and_does_not_import_the_heavy_libraries(in_new_process):
     """One of three new processes needs less than 0.5 CPU seconds in addition to torch."""
     for _ in range(3):
-        command = [sys.executable, "-c", PROGRAM]
-        run = subprocess.run(command, capture_output=True, text=True, check=True)
-        (seconds,) = run.stdout.split()  # names of heavy libraries would follow
+        (seconds,) = in_new_process(PROGRAM).split()  # names of heavy libraries would follow
         if float(seconds) < 0.5:
             return
     pytest.fail(f"the last import took {seconds} CPU seconds")
 
 
-def test_without_flwr_the_error_names_the_extra_to_install():
-    run = subprocess.run(
-        [sys.executable, "-c", WITHOUT_FLOWER], capture_output=True, text=True, check=True
-    )
+def test_without_flwr_the_error_names_the_extra_to_install(in_new_process):
     expected = "`fedprompt.flower` needs flwr 1.41 or later: pip install 'fedprompt[flower]'\n"
-    assert run.stdout == expected
+    assert in_new_process(WITHOUT_FLOWER) == expected
 
 
-def test_servers_are_imported_and_run_without_flwr():
+def test_servers_are_imported_and_run_without_flwr(in_new_process):
     """By hand: the plain mean for all, and distant clients that keep what they found."""
-    run = subprocess.run(
-        [sys.executable, "-c", SERVERS_WITHOUT_FLOWER], capture_output=True, text=True, check=True
-    )
-    assert run.stdout.splitlines() == [
+    assert in_new_process(SERVERS_WITHOUT_FLOWER).splitlines() == [
         "True [3, 5] [51.0, 51.0]",
         "True [3, 5] [1.0, 101.0]",
         "False",

@@ -2,8 +2,6 @@
 
 import importlib
 import math
-import subprocess
-import sys
 from itertools import product
 from unittest.mock import patch
 
@@ -321,15 +319,13 @@ def test_solvers_mutate_no_argument_and_print_nothing(capsys):
     assert capsys.readouterr() == ("", "")
 
 
-def test_pot_is_imported_by_exact_alone():
+def test_pot_is_imported_by_exact_alone(in_new_process):
     program = """
 import sys, torch, fedprompt as fp
 fp.transport.newton(torch.eye(2), torch.ones(2), torch.ones(2))
 print("ot" in sys.modules)
 """
-    command = [sys.executable, "-c", program]
-    run = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert run.stdout.strip() == "False"
+    assert in_new_process(program).strip() == "False"
 
 
 HALF = torch.full((2,), 0.5)
