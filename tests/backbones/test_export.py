@@ -1,7 +1,6 @@
 """Export of prompted models by `torch.export` and ONNX, with a dynamic batch size."""
 
 import numpy as np
-import onnxruntime
 import pytest
 import torch
 import torch.nn as nn
@@ -132,6 +131,8 @@ def test_an_exported_program_takes_any_batch(model):
 @pytest.mark.unhooked
 @pytest.mark.parametrize("model", ["grouped", "padded"], indirect=True)
 def test_an_onnx_model_takes_any_batch(model, tmp_path):
+    import onnxruntime
+
     path = tmp_path / "model.onnx"
     shapes = ({0: Dim("batch", min=1)},)
     torch.onnx.export(model, (images(3),), path, dynamo=True, dynamic_shapes=shapes, verbose=False)
