@@ -33,16 +33,16 @@ def grouped(records: Iterable[Record], partition: str) -> dict[str, list[Record]
     return {name: sorted(own, key=lambda each: each["seed"]) for name, own in found.items()}
 
 
-def difference(own: Sequence[Record], reference: Sequence[Record] | None) -> str:
-    """Write the paired difference of accuracy on own mixes with its 95 % interval, in points.
+def difference(own: Sequence[Record], reference: Sequence[Record] | None, key: str = "own") -> str:
+    """Write the paired difference of a figure with its 95 % interval, in points.
 
     The interval is that of Student's t over the common seeds. It is empty for the reference itself,
     and without the interval if there are fewer than five seeds.
     """
     if reference is None or own is reference:
         return ""
-    other = {record["seed"]: record["own"] for record in reference}
-    gains = [100 * (each["own"] - other[each["seed"]]) for each in own if each["seed"] in other]
+    other = {record["seed"]: record[key] for record in reference}
+    gains = [100 * (each[key] - other[each["seed"]]) for each in own if each["seed"] in other]
     if not gains:
         return ""
     if len(gains) < 5:

@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fedprompt as fp
-from fedprompt.interfaces import ResumableTrunk
 import photographs
+from fedprompt.interfaces import ResumableTrunk
 from methods.federation import PromptedModel, VitFederation
 from photographs import HALF, Photographs
 from studies.gallery.tasks import Settings, Trial
@@ -144,14 +144,16 @@ def make_trial(
         validate: Whether to test on a part of the training images, which then do not train.
     """
     setting, rng = SETTINGS[partition], np.random.default_rng(seed)
-    data, train, test = _split(task, setting.shifted, rng, settings.num_test, validate)
+    data, train, test = split(task, setting.shifted, seed, settings.num_test, validate)
     labels, num_classes = classes(data, task, setting.shifted)
     public, train = train[: settings.num_public], train[settings.num_public :]
     count, cells = settings.num_clients, data.domains * num_classes + labels
     num_cells = num_classes * len(data.domain_names)
     divide = _by_domain if setting.shifted else _by_label
     shards = [torch.as_tensor(each) for each in divide(data, cells, train, count, rng)]
-    mixes = torch.stack([torch.bincount(cells[train][each], minlength=num_cells) for each in shards])
+    mixes = torch.stack(
+        [torch.bincount(cells[train][each], minlength=num_cells) for each in shards]
+    )
     first = count - settings.num_newcomers
     trunks = [network(name, task, setting.shifted, sources) for name in setting.networks]
     with torch.random.fork_rng(devices=[]):
@@ -184,11 +186,11 @@ def classes(data: Photographs, task: str, shifted: bool) -> tuple[Tensor, int]:
     return data.labels, len(data.class_names)
 
 
-def _split(
-    task: str, shifted: bool, rng: np.random.Generator, num_test: int, validate: bool
+def split(
+    task: str, shifted: bool, seed: int, num_test: int, validate: bool
 ) -> tuple[Photographs, Tensor, Tensor]:
     """Return all images, and the positions of training and test images in random order."""
-    data = images_of(task, shifted)
+    data, rng = images_of(task, shifted), np.random.default_rng([seed, 1])
     train, test = torch.arange(len(data.labels)), torch.arange(0)
     for _ in range(2 if validate else 1):
         train, test = photographs.split_by_runs(data, train, share=0.25, rng=rng)
@@ -234,9 +236,7 @@ def images_of(task: str, shifted: bool) -> Photographs:
 _EACH = ("images", "labels", "domains", "runs")
 
 
-def network(
-    name: str, task: str, shifted: bool, sources: Sources
-) -> TailTrunk | Convolutional:
+def network(name: str, task: str, shifted: bool, sources: Sources) -> TailTrunk | Convolutional:
     """Return a network over the images of a task: a name in `NETWORKS`."""
     images = images_of(task, shifted).images
     return NETWORKS[name](images, (task, shifted), sources)
