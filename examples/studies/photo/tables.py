@@ -97,7 +97,7 @@ def show_cells(record: Record, settings: trials.Settings, path: Path) -> None:
     for axes in grid.flat:
         axes.axis("off")
     for axes, position, guess in zip(grid.flat, test, record["shown"], strict=False):
-        axes.imshow(data.images[position, 0], cmap="gray")
+        axes.imshow(data.images[position, 0].numpy(), cmap="gray")
         guessed, truth = names[int(guess)], names[labels[position]]
         right = guessed == truth
         title = guessed if right else f"{guessed},\nis {truth}"

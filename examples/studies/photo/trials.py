@@ -283,9 +283,7 @@ def dino(sources: Sources) -> ResumableTrunk:
     model = photographs.load_dino(
         sources.dino, pretrained=sources.pretrained, image_size=IMAGE_SIZE
     )
-    for block in model.blocks:  # in bfloat16, plain attention has the faster backward pass on CPUs
-        block.attn.fused_attn = False
-    return fp.vit_trunk(model.bfloat16())
+    return fp.vit_trunk(photographs.in_bfloat16(model))
 
 
 @cache
