@@ -27,10 +27,9 @@ from tqdm import tqdm
 from studies.compare import finished
 from studies.gallery import jobs, registry
 from studies.gallery.registry import Method
-from studies.gallery.tasks import Settings
 from studies.photo import tables
 from studies.photo.runs import Run
-from studies.photo.trials import BUDGET, QUICK, SETTINGS, TITLES, Sources, make_trial
+from studies.photo.trials import SETTINGS, TITLES, Sources, make_trial
 
 RECORDS = Path(__file__).parents[2] / "docs" / "results" / "photographs"
 NUM_TRIALS = 4
@@ -39,17 +38,16 @@ NUM_TRIALS = 4
 def main(arguments: Sequence[str] | None = None) -> None:
     args = flags().parse_args(arguments)
     sources = sources_of(args)
-    settings = QUICK if args.quick else BUDGET
     known = registry.gallery()
     if args.estimate:
-        print(estimate(known, args, settings, sources))
+        print(estimate(known, args, sources))
         return
     for task in args.tasks:
         path = args.records / f"{task}{'-quick' if args.quick else ''}.jsonl"
         for partition in args.partitions:
             methods = chosen(known, partition, args.only)
             if methods:
-                study(methods, args, task, partition, settings, sources, path)
+                study(methods, args, task, partition, sources, path)
     print(f"\nTables and figures: {args.out}/")
 
 
@@ -112,11 +110,11 @@ def study(
     args: argparse.Namespace,
     task: str,
     partition: str,
-    settings: Settings,
     sources: Sources,
     path: Path,
 ) -> None:
     """Tune and run the rows of one setting, print its table and write its figures."""
+    settings = SETTINGS[partition].budget(args.quick)
     seeds = range(1 if args.quick else args.seeds)
     values = {method.name: method.defaults for method in methods}
     if not args.quick:
@@ -158,17 +156,18 @@ def best(records: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     return found
 
 
-def estimate(
-    known: Mapping[str, Method], args: argparse.Namespace, settings: Settings, sources: Sources
-) -> str:
+def estimate(known: Mapping[str, Method], args: argparse.Namespace, sources: Sources) -> str:
     """Run one round of each row on the first task, and say how long the study will take."""
-    task, seconds, one = args.tasks[0], 0.0, replace(settings, rounds=1)
+    task, seconds = args.tasks[0], 0.0
     began = time.process_time()
     for partition in args.partitions:  # reads images, and runs the first blocks
-        make_trial(task, partition, seed=0, settings=one, sources=sources)
+        settings = SETTINGS[partition].budget(args.quick)
+        make_trial(task, partition, seed=0, settings=settings, sources=sources)
     once = time.process_time() - began
     rows = [(each, name) for each in args.partitions for name in chosen(known, each, args.only)]
     for partition, method in tqdm(rows, desc="one round each", unit="row"):
+        settings = SETTINGS[partition].budget(args.quick)
+        one = replace(settings, rounds=1)
         own = Run(*_of(method, task, partition), 1, None, method.defaults, one, sources)
         began = time.process_time()
         training = jobs.run(own)["seconds"]

@@ -1,7 +1,7 @@
 """Federations of photographs: partitions, networks, and the budget of a run."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import NamedTuple
@@ -32,7 +32,7 @@ HEAD_RATE = 0.1  # of the learning rate of a method
 ALPHA = 0.3
 NUM_IMAGES = {"solar": 2624, "mnist": 3000}
 BUDGET = Settings(
-    rounds=20, steps=8, batch_size=16, cohort_size=5, num_clients=12, num_public=64, num_test=600
+    rounds=20, steps=8, batch_size=16, cohort_size=4, num_clients=12, num_public=64, num_test=600
 )
 QUICK = Settings(
     rounds=2, steps=2, batch_size=8, cohort_size=2, num_clients=12, num_public=16, num_test=60
@@ -51,22 +51,36 @@ class Setting(NamedTuple):
         shifted: Whether each client has one domain. If not, labels are divided by Dirichlet.
         networks: Names in `NETWORKS`, given to the clients in turn.
         methods: Rows.
+        rounds: Number of rounds. A step of a convolutional network takes several times as long.
     """
 
     title: str
     shifted: bool
     networks: tuple[str, ...]
     methods: tuple[str, ...]
+    rounds: int = BUDGET.rounds
+
+    def budget(self, quick: bool) -> Settings:
+        """Return the budget of a run."""
+        return QUICK if quick else replace(BUDGET, rounds=self.rounds)
 
 
 SETTINGS = {
     "domains": Setting("one domain for each client", True, ("whole",), ONE),
     "labels": Setting("label shift (Dirichlet .3)", False, ("whole",), ONE),
     "depths": Setting(
-        "label shift, networks of three widths", False, ("short", "wide", "convolutional"), TAUGHT
+        "label shift, networks of three widths",
+        False,
+        ("short", "wide", "convolutional"),
+        TAUGHT,
+        12,
     ),
     "networks": Setting(
-        "label shift, three kinds of networks", False, ("whole", "convolutional", "small"), GUIDED
+        "label shift, three kinds of networks",
+        False,
+        ("whole", "convolutional", "small"),
+        GUIDED,
+        12,
     ),
 }
 TITLES = {"solar": "Solar cells", "mnist": "MNIST-5k"}
