@@ -1,6 +1,6 @@
 """Methods of the gallery on photographs of solar cells and on MNIST, with pretrained networks.
 
-Clients train prompts in the last two blocks of a frozen DINOv2 ViT-S/14, whose other blocks run
+Clients train prompts in the last three blocks of a frozen DINOv2 ViT-S/14, whose other blocks run
 once for all images. In two settings, clients have networks of three kinds. Every method has the
 same rounds, clients, batches and initial values, and the same number of tuning trials::
 
@@ -29,7 +29,8 @@ from studies.gallery import jobs, registry
 from studies.gallery.registry import Method
 from studies.photo import tables
 from studies.photo.runs import Run
-from studies.photo.trials import SETTINGS, TITLES, Sources, make_trial
+from studies.photo.settings import SETTINGS, TITLES, Sources
+from studies.photo.trials import make_trial
 
 RECORDS = Path(__file__).parents[2] / "docs" / "results" / "photographs"
 NUM_TRIALS = 4

@@ -19,7 +19,7 @@ from studies import photographs as study
 from studies.gallery import jobs
 from studies.photo import networks, runs, trials
 from studies.photo.networks import Convolutional, ConvolutionalModel, TailTrunk, as_inputs
-from studies.photo.trials import QUICK, SETTINGS, Sources
+from studies.photo.settings import QUICK, SETTINGS, Sources
 
 RANDOM = Sources(random=True)
 

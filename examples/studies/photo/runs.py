@@ -17,13 +17,13 @@ from methods.federation import Predictions
 from studies.gallery import evaluate, jobs, registry
 from studies.gallery.registry import Method
 from studies.gallery.tasks import Trial
-from studies.photo import networks, trials
-from studies.photo.trials import Sources
+from studies.photo import networks, settings, trials
+from studies.photo.settings import Sources
 
 EVERY = 5  # rounds between two points of the curve
 CURVE_SEED = 0
 NUM_SHOWN = 24  # test images whose predicted class is in the record
-CODE = (federation, evaluate, photographs, networks, trials)
+CODE = (federation, evaluate, photographs, networks, settings, trials)
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,8 @@ class Run(jobs.Job):
     def digest(self) -> str:
         """Hash of the code, the budget and the version of the library."""
         shared = [Path(module.__file__ or "") for module in CODE]
-        settings = (asdict(self.settings), jobs.version(), self.sources.random)
-        return registry.digest(Path(self.path), *shared, Path(__file__), settings=settings)
+        chosen = (asdict(self.settings), jobs.version(), self.sources.random)
+        return registry.digest(Path(self.path), *shared, Path(__file__), settings=chosen)
 
     def measure(self, method: Method, finished_round: Callable[[], None]) -> dict[str, Any]:
         """Run the method; add figures of skewed classes, and the accuracy over rounds."""

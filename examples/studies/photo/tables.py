@@ -8,8 +8,9 @@ import numpy as np
 
 from studies.gallery.registry import Method
 from studies.gallery.tables import Record, difference, grouped, mean
+from studies.gallery.tasks import Settings
 from studies.photo import trials
-from studies.photo.trials import SETTINGS, TITLES
+from studies.photo.settings import SETTINGS, TITLES
 from studies.report import mean_and_deviation, save, table
 
 matplotlib.use("Agg")
@@ -79,7 +80,7 @@ def curves(
     save(drawing, path, dpi=120)
 
 
-def show_cells(record: Record, settings: trials.Settings, path: Path) -> None:
+def show_cells(record: Record, settings: Settings, path: Path) -> None:
     """Draw test photographs of solar cells with their class and the predicted one.
 
     The license of the photographs does not allow everyone to publish the picture.
