@@ -1,5 +1,8 @@
 """Each data set is read from fabricated files in its own format."""
 
+import sys
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -124,6 +127,41 @@ def test_digits_are_those_of_the_examples():
     assert task.class_names[3] == "three"
 
 
+@pytest.mark.parametrize(
+    ("name", "called"),
+    [
+        ("solar-cells", ("solar_cells", {})),
+        ("mnist-5k", ("mnist", {"shifted": False})),
+        ("mnist-5k-domains", ("mnist", {"shifted": True})),
+    ],
+)
+def test_photographs_are_split_by_runs(name, called, monkeypatch):
+    calls = []
+
+    def reader(function):
+        def read(**values):
+            calls.append((function, values))
+            images, numbers = torch.rand(10, 1, 4, 4).mul(255).byte(), torch.arange(10)
+            fields = {"images": images, "labels": numbers % 2, "domains": numbers % 3}
+            names = {"class_names": ("good", "bad"), "domain_names": ("a", "b", "c")}
+            return SimpleNamespace(**fields, **names)
+
+        return read
+
+    def split(found, positions, *, share, rng):
+        return positions[positions % 5 > 0], positions[positions % 5 == 0]
+
+    module = SimpleNamespace(split_by_runs=split, mnist=reader("mnist"))
+    module.solar_cells = reader("solar_cells")
+    monkeypatch.setitem(sys.modules, "photographs", module)
+    task = tasks.load(name)
+    assert calls == [called]
+    assert task.test.labels.tolist() == [0, 1]
+    assert task.test.domains.tolist() == [0, 2]
+    assert task.train.pixels.shape == (8, 1, 4, 4)
+    assert (task.class_names[1], task.domain_names[2]) == ("bad", "c")
+
+
 def test_folder_with_domains(tmp_path):
     fabricate("folder:mine", tmp_path, domains=("day", "night"))
     task = tasks.load("folder:mine", tmp_path, size=16)
@@ -163,7 +201,8 @@ def test_missing_file(name, tmp_path):
 
 
 def test_every_data_set_on_disk_has_a_test_of_its_missing_file():
-    assert set(MISSING) == set(fabricated.WRITERS) == set(tasks.TASKS) - {"digits"}
+    installed = {"digits", "mnist-5k", "mnist-5k-domains", "solar-cells"}
+    assert set(MISSING) == set(fabricated.WRITERS) == set(tasks.TASKS) - installed
 
 
 def test_missing_folder(tmp_path):
