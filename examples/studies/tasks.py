@@ -15,6 +15,7 @@ import torch
 from torchvision import datasets
 
 from embedded import clip, data
+from studies.coop_sets import SPLITS, coop
 from studies.folder_sets import (
     domainnet,
     five_dataset,
@@ -118,5 +119,6 @@ TASKS: dict[str, Callable[[Path, int], Task]] = {
     "five-dataset": five_dataset,
     "office-caltech10": office_caltech10,
     "domainnet": domainnet,
+    **{f"{name}-coop": partial(coop, name=name) for name in SPLITS},
 }
 """Readers of the data sets by name, functions of the folder and of the side in pixels."""

@@ -46,6 +46,7 @@ CASES = {
     "pets": (10, 5, 16, 5, (2, "Kind 002")),
     "tiny-imagenet": (10, 5, 64, 5, (3, "thing 3")),
     "domainnet": (120, 60, 16, 10, (3, "ice cream")),
+    **dict.fromkeys(fabricated.COOP, (10, 5, 16, 5, (1, "kind 001"))),
     "folder:mine": (6, 3, 16, 3, (2, "kind 002")),
 }
 
@@ -184,6 +185,7 @@ MISSING = {
     "five-dataset": ("notMNIST_small", "notMNIST_small.tar.gz"),
     "office-caltech10": ("webcam", "FedBN"),
     "domainnet": ("sketch_test.txt", "M3SDA"),
+    **dict.fromkeys(fabricated.COOP, ("split_zhou_*.json", "CoOp")),
 }
 
 
