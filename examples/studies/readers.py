@@ -195,8 +195,9 @@ def decoded(datasets: Sequence[Dataset], folder: Path, name: str, *, size: int) 
     """Decode images once, and map the resulting file in every later call.
 
     The name of the file has the name, size and number of images. It contains the pixels and then
-    the labels. It is written under another name and renamed when it is complete. Changes of the
-    returned pixels are never written to the file.
+    the labels. It is written under another name and renamed when it is complete; a process that is
+    killed can leave a file that ends in ``.part``, which is never read. Changes of the returned
+    pixels are not written to the file.
 
     Args:
         datasets: Data sets of (3, size, size) uint8 images and labels; one a domain.

@@ -273,6 +273,7 @@ def test_half_file_is_refused(tmp_path):
         tasks.load("dtd", tmp_path, size=16)
 
 
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_workers_decode_in_the_order_of_the_data_set(tmp_path, monkeypatch):
     monkeypatch.setattr(readers, "MANY", 10)
     monkeypatch.setattr("os.cpu_count", lambda: 2)
