@@ -265,6 +265,17 @@ def test_killed_decoding_leaves_no_file(error, tmp_path, monkeypatch):
     assert seen(tasks.load("dtd", tmp_path, size=16).test.pixels)[1].tolist() == [7] * 5
 
 
+@pytest.mark.parametrize(("name", "lost"), [("domainnet", 5), ("food101", 2), ("dtd-coop", 6)])
+def test_missing_image_of_a_list(name, lost, tmp_path):
+    fabricate(name, tmp_path)
+    path = sorted(tmp_path.rglob("*.jpg"))[-lost]
+    path.unlink()
+    with pytest.raises(FileNotFoundError, match=path.name):
+        tasks.load(name, tmp_path, size=16)
+    whole = [file.name for file in tmp_path.rglob("*.images")]
+    assert not any("train" in file and "train" in str(path) for file in whole)
+
+
 def test_half_file_is_refused(tmp_path):
     loaded("dtd", tmp_path)
     path = tmp_path / "dtd" / "dtd-test-16px-5.images"
