@@ -265,6 +265,14 @@ def test_killed_decoding_leaves_no_file(error, tmp_path, monkeypatch):
     assert seen(tasks.load("dtd", tmp_path, size=16).test.pixels)[1].tolist() == [7] * 5
 
 
+def test_half_file_of_another_process_is_not_read(tmp_path):
+    fabricate("dtd", tmp_path)
+    other = tmp_path / "dtd" / "dtd-test-16px-5.images.123.part"
+    other.write_bytes(b"half")
+    assert seen(tasks.load("dtd", tmp_path, size=16).test.pixels)[1].tolist() == [7] * 5
+    assert other.read_bytes() == b"half"
+
+
 @pytest.mark.parametrize(("name", "lost"), [("domainnet", 5), ("food101", 2), ("dtd-coop", 6)])
 def test_missing_image_of_a_list(name, lost, tmp_path):
     fabricate(name, tmp_path)
