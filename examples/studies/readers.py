@@ -114,11 +114,11 @@ def squared(image: Image.Image, *, size: int) -> Tensor:
     return vision.pil_to_tensor(vision.center_crop(image, [size]))
 
 
-def in_memory(pixels: Any, labels: Any, *, domain: int = 0) -> Images:
+def in_memory(pixels: Any, labels: Any) -> Images:
     """Copy uint8 arrays, (n, channels, height, width), and their labels to tensors."""
     labels = torch.as_tensor(np.asarray(labels)).long()
     pixels = torch.as_tensor(pixels).contiguous()
-    return Images(pixels, labels, torch.full_like(labels, domain))
+    return Images(pixels, labels, torch.zeros_like(labels))
 
 
 def joined(parts: Sequence[Images]) -> Images:
@@ -195,8 +195,9 @@ def decoded(datasets: Sequence[Dataset], folder: Path, name: str, *, size: int) 
     """Decode images once, and map the resulting file in every later call.
 
     The name of the file has the name, size and number of images. It contains the pixels and then
-    the labels. It is written under another name and renamed when it is complete. Changes of the
-    returned pixels are never written to the file.
+    the labels. It is written under another name and renamed when it is complete; a process that is
+    killed can leave a file that ends in ``.part``, which is never read. Changes of the returned
+    pixels are not written to the file. If images are replaced by as many others, delete the file.
 
     Args:
         datasets: Data sets of (3, size, size) uint8 images and labels; one a domain.

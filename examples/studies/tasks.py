@@ -8,10 +8,14 @@ next to the data, which is mapped in every later run.
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import torch
 from torchvision import datasets
 
 from embedded import clip, data
+from studies.coop_sets import SPLITS, coop
 from studies.folder_sets import (
     domainnet,
     five_dataset,
@@ -21,6 +25,7 @@ from studies.folder_sets import (
 )
 from studies.readers import Images, Task, in_memory
 from studies.torchvision_sets import (
+    NUMBER,
     caltech101,
     cifar,
     dtd,
@@ -69,8 +74,38 @@ def digits(root: Path, size: int) -> Task:
     return Task("digits", *sides, clip.DIGITS, templates=clip.TEMPLATES[""])
 
 
+def solar_cells(root: Path, size: int) -> Task:
+    """Read the photographs of solar cells; a fifth of the runs of files is for testing."""
+    import photographs
+
+    cells = photographs.solar_cells()
+    return _photographs(cells, templates=("a photo of a {} solar cell.",))
+
+
+def mnist_5k(root: Path, size: int, *, shifted: bool) -> Task:
+    """Read 5,000 images of MNIST, in four domains if `shifted`; a fifth is for testing."""
+    import photographs
+
+    return _photographs(photographs.mnist(shifted=shifted), templates=NUMBER)
+
+
+def _photographs(found: Any, *, templates: tuple[str, ...]) -> Task:
+    """Split photographs by runs of files, with seed 0."""
+    import photographs
+
+    whole, rng = torch.arange(len(found.labels)), np.random.default_rng(0)
+    sides = (
+        Images(found.images[part], found.labels[part], found.domains[part])
+        for part in photographs.split_by_runs(found, whole, share=0.2, rng=rng)
+    )
+    return Task("", *sides, found.class_names, found.domain_names, templates)
+
+
 TASKS: dict[str, Callable[[Path, int], Task]] = {
     "digits": digits,
+    "mnist-5k": partial(mnist_5k, shifted=False),
+    "mnist-5k-domains": partial(mnist_5k, shifted=True),
+    "solar-cells": solar_cells,
     "cifar10": partial(cifar, kind=datasets.CIFAR10),
     "cifar100": partial(cifar, kind=datasets.CIFAR100),
     "svhn": svhn,
@@ -84,5 +119,6 @@ TASKS: dict[str, Callable[[Path, int], Task]] = {
     "five-dataset": five_dataset,
     "office-caltech10": office_caltech10,
     "domainnet": domainnet,
+    **{f"{name}-coop": partial(coop, name=name) for name in SPLITS},
 }
 """Readers of the data sets by name, functions of the folder and of the side in pixels."""

@@ -21,6 +21,14 @@ from studies.readers import (
 
 NUMBER = ('a photo of the number: "{}".',)
 NUMERALS = tuple("0123456789")
+TEMPLATES = {
+    "dtd": ("{} texture.",),
+    "flowers102": ("a photo of a {}, a type of flower.",),
+    "food101": ("a photo of {}, a type of food.",),
+    "pets": ("a photo of a {}, a type of pet.",),
+    "caltech101": ("a photo of a {}.",),
+}
+"""The sentences of CoOp."""
 
 
 def cifar(root: Path, size: int, *, kind: type) -> Task:
@@ -58,7 +66,7 @@ def dtd(root: Path, size: int) -> Task:
     make = partial(_images, datasets.DTD, root, ["dtd/dtd/labels", "dtd/dtd/images"])
     train, val, test = (make(size, split=split) for split in ("train", "val", "test"))
     sides = decoded_sides([train + val], [test], root / "dtd", "dtd", size)
-    return Task("", *sides, words(train.classes), templates=("{} texture.",))
+    return Task("", *sides, words(train.classes), templates=TEMPLATES["dtd"])
 
 
 def flowers102(root: Path, size: int) -> Task:
@@ -68,7 +76,7 @@ def flowers102(root: Path, size: int) -> Task:
     train, val, test = (make(size, split=split) for split in ("train", "val", "test"))
     sides = decoded_sides([train + val], [test], root / "flowers-102", "flowers102", size)
     names = tuple(name.rstrip("?") for name in datasets.Flowers102.classes)
-    return Task("", *sides, names, templates=("a photo of a {}, a type of flower.",))
+    return Task("", *sides, names, templates=TEMPLATES["flowers102"])
 
 
 def food101(root: Path, size: int) -> Task:
@@ -77,7 +85,7 @@ def food101(root: Path, size: int) -> Task:
     make = partial(_images, datasets.Food101, root, files)
     train, test = (make(size, split=split) for split in ("train", "test"))
     sides = decoded_sides([train], [test], root / "food-101", "food101", size)
-    return Task("", *sides, words(train.classes), templates=("a photo of {}, a type of food.",))
+    return Task("", *sides, words(train.classes), templates=TEMPLATES["food101"])
 
 
 def pets(root: Path, size: int) -> Task:
@@ -87,7 +95,7 @@ def pets(root: Path, size: int) -> Task:
     make = partial(_images, datasets.OxfordIIITPet, root, files)
     train, test = (make(size, split=split) for split in ("trainval", "test"))
     sides = decoded_sides([train], [test], root / "oxford-iiit-pet", "pets", size)
-    return Task("", *sides, tuple(train.classes), templates=("a photo of a {}, a type of pet.",))
+    return Task("", *sides, tuple(train.classes), templates=TEMPLATES["pets"])
 
 
 def caltech101(root: Path, size: int) -> Task:

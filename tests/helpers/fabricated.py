@@ -9,6 +9,7 @@ import pickle
 import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from unittest import mock
 
@@ -282,6 +283,28 @@ def folders(root: Path, *, train: int = 2, test: int = 1, classes: int = 3, doma
                     write_photo(path, label, mark(split, domain))
 
 
+COOP = {
+    "dtd-coop": ("dtd", "dtd/images", "DescribableTextures"),
+    "flowers102-coop": ("flowers-102", "jpg", "OxfordFlowers"),
+    "food101-coop": ("food-101", "images", "Food101"),
+    "pets-coop": ("oxford-iiit-pet", "images", "OxfordPets"),
+    "caltech101-coop": ("caltech101", "101_ObjectCategories", "Caltech101"),
+}
+
+
+def coop(root: Path, *, name: str, train: int = 2, test: int = 1, classes: int = 5) -> None:
+    base, images, title = COOP[name]
+    lists = {}
+    for side, count in (("train", train), ("val", 1), ("test", test)):
+        lists[side] = []
+        for label in labels_of(classes, count).tolist():
+            file = f"{side}/image_{len(lists[side])}.jpg"
+            lists[side].append([file, label, named(classes)[label]])
+            right = mark("train" if side == "val" else side)
+            write_photo(root / base / images / file, label, right)
+    (root / base / f"split_zhou_{title}.json").write_text(json.dumps(lists))
+
+
 WRITERS: dict[str, Callable[..., None]] = {
     "cifar10": cifar10,
     "cifar100": cifar100,
@@ -296,6 +319,7 @@ WRITERS: dict[str, Callable[..., None]] = {
     "five-dataset": five_dataset,
     "office-caltech10": office_caltech10,
     "domainnet": domainnet,
+    **{name: partial(coop, name=name) for name in COOP},
 }
 
 

@@ -94,6 +94,20 @@ def test_same_seed_same_images():
     assert len({tuple(image.flatten().tolist()) for image in run(3)}) == 4
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_crops_do_not_depend_on_the_device(device):
+    images, prepare = noise(4, 32, 32), Preparation(24, **PREPARE)
+    there, here = (
+        augment(images, torch.Generator().manual_seed(3), size=40, device=place)
+        for place in (device, "cpu")
+    )
+    assert there.device.type == device
+    assert (there.cpu().int() - here.int()).abs().max() <= 1
+    inputs = prepare.to(device)(images)
+    assert inputs.device.type == device
+    torch.testing.assert_close(inputs.cpu(), prepare.to("cpu")(images), atol=0.02, rtol=0)
+
+
 def test_a_batch_draws_for_each_image_alone():
     images = noise(1, 32, 32).expand(5, -1, -1, -1)
     results = augment(images, torch.Generator().manual_seed(0), size=16)

@@ -1,5 +1,8 @@
 """Each data set is read from fabricated files in its own format."""
 
+import sys
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -43,6 +46,7 @@ CASES = {
     "pets": (10, 5, 16, 5, (2, "Kind 002")),
     "tiny-imagenet": (10, 5, 64, 5, (3, "thing 3")),
     "domainnet": (120, 60, 16, 10, (3, "ice cream")),
+    **dict.fromkeys(fabricated.COOP, (10, 5, 16, 5, (1, "kind 001"))),
     "folder:mine": (6, 3, 16, 3, (2, "kind 002")),
 }
 
@@ -124,6 +128,41 @@ def test_digits_are_those_of_the_examples():
     assert task.class_names[3] == "three"
 
 
+@pytest.mark.parametrize(
+    ("name", "called"),
+    [
+        ("solar-cells", ("solar_cells", {})),
+        ("mnist-5k", ("mnist", {"shifted": False})),
+        ("mnist-5k-domains", ("mnist", {"shifted": True})),
+    ],
+)
+def test_photographs_are_split_by_runs(name, called, monkeypatch):
+    calls = []
+
+    def reader(function):
+        def read(**values):
+            calls.append((function, values))
+            images, numbers = torch.rand(10, 1, 4, 4).mul(255).byte(), torch.arange(10)
+            fields = {"images": images, "labels": numbers % 2, "domains": numbers % 3}
+            names = {"class_names": ("good", "bad"), "domain_names": ("a", "b", "c")}
+            return SimpleNamespace(**fields, **names)
+
+        return read
+
+    def split(found, positions, *, share, rng):
+        return positions[positions % 5 > 0], positions[positions % 5 == 0]
+
+    module = SimpleNamespace(split_by_runs=split, mnist=reader("mnist"))
+    module.solar_cells = reader("solar_cells")
+    monkeypatch.setitem(sys.modules, "photographs", module)
+    task = tasks.load(name)
+    assert calls == [called]
+    assert task.test.labels.tolist() == [0, 1]
+    assert task.test.domains.tolist() == [0, 2]
+    assert task.train.pixels.shape == (8, 1, 4, 4)
+    assert (task.class_names[1], task.domain_names[2]) == ("bad", "c")
+
+
 def test_folder_with_domains(tmp_path):
     fabricate("folder:mine", tmp_path, domains=("day", "night"))
     task = tasks.load("folder:mine", tmp_path, size=16)
@@ -146,6 +185,7 @@ MISSING = {
     "five-dataset": ("notMNIST_small", "notMNIST_small.tar.gz"),
     "office-caltech10": ("webcam", "FedBN"),
     "domainnet": ("sketch_test.txt", "M3SDA"),
+    **dict.fromkeys(fabricated.COOP, ("split_zhou_*.json", "CoOp")),
 }
 
 
@@ -163,7 +203,8 @@ def test_missing_file(name, tmp_path):
 
 
 def test_every_data_set_on_disk_has_a_test_of_its_missing_file():
-    assert set(MISSING) == set(fabricated.WRITERS) == set(tasks.TASKS) - {"digits"}
+    installed = {"digits", "mnist-5k", "mnist-5k-domains", "solar-cells"}
+    assert set(MISSING) == set(fabricated.WRITERS) == set(tasks.TASKS) - installed
 
 
 def test_missing_folder(tmp_path):
@@ -224,6 +265,25 @@ def test_killed_decoding_leaves_no_file(error, tmp_path, monkeypatch):
     assert seen(tasks.load("dtd", tmp_path, size=16).test.pixels)[1].tolist() == [7] * 5
 
 
+def test_half_file_of_another_process_is_not_read(tmp_path):
+    fabricate("dtd", tmp_path)
+    other = tmp_path / "dtd" / "dtd-test-16px-5.images.123.part"
+    other.write_bytes(b"half")
+    assert seen(tasks.load("dtd", tmp_path, size=16).test.pixels)[1].tolist() == [7] * 5
+    assert other.read_bytes() == b"half"
+
+
+@pytest.mark.parametrize(("name", "lost"), [("domainnet", 5), ("food101", 2), ("dtd-coop", 6)])
+def test_missing_image_of_a_list(name, lost, tmp_path):
+    fabricate(name, tmp_path)
+    path = sorted(tmp_path.rglob("*.jpg"))[-lost]
+    path.unlink()
+    with pytest.raises(FileNotFoundError, match=path.name):
+        tasks.load(name, tmp_path, size=16)
+    whole = [file.name for file in tmp_path.rglob("*.images")]
+    assert not any("train" in file and "train" in str(path) for file in whole)
+
+
 def test_half_file_is_refused(tmp_path):
     loaded("dtd", tmp_path)
     path = tmp_path / "dtd" / "dtd-test-16px-5.images"
@@ -232,6 +292,7 @@ def test_half_file_is_refused(tmp_path):
         tasks.load("dtd", tmp_path, size=16)
 
 
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_workers_decode_in_the_order_of_the_data_set(tmp_path, monkeypatch):
     monkeypatch.setattr(readers, "MANY", 10)
     monkeypatch.setattr("os.cpu_count", lambda: 2)

@@ -1,0 +1,73 @@
+"""Data sets of CLIP papers in the splits of CoOp, which FedOTP and others use.
+
+CoOp divides most of these data sets anew, into half for training, a fifth for validation and three
+tenths for testing, and publishes one list for each. The images are those that torchvision reads.
+"""
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from studies.readers import Listed, Task, decoded_sides, require, squared, words
+from studies.torchvision_sets import TEMPLATES
+
+
+class Split(NamedTuple):
+    """Place of a list of CoOp.
+
+    Attributes:
+        title: Name of the data set in the name of the list.
+        base: Folder of the data set, which must contain the list.
+        images: Folder of the images in `base`.
+    """
+
+    title: str
+    base: str
+    images: str
+
+    @property
+    def file(self) -> str:
+        """The name of the list."""
+        return f"split_zhou_{self.title}.json"
+
+
+SPLITS = {
+    "dtd": Split("DescribableTextures", "dtd", "dtd/images"),
+    "flowers102": Split("OxfordFlowers", "flowers-102", "jpg"),
+    "food101": Split("Food101", "food-101", "images"),
+    "pets": Split("OxfordPets", "oxford-iiit-pet", "images"),
+    "caltech101": Split("Caltech101", "caltech101", "101_ObjectCategories"),
+}
+
+
+def coop(root: Path, size: int, *, name: str) -> Task:
+    """Read the training and test images of CoOp's list; its validation images are not used.
+
+    Args:
+        root: Folder of the data sets.
+        size: Side of the images in pixels.
+        name: Name in `SPLITS`.
+    """
+    split = SPLITS[name]
+    base = root / split.base
+    how = (
+        f"Download {split.file} from the links in "
+        "https://github.com/KaiyangZhou/CoOp/blob/main/DATASETS.md and put it into "
+        f"{base.resolve()}, with the images in {split.images}."
+    )
+    require(base, (split.images, split.file), how)
+    lists = json.loads((base / split.file).read_text())
+    transform = partial(squared, size=size)
+    train, test = (
+        Listed(
+            [base / split.images / file for file, _, _ in lists[side]],
+            [int(label) for _, label, _ in lists[side]],
+            transform=transform,
+        )
+        for side in ("train", "test")
+    )
+    names = {int(label): title for _, label, title in lists["train"] + lists["test"]}
+    sides = decoded_sides([train], [test], base, f"{name}-coop", size)
+    in_order = [names[label] for label in range(len(names))]
+    return Task("", *sides, words(in_order), templates=TEMPLATES[name])
