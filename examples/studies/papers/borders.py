@@ -1,14 +1,36 @@
-"""Frozen convolutional networks whose prompts are pixels around the images."""
+"""Prompted models for a paper's numbers of images, and those with pixels as prompts."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 import torch.nn as nn
 from torch import Tensor
 
 import fedprompt as fp
 from methods.federation import PromptedModel
+
+PART = 64
+"""Maximum number of images in a forward pass without gradients."""
+
+
+class PiecewiseModel(PromptedModel):
+    """Prompted model that encodes all images of a client in parts, if no gradients are needed."""
+
+    def features(self, images: Tensor, *streams: fp.PromptStream) -> Tensor:
+        """Encode images, in parts only if there are no other streams."""
+        encode = super().features
+        if streams:
+            return encode(images, *streams)
+        return in_parts(encode, images)
+
+
+def in_parts(encode: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
+    """Encode images, in parts if no gradients are needed."""
+    if torch.is_grad_enabled() or len(images) <= PART:
+        return encode(images)
+    return torch.cat([encode(part) for part in images.split(PART)])
 
 
 @dataclass(frozen=True)
@@ -42,4 +64,7 @@ class BorderedModel(PromptedModel):
             raise ValueError("`streams` must be empty for convolutional networks.")
         if self.prompts is None:
             raise ValueError("`prompts` must be a border of pixels; got None.")
+        return in_parts(self._encode, images)
+
+    def _encode(self, images: Tensor) -> Tensor:
         return self.projection(self.trunk.network(self.prompts(self.trunk.prepare(images))))
