@@ -87,17 +87,31 @@ def test_border_of_a_model_is_around_the_prepared_images():
         (tiny_trunk(8), (1, 8, 8), lambda trunk: (trunk, "embed")),
     ],
 )
-def test_images_without_gradients_are_encoded_in_parts(trunk, shape, part_of, monkeypatch):
+def test_many_images_are_encoded_in_parts_with_equal_gradients(trunk, shape, part_of, monkeypatch):
     monkeypatch.setattr(borders, "PART", 5)
     model, images, sizes = federation([trunk]).new_model(), torch.rand(12, *shape), []
     owner, name = part_of(trunk)
     encode = getattr(owner, name)
     monkeypatch.setattr(owner, name, lambda part: sizes.append(len(part)) or encode(part))
     with torch.no_grad():
-        parts = model(images)
+        without = model(images)
     assert sizes == [5, 5, 2]
-    torch.testing.assert_close(parts, model(images).detach())
-    assert sizes == [5, 5, 2, 12]
+    parameters = [each for each in model.parameters() if each.requires_grad]
+    results = []
+    for part in (5, 12):
+        monkeypatch.setattr(borders, "PART", part)
+        found = model(images)
+        gradients = torch.autograd.grad(found.square().sum(), parameters)
+        results.append([found.detach(), *gradients])
+    assert sizes[3:] == [5, 5, 2, *sizes[6:9], 12]
+    assert sorted(sizes[6:9]) == [2, 5, 5]  # computed again in the backward pass
+    torch.testing.assert_close(results[0], results[1])
+    torch.testing.assert_close(without, results[1][0])
+
+
+def test_larger_batches_than_a_part_are_refused():
+    with pytest.raises(ValueError, match=r"`batch_size` must be at most 128; got 129\."):
+        replace(federation([pixel_trunk(4)]), batch_size=129)
 
 
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])

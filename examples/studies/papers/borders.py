@@ -7,16 +7,17 @@ from typing import Any
 import torch
 import torch.nn as nn
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 import fedprompt as fp
 from methods.federation import PromptedModel
 
-PART = 64
-"""Maximum number of images in a forward pass without gradients."""
+PART = 128
+"""Maximum number of images in a forward pass; batches must not have more."""
 
 
 class PiecewiseModel(PromptedModel):
-    """Prompted model that encodes all images of a client in parts, if no gradients are needed."""
+    """Prompted model that encodes many images, such as all of a client, in parts."""
 
     def features(self, images: Tensor, *streams: fp.PromptStream) -> Tensor:
         """Encode images, in parts only if there are no other streams."""
@@ -27,10 +28,17 @@ class PiecewiseModel(PromptedModel):
 
 
 def in_parts(encode: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
-    """Encode images, in parts if no gradients are needed."""
-    if torch.is_grad_enabled() or len(images) <= PART:
+    """Encode images in parts, whose activations are computed again for gradients.
+
+    The backward pass needs the same parameters. Batches are not divided, so methods may replace
+    parameters in their steps.
+    """
+    if len(images) <= PART:
         return encode(images)
-    return torch.cat([encode(part) for part in images.split(PART)])
+    parts = images.split(PART)
+    if torch.is_grad_enabled():
+        return torch.cat([checkpoint(encode, part, use_reentrant=False) for part in parts])
+    return torch.cat([encode(part) for part in parts])
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from methods.federation import (
     PromptedText,
     VitFederation,
 )
-from studies.papers.borders import BorderedModel, PiecewiseModel, PixelTrunk
+from studies.papers.borders import PART, BorderedModel, PiecewiseModel, PixelTrunk
 
 
 class Stored:
@@ -117,7 +117,15 @@ class Epochs(Federation):
 
 @dataclass(kw_only=True)
 class VitEpochs(Epochs, VitFederation):
-    """Vision transformers with prompts, and convolutional networks with a border of pixels."""
+    """Vision transformers with prompts, and convolutional networks with a border of pixels.
+
+    Raises:
+        ValueError: If a batch has more images than fit in one forward pass.
+    """
+
+    def __post_init__(self) -> None:
+        if self.batch_size > PART:
+            raise ValueError(f"`batch_size` must be at most {PART}; got {self.batch_size}.")
 
     def new_model(
         self, client: int = 0, *, prompts: Callable[[fp.Trunk], nn.Module | None] | None = None
