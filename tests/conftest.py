@@ -1,19 +1,22 @@
 """The jaxtyping import hook, parallel runs, the names in doctests, and the markers."""
 
+import gc
+import json
 import os
+import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterator
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING
 
-import numpy as np
 import pytest
-import torch
-import torch.nn as nn
+
+if TYPE_CHECKING:
+    import torch  # the process that only starts the workers does without it
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test may need the network
-torch.set_num_threads(1)  # the models are tiny, so more threads do not help
 
 # An int is accepted as a float, as in every type checker.
 CHECKER = "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))"
@@ -58,9 +61,12 @@ class DoctestNames:
     @pytest.fixture(autouse=True)
     def names(self, doctest_namespace: dict[str, object]) -> None:
         """Names that the examples in docstrings use without importing them."""
+        import numpy as np
+        import torch
+
         import fedprompt
 
-        doctest_namespace.update(torch=torch, nn=nn, np=np)
+        doctest_namespace.update(torch=torch, nn=torch.nn, np=np)
         for name in fedprompt.__all__:
             thing = doctest_namespace[name] = getattr(fedprompt, name)
             if isinstance(thing, ModuleType):
@@ -78,6 +84,22 @@ def pytest_configure(config: pytest.Config) -> None:
 
         install_import_hook("fedprompt", CHECKER)
         sys.meta_path.insert(0, PlainKernel)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
+    """Prepare a process that runs tests itself; the workers do so if there are any."""
+    if session.config.getoption("dist", "no") != "no":
+        return (yield)
+    import torch
+
+    torch.set_num_threads(1)  # the models are tiny, so more threads do not help
+    gc.disable()  # imported modules and collected tests live as long as the process
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -111,7 +133,44 @@ def _own_errors(request: pytest.FixtureRequest) -> Iterator[None]:
         config.update("jaxtyping_disable", False)
 
 
+# A process that has imported torch runs each program in a copy of itself, made in milliseconds.
+COPIES = """
+import json, os, sys, torch
+for line in sys.stdin:
+    read, write = os.pipe()
+    if os.fork() == 0:
+        os.dup2(write, 1)
+        exec(json.loads(line), {"__name__": "__main__"})
+        sys.stdout.flush()
+        os._exit(0)
+    os.close(write)
+    with open(read) as printed:
+        text = printed.read()
+    _, status = os.wait()
+    print(json.dumps([text, os.waitstatus_to_exitcode(status)]), flush=True)
+"""
+
+
+@pytest.fixture(scope="session")
+def in_new_process() -> Iterator[Callable[[str], str]]:
+    """Return a function that runs a program where only torch is imported, and gives its output."""
+    command = [sys.executable, "-c", COPIES]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+
+        def run(program: str) -> str:
+            print(json.dumps(program), file=process.stdin, flush=True)
+            printed, status = json.loads(process.stdout.readline())
+            assert status == 0, printed
+            return printed
+
+        yield run
+
+
 @pytest.fixture
-def generator() -> torch.Generator:
+def generator() -> "torch.Generator":
     """A new random generator with the same seed for every test."""
+    import torch
+
     return torch.Generator().manual_seed(0)

@@ -585,7 +585,8 @@ def test_damage_is_refused(tmp_path):
     assert_same(load_checkpoint(tmp_path), snapshot_of(1))
 
 
-def test_a_changed_bit_of_the_tree_is_detected(tmp_path):
+@pytest.mark.parametrize("step", [3, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_changed_bit_of_the_tree_is_detected(step, tmp_path):
     """A changed bit of ``state.json`` is refused by a ValueError or without effect."""
     tree = {
         "round": 3,
@@ -596,13 +597,14 @@ def test_a_changed_bit_of_the_tree_is_detected(tmp_path):
     save_checkpoint(tree, tmp_path)
     state = tmp_path / "state.json"
     whole, refused = state.read_bytes(), 0
-    for bit in range(8 * len(whole)):
+    bits = range(0, 8 * len(whole), step)  # by default two or three bits of every byte
+    for bit in bits:
         state.write_bytes(flipped(whole, bit))
         try:
             assert_same(load_checkpoint(tmp_path), tree)
         except ValueError:
             refused += 1
-    assert refused > 7.5 * len(whole)
+    assert refused > 0.93 * len(bits)
 
 
 # Other files and other processes.

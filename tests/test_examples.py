@@ -30,9 +30,8 @@ def accuracies(lines: list[str]) -> list[float]:
     return [float(match[2]) for match in found]
 
 
-@pytest.mark.parametrize(
-    "name", ["fedavg", *(pytest.param(name, marks=pytest.mark.slow) for name in LOOPS[1:])]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LOOPS)
 def test_a_quick_run_learns_and_its_last_line_has_the_final_accuracy(name, run, tmp_path):
     *rounds, last = run(name)
     values = accuracies(rounds)

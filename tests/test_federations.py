@@ -18,13 +18,14 @@ from federations import (
 from fedprompt import Weighted
 
 
-@pytest.fixture(params=FEDERATIONS)
+@pytest.fixture(scope="module", params=FEDERATIONS)
 def make(request):
     return FEDERATIONS[request.param]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def expected(make):
+    """Run once for all tests; no argument is mutated, as one of them shows."""
     return in_process(make())
 
 

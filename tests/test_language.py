@@ -25,8 +25,8 @@ PAGES = [name for name in TEXTS if name.endswith(".md")]
 
 WORDS = re.compile(r"\b(rooms?|houses?|whoever|looked at)\b", re.IGNORECASE)
 BRITISH = re.compile(
-    r"\w*(normalis|summaris|initialis|optimis(?!tic)|personalis|tokenis|generalis|regularis|minimis"
-    r"|colour|behaviour|favour|neighbour|centre[sd]?\b|labelled|labelling)\w*",
+    r"(normalis|summaris|initialis|optimis(?!tic)|personalis|tokenis|generalis|regularis|minimis"
+    r"|colour|behaviour|favour|neighbour|centre[sd]?\b|labelled|labelling)",
     re.IGNORECASE,
 )
 FIRST_WORD = re.compile(r"(What|Of|So|Who|Whose|Where|Nothing|Whoever)\b")

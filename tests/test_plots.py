@@ -1,8 +1,6 @@
 """Bars and images of the plots, against counts and matrices by hand."""
 
 import re
-import subprocess
-import sys
 from functools import partial
 
 import matplotlib as mpl
@@ -305,7 +303,7 @@ def test_bad_data_is_refused_by_name_and_nothing_is_drawn(axes, draw, arguments,
     assert len(axes.get_children()) == before
 
 
-def test_without_matplotlib_the_error_names_the_extra():
+def test_without_matplotlib_the_error_names_the_extra(in_new_process):
     program = """
 import sys
 sys.modules["matplotlib"] = sys.modules["matplotlib.axes"] = None
@@ -315,7 +313,7 @@ try:
 except ImportError as error:
     print(error)
 """
-    printed = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    ).stdout
-    assert printed == "`fedprompt.plots` needs matplotlib: pip install 'fedprompt[plots]'\n"
+    assert (
+        in_new_process(program)
+        == "`fedprompt.plots` needs matplotlib: pip install 'fedprompt[plots]'\n"
+    )

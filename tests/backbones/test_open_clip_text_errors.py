@@ -4,7 +4,6 @@ import open_clip
 import pytest
 import torch
 import torch.nn as nn
-from peft import LoraConfig, inject_adapter_in_model
 
 from clips import CONTEXT_LENGTH, NAMES, TEXT, TOKENIZER, TOWERS, VISION, WordTokenizer, make_clip
 from fedprompt import TextTower, freeze, prompted_text
@@ -13,6 +12,8 @@ from fedprompt.interfaces import PromptedText
 
 def with_lora(part):
     """Inject LoRA into one part of a model."""
+    from peft import LoraConfig, inject_adapter_in_model
+
     model = make_clip()
     inject_adapter_in_model(LoraConfig(target_modules=["c_fc"]), part(model))
     return model

@@ -9,6 +9,8 @@ from clips import NAMES, TOKENIZER, TOWERS, draw, make_clip
 from fedprompt import ContextPrompts, TextTower, prompted_text
 from fedprompt.interfaces import PromptStream
 
+LONG = open_clip.tokenizer.SimpleTokenizer()  # 77 tokens
+
 
 @pytest.fixture(scope="module")
 def wide():
@@ -17,7 +19,7 @@ def wide():
     text = {"context_length": 77, "vocab_size": 49408, "width": 512, "heads": 8, "layers": 2}
     with torch.device("meta"):
         model = open_clip.model.CLIP(512, vision, text)
-    return TextTower(model, open_clip.tokenizer.SimpleTokenizer())
+    return TextTower(model, LONG)
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +70,7 @@ def test_chunks_of_classes_add_few_tokens(wide, imagenet):
     with torch.device("meta"):
         context = torch.zeros(2, 16, 512)
     text = prompted_text(context, imagenet)
-    chunked = TextTower(wide.model, open_clip.tokenizer.SimpleTokenizer(), class_chunk=100)
+    chunked = TextTower(wide.model, LONG, class_chunk=100)
     assert tokens_run(chunked, text) <= 1.1 * tokens_run(wide, text)
 
 

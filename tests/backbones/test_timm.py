@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn as nn
-from peft import LoraConfig, inject_adapter_in_model
 from timm.models.eva import Eva
 from timm.models.vision_transformer import VisionTransformer
 from torch.func import functional_call, grad, vmap
@@ -195,6 +194,8 @@ def test_other_things_are_refused(model, got):
 
 
 def with_lora():
+    from peft import LoraConfig, inject_adapter_in_model
+
     return inject_adapter_in_model(LoraConfig(target_modules=["qkv"]), tiny_vit())
 
 

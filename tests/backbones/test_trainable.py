@@ -6,7 +6,6 @@ import pickle
 import pytest
 import torch
 import torch.nn as nn
-from peft import LoraConfig, inject_adapter_in_model
 from torch.func import functional_call, grad
 
 from errors import raises
@@ -32,6 +31,8 @@ DIM, DEPTH = 12, 3
 
 
 def with_lora(layers=None):
+    from peft import LoraConfig, inject_adapter_in_model
+
     config = LoraConfig(target_modules=["qkv"], r=2, layers_to_transform=layers)
     config.layers_pattern = "blocks" if layers is not None else None
     torch.manual_seed(0)

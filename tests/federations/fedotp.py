@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from copy import deepcopy
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import open_clip
@@ -19,12 +19,16 @@ VISION = {"layers": 1, "width": 16, "head_width": 8, "patch_size": 4, "image_siz
 TEXT = {"context_length": 16, "vocab_size": 49408, "width": 16, "heads": 2, "layers": 1}
 
 
+@cache
+def tokenizer() -> open_clip.tokenizer.SimpleTokenizer:
+    """Make the tokenizer once, at first use: it reads a file of 49,408 tokens."""
+    return open_clip.tokenizer.SimpleTokenizer(context_length=TEXT["context_length"])
+
+
 def fedotp() -> Federation:
     """Make the federation."""
     clip = parts.drawn(lambda: open_clip.model.CLIP(16, VISION, TEXT), seed=0)
-    tower = fp.TextTower(
-        clip, open_clip.tokenizer.SimpleTokenizer(context_length=TEXT["context_length"])
-    )
+    tower = fp.TextTower(clip, tokenizer())
     names = tower.class_names(CLASS_NAMES)
     match = partial(
         fp.transport_logits, solver=partial(fp.transport.newton, epsilon=0.1), mass=0.8, scale=20.0

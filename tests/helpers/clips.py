@@ -1,7 +1,8 @@
 """Small CLIP models with random weights in float64, and tokenizers with other special tokens."""
 
+import copy
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import open_clip
 import torch
@@ -53,13 +54,26 @@ TOWERS = {
 }
 
 
+DRAWN: dict[str, nn.Module] = {}
+
+
+def copy_of(key: str, make: Callable[[], nn.Module]) -> nn.Module:
+    """Copy a model, which is made once: its vocabulary takes ten times longer to draw."""
+    if key not in DRAWN:
+        DRAWN[key] = make()
+    return copy.deepcopy(DRAWN[key])
+
+
 def make_clip(
     *, custom: bool = False, vision: dict | None = None, quick_gelu: bool = False, **text: object
 ) -> nn.Module:
+    """Make a new model in eval mode; equal arguments give equal weights."""
     kind = open_clip.model.CustomTextCLIP if custom else open_clip.model.CLIP
-    return spread(
-        kind(EMBED_DIM, VISION | (vision or {}), TEXT | text, quick_gelu=quick_gelu)
-    ).eval()
+    sizes = (EMBED_DIM, VISION | (vision or {}), TEXT | text)
+    return copy_of(
+        f"{kind.__name__} {sizes} {quick_gelu}",
+        lambda: spread(kind(*sizes, quick_gelu=quick_gelu)).eval(),
+    )
 
 
 def spread(model: nn.Module) -> nn.Module:

@@ -9,7 +9,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 
 import fedprompt as fp
-from clips import NAMES, TEXT, TOKENIZER, VISION
+from clips import NAMES, TEXT, TOKENIZER, VISION, copy_of
 from methods.federation import ClipFederation, Federation, Predictions, VitFederation
 
 SIZES = (6, 8, 7, 9, 5, 6)  # numbers of inputs; the last client never trains
@@ -60,7 +60,7 @@ def parameters(predictions: Predictions, client: int) -> dict[str, Tensor]:
 
 def _clip(shape: tuple[int, ...]) -> dict[str, Any]:
     torch.manual_seed(0)
-    model = open_clip.model.CLIP(12, VISION, TEXT).eval()
+    model = copy_of("as initialized", lambda: open_clip.model.CLIP(12, VISION, TEXT).eval())
     return _common(shape) | {
         "clip": fp.freeze(model),
         "tower": fp.TextTower(model, TOKENIZER),

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -22,6 +22,7 @@ from fedprompt import (
     weighted_mean,
     weighted_median,
 )
+from generated import examples
 from references.fedhpl import similarity as dimension_similarity
 from same import assert_identical
 from tolerance import assert_near
@@ -314,10 +315,17 @@ def rounds(draw: st.DrawFn) -> list[Sent]:
     )
 
 
+# A round of four clients, in which some rows are unknown.
+TYPICAL = round_of_entries(
+    torch.Generator().manual_seed(0), clients=4, rows=(3,), event=(2,), absent=0.3
+)
+
+
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
 @pytest.mark.parametrize("label", AGGREGATORS)
-@settings(deadline=None, max_examples=6)
+@examples(3)
 @given(entries=rounds())
+@example(entries=TYPICAL)
 def test_law_holds(label, law, entries):
     law(AGGREGATORS[label], entries)
 
@@ -333,7 +341,7 @@ def test_half_precision_rows_with_float32_evidence(label, dtype, generator):
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.25, 1.0, 20.5])
-@settings(deadline=None, max_examples=6)
+@examples(6)
 @given(entries=rounds())
 def test_smoothing_is_one_more_entry_of_value_zero(smoothing, entries):
     first = entries[0]
@@ -346,7 +354,7 @@ def test_smoothing_is_one_more_entry_of_value_zero(smoothing, entries):
     assert_near(smoothed.value[rows], expected.value[rows])
 
 
-@settings(deadline=None, max_examples=6)
+@examples(6)
 @given(entries=rounds())
 def test_the_teacher_of_every_dimension_is_its_own_weighted_mean(entries):
     """Without smoothing, a teacher is a weighted mean. Its weights are multiplied by similarity."""

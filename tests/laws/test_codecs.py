@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -14,6 +14,7 @@ from fedprompt import Weighted, num_bytes
 from fedprompt.codecs import float16, int8, top_k
 from fedprompt.interfaces import Codec
 from fedprompt.wire import Expected, Header, decode_payload, encode_payload
+from generated import examples
 from same import assert_identical
 
 Sent = dict[str, Weighted]
@@ -256,7 +257,7 @@ def payloads(draw: st.DrawFn) -> Sent:
 
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
 @pytest.mark.parametrize("label", CODECS)
-@settings(deadline=None, max_examples=20)
+@examples(10)
 @given(sent=payloads())
 def test_law_holds(label, law, sent):
     law(CODECS[label], sent)

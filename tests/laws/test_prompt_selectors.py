@@ -8,13 +8,14 @@ from typing import NamedTuple
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
 import fedprompt.selection
 from fedprompt import PromptSelector, Selection, select_balanced, select_nearest
 from fedprompt.transport import exact, newton, sinkhorn
+from generated import examples
 from references.sgpt import cosine, literal_keys
 from tolerance import assert_near
 
@@ -195,7 +196,7 @@ def problem(generator: torch.Generator, *, groups: int = 5, dim: int = 9) -> Pro
 
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
 @pytest.mark.parametrize("label", SELECTORS)
-@settings(deadline=None, max_examples=6)
+@examples(3)
 @given(seed=st.integers(0, 2**32), groups=st.integers(4, 8))
 def test_law_holds(label, law, seed, groups):
     law(SELECTORS[label], problem(torch.Generator().manual_seed(seed), groups=groups))

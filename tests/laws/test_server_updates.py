@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, get_origin
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -27,6 +27,7 @@ from fedprompt import (
     update_by_name,
 )
 from fedprompt.interfaces import ServerRule
+from generated import examples
 from same import assert_identical
 
 
@@ -253,10 +254,22 @@ def problems(draw: st.DrawFn) -> Problem:
     )
 
 
+# Three rounds, in which some rows are unknown.
+TYPICAL = problem(
+    torch.Generator().manual_seed(0),
+    rounds=3,
+    rows=(3,),
+    event=(2,),
+    absent=0.4,
+    dtype=torch.float32,
+)
+
+
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
 @pytest.mark.parametrize("label", UPDATES)
-@settings(deadline=None, max_examples=4)
+@examples(2)
 @given(problem=problems())
+@example(problem=TYPICAL)
 def test_law_holds(label, law, problem):
     law(UPDATES[label], problem)
 
@@ -270,7 +283,7 @@ def test_laws_hold_in_bfloat16(label, generator):
         )
 
 
-@settings(deadline=None, max_examples=6)
+@examples(6)
 @given(problem=problems())
 def test_ema_without_decay_is_overwrite(problem):
     for smooth, plain in zip(
@@ -281,7 +294,7 @@ def test_ema_without_decay_is_overwrite(problem):
         assert_identical(smooth[0], plain[0])
 
 
-@settings(deadline=None, max_examples=6)
+@examples(6)
 @given(problem=problems())
 def test_ema_with_decay_one_never_changes_a_value(problem):
     for new, _ in trajectory(ema(decay=1), problem.previous, problem.means, {}):
@@ -289,7 +302,7 @@ def test_ema_with_decay_one_never_changes_a_value(problem):
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.1, 0.5, 0.9, 0.999, 1.0])
-@settings(deadline=None, max_examples=4)
+@examples(4)
 @given(problem=problems())
 def test_means_that_equal_the_previous_value_are_a_fixed_point(decay, problem):
     for mean in problem.means:
@@ -460,7 +473,7 @@ def test_every_law_rejects_a_wrong_update_and_accepts_the_right_one():
 
 
 @pytest.mark.parametrize("label", ON_TENSORS)
-@settings(deadline=None, max_examples=4)
+@examples(4)
 @given(problem=problems())
 def test_the_step_of_a_dict_is_the_step_of_each_tensor(label, problem):
     update, values = ON_TENSORS[label], {"a": problem.previous, "b": 2 * problem.previous}

@@ -10,7 +10,6 @@ import pytest
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
-from dp_accounting.pld import PLDAccountant
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import binom, chi2, kstest
@@ -33,7 +32,6 @@ from fedprompt.privacy import clipped_sum, noisy_mean, per_sample, poisson_batch
 from models import Client, draw_images, tiny_vit
 from references.dpsgd import clipped_and_added, epsilon_at, gaussian_delta, looped, sampled_delta
 from same import assert_identical
-from studies import private
 from tolerance import assert_near
 
 BATCH, CLASSES, GROUPS = 6, 4, 3
@@ -1080,11 +1078,21 @@ def test_bad_input_is_refused_with_the_reason(call, error, message, generator):
         call(generator)
 
 
-# Accounting with the library of the documentation, against closed forms and integrals.
+# Accounting with the library of the documentation, against closed forms and integrals. It is
+# imported here, because its import takes a second in every process that collects this file.
+
+
+@pytest.fixture(scope="module")
+def private():
+    from studies import private
+
+    return private
 
 
 def epsilon_of(event, delta):
     """Compute epsilon on a coarse grid, rounded up."""
+    from dp_accounting.pld import PLDAccountant
+
     return PLDAccountant(value_discretization_interval=1e-3).compose(event).get_epsilon(delta)
 
 
@@ -1093,7 +1101,7 @@ def epsilon_of(event, delta):
     [(1.1, 1, 1e-3), (5.0, 20, 1e-4), (4.0, 1, 1e-5), (0.7, 2, 1e-2)],
 )
 def test_epsilon_of_whole_batches_is_that_of_the_analytic_gaussian_mechanism(
-    multiplier, steps, delta
+    multiplier, steps, delta, private
 ):
     """T steps of deviation z on whole batches are one step of deviation z / sqrt(T)."""
     expected = epsilon_at(delta, partial(gaussian_delta, sigma=multiplier / math.sqrt(steps)))
@@ -1104,7 +1112,7 @@ def test_epsilon_of_whole_batches_is_that_of_the_analytic_gaussian_mechanism(
 @pytest.mark.parametrize(
     ("multiplier", "rate", "delta"), [(0.8, 0.2, 1e-3), (2.0, 0.5, 1e-4), (0.6, 0.05, 1e-4)]
 )
-def test_epsilon_of_a_sampled_step_is_that_of_the_integral(multiplier, rate, delta):
+def test_epsilon_of_a_sampled_step_is_that_of_the_integral(multiplier, rate, delta, private):
     expected = epsilon_at(delta, partial(sampled_delta, sigma=multiplier, rate=rate))
     actual = epsilon_of(private.training(multiplier, rate=rate, steps=1), delta)
     assert expected - 1e-4 <= actual <= expected * 1.005 + 1e-3
@@ -1112,7 +1120,7 @@ def test_epsilon_of_a_sampled_step_is_that_of_the_integral(multiplier, rate, del
     assert actual < 0.8 * epsilon_of(private.training(multiplier, rate=1.0, steps=1), delta)
 
 
-def test_noise_for_an_epsilon_gives_that_epsilon():
+def test_noise_for_an_epsilon_gives_that_epsilon(private):
     setting = {"rate": 0.2, "steps": 40}
     multiplier = private.multiplier_for(3.0, delta=1e-4, **setting)
     assert epsilon_of(private.training(multiplier, **setting), 1e-4) == pytest.approx(3.0, abs=1e-3)
@@ -1120,7 +1128,7 @@ def test_noise_for_an_epsilon_gives_that_epsilon():
 
 
 @pytest.mark.slow
-def test_the_example_reports_every_row(monkeypatch, capsys, tmp_path):
+def test_the_example_reports_every_row(monkeypatch, capsys, tmp_path, private):
     arguments = ["--quick", "--out", str(tmp_path), "--clients", "2", "--backbones", "S"]
     monkeypatch.setattr("sys.argv", ["private.py", *arguments])
     private.main()

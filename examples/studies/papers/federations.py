@@ -55,6 +55,8 @@ class Epochs(Federation):
 
     Attributes:
         epochs: Number of epochs of a client in a round.
+        drop_last: Whether an epoch has full batches only. A client with fewer images than a batch
+            keeps its only one.
         cosine: Whether learning rates decrease to 0 along a cosine over the rounds.
         device: Device of the models and batches.
         changed: Random change of a training batch by a generator on the CPU, or None. It takes the
@@ -64,6 +66,7 @@ class Epochs(Federation):
 
     steps: int = 0
     epochs: int
+    drop_last: bool = False
     cosine: bool = False
     device: torch.device
     changed: Callable[[Tensor, torch.Generator], Tensor] | None = None
@@ -74,17 +77,22 @@ class Epochs(Federation):
     ) -> Iterator[Batch]:
         """Yield the training batches of all epochs of a client in a round.
 
-        In each epoch, every image is in one batch.
+        In each epoch, every image is in at most one batch.
         """
-        self.steps = self.epochs * math.ceil(len(self.shards[client]) / self.batch_size)
+        self.steps = self.epochs * self.num_batches(client)
         return self._drawn(client, server_round, purpose)
+
+    def num_batches(self, client: int) -> int:
+        """Count the batches of an epoch of a client."""
+        full, rest = divmod(len(self.shards[client]), self.batch_size)
+        return full if self.drop_last and full else full + bool(rest)
 
     def _drawn(self, client: int, server_round: int, purpose: str) -> Iterator[Batch]:
         shard = self.shards[client]
         rng = Federation.generator(self, server_round, client, purpose=purpose)
         for _ in range(self.epochs):
             order = torch.randperm(len(shard), generator=rng, device="cpu")
-            for positions in order.split(self.batch_size):
+            for positions in order.split(self.batch_size)[: self.num_batches(client)]:
                 chosen = shard[positions]
                 inputs = self.inputs[chosen]
                 if self.changed is not None:

@@ -71,7 +71,7 @@ CHOICES = (
     "training of clients.",
 )
 LARGE_IMAGES = (
-    "Images have 64 pixels.",
+    "Images have a side of 64 pixels, as in the authors' library PFLlib.",
     "The shared network of FML and FedKD is the CNN, which is not the smallest network at 64 "
     "pixels.",
 )
@@ -105,7 +105,7 @@ def setting(
         family="networks",
         backbones=GROUPS[group],
         partition=partition or Partition(kind="dirichlet", alpha=ALPHA[task]),
-        recipe=Recipe(epochs=epochs, batch_size=10),
+        recipe=Recipe(epochs=epochs, batch_size=10, drop_last=True),
         rows=rows(lines, METHODS, {"own": position}),
         choices=CHOICES + (LARGE_IMAGES if large else ()) + choices,
         image_size=64 if large else 32,

@@ -115,19 +115,25 @@ TABLE_A4_MASS = {
     ("pets", 2): "1",
     ("pets", 8): "0.9",
 }
-"""Masses of Table A4 at which FedOTP has the figure of Table 1 (4 shots) or 4, where not 0.8."""
+"""Mass at which Table A4 has the figure of Table 1 (4 shots) or Table 4, if it is not 0.8."""
 
 CHOICES = (
     "Momentum and weight decay are those of the authors' code.",
     "Images are not changed at random, so each is encoded once, where the authors' code crops and "
     "flips them.",
-    "The weight of FedProx is 0.5, which is the default of the authors' code.",
-    "The sentence of zero-shot CLIP is that of the authors' code.",
-    "A client of CoOp trains in the same rounds as with other methods, where the authors' code "
-    "trains it once, for 30 epochs.",
-    "Figures are those of the last round, where the authors' code averages over the last five.",
 )
+OF_ROWS = {
+    "Zero-Shot CLIP": "The sentence of zero-shot CLIP is that of the authors' code.",
+    "CoOp": "A client of CoOp trains in the same rounds as with other methods, where the authors' "
+    "code trains it once, for 30 epochs.",
+    "PromptFL+FedProx": "The weight of FedProx is 0.5, which is the default of the authors' code.",
+    "PromptFL+FedPer": "FedPer shares half of a context.",
+    "PromptFL+FedAMP": "FedAMP has the gallery's default weight and temperature.",
+}
+"""Choices of settings that have a row."""
+LAST = ("Figures are means over the last five rounds, as in the authors' code.",)
 FEW_SHOT = (
+    *LAST,
     "Training and test images are those of `studies.tasks`, which may differ from the paper's "
     "numbers in Table A1.",
     "Classes are divided evenly over clients at random.",
@@ -135,15 +141,14 @@ FEW_SHOT = (
     "Epsilon is 0.1 as in the paper, where the authors' script has 0.01.",
 )
 FOUR_SHOTS = (
-    "There are 4 shots, because the figures of FedOTP are in Table A4 with 4.",
-    "FedPer shares half of a context.",
-    "FedAMP has the gallery's default weight and temperature.",
+    "There are 4 shots, because Table A4 has FedOTP's figures of Table 1 at 4, except for Food101.",
 )
 RESNET = (
     "The backbone is ResNet-50 as in Table 1, which has the 4-shot figures of the same experiment "
     "(Table A4).",
 )
 DOMAINS = (
+    "Figures are those of the last round.",
     "There are 10 rounds, which is the default of the authors' code.",
     "Zero-shot CLIP has class names in its sentence, although the paper's low figures suggest "
     "otherwise.",
@@ -157,8 +162,11 @@ CIFAR = (
 HUNDRED = ("There are 100 clients as in Table 3, which has the figures of the column 0.3.",)
 
 
-def setting(name: str, table: str, task: str, made: tuple[Row, ...], **fields: Any) -> Setting:
+def setting(
+    name: str, table: str, task: str, made: tuple[Row, ...], choices: tuple[str, ...], **fields: Any
+) -> Setting:
     """Make a setting, with all clients in each round unless `fields` has a cohort."""
+    titles = [row.title for row in made]
     epochs = 5 if task in SMALL else 1
     recipe = Recipe(
         values={"momentum": 0.9, "weight_decay": 5e-4},
@@ -173,6 +181,7 @@ def setting(name: str, table: str, task: str, made: tuple[Row, ...], **fields: A
         family="CLIP",
         recipe=recipe,
         rows=made,
+        choices=CHOICES + tuple(OF_ROWS[each] for each in titles if each in OF_ROWS) + choices,
         **common | {"backbones": ("ViT-B-16.openai",)} | fields,
     )
 
@@ -192,10 +201,11 @@ def few_shot(
         f"Table {table}",
         task,
         rows(lines, METHODS, {"own": position}),
+        FEW_SHOT + choices,
         backbones=("RN50.openai",),
+        last_rounds=5,
         partition=Partition(kind="classes", disjoint=True, shots=shots),
         num_clients=10,
-        choices=CHOICES + FEW_SHOT + choices,
     )
 
 
@@ -210,9 +220,9 @@ def domains(
         f"Table {table}",
         task,
         rows(lines, METHODS, {name: first + position for position, name in enumerate(columns)}),
+        DOMAINS + (SKEWED if alpha else ()),
         partition=Partition(kind="domains", alpha=alpha),
         num_clients=clients * (len(columns) - 1),
-        choices=CHOICES + DOMAINS + (SKEWED if alpha else ()),
     )
 
 
@@ -225,11 +235,12 @@ def cifar(
         f"Table {table}",
         task,
         rows(lines, METHODS, {"own": position}),
+        LAST + (CIFAR if task == "cifar100" else ()) + choices,
         partition=Partition(kind="dirichlet", alpha=alpha),
         num_clients=100,
         cohort_size=10,
         rounds=150,
-        choices=CHOICES + CIFAR + choices,
+        last_rounds=5,
     )
 
 

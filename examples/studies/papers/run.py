@@ -122,6 +122,7 @@ def make_trial(
         "cohort_size": setting.cohort_size,
         "batch_size": setting.recipe.batch_size,
         "epochs": setting.recipe.epochs,
+        "drop_last": setting.recipe.drop_last,
         "cosine": setting.recipe.cosine,
         "seed": seed,
         "device": machine.device,
@@ -363,8 +364,9 @@ def estimate(row: Row, trial: Trial, *, steps: int = 20) -> Estimate:
         torch.manual_seed(whole.seed)
         next(iter(method.function(brief, **row.values)))
     elapsed = time.perf_counter() - began
-    measured = sum(math.ceil(len(shard) / size) for shard in shards.values())
-    owned = [len(shard) for shard in whole.shards.values()]
-    turns = whole.epochs * whole.rounds * whole.cohort_size / len(owned)
-    total = round(turns * sum(math.ceil(each / size) for each in owned))
-    return Estimate(total, round(turns * sum(owned)), elapsed / measured * total, measured)
+    measured = sum(map(brief.num_batches, few))
+    batches = {client: whole.num_batches(client) for client in whole.clients}
+    images = sum(min(len(whole.shards[client]), batches[client] * size) for client in batches)
+    turns = whole.epochs * whole.rounds * whole.cohort_size / len(batches)
+    total = round(turns * sum(batches.values()))
+    return Estimate(total, round(turns * images), elapsed / measured * total, measured)

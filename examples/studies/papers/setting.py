@@ -47,6 +47,8 @@ class Recipe:
         cosine: Whether the learning rate decreases to 0 along a cosine over the rounds.
         epochs: Number of epochs of a client in a round.
         batch_size: Number of images in a batch.
+        drop_last: Whether an epoch has full batches only. A client with fewer images than a batch
+            keeps its only one.
         crop: Smallest share of an image in a random crop; 1 for none.
         flip: Whether images are flipped at random.
     """
@@ -56,6 +58,7 @@ class Recipe:
     cosine: bool = False
     epochs: int = 1
     batch_size: int = 32
+    drop_last: bool = False
     crop: float = 1.0
     flip: bool = False
 

@@ -1,0 +1,120 @@
+"""Arithmetic of the hours that a setting takes on a GPU, without its data and weights."""
+
+import math
+from functools import cache
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from embedded import zoo
+from studies.papers.setting import Row, Setting
+
+GPU = "an A100 at half of its 19.5 TFLOP/s in float32"
+SPEED = 0.5 * 19.5e12
+NAME_TOKENS = 6  # of a class name with its start, stop and end
+IMAGES = {
+    "cifar10": 50_000,
+    "cifar100": 50_000,
+    "svhn": 73_257,
+    "dtd": 3_760,
+    "flowers102": 2_040,
+    "food101": 75_750,
+    "pets": 3_680,
+    "caltech101": 4_339,
+    "tiny-imagenet": 100_000,
+    "office-caltech10": 2_026,
+    "five-dataset": 258_000,
+}
+"""Training images of a data set, about. Those of DomainNet's ten classes are not known here."""
+CLASSES = {
+    "cifar10": 10,
+    "cifar100": 100,
+    "dtd": 47,
+    "flowers102": 102,
+    "food101": 101,
+    "pets": 37,
+    "caltech101": 101,
+    "office-caltech10": 10,
+    "domainnet": 10,
+}
+
+
+def hours(setting: Setting, row: Row) -> float | None:
+    """Estimate the hours of training of a row, or return None if the images cannot be counted.
+
+    A pass backward counts as much as one forward, and twice as much if all weights are trained.
+    Evaluation, and the second passes of methods that have them, are not counted.
+    """
+    own = _changed(setting, row)
+    images = _images(own)
+    if images is None:
+        return None
+    turns = own.rounds * own.recipe.epochs * own.cohort_size / own.num_clients
+    if own.family == "CLIP":
+        # Image tokens are computed once; each step encodes all class names.
+        batches = own.num_clients * math.ceil(images / own.num_clients / own.recipe.batch_size)
+        text = _text_flops(own.backbones[0]) * (own.length + NAME_TOKENS) * CLASSES[own.task]
+        total = images * forward_flops(own.backbones[0], own.image_size)
+        total += 2 * 2 * turns * batches * text  # two contexts, forward and backward
+    else:
+        each = [forward_flops(name, own.image_size) for name in own.backbones]
+        passes = 3 if own.family == "networks" else 2
+        total = passes * turns * images * sum(each) / len(each)
+    return total / SPEED / 3600
+
+
+def _changed(setting: Setting, row: Row) -> Setting:
+    from dataclasses import replace
+
+    return replace(setting, rows=(), **row.changes)
+
+
+def _images(setting: Setting) -> float | None:
+    """Count the training images of all clients."""
+    partition, classes = setting.partition, CLASSES.get(setting.task)
+    if partition.shots is not None and classes:
+        return partition.shots * classes
+    total = IMAGES.get(setting.task)
+    if total is not None and setting.test_share is not None:
+        total *= 1 - setting.test_share
+    if partition.shots_each is not None and partition.disjoint and classes:
+        return partition.shots_each * classes
+    if partition.shots_each is not None and classes:
+        limit = partition.shots_each * classes * setting.num_clients
+        return limit if total is None else min(limit, total)
+    return total
+
+
+@cache
+def forward_flops(name: str, image_size: int) -> int:
+    """Count the floating-point operations of a forward pass on one image, without prompts."""
+    with torch.device("meta"):
+        model = _model(name, image_size)
+        images = torch.zeros(1, 3, image_size, image_size)
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        model.eval()(images)
+    return counter.get_total_flops()
+
+
+def _model(name: str, image_size: int) -> torch.nn.Module:
+    """Build a backbone without weights."""
+    if name in zoo.GROUPS["HtM10"] or name in zoo.GROUPS["HtFE9"]:
+        return zoo.network(name, image_size)
+    if name.endswith(".openai"):
+        import open_clip
+
+        architecture = name.removesuffix(".openai")
+        return open_clip.create_model(architecture, force_image_size=image_size).visual
+    import timm
+
+    size = {"img_size": image_size} if name.startswith("vit") else {}
+    return timm.create_model(name, pretrained=False, num_classes=0, **size)
+
+
+@cache
+def _text_flops(name: str) -> int:
+    """Count the operations of a CLIP's text blocks on one token, without attention scores."""
+    import open_clip
+
+    config = open_clip.get_model_config(name.removesuffix(".openai"))["text_cfg"]
+    return 2 * 12 * config["layers"] * config["width"] ** 2

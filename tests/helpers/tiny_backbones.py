@@ -1,0 +1,54 @@
+"""Tiny random backbones of the classes that the papers' settings name."""
+
+import open_clip
+import torch
+import torch.nn as nn
+from timm.models.resnet import BasicBlock, ResNet
+from timm.models.vision_transformer import VisionTransformer
+
+from clips import TEXT, TOKENIZER
+from studies.papers.backbones import Backbone, Backbones, Clip
+
+MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.3, 0.4)
+SIZE = 16
+"""Side of the images in pixels."""
+
+
+def vit(name: str, image_size: int) -> Backbone:
+    """A vision transformer of two blocks, or a convolutional network."""
+    torch.manual_seed(0)
+    if not name.startswith("vit"):
+        return Backbone(resnet(), MEAN, STD, "bilinear")
+    width = {"small": 8, "base": 12, "large": 16}[name.split("_")[1]]
+    model = VisionTransformer(image_size, 8, embed_dim=width, depth=2, num_heads=2, num_classes=0)
+    return Backbone(model, MEAN, STD, "bicubic")
+
+
+def network(name: str, image_size: int) -> Backbone:
+    """A network that is trained from scratch; each name has its own width."""
+    if name.startswith("vit"):
+        return vit("vit_base", image_size)
+    width = 4 + len(name)
+    layers = [nn.Conv2d(3, width, 4, stride=4), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+    model = nn.Sequential(*layers) if name == "cnn" else resnet()
+    return Backbone(model, MEAN, STD, "bilinear")
+
+
+def resnet() -> ResNet:
+    """A residual network with one block at each resolution."""
+    return ResNet(BasicBlock, (1, 1, 1, 1), num_classes=0, stem_width=4, channels=(4, 4, 8, 8))
+
+
+def clip(name: str, image_size: int) -> Clip:
+    """A CLIP with a ViT or a ResNet."""
+    torch.manual_seed(0)
+    vision = {"layers": 1, "width": 16, "head_width": 8, "patch_size": 8, "image_size": image_size}
+    if name.startswith("RN"):
+        vision |= {"layers": (1, 1, 1, 1), "width": 8, "patch_size": None}
+        vision |= {"image_size": 32}
+    model = open_clip.model.CLIP(8, vision, {**TEXT, "context_length": 40}).eval()
+    tokenizer = open_clip.tokenizer.SimpleTokenizer(context_length=40)
+    return Clip(model, tokenizer, MEAN, STD, "bicubic")
+
+
+TINY = Backbones(vit, network, clip)

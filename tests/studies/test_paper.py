@@ -1,0 +1,121 @@
+"""Every setting of the papers runs end to end, on files of its data set's own format."""
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from fabricated import fabricate, unchecked
+from studies import paper, records, tasks
+from studies.papers import run
+from studies.papers.run import Machine
+from studies.papers.setting import Setting
+from tiny_backbones import SIZE, TINY
+
+MACHINE = Machine(backbones=TINY, device=torch.device("cpu"))
+CLASSES = {"cifar100": 100, "flowers102": 102, "five-dataset": 50}
+# One setting of each data set that no other of these has.
+FAST = (
+    "fedhpl-1-cifar10-dirichlet",
+    "fedhpl-1-svhn-iid",
+    "sgpt-2-office-caltech10",
+    "fedl2g-2-htfe3",
+    "fedotp-1-dtd",
+    "fedotp-1-pets",
+)
+SLOW = [
+    pytest.param(name, marks=[] if name in FAST else pytest.mark.slow) for name in paper.SETTINGS
+]
+
+
+def small(setting: Setting, root, *, rows: int | None = None) -> tuple[Setting, tasks.Task]:
+    """Shrink a setting to two rounds, small images and a tiny data set in `root`."""
+    per_class = max(4, math.ceil(8 * setting.num_clients / CLASSES.get(setting.task, 5)))
+    fabricate(setting.task, root, train=per_class, test=2)
+    with unchecked():
+        task = tasks.load(setting.task, root, size=SIZE)
+    size = 32 if setting.backbones[0].startswith("RN") else SIZE
+    recipe = replace(setting.recipe, epochs=min(2, setting.recipe.epochs))
+    last = [row for row in setting.rows if row.method is not None][-(rows or len(setting.rows)) :]
+    brief = replace(setting, image_size=size, length=4, recipe=recipe, rows=tuple(last))
+    return run.shrunk(replace(brief, last_rounds=1), task, 0.001)
+
+
+@pytest.mark.parametrize("name", SLOW)
+def test_a_setting_runs_from_files_to_the_table(name, tmp_path):
+    setting, task = small(paper.SETTINGS[name], tmp_path, rows=1 if name in FAST else None)
+    assert setting.rounds == 2
+    found = paper.finished(setting, task, MACHINE, seeds=[0], path=tmp_path / "records.jsonl")
+    for row, record in zip(setting.rows, found, strict=True):
+        assert record["row"] == row.title
+        assert all(0 <= record[column] <= 1 for column in row.figures)
+        assert all(math.isfinite(record[name]) for name in ("bytes_up", "seconds"))
+    text = paper.report(setting, found)
+    for row in setting.rows:
+        for column, figure in row.figures.items():
+            ours = 100 * next(each[column] for each in found if each["row"] == row.title)
+            line = next(
+                line
+                for line in text.splitlines()
+                if line.startswith(f"| {row.title} ") and f" {column} |" in line
+            )
+            assert f"{figure}" in line
+            assert f"{ours - figure:+.1f}" in line
+
+
+def test_a_killed_run_continues_with_the_missing_rows(tmp_path, monkeypatch):
+    setting, task = small(paper.SETTINGS["sgpt-2-office-caltech10"], tmp_path, rows=2)
+    path = tmp_path / "records.jsonl"
+    whole = paper.finished(setting, task, MACHINE, seeds=[0], path=path)
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text(lines[0] + lines[1][:20])
+    ran = []
+    kept = run.run_row
+    monkeypatch.setattr(run, "run_row", lambda row, *a, **k: ran.append(row) or kept(row, *a, **k))
+    again = paper.finished(setting, task, MACHINE, seeds=[0], path=path)
+    assert [row.title for row in ran] == [setting.rows[1].title]
+    for first, second in zip(whole, again, strict=True):
+        assert {**first, "seconds": 0} == {**second, "seconds": 0}
+
+
+def test_a_record_of_another_recipe_is_not_used(tmp_path):
+    setting = paper.SETTINGS["sgpt-2-office-caltech10"]
+    other = replace(setting, recipe=replace(setting.recipe, batch_size=7))
+    row = setting.rows[0]
+    assert paper.digest(row, setting) == paper.digest(row, setting)
+    assert paper.digest(row, setting) != paper.digest(row, other)
+    assert paper.digest(row, setting) != paper.digest(replace(row, values={"a": 1}), setting)
+
+
+def test_the_estimate_counts_steps_and_images(tmp_path):
+    setting, task = small(paper.SETTINGS["fedhpl-1-cifar10-dirichlet"], tmp_path, rows=1)
+    trial = run.make_trial(setting, task, MACHINE, seed=0)
+    own = run.estimate(setting.rows[0], trial)
+    sizes = [len(shard) for shard in trial.federation.shards.values()]
+    epochs, batch = setting.recipe.epochs, setting.recipe.batch_size
+    assert own.images == setting.rounds * epochs * sum(sizes)
+    assert own.steps == setting.rounds * epochs * sum(math.ceil(each / batch) for each in sizes)
+    assert 0 < own.measured <= 20
+    assert own.seconds > 0
+
+
+def test_the_list_names_every_setting():
+    text = paper.listed()
+    assert all(f"| {name} " in text for name in paper.SETTINGS)
+
+
+def test_an_unknown_setting_is_refused(monkeypatch):
+    monkeypatch.setattr("sys.argv", ["paper.py", "--setting", "fedhpl-9"])
+    with pytest.raises(SystemExit, match="`--setting` must be one of `--list`; got 'fedhpl-9'"):
+        paper.main()
+
+
+def test_records_hold_one_line_each(tmp_path):
+    path = tmp_path / "a" / "records.jsonl"
+    records.append(path, {"row": "a"})
+    path.write_text(path.read_text() + '{"row": "b')
+    records.append(path, {"row": "c"})
+    assert records.read(path) == [{"row": "a"}, {"row": "c"}]
+    assert [json.loads(line)["row"] for line in path.read_text().splitlines()] == ["a", "c"]
