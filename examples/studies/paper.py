@@ -26,11 +26,14 @@ from studies import records, tasks
 from studies.gallery import evaluate, jobs, registry
 from studies.papers import (
     backbones,
+    borders,
+    clusters,
     division,
     federations,
     fedhpl,
     fedl2g,
     fedotp,
+    floats,
     measure,
     run,
     sgpt,
@@ -120,7 +123,7 @@ def trials(
     for row, own in runnable(setting):
         if row not in rows:
             continue
-        inputs = registry.gallery()[row.method].inputs
+        inputs = run.inputs_of(row)
         own = replace(own, rows=())
         if (own, inputs) != last:
             last, trial = (own, inputs), None
@@ -158,7 +161,8 @@ def finished(
 def digest(row: Row, setting: Setting) -> str:
     """Hash all that decides the result of a row: code, setting and library version."""
     files = [
-        Path(module.__file__ or "") for module in (run, division, federations, measure, evaluate)
+        Path(module.__file__ or "")
+        for module in (run, division, federations, borders, clusters, floats, measure, evaluate)
     ]
     path = registry.gallery()[row.method].path
     told = {**asdict(replace(setting, rows=())), "values": row.values, "changes": row.changes}

@@ -19,7 +19,7 @@ def vit(name: str, image_size: int) -> Backbone:
     torch.manual_seed(0)
     if not name.startswith("vit"):
         return Backbone(resnet(), MEAN, STD, "bilinear")
-    width = {"small": 8, "base": 12, "large": 16}[name.split("_")[1]]
+    width = {"small": 20, "base": 24, "large": 28}[name.split("_")[1]]
     model = VisionTransformer(image_size, 8, embed_dim=width, depth=2, num_heads=2, num_classes=0)
     return Backbone(model, MEAN, STD, "bicubic")
 

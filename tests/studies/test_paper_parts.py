@@ -1,5 +1,6 @@
-"""Parts of a run that few settings need: borders, smallest clients, and clusters of SGPT."""
+"""Parts of a run that few settings need, such as borders, smallest clients and clusters."""
 
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -11,11 +12,15 @@ import fedprompt as fp
 from methods.fedhpl import fedhpl
 from methods.sgpt import sgpt
 from studies.gallery.tasks import Trial
+from studies.papers import borders
 from studies.papers.borders import PixelTrunk
 from studies.papers.clusters import SUPERCLASSES, cluster_accuracy, purity
 from studies.papers.division import divide
 from studies.papers.federations import VitEpochs
+from studies.papers.floats import FloatPreparation
 from studies.papers.setting import Partition
+from studies.pipeline import Preparation
+from tiny_federations import trunk as tiny_trunk
 from tiny_federations import vit_federation
 
 SIDE = 6
@@ -73,6 +78,70 @@ def test_border_of_a_model_is_around_the_prepared_images():
     assert torch.equal(bordered[:, :, 2:-2, 2:-2], images / 255)
     expected = nn.functional.linear(trunk.network(bordered), model.head.weight, model.head.bias)
     torch.testing.assert_close(model(images), expected)
+
+
+@pytest.mark.parametrize(
+    ("trunk", "shape", "part_of"),
+    [
+        (pixel_trunk(4), (3, SIDE, SIDE), lambda trunk: (trunk.network, "forward")),
+        (tiny_trunk(8), (1, 8, 8), lambda trunk: (trunk, "embed")),
+    ],
+)
+def test_many_images_are_encoded_in_parts_with_equal_gradients(trunk, shape, part_of, monkeypatch):
+    monkeypatch.setattr(borders, "PART", 5)
+    model, images, sizes = federation([trunk]).new_model(), torch.rand(12, *shape), []
+    owner, name = part_of(trunk)
+    encode = getattr(owner, name)
+    monkeypatch.setattr(owner, name, lambda part: sizes.append(len(part)) or encode(part))
+    with torch.no_grad():
+        without = model(images)
+    assert sizes == [5, 5, 2]
+    parameters = [each for each in model.parameters() if each.requires_grad]
+    results = []
+    for part in (5, 12):
+        monkeypatch.setattr(borders, "PART", part)
+        found = model(images)
+        gradients = torch.autograd.grad(found.square().sum(), parameters)
+        results.append([found.detach(), *gradients])
+    assert sizes[3:] == [5, 5, 2, *sizes[6:9], 12]
+    assert sorted(sizes[6:9]) == [2, 5, 5]  # computed again in the backward pass
+    torch.testing.assert_close(results[0], results[1])
+    torch.testing.assert_close(without, results[1][0])
+
+
+def test_larger_batches_than_a_part_are_refused():
+    with pytest.raises(ValueError, match=r"`batch_size` must be at most 128; got 129\."):
+        replace(federation([pixel_trunk(4)]), batch_size=129)
+
+
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+@pytest.mark.parametrize("side", [4, 8, 11])
+def test_floating_point_images_are_prepared_as_stored_ones_up_to_rounding(interpolation, side):
+    stored = torch.randint(0, 256, (3, 3, 8, 8), dtype=torch.uint8)
+    std = (0.2, 0.3, 0.4)
+    inner = Preparation(side, mean=(0.5, 0.4, 0.3), std=std, interpolation=interpolation)
+    prepare = FloatPreparation(inner)
+    assert torch.equal(prepare(stored), inner(stored))
+    step = 1 / (255 * min(std))
+    difference = (prepare(stored.float()) - inner(stored)).abs().max()
+    assert difference <= 0.501 * step
+
+
+def test_floating_point_images_have_gradients():
+    inner = Preparation(5, interpolation="bilinear")
+    images = (torch.rand(1, 3, 4, 4, dtype=torch.float64) * 255).requires_grad_()
+    prepare = FloatPreparation(inner.double())
+    # A bilinear filter has positive weights with the sum 1, so a mean over rows is one, too.
+    (gradient,) = torch.autograd.grad(prepare(images.float()).sum(), images)
+    assert gradient.sum().item() == pytest.approx(3 * 25 / (255 * 0.5), rel=1e-4)
+
+
+def test_training_images_are_floating_point_on_request():
+    made = replace(federation([pixel_trunk(4)]), floats=True)
+    made.inputs = made.inputs.byte()
+    assert made.own(0)[0].dtype == torch.float32
+    assert torch.equal(made.own(0)[0], made.inputs[made.shards[0]].float())
+    assert {images.dtype for images, _ in made.batches(0, 0)} == {torch.float32}
 
 
 @pytest.mark.parametrize("share", [0.0, 0.1])

@@ -1,14 +1,44 @@
-"""Frozen convolutional networks whose prompts are pixels around the images."""
+"""Prompted models for a paper's numbers of images, and those with pixels as prompts."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 import torch.nn as nn
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 import fedprompt as fp
 from methods.federation import PromptedModel
+
+PART = 128
+"""Maximum number of images in a forward pass; batches must not have more."""
+
+
+class PiecewiseModel(PromptedModel):
+    """Prompted model that encodes many images, such as all of a client, in parts."""
+
+    def features(self, images: Tensor, *streams: fp.PromptStream) -> Tensor:
+        """Encode images, in parts only if there are no other streams."""
+        encode = super().features
+        if streams:
+            return encode(images, *streams)
+        return in_parts(encode, images)
+
+
+def in_parts(encode: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
+    """Encode images in parts, whose activations are computed again for gradients.
+
+    The backward pass needs the same parameters. Batches are not divided, so methods may replace
+    parameters in their steps.
+    """
+    if len(images) <= PART:
+        return encode(images)
+    parts = images.split(PART)
+    if torch.is_grad_enabled():
+        return torch.cat([checkpoint(encode, part, use_reentrant=False) for part in parts])
+    return torch.cat([encode(part) for part in parts])
 
 
 @dataclass(frozen=True)
@@ -42,4 +72,7 @@ class BorderedModel(PromptedModel):
             raise ValueError("`streams` must be empty for convolutional networks.")
         if self.prompts is None:
             raise ValueError("`prompts` must be a border of pixels; got None.")
+        return in_parts(self._encode, images)
+
+    def _encode(self, images: Tensor) -> Tensor:
         return self.projection(self.trunk.network(self.prompts(self.trunk.prepare(images))))

@@ -3,13 +3,13 @@
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
 from torch import Tensor
 
+import fedprompt as fp
 from methods.federation import (
     Batch,
     ClipFederation,
@@ -18,7 +18,7 @@ from methods.federation import (
     PromptedText,
     VitFederation,
 )
-from studies.papers.borders import BorderedModel, PixelTrunk
+from studies.papers.borders import PART, BorderedModel, PiecewiseModel, PixelTrunk
 
 
 class Stored:
@@ -61,6 +61,7 @@ class Epochs(Federation):
         device: Device of the models and batches.
         changed: Random change of a training batch by a generator on the CPU, or None. It takes the
             place of `augment`, whose generator is on the device.
+        floats: Whether training images are floating-point, from 0 to 255.
     """
 
     steps: int = 0
@@ -69,6 +70,7 @@ class Epochs(Federation):
     cosine: bool = False
     device: torch.device
     changed: Callable[[Tensor, torch.Generator], Tensor] | None = None
+    floats: bool = False
 
     def batches(
         self, client: int, server_round: int, *, purpose: str = "batches"
@@ -95,7 +97,12 @@ class Epochs(Federation):
                 inputs = self.inputs[chosen]
                 if self.changed is not None:
                     inputs = self.changed(inputs, rng)
-                yield inputs, self.labels[chosen]
+                yield (inputs.float() if self.floats else inputs), self.labels[chosen]
+
+    def own(self, client: int) -> Batch:
+        """Return all training inputs of a client and their labels, without augmentation."""
+        inputs, labels = super().own(client)
+        return (inputs.float() if self.floats else inputs), labels
 
     def generator(
         self, server_round: int, client: int | None = None, *, purpose: str
@@ -118,25 +125,35 @@ class Epochs(Federation):
 
 @dataclass(kw_only=True)
 class VitEpochs(Epochs, VitFederation):
-    """Vision transformers with prompts, and convolutional networks with a border of pixels."""
+    """Vision transformers with prompts, and convolutional networks with a border of pixels.
 
-    def new_model(self, client: int = 0, **made: Any) -> PromptedModel:
-        """Make a model on the device; its initial values do not depend on the device."""
-        trunk = self.trunk_of(client)
-        with torch.device("cpu"):
-            if isinstance(trunk, PixelTrunk):
-                model = self._bordered(trunk)
-            else:
-                model = super().new_model(client, **made)
-        return model.to(self.device)
+    Raises:
+        ValueError: If a batch has more images than fit in one forward pass.
+    """
 
-    def _bordered(self, trunk: PixelTrunk) -> BorderedModel:
-        with torch.random.fork_rng(devices=[]):
+    def __post_init__(self) -> None:
+        if self.batch_size > PART:
+            raise ValueError(f"`batch_size` must be at most {PART}; got {self.batch_size}.")
+
+    def new_model(
+        self, client: int = 0, *, prompts: Callable[[fp.Trunk], nn.Module | None] | None = None
+    ) -> PromptedModel:
+        """Make a model on the device; its initial values do not depend on the device.
+
+        Args:
+            client: Id of the client that owns the model; it decides the trunk.
+            prompts: Function from the trunk to a module of prompts. If None, deep prompts. A
+                convolutional network has a border in any case.
+        """
+        trunk, kind = self.trunk_of(client), PiecewiseModel
+        make = prompts or (lambda trunk: fp.DeepPrompts(self.num_prompts, trunk))
+        if isinstance(trunk, PixelTrunk):
+            kind, make = BorderedModel, lambda trunk: trunk.border()
+        with torch.random.fork_rng(devices=[]), torch.device("cpu"):
             torch.manual_seed(self.seed)
-            width = self.num_features
-            model = BorderedModel(trunk, None, self.num_classes, num_features=width)
-            model.prompts = trunk.border()
-        return model
+            model = kind(trunk, None, self.num_classes, num_features=self.num_features)
+            model.prompts = make(trunk)
+        return model.to(self.device)
 
 
 @dataclass(kw_only=True)

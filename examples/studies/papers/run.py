@@ -20,11 +20,14 @@ from studies.papers.backbones import Backbones
 from studies.papers.borders import PixelTrunk
 from studies.papers.division import divide
 from studies.papers.federations import ClipEpochs, NetworkEpochs, Stored, VitEpochs
+from studies.papers.floats import FloatPreparation
 from studies.papers.pooling import held_out
 from studies.papers.setting import Recipe, Row, Setting
 from studies.pipeline import Preparation, augment, prepared
 from studies.tasks import Images, Task
 
+FLOATS = ("fedmix",)
+"""Methods that average images, or differentiate by them."""
 NUM_PUBLIC = 500
 """Training images that methods with public data have without labels; clients keep theirs."""
 
@@ -74,6 +77,11 @@ def _fewer(images: Images, factor: float, num_clients: int) -> Images:
     return Images(*(each[chosen] for each in images))
 
 
+def inputs_of(row: Row) -> str:
+    """Return the kind of inputs that a row needs, for `make_trial`."""
+    return "floats" if row.method in FLOATS else registry.gallery()[row.method].inputs
+
+
 def make_trial(
     setting: Setting, task: Task, machine: Machine, *, seed: int, inputs: str = ""
 ) -> Trial:
@@ -84,7 +92,8 @@ def make_trial(
         task: Its data set.
         machine: Makers of backbones, and the device.
         seed: Seed of the division, initial values, cohorts and batches.
-        inputs: "images" if a method of CLIP needs images in place of their tokens.
+        inputs: "images" if a method of CLIP needs images in place of their tokens, "floats" if a
+            method averages images.
     """
     num_classes, num_domains = len(task.class_names), len(task.domain_names)
     rng = np.random.default_rng(seed)
@@ -118,6 +127,7 @@ def make_trial(
         "seed": seed,
         "device": machine.device,
         "make_optimizer": _optimizer(setting.recipe),
+        "floats": inputs == "floats",
     }
     build = {"CLIP": partial(_clip, inputs), "networks": _networks}.get(setting.family, _vits)
     federation, encoded = build(setting, task, train.pixels, test.pixels, common, machine)
@@ -154,7 +164,7 @@ def _vits(
         prepare = _preparation(setting, *normal, machine)
         model = model.to(machine.device)
         if hasattr(model, "patch_embed"):
-            trunks.append(prepared(fp.vit_trunk(model), prepare))
+            trunks.append(prepared(fp.vit_trunk(model), FloatPreparation(prepare)))
         else:
             trunks.append(_pixel_trunk(setting, model, *normal[:2], prepare))
     federation = VitEpochs(
