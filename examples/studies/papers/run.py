@@ -345,11 +345,13 @@ def estimate(row: Row, trial: Trial, *, steps: int = 20) -> Estimate:
     Args:
         row: Row with a method.
         trial: Trial of its setting.
-        steps: Number of steps to measure, divided over at most two clients.
+        steps: Number of steps to measure, divided over one client of each backbone, or two
+            clients. With more backbones than steps, each has one step.
     """
-    whole, few = trial.federation, trial.federation.clients[:2]
-    size = whole.batch_size
-    shards = {client: whole.shards[client][: steps // len(few) * size] for client in few}
+    whole = trial.federation
+    few = whole.clients[: max(2, whole.num_backbones)]
+    size, each = whole.batch_size, max(1, steps // len(few))
+    shards = {client: whole.shards[client][: each * size] for client in few}
     brief = replace(
         whole,
         shards=shards,

@@ -43,7 +43,7 @@ def text(
                 methods[name].title,
                 *(mean_and_deviation([each[key] for each in own]) for key in FIGURES),
                 difference(own, local),
-                difference(own, local, "balanced"),
+                difference(own, local, column="balanced"),
                 *(mean_and_deviation([each[key] for each in own]) for key in ("received", "after")),
                 f"{mean(own, 'bytes_up'):,.0f}",
                 f"{mean(own, 'backward'):.0f}",
