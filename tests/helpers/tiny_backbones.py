@@ -6,7 +6,7 @@ import torch.nn as nn
 from timm.models.resnet import BasicBlock, ResNet
 from timm.models.vision_transformer import VisionTransformer
 
-from clips import TEXT, TOKENIZER
+from clips import TEXT
 from studies.papers.backbones import Backbone, Backbones, Clip
 
 MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.3, 0.4)
