@@ -37,7 +37,9 @@ from studies.papers import (
     measure,
     run,
     sgpt,
+    shrinking,
 )
+from studies.papers.estimate import estimate as measured
 from studies.papers.run import Machine
 from studies.papers.setting import Row, Setting
 from studies.report import mean_and_deviation, table
@@ -56,7 +58,7 @@ def main() -> None:
         raise SystemExit(f"`--setting` must be one of `--list`; got {args.setting!r}.")
     setting = SETTINGS[args.setting]
     task = tasks.load(setting.task, args.root)
-    setting, task = run.shrunk(setting, task, args.shrink)
+    setting, task = shrinking.shrunk(setting, task, args.shrink)
     machine = Machine(backbones=backbones.PRETRAINED, device=torch.device(args.device))
     if args.estimate:
         print(estimate(setting, task, machine, args.seeds))
@@ -174,7 +176,7 @@ def estimate(setting: Setting, task: tasks.Task, machine: Machine, num_seeds: in
     body, hours = [], 0.0
     rows = [row for row, _ in runnable(setting)]
     for row, trial in tqdm(trials(setting, task, machine, 0, rows), total=len(rows)):
-        own = run.estimate(row, trial)
+        own = measured(row, trial)
         hours += num_seeds * own.seconds / 3600
         body.append(
             [

@@ -9,13 +9,17 @@ import torch
 
 from fabricated import fabricate, unchecked
 from studies import paper, records, tasks
-from studies.papers import run
+from studies.papers import run, shrinking
+from studies.papers.estimate import estimate
 from studies.papers.run import Machine
 from studies.papers.setting import Setting
 from tiny_backbones import SIZE, TINY
 
 MACHINE = Machine(backbones=TINY, device=torch.device("cpu"))
 CLASSES = {"cifar100": 100, "flowers102": 102, "five-dataset": 50}
+COOP = ("dtd-coop", "flowers102-coop", "food101-coop", "pets-coop", "caltech101-coop")
+FREE = ("tiny-imagenet", *COOP)
+"""Data sets that are written with as many classes as clients."""
 # One setting of each data set that no other of these has.
 FAST = (
     "fedhpl-1-cifar10-dirichlet",
@@ -32,15 +36,18 @@ SLOW = [
 
 def small(setting: Setting, root, *, rows: int | None = None) -> tuple[Setting, tasks.Task]:
     """Shrink a setting to two rounds, small images and a tiny data set in `root`."""
-    per_class = max(4, math.ceil(8 * setting.num_clients / CLASSES.get(setting.task, 5)))
-    fabricate(setting.task, root, train=per_class, test=2)
+    free = setting.task in FREE
+    classes = {"classes": setting.num_clients} if free else {}
+    count = setting.num_clients if free else CLASSES.get(setting.task, 10)
+    per_class = max(4, math.ceil(8 * setting.num_clients / count))
+    fabricate(setting.task, root, train=per_class, test=2, **classes)
     with unchecked():
         task = tasks.load(setting.task, root, size=SIZE)
     size = 32 if setting.backbones[0].startswith("RN") else SIZE
     recipe = replace(setting.recipe, epochs=min(2, setting.recipe.epochs))
     last = [row for row in setting.rows if row.method is not None][-(rows or len(setting.rows)) :]
     brief = replace(setting, image_size=size, length=4, recipe=recipe, rows=tuple(last))
-    return run.shrunk(replace(brief, last_rounds=1), task, 0.001)
+    return shrinking.shrunk(replace(brief, last_rounds=1), task, 0.001)
 
 
 @pytest.mark.parametrize("name", SLOW)
@@ -92,7 +99,7 @@ def test_a_record_of_another_recipe_is_not_used(tmp_path):
 def test_the_estimate_counts_steps_and_images(tmp_path):
     setting, task = small(paper.SETTINGS["fedhpl-1-cifar10-dirichlet"], tmp_path, rows=1)
     trial = run.make_trial(setting, task, MACHINE, seed=0)
-    own = run.estimate(setting.rows[0], trial)
+    own = estimate(setting.rows[0], trial)
     sizes = [len(shard) for shard in trial.federation.shards.values()]
     epochs, batch = setting.recipe.epochs, setting.recipe.batch_size
     assert own.images == setting.rounds * epochs * sum(sizes)

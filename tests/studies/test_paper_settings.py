@@ -25,6 +25,7 @@ SETTINGS = [setting for paper in PAPERS for setting in paper.SETTINGS]
 TASKS = {
     *("digits", "mnist-5k", "mnist-5k-domains", "solar-cells", "cifar10", "cifar100", "svhn"),
     *("dtd", "flowers102", "food101", "pets", "caltech101", "tiny-imagenet", "fashion-mnist"),
+    *("dtd-coop", "flowers102-coop", "food101-coop", "pets-coop", "caltech101-coop"),
     *("five-dataset", "office-caltech10", "domainnet"),
 }
 MEASURES = {"full", "lowest", "highest", "own", "worst", "clusters"}

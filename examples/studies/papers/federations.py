@@ -131,6 +131,11 @@ class VitEpochs(Epochs, VitFederation):
         ValueError: If a batch has more images than fit in one forward pass.
     """
 
+    @property
+    def num_backbones(self) -> int:
+        """Number of backbones, which the first clients have in turn."""
+        return len(self.trunks)
+
     def __post_init__(self) -> None:
         if self.batch_size > PART:
             raise ValueError(f"`batch_size` must be at most {PART}; got {self.batch_size}.")
@@ -159,6 +164,11 @@ class VitEpochs(Epochs, VitFederation):
 @dataclass(kw_only=True)
 class ClipEpochs(Epochs, ClipFederation):
     """A CLIP with contexts."""
+
+    @property
+    def num_backbones(self) -> int:
+        """Number of backbones, which is one."""
+        return 1
 
     def new_model(self, client: int = 0) -> PromptedText:
         """Make a model on the device."""
@@ -211,6 +221,11 @@ class NetworkEpochs(Epochs):
     makers: Sequence[Callable[[], nn.Module]]
     num_features: int
     prepare: Callable[[Tensor], Tensor]
+
+    @property
+    def num_backbones(self) -> int:
+        """Number of networks, which the first clients have in turn."""
+        return len(self.makers)
 
     def new_model(self, client: int = 0) -> WholeNetwork:
         """Make the network of a client; its initial values depend on the seed and the network."""

@@ -134,8 +134,7 @@ OF_ROWS = {
 LAST = ("Figures are means over the last five rounds, as in the authors' code.",)
 FEW_SHOT = (
     *LAST,
-    "Training and test images are those of `studies.tasks`, which may differ from the paper's "
-    "numbers in Table A1.",
+    "Training and test images are those of CoOp's lists.",
     "Classes are divided evenly over clients at random.",
     "Batches have 32 images as in the paper, where the authors' script has one a shot.",
     "Epsilon is 0.1 as in the paper, where the authors' script has 0.01.",
@@ -177,7 +176,7 @@ def setting(
     return Setting(
         name=name,
         source=f"{PAPER}, {table}",
-        task=task,
+        task=f"{task}-coop" if task in SMALL else task,
         family="CLIP",
         recipe=recipe,
         rows=made,

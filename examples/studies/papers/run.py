@@ -1,6 +1,5 @@
 """Run a row of a paper's setting, and measure the columns that the paper prints."""
 
-import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -38,43 +37,6 @@ class Machine:
 
     backbones: Backbones
     device: torch.device
-
-
-def shrunk(setting: Setting, task: Task, factor: float) -> tuple[Setting, Task]:
-    """Return a setting and its images with the same clients, but fewer rounds and images.
-
-    Each class keeps at least four images, and enough for all clients.
-    """
-    if factor == 1:
-        return setting, task
-    rows = [
-        replace(row, changes={**row.changes, "rounds": _rounds(row.changes["rounds"], factor)})
-        if "rounds" in row.changes
-        else row
-        for row in setting.rows
-    ]
-    small = replace(setting, rows=tuple(rows), rounds=_rounds(setting.rounds, factor))
-    return small, task._replace(
-        train=_fewer(task.train, factor, setting.num_clients),
-        test=_fewer(task.test, factor, 1),
-    )
-
-
-def _rounds(count: int, factor: float) -> int:
-    return max(2, math.ceil(factor * count))
-
-
-def _fewer(images: Images, factor: float, num_clients: int) -> Images:
-    cells = images.domains * (int(images.labels.max()) + 1) + images.labels
-    num_classes, sizes = len(images.labels.unique()), torch.bincount(cells)
-    smallest = max(4, math.ceil(8 * num_clients / num_classes))
-    kept = [
-        torch.nonzero(cells == cell)[: max(smallest, math.ceil(factor * size)), 0]
-        for cell, size in enumerate(sizes.tolist())
-        if size
-    ]
-    chosen = torch.cat(kept).sort().values
-    return Images(*(each[chosen] for each in images))
 
 
 def inputs_of(row: Row) -> str:
@@ -320,55 +282,3 @@ def run_row(
         "bytes_down": sent.total(direction="down") / turns,
         "seconds": time.perf_counter() - began,
     }
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """Length of a run of a row.
-
-    Attributes:
-        steps: Number of batches of all clients and rounds.
-        images: Number of images in them.
-        seconds: Predicted time of training, from `measured` steps.
-        measured: Number of steps that were measured.
-    """
-
-    steps: int
-    images: int
-    seconds: float
-    measured: int
-
-
-def estimate(row: Row, trial: Trial, *, steps: int = 20) -> Estimate:
-    """Measure a few steps of a row, and predict the time of all its rounds without evaluation.
-
-    Args:
-        row: Row with a method.
-        trial: Trial of its setting.
-        steps: Number of steps to measure, divided over one client of each backbone, or two
-            clients. With more backbones than steps, each has one step.
-    """
-    whole = trial.federation
-    few = whole.clients[: max(2, whole.num_backbones)]
-    size, each = whole.batch_size, max(1, steps // len(few))
-    shards = {client: whole.shards[client][: each * size] for client in few}
-    brief = replace(
-        whole,
-        shards=shards,
-        clients=few,
-        rounds=1,
-        cohort_size=len(few),
-        epochs=1,
-        ledger=fp.Ledger(),
-    )
-    method, began = registry.gallery()[row.method], time.perf_counter()
-    with torch.device(whole.device):
-        torch.manual_seed(whole.seed)
-        next(iter(method.function(brief, **row.values)))
-    elapsed = time.perf_counter() - began
-    measured = sum(map(brief.num_batches, few))
-    batches = {client: whole.num_batches(client) for client in whole.clients}
-    images = sum(min(len(whole.shards[client]), batches[client] * size) for client in batches)
-    turns = whole.epochs * whole.rounds * whole.cohort_size / len(batches)
-    total = round(turns * sum(batches.values()))
-    return Estimate(total, round(turns * images), elapsed / measured * total, measured)
