@@ -33,7 +33,7 @@ from studies.photo.settings import SETTINGS, TITLES, Sources
 from studies.photo.trials import make_trial
 
 RECORDS = Path(__file__).parents[2] / "docs" / "results" / "photographs"
-NUM_TRIALS = 4
+RATES = 0.01, 0.003, 0.03, 0.1  # of the tuning trials
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -145,8 +145,12 @@ def _of(method: Method, task: str, partition: str) -> tuple[str, str, str, str]:
 
 
 def trials_of(method: Method, task: str, partition: str) -> list[dict[str, Any]]:
-    """Return the hyperparameters of the tuning trials: the default values, then seeded draws."""
-    return jobs.trials(method, f"{task} {partition}")[:NUM_TRIALS]
+    """Return the hyperparameters of the tuning trials, with the same learning rates in all rows.
+
+    Other hyperparameters have their default values in the first trial, and are drawn in the others.
+    """
+    drawn = jobs.trials(method, f"{task} {partition}")
+    return [values | {"learning_rate": rate} for values, rate in zip(drawn, RATES, strict=False)]
 
 
 def best(records: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:

@@ -238,8 +238,8 @@ def efficientnet(sources: Sources) -> nn.Module:
     if sources.random:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            tiny = small_network(4)
-            tiny.num_features = 16
+            tiny = small_network(12)
+            tiny.num_features = 48
         return fp.freeze(tiny)
     return photographs.load_efficientnet(sources.efficientnet, pretrained=sources.pretrained)
 
