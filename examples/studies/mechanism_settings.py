@@ -211,23 +211,22 @@ def few_shots(seed: int, *, shots: int, classes: int, domains: Sequence[str]) ->
 FEDHPL = (
     Row("FedHPL", "fedhpl", {"learning_rate": 0.01, "distillation_weight": 1.0}),
     Row("FedHPL, no distillation", "fedhpl", {"learning_rate": 0.01, "distillation_weight": 0.0}),
-    Row("FedHPL, five times the weight", "fedhpl", {"distillation_weight": 5.0}),
 )
 SGPT = (
-    Row("SGPT", "sgpt", {"learning_rate": 0.005, "num_groups": 5}),
-    Row("SGPT, one group", "sgpt", {"learning_rate": 0.005, "num_groups": 1}),
-    Row("FedVPT-D", "fedvpt_d", {"learning_rate": 0.005}),
+    Row("SGPT", "sgpt", {"learning_rate": 0.00481, "num_groups": 10}),
+    Row("SGPT, one group", "sgpt", {"learning_rate": 0.00481, "num_groups": 1}),
+    Row("FedVPT-D", "fedvpt_d", {"learning_rate": 0.01}),
 )
 FEDL2G = (
     Row("FedL2G-f", "fedl2g_f", {"server_rate": 100.0, "guide_weight": 0.1}),
     Row("fixed random features", "fedl2g_f", {"server_rate": 0.0, "guide_weight": 0.1}),
-    Row("Local training", "local", {}),
+    Row("Local training", "local", {"learning_rate": 0.01}),
 )
 FEDOTP = (
-    Row("FedOTP", "fedotp", {"learning_rate": 0.009, "mass": 0.8}),
-    Row("FedOTP, no transport", "fedotp_average", {"learning_rate": 0.009}),
-    Row("PromptFL", "promptfl", {"learning_rate": 0.002}),
-    Row("CoOp (local)", "coop", {"learning_rate": 0.0035}),
+    Row("FedOTP", "fedotp", {"learning_rate": 0.00928, "mass": 0.897}),
+    Row("FedOTP, no transport", "fedotp_average", {"learning_rate": 0.00306}),
+    Row("PromptFL", "promptfl", {"learning_rate": 0.00188}),
+    Row("CoOp (local)", "coop", {"learning_rate": 0.00346}),
 )
 SETTINGS = {
     "fedhpl-classes": Setting(

@@ -1,8 +1,8 @@
 """Where each paper's mechanism can act: two settings a paper, and the row without the mechanism.
 
 The settings were chosen before any of them ran. All rows of a setting have the same clients,
-batches and initial values, and three tuning trials. Each finished run is one line of a JSON-lines
-file::
+batches and initial values. Learning rates are those that the gallery's study chose for the same
+kind of models. Each finished run is one line of a JSON-lines file::
 
     python examples/studies/mechanisms.py --seeds 5
 """
@@ -30,8 +30,6 @@ from studies.papers import federations, measure
 from studies.report import mean_and_deviation, table
 
 COLUMNS = {"full": "all test images", "own": "own mix", "worst": "worst client"}
-FACTORS = (0.3, 1.0, 3.0)
-"""Factors of the learning rate that every row tries, at a seed that is not reported."""
 RECORDS = Path(__file__).parents[2] / "docs" / "results" / "mechanisms.jsonl"
 
 
@@ -42,10 +40,9 @@ def main() -> None:
     names = list(SETTINGS) if args.only is None else args.only.split(",")
     for name in names:
         setting = shortened(SETTINGS[name]) if args.quick else SETTINGS[name]
-        rates = {row.title: tuned(name, setting, row, known, args) for row in setting.rows}
         runs = [(row, seed) for seed in range(args.seeds) for row in setting.rows]
         found = [
-            measured(name, setting, row, seed, rates[row.title], known, args.records)
+            measured(name, setting, row, seed, known, args.records)
             for row, seed in tqdm(runs, desc=name, unit="run")
         ]
         print(report(setting, found), flush=True)
@@ -75,40 +72,20 @@ def shortened(setting: Setting) -> Setting:
     return replace(setting, make=make)
 
 
-def tuned(
-    name: str,
-    setting: Setting,
-    row: Row,
-    known: dict[Any, records.Record],
-    args: argparse.Namespace,
-) -> float:
-    """Return the factor of the learning rate with the best accuracy, or 1 in a quick run."""
-    if args.quick:
-        return 1.0
-    trials = [
-        measured(name, setting, row, jobs.TUNING_SEED, factor, known, args.records)
-        for factor in tqdm(FACTORS, desc=f"{name}, {row.title}", unit="trial")
-    ]
-    best = max(trials, key=lambda record: record[setting.measure])
-    return best["factor"]
-
-
 def measured(
     name: str,
     setting: Setting,
     row: Row,
     seed: int,
-    factor: float,
     known: dict[Any, records.Record],
     path: Path,
 ) -> records.Record:
     """Run a row, unless it has a record."""
-    of = {"setting": name, "row": row.title, "seed": seed, "factor": factor}
+    of = {"setting": name, "row": row.title, "seed": seed}
     about = of | {"digest": digest(row)}
     if key(about) not in known:
         method, made = registry.gallery()[row.method], setting.make(seed)
         values = {**method.defaults, **row.values}
-        values["learning_rate"] *= factor
         figures = evaluate_run(method, made, values)
         record = about | records.rounded(figures)
         records.append(path, record)
@@ -128,7 +105,7 @@ def evaluate_run(method: registry.Method, made: Trial, values: dict[str, Any]) -
 
 def key(record: Mapping[str, Any]) -> tuple[Any, ...]:
     """Return what tells a run from the others of the file."""
-    return tuple(record[name] for name in ("setting", "row", "seed", "factor", "digest"))
+    return tuple(record[name] for name in ("setting", "row", "seed", "digest"))
 
 
 def digest(row: Row) -> str:
@@ -151,7 +128,6 @@ def report(setting: Setting, found: Sequence[records.Record]) -> str:
             title,
             *(mean_and_deviation([each[name] for each in own]) for name in COLUMNS),
             tables.difference(first, own, column=setting.measure),
-            f"{own[0]['factor']:g}",
         ]
         for title, own in by_row.items()
     ]
@@ -159,7 +135,6 @@ def report(setting: Setting, found: Sequence[records.Record]) -> str:
         "row",
         *COLUMNS.values(),
         f"{COLUMNS[setting.measure]}, gain of {setting.rows[0].title}",
-        "rate, times",
     ]
     return f"### {setting.title}\n\n{table(header, body)}\n"
 
