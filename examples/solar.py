@@ -89,9 +89,9 @@ def main() -> None:
                 last[name] = accuracy()
             bar.write(f"{name}, round {server_round + 1}: {last[name]:.1f} %")
     print(
-        f"Balanced accuracy in cells that no client has: {last['alone']:.1f} % is the mean of "
-        f"clients that train alone, and {last['together']:.1f} % that of their average. A client "
-        f"sends {fp.num_bytes(payloads[0]):,} bytes a round."
+        f"Alone, clients have a balanced accuracy of {last['alone']:.1f} % on test cells, and "
+        f"the average of all clients has {last['together']:.1f} %: each has seen few cells of "
+        f"some types and levels. A client sends {fp.num_bytes(payloads[0]):,} bytes a round."
     )
 
 
