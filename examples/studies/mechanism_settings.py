@@ -153,7 +153,7 @@ def unlike_networks(seed: int, *, alpha: float | None) -> Trial:
         epochs=2,
         device=torch.device("cpu"),
         changed=data.augment,
-        make_optimizer=partial(torch.optim.SGD, momentum=0.9),
+        make_optimizer=torch.optim.SGD,
     )
     few = [rng.permutation(shard)[:40] for shard in shards]
     return trial(build, train, test, few, seed=seed, rounds=20, cohort_size=8, batch_size=10)
@@ -218,9 +218,9 @@ SGPT = (
     Row("FedVPT-D", "fedvpt_d", {"learning_rate": 0.01}),
 )
 FEDL2G = (
-    Row("FedL2G-f", "fedl2g_f", {"server_rate": 100.0, "guide_weight": 0.1}),
-    Row("fixed random features", "fedl2g_f", {"server_rate": 0.0, "guide_weight": 0.1}),
-    Row("Local training", "local", {"learning_rate": 0.01}),
+    Row("FedL2G-f", "fedl2g_f", {"learning_rate": 0.2, "server_rate": 10.0}),
+    Row("fixed random features", "fedl2g_f", {"learning_rate": 0.2, "server_rate": 0.0}),
+    Row("Local training", "local", {"learning_rate": 0.2}),
 )
 FEDOTP = (
     Row("FedOTP", "fedotp", {"learning_rate": 0.00928, "mass": 0.897}),
