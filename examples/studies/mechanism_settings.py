@@ -218,8 +218,12 @@ SGPT = (
     Row("FedVPT-D", "fedvpt_d", {"learning_rate": 0.01}),
 )
 FEDL2G = (
-    Row("FedL2G-f", "fedl2g_f", {"learning_rate": 0.2, "server_rate": 10.0}),
-    Row("fixed random features", "fedl2g_f", {"learning_rate": 0.2, "server_rate": 0.0}),
+    Row("FedL2G-f", "fedl2g_f", {"learning_rate": 0.2, "guide_weight": 3.0, "server_rate": 10.0}),
+    Row(
+        "fixed random features",
+        "fedl2g_f",
+        {"learning_rate": 0.2, "guide_weight": 3.0, "server_rate": 0.0},
+    ),
     Row("Local training", "local", {"learning_rate": 0.2}),
 )
 FEDOTP = (

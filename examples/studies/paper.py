@@ -28,6 +28,7 @@ from studies.papers import (
     backbones,
     borders,
     clusters,
+    cost,
     division,
     federations,
     fedhpl,
@@ -51,8 +52,8 @@ SETTINGS = {
 
 def main() -> None:
     args = flags().parse_args()
-    if args.list:
-        print(listed())
+    if args.list or args.table:
+        print(listed() if args.list else reproduction())
         return
     if args.setting not in SETTINGS:
         raise SystemExit(f"`--setting` must be one of `--list`; got {args.setting!r}.")
@@ -73,6 +74,7 @@ def flags() -> argparse.ArgumentParser:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--list", action="store_true", help="name all settings and stop")
+    parser.add_argument("--table", action="store_true", help="print hours and figures of all")
     parser.add_argument("--setting", help="name of a setting")
     parser.add_argument("--root", type=Path, default=Path("."), help="folder of the data sets")
     parser.add_argument("--seeds", type=int, default=1, help="number of seeds, from 0 on")
@@ -108,6 +110,31 @@ def listed() -> str:
         for setting in SETTINGS.values()
     ]
     return table(["setting", "source", "data", "clients (in a round)", "rounds", "rows"], body)
+
+
+def reproduction() -> str:
+    """Return a table of all settings with hours by arithmetic, and the paper's figures and ours."""
+    body = []
+    for setting in SETTINGS.values():
+        rows = [row for row in setting.rows if row.method is not None]
+        own = max(enumerate(rows), key=lambda each: (_is_own(each[1], setting), each[0]))[1]
+        column = next((name for name in ("full", "own") if name in own.figures), None)
+        column = column or next(iter(own.figures))
+        spent = [cost.hours(setting, row) for row in rows]
+        hours = "not known" if None in spent else _short(sum(spent))
+        name = f"`{setting.name}`"
+        body.append([name, setting.task, hours, own.title, column, own.figures[column], "not run"])
+    header = ["setting", "data", "hours, all rows", "row", "column", "the paper, %", "ours"]
+    return table(header, body)
+
+
+def _is_own(row: Row, setting: Setting) -> bool:
+    """Return whether a row is the method of the setting's paper."""
+    return row.title.lower().startswith(setting.name.split("-")[0])
+
+
+def _short(hours: float) -> str:
+    return f"{hours:.0f}" if hours >= 10 else f"{hours:.1f}" if hours >= 1 else f"{hours:.2f}"
 
 
 def runnable(setting: Setting) -> list[tuple[Row, Setting]]:
