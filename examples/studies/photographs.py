@@ -182,7 +182,7 @@ def estimate(known: Mapping[str, Method], args: argparse.Namespace, sources: Sou
         seconds += rounds * training + (trials + args.seeds) * around
     count = len(args.tasks)
     hours = (seconds * count / args.workers + once * count) / 3600
-    return f"{len(rows) * count} rows: about {hours:.1f} hours with {args.workers} processes"
+    return f"{len(rows) * count} rows: about {hours:.2f} hours with {args.workers} processes"
 
 
 if __name__ == "__main__":
