@@ -37,13 +37,14 @@ RECORDS = Path(__file__).parents[2] / "docs" / "results" / "mechanisms.jsonl"
 def main() -> None:
     args = flags().parse_args()
     torch.set_num_threads(1)
-    known = {key(record): record for record in records.read(args.records)}
+    path = args.records.with_stem(f"{args.records.stem}-quick") if args.quick else args.records
+    known = {key(record): record for record in records.read(path)}
     names = list(SETTINGS) if args.only is None else args.only.split(",")
     for name in names:
         setting = shortened(SETTINGS[name]) if args.quick else SETTINGS[name]
         runs = [(row, seed) for seed in range(args.seeds) for row in setting.rows]
         found = [
-            measured(name, setting, row, seed, known, args.records)
+            measured(name, setting, row, seed, known, path)
             for row, seed in tqdm(runs, desc=name, unit="run")
         ]
         print(report(setting, found), flush=True)

@@ -1,0 +1,92 @@
+"""Settings in which a mechanism should decide: what differs between rows, records and reports."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from studies import mechanisms, records
+from studies.gallery import registry
+from studies.mechanism_settings import SETTINGS
+
+METHODS = registry.gallery()
+
+
+def test_there_are_two_settings_a_paper_and_rows_name_hyperparameters_that_exist():
+    papers = [name.split("-")[0] for name in SETTINGS]
+    assert {paper: papers.count(paper) for paper in papers} == dict.fromkeys(
+        ("fedhpl", "sgpt", "fedl2g", "fedotp"), 2
+    )
+    for setting in SETTINGS.values():
+        assert setting.measure in mechanisms.COLUMNS
+        for row in setting.rows:
+            assert set(row.values) <= set(METHODS[row.method].defaults), row.title
+
+
+@pytest.mark.parametrize("paper", ["fedhpl", "sgpt", "fedl2g", "fedotp"])
+def test_the_second_row_lacks_the_mechanism_and_nothing_else(paper):
+    first, second = next(
+        setting.rows[:2] for name, setting in SETTINGS.items() if name.startswith(paper)
+    )
+    differing = {name for name in first.values if first.values[name] != second.values.get(name)}
+    expected = {
+        "fedhpl": {"distillation_weight"},
+        "sgpt": {"num_groups"},
+        "fedl2g": {"server_rate"},
+    }
+    if paper == "fedotp":  # another solver, each with its own tuned values
+        assert (first.method, second.method) == ("fedotp", "fedotp_average")
+    else:
+        assert (first.method, differing) == (second.method, expected[paper])
+
+
+@pytest.mark.parametrize("name", ["fedhpl-classes", "fedhpl-few", "sgpt-four", "fedl2g-dirichlet"])
+def test_clients_have_what_the_title_says(name):
+    made = SETTINGS[name].make(0)
+    federation, mixes = made.federation, made.mixes
+    assert len(federation.clients) == len(mixes)
+    sizes, labels = mixes.sum(1), mixes.reshape(len(mixes), -1, 10).sum(1)
+    if name == "fedhpl-classes":
+        assert ((labels > 0).sum(1) == 4).all()
+    elif name == "sgpt-four":
+        assert len(mixes) == 20
+        assert (mixes.reshape(20, 4, 10).sum(2) > 0).sum(1).tolist() == [1] * 20
+    else:
+        assert (sizes == {"fedhpl-few": 30, "fedl2g-dirichlet": 40}[name]).all()
+    owned = torch.cat(list(federation.shards.values()))
+    assert len(owned) == len(owned.unique())
+
+
+def test_a_row_runs_once_and_its_record_is_used_again(tmp_path):
+    setting = mechanisms.shortened(SETTINGS["fedl2g-iid"])
+    row, known = setting.rows[-1], {}
+    path = tmp_path / "mechanisms.jsonl"
+    first = mechanisms.measured("fedl2g-iid", setting, row, 0, known, path)
+    again = mechanisms.measured("fedl2g-iid", setting, row, 0, known, path)
+    assert first is again
+    assert [mechanisms.key(each) for each in records.read(path)] == [mechanisms.key(first)]
+    assert all(0 <= first[column] <= 1 for column in mechanisms.COLUMNS)
+    other = replace(row, values={**row.values, "learning_rate": 0.1})
+    assert mechanisms.digest(other) != mechanisms.digest(row)
+
+
+def test_the_report_has_the_paired_gain_of_the_first_row_over_the_others():
+    setting = SETTINGS["sgpt-two"]
+    rng = np.random.default_rng(0)
+    values = {row.title: rng.uniform(size=5) for row in setting.rows}
+    found = [
+        {"row": row.title, "seed": seed}
+        | dict.fromkeys(mechanisms.COLUMNS, values[row.title][seed])
+        for row in setting.rows
+        for seed in range(5)
+    ]
+    lines = mechanisms.report(setting, found).splitlines()
+    first, second = (values[row.title] for row in setting.rows[:2])
+    gains = 100 * (first - second)
+    half = stats.ttest_1samp(gains, 0).confidence_interval(0.95).high - gains.mean()
+    line = next(line for line in lines if line.startswith(f"| {setting.rows[1].title} "))
+    assert f"{gains.mean():+.1f} ± {half:.1f}" in line
+    assert math.isfinite(half)
