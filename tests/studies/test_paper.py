@@ -3,19 +3,21 @@
 import json
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
 from fabricated import fabricate, unchecked
 from studies import paper, records, tasks
-from studies.papers import run, shrinking
+from studies.papers import cost, run, shrinking
 from studies.papers.estimate import estimate
 from studies.papers.run import Machine
 from studies.papers.setting import Setting
 from tiny_backbones import SIZE, TINY
 
 MACHINE = Machine(backbones=TINY, device=torch.device("cpu"))
+TABLE = Path(__file__).parents[2] / "docs" / "results" / "reproduce" / "settings.md"
 CLASSES = {"cifar100": 100, "flowers102": 102, "five-dataset": 50}
 COOP = ("dtd-coop", "flowers102-coop", "food101-coop", "pets-coop", "caltech101-coop")
 FREE = ("tiny-imagenet", *COOP)
@@ -108,6 +110,43 @@ def test_the_estimate_counts_steps_and_images(tmp_path):
     assert own.steps == setting.rounds * epochs * sum(math.ceil(each / batch) for each in sizes)
     assert 0 < own.measured <= 20
     assert own.seconds > 0
+
+
+def test_the_estimate_is_printed_for_each_row_with_the_sum(tmp_path):
+    setting, task = small(paper.SETTINGS["fedhpl-1-svhn-iid"], tmp_path, rows=2)
+    lines = paper.estimate(setting, task, MACHINE, 3).splitlines()
+    for row in setting.rows:
+        assert sum(line.startswith(f"| {row.title} ") for line in lines) == 1
+    assert lines[-1].startswith("All rows, 3 seeds, without evaluation: ")
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_committed_table_has_every_setting_with_the_papers_figure():
+    lines = TABLE.read_text().splitlines()[2:]
+    assert len(lines) == len(paper.SETTINGS)
+    for line, setting in zip(lines, paper.SETTINGS.values(), strict=True):
+        name, data, _, title, column, figure, _ = (each.strip() for each in line.split("|")[1:-1])
+        assert (name, data) == (f"`{setting.name}`", setting.task)
+        row = next(row for row in setting.rows if row.title == title)
+        assert float(figure) == row.figures[column]
+
+
+@pytest.mark.slow
+def test_the_committed_table_is_the_one_of_the_command():
+    assert paper.reproduction() == TABLE.read_text().rstrip("\n")
+
+
+def test_hours_are_those_of_arithmetic():
+    setting = paper.SETTINGS["fedhpl-1-cifar10-iid"]
+    row = next(row for row in setting.rows if row.title == "FedHPL")
+    own = replace(setting, **row.changes)
+    flops = cost.forward_flops(own.backbones[0], own.image_size)
+    assert 34e9 < flops < 36e9  # ViT-B/16 at 224 pixels: 17.6 billion products and sums
+    images = 50_000 * own.rounds * own.recipe.epochs
+    assert cost.hours(setting, row) == pytest.approx(2 * images * flops / cost.SPEED / 3600)
+    small = replace(setting, recipe=replace(setting.recipe, batch_size=1))
+    steps = images
+    assert cost.hours(small, replace(row, changes={})) >= steps * cost.STEP / 3600
 
 
 def test_the_list_names_every_setting():
