@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 import fedprompt._float64
 
 COPY = torch.ops.aten._to_copy.default
+INDEX = torch.ops.aten.index.Tensor
 TYPE = "meta"  # a device type that every build of PyTorch has, and whose kernels never run here
 
 
@@ -59,6 +60,8 @@ class _Device(TorchDispatchMode):
         elsewhere = [tensor for tensor in tensors if not isinstance(tensor, Narrow)]
         if any(tensor.is_meta for tensor in elsewhere):
             raise NotImplementedError("the stand-in device lost the numbers of a tensor")
+        if func is INDEX and here and args[0] is here[0]:
+            elsewhere = []  # as on a GPU, positions may be on the CPU
         if here and func is not COPY and any(tensor.ndim for tensor in elsewhere):
             raise RuntimeError(f"{func}: expected all tensors to be on the same device")
         wanted = kwargs.get("device") or (here[0].device if here else None)

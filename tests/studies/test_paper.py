@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from fabricated import fabricate, unchecked
+from other_device import other_device
 from studies import paper, records, tasks
 from studies.papers import cost, run, shrinking
 from studies.papers.estimate import estimate
@@ -31,6 +32,16 @@ FAST = (
     "fedotp-1-dtd",
     "fedotp-1-pets",
 )
+DEVICE = [
+    "fedhpl-1-svhn-iid",
+    "sgpt-2-office-caltech10",
+    "fedl2g-2-htfe3",
+    "fedotp-1-dtd",
+    pytest.param("fedhpl-2-cifar10-iid", marks=pytest.mark.slow),
+    pytest.param("fedl2g-2-htfe2", marks=pytest.mark.slow),
+    pytest.param("fedotp-3-cifar10", marks=pytest.mark.slow),
+    pytest.param("sgpt-4-cifar100-s10", marks=pytest.mark.slow),
+]
 SLOW = [
     pytest.param(name, marks=[] if name in FAST else pytest.mark.slow) for name in paper.SETTINGS
 ]
@@ -74,6 +85,23 @@ def test_a_setting_runs_from_files_to_the_table(name, tmp_path):
             )
             assert f"{figure}" in line
             assert f"{ours - figure:+.1f}" in line
+
+
+@pytest.mark.parametrize("name", DEVICE)
+def test_a_setting_runs_on_another_device(name, tmp_path):
+    setting, task = small(paper.SETTINGS[name], tmp_path, rows=1 if name in FAST else None)
+    rows = [(row, run.inputs_of(row), own) for row, own in paper.runnable(setting)]
+    with other_device() as device:
+        machine = replace(MACHINE, device=device)
+        for row, inputs, own in rows:
+            trial = run.make_trial(own, task, machine, seed=0, inputs=inputs)
+            found = run.run_row(row, trial, task)
+            assert all(0 <= found[column] <= 1 for column in row.figures)
+
+
+def test_a_batch_on_two_devices_is_an_error_of_the_stand_in():
+    with other_device() as device, pytest.raises(RuntimeError, match="on the same device"):
+        torch.zeros(2, device=device) + torch.zeros(2)
 
 
 def test_a_killed_run_continues_with_the_missing_rows(tmp_path, monkeypatch):

@@ -30,12 +30,13 @@ def cluster_accuracy(predictions: Predictions, trial: Trial) -> float:
     """
     model = predictions.of(0)
     chosen = [model.selector(model.query(inputs)).indices for inputs in trial.test.split(256)]
-    superclasses = torch.tensor(SUPERCLASSES)[trial.test_cells.cpu()]
+    superclasses = torch.tensor(SUPERCLASSES, device="cpu")[trial.test_cells.cpu()]
     return purity(torch.cat(chosen).cpu(), superclasses)
 
 
 def purity(groups: Int[Tensor, "images"], kinds: Int[Tensor, "images"]) -> float:
     """Return the share of the images whose kind is the most frequent one of their group."""
-    counts = torch.zeros(int(groups.max()) + 1, int(kinds.max()) + 1)
-    counts.index_put_((groups, kinds), torch.ones(len(kinds)), accumulate=True)
+    counts = torch.zeros(int(groups.max()) + 1, int(kinds.max()) + 1, device=groups.device)
+    one = torch.ones((), device=groups.device)
+    counts.index_put_((groups, kinds), one, accumulate=True)
     return counts.amax(1).sum().item() / len(kinds)

@@ -93,7 +93,7 @@ class Epochs(Federation):
         for _ in range(self.epochs):
             order = torch.randperm(len(shard), generator=rng, device="cpu")
             for positions in order.split(self.batch_size)[: self.num_batches(client)]:
-                chosen = shard[positions]
+                chosen = shard[positions.to(shard.device)]
                 inputs = self.inputs[chosen]
                 if self.changed is not None:
                     inputs = self.changed(inputs, rng)
