@@ -114,7 +114,6 @@ class Setting:
         num_features: Width of the features after a learned projection, or None.
         length: Number of learnable tokens of a context, for CLIP.
         template: Sentence around a class name, for CLIP.
-        base_classes: Whether clients train on the first half of the classes only.
         last_rounds: Number of last rounds whose accuracies are averaged.
         test_share: Share of each class that is held out as test images before the division, after
             the training and test images of the data set are pooled. If None, the test images are
@@ -138,6 +137,5 @@ class Setting:
     num_features: int | None = None
     length: int = 16
     template: str = "a photo of a {}."
-    base_classes: bool = False
     last_rounds: int = 1
     test_share: float | None = None
