@@ -104,6 +104,11 @@ def test_a_batch_on_two_devices_is_an_error_of_the_stand_in():
         torch.zeros(2, device=device) + torch.zeros(2)
 
 
+def test_a_generator_of_another_device_is_an_error_of_the_stand_in():
+    with other_device() as device, pytest.raises(RuntimeError, match="expected a generator on"):
+        torch.rand(2, generator=torch.Generator(), device=device)
+
+
 def test_a_killed_run_continues_with_the_missing_rows(tmp_path, monkeypatch):
     setting, task = small(paper.SETTINGS["fedhpl-1-svhn-iid"], tmp_path, rows=2)
     path = tmp_path / "records.jsonl"
