@@ -124,13 +124,30 @@ def test_a_killed_run_continues_with_the_missing_rows(tmp_path, monkeypatch):
         assert {**first, "seconds": 0} == {**second, "seconds": 0}
 
 
-def test_a_record_of_another_recipe_is_not_used(tmp_path):
-    setting = paper.SETTINGS["sgpt-2-office-caltech10"]
+def test_a_finished_run_has_full_progress_bars(tmp_path, monkeypatch):
+    setting, task = small(paper.SETTINGS["fedhpl-1-svhn-iid"], tmp_path, rows=1)
+    path, bars = tmp_path / "records.jsonl", []
+
+    class Bar(paper.tqdm):
+        def __exit__(self, *error):
+            bars.append((self.n, self.total))
+            super().__exit__(*error)
+
+    monkeypatch.setattr(paper, "tqdm", Bar)
+    for _ in range(2):
+        paper.finished(setting, task, MACHINE, seeds=[0], path=path)
+    assert bars == [(2, 2), (1, 1)] * 2
+
+
+def test_a_record_of_another_recipe_or_of_other_images_is_not_used(tmp_path):
+    setting, task = small(paper.SETTINGS["sgpt-2-office-caltech10"], tmp_path)
     other = replace(setting, recipe=replace(setting.recipe, batch_size=7))
-    row = setting.rows[0]
-    assert paper.digest(row, setting) == paper.digest(row, setting)
-    assert paper.digest(row, setting) != paper.digest(row, other)
-    assert paper.digest(row, setting) != paper.digest(replace(row, values={"a": 1}), setting)
+    row, fewer = setting.rows[0], tasks.Images(*(each[1:] for each in task.train))
+    first = paper.digest(row, setting, task)
+    assert paper.digest(row, setting, task) == first
+    assert paper.digest(row, other, task) != first
+    assert paper.digest(replace(row, values={"a": 1}), setting, task) != first
+    assert paper.digest(row, setting, task._replace(train=fewer)) != first
 
 
 def test_the_estimate_counts_steps_and_images(tmp_path):
