@@ -199,6 +199,15 @@ def test_hours_are_those_of_arithmetic():
     assert cost.hours(small, replace(row, changes={})) >= steps * cost.STEP / 3600
 
 
+def test_hours_count_three_quarters_of_all_images_where_they_are_pooled():
+    setting = paper.SETTINGS["fedl2g-1-flowers102-pathological"]
+    one = replace(setting, rounds=1, num_clients=1, cohort_size=1, backbones=("cnn",))
+    flops = cost.forward_flops("cnn", setting.image_size)
+    steps = math.ceil(0.75 * 8189 / 10)  # 8,189 flowers; a step of a small network takes 10 ms
+    assert flops < 1e9
+    assert cost.hours(one, setting.rows[0]) == pytest.approx(steps * cost.STEP / 3600)
+
+
 def test_the_list_names_every_setting():
     text = paper.listed()
     assert all(f"| {name} " in text for name in paper.SETTINGS)

@@ -29,6 +29,13 @@ IMAGES = {
     "five-dataset": 258_000,
 }
 """Training images of a data set, about. Those of DomainNet's ten classes are not known here."""
+TEST_IMAGES = {
+    "cifar10": 10_000,
+    "cifar100": 10_000,
+    "flowers102": 6_149,
+    "tiny-imagenet": 10_000,
+}
+"""Test images of the data sets whose settings pool all images."""
 CLASSES = {
     "cifar10": 10,
     "cifar100": 100,
@@ -78,7 +85,7 @@ def _images(setting: Setting) -> float | None:
         return partition.shots * classes
     total = IMAGES.get(setting.task)
     if total is not None and setting.test_share is not None:
-        total *= 1 - setting.test_share
+        total = (total + TEST_IMAGES[setting.task]) * (1 - setting.test_share)
     if partition.shots_each is not None and partition.disjoint and classes:
         return partition.shots_each * classes
     if partition.shots_each is not None and classes:

@@ -50,14 +50,22 @@ def estimate(row: Row, trial: Trial, *, steps: int = 20) -> Estimate:
         epochs=1,
         ledger=fp.Ledger(),
     )
-    method, began = registry.gallery()[row.method], time.perf_counter()
+    method = registry.gallery()[row.method]
+    began = _now(whole.device)
     with torch.device(whole.device):
         torch.manual_seed(whole.seed)
         next(iter(method.function(brief, **row.values)))
-    elapsed = time.perf_counter() - began
+    elapsed = _now(whole.device) - began
     measured = sum(map(brief.num_batches, few))
     batches = {client: whole.num_batches(client) for client in whole.clients}
     images = sum(min(len(whole.shards[client]), batches[client] * size) for client in batches)
     turns = whole.epochs * whole.rounds * whole.cohort_size / len(batches)
     total = round(turns * sum(batches.values()))
     return Estimate(total, round(turns * images), elapsed / measured * total, measured)
+
+
+def _now(device: torch.device) -> float:
+    """Return the time in seconds after a GPU has finished its work."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
