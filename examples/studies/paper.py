@@ -220,11 +220,11 @@ def digest(row: Row, setting: Setting, task: tasks.Task) -> str:
 
 
 def estimate(setting: Setting, task: tasks.Task, machine: Machine, num_seeds: int) -> str:
-    """Measure twenty steps of each row, and say how long all of them take."""
+    """Measure twenty steps and a batch of tests of each row, and say how long all rows take."""
     body, hours = [], 0.0
     rows = [row for row, _ in runnable(setting)]
     for row, trial in tqdm(trials(setting, task, machine, 0, rows), total=len(rows)):
-        own = measured(row, trial)
+        own = measured(row, trial, last_rounds=setting.last_rounds)
         hours += num_seeds * own.seconds / 3600
         body.append(
             [
@@ -236,9 +236,7 @@ def estimate(setting: Setting, task: tasks.Task, machine: Machine, num_seeds: in
             ]
         )
     header = ["row", "steps", "images", "steps measured", "hours, one seed"]
-    return (
-        f"{table(header, body)}\n\nAll rows, {num_seeds} seeds, without evaluation: {hours:.1f} h"
-    )
+    return f"{table(header, body)}\n\nAll rows, {num_seeds} seeds, with evaluation: {hours:.1f} h"
 
 
 def report(setting: Setting, found: Sequence[records.Record]) -> str:
