@@ -113,7 +113,7 @@ VIT = {
 
 
 def unlike_trunks(seed: int, *, classes: int, images: int | None) -> Trial:
-    """Fifteen clients with three unlike trunks and a few classes each, or a few images of all."""
+    """Make 15 clients with three unlike trunks and a few classes each, or a few images of all."""
     train, test = sides(seed, [data.inverted_rotated])
     drawn = {"num_clients": 15, "generator": np.random.default_rng(seed)}
     if classes < len(DIGITS):
@@ -126,7 +126,7 @@ def unlike_trunks(seed: int, *, classes: int, images: int | None) -> Trial:
 
 
 def few_kinds(seed: int, changes: Sequence[Callable[[Tensor], Tensor]]) -> Trial:
-    """Twenty clients of few domains, one domain each."""
+    """Make twenty clients of a few domains, one domain each."""
     train, test = sides(seed, changes)
     owned = fp.by_domain(train.domains)
     parts = [np.array_split(images, 20 // len(owned)) for images in owned]
@@ -136,7 +136,7 @@ def few_kinds(seed: int, changes: Sequence[Callable[[Tensor], Tensor]]) -> Trial
 
 
 def unlike_networks(seed: int, *, alpha: float | None) -> Trial:
-    """Sixteen clients with eight kinds of networks and 40 images each."""
+    """Make sixteen clients with eight kinds of networks and 40 images each."""
     train, test = sides(seed, [data.inverted_rotated])
     drawn = {"num_clients": 16, "generator": np.random.default_rng(seed)}
     shards = (
@@ -172,7 +172,7 @@ def _tokens(canvases: Tensor) -> Tensor:
 
 
 def few_shots(seed: int, *, shots: int, classes: int, domains: Sequence[str]) -> Trial:
-    """Ten clients with a few images of each of their classes, small and among clutter."""
+    """Make ten clients with a few images of each of their classes, small and among clutter."""
     split, rng = data.digits(seed, domain=data.raw), torch.Generator().manual_seed(seed)
     order = torch.randperm(len(split.train_labels), generator=rng)
     placed = []

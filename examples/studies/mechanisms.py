@@ -106,7 +106,7 @@ def evaluate_run(method: registry.Method, made: Trial, values: dict[str, Any]) -
 
 
 def key(record: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return what tells a run from the others of the file."""
+    """Return the fields that identify a run in the file."""
     return tuple(record[name] for name in ("setting", "row", "seed", "digest"))
 
 

@@ -220,7 +220,7 @@ def digest(row: Row, setting: Setting, task: tasks.Task) -> str:
 
 
 def estimate(setting: Setting, task: tasks.Task, machine: Machine, num_seeds: int) -> str:
-    """Measure twenty steps and a batch of tests of each row, and say how long all rows take."""
+    """Measure twenty steps and a test batch of each row, and return a table of the hours."""
     body, hours = [], 0.0
     rows = [row for row, _ in runnable(setting)]
     for row, trial in tqdm(trials(setting, task, machine, 0, rows), total=len(rows)):
@@ -240,7 +240,7 @@ def estimate(setting: Setting, task: tasks.Task, machine: Machine, num_seeds: in
 
 
 def report(setting: Setting, found: Sequence[records.Record]) -> str:
-    """Return a table of our figures next to the paper's, with what was chosen."""
+    """Return a table of our figures next to the paper's, and the choices of the setting."""
     body = []
     for row in setting.rows:
         own = [record for record in found if record["row"] == row.title]

@@ -30,7 +30,7 @@ IMAGES = {
     "office-caltech10": 2_026,
     "five-dataset": 258_000,
 }
-"""Training images of a data set, about. Those of DomainNet's ten classes are not known here."""
+"""Approximate number of training images; that of DomainNet's ten classes is not known here."""
 TEST_IMAGES = {
     "cifar10": 10_000,
     "cifar100": 10_000,
@@ -45,7 +45,7 @@ TEST_IMAGES = {
     "office-caltech10": 507,
     "five-dataset": 60_000,
 }
-"""Test images of a data set, about."""
+"""Approximate number of test images."""
 CLASSES = {
     "cifar10": 10,
     "cifar100": 100,

@@ -10,7 +10,7 @@ import fedprompt as fp
 from studies.papers.setting import Partition
 
 SMALLEST = 10
-"""Images that each client has at least under label shift, if there are four times as many."""
+"""Smallest number of images of a client under label shift, if the mean is four times as large."""
 
 
 def divide(

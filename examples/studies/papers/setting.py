@@ -108,7 +108,7 @@ class Setting:
         rounds: Number of rounds.
         recipe: Local training.
         rows: Rows of the table.
-        choices: What the paper leaves open, and what was chosen; one sentence each.
+        choices: Choices where the paper leaves something open, one sentence each.
         image_size: Side of the input images in pixels.
         num_prompts: Number of prompts at a layer, or pixels of a border on each side.
         num_features: Width of the features after a learned projection, or None.
