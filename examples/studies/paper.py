@@ -22,7 +22,18 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from studies import records, tasks
+from embedded import zoo
+from methods import federation
+from studies import (
+    coop_sets,
+    folder_sets,
+    pipeline,
+    readers,
+    records,
+    resampling,
+    tasks,
+    torchvision_sets,
+)
 from studies.gallery import evaluate, jobs, registry
 from studies.papers import (
     backbones,
@@ -36,6 +47,7 @@ from studies.papers import (
     fedotp,
     floats,
     measure,
+    pooling,
     run,
     sgpt,
     shrinking,
@@ -48,6 +60,10 @@ from studies.report import mean_and_deviation, table
 SETTINGS = {
     setting.name: setting for paper in (fedhpl, sgpt, fedl2g, fedotp) for setting in paper.SETTINGS
 }
+READING = (readers, tasks, torchvision_sets, folder_sets, coop_sets, pipeline, resampling, pooling)
+MODELS = (backbones, zoo, federation, federations, borders, floats)
+CODE = (*READING, *MODELS, division, run, measure, evaluate, clusters)
+"""Modules that decide the result of every row."""
 
 
 def main() -> None:
@@ -166,44 +182,49 @@ def finished(
     """Run the rows that have no record yet, and return the records of all."""
     known = {(each["digest"], each["row"], each["seed"]): each for each in records.read(path)}
     rows, found = [row for row, _ in runnable(setting)], []
-    total = sum(own.rounds for _, own in runnable(setting)) * len(seeds)
+    changed = {row.title: own for row, own in runnable(setting)}
+    total = sum(own.rounds for own in changed.values()) * len(seeds)
     with (
         tqdm(total=len(rows) * len(seeds), desc=setting.name, unit="row") as row_bar,
         tqdm(total=total, unit="round") as round_bar,
     ):
         for seed in seeds:
-            keys = {row.title: (digest(row, setting), row.title, seed) for row in rows}
+            keys = {row.title: (digest(row, setting, task), row.title, seed) for row in rows}
             missing = [row for row in rows if keys[row.title] not in known]
             row_bar.update(len(rows) - len(missing))
+            round_bar.update(sum(changed[row.title].rounds for row in rows if row not in missing))
             for row, trial in trials(setting, task, machine, seed, missing):
-                how = {"last_rounds": setting.last_rounds, "finished_round": round_bar.update}
+                last = changed[row.title].last_rounds
+                how = {"last_rounds": last, "finished_round": round_bar.update}
                 figures = run.run_row(row, trial, task, **how)
                 named = {"setting": setting.name, "row": row.title, "seed": seed}
                 record = named | {"digest": keys[row.title][0]} | records.rounded(figures)
                 records.append(path, record)
                 known[keys[row.title]] = record
                 row_bar.update()
+                del trial  # its images and models go before the next trial is made
             found += [known[key] for key in keys.values()]
     return found
 
 
-def digest(row: Row, setting: Setting) -> str:
-    """Hash all that decides the result of a row: code, setting and library version."""
-    files = [
-        Path(module.__file__ or "")
-        for module in (run, division, federations, borders, clusters, floats, measure, evaluate)
-    ]
+def digest(row: Row, setting: Setting, task: tasks.Task) -> str:
+    """Hash all that decides the result of a row: code, setting, images and library version.
+
+    The images are described by their numbers and sizes, of which `--shrink` changes the former.
+    """
+    files = [Path(module.__file__ or "") for module in CODE]
     path = registry.gallery()[row.method].path
     told = {**asdict(replace(setting, rows=())), "values": row.values, "changes": row.changes}
-    return registry.digest(path, *files, settings=(repr(told), jobs.version()))
+    sizes = [tuple(side.pixels.shape) for side in (task.train, task.test)]
+    return registry.digest(path, *files, settings=(repr(told), sizes, jobs.version()))
 
 
 def estimate(setting: Setting, task: tasks.Task, machine: Machine, num_seeds: int) -> str:
-    """Measure twenty steps of each row, and say how long all of them take."""
+    """Measure twenty steps and a batch of tests of each row, and say how long all rows take."""
     body, hours = [], 0.0
     rows = [row for row, _ in runnable(setting)]
     for row, trial in tqdm(trials(setting, task, machine, 0, rows), total=len(rows)):
-        own = measured(row, trial)
+        own = measured(row, trial, last_rounds=setting.last_rounds)
         hours += num_seeds * own.seconds / 3600
         body.append(
             [
@@ -215,9 +236,7 @@ def estimate(setting: Setting, task: tasks.Task, machine: Machine, num_seeds: in
             ]
         )
     header = ["row", "steps", "images", "steps measured", "hours, one seed"]
-    return (
-        f"{table(header, body)}\n\nAll rows, {num_seeds} seeds, without evaluation: {hours:.1f} h"
-    )
+    return f"{table(header, body)}\n\nAll rows, {num_seeds} seeds, with evaluation: {hours:.1f} h"
 
 
 def report(setting: Setting, found: Sequence[records.Record]) -> str:

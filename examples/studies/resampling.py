@@ -119,7 +119,7 @@ def random_boxes(
         smallest: Smallest share of the image, above 0 and at most 1.
         generator: Generator on the CPU, so that crops do not depend on the device of the images.
     """
-    share, ratio, down, right = torch.rand(4, batch, ATTEMPTS, generator=generator)
+    share, ratio, down, right = torch.rand(4, batch, ATTEMPTS, generator=generator, device="cpu")
     area = height * width * (smallest + share * (1 - smallest))
     low, high = (math.log(each) for each in RATIOS)
     ratio = (low + ratio * (high - low)).exp()
@@ -170,7 +170,7 @@ def augment(
     boxes = whole(images)
     if crop < 1:
         boxes = random_boxes(batch, height, width, smallest=crop, generator=generator)
-    flipped = torch.rand(batch, generator=generator) < (0.5 if flip else 0)
+    flipped = torch.rand(batch, generator=generator, device="cpu") < (0.5 if flip else 0)
     images = moved(images, images.device if device is None else device)
     boxes, flipped = Boxes(*(each.to(images.device) for each in boxes)), flipped.to(images.device)
     return resample(images, boxes, size=size, interpolation=interpolation, flipped=flipped)

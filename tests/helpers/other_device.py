@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 import narrow_device
 from narrow_device import TYPE, Narrow
@@ -18,6 +19,19 @@ class _Generator(torch.Generator):
     @property
     def device(self) -> torch.device:
         return torch.device(TYPE)
+
+
+class _Strict(TorchFunctionMode):
+    """Refuse random numbers of a generator on another device."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        generator, device = kwargs.get("generator"), kwargs.get("device")
+        if args and isinstance(args[0], Tensor):
+            device = args[0].device
+        if generator is not None and torch.device(device or "cpu").type != generator.device.type:
+            raise RuntimeError(f"{func}: expected a generator on {device}")
+        return func(*args, **kwargs)
 
 
 class _Known(type):
@@ -64,7 +78,7 @@ def other_device() -> Iterator[torch.device]:
     """Yield the stand-in device. Unlike :func:`narrow_device.narrow_device`, it has float64."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(narrow_device, "_checked", Narrow)
-        with narrow_device.narrow_device() as device:
+        with narrow_device.narrow_device() as device, _Strict():
             patch.setattr(torch, "Generator", _Maker)
             patch.setattr(torch, "get_device_module", _module)
             patch.setattr(torch, "tensor", _copied(torch.tensor))

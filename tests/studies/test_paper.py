@@ -106,6 +106,11 @@ def test_a_batch_on_two_devices_is_an_error_of_the_stand_in():
         torch.zeros(2, device=device) + torch.zeros(2)
 
 
+def test_a_generator_of_another_device_is_an_error_of_the_stand_in():
+    with other_device() as device, pytest.raises(RuntimeError, match="expected a generator on"):
+        torch.rand(2, generator=torch.Generator(), device=device)
+
+
 def test_a_killed_run_continues_with_the_missing_rows(tmp_path, monkeypatch):
     setting, task = small(paper.SETTINGS["fedhpl-1-svhn-iid"], tmp_path, rows=2)
     path = tmp_path / "records.jsonl"
@@ -121,13 +126,30 @@ def test_a_killed_run_continues_with_the_missing_rows(tmp_path, monkeypatch):
         assert {**first, "seconds": 0} == {**second, "seconds": 0}
 
 
-def test_a_record_of_another_recipe_is_not_used(tmp_path):
-    setting = paper.SETTINGS["sgpt-2-office-caltech10"]
+def test_a_finished_run_has_full_progress_bars(tmp_path, monkeypatch):
+    setting, task = small(paper.SETTINGS["fedhpl-1-svhn-iid"], tmp_path, rows=1)
+    path, bars = tmp_path / "records.jsonl", []
+
+    class Bar(paper.tqdm):
+        def __exit__(self, *error):
+            bars.append((self.n, self.total))
+            super().__exit__(*error)
+
+    monkeypatch.setattr(paper, "tqdm", Bar)
+    for _ in range(2):
+        paper.finished(setting, task, MACHINE, seeds=[0], path=path)
+    assert bars == [(2, 2), (1, 1)] * 2
+
+
+def test_a_record_of_another_recipe_or_of_other_images_is_not_used(tmp_path):
+    setting, task = small(paper.SETTINGS["sgpt-2-office-caltech10"], tmp_path)
     other = replace(setting, recipe=replace(setting.recipe, batch_size=7))
-    row = setting.rows[0]
-    assert paper.digest(row, setting) == paper.digest(row, setting)
-    assert paper.digest(row, setting) != paper.digest(row, other)
-    assert paper.digest(row, setting) != paper.digest(replace(row, values={"a": 1}), setting)
+    row, fewer = setting.rows[0], tasks.Images(*(each[1:] for each in task.train))
+    first = paper.digest(row, setting, task)
+    assert paper.digest(row, setting, task) == first
+    assert paper.digest(row, other, task) != first
+    assert paper.digest(replace(row, values={"a": 1}), setting, task) != first
+    assert paper.digest(row, setting, task._replace(train=fewer)) != first
 
 
 def test_the_estimate_counts_steps_and_images(tmp_path):
@@ -147,7 +169,7 @@ def test_the_estimate_is_printed_for_each_row_with_the_sum(tmp_path):
     lines = paper.estimate(setting, task, MACHINE, 3).splitlines()
     for row in setting.rows:
         assert sum(line.startswith(f"| {row.title} ") for line in lines) == 1
-    assert lines[-1].startswith("All rows, 3 seeds, without evaluation: ")
+    assert lines[-1].startswith("All rows, 3 seeds, with evaluation: ")
     assert not (tmp_path / "out").exists()
 
 
@@ -173,10 +195,23 @@ def test_hours_are_those_of_arithmetic():
     flops = cost.forward_flops(own.backbones[0], own.image_size)
     assert 34e9 < flops < 36e9  # ViT-B/16 at 224 pixels: 17.6 billion products and sums
     images = 50_000 * own.rounds * own.recipe.epochs
-    assert cost.hours(setting, row) == pytest.approx(2 * images * flops / cost.SPEED / 3600)
+    passes = 2 * images + 5 * 10_000  # five clients have models of their own
+    assert cost.hours(setting, row) == pytest.approx(passes * flops / cost.SPEED / 3600)
+    shared = next(row for row in setting.rows if row.title == "FedAVG")
+    passes = 2 * 100 * 50_000 + 10_000
+    assert cost.hours(setting, shared) == pytest.approx(passes * flops / cost.SPEED / 3600)
     small = replace(setting, recipe=replace(setting.recipe, batch_size=1))
     steps = images
     assert cost.hours(small, replace(row, changes={})) >= steps * cost.STEP / 3600
+
+
+def test_hours_count_three_quarters_of_all_images_where_they_are_pooled():
+    setting = paper.SETTINGS["fedl2g-1-flowers102-pathological"]
+    one = replace(setting, rounds=1, num_clients=1, cohort_size=1, backbones=("cnn",))
+    flops = cost.forward_flops("cnn", setting.image_size)
+    steps = math.ceil(0.75 * 8189 / 10)  # 8,189 flowers; a step of a small network takes 10 ms
+    tests = 0.25 * 8189 * flops / cost.SPEED
+    assert cost.hours(one, setting.rows[0]) == pytest.approx((steps * cost.STEP + tests) / 3600)
 
 
 def test_the_list_names_every_setting():

@@ -49,6 +49,13 @@ def test_incomplete_batches_are_left_out_unless_they_are_the_only_one(
     assert made.steps == 2 * len(lengths)
 
 
+def test_steps_are_those_of_the_client_that_receives_a_message() -> None:
+    made = federation([5, 31], epochs=2)
+    batches_of(made, 1)
+    made.send_down(0, {})
+    assert made.steps == 2
+
+
 def test_images_that_are_left_out_differ_between_epochs() -> None:
     made = federation([19], epochs=2, drop_last=True)
     first, second = (set(batch.tolist()) for batch in batches_of(made, 0))

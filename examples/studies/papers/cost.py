@@ -8,11 +8,13 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from embedded import zoo
+from studies.gallery import registry
 from studies.papers.setting import Row, Setting
 
 GPU = "an A100 at half of its 19.5 TFLOP/s in float32, and at least 10 ms a step"
 SPEED = 0.5 * 19.5e12
 STEP = 0.01  # seconds that a step takes at least, however small the batch; a guess
+BATCH = 256  # test images
 NAME_TOKENS = 6  # of a class name with its start, stop and end
 IMAGES = {
     "cifar10": 50_000,
@@ -29,6 +31,21 @@ IMAGES = {
     "five-dataset": 258_000,
 }
 """Training images of a data set, about. Those of DomainNet's ten classes are not known here."""
+TEST_IMAGES = {
+    "cifar10": 10_000,
+    "cifar100": 10_000,
+    "svhn": 26_032,
+    "dtd-coop": 1_692,
+    "flowers102": 6_149,
+    "food101-coop": 30_300,
+    "pets-coop": 3_669,
+    "caltech101-coop": 2_465,
+    "flowers102-coop": 2_463,
+    "tiny-imagenet": 10_000,
+    "office-caltech10": 507,
+    "five-dataset": 60_000,
+}
+"""Test images of a data set, about."""
 CLASSES = {
     "cifar10": 10,
     "cifar100": 100,
@@ -43,28 +60,34 @@ CLASSES = {
 
 
 def hours(setting: Setting, row: Row) -> float | None:
-    """Estimate the hours of training of a row, or return None if the images cannot be counted.
+    """Estimate the hours of a row, or return None if the images cannot be counted.
 
     A pass backward counts as much as one forward, and twice as much if all weights are trained.
-    Evaluation, and the second passes of methods that have them, are not counted.
+    Evaluation counts: methods with a model for each client encode all test images for each client.
+    Second passes of methods that have them are not counted.
     """
     own = _changed(setting, row)
     images = _images(own)
     if images is None:
         return None
+    share = 1.0 if own.test_share is None else own.test_share
+    pooled = 0 if own.test_share is None else IMAGES[own.task]
+    tested = share * (TEST_IMAGES[own.task] + pooled)
+    personalized = "personalized" in registry.gallery()[row.method].traits
+    tests = own.last_rounds * (own.num_clients if personalized else 1)
     turns = own.rounds * own.recipe.epochs * own.cohort_size / own.num_clients
     steps = turns * own.num_clients * math.ceil(images / own.num_clients / own.recipe.batch_size)
-    before = 0.0
+    each = [forward_flops(name, own.image_size) for name in own.backbones]
+    one = sum(each) / len(each)
     if own.family == "CLIP":
-        # Image tokens are computed once; each step encodes all class names.
-        before = images * forward_flops(own.backbones[0], own.image_size) / SPEED
+        # Image tokens are computed once; each step encodes all class names for two contexts.
         text = _text_flops(own.backbones[0]) * (own.length + NAME_TOKENS) * CLASSES[own.task]
-        total = 2 * 2 * steps * text  # two contexts, forward and backward
+        before = (images + tested) * one + 2 * tests * math.ceil(tested / BATCH) * text
+        total = 2 * 2 * steps * text
     else:
-        each = [forward_flops(name, own.image_size) for name in own.backbones]
-        passes = 3 if own.family == "networks" else 2
-        total = passes * turns * images * sum(each) / len(each)
-    return (before + max(total / SPEED, steps * STEP)) / 3600
+        before = tests * tested * one
+        total = (3 if own.family == "networks" else 2) * turns * images * one
+    return (before / SPEED + max(total / SPEED, steps * STEP)) / 3600
 
 
 def _changed(setting: Setting, row: Row) -> Setting:
@@ -78,7 +101,7 @@ def _images(setting: Setting) -> float | None:
         return partition.shots * classes
     total = IMAGES.get(setting.task)
     if total is not None and setting.test_share is not None:
-        total *= 1 - setting.test_share
+        total = (total + TEST_IMAGES[setting.task]) * (1 - setting.test_share)
     if partition.shots_each is not None and partition.disjoint and classes:
         return partition.shots_each * classes
     if partition.shots_each is not None and classes:

@@ -6,8 +6,10 @@ from dataclasses import dataclass, replace
 import torch
 
 import fedprompt as fp
-from studies.gallery import registry
+from methods.federation import Predictions
+from studies.gallery import evaluate, registry
 from studies.gallery.tasks import Trial
+from studies.papers.cost import BATCH
 from studies.papers.setting import Row
 
 
@@ -18,7 +20,7 @@ class Estimate:
     Attributes:
         steps: Number of batches of all clients and rounds.
         images: Number of images in them.
-        seconds: Predicted time of training, from `measured` steps.
+        seconds: Predicted time of training, from `measured` steps, and of the last evaluations.
         measured: Number of steps that were measured.
     """
 
@@ -28,14 +30,15 @@ class Estimate:
     measured: int
 
 
-def estimate(row: Row, trial: Trial, *, steps: int = 20) -> Estimate:
-    """Measure a few steps of a row, and predict the time of all its rounds without evaluation.
+def estimate(row: Row, trial: Trial, *, steps: int = 20, last_rounds: int = 1) -> Estimate:
+    """Measure a few steps of a row and an evaluation, and predict the time of all its rounds.
 
     Args:
         row: Row with a method.
         trial: Trial of its setting.
         steps: Number of steps to measure, divided over one client of each backbone, or two
             clients. With more backbones than steps, each has one step.
+        last_rounds: Number of rounds with an evaluation.
     """
     whole = trial.federation
     few = whole.clients[: max(2, whole.num_backbones)]
@@ -50,14 +53,35 @@ def estimate(row: Row, trial: Trial, *, steps: int = 20) -> Estimate:
         epochs=1,
         ledger=fp.Ledger(),
     )
-    method, began = registry.gallery()[row.method], time.perf_counter()
+    method = registry.gallery()[row.method]
+    began = _now(whole.device)
     with torch.device(whole.device):
         torch.manual_seed(whole.seed)
-        next(iter(method.function(brief, **row.values)))
-    elapsed = time.perf_counter() - began
+        predictions = next(iter(method.function(brief, **row.values)))
+        elapsed = _now(whole.device) - began
+        tested = last_rounds * _evaluation(predictions, trial)
     measured = sum(map(brief.num_batches, few))
     batches = {client: whole.num_batches(client) for client in whole.clients}
     images = sum(min(len(whole.shards[client]), batches[client] * size) for client in batches)
     turns = whole.epochs * whole.rounds * whole.cohort_size / len(batches)
     total = round(turns * sum(batches.values()))
-    return Estimate(total, round(turns * images), elapsed / measured * total, measured)
+    seconds = elapsed / measured * total + tested
+    return Estimate(total, round(turns * images), seconds, measured)
+
+
+def _evaluation(predictions: Predictions, trial: Trial) -> float:
+    """Measure the evaluation of one batch, and predict that of all clients in seconds."""
+    clients = trial.federation.clients
+    batch = trial._replace(test=trial.test[:BATCH], test_cells=trial.test_cells[:BATCH])
+    began = _now(trial.federation.device)
+    evaluate.by_cell(predictions.of(clients[0]), batch)
+    elapsed = _now(trial.federation.device) - began
+    models = 1 if predictions.client is None else len(clients)
+    return elapsed * models * len(trial.test) / len(batch.test)
+
+
+def _now(device: torch.device) -> float:
+    """Return the time in seconds after a GPU has finished its work."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()

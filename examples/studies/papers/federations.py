@@ -14,6 +14,7 @@ from methods.federation import (
     Batch,
     ClipFederation,
     Federation,
+    Message,
     PromptedModel,
     PromptedText,
     VitFederation,
@@ -41,7 +42,8 @@ class Stored:
 
     def __getitem__(self, index: Tensor | slice) -> Tensor:
         index = index.cpu() if isinstance(index, Tensor) else index
-        return self.values[index].to(self.device, self.dtype)
+        # Moved first: a conversion on the host would double what float16 tokens send.
+        return self.values[index].to(self.device).to(self.dtype)
 
     def split(self, size: int) -> Iterator[Tensor]:
         """Yield consecutive parts of at most `size` inputs, one at a time."""
@@ -81,6 +83,11 @@ class Epochs(Federation):
         """
         self.steps = self.epochs * self.num_batches(client)
         return self._drawn(client, server_round, purpose)
+
+    def send_down(self, client: int, message: Message) -> Message:
+        """Count a message to a client, which is then the client in turn."""
+        self.steps = self.epochs * self.num_batches(client)
+        return super().send_down(client, message)
 
     def num_batches(self, client: int) -> int:
         """Count the batches of an epoch of a client."""
