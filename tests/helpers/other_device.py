@@ -56,6 +56,10 @@ class _Streams:
     set_rng_state = staticmethod(lambda state, device: torch.set_rng_state(state))
 
 
+def _module(device: Any = None, *, find: Callable[..., Any] = torch.get_device_module) -> Any:
+    return _Streams if device is not None and torch.device(device).type == TYPE else find(device)
+
+
 def _copied(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Make a tensor of data on the CPU, and copy it: the copy keeps the numbers."""
 
@@ -76,7 +80,7 @@ def other_device() -> Iterator[torch.device]:
         patch.setattr(narrow_device, "_checked", Narrow)
         with narrow_device.narrow_device() as device, _Strict():
             patch.setattr(torch, "Generator", _Maker)
-            patch.setattr(torch, "get_device_module", lambda device: _Streams)
+            patch.setattr(torch, "get_device_module", _module)
             patch.setattr(torch, "tensor", _copied(torch.tensor))
             patch.setattr(torch, "as_tensor", _copied(torch.as_tensor))
             torch.__future__.set_overwrite_module_params_on_conversion(True)

@@ -54,7 +54,9 @@ def small(setting: Setting, root, *, rows: int | None = None) -> tuple[Setting, 
     free = setting.task in FREE
     classes = {"classes": setting.num_clients} if free else {}
     count = setting.num_clients if free else CLASSES.get(setting.task, 10)
-    per_class = max(4, math.ceil(8 * setting.num_clients / count))
+    # Batch normalization needs two images in each batch of the smallest client.
+    each = 40 if setting.family == "networks" else 8
+    per_class = max(4, math.ceil(each * setting.num_clients / count))
     fabricate(setting.task, root, train=per_class, test=2, **classes)
     with unchecked():
         task = tasks.load(setting.task, root, size=SIZE)

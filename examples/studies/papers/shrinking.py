@@ -8,6 +8,9 @@ import torch
 from studies.papers.setting import Setting
 from studies.tasks import Images, Task
 
+NUM_IMAGES = 40
+"""Images of an average client, at least: batch normalization needs two in each batch."""
+
 
 def shrunk(setting: Setting, task: Task, factor: float) -> tuple[Setting, Task]:
     """Return a setting and its images with the same clients, but fewer rounds and images.
@@ -36,7 +39,7 @@ def _rounds(count: int, factor: float) -> int:
 def _fewer(images: Images, factor: float, num_clients: int) -> Images:
     cells = images.domains * (int(images.labels.max()) + 1) + images.labels
     num_classes, sizes = len(images.labels.unique()), torch.bincount(cells)
-    smallest = max(4, math.ceil(8 * num_clients / num_classes))
+    smallest = max(4, math.ceil(NUM_IMAGES * num_clients / num_classes))
     kept = [
         torch.nonzero(cells == cell)[: max(smallest, math.ceil(factor * size)), 0]
         for cell, size in enumerate(sizes.tolist())
