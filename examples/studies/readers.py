@@ -103,7 +103,9 @@ def by_torchvision(kind: type, root: Path, files: Iterable[str], **values: Any) 
     Raises:
         FileNotFoundError: If a file is missing. The message has the call that downloads it.
     """
-    call = f"torchvision.datasets.{kind.__name__}({str(root)!r}, download=True)"
+    told = {name: value for name, value in values.items() if name != "transform"}
+    given = "".join(f", {name}={value!r}" for name, value in told.items())
+    call = f"torchvision.datasets.{kind.__name__}({str(root)!r}{given}, download=True)"
     require(root, files, f"To download the data set to this place, run `{call}`.")
     return kind(root, **values)
 

@@ -1,5 +1,6 @@
 """Each data set is read from fabricated files in its own format."""
 
+import re
 import sys
 from types import SimpleNamespace
 
@@ -200,6 +201,14 @@ def test_missing_file(name, tmp_path):
     assert str(found) in str(error.value)
     assert source in str(error.value)
     assert str(tmp_path) in str(error.value)
+
+
+def test_a_missing_split_is_named_in_the_call_that_downloads_it(tmp_path):
+    fabricate("svhn", tmp_path)
+    (tmp_path / "test_32x32.mat").unlink()
+    call = f"torchvision.datasets.SVHN({str(tmp_path)!r}, split='test', download=True)"
+    with pytest.raises(FileNotFoundError, match=re.escape(call)):
+        tasks.load("svhn", tmp_path)
 
 
 def test_every_data_set_on_disk_has_a_test_of_its_missing_file():
