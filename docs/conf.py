@@ -31,7 +31,13 @@ extensions = [
 html_math_renderer = "svg"
 myst_enable_extensions = ["colon_fence", "dollarmath"]
 myst_heading_anchors = 3
-exclude_patterns = ["_build", "**.ipynb", "results/compare/*.md", "results/reproduce/*.md", "results/photographs/*.md"]
+exclude_patterns = [
+    "_build",
+    "**.ipynb",
+    "results/compare/*.md",
+    "results/reproduce/*.md",
+    "results/photographs/*.md",
+]
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True
 copybutton_selector = (
