@@ -1,6 +1,7 @@
 """Length of a run, from a few measured steps."""
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -59,7 +60,7 @@ def estimate(row: Row, trial: Trial, *, steps: int = 20, last_rounds: int = 1) -
         torch.manual_seed(whole.seed)
         predictions = next(iter(method.function(brief, **row.values)))
         elapsed = _now(whole.device) - began
-        tested = last_rounds * _evaluation(predictions, trial)
+        tested = last_rounds * _evaluation(predictions, trial, few)
     measured = sum(map(brief.num_batches, few))
     batches = {client: whole.num_batches(client) for client in whole.clients}
     images = sum(min(len(whole.shards[client]), batches[client] * size) for client in batches)
@@ -69,15 +70,16 @@ def estimate(row: Row, trial: Trial, *, steps: int = 20, last_rounds: int = 1) -
     return Estimate(total, round(turns * images), seconds, measured)
 
 
-def _evaluation(predictions: Predictions, trial: Trial) -> float:
-    """Measure the evaluation of one batch, and predict that of all clients in seconds."""
-    clients = trial.federation.clients
+def _evaluation(predictions: Predictions, trial: Trial, few: Sequence[int]) -> float:
+    """Measure the evaluation of a few clients on one batch, and predict that of all in seconds."""
+    models = 1 if predictions.client is None else len(trial.federation.clients)
+    measured = few[:models]
     batch = trial._replace(test=trial.test[:BATCH], test_cells=trial.test_cells[:BATCH])
     began = _now(trial.federation.device)
-    evaluate.by_cell(predictions.of(clients[0]), batch)
+    for client in measured:
+        evaluate.by_cell(predictions.of(client), batch)
     elapsed = _now(trial.federation.device) - began
-    models = 1 if predictions.client is None else len(clients)
-    return elapsed * models * len(trial.test) / len(batch.test)
+    return elapsed / len(measured) * models * len(trial.test) / len(batch.test)
 
 
 def _now(device: torch.device) -> float:
