@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
+from embedded import clip, data, vit, zoo
 from methods import federation
 from studies import mechanism_settings, records
 from studies.gallery import evaluate, jobs, registry, tables
@@ -63,7 +64,7 @@ def flags() -> argparse.ArgumentParser:
 
 
 def shortened(setting: Setting) -> Setting:
-    """Return a setting of two rounds, with clients that take two batches."""
+    """Return a setting of two rounds of two clients, with 20 images each."""
 
     def make(seed: int) -> Trial:
         whole = setting.make(seed)
@@ -112,7 +113,7 @@ def key(record: Mapping[str, Any]) -> tuple[Any, ...]:
 
 def digest(row: Row) -> str:
     """Hash all that decides a result: code, hyperparameters and library version."""
-    modules = (mechanism_settings, measure, federations, evaluate, federation)
+    modules = (mechanism_settings, measure, federations, evaluate, federation, clip, data, vit, zoo)
     files = [Path(module.__file__ or "") for module in modules]
     path = registry.gallery()[row.method].path
     told = [sorted(row.values.items()), jobs.version()]
