@@ -21,7 +21,7 @@ DOCS = ROOT / "docs"
 PAGES = {
     page.relative_to(DOCS).with_suffix("").as_posix(): page.read_text()
     for page in sorted(DOCS.rglob("[!_]*.md"))
-    if page.parent.name not in ("gallery", "compare")  # written by programs
+    if page.parent.name not in ("gallery", "compare", "photographs", "reproduce")  # by programs
 }
 NOTEBOOKS = ("getting-started/first-federation",)  # test_notebook.py runs them block by block
 
