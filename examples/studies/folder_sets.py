@@ -133,7 +133,7 @@ TEN = (
 
 
 def domainnet(root: Path, size: int) -> Task:
-    """Read ten classes of DomainNet in six domains, in the split of its own lists."""
+    """Read ten classes of DomainNet in six domains. Its authors' lists divide the images."""
     base = root / "domainnet"
     domains = ("clipart", "infograph", "painting", "quickdraw", "real", "sketch")
     how = (

@@ -1,8 +1,8 @@
 """Where each paper's mechanism can act: two settings a paper, and the row without the mechanism.
 
 The settings were chosen before any of them ran. All rows of a setting have the same clients,
-batches and initial values. Hyperparameters are those that the gallery's study chose for the same
-kind of models, and for FedL2G those of its own study. Each finished run is one line of a JSON-lines
+batches and initial values. The gallery's study chose the hyperparameters, with models of the same
+kind. Those of FedL2G are from ``studies/fedl2g.py``. Each finished run is one line of a JSON-lines
 file::
 
     python examples/studies/mechanisms.py --seeds 5

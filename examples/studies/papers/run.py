@@ -87,12 +87,13 @@ def make_trial(
         "drop_last": setting.recipe.drop_last,
         "cosine": setting.recipe.cosine,
         "seed": seed,
+        "public": train.pixels[:0],
         "device": machine.device,
         "make_optimizer": _optimizer(setting.recipe),
         "floats": inputs == "floats",
     }
     build = {"CLIP": partial(_clip, inputs), "networks": _networks}.get(setting.family, _vits)
-    federation, encoded = build(setting, task, train.pixels, test.pixels, common, machine)
+    federation, encoded = build(setting, task._replace(train=train), common, machine)
     # Methods with public data have it as a tensor.
     federation.public = federation.inputs[_spread(len(train.labels), NUM_PUBLIC)]
     return Trial(federation, encoded, test_cells.to(machine.device), mixes, ())
@@ -113,12 +114,7 @@ def _optimizer(recipe: Recipe) -> Callable[..., torch.optim.Optimizer]:
 
 
 def _vits(
-    setting: Setting,
-    task: Task,
-    pixels: Tensor,
-    test: Tensor,
-    common: dict[str, Any],
-    machine: Machine,
+    setting: Setting, task: Task, common: dict[str, Any], machine: Machine
 ) -> tuple[Federation, Stored]:
     trunks = []
     for name in setting.backbones:
@@ -130,15 +126,14 @@ def _vits(
         else:
             trunks.append(_pixel_trunk(setting, model, *normal[:2], prepare))
     federation = VitEpochs(
-        inputs=Stored(pixels, machine.device),
-        public=pixels[:0],
+        inputs=Stored(task.train.pixels, machine.device),
         trunks=trunks,
         num_prompts=setting.num_prompts,
         num_features=setting.num_features,
         changed=_changed(setting, prepare, machine),
         **common,
     )
-    return federation, Stored(test, machine.device)
+    return federation, Stored(task.test.pixels, machine.device)
 
 
 def _pixel_trunk(
@@ -155,25 +150,19 @@ def _pixel_trunk(
 
 
 def _networks(
-    setting: Setting,
-    task: Task,
-    pixels: Tensor,
-    test: Tensor,
-    common: dict[str, Any],
-    machine: Machine,
+    setting: Setting, task: Task, common: dict[str, Any], machine: Machine
 ) -> tuple[Federation, Stored]:
     make, size = machine.backbones.network, setting.image_size
     prepare = _preparation(setting, *make(setting.backbones[0], size)[1:], machine)
     federation = NetworkEpochs(
-        inputs=Stored(pixels, machine.device),
-        public=pixels[:0],
+        inputs=Stored(task.train.pixels, machine.device),
         makers=[partial(_model, make, name, size) for name in setting.backbones],
         num_features=setting.num_features,
         prepare=prepare,
         changed=_changed(setting, prepare, machine),
         **common,
     )
-    return federation, Stored(test, machine.device)
+    return federation, Stored(task.test.pixels, machine.device)
 
 
 def _model(make: Callable[[str, int], Any], name: str, size: int) -> torch.nn.Module:
@@ -181,13 +170,7 @@ def _model(make: Callable[[str, int], Any], name: str, size: int) -> torch.nn.Mo
 
 
 def _clip(
-    inputs: str,
-    setting: Setting,
-    task: Task,
-    pixels: Tensor,
-    test: Tensor,
-    common: dict[str, Any],
-    machine: Machine,
+    inputs: str, setting: Setting, task: Task, common: dict[str, Any], machine: Machine
 ) -> tuple[Federation, Stored]:
     (name,) = setting.backbones
     model, tokenizer, *normal = machine.backbones.clip(name, setting.image_size)
@@ -201,11 +184,10 @@ def _clip(
             machine.device,
             torch.float32,
         )
-        for each in (pixels, test)
+        for each in (task.train.pixels, task.test.pixels)
     ]
     federation = ClipEpochs(
         inputs=sides[0],
-        public=pixels[:0],
         clip=clip,
         tower=tower,
         class_names=task.class_names,
