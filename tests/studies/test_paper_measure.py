@@ -50,7 +50,7 @@ def guess(*right: int):
 
 
 def test_columns_are_those_of_arithmetic():
-    # Accuracy by cell: 1/2, 1, 0, 0 of client 0; 0, 0, 1, 2/3 of client 1; 0, 0, 0, 1/3 of client 2.
+    # Accuracy of the cells: 1/2, 1, 0, 0; then 0, 0, 1, 2/3; then 0, 0, 0, 1/3.
     models = [guess(0, 1, 4, 5), guess(6, 7, 8), guess(9)]
     found = measure.columns(
         Predictions(client=models.__getitem__, newcomer=models.__getitem__), trial(), ("a", "b")
