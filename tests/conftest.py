@@ -92,6 +92,8 @@ def pytest_collection(session: pytest.Session) -> Generator[None, object, object
     if session.config.getoption("dist", "no") != "no":
         return (yield)
     import torch
+    from hypothesis import find, settings
+    from hypothesis.strategies import just
 
     torch.set_num_threads(1)  # the models are tiny, so more threads do not help
     gc.disable()  # imported modules and collected tests live as long as the process
@@ -99,6 +101,9 @@ def pytest_collection(session: pytest.Session) -> Generator[None, object, object
         return (yield)
     finally:
         gc.enable()
+        # Hypothesis creates its generator with the first example. Of what is frozen, it would not
+        # find the owner.
+        find(just(0), lambda _: True, settings=settings(database=None))
         gc.freeze()
 
 
