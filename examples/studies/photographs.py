@@ -154,10 +154,13 @@ def trials_of(method: Method, task: str, partition: str) -> list[dict[str, Any]]
 
 
 def best(records: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return the hyperparameters of each method with the best accuracy on own mixes."""
+    """Return the hyperparameters of each method with the best accuracy on own mixes.
+
+    Of equal trials, the first counts.
+    """
     found: dict[str, dict[str, Any]] = {}
-    for record in sorted(records, key=lambda record: record["own"]):
-        found[record["method"]] = record["values"]
+    for record in sorted(records, key=lambda record: -record["own"]):
+        found.setdefault(record["method"], record["values"])
     return found
 
 

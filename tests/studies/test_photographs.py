@@ -320,7 +320,13 @@ def test_each_row_has_four_trials_and_the_best_on_own_mixes_counts():
     assert [each["learning_rate"] for each in other] == [0.01, 0.003, 0.03, 0.1]
     records = [
         {"method": name, "own": own, "values": {"learning_rate": rate}}
-        for name, own, rate in (("a", 0.5, 1), ("a", 0.7, 2), ("b", 0.2, 3), ("a", 0.6, 4))
+        for name, own, rate in (
+            ("a", 0.5, 1),
+            ("a", 0.7, 2),
+            ("b", 0.2, 3),
+            ("a", 0.7, 4),
+            ("a", 0.6, 5),
+        )
     ]
     assert study.best(records) == {"a": {"learning_rate": 2}, "b": {"learning_rate": 3}}
 
