@@ -1,7 +1,9 @@
 """FedHPL: clients with different backbones tune prompts and teach each other by class logits.
 
-Five clients with three different frozen vision transformers hold different mixes of handwritten
-digits. They send mean logits of each class, never parameters (Ma et al., 2024)::
+Six clients with three different frozen vision transformers have 30 handwritten digits each.
+They send mean logits of each class, never parameters (Ma et al., 2024). Distillation can only
+teach a client about classes of its own images, so it helps where images are few and no class is
+missing::
 
     python examples/fedhpl.py
 """
@@ -9,6 +11,7 @@ digits. They send mean logits of each class, never parameters (Ma et al., 2024):
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
@@ -20,15 +23,21 @@ import digits
 import fedprompt as fp
 from embedded.vit import load_vit
 
-SIZES = ("S", "B", "L", "S", "B")  # the backbone of each client
+SIZES = ("S", "B", "L") * 2  # the backbone of each client
 
 
 def logits_of(client: nn.ModuleDict, trunk: fp.Trunk, images: Tensor) -> Tensor:
     return client["head"](fp.encode_prompted(trunk, images, client["prompts"]()).pooled)
 
 
-def federate(federation: digits.Federation, *, teach: bool) -> tuple[list[Tensor], Tensor]:
-    """Return accuracy (clients,) after each round, and at the end (clients, classes)."""
+def few_images(labels: Tensor, *, generator: np.random.Generator) -> list[np.ndarray]:
+    """Give every client 30 images of all classes."""
+    shards = fp.iid(labels, num_clients=len(SIZES), generator=generator)
+    return [shard[:30] for shard in shards]
+
+
+def federate(federation: digits.Federation, *, teach: bool) -> Tensor:
+    """Return the accuracy of each client after each round, (rounds, clients)."""
     torch.manual_seed(0)
     trunks = [fp.vit_trunk(load_vit(size)) for size in SIZES]
     dims = [trunk.dim for trunk in trunks]
@@ -60,33 +69,29 @@ def federate(federation: digits.Federation, *, teach: bool) -> tuple[list[Tensor
         predict = [partial(logits_of, *pair) for pair in zip(clients, trunks, strict=True)]
         history.append(torch.tensor([federation.accuracy(each) for each in predict]))
         bar.write(f"{name}, round {server_round + 1}: {100 * history[-1].mean():.1f} %")
-    return history, torch.stack([federation.class_accuracy(each) for each in predict])
+    return torch.stack(history)
 
 
 def main() -> None:
     parser = digits.parser(__doc__)
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder of the picture")
     args = parser.parse_args()
-    split = partial(fp.dirichlet, num_clients=len(SIZES), alpha=0.3, min_size=20)
-    federation = digits.federation(split, rounds=6, steps=12, quick=args.quick)
+    federation = digits.federation(few_images, rounds=16, steps=8, quick=args.quick)
     figure = Figure(figsize=(9, 3.5), layout="constrained")
     left, right = figure.subplots(1, 2)
     fp.plots.partition(federation.labels, federation.shards, axes=left).legend(fontsize=6, ncols=2)
-    final, missing = [], []
+    final = []
     for teach in (False, True):
-        history, by_class = federate(federation, teach=teach)
-        final.append(100 * history[-1].mean())
-        missing.append(100 * by_class[federation.held() == 0].mean())
-        means = 100 * torch.stack(history).mean(1)
+        means = 100 * federate(federation, teach=teach).mean(1)
+        final.append(means[-1])
         right.plot(range(1, len(means) + 1), means, label="FedHPL" if teach else "alone")
     right.set(xlabel="round", ylabel="accuracy in %, mean over clients")
     right.legend()
     args.out.mkdir(parents=True, exist_ok=True)
     figure.savefig(args.out / "fedhpl.png", dpi=120)
     print(
-        f"FedHPL {final[1]:.1f} % against {final[0]:.1f} % alone; on classes that a client does "
-        f"not hold, {missing[1]:.1f} % against {missing[0]:.1f} %: a class without images has no "
-        f"loss that could use its teacher. Picture: {args.out / 'fedhpl.png'}"
+        f"The mean client reaches {final[1]:.1f} % with FedHPL and {final[0]:.1f} % alone. "
+        f"Picture: {args.out / 'fedhpl.png'}"
     )
 
 

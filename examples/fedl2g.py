@@ -1,8 +1,8 @@
 """FedL2G: clients of any architecture follow guide vectors that learn to help them.
 
-Ten clients train eight different networks from scratch. They share no parameters: the server
-holds one vector for each class and descends the gradient that clients compute by taking one
-training step and testing it on a held-back batch (Zhang et al., 2024)::
+Ten clients train eight different networks from scratch. The server holds one vector for each class,
+and descends the gradient of the clients' loss after one training step (Zhang et al., 2024). Guides
+that learn are not better than random ones on these digits (docs/results/mechanisms.md)::
 
     python examples/fedl2g.py
 """

@@ -1,7 +1,7 @@
 """SGPT: one global model whose images choose their own group prompts.
 
-Twenty clients with two digits each, five of them in a round. All images share some prompts; each
-image also selects one of ten groups of prompts by the nearest key (Deng et al., CVPR 2024)::
+Twenty clients have two digits each. Images share some prompts, and select one of ten groups by the
+nearest key (Deng et al., CVPR 2024). docs/results/mechanisms.md compares ten groups with one::
 
     python examples/sgpt.py
 """

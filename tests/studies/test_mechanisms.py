@@ -90,3 +90,12 @@ def test_the_report_has_the_paired_gain_of_the_first_row_over_the_others():
     line = next(line for line in lines if line.startswith(f"| {setting.rows[1].title} "))
     assert f"{gains.mean():+.1f} ± {half:.1f}" in line
     assert math.isfinite(half)
+
+
+def test_the_page_has_the_tables_of_the_committed_records():
+    page = (mechanisms.RECORDS.parent / "mechanisms.md").read_text()
+    committed = records.read(mechanisms.RECORDS)
+    for name, setting in SETTINGS.items():
+        found = [record for record in committed if record["setting"] == name]
+        assert len(found) == 5 * len(setting.rows), name
+        assert mechanisms.report(setting, found).strip() in page, name
