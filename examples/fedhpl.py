@@ -1,9 +1,8 @@
 """FedHPL: clients with different backbones tune prompts and teach each other by class logits.
 
-Six clients with three different frozen vision transformers have 30 handwritten digits each.
-They send mean logits of each class, never parameters (Ma et al., 2024). Distillation can only
-teach a client about classes of its own images, so it helps where images are few and no class is
-missing::
+Six clients with three different frozen vision transformers have 30 handwritten digits each. They
+send mean logits of each class, never parameters (Ma et al., 2024). Distillation teaches a client
+nothing about classes that it lacks. Here, the images of a client are drawn from all classes::
 
     python examples/fedhpl.py
 """
@@ -31,7 +30,7 @@ def logits_of(client: nn.ModuleDict, trunk: fp.Trunk, images: Tensor) -> Tensor:
 
 
 def few_images(labels: Tensor, *, generator: np.random.Generator) -> list[np.ndarray]:
-    """Give every client 30 images of all classes."""
+    """Give every client 30 images, drawn from all classes."""
     shards = fp.iid(labels, num_clients=len(SIZES), generator=generator)
     return [shard[:30] for shard in shards]
 

@@ -4,7 +4,9 @@ import importlib
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 LOOPS = ("fedavg", "fedhpl", "fedl2g", "fedotp", "fewer_bytes", "private", "sgpt", "solar")
@@ -49,6 +51,14 @@ def test_a_quick_run_learns_and_its_last_line_has_the_final_accuracy(name, run, 
 @pytest.mark.parametrize("name", LOOPS)
 def test_two_runs_print_the_same(name, run):
     assert run(name) == run(name)
+
+
+def test_clients_of_fedhpl_have_thirty_images_and_no_image_twice():
+    fedhpl = importlib.import_module("fedhpl")
+    labels = torch.arange(400) % 10
+    shards = fedhpl.few_images(labels, generator=np.random.default_rng(0))
+    assert [len(shard) for shard in shards] == [30] * len(fedhpl.SIZES)
+    assert len(np.unique(np.concatenate(shards))) == 30 * len(shards)
 
 
 def test_every_loop_is_in_the_list_and_at_most_a_hundred_lines_long():

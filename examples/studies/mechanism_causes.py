@@ -12,7 +12,6 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import argparse
-from collections.abc import Iterator
 
 import torch
 import torch.nn.functional as F
@@ -20,12 +19,10 @@ from torch import Tensor
 
 import fedprompt as fp
 from embedded.clip import DIGITS
-from methods.federation import Predictions
 from methods.sgpt import GroupedModel
-from studies.gallery import registry
 from studies.gallery.tasks import Trial
 from studies.mechanism_settings import SETTINGS, Setting
-from studies.mechanisms import shortened
+from studies.mechanisms import run_rounds, shortened
 
 
 def main() -> None:
@@ -43,18 +40,10 @@ def main() -> None:
                 print(f"  {title}: {value:.3f}")
 
 
-def trained(setting: Setting, trial: Trial) -> Iterator[Predictions]:
-    """Run the first row of a setting."""
-    row, federation = setting.rows[0], trial.federation
-    method = registry.gallery()[row.method]
-    torch.manual_seed(federation.seed)
-    yield from method.function(federation, **{**method.defaults, **row.values})
-
-
 def groups(setting: Setting) -> dict[str, float]:
     """Measure how groups are selected, and what their prompts change."""
     trial = setting.make(0)
-    *_, predictions = trained(setting, trial)
+    *_, predictions = run_rounds(setting.rows[0], trial)
     with torch.no_grad():
         return selected(predictions.everyone, trial)
 
@@ -94,7 +83,7 @@ def guides(setting: Setting) -> dict[str, float]:
         return send(client, values)
 
     federation.send_down = watched
-    *_, predictions = trained(setting, trial)
+    *_, predictions = run_rounds(setting.rows[0], trial)
     client, first, last = federation.clients[0], sent[0], sent[-1]
     own = federation.shards[client]
     model, labels = predictions.of(client), federation.labels[own]

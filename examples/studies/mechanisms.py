@@ -15,7 +15,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -24,6 +24,7 @@ from tqdm import tqdm
 
 from embedded import clip, data, vit, zoo
 from methods import federation
+from methods.federation import Predictions
 from studies import mechanism_settings, records
 from studies.gallery import evaluate, jobs, registry, tables
 from studies.gallery.tasks import Trial
@@ -87,23 +88,26 @@ def measured(
     of = {"setting": name, "row": row.title, "seed": seed}
     about = of | {"digest": digest(row)}
     if key(about) not in known:
-        method, made = registry.gallery()[row.method], setting.make(seed)
-        values = {**method.defaults, **row.values}
-        figures = evaluate_run(method, made, values)
-        record = about | records.rounded(figures)
+        record = about | records.rounded(evaluate_run(row, setting.make(seed)))
         records.append(path, record)
         known[key(about)] = record
     return known[key(about)]
 
 
-def evaluate_run(method: registry.Method, made: Trial, values: dict[str, Any]) -> dict[str, float]:
-    """Run all rounds of a method, and measure its last predictions on all clients."""
-    federation = made.federation
-    torch.manual_seed(federation.seed)
-    for done, predictions in enumerate(method.function(federation, **values), 1):
-        if done == federation.rounds:
+def run_rounds(row: Row, made: Trial) -> Iterator[Predictions]:
+    """Run the method of a row, and yield its predictions after each round."""
+    method = registry.gallery()[row.method]
+    torch.manual_seed(made.federation.seed)
+    yield from method.function(made.federation, **{**method.defaults, **row.values})
+
+
+def evaluate_run(row: Row, made: Trial) -> dict[str, float]:
+    """Run all rounds of a row, and measure its last predictions on all clients."""
+    rounds = made.federation.rounds
+    for done, predictions in enumerate(run_rounds(row, made), 1):
+        if done == rounds:
             return measure.columns(predictions, made)
-    raise ValueError(f"`method` must yield {federation.rounds} times; got {done} yields.")
+    raise ValueError(f"`method` must yield {rounds} times; got {done} yields.")
 
 
 def key(record: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -2,14 +2,16 @@
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from scipy import stats
 
-from studies import mechanisms, records
+from studies import mechanism_causes, mechanisms, records
 from studies.gallery import registry
+from studies.gallery.tasks import Trial
 from studies.mechanism_settings import SETTINGS
 
 METHODS = registry.gallery()
@@ -99,3 +101,58 @@ def test_the_page_has_the_tables_of_the_committed_records():
         found = [record for record in committed if record["setting"] == name]
         assert len(found) == 5 * len(setting.rows), name
         assert mechanisms.report(setting, found).strip() in page, name
+
+
+def test_a_quick_study_prints_its_table_and_keeps_its_records_apart(tmp_path, monkeypatch, capsys):
+    path = tmp_path / "mechanisms.jsonl"
+    flags = ["--quick", "--only", "fedl2g-iid", "--seeds", "1", "--records", str(path)]
+    monkeypatch.setattr("sys.argv", ["mechanisms.py", *flags])
+    mechanisms.main()
+    assert f"### {SETTINGS['fedl2g-iid'].title}" in capsys.readouterr().out
+    found = records.read(tmp_path / "mechanisms-quick.jsonl")
+    assert [each["row"] for each in found] == [row.title for row in SETTINGS["fedl2g-iid"].rows]
+    assert not path.exists()
+
+
+class Grouped:
+    """Model of three groups: images select the group in column 0, and group 1 alone is right."""
+
+    class Selector:
+        keys = torch.zeros(3, 1)
+
+        def __call__(self, query):
+            return SimpleNamespace(indices=query[:, 0].long())
+
+    selector = Selector()
+
+    def query(self, images):
+        return images
+
+    def logits(self, images, chosen=None):
+        right = torch.zeros(len(images), dtype=torch.bool) if chosen is None else chosen == 1
+        labels = images[:, 1].long()
+        return torch.nn.functional.one_hot(torch.where(right, labels, (labels + 1) % 10), 10)
+
+
+def test_causes_of_groups_by_hand():
+    groups, labels = [0, 0, 0, 0, 1, 1, 1, 1], [0, 1, 2, 3, 4, 5, 6, 7]
+    domains = torch.tensor([0, 0, 0, 1, 1, 1, 1, 1])
+    images = torch.tensor([groups, labels]).T.float()
+    cells = 10 * domains + torch.tensor(labels)
+    found = mechanism_causes.selected(Grouped(), Trial(None, images, cells, None, ()))
+    assert found["effective groups"] == pytest.approx(2)
+    assert found["smallest share of the main domain of a group"] == 0.75
+    assert found["groups of one domain"] == 1
+    assert found["accuracy with the selected groups"] == 0.5
+    assert found["accuracy without groups"] == 0
+    assert found["predictions that the next group changes"] == 1  # 0 to 1, and 1 to 2
+
+
+def test_causes_of_guides_are_those_of_the_last_broadcast():
+    setting = mechanisms.shortened(SETTINGS["fedl2g-iid"])
+    row = setting.rows[0]
+    still = replace(row, values={**row.values, "server_rate": 0.0})
+    moved, fixed = (mechanism_causes.guides(replace(setting, rows=[each])) for each in (row, still))
+    distance = "distance of the guides, of their first norm"
+    assert moved[distance] > 0 == fixed[distance]
+    assert all(math.isfinite(each) for each in moved.values())
