@@ -130,6 +130,8 @@ def tuned(
 
 def finished(runs: Sequence[Job], path: Path, workers: int, name: str) -> list[dict[str, Any]]:
     """Run jobs behind two progress bars, over the rows and over all their rounds."""
+    if old := jobs.outdated(runs, path):
+        print(f"{name}: {old} of {len(runs)} rows run again, with new code, settings or version")
     rounds = sum(job.settings.rounds for job in runs)
     with (
         tqdm(total=len(runs), desc=name, unit="row") as row_bar,

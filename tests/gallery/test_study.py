@@ -271,6 +271,19 @@ def test_a_finished_job_is_not_run_again(mine, tmp_path, monkeypatch):
     assert [json.loads(line)["seed"] for line in path.read_text().splitlines()] == [0, 1, 2]
 
 
+def test_a_record_of_other_code_is_not_used_and_the_study_says_so(
+    mine, tmp_path, monkeypatch, capsys
+):
+    path, wanted = tmp_path / "records.jsonl", [job(mine, seed=seed) for seed in range(3)]
+    monkeypatch.setattr(jobs, "run", lambda job, bar: {"own": job.seed})
+    compare.finished(wanted[:2], path, 1, "runs")
+    assert capsys.readouterr().out == ""
+    monkeypatch.setattr(jobs, "version", lambda: "another")
+    compare.finished(wanted, path, 1, "runs")
+    assert "runs: 2 of 3 rows run again" in capsys.readouterr().out
+    assert len(path.read_text().splitlines()) == 5
+
+
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_job_that_fails_does_not_lose_the_others(workers, mine, tmp_path):
     path = tmp_path / "records.jsonl"

@@ -116,6 +116,13 @@ def _key(record: dict[str, Any]) -> tuple[Any, ...]:
     return tuple(values if name == "values" else record[name] for name in names)
 
 
+def outdated(jobs: Sequence[Job], path: Path) -> int:
+    """Count the jobs that have records, but only of other code, settings or versions."""
+    known = load(path)
+    runs = {key[:-1] for key in known}
+    return sum(job.key() not in known and job.key()[:-1] in runs for job in jobs)
+
+
 def append(path: Path, job: Job, figures: dict[str, Any]) -> dict[str, Any]:
     """Write the record of a job as one line, which is on the disk before this returns."""
     named = {name: getattr(job, name) for name in ("method", "task", "partition", "seed", "trial")}
