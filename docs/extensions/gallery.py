@@ -5,6 +5,7 @@ import csv
 import re
 import sys
 from collections.abc import Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Any
 
@@ -41,13 +42,9 @@ def page(path: Path, methods: Sequence[Any]) -> str:
         f"```{{literalinclude}} ../../../examples/methods/{path.name}\n"
         ":language: python\n:class: whole-file\n```",
     ]
-    for task, partition, header, body in tables():
-        titles = {method.title for method in methods}
-        rows = [row for row in body if row[0] in titles]
-        if rows:
-            columns = [0, *(header.index(name) for name in SHOWN if name in header)]
-            lines = [[row[column] for column in columns] for row in (header, *rows)]
-            parts += [f"## Results: {task}, {partition}", markdown(lines)]
+    titles = {method.title for method in methods}
+    for task, lines in results(titles).items():
+        parts += [f"## Results: {task}", markdown(lines)]
     if parts[-1].startswith("|"):
         parts.append("{doc}`/results/gallery` has all rows, and explains the columns.")
     return "\n\n".join(parts) + "\n"
@@ -56,6 +53,24 @@ def page(path: Path, methods: Sequence[Any]) -> str:
 def sent_in_lines(text: str) -> str:
     """Begin a new paragraph with each of the marks `Up`, `Down` and `Deviations`."""
     return re.sub(r"\s+(Up|Down|Deviations): ", r"\n\n**\1:** ", text)
+
+
+def results(titles: AbstractSet[str]) -> dict[str, list[list[str]]]:
+    """Return the header and the rows of methods for each task, one row for each setting."""
+    from studies.gallery.tasks import PARTITIONS
+
+    found: dict[str, list[list[str]]] = {}
+    for task, partition, header, body in tables():
+        columns = [header.index(name) for name in SHOWN if name in header]
+        for row in body:
+            if row[0] in titles:
+                lines = found.setdefault(
+                    task, [["method", "setting", *(header[i] for i in columns)]]
+                )
+                lines.append(
+                    [row[0], PARTITIONS[partition], *(row[i] for i in columns)]
+                )
+    return found
 
 
 def tables() -> Iterator[tuple[str, str, list[str], list[list[str]]]]:

@@ -372,7 +372,10 @@ def test_tables_are_also_written_as_csv_and_as_a_figure(mine, tmp_path):
     rows = [each | figures | {"values": {}} for each in records("constant", [0.1, 0.2, 0.3])]
     tables.save_all(rows, registry.in_file(mine), "digits", tmp_path / "out")
     written = sorted(path.name for path in (tmp_path / "out").iterdir())
-    assert written == ["digits-dirichlet.csv", "digits-dirichlet.png", "digits.md"]
+    stems = [f"digits-dirichlet.{kind}" for kind in ("csv", "md", "png")]
+    assert written == [*stems, "digits-values.md"]
+    text = (tmp_path / "out" / "digits-dirichlet.md").read_text()
+    assert text.startswith("digits, label shift (Dirichlet .3), 3 seeds\n\n| method")
     header, row = (tmp_path / "out" / "digits-dirichlet.csv").read_text().splitlines()
     assert header.startswith("method,all test images,own mix,worst client")
     assert row.startswith("Constant,50.0 ± 0.0,20.0 ± 10.0,50.0 ± 0.0")

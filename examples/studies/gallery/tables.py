@@ -93,30 +93,49 @@ def mean(own: Sequence[Record], key: str) -> float:
 
 def report(records: Sequence[Record], methods: Mapping[str, Method], task: str) -> Iterable[str]:
     """Return a table for each partition, and one of the hyperparameters."""
-    for partition in dict.fromkeys(record["partition"] for record in records):
-        body = rows(records, methods, task, partition)
-        seeds = len({record["seed"] for record in records})
-        yield f"\n{task}, {PARTITIONS[partition]}, {seeds} seeds\n\n{table(*body)}"
+    for partition in partitions(records):
+        yield f"\n{setting_table(records, methods, task, partition)}"
+    yield f"\n{values_table(records, methods)}"
+
+
+def partitions(records: Iterable[Record]) -> list[str]:
+    """Return the partitions of the records, in the order of the study."""
+    return list(dict.fromkeys(record["partition"] for record in records))
+
+
+def setting_table(
+    records: Sequence[Record], methods: Mapping[str, Method], task: str, partition: str
+) -> str:
+    """Return the table of a partition, with a title."""
+    seeds = len({record["seed"] for record in records})
+    body = rows(records, methods, task, partition)
+    return f"{task}, {PARTITIONS[partition]}, {seeds} seeds\n\n{table(*body)}"
+
+
+def values_table(records: Iterable[Record], methods: Mapping[str, Method]) -> str:
+    """Return the table of the chosen hyperparameters."""
     values = {record["method"]: record["values"] for record in records}
     written = [
         [methods[name].title, ", ".join(f"{key} {value}" for key, value in own.items())]
         for name, own in sorted(values.items())
     ]
-    yield "\n" + table(["method", "hyperparameters"], written)
+    return table(["method", "hyperparameters"], written)
 
 
 def save_all(
     records: Sequence[Record], methods: Mapping[str, Method], task: str, folder: Path
 ) -> None:
-    """Write a Markdown table, a CSV file and a figure for each partition."""
+    """Write a table, a CSV file and a figure for each partition, and the hyperparameters."""
     folder.mkdir(parents=True, exist_ok=True)
-    parts = list(report(records, methods, task))
-    (folder / f"{task}.md").write_text("\n".join(parts).lstrip() + "\n")
-    for partition in dict.fromkeys(record["partition"] for record in records):
+    (folder / f"{task}-values.md").write_text(values_table(records, methods) + "\n")
+    for partition in partitions(records):
+        stem = f"{task}-{partition}"
+        written = setting_table(records, methods, task, partition)
+        (folder / f"{stem}.md").write_text(written + "\n")
         header, body = rows(records, methods, task, partition)
-        with (folder / f"{task}-{partition}.csv").open("w", newline="") as file:
+        with (folder / f"{stem}.csv").open("w", newline="") as file:
             csv.writer(file, lineterminator="\n").writerows([header, *body])
-        figure(grouped(records, partition), methods, folder / f"{task}-{partition}.png")
+        figure(grouped(records, partition), methods, folder / f"{stem}.png")
 
 
 def figure(
