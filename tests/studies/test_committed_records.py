@@ -1,6 +1,6 @@
 """Committed records belong to the committed code, so that a study continues from them.
 
-A change of this code makes its records useless. Run the study again, which replaces them.
+A change of this code makes its records useless. Run the study again, and remove the old lines.
 """
 
 import json
@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from studies import mechanisms
-from studies.gallery import jobs, registry
+from studies import compare, mechanisms
+from studies.gallery import jobs, registry, tables
 from studies.gallery.tasks import TASKS, Settings
 from studies.mechanism_settings import SETTINGS as MECHANISMS
 from studies.photo.runs import Run
@@ -50,6 +50,20 @@ def test_of_the_gallery(task):
         if jobs.Job(*job_of(record, Settings())).digest != record["digest"]
     ]
     assert not stale
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_the_study_runs_nothing_again_and_writes_the_committed_tables(task, tmp_path, monkeypatch):
+    names = {record["method"] for record in committed(f"compare/{task}.jsonl", "method")}
+    methods = [name for name in registry.gallery() if name in names]
+    flags = ["--task", task, "--methods", ",".join(methods), "--workers", "1"]
+    monkeypatch.setattr("sys.argv", ["compare.py", *flags, "--out", str(tmp_path)])
+    monkeypatch.setattr(jobs, "run", lambda job, _: pytest.fail(f"{job} would run"))
+    monkeypatch.setattr(tables, "figure", lambda *_: None)
+    compare.main()
+    written = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    assert len(written) == 7  # Markdown and CSV for each of three settings; hyperparameters
+    assert written == {name: (RESULTS / "compare" / name).read_text() for name in written}
 
 
 @pytest.mark.parametrize("task", ["solar", "mnist"])

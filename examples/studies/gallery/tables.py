@@ -94,8 +94,9 @@ def mean(own: Sequence[Record], key: str) -> float:
 def report(records: Sequence[Record], methods: Mapping[str, Method], task: str) -> Iterable[str]:
     """Return a table for each partition, and one of the hyperparameters."""
     for partition in partitions(records):
-        yield f"\n{setting_table(records, methods, task, partition)}"
-    yield f"\n{values_table(records, methods)}"
+        body = rows(records, methods, task, partition)
+        yield f"\n{titled(records, task, partition, body)}"
+    yield f"\n{hyperparameters(records, methods)}"
 
 
 def partitions(records: Iterable[Record]) -> list[str]:
@@ -103,16 +104,16 @@ def partitions(records: Iterable[Record]) -> list[str]:
     return list(dict.fromkeys(record["partition"] for record in records))
 
 
-def setting_table(
-    records: Sequence[Record], methods: Mapping[str, Method], task: str, partition: str
+def titled(
+    records: Iterable[Record], task: str, partition: str, body: tuple[list[str], list[list[str]]]
 ) -> str:
-    """Return the table of a partition, with a title."""
-    seeds = len({record["seed"] for record in records})
-    body = rows(records, methods, task, partition)
+    """Lay out the rows of a partition as a table with a title."""
+    own = grouped(records, partition).values()
+    seeds = len({record["seed"] for each in own for record in each})
     return f"{task}, {PARTITIONS[partition]}, {seeds} seeds\n\n{table(*body)}"
 
 
-def values_table(records: Iterable[Record], methods: Mapping[str, Method]) -> str:
+def hyperparameters(records: Iterable[Record], methods: Mapping[str, Method]) -> str:
     """Return the table of the chosen hyperparameters."""
     values = {record["method"]: record["values"] for record in records}
     written = [
@@ -127,12 +128,12 @@ def save_all(
 ) -> None:
     """Write a table, a CSV file and a figure for each partition, and the hyperparameters."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{task}-values.md").write_text(values_table(records, methods) + "\n")
+    (folder / f"{task}-values.md").write_text(hyperparameters(records, methods) + "\n")
     for partition in partitions(records):
         stem = f"{task}-{partition}"
-        written = setting_table(records, methods, task, partition)
-        (folder / f"{stem}.md").write_text(written + "\n")
         header, body = rows(records, methods, task, partition)
+        text = titled(records, task, partition, (header, body))
+        (folder / f"{stem}.md").write_text(text + "\n")
         with (folder / f"{stem}.csv").open("w", newline="") as file:
             csv.writer(file, lineterminator="\n").writerows([header, *body])
         figure(grouped(records, partition), methods, folder / f"{stem}.png")
