@@ -113,6 +113,14 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if needs_flower and config.getoption("markexpr") != "flower" else None
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Without Triton's interpreter, leave its tests to the one that starts a process with it."""
+    if "TRITON_INTERPRET" not in os.environ:
+        left = [item for item in items if item.get_closest_marker("interpreted")]
+        items[:] = [item for item in items if item not in left]
+        config.hook.pytest_deselected(items=left)
+
+
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with one data set, ``colors``."""
