@@ -46,7 +46,9 @@ def page(path: Path, methods: Sequence[Any]) -> str:
     for task, lines in results(titles).items():
         parts += [f"## Results: {task}", markdown(lines)]
     if parts[-1].startswith("|"):
-        parts.append("{doc}`/results/gallery` has all rows, and explains the columns.")
+        parts.append(
+            "{doc}`/results/gallery` explains the columns, and links to all tables."
+        )
     return "\n\n".join(parts) + "\n"
 
 

@@ -40,7 +40,7 @@ def main() -> None:
     path = args.records / f"{args.task}{'-quick' if args.quick else ''}.jsonl"
     seeds = range(1 if args.quick else args.seeds)
     values = {method.name: method.defaults for method in methods}
-    if not args.quick:
+    if not (args.quick or args.defaults):
         shorter = replace(settings, rounds=-(-settings.rounds // 2))
         values = tuned(methods, args, shorter, path)
     runs = [
@@ -71,6 +71,7 @@ def flags() -> argparse.ArgumentParser:
     parser.add_argument("--workers", type=int, default=2, help="number of processes")
     parser.add_argument("--records", type=Path, default=RECORDS, help="folder of the records")
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder of the tables")
+    parser.add_argument("--defaults", action="store_true", help="default values, no tuning")
     parser.add_argument("--estimate", action="store_true", help="print the hours and stop")
     parser.add_argument("--quick", action="store_true", help="two rounds of two steps, no tuning")
     return parser

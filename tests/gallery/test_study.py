@@ -326,6 +326,18 @@ def test_tuning_takes_the_most_accurate_trial_at_a_seed_that_is_not_reported(
     assert jobs.TUNING_SEED not in range(100)
 
 
+def test_with_default_values_no_trial_runs(mine, tmp_path, monkeypatch):
+    ran = []
+    monkeypatch.setattr(compare, "finished", lambda runs, *rest: ran.extend(runs) or [])
+    monkeypatch.setattr(tables, "report", lambda *rest: [])
+    monkeypatch.setattr(tables, "save_all", lambda *rest: None)
+    flags = ["--methods", f"{mine}:constant", "--defaults", "--seeds", "2"]
+    monkeypatch.setattr(sys, "argv", ["compare.py", *flags])
+    compare.main()
+    defaults = registry.in_file(mine)["constant"].defaults
+    assert [(job.trial, job.values) for job in ran] == [(None, defaults)] * 2 * 3
+
+
 # Tables
 
 
