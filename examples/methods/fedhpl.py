@@ -5,8 +5,8 @@ server averages them with more weight for trunks of similar width, and each samp
 towards the row of its class. Ma et al., "FedHPL: Efficient Heterogeneous Federated Learning with
 Prompt Tuning and Logit Distillation", 2024.
 
-Up: C(C + 1) numbers, which are C rows of logits and C counts. Down: the same. +P adds the prompts,
-PLD numbers, and +H adds the projection and the head, both ways.
+Up: C(C + 1) numbers, which are C rows of logits and C counts; with +P also the prompts, PLD
+numbers, and with +H the projection and the head. Down: the same.
 
 Deviations: a projection to a common width lies between trunk and head, as for every method of this
 family. It is shared with the head. Teachers come from the clients of the last round only, since the

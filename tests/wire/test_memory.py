@@ -19,6 +19,8 @@ from fedprompt.wire import (
 from same import assert_identical
 from wired import as_received, attempt, edit, forged, form
 
+pytestmark = pytest.mark.unhooked  # the hook takes memory and time of its own
+
 
 @pytest.mark.parametrize("weights", ["every row", "one row", "a weight for each entry", "plain"])
 def test_the_largest_message_takes_at_most_twice_the_limit(weights):
