@@ -11,6 +11,7 @@ import shlex
 import sys
 import tempfile
 import traceback
+from collections.abc import Iterable
 
 SHARED = ("fedprompt", "matplotlib.pyplot", "open_clip", "ot", "scipy.stats", "sklearn", "timm")
 
@@ -30,22 +31,28 @@ def run(script: str, *flags: str) -> int:
     return 0
 
 
-for name in SHARED:
-    importlib.import_module(name)
-failed = False
-for command in map(shlex.split, sys.stdin):
-    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile("w+") as said:
-        child = os.fork()
-        if not child:
-            os.dup2(said.fileno(), 1)
-            os.dup2(said.fileno(), 2)
-            script = os.path.abspath(command[0])
-            os.chdir(folder)
-            status = run(script, *command[1:])
-            sys.stdout.flush()
-            os._exit(status)  # an orderly exit takes seconds, to free all packages
-        if os.waitpid(child, 0)[1]:
-            failed = True
-            said.seek(0)
-            print(*command, "failed:", said.read(), sep="\n")
-sys.exit(failed)
+def any_failed(commands: Iterable[str]) -> bool:
+    """Run commands one after the other, and return whether one failed."""
+    failed = False
+    for command in map(shlex.split, commands):
+        with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile("w+") as said:
+            child = os.fork()
+            if not child:
+                os.dup2(said.fileno(), 1)
+                os.dup2(said.fileno(), 2)
+                script = os.path.abspath(command[0])
+                os.chdir(folder)
+                status = run(script, *command[1:])
+                sys.stdout.flush()
+                os._exit(status)  # an orderly exit takes seconds, to free all packages
+            if os.waitpid(child, 0)[1]:
+                failed = True
+                said.seek(0)
+                print(f"{shlex.join(command)} failed:\n{said.read()}", flush=True)
+    return failed
+
+
+if __name__ == "__main__":
+    for name in SHARED:
+        importlib.import_module(name)
+    sys.exit(any_failed(sys.stdin))

@@ -117,7 +117,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Without Triton's interpreter, leave its tests to the one that starts a process with it."""
     if "TRITON_INTERPRET" not in os.environ:
         left = [item for item in items if item.get_closest_marker("interpreted")]
-        items[:] = [item for item in items if item not in left]
+        items[:] = [item for item in items if not item.get_closest_marker("interpreted")]
         config.hook.pytest_deselected(items=left)
 
 

@@ -326,7 +326,7 @@ def test_tuning_takes_the_most_accurate_trial_at_a_seed_that_is_not_reported(
     assert jobs.TUNING_SEED not in range(100)
 
 
-def test_with_default_values_no_trial_runs(mine, tmp_path, monkeypatch):
+def test_with_default_values_no_trial_runs(mine, monkeypatch):
     ran = []
     monkeypatch.setattr(compare, "finished", lambda runs, *rest: ran.extend(runs) or [])
     monkeypatch.setattr(tables, "report", lambda *rest: [])
