@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from compilers import COMPILERS
 from fedprompt import cosine_logits, transport_logits
 from fedprompt.transport import dykstra, envelope, exact, implicit, independent, newton, sinkhorn
 from references.transport import marginals, slow_plan
@@ -259,8 +260,9 @@ def test_wrong_input_is_refused(call, error, words):
 
 
 @pytest.mark.compiled
+@pytest.mark.parametrize("backend", COMPILERS)
 @pytest.mark.parametrize("gradient", [None, implicit])
-def test_logits_and_their_gradient_compile_into_one_graph(gradient):
+def test_logits_and_their_gradient_compile_into_one_graph(gradient, backend):
     patches, text = draw(torch.float32)
     options = {} if gradient is None else {"gradient": gradient}
 
@@ -270,7 +272,6 @@ def test_logits_and_their_gradient_compile_into_one_graph(gradient):
         logits.sin().sum().backward()
         return logits.detach(), own.grad
 
-    for compiled, eager in zip(
-        run(torch.compile(transport_logits, fullgraph=True)), run(transport_logits), strict=True
-    ):
-        torch.testing.assert_close(compiled, eager, rtol=1e-3, atol=1e-3)
+    compiled = torch.compile(transport_logits, fullgraph=True, backend=backend)
+    for own, eager in zip(run(compiled), run(transport_logits), strict=True):
+        torch.testing.assert_close(own, eager, rtol=1e-3, atol=1e-3)

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from compilers import COMPILERS
 from fedprompt.transport import _dual as search
 from fedprompt.transport import dykstra, exact, independent, newton, sinkhorn
 from fedprompt.transport._problem import flat
@@ -417,11 +418,14 @@ def test_finite_costs_whose_sum_overflows_are_accepted():
 
 
 @pytest.mark.compiled
+@pytest.mark.parametrize("backend", COMPILERS)
 @pytest.mark.parametrize("epsilon", [0.1, 0.2])
-def test_newton_compiles_into_one_graph(epsilon):
+def test_newton_compiles_into_one_graph(epsilon, backend):
     cost = planted_cost("trained", (6, 20, 2), torch.Generator().manual_seed(14)).float()
     masses = marginals(20, 2, 0.8, torch.float32)
-    compiled = torch.compile(newton, fullgraph=True)(cost, *masses, epsilon=epsilon)
+    compiled = torch.compile(newton, fullgraph=True, backend=backend)(
+        cost, *masses, epsilon=epsilon
+    )
     assert compiled.error.max() <= 1e-5
     torch.testing.assert_close(
         compiled.plan, newton(cost, *masses, epsilon=epsilon).plan, rtol=0, atol=1e-6

@@ -1,0 +1,8 @@
+"""Backends of ``torch.compile`` for the solvers.
+
+Both get the same graph. For a solver, inductor then compiles C++ for up to a minute.
+"""
+
+import pytest
+
+COMPILERS = ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)]
