@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from compilers import COMPILERS
 from fedprompt import lean_transport_logits, transport_logits
 from fedprompt.transport import newton
 from tolerance import assert_near
@@ -257,9 +258,10 @@ def test_wrong_options_are_refused(options, error, reason):
 
 
 @pytest.mark.compiled
-def test_compiles_into_one_graph_with_its_gradient():
+@pytest.mark.parametrize("backend", COMPILERS)
+def test_compiles_into_one_graph_with_its_gradient(backend):
     drawn = draw(dtype=torch.float32)
-    compiled = torch.compile(lean_transport_logits, fullgraph=True)
+    compiled = torch.compile(lean_transport_logits, fullgraph=True, backend=backend)
     for own, other in zip(
         with_gradients(compiled, *drawn, 10.0),
         with_gradients(lean_transport_logits, *drawn, 10.0),
