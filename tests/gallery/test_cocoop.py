@@ -1,5 +1,6 @@
 """CoCoOp: each image has its own context, and without the network it is PromptFL."""
 
+import pytest
 import torch
 import torch.nn as nn
 
@@ -8,6 +9,7 @@ from methods.promptfl import promptfl
 from tiny_federations import clip_federation, last
 
 
+@pytest.mark.usefixtures("float64")
 def test_the_logits_of_an_image_do_not_depend_on_the_other_images():
     federation = clip_federation()
     model = ConditionalText(federation)
@@ -21,6 +23,7 @@ def test_the_logits_of_an_image_do_not_depend_on_the_other_images():
     torch.testing.assert_close(shift, shift[:, :, :1].expand_as(shift))
 
 
+@pytest.mark.usefixtures("float64")
 def test_with_a_network_that_returns_zero_it_is_promptfl(monkeypatch):
     made = ConditionalText.__init__
 

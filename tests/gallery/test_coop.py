@@ -1,5 +1,6 @@
 """CoOp: clients are independent, and the context is the whole model."""
 
+import pytest
 import torch
 import torch.nn.functional as F
 
@@ -21,6 +22,7 @@ def test_a_client_learns_the_same_context_whatever_data_the_others_have():
     )
 
 
+@pytest.mark.usefixtures("float64")
 def test_a_client_descends_over_all_of_its_rounds():
     """In the second round, it continues from where it ended."""
     federation = clip_federation(

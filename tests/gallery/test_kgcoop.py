@@ -15,6 +15,7 @@ def test_without_the_penalty_it_is_promptfl():
     torch.testing.assert_close(guided, plain)
 
 
+@pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("guide_weight", [0.5, 8.0])
 def test_a_step_descends_the_loss_plus_the_distance_to_handwritten_features(guide_weight):
     """The squared distance of normalized features is twice one minus their cosine."""

@@ -1,5 +1,6 @@
 """PromptFL: one step of descent in each client is one step on the weighted mean of their losses."""
 
+import pytest
 import torch
 import torch.nn.functional as F
 
@@ -8,6 +9,7 @@ from methods.promptfl import promptfl
 from tiny_federations import clip_federation, last, parameters
 
 
+@pytest.mark.usefixtures("float64")
 def test_a_round_of_one_step_descends_the_weighted_mean_of_the_losses():
     federation = clip_federation(rounds=1, steps=1, cohort_size=5, make_optimizer=torch.optim.SGD)
     found = parameters(last(promptfl, federation, learning_rate=2.0), 0)

@@ -12,6 +12,7 @@ from tiny_federations import clip_federation, last, parameters
 SGD = {"make_optimizer": torch.optim.SGD}
 
 
+@pytest.mark.usefixtures("float64")
 def test_without_a_private_share_the_shared_context_is_that_of_promptfl():
     folio = last(promptfolio, clip_federation(**SGD), private_share=0.0, learning_rate=0.3)
     average = last(promptfl, clip_federation(**SGD), learning_rate=0.3)

@@ -62,7 +62,7 @@ def _clip(shape: tuple[int, ...]) -> dict[str, Any]:
     torch.manual_seed(0)
     model = copy_of("as initialized", lambda: open_clip.model.CLIP(12, VISION, TEXT).eval())
     return _common(shape) | {
-        "clip": fp.freeze(model),
+        "clip": fp.freeze(model.to(torch.get_default_dtype())),
         "tower": fp.TextTower(model, TOKENIZER),
         "class_names": NAMES[:CLASSES],
         "scale": 10.0,
