@@ -37,7 +37,7 @@ def main() -> None:
     cells, rng, rounds, steps = solar_cells(), np.random.default_rng(0), 8, 12
     train, test = split_by_runs(cells, torch.arange(len(cells.labels)), share=0.25, rng=rng)
     if args.quick:
-        rounds, steps, train, test = 2, 4, train[::8], test[::8]
+        rounds, steps, train, test = 2, 2, train[::8], test[::8]
     pairs, chosen = (cells.domains * 4 + cells.labels)[train], torch.cat([train, test])
     labels, test = (cells.labels[chosen] >= 2).long(), torch.arange(len(train), len(chosen))
     shards = fp.dirichlet(pairs, NUM_CLIENTS, alpha=0.3, min_size=20, generator=rng)

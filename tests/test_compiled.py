@@ -85,6 +85,7 @@ def test_encode_prompted_with_a_mask_and_fewer_blocks():
     assert_compiles(encode, images, learning=[prompts.tokens])
 
 
+@pytest.mark.slow
 def test_deep_prompts_through_inductor():
     """Use float32, because inductor of torch 2.11 fails on float64 attention."""
     model = tiny_vit(depth=2).float()

@@ -36,6 +36,13 @@ class Meter:
         self.rounds = 11 if check else 1
         self.models = ("vit_tiny", "vit_small") if check else ("vit_tiny",)
 
+    def size(self, full: int, *, brief: int = 2) -> int:
+        """Return a batch size, a depth or a number of classes: `full` with ``--check``.
+
+        Otherwise `brief`, which is enough to run the same code.
+        """
+        return full if self.check else brief
+
     def seconds(
         self,
         *,
@@ -106,7 +113,7 @@ class Meter:
             (
                 f" (goal {sign} {limit})"
                 for sign, limit in (("<=", at_most), (">=", at_least))
-                if limit is not None
+                if self.check and limit is not None
             ),
             "",
         )

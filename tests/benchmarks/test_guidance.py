@@ -46,8 +46,10 @@ class Prompted(nn.Module):
         return self.head(encode_prompted(self.trunk, images, self.prompts()).pooled)
 
 
-def vit(*, checkpointing=False):
-    model = timm.create_model("vit_tiny_patch16_224", pretrained=False, num_classes=CLASSES).eval()
+def vit(depth, *, checkpointing=False):
+    model = timm.create_model(
+        "vit_tiny_patch16_224", pretrained=False, num_classes=CLASSES, depth=depth
+    ).eval()
     model.set_grad_checkpointing(checkpointing)
     return model
 
@@ -56,16 +58,16 @@ def vit(*, checkpointing=False):
 #        largest ratio of times, smallest ratio of memory)
 CASES = {
     "ViT-Ti, all weights": (vit, None, (8, 224), 1.15, 3.3),
-    "ViT-Ti, prompts": (lambda: Prompted(vit()), None, (8, 224), 1.15, 3.3),
+    "ViT-Ti, prompts": (lambda depth: Prompted(vit(depth)), None, (8, 224), 1.15, 3.3),
     "ResNet-18": (
-        lambda: timm.create_model("resnet18", pretrained=False, num_classes=CLASSES),
+        lambda depth: timm.create_model("resnet18", pretrained=False, num_classes=CLASSES),
         None,
         (32, 64),
         0.87,
         1.7,
     ),
     "ViT-Ti, all weights, checkpointing": (
-        lambda: vit(checkpointing=True),
+        lambda depth: vit(depth, checkpointing=True),
         vit,
         (8, 224),
         None,
@@ -106,13 +108,13 @@ def first_order(model, guides, study, quiz):
 @pytest.mark.parametrize("case", CASES)
 def test_guide_gradient(meter, case):
     make, make_twin, (batch, pixels), slowest, leanest = CASES[case]
-    sizes = (batch if meter.check else 2, pixels)
+    depth = meter.size(12)
     torch.manual_seed(0)
-    model = Guided(make())
+    model = Guided(make(depth))
     torch.manual_seed(0)
-    twin = model if make_twin is None else Guided(make_twin())
+    twin = model if make_twin is None else Guided(make_twin(depth))
     (study, quiz), guides = (
-        draw(*sizes),
+        draw(meter.size(batch), pixels),
         torch.randn(CLASSES, CLASSES, generator=torch.Generator().manual_seed(2)),
     )
     calls = {
@@ -149,9 +151,9 @@ def test_guide_gradient(meter, case):
 
 
 def test_tangent_pass_of_prompts(meter):
-    model = Guided(Prompted(vit()))
+    model = Guided(Prompted(vit(12)))
     (study, _), parameters = (
-        draw(8, 224),
+        draw(meter.size(8), 224),
         {name: value.detach() for name, value in model.named_parameters()},
     )
     direction = {name: torch.ones_like(value) for name, value in parameters.items()}

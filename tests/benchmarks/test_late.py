@@ -16,7 +16,7 @@ import torch.nn.functional as F
 import fedprompt as fp
 
 pytestmark = pytest.mark.benchmark
-BATCH, CLASSES, GROUPS, START = 8, 10, 20, 8
+CLASSES, GROUPS, START = 10, 20, 8
 
 
 def make_trunk(name):
@@ -24,8 +24,8 @@ def make_trunk(name):
     return fp.vit_trunk(model)
 
 
-def draw_images():
-    return torch.randn(BATCH, 3, 224, 224, generator=torch.Generator().manual_seed(1))
+def draw_images(batch):
+    return torch.randn(batch, 3, 224, 224, generator=torch.Generator().manual_seed(1))
 
 
 def step(trunk, prompts, head, inputs, **arguments):
@@ -33,7 +33,7 @@ def step(trunk, prompts, head, inputs, **arguments):
 
     def run():
         pooled = fp.encode_prompted(trunk, inputs, prompts(), **arguments).pooled
-        F.cross_entropy(head(pooled), torch.arange(BATCH) % CLASSES).backward()
+        F.cross_entropy(head(pooled), torch.arange(len(pooled)) % CLASSES).backward()
         prompts.zero_grad()
         head.zero_grad()
 
@@ -41,7 +41,7 @@ def step(trunk, prompts, head, inputs, **arguments):
 
 
 def test_late_prompts(meter):
-    images = draw_images()
+    images = draw_images(meter.size(8))
     for name in meter.models:
         trunk = make_trunk(name)
         head = nn.Linear(trunk.num_features, CLASSES)
@@ -78,13 +78,13 @@ def test_late_prompts(meter):
 
 
 def test_block_two_of_sgpt(meter):
-    images = draw_images()
+    images = draw_images(meter.size(8))
     for name in meter.models:
         trunk, draw = make_trunk(name), torch.Generator().manual_seed(0)
         shared = fp.LayeredPrompts(1, trunk, layers=range(4), generator=draw).requires_grad_(False)
         groups = fp.GroupPrompts(GROUPS, 1, trunk, layers=(4, 5, 6), generator=draw)
         head = nn.Linear(trunk.num_features, CLASSES)
-        indices = torch.randint(GROUPS, (BATCH,), generator=draw)
+        indices = torch.randint(GROUPS, (len(images),), generator=draw)
         tokens = fp.front_tokens(trunk, images, shared(), start=4)
 
         def run(
@@ -92,7 +92,7 @@ def test_block_two_of_sgpt(meter):
         ):
             encoded = fp.encode_prompted(trunk, inputs, shared(), groups(indices), start=start)
             readout = torch.cat([encoded.pooled[:, None], encoded.streams[1]], 1).mean(1)
-            F.cross_entropy(head(readout), torch.arange(BATCH) % CLASSES).backward()
+            F.cross_entropy(head(readout), torch.arange(len(readout)) % CLASSES).backward()
             groups.zero_grad()
             head.zero_grad()
 

@@ -23,7 +23,7 @@ from fedprompt import (
 )
 
 pytestmark = pytest.mark.benchmark
-BATCH, CLASSES = 8, 10
+CLASSES = 10
 
 
 class Client(nn.Module):
@@ -39,7 +39,7 @@ class Client(nn.Module):
         return self.head(encode_prompted(self.trunk, images, self.prompts()).pooled)
 
 
-def draw_images(batch=BATCH):
+def draw_images(batch):
     return torch.randn(batch, 3, 224, 224, generator=torch.Generator().manual_seed(1))
 
 
@@ -54,7 +54,7 @@ def make(name, **arguments):
 
 
 def test_prompted_forward(meter):
-    images = draw_images()
+    images = draw_images(meter.size(8))
     for name in meter.models:
         model = make(name, num_classes=0)
         client = Client(vit_trunk(model))
@@ -68,7 +68,7 @@ def test_prompted_forward(meter):
 
 
 def test_training_step(meter):
-    images = draw_images()
+    images = draw_images(meter.size(8))
     for name in meter.models:
         full = make(name, num_classes=CLASSES).eval()
         frugal = make(name, num_classes=0)

@@ -17,13 +17,13 @@ import torch.nn.functional as F
 import fedprompt as fp
 
 pytestmark = pytest.mark.benchmark
-BATCH, CLASSES, GROUPS = 8, 10, 20
+CLASSES, GROUPS = 10, 20
 
 
 class Setting:
     """A client, its batch, and the steps to compare, each a forward and a backward pass."""
 
-    def __init__(self, name):
+    def __init__(self, name, batch):
         generator = torch.Generator().manual_seed(0)
         self.trunk = fp.vit_trunk(
             timm.create_model(f"{name}_patch16_224", pretrained=False, num_classes=0)
@@ -38,8 +38,8 @@ class Setting:
             }
         )
         self.same_for_all = fp.LayeredPrompts(1, dim, layers=(4, 5, 6), generator=generator)
-        self.images = torch.randn(BATCH, 3, 224, 224, generator=generator)
-        self.labels = torch.arange(BATCH) % CLASSES
+        self.images = torch.randn(batch, 3, 224, 224, generator=generator)
+        self.labels = torch.arange(batch) % CLASSES
         self.cached = self.query()
 
     @torch.no_grad()
@@ -79,7 +79,7 @@ class Setting:
 
 def test_blocks(meter):
     for name in meter.models:
-        setting = Setting(name)
+        setting = Setting(name, meter.size(8))
         seconds = meter.seconds(
             first=setting.first,
             fresh=partial(setting.second, setting.query),

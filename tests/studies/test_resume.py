@@ -185,7 +185,7 @@ def half_saved(folder: Path) -> bool:
 
 
 def kill(
-    examples, example: str, tmp_path: Path, *, moments: int, renames: int, seed: int
+    examples, example: str, tmp_path: Path, *flags: str, moments: int, renames: int, seed: int
 ) -> Counter[str]:
     """Kill an example at several moments of a run and in the middle of several saves.
 
@@ -196,6 +196,7 @@ def kill(
         examples: Server of the examples.
         example: Name of the example.
         tmp_path: Folder of all runs.
+        *flags: Flags of the example.
         moments: Number of kills at moments, spread over a whole run.
         renames: Number of kills between the two files of a save.
         seed: Seed of the moments and the saves.
@@ -203,7 +204,7 @@ def kill(
     Returns:
         The numbers of kills, restarts and resumed rounds.
     """
-    status, seconds = examples.run(example, tmp_path / "whole")
+    status, seconds = examples.run(example, tmp_path / "whole", *flags)
     assert status == 0, (tmp_path / "whole" / "complaints").read_text()
     whole = outcome(tmp_path / "whole")
     chance = random.Random(seed)
@@ -219,7 +220,7 @@ def kill(
         resumed = remembered(folder)
         counts["restarts that found a checkpoint"] += resumed > 0
         counts["rounds resumed"] += resumed
-        status, _ = examples.run(example, folder, **(fates[-1] if fates else {}))
+        status, _ = examples.run(example, folder, *flags, **(fates[-1] if fates else {}))
         if status == -9:
             counts["kills at a moment"] += "moment" in fates.pop()
             counts["kills"] += 1
@@ -237,13 +238,16 @@ def kill(
         folder, fresh = tmp_path / f"{next(folders)}", True
 
 
+ONE_ROW = pytest.param("fedl2g", ("--methods", "FedL2G-f"), id="one row")
+
+
 @pytest.mark.killed
 @pytest.mark.parametrize(
-    "example",
-    [name if name == "fedhpl" else pytest.param(name, marks=pytest.mark.slow) for name in EXAMPLES],
+    ("example", "flags"),
+    [ONE_ROW, *(pytest.param(name, (), marks=pytest.mark.slow, id=name) for name in EXAMPLES)],
 )
-def test_a_study_that_is_killed_twice_has_the_same_results(examples, example, tmp_path):
-    counts = kill(examples, example, tmp_path, moments=1, renames=1, seed=0)
+def test_a_study_that_is_killed_twice_has_the_same_results(examples, example, flags, tmp_path):
+    counts = kill(examples, example, tmp_path, *flags, moments=1, renames=1, seed=0)
     assert counts["kills"] == 2
     assert counts["kills in the middle of a save"] >= 1
     assert counts["rounds resumed"] > 0
