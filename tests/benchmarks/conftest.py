@@ -11,7 +11,7 @@ from torch.profiler import ProfilerActivity, profile
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--check", action="store_true", help="run enough rounds and assert the ratios")
+    parser.addoption("--check", action="store_true", help="run real sizes, and assert the ratios")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -1,7 +1,8 @@
 """Time and memory of a guide gradient, and of its tangent pass.
 
-The reference is reverse over reverse, as published. Models are a ViT-Ti at 224 pixels (batches of
-8), trained whole and by 10 deep prompts, and a ResNet-18 at 64 pixels (batches of 32).
+The reference is reverse over reverse, as published. With ``--check``, models are a ViT-Ti at 224
+pixels (batches of 8), trained whole and by 10 deep prompts, and a ResNet-18 at 64 pixels (batches
+of 32). Otherwise, the ViT-Ti has two blocks and batches are small.
 """
 
 from functools import partial

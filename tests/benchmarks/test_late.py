@@ -1,6 +1,6 @@
 """Costs of late prompts, whose training steps begin at cached tokens.
 
-``python -m pytest tests/benchmarks`` prints ratios, and ``--check`` asserts them.
+With ``--check``, sizes are those below and ratios are asserted. Otherwise, batches are small.
 
 Prompts of ten tokens enter the last four of twelve blocks. Images have 224 pixels, and batches have
 8 images. SGPT's Block II has the paper's layers for 20 groups: frozen shared prompts before the

@@ -1,4 +1,6 @@
-"""Costs of prompts: ``python -m pytest tests/benchmarks`` prints ratios, ``--check`` asserts them.
+"""Costs of prompts, in time and memory.
+
+With ``--check``, sizes are those below and ratios are asserted. Otherwise, batches are small.
 
 The model is ViT-Ti at 224 pixels, with batches of 8 and deep prompts of ten tokens. The published
 figures behind the goals have the same sizes. ``--check`` adds ViT-S.
