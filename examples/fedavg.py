@@ -26,12 +26,7 @@ def main() -> None:
     federation = digits.federation(split, rounds=6, steps=12, quick=quick)
     torch.manual_seed(0)
     trunk = fp.vit_trunk(load_vit("B"))
-    model = nn.ModuleDict(
-        {
-            "prompts": fp.DeepPrompts(8, trunk.dim, trunk.depth, patch_size=4),
-            "head": nn.Linear(trunk.dim, 10),
-        }
-    )
+    model = nn.ModuleDict({"prompts": fp.DeepPrompts(8, trunk), "head": nn.Linear(trunk.dim, 10)})
 
     def predict(images: torch.Tensor) -> torch.Tensor:
         return model["head"](fp.encode_prompted(trunk, images, model["prompts"]()).pooled)

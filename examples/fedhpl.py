@@ -42,7 +42,7 @@ def federate(federation: digits.Federation, *, teach: bool) -> Tensor:
     dims = [trunk.dim for trunk in trunks]
     clients = []
     for trunk in trunks:
-        prompts = fp.DeepPrompts(8, trunk.dim, trunk.depth, patch_size=4)
+        prompts = fp.DeepPrompts(8, trunk)
         clients.append(nn.ModuleDict({"prompts": prompts, "head": nn.Linear(trunk.dim, 10)}))
     teachers = dict.fromkeys(dims, fp.Weighted(torch.zeros(10, 10), torch.zeros(10)))  # unknown
     history = []

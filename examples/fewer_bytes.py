@@ -29,7 +29,7 @@ def federate(federation: digits.Federation, name: str) -> tuple[float, int]:
     codec = CODECS[name]
     torch.manual_seed(0)
     trunk = fp.vit_trunk(load_vit("B"))
-    prompts = fp.DeepPrompts(8, trunk.dim, trunk.depth, patch_size=4)
+    prompts = fp.DeepPrompts(8, trunk)
     model = nn.ModuleDict({"prompts": prompts, "head": nn.Linear(trunk.dim, 10)})
 
     def predict(images: Tensor) -> Tensor:

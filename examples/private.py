@@ -45,7 +45,7 @@ def federate(federation: digits.Federation, epsilon: float | None, seed: int | N
     noise = {"multiplier": multiplier, "max_norm": max_norm, "generator": secret}
     torch.manual_seed(0)
     trunk = fp.vit_trunk(load_vit("B"))
-    prompts = fp.DeepPrompts(4, trunk.dim, trunk.depth, patch_size=4)
+    prompts = fp.DeepPrompts(4, trunk)
     model = nn.ModuleDict({"prompts": prompts, "head": nn.Linear(trunk.dim, 10)})
 
     def logits_of(model: nn.Module, images: Tensor) -> Tensor:

@@ -60,8 +60,8 @@ def main() -> None:
     federation = digits.federation(split, rounds=20, steps=8, quick=quick)
     torch.manual_seed(0)
     trunk = fp.vit_trunk(load_vit("B"))
-    shared = fp.LayeredPrompts(8, trunk.dim, layers=(0, 1), patch_size=4)
-    groups = fp.GroupPrompts(NUM_GROUPS, 1, trunk.dim, layers=(2, 3), patch_size=4)
+    shared = fp.LayeredPrompts(8, trunk, layers=(0, 1))
+    groups = fp.GroupPrompts(NUM_GROUPS, 1, trunk, layers=(2, 3))
     selector, head = fp.SelectionKeys(NUM_GROUPS, trunk.dim), nn.Linear(trunk.dim, 10)
     model = nn.ModuleDict({"shared": shared, "groups": groups, "selector": selector, "head": head})
 
