@@ -1,0 +1,70 @@
+"""The accounting library of the documentation agrees with closed forms and integrals.
+
+It is imported by a fixture, because its import takes a second in every process that collects this
+file.
+"""
+
+import math
+from functools import partial
+
+import pytest
+
+from references.dpsgd import epsilon_at, gaussian_delta, sampled_delta
+
+
+@pytest.fixture(scope="module")
+def private():
+    from studies import private
+
+    return private
+
+
+def epsilon_of(event, delta):
+    """Compute epsilon on a coarse grid, rounded up."""
+    from dp_accounting.pld import PLDAccountant
+
+    return PLDAccountant(value_discretization_interval=1e-3).compose(event).get_epsilon(delta)
+
+
+@pytest.mark.parametrize(
+    ("multiplier", "steps", "delta"),
+    [(1.1, 1, 1e-3), (5.0, 20, 1e-4), (4.0, 1, 1e-5), (0.7, 2, 1e-2)],
+)
+def test_epsilon_of_whole_batches_is_that_of_the_analytic_gaussian_mechanism(
+    multiplier, steps, delta, private
+):
+    """T steps of deviation z on whole batches are one step of deviation z / sqrt(T)."""
+    expected = epsilon_at(delta, partial(gaussian_delta, sigma=multiplier / math.sqrt(steps)))
+    actual = epsilon_of(private.training(multiplier, rate=1.0, steps=steps), delta)
+    assert expected - 1e-6 <= actual <= expected * 1.005
+
+
+@pytest.mark.parametrize(
+    ("multiplier", "rate", "delta"), [(0.8, 0.2, 1e-3), (2.0, 0.5, 1e-4), (0.6, 0.05, 1e-4)]
+)
+def test_epsilon_of_a_sampled_step_is_that_of_the_integral(multiplier, rate, delta, private):
+    expected = epsilon_at(delta, partial(sampled_delta, sigma=multiplier, rate=rate))
+    actual = epsilon_of(private.training(multiplier, rate=rate, steps=1), delta)
+    assert expected - 1e-4 <= actual <= expected * 1.005 + 1e-3
+    # Sampling lowers epsilon.
+    assert actual < 0.8 * epsilon_of(private.training(multiplier, rate=1.0, steps=1), delta)
+
+
+def test_noise_for_an_epsilon_gives_that_epsilon(private):
+    setting = {"rate": 0.2, "steps": 40}
+    multiplier = private.multiplier_for(3.0, delta=1e-4, **setting)
+    assert epsilon_of(private.training(multiplier, **setting), 1e-4) == pytest.approx(3.0, abs=1e-3)
+    assert multiplier > private.multiplier_for(8.0, delta=1e-4, **setting)
+
+
+@pytest.mark.slow
+def test_the_example_reports_every_row(monkeypatch, capsys, tmp_path, private):
+    arguments = ["--quick", "--out", str(tmp_path), "--clients", "2", "--backbones", "S"]
+    monkeypatch.setattr("sys.argv", ["private.py", *arguments])
+    private.main()
+    rows = [
+        line.split("|")[1].strip()
+        for line in capsys.readouterr().out.splitlines()
+        if line.startswith("|")
+    ]
+    assert rows[2:] == ["no privacy", "clipping alone", "ε = 8", "ε = 3", "ε = 1"]
