@@ -1,0 +1,51 @@
+"""The blocks of the reference page and the examples of the docstrings run."""
+
+import doctest
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import RecordDict
+
+import fedprompt as fp
+from fedprompt import flower
+from flower_grid import InProcessGrid
+
+pytestmark = pytest.mark.flower
+
+
+def test_the_blocks_of_the_reference_page_run(capsys):
+    """The page has a client app, a plain loop, and the same loop as a strategy."""
+    names: dict[str, Any] = {}
+    page = Path(__file__).parents[2] / "docs" / "reference" / "flower.md"
+    for block in re.findall(r"^```py\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL):
+        exec(compile(block, page, "exec"), names)
+    names["main"](InProcessGrid(names["app"], range(3)), None)
+    names["main_of_a_strategy"](InProcessGrid(names["app"], range(3)), None)
+    draws = [
+        fp.stream_generator(0, server_round=server_round, purpose="cohort")
+        for server_round in range(2)
+    ]
+    drawn = [fp.cohort(range(3), size=2, generator=draw) for draw in draws]
+    first = sum(10 * (client + 1) for client in drawn[0]) / 20
+    weights = {client: 20 if client in drawn[0] else 10 for client in drawn[1]}
+    second = first + sum(weight * (client + 1) for client, weight in weights.items()) / sum(
+        weights.values()
+    )
+    shown = f"{torch.full((3,), second)}\n"
+    assert capsys.readouterr().out == shown * 2
+    assert len(names["ledger"].entries) == 8
+
+
+def test_the_examples_of_the_docstrings_run():
+    names = {name: getattr(fp, name) for name in dir(fp) if name[0].isalpha()}
+    names |= {"torch": torch, "RecordDict": RecordDict}
+    names |= {"Expected": fp.wire.Expected, "Header": fp.wire.Header}
+    names |= {name: getattr(flower, name) for name in flower.__all__}
+    for name in flower.__all__:
+        for test in doctest.DocTestFinder(recurse=False).find(
+            getattr(flower, name), name, globs=names
+        ):
+            assert doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(test).failed == 0, name
