@@ -224,14 +224,15 @@ class _TopK:
 
     def restore(self, name: str, parts: list[Any], like: Weighted) -> Weighted:
         indices, sent, weight = parts
-        count, size = torch.Size([self.count(like.value)]), like.value.numel()
+        count = torch.Size([self.count(like.value)])
+        size = like.value.numel()
         _check_tensor(f"message['{name}/indices']", indices, _index_dtype(size), count)
         _check_tensor(f"message['{name}/values']", sent, like.value.dtype, count)
         _check_tensor(f"message['{name}/weight']", weight, like.weight.dtype, like.weight.shape)
         places = torch.cat([indices.new_tensor([-1]), indices, indices.new_tensor([size])]).long()
         if not bool((places[1:] > places[:-1]).all()):
-            argument, rule = f"message['{name}/indices']", f"increase within [0, {size})"
-            raise wrong_value(argument, rule, indices[:5].tolist())
+            rule = f"increase within [0, {size})"
+            raise wrong_value(f"message['{name}/indices']", rule, indices[:5].tolist())
         value = sent.new_zeros(size).index_put((indices.long(),), sent).reshape(like.value.shape)
         return _restored(name, Weighted(value, weight), like)
 

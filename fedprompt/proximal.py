@@ -69,7 +69,8 @@ def _checked_pairs(module: object, values: object) -> list[tuple[Tensor, Tensor]
         raise wrong_value("values", rule, some_names(unknown))
     pairs: dict[int, tuple[Tensor, Tensor]] = {}
     for name, value in values.items():
-        parameter, argument = parameters[name], f"values[{name!r}]"
+        parameter = parameters[name]
+        argument = f"values[{name!r}]"
         if not isinstance(value, Tensor) or not value.is_floating_point():
             raise wrong_type(argument, "be a floating-point tensor", kind(value))
         if value.shape != parameter.shape:

@@ -21,7 +21,8 @@ class PromptedRuns:
 
     def run(self, images: Tensor, prompts: Sequence[Tensor]) -> Tensor:
         """Run the trunk with the prompts of each layer in place of those before, or without any."""
-        trunk, inside = self.trunk, 0
+        trunk = self.trunk
+        inside = 0
         tokens, context = trunk.embed(images)
         for layer in range(trunk.depth):
             if prompts:

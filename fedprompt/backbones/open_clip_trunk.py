@@ -48,7 +48,8 @@ class _OpenClipTrunk(FrozenTrunk):
         self.patch_size = max(visual.patch_size)
 
     def embed(self, images: Tensor) -> tuple[Tensor, Context]:
-        images, size = self.prepared(images), tuple(self.model.image_size)
+        images = self.prepared(images)
+        size = tuple(self.model.image_size)
         if images.shape[2:] != size:
             rule = f"have the tower's size {size}, because its positions are fixed"
             raise wrong_value("images", rule, tuple(images.shape[2:]))

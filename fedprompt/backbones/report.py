@@ -63,7 +63,8 @@ def judged(name: str, remedy: str, check: Callable[[], tuple[bool | None, str]])
         passed, measured = check()
     except Exception as error:  # the code of a stranger may raise anything, and the table shows it
         text = " ".join(str(error).split())
-        passed, measured = False, f"{type(error).__name__}: {text[:LONGEST]}"
+        passed = False
+        measured = f"{type(error).__name__}: {text[:LONGEST]}"
     return Line(name, passed, measured, remedy)
 
 

@@ -112,7 +112,8 @@ class _Judge:
         if dim != width:
             return False, f"dim is {dim}, but tokens have width {width}"
         for context in (self.context, self.context[:1]):
-            features, axes = self.encode(context), (len(context), len(self.names.names))
+            features = self.encode(context)
+            axes = (len(context), len(self.names.names))
             if features.ndim != 3 or features.shape[:2] != axes:
                 return False, f"features {tuple(features.shape)} for {axes} contexts and classes"
             if not bool(features.isfinite().all()):
@@ -123,7 +124,8 @@ class _Judge:
         return _near(self.encode(self.context), self.encode(self.context))
 
     def classes(self) -> Verdict:
-        together, count = self.encode(self.context), len(self.names.names)
+        together = self.encode(self.context)
+        count = len(self.names.names)
         reverse = self.encode(self.context, self.names.select(range(count)[::-1])).flip(1)
         alone = [self.encode(self.context, self.names.select([number])) for number in range(count)]
         return _all_near((reverse, together), (torch.cat(alone, 1), together))

@@ -142,7 +142,8 @@ class TextTower:
             ValueError: If there are no sentences, or one is empty or too long for the tower.
         """
         check_texts("texts", texts)
-        rows, pad = self._vocabulary.sentences(texts), self._vocabulary.pad
+        rows = self._vocabulary.sentences(texts)
+        pad = self._vocabulary.pad
         same = takewhile(lambda ids: len(set(ids)) == 1, zip(*rows, strict=False))
         shared = min(sum(1 for _ in same), min(map(len, rows)) - 1)
         suffixes = [row[shared:] for row in rows]
@@ -210,7 +211,8 @@ class TextTower:
     ) -> Tensor:
         """Encode the rows of one layout, and pool each place of all rows."""
         source, owner, position, read = (_moved(part, text.prefix.device) for part in dealt)
-        axes, rows = text.prefix.shape[:-2], source.shape[0]
+        axes = text.prefix.shape[:-2]
+        rows = source.shape[0]
         suffix = text.suffix.flatten(-3, -2).index_select(-2, source.flatten())
         suffix = suffix.reshape(*axes, *source.shape, self.dim)
         prefix = text.prefix.unsqueeze(-3).expand(*axes, rows, -1, -1)

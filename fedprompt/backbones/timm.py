@@ -85,7 +85,8 @@ class _EvaTrunk(_TimmTrunk):
         return self.vit.norm_pre(tokens), self.context(tokens, rotary)
 
     def rotary_table(self, tokens: Tensor, image_size: tuple[int, int] | None) -> Tensor | None:
-        grid, rope = self.grid(tokens, image_size), self.vit.rope
+        grid = self.grid(tokens, image_size)
+        rope = self.vit.rope
         if rope is None:
             return None
         if grid is None:

@@ -83,7 +83,8 @@ def _stored(dataset: Any, column: str) -> tuple[str, Any]:
         return f"dataset[{column!r}]", plain[column]
     for name in ATTRIBUTES:
         if hasattr(dataset, name):
-            found, change = getattr(dataset, name), getattr(dataset, "target_transform", None)
+            found = getattr(dataset, name)
+            change = getattr(dataset, "target_transform", None)
             if change is not None:
                 found = [change(label) for label in entries_of(f"dataset.{name}", found)]
             return f"dataset.{name}", found

@@ -147,7 +147,8 @@ def _frozen_layer_norm(
         or not _computes_as_is(input)
     ):
         return None
-    input, shape = unpack_dual(input).primal, list(normalized_shape)
+    input = unpack_dual(input).primal
+    shape = list(normalized_shape)
     with torch.no_grad():
         output, mean, deviation = torch.native_layer_norm(input, shape, weight, bias, eps)
         moved, *_ = torch.ops.aten.native_layer_norm_backward(

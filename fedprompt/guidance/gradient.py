@@ -190,7 +190,8 @@ def _mean_gradient(
     Parameters that no batch reaches have no entry in the result.
     """
     leaves = {name: value.detach().requires_grad_() for name, value in parameters.items()}
-    done, total = list[Studied](), Gradients()
+    done = list[Studied]()
+    total = Gradients()
     for images, labels in batches:
         states = passes.streams.states()
 

@@ -47,7 +47,8 @@ def _broadcast(name: str, entry: Weighted, values: Mapping[str, Tensor]) -> Tens
     """Return the broadcast of one name after checking its form."""
     if name not in values:
         raise wrong_value("values", f"have the name {name!r}", sorted(values))
-    value, argument = values[name], f"values[{name!r}]"
+    value = values[name]
+    argument = f"values[{name!r}]"
     if not isinstance(value, Tensor) or value.dtype != entry.value.dtype:
         rule = f"be a tensor of {entry.value.dtype}, as in the payload"
         raise wrong_type(argument, rule, kind(value))

@@ -243,7 +243,8 @@ def _read_entry(
     key = weight_key(name)
     weight = _tensor(raw[key].copy(), claimed[key])
     _check_numbers(key, weight, at_least=0.0)
-    key, known = value_key(name), (weight > 0).flatten().numpy()
+    key = value_key(name)
+    known = (weight > 0).flatten().numpy()
     dtype, (count, *event) = claimed[key]
     if count != (sent := int(known.sum())):
         _refuse(f"hold the {sent} value rows of {name!r} whose weight is above 0", count)

@@ -131,7 +131,8 @@ def offsets(laid: Mapping[str, Slot]) -> dict[str, int]:
     Wide dtypes come first, so that all tensors are aligned. Tensors of equal width are sorted by
     key.
     """
-    starts, start = {}, 0
+    starts = {}
+    start = 0
     for key in sorted(laid, key=lambda key: (-laid[key].dtype.itemsize, key)):
         starts[key] = start
         start += laid[key].num_bytes

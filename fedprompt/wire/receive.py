@@ -68,7 +68,8 @@ def receive(
         forms = {client: _checked_form(own, max_bytes) for client, own in expect.items()}
         common = None
     else:
-        forms, common = {}, _checked_form(expect, max_bytes)
+        forms = {}
+        common = _checked_form(expect, max_bytes)
     accepted: dict[Client, Any] = {}
     refused: list[tuple[Client, str]] = []
     ids: type = object
