@@ -28,15 +28,8 @@ from tolerance import assert_near
 BATCH = 6
 
 
-def ours(gradients, *, max_norm, multiplier, expected_batch_size, generator):
-    total = clipped_sum(gradients, max_norm=max_norm)
-    return noisy_mean(
-        total,
-        multiplier=multiplier,
-        max_norm=max_norm,
-        expected_batch_size=expected_batch_size,
-        generator=generator,
-    )
+def ours(gradients, *, max_norm, **others):
+    return noisy_mean(clipped_sum(gradients, max_norm=max_norm), max_norm=max_norm, **others)
 
 
 def _noise(like, sigma, generator):
@@ -56,15 +49,9 @@ def clips_the_sum(gradients, **others):
     )
 
 
-def clips_nothing(gradients, *, max_norm, multiplier, expected_batch_size, generator):
+def clips_nothing(gradients, **others):
     total = {name: gradient.double().sum(0) for name, gradient in gradients.items()}
-    return noisy_mean(
-        total,
-        multiplier=multiplier,
-        max_norm=max_norm,
-        expected_batch_size=expected_batch_size,
-        generator=generator,
-    )
+    return noisy_mean(total, **others)
 
 
 def stretches_short_gradients(gradients, *, max_norm, **others):
