@@ -69,6 +69,7 @@ nitpick_ignore_regex = [
     # Type variables:
     ("py:class", r"fedprompt\.interfaces\.protocols\.(Value|Mean)"),
     ("py:class", r"fedprompt\.(freezing|sampling|wire\.receive)\.(Model|Client)"),
+    ("py:class", r"fedprompt\.messages\.parts\.Entry"),
 ]
 
 # Public spellings of types, by their full Python names.

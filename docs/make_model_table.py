@@ -55,7 +55,8 @@ configurations. The class of a tower that wraps timm is that of the timm model.
 ## Refused models
 
 Other models are refused by a `TypeError` with the reason. {{doc}}`/how-to/write-a-trunk` shows how
-to support a transformer. For convolutional networks there is {{class}}`~fedprompt.PadPrompts`.
+to support a transformer. For convolutional networks and for attention within windows, use
+{{class}}`~fedprompt.PadPrompts`.
 
 | Model | Family | Reason |
 |---|---|---|

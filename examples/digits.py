@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import fedprompt as fp
-from embedded import data
+from fedprompt import samples
 
 Batch = tuple[Tensor, Tensor]  # images and labels
 
@@ -33,7 +33,7 @@ class Federation:
     shards: list[Tensor]  # positions of each client's training images
     rounds: int
     steps: int  # of each client in each round
-    augment: Callable[[Tensor, torch.Generator], Tensor] | None = data.augment
+    augment: Callable[[Tensor, torch.Generator], Tensor] | None = samples.augment
 
     def own(self, client: int) -> Batch:
         """Return all training images of a client, and their labels."""
@@ -71,7 +71,7 @@ def federation(
     rounds: int,
     steps: int,
     quick: bool,
-    domain: Callable[[Tensor], Tensor] = data.inverted_rotated,
+    domain: Callable[[Tensor], Tensor] = samples.inverted_rotated,
     encode: Callable[[Tensor], Tensor] | None = None,
 ) -> Federation:
     """Split 1200 real digits of 1 x 16 x 16 pixels over clients; 597 others are for tests.
@@ -86,11 +86,11 @@ def federation(
             are not augmented.
     """
     torch.set_num_threads(1)  # the models are tiny: more threads are slower
-    images, labels, test_images, test_labels = data.digits(0, domain=domain)
+    images, labels, test_images, test_labels = samples.digits(0, domain=domain)
     if quick:
         rounds, steps, images, labels = 2, min(steps, 4), images[:400], labels[:400]
         test_images, test_labels = test_images[:100], test_labels[:100]
-    augment = data.augment
+    augment = samples.augment
     if encode is not None:
         augment, sides = None, (images, test_images)
         images, test_images = (fp.precompute(encode, each, batch_size=256) for each in sides)

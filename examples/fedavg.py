@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 import digits
 import fedprompt as fp
-from embedded.vit import load_vit
+from fedprompt import samples
 
 NUM_CLIENTS = 5
 
@@ -25,7 +25,7 @@ def main() -> None:
     split = partial(fp.dirichlet, num_clients=NUM_CLIENTS, alpha=0.3, min_size=20)
     federation = digits.federation(split, rounds=6, steps=12, quick=quick)
     torch.manual_seed(0)
-    trunk = fp.vit_trunk(load_vit("B"))
+    trunk = fp.vit_trunk(samples.vit("B"))
     model = nn.ModuleDict({"prompts": fp.DeepPrompts(8, trunk), "head": nn.Linear(trunk.dim, 10)})
 
     def predict(images: torch.Tensor) -> torch.Tensor:

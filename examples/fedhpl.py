@@ -18,9 +18,9 @@ from matplotlib.figure import Figure
 from torch import Tensor
 from tqdm import tqdm
 
+import build_samples
 import digits
 import fedprompt as fp
-from embedded.vit import load_vit
 
 SIZES = ("S", "B", "L") * 2  # the backbone of each client
 
@@ -38,7 +38,7 @@ def few_images(labels: Tensor, *, generator: np.random.Generator) -> list[np.nda
 def federate(federation: digits.Federation, *, teach: bool) -> Tensor:
     """Return the accuracy of each client after each round, (rounds, clients)."""
     torch.manual_seed(0)
-    trunks = [fp.vit_trunk(load_vit(size)) for size in SIZES]
+    trunks = [fp.vit_trunk(build_samples.vit(size)) for size in SIZES]
     dims = [trunk.dim for trunk in trunks]
     clients = []
     for trunk in trunks:

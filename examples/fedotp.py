@@ -17,8 +17,7 @@ from tqdm import tqdm
 
 import digits
 import fedprompt as fp
-from embedded.clip import DIGITS, load_clip, preprocess, tokenize
-from embedded.data import on_canvases, raw
+from fedprompt import samples
 
 NUM_CLIENTS = 5
 
@@ -30,7 +29,8 @@ def federate(
 
     Contexts named "shared" are averaged after each round; those named "private" are not sent.
     """
-    names, solver = tower.class_names(DIGITS), partial(fp.transport.newton, epsilon=0.1)
+    names = tower.class_names(samples.CLASS_NAMES)
+    solver = partial(fp.transport.newton, epsilon=0.1)
     match = partial(fp.transport_logits, solver=solver, mass=0.8, scale=scale)
     torch.manual_seed(0)
     clients = []
@@ -74,17 +74,17 @@ def federate(
 
 def main() -> None:
     quick = digits.parser(__doc__).parse_args().quick
-    clip = load_clip()
-    tower = fp.TextTower(clip, tokenize)
+    clip, put = samples.clip(), samples.on_canvases
+    tower = fp.TextTower(clip, samples.tokenize)
     rng = torch.Generator().manual_seed(0)
 
     def patches_of(images: Tensor) -> Tensor:
-        canvases, _ = on_canvases(images, rng, domains=["inverted"], smallest=16, largest=24)
-        return fp.image_tokens(clip, preprocess(canvases))[1]
+        canvases, _ = put(images, rng, domains=["inverted"], smallest=16, largest=24)
+        return fp.image_tokens(clip, samples.preprocess(canvases))[1]
 
     split = partial(fp.dirichlet, num_clients=NUM_CLIENTS, alpha=0.3, min_size=20)
     federation = digits.federation(
-        split, rounds=15, steps=8, quick=quick, domain=raw, encode=patches_of
+        split, rounds=15, steps=8, quick=quick, domain=samples.raw, encode=patches_of
     )
     run = partial(federate, federation, tower, clip.logit_scale.exp().item())
     sent, kept, both = (run(parts) for parts in (("shared",), ("private",), ("shared", "private")))

@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 import digits
 import fedprompt as fp
-from embedded.vit import load_vit
+from fedprompt import samples
 
 NUM_CLIENTS = 5
 ADD = partial(torch.optim.SGD, lr=1.0, maximize=True)  # adds the mean change to the values
@@ -28,7 +28,7 @@ def federate(federation: digits.Federation, name: str) -> tuple[float, int]:
     """Return the accuracy after the last round, and the bytes that one client sends in it."""
     codec = CODECS[name]
     torch.manual_seed(0)
-    trunk = fp.vit_trunk(load_vit("B"))
+    trunk = fp.vit_trunk(samples.vit("B"))
     prompts = fp.DeepPrompts(8, trunk)
     model = nn.ModuleDict({"prompts": prompts, "head": nn.Linear(trunk.dim, 10)})
 

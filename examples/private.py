@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 import digits
 import fedprompt as fp
-from embedded.vit import load_vit
+from fedprompt import samples
 
 NUM_CLIENTS, RATE, MAX_NORM, DELTA = 5, 0.2, 1.0, 1e-4
 
@@ -44,14 +44,15 @@ def federate(federation: digits.Federation, epsilon: float | None, seed: int | N
     secret = None if seed is None else torch.Generator().manual_seed(seed)
     noise = {"multiplier": multiplier, "max_norm": max_norm, "generator": secret}
     torch.manual_seed(0)
-    trunk = fp.vit_trunk(load_vit("B"))
+    trunk = fp.vit_trunk(samples.vit("B"))
     prompts = fp.DeepPrompts(4, trunk)
     model = nn.ModuleDict({"prompts": prompts, "head": nn.Linear(trunk.dim, 10)})
 
     def logits_of(model: nn.Module, images: Tensor) -> Tensor:
         return model["head"](fp.encode_prompted(trunk, images, model["prompts"]()).pooled)
 
-    values = fp.snapshot(model)
+    values, server = fp.snapshot(model), fp.overwrite()
+    state = server.init(values)
     name = f"epsilon {epsilon:g}, noise {multiplier:.2f}" if epsilon else "no privacy"
     for server_round in (bar := tqdm(range(federation.rounds), name, unit="round")):
         payloads = []
@@ -72,7 +73,7 @@ def federate(federation: digits.Federation, epsilon: float | None, seed: int | N
                     parameter.grad = mean[key].to(parameter)
                 optimizer.step()
             payloads.append(fp.collect(model, weight=1))
-        values = {key: mean.value for key, mean in fp.weighted_mean(payloads).items()}
+        values, state = server.step(values, fp.weighted_mean(payloads), state)
         fp.load_values(model, values)
         accuracy = federation.accuracy(partial(logits_of, model))
         bar.write(f"{name}, round {server_round + 1}: {100 * accuracy:.1f} %")

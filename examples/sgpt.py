@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 import digits
 import fedprompt as fp
-from embedded.vit import load_vit
+from fedprompt import samples
 
 NUM_CLIENTS, COHORT, NUM_GROUPS = 20, 5, 10
 
@@ -59,7 +59,7 @@ def main() -> None:
     split = partial(fp.pathological, num_clients=NUM_CLIENTS, classes_per_client=2)
     federation = digits.federation(split, rounds=20, steps=8, quick=quick)
     torch.manual_seed(0)
-    trunk = fp.vit_trunk(load_vit("B"))
+    trunk = fp.vit_trunk(samples.vit("B"))
     shared = fp.LayeredPrompts(8, trunk, layers=(0, 1))
     groups = fp.GroupPrompts(NUM_GROUPS, 1, trunk, layers=(2, 3))
     selector, head = fp.SelectionKeys(NUM_GROUPS, trunk.dim), nn.Linear(trunk.dim, 10)

@@ -70,7 +70,8 @@ def main() -> None:
             loss.backward()
             optimizer.step()
 
-    start, last = fp.snapshot(model), {}
+    start, last, server = fp.snapshot(model), {}, fp.overwrite()
+    broadcast, state = start, server.init(start)
     for name in ("alone", "together"):
         values = [start] * NUM_CLIENTS
         for server_round in (bar := tqdm(range(rounds), unit="round", desc=name)):
@@ -83,9 +84,9 @@ def main() -> None:
                 before.append(accuracy() if name == "alone" else 0.0)
             last[name] = sum(before) / NUM_CLIENTS
             if name == "together":
-                mean = {key: each.value for key, each in fp.weighted_mean(payloads).items()}
-                fp.load_values(model, mean)
-                values = [mean] * NUM_CLIENTS
+                broadcast, state = server.step(broadcast, fp.weighted_mean(payloads), state)
+                fp.load_values(model, broadcast)
+                values = [broadcast] * NUM_CLIENTS
                 last[name] = accuracy()
             bar.write(f"{name}, round {server_round + 1}: {last[name]:.1f} %")
     print(

@@ -2,8 +2,8 @@
 
 The names below are the pieces of a training loop, grouped by concept. Families are submodules:
 ``fp.transport``, ``fp.wire``, ``fp.codecs``, ``fp.privacy``, ``fp.metrics``, ``fp.data``,
-``fp.selection``, ``fp.guidance`` and ``fp.plots``. ``fedprompt.flower`` needs an extra and is
-imported on demand.
+``fp.selection``, ``fp.guidance`` and ``fp.plots``. ``fedprompt.samples`` and ``fedprompt.flower``,
+which needs an extra, are imported by name.
 """
 
 from fedprompt import codecs, data, guidance, metrics, plots, privacy, selection, transport, wire
@@ -12,6 +12,7 @@ from fedprompt import codecs, data, guidance, metrics, plots, privacy, selection
 from fedprompt.aggregation import (
     aggregate_by_name,
     averaging,
+    averaging_server,
     descend,
     distances,
     ema,
@@ -58,8 +59,10 @@ from fedprompt.guidance import guide_gradient, guided_loss
 from fedprompt.interfaces import (
     Aggregator,
     Coupling,
+    Method,
     PromptSelector,
     PromptStream,
+    Round,
     Selection,
     Server,
     ServerUpdate,
@@ -71,7 +74,16 @@ from fedprompt.interfaces import (
 from fedprompt.matching import cosine_logits, lean_transport_logits, transport_logits
 
 # Messages between clients and server.
-from fedprompt.messages import Ledger, collect, delta, load_values, num_bytes, snapshot
+from fedprompt.messages import (
+    Ledger,
+    collect,
+    delta,
+    load_values,
+    named,
+    num_bytes,
+    part,
+    snapshot,
+)
 
 # Prompts, and the forward pass with them.
 from fedprompt.prompts import (
@@ -91,6 +103,9 @@ from fedprompt.prompts import (
     start_at_tokens,
 )
 from fedprompt.proximal import proximal_loss
+
+# Rounds of a method, in one process or on ranks.
+from fedprompt.rounds import coded, counted, load_optimizer, optimizer_state, run_rounds
 
 # Client sampling and random generators.
 from fedprompt.sampling import cohort, stream_generator
@@ -164,10 +179,22 @@ __all__ = [
     "fedyogi",
     "update_by_name",
     "averaging",
+    # Methods and their rounds
+    "Method",
+    "Server",
+    "Round",
+    "run_rounds",
+    "averaging_server",
+    "counted",
+    "coded",
+    "optimizer_state",
+    "load_optimizer",
     # Messages
     "snapshot",
     "collect",
     "load_values",
+    "part",
+    "named",
     "delta",
     "num_bytes",
     "Ledger",
@@ -191,7 +218,6 @@ __all__ = [
     "TransportSolver",
     "Aggregator",
     "ServerUpdate",
-    "Server",
     "PromptStream",
     "Selection",
     "Coupling",

@@ -1,7 +1,7 @@
 """Checks of arguments, and the texts of their errors: argument, rule and value."""
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from numbers import Integral
 
 import numpy as np
@@ -60,7 +60,7 @@ def check_number(
     at_most: float | None = None,
 ) -> None:
     """Require a finite real number within the bounds that are given."""
-    if isinstance(value, bool) or not isinstance(value, int | float | np.number):
+    if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
         raise wrong_type(argument, "be a number", kind(value))
     if not -math.inf < value < math.inf:  # as a comparison it compiles, for a symbolic float too
         raise wrong_value(argument, "be finite", value)
@@ -87,6 +87,8 @@ def check_initial_generator(generator: object) -> None:
 def check_images(images: object, *, any_dtype: bool = False) -> None:
     """Require a batch of images, floating-point unless the trunk decides."""
     floating = any_dtype or (isinstance(images, Tensor) and images.is_floating_point())
+    if isinstance(images, Tensor) and images.layout != torch.strided:
+        raise wrong_type("images", "be a dense tensor", f"one with layout {images.layout}")
     if isinstance(images, Tensor) and images.ndim == 4 and floating:
         return
     got = kind(images) if isinstance(images, Tensor) else f"a {type(images).__name__}"
@@ -95,7 +97,7 @@ def check_images(images: object, *, any_dtype: bool = False) -> None:
 
 def height_and_width(argument: str, size: object) -> tuple[int, int]:
     """Return a size in pixels as (height, width); it is given in this form or as one number."""
-    sizes = tuple(size) if isinstance(size, Sequence) else (size, size)
+    sizes = tuple(size) if isinstance(size, tuple | list) else (size, size)
     if len(sizes) != 2:
         raise wrong_value(argument, "be one number or (height, width)", kind(size))
     for pixels in sizes:
@@ -135,6 +137,26 @@ def check_labels(
         )
 
 
+def check_device(argument: str, tensor: Tensor, device: torch.device) -> None:
+    """Require indices or a scalar on a device, or on the CPU, from where PyTorch takes them."""
+    if tensor.device not in (device, torch.device("cpu")):
+        raise wrong_value(argument, f"be on the device {device}", tensor.device)
+
+
+def is_dense(tensor: Tensor) -> bool:
+    """Whether a tensor stores each of its numbers: not sparse, quantized, nested or on meta."""
+    return tensor.layout == torch.strided and not (
+        tensor.is_meta or tensor.is_quantized or tensor.is_nested
+    )
+
+
+def check_dense(argument: str, tensor: Tensor) -> None:
+    """Require a tensor that stores each of its numbers."""
+    if not is_dense(tensor):
+        got = f"{tensor.layout} of {tensor.dtype} on {tensor.device}"
+        raise wrong_type(argument, "be a dense tensor with numbers", got)
+
+
 def check_finite(argument: str, tensor: Tensor) -> None:
     """Require finite numbers, with one reduction and one synchronization."""
     if values_readable(tensor) and not bool(torch.isfinite(tensor).all()):
@@ -156,11 +178,15 @@ def check_entry(argument: str, entry: object) -> None:
 def checked_layout(argument: str, entry: object) -> Weighted:
     """Return an entry of floating-point tensors whose weight has the leading shape of its value."""
     if not isinstance(entry, Weighted):
-        raise wrong_type(argument, "be a Weighted(value, weight)", kind(entry))
+        hint = " (collect(module, weight=...) makes a payload)" if isinstance(entry, Tensor) else ""
+        raise wrong_type(argument, "be a Weighted(value, weight)", kind(entry) + hint)
     value, weight = entry
     for name, tensor in (("value", value), ("weight", weight)):
         if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
             raise wrong_type(f"{argument}.{name}", "be a floating-point tensor", kind(tensor))
+    if weight.is_meta != value.is_meta:
+        rule = f"be on the device of `value`, {value.device}"
+        raise wrong_value(f"{argument}.weight", rule, weight.device)
     if weight.shape != value.shape[: weight.ndim]:
         raise wrong_value(
             f"{argument}.weight",

@@ -1,51 +1,77 @@
 """Trees of tensors as JSON and tensors by number, and back."""
 
+import json
 import math
 from collections import OrderedDict
+from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from fedprompt._checks import kind, wrong_type
-from fedprompt.interfaces import Weighted
+from fedprompt._checks import is_dense, kind, wrong_type, wrong_value
+from fedprompt.interfaces import Round, Weighted
+
+DEEPEST = 100
+"""Largest number of levels of a tree. A cycle has more."""
 
 
-def packed(thing: Any, where: str, tensors: dict[str, Tensor]) -> Any:
-    """Turn a tree into JSON types; each tensor is moved to `tensors` and replaced by its number."""
+_NAMED: dict[str, Any] = {"weighted": Weighted, "round": Round}
+
+
+def to_blob(tree: Any, where: str) -> bytes:
+    """Write a tree as safetensors, with its form in the header. Equal trees give equal bytes."""
+    import safetensors.torch
+
+    tensors: dict[str, Tensor] = {}
+    form = packed(tree, where, tensors)
+    devices = {number: tensor.device.type for number, tensor in tensors.items()}
+    # One text, because safetensors writes several in any order.
+    return safetensors.torch.save(on_cpu(tensors), {"tree": json.dumps([form, devices])})
+
+
+def from_blob(blob: bytes, *, to_devices: bool = False) -> Any:
+    """Read the tree of :func:`to_blob`, on the CPU or on the kinds of devices that it was on."""
+    import safetensors.torch
+
+    header = json.loads(blob[8 : 8 + int.from_bytes(blob[:8], "little")])
+    form, devices = json.loads(header["__metadata__"]["tree"])
+    tensors = safetensors.torch.load(blob)
+    if to_devices:
+        tensors = {number: tensor.to(devices[number]) for number, tensor in tensors.items()}
+    return unpacked(form, tensors)
+
+
+def on_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copy tensors to the CPU, so that no two of them share memory."""
+    return {name: each.detach().to("cpu", copy=True).contiguous() for name, each in tensors.items()}
+
+
+def packed(thing: Any, where: str, tensors: dict[str, Tensor], *, level: int = 0) -> Any:
+    """Turn a tree into JSON types; each tensor is replaced by its number in `tensors`."""
     if thing is None or type(thing) in (bool, int, str):
         return thing
     if type(thing) is float:
         return thing if math.isfinite(thing) else {"float": str(thing)}
-    if isinstance(thing, Weighted):
-        return {
-            "weighted": [
-                packed(part, f"{where}.{name}", tensors)
-                for name, part in zip(thing._fields, thing, strict=True)
-            ]
-        }
-    if (
-        isinstance(thing, Tensor)
-        and thing.layout == torch.strided
-        and not thing.is_complex()
-        and not thing.is_quantized
-    ):
-        tensors[str(len(tensors))] = thing.detach().to("cpu", copy=True).contiguous()
+    if isinstance(thing, Tensor) and is_dense(thing) and not thing.is_complex():
+        tensors[str(len(tensors))] = thing
         return {"tensor": str(len(tensors) - 1)}
+    if level == DEEPEST:
+        rule = f"have at most {DEEPEST} levels, and no cycle"
+        raise wrong_value(where.partition("[")[0], rule, "more")
+
+    def part(own: Any, place: str) -> Any:
+        return packed(own, f"{where}{place}", tensors, level=level + 1)
+
+    for tag, named in _NAMED.items():
+        if isinstance(thing, named):
+            return {tag: [part(getattr(thing, name), f".{name}") for name in named._fields]}
     if type(thing) in (list, tuple):
-        return {
-            type(thing).__name__: [
-                packed(part, f"{where}[{position}]", tensors) for position, part in enumerate(thing)
-            ]
-        }
+        parts = [part(own, f"[{position}]") for position, own in enumerate(thing)]
+        return {type(thing).__name__: parts}
     if type(thing) in (dict, OrderedDict):
         if strange := [key for key in thing if type(key) not in (str, int)]:
             raise wrong_type(where, "have strings and integers as keys", kind(strange[0]))
-        return {
-            "dict": [
-                [key, packed(part, f"{where}[{key!r}]", tensors)] for key, part in thing.items()
-            ]
-        }
+        return {"dict": [[key, part(own, f"[{key!r}]")] for key, own in thing.items()]}
     raise wrong_type(
         where,
         "be a dict, list, tuple, Weighted, dense tensor, string, number, boolean or None",
@@ -53,16 +79,38 @@ def packed(thing: Any, where: str, tensors: dict[str, Tensor]) -> Any:
     )
 
 
-def unpacked(thing: Any, tensors: dict[str, Tensor]) -> Any:
-    """Make the tree from the result of :func:`packed`."""
-    if not isinstance(thing, dict):
+def parsed(text: str | bytes) -> Any:
+    """Parse JSON. A ValueError is raised for any other text, also for one that is too deep."""
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError("too many levels") from error
+
+
+def unpacked(thing: Any, tensors: Mapping[str, Tensor], *, level: int = 0) -> Any:
+    """Make the tree from the result of :func:`packed`; raise a ValueError for anything else."""
+    if thing is None or type(thing) in (bool, int, str, float):
         return thing
+    if level > DEEPEST or not isinstance(thing, dict) or len(thing) != 1:
+        raise ValueError(f"no part of a tree: {kind(thing)} at level {level}")
     ((tag, content),) = thing.items()
-    if tag == "float":
+    if tag == "float" and isinstance(content, str):
         return float(content)
-    if tag == "tensor":
+    if tag == "tensor" and isinstance(content, str) and content in tensors:
         return tensors[content]
+    if tag not in ("dict", "list", "tuple", *_NAMED) or not isinstance(content, list):
+        raise ValueError(f"no part of a tree: {tag!r} with {kind(content)}")
     if tag == "dict":
-        return {key: unpacked(part, tensors) for key, part in content}
-    parts = [unpacked(part, tensors) for part in content]
-    return Weighted(*parts) if tag == "weighted" else tuple(parts) if tag == "tuple" else parts
+        if not all(map(_is_item, content)):
+            raise ValueError("no pairs of a key and a part in a dict")
+        return {key: unpacked(part, tensors, level=level + 1) for key, part in content}
+    parts = [unpacked(part, tensors, level=level + 1) for part in content]
+    if tag in _NAMED:
+        if len(parts) != len(_NAMED[tag]._fields):
+            raise ValueError(f"{len(parts)} parts of a {_NAMED[tag].__name__}")
+        return _NAMED[tag](*parts)
+    return tuple(parts) if tag == "tuple" else parts
+
+
+def _is_item(pair: object) -> bool:
+    return isinstance(pair, list) and len(pair) == 2 and type(pair[0]) in (str, int)

@@ -3,18 +3,21 @@
 import hashlib
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from fedprompt._checks import kind, wrong_type, wrong_value
-from fedprompt._trees import packed, unpacked
+from fedprompt._checks import wrong_value
+from fedprompt._files import checked_path, replace_files
+from fedprompt._trees import on_cpu, packed, parsed, unpacked
 
 __all__ = ["load_checkpoint", "save_checkpoint"]
 
 _FORMAT = "fedprompt checkpoint 2"
-_STATE, _TENSORS = "state.json", "tensors-"
+_STATE = "state.json"
+_TENSORS = re.compile(r"tensors-[0-9a-f]{16}\.safetensors")
 _RAISE = object()
 
 
@@ -33,15 +36,17 @@ def save_checkpoint(state: Any, directory: str | os.PathLike[str]) -> None:
 
     Args:
         state: Tree of dicts (keys are strings or integers), lists and tuples. Its leaves are
-            tensors, :class:`Weighted`, strings, numbers, booleans and None. This includes
-            ``state_dict()`` of modules and optimizers, states of server rules,
+            tensors, :class:`Weighted`, :class:`Round`, strings, numbers, booleans and None. This
+            includes ``state_dict()`` of modules and optimizers, states of server rules,
             ``generator.get_state()`` and NumPy's ``generator.bit_generator.state``. Values are
             restored exactly; gradients and devices are not saved.
-        directory: Directory of this checkpoint alone, created if necessary. It contains
-            ``state.json`` and one safetensors file.
+        directory: Directory of this checkpoint, created if necessary. It contains ``state.json``
+            and one safetensors file, ``tensors-`` with 16 hex digits. Other files are kept.
 
     Raises:
         TypeError: If a part of `state` has another type. Nothing is written then.
+        ValueError: If `state` has more than 100 levels, or contains itself. Also if ``state.json``
+            is missing next to tensors, because these may be the only remains of a run.
 
     Example:
         >>> import tempfile
@@ -53,23 +58,19 @@ def save_checkpoint(state: Any, directory: str | os.PathLike[str]) -> None:
     """
     import safetensors.torch
 
-    directory = _folder(directory)
+    directory = checked_path("directory", directory, of="directory")
     tensors: dict[str, Tensor] = {}
     tree = json.dumps(packed(state, "state", tensors))
-    blob = safetensors.torch.save(tensors)
+    blob = safetensors.torch.save(on_cpu(tensors))
     digest = _digest(tree, blob)
-    name = f"{_TENSORS}{digest[:16]}.safetensors"
+    name = f"tensors-{digest[:16]}.safetensors"
     record = {"format": _FORMAT, "tensors": name, "sha256": digest, "state": tree}
     directory.mkdir(parents=True, exist_ok=True)
+    _check_not_lost(directory / _STATE)
     _clean(directory)
     try:
-        parts = [
-            _part(directory / name, blob),
-            _part(directory / _STATE, json.dumps(record).encode()),
-        ]
-        for part in parts:  # tensors first: a state must never name a missing file
-            os.replace(part, part.with_suffix(""))
-            _sync(directory)
+        # Tensors first: a state must never name a missing file.
+        replace_files({directory / name: blob, directory / _STATE: json.dumps(record).encode()})
     finally:
         _clean(directory)  # removes new files after a failure, old tensors after a success
 
@@ -109,11 +110,8 @@ def load_checkpoint(directory: str | os.PathLike[str], *, default: Any = _RAISE)
     """
     import safetensors.torch
 
-    path = _folder(directory) / _STATE
-    if _lost(path):
-        raise wrong_value(
-            "directory", f"contain {_STATE}, which names its tensors", "tensors alone"
-        )
+    path = checked_path("directory", directory, of="directory") / _STATE
+    _check_not_lost(path)
     if not path.exists():
         if default is _RAISE:
             raise FileNotFoundError(f"`directory` must hold a checkpoint; there is no {path}")
@@ -122,15 +120,11 @@ def load_checkpoint(directory: str | os.PathLike[str], *, default: Any = _RAISE)
     if _digest(tree, blob) != digest:
         rule = f"contain the saved state, of which {_STATE} has the digest"
         raise wrong_value("directory", rule, "other content")
-    return unpacked(json.loads(tree), safetensors.torch.load(blob))
-
-
-def _folder(directory: object) -> Path:
-    if not isinstance(directory, str | os.PathLike):
-        raise wrong_type("directory", "be a path", kind(directory))
-    if os.fspath(directory) == "":  # Path("") is the working directory
-        raise wrong_value("directory", "be the path of a directory", "an empty path")
-    return Path(directory)
+    try:
+        return unpacked(parsed(tree), safetensors.torch.load(blob))
+    except (ValueError, KeyError, safetensors.SafetensorError) as error:
+        rule = "contain a state as `save_checkpoint` writes it"
+        raise wrong_value("directory", rule, error) from error
 
 
 def _digest(tree: str, blob: bytes) -> str:
@@ -156,9 +150,9 @@ def _read(path: Path) -> tuple[str, str, bytes]:
 
 def _record(path: Path) -> tuple[str, str, str]:
     try:
-        record = json.loads(path.read_bytes())
+        record = parsed(path.read_bytes())
         parts = tuple(record[key] for key in ("format", "tensors", "sha256", "state"))
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise wrong_value(
             "directory",
             f"contain a checkpoint in {_STATE}",
@@ -170,31 +164,11 @@ def _record(path: Path) -> tuple[str, str, str]:
     given, name, digest, tree = parts
     if given != _FORMAT:
         raise wrong_value("directory", f"contain a checkpoint of format {_FORMAT!r}", given)
-    if Path(name).name != name or not name.startswith(_TENSORS):
+    if not _TENSORS.fullmatch(name):
         raise wrong_value(
             "directory", f"contain the tensors that {_STATE} names", f"no file {name!r}"
         )
     return name, digest, tree
-
-
-def _part(path: Path, content: bytes) -> Path:
-    """Write a file under a preliminary name, and synchronize it to the disk."""
-    part = path.with_name(f"{path.name}.part")
-    with part.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    return part
-
-
-def _sync(directory: Path) -> None:
-    """Synchronize the names in a directory to the disk."""
-    if os.name == "posix":  # elsewhere a directory cannot be opened
-        descriptor = os.open(directory, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 def _clean(directory: Path) -> None:
@@ -203,15 +177,32 @@ def _clean(directory: Path) -> None:
     Without a readable state, complete tensors stay: they may be the only remains of a run.
     """
     state = directory / _STATE
-    leftovers = set(directory.glob(f"{_TENSORS}*.part"))
+    complete = _tensors(directory)
+    leftovers = _tensors(directory, ".part")
     named = _named(state)
     if named is not None:
-        leftovers |= set(directory.glob(f"{_TENSORS}*")) - {directory / named}
+        leftovers |= complete - {named}
     elif not state.exists() and not _lost(state):
-        leftovers |= set(directory.glob(f"{_TENSORS}*"))
+        leftovers |= complete
     for leftover in leftovers:
-        leftover.unlink()
+        (directory / leftover).unlink()
     state.with_name(f"{_STATE}.part").unlink(missing_ok=True)  # last: it tells that they may go
+
+
+def _tensors(directory: Path, suffix: str = "") -> set[str]:
+    """List the files with names that this module gives to tensors, followed by a suffix."""
+    return {
+        path.name
+        for path in directory.glob(f"tensors-*{suffix}")
+        if _TENSORS.fullmatch(path.name.removesuffix(suffix)) and not path.is_dir()
+    }
+
+
+def _check_not_lost(state: Path) -> None:
+    if _lost(state):
+        raise wrong_value(
+            "directory", f"contain {_STATE}, which names its tensors", "tensors alone"
+        )
 
 
 def _lost(state: Path) -> bool:
@@ -220,9 +211,8 @@ def _lost(state: Path) -> bool:
     An interrupted first save also leaves tensors without a state. It leaves a preliminary state
     that names them, too.
     """
-    complete = {path.name for path in state.parent.glob(f"{_TENSORS}*") if path.suffix != ".part"}
     begun = _named(state.with_name(f"{_STATE}.part"))
-    return bool(complete - {begun}) and not state.exists()
+    return bool(_tensors(state.parent) - {begun}) and not state.exists()
 
 
 def _named(state: Path) -> str | None:

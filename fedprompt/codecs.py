@@ -13,6 +13,7 @@ from fedprompt._checks import (
     check_form,
     check_number,
     check_payload,
+    check_weights,
     checked_layout,
     kind,
     known_rows,
@@ -255,6 +256,7 @@ def _named(
 
 
 def _restored(name: str, entry: Weighted, like: Weighted) -> Weighted:
+    check_weights(f"message[{name!r}]", entry)
     value = known_rows(entry).to(like.value.dtype)
     check_finite(f"message[{name!r}] in {str(value.dtype).removeprefix('torch.')}", value)
     return Weighted(value, entry.weight.clone())

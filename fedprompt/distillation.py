@@ -45,8 +45,8 @@ def class_means(
 
     Returns:
         Means (num_classes, \*event) in the dtype of `values`. Their weight (num_classes,) is the
-        number of samples in float32, exact up to 2**24. Classes without a sample have value 0 and
-        weight 0.
+        number of samples, in float32, or in float64 if `values` are. Float32 is exact up to 2**24.
+        Classes without a sample have value 0 and weight 0.
 
     Raises:
         ValueError: If lengths differ, a label is out of range, or a kept value is NaN or infinite.
@@ -78,7 +78,8 @@ def class_means(
     sums = wide.new_zeros(num_classes, *wide.shape[1:]).index_add(0, own, wide)
     count = torch.bincount(own, minlength=num_classes)
     mean = sums / per_row(count.clamp(min=1), sums)
-    return Weighted(rounded(mean, values), count.float().to(values.device))
+    dtype = torch.promote_types(values.dtype, torch.float32)
+    return Weighted(rounded(mean, values), count.to(values.device, dtype))
 
 
 def distillation_loss(
@@ -194,6 +195,7 @@ def mutual_loss(
 
 def _divergences(logits: Tensor, target: Tensor, temperature: float) -> Tensor:
     """Return the KL divergence of each row, from the softmax of `target` to that of `logits`."""
+    check_number("temperature", temperature, at_least=torch.finfo(logits.dtype).tiny)
     return F.kl_div(
         F.log_softmax(logits / temperature, 1),
         F.log_softmax(target / temperature, 1),

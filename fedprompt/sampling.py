@@ -56,8 +56,8 @@ def cohort(clients: Sequence[Client], *, size: int, generator: torch.Generator) 
     if size > len(clients):
         raise wrong_value("size", f"be at most the number of clients, {len(clients)}", size)
     check_generator(generator)
-    drawn = torch.randperm(len(clients), generator=generator)[: max(1, size)]
-    return [clients[index] for index in sorted(drawn.tolist())]
+    order = torch.randperm(len(clients), generator=generator, device=generator.device)
+    return [clients[index] for index in sorted(order[: max(1, size)].tolist())]
 
 
 def stream_generator(

@@ -6,6 +6,7 @@ from os import PathLike, fspath
 import torch.nn as nn
 from torch import Tensor
 
+from fedprompt._checks import wrong_value
 from fedprompt._names import inner_name
 from fedprompt.backbones import fingerprint
 from fedprompt.interfaces import TextEncoder, Trunk
@@ -13,6 +14,8 @@ from fedprompt.messages import load_values, num_bytes, snapshot
 from fedprompt.wire import Expected, Header, open_payload, save_payload
 
 __all__ = ["load_prompts", "save_prompts"]
+
+_COUNT = "num_classes"
 
 
 def save_prompts(
@@ -30,7 +33,7 @@ def save_prompts(
     Args:
         module: Prompts, or prompts with a head, such as an ``nn.ModuleDict``. Its numbers are
             finite.
-        path: Path of the file. An existing file is replaced.
+        path: Path of the file. An existing file is replaced when all bytes are on the disk.
         trunk: Trunk or text tower that the module was trained with; see :func:`fingerprint` for
             trunks of your own.
         class_names: Class names in the order of labels. If empty, no class names are recorded.
@@ -55,7 +58,8 @@ def save_prompts(
         >>> torch.equal(prompts.tokens, trained.tokens)
         True
     """
-    header = Header(fingerprint(trunk, class_names=class_names))
+    counted = {_COUNT: str(len(class_names))} if class_names else {}
+    header = Header(fingerprint(trunk, class_names=class_names), meta=counted)
     save_payload(_values(module), path, header=header)
 
 
@@ -95,12 +99,28 @@ def load_prompts(
         True
     """
     form = _values(module)
-    expect = Expected(form, fingerprint(trunk, class_names=class_names))
+    parts = fingerprint(trunk, class_names=class_names)
+    classes = parts.pop("classes", None)
     try:
-        values, _ = open_payload(path, expect=expect, max_bytes=2**30 + num_bytes(form))
+        # The form bounds the file further.
+        values, header = open_payload(
+            path, expect=Expected(form, parts), max_bytes=2**30 + num_bytes(form)
+        )
+        if classes is not None and classes != header.fingerprint.get("classes"):
+            raise _other_classes(header, len(class_names))
     except ValueError as error:
         raise ValueError(f"{fspath(path)!r} does not fit `module`: {error}") from error
     load_values(module, values)
+
+
+def _other_classes(header: Header, count: int) -> ValueError:
+    if "classes" not in header.fingerprint:
+        return wrong_value(
+            "class_names", "be left out, because the file has none", f"{count} names"
+        )
+    recorded = header.meta.get(_COUNT, "other")
+    rule = f"be the {recorded} names of the file, in their order"
+    return wrong_value("class_names", rule, f"{count} names, which differ in spelling or order")
 
 
 def _values(module: nn.Module) -> dict[str, Tensor]:

@@ -65,8 +65,9 @@ class DoctestNames:
         import torch
 
         import fedprompt
+        from fedprompt import samples
 
-        doctest_namespace.update(torch=torch, nn=torch.nn, np=np)
+        doctest_namespace.update(torch=torch, nn=torch.nn, np=np, samples=samples)
         for name in fedprompt.__all__:
             thing = doctest_namespace[name] = getattr(fedprompt, name)
             if isinstance(thing, ModuleType):

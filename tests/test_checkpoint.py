@@ -1,6 +1,7 @@
 """Resumed runs are bitwise identical to uninterrupted ones, and no crash spoils a checkpoint."""
 
 import errno
+import hashlib
 import itertools
 import json
 import os
@@ -456,14 +457,19 @@ def test_tensors_without_their_state_are_an_error(tmp_path):
     save_checkpoint(snapshot_of(1), tmp_path)
     state = (tmp_path / "state.json").read_bytes()
     (tmp_path / "state.json").unlink()
-    for options in ({}, {"default": None}):
+    for call in (
+        load_checkpoint,
+        partial(load_checkpoint, default=None),
+        partial(save_checkpoint, snapshot_of(2)),  # it would delete the tensors
+    ):
         with pytest.raises(
             ValueError,
             match=r"`directory` must contain state\.json, which names its tensors; got tensors",
         ):
-            load_checkpoint(tmp_path, **options)
+            call(tmp_path)
     # The file of a later save that was killed.
-    (tmp_path / "state.json.part").write_bytes(state.replace(b"tensors-", b"tensors-0", 1))
+    later = json.loads(state) | {"tensors": f"tensors-{16 * '0'}.safetensors"}
+    (tmp_path / "state.json.part").write_text(json.dumps(later))
     with pytest.raises(ValueError, match="got tensors alone"):
         load_checkpoint(tmp_path, default=None)
     (tmp_path / "state.json").write_bytes(state)
@@ -518,6 +524,7 @@ def test_without_a_checkpoint_the_default_is_returned_or_an_error_raised(tmp_pat
         (namedtuple("Pair", "a b")(1, 2), "`state` must be .*; got a Pair"),
         (torch.zeros(2, dtype=torch.complex64), "`state` must be .*; got"),
         (torch.zeros(2).to_sparse(), "`state` must be .*; got"),
+        (torch.zeros(2, device="meta"), "`state` must be .*; got"),
         ({(1, 2): 3}, "`state` must have strings and integers as keys; got .*tuple"),
         ({True: 3}, "`state` must have strings and integers as keys; got .*bool"),
     ],
@@ -585,6 +592,60 @@ def test_damage_is_refused(tmp_path):
     assert_same(load_checkpoint(tmp_path), snapshot_of(1))
 
 
+def nested(levels):
+    tree = [torch.ones(1)]
+    for _ in range(levels - 1):
+        tree = [tree]
+    return tree
+
+
+def test_a_tree_that_is_too_deep_or_contains_itself_is_refused(tmp_path):
+    save_checkpoint(nested(100), tmp_path)
+    cycle = {}
+    cycle["again"] = [cycle]
+    for tree in (nested(101), nested(500), cycle):
+        with pytest.raises(
+            ValueError, match=r"`state` must have at most 100 levels, and no cycle; got more\.$"
+        ):
+            save_checkpoint(tree, tmp_path)
+    assert_same(load_checkpoint(tmp_path), nested(100))
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        [1],
+        {},
+        {"evil": [1]},
+        {"tensor": "1", "list": []},
+        {"tensor": "7"},
+        {"tensor": [0]},
+        {"float": 1},
+        {"float": "one"},
+        {"list": 5},
+        {"list": {"a": 1}},
+        {"dict": [5]},
+        {"dict": [["a"]]},
+        {"dict": [[["a"], 1]]},
+        {"weighted": [{"tensor": "0"}]},
+        {"weighted": []},
+        "[" * 100_000,
+        '{"list": [' * 300 + "]}" * 300,
+        "{",
+    ],
+    ids=lambda tree: str(tree)[:30],
+)
+def test_a_crafted_tree_with_the_right_digest_is_refused(tmp_path, tree):
+    save_checkpoint(snapshot_of(1), tmp_path)
+    state, (tensors,) = tmp_path / "state.json", tmp_path.glob("tensors-*")
+    text = tree if isinstance(tree, str) else json.dumps(tree)
+    digest = hashlib.sha256(text.encode() + tensors.read_bytes()).hexdigest()
+    record = json.loads(state.read_bytes())
+    state.write_text(json.dumps(record | {"state": text, "sha256": digest}))
+    with pytest.raises(ValueError, match="`directory` must contain a state as `save_checkpoint`"):
+        load_checkpoint(tmp_path)
+
+
 @pytest.mark.parametrize("step", [3, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_changed_bit_of_the_tree_is_detected(step, tmp_path):
     """A changed bit of ``state.json`` is refused by a ValueError or without effect."""
@@ -611,13 +672,17 @@ def test_a_changed_bit_of_the_tree_is_detected(step, tmp_path):
 
 
 def test_other_files_are_kept_and_an_empty_path_is_refused(tmp_path, monkeypatch):
-    (tmp_path / "thesis.part").write_text("mine")
-    for leftover in ("state.json.part", "tensors-0.safetensors", "tensors-1.safetensors.part"):
+    mine = {"thesis.part", "tensors-mine.pt", "tensors-0.safetensors", "tensors-0.part"}
+    for name in mine:
+        (tmp_path / name).write_text("mine")
+    (tmp_path / "tensors-x").mkdir()
+    for leftover in ("state.json.part", f"tensors-{16 * '0'}.safetensors.part"):
         (tmp_path / leftover).write_text("of a save that was killed")
-    save_checkpoint(snapshot_of(1), tmp_path)
-    names = {path.name for path in tmp_path.iterdir() if not path.name.startswith("tensors-")}
-    assert names == {"thesis.part", "state.json"}
-    assert len(list(tmp_path.iterdir())) == 3
+    for number in (2, 1):
+        save_checkpoint(snapshot_of(number), tmp_path)
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names > mine | {"tensors-x", "state.json"}
+    assert len(names) == 7
     monkeypatch.chdir(tmp_path)
     for call in (partial(save_checkpoint, snapshot_of(2)), load_checkpoint):
         with pytest.raises(
@@ -630,7 +695,7 @@ def test_other_files_are_kept_and_an_empty_path_is_refused(tmp_path, monkeypatch
 @pytest.mark.bad_input
 def test_a_directory_is_a_path(tmp_path):
     for call in (partial(save_checkpoint, snapshot_of(2)), load_checkpoint):
-        with pytest.raises(TypeError, match="`directory` must be a path; got 5"):
+        with pytest.raises(TypeError, match=r"`directory` must be a path \(.*\); got 5"):
             call(5)
 
 

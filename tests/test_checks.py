@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from fedprompt import Weighted
-from fedprompt._checks import kind
+from fedprompt._checks import check_number, kind
 
 
 @pytest.mark.parametrize(
@@ -30,3 +30,11 @@ from fedprompt._checks import kind
 )
 def test_errors_print_short_values_but_no_collection_and_no_tensor(thing, text):
     assert kind(thing) == text
+
+
+@pytest.mark.parametrize("wrong", [np.complex64(1j), np.complex128(1), 1j, True, np.bool_(True)])
+def test_complex_numbers_and_booleans_are_not_numbers(wrong):
+    with pytest.raises(TypeError, match="`rate` must be a number; got "):
+        check_number("rate", wrong)
+    for right in (np.float16(1), np.float64(1), np.int8(1), np.uint64(1)):
+        check_number("rate", right, at_least=1, at_most=1)

@@ -10,6 +10,8 @@ from same import assert_identical
 HALF, BYTE, TOP = float16(), int8(), top_k(fraction=0.25)
 ONE = {"a": Weighted(torch.ones(2, 3), torch.ones(2))}
 
+SENT, _ = TOP.encode(ONE, TOP.init(ONE))
+
 
 @pytest.mark.bad_input
 @pytest.mark.parametrize(
@@ -83,6 +85,14 @@ ONE = {"a": Weighted(torch.ones(2, 3), torch.ones(2))}
             ),
             ValueError,
             r"`message\['a/scale'\]\.value` must have shape \(2,\); got \(2, 3\)",
+        ),
+        *(
+            (
+                lambda weight=weight: TOP.decode(SENT | {"a/weight": weight}, like=ONE),
+                ValueError,
+                r"`message\['a'\]\.weight` must be finite and at least 0; got ",
+            )
+            for weight in (torch.tensor([1.0, -1.0]), torch.tensor([torch.nan, 1.0]))
         ),
         (
             lambda: BYTE.decode({"a": torch.ones(2)}, like=ONE),

@@ -43,7 +43,7 @@ def test_class_means_of_correct_logits_against_equation_10(generator):
     means, counts = fedhpl.class_means(fedhpl.Client(1, logits.tolist(), labels.tolist()), 5)
     assert_near(value, torch.tensor(means, dtype=torch.float64))
     assert weight.tolist() == counts
-    assert weight.dtype == torch.float32
+    assert weight.dtype == value.dtype
 
 
 @settings(deadline=None, max_examples=20)
@@ -463,6 +463,14 @@ def test_bad_samples_are_refused_by_name(values, labels, options, error, message
 @pytest.mark.parametrize(
     ("logits", "labels", "teacher", "options", "error", "message"),
     [
+        (
+            LOGITS,
+            LABELS,
+            TEACHER,
+            {"temperature": 1e-320},
+            ValueError,
+            r"`temperature` must be at least .*; got 1e-320",
+        ),
         (
             LOGITS,
             torch.tensor([0, 3]),

@@ -4,6 +4,7 @@ import ast
 import importlib
 import inspect
 import re
+import sys
 from collections.abc import Iterator
 from contextlib import redirect_stdout
 from io import StringIO
@@ -27,7 +28,7 @@ NOTEBOOKS = ("getting-started/first-federation",)  # test_notebook.py runs them 
 
 FENCE = re.compile(r"^```(\S+)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 CURRENT = re.compile(r"^\.\. currentmodule:: (\S+)$")
-DIRECTIVE = re.compile(r"^\.\. (?:auto(?:function|class|data)|py:type):: (\S+)$")
+DIRECTIVE = re.compile(r"^\.\. (?:auto(?:function|class|data)|py:(?:data|type)):: (\S+)$")
 
 
 class Block(NamedTuple):
@@ -71,10 +72,11 @@ def public_names() -> dict[str, object]:
             for name in module.__all__:
                 if id(getattr(module, name)) not in flat:
                     found[f"{family}.{name}"] = getattr(module, name)
-    interfaces = importlib.import_module("fedprompt.interfaces")
-    for name in interfaces.__all__:
-        if id(getattr(interfaces, name)) not in flat:
-            found[f"interfaces.{name}"] = getattr(interfaces, name)
+    for family in ("interfaces", "samples"):
+        module = importlib.import_module(f"fedprompt.{family}")
+        for name in module.__all__:
+            if id(getattr(module, name)) not in flat:
+                found[f"{family}.{name}"] = getattr(module, name)
     return found
 
 
@@ -162,7 +164,28 @@ def test_every_page_is_in_the_contents():
     assert sorted([*listed, "index"]) == sorted(PAGES)
 
 
-LONG = ("index", "how-to/differential-privacy", "how-to/lora")
+LONG = ("how-to/differential-privacy", "how-to/lora")
+# Packages outside of the wheel and its requirements, and how the first lines of a page name them.
+NEEDS = {
+    "dp_accounting": r"fedprompt\[privacy\]",
+    "build_samples": "clone",
+    "embedded": "clone",
+    "laws": "clone",
+    "matplotlib": r"fedprompt\[plots\]",
+    "methods": "clone",
+    "peft": "pip install peft",
+    "sklearn": "clone",
+    "studies": "clone",
+    "transformers": r"fedprompt\[transformers\]|pip install peft",
+}
+
+
+def without_extras(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the packages unavailable that the text before the first code block does not name."""
+    intro = PAGES[page].split("```python")[0]
+    missing = {package for package, named in NEEDS.items() if not re.search(named, intro)}
+    for name in {*missing, *(each for each in sys.modules if each.split(".")[0] in missing)}:
+        monkeypatch.setitem(sys.modules, name, None)
 
 
 @pytest.mark.parametrize(
@@ -173,7 +196,8 @@ LONG = ("index", "how-to/differential-privacy", "how-to/lora")
         if any(blocks(page)) and page not in NOTEBOOKS
     ],
 )
-def test_code_blocks_run_and_print_what_the_page_shows(page):
+def test_code_blocks_run_and_print_what_the_page_shows(page, monkeypatch):
+    without_extras(page, monkeypatch)
     names = {"__name__": "docs"}
     for block in blocks(page):
         printed = StringIO()
@@ -186,4 +210,10 @@ def test_code_blocks_run_and_print_what_the_page_shows(page):
 def test_a_wrong_output_would_be_noticed(monkeypatch):
     monkeypatch.setitem(PAGES, "wrong", "```python\nprint(1 + 1)\n```\n\n```text\n3\n```\n")
     with pytest.raises(AssertionError, match=r"wrong\.md, line 2"):
-        test_code_blocks_run_and_print_what_the_page_shows("wrong")
+        test_code_blocks_run_and_print_what_the_page_shows("wrong", monkeypatch)
+
+
+def test_an_unnamed_extra_would_be_noticed(monkeypatch):
+    monkeypatch.setitem(PAGES, "wrong", "```python\nfrom matplotlib.figure import Figure\n```\n")
+    with pytest.raises(ModuleNotFoundError, match="matplotlib"):
+        test_code_blocks_run_and_print_what_the_page_shows("wrong", monkeypatch)

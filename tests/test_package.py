@@ -19,7 +19,7 @@ start = time.process_time()
 import fedprompt
 seconds = time.process_time() - start
 heavy = ("timm", "open_clip", "transformers", "ot", "triton", "flwr", "sklearn", "matplotlib")
-heavy += ("fedprompt.flower",)
+heavy += ("fedprompt.flower", "fedprompt.samples", "fedprompt.methods")
 print(seconds, *(name for name in heavy if name in sys.modules))
 """
 WITHOUT_FLOWER = """
@@ -35,7 +35,8 @@ SERVERS_WITHOUT_FLOWER = """
 import sys
 sys.modules["flwr"] = None
 import torch
-from fedprompt import Server, Weighted, averaging, distances, mixtures
+from fedprompt import Weighted, averaging, distances, mixtures
+from fedprompt.interfaces import PairServer
 
 class FedAMP:
     def init(self):
@@ -52,7 +53,7 @@ for server in (averaging({"head": torch.zeros(1)}, clients=(3, 5)), FedAMP()):
     answers, state = server.init()
     answers, state = server.step({3: payload(1.0), 5: payload(101.0)}, state)
     values = [getattr(answer["head"], "value", answer["head"]) for answer in answers.values()]
-    print(isinstance(server, Server), list(answers), [value.item() for value in values])
+    print(isinstance(server, PairServer), list(answers), [value.item() for value in values])
 print(any(name.startswith("fedprompt.flower") for name in sys.modules))
 """
 LONGEST_BODY = 40
@@ -89,7 +90,7 @@ def test_the_strategy_of_flower_takes_the_protocol_from_the_interfaces():
         if isinstance(node, ast.ImportFrom)
         for alias in node.names
     }
-    assert imported["Server"] == "fedprompt.interfaces"
+    assert imported["PairServer"] == "fedprompt.interfaces"
     for path in (ROOT / "flower").glob("*.py"):
         assert "Protocol" not in path.read_text()
         assert "def averaging" not in path.read_text()
@@ -99,7 +100,7 @@ def test_the_table_of_contents_is_complete_and_has_no_duplicates():
     flat = fedprompt.__all__
     assert len(set(flat)) == len(flat)
     families = [name for name in flat if isinstance(getattr(fedprompt, name), ModuleType)]
-    assert len(flat) - len(families) <= 90  # what a loop needs; all others are in families
+    assert len(flat) - len(families) <= 94  # what a loop needs; all others are in families
     submodules = {module.name for module in pkgutil.iter_modules(fedprompt.__path__)}
     imported = {name for name in vars(fedprompt) if not name.startswith("_")}
     import_hook = {"jaxtyping"}  # inserted by the import hook of the tests
@@ -126,12 +127,17 @@ def test_public_names_of_families_exist():
 
 
 def functions(path: Path) -> list[tuple[str, int]]:
-    """Return the name and the number of lines of every function, without docstrings."""
+    """Return the name and the number of lines of every function.
+
+    Docstrings do not count, and inner functions count alone.
+    """
     sizes = []
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             body = node.body[1:] if ast.get_docstring(node) is not None else node.body
             lines = body[-1].end_lineno - body[0].lineno + 1 if body else 0
+            inner = [each for each in body if isinstance(each, ast.FunctionDef)]
+            lines -= sum(each.end_lineno - each.lineno + 1 for each in inner)
             sizes.append((node.name, lines))
     return sizes
 
@@ -182,7 +188,7 @@ def test_every_module_imports():
     names = [module.name for module in pkgutil.walk_packages(fedprompt.__path__, "fedprompt.")]
     extras = ("fedprompt.flower", "fedprompt.transport._triton")
     for name in names:
-        if not name.startswith(extras):
+        if not name.startswith(extras) and not name.endswith("__main__"):
             importlib.import_module(name)
 
 

@@ -10,13 +10,16 @@ ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 
 
-def test_the_quickstart_is_the_block_of_the_landing_page():
-    quickstart = re.findall(r"```python\n.*?```\n\n```text\n.*?```", README, re.DOTALL)
-    assert len(quickstart) == 1
-    assert quickstart[0].count("\n") <= 50
+def test_the_quickstart_is_the_program_of_the_samples_and_has_at_most_22_lines():
+    ((quickstart, printed),) = re.findall(
+        r"```python\n(.*?)```\n.*?```text\n(.*?)```", README, re.DOTALL
+    )
+    assert quickstart.count("\n") <= 22
+    program = (ROOT / "fedprompt" / "samples" / "__main__.py").read_text()
+    assert f"# fmt: off\n{quickstart}# fmt: on\n" in program
     landing = (ROOT / "docs" / "index.md").read_text()
-    assert landing.find(quickstart[0]) == landing.find("```python")
-    assert re.search(r"accuracy .*\d+%\n```$", quickstart[0])
+    assert "```{literalinclude} ../fedprompt/samples/__main__.py\n" in landing
+    assert f"```text\n{printed}```" in landing
 
 
 def test_the_readme_is_short_and_every_link_exists():
@@ -48,7 +51,7 @@ def test_the_map_of_modules_has_existing_names():
         for line in README.split("## Modules")[1].splitlines()
         if line.startswith("| `")
     ]
-    assert len(rows) == 10
+    assert len(rows) == 11
     names = set(re.findall(r"`(\w+)`", "".join(row[2] for row in rows)))
     assert len(names) > 25
     assert not [name for name in names if not hasattr(fedprompt, name)]

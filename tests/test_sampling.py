@@ -58,6 +58,11 @@ def test_a_cohort_follows_its_generator_only():
     assert draw(1) != draw(2)
 
 
+def test_a_cohort_does_not_depend_on_the_default_device(generator):
+    with torch.device("meta"):
+        assert len(cohort(range(9), size=3, generator=generator)) == 3
+
+
 def numbers(generator):
     return tuple(torch.randint(2**62, (3,), generator=generator).tolist())
 

@@ -80,7 +80,6 @@ def test_class_names_are_compared_only_where_they_are_given(saved):
         (make_model(2), other_vit(), CLASSES, "come from the same weights, "),
         (make_model(2), tiny_vit(num_heads=3), CLASSES, "come from the same settings, "),
         (make_model(2), tiny_vit().float(), CLASSES, "come from the same weights, dtype, "),
-        (make_model(2), tiny_vit(), CLASSES[::-1], "come from the same classes, "),
         (make_model(2, dim=24), tiny_vit(), CLASSES, "hold 'prompts.tokens' in the shape "),
         (make_model(2).double(), tiny_vit(), CLASSES, "hold 'prompts.tokens' as F64; got 'F32'"),
         (make_model(2)["head"], tiny_vit(), CLASSES, "have no other tensors than expected; "),
@@ -99,8 +98,22 @@ def test_another_backbone_class_set_or_form_is_refused_by_the_part_that_differs(
 def test_a_file_without_class_names_is_refused_where_they_are_given(tmp_path):
     path, trunk = tmp_path / "prompts", vit_trunk(tiny_vit())
     save_prompts(make_model(1), path, trunk=trunk)
-    with pytest.raises(ValueError, match=r"the same classes, .*; got \{'classes': None\}"):
+    with pytest.raises(ValueError, match=r"`class_names` must be left out, .*; got 2 names"):
         load_prompts(make_model(1), path, trunk=trunk, class_names=CLASSES)
+
+
+@pytest.mark.parametrize("class_names", [CLASSES[::-1], ["cat", "dogs"], [*CLASSES, "owl"]])
+def test_other_class_names_or_another_order_are_refused(saved, class_names):
+    model = make_model(2)
+    before = copy.deepcopy(model.state_dict())
+    count = len(class_names)
+    with pytest.raises(
+        ValueError,
+        match="`class_names` must be the 2 names of the file, in their order; "
+        f"got {count} names, which differ in spelling or order",
+    ):
+        load_prompts(model, saved, trunk=vit_trunk(tiny_vit()), class_names=class_names)
+    assert_identical(model.state_dict(), before)
 
 
 @pytest.mark.parametrize("place", [0, 8, 200, -40, -1])

@@ -19,7 +19,7 @@ SHOWN = (
     "new clients",
     "after 10 steps",
 )
-MARKS = ("personalized", "public data", "different models", "private")
+MARKS = ("personalized", "public data", "different models", "private", "adapted")
 
 
 def files() -> dict[Path, list[Any]]:
@@ -39,12 +39,14 @@ def page(path: Path, methods: Sequence[Any]) -> str:
     parts = [
         f"# {', '.join(method.title for method in methods)}",
         sent_in_lines(text),
-        f"```{{literalinclude}} ../../../examples/methods/{path.name}\n"
+        f"```{{literalinclude}} ../../../{path.relative_to(ROOT)}\n"
         ":language: python\n:class: whole-file\n```",
     ]
     titles = {method.title for method in methods}
+    note = (COMPARED / "changed.md").read_text(encoding="utf-8")
+    changed = [note] if titles & set(re.findall(r"[\w-]+", note)) else []
     for task, lines in results(titles).items():
-        parts += [f"## Results: {task}", markdown(lines)]
+        parts += [f"## Results: {task}", *changed, markdown(lines)]
     if parts[-1].startswith("|"):
         parts.append(
             "{doc}`/results/gallery` explains the columns, and links to all tables."
@@ -53,8 +55,8 @@ def page(path: Path, methods: Sequence[Any]) -> str:
 
 
 def sent_in_lines(text: str) -> str:
-    """Begin a new paragraph with each of the marks `Up`, `Down` and `Deviations`."""
-    return re.sub(r"\s+(Up|Down|Deviations): ", r"\n\n**\1:** ", text)
+    """Begin a paragraph with each of the marks `Up`, `Down`, `Deviations` and `Compared`."""
+    return re.sub(r"\s+(Up|Down|Deviations|Compared): ", r"\n\n**\1:** ", text)
 
 
 def results(titles: AbstractSet[str]) -> dict[str, list[list[str]]]:

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 PAGES = ("getting-started/first-federation",)
-PREPARE = 'import sys\n\nsys.path.insert(0, "examples")  # start Jupyter in a clone'
 FENCE = re.compile(r"^```(\S+)[^\n]*\n(.*?)^```$\n?", re.MULTILINE | re.DOTALL)
 TITLED = re.compile(r"\{\w+\}`([^`<]+?)\s*<[^`>]*>`")
 PLAIN = re.compile(r"\{\w+\}`([^`]+)`")
@@ -60,10 +59,6 @@ def notebook(page: str) -> dict[str, Any]:
             ]
         else:
             add("markdown", before)
-            if fence[1] == "python" and not any(
-                each["cell_type"] == "code" for each in cells
-            ):
-                add("code", PREPARE)
             add("code" if fence[1] == "python" else "markdown", fence[2].rstrip("\n"))
         position = fence.end()
     add("markdown", markdown(page[position:]))

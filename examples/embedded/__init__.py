@@ -1,4 +1,1 @@
-"""Data and frozen models of the examples, without any download.
-
-Tiny ViTs and a tiny CLIP are pretrained on printed glyphs. The target is real handwritten digits.
-"""
+"""Tasks of the studies with the data of `fedprompt.samples`, and networks with random weights."""

@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.utils.data import Dataset, Subset, TensorDataset
 
 import fedprompt as fp
-from embedded import data
 from embedded.tasks import Split, load_task
+from fedprompt import samples
 
 DOMAINS = ("inverted", "inverted_rotated", "noisy", "raw", "rotated")
 
@@ -86,7 +86,12 @@ def label_shift(
         num_clients, task.num_classes, classes_per_client=classes_per_client, generator=generator
     )
     sides = [
-        _side(images, labels, labels, fp.data.allocate(labels, shares, generator=generator))
+        _side(
+            images,
+            labels,
+            labels,
+            fp.data.allocate(labels, shares, min_size=0, generator=generator),
+        )
         for images, labels in parts
     ]
     return Federation(task.num_classes, *sides)
@@ -97,13 +102,13 @@ def feature_shift(*, seed: int, num_clients: int, validate: bool) -> Federation:
 
     The numbers of clients of two domains differ by at most one.
     """
-    digits = data.digits(seed, domain=data.raw)
+    digits = samples.digits(seed, domain=samples.raw)
     parts = [(digits.train_images, digits.train_labels), (digits.test_images, digits.test_labels)]
     if validate:
         parts = list(zip(*(tensor.split([900, 300]) for tensor in parts[0]), strict=True))
     noise = fp.stream_generator(seed, server_round=0, purpose="noise")
     domains = [
-        partial(data.noisy, generator=noise) if name == "noisy" else getattr(data, name)
+        partial(samples.noisy, generator=noise) if name == "noisy" else getattr(samples, name)
         for name in DOMAINS
     ]
     sides = []

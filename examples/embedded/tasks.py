@@ -15,9 +15,9 @@ import torch.nn as nn
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
+import build_samples
 import fedprompt as fp
-from embedded import data
-from embedded.vit import ARCHITECTURES, load_vit
+from fedprompt import samples
 
 
 class Recipe(NamedTuple):
@@ -133,11 +133,11 @@ def load_task(dataset: str, *, root: str, seed: int, image_size: int) -> Task:
         The task, with images in [0, 1].
     """
     if dataset == "digits":
-        split = data.digits(seed)
+        split = samples.digits(seed, domain=samples.inverted_rotated)
         train = Split(
             TensorDataset(split.train_images, split.train_labels),
             split.train_labels.numpy(),
-            data.augment,
+            samples.augment,
         )
         return Task(
             10,
@@ -183,8 +183,8 @@ def load_backbone(
 
     Vision transformers become trunks. Other models become frozen networks.
     """
-    if name.upper() in ARCHITECTURES:
-        model: Any = load_vit(name.upper()).to(device)
+    if name.upper() in ("S", "B", "L"):
+        model: Any = build_samples.vit(name.upper()).to(device)
         return Backbone(
             fp.vit_trunk(model),
             model.embed_dim,

@@ -12,25 +12,14 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn as nn
+import torch.nn.functional as F
+from torch import Tensor
 
 import fedprompt as fp
 from embedded.tasks import Backbone, Task, load_backbone, load_task, shards
-from studies import fedhpl
 
 NAMES = ("S", "B", "L")  # three clients, three widths
-ARGS = Namespace(
-    seed=0,
-    rounds=2,
-    steps=2,
-    batch_size=64,
-    num_prompts=8,
-    gamma=1.0,
-    temperature=4.5,
-    shallow=False,
-    teach=True,
-    share=[],
-)
-ARGS.device = "cpu"
+ARGS = Namespace(seed=0, rounds=2, steps=2, batch_size=64, num_prompts=8, device="cpu")
 MAX_BYTES = 100_000
 Answers = Mapping[int, fp.interfaces.Message]
 
@@ -59,9 +48,50 @@ def setting() -> tuple[Task, list[Backbone], list[np.ndarray]]:
 def new_model(client: int) -> nn.ModuleDict:
     """Build the prompts and the head of a client, identical in every process."""
     task, backbones, _ = setting()
+    backbone = backbones[client]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(ARGS.seed)
-        return fedhpl.new_client(backbones[client], task, ARGS)
+        prompts = fp.DeepPrompts(
+            ARGS.num_prompts,
+            backbone.dim,
+            backbone.encoder.depth,
+            patch_size=backbone.patch_size,
+        )
+        head = nn.Linear(backbone.dim, task.num_classes)
+    return nn.ModuleDict({"prompts": prompts, "head": head})
+
+
+def logits(model: nn.ModuleDict, backbone: Backbone, images: Tensor) -> Tensor:
+    """Classify images."""
+    images = (images - backbone.mean) / backbone.std
+    return model["head"](fp.encode_prompted(backbone.encoder, images, model["prompts"]()).pooled)
+
+
+def client_round(
+    model: nn.ModuleDict, client: int, server_round: int, teacher: fp.Weighted
+) -> dict[str, fp.Weighted]:
+    """Train a client for one round; return the mean logits of each class."""
+    task, backbones, split = setting()
+    backbone, shard = backbones[client], split[client]
+    optimizer = task.recipe.make_optimizer(model.parameters(), server_round / ARGS.rounds)
+    stream = fp.stream_generator(ARGS.seed, server_round=server_round, client=client)
+    for images, labels in task.train.training(
+        shard, ARGS.device, size=ARGS.batch_size, steps=ARGS.steps, generator=stream
+    ):
+        scores = logits(model, backbone, images)
+        loss = F.cross_entropy(scores, labels) + fp.distillation_loss(scores, labels, teacher)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    pieces = []
+    with torch.no_grad():
+        for images, labels in task.train.batches(shard, ARGS.device):
+            scores = logits(model, backbone, images)
+            correct = scores.argmax(1) == labels
+            pieces.append(
+                fp.class_means(scores, labels, num_classes=task.num_classes, keep=correct)
+            )
+    return {"logits": fp.weighted_mean(pieces)}
 
 
 def train(
@@ -71,14 +101,9 @@ def train(
 
     Its prompts and head are personal. They stay in its state.
     """
-    task, backbones, split = setting()
     model = new_model(client)
     model.load_state_dict(state or model.state_dict())
-    teacher = broadcast["teacher"]
-    payload = fedhpl.client_round(
-        model, backbones[client], task, split[client], teacher, client, server_round, ARGS
-    )
-    return payload, model.state_dict()
+    return client_round(model, client, server_round, broadcast["teacher"]), model.state_dict()
 
 
 class Server:
@@ -97,11 +122,11 @@ class Server:
         """Average the payloads for each client, weighted by the similarity of widths."""
         _, backbones, _ = setting()
         heard = sorted(payloads)
-        replies = fedhpl.replies(
-            [payloads[client] for client in heard], [backbones[client].dim for client in heard]
-        )
+        dims = [backbones[client].dim for client in heard]
+        teachers = fp.heterogeneous_means([payloads[client]["logits"] for client in heard], dims)
         last = {**self.init()[0], **state}
-        answers = {**last, **dict(zip(heard, replies, strict=True))}
+        replies = {c: {"teacher": teachers[dim]} for c, dim in zip(heard, dims, strict=True)}
+        answers = {**last, **replies}
         return answers, answers
 
 

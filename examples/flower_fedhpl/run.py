@@ -28,27 +28,16 @@ sys.path += [str(HERE), str(HERE.parent)]
 
 import federation  # noqa: E402
 from launch import flower_here  # noqa: E402
-from studies import fedhpl  # noqa: E402
 
 
 def in_process() -> dict[str, dict[int, fp.interfaces.Message]]:
     """Run the federation in one process, without encoding any message."""
-    task, backbones, split = federation.setting()
     models = [federation.new_model(client) for client in range(len(federation.NAMES))]
     server = federation.Server()
     answers, state = server.init()
     for server_round in range(federation.ARGS.rounds):
         payloads = {
-            k: fedhpl.client_round(
-                model,
-                backbones[k],
-                task,
-                split[k],
-                answers[k]["teacher"],
-                k,
-                server_round,
-                federation.ARGS,
-            )
+            k: federation.client_round(model, k, server_round, answers[k]["teacher"])
             for k, model in enumerate(models)
         }
         answers, state = server.step(payloads, state)

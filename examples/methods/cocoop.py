@@ -9,6 +9,9 @@ width F). Down: the same.
 
 Deviations: the paper trains on one machine. Here the context and the network are averaged over
 clients, as PromptFL averages a context. The batches are those of all methods, not single images.
+
+Compared: KaiyangZhou/CoOp ff61507, with the deviations above, float64, largest difference 3e-16
+(2026-11).
 """
 
 from collections.abc import Iterator

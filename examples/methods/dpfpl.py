@@ -12,8 +12,12 @@ each of S steps.
 Deviations: the gradient of each image is clipped, as differential privacy requires. The authors'
 code clips that of a batch. The gradient of the private context is the projection of its full
 gradient, as in reparametrized gradient perturbation (Yu et al., ICML 2021). Their code adds the
-term that belongs to both projections and should be subtracted. Steps are plain gradient steps.
-Batches are not Poisson samples, so the study states no epsilon.
+term that belongs to both projections and should be subtracted. As in their code, the step of the
+private context is a tenth of the shared one. Steps are plain gradient steps. Batches are not
+Poisson samples, so the study states no epsilon.
+
+Compared: linhhtran/DP-FPL cce74b4, with the deviations above and without noise, float64, largest
+difference 2.4e-14 (2026-11).
 """
 
 from collections.abc import Iterator
@@ -54,6 +58,7 @@ def dpfpl(
     max_norm: float = 1.0,
     rank: int = 4,
     noise_multiplier: float = 1.0,
+    private_factor: float = 0.1,
 ) -> Iterator[Predictions]:
     """DP-FPL."""
     model = federation.new_model()
@@ -83,14 +88,14 @@ def dpfpl(
                 }
                 size = {"expected_batch_size": federation.batch_size, "generator": draw}
                 of_u, of_v = (
-                    fp.privacy.noisy_mean(sums[name], **noise, **size)[name].float()
+                    fp.privacy.noisy_mean(sums[name], **noise, **size)[name].to(private)
                     for name in ("u", "v")
                 )
                 full = of_u @ v + u @ of_v - u @ (u.T @ of_u) @ v
-                own[client] = private - learning_rate * full
-                message = {"shared": sums["shared"]["shared"].float()}
+                own[client] = private - private_factor * learning_rate * full
+                message = {"shared": sums["shared"]["shared"].to(shared)}
                 total += federation.send_up(client, message)["shared"]
             size = {"expected_batch_size": federation.batch_size * len(cohort), "generator": common}
             mean = fp.privacy.noisy_mean({"shared": total}, **noise, **size)["shared"]
-            shared = shared - learning_rate * mean.float()
+            shared = shared - learning_rate * mean.to(shared)
         yield Predictions(client=personal, newcomer=personal)

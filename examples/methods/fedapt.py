@@ -10,6 +10,9 @@ Up: contexts (C T D) and a query of one row of image features for each client. D
 are drawn from a common seed.
 
 Deviations: each client has its own key, even if several clients share a domain.
+
+Compared: leondada/FedAPT 2f8060a, with the deviations above, float64, largest difference 4.4e-15
+(logits 1e-14) (2026-11).
 """
 
 from collections.abc import Iterator

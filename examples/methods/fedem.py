@@ -9,7 +9,12 @@ Distributions" (FedEM), NeurIPS 2021.
 Up: prompts and head of each component. Down: prompts and head of each component.
 
 Deviations: batches are augmented. So the probabilities for the images of a batch are computed in
-each step, from the losses of that step. A batch needs a forward pass of every component.
+each step, from the losses of that step. A batch needs a forward pass of every component. Only the
+clients of a round count in the mean. The authors' code also averages the old models of absent
+clients. A newcomer mixes the components equally, where the paper runs EM on its data.
+
+Compared: omarfoq/FedEM 996fadd, with the deviations above, float64, largest difference 1.1e-16
+(2026-11).
 """
 
 from collections.abc import Iterator
@@ -24,7 +29,7 @@ import fedprompt as fp
 from methods.federation import Predictions, VitFederation
 
 FAMILIES = ("one model",)
-TRAITS = ("personalized",)
+TRAITS = ("personalized", "adapted")
 SEARCH = {"learning_rate": (1e-3, 1e-1), "num_components": [2, 3]}
 
 

@@ -12,7 +12,12 @@ that the client does not have yet.
 Deviations: an update is the change over a round, not the gradient of one step. Only the last
 features are compared, and there is no loss between attention maps, as in HtFLlib. The divisor of
 the mutual losses is held constant in differentiation. The prompts of all layers are one (PL, D)
-matrix. A client predicts with its mentor, a newcomer with the mentee.
+matrix. The energy grows with r/R in round r of R, counted from 0, as in HtFLlib. In the authors'
+code it grows with (r + 1)/R. Every client counts once, as in both codes. A client predicts with its
+mentor, a newcomer with the mentee.
+
+Compared: wuch15/FedKD 9b9e63f and TsingZ0/HtFLlib, with the deviations above, float64, largest
+difference 5.6e-17 (2026-11).
 """
 
 from collections.abc import Iterator, Mapping
@@ -26,7 +31,7 @@ import fedprompt as fp
 from methods.federation import Predictions, VitFederation
 
 FAMILIES = ("mixed models",)
-TRAITS = ("personalized", "different models")
+TRAITS = ("personalized", "different models", "adapted")
 SEARCH = {"learning_rate": (1e-3, 1e-1)}
 
 
@@ -88,7 +93,7 @@ def fedkd(
             after = fp.snapshot(mentee)
             update = compress({name: after[name] - values[name] for name in values}, energy)
             fp.load_values(mentee, expand(federation.send_up(client, update), values))
-            payloads.append(fp.collect(mentee, weight=federation.num_examples(client)))
+            payloads.append(fp.collect(mentee, weight=1.0))
         mean = {name: entry.value for name, entry in fp.weighted_mean(payloads).items()}
         sent.append(compress(mean, energy))
         mean = expand(sent[-1], values)

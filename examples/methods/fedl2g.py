@@ -13,6 +13,9 @@ Deviations: before clients follow the guides, the guides learn for two rounds, i
 train without guides instead of not at all. The quiz has the paper's ten images, or a quarter of
 those of a smaller client. The study batch is the last one of the round. Clients do not clip
 gradients, and the guide loss has a tuned weight, which is 1 in the paper.
+
+Compared: TsingZ0/FedL2G 4db2d14 by double backward, with the deviations above, float64, largest
+difference 1.1e-16 (2026-11).
 """
 
 from collections.abc import Iterator

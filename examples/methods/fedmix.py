@@ -11,6 +11,9 @@ Down: prompts and head, and the mean images that the client has not received yet
 Deviations: in the paper, all clients send means before the first round. Here they send them when
 they first take part. Mean images are not augmented. The last group of a client may be smaller. A
 batch needs two backward passes.
+
+Compared: equations of the paper, with the deviations above, float64 (label shares in float32),
+largest difference 9.9e-11 (2026-11).
 """
 
 from collections.abc import Iterator

@@ -7,7 +7,11 @@ and Personalization in Federated Prompt Learning", ICML 2024 (FedPGP).
 Up: the shared context (T D). Down: the shared context (T D).
 
 Deviations: the right factor of the private context starts at zero. In the authors' code, both
-factors have a standard deviation of 0.02, which is also almost zero.
+factors have a standard deviation of 0.02, which is also almost zero. The positive is the
+handwritten text, as in the paper. The released code takes the text of placeholder words.
+
+Compared: TianyuCuiOvO/FedPGP d43045b, with the deviations above, float64, largest difference
+1.3e-14 (2026-11).
 """
 
 from collections.abc import Iterator

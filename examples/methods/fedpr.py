@@ -9,7 +9,12 @@ Up: prompts and head. Down: prompts and head.
 
 Deviations: the paper has a pretrained head, which stays frozen. Here the head is new, so it is
 trained and averaged, without a projection. The projection is not divided by its norm, because the
-learning rate is tuned. As in the authors' code, there is no projection in the first round.
+learning rate is tuned. As in the authors' code, there is no projection in the first round. The
+number of directions is rounded to the nearest integer. The authors' code rounds it up, so it may
+keep one direction more.
+
+Compared: chunmeifeng/FedPR f5c3e67, with the deviations above, float64, largest difference 1.1e-16
+(2026-11).
 """
 
 from collections.abc import Iterator

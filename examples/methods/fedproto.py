@@ -10,8 +10,12 @@ same, for each known class.
 
 Deviations: clients that are not in a round count with their last prototypes, so that a prototype
 does not lose the classes of absent clients. The squared distance is the mean over the D numbers, as
-in the authors' code. The paper's factor 1/N before a mean that is weighted by counts is left out,
+in the authors' code. Means are weighted by counts, as in the paper, where the authors' code counts
+clients equally. The paper's factor 1/N before a mean that is weighted by counts is left out,
 because it would shrink prototypes.
+
+Compared: yuetan031/FedProto 97e42e2 and Equation 6 of the paper, with the deviations above,
+float64, largest difference 3e-16 (2026-11).
 """
 
 from collections.abc import Iterator

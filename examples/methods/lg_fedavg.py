@@ -7,7 +7,11 @@ Representations", NeurIPS workshop 2019.
 Up: the head, C(D + 1) numbers. Down: the head.
 
 Deviations: both parts train together in every step, as in HtFLlib. The auxiliary losses of the
-paper for the local representation are left out.
+paper for the local representation are left out. The mean is weighted by numbers of examples, as in
+the paper and HtFLlib. The authors' code counts clients equally and starts from a model of FedAvg.
+
+Compared: pliang279/LG-FedAvg 7af0568 and TsingZ0/HtFLlib e959261, with the deviations above,
+float64, largest difference 1.1e-16 (2026-11).
 """
 
 from collections.abc import Iterator

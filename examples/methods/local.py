@@ -6,6 +6,8 @@ continues in each of its rounds from where it ended.
 Up: nothing. Down: nothing.
 
 Deviations: none.
+
+Compared: its definition, since it has no paper, float64, largest difference 1.1e-16 (2026-11).
 """
 
 from collections.abc import Iterator

@@ -12,6 +12,9 @@ Deviations: a descriptor has one row for each prompt, and the basis is added to 
 attention. The initial prompts then have the scale of the other methods. The step of the server uses
 the clients of the round, not all clients. A client predicts with the prompts and the head of its
 last round. A newcomer has the prompts of the mean descriptor and an untrained head.
+
+Compared: no public code of the authors. Equations of the paper and MSungK/pFedPG 0715254, which is
+by others, with the deviations above, float64, largest difference 1.1e-16 (2026-11).
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -25,7 +28,7 @@ import fedprompt as fp
 from methods.federation import Predictions, PromptedModel, VitFederation
 
 FAMILIES = ("one model",)
-TRAITS = ("personalized",)
+TRAITS = ("personalized", "adapted")
 SEARCH = {"learning_rate": (1e-3, 1e-1), "server_learning_rate": (1e-3, 0.3)}
 
 

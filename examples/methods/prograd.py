@@ -9,6 +9,9 @@ Up: a context (T D numbers). Down: a context.
 Deviations: the context is averaged over clients. The projected gradient enters the optimizer of
 all methods, where the paper uses SGD. The opposing part is removed completely, as with the paper's
 factor 1.
+
+Compared: BeierZhu/Prompt-align 1b76203, with the deviations above, float64, largest difference
+2.7e-15 (2026-11).
 """
 
 from collections.abc import Iterator

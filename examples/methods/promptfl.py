@@ -6,6 +6,9 @@ IEEE Transactions on Mobile Computing 2023.
 Up: a context. Down: a context.
 
 Deviations: none.
+
+Compared: equations of the paper, with the text encoder of KaiyangZhou/CoOp ff61507, float64,
+largest difference 3e-15 (2026-11).
 """
 
 from collections.abc import Iterator

@@ -7,6 +7,8 @@ is a baseline of pFedPrompt (Guo et al., WWW 2023) and FedOTP (Li et al., CVPR 2
 Up: a context (T D numbers). Down: a context.
 
 Deviations: clients take equal numbers of steps, so the stragglers of FedProx do not occur.
+
+Compared: equations of the paper, float64, largest difference 6.9e-15 (2026-11).
 """
 
 from collections.abc import Iterator

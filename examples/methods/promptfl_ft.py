@@ -9,6 +9,9 @@ Up: a context (T D numbers). Down: a context.
 Deviations: the papers fine-tune once, after the last round. Here a client fine-tunes in each of its
 rounds, so that all methods have equal numbers of batches. Its own context follows the last
 broadcast that it received.
+
+Compared: equations of the papers, with the deviations above, float64, largest difference 6.9e-15
+(2026-11).
 """
 
 from collections.abc import Iterator

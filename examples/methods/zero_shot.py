@@ -7,6 +7,8 @@ Supervision", ICML 2021.
 Up: nothing. Down: nothing.
 
 Deviations: there is one sentence for each class, without an ensemble.
+
+Compared: its definition, float64, largest difference 6.9e-15 (2026-11).
 """
 
 from collections.abc import Iterator

@@ -33,7 +33,11 @@ RECORDS = Path(__file__).parents[2] / "docs" / "results" / "compare"
 def main() -> None:
     args = flags().parse_args()
     settings = QUICK if args.quick else Settings()
-    methods = chosen(args.methods, TASKS[args.task].family)
+    try:
+        methods = chosen(args.methods, TASKS[args.task].family)
+    except registry.MethodsError as error:
+        print(f"compare.py: {error}", file=sys.stderr)
+        sys.exit(2)
     if args.estimate:
         print(estimate(methods, args, settings))
         return
@@ -88,7 +92,7 @@ def chosen(names: str, family: str) -> list[Method]:
     """Return the named methods of a family, or all.
 
     Raises:
-        ValueError: If a name is unknown, or a method is of another family.
+        MethodsError: If a name is unknown or given twice, or a method is of another family.
     """
     known = registry.gallery()
     if names == "all":
@@ -96,14 +100,19 @@ def chosen(names: str, family: str) -> list[Method]:
     found = []
     for name in names.split(","):
         path, _, function = name.rpartition(":")
+        if not function or function.endswith(".py"):
+            rule = "have the form FILE:NAME for a file"
+            raise registry.MethodsError(f"`--methods` must {rule}; got {name!r}.")
         methods = registry.in_file(Path(path)) if path else known
         if function not in methods:
-            raise ValueError(f"`--methods` must name methods, {sorted(methods)}; got {function!r}.")
+            rule = f"name methods, {sorted(methods)}"
+            raise registry.MethodsError(f"`--methods` must {rule}; got {function!r}.")
         if family not in methods[function].families:
             rule = f"name methods of the family {family!r}"
-            raise ValueError(f"`--methods` must {rule}; got {function!r}.")
+            raise registry.MethodsError(f"`--methods` must {rule}; got {function!r}.")
         if function in {method.name for method in found}:
-            raise ValueError(f"`--methods` must name each method once; got {function!r} twice.")
+            rule = "name each method once"
+            raise registry.MethodsError(f"`--methods` must {rule}; got {function!r} twice.")
         found.append(methods[function])
     return found
 
@@ -131,8 +140,10 @@ def tuned(
 
 def finished(runs: Sequence[Job], path: Path, workers: int, name: str) -> list[dict[str, Any]]:
     """Run jobs behind two progress bars, over the rows and over all their rounds."""
-    if old := jobs.outdated(runs, path):
-        print(f"{name}: {old} of {len(runs)} rows run again, with new code, settings or version")
+    known = jobs.load(path)
+    if old := sum(job.key() in known for job in runs):
+        cure = "remove their lines to run them again"
+        print(f"{name}: {old} of {len(runs)} rows are in {path}; {cure}", file=sys.stderr)
     rounds = sum(job.settings.rounds for job in runs)
     with (
         tqdm(total=len(runs), desc=name, unit="row") as row_bar,

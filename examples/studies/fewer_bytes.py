@@ -28,8 +28,8 @@ from tqdm import tqdm
 
 import fedprompt as fp
 from embedded.tasks import Backbone, Task
-from studies import report
-from studies.prompted import logits, new_model
+from studies.prompted import class_accuracy, flags, logits, new_model, run
+from studies.tables import mean_and_deviation, table
 
 # Adds the mean change to the values.
 ADD = partial(torch.optim.SGD, lr=1.0, maximize=True)
@@ -62,7 +62,7 @@ def train(
 def federate(
     name: str, task: Task, backbones: list[Backbone], shards: list[np.ndarray], args: Namespace
 ) -> tuple[Tensor, fp.Ledger]:
-    """Run one row of the table; return accuracy (rounds, 1, classes) and a ledger."""
+    """Run one row of the table; return accuracy (rounds, classes) and a ledger."""
     codec, remembers = ROWS[name]
     backbone = backbones[0]
     model = new_model(backbone, task.num_classes, args)
@@ -94,7 +94,7 @@ def federate(
         values, state = server.step(values, fp.weighted_mean(payloads), state)
         fp.load_values(model, values)
         predict = partial(logits, model, backbone)
-        history.append(report.class_accuracy(predict, task, args.device)[None])
+        history.append(class_accuracy(predict, task, args.device))
     return torch.stack(history), ledger
 
 
@@ -102,24 +102,24 @@ def measure(args: Namespace) -> str:
     """Run every row for each seed, and compare bytes and accuracy with the first row."""
     seeds = range(3) if args.full else [args.seed]
     results = [
-        report.run(federate, list(ROWS), Namespace(**vars(args) | {"seed": seed})) for seed in seeds
+        run(federate, list(ROWS), Namespace(**vars(args) | {"seed": seed})) for seed in seeds
     ]
     lines = []
     for name in ROWS:
         framed = {result[name].ledger.total(direction="up", framed=True) for result in results}
         plain = results[0][next(iter(ROWS))].ledger.total(direction="up", framed=True)
         accuracy, first = (
-            np.array([result[row].over_rounds()[-1, 0].item() for result in results])
+            np.array([result[row].final() for result in results])
             for row in (name, next(iter(ROWS)))
         )
-        gain = "" if name == next(iter(ROWS)) else report.mean_and_deviation(accuracy - first)
+        gain = "" if name == next(iter(ROWS)) else mean_and_deviation(accuracy - first)
         (sent,) = framed  # equal for all seeds, because it depends only on the model
-        lines.append([name, sent, f"{plain / sent:.1f}", report.mean_and_deviation(accuracy), gain])
-    return report.table(["codec", "bytes up", "times fewer", "accuracy", "gain"], lines)
+        lines.append([name, sent, f"{plain / sent:.1f}", mean_and_deviation(accuracy), gain])
+    return table(["codec", "bytes up", "times fewer", "accuracy", "gain"], lines)
 
 
 def main() -> None:
-    parser = report.flags("Codecs")
+    parser = flags("Codecs")
     parser.set_defaults(backbones=["B"])
     args = parser.parse_args()
     args.rounds = args.rounds or (10 if args.full else None)

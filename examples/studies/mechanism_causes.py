@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fedprompt as fp
-from embedded.clip import DIGITS
+from fedprompt import samples
 from methods.sgpt import GroupedModel
 from studies.gallery.tasks import Trial
 from studies.mechanism_settings import SETTINGS, Setting
@@ -50,19 +50,22 @@ def groups(setting: Setting) -> dict[str, float]:
 
 def selected(model: GroupedModel, trial: Trial) -> dict[str, float]:
     """Measure a trained model on the test images."""
-    domains, labels = trial.test_cells // len(DIGITS), trial.test_cells % len(DIGITS)
+    num_classes = len(samples.CLASS_NAMES)
+    domains, labels = trial.test_cells // num_classes, trial.test_cells % num_classes
     batches, num_groups = trial.test.split(256), len(model.selector.keys)
     chosen = [model.selector(model.query(each)).indices for each in batches]
     found = torch.cat(chosen), domains, num_groups, 1 + int(domains.max())
     table = fp.selection.contingency_table(*found).float()
-    used = table[table.any(1)]
+    used, health = table[table.any(1)], fp.selection.selection_health(table.sum(1))
     shares = used.amax(1) / used.sum(1)
     pairs = list(zip(batches, chosen, strict=True))
     own = torch.cat([model.logits(*pair).argmax(1) for pair in pairs])
     none = torch.cat([model.logits(each).argmax(1) for each in batches])
     other = torch.cat([model.logits(each, (of + 1) % num_groups).argmax(1) for each, of in pairs])
     return {
-        "effective groups": fp.selection.selection_health(table.sum(1))["effective_groups"],
+        "effective groups": health["effective_groups"],
+        "dead groups": health["dead_groups"],
+        "images in the group of their domain": fp.selection.clustering_accuracy(table),
         "smallest share of the main domain of a group": shares.min().item(),
         "groups of one domain": (shares == 1).sum().item(),
         "accuracy with the selected groups": (own == labels).float().mean().item(),

@@ -28,7 +28,7 @@ from torch import Tensor
 
 import fedprompt as fp
 from embedded.shifts import DOMAINS, feature_shift
-from embedded.vit import load_vit
+from fedprompt import samples
 
 NUM_GROUPS, NUM_CLIENTS, BATCH_SIZE = 4, 10, 32
 
@@ -42,7 +42,7 @@ class Photographs(NamedTuple):
 
 def digits() -> Photographs:
     """Encode the embedded digits of five domains."""
-    trunk = fp.vit_trunk(load_vit("B"))
+    trunk = fp.vit_trunk(samples.vit("B"))
     train = feature_shift(seed=0, num_clients=len(DOMAINS), validate=False).train
     images = torch.stack([image for image, _ in train.split.dataset])
     return Photographs(encode(trunk, images), train.truth)

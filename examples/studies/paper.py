@@ -15,39 +15,24 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import argparse
+import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 from tqdm import tqdm
 
-from embedded import zoo
-from methods import federation
 from studies import (
-    coop_sets,
-    folder_sets,
-    pipeline,
-    readers,
     records,
-    resampling,
     tasks,
-    torchvision_sets,
 )
-from studies.gallery import evaluate, jobs, registry
 from studies.papers import (
     backbones,
-    borders,
-    clusters,
     cost,
-    division,
-    federations,
     fedhpl,
     fedl2g,
     fedotp,
-    floats,
-    measure,
-    pooling,
     run,
     sgpt,
     shrinking,
@@ -55,15 +40,11 @@ from studies.papers import (
 from studies.papers.estimate import estimate as measured
 from studies.papers.run import Machine
 from studies.papers.setting import Row, Setting
-from studies.report import mean_and_deviation, table
+from studies.tables import mean_and_deviation, table
 
 SETTINGS = {
     setting.name: setting for paper in (fedhpl, sgpt, fedl2g, fedotp) for setting in paper.SETTINGS
 }
-READING = (readers, tasks, torchvision_sets, folder_sets, coop_sets, pipeline, resampling, pooling)
-MODELS = (backbones, zoo, federation, federations, borders, floats)
-CODE = (*READING, *MODELS, division, run, measure, evaluate, clusters)
-"""Modules that decide the result of every row."""
 
 
 def main() -> None:
@@ -180,7 +161,7 @@ def finished(
     setting: Setting, task: tasks.Task, machine: Machine, *, seeds: Sequence[int], path: Path
 ) -> list[records.Record]:
     """Run the rows that have no record yet, and return the records of all."""
-    known = {(each["digest"], each["row"], each["seed"]): each for each in records.read(path)}
+    known = {key(each): each for each in records.read(path)}
     rows, found = [row for row, _ in runnable(setting)], []
     changed = {row.title: own for row, own in runnable(setting)}
     total = sum(own.rounds for own in changed.values()) * len(seeds)
@@ -189,34 +170,39 @@ def finished(
         tqdm(total=total, unit="round") as round_bar,
     ):
         for seed in seeds:
-            keys = {row.title: (digest(row, setting, task), row.title, seed) for row in rows}
-            missing = [row for row in rows if keys[row.title] not in known]
+            named = {row.title: about(row, changed[row.title], task, seed) for row in rows}
+            missing = [row for row in rows if key(named[row.title]) not in known]
             row_bar.update(len(rows) - len(missing))
             round_bar.update(sum(changed[row.title].rounds for row in rows if row not in missing))
             for row, trial in trials(setting, task, machine, seed, missing):
                 last = changed[row.title].last_rounds
                 how = {"last_rounds": last, "finished_round": round_bar.update}
                 figures = run.run_row(row, trial, task, **how)
-                named = {"setting": setting.name, "row": row.title, "seed": seed}
-                record = named | {"digest": keys[row.title][0]} | records.rounded(figures)
+                record = named[row.title] | records.origin() | records.rounded(figures)
                 records.append(path, record)
-                known[keys[row.title]] = record
+                known[key(record)] = record
                 row_bar.update()
                 del trial  # its images and models go before the next trial is made
-            found += [known[key] for key in keys.values()]
+            found += [known[key(each)] for each in named.values()]
     return found
 
 
-def digest(row: Row, setting: Setting, task: tasks.Task) -> str:
-    """Hash all that decides the result of a row: code, setting, images and library version.
+def about(row: Row, setting: Setting, task: tasks.Task, seed: int) -> records.Record:
+    """Return what tells a run from the others: `--shrink` changes rounds and images."""
+    return {
+        "setting": setting.name,
+        "row": row.title,
+        "seed": seed,
+        "values": dict(row.values),
+        "rounds": setting.rounds,
+        "images": len(task.train.labels),
+    }
 
-    The images are described by their numbers and sizes, of which `--shrink` changes the former.
-    """
-    files = [Path(module.__file__ or "") for module in CODE]
-    path = registry.gallery()[row.method].path
-    told = {**asdict(replace(setting, rows=())), "values": row.values, "changes": row.changes}
-    sizes = [tuple(side.pixels.shape) for side in (task.train, task.test)]
-    return registry.digest(path, *files, settings=(repr(told), sizes, jobs.version()))
+
+def key(record: records.Record) -> str:
+    """Return the fields that identify a run in the file."""
+    names = ("setting", "row", "seed", "values", "rounds", "images")
+    return json.dumps([record[name] for name in names], sort_keys=True)
 
 
 def estimate(setting: Setting, task: tasks.Task, machine: Machine, num_seeds: int) -> str:

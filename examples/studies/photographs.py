@@ -44,7 +44,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(estimate(known, args, sources))
         return
     for task in args.tasks:
-        path = args.records / f"{task}{'-quick' if args.quick else ''}.jsonl"
+        marks = f"{'-random' if args.random else ''}{'-quick' if args.quick else ''}"
+        path = args.records / f"{task}{marks}.jsonl"
         for partition in args.partitions:
             methods = chosen(known, partition, args.only)
             if methods:

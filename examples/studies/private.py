@@ -31,8 +31,8 @@ from tqdm import tqdm
 
 import fedprompt as fp
 from embedded.tasks import Backbone, Split, Task
-from studies import report
-from studies.prompted import logits, new_model
+from studies.prompted import class_accuracy, flags, logits, new_model, run
+from studies.tables import mean_and_deviation, table
 
 ROWS = {"no privacy": None, "clipping alone": np.inf, "ε = 8": 8.0, "ε = 3": 3.0, "ε = 1": 1.0}
 
@@ -109,7 +109,7 @@ def client_round(
 def federate(
     name: str, task: Task, backbones: list[Backbone], shards: list[np.ndarray], args: Namespace
 ) -> tuple[Tensor, fp.Ledger]:
-    """Run one row of the table; return accuracy (rounds, 1, classes) and a ledger."""
+    """Run one row of the table; return accuracy (rounds, classes) and a ledger."""
     epsilon, backbone = ROWS[name], backbones[0]
     multiplier = 0.0
     if epsilon and epsilon < np.inf:
@@ -118,6 +118,8 @@ def federate(
     private = {"max_norm": args.max_norm if epsilon else None, "multiplier": multiplier}
     model = new_model(backbone, task.num_classes, args)
     values, history, ledger = fp.snapshot(model), [], fp.Ledger()
+    server = fp.overwrite()
+    state = server.init(values)
     described = f"{name}, noise {multiplier:.2f}"
     for server_round in tqdm(range(args.rounds), desc=described, unit="round"):
         payloads = []
@@ -131,15 +133,15 @@ def federate(
                 client_round(model, backbone, task, shard, optimizer, stream, private, args)
             )
             ledger.record(payloads[-1], direction="up", client=k, server_round=server_round)
-        values = {key: mean.value for key, mean in fp.weighted_mean(payloads).items()}
+        values, state = server.step(values, fp.weighted_mean(payloads), state)
         fp.load_values(model, values)
         predict = partial(logits, model, backbone)
-        history.append(report.class_accuracy(predict, task, args.device)[None])
+        history.append(class_accuracy(predict, task, args.device))
     return torch.stack(history), ledger
 
 
 def main() -> None:
-    parser = report.flags("DP-SGD on prompts")
+    parser = flags("DP-SGD on prompts")
     parser.add_argument(
         "--rate", type=float, default=0.2, help="probability of each image to be in a batch"
     )
@@ -158,16 +160,14 @@ def main() -> None:
     if args.dataset != "digits":
         parser.error("batches are drawn from tensors: this study supports only the digits")
     results = [
-        report.run(federate, list(ROWS), Namespace(**vars(args) | {"seed": seed}))
+        run(federate, list(ROWS), Namespace(**vars(args) | {"seed": seed}))
         for seed in (range(3) if args.full else [args.seed])
     ]
-    accuracy = {
-        name: [result[name].over_rounds()[-1, 0].item() for result in results] for name in ROWS
-    }
+    accuracy = {name: [result[name].final() for result in results] for name in ROWS}
     print(
-        report.table(
+        table(
             ["", "accuracy"],
-            [[name, report.mean_and_deviation(values)] for name, values in accuracy.items()],
+            [[name, mean_and_deviation(values)] for name, values in accuracy.items()],
         )
     )
 

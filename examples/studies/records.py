@@ -2,10 +2,18 @@
 
 import json
 import os
+import shutil
+import subprocess
+from datetime import UTC, datetime
+from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import torch
+
 Record = dict[str, Any]
+ROOT = Path(__file__).parents[2]
 
 
 def read(path: Path) -> list[Record]:
@@ -25,6 +33,28 @@ def append(path: Path, record: Record) -> None:
         file.write(json.dumps(record) + "\n")
         file.flush()
         os.fsync(file.fileno())
+
+
+@cache
+def origin() -> Record:
+    """Return the commit, the versions of the library and of torch, and the date.
+
+    The commit is missing without a git repository. It ends with "-dirty" if files of the library
+    or of the examples differ from it.
+    """
+    commit = _git("rev-parse", "--short", "HEAD")
+    changed = _git("status", "--porcelain", "--", "fedprompt", "examples")
+    named = {"commit": f"{commit}-dirty" if changed else commit} if commit else {}
+    date = datetime.now(UTC).date().isoformat()
+    return named | {"version": version("fedprompt"), "torch": torch.__version__, "date": date}
+
+
+def _git(*command: str) -> str:
+    """Return what git prints, or nothing without git or a repository that it can read."""
+    if not (ROOT / ".git").exists() or shutil.which("git") is None:
+        return ""
+    done = subprocess.run(["git", *command], cwd=ROOT, capture_output=True, text=True, check=False)
+    return done.stdout.strip()
 
 
 def rounded(figures: dict[str, Any]) -> Record:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torchvision import datasets
 
-from embedded import clip, data
+from fedprompt import samples
 from studies.coop_sets import SPLITS, coop
 from studies.folder_sets import (
     domainnet,
@@ -66,12 +66,12 @@ def load(name: str, root: Path | str = ".", *, size: int | None = None) -> Task:
 
 def digits(root: Path, size: int) -> Task:
     """Read scikit-learn's digits, inverted and rotated, in the split of seed 0."""
-    split = data.digits(0)
+    split = samples.digits(0, domain=samples.inverted_rotated)
     sides = (
         in_memory((images * 255).round().byte(), labels)
         for images, labels in (split[:2], split[2:])
     )
-    return Task("digits", *sides, clip.DIGITS, templates=clip.TEMPLATES[""])
+    return Task("digits", *sides, samples.CLASS_NAMES, templates=samples.TEMPLATES[""])
 
 
 def solar_cells(root: Path, size: int) -> Task:

@@ -33,10 +33,7 @@ def aggregate(
         make: Constructor of a statistic, called with the first entry of each name. All other
             entries of the name must have its layout.
     """
-    if isinstance(things, Weighted | Mapping):
-        raise wrong_type(
-            "entries", "be an iterable of entries or of payloads", f"one {type(things).__name__}"
-        )
+    check_several("entries", things, "entries or of payloads")
     statistics: dict[str, Statistic] = {}
     payloads: bool | None = None
     for position, thing in enumerate(things):
@@ -60,6 +57,14 @@ def _labeled(thing: Any, position: int, payloads: bool) -> list[tuple[str, str, 
         return [("", f"entries[{position}]", thing)]
     check_payload(f"payloads[{position}]", thing)
     return [(name, f"payloads[{position}][{name!r}]", entry) for name, entry in thing.items()]
+
+
+def check_several(argument: str, things: object, of: str = "payloads") -> None:
+    """Require an iterable of entries or payloads, and not one of them."""
+    if isinstance(things, Weighted | Mapping):
+        raise wrong_type(argument, f"be an iterable of {of}", f"one {type(things).__name__}")
+    if not isinstance(things, Iterable):
+        raise wrong_type(argument, f"be an iterable of {of}", kind(things))
 
 
 def check_payload(argument: str, payload: object, *, reason: str = "") -> None:

@@ -1,21 +1,20 @@
 """Whole payloads as vectors, for distances between clients."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 
-from fedprompt._checks import check_weights, checked_layout, known_rows, wrong_type, wrong_value
+from fedprompt._checks import check_weights, checked_layout, known_rows, wrong_value
 from fedprompt._float64 import widened
-from fedprompt.aggregation._mapped import check_payload
+from fedprompt.aggregation._mapped import check_payload, check_several
 from fedprompt.aggregation.means import check_alike
-from fedprompt.interfaces import Payload, Weighted
+from fedprompt.interfaces import Payload
 
 
 def alike(payloads: Iterable[Payload]) -> list[Payload]:
     """List payloads after checking that all have the names, shapes, dtypes and device of one."""
-    if isinstance(payloads, Weighted | Mapping):
-        raise wrong_type("payloads", "be an iterable of payloads", f"one {type(payloads).__name__}")
+    check_several("payloads", payloads)
     held: list[Payload] = []
     for position, payload in enumerate(payloads):
         place = f"payloads[{position}]"

@@ -11,6 +11,7 @@ from fedprompt.aggregation._mapped import (
     State,
     TensorUpdate,
     check_payload,
+    check_several,
     init_each,
     named,
     step_each,
@@ -55,6 +56,7 @@ def aggregate_by_name(
     chosen = _checked_rules(rules, default, "a function of entries", callable)
 
     def aggregate(payloads: Iterable[Payload], /) -> dict[str, Weighted]:
+        check_several("payloads", payloads)
         held = list(payloads)
         if not held:
             raise wrong_value("payloads", "hold at least one payload", "none")

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 import torch
 
 from fedprompt._checks import check_count, check_number, checked_layout, wrong_type, wrong_value
+from fedprompt.aggregation._mapped import check_several
 from fedprompt.aggregation.means import RowSums, as_entry
 from fedprompt.interfaces import Weighted
 
@@ -69,6 +70,7 @@ def heterogeneous_means(
         Distillation", 2024, Eq. 7-10.
     """
     check_number("smoothing", smoothing, at_least=0)
+    check_several("entries", entries, "entries")
     sums: dict[int, RowSums] = {}
     first: Weighted | None = None
     widths = iter(dims)

@@ -15,11 +15,20 @@ from fedprompt._checks import (
     wrong_type,
     wrong_value,
 )
-from fedprompt.aggregation._mapped import check_payload
+from fedprompt.aggregation._mapped import check_payload, check_several
 from fedprompt.aggregation._vectors import alike, vectors
 from fedprompt.aggregation.means import RowSums, weighted_mean
 from fedprompt.aggregation.server import overwrite
-from fedprompt.interfaces import Answers, Payload, Server, ServerUpdate, Weighted
+from fedprompt.interfaces import (
+    Answers,
+    Message,
+    PairServer,
+    Payload,
+    Server,
+    ServerUpdate,
+    State,
+    Weighted,
+)
 
 LARGEST_FACTOR = 1e18
 
@@ -63,8 +72,7 @@ def mixtures(
         2021.
     """
     rows = _checked_weights(weights)
-    if isinstance(payloads, Weighted | Mapping):
-        raise wrong_type("payloads", "be an iterable of payloads", f"one {type(payloads).__name__}")
+    check_several("payloads", payloads)
     clients = weights.shape[1]
     sums: list[dict[str, RowSums]] = [{} for _ in rows]
     count = 0
@@ -132,8 +140,8 @@ def averaging(
     clients: Iterable[int],
     aggregate: Callable[[Iterable[Payload]], Payload] | None = None,
     update: ServerUpdate[Mapping[str, Tensor], Payload] | None = None,
-) -> Server:
-    """Make a :class:`Server` that aggregates payloads and sends the same values to all clients.
+) -> PairServer:
+    """Make a server that aggregates payloads and sends the same values to all clients.
 
     Args:
         values: First broadcast.
@@ -155,6 +163,42 @@ def averaging(
         {'head': tensor(2.)}
     """
     return _Averaging(values, tuple(clients), aggregate or weighted_mean, update or overwrite())
+
+
+def averaging_server(
+    values: Mapping[str, Tensor],
+    update: ServerUpdate[Mapping[str, Tensor], Payload] | None = None,
+) -> Server:
+    """Make a :class:`Server` that sends the same values to all clients, and averages payloads.
+
+    Args:
+        values: First broadcast.
+        update: Server update of the values, with the mean of a round. If None, :func:`overwrite`
+            takes the mean.
+
+    Returns:
+        A server. Its state contains the `values` and the state of the `update`.
+
+    Example:
+        >>> from fedprompt import ema
+        >>> server = averaging_server({"head": torch.tensor(0.0)}, ema(decay=0.5))
+        >>> payload = {"head": Weighted(torch.tensor(4.0), torch.tensor(1.0))}
+        >>> state = server.step(0, {3: payload}, server.state)
+        >>> server.answer(1, state)
+        {'head': tensor(2.)}
+    """
+    rule = update or overwrite()
+
+    def answer(client: int, state: State) -> Message:
+        values: Mapping[str, Tensor] = state["values"]
+        return values
+
+    def step(server_round: int, payloads: Mapping[int, Any], state: State) -> State:
+        mean = weighted_mean(payloads.values())
+        values, memory = rule.step(state["values"], mean, state["update"])
+        return {"values": values, "update": memory}
+
+    return Server({"values": values, "update": rule.init(values)}, answer, step)
 
 
 class _Averaging(NamedTuple):

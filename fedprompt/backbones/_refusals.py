@@ -5,7 +5,10 @@ from typing import Any
 
 import torch.nn as nn
 
-_WINDOWS = "attention within windows has no tokens that every patch attends to"
+_WINDOWS = (
+    "no trunk can support it, because prompts must be tokens that every patch attends to and "
+    "attention within windows has none; use freeze(model) and PadPrompts"
+)
 _POSITION_TABLE = "its table of relative position biases has no rows for prompts"
 _PACKED = "its packed sequences of patches of many images have no fixed position for prompts"
 _KNOWN = {  # by the module that defines the model
@@ -22,6 +25,7 @@ _KNOWN = {  # by the module that defines the model
 }
 _OTHER_FORWARD_PASS = "its forward pass is not known here"
 _WRITE_A_TRUNK = "the how-to page 'Write a trunk' shows how to support it"
+_PEFT = "it wraps the model; pass model.get_base_model() and its trained parameters as `trainable=`"
 _PAD = "it is convolutional, without tokens; use freeze(model) and PadPrompts"
 # Names of the projections in attention layers of timm, torchvision and transformers.
 _PROJECTIONS = ("qkv", "qk", "q", "q_proj", "query", "to_qkv", "in_proj_weight")
@@ -36,6 +40,8 @@ def reason_to_refuse(model: Any, is_supported: Callable[[nn.Module], bool]) -> s
     """Return the reason to refuse a model, and the remedy."""
     if not isinstance(model, nn.Module):
         return "it is not an nn.Module"
+    if "peft" in libraries(model) and hasattr(model, "get_base_model"):
+        return _PEFT
     inside = [name for name, child in model.named_children() if is_supported(child)]
     if inside and type(model).__name__ != "TimmModel":
         name = inside[0]
@@ -43,6 +49,8 @@ def reason_to_refuse(model: Any, is_supported: Callable[[nn.Module], bool]) -> s
         return f"it contains one; pass {part}"
     timm_model = model.trunk if type(model).__name__ == "TimmModel" else model
     known = _KNOWN.get(type(timm_model).__module__.rpartition(".")[2])
+    if known == _WINDOWS:
+        return known
     if known or _has_attention(model):
         return f"{known or _OTHER_FORWARD_PASS}; {_WRITE_A_TRUNK}"
     # A single convolution may be the patch embedding.

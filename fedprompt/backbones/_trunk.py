@@ -1,5 +1,6 @@
 """Common part of all trunks: the model stays frozen, and prompts fit its masks and positions."""
 
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -11,7 +12,8 @@ import torch.nn as nn
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from fedprompt._checks import check_finite, check_images, kind, wrong_type, wrong_value
+from fedprompt._checks import check_finite, kind, wrong_type, wrong_value
+from fedprompt.backbones._pixels import Sizes, cast, fitted
 from fedprompt.backbones._trainable import Trainable
 from fedprompt.interfaces import Trunk
 
@@ -79,18 +81,25 @@ class FrozenTrunk(Trunk):
             rule = "stay frozen, as freeze(model) left it"
             raise wrong_value("trunk", rule, "a model with parameters that require gradients")
 
-    def prepared(self, images: Tensor) -> Tensor:
-        """Return images in the model's dtype, after the checks of the model and of the device."""
-        self.check_frozen()
-        check_images(images)
-        return self.cast(images)
+    def embed(self, images: Tensor) -> tuple[Tensor, Context]:
+        """Check the model and the images, and return their tokens and the context of the blocks.
 
-    def cast(self, inputs: Tensor) -> Tensor:
-        """Return images or tokens in the model's dtype; they must be on its device."""
-        weight = next(self.model.parameters())
-        if inputs.device != weight.device:
-            raise wrong_value("images", f"be on the trunk's device {weight.device}", inputs.device)
-        return inputs.to(weight.dtype)
+        Many models refuse empty batches. These get no tokens of one black image.
+        """
+        self.check_frozen()
+        images = fitted(images, self.model, self.sizes())
+        if images.shape[0]:
+            return self.embedded(images)
+        tokens, context = self.embedded(images.new_zeros(1, *images.shape[1:]))
+        return tokens[:0], context
+
+    @abstractmethod
+    def embedded(self, images: Tensor) -> tuple[Tensor, Context]:
+        """Return the tokens of images, and the context of the blocks."""
+
+    @abstractmethod
+    def sizes(self) -> Sizes:
+        """Return the sizes of images that the model takes."""
 
     def resume(
         self, tokens: Tensor, *, start: int, image_size: tuple[int, int] | None
@@ -98,7 +107,7 @@ class FrozenTrunk(Trunk):
         """Return tokens before block `start` in the model's dtype, and their context."""
         self.check_frozen()
         self.check_front(start)
-        tokens = self.cast(tokens)
+        tokens = cast(tokens, self.model)
         return tokens, self.context(tokens, self.rotary_table(tokens, image_size))
 
     def check_front(self, start: int) -> None:
@@ -139,7 +148,12 @@ class FrozenTrunk(Trunk):
         checkpointing: bool,
         **arguments: Any,
     ) -> Tensor:
-        """Run a block, with gradient checkpointing if asked and if there are gradients."""
+        """Run a block, with gradient checkpointing if asked and if there are gradients.
+
+        Without images no block runs, because many refuse empty batches.
+        """
+        if tokens.shape[0] == 0:
+            return tokens
         if checkpointing and tokens.requires_grad:
             output: Tensor = checkpoint(partial(block, **arguments), tokens, use_reentrant=False)
             return output

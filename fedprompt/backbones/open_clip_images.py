@@ -10,6 +10,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from fedprompt._checks import check_images, kind, wrong_type, wrong_value
+from fedprompt.backbones._pixels import ANY_SIZE, fitted
+from fedprompt.backbones.open_clip_trunk import tower_sizes
+from fedprompt.backbones.timm import timm_sizes
 
 
 def image_tokens(
@@ -25,7 +28,7 @@ def image_tokens(
     Args:
         clip_model: Any open_clip model except CoCa with attentional pooling. It must be in eval
             mode, as :func:`freeze` and :class:`TextTower` leave it.
-        images: Images normalized for the model, on its device.
+        images: Images normalized for the model, on its device. They are cast to its dtype.
 
     Returns:
         The pooled features, equal to ``clip_model.encode_image(images)``, and the features of
@@ -33,7 +36,7 @@ def image_tokens(
 
     Raises:
         TypeError: If the image tower has no features of patches. The text gives the reason.
-        ValueError: If `clip_model` is in train mode.
+        ValueError: If `clip_model` is in train mode, or does not take the size of the images.
 
     Example:
         >>> import open_clip
@@ -65,6 +68,7 @@ def _vit(visual: Any, images: Tensor) -> tuple[Tensor, Tensor]:
     if visual.attn_pool is not None or visual.pool_type not in ("tok", "avg"):
         rule = "pool a class token or patches, not by attention, whose queries are not patches"
         raise wrong_type("clip_model", rule, "another pooling")
+    images = fitted(images, visual, tower_sizes(visual))
     pooled, patches = visual._pool(visual.transformer(visual._embeds(images)))
     if visual.final_ln_after_pool:
         patches = visual.ln_post(patches)
@@ -74,7 +78,7 @@ def _vit(visual: Any, images: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _resnet(visual: Any, images: Tensor) -> tuple[Tensor, Tensor]:
-    features = visual.stem(images)
+    features = visual.stem(fitted(images, visual, tower_sizes(visual)))
     for layer in (visual.layer1, visual.layer2, visual.layer3, visual.layer4):
         features = layer(features)
     pool = visual.attnpool
@@ -95,11 +99,16 @@ def _resnet(visual: Any, images: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _timm(visual: Any, images: Tensor) -> tuple[Tensor, Tensor]:
+    from timm.layers.hybrid_embed import HybridEmbed
+    from timm.layers.patch_embed import PatchEmbed
+
     trunk = visual.trunk
     if hasattr(visual.head, "pool"):
         got = "an image tower whose head pools feature maps of one fixed size"
         raise wrong_type("clip_model", "pool inside timm", got)
-    features = trunk.forward_features(images)
+    has_patches = isinstance(getattr(trunk, "patch_embed", None), HybridEmbed | PatchEmbed)
+    sizes = timm_sizes(trunk) if has_patches else ANY_SIZE
+    features = trunk.forward_features(fitted(images, visual, sizes))
     pooled = visual.head(trunk.forward_head(features))
     if pooled.ndim != 2:
         got = f"features of shape {tuple(pooled.shape)}"

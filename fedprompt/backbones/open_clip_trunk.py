@@ -6,8 +6,9 @@ from typing import Any
 
 from torch import Tensor
 
-from fedprompt._checks import wrong_value
+from fedprompt._checks import height_and_width
 from fedprompt.backbones._open_clip_blocks import run_block
+from fedprompt.backbones._pixels import Sizes
 from fedprompt.backbones._trunk import Context, FrozenTrunk
 from fedprompt.backbones.timm import timm_maker
 
@@ -31,6 +32,11 @@ def open_clip_maker(visual: Any) -> Callable[..., FrozenTrunk] | None:
     return None
 
 
+def tower_sizes(visual: Any) -> Sizes:
+    """Return the one size of images that a tower of open_clip takes."""
+    return Sizes(height_and_width("image_size", visual.image_size), None)
+
+
 def _pools(visual: Any) -> bool:
     """Whether the tower has one feature for an image, unlike a tower with two attention pools."""
     single = visual.attn_pool is None or visual.attn_pool_contrastive is None
@@ -47,14 +53,12 @@ class _OpenClipTrunk(FrozenTrunk):
         self.num_features = self.width_of_pooled()
         self.patch_size = max(visual.patch_size)
 
-    def embed(self, images: Tensor) -> tuple[Tensor, Context]:
-        images = self.prepared(images)
-        size = tuple(self.model.image_size)
-        if images.shape[2:] != size:
-            rule = f"have the tower's size {size}, because its positions are fixed"
-            raise wrong_value("images", rule, tuple(images.shape[2:]))
+    def embedded(self, images: Tensor) -> tuple[Tensor, Context]:
         tokens = self.model._embeds(images)
         return tokens, self.context(tokens)
+
+    def sizes(self) -> Sizes:
+        return tower_sizes(self.model)
 
     def block(self, layer: int, tokens: Tensor, context: Context, num_prompts: int) -> Tensor:
         _, mask = context.with_prompts(None, self.prefix, num_prompts)

@@ -6,6 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from fedprompt._checks import wrong_value
+from fedprompt.backbones._pixels import Sizes
 from fedprompt.backbones._trunk import Context, FrozenTrunk
 
 
@@ -21,6 +22,15 @@ def timm_maker(model: object) -> Callable[..., FrozenTrunk] | None:
     return None
 
 
+def timm_sizes(model: Any) -> Sizes:
+    """Return the sizes of images that the patch embedding of a model takes."""
+    patch_embed = model.patch_embed
+    own = patch_embed.img_size
+    if own is not None and patch_embed.strict_img_size:
+        return Sizes(own, None)
+    return Sizes(own, (1, 1) if patch_embed.dynamic_img_pad else patch_embed.patch_size)
+
+
 class _TimmTrunk(FrozenTrunk):
     """Base of the trunks of both families, alone or within an image tower of open_clip."""
 
@@ -34,6 +44,9 @@ class _TimmTrunk(FrozenTrunk):
         self.depth = len(model.blocks)
         self.num_features = self.width_of_pooled()
         self.patch_size = model.patch_embed.feat_ratio()
+
+    def sizes(self) -> Sizes:
+        return timm_sizes(self.vit)
 
     def run_block(self, layer: int, tokens: Tensor, **arguments: Tensor | None) -> Tensor:
         checkpointing = self.vit.grad_checkpointing
@@ -68,9 +81,9 @@ class _ViTTrunk(_TimmTrunk):
     def rotary_table(self, tokens: Tensor, image_size: tuple[int, int] | None) -> None:
         self.grid(tokens, image_size)  # only for its check
 
-    def embed(self, images: Tensor) -> tuple[Tensor, Context]:
+    def embedded(self, images: Tensor) -> tuple[Tensor, Context]:
         vit = self.vit
-        patches = vit.patch_embed(self.prepared(images))
+        patches = vit.patch_embed(images)
         tokens = vit.norm_pre(vit.patch_drop(vit._pos_embed(patches)))
         return tokens, self.context(tokens)
 
@@ -80,8 +93,8 @@ class _ViTTrunk(_TimmTrunk):
 
 
 class _EvaTrunk(_TimmTrunk):
-    def embed(self, images: Tensor) -> tuple[Tensor, Context]:
-        tokens, rotary = self.vit._pos_embed(self.vit.patch_embed(self.prepared(images)))
+    def embedded(self, images: Tensor) -> tuple[Tensor, Context]:
+        tokens, rotary = self.vit._pos_embed(self.vit.patch_embed(images))
         return self.vit.norm_pre(tokens), self.context(tokens, rotary)
 
     def rotary_table(self, tokens: Tensor, image_size: tuple[int, int] | None) -> Tensor | None:

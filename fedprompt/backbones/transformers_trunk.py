@@ -6,6 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from fedprompt._checks import wrong_value
+from fedprompt.backbones._pixels import Sizes
 from fedprompt.backbones._trunk import Context, FrozenTrunk
 
 # Other attention functions ignore a mask of scores.
@@ -19,8 +20,9 @@ def transformers_maker(model: object) -> Callable[..., FrozenTrunk] | None:
     """
     bases = (base for base in type(model).__mro__ if base.__module__.startswith("transformers."))
     base: Any = next(bases, None)
+    forward = getattr(base, "forward", None)
     # A subclass with another forward pass may do anything between the blocks.
-    if base is None or getattr(type(model), "forward", None) is not base.forward:
+    if forward is None or getattr(type(model), "forward", None) is not forward:
         return None
     return _TRUNKS.get(base.__name__)
 
@@ -47,12 +49,16 @@ class _TransformersTrunk(FrozenTrunk):
         self.patch_size = max(_height_and_width(config.patch_size))
         self.num_features = self.width_of_pooled()
 
-    def embed(self, images: Tensor) -> tuple[Tensor, Context]:
-        tokens = self.embedded(self.prepared(images))
+    def embedded(self, images: Tensor) -> tuple[Tensor, Context]:
+        tokens = self.embeddings(images)
         return tokens, self.context(tokens)
 
-    def embedded(self, images: Tensor) -> Tensor:
-        other_size = tuple(images.shape[2:]) != _height_and_width(self.vision.config.image_size)
+    def sizes(self) -> Sizes:
+        config = self.vision.config
+        return Sizes(*map(_height_and_width, (config.image_size, config.patch_size)))
+
+    def embeddings(self, images: Tensor) -> Tensor:
+        other_size = tuple(images.shape[2:]) != self.sizes().own
         tokens: Tensor = self.vision.embeddings(images, interpolate_pos_encoding=other_size)
         return tokens
 
@@ -84,7 +90,7 @@ class _DinoTrunk(_ViTTrunk):
         self.prefix = 1 + getattr(model.config, "num_register_tokens", 0)
         super().__init__(model, attention_mask)
 
-    def embedded(self, images: Tensor) -> Tensor:
+    def embeddings(self, images: Tensor) -> Tensor:
         tokens: Tensor = self.vision.embeddings(images)
         return tokens
 
@@ -92,8 +98,8 @@ class _DinoTrunk(_ViTTrunk):
 class _ClipTrunk(_TransformersTrunk):
     """CLIP: the class token, projected if the model has a projection."""
 
-    def embedded(self, images: Tensor) -> Tensor:
-        tokens: Tensor = self.vision.pre_layrnorm(super().embedded(images))
+    def embeddings(self, images: Tensor) -> Tensor:
+        tokens: Tensor = self.vision.pre_layrnorm(super().embeddings(images))
         return tokens
 
     def normalize(self, tokens: Tensor) -> Tensor:

@@ -42,6 +42,8 @@ def check_trunk(
     - *same as the model*: without prompts, the features equal those of `forward`.
     - *repeatable*: masks and tables fit any number of prompts, and features do not depend on
       earlier calls, such as a mask that was cached for another number of prompts.
+    - *normalize*: the tokens of streams pass the last norm. `normalize` must not return tokens
+      unchanged if `pool` ignores their scale, because `pool` then has a norm.
     - *positions*: prompts have no positions. If two prompts change places, their tokens change
       places after each block, and no other token changes.
     - *samples*: samples of a batch do not affect one another.
@@ -108,6 +110,7 @@ class _Judge(PromptedRuns):
         sizes = judged("sizes", "correct the attributes that are named", self.sizes)
         same = judged("same as the model", _REMEDIES["same"], self.same_as_the_model)
         repeatable = judged("repeatable", _REMEDIES["repeatable"], self.repeatable)
+        norm = judged("normalize", "apply the norm that `pool` applies", self.normalizes)
         checks = {"positions": self.positions, "samples": self.samples, "gradients": self.gradients}
         if repeatable.passed:
             prompted = [judged(name, _REMEDIES[name], check) for name, check in checks.items()]
@@ -116,7 +119,7 @@ class _Judge(PromptedRuns):
         frozen = judged("frozen", "call freeze(model) before the trunk is made", self.frozen)
         unchanged = judged("unchanged", "make new tensors, do not write in place", self.unchanged)
         shared = judged("shared", "let __deepcopy__ return the trunk", self.shared)
-        return [sizes, same, repeatable, *prompted, frozen, unchanged, shared]
+        return [sizes, same, repeatable, norm, *prompted, frozen, unchanged, shared]
 
     @torch.no_grad()
     def sizes(self) -> tuple[bool, str]:
@@ -160,6 +163,15 @@ class _Judge(PromptedRuns):
             if not passed:
                 return False, f"{which} prompts, {measured}"
         return True, ""
+
+    @torch.no_grad()
+    def normalizes(self) -> tuple[bool, str]:
+        tokens, _ = self.trunk.embed(self.images)
+        if not torch.equal(self.trunk.normalize(tokens), tokens):
+            return True, ""
+        once, twice = (self.trunk.pool(factor * tokens) for factor in (1, 2))
+        same = (twice - once).abs().max() <= _HALF * once.abs().max()
+        return not same, "it returns tokens unchanged, but `pool` has a norm" if same else ""
 
     @torch.no_grad()
     def positions(self) -> tuple[bool, str]:

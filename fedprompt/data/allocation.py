@@ -16,7 +16,7 @@ def allocate(
     labels: Labels,
     shares: Float[np.ndarray, "clients classes"],
     *,
-    min_size: int = 0,
+    min_size: int | None = None,
     generator: Generator,
 ) -> list[Indices]:
     """Draw the samples of every client, class by class, in proportion to its shares.
@@ -32,14 +32,16 @@ def allocate(
     Args:
         labels: Classes in [0, classes) of at least one sample.
         shares: Shares (clients, classes), at least 0. Columns sum to at most 1.
-        min_size: Smallest number of samples of a client, at least 0. With 0 a client may be empty.
+        min_size: Smallest number of samples of a client. If None, empty clients are an error,
+            because they cannot train. With 0 a client may be empty.
         generator: Source of randomness, of numpy or torch.
 
     Returns:
         For each client the positions of its samples in `labels`, ascending, int64.
 
     Raises:
-        ValueError: If a client gets fewer than `min_size` samples.
+        ValueError: If a client gets fewer than `min_size` samples. If `min_size` is None, the text
+            names the empty clients.
 
     Example:
         >>> shares = np.array([[0.5, 1.0], [0.25, 0.0]])
@@ -47,16 +49,33 @@ def allocate(
         [array([0, 2, 4, 5]), array([1])]
     """
     _check_shares(shares)
-    check_count("min_size", min_size, at_least=0)
+    check_min_size(min_size)
     generator = numpy_generator(generator)
     num_clients, num_classes = shares.shape
     array = some_labels(labels, num_classes=num_classes)
     counts = client_counts(np.bincount(array, minlength=num_classes), shares, generator)
-    smallest = int(counts[:num_clients].sum(axis=1).min())
-    if smallest < min_size:
+    if min_size is None:
+        check_occupied(counts)
+    elif (smallest := int(counts[:num_clients].sum(axis=1).min())) < min_size:
         rule = f"be at most {smallest}, the size of the smallest client with these shares"
         raise wrong_value("min_size", rule, min_size)
     return deal(array, counts, generator)
+
+
+def check_min_size(min_size: object) -> None:
+    """Require None or a number of samples."""
+    if min_size is not None:
+        check_count("min_size", min_size, at_least=0)
+
+
+def check_occupied(counts: Counts) -> None:
+    """Require a sample for each client, because `min_size` does not say that some may be empty."""
+    empty = np.flatnonzero(counts[:-1].sum(axis=1) == 0).tolist()
+    if empty:
+        rule = "be 0 to allow empty clients, or in `dirichlet` at least 1 to draw again"
+        shown = ", ".join(map(str, empty[:10])) + (", ..." if len(empty) > 10 else "")
+        got = f"None, and {len(empty)} of {len(counts) - 1} clients have no samples: {shown}"
+        raise wrong_value("min_size", rule, got)
 
 
 def client_counts(

@@ -16,7 +16,14 @@ from fedprompt.data._arguments import (
     numpy_generator,
     some_labels,
 )
-from fedprompt.data.allocation import allocate, client_counts, deal, owned
+from fedprompt.data.allocation import (
+    allocate,
+    check_min_size,
+    check_occupied,
+    client_counts,
+    deal,
+    owned,
+)
 from fedprompt.data.shares import dirichlet_shares, pathological_shares
 
 DRAWS = 1000
@@ -38,18 +45,30 @@ def iid(labels: Labels, num_clients: int, *, generator: Generator) -> list[Indic
         For each client the positions of its samples in `labels`, ascending, int64. Sizes differ by
         at most 1, and every sample has one owner.
 
+    Raises:
+        ValueError: If there are more clients than samples.
+
     Example:
         >>> iid([0, 0, 0, 1, 1], 2, generator=np.random.default_rng(0))
         [array([2, 3, 4]), array([0, 1])]
     """
     check_count("num_clients", num_clients)
     generator = numpy_generator(generator)
-    order = generator.permutation(len(some_labels(labels))).astype(np.int64)
+    num_samples = len(some_labels(labels))
+    if num_clients > num_samples:
+        rule = f"be at most {num_samples}, the number of samples"
+        raise wrong_value("num_clients", rule, num_clients)
+    order = generator.permutation(num_samples).astype(np.int64)
     return [np.sort(part) for part in np.array_split(order, num_clients)]
 
 
 def dirichlet(
-    labels: Labels, num_clients: int, *, alpha: float, min_size: int = 0, generator: Generator
+    labels: Labels,
+    num_clients: int,
+    *,
+    alpha: float,
+    min_size: int | None = None,
+    generator: Generator,
 ) -> list[Indices]:
     """Split each class over the clients in proportions from a Dirichlet distribution.
 
@@ -62,7 +81,9 @@ def dirichlet(
         labels: Classes of at least one sample. There are ``max(labels) + 1`` classes.
         num_clients: Number of clients, at least 1.
         alpha: Concentration, above 0 and at most 1e12. With a small one, a client has few classes.
-        min_size: Smallest number of samples of a client, at least 0. With 0 a client may be empty.
+        min_size: Smallest number of samples of a client. If None, the first draw is used, and empty
+            clients are an error, because they cannot train. With 0 a client may be empty. With 1 or
+            more, shares are drawn again until all clients have as many.
         generator: Source of randomness, of numpy or torch.
 
     Returns:
@@ -71,6 +92,7 @@ def dirichlet(
 
     Raises:
         ValueError: If no draw reaches `min_size`. The message names the best minimum of all draws.
+            If `min_size` is None, it names the empty clients.
 
     Example:
         >>> labels, draw = np.arange(1000) % 10, np.random.default_rng(0)
@@ -82,17 +104,20 @@ def dirichlet(
         Li et al., "Federated Learning on Non-IID Data Silos: An Experimental Study", ICDE 2022.
     """
     check_count("num_clients", num_clients)
-    check_count("min_size", min_size, at_least=0)
+    check_min_size(min_size)
     generator = numpy_generator(generator)
     array = some_labels(labels)
     class_sizes = np.bincount(array)
-    if min_size * num_clients > len(array):
+    if (min_size or 0) * num_clients > len(array):
         rule = f"be at most {len(array) // num_clients}, an equal part of {len(array)} samples"
         raise wrong_value("min_size", rule, min_size)
     best = 0
     for _ in range(DRAWS):
         shares = dirichlet_shares(num_clients, len(class_sizes), alpha=alpha, generator=generator)
         counts = client_counts(class_sizes, shares, generator)
+        if min_size is None:
+            check_occupied(counts)
+            return deal(array, counts, generator)
         smallest = int(counts[:num_clients].sum(axis=1).min())
         if smallest >= min_size:
             return deal(array, counts, generator)
@@ -102,7 +127,12 @@ def dirichlet(
 
 
 def pathological(
-    labels: Labels, num_clients: int, *, classes_per_client: int, generator: Generator
+    labels: Labels,
+    num_clients: int,
+    *,
+    classes_per_client: int,
+    min_size: int | None = None,
+    generator: Generator,
 ) -> list[Indices]:
     """Give every client samples of a few classes only.
 
@@ -116,6 +146,8 @@ def pathological(
         num_clients: Number of clients, at least 1.
         classes_per_client: Number of classes of each client, at most all. Its product with
             `num_clients` must be divisible by the number of classes.
+        min_size: Smallest number of samples of a client, as in :func:`~fedprompt.data.allocate`. If
+            None, empty clients are an error. With 0 a client may be empty.
         generator: Source of randomness, of numpy or torch.
 
     Returns:
@@ -123,7 +155,8 @@ def pathological(
         has one owner.
 
     Raises:
-        ValueError: If `classes_per_client` does not fit the numbers of classes and clients.
+        ValueError: If `classes_per_client` does not fit the numbers of classes and clients, or a
+            client has fewer than `min_size` samples.
 
     Example:
         >>> labels, draw = np.arange(1000) % 10, np.random.default_rng(0)
@@ -137,7 +170,7 @@ def pathological(
     shares = pathological_shares(
         num_clients, num_classes, classes_per_client=classes_per_client, generator=generator
     )
-    return allocate(array, shares, generator=generator)
+    return allocate(array, shares, min_size=min_size, generator=generator)
 
 
 def by_domain(
@@ -166,7 +199,8 @@ def by_domain(
         ``sorted(set(domains))``, and the clients of a domain follow one another.
 
     Raises:
-        ValueError: If `num_clients` is not a multiple of the number of domains.
+        ValueError: If `num_clients` is not a multiple of the number of domains, or a domain has
+            fewer samples than clients.
 
     Example:
         >>> by_domain(["photo", "sketch", "photo", "art"])
@@ -185,7 +219,10 @@ def by_domain(
         rule = f"be a multiple of {num_domains}, the number of domains"
         raise wrong_value("num_clients", rule, num_clients)
     generator = numpy_generator(generator)
-    share = num_clients // num_domains
+    share, fewest = num_clients // num_domains, min(map(len, each))
+    if share > fewest:
+        rule = f"be at most {fewest * num_domains}, because a domain has only {fewest} samples"
+        raise wrong_value("num_clients", rule, num_clients)
     return [own[part] for own in each for part in iid(own, share, generator=generator)]
 
 

@@ -1,14 +1,12 @@
 """Messages and client states in Flower's records."""
 
-import json
 from typing import Any
 
-import safetensors.torch
 from flwr.app import Array, ArrayRecord, RecordDict
 from torch import Tensor
 
 from fedprompt._checks import wrong_value
-from fedprompt._trees import packed, unpacked
+from fedprompt._trees import from_blob, to_blob
 from fedprompt.interfaces import Message, Weighted
 from fedprompt.wire import Expected, Header, decode_payload, encode_payload
 
@@ -76,20 +74,15 @@ def blob_of(records: RecordDict) -> bytes:
 
 def remember(state: Any, records: RecordDict) -> None:
     """Store a state, a tree as of :func:`save_checkpoint`, in the records of a context."""
-    tensors: dict[str, Tensor] = {}
-    tree = json.dumps(packed(state, "state", tensors))
-    records[_STATE] = _record(safetensors.torch.save(tensors, {"state": tree}))
+    records[_STATE] = _record(to_blob(state, "state"))
 
 
 def remembered(records: RecordDict) -> Any:
     """Return the stored state, or ``{}``."""
     if _STATE not in records:
         return {}
-    blob = records.array_records[_STATE][
-        "blob"
-    ].data  # written by this client, so it is not validated
-    header = json.loads(blob[8 : 8 + int.from_bytes(blob[:8], "little")])
-    return unpacked(json.loads(header["__metadata__"]["state"]), safetensors.torch.load(blob))
+    # It was written by this client, so it is not validated.
+    return from_blob(records.array_records[_STATE]["blob"].data)
 
 
 def _record(blob: bytes) -> ArrayRecord:

@@ -9,17 +9,21 @@ from flwr.serverapp.strategy import Strategy
 
 from fedprompt._checks import wrong_value
 from fedprompt.flower.rounds import LOG, Wire, client_nodes
-from fedprompt.interfaces import Server
+from fedprompt.interfaces import Message, PairServer, Weighted
 from fedprompt.messages import Ledger
 from fedprompt.wire import Expected
 
 
 class ServerStrategy(Strategy):
-    """Flower strategy that runs a :class:`Server`.
+    """Flower strategy that runs a :class:`~fedprompt.interfaces.PairServer`.
 
     ``strategy.start(grid, ArrayRecord(), num_rounds=3)`` runs the rounds. Each round is a
-    :func:`run_round` and a step with the accepted messages. If no message is accepted, answers and
-    state are unchanged. The strategy does not evaluate.
+    :func:`run_round` and a step with the accepted messages. The strategy does not evaluate.
+
+    If no message is accepted, or if the server refuses the step with a ValueError, answers and
+    state are unchanged and the run goes on. For example, an adaptive rule refuses values that
+    overflow its state. One line of the log has the reason, and the largest magnitude that each
+    client sent. To refuse only the message of the client at fault, set ``max_abs`` in `expect`.
 
     Args:
         server: Server, such as :func:`averaging`.
@@ -52,7 +56,7 @@ class ServerStrategy(Strategy):
 
     def __init__(
         self,
-        server: Server,
+        server: PairServer,
         *,
         cohort: Callable[[int], Iterable[int]],
         expect: Callable[[int], Expected],
@@ -86,10 +90,17 @@ class ServerStrategy(Strategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Envelope]
     ) -> tuple[None, MetricRecord]:
-        """Step the server with the accepted messages."""
+        """Step the server with the accepted messages, or drop the round if it refuses them."""
         messages = self._wire.accept(replies, self._asked, server_round - 1)
         if messages:
-            self.answers, self.state = self.server.step(messages, self.state)
+            try:
+                self.answers, self.state = self.server.step(messages, self.state)
+            except ValueError as error:
+                largest = ", ".join(
+                    f"{client}: {_largest(message):.3g}" for client, message in messages.items()
+                )
+                text = "round %d is dropped: %.300s Largest magnitude of each client: %s"
+                LOG.warning(text, server_round - 1, error, largest)
         return None, MetricRecord({"asked": len(self._asked), "accepted": len(messages)})
 
     def configure_evaluate(
@@ -108,3 +119,10 @@ class ServerStrategy(Strategy):
             type(self.server).__name__,
             len(self.answers),
         )
+
+
+def _largest(message: Message) -> float:
+    """Return the largest magnitude of the floating-point values of a message, or 0 without any."""
+    values = [entry.value if isinstance(entry, Weighted) else entry for entry in message.values()]
+    known = [value for value in values if value.is_floating_point() and value.numel()]
+    return max((value.abs().max().item() for value in known), default=0.0)

@@ -12,8 +12,10 @@ from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
+from fedprompt._random_streams import RandomStreams
+from fedprompt._threads import PROCESS_STATE, replacing
+
 Result = TypeVar("Result")
-RandomStates = list[Tensor]
 # Position of the dropout probability among the arguments.
 DROPOUT_POSITION = {F.scaled_dot_product_attention: 4, F.multi_head_attention_forward: 10}
 
@@ -55,6 +57,15 @@ class Passes:
         return result
 
 
+@contextmanager
+def passes_alone(model: nn.Module, images: Iterable[Tensor]) -> Iterator[Passes]:
+    """Return the passes of a model, while no other thread makes passes. Restore random streams."""
+    with replacing(model), PROCESS_STATE:
+        passes = Passes(model, images)
+        with passes.streams.restored():
+            yield passes
+
+
 class _Outer(nn.Module):
     """A model and a function of its outputs, as one module."""
 
@@ -80,36 +91,6 @@ def _slots(model: nn.Module) -> dict[str, list[str]]:
             if tensor is not None:
                 slots.setdefault(tensor, []).append(f"{prefix}.{name}")
     return {names[0].removeprefix("model."): names for names in slots.values()}
-
-
-class RandomStreams:
-    """PyTorch's global random streams on the CPU and on each accelerator of some tensors."""
-
-    def __init__(self, tensors: Iterable[Tensor]) -> None:
-        devices = {tensor.device for tensor in tensors if tensor.device.type != "cpu"}
-        self.devices = sorted(devices, key=str)
-
-    def states(self) -> RandomStates:
-        """Return the current state of each stream."""
-        return [
-            torch.get_rng_state(),
-            *(torch.get_device_module(device).get_rng_state(device) for device in self.devices),
-        ]
-
-    def replay(self, states: RandomStates) -> None:
-        """Set each stream back to a state."""
-        torch.set_rng_state(states[0])
-        for state, device in zip(states[1:], self.devices, strict=True):
-            torch.get_device_module(device).set_rng_state(state, device)
-
-    @contextmanager
-    def restored(self) -> Iterator[None]:
-        """Set each stream back to its present state at the end."""
-        before = self.states()
-        try:
-            yield
-        finally:
-            self.replay(before)
 
 
 @contextmanager

@@ -83,10 +83,14 @@ def check_call(model: object, learning_rate: float, weight: float) -> None:
         )
     if not isinstance(model, nn.Module):
         raise wrong_type("model", "be an nn.Module", kind(model))
-    if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise wrong_value("model", "have a parameter that requires gradients", "none")
     check_number("learning_rate", learning_rate, above=0)
     check_number("weight", weight, at_least=0)
+
+
+def check_trainable(parameters: Mapping[str, Tensor]) -> None:
+    """Require a trainable parameter."""
+    if not parameters:
+        raise wrong_value("model", "have a parameter that requires gradients", "none")
 
 
 def checked_batches(argument: str, batches: object, num_classes: int) -> list[Pair]:

@@ -10,11 +10,12 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
+from fedprompt._random_streams import RandomStates
 from fedprompt.guidance._passes import (
     Passes,
-    RandomStates,
     ReplayableAttention,
     differentiable_attention,
+    passes_alone,
 )
 from fedprompt.guidance._validation import (
     Guides,
@@ -24,6 +25,7 @@ from fedprompt.guidance._validation import (
     check_outputs,
     check_reached,
     check_stepped,
+    check_trainable,
     check_twice_differentiable,
     check_used,
     checked_batches,
@@ -74,6 +76,10 @@ def guide_gradient(
     masks are the same in every pass over a study batch. Gradient checkpointing
     (``use_reentrant=False``) is supported and gives the same numbers.
 
+    Use a separate model in each thread. Threads may share a frozen trunk. Calls in several threads
+    run one after another, because attention settings, forward mode and the global random streams
+    belong to the process. Meanwhile, no other thread may run this model or draw from these streams.
+
     Args:
         model: Module that returns (guided (batch, dim), logits (batch, classes)) for images. Its
             trainable parameters take the step. Frozen parameters, and tensors that are not
@@ -99,6 +105,8 @@ def guide_gradient(
     Raises:
         ValueError: If a shape or a label does not fit, a trainable parameter receives no gradient
             or a non-finite one, or no trainable parameter affects the guided output.
+        RuntimeError: Under ``torch.inference_mode``, or if another thread runs this function or
+            :func:`~fedprompt.privacy.per_sample` on modules of `model`.
 
     Example:
         A linear model with one input is guided in its logits towards class 1.
@@ -125,8 +133,6 @@ def guide_gradient(
     rows = rows._replace(table=rows.table.detach())
     study_batches = checked_batches("study", study, len(rows.table))
     quiz_batches = checked_batches("quiz", quiz, len(rows.table))
-    passes = Passes(model, [images for images, _ in study_batches + quiz_batches])
-    parameters = passes.parameters()
 
     def study_loss(guided: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
         check_reached(guided)
@@ -135,11 +141,14 @@ def guide_gradient(
     def quiz_loss(guided: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
         return label_loss(logits, labels)
 
-    on_study = partial(_mean_gradient, passes, rows.table, "study", study_batches, loss=study_loss)
-    on_quiz = partial(_mean_gradient, passes, rows.table, "quiz", quiz_batches, loss=quiz_loss)
-    with passes.streams.restored():
+    inputs = [images for images, _ in study_batches + quiz_batches]
+    with passes_alone(model, inputs) as passes:
+        parameters = passes.parameters()
+        check_trainable(parameters)
+        mean_gradient = partial(_mean_gradient, passes, rows.table)
+        on_study = partial(mean_gradient, "study", study_batches, loss=study_loss)
         studied, step = _guided_step(on_study, parameters, update, learning_rate)
-        _, slope = on_quiz(step.parameters)
+        _, slope = mean_gradient("quiz", quiz_batches, step.parameters, loss=quiz_loss)
         check_used(parameters, step.used | slope.keys())
         pulled = step.pull_back(slope)
         direction = {

@@ -34,7 +34,8 @@ def guided_loss(
     .. math:: \mathrm{CE}(z, y) + \text{weight} \cdot \ell\big(f, v_y\big)
 
     This is Eq. 4 of FedL2G. With the default loss it is also FedProto, if the guides are
-    prototypes, and FedDistill, if they are mean logits. :func:`class_means` computes both.
+    prototypes. It is FedDistill, if they are mean logits and `loss` is the cross-entropy to their
+    softmax. :func:`class_means` computes both.
 
     A server's mean can be passed as a :class:`Weighted`. Samples of a class of weight 0 have no
     guide: each is compared with itself, and receives no gradient from the guide loss.

@@ -21,6 +21,7 @@ from torch.autograd import forward_ad
 
 from fedprompt._checks import check_number
 from fedprompt._float64 import widened
+from fedprompt._threads import PROCESS_STATE
 from fedprompt.guidance._forward_rules import ForwardRules, make_dual, tangent_of
 
 Parameters = Mapping[str, Tensor]
@@ -37,6 +38,7 @@ def forward_mode(
 
     The pass builds no graph and needs about the memory of a plain forward pass. If an operator of
     the model has no forward-mode rule, :func:`double_backward` is used instead, with a warning.
+    Forward mode belongs to the process, so calls in several threads run one after another.
 
     Args:
         evaluate: Function that runs the model and applies a function to its guided output.
@@ -53,16 +55,17 @@ def forward_mode(
         >>> forward_mode(evaluate, at, along)
         tensor([[6.]])
     """
-    _load_rules()
     try:
-        with forward_ad.dual_level():
-            duals = {
-                name: make_dual(value.detach(), direction[name].detach())
-                for name, value in parameters.items()
-            }
-            with ForwardRules(), torch.enable_grad():
-                tangent: Tensor = evaluate(duals, _own_tangent)
-                return tangent
+        with PROCESS_STATE:
+            _load_rules()
+            with forward_ad.dual_level():
+                duals = {
+                    name: make_dual(value.detach(), direction[name].detach())
+                    for name, value in parameters.items()
+                }
+                with ForwardRules(), torch.enable_grad():
+                    tangent: Tensor = evaluate(duals, _own_tangent)
+                    return tangent
     except NotImplementedError as reason:
         text = " ".join(str(reason).split())
         warnings.warn(

@@ -5,6 +5,7 @@ remembers something between rounds. The protocols are the types of functions and
 piece can replace one of the library wherever it fits the protocol. Nothing here computes.
 """
 
+from fedprompt.interfaces.methods import Method, Round, Server, State
 from fedprompt.interfaces.nouns import (
     Answers,
     ClassNames,
@@ -20,9 +21,9 @@ from fedprompt.interfaces.nouns import (
 from fedprompt.interfaces.protocols import (
     Aggregator,
     Codec,
+    PairServer,
     PromptSelector,
     ResumableTrunk,
-    Server,
     ServerRule,
     ServerUpdate,
     TextEncoder,
@@ -39,15 +40,19 @@ __all__ = [
     "Coupling",
     "Encoded",
     "Message",
+    "Method",
+    "PairServer",
     "Payload",
     "PromptSelector",
     "PromptStream",
     "PromptedText",
     "ResumableTrunk",
+    "Round",
     "Selection",
     "Server",
     "ServerRule",
     "ServerUpdate",
+    "State",
     "TextEncoder",
     "TrainableTrunk",
     "TransportSolver",

@@ -76,7 +76,7 @@ class ServerRule(Protocol):
 
 
 @runtime_checkable
-class Server(Protocol):
+class PairServer(Protocol):
     """Pair of ``init`` and ``step``: an answer for each client from the payloads of all clients."""
 
     def init(self) -> tuple[Answers, Any]:

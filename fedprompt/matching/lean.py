@@ -80,6 +80,8 @@ def lean_transport_logits(
     check_features("text", text, 3, "(prompts, classes, dim)", batched=False)
     check_pair("patches", patches, text, scale)
     check_number("mass", mass, above=0, at_most=1)
+    tiny = torch.finfo(torch.promote_types(patches.dtype, torch.float32)).tiny
+    check_number("epsilon", epsilon, above=0, at_least=tiny)
     _check_finite("patches", patches)
     _check_finite("text", text)
     solver = partial(

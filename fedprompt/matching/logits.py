@@ -5,9 +5,9 @@ from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor
 
-from fedprompt._checks import check_number, kind, wrong_type, wrong_value
+from fedprompt._checks import check_device, check_number, kind, wrong_type, wrong_value
 from fedprompt._cosine import cosines, unit
-from fedprompt.interfaces import TransportSolver
+from fedprompt.interfaces import Coupling, TransportSolver
 from fedprompt.transport import TransportScore, newton, plan_fixed
 
 
@@ -29,7 +29,8 @@ def cosine_logits(
         Logits in float32 at least.
 
     Raises:
-        ValueError: If shapes disagree.
+        TypeError: If one of the features is float64 and the other is not.
+        ValueError: If shapes or devices disagree.
 
     Example:
         >>> image, text = torch.tensor([[3.0, 0.0]]), torch.tensor([[1.0, 0.0], [0.0, 2.0]])
@@ -49,8 +50,11 @@ def cosine_logits(
     check_features("text", text, 3 if own else 2, shape, batched=own)
     check_pair("image", image, text, scale)
     if own and text.shape[0] != image.shape[0]:
-        rule = f"have one set of classes for each of {image.shape[0]} images"
-        raise wrong_value("text", rule, text.shape[0])
+        rule = (
+            "have shape (classes, dim), such as text[0] of a tower's (contexts, classes, dim), or "
+            f"one set of classes for each of {image.shape[0]} images"
+        )
+        raise wrong_value("text", rule, tuple(text.shape))
     return scale * cosines(image, text)
 
 
@@ -90,7 +94,8 @@ def transport_logits(
         Logits in float32 at least, also under autocast.
 
     Raises:
-        ValueError: If shapes disagree, or `mass` lies outside (0, 1].
+        TypeError: If one of the features is float64 and the other is not.
+        ValueError: If shapes or devices disagree, or `mass` lies outside (0, 1].
 
     Example:
         Half of the patches show class 0, and the other half shows no class. With a mass of 0.5,
@@ -110,13 +115,21 @@ def transport_logits(
     check_features("text", text, 3, "(prompts, classes, dim)", batched=False)
     check_pair("patches", patches, text, scale)
     check_number("mass", mass, above=0, at_most=1)
+    for argument, function in (("solver", solver), ("gradient", gradient)):
+        if not callable(function):
+            raise wrong_type(argument, "be a function", kind(function))
     with torch.autocast(patches.device.type, enabled=False):
         similarity = patch_cosines(unit(patches), unit(text).transpose(0, 1))
         cost = (1 - similarity).transpose(2, 3)
         a = cost.new_full(cost.shape[2:3], 1 / cost.shape[2])
         b = cost.new_full(cost.shape[3:], mass / cost.shape[3])
         coupling = solver(cost.detach(), a, b)
-        return scale * (coupling.plan.sum((2, 3)) - gradient(cost, coupling))
+        if not isinstance(coupling, Coupling):
+            raise wrong_type("solver", "return a Coupling", kind(coupling))
+        score = gradient(cost, coupling)
+        if not isinstance(score, Tensor):
+            raise wrong_type("gradient", "return a tensor", kind(score))
+        return scale * (coupling.plan.sum((2, 3)) - score)
 
 
 def patch_cosines(patches: Tensor, text: Tensor) -> Tensor:
@@ -145,11 +158,20 @@ def check_features(
 
 
 def check_pair(name: str, image: Tensor, text: Tensor, scale: object) -> None:
-    """Require features of one width, and a scale that is a number or a scalar tensor."""
+    """Require features of one width, dtype and device, and a number or a scalar as their scale.
+
+    float32 and the half precisions may be mixed.
+    """
     if image.shape[-1] != text.shape[-1]:
         raise wrong_value("text", f"have the width of `{name}`, {image.shape[-1]}", text.shape[-1])
+    wide = [torch.promote_types(features.dtype, torch.float32) for features in (image, text)]
+    if wide[0] != wide[1]:
+        raise wrong_type("text", f"have the dtype of `{name}`, {image.dtype}", text.dtype)
+    if image.device != text.device:
+        raise wrong_value("text", f"be on the device of `{name}`, {image.device}", text.device)
     if isinstance(scale, Tensor):
         if scale.ndim or not scale.is_floating_point():
             raise wrong_type("scale", "be a number or a floating-point scalar tensor", kind(scale))
+        check_device("scale", scale, image.device)
     else:
         check_number("scale", scale, above=0)

@@ -4,11 +4,11 @@ import hashlib
 import json
 from collections.abc import Hashable, Iterable, Mapping
 from os import PathLike
-from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 from fedprompt._checks import check_count, kind, wrong_type, wrong_value
-from fedprompt._trees import packed, unpacked
+from fedprompt._files import checked_file
+from fedprompt._trees import packed, parsed, unpacked
 
 Direction = Literal["up", "down"]
 
@@ -67,10 +67,10 @@ def read_entries(
         raise wrong_value("state", "contain the entries if `path` is None", "the state of a file")
     for field in ("num_entries", "num_bytes"):
         check_count(f"state[{field!r}]", state[field], at_least=0)
-    found = b""
-    if Path(path).exists():
-        with open(path, "rb") as file:
-            found = file.read(state["num_bytes"])
+    file, found = checked_file("path", path), b""
+    if file.exists():
+        with file.open("rb") as stream:
+            found = stream.read(min(state["num_bytes"], file.stat().st_size))
     lines = found.splitlines(keepends=True)
     written = Written(path).followed_by(lines)
     if [getattr(written, field) for field in MARK] != [state[field] for field in MARK]:
@@ -78,9 +78,19 @@ def read_entries(
         raise wrong_value(
             "path", f"contain the {state['num_entries']} entries that were saved", got
         )
-    return [
-        LedgerEntry(*(unpacked(field, {}) for field in json.loads(line))) for line in lines
-    ], written
+    try:
+        return [_entry_of(line) for line in lines], written
+    except (ValueError, TypeError) as error:
+        raise wrong_value("path", "contain entries as a ledger writes them", error) from error
+
+
+def _entry_of(line: bytes) -> LedgerEntry:
+    fields = parsed(line)
+    if not isinstance(fields, list) or len(fields) != len(LedgerEntry._fields):
+        raise wrong_value("line", f"be a list of {len(LedgerEntry._fields)} fields", kind(fields))
+    entry = LedgerEntry(*(unpacked(field, {}) for field in fields))
+    _check_entry(entry, "line.{}")
+    return entry
 
 
 def entries_of(state: Mapping[str, Any]) -> list[LedgerEntry]:
@@ -99,29 +109,34 @@ def entries_of(state: Mapping[str, Any]) -> list[LedgerEntry]:
     columns = (state[field] for field in LedgerEntry._fields)
     entries = [LedgerEntry(*values) for values in zip(*columns, strict=True)]
     for position, entry in enumerate(entries):
-        _check_entry(position, entry)
+        _check_entry(entry, f"state['{{}}'][{position}]")
     return entries
 
 
 def check_direction(argument: str, direction: object) -> None:
     """Require a direction."""
-    if direction not in get_args(Direction):
-        raise wrong_value(argument, "be 'up' or 'down'", repr(direction))
+    if not isinstance(direction, str) or direction not in get_args(Direction):
+        raise wrong_value(argument, "be 'up' or 'down'", kind(direction))
 
 
-def _check_entry(position: int, entry: LedgerEntry) -> None:
+def _check_entry(entry: LedgerEntry, place: str) -> None:
     """Require an entry that :meth:`Ledger.record` could have made."""
     for field in ("server_round", "num_bytes", "framed"):
-        check_count(f"state[{field!r}][{position}]", getattr(entry, field), at_least=0)
-    check_direction(f"state['direction'][{position}]", entry.direction)
-    if not isinstance(entry.name, str):
-        raise wrong_type(f"state['name'][{position}]", "be a string", kind(entry.name))
-    check_client(f"state['client'][{position}]", entry.client)
+        check_count(place.format(field), getattr(entry, field), at_least=0)
+    check_direction(place.format("direction"), entry.direction)
+    check_name(place.format("name"), entry.name)
+    check_client(place.format("client"), entry.client)
+
+
+def check_name(argument: str, name: object) -> None:
+    """Require the name of a tensor."""
+    if not isinstance(name, str):
+        raise wrong_type(argument, "be a string", kind(name))
 
 
 def check_client(argument: str, client: object) -> None:
-    """Require a hashable id."""
-    try:
-        hash(client)
-    except TypeError as error:
-        raise wrong_type(argument, "be hashable", kind(client)) from error
+    """Require an id that a checkpoint restores: a string, a number, or a tuple of these."""
+    for part in client if type(client) is tuple else (client,):
+        if type(part) not in (str, int, float, bool) or part != part:  # NaN is not equal to itself
+            rule = "be a string, a number of Python, or a tuple of these"
+            raise wrong_type(argument, rule, kind(client))

@@ -3,12 +3,14 @@
 import csv
 import os
 from collections.abc import Hashable, Mapping
+from functools import partial
+from io import StringIO
 from itertools import chain, repeat
 from os import PathLike
-from pathlib import Path
 from typing import Any, get_args
 
 from fedprompt._checks import check_count, kind, wrong_type, wrong_value
+from fedprompt._files import checked_file, checked_path, replace_file
 from fedprompt.interfaces import Message
 from fedprompt.messages._entries import (
     MARK,
@@ -17,6 +19,7 @@ from fedprompt.messages._entries import (
     Written,
     check_client,
     check_direction,
+    check_name,
     entries_of,
     line_of,
     read_entries,
@@ -32,7 +35,8 @@ class Ledger:
     the new entries to a file and returns a state of constant size.
 
     Args:
-        path: File for the entries, one line of JSON each. If None, they are part of the state.
+        path: File for the entries, one line of JSON each. If None, they are part of the state. A
+            file that exists must be loaded by :meth:`load_state_dict`; it is not overwritten.
 
     Attributes:
         entries: For each name of each recorded message, in the order of recording, a named tuple
@@ -53,6 +57,8 @@ class Ledger:
     """
 
     def __init__(self, path: str | PathLike[str] | None = None) -> None:
+        if path is not None:
+            checked_path("path", path)
         self.path = path
         self.entries: list[LedgerEntry] = []
         self._written = Written()
@@ -71,7 +77,7 @@ class Ledger:
         Args:
             message: Message that is sent; its bytes are counted as by :func:`num_bytes`.
             direction: "up" from the client, or "down" to it.
-            client: Id of the client; hashable.
+            client: Id of the client: a string, a number of Python, or a tuple of these.
             server_round: Round (0-based).
             framed: Length of the blob, ``len(encode_payload(message, ...))``. 0 without a blob.
 
@@ -89,7 +95,7 @@ class Ledger:
             raise wrong_value("framed", rule, framed)
         frames = chain([framed], repeat(0))
         self.entries += [
-            LedgerEntry(server_round, client, direction, *own, frame)
+            LedgerEntry(int(server_round), client, direction, *own, int(frame))
             for own, frame in zip(sizes.items(), frames, strict=False)
         ]
 
@@ -114,6 +120,14 @@ class Ledger:
         """
         if framed and name is not None:
             raise wrong_value("name", "be None if `framed` is true", repr(name))
+        for value, argument, check in (
+            (direction, "direction", check_direction),
+            (client, "client", check_client),
+            (server_round, "server_round", partial(check_count, at_least=0)),
+            (name, "name", check_name),
+        ):
+            if value is not None:
+                check(argument, value)
         wanted = {
             "direction": direction,
             "client": client,
@@ -161,7 +175,12 @@ class Ledger:
         Returns:
             Without a `path`, a list of values for each field of an entry. With a `path`, the number
             of entries, the length of the file in bytes, and a digest. :func:`save_checkpoint`
-            accepts both if ids are strings, numbers or tuples of these.
+            accepts both.
+
+        Raises:
+            ValueError: If the file exists, is not empty, and was neither written nor loaded by this
+                ledger. So a run that is started again by mistake does not destroy the file. If a
+                run was killed before its first checkpoint, delete the file.
 
         Example:
             >>> ledger = Ledger()
@@ -194,7 +213,7 @@ class Ledger:
         if set(state) == set(MARK):
             self.entries, self._written = read_entries(self.path, state)
         else:
-            self.entries, self._written = entries_of(state), Written()
+            self.entries, self._written = entries_of(state), Written(self._written.path)
 
     def to_csv(self, path: str | PathLike[str]) -> None:
         """Write every entry to a CSV file with a header.
@@ -202,22 +221,29 @@ class Ledger:
         Args:
             path: Path of the file. An existing file is replaced.
         """
-        with open(path, "w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file)
-            writer.writerow(LedgerEntry._fields)
-            writer.writerows(self.entries)
+        file, text = checked_file("path", path), StringIO(newline="")
+        writer = csv.writer(text)
+        writer.writerow(LedgerEntry._fields)
+        writer.writerows(self.entries)
+        replace_file(file, text.getvalue().encode())
 
     def _append(self, path: str | PathLike[str]) -> None:
         """Write the entries that the file lacks, over the remains of an interrupted write."""
-        if self._written.path != path or self._written.num_entries > len(self.entries):
+        file = checked_file("path", path)
+        if self._written.path != path:
+            if file.exists() and file.stat().st_size:
+                rule = "be a new file, or one that this ledger wrote or loaded (load_state_dict)"
+                raise wrong_value("path", rule, f"one of {file.stat().st_size} bytes")
+            self._written = Written(path)
+        elif self._written.num_entries > len(self.entries):
             self._written = Written(path)
         lines = [line_of(entry) for entry in self.entries[self._written.num_entries :]]
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        with open(path, "ab") as file:
-            file.truncate(self._written.num_bytes)
-            file.write(b"".join(lines))
-            file.flush()
-            os.fsync(file.fileno())
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with file.open("ab") as stream:
+            stream.truncate(self._written.num_bytes)
+            stream.write(b"".join(lines))
+            stream.flush()
+            os.fsync(stream.fileno())
         self._written = self._written.followed_by(lines)
 
 

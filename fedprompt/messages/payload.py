@@ -1,6 +1,8 @@
 """From a module to a message, and back."""
 
+import warnings
 from collections.abc import Iterable, Mapping
+from itertools import takewhile
 
 import torch
 import torch.nn as nn
@@ -34,6 +36,10 @@ def collect(
     All parameters are sent under their names, trainable or not; buffers are never sent. Keep
     private parameters in another module, which is not collected: weight 0 is not privacy.
 
+    If `module` has trainable parameters and more bytes of frozen ones, a ``UserWarning`` names the
+    frozen ones, because a frozen backbone need not be sent. There is no warning if you pass `only`:
+    the trainable names, or all names if the frozen ones are meant to be sent.
+
     Names are those of the module inside a ``DistributedDataParallel``, a ``DataParallel`` or a
     compiled module, at any depth. So they fit on every rank, and without a wrapper.
 
@@ -63,6 +69,8 @@ def collect(
     check_number("weight", weight, at_least=0)
     whole = _float32("weight", torch.tensor(weight, dtype=torch.float64))
     values = snapshot(module, only=only)
+    if only is None:
+        _warn_of_frozen(module, values)
     rows = dict(rows or {})
     if unknown := sorted(rows.keys() - values.keys()):
         rule = f"name collected parameters {some_names(values)}"
@@ -73,6 +81,25 @@ def collect(
         payload[name] = Weighted(value, own.to(value.device, copy=True))
         check_entry(f"payload[{name!r}]", payload[name])
     return payload
+
+
+def _warn_of_frozen(module: nn.Module, values: Mapping[str, Tensor]) -> None:
+    """Warn if most bytes of a module with trainable parameters are frozen: a backbone, probably."""
+    trained = {inner_name(module, name) for name, p in module.named_parameters() if p.requires_grad}
+    frozen = [name for name in values if name not in trained]
+    sizes = {name: value.numel() * value.element_size() for name, value in values.items()}
+    frozen_bytes, total = sum(sizes[name] for name in frozen), sum(sizes.values())
+    if not trained or 2 * frozen_bytes <= total:
+        return
+    paths = zip(*(name.split(".") for name in frozen), strict=False)
+    common = ".".join(parts[0] for parts in takewhile(lambda parts: len(set(parts)) == 1, paths))
+    under = f" under {common!r}" if common else ""
+    warnings.warn(
+        f"`module` has {len(frozen)} frozen parameters{under}, which are sent, too: "
+        f"{frozen_bytes:,} of {total:,} bytes. "
+        f"Pass `only`, such as only={sorted({name.partition('.')[0] for name in trained})}.",
+        stacklevel=3,
+    )
 
 
 def _float32(argument: str, weight: object) -> Tensor:

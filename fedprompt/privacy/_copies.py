@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from fedprompt._checks import kind, wrong_type, wrong_value
+from fedprompt._threads import replacing
 from fedprompt.interfaces import PromptStream
 
 Copies = Mapping[nn.Parameter, nn.Parameter]
@@ -60,7 +61,8 @@ class _Copies(nn.Module):
                 )
             return result[0] if inputs else result
 
-        results: Any = torch.vmap(one, randomness="different")(parameters, *inputs)
+        with replacing(self._single[0]):
+            results: Any = torch.vmap(one, randomness="different")(parameters, *inputs)
         if replaces:
             return PromptStream(
                 {layer: tokens.flatten(0, -3) for layer, tokens in results.items()}, replaces[0]

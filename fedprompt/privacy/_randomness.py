@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from jaxtyping import Float, Int
@@ -30,14 +30,28 @@ def check_source(generator: object) -> None:
 
 def coins(count: int, *, rate: float, generator: torch.Generator | None) -> Int[Tensor, " heads"]:
     """Return the indices of the heads among `count` independent coins."""
-    if generator is not None:
-        numbers = torch.rand(count, generator=generator, dtype=torch.float64)
-        return (numbers < rate).nonzero()[:, 0]
     heads = []
     for start in range(0, count, CHUNK):
-        bits = _random_bits(min(CHUNK, count - start), 53)  # exact in float64: never 1.0
-        heads.append((bits.double().mul_(2.0**-53) < rate).nonzero()[:, 0] + start)
+        numbers = _uniform(min(CHUNK, count - start), generator=generator)
+        heads.append((numbers < rate).nonzero()[:, 0] + start)
     return torch.cat(heads)
+
+
+def deviation(
+    multiplier: float, bound: float, *, dtypes: Iterable[torch.dtype], divisor: float = 1.0
+) -> float:
+    """Multiply a noise multiplier by a bound. The product may be 0 only if `multiplier` is.
+
+    Noise of this deviation, also after a division by `divisor`, must not be subnormal in any dtype.
+    """
+    sigma = float(multiplier) * float(bound)
+    least = min(sigma, sigma / divisor)
+    for dtype in dtypes:
+        smallest = torch.finfo(dtype).smallest_normal
+        if multiplier > 0 and least < smallest:
+            rule = f"be 0 or give noise of deviation at least {smallest:.2g} in {dtype}"
+            raise wrong_value("multiplier", rule, f"{least:.3g}")
+    return sigma
 
 
 def with_noise(
@@ -59,8 +73,8 @@ def normal(shape: Sequence[int], *, generator: torch.Generator | None) -> Float[
         Box and Muller, "A Note on the Generation of Random Normal Deviates", 1958.
     """
     if generator is not None:
-        return torch.randn(shape, generator=generator, dtype=torch.float64)
-    deviates = torch.empty(math.prod(shape), dtype=torch.float64)
+        return torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu")
+    deviates = torch.empty(math.prod(shape), dtype=torch.float64, device="cpu")
     for start in range(0, len(deviates), CHUNK):
         chunk = deviates[start : start + CHUNK]
         pairs = (len(chunk) + 1) // 2
@@ -72,8 +86,15 @@ def normal(shape: Sequence[int], *, generator: torch.Generator | None) -> Float[
     return deviates.reshape(shape)
 
 
+def _uniform(count: int, *, generator: torch.Generator | None) -> Float[Tensor, " count"]:
+    """Draw independent numbers in [0, 1) of 53 random bits, on the CPU."""
+    if generator is not None:
+        return torch.rand(count, generator=generator, dtype=torch.float64, device="cpu")
+    return _random_bits(count, 53).double().mul_(2.0**-53)  # exact in float64: never 1.0
+
+
 def _random_bits(count: int, width: int) -> Int[Tensor, " count"]:
     """Draw integers of `width` random bits (at most 63) from the operating system."""
-    words = torch.empty(count, dtype=torch.int64)
+    words = torch.empty(count, dtype=torch.int64, device="cpu")
     words.view(torch.uint8).numpy()[:] = memoryview(os.urandom(8 * count))
     return words.bitwise_and_(2**width - 1)

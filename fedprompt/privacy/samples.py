@@ -10,11 +10,15 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedprompt._checks import check_count, check_finite, check_number, kind, wrong_type, wrong_value
 from fedprompt._float64 import on_wide_device
-from fedprompt.privacy._copies import check_gradients_are_recorded, twin_of
+from fedprompt._threads import reading
+from fedprompt.privacy._copies import Copies, check_gradients_are_recorded, twin_of
 from fedprompt.privacy._lengths import clip_factors, scaled_down
-from fedprompt.privacy._randomness import check_source, coins, with_noise
+from fedprompt.privacy._randomness import check_source, coins, deviation, with_noise
 
 __all__ = ["clipped_sum", "noisy_mean", "per_sample", "poisson_batch"]
+
+LARGEST = 10**10
+"""Largest number of examples from which a batch is drawn. One random number is drawn for each."""
 
 
 def poisson_batch(
@@ -25,7 +29,8 @@ def poisson_batch(
     Privacy accountants of DP-SGD assume this sampling.
 
     Args:
-        num_examples: Number of examples (at least 1).
+        num_examples: Number of examples (at least 1, at most 10 billion). One random number is
+            drawn for each of them, so a billion takes about a minute.
         rate: Probability of each example (above 0, at most 1). The expected batch size is
             ``rate * num_examples``.
         generator: Random generator for tests and reproducible studies (seeded, on the CPU). If
@@ -49,6 +54,9 @@ def poisson_batch(
         Abadi et al., "Deep Learning with Differential Privacy", CCS 2016.
     """
     check_count("num_examples", num_examples)
+    if num_examples > LARGEST:
+        got = f"a number of {int(num_examples).bit_length()} bits"
+        raise wrong_value("num_examples", f"be at most {LARGEST:,}", got)
     check_number("rate", rate, above=0, at_most=1)
     check_source(generator)
     return coins(num_examples, rate=rate, generator=generator)
@@ -66,10 +74,14 @@ def per_sample(model: nn.Module, batch_size: int) -> nn.Module:
     Each module that owns parameters must be called, and only with tensors (batch, ...). It receives
     one sample at a time, as a batch of one (``torch.vmap``). A prompt module then returns a stream
     with tokens (batch, prompts, dim). All other computation sees the whole batch and must not mix
-    samples. A backbone in eval mode does not mix them.
+    samples. A backbone in eval mode does not mix them. :func:`check_independence` checks this for
+    modules that you wrote.
 
     A module may have two names, and two modules may share a parameter. The copy of the parameter
     then receives the gradients of all uses.
+
+    Use a separate model in each thread, because the modules of `model` run with replaced
+    parameters. Threads may share a frozen trunk.
 
     Args:
         model: Module with all trainable parameters, such as prompts and a head. It is not changed.
@@ -79,12 +91,16 @@ def per_sample(model: nn.Module, batch_size: int) -> nn.Module:
     Returns:
         A model for one batch, with the names of `model` and parameters (batch, \*shape). Make a new
         one for each batch. Set ``train()`` or ``eval()`` on `model` before, because a later change
-        reaches only some of the modules.
+        reaches only some of the modules. Call its modules, and read only gradients from its
+        parameters: in ``h @ copies.weight`` the batch would be one more axis. Do not give its
+        parameters to an optimizer: with one sample, the step would change `model`.
 
     Raises:
         TypeError: When called, if a module that owns parameters returns neither a tensor nor a
             :class:`PromptStream`.
-        RuntimeError: Under ``torch.inference_mode``, which records no gradients.
+        RuntimeError: Under ``torch.inference_mode``, which records no gradients. Also, here and
+            when called, if another thread replaces parameters of `model` by its copies or in
+            :func:`~fedprompt.guide_gradient`.
         ValueError: If all parameters are frozen, or the statistics of a normalization layer mix
             samples. This is batch normalization without running statistics, or any layer in
             training mode that updates running statistics.
@@ -103,24 +119,8 @@ def per_sample(model: nn.Module, batch_size: int) -> nn.Module:
     check_gradients_are_recorded()
     if not isinstance(model, nn.Module):
         raise wrong_type("model", "be an nn.Module", kind(model))
-    trainable = {parameter for parameter in model.parameters() if parameter.requires_grad}
-    if not trainable:
-        raise wrong_value("model", "have a parameter with requires_grad", "none")
-    if any(parameter.is_inference() for parameter in trainable):
-        raise wrong_value(
-            "model", "be made outside torch.inference_mode", "parameters without a gradient"
-        )
-    if mixing := [name for name, module in model.named_modules() if _sees_the_batch(module)]:
-        raise wrong_value(
-            "model",
-            "keep samples apart: normalize by running statistics, in eval mode",
-            f"others in {mixing}",
-        )
-    copies = {
-        parameter: nn.Parameter(parameter.detach().expand(batch_size, *parameter.shape))
-        for parameter in trainable
-    }
-    return twin_of(model, copies, {})
+    with reading(model):
+        return twin_of(model, _copied(model, batch_size), {})
 
 
 def clipped_sum(
@@ -204,8 +204,8 @@ def noisy_mean(
         optimizer.
 
     Raises:
-        ValueError: If a number is out of range, a result is not finite, or `generator` was never
-            seeded.
+        ValueError: If a number is out of range, the noise underflows float64, a result is not
+            finite, or `generator` was never seeded.
 
     Example:
         >>> total = {"head": torch.zeros(100_000)}
@@ -221,12 +221,36 @@ def noisy_mean(
     check_number("expected_batch_size", expected_batch_size, above=0)
     check_source(generator)
     _check_tensors("total", total)
+    sigma = deviation(
+        multiplier, max_norm, dtypes=[torch.float64], divisor=float(expected_batch_size)
+    )
     means = {}
     for name, tensor in total.items():
-        noisy = with_noise(tensor, sigma=multiplier * max_norm, generator=generator)
+        noisy = with_noise(tensor, sigma=sigma, generator=generator)
         means[name] = noisy / expected_batch_size
         check_finite(f"total[{name!r}] with its noise", means[name])
     return means
+
+
+def _copied(model: nn.Module, batch_size: int) -> Copies:
+    """Make the copies of each trainable parameter. Refuse a model that mixes samples."""
+    trainable = {parameter for parameter in model.parameters() if parameter.requires_grad}
+    if not trainable:
+        raise wrong_value("model", "have a parameter with requires_grad", "none")
+    if any(parameter.is_inference() for parameter in trainable):
+        raise wrong_value(
+            "model", "be made outside torch.inference_mode", "parameters without a gradient"
+        )
+    if mixing := [name for name, module in model.named_modules() if _sees_the_batch(module)]:
+        raise wrong_value(
+            "model",
+            "keep samples apart: normalize by running statistics, in eval mode",
+            f"others in {mixing}",
+        )
+    return {
+        parameter: nn.Parameter(parameter.detach().expand(batch_size, *parameter.shape))
+        for parameter in trainable
+    }
 
 
 def _sees_the_batch(module: nn.Module) -> bool:

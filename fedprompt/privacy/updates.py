@@ -17,7 +17,7 @@ from fedprompt._checks import (
 from fedprompt._float64 import on_wide_device, rounded, wide_zeros, widened
 from fedprompt.interfaces import Payload, Weighted
 from fedprompt.privacy._lengths import clip_factors, scaled_down
-from fedprompt.privacy._randomness import check_source, with_noise
+from fedprompt.privacy._randomness import check_source, deviation, with_noise
 
 
 def clip_norm(
@@ -142,7 +142,7 @@ def gaussian_noise(
 
     Raises:
         ValueError: If a number is not finite, a weight is negative, `generator` was never seeded,
-            or the noise overflows the dtype or is below the spacing of the numbers.
+            or the noise overflows or underflows the dtype, or is below the spacing of the numbers.
 
     Example:
         >>> payload = {"head": Weighted(torch.zeros(100_000), torch.tensor(1.0))}
@@ -157,12 +157,15 @@ def gaussian_noise(
     check_number("sensitivity", sensitivity, above=0)
     check_source(generator)
     check_payload(payload)
-    sigma = multiplier * sensitivity
+    dtypes = {
+        name: torch.promote_types(value.dtype, torch.float32)
+        for name, (value, _) in payload.items()
+    }
+    sigma = deviation(multiplier, sensitivity, dtypes=dtypes.values())
     noisy = {}
     for name, entry in payload.items():
         argument = f"payload[{name!r}]"
-        value = known_rows(entry)
-        dtype = torch.promote_types(value.dtype, torch.float32)
+        value, dtype = known_rows(entry), dtypes[name]
         _check_spacing(argument, value, dtype, sigma)
         sent = with_noise(value, sigma=sigma, generator=generator).to(dtype).to(value.device)
         noisy[name] = Weighted(known_rows(entry._replace(value=sent)), entry.weight.clone())
@@ -224,7 +227,7 @@ def _rounded(origin: Tensor, change: Tensor, dtype: torch.dtype) -> Tensor:
 
 def _capped(weight: Tensor, max_weight: float) -> Tensor:
     """Cap weights at `max_weight`, or a unit or two in the last place below it."""
-    limit = torch.tensor(max_weight, dtype=torch.float64).to(weight.dtype).double()
+    limit = torch.tensor(max_weight, dtype=torch.float64, device="cpu").to(weight.dtype).double()
     limit = limit.clamp(max=torch.finfo(weight.dtype).max)
     if limit.item() > max_weight:
         limit = limit - _unit_in_the_last_place(limit, weight.dtype)

@@ -183,7 +183,10 @@ def _after_names(trailing: Tensor, names: ClassNames) -> Tensor:
 
 def _checked_init(init: object, dim: int) -> Tensor:
     if not isinstance(init, Tensor) or not init.is_floating_point():
-        raise wrong_type("init", "be a floating-point tensor of shape (length, dim)", kind(init))
+        rule = (
+            "be a floating-point tensor of shape (length, dim), such as tower.words('a photo of a')"
+        )
+        raise wrong_type("init", rule, kind(init))
     if init.ndim != 2 or init.shape[1] != dim:
         raise wrong_value("init", f"have shape (length, {dim})", tuple(init.shape))
     return init.detach().to(torch.promote_types(init.dtype, torch.float32))
@@ -208,8 +211,14 @@ def _check_context(
         rule = f"have shape ({', '.join(axes)}, length, {dim})"
         hint = f"; {unset} adds one axis" if unset else ""
         raise wrong_value("context", rule + hint, tuple(context.shape))
+    if context.device != names.tokens.device:
+        rule = f"be on the device of `names`, {names.tokens.device}"
+        raise wrong_value("context", rule, context.device)
     length = context.shape[-2]
     available = names.context_length - len(names.start) - length
+    if available <= min(names.ending):  # not even names of one token fit
+        rule = f"be shorter, because no name fits into {names.context_length} positions with it"
+        raise wrong_value("context", rule, f"one of length {length}")
     if longest > available:
         name = names.names[names.length.index(longest)]
         rule = (

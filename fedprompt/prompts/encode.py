@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fedprompt._checks import (
     check_count,
+    check_device,
     check_images,
     check_labels,
     height_and_width,
@@ -176,6 +177,8 @@ def batch_streams(
         >>> batch_streams([first, second], torch.tensor([1, 0, 1])).layers[0][:, 0, 0]
         tensor([1., 0., 1.])
     """
+    if not isinstance(streams, Sequence):
+        raise wrong_type("streams", "be a sequence of PromptStream", kind(streams))
     if not streams:
         raise wrong_value("streams", "contain at least one stream", "none")
     first = streams[0]
@@ -195,6 +198,8 @@ def batch_streams(
                 f"{tuple(tokens.shape)} at layer {layer}",
             )
     check_labels("owner", owner, len(streams), sync=False)
+    for tokens in first.layers.values():
+        check_device("owner", owner, tokens.device)
     layers = {
         layer: torch.stack([stream.layers[layer] for stream in streams])[owner.long()]
         for layer in first.layers

@@ -16,8 +16,9 @@ class PromptGenerator(nn.Module):
 
     The softmax is computed in each head of width :math:`d_h`, and the heads are concatenated. The
     queries Q are common to all samples, and the keys K differ. Clients with different classes or
-    data can share one generator. FedTPG attends to the names of a client's classes, and FedMVP to
-    image tokens and attributes. In pFedPG it is the reverse: the description of a client is the
+    data can share one generator. FedTPG attends to the names of a client's classes, with layer
+    norms and a feed-forward layer around this attention and without the sum with Q. FedMVP attends
+    to image tokens and attributes. In pFedPG it is the reverse: the description of a client is the
     query, and the keys are common. The order of the keys does not matter.
 
     The result has shape (batch, prompts, dim). In a vision transformer it enters as

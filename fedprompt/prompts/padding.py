@@ -74,6 +74,9 @@ class PadPrompts(nn.Module):
         super().__init__()
         height, width = height_and_width("image_size", image_size)
         check_count("padding", padding)
+        for name, numbers in (("mean", mean), ("std", std)):
+            if isinstance(numbers, str | bytes) or not isinstance(numbers, Sequence):
+                raise wrong_type(name, "be a sequence of numbers", kind(numbers))
         if len(mean) != len(std) or not len(mean):
             rule = f"have one entry for each of the {len(mean)} channels of `mean`, at least one"
             raise wrong_value("std", rule, len(std))
@@ -119,3 +122,6 @@ class PadPrompts(nn.Module):
             raise wrong_value("images", rule, tuple(images.shape))
         if not images.is_floating_point():
             raise wrong_type("images", "be floating-point and normalized", kind(images))
+        if images.device != self.rows.device:
+            rule = f"be on the prompts' device {self.rows.device}"
+            raise wrong_value("images", rule, images.device)

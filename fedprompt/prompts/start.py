@@ -109,7 +109,10 @@ def start_at_tokens(
     tokens = prompts.tokens
     centers = means.value[list(prompts.layers)].to(tokens)  # (layers, dim)
     drawn = vpt_uniform(tuple(tokens.shape), prompts.patch_size, generator).to(tokens)
-    tokens.copy_(centers[:, None] + noise * drawn)
+    started = centers[:, None] + noise * drawn
+    if not bool(torch.isfinite(started).all()):
+        raise wrong_value("noise", f"keep tokens finite in {tokens.dtype}", noise)
+    tokens.copy_(started)
 
 
 def _check_means(means: Weighted, layers: Sequence[int], dim: int) -> None:

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Iterable
 from numbers import Integral
-from typing import cast
 
 import torch
 import torch.nn as nn
@@ -12,6 +11,7 @@ from torch import Tensor
 
 from fedprompt._checks import (
     check_count,
+    check_device,
     check_initial_generator,
     check_labels,
     height_and_width,
@@ -73,7 +73,7 @@ class LayeredPrompts(nn.Module):
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__()
-        check_count("num_prompts", num_prompts, at_least=0)
+        _check_num_prompts(num_prompts)
         width = _checked_width(dim)
         self.layers = _checked_layers(layers, dim)
         _check_replace(replace)
@@ -149,13 +149,16 @@ class DeepPrompts(LayeredPrompts):
         patch_size: int | tuple[int, int] | None = None,
         generator: torch.Generator | None = None,
     ) -> None:
-        if depth is None and isinstance(dim, Trunk):
+        _check_num_prompts(num_prompts)
+        if depth is None:
+            if not isinstance(dim, Trunk):
+                raise wrong_type("depth", "be an integer, unless `dim` is a trunk", kind(depth))
             depth = dim.depth
         check_count("depth", depth)
         super().__init__(
             num_prompts,
             dim,
-            layers=range(cast(int, depth)),
+            layers=range(depth),
             replace=True,
             patch_size=patch_size,
             generator=generator,
@@ -212,7 +215,7 @@ class GroupPrompts(nn.Module):
     ) -> None:
         super().__init__()
         check_count("num_groups", num_groups)
-        check_count("num_prompts", num_prompts, at_least=0)
+        _check_num_prompts(num_prompts)
         width = _checked_width(dim)
         self.layers = _checked_layers(layers, dim)
         _check_replace(replace)
@@ -232,6 +235,7 @@ class GroupPrompts(nn.Module):
             ValueError: If a group is out of range.
         """
         check_labels("indices", indices, len(self.tokens), sync=False)
+        check_device("indices", indices, self.tokens.device)
         return PromptStream(
             dict(zip(self.layers, self.tokens[indices.long()].unbind(1), strict=True)), self.replace
         )
@@ -251,6 +255,14 @@ def vpt_uniform(
     bound = math.sqrt(6 / (3 * height * width + shape[-1]))
     device = None if generator is None else generator.device
     return torch.empty(shape, device=device).uniform_(-bound, bound, generator=generator)
+
+
+def _check_num_prompts(num_prompts: object) -> None:
+    if isinstance(num_prompts, Trunk):
+        raise wrong_type(
+            "num_prompts", "be an integer; the trunk comes after it", kind(num_prompts)
+        )
+    check_count("num_prompts", num_prompts, at_least=0)
 
 
 def _check_replace(replace: object) -> None:

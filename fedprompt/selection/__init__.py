@@ -1,5 +1,6 @@
 """Prompt selection for each sample: learnable keys, selection rules, and figures of key usage."""
 
+from fedprompt.selection.agreement import clustering_accuracy
 from fedprompt.selection.balanced import select_balanced
 from fedprompt.selection.centering import CenteredQueries, query_mean
 from fedprompt.selection.health import contingency_table, revive_keys, selection_health
@@ -9,6 +10,7 @@ from fedprompt.selection.nearest import select_nearest
 __all__ = [
     "CenteredQueries",
     "SelectionKeys",
+    "clustering_accuracy",
     "contingency_table",
     "key_loss",
     "orthogonal_keys",

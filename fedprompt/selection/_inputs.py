@@ -54,3 +54,15 @@ def shares(usage: Tensor | None, like: Tensor) -> Tensor:
         raise wrong_value("usage", f"be on the device of `keys`, {like.device}", usage.device)
     total = usage.sum(dtype=like.dtype)
     return usage.to(like.dtype) / (total + (total == 0))
+
+
+def checked_table(counts: Tensor) -> Tensor:
+    """Return counts as a float64 matrix on the CPU; those of one axis become a column."""
+    if not isinstance(counts, Tensor) or counts.is_complex() or counts.dtype == torch.bool:
+        raise wrong_type("counts", "be a tensor of counts", kind(counts))
+    if counts.ndim not in (1, 2) or 0 in counts.shape:
+        rule = "have shape (groups,) or (groups, classes) without an empty axis"
+        raise wrong_value("counts", rule, tuple(counts.shape))
+    table = counts.detach().cpu().double().reshape(len(counts), -1)
+    check_counts("counts", table.flatten(), table.numel(), sync=True)
+    return table

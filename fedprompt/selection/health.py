@@ -17,7 +17,7 @@ from fedprompt._checks import (
     wrong_value,
 )
 from fedprompt._cosine import cosines, unit
-from fedprompt.selection._inputs import check_counts, check_pair
+from fedprompt.selection._inputs import check_counts, check_pair, checked_table
 
 
 def contingency_table(
@@ -113,7 +113,7 @@ def selection_health(
         >>> health["dead_groups"], health["largest_share"], round(health["effective_groups"], 2)
         (1.0, 0.5, 2.83)
     """
-    table = _checked_table(counts)
+    table = checked_table(counts)
     sizes = table.sum(1)
     total = float(table.sum()) or 1.0
     entropy = _entropy(sizes / total)
@@ -212,14 +212,3 @@ def _checked_cosine(query: Tensor, max_cosine: float) -> float:
 
 def _entropy(shares: Tensor) -> float:
     return float(torch.special.entr(shares).sum())
-
-
-def _checked_table(counts: Tensor) -> Tensor:
-    if not isinstance(counts, Tensor) or counts.is_complex() or counts.dtype == torch.bool:
-        raise wrong_type("counts", "be a tensor of counts", kind(counts))
-    if counts.ndim not in (1, 2) or 0 in counts.shape:
-        rule = "have shape (groups,) or (groups, classes) without an empty axis"
-        raise wrong_value("counts", rule, tuple(counts.shape))
-    table = counts.detach().cpu().double().reshape(len(counts), -1)
-    check_counts("counts", table.flatten(), table.numel(), sync=True)
-    return table

@@ -4,7 +4,7 @@ from fedprompt.wire.decode import decode_payload
 from fedprompt.wire.encode import encode_payload
 from fedprompt.wire.files import open_payload, save_payload
 from fedprompt.wire.format import Expected, Header
-from fedprompt.wire.gather import gather_messages
+from fedprompt.wire.gather import gather_messages, gather_trees
 from fedprompt.wire.receive import receive
 
 __all__ = [
@@ -13,6 +13,7 @@ __all__ = [
     "decode_payload",
     "encode_payload",
     "gather_messages",
+    "gather_trees",
     "open_payload",
     "receive",
     "save_payload",

@@ -17,13 +17,13 @@ from fedprompt.interfaces import Message, Weighted
 from fedprompt.wire.format import (
     DTYPES,
     FORMAT,
-    MAX_TEXT,
     Expected,
     Header,
     Slot,
     check_expected,
     digest_of,
     header_text,
+    longest_header,
     offsets,
     value_key,
     weight_key,
@@ -114,8 +114,7 @@ def _split(blob: bytes, expected: Mapping[str, Slot]) -> tuple[bytes, memoryview
     length = int.from_bytes(blob[:8], "little")
     if length > len(blob) - 8:
         _refuse(f"hold the {length} bytes of header that it announces", f"{len(blob) - 8} bytes")
-    limit = len(header_text(Header(), expected).encode()) + MAX_TEXT
-    if length > limit:
+    if length > (limit := longest_header(expected)):
         _refuse(f"have a header of at most {limit} bytes", length)
     return blob[8 : 8 + length], memoryview(blob)[8 + length :]
 

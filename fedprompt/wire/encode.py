@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from fedprompt._checks import check_entry, check_finite
+from fedprompt._checks import check_dense, check_entry, check_finite
 from fedprompt.interfaces import Message, Weighted
 from fedprompt.wire.format import (
     Header,
@@ -37,7 +37,7 @@ def encode_payload(message: Message, *, header: Header) -> bytes:
         The blob.
 
     Raises:
-        TypeError: If a dtype is complex or narrower than 8 bits.
+        TypeError: If a dtype is complex or narrower than 8 bits, or a tensor is not dense.
         ValueError: If `message` is empty or has a reserved name, a value is NaN or infinite, a
             weight is negative, or `header` is longer than 16 KiB.
 
@@ -56,11 +56,14 @@ def encode_payload(message: Message, *, header: Header) -> bytes:
     for name, entry in message.items():
         argument = f"message[{name!r}]"
         if isinstance(entry, Weighted):
+            for field, tensor in zip(Weighted._fields, entry, strict=True):
+                check_dense(f"{argument}.{field}", tensor)
             check_entry(argument, entry)
             value, weight = entry
             rows = value.detach().reshape(laid[value_key(name)].shape)[weight.flatten() > 0]
             tensors |= {value_key(name): rows, weight_key(name): weight.detach()}
         else:
+            check_dense(argument, entry)
             check_finite(argument, entry)
             tensors[name] = entry.detach()
     sent = {key: laid[key]._replace(shape=tuple(tensor.shape)) for key, tensor in tensors.items()}

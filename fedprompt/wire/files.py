@@ -1,23 +1,26 @@
 """Blobs in files."""
 
-import os
 from os import PathLike
 
 from torch import Tensor
 
-from fedprompt._checks import check_count
+from fedprompt._files import checked_file, replace_file
 from fedprompt.interfaces import Message, Weighted
-from fedprompt.wire.decode import decode_payload
+from fedprompt.wire.decode import read_blob
 from fedprompt.wire.encode import encode_payload
-from fedprompt.wire.format import Expected, Header
+from fedprompt.wire.format import Expected, Header, check_expected, longest_header
 
 
 def save_payload(message: Message, path: str | PathLike[str], *, header: Header) -> None:
     """Write a message to a file, as :func:`encode_payload` encodes it.
 
+    The message is written to ``PATH.part`` first, which is renamed when all bytes are on the disk.
+    So a full disk or a kill leaves an existing file as it was. The disk needs space for both.
+
     Args:
         message: Tensors or :class:`Weighted` by name.
-        path: Path of the file. An existing file is replaced, unless the message is refused.
+        path: Path of the file. An existing file is replaced, unless the message is refused. It
+            cannot be a pipe or a device.
         header: Header of the blob.
 
     Example:
@@ -29,9 +32,8 @@ def save_payload(message: Message, path: str | PathLike[str], *, header: Header)
         ...     open_payload(path, expect=expect)[0]
         {'scale': tensor(4.5000)}
     """
-    blob = encode_payload(message, header=header)
-    with open(path, "wb") as file:
-        file.write(blob)
+    file = checked_file("path", path)
+    replace_file(file, encode_payload(message, header=header))
 
 
 def open_payload(
@@ -40,7 +42,8 @@ def open_payload(
     """Read a message from a file, as :func:`decode_payload` decodes it.
 
     Args:
-        path: Path of a file of :func:`save_payload`. At most `max_bytes` + 1 bytes are read.
+        path: Path of a file of :func:`save_payload`. A file that is longer than any message of the
+            expected form is refused, and only the permitted length is read.
         expect: Form and fingerprint that the message must have.
         max_bytes: Maximum size in bytes of the file, and of the message that it unfolds into.
 
@@ -48,17 +51,21 @@ def open_payload(
         The message and its header.
 
     Raises:
-        ValueError: If :func:`decode_payload` refuses the content.
+        ValueError: If :func:`decode_payload` refuses the content, or `path` is a pipe or a device.
 
     Example:
         See :func:`save_payload`. Files with other content are refused.
 
-        >>> import os
-        >>> open_payload(os.devnull, expect=Expected({"scale": torch.tensor(0.0)}))
+        >>> from tempfile import NamedTemporaryFile
+        >>> with NamedTemporaryFile() as file:
+        ...     open_payload(file.name, expect=Expected({"scale": torch.tensor(0.0)}))
         Traceback (most recent call last):
         ValueError: `blob` must start with the length of its header in 8 bytes; got 0 bytes.
     """
-    check_count("max_bytes", max_bytes)
-    with open(path, "rb") as file:
-        blob = file.read(min(os.fstat(file.fileno()).st_size, max_bytes) + 1)
-    return decode_payload(blob, expect=expect, max_bytes=max_bytes)
+    file = checked_file("path", path)
+    expected = check_expected(expect, max_bytes)
+    longest = 8 + longest_header(expected) + sum(slot.num_bytes for slot in expected.values())
+    longest = min(longest, max_bytes)
+    with file.open("rb") as stream:
+        blob = stream.read(min(file.stat().st_size, longest) + 1)
+    return read_blob(blob, expect, expected, longest)

@@ -153,6 +153,11 @@ def header_text(header: Header, laid: Mapping[str, Slot], digest: str = BLANK) -
     return text + " " * (-len(text.encode("utf-8", "surrogatepass")) % 8)
 
 
+def longest_header(laid: Mapping[str, Slot]) -> int:
+    """Return the largest length in bytes of a header that describes these tensors."""
+    return len(header_text(Header(), laid).encode()) + MAX_TEXT
+
+
 def digest_of(
     header: Header, laid: Mapping[str, Slot], tensors: Iterable[bytes | memoryview]
 ) -> str:

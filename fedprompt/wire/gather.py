@@ -1,12 +1,16 @@
 """Messages between the processes of a torch.distributed group, without a server."""
 
+import hashlib
 from collections.abc import Sequence
+from traceback import format_exception_only
+from typing import Any
 
 import torch
 import torch.distributed as distributed
 from torch import Tensor
 
 from fedprompt._checks import check_count, kind, wrong_type, wrong_value
+from fedprompt._trees import from_blob, to_blob
 from fedprompt.interfaces import Message, Weighted
 from fedprompt.wire.decode import decode_payload
 from fedprompt.wire.encode import encode_payload
@@ -31,6 +35,9 @@ def gather_messages(
     Either every rank returns, or every rank raises an error. One case is beyond this rule: if a
     process has died or never calls, the others raise torch's ``RuntimeError``, at the latest after
     the timeout of the group.
+
+    All processes must be trusted to run this function. If a process sends more bytes than it
+    announced, gloo itself ends the receiving process (SIGABRT), which Python cannot catch.
 
     Args:
         message: Tensors or :class:`Weighted` by name. If None, nothing is sent.
@@ -90,6 +97,73 @@ def gather_messages(
         error = refused
     _agree(error, [], group)
     return messages
+
+
+def gather_trees(
+    tree: Any,
+    *,
+    server_round: int,
+    error: Exception | None = None,
+    group: "distributed.ProcessGroup | None" = None,
+) -> list[Any]:
+    """Send a tree from each rank of one owner to all ranks.
+
+    Every rank calls this function at the same point of its loop. The trees are sent as safetensors
+    that describe themselves, so no rank states what it expects. Nothing is unpickled. For senders
+    that you do not trust, use :func:`gather_messages`.
+
+    Args:
+        tree: Tree as of :func:`save_checkpoint`.
+        server_round: Round (0-based); it must be the same on all ranks.
+        error: Error of this rank. With an error, `tree` is not sent.
+        group: Process group of a backend that supports CPU tensors, such as gloo. If None, the
+            default group.
+
+    Returns:
+        The trees of all ranks in the order of ranks, with tensors on the kinds of devices that they
+        came from. All ranks receive bitwise identical trees, the sender's copy included.
+
+    Raises:
+        Exception: `error`, if it is given.
+        ValueError: If this process is not in the group, the ranks are in different rounds, or a
+            tree arrives damaged.
+        RuntimeError: If another rank has an error (the text has that error and its rank), has died
+            or does not call.
+
+    Example:
+        >>> store = torch.distributed.HashStore()
+        >>> torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+        >>> gather_trees({"seen": [3, 5]}, server_round=0)
+        [{'seen': [3, 5]}]
+        >>> torch.distributed.destroy_process_group()
+    """
+    _num_ranks(group)
+    blob = b""
+    try:
+        blob = to_blob(tree, "tree") if error is None else b""
+    except Exception as refused:  # raised below, because the other ranks wait
+        error = refused
+    if error is not None:
+        blob = "".join(format_exception_only(error)).strip().encode(errors="replace")
+    row = torch.tensor(
+        [error is not None, len(blob), server_round, *hashlib.sha256(blob).digest()],
+        dtype=torch.int64,
+        device="cpu",
+    )
+    rows = [each.tolist() for each in _all_gather(row, group)]
+    failed, lengths, rounds, *_ = zip(*rows, strict=True)
+    blobs = _gather_blobs(blob, list(lengths), group)
+    if error is not None:
+        raise error
+    texts = [f"rank {rank}: {blobs[rank].decode()}" for rank, each in enumerate(failed) if each]
+    if texts:
+        raise RuntimeError("; ".join(texts))
+    if len(set(rounds)) > 1:
+        raise wrong_value("server_round", "be the same on every rank", list(rounds))
+    for rank, (each, (_, _, _, *digest)) in enumerate(zip(blobs, rows, strict=True)):
+        if hashlib.sha256(each).digest() != bytes(digest):
+            raise wrong_value("tree", f"arrive as rank {rank} sent it", "other bytes")
+    return [from_blob(each, to_devices=True) for each in blobs]
 
 
 def _num_ranks(group: "distributed.ProcessGroup | None") -> int:

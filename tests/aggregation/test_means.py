@@ -9,8 +9,11 @@ import torch
 
 from fedprompt import (
     Weighted,
+    aggregate_by_name,
+    distances,
     heterogeneous_means,
     krum,
+    mixtures,
     multi_krum,
     trimmed_mean,
     weighted_mean,
@@ -302,7 +305,7 @@ def test_entries_and_payloads_are_not_mixed():
         with pytest.raises(
             TypeError,
             match=r"`payloads\[0\]\['head'\]` must be a Weighted\(value, weight\); got a float32 "
-            r"tensor",
+            r"tensor of shape \(2,\) \(collect\(module, weight=...\) makes a payload\)",
         ):
             aggregate([{"head": torch.ones(2)}])
     with pytest.raises(
@@ -310,6 +313,31 @@ def test_entries_and_payloads_are_not_mixed():
         match=r"`entries\[0\]` must be class logits \(Weighted\); got a payload",
     ):
         heterogeneous_means([payload], [4])
+
+
+@pytest.mark.unhooked
+@pytest.mark.bad_input
+@pytest.mark.parametrize("things", [None, 5, ONE, {"head": ONE}], ids=["None", "5", "one", "dict"])
+@pytest.mark.parametrize(
+    "aggregate",
+    [
+        weighted_mean,
+        weighted_median,
+        partial(trimmed_mean, fraction=0.1),
+        partial(heterogeneous_means, dims=[4]),
+        partial(krum, num_byzantine=0),
+        partial(multi_krum, num_byzantine=0, num_selected=1),
+        partial(mixtures, weights=torch.ones(1, 1)),
+        distances,
+        aggregate_by_name({}),
+    ],
+)
+def test_aggregators_take_several_things(aggregate, things):
+    got = {type(None): "None", int: r"5 \(int\)"}.get(type(things), f"one {type(things).__name__}")
+    with pytest.raises(
+        TypeError, match=rf"`(entries|payloads)` must be an iterable of .*; got {got}"
+    ):
+        aggregate(things)
 
 
 @pytest.mark.unhooked

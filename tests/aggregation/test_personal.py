@@ -4,7 +4,8 @@ from functools import partial
 
 import torch
 
-from fedprompt import Server, Weighted, averaging, descend
+from fedprompt import Weighted, averaging, descend
+from fedprompt.interfaces import PairServer
 from same import assert_identical, assert_same
 
 
@@ -20,7 +21,7 @@ def test_averaging_applies_the_aggregator_and_then_the_update(generator):
     torch.testing.assert_close(answers[5]["head"], ((3 * three + 7 * seven) / 10).float())
     assert list(answers) == [3, 5, 7]
     assert_same(server.init()[0][3], values)
-    assert isinstance(server, Server)
+    assert isinstance(server, PairServer)
 
 
 def test_averaging_adds_in_the_order_of_client_ids():

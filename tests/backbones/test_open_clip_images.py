@@ -9,6 +9,7 @@ from open_clip.modified_resnet import ModifiedResNet
 from open_clip.timm_model import TimmModel
 
 from clips import EMBED_DIM, TEXT, VISION, draw, make_clip, spread
+from errors import raises
 from fedprompt import freeze, image_tokens
 from models import installed
 from tolerance import assert_near
@@ -258,6 +259,23 @@ def test_a_frozen_tower_has_gradients_for_pixels_only():
 def test_towers_without_features_of_patches_are_refused(make, error, message):
     with pytest.raises(error, match=f"`clip_model` must .*{message}"):
         image_tokens(make(), draw_images(160))
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("make", "shape", "message"),
+    [
+        (make_clip, (2, 3, 224, 224), "have the model's size (16, 16), because its positions are"),
+        (
+            make_clip,
+            (2, 16, 16, 3),
+            "have 3 channels in front of height and width; call images.per",
+        ),
+    ],
+)
+def test_images_that_do_not_fit_are_refused(make, shape, message):
+    with raises(ValueError, f"`images` must {message}"):
+        image_tokens(make().eval(), torch.zeros(shape))
 
 
 @pytest.mark.bad_input

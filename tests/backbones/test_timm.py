@@ -30,6 +30,7 @@ from models import (
     ALL_REFUSED,
     REFUSED,
     Client,
+    assert_takes_no_images,
     build,
     draw_images,
     installed,
@@ -116,6 +117,11 @@ def test_late_prompts_equal_the_pass_from_images_bitwise(accepted):
     assert torch.equal(*(encoded.streams[0] for encoded in (late, expected)))
 
 
+def test_a_trunk_takes_an_empty_batch(accepted):
+    _, trunk, images = accepted
+    assert_takes_no_images(trunk, images)
+
+
 def test_the_order_of_prompts_does_not_matter_and_all_have_gradients(accepted):
     _, trunk, images = accepted
     tokens = draw(trunk.depth, 3, trunk.dim).requires_grad_()
@@ -160,9 +166,10 @@ def test_other_architectures_are_refused_with_the_reason(row):
         TypeError, match=rf"^{SUPPORTED} \(.*{row.refusal}.*\); got \w+\.$"
     ) as error:
         vit_trunk(build(row))
-    # Only convolutional networks are sent to PadPrompts, and only transformers to a trunk.
-    assert ("PadPrompts" in str(error.value)) == (row.refusal == "PadPrompts")
-    assert (models.WRITE in str(error.value)) == (row.refusal != "PadPrompts")
+    # Models that no trunk can support are sent to PadPrompts, the others to a trunk.
+    padded = row.refusal in ("PadPrompts", models.WINDOWS)
+    assert ("PadPrompts" in str(error.value)) == padded
+    assert (models.WRITE in str(error.value)) != padded
 
 
 @pytest.mark.parametrize("family", [VisionTransformer, Eva])
@@ -191,6 +198,17 @@ def test_a_subclass_with_another_forward_pass_is_refused(family):
 def test_other_things_are_refused(model, got):
     with pytest.raises(TypeError, match=rf"^{SUPPORTED} {got}\.$"):
         vit_trunk(model)
+
+
+def test_a_model_of_get_peft_model_is_refused_with_the_call_that_works():
+    from peft import LoraConfig, get_peft_model
+
+    model = get_peft_model(tiny_vit(), LoraConfig(target_modules=["qkv"]))
+    with pytest.raises(TypeError, match=r"pass model\.get_base_model\(\) and .* as `trainable="):
+        vit_trunk(model)
+    adapters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    trunk = vit_trunk(model.get_base_model(), trainable=adapters)
+    assert len(list(trunk.trainable.parameters())) == len(adapters) > 0
 
 
 def with_lora():

@@ -19,7 +19,7 @@ from fedprompt import (
     front_tokens,
     vit_trunk,
 )
-from models import WRITE, installed
+from models import WINDOWS, WRITE, assert_takes_no_images, installed
 from references.hooks import hooked_blocks
 from tolerance import assert_near
 from towers import HEADLESS, TOWERS, build_tower, tower_images, tower_named
@@ -105,6 +105,11 @@ def test_a_norm_of_a_late_block_is_trained_with_prompts(name):
     for own, other in zip(*gradients, strict=True):
         assert own.abs().sum() > 0
         assert_near(own, other)
+
+
+def test_a_tower_takes_an_empty_batch(tower):
+    _, _, trunk, images = tower
+    assert_takes_no_images(trunk, images)
 
 
 def test_a_tower_passes_every_line_of_the_check(tower):
@@ -201,10 +206,82 @@ def test_positions_of_transformers_are_interpolated_as_by_the_model(name):
     assert torch.equal(encode_prompted(trunk, images).pooled, expected)
 
 
-def test_open_clip_towers_name_the_size_of_images():
-    trunk = vit_trunk(build_tower(tower_named("ViT-B-16")))
-    with raises(ValueError, "`images` must have the tower's size (32, 32), because its positions"):
-        encode_prompted(trunk, draw(2, 3, 16, 16))
+FIXED = "`images` must have the model's size (32, 32), because its positions are fixed; got (16, 16"
+EVERY_LIBRARY = pytest.mark.parametrize("name", ["ViT-B-16", "EVA02-B-16", "ViTModel"])
+
+
+@pytest.mark.bad_input
+@EVERY_LIBRARY
+@pytest.mark.parametrize(
+    ("images", "error", "message"),
+    [
+        (
+            torch.zeros(2, 32, 32, 3),
+            ValueError,
+            "`images` must have 3 channels in front of height and width; call images.permute(0, 3,",
+        ),
+        (
+            torch.zeros(2, 1, 32, 32),
+            ValueError,
+            "`images` must have 3 channels; for gray images, call images.expand(-1, 3, -1, -1);",
+        ),
+        (
+            torch.zeros(2, 4, 32, 32),
+            ValueError,
+            "`images` must have 3 channels; got (2, 4, 32, 32)",
+        ),
+        (torch.zeros(2, 3, 32, 33), ValueError, "`images` must have "),
+        (torch.zeros(2, 3, 0, 32), ValueError, "`images` must have "),
+        (
+            torch.zeros(2, 3, 32, 32).to_sparse(),
+            TypeError,
+            "`images` must be a dense tensor; got one with layout torch.sparse_coo.",
+        ),
+    ],
+)
+def test_images_that_do_not_fit_are_refused_in_every_library(images, error, message, name):
+    with raises(error, message):
+        encode_prompted(vit_trunk(build_tower(tower_named(name))), images)
+
+
+@pytest.mark.parametrize(
+    ("name", "side", "message"),
+    [
+        ("ViT-B-16", 16, FIXED),
+        ("EVA02-B-16", 16, FIXED),
+        (
+            "ViTModel",
+            33,
+            "`images` must have a size that is a multiple of the patches' (8, 8); got",
+        ),
+        (
+            "Dinov2Model",
+            7,
+            "`images` must have a size that is a multiple of the patches' (8, 8); g",
+        ),
+    ],
+)
+def test_a_tower_names_the_sizes_that_it_takes(name, side, message):
+    with raises(ValueError, message):
+        encode_prompted(vit_trunk(build_tower(tower_named(name))), draw(2, 3, side, side))
+
+
+def test_a_model_takes_its_own_size_where_that_is_no_multiple_of_its_patches():
+    """As SigLIP SO400M with 384 pixels and patches of 14."""
+    sizes = WIDTHS | {"intermediate_size": 8, "image_size": 19, "patch_size": 4}
+    config = transformers.SiglipVisionConfig(**sizes)
+    model = transformers.SiglipVisionModel(config).double().eval()
+    images = draw(2, 3, 19, 19)
+    pooled = encode_prompted(vit_trunk(model), images).pooled
+    assert torch.equal(pooled, model(images).pooler_output)
+
+
+@EVERY_LIBRARY
+def test_images_are_cast_to_the_dtype_of_the_model(name):
+    model, images = build_tower(tower_named(name)).float(), tower_images()
+    trunk = vit_trunk(model)
+    actual, expected = (encode_prompted(trunk, each).pooled for each in (images, images.float()))
+    assert torch.equal(actual, expected)
 
 
 @FEW
@@ -288,7 +365,7 @@ def two_attention_pools():
     [
         (tiny_clip, "it contains one; pass model.visual"),
         (image_classifier, "it contains one; pass model.dinov2"),
-        (swin, f"attention within windows .*; .*'{WRITE}'"),
+        (swin, f"{WINDOWS}; use freeze\\(model\\) and PadPrompts"),
         (siglip2, f"its packed sequences .*; .*'{WRITE}'"),
         (lambda: altered(tiny_clip().visual), f"its forward pass is not known here; .*'{WRITE}'"),
         (lambda: altered(build_tower(tower_named("ViTModel"))), "its forward pass is not known"),

@@ -8,7 +8,7 @@ from fedprompt import PromptStream, check_trunk, encode_prompted, vit_trunk
 from fedprompt.backbones._prompted_runs import PromptedRuns
 from fedprompt.backbones.report import Line, Report, judged
 from models import tiny_vit
-from own_trunks import WRONG, AnotherModel, CachedMask, PlainTrunk
+from own_trunks import WRONG, AnotherModel, CachedMask, NormalizeIsTheIdentity, PlainTrunk
 from tolerance import assert_near
 
 
@@ -21,7 +21,7 @@ def test_a_right_trunk_passes_every_line(images):
     trunk = PlainTrunk()
     report = check_trunk(trunk, images, trunk.forward)
     assert report.passed, report
-    assert [line.passed for line in report.lines] == [True] * 10
+    assert [line.passed for line in report.lines] == [True] * 11
     assert str(report).startswith("PlainTrunk\nok  members\nok  sizes\n")
 
 
@@ -40,6 +40,12 @@ def test_each_mistake_fails_its_line_with_a_remedy(mistake, images):
 def test_every_line_fails_for_some_mistake(images):
     names = {line.name for line in check_trunk(PlainTrunk(), images).lines}
     assert {name for lines in WRONG.values() for name in lines} == names
+
+
+def test_a_trunk_of_a_model_without_a_last_norm_passes(images):
+    trunk = NormalizeIsTheIdentity()
+    trunk.pool = lambda tokens: tokens[:, 0]
+    assert check_trunk(trunk, images).passed
 
 
 def test_without_the_models_function_that_line_is_not_judged(images):

@@ -32,7 +32,7 @@ def test_allocation_follows_the_largest_remainders(
     generator = np.random.default_rng(seed)
     labels = generator.permutation(np.repeat(np.arange(len(sizes)), sizes)).tolist()
     shares = np.array([[weight / sum(column) for weight in column[:-1]] for column in weights]).T
-    clients = allocate(labels, shares, generator=generator)
+    clients = allocate(labels, shares, min_size=0, generator=generator)
     assert len(clients) == len(shares)
     everything = np.concatenate(clients)
     assert len(set(everything.tolist())) == len(everything), "clients must be disjoint"
@@ -58,7 +58,7 @@ def test_shares_that_sum_to_one_lose_no_sample(
     shares = dirichlet_shares(num_clients, num_classes, alpha=alpha, generator=generator)
     labels = generator.integers(num_classes, size=size)
     for given_shares in (shares, shares.astype(np.float32), iid_shares(num_clients, num_classes)):
-        clients = allocate(labels, given_shares, generator=generator)
+        clients = allocate(labels, given_shares, min_size=0, generator=generator)
         np.testing.assert_array_equal(np.sort(np.concatenate(clients)), np.arange(size))
 
 
@@ -166,6 +166,11 @@ def test_min_size_holds_or_is_refused() -> None:
             {"shares": np.array([[0.5, 0.75], [0.5, 0.5]])},
             ValueError,
             "`shares` must sum to at most 1.*; got 1.25 for class 1",
+        ),
+        (
+            {"shares": np.eye(2)[:, ::-1] * [[1.0], [0.0]]},
+            ValueError,
+            "`min_size` must be 0 to allow empty clients, .*; got None, and 1 of 2 .*: 1",
         ),
         ({"min_size": -1}, ValueError, "`min_size` must be at least 0; got -1"),
         ({"min_size": 0.5}, TypeError, "`min_size` must be an integer; got 0.5"),

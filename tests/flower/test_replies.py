@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+import torch
 from flwr.app import Array, ArrayRecord, Error, MetricRecord, RecordDict
 from flwr.app import Message as Envelope
 
@@ -170,6 +171,41 @@ def test_a_round_without_messages_changes_nothing(fedotp):
         for client in drawn
     }
     assert_bitwise_identical(outcome[:2], fedotp.server.step(payloads, state))
+
+
+def test_a_round_that_overflows_an_adaptive_rule_is_dropped(log):
+    """Client 0 sends 3e38 in round 1. The run ends as one without this round."""
+
+    def value(client, server_round):
+        return 3e38 if (client, server_round) == (0, 1) else float(client + server_round)
+
+    def payload(client, server_round):
+        return {"head": fp.Weighted(torch.full((2,), value(client, server_round)), torch.ones(()))}
+
+    server = fp.averaging(
+        {"head": torch.zeros(2)}, clients=range(2), update=fp.fedadam(learning_rate=0.1)
+    )
+    form = fp.wire.Expected({"head": torch.zeros(2)})
+    app = flower.client_app(
+        lambda client, server_round, answer, state: (payload(client, server_round), state),
+        expect=lambda client: form,
+        max_bytes=MAX_BYTES,
+    )
+    strategy = flower.ServerStrategy(
+        server,
+        cohort=lambda server_round: range(2),
+        expect=lambda client: fp.wire.Expected(payload(0, 0)),
+        max_bytes=MAX_BYTES,
+    )
+    strategy.start(InProcessGrid(app, range(2)), ArrayRecord(), num_rounds=3)
+    answers, state = server.init()
+    for server_round in (0, 2):
+        messages = {client: payload(client, server_round) for client in range(2)}
+        answers, state = server.step(messages, state)
+    assert_bitwise_identical((strategy.answers, strategy.state), (answers, state))
+    (line,) = (line for line in log if "dropped" in line)
+    assert line.startswith("round 1 is dropped: ")
+    assert line.endswith("Largest magnitude of each client: 0: 3e+38, 1: 2")
 
 
 def test_a_client_that_refuses_its_broadcast_keeps_its_state_and_is_left_out(fedotp, log):

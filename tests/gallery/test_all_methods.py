@@ -21,7 +21,7 @@ from tiny_federations import (
 METHODS = registry.gallery()
 FILES = sorted({method.path for method in METHODS.values()})
 MAKERS = {"one model": vit_federation, "mixed models": mixed_federation, "CLIP": clip_federation}
-TRAITS = {"personalized", "public data", "different models", "private"}
+TRAITS = {"personalized", "public data", "different models", "private", "adapted"}
 ALLOWED = {"collections", "copy", "dataclasses", "functools", "itertools", "math", "typing"}
 ALLOWED |= {"einops", "fedprompt", "jaxtyping", "numpy", "torch"}
 RUNS = [(name, family) for name, method in METHODS.items() for family in method.families]
@@ -45,6 +45,8 @@ def test_a_file_imports_the_federation_and_no_other_method(path):
         names += [node.module] if isinstance(node, ast.ImportFrom) else []
         for name in names:
             assert name == "methods.federation" or name.split(".")[0] in ALLOWED, name
+            if name.startswith("fedprompt.methods"):
+                assert name.rpartition(".")[2] in ("registry", "setting"), name
             assert "._" not in name
     assert not re.search(r"\bfp\.(\w+\.)*_", path.read_text())
 
@@ -56,6 +58,13 @@ def test_a_docstring_gives_the_source_what_is_sent_and_the_deviations(path):
     up, down, deviations = (text.find(f"\n{part}: ") for part in ("Up", "Down", "Deviations"))
     assert 0 < up < deviations
     assert 0 < (down if down > 0 else text.find("Down: ")) < deviations
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_a_docstring_ends_with_a_dated_comparison(path):
+    text = ast.get_docstring(ast.parse(path.read_text()))
+    compared = text.partition("\n\nDeviations: ")[2].partition("\n\nCompared: ")[2]
+    assert re.search(r"\s\(20\d\d-[01]\d\)\.$", compared)
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -96,3 +105,27 @@ def logits(predictions, federation, client):
         model.eval()
     with torch.no_grad():
         return model(federation.inputs[federation.shards[client]])
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize(("name", "family"), RUNS)
+def test_a_run_follows_the_default_dtype(name, family):
+    made = federation(name, family, rounds=1, steps=1, cohort_size=2)
+    predictions = last(METHODS[name].function, made)
+    found = [logits(predictions, made, client) for client in made.shards]
+    assert {each.dtype for each in found} == {torch.float64}
+
+
+@pytest.mark.parametrize("name", ["ditto", "fedkd", "fedtpg", "fml"])
+def test_clients_count_equally_where_the_code_of_the_authors_does_so(name):
+    found = []
+    for count in (lambda client: 1, lambda client: 10**client):
+        made = federation(name, METHODS[name].families[0])
+        made.num_examples = count
+        found.append(last(METHODS[name].function, made).received(5))
+    assert parameters_equal(*found)
+
+
+def parameters_equal(first, second):
+    pairs = zip(first.parameters(), second.parameters(), strict=True)
+    return all(torch.equal(one, other) for one, other in pairs)

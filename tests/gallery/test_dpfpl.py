@@ -48,7 +48,7 @@ def test_noise_has_the_deviation_of_the_gaussian_mechanism(multiplier):
     rank, (length, dim) = STEP["rank"], own.shape
     filled = (rank * (length + dim - rank)) / numbers
     deviation = float((own_noisy - own).square().mean().sqrt())
-    assert deviation == pytest.approx(one_client * filled**0.5, rel=0.3)
+    assert deviation == pytest.approx(0.1 * one_client * filled**0.5, rel=0.3)
 
 
 def test_without_noise_and_bound_the_private_step_is_the_projected_gradient():
@@ -66,7 +66,7 @@ def test_without_noise_and_bound_the_private_step_is_the_projected_gradient():
     gradient = model.context.context.grad[0] * len(labels) / federation.batch_size
     u, v = factors(private, 2, federation.generator(0, 0, purpose="noise"))
     outside = (torch.eye(len(u)) - u @ u.T) @ gradient @ (torch.eye(v.shape[1]) - v.T @ v)
-    expected = shared + private - 0.5 * gradient - 0.5 * (gradient - outside)
+    expected = shared + private - 0.5 * gradient - 0.05 * (gradient - outside)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 
 import fedprompt as fp
-from methods.fedbabu import fedbabu
+from fedprompt.methods.fedbabu import fedbabu
 from sent_messages import sent_by
 from tiny_federations import last, parameters, vit_federation
 

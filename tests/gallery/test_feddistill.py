@@ -1,6 +1,7 @@
 """FedDistill: the teacher of a client leaves out what the client sent."""
 
 import torch
+import torch.nn.functional as F
 
 from methods.feddistill import feddistill
 from methods.local import local
@@ -15,6 +16,27 @@ def test_one_client_has_no_teacher_and_trains_alone_bitwise():
     expected = parameters(alone, 1).items()
     assert all(torch.equal(value, found[name]) for name, value in expected)
     assert made.ledger.total(direction="down") == 0
+
+
+def test_a_step_descends_the_cross_entropy_to_the_softmax_of_the_teacher():
+    """In the second round, the teacher of each of two clients is what the other one sent."""
+    changes = {"clients": [0, 1], "cohort_size": 2, "make_optimizer": torch.optim.SGD}
+    made = mixed_federation(**changes, steps=1)
+    messages = sent_by(made)
+    rates = {"learning_rate": 0.5, "distillation_weight": 0.7}
+    found = parameters(last(feddistill, made, **rates), 0)
+    ((value, weight),) = [m["logits"] for _, client, m in messages.of("down") if client == 0]
+    alone = last(feddistill, mixed_federation(**changes, steps=1, rounds=1), **rates).of(0)
+    ((images, labels),) = made.batches(0, 1)
+    logits = alone(images)
+    teacher = -(value[labels].softmax(1) * logits.log_softmax(1)).sum(1)
+    known = weight[labels] > 0
+    objective = F.cross_entropy(logits, labels) + 0.7 * (known * teacher).mean()
+    trained = {name: each for name, each in alone.named_parameters() if each.requires_grad}
+    gradients = torch.autograd.grad(objective, list(trained.values()))
+    for (name, parameter), gradient in zip(trained.items(), gradients, strict=True):
+        torch.testing.assert_close(found[name], parameter - 0.5 * gradient)
+    assert known.any()
 
 
 def test_the_teacher_averages_the_other_clients_of_earlier_rounds():

@@ -8,6 +8,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import fedprompt as fp
 from methods.fedl2g import Guided, fedl2g_f, fedl2g_l
+from methods.local import local
 from sent_messages import sent_by
 from tiny_federations import CLASSES, last, mixed_federation, parameters
 
@@ -80,3 +81,17 @@ def test_the_broadcast_is_one_guide_for_each_class(method, by_features, width):
     made = mixed_federation()
     last(method, made)
     assert made.ledger.total(direction="down") == 2 * 3 * 4 * CLASSES * width
+
+
+@pytest.mark.parametrize(("method", "by_features", "width"), METHODS)
+def test_without_a_weight_clients_train_alone_without_their_quiz(method, by_features, width):
+    """The row "quiz held back" of the ablations: guides neither move nor are followed."""
+    made = mixed_federation(rounds=3, clients=[1], cohort_size=1)
+    messages = sent_by(made)
+    found = parameters(last(method, made, guide_weight=0.0), 1)
+    alone = mixed_federation(rounds=3, clients=[1], cohort_size=1)
+    alone.shards = {**alone.shards, 1: split(alone)[1]}
+    expected = parameters(last(local, alone, learning_rate=1e-2), 1)
+    assert all(torch.equal(found[name], expected[name]) for name in found)
+    first, *_, end = [message["guides"] for _, _, message in messages.of("down")]
+    assert torch.equal(first, end)

@@ -9,6 +9,7 @@ from tiny_federations import clip_image_federation, last
 
 def test_logits_are_those_of_both_towers_with_the_prompts_of_each_layer():
     federation = clip_image_federation()
+    federation.clip.visual.ln_pre.weight.data = torch.linspace(0.5, 2, 16)
     model = last(fedmaple, federation).everyone
     images = federation.inputs[:4]
     text = model.prompts.context.detach()
@@ -18,12 +19,22 @@ def test_logits_are_those_of_both_towers_with_the_prompts_of_each_layer():
             for each, project in zip(text, model.project, strict=True)
         ]
     )
-    deep = fp.DeepPrompts(4, model.trunk, depth=2)
-    deep.tokens.data = visual.detach()
-    image = fp.encode_prompted(model.trunk, images, deep()).pooled
+    image = encode(federation.clip.visual, images, visual)
     later = fp.PromptStream({1: text[1]}, replace=True)
     classes = federation.tower(fp.prompted_text(text[:1], federation.names), later)[0]
     torch.testing.assert_close(model(images), fp.cosine_logits(image, classes, scale=10.0))
+
+
+def encode(visual, images, prompts):
+    """Encode images as MaPLe does: the first prompts pass the first norm with the embeddings."""
+    tokens = visual.conv1(images).flatten(2).mT
+    tokens = torch.cat([visual.class_embedding.expand(len(images), 1, -1), tokens], 1)
+    tokens, count = tokens + visual.positional_embedding, tokens.shape[1]
+    first, later = prompts[:, None].expand(-1, len(images), -1, -1)
+    tokens = visual.ln_pre(torch.cat([tokens, first], 1))
+    blocks = visual.transformer.resblocks
+    tokens = blocks[1](torch.cat([blocks[0](tokens)[:, :count], later], 1))
+    return visual.ln_post(tokens[:, 0]) @ visual.proj
 
 
 def test_gradients_of_the_image_reach_the_text_prompts_through_the_projections_alone():

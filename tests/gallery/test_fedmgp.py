@@ -4,7 +4,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import fedprompt as fp
 from methods.fedmgp import Groups, fedmgp, likeness, sample
+from sent_messages import sent_by
 from tiny_federations import clip_image_federation, last
 
 
@@ -49,6 +51,35 @@ def test_two_groups_are_shared_and_the_others_stay_private():
     assert int(equal.any(0).sum()) == int(equal.any(1).sum()) == 2
     numbers = 2 * 2 * 16 + 2 * 2 * 16
     assert federation.ledger.total(direction="up", client=0) == 4 * numbers
+
+
+def test_the_text_and_the_visual_half_of_a_group_are_drawn_together():
+    """In the first round all groups are equally likely, so both halves have the same ranks."""
+    federation = clip_image_federation(clients=[0, 1, 2], cohort_size=3, rounds=1)
+    messages, uploads = sent_by(federation), []
+    last(fedmgp, federation, learning_rate=0.0)
+    start = fp.snapshot(Groups(federation))
+    for _, _, message in messages.of("up"):
+        slots = [
+            [int((start[name] == row).flatten(1).all(1).nonzero()) for row in message[name]]
+            for name in start
+        ]
+        assert slots[0] == slots[1]
+        uploads.append(slots[0])
+    assert len({tuple(each) for each in uploads}) > 1
+
+
+def test_visual_prompts_pass_the_first_norm_of_clip_with_the_embeddings():
+    federation = clip_image_federation()
+    model, images, visual = Groups(federation, 1), federation.inputs[:4], federation.clip.visual
+    visual.ln_pre.weight.data = torch.linspace(0.5, 2, 16)
+    patches = visual.conv1(images).flatten(2).mT
+    tokens = torch.cat([visual.class_embedding.expand(4, 1, -1), patches], 1)
+    tokens = tokens + visual.positional_embedding
+    prompts = model.visual.tokens[0].reshape(1, -1, 16).expand(4, -1, -1)
+    tokens = visual.transformer(visual.ln_pre(torch.cat([tokens, prompts], 1)))
+    expected = F.normalize(visual.ln_post(tokens[:, 0]) @ visual.proj, dim=1)
+    torch.testing.assert_close(model.features(images)[0][0], expected)
 
 
 @pytest.mark.usefixtures("float64")

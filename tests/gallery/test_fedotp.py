@@ -67,3 +67,20 @@ def test_only_the_shared_context_is_sent(method):
     first, second = (parameters(predictions, client) for client in (0, 1))
     assert torch.equal(first["shared.context"], second["shared.context"])
     assert not torch.equal(first["private.context"], second["private.context"])
+
+
+def test_two_local_contexts_send_nothing_and_differ_between_clients():
+    federation = clip_federation(rounds=1, clients=[0, 1], cohort_size=2)
+    predictions = last(fedotp, federation, local=True)
+    assert federation.ledger.total() == 0
+    first, second = (parameters(predictions, client) for client in (0, 1))
+    assert not any(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_pooled_logits_are_the_mean_cosine_of_the_pooled_token_and_both_contexts():
+    federation = clip_federation()
+    model = last(fedotp_average, federation, pooled=True).of(0)
+    text = model.tower(fp.prompted_text(torch.cat([model.shared(), model.private()]), model.names))
+    pooled = federation.inputs[:2, 0]
+    cosine = torch.cosine_similarity(pooled[:, None, None], text, dim=-1)
+    torch.testing.assert_close(model(federation.inputs[:2]), federation.scale * cosine.mean(1))

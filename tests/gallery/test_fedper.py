@@ -5,7 +5,7 @@ from itertools import pairwise
 import torch
 
 import fedprompt as fp
-from methods.fedper import fedper
+from fedprompt.methods.fedper import fedper
 from methods.local import local
 from sent_messages import sent_by
 from tiny_federations import last, parameters, vit_federation

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 
 import fedprompt as fp
-from methods.fedprox import fedprox
+from fedprompt.methods.fedprox import fedprox
 from methods.fedvpt import fedvpt_d
 from tiny_federations import last, parameters, vit_federation
 

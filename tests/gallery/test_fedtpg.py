@@ -1,10 +1,49 @@
 """FedTPG: contexts for classes that no client has, and clients that train on their own only."""
 
+import pytest
 import torch
+from torch.nn.functional import gelu, layer_norm
 
 import fedprompt as fp
-from methods.fedtpg import GeneratedText, fedtpg
+from methods.fedtpg import GeneratedText, Network, fedtpg
 from tiny_federations import clip_federation, last, parameters
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize(("dim", "key_dim"), [(16, 16), (16, 12)])
+def test_the_network_attends_head_by_head_and_adds_only_the_feed_forward_layer(dim, key_dim):
+    torch.manual_seed(0)
+    network, keys = Network(3, dim, key_dim), torch.randn(5, key_dim)
+    for parameter in network.parameters():
+        parameter.data += 0.1 * torch.randn_like(parameter)
+    own = {name.replace("attention.", ""): each for name, each in network.named_parameters()}
+
+    def norm(tokens, name):
+        return layer_norm(tokens, tokens.shape[-1:], own[f"{name}.weight"], own[f"{name}.bias"])
+
+    names = ("q_proj_weight", "k_proj_weight", "v_proj_weight")
+    weights = own["in_proj_weight"].chunk(3) if dim == key_dim else [own[name] for name in names]
+    queries, keys_normed = norm(own["queries"], "query_norm"), norm(keys, "key_norm")
+    query, key, value = (
+        tokens @ weight.T + bias
+        for tokens, weight, bias in zip(
+            (queries, keys_normed, keys_normed), weights, own["in_proj_bias"].chunk(3), strict=True
+        )
+    )
+    heads = [slice(dim // 4 * head, dim // 4 * (head + 1)) for head in range(4)]
+    read = [(query[:, h] @ key[:, h].T / (dim // 4) ** 0.5).softmax(1) @ value[:, h] for h in heads]
+    mixed = torch.cat(read, 1) @ own["out_proj.weight"].T + own["out_proj.bias"]
+    wide = norm(mixed, "norm") @ own["widen.weight"].T + own["widen.bias"]
+    gated = wide[:, : 4 * dim] * gelu(wide[:, 4 * dim :])
+    expected = mixed + gated @ own["narrow.weight"].T + own["narrow.bias"]
+    torch.testing.assert_close(network(keys[None])[0], expected)
+
+
+def test_the_network_has_the_size_that_the_docstring_states():
+    count = sum(each.numel() for each in Network(4, 64, 64).parameters())
+    assert count == 4 * 64 + 16 * 64**2 + 19 * 64 == 67_008
+    apart = sum(each.numel() for each in Network(4, 64, 48).parameters())
+    assert apart == 4 * 64 + 14 * 64**2 + 2 * 64 * 48 + 17 * 64 + 2 * 48
 
 
 def test_classes_that_no_client_has_get_a_context_that_follows_from_their_names():

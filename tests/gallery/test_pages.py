@@ -20,6 +20,12 @@ def pages():
     return [module.page(path, methods) for path, methods in module.files().items()]
 
 
+def test_pages_with_rows_of_changed_methods_say_so(pages):
+    shown = {page.splitlines()[0][2:] for page in pages if "show the earlier rules" in page}
+    changed = ["DP-FPL", "Ditto", "FML", "FedDistill", "FedKD", "FedMaPLe", "FedTPG", "PromptFolio"]
+    assert shown == {*changed, "pFedPT"}
+
+
 @pytest.mark.parametrize("path", sorted(COMPARED.glob("*.csv")), ids=lambda path: path.stem)
 def test_every_row_of_a_table_is_on_one_page(path, pages):
     task, _, partition = path.stem.rpartition("-")

@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 
-from methods.pfedmoap import Mixture, nearest, pfedmoap
+from fedprompt.methods.pfedmoap import Mixture, nearest, pfedmoap
 from tiny_federations import clip_federation, last
 
 
@@ -40,7 +40,7 @@ def test_each_head_weighs_experts_by_ten_times_their_products_with_the_image():
 
 
 def test_experts_are_the_nearest_contexts_of_other_clients():
-    contexts = {client: torch.full((1, 2, 3), float(client)) for client in range(5)}
+    contexts = {str(client): torch.full((1, 2, 3), float(client)) for client in range(5)}
     assert [int(each.max()) for each in nearest(contexts, 4, 2)] == [3, 2]
     assert nearest(contexts, 7, 2) == []  # a first round has no experts
 
@@ -50,7 +50,8 @@ def test_experts_are_sent_from_the_second_time_on():
     predictions = last(pfedmoap, federation, num_experts=3)
     context = 4 * federation.length * federation.tower.dim
     down = [federation.ledger.total(direction="down", server_round=i, client=0) for i in (0, 1)]
-    assert down == [context, 3 * context]
+    weights = 2 * 4  # of two experts, which are unknown at first
+    assert down == [context + weights, 3 * context + weights]
     assert federation.ledger.total(direction="up") == 6 * (context + 4)
     assert predictions.of(0).others.shape == (2, 3, 12)
     assert predictions.received(5).others is None

@@ -1,4 +1,4 @@
-"""pFedPT: prompts stay at their client, and each phase trains one part from the other's result."""
+"""pFedPT: a border stays at its client, and each phase trains one part from the other's result."""
 
 from itertools import pairwise
 
@@ -6,31 +6,40 @@ import torch
 import torch.nn.functional as F
 
 import fedprompt as fp
-from methods.pfedpt import pfedpt
+from methods.pfedpt import Bordered, pfedpt
 from tiny_federations import last, parameters, vit_federation
 
+ONE = {"clients": [0], "cohort_size": 1, "make_optimizer": torch.optim.SGD}
 
-def test_prompts_differ_and_the_head_is_common():
+
+def test_borders_differ_and_the_head_is_common():
     predictions = last(pfedpt, vit_federation(cohort_size=5))
     found = [parameters(predictions, client) for client in range(5)]
     for one, other in pairwise(found):
-        assert torch.equal(one["head.weight"], other["head.weight"])
-        assert not torch.equal(one["prompts.tokens"], other["prompts.tokens"])
+        assert torch.equal(one["network.head.weight"], other["network.head.weight"])
+        assert not torch.equal(one["border.rows"], other["border.rows"])
 
 
-def test_the_first_phase_moves_prompts_and_the_second_the_head():
-    one = {"rounds": 1, "clients": [0], "cohort_size": 1, "make_optimizer": torch.optim.SGD}
-    federation = vit_federation(**one)
-    found = parameters(last(pfedpt, federation, learning_rate=0.5), 0)
-    model = federation.new_model()
-    for part, (images, labels) in zip(
-        (model.prompts, model.head), federation.batches(0, 0), strict=True
-    ):
-        loss = F.cross_entropy(model(images), labels)
-        gradients = torch.autograd.grad(loss, list(part.parameters()))
-        with torch.no_grad():
-            for parameter, gradient in zip(part.parameters(), gradients, strict=True):
-                parameter -= 0.5 * gradient
+def test_the_border_is_added_to_the_pixels_of_the_edge_alone():
+    federation = vit_federation()
+    model, images = Bordered(federation, 2), federation.inputs[:3]
+    changed = images.clone()
+    changed[:, :, :2] += model.border.rows[:, :2]
+    changed[:, :, -2:] += model.border.rows[:, 2:]
+    changed[:, :, 2:-2, :2] += model.border.columns[..., :2]
+    changed[:, :, 2:-2, -2:] += model.border.columns[..., 2:]
+    assert torch.equal(changed[:, :, 2:-2, 2:-2], images[:, :, 2:-2, 2:-2])
+    torch.testing.assert_close(model(images), model.network(changed))
+    assert not torch.allclose(model(images), model.network(images))
+
+
+def test_the_first_phase_moves_the_border_and_the_second_the_head():
+    federation = vit_federation(rounds=1, **ONE)
+    found = parameters(last(pfedpt, federation, learning_rate=0.5, border_rate=3.0), 0)
+    model = Bordered(federation, 1)
+    batches = federation.batches(0, 0)
+    for part, rate in (model.border, 3.0), (model.network.head, 0.5):
+        descend(model, part, rate, *next(batches))
     torch.testing.assert_close(found, fp.snapshot(model))
 
 
@@ -42,11 +51,18 @@ def test_an_upload_has_the_bytes_of_the_head():
     assert federation.ledger.total(direction="down") == 2 * 3 * 4 * (3 * 8 + 3)
 
 
-def test_a_client_continues_with_the_prompts_of_its_last_round():
-    first = vit_federation(rounds=1, clients=[0], cohort_size=1)
-    again = vit_federation(rounds=2, clients=[0], cohort_size=1, steps=1)
-    start = first.new_model().prompts.tokens
-    before = parameters(last(pfedpt, first), 0)["prompts.tokens"]
-    assert not torch.equal(before, start)
-    # With one step, all of it is the second phase: prompts are never trained.
-    assert torch.equal(parameters(last(pfedpt, again), 0)["prompts.tokens"], start)
+def test_a_client_continues_with_the_border_of_its_last_round():
+    federation = vit_federation(rounds=2, **ONE)
+    found = parameters(last(pfedpt, federation, learning_rate=0.0, border_rate=3.0), 0)
+    model = Bordered(federation, 1)
+    for server_round in range(2):
+        descend(model, model.border, 3.0, *next(federation.batches(0, server_round)))
+    torch.testing.assert_close(found, fp.snapshot(model))
+
+
+def descend(model, part, rate, images, labels):
+    loss = F.cross_entropy(model(images), labels)
+    gradients = torch.autograd.grad(loss, list(part.parameters()))
+    with torch.no_grad():
+        for parameter, gradient in zip(part.parameters(), gradients, strict=True):
+            parameter -= rate * gradient

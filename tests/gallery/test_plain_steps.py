@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from fedprompt.methods.scaffold import scaffold
 from methods.plain_steps import plain_steps
-from methods.scaffold import scaffold
 from tiny_federations import last, parameters, vit_federation
 
 

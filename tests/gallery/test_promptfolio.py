@@ -31,11 +31,17 @@ def test_with_a_private_share_of_one_the_server_learns_nothing():
 
 
 @pytest.mark.parametrize("share", [0.25, 0.5])
-def test_text_features_of_length_one_are_mixed_in_the_stated_proportion(share):
+def test_logits_are_cosines_to_both_texts_mixed_in_the_stated_proportion(share):
+    """The mixture of two features of length 1 is shorter, and is not normalized again."""
     federation = clip_federation()
     model = last(promptfolio, federation, private_share=share).of(0)
+    image = federation.inputs[:4, 0]
     shared, private = (
-        F.normalize(federation.tower(fp.prompted_text(context(), federation.names))[0], dim=1)
-        for context in (model.shared, model.private)
+        F.cosine_similarity(image[:, None], federation.tower(text)[0], dim=-1)
+        for text in (
+            fp.prompted_text(each(), model.names) for each in (model.shared, model.private)
+        )
     )
-    torch.testing.assert_close(model.text(), (1 - share) * shared + share * private)
+    expected = 10 * ((1 - share) * shared + share * private)
+    torch.testing.assert_close(model(federation.inputs[:4]), expected)
+    assert (model.text().norm(dim=1) < 0.999).all()

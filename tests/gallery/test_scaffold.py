@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 
 import fedprompt as fp
-from methods.scaffold import scaffold
+from fedprompt.methods.scaffold import scaffold
 from sent_messages import sent_by
 from tiny_federations import last, parameters, vit_federation
 

@@ -75,3 +75,55 @@ def test_all_batches_are_used_once(steps, monkeypatch):
     )
     last(sgpt, one_client(steps=steps))
     assert seen == [False] * (steps // 2) + [True] * (steps - steps // 2)
+
+
+SHARED, GROUPS = ("shared", "head"), ("groups", "selector", "head")
+
+
+@pytest.mark.parametrize(
+    ("blocks", "still", "order"),
+    [
+        ([SHARED], {"groups", "selector"}, [False] * 4),
+        ([GROUPS], {"shared"}, [True] * 4),
+        ([("shared", *GROUPS)], set(), [True] * 4),
+        ([GROUPS, SHARED], set(), [True, True, False, False]),
+    ],
+)
+def test_blocks_train_their_parts_in_order_and_other_parts_are_not_used(
+    blocks, still, order, monkeypatch
+):
+    seen, loss = [], GroupedModel.loss
+    monkeypatch.setattr(
+        GroupedModel, "loss", lambda *given: (seen.append(given[3]), loss(*given))[1]
+    )
+    federation = one_client(steps=4)
+    before = start(federation)
+    model = last(sgpt, federation, blocks=blocks, decay=0.0).of(0)
+    found = fp.snapshot(model)
+    assert seen == order
+    assert {name.split(".")[0] for name in found if torch.equal(found[name], before[name])} == still
+    logits = model(federation.inputs).detach()
+    with torch.no_grad():
+        for part in still:
+            for parameter in getattr(model, part).parameters():
+                parameter.normal_()
+    assert torch.equal(model(federation.inputs), logits)
+
+
+def test_a_large_offset_selects_the_nearest_key_in_training():
+    model = last(sgpt, vit_federation(), offset=1e6).of(0).train()
+    query = model.query(vit_federation().inputs)
+    model.selector.start_round(torch.tensor([1e3, 0.0, 0.0, 0.0, 0.0]))
+    assert torch.equal(
+        model.selector(query).indices, fp.select_nearest(query, model.selector.keys).indices
+    )
+
+
+def test_the_head_reads_the_mean_with_group_tokens_at_the_given_layers():
+    federation = one_client()
+    model = last(sgpt, federation, averaged=True, layers=(0,)).of(0)
+    images, chosen = federation.inputs[:3], torch.tensor([0, 1, 2])
+    encoded = fp.encode_prompted(model.trunk, images, model.shared(), model.groups(chosen))
+    read = (encoded.pooled + encoded.streams[1][:, 0]) / 2  # one token for each group
+    torch.testing.assert_close(model.logits(images, chosen), model.head(read))
+    assert model.groups.layers == (0,)

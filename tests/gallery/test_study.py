@@ -1,8 +1,12 @@
 """The study of the gallery: equal budgets, exact counts, records that are never mixed, tables."""
 
 import json
+import os
+import signal
 import sys
 from dataclasses import replace
+from datetime import datetime
+from importlib.metadata import version
 
 import numpy as np
 import pytest
@@ -14,6 +18,7 @@ from scipy import stats
 import fedprompt as fp
 from methods.federation import Predictions
 from studies import compare
+from studies import records as saved
 from studies.gallery import evaluate, jobs, registry, tables
 from studies.gallery.jobs import Job
 from studies.gallery.tasks import PARTITIONS, QUICK, Settings, Trial, make_trial
@@ -236,27 +241,44 @@ def test_every_name_of_the_gallery_is_unique():
     assert len({method.title for method in found.values()}) == len(found)
 
 
-def test_unknown_names_and_families_are_refused(mine):
-    with pytest.raises(ValueError, match="name methods"):
-        compare.chosen("fedavgg", "one model")
-    with pytest.raises(ValueError, match="family 'CLIP'"):
-        compare.chosen("fedprox", "CLIP")
-    with pytest.raises(ValueError, match="name each method once; got 'fedvpt' twice"):
-        compare.chosen("fedvpt,local,fedvpt", "one model")
-    with pytest.raises(ValueError, match="existing file"):
-        compare.chosen(f"{mine.parent}/other.py:constant", "CLIP")
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        ("{folder}/other.py:constant", "`--methods` must name an existing Python file; got"),
+        ("{folder}:constant", "`--methods` must name an existing Python file; got"),
+        ("{folder}/mine.py", "`--methods` must have the form FILE:NAME for a file; got"),
+        ("{folder}/mine.py:", "`--methods` must have the form FILE:NAME for a file; got"),
+        (
+            "{folder}/mine.py:constand",
+            "`--methods` must name methods, ['constant']; got 'constand'",
+        ),
+        ("fedavgg", "`--methods` must name methods, ["),
+        ("local,local", "`--methods` must name each method once; got 'local' twice"),
+        ("promptfl", "`--methods` must name methods of the family 'one model'; got 'promptfl'"),
+    ],
+)
+def test_a_mistake_in_methods_ends_with_one_line(names, message, mine, monkeypatch, capsys):
+    flags = ["--quick", "--methods", names.format(folder=mine.parent)]
+    monkeypatch.setattr(sys, "argv", ["compare.py", *flags])
+    with pytest.raises(SystemExit) as ended:
+        compare.main()
+    printed = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert printed.startswith(f"compare.py: {message}")
+    assert printed.count("\n") == 1
+
+
+def test_a_method_imports_modules_of_its_folder(mine, monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (mine.parent / "next_to_mine.py").write_text("FACTOR = 3.0\n")
+    mine.write_text(
+        f"import next_to_mine\n{MINE}".replace("factor=2.0", "factor=next_to_mine.FACTOR")
+    )
+    assert registry.in_file(mine)["constant"].defaults["factor"] == 3.0
+    del sys.modules["next_to_mine"]
 
 
 # Jobs and records
-
-
-def test_the_digest_depends_on_code_and_settings_and_not_on_texts(mine):
-    first = job(mine).digest
-    assert job(mine, settings=replace(QUICK, steps=3)).digest != first
-    mine.write_text(MINE.replace("somebody else", "anybody") + "# a comment\n")
-    assert job(mine).digest == first
-    mine.write_text(MINE.replace("new_zeros", "new_ones"))
-    assert job(mine).digest != first
 
 
 def test_a_finished_job_is_not_run_again(mine, tmp_path, monkeypatch):
@@ -271,17 +293,51 @@ def test_a_finished_job_is_not_run_again(mine, tmp_path, monkeypatch):
     assert [json.loads(line)["seed"] for line in path.read_text().splitlines()] == [0, 1, 2]
 
 
-def test_a_record_of_other_code_is_not_used_and_the_study_says_so(
+def test_a_study_that_is_killed_24_times_has_the_records_of_a_whole_run(
+    mine, tmp_path, monkeypatch
+):
+    """Each second kill cuts the line that was just written, so that its run is lost."""
+    monkeypatch.setattr(jobs, "run", lambda job, bar: {"own": job.seed})
+    path, wanted = tmp_path / "records.jsonl", [job(mine, seed=seed) for seed in range(13)]
+    whole = jobs.run_all(wanted, tmp_path / "whole.jsonl", workers=1)
+    for kill in range(24):
+
+        def fatal(file, cut=5 * (kill % 2)):
+            os.ftruncate(file, os.fstat(file).st_size - cut)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        child = os.fork()
+        if child == 0:
+            os.fsync = fatal
+            jobs.run_all(wanted, path, workers=1)
+            os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    assert len(saved.read(path)) == 12
+    assert jobs.run_all(wanted, path, workers=1) == whole
+
+
+def test_a_record_of_other_code_counts_and_one_of_other_values_does_not(
     mine, tmp_path, monkeypatch, capsys
 ):
-    path, wanted = tmp_path / "records.jsonl", [job(mine, seed=seed) for seed in range(3)]
+    path, wanted = tmp_path / "records.jsonl", [job(mine, seed=seed) for seed in range(2)]
     monkeypatch.setattr(jobs, "run", lambda job, bar: {"own": job.seed})
-    compare.finished(wanted[:2], path, 1, "runs")
-    assert capsys.readouterr().out == ""
-    monkeypatch.setattr(jobs, "version", lambda: "another")
     compare.finished(wanted, path, 1, "runs")
-    assert "runs: 2 of 3 rows run again" in capsys.readouterr().out
-    assert len(path.read_text().splitlines()) == 5
+    mine.write_text(MINE.replace("new_zeros", "new_ones"))
+    compare.finished([*wanted, job(mine, values={"factor": 3.0})], path, 1, "runs")
+    assert "runs: 2 of 3 rows are in" in capsys.readouterr().err
+    assert len(path.read_text().splitlines()) == 3
+
+
+@pytest.mark.parametrize(("changed", "mark"), [("", ""), (" M fedprompt/wire.py", "-dirty")])
+def test_a_record_names_commit_versions_and_date(changed, mark, monkeypatch):
+    answers = {"rev-parse": "abc1234", "status": changed}
+    monkeypatch.setattr(saved, "_git", lambda command, *_: answers[command])
+    found = saved.origin.__wrapped__()
+    assert (found["commit"], found["torch"]) == (f"abc1234{mark}", torch.__version__)
+    assert found["version"] == version("fedprompt")
+    assert datetime.fromisoformat(found["date"])
+    monkeypatch.setattr(saved, "_git", lambda *_: "")
+    assert "commit" not in saved.origin.__wrapped__()
 
 
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])

@@ -6,8 +6,8 @@ Features have 512 numbers there, and numbers have 4 bytes here.
 import pytest
 import torch
 
+from fedprompt.methods.fedgen import FeatureGenerator, fedgen
 from methods.feddistill import feddistill
-from methods.fedgen import FeatureGenerator, fedgen
 from methods.fedgh import fedgh
 from methods.fedhe import fedhe
 from methods.fedmd import fedmd
@@ -16,8 +16,8 @@ from methods.fedtgp import fedtgp, new_network
 from tiny_federations import last, vit_federation
 
 UPLOADS = [
-    (fedgen, 10, lambda own, public: 5130 + own),
-    (fedgen, 100, lambda own, public: 51300 + own),
+    (fedgen, 10, lambda own, public: 5130 + 10 + 3),  # counts of labels and three weights,
+    (fedgen, 100, lambda own, public: 51300 + 100 + 3),  # in place of the labels of all images
     (fedgh, 10, lambda own, public: 5130),
     (fedgh, 100, lambda own, public: 51300),
     (fedproto, 10, lambda own, public: 5130),

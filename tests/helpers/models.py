@@ -12,6 +12,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 
 from fedprompt import DeepPrompts, Trunk, encode_prompted
+from fedprompt.privacy import per_sample
 
 TINY: Mapping[str, object] = {"depth": 3, "embed_dim": 48, "num_heads": 3}
 
@@ -102,11 +103,12 @@ HIERA: Mapping[str, object] = {"embed_dim": 24, "num_heads": 1, "stages": (1, 1,
 LEVIT: Mapping[str, object] = {"embed_dim": (32, 48), "depth": (1, 1), "num_heads": (2, 3)}
 NONE: Mapping[str, object] = {}
 WRITE = "Write a trunk"
+WINDOWS = "no trunk can support it.*windows has none"
 
 ALL_REFUSED = (
-    Row("swin_tiny_patch4_window7_224", "Swin", PATCH_14, "windows", SWIN),
-    Row("swinv2_tiny_window8_256", "Swin v2", PATCH_16, "windows", SWIN),
-    Row("samvit_base_patch16", "SAM", PATCH_16, refusal="windows"),
+    Row("swin_tiny_patch4_window7_224", "Swin", PATCH_14, WINDOWS, SWIN),
+    Row("swinv2_tiny_window8_256", "Swin v2", PATCH_16, WINDOWS, SWIN),
+    Row("samvit_base_patch16", "SAM", PATCH_16, refusal=WINDOWS),
     Row("beit_base_patch16_224", "BEiT", PATCH_16, refusal="relative position"),
     Row("beitv2_base_patch16_224", "BEiT v2", PATCH_16, refusal="relative position"),
     Row("test_vit_relpos", "ViT, relative positions", PATCH_16, refusal="relative position"),
@@ -215,6 +217,18 @@ def train(
         F.cross_entropy(client(images), labels).backward()
         optimizer.step()
     return before
+
+
+def assert_takes_no_images(trunk: Trunk, images: Tensor) -> None:
+    """Run an empty batch forward and backward, with the prompts of no samples and of all."""
+    prompts = DeepPrompts(2, trunk).double()
+    for module in (per_sample(prompts, 0), prompts):
+        encoded = encode_prompted(trunk, images[:0], module())
+        assert encoded.pooled.shape == (0, trunk.num_features)
+        assert encoded.streams[0].shape == (0, 2, trunk.dim)
+        (encoded.pooled.sum() + encoded.streams[0].sum()).backward()
+        for parameter in module.parameters():
+            assert torch.equal(parameter.grad, torch.zeros_like(parameter))
 
 
 def num_trainable(*modules: nn.Module) -> int:

@@ -176,6 +176,11 @@ class AnotherModel(PlainTrunk):
         return tokens[:, 0]
 
 
+class NormalizeIsTheIdentity(PlainTrunk):
+    def normalize(self, tokens):
+        return tokens
+
+
 class WithoutALayer(PlainTrunk):
     def __init__(self):
         super().__init__()
@@ -222,6 +227,7 @@ WRONG = {
     WritesIntoTheImages: ("unchanged",),
     NotShared: ("shared",),
     AnotherModel: ("same as the model",),
+    NormalizeIsTheIdentity: ("normalize",),
     WithoutALayer: ("sizes", "same as the model"),
     WrongDim: ("sizes", "repeatable"),
     WrongNumFeatures: ("sizes",),

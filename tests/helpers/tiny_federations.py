@@ -10,6 +10,8 @@ from torch import Tensor
 
 import fedprompt as fp
 from clips import NAMES, TEXT, TOKENIZER, VISION, copy_of
+from fedprompt.methods import registry
+from methods import as_generator
 from methods.federation import ClipFederation, Federation, Predictions, VitFederation
 
 SIZES = (6, 8, 7, 9, 5, 6)  # numbers of inputs; the last client never trains
@@ -46,7 +48,10 @@ def trunk(dim: int) -> fp.Trunk:
 def last(
     method: Callable[..., Iterator[Predictions]], federation: Federation, **values: Any
 ) -> Predictions:
-    """Run all rounds of a method, and return its last predictions."""
+    """Run all rounds of a method or a generator, and return its last predictions."""
+    registered = registry.METHODS.get(method.__name__)
+    if registered and registered.make is method:
+        method = as_generator(method, everyone=False)
     torch.manual_seed(federation.seed)
     after = list(method(federation, **values))
     assert len(after) == federation.rounds

@@ -247,6 +247,7 @@ def test_wrong_features_are_refused(error, change, reason, monkeypatch):
         ({"scale": 0.0}, ValueError, "`scale` must be above 0"),
         ({"mass": 1.1}, ValueError, "`mass` must be at most 1"),
         ({"epsilon": 0.0}, ValueError, "`epsilon` must be above 0"),
+        ({"epsilon": 1e-320}, ValueError, "`epsilon` must be at least .*; got 1e-320"),
         ({"tolerance": 0.0}, ValueError, "`tolerance` must be above 0"),
         ({"max_iterations": 0}, ValueError, "`max_iterations` must be at least 1"),
         ({"fused": 1}, TypeError, "`fused` must be True or False"),

@@ -7,11 +7,12 @@ import torch
 import torch.nn.functional as F
 
 from compilers import COMPILERS
-from fedprompt import cosine_logits, transport_logits
+from fedprompt import cosine_logits, lean_transport_logits, transport_logits
 from fedprompt.transport import dykstra, envelope, exact, implicit, independent, newton, sinkhorn
 from references.transport import marginals, slow_plan
 from tolerance import assert_near
 
+FLOAT = r"torch\.float32"
 BATCH, PATCHES, PROMPTS, CLASSES, DIM = 3, 7, 2, 4, 5
 
 
@@ -217,6 +218,46 @@ def test_an_empty_batch_gives_empty_logits():
             "`scale` must be a number or",
         ),
         (lambda x, h: transport_logits(x, h, scale="1"), TypeError, "`scale` must be a number"),
+        *(
+            (
+                call,
+                TypeError,
+                rf"`text` must have the dtype of `{name}`, torch.float64; got {FLOAT}",
+            )
+            for name, call in (
+                ("patches", lambda x, h: transport_logits(x, h.float(), scale=1.0)),
+                ("patches", lambda x, h: lean_transport_logits(x, h.float(), scale=1.0)),
+                ("image", lambda x, h: cosine_logits(x[0], h[0].float(), scale=1.0)),
+            )
+        ),
+        (
+            lambda x, h: cosine_logits(x[0], h[0].to("meta"), scale=1.0),
+            ValueError,
+            "`text` must be on the device of `image`, cpu; got meta",
+        ),
+        (
+            lambda x, h: cosine_logits(x[0], h[0], scale=torch.ones((), device="meta")),
+            ValueError,
+            "`scale` must be on the device cpu; got meta",
+        ),
+        (
+            lambda x, h: transport_logits(x, h, scale=1.0, solver=lambda *_: None),
+            TypeError,
+            "`solver` must return a Coupling; got None",
+        ),
+        (
+            lambda x, h: transport_logits(x, h, scale=1.0, gradient=lambda *_: None),
+            TypeError,
+            "`gradient` must return a tensor; got None",
+        ),
+        *(
+            (
+                lambda x, h, name=name: transport_logits(x, h, scale=1.0, **{name: 3}),
+                TypeError,
+                f"`{name}` must be a function; got 3",
+            )
+            for name in ("solver", "gradient")
+        ),
         (
             lambda x, h: transport_logits(x * float("nan"), h, scale=1.0),
             ValueError,
@@ -240,7 +281,7 @@ def test_an_empty_batch_gives_empty_logits():
         (
             lambda x, h: cosine_logits(x[:, 0], h, scale=1.0),
             ValueError,
-            "`text` must have one set of classes for each of 3 images; got 2",
+            r"such as text\[0\] of .* set of classes for each of 3 images; got \(2, 4, 5\)",
         ),
         (
             lambda x, h: cosine_logits(x[:, 0], h[0, :0], scale=1.0),

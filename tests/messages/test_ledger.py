@@ -1,6 +1,7 @@
 """The ledger counts bytes, and continues from its state and its file."""
 
 import csv
+import hashlib
 import os
 import tracemalloc
 from functools import partial
@@ -189,6 +190,10 @@ def test_a_ledger_shares_no_list_with_its_state(ledger):
             ValueError,
             r"`direction` must be 'up' or 'down'; got 'sideways'",
         ),
+        *(
+            ({}, {"client": client}, TypeError, r"`client` must be a string, a number .*; got ")
+            for client in (torch.tensor(3), np.int64(3), b"3", frozenset("3"), float("nan"), None)
+        ),
         ({}, {"server_round": -1}, ValueError, r"`server_round` must be at least 0; got -1"),
         (
             {},
@@ -273,7 +278,7 @@ def test_a_refused_message_leaves_the_ledger_unchanged(ledger, message, options,
         (
             STATE | {"client": [0, (1, [2])]},
             TypeError,
-            r"`state\['client'\]\[1\]` must be hashable; got a tuple of length 2",
+            r"`state\['client'\]\[1\]` must be a string, .*; got a tuple of length 2",
         ),
     ],
 )
@@ -281,6 +286,36 @@ def test_a_refused_state_leaves_the_ledger_unchanged(ledger, state, error, match
     with pytest.raises(error, match=match):
         ledger.load_state_dict(state)
     assert ledger.entries == ENTRIES
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("which", "error", "match"),
+    [
+        ({"direction": "upp"}, ValueError, "`direction` must be 'up' or 'down'; got 'upp'"),
+        ({"direction": np.ones(2)}, ValueError, "`direction` must be 'up' or 'down'; got a float"),
+        ({"client": torch.tensor(3)}, TypeError, "`client` must be a string, a number .*; got a"),
+        ({"server_round": "0"}, TypeError, "`server_round` must be an integer; got '0'"),
+        ({"name": 3}, TypeError, "`name` must be a string; got 3"),
+    ],
+)
+def test_totals_of_values_that_are_never_recorded_are_refused(ledger, which, error, match):
+    with pytest.raises(error, match=match):
+        ledger.total(**which)
+
+
+@pytest.mark.unhooked
+def test_integers_of_numpy_are_saved_as_those_of_python(tmp_path):
+    ledger = Ledger()
+    ledger.record(
+        {"a": torch.zeros(1)},
+        direction="up",
+        client=0,
+        server_round=np.int64(3),
+        framed=np.int64(90),
+    )
+    save_checkpoint(ledger.state_dict(), tmp_path)
+    assert load_checkpoint(tmp_path) == ledger.state_dict()
 
 
 @pytest.mark.bad_input
@@ -390,10 +425,69 @@ def test_a_changed_file_is_refused_and_the_ledger_is_unchanged(tmp_path):
     assert path.read_bytes().count(b"\n") == len(STATE["name"])
 
 
+def test_a_file_of_another_run_is_kept(tmp_path):
+    path = tmp_path / "notes.txt"
+    path.write_text("mine")
+    ledger = next(rounds_of(path, 1))
+    with pytest.raises(
+        ValueError, match=r"`path` must be a new file, or one that this ledger .*; got one of 4 by"
+    ):
+        ledger.state_dict()
+    assert path.read_text() == "mine"
+    ledger.path = tmp_path / "new.jsonl"
+    saved = ledger.state_dict()
+    again = next(rounds_of(ledger.path, 1))
+    with pytest.raises(ValueError, match="`path` must be a new file"):
+        again.state_dict()
+    again.load_state_dict(saved)
+    assert again.state_dict() == saved
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"[1]",
+        b"{}",
+        b"[",
+        b"[" * 10_000,
+        b'[0, {"evil": 1}, "up", "a", 4, 0]',
+        b'[0, 0, "upp", "a", 4, 0]',
+        b'[0, 0, "up", "a", "4", 0]',
+    ],
+)
+def test_crafted_entries_with_the_right_digest_are_refused(tmp_path, line):
+    path, line = tmp_path / "ledger.jsonl", line + b"\n"
+    path.write_bytes(line)
+    digest = hashlib.sha256(line).hexdigest()
+    state = {"num_entries": 1, "num_bytes": len(line), "sha256": digest}
+    with pytest.raises(ValueError, match="`path` must contain entries as a ledger writes them"):
+        Ledger(path).load_state_dict(state)
+    with pytest.raises(ValueError, match="`path` must contain the 1 entries that were saved"):
+        Ledger(path).load_state_dict(state | {"num_bytes": 10**18})
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("path", [5, b"ledger", ""])
+def test_the_file_of_a_ledger_is_a_path(path):
+    with pytest.raises((TypeError, ValueError), match="`path` must be "):
+        Ledger(path)
+
+
+def test_a_csv_file_that_cannot_be_written_leaves_the_old_one(ledger, tmp_path, monkeypatch):
+    path = tmp_path / "bytes.csv"
+    path.write_text("old")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError("No space")))
+        with pytest.raises(OSError, match="No space"):
+            ledger.to_csv(path)
+    assert [file.read_text() for file in tmp_path.iterdir()] == ["old"]
+
+
 def test_a_failed_append_is_repaired_by_the_next(tmp_path, monkeypatch):
     path = tmp_path / "ledger.jsonl"
     expected = list(rounds_of(path, 2))[-1].state_dict()
     good = path.read_bytes()
+    path.unlink()
     first, second = rounds_of(path, 2), None
     next(first).state_dict()
     second = next(first)
@@ -444,6 +538,6 @@ def test_a_message_is_checked_before_it_is_counted(ledger, entry, error, match):
             count({"a": entry})
         with pytest.raises(TypeError, match=r"`message` must have strings as names; got 3 \(int\)"):
             count({3: torch.zeros(2)})
-    with pytest.raises(TypeError, match=r"`client` must be hashable; got a list of length 1"):
+    with pytest.raises(TypeError, match=r"`client` must be a string, .*; got a list of length 1"):
         ledger.record({"a": torch.zeros(2)}, direction="up", client=[1], server_round=0)
     assert ledger.entries == ENTRIES

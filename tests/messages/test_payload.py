@@ -14,6 +14,26 @@ from named_model import NAMES, Model, tensors_of
 from same import assert_identical
 
 
+def test_a_frozen_backbone_that_is_sent_causes_a_warning_with_its_bytes():
+    """The backbone has 4 x 3 + 4 numbers of 4 bytes, the head 2 x 4 + 2."""
+    backbone = nn.Sequential(nn.Linear(3, 4)).requires_grad_(False)
+    model = nn.ModuleDict({"backbone": backbone, "head": nn.Linear(4, 2)})
+    with pytest.warns(
+        UserWarning,
+        match=r"`module` has 2 frozen parameters under 'backbone\.0', which are sent, too: "
+        r"64 of 104 bytes\. Pass `only`, such as only=\['head'\]",
+    ):
+        collect(model, weight=1)
+    model["head"].bias.requires_grad_(False)
+    with pytest.warns(UserWarning, match="has 3 frozen parameters, which are sent, too: 72 of 104"):
+        collect(model, weight=1)
+    # Warnings are errors in tests, so none of these warns.
+    collect(model, weight=1, only=["backbone", "head"])
+    collect(backbone, weight=1)
+    model["head"] = nn.Linear(8, 2)  # more bytes than the backbone
+    collect(model, weight=1)
+
+
 def test_all_parameters_are_sent_once_under_their_names_and_buffers_never():
     model = Model()
     assert list(snapshot(model)) == NAMES

@@ -25,7 +25,7 @@ def noisy(**options):
 
 def sent(**options):
     """Return the same numbers as an entry of a payload, with noise."""
-    payload = {"a": Weighted(SECRET, torch.tensor(1.0))}
+    payload = {"a": Weighted(SECRET, SECRET.new_ones(()))}
     return gaussian_noise(payload, multiplier=1.0, sensitivity=2.0, **options)["a"].value
 
 
@@ -87,6 +87,14 @@ def test_a_seeded_generator_repeats_a_study(draw):
     copied = torch.Generator()
     copied.set_state(stream(5).get_state())  # the whole state, not only the seed
     assert torch.equal(draw(generator=copied), draw(generator=stream(5)))
+
+
+@PRIVATE
+def test_draws_do_not_depend_on_the_default_device(draw):
+    with torch.device("meta"):
+        for options in ({}, {"generator": stream(5)}):
+            assert draw(**options).device == SECRET.device
+    assert torch.equal(draw(**options | {"generator": stream(5)}), draw(generator=stream(5)))
 
 
 @pytest.mark.bad_input

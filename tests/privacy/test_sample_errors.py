@@ -77,12 +77,28 @@ BAD = [
     ),
     (lambda g: step_of(multiplier=-0.1), ValueError, "`multiplier` must be at least 0"),
     (lambda g: step_of(max_norm=0.0), ValueError, "`max_norm` must be above 0"),
+    (
+        lambda g: step_of(multiplier=1e-200, max_norm=1e-200),
+        ValueError,
+        r"`multiplier` must be 0 or give noise of deviation at least 2.2e-308 in torch.float64; "
+        r"got 0\.$",
+    ),
+    (
+        lambda g: step_of(max_norm=1e-300, expected_batch_size=1e10),
+        ValueError,
+        "`multiplier` must be 0 or give noise of deviation .*; got 1e-310",
+    ),
     (lambda g: step_of(expected_batch_size=0), ValueError, "`expected_batch_size` must be above 0"),
     (lambda g: step_of(generator=0), TypeError, "`generator` must be a torch.Generator"),
     (
         lambda g: poisson_batch(0, rate=0.5, generator=g),
         ValueError,
         "`num_examples` must be at least 1",
+    ),
+    (
+        lambda g: poisson_batch(10**30, rate=0.3, generator=g),
+        ValueError,
+        "`num_examples` must be at most 10,000,000,000; got a number of 100 bits",
     ),
     (lambda g: poisson_batch(5, rate=0, generator=g), ValueError, "`rate` must be above 0"),
     (lambda g: poisson_batch(5, rate=1.1, generator=g), ValueError, "`rate` must be at most 1"),

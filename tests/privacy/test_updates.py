@@ -619,6 +619,12 @@ def test_bad_payloads_are_refused_by_name(name, sent, error, message):
             r"`sensitivity` must be above 0; got 0",
         ),
         (
+            lambda: gaussian_noise(ONE, multiplier=1e-30, sensitivity=1e-30),
+            ValueError,
+            r"`multiplier` must be 0 or give noise of deviation at least 1.2e-38 in "
+            r"torch.float32; got 1e-60",
+        ),
+        (
             lambda: gaussian_noise(ONE, multiplier=1, sensitivity=1, generator=0),
             TypeError,
             r"`generator` must be a torch\.Generator or None; got 0",

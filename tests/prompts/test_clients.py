@@ -3,6 +3,7 @@
 import copy
 import pickle
 
+import numpy as np
 import pytest
 import torch
 
@@ -128,6 +129,10 @@ LAYOUT = (
     ("streams", "owner", "error", "message"),
     [
         ([], [0], ValueError, "`streams` must contain at least one stream; got none."),
+        *(
+            (streams, [0], TypeError, "`streams` must be a sequence of PromptStream; got a ")
+            for streams in ({"a": 3}, np.ones((2, 3)))
+        ),
         (
             [STREAM, PromptStream({1: torch.zeros(1, 2)})],
             [0],
@@ -198,4 +203,4 @@ LAYOUT = (
 )
 def test_batch_streams_refuses_streams_and_owners_that_do_not_match(streams, owner, error, message):
     with raises(error, message):
-        batch_streams(streams, torch.tensor(owner))
+        batch_streams(streams, torch.as_tensor(owner))

@@ -309,6 +309,18 @@ ONE_MORE = "`per_sample=True` or `class_specific=True` adds one axis"
             "`class_specific` must be True or False; got 3",
         ),
         (
+            torch.zeros(1, 2, 1, device="meta"),
+            {},
+            ValueError,
+            "`context` must be on the device of `names`, cpu; got meta",
+        ),
+        (
+            torch.zeros(1, 40, 1),
+            {},
+            ValueError,
+            "`context` must be shorter, because no name fits into 16 positions with it; got one",
+        ),
+        (
             torch.zeros(1, 11, 1),
             {},
             ValueError,

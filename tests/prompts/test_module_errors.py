@@ -100,6 +100,11 @@ DRAWN_BY_NUMPY = [
             "`patch_size` must be an integer; got 4.0 (float).",
         ),
         (
+            lambda: ShallowPrompts(2, 8, patch_size=b"xx"),
+            TypeError,
+            "`patch_size` must be an integer; got b'xx' (bytes).",
+        ),
+        (
             lambda: ShallowPrompts(2, 8, patch_size=(4,)),
             ValueError,
             "`patch_size` must be one number or (height, width); got a tuple of length 1.",
@@ -176,6 +181,21 @@ DRAWN_BY_NUMPY = [
             "`padding` must be an integer; got 1.5 (float).",
         ),
         (
+            lambda: PadPrompts(8, mean=None),
+            TypeError,
+            "`mean` must be a sequence of numbers; got None (NoneType).",
+        ),
+        (
+            lambda: PadPrompts(8)(torch.zeros(1, 3, 8, 8, device="meta")),
+            ValueError,
+            "`images` must be on the prompts' device cpu; got meta.",
+        ),
+        (
+            lambda: ContextPrompts(8, init="a photo of a"),
+            TypeError,
+            "(length, dim), such as tower.words('a photo of a'); got 'a photo of a' (str).",
+        ),
+        (
             lambda: PadPrompts(8, mean=(0.5,)),
             ValueError,
             "`std` must have one entry for each of the 1 channels of `mean`",
@@ -229,7 +249,23 @@ def test_prompts_refuse_bad_sizes(make, error, message):
         (
             lambda trunk: DeepPrompts(2, trunk.dim),
             TypeError,
-            "`depth` must be an integer; got None (NoneType).",
+            "`depth` must be an integer, unless `dim` is a trunk; got None (NoneType).",
+        ),
+        *(
+            (
+                make,
+                TypeError,
+                "`num_prompts` must be an integer; the trunk comes after it; got a _V",
+            )
+            for make in (
+                lambda trunk: DeepPrompts(trunk, 4),
+                lambda trunk: ShallowPrompts(trunk, 4),
+            )
+        ),
+        (
+            lambda trunk: GroupPrompts(4, trunk, 1, layers=(0,)),
+            TypeError,
+            "`num_prompts` must be an integer; the trunk comes after it; got a _ViTTrunk.",
         ),
         (
             lambda trunk: ShallowPrompts(2, trunk.model),
@@ -273,6 +309,11 @@ def test_sizes_may_be_numpy_integers():
             "`indices` must be integers of shape (batch,); got a int64 tensor of shape (1, 1).",
         ),
         (2, TypeError, "`indices` must be integers of shape (batch,); got 2 (int)."),
+        (
+            torch.tensor([1], device="meta"),
+            ValueError,
+            "`indices` must be on the device cpu; got meta.",
+        ),
     ],
 )
 def test_group_prompts_refuse_groups_that_do_not_exist(indices, error, message):

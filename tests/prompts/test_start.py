@@ -176,6 +176,11 @@ def test_wrong_starts_move_it_further(wrong):
     [
         ({"prompts": nn.Linear(2, 2)}, TypeError, "`prompts` must be LayeredPrompts or Group"),
         ({"noise": -0.1}, ValueError, "`noise` must be at least 0; got -0.1."),
+        (
+            {"noise": 1e308},
+            ValueError,
+            "`noise` must keep tokens finite in torch.float32; got 1e+308",
+        ),
         ({"noise": "0.1"}, TypeError, "`noise` must be a number; got '0.1' (str)."),
         ({"generator": 3}, TypeError, "`generator` must be a torch.Generator; got 3 (int)."),
         (

@@ -8,12 +8,19 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.optimize import linear_sum_assignment
 from scipy.stats import entropy
 from sklearn.metrics import normalized_mutual_info_score
 from sklearn.metrics.cluster import contingency_matrix
 
 from fedprompt import select_nearest
-from fedprompt.selection import contingency_table, orthogonal_keys, revive_keys, selection_health
+from fedprompt.selection import (
+    clustering_accuracy,
+    contingency_table,
+    orthogonal_keys,
+    revive_keys,
+    selection_health,
+)
 from references.sgpt import cosine
 from tolerance import assert_near
 
@@ -113,6 +120,27 @@ def test_tables_of_batches_add_up(seed, batch):
         for part in zip(indices.split(batch), labels.split(batch), strict=True)
     ]
     assert torch.equal(sum(tables), contingency_table(indices, labels, num_groups=6, num_classes=7))
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    seed=st.integers(0, 2**32),
+    shape=st.tuples(st.integers(1, 9), st.integers(1, 9)),
+    most=st.sampled_from([1, 3, 50]),
+)
+def test_groups_are_matched_one_to_one_as_by_scipy(seed, shape, most):
+    table = torch.randint(most + 1, shape, generator=torch.Generator().manual_seed(seed))
+    rows, columns = linear_sum_assignment(table.numpy(), maximize=True)
+    expected = table[rows, columns].sum().item() / (table.sum().item() or 1)
+    assert clustering_accuracy(table) == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.bad_input
+def test_counts_without_classes_match_nothing():
+    with pytest.raises(
+        ValueError, match=r"`counts` must have shape \(groups, classes\); got \(3,\)"
+    ):
+        clustering_accuracy(torch.ones(3))
 
 
 # The mean cosine of queries.

@@ -1,8 +1,10 @@
 """The study of keys in a narrow cone, on points and on the embedded digits."""
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
+from embedded.shifts import feature_shift
 from studies import narrow_cone
 
 
@@ -44,3 +46,17 @@ def test_the_command_of_the_page_runs_on_the_digits(monkeypatch, capsys):
     narrow_cone.main()
     names = [(name, steps) for name, _, steps, _, _ in rows(capsys)]
     assert names == [(name, steps) for name in ("raw", "ReLU", "centered") for steps in "12"]
+
+
+def test_feature_shift_gives_each_client_one_domain_and_each_domain_four_clients():
+    federation = feature_shift(seed=0, num_clients=20, validate=False)
+    for side in federation:
+        if isinstance(side, int):
+            continue
+        domains = [side.truth[shard].unique().tolist() for shard in side.shards]
+        assert domains == [[client % 5] for client in range(20)]
+        assert sorted(np.concatenate(side.shards)) == list(range(len(side.labels)))
+    raw, inverted = federation.train.truth == 3, federation.train.truth == 0
+    images = torch.stack([federation.train.split.dataset[number][0] for number in range(len(raw))])
+    # Ink is light on black, and dark on white.
+    assert images[raw].mean() < 0.5 < images[inverted].mean()

@@ -9,6 +9,7 @@ import torch
 import torch.nn as nn
 
 import fedprompt as fp
+from embedded.zoo import GROUPS, TINY, encoder
 from methods.fedhpl import fedhpl
 from methods.sgpt import sgpt
 from studies.gallery.tasks import Trial
@@ -184,3 +185,35 @@ def test_clusters_are_those_of_the_groups_that_sgpt_selects_for_the_test_images(
     nearest = torch.cosine_similarity(model.query(images)[:, None], model.selector.keys, dim=2)
     expected = purity(nearest.argmax(1), torch.tensor(SUPERCLASSES)[cells])
     assert cluster_accuracy(last, trial) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("name", list(TINY))
+def test_tiny_networks_return_features_of_their_width_and_can_be_trained(name):
+    network, width = encoder("tiny", list(TINY).index(name), 16)
+    assert network.training
+    assert network(torch.rand(2, 1, 16, 16)).shape == (2, width)
+    assert 4_000 < sum(parameter.numel() for parameter in network.parameters()) < 150_000
+
+
+@pytest.mark.parametrize(
+    "name",
+    [name if name == "tiny" else pytest.param(name, marks=pytest.mark.slow) for name in GROUPS],
+)
+def test_groups_are_named_after_their_number_of_networks(name):
+    assert name == "tiny" or name.removeprefix("HtFE").removeprefix("HtM") == str(len(GROUPS[name]))
+    with torch.device("meta"):  # no values are computed
+        widths = [
+            encoder(name, client, 16 if name == "tiny" else 32)[1]
+            for client in range(len(GROUPS[name]))
+        ]
+    expected = {
+        "cnn": 512,
+        "resnet4": 64,
+        "resnet8": 256,
+        "resnet18": 512,
+        "resnet152": 2048,
+        "mobilenet_v2": 1280,
+        "vit_b_32": 768,
+    }
+    for network, width in zip(GROUPS[name], widths, strict=True):
+        assert name == "tiny" or width == expected.get(network, width)

@@ -302,21 +302,13 @@ def test_time_and_gradient_passes_of_the_curve_are_not_those_of_the_method(monke
     assert found[1]["full"] == found[100]["full"]
 
 
-def test_records_of_random_networks_are_not_those_of_pretrained_ones():
-    method = study.registry.gallery()["local"]
-    own = ("local", str(method.path), "solar", "domains", 0, None, {})
-    first = runs.Run(*own, QUICK, RANDOM).digest
-    assert runs.Run(*own, QUICK, Sources(pretrained=True)).digest != first
-    assert runs.Run(*own, replace(QUICK, steps=3), RANDOM).digest != first
-
-
 def test_each_row_has_four_trials_and_the_best_on_own_mixes_counts():
     method = study.registry.gallery()["fedvpt_d"]
     found = study.trials_of(method, "solar", "labels")
     assert len(found) == 4
     assert [each["learning_rate"] for each in found] == [0.01, 0.003, 0.03, 0.1]
     other = study.trials_of(study.registry.gallery()["sgpt"], "solar", "labels")
-    assert other[0] == {"learning_rate": 0.01, "decay": 0.5, "num_groups": 5}
+    assert other[0].items() >= {"learning_rate": 0.01, "decay": 0.5, "num_groups": 5}.items()
     assert [each["learning_rate"] for each in other] == [0.01, 0.003, 0.03, 0.1]
     records = [
         {"method": name, "own": own, "values": {"learning_rate": rate}}
@@ -351,7 +343,7 @@ def test_a_quick_study_prints_a_table_and_continues_from_its_records(
     study.main([*FLAGS, *where, *chosen])
     printed = capsys.readouterr().out
     assert printed.count("\n| ") == 2 + len(rows.split(","))
-    path = tmp_path / "records" / "solar-quick.jsonl"
+    path = tmp_path / "records" / "solar-random-quick.jsonl"
     lines = path.read_text().splitlines()
     assert [json.loads(line)["method"] for line in lines] == rows.split(",")
     assert all(0 <= json.loads(line)["macro_f1"] <= 1 for line in lines)

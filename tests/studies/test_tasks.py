@@ -122,9 +122,9 @@ def test_five_data_sets_have_fifty_classes(tmp_path):
 
 def test_digits_are_those_of_the_examples():
     task = tasks.load("digits")
-    from embedded import data
+    from fedprompt import samples
 
-    images = data.digits(0).test_images
+    images = samples.digits(0, domain=samples.inverted_rotated).test_images
     torch.testing.assert_close(task.test.pixels / 255, images, atol=0.5 / 255 + 1e-6, rtol=0)
     assert task.class_names[3] == "three"
 

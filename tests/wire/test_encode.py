@@ -79,6 +79,9 @@ def test_equal_messages_give_equal_bytes_in_any_order(generator):
         )
 
 
+SPARSE, META = torch.ones(2).to_sparse(), torch.ones(2, device="meta")
+
+
 @pytest.mark.bad_input
 @pytest.mark.parametrize(
     ("message", "header", "error", "reason"),
@@ -131,6 +134,21 @@ def test_equal_messages_give_equal_bytes_in_any_order(generator):
             Header(),
             TypeError,
             r"`message\['a'\]` must have a dtype of F64, .*complex64",
+        ),
+        *(
+            (
+                message,
+                Header(),
+                TypeError,
+                rf"`message\['a'\]{field}` must be a dense tensor .*; got",
+            )
+            for message, field in (
+                ({"a": SPARSE}, ""),
+                ({"a": META}, ""),
+                ({"a": Weighted(SPARSE, torch.ones(2))}, r"\.value"),
+                ({"a": Weighted(torch.ones(2), SPARSE)}, r"\.weight"),
+                ({"a": Weighted(META, META)}, r"\.value"),
+            )
         ),
         (
             {"a": torch.tensor([1.0, torch.nan])},

@@ -1,7 +1,10 @@
 """Blobs in files."""
 
 import hashlib
+import os
+import resource
 import tracemalloc
+from functools import partial
 
 import pytest
 import safetensors
@@ -61,6 +64,65 @@ def test_a_long_file_is_read_up_to_the_limit(tmp_path):
         assert tracemalloc.get_traced_memory()[1] < 100_000
     finally:
         tracemalloc.stop()
+
+
+def test_a_file_is_bounded_by_the_form_that_is_expected(tmp_path):
+    path = tmp_path / "long"
+    with open(path, "wb") as file:
+        file.truncate(2**30)
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match=r"`blob` must be at most 1\d{4} bytes long; got 1"):
+            open_payload(path, expect=Expected(MESSAGE))
+        assert tracemalloc.get_traced_memory()[1] < 500_000
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_full_disk_leaves_the_old_file(tmp_path):
+    path, limits = tmp_path / "kept", resource.getrlimit(resource.RLIMIT_FSIZE)
+    save_payload(MESSAGE, path, header=HEADER)
+    before = path.read_bytes()
+    resource.setrlimit(resource.RLIMIT_FSIZE, (600, limits[1]))  # the message needs more
+    try:
+        with pytest.raises(OSError, match="too large"):
+            save_payload(MESSAGE, path, header=HEADER)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_link_stays_and_its_file_is_replaced(tmp_path):
+    path, link = tmp_path / "file", tmp_path / "link"
+    link.symlink_to(path)
+    for _ in range(2):
+        save_payload(MESSAGE, link, header=HEADER)
+    assert link.is_symlink()
+    assert open_payload(path, expect=Expected(MESSAGE))[1] == HEADER
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("path", "error", "rule"),
+    [
+        (1, TypeError, r"be a path \(a string or a pathlib.Path\); got 1 \(int\)"),
+        (b"file", TypeError, r"be a path \(.*\); got b'file' \(bytes\)"),
+        ("", ValueError, "be the path of a file; got an empty path"),
+        (".", ValueError, "be the path of a file; got a directory"),
+        (os.devnull, ValueError, "be the path of a file; got a pipe or a device"),
+        ("pipe", ValueError, "be the path of a file; got a pipe or a device"),
+    ],
+)
+def test_only_paths_of_files_are_written_and_read(tmp_path, monkeypatch, path, error, rule):
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("pipe")
+    for call in (
+        partial(save_payload, MESSAGE, path, header=HEADER),
+        partial(open_payload, path, expect=Expected(MESSAGE)),
+    ):
+        with pytest.raises(error, match=f"`path` must {rule}"):
+            call()
 
 
 def test_a_short_file_takes_little_memory_under_a_large_limit(tmp_path):

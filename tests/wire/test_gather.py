@@ -7,7 +7,15 @@ import torch.distributed as dist
 import gathered
 import two_processes
 from federations import FEDERATIONS, Outcome, assert_bitwise_identical, in_process
-from fedprompt.wire import Expected, Header, decode_payload, encode_payload, gather_messages
+from fedprompt.wire import (
+    Expected,
+    Header,
+    decode_payload,
+    encode_payload,
+    gather,
+    gather_messages,
+    gather_trees,
+)
 
 pytestmark = pytest.mark.slow  # two processes import everything
 LONGEST = len(encode_payload(gathered.messages()[1], header=gathered.ROUND_3))
@@ -23,6 +31,28 @@ def ranks(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
     two_processes.run(gathered.run_steps, folder)
     return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(2)]
+
+
+@pytest.fixture
+def alone():
+    """A group of this process."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("wire", [lambda blob: blob[:-1], lambda blob: blob[:-1] + b"!"])
+def test_a_tree_that_arrives_truncated_or_changed_is_refused(alone, monkeypatch, wire):
+    tree = {"own": [1.5, None, (gathered.messages()[0], True)]}
+    assert_bitwise_identical(gather_trees(tree, server_round=3), [tree])
+    monkeypatch.setattr(gather, "_gather_blobs", lambda blob, *_: [wire(blob)])
+    with pytest.raises(ValueError, match="`tree` must arrive as rank 0 sent it; got other bytes"):
+        gather_trees(tree, server_round=3)
+
+
+def test_what_is_no_tree_is_not_sent(alone):
+    with pytest.raises(TypeError, match=r"`tree\['own'\]` must be a dict, list"):
+        gather_trees({"own": object()}, server_round=0)
 
 
 def arrived():

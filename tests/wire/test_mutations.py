@@ -10,15 +10,19 @@ import re
 import struct
 import time
 import tracemalloc
+from functools import partial
 
 import pytest
 import torch
 
 from blobs import content, mended
+from fedprompt import Weighted, codecs, weighted_mean, weighted_median
 from fedprompt.wire import (
     Expected,
+    Header,
     decode_payload,
     encode_payload,
+    receive,
 )
 from same import assert_identical
 from wired import (
@@ -244,6 +248,33 @@ def test_mutated_blobs_are_refused_or_canonical():
     read, _ = survives(1200, seed=0)
     assert 0 < read < 600
     assert time.process_time() - started < 10
+
+
+CODECS = {"float16": codecs.float16(), "int8": codecs.int8(), "top_k": codecs.top_k(fraction=0.5)}
+
+
+@pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS)
+def test_a_mutated_blob_of_a_codec_is_that_clients_refusal_and_aggregates_if_accepted(codec):
+    form = {"h": Weighted(torch.zeros(2, 3), torch.zeros(2))}
+    entry = Weighted(torch.arange(6.0).reshape(2, 3), torch.tensor([5.0, 1.0]))
+    sent, _ = codec.encode({"h": entry}, codec.init(form))
+    evil, good = (encode_payload(sent, header=Header(client_id=each)) for each in "12")
+    draw, accepted = random.Random(0), 0
+    for _ in range(300):
+        blob = bytearray(evil)
+        _recount(blob, draw)
+        got, refused = receive(
+            [(1, mended(bytes(blob))), (2, good)],
+            expect=Expected(sent),
+            max_bytes=2000,
+            restore=partial(codec.decode, like=form),
+        )
+        assert 2 in got
+        assert [client for client, _ in refused] == ([] if 1 in got else [1])
+        weighted_mean(list(got.values()))
+        weighted_median(list(got.values()))
+        accepted += 1 in got
+    assert 0 < accepted < 300
 
 
 @pytest.mark.slow

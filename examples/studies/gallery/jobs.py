@@ -1,9 +1,9 @@
 """Jobs of the study, each with a line in a JSON-lines file, and two processes that run them."""
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from multiprocessing import Queue, get_context
 from pathlib import Path
@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from methods import federation
 from studies import records
 from studies.gallery import evaluate, registry, tasks
 from studies.gallery.registry import Method
@@ -22,6 +21,7 @@ from studies.gallery.tasks import Settings
 NUM_TRIALS = 6
 TUNING_SEED = 1_000  # of no reported run
 TUNED_ON = "dirichlet"
+NAMED = ("method", "task", "partition", "seed", "trial")
 
 
 @dataclass(frozen=True)
@@ -48,15 +48,9 @@ class Job:
     values: dict[str, Any]
     settings: Settings
 
-    @property
-    def digest(self) -> str:
-        """Hash of all that decides the result: code, budget and library version."""
-        return digest(Path(self.path), self.settings)
-
     def key(self) -> tuple[Any, ...]:
         """Return what tells this job from the others of the file."""
-        values = json.dumps(self.values, sort_keys=True)
-        return self.method, self.task, self.partition, self.seed, self.trial, values, self.digest
+        return key(vars(self))
 
     def measure(self, method: Method, finished_round: Callable[[], None]) -> dict[str, Any]:
         """Run the method on the task, and return its figures: numbers, or lists of them."""
@@ -69,19 +63,6 @@ class Job:
             inputs=method.inputs,
         )
         return evaluate.run(method.function, trial, self.values, finished_round=finished_round)
-
-
-def digest(path: Path, settings: Settings) -> str:
-    """Hash the code of a method and of what runs it, the budget, and the version of the library."""
-    shared = [Path(module.__file__ or "") for module in (federation, tasks, evaluate)]
-    return registry.digest(path, *shared, settings=(asdict(settings), version()))
-
-
-def version() -> str:
-    """Return the version of the library."""
-    from importlib.metadata import version
-
-    return version("fedprompt")
 
 
 def trials(method: Method, task: str) -> list[dict[str, Any]]:
@@ -107,27 +88,19 @@ def _draw(values: registry.Range, rng: np.random.Generator) -> Any:
 
 def load(path: Path) -> dict[tuple[Any, ...], dict[str, Any]]:
     """Read the records of a file by the key of their jobs."""
-    return {_key(record): record for record in records.read(path)}
+    return {key(record): record for record in records.read(path)}
 
 
-def _key(record: dict[str, Any]) -> tuple[Any, ...]:
-    names = ("method", "task", "partition", "seed", "trial", "values", "digest")
+def key(record: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return the fields that a job and its record have in common."""
     values = json.dumps(record["values"], sort_keys=True)
-    return tuple(values if name == "values" else record[name] for name in names)
-
-
-def outdated(jobs: Sequence[Job], path: Path) -> int:
-    """Count the jobs that have records, but only of other code, settings or versions."""
-    known = load(path)
-    runs = {key[:-1] for key in known}
-    return sum(job.key() not in known and job.key()[:-1] in runs for job in jobs)
+    return *(record[name] for name in NAMED), values
 
 
 def append(path: Path, job: Job, figures: dict[str, Any]) -> dict[str, Any]:
     """Write the record of a job as one line, which is on the disk before this returns."""
-    named = {name: getattr(job, name) for name in ("method", "task", "partition", "seed", "trial")}
-    digest = {"values": job.values, "digest": job.digest}
-    record = named | digest | records.rounded(figures)
+    named = {name: getattr(job, name) for name in (*NAMED, "values")}
+    record = named | records.origin() | records.rounded(figures)
     records.append(path, record)
     return record
 

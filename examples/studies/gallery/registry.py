@@ -1,24 +1,30 @@
-"""The methods of a folder of files: their hyperparameters, texts, lines and digests."""
+"""The methods of a folder of files: their hyperparameters, texts, and lines."""
 
 import ast
-import hashlib
 import importlib
 import importlib.util
 import inspect
 import io
+import sys
 import tokenize
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+from fedprompt.methods import METHODS
+from methods import as_generator
 
 FOLDER = Path(__file__).parents[2] / "methods"
 NOT_CODE = {"FAMILIES", "TRAITS", "SEARCH", "INPUTS"}
 """Assignments that describe a method and are not counted as lines of code."""
 
 Range = tuple[float, float] | list[Any]
+
+
+class MethodsError(ValueError):
+    """A mistake in `--methods`."""
 
 
 @dataclass(frozen=True)
@@ -55,18 +61,31 @@ class Method:
 
 def gallery() -> dict[str, Method]:
     """Return the methods of the gallery by name, in the order of their files."""
-    found: dict[str, Method] = {}
+    found = {
+        name: Method(
+            name,
+            each.title,
+            as_generator(each.make, everyone="personalized" not in each.traits),
+            Path(inspect.getfile(each.make)),
+            *each[3:],
+        )
+        for name, each in METHODS.items()
+    }
     for path in sorted(FOLDER.glob("*.py")):
         if path.stem not in ("__init__", "federation"):
             found |= in_module(importlib.import_module(f"methods.{path.stem}"))
-    return found
+    return dict(sorted(found.items(), key=lambda item: item[1].path.stem))
 
 
 def in_file(path: Path) -> dict[str, Method]:
-    """Return the methods of any file, by name."""
+    """Return the methods of any file, by name. It may import modules of its folder."""
+    if found := {name: each for name, each in gallery().items() if each.path == path}:
+        return found
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None or not path.exists():
-        raise ValueError(f"`--methods` must name an existing file; got {path}.")
+        raise MethodsError(f"`--methods` must name an existing Python file; got {path}.")
+    if (folder := str(path.parent.resolve())) not in sys.path:
+        sys.path.insert(0, folder)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return in_module(module)
@@ -98,14 +117,6 @@ def in_module(module: ModuleType) -> dict[str, Method]:
     return found
 
 
-def code_of(text: str) -> ast.Module:
-    """Parse a source without its docstrings."""
-    tree = ast.parse(text)
-    for node in documented(tree):
-        node.body = node.body[1:]
-    return tree
-
-
 def documented(tree: ast.Module) -> list[Any]:
     """Return the module, classes and functions that have a docstring."""
     kinds = ast.Module | ast.ClassDef | ast.FunctionDef
@@ -113,7 +124,7 @@ def documented(tree: ast.Module) -> list[Any]:
 
 
 def lines_of_code(path: Path) -> int:
-    """Count lines without docstrings, comments, blank lines, imports and `NOT_CODE`."""
+    """Count lines without texts, imports, and what describes the method: decorator, `NOT_CODE`."""
     text = path.read_text()
     tree = ast.parse(text)
     left_out = [
@@ -123,6 +134,7 @@ def lines_of_code(path: Path) -> int:
         or (isinstance(node, ast.Assign) and {target.id for target in node.targets} & NOT_CODE)
     ]
     left_out += [node.body[0] for node in documented(tree)]
+    left_out += [each for node in tree.body for each in getattr(node, "decorator_list", [])]
     skipped = {line for node in left_out for line in range(node.lineno, node.end_lineno + 1)}
     silent = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}
     code = {
@@ -132,14 +144,3 @@ def lines_of_code(path: Path) -> int:
         for line in range(token.start[0], token.end[0] + 1)
     }
     return len(code - skipped)
-
-
-def digest(*paths: Path, settings: object) -> str:
-    """Hash the code of files without docstrings and comments, and the settings of a run."""
-    parts = [_dump(path.read_text()) for path in paths]
-    return hashlib.sha256("\n".join([*parts, repr(settings)]).encode()).hexdigest()[:16]
-
-
-@cache
-def _dump(text: str) -> str:
-    return ast.dump(code_of(text))

@@ -14,7 +14,7 @@ from scipy import stats
 from studies.gallery import registry
 from studies.gallery.registry import Method
 from studies.gallery.tasks import PARTITIONS, TASKS
-from studies.report import mean_and_deviation, save, table
+from studies.tables import mean_and_deviation, save, table
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt

@@ -13,10 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+import build_samples
 import fedprompt as fp
-from embedded import data
-from embedded.clip import DIGITS, TEMPLATES, load_clip, preprocess, tokenize
-from embedded.vit import load_vit
+from fedprompt import samples
 from methods.federation import ClipFederation, Federation, VitFederation
 
 
@@ -97,7 +96,7 @@ def digits_vit(split: Digits, common: dict[str, Any], inputs: str) -> Federation
     return VitFederation(
         inputs=split.train,
         public=split.public,
-        augment=data.augment,
+        augment=samples.augment,
         trunks=[_trunk("S")],
         **common,
     )
@@ -108,7 +107,7 @@ def digits_mixed(split: Digits, common: dict[str, Any], inputs: str) -> Federati
     return VitFederation(
         inputs=split.train,
         public=split.public,
-        augment=data.augment,
+        augment=samples.augment,
         trunks=[_trunk(size) for size in "SBL"],
         num_features=48,
         **common,
@@ -117,16 +116,16 @@ def digits_mixed(split: Digits, common: dict[str, Any], inputs: str) -> Federati
 
 def digits_clip(split: Digits, common: dict[str, Any], inputs: str) -> Federation:
     """One frozen CLIP, whose image tokens are computed once."""
-    model = load_clip()
-    tower = fp.TextTower(model, tokenize)
+    model = samples.clip()
+    tower = fp.TextTower(model, samples.tokenize)
     return ClipFederation(
         inputs=split.train,
         public=split.public,
         clip=model,
         tower=tower,
-        class_names=DIGITS,
+        class_names=samples.CLASS_NAMES,
         scale=model.logit_scale.exp().item(),
-        template=TEMPLATES[""][0],
+        template=samples.TEMPLATES[""][0],
         **(common | {"make_optimizer": torch.optim.Adam}),
     )
 
@@ -224,7 +223,7 @@ def _shards(
 
 @cache
 def _trunk(size: str) -> fp.Trunk:
-    return fp.vit_trunk(load_vit(size))
+    return fp.vit_trunk(build_samples.vit(size))
 
 
 @cache
@@ -234,7 +233,7 @@ def _digits(
     """Split the digits, in one domain or in several."""
     on_canvases = TASKS[task].on_canvases
     plain = not shifted and not on_canvases
-    split = data.digits(seed, domain=data.inverted_rotated if plain else data.raw)
+    split = samples.digits(seed, domain=samples.inverted_rotated if plain else samples.raw)
     order = torch.randperm(len(split.train_labels), generator=torch.Generator().manual_seed(seed))
     images, labels = split.train_images[order], split.train_labels[order]
     public, images, labels = images[:num_public], images[num_public:], labels[num_public:]
@@ -257,17 +256,17 @@ def _in_domains(
 ) -> tuple[Tensor, Tensor]:
     """Return the images in their domains, and the domains."""
     if on_canvases:
-        names = list(data.DOMAINS) if shifted else ["inverted"]
-        return data.on_canvases(images, rng, domains=names, smallest=16, largest=24)
+        names = list(samples.DOMAINS) if shifted else ["inverted"]
+        return samples.on_canvases(images, rng, domains=names, smallest=16, largest=24)
     truth = torch.zeros(len(images), dtype=torch.long)
     if not shifted:
         return images, truth
     changes = [
-        data.raw,
-        data.inverted,
-        data.rotated,
-        data.inverted_rotated,
-        partial(data.noisy, generator=rng),
+        samples.raw,
+        samples.inverted,
+        samples.rotated,
+        samples.inverted_rotated,
+        partial(samples.noisy, generator=rng),
     ]
     truth, images = torch.arange(len(images)) % len(changes), images.clone()
     for number, change in enumerate(changes):
@@ -278,10 +277,10 @@ def _in_domains(
 @torch.no_grad()
 def _tokens(canvases: Tensor, inputs: str) -> Tensor:
     """Return the image tokens of CLIP with the pooled one first, or its preprocessed images."""
-    images = preprocess(canvases)
+    images = samples.preprocess(canvases)
     if inputs == "images":
         return images
-    model, pieces = load_clip(), []
+    model, pieces = samples.clip(), []
     for batch in images.split(256):
         pooled, patches = fp.image_tokens(model, batch)
         pieces.append(torch.cat([pooled[:, None], patches], 1))

@@ -87,6 +87,7 @@ def _few_classes(
         np.searchsorted(classes, labels[images]),
         count,
         classes_per_client=size,
+        min_size=0,
         generator=generator,
     )
     return [images[each] for each in shards]

@@ -132,8 +132,8 @@ MARKS = (
     "The check marks of Table 3 are missing in our copy of the paper. Rows are read in the order "
     "of its columns.",
     "Shared prompts alone have the figures of FedVPT-D in Table 1, so this row is FedVPT-D.",
-    "Group prompts alone, joint training and the inverse order are not in the gallery; "
-    "`examples/studies/sgpt.py` has them for other data.",
+    "Group prompts alone, joint training and the inverse order are arguments of the gallery's "
+    "file. `examples/studies/mechanisms.py` has them for other data.",
 )
 CLUSTERS = (
     "The paper does not define clustering accuracy: each group counts as its most frequent "

@@ -2,8 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,19 +10,16 @@ import torch.nn as nn
 from torch import Tensor
 
 import fedprompt as fp
-import photographs
-from methods import federation
 from methods.federation import Predictions
-from studies.gallery import evaluate, jobs, registry
+from studies.gallery import evaluate, jobs
 from studies.gallery.registry import Method
 from studies.gallery.tasks import Trial
-from studies.photo import networks, settings, trials
+from studies.photo import trials
 from studies.photo.settings import Sources
 
 EVERY = 5  # rounds between two points of the curve
 CURVE_SEED = 0
 NUM_SHOWN = 24  # test images whose predicted class is in the record
-CODE = (federation, evaluate, photographs, networks, settings, trials)
 
 
 @dataclass(frozen=True)
@@ -35,13 +31,6 @@ class Run(jobs.Job):
     """
 
     sources: Sources
-
-    @property
-    def digest(self) -> str:
-        """Hash of the code, the budget and the version of the library."""
-        shared = [Path(module.__file__ or "") for module in CODE]
-        chosen = (asdict(self.settings), jobs.version(), self.sources.random)
-        return registry.digest(Path(self.path), *shared, Path(__file__), settings=chosen)
 
     def measure(self, method: Method, finished_round: Callable[[], None]) -> dict[str, Any]:
         """Run the method; add figures of skewed classes, and the accuracy over rounds."""

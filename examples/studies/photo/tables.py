@@ -11,7 +11,7 @@ from studies.gallery.tables import Record, difference, grouped, mean
 from studies.gallery.tasks import Settings
 from studies.photo import trials
 from studies.photo.settings import SETTINGS, TITLES
-from studies.report import mean_and_deviation, save, table
+from studies.tables import mean_and_deviation, save, table
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt

@@ -1,0 +1,166 @@
+"""Pretrain the tiny ViTs on rendered glyphs and write their weights.
+
+Run it with `python examples/build_samples/build.py`.
+"""
+
+import argparse
+import hashlib
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from safetensors.torch import save_file
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor
+from tqdm import tqdm
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from build_samples.glyphs import CLASSES, augment, render
+from fedprompt.samples.pixels import IMAGE_SIZE
+
+RECIPE = "1"
+NUM_PER_CLASS = 400
+NUM_HELD_OUT = 40  # per class
+STEPS = 1200
+BATCH = 128
+_COMMON = {"img_size": IMAGE_SIZE, "patch_size": 4, "in_chans": 1, "num_classes": len(CLASSES)}
+ARCHITECTURES: dict[str, dict[str, Any]] = {
+    "S": {"embed_dim": 48, "depth": 3, "num_heads": 3, **_COMMON},
+    "B": {"embed_dim": 64, "depth": 4, "num_heads": 4, **_COMMON},
+    "L": {"embed_dim": 96, "depth": 4, "num_heads": 6, **_COMMON},
+}
+
+
+def weights_path(size: str, folder: Path) -> Path:
+    """Return the path of the weights of a size."""
+    return folder / f"vit_{size.lower()}.safetensors"
+
+
+def new_vit(size: str, *, seed: int) -> VisionTransformer:
+    """Build an untrained ViT with a head for all printed glyphs.
+
+    The global random state does not change.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        return VisionTransformer(**ARCHITECTURES[size])
+
+
+def save_vit(
+    model: VisionTransformer, size: str, path: Path, *, source_accuracy: float, recipe: str
+) -> None:
+    """Write the weights in half precision, with what is needed to load and to build them again.
+
+    Args:
+        model: Trained model from `new_vit`.
+        size: Size of `model`.
+        path: Path of the file.
+        source_accuracy: Accuracy of `model` on held-out glyphs, in [0, 1].
+        recipe: Version of the recipe that trained the model.
+    """
+    written = {"architecture": json.dumps(ARCHITECTURES[size], sort_keys=True), "classes": CLASSES}
+    save_weights(
+        model, path, written | {"recipe": recipe, "source_accuracy": f"{source_accuracy:.4f}"}
+    )
+
+
+def save_weights(model: nn.Module, path: Path, metadata: dict[str, str]) -> None:
+    """Write the weights of a model in half precision, with metadata and their SHA-256 hash."""
+    weights = {name: tensor.half() for name, tensor in model.state_dict().items()}
+    contents = b"".join(weights[name].numpy().tobytes() for name in sorted(weights))
+    save_file(weights, path, metadata | {"sha256": hashlib.sha256(contents).hexdigest()})
+
+
+def pretrain(
+    model: VisionTransformer,
+    images: Float[Tensor, "batch 1 height width"],
+    labels: Int[Tensor, "batch"],
+    generator: torch.Generator,
+    *,
+    steps: int = STEPS,
+) -> None:
+    """Train all weights of a model in place to classify the glyphs.
+
+    Args:
+        model: Model to train; it is returned to eval mode.
+        images: Glyphs without augmentation.
+        labels: Classes of `images`.
+        generator: Generator of the batches and their augmentation.
+        steps: Number of steps, at least 20, because the first tenth warms up.
+    """
+    model.train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1.5e-3, weight_decay=0.05)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, max_lr=1.5e-3, total_steps=steps, pct_start=0.1
+    )
+    for _ in (progress := tqdm(range(steps))):
+        batch = torch.randint(len(labels), (BATCH,), generator=generator)
+        loss = F.cross_entropy(
+            model(augment(images[batch], generator)), labels[batch], label_smoothing=0.05
+        )
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        progress.set_postfix(loss=f"{loss.item():.3f}", refresh=False)
+    model.eval()
+
+
+@torch.inference_mode()
+def accuracy(
+    model: VisionTransformer,
+    images: Float[Tensor, "batch 1 height width"],
+    labels: Int[Tensor, "batch"],
+) -> float:
+    """Return the share of images that a model classifies correctly."""
+    return float((model(images).argmax(1) == labels).float().mean())
+
+
+def build(size: str, *, seed: int = 0, steps: int = STEPS) -> tuple[VisionTransformer, float]:
+    """Run the whole recipe for one size.
+
+    Args:
+        size: "S", "B" or "L".
+        seed: Seed of the glyphs, the initial weights and the batches.
+        steps: Number of optimizer steps, at least 20.
+
+    Returns:
+        The model and its accuracy on held-out glyphs.
+    """
+    train, held_out = np.random.default_rng(seed).spawn(2)
+    model = new_vit(size, seed=seed)
+    pretrain(model, *render(NUM_PER_CLASS, train), torch.Generator().manual_seed(seed), steps=steps)
+    return model, accuracy(model, *render(NUM_HELD_OUT, held_out))
+
+
+def main() -> None:
+    """Build the requested sizes and write one file for each."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--models", default=",".join(ARCHITECTURES), help="comma-separated sizes")
+    parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=Path("out"))
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    for size in arguments.models.split(","):
+        model, source_accuracy = build(size, seed=arguments.seed, steps=arguments.steps)
+        path = weights_path(size, arguments.out)
+        save_vit(model, size, path, source_accuracy=source_accuracy, recipe=RECIPE)
+        print(
+            f"{path}: {path.stat().st_size / 1024:.0f} KiB, "
+            f"{source_accuracy:.1%} of held-out glyphs"
+        )
+
+
+if __name__ == "__main__":
+    main()

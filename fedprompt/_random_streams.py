@@ -1,0 +1,39 @@
+"""PyTorch's global random streams, saved and replayed."""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+RandomStates = list[Tensor]
+
+
+class RandomStreams:
+    """PyTorch's global random streams on the CPU and on each accelerator of some tensors."""
+
+    def __init__(self, tensors: Iterable[Tensor]) -> None:
+        devices = {tensor.device for tensor in tensors if tensor.device.type != "cpu"}
+        self.devices = sorted(devices, key=str)
+
+    def states(self) -> RandomStates:
+        """Return the current state of each stream."""
+        return [
+            torch.get_rng_state(),
+            *(torch.get_device_module(device).get_rng_state(device) for device in self.devices),
+        ]
+
+    def replay(self, states: RandomStates) -> None:
+        """Set each stream back to a state."""
+        torch.set_rng_state(states[0])
+        for state, device in zip(states[1:], self.devices, strict=True):
+            torch.get_device_module(device).set_rng_state(state, device)
+
+    @contextmanager
+    def restored(self) -> Iterator[None]:
+        """Set each stream back to its present state at the end."""
+        before = self.states()
+        try:
+            yield
+        finally:
+            self.replay(before)

@@ -1,0 +1,56 @@
+"""Protection from other threads: of a model's parameters, and of state of the whole process."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch.nn as nn
+
+PROCESS_STATE = threading.RLock()
+"""Held while a call uses forward mode, sets attention kernels or replays random streams."""
+
+_registry = threading.Lock()
+_replacing: dict[nn.Module, int] = {}
+"""Modules whose parameters are replaced at present, with the id of the thread that does so."""
+
+
+@contextmanager
+def reading(model: nn.Module) -> Iterator[None]:
+    """Refuse a model whose parameters another thread replaces, and let none begin."""
+    with _registry:
+        others = {module for module, own in _replacing.items() if own != threading.get_ident()}
+        for name, module in model.named_modules() if others else ():
+            if module in others:
+                where = f" (module {name!r})" if name else ""
+                raise RuntimeError(
+                    f"Another thread replaces parameters of this {type(model).__name__}{where}, "
+                    "because it runs guide_gradient or per_sample. "
+                    "Use a separate model in each thread. Threads may share a frozen trunk."
+                )
+        yield
+
+
+@contextmanager
+def replacing(model: nn.Module) -> Iterator[None]:
+    """Reserve the modules that own trainable parameters of a model for this thread.
+
+    Nested calls in one thread are allowed, because they restore parameters in reverse order.
+    """
+    new = list[nn.Module]()
+    try:
+        with reading(model):
+            new += [
+                module
+                for module in model.modules()
+                if module not in _replacing and _owns_trainable(module)
+            ]
+            _replacing.update(dict.fromkeys(new, threading.get_ident()))
+        yield
+    finally:
+        with _registry:
+            for module in new:
+                del _replacing[module]
+
+
+def _owns_trainable(module: nn.Module) -> bool:
+    return any(own is not None and own.requires_grad for own in module._parameters.values())

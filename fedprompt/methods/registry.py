@@ -1,0 +1,86 @@
+"""The list of the gallery's methods, with what a study needs to know about each."""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+from fedprompt._checks import wrong_value
+from fedprompt.interfaces import Method
+
+__all__ = ["METHODS", "Entry", "Range", "register"]
+
+Range = tuple[float, float] | list[Any]
+"""Pair of numbers, on a logarithmic scale, or a list of choices."""
+
+Make = TypeVar("Make", bound=Callable[..., Method])
+
+
+class Entry(NamedTuple):
+    """Method of the gallery.
+
+    Attributes:
+        name: Name of its function.
+        title: Name in tables.
+        make: Function (setting, *, hyperparameters) -> :class:`~fedprompt.Method`.
+        families: Families of tasks that it can run: "one model", "mixed models", "CLIP".
+        traits: Traits such as "personalized", "different models", "public data", "private".
+        search: Range of each hyperparameter that a study tunes.
+        inputs: "images" if it needs images in place of the tokens of CLIP.
+    """
+
+    name: str
+    title: str
+    make: Callable[..., Method]
+    families: Sequence[str]
+    traits: Sequence[str]
+    search: Mapping[str, Range]
+    inputs: str
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """Default values of the hyperparameters."""
+        return _hyperparameters(self.make)
+
+
+METHODS: dict[str, Entry] = {}
+"""All methods by the name of their function."""
+
+
+def register(
+    title: str,
+    *,
+    families: Sequence[str],
+    traits: Sequence[str] = (),
+    search: Mapping[str, Range] | None = None,
+    inputs: str = "",
+) -> Callable[[Make], Make]:
+    """Add a function to `METHODS`. The function itself stays as it is.
+
+    Args:
+        title: Name in tables.
+        families: Families of tasks that it can run.
+        traits: Traits such as "personalized".
+        search: Range of each hyperparameter that a study tunes.
+        inputs: "images" if it needs images in place of the tokens of CLIP.
+
+    Raises:
+        ValueError: If `search` has a hyperparameter that the function does not have, or another
+            method has the same name.
+    """
+
+    def add(make: Make) -> Make:
+        name, ranges = make.__name__, dict(search or {})
+        if unknown := sorted(ranges.keys() - _hyperparameters(make).keys()):
+            rule = f"name hyperparameters of {name}: {', '.join(_hyperparameters(make))}"
+            raise wrong_value("search", rule, unknown)
+        if name in METHODS:
+            raise wrong_value("name", "be new among the methods", repr(name))
+        METHODS[name] = Entry(name, title, make, tuple(families), tuple(traits), ranges, inputs)
+        return make
+
+    return add
+
+
+def _hyperparameters(make: Callable[..., Method]) -> dict[str, Any]:
+    parameters = inspect.signature(make).parameters.values()
+    return {each.name: each.default for each in parameters if each.kind is each.KEYWORD_ONLY}

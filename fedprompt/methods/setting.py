@@ -1,0 +1,378 @@
+"""Settings and federations: what every method of the gallery shares, and the data of each client.
+
+A :class:`Setting` has the models, the classes and the budget, and no client's inputs. A
+:class:`Federation` has the inputs of some clients, and makes the :class:`ClientData` of each::
+
+    method = methods.fedprox(setting)
+    for now in fp.run_rounds(method, federation.data, setting.cohorts()):
+        model = now.model(method, federation.data(3, now.server_round))
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+import torch.nn as nn
+from jaxtyping import Float, Int
+from torch import Tensor
+
+import fedprompt as fp
+
+__all__ = [
+    "Batch",
+    "ClientData",
+    "ClipSetting",
+    "Federation",
+    "NearestPrototype",
+    "PromptedClassifier",
+    "PromptedModel",
+    "Setting",
+    "VitSetting",
+]
+
+Batch = tuple[Tensor, Tensor]
+"""Inputs and labels."""
+
+
+@dataclass(kw_only=True)
+class Setting:
+    """Clients, classes, the budget of a run, and the seed. It has no client's inputs.
+
+    Attributes:
+        clients: Ids of the clients that take part. The others never train.
+        num_classes: Number of classes.
+        rounds: Number of rounds.
+        steps: Number of batches of a client in a round.
+        cohort_size: Number of clients in a round.
+        batch_size: Number of inputs in a batch.
+        seed: Seed of initial values, cohorts and batches, common to all methods.
+        public: Inputs without labels that the server and all clients have.
+        augment: Random augmentation of a batch, or None.
+        make_optimizer: Constructor of the optimizer of clients.
+    """
+
+    clients: Sequence[int]
+    num_classes: int
+    rounds: int
+    steps: int
+    cohort_size: int
+    batch_size: int
+    seed: int
+    public: Tensor
+    augment: Callable[[Tensor, torch.Generator], Tensor] | None = None
+    make_optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW
+    _models: dict[int, tuple[nn.Module, dict[str, Tensor]]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+
+    def cohort(self, server_round: int) -> list[int]:
+        """Draw the clients of a round."""
+        draw = self.generator(server_round, purpose="cohort")
+        return fp.cohort(self.clients, size=self.cohort_size, generator=draw)
+
+    def cohorts(self) -> Iterator[list[int]]:
+        """Draw the clients of all rounds, one round after the other."""
+        return map(self.cohort, range(self.rounds))
+
+    def generator(
+        self, server_round: int, client: int | None = None, *, purpose: str
+    ) -> torch.Generator:
+        """Make the random generator of a client, or of the server, for one purpose in one round."""
+        return fp.stream_generator(
+            self.seed, server_round=server_round, client=client, purpose=purpose
+        )
+
+    def optimizer(
+        self, parameters: nn.Module | Sequence[nn.Parameter], learning_rate: float
+    ) -> torch.optim.Optimizer:
+        """Make the optimizer of a client for the parameters, or for those of a module."""
+        if isinstance(parameters, nn.Module):
+            parameters = [each for each in parameters.parameters() if each.requires_grad]
+        return self.make_optimizer(parameters, lr=learning_rate)
+
+    @property
+    def num_backbones(self) -> int:
+        """Number of backbones, which clients have in turn."""
+        return 1
+
+    def new_model(self, client: int = 0) -> Any:
+        """Make the model of a client, the same for every client with the same backbone."""
+        raise NotImplementedError(f"{type(self).__name__} does not say which model a client has.")
+
+    def model(self, client: int, values: fp.interfaces.Message) -> Any:
+        """Load values into the model of a client.
+
+        There is one module for each backbone, so the next call changes the module of this one. If
+        you need two models at a time, make another one by :meth:`new_model`.
+
+        Args:
+            client: Id of the client.
+            values: Values by parameter name. All other parameters get their initial values.
+        """
+        kind = client % self.num_backbones
+        if kind not in self._models:
+            model = self.new_model(client)
+            self._models[kind] = model, fp.snapshot(model)
+        model, initial = self._models[kind]
+        fp.load_values(model, {**initial, **values})
+        return model
+
+
+@dataclass(frozen=True)
+class ClientData:
+    """Training data of one client, in one round.
+
+    Attributes:
+        setting: Setting of the run.
+        id: Id of the client.
+        server_round: Round (0-based).
+        labels: Classes of the client's inputs.
+        inputs_at: Function from positions among these inputs to inputs.
+    """
+
+    setting: Setting
+    id: int
+    server_round: int
+    labels: Int[Tensor, "own"]
+    inputs_at: Callable[[Int[Tensor, "chosen"]], Tensor]
+
+    @property
+    def steps(self) -> int:
+        """Number of batches in a round."""
+        return self.setting.steps
+
+    @property
+    def num_examples(self) -> int:
+        """Number of inputs."""
+        return len(self.labels)
+
+    @property
+    def class_counts(self) -> Float[Tensor, "classes"]:
+        """Number of inputs of each class."""
+        return torch.bincount(self.labels, minlength=self.setting.num_classes).float()
+
+    def batches(
+        self, *, among: Int[Tensor, "chosen"] | None = None, purpose: str = "batches"
+    ) -> Iterator[Batch]:
+        """Yield the training batches of this round, `steps` in all.
+
+        A second call yields the same batches.
+
+        Args:
+            among: Positions of the inputs to draw from. If None, all inputs.
+            purpose: Name of the random stream. Another name yields other batches.
+        """
+        chosen_from = torch.arange(self.num_examples) if among is None else among
+        rng, augment = self.generator(purpose), self.setting.augment
+        for _ in range(self.setting.steps):
+            order = torch.randperm(len(chosen_from), generator=rng)
+            chosen = chosen_from[order[: self.setting.batch_size]]
+            inputs = self.inputs_at(chosen)
+            yield inputs if augment is None else augment(inputs, rng), self.labels[chosen]
+
+    def own(self) -> Batch:
+        """Return all inputs and their labels, without augmentation."""
+        return self.inputs_at(torch.arange(self.num_examples)), self.labels
+
+    def generator(self, purpose: str) -> torch.Generator:
+        """Make the random generator of this client for one purpose in this round."""
+        return self.setting.generator(self.server_round, self.id, purpose=purpose)
+
+    def at(self, server_round: int) -> "ClientData":
+        """Return the data of this client in another round, with the batches of that round."""
+        return replace(self, server_round=server_round)
+
+
+@dataclass(frozen=True)
+class Federation:
+    """Training inputs of clients. A node of one client has a federation of its inputs alone.
+
+    Args:
+        setting: Setting of the run.
+        inputs: Training images of these clients, or the tokens of a frozen network for them.
+        labels: Their classes.
+        shards: Positions of the inputs of each client, by client id.
+    """
+
+    setting: Setting
+    inputs: Tensor
+    labels: Int[Tensor, "inputs"]
+    shards: Mapping[int, Int[Tensor, "own"]]
+
+    def data(self, client: int, server_round: int) -> ClientData:
+        """Return the data of a client in a round."""
+        shard = self.shards[client]
+        return ClientData(
+            self.setting,
+            client,
+            server_round,
+            self.labels[shard],
+            lambda chosen: self.inputs[shard[chosen]],
+        )
+
+
+class PromptedModel(nn.Module):
+    """Prompts and a linear head on a frozen trunk, which is shared and has no part in messages.
+
+    Args:
+        trunk: Frozen vision transformer.
+        prompts: Module that returns a prompt stream, or None.
+        num_classes: Number of classes.
+        num_features: Width of the features, by a learned projection. If None, features are those
+            of the trunk.
+    """
+
+    def __init__(
+        self,
+        trunk: fp.Trunk,
+        prompts: nn.Module | None,
+        num_classes: int,
+        *,
+        num_features: int | None = None,
+    ) -> None:
+        super().__init__()
+        self.trunk, self.prompts = trunk, prompts
+        self.projection = (
+            nn.Identity() if num_features is None else nn.Linear(trunk.num_features, num_features)
+        )
+        self.head = nn.Linear(num_features or trunk.num_features, num_classes)
+
+    def features(self, images: Tensor, *streams: fp.PromptStream) -> Float[Tensor, "batch dim"]:
+        """Encode images with the given streams of prompts; without any, with `prompts`."""
+        if not streams and self.prompts is not None:
+            streams = (self.prompts(),)
+        features: Tensor = self.projection(fp.encode_prompted(self.trunk, images, *streams).pooled)
+        return features
+
+    def forward(self, images: Tensor) -> Float[Tensor, "batch classes"]:
+        """Classify images."""
+        logits: Tensor = self.head(self.features(images))
+        return logits
+
+
+class NearestPrototype(nn.Module):
+    """Classify by the nearest prototype: logits are negative Euclidean distances.
+
+    Args:
+        model: Model of the features.
+        prototypes: Prototype of each class. Classes of weight 0 are never predicted.
+    """
+
+    def __init__(self, model: PromptedModel, prototypes: fp.Weighted) -> None:
+        super().__init__()
+        self.model, self.prototypes = model, prototypes
+
+    def forward(self, images: Tensor) -> Float[Tensor, "batch classes"]:
+        """Classify images."""
+        distances = torch.cdist(self.model.features(images), self.prototypes.value)
+        return (-distances).masked_fill(self.prototypes.weight == 0, -1e4)
+
+
+@dataclass(kw_only=True)
+class VitSetting(Setting):
+    """Setting of images and frozen vision transformers.
+
+    Attributes:
+        trunks: Frozen trunks, given to clients in turn. With one trunk, all clients share it.
+        num_prompts: Number of prompts at a layer.
+        num_features: Width of the features that clients with different trunks have in common. If
+            None, features are those of the trunk.
+    """
+
+    trunks: Sequence[fp.Trunk]
+    num_prompts: int = 8
+    num_features: int | None = None
+
+    @property
+    def trunk(self) -> fp.Trunk:
+        """The trunk of all clients."""
+        (trunk,) = self.trunks
+        return trunk
+
+    @property
+    def num_backbones(self) -> int:
+        """Number of trunks."""
+        return len(self.trunks)
+
+    def trunk_of(self, client: int) -> fp.Trunk:
+        """Return the trunk of a client."""
+        return self.trunks[client % len(self.trunks)]
+
+    def new_model(
+        self, client: int = 0, *, prompts: Callable[[fp.Trunk], nn.Module | None] | None = None
+    ) -> PromptedModel:
+        """Make a model; the initial values depend on the seed, the trunk and `prompts` alone.
+
+        Args:
+            client: Id of the client that owns the model; it decides the trunk.
+            prompts: Function from the trunk to a module of prompts. If None, deep prompts. For a
+                model without prompts, ``lambda trunk: None``.
+        """
+        trunk = self.trunk_of(client)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.seed)
+            model = PromptedModel(trunk, None, self.num_classes, num_features=self.num_features)
+            make = prompts or (lambda trunk: fp.DeepPrompts(self.num_prompts, trunk))
+            model.prompts = make(trunk)
+        return model
+
+
+class PromptedClassifier(nn.Module):
+    """Learnable context before the class names, which classifies the image features of a CLIP.
+
+    Args:
+        setting: Setting with the frozen CLIP.
+        context: Module that returns contexts, such as :class:`fedprompt.ContextPrompts`.
+    """
+
+    def __init__(self, setting: "ClipSetting", context: nn.Module) -> None:
+        super().__init__()
+        self.tower, self.names, self.scale = setting.tower, setting.names, setting.scale
+        self.context = context
+
+    def text(self) -> Float[Tensor, "contexts classes dim"]:
+        """Encode all class names behind each context."""
+        return self.tower(fp.prompted_text(self.context(), self.names))
+
+    def forward(self, tokens: Float[Tensor, "batch tokens dim"]) -> Float[Tensor, "batch classes"]:
+        """Classify images by their pooled token, which is first."""
+        return fp.cosine_logits(tokens[:, 0], self.text()[0], scale=self.scale)
+
+
+@dataclass(kw_only=True)
+class ClipSetting(Setting):
+    """Setting of a frozen CLIP. Inputs are image tokens, the pooled one first, or images.
+
+    Attributes:
+        clip: Frozen model of open_clip.
+        tower: Its text tower, which takes contexts.
+        class_names: Names of the classes.
+        scale: Factor of the cosines in logits.
+        template: Sentence around a class name, such as ``"a photo of a {}."``.
+        length: Number of learnable tokens of a context.
+    """
+
+    clip: nn.Module
+    tower: fp.TextTower
+    class_names: Sequence[str]
+    scale: float
+    template: str
+    length: int = 8
+
+    def __post_init__(self) -> None:
+        self.names = self.tower.class_names(self.class_names)
+
+    def new_context(self) -> fp.ContextPrompts:
+        """Make a context whose initial values depend on the seed alone."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.seed)
+            return fp.ContextPrompts(self.tower.dim, length=self.length)
+
+    def new_model(self, client: int = 0) -> PromptedClassifier:
+        """Make a model with a new context, the same for every client."""
+        return PromptedClassifier(self, self.new_context())
+
+    def handwritten_text(self) -> Float[Tensor, "classes dim"]:
+        """Encode the class names in the handwritten template, normalized."""
+        return fp.zero_shot_classifier(self.tower, self.class_names, [self.template])

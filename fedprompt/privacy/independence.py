@@ -1,0 +1,207 @@
+"""A check that the outputs of a sample do not depend on the other samples of its batch."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+import torch.nn as nn
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from fedprompt._checks import check_finite, kind, wrong_type, wrong_value
+from fedprompt._float64 import widened
+from fedprompt._random_streams import RandomStreams
+
+Model = Callable[..., Any]
+Order = Sequence[int]
+RULE = "compute the outputs of each sample from that sample alone"
+
+
+def check_independence(model: Model, batch: Tensor | Sequence[Tensor]) -> None:
+    """Check that a sample's outputs do not change when other samples of the batch change.
+
+    Only then does :func:`per_sample` give gradients that depend on one sample each. It recognizes
+    normalization layers that mix samples, but not ``x - x.mean(0)`` or ``F.batch_norm`` in your
+    modules. Call this function once, before training, with the mode (``train()`` or ``eval()``) of
+    the training.
+
+    Each sample in turn is replaced by another one of the batch. Then the first sample is left out,
+    which shows outputs that depend on the size of the batch. Every pass starts with the same random
+    numbers, so dropout does not raise an error. If the model draws random numbers, no sample is
+    left out, because masks would differ.
+
+    A dependence must be visible in the outputs. Outputs multiplied by weights that are still 0, or
+    hooks that change gradients, may hide it. Differences of a few units in the last place of the
+    largest output are ignored.
+
+    Buffers of a module and PyTorch's random streams are unchanged afterwards. Gradients are not
+    computed.
+
+    Args:
+        model: Module, or function of a batch that calls modules. Pass the model itself, not the
+            copies of :func:`per_sample`. Its outputs are tensors (batch, ...), alone or in tuples
+            and dicts.
+        batch: Tensor (batch, ...), or several, which are passed as positional arguments. The
+            samples must differ. Eight are enough: the model runs three times, and once more for
+            each sample.
+
+    Raises:
+        ValueError: If outputs of a sample depend on another sample, or on the size of the batch.
+            The error names the samples. If `model` is a module, it also names the first submodule
+            with such outputs. Also if the model does not repeat its outputs from the same state of
+            PyTorch's random streams.
+
+    Example:
+        >>> images = torch.randn(4, 3)
+        >>> check_independence(nn.Sequential(nn.Linear(3, 2), nn.LayerNorm(2)), images)
+        >>> check_independence(lambda images: images - images.mean(0), images)
+        Traceback (most recent call last):
+        ValueError: `model` must compute the outputs of each sample from that sample alone; got
+        outputs of samples [1, 2, 3] that change with sample 0.
+    """
+    if not callable(model):
+        raise wrong_type("model", "be a module or a function", kind(model))
+    inputs = _checked_inputs(batch)
+    runs = _Runs(model, inputs)
+    order = list(range(len(inputs[0])))
+    first = runs.outputs(order)
+    if _moved(first, runs.outputs(order)):
+        rule = "repeat its outputs from the same state of PyTorch's random streams"
+        raise wrong_value("model", rule, "others in a second pass")
+    for sample, other in enumerate(_others(inputs)):
+        changed = [*order[:sample], other, *order[sample + 1 :]]
+        moved = [row for row in _moved(first, runs.outputs(changed)) if row != sample]
+        if moved:
+            where = runs.first_module(order, changed, sample)
+            got = f"outputs of samples {moved[:5]} that change with sample {sample}{where}"
+            raise wrong_value("model", RULE, got)
+    if not runs.random:
+        fewer = runs.outputs(order[1:])
+        if _moved([output[1:] for output in first], fewer, rounding=0.5):
+            raise wrong_value("model", RULE, "outputs that change when sample 0 is left out")
+
+
+class _Runs:
+    """Runs of a model that start from the same random streams and buffers.
+
+    Attributes:
+        random: Whether a run has drawn random numbers.
+    """
+
+    def __init__(self, model: Model, inputs: Sequence[Tensor]) -> None:
+        self.model, self.inputs, self.random = model, inputs, False
+        self.root = model if isinstance(model, nn.Module) else nn.Module()
+        self.streams = RandomStreams([*self.root.parameters(), *inputs])
+
+    def run(self, order: Order) -> Any:
+        """Run the model on the samples of an order."""
+        before = self.streams.states()
+        with _buffers_restored(self.root), self.streams.restored():
+            result = self.model(*(each[list(order)] for each in self.inputs))
+            after = self.streams.states()
+        self.random |= not all(map(torch.equal, before, after))
+        return result
+
+    def outputs(self, order: Order) -> list[Tensor]:
+        """Return all tensors of the result."""
+        outputs = _tensors(self.run(order))
+        for output in outputs:
+            if output.shape[:1] != (len(order),):
+                rule = f"return tensors (batch={len(order)}, ...)"
+                raise wrong_value("model", rule, kind(output))
+            check_finite("model(batch)", output)
+        if not outputs:
+            raise wrong_type("model", "return tensors (batch, ...)", "none")
+        return outputs
+
+    def first_module(self, order: Order, changed: Order, sample: int) -> str:
+        """Name the first submodule with outputs of other samples that differ in two runs."""
+        runs = [self._trace(order), self._trace(changed)]
+        for (name, module, *outputs), (*_, again) in zip(*runs, strict=False):
+            rows = _moved(outputs[0], again)
+            if name and any(row != sample for row in rows):
+                return f", first in module {name!r} ({type(module).__name__})"
+        return ""
+
+    def _trace(self, order: Order) -> list[tuple[str, nn.Module, list[Tensor]]]:
+        """Return the outputs (batch, ...) of all submodules, in the order in which they end."""
+        calls = list[tuple[str, nn.Module, list[Tensor]]]()
+        with ExitStack() as hooks:
+            for name, module in self.root.named_modules():
+
+                def record(module: nn.Module, _: Any, result: Any, name: str = name) -> None:
+                    kept = [each for each in _tensors(result) if each.shape[:1] == (len(order),)]
+                    calls.append((name, module, kept))
+
+                hooks.callback(module.register_forward_hook(record).remove)
+            self.run(order)
+        return calls
+
+
+def _tensors(result: object) -> list[Tensor]:
+    return [leaf.detach().clone() for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+
+
+def _checked_inputs(batch: object) -> list[Tensor]:
+    """Require one tensor (batch, ...) or several, with at least two samples."""
+    inputs = [batch] if isinstance(batch, Tensor) else batch
+    if not isinstance(inputs, list | tuple) or not all(isinstance(x, Tensor) for x in inputs):
+        raise wrong_type("batch", "be a tensor or a sequence of tensors", kind(batch))
+    sizes = {tuple(each.shape[:1]) for each in inputs}
+    if len(sizes) != 1 or min(sizes) < (2,):
+        rule = "have tensors (batch, ...) of one batch of at least 2 samples"
+        raise wrong_value("batch", rule, [tuple(each.shape) for each in inputs])
+    return [each.detach() for each in inputs]
+
+
+def _others(inputs: Sequence[Tensor]) -> list[int]:
+    """Return for each sample the next one that differs from it."""
+    size = len(inputs[0])
+
+    def differs(sample: int, other: int) -> bool:
+        return not all(torch.equal(each[sample], each[other]) for each in inputs)
+
+    others = []
+    for sample in range(size):
+        following = [(sample + step) % size for step in range(1, size)]
+        different = [other for other in following if differs(sample, other)]
+        if not different:
+            raise wrong_value("batch", "have samples that differ", f"{size} equal ones")
+        others.append(different[0])
+    return others
+
+
+def _moved(
+    first: Sequence[Tensor], second: Sequence[Tensor], *, rounding: float = 1.0
+) -> list[int]:
+    """Return the samples whose outputs differ by more than ``8 eps ** rounding`` of the largest."""
+    rows = set[int]()
+    for one, other in zip(first, second, strict=True):
+        if one.shape != other.shape:
+            return list(range(len(one)))
+        eps = torch.finfo(one.dtype).eps if one.is_floating_point() else 0.0
+        one, other = (widened(each).flatten(1) for each in (one[..., None], other[..., None]))
+        if one.numel():
+            allowed = 8 * eps**rounding * one.abs().max()
+            rows.update(((one - other).abs() > allowed).any(1).nonzero().flatten().tolist())
+    return sorted(rows)
+
+
+@contextmanager
+def _buffers_restored(model: nn.Module) -> Iterator[None]:
+    """Restore the buffers of a model, those that the model replaces included."""
+    kept = [
+        (module, name, buffer, buffer.clone())
+        for module in model.modules()
+        for name, buffer in module._buffers.items()
+        if buffer is not None
+    ]
+    try:
+        yield
+    finally:
+        for module, name, buffer, value in kept:
+            module._buffers[name] = buffer
+            if not torch.equal(buffer, value):
+                with torch.no_grad():
+                    buffer.copy_(value)

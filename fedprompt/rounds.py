@@ -1,0 +1,356 @@
+"""Rounds of a method: in one process, or on the ranks of a process group."""
+
+import copy
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from itertools import islice
+from typing import Any, Literal, NamedTuple
+
+import torch
+import torch.distributed as distributed
+
+from fedprompt._checks import LONGEST, check_count, kind, wrong_type, wrong_value
+from fedprompt._trees import packed, to_blob
+from fedprompt.interfaces import Codec, Message, Method, Round, State
+from fedprompt.messages import Ledger
+from fedprompt.wire import gather_trees
+from fedprompt.wire.format import slots
+
+__all__ = ["coded", "counted", "load_optimizer", "optimizer_state", "run_rounds"]
+
+
+def run_rounds(
+    method: Method,
+    data: Callable[[int, int], Any],
+    cohorts: Iterable[Iterable[int]],
+    *,
+    start: Round | None = None,
+    group: "distributed.ProcessGroup | None" = None,
+) -> Iterator[Round]:
+    """Run the rounds of a method.
+
+    The loop over the rounds is yours, because this function does not evaluate, print or save. In
+    one process it equals ten lines, which the guide to rounds shows. It copies nothing, because the
+    functions of a method change no argument.
+
+    In a round without payloads, the server keeps its state. After an error nothing of the round is
+    kept, so you can continue from the round before.
+
+    Args:
+        method: Method.
+        data: Function (client, server_round) -> data of the client, such as ``federation.data``.
+        cohorts: Ids of the clients of each round, from round 0 on. Cohorts up to `start` are read
+            and skipped.
+        start: Round to continue from, for example of :func:`load_checkpoint`. If None, the run
+            begins with the state of the method's server.
+        group: Process group of one owner, of a backend that supports CPU tensors, such as gloo.
+            Client c then runs on rank ``c % world``, where its data and its state stay. Every rank
+            receives all payloads and takes the same server step. If None, all clients run in this
+            process.
+
+    Yields:
+        State after each round, with the clients of this process.
+
+    Raises:
+        TypeError: If a payload is not a message, or a state is not a tree. The text names the
+            client and the round.
+        ValueError: If a client is in a cohort twice, or `data` does not have it; or if ranks differ
+            in their rounds, in a cohort or in the state of the server.
+        RuntimeError: If another rank has an error; the text names the rank, the client and the
+            round.
+
+    Example:
+        Each client adds its id, and the server averages.
+
+        >>> def train(data, answer, state):
+        ...     payload = {"x": Weighted(answer["x"] + data, torch.tensor(1.0))}
+        ...     return payload, {"count": state.get("count", 0) + 1}
+        >>> server = averaging_server({"x": torch.tensor(0.0)})
+        >>> predict = lambda data, answer, state: answer["x"]
+        >>> method = Method(train, server, predict)
+        >>> data = lambda client, server_round: client
+        >>> for now in run_rounds(method, data, [[1, 3], [3]]):
+        ...     print(now.server_round, now.server["values"]["x"].item(), now.clients)
+        0 2.0 {'1': {'count': 1}, '3': {'count': 1}}
+        1 5.0 {'1': {'count': 1}, '3': {'count': 2}}
+    """
+    engine = _Engine(method, data, group)
+    now = engine.first(start)
+    for server_round, cohort in islice(enumerate(cohorts), now.server_round + 1, None):
+        clients, server, states = list(cohort), now.server, now.clients
+        for _ in range(method.exchanges):
+            payloads, states = engine.exchange(server_round, clients, server, states)
+            if payloads:
+                server = engine.step(server_round, payloads, server)
+        now = Round(server_round, server, states)
+        yield now
+
+
+def counted(method: Method, ledger: Ledger) -> Method:
+    """Count the messages of a method.
+
+    Answers are counted when a client trains on them, and not when it predicts. With ranks, a ledger
+    counts the clients of its rank.
+
+    Args:
+        method: Method whose data has an `id` and a `server_round`.
+        ledger: Ledger that records the messages.
+
+    Returns:
+        The method, with the same results.
+
+    Example:
+        >>> def train(data, answer, state):
+        ...     return {"x": Weighted(answer["x"], torch.tensor(1.0))}, state
+        >>> values, ledger = {"x": torch.zeros(3)}, Ledger()
+        >>> method = Method(train, averaging_server(values), predict=lambda *all: None)
+        >>> from types import SimpleNamespace
+        >>> def data(client, server_round):
+        ...     return SimpleNamespace(id=client, server_round=server_round)
+        >>> last = list(run_rounds(counted(method, ledger), data, [[0, 1]]))
+        >>> ledger.total(direction="down"), ledger.total(direction="up")  # with weights
+        (24, 32)
+    """
+
+    def client(data: Any, answer: Message, state: State) -> tuple[Message | None, State]:
+        payload, state = method.client(data, answer, state)
+        sent: list[tuple[Literal["down", "up"], Message | None]] = [("down", answer)]
+        for direction, message in [*sent, ("up", payload)]:
+            if message is not None:
+                where = {"client": data.id, "server_round": data.server_round}
+                ledger.record(message, direction=direction, **where)
+        return payload, state
+
+    return method._replace(client=client)
+
+
+def coded(method: Method, codec: Codec) -> Method:
+    """Compress the payloads of a method.
+
+    The memory of the codec is part of each client's state, so it is saved and resumed with it.
+
+    Args:
+        method: Method with a `form`, by which its server decodes. Its payloads have entries of
+            :class:`Weighted` only.
+        codec: Codec, such as :func:`fedprompt.codecs.int8`.
+
+    Returns:
+        A method whose payloads and `form` are encoded. Its server decodes them before each step.
+
+    Example:
+        >>> values = {"x": torch.tensor([1.0, 2.0])}
+        >>> def train(data, answer, state):
+        ...     return {"x": Weighted(answer["x"] + 1, torch.tensor(1.0))}, state
+        >>> def form(client):
+        ...     return {"x": Weighted(values["x"], torch.tensor(0.0))}
+        >>> server = averaging_server(values)
+        >>> method = Method(train, server, predict=lambda *all: None, form=form)
+        >>> half = coded(method, codecs.float16())
+        >>> num_bytes(method.form(0)), half.form(0)["x"].value.dtype
+        (4, torch.float16)
+        >>> (now,) = run_rounds(half, lambda client, server_round: None, [[0]])
+        >>> now.server["values"]["x"]
+        tensor([2., 3.])
+    """
+    form: Any = method.form
+    if form is None:
+        raise wrong_value("method", "have a `form`, by which its server decodes", "None")
+
+    def client(data: Any, answer: Message, state: State) -> tuple[Message | None, State]:
+        payload: Any
+        payload, own = method.client(data, answer, state.get("client", {}))
+        after = {**state, "client": own}
+        if payload:
+            memory = state["codec"] if "codec" in state else codec.init(payload)
+            payload, after["codec"] = codec.encode(payload, memory)
+        return payload, after
+
+    def step(server_round: int, payloads: Mapping[int, Message], state: State) -> State:
+        decoded = {
+            client: codec.decode(payload, like=form(client)) if payload else payload
+            for client, payload in payloads.items()
+        }
+        return method.server.step(server_round, decoded, state)
+
+    def predict(data: Any, answer: Message, state: State) -> Any:
+        return method.predict(data, answer, state.get("client", {}))
+
+    def coded_form(client: int) -> Message:
+        payload = form(client)
+        return codec.encode(payload, codec.init(payload))[0]
+
+    server = method.server._replace(step=step)
+    return method._replace(client=client, server=server, predict=predict, form=coded_form)
+
+
+def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Copy the state of an optimizer, so that later steps of the optimizer do not change it.
+
+    Args:
+        optimizer: Optimizer of a server or a client.
+
+    Returns:
+        Its ``state_dict()``, which shares no memory with the optimizer.
+
+    Example:
+        >>> optimizer = torch.optim.SGD([torch.zeros(2, requires_grad=True)], lr=0.1)
+        >>> optimizer_state(optimizer)["param_groups"][0]["lr"]
+        0.1
+    """
+    return copy.deepcopy(optimizer.state_dict())
+
+
+def load_optimizer(optimizer: torch.optim.Optimizer, state: State) -> None:
+    """Load a state of :func:`optimizer_state`, which later steps of the optimizer do not change.
+
+    ``optimizer.load_state_dict`` does not copy all tensors, so a step would change the old state.
+
+    Args:
+        optimizer: Optimizer to write into.
+        state: State to load. With ``{}``, as before the first step, the optimizer keeps its own.
+
+    Example:
+        >>> optimizer = torch.optim.SGD([torch.zeros(2, requires_grad=True)], lr=0.1)
+        >>> state = optimizer_state(optimizer)
+        >>> again = torch.optim.SGD([torch.zeros(2, requires_grad=True)], lr=0.9)
+        >>> load_optimizer(again, state)
+        >>> again.param_groups[0]["lr"]
+        0.1
+    """
+    if state:
+        optimizer.load_state_dict(copy.deepcopy(dict(state)))
+
+
+class _Engine(NamedTuple):
+    """Exchanges and steps of a method, in one process or on one rank."""
+
+    method: Method
+    data: Callable[[int, int], Any]
+    group: "distributed.ProcessGroup | None"
+
+    def first(self, start: Round | None) -> Round:
+        """Check the arguments, and return the round to continue from."""
+        if not isinstance(self.method, Method):
+            raise wrong_type("method", "be a Method(client, server, predict)", kind(self.method))
+        check_count("method.exchanges", self.method.exchanges)
+        if not isinstance(start, Round | None):
+            raise wrong_type("start", "be a Round or None", kind(start))
+        now = start or Round(-1, self.method.server.state, {})
+        self._agreed(lambda: now.server, now.server_round + 1)
+        return now
+
+    def exchange(
+        self, server_round: int, cohort: list[int], server: State, states: Mapping[str, State]
+    ) -> tuple[dict[int, Message], dict[str, State]]:
+        """Train the clients of this rank; return the payloads of all ranks, and own states."""
+        new = dict(states)
+
+        def train() -> dict[str, Any]:
+            clients, payloads = _checked_cohort(cohort, server_round), {}
+            for client in clients:
+                if self._is_here(client):
+                    state = new.get(str(client), {})
+                    payload, new[str(client)] = self._train(client, server_round, server, state)
+                    if payload is not None:
+                        payloads[client] = payload
+            return {"cohort": clients, "payloads": payloads}
+
+        trees = self._on_all_ranks(train, server_round)
+        self._check_same("cohorts", [str(tree["cohort"]) for tree in trees], server_round)
+        payloads = {client: each for tree in trees for client, each in tree["payloads"].items()}
+        return dict(sorted(payloads.items())), new
+
+    def step(self, server_round: int, payloads: Mapping[int, Message], server: State) -> State:
+        """Take the step of the server."""
+        return self._agreed(
+            lambda: self.method.server.step(server_round, payloads, server), server_round
+        )
+
+    def _train(
+        self, client: int, server_round: int, server: State, state: State
+    ) -> tuple[Message | None, State]:
+        try:
+            own = self.data(client, server_round)
+        except LookupError as error:
+            got = f"client {client} in round {server_round}"
+            raise wrong_value("cohorts", "have clients that `data` knows", got) from error
+        with _noted(f"client {client}, round {server_round}"):
+            answer = self.method.server.answer(client, server)
+            payload, state = self.method.client(own, answer, state)
+        with _named(f"client {client}, round {server_round}"):
+            if not (payload is None or payload == {}):
+                slots("payload", payload)
+            _check_state(state)
+        return payload, state
+
+    def _agreed(self, make: Callable[[], State], server_round: int) -> State:
+        """Make a state of the server, which must be the same on all ranks."""
+        made = []
+
+        def digest() -> str:
+            with _noted(f"server, round {server_round}"):
+                made.append(make())
+            with _named(f"server, round {server_round}"):
+                _check_state(made[0])
+            return hashlib.sha256(to_blob(made[0], "state")).hexdigest() if self.group else ""
+
+        digests = self._on_all_ranks(digest, server_round)
+        self._check_same("server.state", digests, server_round)
+        return made[0]
+
+    def _is_here(self, client: int) -> bool:
+        if self.group is None:
+            return True
+        return client % distributed.get_world_size(self.group) == distributed.get_rank(self.group)
+
+    def _on_all_ranks(self, work: Callable[[], Any], server_round: int) -> list[Any]:
+        """Return the results of all ranks; an error of one rank ends the round on all of them."""
+        if self.group is None:
+            return [work()]
+        tree, error = None, None
+        try:
+            tree = work()
+        except Exception as raised:  # raised below, because the other ranks wait
+            error = raised
+        return gather_trees(tree, server_round=server_round, error=error, group=self.group)
+
+    def _check_same(self, what: str, texts: list[str], server_round: int) -> None:
+        if len(set(texts)) > 1:
+            rule = f"be the same on every rank in round {server_round}"
+            raise wrong_value(what, rule, [text[:LONGEST] for text in texts])
+
+
+@contextmanager
+def _noted(where: str) -> Iterator[None]:
+    """Add a note to an error of the method, whose type and text stay."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(where)
+        raise
+
+
+@contextmanager
+def _named(where: str) -> Iterator[None]:
+    """Begin the text of an error with the place where it happened."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{where}: {error}") from error
+
+
+def _checked_cohort(cohort: list[int], server_round: int) -> list[int]:
+    with _named(f"round {server_round}"):
+        for client in cohort:
+            check_count("client", client, at_least=0)
+        clients = [int(client) for client in cohort]
+        if doubled := sorted({client for client in clients if clients.count(client) > 1}):
+            raise wrong_value("cohorts", "have a client at most once in a round", doubled)
+    return clients
+
+
+def _check_state(state: object) -> None:
+    if not isinstance(state, dict):
+        raise wrong_type("state", "be a dict", kind(state))
+    packed(state, "state", {})

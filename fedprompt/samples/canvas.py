@@ -1,0 +1,153 @@
+"""Images that fill only a part of a larger canvas, among fragments of other images."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn.functional import affine_grid, grid_sample
+
+from fedprompt._checks import wrong_value
+from fedprompt.samples.handwritten import Images, inverted, noisy, raw
+
+SIDE = 32  # of the canvas, in pixels
+SMALLEST = 12  # side of an image on the canvas; the largest fills it
+NUM_FRAGMENTS = 10
+
+Canvases = Float[Tensor, "batch channels side side"]
+
+DOMAINS: dict[str, Callable[[Images, torch.Generator], Images]] = {
+    "plain": lambda images, generator: raw(images),
+    "inverted": lambda images, generator: inverted(images),
+    "noisy": noisy,
+}
+"""Visual domains of :func:`on_canvases`, which captions of the CLIP can name."""
+
+
+def on_canvases(
+    images: Images,
+    generator: torch.Generator,
+    *,
+    domains: Sequence[str],
+    smallest: float,
+    largest: float,
+) -> tuple[Canvases, Int[Tensor, " batch"]]:
+    """Put digits on cluttered canvases of 32 x 32 pixels, and assign them to domains in turn.
+
+    Args:
+        images: Digits in the domain :func:`raw`, in an order that is independent of their labels.
+        generator: Generator of places, sizes, clutter and noise.
+        domains: Names in ``DOMAINS``.
+        smallest: Side of the smallest digit in pixels.
+        largest: Side of the largest digit in pixels, at most 32.
+
+    Returns:
+        The canvases, and for each the position of its domain in `domains`.
+
+    Raises:
+        ValueError: If a domain is unknown.
+
+    Example:
+        >>> generator = torch.Generator().manual_seed(0)
+        >>> images, domains = samples.on_canvases(
+        ...     samples.digits().test_images[:3],
+        ...     generator,
+        ...     domains=["plain", "noisy"],
+        ...     smallest=16,
+        ...     largest=24,
+        ... )
+        >>> images.shape, domains.tolist()
+        (torch.Size([3, 1, 32, 32]), [0, 1, 0])
+    """
+    if unknown := set(domains) - DOMAINS.keys():
+        raise wrong_value("domains", f"be among {', '.join(DOMAINS)}", ", ".join(sorted(unknown)))
+    canvases, _ = cluttered(images, generator, smallest=smallest, largest=largest)
+    owner = torch.arange(len(images)) % len(domains)
+    for index, name in enumerate(domains):
+        canvases[owner == index] = DOMAINS[name](canvases[owner == index], generator)
+    return canvases, owner
+
+
+def place(
+    images: Float[Tensor, "batch channels height width"],
+    size: Float[Tensor, " batch"],
+    corner: Float[Tensor, "batch 2"],
+) -> Canvases:
+    """Scale each image bilinearly to a square on an empty canvas.
+
+    Args:
+        images: Images in which 0 is empty.
+        size: Sides of the squares, in pixels.
+        corner: Top left corners (x, y) of the squares, in pixels. Parts outside the canvas are cut.
+    """
+    scale = SIDE / size[:, None]
+    affine = torch.cat(
+        [
+            torch.diag_embed(scale.expand(-1, 2)),
+            (scale - 2 * corner / size[:, None] - 1)[..., None],
+        ],
+        -1,
+    )
+    grid = affine_grid(affine, [len(images), 1, SIDE, SIDE], align_corners=False)
+    return grid_sample(images, grid, align_corners=False)
+
+
+def clutter(
+    images: Float[Tensor, "batch channels height width"],
+    generator: torch.Generator,
+    *,
+    fragments: int = NUM_FRAGMENTS,
+) -> Canvases:
+    """Fill canvases with small fragments of other images of the batch.
+
+    Places, sizes and brightness of the fragments are random.
+    """
+    canvas = torch.zeros(len(images), images.shape[1], SIDE, SIDE, device=images.device)
+    pixel = torch.arange(SIDE, device=images.device) + 0.5
+    for _ in range(fragments):
+
+        def uniform(low: float, high: float, *shape: int) -> Tensor:
+            return low + (high - low) * torch.rand(
+                len(images), *shape, generator=generator, device=images.device
+            )
+
+        size, center, seen = uniform(SMALLEST, SIDE), uniform(0, SIDE, 2), uniform(0.2, 0.8, 2)
+        reach, light = uniform(2, 4, 1), uniform(0.5, 1, 1, 1, 1)
+        others = images[torch.randperm(len(images), generator=generator, device=images.device)]
+        across, down = ((pixel - center[:, axis, None]).abs() < reach for axis in (0, 1))
+        cutting = place(others, size, center - seen * size[:, None]) * (
+            down[:, None, :, None] & across[:, None, None, :]
+        )
+        canvas = torch.maximum(canvas, light * cutting)
+    return canvas
+
+
+def cluttered(
+    images: Float[Tensor, "batch channels height width"],
+    generator: torch.Generator,
+    *,
+    smallest: float = SMALLEST,
+    largest: float = SIDE,
+) -> tuple[Canvases, Float[Tensor, "batch 1 32 32"]]:
+    """Put each image into a square of random size and place on its own cluttered canvas.
+
+    Args:
+        images: Images in [0, 1], with ink on a background of 0.
+        generator: Generator on the device of `images`.
+        smallest: Side of the smallest square, in pixels.
+        largest: Side of the largest square, at most 32. A square of 32 pixels covers all clutter.
+
+    Returns:
+        The canvases, and masks that are 1 in the squares of the images. Clutter is only outside.
+    """
+    size = smallest + (largest - smallest) * torch.rand(
+        len(images), generator=generator, device=images.device
+    )
+    corner = (
+        torch.rand(len(images), 2, generator=generator, device=images.device)
+        * (SIDE - size)[:, None]
+    )
+    square = place(torch.ones_like(images[:, :1]), size, corner)
+    return torch.maximum(
+        place(images, size, corner), clutter(images, generator) * (square == 0)
+    ), square

@@ -1,0 +1,157 @@
+"""A small method with everything that an engine must carry, in one process and on two ranks.
+
+Spawned processes import this module by name.
+"""
+
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+import fedprompt as fp
+
+COHORTS = [[4, 1, 0], [2, 3], [], [1, 4], [5], [3, 0, 2]]
+"""Client 5 never sends anything, so the server keeps its state in rounds 2 and 4."""
+
+
+class Data(NamedTuple):
+    """Data of a client: its id, and a random number in each round."""
+
+    id: int
+    server_round: int
+
+    @property
+    def number(self) -> torch.Tensor:
+        draw = fp.stream_generator(0, server_round=self.server_round, client=self.id)
+        return torch.randn(3, generator=draw)
+
+
+def method(exchanges: int = 2) -> fp.Method:
+    """Average with momentum, remember who sent, and keep a private sum at each client."""
+    average = fp.averaging_server({"x": torch.zeros(3)}, fp.fedavgm(momentum=0.9))
+
+    def train(data, answer, state):
+        own = state.get("own", torch.zeros(3)) + answer["x"] / 3 + data.number
+        if data.id == 5:
+            return None, {"own": own}
+        rows = torch.tensor([data.id, 1.0, 0.0])
+        return {"x": fp.Weighted(answer["x"] / 7 + own, rows)}, {"own": own}
+
+    def answer(client, state):
+        return {"x": state["values"]["x"] + state["sent"].get(str(client), 0)}
+
+    def step(server_round, payloads, state):
+        sent = {str(client): server_round + 1 + place for place, client in enumerate(payloads)}
+        return average.step(server_round, payloads, state) | {"sent": state["sent"] | sent}
+
+    def predict(data, answer, state):
+        return answer["x"] + state.get("own", 0)
+
+    def form(client):
+        return {"x": fp.Weighted(torch.zeros(3), torch.zeros(3))}
+
+    server = fp.Server(average.state | {"sent": {}}, answer, step)
+    return fp.Method(train, server, predict, exchanges, form)
+
+
+def resume(folder: str) -> None:
+    """Run all rounds, and save after each; if a checkpoint exists, continue from it."""
+    start = fp.load_checkpoint(folder, default=None)
+    for now in fp.run_rounds(method(), Data, COHORTS * 20, start=start):
+        fp.save_checkpoint(now, folder)
+        print(now.server_round, flush=True)
+
+
+def broken(rank: int) -> fp.Method:
+    """Return the method with an error of client 3, which runs on rank 1."""
+    whole = method()
+
+    def train(data, answer, state):
+        if data.id == 3:
+            raise ZeroDivisionError("no batches")
+        return whole.client(data, answer, state)
+
+    return whole._replace(client=train)
+
+
+def drifting(rank: int, first: bool = False) -> fp.Method:
+    """Return the method with a server that differs between ranks."""
+    whole, shift = method(), torch.tensor(float(rank))
+
+    def step(server_round, payloads, state):
+        new = whole.server.step(server_round, payloads, state)
+        return new | {"shift": shift} if server_round == 1 else new
+
+    state = whole.server.state | ({"shift": shift} if first else {})
+    return whole._replace(server=whole.server._replace(state=state, step=step))
+
+
+def failing_step(rank: int) -> fp.Method:
+    """Return the method with a step that fails on rank 1 in round 3."""
+    whole = method()
+
+    def step(server_round, payloads, state):
+        if rank == 1 and server_round == 3:
+            raise ArithmeticError("out of numbers")
+        return whole.server.step(server_round, payloads, state)
+
+    return whole._replace(server=whole.server._replace(step=step))
+
+
+def last(rank: int, made: fp.Method, cohorts: Any = COHORTS, start: Any = None) -> fp.Round:
+    """Run all rounds on this rank."""
+    *_, now = fp.run_rounds(made, Data, cohorts, start=start, group=dist.group.WORLD)
+    return now
+
+
+def counted_bytes(rank: int) -> int:
+    """Count the messages of this rank."""
+    ledger = fp.Ledger()
+    last(rank, fp.counted(method(), ledger))
+    return ledger.total()
+
+
+def from_round(rank: int) -> fp.Round:
+    """Start rank 1 one round later than rank 0."""
+    starts = list(fp.run_rounds(method(), Data, COHORTS))
+    return last(rank, method(), start=starts[rank])
+
+
+def gone(rank: int) -> Any:
+    """Run on rank 0 alone, after the process of rank 1 left the group."""
+    return last(rank, method()) if rank == 0 else dist.destroy_process_group()
+
+
+STEPS = {
+    "all rounds": lambda rank: last(rank, method()),
+    "resumed": lambda rank: last(
+        rank,
+        method(),
+        start=list(fp.run_rounds(method(), Data, COHORTS[:2], group=dist.group.WORLD))[-1],
+    ),
+    "bytes": counted_bytes,
+    "client 3 fails": lambda rank: last(rank, broken(rank)),
+    "servers drift": lambda rank: last(rank, drifting(rank)),
+    "servers differ at first": lambda rank: last(rank, drifting(rank, first=True)),
+    "a step fails": lambda rank: last(rank, failing_step(rank)),
+    "cohorts differ": lambda rank: last(rank, method(), [[0, 1], [rank, 2]]),
+    "rounds differ": from_round,
+    "all rounds, after all errors": lambda rank: last(rank, method()),
+    "rank 1 is gone": gone,
+}
+
+
+def run_steps(rank: int, folder: Path) -> None:
+    """Run every step, and save its result or its error with its seconds."""
+    results = {}
+    for name, step in STEPS.items():
+        began = time.monotonic()
+        try:
+            result = step(rank)
+        except Exception as error:
+            notes = getattr(error, "__notes__", [])
+            result = "; ".join([f"{type(error).__name__}: {error}", *notes])
+        results[name] = result, time.monotonic() - began
+    torch.save(results, folder / f"{rank}.pt")

@@ -1,0 +1,354 @@
+"""Laws of an engine that runs rounds, and wrong engines that the laws reject."""
+
+import random
+import signal
+import subprocess
+import sys
+from itertools import islice
+from pathlib import Path
+
+import pytest
+import torch
+
+import fedprompt as fp
+import small_method
+import two_processes
+from fedprompt.codecs import float16, int8, top_k
+from fedprompt.wire import Header, encode_payload
+from same import assert_same
+from small_method import COHORTS, Data, method
+
+
+def printed_loop(method, data, cohorts):
+    """Run rounds as on the page about rounds, with exchanges."""
+    server, clients = method.server.state, {}
+    for server_round, cohort in enumerate(cohorts):
+        for _ in range(method.exchanges):
+            payloads = {}
+            for client in sorted(cohort):
+                answer = method.server.answer(client, server)
+                state = clients.get(str(client), {})
+                payload, state = method.client(data(client, server_round), answer, state)
+                clients = clients | {str(client): state}
+                payloads |= {} if payload is None else {client: payload}
+            if payloads:
+                server = method.server.step(server_round, payloads, server)
+        yield fp.Round(server_round, server, clients)
+
+
+def assert_equal_rounds(found, expected):
+    """Require bitwise equal rounds; their dicts may have another order."""
+    assert_same(list(map(tuple, found)), list(map(tuple, expected)), ordered=False)
+
+
+def check_equals_the_loop(run):
+    for exchanges in (1, 2):
+        found = list(run(method(exchanges), Data, COHORTS))
+        expected = list(printed_loop(method(exchanges), Data, COHORTS))
+        assert_same(
+            [tuple(each) for each in found], [tuple(each) for each in expected], ordered=False
+        )
+
+
+def check_resumes(run, folder):
+    unbroken = list(run(method(), Data, COHORTS))
+    for rounds in range(1, len(COHORTS)):
+        fp.save_checkpoint(unbroken[rounds - 1], folder)
+        rest = list(run(method(), Data, iter(COHORTS), start=fp.load_checkpoint(folder)))
+        assert_equal_rounds(rest, unbroken[rounds:])
+
+
+def check_keeps_nothing_after_an_error(run):
+    rounds = run(small_method.broken(0), Data, COHORTS)
+    now = next(rounds)
+    before = {client: dict(state) for client, state in now.clients.items()}
+    with pytest.raises(ZeroDivisionError) as error:
+        next(rounds)
+    assert error.value.__notes__ == ["client 3, round 1"]
+    assert_same(dict(now.clients), before)  # client 2 trained, and is not in it
+
+
+LAWS = [check_equals_the_loop, check_resumes, check_keeps_nothing_after_an_error]
+
+
+@pytest.mark.parametrize("law", LAWS)
+def test_law(law, tmp_path):
+    law(fp.run_rounds, *([tmp_path] if law is check_resumes else []))
+
+
+def with_order_of_cohort(method, data, cohorts, *, start=None):
+    """Give payloads to the step in the order of the cohort."""
+    order = {}
+
+    def step(server_round, payloads, state):
+        ids = [client for client in order["now"] if client in payloads]
+        return method.server.step(server_round, {c: payloads[c] for c in ids}, state)
+
+    def watched():
+        for cohort in cohorts:
+            order["now"] = cohort
+            yield cohort
+
+    wrong = method._replace(server=method.server._replace(step=step))
+    return fp.run_rounds(wrong, data, watched(), start=start)
+
+
+def without_skipping(method, data, cohorts, *, start=None):
+    """Begin with the first cohort again after a resume."""
+    first = start and start._replace(server_round=-1)
+    return fp.run_rounds(method, data, cohorts, start=first)
+
+
+def without_absent_clients(method, data, cohorts, *, start=None):
+    """Keep the states of a round's cohort alone."""
+    for cohort in cohorts:
+        (now,) = fp.run_rounds(
+            method, data, [cohort], start=start and start._replace(server_round=-1)
+        )
+        start = now._replace(clients={str(c): now.clients[str(c)] for c in cohort})
+        yield start
+
+
+def with_shared_states(method, data, cohorts, *, start=None):
+    """Write states into one dict, which a round that fails has changed."""
+    states = {}
+
+    def train(own, answer, state):
+        payload, states[str(own.id)] = method.client(own, answer, state)
+        return payload, states[str(own.id)]
+
+    for now in fp.run_rounds(method._replace(client=train), data, cohorts, start=start):
+        yield now._replace(clients=states)
+
+
+@pytest.mark.parametrize(
+    ("law", "wrong"),
+    [
+        (check_equals_the_loop, with_order_of_cohort),
+        (check_resumes, without_skipping),
+        (check_equals_the_loop, without_absent_clients),
+        (check_keeps_nothing_after_an_error, with_shared_states),
+    ],
+)
+def test_laws_reject_wrong_engines(law, wrong, tmp_path):
+    with pytest.raises(AssertionError):
+        law(wrong, *([tmp_path] if law is check_resumes else []))
+
+
+def killed_and_resumed(folder, seed):
+    """Kill a run with -9 at random moments until it ends."""
+    moments, program = (
+        random.Random(seed),
+        "import small_method, sys; small_method.resume(sys.argv[1])",
+    )
+    for number in range(20):
+        command = [sys.executable, "-c", program, str(folder)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+            for _ in range(moments.randrange(5, 60)):
+                process.stdout.readline()
+            process.send_signal(signal.SIGKILL)
+        now = fp.load_checkpoint(folder)
+        if now.server_round == 20 * len(COHORTS) - 1:
+            return number, now
+    raise AssertionError("the run did not end")
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_and_resumed_equals_an_unbroken_one(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(Path(small_method.__file__).parent))
+    kills, found = killed_and_resumed(tmp_path, seed=0)
+    *_, expected = fp.run_rounds(method(), Data, COHORTS * 20)
+    assert kills > 1
+    assert_equal_rounds([found], [expected])
+
+
+def test_counted_bytes_are_the_bytes_of_the_encoded_messages():
+    ledger, sizes = fp.Ledger(), {"up": 0, "down": 0}
+    made = method()
+
+    def train(data, answer, state):
+        payload, state = made.client(data, answer, state)
+        for direction, message in (("down", answer), ("up", payload)):
+            if message is not None:
+                blob = encode_payload(message, header=Header())
+                sizes[direction] += len(blob) - 8 - int.from_bytes(blob[:8], "little")
+        return payload, state
+
+    plain = list(fp.run_rounds(made, Data, COHORTS))
+    found = list(fp.run_rounds(fp.counted(made._replace(client=train), ledger), Data, COHORTS))
+    assert_equal_rounds(found, plain)
+    assert {way: ledger.total(direction=way) for way in sizes} == sizes
+    assert ledger.total(client=5, direction="up") == 0 < ledger.total(client=5)
+    assert {entry.server_round for entry in ledger.entries} == {0, 1, 3, 4, 5}
+
+
+@pytest.mark.parametrize("codec", [float16(), int8(), top_k(fraction=0.3)], ids=["16", "8", "top"])
+def test_a_coded_method_sends_what_the_codec_encodes_with_the_memory_of_each_client(
+    codec, tmp_path
+):
+    made, memories, sent = method(), {}, []
+
+    def train(data, answer, state):
+        payload, state = made.client(data, answer, state)
+        if payload is not None:
+            memory = memories.get(data.id) or codec.init(payload)
+            message, memories[data.id] = codec.encode(payload, memory)
+            sent.append(message)
+            payload = codec.decode(message, like=made.form(data.id))
+        return payload, state
+
+    expected = list(fp.run_rounds(made._replace(client=train), Data, COHORTS))
+    ledger, coded = fp.Ledger(), fp.coded(made, codec)
+    for rounds in range(len(COHORTS)):  # each in a new run, so memory survives a checkpoint
+        start = fp.load_checkpoint(tmp_path, default=None)
+        *_, now = islice(fp.run_rounds(fp.counted(coded, ledger), Data, COHORTS, start=start), 1)
+        fp.save_checkpoint(now, tmp_path)
+        assert_same(dict(now.server), dict(expected[rounds].server), ordered=False)
+        for client in range(6):
+            data = Data(client, rounds)
+            assert torch.equal(now.model(coded, data), expected[rounds].model(made, data))
+    assert ledger.total(direction="up") == sum(map(fp.num_bytes, sent))
+    assert fp.num_bytes(coded.form(0)) <= fp.num_bytes(sent[0])
+
+
+def answering(payload, state):
+    """Return arguments for clients with this payload and this state."""
+    made = method()._replace(client=lambda data, answer, own: (payload, state))
+    return made, Data, [[2]]
+
+
+def stepping(state):
+    """Return arguments for a server with this state after a step."""
+    made = method()
+    made = made._replace(server=made.server._replace(step=lambda *arguments: state))
+    return made, Data, [[2]]
+
+
+def known(client, server_round):
+    return {0: Data(0, server_round)}[client]
+
+
+ONE = {"x": fp.Weighted(torch.ones(3), torch.ones(3))}
+REFUSED = {
+    "round 1: `cohorts` must have a client at most once in a round; got [1]": (
+        lambda: (method(), Data, [[0], [1, 1]])
+    ),
+    "round 0: `client` must be at least 0; got -1": lambda: (method(), Data, [[-1]]),
+    "round 0: `client` must be an integer": lambda: (method(), Data, [["a"]]),
+    "`cohorts` must have clients that `data` knows; got client 7 in round 1": (
+        lambda: (method(), known, [[0], [0, 7]])
+    ),
+    "client 2, round 0: `payload` must map names to tensors": lambda: answering([1], {}),
+    "client 2, round 0: `payload['x']` must be a tensor or": lambda: answering({"x": 1.0}, {}),
+    "client 2, round 0: `payload` must have strings as": lambda: answering({3: torch.ones(1)}, {}),
+    "client 2, round 0: `state['a']` must be a dict, list": lambda: answering(ONE, {"a": object()}),
+    "client 2, round 0: `state` must be a dict; got None": lambda: answering(ONE, None),
+    "server, round 0: `state['a']` must have strings and": lambda: stepping({"a": {1.5: 0}}),
+    "server, round 0: `state` must be a dict; got a list": lambda: stepping([1]),
+    "`method.exchanges` must be at least 1; got 0": lambda: (method(exchanges=0), Data, [[2]]),
+    "`method` must be a Method(client, server, predict)": lambda: (small_method, Data, [[2]]),
+}
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("message", REFUSED)
+def test_bad_input_is_refused_with_client_round_and_rule(message):
+    with pytest.raises((TypeError, ValueError)) as error:
+        list(fp.run_rounds(*REFUSED[message]()))
+    assert message in str(error.value)
+
+
+@pytest.mark.bad_input
+def test_a_start_that_is_no_round_and_a_codec_without_a_form_are_refused():
+    with pytest.raises(TypeError, match="`start` must be a Round or None; got a tuple"):
+        next(fp.run_rounds(method(), Data, COHORTS, start=(0, {}, {})))
+    with pytest.raises(ValueError, match="`method` must have a `form`, by which"):
+        fp.coded(method()._replace(form=None), int8())
+
+
+def test_an_empty_message_is_legal():
+    made = method()._replace(client=lambda data, answer, state: ({}, {"met": data.id}))
+    seen = []
+    server = fp.Server(
+        {}, lambda client, state: {}, lambda r, payloads, state: seen.append(payloads) or {}
+    )
+    (now,) = fp.run_rounds(fp.coded(made._replace(server=server), int8()), Data, [[2, 0]])
+    assert (list(now.clients), seen) == (["2", "0"], [{0: {}, 2: {}}] * 2)
+
+
+def test_a_loaded_optimizer_state_does_not_change_with_later_steps():
+    parameter = torch.ones(2, requires_grad=True)
+    optimizer = torch.optim.Adam([parameter], 0.1)
+    fp.load_optimizer(optimizer, {})
+    parameter.grad = torch.ones(2)
+    optimizer.step()
+    state = fp.optimizer_state(optimizer)
+    before = state["state"][0]["exp_avg"].clone()
+    fp.load_optimizer(optimizer, state)
+    optimizer.step()
+    assert torch.equal(state["state"][0]["exp_avg"], before)
+    assert not torch.equal(optimizer.state_dict()["state"][0]["exp_avg"], before)
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    """Result and seconds of every step in each of two processes."""
+    folder = tmp_path_factory.mktemp("ranks")
+    two_processes.run(small_method.run_steps, folder)
+    return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(2)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step", ["all rounds", "resumed", "all rounds, after all errors"])
+def test_two_ranks_equal_one_process(ranks, step):
+    *_, expected = fp.run_rounds(method(), Data, COHORTS)
+    for rank, results in enumerate(ranks):
+        now, _ = results[step]
+        assert_same(dict(now.server), dict(expected.server), ordered=False)
+        own = {client: each for client, each in expected.clients.items() if int(client) % 2 == rank}
+        assert_same(dict(now.clients), own, ordered=False)
+
+
+@pytest.mark.slow
+def test_the_ledgers_of_ranks_sum_to_that_of_one_process(ranks):
+    ledger = fp.Ledger()
+    list(fp.run_rounds(fp.counted(method(), ledger), Data, COHORTS))
+    assert sum(results["bytes"][0] for results in ranks) == ledger.total()
+
+
+FAILED = {
+    "client 3 fails": (
+        "RuntimeError: rank 1: ZeroDivisionError: no batches\nclient 3, round 1",
+        "ZeroDivisionError: no batches; client 3, round 1",
+    ),
+    "a step fails": (
+        "RuntimeError: rank 1: ArithmeticError: out of numbers\nserver, round 3",
+        "ArithmeticError: out of numbers; server, round 3",
+    ),
+    "servers drift": (
+        "ValueError: `server.state` must be the same on every rank in round 1; got [",
+    ),
+    "servers differ at first": (
+        "ValueError: `server.state` must be the same on every rank in round 0; got [",
+    ),
+    "cohorts differ": (
+        "ValueError: `cohorts` must be the same on every rank in round 1; got ['[0, 2]', '[1, 2]']",
+    ),
+    "rounds differ": ("ValueError: `server_round` must be the same on every rank; got [1, 2]",),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step", FAILED)
+def test_an_error_of_one_rank_ends_all_within_ten_seconds(ranks, step):
+    for results, text in zip(ranks, (FAILED[step] * 2)[:2], strict=True):
+        error, seconds = results[step]
+        assert error.startswith(text), error
+        assert seconds < 10
+
+
+@pytest.mark.slow
+def test_a_rank_that_left_ends_the_run_of_the_others(ranks):
+    error, seconds = ranks[0]["rank 1 is gone"]
+    assert error.startswith(("RuntimeError", "DistBackendError"))
+    assert seconds < 10

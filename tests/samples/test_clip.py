@@ -1,0 +1,214 @@
+"""The sample CLIP: metadata of its weights, contents of canvases, and captions of images."""
+
+import hashlib
+import json
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors import safe_open
+from safetensors.torch import load_file
+
+import fedprompt as fp
+from build_samples import build_clip, glyphs
+from fedprompt import samples
+from fedprompt.samples import canvas, networks
+
+
+@pytest.fixture(scope="module")
+def model():
+    return fp.freeze(samples.clip())
+
+
+def images(count, seed=0):
+    """Return images without an empty pixel, so that every covered pixel is visible."""
+    return 0.2 + 0.8 * torch.rand(count, 1, 16, 16, generator=torch.Generator().manual_seed(seed))
+
+
+def test_committed_weights_are_those_their_metadata_describes(model):
+    path = networks.FOLDER / "clip.safetensors"
+    with safe_open(path, framework="pt") as file:
+        metadata, weights = file.metadata(), load_file(path)
+    stored = b"".join(weights[name].numpy().tobytes() for name in sorted(weights))
+    assert metadata["sha256"] == hashlib.sha256(stored).hexdigest()
+    assert metadata["recipe"] == build_clip.RECIPE
+    assert tuple(json.loads(metadata["words"])) == build_clip.WORDS
+    assert json.loads(metadata["architecture"]) == build_clip.ARCHITECTURE
+    assert {tensor.dtype for tensor in weights.values()} == {torch.float16}
+    for name, tensor in model.state_dict().items():
+        assert tensor.dtype == torch.float32
+        assert torch.equal(tensor, weights[name].float())
+    assert path.stat().st_size < 1e6
+
+
+def test_every_sentence_is_written_in_known_words_and_ends_at_the_highest_id():
+    texts = [
+        form.format(name)
+        for forms in samples.TEMPLATES.values()
+        for form in forms
+        for name in build_clip.NAMES
+    ]
+    rows = samples.tokenize(texts)
+    assert len(set(texts)) == 12 * 47 == len(rows.unique(dim=0))
+    assert rows.max() == build_clip.WORDS.index("<eot>") == len(build_clip.WORDS) - 1
+    assert len(set(build_clip.WORDS)) == len(build_clip.WORDS)
+    for text, row in zip(texts, rows, strict=True):  # read back
+        words = [build_clip.WORDS[index] for index in row[: int(row.argmax()) + 1]]
+        assert " ".join(words[1:-1]).replace(" .", ".") == text
+        assert words[0] == "<start>"
+        assert not row[len(words) :].any()
+
+
+def test_gray_images_are_centered_and_repeated_in_three_channels():
+    gray = torch.tensor([[[[0.25, 1.0]]]])
+    assert samples.preprocess(gray).tolist() == [[[[-0.25, 0.5]]] * 3]
+
+
+def test_an_unknown_word_is_refused():
+    with pytest.raises(
+        ValueError, match=r"`texts` must consist of the 48 words .* three .*; got 'heron'"
+    ):
+        samples.tokenize(["a photo of a heron."])
+
+
+def test_the_text_tower_gives_the_text_features_of_the_model(model):
+    # Whole sentences as token ids give the same features as a context of words before class names.
+    tower = fp.TextTower(model, samples.tokenize)
+    context = fp.ContextPrompts(tower.dim, init=tower.words("a photo of a"))
+    features = tower(fp.prompted_text(context(), tower.class_names(build_clip.NAMES)))[0]
+    whole = model.encode_text(
+        samples.tokenize([f"a photo of a {name}." for name in build_clip.NAMES])
+    )
+    torch.testing.assert_close(features, whole)
+
+
+def test_short_texts_are_encoded_as_in_their_full_length(model):
+    texts = ["a noisy drawing of a small A.", "a photo of a three."]
+    torch.testing.assert_close(
+        build_clip.encode_text(model, samples.tokenize(texts, 12)),
+        model.encode_text(samples.tokenize(texts)),
+    )
+
+
+def test_an_image_is_placed_where_its_corner_is():
+    image = images(1)
+    # The image keeps its size of 16, so its pixels are copied.
+    for side, left, top in ((16, 3, 9), (16, 0, 0), (16, 16, 16)):
+        placed = canvas.place(
+            image, torch.tensor([float(side)]), torch.tensor([[float(left), float(top)]])
+        )
+        expected = F.pad(image, (left, 32 - side - left, top, 32 - side - top))
+        torch.testing.assert_close(placed, expected, atol=1e-5, rtol=0)
+
+
+def test_an_image_of_half_its_size_is_a_mean_of_four_pixels():
+    image = images(1)
+    placed = canvas.place(image, torch.tensor([8.0]), torch.tensor([[10.0, 4.0]]))
+    expected = F.pad(F.avg_pool2d(image, 2), (10, 14, 4, 20))
+    torch.testing.assert_close(placed, expected, atol=1e-5, rtol=0)
+
+
+def test_clutter_stays_outside_of_the_image_and_an_image_that_fills_the_canvas_has_none():
+    ink = images(40)
+    canvases, square = canvas.cluttered(
+        ink, torch.Generator().manual_seed(0), smallest=12, largest=12
+    )
+    # Interpolation extends a side of 12 to at most 14 pixels, depending on the corner.
+    sides = (square > 0).sum(-1).amax(-1)
+    assert set(sides.flatten().tolist()) <= {12, 13, 14}
+    outside = canvases * (square == 0)
+    assert (outside.flatten(1).count_nonzero(1) > 50).all()
+    again = torch.Generator().manual_seed(0)
+    size = 12 + 0 * torch.rand(40, generator=again)
+    placed = canvas.place(ink, size, torch.rand(40, 2, generator=again) * 20)
+    torch.testing.assert_close(canvases * (square > 0), placed)
+
+    full, square = canvas.cluttered(ink, torch.Generator().manual_seed(0), smallest=32)
+    assert (square > 0).all()
+    torch.testing.assert_close(full, canvas.place(ink, torch.full((40,), 32.0), torch.zeros(40, 2)))
+
+
+def test_canvases_are_assigned_to_domains_in_turn():
+    ink, generator = images(9), torch.Generator().manual_seed(0)
+    plain, domains = samples.on_canvases(ink, generator, domains=["plain"], smallest=12, largest=20)
+    assert not domains.any()
+    mixed, domains = samples.on_canvases(
+        ink,
+        torch.Generator().manual_seed(0),
+        domains=["plain", "inverted", "noisy"],
+        smallest=12,
+        largest=20,
+    )
+    assert domains.tolist() == [0, 1, 2] * 3
+    assert torch.equal(mixed[::3], plain[::3])
+    assert torch.equal(mixed[1::3], 1 - plain[1::3])
+    # With 3,072 draws, the standard error of the deviation is 1.3 %.
+    assert (mixed[2::3] - plain[2::3]).std().item() == pytest.approx(0.3, rel=0.1)
+
+
+def test_each_caption_fits_the_images_of_its_class_and_style():
+    labels, styles = torch.tensor([3, 3, 12, 46]), torch.tensor([0, 1, 2, 0])
+    captions, generator = build_clip.Captions(), torch.Generator().manual_seed(0)
+    for _ in range(20):
+        tokens, fits = captions.draw(labels, styles, generator)
+        texts = [
+            " ".join(build_clip.WORDS[index] for index in row if index).replace(" .", ".")
+            for row in tokens.tolist()
+        ]
+        for label, style, weights in zip(labels.tolist(), styles.tolist(), fits, strict=True):
+            right = [
+                text[8:-6].endswith(f"{('a', 'the')[' the ' in text]} {build_clip.NAMES[label]}.")
+                and not any(
+                    f" {other} " in text
+                    for other in build_clip.STYLES
+                    if other != build_clip.STYLES[style]
+                )
+                for text in texts
+            ]
+            assert torch.equal(weights, torch.tensor(right).float() / sum(right))
+
+
+def test_pretraining_begins_easy_and_ends_hard():
+    assert build_clip.difficulty(0.0) == (32, 0)
+    # At 33 %, sizes are halfway to their final value and styles have reached it.
+    assert build_clip.difficulty(0.33) == pytest.approx((22, 1))
+    assert build_clip.difficulty(0.58) == pytest.approx((12, 1))
+    assert build_clip.difficulty(1.0) == (12, 1)
+
+
+@pytest.mark.slow
+def test_pretraining_learns_without_changing_the_global_random_state():
+    before = torch.get_rng_state()
+    ink, labels = glyphs.render(4, np.random.default_rng(0))
+    fresh, captions = build_clip.new_clip(seed=0), build_clip.Captions()
+
+    def loss():
+        with torch.no_grad():
+            return build_clip.batch_loss(
+                fresh, ink, labels, captions, torch.Generator().manual_seed(1), 0.0
+            )[0].item()
+
+    at_first = loss()
+    build_clip.pretrain(fresh, ink, labels, torch.Generator().manual_seed(0), steps=20)
+    assert loss() < at_first - 0.3
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.slow
+def test_the_last_part_of_pretraining_moves_clutter_away_from_all_captions():
+    ink, labels = glyphs.render(4, np.random.default_rng(0))
+    fresh, captions = build_clip.new_clip(seed=0), build_clip.Captions()
+
+    def closeness():
+        with torch.no_grad():
+            return build_clip.batch_loss(
+                fresh, ink, labels, captions, torch.Generator().manual_seed(1), 1.0
+            )[1].item()
+
+    at_first = closeness()
+    assert at_first > 0.05
+    build_clip.pretrain(
+        fresh, ink, labels, torch.Generator().manual_seed(0), steps=20, background=True
+    )
+    assert closeness() < at_first / 2
