@@ -9,6 +9,7 @@ A :class:`Setting` has the models, the classes and the budget, and no client's i
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -90,6 +91,13 @@ class Setting:
         if isinstance(parameters, nn.Module):
             parameters = [each for each in parameters.parameters() if each.requires_grad]
         return self.make_optimizer(parameters, lr=learning_rate)
+
+    @contextmanager
+    def seeded(self) -> Iterator[None]:
+        """Draw the initial values of new modules from the seed, not from the global stream."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.seed)
+            yield
 
     @property
     def num_backbones(self) -> int:
@@ -310,8 +318,7 @@ class VitSetting(Setting):
                 model without prompts, ``lambda trunk: None``.
         """
         trunk = self.trunk_of(client)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self.seed)
+        with self.seeded():
             model = PromptedModel(trunk, None, self.num_classes, num_features=self.num_features)
             make = prompts or (lambda trunk: fp.DeepPrompts(self.num_prompts, trunk))
             model.prompts = make(trunk)
@@ -365,8 +372,7 @@ class ClipSetting(Setting):
 
     def new_context(self) -> fp.ContextPrompts:
         """Make a context whose initial values depend on the seed alone."""
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self.seed)
+        with self.seeded():
             return fp.ContextPrompts(self.tower.dim, length=self.length)
 
     def new_model(self, client: int = 0) -> PromptedClassifier:
