@@ -58,7 +58,8 @@ def fedgen(
 ) -> fp.Method:
     """FedGen."""
     head, unknown = setting.new_model().head, torch.zeros(setting.num_classes)
-    generator = FeatureGenerator(setting.num_classes, head.in_features)
+    with setting.seeded():
+        generator = FeatureGenerator(setting.num_classes, head.in_features)
     both = nn.ModuleDict({"head": head, "generator": generator})
 
     def train(data, answer, state):

@@ -74,7 +74,8 @@ def pfedmoap(
     own_weight: float = 0.5,
 ) -> fp.Method:
     """pFedMoAP."""  # noqa: D403
-    model = Mixture(setting, own_weight)
+    with setting.seeded():
+        model = Mixture(setting, own_weight)
     first, mean = fp.snapshot(model), fp.averaging_server(fp.snapshot(model, only=["context"]))
 
     def loaded(answer, gate):
@@ -99,7 +100,8 @@ def pfedmoap(
     def answer(client, state):
         near = nearest(state["sent"], client, num_experts - 1)
         weights = (torch.arange(num_experts - 1) < len(near)).float()  # the others are unknown
-        rows = torch.cat([*near, first["context.context"].expand(num_experts, -1, -1)])
+        unknown = torch.zeros_like(first["context.context"])
+        rows = torch.cat([*near, unknown.expand(num_experts, -1, -1)])
         return state["values"] | {"experts": fp.Weighted(rows[: num_experts - 1], weights)}
 
     def step(server_round, payloads, state):

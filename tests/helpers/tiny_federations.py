@@ -38,6 +38,18 @@ def clip_image_federation(**changes: Any) -> ClipFederation:
     return ClipFederation(**_clip((3, 16, 16)) | changes)
 
 
+def federation_of(entry: registry.Entry, family: str, **changes: Any) -> Federation:
+    """Make the federation of a family of tasks for a method of the gallery."""
+    if entry.inputs == "images":
+        return clip_image_federation(**changes)
+    makers = {
+        "one model": vit_federation,
+        "mixed models": mixed_federation,
+        "CLIP": clip_federation,
+    }
+    return makers[family](**changes)
+
+
 def trunk(dim: int) -> fp.Trunk:
     """A frozen ViT with random weights, two blocks and four patches."""
     torch.manual_seed(0)

@@ -1,0 +1,274 @@
+"""Laws of a method, over the whole gallery, and wrong methods that the laws reject.
+
+A method is written for one process. These laws make it run anywhere: every call has a new method,
+every message and every state goes through bytes, and the data of other clients is out of reach.
+"""
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from copy import deepcopy
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn as nn
+from torch import Tensor
+
+import fedprompt as fp
+import two_processes
+from fedprompt.methods import METHODS, fedprox
+from fedprompt.wire import Expected, Header, decode_payload, encode_payload
+from same import assert_same
+from tiny_federations import federation_of
+
+RUNS = [(name, family) for name, entry in METHODS.items() for family in entry.families]
+CHANGES = {"rounds": 3, "cohort_size": 2}
+MAX_BYTES = 2**22
+
+
+class Outcome(NamedTuple):
+    """State after the last round, and the logits of every client, the newcomer's last."""
+
+    now: fp.Round
+    logits: dict[int, Tensor]
+
+
+def predicted(method: fp.Method, federation: Any, now: fp.Round, client: int) -> Tensor:
+    """Classify the inputs of a client with its model."""
+    model = now.model(method, federation.data(client, now.server_round))
+    if isinstance(model, nn.Module):
+        model.eval()
+    with torch.no_grad():
+        logits: Tensor = model(federation.inputs[federation.shards[client]]).clone()
+    return logits
+
+
+@cache
+def plain(make: Callable[..., fp.Method], name: str, family: str) -> Outcome:
+    """Run a method once for all laws; they compare with this run."""
+    federation = federation_of(METHODS[name], family, **CHANGES)
+    method = make(federation)
+    *_, now = fp.run_rounds(method, federation.data, federation.cohorts())
+    return Outcome(
+        now, {each: predicted(method, federation, now, each) for each in federation.shards}
+    )
+
+
+class Read(Mapping[str, Any]):
+    """Message that notes which of its names are read."""
+
+    def __init__(self, message: fp.interfaces.Message, names: set[str]) -> None:
+        self.message, self.names = message, names
+
+    def __getitem__(self, name: str) -> Any:
+        value = self.message[name]
+        self.names.add(name)
+        return value
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.message)
+
+    def __len__(self) -> int:
+        return len(self.message)
+
+    def __or__(self, other: Mapping[str, Any]) -> dict[str, Any]:
+        return {**self, **other}
+
+
+def through_bytes(
+    message: fp.interfaces.Message, form: fp.interfaces.Message
+) -> fp.interfaces.Message:
+    """Encode a message, and decode it by its form. Rows of weight 0 are not sent."""
+    blob = encode_payload(message, header=Header({}, 0, "0"))
+    return decode_payload(blob, expect=Expected(form), max_bytes=MAX_BYTES)[0]
+
+
+def untouched(call: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a function; its arguments and the global random stream must stay as they are."""
+    before, stream = deepcopy(arguments), torch.get_rng_state()
+    result = call(*arguments)
+    assert_same(list(arguments), list(before), ordered=False)
+    assert torch.equal(torch.get_rng_state(), stream), "draws from the global random stream"
+    return result
+
+
+def strict(make: Callable[[], fp.Method], names: set[str]) -> fp.Method:
+    """Make a new method for each call, and check what goes in and what comes out."""
+    first = make()
+
+    def client(data, answer, state):
+        answer = through_bytes(answer, first.server.answer(data.id, first.server.state))
+        payload, state = untouched(
+            lambda *own: make().client(data, Read(own[0], names), own[1]), answer, state
+        )
+        assert not holds(payload or {}, data.own()[0]), "a message holds a row of an input"
+        if payload is not None and first.form is not None:
+            payload = through_bytes(payload, first.form(data.id))
+        return payload, state
+
+    def predict(data, answer, state):
+        answer = through_bytes(answer, first.server.answer(data.id, first.server.state))
+        return untouched(
+            lambda *own: make().predict(data, Read(own[0], names), own[1]), answer, state
+        )
+
+    def answer(client, state):
+        return untouched(lambda state: make().server.answer(client, state), state)
+
+    def step(server_round, payloads, state):
+        return untouched(lambda *all: make().server.step(server_round, *all), payloads, state)
+
+    server = fp.Server(first.server.state, answer, step)
+    return first._replace(client=client, server=server, predict=predict)
+
+
+def holds(message: fp.interfaces.Message, inputs: Tensor) -> bool:
+    """Tell whether a message contains a row of an input, at any place of a tensor."""
+    rows = inputs.flatten(0, -2)
+    for entry in message.values():
+        numbers = (entry.value if isinstance(entry, fp.Weighted) else entry).flatten()
+        if numbers.numel() >= rows.shape[1] and numbers.is_floating_point():
+            windows = numbers.unfold(0, rows.shape[1], 1)
+            if any((windows == row).all(1).any() for row in rows.to(numbers)):
+                return True
+    return False
+
+
+def check(make: Callable[..., fp.Method], name: str, family: str, folder: Path) -> None:
+    """Require a run of new methods, resumed from bytes after each round, to equal the plain one."""
+    expected, names, start = plain(make, name, family), set(), None
+    federation = federation_of(METHODS[name], family, **CHANGES)
+    cohorts = [list(reversed(cohort)) for cohort in federation.cohorts()]
+    for rounds in range(1, CHANGES["rounds"] + 1):
+        method = strict(lambda: make(federation), names)
+        (now,) = fp.run_rounds(method, federation.data, cohorts[:rounds], start=start)
+        fp.save_checkpoint(now, folder)
+        start = fp.load_checkpoint(folder)
+    assert_same(tuple(start), tuple(expected.now), ordered=False)
+    for client, logits in expected.logits.items():
+        assert_same(predicted(method, federation, start, client), logits)
+    sent = {name for each in federation.shards for name in method.server.answer(each, start.server)}
+    assert names == sent, "names of an answer are not read"
+
+
+@pytest.mark.parametrize(("name", "family"), RUNS)
+def test_every_call_may_have_a_new_method_and_every_message_goes_through_bytes(
+    name, family, tmp_path
+):
+    check(METHODS[name].make, name, family, tmp_path)
+
+
+# Wrong methods: FedProx with one fault each.
+
+
+def changed(**functions: Callable[..., Any]) -> Callable[..., fp.Method]:
+    """Make FedProx with functions (whole method, *arguments) in place of its own."""
+
+    def make(setting):
+        whole = fedprox(setting)
+        wrapped = {
+            name: lambda *all, function=function: function(whole, *all)
+            for name, function in functions.items()
+        }
+        parts = {name: wrapped.pop(name) for name in ("answer", "step") if name in wrapped}
+        return whole._replace(**wrapped, server=whole.server._replace(**parts))
+
+    return make
+
+
+def moved(payload, shift):
+    name = next(iter(payload))
+    return payload | {name: payload[name]._replace(value=payload[name].value + shift)}
+
+
+def with_a_hidden_counter(setting):
+    whole, calls = fedprox(setting), itertools.count()
+
+    def client(data, answer, state):
+        payload, state = whole.client(data, answer, state)
+        return moved(payload, next(calls)), state
+
+    return whole._replace(client=client)
+
+
+def that_draws_from_the_global_stream(whole, data, answer, state):
+    payload, state = whole.client(data, answer, state)
+    return moved(payload, torch.rand(())), state
+
+
+def that_changes_its_answer(whole, data, answer, state):
+    result = whole.client(data, answer, state)
+    answer["head.bias"].add_(1)
+    return result
+
+
+def that_changes_its_state(whole, data, answer, state):
+    payload, _ = whole.client(data, answer, state)
+    count = state.get("count", torch.zeros(()))
+    return payload, {"count": count.add_(1)}
+
+
+def that_sends_more(whole, client, state):
+    return whole.server.answer(client, state) | {"unread": torch.ones(1)}
+
+
+def of_few_names(function):
+    """Call a function of FedProx with the names of a model."""
+
+    def call(whole, data, answer, state):
+        model = {name: answer[name] for name in whole.server.state["values"]}
+        return getattr(whole, function)(data, model, state)
+
+    return call
+
+
+def that_sends_a_row(whole, data, answer, state):
+    payload, state = whole.client(data, answer, state)
+    payload["head.weight"].value[0] = data.own()[0][-1, 0, -1]
+    return payload, state
+
+
+def that_sends_another_form(whole, data, answer, state):
+    payload, state = whole.client(data, answer, state)
+    if data.server_round:
+        payload["head.bias"] = payload["head.bias"]._replace(value=torch.zeros(1))
+    return payload, state
+
+
+def that_changes_payloads(whole, server_round, payloads, state):
+    for payload in payloads.values():
+        payload["head.bias"].value.add_(1)
+    return whole.server.step(server_round, payloads, state)
+
+
+def that_answers_otherwise_later(whole, client, state):
+    values = whole.server.answer(client, state)
+    return values | ({"round": torch.ones(1)} if values["head.bias"].any() else {})
+
+
+WRONG = {
+    "counts calls": (with_a_hidden_counter, r"\['values'\]"),
+    "global stream": (changed(client=that_draws_from_the_global_stream), "global random stream"),
+    "changes its answer": (changed(client=that_changes_its_answer), "head.bias"),
+    "changes its state": (changed(client=that_changes_its_state), "count"),
+    "unread name": (
+        changed(
+            answer=that_sends_more, client=of_few_names("client"), predict=of_few_names("predict")
+        ),
+        "names of an answer",
+    ),
+    "sends a row": (changed(client=that_sends_a_row), "holds a row"),
+    "another form": (changed(client=that_sends_another_form), "head.bias"),
+    "changes payloads": (changed(step=that_changes_payloads), "head.bias"),
+    "another answer": (changed(answer=that_answers_otherwise_later), "round"),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_the_laws_reject_wrong_methods(wrong, tmp_path):
+    make, text = WRONG[wrong]
+    with pytest.raises((AssertionError, ValueError), match=text):
+        check(make, "fedprox", "one model", tmp_path)
