@@ -9,52 +9,25 @@ from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
-import torch.nn as nn
 from torch import Tensor
 
 import fedprompt as fp
+import method_runs
 import two_processes
 from fedprompt.methods import METHODS, fedprox
 from fedprompt.wire import Expected, Header, decode_payload, encode_payload
+from method_runs import CHANGES, RUNS, predicted
 from same import assert_same
 from tiny_federations import federation_of
 
-RUNS = [(name, family) for name, entry in METHODS.items() for family in entry.families]
-CHANGES = {"rounds": 3, "cohort_size": 2}
 MAX_BYTES = 2**22
 
-
-class Outcome(NamedTuple):
-    """State after the last round, and the logits of every client, the newcomer's last."""
-
-    now: fp.Round
-    logits: dict[int, Tensor]
-
-
-def predicted(method: fp.Method, federation: Any, now: fp.Round, client: int) -> Tensor:
-    """Classify the inputs of a client with its model."""
-    model = now.model(method, federation.data(client, now.server_round))
-    if isinstance(model, nn.Module):
-        model.eval()
-    with torch.no_grad():
-        logits: Tensor = model(federation.inputs[federation.shards[client]]).clone()
-    return logits
-
-
-@cache
-def plain(make: Callable[..., fp.Method], name: str, family: str) -> Outcome:
-    """Run a method once for all laws; they compare with this run."""
-    federation = federation_of(METHODS[name], family, **CHANGES)
-    method = make(federation)
-    *_, now = fp.run_rounds(method, federation.data, federation.cohorts())
-    return Outcome(
-        now, {each: predicted(method, federation, now, each) for each in federation.shards}
-    )
+plain = cache(method_runs.run)
+"""Outcome of a run in one process, with which all laws compare."""
 
 
 class Read(Mapping[str, Any]):
@@ -159,6 +132,26 @@ def test_every_call_may_have_a_new_method_and_every_message_goes_through_bytes(
     name, family, tmp_path
 ):
     check(METHODS[name].make, name, family, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    """Outcomes of all methods on each of two ranks."""
+    folder = tmp_path_factory.mktemp("ranks")
+    two_processes.run(method_runs.run_all, folder)
+    return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(2)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "family"), RUNS)
+def test_two_ranks_equal_one_process(ranks, name, family):
+    expected = plain(METHODS[name].make, name, family)
+    found = [outcomes[name, family] for outcomes in ranks]
+    for each in found:
+        assert_same(dict(each.now.server), dict(expected.now.server), ordered=False)
+    clients = {**found[0].now.clients, **found[1].now.clients}
+    assert_same(clients, dict(expected.now.clients), ordered=False)
+    assert_same(found[0].logits | found[1].logits, expected.logits, ordered=False)
 
 
 # Wrong methods: FedProx with one fault each.

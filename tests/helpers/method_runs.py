@@ -1,0 +1,62 @@
+"""Runs of the methods of the gallery on tiny federations, in one process and on two ranks.
+
+Spawned processes import this module by name.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+import torch.nn as nn
+from torch import Tensor
+
+import fedprompt as fp
+from fedprompt.methods import METHODS
+from tiny_federations import federation_of
+
+RUNS = [(name, family) for name, entry in METHODS.items() for family in entry.families]
+CHANGES = {"rounds": 3, "cohort_size": 2}
+
+
+class Outcome(NamedTuple):
+    """State after the last round, and the logits of clients."""
+
+    now: fp.Round
+    logits: dict[int, Tensor]
+
+
+def predicted(method: fp.Method, federation: Any, now: fp.Round, client: int) -> Tensor:
+    """Classify the inputs of a client with its model."""
+    model = now.model(method, federation.data(client, now.server_round))
+    if isinstance(model, nn.Module):
+        model.eval()
+    with torch.no_grad():
+        logits: Tensor = model(federation.inputs[federation.shards[client]]).clone()
+    return logits
+
+
+def run(
+    make: Callable[..., fp.Method], name: str, family: str, *, group: Any = None, rank: int = 0
+) -> Outcome:
+    """Run all rounds. With a group, only the clients of this rank have data."""
+    federation = federation_of(METHODS[name], family, **CHANGES)
+    world, method = 1 if group is None else dist.get_world_size(group), make(federation)
+    here = [client for client in federation.shards if client % world == rank]
+
+    def data(client: int, server_round: int) -> Any:
+        assert client in here
+        return federation.data(client, server_round)
+
+    *_, now = fp.run_rounds(method, data, federation.cohorts(), group=group)
+    return Outcome(now, {client: predicted(method, federation, now, client) for client in here})
+
+
+def run_all(rank: int, folder: Path) -> None:
+    """Run all methods on this rank, and save what came out."""
+    group = dist.group.WORLD
+    torch.save(
+        {each: run(METHODS[each[0]].make, *each, group=group, rank=rank) for each in RUNS},
+        folder / f"{rank}.pt",
+    )
