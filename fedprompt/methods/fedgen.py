@@ -31,9 +31,8 @@ class FeatureGenerator(nn.Sequential):
     """Network from noise and a class to features."""
 
     def __init__(self, classes: int, dim: int) -> None:
-        normalize = nn.BatchNorm1d(dim, track_running_stats=False)
         first, last = nn.Linear(dim + classes, dim), nn.Linear(dim, dim)
-        super().__init__(first, normalize, nn.ReLU(), last)
+        super().__init__(first, nn.BatchNorm1d(dim, track_running_stats=False), nn.ReLU(), last)
 
     def draw(self, counts: Tensor, size: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
         """Draw labels (size,) with frequencies `counts` (classes,), and features (size, dim)."""

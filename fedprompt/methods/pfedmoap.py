@@ -52,12 +52,10 @@ class Mixture(PromptedClassifier):
         return self.own_weight * own + self.scale * einsum(image, mixed, "b d, c b d -> b c")
 
 
-def nearest(contexts: dict[str, Tensor], client: int, count: int) -> list[Tensor]:
+def nearest(contexts: dict[str, Tensor], client: str, count: int) -> list[Tensor]:
     """Return the contexts of other clients that are nearest to the one of a client."""
-    if str(client) not in contexts:
-        return []
-    others = [each for other, each in contexts.items() if other != str(client)]
-    return sorted(others, key=lambda each: float((each - contexts[str(client)]).norm()))[:count]
+    others = [each for other, each in contexts.items() if client in contexts and other != client]
+    return sorted(others, key=lambda each: float((each - contexts[client]).norm()))[:count]
 
 
 @register(
@@ -98,7 +96,7 @@ def pfedmoap(
         return payload, {"gate": fp.snapshot(model, only=["gate"]), "last": last}
 
     def answer(client, state):
-        near = nearest(state["sent"], client, num_experts - 1)
+        near = nearest(state["sent"], str(client), num_experts - 1)
         weights = (torch.arange(num_experts - 1) < len(near)).float()  # the others are unknown
         unknown = torch.zeros_like(first["context.context"])
         rows = torch.cat([*near, unknown.expand(num_experts, -1, -1)])
