@@ -4,11 +4,22 @@ These are reference implementations. Their figures may change between minor vers
 the changelog. Only the signature is stable. ``import fedprompt`` does not import this package.
 """
 
+from fedprompt.methods.ditto import ditto
 from fedprompt.methods.fedbabu import fedbabu
 from fedprompt.methods.fedgen import fedgen
+from fedprompt.methods.fedopt import fedadam, fedavgm, fedyogi
 from fedprompt.methods.fedper import fedper
+from fedprompt.methods.fedpr import fedpr
 from fedprompt.methods.fedprox import fedprox
+from fedprompt.methods.fedrep import fedrep
+from fedprompt.methods.fedvpt import fedvpt, fedvpt_d
+from fedprompt.methods.head import head_tuning
+from fedprompt.methods.local import local
+from fedprompt.methods.perfedavg import perfedavg, perfedavg_first_order
+from fedprompt.methods.pfedme import pfedme
 from fedprompt.methods.pfedmoap import pfedmoap
+from fedprompt.methods.pfedpt import pfedpt
+from fedprompt.methods.plain_steps import plain_steps
 from fedprompt.methods.registry import METHODS, Entry, register
 from fedprompt.methods.scaffold import scaffold
 from fedprompt.methods.setting import ClientData, ClipSetting, Federation, Setting, VitSetting
@@ -21,11 +32,26 @@ __all__ = [
     "Federation",
     "Setting",
     "VitSetting",
+    "ditto",
+    "fedadam",
+    "fedavgm",
     "fedbabu",
     "fedgen",
     "fedper",
+    "fedpr",
     "fedprox",
+    "fedrep",
+    "fedvpt",
+    "fedvpt_d",
+    "fedyogi",
+    "head_tuning",
+    "local",
+    "perfedavg",
+    "perfedavg_first_order",
+    "pfedme",
     "pfedmoap",
+    "pfedpt",
+    "plain_steps",
     "register",
     "scaffold",
 ]

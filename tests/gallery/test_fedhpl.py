@@ -3,8 +3,8 @@
 import torch
 import torch.nn.functional as F
 
+from fedprompt.methods.local import local
 from methods.fedhpl import fedhpl, fedhpl_h, fedhpl_p
-from methods.local import local
 from sent_messages import sent_by
 from tiny_federations import CLASSES, last, mixed_federation, parameters
 

@@ -7,8 +7,8 @@ from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import fedprompt as fp
+from fedprompt.methods.local import local
 from methods.fedl2g import Guided, fedl2g_f, fedl2g_l
-from methods.local import local
 from sent_messages import sent_by
 from tiny_federations import CLASSES, last, mixed_federation, parameters
 

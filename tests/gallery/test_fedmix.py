@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from fedprompt.methods.fedvpt import fedvpt_d
 from methods.fedmix import fedmix, means, mixed_loss
-from methods.fedvpt import fedvpt_d
 from tiny_federations import last, parameters, vit_federation
 
 

@@ -6,7 +6,7 @@ import torch
 
 import fedprompt as fp
 from fedprompt.methods.fedper import fedper
-from methods.local import local
+from fedprompt.methods.local import local
 from sent_messages import sent_by
 from tiny_federations import last, parameters, vit_federation
 

@@ -2,8 +2,8 @@
 
 import torch
 
+from fedprompt.methods.local import local
 from methods.fedproto import fedproto
-from methods.local import local
 from sent_messages import sent_by
 from tiny_federations import CLASSES, last, mixed_federation, parameters
 

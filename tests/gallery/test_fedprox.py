@@ -5,7 +5,7 @@ import torch.nn.functional as F
 
 import fedprompt as fp
 from fedprompt.methods.fedprox import fedprox
-from methods.fedvpt import fedvpt_d
+from fedprompt.methods.fedvpt import fedvpt_d
 from tiny_federations import last, parameters, vit_federation
 
 

@@ -3,9 +3,9 @@
 import torch
 import torch.nn.functional as F
 
-from methods.fedvpt import fedvpt_d
+from fedprompt.methods.fedvpt import fedvpt_d
+from fedprompt.methods.local import local
 from methods.fml import fml
-from methods.local import local
 from tiny_federations import last, mixed_federation, parameters, vit_federation
 
 

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 import fedprompt as fp
-from methods.pfedpt import Bordered, pfedpt
+from fedprompt.methods.pfedpt import Bordered, pfedpt
 from tiny_federations import last, parameters, vit_federation
 
 ONE = {"clients": [0], "cohort_size": 1, "make_optimizer": torch.optim.SGD}

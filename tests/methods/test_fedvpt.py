@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from methods.fedvpt import fedvpt, fedvpt_d
-from methods.local import local
+from fedprompt.methods.fedvpt import fedvpt, fedvpt_d
+from fedprompt.methods.local import local
 from tiny_federations import SIZES, last, parameters, vit_federation
 
 

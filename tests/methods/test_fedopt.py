@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from methods.fedopt import fedadam, fedavgm, fedyogi
-from methods.fedvpt import fedvpt_d
+from fedprompt.methods.fedopt import fedadam, fedavgm, fedyogi
+from fedprompt.methods.fedvpt import fedvpt_d
 from sent_messages import sent_by
 from tiny_federations import last, parameters, vit_federation
 

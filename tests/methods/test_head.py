@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 
-from methods.head import head_tuning
+from fedprompt.methods.head import head_tuning
 from tiny_federations import last, parameters, vit_federation
 
 

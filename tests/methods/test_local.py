@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 
 import fedprompt as fp
-from methods.local import local
+from fedprompt.methods.local import local
 from tiny_federations import last, parameters, vit_federation
 
 

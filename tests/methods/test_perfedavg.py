@@ -6,7 +6,7 @@ from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import fedprompt as fp
-from methods.perfedavg import perfedavg, perfedavg_first_order
+from fedprompt.methods.perfedavg import perfedavg, perfedavg_first_order
 from tiny_federations import last, parameters, vit_federation
 
 ONE_STEP = {"clients": [3], "cohort_size": 1, "rounds": 1, "steps": 1}

@@ -4,8 +4,8 @@ import torch
 import torch.nn.functional as F
 
 import fedprompt as fp
-from methods.fedvpt import fedvpt_d
-from methods.pfedme import pfedme
+from fedprompt.methods.fedvpt import fedvpt_d
+from fedprompt.methods.pfedme import pfedme
 from tiny_federations import last, parameters, vit_federation
 
 ALONE = {"clients": [1], "cohort_size": 1, "rounds": 1}

@@ -5,8 +5,9 @@ from itertools import pairwise
 import torch
 
 import fedprompt as fp
-from methods.fedpr import fedpr, null_space
-from methods.fedvpt import fedvpt_d
+from fedprompt.methods.fedpr import fedpr, null_space
+from fedprompt.methods.fedvpt import fedvpt_d
+from methods import as_generator
 from tiny_federations import last, parameters, vit_federation
 
 
@@ -14,7 +15,7 @@ def prompts_after_each_round(**values):
     federation = vit_federation(rounds=4)
     torch.manual_seed(federation.seed)
     start = federation.new_model().prompts.tokens.detach()
-    rounds = fedpr(federation, **values)
+    rounds = as_generator(fedpr, everyone=True)(federation, **values)
     return [start, *(fp.snapshot(each.everyone)["prompts.tokens"] for each in rounds)]
 
 

@@ -5,9 +5,9 @@ import torch
 import torch.nn.functional as F
 
 import fedprompt as fp
-from methods.ditto import ditto
-from methods.fedvpt import fedvpt_d
-from methods.local import local
+from fedprompt.methods.ditto import ditto
+from fedprompt.methods.fedvpt import fedvpt_d
+from fedprompt.methods.local import local
 from tiny_federations import last, parameters, vit_federation
 
 

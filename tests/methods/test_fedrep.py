@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 
-from methods.fedrep import fedrep
+from fedprompt.methods.fedrep import fedrep
 from sent_messages import sent_by
 from tiny_federations import last, parameters, vit_federation
 

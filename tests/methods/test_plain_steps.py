@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from fedprompt.methods.plain_steps import plain_steps
 from fedprompt.methods.scaffold import scaffold
-from methods.plain_steps import plain_steps
 from tiny_federations import last, parameters, vit_federation
 
 
