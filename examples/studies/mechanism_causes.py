@@ -19,7 +19,7 @@ from torch import Tensor
 
 import fedprompt as fp
 from fedprompt import samples
-from methods.sgpt import GroupedModel
+from fedprompt.methods.sgpt import GroupedModel
 from studies.gallery.tasks import Trial
 from studies.mechanism_settings import SETTINGS, Setting
 from studies.mechanisms import run_rounds, shortened

@@ -57,8 +57,7 @@ def fedgen(
 ) -> fp.Method:
     """FedGen."""
     head, unknown = setting.new_model().head, torch.zeros(setting.num_classes)
-    with setting.seeded():
-        generator = FeatureGenerator(setting.num_classes, head.in_features)
+    generator = setting.seeded(FeatureGenerator, setting.num_classes, head.in_features)
     both = nn.ModuleDict({"head": head, "generator": generator})
 
     def train(data, answer, state):

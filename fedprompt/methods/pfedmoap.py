@@ -72,8 +72,7 @@ def pfedmoap(
     own_weight: float = 0.5,
 ) -> fp.Method:
     """pFedMoAP."""  # noqa: D403
-    with setting.seeded():
-        model = Mixture(setting, own_weight)
+    model = setting.seeded(Mixture, setting, own_weight)
     first, mean = fp.snapshot(model), fp.averaging_server(fp.snapshot(model, only=["context"]))
 
     def loaded(answer, gate):

@@ -61,8 +61,7 @@ def pfedpt(
     width: int = 1,
 ) -> fp.Method:
     """pFedPT."""  # noqa: D403
-    with setting.seeded():
-        model = Bordered(setting, width)
+    model = setting.seeded(Bordered, setting, width)
     head, border = (fp.snapshot(model, only=[part]) for part in ("network.head", "border"))
 
     def train(data, answer, state):

@@ -9,9 +9,8 @@ A :class:`Setting` has the models, the classes and the budget, and no client's i
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.nn as nn
@@ -31,6 +30,8 @@ __all__ = [
     "Setting",
     "VitSetting",
 ]
+
+Module = TypeVar("Module", bound=nn.Module)
 
 Batch = tuple[Tensor, Tensor]
 """Inputs and labels."""
@@ -92,12 +93,16 @@ class Setting:
             parameters = [each for each in parameters.parameters() if each.requires_grad]
         return self.make_optimizer(parameters, lr=learning_rate)
 
-    @contextmanager
-    def seeded(self) -> Iterator[None]:
-        """Draw the initial values of new modules from the seed, not from the global stream."""
+    def seeded(self, make: Callable[..., Module], *arguments: Any) -> Module:
+        """Make a module whose initial values are drawn from the seed, not from the global stream.
+
+        Args:
+            make: Class of the module, or another function that makes it.
+            arguments: Its arguments.
+        """
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
-            yield
+            return make(*arguments)
 
     @property
     def num_backbones(self) -> int:
@@ -318,11 +323,14 @@ class VitSetting(Setting):
                 model without prompts, ``lambda trunk: None``.
         """
         trunk = self.trunk_of(client)
-        with self.seeded():
+        make = prompts or (lambda trunk: fp.DeepPrompts(self.num_prompts, trunk))
+
+        def drawn() -> PromptedModel:
             model = PromptedModel(trunk, None, self.num_classes, num_features=self.num_features)
-            make = prompts or (lambda trunk: fp.DeepPrompts(self.num_prompts, trunk))
             model.prompts = make(trunk)
-        return model
+            return model
+
+        return self.seeded(drawn)
 
 
 class PromptedClassifier(nn.Module):
@@ -372,8 +380,7 @@ class ClipSetting(Setting):
 
     def new_context(self) -> fp.ContextPrompts:
         """Make a context whose initial values depend on the seed alone."""
-        with self.seeded():
-            return fp.ContextPrompts(self.tower.dim, length=self.length)
+        return self.seeded(lambda: fp.ContextPrompts(self.tower.dim, length=self.length))
 
     def new_model(self, client: int = 0) -> PromptedClassifier:
         """Make a model with a new context, the same for every client."""

@@ -6,12 +6,12 @@ Features have 512 numbers there, and numbers have 4 bytes here.
 import pytest
 import torch
 
+from fedprompt.methods.feddistill import feddistill
 from fedprompt.methods.fedgen import FeatureGenerator, fedgen
-from methods.feddistill import feddistill
-from methods.fedgh import fedgh
-from methods.fedhe import fedhe
-from methods.fedmd import fedmd
-from methods.fedproto import fedproto
+from fedprompt.methods.fedgh import fedgh
+from fedprompt.methods.fedhe import fedhe
+from fedprompt.methods.fedmd import fedmd
+from fedprompt.methods.fedproto import fedproto
 from methods.fedtgp import fedtgp, new_network
 from tiny_federations import last, vit_federation
 

@@ -4,8 +4,8 @@ import math
 
 import torch
 
+from fedprompt.methods.fedamp import attention, fedamp
 from fedprompt.methods.local import local
-from methods.fedamp import attention, fedamp
 from sent_messages import sent_by
 from tiny_federations import last, parameters, vit_federation
 

@@ -3,8 +3,8 @@
 import torch
 import torch.nn.functional as F
 
+from fedprompt.methods.fedem import Mixture, fedem, posterior
 from fedprompt.methods.fedvpt import fedvpt_d
-from methods.fedem import Mixture, fedem, posterior
 from tiny_federations import last, parameters, vit_federation
 
 

@@ -6,7 +6,7 @@ from torch.autograd.functional import jacobian
 from torch.func import functional_call
 
 import fedprompt as fp
-from methods.pfedpg import Generator, follow, pfedpg
+from fedprompt.methods.pfedpg import Generator, follow, pfedpg
 from tiny_federations import last, parameters, vit_federation
 
 

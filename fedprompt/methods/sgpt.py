@@ -23,7 +23,7 @@ Compared: equations of the paper, with the deviations above, float64, largest di
 (2026-11).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from itertools import islice
 
@@ -33,23 +33,21 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fedprompt as fp
-from methods.federation import Predictions, VitFederation
-
-FAMILIES = ("one model",)
-TRAITS = ("adapted",)
-SEARCH = {"learning_rate": (1e-3, 1e-1), "decay": [0.0, 0.5], "num_groups": [5, 10]}
+from fedprompt.methods.registry import register
+from fedprompt.methods.setting import VitSetting
 
 
 class GroupedModel(nn.Module):
     """Shared prompts, group prompts with their keys, and a linear head on a frozen trunk."""
 
-    def __init__(self, federation, num_groups, layers=(), rule=fp.select_nearest) -> None:
+    def __init__(self, setting, num_groups, blocks, layers=(), offset=5e-4, averaged=False) -> None:
         super().__init__()
-        self.trunk, self.used, self.averaged = federation.trunk, {"shared", "groups"}, False
-        num, (early, late) = federation.num_prompts, torch.arange(self.trunk.depth).tensor_split(2)
-        start = federation.new_model(prompts=partial(fp.LayeredPrompts, num, layers=early.tolist()))
+        self.trunk, self.used, self.averaged = setting.trunk, set().union(*blocks), averaged
+        num, (early, late) = setting.num_prompts, torch.arange(self.trunk.depth).tensor_split(2)
+        start = setting.new_model(prompts=partial(fp.LayeredPrompts, num, layers=early.tolist()))
         self.shared, self.head = start.prompts, start.head
         self.groups = fp.GroupPrompts(num_groups, 1, self.trunk, layers=layers or late.tolist())
+        rule = partial(fp.select_nearest, offset=offset)
         self.selector = fp.SelectionKeys(num_groups, self.trunk.num_features, selector=rule)
 
     def query(self, images: Tensor) -> Tensor:
@@ -76,8 +74,14 @@ class GroupedModel(nn.Module):
         return loss + fp.key_loss(query, self.selector.keys, *chosen) if grouped else loss
 
 
+@register(
+    "SGPT",
+    families=("one model",),
+    traits=("adapted",),
+    search={"learning_rate": (1e-3, 1e-1), "decay": [0.0, 0.5], "num_groups": [5, 10]},
+)
 def sgpt(
-    federation: VitFederation,
+    setting: VitSetting,
     *,
     learning_rate: float = 1e-2,
     decay: float = 0.5,
@@ -86,30 +90,41 @@ def sgpt(
     layers: Sequence[int] = (),
     offset: float = 5e-4,
     averaged: bool = False,
-) -> Iterator[Predictions]:
+) -> fp.Method:
     """SGPT."""
-    model = GroupedModel(federation, num_groups, layers, partial(fp.select_nearest, offset=offset))
-    model.used, model.averaged = set().union(*blocks), averaged
-    server = fp.update_by_name(dict.fromkeys(("groups", "selector"), fp.ema(decay=decay)))
-    state, usage = server.init(values := fp.snapshot(model)), torch.zeros(num_groups)
-    for server_round in range(federation.rounds):
-        payloads = []
-        for client in federation.cohort(server_round):
-            fp.load_values(model.train(), federation.send_down(client, values))
-            model.selector.start_round(federation.send_down(client, {"usage": usage})["usage"])
-            batches = federation.batches(client, server_round)
-            for number, block in enumerate(blocks, 1):
-                parts, steps = [*map(model.get_submodule, block)], federation.steps // len(blocks)
-                optimizer = federation.optimizer(nn.ModuleList(parts), learning_rate)
-                with fp.training_only(model, *parts):
-                    for images, labels in islice(batches, steps if number < len(blocks) else None):
-                        loss = model.loss(images, labels, "groups" in block)
-                        optimizer.zero_grad()
-                        loss.backward()
-                        optimizer.step()
-            rows, size = {"selector.keys": model.selector.counts}, federation.num_examples(client)
-            payloads.append(federation.send_up(client, fp.collect(model, weight=size, rows=rows)))
-        values, state = server.step(values, mean := fp.weighted_mean(payloads), state)
-        usage = usage + mean["selector.keys"].weight
-        fp.load_values(model.eval(), values)
-        yield Predictions(everyone=model)
+    model = setting.seeded(GroupedModel, setting, num_groups, blocks, layers, offset, averaged)
+    momentum = fp.update_by_name(dict.fromkeys(("groups", "selector"), fp.ema(decay=decay)))
+    mean = fp.averaging_server(fp.snapshot(model), momentum)
+
+    def train(data, answer, state):
+        predict(data, answer, state).train()
+        model.selector.start_round(answer["usage"])
+        batches = data.batches()
+        for number, block in enumerate(blocks, 1):
+            parts, steps = [*map(model.get_submodule, block)], data.steps // len(blocks)
+            optimizer = setting.optimizer(nn.ModuleList(parts), learning_rate)
+            with fp.training_only(model, *parts):
+                for images, labels in islice(batches, steps if number < len(blocks) else None):
+                    loss = model.loss(images, labels, "groups" in block)
+                    optimizer.zero_grad()
+                    loss.backward()
+                    optimizer.step()
+        rows = {"selector.keys": model.selector.counts}
+        return fp.collect(model, weight=data.num_examples, rows=rows), state
+
+    def answer(client, state):
+        return {**state["values"], "usage": state["usage"]}
+
+    def step(server_round, payloads, state):
+        used = sum(each["selector.keys"].weight for each in payloads.values())
+        return {**mean.step(server_round, payloads, state), "usage": state["usage"] + used}
+
+    def predict(data, answer, state):
+        fp.load_values(model, {name: answer[name] for name in mean.state["values"]})
+        return model.eval()
+
+    def form(client):
+        return fp.collect(model, weight=0, rows={"selector.keys": torch.zeros(num_groups)})
+
+    state = {**mean.state, "usage": torch.zeros(num_groups)}
+    return fp.Method(train, fp.Server(state, answer, step), predict, form=form)

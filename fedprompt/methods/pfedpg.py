@@ -17,7 +17,7 @@ Compared: no public code of the authors. Equations of the paper and MSungK/pFedP
 by others, with the deviations above, float64, largest difference 1.1e-16 (2026-11).
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 import torch.nn as nn
@@ -25,11 +25,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fedprompt as fp
-from methods.federation import Predictions, PromptedModel, VitFederation
-
-FAMILIES = ("one model",)
-TRAITS = ("personalized", "adapted")
-SEARCH = {"learning_rate": (1e-3, 1e-1), "server_learning_rate": (1e-3, 0.3)}
+from fedprompt.methods.registry import register
+from fedprompt.methods.setting import VitSetting
 
 
 class Generator(nn.Module):
@@ -50,10 +47,12 @@ class Generator(nn.Module):
 
 
 def mean(tensors: Iterable[Tensor]) -> Tensor:
+    """Average tensors."""
     return torch.stack(list(tensors)).mean(0)
 
 
 def follow(generator: Generator, changes: Mapping[int, Tensor], learning_rate: float) -> None:
+    """Take a step towards the changes that clients made to their prompts."""
     optimizer = torch.optim.SGD(generator.parameters(), lr=learning_rate)
     agreement = mean((generator(client) * change).sum() for client, change in changes.items())
     optimizer.zero_grad()
@@ -61,36 +60,47 @@ def follow(generator: Generator, changes: Mapping[int, Tensor], learning_rate: f
     optimizer.step()
 
 
+@register(
+    "pFedPG",
+    families=("one model",),
+    traits=("personalized", "adapted"),
+    search={"learning_rate": (1e-3, 1e-1), "server_learning_rate": (1e-3, 0.3)},
+)
 def pfedpg(
-    federation: VitFederation, *, learning_rate: float = 1e-2, server_learning_rate: float = 0.1
-) -> Iterator[Predictions]:
+    setting: VitSetting, *, learning_rate: float = 1e-2, server_learning_rate: float = 0.1
+) -> fp.Method:
     """pFedPG."""  # noqa: D403
-    model = federation.new_model(
-        prompts=lambda trunk: fp.ShallowPrompts(federation.num_prompts, trunk)
-    )
-    generator = Generator(federation.clients, model.prompts.tokens.detach()[0])
-    fresh, own = fp.snapshot(model), {}
+    model = setting.new_model(prompts=lambda trunk: fp.ShallowPrompts(setting.num_prompts, trunk))
+    fresh = fp.snapshot(model)
+    generator = setting.seeded(Generator, setting.clients, fresh["prompts.tokens"][0])
 
-    def generated(client: int) -> dict[str, Tensor]:
+    def train(data, answer, state):
+        fp.load_values(model, {**fresh, **state, **answer})
+        optimizer = setting.optimizer(model, learning_rate)
+        for images, labels in data.batches():
+            loss = F.cross_entropy(model(images), labels)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        own = fp.snapshot(model)
+        return {"change": own["prompts.tokens"] - answer["prompts.tokens"]}, own
+
+    def answer(client, state):
+        fp.load_values(generator, state)
         return {"prompts.tokens": generator(client).detach()[None]}
 
-    def load(client: int) -> PromptedModel:
-        fp.load_values(model, own.get(client) or fresh | generated(client))
+    def step(server_round, payloads, state):
+        fp.load_values(generator, state)
+        changes = {client: each["change"][0] for client, each in payloads.items()}
+        follow(generator, changes, server_learning_rate)
+        return fp.snapshot(generator)
+
+    def predict(data, answer, state):
+        fp.load_values(model, {**fresh, **answer, **state})
         return model
 
-    for server_round in range(federation.rounds):
-        changes = {}
-        for client in federation.cohort(server_round):
-            sent = federation.send_down(client, generated(client))
-            fp.load_values(load(client), sent)
-            optimizer = federation.optimizer(model, learning_rate)
-            for images, labels in federation.batches(client, server_round):
-                loss = F.cross_entropy(model(images), labels)
-                optimizer.zero_grad()
-                loss.backward()
-                optimizer.step()
-            own[client] = fp.snapshot(model)
-            change = own[client]["prompts.tokens"] - sent["prompts.tokens"]
-            changes[client] = federation.send_up(client, {"change": change})["change"][0]
-        follow(generator, changes, server_learning_rate)
-        yield Predictions(client=load, newcomer=load)
+    def form(client):
+        return {"change": fresh["prompts.tokens"]}
+
+    server = fp.Server(fp.snapshot(generator), answer, step)
+    return fp.Method(train, server, predict, form=form)

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 import fedprompt as fp
-from methods.sgpt import GroupedModel, sgpt
+from fedprompt.methods.sgpt import GroupedModel, sgpt
 from tiny_federations import last, parameters, vit_federation
 
 
@@ -16,7 +16,7 @@ def one_client(**changes):
 
 def start(federation):
     torch.manual_seed(federation.seed)
-    return fp.snapshot(GroupedModel(federation, 5))
+    return fp.snapshot(GroupedModel(federation, 5, [["shared", "groups"]]))
 
 
 def test_momentum_moves_groups_and_keys_half_of_the_way_and_nothing_else():
@@ -40,7 +40,7 @@ def test_the_first_block_has_no_groups_and_the_second_no_gradient_of_shared_prom
     federation = one_client()
     found = parameters(last(sgpt, federation, learning_rate=0.5, decay=0.0), 0)
     torch.manual_seed(federation.seed)
-    model = GroupedModel(federation, 5)
+    model = GroupedModel(federation, 5, [["shared", "groups"]])
     first, second = federation.batches(0, 0)
     descend(F.cross_entropy(model.logits(first[0]), first[1]), model.shared, model.head)
     nearest = F.normalize(model.query(second[0])) @ F.normalize(model.selector.keys.detach()).T

@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 
-from methods.fedmd import fedmd
+from fedprompt.methods.fedmd import fedmd
 from sent_messages import sent_by
 from tiny_federations import last, mixed_federation, parameters
 
@@ -12,11 +12,12 @@ def test_the_consensus_is_the_mean_of_the_logits_of_the_last_round():
     made = mixed_federation(rounds=3)
     messages = sent_by(made)
     last(fedmd, made)
-    for number, _, message in messages.of("down"):
+    assert not any(each["logits"].weight.any() for _, _, each in messages.of("down")[:3])
+    for number, _, message in messages.of("down")[3:]:
         sent = [
             each["logits"].value for before, _, each in messages.of("up") if before == number - 1
         ]
-        torch.testing.assert_close(message["logits"], torch.stack(sent).mean(0))
+        torch.testing.assert_close(message["logits"].value, torch.stack(sent).mean(0))
 
 
 def test_a_second_round_takes_one_step_on_public_and_one_on_private_images():
@@ -25,7 +26,7 @@ def test_a_second_round_takes_one_step_on_public_and_one_on_private_images():
     )
     messages = sent_by(made)
     found = parameters(last(fedmd, made, learning_rate=0.1), 1)
-    (target,) = [message["logits"] for _, client, message in messages.of("down") if client == 1]
+    _, target = [each["logits"].value for _, client, each in messages.of("down") if client == 1]
     model = made.new_model(1)
     trained = [each for each in model.parameters() if each.requires_grad]
 

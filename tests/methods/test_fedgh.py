@@ -4,7 +4,7 @@ import torch
 import torch.nn as nn
 
 import fedprompt as fp
-from methods.fedgh import fedgh, train_head
+from fedprompt.methods.fedgh import fedgh, train_head
 from tiny_federations import last, mixed_federation
 
 

@@ -17,7 +17,6 @@ Compared: omarfoq/FedEM 996fadd, with the deviations above, float64, largest dif
 (2026-11).
 """
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
@@ -26,22 +25,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fedprompt as fp
-from methods.federation import Predictions, VitFederation
-
-FAMILIES = ("one model",)
-TRAITS = ("personalized", "adapted")
-SEARCH = {"learning_rate": (1e-3, 1e-1), "num_components": [2, 3]}
+from fedprompt.methods.registry import register
+from fedprompt.methods.setting import VitSetting
 
 
 class Mixture(nn.Module):
     """Components with different initial values, and the mixture weights of a client."""
 
-    def __init__(self, federation: VitFederation, number: int) -> None:
+    def __init__(self, setting: VitSetting, number: int) -> None:
         super().__init__()
-        seeds = [federation.seed + 1000 * each for each in range(number)]
-        self.components = nn.ModuleList(
-            replace(federation, seed=seed).new_model() for seed in seeds
-        )
+        seeds = [setting.seed + 1000 * each for each in range(number)]
+        self.components = nn.ModuleList(replace(setting, seed=seed).new_model() for seed in seeds)
         self.register_buffer("weights", torch.full((number,), 1 / number))
 
     def forward(self, images: Tensor) -> Tensor:
@@ -56,36 +50,41 @@ class Mixture(nn.Module):
 
 
 def posterior(losses: Tensor, weights: Tensor) -> Tensor:
+    """Compute the probability of each component for each image."""
     return (weights.log() - losses.detach()).softmax(1)
 
 
+@register(
+    "FedEM",
+    families=("one model",),
+    traits=("personalized", "adapted"),
+    search={"learning_rate": (1e-3, 1e-1), "num_components": [2, 3]},
+)
 def fedem(
-    federation: VitFederation, *, learning_rate: float = 1e-2, num_components: int = 3
-) -> Iterator[Predictions]:
+    setting: VitSetting, *, learning_rate: float = 1e-2, num_components: int = 3
+) -> fp.Method:
     """FedEM."""
-    model, server = Mixture(federation, num_components), fp.overwrite()
-    values, uniform, own = fp.snapshot(model), model.weights.clone(), {}
-    state = server.init(values)
+    model = Mixture(setting, num_components)
+    uniform = {"weights": model.weights.clone()}
 
-    def load(client: int) -> Mixture:
-        fp.load_values(model, values | {"weights": own.get(client, uniform)})
+    def train(data, answer, state):
+        predict(data, answer, state)
+        with torch.no_grad():
+            own = posterior(model.losses(*data.own()), model.weights).mean(0)
+        optimizer = setting.optimizer(model, learning_rate)
+        for images, labels in data.batches():
+            losses = model.losses(images, labels)
+            loss = (posterior(losses, own) * losses).sum(1).mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        return fp.collect(model, weight=data.num_examples), {"weights": own}
+
+    def predict(data, answer, state):
+        fp.load_values(model, {**answer, **(state or uniform)})
         return model
 
-    for server_round in range(federation.rounds):
-        payloads = []
-        for client in federation.cohort(server_round):
-            fp.load_values(load(client), federation.send_down(client, values))
-            with torch.no_grad():
-                losses = model.losses(*federation.own(client))
-                own[client] = posterior(losses, model.weights).mean(0)
-            optimizer = federation.optimizer(model, learning_rate)
-            for images, labels in federation.batches(client, server_round):
-                losses = model.losses(images, labels)
-                loss = (posterior(losses, own[client]) * losses).sum(1).mean()
-                optimizer.zero_grad()
-                loss.backward()
-                optimizer.step()
-            payload = fp.collect(model, weight=federation.num_examples(client))
-            payloads.append(federation.send_up(client, payload))
-        values, state = server.step(values, fp.weighted_mean(payloads), state)
-        yield Predictions(client=load, newcomer=load)
+    def form(client):
+        return fp.collect(model, weight=0)
+
+    return fp.Method(train, fp.averaging_server(fp.snapshot(model)), predict, form=form)

@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from fedprompt.methods.fedmix import fedmix, means, mixed_loss
 from fedprompt.methods.fedvpt import fedvpt_d
-from methods.fedmix import fedmix, means, mixed_loss
 from tiny_federations import last, parameters, vit_federation
 
 
@@ -20,7 +20,7 @@ def test_the_difference_from_mixup_is_of_second_order():
     federation = vit_federation()
     model = federation.new_model()
     images, labels = federation.own(0)
-    pool = means(federation, 1, 3)
+    pool = means(federation.data(1, 0), 3)
     drawn = torch.arange(len(images)) % len(pool["images"])
     given = images, labels, pool["images"][drawn], pool["labels"][drawn]
     with torch.no_grad():
@@ -42,7 +42,7 @@ def test_with_mix_zero_it_is_fedavg_bitwise():
 def test_groups_of_one_image_are_the_images_and_one_group_is_their_mean():
     federation = vit_federation()
     images, labels = federation.own(3)
-    single, whole = means(federation, 3, 1), means(federation, 3, 9)
+    single, whole = (means(federation.data(3, 0), size) for size in (1, 9))
     order = torch.cdist(single["images"].flatten(1), images.flatten(1)).argmin(1)
     assert sorted(order.tolist()) == list(range(9))
     assert torch.equal(single["images"], images[order])
