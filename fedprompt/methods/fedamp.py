@@ -61,13 +61,13 @@ def fedamp(
         own, rows = dict(state["own"]), state["attention"]
         if str(client) not in own:
             own[str(client)] = first
-            rows = attention(fp.distances(own.values()), temperature)
+            rows = attention(fp.distances(list(own.values())), temperature)
         row = rows[list(own).index(str(client))]
         return fp.mixtures(list(own.values()), row[None])[0]
 
     def step(server_round, payloads, state):
         own = state["own"] | {str(client): each for client, each in payloads.items()}
-        return {"own": own, "attention": attention(fp.distances(own.values()), temperature)}
+        return {"own": own, "attention": attention(fp.distances(list(own.values())), temperature)}
 
     def predict(data, answer, state):
         fp.load_values(model, state or answer)
@@ -77,7 +77,7 @@ def fedamp(
         return fp.collect(model, weight=0)
 
     own = {str(client): first for client in setting.clients}
-    state = {"own": own, "attention": attention(fp.distances(own.values()), temperature)}
+    state = {"own": own, "attention": attention(fp.distances(list(own.values())), temperature)}
     return fp.Method(train, fp.Server(state, answer, step), predict, form=form)
 
 

@@ -12,7 +12,7 @@ from fedprompt.methods.fedgh import fedgh
 from fedprompt.methods.fedhe import fedhe
 from fedprompt.methods.fedmd import fedmd
 from fedprompt.methods.fedproto import fedproto
-from methods.fedtgp import fedtgp, new_network
+from fedprompt.methods.fedtgp import fedtgp, new_network
 from tiny_federations import last, vit_federation
 
 UPLOADS = [

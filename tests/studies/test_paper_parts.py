@@ -10,8 +10,8 @@ import torch.nn as nn
 
 import fedprompt as fp
 from embedded.zoo import GROUPS, TINY, encoder
+from fedprompt.methods.fedhpl import fedhpl
 from fedprompt.methods.sgpt import sgpt
-from methods.fedhpl import fedhpl
 from studies.gallery.tasks import Trial
 from studies.papers import borders
 from studies.papers.borders import PixelTrunk

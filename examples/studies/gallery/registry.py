@@ -17,7 +17,7 @@ from fedprompt.methods import METHODS
 from methods import as_generator
 
 FOLDER = Path(__file__).parents[2] / "methods"
-NOT_CODE = {"FAMILIES", "TRAITS", "SEARCH", "INPUTS"}
+NOT_CODE = {"ABOUT", "RATES", "SEARCH"}
 """Assignments that describe a method and are not counted as lines of code."""
 
 Range = tuple[float, float] | list[Any]

@@ -1,0 +1,42 @@
+"""Every client learns a context before the class names alone, and no message is sent.
+
+CoOp (Zhou et al., "Learning to Prompt for Vision-Language Models", IJCV 2022) is the local
+reference of CLIP methods. A client continues in each of its rounds from where it ended.
+
+Up: nothing. Down: nothing.
+
+Deviations: the optimizer is that of all methods, without the schedule of the paper.
+
+Compared: equations of the paper, float64, largest difference 6.9e-15 (2026-11).
+"""
+
+import torch.nn.functional as F
+
+import fedprompt as fp
+from fedprompt.methods.registry import register
+from fedprompt.methods.setting import ClipSetting
+
+
+@register(
+    "CoOp (local)",
+    families=("CLIP",),
+    traits=("personalized",),
+    search={"learning_rate": (1e-3, 1e-1)},
+)
+def coop(setting: ClipSetting, *, learning_rate: float = 1e-2) -> fp.Method:
+    """CoOp (local)."""
+
+    def train(data, answer, state):
+        model = predict(data, answer, state)
+        optimizer = setting.optimizer(model, learning_rate)
+        for tokens, labels in data.batches():
+            loss = F.cross_entropy(model(tokens), labels)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        return {}, fp.snapshot(model)
+
+    def predict(data, answer, state):
+        return setting.model(data.id, state)
+
+    return fp.Method(train, fp.averaging_server({}), predict, form=lambda client: {})

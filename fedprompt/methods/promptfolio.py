@@ -1,0 +1,78 @@
+"""Each class has a fixed mixture of the text features of a shared and of a private context.
+
+Both contexts are trained with the loss of the mixture, and the server averages the shared one. Pan
+et al., "Federated Learning from Vision-Language Foundation Models: Theoretical Analysis and
+Method", NeurIPS 2024 (PromptFolio).
+
+Up: the shared context (T D). Down: the shared context (T D).
+
+Deviations: all clients begin with the same private context, which differs from the shared one.
+
+Compared: PanBikang/PromptFolio 8f729aa, float64, largest difference 6.2e-15 (2026-11).
+"""
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+from torch import Tensor
+
+import fedprompt as fp
+from fedprompt.methods.registry import register
+from fedprompt.methods.setting import ClipSetting
+
+
+class Portfolio(nn.Module):
+    """Classifies with a mixture of the text features of a shared and of a private context."""
+
+    def __init__(self, setting: ClipSetting, private_share: float) -> None:
+        super().__init__()
+        self.tower, self.names, self.scale = setting.tower, setting.names, setting.scale
+        self.private_share = private_share
+        size = {"dim": setting.tower.dim, "length": setting.length}
+        draw = setting.generator(0, purpose="private context")
+        self.shared = setting.new_context()
+        self.private = fp.ContextPrompts(**size, generator=draw)
+
+    def text(self) -> Tensor:
+        """Mix the text features (classes, dim) of length 1; the mixture is shorter."""
+        contexts = torch.cat([self.shared(), self.private()])
+        features = self.tower(fp.prompted_text(contexts, self.names))
+        shared, private = F.normalize(features, dim=-1)
+        return (1 - self.private_share) * shared + self.private_share * private
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Classify images by their pooled token."""
+        return self.scale * F.normalize(tokens[:, 0], dim=-1) @ self.text().T
+
+
+@register(
+    "PromptFolio",
+    families=("CLIP",),
+    traits=("personalized",),
+    search={"learning_rate": (1e-3, 1e-1), "private_share": [0.2, 0.4, 0.6, 0.8]},
+)
+def promptfolio(
+    setting: ClipSetting, *, learning_rate: float = 5e-3, private_share: float = 0.4
+) -> fp.Method:
+    """PromptFolio."""
+    model = Portfolio(setting, private_share)
+    values, new = (fp.snapshot(model, only=[part]) for part in ("shared", "private"))
+
+    def train(data, answer, state):
+        optimizer = setting.optimizer(predict(data, answer, state), learning_rate)
+        for tokens, labels in data.batches():
+            loss = F.cross_entropy(model(tokens), labels)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        payload = fp.collect(model, weight=data.num_examples, only=["shared"])
+        return payload, fp.snapshot(model, only=["private"])
+
+    def predict(data, answer, state):
+        fp.load_values(model, {**answer, **(state or new)})
+        return model
+
+    def form(client):
+        return fp.collect(model, weight=0, only=["shared"])
+
+    return fp.Method(train, fp.averaging_server(values), predict, form=form)

@@ -1,0 +1,40 @@
+"""CoCoOp: each image has its own context, and without the network it is PromptFL."""
+
+import pytest
+import torch
+import torch.nn as nn
+
+from fedprompt.methods.cocoop import ConditionalText, cocoop
+from fedprompt.methods.promptfl import promptfl
+from tiny_federations import clip_federation, last
+
+
+@pytest.mark.usefixtures("float64")
+def test_the_logits_of_an_image_do_not_depend_on_the_other_images():
+    federation = clip_federation()
+    model = ConditionalText(federation)
+    nn.init.ones_(model.network[0].bias)  # so that no unit is 0 for all images
+    tokens = federation.inputs[:6]
+    one_by_one = torch.cat([model(tokens[i : i + 1]) for i in range(6)])
+    torch.testing.assert_close(model(tokens), one_by_one)
+    contexts = model.contexts(tokens)
+    assert (contexts[0] - contexts[1]).abs().max() > 1e-3
+    shift = contexts - model.context()
+    torch.testing.assert_close(shift, shift[:, :, :1].expand_as(shift))
+
+
+@pytest.mark.usefixtures("float64")
+def test_with_a_network_that_returns_zero_it_is_promptfl(monkeypatch):
+    made = ConditionalText.__init__
+
+    def without_network(self, federation):
+        made(self, federation)
+        self.network = nn.Sequential(*(layer.requires_grad_(False) for layer in self.network))
+        nn.init.zeros_(self.network[-1].weight)
+        nn.init.zeros_(self.network[-1].bias)
+
+    monkeypatch.setattr(ConditionalText, "__init__", without_network)
+    federation = clip_federation()
+    found = last(cocoop, federation, learning_rate=0.05).of(0)
+    plain = last(promptfl, clip_federation(), learning_rate=0.05).of(0)
+    torch.testing.assert_close(found(federation.inputs), plain(federation.inputs))

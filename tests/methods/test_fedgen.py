@@ -1,0 +1,51 @@
+"""FedGen: without generated features it averages heads, and its features are recognized."""
+
+import torch
+
+from fedprompt.methods.fedgen import FeatureGenerator, fedgen
+from fedprompt.methods.lg_fedavg import lg_fedavg
+from sent_messages import sent_by
+from tiny_federations import CLASSES, last, mixed_federation, parameters
+
+
+def test_without_generated_features_it_is_lg_fedavg_bitwise():
+    plain = last(lg_fedavg, mixed_federation())
+    found = last(fedgen, mixed_federation(), generated_weight=0.0)
+    for client in range(5):
+        expected, values = parameters(plain, client), parameters(found, client)
+        assert all(torch.equal(value, values[name]) for name, value in expected.items())
+
+
+def test_the_mean_of_the_logits_of_heads_is_computed_by_the_mean_head():
+    rng = torch.Generator().manual_seed(0)
+    heads = [torch.nn.Linear(4, 3) for _ in range(3)]
+    shares, features = torch.tensor([0.5, 0.3, 0.2]), torch.randn(5, 4, generator=rng)
+    mean = torch.nn.Linear(4, 3)
+    with torch.no_grad():
+        mean.weight.copy_(sum(s * head.weight for s, head in zip(shares, heads, strict=True)))
+        mean.bias.copy_(sum(s * head.bias for s, head in zip(shares, heads, strict=True)))
+        ensemble = sum(s * head(features) for s, head in zip(shares, heads, strict=True))
+        torch.testing.assert_close(mean(features), ensemble)
+
+
+def test_the_global_head_recognizes_generated_features():
+    """The broadcast of the second round has the generator that the first one trained."""
+    made = mixed_federation()
+    messages = sent_by(made)
+    last(fedgen, made, server_steps=60, server_rate=5e-2)
+    first, second = messages.of("down")[0][2], messages.of("down")[-1][2]
+    assert not first["counts"].any()  # nothing is generated in the first round
+    generator = FeatureGenerator(CLASSES, 6)
+    values = {name.removeprefix("generator."): second[name] for name in second}
+    generator.load_state_dict({name: values[name] for name in generator.state_dict()})
+    draw = torch.Generator().manual_seed(0)
+    features, labels = generator.draw(second["counts"], 300, draw)
+    guesses = (features @ second["head.weight"].T + second["head.bias"]).argmax(1)
+    assert (guesses == labels).float().mean() > 0.95
+
+
+def test_labels_are_drawn_as_often_as_clients_have_them():
+    draw = torch.Generator().manual_seed(0)
+    _, labels = FeatureGenerator(3, 4).draw(torch.tensor([6.0, 0.0, 2.0]), 4000, draw)
+    shares = torch.bincount(labels, minlength=3) / 4000
+    torch.testing.assert_close(shares, torch.tensor([0.75, 0.0, 0.25]), atol=0.02, rtol=0)

@@ -1,0 +1,61 @@
+"""FedMaPLe: visual prompts are projections of the text prompts, at every layer of both towers."""
+
+import torch
+
+import fedprompt as fp
+from fedprompt.methods.fedmaple import Coupled, fedmaple
+from tiny_federations import clip_image_federation, last
+
+
+def test_logits_are_those_of_both_towers_with_the_prompts_of_each_layer():
+    federation = clip_image_federation()
+    federation.clip.visual.ln_pre.weight.data = torch.linspace(0.5, 2, 16)
+    model = last(fedmaple, federation).of(0)
+    images = federation.inputs[:4]
+    text = model.prompts.context.detach()
+    visual = torch.stack(
+        [
+            each @ project.weight.T + project.bias
+            for each, project in zip(text, model.project, strict=True)
+        ]
+    )
+    image = encode(federation.clip.visual, images, visual)
+    later = fp.PromptStream({1: text[1]}, replace=True)
+    classes = federation.tower(fp.prompted_text(text[:1], federation.names), later)[0]
+    torch.testing.assert_close(model(images), fp.cosine_logits(image, classes, scale=10.0))
+
+
+def encode(visual, images, prompts):
+    """Encode images as MaPLe does: the first prompts pass the first norm with the embeddings."""
+    tokens = visual.conv1(images).flatten(2).mT
+    tokens = torch.cat([visual.class_embedding.expand(len(images), 1, -1), tokens], 1)
+    tokens, count = tokens + visual.positional_embedding, tokens.shape[1]
+    first, later = prompts[:, None].expand(-1, len(images), -1, -1)
+    tokens = visual.ln_pre(torch.cat([tokens, first], 1))
+    blocks = visual.transformer.resblocks
+    tokens = blocks[1](torch.cat([blocks[0](tokens)[:, :count], later], 1))
+    return visual.ln_post(tokens[:, 0]) @ visual.proj
+
+
+def test_gradients_of_the_image_reach_the_text_prompts_through_the_projections_alone():
+    federation = clip_image_federation()
+    found = []
+    for factor in (1.0, 0.0):
+        model = Coupled(federation)
+        for project in model.project:
+            project.weight.data *= factor
+        model.tower = lambda *text: torch.eye(12)[:3, None].transpose(0, 1)  # constant classes
+        logits = model(federation.inputs[:2])
+        found.append(torch.autograd.grad(logits.square().sum(), model.prompts.context)[0])
+    assert (found[0].flatten(1).norm(dim=1) > 1e-4).all()
+    assert not found[1].any()
+
+
+def test_text_prompts_and_projections_are_sent_and_nothing_else():
+    federation = clip_image_federation()
+    last(fedmaple, federation)
+    layers, tokens, text, image = 2, 4, 16, 16
+    numbers = layers * tokens * text + layers * image * (text + 1)
+    first = federation.cohort(0)[0]
+    down = federation.ledger.total(direction="down", server_round=0, client=first)
+    assert down == 4 * numbers

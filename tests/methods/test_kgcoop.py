@@ -1,0 +1,32 @@
+"""KgCoOp: without the penalty it is PromptFL, and its step follows the stated objective."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from fedprompt.methods.kgcoop import kgcoop
+from fedprompt.methods.promptfl import promptfl
+from tiny_federations import clip_federation, last, parameters
+
+
+def test_without_the_penalty_it_is_promptfl():
+    plain = parameters(last(promptfl, clip_federation()), 0)
+    guided = parameters(last(kgcoop, clip_federation(), guide_weight=0.0), 0)
+    torch.testing.assert_close(guided, plain)
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("guide_weight", [0.5, 8.0])
+def test_a_step_descends_the_loss_plus_the_distance_to_handwritten_features(guide_weight):
+    """The squared distance of normalized features is twice one minus their cosine."""
+    federation = clip_federation(
+        rounds=1, steps=1, clients=[0], cohort_size=1, make_optimizer=torch.optim.SGD
+    )
+    found = parameters(last(kgcoop, federation, learning_rate=0.1, guide_weight=guide_weight), 0)
+    model = federation.new_model()
+    ((tokens, labels),) = federation.batches(0, 0)
+    cosine = F.cosine_similarity(model.text()[0], federation.handwritten_text(), dim=-1)
+    objective = F.cross_entropy(model(tokens), labels) + guide_weight * 2 * (1 - cosine).mean()
+    (gradient,) = torch.autograd.grad(objective, model.context.context)
+    expected = model.context.context.detach() - 0.1 * gradient
+    torch.testing.assert_close(found["context.context"], expected)

@@ -1,0 +1,33 @@
+"""PromptFL with FedProx: weight 0 is PromptFL, and a large weight keeps the broadcast."""
+
+import torch
+import torch.nn.functional as F
+
+from fedprompt.methods.promptfl import promptfl
+from fedprompt.methods.promptfl_fedprox import promptfl_fedprox
+from tiny_federations import clip_federation, last, parameters
+
+
+def test_without_the_proximal_term_it_is_promptfl_bitwise():
+    plain = parameters(last(promptfl, clip_federation()), 0)
+    proximal = parameters(last(promptfl_fedprox, clip_federation(), proximal_weight=0.0), 0)
+    assert torch.equal(proximal["context.context"], plain["context.context"])
+
+
+def test_the_second_step_descends_the_stated_objective():
+    """At the first step of a round, the proximal term has gradient 0."""
+    federation = clip_federation(
+        rounds=1, clients=[0], cohort_size=1, make_optimizer=torch.optim.SGD
+    )
+    made = last(promptfl_fedprox, federation, learning_rate=0.5, proximal_weight=0.8)
+    found = parameters(made, 0)["context.context"]
+    model = federation.new_model()
+    context = model.context.context
+    start = context.detach().clone()
+    for tokens, labels in federation.batches(0, 0):
+        objective = F.cross_entropy(model(tokens), labels)
+        objective = objective + 0.8 / 2 * (context - start).square().sum()
+        (gradient,) = torch.autograd.grad(objective, context)
+        with torch.no_grad():
+            context -= 0.5 * gradient
+    torch.testing.assert_close(found, context.detach())

@@ -1,0 +1,47 @@
+"""PromptFolio: the share of the private context leads from PromptFL to local training."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import fedprompt as fp
+from fedprompt.methods.promptfl import promptfl
+from fedprompt.methods.promptfolio import promptfolio
+from tiny_federations import clip_federation, last, parameters
+
+SGD = {"make_optimizer": torch.optim.SGD}
+
+
+@pytest.mark.usefixtures("float64")
+def test_without_a_private_share_the_shared_context_is_that_of_promptfl():
+    folio = last(promptfolio, clip_federation(**SGD), private_share=0.0, learning_rate=0.3)
+    average = last(promptfl, clip_federation(**SGD), learning_rate=0.3)
+    found = parameters(folio, 0)["shared.context"]
+    expected = parameters(average, 0)["context.context"]
+    torch.testing.assert_close(found, expected)
+    assert not torch.equal(found, clip_federation().new_context().context)
+
+
+def test_with_a_private_share_of_one_the_server_learns_nothing():
+    federation = clip_federation(**SGD)
+    predictions = last(promptfolio, federation, private_share=1.0, learning_rate=0.3)
+    first, other = (parameters(predictions, client) for client in federation.cohort(1)[:2])
+    assert torch.equal(first["shared.context"], federation.new_context().context)
+    assert not torch.equal(first["private.context"], other["private.context"])
+
+
+@pytest.mark.parametrize("share", [0.25, 0.5])
+def test_logits_are_cosines_to_both_texts_mixed_in_the_stated_proportion(share):
+    """The mixture of two features of length 1 is shorter, and is not normalized again."""
+    federation = clip_federation()
+    model = last(promptfolio, federation, private_share=share).of(0)
+    image = federation.inputs[:4, 0]
+    shared, private = (
+        F.cosine_similarity(image[:, None], federation.tower(text)[0], dim=-1)
+        for text in (
+            fp.prompted_text(each(), model.names) for each in (model.shared, model.private)
+        )
+    )
+    expected = 10 * ((1 - share) * shared + share * private)
+    torch.testing.assert_close(model(federation.inputs[:4]), expected)
+    assert (model.text().norm(dim=1) < 0.999).all()
