@@ -28,7 +28,7 @@ def coop(setting: ClipSetting, *, learning_rate: float = 1e-2) -> fp.Method:
 
     def train(data, answer, state):
         model = predict(data, answer, state)
-        optimizer = setting.optimizer(model, learning_rate)
+        optimizer = data.optimizer(model, learning_rate)
         for tokens, labels in data.batches():
             loss = F.cross_entropy(model(tokens), labels)
             optimizer.zero_grad()

@@ -36,7 +36,7 @@ def ditto(
 
     def fit(data, start, answer, weight):
         fp.load_values(model, start)
-        optimizer = setting.optimizer(model, learning_rate)
+        optimizer = data.optimizer(model, learning_rate)
         for images, labels in data.batches():
             loss = F.cross_entropy(model(images), labels)
             loss = loss + weight * fp.proximal_loss(model, answer)

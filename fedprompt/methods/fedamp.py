@@ -48,7 +48,7 @@ def fedamp(
     def train(data, answer, state):
         center = {name: entry.value for name, entry in answer.items()}
         fp.load_values(model, state or first)
-        optimizer = setting.optimizer(model, learning_rate)
+        optimizer = data.optimizer(model, learning_rate)
         for images, labels in data.batches():
             loss = F.cross_entropy(model(images), labels)
             loss = loss + proximal_weight * fp.proximal_loss(model, center)

@@ -73,7 +73,7 @@ def fedapt(
 
     def train(data, answer, state):
         fp.load_values(model, answer)
-        optimizer = setting.optimizer(model, learning_rate)
+        optimizer = data.optimizer(model, learning_rate)
         number = list(setting.clients).index(data.id)
         for tokens, labels in data.batches():
             logits = model.with_keys(tokens, model.keys[number, None])

@@ -33,7 +33,7 @@ def fedbabu(setting: VitSetting, *, learning_rate: float = 2e-2) -> fp.Method:
     values, head = (fp.snapshot(model, only=[each]) for each in ("prompts", "head"))
 
     def fit(data, rounds):
-        optimizer = setting.optimizer(model, learning_rate)
+        optimizer = data.optimizer(model, learning_rate)
         for server_round in rounds:
             for images, labels in data.at(server_round).batches():
                 loss = F.cross_entropy(model(images), labels)

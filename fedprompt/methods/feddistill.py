@@ -44,7 +44,7 @@ def feddistill(
 
     def train(data, answer, state):
         model, pieces = predict(data, answer, state), []
-        optimizer = setting.optimizer(model, learning_rate)
+        optimizer = data.optimizer(model, learning_rate)
         for images, labels in data.batches():
             logits = model(images)
             guide = {"weight": distillation_weight, "loss": soft_cross_entropy}

@@ -71,7 +71,7 @@ def fedem(
         predict(data, answer, state)
         with torch.no_grad():
             own = posterior(model.losses(*data.own()), model.weights).mean(0)
-        optimizer = setting.optimizer(model, learning_rate)
+        optimizer = data.optimizer(model, learning_rate)
         for images, labels in data.batches():
             losses = model.losses(images, labels)
             loss = (posterior(losses, own) * losses).sum(1).mean()

@@ -63,7 +63,7 @@ def fedgen(
     def train(data, answer, state):
         model, counts = predict(data, answer, state), answer["counts"]
         fp.load_values(generator, fp.part(answer, "generator"))
-        optimizer, draw = setting.optimizer(model, learning_rate), data.generator("generated")
+        optimizer, draw = data.optimizer(model, learning_rate), data.generator("generated")
         for images, labels in data.batches():
             loss = F.cross_entropy(model(images), labels)
             if counts.any():  # from the second round on

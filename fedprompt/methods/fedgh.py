@@ -57,7 +57,7 @@ def fedgh(
 
     def train(data, answer, state):
         model = predict(data, answer, state)
-        optimizer = setting.optimizer(model, learning_rate)
+        optimizer = data.optimizer(model, learning_rate)
         for images, labels in data.batches():
             loss = F.cross_entropy(model(images), labels)
             optimizer.zero_grad()

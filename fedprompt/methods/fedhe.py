@@ -37,7 +37,7 @@ def fedhe(
 
     def train(data, answer, state):
         model, pieces = predict(data, answer, state), []
-        optimizer = setting.optimizer(model, learning_rate)
+        optimizer = data.optimizer(model, learning_rate)
         for images, labels in data.batches():
             logits = model(images)
             guide = answer["logits"]

@@ -78,7 +78,7 @@ def taught(
         model, teacher = predict(data, answer, state), answer["logits"]
         known = {n: each for n, each in answer.items() if n != "logits" and each.weight.any()}
         fp.load_values(model, known)
-        optimizer = setting.optimizer(model, learning_rate)
+        optimizer = data.optimizer(model, learning_rate)
         for images, labels in data.batches():
             logits = model(images)
             loss = F.cross_entropy(logits, labels)

@@ -92,7 +92,7 @@ def fedkd(
         mentor = setting.model(data.id, state.get("mentor", {}))
         fp.load_values(mentee, values)
         fp.load_values(mapping, state.get("map", new))
-        optimizer = setting.optimizer(nn.ModuleList([mentor, mentee, mapping]), learning_rate)
+        optimizer = data.optimizer(nn.ModuleList([mentor, mentee, mapping]), learning_rate)
         for images, labels in data.batches():
             own, shared = mentor.features(images), mentee.features(images)
             logits, taught = mentor.head(own), mentee.head(shared)

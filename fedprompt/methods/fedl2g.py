@@ -106,7 +106,7 @@ def learn_to_guide(
         study, chosen = map(torch.as_tensor, parts)
         quiz = tuple(each[chosen] for each in data.own())
         followed = weight if data.server_round >= warm_up else 0.0
-        optimizer = setting.optimizer(model, rate)
+        optimizer = data.optimizer(model, rate)
         for images, labels in data.batches(among=study):
             loss = fp.guided_loss(*model(images), labels, guides, weight=followed)
             optimizer.zero_grad()

@@ -56,7 +56,7 @@ def fedmaple(setting: ClipSetting, *, learning_rate: float = 5e-3) -> fp.Method:
 
     def train(data, answer, state):
         fp.load_values(model, answer)
-        optimizer = setting.optimizer(model, learning_rate)
+        optimizer = data.optimizer(model, learning_rate)
         for images, labels in data.batches():
             loss = F.cross_entropy(model(images), labels)
             optimizer.zero_grad()

@@ -39,7 +39,7 @@ def fedmd(setting: VitSetting, *, learning_rate: float = 1e-2) -> fp.Method:
 
     def train(data, answer, state):
         model, consensus = predict(data, answer, state), answer["logits"]
-        optimizer = setting.optimizer(model, learning_rate)
+        optimizer = data.optimizer(model, learning_rate)
         digested = data.steps // 2 if consensus.weight.any() else 0  # from the second round on
         draw = data.generator("public")
         for _ in range(digested):

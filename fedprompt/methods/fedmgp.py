@@ -89,7 +89,7 @@ def fedmgp(
     start = {"own": new, "slots": dict.fromkeys(new, torch.arange(2))}
 
     def train(data, answer, state):
-        optimizer = setting.optimizer(predict(data, answer, state), learning_rate)
+        optimizer = data.optimizer(predict(data, answer, state), learning_rate)
         for images, labels in data.batches():
             features = model.features(images)
             logits = model.logits(*features).flatten(0, 1)

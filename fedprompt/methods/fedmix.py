@@ -75,7 +75,7 @@ def fedmix(
             return ({} if state else means(data, group_size)), {**state, "values": dict(answer)}
         pool = joined([state.get("pool", {}), answer])
         fp.load_values(model, state["values"])
-        rng, optimizer = data.generator("mixup"), setting.optimizer(model, learning_rate)
+        rng, optimizer = data.generator("mixup"), data.optimizer(model, learning_rate)
         for images, labels in data.batches():
             drawn = torch.randint(len(pool["images"]), (len(images),), generator=rng)
             others, their = pool["images"][drawn], pool["labels"][drawn]

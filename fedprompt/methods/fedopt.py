@@ -57,7 +57,7 @@ def optimized(setting: VitSetting, update: fp.ServerUpdate, learning_rate: float
 
     def train(data, answer, state):
         fp.load_values(model, answer)
-        optimizer = setting.optimizer(model, learning_rate)
+        optimizer = data.optimizer(model, learning_rate)
         for images, labels in data.batches():
             loss = F.cross_entropy(model(images), labels)
             optimizer.zero_grad()

@@ -90,7 +90,7 @@ def two_contexts(setting, match, learning_rate, local=False, pooled=False):
     values, private = (fp.snapshot(model, only=[part]) for part in ("shared", "private"))
 
     def train(data, answer, state):
-        optimizer = setting.optimizer(predict(data, answer, state), learning_rate)
+        optimizer = data.optimizer(predict(data, answer, state), learning_rate)
         for tokens, labels in data.batches():
             loss = F.cross_entropy(model(tokens), labels)
             optimizer.zero_grad()

@@ -29,7 +29,7 @@ def fedper(setting: VitSetting, *, learning_rate: float = 1e-2) -> fp.Method:
     values, first_head = (fp.snapshot(model, only=[each]) for each in ("prompts", "head"))
 
     def train(data, answer, state):
-        optimizer = setting.optimizer(predict(data, answer, state), learning_rate)
+        optimizer = data.optimizer(predict(data, answer, state), learning_rate)
         for images, labels in data.batches():
             loss = F.cross_entropy(model(images), labels)
             optimizer.zero_grad()

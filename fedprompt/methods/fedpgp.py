@@ -71,7 +71,7 @@ def fedpgp(
     values, new = (fp.snapshot(model, only=[part]) for part in ("shared", "private"))
 
     def train(data, answer, state):
-        optimizer = setting.optimizer(predict(data, answer, state), learning_rate)
+        optimizer = data.optimizer(predict(data, answer, state), learning_rate)
         for tokens, labels in data.batches():
             text = model.text()
             logits = fp.cosine_logits(tokens[:, 0], text[1], scale=setting.scale)

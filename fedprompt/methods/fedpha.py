@@ -71,7 +71,7 @@ def fedpha(
     def train(data, answer, state):
         fp.load_values(model, answer)
         own = private_of(data.id, state)
-        optimizer = setting.optimizer([*model.parameters(), *own.parameters()], learning_rate)
+        optimizer = data.optimizer([*model.parameters(), *own.parameters()], learning_rate)
         for tokens, labels in data.batches():
             shared, private = model.context(), own.context()
             projected = on_minor_directions(private, shared, minor_share)

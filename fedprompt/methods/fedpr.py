@@ -47,7 +47,7 @@ def fedpr(setting: VitSetting, *, learning_rate: float = 1e-2, share: float = 0.
         fp.load_values(model, answer)
         start = answer["prompts.tokens"]
         projection = null_space(start, share)
-        optimizer = setting.optimizer(model, learning_rate)
+        optimizer = data.optimizer(model, learning_rate)
         for images, labels in data.batches():
             loss = F.cross_entropy(model(images), labels)
             optimizer.zero_grad()

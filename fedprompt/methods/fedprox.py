@@ -30,7 +30,7 @@ def fedprox(
 
     def train(data, answer, state):
         fp.load_values(model, answer)
-        optimizer = setting.optimizer(model, learning_rate)
+        optimizer = data.optimizer(model, learning_rate)
         for images, labels in data.batches():
             loss = F.cross_entropy(model(images), labels)
             loss = loss + proximal_weight * fp.proximal_loss(model, answer)

@@ -39,7 +39,7 @@ def fedrep(setting: VitSetting, *, learning_rate: float = 2e-2) -> fp.Method:
         batches = data.batches()
         for part, steps in ((model.head, data.steps // 2), (model.prompts, None)):
             with fp.training_only(model, part):
-                optimizer = setting.optimizer(model, learning_rate)
+                optimizer = data.optimizer(model, learning_rate)
                 for images, labels in islice(batches, steps):
                     loss = F.cross_entropy(model(images), labels)
                     optimizer.zero_grad()

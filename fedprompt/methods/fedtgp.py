@@ -71,7 +71,7 @@ def fedtgp(
 
     def train(data, answer, state):
         model, guide = setting.model(data.id, state), answer["prototypes"]
-        optimizer = setting.optimizer(model, learning_rate)
+        optimizer = data.optimizer(model, learning_rate)
         for images, labels in data.batches():
             features = model.features(images)
             logits = model.head(features)

@@ -79,7 +79,7 @@ def fedtpg(setting: ClipSetting, *, learning_rate: float = 1e-2) -> fp.Method:
 
     def train(data, answer, state):
         fp.load_values(model, answer)
-        optimizer = setting.optimizer(model, learning_rate)
+        optimizer = data.optimizer(model, learning_rate)
         own = data.class_counts.nonzero().flatten()
         class_names = [setting.class_names[each] for each in own]
         for tokens, labels in data.batches():

@@ -35,7 +35,7 @@ def fml(
     def train(data, answer, state):
         model = setting.model(data.id, state)
         fp.load_values(messenger, answer)
-        optimizers = [setting.optimizer(each, learning_rate) for each in (model, messenger)]
+        optimizers = [data.optimizer(each, learning_rate) for each in (model, messenger)]
         for images, labels in data.batches():
             own, shared = model(images), messenger(images)
             loss = alpha * F.cross_entropy(own, labels)

@@ -23,7 +23,7 @@ def head_tuning(setting: VitSetting, *, learning_rate: float = 3e-2) -> fp.Metho
 
     def train(data, answer, state):
         fp.load_values(model, answer)
-        optimizer = setting.optimizer(model, learning_rate)
+        optimizer = data.optimizer(model, learning_rate)
         for images, labels in data.batches():
             loss = F.cross_entropy(model(images), labels)
             optimizer.zero_grad()

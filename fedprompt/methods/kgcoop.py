@@ -34,7 +34,7 @@ def kgcoop(
 
     def train(data, answer, state):
         fp.load_values(model, answer)
-        optimizer = setting.optimizer(model, learning_rate)
+        optimizer = data.optimizer(model, learning_rate)
         for tokens, labels in data.batches():
             text = F.normalize(model.text()[0], dim=-1)
             logits = fp.cosine_logits(tokens[:, 0], text, scale=setting.scale)

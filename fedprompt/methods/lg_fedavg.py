@@ -33,7 +33,7 @@ def lg_fedavg(setting: VitSetting, *, learning_rate: float = 1e-2) -> fp.Method:
 
     def train(data, answer, state):
         model = predict(data, answer, state)
-        optimizer = setting.optimizer(model, learning_rate)
+        optimizer = data.optimizer(model, learning_rate)
         for images, labels in data.batches():
             loss = F.cross_entropy(model(images), labels)
             optimizer.zero_grad()

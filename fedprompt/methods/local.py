@@ -28,7 +28,7 @@ def local(setting: VitSetting, *, learning_rate: float = 1e-2) -> fp.Method:
 
     def train(data, answer, state):
         model = predict(data, answer, state)
-        optimizer = setting.optimizer(model, learning_rate)
+        optimizer = data.optimizer(model, learning_rate)
         for images, labels in data.batches():
             loss = F.cross_entropy(model(images), labels)
             optimizer.zero_grad()

@@ -55,7 +55,7 @@ def meta_learned(
 
     def train(data, answer, state):
         fp.load_values(model, answer)
-        optimizer = setting.optimizer(model, learning_rate)
+        optimizer = data.optimizer(model, learning_rate)
         for images, labels in data.batches():
             with sdpa_kernel(SDPBackend.MATH):  # other kernels have no second derivative
                 adapted = adapt(model, images[::2], labels[::2], inner_rate, exact=exact)

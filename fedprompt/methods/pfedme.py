@@ -50,7 +50,7 @@ def pfedme(
     def train(data, answer, state):
         fp.load_values(model, answer)
         local, personal = answer, state
-        optimizer = setting.optimizer(model, learning_rate)
+        optimizer = data.optimizer(model, learning_rate)
         for images, labels in data.batches():
             for _ in range(inner_steps):
                 loss = F.cross_entropy(model(images), labels)

@@ -84,7 +84,7 @@ def pfedmoap(
         return model
 
     def train(data, answer, state):
-        optimizer = setting.optimizer(loaded(answer, state.get("gate", {})), learning_rate)
+        optimizer = data.optimizer(loaded(answer, state.get("gate", {})), learning_rate)
         for tokens, labels in data.batches():
             loss = F.cross_entropy(model(tokens), labels)
             optimizer.zero_grad()

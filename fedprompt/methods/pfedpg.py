@@ -76,7 +76,7 @@ def pfedpg(
 
     def train(data, answer, state):
         fp.load_values(model, {**fresh, **state, **answer})
-        optimizer = setting.optimizer(model, learning_rate)
+        optimizer = data.optimizer(model, learning_rate)
         for images, labels in data.batches():
             loss = F.cross_entropy(model(images), labels)
             optimizer.zero_grad()

@@ -69,7 +69,7 @@ def pfedpt(
         batches, half = data.batches(), data.steps // 2
         phases = (model.border, half, border_rate), (model.network.head, None, learning_rate)
         for part, steps, rate in phases:
-            optimizer = setting.optimizer(part, rate)
+            optimizer = data.optimizer(part, rate)
             with fp.training_only(model, part):
                 for images, labels in islice(batches, steps):
                     loss = F.cross_entropy(model(images), labels)

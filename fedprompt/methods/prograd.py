@@ -31,7 +31,7 @@ def prograd(setting: ClipSetting, *, learning_rate: float = 1e-2) -> fp.Method:
 
     def train(data, answer, state):
         fp.load_values(model, answer)
-        optimizer = setting.optimizer(model, learning_rate)
+        optimizer = data.optimizer(model, learning_rate)
         for tokens, labels in data.batches():
             logits = model(tokens)
             zero_shot = fp.cosine_logits(tokens[:, 0], handwritten, scale=setting.scale)

@@ -25,7 +25,7 @@ def promptfl(setting: ClipSetting, *, learning_rate: float = 5e-3) -> fp.Method:
 
     def train(data, answer, state):
         fp.load_values(model, answer)
-        optimizer = setting.optimizer(model, learning_rate)
+        optimizer = data.optimizer(model, learning_rate)
         for tokens, labels in data.batches():
             loss = F.cross_entropy(model(tokens), labels)
             optimizer.zero_grad()

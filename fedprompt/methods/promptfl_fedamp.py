@@ -49,7 +49,7 @@ def promptfl_fedamp(
 
     def train(data, answer, state):
         fp.load_values(model, state or first)
-        optimizer = setting.optimizer(model, learning_rate)
+        optimizer = data.optimizer(model, learning_rate)
         for tokens, labels in data.batches():
             loss = F.cross_entropy(model(tokens), labels)
             loss = loss + proximal_weight * fp.proximal_loss(model, answer)

@@ -50,7 +50,7 @@ def promptfl_fedper(setting: ClipSetting, *, learning_rate: float = 5e-3) -> fp.
     values, own = (fp.snapshot(model, only=[f"context.{part}"]) for part in ("shared", "own"))
 
     def train(data, answer, state):
-        optimizer = setting.optimizer(predict(data, answer, state), learning_rate)
+        optimizer = data.optimizer(predict(data, answer, state), learning_rate)
         for tokens, labels in data.batches():
             loss = F.cross_entropy(model(tokens), labels)
             optimizer.zero_grad()

@@ -31,7 +31,7 @@ def promptfl_fedprox(
 
     def train(data, answer, state):
         fp.load_values(model, answer)
-        optimizer = setting.optimizer(model, learning_rate)
+        optimizer = data.optimizer(model, learning_rate)
         for tokens, labels in data.batches():
             loss = F.cross_entropy(model(tokens), labels)
             loss = loss + proximal_weight * fp.proximal_loss(model, answer)

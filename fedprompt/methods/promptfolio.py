@@ -59,7 +59,7 @@ def promptfolio(
     values, new = (fp.snapshot(model, only=[part]) for part in ("shared", "private"))
 
     def train(data, answer, state):
-        optimizer = setting.optimizer(predict(data, answer, state), learning_rate)
+        optimizer = data.optimizer(predict(data, answer, state), learning_rate)
         for tokens, labels in data.batches():
             loss = F.cross_entropy(model(tokens), labels)
             optimizer.zero_grad()

@@ -52,6 +52,8 @@ class Setting:
         public: Inputs without labels that the server and all clients have.
         augment: Random augmentation of a batch, or None.
         make_optimizer: Constructor of the optimizer of clients.
+        schedule: Function from the share of rounds that are over, in [0, 1), to a factor of the
+            learning rate. If None, the learning rate is constant.
     """
 
     clients: Sequence[int]
@@ -64,6 +66,7 @@ class Setting:
     public: Tensor
     augment: Callable[[Tensor, torch.Generator], Tensor] | None = None
     make_optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW
+    schedule: Callable[[float], float] | None = None
     _models: dict[int, tuple[nn.Module, dict[str, Tensor]]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -86,12 +89,17 @@ class Setting:
         )
 
     def optimizer(
-        self, parameters: nn.Module | Sequence[nn.Parameter], learning_rate: float
+        self,
+        parameters: nn.Module | Sequence[nn.Parameter],
+        learning_rate: float,
+        server_round: int = 0,
     ) -> torch.optim.Optimizer:
         """Make the optimizer of a client for the parameters, or for those of a module."""
         if isinstance(parameters, nn.Module):
             parameters = [each for each in parameters.parameters() if each.requires_grad]
-        return self.make_optimizer(parameters, lr=learning_rate)
+        progress = server_round / self.rounds
+        factor = 1.0 if self.schedule is None else self.schedule(progress)
+        return self.make_optimizer(parameters, lr=learning_rate * factor)
 
     def seeded(self, make: Callable[..., Module], *arguments: Any) -> Module:
         """Make a module whose initial values are drawn from the seed, not from the global stream.
@@ -187,6 +195,12 @@ class ClientData:
     def own(self) -> Batch:
         """Return all inputs and their labels, without augmentation."""
         return self.inputs_at(torch.arange(self.num_examples)), self.labels
+
+    def optimizer(
+        self, parameters: nn.Module | Sequence[nn.Parameter], learning_rate: float
+    ) -> torch.optim.Optimizer:
+        """Make the optimizer of this round for the parameters, or for those of a module."""
+        return self.setting.optimizer(parameters, learning_rate, self.server_round)
 
     def generator(self, purpose: str) -> torch.Generator:
         """Make the random generator of this client for one purpose in this round."""

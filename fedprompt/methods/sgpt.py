@@ -102,7 +102,7 @@ def sgpt(
         batches = data.batches()
         for number, block in enumerate(blocks, 1):
             parts, steps = [*map(model.get_submodule, block)], data.steps // len(blocks)
-            optimizer = setting.optimizer(nn.ModuleList(parts), learning_rate)
+            optimizer = data.optimizer(nn.ModuleList(parts), learning_rate)
             with fp.training_only(model, *parts):
                 for images, labels in islice(batches, steps if number < len(blocks) else None):
                     loss = model.loss(images, labels, "groups" in block)

@@ -122,7 +122,10 @@ class Epochs(Federation):
         return torch.Generator(self.device).manual_seed(seed)
 
     def optimizer(
-        self, parameters: nn.Module | Sequence[nn.Parameter], learning_rate: float
+        self,
+        parameters: nn.Module | Sequence[nn.Parameter],
+        learning_rate: float,
+        server_round: int = 0,
     ) -> torch.optim.Optimizer:
         """Make the optimizer of a client with the learning rate of the round."""
         progress = self.server_round / self.rounds
