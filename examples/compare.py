@@ -1,0 +1,238 @@
+"""Methods of the gallery, and your own, on one task under one budget.
+
+All rows have the same rounds, clients, batches and initial values, and the same number of tuning
+trials. Each finished run is one line of a JSON-lines file, so a killed program continues::
+
+    python examples/compare.py --task digits --methods fedprox,local --seeds 5
+    python examples/compare.py --task clip --methods mine.py:my_method,promptfl
+    python examples/compare.py --check 3
+"""
+
+import argparse
+import random
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+import tasks
+from tasks import records, runs, tables
+from tasks.core import Machine, Row, Task, TaskError
+from tasks.runs import Cell
+from tasks.tuning import TUNING_SEED
+
+RECORDS = Path(__file__).parents[1] / "docs" / "results" / "records"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    args = flags().parse_args(arguments)
+    try:
+        if args.check is not None:
+            check(args)
+        elif args.tables:
+            write_tables(args)
+        else:
+            compare(args)
+    except TaskError as error:
+        print(f"compare.py: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+def flags() -> argparse.ArgumentParser:
+    """Make the parser."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--task", choices=list(tasks.TASKS), default="digits")
+    parser.add_argument("--methods", help="names, or FILE:NAME for your own, separated by commas")
+    parser.add_argument("--rows", help="titles of rows, separated by semicolons")
+    parser.add_argument("--partitions", help="names, separated by commas")
+    parser.add_argument("--seeds", type=int, default=5, help="number of seeds, from 0 on")
+    parser.add_argument("--workers", type=int, default=2, help="number of processes")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--root", type=Path, default=Path(), help="folder of data sets")
+    parser.add_argument(
+        "--weights", type=_file_of, action="append", default=[], help="NETWORK=FILE, names of timm"
+    )
+    parser.add_argument("--pretrained", action="store_true", help="timm downloads the weights")
+    parser.add_argument("--shard", type=_part, default=(0, 1), help="i/n: only these cells")
+    parser.add_argument("--defaults", action="store_true", help="default values, no tuning")
+    parser.add_argument(
+        "--shrink", type=_share, default=1.0, help="share of rounds, steps and images; no tuning"
+    )
+    parser.add_argument("--check", type=int, help="run so many recorded cells again, and compare")
+    parser.add_argument("--tables", action="store_true", help="write tables from records, and stop")
+    parser.add_argument("--records", type=Path, default=RECORDS, help="folder of the records")
+    parser.add_argument("--out", type=Path, default=Path("out"), help="folder of the tables")
+    return parser
+
+
+def _share(text: str) -> float:
+    value = float(text)
+    if not 0 < value <= 1:
+        raise argparse.ArgumentTypeError(f"must be above 0 and at most 1; got {text}")
+    return value
+
+
+def _part(text: str) -> tuple[int, int]:
+    number, _, count = text.partition("/")
+    if not (number.isdigit() and count.isdigit() and int(number) < int(count)):
+        raise argparse.ArgumentTypeError(f"must be i/n with i from 0 to n - 1; got {text}")
+    return int(number), int(count)
+
+
+def _file_of(text: str) -> tuple[str, Path]:
+    name, _, path = text.partition("=")
+    if not path:
+        raise argparse.ArgumentTypeError(f"must have the form NETWORK=FILE; got {text}")
+    return name, Path(path)
+
+
+def machine_of(args: argparse.Namespace) -> Machine:
+    """Return where cells run."""
+    return Machine(args.device, args.root, dict(args.weights), args.pretrained, args.shrink)
+
+
+def compare(args: argparse.Namespace) -> None:
+    """Tune and run the rows of a task, and print and write its tables."""
+    task, path = tasks.TASKS[args.task], args.records / f"{args.task}.jsonl"
+    if args.shrink != 1:
+        path = path.with_stem(f"{args.task}-shrunk")
+    found = []
+    for partition in named("partitions", args.partitions, list(task.partitions)):
+        rows, files = chosen(args, task, partition)
+        rows = tuned(rows, files, args, partition, path)
+        seeds = range(1 if args.shrink != 1 else args.seeds)
+        cells = [
+            Cell(args.task, partition, row, seed, None, machine_of(args), files)
+            for seed in seeds
+            for row in rows
+        ]
+        found += finished(cells, path, args, partition)
+        print(f"\n{tables.titled(found, task, partition)}")
+    tables.save_all(found, args.task, task, args.out)
+    print(f"\nTables and figures: {args.out}/")
+
+
+def named(flag: str, given: str | None, known: Sequence[str], by: str = ",") -> list[str]:
+    """Return the given names, or all that are known.
+
+    Raises:
+        TaskError: If a name is not known, or twice.
+    """
+    names = list(known) if given is None else given.split(by)
+    for name in names:
+        if name not in known:
+            raise TaskError(f"`--{flag}` must name {', '.join(known)}; got {name!r}.")
+        if names.count(name) > 1:
+            raise TaskError(f"`--{flag}` must name each once; got {name!r} twice.")
+    return names
+
+
+def chosen(args: argparse.Namespace, task: Task, partition: str) -> tuple[list[Row], list[Path]]:
+    """Return the rows of a partition that are wanted, and the files of new methods."""
+    rows, files = [each for each in task.rows(partition) if each.method is not None], []
+    names = [] if args.methods is None else args.methods.split(",")
+    for place, name in enumerate(names):
+        path, _, function = name.rpartition(":")
+        if path:
+            files.append(Path(path))
+            entries = tasks.read_methods(files[-1])
+            entry = entries[named("methods", function, list(entries))[0]]
+            if task.family not in entry.families:
+                raise TaskError(f"`--methods` must be of the family {task.family!r}; got {name!r}.")
+            rows.append(Row(entry.title, function, entry.defaults))
+            names[place] = function
+    if names:
+        known = list(dict.fromkeys(str(row.method) for row in rows))
+        wanted = named("methods", ",".join(names), known)
+        rows = [row for row in rows if row.method in wanted]
+    wanted = named("rows", args.rows, [row.title for row in rows], ";")
+    return [row for row in rows if row.title in wanted], files
+
+
+def tuned(
+    rows: Sequence[Row], files: Sequence[Path], args: argparse.Namespace, partition: str, path: Path
+) -> list[Row]:
+    """Return the rows with the values of their trials that are best on own mixes.
+
+    Trials train on a part of the training images and test on the others. Of equal trials, the first
+    counts.
+    """
+    task = tasks.TASKS[args.task]
+    if task.trials is None or args.defaults or args.shrink != 1:
+        return list(rows)
+    where = task.tuned_on or partition
+    cells = [
+        Cell(args.task, where, replace(row, values=values), TUNING_SEED, trial, machine_of(args), files)
+        for row in rows
+        for trial, values in enumerate(task.trials(where, row))
+    ]
+    found = finished(cells, path, args, f"{where}, tuning")
+    best: dict[str, records.Record] = {}
+    for record in sorted(found, key=lambda each: -each["own"]):
+        best.setdefault(record["row"], record)
+    return [replace(row, values=best[row.title]["values"]) for row in rows]
+
+
+def finished(
+    cells: Sequence[Cell], path: Path, args: argparse.Namespace, name: str
+) -> list[records.Record]:
+    """Run the cells of this shard, and return those that have a record."""
+    number, count = args.shard
+    own = cells[number::count]
+    with (
+        tqdm(total=len(own), desc=name, unit="cell") as cell_bar,
+        tqdm(unit="round") as round_bar,
+    ):
+        bars = {"finished_round": round_bar.update, "finished_cell": cell_bar.update}
+        runs.run_all(own, path, workers=args.workers, **bars)
+    known = runs.load(path)
+    return [known[cell.key()] for cell in cells if cell.key() in known]
+
+
+def write_tables(args: argparse.Namespace) -> None:
+    """Write the tables and figures of all records."""
+    for name, task in tasks.TASKS.items():
+        if found := records.read(args.records / f"{name}.jsonl"):
+            tables.save_all(found, name, task, args.out)
+
+
+def check(args: argparse.Namespace) -> None:
+    """Run recorded cells again, chosen at random, and require the same figures.
+
+    Raises:
+        TaskError: If a figure differs from the record by more than the bound of its column.
+    """
+    cells: list[tuple[Cell, records.Record]] = []
+    for name, task in tasks.TASKS.items():
+        rows = {(p, row.title): row for p in task.partitions for row in task.rows(p)}
+        for record in records.read(args.records / f"{name}.jsonl"):
+            row = rows.get((record["partition"], record["row"]))
+            if row is not None and record["trial"] is None:
+                row = replace(row, values=record["values"])
+                cell = Cell(name, record["partition"], row, record["seed"], None, machine_of(args))
+                cells.append((cell, record))
+    random.seed(args.seeds)
+    differ = []
+    for cell, record in random.sample(cells, min(args.check, len(cells))):
+        again = records.rounded(runs.run(cell))
+        differ += [f"{cell.named()}: {text}" for text in differences(record, again)]
+    if differ:
+        raise TaskError("\n".join(["figures differ from the records:", *differ]))
+
+
+def differences(record: dict[str, Any], again: dict[str, Any]) -> list[str]:
+    """Describe the figures of a new run that a record has otherwise."""
+    return [
+        f"{name} {record[name]}, now {value}"
+        for name, value in again.items()
+        if name in record and record[name] != value
+    ]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,155 @@
+"""What a task gives to the program: partitions, rows, and a trial for each seed."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+import fedprompt as fp
+from fedprompt.methods import METHODS, Entry, Federation, Setting
+
+
+BUDGET = ("rounds", "steps")
+"""Fields of a setting that a shrunk run has less of."""
+
+
+class TaskError(ValueError):
+    """A mistake on the command line, or a file that is missing."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where a trial runs, and where its files are.
+
+    Attributes:
+        device: Device of models and batches.
+        root: Folder of data sets.
+        weights: File of weights by the name of a network.
+        pretrained: Whether timm and open_clip download the weights without a file.
+        shrink: Share of rounds and images of a run, in (0, 1].
+    """
+
+    device: str = "cpu"
+    root: Path = Path()
+    weights: Mapping[str, Path] = field(default_factory=dict)
+    pretrained: bool = False
+    shrink: float = 1.0
+
+
+class Trial(NamedTuple):
+    """A setting, the data of its clients, and test inputs.
+
+    A cell is a pair of domain and class. The own mix of a client has its shares of the cells.
+
+    Attributes:
+        setting: Setting of a method.
+        federation: Data of the clients.
+        test: Test inputs.
+        test_cells: Cell of each test input.
+        mixes: Number of training inputs of each client in each cell, (clients, cells).
+        newcomers: Ids of the clients that never train.
+        domain_names: Names of the domains.
+    """
+
+    setting: Setting
+    federation: Federation
+    test: Tensor
+    test_cells: Tensor
+    mixes: Tensor
+    newcomers: Sequence[int] = ()
+    domain_names: Sequence[str] = ("",)
+
+    def shrunk(self, share: float) -> "Trial":
+        """Return the trial with a share of its rounds, steps and images, and the same clients."""
+        if share == 1:
+            return self
+        few = {name: max(2, math.ceil(share * getattr(self.setting, name))) for name in BUDGET}
+        setting, shards = replace(self.setting, **few), self.federation.shards
+        shards = {c: own[: max(20, math.ceil(share * len(own)))] for c, own in shards.items()}
+        federation = replace(self.federation, setting=setting, shards=shards)
+        test = slice(max(60, math.ceil(share * len(self.test))))
+        cells = self.test_cells[test]
+        return self._replace(
+            setting=setting, federation=federation, test=self.test[test], test_cells=cells
+        )
+
+
+@dataclass(frozen=True)
+class Row:
+    """A method with its hyperparameters, and what a paper prints for it.
+
+    Attributes:
+        title: Name in tables.
+        method: Name in :data:`fedprompt.methods.METHODS`; None if the gallery does not have it.
+        values: Hyperparameters. The others have their defaults.
+        changes: Fields of a paper's setting that this row changes.
+        figures: Figures of the paper in percent, by column.
+        spread: Standard deviations of the paper, by column.
+    """
+
+    title: str
+    method: str | None
+    values: Mapping[str, Any] = field(default_factory=dict)
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    figures: Mapping[str, float] = field(default_factory=dict)
+    spread: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def entry(self) -> Entry:
+        """The method of the gallery."""
+        return METHODS[str(self.method)]
+
+
+def plain_method(row: Row, trial: Trial) -> fp.Method:
+    """Make the method of a row for a trial."""
+    return row.entry.make(trial.setting, **row.values)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """Partitions of one kind of data and models.
+
+    Attributes:
+        title: Name in tables.
+        partitions: Words for each partition.
+        family: Family of the methods that can take part.
+        rows: Function from a partition to its rows.
+        make: Function (partition, row, seed, machine, validate) -> trial. With `validate`, a part
+            of the training images is for testing, and does not train.
+        trials: Function (partition, row) -> hyperparameters of the tuning trials, the first with
+            the defaults. If None, the values of a row are fixed.
+        method: Function (row, trial) -> method.
+        columns: Words for each column of a table, by its name in records.
+        references: Titles of the rows with which a table compares, by the word for them.
+        compared: Columns of the differences to the references.
+        curves: Whether one seed measures the accuracy over rounds.
+        causes: Function (trial, method, last round) -> further figures, or None.
+        last_rounds: Function from a partition to the number of last rounds that are averaged.
+    """
+
+    title: str
+    partitions: Mapping[str, str]
+    family: str
+    rows: Callable[[str], Sequence[Row]]
+    make: Callable[..., Trial]
+    trials: Callable[[str, Row], list[dict[str, Any]]] | None = None
+    method: Callable[[Row, Trial], fp.Method] = plain_method
+    columns: Mapping[str, str] = field(default_factory=lambda: COLUMNS)
+    references: Mapping[str, str] = field(default_factory=dict)
+    compared: Sequence[str] = ("own",)
+    curves: bool = False
+    causes: Callable[..., Mapping[str, float]] | None = None
+    last_rounds: Callable[[str], int] = lambda partition: 1
+
+
+COLUMNS = {"full": "all test images", "own": "own mix", "worst": "worst client"}
+NEWCOMERS = {"received": "new clients", "after": "after 10 steps"}
+COSTS = {
+    "bytes_up": "bytes up",
+    "bytes_down": "bytes down",
+    "trained": "trained",
+    "backward": "backward",
+}

@@ -1,0 +1,345 @@
+"""Photographs of solar cells, and MNIST, with pretrained networks whose first blocks run once.
+
+Clients train prompts in the last three blocks of a frozen DINOv2 ViT-S/14. In two partitions,
+clients have networks of three kinds. The extra ``photographs`` installs the images.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+from torch import Tensor
+
+import fedprompt as fp
+from fedprompt.interfaces import ResumableTrunk
+from fedprompt.methods import METHODS, Federation, VitSetting
+from fedprompt.methods.setting import PromptedModel
+from tasks import photographs
+from tasks.core import NEWCOMERS, Machine, Row, Task, TaskError, Trial
+from tasks.networks import Convolutional, ConvolutionalModel, TailTrunk, as_inputs, small_network
+from tasks.photographs import HALF, Photographs
+from tasks.tuning import rates
+
+IMAGE_SIZE, START = 56, 9  # pixels, and first block of a client
+SHORT = 9  # blocks of the network that ends early; it starts as many blocks before its end
+HEAD_RATE = 0.1  # of the learning rate of a method
+ALPHA = 0.3
+RATES = 0.01, 0.003, 0.03, 0.1  # of the tuning trials
+NUM_IMAGES = {"solar": 2624, "mnist": 3000}
+NUM_CLIENTS, NUM_NEWCOMERS, NUM_PUBLIC, NUM_TEST = 12, 2, 64, 480
+BUDGET = {"steps": 10, "batch_size": 8, "cohort_size": 4}
+DINO, EFFICIENTNET = "vit_small_patch14_dinov2", "tf_efficientnet_lite0"
+
+ONE = ("local", "head_tuning", "fedvpt", "fedvpt_d", "sgpt", "pfedme", "perfedavg", "ditto")
+TAUGHT = ("local", "fedhpl", "fedhpl_p", "fedhpl_h")
+GUIDED = ("local", "fedl2g_l", "fedl2g_f")
+
+
+class Division(NamedTuple):
+    """How images are divided, the networks of the clients, and the rows.
+
+    Attributes:
+        title: Words for tables.
+        shifted: Whether each client has one domain. If not, labels are divided by Dirichlet.
+        networks: Names in `NETWORKS`, given to the clients in turn.
+        methods: Rows.
+        rounds: Number of rounds. A step of a convolutional network takes several times as long.
+    """
+
+    title: str
+    shifted: bool
+    networks: tuple[str, ...]
+    methods: tuple[str, ...]
+    rounds: int = 16
+
+
+DIVISIONS = {
+    "domains": Division("one domain for each client", True, ("whole",), ONE),
+    "labels": Division("label shift (Dirichlet .3)", False, ("whole",), ONE),
+    "depths": Division(
+        "label shift, networks of three widths",
+        False,
+        ("short", "wide", "convolutional"),
+        TAUGHT,
+        12,
+    ),
+    "networks": Division(
+        "label shift, three kinds of networks",
+        False,
+        ("whole", "convolutional", "small"),
+        GUIDED,
+        12,
+    ),
+}
+
+
+@dataclass(kw_only=True)
+class PhotographSetting(VitSetting):
+    """Setting whose prompts start at mean tokens, and whose trunks may be convolutional."""
+
+    def new_model(
+        self, client: int = 0, *, prompts: Callable[[fp.Trunk], nn.Module | None] | None = None
+    ) -> PromptedModel:
+        """Make a model; the initial values depend on the seed, the network and `prompts` alone."""
+        trunk = self.trunk_of(client)
+        if isinstance(trunk, Convolutional):
+            with self.seeded():
+                model = ConvolutionalModel(
+                    trunk, None, self.num_classes, num_features=self.num_features
+                )
+                model.prompts = trunk.prompts()
+        else:
+            model = super().new_model(client, prompts=prompts)
+            if model.prompts is not None and trunk.start_tokens is not None:
+                draw = torch.Generator().manual_seed(self.seed)
+                fp.start_at_tokens(model.prompts, trunk.start_tokens, generator=draw)
+        for parameter in (*model.projection.parameters(), *model.head.parameters()):
+            parameter.of_head = True
+        return model
+
+
+def two_rates(parameters: Sequence[nn.Parameter], lr: float) -> torch.optim.Optimizer:
+    """Make AdamW with a tenth of the learning rate for projections and heads."""
+    parameters = list(parameters)
+    heads = [each for each in parameters if getattr(each, "of_head", False)]
+    others = [each for each in parameters if not getattr(each, "of_head", False)]
+    groups = [{"params": others, "lr": lr}, {"params": heads, "lr": HEAD_RATE * lr}]
+    return torch.optim.AdamW([each for each in groups if each["params"]], weight_decay=1e-3)
+
+
+def make(
+    task: str, partition: str, row: Row, *, seed: int, machine: Machine, validate: bool
+) -> Trial:
+    """Divide the photographs over clients."""
+    division, rng = DIVISIONS[partition], np.random.default_rng(seed)
+    data, train, test = split(task, division.shifted, seed, validate)
+    labels, num_classes = classes(data, task, division.shifted)
+    public, train = train[:NUM_PUBLIC], train[NUM_PUBLIC:]
+    cells = data.domains * num_classes + labels
+    num_cells = num_classes * len(data.domain_names)
+    divide = by_domain if division.shifted else by_label
+    shards = [torch.as_tensor(each) for each in divide(data, cells, train, rng)]
+    mixes = [torch.bincount(cells[train][each], minlength=num_cells) for each in shards]
+    sources = Sources.of(machine, division)
+    trunks = [network(name, task, division.shifted, sources) for name in division.networks]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        trunks = [each.adapted(as_inputs(public)) for each in trunks]
+    first = NUM_CLIENTS - NUM_NEWCOMERS
+    setting = PhotographSetting(
+        clients=range(first),
+        num_classes=num_classes,
+        rounds=-(-division.rounds // 2) if validate else division.rounds,
+        **BUDGET,
+        seed=seed,
+        public=as_inputs(public),
+        make_optimizer=two_rates,
+        trunks=trunks,
+        num_prompts=4,
+        num_features=None if len(trunks) == 1 else 64,
+    )
+    federation = Federation(setting, as_inputs(train), labels[train], dict(enumerate(shards)))
+    newcomers = range(first, NUM_CLIENTS)
+    trial = Trial(setting, federation, as_inputs(test), cells[test], torch.stack(mixes), newcomers)
+    return trial.shrunk(machine.shrink)
+
+
+def classes(data: Photographs, task: str, shifted: bool) -> tuple[Tensor, int]:
+    """Return the classes: with domains, solar cells are defective or not."""
+    if task == "solar" and shifted:
+        return (data.labels >= 2).long(), 2
+    return data.labels, len(data.class_names)
+
+
+def split(
+    task: str, shifted: bool, seed: int, validate: bool
+) -> tuple[Photographs, Tensor, Tensor]:
+    """Return all images, and the positions of training and test images in random order."""
+    data, rng = images_of(task, shifted), np.random.default_rng([seed, 1])
+    train, test = torch.arange(len(data.labels)), torch.arange(0)
+    for _ in range(2 if validate else 1):
+        train, test = photographs.split_by_runs(data, train, share=0.25, rng=rng)
+    train, test = (each[torch.from_numpy(rng.permutation(len(each)))] for each in (train, test))
+    return data, train, test[:NUM_TEST]
+
+
+def by_domain(
+    data: Photographs, cells: Tensor, train: Tensor, rng: np.random.Generator
+) -> list[np.ndarray]:
+    """Give each client images of one domain; the domains of clients take turns."""
+    number = len(data.domain_names)
+    shards = fp.by_domain(data.domains[train], NUM_CLIENTS, generator=rng)
+    each = NUM_CLIENTS // number
+    return [shards[(client % number) * each + client // number] for client in range(NUM_CLIENTS)]
+
+
+def by_label(
+    data: Photographs, cells: Tensor, train: Tensor, rng: np.random.Generator
+) -> list[np.ndarray]:
+    """Divide the pairs of domain and class over clients by a Dirichlet distribution."""
+    smallest = len(train) // NUM_CLIENTS // 4
+    return fp.dirichlet(
+        cells[train], num_clients=NUM_CLIENTS, alpha=ALPHA, min_size=smallest, generator=rng
+    )
+
+
+@cache
+def images_of(task: str, shifted: bool) -> Photographs:
+    """Read a data set, with images small enough to stay in memory."""
+    try:
+        data = (
+            photographs.solar_cells() if task == "solar" else photographs.mnist(shifted=shifted)
+        )
+    except ModuleNotFoundError as error:
+        raise TaskError(str(error)) from error
+    each = {name: getattr(data, name)[: NUM_IMAGES[task]] for name in EACH}
+    data = data._replace(**each)
+    small = [
+        F.interpolate(part.float(), (IMAGE_SIZE, IMAGE_SIZE), mode="bilinear", antialias=True)
+        for part in data.images.split(256)
+    ]
+    return data._replace(images=torch.cat(small).round().clamp(0, 255).to(torch.uint8))
+
+
+EACH = ("images", "labels", "domains", "runs")
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Where the two pretrained networks come from.
+
+    Attributes:
+        dino: File of DINOv2, or None.
+        efficientnet: File of EfficientNet-Lite0, or None.
+        pretrained: Whether timm downloads the missing ones.
+        random: Whether tiny random networks take their place, for tests.
+    """
+
+    dino: Path | None = None
+    efficientnet: Path | None = None
+    pretrained: bool = False
+    random: bool = False
+
+    @staticmethod
+    def of(machine: Machine, division: Division) -> "Sources":
+        """Return the sources of the networks of a division.
+
+        Raises:
+            TaskError: If there are no weights for one of them.
+        """
+        needed = [DINO, *([EFFICIENTNET] if "convolutional" in division.networks else [])]
+        random = RANDOM in machine.weights
+        missing = [name for name in needed if name not in machine.weights]
+        if missing and not machine.pretrained and not random:
+            raise TaskError(f"`--weights {missing[0]}=FILE` is missing; or add --pretrained.")
+        files = [machine.weights.get(name) for name in (DINO, EFFICIENTNET)]
+        return Sources(*files, machine.pretrained, random)
+
+
+RANDOM = "random"
+"""With weights of this name, tiny random networks take the place of both, to see that it runs."""
+
+
+def network(name: str, task: str, shifted: bool, sources: Sources) -> TailTrunk | Convolutional:
+    """Return a network over the images of a task: a name in `NETWORKS`."""
+    images = images_of(task, shifted).images
+    return NETWORKS[name](images, (task, shifted), sources)
+
+
+def _tail(images: Tensor, where: tuple[str, bool], sources: Sources, **kind: int) -> TailTrunk:
+    start, end = kind.get("start", START), kind.get("end", 12)
+    if sources.random:
+        start, end = 1, 3
+    tokens = front(*where, sources, start)
+    return TailTrunk(dino(sources), tokens, start, end, IMAGE_SIZE, bool(kind.get("with_patches")))
+
+
+def _efficientnet(images: Tensor, where: tuple[str, bool], sources: Sources) -> Convolutional:
+    model = efficientnet(sources)
+    border = partial(fp.PadPrompts, IMAGE_SIZE, padding=4, mean=HALF[0], std=HALF[1])
+    return Convolutional(images, IMAGE_SIZE, model.num_features, border, model)
+
+
+def _small(images: Tensor, where: tuple[str, bool], sources: Sources) -> Convolutional:
+    return Convolutional(images, IMAGE_SIZE, 64, small_network)
+
+
+NETWORKS: Mapping[str, Callable[..., TailTrunk | Convolutional]] = {
+    "whole": _tail,
+    "short": partial(_tail, start=SHORT - (12 - START), end=SHORT),
+    "wide": partial(_tail, with_patches=1),
+    "convolutional": _efficientnet,
+    "small": _small,
+}
+
+
+@cache
+def dino(sources: Sources) -> ResumableTrunk:
+    """Return DINOv2 in bfloat16, or a tiny random network in float32."""
+    if sources.random:
+        from timm.models.vision_transformer import VisionTransformer
+
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            model = VisionTransformer(IMAGE_SIZE, 28, embed_dim=16, depth=3, num_heads=2)
+        return fp.vit_trunk(model)
+    model = photographs.load_dino(
+        sources.dino, pretrained=sources.pretrained, image_size=IMAGE_SIZE
+    )
+    return fp.vit_trunk(photographs.in_bfloat16(model))
+
+
+@cache
+def efficientnet(sources: Sources) -> nn.Module:
+    """Return EfficientNet-Lite0, or a tiny random network."""
+    if sources.random:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            tiny = small_network(12)
+            tiny.num_features = 48
+        return fp.freeze(tiny)
+    return photographs.load_efficientnet(sources.efficientnet, pretrained=sources.pretrained)
+
+
+@cache
+def front(task: str, shifted: bool, sources: Sources, start: int) -> Tensor:
+    """Run the first blocks of DINOv2 once for all images of a task."""
+    run = partial(fp.front_tokens, dino(sources), start=start)
+    return photographs.encoded(run, images_of(task, shifted).images, IMAGE_SIZE)
+
+
+def task(name: str, title: str) -> Task:
+    """Make a task of a data set."""
+
+    def rows(partition: str) -> list[Row]:
+        own = [METHODS[each] for each in DIVISIONS[partition].methods if each in METHODS]
+        return [Row(entry.title, entry.name, entry.defaults) for entry in own]
+
+    return Task(
+        title=title,
+        partitions={key: each.title for key, each in DIVISIONS.items()},
+        family="one model",
+        rows=rows,
+        make=partial(make, name),
+        trials=lambda partition, row: rates(row, f"{name} {partition}", RATES),
+        columns={
+            "full": "all test images",
+            "balanced": "balanced",
+            "macro_f1": "macro-F1",
+            "own": "own mix",
+            "worst": "worst client",
+            **NEWCOMERS,
+        },
+        references={"local": "local"},
+        compared=("own", "balanced"),
+        curves=True,
+    )
+
+
+TASKS = {"solar": task("solar", "Solar cells"), "mnist": task("mnist", "MNIST-5k")}

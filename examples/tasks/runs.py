@@ -1,0 +1,174 @@
+"""Cells of a table, each with a line in a JSON-lines file, and the processes that run them."""
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing import Queue, get_context
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import torch
+
+import tasks
+from tasks import figures, records
+from tasks.core import Machine, Row
+
+NAMED = ("task", "partition", "row", "seed", "trial")
+CURVE_SEED = 0  # of the runs whose accuracy over rounds is in the record
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of a row.
+
+    Attributes:
+        task: Name of the task.
+        partition: Name of the partition.
+        row: Row, with all its hyperparameters.
+        seed: Seed of the run.
+        trial: Number of the tuning trial, or None if the run is reported.
+        machine: Where it runs.
+        files: Files of methods that are not in the gallery.
+    """
+
+    task: str
+    partition: str
+    row: Row
+    seed: int
+    trial: int | None
+    machine: Machine
+    files: Sequence[Path] = ()
+
+    def key(self) -> str:
+        """Return what tells this cell from the others of a file."""
+        return key(self.named())
+
+    def named(self) -> records.Record:
+        """Return the fields that a cell and its record have in common."""
+        own = {"task": self.task, "partition": self.partition, "row": self.row.title}
+        own |= {"seed": self.seed, "trial": self.trial, "values": dict(self.row.values)}
+        return own | ({} if self.machine.shrink == 1 else {"shrink": self.machine.shrink})
+
+
+def key(record: Mapping[str, Any]) -> str:
+    """Return the fields that identify a cell."""
+    return json.dumps(
+        [*(record[name] for name in NAMED), record["values"], record.get("shrink", 1)],
+        sort_keys=True,
+    )
+
+
+def load(path: Path) -> dict[str, records.Record]:
+    """Read the last record of each cell in a file."""
+    return {key(record): record for record in records.read(path)}
+
+
+def run(cell: Cell, finished_round: Callable[[], None] = lambda: None) -> dict[str, Any]:
+    """Run a cell in this process.
+
+    Tiny networks gain nothing from a second thread, so a process has one.
+    """
+    torch.set_num_threads(1)
+    for path in cell.files:
+        tasks.read_methods(path)
+    task, row = tasks.TASKS[cell.task], cell.row
+    reported = cell.trial is None
+    where = nullcontext() if cell.machine.device == "cpu" else torch.device(cell.machine.device)
+    with where:
+        trial = task.make(
+            cell.partition, row, seed=cell.seed, machine=cell.machine, validate=not reported
+        )
+        return figures.run(
+            task.method(row, trial),
+            trial,
+            shared="personalized" not in row.entry.traits,
+            last_rounds=task.last_rounds(cell.partition),
+            curve=task.curves and reported and cell.seed == CURVE_SEED,
+            causes=task.causes,
+            finished_round=finished_round,
+        )
+
+
+def run_all(
+    cells: Sequence[Cell],
+    path: Path,
+    *,
+    workers: int,
+    finished_round: Callable[[], None] = lambda: None,
+    finished_cell: Callable[[], None] = lambda: None,
+) -> list[records.Record]:
+    """Run cells that have no record yet, and return the records of all, in the order of cells.
+
+    Args:
+        cells: Cells.
+        path: JSON-lines file.
+        workers: Number of processes; with 1, cells run in this process.
+        finished_round: Called after each round.
+        finished_cell: Called after each cell, and for each that is not run again.
+
+    Raises:
+        RuntimeError: If a cell fails. The records of the others are written before.
+    """
+    known, failed = load(path), []
+    missing = [cell for cell in cells if cell.key() not in known]
+    for _ in range(len(cells) - len(missing)):
+        finished_cell()
+    for cell, result in _results(missing, workers, finished_round):
+        if isinstance(result, Exception):
+            failed.append((cell, result))
+            continue
+        record = cell.named() | records.origin() | records.rounded(result)
+        records.append(path, record)
+        known[cell.key()] = record
+        finished_cell()
+    if failed:
+        cell, error = failed[0]
+        raise RuntimeError(f"{len(failed)} runs failed, the first is {cell.named()}") from error
+    return [known[cell.key()] for cell in cells]
+
+
+def _results(
+    cells: Sequence[Cell], workers: int, finished_round: Callable[[], None]
+) -> Iterable[tuple[Cell, dict[str, Any] | Exception]]:
+    if workers == 1:
+        for cell in cells:
+            yield cell, _outcome(partial(run, cell, finished_round))
+        return
+    context = get_context("spawn")
+    queue = context.Queue()
+    listener = Thread(target=_listen, args=(queue, finished_round), daemon=True)
+    listener.start()
+    with ProcessPoolExecutor(workers, context, _begin_worker, (queue,)) as pool:
+        futures = {pool.submit(_work, cell): cell for cell in cells}
+        for future in as_completed(futures):
+            yield futures[future], _outcome(future.result)
+    queue.put(None)
+    listener.join()
+
+
+def _outcome(result: Callable[[], dict[str, Any]]) -> dict[str, Any] | Exception:
+    try:
+        return result()
+    except Exception as error:  # the other cells run before it is raised
+        return error
+
+
+_queue: "Queue[bool | None]"
+
+
+def _begin_worker(queue: "Queue[bool | None]") -> None:
+    global _queue
+    _queue = queue
+
+
+def _work(cell: Cell) -> dict[str, Any]:
+    return run(cell, lambda: _queue.put(True))
+
+
+def _listen(queue: "Queue[bool | None]", finished_round: Callable[[], None]) -> None:
+    while queue.get() is not None:
+        finished_round()

@@ -1,0 +1,191 @@
+"""Tables, CSV files and figures, from records."""
+
+import csv
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import cycle
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+from scipy import stats
+
+from tasks.core import COSTS, Row, Task
+from tasks.records import Record
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+MARKERS = "osD^v<>pXP*"
+
+
+def grouped(found: Iterable[Record], partition: str) -> dict[str, list[Record]]:
+    """Return the reported records of a partition by row, in the order of seeds."""
+    by_row: dict[str, list[Record]] = {}
+    for record in sorted(found, key=lambda each: each["seed"]):
+        if record["partition"] == partition and record["trial"] is None:
+            by_row.setdefault(record["row"], []).append(record)
+    return by_row
+
+
+def interval(values: Sequence[float]) -> float:
+    """Return half of the 95 % interval of a mean, by Student's t."""
+    size = len(values)
+    return float(stats.t.ppf(0.975, size - 1) * np.std(values, ddof=1) / size**0.5)
+
+
+def percent(values: Sequence[float], *, signed: bool = False) -> str:
+    """Write the mean in percent, with its 95 % interval if there are five values or more."""
+    scaled = [100 * each for each in values]
+    mean = f"{np.mean(scaled):{'+' if signed else 'z'}.1f}"
+    return mean if len(scaled) < 5 else f"{mean} ± {interval(scaled):.1f}"
+
+
+def difference(own: Sequence[Record], other: Sequence[Record] | None, column: str) -> str:
+    """Write the paired difference of a column over common seeds; "" for the reference itself."""
+    if other is None or own is other:
+        return ""
+    reference = {record["seed"]: record[column] for record in other}
+    gains = [
+        each[column] - reference[each["seed"]] for each in own if each["seed"] in reference
+    ]
+    return percent(gains, signed=True) if gains else ""
+
+
+def rows(
+    found: Sequence[Record], task: Task, partition: str
+) -> tuple[list[str], list[list[str]]]:
+    """Return header and rows of a table, the highest of the compared column first."""
+    by_row = grouped(found, partition)
+    sent = [name for name in COSTS if any(name in each for own in by_row.values() for each in own)]
+    pairs = [(word, title, column) for word, title in task.references.items() for column in task.compared]
+    header = ["row", *task.columns.values()]
+    header += [f"{task.columns[column]}, to {word}" for word, _, column in pairs]
+    header += [COSTS[name] for name in sent]
+    body = []
+    for title, own in ranked(by_row, task).items():
+        cells = [title]
+        cells += [
+            percent([each[name] for each in own]) if all(name in each for each in own) else ""
+            for name in task.columns
+        ]
+        cells += [difference(own, by_row.get(other), column) for _, other, column in pairs]
+        cells += [f"{mean(own, name):,.0f}" for name in sent]
+        body.append(cells)
+    return header, body
+
+
+def ranked(by_row: Mapping[str, Sequence[Record]], task: Task) -> dict[str, Sequence[Record]]:
+    """Sort rows by the mean of the compared column, the highest first."""
+    column = task.compared[0]
+    return dict(sorted(by_row.items(), key=lambda item: -mean(item[1], column)))
+
+
+def mean(own: Sequence[Record], key: str) -> float:
+    """Average a figure over seeds."""
+    return float(np.mean([each[key] for each in own]))
+
+
+def table(header: Sequence[str], body: Sequence[Sequence[object]]) -> str:
+    """Lay out rows as a Markdown table, the first column to the left, the others to the right."""
+    cells = [[str(cell) for cell in row] for row in (header, *body)]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
+    rule = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
+    lines = [
+        [
+            row[0].ljust(widths[0]),
+            *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)),
+        ]
+        for row in cells
+    ]
+    return "\n".join("| " + " | ".join(line) + " |" for line in (lines[0], rule, *lines[1:]))
+
+
+def titled(found: Sequence[Record], task: Task, partition: str) -> str:
+    """Lay out a partition as a table with a title, which names seeds and a shrunk run."""
+    own = grouped(found, partition).values()
+    seeds = len({record["seed"] for each in own for record in each})
+    shares = {record.get("shrink", 1) for each in own for record in each}
+    shrunk = "".join(f", {share:g} of the rounds and images" for share in shares - {1})
+    title = f"{task.title}, {task.partitions[partition]}, {seeds} seeds{shrunk}"
+    return f"{title}\n\n{table(*rows(found, task, partition))}"
+
+
+def hyperparameters(found: Sequence[Record]) -> str:
+    """Return the table of the values of each row in its last record."""
+    values = {record["row"]: record["values"] for record in found if record["trial"] is None}
+    body = [[row, ", ".join(f"{key} {each}" for key, each in values[row].items())] for row in values]
+    return table(["row", "hyperparameters"], body)
+
+
+def save_all(found: Sequence[Record], name: str, task: Task, folder: Path) -> None:
+    """Write a table, a CSV file and a figure for each partition, and the hyperparameters."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{name}-values.md").write_text(hyperparameters(found) + "\n")
+    for partition in dict.fromkeys(record["partition"] for record in found):
+        stem = folder / f"{name}-{partition}"
+        header, body = rows(found, task, partition)
+        stem.with_suffix(".md").write_text(titled(found, task, partition) + "\n")
+        with stem.with_suffix(".csv").open("w", newline="") as file:
+            csv.writer(file, lineterminator="\n").writerows([header, *body])
+        draw = curves if task.curves else scatter
+        draw(grouped(found, partition), task, stem.with_suffix(".png"))
+
+
+def scatter(by_row: Mapping[str, Sequence[Record]], task: Task, path: Path) -> None:
+    """Draw accuracy against bytes, with standard deviations over seeds.
+
+    Rows that send the same bytes are drawn next to each other.
+    """
+    drawing, axes = plt.subplots(figsize=(10, 6), layout="constrained")
+    places: list[float] = []
+    column = task.compared[0]
+    for (title, own), marker in zip(ranked(by_row, task).items(), cycle(MARKERS), strict=False):
+        sent = max(30.0, mean(own, "bytes_up") + mean(own, "bytes_down"))
+        while any(abs(np.log(sent / other)) < 0.02 for other in places):
+            sent *= 1.025
+        places.append(sent)
+        scores = [100 * each[column] for each in own]
+        error = np.std(scores, ddof=1) if len(scores) > 1 else 0
+        shape = {"fmt": marker, "markersize": 5, "linewidth": 1, "label": title}
+        axes.errorbar(sent, np.mean(scores), error, **shape)
+    axes.set_xscale("log")
+    axes.set(
+        xlabel="bytes of a client and round, up and down (equal ones are spread; left: none)",
+        ylabel=f"{task.columns[column]}, %",
+    )
+    drawing.legend(loc="outside right upper", fontsize=7)
+    save(drawing, path)
+
+
+def curves(by_row: Mapping[str, Sequence[Record]], task: Task, path: Path) -> None:
+    """Draw the accuracy on all test images over rounds, of the one seed that measures it."""
+    drawing, axes = plt.subplots(figsize=(7, 4), layout="constrained")
+    for title, own in ranked(by_row, task).items():
+        for record in own:
+            if "rounds" in record:
+                accuracy = 100 * np.array(record["accuracy"])
+                axes.plot(record["rounds"], accuracy, marker="o", label=title)
+    axes.set(xlabel="round", ylabel="all test images, %")
+    drawing.legend(loc="outside right upper", fontsize=8)
+    save(drawing, path)
+
+
+def save(figure: plt.Figure, path: Path) -> None:
+    """Write a figure to a PNG file, and close it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+def printed(found: Sequence[Record], listed: Sequence[Row]) -> str:
+    """Return a table of our figures beside those that a paper prints, with the difference."""
+    body = []
+    for row in listed:
+        own = [record for record in found if record["row"] == row.title]
+        for column, figure in row.figures.items():
+            values = [record[column] for record in own]
+            spread = f" ± {row.spread[column]}" if column in row.spread else ""
+            ours = percent(values) if values else "not in the gallery"
+            gap = f"{100 * np.mean(values) - figure:+.1f}" if values else ""
+            body.append([row.title, column, f"{figure}{spread}", ours, gap])
+    return table(["row", "column", "paper, %", "ours, %", "difference"], body)
