@@ -165,9 +165,9 @@ def tuned(
     task = tasks.TASKS[args.task]
     if task.trials is None or args.defaults or args.shrink != 1:
         return list(rows)
-    where = task.tuned_on or partition
+    where, machine = task.tuned_on or partition, machine_of(args)
     cells = [
-        Cell(args.task, where, replace(row, values=values), TUNING_SEED, trial, machine_of(args), files)
+        Cell(args.task, where, replace(row, values=values), TUNING_SEED, trial, machine, files)
         for row in rows
         for trial, values in enumerate(task.trials(where, row))
     ]

@@ -4,8 +4,8 @@ The settings were chosen before any of them ran. Hyperparameters are those of th
 with models of the same kind; those of FedL2G were chosen on held-out images of other settings.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache, partial
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,9 +16,10 @@ from torch import Tensor
 import fedprompt as fp
 from fedprompt import samples
 from fedprompt.methods import Setting, VitSetting
-from tasks import digits, networks
+from tasks import digits
 from tasks.core import COLUMNS, Machine, Row, Task, Trial
 from tasks.epochs import EpochFederation, NetworkSetting
+from tasks.zoo import TINY
 
 CLASSES = len(samples.CLASS_NAMES)
 
@@ -123,7 +124,7 @@ def unlike_networks(seed: int, *, alpha: float | None) -> Trial:
         shards = fp.dirichlet(train.labels, alpha=alpha, min_size=40, **drawn)
     build = partial(
         NetworkSetting,
-        makers=list(networks.TINY.values()),
+        makers=list(TINY.values()),
         num_features=32,
         prepare=lambda images: 2 * images - 1,
         epochs=2,
@@ -161,3 +162,187 @@ def few_shots(seed: int, *, shots: int, classes: int, domains: Sequence[str]) ->
     ]
     budget = {"rounds": 15, "steps": 8, "batch_size": 32, "cohort_size": 5}
     return trial(digits.clip, train, test, few, seed=seed, **budget)
+
+
+FEDHPL = (
+    Row("FedHPL", "fedhpl", {"learning_rate": 0.01, "distillation_weight": 1.0}),
+    Row("FedHPL, no distillation", "fedhpl", {"learning_rate": 0.01, "distillation_weight": 0.0}),
+    Row(
+        "FedHPL +P +H",
+        "fedhpl",
+        {
+            "learning_rate": 0.01,
+            "distillation_weight": 1.0,
+            "share": ["prompts", "projection", "head"],
+        },
+    ),
+)
+CENTRAL = (
+    Row("deep prompts and head", "fedvpt_d", {"learning_rate": 0.01}),
+    Row("shallow prompts and head", "fedvpt", {"learning_rate": 0.01}),
+    Row("head", "head_tuning", {"learning_rate": 0.03}),
+)
+SHARED, GROUPS = ["shared", "head"], ["groups", "selector", "head"]
+SGPT_VALUES = {"learning_rate": 0.00481, "num_groups": 10}
+LEFT_OUT = {
+    "one group": {"num_groups": 1},
+    "shared only": {"blocks": [SHARED]},
+    "group only": {"blocks": [GROUPS]},
+    "joint": {"blocks": [["shared", *GROUPS]]},
+    "inverted order": {"blocks": [GROUPS, SHARED]},
+    "no calibration": {"offset": 1e6},
+    "no momentum": {"decay": 0.0},
+    "averaged tokens": {"averaged": True},
+    **{f"groups at layer {layer}": {"layers": [layer]} for layer in range(3)},
+}
+SGPT = (
+    Row("SGPT", "sgpt", SGPT_VALUES),
+    *(Row(f"SGPT, {title}", "sgpt", SGPT_VALUES | new) for title, new in LEFT_OUT.items()),
+    Row("FedVPT-D", "fedvpt_d", {"learning_rate": 0.01}),
+)
+FEDL2G = (
+    Row("FedL2G-f", "fedl2g_f", {"learning_rate": 0.2, "guide_weight": 3.0, "server_rate": 10.0}),
+    Row(
+        "fixed random features",
+        "fedl2g_f",
+        {"learning_rate": 0.2, "guide_weight": 3.0, "server_rate": 0.0},
+    ),
+    Row("FedL2G-l", "fedl2g_l", {"learning_rate": 0.2, "guide_weight": 1.0, "server_rate": 10.0}),
+    Row(
+        "fixed random logits",
+        "fedl2g_l",
+        {"learning_rate": 0.2, "guide_weight": 1.0, "server_rate": 0.0},
+    ),
+    Row("Local training", "local", {"learning_rate": 0.2}),
+    Row("Local training, quiz held back", "fedl2g_f", {"learning_rate": 0.2, "guide_weight": 0.0}),
+)
+FEDOTP = (
+    Row("FedOTP", "fedotp", {"learning_rate": 0.00928, "mass": 0.897}),
+    Row("FedOTP, no transport", "fedotp_average", {"learning_rate": 0.00306}),
+    *(
+        Row(f"FedOTP, mass {mass}", "fedotp", {"learning_rate": 0.00928, "mass": mass})
+        for mass in (0.2, 0.8, 1.0)
+    ),
+    Row(
+        "shared and private context, class token",
+        "fedotp_average",
+        {"learning_rate": 0.00306, "pooled": True},
+    ),
+    Row("local, two contexts", "fedotp", {"learning_rate": 0.00928, "mass": 0.897, "local": True}),
+    Row("PromptFL", "promptfl", {"learning_rate": 0.00188}),
+    Row("CoOp (local)", "coop", {"learning_rate": 0.00346}),
+)
+
+
+class Ablation(NamedTuple):
+    """Setting in which a mechanism should decide.
+
+    Attributes:
+        title: Title in tables.
+        compared: Column of the differences to the first row.
+        make: Function from a seed to the trial.
+        rows: The method, the row without its mechanism, and references.
+    """
+
+    title: str
+    compared: str
+    make: Callable[[int], Trial]
+    rows: Sequence[Row]
+
+
+ABLATIONS = {
+    "fedhpl-classes": Ablation(
+        title="unlike trunks, four classes a client",
+        compared="full",
+        make=partial(unlike_trunks, classes=4, images=None),
+        rows=FEDHPL,
+    ),
+    "fedhpl-few": Ablation(
+        title="unlike trunks, 30 images a client",
+        compared="full",
+        make=partial(unlike_trunks, classes=10, images=30),
+        rows=FEDHPL,
+    ),
+    "fedhpl-central": Ablation(
+        title="one client with all images",
+        compared="full",
+        make=one_client,
+        rows=CENTRAL,
+    ),
+    "sgpt-two": Ablation(
+        title="20 clients of two domains, 40 rounds",
+        compared="worst",
+        make=partial(few_kinds, changes=[samples.inverted_rotated, samples.raw]),
+        rows=SGPT,
+    ),
+    "sgpt-four": Ablation(
+        title="20 clients of four domains, 40 rounds",
+        compared="worst",
+        make=partial(
+            few_kinds,
+            changes=[samples.raw, samples.inverted, samples.rotated, samples.inverted_rotated],
+        ),
+        rows=SGPT,
+    ),
+    "fedl2g-iid": Ablation(
+        title="unlike networks, 40 images a client, all classes",
+        compared="own",
+        make=partial(unlike_networks, alpha=None),
+        rows=FEDL2G,
+    ),
+    "fedl2g-dirichlet": Ablation(
+        title="unlike networks, 40 images a client, Dirichlet .3",
+        compared="own",
+        make=partial(unlike_networks, alpha=0.3),
+        rows=FEDL2G,
+    ),
+    "fedotp-domains": Ablation(
+        title="small digits among clutter, four shots, three domains",
+        compared="own",
+        make=partial(few_shots, shots=4, classes=10, domains=list(samples.DOMAINS)),
+        rows=FEDOTP,
+    ),
+    "fedotp-classes": Ablation(
+        title="small digits among clutter, eight shots, two classes a client",
+        compared="own",
+        make=partial(few_shots, shots=8, classes=2, domains=["inverted"]),
+        rows=FEDOTP,
+    ),
+}
+
+
+def make(partition: str, row: Row, *, seed: int, machine: Machine, validate: bool) -> Trial:
+    """Make the trial of an ablation."""
+    return ABLATIONS[partition].make(seed).shrunk(machine.shrink)
+
+
+@torch.no_grad()
+def losses(trial: Trial, method: fp.Method, now: fp.Round) -> Tensor:
+    """Compute the cross-entropy of each client on all its training images, (clients,)."""
+    found = []
+    for client in trial.setting.clients:
+        data = trial.federation.data(client, now.server_round)
+        (images, labels), model = data.own(), now.model(method, data)
+        model.eval()
+        found.append(F.cross_entropy(model(images), labels))
+        model.train()
+    return torch.stack(found)
+
+
+def task(name: str) -> Task:
+    """Make the task of the ablations of a paper."""
+    own = {key: each for key, each in ABLATIONS.items() if key.startswith(name)}
+    first = next(iter(own.values())).rows[0]
+    return Task(
+        title=first.title,
+        partitions={key: each.title for key, each in own.items()},
+        family="ablation",
+        rows=lambda partition: own[partition].rows,
+        make=make,
+        columns=COLUMNS | {"lowest": "lowest client", "highest": "highest client"},
+        references={first.title: first.title},
+        compared=[next(iter(own.values())).compared],
+    )
+
+
+TASKS = {f"ablations-{name}": task(name) for name in ("fedhpl", "sgpt", "fedl2g", "fedotp")}

@@ -11,7 +11,6 @@ from torch import Tensor
 import fedprompt as fp
 from fedprompt.methods import METHODS, Entry, Federation, Setting
 
-
 BUDGET = ("rounds", "steps")
 """Fields of a setting that a shrunk run has less of."""
 
@@ -121,6 +120,7 @@ class Task:
             of the training images is for testing, and does not train.
         trials: Function (partition, row) -> hyperparameters of the tuning trials, the first with
             the defaults. If None, the values of a row are fixed.
+        tuned_on: Partition of the tuning trials. If None, each partition has its own.
         method: Function (row, trial) -> method.
         columns: Words for each column of a table, by its name in records.
         references: Titles of the rows with which a table compares, by the word for them.
@@ -136,6 +136,7 @@ class Task:
     rows: Callable[[str], Sequence[Row]]
     make: Callable[..., Trial]
     trials: Callable[[str, Row], list[dict[str, Any]]] | None = None
+    tuned_on: str | None = None
     method: Callable[[Row, Trial], fp.Method] = plain_method
     columns: Mapping[str, str] = field(default_factory=lambda: COLUMNS)
     references: Mapping[str, str] = field(default_factory=dict)

@@ -70,14 +70,14 @@ class Digits(NamedTuple):
     num_domains: int
 
 
-def vits(sizes: str, common: dict[str, Any]) -> VitSetting:
+def vits(sizes: str, **common: Any) -> VitSetting:
     """Make a setting of frozen ViTs, given to the clients in turn."""
     width = None if len(sizes) == 1 else 48
     trunks = [trunk(size) for size in sizes]
     return VitSetting(augment=samples.augment, trunks=trunks, num_features=width, **common)
 
 
-def clip(common: dict[str, Any]) -> ClipSetting:
+def clip(**common: Any) -> ClipSetting:
     """Make a setting of one frozen CLIP, whose image tokens are computed once."""
     model = samples.clip()
     return ClipSetting(
@@ -86,13 +86,13 @@ def clip(common: dict[str, Any]) -> ClipSetting:
         class_names=samples.CLASS_NAMES,
         scale=model.logit_scale.exp().item(),
         template=samples.TEMPLATES[""][0],
-        **(common | {"make_optimizer": torch.optim.Adam}),
+        **{**common, "make_optimizer": torch.optim.Adam},
     )
 
 
 def make(
     on_canvases: bool,
-    build: Callable[[dict[str, Any]], Setting],
+    build: Callable[..., Setting],
     partition: str,
     row: Row,
     *,
@@ -116,17 +116,15 @@ def make(
     mixes = torch.stack([torch.bincount(cells[each], minlength=num_cells) for each in owned])
     first = count - BUDGET.num_newcomers
     setting = build(
-        {
-            "clients": range(first),
-            "num_classes": 10,
-            "rounds": BUDGET.rounds if not validate else -(-BUDGET.rounds // 2),
-            "steps": BUDGET.steps,
-            "cohort_size": BUDGET.cohort_size,
-            "batch_size": BUDGET.batch_size,
-            "seed": seed,
-            "public": split.public,
-            "make_optimizer": partial(torch.optim.AdamW, weight_decay=1e-3),
-        }
+        clients=range(first),
+        num_classes=10,
+        rounds=-(-BUDGET.rounds // 2) if validate else BUDGET.rounds,
+        steps=BUDGET.steps,
+        cohort_size=BUDGET.cohort_size,
+        batch_size=BUDGET.batch_size,
+        seed=seed,
+        public=split.public,
+        make_optimizer=partial(torch.optim.AdamW, weight_decay=1e-3),
     )
     federation = Federation(setting, split.train, split.labels, dict(enumerate(owned)))
     trial = Trial(
@@ -140,9 +138,7 @@ def make(
     return trial.shrunk(machine.shrink)
 
 
-def shards(
-    split: Digits, partition: str, count: int, rng: np.random.Generator
-) -> list[np.ndarray]:
+def shards(split: Digits, partition: str, count: int, rng: np.random.Generator) -> list[np.ndarray]:
     """Return the positions of the images of each client."""
     if partition == "dirichlet":
         smallest = len(split.labels) // count // 4
@@ -199,9 +195,7 @@ def in_domains(
     return changed(images, changes)
 
 
-def changed(
-    images: Tensor, changes: Sequence[Callable[[Tensor], Tensor]]
-) -> tuple[Tensor, Tensor]:
+def changed(images: Tensor, changes: Sequence[Callable[[Tensor], Tensor]]) -> tuple[Tensor, Tensor]:
     """Change the images in turn, and return the number of the change of each."""
     truth, images = torch.arange(len(images)) % len(changes), images.clone()
     for number, change in enumerate(changes):
@@ -233,8 +227,9 @@ def task(title: str, family: str, build: Callable[..., Setting], **references: s
         rows=rows,
         make=partial(make, family == "CLIP", build),
         trials=lambda partition, row: draws(row, title),
+        tuned_on="dirichlet",
         columns=COLUMNS | NEWCOMERS,
-        references=references,
+        references={word: METHODS[name].title for word, name in references.items()},
     )
 
 

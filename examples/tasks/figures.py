@@ -41,7 +41,7 @@ def run(
     """
     setting, ledger, measured = trial.setting, fp.Ledger(), []
     points: dict[str, list[float]] = {"rounds": [], "accuracy": []}
-    passes, count = {"backward": 0}, 0
+    passes = {"backward": 0}
     rounds = fp.run_rounds(fp.counted(method, ledger), trial.federation.data, setting.cohorts())
     for number in range(1, setting.rounds + 1):
         with counted_passes(passes):
@@ -97,9 +97,7 @@ class Guesses:
         shared: Whether all clients predict with one model.
     """
 
-    def __init__(
-        self, method: fp.Method, trial: Trial, now: fp.Round, *, shared: bool
-    ) -> None:
+    def __init__(self, method: fp.Method, trial: Trial, now: fp.Round, *, shared: bool) -> None:
         self.trial, self.trained, classes = trial, 0, {}
         for client in trial.setting.clients:
             if not (shared and classes):

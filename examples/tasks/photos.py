@@ -193,9 +193,7 @@ def by_label(
 def images_of(task: str, shifted: bool) -> Photographs:
     """Read a data set, with images small enough to stay in memory."""
     try:
-        data = (
-            photographs.solar_cells() if task == "solar" else photographs.mnist(shifted=shifted)
-        )
+        data = photographs.solar_cells() if task == "solar" else photographs.mnist(shifted=shifted)
     except ModuleNotFoundError as error:
         raise TaskError(str(error)) from error
     each = {name: getattr(data, name)[: NUM_IMAGES[task]] for name in EACH}
@@ -336,7 +334,7 @@ def task(name: str, title: str) -> Task:
             "worst": "worst client",
             **NEWCOMERS,
         },
-        references={"local": "local"},
+        references={"local": METHODS["local"].title},
         compared=("own", "balanced"),
         curves=True,
     )

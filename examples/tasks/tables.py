@@ -45,19 +45,18 @@ def difference(own: Sequence[Record], other: Sequence[Record] | None, column: st
     if other is None or own is other:
         return ""
     reference = {record["seed"]: record[column] for record in other}
-    gains = [
-        each[column] - reference[each["seed"]] for each in own if each["seed"] in reference
-    ]
+    gains = [each[column] - reference[each["seed"]] for each in own if each["seed"] in reference]
     return percent(gains, signed=True) if gains else ""
 
 
-def rows(
-    found: Sequence[Record], task: Task, partition: str
-) -> tuple[list[str], list[list[str]]]:
+def rows(found: Sequence[Record], task: Task, partition: str) -> tuple[list[str], list[list[str]]]:
     """Return header and rows of a table, the highest of the compared column first."""
     by_row = grouped(found, partition)
-    sent = [name for name in COSTS if any(name in each for own in by_row.values() for each in own)]
-    pairs = [(word, title, column) for word, title in task.references.items() for column in task.compared]
+    known = {name for own in by_row.values() for each in own for name in each}
+    sent = [name for name in COSTS if name in known]
+    pairs = [
+        (word, title, column) for word, title in task.references.items() for column in task.compared
+    ]
     header = ["row", *task.columns.values()]
     header += [f"{task.columns[column]}, to {word}" for word, _, column in pairs]
     header += [COSTS[name] for name in sent]
@@ -113,8 +112,11 @@ def titled(found: Sequence[Record], task: Task, partition: str) -> str:
 def hyperparameters(found: Sequence[Record]) -> str:
     """Return the table of the values of each row in its last record."""
     values = {record["row"]: record["values"] for record in found if record["trial"] is None}
-    body = [[row, ", ".join(f"{key} {each}" for key, each in values[row].items())] for row in values]
-    return table(["row", "hyperparameters"], body)
+    written = {
+        row: ", ".join(f"{name} {value}" for name, value in own.items())
+        for row, own in values.items()
+    }
+    return table(["row", "hyperparameters"], list(written.items()))
 
 
 def save_all(found: Sequence[Record], name: str, task: Task, folder: Path) -> None:
