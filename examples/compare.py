@@ -19,7 +19,8 @@ from typing import Any
 from tqdm import tqdm
 
 import tasks
-from tasks import records, runs, tables
+from studies import records
+from tasks import runs, tables
 from tasks.core import Machine, Row, Task, TaskError
 from tasks.runs import Cell
 from tasks.tuning import TUNING_SEED

@@ -17,13 +17,19 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fedprompt as fp
+import photographs
 from fedprompt.interfaces import ResumableTrunk
 from fedprompt.methods import METHODS, Federation, VitSetting
 from fedprompt.methods.setting import PromptedModel
-from tasks import photographs
+from photographs import HALF, Photographs
+from studies.photo.networks import (
+    Convolutional,
+    ConvolutionalModel,
+    TailTrunk,
+    as_inputs,
+    small_network,
+)
 from tasks.core import NEWCOMERS, Machine, Row, Task, TaskError, Trial
-from tasks.networks import Convolutional, ConvolutionalModel, TailTrunk, as_inputs, small_network
-from tasks.photographs import HALF, Photographs
 from tasks.tuning import rates
 
 IMAGE_SIZE, START = 56, 9  # pixels, and first block of a client

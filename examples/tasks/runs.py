@@ -14,7 +14,8 @@ from typing import Any
 import torch
 
 import tasks
-from tasks import figures, records
+from studies import records
+from tasks import figures
 from tasks.core import Machine, Row
 
 NAMED = ("task", "partition", "row", "seed", "trial")

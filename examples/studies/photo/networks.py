@@ -15,8 +15,8 @@ from torch import Tensor
 
 import fedprompt as fp
 from fedprompt.interfaces import ResumableTrunk
-from fedprompt.methods.setting import PromptedModel
-from tasks.photographs import HALF, prepared
+from methods.federation import PromptedModel
+from photographs import HALF, prepared
 
 
 def as_inputs(positions: Tensor) -> Tensor:

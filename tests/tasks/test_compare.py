@@ -1,0 +1,153 @@
+"""The program that makes tables: cells, records, flags, and that a check finds a difference."""
+
+import json
+import sys
+
+import pytest
+import torch
+
+import compare
+import tasks
+from fedprompt.methods import METHODS, registry
+from tasks import TASKS, core, digits, figures, runs, tables
+from tasks.core import Machine, Row
+from tasks.runs import Cell
+
+FEW = ["--shrink", "0.01", "--workers", "1", "--partitions", "few"]
+MINE = '''
+"""A method of one's own."""
+import fedprompt as fp
+from fedprompt.methods import register
+
+
+@register("Mine", families=("one model",), search={"learning_rate": (1e-3, 1e-1)})
+def mine_alone(setting, *, learning_rate=1e-2):
+    """Nothing is trained."""
+    def train(data, answer, state):
+        return {}, state
+
+    def predict(data, answer, state):
+        return setting.model(data.id, {})
+
+    return fp.Method(train, fp.averaging_server({}), predict)
+'''
+
+
+@pytest.fixture
+def run(tmp_path):
+    def call(*arguments):
+        compare.main([*arguments, "--records", str(tmp_path), "--out", str(tmp_path / "out")])
+        return tmp_path
+
+    return call
+
+
+@pytest.mark.parametrize("name", ["digits", "networks", "clip"])
+def test_a_task_runs_two_methods_and_says_that_it_is_shrunk(name, run, capsys):
+    methods = {"digits": "fedprox,local", "networks": "fedproto,local", "clip": "promptfl,coop"}
+    folder = run("--task", name, "--methods", methods[name], *FEW)
+    assert "0.01 of the rounds and images" in capsys.readouterr().out
+    lines = (folder / f"{name}-shrunk.jsonl").read_text().splitlines()
+    records = [json.loads(line) for line in lines]
+    assert len(records) == 2
+    assert {"commit", "version", "torch", "date"} <= {*records[0], "commit"}
+    assert (folder / "out" / f"{name}-few.csv").exists()
+
+
+def test_a_finished_cell_is_not_run_again(run, monkeypatch):
+    run("--methods", "local", *FEW)
+    monkeypatch.setattr(runs, "run", None)
+    run("--methods", "local", *FEW)
+
+
+def test_a_method_of_a_file_takes_part(run, tmp_path, capsys, monkeypatch):
+    (tmp_path / "mine.py").write_text(MINE)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(registry, "METHODS", dict(METHODS))
+    for module in (tasks, core, digits):
+        monkeypatch.setattr(module, "METHODS", registry.METHODS)
+    run("--methods", f"{tmp_path}/mine.py:mine_alone,local", *FEW)
+    assert "| Mine " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--methods", "nothing"], "`--methods` must name ditto, "),
+        (["--methods", "local,local"], "`--methods` must name each once; got 'local' twice."),
+        (["--partitions", "iid"], "`--partitions` must name dirichlet, domains, few; got 'iid'."),
+        (["--methods", "none.py:f"], "`--methods` must name an existing Python file; got none.py."),
+        (["--rows", "FedAvg"], "`--rows` must name Ditto, "),
+    ],
+)
+def test_a_mistake_ends_with_one_line_and_exit_code_2(arguments, message, run, capsys):
+    with pytest.raises(SystemExit) as error:
+        run(*arguments)
+    assert error.value.code == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"compare.py: {message}")
+    assert said.count("\n") == 1
+
+
+def test_a_check_runs_recorded_cells_again_and_finds_a_difference(tmp_path, capsys):
+    cell = Cell(
+        "digits",
+        "few",
+        Row("Local training", "local", {"learning_rate": 0.01}),
+        0,
+        None,
+        Machine(shrink=0.01),
+    )
+    record = cell.named() | figures_of(cell)
+    path = tmp_path / "digits.jsonl"
+    arguments = ["--check", "1", "--shrink", "0.01", "--records", str(tmp_path)]
+    path.write_text(json.dumps(record) + "\n")
+    compare.main(arguments)
+    path.write_text(json.dumps(record | {"own": 0.5}) + "\n")
+    with pytest.raises(SystemExit):
+        compare.main(arguments)
+    assert "own 0.5, now" in capsys.readouterr().err
+
+
+def figures_of(cell):
+    return runs.records.rounded(runs.run(cell))
+
+
+def test_a_cell_that_fails_does_not_lose_the_others(tmp_path):
+    good = Row("Local training", "local", {"learning_rate": 0.01})
+    rows = [Row("FedProx", "fedprox", {"learning_rate": -1.0}), good]
+    cells = [Cell("digits", "few", row, 0, None, Machine(shrink=0.01)) for row in rows]
+    with pytest.raises(RuntimeError, match="1 runs failed"):
+        runs.run_all(cells, tmp_path / "r.jsonl", workers=1)
+    assert len(runs.load(tmp_path / "r.jsonl")) == 1
+
+
+def test_accuracies_are_those_of_the_mixes():
+    trial = TASKS["digits"].make(
+        "few", TASKS["digits"].rows("few")[0], seed=0, machine=Machine(shrink=0.01), validate=False
+    )
+    classes = trial.test_cells % 10
+    right = figures.by_cell(classes, trial)
+    assert figures.mixed(right, trial.mixes[0]) == 1.0
+    wrong = torch.where(classes == 3, 4, classes)
+    share = trial.mixes[0, 3] / trial.mixes[0].sum()
+    found = figures.mixed(figures.by_cell(wrong, trial), trial.mixes[0])
+    assert found == pytest.approx(1 - share.item())
+
+
+def test_the_paired_interval_is_that_of_students_t():
+    own = [{"seed": seed, "own": 0.5 + 0.01 * seed} for seed in range(5)]
+    other = [{"seed": seed, "own": 0.5} for seed in range(5)]
+    assert tables.difference(own, other, "own") == "+2.0 ± 2.0"  # 2.776 * 1.581 / sqrt(5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in TASKS if name.startswith("ablations")])
+def test_every_row_of_an_ablation_runs(name, tmp_path):
+    task = TASKS[name]
+    for partition in task.partitions:
+        cells = [
+            Cell(name, partition, row, 0, None, Machine(shrink=0.02))
+            for row in task.rows(partition)
+        ]
+        assert len(runs.run_all(cells, tmp_path / "r.jsonl", workers=1)) == len(cells)
