@@ -41,13 +41,13 @@ def feddistill(
     """FedDistill."""
     classes = setting.num_classes
     unknown = fp.Weighted(torch.zeros(classes, classes), torch.zeros(classes))
+    guide = {"weight": distillation_weight, "loss": soft_cross_entropy}
 
     def train(data, answer, state):
         model, pieces = predict(data, answer, state), []
         optimizer = data.optimizer(model, learning_rate)
         for images, labels in data.batches():
             logits = model(images)
-            guide = {"weight": distillation_weight, "loss": soft_cross_entropy}
             loss = fp.guided_loss(logits, logits, labels, answer["logits"], **guide)
             optimizer.zero_grad()
             loss.backward()

@@ -36,12 +36,11 @@ def fedhe(
     unknown = fp.Weighted(torch.zeros(classes, classes), torch.zeros(classes))
 
     def train(data, answer, state):
-        model, pieces = predict(data, answer, state), []
+        model, teacher, pieces = predict(data, answer, state), answer["logits"], []
         optimizer = data.optimizer(model, learning_rate)
         for images, labels in data.batches():
             logits = model(images)
-            guide = answer["logits"]
-            loss = fp.guided_loss(logits, logits, labels, guide, weight=distillation_weight)
+            loss = fp.guided_loss(logits, logits, labels, teacher, weight=distillation_weight)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
