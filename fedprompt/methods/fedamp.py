@@ -42,7 +42,7 @@ def fedamp(
     temperature: float = 10.0,
 ) -> fp.Method:
     """FedAMP."""
-    model = setting.new_model()
+    model, clients = setting.new_model(), sorted(setting.clients)
     first = fp.collect(model, weight=1.0)
 
     def train(data, answer, state):
@@ -58,16 +58,20 @@ def fedamp(
         return fp.collect(model, weight=1.0), fp.snapshot(model)
 
     def answer(client, state):
-        own, rows = dict(state["own"]), state["attention"]
-        if str(client) not in own:
-            own[str(client)] = first
-            rows = attention(fp.distances(list(own.values())), temperature)
-        row = rows[list(own).index(str(client))]
-        return fp.mixtures(list(own.values()), row[None])[0]
+        row = clients.index(client) if client in clients else -1
+        return fp.mixtures(models(state["own"]), state["attention"][row, None])[0]
 
     def step(server_round, payloads, state):
         own = state["own"] | {str(client): each for client, each in payloads.items()}
-        return {"own": own, "attention": attention(fp.distances(list(own.values())), temperature)}
+        return {"own": own, "attention": rows(own)}
+
+    def models(own):
+        return [*(own.get(str(client), first) for client in clients), first]  # last: a newcomer
+
+    def rows(own):
+        distances = fp.distances(models(own))
+        known = F.pad(attention(distances[:-1, :-1], temperature), (0, 1))
+        return torch.cat([known, attention(distances, temperature)[-1:]])
 
     def predict(data, answer, state):
         fp.load_values(model, state or answer)
@@ -76,9 +80,8 @@ def fedamp(
     def form(client):
         return fp.collect(model, weight=0)
 
-    own = {str(client): first for client in setting.clients}
-    state = {"own": own, "attention": attention(fp.distances(list(own.values())), temperature)}
-    return fp.Method(train, fp.Server(state, answer, step), predict, form=form)
+    server = fp.Server({"own": {}, "attention": rows({})}, answer, step)
+    return fp.Method(train, server, predict, form=form)
 
 
 def attention(distances: Tensor, temperature: float) -> Tensor:

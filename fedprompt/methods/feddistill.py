@@ -2,11 +2,11 @@
 
 The teacher of a client leaves its logits out, so that it does not learn from itself. The loss is
 the cross-entropy to the softmax of the teacher. Logits are collected during training. Jeong et al.,
-"Communication-Efficient On-Device Machine Learning:
-Federated Distillation and Augmentation under Non-IID Private Data", NeurIPS workshop 2018.
+"Communication-Efficient On-Device Machine Learning: Federated Distillation and Augmentation under
+Non-IID Private Data", NeurIPS workshop 2018.
 
-Up: C(C + 1) numbers, which are mean logits and a count for each class in the batches. Down: the
-same, for each class that another client sent.
+Up: C(C + 1) numbers, which are mean logits and a count for each class in the batches. Down: C
+weights, and C mean logits for each class that another client sent.
 
 Deviations: the augmentation of the paper, which needs samples on the server, is another method.
 Clients that are not in a round count with their last logits.
@@ -41,13 +41,13 @@ def feddistill(
     """FedDistill."""
     classes = setting.num_classes
     unknown = fp.Weighted(torch.zeros(classes, classes), torch.zeros(classes))
+    guide = {"weight": distillation_weight, "loss": soft_cross_entropy}
 
     def train(data, answer, state):
         model, pieces = predict(data, answer, state), []
         optimizer = data.optimizer(model, learning_rate)
         for images, labels in data.batches():
             logits = model(images)
-            guide = {"weight": distillation_weight, "loss": soft_cross_entropy}
             loss = fp.guided_loss(logits, logits, labels, answer["logits"], **guide)
             optimizer.zero_grad()
             loss.backward()

@@ -32,6 +32,8 @@ from fedprompt.methods.setting import VitSetting
 class Mixture(nn.Module):
     """Components with different initial values, and the mixture weights of a client."""
 
+    weights: Tensor
+
     def __init__(self, setting: VitSetting, number: int) -> None:
         super().__init__()
         seeds = [setting.seed + 1000 * each for each in range(number)]

@@ -52,8 +52,8 @@ def fedgh(
     server_steps: int = 20,
 ) -> fp.Method:
     """FedGH."""
-    head = setting.new_model().head
-    unknown = torch.zeros(setting.num_classes, head.in_features), torch.zeros(setting.num_classes)
+    classes, head = setting.num_classes, setting.new_model().head
+    unknown = fp.Weighted(torch.zeros(classes, head.in_features), torch.zeros(classes))
 
     def train(data, answer, state):
         model = predict(data, answer, state)
@@ -65,8 +65,7 @@ def fedgh(
             optimizer.step()
         with torch.no_grad():
             images, labels = data.own()
-            features = model.features(images)
-        own = fp.class_means(features, labels, num_classes=setting.num_classes)
+            own = fp.class_means(model.features(images), labels, num_classes=classes)
         return {"prototypes": own}, fp.snapshot(model)
 
     def answer(client, state):
@@ -84,6 +83,6 @@ def fedgh(
         return model
 
     def form(client):
-        return {"prototypes": fp.Weighted(*unknown)}
+        return {"prototypes": unknown}
 
     return fp.Method(train, fp.Server(fp.snapshot(head), answer, step), predict, form=form)

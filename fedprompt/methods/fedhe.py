@@ -4,8 +4,8 @@ Logits are collected during training, so no further forward pass is needed. Clie
 synchronized: the server adds each message to its mean when it is received. Chan and Ngai, "FedHe:
 Heterogeneous Models and Communication-Efficient Federated Learning", MSN 2021.
 
-Up: C(C + 1) numbers, which are mean logits and a count for each class in the batches. Down: the
-same, for each known class.
+Up: C(C + 1) numbers, which are mean logits and a count for each class in the batches. Down: C
+weights, and C mean logits for each known class.
 
 Deviations: the server averages at the end of a round and never restarts its mean. The authors' code
 restarts it after every ten messages a client, which are more than the rounds of this study.
@@ -36,12 +36,11 @@ def fedhe(
     unknown = fp.Weighted(torch.zeros(classes, classes), torch.zeros(classes))
 
     def train(data, answer, state):
-        model, pieces = predict(data, answer, state), []
+        model, teacher, pieces = predict(data, answer, state), answer["logits"], []
         optimizer = data.optimizer(model, learning_rate)
         for images, labels in data.batches():
             logits = model(images)
-            guide = answer["logits"]
-            loss = fp.guided_loss(logits, logits, labels, guide, weight=distillation_weight)
+            loss = fp.guided_loss(logits, logits, labels, teacher, weight=distillation_weight)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

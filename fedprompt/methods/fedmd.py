@@ -4,8 +4,8 @@ A client first learns from the mean logits of the last round (the digest). It th
 own images (the revisit), and sends its new logits. Li and Wang, "FedMD: Heterogenous Federated
 Learning via Model Distillation", NeurIPS workshop 2019.
 
-Up: N(C + 1) numbers for N public images, which are logits and a weight for each image. Down: NC
-numbers.
+Up: N(C + 1) numbers for N public images, which are logits and a weight for each image. Down: NC + 1
+numbers, which are the mean logits and one weight. In the first round, only the weight.
 
 Deviations: public images have no labels here, so the training on public labels that precedes the
 paper's rounds is left out. The trunks are pretrained instead. Digest and revisit have half of the
@@ -35,16 +35,16 @@ from fedprompt.methods.setting import VitSetting
 def fedmd(setting: VitSetting, *, learning_rate: float = 1e-2) -> fp.Method:
     """FedMD."""
     public, count = setting.public, len(setting.public)
-    unknown = fp.Weighted(torch.zeros(count, setting.num_classes), torch.zeros(count))
+    zeros = torch.zeros(count, setting.num_classes)
 
     def train(data, answer, state):
-        model, consensus = predict(data, answer, state), answer["logits"]
+        model, (consensus, known) = predict(data, answer, state), answer["logits"]
         optimizer = data.optimizer(model, learning_rate)
-        digested = data.steps // 2 if consensus.weight.any() else 0  # from the second round on
+        digested = data.steps // 2 if known > 0 else 0  # from the second round on
         draw = data.generator("public")
         for _ in range(digested):
             chosen = torch.randperm(count, generator=draw)[: setting.batch_size]
-            loss = F.l1_loss(model(public[chosen]), consensus.value[chosen])
+            loss = F.l1_loss(model(public[chosen]), consensus[chosen])
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -61,12 +61,14 @@ def fedmd(setting: VitSetting, *, learning_rate: float = 1e-2) -> fp.Method:
         return state
 
     def step(server_round, payloads, state):
-        return fp.weighted_mean(payloads.values())
+        mean = fp.weighted_mean(payloads.values())["logits"]
+        return {"logits": fp.Weighted(mean.value, torch.tensor(1.0))}
 
     def predict(data, answer, state):
         return setting.model(data.id, state)
 
     def form(client):
-        return {"logits": unknown}
+        return {"logits": fp.Weighted(zeros, torch.zeros(count))}
 
-    return fp.Method(train, fp.Server({"logits": unknown}, answer, step), predict, form=form)
+    first = {"logits": fp.Weighted(zeros, torch.tensor(0.0))}
+    return fp.Method(train, fp.Server(first, answer, step), predict, form=form)

@@ -8,9 +8,14 @@ Up: prompts and head; in the first round of a client also its n/M mean images wi
 n images in groups of M.
 Down: prompts and head, and the mean images that the client has not received yet.
 
+A round has two exchanges: means and values, then the training. The number of means depends on the
+data of a client, so messages have no fixed form.
+
 Deviations: in the paper, all clients send means before the first round. Here they send them when
-they first take part. Mean images are not augmented. The last group of a client may be smaller. A
-batch needs two backward passes.
+they first take part. Mean images are not augmented. Images that are left over join the groups, so a
+group has from M to 2M - 1 images. The mean of one image is the image itself. A client with fewer
+than M images has one group, so a client with a single image sends it. A batch needs two backward
+passes.
 
 Compared: equations of the paper, with the deviations above, float64 (label shares in float32),
 largest difference 9.9e-11 (2026-11).
@@ -44,7 +49,8 @@ def mixed_loss(
 def means(data: ClientData, group_size: int) -> dict[str, Tensor]:
     """Average the images of a client, and their labels, in groups."""
     images, labels = data.own()
-    groups = torch.randperm(len(images), generator=data.at(0).generator("means")).split(group_size)
+    order = torch.randperm(len(images), generator=data.at(0).generator("means"))
+    groups = order.tensor_split(max(1, len(images) // group_size))
     shares = F.one_hot(labels, data.setting.num_classes).float()
     return {
         "images": torch.stack([images[group].mean(0) for group in groups]),

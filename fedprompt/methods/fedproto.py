@@ -5,8 +5,8 @@ squared distance of each sample's features to the prototype of its class. The cl
 prototype is predicted. Tan et al., "FedProto: Federated Prototype Learning across Heterogeneous
 Clients", AAAI 2022.
 
-Up: C(D + 1) numbers, which are a prototype and a count for each class of the client. Down: the
-same, for each known class.
+Up: C(D + 1) numbers, which are a prototype and a count for each class of the client. Down: C
+weights, and a prototype for each known class.
 
 Deviations: clients that are not in a round count with their last prototypes, so that a prototype
 does not lose the classes of absent clients. The squared distance is the mean over the D numbers, as

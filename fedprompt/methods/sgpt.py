@@ -40,7 +40,7 @@ from fedprompt.methods.setting import VitSetting
 class GroupedModel(nn.Module):
     """Shared prompts, group prompts with their keys, and a linear head on a frozen trunk."""
 
-    def __init__(self, setting, num_groups, blocks, layers=(), offset=5e-4, averaged=False) -> None:
+    def __init__(self, setting, num_groups, blocks, layers=(), offset=5e-4, averaged=False):
         super().__init__()
         self.trunk, self.used, self.averaged = setting.trunk, set().union(*blocks), averaged
         num, (early, late) = setting.num_prompts, torch.arange(self.trunk.depth).tensor_split(2)
@@ -68,10 +68,10 @@ class GroupedModel(nn.Module):
 
     def loss(self, images: Tensor, labels: Tensor, grouped: bool) -> Tensor:
         """Compute the loss of a block, with the loss of the keys if it has groups."""
-        query = self.query(images) if grouped else None
-        chosen = [self.selector(query).indices] if grouped else []
+        query = [self.query(images)] if grouped else []
+        chosen = [self.selector(each).indices for each in query]
         loss = F.cross_entropy(self.logits(images, *chosen), labels)
-        return loss + fp.key_loss(query, self.selector.keys, *chosen) if grouped else loss
+        return loss + fp.key_loss(query[0], self.selector.keys, *chosen) if grouped else loss
 
 
 @register(
@@ -97,9 +97,8 @@ def sgpt(
     mean = fp.averaging_server(fp.snapshot(model), momentum)
 
     def train(data, answer, state):
-        predict(data, answer, state).train()
-        model.selector.start_round(answer["usage"])
-        batches = data.batches()
+        model, batches = predict(data, answer, state).train(), data.batches()
+        model.selector.start_round(answer["selector.usage"])
         for number, block in enumerate(blocks, 1):
             parts, steps = [*map(model.get_submodule, block)], data.steps // len(blocks)
             optimizer = data.optimizer(nn.ModuleList(parts), learning_rate)
@@ -113,14 +112,14 @@ def sgpt(
         return fp.collect(model, weight=data.num_examples, rows=rows), state
 
     def answer(client, state):
-        return {**state["values"], "usage": state["usage"]}
+        return {**state["values"], "selector.usage": state["usage"]}
 
     def step(server_round, payloads, state):
         used = sum(each["selector.keys"].weight for each in payloads.values())
         return {**mean.step(server_round, payloads, state), "usage": state["usage"] + used}
 
     def predict(data, answer, state):
-        fp.load_values(model, {name: answer[name] for name in mean.state["values"]})
+        fp.load_values(model, answer)
         return model.eval()
 
     def form(client):

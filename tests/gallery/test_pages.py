@@ -23,7 +23,7 @@ def pages():
 def test_pages_with_rows_of_changed_methods_say_so(pages):
     shown = {page.splitlines()[0][2:] for page in pages if "show the earlier rules" in page}
     changed = ["DP-FPL", "Ditto", "FML", "FedDistill", "FedKD", "FedMaPLe", "FedTPG", "PromptFolio"]
-    assert shown == {*changed, "pFedPT"}
+    assert shown == {*changed, "FedMix", "pFedPT"}
 
 
 @pytest.mark.parametrize("path", sorted(COMPARED.glob("*.csv")), ids=lambda path: path.stem)

@@ -25,8 +25,6 @@ from same import assert_same
 from tiny_federations import federation_of
 
 MAX_BYTES = 2**22
-GROUPS_OF_ONE = {"fedmix"}
-"""Methods that send mean images, whose last group may have one image alone."""
 
 plain = cache(method_runs.run)
 """Outcome of a run in one process, with which all laws compare."""
@@ -72,7 +70,7 @@ def untouched(call: Callable[..., Any], *arguments: Any) -> Any:
     return result
 
 
-def strict(name: str, make: Callable[[], fp.Method], names: set[str]) -> fp.Method:
+def strict(make: Callable[[], fp.Method], names: set[str]) -> fp.Method:
     """Make a new method for each call, and check what goes in and what comes out."""
     first = make()
 
@@ -86,8 +84,7 @@ def strict(name: str, make: Callable[[], fp.Method], names: set[str]) -> fp.Meth
         payload, state = untouched(
             lambda *own: make().client(data, Read(own[0], names), own[1]), answer, state
         )
-        if name not in GROUPS_OF_ONE:
-            assert not holds(payload or {}, data.own()[0]), "a message holds a row of an input"
+        assert not holds(payload or {}, data.own()[0]), "a message holds a row of an input"
         if payload is not None and first.form is not None:
             payload = through_bytes(payload, first.form(data.id))
         return payload, state
@@ -126,7 +123,7 @@ def check(make: Callable[..., fp.Method], name: str, family: str, folder: Path) 
     federation = federation_of(METHODS[name], family, **CHANGES)
     cohorts = [list(reversed(cohort)) for cohort in federation.cohorts()]
     for rounds in range(1, CHANGES["rounds"] + 1):
-        method = strict(name, lambda: make(federation), names)
+        method = strict(lambda: make(federation), names)
         (now,) = fp.run_rounds(method, federation.data, cohorts[:rounds], start=start)
         fp.save_checkpoint(now, folder)
         start = fp.load_checkpoint(folder)

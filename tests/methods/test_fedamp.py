@@ -4,10 +4,13 @@ import math
 
 import torch
 
+import fedprompt as fp
 from fedprompt.methods.fedamp import attention, fedamp
 from fedprompt.methods.local import local
 from sent_messages import sent_by
 from tiny_federations import last, parameters, vit_federation
+
+ONE = torch.tensor(1.0)
 
 
 def downs(sent, server_round):
@@ -28,6 +31,22 @@ def test_weights_of_a_mixture_sum_to_one_and_favor_similar_models():
     square = torch.tensor(9.0, requires_grad=True)
     (slope,) = torch.autograd.grad(1 - torch.exp(-square / 2.0), square)
     torch.testing.assert_close(weights[0, 2], 2.0 / 3 * slope)
+
+
+def test_a_newcomer_receives_a_mixture_without_new_distances(monkeypatch):
+    """Two clients differ from the initial model by a shift of three biases, and one is equal."""
+    method = fedamp(vit_federation(clients=[0, 1, 2]), temperature=2.0)
+    initial = {name: entry._replace(weight=ONE) for name, entry in method.form(0).items()}
+    bias, shifts = initial["head.bias"].value, (0.0, 0.5, 1.0)
+    payloads = {
+        client: initial | {"head.bias": fp.Weighted(bias + shift, ONE)}
+        for client, shift in enumerate(shifts)
+    }
+    state = method.server.step(0, payloads, method.server.state)
+    monkeypatch.delattr(fp, "distances")
+    found = method.server.answer(5, state)["head.bias"].value
+    expected = sum(math.exp(-3 * shift**2 / 2) / 4 * shift for shift in shifts)
+    torch.testing.assert_close(found, bias + expected)
 
 
 def test_at_an_infinite_temperature_everyone_receives_the_mean():

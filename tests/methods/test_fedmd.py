@@ -3,17 +3,19 @@
 import torch
 import torch.nn.functional as F
 
+import fedprompt as fp
 from fedprompt.methods.fedmd import fedmd
 from sent_messages import sent_by
-from tiny_federations import last, mixed_federation, parameters
+from tiny_federations import CLASSES, last, mixed_federation, parameters
 
 
 def test_the_consensus_is_the_mean_of_the_logits_of_the_last_round():
     made = mixed_federation(rounds=3)
     messages = sent_by(made)
     last(fedmd, made)
-    assert not any(each["logits"].weight.any() for _, _, each in messages.of("down")[:3])
+    assert {fp.num_bytes(each) for _, _, each in messages.of("down")[:3]} == {4}
     for number, _, message in messages.of("down")[3:]:
+        assert fp.num_bytes(message) == 4 * (6 * CLASSES + 1)  # six public images
         sent = [
             each["logits"].value for before, _, each in messages.of("up") if before == number - 1
         ]

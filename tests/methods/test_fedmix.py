@@ -51,13 +51,23 @@ def test_groups_of_one_image_are_the_images_and_one_group_is_their_mean():
     torch.testing.assert_close(whole["labels"][0], torch.bincount(labels, minlength=3) / 9)
 
 
+def test_images_that_are_left_over_join_the_groups():
+    """Nine images make groups of five and four, and none of one image."""
+    data = vit_federation().data(3, 0)
+    found, (images, labels) = means(data, 4), data.own()
+    for name, whole in (("images", images), ("labels", F.one_hot(labels).float())):
+        assert len(found[name]) == 2
+        torch.testing.assert_close(5 * found[name][0] + 4 * found[name][1], whole.sum(0))
+
+
 def test_each_mean_is_sent_up_once_and_down_once_to_each_client():
-    """All five clients in both rounds; 2, 2, 2, 2 and 1 groups of at most five images."""
+    """All five clients in both rounds; 6, 8, 7, 9 and 5 images in groups of at least three."""
     federation, plain = vit_federation(cohort_size=5), vit_federation(cohort_size=5)
-    last(fedmix, federation)
+    last(fedmix, federation, group_size=3)
     last(fedvpt_d, plain)
     one = 4 * (8 * 8 + 3)
-    for direction, count in (("up", 9), ("down", 5 * 9)):
+    groups = 2 + 2 + 2 + 3 + 1
+    for direction, count in (("up", groups), ("down", 5 * groups)):
         extra = federation.ledger.total(direction=direction) - plain.ledger.total(
             direction=direction
         )

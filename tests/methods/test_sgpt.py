@@ -61,9 +61,8 @@ def descend(loss, *parts):
 
 def test_the_server_counts_the_images_of_the_second_block():
     """Two of three batches of four images are in the second block, at each of three clients."""
-    federation = vit_federation(steps=3)
-    usage = last(sgpt, federation).of(0).selector.usage
-    assert usage.sum() == 2 * 4 * 3
+    usage = last(sgpt, vit_federation(steps=3)).of(0).selector.usage
+    assert usage.sum() == 2 * 2 * 4 * 3  # in two rounds
 
 
 @pytest.mark.parametrize("steps", [2, 5])
