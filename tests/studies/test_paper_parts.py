@@ -21,8 +21,8 @@ from studies.papers.federations import VitEpochs
 from studies.papers.floats import FloatPreparation
 from studies.papers.setting import Partition
 from studies.pipeline import Preparation
+from tiny_federations import last, vit_federation
 from tiny_federations import trunk as tiny_trunk
-from tiny_federations import vit_federation
 
 SIDE = 6
 
@@ -61,11 +61,11 @@ def test_border_and_head_of_a_convolutional_network_are_trained_and_the_network_
               for each in trunks]  # fmt: skip
     made = federation(trunks)
     start = made.new_model(1)
-    *_, last = fedhpl(made, learning_rate=0.1)
+    predictions = last(fedhpl, made, learning_rate=0.1)
     for trunk, values in zip(trunks, before, strict=True):
         for name, value in trunk.network.state_dict().items():
             assert torch.equal(value, values[name]), name
-    trained = dict(last.of(1).named_parameters())
+    trained = dict(predictions.of(1).named_parameters())
     assert sorted(trained) == ["head.bias", "head.weight", "prompts.columns", "prompts.rows"]
     for name, value in start.named_parameters():
         assert not torch.equal(value, trained[name]), name
@@ -178,13 +178,13 @@ def test_one_group_for_all_images_of_cifar100_has_the_five_percent_of_the_paper(
 
 def test_clusters_are_those_of_the_groups_that_sgpt_selects_for_the_test_images():
     federation = vit_federation(num_classes=100, labels=torch.arange(60) % 100)
-    *_, last = sgpt(federation, num_groups=2)
+    predictions = last(sgpt, federation, num_groups=2)
     images, cells = federation.inputs[:20], torch.arange(20)
     trial = Trial(federation, images, cells, torch.ones(1, 100), ())
-    model = last.of(0)
+    model = predictions.of(0)
     nearest = torch.cosine_similarity(model.query(images)[:, None], model.selector.keys, dim=2)
     expected = purity(nearest.argmax(1), torch.tensor(SUPERCLASSES)[cells])
-    assert cluster_accuracy(last, trial) == pytest.approx(expected)
+    assert cluster_accuracy(predictions, trial) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("name", list(TINY))
