@@ -204,18 +204,12 @@ ONE = {"a": torch.ones(2)}
             TypeError,
             r"`expect\[0\]` must be Expected\(message, \.\.\.\) or None; got a dict of length",
         ),
-        (
-            {"expect": [Expected({})]},
-            ValueError,
-            r"rank 0: `expect.message` must hold at least one name; got none",
-        ),
         ({"max_bytes": 0}, ValueError, r"`max_bytes` must be at least 1; got 0"),
         (
             {"max_bytes": 7},
             ValueError,
             r"`message` must be a blob of at most 7 bytes on every rank; got \d+ on rank 0",
         ),
-        ({"message": {}}, ValueError, r"`message` must hold at least one name; got none"),
         (
             {"message": {"a": torch.ones(2, dtype=torch.complex64)}},
             TypeError,
