@@ -11,7 +11,6 @@ from fedprompt import codecs, data, guidance, metrics, plots, privacy, selection
 # Aggregators and server rules: entries or payloads in, one out; then the next broadcast.
 from fedprompt.aggregation import (
     aggregate_by_name,
-    averaging,
     averaging_server,
     descend,
     distances,
@@ -178,7 +177,6 @@ __all__ = [
     "fedadam",
     "fedyogi",
     "update_by_name",
-    "averaging",
     # Methods and their rounds
     "Method",
     "Server",

@@ -1,7 +1,8 @@
 """Checks of arguments, and the texts of their errors: argument, rule and value."""
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from numbers import Integral
 
 import numpy as np
@@ -49,6 +50,26 @@ def check_count(argument: str, value: object, *, at_least: int = 1) -> None:
         raise wrong_type(argument, "be an integer", kind(value))
     if value < at_least:
         raise wrong_value(argument, f"be at least {at_least}", value)
+
+
+@contextmanager
+def named(where: str) -> Iterator[None]:
+    """Begin the text of an error with the place where it happened."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{where}: {error}") from error
+
+
+def checked_cohort(cohort: list[int], server_round: int) -> list[int]:
+    """Return the ids of the clients of a round, each once."""
+    with named(f"round {server_round}"):
+        for client in cohort:
+            check_count("client", client, at_least=0)
+        clients = [int(client) for client in cohort]
+        if doubled := sorted({client for client in clients if clients.count(client) > 1}):
+            raise wrong_value("cohorts", "have a client at most once in a round", doubled)
+    return clients
 
 
 def check_number(

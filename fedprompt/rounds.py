@@ -10,7 +10,15 @@ from typing import Any, Literal, NamedTuple
 import torch
 import torch.distributed as distributed
 
-from fedprompt._checks import LONGEST, check_count, kind, wrong_type, wrong_value
+from fedprompt._checks import (
+    LONGEST,
+    check_count,
+    checked_cohort,
+    kind,
+    named,
+    wrong_type,
+    wrong_value,
+)
 from fedprompt._trees import packed, to_blob
 from fedprompt.interfaces import Codec, Message, Method, Round, State
 from fedprompt.messages import Ledger
@@ -247,7 +255,7 @@ class _Engine(NamedTuple):
         new = dict(states)
 
         def train() -> dict[str, Any]:
-            clients, payloads = _checked_cohort(cohort, server_round), {}
+            clients, payloads = checked_cohort(cohort, server_round), {}
             for client in clients:
                 if self._is_here(client):
                     state = new.get(str(client), {})
@@ -278,8 +286,8 @@ class _Engine(NamedTuple):
         with _noted(f"client {client}, round {server_round}"):
             answer = self.method.server.answer(client, server)
             payload, state = self.method.client(own, answer, state)
-        with _named(f"client {client}, round {server_round}"):
-            if not (payload is None or payload == {}):
+        with named(f"client {client}, round {server_round}"):
+            if payload is not None:
                 slots("payload", payload)
             _check_state(state)
         return payload, state
@@ -291,7 +299,7 @@ class _Engine(NamedTuple):
         def digest() -> str:
             with _noted(f"server, round {server_round}"):
                 made.append(make())
-            with _named(f"server, round {server_round}"):
+            with named(f"server, round {server_round}"):
                 _check_state(made[0])
             return hashlib.sha256(to_blob(made[0], "state")).hexdigest() if self.group else ""
 
@@ -329,25 +337,6 @@ def _noted(where: str) -> Iterator[None]:
     except Exception as error:
         error.add_note(where)
         raise
-
-
-@contextmanager
-def _named(where: str) -> Iterator[None]:
-    """Begin the text of an error with the place where it happened."""
-    try:
-        yield
-    except (TypeError, ValueError) as error:
-        raise type(error)(f"{where}: {error}") from error
-
-
-def _checked_cohort(cohort: list[int], server_round: int) -> list[int]:
-    with _named(f"round {server_round}"):
-        for client in cohort:
-            check_count("client", client, at_least=0)
-        clients = [int(client) for client in cohort]
-        if doubled := sorted({client for client in clients if clients.count(client) > 1}):
-            raise wrong_value("cohorts", "have a client at most once in a round", doubled)
-    return clients
 
 
 def _check_state(state: object) -> None:

@@ -31,31 +31,6 @@ try:
 except ImportError as error:
     print(error)
 """
-SERVERS_WITHOUT_FLOWER = """
-import sys
-sys.modules["flwr"] = None
-import torch
-from fedprompt import Weighted, averaging, distances, mixtures
-from fedprompt.interfaces import PairServer
-
-class FedAMP:
-    def init(self):
-        return {client: {"head": torch.zeros(1)} for client in (3, 5)}, None
-
-    def step(self, payloads, state):
-        attention = torch.softmax(-distances(payloads.values()), 1)
-        return dict(zip(payloads, mixtures(payloads.values(), attention))), state
-
-def payload(value):
-    return {"head": Weighted(torch.tensor([value]), torch.tensor(1.0))}
-
-for server in (averaging({"head": torch.zeros(1)}, clients=(3, 5)), FedAMP()):
-    answers, state = server.init()
-    answers, state = server.step({3: payload(1.0), 5: payload(101.0)}, state)
-    values = [getattr(answer["head"], "value", answer["head"]) for answer in answers.values()]
-    print(isinstance(server, PairServer), list(answers), [value.item() for value in values])
-print(any(name.startswith("fedprompt.flower") for name in sys.modules))
-"""
 LONGEST_BODY = 40
 
 
@@ -71,29 +46,6 @@ def test_import_is_light_and_does_not_import_the_heavy_libraries(in_new_process)
 def test_without_flwr_the_error_names_the_extra_to_install(in_new_process):
     expected = "`fedprompt.flower` needs flwr 1.41 or later: pip install 'fedprompt[flower]'\n"
     assert in_new_process(WITHOUT_FLOWER) == expected
-
-
-def test_servers_are_imported_and_run_without_flwr(in_new_process):
-    """By hand: the plain mean for all, and distant clients that keep what they found."""
-    assert in_new_process(SERVERS_WITHOUT_FLOWER).splitlines() == [
-        "True [3, 5] [51.0, 51.0]",
-        "True [3, 5] [1.0, 101.0]",
-        "False",
-    ]
-
-
-def test_the_strategy_of_flower_takes_the_protocol_from_the_interfaces():
-    tree = ast.parse((ROOT / "flower" / "server.py").read_text())
-    imported = {
-        alias.name: node.module
-        for node in ast.walk(tree)
-        if isinstance(node, ast.ImportFrom)
-        for alias in node.names
-    }
-    assert imported["PairServer"] == "fedprompt.interfaces"
-    for path in (ROOT / "flower").glob("*.py"):
-        assert "Protocol" not in path.read_text()
-        assert "def averaging" not in path.read_text()
 
 
 def test_the_table_of_contents_is_complete_and_has_no_duplicates():

@@ -5,13 +5,12 @@ from fedprompt.aggregation.heterogeneous import heterogeneous_means
 from fedprompt.aggregation.krum import krum, multi_krum
 from fedprompt.aggregation.means import weighted_mean
 from fedprompt.aggregation.optimizers import fedadam, fedavgm, fedopt, fedyogi
-from fedprompt.aggregation.personal import averaging, averaging_server, distances, mixtures
+from fedprompt.aggregation.personal import averaging_server, distances, mixtures
 from fedprompt.aggregation.robust import trimmed_mean, weighted_median
 from fedprompt.aggregation.server import descend, ema, overwrite
 
 __all__ = [
     "aggregate_by_name",
-    "averaging",
     "averaging_server",
     "descend",
     "distances",

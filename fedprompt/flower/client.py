@@ -14,37 +14,38 @@ from flwr.clientapp import ClientApp
 from fedprompt._checks import wrong_value
 from fedprompt.checkpoint import load_checkpoint, save_checkpoint
 from fedprompt.flower.records import blob_of, pack, remember, remembered, unpack
-from fedprompt.interfaces import Message
+from fedprompt.flower.rounds import CLIENT, Fingerprint, checked_method, unchecked
+from fedprompt.interfaces import Method
 from fedprompt.wire import Expected, Header
 
-CLIENT = "client"  # name of the query for the client id, and key of its reply
 INITIAL: dict[str, Any] = {"asked": "", "before": {}, "after": {}}
 
 
 def client_app(
-    client: Callable[[int, int, Message, Any], tuple[Message, Any]],
+    method: Method,
+    data: Callable[[int, int], Any],
     *,
-    expect: Callable[[int], Expected],
     max_bytes: int,
+    fingerprint: Fingerprint = unchecked,
     directory: str | os.PathLike[str] | None = None,
 ) -> ClientApp:
-    """Make a ``ClientApp`` from a function that computes one round of one client.
+    """Make a ``ClientApp`` that runs the client function of a method.
 
     The app also replies to :func:`client_nodes` with its client id, the ``partition-id`` of its
-    node. A broadcast that is refused becomes an error reply, and the state is unchanged. The app
-    accepts any round number, because a later run counts from 0 again.
+    node. An answer of the server that is refused becomes an error reply, and the state is
+    unchanged. The app accepts any round number, because a later run may count from 0 again.
 
-    If the server crashes before saving and repeats a broadcast, the client recomputes its message
-    from the state it had before. The message is bitwise identical if `client` is a pure function.
+    If the server crashes before saving and repeats a round, the client recomputes its payloads from
+    the state it had before that round. So the resumed run is bitwise identical to an unbroken one.
 
     Args:
-        client: Function of client id, server_round, broadcast and state. It returns the message to
-            the server and the new state. The state is a tree as of :func:`save_checkpoint`, ``{}``
-            at first. Keep everything there, because Flower may start a new process for each
-            message.
-        expect: Function from a client id to the broadcast that it expects. Messages to the server
-            have the same fingerprint.
-        max_bytes: Maximum size of a broadcast in bytes.
+        method: Method with a `form`. An answer must have the names, shapes and dtypes of the first
+            answer to this client, ``method.server.answer(client, method.server.state)``.
+        data: Function (client, server_round) -> data of the client, as for :func:`run_rounds`. It
+            is called with the client of this node alone.
+        max_bytes: Maximum size of an answer in bytes.
+        fingerprint: Function from a client id to its :func:`fingerprint`, the same as at the
+            server. If it is not given, backbones are not compared.
         directory: Directory with a checkpoint folder for each client. A later run then continues
             from these states. Only one process at a time may run a client. If None, the state is
             kept in ``context.state``, which ends with the run.
@@ -53,31 +54,45 @@ def client_app(
         The app.
 
     Example:
-        >>> def train(client, server_round, broadcast, state):
-        ...     payload = {"head": Weighted(broadcast["head"] + client, torch.tensor(30.0))}
-        ...     return payload, {"rounds": server_round + 1}
-        >>> expected = Expected({"head": torch.zeros(2)})
-        >>> app = client_app(train, expect=lambda client: expected, max_bytes=10_000)
+        >>> def train(data, answer, state):
+        ...     payload = {"head": Weighted(answer["head"] + data, torch.tensor(30.0))}
+        ...     return payload, {"rounds": state.get("rounds", 0) + 1}
+        >>> def predict(data, answer, state):
+        ...     return answer["head"]
+        >>> def form(client):
+        ...     return {"head": Weighted(torch.zeros(2), torch.tensor(0.0))}
+        >>> server = averaging_server({"head": torch.zeros(2)})
+        >>> method = Method(train, server, predict, form=form)
+        >>> app = client_app(method, lambda client, server_round: client, max_bytes=10_000)
     """
+    checked_method(method)
 
     def handle(message: Envelope, context: Context) -> Envelope:
         own = _partition(context)
-        expected = expect(own)
+        form = method.server.answer(own, method.server.state)
+        expect = Expected(form, fingerprint(own))
         folder = None if directory is None else Path(directory, str(own))
-        broadcast, header = unpack(message.content, expect=expected, max_bytes=max_bytes)
-        asked = hashlib.sha256(blob_of(message.content)).hexdigest()
+        answer, header = unpack(message.content, expect=expect, max_bytes=max_bytes)
+        server_round, later = divmod(header.server_round, method.exchanges)
         if folder is None:
             kept = remembered(context.state) or INITIAL
         else:
             kept = load_checkpoint(folder, default={}) or INITIAL
-        before = kept["before"] if kept["asked"] == asked else kept["after"]
-        message_up, after = client(own, header.server_round, broadcast, copy.deepcopy(before))
-        reply = pack(message_up, header=Header(expected.fingerprint, header.server_round, str(own)))
-        keep = {"asked": asked, "before": before, "after": after}
+        if not later:  # a repeated round begins with the state before it
+            asked = hashlib.sha256(blob_of(message.content)).hexdigest()
+            before = kept["before"] if kept["asked"] == asked else kept["after"]
+            kept = {"asked": asked, "before": before, "after": before}
+        state = copy.deepcopy(kept["after"])
+        payload, after = method.client(data(own, server_round), answer, state)
+        reply = RecordDict()  # without a payload
+        if payload is not None:
+            up = Header(expect.fingerprint, header.server_round, str(own))
+            reply = pack(payload, header=up)
+        kept = {**kept, "after": after}
         if folder is None:
-            remember(keep, context.state)
+            remember(kept, context.state)
         else:
-            save_checkpoint(keep, folder)
+            save_checkpoint(kept, folder)
         return Envelope(reply, reply_to=message)
 
     def identify(message: Envelope, context: Context) -> Envelope:

@@ -1,22 +1,39 @@
-"""One round over Flower's grid: find the nodes of clients, send answers, validate replies."""
+"""Rounds over Flower's grid: find the nodes of clients, send answers, check replies, and step."""
 
 import logging
 import time
 from collections.abc import Callable, Container, Iterable, Mapping
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from flwr.app import ConfigRecord, RecordDict
 from flwr.app import Message as Envelope
 from flwr.serverapp import Grid
 
-from fedprompt._checks import wrong_value
-from fedprompt.flower.client import CLIENT
+from fedprompt._checks import check_count, checked_cohort, kind, wrong_type, wrong_value
 from fedprompt.flower.records import blob_of, pack
-from fedprompt.interfaces import Answers, Message
+from fedprompt.interfaces import Message, Method, State, Weighted
 from fedprompt.messages import Ledger
 from fedprompt.wire import Expected, Header, decode_payload
 
 LOG = logging.getLogger("flwr.fedprompt")  # shown in Flower's log
+CLIENT = "client"  # name of the query for the client id, and key of its reply
+Fingerprint = Callable[[int], Mapping[str, str]]
+
+
+def unchecked(client: int) -> Mapping[str, str]:
+    """Return the fingerprint of a client whose backbone is not compared."""
+    return {}
+
+
+def checked_method(method: object) -> Method:
+    """Require a method whose messages have a form."""
+    if not isinstance(method, Method):
+        raise wrong_type("method", "be a Method(client, server, predict)", kind(method))
+    check_count("method.exchanges", method.exchanges)
+    if method.form is None:
+        rule = "be given, because messages of other machines are checked"
+        raise wrong_value("method.form", rule, None)
+    return method
 
 
 def client_nodes(
@@ -68,109 +85,148 @@ def client_nodes(
 
 def run_round(
     grid: Grid,
-    answers: Answers,
+    method: Method,
+    state: State,
+    cohort: Iterable[int],
     *,
-    nodes: Mapping[int, int],
     server_round: int,
-    expect: Callable[[int], Expected],
+    nodes: Mapping[int, int],
     max_bytes: int,
+    fingerprint: Fingerprint = unchecked,
+    max_abs: float | None = None,
     timeout: float | None = None,
     ledger: Ledger | None = None,
-) -> dict[int, Message]:
-    """Send each client its answer, and return the messages that the clients send back.
+) -> State:
+    """Run one round of a method, with all its exchanges, and return the state of the server.
 
     A client without a node is left out. A reply is dropped if it is an error, corrupt, late, from
     an unknown client, or the second one of its client. The reason is logged, and the other clients
     are unaffected.
 
+    If no payload is accepted, or if the server refuses the step with a ValueError, the state does
+    not change. For example, an adaptive rule refuses values that overflow its state. The log then
+    has the reason, and the largest magnitude that each client sent.
+
     Args:
         grid: Grid of the run.
-        answers: Answers by client id, for the clients of the cohort.
-        nodes: Nodes by client id, as of :func:`client_nodes`.
+        method: Method with a `form`.
+        state: State of the server before the round.
+        cohort: Ids of the clients of the round.
         server_round: Number of the round (0-based).
-        expect: Function from a client id to the message that it should send. Answers have the same
-            fingerprint.
-        max_bytes: Maximum size in bytes of a client's message.
-        timeout: Maximum time to wait in seconds. If None, Flower decides.
+        nodes: Nodes by client id, as of :func:`client_nodes`.
+        max_bytes: Maximum size in bytes of a payload.
+        fingerprint: Function from a client id to its :func:`fingerprint`, the same as at the
+            clients. If it is not given, backbones are not compared.
+        max_abs: Largest magnitude of a value in a payload. If None, every finite number is
+            accepted.
+        timeout: Maximum time to wait for an exchange in seconds. If None, Flower decides.
         ledger: Ledger that records the messages sent and accepted.
 
     Returns:
-        Messages in the order of client ids. The dict is empty if no reply was accepted.
+        State of the server after the round.
     """
-    wire = Wire(expect, max_bytes, ledger)
-    envelopes = wire.address(answers, nodes, server_round)
-    replies = grid.send_and_receive(envelopes, timeout=timeout) if envelopes else []
-    asked = {nodes[client]: client for client in answers if client in nodes}
-    return wire.accept(replies, asked, server_round)
+    wire = Wire(checked_method(method), max_bytes, fingerprint, max_abs, ledger)
+    clients = checked_cohort(list(cohort), server_round)
+    asked = {nodes[client]: client for client in clients if client in nodes}
+    first = server_round * method.exchanges
+    for exchange in range(first, first + method.exchanges):
+        envelopes = wire.address(exchange, clients, state, nodes)
+        replies = grid.send_and_receive(envelopes, timeout=timeout) if envelopes else []
+        state = wire.step(exchange, wire.accept(exchange, replies, asked), state)
+    return state
 
 
 class Wire(NamedTuple):
-    """Encoding and decoding of one round, as two steps, because Flower's strategies have two."""
+    """Parts of one exchange, because Flower's strategies have two steps.
 
-    expect: Callable[[int], Expected]
+    Exchanges are counted over all rounds, and each message has the number of its exchange.
+    """
+
+    method: Method
     max_bytes: int
+    fingerprint: Fingerprint
+    max_abs: float | None
     ledger: Ledger | None
 
     def address(
-        self, answers: Answers, nodes: Mapping[int, int], server_round: int
+        self, exchange: int, cohort: Iterable[int], state: State, nodes: Mapping[int, int]
     ) -> list[Envelope]:
         """List one envelope for each client. Equal answers share their content, sent once."""
-        # Each object is packed once. After a checkpoint, equal answers may be several objects.
-        packed: dict[tuple[int, frozenset[tuple[str, str]]], RecordDict] = {}
+        # Each object is packed once. Equal answers may also be several objects.
+        packed: dict[tuple[int, frozenset[tuple[str, str]]], tuple[Message, RecordDict]] = {}
         contents: dict[bytes, RecordDict] = {}
         envelopes = []
-        for client, answer in answers.items():
+        for client in cohort:
             if client not in nodes:
-                LOG.warning("round %d: client %d is left out: it has no node", server_round, client)
+                text = "round %d: client %d is left out: it has no node"
+                LOG.warning(text, self._round(exchange), client)
                 continue
-            fingerprint = self.expect(client).fingerprint
+            answer = self.method.server.answer(client, state)
+            fingerprint = self.fingerprint(client)
             key = id(answer), frozenset(fingerprint.items())
             if key not in packed:
-                records = pack(answer, header=Header(fingerprint, server_round))
-                packed[key] = contents.setdefault(blob_of(records), records)
-            self._record(answer, "down", client, server_round, blob_of(packed[key]))
-            envelopes.append(
-                Envelope(packed[key], nodes[client], "train", group_id=str(server_round))
-            )
+                records = pack(answer, header=Header(fingerprint, exchange))
+                packed[key] = answer, contents.setdefault(blob_of(records), records)
+            _, content = packed[key]
+            self._record(answer, "down", client, exchange, blob_of(content))
+            envelopes.append(Envelope(content, nodes[client], "train", group_id=str(exchange)))
         return envelopes
 
     def accept(
-        self, replies: Iterable[Envelope], clients: Mapping[int, int], server_round: int
+        self, exchange: int, replies: Iterable[Envelope], clients: Mapping[int, int]
     ) -> dict[int, Message]:
-        """Decode the replies and return messages by client id; `clients` has client ids by node."""
-        messages: dict[int, Message] = {}
+        """Decode the replies and return payloads by client id; `clients` has client ids by node."""
+        payloads: dict[int, Message | None] = {}
         for reply in replies:
             node = reply.metadata.src_node_id
             try:
-                if node not in clients or clients[node] in messages:
+                if node not in clients or clients[node] in payloads:
                     raise wrong_value("reply", "come from a node that was asked, once", "another")
-                blob = blob_of(_content(reply))
-                messages[clients[node]] = self._decoded(blob, clients[node], server_round)
+                client, content = clients[node], _content(reply)
+                # A client replies without records if it has no payload.
+                payloads[client] = self._decoded(content, client, exchange) if content else None
             except ValueError as error:
                 text = "round %d: a reply of node %d is left out: %.300s"
-                LOG.warning(text, server_round, node, error)
-        return dict(sorted(messages.items()))
+                LOG.warning(text, self._round(exchange), node, error)
+        return {client: each for client, each in sorted(payloads.items()) if each is not None}
 
-    def _decoded(self, blob: bytes, client: int, server_round: int) -> Message:
-        expect = self.expect(client)._replace(server_round=server_round, client_id=str(client))
-        message, _ = decode_payload(blob, expect=expect, max_bytes=self.max_bytes)
-        self._record(message, "up", client, server_round, blob)
-        return message
+    def step(self, exchange: int, payloads: Mapping[int, Message], state: State) -> State:
+        """Step the server, or keep its state without payloads and if it refuses them."""
+        now = self._round(exchange)
+        try:
+            return self.method.server.step(now, payloads, state) if payloads else state
+        except ValueError as error:
+            each = [f"{client}: {_largest(payload):.3g}" for client, payload in payloads.items()]
+            text = "round %d is dropped: %.300s Largest magnitude of each client: %s"
+            LOG.warning(text, now, error, ", ".join(each))
+            return state
+
+    def _round(self, exchange: int) -> int:
+        return exchange // self.method.exchanges
+
+    def _decoded(self, content: RecordDict, client: int, exchange: int) -> Message:
+        form: Any = self.method.form
+        fingerprint = self.fingerprint(client)
+        expect = Expected(form(client), fingerprint, exchange, str(client), self.max_abs)
+        blob = blob_of(content)
+        payload, _ = decode_payload(blob, expect=expect, max_bytes=self.max_bytes)
+        self._record(payload, "up", client, exchange, blob)
+        return payload
 
     def _record(
         self,
         message: Message,
         direction: Literal["up", "down"],
         client: int,
-        server_round: int,
+        exchange: int,
         blob: bytes,
     ) -> None:
-        if self.ledger is not None:
+        if self.ledger is not None and message:
             self.ledger.record(
                 message,
                 direction=direction,
                 client=client,
-                server_round=server_round,
+                server_round=self._round(exchange),
                 framed=len(blob),
             )
 
@@ -201,3 +257,10 @@ def _client_of(reply: Envelope) -> int:
     if type(client) is not int or client < 0:
         raise wrong_value("partition-id", "be an integer of at least 0", repr(client))
     return client
+
+
+def _largest(message: Message) -> float:
+    """Return the largest magnitude of the floating-point values of a message, or 0 without any."""
+    values = [entry.value if isinstance(entry, Weighted) else entry for entry in message.values()]
+    known = [value for value in values if value.is_floating_point() and value.numel()]
+    return max((value.abs().max().item() for value in known), default=0.0)

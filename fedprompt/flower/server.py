@@ -1,36 +1,36 @@
-"""Flower strategies for any server."""
+"""Flower strategies for any method."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
+from itertools import islice
 
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.app import Message as Envelope
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
-from fedprompt._checks import wrong_value
-from fedprompt.flower.rounds import LOG, Wire, client_nodes
-from fedprompt.interfaces import Message, PairServer, Weighted
+from fedprompt._checks import checked_cohort, kind, wrong_type, wrong_value
+from fedprompt.flower.rounds import LOG, Fingerprint, Wire, checked_method, client_nodes, unchecked
+from fedprompt.interfaces import Method, Round
 from fedprompt.messages import Ledger
-from fedprompt.wire import Expected
 
 
 class ServerStrategy(Strategy):
-    """Flower strategy that runs a :class:`~fedprompt.interfaces.PairServer`.
+    """Flower strategy that runs the server of a method.
 
-    ``strategy.start(grid, ArrayRecord(), num_rounds=3)`` runs the rounds. Each round is a
-    :func:`run_round` and a step with the accepted messages. The strategy does not evaluate.
-
-    If no message is accepted, or if the server refuses the step with a ValueError, answers and
-    state are unchanged and the run goes on. For example, an adaptive rule refuses values that
-    overflow its state. One line of the log has the reason, and the largest magnitude that each
-    client sent. To refuse only the message of the client at fault, set ``max_abs`` in `expect`.
+    ``strategy.start(grid, ArrayRecord(), num_rounds=3 * method.exchanges)`` runs three rounds,
+    because each exchange is a round of Flower. Replies and steps are as in :func:`run_round`. The
+    strategy does not evaluate. To save after each round, pass a function as `evaluate_fn`.
 
     Args:
-        server: Server, such as :func:`averaging`.
-        cohort: Function from the round (0-based, although Flower counts from 1) to the ids of its
-            clients. `server` must have an answer for each.
-        expect: Function from a client id to the message that it should send.
-        max_bytes: Maximum size in bytes of a client's message.
+        method: Method with a `form`.
+        cohorts: Ids of the clients of each round, from round 0 on, as for :func:`run_rounds`.
+        start: Round to continue from, for example of :func:`load_checkpoint`. Cohorts up to it are
+            read and skipped. If None, the run begins with the state of the method's server.
+        max_bytes: Maximum size in bytes of a payload.
+        fingerprint: Function from a client id to its :func:`fingerprint`, the same as at the
+            clients. If it is not given, backbones are not compared.
+        max_abs: Largest magnitude of a value in a payload. The payload of a client that sends more
+            is dropped. If None, every finite number is accepted.
         nodes: Nodes by client id, as printed when a node was registered. No node can then pose as
             another client. If None, nodes report their client ids (:func:`client_nodes`).
         patience: Maximum time in seconds to wait for clients of the cohort that are not connected,
@@ -38,70 +38,70 @@ class ServerStrategy(Strategy):
         ledger: Ledger that records the messages sent and accepted.
 
     Attributes:
-        answers: Answers by client id, after the last step.
-        state: State of the server.
+        now: Last :class:`Round` that ended. Its `clients` are empty, because the states of clients
+            are at their nodes.
         nodes: Nodes by client id.
 
     Example:
-        >>> expected = Expected({"head": Weighted(torch.zeros(2), torch.tensor(0.0))})
-        >>> strategy = ServerStrategy(
-        ...     averaging({"head": torch.zeros(2)}, clients=range(3)),
-        ...     cohort=lambda server_round: [0, 2],
-        ...     expect=lambda client: expected,
-        ...     max_bytes=10_000,
-        ... )
-        >>> strategy.answers[2]
-        {'head': tensor([0., 0.])}
+        >>> server = averaging_server({"head": torch.zeros(2)})
+        >>> form = lambda client: {"head": Weighted(torch.zeros(2), torch.tensor(0.0))}
+        >>> train = lambda data, answer, state: (form(data), state)
+        >>> method = Method(train, server, predict=lambda *all: None, form=form)
+        >>> strategy = ServerStrategy(method, [[0, 2], [1, 2]], max_bytes=10_000)
+        >>> strategy.now.server_round, strategy.now.server["values"]
+        (-1, {'head': tensor([0., 0.])})
     """
 
     def __init__(
         self,
-        server: PairServer,
+        method: Method,
+        cohorts: Iterable[Iterable[int]],
         *,
-        cohort: Callable[[int], Iterable[int]],
-        expect: Callable[[int], Expected],
         max_bytes: int,
+        start: Round | None = None,
+        fingerprint: Fingerprint = unchecked,
+        max_abs: float | None = None,
         nodes: Mapping[int, int] | None = None,
         patience: float = 60.0,
         ledger: Ledger | None = None,
     ) -> None:
-        self.server = server
-        self.cohort = cohort
+        if not isinstance(start, Round | None):
+            raise wrong_type("start", "be a Round or None", kind(start))
+        self.method = checked_method(method)
+        self.now = start or Round(-1, method.server.state, {})
         self.patience = patience
-        self.answers, self.state = server.init()
         self.nodes = dict(nodes or {})
         self._registered = nodes is not None
-        self._wire = Wire(expect, max_bytes, ledger)
+        self._cohorts = islice(cohorts, self.now.server_round + 1, None)
+        self._cohort: list[int] = []
+        self._state = self.now.server
+        self._exchange = (self.now.server_round + 1) * method.exchanges
+        self._wire = Wire(method, max_bytes, fingerprint, max_abs, ledger)
         self._asked = dict[int, int]()
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Envelope]:
-        """Send the answers of the cohort."""
-        drawn = list(self.cohort(server_round - 1))
-        if unknown := [client for client in drawn if client not in self.answers]:
-            raise wrong_value("cohort", "name clients that have an answer", unknown)
-        if not self._registered:
-            self.nodes = client_nodes(grid, drawn, known=self.nodes, timeout=self.patience)
-        self._asked = {self.nodes[client]: client for client in drawn if client in self.nodes}
-        answers = {client: self.answers[client] for client in drawn}
-        return self._wire.address(answers, self.nodes, server_round - 1)
+        """Send the answers of the cohort, which is drawn in the first exchange of a round."""
+        if self._exchange % self.method.exchanges == 0:
+            self._cohort = self._draw(self._exchange // self.method.exchanges)
+            if not self._registered:
+                known = self.nodes
+                self.nodes = client_nodes(grid, self._cohort, known=known, timeout=self.patience)
+            self._asked = {self.nodes[each]: each for each in self._cohort if each in self.nodes}
+        return self._wire.address(self._exchange, self._cohort, self._state, self.nodes)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Envelope]
     ) -> tuple[None, MetricRecord]:
-        """Step the server with the accepted messages, or drop the round if it refuses them."""
-        messages = self._wire.accept(replies, self._asked, server_round - 1)
-        if messages:
-            try:
-                self.answers, self.state = self.server.step(messages, self.state)
-            except ValueError as error:
-                largest = ", ".join(
-                    f"{client}: {_largest(message):.3g}" for client, message in messages.items()
-                )
-                text = "round %d is dropped: %.300s Largest magnitude of each client: %s"
-                LOG.warning(text, server_round - 1, error, largest)
-        return None, MetricRecord({"asked": len(self._asked), "accepted": len(messages)})
+        """Step the server with the accepted payloads."""
+        payloads = self._wire.accept(self._exchange, replies, self._asked)
+        self._state = self._wire.step(self._exchange, payloads, self._state)
+        self._exchange += 1
+        ended, more = divmod(self._exchange, self.method.exchanges)
+        if not more:
+            self.now = Round(ended - 1, self._state, {})
+        return None, MetricRecord({"asked": len(self._asked), "accepted": len(payloads)})
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -113,16 +113,10 @@ class ServerStrategy(Strategy):
         """Ignore replies, because nothing was sent."""
 
     def summary(self) -> None:
-        """Log the server and its number of clients."""
-        LOG.info(
-            "\t├── %s: %d clients, each with its own answer",
-            type(self.server).__name__,
-            len(self.answers),
-        )
+        """Log the exchanges of a round."""
+        LOG.info("\t├── exchanges in a round: %d", self.method.exchanges)
 
-
-def _largest(message: Message) -> float:
-    """Return the largest magnitude of the floating-point values of a message, or 0 without any."""
-    values = [entry.value if isinstance(entry, Weighted) else entry for entry in message.values()]
-    known = [value for value in values if value.is_floating_point() and value.numel()]
-    return max((value.abs().max().item() for value in known), default=0.0)
+    def _draw(self, server_round: int) -> list[int]:
+        for cohort in self._cohorts:
+            return checked_cohort(list(cohort), server_round)
+        raise wrong_value("cohorts", f"have a cohort for round {server_round}", "no more")

@@ -7,7 +7,6 @@ piece can replace one of the library wherever it fits the protocol. Nothing here
 
 from fedprompt.interfaces.methods import Method, Round, Server, State
 from fedprompt.interfaces.nouns import (
-    Answers,
     ClassNames,
     Coupling,
     Encoded,
@@ -21,7 +20,6 @@ from fedprompt.interfaces.nouns import (
 from fedprompt.interfaces.protocols import (
     Aggregator,
     Codec,
-    PairServer,
     PromptSelector,
     ResumableTrunk,
     ServerRule,
@@ -34,14 +32,12 @@ from fedprompt.interfaces.protocols import (
 
 __all__ = [
     "Aggregator",
-    "Answers",
     "ClassNames",
     "Codec",
     "Coupling",
     "Encoded",
     "Message",
     "Method",
-    "PairServer",
     "Payload",
     "PromptSelector",
     "PromptStream",

@@ -26,9 +26,6 @@ Payload = Mapping[str, Weighted]
 Message = Mapping[str, Tensor | Weighted]
 """Tensors or entries by name: anything that is sent."""
 
-Answers = Mapping[int, Message]
-"""Messages of a server by client id."""
-
 
 class PromptStream(NamedTuple):
     """Prompt tokens that enter a transformer. Several streams can enter together.

@@ -11,7 +11,6 @@ from jaxtyping import Float, Num
 from torch import Tensor
 
 from fedprompt.interfaces.nouns import (
-    Answers,
     Coupling,
     Message,
     Payload,
@@ -73,17 +72,6 @@ class ServerRule(Protocol):
     ) -> tuple[dict[str, Tensor], Mapping[str, Any]]: ...
     def step(self, previous: Any, mean: Any, state: Mapping[str, Any], /) -> Any:
         """Return the new value and the new state; names that the mean lacks keep both."""
-
-
-@runtime_checkable
-class PairServer(Protocol):
-    """Pair of ``init`` and ``step``: an answer for each client from the payloads of all clients."""
-
-    def init(self) -> tuple[Answers, Any]:
-        """Return the first answers by client id, and the state."""
-
-    def step(self, payloads: Mapping[int, Message], state: Any, /) -> tuple[Answers, Any]:
-        """Return the next answers and state; `payloads` are in the order of client ids."""
 
 
 @runtime_checkable

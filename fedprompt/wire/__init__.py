@@ -4,7 +4,7 @@ from fedprompt.wire.decode import decode_payload
 from fedprompt.wire.encode import encode_payload
 from fedprompt.wire.files import open_payload, save_payload
 from fedprompt.wire.format import Expected, Header
-from fedprompt.wire.gather import gather_messages, gather_trees
+from fedprompt.wire.gather import gather_trees
 from fedprompt.wire.receive import receive
 
 __all__ = [
@@ -12,7 +12,6 @@ __all__ = [
     "Header",
     "decode_payload",
     "encode_payload",
-    "gather_messages",
     "gather_trees",
     "open_payload",
     "receive",

@@ -38,8 +38,8 @@ def encode_payload(message: Message, *, header: Header) -> bytes:
 
     Raises:
         TypeError: If a dtype is complex or narrower than 8 bits, or a tensor is not dense.
-        ValueError: If `message` is empty or has a reserved name, a value is NaN or infinite, a
-            weight is negative, or `header` is longer than 16 KiB.
+        ValueError: If `message` has a reserved name, a value is NaN or infinite, a weight is
+            negative, or `header` is longer than 16 KiB.
 
     Example:
         >>> message = {"head": Weighted(torch.zeros(3, 4), torch.tensor([2.0, 0.0, 1.0]))}

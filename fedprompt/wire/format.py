@@ -106,8 +106,6 @@ def slots(argument: str, message: Message) -> dict[str, Slot]:
     """Lay out a message with all its rows, by the keys of the blob; errors name it `argument`."""
     if not isinstance(message, Mapping):
         raise wrong_type(argument, "map names to tensors or Weighted", kind(message))
-    if not message:
-        raise wrong_value(argument, "hold at least one name", "none")
     laid: dict[str, Slot] = {}
     for name, entry in message.items():
         _check_name(argument, name)

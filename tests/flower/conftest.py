@@ -5,8 +5,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from federations import FEDERATIONS, Federation
-
 
 @pytest.fixture(autouse=True)
 def _identity(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -26,13 +24,3 @@ def log() -> Iterator[list[str]]:
     logger.addHandler(handler)
     yield lines
     logger.removeHandler(handler)
-
-
-@pytest.fixture(scope="module", params=FEDERATIONS)
-def federation(request: pytest.FixtureRequest) -> Federation:
-    return FEDERATIONS[request.param]()
-
-
-@pytest.fixture(scope="module")
-def fedotp() -> Federation:
-    return FEDERATIONS["fedotp"]()

@@ -16,14 +16,16 @@ from flower_grid import InProcessGrid
 pytestmark = pytest.mark.flower
 
 
-def test_the_blocks_of_the_reference_page_run(capsys):
-    """The page has a client app, a plain loop, and the same loop as a strategy."""
+def test_the_blocks_of_the_reference_page_run(capsys, monkeypatch, tmp_path):
+    """The page has a client app, a strategy, its loop, and a strategy that saves each round."""
+    monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}
     page = Path(__file__).parents[2] / "docs" / "reference" / "flower.md"
     for block in re.findall(r"^```py\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL):
         exec(compile(block, page, "exec"), names)
-    names["main"](InProcessGrid(names["app"], range(3)), None)
-    names["main_of_a_strategy"](InProcessGrid(names["app"], range(3)), None)
+    for main in ("main", "main_with_a_loop", "main_of_a_long_run"):
+        names[main](InProcessGrid(names["app"], range(3)), None)
+    assert fp.load_checkpoint("checkpoint").server_round == 1
     draws = [
         fp.stream_generator(0, server_round=server_round, purpose="cohort")
         for server_round in range(2)
@@ -35,7 +37,7 @@ def test_the_blocks_of_the_reference_page_run(capsys):
         weights.values()
     )
     shown = f"{torch.full((3,), second)}\n"
-    assert capsys.readouterr().out == shown * 2
+    assert capsys.readouterr().out == shown * 3
     assert len(names["ledger"].entries) == 8
 
 

@@ -8,8 +8,8 @@ from flwr.serverapp.strategy import FedAvg
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
 import fedprompt as fp
-from federations import assert_bitwise_identical
 from fedprompt import flower
+from flower_runs import assert_equal
 
 pytestmark = pytest.mark.flower
 
@@ -29,7 +29,7 @@ def test_packing_keeps_every_dtype_and_hides_unknown_rows():
         records, expect=fp.wire.Expected(MIXED, {"backbone": "x"}), max_bytes=1000
     )
     known = fp.Weighted(torch.tensor([[1.0], [0.0]]), torch.tensor([2.0, 0.0]))
-    assert_bitwise_identical(message, {**MIXED, "rows": known})
+    assert_equal(message, {**MIXED, "rows": known})
     assert arrived == header
     assert records["fedprompt"]["blob"].data == fp.wire.encode_payload(MIXED, header=header)
 

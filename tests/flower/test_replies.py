@@ -10,12 +10,26 @@ from flwr.app import Array, ArrayRecord, Error, MetricRecord, RecordDict
 from flwr.app import Message as Envelope
 
 import fedprompt as fp
-from federations import Federation, assert_bitwise_identical, in_process
 from fedprompt import flower
 from flower_grid import Fault, InProcessGrid
-from flower_runs import MAX_BYTES, again, cohort_member, flower_grid, strategy_of, upward, without
+from flower_runs import (
+    CLIENTS,
+    MAX_BYTES,
+    again,
+    assert_equal,
+    grid_of,
+    in_process,
+    over_grid,
+    states_of,
+    strategy_of,
+    without,
+)
+from small_method import COHORTS, Data, method
 
 pytestmark = pytest.mark.flower
+
+CLIENT = 4
+"""Client whose reply is damaged. It takes part in rounds 0 and 3."""
 
 
 def spoil(client: int, change: Callable[[bytes], bytes], server_round: int = 0) -> Fault:
@@ -48,102 +62,106 @@ def flip(position: int, blob: bytes) -> bytes:
     return bytes(changed)
 
 
-def reheaded(blob: bytes, federation: Federation, **fields: Any) -> bytes:
-    message, header = fp.wire.decode_payload(
-        blob, expect=upward(federation)(0), max_bytes=MAX_BYTES
-    )
+def reheaded(blob: bytes, **fields: Any) -> bytes:
+    expect = fp.wire.Expected(method().form(CLIENT))
+    message, header = fp.wire.decode_payload(blob, expect=expect, max_bytes=MAX_BYTES)
     return fp.wire.encode_payload(message, header=header._replace(**fields))
 
 
-SPOILT: dict[str, tuple[Callable[[Federation], Callable[[bytes], bytes]], str]] = {
-    "truncated": (lambda federation: lambda blob: blob[:-3], "`blob` must"),
-    "emptied": (lambda federation: lambda blob: b"", "`blob` must start with the length"),
-    "flipped in the header": (lambda federation: partial(flip, 30), "`blob` must"),
+def other_form(blob: bytes) -> bytes:
+    header = fp.wire.Header({"backbone": "mine"}, 0, str(CLIENT))
+    return fp.wire.encode_payload({"x": torch.ones(3)}, header=header)
+
+
+SPOILT: dict[str, tuple[Callable[[bytes], bytes], str]] = {
+    "truncated": (lambda blob: blob[:-3], "`blob` must"),
+    "emptied": (lambda blob: b"", "`blob` must start with the length"),
+    "flipped in the header": (partial(flip, 30), "`blob` must"),
     "too long": (
-        lambda federation: lambda blob: blob + bytes(MAX_BYTES),
+        lambda blob: blob + bytes(MAX_BYTES),
         f"`blob` must be at most {MAX_BYTES} bytes long",
     ),
-    "late": (lambda federation: partial(reheaded, federation=federation, server_round=5), "5"),
-    "another client's": (
-        lambda federation: partial(reheaded, federation=federation, client_id="2"),
-        "'2'",
-    ),
-    "of another backbone": (
-        lambda federation: partial(reheaded, federation=federation, fingerprint={"backbone": "x"}),
-        "same",
-    ),
-    "flipped in the tensors": (lambda federation: partial(flip, -1), "SHA-256"),
+    "late": (partial(reheaded, server_round=5), "5"),
+    "another client's": (partial(reheaded, client_id="2"), "'2'"),
+    "of another backbone": (partial(reheaded, fingerprint={"backbone": "x"}), "same"),
+    "of another form": (other_form, "also ['x']"),
+    "flipped in the tensors": (partial(flip, -1), "SHA-256"),
 }
 
 
 @pytest.mark.parametrize("fate", SPOILT)
-def test_a_corrupt_message_is_dropped_with_a_logged_reason(fedotp, fate, log):
+def test_a_corrupt_message_is_dropped_with_a_logged_reason(fate, log):
     change, reason = SPOILT[fate]
-    client = cohort_member(fedotp)
-    outcome, _ = flower_grid(fedotp, fault=spoil(client, change(fedotp)))
-    expected = in_process(without(fedotp, client, 0))
-    assert_bitwise_identical(outcome[:2], expected[:2])
+    mine = {"fingerprint": lambda client: {"backbone": "mine"}}
+    grid = InProcessGrid(
+        flower.client_app(method(1), Data, max_bytes=MAX_BYTES, **mine),
+        CLIENTS,
+        fault=spoil(CLIENT, change),
+    )
+    strategy = strategy_of(method(1), **mine)
+    strategy.start(grid, ArrayRecord(), num_rounds=len(COHORTS))
+    found = strategy.now._replace(clients=states_of(grid))
+    assert_equal(tuple(found), tuple(in_process(without(CLIENT, 0))))
     (line,) = (line for line in log if "left out" in line)
-    assert line.startswith(f"round 0: a reply of node {1000 - 7 * client} is left out: `")
+    assert line.startswith(f"round 0: a reply of node {1000 - 7 * CLIENT} is left out: `")
     assert reason in line
 
 
 @pytest.mark.parametrize(
     "content",
-    [
-        Error(2, "out of\nmemory " * 1000),
-        RecordDict(),
-        RecordDict({"fedprompt": MetricRecord({"loss": 1.0})}),
-    ],
+    [Error(2, "out of\nmemory " * 1000), RecordDict({"fedprompt": MetricRecord({"loss": 1.0})})],
 )
-def test_errors_and_foreign_records_are_left_out(fedotp, content, log):
-    client = cohort_member(fedotp)
-    outcome, _ = flower_grid(
-        fedotp, fault=lambda reply: [again(reply, content) if concerns(reply, client, 0) else reply]
-    )
-    assert_bitwise_identical(outcome[:2], in_process(without(fedotp, client, 0))[:2])
+def test_errors_and_foreign_records_are_left_out(content, log):
+    def fault(reply: Envelope) -> list[Envelope]:
+        return [again(reply, content) if concerns(reply, CLIENT, 0) else reply]
+
+    found, _ = over_grid(method(1), fault=fault)
+    assert_equal(tuple(found), tuple(in_process(without(CLIENT, 0))))
     (line,) = (line for line in log if "left out" in line)
     assert "\n" not in line  # a reason is one line, even if the sender's text is not
     assert len(line) < 400
 
 
-def test_only_the_first_of_two_replies_is_used(fedotp, log):
+def test_only_the_first_of_two_replies_is_used(log):
     def twice(reply: Envelope) -> list[Envelope]:
-        if reply.metadata.message_type != "train":
-            return [reply]
+        if reply.metadata.message_type != "train" or not reply.content:
+            return [reply, reply] if reply.metadata.message_type == "train" else [reply]
         (record,) = reply.content.values()
-        weight = fp.wire.decode_payload(
-            record["blob"].data, expect=upward(fedotp)(0), max_bytes=MAX_BYTES
+        expect = fp.wire.Expected(method().form(0))
+        payload, header = fp.wire.decode_payload(
+            record["blob"].data, expect=expect, max_bytes=MAX_BYTES
         )
-        payload = {name: entry._replace(value=entry.value + 1) for name, entry in weight[0].items()}
-        return [reply, reply, replying(reply, fp.wire.encode_payload(payload, header=weight[1]))]
+        payload = {name: entry._replace(value=entry.value + 1) for name, entry in payload.items()}
+        return [reply, reply, replying(reply, fp.wire.encode_payload(payload, header=header))]
 
-    outcome, _ = flower_grid(fedotp, fault=twice)
-    assert_bitwise_identical(outcome, in_process(fedotp))
-    assert sum("asked, once" in line for line in log) == 2 * 2 * 2
+    found, _ = over_grid(method(), fault=twice)
+    assert_equal(tuple(found), tuple(in_process(method())))
+    others = sum(len(cohort) for cohort in COHORTS) - 1  # without client 5, who sends no payload
+    assert sum("asked, once" in line for line in log) == 2 * (2 * others + 1)
 
 
-def test_a_message_of_an_earlier_round_is_dropped(fedotp, log):
+def test_a_message_of_an_earlier_exchange_is_dropped(log):
+    """Client 0 repeats in the second exchange of round 0 its payload of the first."""
     kept: list[RecordDict] = []
 
     def replay(reply: Envelope) -> list[Envelope]:
-        if reply.metadata.message_type == "train":
-            if reply.metadata.group_id == "1" and reply.metadata.src_node_id == kept_from[0]:
-                return [again(reply, kept[0])]
-            if not kept:
-                kept.append(reply.content)
-                kept_from.append(reply.metadata.src_node_id)
-        return [reply]
+        if reply.metadata.message_type == "train" and concerns(reply, 0, 0):
+            kept.append(reply.content)
+        return [again(reply, kept[0]) if concerns(reply, 0, 1) else reply]
 
-    kept_from: list[int] = []
-    both = fedotp._replace(cohort=lambda server_round: [0, 1, 2])
-    outcome, _ = flower_grid(both, fault=replay)
-    late = (1000 - kept_from[0]) // 7
-    assert_bitwise_identical(outcome[:2], in_process(without(both, late, 1))[:2])
-    assert [line for line in log if "left out" in line and "round 1" in line]
+    found, _ = over_grid(method(), [[0, 1]], fault=replay)
+    made, exchanges = method(), iter(range(2))
+    server = made.server._replace(
+        step=lambda server_round, payloads, state: made.server.step(
+            server_round, {c: payloads[c] for c in [0, 1][next(exchanges) :]}, state
+        )
+    )
+    assert_equal(tuple(found), tuple(in_process(made._replace(server=server), [[0, 1]])))
+    (line,) = (line for line in log if "left out" in line)
+    assert line.startswith("round 0: a reply of node 1000 is left out: `blob` must be of round 1")
 
 
-def test_a_message_of_an_unknown_node_is_dropped(fedotp, log):
+def test_a_message_of_an_unknown_node_is_dropped(log):
     """Node 1000 - 7 * 9 was never asked, and replies with a copy of another reply."""
 
     def stranger(reply: Envelope) -> list[Envelope]:
@@ -153,72 +171,108 @@ def test_a_message_of_an_unknown_node_is_dropped(fedotp, log):
         copy.metadata.__dict__["_src_node_id"] = 1000 - 7 * 9
         return [copy, reply]
 
-    outcome, _ = flower_grid(fedotp, fault=stranger)
-    assert_bitwise_identical(outcome, in_process(fedotp))
-    assert sum("left out" in line for line in log) == 4
+    found, _ = over_grid(method(1), fault=stranger)
+    assert_equal(tuple(found), tuple(in_process(method(1))))
+    assert sum("left out" in line for line in log) == sum(map(len, COHORTS))
 
 
-def test_a_round_without_messages_changes_nothing(fedotp):
-    outcome, _ = flower_grid(
-        fedotp, fault=lambda reply: [] if reply.metadata.group_id == "0" else [reply]
+def test_a_round_without_messages_changes_nothing():
+    found, _ = over_grid(
+        method(1),
+        [[0, 1], [1, 2]],
+        fault=lambda reply: [] if reply.metadata.group_id == "0" else [reply],
     )
-    answers, state = fedotp.server.init()
-    drawn, states = fedotp.cohort(1), {}
-    for client in fedotp.cohort(0):  # they did train, and kept their states
-        states[client] = fedotp.client(client, 0, answers[client], {})[1]
-    payloads = {
-        client: fedotp.client(client, 1, answers[client], states.get(client, {}))[0]
-        for client in drawn
-    }
-    assert_bitwise_identical(outcome[:2], fedotp.server.step(payloads, state))
+    made = method(1)
+
+    def step(server_round, payloads, state):
+        return made.server.step(server_round, payloads, state) if server_round else state
+
+    expected = in_process(made._replace(server=made.server._replace(step=step)), [[0, 1], [1, 2]])
+    assert_equal(tuple(found), tuple(expected))  # clients did train, and kept their states
+
+
+def sending(largest: float) -> fp.Method:
+    """Return a method of which client 0 sends a large number in round 1."""
+
+    def train(data, answer, state):
+        large = (data.id, data.server_round) == (0, 1)
+        value = torch.full((2,), largest if large else float(data.id + data.server_round))
+        return {"head": fp.Weighted(value, torch.ones(()))}, state
+
+    server = fp.averaging_server({"head": torch.zeros(2)}, fp.fedadam(learning_rate=0.1))
+    return fp.Method(
+        train, server, lambda *all: None, form=lambda client: train(Data(0, 0), {}, {})[0]
+    )
 
 
 def test_a_round_that_overflows_an_adaptive_rule_is_dropped(log):
     """Client 0 sends 3e38 in round 1. The run ends as one without this round."""
-
-    def value(client, server_round):
-        return 3e38 if (client, server_round) == (0, 1) else float(client + server_round)
-
-    def payload(client, server_round):
-        return {"head": fp.Weighted(torch.full((2,), value(client, server_round)), torch.ones(()))}
-
-    server = fp.averaging(
-        {"head": torch.zeros(2)}, clients=range(2), update=fp.fedadam(learning_rate=0.1)
-    )
-    form = fp.wire.Expected({"head": torch.zeros(2)})
-    app = flower.client_app(
-        lambda client, server_round, answer, state: (payload(client, server_round), state),
-        expect=lambda client: form,
-        max_bytes=MAX_BYTES,
-    )
-    strategy = flower.ServerStrategy(
-        server,
-        cohort=lambda server_round: range(2),
-        expect=lambda client: fp.wire.Expected(payload(0, 0)),
-        max_bytes=MAX_BYTES,
-    )
-    strategy.start(InProcessGrid(app, range(2)), ArrayRecord(), num_rounds=3)
-    answers, state = server.init()
-    for server_round in (0, 2):
-        messages = {client: payload(client, server_round) for client in range(2)}
-        answers, state = server.step(messages, state)
-    assert_bitwise_identical((strategy.answers, strategy.state), (answers, state))
+    found, _ = over_grid(sending(3e38), [[0, 1]] * 3)
+    rounds = fp.run_rounds(sending(0.0), Data, [[0, 1], [], [0, 1]])
+    *_, expected = rounds
+    assert_equal(found.server, expected.server)
     (line,) = (line for line in log if "dropped" in line)
     assert line.startswith("round 1 is dropped: ")
     assert line.endswith("Largest magnitude of each client: 0: 3e+38, 1: 2")
 
 
-def test_a_client_that_refuses_its_broadcast_keeps_its_state_and_is_left_out(fedotp, log):
-    """If the backbones differ, the reply is an error that names both, and nothing is trained."""
-    app = flower.client_app(
-        fedotp.client,
-        expect=lambda client: fp.wire.Expected(fedotp.broadcast_form(client), {"backbone": "x"}),
-        max_bytes=MAX_BYTES,
-    )
-    grid, strategy = InProcessGrid(app, range(3)), strategy_of(fedotp)
+def test_a_value_above_the_largest_magnitude_costs_only_its_client_the_round(log):
+    found, _ = over_grid(sending(3e38), [[0, 1]] * 3, max_abs=100.0)
+    *_, expected = fp.run_rounds(sending(0.0), Data, [[0, 1], [1], [0, 1]])
+    assert_equal(found.server, expected.server)
+    (line,) = (line for line in log if "left out" in line)
+    assert "of magnitude 100 or less" in line
+
+
+def answering(answer: Callable[..., Any]) -> fp.Method:
+    made = method(1)
+    return made._replace(server=made.server._replace(answer=answer))
+
+
+LARGER = {"x": torch.zeros(4)}
+
+
+@pytest.mark.parametrize(
+    ("made", "options", "reason"),
+    [
+        (method(1), {"fingerprint": lambda client: {"backbone": "x"}}, "same backbone"),
+        (method(1), {"max_bytes": 100}, "at most 100 bytes long"),
+        (answering(lambda client, state: LARGER), {}, "in the shape"),
+        (answering(lambda client, state: {"y": torch.zeros(3)}), {}, "no other tensors"),
+    ],
+)
+def test_a_client_that_refuses_its_answer_keeps_its_state_and_is_left_out(
+    made, options, reason, log
+):
+    """The reply is an error with the reason, and nothing is trained."""
+    app = flower.client_app(method(1), Data, **{"max_bytes": MAX_BYTES} | options)
+    grid, strategy = InProcessGrid(app, range(3)), strategy_of(made, [[0, 2]])
     result = strategy.start(grid, ArrayRecord(), num_rounds=1)
     assert result.train_metrics_clientapp == {1: {"asked": 2, "accepted": 0}}
     assert not any(grid.context(node).state for node in grid.contexts)
-    assert_bitwise_identical((strategy.answers, strategy.state), fedotp.server.init())
-    assert all("error 2" in line and "same backbone" in line for line in log if "left out" in line)
+    assert_equal(strategy.now.server, made.server.state)
+    refused = [line for line in log if "left out" in line]
+    assert all("error 2" in line and reason in line for line in refused)
+    assert len(refused) == 2
+
+
+def test_a_client_whose_state_is_no_tree_is_left_out(log):
+    made = method(1)
+
+    def train(data, answer, state):
+        payload, state = made.client(data, answer, state)
+        return payload, {"own": object()} if data.id == 0 else state
+
+    found, _ = over_grid(made._replace(client=train), [[0, 1]])
+    assert_equal(tuple(found), tuple(in_process(method(1), [[1]])))
+    (line,) = (line for line in log if "left out" in line)
+    assert "be a dict, list" in line
+
+
+def test_nodes_that_run_another_method_are_left_out(log):
+    """A node with one name less sends a payload that the server does not expect."""
+    other = sending(0.0)
+    strategy = strategy_of(method(1), [[0, 1]])
+    strategy.start(grid_of(other), ArrayRecord(), num_rounds=1)
+    assert_equal(strategy.now.server, method(1).server.state)
     assert sum("left out" in line for line in log) == 2

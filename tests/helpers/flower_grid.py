@@ -94,7 +94,7 @@ class InProcessGrid(Grid):
         except Exception as error:
             return Message(Error(2, repr(error)), reply_to=message)
         self.contexts[node] = context_to_proto(context).SerializeToString()
-        if training:
+        if training and reply.content:
             self.sent.append(("up", _length(reply)))
         return reply
 

@@ -1,58 +1,78 @@
-"""Federations over a Flower grid in this process."""
+"""Methods over a Flower grid in this process."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
-from itertools import count
+from functools import partial
 from typing import Any
 
 from flwr.app import ArrayRecord, Error, RecordDict
 from flwr.app import Message as Envelope
 
 import fedprompt as fp
-from federations import Answers, Federation, Outcome
 from fedprompt import flower
 from fedprompt.flower.records import remembered
 from flower_grid import Fault, InProcessGrid
+from same import assert_same
+from small_method import COHORTS, Data, method
 
 MAX_BYTES = 100_000
+CLIENTS = range(6)
+
+assert_equal = partial(assert_same, ordered=False)
 
 
-def downward(federation: Federation) -> Callable[[int], fp.wire.Expected]:
-    return lambda client: fp.wire.Expected(
-        federation.broadcast_form(client), federation.fingerprint
+def grid_of(
+    made: fp.Method,
+    *,
+    data: Callable[[int, int], Any] = Data,
+    clients: Iterable[int] = CLIENTS,
+    **options: Any,
+) -> InProcessGrid:
+    app = flower.client_app(made, data, max_bytes=MAX_BYTES)
+    return InProcessGrid(app, clients, **options)
+
+
+def strategy_of(
+    made: fp.Method, cohorts: Iterable[Iterable[int]] = COHORTS, **options: Any
+) -> flower.ServerStrategy:
+    return flower.ServerStrategy(
+        made, cohorts, **{"max_bytes": MAX_BYTES, "patience": 0.0} | options
     )
 
 
-def upward(federation: Federation) -> Callable[[int], fp.wire.Expected]:
-    return lambda client: fp.wire.Expected(federation.payload_form(client), federation.fingerprint)
-
-
-def grid_of(federation: Federation, **options: Any) -> InProcessGrid:
-    app = flower.client_app(federation.client, expect=downward(federation), max_bytes=MAX_BYTES)
-    return InProcessGrid(app, range(federation.num_clients), **options)
-
-
-def strategy_of(federation: Federation, **options: Any) -> flower.ServerStrategy:
-    wire = {
-        "cohort": federation.cohort,
-        "expect": upward(federation),
-        "max_bytes": MAX_BYTES,
-        "patience": 0.0,
-    }
-    return flower.ServerStrategy(federation.server, **wire | options)
-
-
-def flower_grid(
-    federation: Federation, *, fault: Fault = lambda reply: [reply], **options: Any
-) -> tuple[Outcome, InProcessGrid]:
+def over_grid(
+    made: fp.Method,
+    cohorts: Iterable[Iterable[int]] = COHORTS,
+    *,
+    data: Callable[[int, int], Any] = Data,
+    fault: Fault = lambda reply: [reply],
+    **options: Any,
+) -> tuple[fp.Round, InProcessGrid]:
     """Run Flower's loop over a grid that serializes every message."""
-    grid, strategy = grid_of(federation, fault=fault), strategy_of(federation, **options)
-    strategy.start(grid, ArrayRecord(), num_rounds=federation.rounds)
+    cohorts = [list(cohort) for cohort in cohorts]
+    grid = grid_of(made, data=data, fault=fault)
+    strategy = strategy_of(made, cohorts, **options)
+    strategy.start(grid, ArrayRecord(), num_rounds=len(cohorts) * made.exchanges)
+    return strategy.now._replace(clients=states_of(grid)), grid
+
+
+def states_of(grid: InProcessGrid) -> dict[str, Any]:
+    """Return the states of the clients that trained, as in a round."""
     states = {
-        client: remembered(grid.context(node).state)["after"]
-        for client, node in strategy.nodes.items()
+        str(grid.context(node).node_config["partition-id"]): remembered(grid.context(node).state)
+        for node in grid.contexts
     }
-    return Outcome(strategy.answers, strategy.state, states), grid
+    return {client: state["after"] for client, state in states.items() if state}
+
+
+def in_process(
+    made: fp.Method,
+    cohorts: Iterable[Iterable[int]] = COHORTS,
+    *,
+    data: Callable[[int, int], Any] = Data,
+) -> fp.Round:
+    *_, now = fp.run_rounds(made, data, cohorts)
+    return now
 
 
 def again(reply: Envelope, content: RecordDict | Error) -> Envelope:
@@ -60,23 +80,16 @@ def again(reply: Envelope, content: RecordDict | Error) -> Envelope:
     return Envelope(**which, metadata=deepcopy(reply.metadata))
 
 
-def without(federation: Federation, client: int, server_round: int) -> Federation:
-    """Drop the message of one client in one round, after the client has trained."""
-    rounds = count()
+def without(client: int, server_round: int) -> fp.Method:
+    """Drop the payload of one client in one round, after the client has trained."""
+    made = method(exchanges=1)
 
-    def step(payloads: Mapping[int, fp.interfaces.Message], state: Any) -> tuple[Answers, Any]:
-        now = next(rounds)
-        return federation.server.step(
-            {
-                each: payload
-                for each, payload in payloads.items()
-                if (each, now) != (client, server_round)
-            },
-            state,
-        )
+    def step(now: int, payloads: Mapping[int, Any], state: Any) -> Any:
+        kept = {
+            each: payload
+            for each, payload in payloads.items()
+            if (each, now) != (client, server_round)
+        }
+        return made.server.step(now, kept, state) if kept else state
 
-    return federation._replace(server=federation.server._replace(step=step))
-
-
-def cohort_member(federation: Federation) -> int:
-    return federation.cohort(0)[0]
+    return made._replace(server=made.server._replace(step=step))

@@ -92,7 +92,6 @@ SPARSE, META = torch.ones(2).to_sparse(), torch.ones(2, device="meta")
             TypeError,
             r"`message` must map names to tensors or Weighted; got a list of length",
         ),
-        ({}, Header(), ValueError, r"`message` must hold at least one name; got none"),
         (
             {"a": [1.0]},
             Header(),

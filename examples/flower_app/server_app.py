@@ -1,0 +1,30 @@
+"""The app of the SuperLink."""
+
+import torch
+from flwr.app import ArrayRecord, Context
+from flwr.serverapp import Grid, ServerApp
+
+import fedprompt as fp
+import task
+from fedprompt import flower
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    config, ledger = context.run_config, fp.Ledger()
+    method, federation, test_inputs, test_labels = task.load(config)
+    cohorts = federation.setting.cohorts()
+    wire = {"max_bytes": task.MAX_BYTES, "patience": 300.0, "ledger": ledger}
+    strategy = flower.ServerStrategy(method, cohorts, **wire)
+    exchanges = federation.setting.rounds * method.exchanges
+    strategy.start(grid, ArrayRecord(), num_rounds=exchanges, timeout=300.0)
+    newcomer = federation.data(int(config["clients"]), strategy.now.server_round)
+    model = strategy.now.model(method, newcomer)
+    with torch.no_grad():
+        accuracy = (model(test_inputs).argmax(1) == test_labels).float().mean().item()
+    print(f"{config['method']}: a new client classifies {accuracy:.1%} of the test digits")
+    print(ledger.table())
+    if config["out"]:
+        fp.save_checkpoint(strategy.now, str(config["out"]))

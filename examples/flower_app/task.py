@@ -1,0 +1,81 @@
+"""A method by name, and the sample digits divided over clients, the same in every process."""
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import fedprompt as fp
+from fedprompt import methods, samples
+
+MAX_BYTES = 10**7  # of one message
+
+
+def load(config: Mapping[str, Any]) -> tuple[fp.Method, methods.Federation, Tensor, Tensor]:
+    """Make the method of a run configuration, the federation, and the test inputs and labels."""
+    counts = {name: int(config[name]) for name in ("clients", "cohort", "rounds")}
+    return _load(str(config["method"]), **counts)
+
+
+@cache  # Flower's simulation runs several messages in one process
+def _load(
+    name: str, clients: int, cohort: int, rounds: int
+) -> tuple[fp.Method, methods.Federation, Tensor, Tensor]:
+    torch.set_num_threads(1)  # the networks are tiny: more threads only wait for one another
+    if name not in methods.METHODS:
+        known = ", ".join(sorted(methods.METHODS))
+        raise ValueError(f"`method` must be one of {known}; got {name!r}.")
+    entry = methods.METHODS[name]
+    images, labels, test_images, test_labels = samples.digits()
+    if "CLIP" in entry.families:
+        images, test_images = (_for_clip(each, entry.inputs) for each in (images, test_images))
+    budget = {"clients": range(clients), "cohort_size": cohort, "rounds": rounds, "steps": 8}
+    common = {"num_classes": 10, "batch_size": 32, "seed": 0, "public": images[:100]}
+    setting = (_clip if "CLIP" in entry.families else _vit)(entry, budget | common)
+    method = entry.make(setting)
+    if method.form is None:
+        raise ValueError(f"`method` must have a form, and {name} has none.")
+    draw = torch.Generator().manual_seed(0)
+    # One client more than those that train: a new client.
+    shards = fp.dirichlet(labels[100:], clients + 1, alpha=1.0, min_size=10, generator=draw)
+    positions = dict(enumerate(map(torch.as_tensor, shards)))
+    federation = methods.Federation(setting, images[100:], labels[100:], positions)
+    return method, federation, test_images, test_labels
+
+
+def _vit(entry: methods.Entry, common: dict[str, Any]) -> methods.VitSetting:
+    """One frozen ViT for all clients, or two of different sizes."""
+    several = "one model" not in entry.families
+    trunks = [fp.vit_trunk(samples.vit(size)) for size in ("S", "B")[: 1 + several]]
+    features = 48 if several else None
+    return methods.VitSetting(
+        **common, trunks=trunks, num_features=features, augment=samples.augment
+    )
+
+
+def _clip(entry: methods.Entry, common: dict[str, Any]) -> methods.ClipSetting:
+    """One frozen CLIP for all clients."""
+    clip = samples.clip()
+    return methods.ClipSetting(
+        **common,
+        clip=clip,
+        tower=fp.TextTower(clip, samples.tokenize),
+        class_names=samples.CLASS_NAMES,
+        scale=clip.logit_scale.exp().item(),
+        template=samples.TEMPLATES[""][0],
+        make_optimizer=torch.optim.Adam,
+    )
+
+
+@torch.no_grad()
+def _for_clip(images: Tensor, inputs: str) -> Tensor:
+    """Return images for the CLIP, or its tokens for them, the pooled one first."""
+    draw = torch.Generator().manual_seed(0)
+    sizes = {"smallest": 16, "largest": 24}
+    images = samples.preprocess(samples.on_canvases(images, draw, domains=["inverted"], **sizes)[0])
+    if inputs == "images":
+        return images
+    pooled, patches = fp.image_tokens(samples.clip(), images)
+    return torch.cat([pooled[:, None], patches], 1)

@@ -1,0 +1,32 @@
+"""The server that sends the same values to all clients, by hand."""
+
+from functools import partial
+
+import torch
+
+from fedprompt import Weighted, averaging_server, descend
+from same import assert_identical
+
+
+def test_all_clients_receive_the_weighted_mean(generator):
+    payloads = {
+        client: {"head": Weighted(torch.randn(2, generator=generator), torch.tensor(float(client)))}
+        for client in (3, 7)
+    }
+    server = averaging_server({"head": torch.randn(2, generator=generator)})
+    state = server.step(0, payloads, server.state)
+    three, seven = (payloads[client]["head"].value.double() for client in (3, 7))
+    expected = ((3 * three + 7 * seven) / 10).float()
+    for client in (3, 5):
+        torch.testing.assert_close(server.answer(client, state)["head"], expected)
+
+
+def test_the_state_contains_that_of_the_update():
+    """By hand: gradients 1 and 1, momentum 0.5, so the steps are 1 and 1.5."""
+    momentum = descend(partial(torch.optim.SGD, lr=1.0, momentum=0.5))
+    server = averaging_server({"head": torch.zeros(())}, momentum)
+    payloads = {1: {"head": Weighted(torch.tensor(1.0), torch.tensor(1.0))}}
+    first = server.step(0, payloads, server.state)
+    second = server.step(1, payloads, first)
+    assert_identical(server.answer(0, first)["head"], torch.tensor(-1.0))
+    assert_identical(server.answer(0, second)["head"], torch.tensor(-2.5))

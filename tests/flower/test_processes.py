@@ -1,0 +1,42 @@
+"""The example app runs methods in Flower's simulation and over real processes."""
+
+from pathlib import Path
+
+import pytest
+
+import fedprompt as fp
+import task
+from flower_processes import running_flower
+from flower_runs import assert_equal
+
+pytestmark = [pytest.mark.flower, pytest.mark.slow]
+
+APP = Path(task.__file__).parent
+CONFIG = {"clients": 2, "cohort": 2, "rounds": 2}
+
+
+def check(folder: Path, names: list[str], *, simulation: bool) -> None:
+    """Run methods with client and server states, and compare with runs in one process."""
+    with running_flower(folder, nodes=2, simulation=simulation) as run:
+        for name in names:
+            out, counts = folder / name, " ".join(f"{key}={n}" for key, n in CONFIG.items())
+            said = run(APP, f'method="{name}" out="{out}" {counts}')
+            assert f"{name}: a new client classifies" in said, said
+            method, federation, *_ = task.load(CONFIG | {"method": name})
+            *_, expected = fp.run_rounds(method, federation.data, federation.setting.cohorts())
+            assert_equal(tuple(fp.load_checkpoint(out)), tuple(expected._replace(clients={})))
+
+
+def test_two_methods_over_a_superlink_and_supernodes_equal_one_process(tmp_path):
+    check(tmp_path, ["scaffold", "pfedmoap"], simulation=False)
+
+
+def test_a_method_in_the_simulation_equals_one_process(tmp_path):
+    check(tmp_path, ["scaffold"], simulation=True)
+
+
+def test_a_method_without_a_form_is_refused_by_name():
+    with pytest.raises(ValueError, match=r"`method` must have a form, and fedmix has none"):
+        task.load(CONFIG | {"method": "fedmix"})
+    with pytest.raises(ValueError, match=r"`method` must be one of ditto, .*; got 'fedprocks'"):
+        task.load(CONFIG | {"method": "fedprocks"})

@@ -1,0 +1,95 @@
+"""Flower's simulation, or a SuperLink with SuperNodes, as processes on this machine."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+QUIET = {  # no telemetry and no downloads
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "OMP_NUM_THREADS": "1",
+}
+
+
+@contextmanager
+def running_flower(
+    logs: Path, *, nodes: int, simulation: bool
+) -> Iterator[Callable[[Path, str], str]]:
+    """Start Flower, yield a function that runs an app and returns its log, and stop Flower."""
+    port, home = free_port(), logs / "home"
+    home.mkdir()
+    link = f'address = "127.0.0.1:{port}"\ninsecure = true\n'
+    (home / "config.toml").write_text(f'[superlink]\ndefault = "here"\n\n[superlink.here]\n{link}')
+    # Flower's processes start each other by name.
+    path = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
+    environment = {**os.environ, **QUIET, "FLWR_HOME": str(home), "PATH": path}
+    with ExitStack() as stack:
+
+        def start(name: str, *command: str) -> subprocess.Popen[bytes]:
+            with (logs / f"{name}.log").open("wb") as file:
+                process = subprocess.Popen(command, env=environment, stdout=file, stderr=file)
+            stack.callback(stop, process)
+            return process
+
+        def run(app: Path, config: str) -> str:
+            size = ["--federation-config", f"num-supernodes={nodes}"] if simulation else []
+            command = ["flwr", "run", str(app), "here", "--stream", "--run-config", config, *size]
+            start("run", *command).wait(600)
+            return (logs / "run.log").read_text()
+
+        kind = ["--simulation"] if simulation else []
+        where = ["--insecure", "--host", "127.0.0.1", "--port", str(port)]
+        wait_for(start("superlink", "flower-superlink", *where, *kind), port)
+        for client in range(0 if simulation else nodes):
+            where = ["--superlink", f"127.0.0.1:{port}", "--port", str(free_port())]
+            config = f"partition-id={client} num-partitions={nodes}"
+            command = ["flower-supernode", "--insecure", *where, "--node-config", config]
+            start(f"supernode-{client}", *command)
+        yield run
+
+
+def free_port() -> int:
+    """Find a free port on loopback."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def wait_for(link: subprocess.Popen[bytes], port: int, seconds: float = 120.0) -> None:
+    """Wait until the SuperLink answers."""
+    deadline = time.monotonic() + seconds
+    while link.poll() is None and time.monotonic() < deadline:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=1.0):
+                return
+        except OSError:  # refused, reset, timed out, or an HTTP error
+            time.sleep(0.2)
+    raise RuntimeError("the SuperLink does not answer")
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    """End a process and its descendants, which have process groups of their own."""
+    family = [process.pid]
+    table = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True)
+    parents = {int(pid): int(parent) for pid, parent in map(str.split, table.stdout.splitlines())}
+    for ancestor in family:  # the list grows during the loop
+        family += [pid for pid, parent in parents.items() if parent == ancestor]
+    for means in (signal.SIGTERM, signal.SIGKILL):
+        for pid in family:
+            try:
+                os.kill(pid, means)
+            except ProcessLookupError:
+                continue  # it has ended
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            continue
