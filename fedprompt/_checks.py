@@ -1,15 +1,21 @@
 """Checks of arguments, and the texts of their errors: argument, rule and value."""
 
+import copy
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from numbers import Integral
+from types import UnionType
+from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Integer
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedprompt.interfaces import Payload, Weighted
+
+LARGEST_INT = 2**63
+"""Integers of PyTorch are below it."""
 
 LONGEST = 60
 """Longest text of a value that an error prints, in characters."""
@@ -43,12 +49,76 @@ def kind(thing: object) -> str:
     return f"{text} ({name})" if short else f"a {name}"
 
 
-def check_count(argument: str, value: object, *, at_least: int = 1) -> None:
-    """Require an integer of at least `at_least`."""
+def check_kind(
+    argument: str, value: object, kinds: type | UnionType | tuple[type, ...], rule: str
+) -> None:
+    """Require an argument of one of some types."""
+    if not isinstance(value, kinds):
+        raise wrong_type(argument, rule, kind(value))
+
+
+def check_module(argument: str, module: object) -> None:
+    """Require a module."""
+    check_kind(argument, module, nn.Module, "be an nn.Module")
+
+
+def check_function(argument: str, function: object, rule: str = "be a function") -> None:
+    """Require something that can be called."""
+    if not callable(function):
+        raise wrong_type(argument, rule, kind(function))
+
+
+def check_flag(argument: str, flag: object) -> None:
+    """Require a boolean."""
+    check_kind(argument, flag, bool, "be True or False")
+
+
+def check_text(argument: str, text: object) -> None:
+    """Require a string."""
+    check_kind(argument, text, str, "be a string")
+
+
+def check_names(argument: str, things: Any, rule: str = "map names to tensors") -> None:
+    """Require a mapping from strings."""
+    check_kind(argument, things, Mapping, rule)
+    if strange := [name for name in things if not isinstance(name, str)]:
+        raise wrong_type(argument, "have strings as names", kind(strange[0]))
+
+
+def check_tensors(argument: str, tensors: Any, *, sync: bool = True) -> None:
+    """Require a mapping from names to finite floating-point tensors, at least one."""
+    check_names(argument, tensors)
+    if not tensors:
+        raise wrong_value(argument, "hold at least one name", "none")
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
+            raise wrong_type(f"{argument}[{name!r}]", "be a floating-point tensor", kind(tensor))
+        check_dense(f"{argument}[{name!r}]", tensor)
+        check_finite(f"{argument}[{name!r}]", tensor, sync=sync)
+
+
+def check_sequence(argument: str, things: object, of: str) -> None:
+    """Require a sequence other than a text."""
+    if isinstance(things, str | bytes) or not isinstance(things, Sequence):
+        raise wrong_type(argument, f"be a sequence of {of}", kind(things))
+
+
+def check_iterable(argument: str, things: object, of: str) -> None:
+    """Require an iterable other than a text, a mapping or an entry."""
+    if isinstance(things, str | bytes | Mapping | Weighted) or not isinstance(things, Iterable):
+        raise wrong_type(argument, f"be an iterable of {of}", kind(things))
+
+
+def check_count(
+    argument: str, value: object, *, at_least: int = 1, below: int = LARGEST_INT
+) -> None:
+    """Require an integer of at least `at_least`; other ones than sizes may be larger."""
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise wrong_type(argument, "be an integer", kind(value))
     if value < at_least:
         raise wrong_value(argument, f"be at least {at_least}", value)
+    if value >= below:
+        raise wrong_value(argument, f"be below 2**{below.bit_length() - 1}", value)
 
 
 def check_number(
@@ -64,12 +134,24 @@ def check_number(
         raise wrong_type(argument, "be a number", kind(value))
     if not -math.inf < value < math.inf:  # as a comparison it compiles, for a symbolic float too
         raise wrong_value(argument, "be finite", value)
+    if isinstance(value, int) and not -LARGEST_INT < value < LARGEST_INT:
+        raise wrong_value(argument, "be a float, or below 2**63 in magnitude", value)
     if above is not None and value <= above:
         raise wrong_value(argument, f"be above {above:g}", value)
     if at_least is not None and value < at_least:
         raise wrong_value(argument, f"be at least {at_least:g}", value)
     if at_most is not None and value > at_most:
         raise wrong_value(argument, f"be at most {at_most:g}", value)
+
+
+def load_checked(optimizer: torch.optim.Optimizer, state: Any) -> None:
+    """Load a copy of a state dict, which later steps of the optimizer do not change."""
+    rule = "be a state dict of this optimizer"
+    check_kind("state", state, Mapping, rule)
+    try:
+        optimizer.load_state_dict(copy.deepcopy(dict(state)))
+    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        raise wrong_value("state", rule, kind(state)) from error
 
 
 def check_generator(generator: object) -> None:
@@ -157,9 +239,13 @@ def check_dense(argument: str, tensor: Tensor) -> None:
         raise wrong_type(argument, "be a dense tensor with numbers", got)
 
 
-def check_finite(argument: str, tensor: Tensor) -> None:
-    """Require finite numbers, with one reduction and one synchronization."""
-    if values_readable(tensor) and not bool(torch.isfinite(tensor).all()):
+def check_finite(argument: str, tensor: Tensor, *, sync: bool = True) -> None:
+    """Require finite numbers, with one reduction and one synchronization.
+
+    Without `sync`, only CPU tensors are checked.
+    """
+    read = values_readable(tensor) and (sync or tensor.device.type == "cpu")
+    if read and not bool(torch.isfinite(tensor).all()):
         broken = int((~torch.isfinite(tensor)).sum())
         got = f"{broken} entries of {tensor.numel()} that are not"
         raise wrong_value(argument, "be finite", got)

@@ -10,9 +10,19 @@ from typing import Any, Literal, NamedTuple
 import torch
 import torch.distributed as distributed
 
-from fedprompt._checks import LONGEST, check_count, kind, wrong_type, wrong_value
+from fedprompt._checks import (
+    LONGEST,
+    check_count,
+    check_function,
+    check_iterable,
+    check_kind,
+    kind,
+    load_checked,
+    wrong_type,
+    wrong_value,
+)
 from fedprompt._trees import packed, to_blob
-from fedprompt.interfaces import Codec, Message, Method, Round, State
+from fedprompt.interfaces import Codec, Message, Method, Round, Server, State
 from fedprompt.messages import Ledger
 from fedprompt.wire import gather_trees
 from fedprompt.wire.format import slots
@@ -76,8 +86,10 @@ def run_rounds(
         1 5.0 {'1': {'count': 1}, '3': {'count': 2}}
     """
     engine = _Engine(method, data, group)
+    check_iterable("cohorts", cohorts, "cohorts")
     now = engine.first(start)
     for server_round, cohort in islice(enumerate(cohorts), now.server_round + 1, None):
+        check_iterable(f"cohorts[{server_round}]", cohort, "ids of clients")
         clients, server, states = list(cohort), now.server, now.clients
         for _ in range(method.exchanges):
             payloads, states = engine.exchange(server_round, clients, server, states)
@@ -112,6 +124,8 @@ def counted(method: Method, ledger: Ledger) -> Method:
         >>> ledger.total(direction="down"), ledger.total(direction="up")  # with weights
         (24, 32)
     """
+    _check_method(method)
+    check_kind("ledger", ledger, Ledger, "be a Ledger")
 
     def client(data: Any, answer: Message, state: State) -> tuple[Message | None, State]:
         payload, state = method.client(data, answer, state)
@@ -153,6 +167,9 @@ def coded(method: Method, codec: Codec) -> Method:
         >>> now.server["values"]["x"]
         tensor([2., 3.])
     """
+    _check_method(method)
+    if isinstance(codec, type) or not isinstance(codec, Codec):
+        raise wrong_type("codec", "be a codec, such as codecs.int8()", kind(codec))
     form: Any = method.form
     if form is None:
         raise wrong_value("method", "have a `form`, by which its server decodes", "None")
@@ -177,6 +194,7 @@ def coded(method: Method, codec: Codec) -> Method:
         return method.predict(data, answer, state.get("client", {}))
 
     def coded_form(client: int) -> Message:
+        check_count("client", client, at_least=0)
         payload = form(client)
         return codec.encode(payload, codec.init(payload))[0]
 
@@ -198,6 +216,7 @@ def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         >>> optimizer_state(optimizer)["param_groups"][0]["lr"]
         0.1
     """
+    _check_optimizer(optimizer)
     return copy.deepcopy(optimizer.state_dict())
 
 
@@ -218,8 +237,31 @@ def load_optimizer(optimizer: torch.optim.Optimizer, state: State) -> None:
         >>> again.param_groups[0]["lr"]
         0.1
     """
+    _check_optimizer(optimizer)
+    check_kind("state", state, Mapping, "be a state of `optimizer_state`")
     if state:
-        optimizer.load_state_dict(copy.deepcopy(dict(state)))
+        load_checked(optimizer, state)
+
+
+def _check_optimizer(optimizer: object) -> None:
+    check_kind("optimizer", optimizer, torch.optim.Optimizer, "be an optimizer of torch.optim")
+
+
+def _check_method(method: Any) -> None:
+    """Require a method of functions."""
+    check_kind("method", method, Method, "be a Method(client, server, predict)")
+    check_kind("method.server", method.server, Server, "be a Server(state, answer, step)")
+    functions = {
+        "client": method.client,
+        "predict": method.predict,
+        "server.answer": method.server.answer,
+        "server.step": method.server.step,
+    }
+    for name, function in functions.items():
+        check_function(f"method.{name}", function)
+    check_count("method.exchanges", method.exchanges)
+    if method.form is not None:
+        check_function("method.form", method.form)
 
 
 class _Engine(NamedTuple):
@@ -231,11 +273,9 @@ class _Engine(NamedTuple):
 
     def first(self, start: Round | None) -> Round:
         """Check the arguments, and return the round to continue from."""
-        if not isinstance(self.method, Method):
-            raise wrong_type("method", "be a Method(client, server, predict)", kind(self.method))
-        check_count("method.exchanges", self.method.exchanges)
-        if not isinstance(start, Round | None):
-            raise wrong_type("start", "be a Round or None", kind(start))
+        _check_method(self.method)
+        check_function("data", self.data)
+        check_kind("start", start, Round | None, "be a Round or None")
         now = start or Round(-1, self.method.server.state, {})
         self._agreed(lambda: now.server, now.server_round + 1)
         return now
@@ -342,8 +382,8 @@ def _named(where: str) -> Iterator[None]:
 
 def _checked_cohort(cohort: list[int], server_round: int) -> list[int]:
     with _named(f"round {server_round}"):
-        for client in cohort:
-            check_count("client", client, at_least=0)
+        for position, client in enumerate(cohort):
+            check_count(f"cohorts[{server_round}][{position}]", client, at_least=0)
         clients = [int(client) for client in cohort]
         if doubled := sorted({client for client in clients if clients.count(client) > 1}):
             raise wrong_value("cohorts", "have a client at most once in a round", doubled)

@@ -7,7 +7,14 @@ from typing import TypeVar
 import numpy as np
 import torch
 
-from fedprompt._checks import check_count, check_generator, kind, wrong_type, wrong_value
+from fedprompt._checks import (
+    check_count,
+    check_generator,
+    check_text,
+    kind,
+    wrong_type,
+    wrong_value,
+)
 
 __all__ = ["cohort", "stream_generator"]
 
@@ -48,7 +55,7 @@ def cohort(clients: Sequence[Client], *, size: int, generator: torch.Generator) 
         (10, True)
     """
     indexed = hasattr(clients, "__getitem__") and hasattr(clients, "__len__")
-    if not indexed or isinstance(clients, Mapping):
+    if not indexed or isinstance(clients, Mapping | str | bytes):
         raise wrong_type("clients", "be a sequence, such as range(100)", kind(clients))
     if not len(clients):
         raise wrong_value("clients", "have at least one client", "none")
@@ -96,11 +103,8 @@ def stream_generator(
         Matsumoto and Nishimura, "Mersenne Twister", ACM TOMACS 1998. O'Neill, "Developing a
         seed_seq Alternative", 2015, on which numpy's ``SeedSequence`` is based.
     """
-    if not isinstance(purpose, str):
-        raise wrong_type("purpose", "be a string", kind(purpose))
-    check_count("seed", seed, at_least=0)
-    if seed >= 2**128:
-        raise wrong_value("seed", "be below 2**128", f"a number of {seed.bit_length()} bits")
+    check_text("purpose", purpose)
+    check_count("seed", seed, at_least=0, below=2**128)
     spawn_key = [
         *_words("server_round", server_round),
         int(client is not None),
@@ -125,7 +129,5 @@ def stream_generator(
 
 def _words(argument: str, value: int) -> tuple[int, int]:
     """Split a number into two words: every number has the same width in the spawn key."""
-    check_count(argument, value, at_least=0)
-    if value >= 2**64:
-        raise wrong_value(argument, "be below 2**64", value)
+    check_count(argument, value, at_least=0, below=2**64)
     return value & 0xFFFFFFFF, value >> 32

@@ -8,8 +8,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from fedprompt._checks import (
+    check_count,
     check_entry,
     check_finite,
+    check_form,
+    check_function,
+    check_iterable,
+    check_kind,
+    check_tensors,
     checked_layout,
     kind,
     wrong_type,
@@ -162,7 +168,14 @@ def averaging(
         >>> answers[1]
         {'head': tensor(2.)}
     """
-    return _Averaging(values, tuple(clients), aggregate or weighted_mean, update or overwrite())
+    _check_values(values, update)
+    if aggregate is not None:
+        check_function("aggregate", aggregate, "be a function of payloads")
+    check_iterable("clients", clients, "ids of clients")
+    ids = tuple(clients)
+    for position, client in enumerate(ids):
+        check_count(f"clients[{position}]", client, at_least=0)
+    return _Averaging(values, ids, aggregate or weighted_mean, update or overwrite())
 
 
 def averaging_server(
@@ -187,13 +200,19 @@ def averaging_server(
         >>> server.answer(1, state)
         {'head': tensor(2.)}
     """
+    _check_values(values, update)
     rule = update or overwrite()
 
     def answer(client: int, state: State) -> Message:
+        check_count("client", client, at_least=0)
+        _check_state(state)
         values: Mapping[str, Tensor] = state["values"]
         return values
 
     def step(server_round: int, payloads: Mapping[int, Any], state: State) -> State:
+        check_count("server_round", server_round, at_least=0)
+        _check_payloads(payloads)
+        _check_state(state)
         mean = weighted_mean(payloads.values())
         values, memory = rule.step(state["values"], mean, state["update"])
         return {"values": values, "update": memory}
@@ -212,9 +231,32 @@ class _Averaging(NamedTuple):
         return dict.fromkeys(self.clients, self.values), state
 
     def step(self, payloads: Mapping[int, Any], state: Any, /) -> tuple[Answers, Any]:
+        _check_payloads(payloads)
+        _check_state(state)
         mean = self.aggregate([payloads[client] for client in sorted(payloads)])
         values, update = self.update.step(state["values"], mean, state["update"])
         return dict.fromkeys(self.clients, values), {"values": values, "update": update}
+
+
+def _check_values(values: object, update: object) -> None:
+    check_tensors("values", values)
+    if update is not None and (isinstance(update, type) or not isinstance(update, ServerUpdate)):
+        raise wrong_type("update", "be a server update, such as ema(decay=0.5)", kind(update))
+
+
+def _check_payloads(payloads: Any) -> None:
+    check_kind("payloads", payloads, Mapping, "map ids of clients to payloads")
+    if not payloads:
+        raise wrong_value("payloads", "hold at least one payload", "none")
+    for client, payload in payloads.items():
+        check_count("id in `payloads`", client, at_least=0)
+        check_form(f"payloads[{client}]", payload)
+
+
+def _check_state(state: object) -> None:
+    if not isinstance(state, Mapping) or not {"values", "update"} <= set(state):
+        raise wrong_value("state", "come from the server or its last step", kind(state))
+    check_tensors("state['values']", state["values"])
 
 
 def _checked_weights(weights: object) -> list[list[float]]:

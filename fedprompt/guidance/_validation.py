@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn as nn
 from torch import Tensor
 
 from fedprompt._checks import (
     check_labels,
+    check_module,
     check_number,
     check_weights,
     checked_layout,
@@ -81,8 +81,7 @@ def check_call(model: object, learning_rate: float, weight: float) -> None:
             "guide_gradient computes gradients, which torch.inference_mode forbids. "
             "Call it outside of inference mode."
         )
-    if not isinstance(model, nn.Module):
-        raise wrong_type("model", "be an nn.Module", kind(model))
+    check_module("model", model)
     check_number("learning_rate", learning_rate, above=0)
     check_number("weight", weight, at_least=0)
 

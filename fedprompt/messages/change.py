@@ -4,7 +4,15 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from fedprompt._checks import check_finite, check_payload, kind, known_rows, wrong_type, wrong_value
+from fedprompt._checks import (
+    check_finite,
+    check_names,
+    check_payload,
+    kind,
+    known_rows,
+    wrong_type,
+    wrong_value,
+)
 from fedprompt.interfaces import Payload, Weighted
 
 
@@ -33,8 +41,7 @@ def delta(payload: Payload, values: Mapping[str, Tensor]) -> dict[str, Weighted]
         {'head': Weighted(value=tensor([ 2., -1.]), weight=tensor(40.))}
     """
     check_payload(payload)
-    if not isinstance(values, Mapping):
-        raise wrong_type("values", "map names to tensors", kind(values))
+    check_names("values", values)
     moved = {}
     for name, entry in payload.items():
         change = known_rows(entry._replace(value=entry.value - _broadcast(name, entry, values)))

@@ -1,11 +1,11 @@
 """Checks of the arguments of prompted passes."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from fedprompt._checks import check_count, kind, wrong_type, wrong_value
+from fedprompt._checks import check_count, check_flag, check_kind, kind, wrong_type, wrong_value
 from fedprompt.interfaces import PromptStream, Trunk
 
 
@@ -43,10 +43,9 @@ def check_streams(streams: Sequence[PromptStream], trunk: Trunk, depth: int) -> 
     """Require prompts of the trunk's width at layers that run."""
     for position, stream in enumerate(streams):
         argument = f"streams[{position}]"
-        if not isinstance(stream, PromptStream):
-            raise wrong_type(argument, "be a PromptStream; call the prompt module", kind(stream))
-        if not isinstance(stream.replace, bool):
-            raise wrong_type(f"{argument}.replace", "be True or False", kind(stream.replace))
+        check_kind(argument, stream, PromptStream, "be a PromptStream; call the prompt module")
+        check_flag(f"{argument}.replace", stream.replace)
+        check_kind(f"{argument}.layers", stream.layers, Mapping, "map layers to tokens")
         for layer, prompts in stream.layers.items():
             if layer not in range(depth):
                 rule = f"be among the {depth} blocks 0 to {depth - 1}"

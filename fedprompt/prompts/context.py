@@ -5,7 +5,14 @@ import torch.nn as nn
 from jaxtyping import Float
 from torch import Tensor
 
-from fedprompt._checks import check_count, check_initial_generator, kind, wrong_type, wrong_value
+from fedprompt._checks import (
+    check_count,
+    check_flag,
+    check_initial_generator,
+    kind,
+    wrong_type,
+    wrong_value,
+)
 from fedprompt.interfaces import ClassNames, PromptedText
 
 
@@ -201,8 +208,7 @@ def _check_context(
         raise wrong_type("context", "be a floating-point tensor", kind(context))
     flags = {"per_sample": per_sample, "class_specific": class_specific}
     for argument, flag in flags.items():
-        if not isinstance(flag, bool):
-            raise wrong_type(argument, "be True or False", kind(flag))
+        check_flag(argument, flag)
     num_classes, longest, dim = names.tokens.shape
     axes = ["batch"] * bool(per_sample) + ["contexts"] + [str(num_classes)] * bool(class_specific)
     fits = context.ndim == len(axes) + 2 and context.shape[-1] == dim

@@ -12,6 +12,7 @@ from torch import Tensor
 from fedprompt._checks import (
     check_count,
     check_device,
+    check_flag,
     check_initial_generator,
     check_labels,
     height_and_width,
@@ -76,7 +77,7 @@ class LayeredPrompts(nn.Module):
         _check_num_prompts(num_prompts)
         width = _checked_width(dim)
         self.layers = _checked_layers(layers, dim)
-        _check_replace(replace)
+        check_flag("replace", replace)
         self.replace = replace
         self.patch_size = _checked_patch_size(patch_size, dim)
         shape = (len(self.layers), num_prompts, width)
@@ -218,7 +219,7 @@ class GroupPrompts(nn.Module):
         _check_num_prompts(num_prompts)
         width = _checked_width(dim)
         self.layers = _checked_layers(layers, dim)
-        _check_replace(replace)
+        check_flag("replace", replace)
         self.replace = replace
         self.patch_size = _checked_patch_size(patch_size, dim)
         shape = (num_groups, len(self.layers), num_prompts, width)
@@ -263,11 +264,6 @@ def _check_num_prompts(num_prompts: object) -> None:
             "num_prompts", "be an integer; the trunk comes after it", kind(num_prompts)
         )
     check_count("num_prompts", num_prompts, at_least=0)
-
-
-def _check_replace(replace: object) -> None:
-    if not isinstance(replace, bool):
-        raise wrong_type("replace", "be True or False", kind(replace))
 
 
 def _checked_width(dim: object) -> int:

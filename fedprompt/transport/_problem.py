@@ -100,12 +100,6 @@ def check_options(epsilon: float, tolerance: float, max_iterations: int) -> None
     check_count("max_iterations", max_iterations)
 
 
-def check_flag(name: str, flag: object) -> None:
-    """Require a boolean."""
-    if not isinstance(flag, bool):
-        raise wrong_type(name, "be True or False", kind(flag))
-
-
 @torch.no_grad()
 def couple(
     cost: Tensor,
