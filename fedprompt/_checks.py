@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Integer
 from torch import Tensor, nn
 
-from fedprompt.interfaces import Payload, Weighted
+from fedprompt.interfaces import ClassNames, Payload, PromptStream, Weighted
 
 LARGEST_INT = 2**63
 """Integers of PyTorch are below it."""
@@ -169,9 +169,9 @@ def check_initial_generator(generator: object) -> None:
 def check_images(images: object, *, any_dtype: bool = False) -> None:
     """Require a batch of images, floating-point unless the trunk decides."""
     floating = any_dtype or (isinstance(images, Tensor) and images.is_floating_point())
-    if isinstance(images, Tensor) and images.layout != torch.strided:
-        raise wrong_type("images", "be a dense tensor", f"one with layout {images.layout}")
+    check_strided("images", images)
     if isinstance(images, Tensor) and images.ndim == 4 and floating:
+        check_finite("images", images, sync=False)
         return
     got = kind(images) if isinstance(images, Tensor) else f"a {type(images).__name__}"
     raise wrong_type("images", "be floating-point of shape (batch, channels, height, width)", got)
@@ -206,6 +206,7 @@ def check_labels(
     )
     if not countable or labels.ndim != 1:
         raise wrong_type(argument, "be integers of shape (batch,)", kind(labels))
+    check_strided(argument, labels)
     if (
         labels.numel() == 0
         or not values_readable(labels)
@@ -219,10 +220,83 @@ def check_labels(
         )
 
 
+def check_divisor(argument: str, value: object) -> None:
+    """Require a number by which float32 numbers can be divided."""
+    limits = torch.finfo(torch.float32)
+    check_number(argument, value, above=0)
+    check_number(argument, value, at_least=limits.tiny, at_most=limits.max)
+
+
+def check_factor(argument: str, value: object, *, above: float | None = None) -> None:
+    """Require a factor of at least 0, or above a bound, within the range of float32."""
+    check_number(argument, value, at_least=0, above=above, at_most=torch.finfo(torch.float32).max)
+
+
+def check_floats(argument: str, tensor: object, ndim: int | None = None, shape: str = "") -> None:
+    """Require a dense floating-point tensor; on the CPU, with finite numbers."""
+    if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
+        raise wrong_type(argument, f"be a floating-point tensor {shape}".rstrip(), kind(tensor))
+    if ndim is not None and tensor.ndim != ndim:
+        raise wrong_value(argument, f"have shape {shape}", tuple(tensor.shape))
+    check_strided(argument, tensor)
+    check_finite(argument, tensor, sync=False)
+
+
+def check_stream(argument: str, stream: Any, dim: int | None = None) -> None:
+    """Require a stream of prompts: tokens (prompts, dim) or (batch, prompts, dim) by layer."""
+    check_kind(argument, stream, PromptStream, "be a PromptStream; call the prompt module")
+    check_flag(f"{argument}.replace", stream.replace)
+    check_kind(f"{argument}.layers", stream.layers, Mapping, "map layers to tokens")
+    for layer, tokens in stream.layers.items():
+        check_floats(f"{argument}.layers[{layer}]", tokens)
+        width = "dim" if dim is None else str(dim)
+        if tokens.ndim not in (2, 3) or dim not in (None, tokens.shape[-1]):
+            rule = f"have shape (prompts, {width}) or (batch, prompts, {width})"
+            raise wrong_value(f"{argument}.layers[{layer}]", rule, tuple(tokens.shape))
+
+
+def check_precision(argument: str, tensor: Tensor, other: str, like: Tensor) -> None:
+    """Require that both or none of two tensors are float64; other precisions may be mixed."""
+    if (tensor.dtype == torch.float64) != (like.dtype == torch.float64):
+        raise wrong_type(argument, f"have the dtype of `{other}`, {like.dtype}", tensor.dtype)
+
+
+def check_class_names(names: Any) -> None:
+    """Require class names as a text tower makes them."""
+    check_kind("names", names, ClassNames, "be ClassNames, from tower.class_names")
+    check_floats("names.tokens", names.tokens, 3, "(classes, length, dim)")
+    width, device = names.tokens.shape[-1:], names.tokens.device
+    for field, ndim in (("start", 2), ("pad", 1)):
+        part = getattr(names, field)
+        check_floats(f"names.{field}", part, ndim, f"with {ndim} axes")
+        if part.shape[-1:] != width or part.device != device:
+            raise wrong_value(
+                f"names.{field}", "be as wide and where `names.tokens` is", kind(part)
+            )
+    check_count("names.context_length", names.context_length)
+    check_flag("names.causal", names.causal)
+    for field, kinds in (("length", Integral), ("ending", Integral), ("names", str)):
+        parts = getattr(names, field)
+        several = isinstance(parts, tuple) and len(parts) == len(names.tokens)
+        if not several or not all(isinstance(part, kinds) for part in parts):
+            rule = f"be a tuple for {len(names.tokens)} names"
+            raise wrong_value(f"names.{field}", rule, kind(parts))
+        if kinds is Integral and min(parts) < 0:
+            raise wrong_value(f"names.{field}", "be at least 0", min(parts))
+
+
 def check_device(argument: str, tensor: Tensor, device: torch.device) -> None:
     """Require indices or a scalar on a device, or on the CPU, from where PyTorch takes them."""
     if tensor.device not in (device, torch.device("cpu")):
         raise wrong_value(argument, f"be on the device {device}", tensor.device)
+
+
+def check_strided(argument: str, tensor: object) -> None:
+    """Require that a tensor is not sparse; it may be on meta, where it has no numbers."""
+    if torch.compiler.is_compiling():  # a backward pass may not read the layout then
+        return
+    if isinstance(tensor, Tensor) and tensor.layout != torch.strided:
+        raise wrong_type(argument, "be a dense tensor", f"one with layout {tensor.layout}")
 
 
 def is_dense(tensor: Tensor) -> bool:
@@ -270,6 +344,7 @@ def checked_layout(argument: str, entry: object) -> Weighted:
     for name, tensor in (("value", value), ("weight", weight)):
         if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
             raise wrong_type(f"{argument}.{name}", "be a floating-point tensor", kind(tensor))
+        check_strided(f"{argument}.{name}", tensor)
     if weight.is_meta != value.is_meta:
         rule = f"be on the device of `value`, {value.device}"
         raise wrong_value(f"{argument}.weight", rule, weight.device)
@@ -331,6 +406,7 @@ def check_form(argument: str, payload: object) -> Payload:
         raise wrong_type(argument, "map names to Weighted", kind(payload))
     if not payload:
         raise wrong_value(argument, "hold at least one name", "none")
+    check_names(argument, payload)
     for name, entry in payload.items():
         checked_layout(f"{argument}[{name!r}]", entry)
     return payload

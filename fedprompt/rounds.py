@@ -251,6 +251,7 @@ def _check_method(method: Any) -> None:
     """Require a method of functions."""
     check_kind("method", method, Method, "be a Method(client, server, predict)")
     check_kind("method.server", method.server, Server, "be a Server(state, answer, step)")
+    check_kind("method.server.state", method.server.state, Mapping, "be a tree of a dict")
     functions = {
         "client": method.client,
         "predict": method.predict,

@@ -1,7 +1,7 @@
 """Client sampling, and per-client random generators that need no coordination."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -54,8 +54,8 @@ def cohort(clients: Sequence[Client], *, size: int, generator: torch.Generator) 
         >>> len(set(drawn)), drawn == sorted(drawn)
         (10, True)
     """
-    indexed = hasattr(clients, "__getitem__") and hasattr(clients, "__len__")
-    if not indexed or isinstance(clients, Mapping | str | bytes):
+    several = isinstance(clients, Sequence) and not isinstance(clients, str | bytes)
+    if not several and not (isinstance(clients, np.ndarray) and clients.ndim == 1):
         raise wrong_type("clients", "be a sequence, such as range(100)", kind(clients))
     if not len(clients):
         raise wrong_value("clients", "have at least one client", "none")

@@ -203,12 +203,15 @@ def outcome(call: GoodCall, argument: str, label: str) -> Outcome:
     try:
         result = used(call.function(*ordered(call), **call.arguments.kwargs))
     except Exception as error:
-        kind = "refused" if is_refusal(error, argument) else "foreign"
+        names = {argument}
+        if label not in GENERAL:  # an error names one of two arguments that disagree
+            names |= call.arguments.arguments.keys()
+        kind = "refused" if is_refusal(error, names) else "foreign"
         return Outcome(kind, *place, f"{type(error).__name__}: {shown(error)}")
     finally:
         signal.alarm(0)
     legal = is_legal(call, argument, label) and (
-        label.startswith(NON_FINITE) or finite((result, call.arguments.arguments))
+        re.search("nan|inf|1e38", label.lower()) or finite((result, call.arguments.arguments))
     )
     return Outcome("legal" if legal else "silent", *place, f"gives {shown(result)}")
 
@@ -235,49 +238,99 @@ def shown(result: Any) -> str:
     return re.sub(r"\s+", " ", text)[:150]
 
 
-def is_refusal(error: Exception, argument: str) -> bool:
+def is_refusal(error: Exception, names: set[str]) -> bool:
     """Whether the library raised an error, in a statement of its own, that names an argument."""
     last = traceback.extract_tb(error.__traceback__)[-1]
     line = linecache.getline(last.filename, last.lineno or 0).strip()
     own = f"{os.sep}fedprompt{os.sep}" in last.filename and line.startswith("raise ")
-    return own and re.search(rf"\b{argument}\b", str(error)) is not None
+    return own and any(re.search(rf"\b{name}\b", str(error)) for name in names)
 
 
-NON_FINITE = ("float('", "np.float64('nan", "torch.tensor(float", "with NaN", "with infinity")
-"""Values that may be legal although they are not finite, such as the values of unknown rows."""
-
-ANOTHER = re.compile(r".*(-1|1e38|float64|float16|axis (more|less)|column|row|rows|transposed)")
+NEAR_BY = re.compile(
+    r".*(-1|1e38|float(16|64)|axis (more|less)|column|rows?|transposed|part|more name)"
+    r"|.*with torch.ones\(7\) as .*"
+)
 """Near misses that are good values, too, if they fit the other arguments."""
 
 BY_TYPE = {
-    "None": r"None",
+    "None": r"None|Optional",
     "True": r"\bbool\b",
+    "2": r"\b(int|float|Any)\b",
+    "0.5 1e308 1e-320": r"\bfloat\b",
     "'x'": r"\bstr\b",
     "torch.Generator*": r"Generator",
     "np.random*": r"numpy.*Generator",
-    "lambda*": r"Callable|Solver|Selector|TransportScore|Aggregator|Any",
-    "int": r"Callable|Solver|Selector|TransportScore|Aggregator|Any",
-    "nn.Linear*": r"Callable|Module|Solver|Selector|TransportScore|Aggregator|Any",
-    "iter(())": r"Iterable|Any",
+    "lambda* int nn.Linear*": r"Callable|Solver|Selector|TransportScore|Aggregator|Any",
+    "nn.Linear*": r"Module|Model",
+    "iter(()) [] [1] (1,*": r"Iterable|Sequence",
+    "int64 array_int64 torch.ones(3).long() torch.ones(3)": r"Integer|Real|Int\b|Iterable\[int",
+    "bool torch.ones(3).bool()": r"Bool",
 }
 """General values, and the annotations of arguments that may have them."""
+
+NOT_FINITE = "with_NaN with_infinity torch.tensor(float('nan'))"
+
+LEGAL = {
+    # Numbers that may be 0 or negative.
+    r".*\.(decay|smoothing|momentum|fraction|multiplier|weight|noise|framed|length|start)": "0",
+    r".*\.(num_byzantine|num_prompts|server_round|client|size|min_size|seed|max_cosine)": "0",
+    r".*\.(name_position|accuracies)|per_sample\.batch_size": "0",
+    r".*\.max_cosine": "-1 -0.5",
+    r"stream_generator\.seed": "10**30",
+    # Trees, ids and parts that are not read; reports that say what is wrong.
+    r"load_checkpoint\.default|save_checkpoint\.state|gather_trees\.tree": "*",
+    r"check_text_encoder\.encoder|check_trunk\.trunk": "*",
+    r"Ledger\.\w+\.client": "*",
+    r"part\.message|named\.entries": "with_* {} {'a':_3}",
+    r".*\.state": "{} *with_the_name_0",
+    r"(coded|counted|run_rounds)\.method": "with_server_with_state_* with_None_as_form",
+    r"(num_bytes|Ledger\.record)\.message": "{} with_*",
+    # Forms, rows of weight 0 and robust rules: numbers that are not read, or may be anything.
+    r"(multi_)?krum\.payloads|(trimmed_mean|weighted_median)\.entries": "*NaN *infinity",
+    r".*\.(like|expect)|.*init\.payload": "*NaN *infinity *on_meta *None_as_* *int64 *bool",
+    # Outputs of the user's model: the loss shows NaN, so a diverging run can be seen.
+    r".*_loss\.(logits|other|guided)|cosine_logits\.(image|text)": NOT_FINITE,
+    r"PromptGenerator\.forward\.keys|_Copies\.forward\.inputs": NOT_FINITE,
+    r"precompute\.dataset": f"*{NOT_FINITE} *infinity torch.ones(* int64 bool complex",
+    r"class_accuracy\.batches": "*NaN *infinity torch.ones(0)",
+    # Other good values.
+    r".*\.(names|class_names|header|domains|expect)": "*'x'_as_*",
+    r"\w+\.(mean|history|arrivals)": "with_*-1_as_0",
+    r".*\.(streams|payloads)|precompute\.dataset": "*with_the_name_0",
+    r".*\.coupling": "*iterations_int64 *None_as_duals",
+    r"TextTower\.__call__\.text|fingerprint\.streams": "*None_as_context *on_meta",
+    r"(save|encode)_payload\.message": "*int64 *bool",
+    r"(accuracy_matrix|transport_plan|partition)\..*": "*int64",
+    r"check_trunk\.images": "on_meta",  # the report says what is wrong
+    r"EachName\.(init|step)\.(previous|mean)": "{} torch.ones(*) fp.Weighted*",
+    r"harmonic_mean\.accuracies": "1e308 1e-320",
+    r"\w+_by_name\.rules|collect\.rows|load_values\.message|receive\.expect|.*step\.mean": "{}",
+    r"class_means\.values": "torch.ones(*)",
+    r"(labels_of|study_quiz_split)\..*": "[] [1] (1,* torch.ones(0) torch.ones(3).long()",
+    r".*\.class_names": "[]",
+    r"cohort\.clients": "np.array* fp.Weighted* with_*",
+    r"group_usage\.counts|selection_health\.counts|plan_from_duals\.a": "torch.ones(3)",
+    r"averaging\.clients|run_rounds\.cohorts|receive\.arrivals": "torch.ones(0)",
+}
+"""Expressions for ``callable.argument``, and the values that their documentation allows."""
 
 
 def is_legal(call: GoodCall, argument: str, label: str) -> bool:
     """Whether a value is documented as allowed."""
     annotation = str(call.arguments.signature.parameters[argument].annotation)
-    if ANOTHER.fullmatch(label) and label not in GENERAL:
+    value = label.replace(" ", "_")
+    if label not in GENERAL and NEAR_BY.fullmatch(label):
         return True
-    if any(
-        fnmatch.fnmatchcase(label, value) and re.search(types, annotation)
-        for value, types in BY_TYPE.items()
-    ):
-        return True
+    place = f"{call.name}.{argument}"
     return any(
-        fnmatch.fnmatchcase(f"{call.name}.{argument}", pattern)
-        and any(fnmatch.fnmatchcase(label, value) for value in values)
-        for pattern, values in LEGAL
-    )
+        re.search(types, annotation) and _fits(value, values) for values, types in BY_TYPE.items()
+    ) or any(re.fullmatch(where, place) and _fits(value, values) for where, values in LEGAL.items())
+
+
+def _fits(value: str, patterns: str) -> bool:
+    """Whether a value has one of the forms, which are separated by spaces."""
+    forms = (pattern.replace("[", "[[]") for pattern in patterns.split())
+    return any(fnmatch.fnmatchcase(value, form) for form in forms)
 
 
 def finite(thing: Any) -> bool:
@@ -286,16 +339,12 @@ def finite(thing: Any) -> bool:
         dense = thing.layout == torch.strided and not thing.is_meta
         return not dense or bool(torch.isfinite(thing).all())
     if isinstance(thing, nn.Module):
-        return all(map(finite, thing.state_dict().values()))
+        return all(map(finite, thing.parameters()))
     if isinstance(thing, Mapping):
         return all(map(finite, thing.values()))
-    if isinstance(thing, tuple | list):
-        return all(map(finite, thing))
+    if isinstance(thing, tuple | list):  # the epsilon of a coupling may be infinite
+        return all(finite(part) for part in thing if not isinstance(part, float))
     return not isinstance(thing, float) or math.isfinite(thing)
-
-
-LEGAL: list[tuple[str, tuple[str, ...]]] = []
-"""Patterns of ``callable.argument``, and the values that their documentation allows."""
 
 
 def main(modules: tuple[str, ...]) -> None:

@@ -74,6 +74,7 @@ def check_payload(argument: str, payload: object, *, reason: str = "") -> None:
         raise wrong_type(argument, rule, "an entry without a name (Weighted)")
     if not isinstance(payload, Mapping):
         raise wrong_type(argument, "map names to Weighted", kind(payload))
+    check_names(argument, payload)
 
 
 def init_each(rules: Mapping[str, TensorUpdate], previous: Mapping[str, Tensor]) -> State:

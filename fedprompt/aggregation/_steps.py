@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from fedprompt._checks import (
+    check_dense,
     check_entry,
+    check_finite,
     check_function,
     check_kind,
     check_number,
@@ -134,6 +136,8 @@ def checked_previous(previous: object) -> Tensor:
     """Return the previous value after checking that it is a floating-point tensor."""
     if not isinstance(previous, Tensor) or not previous.is_floating_point():
         raise wrong_type("previous", "be a floating-point tensor", kind(previous))
+    check_dense("previous", previous)
+    check_finite("previous", previous)
     return previous
 
 

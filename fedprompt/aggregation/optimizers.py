@@ -268,7 +268,8 @@ def _check_decay(argument: str, decay: float) -> None:
 def _moment(name: str, state: State, previous: Tensor) -> Tensor:
     """Return a moment of the state, on the device of the previous value."""
     moment = state.get(name)
-    if not isinstance(moment, Tensor) or moment.shape != previous.shape:
+    fits = isinstance(moment, Tensor) and moment.is_floating_point()
+    if not fits or moment.shape != previous.shape:
         rule = f"come from `init` or the last `step` for a value of shape {tuple(previous.shape)}"
         raise wrong_value("state", rule, f"{kind(moment)} as {name!r}")
     return moment.to(previous.device)

@@ -19,7 +19,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from fedprompt._checks import check_function, check_number, check_tensors, kind, wrong_value
+from fedprompt._checks import check_divisor, check_function, check_tensors, kind, wrong_value
 from fedprompt._float64 import widened
 from fedprompt._threads import PROCESS_STATE
 from fedprompt.guidance._forward_rules import ForwardRules, make_dual, tangent_of
@@ -148,7 +148,7 @@ def central_difference(
         tensor([[6.]])
     """
     _check(evaluate, parameters, direction)
-    check_number("step", step, above=0)
+    check_divisor("step", step)
     distance = step * (_norm(parameters) or 1.0) / (_norm(direction) or 1.0)
 
     def moved(sign: float) -> Tensor:
@@ -167,10 +167,12 @@ def _check(evaluate: object, parameters: Parameters, direction: Parameters) -> N
     check_function("evaluate", evaluate)
     check_tensors("parameters", parameters)
     check_tensors("direction", direction)
+    if direction.keys() != parameters.keys():
+        rule = f"have the names of `parameters` {list(parameters)}"
+        raise wrong_value("direction", rule, list(direction))
     for name, own in parameters.items():
-        along = direction.get(name)
-        if along is None or kind(along) != kind(own):
-            raise wrong_value(f"direction[{name!r}]", f"be {kind(own)}", kind(along))
+        if kind(own) != kind(direction[name]):
+            raise wrong_value(f"direction[{name!r}]", f"be {kind(own)}", kind(direction[name]))
 
 
 def _own_tangent(guided: Tensor) -> Tensor:

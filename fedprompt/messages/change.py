@@ -8,6 +8,7 @@ from fedprompt._checks import (
     check_finite,
     check_names,
     check_payload,
+    check_strided,
     kind,
     known_rows,
     wrong_type,
@@ -59,6 +60,7 @@ def _broadcast(name: str, entry: Weighted, values: Mapping[str, Tensor]) -> Tens
     if not isinstance(value, Tensor) or value.dtype != entry.value.dtype:
         rule = f"be a tensor of {entry.value.dtype}, as in the payload"
         raise wrong_type(argument, rule, kind(value))
+    check_strided(argument, value)
     if value.shape != entry.value.shape:
         rule = f"have the shape of the payload's value {tuple(entry.value.shape)}"
         raise wrong_value(argument, rule, tuple(value.shape))

@@ -14,6 +14,7 @@ from fedprompt._checks import (
     check_device,
     check_flag,
     check_initial_generator,
+    check_iterable,
     check_labels,
     height_and_width,
     kind,
@@ -286,6 +287,7 @@ def _checked_patch_size(
 def _checked_layers(layers: Iterable[int], dim: int | Trunk) -> tuple[int, ...]:
     if not isinstance(layers, Iterable):
         raise wrong_type("layers", "be layer indices, such as range(4) or (0, 3)", kind(layers))
+    check_iterable("layers", layers, "integers")
     chosen = tuple(layers)
     for layer in chosen:
         check_count("layers", layer, at_least=0)
