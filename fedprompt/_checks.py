@@ -117,7 +117,7 @@ def check_count(
         raise wrong_type(argument, "be an integer", kind(value))
     if value < at_least:
         raise wrong_value(argument, f"be at least {at_least}", value)
-    if value >= below:
+    if int(value) >= below:
         raise wrong_value(argument, f"be below 2**{below.bit_length() - 1}", value)
 
 

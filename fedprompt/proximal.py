@@ -54,7 +54,7 @@ def proximal_loss(module: nn.Module, values: Mapping[str, Tensor]) -> Float[Tens
     return 0.5 * torch.stack([square.to(device) for square in squares]).sum()
 
 
-def _checked_pairs(module: object, values: object) -> list[tuple[Tensor, Tensor]]:
+def _checked_pairs(module: nn.Module, values: Mapping[str, Tensor]) -> list[tuple[Tensor, Tensor]]:
     """Pair each parameter that `values` names with its value, every parameter once."""
     check_module("module", module)
     check_tensors("values", values, sync=False)

@@ -7,14 +7,7 @@ from typing import TypeVar
 import numpy as np
 import torch
 
-from fedprompt._checks import (
-    check_count,
-    check_generator,
-    check_text,
-    kind,
-    wrong_type,
-    wrong_value,
-)
+from fedprompt._checks import check_count, check_generator, check_sequence, check_text, wrong_value
 
 __all__ = ["cohort", "stream_generator"]
 
@@ -54,9 +47,8 @@ def cohort(clients: Sequence[Client], *, size: int, generator: torch.Generator) 
         >>> len(set(drawn)), drawn == sorted(drawn)
         (10, True)
     """
-    several = isinstance(clients, Sequence) and not isinstance(clients, str | bytes)
-    if not several and not (isinstance(clients, np.ndarray) and clients.ndim == 1):
-        raise wrong_type("clients", "be a sequence, such as range(100)", kind(clients))
+    if getattr(clients, "ndim", None) != 1:  # of an array
+        check_sequence("clients", clients, "ids, such as range(100)")
     if not len(clients):
         raise wrong_value("clients", "have at least one client", "none")
     check_count("size", size, at_least=0)

@@ -268,8 +268,11 @@ def _check_decay(argument: str, decay: float) -> None:
 def _moment(name: str, state: State, previous: Tensor) -> Tensor:
     """Return a moment of the state, on the device of the previous value."""
     moment = state.get(name)
-    fits = isinstance(moment, Tensor) and moment.is_floating_point()
-    if not fits or moment.shape != previous.shape:
+    if (
+        not isinstance(moment, Tensor)
+        or not moment.is_floating_point()
+        or moment.shape != previous.shape
+    ):
         rule = f"come from `init` or the last `step` for a value of shape {tuple(previous.shape)}"
         raise wrong_value("state", rule, f"{kind(moment)} as {name!r}")
     return moment.to(previous.device)
