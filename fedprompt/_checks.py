@@ -1,16 +1,22 @@
 """Checks of arguments, and the texts of their errors: argument, rule and value."""
 
+import copy
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from numbers import Integral
+from types import UnionType
+from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Integer
-from torch import Tensor
+from torch import Tensor, nn
 
-from fedprompt.interfaces import Payload, Weighted
+from fedprompt.interfaces import ClassNames, Payload, PromptStream, Weighted
+
+LARGEST_INT = 2**63
+"""Integers of PyTorch are below it."""
 
 LONGEST = 60
 """Longest text of a value that an error prints, in characters."""
@@ -44,12 +50,76 @@ def kind(thing: object) -> str:
     return f"{text} ({name})" if short else f"a {name}"
 
 
-def check_count(argument: str, value: object, *, at_least: int = 1) -> None:
-    """Require an integer of at least `at_least`."""
+def check_kind(
+    argument: str, value: object, kinds: type | UnionType | tuple[type, ...], rule: str
+) -> None:
+    """Require an argument of one of some types."""
+    if not isinstance(value, kinds):
+        raise wrong_type(argument, rule, kind(value))
+
+
+def check_module(argument: str, module: object) -> None:
+    """Require a module."""
+    check_kind(argument, module, nn.Module, "be an nn.Module")
+
+
+def check_function(argument: str, function: object, rule: str = "be a function") -> None:
+    """Require something that can be called."""
+    if not callable(function):
+        raise wrong_type(argument, rule, kind(function))
+
+
+def check_flag(argument: str, flag: object) -> None:
+    """Require a boolean."""
+    check_kind(argument, flag, bool, "be True or False")
+
+
+def check_text(argument: str, text: object) -> None:
+    """Require a string."""
+    check_kind(argument, text, str, "be a string")
+
+
+def check_names(argument: str, things: Any, rule: str = "map names to tensors") -> None:
+    """Require a mapping from strings."""
+    check_kind(argument, things, Mapping, rule)
+    if strange := [name for name in things if not isinstance(name, str)]:
+        raise wrong_type(argument, "have strings as names", kind(strange[0]))
+
+
+def check_tensors(argument: str, tensors: Any, *, sync: bool = True) -> None:
+    """Require a mapping from names to finite floating-point tensors, at least one."""
+    check_names(argument, tensors)
+    if not tensors:
+        raise wrong_value(argument, "hold at least one name", "none")
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
+            raise wrong_type(f"{argument}[{name!r}]", "be a floating-point tensor", kind(tensor))
+        check_dense(f"{argument}[{name!r}]", tensor)
+        check_finite(f"{argument}[{name!r}]", tensor, sync=sync)
+
+
+def check_sequence(argument: str, things: object, of: str) -> None:
+    """Require a sequence other than a text."""
+    if isinstance(things, str | bytes) or not isinstance(things, Sequence):
+        raise wrong_type(argument, f"be a sequence of {of}", kind(things))
+
+
+def check_iterable(argument: str, things: object, of: str) -> None:
+    """Require an iterable other than a text, a mapping or an entry."""
+    if isinstance(things, str | bytes | Mapping | Weighted) or not isinstance(things, Iterable):
+        raise wrong_type(argument, f"be an iterable of {of}", kind(things))
+
+
+def check_count(
+    argument: str, value: object, *, at_least: int = 1, below: int = LARGEST_INT
+) -> None:
+    """Require an integer of at least `at_least`; other ones than sizes may be larger."""
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise wrong_type(argument, "be an integer", kind(value))
     if value < at_least:
         raise wrong_value(argument, f"be at least {at_least}", value)
+    if int(value) >= below:
+        raise wrong_value(argument, f"be below 2**{below.bit_length() - 1}", value)
 
 
 @contextmanager
@@ -64,8 +134,8 @@ def named(where: str) -> Iterator[None]:
 def checked_cohort(cohort: list[int], server_round: int) -> list[int]:
     """Return the ids of the clients of a round, each once."""
     with named(f"round {server_round}"):
-        for client in cohort:
-            check_count("client", client, at_least=0)
+        for position, client in enumerate(cohort):
+            check_count(f"cohorts[{server_round}][{position}]", client, at_least=0)
         clients = [int(client) for client in cohort]
         if doubled := sorted({client for client in clients if clients.count(client) > 1}):
             raise wrong_value("cohorts", "have a client at most once in a round", doubled)
@@ -85,12 +155,24 @@ def check_number(
         raise wrong_type(argument, "be a number", kind(value))
     if not -math.inf < value < math.inf:  # as a comparison it compiles, for a symbolic float too
         raise wrong_value(argument, "be finite", value)
+    if isinstance(value, int) and not -LARGEST_INT < value < LARGEST_INT:
+        raise wrong_value(argument, "be a float, or below 2**63 in magnitude", value)
     if above is not None and value <= above:
         raise wrong_value(argument, f"be above {above:g}", value)
     if at_least is not None and value < at_least:
         raise wrong_value(argument, f"be at least {at_least:g}", value)
     if at_most is not None and value > at_most:
         raise wrong_value(argument, f"be at most {at_most:g}", value)
+
+
+def load_checked(optimizer: torch.optim.Optimizer, state: Any) -> None:
+    """Load a copy of a state dict, which later steps of the optimizer do not change."""
+    rule = "be a state dict of this optimizer"
+    check_kind("state", state, Mapping, rule)
+    try:
+        optimizer.load_state_dict(copy.deepcopy(dict(state)))
+    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        raise wrong_value("state", rule, kind(state)) from error
 
 
 def check_generator(generator: object) -> None:
@@ -108,9 +190,9 @@ def check_initial_generator(generator: object) -> None:
 def check_images(images: object, *, any_dtype: bool = False) -> None:
     """Require a batch of images, floating-point unless the trunk decides."""
     floating = any_dtype or (isinstance(images, Tensor) and images.is_floating_point())
-    if isinstance(images, Tensor) and images.layout != torch.strided:
-        raise wrong_type("images", "be a dense tensor", f"one with layout {images.layout}")
+    check_strided("images", images)
     if isinstance(images, Tensor) and images.ndim == 4 and floating:
+        check_finite("images", images, sync=False)
         return
     got = kind(images) if isinstance(images, Tensor) else f"a {type(images).__name__}"
     raise wrong_type("images", "be floating-point of shape (batch, channels, height, width)", got)
@@ -145,6 +227,7 @@ def check_labels(
     )
     if not countable or labels.ndim != 1:
         raise wrong_type(argument, "be integers of shape (batch,)", kind(labels))
+    check_strided(argument, labels)
     if (
         labels.numel() == 0
         or not values_readable(labels)
@@ -158,10 +241,83 @@ def check_labels(
         )
 
 
+def check_divisor(argument: str, value: object) -> None:
+    """Require a number by which float32 numbers can be divided."""
+    limits = torch.finfo(torch.float32)
+    check_number(argument, value, above=0)
+    check_number(argument, value, at_least=limits.tiny, at_most=limits.max)
+
+
+def check_factor(argument: str, value: object, *, above: float | None = None) -> None:
+    """Require a factor of at least 0, or above a bound, within the range of float32."""
+    check_number(argument, value, at_least=0, above=above, at_most=torch.finfo(torch.float32).max)
+
+
+def check_floats(argument: str, tensor: object, ndim: int | None = None, shape: str = "") -> None:
+    """Require a dense floating-point tensor; on the CPU, with finite numbers."""
+    if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
+        raise wrong_type(argument, f"be a floating-point tensor {shape}".rstrip(), kind(tensor))
+    if ndim is not None and tensor.ndim != ndim:
+        raise wrong_value(argument, f"have shape {shape}", tuple(tensor.shape))
+    check_strided(argument, tensor)
+    check_finite(argument, tensor, sync=False)
+
+
+def check_stream(argument: str, stream: Any, dim: int | None = None) -> None:
+    """Require a stream of prompts: tokens (prompts, dim) or (batch, prompts, dim) by layer."""
+    check_kind(argument, stream, PromptStream, "be a PromptStream; call the prompt module")
+    check_flag(f"{argument}.replace", stream.replace)
+    check_kind(f"{argument}.layers", stream.layers, Mapping, "map layers to tokens")
+    for layer, tokens in stream.layers.items():
+        check_floats(f"{argument}.layers[{layer}]", tokens)
+        width = "dim" if dim is None else str(dim)
+        if tokens.ndim not in (2, 3) or dim not in (None, tokens.shape[-1]):
+            rule = f"have shape (prompts, {width}) or (batch, prompts, {width})"
+            raise wrong_value(f"{argument}.layers[{layer}]", rule, tuple(tokens.shape))
+
+
+def check_precision(argument: str, tensor: Tensor, other: str, like: Tensor) -> None:
+    """Require that both or none of two tensors are float64; other precisions may be mixed."""
+    if (tensor.dtype == torch.float64) != (like.dtype == torch.float64):
+        raise wrong_type(argument, f"have the dtype of `{other}`, {like.dtype}", tensor.dtype)
+
+
+def check_class_names(names: Any) -> None:
+    """Require class names as a text tower makes them."""
+    check_kind("names", names, ClassNames, "be ClassNames, from tower.class_names")
+    check_floats("names.tokens", names.tokens, 3, "(classes, length, dim)")
+    width, device = names.tokens.shape[-1:], names.tokens.device
+    for field, ndim in (("start", 2), ("pad", 1)):
+        part = getattr(names, field)
+        check_floats(f"names.{field}", part, ndim, f"with {ndim} axes")
+        if part.shape[-1:] != width or part.device != device:
+            raise wrong_value(
+                f"names.{field}", "be as wide and where `names.tokens` is", kind(part)
+            )
+    check_count("names.context_length", names.context_length)
+    check_flag("names.causal", names.causal)
+    for field, kinds in (("length", Integral), ("ending", Integral), ("names", str)):
+        parts = getattr(names, field)
+        several = isinstance(parts, tuple) and len(parts) == len(names.tokens)
+        if not several or not all(isinstance(part, kinds) for part in parts):
+            rule = f"be a tuple for {len(names.tokens)} names"
+            raise wrong_value(f"names.{field}", rule, kind(parts))
+        if kinds is Integral and min(parts) < 0:
+            raise wrong_value(f"names.{field}", "be at least 0", min(parts))
+
+
 def check_device(argument: str, tensor: Tensor, device: torch.device) -> None:
     """Require indices or a scalar on a device, or on the CPU, from where PyTorch takes them."""
     if tensor.device not in (device, torch.device("cpu")):
         raise wrong_value(argument, f"be on the device {device}", tensor.device)
+
+
+def check_strided(argument: str, tensor: object) -> None:
+    """Require that a tensor is not sparse; it may be on meta, where it has no numbers."""
+    if torch.compiler.is_compiling():  # a backward pass may not read the layout then
+        return
+    if isinstance(tensor, Tensor) and tensor.layout != torch.strided:
+        raise wrong_type(argument, "be a dense tensor", f"one with layout {tensor.layout}")
 
 
 def is_dense(tensor: Tensor) -> bool:
@@ -178,9 +334,13 @@ def check_dense(argument: str, tensor: Tensor) -> None:
         raise wrong_type(argument, "be a dense tensor with numbers", got)
 
 
-def check_finite(argument: str, tensor: Tensor) -> None:
-    """Require finite numbers, with one reduction and one synchronization."""
-    if values_readable(tensor) and not bool(torch.isfinite(tensor).all()):
+def check_finite(argument: str, tensor: Tensor, *, sync: bool = True) -> None:
+    """Require finite numbers, with one reduction and one synchronization.
+
+    Without `sync`, only CPU tensors are checked.
+    """
+    read = values_readable(tensor) and (sync or tensor.device.type == "cpu")
+    if read and not bool(torch.isfinite(tensor).all()):
         broken = int((~torch.isfinite(tensor)).sum())
         got = f"{broken} entries of {tensor.numel()} that are not"
         raise wrong_value(argument, "be finite", got)
@@ -205,6 +365,7 @@ def checked_layout(argument: str, entry: object) -> Weighted:
     for name, tensor in (("value", value), ("weight", weight)):
         if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
             raise wrong_type(f"{argument}.{name}", "be a floating-point tensor", kind(tensor))
+        check_strided(f"{argument}.{name}", tensor)
     if weight.is_meta != value.is_meta:
         rule = f"be on the device of `value`, {value.device}"
         raise wrong_value(f"{argument}.weight", rule, weight.device)
@@ -266,6 +427,7 @@ def check_form(argument: str, payload: object) -> Payload:
         raise wrong_type(argument, "map names to Weighted", kind(payload))
     if not payload:
         raise wrong_value(argument, "hold at least one name", "none")
+    check_names(argument, payload)
     for name, entry in payload.items():
         checked_layout(f"{argument}[{name!r}]", entry)
     return payload

@@ -13,6 +13,7 @@ from fedprompt._checks import (
     check_form,
     check_number,
     check_payload,
+    check_strided,
     check_weights,
     checked_layout,
     kind,
@@ -135,6 +136,8 @@ class _NameByName:
         self, payload: Payload, state: _State, /
     ) -> tuple[dict[str, Tensor | Weighted], _State]:
         check_payload(payload)
+        if not isinstance(state, Mapping) or state:
+            raise wrong_value("state", "be empty, as `init` returns it", kind(state))
         message: dict[str, Tensor | Weighted] = {}
         for name, entry in payload.items():
             message |= _named(name, self.suffixes, self.shrink(name, entry))
@@ -282,5 +285,6 @@ def _check_entry(
 def _check_tensor(argument: str, tensor: object, dtype: torch.dtype, shape: torch.Size) -> None:
     if not isinstance(tensor, Tensor) or tensor.dtype != dtype:
         raise wrong_type(argument, f"be a tensor of {dtype}", kind(tensor))
+    check_strided(argument, tensor)
     if tensor.shape != shape:
         raise wrong_value(argument, f"have shape {tuple(shape)}", tuple(tensor.shape))

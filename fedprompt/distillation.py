@@ -7,10 +7,11 @@ from torch import Tensor
 
 from fedprompt._checks import (
     check_count,
+    check_device,
+    check_divisor,
     check_finite,
     check_labels,
-    check_number,
-    check_weights,
+    check_rows,
     checked_layout,
     kind,
     per_row,
@@ -180,7 +181,7 @@ def mutual_loss(
         Shen et al., "Federated Mutual Learning", 2020. Zhang et al., "Deep Mutual Learning", CVPR
         2018.
     """
-    check_number("temperature", temperature, above=0)
+    check_divisor("temperature", temperature)
     for argument, each in (("logits", logits), ("other", other)):
         if not isinstance(each, Tensor) or each.ndim != 2 or not each.is_floating_point():
             raise wrong_value(argument, "be floating-point of shape (batch, classes)", kind(each))
@@ -195,7 +196,6 @@ def mutual_loss(
 
 def _divergences(logits: Tensor, target: Tensor, temperature: float) -> Tensor:
     """Return the KL divergence of each row, from the softmax of `target` to that of `logits`."""
-    check_number("temperature", temperature, at_least=torch.finfo(logits.dtype).tiny)
     return F.kl_div(
         F.log_softmax(logits / temperature, 1),
         F.log_softmax(target / temperature, 1),
@@ -207,7 +207,7 @@ def _divergences(logits: Tensor, target: Tensor, temperature: float) -> Tensor:
 def _check_distillation(
     logits: Tensor, labels: Tensor, teacher: Weighted, temperature: float
 ) -> None:
-    check_number("temperature", temperature, above=0)
+    check_divisor("temperature", temperature)
     if not isinstance(logits, Tensor) or logits.ndim != 2 or not logits.is_floating_point():
         raise wrong_value("logits", "be floating-point of shape (batch, classes)", kind(logits))
     batch, classes = logits.shape
@@ -217,8 +217,9 @@ def _check_distillation(
         shapes = f"{tuple(teacher.value.shape)} and {tuple(teacher.weight.shape)}"
         raise wrong_value("teacher", rule, shapes)
     if teacher.weight.device.type == "cpu" and values_readable(teacher.weight):
-        check_weights("teacher", teacher)
+        check_rows("teacher", teacher)
     if not isinstance(labels, Tensor) or labels.shape != (batch,):
         rule = f"be integers of shape ({batch},) to match `logits`"
         raise wrong_value("labels", rule, kind(labels))
     check_labels("labels", labels, classes, sync=False)
+    check_device("labels", labels, logits.device)

@@ -7,7 +7,15 @@ import torch
 from jaxtyping import Shaped
 from torch import Tensor
 
-from fedprompt._checks import check_count, kind, wrong_type, wrong_value
+from fedprompt._checks import (
+    check_count,
+    check_dense,
+    check_function,
+    kind,
+    wrong_type,
+    wrong_value,
+)
+from fedprompt.interfaces import Weighted
 
 __all__ = ["precompute"]
 
@@ -177,8 +185,7 @@ def _check_repeatable(dataset: MapStyle) -> None:
 def _check_arguments(
     encode: object, dataset: object, batch_size: object, dtype: object, views: object
 ) -> None:
-    if not callable(encode):
-        raise wrong_type("encode", "be callable", kind(encode))
+    check_function("encode", encode, "be callable")
     check_count("batch_size", batch_size)
     if views is not None:
         check_count("views", views)
@@ -187,6 +194,10 @@ def _check_arguments(
     if not isinstance(dataset, MapStyle) or (isinstance(dataset, Tensor) and dataset.ndim == 0):
         rule = "be a tensor (num, *image) or a data set with a length and samples by index"
         raise wrong_type("dataset", rule, f"a {type(dataset).__name__}")
+    if isinstance(dataset, Weighted | Mapping):
+        raise wrong_type("dataset", "be images by index", kind(dataset))
+    if isinstance(dataset, Tensor):
+        check_dense("dataset", dataset)
     if len(dataset) == 0:
         raise wrong_value("dataset", "contain at least one image", "none")
 

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 import torch.nn as nn
 
-from fedprompt._checks import kind, wrong_type, wrong_value
+from fedprompt._checks import check_module, kind, wrong_type, wrong_value
 
 __all__ = ["freeze", "training_only"]
 
@@ -30,8 +30,7 @@ def freeze(model: Model) -> Model:
         >>> layer.training, layer.weight.requires_grad
         (False, False)
     """
-    if not isinstance(model, nn.Module):
-        raise wrong_type("model", "be an nn.Module", kind(model))
+    check_module("model", model)
     return model.eval().requires_grad_(False)
 
 
@@ -61,8 +60,7 @@ def training_only(model: nn.Module, *parts: nn.Module | nn.Parameter) -> Iterato
         >>> model["prompts"].weight.requires_grad
         True
     """
-    if not isinstance(model, nn.Module):
-        raise wrong_type("model", "be an nn.Module", kind(model))
+    check_module("model", model)
     before = {parameter: parameter.requires_grad for parameter in model.parameters()}
     chosen = {
         parameter

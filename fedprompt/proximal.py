@@ -7,7 +7,7 @@ import torch.nn as nn
 from jaxtyping import Float
 from torch import Tensor
 
-from fedprompt._checks import kind, wrong_type, wrong_value
+from fedprompt._checks import check_module, check_tensors, wrong_value
 from fedprompt._names import inner_name, some_names
 
 __all__ = ["proximal_loss"]
@@ -54,14 +54,10 @@ def proximal_loss(module: nn.Module, values: Mapping[str, Tensor]) -> Float[Tens
     return 0.5 * torch.stack([square.to(device) for square in squares]).sum()
 
 
-def _checked_pairs(module: object, values: object) -> list[tuple[Tensor, Tensor]]:
+def _checked_pairs(module: nn.Module, values: Mapping[str, Tensor]) -> list[tuple[Tensor, Tensor]]:
     """Pair each parameter that `values` names with its value, every parameter once."""
-    if not isinstance(module, nn.Module):
-        raise wrong_type("module", "be an nn.Module", kind(module))
-    if not isinstance(values, Mapping):
-        raise wrong_type("values", "map names to tensors", kind(values))
-    if not values:
-        raise wrong_value("values", "hold at least one name", "none")
+    check_module("module", module)
+    check_tensors("values", values, sync=False)
     named = module.named_parameters(remove_duplicate=False)
     parameters = {inner_name(module, name): parameter for name, parameter in named}
     if unknown := [str(name) for name in values if name not in parameters]:
@@ -71,8 +67,6 @@ def _checked_pairs(module: object, values: object) -> list[tuple[Tensor, Tensor]
     for name, value in values.items():
         parameter = parameters[name]
         argument = f"values[{name!r}]"
-        if not isinstance(value, Tensor) or not value.is_floating_point():
-            raise wrong_type(argument, "be a floating-point tensor", kind(value))
         if value.shape != parameter.shape:
             rule = f"have the shape of the parameter {tuple(parameter.shape)}"
             raise wrong_value(argument, rule, tuple(value.shape))

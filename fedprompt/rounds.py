@@ -13,14 +13,18 @@ import torch.distributed as distributed
 from fedprompt._checks import (
     LONGEST,
     check_count,
+    check_function,
+    check_iterable,
+    check_kind,
     checked_cohort,
     kind,
+    load_checked,
     named,
     wrong_type,
     wrong_value,
 )
 from fedprompt._trees import packed, to_blob
-from fedprompt.interfaces import Codec, Message, Method, Round, State
+from fedprompt.interfaces import Codec, Message, Method, Round, Server, State
 from fedprompt.messages import Ledger
 from fedprompt.wire import gather_trees
 from fedprompt.wire.format import slots
@@ -84,8 +88,10 @@ def run_rounds(
         1 5.0 {'1': {'count': 1}, '3': {'count': 2}}
     """
     engine = _Engine(method, data, group)
+    check_iterable("cohorts", cohorts, "cohorts")
     now = engine.first(start)
     for server_round, cohort in islice(enumerate(cohorts), now.server_round + 1, None):
+        check_iterable(f"cohorts[{server_round}]", cohort, "ids of clients")
         clients, server, states = list(cohort), now.server, now.clients
         for _ in range(method.exchanges):
             payloads, states = engine.exchange(server_round, clients, server, states)
@@ -120,6 +126,8 @@ def counted(method: Method, ledger: Ledger) -> Method:
         >>> ledger.total(direction="down"), ledger.total(direction="up")  # with weights
         (24, 32)
     """
+    _check_method(method)
+    check_kind("ledger", ledger, Ledger, "be a Ledger")
 
     def client(data: Any, answer: Message, state: State) -> tuple[Message | None, State]:
         payload, state = method.client(data, answer, state)
@@ -161,6 +169,9 @@ def coded(method: Method, codec: Codec) -> Method:
         >>> now.server["values"]["x"]
         tensor([2., 3.])
     """
+    _check_method(method)
+    if isinstance(codec, type) or not isinstance(codec, Codec):
+        raise wrong_type("codec", "be a codec, such as codecs.int8()", kind(codec))
     form: Any = method.form
     if form is None:
         raise wrong_value("method", "have a `form`, by which its server decodes", "None")
@@ -185,6 +196,7 @@ def coded(method: Method, codec: Codec) -> Method:
         return method.predict(data, answer, state.get("client", {}))
 
     def coded_form(client: int) -> Message:
+        check_count("client", client, at_least=0)
         payload = form(client)
         return codec.encode(payload, codec.init(payload))[0]
 
@@ -206,6 +218,7 @@ def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         >>> optimizer_state(optimizer)["param_groups"][0]["lr"]
         0.1
     """
+    _check_optimizer(optimizer)
     return copy.deepcopy(optimizer.state_dict())
 
 
@@ -226,8 +239,32 @@ def load_optimizer(optimizer: torch.optim.Optimizer, state: State) -> None:
         >>> again.param_groups[0]["lr"]
         0.1
     """
+    _check_optimizer(optimizer)
+    check_kind("state", state, Mapping, "be a state of `optimizer_state`")
     if state:
-        optimizer.load_state_dict(copy.deepcopy(dict(state)))
+        load_checked(optimizer, state)
+
+
+def _check_optimizer(optimizer: object) -> None:
+    check_kind("optimizer", optimizer, torch.optim.Optimizer, "be an optimizer of torch.optim")
+
+
+def _check_method(method: Any) -> None:
+    """Require a method of functions."""
+    check_kind("method", method, Method, "be a Method(client, server, predict)")
+    check_kind("method.server", method.server, Server, "be a Server(state, answer, step)")
+    check_kind("method.server.state", method.server.state, Mapping, "be a tree of a dict")
+    functions = {
+        "client": method.client,
+        "predict": method.predict,
+        "server.answer": method.server.answer,
+        "server.step": method.server.step,
+    }
+    for name, function in functions.items():
+        check_function(f"method.{name}", function)
+    check_count("method.exchanges", method.exchanges)
+    if method.form is not None:
+        check_function("method.form", method.form)
 
 
 class _Engine(NamedTuple):
@@ -239,11 +276,9 @@ class _Engine(NamedTuple):
 
     def first(self, start: Round | None) -> Round:
         """Check the arguments, and return the round to continue from."""
-        if not isinstance(self.method, Method):
-            raise wrong_type("method", "be a Method(client, server, predict)", kind(self.method))
-        check_count("method.exchanges", self.method.exchanges)
-        if not isinstance(start, Round | None):
-            raise wrong_type("start", "be a Round or None", kind(start))
+        _check_method(self.method)
+        check_function("data", self.data)
+        check_kind("start", start, Round | None, "be a Round or None")
         now = start or Round(-1, self.method.server.state, {})
         self._agreed(lambda: now.server, now.server_round + 1)
         return now

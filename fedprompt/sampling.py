@@ -1,13 +1,13 @@
 """Client sampling, and per-client random generators that need no coordination."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TypeVar
 
 import numpy as np
 import torch
 
-from fedprompt._checks import check_count, check_generator, kind, wrong_type, wrong_value
+from fedprompt._checks import check_count, check_generator, check_sequence, check_text, wrong_value
 
 __all__ = ["cohort", "stream_generator"]
 
@@ -47,9 +47,8 @@ def cohort(clients: Sequence[Client], *, size: int, generator: torch.Generator) 
         >>> len(set(drawn)), drawn == sorted(drawn)
         (10, True)
     """
-    indexed = hasattr(clients, "__getitem__") and hasattr(clients, "__len__")
-    if not indexed or isinstance(clients, Mapping):
-        raise wrong_type("clients", "be a sequence, such as range(100)", kind(clients))
+    if getattr(clients, "ndim", None) != 1:  # of an array
+        check_sequence("clients", clients, "ids, such as range(100)")
     if not len(clients):
         raise wrong_value("clients", "have at least one client", "none")
     check_count("size", size, at_least=0)
@@ -96,11 +95,8 @@ def stream_generator(
         Matsumoto and Nishimura, "Mersenne Twister", ACM TOMACS 1998. O'Neill, "Developing a
         seed_seq Alternative", 2015, on which numpy's ``SeedSequence`` is based.
     """
-    if not isinstance(purpose, str):
-        raise wrong_type("purpose", "be a string", kind(purpose))
-    check_count("seed", seed, at_least=0)
-    if seed >= 2**128:
-        raise wrong_value("seed", "be below 2**128", f"a number of {seed.bit_length()} bits")
+    check_text("purpose", purpose)
+    check_count("seed", seed, at_least=0, below=2**128)
     spawn_key = [
         *_words("server_round", server_round),
         int(client is not None),
@@ -125,7 +121,5 @@ def stream_generator(
 
 def _words(argument: str, value: int) -> tuple[int, int]:
     """Split a number into two words: every number has the same width in the spawn key."""
-    check_count(argument, value, at_least=0)
-    if value >= 2**64:
-        raise wrong_value(argument, "be below 2**64", value)
+    check_count(argument, value, at_least=0, below=2**64)
     return value & 0xFFFFFFFF, value >> 32

@@ -58,8 +58,8 @@ def save_prompts(
         >>> torch.equal(prompts.tokens, trained.tokens)
         True
     """
-    counted = {_COUNT: str(len(class_names))} if class_names else {}
-    header = Header(fingerprint(trunk, class_names=class_names), meta=counted)
+    parts = fingerprint(trunk, class_names=class_names)
+    header = Header(parts, meta={_COUNT: str(len(class_names))} if class_names else {})
     save_payload(_values(module), path, header=header)
 
 

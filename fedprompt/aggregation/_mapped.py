@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from fedprompt._checks import checked_layout, kind, wrong_type, wrong_value
+from fedprompt._checks import check_kind, check_names, checked_layout, kind, wrong_type, wrong_value
 from fedprompt.interfaces import Payload, ServerUpdate, Weighted
 
 State = Mapping[str, Any]
@@ -74,10 +74,12 @@ def check_payload(argument: str, payload: object, *, reason: str = "") -> None:
         raise wrong_type(argument, rule, "an entry without a name (Weighted)")
     if not isinstance(payload, Mapping):
         raise wrong_type(argument, "map names to Weighted", kind(payload))
+    check_names(argument, payload)
 
 
 def init_each(rules: Mapping[str, TensorUpdate], previous: Mapping[str, Tensor]) -> State:
     """Make the state of each name by its rule."""
+    check_names("previous", previous)
     states = {}
     for name, rule in rules.items():
         with named(name):
@@ -89,11 +91,13 @@ def step_each(
     rules: Mapping[str, TensorUpdate], previous: Mapping[str, Tensor], mean: Payload, state: State
 ) -> tuple[dict[str, Tensor], State]:
     """Step each name of the mean by its rule. Other names keep their value and their state."""
+    check_names("previous", previous)
     check_payload("mean", mean)
     if unknown := sorted(set(mean) - set(previous)):
         raise wrong_value(
             "mean", f"have no other names than `previous` {sorted(previous)}", unknown
         )
+    check_kind("state", state, Mapping, "map names to states")
     if missing := sorted(set(previous) - set(state)):
         raise wrong_value("state", "come from `init` or the last `step`", f"nothing for {missing}")
     new, states = dict(previous), dict(state)

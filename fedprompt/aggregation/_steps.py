@@ -8,7 +8,20 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 
-from fedprompt._checks import check_entry, kind, per_row, values_readable, wrong_type, wrong_value
+from fedprompt._checks import (
+    check_dense,
+    check_entry,
+    check_finite,
+    check_function,
+    check_kind,
+    check_number,
+    kind,
+    load_checked,
+    per_row,
+    values_readable,
+    wrong_type,
+    wrong_value,
+)
 from fedprompt.aggregation._mapped import State, TensorUpdate, init_each, step_each
 from fedprompt.interfaces import Payload, Weighted
 
@@ -35,12 +48,36 @@ class EachName:
     def step(self, previous: Any, mean: Any, state: State, /) -> Any:
         if isinstance(previous, Mapping):
             return step_each(dict.fromkeys(previous, self.rule), previous, mean, state)
+        check_state(state, True)
         return self.rule.step(previous, mean, state)
+
+
+def check_maker(make_optimizer: object, max_norm: float | None) -> None:
+    """Require the constructor of an optimizer, and a bound or None."""
+    check_function(
+        "make_optimizer", make_optimizer, "be a function from parameters to an optimizer"
+    )
+    if max_norm is not None:
+        check_number("max_norm", max_norm, above=0)
+
+
+def check_state(state: object, fits: bool) -> None:
+    """Require the state of a server update."""
+    if not isinstance(state, Mapping) or not fits:
+        raise wrong_value("state", "come from `init` or the last `step`", kind(state))
+
+
+def made(make_optimizer: MakeOptimizer, value: Tensor) -> torch.optim.Optimizer:
+    """Make the optimizer of one parameter."""
+    optimizer = make_optimizer([value])
+    rule = "return an optimizer of torch.optim"
+    check_kind("make_optimizer", optimizer, torch.optim.Optimizer, rule)
+    return optimizer
 
 
 def first_state(make_optimizer: MakeOptimizer, previous: Tensor) -> State:
     """Return the state dict of a new optimizer."""
-    return deepcopy(make_optimizer([previous.detach().clone()]).state_dict())
+    return deepcopy(made(make_optimizer, checked_previous(previous).detach().clone()).state_dict())
 
 
 def optimized(
@@ -56,8 +93,9 @@ def optimized(
     new.grad = gradient
     if max_norm is not None:
         _shorten(new, max_norm)
-    optimizer = make_optimizer([new])
-    optimizer.load_state_dict(deepcopy(dict(state)))  # it updates the loaded tensors in place
+    optimizer = made(make_optimizer, new)
+    load_checked(optimizer, state)
+    check_state(state, all(part.shape in ((), new.shape) for part in moments(optimizer).values()))
     optimizer.step()
     return new.detach(), optimizer
 
@@ -98,6 +136,8 @@ def checked_previous(previous: object) -> Tensor:
     """Return the previous value after checking that it is a floating-point tensor."""
     if not isinstance(previous, Tensor) or not previous.is_floating_point():
         raise wrong_type("previous", "be a floating-point tensor", kind(previous))
+    check_dense("previous", previous)
+    check_finite("previous", previous)
     return previous
 
 

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from torch import Tensor
 
-from fedprompt._checks import kind, wrong_type, wrong_value
+from fedprompt._checks import check_names, checked_layout, kind, wrong_type, wrong_value
 from fedprompt.aggregation._mapped import (
     State,
     TensorUpdate,
@@ -62,6 +62,8 @@ def aggregate_by_name(
             raise wrong_value("payloads", "hold at least one payload", "none")
         for position, payload in enumerate(held):
             check_payload(f"payloads[{position}]", payload)
+            for name, entry in payload.items():
+                checked_layout(f"payloads[{position}][{name!r}]", entry)
         names = list(dict.fromkeys(name for payload in held for name in payload))
         matched = _match(names, chosen, default)
         return {name: _aggregate(name, matched[name], held) for name in names}
@@ -125,8 +127,7 @@ def _checked_rules(
     rules: Mapping[str, Rule], default: Rule, noun: str, fits: Callable[[object], bool]
 ) -> dict[str, Rule]:
     """Copy rules after checking that each of them, and the default, is of the required kind."""
-    if not isinstance(rules, Mapping):
-        raise wrong_type("rules", f"be a mapping from names, each to {noun}", type(rules).__name__)
+    check_names("rules", rules, f"be a mapping from names, each to {noun}")
     labeled = {f"rules[{name!r}]": rule for name, rule in rules.items()}
     for argument, rule in {**labeled, "default": default}.items():
         if not fits(rule):

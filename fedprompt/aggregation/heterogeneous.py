@@ -4,7 +4,15 @@ from collections.abc import Callable, Iterable, Mapping
 
 import torch
 
-from fedprompt._checks import check_count, check_number, checked_layout, wrong_type, wrong_value
+from fedprompt._checks import (
+    check_count,
+    check_function,
+    check_iterable,
+    check_number,
+    checked_layout,
+    wrong_type,
+    wrong_value,
+)
 from fedprompt.aggregation._mapped import check_several
 from fedprompt.aggregation.means import RowSums, as_entry
 from fedprompt.interfaces import Weighted
@@ -71,6 +79,8 @@ def heterogeneous_means(
     """
     check_number("smoothing", smoothing, at_least=0)
     check_several("entries", entries, "entries")
+    check_iterable("dims", dims, "integers")
+    check_function("similarity", similarity)
     sums: dict[int, RowSums] = {}
     first: Weighted | None = None
     widths = iter(dims)

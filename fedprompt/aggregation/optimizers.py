@@ -12,6 +12,7 @@ from fedprompt.aggregation._mapped import State
 from fedprompt.aggregation._steps import (
     EachName,
     MakeOptimizer,
+    check_maker,
     check_step,
     check_stepped,
     checked_previous,
@@ -62,8 +63,7 @@ def fedopt(
     References:
         Reddi et al., "Adaptive Federated Optimization", ICLR 2021, Algorithm 1.
     """
-    if max_norm is not None:
-        check_number("max_norm", max_norm, above=0)
+    check_maker(make_optimizer, max_norm)
     return EachName(_FedOpt(make_optimizer, max_norm))
 
 
@@ -178,7 +178,7 @@ class _FedOpt:
     max_norm: float | None
 
     def init(self, previous: Tensor, /) -> State:
-        return first_state(self.make_optimizer, checked_previous(previous))
+        return first_state(self.make_optimizer, previous)
 
     def step(self, previous: Tensor, mean: Weighted, state: State, /) -> tuple[Tensor, State]:
         check_step(previous, mean)
@@ -268,7 +268,11 @@ def _check_decay(argument: str, decay: float) -> None:
 def _moment(name: str, state: State, previous: Tensor) -> Tensor:
     """Return a moment of the state, on the device of the previous value."""
     moment = state.get(name)
-    if not isinstance(moment, Tensor) or moment.shape != previous.shape:
+    if (
+        not isinstance(moment, Tensor)
+        or not moment.is_floating_point()
+        or moment.shape != previous.shape
+    ):
         rule = f"come from `init` or the last `step` for a value of shape {tuple(previous.shape)}"
         raise wrong_value("state", rule, f"{kind(moment)} as {name!r}")
     return moment.to(previous.device)

@@ -8,8 +8,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from fedprompt._checks import (
+    check_count,
     check_entry,
     check_finite,
+    check_form,
+    check_kind,
+    check_tensors,
     checked_layout,
     kind,
     wrong_type,
@@ -154,18 +158,45 @@ def averaging_server(
         >>> server.answer(1, state)
         {'head': tensor(2.)}
     """
+    _check_values(values, update)
     rule = update or overwrite()
 
     def answer(client: int, state: State) -> Message:
+        check_count("client", client, at_least=0)
+        _check_state(state)
         values: Mapping[str, Tensor] = state["values"]
         return values
 
     def step(server_round: int, payloads: Mapping[int, Any], state: State) -> State:
+        check_count("server_round", server_round, at_least=0)
+        _check_payloads(payloads)
+        _check_state(state)
         mean = weighted_mean(payloads.values())
         values, memory = rule.step(state["values"], mean, state["update"])
         return {"values": values, "update": memory}
 
     return Server({"values": values, "update": rule.init(values)}, answer, step)
+
+
+def _check_values(values: object, update: object) -> None:
+    check_tensors("values", values)
+    if update is not None and (isinstance(update, type) or not isinstance(update, ServerUpdate)):
+        raise wrong_type("update", "be a server update, such as ema(decay=0.5)", kind(update))
+
+
+def _check_payloads(payloads: Any) -> None:
+    check_kind("payloads", payloads, Mapping, "map ids of clients to payloads")
+    if not payloads:
+        raise wrong_value("payloads", "hold at least one payload", "none")
+    for client, payload in payloads.items():
+        check_count("id in `payloads`", client, at_least=0)
+        check_form(f"payloads[{client}]", payload)
+
+
+def _check_state(state: object) -> None:
+    if not isinstance(state, Mapping) or not {"values", "update"} <= set(state):
+        raise wrong_value("state", "come from the server or its last step", kind(state))
+    check_tensors("state['values']", state["values"])
 
 
 def _checked_weights(weights: object) -> list[list[float]]:

@@ -11,8 +11,11 @@ from fedprompt._float64 import rounded, widened
 from fedprompt.aggregation._mapped import State
 from fedprompt.aggregation._steps import (
     EachName,
+    check_maker,
+    check_state,
     check_step,
     check_stepped,
+    checked_previous,
     first_state,
     moments,
     optimized,
@@ -107,8 +110,7 @@ def descend(
         tensor([[0.],
                 [1.]])
     """
-    if max_norm is not None:
-        check_number("max_norm", max_norm, above=0)
+    check_maker(make_optimizer, max_norm)
     return EachName(_Descend(make_optimizer, max_norm))
 
 
@@ -117,10 +119,12 @@ class _Blend:
     decay: float
 
     def init(self, previous: Tensor, /) -> State:
+        checked_previous(previous)
         return {}
 
     def step(self, previous: Tensor, mean: Weighted, state: State, /) -> tuple[Tensor, State]:
         check_step(previous, mean)
+        check_state(state, not state)
         blended = mean.value
         if self.decay > 0:
             blended = torch.lerp(widened(mean.value), widened(previous), self.decay)

@@ -9,7 +9,14 @@ import torch
 import torch.nn as nn
 from torch import Tensor
 
-from fedprompt._checks import check_count, kind, wrong_type
+from fedprompt._checks import (
+    check_count,
+    check_sequence,
+    check_stream,
+    check_text,
+    kind,
+    wrong_type,
+)
 from fedprompt.backbones._trainable import Trainable
 from fedprompt.interfaces import PromptStream, TextEncoder, Trunk
 
@@ -208,9 +215,9 @@ def _check_arguments(
     streams: Sequence[PromptStream], class_names: Sequence[str], name_position: int | None
 ) -> None:
     for position, stream in enumerate(streams):
-        if not isinstance(stream, PromptStream):
-            raise wrong_type(f"streams[{position}]", "be a PromptStream", kind(stream))
-    if isinstance(class_names, str) or not all(isinstance(name, str) for name in class_names):
-        raise wrong_type("class_names", "be a sequence of strings", kind(class_names))
+        check_stream(f"streams[{position}]", stream)
+    check_sequence("class_names", class_names, "strings")
+    for position, name in enumerate(class_names):
+        check_text(f"class_names[{position}]", name)
     if name_position is not None:
         check_count("name_position", name_position, at_least=0)

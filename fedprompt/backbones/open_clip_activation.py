@@ -3,7 +3,7 @@
 import warnings
 from typing import TYPE_CHECKING
 
-from fedprompt._checks import wrong_value
+from fedprompt._checks import check_module, check_text, wrong_value
 
 if TYPE_CHECKING:
     import torch.nn as nn
@@ -42,6 +42,9 @@ def check_activation(clip_model: "nn.Module", name: str, pretrained: str) -> boo
     import open_clip
     from open_clip.transformer import QuickGELU
 
+    check_module("clip_model", clip_model)
+    check_text("name", name)
+    check_text("pretrained", pretrained)
     weights = open_clip.get_pretrained_cfg(name, pretrained)
     if not weights:
         raise wrong_value("pretrained", f"be a tag that open_clip lists for `{name}`", pretrained)

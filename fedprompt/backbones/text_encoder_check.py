@@ -7,7 +7,7 @@ import torch.nn as nn
 from jaxtyping import Float
 from torch import Tensor
 
-from fedprompt._checks import kind, wrong_type, wrong_value
+from fedprompt._checks import check_class_names, wrong_value
 from fedprompt.backbones.fingerprint import OWN, OwnModules, find_module
 from fedprompt.backbones.report import Line, Report, judged
 from fedprompt.interfaces import ClassNames, PromptedText, TextEncoder
@@ -73,8 +73,7 @@ def check_text_encoder(
         >>> "shape" in check_text_encoder(tower, names).failed
         True
     """
-    if not isinstance(names, ClassNames):
-        raise wrong_type("names", "be ClassNames, from the encoder", kind(names))
+    check_class_names(names)
     if len(names.names) < 2:
         raise wrong_value("names", "contain at least two names", len(names.names))
     if (words is None) != (expected is None):

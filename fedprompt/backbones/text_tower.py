@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from fedprompt._checks import check_count, kind, wrong_type, wrong_value
+from fedprompt._checks import check_count, check_floats, check_kind, kind, wrong_value
 from fedprompt.backbones import _layout
 from fedprompt.backbones._adapted import check_unadapted
 from fedprompt.backbones._deep_text import Replacement, replacements
@@ -239,9 +239,10 @@ class TextTower:
         weight = self._parts.embedding.weight.detach()
         return weight[torch.as_tensor(ids, dtype=torch.long, device=weight.device)]
 
-    def _check(self, text: object) -> None:
-        if not isinstance(text, PromptedText):
-            raise wrong_type("text", "be PromptedText, from prompted_text", kind(text))
+    def _check(self, text: Any) -> None:
+        check_kind("text", text, PromptedText, "be PromptedText, from prompted_text")
+        check_floats("text.prefix", text.prefix)
+        check_floats("text.suffix", text.suffix)
         prefix, suffix = tuple(text.prefix.shape), tuple(text.suffix.shape)
         fits = len(prefix) in (3, 4) and suffix[:-3] == prefix[:-2] and 0 not in suffix[-3:]
         if not fits or (prefix[-1], suffix[-1]) != (self.dim, self.dim):
@@ -253,9 +254,11 @@ class TextTower:
         first, length = prefix[-2], prefix[-2] + suffix[-2]
         ends = text.end
         held = isinstance(ends, tuple) and len(ends) == suffix[-3]
-        if not held or not all(first <= end < length for end in ends):
+        if not held or not all(isinstance(end, int) and first <= end < length for end in ends):
             rule = f"be {suffix[-3]} positions in [{first}, {length}), one for each class"
             raise wrong_value("text.end", rule, kind(ends))
+        if text.context is not None:
+            check_count("text.context", text.context, at_least=0)
         if length > self.context_length or not (self.causal or length == self.context_length):
             rule = f"have {'at most' if self.causal else 'exactly'} {self.context_length} tokens"
             raise wrong_value("text", rule, length)

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from fedprompt._checks import kind, wrong_type, wrong_value
+from fedprompt._checks import check_kind, check_sequence, check_text, kind, wrong_type, wrong_value
 from fedprompt._cosine import unit
 from fedprompt.backbones._vocabulary import check_texts
 from fedprompt.backbones.text_tower import TextTower
@@ -52,12 +52,13 @@ def zero_shot_classifier(
         Radford et al., "Learning Transferable Visual Models From Natural Language Supervision",
         ICML 2021.
     """
-    if isinstance(templates, str) or not isinstance(templates, Sequence):
-        rule = "be a sequence of strings or functions"
-        raise wrong_type("templates", rule, kind(templates))
+    check_kind("tower", tower, TextTower, "be a TextTower")
+    check_sequence("templates", templates, "strings or functions")
     if not templates:
         raise wrong_value("templates", "contain at least one template", "none")
     check_texts("names", names)
+    for position, name in enumerate(names):
+        check_text(f"names[{position}]", name)
     total = torch.zeros(())
     for template in templates:
         sentences = [_sentence(template, name) for name in names]

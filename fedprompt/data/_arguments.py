@@ -9,20 +9,24 @@ import torch
 from jaxtyping import Int64, Integer
 from torch import Tensor
 
-from fedprompt._checks import kind, wrong_type, wrong_value
+from fedprompt._checks import check_kind, kind, wrong_type, wrong_value
 
 Labels = Integer[np.ndarray, " samples"] | Integer[Tensor, " samples"] | Sequence[int | np.integer]
 Indices = Int64[np.ndarray, " _"]
 Generator = np.random.Generator | torch.Generator
 
 
-def numpy_generator(generator: object) -> np.random.Generator:
+def check_random(generator: object) -> None:
+    """Require a source of randomness."""
+    rule = "be a torch.Generator or a numpy Generator, such as np.random.default_rng(0)"
+    check_kind("generator", generator, np.random.Generator | torch.Generator, rule)
+
+
+def numpy_generator(generator: Any) -> np.random.Generator:
     """Return a numpy generator unchanged, or seed one with 256 bits from a torch generator."""
+    check_random(generator)
     if isinstance(generator, np.random.Generator):
         return generator
-    if not isinstance(generator, torch.Generator):
-        rule = "be a torch.Generator or a numpy Generator, such as np.random.default_rng(0)"
-        raise wrong_type("generator", rule, kind(generator))
     words = torch.empty(4, dtype=torch.int64, device=generator.device)
     drawn = words.random_(-(2**63), None, generator=generator).cpu().numpy()
     return np.random.default_rng(drawn.astype("<i8").view("<u4"))

@@ -7,7 +7,7 @@ import numpy as np
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
-from fedprompt._checks import kind, wrong_type, wrong_value
+from fedprompt._checks import check_flag, check_text, kind, wrong_type, wrong_value
 from fedprompt.data._arguments import Indices, entries_of, label_array
 
 ATTRIBUTES = ("targets", "labels")
@@ -49,6 +49,8 @@ def labels_of(dataset: Any, *, column: str = "label", read: bool = False) -> Ind
         >>> labels_of(Subset(images, [3, 0]))
         array([0, 2])
     """
+    check_text("column", column)
+    check_flag("read", read)
     if not isinstance(dataset, Sized):
         rule = "be a map-style data set, with a length, or labels"
         raise wrong_type("dataset", rule, f"a {type(dataset).__name__}")

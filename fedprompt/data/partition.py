@@ -12,6 +12,7 @@ from fedprompt.data._arguments import (
     Generator,
     Indices,
     Labels,
+    check_random,
     entries_of,
     numpy_generator,
     some_labels,
@@ -210,6 +211,8 @@ def by_domain(
         [array([1]), array([3]), array([0]), array([2])]
     """
     number = _domain_numbers(domains)
+    if generator is not None:
+        check_random(generator)
     num_domains = int(number.max()) + 1
     each = owned(number, num_domains)
     if num_clients is None:

@@ -4,13 +4,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn as nn
 from torch import Tensor
 
 from fedprompt._checks import (
+    check_factor,
+    check_finite,
     check_labels,
-    check_number,
-    check_weights,
+    check_module,
+    check_rows,
+    check_strided,
     checked_layout,
     kind,
     values_readable,
@@ -37,14 +39,16 @@ def checked_guides(guides: object) -> Guides:
     if not isinstance(table, Tensor) or not table.is_floating_point():
         rule = "be a floating-point tensor of shape (classes, dim), or a Weighted of one"
         raise wrong_type("guides", rule, kind(guides))
+    check_strided("guides", table)
     if table.ndim != 2 or 0 in table.shape:
         raise wrong_value("guides", "have shape (classes, dim)", tuple(table.shape))
     if weight is None:
+        check_finite("guides", table, sync=False)
         return Guides(table, None)
     if weight.shape != table.shape[:1]:
         raise wrong_value("guides.weight", f"have shape ({len(table)},)", tuple(weight.shape))
     if weight.device.type == "cpu" and values_readable(weight):
-        check_weights("guides", Weighted(table, weight))
+        check_rows("guides", Weighted(table, weight))
     return Guides(table, weight > 0)
 
 
@@ -81,10 +85,9 @@ def check_call(model: object, learning_rate: float, weight: float) -> None:
             "guide_gradient computes gradients, which torch.inference_mode forbids. "
             "Call it outside of inference mode."
         )
-    if not isinstance(model, nn.Module):
-        raise wrong_type("model", "be an nn.Module", kind(model))
-    check_number("learning_rate", learning_rate, above=0)
-    check_number("weight", weight, at_least=0)
+    check_module("model", model)
+    check_factor("learning_rate", learning_rate, above=0)
+    check_factor("weight", weight)
 
 
 def check_trainable(parameters: Mapping[str, Tensor]) -> None:
@@ -116,6 +119,8 @@ def _checked_batch(argument: str, batch: object, num_classes: int) -> Pair:
     ):
         raise wrong_type(argument, "be a pair of tensors (images, labels)", kind(batch))
     images, labels = batch
+    check_strided(argument, images)
+    check_strided(f"{argument} labels", labels)
     check_labels(f"{argument} labels", labels, num_classes)
     if len(labels) == 0:
         raise wrong_value(argument, "contain at least one sample", "none")

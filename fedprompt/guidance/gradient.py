@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
+from fedprompt._checks import check_function, check_kind
 from fedprompt._random_streams import RandomStates
 from fedprompt.guidance._passes import (
     Passes,
@@ -129,6 +130,10 @@ def guide_gradient(
         this gradient.
     """
     check_call(model, learning_rate, weight)
+    for argument, function in (("loss", loss), ("method", method)):
+        check_function(argument, function)
+    if update is not None:
+        check_function("update", update)
     rows = checked_guides(guides)
     rows = rows._replace(table=rows.table.detach())
     study_batches = checked_batches("study", study, len(rows.table))
@@ -157,6 +162,7 @@ def guide_gradient(
         value = torch.zeros_like(rows.table)
         for batch in studied:
             tangent = method(_repeat(passes, batch), parameters, direction)
+            check_kind("method", tangent, Tensor, "return a tensor")
             value += weight / len(studied) * _response(rows, batch, tangent, loss)
     return Weighted(value, _studied_classes(rows, studied))
 

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Integer
 from torch import Tensor
 
-from fedprompt._checks import check_labels, check_number
+from fedprompt._checks import check_factor, check_function, check_labels
 from fedprompt.guidance._validation import (
     Guides,
     check_outputs,
@@ -76,7 +76,8 @@ def guided_loss(
         Zhang et al., "FedL2G: Learning to Guide Local Training in Heterogeneous Federated
         Learning", 2024, Eq. 4.
     """
-    check_number("weight", weight, at_least=0)
+    check_factor("weight", weight)
+    check_function("loss", loss)
     checked = checked_guides(guides)
     check_labels("labels", labels, len(checked.table), sync=False)
     check_outputs(guided, logits, len(labels), checked.table)

@@ -19,7 +19,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from fedprompt._checks import check_number
+from fedprompt._checks import check_divisor, check_function, check_tensors, kind, wrong_value
 from fedprompt._float64 import widened
 from fedprompt._threads import PROCESS_STATE
 from fedprompt.guidance._forward_rules import ForwardRules, make_dual, tangent_of
@@ -55,6 +55,7 @@ def forward_mode(
         >>> forward_mode(evaluate, at, along)
         tensor([[6.]])
     """
+    _check(evaluate, parameters, direction)
     try:
         with PROCESS_STATE:
             _load_rules()
@@ -98,6 +99,7 @@ def double_backward(
         >>> double_backward(evaluate, at, along)
         tensor([[6.]])
     """
+    _check(evaluate, parameters, direction)
     leaves = {name: value.detach().requires_grad_() for name, value in parameters.items()}
 
     def product(guided: Tensor) -> Tensor:
@@ -145,7 +147,8 @@ def central_difference(
         >>> central_difference(evaluate, at, along, step=0.125)
         tensor([[6.]])
     """
-    check_number("step", step, above=0)
+    _check(evaluate, parameters, direction)
+    check_divisor("step", step)
     distance = step * (_norm(parameters) or 1.0) / (_norm(direction) or 1.0)
 
     def moved(sign: float) -> Tensor:
@@ -157,6 +160,19 @@ def central_difference(
 
     with torch.no_grad():
         return (moved(1.0) - moved(-1.0)) / (2 * distance)
+
+
+def _check(evaluate: object, parameters: Parameters, direction: Parameters) -> None:
+    """Require a function, and tensors of equal names, shapes and dtypes."""
+    check_function("evaluate", evaluate)
+    check_tensors("parameters", parameters)
+    check_tensors("direction", direction)
+    if direction.keys() != parameters.keys():
+        rule = f"have the names of `parameters` {list(parameters)}"
+        raise wrong_value("direction", rule, list(direction))
+    for name, own in parameters.items():
+        if kind(own) != kind(direction[name]):
+            raise wrong_value(f"direction[{name!r}]", f"be {kind(own)}", kind(direction[name]))
 
 
 def _own_tangent(guided: Tensor) -> Tensor:

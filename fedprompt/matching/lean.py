@@ -9,7 +9,7 @@ from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor
 
-from fedprompt._checks import check_number, values_readable, wrong_value
+from fedprompt._checks import check_divisor, check_number, values_readable, wrong_value
 from fedprompt._cosine import unit
 from fedprompt.interfaces import TransportSolver
 from fedprompt.matching.logits import check_features, check_pair, patch_cosines
@@ -80,8 +80,7 @@ def lean_transport_logits(
     check_features("text", text, 3, "(prompts, classes, dim)", batched=False)
     check_pair("patches", patches, text, scale)
     check_number("mass", mass, above=0, at_most=1)
-    tiny = torch.finfo(torch.promote_types(patches.dtype, torch.float32)).tiny
-    check_number("epsilon", epsilon, above=0, at_least=tiny)
+    check_divisor("epsilon", epsilon)
     _check_finite("patches", patches)
     _check_finite("text", text)
     solver = partial(

@@ -5,7 +5,17 @@ from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor
 
-from fedprompt._checks import check_device, check_number, kind, wrong_type, wrong_value
+from fedprompt._checks import (
+    check_device,
+    check_factor,
+    check_floats,
+    check_number,
+    check_precision,
+    check_strided,
+    kind,
+    wrong_type,
+    wrong_value,
+)
 from fedprompt._cosine import cosines, unit
 from fedprompt.interfaces import Coupling, TransportSolver
 from fedprompt.transport import TransportScore, newton, plan_fixed
@@ -155,6 +165,7 @@ def check_features(
         raise wrong_type(name, f"be a floating-point tensor {shape}", kind(features))
     if features.ndim != ndim or 0 in features.shape[int(batched) :]:
         raise wrong_value(name, f"have shape {shape} without an empty axis", tuple(features.shape))
+    check_strided(name, features)
 
 
 def check_pair(name: str, image: Tensor, text: Tensor, scale: object) -> None:
@@ -164,14 +175,13 @@ def check_pair(name: str, image: Tensor, text: Tensor, scale: object) -> None:
     """
     if image.shape[-1] != text.shape[-1]:
         raise wrong_value("text", f"have the width of `{name}`, {image.shape[-1]}", text.shape[-1])
-    wide = [torch.promote_types(features.dtype, torch.float32) for features in (image, text)]
-    if wide[0] != wide[1]:
-        raise wrong_type("text", f"have the dtype of `{name}`, {image.dtype}", text.dtype)
+    check_precision("text", text, name, image)
     if image.device != text.device:
         raise wrong_value("text", f"be on the device of `{name}`, {image.device}", text.device)
     if isinstance(scale, Tensor):
         if scale.ndim or not scale.is_floating_point():
             raise wrong_type("scale", "be a number or a floating-point scalar tensor", kind(scale))
         check_device("scale", scale, image.device)
+        check_floats("scale", scale)
     else:
-        check_number("scale", scale, above=0)
+        check_factor("scale", scale, above=0)

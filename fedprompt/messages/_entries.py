@@ -6,7 +6,7 @@ from collections.abc import Hashable, Iterable, Mapping
 from os import PathLike
 from typing import Any, Literal, NamedTuple, get_args
 
-from fedprompt._checks import check_count, kind, wrong_type, wrong_value
+from fedprompt._checks import check_count, check_text, kind, wrong_type, wrong_value
 from fedprompt._files import checked_file
 from fedprompt._trees import packed, parsed, unpacked
 
@@ -124,14 +124,8 @@ def _check_entry(entry: LedgerEntry, place: str) -> None:
     for field in ("server_round", "num_bytes", "framed"):
         check_count(place.format(field), getattr(entry, field), at_least=0)
     check_direction(place.format("direction"), entry.direction)
-    check_name(place.format("name"), entry.name)
+    check_text(place.format("name"), entry.name)
     check_client(place.format("client"), entry.client)
-
-
-def check_name(argument: str, name: object) -> None:
-    """Require the name of a tensor."""
-    if not isinstance(name, str):
-        raise wrong_type(argument, "be a string", kind(name))
 
 
 def check_client(argument: str, client: object) -> None:

@@ -4,7 +4,16 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from fedprompt._checks import check_finite, check_payload, kind, known_rows, wrong_type, wrong_value
+from fedprompt._checks import (
+    check_finite,
+    check_names,
+    check_payload,
+    check_strided,
+    kind,
+    known_rows,
+    wrong_type,
+    wrong_value,
+)
 from fedprompt.interfaces import Payload, Weighted
 
 
@@ -33,8 +42,7 @@ def delta(payload: Payload, values: Mapping[str, Tensor]) -> dict[str, Weighted]
         {'head': Weighted(value=tensor([ 2., -1.]), weight=tensor(40.))}
     """
     check_payload(payload)
-    if not isinstance(values, Mapping):
-        raise wrong_type("values", "map names to tensors", kind(values))
+    check_names("values", values)
     moved = {}
     for name, entry in payload.items():
         change = known_rows(entry._replace(value=entry.value - _broadcast(name, entry, values)))
@@ -52,6 +60,7 @@ def _broadcast(name: str, entry: Weighted, values: Mapping[str, Tensor]) -> Tens
     if not isinstance(value, Tensor) or value.dtype != entry.value.dtype:
         rule = f"be a tensor of {entry.value.dtype}, as in the payload"
         raise wrong_type(argument, rule, kind(value))
+    check_strided(argument, value)
     if value.shape != entry.value.shape:
         rule = f"have the shape of the payload's value {tuple(entry.value.shape)}"
         raise wrong_value(argument, rule, tuple(value.shape))

@@ -9,7 +9,7 @@ from itertools import chain, repeat
 from os import PathLike
 from typing import Any, get_args
 
-from fedprompt._checks import check_count, kind, wrong_type, wrong_value
+from fedprompt._checks import check_count, check_flag, check_text, kind, wrong_type, wrong_value
 from fedprompt._files import checked_file, checked_path, replace_file
 from fedprompt.interfaces import Message
 from fedprompt.messages._entries import (
@@ -19,7 +19,6 @@ from fedprompt.messages._entries import (
     Written,
     check_client,
     check_direction,
-    check_name,
     entries_of,
     line_of,
     read_entries,
@@ -118,13 +117,14 @@ class Ledger:
             framed: Whether to sum the lengths of blobs. A blob carries all names, so `name` must be
                 None then.
         """
+        check_flag("framed", framed)
         if framed and name is not None:
             raise wrong_value("name", "be None if `framed` is true", repr(name))
         for value, argument, check in (
             (direction, "direction", check_direction),
             (client, "client", check_client),
             (server_round, "server_round", partial(check_count, at_least=0)),
-            (name, "name", check_name),
+            (name, "name", check_text),
         ):
             if value is not None:
                 check(argument, value)

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import TypeVar
 
+from fedprompt._checks import check_names, check_text
+
 Entry = TypeVar("Entry")
 
 
@@ -21,6 +23,8 @@ def part(message: Mapping[str, Entry], name: str) -> dict[str, Entry]:
         >>> part(answer, "control")
         {'head': tensor([1., 1.])}
     """
+    check_names("message", message, "map names to tensors or Weighted")
+    check_text("name", name)
     return {
         key.removeprefix(f"{name}."): entry
         for key, entry in message.items()
@@ -39,4 +43,6 @@ def named(name: str, entries: Mapping[str, Entry]) -> dict[str, Entry]:
         >>> named("control", {"head": torch.ones(2)})
         {'control.head': tensor([1., 1.])}
     """
+    check_text("name", name)
+    check_names("entries", entries, "map names to tensors or Weighted")
     return {f"{name}.{key}": entry for key, entry in entries.items()}

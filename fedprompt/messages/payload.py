@@ -12,7 +12,11 @@ from torch import Tensor
 from fedprompt._checks import (
     check_entry,
     check_finite,
+    check_iterable,
+    check_module,
+    check_names,
     check_number,
+    check_text,
     check_weights,
     checked_layout,
     kind,
@@ -71,7 +75,8 @@ def collect(
     values = snapshot(module, only=only)
     if only is None:
         _warn_of_frozen(module, values)
-    rows = dict(rows or {})
+    rows = {} if rows is None else rows
+    check_names("rows", rows)
     if unknown := sorted(rows.keys() - values.keys()):
         rule = f"name collected parameters {some_names(values)}"
         raise wrong_value("rows", rule, some_names(unknown))
@@ -131,8 +136,7 @@ def snapshot(module: nn.Module, *, only: Iterable[str] | None = None) -> dict[st
         >>> list(snapshot(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1)), only=["1"]))
         ['1.weight', '1.bias']
     """
-    if not isinstance(module, nn.Module):
-        raise wrong_type("module", "be an nn.Module", kind(module))
+    check_module("module", module)
     named = module.named_parameters()
     parameters = {inner_name(module, name): parameter for name, parameter in named}
     chosen = list(parameters) if only is None else _matching(list(parameters), only)
@@ -166,10 +170,8 @@ def load_values(module: nn.Module, message: Message) -> None:
         >>> model.weight.flatten().tolist()
         [7.0, 9.0]
     """
-    if not isinstance(module, nn.Module):
-        raise wrong_type("module", "be an nn.Module", kind(module))
-    if not isinstance(message, Mapping):
-        raise wrong_type("message", "map names to tensors or Weighted", kind(message))
+    check_module("module", module)
+    check_names("message", message, "map names to tensors or Weighted")
     named = (
         *module.named_parameters(remove_duplicate=False),
         *module.named_buffers(remove_duplicate=False),
@@ -210,10 +212,7 @@ def num_bytes(message: Message) -> int:
 
 def bytes_by_name(message: Message) -> dict[str, int]:
     """Count the bytes of each name of a message."""
-    if not isinstance(message, Mapping):
-        raise wrong_type("message", "map names to tensors or Weighted", kind(message))
-    if strange := [name for name in message if not isinstance(name, str)]:
-        raise wrong_type("message", "have strings as names", kind(strange[0]))
+    check_names("message", message, "map names to tensors or Weighted")
     return {name: _entry_bytes(name, entry) for name, entry in message.items()}
 
 
@@ -260,9 +259,10 @@ def _check_ties(targets: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> Non
 
 
 def _matching(names: list[str], only: Iterable[str]) -> list[str]:
-    if isinstance(only, str):
-        raise wrong_type("only", "be a list of names or prefixes, such as ['prompts']", repr(only))
+    check_iterable("only", only, "names or prefixes, such as ['prompts']")
     entries = list(only)
+    for position, entry in enumerate(entries):
+        check_text(f"only[{position}]", entry)
     hits = {
         entry: {name for name in names if name == entry or name.startswith(f"{entry}.")}
         for entry in entries

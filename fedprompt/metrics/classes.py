@@ -8,7 +8,16 @@ import torch
 from jaxtyping import Float, Real
 from torch import Tensor
 
-from fedprompt._checks import check_count, check_labels, check_number, kind, wrong_type, wrong_value
+from fedprompt._checks import (
+    check_count,
+    check_function,
+    check_iterable,
+    check_labels,
+    check_number,
+    kind,
+    wrong_type,
+    wrong_value,
+)
 from fedprompt.interfaces import Weighted
 
 __all__ = ["balanced_accuracy", "class_accuracy", "harmonic_mean", "macro_f1"]
@@ -78,6 +87,8 @@ def class_accuracy(
         0.6666666666666666
     """
     check_count("num_classes", num_classes)
+    check_function("predict", predict)
+    check_iterable("batches", batches, "pairs (inputs, labels)")
     correct, total = torch.zeros(2, num_classes, dtype=torch.float64)
     for position, batch in enumerate(batches):
         inputs, labels = _pair(f"batches[{position}]", batch)

@@ -9,7 +9,7 @@ import torch.nn as nn
 from torch import Tensor
 from torch.func import functional_call
 
-from fedprompt._checks import kind, wrong_type, wrong_value
+from fedprompt._checks import check_dense, kind, wrong_type, wrong_value
 from fedprompt._threads import replacing
 from fedprompt.interfaces import PromptStream
 
@@ -40,6 +40,7 @@ class _Copies(nn.Module):
                 raise wrong_value(
                     f"inputs[{position}]", f"have the batch of {batch} samples", kind(each)
                 )
+            check_dense(f"inputs[{position}]", each)
 
         def one(own: dict[str, Tensor], *sample: Tensor) -> Any:
             sample = tuple(each[None] for each in sample)

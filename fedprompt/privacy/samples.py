@@ -8,7 +8,14 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fedprompt._checks import check_count, check_finite, check_number, kind, wrong_type, wrong_value
+from fedprompt._checks import (
+    check_count,
+    check_finite,
+    check_module,
+    check_number,
+    check_tensors,
+    wrong_value,
+)
 from fedprompt._float64 import on_wide_device
 from fedprompt._threads import reading
 from fedprompt.privacy._copies import Copies, check_gradients_are_recorded, twin_of
@@ -55,8 +62,7 @@ def poisson_batch(
     """
     check_count("num_examples", num_examples)
     if num_examples > LARGEST:
-        got = f"a number of {int(num_examples).bit_length()} bits"
-        raise wrong_value("num_examples", f"be at most {LARGEST:,}", got)
+        raise wrong_value("num_examples", f"be at most {LARGEST:,}", num_examples)
     check_number("rate", rate, above=0, at_most=1)
     check_source(generator)
     return coins(num_examples, rate=rate, generator=generator)
@@ -117,8 +123,7 @@ def per_sample(model: nn.Module, batch_size: int) -> nn.Module:
     """
     check_count("batch_size", batch_size, at_least=0)
     check_gradients_are_recorded()
-    if not isinstance(model, nn.Module):
-        raise wrong_type("model", "be an nn.Module", kind(model))
+    check_module("model", model)
     with reading(model):
         return twin_of(model, _copied(model, batch_size), {})
 
@@ -158,7 +163,7 @@ def clipped_sum(
         Abadi et al., "Deep Learning with Differential Privacy", CCS 2016, Algorithm 1.
     """
     check_number("max_norm", max_norm, above=0)
-    _check_tensors("gradients", gradients)
+    check_tensors("gradients", gradients)
     batches = {
         name: gradient.shape[0] if gradient.ndim else None for name, gradient in gradients.items()
     }
@@ -220,7 +225,7 @@ def noisy_mean(
     check_number("max_norm", max_norm, above=0)
     check_number("expected_batch_size", expected_batch_size, above=0)
     check_source(generator)
-    _check_tensors("total", total)
+    check_tensors("total", total)
     sigma = deviation(
         multiplier, max_norm, dtypes=[torch.float64], divisor=float(expected_batch_size)
     )
@@ -262,14 +267,3 @@ def _sees_the_batch(module: nn.Module) -> bool:
         for name, buffer in module._buffers.items()
         if buffer is not None
     )
-
-
-def _check_tensors(argument: str, tensors: object) -> None:
-    if not isinstance(tensors, Mapping):
-        raise wrong_type(argument, "map names to tensors", kind(tensors))
-    if not tensors:
-        raise wrong_value(argument, "hold at least one name", "none")
-    for name, tensor in tensors.items():
-        if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
-            raise wrong_type(f"{argument}[{name!r}]", "be a floating-point tensor", kind(tensor))
-        check_finite(f"{argument}[{name!r}]", tensor)

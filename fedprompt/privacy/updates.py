@@ -9,6 +9,7 @@ from fedprompt._checks import (
     check_finite,
     check_number,
     check_payload,
+    check_tensors,
     kind,
     known_rows,
     wrong_type,
@@ -61,6 +62,8 @@ def clip_norm(
     """
     check_number("max_norm", max_norm, above=0)
     check_payload(payload)
+    if center is not None:
+        check_tensors("center", center)
     origin = {name: _origin(name, entry, center) for name, entry in payload.items()}
     halves = {name: _half_change(entry, origin[name]) for name, entry in payload.items()}
     rows = {name: half.reshape(1, -1) for name, half in halves.items()}
@@ -202,7 +205,6 @@ def _origin(name: str, entry: Weighted, center: Mapping[str, Tensor] | None) -> 
     if tensor.shape != entry.value.shape:
         rule = f"have the shape of the payload's value {tuple(entry.value.shape)}"
         raise wrong_value(argument, rule, tuple(tensor.shape))
-    check_finite(argument, tensor)
     return widened(tensor)
 
 

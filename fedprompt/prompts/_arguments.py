@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fedprompt._checks import check_count, kind, wrong_type, wrong_value
+from fedprompt._checks import check_count, check_floats, check_stream, kind, wrong_type, wrong_value
 from fedprompt.interfaces import PromptStream, Trunk
 
 
@@ -37,26 +37,18 @@ def check_tokens(tokens: object, dim: int, start: int) -> None:
         raise wrong_type("images", rule, f"a {type(tokens).__name__}")
     if not tokens.is_floating_point() or tokens.ndim != 3 or tokens.shape[2] != dim:
         raise wrong_type("images", rule, kind(tokens))
+    check_floats("images", tokens)
 
 
 def check_streams(streams: Sequence[PromptStream], trunk: Trunk, depth: int) -> None:
     """Require prompts of the trunk's width at layers that run."""
     for position, stream in enumerate(streams):
         argument = f"streams[{position}]"
-        if not isinstance(stream, PromptStream):
-            raise wrong_type(argument, "be a PromptStream; call the prompt module", kind(stream))
-        if not isinstance(stream.replace, bool):
-            raise wrong_type(f"{argument}.replace", "be True or False", kind(stream.replace))
-        for layer, prompts in stream.layers.items():
+        check_stream(argument, stream, trunk.dim)
+        for layer in stream.layers:
             if layer not in range(depth):
                 rule = f"be among the {depth} blocks 0 to {depth - 1}"
                 raise wrong_value(f"{argument}.layers", rule, layer)
-            if not isinstance(prompts, Tensor) or not prompts.is_floating_point():
-                rule = "be a floating-point tensor"
-                raise wrong_type(f"{argument}.layers[{layer}]", rule, kind(prompts))
-            if prompts.ndim not in (2, 3) or prompts.shape[-1] != trunk.dim:
-                rule = f"have shape (prompts, {trunk.dim}) or (batch, prompts, {trunk.dim})"
-                raise wrong_value(f"{argument}.layers[{layer}]", rule, tuple(prompts.shape))
 
 
 def check_fit(streams: Sequence[PromptStream], tokens: Tensor) -> None:

@@ -1,11 +1,24 @@
 """Learnable text contexts for CLIP: token embeddings around a class name."""
 
+from typing import Any
+
 import torch
 import torch.nn as nn
 from jaxtyping import Float
 from torch import Tensor
 
-from fedprompt._checks import check_count, check_initial_generator, kind, wrong_type, wrong_value
+from fedprompt._checks import (
+    check_class_names,
+    check_count,
+    check_dense,
+    check_finite,
+    check_flag,
+    check_floats,
+    check_initial_generator,
+    kind,
+    wrong_type,
+    wrong_value,
+)
 from fedprompt.interfaces import ClassNames, PromptedText
 
 
@@ -189,20 +202,19 @@ def _checked_init(init: object, dim: int) -> Tensor:
         raise wrong_type("init", rule, kind(init))
     if init.ndim != 2 or init.shape[1] != dim:
         raise wrong_value("init", f"have shape (length, {dim})", tuple(init.shape))
+    check_dense("init", init)
+    check_finite("init", init)
     return init.detach().to(torch.promote_types(init.dtype, torch.float32))
 
 
 def _check_context(
-    context: object, names: object, class_specific: object, per_sample: object
+    context: Any, names: ClassNames, class_specific: object, per_sample: object
 ) -> None:
-    if not isinstance(names, ClassNames):
-        raise wrong_type("names", "be ClassNames, from tower.class_names", kind(names))
-    if not isinstance(context, Tensor) or not context.is_floating_point():
-        raise wrong_type("context", "be a floating-point tensor", kind(context))
+    check_class_names(names)
+    check_floats("context", context)
     flags = {"per_sample": per_sample, "class_specific": class_specific}
     for argument, flag in flags.items():
-        if not isinstance(flag, bool):
-            raise wrong_type(argument, "be True or False", kind(flag))
+        check_flag(argument, flag)
     num_classes, longest, dim = names.tokens.shape
     axes = ["batch"] * bool(per_sample) + ["contexts"] + [str(num_classes)] * bool(class_specific)
     fits = context.ndim == len(axes) + 2 and context.shape[-1] == dim

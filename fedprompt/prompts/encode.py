@@ -12,8 +12,9 @@ from fedprompt._checks import (
     check_device,
     check_images,
     check_labels,
+    check_sequence,
+    check_stream,
     height_and_width,
-    kind,
     wrong_type,
     wrong_value,
 )
@@ -177,16 +178,12 @@ def batch_streams(
         >>> batch_streams([first, second], torch.tensor([1, 0, 1])).layers[0][:, 0, 0]
         tensor([1., 0., 1.])
     """
-    if not isinstance(streams, Sequence):
-        raise wrong_type("streams", "be a sequence of PromptStream", kind(streams))
+    check_sequence("streams", streams, "PromptStream")
     if not streams:
         raise wrong_value("streams", "contain at least one stream", "none")
     first = streams[0]
     for position, stream in enumerate(streams):
-        if not isinstance(stream, PromptStream):
-            raise wrong_type(
-                f"streams[{position}]", "be a PromptStream; call the prompt module", kind(stream)
-            )
+        check_stream(f"streams[{position}]", stream)
         if _layout(stream) != _layout(first):
             rule = f"have the layers, lengths and `replace` of the first stream {_layout(first)}"
             raise wrong_value(f"streams[{position}]", rule, _layout(stream))

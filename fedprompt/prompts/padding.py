@@ -11,8 +11,10 @@ from torch import Tensor
 
 from fedprompt._checks import (
     check_count,
+    check_finite,
     check_initial_generator,
     check_number,
+    check_strided,
     height_and_width,
     kind,
     wrong_type,
@@ -122,6 +124,8 @@ class PadPrompts(nn.Module):
             raise wrong_value("images", rule, tuple(images.shape))
         if not images.is_floating_point():
             raise wrong_type("images", "be floating-point and normalized", kind(images))
+        check_strided("images", images)
+        check_finite("images", images, sync=False)
         if images.device != self.rows.device:
             rule = f"be on the prompts' device {self.rows.device}"
             raise wrong_value("images", rule, images.device)

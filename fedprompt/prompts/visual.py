@@ -12,7 +12,9 @@ from torch import Tensor
 from fedprompt._checks import (
     check_count,
     check_device,
+    check_flag,
     check_initial_generator,
+    check_iterable,
     check_labels,
     height_and_width,
     kind,
@@ -76,7 +78,7 @@ class LayeredPrompts(nn.Module):
         _check_num_prompts(num_prompts)
         width = _checked_width(dim)
         self.layers = _checked_layers(layers, dim)
-        _check_replace(replace)
+        check_flag("replace", replace)
         self.replace = replace
         self.patch_size = _checked_patch_size(patch_size, dim)
         shape = (len(self.layers), num_prompts, width)
@@ -218,7 +220,7 @@ class GroupPrompts(nn.Module):
         _check_num_prompts(num_prompts)
         width = _checked_width(dim)
         self.layers = _checked_layers(layers, dim)
-        _check_replace(replace)
+        check_flag("replace", replace)
         self.replace = replace
         self.patch_size = _checked_patch_size(patch_size, dim)
         shape = (num_groups, len(self.layers), num_prompts, width)
@@ -265,11 +267,6 @@ def _check_num_prompts(num_prompts: object) -> None:
     check_count("num_prompts", num_prompts, at_least=0)
 
 
-def _check_replace(replace: object) -> None:
-    if not isinstance(replace, bool):
-        raise wrong_type("replace", "be True or False", kind(replace))
-
-
 def _checked_width(dim: object) -> int:
     if isinstance(dim, Trunk):
         return dim.dim
@@ -290,6 +287,7 @@ def _checked_patch_size(
 def _checked_layers(layers: Iterable[int], dim: int | Trunk) -> tuple[int, ...]:
     if not isinstance(layers, Iterable):
         raise wrong_type("layers", "be layer indices, such as range(4) or (0, 3)", kind(layers))
+    check_iterable("layers", layers, "integers")
     chosen = tuple(layers)
     for layer in chosen:
         check_count("layers", layer, at_least=0)

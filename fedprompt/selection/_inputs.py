@@ -3,7 +3,16 @@
 import torch
 from torch import Tensor
 
-from fedprompt._checks import check_finite, kind, values_readable, wrong_type, wrong_value
+from fedprompt._checks import (
+    check_dense,
+    check_finite,
+    check_precision,
+    check_strided,
+    kind,
+    values_readable,
+    wrong_type,
+    wrong_value,
+)
 
 
 def check_pair(query: Tensor, keys: Tensor) -> None:
@@ -14,6 +23,8 @@ def check_pair(query: Tensor, keys: Tensor) -> None:
     for name, tensor, shape in (("query", query, "(batch, dim)"), ("keys", keys, "(groups, dim)")):
         if not isinstance(tensor, Tensor) or not tensor.is_floating_point() or tensor.ndim != 2:
             raise wrong_type(name, f"be a floating-point tensor {shape}", kind(tensor))
+        check_strided(name, tensor)
+    check_precision("query", query, "keys", keys)
     if query.device != keys.device:
         raise wrong_value("query", f"be on the device of `keys`, {keys.device}", query.device)
     if 0 in keys.shape:
@@ -60,6 +71,7 @@ def checked_table(counts: Tensor) -> Tensor:
     """Return counts as a float64 matrix on the CPU; those of one axis become a column."""
     if not isinstance(counts, Tensor) or counts.is_complex() or counts.dtype == torch.bool:
         raise wrong_type("counts", "be a tensor of counts", kind(counts))
+    check_dense("counts", counts)
     if counts.ndim not in (1, 2) or 0 in counts.shape:
         rule = "have shape (groups,) or (groups, classes) without an empty axis"
         raise wrong_value("counts", rule, tuple(counts.shape))

@@ -7,7 +7,9 @@ from torch import Tensor
 
 from fedprompt._checks import (
     check_count,
+    check_dense,
     check_finite,
+    check_strided,
     kind,
     values_readable,
     wrong_type,
@@ -36,8 +38,7 @@ def query_mean(query: Float[Tensor, "batch dim"]) -> Weighted:
         Weighted(value=tensor([2., 4.]), weight=tensor(2.))
     """
     _check_query(query)
-    if query.device.type == "cpu":
-        check_finite("query", query)
+    check_dense("query", query)
     dtype = torch.promote_types(query.dtype, torch.float32)
     number = query.shape[0]
     mean = widened(query).sum(0) / max(number, 1)
@@ -117,6 +118,8 @@ def _wide(tensor: Tensor) -> Tensor:
 def _check_query(query: object) -> None:
     if not isinstance(query, Tensor) or not query.is_floating_point() or query.ndim != 2:
         raise wrong_type("query", "be a floating-point tensor (batch, dim)", kind(query))
+    check_strided("query", query)
+    check_finite("query", query, sync=False)
 
 
 def _check_center(center: object, dim: int) -> None:

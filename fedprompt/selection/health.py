@@ -113,6 +113,7 @@ def selection_health(
         >>> health["dead_groups"], health["largest_share"], round(health["effective_groups"], 2)
         (1.0, 0.5, 2.83)
     """
+    check_number("max_cosine", max_cosine, at_least=-1, at_most=1)
     table = checked_table(counts)
     sizes = table.sum(1)
     total = float(table.sum()) or 1.0
@@ -196,7 +197,6 @@ def _checked_cosine(query: Tensor, max_cosine: float) -> float:
     if not isinstance(query, Tensor) or not query.is_floating_point() or query.ndim != 2:
         raise wrong_type("query", "be a floating-point tensor (batch, dim)", kind(query))
     check_finite("query", query)
-    check_number("max_cosine", max_cosine, at_least=-1, at_most=1)
     directions = unit(query).cpu().double()
     pairs = len(directions) * (len(directions) - 1)
     same = directions.square().sum()

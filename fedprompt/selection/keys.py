@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fedprompt._checks import (
     check_count,
+    check_device,
     check_generator,
     check_labels,
     kind,
@@ -56,6 +57,7 @@ def key_loss(
     """
     check_pair(query, keys)
     check_labels("indices", indices, len(keys), sync=False)
+    check_device("indices", indices, keys.device)
     if len(indices) != len(query):
         rule = f"have one entry for each of {len(query)} queries"
         raise wrong_value("indices", rule, len(indices))

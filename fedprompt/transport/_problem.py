@@ -9,7 +9,9 @@ from torch import Tensor
 
 from fedprompt._checks import (
     check_count,
+    check_divisor,
     check_number,
+    check_strided,
     kind,
     values_readable,
     wrong_type,
@@ -95,15 +97,9 @@ class Solution(NamedTuple):
 
 def check_options(epsilon: float, tolerance: float, max_iterations: int) -> None:
     """Require hyper-parameters of an iterative solver."""
-    check_number("epsilon", epsilon, above=0)
+    check_divisor("epsilon", epsilon)
     check_number("tolerance", tolerance, above=0)
     check_count("max_iterations", max_iterations)
-
-
-def check_flag(name: str, flag: object) -> None:
-    """Require a boolean."""
-    if not isinstance(flag, bool):
-        raise wrong_type(name, "be True or False", kind(flag))
 
 
 @torch.no_grad()
@@ -198,6 +194,7 @@ def check_layout(cost: Tensor, a: Tensor, b: Tensor) -> None:
     ):
         if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
             raise wrong_type(name, f"be a floating-point tensor {axes}", kind(tensor))
+        check_strided(name, tensor)
         if tensor.device != cost.device:
             raise wrong_value(name, f"be on the device of `cost`, {cost.device}", tensor.device)
     if cost.ndim < 2 or 0 in cost.shape[-2:]:

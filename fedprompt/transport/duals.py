@@ -4,9 +4,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from fedprompt._checks import check_number, kind, wrong_type, wrong_value
+from fedprompt._checks import check_divisor, check_floats, wrong_value
 from fedprompt.transport._dual import plan_at
-from fedprompt.transport._problem import check_layout, flat
+from fedprompt.transport._problem import check_problem, flat
 
 
 @torch.no_grad()
@@ -36,10 +36,11 @@ def plan_from_duals(
         epsilon: Factor of the entropy in the solved problems, above 0.
 
     Returns:
-        Plan without a graph and in float32 at least. Values are not checked.
+        Plan without a graph and in float32 at least.
 
     Raises:
-        ValueError: If shapes disagree or `epsilon` is not above 0.
+        ValueError: If shapes disagree, `epsilon` is not above 0, or a solver would refuse the cost
+            or the masses.
 
     Example:
         >>> from fedprompt.transport import newton
@@ -49,10 +50,9 @@ def plan_from_duals(
         >>> torch.allclose(plan, coupling.plan, atol=1e-6)
         True
     """
-    check_layout(cost, a, b)
-    check_number("epsilon", epsilon, above=0)
-    if not isinstance(duals, Tensor) or not duals.is_floating_point():
-        raise wrong_type("duals", "be a floating-point tensor (..., columns)", kind(duals))
+    check_problem(cost, a, b)
+    check_divisor("epsilon", epsilon)
+    check_floats("duals", duals, shape="(..., columns)")
     if duals.shape != cost.shape[:-2] + cost.shape[-1:]:
         rule = f"have one number for each column of `cost` {tuple(cost.shape)}"
         raise wrong_value("duals", rule, tuple(duals.shape))

@@ -7,13 +7,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from fedprompt._checks import check_flag
 from fedprompt.interfaces import Coupling
 from fedprompt.transport._dual import FARTHEST, NEAR, climb, demand, evaluate
 from fedprompt.transport._fused import fits, fused_steps
 from fedprompt.transport._problem import (
     Problem,
     Solution,
-    check_flag,
     check_options,
     couple,
     violation,

@@ -11,9 +11,21 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from fedprompt._checks import check_number, kind, wrong_type, wrong_value
+from fedprompt._checks import (
+    check_device,
+    check_finite,
+    check_floats,
+    check_kind,
+    check_number,
+    check_strided,
+    kind,
+    values_readable,
+    wrong_type,
+    wrong_value,
+)
 from fedprompt.interfaces import Coupling
 from fedprompt.transport._elimination import couplings, eliminate
+from fedprompt.transport._problem import check_layout
 
 
 @runtime_checkable
@@ -134,7 +146,6 @@ def implicit(
     _check(cost, coupling)
     if coupling.epsilon in (0, math.inf):  # the plan does not move
         return plan_fixed(cost, coupling)
-    check_number("coupling.epsilon", coupling.epsilon, at_least=0)
     with torch.no_grad(), torch.autocast(cost.device.type, enabled=False):
         moved = -_moved_by(cost, coupling) / coupling.epsilon
     # The added term has the value 0 and the gradient `moved`.
@@ -172,8 +183,38 @@ def _moved_by(cost: Tensor, coupling: Coupling) -> Tensor:
 
 
 def _check(cost: Tensor, coupling: Coupling) -> None:
-    if not isinstance(coupling, Coupling):
-        raise wrong_type("coupling", "be a Coupling, from a transport solver", kind(coupling))
-    if not isinstance(cost, Tensor) or cost.shape != coupling.plan.shape:
-        rule = f"have the shape of the plan {tuple(coupling.plan.shape)}"
-        raise wrong_value("cost", rule, kind(cost))
+    """Require a cost, and a coupling in its layout; numbers are checked on the CPU only."""
+    check_kind("coupling", coupling, Coupling, "be a Coupling, from a transport solver")
+    plan = coupling.plan
+    check_floats("coupling.plan", plan)
+    if not isinstance(cost, Tensor) or cost.shape != plan.shape:
+        raise wrong_value("cost", f"have the shape of the plan {tuple(plan.shape)}", kind(cost))
+    check_layout(cost, coupling.a, coupling.b)
+    check_device("coupling.plan", plan, cost.device)
+    for field, tensor in (("cost", cost), ("coupling.a", coupling.a), ("coupling.b", coupling.b)):
+        check_finite(field, tensor, sync=False)
+    if plan.device.type == "cpu" and values_readable(plan) and bool((plan < 0).any()):
+        raise wrong_value("coupling.plan", "be at least 0", plan.min().item())
+    if coupling.epsilon != math.inf:
+        check_number("coupling.epsilon", coupling.epsilon, at_least=0)
+    *batch, _, columns = cost.shape
+    fields = [("error", batch, True), ("iterations", batch, False)]
+    if coupling.duals is not None:
+        fields.append(("duals", [*batch, columns], True))
+    for field, shape, floating in fields:
+        _check_field(f"coupling.{field}", getattr(coupling, field), shape, floating, cost.device)
+
+
+def _check_field(
+    argument: str, tensor: object, shape: list[int], floating: bool, device: torch.device
+) -> None:
+    fits = isinstance(tensor, Tensor) and tensor.is_floating_point() == floating
+    if not isinstance(tensor, Tensor) or not fits or list(tensor.shape) != shape:
+        noun = "floating-point" if floating else "integers"
+        raise wrong_value(argument, f"be {noun} of shape {(*shape,)}, for `cost`", kind(tensor))
+    if tensor.dtype == torch.bool or tensor.is_complex():
+        raise wrong_type(argument, "be numbers that can be compared", kind(tensor))
+    check_strided(argument, tensor)
+    check_device(argument, tensor, device)
+    if floating:
+        check_finite(argument, tensor, sync=False)

@@ -14,6 +14,7 @@ from torch import Tensor
 from fedprompt._checks import (
     check_count,
     check_number,
+    check_strided,
     checked_layout,
     kind,
     wrong_type,
@@ -114,6 +115,7 @@ def slots(argument: str, message: Message) -> dict[str, Slot]:
             laid[value_key(name)] = Slot(value.dtype, (weight.numel(), *value.shape[weight.ndim :]))
             laid[weight_key(name)] = Slot(weight.dtype, tuple(weight.shape))
         elif isinstance(entry, Tensor):
+            check_strided(f"{argument}[{name!r}]", entry)
             laid[name] = Slot(entry.dtype, tuple(entry.shape))
         else:
             raise wrong_type(f"{argument}[{name!r}]", "be a tensor or a Weighted", kind(entry))

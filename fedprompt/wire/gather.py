@@ -8,7 +8,7 @@ import torch
 import torch.distributed as distributed
 from torch import Tensor
 
-from fedprompt._checks import wrong_value
+from fedprompt._checks import check_count, check_kind, wrong_value
 from fedprompt._trees import from_blob, to_blob
 
 
@@ -51,6 +51,8 @@ def gather_trees(
         >>> torch.distributed.destroy_process_group()
     """
     _num_ranks(group)
+    check_count("server_round", server_round, at_least=0)
+    check_kind("error", error, Exception | None, "be an exception or None")
     blob = b""
     try:
         blob = to_blob(tree, "tree") if error is None else b""
@@ -86,6 +88,7 @@ def _num_ranks(group: "distributed.ProcessGroup | None") -> int:
             "be a process group of torch.distributed",
             "none (call init_process_group first)",
         )
+    check_kind("group", group, distributed.ProcessGroup | None, "be a process group or None")
     if distributed.get_rank(group) < 0:
         raise wrong_value("group", "contain this process", "a group without it")
     return distributed.get_world_size(group)

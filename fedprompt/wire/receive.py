@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
-from fedprompt._checks import kind, wrong_type, wrong_value
+from fedprompt._checks import check_iterable, kind, wrong_type, wrong_value
 from fedprompt.interfaces import Message
 from fedprompt.wire.decode import read_blob
 from fedprompt.wire.format import Expected, Slot, check_expected
@@ -70,10 +70,14 @@ def receive(
     else:
         forms = {}
         common = _checked_form(expect, max_bytes)
+    check_iterable("arrivals", arrivals, "pairs (client, blob)")
     accepted: dict[Client, Any] = {}
     refused: list[tuple[Client, str]] = []
     ids: type = object
-    for client, blob in arrivals:
+    for arrival in arrivals:
+        if not isinstance(arrival, tuple | list) or len(arrival) != 2:
+            raise wrong_type("arrivals", "contain pairs (client, blob)", kind(arrival))
+        client, blob = arrival
         ids = _checked_id(client, ids)
         try:
             if client in accepted:

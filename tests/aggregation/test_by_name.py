@@ -85,7 +85,7 @@ ONE = Weighted(torch.ones(2, 3), torch.ones(2))
             {},
             [{"keys": ONE}, {"keys": torch.ones(2)}],
             TypeError,
-            r"'keys': `entries\[1\]` must be a Weighted",
+            r"`payloads\[1\]\['keys'\]` must be a Weighted",
         ),
         (
             {},
@@ -132,7 +132,7 @@ def test_bad_payloads_and_rules_are_refused_by_name(rules, payloads, error, mess
         (
             aggregate_by_name,
             {"rules": 3},
-            r"`rules` must be a mapping from names, each to a function of entries; got int",
+            r"`rules` must be a mapping from names, each to a function of entries; got 3",
         ),
         (
             aggregate_by_name,
@@ -152,7 +152,7 @@ def test_bad_payloads_and_rules_are_refused_by_name(rules, payloads, error, mess
         (
             update_by_name,
             {"rules": [overwrite()]},
-            r"`rules` must be a mapping from names, each to a server update; got list",
+            r"`rules` must be a mapping from names, each to a server update; got a list",
         ),
         (
             update_by_name,

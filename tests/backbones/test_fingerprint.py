@@ -308,7 +308,7 @@ def test_a_payload_for_another_backbone_is_refused_with_the_part_that_differs(ot
             (vit_trunk(tiny_vit()), DeepPrompts(2, 12, 3)),
             {},
             TypeError,
-            r"`streams\[0\]` must be a PromptStream; got DeepPrompts",
+            r"`streams\[0\]` must be a PromptStream; call the prompt module; got DeepPrompts",
         ),
         (
             (vit_trunk(tiny_vit()),),
@@ -320,7 +320,7 @@ def test_a_payload_for_another_backbone_is_refused_with_the_part_that_differs(ot
             (vit_trunk(tiny_vit()),),
             {"class_names": [1]},
             TypeError,
-            r"`class_names` must be a sequence of strings; got a list of length 1",
+            r"`class_names\[0\]` must be a string; got 1",
         ),
         (
             (vit_trunk(tiny_vit()),),

@@ -98,7 +98,7 @@ def test_numbers_of_no_class_are_refused(indices):
         (["cat"], ["bear " * 22 + "{}"], ValueError, "`texts` must have .* with more than 22"),
         ("cat", ["a {}"], TypeError, "`names` must be a sequence of strings; got 'cat'"),
         ([], ["a {}"], ValueError, "`names` must contain at least one string; got none"),
-        ([3], [lambda name: name], TypeError, "`texts` must be strings; got 3"),
+        ([3], [lambda name: name], TypeError, r"`names\[0\]` must be a string; got 3"),
     ],
 )
 def test_bad_templates_and_names_are_refused(names, templates, error, message):

@@ -109,12 +109,10 @@ def test_an_update_gets_the_parameter_names_of_the_model():
 
 
 def test_guides_are_validated_once(monkeypatch):
-    """A spy counts the checks of weights, which is one for every check of guides."""
+    """A spy counts the checks of rows, which is one for every check of guides."""
     calls = []
-    check = _validation.check_weights
-    monkeypatch.setattr(
-        _validation, "check_weights", lambda *args: calls.append(args) or check(*args)
-    )
+    check = _validation.check_rows
+    monkeypatch.setattr(_validation, "check_rows", lambda *args: calls.append(args) or check(*args))
     guides = Weighted(draw_guides(CLASSES), torch.ones(CLASSES))
     guide_gradient(Guided(mlp(), features=False), guides, STUDY, QUIZ, learning_rate=0.1)
     assert len(calls) == 1

@@ -20,6 +20,7 @@ class Narrow(Tensor):
     """A tensor of the stand-in device. Its numbers are in `held`, a tensor on the CPU."""
 
     held: Tensor
+    is_meta = False  # it has numbers
 
     @staticmethod
     def __new__(cls, held: Tensor) -> "Narrow":

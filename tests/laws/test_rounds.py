@@ -233,8 +233,8 @@ REFUSED = {
     "round 1: `cohorts` must have a client at most once in a round; got [1]": (
         lambda: (method(), Data, [[0], [1, 1]])
     ),
-    "round 0: `client` must be at least 0; got -1": lambda: (method(), Data, [[-1]]),
-    "round 0: `client` must be an integer": lambda: (method(), Data, [["a"]]),
+    "round 0: `cohorts[0][0]` must be at least 0; got -1": lambda: (method(), Data, [[-1]]),
+    "round 0: `cohorts[0][0]` must be an integer": lambda: (method(), Data, [["a"]]),
     "`cohorts` must have clients that `data` knows; got client 7 in round 1": (
         lambda: (method(), known, [[0], [0, 7]])
     ),

@@ -212,7 +212,7 @@ def test_the_bytes_of_a_collected_module_are_those_computed_by_hand():
         (
             {"only": "keys"},
             TypeError,
-            r"`only` must be a list of names or prefixes, such as \['prompts'\]; got 'keys'",
+            r"`only` must be an iterable of names or prefixes, such as \['prompts'\]; got 'keys'",
         ),
     ],
 )

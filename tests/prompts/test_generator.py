@@ -151,12 +151,12 @@ def test_prompts_from_class_names_are_a_context():
     names = ClassNames(
         start=torch.zeros(1, 12),
         tokens=torch.zeros(3, 2, 12),
-        length=torch.tensor([2, 2, 2]),
+        length=(2, 2, 2),
         pad=torch.zeros(12),
         context_length=16,
         causal=True,
         names=("a", "b", "c"),
-        ending=torch.tensor([1, 1, 1]),
+        ending=(1, 1, 1),
     )
     prompts = PromptGenerator(4, 12, key_dim=6)
     features = F.normalize(torch.randn(3, 6), dim=1)

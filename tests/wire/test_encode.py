@@ -139,7 +139,7 @@ SPARSE, META = torch.ones(2).to_sparse(), torch.ones(2, device="meta")
                 message,
                 Header(),
                 TypeError,
-                rf"`message\['a'\]{field}` must be a dense tensor .*; got",
+                rf"`message\['a'\]{field}` must be a dense tensor.*; got",
             )
             for message, field in (
                 ({"a": SPARSE}, ""),
