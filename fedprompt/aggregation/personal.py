@@ -162,7 +162,6 @@ def averaging_server(
     rule = update or overwrite()
 
     def answer(client: int, state: State) -> Message:
-        check_count("client", client, at_least=0)
         _check_state(state)
         values: Mapping[str, Tensor] = state["values"]
         return values
@@ -171,6 +170,7 @@ def averaging_server(
         check_count("server_round", server_round, at_least=0)
         _check_payloads(payloads)
         _check_state(state)
+        check_tensors("state['values']", state["values"])
         mean = weighted_mean(payloads.values())
         values, memory = rule.step(state["values"], mean, state["update"])
         return {"values": values, "update": memory}
@@ -196,7 +196,6 @@ def _check_payloads(payloads: Any) -> None:
 def _check_state(state: object) -> None:
     if not isinstance(state, Mapping) or not {"values", "update"} <= set(state):
         raise wrong_value("state", "come from the server or its last step", kind(state))
-    check_tensors("state['values']", state["values"])
 
 
 def _checked_weights(weights: object) -> list[list[float]]:

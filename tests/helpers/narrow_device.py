@@ -106,7 +106,14 @@ def narrow_device() -> Iterator[str]:
     def on_cpu(device: str, **options: Any) -> torch.autocast:
         return autocast("cpu" if device == TYPE else device, **options)
 
+    orthogonal = torch.nn.init.orthogonal_
+
+    def of_held(tensor: Tensor, *options: Any, **more: Any) -> Tensor:
+        orthogonal(getattr(tensor, "held", tensor), *options, **more)
+        return tensor
+
     with pytest.MonkeyPatch.context() as patch, _Device():
         patch.setattr(torch, "autocast", on_cpu)  # the device type of the stand-in has none
+        patch.setattr(torch.nn.init, "orthogonal_", of_held)  # transposes a tensor in place
         patch.setattr(fedprompt._float64, "WITHOUT_FLOAT64", ("mps", TYPE))
         yield TYPE
