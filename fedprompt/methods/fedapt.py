@@ -15,6 +15,8 @@ Compared: leondada/FedAPT 2f8060a, with the deviations above, float64, largest d
 (logits 1e-14) (2026-11).
 """
 
+from typing import Any
+
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
@@ -34,11 +36,12 @@ class Adaptive(nn.Module):
         self.tower, self.names, self.scale = setting.tower, setting.names, setting.scale
         self.temperature = temperature
         draw = setting.generator(0, purpose="keys and contexts")
-        size = {"length": setting.length, "num_classes": setting.num_classes}
+        size = dict[str, Any](length=setting.length, num_classes=setting.num_classes)
         self.contexts = fp.ContextPrompts(self.tower.dim, **size, generator=draw)
         width, count = setting.handwritten_text().shape[1], len(setting.clients)
         self.query = nn.Linear(width, count, bias=False)
         shape = (count, setting.length, self.tower.dim)
+        self.keys: Tensor
         self.register_buffer("keys", torch.rand(shape, generator=draw))
 
     def with_keys(self, tokens: Tensor, keys: Tensor) -> Tensor:

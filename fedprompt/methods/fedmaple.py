@@ -14,6 +14,8 @@ Compared: muzairkhattak/multimodal-prompt-learning 69bce21, with the deviations 
 largest difference 1.0e-14 (2026-11).
 """
 
+from typing import Any
+
 import torch.nn as nn
 import torch.nn.functional as F
 from torch import Tensor
@@ -32,7 +34,7 @@ class Coupled(nn.Module):
         self.visual, self.trunk = setting.clip.visual, fp.vit_trunk(setting.clip.visual)
         depth, width = min(self.tower.depth, self.trunk.depth), self.tower.dim
         draw = setting.generator(0, purpose="prompts")
-        size = {"num_contexts": depth, "length": setting.length}
+        size = dict[str, Any](num_contexts=depth, length=setting.length)
         self.prompts = fp.ContextPrompts(width, **size, generator=draw)
         self.project = nn.ModuleList(nn.Linear(width, self.trunk.dim) for _ in range(depth))
 

@@ -19,6 +19,8 @@ Compared: weihao-bo/FedMGP 3a02697, with the deviations above, float64, largest 
 (2026-11).
 """
 
+from typing import Any
+
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
@@ -37,7 +39,7 @@ class Groups(nn.Module):
         super().__init__()
         self.setting, self.num_groups = setting, num_groups
         self.tower, self.trunk = setting.tower, fp.vit_trunk(setting.clip.visual)
-        draw = {"generator": setting.generator(0, purpose="prompts")}
+        draw = dict[str, Any](generator=setting.generator(0, purpose="prompts"))
         self.text = fp.ContextPrompts(self.tower.dim, num_contexts=num_groups, length=2, **draw)
         self.visual = fp.GroupPrompts(num_groups, 2, self.trunk, layers=[0], **draw)
 

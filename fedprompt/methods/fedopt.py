@@ -14,6 +14,8 @@ Compared: equations of the papers, with the deviations above, float64, largest d
 (2026-11).
 """
 
+from typing import Any
+
 import torch.nn.functional as F
 
 import fedprompt as fp
@@ -51,7 +53,9 @@ def fedyogi(
     return optimized(setting, fp.fedyogi(learning_rate=server_rate), learning_rate)
 
 
-def optimized(setting: VitSetting, update: fp.ServerUpdate, learning_rate: float) -> fp.Method:
+def optimized(
+    setting: VitSetting, update: fp.ServerUpdate[Any, Any], learning_rate: float
+) -> fp.Method:
     """Make FedAvg whose server takes the steps of `update`."""
     model = setting.new_model()
 

@@ -17,6 +17,7 @@ Compared: HongxiaLee/FedOTP 9948611, with the deviations above, float64, largest
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn as nn
@@ -28,7 +29,7 @@ import fedprompt as fp
 from fedprompt.methods.registry import register
 from fedprompt.methods.setting import ClipSetting
 
-ABOUT = {"families": ("CLIP",), "traits": ("personalized",)}
+ABOUT = dict[str, Any](families=("CLIP",), traits=("personalized",))
 RATES = {"learning_rate": (1e-3, 1e-1)}
 
 

@@ -16,6 +16,7 @@ Compared: hkgdifyu/pFedPT cebec63, with the deviations above, float64, largest d
 """
 
 from itertools import islice
+from typing import Any
 
 import torch
 import torch.nn as nn
@@ -35,8 +36,8 @@ class Bordered(nn.Module):
         self.network = setting.new_model(prompts=lambda trunk: None)
         channels, *size = setting.public.shape[1:]
         inside = [each - 2 * width for each in size]
-        plain = {"mean": [0.0] * channels, "std": [1.0] * channels}
-        self.border = fp.PadPrompts(tuple(inside), padding=width, **plain)
+        plain = dict[str, Any](mean=[0.0] * channels, std=[1.0] * channels)
+        self.border = fp.PadPrompts((inside[0], inside[1]), padding=width, **plain)
         draw = setting.generator(0, purpose="border")
         for pixels in self.border.parameters():
             nn.init.normal_(pixels, generator=draw)

@@ -11,6 +11,8 @@ Deviations: all clients begin with the same private context, which differs from 
 Compared: PanBikang/PromptFolio 8f729aa, float64, largest difference 6.2e-15 (2026-11).
 """
 
+from typing import Any
+
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
@@ -28,7 +30,7 @@ class Portfolio(nn.Module):
         super().__init__()
         self.tower, self.names, self.scale = setting.tower, setting.names, setting.scale
         self.private_share = private_share
-        size = {"dim": setting.tower.dim, "length": setting.length}
+        size = dict[str, Any](dim=setting.tower.dim, length=setting.length)
         draw = setting.generator(0, purpose="private context")
         self.shared = setting.new_context()
         self.private = fp.ContextPrompts(**size, generator=draw)

@@ -382,7 +382,7 @@ class ClipSetting(Setting):
         length: Number of learnable tokens of a context.
     """
 
-    clip: nn.Module
+    clip: Any
     tower: fp.TextTower
     class_names: Sequence[str]
     scale: float
