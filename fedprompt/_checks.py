@@ -234,6 +234,7 @@ def check_labels(
         or not (sync or labels.device.type == "cpu")
     ):
         return
+    check_dense(argument, labels)
     lowest, highest = (int(bound) for bound in labels.aminmax())
     if lowest < 0 or highest >= num_classes:
         raise wrong_value(
@@ -340,6 +341,8 @@ def check_finite(argument: str, tensor: Tensor, *, sync: bool = True) -> None:
     Without `sync`, only CPU tensors are checked.
     """
     read = values_readable(tensor) and (sync or tensor.device.type == "cpu")
+    if read:
+        check_dense(argument, tensor)
     if read and not bool(torch.isfinite(tensor).all()):
         broken = int((~torch.isfinite(tensor)).sum())
         got = f"{broken} entries of {tensor.numel()} that are not"

@@ -47,7 +47,8 @@ def cohort(clients: Sequence[Client], *, size: int, generator: torch.Generator) 
         >>> len(set(drawn)), drawn == sorted(drawn)
         (10, True)
     """
-    if getattr(clients, "ndim", None) != 1:  # of an array
+    ids: object = clients
+    if not isinstance(ids, np.ndarray) or ids.ndim != 1:
         check_sequence("clients", clients, "ids, such as range(100)")
     if not len(clients):
         raise wrong_value("clients", "have at least one client", "none")

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable, Generator, Iterator
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 import pytest
@@ -61,17 +60,9 @@ class DoctestNames:
     @pytest.fixture(autouse=True)
     def names(self, doctest_namespace: dict[str, object]) -> None:
         """Names that the examples in docstrings use without importing them."""
-        import numpy as np
-        import torch
+        from good_calls import names_of_examples
 
-        import fedprompt
-        from fedprompt import samples
-
-        doctest_namespace.update(torch=torch, nn=torch.nn, np=np, samples=samples)
-        for name in fedprompt.__all__:
-            thing = doctest_namespace[name] = getattr(fedprompt, name)
-            if isinstance(thing, ModuleType):
-                doctest_namespace.update({inner: getattr(thing, inner) for inner in thing.__all__})
+        doctest_namespace.update(names_of_examples())
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -106,6 +97,11 @@ def pytest_collection(session: pytest.Session) -> Generator[None, object, object
         # find the owner.
         find(just(0), lambda _: True, settings=settings(database=None))
         gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    """Let Python collect what was frozen; otherwise Triton's bindings report leaks at the exit."""
+    gc.unfreeze()
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

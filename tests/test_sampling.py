@@ -237,6 +237,6 @@ def test_a_purpose_that_is_not_a_string_is_refused():
 @pytest.mark.parametrize("clients", [5, {0: "a", 1: "b"}, {1, 2, 3}, iter([1, 2])])
 def test_clients_must_be_a_sequence(clients, generator):
     with pytest.raises(
-        TypeError, match=r"`clients` must be a sequence, such as range\(100\); got "
+        TypeError, match=r"`clients` must be a sequence of ids, such as range\(100\); got "
     ):
         cohort(clients, size=1, generator=generator)

@@ -9,6 +9,8 @@ from fedprompt._checks import (
     check_device,
     check_factor,
     check_floats,
+    check_function,
+    check_kind,
     check_number,
     check_precision,
     check_strided,
@@ -126,19 +128,16 @@ def transport_logits(
     check_pair("patches", patches, text, scale)
     check_number("mass", mass, above=0, at_most=1)
     for argument, function in (("solver", solver), ("gradient", gradient)):
-        if not callable(function):
-            raise wrong_type(argument, "be a function", kind(function))
+        check_function(argument, function)
     with torch.autocast(patches.device.type, enabled=False):
         similarity = patch_cosines(unit(patches), unit(text).transpose(0, 1))
         cost = (1 - similarity).transpose(2, 3)
         a = cost.new_full(cost.shape[2:3], 1 / cost.shape[2])
         b = cost.new_full(cost.shape[3:], mass / cost.shape[3])
         coupling = solver(cost.detach(), a, b)
-        if not isinstance(coupling, Coupling):
-            raise wrong_type("solver", "return a Coupling", kind(coupling))
+        check_kind("solver", coupling, Coupling, "return a Coupling")
         score = gradient(cost, coupling)
-        if not isinstance(score, Tensor):
-            raise wrong_type("gradient", "return a tensor", kind(score))
+        check_kind("gradient", score, Tensor, "return a tensor")
         return scale * (coupling.plan.sum((2, 3)) - score)
 
 

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Real
 from torch import Tensor
 
-from fedprompt._checks import check_count, check_number, kind, wrong_type, wrong_value
+from fedprompt._checks import check_count, check_dense, check_number, kind, wrong_type, wrong_value
 
 __all__ = [
     "ClientSpread",
@@ -227,6 +227,7 @@ def _matrix(accuracy: object) -> Float[Tensor, "clients tests"]:
     if accuracy.ndim != 2 or 0 in accuracy.shape:
         rule = "have shape (clients, tests) without an empty axis"
         raise wrong_value("accuracy", rule, tuple(accuracy.shape))
+    check_dense("accuracy", accuracy)
     matrix = accuracy.detach().cpu().double()
     inside = (matrix >= 0) & (matrix <= 1)  # False for NaN as well
     if not bool(inside.all()):
@@ -244,6 +245,7 @@ def _sizes(num_examples: object, tests: int) -> Float[Tensor, " tests"]:
     if num_examples.shape != (tests,):
         rule = f"have shape ({tests},), one number for each test set"
         raise wrong_value("num_examples", rule, tuple(num_examples.shape))
+    check_dense("num_examples", num_examples)
     sizes = num_examples.detach().cpu().double()
     wrong = ~(torch.isfinite(sizes) & (sizes >= 0))
     if bool(wrong.any()) or sizes.sum() == 0:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedprompt._checks import (
     check_count,
+    check_dense,
     check_function,
     check_iterable,
     check_labels,
@@ -179,6 +180,7 @@ def _square(table: object) -> Float[Tensor, "classes classes"]:
     if table.ndim != 2 or table.shape[0] != table.shape[1]:
         rule = "have a row and a column for each class"
         raise wrong_value("table", rule, tuple(table.shape))
+    check_dense("table", table)
     counts = table.detach().cpu().double()
     wrong = ~(torch.isfinite(counts) & (counts >= 0))
     if bool(wrong.any()):

@@ -46,6 +46,7 @@ def check_counts(name: str, counts: Tensor, groups: int, *, sync: bool = False) 
     if counts.shape != (groups,):
         raise wrong_value(name, f"have one count for each of {groups} groups", tuple(counts.shape))
     if values_readable(counts) and (sync or counts.device.type == "cpu"):
+        check_dense(name, counts)
         wrong = ~(torch.isfinite(counts) & (counts >= 0))
         if bool(wrong.any()):
             raise wrong_value(name, "be finite and at least 0", counts[wrong][0].item())

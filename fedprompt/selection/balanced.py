@@ -4,9 +4,9 @@ import torch
 from jaxtyping import Float, Real
 from torch import Tensor
 
-from fedprompt._checks import kind, wrong_type
+from fedprompt._checks import check_function, check_kind
 from fedprompt._cosine import cosines
-from fedprompt.interfaces import Selection, TransportSolver
+from fedprompt.interfaces import Coupling, Selection, TransportSolver
 from fedprompt.selection._inputs import check_pair, shares
 
 
@@ -68,14 +68,15 @@ def select_balanced(
         NeurIPS 2020, Sec. 3.1, for the transport problem with equal shares. The rule that derives
         shares from counts is specific to this library.
     """
-    if not callable(solver):
-        raise wrong_type("solver", "be a transport solver, such as `exact`", kind(solver))
+    check_function("solver", solver, "be a transport solver, such as `exact`")
     check_pair(query, keys)
     similarity = cosines(query, keys)
     batch, groups = similarity.shape
     capacity = 1 / (1 + groups * shares(usage, similarity))
     capacity = capacity / capacity.max()  # exactly 1 for equal counts, as in select_nearest
     rows = similarity.new_full((batch,), 1 / max(batch, 1))
-    plan = solver(1 - similarity, rows, capacity / capacity.sum()).plan if batch else similarity
-    indices = plan.argmax(1)
+    if batch:
+        coupling = solver(1 - similarity, rows, capacity / capacity.sum())
+        check_kind("solver", coupling, Coupling, "return a Coupling")
+    indices = (coupling.plan if batch else similarity).argmax(1)
     return Selection(indices, similarity.gather(1, indices[:, None])[:, 0])

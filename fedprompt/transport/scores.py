@@ -189,10 +189,11 @@ def _check(cost: Tensor, coupling: Coupling) -> None:
     check_floats("coupling.plan", plan)
     if not isinstance(cost, Tensor) or cost.shape != plan.shape:
         raise wrong_value("cost", f"have the shape of the plan {tuple(plan.shape)}", kind(cost))
+    check_floats("coupling.a", coupling.a)
+    check_floats("coupling.b", coupling.b)
     check_layout(cost, coupling.a, coupling.b)
     check_device("coupling.plan", plan, cost.device)
-    for field, tensor in (("cost", cost), ("coupling.a", coupling.a), ("coupling.b", coupling.b)):
-        check_finite(field, tensor, sync=False)
+    check_finite("cost", cost, sync=False)
     if plan.device.type == "cpu" and values_readable(plan) and bool((plan < 0).any()):
         raise wrong_value("coupling.plan", "be at least 0", plan.min().item())
     if coupling.epsilon != math.inf:
