@@ -113,5 +113,5 @@ def taught(
     def form(client):
         return {"logits": unknown, **parts(setting.model(client, {}), 0)}
 
-    first = {str(dim(client)): form(client) for client in setting.clients}
+    first = {str(dim(kind)): form(kind) for kind in range(setting.num_backbones)}
     return fp.Method(train, fp.Server(first, answer, step), predict, form=form)
