@@ -18,6 +18,7 @@ difference 1.1e-16; for +P and +H, float32, 9e-8 (2026-11).
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -26,11 +27,11 @@ import fedprompt as fp
 from fedprompt.methods.registry import register
 from fedprompt.methods.setting import VitSetting
 
-ABOUT = {
-    "families": ("mixed models",),
-    "traits": ("personalized", "different models"),
-    "search": {"learning_rate": (1e-3, 1e-1), "distillation_weight": (1e-1, 10.0)},
-}
+ABOUT = dict[str, Any](
+    families=("mixed models",),
+    traits=("personalized", "different models"),
+    search={"learning_rate": (1e-3, 1e-1), "distillation_weight": (1e-1, 10.0)},
+)
 
 
 @register("FedHPL", **ABOUT)

@@ -19,6 +19,7 @@ difference 1.1e-16 (2026-11).
 """
 
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn as nn
@@ -28,15 +29,15 @@ import fedprompt as fp
 from fedprompt.methods.registry import register
 from fedprompt.methods.setting import PromptedModel, VitSetting
 
-ABOUT = {
-    "families": ("mixed models",),
-    "traits": ("personalized", "different models"),
-    "search": {
+ABOUT = dict[str, Any](
+    families=("mixed models",),
+    traits=("personalized", "different models"),
+    search={
         "learning_rate": (1e-3, 1e-1),
         "guide_weight": (1e-2, 1.0),
         "server_rate": (1e-1, 1e3),
     },
-}
+)
 
 
 class Guided(nn.Module):
