@@ -6,7 +6,7 @@ towards the row of its class. Ma et al., "FedHPL: Efficient Heterogeneous Federa
 Prompt Tuning and Logit Distillation", 2024.
 
 Up: C(C + 1) numbers, which are C rows of logits and C counts; with +P also the prompts, PLD
-numbers, and with +H the projection and the head. Down: the same.
+numbers, and with +H the projection and the head. Down: the same, from the second round on.
 
 Deviations: a projection to a common width lies between trunk and head, as for every method of this
 family. It is shared with the head. Teachers come from the clients of the last round only, since the
@@ -114,5 +114,5 @@ def taught(
     def form(client):
         return {"logits": unknown, **parts(setting.model(client, {}), 0)}
 
-    first = {str(dim(client)): form(client) for client in setting.clients}
+    first = {str(dim(kind)): form(kind) for kind in range(setting.num_backbones)}
     return fp.Method(train, fp.Server(first, answer, step), predict, form=form)

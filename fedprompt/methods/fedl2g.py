@@ -23,7 +23,6 @@ from typing import Any
 
 import torch
 import torch.nn as nn
-from jaxtyping import Float
 from torch import Tensor
 
 import fedprompt as fp
@@ -42,15 +41,13 @@ ABOUT = dict[str, Any](
 
 
 class Guided(nn.Module):
-    """Model that returns what follows the guides, and logits."""
+    """Model that returns what follows the guides (batch, guided), and logits (batch, classes)."""
 
     def __init__(self, model: PromptedModel, by_features: bool) -> None:
         super().__init__()
         self.model, self.by_features = model, by_features
 
-    def forward(
-        self, images: Tensor
-    ) -> tuple[Float[Tensor, "batch guided"], Float[Tensor, "batch classes"]]:
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Return the guided output and logits."""
         features = self.model.features(images)
         logits = self.model.head(features)
@@ -98,10 +95,7 @@ def learn_to_guide(
     update = fp.descend(partial(torch.optim.SGD, lr=server_rate), max_norm=100.0)
 
     def train(data, answer, state):
-        model, guides = (
-            Guided(predict(data, answer, state), by_features=by_features),
-            answer["guides"],
-        )
+        model, guides = Guided(predict(data, answer, state), by_features), answer["guides"]
         size, draw = max(1, min(10, data.num_examples // 4)), data.at(0).generator("quiz")
         parts = fp.data.study_quiz_split(data.labels, quiz_size=size, generator=draw)
         study, chosen = map(torch.as_tensor, parts)
@@ -113,9 +107,8 @@ def learn_to_guide(
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-        gradient = fp.guide_gradient(
-            model, guides, (images, labels), quiz, learning_rate=rate, weight=weight
-        )
+        rates = {"learning_rate": rate, "weight": weight}
+        gradient = fp.guide_gradient(model, guides, (images, labels), quiz, **rates)
         return {"guides": gradient}, fp.snapshot(model.model)
 
     def answer(client, state):

@@ -6,8 +6,8 @@ classes of the clients. Zhang et al., "FedTGP: Trainable Global Prototypes with
 Adaptive-Margin-Enhanced Contrastive Learning for Data and Model Heterogeneity in Federated
 Learning", AAAI 2024.
 
-Up: C(D + 1) numbers, which are a prototype and a count for each class of the client. Down: CD
-numbers.
+Up: C(D + 1) numbers, which are a prototype and a count for each class of the client. Down: from
+the second round on, CD numbers and C weights, which are 1.
 
 Deviations: the margin is that of the authors' code, the largest distance of a class to its nearest
 other class. All clients count with their last prototypes, also if they are not in the round. The
@@ -20,7 +20,6 @@ Compared: TsingZ0/FedTGP c77cbbb, with the deviations above, float64, largest di
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
-from jaxtyping import Float, Int
 from torch import Tensor
 
 import fedprompt as fp
@@ -41,10 +40,15 @@ def adaptive_margin(means: fp.Weighted, threshold: float) -> float:
     return min(apart.max().item(), threshold)
 
 
-def contrastive_loss(
-    sent: Float[Tensor, "sent dim"], labels: Int[Tensor, "sent"], made: Tensor, margin: float
-) -> Float[Tensor, ""]:
-    """Pull the prototype of a class to those sent, with a margin to the other classes."""
+def contrastive_loss(sent: Tensor, labels: Tensor, made: Tensor, margin: float) -> Tensor:
+    """Compute the loss of the server.
+
+    Args:
+        sent: Prototypes of clients (sent, dim).
+        labels: Their classes (sent,).
+        made: Prototypes of the server (classes, dim).
+        margin: Number that is added to the distance from the prototype of the right class.
+    """
     distances = torch.cdist(sent, made) + margin * F.one_hot(labels, len(made))
     return F.cross_entropy(-distances, labels)
 
@@ -97,9 +101,8 @@ def fedtgp(
         adam = torch.optim.Adam(network.parameters(), server_rate)
         fp.load_optimizer(adam, state["adam"])
         for _ in range(server_steps):
-            loss = contrastive_loss(sent, labels, network(every), margin)
             adam.zero_grad()
-            loss.backward()
+            contrastive_loss(sent, labels, network(every), margin).backward()
             adam.step()
         made = fp.Weighted(network(every).detach(), torch.ones(classes))
         kept = {"network": fp.snapshot(network), "adam": fp.optimizer_state(adam)}

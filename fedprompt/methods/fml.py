@@ -7,8 +7,8 @@ Learning", 2020.
 Up: the messenger, PLD + K + C(D + 1) numbers with a projection of K numbers. Down: the messenger.
 
 Deviations: none. Every client counts once, as in the authors' code. The messenger has the trunk of
-the first client. A client predicts with its private model, a newcomer with the messenger. Each
-batch trains both models.
+the first client. A client predicts with its private model, and with the messenger before its
+first round. Each batch trains both models.
 
 Compared: ZJU-DAI/Federated-Mutual-Learning b547bbf, float64, largest difference 8.3e-17 (2026-11).
 """

@@ -34,7 +34,7 @@ def federation(name, family, **changes):
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_a_file_has_at_most_sixty_lines_of_code_and_a_test(path):
-    longer = {"fedkd": 78, "fedl2g": 72, "fedtgp": 63, "sgpt": 65}
+    longer = {"fedkd": 78, "fedl2g": 66, "sgpt": 65}
     assert registry.lines_of_code(path) <= longer.get(path.stem, 60)
     assert list(Path(__file__).parents[1].glob(f"*/test_{path.stem}.py"))
 

@@ -87,3 +87,9 @@ def test_prompts_or_heads_are_averaged_among_equal_trunks_by_numbers_of_images()
                 total = sum(made.num_examples(k) for k in alike)
                 mean = sum(first[k][name].value * made.num_examples(k) / total for k in alike)
                 torch.testing.assert_close(message[name].value, mean)
+
+
+def test_a_newcomer_with_a_trunk_that_no_client_has_gets_an_answer():
+    made = mixed_federation(clients=[1, 3], cohort_size=2)
+    predictions, model = last(fedhpl, made), made.new_model(0)
+    assert torch.equal(predictions.received(0).head.weight, model.head.weight)
