@@ -44,8 +44,8 @@ def client_app(
         data: Function (client, server_round) -> data of the client, as for :func:`run_rounds`. It
             is called with the client of this node alone.
         max_bytes: Maximum size of an answer in bytes.
-        fingerprint: Function from a client id to its :func:`fingerprint`, the same as at the
-            server. If it is not given, backbones are not compared.
+        fingerprint: Function from a client id to its :func:`~fedprompt.fingerprint`, the same as
+            at the server. If it is not given, backbones are not compared.
         directory: Directory with a checkpoint folder for each client. A later run then continues
             from these states. Only one process at a time may run a client. If None, the state is
             kept in ``context.state``, which ends with the run.

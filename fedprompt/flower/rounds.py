@@ -115,8 +115,8 @@ def run_round(
         server_round: Number of the round (0-based).
         nodes: Nodes by client id, as of :func:`client_nodes`.
         max_bytes: Maximum size in bytes of a payload.
-        fingerprint: Function from a client id to its :func:`fingerprint`, the same as at the
-            clients. If it is not given, backbones are not compared.
+        fingerprint: Function from a client id to its :func:`~fedprompt.fingerprint`, the same as
+            at the clients. If it is not given, backbones are not compared.
         max_abs: Largest magnitude of a value in a payload. If None, every finite number is
             accepted.
         timeout: Maximum time to wait for an exchange in seconds. If None, Flower decides.

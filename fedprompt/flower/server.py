@@ -27,8 +27,8 @@ class ServerStrategy(Strategy):
         start: Round to continue from, for example of :func:`load_checkpoint`. Cohorts up to it are
             read and skipped. If None, the run begins with the state of the method's server.
         max_bytes: Maximum size in bytes of a payload.
-        fingerprint: Function from a client id to its :func:`fingerprint`, the same as at the
-            clients. If it is not given, backbones are not compared.
+        fingerprint: Function from a client id to its :func:`~fedprompt.fingerprint`, the same as
+            at the clients. If it is not given, backbones are not compared.
         max_abs: Largest magnitude of a value in a payload. The payload of a client that sends more
             is dropped. If None, every finite number is accepted.
         nodes: Nodes by client id, as printed when a node was registered. No node can then pose as
