@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Integer
 from torch import Tensor, nn
 
-from fedprompt.interfaces import ClassNames, Payload, PromptStream, Weighted
+from fedprompt.interfaces import ClassNames, Method, Payload, PromptStream, Server, Weighted
 
 LARGEST_INT = 2**63
 """Integers of PyTorch are below it."""
@@ -129,6 +129,24 @@ def named(where: str) -> Iterator[None]:
         yield
     except (TypeError, ValueError) as error:
         raise type(error)(f"{where}: {error}") from error
+
+
+def check_method(method: Any) -> None:
+    """Require a method of functions."""
+    check_kind("method", method, Method, "be a Method(client, server, predict)")
+    check_kind("method.server", method.server, Server, "be a Server(state, answer, step)")
+    check_kind("method.server.state", method.server.state, Mapping, "be a tree of a dict")
+    functions = {
+        "client": method.client,
+        "predict": method.predict,
+        "server.answer": method.server.answer,
+        "server.step": method.server.step,
+    }
+    for name, function in functions.items():
+        check_function(f"method.{name}", function)
+    check_count("method.exchanges", method.exchanges)
+    if method.form is not None:
+        check_function("method.form", method.form)
 
 
 def checked_cohort(cohort: list[int], server_round: int) -> list[int]:

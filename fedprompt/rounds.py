@@ -16,6 +16,7 @@ from fedprompt._checks import (
     check_function,
     check_iterable,
     check_kind,
+    check_method,
     checked_cohort,
     kind,
     load_checked,
@@ -24,7 +25,7 @@ from fedprompt._checks import (
     wrong_value,
 )
 from fedprompt._trees import packed, to_blob
-from fedprompt.interfaces import Codec, Message, Method, Round, Server, State
+from fedprompt.interfaces import Codec, Message, Method, Round, State
 from fedprompt.messages import Ledger
 from fedprompt.wire import gather_trees
 from fedprompt.wire.format import slots
@@ -126,7 +127,7 @@ def counted(method: Method, ledger: Ledger) -> Method:
         >>> ledger.total(direction="down"), ledger.total(direction="up")  # with weights
         (24, 32)
     """
-    _check_method(method)
+    check_method(method)
     check_kind("ledger", ledger, Ledger, "be a Ledger")
 
     def client(data: Any, answer: Message, state: State) -> tuple[Message | None, State]:
@@ -169,7 +170,7 @@ def coded(method: Method, codec: Codec) -> Method:
         >>> now.server["values"]["x"]
         tensor([2., 3.])
     """
-    _check_method(method)
+    check_method(method)
     if isinstance(codec, type) or not isinstance(codec, Codec):
         raise wrong_type("codec", "be a codec, such as codecs.int8()", kind(codec))
     form: Any = method.form
@@ -249,24 +250,6 @@ def _check_optimizer(optimizer: object) -> None:
     check_kind("optimizer", optimizer, torch.optim.Optimizer, "be an optimizer of torch.optim")
 
 
-def _check_method(method: Any) -> None:
-    """Require a method of functions."""
-    check_kind("method", method, Method, "be a Method(client, server, predict)")
-    check_kind("method.server", method.server, Server, "be a Server(state, answer, step)")
-    check_kind("method.server.state", method.server.state, Mapping, "be a tree of a dict")
-    functions = {
-        "client": method.client,
-        "predict": method.predict,
-        "server.answer": method.server.answer,
-        "server.step": method.server.step,
-    }
-    for name, function in functions.items():
-        check_function(f"method.{name}", function)
-    check_count("method.exchanges", method.exchanges)
-    if method.form is not None:
-        check_function("method.form", method.form)
-
-
 class _Engine(NamedTuple):
     """Exchanges and steps of a method, in one process or on one rank."""
 
@@ -276,7 +259,7 @@ class _Engine(NamedTuple):
 
     def first(self, start: Round | None) -> Round:
         """Check the arguments, and return the round to continue from."""
-        _check_method(self.method)
+        check_method(self.method)
         check_function("data", self.data)
         check_kind("start", start, Round | None, "be a Round or None")
         now = start or Round(-1, self.method.server.state, {})

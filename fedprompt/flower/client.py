@@ -11,10 +11,10 @@ from flwr.app import ConfigRecord, Context, RecordDict
 from flwr.app import Message as Envelope
 from flwr.clientapp import ClientApp
 
-from fedprompt._checks import wrong_value
+from fedprompt._checks import check_function, wrong_value
 from fedprompt.checkpoint import load_checkpoint, save_checkpoint
 from fedprompt.flower.records import blob_of, pack, remember, remembered, unpack
-from fedprompt.flower.rounds import CLIENT, Fingerprint, checked_method, unchecked
+from fedprompt.flower.rounds import CLIENT, Fingerprint, check_options, unchecked
 from fedprompt.interfaces import Method
 from fedprompt.wire import Expected, Header
 
@@ -65,7 +65,8 @@ def client_app(
         >>> method = Method(train, server, predict, form=form)
         >>> app = client_app(method, lambda client, server_round: client, max_bytes=10_000)
     """
-    checked_method(method)
+    check_options(method, max_bytes, fingerprint)
+    check_function("data", data)
 
     def handle(message: Envelope, context: Context) -> Envelope:
         own = _partition(context)

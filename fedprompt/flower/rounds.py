@@ -9,7 +9,15 @@ from flwr.app import ConfigRecord, RecordDict
 from flwr.app import Message as Envelope
 from flwr.serverapp import Grid
 
-from fedprompt._checks import check_count, checked_cohort, kind, wrong_type, wrong_value
+from fedprompt._checks import (
+    check_count,
+    check_function,
+    check_kind,
+    check_method,
+    check_number,
+    checked_cohort,
+    wrong_value,
+)
 from fedprompt.flower.records import blob_of, pack
 from fedprompt.interfaces import Message, Method, State, Weighted
 from fedprompt.messages import Ledger
@@ -25,15 +33,14 @@ def unchecked(client: int) -> Mapping[str, str]:
     return {}
 
 
-def checked_method(method: object) -> Method:
-    """Require a method whose messages have a form."""
-    if not isinstance(method, Method):
-        raise wrong_type("method", "be a Method(client, server, predict)", kind(method))
-    check_count("method.exchanges", method.exchanges)
+def check_options(method: Method, max_bytes: int, fingerprint: Fingerprint) -> None:
+    """Require a method whose messages have a form, and limits of its messages."""
+    check_method(method)
     if method.form is None:
         rule = "be given, because messages of other machines are checked"
         raise wrong_value("method.form", rule, None)
-    return method
+    check_count("max_bytes", max_bytes)
+    check_function("fingerprint", fingerprint)
 
 
 def client_nodes(
@@ -125,7 +132,7 @@ def run_round(
     Returns:
         State of the server after the round.
     """
-    wire = Wire(checked_method(method), max_bytes, fingerprint, max_abs, ledger)
+    wire = checked_wire(method, max_bytes, fingerprint, max_abs, ledger)
     clients = checked_cohort(list(cohort), server_round)
     asked = {nodes[client]: client for client in clients if client in nodes}
     first = server_round * method.exchanges
@@ -229,6 +236,21 @@ class Wire(NamedTuple):
                 server_round=self._round(exchange),
                 framed=len(blob),
             )
+
+
+def checked_wire(
+    method: Method,
+    max_bytes: int,
+    fingerprint: Fingerprint,
+    max_abs: float | None,
+    ledger: Ledger | None,
+) -> Wire:
+    """Check the arguments of a server, and make its wire."""
+    check_options(method, max_bytes, fingerprint)
+    if max_abs is not None:
+        check_number("max_abs", max_abs, above=0)
+    check_kind("ledger", ledger, Ledger | None, "be a Ledger or None")
+    return Wire(method, max_bytes, fingerprint, max_abs, ledger)
 
 
 def _enter(nodes: dict[int, int], replies: Iterable[Envelope], asked: Container[int]) -> None:

@@ -8,8 +8,8 @@ from flwr.app import Message as Envelope
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
-from fedprompt._checks import checked_cohort, kind, wrong_type, wrong_value
-from fedprompt.flower.rounds import LOG, Fingerprint, Wire, checked_method, client_nodes, unchecked
+from fedprompt._checks import check_iterable, check_kind, checked_cohort, wrong_value
+from fedprompt.flower.rounds import LOG, Fingerprint, checked_wire, client_nodes, unchecked
 from fedprompt.interfaces import Method, Round
 from fedprompt.messages import Ledger
 
@@ -65,9 +65,10 @@ class ServerStrategy(Strategy):
         patience: float = 60.0,
         ledger: Ledger | None = None,
     ) -> None:
-        if not isinstance(start, Round | None):
-            raise wrong_type("start", "be a Round or None", kind(start))
-        self.method = checked_method(method)
+        self._wire = checked_wire(method, max_bytes, fingerprint, max_abs, ledger)
+        check_iterable("cohorts", cohorts, "cohorts")
+        check_kind("start", start, Round | None, "be a Round or None")
+        self.method = method
         self.now = start or Round(-1, method.server.state, {})
         self.patience = patience
         self.nodes = dict(nodes or {})
@@ -76,7 +77,6 @@ class ServerStrategy(Strategy):
         self._cohort: list[int] = []
         self._state = self.now.server
         self._exchange = (self.now.server_round + 1) * method.exchanges
-        self._wire = Wire(method, max_bytes, fingerprint, max_abs, ledger)
         self._asked = dict[int, int]()
 
     def configure_train(
@@ -118,5 +118,6 @@ class ServerStrategy(Strategy):
 
     def _draw(self, server_round: int) -> list[int]:
         for cohort in self._cohorts:
+            check_iterable(f"cohorts[{server_round}]", cohort, "ids of clients")
             return checked_cohort(list(cohort), server_round)
         raise wrong_value("cohorts", f"have a cohort for round {server_round}", "no more")

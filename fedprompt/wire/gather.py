@@ -88,7 +88,8 @@ def _num_ranks(group: "distributed.ProcessGroup | None") -> int:
             "be a process group of torch.distributed",
             "none (call init_process_group first)",
         )
-    if group != distributed.GroupMember.NON_GROUP_MEMBER:  # type: ignore[comparison-overlap]
+    outside: object = distributed.GroupMember.NON_GROUP_MEMBER
+    if group is not outside:
         check_kind("group", group, distributed.ProcessGroup | None, "be a process group or None")
     if distributed.get_rank(group) < 0:
         raise wrong_value("group", "contain this process", "a group without it")

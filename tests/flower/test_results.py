@@ -151,6 +151,11 @@ REFUSED = {
     ),
     "`method.exchanges` must be at least 1; got 0": lambda: (method(exchanges=0), {}),
     "`start` must be a Round or None; got a tuple": lambda: (method(), {"start": (0, {}, {})}),
+    "`cohorts` must be an iterable": lambda: (method(), {"cohorts": 3}),
+    "`max_bytes` must be at least 1; got 0": lambda: (method(), {"max_bytes": 0}),
+    "`max_abs` must be above 0; got 0": lambda: (method(), {"max_abs": 0}),
+    "`fingerprint` must be a function": lambda: (method(), {"fingerprint": {"backbone": "x"}}),
+    "`ledger` must be a Ledger or None": lambda: (method(), {"ledger": []}),
 }
 
 
@@ -172,8 +177,8 @@ def test_bad_methods_are_refused(message):
     ("cohort", "text"),
     [
         ([1, 1], r"round 0: `cohorts` must have a client at most once in a round; got \[1\]"),
-        (["0"], "round 0: `client` must be an integer"),
-        ([-1], "round 0: `client` must be at least 0; got -1"),
+        (["0"], r"round 0: `cohorts\[0\]\[0\]` must be an integer"),
+        ([-1], r"round 0: `cohorts\[0\]\[0\]` must be at least 0; got -1"),
     ],
 )
 def test_a_wrong_cohort_is_refused_before_any_message(cohort, text):
