@@ -86,10 +86,10 @@ def check_names(argument: str, things: Any, rule: str = "map names to tensors") 
         raise wrong_type(argument, "have strings as names", kind(strange[0]))
 
 
-def check_tensors(argument: str, tensors: Any, *, sync: bool = True) -> None:
-    """Require a mapping from names to finite floating-point tensors, at least one."""
+def check_tensors(argument: str, tensors: Any, *, sync: bool = True, at_least: int = 1) -> None:
+    """Require a mapping from names to finite floating-point tensors."""
     check_names(argument, tensors)
-    if not tensors:
+    if len(tensors) < at_least:
         raise wrong_value(argument, "hold at least one name", "none")
     for name, tensor in tensors.items():
         if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
