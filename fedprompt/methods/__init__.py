@@ -4,6 +4,7 @@ These are reference implementations. Their figures may change between minor vers
 the changelog. Only the signature is stable. ``import fedprompt`` does not import this package.
 """
 
+from fedprompt.methods.checks import check_messages
 from fedprompt.methods.cocoop import cocoop
 from fedprompt.methods.coop import coop
 from fedprompt.methods.ditto import ditto
@@ -67,6 +68,7 @@ __all__ = [
     "Federation",
     "Setting",
     "VitSetting",
+    "check_messages",
     "cocoop",
     "coop",
     "ditto",

@@ -1,0 +1,189 @@
+"""The audit of messages: every method passes, and ten planted cheats are caught."""
+
+from dataclasses import fields
+from functools import partial
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import fedprompt as fp
+from fedprompt.methods import METHODS, ClipSetting, Federation, VitSetting, check_messages, fedprox
+from method_runs import RUNS
+from tiny_federations import federation_of, vit_federation
+
+
+def separated(made):
+    """Return a federation whose setting has no data."""
+    kind = VitSetting if isinstance(made, VitSetting) else ClipSetting
+    own = {each.name: getattr(made, each.name) for each in fields(kind) if each.init}
+    return Federation(kind(**own), made.inputs, made.labels, made.shards)
+
+
+@pytest.mark.parametrize(("name", "family"), RUNS)
+def test_messages_are_all_that_crosses(name, family):
+    made = federation_of(METHODS[name], family, rounds=2, cohort_size=2, steps=2)
+    check_messages(METHODS[name].make, separated(made))
+
+
+def wrapped(setting, client=None, predict=None, step=None):
+    """Return FedProx with other functions, which get its own one first."""
+    whole = fedprox(setting)
+    server = whole.server
+    if step is not None:
+        server = server._replace(step=partial(step, whole.server.step))
+    return whole._replace(
+        client=whole.client if client is None else partial(client, whole.client),
+        predict=whole.predict if predict is None else partial(predict, whole.predict),
+        server=server,
+    )
+
+
+def moved(payload, shift):
+    entry = payload["head.bias"]
+    return payload | {"head.bias": entry._replace(value=entry.value + shift)}
+
+
+def state_of_another(setting):
+    states = {}
+
+    def client(train, data, answer, state):
+        payload, state = train(data, answer, state)
+        states[data.id] = (
+            fp.snapshot(setting.model(0, {}))["head.bias"] + payload["head.bias"].value
+        )
+        return moved(payload, sum(states.values())), state
+
+    return wrapped(setting, client)
+
+
+def pool_of_unsent_values(setting):
+    pool = []
+
+    def client(train, data, answer, state):
+        pool.append(data.own()[0].mean())
+        payload, state = train(data, answer, state)
+        return moved(payload, torch.stack(pool).mean()), state
+
+    return wrapped(setting, client)
+
+
+def counts_of_all_clients(setting):
+    counts = {}
+
+    def client(train, data, answer, state):
+        counts[data.id] = data.class_counts
+        payload, state = train(data, answer, state)
+        return moved(payload, sum(counts.values()) / 10), state
+
+    return wrapped(setting, client)
+
+
+def global_stream(setting):
+    def client(train, data, answer, state):
+        payload, state = train(data, answer, state)
+        return moved(payload, torch.rand(())), state
+
+    return wrapped(setting, client)
+
+
+def module_left_by_another(setting):
+    model = setting.new_model()
+
+    def client(train, data, answer, state):
+        for images, labels in data.batches():
+            optimizer = torch.optim.SGD(model.parameters(), 0.1)
+            F.cross_entropy(model(images), labels).backward()
+            optimizer.step()
+        return fp.collect(model, weight=1), state
+
+    return wrapped(setting, client)
+
+
+def cache_on_data(setting):
+    cache = {}
+
+    def client(train, data, answer, state):
+        batches = cache.setdefault(data.server_round, list(data.batches()))
+        payload, state = train(data, answer, state)
+        return moved(payload, batches[0][0].mean()), state
+
+    return wrapped(setting, client)
+
+
+def server_reads_data(setting):
+    seen = []
+
+    def client(train, data, answer, state):
+        seen.append(data.own()[0].mean())
+        return train(data, answer, state)
+
+    def step(own, server_round, payloads, state):
+        after = own(server_round, payloads, state)
+        bias = after["values"]["head.bias"] + torch.stack(seen).mean()
+        return after | {"values": after["values"] | {"head.bias": bias}}
+
+    return wrapped(setting, client, step=step)
+
+
+def predicts_with_the_shard_of_another(setting):
+    last = []
+
+    def client(train, data, answer, state):
+        last[:] = [data.own()]
+        return train(data, answer, state)
+
+    def predict(own, data, answer, state):
+        model = own(data, answer, state)
+        with torch.no_grad():
+            model.head.bias += last[0][0].mean()
+        return model
+
+    return wrapped(setting, client, predict)
+
+
+def message_in_shard_sizes(setting):
+    def client(train, data, answer, state):
+        payload, state = train(data, answer, state)
+        setting.sizes = getattr(setting, "sizes", 0) + data.num_examples
+        return moved(payload, setting.sizes), state
+
+    return wrapped(setting, client)
+
+
+CHEATS = [
+    state_of_another,
+    pool_of_unsent_values,
+    counts_of_all_clients,
+    global_stream,
+    module_left_by_another,
+    cache_on_data,
+    server_reads_data,
+    predicts_with_the_shard_of_another,
+    message_in_shard_sizes,
+]
+
+
+@pytest.mark.parametrize("cheat", CHEATS)
+def test_a_cheat_is_caught(cheat):
+    federation = separated(vit_federation(rounds=2, cohort_size=3))
+    with pytest.raises(ValueError, match=r"`make` must read nothing of other clients but messages"):
+        check_messages(cheat, federation)
+
+
+@pytest.mark.parametrize("how", ["closure", "argument"])
+def test_labels_in_the_constructor_are_caught(how):
+    federation = separated(vit_federation())
+    labels = federation.labels
+
+    def with_labels(setting, labels=None):
+        return wrapped(setting)
+
+    def in_closure(setting):
+        return wrapped(setting, lambda train, *own: (moved(train(*own)[0], labels[0]), {}))
+
+    cheat = in_closure if how == "closure" else partial(with_labels, labels=labels)
+    with pytest.raises(
+        ValueError, match="`make` must have no data of clients; got labels has them"
+    ):
+        check_messages(cheat, federation)
