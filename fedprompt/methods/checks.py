@@ -38,7 +38,7 @@ def check_messages(make: Callable[..., Method], federation: Federation) -> None:
             there.
 
     Example:
-        >>> from fedprompt import methods
+        >>> from fedprompt import methods, samples
         >>> split = samples.digits(seed=0)
         >>> shards = {client: torch.arange(20) + 20 * client for client in range(3)}
         >>> setting = methods.VitSetting(
@@ -165,14 +165,19 @@ def _with_noise(federation: Federation, own: int) -> Federation:
             shards[client] = torch.arange(begin, begin + size)
             begin += size
     ordered = {client: shards[client] for client in federation.shards}
-    changes = {"inputs": torch.cat(inputs), "labels": torch.cat(labels), "shards": ordered}
-    return replace(federation, setting=setting, **changes)
+    return replace(
+        federation,
+        setting=setting,
+        inputs=torch.cat(inputs),
+        labels=torch.cat(labels),
+        shards=ordered,
+    )
 
 
 def _check_reach(make: Callable[..., Method], federation: Federation) -> None:
     """Require that neither the setting nor the function of the method has the clients' data."""
     data = [federation.inputs, federation.labels, *federation.shards.values()]
-    owned = {each.untyped_storage().data_ptr() for each in data}
+    owned = {tensor.untyped_storage().data_ptr() for tensor in data}
     for name, thing in _reached(make, federation.setting):
         holds = isinstance(thing, Tensor) and thing.untyped_storage().data_ptr() in owned
         if holds or isinstance(thing, Federation) or thing is federation.shards:
@@ -184,7 +189,7 @@ def _reached(make: Any, setting: Setting) -> Iterator[tuple[str, Any]]:
         if name != "public":
             yield f"setting.{name}", thing
     while isinstance(make, partial):
-        yield from ((f"an argument of {make.func.__name__}", each) for each in make.args)
+        yield from ((f"an argument of {make.func.__name__}", value) for value in make.args)
         yield from make.keywords.items()
         make = make.func
     cells = getattr(make, "__closure__", None) or ()
