@@ -38,11 +38,11 @@ def check_messages(make: Callable[..., Method], federation: Federation) -> None:
             there.
 
     Example:
-        >>> from fedprompt import methods, samples
+        >>> from fedprompt import methods, samples, vit_trunk
         >>> split = samples.digits(seed=0)
         >>> shards = {client: torch.arange(20) + 20 * client for client in range(3)}
         >>> setting = methods.VitSetting(
-        ...     trunks=[fp.vit_trunk(samples.vit("S"))], clients=range(3), num_classes=10,
+        ...     trunks=[vit_trunk(samples.vit("S"))], clients=range(3), num_classes=10,
         ...     rounds=1, steps=1, cohort_size=2, batch_size=4, seed=0,
         ...     public=split.train_images[:0],
         ... )
