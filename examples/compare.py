@@ -19,8 +19,7 @@ from typing import Any
 from tqdm import tqdm
 
 import tasks
-from studies import records
-from tasks import runs, tables
+from tasks import records, runs, tables
 from tasks.core import Machine, Row, Task, TaskError
 from tasks.runs import Cell
 from tasks.tuning import TUNING_SEED

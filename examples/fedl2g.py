@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 import digits
 import fedprompt as fp
-from embedded.zoo import encoder
+from zoo import encoder
 
 NUM_CLIENTS, DIM, WARM_UP, RATE = 10, 32, 5, 0.1
 

@@ -14,12 +14,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fedprompt as fp
-from embedded.zoo import TINY
 from fedprompt import samples
 from fedprompt.methods import Setting, VitSetting
 from tasks import digits
 from tasks.core import COLUMNS, Machine, Row, Task, Trial
 from tasks.epochs import EpochFederation, NetworkSetting
+from zoo import TINY
 
 CLASSES = len(samples.CLASS_NAMES)
 

@@ -22,14 +22,14 @@ from fedprompt.interfaces import ResumableTrunk
 from fedprompt.methods import METHODS, Federation, VitSetting
 from fedprompt.methods.setting import PromptedModel
 from photographs import HALF, Photographs
-from studies.photo.networks import (
+from tasks.core import NEWCOMERS, Machine, Row, Task, TaskError, Trial
+from tasks.networks import (
     Convolutional,
     ConvolutionalModel,
     TailTrunk,
     as_inputs,
     small_network,
 )
-from tasks.core import NEWCOMERS, Machine, Row, Task, TaskError, Trial
 from tasks.tuning import rates
 
 IMAGE_SIZE, START = 56, 9  # pixels, and first block of a client
@@ -95,11 +95,7 @@ class PhotographSetting(VitSetting):
         """Make a model; the initial values depend on the seed, the network and `prompts` alone."""
         trunk = self.trunk_of(client)
         if isinstance(trunk, Convolutional):
-            with self.seeded():
-                model = ConvolutionalModel(
-                    trunk, None, self.num_classes, num_features=self.num_features
-                )
-                model.prompts = trunk.prompts()
+            model = self.seeded(self._convolutional, trunk)
         else:
             model = super().new_model(client, prompts=prompts)
             if model.prompts is not None and trunk.start_tokens is not None:
@@ -107,6 +103,12 @@ class PhotographSetting(VitSetting):
                 fp.start_at_tokens(model.prompts, trunk.start_tokens, generator=draw)
         for parameter in (*model.projection.parameters(), *model.head.parameters()):
             parameter.of_head = True
+        return model
+
+    def _convolutional(self, trunk: Convolutional) -> ConvolutionalModel:
+        size = {"num_features": self.num_features}
+        model = ConvolutionalModel(trunk, None, self.num_classes, **size)
+        model.prompts = trunk.prompts()
         return model
 
 

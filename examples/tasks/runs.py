@@ -14,8 +14,7 @@ from typing import Any
 import torch
 
 import tasks
-from studies import records
-from tasks import figures
+from tasks import figures, records
 from tasks.core import Machine, Row
 
 NAMED = ("task", "partition", "row", "seed", "trial")

@@ -9,8 +9,8 @@ import matplotlib
 import numpy as np
 from scipy import stats
 
-from studies.records import Record
 from tasks.core import COSTS, Row, Task
+from tasks.records import Record
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt

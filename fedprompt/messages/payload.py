@@ -12,6 +12,7 @@ from torch import Tensor
 from fedprompt._checks import (
     check_entry,
     check_finite,
+    check_flag,
     check_iterable,
     check_module,
     check_names,
@@ -118,16 +119,20 @@ def _float32(argument: str, weight: object) -> Tensor:
     return cast
 
 
-def snapshot(module: nn.Module, *, only: Iterable[str] | None = None) -> dict[str, Tensor]:
+def snapshot(
+    module: nn.Module, *, only: Iterable[str] | None = None, buffers: bool = False
+) -> dict[str, Tensor]:
     """Copy a module's parameters into values: the first broadcast, and the state of a server.
 
     Args:
         module: Any module.
-        only: Names or dotted prefixes. If None, every parameter is copied.
+        only: Names or dotted prefixes. If None, everything is copied.
+        buffers: Whether the buffers of ``module.state_dict()`` are copied, too, such as the
+            statistics of batch normalization. The state of a client that keeps its model needs
+            them.
 
     Returns:
-        Detached copies by name, trainable or not, without buffers. Names are as in
-        :func:`collect`.
+        Detached copies by name, trainable or not. Names are as in :func:`collect`.
 
     Raises:
         ValueError: If nothing matches, or an entry of `only` matches nothing.
@@ -137,12 +142,16 @@ def snapshot(module: nn.Module, *, only: Iterable[str] | None = None) -> dict[st
         ['1.weight', '1.bias']
     """
     check_module("module", module)
-    named = module.named_parameters()
-    parameters = {inner_name(module, name): parameter for name, parameter in named}
-    chosen = list(parameters) if only is None else _matching(list(parameters), only)
+    check_flag("buffers", buffers)
+    named = list(module.named_parameters())
+    if buffers:
+        saved = module.state_dict().keys()
+        named += [(name, buffer) for name, buffer in module.named_buffers() if name in saved]
+    found = {inner_name(module, name): value for name, value in named}
+    chosen = list(found) if only is None else _matching(list(found), only)
     if not chosen:
         raise wrong_value("module", "have parameters", type(module).__name__)
-    return {name: parameters[name].detach().clone() for name in chosen}
+    return {name: found[name].detach().clone() for name in chosen}
 
 
 @torch.no_grad()

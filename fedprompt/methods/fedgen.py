@@ -74,7 +74,7 @@ def fedgen(
             optimizer.step()
         payload = fp.collect(model, weight=data.num_examples, only=["head"])
         payload["counts"] = fp.Weighted(data.class_counts, torch.tensor(1.0))
-        return payload, fp.snapshot(model)
+        return payload, fp.snapshot(model, buffers=True)
 
     def answer(client, state):
         return state["values"] | {"counts": sum(state["known"].values(), unknown)}

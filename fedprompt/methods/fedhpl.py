@@ -92,7 +92,7 @@ def taught(
             logits = model(images)
         correct = logits.argmax(1) == labels
         payload = {"logits": fp.class_means(logits, labels, num_classes=classes, keep=correct)}
-        return payload | parts(model, data.num_examples), fp.snapshot(model)
+        return payload | parts(model, data.num_examples), fp.snapshot(model, buffers=True)
 
     def answer(client, state):
         return state[str(dim(client))]

@@ -109,7 +109,7 @@ def learn_to_guide(
             optimizer.step()
         rates = {"learning_rate": rate, "weight": weight}
         gradient = fp.guide_gradient(model, guides, (images, labels), quiz, **rates)
-        return {"guides": gradient}, fp.snapshot(model.model)
+        return {"guides": gradient}, fp.snapshot(model.model, buffers=True)
 
     def answer(client, state):
         return {"guides": state["guides"]}

@@ -51,7 +51,7 @@ def fedproto(
         with torch.no_grad():
             images, labels = data.own()
             own = fp.class_means(model.features(images), labels, num_classes=classes)
-        return {"prototypes": own}, fp.snapshot(model)
+        return {"prototypes": own}, fp.snapshot(model, buffers=True)
 
     def answer(client, state):
         return {"prototypes": state["mean"]}

@@ -47,7 +47,7 @@ def fml(
             loss.backward()
             for optimizer in optimizers:
                 optimizer.step()
-        return fp.collect(messenger, weight=1.0), fp.snapshot(model)
+        return fp.collect(messenger, weight=1.0), fp.snapshot(model, buffers=True)
 
     def predict(data, answer, state):
         if state:

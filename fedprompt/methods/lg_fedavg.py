@@ -39,7 +39,7 @@ def lg_fedavg(setting: VitSetting, *, learning_rate: float = 1e-2) -> fp.Method:
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-        return fp.collect(model.head, weight=data.num_examples), fp.snapshot(model)
+        return fp.collect(model.head, weight=data.num_examples), fp.snapshot(model, buffers=True)
 
     def predict(data, answer, state):
         model = setting.model(data.id, state)

@@ -34,7 +34,7 @@ def local(setting: VitSetting, *, learning_rate: float = 1e-2) -> fp.Method:
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-        return {}, fp.snapshot(model)
+        return {}, fp.snapshot(model, buffers=True)
 
     def predict(data, answer, state):
         return setting.model(data.id, state)

@@ -129,12 +129,13 @@ class Setting:
 
         Args:
             client: Id of the client.
-            values: Values by parameter name. All other parameters get their initial values.
+            values: Values by parameter name, and by buffer name. All others get their initial
+                values.
         """
         kind = client % self.num_backbones
         if kind not in self._models:
             model = self.new_model(client)
-            self._models[kind] = model, fp.snapshot(model)
+            self._models[kind] = model, fp.snapshot(model, buffers=True)
         model, initial = self._models[kind]
         fp.load_values(model, {**initial, **values})
         return model

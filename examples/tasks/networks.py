@@ -15,7 +15,7 @@ from torch import Tensor
 
 import fedprompt as fp
 from fedprompt.interfaces import ResumableTrunk
-from methods.federation import PromptedModel
+from fedprompt.methods.setting import PromptedModel
 from photographs import HALF, prepared
 
 

@@ -1,0 +1,272 @@
+"""Settings of the four papers, read from ``settings/*.toml``, with the figures that they print.
+
+A file has tables of its paper. A table has settings, which are columns that share rows, and the
+printed cells of each row: those of the first setting, then those of the next one. A field that a
+setting does not have is that of its table, then that of the file, then the default here.
+"""
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields, replace
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+from fedprompt.methods import METHODS
+from tasks.core import Row
+
+FOLDER = Path(__file__).parent / "settings"
+PAPERS = ("fedhpl", "sgpt", "fedl2g", "fedotp")
+KINDS = ("iid", "dirichlet", "overlapping", "classes", "domains")
+FAMILIES = {"networks": "mixed models"}
+"""Family of the methods of a setting, where it has another name."""
+MEASURES = ("full", "own", "worst", "lowest", "highest", "clusters")
+DOMAINS = (
+    *("amazon", "caltech", "dslr", "webcam"),
+    *("clipart", "infograph", "painting", "quickdraw", "real", "sketch"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Partition:
+    """How the training images are divided over the clients.
+
+    Attributes:
+        kind: "iid"; "dirichlet", disjoint; "overlapping", shards of equal size that may share
+            images, by Dirichlet; "classes", a few classes a client; "domains", clients of one
+            domain each.
+        alpha: Concentration of the Dirichlet distribution. With "domains", the images of a domain
+            are divided over its clients by it, or evenly if it is None.
+        classes: Number of classes of a client, for "classes". If None, with `disjoint`, all classes
+            are divided evenly over the clients.
+        disjoint: Whether no two clients have a class in common, for "classes".
+        shots: Maximum number of training images of each class, drawn before the division. If None,
+            all are used.
+        shots_each: Maximum number of training images of each class of each client, drawn after the
+            division. If None, all are used.
+        min_share: Smallest share of all training images that a client has, for "dirichlet". Draws
+            below it are repeated.
+    """
+
+    kind: str
+    alpha: float | None = None
+    classes: int | None = None
+    disjoint: bool = False
+    shots: int | None = None
+    shots_each: int | None = None
+    min_share: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """One column, or a few, of one table of a paper.
+
+    Attributes:
+        name: Name on the command line, such as "fedhpl-1-cifar10-dirichlet".
+        source: Paper and table.
+        data: Name of the data set in :data:`tasks.sets.SETS`.
+        family: Family of the methods. "networks" are networks trained from scratch, whose methods
+            are those of "mixed models".
+        backbones: Names of timm, of open_clip or in ``zoo.py``. Clients have them in turn.
+            Pretrained convolutional networks have prompts of pixels around the image.
+        partition: Division over the clients.
+        num_clients: Number of clients.
+        cohort_size: Number of clients in a round.
+        rounds: Number of rounds.
+        rows: Rows of the table. Their figures are in percent, by column: "full", the mean over
+            clients on all test images; "lowest" and "highest", of a client on all test images;
+            "own", on the client's own mix of classes and domains; "worst", the lowest of these;
+            "clusters", the share of test images whose superclass is the most frequent one of their
+            group; or the name of a domain, the mean over its clients on their own mixes.
+        choices: Choices where the paper leaves something open, one sentence each.
+        optimizer: Name of a class of ``torch.optim``.
+        optimizer_values: Its arguments other than the learning rate, which each row has.
+        cosine: Whether the learning rate decreases to 0 along a cosine over the rounds.
+        epochs: Number of epochs of a client in a round.
+        batch_size: Number of images in a batch.
+        drop_last: Whether an epoch has full batches only. A client with fewer images than a batch
+            keeps its only one.
+        crop: Smallest share of an image in a random crop; 1 for none.
+        flip: Whether images are flipped at random.
+        image_size: Side of the input images in pixels.
+        num_prompts: Number of prompts at a layer, or pixels of a border on each side.
+        num_features: Width of the features after a learned projection, or None.
+        length: Number of learnable tokens of a context, for CLIP.
+        template: Sentence around a class name, for CLIP.
+        last_rounds: Number of last rounds whose accuracies are averaged.
+        test_share: Share of each class that is held out as test images before the division, after
+            the training and test images of the data set are pooled. If None, the test images are
+            those of the data set.
+    """
+
+    name: str
+    source: str
+    data: str
+    family: Literal["one model", "mixed models", "networks", "CLIP"]
+    backbones: tuple[str, ...]
+    partition: Partition
+    num_clients: int
+    cohort_size: int
+    rounds: int
+    rows: tuple[Row, ...] = ()
+    choices: tuple[str, ...] = ()
+    optimizer: str = "SGD"
+    optimizer_values: Mapping[str, Any] = field(default_factory=dict)
+    cosine: bool = False
+    epochs: int = 1
+    batch_size: int = 32
+    drop_last: bool = False
+    crop: float = 1.0
+    flip: bool = False
+    image_size: int = 224
+    num_prompts: int = 8
+    num_features: int | None = None
+    length: int = 16
+    template: str = "a photo of a {}."
+    last_rounds: int = 1
+    test_share: float | None = None
+
+    def of(self, row: Row) -> "Setting":
+        """Return the setting that a row changes, without its rows."""
+        return replace(self, rows=(), **row.changes)
+
+
+@cache
+def settings(paper: str) -> dict[str, Setting]:
+    """Read the settings of a paper by name."""
+    text = (FOLDER / f"{paper}.toml").read_text(encoding="utf-8")
+    return {each.name: each for each in read(tomllib.loads(text))}
+
+
+def read(content: Mapping[str, Any]) -> list[Setting]:
+    """Make the settings of a file.
+
+    Raises:
+        ValueError: If a name is not known, a value has another type, a table has another number of
+            cells than columns, or a method does not have a hyperparameter or the family of its
+            setting. The text begins with the table or the setting.
+    """
+    rest = dict(content)
+    file = {name: rest.pop(name, {}) for name in ("choices", "backbones", "common", "methods")}
+    paper, made = rest.pop("paper"), []
+    for table in rest.pop("tables"):
+        where, own = f"{paper}, {table['table']}", dict(table)
+        rows = {title: cells.split() for title, cells in own.pop("rows").items()}
+        listed, changes = own.pop("settings"), own.pop("changes", {})
+        own["source"] = f"{paper}, {own.pop('table')}"
+        start = 0
+        for each in listed:
+            values = file["common"] | own | each
+            measures = values.pop("measures")
+            values["choices"] = _chosen(file["choices"], file["common"], own, each)
+            part = {title: cells[start : start + len(measures)] for title, cells in rows.items()}
+            start += len(measures)
+            changed = {title: changes.get(title, {}) for title in rows} | values.pop("changes", {})
+            added = values.pop("values", {})
+            values["rows"] = tuple(
+                _row(title, cells, measures, file, added.get(title, {}), changed[title])
+                for title, cells in part.items()
+                if set(cells) != {"-"}
+            )
+            made.append(_setting(_named(values, file["backbones"])))
+        if wrong := [title for title, cells in rows.items() if len(cells) != start]:
+            raise ValueError(f"{where}: rows must have {start} cells; got others in {wrong}.")
+    if rest:
+        raise ValueError(f"{paper}: a file must have no {sorted(rest)}.")
+    return made
+
+
+def _chosen(sentences: Mapping[str, str], *levels: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the sentences of all levels, in the order of the file."""
+    wanted = {key for level in levels for key in level.get("choices", ())}
+    if unknown := sorted(wanted - sentences.keys()):
+        raise ValueError(f"`choices` must be among those of the file; got {unknown}.")
+    return tuple(text for key, text in sentences.items() if key in wanted)
+
+
+def _named(values: Mapping[str, Any], groups: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    """Replace the name of a group of backbones by the group."""
+    found = dict(values)
+    if isinstance(found.get("backbones"), str):
+        found["backbones"] = groups[found["backbones"]]
+    if "backbones" in found:
+        found["backbones"] = tuple(found["backbones"])
+    return found
+
+
+def _row(
+    title: str,
+    cells: Sequence[str],
+    measures: Sequence[str],
+    file: Mapping[str, Mapping[str, Any]],
+    added: Mapping[str, Any],
+    changes: Mapping[str, Any],
+) -> Row:
+    """Make a row; a cell is "75.27", "75.27±0.05", "-" for none, or "?" for one not in the paper."""
+    printed = {
+        name: cell.partition("±")
+        for name, cell in zip(measures, cells, strict=True)
+        if cell not in ("-", "?")
+    }
+    values = file["methods"].get(title, {}) | added
+    return Row(
+        title,
+        values.pop("method", None),
+        values,
+        _named(changes, file["backbones"]),
+        {name: float(figure) for name, (figure, _, _) in printed.items()},
+        {name: float(spread) for name, (_, _, spread) in printed.items() if spread},
+    )
+
+
+def _setting(values: dict[str, Any]) -> Setting:
+    """Make a setting, and check it with all its rows."""
+    where = values.get("name", "a setting")
+    values["partition"] = _checked(Partition, values.get("partition", {}), f"{where}, partition")
+    made: Setting = _checked(Setting, values, where)
+    if made.partition.kind not in KINDS:
+        raise ValueError(f"{where}: `kind` must be among {KINDS}; got {made.partition.kind!r}.")
+    for row in made.rows:
+        here = f"{where}, row {row.title!r}"
+        _check(Setting, row.changes, here)
+        if unknown := sorted({*row.figures} - {*MEASURES, *DOMAINS}):
+            raise ValueError(f"{here}: `measures` must be known; got {unknown}.")
+        if row.method is None:
+            continue
+        if row.method not in METHODS:
+            raise ValueError(f"{here}: `method` must be one of the gallery; got {row.method!r}.")
+        if unknown := sorted(row.values.keys() - row.entry.defaults.keys()):
+            rule = f"be hyperparameters of {row.method}"
+            raise ValueError(f"{here}: `values` must {rule}; got {unknown}.")
+        family = made.of(row).family
+        if FAMILIES.get(family, family) not in row.entry.families:
+            rule = f"be a family of {row.method}"
+            raise ValueError(f"{here}: `family` must {rule}; got {family!r}.")
+    return made
+
+
+def _checked(kind: type, values: Mapping[str, Any], where: str) -> Any:
+    """Make an object whose required fields are all given."""
+    _check(kind, values, where)
+    needed = [
+        each.name
+        for each in fields(kind)
+        if each.default is MISSING and each.default_factory is MISSING
+    ]
+    if missing := [name for name in needed if name not in values]:
+        raise ValueError(f"{where}: {missing} are missing.")
+    return kind(**values)
+
+
+def _check(kind: type, values: Mapping[str, Any], where: str) -> None:
+    """Require that fields exist, and that numbers, truth values and texts are such."""
+    known = {each.name: str(each.type) for each in fields(kind)}
+    if unknown := sorted(values.keys() - known.keys()):
+        raise ValueError(f"{where}: fields must be among {sorted(known)}; got {unknown}.")
+    types = {"bool": bool, "int": int, "float": (int, float), "str": str}
+    for name, value in values.items():
+        of = getattr(known[name], "__name__", known[name])
+        for word, types_of in types.items():
+            right = isinstance(value, types_of) and (word == "bool" or not isinstance(value, bool))
+            if f"'{word}'" in known[name] and not right:
+                raise ValueError(f"{where}: `{name}` must be of type {of}; got {value!r}.")

@@ -1,0 +1,70 @@
+"""Networks with batch normalization: a client keeps the statistics of its own images."""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+import torch.nn as nn
+
+import fedprompt as fp
+from fedprompt.methods import METHODS, Federation, Setting, check_messages
+
+MIXED = [name for name, entry in METHODS.items() if "mixed models" in entry.families]
+WITHOUT_TRUNK = [name for name in MIXED if not name.startswith("fedhpl")]
+
+
+class Network(nn.Module):
+    """Network with batch normalization, and the parts that methods of mixed models use."""
+
+    prompts = None
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        layers = (nn.Flatten(), nn.Linear(12, width), nn.BatchNorm1d(width), nn.ReLU())
+        self.network, self.projection = nn.Sequential(*layers), nn.Linear(width, 6)
+        self.head = nn.Linear(6, 3)
+
+    def features(self, images):
+        return self.projection(self.network(images))
+
+    def forward(self, images):
+        return self.head(self.features(images))
+
+
+@dataclass(kw_only=True)
+class NetworkSetting(Setting):
+    """Two networks, given to the clients in turn, so that two clients share a module."""
+
+    num_features: int = 6
+
+    @property
+    def num_backbones(self):
+        return 2
+
+    def new_model(self, client=0):
+        return self.seeded(Network, (5, 7)[client % 2])
+
+
+def federation() -> Federation:
+    draw = torch.Generator().manual_seed(0)
+    images = torch.randn(60, 3, 2, 2, generator=draw)
+    budget = {"rounds": 2, "steps": 2, "cohort_size": 3, "batch_size": 6, "seed": 0}
+    public = torch.randn(8, 3, 2, 2, generator=draw)
+    setting = NetworkSetting(clients=range(4), num_classes=3, public=public, **budget)
+    shards = {client: torch.arange(15) + 15 * client for client in range(4)}
+    return Federation(setting, images, torch.randint(3, (60,), generator=draw), shards)
+
+
+@pytest.mark.parametrize("name", WITHOUT_TRUNK)
+def test_no_statistics_cross_between_clients_with_one_network(name):
+    check_messages(METHODS[name].make, federation())
+
+
+def test_statistics_of_a_client_are_those_of_its_own_batches():
+    made = federation()
+    method = METHODS["local"].make(made.setting)
+    *_, now = fp.run_rounds(method, made.data, [[0], [2]])
+    model, expected = now.model(method, made.data(0, 2)), made.setting.new_model(0)
+    assert model.network[2].num_batches_tracked == made.setting.steps
+    assert torch.equal(now.model(method, made.data(1, 2)).network[2].running_mean, torch.zeros(7))
+    assert torch.equal(expected.network[2].running_mean, torch.zeros(5))
