@@ -142,8 +142,9 @@ def chosen(args: argparse.Namespace, task: Task, partition: str) -> tuple[list[R
             files.append(Path(path))
             entries = tasks.read_methods(files[-1])
             entry = entries[named("methods", function, list(entries))[0]]
-            if task.family not in entry.families:
-                raise TaskError(f"`--methods` must be of the family {task.family!r}; got {name!r}.")
+            if task.family(partition) not in entry.families:
+                rule = f"be of the family {task.family(partition)!r}"
+                raise TaskError(f"`--methods` must {rule}; got {name!r}.")
             rows.append(Row(entry.title, function, entry.defaults))
             names[place] = function
     if names:

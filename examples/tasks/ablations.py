@@ -336,7 +336,7 @@ def task(name: str) -> Task:
     return Task(
         title=first.title,
         partitions={key: each.title for key, each in own.items()},
-        family="ablation",
+        family=lambda partition: "one model",
         rows=lambda partition: own[partition].rows,
         make=make,
         columns=COLUMNS | {"lowest": "lowest client", "highest": "highest client"},

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
+import torch.nn as nn
 from torch import Tensor
 
 import fedprompt as fp
@@ -76,6 +78,29 @@ class Trial(NamedTuple):
         )
 
 
+    def on(self, device: str) -> "Trial":
+        """Return the trial with its models and public inputs on a device, where batches go, too."""
+        if torch.device(device).type == "cpu":
+            return self
+        for frozen in (*getattr(self.setting, "trunks", ()), getattr(self.setting, "clip", None)):
+            move(frozen, device)
+        setting = replace(self.setting, device=device, public=self.setting.public.to(device))
+        federation = replace(self.federation, setting=setting)
+        return self._replace(setting=setting, federation=federation)
+
+
+def move(frozen: Any, device: str) -> None:
+    """Move a frozen module, or the modules and tensors of a trunk, in place."""
+    if isinstance(frozen, nn.Module):
+        frozen.to(device)
+        return
+    for name, value in vars(frozen).items() if hasattr(frozen, "__dict__") else ():
+        if isinstance(value, Tensor | fp.Weighted):
+            setattr(frozen, name, value.to(device))
+        elif isinstance(value, nn.Module) or hasattr(value, "embed"):
+            move(value, device)
+
+
 @dataclass(frozen=True)
 class Row:
     """A method with its hyperparameters, and what a paper prints for it.
@@ -107,6 +132,10 @@ def plain_method(row: Row, trial: Trial) -> fp.Method:
     return row.entry.make(trial.setting, **row.values)
 
 
+Causes = Callable[[Trial, fp.Method, fp.Round], Mapping[str, float]]
+"""Function from a finished run to further figures."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Task:
     """Partitions of one kind of data and models.
@@ -114,7 +143,7 @@ class Task:
     Attributes:
         title: Name in tables.
         partitions: Words for each partition.
-        family: Family of the methods that can take part.
+        family: Function from a partition to the family of the methods that can take part.
         rows: Function from a partition to its rows.
         make: Function (partition, row, seed, machine, validate) -> trial. With `validate`, a part
             of the training images is for testing, and does not train.
@@ -126,13 +155,14 @@ class Task:
         references: Titles of the rows with which a table compares, by the word for them.
         compared: Columns of the differences to the references.
         curves: Whether one seed measures the accuracy over rounds.
-        causes: Function (trial, method, last round) -> further figures, or None.
-        last_rounds: Function from a partition to the number of last rounds that are averaged.
+        causes: Function (partition, row) -> function (trial, method, last round) -> further
+            figures, or None.
+        last_rounds: Function (partition, row) -> number of last rounds that are averaged.
     """
 
     title: str
     partitions: Mapping[str, str]
-    family: str
+    family: Callable[[str], str]
     rows: Callable[[str], Sequence[Row]]
     make: Callable[..., Trial]
     trials: Callable[[str, Row], list[dict[str, Any]]] | None = None
@@ -142,8 +172,8 @@ class Task:
     references: Mapping[str, str] = field(default_factory=dict)
     compared: Sequence[str] = ("own",)
     curves: bool = False
-    causes: Callable[..., Mapping[str, float]] | None = None
-    last_rounds: Callable[[str], int] = lambda partition: 1
+    causes: Callable[[str, Row], Causes | None] = lambda partition, row: None
+    last_rounds: Callable[[str, Row], int] = lambda partition, row: 1
 
 
 COLUMNS = {"full": "all test images", "own": "own mix", "worst": "worst client"}

@@ -223,7 +223,7 @@ def task(title: str, family: str, build: Callable[..., Setting], **references: s
     return Task(
         title=title,
         partitions=PARTITIONS,
-        family=family,
+        family=lambda partition: family,
         rows=rows,
         make=partial(make, family == "CLIP", build),
         trials=lambda partition, row: draws(row, title),

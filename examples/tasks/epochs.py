@@ -44,15 +44,11 @@ class EpochData(ClientData):
         self, *, among: Int[Tensor, "chosen"] | None = None, purpose: str = "batches"
     ) -> Iterator[Batch]:
         """Yield the batches of all epochs; in each, every image is in at most one batch."""
-        chosen_from = torch.arange(self.num_examples) if among is None else among
-        rng, augment = self.generator(purpose), self.setting.augment
+        rng, count = self.stream(purpose), self.num_examples if among is None else len(among)
         for _ in range(self.setting.epochs):
-            order = torch.randperm(len(chosen_from), generator=rng)
-            parts = order.split(self.setting.batch_size)[: self.num_batches(len(chosen_from))]
-            for chosen in parts:
-                inputs = self.inputs_at(chosen_from[chosen])
-                inputs = inputs if augment is None else augment(inputs, rng)
-                yield inputs, self.labels[chosen_from[chosen]]
+            order = torch.randperm(count, generator=rng, device="cpu")
+            for chosen in order.split(self.setting.batch_size)[: self.num_batches(count)]:
+                yield self.batch(chosen if among is None else among.cpu()[chosen], rng)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Accuracy, bytes and gradient passes of a method on a trial."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -25,7 +25,7 @@ def run(
     shared: bool,
     last_rounds: int = 1,
     curve: bool = False,
-    causes: Callable[..., Any] | None = None,
+    causes: Callable[..., Mapping[str, float]] | None = None,
     finished_round: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
     """Run all rounds of a method, and measure the last predictions.
@@ -44,7 +44,7 @@ def run(
     passes = {"backward": 0}
     rounds = fp.run_rounds(fp.counted(method, ledger), trial.federation.data, setting.cohorts())
     for number in range(1, setting.rounds + 1):
-        with counted_passes(passes):
+        with counted_passes(passes), torch.device(setting.device):
             now = next(rounds)
         finished_round()
         if number > setting.rounds - last_rounds:
@@ -101,7 +101,7 @@ class Guesses:
         self.trial, self.trained, classes = trial, 0, {}
         for client in trial.setting.clients:
             if not (shared and classes):
-                model = now.model(method, trial.federation.data(client, now.server_round))
+                model = model_of(client, method, trial, now)
                 self.trained = self.trained or num_trained(model)
                 found = predicted(model, trial)
             classes[client] = found
@@ -148,12 +148,17 @@ class Guesses:
         }
 
 
+def model_of(client: int, method: fp.Method, trial: Trial, now: fp.Round) -> Any:
+    """Return the model with which a client predicts after a round."""
+    with torch.device(trial.setting.device):
+        return now.model(method, trial.federation.data(client, now.server_round))
+
+
 def newcomers(method: fp.Method, trial: Trial, now: fp.Round) -> dict[str, float]:
     """Measure the newcomers on their own mixes: `received`, and `after` ten steps."""
     received, after = [], []
     for client in trial.newcomers:
-        data, mix = trial.federation.data(client, now.server_round), trial.mixes[client]
-        model = now.model(method, data)
+        model, mix = model_of(client, method, trial, now), trial.mixes[client]
         received.append(mixed(by_cell(predicted(model, trial), trial), mix))
         train(model, trial, client)
         after.append(mixed(by_cell(predicted(model, trial), trial), mix))
@@ -181,13 +186,15 @@ def train(model: Any, trial: Trial, client: int) -> None:
 @torch.no_grad()
 def predicted(model: Any, trial: Trial) -> Tensor:
     """Predict the class of each test input, without dropout and with stored statistics."""
-    training = isinstance(model, nn.Module) and model.training
-    if training:
-        model.eval()
-    guesses = torch.cat([model(inputs).argmax(1) for inputs in trial.test.split(256)])
-    if training:
-        model.train()
-    return guesses.cpu()
+    modules = list(model.modules()) if isinstance(model, nn.Module) else []
+    training = [module for module in modules if module.training]  # a frozen part is not
+    for module in training:
+        module.training = False
+    batches = (inputs.to(trial.setting.device) for inputs in trial.test.split(256))
+    guesses = torch.cat([model(inputs).argmax(1).cpu() for inputs in batches])
+    for module in training:
+        module.training = True
+    return guesses
 
 
 def by_cell(classes: Tensor, trial: Trial) -> Tensor:

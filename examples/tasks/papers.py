@@ -202,7 +202,7 @@ def _row(
     added: Mapping[str, Any],
     changes: Mapping[str, Any],
 ) -> Row:
-    """Make a row; a cell is "75.27", "75.27±0.05", "-" for none, or "?" for one not in the paper."""
+    """Make a row; a cell is "75.27" or "75.27±0.05", "-" for no cell, or "?" for no figure."""
     printed = {
         name: cell.partition("±")
         for name, cell in zip(measures, cells, strict=True)

@@ -330,7 +330,7 @@ def task(name: str, title: str) -> Task:
     return Task(
         title=title,
         partitions={key: each.title for key, each in DIVISIONS.items()},
-        family="one model",
+        family=lambda partition: "one model",
         rows=rows,
         make=partial(make, name),
         trials=lambda partition, row: rates(row, f"{name} {partition}", RATES),

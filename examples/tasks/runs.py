@@ -3,7 +3,6 @@
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import Queue, get_context
@@ -77,20 +76,20 @@ def run(cell: Cell, finished_round: Callable[[], None] = lambda: None) -> dict[s
         tasks.read_methods(path)
     task, row = tasks.TASKS[cell.task], cell.row
     reported = cell.trial is None
-    where = nullcontext() if cell.machine.device == "cpu" else torch.device(cell.machine.device)
-    with where:
-        trial = task.make(
-            cell.partition, row, seed=cell.seed, machine=cell.machine, validate=not reported
-        )
-        return figures.run(
-            task.method(row, trial),
-            trial,
-            shared="personalized" not in row.entry.traits,
-            last_rounds=task.last_rounds(cell.partition),
-            curve=task.curves and reported and cell.seed == CURVE_SEED,
-            causes=task.causes,
-            finished_round=finished_round,
-        )
+    trial = task.make(
+        cell.partition, row, seed=cell.seed, machine=cell.machine, validate=not reported
+    ).on(cell.machine.device)
+    with torch.device(trial.setting.device):
+        method = task.method(row, trial)
+    return figures.run(
+        method,
+        trial,
+        shared="personalized" not in row.entry.traits,
+        last_rounds=task.last_rounds(cell.partition, row),
+        curve=task.curves and reported and cell.seed == CURVE_SEED,
+        causes=task.causes(cell.partition, row),
+        finished_round=finished_round,
+    )
 
 
 def run_all(

@@ -104,7 +104,8 @@ def fedkd(
             loss.backward()
             optimizer.step()
         change = {name: after - values[name] for name, after in fp.snapshot(mentee).items()}
-        own = {"mentor": fp.snapshot(mentor, buffers=True), "mentee": values, "map": fp.snapshot(mapping)}
+        kept = fp.snapshot(mentor, buffers=True)
+        own = {"mentor": kept, "mentee": values, "map": fp.snapshot(mapping)}
         return compress(change, energy(data.server_round)), own
 
     def energy(server_round):

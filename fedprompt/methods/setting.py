@@ -54,6 +54,9 @@ class Setting:
         make_optimizer: Constructor of the optimizer of clients.
         schedule: Function from the share of rounds that are over, in [0, 1), to a factor of the
             learning rate. If None, the learning rate is constant.
+        device: Device of models and batches. Stored inputs may stay on the CPU. Methods make
+            further tensors on torch's default device, so run them under
+            ``with torch.device(setting.device)``.
     """
 
     clients: Sequence[int]
@@ -67,13 +70,14 @@ class Setting:
     augment: Callable[[Tensor, torch.Generator], Tensor] | None = None
     make_optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW
     schedule: Callable[[float], float] | None = None
+    device: torch.device | str = "cpu"
     _models: dict[int, tuple[nn.Module, dict[str, Tensor]]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
 
     def cohort(self, server_round: int) -> list[int]:
         """Draw the clients of a round."""
-        draw = self.generator(server_round, purpose="cohort")
+        draw = fp.stream_generator(self.seed, server_round=server_round, purpose="cohort")
         return fp.cohort(self.clients, size=self.cohort_size, generator=draw)
 
     def cohorts(self) -> Iterator[list[int]]:
@@ -83,10 +87,17 @@ class Setting:
     def generator(
         self, server_round: int, client: int | None = None, *, purpose: str
     ) -> torch.Generator:
-        """Make the random generator of a client, or of the server, for one purpose in one round."""
-        return fp.stream_generator(
+        """Make the random generator of a client, or of the server, for one purpose in one round.
+
+        It is on the device of the setting. Batches are drawn on the CPU, the same on every device.
+        """
+        draw = fp.stream_generator(
             self.seed, server_round=server_round, client=client, purpose=purpose
         )
+        if torch.device(self.device).type == "cpu":
+            return draw
+        seed = int(torch.randint(2**62, (), generator=draw, device="cpu"))
+        return torch.Generator(self.device).manual_seed(seed)
 
     def optimizer(
         self,
@@ -104,13 +115,15 @@ class Setting:
     def seeded(self, make: Callable[..., Module], *arguments: Any) -> Module:
         """Make a module whose initial values are drawn from the seed, not from the global stream.
 
+        They are drawn on the CPU, and moved to the device of the setting.
+
         Args:
             make: Class of the module, or another function that makes it.
             arguments: Its arguments.
         """
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self.seed)
-            return make(*arguments)
+        with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+            torch.default_generator.manual_seed(self.seed)
+            return make(*arguments).to(self.device)
 
     @property
     def num_backbones(self) -> int:
@@ -185,17 +198,22 @@ class ClientData:
             among: Positions of the inputs to draw from. If None, all inputs.
             purpose: Name of the random stream. Another name yields other batches.
         """
-        chosen_from = torch.arange(self.num_examples) if among is None else among
-        rng, augment = self.generator(purpose), self.setting.augment
+        rng, count = self.stream(purpose), self.num_examples if among is None else len(among)
         for _ in range(self.setting.steps):
-            order = torch.randperm(len(chosen_from), generator=rng)
-            chosen = chosen_from[order[: self.setting.batch_size]]
-            inputs = self.inputs_at(chosen)
-            yield inputs if augment is None else augment(inputs, rng), self.labels[chosen]
+            order = torch.randperm(count, generator=rng, device="cpu")
+            chosen = order[: self.setting.batch_size]
+            yield self.batch(chosen if among is None else among.cpu()[chosen], rng)
+
+    def batch(self, chosen: Int[Tensor, "chosen"], rng: torch.Generator) -> Batch:
+        """Return chosen inputs, augmented, and their labels, on the device of the setting."""
+        inputs, augment = self.inputs_at(chosen), self.setting.augment
+        inputs = inputs if augment is None else augment(inputs, rng)
+        return inputs.to(self.setting.device), self.labels[chosen.to(self.labels.device)]
 
     def own(self) -> Batch:
         """Return all inputs and their labels, without augmentation."""
-        return self.inputs_at(torch.arange(self.num_examples)), self.labels
+        inputs = self.inputs_at(torch.arange(self.num_examples, device="cpu"))
+        return inputs.to(self.setting.device), self.labels
 
     def optimizer(
         self, parameters: nn.Module | Sequence[nn.Parameter], learning_rate: float
@@ -206,6 +224,12 @@ class ClientData:
     def generator(self, purpose: str) -> torch.Generator:
         """Make the random generator of this client for one purpose in this round."""
         return self.setting.generator(self.server_round, self.id, purpose=purpose)
+
+    def stream(self, purpose: str) -> torch.Generator:
+        """Make the random generator of this client on the CPU, from which batches are drawn."""
+        return fp.stream_generator(
+            self.setting.seed, server_round=self.server_round, client=self.id, purpose=purpose
+        )
 
     def at(self, server_round: int) -> "ClientData":
         """Return the data of this client in another round, with the batches of that round."""
@@ -235,7 +259,7 @@ class Federation:
             self.setting,
             client,
             server_round,
-            self.labels[shard],
+            self.labels[shard].to(self.setting.device),
             lambda chosen: self.inputs[shard[chosen]],
         )
 

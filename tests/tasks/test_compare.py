@@ -9,6 +9,7 @@ import torch
 import compare
 import tasks
 from fedprompt.methods import METHODS, registry
+from other_device import other_device
 from tasks import TASKS, core, digits, figures, runs, tables
 from tasks.core import Machine, Row
 from tasks.runs import Cell
@@ -151,3 +152,13 @@ def test_every_row_of_an_ablation_runs(name, tmp_path):
             for row in task.rows(partition)
         ]
         assert len(runs.run_all(cells, tmp_path / "r.jsonl", workers=1)) == len(cells)
+
+
+@pytest.mark.parametrize(("name", "method"), [("digits", "fedavgm"), ("clip", "fedotp")])
+def test_models_and_batches_are_on_the_device_of_the_machine(name, method):
+    task = TASKS[name]
+    (row,) = (row for row in task.rows("few") if row.method == method)
+    with other_device() as device:
+        found = runs.run(Cell(name, "few", row, 0, None, Machine(str(device), shrink=0.01)))
+    assert 0 <= found["own"] <= 1
+    digits.trunk.cache_clear()

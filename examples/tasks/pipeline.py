@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fedprompt as fp
-from studies.resampling import FILTERS, augment, check_uint8, moved, resample, whole
+from tasks.resampling import FILTERS, augment, check_uint8, moved, resample, whole
 
 __all__ = ["Preparation", "PreparedTrunk", "augment", "prepared"]
 

@@ -15,16 +15,16 @@ import torch
 from torchvision import datasets
 
 from fedprompt import samples
-from studies.coop_sets import SPLITS, coop
-from studies.folder_sets import (
+from tasks.sets.coop import SPLITS, coop
+from tasks.sets.folders import (
     domainnet,
     five_dataset,
     folder,
     office_caltech10,
     tiny_imagenet,
 )
-from studies.readers import Images, Task, in_memory
-from studies.torchvision_sets import (
+from tasks.sets.readers import Images, Task, in_memory
+from tasks.sets.torchvision_sets import (
     NUMBER,
     caltech101,
     cifar,

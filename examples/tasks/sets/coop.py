@@ -9,8 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from studies.readers import Listed, Task, decoded_sides, require, squared, words
-from studies.torchvision_sets import TEMPLATES
+from tasks.sets.readers import Listed, Task, decoded_sides, require, squared, words
+from tasks.sets.torchvision_sets import TEMPLATES
 
 
 class Split(NamedTuple):

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import fedprompt as fp
-from studies.papers.setting import Partition
+from tasks.papers import Partition
 
 SMALLEST = 10
 """Smallest number of images of a client under label shift, if the mean is four times as large."""

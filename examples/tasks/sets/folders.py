@@ -7,7 +7,7 @@ import torch
 from torchvision import datasets
 from torchvision.transforms.v2 import functional as vision
 
-from studies.readers import (
+from tasks.sets.readers import (
     Images,
     Listed,
     Task,
@@ -21,7 +21,7 @@ from studies.readers import (
     subset,
     words,
 )
-from studies.torchvision_sets import cifar, mnist, svhn
+from tasks.sets.torchvision_sets import cifar, mnist, svhn
 
 
 def tiny_imagenet(root: Path, size: int) -> Task:

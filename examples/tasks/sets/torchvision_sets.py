@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torchvision import datasets
 
-from studies.readers import (
+from tasks.sets.readers import (
     Task,
     by_torchvision,
     decoded_sides,
