@@ -14,12 +14,11 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from tqdm import tqdm
 
 import tasks
-from tasks import records, runs, tables
+from tasks import estimate, records, runs, tables
 from tasks.core import Machine, Row, Task, TaskError
 from tasks.runs import Cell
 from tasks.tuning import TUNING_SEED
@@ -29,11 +28,15 @@ RECORDS = Path(__file__).parents[1] / "docs" / "results" / "records"
 
 def main(arguments: Sequence[str] | None = None) -> None:
     args = flags().parse_args(arguments)
+    chosen = list(tasks.TASKS) if args.task is None else [args.task]
+    args.task = args.task or "digits"
     try:
         if args.check is not None:
-            check(args)
+            check(args, chosen)
         elif args.tables:
-            write_tables(args)
+            write_tables(args, chosen)
+        elif args.estimate:
+            estimates(args)
         else:
             compare(args)
     except TaskError as error:
@@ -46,7 +49,9 @@ def flags() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--task", choices=list(tasks.TASKS), default="digits")
+    parser.add_argument(
+        "--task", choices=list(tasks.TASKS), help="digits, if not --check or --tables"
+    )
     parser.add_argument("--methods", help="names, or FILE:NAME for your own, separated by commas")
     parser.add_argument("--rows", help="titles of rows, separated by semicolons")
     parser.add_argument("--partitions", help="names, separated by commas")
@@ -64,6 +69,7 @@ def flags() -> argparse.ArgumentParser:
         "--shrink", type=_share, default=1.0, help="share of rounds, steps and images; no tuning"
     )
     parser.add_argument("--check", type=int, help="run so many recorded cells again, and compare")
+    parser.add_argument("--estimate", action="store_true", help="print runs and hours, and stop")
     parser.add_argument("--tables", action="store_true", help="write tables from records, and stop")
     parser.add_argument("--records", type=Path, default=RECORDS, help="folder of the records")
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder of the tables")
@@ -98,9 +104,8 @@ def machine_of(args: argparse.Namespace) -> Machine:
 
 def compare(args: argparse.Namespace) -> None:
     """Tune and run the rows of a task, and print and write its tables."""
-    task, path = tasks.TASKS[args.task], args.records / f"{args.task}.jsonl"
-    if args.shrink != 1:
-        path = path.with_stem(f"{args.task}-shrunk")
+    task, name = tasks.TASKS[args.task], named_records(args)
+    path = args.records / f"{name}.jsonl"
     found = []
     for partition in named("partitions", args.partitions, list(task.partitions)):
         rows, files = chosen(args, task, partition)
@@ -112,9 +117,24 @@ def compare(args: argparse.Namespace) -> None:
             for row in rows
         ]
         found += finished(cells, path, args, partition)
-        print(f"\n{tables.titled(found, task, partition)}")
-    tables.save_all(found, args.task, task, args.out)
+        print(f"\n{tables.report(found, task, partition)}")
+    tables.save_all(found, name, task, args.out)
     print(f"\nTables and figures: {args.out}/")
+
+
+def named_records(args: argparse.Namespace) -> str:
+    """Return the name of the file of records; shrunk runs and those without tuning have others."""
+    if args.shrink != 1:
+        return f"{args.task}-shrunk"
+    tunes = tasks.TASKS[args.task].trials is not None
+    return f"{args.task}-defaults" if args.defaults and tunes else str(args.task)
+
+
+def estimates(args: argparse.Namespace) -> None:
+    """Print the runs and hours of a task by arithmetic."""
+    task = tasks.TASKS[args.task]
+    partitions = named("partitions", args.partitions, list(task.partitions))
+    print(estimate.table_of(args.task, task, partitions, args.seeds))
 
 
 def named(flag: str, given: str | None, known: Sequence[str], by: str = ",") -> list[str]:
@@ -195,44 +215,53 @@ def finished(
     return [known[cell.key()] for cell in cells if cell.key() in known]
 
 
-def write_tables(args: argparse.Namespace) -> None:
-    """Write the tables and figures of all records."""
-    for name, task in tasks.TASKS.items():
-        if found := records.read(args.records / f"{name}.jsonl"):
-            tables.save_all(found, name, task, args.out)
+def write_tables(args: argparse.Namespace, names: Sequence[str]) -> None:
+    """Write the tables and figures of all records of some tasks."""
+    for name in names:
+        for stem in (name, f"{name}-defaults"):
+            if found := records.read(args.records / f"{stem}.jsonl"):
+                tables.save_all(found, stem, tasks.TASKS[name], args.out)
 
 
-def check(args: argparse.Namespace) -> None:
+def check(args: argparse.Namespace, names: Sequence[str]) -> None:
     """Run recorded cells again, chosen at random, and require the same figures.
 
+    Cells whose data or weights are missing are left out.
+
     Raises:
-        TaskError: If a figure differs from the record by more than the bound of its column.
+        TaskError: If a figure differs from its record, or no cell can run.
     """
-    cells: list[tuple[Cell, records.Record]] = []
-    for name, task in tasks.TASKS.items():
-        rows = {(p, row.title): row for p in task.partitions for row in task.rows(p)}
-        for record in records.read(args.records / f"{name}.jsonl"):
-            row = rows.get((record["partition"], record["row"]))
-            if row is not None and record["trial"] is None:
-                row = replace(row, values=record["values"])
-                cell = Cell(name, record["partition"], row, record["seed"], None, machine_of(args))
-                cells.append((cell, record))
-    random.seed(args.seeds)
-    differ = []
-    for cell, record in random.sample(cells, min(args.check, len(cells))):
-        again = records.rounded(runs.run(cell))
-        differ += [f"{cell.named()}: {text}" for text in differences(record, again)]
-    if differ:
-        raise TaskError("\n".join(["figures differ from the records:", *differ]))
+    cells = [each for name in names for each in recorded(name, args)]
+    random.Random(args.seeds).shuffle(cells)
+    differ, done = [], 0
+    for cell, record in cells:
+        if done == args.check:
+            break
+        try:
+            again = records.origin() | records.rounded(runs.run(cell))
+        except TaskError as error:
+            print(f"not run: {cell.task}, {error}")
+            continue
+        done += 1
+        found = tables.differences(record, again, tasks.TASKS[cell.task])
+        print(f"{cell.named()}: {'; '.join(found) or 'the same'}")
+        differ += found
+    if differ or not done:
+        raise TaskError(f"{len(differ)} figures differ from {done} records.")
 
 
-def differences(record: dict[str, Any], again: dict[str, Any]) -> list[str]:
-    """Describe the figures of a new run that a record has otherwise."""
-    return [
-        f"{name} {record[name]}, now {value}"
-        for name, value in again.items()
-        if name in record and record[name] != value
-    ]
+def recorded(name: str, args: argparse.Namespace) -> list[tuple[Cell, records.Record]]:
+    """Return the reported cells of a task that have a record, and the record."""
+    task = tasks.TASKS[name]
+    rows = {(each, row.title): row for each in task.partitions for row in task.rows(each)}
+    found = []
+    for record in records.read(args.records / f"{name}.jsonl"):
+        row = rows.get((record["partition"], record["row"]))
+        if row is not None and record["trial"] is None:
+            row = replace(row, values=record["values"])
+            cell = Cell(name, record["partition"], row, record["seed"], None, machine_of(args))
+            found.append((cell, record))
+    return found
 
 
 if __name__ == "__main__":

@@ -5,10 +5,11 @@ import sys
 from pathlib import Path
 
 from fedprompt.methods import METHODS, Entry
-from tasks import ablations, digits, photos
+from tasks import ablations, codecs, digits, photos, privacy, reproduction
 from tasks.core import Task, TaskError
 
-TASKS: dict[str, Task] = digits.TASKS | photos.TASKS | ablations.TASKS
+MODULES = (digits, photos, ablations, codecs, privacy, reproduction)
+TASKS: dict[str, Task] = {name: task for each in MODULES for name, task in each.TASKS.items()}
 """All tasks by name."""
 
 

@@ -17,7 +17,7 @@ import fedprompt as fp
 from fedprompt import samples
 from fedprompt.methods import Setting, VitSetting
 from tasks import digits
-from tasks.core import COLUMNS, Machine, Row, Task, Trial
+from tasks.core import COLUMNS, Causes, Machine, Row, Task, Trial
 from tasks.epochs import EpochFederation, NetworkSetting
 from zoo import TINY
 
@@ -317,16 +317,49 @@ def make(partition: str, row: Row, *, seed: int, machine: Machine, validate: boo
 
 
 @torch.no_grad()
-def losses(trial: Trial, method: fp.Method, now: fp.Round) -> Tensor:
-    """Compute the cross-entropy of each client on all its training images, (clients,)."""
-    found = []
-    for client in trial.setting.clients:
-        data = trial.federation.data(client, now.server_round)
-        (images, labels), model = data.own(), now.model(method, data)
-        model.eval()
-        found.append(F.cross_entropy(model(images), labels))
-        model.train()
-    return torch.stack(found)
+def groups(trial: Trial, method: fp.Method, now: fp.Round) -> dict[str, float]:
+    """Measure how the groups of SGPT are selected, and what their prompts change."""
+    model = now.model(method, trial.federation.data(0, now.server_round))
+    domains, labels = trial.test_cells // CLASSES, trial.test_cells % CLASSES
+    batches, num_groups = trial.test.split(256), len(model.selector.keys)
+    chosen = [model.selector(model.query(each)).indices for each in batches]
+    found = torch.cat(chosen), domains, num_groups, 1 + int(domains.max())
+    table = fp.selection.contingency_table(*found).float()
+    used, health = table[table.any(1)], fp.selection.selection_health(table.sum(1))
+    shares = used.amax(1) / used.sum(1)
+    pairs = list(zip(batches, chosen, strict=True))
+    own = torch.cat([model.logits(*pair).argmax(1) for pair in pairs])
+    none = torch.cat([model.logits(each).argmax(1) for each in batches])
+    other = torch.cat([model.logits(each, (of + 1) % num_groups).argmax(1) for each, of in pairs])
+    return {
+        "effective groups": health["effective_groups"],
+        "dead groups": health["dead_groups"],
+        "images in the group of their domain": fp.selection.clustering_accuracy(table),
+        "smallest share of the main domain of a group": shares.min().item(),
+        "groups of one domain": (shares == 1).sum().item(),
+        "accuracy with the selected groups": (own == labels).float().mean().item(),
+        "accuracy without groups": (none == labels).float().mean().item(),
+        "predictions that the next group changes": (own != other).float().mean().item(),
+    }
+
+
+@torch.no_grad()
+def guides(trial: Trial, method: fp.Method, now: fp.Round) -> dict[str, float]:
+    """Measure how far the guides of FedL2G-f moved, and the two losses of the first client."""
+    data = trial.federation.data(0, now.server_round)
+    model, (images, labels) = now.model(method, data), data.own()
+    first, last = method.server.state["guides"], now.server["guides"]
+    model.eval()
+    features = model.features(images)
+    return {
+        "distance of the guides, of their first norm": float((last - first).norm() / first.norm()),
+        "guide loss": F.mse_loss(features, last[labels]).item(),
+        "cross-entropy": F.cross_entropy(model.head(features), labels).item(),
+    }
+
+
+CAUSES: dict[str, Causes] = {"SGPT": groups, "FedL2G-f": guides}
+"""What explains a row: the rows of :data:`ABLATIONS` by their title."""
 
 
 def task(name: str) -> Task:
@@ -336,12 +369,14 @@ def task(name: str) -> Task:
     return Task(
         title=first.title,
         partitions={key: each.title for key, each in own.items()},
+        hours=lambda partition, row: 15 / 3600,
         family=lambda partition: "one model",
         rows=lambda partition: own[partition].rows,
         make=make,
         columns=COLUMNS | {"lowest": "lowest client", "highest": "highest client"},
         references={first.title: first.title},
         compared=[next(iter(own.values())).compared],
+        causes=lambda partition, row: CAUSES.get(row.title),
     )
 
 

@@ -77,7 +77,6 @@ class Trial(NamedTuple):
             setting=setting, federation=federation, test=self.test[test], test_cells=cells
         )
 
-
     def on(self, device: str) -> "Trial":
         """Return the trial with its models and public inputs on a device, where batches go, too."""
         if torch.device(device).type == "cpu":
@@ -158,6 +157,10 @@ class Task:
         causes: Function (partition, row) -> function (trial, method, last round) -> further
             figures, or None.
         last_rounds: Function (partition, row) -> number of last rounds that are averaged.
+        hours: Function (partition, row) -> hours of one run, by arithmetic; None if not known.
+        processor: Processor of these hours.
+        bound: Largest difference of an accuracy between two processors, measured.
+        choices: Function from a partition to choices that its paper leaves open.
     """
 
     title: str
@@ -174,6 +177,10 @@ class Task:
     curves: bool = False
     causes: Callable[[str, Row], Causes | None] = lambda partition, row: None
     last_rounds: Callable[[str, Row], int] = lambda partition, row: 1
+    hours: Callable[[str, Row], float | None]
+    processor: str = "one core of the machine of the records"
+    bound: float = 0.01
+    choices: Callable[[str], Sequence[str]] = lambda partition: ()
 
 
 COLUMNS = {"full": "all test images", "own": "own mix", "worst": "worst client"}

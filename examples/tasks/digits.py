@@ -50,6 +50,8 @@ class Budget:
 
 BUDGET = Budget()
 ALPHA = 0.3
+SECONDS = {"one model": 14, "mixed models": 18, "CLIP": 6}
+"""Seconds of a run."""
 PARTITIONS = {
     "dirichlet": "label shift (Dirichlet .3)",
     "domains": "feature shift (one domain for each client)",
@@ -223,6 +225,9 @@ def task(title: str, family: str, build: Callable[..., Setting], **references: s
     return Task(
         title=title,
         partitions=PARTITIONS,
+        hours=lambda partition, row: (
+            {"one model": 14, "mixed models": 18, "CLIP": 6}[family] / 3600
+        ),
         family=lambda partition: family,
         rows=rows,
         make=partial(make, family == "CLIP", build),

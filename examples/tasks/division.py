@@ -1,4 +1,4 @@
-"""Division of the training images of a setting over its clients."""
+"""Division of images: over clients, into training and test images, and a part of them."""
 
 import math
 
@@ -8,7 +8,10 @@ from torch import Tensor
 
 import fedprompt as fp
 from tasks.papers import Partition
+from tasks.sets.readers import Images, ImageSet
 
+NUM_IMAGES = 40
+"""Images of an average client, at least: batch normalization needs two in each batch."""
 SMALLEST = 10
 """Smallest number of images of a client under label shift, if the mean is four times as large."""
 
@@ -119,3 +122,47 @@ def _by_domain(
             ]
         shards += parts
     return shards
+
+
+def held_out(data: ImageSet, share: float, *, generator: np.random.Generator) -> ImageSet:
+    """Pool training and test images, and hold out a share of each class and domain.
+
+    Args:
+        data: Data set.
+        share: Share of the new test images, between 0 and 1.
+        generator: Source of randomness.
+
+    Returns:
+        The data set with the new training and test images.
+    """
+    images = Images(*(torch.cat(pair) for pair in zip(data.train, data.test, strict=True)))
+    cells = images.domains * len(data.class_names) + images.labels
+    order = torch.from_numpy(generator.permutation(len(cells)))
+    order = order[cells[order].argsort(stable=True)]
+    sizes = torch.bincount(cells)
+    first = sizes.cumsum(0) - sizes
+    place = torch.arange(len(order)) - first[cells[order]]
+    held = place < (share * sizes).round()[cells[order]]
+    sides = (order[chosen].sort().values for chosen in (~held, held))
+    train, test = (Images(*(each[side] for each in images)) for side in sides)
+    return data._replace(train=train, test=test)
+
+
+def fewer(data: ImageSet, share: float, num_clients: int) -> ImageSet:
+    """Return a share of the images of each class, but at least four, and enough for all clients."""
+    return data._replace(
+        train=_fewer(data.train, share, num_clients), test=_fewer(data.test, share, 1)
+    )
+
+
+def _fewer(images: Images, share: float, num_clients: int) -> Images:
+    cells = images.domains * (int(images.labels.max()) + 1) + images.labels
+    num_classes, sizes = len(images.labels.unique()), torch.bincount(cells)
+    smallest = max(4, math.ceil(NUM_IMAGES * num_clients / num_classes))
+    kept = [
+        torch.nonzero(cells == cell)[: max(smallest, math.ceil(share * size)), 0]
+        for cell, size in enumerate(sizes.tolist())
+        if size
+    ]
+    chosen = torch.cat(kept).sort().values
+    return Images(*(each[chosen] for each in images))

@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from types import NoneType
+from typing import Any, Literal, get_args
 
 from fedprompt.methods import METHODS
 from tasks.core import Row
@@ -150,13 +151,15 @@ def read(content: Mapping[str, Any]) -> list[Setting]:
     file = {name: rest.pop(name, {}) for name in ("choices", "backbones", "common", "methods")}
     paper, made = rest.pop("paper"), []
     for table in rest.pop("tables"):
-        where, own = f"{paper}, {table['table']}", dict(table)
+        own = dict(table)
         rows = {title: cells.split() for title, cells in own.pop("rows").items()}
         listed, changes = own.pop("settings"), own.pop("changes", {})
         own["source"] = f"{paper}, {own.pop('table')}"
-        start = 0
-        for each in listed:
-            values = file["common"] | own | each
+        start, fields_of = 0, [file["common"] | own | each for each in listed]
+        total = sum(len(values["measures"]) for values in fields_of)
+        if wrong := [title for title, cells in rows.items() if len(cells) != total]:
+            raise ValueError(f"{own['source']}: rows must have {total} cells; not so {wrong}.")
+        for each, values in zip(listed, fields_of, strict=True):
             measures = values.pop("measures")
             values["choices"] = _chosen(file["choices"], file["common"], own, each)
             part = {title: cells[start : start + len(measures)] for title, cells in rows.items()}
@@ -169,8 +172,6 @@ def read(content: Mapping[str, Any]) -> list[Setting]:
                 if set(cells) != {"-"}
             )
             made.append(_setting(_named(values, file["backbones"])))
-        if wrong := [title for title, cells in rows.items() if len(cells) != start]:
-            raise ValueError(f"{where}: rows must have {start} cells; got others in {wrong}.")
     if rest:
         raise ValueError(f"{paper}: a file must have no {sorted(rest)}.")
     return made
@@ -260,13 +261,13 @@ def _checked(kind: type, values: Mapping[str, Any], where: str) -> Any:
 
 def _check(kind: type, values: Mapping[str, Any], where: str) -> None:
     """Require that fields exist, and that numbers, truth values and texts are such."""
-    known = {each.name: str(each.type) for each in fields(kind)}
+    known = {each.name: each.type for each in fields(kind)}
     if unknown := sorted(values.keys() - known.keys()):
         raise ValueError(f"{where}: fields must be among {sorted(known)}; got {unknown}.")
-    types = {"bool": bool, "int": int, "float": (int, float), "str": str}
     for name, value in values.items():
-        of = getattr(known[name], "__name__", known[name])
-        for word, types_of in types.items():
-            right = isinstance(value, types_of) and (word == "bool" or not isinstance(value, bool))
-            if f"'{word}'" in known[name] and not right:
-                raise ValueError(f"{where}: `{name}` must be of type {of}; got {value!r}.")
+        allowed = get_args(known[name]) or (known[name],)
+        if {*allowed} <= {bool, int, float, str, NoneType} and type(value) not in allowed:
+            if float in allowed and type(value) is int:
+                continue
+            names = " or ".join(each.__name__ for each in allowed)
+            raise ValueError(f"{where}: `{name}` must be of type {names}; got {value!r}.")

@@ -330,6 +330,7 @@ def task(name: str, title: str) -> Task:
     return Task(
         title=title,
         partitions={key: each.title for key, each in DIVISIONS.items()},
+        hours=lambda partition, row: 40 / 3600,
         family=lambda partition: "one model",
         rows=rows,
         make=partial(make, name),
@@ -345,6 +346,7 @@ def task(name: str, title: str) -> Task:
         references={"local": METHODS["local"].title},
         compared=("own", "balanced"),
         curves=True,
+        bound=0.048,
     )
 
 

@@ -37,7 +37,9 @@ def append(path: Path, record: Record) -> None:
 
 @cache
 def origin() -> Record:
-    """Return the commit, the versions of the library and of torch, and the date.
+    """Return the commit, the versions of the library and of torch, the processor and the date.
+
+    The processor is its widest instruction set, as torch names it.
 
     The commit is missing without a git repository. It ends with "-dirty" if files of the library
     or of the examples differ from it.
@@ -46,7 +48,8 @@ def origin() -> Record:
     changed = _git("status", "--porcelain", "--", "fedprompt", "examples")
     named = {"commit": f"{commit}-dirty" if changed else commit} if commit else {}
     date = datetime.now(UTC).date().isoformat()
-    return named | {"version": version("fedprompt"), "torch": torch.__version__, "date": date}
+    versions = {"version": version("fedprompt"), "torch": torch.__version__}
+    return named | versions | {"processor": torch.backends.cpu.get_cpu_capability(), "date": date}
 
 
 def _git(*command: str) -> str:

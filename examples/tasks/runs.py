@@ -14,7 +14,7 @@ import torch
 
 import tasks
 from tasks import figures, records
-from tasks.core import Machine, Row
+from tasks.core import Machine, Row, TaskError
 
 NAMED = ("task", "partition", "row", "seed", "trial")
 CURVE_SEED = 0  # of the runs whose accuracy over rounds is in the record
@@ -110,6 +110,7 @@ def run_all(
         finished_cell: Called after each cell, and for each that is not run again.
 
     Raises:
+        TaskError: If a file is missing.
         RuntimeError: If a cell fails. The records of the others are written before.
     """
     known, failed = load(path), []
@@ -117,6 +118,8 @@ def run_all(
     for _ in range(len(cells) - len(missing)):
         finished_cell()
     for cell, result in _results(missing, workers, finished_round):
+        if isinstance(result, TaskError):
+            raise result  # a file is missing, for the other cells, too
         if isinstance(result, Exception):
             failed.append((cell, result))
             continue

@@ -126,7 +126,7 @@ def save_all(found: Sequence[Record], name: str, task: Task, folder: Path) -> No
     for partition in dict.fromkeys(record["partition"] for record in found):
         stem = folder / f"{name}-{partition}"
         header, body = rows(found, task, partition)
-        stem.with_suffix(".md").write_text(titled(found, task, partition) + "\n")
+        stem.with_suffix(".md").write_text(report(found, task, partition) + "\n")
         with stem.with_suffix(".csv").open("w", newline="") as file:
             csv.writer(file, lineterminator="\n").writerows([header, *body])
         draw = curves if task.curves else scatter
@@ -179,6 +179,15 @@ def save(figure: plt.Figure, path: Path) -> None:
     plt.close(figure)
 
 
+def report(found: Sequence[Record], task: Task, partition: str) -> str:
+    """Lay out a partition, the figures of its paper, and what the paper leaves open."""
+    own = [record for record in found if record["partition"] == partition]
+    parts = [titled(found, task, partition)]
+    if listed := [row for row in task.rows(partition) if row.figures]:
+        parts.append(printed(own, listed))
+    return "\n\n".join([*parts, "\n".join(f"- {each}" for each in task.choices(partition))]).strip()
+
+
 def printed(found: Sequence[Record], listed: Sequence[Row]) -> str:
     """Return a table of our figures beside those that a paper prints, with the difference."""
     body = []
@@ -187,7 +196,27 @@ def printed(found: Sequence[Record], listed: Sequence[Row]) -> str:
         for column, figure in row.figures.items():
             values = [record[column] for record in own]
             spread = f" ± {row.spread[column]}" if column in row.spread else ""
-            ours = percent(values) if values else "not in the gallery"
+            missing = "not run" if row.method else "not in the gallery"
+            ours = percent(values) if values else missing
             gap = f"{100 * np.mean(values) - figure:+.1f}" if values else ""
             body.append([row.title, column, f"{figure}{spread}", ours, gap])
     return table(["row", "column", "paper, %", "ours, %", "difference"], body)
+
+
+def differences(record: Record, again: Record, task: Task) -> list[str]:
+    """Describe the figures of a new run that a record has otherwise.
+
+    They must be the same with the same processor and version of torch. Otherwise, accuracies may
+    differ by the bound of the task.
+    """
+    same = all(record.get(name) == again.get(name) for name in ("processor", "torch"))
+    found = []
+    for name in record.keys() & again.keys() - UNCOMPARED:
+        pairs = zip(*(np.atleast_1d(each[name]) for each in (record, again)), strict=True)
+        bound = 0.0 if same or name in COSTS else task.bound
+        if max(abs(old - new) for old, new in pairs) > bound:
+            found.append(f"{name} {record[name]}, now {again[name]}")
+    return sorted(found)
+
+
+UNCOMPARED = {"commit", "version", "torch", "processor", "date"}

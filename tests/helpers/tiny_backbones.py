@@ -7,7 +7,7 @@ from timm.models.resnet import BasicBlock, ResNet
 from timm.models.vision_transformer import VisionTransformer
 
 from clips import TEXT
-from studies.papers.backbones import Backbone, Backbones, Clip
+from tasks.backbones import Backbone, Backbones, Clip
 
 MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.3, 0.4)
 SIZE = 16

@@ -23,7 +23,7 @@ from tasks.sets.folders import (
     office_caltech10,
     tiny_imagenet,
 )
-from tasks.sets.readers import Images, Task, in_memory
+from tasks.sets.readers import Images, ImageSet, in_memory
 from tasks.sets.torchvision_sets import (
     NUMBER,
     caltech101,
@@ -36,17 +36,17 @@ from tasks.sets.torchvision_sets import (
     svhn,
 )
 
-__all__ = ["SIZE", "TASKS", "Images", "Task", "load"]
+__all__ = ["SETS", "SIZE", "ImageSet", "Images", "load"]
 
 SIZE = 256
 """Default side in pixels at which images of differing sizes are kept."""
 
 
-def load(name: str, root: Path | str = ".", *, size: int | None = None) -> Task:
+def load(name: str, root: Path | str = ".", *, size: int | None = None) -> ImageSet:
     """Read a data set.
 
     Args:
-        name: Name in `TASKS`, or "folder:PATH" for any folder of images; see `folder`.
+        name: Name in `SETS`, or "folder:PATH" for any folder of images; see `folder`.
         root: Folder of the data sets.
         size: Side in pixels at which images of differing sizes are kept: the short side is resized
             and the middle is cut out. If None, 256. Images of one size keep their own.
@@ -59,22 +59,22 @@ def load(name: str, root: Path | str = ".", *, size: int | None = None) -> Task:
     root, size = Path(root), SIZE if size is None else size
     if name.startswith("folder:"):
         return folder(root / name.removeprefix("folder:"), size)._replace(name=name)
-    if name not in TASKS:
-        raise ValueError(f"`name` must be one of {', '.join(TASKS)} or folder:PATH; got {name!r}.")
-    return TASKS[name](root, size)._replace(name=name)
+    if name not in SETS:
+        raise ValueError(f"`name` must be one of {', '.join(SETS)} or folder:PATH; got {name!r}.")
+    return SETS[name](root, size)._replace(name=name)
 
 
-def digits(root: Path, size: int) -> Task:
+def digits(root: Path, size: int) -> ImageSet:
     """Read scikit-learn's digits, inverted and rotated, in the split of seed 0."""
     split = samples.digits(0, domain=samples.inverted_rotated)
     sides = (
         in_memory((images * 255).round().byte(), labels)
         for images, labels in (split[:2], split[2:])
     )
-    return Task("digits", *sides, samples.CLASS_NAMES, templates=samples.TEMPLATES[""])
+    return ImageSet("digits", *sides, samples.CLASS_NAMES, templates=samples.TEMPLATES[""])
 
 
-def solar_cells(root: Path, size: int) -> Task:
+def solar_cells(root: Path, size: int) -> ImageSet:
     """Read the photographs of solar cells; a fifth of the runs of files is for testing."""
     import photographs
 
@@ -82,14 +82,14 @@ def solar_cells(root: Path, size: int) -> Task:
     return _photographs(cells, templates=("a photo of a {} solar cell.",))
 
 
-def mnist_5k(root: Path, size: int, *, shifted: bool) -> Task:
+def mnist_5k(root: Path, size: int, *, shifted: bool) -> ImageSet:
     """Read 5,000 images of MNIST, in four domains if `shifted`; a fifth is for testing."""
     import photographs
 
     return _photographs(photographs.mnist(shifted=shifted), templates=NUMBER)
 
 
-def _photographs(found: Any, *, templates: tuple[str, ...]) -> Task:
+def _photographs(found: Any, *, templates: tuple[str, ...]) -> ImageSet:
     """Split photographs by runs of files, with seed 0."""
     import photographs
 
@@ -98,10 +98,10 @@ def _photographs(found: Any, *, templates: tuple[str, ...]) -> Task:
         Images(found.images[part], found.labels[part], found.domains[part])
         for part in photographs.split_by_runs(found, whole, share=0.2, rng=rng)
     )
-    return Task("", *sides, found.class_names, found.domain_names, templates)
+    return ImageSet("", *sides, found.class_names, found.domain_names, templates)
 
 
-TASKS: dict[str, Callable[[Path, int], Task]] = {
+SETS: dict[str, Callable[[Path, int], ImageSet]] = {
     "digits": digits,
     "mnist-5k": partial(mnist_5k, shifted=False),
     "mnist-5k-domains": partial(mnist_5k, shifted=True),

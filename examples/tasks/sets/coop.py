@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from tasks.sets.readers import Listed, Task, decoded_sides, require, squared, words
+from tasks.sets.readers import ImageSet, Listed, decoded_sides, require, squared, words
 from tasks.sets.torchvision_sets import TEMPLATES
 
 
@@ -41,7 +41,7 @@ SPLITS = {
 }
 
 
-def coop(root: Path, size: int, *, name: str) -> Task:
+def coop(root: Path, size: int, *, name: str) -> ImageSet:
     """Read the training and test images of CoOp's list; its validation images are not used.
 
     Args:
@@ -70,4 +70,4 @@ def coop(root: Path, size: int, *, name: str) -> Task:
     names = {int(label): title for _, label, title in lists["train"] + lists["test"]}
     sides = decoded_sides([train], [test], base, f"{name}-coop", size)
     in_order = [names[label] for label in range(len(names))]
-    return Task("", *sides, words(in_order), templates=TEMPLATES[name])
+    return ImageSet("", *sides, words(in_order), templates=TEMPLATES[name])

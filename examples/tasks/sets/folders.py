@@ -9,8 +9,8 @@ from torchvision.transforms.v2 import functional as vision
 
 from tasks.sets.readers import (
     Images,
+    ImageSet,
     Listed,
-    Task,
     class_folders,
     decoded_sides,
     is_image,
@@ -24,7 +24,7 @@ from tasks.sets.readers import (
 from tasks.sets.torchvision_sets import cifar, mnist, svhn
 
 
-def tiny_imagenet(root: Path, size: int) -> Task:
+def tiny_imagenet(root: Path, size: int) -> ImageSet:
     """Read Tiny-ImageNet; its validation images are the test images, as its test labels are secret.
 
     Images keep their 64 pixels.
@@ -46,10 +46,10 @@ def tiny_imagenet(root: Path, size: int) -> Task:
     )
     meanings = dict(line.split("\t") for line in (base / "words.txt").read_text().splitlines())
     names = tuple(meanings[wnid].split(",")[0] for wnid in train.classes)
-    return Task("", *decoded_sides([train], [test], base, "tiny-imagenet", side), names)
+    return ImageSet("", *decoded_sides([train], [test], base, "tiny-imagenet", side), names)
 
 
-def not_mnist(root: Path, size: int) -> Task:
+def not_mnist(root: Path, size: int) -> ImageSet:
     """Read not-MNIST, the small version, at 32 pixels in RGB.
 
     The data set has no split: a fifth of each class, drawn with seed 0, is for testing. Files that
@@ -66,7 +66,7 @@ def not_mnist(root: Path, size: int) -> Task:
     parts = shared_out(whole.targets, shares=(0.8, 0.2))
     train, test = (subset(whole, part) for part in parts)
     names = tuple(f"letter {letter}" for letter in "ABCDEFGHIJ")
-    return Task("", *decoded_sides([train], [test], base, "notmnist", side), names)
+    return ImageSet("", *decoded_sides([train], [test], base, "notmnist", side), names)
 
 
 FIVE = {
@@ -78,7 +78,7 @@ FIVE = {
 }
 
 
-def five_dataset(root: Path, size: int) -> Task:
+def five_dataset(root: Path, size: int) -> ImageSet:
     """Read SVHN, CIFAR-10, not-MNIST, FashionMNIST and MNIST as one data set.
 
     Each of the five is a domain, and its ten classes are its own: 50 classes. All images are RGB of
@@ -98,10 +98,10 @@ def five_dataset(root: Path, size: int) -> Task:
         for task, (_, sentence) in zip(tasks, FIVE.values(), strict=True)
         for name in task.class_names
     ]
-    return Task("", *sides, tuple(names), tuple(FIVE))
+    return ImageSet("", *sides, tuple(names), tuple(FIVE))
 
 
-def office_caltech10(root: Path, size: int) -> Task:
+def office_caltech10(root: Path, size: int) -> ImageSet:
     """Read Office-Caltech10: four domains with the same ten classes.
 
     The data set has no split: a fifth of each class of each domain, drawn with seed 0, is for
@@ -122,7 +122,7 @@ def office_caltech10(root: Path, size: int) -> Task:
             side.append(subset(whole, part))
     sides = decoded_sides(train, test, base, "office-caltech10", size)
     names = {"back_pack": "backpack", "laptop_computer": "laptop"}
-    return Task("", *sides, words([names.get(name, name) for name in classes]), domains)
+    return ImageSet("", *sides, words([names.get(name, name) for name in classes]), domains)
 
 
 TEN = (
@@ -132,7 +132,7 @@ TEN = (
 """Classes of DomainNet in FedBN and the papers that follow it."""
 
 
-def domainnet(root: Path, size: int) -> Task:
+def domainnet(root: Path, size: int) -> ImageSet:
     """Read ten classes of DomainNet in six domains. Its authors' lists divide the images."""
     base = root / "domainnet"
     domains = ("clipart", "infograph", "painting", "quickdraw", "real", "sketch")
@@ -153,10 +153,10 @@ def domainnet(root: Path, size: int) -> Task:
             transform = partial(squared, size=size)
             parts.append(Listed([base / path for path in paths], labels, transform=transform))
         sides.append(parts)
-    return Task("", *decoded_sides(*sides, base, "domainnet", size), words(TEN), domains)
+    return ImageSet("", *decoded_sides(*sides, base, "domainnet", size), words(TEN), domains)
 
 
-def folder(path: Path, size: int) -> Task:
+def folder(path: Path, size: int) -> ImageSet:
     """Read a folder with ``train/CLASS/*`` and ``test/CLASS/*``, or with one such folder a domain.
 
     All domains, and both splits, must have the same classes.
@@ -175,7 +175,7 @@ def folder(path: Path, size: int) -> Task:
             classes = parts[-1].classes
         sides.append(parts)
     images = decoded_sides(*sides, path, path.name or "folder", size)
-    return Task("", *images, words(classes), tuple(d.name for d in domains) or ("",))
+    return ImageSet("", *images, words(classes), tuple(d.name for d in domains) or ("",))
 
 
 def _rgb(pixels: torch.Tensor, side: int) -> torch.Tensor:

@@ -39,11 +39,11 @@ class Images(NamedTuple):
     domains: Tensor
 
 
-class Task(NamedTuple):
+class ImageSet(NamedTuple):
     """Data set with training and test images.
 
     Attributes:
-        name: Name in ``tasks.TASKS``.
+        name: Name in `SETS`.
         train: Training images.
         test: Test images.
         class_names: Names of the classes as words.

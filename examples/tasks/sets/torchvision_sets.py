@@ -9,7 +9,7 @@ import torch
 from torchvision import datasets
 
 from tasks.sets.readers import (
-    Task,
+    ImageSet,
     by_torchvision,
     decoded_sides,
     in_memory,
@@ -31,74 +31,74 @@ TEMPLATES = {
 """The sentences of CoOp."""
 
 
-def cifar(root: Path, size: int, *, kind: type) -> Task:
+def cifar(root: Path, size: int, *, kind: type) -> ImageSet:
     """Read CIFAR-10 or CIFAR-100."""
     own = [file for file, _ in kind.train_list + kind.test_list] + [kind.meta["filename"]]
     files = [f"{kind.base_folder}/{file}" for file in own]
     sides = [by_torchvision(kind, root, files, train=train) for train in (True, False)]
     images = [in_memory(side.data.transpose(0, 3, 1, 2), side.targets) for side in sides]
-    return Task("", *images, words(sides[0].classes))
+    return ImageSet("", *images, words(sides[0].classes))
 
 
-def svhn(root: Path, size: int) -> Task:
+def svhn(root: Path, size: int) -> ImageSet:
     """Read SVHN; its extra training images are not used."""
     sides = [
         by_torchvision(datasets.SVHN, root, [f"{split}_32x32.mat"], split=split)
         for split in ("train", "test")
     ]
     images = [in_memory(side.data, side.labels) for side in sides]
-    return Task("", *images, NUMERALS, templates=NUMBER)
+    return ImageSet("", *images, NUMERALS, templates=NUMBER)
 
 
-def mnist(root: Path, size: int, *, kind: type) -> Task:
+def mnist(root: Path, size: int, *, kind: type) -> ImageSet:
     """Read MNIST or FashionMNIST."""
     folder = f"{kind.__name__}/raw"
     files = [f"{folder}/{Path(file).stem}" for file, _ in kind.resources]
     sides = [by_torchvision(kind, root, files, train=train) for train in (True, False)]
     images = [in_memory(side.data[:, None], side.targets) for side in sides]
     if kind is datasets.MNIST:
-        return Task("", *images, NUMERALS, templates=NUMBER)
-    return Task("", *images, tuple(kind.classes))
+        return ImageSet("", *images, NUMERALS, templates=NUMBER)
+    return ImageSet("", *images, tuple(kind.classes))
 
 
-def dtd(root: Path, size: int) -> Task:
+def dtd(root: Path, size: int) -> ImageSet:
     """Read DTD; its validation images are training images here."""
     make = partial(_images, datasets.DTD, root, ["dtd/dtd/labels", "dtd/dtd/images"])
     train, val, test = (make(size, split=split) for split in ("train", "val", "test"))
     sides = decoded_sides([train + val], [test], root / "dtd", "dtd", size)
-    return Task("", *sides, words(train.classes), templates=TEMPLATES["dtd"])
+    return ImageSet("", *sides, words(train.classes), templates=TEMPLATES["dtd"])
 
 
-def flowers102(root: Path, size: int) -> Task:
+def flowers102(root: Path, size: int) -> ImageSet:
     """Read Flowers102; its validation images are training images here."""
     files = [f"flowers-102/{file}" for file in ("jpg", "imagelabels.mat", "setid.mat")]
     make = partial(_images, datasets.Flowers102, root, files)
     train, val, test = (make(size, split=split) for split in ("train", "val", "test"))
     sides = decoded_sides([train + val], [test], root / "flowers-102", "flowers102", size)
     names = tuple(name.rstrip("?") for name in datasets.Flowers102.classes)
-    return Task("", *sides, names, templates=TEMPLATES["flowers102"])
+    return ImageSet("", *sides, names, templates=TEMPLATES["flowers102"])
 
 
-def food101(root: Path, size: int) -> Task:
+def food101(root: Path, size: int) -> ImageSet:
     """Read Food101."""
     files = [f"food-101/{file}" for file in ("meta/train.json", "meta/test.json", "images")]
     make = partial(_images, datasets.Food101, root, files)
     train, test = (make(size, split=split) for split in ("train", "test"))
     sides = decoded_sides([train], [test], root / "food-101", "food101", size)
-    return Task("", *sides, words(train.classes), templates=TEMPLATES["food101"])
+    return ImageSet("", *sides, words(train.classes), templates=TEMPLATES["food101"])
 
 
-def pets(root: Path, size: int) -> Task:
+def pets(root: Path, size: int) -> ImageSet:
     """Read the Oxford-IIIT pets."""
     names = ("annotations/trainval.txt", "annotations/test.txt", "images")
     files = [f"oxford-iiit-pet/{name}" for name in names]
     make = partial(_images, datasets.OxfordIIITPet, root, files)
     train, test = (make(size, split=split) for split in ("trainval", "test"))
     sides = decoded_sides([train], [test], root / "oxford-iiit-pet", "pets", size)
-    return Task("", *sides, tuple(train.classes), templates=TEMPLATES["pets"])
+    return ImageSet("", *sides, tuple(train.classes), templates=TEMPLATES["pets"])
 
 
-def caltech101(root: Path, size: int) -> Task:
+def caltech101(root: Path, size: int) -> ImageSet:
     """Read Caltech101 without the background and the folder "Faces_easy", so 100 classes.
 
     The data set has no split. As in CoOp, half of each class is for training and three tenths are
@@ -118,7 +118,7 @@ def caltech101(root: Path, size: int) -> Task:
     sides = decoded_sides([train], [test], root / "caltech101", "caltech101", size)
     singular = {"airplanes": "airplane", "Faces": "face", "Leopards": "leopard"}
     singular["Motorbikes"] = "motorbike"
-    return Task("", *sides, words([singular.get(name, name) for name in kept]))
+    return ImageSet("", *sides, words([singular.get(name, name) for name in kept]))
 
 
 def _images(kind: type, root: Path, files: Sequence[str], size: int, **values: Any):

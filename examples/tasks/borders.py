@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 import fedprompt as fp
-from methods.federation import PromptedModel
+from fedprompt.methods.setting import PromptedModel
 
 PART = 128
 """Maximum number of images in a forward pass; batches must not have more."""

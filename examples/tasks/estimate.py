@@ -1,15 +1,16 @@
-"""Arithmetic of the hours that a setting takes on a GPU, without its data and weights."""
+"""Arithmetic of the hours that rows take, without data and weights."""
 
 import math
-from dataclasses import replace
+from collections.abc import Sequence
 from functools import cache
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from embedded import zoo
-from studies.gallery import registry
-from studies.papers.setting import Row, Setting
+import zoo
+from tasks import tables
+from tasks.core import Row, Task
+from tasks.papers import Setting
 
 GPU = "an A100 at half of its 19.5 TFLOP/s in float32, and at least 10 ms a step"
 SPEED = 0.5 * 19.5e12
@@ -59,29 +60,29 @@ CLASSES = {
 }
 
 
-def hours(setting: Setting, row: Row) -> float | None:
+def paper_hours(setting: Setting, row: Row) -> float | None:
     """Estimate the hours of a row, or return None if the images cannot be counted.
 
     A pass backward counts as much as one forward, and twice as much if all weights are trained.
     Evaluation counts: methods with a model for each client encode all test images for each client.
     Second passes of methods that have them are not counted.
     """
-    own = _changed(setting, row)
+    own = setting.of(row)
     images = _images(own)
     if images is None:
         return None
     share = 1.0 if own.test_share is None else own.test_share
-    pooled = 0 if own.test_share is None else IMAGES[own.task]
-    tested = share * (TEST_IMAGES[own.task] + pooled)
-    personalized = "personalized" in registry.gallery()[row.method].traits
+    pooled = 0 if own.test_share is None else IMAGES[own.data]
+    tested = share * (TEST_IMAGES[own.data] + pooled)
+    personalized = "personalized" in row.entry.traits
     tests = own.last_rounds * (own.num_clients if personalized else 1)
-    turns = own.rounds * own.recipe.epochs * own.cohort_size / own.num_clients
-    steps = turns * own.num_clients * math.ceil(images / own.num_clients / own.recipe.batch_size)
+    turns = own.rounds * own.epochs * own.cohort_size / own.num_clients
+    steps = turns * own.num_clients * math.ceil(images / own.num_clients / own.batch_size)
     each = [forward_flops(name, own.image_size) for name in own.backbones]
     one = sum(each) / len(each)
     if own.family == "CLIP":
         # Image tokens are computed once; each step encodes all class names for two contexts.
-        text = _text_flops(own.backbones[0]) * (own.length + NAME_TOKENS) * CLASSES[own.task]
+        text = _text_flops(own.backbones[0]) * (own.length + NAME_TOKENS) * CLASSES[own.data]
         before = (images + tested) * one + 2 * tests * math.ceil(tested / BATCH) * text
         total = 2 * 2 * steps * text
     else:
@@ -90,18 +91,14 @@ def hours(setting: Setting, row: Row) -> float | None:
     return (before / SPEED + max(total / SPEED, steps * STEP)) / 3600
 
 
-def _changed(setting: Setting, row: Row) -> Setting:
-    return replace(setting, rows=(), **row.changes)
-
-
 def _images(setting: Setting) -> float | None:
     """Count the training images of all clients."""
-    partition, classes = setting.partition, CLASSES.get(setting.task)
+    partition, classes = setting.partition, CLASSES.get(setting.data)
     if partition.shots is not None and classes:
         return partition.shots * classes
-    total = IMAGES.get(setting.task)
+    total = IMAGES.get(setting.data)
     if total is not None and setting.test_share is not None:
-        total = (total + TEST_IMAGES[setting.task]) * (1 - setting.test_share)
+        total = (total + TEST_IMAGES[setting.data]) * (1 - setting.test_share)
     if partition.shots_each is not None and partition.disjoint and classes:
         return partition.shots_each * classes
     if partition.shots_each is not None and classes:
@@ -143,3 +140,24 @@ def _text_flops(name: str) -> int:
 
     config = open_clip.get_model_config(name.removesuffix(".openai"))["text_cfg"]
     return 2 * 12 * config["layers"] * config["width"] ** 2
+
+
+def table_of(name: str, task: Task, partitions: Sequence[str], seeds: int) -> str:
+    """Lay out the runs and hours of each partition, with all tuning trials."""
+    body = []
+    for partition in partitions:
+        rows = [row for row in task.rows(partition) if row.method is not None]
+        trials = 0
+        if task.trials is not None and partition == (task.tuned_on or partition):
+            trials = sum(len(task.trials(partition, row)) for row in rows)
+        spent = [task.hours(partition, row) for row in rows]
+        total = None if None in spent else sum(spent) * (seeds + trials / 2 / max(1, len(rows)))
+        body.append([partition, len(rows), trials, seeds * len(rows), _short(total)])
+    header = [name, "rows", "tuning trials", "runs", "hours"]
+    return f"{tables.table(header, body)}\n\nHours are arithmetic, of {task.processor}."
+
+
+def _short(hours: float | None) -> str:
+    if hours is None:
+        return "not known"
+    return f"{hours:.0f}" if hours >= 10 else f"{hours:.1f}" if hours >= 1 else f"{hours:.2f}"

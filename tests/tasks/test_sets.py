@@ -10,7 +10,8 @@ import torch
 
 import fabricated
 from fabricated import color, fabricate, unchecked
-from studies import readers, tasks
+from tasks import sets
+from tasks.sets import readers
 
 PALETTE = torch.tensor([color(number) for number in range(216)]).float()
 
@@ -33,7 +34,7 @@ def seen(pixels):
 
 def loaded(name, root, **values):
     fabricate(name, root, **values)
-    return tasks.load(name, root, size=16)
+    return sets.load(name, root, size=16)
 
 
 CASES = {
@@ -121,7 +122,7 @@ def test_five_data_sets_have_fifty_classes(tmp_path):
 
 
 def test_digits_are_those_of_the_examples():
-    task = tasks.load("digits")
+    task = sets.load("digits")
     from fedprompt import samples
 
     images = samples.digits(0, domain=samples.inverted_rotated).test_images
@@ -156,7 +157,7 @@ def test_photographs_are_split_by_runs(name, called, monkeypatch):
     module = SimpleNamespace(split_by_runs=split, mnist=reader("mnist"))
     module.solar_cells = reader("solar_cells")
     monkeypatch.setitem(sys.modules, "photographs", module)
-    task = tasks.load(name)
+    task = sets.load(name)
     assert calls == [called]
     assert task.test.labels.tolist() == [0, 1]
     assert task.test.domains.tolist() == [0, 2]
@@ -166,7 +167,7 @@ def test_photographs_are_split_by_runs(name, called, monkeypatch):
 
 def test_folder_with_domains(tmp_path):
     fabricate("folder:mine", tmp_path, domains=("day", "night"))
-    task = tasks.load("folder:mine", tmp_path, size=16)
+    task = sets.load("folder:mine", tmp_path, size=16)
     assert task.domain_names == ("day", "night")
     assert task.train.domains.bincount().tolist() == [6, 6]
     assert seen(task.test.pixels)[1].tolist() == [7] * 3 + [8] * 3
@@ -197,7 +198,7 @@ def test_missing_file(name, tmp_path):
     (found,) = (path for path in tmp_path.rglob(file))
     found.rename(tmp_path / "hidden")
     with pytest.raises(FileNotFoundError) as error:
-        tasks.load(name, tmp_path)
+        sets.load(name, tmp_path)
     assert str(found) in str(error.value)
     assert source in str(error.value)
     assert str(tmp_path) in str(error.value)
@@ -208,17 +209,17 @@ def test_a_missing_split_is_named_in_the_call_that_downloads_it(tmp_path):
     (tmp_path / "test_32x32.mat").unlink()
     call = f"torchvision.datasets.SVHN({str(tmp_path)!r}, split='test', download=True)"
     with pytest.raises(FileNotFoundError, match=re.escape(call)):
-        tasks.load("svhn", tmp_path)
+        sets.load("svhn", tmp_path)
 
 
 def test_every_data_set_on_disk_has_a_test_of_its_missing_file():
     installed = {"digits", "mnist-5k", "mnist-5k-domains", "solar-cells"}
-    assert set(MISSING) == set(fabricated.WRITERS) == set(tasks.TASKS) - installed
+    assert set(MISSING) == set(fabricated.WRITERS) == set(sets.SETS) - installed
 
 
 def test_missing_folder(tmp_path):
     with pytest.raises(FileNotFoundError, match="train/CLASS"):
-        tasks.load("folder:none", tmp_path)
+        sets.load("folder:none", tmp_path)
 
 
 def test_corrupt_file_is_refused_by_torchvision(tmp_path):
@@ -232,14 +233,14 @@ def test_corrupt_file_is_refused_by_torchvision(tmp_path):
             lambda path, md5=None: calculate_md5(path) == md5,
         )
         with pytest.raises(RuntimeError, match="corrupted"):
-            tasks.load("cifar10", tmp_path)
+            sets.load("cifar10", tmp_path)
 
 
 def test_images_are_decoded_once(tmp_path, monkeypatch):
     first = loaded("dtd", tmp_path)
     for image in (tmp_path / "dtd" / "dtd" / "images").rglob("*.jpg"):
         image.write_bytes(b"")
-    second = tasks.load("dtd", tmp_path, size=16)
+    second = sets.load("dtd", tmp_path, size=16)
     assert torch.equal(first.train.pixels, second.train.pixels)
     assert torch.equal(first.train.labels, second.train.labels)
     assert sorted(path.name for path in (tmp_path / "dtd").glob("*.images")) == [
@@ -252,7 +253,7 @@ def test_changed_pixels_do_not_reach_the_file(tmp_path):
     first = loaded("dtd", tmp_path)
     before = first.train.pixels.clone()
     first.train.pixels.zero_()
-    assert torch.equal(tasks.load("dtd", tmp_path, size=16).train.pixels, before)
+    assert torch.equal(sets.load("dtd", tmp_path, size=16).train.pixels, before)
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
@@ -267,18 +268,18 @@ def test_killed_decoding_leaves_no_file(error, tmp_path, monkeypatch):
         return squared(image, size=size)
 
     with monkeypatch.context() as patch:
-        patch.setattr("studies.torchvision_sets.squared", interrupted)
+        patch.setattr("tasks.sets.torchvision_sets.squared", interrupted)
         with pytest.raises(error):
-            tasks.load("dtd", tmp_path, size=16)
+            sets.load("dtd", tmp_path, size=16)
     assert [path.name for path in (tmp_path / "dtd").iterdir()] == ["dtd"]
-    assert seen(tasks.load("dtd", tmp_path, size=16).test.pixels)[1].tolist() == [7] * 5
+    assert seen(sets.load("dtd", tmp_path, size=16).test.pixels)[1].tolist() == [7] * 5
 
 
 def test_half_file_of_another_process_is_not_read(tmp_path):
     fabricate("dtd", tmp_path)
     other = tmp_path / "dtd" / "dtd-test-16px-5.images.123.part"
     other.write_bytes(b"half")
-    assert seen(tasks.load("dtd", tmp_path, size=16).test.pixels)[1].tolist() == [7] * 5
+    assert seen(sets.load("dtd", tmp_path, size=16).test.pixels)[1].tolist() == [7] * 5
     assert other.read_bytes() == b"half"
 
 
@@ -288,7 +289,7 @@ def test_missing_image_of_a_list(name, lost, tmp_path):
     path = sorted(tmp_path.rglob("*.jpg"))[-lost]
     path.unlink()
     with pytest.raises(FileNotFoundError, match=path.name):
-        tasks.load(name, tmp_path, size=16)
+        sets.load(name, tmp_path, size=16)
     whole = [file.name for file in tmp_path.rglob("*.images")]
     assert not any("train" in file and "train" in str(path) for file in whole)
 
@@ -298,7 +299,7 @@ def test_half_file_is_refused(tmp_path):
     path = tmp_path / "dtd" / "dtd-test-16px-5.images"
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(ValueError, match=r"dtd-test-16px-5\.images must have .* bytes"):
-        tasks.load("dtd", tmp_path, size=16)
+        sets.load("dtd", tmp_path, size=16)
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
@@ -321,19 +322,19 @@ def test_images_are_cut_in_the_middle():
 @pytest.mark.parametrize("size", [0, -1])
 def test_bad_size(size):
     with pytest.raises(ValueError, match="`size` must be at least 1"):
-        tasks.load("digits", size=size)
+        sets.load("digits", size=size)
 
 
 def test_unknown_name():
     with pytest.raises(ValueError, match=r"`name` must be one of digits, .*; got 'cifar11'"):
-        tasks.load("cifar11")
+        sets.load("cifar11")
 
 
 def test_classes_of_train_and_test_must_agree(tmp_path):
     fabricate("folder:mine", tmp_path)
     (tmp_path / "mine" / "test" / "kind_000").rename(tmp_path / "mine" / "test" / "other")
     with pytest.raises(ValueError, match=r"only one has \['kind_000', 'other'\]"):
-        tasks.load("folder:mine", tmp_path)
+        sets.load("folder:mine", tmp_path)
 
 
 def test_shares_of_each_class():

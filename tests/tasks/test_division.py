@@ -4,10 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from studies.papers.division import divide
-from studies.papers.pooling import held_out
-from studies.papers.setting import Partition
-from studies.tasks import Images, Task
+from tasks.division import divide, held_out
+from tasks.papers import Partition
+from tasks.sets import Images, ImageSet
 
 
 def shards_of(partition: Partition, labels: torch.Tensor, num_clients: int) -> list[torch.Tensor]:
@@ -52,7 +51,7 @@ def test_shots_of_each_client_are_drawn_after_the_division() -> None:
     assert [torch.bincount(labels[shard]).tolist() for shard in shards] == [[3] * 5] * 4
 
 
-def small_task() -> Task:
+def small_task() -> ImageSet:
     """Return two domains with 12 and 8 images of each of three classes; pixels are numbers."""
     labels = torch.arange(3).repeat(20)
     domains = torch.zeros(60, dtype=torch.int64)
@@ -62,7 +61,7 @@ def small_task() -> Task:
     train, test = (
         Images(pixels[chosen], labels[chosen], domains[chosen]) for chosen in order.split([45, 15])
     )
-    return Task("small", train, test, ("a", "b", "c"), ("one", "two"), ("a {}.",))
+    return ImageSet("small", train, test, ("a", "b", "c"), ("one", "two"), ("a {}.",))
 
 
 def test_pooled_images_are_held_out_by_class_and_domain() -> None:
@@ -85,3 +84,14 @@ def test_pooled_images_that_are_held_out_depend_on_the_generator() -> None:
     ]
     assert torch.equal(chosen[0], chosen[1])
     assert not torch.equal(chosen[0], chosen[2])
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1])
+def test_smallest_client_has_the_share_of_the_partition(share: float) -> None:
+    labels, sizes = torch.arange(1000) % 10, []
+    partition = Partition(kind="dirichlet", alpha=0.1, min_share=share)
+    for seed in range(10):
+        how = {"num_clients": 5, "generator": np.random.default_rng(seed)}
+        shards = divide(partition, labels, torch.zeros_like(labels), **how)
+        sizes.append(min(len(shard) for shard in shards))
+    assert (min(sizes) >= 100) == (share > 0)

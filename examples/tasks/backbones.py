@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import torch.nn as nn
 
-from embedded import zoo
+import zoo
 
 Numbers = tuple[float, ...]
 

@@ -4,8 +4,8 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from methods.federation import Predictions
-from studies.gallery.tasks import Trial
+import fedprompt as fp
+from tasks.core import Trial
 
 # Superclass of each class of CIFAR-100, whose classes are in the order of their names.
 SUPERCLASSES = (
@@ -18,20 +18,19 @@ SUPERCLASSES = (
 
 
 @torch.no_grad()
-def cluster_accuracy(predictions: Predictions, trial: Trial) -> float:
+def cluster_accuracy(trial: Trial, method: fp.Method, now: fp.Round) -> dict[str, float]:
     """Measure how well the groups of test images of CIFAR-100 agree with their superclasses.
 
-    Args:
-        predictions: Last predictions of SGPT.
-        trial: Federation and test inputs.
-
     Returns:
-        Share of the images whose superclass is the most frequent one of their group.
+        `clusters`, the share of the images whose superclass is the most frequent one of their
+        group.
     """
-    model = predictions.of(0)
-    chosen = [model.selector(model.query(inputs)).indices for inputs in trial.test.split(256)]
-    superclasses = torch.tensor(SUPERCLASSES, device="cpu")[trial.test_cells.cpu()]
-    return purity(torch.cat(chosen).cpu(), superclasses)
+    first, device = trial.setting.clients[0], trial.setting.device
+    model = now.model(method, trial.federation.data(first, now.server_round))
+    batches = (inputs.to(device) for inputs in trial.test.split(256))
+    chosen = [model.selector(model.query(inputs)).indices.cpu() for inputs in batches]
+    superclasses = torch.tensor(SUPERCLASSES, device="cpu")[trial.test_cells]
+    return {"clusters": purity(torch.cat(chosen), superclasses)}
 
 
 def purity(groups: Int[Tensor, "images"], kinds: Int[Tensor, "images"]) -> float:

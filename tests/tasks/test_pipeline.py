@@ -10,8 +10,9 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as vision
 
 import fedprompt as fp
-from studies import pipeline, resampling
-from studies.pipeline import Preparation, augment, prepared
+from tasks import resampling
+from tasks.pipeline import Preparation, PreparedTrunk
+from tasks.resampling import augment
 
 MODES = {"bicubic": vision.InterpolationMode.BICUBIC, "bilinear": vision.InterpolationMode.BILINEAR}
 PREPARE = {"mean": (0.2, 0.4, 0.6), "std": (0.3, 0.5, 0.7)}
@@ -187,11 +188,11 @@ def trunk():
 def test_prepared_trunk_equals_trunk_on_prepared_images(trunk, generator):
     images, prepare = noise(4, 48, 48), Preparation(32, **PREPARE)
     assert torch.equal(
-        fp.mean_tokens(prepared(trunk, prepare), images).value,
+        fp.mean_tokens(PreparedTrunk(trunk, prepare), images).value,
         fp.mean_tokens(trunk, prepare(images)).value,
     )
     prompts = fp.DeepPrompts(3, trunk, generator=generator)
-    ours = prepared(trunk, prepare)
+    ours = PreparedTrunk(trunk, prepare)
     results = [
         fp.encode_prompted(ours, images, prompts()),
         fp.encode_prompted(trunk, prepare(images), prompts()),
@@ -207,7 +208,7 @@ def test_prepared_trunk_equals_trunk_on_prepared_images(trunk, generator):
 
 
 def test_prepared_trunk_is_a_trunk(trunk):
-    ours = prepared(trunk, Preparation(32))
+    ours = PreparedTrunk(trunk, Preparation(32))
     assert isinstance(ours, fp.Trunk)
     assert copy.deepcopy(ours) is ours
     assert fp.fingerprint(ours) == fp.fingerprint(trunk)
@@ -239,24 +240,18 @@ def test_bad_interpolation():
         Preparation(8, interpolation="nearest")
 
 
-def test_benchmark_measures_all_three():
-    model = timm.create_model(
-        "vit_tiny_patch16_224", img_size=32, embed_dim=16, depth=1, num_heads=2, num_classes=0
-    )
-    measured = pipeline.speeds(model, size=32, stored=16, batch_size=2, rounds=1)
-    assert min(measured) > 0
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+@pytest.mark.parametrize("side", [4, 8, 11])
+def test_floating_point_images_are_prepared_as_stored_ones_up_to_rounding(interpolation, side):
+    stored, std = torch.randint(0, 256, (3, 3, 8, 8), dtype=torch.uint8), (0.2, 0.3, 0.4)
+    prepare = Preparation(side, mean=(0.5, 0.4, 0.3), std=std, interpolation=interpolation)
+    difference = (prepare(stored.float()) - prepare(stored)).abs().max()
+    assert difference <= 0.501 / (255 * min(std))
 
 
-@pytest.mark.parametrize(
-    ("device", "numbers", "reached"),
-    [
-        ("cpu", (100, 9, 1), True),
-        ("cpu", (100, 11, 1), False),
-        ("cuda", (100, 50, 46), True),
-        ("cuda", (50, 100, 44), False),
-    ],
-)
-def test_goals(device, numbers, reached):
-    text, result = pipeline.Speeds(*numbers).goal(torch.device(device))
-    assert result == reached
-    assert "goal" in text
+def test_floating_point_images_have_gradients():
+    prepare = Preparation(5, interpolation="bilinear").double()
+    images = (torch.rand(1, 3, 4, 4, dtype=torch.float64) * 255).requires_grad_()
+    # A bilinear filter has positive weights with the sum 1, so a mean over rows is one, too.
+    (gradient,) = torch.autograd.grad(prepare(images.float()).sum(), images)
+    assert gradient.sum().item() == pytest.approx(3 * 25 / (255 * 0.5), rel=1e-4)

@@ -1,0 +1,132 @@
+"""DP-SGD on prompts: each image of a client is protected at a stated epsilon."""
+
+from functools import cache, partial
+
+import dp_accounting
+import numpy as np
+import torch
+import torch.nn.functional as F
+from dp_accounting.pld import PLDAccountant
+
+import fedprompt as fp
+from fedprompt import samples
+from fedprompt.methods import Setting, VitSetting
+from tasks import digits
+from tasks.ablations import sides, trial
+from tasks.core import Causes, Machine, Row, Task, Trial
+
+DELTA, RATE, MAX_NORM = 1e-4, 0.2, 1.0
+PRIVATE, PLAIN = 3.0, 0.9  # learning rates
+EPSILONS = {"no privacy": None, "clipping alone": np.inf, "ε = 8": 8.0, "ε = 3": 3.0, "ε = 1": 1.0}
+ROWS = [
+    Row(title, "fedvpt_d", {"learning_rate": PLAIN if epsilon is None else PRIVATE})
+    for title, epsilon in EPSILONS.items()
+]
+
+
+@cache
+def multiplier_for(epsilon: float | None, *, steps: int) -> float:
+    """Compute the noise multiplier of `steps` steps; the coarse grid never underestimates it."""
+    if epsilon is None or epsilon == np.inf:
+        return 0.0
+
+    def training(multiplier: float) -> dp_accounting.DpEvent:
+        gaussian = dp_accounting.GaussianDpEvent(multiplier)
+        step = dp_accounting.PoissonSampledDpEvent(RATE, gaussian)
+        return dp_accounting.SelfComposedDpEvent(step, steps)
+
+    accountant = partial(PLDAccountant, value_discretization_interval=1e-3)
+    bracket = dp_accounting.ExplicitBracketInterval(0.3, 100)
+    return float(
+        dp_accounting.calibrate_dp_mechanism(accountant, training, epsilon, DELTA, bracket)
+    )
+
+
+def multiplier_of(row: Row, setting: Setting) -> float:
+    """Return the noise multiplier of a row."""
+    return multiplier_for(EPSILONS[row.title], steps=setting.rounds * setting.steps)
+
+
+def method(row: Row, trial: Trial) -> fp.Method:
+    """Make FedAvg whose clients take private steps on Poisson batches.
+
+    Noise is drawn from seeded generators, so that others can repeat it. Real training must not.
+    """
+    setting, rate = trial.setting, row.values["learning_rate"]
+    first, clips = fp.snapshot(setting.new_model()), EPSILONS[row.title] is not None
+    multiplier = multiplier_of(row, setting)
+
+    def train(data, answer, state):
+        model = setting.model(data.id, answer)
+        optimizer = data.optimizer(model, rate)
+        draw, vary, noise = map(data.stream, ("batches", "augmentation", "noise"))
+        expected = RATE * data.num_examples
+        for _ in range(data.steps):
+            chosen = fp.privacy.poisson_batch(data.num_examples, rate=RATE, generator=draw)
+            images, labels = data.batch(chosen, vary)
+            copies = fp.privacy.per_sample(model, len(images))
+            F.cross_entropy(copies(images), labels, reduction="sum").backward()
+            own = {name: each.grad for name, each in copies.named_parameters()}
+            if clips:
+                total = fp.privacy.clipped_sum(own, max_norm=MAX_NORM)
+                how = {"max_norm": MAX_NORM, "expected_batch_size": expected, "generator": noise}
+                mean = fp.privacy.noisy_mean(total, multiplier=multiplier, **how)
+            else:
+                mean = {name: gradient.sum(0) / expected for name, gradient in own.items()}
+            for name, parameter in model.named_parameters():
+                parameter.grad = mean[name].to(parameter)
+            optimizer.step()
+        return fp.collect(model, weight=1), {}
+
+    def predict(data, answer, state):
+        return setting.model(data.id, answer)
+
+    def form(client):
+        return fp.collect(setting.model(client, {}), weight=1)
+
+    return fp.Method(train, fp.averaging_server(first), predict, form=form)
+
+
+def augment(images: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Augment digits; a Poisson batch may be empty."""
+    return samples.augment(images, generator) if len(images) else images
+
+
+def make(partition: str, row: Row, *, seed: int, machine: Machine, validate: bool) -> Trial:
+    """Make five clients with 240 images each and one network."""
+    train, test = sides(seed, [samples.inverted_rotated])
+    shards = fp.iid(train.labels, num_clients=5, generator=np.random.default_rng(seed))
+    build = partial(VitSetting, trunks=[digits.trunk("B")], num_prompts=4)
+    return trial(
+        build,
+        train,
+        test,
+        [shard[:240] for shard in shards],
+        seed=seed,
+        **{"rounds": 10, "steps": 4, "cohort_size": 5, "batch_size": 48},
+        augment=augment,
+        make_optimizer=torch.optim.SGD,
+        schedule=lambda progress: (1 + np.cos(np.pi * progress)) / 2,
+    ).shrunk(machine.shrink)
+
+
+def causes(partition: str, row: Row) -> Causes:
+    """Return the function that records the noise of a row."""
+    return lambda trial, method, now: {"noise": multiplier_of(row, trial.setting)}
+
+
+TASKS = {
+    "privacy": Task(
+        title="DP-SGD",
+        partitions={"iid": "240 images a client, IID"},
+        family=lambda partition: "one model",
+        hours=lambda partition, row: 20 / 3600,
+        rows=lambda partition: ROWS,
+        make=make,
+        method=method,
+        columns={"noise": "noise, of the norm", "full": "all test images", "worst": "worst client"},
+        references={"no privacy": "no privacy"},
+        compared=("full",),
+        causes=causes,
+    )
+}

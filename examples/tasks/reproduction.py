@@ -1,0 +1,323 @@
+"""Tasks of the papers' settings: the division of a data set, and models as the papers have them."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn as nn
+from torch import Tensor
+
+import fedprompt as fp
+from fedprompt.methods import ClipSetting, VitSetting
+from fedprompt.methods import Setting as Run
+from fedprompt.methods.setting import PromptedModel
+from tasks import estimate, papers, sets
+from tasks.backbones import PRETRAINED, Backbones
+from tasks.borders import PART, BorderedModel, PiecewiseModel, PixelTrunk
+from tasks.clusters import cluster_accuracy
+from tasks.core import COLUMNS, Causes, Machine, Row, Task, TaskError, Trial
+from tasks.division import divide, fewer, held_out
+from tasks.epochs import EpochFederation, EpochSetting, NetworkSetting
+from tasks.pipeline import Preparation, PreparedTrunk
+from tasks.resampling import augment
+from tasks.sets.readers import Images, ImageSet
+
+FLOATS = ("fedmix",)
+"""Methods that average images, or differentiate by them."""
+NUM_PUBLIC = 500
+"""Training images that methods with public data have without labels; clients keep theirs."""
+
+
+class Stored:
+    """Half-precision tensor, of which an indexed part has single precision.
+
+    Args:
+        values: Tokens.
+    """
+
+    def __init__(self, values: Tensor) -> None:
+        self.values, self.shape = values, values.shape
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __getitem__(self, index: Tensor | slice) -> Tensor:
+        return self.values[index].float()
+
+    def split(self, size: int) -> list[Tensor]:
+        """Return consecutive parts of at most `size` inputs, in half precision."""
+        return list(self.values.split(size))
+
+
+@dataclass(kw_only=True)
+class PaperVits(EpochSetting, VitSetting):
+    """Vision transformers with prompts, and convolutional networks with a border of pixels.
+
+    Raises:
+        ValueError: If a batch has more images than fit in one forward pass.
+    """
+
+    def __post_init__(self) -> None:
+        if self.batch_size > PART:
+            raise ValueError(f"`batch_size` must be at most {PART}; got {self.batch_size}.")
+
+    def new_model(
+        self, client: int = 0, *, prompts: Callable[[fp.Trunk], nn.Module | None] | None = None
+    ) -> PromptedModel:
+        """Make a model. A convolutional network has a border in any case.
+
+        Args:
+            client: Id of the client that owns the model; it decides the trunk.
+            prompts: Function from the trunk to a module of prompts. If None, deep prompts.
+        """
+        trunk, kind = self.trunk_of(client), PiecewiseModel
+        make = prompts or (lambda trunk: fp.DeepPrompts(self.num_prompts, trunk))
+        if isinstance(trunk, PixelTrunk):
+            kind, make = BorderedModel, lambda trunk: trunk.border()
+
+        def drawn() -> PromptedModel:
+            model = kind(trunk, None, self.num_classes, num_features=self.num_features)
+            model.prompts = make(trunk)
+            return model
+
+        return self.seeded(drawn)
+
+
+@dataclass(kw_only=True)
+class PaperClip(EpochSetting, ClipSetting):
+    """A CLIP with contexts."""
+
+
+def make(
+    paper: str,
+    partition: str,
+    row: Row,
+    *,
+    seed: int,
+    machine: Machine,
+    validate: bool = False,
+    backbones: Backbones | None = None,
+) -> Trial:
+    """Divide the images of a data set over the clients of a setting.
+
+    Args:
+        paper: Name of the paper.
+        partition: Name of the setting.
+        row: Row with a method.
+        seed: Seed of the division, initial values, cohorts and batches.
+        machine: Where the data set is, and the device.
+        validate: Not used, because papers give the hyperparameters.
+        backbones: Makers of backbones. If None, pretrained ones.
+    """
+    setting = papers.settings(paper)[partition].of(row)
+    try:
+        data = sets.load(setting.data, machine.root)
+    except FileNotFoundError as error:
+        raise TaskError(str(error)) from error
+    if machine.shrink != 1:
+        setting = replace(setting, rounds=max(2, math.ceil(machine.shrink * setting.rounds)))
+        data = fewer(data, machine.shrink, setting.num_clients)
+    return divided(setting, data, row, seed, machine.device, backbones or PRETRAINED)
+
+
+def divided(
+    setting: papers.Setting,
+    data: ImageSet,
+    row: Row,
+    seed: int,
+    device: str,
+    backbones: Backbones,
+) -> Trial:
+    """Make the trial of a setting on a data set."""
+    num_classes, num_domains = len(data.class_names), len(data.domain_names)
+    rng = np.random.default_rng(seed)
+    if setting.test_share is not None:
+        data = held_out(data, setting.test_share, generator=rng)
+    train, test = data.train, data.test
+    how = {"num_clients": setting.num_clients, "generator": rng}
+    shards = divide(setting.partition, train.labels, train.domains, **how)
+    cells, test_cells = (side.domains * num_classes + side.labels for side in (train, test))
+    count = num_classes * num_domains
+    mixes = torch.stack([torch.bincount(cells[shard], minlength=count) for shard in shards])
+    if setting.family == "CLIP":  # whose tokens are computed once, of the images that clients have
+        used = torch.cat(shards).unique()
+        shards = [torch.searchsorted(used, shard) for shard in shards]
+        train = Images(*(part[used] for part in train))
+    build = {"CLIP": _clip, "networks": _networks}.get(setting.family, _vits)
+    data = data._replace(train=train)
+    inputs = "floats" if row.method in FLOATS else row.entry.inputs
+    run, sides = build(setting, data, common(setting, num_classes, seed), inputs, device, backbones)
+    spread = torch.linspace(0, len(train.labels) - 1, min(len(train.labels), NUM_PUBLIC)).long()
+    run = replace(run, public=sides[0][spread], floats=inputs == "floats")
+    federation = EpochFederation(run, sides[0], train.labels, dict(enumerate(shards)))
+    return Trial(run, federation, sides[1], test_cells, mixes, domain_names=data.domain_names)
+
+
+def common(setting: papers.Setting, num_classes: int, seed: int) -> dict[str, Any]:
+    """Return the fields that runs of all families have."""
+    cosine = (lambda progress: (1 + math.cos(math.pi * progress)) / 2) if setting.cosine else None
+    kind = getattr(torch.optim, setting.optimizer)
+    return {
+        "clients": range(setting.num_clients),
+        "num_classes": num_classes,
+        "rounds": setting.rounds,
+        "steps": 0,
+        "cohort_size": setting.cohort_size,
+        "batch_size": setting.batch_size,
+        "epochs": setting.epochs,
+        "drop_last": setting.drop_last,
+        "seed": seed,
+        "public": torch.empty(0),
+        "schedule": cosine,
+        "make_optimizer": partial(kind, **setting.optimizer_values),
+    }
+
+
+Built = tuple[Run, Sequence[Any]]
+
+
+def _vits(
+    setting: papers.Setting,
+    data: ImageSet,
+    fields: dict[str, Any],
+    inputs: str,
+    device: str,
+    backbones: Backbones,
+) -> Built:
+    trunks: list[Any] = []
+    for name in setting.backbones:
+        model, *normal = backbones.vit(name, setting.image_size)
+        prepare = preparation(setting, *normal)
+        if hasattr(model, "patch_embed"):
+            trunks.append(PreparedTrunk(fp.vit_trunk(model), prepare))
+        else:
+            border = partial(
+                fp.PadPrompts,
+                setting.image_size,
+                padding=setting.num_prompts,
+                mean=normal[0],
+                std=normal[1],
+            )
+            frozen = fp.freeze(model).eval()
+            trunks.append(PixelTrunk(frozen, model.num_features, prepare, border))
+    sizes = {"num_prompts": setting.num_prompts, "num_features": setting.num_features}
+    change = changed(setting, prepare, device)
+    return PaperVits(trunks=trunks, augment=change, **sizes, **fields), _pixels(data)
+
+
+def _networks(
+    setting: papers.Setting,
+    data: ImageSet,
+    fields: dict[str, Any],
+    inputs: str,
+    device: str,
+    backbones: Backbones,
+) -> Built:
+    size = setting.image_size
+    prepare = preparation(setting, *backbones.network(setting.backbones[0], size)[1:]).to(device)
+    run = NetworkSetting(
+        makers=[partial(_model, backbones.network, name, size) for name in setting.backbones],
+        num_features=setting.num_features or 0,
+        prepare=prepare,
+        augment=changed(setting, prepare, device),
+        **fields,
+    )
+    return run, _pixels(data)
+
+
+def _model(make: Callable[[str, int], Any], name: str, size: int) -> nn.Module:
+    return make(name, size).model
+
+
+def _pixels(data: ImageSet) -> list[Tensor]:
+    return [data.train.pixels, data.test.pixels]
+
+
+def _clip(
+    setting: papers.Setting,
+    data: ImageSet,
+    fields: dict[str, Any],
+    inputs: str,
+    device: str,
+    backbones: Backbones,
+) -> Built:
+    (name,) = setting.backbones
+    model, tokenizer, *normal = backbones.clip(name, setting.image_size)
+    clip = fp.freeze(model.to(device))
+    prepare = preparation(setting, *normal).to(device)
+    encode = prepare if inputs == "images" else partial(_tokens, clip, prepare)
+    sides = [
+        Stored(fp.precompute(encode, side, batch_size=64, dtype=torch.float16).cpu())
+        for side in _pixels(data)
+    ]
+    with torch.device(device):
+        run = PaperClip(
+            clip=clip,
+            tower=fp.TextTower(clip, tokenizer),
+            class_names=data.class_names,
+            scale=clip.logit_scale.exp().item(),
+            template=setting.template,
+            length=setting.length,
+            **fields,
+        )
+    return run, sides
+
+
+def _tokens(clip: nn.Module, prepare: Preparation, pixels: Tensor) -> Tensor:
+    """Return the image tokens of CLIP with the pooled one first, in the memory of the host."""
+    pooled, patches = fp.image_tokens(clip, prepare(pixels))
+    return torch.cat([pooled[:, None], patches], 1).cpu()
+
+
+def preparation(
+    setting: papers.Setting, mean: Sequence[float], std: Sequence[float], interpolation: str
+) -> Preparation:
+    """Make the preparation of images for a backbone."""
+    return Preparation(setting.image_size, mean=mean, std=std, interpolation=interpolation)
+
+
+def changed(
+    setting: papers.Setting, prepare: Preparation, device: str
+) -> Callable[[Tensor, torch.Generator], Tensor] | None:
+    """Return the random crops and flips of a setting, or None."""
+    if setting.crop == 1 and not setting.flip:
+        return None
+    how = {"interpolation": prepare.interpolation, "device": device}
+    return partial(augment, size=setting.image_size, crop=setting.crop, flip=setting.flip, **how)
+
+
+def task(paper: str) -> Task:
+    """Make the task of a paper, whose partitions are its settings."""
+
+    def setting(partition: str) -> papers.Setting:
+        return papers.settings(paper)[partition]
+
+    def causes(partition: str, row: Row) -> Causes | None:
+        return cluster_accuracy if "clusters" in row.figures else None
+
+    listed = papers.settings(paper)
+    own = next(iter(listed.values())).source.partition(" (")[0]
+    rows = [row for each in listed.values() for row in each.rows]
+    names = dict.fromkeys(name for row in rows for name in row.figures)
+    return Task(
+        title=own,
+        partitions={name: each.source for name, each in listed.items()},
+        family=lambda partition: papers.FAMILIES.get(
+            setting(partition).family, setting(partition).family
+        ),
+        rows=lambda partition: setting(partition).rows,
+        make=partial(make, paper),
+        columns=COLUMNS | {name: name for name in names if name not in COLUMNS},
+        causes=causes,
+        last_rounds=lambda partition, row: setting(partition).of(row).last_rounds,
+        hours=lambda partition, row: estimate.paper_hours(setting(partition), row),
+        processor=estimate.GPU,
+        choices=lambda partition: setting(partition).choices,
+    )
+
+
+TASKS = {paper: task(paper) for paper in papers.PAPERS}
