@@ -34,9 +34,7 @@ myst_heading_anchors = 3
 exclude_patterns = [
     "_build",
     "**.ipynb",
-    "results/compare/*.md",
-    "results/reproduce/*.md",
-    "results/photographs/*.md",
+    "results/tables/*.md",
 ]
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True

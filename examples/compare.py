@@ -131,10 +131,13 @@ def named_records(args: argparse.Namespace) -> str:
 
 
 def estimates(args: argparse.Namespace) -> None:
-    """Print the runs and hours of a task by arithmetic."""
+    """Print and write the runs and hours of a task by arithmetic."""
     task = tasks.TASKS[args.task]
     partitions = named("partitions", args.partitions, list(task.partitions))
-    print(estimate.table_of(args.task, task, partitions, args.seeds))
+    text = estimate.table_of(args.task, task, partitions, args.seeds)
+    args.out.mkdir(parents=True, exist_ok=True)
+    (args.out / f"{args.task}-hours.md").write_text(f"{text}\n")
+    print(text)
 
 
 def named(flag: str, given: str | None, known: Sequence[str], by: str = ",") -> list[str]:

@@ -24,16 +24,17 @@ from fedprompt import samples
 NUM_CLIENTS, RATE, MAX_NORM, DELTA = 5, 0.2, 1.0, 1e-4
 
 
+def training(multiplier: float, *, rate: float, steps: int) -> dp_accounting.DpEvent:
+    """Describe steps on Poisson samples of a client's images to an accountant."""
+    step = dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(multiplier))
+    return dp_accounting.SelfComposedDpEvent(step, steps)
+
+
 def noise_for(epsilon: float, *, steps: int) -> float:
-    """Return the noise multiplier of `steps` steps, each on a Poisson sample of the images."""
-
-    def event(multiplier: float) -> dp_accounting.DpEvent:
-        noisy = dp_accounting.GaussianDpEvent(multiplier)
-        step = dp_accounting.PoissonSampledDpEvent(RATE, noisy)
-        return dp_accounting.SelfComposedDpEvent(step, steps)
-
+    """Return the noise multiplier of `steps` steps; the coarse grid never underestimates it."""
     accountant = partial(PLDAccountant, value_discretization_interval=1e-3)
     bracket = dp_accounting.ExplicitBracketInterval(0.3, 100)
+    event = partial(training, rate=RATE, steps=steps)
     return dp_accounting.calibrate_dp_mechanism(accountant, event, epsilon, DELTA, bracket)
 
 

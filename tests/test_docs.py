@@ -22,7 +22,7 @@ DOCS = ROOT / "docs"
 PAGES = {
     page.relative_to(DOCS).with_suffix("").as_posix(): page.read_text()
     for page in sorted(DOCS.rglob("[!_]*.md"))
-    if page.parent.name not in ("gallery", "compare", "photographs", "reproduce")  # by programs
+    if page.parent.name not in ("gallery", "tables")  # made by programs
 }
 NOTEBOOKS = ("getting-started/first-federation",)  # test_notebook.py runs them block by block
 
@@ -169,13 +169,11 @@ LONG = ("how-to/differential-privacy", "how-to/lora")
 NEEDS = {
     "dp_accounting": r"fedprompt\[privacy\]",
     "build_samples": "clone",
-    "embedded": "clone",
     "laws": "clone",
     "matplotlib": r"fedprompt\[plots\]",
-    "methods": "clone",
     "peft": "pip install peft",
     "sklearn": "clone",
-    "studies": "clone",
+    "tasks": "clone",
     "transformers": r"fedprompt\[transformers\]|pip install peft",
 }
 

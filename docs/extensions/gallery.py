@@ -2,38 +2,39 @@
 
 import ast
 import csv
+import inspect
 import re
-import sys
 from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Any
 
+from fedprompt.methods import METHODS, Entry
+
 ROOT = Path(__file__).parents[2]
-COMPARED = ROOT / "docs" / "results" / "compare"
-SHOWN = (
-    "own mix",
-    "worst client",
-    "to local",
-    "to FedAvg",
-    "new clients",
-    "after 10 steps",
-)
+TABLES = ROOT / "docs" / "results" / "tables"
+SHOWN = {
+    "own mix": "own mix",
+    "worst client": "worst client",
+    "own mix, to local": "to local",
+    "own mix, to FedAvg": "to FedAvg",
+    "new clients": "new clients",
+    "after 10 steps": "after 10 steps",
+}
+TASKS = {"digits": "digits", "networks": "different networks", "clip": "CLIP"}
+SETTINGS = {"dirichlet": "label shift", "domains": "feature shift", "few": "50 images each"}
 MARKS = ("personalized", "public data", "different models", "private", "adapted")
 
 
-def files() -> dict[Path, list[Any]]:
+def files() -> dict[Path, list[Entry]]:
     """Return the methods of each file of the gallery."""
-    sys.path.insert(0, str(ROOT / "examples"))
-    from studies.gallery import registry
-
-    found: dict[Path, list[Any]] = {}
-    for method in registry.gallery().values():
-        found.setdefault(method.path, []).append(method)
-    return found
+    found: dict[Path, list[Entry]] = {}
+    for entry in METHODS.values():
+        found.setdefault(Path(inspect.getfile(entry.make)), []).append(entry)
+    return dict(sorted(found.items()))
 
 
-def page(path: Path, methods: Sequence[Any]) -> str:
+def page(path: Path, methods: Sequence[Entry]) -> str:
     """Make the page of a file."""
     text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
     parts = [
@@ -43,10 +44,8 @@ def page(path: Path, methods: Sequence[Any]) -> str:
         ":language: python\n:class: whole-file\n```",
     ]
     titles = {method.title for method in methods}
-    note = (COMPARED / "changed.md").read_text(encoding="utf-8")
-    changed = [note] if titles & set(re.findall(r"[\w-]+", note)) else []
     for task, lines in results(titles).items():
-        parts += [f"## Results: {task}", *changed, markdown(lines)]
+        parts += [f"## Results: {task}", markdown(lines)]
     if parts[-1].startswith("|"):
         parts.append(
             "{doc}`/results/gallery` explains the columns, and links to all tables."
@@ -61,31 +60,27 @@ def sent_in_lines(text: str) -> str:
 
 def results(titles: AbstractSet[str]) -> dict[str, list[list[str]]]:
     """Return the header and the rows of methods for each task, one row for each setting."""
-    from studies.gallery.tasks import PARTITIONS
-
     found: dict[str, list[list[str]]] = {}
     for task, partition, header, body in tables():
         columns = [header.index(name) for name in SHOWN if name in header]
         for row in body:
             if row[0] in titles:
-                lines = found.setdefault(
-                    task, [["method", "setting", *(header[i] for i in columns)]]
-                )
-                lines.append(
-                    [row[0], PARTITIONS[partition], *(row[i] for i in columns)]
-                )
+                first = ["method", "setting", *(SHOWN[header[i]] for i in columns)]
+                lines = found.setdefault(task, [first])
+                lines.append([row[0], partition, *(row[i] for i in columns)])
     return found
 
 
 def tables() -> Iterator[tuple[str, str, list[str], list[list[str]]]]:
-    """Yield task, partition, header and rows of each table of the study."""
-    for path in sorted(COMPARED.glob("*.csv")):
-        task, _, partition = path.stem.rpartition("-")
-        header, *body = csv.reader(path.read_text(encoding="utf-8").splitlines())
-        yield task, partition, header, body
+    """Yield task, setting, header and rows of each table of the comparison."""
+    for task, title in TASKS.items():
+        for partition, setting in SETTINGS.items():
+            path = TABLES / f"{task}-{partition}.csv"
+            header, *body = csv.reader(path.read_text(encoding="utf-8").splitlines())
+            yield title, setting, header, body
 
 
-def overview(found: dict[Path, list[Any]]) -> str:
+def overview(found: dict[Path, list[Entry]]) -> str:
     """Make the table of all methods, one table for each family."""
     families: dict[str, list[list[str]]] = {}
     for path, methods in found.items():

@@ -2,20 +2,18 @@
 
 from functools import cache, partial
 
-import dp_accounting
 import numpy as np
 import torch
 import torch.nn.functional as F
-from dp_accounting.pld import PLDAccountant
 
 import fedprompt as fp
 from fedprompt import samples
 from fedprompt.methods import Setting, VitSetting
+from private import MAX_NORM, RATE, noise_for
 from tasks import digits
 from tasks.ablations import sides, trial
 from tasks.core import Causes, Machine, Row, Task, Trial
 
-DELTA, RATE, MAX_NORM = 1e-4, 0.2, 1.0
 PRIVATE, PLAIN = 3.0, 0.9  # learning rates
 EPSILONS = {"no privacy": None, "clipping alone": np.inf, "ε = 8": 8.0, "ε = 3": 3.0, "ε = 1": 1.0}
 ROWS = [
@@ -25,26 +23,14 @@ ROWS = [
 
 
 @cache
-def multiplier_for(epsilon: float | None, *, steps: int) -> float:
-    """Compute the noise multiplier of `steps` steps; the coarse grid never underestimates it."""
-    if epsilon is None or epsilon == np.inf:
-        return 0.0
-
-    def training(multiplier: float) -> dp_accounting.DpEvent:
-        gaussian = dp_accounting.GaussianDpEvent(multiplier)
-        step = dp_accounting.PoissonSampledDpEvent(RATE, gaussian)
-        return dp_accounting.SelfComposedDpEvent(step, steps)
-
-    accountant = partial(PLDAccountant, value_discretization_interval=1e-3)
-    bracket = dp_accounting.ExplicitBracketInterval(0.3, 100)
-    return float(
-        dp_accounting.calibrate_dp_mechanism(accountant, training, epsilon, DELTA, bracket)
-    )
+def multiplier_for(epsilon: float | None, steps: int) -> float:
+    """Compute the noise multiplier of `steps` steps."""
+    return 0.0 if epsilon is None or epsilon == np.inf else noise_for(epsilon, steps=steps)
 
 
 def multiplier_of(row: Row, setting: Setting) -> float:
     """Return the noise multiplier of a row."""
-    return multiplier_for(EPSILONS[row.title], steps=setting.rounds * setting.steps)
+    return multiplier_for(EPSILONS[row.title], setting.rounds * setting.steps)
 
 
 def method(row: Row, trial: Trial) -> fp.Method:

@@ -129,8 +129,11 @@ def save_all(found: Sequence[Record], name: str, task: Task, folder: Path) -> No
         stem.with_suffix(".md").write_text(report(found, task, partition) + "\n")
         with stem.with_suffix(".csv").open("w", newline="") as file:
             csv.writer(file, lineterminator="\n").writerows([header, *body])
-        draw = curves if task.curves else scatter
-        draw(grouped(found, partition), task, stem.with_suffix(".png"))
+        own = grouped(found, partition)
+        if task.curves:
+            curves(own, task, stem.with_suffix(".png"))
+        elif all("bytes_up" in record for each in own.values() for record in each):
+            scatter(own, task, stem.with_suffix(".png"))
 
 
 def scatter(by_row: Mapping[str, Sequence[Record]], task: Task, path: Path) -> None:

@@ -104,9 +104,8 @@ def fedkd(
             loss.backward()
             optimizer.step()
         change = {name: after - values[name] for name, after in fp.snapshot(mentee).items()}
-        kept = fp.snapshot(mentor, buffers=True)
-        own = {"mentor": kept, "mentee": values, "map": fp.snapshot(mapping)}
-        return compress(change, energy(data.server_round)), own
+        own = {"mentor": fp.snapshot(mentor, buffers=True), "map": fp.snapshot(mapping)}
+        return compress(change, energy(data.server_round)), own | {"mentee": values}
 
     def energy(server_round):
         return energies[0] + (energies[1] - energies[0]) * server_round / setting.rounds

@@ -1,7 +1,4 @@
-"""Cost of preparing images next to that of a training step with deep prompts.
-
-The study's own benchmark, ``python examples/studies/pipeline.py --benchmark``, has a larger model.
-"""
+"""Cost of preparing images next to that of a training step with deep prompts."""
 
 from functools import partial
 
@@ -12,7 +9,8 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 import fedprompt as fp
-from studies.pipeline import Preparation, augment
+from tasks.pipeline import Preparation
+from tasks.resampling import augment
 
 pytestmark = pytest.mark.benchmark
 BATCH, SIZE = 8, 224

@@ -1,9 +1,9 @@
 """The messages that a method sends in a federation."""
 
-from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from methods.federation import Federation, Message
+from fedprompt.interfaces import Message
+from tiny_federations import Federation
 
 
 class Sent(NamedTuple):
@@ -26,19 +26,11 @@ class Messages(list[Sent]):
 
 def sent_by(federation: Federation) -> Messages:
     """Return a list that grows by one with each message of the federation."""
-    kept = Messages()
-    for direction in ("up", "down"):
-        method = f"send_{direction}"
-        setattr(federation, method, _kept(federation, getattr(federation, method), kept))
+    kept, count = Messages(), federation.sent
+
+    def sent(direction: str, server_round: int, client: int, message: Any) -> None:
+        kept.append(Sent(server_round, direction, client, message))
+        count(direction, server_round, client, message)
+
+    federation.sent = sent
     return kept
-
-
-def _kept(
-    federation: Federation, send: Callable[[int, Message], Message], kept: Messages
-) -> Callable[[int, Message], Message]:
-    def keeping(client: int, message: Message) -> Message:
-        direction = send.__name__.removeprefix("send_")
-        kept.append(Sent(federation.server_round, direction, client, message))
-        return send(client, message)
-
-    return keeping

@@ -1,7 +1,8 @@
 """Tiny federations of random inputs, for the methods of the gallery."""
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import open_clip
 import torch
@@ -10,12 +11,101 @@ from torch import Tensor
 
 import fedprompt as fp
 from clips import NAMES, TEXT, TOKENIZER, VISION, copy_of
-from fedprompt.methods import registry
-from methods import as_generator
-from methods.federation import ClipFederation, Federation, Predictions, VitFederation
+from fedprompt.methods import ClientData, ClipSetting, Setting, VitSetting, registry
+from fedprompt.methods import Federation as Data
 
 SIZES = (6, 8, 7, 9, 5, 6)  # numbers of inputs; the last client never trains
 CLASSES = 3
+
+
+@dataclass(kw_only=True)
+class Federation(Setting):
+    """Setting and data in one, with the count of what is sent.
+
+    Attributes:
+        inputs: Inputs of all clients.
+        labels: Their classes.
+        shards: Positions of the inputs of each client.
+        ledger: What was sent.
+    """
+
+    inputs: Tensor
+    labels: Tensor
+    shards: Mapping[int, Tensor]
+    ledger: fp.Ledger = field(default_factory=fp.Ledger)
+
+    def data(self, client: int, server_round: int) -> ClientData:
+        """Return the data of a client, with the batches of this federation."""
+        made = Data(self, self.inputs, self.labels, self.shards).data(client, server_round)
+        return TinyData(**vars(made))
+
+    def batches(self, client: int, server_round: int, *, purpose: str = "batches") -> Any:
+        """Yield the training batches of a client in a round."""
+        return ClientData(**vars(self.data(client, server_round))).batches(purpose=purpose)
+
+    def own(self, client: int) -> tuple[Tensor, Tensor]:
+        """Return all training inputs of a client and their labels."""
+        return self.data(client, 0).own()
+
+    def num_examples(self, client: int) -> int:
+        """Count the training inputs of a client."""
+        return len(self.shards[client])
+
+    def sent(self, direction: str, server_round: int, client: int, message: Any) -> None:
+        """Count a message."""
+        self.ledger.record(message, direction=direction, client=client, server_round=server_round)
+
+
+class TinyData(ClientData):
+    """Data of a client whose federation may have other batches and counts in a test."""
+
+    @property
+    def num_examples(self) -> int:
+        """Number of inputs, as the federation says."""
+        return self.setting.num_examples(self.id)
+
+    def batches(self, *, among: Tensor | None = None, purpose: str = "batches") -> Any:
+        """Yield the batches of the federation."""
+        if among is not None:
+            return super().batches(among=among, purpose=purpose)
+        return self.setting.batches(self.id, self.server_round, purpose=purpose)
+
+
+@dataclass(kw_only=True)
+class VitFederation(Federation, VitSetting):
+    """Federation of images and frozen vision transformers."""
+
+
+@dataclass(kw_only=True)
+class ClipFederation(Federation, ClipSetting):
+    """Federation of a frozen CLIP. Inputs are image tokens, the pooled one first, or images."""
+
+
+class Predictions(NamedTuple):
+    """Models of a method after a round.
+
+    Attributes:
+        method: Method.
+        federation: Its federation.
+        now: Round.
+    """
+
+    method: fp.Method
+    federation: Federation
+    now: fp.Round
+
+    def of(self, client: int) -> Any:
+        """Return the model of a client."""
+        return self.now.model(self.method, self.federation.data(client, self.now.server_round))
+
+    def received(self, client: int) -> Any:
+        """Return the model of a client that has no state."""
+        return self._replace(now=self.now._replace(clients={})).of(client)
+
+    @property
+    def everyone(self) -> Any:
+        """The model of the first client, where all have the same."""
+        return self.of(self.federation.clients[0])
 
 
 def vit_federation(**changes: Any) -> VitFederation:
@@ -57,17 +147,29 @@ def trunk(dim: int) -> fp.Trunk:
     return fp.vit_trunk(VisionTransformer(embed_dim=dim, depth=2, num_heads=2, **sizes))
 
 
-def last(
-    method: Callable[..., Iterator[Predictions]], federation: Federation, **values: Any
-) -> Predictions:
-    """Run all rounds of a method or a generator, and return its last predictions."""
-    registered = registry.METHODS.get(method.__name__)
-    if registered and registered.make is method:
-        method = as_generator(method, everyone=False)
+def after_rounds(
+    make: Callable[..., fp.Method], federation: Federation, **values: Any
+) -> Iterator[Predictions]:
+    """Run all rounds of a method, and yield its predictions after each."""
+    method = make(federation, **values)
+
+    def train(data: Any, answer: Any, state: Any) -> Any:
+        federation.sent("down", data.server_round, data.id, answer)
+        payload, state = method.client(data, answer, state)
+        if payload is not None:
+            federation.sent("up", data.server_round, data.id, payload)
+        return payload, state
+
+    counted = method._replace(client=train)
+    for now in fp.run_rounds(counted, federation.data, federation.cohorts()):
+        yield Predictions(method, federation, now)
+
+
+def last(make: Callable[..., fp.Method], federation: Federation, **values: Any) -> Predictions:
+    """Run all rounds of a method, and return its last predictions."""
     torch.manual_seed(federation.seed)
-    after = list(method(federation, **values))
-    assert len(after) == federation.rounds
-    return after[-1]
+    *_, predictions = after_rounds(make, federation, **values)
+    return predictions
 
 
 def parameters(predictions: Predictions, client: int) -> dict[str, Tensor]:

@@ -69,7 +69,7 @@ def test_a_message_has_one_count_for_each_class_and_the_rows_of_correct_classes(
     ):
         correct = message["logits"].weight
         assert entry.num_bytes == 4 * (CLASSES + CLASSES * int((correct > 0).sum()))
-        assert (correct <= made.class_counts(client)).all()
+        assert (correct <= made.data(client, 0).class_counts).all()
 
 
 def test_prompts_or_heads_are_averaged_among_equal_trunks_by_numbers_of_images():

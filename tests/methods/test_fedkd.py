@@ -4,9 +4,8 @@ import torch
 
 import fedprompt as fp
 from fedprompt.methods.fedkd import compress, expand, fedkd
-from methods import as_generator
 from sent_messages import sent_by
-from tiny_federations import last, mixed_federation
+from tiny_federations import after_rounds, last, mixed_federation
 
 
 def test_a_matrix_of_rank_two_is_sent_exactly_in_two_rows():
@@ -48,7 +47,7 @@ def test_at_rank_one_a_client_sends_a_row_and_a_column_of_each_matrix():
 def test_a_client_of_the_last_round_receives_the_update_and_others_the_whole_mentee():
     made = mixed_federation(rounds=5, cohort_size=2)
     messages, mentees, start = sent_by(made), [], fp.snapshot(made.new_model(0))
-    for predictions in as_generator(fedkd, everyone=False)(made):
+    for predictions in after_rounds(fedkd, made):
         mentees.append(fp.snapshot(predictions.received(5)))
     cohorts, held, kinds = list(made.cohorts()), dict.fromkeys(made.clients, start), set()
     for number, client, message in messages.of("down"):

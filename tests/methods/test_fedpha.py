@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 import fedprompt as fp
 from fedprompt.methods.fedpha import alignment, fedpha, on_minor_directions, private_context
-from methods.federation import PromptedText
+from fedprompt.methods.setting import PromptedClassifier
 from tiny_federations import clip_federation, last
 
 
@@ -43,7 +43,7 @@ def test_steps_descend_the_stated_objective_in_both_contexts():
     federation = clip_federation(**changes)
     predictions = last(fedpha, federation, learning_rate=0.2, margin=1.5, minor_share=0.5)
     shared = federation.new_model()
-    private = PromptedText(federation, private_context(federation, 0))
+    private = PromptedClassifier(federation, private_context(federation, 0))
     for tokens, labels in federation.batches(0, 0):
         directions = torch.linalg.svd(shared.context().detach()[0]).Vh[2:4]
         projected = private.context() @ (directions.T @ directions)

@@ -7,15 +7,14 @@ import torch
 import fedprompt as fp
 from fedprompt.methods.fedpr import fedpr, null_space
 from fedprompt.methods.fedvpt import fedvpt_d
-from methods import as_generator
-from tiny_federations import last, parameters, vit_federation
+from tiny_federations import after_rounds, last, parameters, vit_federation
 
 
 def prompts_after_each_round(**values):
     federation = vit_federation(rounds=4)
     torch.manual_seed(federation.seed)
     start = federation.new_model().prompts.tokens.detach()
-    rounds = as_generator(fedpr, everyone=True)(federation, **values)
+    rounds = after_rounds(fedpr, federation, **values)
     return [start, *(fp.snapshot(each.everyone)["prompts.tokens"] for each in rounds)]
 
 

@@ -7,9 +7,8 @@ import torch
 
 import fedprompt as fp
 from fedprompt.methods.fedtgp import adaptive_margin, contrastive_loss, fedtgp
-from methods import as_generator
 from sent_messages import sent_by
-from tiny_federations import CLASSES, last, mixed_federation
+from tiny_federations import CLASSES, after_rounds, last, mixed_federation
 
 
 def test_the_margin_is_the_largest_distance_to_a_nearest_class_up_to_the_threshold():
@@ -46,7 +45,7 @@ def test_trained_prototypes_separate_classes_better_than_means():
 def test_the_broadcast_is_what_the_server_trained():
     made = mixed_federation()
     messages = sent_by(made)
-    rounds = as_generator(fedtgp, everyone=False)(made)
+    rounds = after_rounds(fedtgp, made)
     after = [predictions.of(0).prototypes.value for predictions in rounds]
     sent = [message["prototypes"] for number, _, message in messages.of("down") if number == 1]
     assert all(torch.equal(each.value, after[0]) for each in sent)

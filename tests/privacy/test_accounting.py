@@ -14,7 +14,7 @@ from references.dpsgd import epsilon_at, gaussian_delta, sampled_delta
 
 @pytest.fixture(scope="module")
 def private():
-    from studies import private
+    import private
 
     return private
 
@@ -51,20 +51,7 @@ def test_epsilon_of_a_sampled_step_is_that_of_the_integral(multiplier, rate, del
 
 
 def test_noise_for_an_epsilon_gives_that_epsilon(private):
-    setting = {"rate": 0.2, "steps": 40}
-    multiplier = private.multiplier_for(3.0, delta=1e-4, **setting)
-    assert epsilon_of(private.training(multiplier, **setting), 1e-4) == pytest.approx(3.0, abs=1e-3)
-    assert multiplier > private.multiplier_for(8.0, delta=1e-4, **setting)
-
-
-@pytest.mark.slow
-def test_the_example_reports_every_row(monkeypatch, capsys, tmp_path, private):
-    arguments = ["--quick", "--out", str(tmp_path), "--clients", "2", "--backbones", "S"]
-    monkeypatch.setattr("sys.argv", ["private.py", *arguments])
-    private.main()
-    rows = [
-        line.split("|")[1].strip()
-        for line in capsys.readouterr().out.splitlines()
-        if line.startswith("|")
-    ]
-    assert rows[2:] == ["no privacy", "clipping alone", "ε = 8", "ε = 3", "ε = 1"]
+    multiplier = private.noise_for(3.0, steps=40)
+    event = private.training(multiplier, rate=private.RATE, steps=40)
+    assert epsilon_of(event, private.DELTA) == pytest.approx(3.0, abs=1e-3)
+    assert multiplier > private.noise_for(8.0, steps=40)

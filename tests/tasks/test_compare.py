@@ -52,7 +52,7 @@ def test_a_task_runs_two_methods_and_says_that_it_is_shrunk(name, run, capsys):
     records = [json.loads(line) for line in lines]
     assert len(records) == 2
     assert {"commit", "version", "torch", "date"} <= {*records[0], "commit"}
-    assert (folder / "out" / f"{name}-few.csv").exists()
+    assert (folder / "out" / f"{name}-shrunk-few.csv").exists()
 
 
 def test_a_finished_cell_is_not_run_again(run, monkeypatch):
@@ -107,7 +107,7 @@ def test_a_check_runs_recorded_cells_again_and_finds_a_difference(tmp_path, caps
     path.write_text(json.dumps(record | {"own": 0.5}) + "\n")
     with pytest.raises(SystemExit):
         compare.main(arguments)
-    assert "own 0.5, now" in capsys.readouterr().err
+    assert "own 0.5, now" in capsys.readouterr().out
 
 
 def figures_of(cell):

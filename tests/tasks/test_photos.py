@@ -1,8 +1,7 @@
 """The study of photographs: late blocks as a trunk, splits by runs, domains, records."""
 
-import json
 import sys
-from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,47 +12,43 @@ from timm.models.vision_transformer import VisionTransformer
 
 import fedprompt as fp
 import photographs
-from methods.federation import Predictions
+from fedprompt.methods import Federation, Setting
 from photographs import Photographs, as_domains, prepared, runs_of, split_by_runs, textures
-from studies import photographs as study
-from studies.gallery import jobs
-from studies.photo import networks, runs, settings, trials
-from studies.photo.networks import Convolutional, ConvolutionalModel, TailTrunk, as_inputs
-from studies.photo.settings import QUICK, SETTINGS, Sources
+from tasks import TASKS, figures, networks, photos, runs
+from tasks.core import Machine, TaskError, Trial
+from tasks.networks import Convolutional, ConvolutionalModel, TailTrunk, as_inputs
+from tasks.runs import Cell
 
-RANDOM = Sources(random=True)
-SMALL = replace(QUICK, num_clients=6, num_test=20)
+RANDOM = Machine(weights={photos.RANDOM: Path()}, shrink=0.01)
+
+
+def made(task, partition, seed=0, validate=False):
+    row = TASKS[task].rows(partition)[0]
+    return photos.make(task, partition, row, seed=seed, machine=RANDOM, validate=validate)
 
 
 @pytest.fixture
-def fabricated(monkeypatch):
+def _fabricated(monkeypatch):
     """Small random images in place of those of the packages."""
 
     def images_of(task, shifted):
         rng = torch.Generator().manual_seed(0)
-        count, size = 480, trials.IMAGE_SIZE
+        count, size = 1200, photos.IMAGE_SIZE
         images = torch.randint(256, (count, 1, size, size), generator=rng, dtype=torch.uint8)
         if task == "solar":
             domains = (torch.arange(count) >= count // 2).long()
-            labels = torch.randint(4, (count,), generator=rng)
-            return Photographs(
-                images,
-                labels,
-                domains,
-                runs_of(domains, 20),
-                photographs.LEVELS,
-                photographs.TYPES,
-            )
+            labels, own = torch.randint(4, (count,), generator=rng), runs_of(domains, 20)
+            names = photographs.LEVELS, photographs.TYPES
+            return Photographs(images, labels, domains, own, *names)
         domains = torch.arange(count) % 4 if shifted else torch.zeros(count, dtype=torch.long)
         names = photographs.DOMAINS if shifted else ("as it is",)
         labels, own = torch.randint(10, (count,), generator=rng), torch.arange(count)
         return Photographs(images, labels, domains, own, tuple("0123456789"), names)
 
-    monkeypatch.setattr(trials, "images_of", images_of)
-    monkeypatch.setattr(settings, "QUICK", SMALL)
-    trials.front.cache_clear()
+    monkeypatch.setattr(photos, "images_of", images_of)
+    photos.front.cache_clear()
     yield
-    trials.front.cache_clear()
+    photos.front.cache_clear()
 
 
 def whole():
@@ -128,31 +123,30 @@ def test_a_convolutional_network_sees_the_padded_images_minus_the_center():
         model.features(as_inputs(torch.arange(2)), fp.PromptStream({0: torch.zeros(1, 8)}))
 
 
-@pytest.mark.usefixtures("fabricated")
+@pytest.mark.usefixtures("_fabricated")
 def test_clients_with_networks_of_three_kinds_have_their_own_widths_and_start():
-    made = trials.make_trial("solar", "depths", seed=0, settings=QUICK, sources=RANDOM)
-    federation = made.federation
-    assert [trunk.num_features for trunk in federation.trunks] == [16, 32, 48]
-    model = federation.new_model(3)
-    assert model.trunk is federation.trunks[0]
+    setting = made("solar", "depths").setting
+    assert [trunk.num_features for trunk in setting.trunks] == [16, 32, 48]
+    model = setting.new_model(3)
+    assert model.trunk is setting.trunks[0]
     rng = torch.Generator().manual_seed(0)
     expected = fp.DeepPrompts(4, model.trunk)
     fp.start_at_tokens(expected, model.trunk.start_tokens, generator=rng)
     assert torch.equal(model.prompts.tokens, expected.tokens)
-    first, second = (fp.snapshot(federation.new_model(2)) for _ in range(2))
+    first, second = (fp.snapshot(setting.new_model(2)) for _ in range(2))
     assert all(torch.equal(value, second[name]) for name, value in first.items())
 
 
-@pytest.mark.usefixtures("fabricated")
+@pytest.mark.usefixtures("_fabricated")
 def test_heads_and_projections_have_a_tenth_of_the_learning_rate():
-    made = trials.make_trial("mnist", "depths", seed=0, settings=QUICK, sources=RANDOM)
-    model = made.federation.new_model(0)
-    prompts, head = made.federation.optimizer(model, 0.03).param_groups
+    setting = made("mnist", "depths").setting
+    model = setting.new_model(0)
+    prompts, head = setting.optimizer(model, 0.03).param_groups
     assert (prompts["lr"], head["lr"]) == (0.03, pytest.approx(0.003))
     assert list(map(id, prompts["params"])) == [id(model.prompts.tokens)]
     others = {id(each) for part in (model.projection, model.head) for each in part.parameters()}
     assert {id(each) for each in head["params"]} == others
-    (only,) = made.federation.optimizer(model.head, 0.03).param_groups
+    (only,) = setting.optimizer(model.head, 0.03).param_groups
     assert only["lr"] == pytest.approx(0.003)
 
 
@@ -201,23 +195,20 @@ def test_textures_are_reproducible():
     assert torch.equal(first, second)
 
 
-@pytest.mark.usefixtures("fabricated")
+@pytest.mark.usefixtures("_fabricated")
 @pytest.mark.parametrize("task", ["solar", "mnist"])
 @pytest.mark.parametrize("validate", [False, True])
 def test_no_test_image_and_no_public_image_is_trained_on(task, validate):
-    made = trials.make_trial(
-        task, "domains", seed=2, settings=QUICK, sources=RANDOM, validate=validate
-    )
-    federation = made.federation
-    sides = [federation.inputs, federation.public, made.test]
+    trial = made(task, "domains", seed=2, validate=validate)
+    sides = [trial.federation.inputs, trial.setting.public, trial.test]
     seen = [set(map(int, networks.positions_of(side))) for side in sides]
     assert not seen[0] & seen[1]
     assert not (seen[0] | seen[1]) & seen[2]
-    used = torch.cat(list(federation.shards.values()))
-    assert len(used.unique()) == len(used) == len(federation.inputs)
-    reported = trials.split(task, True, 2, QUICK.num_test, False)[2]
+    used = torch.cat(list(trial.federation.shards.values()))
+    assert len(used.unique()) == len(used)
+    reported = photos.split(task, True, 2, False)[2]
     assert bool(seen[2] & set(reported.tolist())) != validate
-    held = made.mixes.reshape(12, -1, federation.num_classes).sum(2)
+    held = trial.mixes.reshape(12, -1, trial.setting.num_classes).sum(2)
     assert ((held > 0).sum(1) == 1).all()
 
 
@@ -232,136 +223,72 @@ def test_a_missing_package_is_named_with_the_extra(monkeypatch):
 def test_missing_weights_are_named(tmp_path):
     with pytest.raises(FileNotFoundError, match="no weights of vit_small_patch14_dinov2 at"):
         photographs.load_dino(tmp_path / "none.safetensors")
-    with pytest.raises(SystemExit, match="DINOv2 needs --weights"):
-        study.main([])
-    with pytest.raises(SystemExit, match="EfficientNet-Lite0 needs"):
-        study.main(["--weights", "file"])
+    rule = r"`--weights vit_small_patch14_dinov2=FILE` is missing; or add --pretrained\."
+    with pytest.raises(TaskError, match=rule):
+        photos.Sources.of(Machine(), photos.DIVISIONS["labels"])
 
 
 # Runs
 
 
-def known(everyone):
-    """A trial of six clients with four test images of three classes, and its predictions."""
+def fixed(everyone):
+    """A trial of two clients with eight test images of three classes, and fixed predictions."""
     labels = torch.tensor([0, 0, 0, 0, 1, 1, 2, 2])
     guesses = torch.tensor([[0, 0, 0, 1, 1, 2, 2, 0], [0, 1, 1, 1, 1, 1, 0, 2]])
+    inputs = as_inputs(torch.arange(8))
+    budget = {"rounds": 7, "steps": 1, "cohort_size": 1, "batch_size": 2, "seed": 0}
+    setting = Setting(clients=range(2), num_classes=3, public=inputs[:0], **budget)
+    shards = {client: torch.arange(2) for client in range(2)}
+    federation = Federation(setting, inputs, labels, shards)
+    mixes = torch.ones(2, 3, dtype=torch.long)
 
-    class Fixed(torch.nn.Module):
-        def __init__(self, row):
-            super().__init__()
-            self.row = row
+    def predict(data, answer, state):
+        row = guesses[0 if everyone else data.id]
+        return lambda inputs: F.one_hot(row[networks.positions_of(inputs)], 3).float()
 
-        def forward(self, inputs):
-            return F.one_hot(guesses[self.row][networks.positions_of(inputs)], 3).float()
-
-    models = [Fixed(0), Fixed(1)]
-    if everyone:
-        return labels, guesses[:1], Predictions(everyone=models[0])
-    return labels, guesses, Predictions(client=models.__getitem__, newcomer=lambda _: models[0])
+    method = fp.Method(lambda data, answer, state: ({}, {}), fp.averaging_server({}), predict)
+    return method, Trial(setting, federation, inputs, labels, mixes), guesses[: 2 - everyone]
 
 
-@pytest.mark.usefixtures("fabricated")
 @pytest.mark.parametrize("everyone", [True, False])
 def test_figures_of_skewed_classes_are_those_of_scikit_learn(everyone):
-    labels, guesses, predictions = known(everyone)
-    made = trials.make_trial("mnist", "labels", seed=0, settings=QUICK, sources=RANDOM)
-    federation = replace(made.federation, num_classes=3, clients=range(2), rounds=4)
-    made = made._replace(
-        federation=federation,
-        test=as_inputs(torch.arange(8)),
-        test_cells=labels,
-        mixes=torch.ones(12, 3, dtype=torch.long),
-        newcomers=[2],
-    )
-    watch = runs.Watch(made, every=2)
-    figures = runs.evaluate.run(lambda _: watch(iter([predictions] * 4)), made, {})
-    found = watch.figures(curve=True)
-    rows = guesses.tolist()
+    method, trial, guesses = fixed(everyone)
+    found = figures.run(method, trial, shared=everyone, curve=True)
+    labels, rows = trial.test_cells, guesses.tolist()
     expected = np.mean([balanced_accuracy_score(labels, row) for row in rows])
     assert found["balanced"] == pytest.approx(expected)
     expected = np.mean([f1_score(labels, row, average="macro") for row in rows])
     assert found["macro_f1"] == pytest.approx(expected)
     accuracy = (guesses == labels).float().mean().item()
-    assert found["rounds"] == [2, 4]
+    assert found["rounds"] == [5, 7]
     assert found["accuracy"] == pytest.approx([accuracy, accuracy])
-    assert figures["full"] == pytest.approx(accuracy)
-    assert found["shown"] == rows[0]
+    assert found["full"] == pytest.approx(accuracy)
 
 
-@pytest.mark.usefixtures("fabricated")
-def test_time_and_gradient_passes_of_the_curve_are_not_those_of_the_method(monkeypatch):
-    method = study.registry.gallery()["perfedavg"]  # adapts when its predictions are requested
+@pytest.mark.usefixtures("_fabricated")
+def test_gradient_passes_of_the_curve_are_not_those_of_the_method(monkeypatch):
+    (row,) = (row for row in TASKS["solar"].rows("domains") if row.method == "perfedavg")
     found = {}
     for every in (1, 100):
-        monkeypatch.setattr(runs, "EVERY", every)
-        own = ("perfedavg", str(method.path), "solar", "domains", 0, None, method.defaults)
-        found[every] = runs.Run(*own, SMALL, RANDOM).measure(method, lambda: None)
+        monkeypatch.setattr(figures, "EVERY", every)
+        found[every] = runs.run(Cell("solar", "domains", row, 0, None, RANDOM))
     assert found[1]["rounds"] == [1, 2]
     assert found[100]["rounds"] == [2]
     assert found[1]["backward"] == found[100]["backward"]
     assert found[1]["full"] == found[100]["full"]
 
 
-def test_each_row_has_four_trials_and_the_best_on_own_mixes_counts():
-    method = study.registry.gallery()["fedvpt_d"]
-    found = study.trials_of(method, "solar", "labels")
-    assert len(found) == 4
-    assert [each["learning_rate"] for each in found] == [0.01, 0.003, 0.03, 0.1]
-    other = study.trials_of(study.registry.gallery()["sgpt"], "solar", "labels")
-    assert other[0].items() >= {"learning_rate": 0.01, "decay": 0.5, "num_groups": 5}.items()
-    assert [each["learning_rate"] for each in other] == [0.01, 0.003, 0.03, 0.1]
-    records = [
-        {"method": name, "own": own, "values": {"learning_rate": rate}}
-        for name, own, rate in (
-            ("a", 0.5, 1),
-            ("a", 0.7, 2),
-            ("b", 0.2, 3),
-            ("a", 0.7, 4),
-            ("a", 0.6, 5),
-        )
-    ]
-    assert study.best(records) == {"a": {"learning_rate": 2}, "b": {"learning_rate": 3}}
+def test_each_row_has_four_trials_with_the_same_learning_rates():
+    for row in TASKS["solar"].rows("labels"):
+        trials = TASKS["solar"].trials("labels", row)
+        assert [values["learning_rate"] for values in trials] == [0.01, 0.003, 0.03, 0.1]
 
 
-FLAGS = ["--random", "--quick", "--workers", "1"]
-
-
-@pytest.mark.usefixtures("fabricated")
+@pytest.mark.usefixtures("_fabricated")
 @pytest.mark.parametrize(
-    ("partition", "rows"),
-    [
-        ("domains", "local,fedvpt_d"),
-        ("depths", "local,fedhpl_p"),
-        ("networks", "local,fedl2g_f"),
-    ],
+    ("partition", "method"), [("depths", "fedhpl_p"), ("networks", "fedl2g_f")]
 )
-def test_a_quick_study_prints_a_table_and_continues_from_its_records(
-    partition, rows, tmp_path, capsys
-):
-    where = ["--records", str(tmp_path / "records"), "--out", str(tmp_path / "out")]
-    chosen = ["--tasks", "solar", "--partitions", partition, "--only", rows]
-    study.main([*FLAGS, *where, *chosen])
-    printed = capsys.readouterr().out
-    assert printed.count("\n| ") == 2 + len(rows.split(","))
-    path = tmp_path / "records" / "solar-random-quick.jsonl"
-    lines = path.read_text().splitlines()
-    assert [json.loads(line)["method"] for line in lines] == rows.split(",")
-    assert all(0 <= json.loads(line)["macro_f1"] <= 1 for line in lines)
-    path.write_text("\n".join(lines[:-1]) + "\n" + lines[-1][:20])  # killed while it wrote
-    study.main([*FLAGS, *where, *chosen])
-    again = [json.loads(line) for line in path.read_text().splitlines()]
-    first = [json.loads(line) for line in lines]
-    assert [each | {"seconds": 0} for each in again] == [each | {"seconds": 0} for each in first]
-    written = {each.name for each in (tmp_path / "out").iterdir()}
-    cells = {f"cells-{partition}.png"} if "fedvpt_d" in rows else set()
-    assert written == {f"solar-{partition}.md", f"solar-{partition}.png"} | cells
-
-
-@pytest.mark.usefixtures("fabricated")
-def test_an_estimate_counts_rows_and_writes_nothing(tmp_path, capsys):
-    flags = ["--estimate", "--only", "local", "--tasks", "solar", "--records", str(tmp_path)]
-    study.main([*FLAGS, *flags])
-    assert "4 rows: about 0." in capsys.readouterr().out
-    assert not list(tmp_path.iterdir())
-    assert len(study.RATES) <= jobs.NUM_TRIALS
-    assert all(SETTINGS[name].methods for name in SETTINGS)
+def test_clients_with_unlike_networks_run(partition, method):
+    (row,) = (row for row in TASKS["solar"].rows(partition) if row.method == method)
+    found = runs.run(Cell("solar", partition, row, 1, None, RANDOM))
+    assert 0 <= found["macro_f1"] <= 1

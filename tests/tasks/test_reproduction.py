@@ -86,9 +86,9 @@ def test_a_setting_runs_on_another_device(name, tmp_path):
 
 
 def test_missing_files_end_the_program_with_one_line(tmp_path, capsys):
+    flags = ["--root", str(tmp_path), "--workers", "1", "--records", str(tmp_path)]
     with pytest.raises(SystemExit) as stop:
-        compare.main(["--task", "fedhpl", "--root", str(tmp_path), "--workers", "1",
-                      "--partitions", "fedhpl-14-homogeneous", "--records", str(tmp_path)])  # fmt: skip
+        compare.main(["--task", "fedhpl", "--partitions", "fedhpl-14-homogeneous", *flags])
     assert stop.value.code == 2
     (line,) = (line for line in capsys.readouterr().err.splitlines() if "compare.py:" in line)
     assert "is missing. To download the data set to this place, run" in line

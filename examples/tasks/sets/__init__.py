@@ -1,4 +1,4 @@
-"""Data sets of the studies: images, labels, domains, class names and sentences for CLIP.
+"""Data sets of the papers' settings: images, labels, domains, class names and sentences for CLIP.
 
 Nothing is downloaded. If a file is missing, the error says what to download and where to put it.
 Images of one size are read into memory. Images of differing sizes are decoded once into a file

@@ -1,1 +1,0 @@
-"""Tasks of the studies with the data of `fedprompt.samples`, and networks with random weights."""

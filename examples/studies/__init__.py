@@ -1,1 +1,0 @@
-"""Studies: settings, methods and seeds that make the tables and figures of the documentation."""

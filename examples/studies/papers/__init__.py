@@ -1,1 +1,0 @@
-"""Settings of the four papers as data, and what runs them."""

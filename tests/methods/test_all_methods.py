@@ -1,0 +1,148 @@
+"""Every method of the gallery is short, described, reproducible and self-contained."""
+
+import ast
+import inspect
+import io
+import re
+import tokenize
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn as nn
+
+from fedprompt.methods import METHODS
+from tiny_federations import federation_of, last
+
+FILES = sorted({Path(inspect.getfile(method.make)) for method in METHODS.values()})
+FAMILIES = {"one model", "mixed models", "CLIP"}
+NOT_CODE = {"ABOUT", "RATES", "SEARCH"}  # assignments that describe a method
+TRAITS = {"personalized", "public data", "different models", "private", "adapted"}
+ALLOWED = {"collections", "copy", "dataclasses", "functools", "itertools", "math", "typing"}
+ALLOWED |= {"einops", "fedprompt", "jaxtyping", "numpy", "torch"}
+RUNS = [(name, family) for name, method in METHODS.items() for family in method.families]
+
+
+def lines_of_code(path: Path) -> int:
+    """Count lines without texts, imports, and what describes the method: decorator, `NOT_CODE`."""
+    text = path.read_text()
+    tree = ast.parse(text)
+    left_out = [
+        node
+        for node in tree.body
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        or (isinstance(node, ast.Assign) and {target.id for target in node.targets} & NOT_CODE)
+    ]
+    kinds = ast.Module | ast.ClassDef | ast.FunctionDef
+    nodes = [node for node in ast.walk(tree) if isinstance(node, kinds)]
+    left_out += [node.body[0] for node in nodes if ast.get_docstring(node)]
+    left_out += [each for node in tree.body for each in getattr(node, "decorator_list", [])]
+    skipped = {line for node in left_out for line in range(node.lineno, node.end_lineno + 1)}
+    silent = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}
+    code = {
+        line
+        for token in tokenize.generate_tokens(io.StringIO(text).readline)
+        if token.type not in {*silent, tokenize.ENDMARKER}
+        for line in range(token.start[0], token.end[0] + 1)
+    }
+    return len(code - skipped)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_a_file_has_at_most_sixty_lines_of_code_and_a_test(path):
+    longer = {"fedkd": 78, "fedl2g": 66, "sgpt": 65}
+    assert lines_of_code(path) <= longer.get(path.stem, 60)
+    assert (Path(__file__).parent / f"test_{path.stem}.py").exists()
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_a_file_imports_the_setting_and_no_other_method(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        names += [node.module] if isinstance(node, ast.ImportFrom) else []
+        for name in names:
+            assert name.split(".")[0] in ALLOWED, name
+            if name.startswith("fedprompt.methods"):
+                assert name.rpartition(".")[2] in ("registry", "setting"), name
+            assert "._" not in name
+    assert not re.search(r"\bfp\.(\w+\.)*_", path.read_text())
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_a_docstring_gives_the_source_what_is_sent_and_the_deviations(path):
+    text = ast.get_docstring(ast.parse(path.read_text()))
+    assert re.search(r"\b(19|20)\d\d\b", text) or path.stem in ("local", "head", "zero_shot")
+    up, down, deviations = (text.find(f"\n{part}: ") for part in ("Up", "Down", "Deviations"))
+    assert 0 < up < deviations
+    assert 0 < (down if down > 0 else text.find("Down: ")) < deviations
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_a_docstring_ends_with_a_dated_comparison(path):
+    text = ast.get_docstring(ast.parse(path.read_text()))
+    compared = text.partition("\n\nDeviations: ")[2].partition("\n\nCompared: ")[2]
+    assert re.search(r"\s\(20\d\d-[01]\d\)\.$", compared)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_ranges_and_traits_are_those_of_the_method(name):
+    method = METHODS[name]
+    assert set(method.traits) <= TRAITS
+    assert set(method.families) <= FAMILIES
+    assert set(method.search) <= set(method.defaults)
+    for key, values in method.search.items():
+        low, high = values if isinstance(values, tuple) else (1, 2)
+        assert 0 < low < high, key
+        inside = values if isinstance(values, list) else [low, high]
+        default = method.defaults[key]
+        assert default in inside or min(inside) <= default <= max(inside), key
+
+
+@pytest.mark.parametrize(("name", "family"), RUNS)
+def test_a_run_is_reproducible_and_messages_are_counted_if_the_docstring_names_some(name, family):
+    found = []
+    for _ in range(2):
+        made = federation_of(METHODS[name], family, cohort_size=2)
+        predictions = last(METHODS[name].make, made)
+        found.append(torch.cat([logits(predictions, made, client) for client in made.shards]))
+    assert found[0].shape == (len(made.inputs), made.num_classes)
+    assert not found[0].isnan().any()
+    assert torch.equal(*found)
+    text = inspect.getdoc(inspect.getmodule(METHODS[name].make))
+    for direction in ("up", "down"):
+        nothing = re.search(rf"{direction.title()}: nothing", text) is not None
+        assert (made.ledger.total(direction=direction) == 0) == nothing, direction
+
+
+def logits(predictions, federation, client):
+    """Classify the inputs of a client, or of a newcomer, with its model."""
+    taking_part = client in federation.clients
+    model = predictions.of(client) if taking_part else predictions.received(client)
+    if isinstance(model, nn.Module):
+        model.eval()
+    with torch.no_grad():
+        return model(federation.inputs[federation.shards[client]])
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize(("name", "family"), RUNS)
+def test_a_run_follows_the_default_dtype(name, family):
+    made = federation_of(METHODS[name], family, rounds=1, steps=1, cohort_size=2)
+    predictions = last(METHODS[name].make, made)
+    found = [logits(predictions, made, client) for client in made.shards]
+    assert {each.dtype for each in found} == {torch.float64}
+
+
+@pytest.mark.parametrize("name", ["ditto", "fedkd", "fedtpg", "fml"])
+def test_clients_count_equally_where_the_code_of_the_authors_does_so(name):
+    found = []
+    for count in (lambda client: 1, lambda client: 10**client):
+        made = federation_of(METHODS[name], METHODS[name].families[0])
+        made.num_examples = count
+        found.append(last(METHODS[name].make, made).received(5))
+    assert parameters_equal(*found)
+
+
+def parameters_equal(first, second):
+    pairs = zip(first.parameters(), second.parameters(), strict=True)
+    return all(torch.equal(one, other) for one, other in pairs)
