@@ -48,10 +48,6 @@ class Stored:
     def __getitem__(self, index: Tensor | slice) -> Tensor:
         return self.values[index].float()
 
-    def split(self, size: int) -> list[Tensor]:
-        """Return consecutive parts of at most `size` inputs, in half precision."""
-        return list(self.values.split(size))
-
 
 @dataclass(kw_only=True)
 class PaperVits(EpochSetting, VitSetting):

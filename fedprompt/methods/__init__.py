@@ -9,6 +9,7 @@ from fedprompt.methods.cocoop import cocoop
 from fedprompt.methods.coop import coop
 from fedprompt.methods.ditto import ditto
 from fedprompt.methods.dpfpl import dpfpl
+from fedprompt.methods.evaluate import counted_passes, evaluate
 from fedprompt.methods.fedamp import fedamp
 from fedprompt.methods.fedapt import fedapt
 from fedprompt.methods.fedbabu import fedbabu
@@ -71,8 +72,10 @@ __all__ = [
     "check_messages",
     "cocoop",
     "coop",
+    "counted_passes",
     "ditto",
     "dpfpl",
+    "evaluate",
     "fedadam",
     "fedamp",
     "fedapt",

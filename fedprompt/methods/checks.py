@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedprompt._checks import wrong_value
+from fedprompt._checks import check_function, check_kind, wrong_value
 from fedprompt._trees import to_blob
 from fedprompt.interfaces import Message, Method, Round, State
 from fedprompt.methods.setting import Federation, Setting
@@ -31,7 +31,8 @@ def check_messages(make: Callable[..., Method], federation: Federation) -> None:
 
     Args:
         make: Function (setting) -> method, such as :func:`fedprompt.methods.fedprox`.
-        federation: Data of all clients. Few rounds and small shards are enough.
+        federation: Data of all clients, with a tensor of inputs. Few rounds and small shards are
+            enough.
 
     Raises:
         ValueError: If something else crosses; the text names the client, the round and what differs
@@ -49,6 +50,9 @@ def check_messages(make: Callable[..., Method], federation: Federation) -> None:
         >>> federation = methods.Federation(setting, split.train_images, split.train_labels, shards)
         >>> methods.check_messages(methods.fedprox, federation)
     """
+    check_function("make", make)
+    check_kind("federation", federation, Federation, "be a Federation")
+    check_kind("federation.inputs", federation.inputs, Tensor, "be a tensor")
     _check_reach(make, federation)
     first = _Recorded(make, federation)
     for own in federation.shards:
@@ -154,13 +158,14 @@ def _with_noise(federation: Federation, own: int) -> Federation:
     """Keep the data of one client; the others get noise, random labels and one input more."""
     draw = torch.Generator().manual_seed(own)
     shard, setting = federation.shards[own], replace(federation.setting)
-    inputs, labels = [federation.inputs[shard]], [federation.labels[shard]]
+    whole: Any = federation.inputs
+    inputs, labels = [whole[shard]], [federation.labels[shard]]
     shards, begin = {own: torch.arange(len(shard))}, len(shard)
     for client, theirs in federation.shards.items():
         if client != own:
             size = len(theirs) + 1
-            noise = torch.rand(size, *federation.inputs.shape[1:], generator=draw)
-            inputs.append(noise.to(federation.inputs.dtype))
+            noise = torch.rand(size, *whole.shape[1:], generator=draw)
+            inputs.append(noise.to(whole.dtype))
             labels.append(torch.randint(setting.num_classes, (size,), generator=draw))
             shards[client] = torch.arange(begin, begin + size)
             begin += size
@@ -176,7 +181,7 @@ def _with_noise(federation: Federation, own: int) -> Federation:
 
 def _check_reach(make: Callable[..., Method], federation: Federation) -> None:
     """Require that neither the setting nor the function of the method has the clients' data."""
-    data = [federation.inputs, federation.labels, *federation.shards.values()]
+    data: list[Any] = [federation.inputs, federation.labels, *federation.shards.values()]
     owned = {tensor.untyped_storage().data_ptr() for tensor in data}
     for name, thing in _reached(make, federation.setting):
         holds = isinstance(thing, Tensor) and thing.untyped_storage().data_ptr() in owned

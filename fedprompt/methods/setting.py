@@ -10,7 +10,7 @@ A :class:`Setting` has the models, the classes and the budget, and no client's i
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 import torch.nn as nn
@@ -24,6 +24,7 @@ __all__ = [
     "ClientData",
     "ClipSetting",
     "Federation",
+    "Inputs",
     "NearestPrototype",
     "PromptedClassifier",
     "PromptedModel",
@@ -35,6 +36,16 @@ Module = TypeVar("Module", bound=nn.Module)
 
 Batch = tuple[Tensor, Tensor]
 """Inputs and labels."""
+
+
+class Inputs(Protocol):
+    """Inputs by position: a tensor, or an object that reads them when they are needed."""
+
+    def __len__(self) -> int:
+        """Return the number of inputs."""
+
+    def __getitem__(self, positions: Int[Tensor, "chosen"], /) -> Tensor:
+        """Return the inputs at these positions, stacked."""
 
 
 @dataclass(kw_only=True)
@@ -242,13 +253,14 @@ class Federation:
 
     Args:
         setting: Setting of the run.
-        inputs: Training images of these clients, or the tokens of a frozen network for them.
+        inputs: Training images of these clients, or the tokens of a frozen network for them: a
+            tensor, or another object whose ``inputs[positions]`` is a batch.
         labels: Their classes.
         shards: Positions of the inputs of each client, by client id.
     """
 
     setting: Setting
-    inputs: Tensor
+    inputs: Inputs
     labels: Int[Tensor, "inputs"]
     shards: Mapping[int, Int[Tensor, "own"]]
 

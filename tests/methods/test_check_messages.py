@@ -1,6 +1,6 @@
 """The audit of messages: every method passes, and ten planted cheats are caught."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import partial
 
 import pytest
@@ -187,3 +187,10 @@ def test_labels_in_the_constructor_are_caught(how):
         ValueError, match="`make` must have no data of clients; got labels has them"
     ):
         check_messages(cheat, federation)
+
+
+@pytest.mark.bad_input
+def test_inputs_that_noise_cannot_replace_are_refused():
+    federation = replace(separated(vit_federation()), inputs=range(41))
+    with pytest.raises(TypeError, match=r"`federation.inputs` must be a tensor; got a range"):
+        check_messages(fedprox, federation)

@@ -1,0 +1,361 @@
+"""Accuracy of a method after a round, and the number of backward passes."""
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+from jaxtyping import Int, Real
+from torch import Tensor
+
+import fedprompt as fp
+from fedprompt._checks import (
+    check_count,
+    check_flag,
+    check_iterable,
+    check_kind,
+    check_labels,
+    check_method,
+    check_number,
+    kind,
+    wrong_type,
+    wrong_value,
+)
+from fedprompt.interfaces import Method, Round
+from fedprompt.methods.setting import Federation, Inputs, Setting
+
+__all__ = ["counted_passes", "evaluate"]
+
+_BATCH_SIZE = 256
+
+
+def evaluate(
+    method: Method,
+    federation: Federation,
+    now: Round,
+    inputs: Inputs,
+    labels: Int[Tensor, "inputs"],
+    *,
+    clients: Iterable[int] | None = None,
+    newcomers: Iterable[int] | None = None,
+    mixes: Mapping[int, Real[Tensor, "cells"]] | None = None,
+    cells: Int[Tensor, "inputs"] | None = None,
+    domains: Mapping[str, Iterable[int]] | None = None,
+    shared: bool = False,
+    steps: int = 0,
+    learning_rate: float = 1e-2,
+) -> dict[str, float]:
+    """Measure the accuracy of the clients' predictions after a round.
+
+    A client's own mix weighs the accuracy on each class by the client's share of this class. So all
+    clients are tested on the same inputs, and a client with few classes is tested on these.
+
+    Args:
+        method: Method that made the round.
+        federation: Data of the clients. They are what `predict` may train on.
+        now: Round after which clients predict.
+        inputs: Test inputs, at least one: a tensor, or another object whose ``inputs[positions]``
+            is a batch.
+        labels: Their classes.
+        clients: Ids of the clients to test. If None, those of the setting. With ranks, the clients
+            of this rank.
+        newcomers: Ids of clients that never trained, which are tested on their own mixes alone. If
+            None, all clients of the federation that are not in the setting.
+        mixes: Number or share of each cell, by client id. If None, the numbers of the client's
+            training inputs in each class.
+        cells: Cell of each test input, for mixes of more than classes, such as pairs of domain and
+            class. If None, cells are classes.
+        domains: Some of the clients by a name. The figures have the mean on their own mixes under
+            this name.
+        shared: Whether all clients predict with one model, which is then tested once.
+        steps: Number of batches on which each newcomer trains, for the figure `after`.
+        learning_rate: Learning rate of these steps.
+
+    Returns:
+        Accuracies in [0, 1] by name. The mean over clients on all test inputs is `full`; `lowest`
+        and `highest` belong to the worst and the best client. The mean on their own mixes is `own`,
+        and `worst` the lowest of these. On all test inputs, `balanced` is the balanced accuracy and
+        `macro_f1` the macro F1. With newcomers, `received` is their mean, and `after` the mean
+        after `steps` of training. In addition, `trained` is the number of parameters that the model
+        of a client trains.
+
+    Raises:
+        ValueError: If a client is not in the federation, a newcomer has trained, or a mix has
+            another number of cells.
+
+    Example:
+        >>> from fedprompt import methods, run_rounds, samples, vit_trunk
+        >>> images, labels, test_images, test_labels = samples.digits()
+        >>> shards = {client: torch.arange(30) + 30 * client for client in range(4)}
+        >>> setting = methods.VitSetting(
+        ...     trunks=[vit_trunk(samples.vit("S"))], clients=range(3), num_classes=10,
+        ...     rounds=4, steps=4, cohort_size=3, batch_size=16, seed=0, public=images[:0],
+        ... )
+        >>> federation = methods.Federation(setting, images, labels, shards)
+        >>> method = methods.fedvpt_d(setting, learning_rate=0.05)
+        >>> *_, now = run_rounds(method, federation.data, setting.cohorts())
+        >>> figures = methods.evaluate(method, federation, now, test_images, test_labels)
+        >>> print({name: figures[name] > 0.5 for name in ("full", "own", "worst", "received")})
+        {'full': True, 'own': True, 'worst': True, 'received': True}
+    """
+    check_method(method)
+    check_kind("federation", federation, Federation, "be a Federation")
+    check_kind("now", now, Round, "be a Round")
+    check_flag("shared", shared)
+    check_count("steps", steps, at_least=0)
+    check_number("learning_rate", learning_rate, above=0)
+    setting, known = federation.setting, federation.shards
+    tested = _ids("clients", setting.clients if clients is None else clients, federation)
+    others = [client for client in known if client not in setting.clients]
+    new = _ids("newcomers", others if newcomers is None else newcomers, federation)
+    if trained := [client for client in new if str(client) in now.clients]:
+        raise wrong_value("newcomers", "be clients that never trained", trained)
+    tests = _tests(federation, inputs, labels, cells, mixes, [*tested, *new])
+    named = _checked_domains(domains or {}, tested)
+    run = _Run(method, federation, now, tests)
+    return run.figures(tested, named, shared) | run.newcomers(new, steps, learning_rate)
+
+
+@contextmanager
+def counted_passes() -> Iterator[Counter[str]]:
+    """Count calls of `torch.autograd.backward` and `torch.autograd.grad`.
+
+    Calls of ``loss.backward()`` are among them. A call within another one is not counted, because
+    PyTorch calls `grad` twice under ``with torch.device(...)``. All threads are counted.
+
+    Yields:
+        Number of calls by "backward" and "grad", so far.
+
+    Example:
+        >>> x = torch.ones(2, requires_grad=True)
+        >>> with counted_passes() as passes:
+        ...     x.sum().backward()
+        ...     gradient = torch.autograd.grad(x.sum(), x)
+        >>> passes["backward"], passes.total()
+        (1, 2)
+    """
+    passes: Counter[str] = Counter()
+    kept = {name: getattr(torch.autograd, name) for name in ("backward", "grad")}
+    thread = threading.local()
+
+    def counting(name: str) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if getattr(thread, "inside", False):
+                return kept[name](*args, **kwargs)
+            passes[name] += 1
+            thread.inside = True
+            try:
+                return kept[name](*args, **kwargs)
+            finally:
+                thread.inside = False
+
+        return call
+
+    for name in kept:
+        setattr(torch.autograd, name, counting(name))
+    try:
+        yield passes
+    finally:
+        for name, function in kept.items():
+            setattr(torch.autograd, name, function)
+
+
+@dataclass(frozen=True)
+class _Tests:
+    """Test inputs with their cells, and the mix of cells of each client."""
+
+    setting: Setting
+    inputs: Inputs
+    labels: Tensor
+    cells: Tensor
+    mixes: Mapping[int, Tensor]
+    num_cells: int
+
+    @torch.no_grad()
+    def predicted(self, model: Any) -> Tensor:
+        """Predict the class of each test input, without dropout and with stored statistics."""
+        modules = list(model.modules()) if isinstance(model, nn.Module) else []
+        training = [module for module in modules if module.training]  # a frozen part is not
+        for module in training:
+            module.training = False
+        chosen = torch.split(torch.arange(len(self.labels), device="cpu"), _BATCH_SIZE)
+        batches = (self.inputs[positions].to(self.setting.device) for positions in chosen)
+        classes = torch.cat([model(inputs).argmax(1).cpu() for inputs in batches])
+        for module in training:
+            module.training = True
+        return classes
+
+    def by_cell(self, classes: Tensor) -> Tensor:
+        """Compute the accuracy on the test inputs of each cell."""
+        correct = (classes == self.labels).float()
+        return fp.class_means(correct, self.cells, num_classes=self.num_cells).value
+
+    def full(self, classes: Tensor) -> float:
+        """Compute the accuracy on all test inputs."""
+        counts = torch.bincount(self.cells, minlength=self.num_cells)
+        return fp.metrics.global_accuracy(self.by_cell(classes)[None], counts)
+
+    def own(self, classes: Tensor, client: int) -> float:
+        """Compute the accuracy on the own mix of a client."""
+        return fp.metrics.global_accuracy(self.by_cell(classes)[None], self.mixes[client])
+
+    def over_classes(self, models: Sequence[Tensor]) -> dict[str, float]:
+        """Compute means over classes, on average over models."""
+        number, tables = self.setting.num_classes, []
+        for classes in models:
+            tables.append(fp.selection.contingency_table(classes, self.labels, number, number))
+        return {
+            "balanced": sum(map(fp.metrics.balanced_accuracy, tables)) / len(tables),
+            "macro_f1": sum(map(fp.metrics.macro_f1, tables)) / len(tables),
+        }
+
+
+@dataclass(frozen=True)
+class _Run:
+    """Predictions of clients after a round."""
+
+    method: Method
+    federation: Federation
+    now: Round
+    tests: _Tests
+
+    def model(self, client: int) -> Any:
+        """Return the model with which a client predicts."""
+        with torch.device(self.federation.setting.device):
+            return self.now.model(self.method, self.federation.data(client, self.now.server_round))
+
+    def figures(
+        self, clients: Sequence[int], domains: Mapping[str, Sequence[int]], shared: bool
+    ) -> dict[str, float]:
+        """Measure clients that are in the setting."""
+        if not clients:
+            return {}
+        classes: dict[int, Tensor] = {}
+        trained, found = 0, torch.empty(0)
+        for client in clients:
+            if not (shared and classes):
+                model = self.model(client)
+                trained = trained or _num_trained(model)
+                found = self.tests.predicted(model)
+            classes[client] = found
+        full = [self.tests.full(each) for each in classes.values()]
+        own = {client: self.tests.own(each, client) for client, each in classes.items()}
+        figures = {"full": sum(full) / len(full), "lowest": min(full), "highest": max(full)}
+        figures |= {"own": sum(own.values()) / len(own), "worst": min(own.values())}
+        figures |= self.tests.over_classes(list(classes.values())[: 1 if shared else None])
+        for name, ids in domains.items():
+            figures[name] = float(np.mean([own[client] for client in ids]))
+        return figures | {"trained": trained}
+
+    def newcomers(
+        self, clients: Sequence[int], steps: int, learning_rate: float
+    ) -> dict[str, float]:
+        """Measure newcomers on their own mixes, before and after training."""
+        received, after = [], []
+        for client in clients:
+            model = self.model(client)
+            received.append(self.tests.own(self.tests.predicted(model), client))
+            if steps:
+                self.train(model, client, steps, learning_rate)
+                after.append(self.tests.own(self.tests.predicted(model), client))
+        found = {"received": received, "after": after}
+        return {name: sum(each) / len(each) for name, each in found.items() if each}
+
+    def train(self, model: Any, client: int, steps: int, learning_rate: float) -> None:
+        """Train a model on batches of a newcomer; a plain function stays as it is."""
+        parameters = list(model.parameters()) if isinstance(model, nn.Module) else []
+        parameters = [each for each in parameters if each.requires_grad]
+        if not parameters:
+            return
+        optimizer = self.federation.setting.optimizer(parameters, learning_rate)
+        longer = replace(self.federation.setting, steps=steps)
+        data = replace(self.federation, setting=longer).data(client, 0)
+        for inputs, labels in data.batches(purpose="newcomer"):
+            loss = F.cross_entropy(model(inputs), labels)
+            optimizer.zero_grad()
+            torch.autograd.backward(loss)
+            optimizer.step()
+
+
+def _num_trained(model: Any) -> int:
+    """Count the parameters that a model trains."""
+    if not isinstance(model, nn.Module):
+        return 0
+    return sum(each.numel() for each in model.parameters() if each.requires_grad)
+
+
+def _checked_mix(argument: str, mix: object) -> Tensor:
+    rule = "be a tensor of one number for each cell"
+    if not isinstance(mix, Tensor) or mix.ndim != 1:
+        raise wrong_type(argument, rule, kind(mix))
+    sizes = mix.double()
+    if not bool((torch.isfinite(sizes) & (sizes >= 0)).all()) or sizes.sum() == 0:
+        raise wrong_value(argument, "be finite, at least 0 and not all 0", kind(mix))
+    return mix
+
+
+def _ids(argument: str, clients: Iterable[int], federation: Federation) -> list[int]:
+    check_iterable(argument, clients, "ids of clients")
+    ids = list(clients)
+    for position, client in enumerate(ids):
+        check_count(f"{argument}[{position}]", client, at_least=0)
+        if client not in federation.shards:
+            raise wrong_value(argument, "have clients of `federation`", client)
+    if doubled := sorted({client for client in ids if ids.count(client) > 1}):
+        raise wrong_value(argument, "have a client at most once", doubled)
+    return ids
+
+
+def _checked_domains(
+    domains: Mapping[str, Iterable[int]], clients: Sequence[int]
+) -> dict[str, list[int]]:
+    check_kind("domains", domains, Mapping, "map names to ids of clients")
+    found = {}
+    for name, ids in domains.items():
+        check_iterable(f"domains[{name!r}]", ids, "ids of clients")
+        found[name] = list(ids)
+        if not found[name] or set(found[name]) - set(clients):
+            rule = "have some of the clients that are tested"
+            raise wrong_value(f"domains[{name!r}]", rule, found[name])
+    return found
+
+
+def _tests(
+    federation: Federation,
+    inputs: Inputs,
+    labels: Tensor,
+    cells: Tensor | None,
+    mixes: Mapping[int, Tensor] | None,
+    clients: Sequence[int],
+) -> _Tests:
+    """Check test inputs and mixes."""
+    setting = federation.setting
+    if not hasattr(inputs, "__getitem__") or not hasattr(inputs, "__len__"):
+        raise wrong_type("inputs", "be a tensor, or have a length and positions", kind(inputs))
+    check_labels("labels", labels, setting.num_classes)
+    if len(inputs) != len(labels) or not len(labels):
+        rule = "have one label for each of `inputs`, and at least one"
+        raise wrong_value("labels", rule, f"{len(labels)} for {len(inputs)}")
+    if mixes is None:
+        if cells is not None:
+            raise wrong_value("mixes", "be given with `cells`", None)
+        mixes = {client: federation.data(client, 0).class_counts for client in clients}
+    check_kind("mixes", mixes, Mapping, "map ids of clients to tensors")
+    if missing := [client for client in clients if client not in mixes]:
+        raise wrong_value("mixes", "have all clients that are tested", f"none for {missing}")
+    numbers = {client: _checked_mix(f"mixes[{client}]", mix) for client, mix in mixes.items()}
+    num_cells = len(next(iter(numbers.values()), torch.empty(setting.num_classes)))
+    cells = labels if cells is None else cells
+    check_labels("cells", cells, num_cells)
+    if len(cells) != len(labels):
+        raise wrong_value("cells", f"have one entry for each of {len(labels)} inputs", len(cells))
+    for client, mix in numbers.items():
+        if len(mix) != num_cells:
+            raise wrong_value(f"mixes[{client}]", f"have {num_cells} cells", kind(mix))
+    return _Tests(setting, inputs, labels.cpu(), cells.cpu(), numbers, num_cells)
