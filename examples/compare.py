@@ -5,6 +5,7 @@ trials. Each finished run is one line of a JSON-lines file, so a killed program 
 
     python examples/compare.py --task digits --methods fedprox,local --seeds 5
     python examples/compare.py --task clip --methods mine.py:my_method,promptfl
+    torchrun --nproc-per-node 2 examples/compare.py --methods fedprox,local
     python examples/compare.py --check 3
 """
 
@@ -18,7 +19,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 import tasks
-from tasks import estimate, records, runs, tables
+from tasks import estimate, ranks, records, runs, tables
 from tasks.core import Machine, Row, Task, TaskError
 from tasks.runs import Cell
 from tasks.tuning import TUNING_SEED
@@ -30,6 +31,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     args = flags().parse_args(arguments)
     chosen = list(tasks.TASKS) if args.task is None else [args.task]
     args.task = args.task or "digits"
+    if ranks.started():
+        args.workers = 1
+        ranks.begin()
     try:
         if args.check is not None:
             check(args, chosen)
@@ -117,7 +121,10 @@ def compare(args: argparse.Namespace) -> None:
             for row in rows
         ]
         found += finished(cells, path, args, partition)
-        print(f"\n{tables.report(found, task, partition)}")
+        if ranks.rank() == 0:
+            print(f"\n{tables.report(found, task, partition)}")
+    if ranks.rank() > 0:
+        return
     tables.save_all(found, name, task, args.out)
     print(f"\nTables and figures: {args.out}/")
 
@@ -209,12 +216,12 @@ def finished(
     number, count = args.shard
     own = cells[number::count]
     with (
-        tqdm(total=len(own), desc=name, unit="cell") as cell_bar,
-        tqdm(unit="round") as round_bar,
+        tqdm(total=len(own), desc=name, unit="cell", disable=ranks.rank() > 0) as cell_bar,
+        tqdm(unit="round", disable=ranks.rank() > 0) as round_bar,
     ):
         bars = {"finished_round": round_bar.update, "finished_cell": cell_bar.update}
-        runs.run_all(own, path, workers=args.workers, **bars)
-    known = runs.load(path)
+        done = runs.run_all(own, path, workers=args.workers, **bars)
+    known = runs.load(path) | {cell.key(): each for cell, each in zip(own, done, strict=True)}
     return [known[cell.key()] for cell in cells if cell.key() in known]
 
 

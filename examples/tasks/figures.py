@@ -1,14 +1,16 @@
 """Accuracy, bytes and gradient passes of a method on a trial."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 
 import fedprompt as fp
 from fedprompt.methods import counted_passes, evaluate
+from tasks import ranks
 from tasks.core import Trial
 
 OWN_STEPS = 10  # of a newcomer, after every method
@@ -37,33 +39,89 @@ def run(
         finished_round: Called after each round.
     """
     setting, ledger, measured = trial.setting, fp.Ledger(), []
-    common = {"domains": clients_by_domain(trial), "newcomers": (), "shared": shared}
     points: dict[str, list[float]] = {"rounds": [], "accuracy": []}
-    passes: Counter[str] = Counter()
-    rounds = fp.run_rounds(fp.counted(method, ledger), trial.federation.data, setting.cohorts())
+    passes: Counter[str] = Counter()  # of this rank's clients, and of all calls
+    counted = fp.counted(with_passes(method, passes), ledger)
+    group = dist.group.WORLD if dist.is_initialized() else None
+    rounds = fp.run_rounds(counted, trial.federation.data, setting.cohorts(), group=group)
     for number in range(1, setting.rounds + 1):
         with counted_passes() as own, torch.device(setting.device):
             now = next(rounds)
-        passes += own
+        passes["all"] += own.total()
         finished_round()
         if number > setting.rounds - last_rounds:
             with counted_passes() as own:
-                measured.append(measure(method, trial, now, **common))
-            passes += own
+                measured.append(accuracies(method, trial, now, shared))
+            passes += Counter(clients=own.total(), all=own.total())
         elif curve and number % EVERY == 0:
             points["rounds"].append(number)
-            points["accuracy"].append(measure(method, trial, now, **common)["full"])
+            points["accuracy"].append(accuracies(method, trial, now, shared)["full"])
     turns = setting.rounds * setting.cohort_size
     figures = {name: float(np.mean([each[name] for each in measured])) for name in measured[0]}
-    new = trial.newcomers
-    figures |= measure(method, trial, now, clients=(), newcomers=new, steps=OWN_STEPS)
-    for direction in ("up", "down"):
-        figures[f"bytes_{direction}"] = ledger.total(direction=direction) / turns
-    figures |= {"trained": measured[-1]["trained"], "backward": passes.total() / turns}
+    figures |= newcomers(method, trial, now)
+    sent = {name: ledger.total(direction=name) for name in ("up", "down")}
+    total = ranks.summed(sent | {"backward": passes["clients"]})
+    figures |= {f"bytes_{name}": total[name] / turns for name in sent}
+    backward = total["backward"] + passes["all"] - passes["clients"]  # each rank runs the server
+    figures |= {"trained": measured[-1]["trained"], "backward": backward / turns}
     if curve:
         points["rounds"].append(setting.rounds)
         points["accuracy"].append(figures["full"])
-    return figures | (points if curve else {}) | dict(causes(trial, method, now) if causes else {})
+    found = causes(trial, method, now) if causes and ranks.rank() == 0 else {}
+    return figures | (points if curve else {}) | dict(found)
+
+
+def with_passes(method: fp.Method, passes: Counter[str]) -> fp.Method:
+    """Count the backward passes of the clients of a method."""
+
+    def client(data: Any, answer: Any, state: Any) -> Any:
+        with counted_passes() as own:
+            result = method.client(data, answer, state)
+        passes["clients"] += own.total()
+        return result
+
+    return method._replace(client=client)
+
+
+def accuracies(method: fp.Method, trial: Trial, now: fp.Round, shared: bool) -> dict[str, float]:
+    """Measure the accuracy of clients after a round; each rank measures its own."""
+    clients, domains = trial.setting.clients, clients_by_domain(trial)
+    if not dist.is_initialized():
+        options = {"clients": clients, "domains": domains, "shared": shared}
+        return measure(method, trial, now, newcomers=(), **options)
+    found = of_each(method, trial, now, clients, newcomers=())
+    full, own = ([found[client][name] for client in clients] for name in ("full", "own"))
+    figures = {"full": sum(full) / len(full), "lowest": min(full), "highest": max(full)}
+    figures |= {"own": sum(own) / len(own), "worst": min(own)}
+    models = [found[client] for client in clients][: 1 if shared else None]
+    for name in ("balanced", "macro_f1"):
+        figures[name] = sum(each[name] for each in models) / len(models)
+    for name, ids in domains.items():
+        figures[name] = float(np.mean([found[client]["own"] for client in ids]))
+    return figures | {"trained": models[0]["trained"]}
+
+
+def newcomers(method: fp.Method, trial: Trial, now: fp.Round) -> dict[str, float]:
+    """Measure the newcomers, before and after ten steps; each rank measures its own."""
+    new, steps = trial.newcomers, OWN_STEPS
+    if not dist.is_initialized():
+        return measure(method, trial, now, clients=(), newcomers=new, steps=steps)
+    found = of_each(method, trial, now, new, clients=(), steps=steps)
+    names = ("received", "after") if new else ()
+    return {name: sum(found[client][name] for client in new) / len(new) for name in names}
+
+
+def of_each(
+    method: fp.Method, trial: Trial, now: fp.Round, ids: Sequence[int], **options: Any
+) -> dict[int, dict[str, float]]:
+    """Measure each of some clients on its rank, and gather the figures of all."""
+    kind = "clients" if "newcomers" in options else "newcomers"
+    here = {
+        str(client): measure(method, trial, now, **{kind: [client]}, **options)
+        for client in ranks.own(ids)
+    }
+    gathered = ranks.everyone(here)
+    return {int(client): each for tree in gathered for client, each in tree.items()}
 
 
 def measure(method: fp.Method, trial: Trial, now: fp.Round, **options: Any) -> dict[str, float]:

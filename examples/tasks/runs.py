@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 import tasks
-from tasks import figures, records
+from tasks import figures, ranks, records
 from tasks.core import Machine, Row, TaskError
 
 NAMED = ("task", "partition", "row", "seed", "trial")
@@ -78,7 +78,7 @@ def run(cell: Cell, finished_round: Callable[[], None] = lambda: None) -> dict[s
     reported = cell.trial is None
     trial = task.make(
         cell.partition, row, seed=cell.seed, machine=cell.machine, validate=not reported
-    ).on(cell.machine.device)
+    ).on(ranks.device(cell.machine.device))
     with torch.device(trial.setting.device):
         method = task.method(row, trial)
     return figures.run(
@@ -124,7 +124,8 @@ def run_all(
             failed.append((cell, result))
             continue
         record = cell.named() | records.origin() | records.rounded(result)
-        records.append(path, record)
+        if ranks.rank() == 0:
+            records.append(path, record)
         known[cell.key()] = record
         finished_cell()
     if failed:

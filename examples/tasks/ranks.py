@@ -1,0 +1,53 @@
+"""Ranks as `torchrun` starts them: each evaluates its own clients, and all get all figures."""
+
+import os
+from collections.abc import Iterable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import fedprompt as fp
+
+Figures = dict[str, Any]
+
+
+def started() -> bool:
+    """Return whether `torchrun` started this process."""
+    return "TORCHELASTIC_RUN_ID" in os.environ
+
+
+def begin() -> None:
+    """Join the other ranks."""
+    if started() and not dist.is_initialized():
+        dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+
+
+def rank() -> int:
+    """Return the rank of this process, 0 if it is alone."""
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def own(clients: Iterable[int]) -> list[int]:
+    """Return the clients of this rank; client c is on rank c % world."""
+    world = dist.get_world_size() if dist.is_initialized() else 1
+    return [client for client in clients if client % world == rank()]
+
+
+def device(name: str) -> str:
+    """Return the device of this rank: with "cuda", each has a GPU of its own."""
+    if name != "cuda" or not started():
+        return name
+    return f"cuda:{int(os.environ['LOCAL_RANK']) % torch.cuda.device_count()}"
+
+
+def everyone(tree: Figures) -> list[Figures]:
+    """Gather a tree of numbers from all ranks."""
+    return fp.wire.gather_trees(tree, server_round=0) if dist.is_initialized() else [tree]
+
+
+def summed(numbers: dict[str, int]) -> dict[str, int]:
+    """Add numbers over all ranks."""
+    gathered = everyone(numbers)
+    return {name: sum(each[name] for each in gathered) for name in numbers}
