@@ -28,7 +28,7 @@ from fedprompt._checks import (
     wrong_value,
 )
 from fedprompt.interfaces import Method, Round
-from fedprompt.methods.setting import Federation, Inputs, Setting
+from fedprompt.methods.setting import Federation, Inputs, Setting, check_inputs
 
 __all__ = ["counted_passes", "evaluate"]
 
@@ -337,8 +337,7 @@ def _tests(
 ) -> _Tests:
     """Check test inputs and mixes."""
     setting = federation.setting
-    if not hasattr(inputs, "__getitem__") or not hasattr(inputs, "__len__"):
-        raise wrong_type("inputs", "be a tensor, or have a length and positions", kind(inputs))
+    check_inputs("inputs", inputs)
     check_labels("labels", labels, setting.num_classes)
     if len(inputs) != len(labels) or not len(labels):
         rule = "have one label for each of `inputs`, and at least one"
