@@ -21,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).parent / "extensions"))
 extensions = [
     "formulas",
     "gallery",
+    "method_table",
     "notebook",
     "myst_parser",
     "sphinx.ext.autodoc",

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import pytest
 
 import fedprompt
+from fedprompt import methods
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -77,6 +78,8 @@ def public_names() -> dict[str, object]:
         for name in module.__all__:
             if id(getattr(module, name)) not in flat:
                 found[f"{family}.{name}"] = getattr(module, name)
+    for name in set(methods.__all__) - set(methods.METHODS):  # which one table describes
+        found[f"methods.{name}"] = getattr(methods, name)
     return found
 
 

@@ -28,7 +28,7 @@ from fedprompt._checks import (
     wrong_value,
 )
 from fedprompt.interfaces import Method, Round
-from fedprompt.methods.setting import Federation, Inputs, Setting
+from fedprompt.methods.setting import Federation, Inputs, Setting, check_inputs
 
 __all__ = ["counted_passes", "evaluate"]
 
@@ -54,7 +54,8 @@ def evaluate(
     """Measure the accuracy of the clients' predictions after a round.
 
     A client's own mix weighs the accuracy on each class by the client's share of this class. So all
-    clients are tested on the same inputs, and a client with few classes is tested on these.
+    clients are tested on the same inputs, and a client with few classes is tested on these. Classes
+    without test inputs do not count.
 
     Args:
         method: Method that made the round.
@@ -336,8 +337,7 @@ def _tests(
 ) -> _Tests:
     """Check test inputs and mixes."""
     setting = federation.setting
-    if not hasattr(inputs, "__getitem__") or not hasattr(inputs, "__len__"):
-        raise wrong_type("inputs", "be a tensor, or have a length and positions", kind(inputs))
+    check_inputs("inputs", inputs)
     check_labels("labels", labels, setting.num_classes)
     if len(inputs) != len(labels) or not len(labels):
         rule = "have one label for each of `inputs`, and at least one"
@@ -358,4 +358,10 @@ def _tests(
     for client, mix in numbers.items():
         if len(mix) != num_cells:
             raise wrong_value(f"mixes[{client}]", f"have {num_cells} cells", kind(mix))
-    return _Tests(setting, inputs, labels.cpu(), cells.cpu(), numbers, num_cells)
+    known = torch.bincount(cells.cpu(), minlength=num_cells) > 0
+    seen = {client: mix.cpu() * known for client, mix in numbers.items()}
+    for client in clients:
+        if not seen[client].any():
+            rule = "have a class, or a cell, of each client that is tested"
+            raise wrong_value("labels", rule, f"none of client {client}")
+    return _Tests(setting, inputs, labels.cpu(), cells.cpu(), seen, num_cells)

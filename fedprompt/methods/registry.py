@@ -66,6 +66,14 @@ def register(
     Raises:
         ValueError: If `search` has a hyperparameter that the function does not have, or another
             method has the same name.
+
+    Example:
+        >>> from fedprompt.methods import METHODS, fedprox, register
+        >>> @register("FedProx, strong", families=("one model",))
+        ... def strong(setting, *, learning_rate=0.01):
+        ...     return fedprox(setting, learning_rate=learning_rate, proximal_weight=1.0)
+        >>> METHODS.pop("strong").defaults
+        {'learning_rate': 0.01}
     """
 
     def add(make: Make) -> Make:

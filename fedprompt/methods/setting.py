@@ -18,6 +18,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 import fedprompt as fp
+from fedprompt._checks import check_count, check_kind, check_labels, kind, wrong_type, wrong_value
 
 __all__ = [
     "Batch",
@@ -30,6 +31,7 @@ __all__ = [
     "PromptedModel",
     "Setting",
     "VitSetting",
+    "check_inputs",
 ]
 
 Module = TypeVar("Module", bound=nn.Module)
@@ -68,6 +70,14 @@ class Setting:
         device: Device of models and batches. Stored inputs may stay on the CPU. Methods make
             further tensors on torch's default device, so run them under
             ``with torch.device(setting.device)``.
+
+    Example:
+        >>> setting = Setting(
+        ...     clients=range(10), num_classes=3, rounds=2, steps=4, cohort_size=3,
+        ...     batch_size=16, seed=0, public=torch.empty(0),
+        ... )
+        >>> [len(cohort) for cohort in setting.cohorts()]
+        [3, 3]
     """
 
     clients: Sequence[int]
@@ -175,6 +185,18 @@ class ClientData:
         server_round: Round (0-based).
         labels: Classes of the client's inputs.
         inputs_at: Function from positions among these inputs to inputs.
+
+    Example:
+        >>> setting = Setting(
+        ...     clients=[0], num_classes=2, rounds=1, steps=3, cohort_size=1, batch_size=4, seed=0,
+        ...     public=torch.empty(0),
+        ... )
+        >>> labels = torch.tensor([0, 1, 1, 1, 1])
+        >>> data = ClientData(setting, 0, 0, labels, lambda chosen: torch.eye(5)[chosen])
+        >>> data.num_examples, data.class_counts
+        (5, tensor([1., 4.]))
+        >>> [len(labels) for inputs, labels in data.batches()]
+        [4, 4, 4]
     """
 
     setting: Setting
@@ -256,13 +278,40 @@ class Federation:
         inputs: Training images of these clients, or the tokens of a frozen network for them: a
             tensor, or another object whose ``inputs[positions]`` is a batch.
         labels: Their classes.
-        shards: Positions of the inputs of each client, by client id.
+        shards: Positions of the inputs of each client, by client id; tensors or NumPy arrays, as of
+            :func:`fedprompt.dirichlet`.
+
+    Raises:
+        ValueError: If labels or positions are out of range, or a client has no input.
+
+    Example:
+        >>> from fedprompt import dirichlet, samples, vit_trunk
+        >>> images, labels, *_ = samples.digits()
+        >>> shards = dirichlet(labels, 4, alpha=0.5, generator=torch.Generator().manual_seed(0))
+        >>> setting = VitSetting(
+        ...     trunks=[vit_trunk(samples.vit("S"))], clients=range(4), num_classes=10,
+        ...     rounds=5, steps=8, cohort_size=2, batch_size=16, seed=0, public=images[:0],
+        ... )
+        >>> federation = Federation(setting, images, labels, dict(enumerate(shards)))
+        >>> federation.data(3, server_round=0).num_examples == len(shards[3])
+        True
     """
 
     setting: Setting
     inputs: Inputs
     labels: Int[Tensor, "inputs"]
     shards: Mapping[int, Int[Tensor, "own"]]
+
+    def __post_init__(self) -> None:
+        check_kind("setting", self.setting, Setting, "be a Setting, such as VitSetting")
+        check_inputs("inputs", self.inputs)
+        check_labels("labels", self.labels, self.setting.num_classes)
+        if len(self.labels) != len(self.inputs):
+            rule = f"have one entry for each of {len(self.inputs)} inputs"
+            raise wrong_value("labels", rule, len(self.labels))
+        check_kind("shards", self.shards, Mapping, "map ids of clients to positions")
+        shards = {client: _positions(self, client) for client in self.shards}
+        object.__setattr__(self, "shards", shards)
 
     def data(self, client: int, server_round: int) -> ClientData:
         """Return the data of a client in a round."""
@@ -274,6 +323,21 @@ class Federation:
             self.labels[shard].to(self.setting.device),
             lambda chosen: self.inputs[shard[chosen]],
         )
+
+
+def check_inputs(argument: str, inputs: object) -> None:
+    """Require a tensor, or another object with a length and positions."""
+    if not hasattr(inputs, "__getitem__") or not hasattr(inputs, "__len__"):
+        raise wrong_type(argument, "be a tensor, or have a length and positions", kind(inputs))
+
+
+def _positions(federation: Federation, client: int) -> Int[Tensor, "own"]:
+    check_count("key of shards", client, at_least=0)
+    shard = torch.as_tensor(federation.shards[client])
+    check_labels(f"shards[{client}]", shard, len(federation.inputs))
+    if not len(shard):
+        raise wrong_value(f"shards[{client}]", "have at least one position", "none")
+    return shard
 
 
 class PromptedModel(nn.Module):
@@ -342,6 +406,16 @@ class VitSetting(Setting):
         num_prompts: Number of prompts at a layer.
         num_features: Width of the features that clients with different trunks have in common. If
             None, features are those of the trunk.
+
+    Example:
+        >>> from fedprompt import samples, vit_trunk
+        >>> setting = VitSetting(
+        ...     trunks=[vit_trunk(samples.vit("S")), vit_trunk(samples.vit("B"))], num_features=32,
+        ...     clients=range(4), num_classes=10, rounds=2, steps=4, cohort_size=2, batch_size=16,
+        ...     seed=0, public=torch.empty(0),
+        ... )
+        >>> [setting.new_model(client).trunk.dim for client in setting.clients]
+        [48, 64, 48, 64]
     """
 
     trunks: Sequence[fp.Trunk]
@@ -417,6 +491,18 @@ class ClipSetting(Setting):
         scale: Factor of the cosines in logits.
         template: Sentence around a class name, such as ``"a photo of a {}."``.
         length: Number of learnable tokens of a context.
+
+    Example:
+        >>> from fedprompt import TextTower, samples
+        >>> clip = samples.clip()
+        >>> setting = ClipSetting(
+        ...     clip=clip, tower=TextTower(clip, samples.tokenize), scale=100.0,
+        ...     class_names=samples.CLASS_NAMES, template="a photo of a {}.", clients=range(4),
+        ...     num_classes=10, rounds=2, steps=4, cohort_size=2, batch_size=16, seed=0,
+        ...     public=torch.empty(0),
+        ... )
+        >>> setting.new_model().text().shape == (1, 10, setting.handwritten_text().shape[1])
+        True
     """
 
     clip: Any

@@ -50,6 +50,13 @@ def test_figures_of_a_client_that_is_right_and_one_that_predicts_class_0():
     )
 
 
+def test_a_class_without_test_inputs_is_neither_right_nor_wrong():
+    """Without class 1, the newcomer has class 0 once and class 2 twice."""
+    labels = torch.tensor([0, 2])
+    found = evaluate(of(right_if_trained), federation(), NOW, TESTS[[0, 3]], labels)
+    assert (found["own"], found["received"]) == (1, 1 / 3)
+
+
 def test_with_ranks_the_clients_of_a_rank_are_tested():
     found = evaluate(of(right_if_trained), federation(), NOW, TESTS, LABELS, clients=[1])
     assert found["lowest"] == found["worst"] == 1
@@ -167,6 +174,9 @@ REFUSED = {
     "`labels` must lie in [0, 3); got values from 1 to 3": lambda call: call(labels=LABELS + 1),
     "`labels` must have one label for each of `inputs`, and at least one; got 3 for 4": (
         lambda call: call(labels=LABELS[:3])
+    ),
+    "`labels` must have a class, or a cell, of each client that is tested; got none of client 1": (
+        lambda call: call(inputs=TESTS[:2], labels=LABELS[:2])
     ),
     "at least one; got 0 for 0": lambda call: call(inputs=TESTS[:0], labels=LABELS[:0]),
     "`clients` must have clients of `federation`; got 7": lambda call: call(clients=[0, 7]),
