@@ -22,7 +22,11 @@ SHOWN = {
     "after 10 steps": "after 10 steps",
 }
 TASKS = {"digits": "digits", "networks": "different networks", "clip": "CLIP"}
-SETTINGS = {"dirichlet": "label shift", "domains": "feature shift", "few": "50 images each"}
+SETTINGS = {
+    "dirichlet": "label shift",
+    "domains": "feature shift",
+    "few": "50 images each",
+}
 MARKS = ("personalized", "public data", "different models", "private", "adapted")
 
 

@@ -143,7 +143,7 @@ def snapshot(
     """
     check_module("module", module)
     check_flag("buffers", buffers)
-    named = list(module.named_parameters())
+    named: list[tuple[str, Tensor]] = list(module.named_parameters())
     if buffers:
         saved = module.state_dict().keys()
         named += [(name, buffer) for name, buffer in module.named_buffers() if name in saved]

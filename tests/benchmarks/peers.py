@@ -1,7 +1,7 @@
 """FedAvg of prompts and head on the sample ViT by this library, Flower's simulation and pfl.
 
-All have the same 20 clients, 10 in a round, the same batches and optimizer. Run it in an environment
-with Flower and pfl, on an idle machine::
+All have the same 20 clients, 10 in a round, the same batches and optimizer. Run it in an
+environment with Flower and pfl, on an idle machine::
 
     pip install -e ".[flower-sim]" "pfl==0.6.0"
     python tests/benchmarks/peers.py
