@@ -15,6 +15,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 from tqdm import tqdm
 
@@ -48,11 +49,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(2)
 
 
+class OneLine(argparse.ArgumentParser):
+    """Parser whose mistakes end with one line."""
+
+    def error(self, message: str) -> NoReturn:
+        """End the program."""
+        self.exit(2, f"compare.py: {message}\n")
+
+
 def flags() -> argparse.ArgumentParser:
     """Make the parser."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = OneLine(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--task", choices=list(tasks.TASKS), help="digits, if not --check or --tables"
     )

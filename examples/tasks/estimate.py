@@ -1,6 +1,7 @@
 """Arithmetic of the hours that rows take, without data and weights."""
 
 import math
+import tomllib
 from collections.abc import Sequence
 from functools import cache
 
@@ -10,54 +11,15 @@ from torch.utils.flop_counter import FlopCounterMode
 import zoo
 from tasks import tables
 from tasks.core import Row, Task
-from tasks.papers import Setting
+from tasks.papers import FOLDER, Setting
 
 GPU = "an A100 at half of its 19.5 TFLOP/s in float32, and at least 10 ms a step"
 SPEED = 0.5 * 19.5e12
 STEP = 0.01  # seconds that a step takes at least, however small the batch; a guess
 BATCH = 256  # test images
 NAME_TOKENS = 6  # of a class name with its start, stop and end
-IMAGES = {
-    "cifar10": 50_000,
-    "cifar100": 50_000,
-    "svhn": 73_257,
-    "dtd-coop": 2_820,
-    "flowers102": 2_040,
-    "food101-coop": 50_500,
-    "pets-coop": 2_944,
-    "caltech101-coop": 4_128,
-    "flowers102-coop": 4_093,
-    "tiny-imagenet": 100_000,
-    "office-caltech10": 2_026,
-    "five-dataset": 258_000,
-}
-"""Approximate number of training images; that of DomainNet's ten classes is not known here."""
-TEST_IMAGES = {
-    "cifar10": 10_000,
-    "cifar100": 10_000,
-    "svhn": 26_032,
-    "dtd-coop": 1_692,
-    "flowers102": 6_149,
-    "food101-coop": 30_300,
-    "pets-coop": 3_669,
-    "caltech101-coop": 2_465,
-    "flowers102-coop": 2_463,
-    "tiny-imagenet": 10_000,
-    "office-caltech10": 507,
-    "five-dataset": 60_000,
-}
-"""Approximate number of test images."""
-CLASSES = {
-    "cifar10": 10,
-    "cifar100": 100,
-    "dtd-coop": 47,
-    "flowers102-coop": 102,
-    "food101-coop": 101,
-    "pets-coop": 37,
-    "caltech101-coop": 100,
-    "office-caltech10": 10,
-    "domainnet": 10,
-}
+SIZES = tomllib.loads((FOLDER / "sizes.toml").read_text(encoding="utf-8"))
+"""Numbers of images and classes of each data set."""
 
 
 def paper_hours(setting: Setting, row: Row) -> float | None:
@@ -67,13 +29,13 @@ def paper_hours(setting: Setting, row: Row) -> float | None:
     Evaluation counts: methods with a model for each client encode all test images for each client.
     Second passes of methods that have them are not counted.
     """
-    own = setting.of(row)
+    own, sizes = setting.of(row), SIZES[setting.data]
     images = _images(own)
     if images is None:
         return None
     share = 1.0 if own.test_share is None else own.test_share
-    pooled = 0 if own.test_share is None else IMAGES[own.data]
-    tested = share * (TEST_IMAGES[own.data] + pooled)
+    pooled = 0 if own.test_share is None else sizes["train"]
+    tested = share * (sizes["test"] + pooled)
     personalized = "personalized" in row.entry.traits
     tests = own.last_rounds * (own.num_clients if personalized else 1)
     turns = own.rounds * own.epochs * own.cohort_size / own.num_clients
@@ -82,7 +44,7 @@ def paper_hours(setting: Setting, row: Row) -> float | None:
     one = sum(each) / len(each)
     if own.family == "CLIP":
         # Image tokens are computed once; each step encodes all class names for two contexts.
-        text = _text_flops(own.backbones[0]) * (own.length + NAME_TOKENS) * CLASSES[own.data]
+        text = _text_flops(own.backbones[0]) * (own.length + NAME_TOKENS) * sizes["classes"]
         before = (images + tested) * one + 2 * tests * math.ceil(tested / BATCH) * text
         total = 2 * 2 * steps * text
     else:
@@ -93,17 +55,16 @@ def paper_hours(setting: Setting, row: Row) -> float | None:
 
 def _images(setting: Setting) -> float | None:
     """Count the training images of all clients."""
-    partition, classes = setting.partition, CLASSES.get(setting.data)
+    partition, sizes = setting.partition, SIZES[setting.data]
+    classes, total = sizes.get("classes"), sizes.get("train")
     if partition.shots is not None and classes:
         return partition.shots * classes
-    total = IMAGES.get(setting.data)
     if total is not None and setting.test_share is not None:
-        total = (total + TEST_IMAGES[setting.data]) * (1 - setting.test_share)
-    if partition.shots_each is not None and partition.disjoint and classes:
-        return partition.shots_each * classes
+        total = (total + sizes["test"]) * (1 - setting.test_share)
     if partition.shots_each is not None and classes:
-        limit = partition.shots_each * classes * setting.num_clients
-        return limit if total is None else min(limit, total)
+        owners = 1 if partition.disjoint else setting.num_clients
+        limit = partition.shots_each * classes * owners
+        return limit if total is None or partition.disjoint else min(limit, total)
     return total
 
 

@@ -1,7 +1,10 @@
 """The program that makes tables: cells, records, flags, and that a check finds a difference."""
 
 import json
+import os
+import signal
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -9,10 +12,12 @@ import compare
 import tasks
 from fedprompt.methods import METHODS, registry
 from other_device import other_device
-from tasks import TASKS, core, digits, runs, tables
+from tasks import TASKS, core, digits, records, runs, tables
 from tasks.core import Machine, Row
 from tasks.runs import Cell
 
+DOCS = Path(__file__).parents[2] / "docs" / "results" / "tables"
+RECORDED = {path.stem for path in compare.RECORDS.glob("*.jsonl")}
 FEW = ["--shrink", "0.01", "--workers", "1", "--partitions", "few"]
 MINE = '''
 """A method of one's own."""
@@ -40,6 +45,59 @@ def run(tmp_path):
         return tmp_path
 
     return call
+
+
+def test_codecs_and_private_steps_run(run, capsys):
+    few = ["--shrink", "0.01", "--workers", "1"]
+    run("--task", "codecs", "--rows", "float32;top 10 %;top 10 %, error feedback", *few)
+    found = capsys.readouterr().out
+    assert "| top 10 %, error feedback |" in found
+    folder = run("--task", "privacy", "--rows", "no privacy;ε = 3", *few)
+    lines = (folder / "privacy-shrunk.jsonl").read_text().splitlines()
+    noise = [json.loads(line)["noise"] for line in lines]
+    assert noise[0] == 0 < noise[1]
+
+
+@pytest.mark.parametrize("name", [name for name, task in TASKS.items() if name in RECORDED])
+def test_committed_tables_are_those_of_the_records(name):
+    task, found = TASKS[name], records.read(compare.RECORDS / f"{name}.jsonl")
+    assert found
+    for partition in {record["partition"] for record in found}:
+        text = (DOCS / f"{name}-{partition}.md").read_text()
+        assert text == tables.report(found, task, partition) + "\n"
+
+
+def test_a_program_that_is_killed_at_any_moment_has_the_records_of_a_whole_run(
+    tmp_path, monkeypatch
+):
+    """Each second kill cuts the line that was just written, so that its run is lost."""
+    monkeypatch.setattr(runs, "run", lambda cell, bar: {"own": cell.seed})
+    row = Row("Local training", "local", {"learning_rate": 0.01})
+    cells = [Cell("digits", "few", row, seed, None, Machine()) for seed in range(7)]
+    whole = runs.run_all(cells, tmp_path / "whole.jsonl", workers=1)
+    for kill in range(12):
+
+        def fatal(file, cut=5 * (kill % 2)):
+            os.ftruncate(file, os.fstat(file).st_size - cut)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        child = os.fork()
+        if child == 0:
+            os.fsync = fatal
+            runs.run_all(cells, tmp_path / "records.jsonl", workers=1)
+            os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    assert len(runs.load(tmp_path / "records.jsonl")) == 6
+    assert runs.run_all(cells, tmp_path / "records.jsonl", workers=1) == whole
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_hours_are_estimated_without_data_or_weights(name, tmp_path, capsys):
+    partition = next(iter(TASKS[name].partitions))
+    flags = ["--estimate", "--task", name, "--partitions", partition, "--out", str(tmp_path)]
+    compare.main(flags)
+    line = next(line for line in capsys.readouterr().out.splitlines() if f"| {partition} " in line)
+    assert float(line.split("|")[-2]) > 0
 
 
 @pytest.mark.parametrize("name", ["digits", "networks", "clip"])
