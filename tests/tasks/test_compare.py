@@ -1,7 +1,9 @@
 """The program that makes tables: cells, records, flags, and that a check finds a difference."""
 
 import json
+import re
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -14,23 +16,8 @@ from tasks.core import Machine, Row
 from tasks.runs import Cell
 
 FEW = ["--shrink", "0.01", "--workers", "1", "--partitions", "few"]
-MINE = '''
-"""A method of one's own."""
-import fedprompt as fp
-from fedprompt.methods import register
-
-
-@register("Mine", families=("one model",), search={"learning_rate": (1e-3, 1e-1)})
-def mine_alone(setting, *, learning_rate=1e-2):
-    """Nothing is trained."""
-    def train(data, answer, state):
-        return {}, state
-
-    def predict(data, answer, state):
-        return setting.model(data.id, {})
-
-    return fp.Method(train, fp.averaging_server({}), predict)
-'''
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "write-your-own-method.md"
+MINE = re.search(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)[1]
 
 
 @pytest.fixture
@@ -66,8 +53,8 @@ def test_a_method_of_a_file_takes_part(run, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(registry, "METHODS", dict(METHODS))
     for module in (tasks, core, digits):
         monkeypatch.setattr(module, "METHODS", registry.METHODS)
-    run("--methods", f"{tmp_path}/mine.py:mine_alone,local", *FEW)
-    assert "| Mine " in capsys.readouterr().out
+    run("--methods", f"{tmp_path}/mine.py:halfway,local", *FEW)
+    assert "| Halfway " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
