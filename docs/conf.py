@@ -69,6 +69,9 @@ nitpick_ignore_regex = [
     ("py:class", r"fedprompt\.interfaces\.protocols\.(Value|Mean)"),
     ("py:class", r"fedprompt\.(freezing|sampling|wire\.receive)\.(Model|Client)"),
     ("py:class", r"fedprompt\.messages\.parts\.Entry"),
+    ("py:class", r"fedprompt\.methods\.(setting\.Module|registry\.Make)"),
+    # Of the settings, without an entry of their own:
+    ("py:class", r"fedprompt\.methods\.setting\.(Inputs|Prompted(Classifier|Model))"),
 ]
 
 # Public spellings of types, by their full Python names.

@@ -199,6 +199,7 @@ def without_extras(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_code_blocks_run_and_print_what_the_page_shows(page, monkeypatch):
     without_extras(page, monkeypatch)
+    monkeypatch.setattr(methods.registry, "METHODS", dict(methods.METHODS))
     names = {"__name__": "docs"}
     for block in blocks(page):
         printed = StringIO()

@@ -23,7 +23,7 @@ def read_methods(path: Path) -> dict[str, Entry]:
     if spec is None or spec.loader is None or not path.exists():
         raise TaskError(f"`--methods` must name an existing Python file; got {path}.")
     module = sys.modules.get(path.stem)
-    if getattr(module, "__file__", None) != str(path):
+    if getattr(module, "__file__", None) != spec.origin:
         if (folder := str(path.parent.resolve())) not in sys.path:
             sys.path.insert(0, folder)
         module = importlib.util.module_from_spec(spec)

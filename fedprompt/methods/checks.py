@@ -27,10 +27,10 @@ def check_messages(make: Callable[..., Method], federation: Federation) -> None:
     first run.
 
     So the messages that a ledger counts are all that crosses, in this federation. What a message
-    itself tells about the data is another question: see :mod:`fedprompt.privacy`.
+    itself tells about the data is another question: see ``fedprompt.privacy``.
 
     Args:
-        make: Function (setting) -> method, such as :func:`fedprompt.methods.fedprox`.
+        make: Function (setting) -> method, such as ``methods.fedprox``.
         federation: Data of all clients, with a tensor of inputs. Few rounds and small shards are
             enough.
 

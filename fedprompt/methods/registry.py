@@ -21,7 +21,7 @@ class Entry(NamedTuple):
     Attributes:
         name: Name of its function.
         title: Name in tables.
-        make: Function (setting, *, hyperparameters) -> :class:`~fedprompt.Method`.
+        make: Function ``(setting, *, hyperparameters) -> Method``.
         families: Families of tasks that it can run: "one model", "mixed models", "CLIP".
         traits: Traits such as "personalized", "different models", "public data", "private".
         search: Range of each hyperparameter that a study tunes.

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import sys
 from pathlib import Path
@@ -19,23 +20,8 @@ from tasks.runs import Cell
 DOCS = Path(__file__).parents[2] / "docs" / "results" / "tables"
 RECORDED = {path.stem for path in compare.RECORDS.glob("*.jsonl")}
 FEW = ["--shrink", "0.01", "--workers", "1", "--partitions", "few"]
-MINE = '''
-"""A method of one's own."""
-import fedprompt as fp
-from fedprompt.methods import register
-
-
-@register("Mine", families=("one model",), search={"learning_rate": (1e-3, 1e-1)})
-def mine_alone(setting, *, learning_rate=1e-2):
-    """Nothing is trained."""
-    def train(data, answer, state):
-        return {}, state
-
-    def predict(data, answer, state):
-        return setting.model(data.id, {})
-
-    return fp.Method(train, fp.averaging_server({}), predict)
-'''
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "write-your-own-method.md"
+MINE = re.search(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)[1]
 
 
 @pytest.fixture
@@ -124,8 +110,9 @@ def test_a_method_of_a_file_takes_part(run, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(registry, "METHODS", dict(METHODS))
     for module in (tasks, core, digits):
         monkeypatch.setattr(module, "METHODS", registry.METHODS)
-    run("--methods", f"{tmp_path}/mine.py:mine_alone,local", *FEW)
-    assert "| Mine " in capsys.readouterr().out
+    monkeypatch.chdir(tmp_path)  # a cell reads the file again, and finds that it was read
+    run("--methods", "mine.py:halfway,local", *FEW)
+    assert "| Halfway " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
