@@ -27,8 +27,8 @@ from fedprompt._checks import (
 from fedprompt._trees import packed, to_blob
 from fedprompt.interfaces import Codec, Message, Method, Round, State
 from fedprompt.messages import Ledger
-from fedprompt.wire import gather_trees
 from fedprompt.wire.format import slots
+from fedprompt.wire.gather import is_here, on_all_ranks
 
 __all__ = ["coded", "counted", "load_optimizer", "optimizer_state", "run_rounds"]
 
@@ -275,14 +275,14 @@ class _Engine(NamedTuple):
         def train() -> dict[str, Any]:
             clients, payloads = checked_cohort(cohort, server_round), {}
             for client in clients:
-                if self._is_here(client):
+                if is_here(client, self.group):
                     state = new.get(str(client), {})
                     payload, new[str(client)] = self._train(client, server_round, server, state)
                     if payload is not None:
                         payloads[client] = payload
             return {"cohort": clients, "payloads": payloads}
 
-        trees = self._on_all_ranks(train, server_round)
+        trees = on_all_ranks(train, server_round=server_round, group=self.group)
         self._check_same("cohorts", [str(tree["cohort"]) for tree in trees], server_round)
         payloads = {client: each for tree in trees for client, each in tree["payloads"].items()}
         return dict(sorted(payloads.items())), new
@@ -321,25 +321,9 @@ class _Engine(NamedTuple):
                 _check_state(made[0])
             return hashlib.sha256(to_blob(made[0], "state")).hexdigest() if self.group else ""
 
-        digests = self._on_all_ranks(digest, server_round)
+        digests = on_all_ranks(digest, server_round=server_round, group=self.group)
         self._check_same("server.state", digests, server_round)
         return made[0]
-
-    def _is_here(self, client: int) -> bool:
-        if self.group is None:
-            return True
-        return client % distributed.get_world_size(self.group) == distributed.get_rank(self.group)
-
-    def _on_all_ranks(self, work: Callable[[], Any], server_round: int) -> list[Any]:
-        """Return the results of all ranks; an error of one rank ends the round on all of them."""
-        if self.group is None:
-            return [work()]
-        tree, error = None, None
-        try:
-            tree = work()
-        except Exception as raised:  # raised below, because the other ranks wait
-            error = raised
-        return gather_trees(tree, server_round=server_round, error=error, group=self.group)
 
     def _check_same(self, what: str, texts: list[str], server_round: int) -> None:
         if len(set(texts)) > 1:

@@ -1,7 +1,7 @@
 """Accuracy, bytes and gradient passes of a method on a trial."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -43,6 +43,7 @@ def run(
     passes: Counter[str] = Counter()  # of this rank's clients, and of all calls
     counted = fp.counted(with_passes(method, passes), ledger)
     group = dist.group.WORLD if dist.is_initialized() else None
+    common = {"domains": clients_by_domain(trial), "newcomers": (), "shared": shared}
     rounds = fp.run_rounds(counted, trial.federation.data, setting.cohorts(), group=group)
     for number in range(1, setting.rounds + 1):
         with counted_passes() as own, torch.device(setting.device):
@@ -51,14 +52,16 @@ def run(
         finished_round()
         if number > setting.rounds - last_rounds:
             with counted_passes() as own:
-                measured.append(accuracies(method, trial, now, shared))
+                measured.append(measure(method, trial, now, group=group, **common))
             passes += Counter(clients=own.total(), all=own.total())
         elif curve and number % EVERY == 0:
             points["rounds"].append(number)
-            points["accuracy"].append(accuracies(method, trial, now, shared)["full"])
+            found = measure(method, trial, now, group=group, **common)
+            points["accuracy"].append(found["full"])
     turns = setting.rounds * setting.cohort_size
     figures = {name: float(np.mean([each[name] for each in measured])) for name in measured[0]}
-    figures |= newcomers(method, trial, now)
+    new = {"clients": (), "newcomers": trial.newcomers, "steps": OWN_STEPS}
+    figures |= measure(method, trial, now, group=group, **new)
     sent = {name: ledger.total(direction=name) for name in ("up", "down")}
     total = ranks.summed(sent | {"backward": passes["clients"]})
     figures |= {f"bytes_{name}": total[name] / turns for name in sent}
@@ -83,49 +86,8 @@ def with_passes(method: fp.Method, passes: Counter[str]) -> fp.Method:
     return method._replace(client=client)
 
 
-def accuracies(method: fp.Method, trial: Trial, now: fp.Round, shared: bool) -> dict[str, float]:
-    """Measure the accuracy of clients after a round; each rank measures its own."""
-    clients, domains = trial.setting.clients, clients_by_domain(trial)
-    if not dist.is_initialized():
-        options = {"clients": clients, "domains": domains, "shared": shared}
-        return measure(method, trial, now, newcomers=(), **options)
-    found = of_each(method, trial, now, clients, newcomers=())
-    full, own = ([found[client][name] for client in clients] for name in ("full", "own"))
-    figures = {"full": sum(full) / len(full), "lowest": min(full), "highest": max(full)}
-    figures |= {"own": sum(own) / len(own), "worst": min(own)}
-    models = [found[client] for client in clients][: 1 if shared else None]
-    for name in ("balanced", "macro_f1"):
-        figures[name] = sum(each[name] for each in models) / len(models)
-    for name, ids in domains.items():
-        figures[name] = float(np.mean([found[client]["own"] for client in ids]))
-    return figures | {"trained": models[0]["trained"]}
-
-
-def newcomers(method: fp.Method, trial: Trial, now: fp.Round) -> dict[str, float]:
-    """Measure the newcomers, before and after ten steps; each rank measures its own."""
-    new, steps = trial.newcomers, OWN_STEPS
-    if not dist.is_initialized():
-        return measure(method, trial, now, clients=(), newcomers=new, steps=steps)
-    found = of_each(method, trial, now, new, clients=(), steps=steps)
-    names = ("received", "after") if new else ()
-    return {name: sum(found[client][name] for client in new) / len(new) for name in names}
-
-
-def of_each(
-    method: fp.Method, trial: Trial, now: fp.Round, ids: Sequence[int], **options: Any
-) -> dict[int, dict[str, float]]:
-    """Measure each of some clients on its rank, and gather the figures of all."""
-    kind = "clients" if "newcomers" in options else "newcomers"
-    here = {
-        str(client): measure(method, trial, now, **{kind: [client]}, **options)
-        for client in ranks.own(ids)
-    }
-    gathered = ranks.everyone(here)
-    return {int(client): each for tree in gathered for client, each in tree.items()}
-
-
 def measure(method: fp.Method, trial: Trial, now: fp.Round, **options: Any) -> dict[str, float]:
-    """Measure the accuracy of clients after a round."""
+    """Measure the accuracy of clients after a round; each rank measures its own."""
     return evaluate(
         method,
         trial.federation,

@@ -1,7 +1,6 @@
 """Ranks as `torchrun` starts them: each evaluates its own clients, and all get all figures."""
 
 import os
-from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any
 
@@ -27,12 +26,6 @@ def begin() -> None:
 def rank() -> int:
     """Return the rank of this process, 0 if it is alone."""
     return dist.get_rank() if dist.is_initialized() else 0
-
-
-def own(clients: Iterable[int]) -> list[int]:
-    """Return the clients of this rank; client c is on rank c % world."""
-    world = dist.get_world_size() if dist.is_initialized() else 1
-    return [client for client in clients if client % world == rank()]
 
 
 def device(name: str) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as distributed
 import torch.nn as nn
 import torch.nn.functional as F
 from jaxtyping import Int, Real
@@ -29,6 +30,7 @@ from fedprompt._checks import (
 )
 from fedprompt.interfaces import Method, Round
 from fedprompt.methods.setting import Federation, Inputs, Setting, check_inputs
+from fedprompt.wire.gather import is_here, on_all_ranks
 
 __all__ = ["counted_passes", "evaluate"]
 
@@ -50,6 +52,7 @@ def evaluate(
     shared: bool = False,
     steps: int = 0,
     learning_rate: float = 1e-2,
+    group: "distributed.ProcessGroup | None" = None,
 ) -> dict[str, float]:
     """Measure the accuracy of the clients' predictions after a round.
 
@@ -64,8 +67,7 @@ def evaluate(
         inputs: Test inputs, at least one: a tensor, or another object whose ``inputs[positions]``
             is a batch.
         labels: Their classes.
-        clients: Ids of the clients to test. If None, those of the setting. With ranks, the clients
-            of this rank.
+        clients: Ids of the clients to test. If None, those of the setting.
         newcomers: Ids of clients that never trained, which are tested on their own mixes alone. If
             None, all clients of the federation that are not in the setting.
         mixes: Number or share of each cell, by client id. If None, the numbers of the client's
@@ -77,6 +79,8 @@ def evaluate(
         shared: Whether all clients predict with one model, which is then tested once.
         steps: Number of batches on which each newcomer trains, for the figure `after`.
         learning_rate: Learning rate of these steps.
+        group: Process group of :func:`fedprompt.run_rounds`. Each rank then tests its own clients,
+            and all ranks return the same figures. If None, this process tests all clients.
 
     Returns:
         Accuracies in [0, 1] by name. The mean over clients on all test inputs is `full`; `lowest`
@@ -119,7 +123,7 @@ def evaluate(
         raise wrong_value("newcomers", "be clients that never trained", trained)
     tests = _tests(federation, inputs, labels, cells, mixes, [*tested, *new])
     named = _checked_domains(domains or {}, tested)
-    run = _Run(method, federation, now, tests)
+    run = _Run(method, federation, now, tests, group)
     return run.figures(tested, named, shared) | run.newcomers(new, steps, learning_rate)
 
 
@@ -206,14 +210,13 @@ class _Tests:
         """Compute the accuracy on the own mix of a client."""
         return fp.metrics.global_accuracy(self.by_cell(classes)[None], self.mixes[client])
 
-    def over_classes(self, models: Sequence[Tensor]) -> dict[str, float]:
-        """Compute means over classes, on average over models."""
-        number, tables = self.setting.num_classes, []
-        for classes in models:
-            tables.append(fp.selection.contingency_table(classes, self.labels, number, number))
+    def over_classes(self, classes: Tensor) -> dict[str, float]:
+        """Compute means over classes."""
+        number = self.setting.num_classes
+        table = fp.selection.contingency_table(classes, self.labels, number, number)
         return {
-            "balanced": sum(map(fp.metrics.balanced_accuracy, tables)) / len(tables),
-            "macro_f1": sum(map(fp.metrics.macro_f1, tables)) / len(tables),
+            "balanced": fp.metrics.balanced_accuracy(table),
+            "macro_f1": fp.metrics.macro_f1(table),
         }
 
 
@@ -225,6 +228,7 @@ class _Run:
     federation: Federation
     now: Round
     tests: _Tests
+    group: "distributed.ProcessGroup | None"
 
     def model(self, client: int) -> Any:
         """Return the model with which a client predicts."""
@@ -237,36 +241,55 @@ class _Run:
         """Measure clients that are in the setting."""
         if not clients:
             return {}
-        classes: dict[int, Tensor] = {}
-        trained, found = 0, torch.empty(0)
-        for client in clients:
-            if not (shared and classes):
+        kept: list[tuple[Tensor, int]] = []
+
+        def measured(client: int) -> dict[str, float]:
+            if not (shared and kept):
                 model = self.model(client)
-                trained = trained or _num_trained(model)
-                found = self.tests.predicted(model)
-            classes[client] = found
-        full = [self.tests.full(each) for each in classes.values()]
-        own = {client: self.tests.own(each, client) for client, each in classes.items()}
+                kept[:] = [(self.tests.predicted(model), _num_trained(model))]
+            classes, trained = kept[0]
+            found = {"full": self.tests.full(classes), "own": self.tests.own(classes, client)}
+            return found | self.tests.over_classes(classes) | {"trained": trained}
+
+        found = self.of_each(clients, measured)
+        full, own = ([found[client][name] for client in clients] for name in ("full", "own"))
         figures = {"full": sum(full) / len(full), "lowest": min(full), "highest": max(full)}
-        figures |= {"own": sum(own.values()) / len(own), "worst": min(own.values())}
-        figures |= self.tests.over_classes(list(classes.values())[: 1 if shared else None])
+        figures |= {"own": sum(own) / len(own), "worst": min(own)}
+        models = [found[client] for client in clients][: 1 if shared else None]
+        for name in ("balanced", "macro_f1"):
+            figures[name] = sum(each[name] for each in models) / len(models)
         for name, ids in domains.items():
-            figures[name] = float(np.mean([own[client] for client in ids]))
-        return figures | {"trained": trained}
+            figures[name] = float(np.mean([found[client]["own"] for client in ids]))
+        return figures | {"trained": next(filter(None, (each["trained"] for each in models)), 0)}
 
     def newcomers(
         self, clients: Sequence[int], steps: int, learning_rate: float
     ) -> dict[str, float]:
         """Measure newcomers on their own mixes, before and after training."""
-        received, after = [], []
-        for client in clients:
+
+        def measured(client: int) -> dict[str, float]:
             model = self.model(client)
-            received.append(self.tests.own(self.tests.predicted(model), client))
+            found = {"received": self.tests.own(self.tests.predicted(model), client)}
             if steps:
                 self.train(model, client, steps, learning_rate)
-                after.append(self.tests.own(self.tests.predicted(model), client))
-        found = {"received": received, "after": after}
-        return {name: sum(each) / len(each) for name, each in found.items() if each}
+                found["after"] = self.tests.own(self.tests.predicted(model), client)
+            return found
+
+        found = self.of_each(clients, measured)
+        names = ("received", "after")[: 1 + bool(steps)] if clients else ()
+        return {name: sum(found[each][name] for each in clients) / len(clients) for name in names}
+
+    def of_each(
+        self, clients: Sequence[int], measured: Callable[[int], dict[str, float]]
+    ) -> dict[int, dict[str, float]]:
+        """Measure each client on its rank, and return the figures of all of them."""
+
+        def here() -> dict[str, dict[str, float]]:
+            own = [client for client in clients if is_here(client, self.group)]
+            return {str(client): measured(client) for client in own}
+
+        trees = on_all_ranks(here, server_round=self.now.server_round, group=self.group)
+        return {int(client): each for tree in trees for client, each in tree.items()}
 
     def train(self, model: Any, client: int, steps: int, learning_rate: float) -> None:
         """Train a model on batches of a newcomer; a plain function stays as it is."""

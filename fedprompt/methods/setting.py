@@ -10,8 +10,9 @@ A :class:`Setting` has the models, the classes and the budget, and no client's i
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
+import numpy as np
 import torch
 import torch.nn as nn
 from jaxtyping import Float, Int
@@ -40,6 +41,7 @@ Batch = tuple[Tensor, Tensor]
 """Inputs and labels."""
 
 
+@runtime_checkable
 class Inputs(Protocol):
     """Inputs by position: a tensor, or an object that reads them when they are needed."""
 
@@ -300,7 +302,7 @@ class Federation:
     setting: Setting
     inputs: Inputs
     labels: Int[Tensor, "inputs"]
-    shards: Mapping[int, Int[Tensor, "own"]]
+    shards: Mapping[int, Int[Tensor, "_"] | Int[np.ndarray, "_"]]
 
     def __post_init__(self) -> None:
         check_kind("setting", self.setting, Setting, "be a Setting, such as VitSetting")
@@ -315,7 +317,7 @@ class Federation:
 
     def data(self, client: int, server_round: int) -> ClientData:
         """Return the data of a client in a round."""
-        shard = self.shards[client]
+        shard = torch.as_tensor(self.shards[client])
         return ClientData(
             self.setting,
             client,
@@ -326,9 +328,9 @@ class Federation:
 
 
 def check_inputs(argument: str, inputs: object) -> None:
-    """Require a tensor, or another object with a length and positions."""
-    if not hasattr(inputs, "__getitem__") or not hasattr(inputs, "__len__"):
-        raise wrong_type(argument, "be a tensor, or have a length and positions", kind(inputs))
+    """Require a tensor, or another object that returns batches by positions."""
+    if isinstance(inputs, Sequence) or not isinstance(inputs, Inputs):
+        raise wrong_type(argument, "be a tensor, or return batches by positions", kind(inputs))
 
 
 def _positions(federation: Federation, client: int) -> Int[Tensor, "own"]:

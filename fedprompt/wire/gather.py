@@ -1,6 +1,7 @@
 """Trees between the processes of a torch.distributed group, without a server."""
 
 import hashlib
+from collections.abc import Callable
 from traceback import format_exception_only
 from typing import Any
 
@@ -79,6 +80,27 @@ def gather_trees(
         if hashlib.sha256(each).digest() != bytes(digest):
             raise wrong_value("tree", f"arrive as rank {rank} sent it", "other bytes")
     return [from_blob(each, to_devices=True) for each in blobs]
+
+
+def on_all_ranks(
+    work: Callable[[], Any], *, server_round: int, group: "distributed.ProcessGroup | None"
+) -> list[Any]:
+    """Return the results of all ranks; an error of one rank ends the call on all of them."""
+    if group is None:
+        return [work()]
+    tree, error = None, None
+    try:
+        tree = work()
+    except Exception as raised:  # raised by `gather_trees`, because the other ranks wait
+        error = raised
+    return gather_trees(tree, server_round=server_round, error=error, group=group)
+
+
+def is_here(client: int, group: "distributed.ProcessGroup | None") -> bool:
+    """Return whether a client runs on this rank: client c is on rank c % world."""
+    if group is None:
+        return True
+    return client % distributed.get_world_size(group) == distributed.get_rank(group)
 
 
 def _num_ranks(group: "distributed.ProcessGroup | None") -> int:

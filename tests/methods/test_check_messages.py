@@ -191,6 +191,13 @@ def test_labels_in_the_constructor_are_caught(how):
 
 @pytest.mark.bad_input
 def test_inputs_that_noise_cannot_replace_are_refused():
-    federation = replace(separated(vit_federation()), inputs=range(41))
-    with pytest.raises(TypeError, match=r"`federation.inputs` must be a tensor; got a range"):
+    class Zeros:
+        def __len__(self):
+            return 41
+
+        def __getitem__(self, positions):
+            return torch.zeros(len(positions), 1, 8, 8)
+
+    federation = replace(separated(vit_federation()), inputs=Zeros())
+    with pytest.raises(TypeError, match=r"`federation.inputs` must be a tensor; got a Zeros"):
         check_messages(fedprox, federation)

@@ -57,7 +57,7 @@ def test_a_class_without_test_inputs_is_neither_right_nor_wrong():
     assert (found["own"], found["received"]) == (1, 1 / 3)
 
 
-def test_with_ranks_the_clients_of_a_rank_are_tested():
+def test_some_clients_are_tested():
     found = evaluate(of(right_if_trained), federation(), NOW, TESTS, LABELS, clients=[1])
     assert found["lowest"] == found["worst"] == 1
 
@@ -170,7 +170,7 @@ REFUSED = {
     "`method` must be a Method": lambda call: call(method=None),
     "`federation` must be a Federation": lambda call: call(federation=SHARDS),
     "`now` must be a Round": lambda call: call(now={}),
-    "`inputs` must be a tensor, or have": lambda call: call(inputs=3),
+    "`inputs` must be a tensor, or return": lambda call: call(inputs=3),
     "`labels` must lie in [0, 3); got values from 1 to 3": lambda call: call(labels=LABELS + 1),
     "`labels` must have one label for each of `inputs`, and at least one; got 3 for 4": (
         lambda call: call(labels=LABELS[:3])

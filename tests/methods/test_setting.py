@@ -41,7 +41,8 @@ def test_positions_may_be_arrays_and_inputs_may_be_read_when_needed():
 
 REFUSED = {
     "`setting` must be a Setting, such as VitSetting": lambda call: call(setting={}),
-    "`inputs` must be a tensor, or have a length and positions": lambda call: call(inputs=4),
+    "`inputs` must be a tensor, or return batches by positions": lambda call: call(inputs=4),
+    "got a list of length 4": lambda call: call(inputs=[[0.0], [1.0], [2.0], [3.0]]),
     "`labels` must lie in [0, 3)": lambda call: call(labels=LABELS + 1),
     "`labels` must be integers": lambda call: call(labels=[0, 1, 2, 1]),
     "`labels` must have one entry for each of 4 inputs": lambda call: call(labels=LABELS[:3]),
