@@ -12,7 +12,7 @@ from fedprompt.methods import Setting, VitSetting
 from private import MAX_NORM, RATE, noise_for
 from tasks import digits
 from tasks.ablations import sides, trial
-from tasks.core import Causes, Machine, Row, Task, Trial
+from tasks.core import COLUMNS, Causes, Machine, Row, Task, Trial
 
 PRIVATE, PLAIN = 3.0, 0.9  # learning rates
 EPSILONS = {"no privacy": None, "clipping alone": np.inf, "ε = 8": 8.0, "ε = 3": 3.0, "ε = 1": 1.0}
@@ -110,7 +110,11 @@ TASKS = {
         rows=lambda partition: ROWS,
         make=make,
         method=method,
-        columns={"noise": "noise, % of the norm", "full": "all test images", "worst": "worst client"},
+        columns={
+            "noise": "noise, % of the norm",
+            "full": "all test images",
+            "worst": "worst client",
+        },
         references={"no privacy": "no privacy"},
         compared=("full",),
         causes=causes,
