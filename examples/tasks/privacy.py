@@ -110,11 +110,7 @@ TASKS = {
         rows=lambda partition: ROWS,
         make=make,
         method=method,
-        columns={
-            "noise": "noise, % of the norm",
-            "full": "all test images",
-            "worst": "worst client",
-        },
+        columns={"noise": "noise, % of the norm", **COLUMNS},
         references={"no privacy": "no privacy"},
         compared=("full",),
         causes=causes,
