@@ -362,6 +362,9 @@ CAUSES: dict[str, Causes] = {"SGPT": groups, "FedL2G-f": guides}
 """What explains a row: the rows of :data:`ABLATIONS` by their title."""
 
 
+RISE = {"fedhpl": {}, "sgpt": {}, "fedl2g": {"rise": "rise, 0.01 nats"}, "fedotp": {}}
+
+
 def task(name: str) -> Task:
     """Make the task of the ablations of a paper."""
     own = {key: each for key, each in ABLATIONS.items() if key.startswith(name)}
@@ -373,7 +376,7 @@ def task(name: str) -> Task:
         family=lambda partition: "one model",
         rows=lambda partition: own[partition].rows,
         make=make,
-        columns=COLUMNS | {"lowest": "lowest client", "highest": "highest client"},
+        columns=COLUMNS | {"lowest": "lowest client", "highest": "highest client"} | RISE[name],
         references={first.title: first.title},
         compared=[next(iter(own.values())).compared],
         causes=lambda partition, row: CAUSES.get(row.title),

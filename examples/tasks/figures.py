@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
 
 import fedprompt as fp
 from fedprompt.methods import counted_passes, evaluate
@@ -24,6 +26,7 @@ def run(
     shared: bool,
     last_rounds: int = 1,
     curve: bool = False,
+    rise: bool = False,
     causes: Callable[..., Mapping[str, float]] | None = None,
     finished_round: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
@@ -35,11 +38,14 @@ def run(
         shared: Whether all clients predict with one model.
         last_rounds: Number of last rounds whose accuracies are averaged.
         curve: Whether to measure the accuracy on all test inputs every five rounds, too.
+        rise: Whether to measure the negative effect, the largest rise of a client's training loss
+            over its lowest value before, in nats. Not measured on ranks.
         causes: Function (trial, method, last round) -> further figures.
         finished_round: Called after each round.
     """
     setting, ledger, measured = trial.setting, fp.Ledger(), []
     points: dict[str, list[float]] = {"rounds": [], "accuracy": []}
+    losses: list[Tensor] = []
     passes: Counter[str] = Counter()  # of this rank's clients, and of all calls
     counted = fp.counted(with_passes(method, passes), ledger)
     group = dist.group.WORLD if dist.is_initialized() else None
@@ -50,6 +56,8 @@ def run(
             now = next(rounds)
         passes["all"] += own.total()
         finished_round()
+        if rise and group is None:
+            losses.append(training_losses(method, trial, now))
         if number > setting.rounds - last_rounds:
             with counted_passes() as own:
                 measured.append(measure(method, trial, now, group=group, **common))
@@ -67,11 +75,25 @@ def run(
     figures |= {f"bytes_{name}": total[name] / turns for name in sent}
     backward = total["backward"] + passes["all"] - passes["clients"]  # each rank runs the server
     figures |= {"trained": measured[-1]["trained"], "backward": backward / turns}
+    if losses:
+        figures["rise"] = fp.metrics.negative_effect(torch.stack(losses)).average
     if curve:
         points["rounds"].append(setting.rounds)
         points["accuracy"].append(figures["full"])
     found = causes(trial, method, now) if causes and ranks.rank() == 0 else {}
     return figures | (points if curve else {}) | dict(found)
+
+
+@torch.no_grad()
+def training_losses(method: fp.Method, trial: Trial, now: fp.Round) -> Tensor:
+    """Compute the cross-entropy of each client on all its training images, (clients,)."""
+    found = []
+    for client in trial.setting.clients:
+        data = trial.federation.data(client, now.server_round)
+        (images, labels), model = data.own(), now.model(method, data).eval()
+        found.append(F.cross_entropy(model(images), labels))
+        model.train()
+    return torch.stack(found)
 
 
 def with_passes(method: fp.Method, passes: Counter[str]) -> fp.Method:

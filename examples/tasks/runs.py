@@ -87,6 +87,7 @@ def run(cell: Cell, finished_round: Callable[[], None] = lambda: None) -> dict[s
         shared="personalized" not in row.entry.traits,
         last_rounds=task.last_rounds(cell.partition, row),
         curve=task.curves and reported and cell.seed == CURVE_SEED,
+        rise="rise" in task.columns,
         causes=task.causes(cell.partition, row),
         finished_round=finished_round,
     )
