@@ -71,8 +71,8 @@ def painted(label: int, right: int, *, height: int = 32, width: int = 32) -> np.
     return pixels
 
 
-def grey(label: int, right: int) -> np.ndarray:
-    """Make an image (28, 28) of two grey levels, 20 for each number."""
+def gray(label: int, right: int) -> np.ndarray:
+    """Make an image (28, 28) of two gray levels, 20 for each number."""
     pixels = np.empty((28, 28), np.uint8)
     pixels[:, :14], pixels[:, 14:] = 20 * label, 20 * right
     return pixels
@@ -138,7 +138,7 @@ def _idx(root: Path, kind: str, train: int, test: int) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for split, count in zip(SPLITS, (train, test), strict=True):
         labels, part = labels_of(10, count), "train" if split == "train" else "t10k"
-        images = np.stack([grey(label, mark(split)) for label in labels])
+        images = np.stack([gray(label, mark(split)) for label in labels])
         header = struct.pack(">IIII", 0x803, len(labels), 28, 28)
         (folder / f"{part}-images-idx3-ubyte").write_bytes(header + images.tobytes())
         header = struct.pack(">II", 0x801, len(labels))
@@ -159,7 +159,7 @@ def not_mnist(root: Path, *, train: int = 4, test: int = 1) -> None:
         folder = root / "notMNIST_small" / letter
         folder.mkdir(parents=True)
         for index in range(train + test):
-            Image.fromarray(grey(label, 0)).save(folder / f"{index}.png")
+            Image.fromarray(gray(label, 0)).save(folder / f"{index}.png")
     for letter in "AF":
         (root / "notMNIST_small" / letter / "broken.png").write_bytes(b"")
 
