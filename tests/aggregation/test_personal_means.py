@@ -292,6 +292,7 @@ mixtures([ONE], torch.ones(1)) -> ValueError: `weights` must have shape (answers
 mixtures([ONE], torch.tensor([[-0.5]])) -> ValueError: `weights` must lie in [0, 1e+18]; got -0.5.
 mixtures([ONE], torch.tensor([[torch.nan]])) -> ValueError: `weights` must be finite
 mixtures([ONE], torch.ones(1, 2)) -> ValueError: `payloads` must have one payload for each of the 2
+mixtures([ONE, ONE], torch.ones(1, 1)) -> ValueError: `payloads` must have one payload for each
 mixtures(ONE, torch.ones(1, 1)) -> TypeError: `payloads` must be an iterable of payloads
 mixtures([ONE['head']], torch.ones(1, 1)) -> TypeError: `payloads[0]` must map names to Weighted
 mixtures([ONE, {'head': Weighted(torch.ones(3), torch.tensor(1.0))}], torch.ones(1, 2)) \

@@ -281,27 +281,6 @@ def test_domains_are_split_over_several_clients(each: int) -> None:
     assert same(alone, by_domain(NAMES))
 
 
-def splits_all_samples(domains, num_clients, *, generator):
-    return iid(list(range(len(domains))), num_clients, generator=generator)
-
-
-def cuts_in_order(domains, num_clients, *, generator):
-    each = by_domain(domains)
-    return [part for own in each for part in np.array_split(own, num_clients // len(each))]
-
-
-def gives_domains_in_turn(domains, num_clients, *, generator):
-    good = by_domain(domains, num_clients, generator=generator)
-    each = len(good) // len(set(domains))
-    return [good[number] for start in range(each) for number in range(start, len(good), each)]
-
-
-@pytest.mark.parametrize("wrong", [splits_all_samples, cuts_in_order, gives_domains_in_turn])
-def test_a_wrong_split_of_domains_is_noticed(wrong: Callable) -> None:
-    with pytest.raises(AssertionError):
-        split_as_promised(wrong, NAMES, 2)
-
-
 BAD_LABELS = [
     ([], ValueError, "`labels` must hold at least one label; got none"),
     ([0, -1, 2], ValueError, "`labels` must be at least 0; got values from -1 to 2"),

@@ -110,7 +110,7 @@ run(model=Answer(lambda guided, logits: (guided[:-1], logits[:-1]))) \
 -> ValueError: `logits` must be floating-point of shape (batch=5, 5), one column
 run(model=Answer(lambda guided, logits: (guided.detach(), logits))) \
 -> ValueError: `model` must compute its guided output from a trainable
-run(model=frozen_body(), guides=draw_guides(10)) -> ValueError: `model` must compute its guided
+run(model=frozen_body(), guides=draw_guides(12)) -> ValueError: `model` must compute its guided
 run(model=with_an_unused_parameter()) -> ValueError: or freeze it; got no gradient for
 run(model=Guided(mlp(), features=False).requires_grad_(False)) \
 -> ValueError: `model` must have a parameter that requires gradients; got none
@@ -125,7 +125,8 @@ run(update=lambda parameters, gradients, *, learning_rate: {**parameters, 'more'
 -> ValueError: `update` must return the parameters that it was given; got ['more']
 run(update=lambda parameters, gradients, *, learning_rate: parameters) \
 -> ValueError: `update` must compute the step from the gradients
-run(method=lambda *given: guidance.central_difference(*given, step=0.0)) -> ValueError: `step` must be above 0; got 0.0
+run(method=lambda *given: guidance.central_difference(*given, step=0.0)) \
+-> ValueError: `step` must be above 0; got 0.0
 """
 
 

@@ -381,18 +381,18 @@ def test_newton_compiles_into_one_graph(epsilon, backend):
 
 
 REFUSED = """
-newton(*(COST, HALF, 2 * HALF)) -> ValueError: `b` must sum to
-newton(*(COST, HALF, torch.tensor([[0.5, 0.5], [0.9, 0.9], [0.5, 0.5]]))) \
+newton(COST, HALF, 2 * HALF) -> ValueError: `b` must sum to
+newton(COST, HALF, torch.tensor([[0.5, 0.5], [0.9, 0.9], [0.5, 0.5]])) \
 -> ValueError: `b` must sum to
-newton(*(COST, HALF, torch.tensor([1.0, 0.0]))) -> ValueError: `b` must be finite and above 0
-newton(*(COST, torch.tensor([1.5, -0.5]), HALF)) -> ValueError: `a` must be finite and at least 0
+newton(COST, HALF, torch.tensor([1.0, 0.0])) -> ValueError: `b` must be finite and above 0
+newton(COST, torch.tensor([1.5, -0.5]), HALF) -> ValueError: `a` must be finite and at least 0
 newton(*(spoilt(float('nan')), HALF, HALF)) -> ValueError: `cost` must be finite; got
-newton(*(COST[:, :0], HALF[:0], HALF)) -> ValueError: `cost` must have shape
-newton(*(COST, torch.ones(3) / 3, HALF)) -> ValueError: `a` must have shape (..., 2) to match
-newton(*(COST, HALF, HALF.expand(4, 2))) -> ValueError: `b` must have shape (..., 2)
-newton(*(COST, HALF, torch.tensor(0.5))) -> ValueError: `b` must have shape
-newton(*(COST.long(), HALF, HALF)) -> TypeError: `cost` must be a floating-point tensor
-newton(*(COST, [0.5, 0.5], HALF)) -> TypeError: `a` must be a floating-point tensor
+newton(COST[:, :0], HALF[:0], HALF) -> ValueError: `cost` must have shape
+newton(COST, torch.ones(3) / 3, HALF) -> ValueError: `a` must have shape (..., 2) to match
+newton(COST, HALF, HALF.expand(4, 2)) -> ValueError: `b` must have shape (..., 2)
+newton(COST, HALF, torch.tensor(0.5)) -> ValueError: `b` must have shape
+newton(COST.long(), HALF, HALF) -> TypeError: `cost` must be a floating-point tensor
+newton(COST, [0.5, 0.5], HALF) -> TypeError: `a` must be a floating-point tensor
 sinkhorn(COST, HALF, 0.8 * HALF) -> ValueError: `b` must sum to the sum of `a`
 """
 
