@@ -202,42 +202,29 @@ def test_bad_means_are_refused_by_name_and_change_nothing(update, previous, mean
     assert_identical(PREVIOUS, torch.zeros(2, 3))
 
 
+SGD = descend(partial(torch.optim.SGD, lr=0.1))
+VALUES = {"head": torch.zeros(1), "keys": torch.zeros(1)}
+
+
+def stepped(update, mean):
+    return update.step(VALUES, mean, update.init(VALUES))
+
+
 REFUSED = """
 ema(decay=-0.1) -> ValueError: `decay` must be at least 0; got -0.1
 ema(decay=1.1) -> ValueError: `decay` must be at most 1; got 1.1
 ema(decay=torch.nan) -> ValueError: `decay` must be finite; got nan
 descend(torch.optim.SGD, max_norm=0) -> ValueError: `max_norm` must be above 0; got 0
-overwrite().step({'head': torch.zeros(1), 'keys': torch.zeros(1)}, {'head': known(1.0), 'keys': \
-known(1.0, -1.0)}, overwrite().init({'head': torch.zeros(1), 'keys': torch.zeros(1)})) \
--> ValueError: 'keys': `mean.weight` must be finite and at least 0; got -1.0
-overwrite().step({'head': torch.zeros(1), 'keys': torch.zeros(1)}, {'header': known(1.0)}, \
-overwrite().init({'head': torch.zeros(1), 'keys': torch.zeros(1)})) \
--> ValueError: `mean` must have no other names than `previous` ['head', 'keys']; got ['header']
-ema(decay=0.5).step({'head': torch.zeros(1), 'keys': torch.zeros(1)}, {'head': known(1.0), \
-'keys': known(1.0, -1.0)}, ema(decay=0.5).init({'head': torch.zeros(1), 'keys': torch.zeros(1)})) \
--> ValueError: 'keys': `mean.weight` must be finite and at least 0; got -1.0
-ema(decay=0.5).step({'head': torch.zeros(1), 'keys': torch.zeros(1)}, {'header': known(1.0)}, \
-ema(decay=0.5).init({'head': torch.zeros(1), 'keys': torch.zeros(1)})) \
--> ValueError: `mean` must have no other names than `previous` ['head', 'keys']; got ['header']
-descend(partial(torch.optim.SGD, lr=0.1)).step({'head': torch.zeros(1), 'keys': torch.zeros(1)}, \
-{'head': known(1.0), 'keys': known(1.0, -1.0)}, descend(partial(torch.optim.SGD, \
-lr=0.1)).init({'head': torch.zeros(1), 'keys': torch.zeros(1)})) \
--> ValueError: 'keys': `mean.weight` must be finite and at least 0; got -1.0
-descend(partial(torch.optim.SGD, lr=0.1)).step({'head': torch.zeros(1), 'keys': torch.zeros(1)}, \
-{'header': known(1.0)}, descend(partial(torch.optim.SGD, lr=0.1)).init({'head': torch.zeros(1), \
-'keys': torch.zeros(1)})) \
--> ValueError: `mean` must have no other names than `previous` ['head', 'keys']; got ['header']
-overwrite().step({'head': torch.zeros(1)}, known(1.0), overwrite().init({'head': torch.zeros(1)})) \
--> TypeError: `mean` must map names to Weighted; got an entry without a name
-ema(decay=0.5).step({'head': torch.zeros(1)}, known(1.0), ema(decay=0.5).init({'head': \
-torch.zeros(1)})) \
--> TypeError: `mean` must map names to Weighted; got an entry without a name
-descend(partial(torch.optim.SGD, lr=0.1)).step({'head': torch.zeros(1)}, known(1.0), \
-descend(partial(torch.optim.SGD, lr=0.1)).init({'head': torch.zeros(1)})) \
--> TypeError: `mean` must map names to Weighted; got an entry without a name
-update_by_name({}).step({'head': torch.zeros(1)}, known(1.0), update_by_name({}).init({'head': \
-torch.zeros(1)})) \
--> TypeError: `mean` must map names to Weighted; got an entry without a name
+stepped(overwrite(), {'keys': known(1.0, -1.0)}) -> ValueError: 'keys': `mean.weight` must be finite
+stepped(overwrite(), {'header': known(1.0)}) -> ValueError: `mean` must have no other names than
+stepped(ema(decay=0.5), {'keys': known(1.0, -1.0)}) -> ValueError: 'keys': `mean.weight` must be
+stepped(ema(decay=0.5), {'header': known(1.0)}) -> ValueError: `mean` must have no other names
+stepped(SGD, {'keys': known(1.0, -1.0)}) -> ValueError: 'keys': `mean.weight` must be finite and at
+stepped(SGD, {'header': known(1.0)}) -> ValueError: `mean` must have no other names than `previous`
+stepped(overwrite(), known(1.0)) -> TypeError: `mean` must map names to Weighted; got an entry
+stepped(ema(decay=0.5), known(1.0)) -> TypeError: `mean` must map names to Weighted; got an entry
+stepped(SGD, known(1.0)) -> TypeError: `mean` must map names to Weighted; got an entry without a
+stepped(update_by_name({}), known(1.0)) -> TypeError: `mean` must map names to Weighted; got an
 overwrite().step(torch.zeros(1), {'head': known(1.0)}, {}) \
 -> TypeError: `mean` must be a Weighted(value, weight); got
 update_by_name({}).init(torch.zeros(1)) -> TypeError: `previous` must map names to tensors; got a
