@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from fedprompt import Weighted, class_means, distillation_loss, weighted_mean
 from references import fedhpl
+from refusals import check_refused, refusals
 from same import assert_identical
 from tolerance import assert_near
 
@@ -336,277 +337,45 @@ LOGITS, LABELS, TEACHER = (
 )
 
 
-@pytest.mark.bad_input
-@pytest.mark.parametrize(
-    ("values", "labels", "options", "error", "message"),
-    [
-        (
-            LOGITS,
-            torch.tensor([0, 3]),
-            {},
-            ValueError,
-            r"`labels` must lie in \[0, 3\); got values from 0 to 3",
-        ),
-        (
-            LOGITS,
-            torch.tensor([-1, 2]),
-            {},
-            ValueError,
-            r"`labels` must lie in \[0, 3\); got values from -1 to 2",
-        ),
-        (
-            LOGITS,
-            torch.tensor([0.0, 2.0]),
-            {},
-            TypeError,
-            r"`labels` must be integers of shape \(batch,\); got a float32 tensor",
-        ),
-        (
-            LOGITS,
-            torch.tensor([True, False]),
-            {},
-            TypeError,
-            r"`labels` must be integers of shape \(batch,\); got a bool tensor",
-        ),
-        (
-            LOGITS,
-            [0, 2],
-            {},
-            TypeError,
-            r"`labels` must be integers of shape \(batch,\); got a list of length 2",
-        ),
-        (
-            LOGITS,
-            torch.tensor([[0, 2]]),
-            {},
-            TypeError,
-            r"`labels` must be integers of shape \(batch,\); got a int64 tensor of shape \(1, 2\)",
-        ),
-        (
-            LOGITS,
-            torch.tensor([0]),
-            {},
-            ValueError,
-            r"`labels` must have one entry for each of the 2 rows of `values`; got 1",
-        ),
-        (
-            LOGITS.long(),
-            LABELS,
-            {},
-            TypeError,
-            r"`values` must be floating-point of shape \(batch, \*event\); got a int64 tensor",
-        ),
-        (
-            torch.tensor(1.0),
-            LABELS,
-            {},
-            TypeError,
-            r"`values` must be floating-point of shape.*; got a float32 tensor of shape \(\)",
-        ),
-        (
-            [[0.0]],
-            LABELS,
-            {},
-            TypeError,
-            r"`values` must be floating-point of shape.*; got a list of length 1",
-        ),
-        (
-            torch.full((2, 3), torch.nan),
-            LABELS,
-            {},
-            ValueError,
-            r"`values` must be finite; got 6 entries of 6 that are not",
-        ),
-        (
-            LOGITS,
-            LABELS,
-            {"num_classes": 0},
-            ValueError,
-            r"`num_classes` must be at least 1; got 0",
-        ),
-        (
-            LOGITS,
-            LABELS,
-            {"num_classes": 3.0},
-            TypeError,
-            r"`num_classes` must be an integer; got 3\.0 \(float\)",
-        ),
-        (
-            LOGITS,
-            LABELS,
-            {"keep": torch.ones(2)},
-            TypeError,
-            r"`keep` must be a bool tensor of shape \(batch,\); got a float32 tensor",
-        ),
-        (
-            LOGITS,
-            LABELS,
-            {"keep": [True, True]},
-            TypeError,
-            r"`keep` must be a bool tensor of shape \(batch,\); got a list of length 2",
-        ),
-        (
-            LOGITS,
-            LABELS,
-            {"keep": torch.tensor([True])},
-            ValueError,
-            r"`keep` must have one entry for each of the 2 rows of `values`; got \(1,\)",
-        ),
-    ],
-)
-def test_bad_samples_are_refused_by_name(values, labels, options, error, message):
-    with pytest.raises(error, match=message):
-        class_means(values, labels, **{"num_classes": 3, **options})
+REFUSED = """
+class_means(LOGITS, torch.tensor([0, 3]), num_classes=3) \
+-> ValueError: `labels` must lie in [0, 3); got values from 0 to 3
+class_means(LOGITS, torch.tensor([0.0, 2.0]), num_classes=3) \
+-> TypeError: `labels` must be integers of shape (batch,); got a float32 tensor
+class_means(LOGITS, torch.tensor([0]), num_classes=3) \
+-> ValueError: `labels` must have one entry for each of the 2 rows of `values`; got 1
+class_means(LOGITS.long(), LABELS, num_classes=3) -> TypeError: `values` must be floating-point of
+class_means(torch.tensor(1.0), LABELS, num_classes=3) -> TypeError: `values` must be floating-point
+class_means(torch.full((2, 3), torch.nan), LABELS, num_classes=3) \
+-> ValueError: `values` must be finite; got 6 entries of 6 that are not
+class_means(LOGITS, LABELS, num_classes=0) -> ValueError: `num_classes` must be at least 1; got 0
+class_means(LOGITS, LABELS, num_classes=3, keep=torch.ones(2)) \
+-> TypeError: `keep` must be a bool tensor of shape (batch,); got a float32 tensor
+class_means(LOGITS, LABELS, num_classes=3, keep=torch.tensor([True])) \
+-> ValueError: `keep` must have one entry for each of the 2 rows of `values`; got (1,)
+distillation_loss(LOGITS, LABELS, TEACHER, temperature=1e-320) \
+-> ValueError: `temperature` must be at least
+distillation_loss(LOGITS, torch.tensor([0, 3]), TEACHER) \
+-> ValueError: `labels` must lie in [0, 3); got values from 0 to 3
+distillation_loss(LOGITS, LABELS.float(), TEACHER) -> TypeError: `labels` must be integers of shape
+distillation_loss(LOGITS, LABELS[:1], TEACHER) -> ValueError: `labels` must be integers of shape
+distillation_loss(LOGITS[0], LABELS, TEACHER) -> ValueError: `logits` must be floating-point of
+distillation_loss(LOGITS.long(), LABELS, TEACHER) -> ValueError: `logits` must be floating-point of
+distillation_loss(LOGITS, LABELS, torch.eye(3)) -> TypeError: `teacher` must be a Weighted(value
+distillation_loss(LOGITS, LABELS, Weighted([1.0], [1.0])) \
+-> TypeError: `teacher.value` must be a floating-point tensor; got a list of length 1
+distillation_loss(LOGITS, LABELS, Weighted(torch.eye(4), torch.ones(4))) \
+-> ValueError: `teacher` must have value (3, 3) and weight (3,) to match `logits`; got (4, 4) and
+distillation_loss(LOGITS, LABELS, TEACHER, temperature=0) \
+-> ValueError: `temperature` must be above 0; got 0
+distillation_loss(LOGITS, LABELS, TEACHER, temperature=torch.inf) \
+-> ValueError: `temperature` must be finite; got inf
+distillation_loss(LOGITS, LABELS, Weighted(torch.eye(3), torch.tensor([1.0, -1.0, 1.0]))) \
+-> ValueError: `teacher.weight` must be finite and at least 0; got -1.0
+"""
 
 
 @pytest.mark.bad_input
-@pytest.mark.parametrize(
-    ("logits", "labels", "teacher", "options", "error", "message"),
-    [
-        (
-            LOGITS,
-            LABELS,
-            TEACHER,
-            {"temperature": 1e-320},
-            ValueError,
-            r"`temperature` must be at least .*; got 1e-320",
-        ),
-        (
-            LOGITS,
-            torch.tensor([0, 3]),
-            TEACHER,
-            {},
-            ValueError,
-            r"`labels` must lie in \[0, 3\); got values from 0 to 3",
-        ),
-        (
-            LOGITS,
-            torch.tensor([0, -1]),
-            TEACHER,
-            {},
-            ValueError,
-            r"`labels` must lie in \[0, 3\); got values from -1 to 0",
-        ),
-        (
-            LOGITS,
-            LABELS.float(),
-            TEACHER,
-            {},
-            TypeError,
-            r"`labels` must be integers of shape \(batch,\); got a float32 tensor",
-        ),
-        (
-            LOGITS,
-            LABELS[:1],
-            TEACHER,
-            {},
-            ValueError,
-            r"`labels` must be integers of shape \(2,\) to match `logits`; got a int64 tensor of "
-            r"shape \(1,\)",
-        ),
-        (
-            LOGITS,
-            [0, 2],
-            TEACHER,
-            {},
-            ValueError,
-            r"`labels` must be integers of shape \(2,\) to match `logits`; got a list of length 2",
-        ),
-        (
-            LOGITS[0],
-            LABELS,
-            TEACHER,
-            {},
-            ValueError,
-            r"`logits` must be floating-point of shape \(batch, classes\); got a float32 tensor",
-        ),
-        (
-            LOGITS.long(),
-            LABELS,
-            TEACHER,
-            {},
-            ValueError,
-            r"`logits` must be floating-point of shape.*; got a int64 tensor",
-        ),
-        (
-            [[0.0]],
-            LABELS,
-            TEACHER,
-            {},
-            ValueError,
-            r"`logits` must be floating-point of shape.*; got a list of length 1",
-        ),
-        (
-            LOGITS,
-            LABELS,
-            torch.eye(3),
-            {},
-            TypeError,
-            r"`teacher` must be a Weighted\(value, weight\); got a float32 tensor",
-        ),
-        (
-            LOGITS,
-            LABELS,
-            Weighted([1.0], [1.0]),
-            {},
-            TypeError,
-            r"`teacher\.value` must be a floating-point tensor; got a list of length 1",
-        ),
-        (
-            LOGITS,
-            LABELS,
-            Weighted(torch.eye(4), torch.ones(4)),
-            {},
-            ValueError,
-            r"`teacher` must have value \(3, 3\) and weight \(3,\) to match `logits`; got \(4, "
-            r"4\) and \(4,\)",
-        ),
-        (
-            LOGITS,
-            LABELS,
-            Weighted(torch.eye(3), torch.tensor(1.0)),
-            {},
-            ValueError,
-            r"`teacher` must have value \(3, 3\) and weight \(3,\) to match `logits`; got \(3, "
-            r"3\) and \(\)",
-        ),
-        *(
-            (
-                LOGITS,
-                LABELS,
-                Weighted(torch.eye(3), torch.tensor([1.0, weight, 1.0])),
-                {},
-                ValueError,
-                rf"`teacher\.weight` must be finite and at least 0; got {weight}",
-            )
-            for weight in (-1.0, torch.nan)
-        ),
-        (
-            LOGITS,
-            LABELS,
-            TEACHER,
-            {"temperature": 0},
-            ValueError,
-            r"`temperature` must be above 0; got 0",
-        ),
-        (
-            LOGITS,
-            LABELS,
-            TEACHER,
-            {"temperature": torch.inf},
-            ValueError,
-            r"`temperature` must be finite; got inf",
-        ),
-        (
-            LOGITS,
-            LABELS,
-            TEACHER,
-            {"temperature": "4.5"},
-            TypeError,
-            r"`temperature` must be a number; got '4\.5' \(str\)",
-        ),
-    ],
-)
-def test_bad_distillation_is_refused_by_name(logits, labels, teacher, options, error, message):
-    with pytest.raises(error, match=message):
-        distillation_loss(logits, labels, teacher, **options)
+@pytest.mark.parametrize(("call", "error", "message"), refusals(REFUSED))
+def test_wrong_calls_are_refused_by_name(call, error, message):
+    check_refused(call, error, message, globals())

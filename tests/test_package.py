@@ -100,12 +100,6 @@ def test_no_function_body_is_longer_than_forty_lines():
     assert [function for function in sizes if function[2] > LONGEST_BODY] == []
 
 
-def test_a_long_function_would_be_noticed(tmp_path):
-    path = tmp_path / "long.py"
-    path.write_text("def long():\n" + "    pass\n" * (LONGEST_BODY + 1))
-    assert functions(path) == [("long", LONGEST_BODY + 1)]
-
-
 def foreign_private_imports(path: Path, source: str) -> list[str]:
     """Return the imports of `fedprompt.X._y` in a file outside `fedprompt/X`."""
     package = path.relative_to(ROOT).parts[0]
@@ -128,12 +122,6 @@ def test_private_modules_are_imported_only_in_their_own_package():
     found = [(path, foreign_private_imports(path, path.read_text())) for path in SOURCES]
     assert len(found) > 100
     assert [(path, names) for path, names in found if names] == []
-
-
-def test_an_import_of_a_foreign_private_module_would_be_noticed():
-    path = ROOT / "matching" / "logits.py"
-    source = "from fedprompt.transport._dual import climb\nfrom fedprompt._checks import kind\n"
-    assert foreign_private_imports(path, source) == ["fedprompt.transport._dual.climb"]
 
 
 def test_every_module_imports():

@@ -11,9 +11,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fedprompt import dirichlet, plots
+from refusals import check_refused, refusals
 
 LABELS = [0, 2, 2, 1, 0, 2, 2]
 CLIENTS = [[0, 1, 2], [], [3, 4, 5, 6]]
+AXES = Figure().subplots()
 
 
 @pytest.fixture
@@ -173,136 +175,6 @@ def test_anything_but_one_axes_is_refused_by_name(call, axes, got):
         call(axes)
 
 
-@pytest.mark.bad_input
-@pytest.mark.parametrize(
-    ("draw", "arguments", "error", "message"),
-    [
-        (
-            "partition",
-            ([], [[]]),
-            ValueError,
-            "`labels` must hold at least one class, none of them negative; got none.",
-        ),
-        (
-            "partition",
-            ([0, -1], [[0]]),
-            ValueError,
-            "`labels` must hold at least one class, none of them negative; got -1.",
-        ),
-        (
-            "partition",
-            ([0.5], [[0]]),
-            TypeError,
-            "`labels` must be integers of shape (samples,); got a list of length 1.",
-        ),
-        (
-            "partition",
-            (LABELS, []),
-            TypeError,
-            "`clients` must be a list with the positions of at least one client; got a list of",
-        ),
-        ("partition", (LABELS, np.eye(3)), TypeError, "got a float64 array of shape (3, 3)."),
-        (
-            "partition",
-            (LABELS, [[0], [7]]),
-            ValueError,
-            "`clients[1]` must lie in [0, 7), the positions in `labels`; got values from 7 to 7.",
-        ),
-        (
-            "partition",
-            (LABELS, [[-1]]),
-            ValueError,
-            "`clients[0]` must lie in [0, 7), the positions in `labels`; got values from -1 to -1.",
-        ),
-        (
-            "partition",
-            (LABELS, [0, 1]),
-            TypeError,
-            "`clients[0]` must be integers of shape (samples,); got 0 (int).",
-        ),
-        (
-            "partition",
-            (LABELS, [[True]]),
-            TypeError,
-            "`clients[0]` must be integers of shape (samples,); got a list of length 1.",
-        ),
-        (
-            "accuracy_matrix",
-            ([[1.0]],),
-            TypeError,
-            "`accuracy` must be a tensor of real numbers (clients, tests); got a list of length 1.",
-        ),
-        (
-            "accuracy_matrix",
-            (torch.ones(3),),
-            ValueError,
-            "`accuracy` must have shape (clients, tests) without an empty axis; got (3,).",
-        ),
-        ("accuracy_matrix", (torch.ones(0, 3),), ValueError, "got (0, 3)."),
-        (
-            "accuracy_matrix",
-            (torch.tensor([[50.0, 1]]),),
-            ValueError,
-            "`accuracy` must lie in [0, 1]; got values from 1 to 50.",
-        ),
-        (
-            "accuracy_matrix",
-            (torch.tensor([[torch.nan]]),),
-            ValueError,
-            "`accuracy` must be finite; got 1 entries of 1 that are not.",
-        ),
-        (
-            "transport_plan",
-            (torch.ones(5), torch.eye(4)),
-            ValueError,
-            "`plan` must have a square number of patches, or shape (rows, columns); got 5.",
-        ),
-        (
-            "transport_plan",
-            (-torch.ones(4), torch.eye(4)),
-            ValueError,
-            "`plan` must be at least 0; got -1.0.",
-        ),
-        (
-            "transport_plan",
-            (torch.ones(4), torch.ones(4, 8, 8)),
-            ValueError,
-            "`image` must have shape (3, height, width), (1, height, width)",
-        ),
-        (
-            "transport_plan",
-            (torch.ones(4), np.eye(4)),
-            TypeError,
-            "`image` must be a tensor of real numbers",
-        ),
-        (
-            "group_usage",
-            (torch.zeros(3),),
-            ValueError,
-            "`counts` must be at least 0, and positive for one group of each row; got only zeros",
-        ),
-        (
-            "group_usage",
-            (torch.tensor([2.0, -1.0]),),
-            ValueError,
-            "and positive for one group of each row; got a negative one.",
-        ),
-        (
-            "group_usage",
-            ([1, 2],),
-            TypeError,
-            "`counts` must be a tensor of real numbers (groups,) or (rounds, groups); "
-            "got a list of length 2.",
-        ),
-    ],
-)
-def test_bad_data_is_refused_by_name_and_nothing_is_drawn(axes, draw, arguments, error, message):
-    before = len(axes.get_children())
-    with pytest.raises(error, match=re.escape(message)):
-        getattr(plots, draw)(*arguments, axes=axes)
-    assert len(axes.get_children()) == before
-
-
 def test_without_matplotlib_the_error_names_the_extra(in_new_process):
     program = """
 import sys
@@ -317,3 +189,40 @@ except ImportError as error:
         in_new_process(program)
         == "`fedprompt.plots` needs matplotlib: pip install 'fedprompt[plots]'\n"
     )
+
+
+REFUSED = """
+plots.partition([], [[]], axes=AXES) -> ValueError: `labels` must hold at least one class, none of
+plots.partition([0.5], [[0]], axes=AXES) -> TypeError: `labels` must be integers of shape
+plots.partition(LABELS, [], axes=AXES) -> TypeError: `clients` must be a list with the positions of
+plots.partition(LABELS, np.eye(3), axes=AXES) -> TypeError: got a float64 array of shape (3, 3).
+plots.partition(LABELS, [[0], [7]], axes=AXES) -> ValueError: `clients[1]` must lie in [0, 7), the
+plots.partition(LABELS, [0, 1], axes=AXES) -> TypeError: `clients[0]` must be integers of shape
+plots.accuracy_matrix([[1.0]], axes=AXES) -> TypeError: `accuracy` must be a tensor of real numbers
+plots.accuracy_matrix(torch.ones(3), axes=AXES) -> ValueError: `accuracy` must have shape (clients
+plots.accuracy_matrix(torch.ones(0, 3), axes=AXES) -> ValueError: got (0, 3).
+plots.accuracy_matrix(torch.tensor([[50.0, 1]]), axes=AXES) \
+-> ValueError: `accuracy` must lie in [0, 1]; got values from 1 to 50.
+plots.accuracy_matrix(torch.tensor([[torch.nan]]), axes=AXES) \
+-> ValueError: `accuracy` must be finite; got 1 entries of 1 that are not.
+plots.transport_plan(torch.ones(5), torch.eye(4), axes=AXES) \
+-> ValueError: `plan` must have a square number of patches, or shape (rows, columns); got 5.
+plots.transport_plan(-torch.ones(4), torch.eye(4), axes=AXES) \
+-> ValueError: `plan` must be at least 0; got -1.0.
+plots.transport_plan(torch.ones(4), torch.ones(4, 8, 8), axes=AXES) \
+-> ValueError: `image` must have shape (3, height, width), (1, height, width)
+plots.transport_plan(torch.ones(4), np.eye(4), axes=AXES) \
+-> TypeError: `image` must be a tensor of real numbers
+plots.group_usage(torch.zeros(3), axes=AXES) -> ValueError: `counts` must be at least 0, and
+plots.group_usage(torch.tensor([2.0, -1.0]), axes=AXES) \
+-> ValueError: and positive for one group of each row; got a negative one.
+plots.group_usage([1, 2], axes=AXES) -> TypeError: `counts` must be a tensor of real numbers
+"""
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(("call", "error", "message"), refusals(REFUSED))
+def test_wrong_calls_are_refused_by_name_and_draw_nothing(call, error, message):
+    before = len(AXES.get_children())
+    check_refused(call, error, message, globals())
+    assert len(AXES.get_children()) == before

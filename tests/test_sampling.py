@@ -16,6 +16,9 @@ from fedprompt import (
     cohort,
     stream_generator,
 )
+from refusals import check_refused, refusals
+
+DRAW = torch.Generator().manual_seed(0)
 
 
 @pytest.mark.parametrize(("size", "drawn"), [(0, 1), (1, 1), (3, 3), (10, 10)])
@@ -191,53 +194,17 @@ def test_bad_numbers_of_a_stream_are_refused_by_name(name):
             stream_generator(arguments.pop("seed"), **arguments)
 
 
-@pytest.mark.bad_input
-@pytest.mark.parametrize(
-    ("clients", "options", "error", "message"),
-    [
-        (
-            [],
-            {"size": 0},
-            ValueError,
-            r"`clients` must have at least one client; got none",
-        ),
-        (
-            [1, 2],
-            {"size": 3},
-            ValueError,
-            r"`size` must be at most the number of clients, 2; got 3",
-        ),
-        ([1, 2], {"size": -1}, ValueError, r"`size` must be at least 0; got -1"),
-        ([1, 2], {"size": 0.5}, TypeError, r"`size` must be an integer; got 0\.5 \(float\)"),
-        (
-            [1, 2],
-            {"generator": None},
-            TypeError,
-            r"`generator` must be a torch\.Generator; got None",
-        ),
-        (
-            [1, 2],
-            {"generator": np.random.default_rng(0)},
-            TypeError,
-            r"`generator` must be a torch\.Generator; got Generator\(PCG64\)",
-        ),
-    ],
-)
-def test_bad_cohorts_are_refused_by_name(clients, options, error, message, generator):
-    with pytest.raises(error, match=message):
-        cohort(clients, **{"size": 1, "generator": generator, **options})
+REFUSED = """
+cohort([], size=0, generator=DRAW) -> ValueError: `clients` must have at least one client; got none
+cohort([1, 2], size=3, generator=DRAW) -> ValueError: `size` must be at most the number of clients
+cohort([1, 2], size=-1, generator=DRAW) -> ValueError: `size` must be at least 0; got -1
+cohort([1, 2], size=1, generator=None) -> TypeError: `generator` must be a torch.Generator; got None
+stream_generator(0, server_round=0, purpose=1) -> TypeError: `purpose` must be a string; got 1
+cohort(5, size=1, generator=DRAW) -> TypeError: `clients` must be a sequence of ids, such as
+"""
 
 
 @pytest.mark.bad_input
-def test_a_purpose_that_is_not_a_string_is_refused():
-    with pytest.raises(TypeError, match="`purpose` must be a string; got 1"):
-        stream_generator(0, server_round=0, purpose=1)
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize("clients", [5, {0: "a", 1: "b"}, {1, 2, 3}, iter([1, 2])])
-def test_clients_must_be_a_sequence(clients, generator):
-    with pytest.raises(
-        TypeError, match=r"`clients` must be a sequence of ids, such as range\(100\); got "
-    ):
-        cohort(clients, size=1, generator=generator)
+@pytest.mark.parametrize(("call", "error", "message"), refusals(REFUSED))
+def test_wrong_calls_are_refused_by_name(call, error, message):
+    check_refused(call, error, message, globals())

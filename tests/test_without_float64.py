@@ -7,7 +7,7 @@ import torch
 
 import fedprompt as fp
 from fedprompt import Weighted
-from fedprompt._float64 import supports_float64, widened
+from fedprompt._float64 import supports_float64
 from narrow_device import narrow_device
 from same import assert_same
 
@@ -167,34 +167,3 @@ def test_solvers_return_plans_on_their_device(solver, generator):
 def test_only_mps_lacks_float64():
     lacks = {kind: not supports_float64(torch.device(kind)) for kind in ("cpu", "cuda", "mps")}
     assert lacks == {"cpu": False, "cuda": False, "mps": True}
-
-
-# The stand-in: it rejects implementations that such a device would reject.
-
-
-def in_float64_on_the_device(payloads):
-    return sum(payload["head"].value.double() for payload in payloads)
-
-
-def on_two_devices(payloads):
-    return widened(payloads[0]["head"].value) + payloads[0]["head"].value
-
-
-@pytest.mark.parametrize("wrong", [in_float64_on_the_device, on_two_devices])
-def test_the_stand_in_refuses_float64_and_operands_on_two_devices(wrong, generator):
-    payloads = drawn_payloads(generator)
-    assert wrong(payloads).dtype == torch.float64
-    with (
-        narrow_device() as device,
-        pytest.raises((TypeError, RuntimeError), match=r"float64|device"),
-    ):
-        wrong(moved(payloads, device))
-
-
-def test_a_result_that_stays_on_the_cpu_would_be_noticed(monkeypatch, generator):
-    def stays(payloads):
-        return {name: widened(entry.value).float() for name, entry in payloads[0].items()}
-
-    monkeypatch.setitem(PIECES, "weighted_mean", stays)
-    with pytest.raises(AssertionError):
-        test_results_are_those_of_the_cpu_and_come_back_to_their_device("weighted_mean", generator)

@@ -16,6 +16,7 @@ from fedprompt import (
     weighted_mean,
     weighted_median,
 )
+from refusals import check_refused, refusals
 
 
 def known(value, weight=1.0):
@@ -68,102 +69,6 @@ def test_updates_match_names_as_aggregators_do(order):
 
 
 ONE = Weighted(torch.ones(2, 3), torch.ones(2))
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize(
-    ("rules", "payloads", "error", "message"),
-    [
-        ({}, [], ValueError, r"`payloads` must hold at least one payload; got none"),
-        (
-            {},
-            [{"a": ONE}, ONE],
-            TypeError,
-            r"`payloads\[1\]` must map names to Weighted; got an entry without a name",
-        ),
-        (
-            {},
-            [{"keys": ONE}, {"keys": torch.ones(2)}],
-            TypeError,
-            r"`payloads\[1\]\['keys'\]` must be a Weighted",
-        ),
-        (
-            {},
-            [{"head.b": ONE._replace(weight=-torch.ones(2))}],
-            ValueError,
-            r"'head\.b': `entries\[0\]\.weight` must be finite and at least 0",
-        ),
-        (
-            {"hea": constant(1)},
-            [{"head": ONE}],
-            ValueError,
-            r"`rules` must each match a name or a dotted prefix of \['head'\]; got \['hea'\]",
-        ),
-        (
-            {"head.": constant(1)},
-            [{"head.x": ONE}],
-            ValueError,
-            r"`rules` must each match.*got \['head\.'\]",
-        ),
-        ({"": constant(1)}, [{"head.x": ONE}], ValueError, r"`rules` must each match.*got \[''\]"),
-        (
-            {"head.x": constant(1)},
-            [{"head": ONE}],
-            ValueError,
-            r"`rules` must each match.*got \['head\.x'\]",
-        ),
-    ],
-)
-def test_bad_payloads_and_rules_are_refused_by_name(rules, payloads, error, message):
-    with pytest.raises(error, match=message):
-        aggregate_by_name(rules)(payloads)
-
-
-@pytest.mark.unhooked  # the hook would refuse the types before the library does
-@pytest.mark.bad_input
-@pytest.mark.parametrize(
-    ("lift", "arguments", "message"),
-    [
-        (
-            aggregate_by_name,
-            {"rules": {"a": 3}},
-            r"`rules\['a'\]` must be a function of entries; got 3 \(int\)",
-        ),
-        (
-            aggregate_by_name,
-            {"rules": 3},
-            r"`rules` must be a mapping from names, each to a function of entries; got 3",
-        ),
-        (
-            aggregate_by_name,
-            {"rules": {}, "default": 3},
-            r"`default` must be a function of entries; got 3 \(int\)",
-        ),
-        (
-            update_by_name,
-            {"rules": {"a": 3}},
-            r"`rules\['a'\]` must be a server update; got 3 \(int\)",
-        ),
-        (
-            update_by_name,
-            {"rules": {"a": weighted_mean}},
-            r"`rules\['a'\]` must be a server update; got <function weighted_mean",
-        ),
-        (
-            update_by_name,
-            {"rules": [overwrite()]},
-            r"`rules` must be a mapping from names, each to a server update; got a list",
-        ),
-        (
-            update_by_name,
-            {"rules": {}, "default": overwrite},
-            r"`default` must be a server update; got <function overwrite",
-        ),
-    ],
-)
-def test_wrong_rules_are_refused_where_they_are_given(lift, arguments, message):
-    with pytest.raises(TypeError, match=message):
-        lift(**arguments)
 
 
 @pytest.mark.bad_input
@@ -230,3 +135,29 @@ def test_errors_give_the_position_among_the_payloads_that_have_the_name():
         by_name([{"head": good}, {"other": good}, {"head": broken}])
     with pytest.raises(ValueError, match=r"^'head': `entries\[1\]"):
         by_name([{"head": good}, {"head": broken}])
+
+
+REFUSED = """
+aggregate_by_name({})([]) -> ValueError: `payloads` must hold at least one payload; got none
+aggregate_by_name({})([{'a': ONE}, ONE]) -> TypeError: `payloads[1]` must map names to Weighted
+aggregate_by_name({})([{'keys': ONE}, {'keys': torch.ones(2)}]) \
+-> TypeError: `payloads[1]['keys']` must be a Weighted
+aggregate_by_name({})([{'head.b': ONE._replace(weight=-torch.ones(2))}]) \
+-> ValueError: 'head.b': `entries[0].weight` must be finite and at least 0
+aggregate_by_name({'hea': constant(1)})([{'head': ONE}]) \
+-> ValueError: `rules` must each match a name or a dotted prefix of ['head']; got ['hea']
+aggregate_by_name({'head.': constant(1)})([{'head.x': ONE}]) -> ValueError: `rules` must each match
+aggregate_by_name(rules={'a': 3}) -> TypeError: `rules['a']` must be a function of entries; got 3
+aggregate_by_name(rules=3) -> TypeError: `rules` must be a mapping from names, each to a function
+aggregate_by_name(rules={}, default=3) -> TypeError: `default` must be a function of entries; got 3
+update_by_name(rules={'a': 3}) -> TypeError: `rules['a']` must be a server update; got 3 (int)
+update_by_name(rules=[overwrite()]) -> TypeError: `rules` must be a mapping from names, each to a
+update_by_name(rules={}, default=overwrite) -> TypeError: `default` must be a server update; got
+"""
+
+
+@pytest.mark.bad_input
+@pytest.mark.unhooked
+@pytest.mark.parametrize(("call", "error", "message"), refusals(REFUSED))
+def test_wrong_calls_are_refused_by_name(call, error, message):
+    check_refused(call, error, message, globals())

@@ -14,6 +14,7 @@ from fedprompt import (
     weighted_mean,
 )
 from references import fedhpl
+from refusals import check_refused, refusals
 from same import assert_identical
 from tolerance import assert_near
 
@@ -268,63 +269,21 @@ def known(value, weight=1.0):
 ONE = Weighted(torch.ones(2, 3), torch.ones(2))
 
 
+REFUSED = """
+heterogeneous_means([ONE, ONE], [4]) -> ValueError: `dims` must have one latent dimension for
+heterogeneous_means([ONE], [4, 5]) -> ValueError: `dims` must have one latent dimension for each
+heterogeneous_means([ONE, ONE], [4, 0]) -> ValueError: `dims[1]` must be at least 1; got 0
+heterogeneous_means([ONE], [4], smoothing=-0.5) -> ValueError: `smoothing` must be at least 0
+heterogeneous_means([ONE], [4], smoothing=torch.nan) \
+-> ValueError: `smoothing` must be finite; got nan
+heterogeneous_means([ONE], [4], similarity=lambda dim, other: -1.0) \
+-> ValueError: `similarity(4, 4)` must be at least 0; got -1.0
+heterogeneous_means([ONE], [4], similarity=lambda dim, other: torch.inf) \
+-> ValueError: `similarity(4, 4)` must be finite; got inf
+"""
+
+
 @pytest.mark.bad_input
-@pytest.mark.parametrize(
-    ("arguments", "options", "error", "message"),
-    [
-        (
-            ([ONE, ONE], [4]),
-            {},
-            ValueError,
-            r"`dims` must have one latent dimension for each entry; got fewer than entries",
-        ),
-        (
-            ([ONE], [4, 5]),
-            {},
-            ValueError,
-            r"`dims` must have one latent dimension for each entry; got more than entries",
-        ),
-        (([ONE], [4.0]), {}, TypeError, r"`dims\[0\]` must be an integer; got 4\.0 \(float\)"),
-        (([ONE], [True]), {}, TypeError, r"`dims\[0\]` must be an integer; got True \(bool\)"),
-        (([ONE, ONE], [4, 0]), {}, ValueError, r"`dims\[1\]` must be at least 1; got 0"),
-        (
-            ([ONE], [4]),
-            {"smoothing": -0.5},
-            ValueError,
-            r"`smoothing` must be at least 0; got -0\.5",
-        ),
-        (
-            ([ONE], [4]),
-            {"smoothing": torch.nan},
-            ValueError,
-            r"`smoothing` must be finite; got nan",
-        ),
-        (
-            ([ONE], [4]),
-            {"smoothing": "1"},
-            TypeError,
-            r"`smoothing` must be a number; got '1' \(str\)",
-        ),
-        (
-            ([ONE], [4]),
-            {"similarity": lambda dim, other: -1.0},
-            ValueError,
-            r"`similarity\(4, 4\)` must be at least 0; got -1\.0",
-        ),
-        (
-            ([ONE], [4]),
-            {"similarity": lambda dim, other: torch.inf},
-            ValueError,
-            r"`similarity\(4, 4\)` must be finite; got inf",
-        ),
-        (
-            ([ONE], [4]),
-            {"similarity": lambda dim, other: None},
-            TypeError,
-            r"`similarity\(4, 4\)` must be a number; got None",
-        ),
-    ],
-)
-def test_bad_options_of_heterogeneous_means_are_refused_by_name(arguments, options, error, message):
-    with pytest.raises(error, match=message):
-        heterogeneous_means(*arguments, **options)
+@pytest.mark.parametrize(("call", "error", "message"), refusals(REFUSED))
+def test_wrong_calls_are_refused_by_name(call, error, message):
+    check_refused(call, error, message, globals())

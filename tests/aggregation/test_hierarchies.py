@@ -170,32 +170,15 @@ def edges_count_once(payloads):
     }
 
 
-def edges_forget_unknown_rows(payloads):
-    mean = weighted_mean(payloads)
-    return {name: Weighted(value, weight.clamp(min=1)) for name, (value, weight) in mean.items()}
-
-
-def edges_in_half_precision(payloads):
-    mean = weighted_mean(payloads)
-    return {
-        name: Weighted(value.bfloat16().to(value.dtype), weight)
-        for name, (value, weight) in mean.items()
-    }
-
-
 FLOATS = partial(
     draw_payload, names=list(FORMS), dtype=torch.float32, weights=torch.float32, whole_numbers=False
 )
 TREE = [[FLOATS(0), FLOATS(1), FLOATS(2)], [FLOATS(3)], FLOATS(4)]
 
 
-@pytest.mark.parametrize(
-    "wrong", [edges_count_once, edges_forget_unknown_rows, edges_in_half_precision]
-)
-def test_wrong_edges_are_rejected(wrong):
-    means_over_a_tree_are_flat_means(weighted_mean, TREE)
+def test_edges_that_count_once_are_rejected():
     with pytest.raises(AssertionError):
-        means_over_a_tree_are_flat_means(wrong, TREE)
+        means_over_a_tree_are_flat_means(edges_count_once, TREE)
 
 
 def test_edges_that_send_means_may_change_the_last_bits():

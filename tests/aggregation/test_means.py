@@ -19,6 +19,7 @@ from fedprompt import (
     weighted_mean,
     weighted_median,
 )
+from refusals import check_refused, refusals
 from same import assert_identical
 from tolerance import assert_near
 
@@ -155,166 +156,6 @@ def test_order_statistics_of_payloads_are_taken_name_by_name():
 ONE = Weighted(torch.ones(2, 3), torch.ones(2))
 
 
-BAD_ENTRIES = {
-    "empty": ([], ValueError, r"`entries` must hold at least one entr.*; got none"),
-    "None": (
-        [ONE, None],
-        TypeError,
-        r"`entries\[1\]` must be a Weighted\(value, weight\); got None \(NoneType\)",
-    ),
-    "a plain tensor": (
-        [torch.ones(2)],
-        TypeError,
-        r"`entries\[0\]` must be a Weighted.*got a float32 tensor of shape \(2,\)",
-    ),
-    "a plain tuple": (
-        [(torch.ones(2), torch.ones(2))],
-        TypeError,
-        r"`entries\[0\]` must be a Weighted",
-    ),
-    "another shape": (
-        [ONE, Weighted(torch.ones(2, 4), torch.ones(2))],
-        ValueError,
-        r"`entries\[1\]\.value` must have the shape of the first entry \(2, 3\); got \(2, 4\)",
-    ),
-    "another number of classes": (
-        [ONE, Weighted(torch.ones(3, 3), torch.ones(3))],
-        ValueError,
-        r"`entries\[1\]\.value` must have the shape of the first entry \(2, 3\); got \(3, 3\)",
-    ),
-    "rows against a whole": (
-        [ONE, Weighted(torch.ones(2, 3), torch.tensor(1.0))],
-        ValueError,
-        r"`entries\[1\]\.weight` must have the shape of the first entry \(2,\); got \(\)",
-    ),
-    "weights of other rows": (
-        [Weighted(torch.ones(2, 3), torch.ones(3))],
-        ValueError,
-        r"`entries\[0\]\.weight` must have the leading shape of `value` \(2, 3\); got \(3,\)",
-    ),
-    "more axes of weight": (
-        [Weighted(torch.ones(2), torch.ones(2, 1))],
-        ValueError,
-        r"`entries\[0\]\.weight` must have the leading shape of `value` \(2,\); got \(2, 1\)",
-    ),
-    "another dtype": (
-        [ONE, Weighted(torch.ones(2, 3).double(), torch.ones(2))],
-        TypeError,
-        r"`entries\[1\]\.value` must have the dtype of the first entry torch\.float32; got "
-        r"torch\.float64",
-    ),
-    "another dtype of weight": (
-        [ONE, Weighted(torch.ones(2, 3), torch.ones(2).double())],
-        TypeError,
-        r"`entries\[1\]\.weight` must have the dtype of the first entry torch\.float32; got "
-        r"torch\.float64",
-    ),
-    "integers": (
-        [Weighted(torch.ones(2, 3).long(), torch.ones(2))],
-        TypeError,
-        r"`entries\[0\]\.value` must be a floating-point tensor; got a int64 tensor",
-    ),
-    "counts as integers": (
-        [Weighted(torch.ones(2, 3), torch.ones(2).long())],
-        TypeError,
-        r"`entries\[0\]\.weight` must be a floating-point tensor; got a int64 tensor of shape "
-        r"\(2,\)",
-    ),
-    "weights as a list": (
-        [Weighted(torch.ones(2), [1.0, 1.0])],
-        TypeError,
-        r"`entries\[0\]\.weight` must be a floating-point tensor; got a list of length",
-    ),
-    "a negative weight": (
-        [ONE, Weighted(torch.ones(2, 3), torch.tensor([1.0, -2.0]))],
-        ValueError,
-        r"`entries\[1\]\.weight` must be finite and at least 0; got -2\.0",
-    ),
-    "a negative weight of value 0": (
-        [Weighted(torch.zeros(2, 3), torch.tensor([1.0, -2.0]))],
-        ValueError,
-        r"`entries\[0\]\.weight` must be finite and at least 0; got -2\.0",
-    ),
-    "a NaN weight": (
-        [Weighted(torch.ones(2, 3), torch.tensor([torch.nan, 1.0]))],
-        ValueError,
-        r"`entries\[0\]\.weight` must be finite and at least 0; got nan",
-    ),
-    "an infinite weight": (
-        [Weighted(torch.ones(2, 3), torch.tensor([1.0, torch.inf]))],
-        ValueError,
-        r"`entries\[0\]\.weight` must be finite and at least 0; got inf",
-    ),
-    "NaN in a known row": (
-        [
-            ONE,
-            Weighted(
-                torch.tensor([[torch.nan] * 3, [1.0, torch.nan, 1.0]]), torch.tensor([0.0, 2.0])
-            ),
-        ],
-        ValueError,
-        r"`entries\[1\]\.value` must be finite wherever its weight is positive; got NaN or "
-        r"infinity in rows \[1\]",
-    ),
-    "infinity in a known row": (
-        [Weighted(torch.tensor([[1.0] * 3, [-torch.inf] * 3]), torch.ones(2))],
-        ValueError,
-        r"`entries\[0\]\.value` must be finite wherever its weight is positive; got NaN or "
-        r"infinity in rows \[1\]",
-    ),
-    "infinities that cancel": (
-        [Weighted(torch.tensor([[torch.inf] * 3, [-torch.inf] * 3]), torch.ones(2))],
-        ValueError,
-        r"`entries\[0\]\.value` must be finite wherever its weight is positive; got NaN or "
-        r"infinity in rows \[0, 1\]",
-    ),
-}
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize(("entries", "error", "message"), BAD_ENTRIES.values(), ids=BAD_ENTRIES)
-def test_bad_entries_are_refused_by_name(entries, error, message):
-    with pytest.raises(error, match=message):
-        weighted_mean(entries)
-    with pytest.raises(error, match=message):
-        heterogeneous_means(entries, [4] * len(entries))
-
-
-@pytest.mark.unhooked  # the hook would refuse the types before the library does
-@pytest.mark.bad_input
-def test_entries_and_payloads_are_not_mixed():
-    payload = {"head": ONE}
-    for aggregate in (weighted_mean, weighted_median, partial(trimmed_mean, fraction=0.1)):
-        for alone in (payload, ONE):
-            with pytest.raises(
-                TypeError,
-                match=r"`entries` must be an iterable of entries or of payloads; got one "
-                r"(dict|Weighted)",
-            ):
-                aggregate(alone)
-        with pytest.raises(
-            TypeError,
-            match=r"`payloads\[1\]` must map names to Weighted; got an entry without a name",
-        ):
-            aggregate([payload, ONE])
-        with pytest.raises(
-            TypeError,
-            match=r"`entries\[1\]` must be a Weighted.*, as the first one; got a payload",
-        ):
-            aggregate([ONE, payload])
-        with pytest.raises(
-            TypeError,
-            match=r"`payloads\[0\]\['head'\]` must be a Weighted\(value, weight\); got a float32 "
-            r"tensor of shape \(2,\) \(collect\(module, weight=...\) makes a payload\)",
-        ):
-            aggregate([{"head": torch.ones(2)}])
-    with pytest.raises(
-        TypeError,
-        match=r"`entries\[0\]` must be class logits \(Weighted\); got a payload",
-    ):
-        heterogeneous_means([payload], [4])
-
-
 @pytest.mark.unhooked
 @pytest.mark.bad_input
 @pytest.mark.parametrize("things", [None, 5, ONE, {"head": ONE}], ids=["None", "5", "one", "dict"])
@@ -390,3 +231,51 @@ def test_a_total_weight_that_overflows_becomes_the_largest_number(dtype):
     assert mean.weight == most
     if dtype != torch.float64:  # otherwise value times weight overflows
         assert mean.value.item() == 2.0
+
+
+REFUSED = """
+weighted_mean([]) -> ValueError: `entries` must hold at least one entr
+heterogeneous_means([], [4] * len([])) -> ValueError: `entries` must hold at least one entr
+weighted_mean([ONE, None]) -> TypeError: `entries[1]` must be a Weighted(value, weight); got None
+weighted_mean([torch.ones(2)]) -> TypeError: `entries[0]` must be a Weighted
+weighted_mean([ONE, Weighted(torch.ones(2, 4), torch.ones(2))]) \
+-> ValueError: `entries[1].value` must have the shape of the first entry (2, 3); got (2, 4)
+weighted_mean([ONE, Weighted(torch.ones(2, 3), torch.tensor(1.0))]) \
+-> ValueError: `entries[1].weight` must have the shape of the first entry (2,); got ()
+weighted_mean([Weighted(torch.ones(2, 3), torch.ones(3))]) \
+-> ValueError: `entries[0].weight` must have the leading shape of `value` (2, 3); got (3,)
+weighted_mean([Weighted(torch.ones(2), torch.ones(2, 1))]) \
+-> ValueError: `entries[0].weight` must have the leading shape of `value` (2,); got (2, 1)
+weighted_mean([ONE, Weighted(torch.ones(2, 3).double(), torch.ones(2))]) \
+-> TypeError: `entries[1].value` must have the dtype of the first entry torch.float32; got
+weighted_mean([ONE, Weighted(torch.ones(2, 3), torch.ones(2).double())]) \
+-> TypeError: `entries[1].weight` must have the dtype of the first entry torch.float32; got
+weighted_mean([Weighted(torch.ones(2, 3).long(), torch.ones(2))]) \
+-> TypeError: `entries[0].value` must be a floating-point tensor; got a int64 tensor
+weighted_mean([Weighted(torch.ones(2, 3), torch.ones(2).long())]) \
+-> TypeError: `entries[0].weight` must be a floating-point tensor; got a int64 tensor of shape (2,)
+weighted_mean([ONE, Weighted(torch.ones(2, 3), torch.tensor([1.0, -2.0]))]) \
+-> ValueError: `entries[1].weight` must be finite and at least 0; got -2.0
+weighted_mean([ONE, Weighted(torch.tensor([[torch.nan] * 3, [1.0, torch.nan, 1.0]]), \
+torch.tensor([0.0, 2.0]))]) \
+-> ValueError: `entries[1].value` must be finite wherever its weight is positive; got NaN or
+weighted_mean({'head': ONE}) -> TypeError: `entries` must be an iterable of entries or of payloads
+weighted_mean([{'head': ONE}, ONE]) -> TypeError: `payloads[1]` must map names to Weighted; got an
+weighted_mean([{'head': torch.ones(2)}]) -> TypeError: `payloads[0]['head']` must be a
+weighted_median({'head': ONE}) -> TypeError: `entries` must be an iterable of entries or of
+weighted_median([{'head': ONE}, ONE]) -> TypeError: `payloads[1]` must map names to Weighted; got
+weighted_median([ONE, {'head': ONE}]) -> TypeError: `entries[1]` must be a Weighted
+weighted_median([{'head': torch.ones(2)}]) -> TypeError: `payloads[0]['head']` must be a
+trimmed_mean({'head': ONE}, fraction=0.1) -> TypeError: `entries` must be an iterable of entries or
+trimmed_mean([{'head': ONE}, ONE], fraction=0.1) -> TypeError: `payloads[1]` must map names to
+trimmed_mean([ONE, {'head': ONE}], fraction=0.1) -> TypeError: `entries[1]` must be a Weighted
+trimmed_mean([{'head': torch.ones(2)}], fraction=0.1) -> TypeError: `payloads[0]['head']` must be a
+heterogeneous_means([{'head': ONE}], [4]) -> TypeError: `entries[0]` must be class logits
+"""
+
+
+@pytest.mark.bad_input
+@pytest.mark.unhooked
+@pytest.mark.parametrize(("call", "error", "message"), refusals(REFUSED))
+def test_wrong_calls_are_refused_by_name(call, error, message):
+    check_refused(call, error, message, globals())

@@ -9,6 +9,7 @@ import torch
 
 from fedprompt import Weighted, descend, fedadam, fedavgm, fedopt, fedyogi, overwrite
 from references import fedopt as reference
+from refusals import check_refused, refusals
 from same import assert_identical, assert_same
 from tolerance import assert_near
 
@@ -234,70 +235,50 @@ def test_moments_of_half_precision_values_are_in_float32():
     assert {part.dtype for part in state.values()} == {torch.float32}
 
 
-@pytest.mark.bad_input
-@pytest.mark.parametrize(
-    ("make", "error", "message"),
-    [
-        (lambda: fedopt(SGD, max_norm=0), ValueError, "`max_norm` must be above 0; got 0."),
-        (
-            lambda: fedavgm(learning_rate=0),
-            ValueError,
-            "`learning_rate` must be above 0; got 0.",
-        ),
-        (lambda: fedavgm(momentum=1.0), ValueError, "`momentum` must be below 1; got 1.0."),
-        (lambda: fedavgm(momentum=-0.1), ValueError, "`momentum` must be at least 0; got -0.1."),
-        (
-            lambda: fedadam(learning_rate=-1.0),
-            ValueError,
-            "`learning_rate` must be above 0; got -1.0.",
-        ),
-        (
-            lambda: fedadam(learning_rate=1.0, betas=(0.9, 1.0)),
-            ValueError,
-            "`betas[1]` must be below 1; got 1.0.",
-        ),
-        (
-            lambda: fedyogi(learning_rate=1.0, betas=0.9),
-            TypeError,
-            "`betas` must be two numbers; got 0.9 (float).",
-        ),
-        (
-            lambda: fedyogi(learning_rate=1.0, betas=("a", 0.9)),
-            TypeError,
-            "`betas[0]` must be a number; got 'a' (str).",
-        ),
-        (
-            lambda: fedyogi(learning_rate=1.0, tau=0.0),
-            ValueError,
-            "`tau` must be above 0; got 0.0.",
-        ),
-    ],
-)
-def test_bad_options_are_refused_by_name(make, error, message):
-    with pytest.raises(error, match=re.escape(message)):
-        make()
+REFUSED = """
+fedopt(SGD, max_norm=0) -> ValueError: `max_norm` must be above 0; got 0.
+fedavgm(learning_rate=0) -> ValueError: `learning_rate` must be above 0; got 0.
+fedavgm(momentum=1.0) -> ValueError: `momentum` must be below 1; got 1.0.
+fedavgm(momentum=-0.1) -> ValueError: `momentum` must be at least 0; got -0.1.
+fedadam(learning_rate=-1.0) -> ValueError: `learning_rate` must be above 0; got -1.0.
+fedadam(learning_rate=1.0, betas=(0.9, 1.0)) -> ValueError: `betas[1]` must be below 1; got 1.0.
+fedyogi(learning_rate=1.0, betas=0.9) -> TypeError: `betas` must be two numbers; got 0.9 (float).
+fedyogi(learning_rate=1.0, tau=0.0) -> ValueError: `tau` must be above 0; got 0.0.
+fedopt(SGD).init([0.0]) -> TypeError: `previous` must be a floating-point tensor
+fedopt(SGD).step(torch.zeros(2, 3), Weighted(torch.ones(2, 3), torch.tensor([1.0, -1.0])), \
+fedopt(SGD).init(torch.zeros(2, 3))) \
+-> ValueError: `mean.weight` must be finite and at least 0
+fedopt(SGD).step(torch.zeros(2, 3), Weighted(torch.ones(2, 1), torch.ones(2)), \
+fedopt(SGD).init(torch.zeros(2, 3))) \
+-> ValueError: `mean.value` must have the shape
+fedavgm().init([0.0]) -> TypeError: `previous` must be a floating-point tensor
+fedavgm().step(torch.zeros(2, 3), Weighted(torch.ones(2, 3), torch.tensor([1.0, -1.0])), \
+fedavgm().init(torch.zeros(2, 3))) \
+-> ValueError: `mean.weight` must be finite and at least 0
+fedavgm().step(torch.zeros(2, 3), Weighted(torch.ones(2, 1), torch.ones(2)), \
+fedavgm().init(torch.zeros(2, 3))) \
+-> ValueError: `mean.value` must have the shape
+fedadam(**OPTIONS).init([0.0]) -> TypeError: `previous` must be a floating-point tensor
+fedadam(**OPTIONS).step(torch.zeros(2, 3), Weighted(torch.ones(2, 3), torch.tensor([1.0, -1.0])), \
+fedadam(**OPTIONS).init(torch.zeros(2, 3))) \
+-> ValueError: `mean.weight` must be finite and at least 0
+fedadam(**OPTIONS).step(torch.zeros(2, 3), Weighted(torch.ones(2, 1), torch.ones(2)), \
+fedadam(**OPTIONS).init(torch.zeros(2, 3))) \
+-> ValueError: `mean.value` must have the shape
+fedyogi(**OPTIONS).init([0.0]) -> TypeError: `previous` must be a floating-point tensor
+fedyogi(**OPTIONS).step(torch.zeros(2, 3), Weighted(torch.ones(2, 3), torch.tensor([1.0, -1.0])), \
+fedyogi(**OPTIONS).init(torch.zeros(2, 3))) \
+-> ValueError: `mean.weight` must be finite and at least 0
+fedyogi(**OPTIONS).step(torch.zeros(2, 3), Weighted(torch.ones(2, 1), torch.ones(2)), \
+fedyogi(**OPTIONS).init(torch.zeros(2, 3))) \
+-> ValueError: `mean.value` must have the shape
+fedadam(**OPTIONS).step(torch.zeros(2, 3), Weighted(torch.ones(2, 3), torch.ones(2)), \
+fedadam(**OPTIONS).init(torch.zeros(3))) \
+-> ValueError: `state` must come from `init` or the last `step` for a value of shape (2, 3)
+"""
 
 
 @pytest.mark.bad_input
-@pytest.mark.parametrize("server", [fedopt(SGD), fedavgm(), fedadam(**OPTIONS), fedyogi(**OPTIONS)])
-def test_bad_means_and_values_are_refused_by_name(server):
-    value = torch.zeros(2, 3)
-    state = server.init(value)
-    with pytest.raises(TypeError, match="`previous` must be a floating-point tensor"):
-        server.init([0.0])
-    bad = Weighted(torch.ones(2, 3), torch.tensor([1.0, -1.0]))
-    with pytest.raises(ValueError, match=re.escape("`mean.weight` must be finite and at least 0")):
-        server.step(value, bad, state)
-    other = Weighted(torch.ones(2, 1), torch.ones(2))
-    with pytest.raises(ValueError, match=re.escape("`mean.value` must have the shape")):
-        server.step(value, other, state)
-
-
-@pytest.mark.bad_input
-def test_a_state_of_another_value_is_refused():
-    server = fedadam(**OPTIONS)
-    mean = Weighted(torch.ones(2, 3), torch.ones(2))
-    for state in (server.init(torch.zeros(3)), {}):
-        rule = "`state` must come from `init` or the last `step` for a value of shape (2, 3)"
-        with pytest.raises(ValueError, match=re.escape(rule)):
-            server.step(torch.zeros(2, 3), mean, state)
+@pytest.mark.parametrize(("call", "error", "message"), refusals(REFUSED))
+def test_wrong_calls_are_refused_by_name(call, error, message):
+    check_refused(call, error, message, globals())

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from fedprompt import Weighted, krum, multi_krum, trimmed_mean, weighted_mean, weighted_median
 from references import robust
+from refusals import check_refused, refusals
 from same import assert_identical
 from tolerance import assert_near
 
@@ -284,138 +285,6 @@ def test_krum_does_not_compare_what_knows_other_rows():
 # Bad input.
 
 ONE = Weighted(torch.ones(2, 3), torch.ones(2))
-BAD_UPLOADS = {
-    "none": ([], ValueError, r"`entries` must hold at least one entry or payload; got none"),
-    "a plain tensor": (
-        [ONE, torch.ones(2)],
-        TypeError,
-        r"`entries\[1\]` must be a Weighted.*got a float32 tensor",
-    ),
-    "another shape": (
-        [ONE, Weighted(torch.ones(2, 4), torch.ones(2))],
-        ValueError,
-        r"`entries\[1\]\.value` must have the shape of the first entry \(2, 3\); got \(2, 4\)",
-    ),
-    "another dtype": (
-        [ONE, Weighted(torch.ones(2, 3).double(), torch.ones(2))],
-        TypeError,
-        r"`entries\[1\]\.value` must have the dtype of the first entry torch\.float32; got "
-        r"torch\.float64",
-    ),
-    "a negative weight": (
-        [ONE, ONE._replace(weight=-torch.ones(2))],
-        ValueError,
-        r"`entries\[1\]\.weight` must be finite and at least 0; got -1",
-    ),
-    "a NaN weight": (
-        [ONE._replace(weight=torch.tensor([1.0, torch.nan]))],
-        ValueError,
-        r"`entries\[0\]\.weight` must be finite.*got nan",
-    ),
-}
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize(("entries", "error", "message"), BAD_UPLOADS.values(), ids=BAD_UPLOADS)
-def test_bad_uploads_are_refused_by_name(entries, error, message):
-    for aggregate in (weighted_median, partial(trimmed_mean, fraction=0.2)):
-        with pytest.raises(error, match=message):
-            aggregate(entries)
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize(
-    ("fraction", "error", "message"),
-    [
-        (-0.1, ValueError, r"`fraction` must be at least 0; got -0\.1"),
-        (0.5, ValueError, r"`fraction` must be at most 0\.499; got 0\.5"),
-        (torch.nan, ValueError, r"`fraction` must be finite; got nan"),
-        ("0.1", TypeError, r"`fraction` must be a number; got '0\.1' \(str\)"),
-    ],
-)
-def test_bad_fractions_are_refused_by_name(fraction, error, message):
-    with pytest.raises(error, match=message):
-        trimmed_mean([ONE], fraction=fraction)
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize(
-    ("payloads", "options", "error", "message"),
-    [
-        (
-            [payload([1.0])] * 4,
-            {"num_byzantine": 1},
-            ValueError,
-            r"`payloads` must be at least 5 if 1 may be malicious; got 4",
-        ),
-        ([], {}, ValueError, r"`payloads` must be at least 3 if 0 may be malicious; got 0"),
-        (
-            [payload([1.0])] * 3,
-            {"num_byzantine": -1},
-            ValueError,
-            r"`num_byzantine` must be at least 0; got -1",
-        ),
-        (
-            [payload([1.0])] * 3,
-            {"num_byzantine": 0.2},
-            TypeError,
-            r"`num_byzantine` must be an integer; got 0\.2",
-        ),
-        (
-            [payload([1.0]), ONE],
-            {},
-            TypeError,
-            r"`payloads\[1\]` must map names to Weighted, because.*; got an entry without a name",
-        ),
-        ([{}] * 3, {}, ValueError, r"`payloads\[0\]` must have at least one name; got none"),
-        (
-            [payload([1.0])] * 2 + [{"x": ONE}],
-            {},
-            ValueError,
-            r"`payloads\[2\]` must have the names \['part0'\]; got \['x'\]",
-        ),
-        (
-            [payload([1.0])] * 2 + [payload([1.0, 2.0])],
-            {},
-            ValueError,
-            r"`payloads\[2\]\['part0'\]\.value` must have the shape of the first entry \(1,\); "
-            r"got \(2,\)",
-        ),
-        (
-            [payload([1.0])] * 2 + [payload([1.0], weight=-1.0)],
-            {},
-            ValueError,
-            r"`payloads\[2\]\['part0'\]\.weight` must be finite and at",
-        ),
-        (
-            [payload([torch.nan])] * 3,
-            {},
-            ValueError,
-            r"`payloads` must include one with enough neighbors that have the same known rows; got",
-        ),
-    ],
-)
-def test_bad_payloads_of_krum_are_refused_by_name(payloads, options, error, message):
-    for select in (krum, partial(multi_krum, num_selected=1)):
-        with pytest.raises(error, match=message):
-            select(payloads, **{"num_byzantine": 0, **options})
-
-
-@pytest.mark.bad_input
-def test_more_payloads_than_can_be_selected_are_refused():
-    payloads = [payload([1.0])] * 4 + [payload([torch.nan])]
-    with pytest.raises(
-        ValueError, match=r"`num_selected` must be at most 4, the number of honest payloads; got 5"
-    ):
-        multi_krum(payloads, num_byzantine=1, num_selected=5)
-    with pytest.raises(ValueError, match=r"`num_selected` must be at least 1; got 0"):
-        multi_krum(payloads, num_byzantine=1, num_selected=0)
-    with pytest.raises(
-        ValueError,
-        match=r"`num_selected` must be at most 4, the number of payloads that have enough "
-        r"neighbors.*; got 5",
-    ):
-        multi_krum(payloads, num_byzantine=0, num_selected=5)
 
 
 def test_a_liar_near_the_mean_of_the_others_is_chosen_by_distance_and_bounded_by_coordinate(
@@ -435,3 +304,43 @@ def test_a_trimmed_mean_does_not_leave_its_range_by_rounding(generator):
     for _ in range(50):
         weight = torch.rand(7, generator=generator, dtype=torch.float64)
         assert trimmed_mean(map(Weighted, value, weight), fraction=0.1).value.equal(value[0])
+
+
+REFUSED = """
+weighted_median([]) -> ValueError: `entries` must hold at least one entry or payload; got none
+weighted_median([ONE, torch.ones(2)]) -> TypeError: `entries[1]` must be a Weighted
+weighted_median([ONE, Weighted(torch.ones(2, 4), torch.ones(2))]) \
+-> ValueError: `entries[1].value` must have the shape of the first entry (2, 3); got (2, 4)
+weighted_median([ONE, Weighted(torch.ones(2, 3).double(), torch.ones(2))]) \
+-> TypeError: `entries[1].value` must have the dtype of the first entry torch.float32; got
+weighted_median([ONE, ONE._replace(weight=-torch.ones(2))]) \
+-> ValueError: `entries[1].weight` must be finite and at least 0; got -1
+weighted_median([ONE._replace(weight=torch.tensor([1.0, torch.nan]))]) \
+-> ValueError: `entries[0].weight` must be finite
+trimmed_mean([ONE], fraction=-0.1) -> ValueError: `fraction` must be at least 0; got -0.1
+trimmed_mean([ONE], fraction=0.5) -> ValueError: `fraction` must be at most 0.499; got 0.5
+trimmed_mean([ONE], fraction=torch.nan) -> ValueError: `fraction` must be finite; got nan
+krum([payload([1.0])] * 4, num_byzantine=1) -> ValueError: `payloads` must be at least 5 if 1 may
+krum([payload([1.0])] * 3, num_byzantine=-1) -> ValueError: `num_byzantine` must be at least 0; got
+krum([payload([1.0]), ONE], num_byzantine=0) -> TypeError: `payloads[1]` must map names to
+krum([{}] * 3, num_byzantine=0) -> ValueError: `payloads[0]` must have at least one name; got none
+krum([payload([1.0])] * 2 + [{'x': ONE}], num_byzantine=0) \
+-> ValueError: `payloads[2]` must have the names ['part0']; got ['x']
+krum([payload([1.0])] * 2 + [payload([1.0, 2.0])], num_byzantine=0) \
+-> ValueError: `payloads[2]['part0'].value` must have the shape of the first entry (1,); got (2,)
+krum([payload([1.0])] * 2 + [payload([1.0], weight=-1.0)], num_byzantine=0) \
+-> ValueError: `payloads[2]['part0'].weight` must be finite and at
+krum([payload([torch.nan])] * 3, num_byzantine=0) -> ValueError: `payloads` must include one with
+multi_krum([payload([1.0])] * 4 + [payload([torch.nan])], num_byzantine=1, num_selected=5) \
+-> ValueError: `num_selected` must be at most 4, the number of honest payloads; got 5
+multi_krum([payload([1.0])] * 4 + [payload([torch.nan])], num_byzantine=1, num_selected=0) \
+-> ValueError: `num_selected` must be at least 1; got 0
+multi_krum([payload([1.0])] * 4 + [payload([torch.nan])], num_byzantine=0, num_selected=5) \
+-> ValueError: `num_selected` must be at most 4, the number of payloads that have enough neighbors
+"""
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(("call", "error", "message"), refusals(REFUSED))
+def test_wrong_calls_are_refused_by_name(call, error, message):
+    check_refused(call, error, message, globals())

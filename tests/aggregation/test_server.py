@@ -12,8 +12,9 @@ from fedprompt import (
     descend,
     ema,
     overwrite,
-    update_by_name,
+    update_by_name,  # noqa: F401
 )
+from refusals import check_refused, refusals
 from same import assert_identical, assert_same
 from tolerance import assert_near
 
@@ -201,67 +202,37 @@ def test_bad_means_are_refused_by_name_and_change_nothing(update, previous, mean
     assert_identical(PREVIOUS, torch.zeros(2, 3))
 
 
-@pytest.mark.bad_input
-@pytest.mark.parametrize(
-    ("make", "error", "message"),
-    [
-        (lambda: ema(decay=-0.1), ValueError, r"`decay` must be at least 0; got -0\.1"),
-        (lambda: ema(decay=1.1), ValueError, r"`decay` must be at most 1; got 1\.1"),
-        (lambda: ema(decay=torch.nan), ValueError, r"`decay` must be finite; got nan"),
-        (lambda: ema(decay="0.5"), TypeError, r"`decay` must be a number; got '0\.5' \(str\)"),
-        (
-            lambda: descend(torch.optim.SGD, max_norm=0),
-            ValueError,
-            r"`max_norm` must be above 0; got 0",
-        ),
-        (
-            lambda: descend(torch.optim.SGD, max_norm=True),
-            TypeError,
-            r"`max_norm` must be a number; got True \(bool\)",
-        ),
-    ],
-)
-def test_bad_options_of_server_updates_are_refused_by_name(make, error, message):
-    with pytest.raises(error, match=message):
-        make()
+SGD = descend(partial(torch.optim.SGD, lr=0.1))
+VALUES = {"head": torch.zeros(1), "keys": torch.zeros(1)}
+
+
+def stepped(update, mean):
+    return update.step(VALUES, mean, update.init(VALUES))
+
+
+REFUSED = """
+ema(decay=-0.1) -> ValueError: `decay` must be at least 0; got -0.1
+ema(decay=1.1) -> ValueError: `decay` must be at most 1; got 1.1
+ema(decay=torch.nan) -> ValueError: `decay` must be finite; got nan
+descend(torch.optim.SGD, max_norm=0) -> ValueError: `max_norm` must be above 0; got 0
+stepped(overwrite(), {'keys': known(1.0, -1.0)}) -> ValueError: 'keys': `mean.weight` must be finite
+stepped(overwrite(), {'header': known(1.0)}) -> ValueError: `mean` must have no other names than
+stepped(ema(decay=0.5), {'keys': known(1.0, -1.0)}) -> ValueError: 'keys': `mean.weight` must be
+stepped(ema(decay=0.5), {'header': known(1.0)}) -> ValueError: `mean` must have no other names
+stepped(SGD, {'keys': known(1.0, -1.0)}) -> ValueError: 'keys': `mean.weight` must be finite and at
+stepped(SGD, {'header': known(1.0)}) -> ValueError: `mean` must have no other names than `previous`
+stepped(overwrite(), known(1.0)) -> TypeError: `mean` must map names to Weighted; got an entry
+stepped(ema(decay=0.5), known(1.0)) -> TypeError: `mean` must map names to Weighted; got an entry
+stepped(SGD, known(1.0)) -> TypeError: `mean` must map names to Weighted; got an entry without a
+stepped(update_by_name({}), known(1.0)) -> TypeError: `mean` must map names to Weighted; got an
+overwrite().step(torch.zeros(1), {'head': known(1.0)}, {}) \
+-> TypeError: `mean` must be a Weighted(value, weight); got
+update_by_name({}).init(torch.zeros(1)) -> TypeError: `previous` must map names to tensors; got a
+"""
 
 
 @pytest.mark.bad_input
-@pytest.mark.parametrize(
-    "update", [overwrite(), ema(decay=0.5), descend(partial(torch.optim.SGD, lr=0.1))]
-)
-def test_bad_means_of_values_are_refused_by_name(update):
-    values = {"head": torch.zeros(1), "keys": torch.zeros(1)}
-    state = update.init(values)
-    with pytest.raises(
-        ValueError, match=r"'keys': `mean\.weight` must be finite and at least 0; got -1\.0"
-    ):
-        update.step(values, {"head": known(1.0), "keys": known(1.0, -1.0)}, state)
-    with pytest.raises(
-        ValueError,
-        match=r"`mean` must have no other names than `previous` \['head', 'keys'\]; got "
-        r"\['header'\]",
-    ):
-        update.step(values, {"header": known(1.0)}, state)
-
-
 @pytest.mark.unhooked
-@pytest.mark.bad_input
-def test_a_mean_of_the_other_form_is_refused():
-    values = {"head": torch.zeros(1)}
-    for update in (
-        overwrite(),
-        ema(decay=0.5),
-        descend(partial(torch.optim.SGD, lr=0.1)),
-        update_by_name({}),
-    ):
-        with pytest.raises(
-            TypeError, match=r"`mean` must map names to Weighted; got an entry without a name"
-        ):
-            update.step(values, known(1.0), update.init(values))
-    with pytest.raises(TypeError, match=r"`mean` must be a Weighted\(value, weight\); got .*dict"):
-        overwrite().step(torch.zeros(1), {"head": known(1.0)}, {})
-    with pytest.raises(
-        TypeError, match=r"`previous` must map names to tensors; got a float32 tensor"
-    ):
-        update_by_name({}).init(torch.zeros(1))
+@pytest.mark.parametrize(("call", "error", "message"), refusals(REFUSED))
+def test_wrong_calls_are_refused_by_name(call, error, message):
+    check_refused(call, error, message, globals())

@@ -20,6 +20,7 @@ from fedprompt.data import (
     pathological,
     study_quiz_split,
 )
+from refusals import check_refused, refusals
 
 LABELS = (
     np.random.default_rng(7).permutation(np.repeat(np.arange(6), [40, 31, 52, 8, 27, 42])).tolist()
@@ -202,21 +203,6 @@ def test_dirichlet_names_the_clients_without_samples() -> None:
         dirichlet(labels[45:55], generator=np.random.default_rng(0), **few)
 
 
-def test_dirichlet_gives_up_with_the_best_minimum_in_the_error() -> None:
-    # Two classes at alpha 1e-6 have one owner each, so the third client never gets a sample.
-    labels = [0] * 50 + [1] * 50
-    with pytest.raises(
-        ValueError,
-        match="`min_size` must be at most 0, the best minimum in 1000 draws at alpha=1e-06; got 1",
-    ):
-        dirichlet(labels, num_clients=3, alpha=1e-6, min_size=1, generator=np.random.default_rng(0))
-    # Of five samples the smaller of two clients gets at most 2, for any shares.
-    with pytest.raises(
-        ValueError, match="`min_size` must be at most 2, an equal part of 5 samples; got 3"
-    ):
-        dirichlet([0] * 5, num_clients=2, alpha=1.0, min_size=3, generator=np.random.default_rng(0))
-
-
 def test_dirichlet_reports_the_best_minimum_of_all_draws() -> None:
     class Scripted(np.random.Generator):
         first_shares = iter([0.1, 0.495, *[0.2] * 998])
@@ -295,55 +281,6 @@ def test_domains_are_split_over_several_clients(each: int) -> None:
     assert same(alone, by_domain(NAMES))
 
 
-def splits_all_samples(domains, num_clients, *, generator):
-    return iid(list(range(len(domains))), num_clients, generator=generator)
-
-
-def cuts_in_order(domains, num_clients, *, generator):
-    each = by_domain(domains)
-    return [part for own in each for part in np.array_split(own, num_clients // len(each))]
-
-
-def gives_domains_in_turn(domains, num_clients, *, generator):
-    good = by_domain(domains, num_clients, generator=generator)
-    each = len(good) // len(set(domains))
-    return [good[number] for start in range(each) for number in range(start, len(good), each)]
-
-
-@pytest.mark.parametrize("wrong", [splits_all_samples, cuts_in_order, gives_domains_in_turn])
-def test_a_wrong_split_of_domains_is_noticed(wrong: Callable) -> None:
-    with pytest.raises(AssertionError):
-        split_as_promised(wrong, NAMES, 2)
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize(
-    ("num_clients", "generator", "error", "message"),
-    [
-        (0, np.random.default_rng(0), ValueError, "`num_clients` must be at least 1; got 0"),
-        (6.0, np.random.default_rng(0), TypeError, "`num_clients` must be an integer; got 6.0"),
-        (
-            4,
-            np.random.default_rng(0),
-            ValueError,
-            "`num_clients` must be a multiple of 3, the number of domains; got 4",
-        ),
-        (
-            9,
-            np.random.default_rng(0),
-            ValueError,
-            "`num_clients` must be at most 6, because a domain has only 2 samples; got 9",
-        ),
-        (6, None, TypeError, "`generator` must be a torch.Generator or a numpy .*; got None"),
-    ],
-)
-def test_a_bad_number_of_clients_for_domains_is_named(
-    num_clients: object, generator: object, error: type[Exception], message: str
-) -> None:
-    with pytest.raises(error, match=message):
-        by_domain(NAMES, num_clients, generator=generator)
-
-
 BAD_LABELS = [
     ([], ValueError, "`labels` must hold at least one label; got none"),
     ([0, -1, 2], ValueError, "`labels` must be at least 0; got values from -1 to 2"),
@@ -385,103 +322,41 @@ def test_anything_but_a_generator_is_refused(name: str, generator: object) -> No
         ALL[name](LABELS, generator)
 
 
-@pytest.mark.bad_input
-@pytest.mark.parametrize(
-    ("partition", "changes", "error", "message"),
-    [
-        (iid, {"num_clients": 0}, ValueError, "`num_clients` must be at least 1; got 0"),
-        (
-            iid,
-            {"num_clients": 201},
-            ValueError,
-            "`num_clients` must be at most 200, the number of samples; got 201",
-        ),
-        (
-            pathological,  # one class of 8 samples has as many owners as clients
-            {"num_clients": 60, "classes_per_client": 1},
-            ValueError,
-            "`min_size` must be 0 to allow empty clients, .*; got None, and 2 of 60 clients have ",
-        ),
-        (iid, {"num_clients": 2.0}, TypeError, "`num_clients` must be an integer; got 2.0"),
-        (
-            dirichlet,
-            {"num_clients": 0, "alpha": 1.0},
-            ValueError,
-            "`num_clients` must be at least 1; got 0",
-        ),
-        (dirichlet, {"alpha": -1.0}, ValueError, "`alpha` must be above 0; got -1.0"),
-        (
-            dirichlet,
-            {"alpha": 1.0, "min_size": -1},
-            ValueError,
-            "`min_size` must be at least 0; got -1",
-        ),
-        (
-            dirichlet,
-            {"alpha": 1.0, "min_size": 1.0},
-            TypeError,
-            "`min_size` must be an integer; got 1.0",
-        ),
-        (
-            pathological,
-            {"classes_per_client": 2},
-            ValueError,
-            "`classes_per_client` must be a multiple of 3 up to 6.*; got 2",
-        ),
-        (
-            pathological,
-            {"classes_per_client": 9},
-            ValueError,
-            "`classes_per_client` must be a multiple of 3 up to 6.*; got 9",
-        ),
-        (
-            pathological,
-            {"num_clients": "4", "classes_per_client": 3},
-            TypeError,
-            "`num_clients` must be an integer; got '4'",
-        ),
-    ],
-)
-def test_bad_numbers_are_named(
-    partition: Callable, changes: dict[str, object], error: type[Exception], message: str
-) -> None:
-    with pytest.raises(error, match=message):
-        partition(LABELS, **({"num_clients": 4, "generator": np.random.default_rng(0)} | changes))
+REFUSED = """
+dirichlet([0] * 50 + [1] * 50, num_clients=3, alpha=1e-06, min_size=1, \
+generator=np.random.default_rng(0)) \
+-> ValueError: `min_size` must be at most 0, the best minimum in 1000 draws at alpha=1e-06; got 1
+dirichlet([0] * 5, num_clients=2, alpha=1.0, min_size=3, generator=np.random.default_rng(0)) \
+-> ValueError: `min_size` must be at most 2, an equal part of 5 samples; got 3
+by_domain(NAMES, 0, generator=np.random.default_rng(0)) \
+-> ValueError: `num_clients` must be at least 1; got 0
+by_domain(NAMES, 4, generator=np.random.default_rng(0)) \
+-> ValueError: `num_clients` must be a multiple of 3, the number of domains; got 4
+by_domain(NAMES, 9, generator=np.random.default_rng(0)) \
+-> ValueError: `num_clients` must be at most 6, because a domain has only 2 samples; got 9
+by_domain(NAMES, 6, generator=None) -> TypeError: `generator` must be a torch.Generator or a numpy
+iid(LABELS, num_clients=0, generator=np.random.default_rng(0)) \
+-> ValueError: `num_clients` must be at least 1; got 0
+iid(LABELS, num_clients=201, generator=np.random.default_rng(0)) \
+-> ValueError: `num_clients` must be at most 200, the number of samples; got 201
+pathological(LABELS, num_clients=60, generator=np.random.default_rng(0), classes_per_client=1) \
+-> ValueError: `min_size` must be 0 to allow empty clients,
+dirichlet(LABELS, num_clients=0, generator=np.random.default_rng(0), alpha=1.0) \
+-> ValueError: `num_clients` must be at least 1; got 0
+dirichlet(LABELS, num_clients=4, generator=np.random.default_rng(0), alpha=-1.0) \
+-> ValueError: `alpha` must be above 0; got -1.0
+dirichlet(LABELS, num_clients=4, generator=np.random.default_rng(0), alpha=1.0, min_size=-1) \
+-> ValueError: `min_size` must be at least 0; got -1
+pathological(LABELS, num_clients=4, generator=np.random.default_rng(0), classes_per_client=2) \
+-> ValueError: `classes_per_client` must be a multiple of 3 up to 6
+by_domain([]) -> ValueError: `domains` must hold at least one domain; got none
+by_domain(['art', 3]) -> TypeError: `domains[1]` must be a string or an integer, like all entries
+by_domain('art') -> TypeError: `domains` must be an array, a tensor or a sequence; got 'art'
+by_domain(np.zeros((2, 2), dtype=int)) -> ValueError: `domains` must have shape (samples,); got (2
+"""
 
 
 @pytest.mark.bad_input
-@pytest.mark.parametrize(
-    ("domains", "error", "message"),
-    [
-        ([], ValueError, "`domains` must hold at least one domain; got none"),
-        (
-            ["art", 3],
-            TypeError,
-            r"`domains\[1\]` must be a string or an integer, like all entries; got 3 \(int\)",
-        ),
-        (
-            [3, "art"],
-            TypeError,
-            r"`domains\[1\]` must be a string or an integer, like all entries; got 'art' \(str\)",
-        ),
-        (
-            [0.5],
-            TypeError,
-            r"`domains\[0\]` must be a string or an integer, like all entries; got 0.5 \(float\)",
-        ),
-        (
-            [True],
-            TypeError,
-            r"`domains\[0\]` must be a string or an integer, like all entries; got True \(bool\)",
-        ),
-        ("art", TypeError, "`domains` must be an array, a tensor or a sequence; got 'art'"),
-        (
-            np.zeros((2, 2), dtype=int),
-            ValueError,
-            r"`domains` must have shape \(samples,\); got \(2, 2\)",
-        ),
-    ],
-)
-def test_bad_domains_are_named(domains: object, error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
-        by_domain(domains)
+@pytest.mark.parametrize(("call", "error", "message"), refusals(REFUSED))
+def test_wrong_calls_are_refused_by_name(call, error, message):
+    check_refused(call, error, message, globals())

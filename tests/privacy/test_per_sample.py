@@ -24,6 +24,7 @@ from fedprompt import (
 from fedprompt.privacy import clipped_sum, noisy_mean, per_sample
 from models import draw_images, tiny_vit
 from references.dpsgd import looped
+from refusals import check_refused, refusals
 from same import assert_identical
 from tolerance import assert_near
 
@@ -461,41 +462,6 @@ class Returning(nn.Module):
         return self.result(self.scale, *inputs)
 
 
-@pytest.mark.bad_input
-@pytest.mark.parametrize(
-    "result",
-    [
-        # Without the check, only the first of the two would be returned.
-        lambda scale, values: (values * scale, values),
-        lambda scale, values: {"logits": values * scale},
-        lambda scale, values: None,
-    ],
-)
-def test_results_that_are_neither_a_tensor_nor_a_stream_are_refused(result):
-    with pytest.raises(
-        TypeError,
-        match="`model` must return a tensor or a PromptStream from every module that owns "
-        "parameters; got",
-    ):
-        per_sample(Returning(result), 3)(torch.ones(3, 4))
-    with pytest.raises(TypeError, match="`model` must return a tensor or a PromptStream"):
-        per_sample(Returning(lambda scale: result(scale, torch.ones(1, 4))), 3)()
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize(
-    "result",
-    [lambda scale, values: (values * scale).sum(), lambda scale, values: values.sum() * scale],
-)
-def test_results_without_a_batch_are_refused(result):
-    with pytest.raises(
-        ValueError,
-        match=r"`model` must return \(batch, ...\) from every module that is called with a "
-        r"batch; got",
-    ):
-        per_sample(Returning(result), 3)(torch.ones(3, 4))
-
-
 def test_copies_follow_the_values_and_the_modes_of_the_original():
     """The copies were made before the change. This is stated in the docstring of `per_sample`."""
     owner, other = Wrapped(nn.Dropout(0.5)), nn.Dropout(0.5)
@@ -513,3 +479,20 @@ def test_copies_follow_the_values_and_the_modes_of_the_original():
     assert bool((copies[0](ones) == 0).any())
     # Modules without parameters have a separate mode.
     assert bool((copies[1](ones) == 1).all())
+
+
+REFUSED = """
+per_sample(Returning(lambda scale, values: (values * scale, values)), 3)(torch.ones(3, 4)) \
+-> TypeError: `model` must return a tensor or a PromptStream from every module that owns parameters;
+per_sample(Returning(lambda scale: (lambda scale, values: (values * scale, values))(scale, \
+torch.ones(1, 4))), 3)() \
+-> TypeError: `model` must return a tensor or a PromptStream
+per_sample(Returning(lambda scale, values: (values * scale).sum()), 3)(torch.ones(3, 4)) \
+-> ValueError: `model` must return (batch, ...) from every module that is called with a batch; got
+"""
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(("call", "error", "message"), refusals(REFUSED))
+def test_wrong_calls_are_refused_by_name(call, error, message):
+    check_refused(call, error, message, globals())

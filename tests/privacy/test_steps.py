@@ -43,49 +43,13 @@ def clips_each_tensor(gradients, *, max_norm, **others):
     return {name: part[name] for name, part in zip(gradients, parts, strict=True)}
 
 
-def clips_the_sum(gradients, **others):
-    return ours(
-        {name: gradient.sum(0, keepdim=True) for name, gradient in gradients.items()}, **others
-    )
-
-
 def clips_nothing(gradients, **others):
     total = {name: gradient.double().sum(0) for name, gradient in gradients.items()}
     return noisy_mean(total, **others)
 
 
-def stretches_short_gradients(gradients, *, max_norm, **others):
-    norm = (
-        sum(
-            gradient.double().reshape(len(gradient), gradient.shape[1:].numel()).square().sum(1)
-            for gradient in gradients.values()
-        )
-        .sqrt()
-        .clamp(min=1e-30)
-    )
-    longer = {
-        name: 1e6 * gradient.double() / norm.reshape(-1, *[1] * (gradient.ndim - 1))
-        for name, gradient in gradients.items()
-    }
-    return ours(longer, max_norm=max_norm, **others)
-
-
 def divides_by_the_batch(gradients, *, expected_batch_size, **others):
     return ours(gradients, expected_batch_size=len(next(iter(gradients.values()))), **others)
-
-
-def does_not_divide(gradients, *, expected_batch_size, **others):
-    return ours(gradients, expected_batch_size=1, **others)
-
-
-def noise_for_each_sample(gradients, *, max_norm, multiplier, expected_batch_size, generator):
-    total = clipped_sum(gradients, max_norm=max_norm)
-    batch = len(next(iter(gradients.values())))
-    noisy = {
-        name: sum((_noise(tensor, multiplier * max_norm, generator) for _ in range(batch)), tensor)
-        for name, tensor in total.items()
-    }
-    return {name: tensor / expected_batch_size for name, tensor in noisy.items()}
 
 
 def noise_without_the_norm(gradients, *, max_norm, multiplier, expected_batch_size, generator):
@@ -100,27 +64,6 @@ def noise_on_the_mean(gradients, *, max_norm, multiplier, expected_batch_size, g
     total = clipped_sum(gradients, max_norm=max_norm)
     return {
         name: tensor / expected_batch_size + _noise(tensor, multiplier * max_norm, generator)
-        for name, tensor in total.items()
-    }
-
-
-def noise_repeated(gradients, *, max_norm, **others):
-    total, seed = clipped_sum(gradients, max_norm=max_norm), others.pop("generator").initial_seed()
-    again = lambda: torch.Generator().manual_seed(seed)  # noqa: E731
-    return {
-        name: noisy_mean({name: tensor}, max_norm=max_norm, generator=again(), **others)[name]
-        for name, tensor in total.items()
-    }
-
-
-def uniform_noise(gradients, *, max_norm, multiplier, expected_batch_size, generator):
-    total, bound = clipped_sum(gradients, max_norm=max_norm), multiplier * max_norm * math.sqrt(3)
-    return {
-        name: (
-            tensor
-            + bound * (2 * torch.rand(tensor.shape, generator=generator, dtype=torch.float64) - 1)
-        )
-        / expected_batch_size
         for name, tensor in total.items()
     }
 
@@ -215,16 +158,10 @@ def check_noise(step, seed, max_norm):
 LAWS = {"sensitivity": check_sensitivity, "value": check_value, "noise": check_noise}
 WRONG = {
     clips_each_tensor: {"sensitivity", "value"},
-    clips_the_sum: {"sensitivity", "value"},
     clips_nothing: {"sensitivity", "value"},
     divides_by_the_batch: {"sensitivity", "value", "noise"},
-    does_not_divide: {"sensitivity", "value", "noise"},
-    stretches_short_gradients: {"value"},
-    noise_for_each_sample: {"noise"},
     noise_without_the_norm: {"noise"},
     noise_on_the_mean: {"noise"},
-    noise_repeated: {"noise"},
-    uniform_noise: {"noise"},
 }
 
 

@@ -18,6 +18,7 @@ from fedprompt import (
     weighted_mean,
 )
 from fedprompt.selection import CenteredQueries, contingency_table, query_mean, selection_health
+from refusals import check_refused, refusals
 from same import assert_identical
 from tolerance import assert_near
 
@@ -126,33 +127,6 @@ def test_queries_are_not_centered_before_the_mean_is_loaded():
 
 
 @pytest.mark.bad_input
-@pytest.mark.parametrize(
-    ("query", "error", "message"),
-    [
-        (QUERY[:, :2], ValueError, "`query` must have the width of `center`, 3; got 2."),
-        (
-            QUERY[0],
-            TypeError,
-            "`query` must be a floating-point tensor (batch, dim); got a float32 tensor of shape",
-        ),
-        (
-            QUERY.long(),
-            TypeError,
-            "`query` must be a floating-point tensor (batch, dim); got a int64 tensor of shape",
-        ),
-        (
-            QUERY.to("meta"),
-            ValueError,
-            "`query` must be on the device of `center`, cpu; got meta.",
-        ),
-    ],
-)
-def test_a_bad_query_is_refused_by_name(query, error, message):
-    with raises(error, message):
-        CenteredQueries(3, center=torch.zeros(3))(query)
-
-
-@pytest.mark.bad_input
 def test_query_mean_names_a_bad_query():
     rule = "be a floating-point tensor (batch, dim)"
     with raises(TypeError, f"`query` must {rule}; got a list of length 1."):
@@ -161,26 +135,21 @@ def test_query_mean_names_a_bad_query():
         query_mean(torch.tensor([[1.0, torch.inf]]))
 
 
+REFUSED = """
+CenteredQueries(3, center=torch.zeros(3))(QUERY[:, :2]) \
+-> ValueError: `query` must have the width of `center`, 3; got 2.
+CenteredQueries(3, center=torch.zeros(3))(QUERY[0]) -> TypeError: `query` must be a floating-point
+CenteredQueries(3, center=torch.zeros(3))(QUERY.to('meta')) \
+-> ValueError: `query` must be on the device of `center`, cpu; got meta.
+CenteredQueries(0, center=None) -> ValueError: `dim` must be at least 1; got 0.
+CenteredQueries(3, center=torch.zeros(2)) -> ValueError: `center` must have shape (3,); got (2,).
+CenteredQueries(2, center=torch.tensor([1.0, torch.nan])) \
+-> ValueError: `center` must be finite; got 1 entries of 2 that are not.
+CenteredQueries(2, center=[0.0, 0.0]) -> TypeError: `center` must be a floating-point tensor
+"""
+
+
 @pytest.mark.bad_input
-@pytest.mark.parametrize(
-    ("dim", "center", "error", "message"),
-    [
-        (0, None, ValueError, "`dim` must be at least 1; got 0."),
-        (3, torch.zeros(2), ValueError, "`center` must have shape (3,); got (2,)."),
-        (
-            2,
-            torch.tensor([1.0, torch.nan]),
-            ValueError,
-            "`center` must be finite; got 1 entries of 2 that are not.",
-        ),
-        (
-            2,
-            [0.0, 0.0],
-            TypeError,
-            "`center` must be a floating-point tensor (dim,); got a list of length 2.",
-        ),
-    ],
-)
-def test_a_bad_center_is_refused_by_name(dim, center, error, message):
-    with raises(error, message):
-        CenteredQueries(dim, center=center)
+@pytest.mark.parametrize(("call", "error", "message"), refusals(REFUSED))
+def test_wrong_calls_are_refused_by_name(call, error, message):
+    check_refused(call, error, message, globals())

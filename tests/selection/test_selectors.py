@@ -15,6 +15,7 @@ from fedprompt import Coupling, SelectionKeys, key_loss, select_balanced, select
 from fedprompt.selection import orthogonal_keys
 from fedprompt.transport import exact, sinkhorn
 from references.sgpt import choices, cosine, literal_keys
+from refusals import check_refused, refusals
 from tolerance import assert_near
 
 
@@ -413,18 +414,6 @@ def raises(error, message):
     return pytest.raises(error, match=re.escape(message))
 
 
-@pytest.mark.bad_input
-@pytest.mark.parametrize(("query", "keys", "error", "message"), PAIRS)
-@pytest.mark.parametrize(
-    "call",
-    [*SELECT.values(), lambda query, keys: key_loss(query, keys, torch.tensor([0, 1]))],
-    ids=[*SELECT, "loss"],
-)
-def test_bad_queries_and_keys_are_refused_by_name(call, query, keys, error, message):
-    with raises(error, message):
-        call(query, keys)
-
-
 COUNTS = [
     (torch.ones(3), ValueError, "`usage` must have one count for each of 2 groups; got (3,)."),
     (torch.ones(2, 1), ValueError, "`usage` must have one count for each of 2 groups; got (2, 1)."),
@@ -458,13 +447,6 @@ def test_bad_counts_are_refused_by_name_and_change_nothing(usage, error, message
 
 
 @pytest.mark.bad_input
-@pytest.mark.parametrize("select", SELECT.values(), ids=SELECT)
-def test_counts_on_another_device_are_refused_by_name(select):
-    with raises(ValueError, "`usage` must be on the device of `keys`, cpu; got meta."):
-        select(QUERY, KEYS, usage=torch.ones(2, device="meta"))
-
-
-@pytest.mark.bad_input
 def test_a_refused_query_is_not_counted():
     selector = SelectionKeys(2, 3)
     for training in (True, False):
@@ -474,53 +456,6 @@ def test_a_refused_query_is_not_counted():
         with raises(ValueError, "`query` must have the width of `keys`, 3; got 4."):
             selector(torch.ones(2, 4))
     assert selector.counts.tolist() == [0, 0]
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize(
-    ("indices", "error", "message"),
-    [
-        (torch.tensor([0, 2]), ValueError, "`indices` must lie in [0, 2); got values from 0 to 2."),
-        (
-            torch.tensor([-1, 1]),
-            ValueError,
-            "`indices` must lie in [0, 2); got values from -1 to 1.",
-        ),
-        (
-            torch.tensor([0]),
-            ValueError,
-            "`indices` must have one entry for each of 2 queries; got 1.",
-        ),
-        (
-            torch.tensor([0.0, 1.0]),
-            TypeError,
-            "`indices` must be integers of shape (batch,); got a float32 tensor of shape (2,).",
-        ),
-    ],
-)
-def test_key_loss_refuses_bad_indices(indices, error, message):
-    with raises(error, message):
-        key_loss(QUERY, KEYS, indices)
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize("make", [orthogonal_keys, SelectionKeys])
-@pytest.mark.parametrize(
-    ("sizes", "error", "message"),
-    [
-        (
-            (9, 8),
-            ValueError,
-            "`num_groups` must be at most `dim` 8, because more keys cannot be orthogonal; got 9.",
-        ),
-        ((0, 8), ValueError, "`num_groups` must be at least 1; got 0."),
-        ((2.0, 8), TypeError, "`num_groups` must be an integer; got 2.0 (float)."),
-        ((2, 0), ValueError, "`dim` must be at least 1; got 0."),
-    ],
-)
-def test_bad_sizes_are_refused_by_name(make, sizes, error, message):
-    with raises(error, message):
-        make(*sizes)
 
 
 @pytest.mark.bad_input
@@ -555,28 +490,6 @@ def test_a_selector_with_unbound_options_is_refused_at_construction(selector, go
     assert sorted(selector(torch.eye(2, 8)).indices.tolist()) == [0, 1]
 
 
-@pytest.mark.bad_input
-def test_anything_but_a_solver_is_refused_by_name():
-    with raises(
-        TypeError, "`solver` must be a transport solver, such as `exact`; got None (NoneType)."
-    ):
-        select_balanced(QUERY, KEYS, solver=None)
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize(
-    ("offset", "error", "message"),
-    [
-        (0.0, ValueError, "`offset` must be above 0; got 0.0."),
-        (float("nan"), ValueError, "`offset` must be finite; got nan."),
-        ("1", TypeError, "`offset` must be a number; got '1' (str)."),
-    ],
-)
-def test_a_bad_offset_is_refused_by_name(offset, error, message):
-    with raises(error, message):
-        select_nearest(QUERY, KEYS, offset=offset)
-
-
 @pytest.mark.unhooked  # the hook cannot read functorch tensors
 def test_values_are_not_checked_inside_a_transform():
     query, keys = (
@@ -598,3 +511,33 @@ def test_values_are_not_checked_inside_a_transform():
     )(keys, query)
     for gradient, own in zip(gradients, query, strict=True):
         assert_near(gradient, torch.autograd.grad(key_loss(own, keys, indices), keys)[0])
+
+
+REFUSED = """
+select_nearest(torch.ones(2, 4), KEYS) -> ValueError: `query` must have the width of `keys`, 3; got
+select_nearest(torch.full((2, 3), torch.nan), KEYS) -> ValueError: `query` must be finite; got 6
+select_nearest(QUERY, KEYS * torch.nan) -> ValueError: `keys` must be finite; got 6 entries of 6
+select_nearest(torch.ones(3), KEYS) -> TypeError: `query` must be a floating-point tensor (batch
+select_nearest(QUERY, KEYS[0]) -> TypeError: `keys` must be a floating-point tensor (groups, dim)
+select_nearest(QUERY, KEYS[:0]) -> ValueError: `keys` must hold at least one group of width 1 or
+select_nearest(QUERY.to('meta'), KEYS) -> ValueError: `query` must be on the device of `keys`, cpu
+select_nearest(QUERY, KEYS, usage=torch.ones(2, device='meta')) \
+-> ValueError: `usage` must be on the device of `keys`, cpu; got meta.
+select_balanced(QUERY, KEYS, solver=sinkhorn, usage=torch.ones(2, device='meta')) \
+-> ValueError: `usage` must be on the device of `keys`, cpu; got meta.
+key_loss(QUERY, KEYS, torch.tensor([0, 2])) -> ValueError: `indices` must lie in [0, 2); got values
+key_loss(QUERY, KEYS, torch.tensor([0])) -> ValueError: `indices` must have one entry for each of 2
+key_loss(QUERY, KEYS, torch.tensor([0.0, 1.0])) -> TypeError: `indices` must be integers of shape
+orthogonal_keys(9, 8) -> ValueError: `num_groups` must be at most `dim` 8, because more keys
+orthogonal_keys(0, 8) -> ValueError: `num_groups` must be at least 1; got 0.
+orthogonal_keys(2, 0) -> ValueError: `dim` must be at least 1; got 0.
+select_balanced(QUERY, KEYS, solver=None) -> TypeError: `solver` must be a transport solver, such
+select_nearest(QUERY, KEYS, offset=0.0) -> ValueError: `offset` must be above 0; got 0.0.
+select_nearest(QUERY, KEYS, offset=float('nan')) -> ValueError: `offset` must be finite; got nan.
+"""
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(("call", "error", "message"), refusals(REFUSED))
+def test_wrong_calls_are_refused_by_name(call, error, message):
+    check_refused(call, error, message, globals())

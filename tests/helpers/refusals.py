@@ -1,0 +1,25 @@
+"""Tables of refused calls: one line a row, ``call -> ErrorType: start of the message``."""
+
+import re
+from typing import Any
+
+import pytest
+
+import fedprompt
+
+
+def refusals(table: str) -> list[Any]:
+    """Split a table into parameters: call, name of the error, and the start of its message."""
+    rows = []
+    for line in table.strip().splitlines():
+        call, expected = line.rsplit(" -> ", 1)
+        error, message = expected.split(": ", 1)
+        rows.append(pytest.param(call.strip(), error, message.strip(), id=call.strip()))
+    return rows
+
+
+def check_refused(call: str, error: str, message: str, namespace: dict[str, Any]) -> None:
+    """Evaluate a call with the names of fedprompt and of a test file, and expect its error."""
+    namespace = vars(fedprompt) | namespace
+    with pytest.raises(eval(error, namespace), match=re.escape(message)):
+        eval(call, namespace)
