@@ -225,9 +225,7 @@ def task(title: str, family: str, build: Callable[..., Setting], **references: s
     return Task(
         title=title,
         partitions=PARTITIONS,
-        hours=lambda partition, row: (
-            {"one model": 14, "mixed models": 18, "CLIP": 6}[family] / 3600
-        ),
+        hours=lambda partition, row: SECONDS[family] / 3600,
         family=lambda partition: family,
         rows=rows,
         make=partial(make, family == "CLIP", build),

@@ -46,19 +46,6 @@ class Preparation(nn.Module):
         for name, values in (("mean", mean), ("std", std)):
             self.register_buffer(name, torch.tensor(values).view(-1, 1, 1), persistent=False)
 
-    @classmethod
-    def of(cls, model: nn.Module, size: int) -> "Preparation":
-        """Make the preparation of a model of timm or open_clip, on its device."""
-        config: Any = getattr(model, "pretrained_cfg", None)
-        if config is None:
-            config = getattr(getattr(model, "visual", model), "preprocess_cfg", None)
-        if config is None:
-            got = type(model).__name__
-            raise TypeError(f"`model` must be a model of timm or open_clip; got {got}.")
-        keys = ("mean", "std", "interpolation")
-        preparation = cls(size, **{key: config[key] for key in keys})
-        return preparation.to(next(model.parameters()).device)
-
     def forward(self, images: Tensor) -> Tensor:
         """Prepare images (batch, 1 or 3, height, width)."""
         if images.is_floating_point():

@@ -28,7 +28,7 @@ def test_preparation_next_to_a_step(stored, meter):
     images = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
     for name in meter.models:
         model = timm.create_model(f"{name}_patch16_224", pretrained=False, num_classes=0)
-        trunk, preparation = fp.vit_trunk(model), Preparation.of(model, SIZE)
+        trunk, preparation = fp.vit_trunk(model), Preparation(SIZE)
         prompts, head = fp.DeepPrompts(10, trunk), nn.Linear(trunk.num_features, 10)
 
         def prepare(preparation=preparation):

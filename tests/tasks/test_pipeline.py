@@ -149,25 +149,6 @@ def test_preparation_equals_torchvision(mode, source, channels):
     torch.testing.assert_close(prepare(images), expected, atol=tolerance, rtol=0)
 
 
-def test_preparation_of_timm_and_open_clip():
-    import open_clip
-
-    model = timm.create_model("vit_tiny_patch16_224", depth=1, embed_dim=16, num_heads=2)
-    found = Preparation.of(model, 32)
-    assert found.mean.flatten().tolist() == [0.5] * 3
-    assert (found.size, found.interpolation) == (32, "bicubic")
-    size = {"image_size": 32, "layers": 1, "width": 64, "patch_size": 16}
-    text = {"context_length": 8, "vocab_size": 49408, "width": 64, "heads": 1, "layers": 1}
-    clip = open_clip.model.CLIP(64, size, text)
-    clip.visual.preprocess_cfg = {"mean": (0.1, 0.2, 0.3), "std": (1, 2, 3)}
-    clip.visual.preprocess_cfg["interpolation"] = "bilinear"
-    found = Preparation.of(clip, 32)
-    assert found.std.flatten().tolist() == [1, 2, 3]
-    assert found.interpolation == "bilinear"
-    with pytest.raises(TypeError, match="`model` must be a model of timm or open_clip; got Linear"):
-        Preparation.of(torch.nn.Linear(1, 1), 32)
-
-
 def test_preparation_has_no_state():
     prepare = Preparation(16)
     assert prepare.state_dict() == {}
