@@ -6,7 +6,7 @@ from collections.abc import Hashable, Iterable, Mapping
 from os import PathLike
 from typing import Any, Literal, NamedTuple, get_args
 
-from fedprompt._checks import check_count, check_text, kind, wrong_type, wrong_value
+from fedprompt._checks import check_count, kind, wrong_type, wrong_value
 from fedprompt._files import checked_file
 from fedprompt._trees import packed, parsed, unpacked
 
@@ -14,22 +14,19 @@ Direction = Literal["up", "down"]
 
 
 class LedgerEntry(NamedTuple):
-    """Row of a :class:`Ledger`: one name of one message.
+    """Row of a :class:`Ledger`: one message.
 
     Attributes:
         server_round: Round (0-based).
         client: Id of the client.
         direction: "up" from the client, or "down" to it.
-        name: Name of the tensor or :class:`Weighted`.
         num_bytes: Number of bytes, as counted by :func:`num_bytes`.
-        framed: Length of the blob that carried the message. Only the first name of a message has
-            it, so that sums are right; it is 0 for the other names and without a blob.
+        framed: Length of the blob that carried the message; 0 without a blob.
     """
 
     server_round: int
     client: Hashable
     direction: Direction
-    name: str
     num_bytes: int
     framed: int = 0
 
@@ -124,7 +121,6 @@ def _check_entry(entry: LedgerEntry, place: str) -> None:
     for field in ("server_round", "num_bytes", "framed"):
         check_count(place.format(field), getattr(entry, field), at_least=0)
     check_direction(place.format("direction"), entry.direction)
-    check_text(place.format("name"), entry.name)
     check_client(place.format("client"), entry.client)
 
 

@@ -5,11 +5,10 @@ import os
 from collections.abc import Hashable, Mapping
 from functools import partial
 from io import StringIO
-from itertools import chain, repeat
 from os import PathLike
 from typing import Any, get_args
 
-from fedprompt._checks import check_count, check_flag, check_text, kind, wrong_type, wrong_value
+from fedprompt._checks import check_count, check_flag, kind, wrong_type, wrong_value
 from fedprompt._files import checked_file, checked_path, replace_file
 from fedprompt.interfaces import Message
 from fedprompt.messages._entries import (
@@ -27,7 +26,7 @@ from fedprompt.messages.payload import bytes_by_name
 
 
 class Ledger:
-    """Counts the bytes of messages, per client, round, direction and name.
+    """Counts the bytes of messages, per client, round and direction.
 
     Without `path`, :meth:`state_dict` holds every entry, so a run that saves it in each round
     writes a number of bytes that is quadratic in the number of rounds. With `path`, it appends
@@ -38,8 +37,8 @@ class Ledger:
             file that exists must be loaded by :meth:`load_state_dict`; it is not overwritten.
 
     Attributes:
-        entries: For each name of each recorded message, in the order of recording, a named tuple
-            (server_round, client, direction, name, num_bytes, framed).
+        entries: For each recorded message that is not empty, in the order of recording, a named
+            tuple (server_round, client, direction, num_bytes, framed).
         path: File for the entries, or None.
 
     Example:
@@ -92,11 +91,9 @@ class Ledger:
         if framed and (not sizes or framed < sum(sizes.values())):
             rule = f"be the length of a blob with the {sum(sizes.values())} bytes of `message`"
             raise wrong_value("framed", rule, framed)
-        frames = chain([framed], repeat(0))
-        self.entries += [
-            LedgerEntry(int(server_round), client, direction, *own, int(frame))
-            for own, frame in zip(sizes.items(), frames, strict=False)
-        ]
+        if sizes:
+            row = int(server_round), client, direction, sum(sizes.values()), int(framed)
+            self.entries.append(LedgerEntry(*row))
 
     def total(
         self,
@@ -104,7 +101,6 @@ class Ledger:
         direction: Direction | None = None,
         client: Hashable | None = None,
         server_round: int | None = None,
-        name: str | None = None,
         framed: bool = False,
     ) -> int:
         """Sum the bytes of the entries that match all given fields.
@@ -113,27 +109,17 @@ class Ledger:
             direction: "up" or "down". If None, both.
             client: Id of a client. If None, all clients.
             server_round: Round (0-based). If None, all rounds.
-            name: Name of a tensor. If None, all names.
-            framed: Whether to sum the lengths of blobs. A blob carries all names, so `name` must be
-                None then.
+            framed: Whether to sum the lengths of blobs.
         """
         check_flag("framed", framed)
-        if framed and name is not None:
-            raise wrong_value("name", "be None if `framed` is true", repr(name))
         for value, argument, check in (
             (direction, "direction", check_direction),
             (client, "client", check_client),
             (server_round, "server_round", partial(check_count, at_least=0)),
-            (name, "name", check_text),
         ):
             if value is not None:
                 check(argument, value)
-        wanted = {
-            "direction": direction,
-            "client": client,
-            "server_round": server_round,
-            "name": name,
-        }
+        wanted = {"direction": direction, "client": client, "server_round": server_round}
         given = {field: value for field, value in wanted.items() if value is not None}
         chosen = [
             entry

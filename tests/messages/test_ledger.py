@@ -32,21 +32,19 @@ def ledger():
 
 
 ENTRIES = [
-    (0, "b", "down", "prompts", 40, 0),
-    (0, "b", "down", "head", 20, 0),
-    (0, "b", "up", "prompts", 44, 0),
-    (0, 'a, "c"', "down", "prompts", 40, 0),
-    (0, 'a, "c"', "down", "head", 20, 0),
-    (0, 'a, "c"', "up", "prompts", 44, 0),
-    (1, "b", "down", "prompts", 40, 0),
-    (1, "b", "down", "head", 20, 0),
-    (1, "b", "up", "prompts", 44, 0),
+    (0, "b", "down", 60, 0),
+    (0, "b", "up", 44, 0),
+    (0, 'a, "c"', "down", 60, 0),
+    (0, 'a, "c"', "up", 44, 0),
+    (1, "b", "down", 60, 0),
+    (1, "b", "up", 44, 0),
 ]
 
 
-def test_ledger_keeps_one_entry_for_each_name(ledger):
+def test_ledger_keeps_one_entry_for_each_message_with_content(ledger):
+    ledger.record({}, direction="up", client="b", server_round=1)
     assert ledger.entries == ENTRIES
-    assert ledger.entries[0].num_bytes == 40
+    assert ledger.entries[0].num_bytes == 60
 
 
 @pytest.mark.parametrize(
@@ -56,8 +54,7 @@ def test_ledger_keeps_one_entry_for_each_name(ledger):
         ({"direction": "up"}, 3 * 44),
         ({"direction": "down", "client": "b"}, 2 * 60),
         ({"server_round": 0}, 2 * 104),  # round 0 is a round, not "any"
-        ({"server_round": 1, "name": "head"}, 20),
-        ({"name": "prompts", "client": 'a, "c"'}, 84),
+        ({"server_round": 0, "client": 'a, "c"'}, 104),
         ({"client": "nobody"}, 0),
     ],
 )
@@ -86,10 +83,8 @@ def test_a_csv_file_contains_the_entries(ledger, tmp_path):
     ledger.to_csv(path)
     with open(path, newline="", encoding="utf-8") as file:
         header, *rows = csv.reader(file)
-    assert header == ["server_round", "client", "direction", "name", "num_bytes", "framed"]
-    assert [
-        (int(row[0]), row[1], row[2], row[3], int(row[4]), int(row[5])) for row in rows
-    ] == ENTRIES
+    assert header == ["server_round", "client", "direction", "num_bytes", "framed"]
+    assert [(int(row[0]), row[1], row[2], int(row[3]), int(row[4])) for row in rows] == ENTRIES
 
 
 def test_the_length_of_a_blob_is_counted_once_for_each_message(ledger):
@@ -99,8 +94,7 @@ def test_the_length_of_a_blob_is_counted_once_for_each_message(ledger):
     # A blob of this length is possible: the tensor has 20 bytes.
     Ledger().record({"head": torch.zeros(5)}, direction="up", client=0, server_round=0, framed=20)
     assert [(entry.num_bytes, entry.framed) for entry in ledger.entries[len(ENTRIES) :]] == [
-        (40, 200),
-        (20, 0),
+        (60, 200),
         (20, 90),
     ]
     assert ledger.total(framed=True) == 290
@@ -118,15 +112,11 @@ def test_the_length_of_a_blob_is_counted_once_for_each_message(ledger):
 
 def test_the_state_of_a_ledger_is_the_one_written_by_hand():
     ledger = Ledger()
-    ledger.record(
-        {"a": torch.zeros(3), "b": torch.zeros(2)},
-        direction="up",
-        client=("site", 7),
-        server_round=4,
-        framed=50,
-    )
+    where = {"direction": "up", "client": ("site", 7), "server_round": 4}
+    ledger.record({"a": torch.zeros(3)}, **where, framed=50)
+    ledger.record({"b": torch.zeros(2)}, **where)
     assert ledger.state_dict() == STATE
-    assert list(Ledger().state_dict().values()) == [[]] * 6
+    assert list(Ledger().state_dict().values()) == [[]] * 5
     again = Ledger()
     again.load_state_dict(dict(reversed(STATE.items())))
     assert again.entries == ledger.entries
@@ -136,7 +126,6 @@ STATE = {
     "server_round": [4, 4],
     "client": [("site", 7), ("site", 7)],
     "direction": ["up", "up"],
-    "name": ["a", "b"],
     "num_bytes": [12, 8],
     "framed": [50, 0],
 }
@@ -164,7 +153,7 @@ def test_a_ledger_shares_no_list_with_its_state(ledger):
     again = Ledger()
     again.load_state_dict(state)
     state["num_bytes"][0] = 10**6
-    state["name"].clear()
+    state["client"].clear()
     assert again.entries == ledger.entries == ENTRIES
 
 
@@ -234,7 +223,11 @@ def test_a_refused_message_leaves_the_ledger_unchanged(ledger, message, options,
         ),
         ({"server_round": []}, ValueError, r"`state` must have the keys .*; got server_round\."),
         (STATE | {"more": [1, 2]}, ValueError, r"`state` must have the keys .*; got .*more\."),
-        (STATE | {"name": "ab"}, TypeError, r"`state\['name'\]` must be a list; got 'ab' \(str\)"),
+        (
+            STATE | {"client": "ab"},
+            TypeError,
+            r"`state\['client'\]` must be a list; got 'ab' \(str\)",
+        ),
         (
             STATE | {"num_bytes": None},
             TypeError,
@@ -271,11 +264,6 @@ def test_a_refused_message_leaves_the_ledger_unchanged(ledger, message, options,
             r"`state\['direction'\]\[1\]` must be 'up' or 'down'; got 'sideways'",
         ),
         (
-            STATE | {"name": ["a", 7]},
-            TypeError,
-            r"`state\['name'\]\[1\]` must be a string; got 7 \(int\)",
-        ),
-        (
             STATE | {"client": [0, (1, [2])]},
             TypeError,
             r"`state\['client'\]\[1\]` must be a string, .*; got a tuple of length 2",
@@ -296,7 +284,6 @@ def test_a_refused_state_leaves_the_ledger_unchanged(ledger, state, error, match
         ({"direction": np.ones(2)}, ValueError, "`direction` must be 'up' or 'down'; got a float"),
         ({"client": torch.tensor(3)}, TypeError, "`client` must be a string, a number .*; got a"),
         ({"server_round": "0"}, TypeError, "`server_round` must be an integer; got '0'"),
-        ({"name": 3}, TypeError, "`name` must be a string; got 3"),
     ],
 )
 def test_totals_of_values_that_are_never_recorded_are_refused(ledger, which, error, match):
@@ -319,11 +306,6 @@ def test_integers_of_numpy_are_saved_as_those_of_python(tmp_path):
 
 
 @pytest.mark.bad_input
-def test_the_length_of_a_blob_has_no_total_for_one_name(ledger):
-    with pytest.raises(ValueError, match=r"`name` must be None if `framed` is true; got 'head'"):
-        ledger.total(name="head", framed=True)
-
-
 def rounds_of(path, count):
     ledger = Ledger(path)
     for server_round in range(count):
@@ -363,7 +345,7 @@ def test_a_save_of_a_ledger_with_a_file_costs_the_same_in_every_round(tmp_path):
     again = Ledger(path)
     again.load_state_dict(load_checkpoint(tmp_path))
     assert again.entries == ledger.entries
-    assert len(again.entries) == 1500 * 4
+    assert len(again.entries) == 1500 * 2
 
 
 def test_a_ledger_with_a_file_continues_from_any_checkpoint(tmp_path):
@@ -380,10 +362,10 @@ def test_a_ledger_with_a_file_continues_from_any_checkpoint(tmp_path):
             file.write(b'[9, "b", "up')
         again = Ledger(path)
         again.load_state_dict(saved)
-        assert again.entries == whole.entries[: 4 * stop]
-        for entry in whole.entries[4 * stop :]:
+        assert again.entries == whole.entries[: 2 * stop]
+        for entry in whole.entries[2 * stop :]:
             again.record(
-                {entry.name: torch.zeros(entry.num_bytes // 4)},
+                {"a": torch.zeros(entry.num_bytes // 4)},
                 direction="up",
                 client=entry.client,
                 server_round=entry.server_round,
@@ -398,16 +380,16 @@ def test_a_changed_file_is_refused_and_the_ledger_is_unchanged(tmp_path):
     ledger = Ledger(path)
     ledger.load_state_dict(saved)
     before = list(ledger.entries)
-    for content in (b"", good[:-1], good.replace(b"20", b"21", 1), b"\n" + good[:-1]):
+    for content in (b"", good[:-1], good.replace(b"28", b"29", 1), b"\n" + good[:-1]):
         path.write_bytes(content)
         with pytest.raises(
-            ValueError, match="`path` must contain the 8 entries that were saved; got "
+            ValueError, match="`path` must contain the 4 entries that were saved; got "
         ):
             ledger.load_state_dict(saved)
     path.unlink()
     with pytest.raises(
         ValueError,
-        match="`path` must contain the 8 entries that were saved; got 0 entries in 0 bytes",
+        match="`path` must contain the 4 entries that were saved; got 0 entries in 0 bytes",
     ):
         ledger.load_state_dict(saved)
     with pytest.raises(ValueError, match=r"`state\['num_bytes'\]` must be at least 0; got -1"):
@@ -422,7 +404,7 @@ def test_a_changed_file_is_refused_and_the_ledger_is_unchanged(tmp_path):
     ledger.load_state_dict(saved)
     ledger.load_state_dict(STATE)  # without a file: the whole file is written again
     ledger.state_dict()
-    assert path.read_bytes().count(b"\n") == len(STATE["name"])
+    assert path.read_bytes().count(b"\n") == len(STATE["client"])
 
 
 def test_a_file_of_another_run_is_kept(tmp_path):
