@@ -68,7 +68,7 @@ def rows(found: Sequence[Record], task: Task, partition: str) -> tuple[list[str]
             for name in task.columns
         ]
         cells += [difference(own, by_row.get(other), column) for _, other, column in pairs]
-        cells += [f"{mean(own, name):,.0f}" for name in sent]
+        cells += [f"{mean(own, name):,.0f}" if name in own[0] else "" for name in sent]
         body.append(cells)
     return header, body
 
