@@ -68,3 +68,9 @@ def test_statistics_of_a_client_are_those_of_its_own_batches():
     assert model.network[2].num_batches_tracked == made.setting.steps
     assert torch.equal(now.model(method, made.data(1, 2)).network[2].running_mean, torch.zeros(7))
     assert torch.equal(expected.network[2].running_mean, torch.zeros(5))
+
+
+def test_buffers_that_a_state_dict_leaves_out_are_not_copied():
+    layer = nn.BatchNorm1d(2)
+    layer.register_buffer("scratch", torch.zeros(2), persistent=False)
+    assert fp.snapshot(layer, buffers=True).keys() == layer.state_dict().keys()
