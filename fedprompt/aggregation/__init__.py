@@ -4,10 +4,10 @@ from fedprompt.aggregation.by_name import aggregate_by_name, update_by_name
 from fedprompt.aggregation.heterogeneous import heterogeneous_means
 from fedprompt.aggregation.krum import krum, multi_krum
 from fedprompt.aggregation.means import weighted_mean
-from fedprompt.aggregation.optimizers import fedadam, fedavgm, fedopt, fedyogi
+from fedprompt.aggregation.optimizers import descend, fedadam, fedavgm, fedopt, fedyogi
 from fedprompt.aggregation.personal import averaging_server, distances, mixtures
 from fedprompt.aggregation.robust import trimmed_mean, weighted_median
-from fedprompt.aggregation.server import descend, ema, overwrite
+from fedprompt.aggregation.server import ema, overwrite
 
 __all__ = [
     "aggregate_by_name",

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fedprompt._checks import check_weights, checked_layout, known_rows, wrong_value
 from fedprompt._float64 import widened
-from fedprompt.aggregation._mapped import check_payload, check_several
+from fedprompt.aggregation._payloads import check_payload, check_several
 from fedprompt.aggregation.means import check_alike
 from fedprompt.interfaces import Payload
 

@@ -7,15 +7,8 @@ from typing import TypeVar
 from torch import Tensor
 
 from fedprompt._checks import check_names, checked_layout, kind, wrong_type, wrong_value
-from fedprompt.aggregation._mapped import (
-    State,
-    TensorUpdate,
-    check_payload,
-    check_several,
-    init_each,
-    named,
-    step_each,
-)
+from fedprompt.aggregation._payloads import check_payload, check_several
+from fedprompt.aggregation._rules import State, TensorUpdate, init_each, named, step_each
 from fedprompt.aggregation.means import weighted_mean
 from fedprompt.aggregation.server import overwrite
 from fedprompt.interfaces import Aggregator, Payload, ServerUpdate, Weighted

@@ -13,7 +13,7 @@ from fedprompt._checks import (
     wrong_type,
     wrong_value,
 )
-from fedprompt.aggregation._mapped import check_several
+from fedprompt.aggregation._payloads import check_several
 from fedprompt.aggregation.means import RowSums, as_entry
 from fedprompt.interfaces import Weighted
 

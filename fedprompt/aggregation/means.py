@@ -16,7 +16,7 @@ from fedprompt._checks import (
     wrong_value,
 )
 from fedprompt._float64 import rounded, wide_zeros, widened
-from fedprompt.aggregation._mapped import aggregate
+from fedprompt.aggregation._payloads import aggregate
 from fedprompt.aggregation._wide import WideSum
 from fedprompt.interfaces import Payload, Weighted
 

@@ -1,27 +1,62 @@
-"""Server optimizers: the movement of the mean is a step's gradient (FedOpt)."""
+"""Server rules with a gradient: steps of an optimizer, and adaptive rates (FedOpt)."""
 
 from collections.abc import Callable, Iterable
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from fedprompt._checks import check_number, kind, wrong_type, wrong_value
-from fedprompt.aggregation._mapped import State
-from fedprompt.aggregation._steps import (
-    EachName,
-    MakeOptimizer,
-    check_maker,
-    check_step,
-    check_stepped,
-    checked_previous,
-    first_state,
-    moments,
-    optimized,
-    where_known,
+from fedprompt._checks import (
+    check_function,
+    check_kind,
+    check_number,
+    kind,
+    load_checked,
+    values_readable,
+    wrong_type,
+    wrong_value,
 )
-from fedprompt.interfaces import ServerRule, Weighted
+from fedprompt.aggregation._rules import FROM_INIT, RowRule, State, check_state
+from fedprompt.interfaces import ServerRule
+
+MakeOptimizer = Callable[[Iterable[Tensor]], torch.optim.Optimizer]
+
+
+def descend(
+    make_optimizer: Callable[[Iterable[Tensor]], torch.optim.Optimizer],
+    *,
+    max_norm: float | None = None,
+) -> ServerRule:
+    """Take one step of a torch optimizer, with the mean as the gradient (FedL2G).
+
+    If clients send parameters and not gradients, use :func:`fedopt`.
+
+    Rows of total weight 0 keep their value and their moments. A step is refused with a ValueError
+    if the new value or state is not finite. The state that was passed in is unchanged then, so you
+    can repeat the round without the client at fault.
+
+    Args:
+        make_optimizer: Constructor of the optimizer, called with the parameters, such as
+            ``partial(torch.optim.SGD, lr=0.1)``.
+        max_norm: Bound on the Euclidean norm of the gradient (above 0). If None, gradients are not
+            clipped. The code of FedL2G uses 100.
+
+    Returns:
+        A :class:`ServerRule` for a tensor or a dict of tensors. Its state is the state dict of the
+        optimizer. In a dict, each name has a separate optimizer and a separate norm.
+
+    Example:
+        >>> from functools import partial
+        >>> update = descend(partial(torch.optim.SGD, lr=0.5))
+        >>> guides = torch.tensor([[1.0], [1.0]])
+        >>> gradient = Weighted(torch.tensor([[2.0], [0.0]]), torch.tensor([1.0, 0.0]))
+        >>> update.step(guides, gradient, update.init(guides))[0]
+        tensor([[0.],
+                [1.]])
+    """
+    return _Optimizer(make_optimizer, max_norm, gradient=_as_sent)
 
 
 def fedopt(
@@ -63,8 +98,7 @@ def fedopt(
     References:
         Reddi et al., "Adaptive Federated Optimization", ICLR 2021, Algorithm 1.
     """
-    check_maker(make_optimizer, max_norm)
-    return EachName(_FedOpt(make_optimizer, max_norm))
+    return _Optimizer(make_optimizer, max_norm, gradient=torch.sub)
 
 
 def fedavgm(*, learning_rate: float = 1.0, momentum: float = 0.9) -> ServerRule:
@@ -135,7 +169,7 @@ def fedadam(
     References:
         Reddi et al., "Adaptive Federated Optimization", ICLR 2021, Algorithm 2.
     """
-    return _adaptive(learning_rate, betas, tau, _adam)
+    return _Adaptive(learning_rate, betas, tau, _adam)
 
 
 def fedyogi(
@@ -169,71 +203,90 @@ def fedyogi(
     References:
         Reddi et al., "Adaptive Federated Optimization", ICLR 2021, Algorithm 2.
     """
-    return _adaptive(learning_rate, betas, tau, _yogi)
+    return _Adaptive(learning_rate, betas, tau, _yogi)
 
 
 @dataclass(frozen=True)
-class _FedOpt:
+class _Optimizer(RowRule):
     make_optimizer: MakeOptimizer
     max_norm: float | None
+    gradient: Callable[[Tensor, Tensor], Tensor]
 
-    def init(self, previous: Tensor, /) -> State:
-        return first_state(self.make_optimizer, previous)
+    def __post_init__(self) -> None:
+        rule = "be a function from parameters to an optimizer"
+        check_function("make_optimizer", self.make_optimizer, rule)
+        if self.max_norm is not None:
+            check_number("max_norm", self.max_norm, above=0)
 
-    def step(self, previous: Tensor, mean: Weighted, state: State, /) -> tuple[Tensor, State]:
-        check_step(previous, mean)
-        if not bool((mean.weight > 0).any()):
-            return previous.detach().clone(), state
-        zeros = torch.zeros_like(previous)
-        movement = where_known(mean, previous - mean.value.to(previous.dtype), zeros)
-        # An unknown row starts at 0, so that weight decay does not reach its first moments.
-        start = where_known(mean, previous, zeros)
-        new, optimizer = optimized(
-            self.make_optimizer, start, movement, state, max_norm=self.max_norm
-        )
-        check_stepped(mean, {"value": where_known(mean, new, zeros), **moments(optimizer)})
-        return where_known(mean, new, previous), _kept(mean, state, optimizer)
+    def first_state(self, previous: Tensor) -> State:
+        return deepcopy(self._made(previous.clone()).state_dict())
+
+    def update(self, previous: Tensor, mean: Tensor, state: State) -> tuple[Tensor, State]:
+        new = previous.clone().requires_grad_()
+        new.grad = self.gradient(previous, mean.to(previous.dtype))
+        if self.max_norm is not None:
+            _shorten(new, self.max_norm)
+        optimizer = self._made(new)
+        load_checked(optimizer, state)
+        parts = [part for memory in optimizer.state.values() for part in memory.values()]
+        shapes = {part.shape for part in parts if isinstance(part, Tensor)}
+        check_state(state, shapes <= {(), new.shape})
+        optimizer.step()
+        return new.detach(), optimizer.state_dict()
+
+    def _made(self, value: Tensor) -> torch.optim.Optimizer:
+        optimizer = self.make_optimizer([value])
+        rule = "return an optimizer of torch.optim"
+        check_kind("make_optimizer", optimizer, torch.optim.Optimizer, rule)
+        return optimizer
 
 
-def _kept(mean: Weighted, before: State, optimizer: torch.optim.Optimizer) -> State:
-    """Return the state dict of an optimizer, with the old moments in rows of weight 0."""
-    after = optimizer.state_dict()
-    for parameter, old in before["state"].items():
-        new = after["state"][parameter]
-        for name, part in old.items():
-            if isinstance(part, Tensor) and part.shape == mean.value.shape:
-                new[name] = where_known(mean, new[name], part.to(new[name].device))
-    return after
+def _as_sent(previous: Tensor, mean: Tensor) -> Tensor:
+    return mean
+
+
+def _shorten(parameter: Tensor, max_norm: float) -> None:
+    """Clip the gradient of a parameter to `max_norm`, even if its norm overflows the dtype."""
+    gradient = parameter.grad
+    if gradient is None:
+        return
+    if not values_readable(gradient) or torch.linalg.vector_norm(gradient).isfinite():
+        torch.nn.utils.clip_grad_norm_([parameter], max_norm)
+        return
+    largest = gradient.abs().max()
+    unit = gradient / largest
+    parameter.grad = unit * min(largest.item(), max_norm / torch.linalg.vector_norm(unit).item())
 
 
 @dataclass(frozen=True)
-class _Adaptive:
+class _Adaptive(RowRule):
     learning_rate: float
     betas: tuple[float, float]
     tau: float
     second_moment: Callable[[Tensor, Tensor, float], Tensor]
 
-    def init(self, previous: Tensor, /) -> State:
-        dtype = torch.promote_types(checked_previous(previous).dtype, torch.float32)
-        first = torch.zeros_like(previous, dtype=dtype, requires_grad=False)
+    def __post_init__(self) -> None:
+        check_number("learning_rate", self.learning_rate, above=0)
+        if not isinstance(self.betas, tuple | list) or len(self.betas) != 2:
+            raise wrong_type("betas", "be two numbers", kind(self.betas))
+        for position, beta in enumerate(self.betas):
+            _check_decay(f"betas[{position}]", beta)
+        check_number("tau", self.tau, above=0)
+
+    def first_state(self, previous: Tensor) -> State:
+        first = torch.zeros_like(previous, dtype=torch.promote_types(previous.dtype, torch.float32))
         return {"first": first, "second": torch.full_like(first, self.tau**2)}
 
-    def step(self, previous: Tensor, mean: Weighted, state: State, /) -> tuple[Tensor, State]:
-        check_step(previous, mean)
+    def update(self, previous: Tensor, mean: Tensor, state: State) -> tuple[Tensor, State]:
         first, second = (_moment(name, state, previous) for name in ("first", "second"))
-        start, zeros = previous.detach().to(first.dtype), torch.zeros_like(first)
-        movement = where_known(mean, mean.value.to(first.dtype) - start, zeros)
-        decay = self.betas[0]
-        new_first = decay * first + (1 - decay) * movement
-        new_second = self.second_moment(second, movement.square(), self.betas[1])
-        step = self.learning_rate * new_first / (new_second.sqrt() + self.tau)
-        after = {
-            "first": where_known(mean, new_first, first),
-            "second": where_known(mean, new_second, second),
+        movement = mean.to(first.dtype) - previous.to(first.dtype)
+        first = self.betas[0] * first + (1 - self.betas[0]) * movement
+        second = self.second_moment(second, movement.square(), self.betas[1])
+        step = self.learning_rate * first / (second.sqrt() + self.tau)
+        return (previous.to(first.dtype) + step).to(previous.dtype), {
+            "first": first,
+            "second": second,
         }
-        new = (start + step).to(previous.dtype)
-        check_stepped(mean, {"value": where_known(mean, new, torch.zeros_like(new)), **after})
-        return where_known(mean, new, previous), after
 
 
 def _adam(second: Tensor, square: Tensor, decay: float) -> Tensor:
@@ -242,21 +295,6 @@ def _adam(second: Tensor, square: Tensor, decay: float) -> Tensor:
 
 def _yogi(second: Tensor, square: Tensor, decay: float) -> Tensor:
     return second - (1 - decay) * square * (second - square).sign()
-
-
-def _adaptive(
-    learning_rate: float,
-    betas: tuple[float, float],
-    tau: float,
-    second_moment: Callable[[Tensor, Tensor, float], Tensor],
-) -> ServerRule:
-    check_number("learning_rate", learning_rate, above=0)
-    if not isinstance(betas, tuple | list) or len(betas) != 2:
-        raise wrong_type("betas", "be two numbers", kind(betas))
-    for position, beta in enumerate(betas):
-        _check_decay(f"betas[{position}]", beta)
-    check_number("tau", tau, above=0)
-    return EachName(_Adaptive(learning_rate, (betas[0], betas[1]), tau, second_moment))
 
 
 def _check_decay(argument: str, decay: float) -> None:
@@ -273,6 +311,6 @@ def _moment(name: str, state: State, previous: Tensor) -> Tensor:
         or not moment.is_floating_point()
         or moment.shape != previous.shape
     ):
-        rule = f"come from `init` or the last `step` for a value of shape {tuple(previous.shape)}"
+        rule = f"{FROM_INIT} for a value of shape {tuple(previous.shape)}"
         raise wrong_value("state", rule, f"{kind(moment)} as {name!r}")
     return moment.to(previous.device)

@@ -19,7 +19,7 @@ from fedprompt._checks import (
     wrong_type,
     wrong_value,
 )
-from fedprompt.aggregation._mapped import check_payload, check_several
+from fedprompt.aggregation._payloads import check_payload, check_several
 from fedprompt.aggregation._vectors import alike, vectors
 from fedprompt.aggregation.means import RowSums, weighted_mean
 from fedprompt.aggregation.server import overwrite

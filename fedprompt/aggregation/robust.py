@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedprompt._checks import check_number, check_weights, per_row
 from fedprompt._float64 import widened
-from fedprompt.aggregation._mapped import aggregate
+from fedprompt.aggregation._payloads import aggregate
 from fedprompt.aggregation._wide import WideSum
 from fedprompt.aggregation.means import as_entry, check_alike
 from fedprompt.interfaces import Payload, Weighted

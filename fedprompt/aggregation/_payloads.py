@@ -1,16 +1,10 @@
-"""Aggregators and server updates of one tensor, applied to each name of payloads and values."""
+"""Aggregators of entries, applied to each name of payloads."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
-from torch import Tensor
-
-from fedprompt._checks import check_kind, check_names, checked_layout, kind, wrong_type, wrong_value
-from fedprompt.interfaces import Payload, ServerUpdate, Weighted
-
-State = Mapping[str, Any]
-TensorUpdate = ServerUpdate[Tensor, Weighted]
+from fedprompt._checks import check_names, checked_layout, kind, wrong_type, wrong_value
+from fedprompt.interfaces import Payload, Weighted
 
 
 class Statistic(Protocol):
@@ -75,43 +69,3 @@ def check_payload(argument: str, payload: object, *, reason: str = "") -> None:
     if not isinstance(payload, Mapping):
         raise wrong_type(argument, "map names to Weighted", kind(payload))
     check_names(argument, payload)
-
-
-def init_each(rules: Mapping[str, TensorUpdate], previous: Mapping[str, Tensor]) -> State:
-    """Make the state of each name by its rule."""
-    check_names("previous", previous)
-    states = {}
-    for name, rule in rules.items():
-        with named(name):
-            states[name] = rule.init(previous[name])
-    return states
-
-
-def step_each(
-    rules: Mapping[str, TensorUpdate], previous: Mapping[str, Tensor], mean: Payload, state: State
-) -> tuple[dict[str, Tensor], State]:
-    """Step each name of the mean by its rule. Other names keep their value and their state."""
-    check_names("previous", previous)
-    check_payload("mean", mean)
-    if unknown := sorted(set(mean) - set(previous)):
-        raise wrong_value(
-            "mean", f"have no other names than `previous` {sorted(previous)}", unknown
-        )
-    check_kind("state", state, Mapping, "map names to states")
-    if missing := sorted(set(previous) - set(state)):
-        raise wrong_value("state", "come from `init` or the last `step`", f"nothing for {missing}")
-    new, states = dict(previous), dict(state)
-    for name in (name for name in previous if name in mean):
-        with named(name):
-            new[name], states[name] = rules[name].step(previous[name], mean[name], state[name])
-    return new, states
-
-
-@contextmanager
-def named(name: str, among: str = "") -> Iterator[None]:
-    """Prefix a ValueError or TypeError with the name of a tensor."""
-    try:
-        yield
-    except (ValueError, TypeError) as error:
-        refused = ValueError if isinstance(error, ValueError) else TypeError
-        raise refused(f"{name!r}{among}: {error}") from error
