@@ -70,7 +70,7 @@ from fedprompt.interfaces import (
     Trunk,
     Weighted,
 )
-from fedprompt.matching import cosine_logits, lean_transport_logits, transport_logits
+from fedprompt.matching import cosine_logits, transport_logits
 
 # Messages between clients and server.
 from fedprompt.messages import (
@@ -146,7 +146,6 @@ __all__ = [
     # Logits and losses
     "cosine_logits",
     "transport_logits",
-    "lean_transport_logits",
     "class_means",
     "distillation_loss",
     "mutual_loss",

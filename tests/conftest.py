@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Generator, Iterator
-from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -43,17 +42,6 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
         config.option.benchmark_disable = True  # pytest-benchmark warns about workers otherwise
 
 
-class PlainKernel:
-    """Finder of the Triton kernel without the import hook.
-
-    Before Triton 3.6, the compiler does not find the global names of a decorated function.
-    """
-
-    @staticmethod
-    def find_spec(name: str, path: object = None, target: object = None) -> ModuleSpec | None:
-        return PathFinder.find_spec(name, path) if name == "fedprompt.transport._triton" else None
-
-
 class DoctestNames:
     """Plugin for the doctests of the package, which do not see the fixtures of this file."""
 
@@ -69,13 +57,10 @@ def pytest_configure(config: pytest.Config) -> None:
     """With ``--shapes``, check the shapes of all signatures in every call, by the import hook."""
     config.pluginmanager.register(DoctestNames())
     selected = config.getoption("markexpr")
-    if selected.startswith("interpreted"):
-        os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported
     if config.getoption("shapes") and not selected.startswith(WITHOUT_HOOK):
         from jaxtyping import install_import_hook
 
         install_import_hook("fedprompt", CHECKER)
-        sys.meta_path.insert(0, PlainKernel)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -100,7 +85,7 @@ def pytest_collection(session: pytest.Session) -> Generator[None, object, object
 
 
 def pytest_unconfigure() -> None:
-    """Let Python collect what was frozen; otherwise Triton's bindings report leaks at the exit."""
+    """Let Python collect what was frozen; otherwise some extensions report leaks at the exit."""
     gc.unfreeze()
 
 
@@ -109,14 +94,6 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     selected = config.getoption("markexpr").startswith("flower")
     needs_flower = collection_path.is_relative_to(Path(__file__).parent / "flower")
     return True if needs_flower and not selected else None
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Without Triton's interpreter, leave its tests to the one that starts a process with it."""
-    if "TRITON_INTERPRET" not in os.environ:
-        left = [item for item in items if item.get_closest_marker("interpreted")]
-        items[:] = [item for item in items if not item.get_closest_marker("interpreted")]
-        config.hook.pytest_deselected(items=left)
 
 
 @pytest.fixture(scope="session")

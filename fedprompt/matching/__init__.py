@@ -1,6 +1,5 @@
 """Class logits from image features and text features."""
 
-from fedprompt.matching.lean import lean_transport_logits
 from fedprompt.matching.logits import cosine_logits, transport_logits
 
-__all__ = ["cosine_logits", "lean_transport_logits", "transport_logits"]
+__all__ = ["cosine_logits", "transport_logits"]

@@ -1,13 +1,15 @@
 """Logits from the cosine of pooled features, and from transport of patches to prompts."""
 
+import inspect
+
 import torch
-from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor
 
 from fedprompt._checks import (
     check_device,
     check_factor,
+    check_flag,
     check_floats,
     check_function,
     check_kind,
@@ -20,6 +22,7 @@ from fedprompt._checks import (
 )
 from fedprompt._cosine import cosines, unit
 from fedprompt.interfaces import Coupling, TransportSolver
+from fedprompt.matching._lean import lean_scores, problem
 from fedprompt.transport import TransportScore, newton, plan_fixed
 
 
@@ -78,6 +81,7 @@ def transport_logits(
     solver: TransportSolver = newton,
     mass: float = 0.8,
     gradient: TransportScore = plan_fixed,
+    lean: bool = False,
 ) -> Float[Tensor, "batch classes"]:
     r"""Compute FedOTP's logits by optimal transport of image patches to the prompts of each class.
 
@@ -101,13 +105,18 @@ def transport_logits(
             patches have equal influence.
         gradient: Differentiable score of a plan: :func:`~fedprompt.transport.plan_fixed`,
             :func:`~fedprompt.transport.implicit` or :func:`~fedprompt.transport.envelope`.
+        lean: Whether costs and plans exist for a few images at a time, in the forward and in the
+            backward pass. Logits and gradients are equal, and are differentiable once. This needs
+            a solver with duals, such as :func:`~fedprompt.transport.newton`, and ``plan_fixed``.
+            Under ``torch.compile``, only the memory between the two passes is reduced.
 
     Returns:
         Logits in float32 at least, also under autocast.
 
     Raises:
         TypeError: If one of the features is float64 and the other is not.
-        ValueError: If shapes or devices disagree, or `mass` lies outside (0, 1].
+        ValueError: If shapes or devices disagree, `mass` lies outside (0, 1], or `lean` logits are
+            not possible with the solver or the gradient.
 
     Example:
         Half of the patches show class 0, and the other half shows no class. With a mass of 0.5,
@@ -129,11 +138,13 @@ def transport_logits(
     check_number("mass", mass, above=0, at_most=1)
     for argument, function in (("solver", solver), ("gradient", gradient)):
         check_function(argument, function)
+    check_flag("lean", lean)
     with torch.autocast(patches.device.type, enabled=False):
-        similarity = patch_cosines(unit(patches), unit(text).transpose(0, 1))
-        cost = (1 - similarity).transpose(2, 3)
-        a = cost.new_full(cost.shape[2:3], 1 / cost.shape[2])
-        b = cost.new_full(cost.shape[3:], mass / cost.shape[3])
+        units = unit(text).transpose(0, 1)
+        if lean:
+            epsilon = _epsilon_of(solver, gradient)
+            return scale * lean_scores(patches, units.contiguous(), mass, epsilon, solver)
+        cost, a, b = problem(unit(patches), units, mass)
         coupling = solver(cost.detach(), a, b)
         check_kind("solver", coupling, Coupling, "return a Coupling")
         score = gradient(cost, coupling)
@@ -141,19 +152,15 @@ def transport_logits(
         return scale * (coupling.plan.sum((2, 3)) - score)
 
 
-def patch_cosines(patches: Tensor, text: Tensor) -> Tensor:
-    """Compute cosines ``(batch, classes, prompts, patches)`` of unit vectors, contiguously.
-
-    Args:
-        patches: ``(batch, patches, dim)``.
-        text: ``(classes, prompts, dim)``.
-    """
-    products = text.flatten(0, 1) @ patches.mT
-    return rearrange(
-        products,
-        "batch (classes prompts) patches -> batch classes prompts patches",
-        classes=len(text),
-    )
+def _epsilon_of(solver: TransportSolver, gradient: TransportScore) -> float:
+    """Return the entropy's factor of a solver, for lean logits."""
+    if gradient is not plan_fixed:
+        raise wrong_value("gradient", "be plan_fixed for lean logits", gradient)
+    options = inspect.signature(solver).parameters
+    if "epsilon" not in options:
+        raise wrong_value("solver", "have an `epsilon` and duals for lean logits", solver)
+    epsilon: float = options["epsilon"].default
+    return epsilon
 
 
 def check_features(

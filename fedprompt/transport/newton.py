@@ -7,10 +7,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from fedprompt._checks import check_flag
 from fedprompt.interfaces import Coupling
 from fedprompt.transport._dual import FARTHEST, NEAR, climb, demand, evaluate
-from fedprompt.transport._fused import fits, fused_steps
 from fedprompt.transport._problem import (
     Problem,
     Solution,
@@ -40,7 +38,6 @@ def newton(
     epsilon: float = 0.1,
     tolerance: float = 1e-5,
     max_iterations: int = 100,
-    fused: bool = False,
 ) -> Coupling:
     r"""Solve FedOTP's transport problem: rows give at most `a`, columns take exactly `b`.
 
@@ -70,8 +67,6 @@ def newton(
             above 0. Values below the resolution of the dtype are raised to it.
         max_iterations: Maximum number of evaluations for one problem, at least 1. A problem that
             needs more returns its last plan, with the `error` of that plan.
-        fused: Whether small float32 problems on an NVIDIA GPU take their first steps in one Triton
-            kernel. Elsewhere the argument has no effect. The kernel has not been run on a GPU yet.
 
     Returns:
         Plan without a graph and in float32 at least, with the violation and the number of
@@ -97,22 +92,16 @@ def newton(
         Learning" (FedOTP), CVPR 2024, Eq. 7.
     """
     check_options(epsilon, tolerance, max_iterations)
-    check_flag("fused", fused)
-    solver = partial(
-        _solve, epsilon=epsilon, tolerance=tolerance, max_iterations=max_iterations, fused=fused
-    )
+    solver = partial(_solve, epsilon=epsilon, tolerance=tolerance, max_iterations=max_iterations)
     return couple(cost, a, b, solver, epsilon=epsilon)
 
 
-def _solve(
-    problem: Problem, *, epsilon: float, tolerance: float, max_iterations: int, fused: bool
-) -> Solution:
+def _solve(problem: Problem, *, epsilon: float, tolerance: float, max_iterations: int) -> Solution:
     """Run plain steps, and solve the remaining problems by the line search."""
     tolerance = max(tolerance, 8 * torch.finfo(problem.cost.dtype).eps)
     steps = PLAIN_STEPS if problem.eager or epsilon < SMOOTH else COMPILED_STEPS
     steps = min(max_iterations, steps)
-    take_steps = fused_steps if fused and fits(problem) else _plain_steps
-    plan, v, iterations, error = take_steps(
+    plan, v, iterations, error = _plain_steps(
         problem, epsilon=epsilon, tolerance=tolerance, max_iterations=steps
     )
     duals = v.log()
@@ -135,7 +124,7 @@ def _solve(
 def _plain_steps(
     problem: Problem, *, epsilon: float, tolerance: float, max_iterations: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Run Newton steps without a line search; return the same as :func:`fused_steps`.
+    """Run Newton steps without a line search; return plan, v, evaluations and error.
 
     A step is ``v * (1 + d)``, or ``v / (1 - d)`` if d is negative. The first v is the solution with
     all rows slack, a lower bound of the true one. Each column of the kernel is scaled to a maximum

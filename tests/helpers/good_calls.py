@@ -106,7 +106,7 @@ def _examples(modules: tuple[str, ...]) -> Iterator[doctest.DocTest]:
     finder = doctest.DocTestFinder(exclude_empty=True)
     for module in pkgutil.walk_packages(fedprompt.__path__, "fedprompt."):
         wanted = module.name.removeprefix("fedprompt.").startswith(modules)
-        if wanted and not module.name.startswith(APART[:3]) and "_triton" not in module.name:
+        if wanted and not module.name.startswith(APART[:3]):
             yield from finder.find(importlib.import_module(module.name))
 
 

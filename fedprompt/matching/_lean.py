@@ -1,19 +1,16 @@
-"""FedOTP's logits with the costs and plans of a few images in memory at a time."""
+"""Transport problems of images and classes, and their scores in little memory."""
 
 from collections.abc import Iterator
-from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import torch
 from einops import rearrange
-from jaxtyping import Float
 from torch import Tensor
 
-from fedprompt._checks import check_divisor, check_number, values_readable, wrong_value
+from fedprompt._checks import values_readable, wrong_value
 from fedprompt._cosine import unit
 from fedprompt.interfaces import TransportSolver
-from fedprompt.matching.logits import check_features, check_pair, patch_cosines
-from fedprompt.transport import newton, plan_from_duals
+from fedprompt.transport import plan_from_duals
 
 ENTRIES = {"cpu": 2**18}
 """Entries of the cost that are in memory at a time: the size of a CPU cache."""
@@ -22,74 +19,22 @@ ENTRIES_ELSEWHERE = 2**27
 """The same on an accelerator: half a gigabyte of float32."""
 
 
-def lean_transport_logits(
-    patches: Float[Tensor, "batch patches dim"],
-    text: Float[Tensor, "prompts classes dim"],
-    *,
-    scale: float | Float[Tensor, ""],
-    mass: float = 0.8,
-    epsilon: float = 0.1,
-    tolerance: float = 1e-5,
-    max_iterations: int = 100,
-    fused: bool = False,
-) -> Float[Tensor, "batch classes"]:
-    r"""Compute the default :func:`transport_logits` with the plans of a few images in memory.
+def lean_scores(
+    patches: Tensor, text: Tensor, mass: float, epsilon: float, solver: TransportSolver
+) -> Tensor:
+    r"""Compute sums of plan times cosine, with the plans of a few images in memory at a time.
 
-    Logits and gradients equal those of :func:`transport_logits` with
-    :func:`~fedprompt.transport.newton` and :func:`~fedprompt.transport.plan_fixed`. Costs and plans
-    exist for one block of images at a time. For the backward pass only the column duals :math:`x`
-    are kept, one number for each image, class and prompt. The plan follows from them without
-    iterations:
+    Costs and plans exist for one block of images at a time. For the backward pass only the column
+    duals :math:`x` are kept, one number for each image, class and prompt. The plan follows from
+    them without iterations:
 
     .. math:: T_{vj} = \min\!\big(a_v / s_v, 1\big) \, e^{x_j - C_{vj} / \epsilon}, \qquad
               s_v = \sum_j e^{x_j - C_{vj} / \epsilon}
-
-    The backward pass computes the product of patches and text again. The smallest block is one
-    image with all classes. Under ``torch.compile`` the whole batch is one block, so only the memory
-    between forward and backward pass is reduced.
-
-    Args:
-        patches: Image features, one for each patch and without the class token.
-        text: Text features, one for each prompt and class.
-        scale: Factor of the logits, as for :func:`transport_logits`.
-        mass: Fraction of the image that is transported, in (0, 1].
-        epsilon: Factor of the entropy, as for :func:`~fedprompt.transport.newton`.
-        tolerance: Largest relative violation of a marginal, as for
-            :func:`~fedprompt.transport.newton`.
-        max_iterations: Maximum number of evaluations, as for :func:`~fedprompt.transport.newton`.
-        fused: Whether a Triton kernel is used on a GPU, as for :func:`~fedprompt.transport.newton`.
-
-    Returns:
-        Logits in float32 at least. They are differentiable once. A second derivative raises a
-        RuntimeError.
-
-    Raises:
-        ValueError: If shapes disagree, a feature is not finite, or a hyper-parameter lies outside
-            its range.
-
-    Example:
-        >>> patches, text = torch.ones(1, 4, 8), torch.ones(2, 3, 8, requires_grad=True)
-        >>> lean_transport_logits(patches, text, scale=10, mass=1.0).detach()
-        tensor([[10.0000, 10.0000, 10.0000]])
-
-    References:
-        Li et al., "Global and Local Prompts Cooperation via Optimal Transport for Federated
-        Learning" (FedOTP), CVPR 2024, Eqs. 6-10.
     """
-    check_features("patches", patches, 3, "(batch, patches, dim)")
-    check_features("text", text, 3, "(prompts, classes, dim)", batched=False)
-    check_pair("patches", patches, text, scale)
-    check_number("mass", mass, above=0, at_most=1)
-    check_divisor("epsilon", epsilon)
     _check_finite("patches", patches)
     _check_finite("text", text)
-    solver = partial(
-        newton, epsilon=epsilon, tolerance=tolerance, max_iterations=max_iterations, fused=fused
-    )
-    with torch.autocast(patches.device.type, enabled=False):
-        units = unit(text).transpose(0, 1).contiguous()
-        scores: Tensor = _Scores.apply(patches, units, mass, epsilon, solver)[0]
-        return scale * scores
+    scores: Tensor = _Scores.apply(patches, text, mass, epsilon, solver)[0]
+    return scores
 
 
 class _Scores(torch.autograd.Function):
@@ -107,11 +52,13 @@ class _Scores(torch.autograd.Function):
         scores = text.new_empty(len(patches), classes)
         duals = text.new_empty(len(patches), classes, prompts)
         for images in _blocks(patches, text):
-            cost, a, b = _problem(unit(patches[images]), text, mass)
+            cost, a, b = problem(unit(patches[images]), text, mass)
             coupling = solver(cost, a, b)
             plan = coupling.plan
             scores[images] = plan.sum((2, 3)) - (plan * cost).sum((2, 3))
-            duals[images] = cast(Tensor, coupling.duals)  # newton always returns duals
+            if coupling.duals is None:
+                raise wrong_value("solver", "return duals for lean logits", "none")
+            duals[images] = coupling.duals
         return scores, duals
 
     @staticmethod
@@ -144,7 +91,7 @@ def _gradients(
     with torch.autocast(patches.device.type, enabled=False):
         for images in _blocks(patches, text):
             units = unit(patches[images])
-            plan = plan_from_duals(duals[images], *_problem(units, text, mass), epsilon=epsilon)
+            plan = plan_from_duals(duals[images], *problem(units, text, mass), epsilon=epsilon)
             weighted = plan.mul_(gradient[images, :, None, None])
             weights = rearrange(
                 weighted, "batch classes patches prompts -> batch (classes prompts) patches"
@@ -175,8 +122,7 @@ class _Gradients(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *_: Tensor | None) -> tuple[Tensor | None, ...]:
         raise RuntimeError(
-            "`lean_transport_logits` is differentiable once; "
-            "use `transport_logits` for a second derivative."
+            "Lean logits are differentiable once; pass `lean=False` for a second derivative."
         )
 
 
@@ -204,8 +150,21 @@ def _through_unit(gradient: Tensor, units: Tensor, features: Tensor) -> Tensor:
     return across
 
 
-def _problem(units: Tensor, text: Tensor, mass: float) -> tuple[Tensor, Tensor, Tensor]:
-    cost = (1 - patch_cosines(units, text)).transpose(2, 3)
+def problem(units: Tensor, text: Tensor, mass: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Return costs ``(batch, classes, patches, prompts)`` and masses of normalized features.
+
+    Args:
+        units: ``(batch, patches, dim)``.
+        text: ``(classes, prompts, dim)``.
+        mass: Sum of the masses of the prompts.
+    """
+    products = text.flatten(0, 1) @ units.mT
+    similarity = rearrange(
+        products,
+        "batch (classes prompts) patches -> batch classes prompts patches",
+        classes=len(text),
+    )
+    cost = (1 - similarity).transpose(2, 3)
     a = cost.new_full(cost.shape[2:3], 1 / cost.shape[2])
     b = cost.new_full(cost.shape[3:], mass / cost.shape[3])
     return cost, a, b
