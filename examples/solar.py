@@ -49,7 +49,7 @@ def main() -> None:
     model = nn.ModuleDict({"prompts": prompts, "head": nn.Linear(trunk.num_features, 2)})
 
     def predict(positions: Tensor) -> Tensor:
-        found = fp.encode_prompted(trunk, tokens[positions], prompts(), start=START)
+        found = fp.encode_from(trunk, tokens[positions], prompts(), start=START)
         return model["head"](found.pooled)
 
     @torch.no_grad()

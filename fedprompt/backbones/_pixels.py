@@ -31,14 +31,15 @@ def fitted(images: Tensor, model: nn.Module, sizes: Sizes) -> Tensor:
     if first is not None:
         _check_channels(images, first.in_channels)
     _check_size(images, sizes)
-    return cast(images, model if first is None else first)
+    return cast("images", images, model if first is None else first)
 
 
-def cast(inputs: Tensor, model: nn.Module) -> Tensor:
+def cast(argument: str, inputs: Tensor, model: nn.Module) -> Tensor:
     """Return images or tokens in a model's dtype; they must be on its device."""
     weight = next(model.parameters())
     if inputs.device != weight.device:
-        raise wrong_value("images", f"be on the trunk's device {weight.device}", inputs.device)
+        rule = f"be on the trunk's device {weight.device}"
+        raise wrong_value(argument, rule, inputs.device)
     return inputs.to(weight.dtype)
 
 

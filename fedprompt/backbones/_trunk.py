@@ -107,7 +107,7 @@ class FrozenTrunk(Trunk):
         """Return tokens before block `start` in the model's dtype, and their context."""
         self.check_frozen()
         self.check_front(start)
-        tokens = cast(tokens, self.model)
+        tokens = cast("tokens", tokens, self.model)
         return tokens, self.context(tokens, self.rotary_table(tokens, image_size))
 
     def check_front(self, start: int) -> None:

@@ -62,7 +62,7 @@ class _TimmTrunk(FrozenTrunk):
         if tokens.shape[1] != self.prefix + rows * columns:
             count = self.prefix + rows * columns
             rule = f"have {count} tokens without prompts, for {rows} x {columns} patches"
-            raise wrong_value("images", rule, tokens.shape[1])
+            raise wrong_value("tokens", rule, tokens.shape[1])
         return rows, columns
 
     def normalize(self, tokens: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Trunks of timm, open_clip and transformers by one function, which freezes the model."""
+"""Trunks of four libraries by one function, which freezes the model."""
 
 from collections.abc import Callable, Iterable
 
@@ -13,6 +13,7 @@ from fedprompt.backbones._trainable import chosen_parameters
 from fedprompt.backbones._trunk import FrozenTrunk, check_mask
 from fedprompt.backbones.open_clip_trunk import open_clip_maker
 from fedprompt.backbones.timm import timm_maker
+from fedprompt.backbones.torchvision_trunk import torchvision_maker
 from fedprompt.backbones.transformers_trunk import transformers_maker
 from fedprompt.freezing import freeze
 from fedprompt.interfaces import TrainableTrunk
@@ -34,6 +35,7 @@ def vit_trunk(
     - transformers: ``ViTModel``, ``Dinov2Model`` and ``Dinov2WithRegistersModel``, whose feature is
       the class token; ``CLIPVisionModel``, ``SiglipVisionModel``; ``CLIPModel``, ``SiglipModel``
       and ``CLIPVisionModelWithProjection``, whose feature is in the space of the texts.
+    - torchvision: ``VisionTransformer``, without an attention mask. Its feature is the class token.
 
     Embedding and pooling are the model's own code. This includes class and register tokens,
     distillation tokens, pre-norm, fc-norm, attention pooling, dynamic image sizes and rotary
@@ -50,7 +52,7 @@ def vit_trunk(
     model stays in eval mode, so dropout of adapters is off.
 
     Args:
-        model: Model of one of the three libraries.
+        model: Model of one of the four libraries.
         attention_mask: Mask (seq, seq) over class tokens, registers and patches, added to the
             attention scores of every block: 0 to attend, ``-inf`` to mask. Prompts attend to all
             tokens and all tokens attend to them.
@@ -79,7 +81,7 @@ def vit_trunk(
     make = _maker(model)
     if make is None:
         reason = reason_to_refuse(model, is_supported=lambda part: _maker(part) is not None)
-        rule = "be a vision transformer of timm, open_clip or transformers"
+        rule = "be a vision transformer of timm, open_clip, transformers or torchvision"
         raise wrong_type("model", f"{rule} ({reason})", type(model).__name__)
     if attention_mask is not None:
         check_mask(attention_mask)
@@ -102,4 +104,6 @@ def _maker(model: object) -> Callable[[nn.Module, Tensor | None], FrozenTrunk] |
         return open_clip_maker(model)
     if "transformers" in defined_in:
         return transformers_maker(model)
+    if "torchvision" in defined_in:
+        return torchvision_maker(model)
     return None

@@ -49,10 +49,13 @@ class Encoded(NamedTuple):
             with prompt tokens left out. ``trunk.num_features`` is their width.
         streams: For each stream, its tokens ``(batch, tokens, dim)`` after the last block and the
             last norm.
+        patches: Tokens ``(batch, patches, dim)`` of the patches after the last block and the last
+            norm, row by row from the top left, for example for segmentation.
     """
 
     pooled: Float[Tensor, "batch features"]
     streams: tuple[Float[Tensor, "batch tokens dim"], ...]
+    patches: Float[Tensor, "batch patches dim"]
 
 
 class ClassNames(NamedTuple):

@@ -1,7 +1,7 @@
 """Learnable prompts for frozen backbones, and the forward pass that inserts them."""
 
 from fedprompt.prompts.context import ContextPrompts, prompted_text
-from fedprompt.prompts.encode import batch_streams, encode_prompted, front_tokens
+from fedprompt.prompts.encode import batch_streams, encode_from, encode_prompted, front_tokens
 from fedprompt.prompts.generator import PromptGenerator
 from fedprompt.prompts.low_rank import LowRankContext
 from fedprompt.prompts.padding import PadPrompts
@@ -18,6 +18,7 @@ __all__ = [
     "PromptGenerator",
     "ShallowPrompts",
     "batch_streams",
+    "encode_from",
     "encode_prompted",
     "front_tokens",
     "mean_tokens",

@@ -21,23 +21,21 @@ def checked_depth(trunk: object, depth: int | None) -> int:
     return depth
 
 
-def check_start(start: int, image_size: object, depth: int) -> None:
-    """Require a first block among those that run, and a size only for tokens."""
-    check_count("start", start, at_least=0)
+def check_start(start: int, depth: int) -> None:
+    """Require a first block among those that run, and not the first of the trunk."""
+    check_count("start", start)
     if start >= depth:
         raise wrong_value("start", f"be below the {depth} blocks that run", start)
-    if not start and image_size is not None:
-        raise wrong_value("image_size", "be None, because `start` is 0", image_size)
 
 
-def check_tokens(tokens: object, dim: int, start: int) -> None:
-    """Require tokens (batch, seq, dim), because a pass begins at a later block."""
-    rule = f"be tokens of shape (batch, seq, {dim}), because `start` is {start}"
+def check_tokens(tokens: object, dim: int) -> None:
+    """Require tokens (batch, seq, dim)."""
+    rule = f"be a floating-point tensor of shape (batch, seq, {dim})"
     if not isinstance(tokens, Tensor):
-        raise wrong_type("images", rule, f"a {type(tokens).__name__}")
+        raise wrong_type("tokens", rule, f"a {type(tokens).__name__}")
     if not tokens.is_floating_point() or tokens.ndim != 3 or tokens.shape[2] != dim:
-        raise wrong_type("images", rule, kind(tokens))
-    check_floats("images", tokens)
+        raise wrong_type("tokens", rule, kind(tokens))
+    check_floats("tokens", tokens)
 
 
 def check_streams(streams: Sequence[PromptStream], trunk: Trunk, depth: int) -> None:

@@ -31,10 +31,8 @@ from fedprompt.prompts._arguments import (
 
 def encode_prompted(
     trunk: Trunk,
-    images: Num[Tensor, "batch channels height width"] | Float[Tensor, "batch seq dim"],
+    images: Num[Tensor, "batch channels height width"],
     *streams: PromptStream,
-    start: int = 0,
-    image_size: int | tuple[int, int] | None = None,
     depth: int | None = None,
     dtype: torch.dtype | None = None,
 ) -> Encoded:
@@ -50,36 +48,27 @@ def encode_prompted(
     ignores them. Nothing is written into the backbone. Clients can share it, and several
     prompted passes can run over it at the same time.
 
-    If all trainable prompts are late, the first blocks need to run only once for all rounds.
-    :func:`front_tokens` computes their tokens, and the pass goes on at block `start`. The result
-    is that of the pass from images.
+    If all trainable prompts are late, run the first blocks once with :func:`front_tokens`, and go
+    on from their tokens in every round with :func:`encode_from`.
 
     Args:
         trunk: Frozen backbone from :func:`vit_trunk`, or a custom :class:`Trunk`.
         images: Input images of the backbone. A trunk from :func:`vit_trunk` takes floating-point
-            images and casts them to its dtype; a custom one may take uint8. With `start` above 0,
-            tokens from :func:`front_tokens` for the same `start` and streams, in any floating-point
-            dtype.
+            images and casts them to its dtype; a custom one may take uint8.
         *streams: Streams from prompt modules, or made by hand. Their tokens are cast to the
             dtype of the backbone. Without streams, the result is that of the plain backbone.
-        start: First block to run. Prompts of earlier layers are already among the tokens. They
-            must not require gradients, and only their number is read.
-        image_size: Size in pixels of the images behind the tokens, one number or (height, width).
-            With `start` above 0, models need it that take images of any size and have rotary
-            positions.
         depth: Number of blocks after which the pass ends. The last norm and the pooling follow in
             any case, as in SGPT's early query. If None, all blocks run.
         dtype: Floating-point dtype of the result. If None, it is float32, or float64 if the
             backbone's is.
 
     Returns:
-        The pooled features, and the tokens of each stream after the last block and norm.
+        The pooled features, the tokens of each stream and those of the patches, after the last
+        block and norm.
 
     Raises:
-        TypeError: If `start` is above 0 and the trunk is not a
-            :class:`~fedprompt.interfaces.ResumableTrunk`.
-        ValueError: If `start`, `depth` or a layer is outside the trunk, tokens have the wrong
-            width, number, batch size or device, or the trunk is no longer frozen.
+        ValueError: If `depth` or a layer is outside the trunk, tokens have the wrong width, batch
+            size or device, or the trunk is no longer frozen.
 
     Example:
         >>> from timm.models.vision_transformer import VisionTransformer
@@ -88,24 +77,65 @@ def encode_prompted(
         >>> trunk = vit_trunk(model)
         >>> prompts = ShallowPrompts(3, trunk.dim, patch_size=4)
         >>> encoded = encode_prompted(trunk, torch.zeros(5, 3, 16, 16), prompts())
-        >>> encoded.pooled.shape, encoded.streams[0].shape
-        (torch.Size([5, 8]), torch.Size([5, 3, 8]))
+        >>> encoded.pooled.shape, encoded.streams[0].shape, encoded.patches.shape
+        (torch.Size([5, 8]), torch.Size([5, 3, 8]), torch.Size([5, 16, 8]))
     """
     depth = checked_depth(trunk, depth)
-    check_start(start, image_size, depth)
     check_streams(streams, trunk, depth)
     check_dtype(dtype)
-    if start:
-        tokens, lengths, context = _resumed(trunk, images, streams, start, image_size)
-    else:
-        tokens, lengths, context = _embedded(trunk, images, streams)
-    tokens, lengths = _run(trunk, range(start, depth), tokens, context, streams, lengths)
-    prefix, spans, rest = _split(tokens, trunk.prefix, lengths)
-    plain = torch.cat([prefix, rest], 1) if streams else tokens
-    pooled, outputs = trunk.pool(plain), tuple(trunk.normalize(span) for span in spans)
-    # The half precisions are promoted to float32: losses and aggregators need its digits.
-    dtype = dtype or torch.promote_types(pooled.dtype, torch.float32)
-    return Encoded(pooled.to(dtype), tuple(tokens.to(dtype) for tokens in outputs))
+    embedded = _embedded(trunk, images, streams)
+    return _encoded(trunk, range(depth), embedded, streams, dtype)
+
+
+def encode_from(
+    trunk: Trunk,
+    tokens: Float[Tensor, "batch seq dim"],
+    *streams: PromptStream,
+    start: int,
+    image_size: int | tuple[int, int] | None = None,
+    depth: int | None = None,
+    dtype: torch.dtype | None = None,
+) -> Encoded:
+    """Encode images from their tokens before a later block, as :func:`encode_prompted` does.
+
+    The features are the same as in a full pass from the images.
+
+    Args:
+        trunk: Frozen backbone.
+        tokens: Tokens from :func:`front_tokens` for the same `start` and streams, in any
+            floating-point dtype.
+        *streams: The same streams as in a full pass. Prompts of layers below `start` are already
+            among the tokens. They must not require gradients, and only their number is read.
+        start: First block to run, at least 1.
+        image_size: Size in pixels of the images behind the tokens, one number or (height, width).
+            Only models need it that take images of any size and have rotary positions.
+        depth: Number of blocks after which the pass ends, as in :func:`encode_prompted`.
+        dtype: Floating-point dtype of the result, as in :func:`encode_prompted`.
+
+    Returns:
+        The same as :func:`encode_prompted`.
+
+    Raises:
+        TypeError: If the trunk is not a :class:`~fedprompt.interfaces.ResumableTrunk`.
+        ValueError: If `start`, `depth` or a layer is outside the trunk, tokens have the wrong
+            width, number, batch size or device, or the trunk is no longer frozen.
+
+    Example:
+        >>> from timm.models.vision_transformer import VisionTransformer
+        >>> model = VisionTransformer(16, 4, embed_dim=8, depth=3, num_heads=2)
+        >>> trunk, images = vit_trunk(model), torch.zeros(5, 3, 16, 16)
+        >>> late = LayeredPrompts(3, trunk.dim, layers=[2])
+        >>> tokens = front_tokens(trunk, images, start=2)  # once for all rounds
+        >>> pooled = encode_from(trunk, tokens, late(), start=2).pooled
+        >>> torch.equal(pooled, encode_prompted(trunk, images, late()).pooled)
+        True
+    """
+    depth = checked_depth(trunk, depth)
+    check_start(start, depth)
+    check_streams(streams, trunk, depth)
+    check_dtype(dtype)
+    resumed = _resumed(trunk, tokens, streams, start, image_size)
+    return _encoded(trunk, range(start, depth), resumed, streams, dtype)
 
 
 def front_tokens(
@@ -114,7 +144,7 @@ def front_tokens(
     *streams: PromptStream,
     start: int,
 ) -> Float[Tensor, "batch seq dim"]:
-    """Run the first blocks of a trunk, so that :func:`encode_prompted` can go on from there.
+    """Run the first blocks of a trunk, so that :func:`encode_from` can go on from there.
 
     Blocks before the first trainable prompt return the same tokens in every round.
     :func:`precompute` keeps them: ``seq * dim * itemsize`` bytes for each image.
@@ -138,10 +168,6 @@ def front_tokens(
         >>> tokens = precompute(partial(front_tokens, trunk, start=2), images, batch_size=5)
         >>> tokens.shape, tokens[0].nbytes
         (torch.Size([5, 17, 8]), 544)
-        >>> late = LayeredPrompts(3, trunk.dim, layers=[2])
-        >>> pooled = encode_prompted(trunk, tokens, late(), start=2).pooled
-        >>> torch.equal(pooled, encode_prompted(trunk, images, late()).pooled)
-        True
     """
     depth = checked_depth(trunk, None)
     check_count("start", start)
@@ -204,6 +230,24 @@ def batch_streams(
     return PromptStream(layers, first.replace)
 
 
+def _encoded(
+    trunk: Trunk,
+    layers: range,
+    began: tuple[Tensor, list[int], Any],
+    streams: Sequence[PromptStream],
+    dtype: torch.dtype | None,
+) -> Encoded:
+    """Run blocks from tokens, numbers of prompts and a context, and pool the result."""
+    before, lengths, context = began
+    tokens, lengths = _run(trunk, layers, before, context, streams, lengths)
+    prefix, spans, patches = _split(tokens, trunk.prefix, lengths)
+    pooled = trunk.pool(torch.cat([prefix, patches], 1) if streams else tokens)
+    # The half precisions are promoted to float32: losses and aggregators need its digits.
+    dtype = dtype or torch.promote_types(pooled.dtype, torch.float32)
+    *outputs, patches = (trunk.normalize(part).to(dtype) for part in (*spans, patches))
+    return Encoded(pooled.to(dtype), tuple(outputs), patches)
+
+
 def _embedded(
     trunk: Trunk, images: Tensor, streams: Sequence[PromptStream]
 ) -> tuple[Tensor, list[int], Any]:
@@ -225,14 +269,14 @@ def _resumed(
     if not isinstance(trunk, ResumableTrunk):
         rule = f"have the method `resume` of a ResumableTrunk, because `start` is {start}"
         raise wrong_type("trunk", rule, type(trunk).__name__)
-    check_tokens(tokens, trunk.dim, start)
+    check_tokens(tokens, trunk.dim)
     lengths = [
         _length_before(start, f"streams[{position}]", stream)
         for position, stream in enumerate(streams)
     ]
     if tokens.shape[1] < trunk.prefix + sum(lengths):
         rule = f"contain the {sum(lengths)} prompts before block {start}"
-        raise wrong_value("images", rule, f"{tokens.shape[1]} tokens")
+        raise wrong_value("tokens", rule, f"{tokens.shape[1]} tokens")
     prefix, spans, rest = _split(tokens, trunk.prefix, lengths)
     size = None if image_size is None else height_and_width("image_size", image_size)
     plain, context = trunk.resume(torch.cat([prefix, rest], 1), start=start, image_size=size)

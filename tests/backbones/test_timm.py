@@ -19,6 +19,7 @@ from fedprompt import (
     DeepPrompts,
     PromptStream,
     check_trunk,
+    encode_from,
     encode_prompted,
     freeze,
     front_tokens,
@@ -111,7 +112,7 @@ def test_late_prompts_equal_the_pass_from_images_bitwise(accepted):
     _, trunk, images = accepted
     stream = PromptStream({2: draw(2, trunk.dim)})
     tokens = front_tokens(trunk, images, start=2)
-    late = encode_prompted(trunk, tokens, stream, start=2, image_size=tuple(images.shape[2:]))
+    late = encode_from(trunk, tokens, stream, start=2, image_size=tuple(images.shape[2:]))
     expected = encode_prompted(trunk, images, stream)
     assert torch.equal(late.pooled, expected.pooled)
     assert torch.equal(*(encoded.streams[0] for encoded in (late, expected)))
@@ -307,7 +308,7 @@ def test_late_prompts_take_dynamic_image_sizes(name, size):
     trunk, images = vit_trunk(build(row_named(name))), draw(2, 3, *size)
     stream = PromptStream({1: draw(2, trunk.dim)})
     tokens = front_tokens(trunk, images, start=1)
-    late = encode_prompted(trunk, tokens, stream, start=1, image_size=size)
+    late = encode_from(trunk, tokens, stream, start=1, image_size=size)
     assert torch.equal(late.pooled, encode_prompted(trunk, images, stream).pooled)
 
 
@@ -316,12 +317,12 @@ def test_rotary_positions_of_dynamic_images_need_their_size():
     tokens = front_tokens(trunk, draw(2, 3, 48, 80), start=1)
     message = "`image_size` must be given, because positions depend on height and width; got None."
     with pytest.raises(ValueError, match=re.escape(message)):
-        encode_prompted(trunk, tokens, start=1)
+        encode_from(trunk, tokens, start=1)
     message = "`images` must have 21 tokens without prompts, for 4 x 4 patches; got 20."
     with pytest.raises(ValueError, match=re.escape(message)):
-        encode_prompted(trunk, tokens, start=1, image_size=64)
-    turned = encode_prompted(trunk, tokens, start=1, image_size=(80, 48)).pooled
-    right = encode_prompted(trunk, tokens, start=1, image_size=(48, 80)).pooled
+        encode_from(trunk, tokens, start=1, image_size=64)
+    turned = encode_from(trunk, tokens, start=1, image_size=(80, 48)).pooled
+    right = encode_from(trunk, tokens, start=1, image_size=(48, 80)).pooled
     assert (turned - right).abs().max() > 1e-6  # so the size cannot be guessed from the tokens
 
 
@@ -330,7 +331,7 @@ def test_a_model_of_fixed_size_refuses_the_size_of_other_images():
     tokens = front_tokens(trunk, draw(2, 3, 56, 56), start=1)
     message = "`images` must have 26 tokens without prompts, for 5 x 5 patches; got 17."
     with pytest.raises(ValueError, match=re.escape(message)):
-        encode_prompted(trunk, tokens, start=1, image_size=70)
+        encode_from(trunk, tokens, start=1, image_size=70)
 
 
 # --- Attention masks
@@ -396,7 +397,7 @@ def test_a_mask_applies_to_late_blocks_too(name):
     trunk, images = vit_trunk(model, attention_mask=mask), draw_images(model)
     stream = PromptStream({1: draw(2, trunk.dim)})
     tokens, size = front_tokens(trunk, images, start=1), tuple(images.shape[2:])
-    late = encode_prompted(trunk, tokens, stream, start=1, image_size=size)
+    late = encode_from(trunk, tokens, stream, start=1, image_size=size)
     assert torch.equal(late.pooled, encode_prompted(trunk, images, stream).pooled)
 
 

@@ -13,6 +13,7 @@ from errors import raises
 from fedprompt import (
     PromptStream,
     check_trunk,
+    encode_from,
     encode_prompted,
     fingerprint,
     freeze,
@@ -81,7 +82,7 @@ def test_late_prompts_equal_the_pass_from_images_bitwise(tower):
     early, late = (PromptStream({layer: draw(2, trunk.dim)}) for layer in (0, last))
     tokens = front_tokens(trunk, images, early, start=last)
     size = tuple(images.shape[2:])
-    resumed = encode_prompted(trunk, tokens, early, late, start=last, image_size=size)
+    resumed = encode_from(trunk, tokens, early, late, start=last, image_size=size)
     expected = encode_prompted(trunk, images, early, late)
     assert torch.equal(resumed.pooled, expected.pooled)
 
@@ -97,8 +98,11 @@ def test_a_norm_of_a_late_block_is_trained_with_prompts(name):
     last = trunk.depth - 1
     gradients = []
     for cached in (False, True):
-        inputs = front_tokens(trunk, images, start=last).detach() if cached else images
-        encoded = encode_prompted(trunk, inputs, start=last if cached else 0)
+        if cached:
+            tokens = front_tokens(trunk, images, start=last).detach()
+            encoded = encode_from(trunk, tokens, start=last)
+        else:
+            encoded = encode_prompted(trunk, images)
         loss = encoded.pooled.square().sum()
         gradients.append(torch.autograd.grad(loss, list(trunk.trainable.parameters())))
     assert len(gradients[0]) == 2 * len(norms)

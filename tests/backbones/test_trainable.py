@@ -13,6 +13,7 @@ from fedprompt import (
     DeepPrompts,
     LayeredPrompts,
     collect,
+    encode_from,
     encode_prompted,
     fingerprint,
     front_tokens,
@@ -251,7 +252,7 @@ def test_late_lora_goes_with_late_prompts():
     prompts = LayeredPrompts(2, trunk, layers=(2,)).double()
     tokens = front_tokens(trunk, images, start=2)
     assert not tokens.requires_grad
-    late = encode_prompted(trunk, tokens, prompts(), start=2).pooled
+    late = encode_from(trunk, tokens, prompts(), start=2).pooled
     expected = encode_prompted(trunk, images, prompts()).pooled
     assert torch.equal(late, expected)
     parameters = [*trunk.trainable.parameters(), prompts.tokens]
@@ -276,7 +277,7 @@ def test_cached_tokens_behind_trained_parameters_are_refused(part, name):
     with torch.no_grad():
         tokens = front_tokens(trunk, draw_images(model), start=2)
     with raises(ValueError, f"because tokens before them are out of date; got 2, behind {name}."):
-        encode_prompted(trunk, tokens, start=2)
+        encode_from(trunk, tokens, start=2)
 
 
 # --- Errors

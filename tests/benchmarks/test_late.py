@@ -90,7 +90,7 @@ def test_block_two_of_sgpt(meter):
         def run(
             inputs, start, trunk=trunk, shared=shared, groups=groups, head=head, indices=indices
         ):
-            encoded = fp.encode_prompted(trunk, inputs, shared(), groups(indices), start=start)
+            encoded = fp.encode_from(trunk, inputs, shared(), groups(indices), start=start)
             readout = torch.cat([encoded.pooled[:, None], encoded.streams[1]], 1).mean(1)
             F.cross_entropy(head(readout), torch.arange(len(readout)) % CLASSES).backward()
             groups.zero_grad()

@@ -130,7 +130,10 @@ def test_lean_logits(meter):
         )
         return gradient
 
-    calls = {"plain": partial(step, transport_logits), "lean": partial(step, partial(transport_logits, lean=True))}
+    calls = {
+        "plain": partial(step, transport_logits),
+        "lean": partial(step, partial(transport_logits, lean=True)),
+    }
     torch.testing.assert_close(calls["lean"](), calls["plain"](), rtol=0, atol=1e-4)
     seconds, peak = meter.seconds(**calls), meter.peak_bytes(**calls)
     title = f"logits of {num_images} images for 250 classes, forward and backward, plain / lean"

@@ -177,7 +177,7 @@ MORE = """
 >>> trunk, images = vit_trunk(model), torch.rand(2, 3, 8, 8)
 >>> tokens = front_tokens(trunk, images, start=1)
 >>> stream = PromptStream({1: torch.ones(2, 4)}, replace=True)
->>> encoded = encode_prompted(trunk, tokens, stream, start=1, image_size=8)
+>>> encoded = encode_from(trunk, tokens, stream, start=1, image_size=8)
 >>> encoded = encode_prompted(trunk, images, stream, depth=2, dtype=torch.float32)
 >>> model = VisionTransformer(8, 4, embed_dim=4, depth=2, num_heads=1, num_classes=0)
 >>> tuned = vit_trunk(model, attention_mask=torch.ones(5, 5), trainable=[model.norm])

@@ -11,6 +11,7 @@ from fedprompt import (
     GroupPrompts,
     LayeredPrompts,
     PromptStream,
+    encode_from,
     encode_prompted,
     front_tokens,
     precompute,
@@ -63,14 +64,14 @@ def test_a_pass_from_cached_tokens_equals_the_pass_from_images(spec, start, trun
     images, streams = draw_images(trunk.model, BATCH), make_streams(spec, generator)
     expected = encode_prompted(trunk, images, *streams)
     tokens = front_tokens(trunk, images, *streams, start=start)
-    late = encode_prompted(trunk, tokens, *streams, start=start)
+    late = encode_from(trunk, tokens, *streams, start=start)
     assert_equal_encodings(late, expected)
 
 
 def test_depth_ends_a_late_pass_too(trunk, images, generator):
     stream = PromptStream({1: draw(generator, 2, DIM)})
     tokens = front_tokens(trunk, images, start=1)
-    late = encode_prompted(trunk, tokens, stream, start=1, depth=2)
+    late = encode_from(trunk, tokens, stream, start=1, depth=2)
     assert_equal_encodings(late, encode_prompted(trunk, images, stream, depth=2))
 
 
@@ -81,7 +82,7 @@ def test_gradients_equal_those_of_the_pass_from_images(trunk, images, generator)
     gradients = [
         torch.autograd.grad((weights * pooled).sum(), prompts.tokens)[0]
         for pooled in (
-            encode_prompted(trunk, tokens, prompts(), start=1).pooled,
+            encode_from(trunk, tokens, prompts(), start=1).pooled,
             encode_prompted(trunk, images, prompts()).pooled,
         )
     ]
@@ -105,7 +106,7 @@ def test_a_late_pass_does_not_run_the_front(trunk, images):
     trunk.model.patch_embed.register_forward_pre_hook(lambda *_: ran.append("embed"))
     tokens = front_tokens(trunk, images, start=2)
     assert ran == ["embed", 0, 1]
-    encode_prompted(trunk, tokens, start=2)
+    encode_from(trunk, tokens, start=2)
     assert ran == ["embed", 0, 1, 2]
 
 
@@ -114,7 +115,7 @@ def test_precomputed_tokens_serve_every_batch_of_every_round(trunk, generator):
     tokens = precompute(partial(front_tokens, trunk, start=2), images, batch_size=3)
     prompts = LayeredPrompts(2, DIM, layers=(2,), generator=generator).double()
     for batch in (torch.tensor([4, 0, 6]), torch.tensor([5])):
-        late = encode_prompted(trunk, tokens[batch], prompts(), start=2).pooled
+        late = encode_from(trunk, tokens[batch], prompts(), start=2).pooled
         assert_near(late, encode_prompted(trunk, images[batch], prompts()).pooled)
 
 
@@ -125,11 +126,11 @@ def test_tokens_may_be_kept_in_bfloat16(generator):
     front = partial(front_tokens, trunk, start=2)
     kept = precompute(front, images, batch_size=2, dtype=torch.bfloat16)
     assert kept.element_size() * kept[0].numel() == 2 * 6 * DIM  # class token, register, patches
-    late = encode_prompted(trunk, kept, stream, start=2).pooled
+    late = encode_from(trunk, kept, stream, start=2).pooled
     assert late.dtype == torch.float32
     assert_near(late, encode_prompted(trunk, images, stream).pooled, dtype=torch.bfloat16)
     # The only loss is that of the cached tokens.
-    exact = encode_prompted(trunk, kept.float(), stream, start=2).pooled
+    exact = encode_from(trunk, kept.float(), stream, start=2).pooled
     assert torch.equal(late, exact)
 
 
@@ -141,7 +142,7 @@ def test_sgpts_second_block_goes_on_behind_its_frozen_shared_prompts(trunk, imag
     with torch.no_grad():
         tokens = front_tokens(trunk, images, shared(), start=2)
     with training_only(model, groups):
-        late = encode_prompted(trunk, tokens, shared(), groups(indices), start=2)
+        late = encode_from(trunk, tokens, shared(), groups(indices), start=2)
         expected = encode_prompted(trunk, images, shared(), groups(indices))
         assert_equal_encodings(late, expected)
 
@@ -173,14 +174,14 @@ def test_a_trunk_of_your_own_needs_two_more_lines(generator):
     images, stream = draw(generator, 2, 3, 2, 2), PromptStream({1: draw(generator, 1, 2)})
     expected = encode_prompted(Plain(), images, stream)
     tokens = front_tokens(Plain(), images, start=1)
-    assert_equal_encodings(encode_prompted(Resumable(), tokens, stream, start=1), expected)
+    assert_equal_encodings(encode_from(Resumable(), tokens, stream, start=1), expected)
     assert isinstance(Resumable(), ResumableTrunk)
     with raises(
         TypeError,
         "`trunk` must have the method `resume` of a ResumableTrunk, because `start` is 1; "
         "got Plain.",
     ):
-        encode_prompted(Plain(), tokens, stream, start=1)
+        encode_from(Plain(), tokens, stream, start=1)
 
 
 # --- Errors
@@ -218,7 +219,7 @@ def test_images_and_tokens_are_not_mistaken_for_each_other(trunk, images):
         (tokens.tolist(), "list"),
     ):
         with raises(TypeError, f"{rule}{got}"):
-            encode_prompted(trunk, wrong, start=2)
+            encode_from(trunk, wrong, start=2)
     with raises(TypeError, "`images` must be floating-point of shape (batch, channels, height"):
         encode_prompted(trunk, tokens)
     with raises(ValueError, "`image_size` must be None, because `start` is 0; got 16."):
@@ -230,7 +231,7 @@ def test_tokens_of_another_number_of_patches_are_refused(trunk, images):
     tokens = front_tokens(trunk, images, start=2)
     for size in (None, 16, (16, 16)):
         with raises(ValueError, "`images` must have 6 tokens without prompts, for 2 x 2 patches;"):
-            encode_prompted(trunk, tokens[:, :-1], start=2, image_size=size)
+            encode_from(trunk, tokens[:, :-1], start=2, image_size=size)
 
 
 @pytest.mark.bad_input
@@ -238,9 +239,9 @@ def test_tokens_must_contain_the_early_prompts_of_the_streams(trunk, images, gen
     tokens = front_tokens(trunk, images, start=1)
     stream = PromptStream({0: draw(generator, 2, DIM)})
     with raises(ValueError, "`images` must have 6 tokens without prompts, for 2 x 2 patches;"):
-        encode_prompted(trunk, tokens, stream, start=1)  # the front ran without the prompts
+        encode_from(trunk, tokens, stream, start=1)  # the front ran without the prompts
     with raises(ValueError, "`images` must contain the 9 prompts before block 1; got 6 tokens."):
-        encode_prompted(trunk, tokens, PromptStream({0: draw(generator, 9, DIM)}), start=1)
+        encode_from(trunk, tokens, PromptStream({0: draw(generator, 9, DIM)}), start=1)
 
 
 @pytest.mark.bad_input
@@ -251,9 +252,9 @@ def test_trainable_prompts_before_the_start_are_refused(trunk, images, generator
         ValueError,
         "`streams[0].layers[0]` must not require gradients, because block 0 is before `start`;",
     ):
-        encode_prompted(trunk, tokens, prompts(), start=2)
+        encode_from(trunk, tokens, prompts(), start=2)
     with torch.no_grad():  # for evaluation
-        late = encode_prompted(trunk, tokens, prompts(), start=2)
+        late = encode_from(trunk, tokens, prompts(), start=2)
         assert_equal_encodings(late, encode_prompted(trunk, images, prompts()))
 
 
@@ -275,7 +276,7 @@ def test_front_tokens_refuses_what_encode_prompted_refuses(trunk, images):
 def test_tokens_on_another_device_are_refused(trunk, images):
     tokens = front_tokens(trunk, images, start=1).to("meta")
     with raises(ValueError, "`images` must be on the trunk's device cpu; got meta."):
-        encode_prompted(trunk, tokens, start=1)
+        encode_from(trunk, tokens, start=1)
 
 
 @pytest.mark.bad_input
@@ -283,4 +284,4 @@ def test_a_trunk_that_is_no_longer_frozen_is_refused(trunk, images):
     tokens = front_tokens(trunk, images, start=1)
     trunk.model.blocks[2].train()
     with raises(ValueError, "`trunk` must stay in eval mode"):
-        encode_prompted(trunk, tokens, start=1)
+        encode_from(trunk, tokens, start=1)

@@ -184,7 +184,7 @@ def test_prepared_trunk_equals_trunk_on_prepared_images(trunk, generator):
         fp.front_tokens(trunk, prepare(images), start=1),
     ]
     assert torch.equal(*fronts)
-    late = [fp.encode_prompted(each, fronts[0], start=1).pooled for each in (ours, trunk)]
+    late = [fp.encode_from(each, fronts[0], start=1).pooled for each in (ours, trunk)]
     assert torch.equal(*late)
 
 

@@ -1,0 +1,53 @@
+"""Trunks of torchvision's vision transformers."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedprompt._checks import wrong_value
+from fedprompt.backbones._pixels import Sizes
+from fedprompt.backbones._trunk import Context, FrozenTrunk
+
+
+def torchvision_maker(model: object) -> Callable[..., FrozenTrunk] | None:
+    """Return the class of trunks for a ``VisionTransformer``, None for other models."""
+    from torchvision.models import VisionTransformer
+
+    is_plain = isinstance(model, VisionTransformer)
+    is_plain = is_plain and type(model).forward is VisionTransformer.forward
+    return _TorchvisionTrunk if is_plain else None
+
+
+class _TorchvisionTrunk(FrozenTrunk):
+    prefix = 1
+
+    def __init__(self, model: Any, attention_mask: Tensor | None) -> None:
+        super().__init__(model, attention_mask)
+        if attention_mask is not None:
+            rule = "be None, because blocks of torchvision take no mask"
+            raise wrong_value("attention_mask", rule, "a mask")
+        self.blocks = model.encoder.layers
+        self.depth = len(self.blocks)
+        self.dim = self.num_features = model.hidden_dim
+        self.patch_size = model.patch_size
+
+    def embedded(self, images: Tensor) -> tuple[Tensor, Context]:
+        patches = self.model._process_input(images)
+        first = self.model.class_token.expand(len(images), -1, -1)
+        tokens = torch.cat([first, patches], 1) + self.model.encoder.pos_embedding
+        return tokens, self.context(tokens)
+
+    def sizes(self) -> Sizes:
+        return Sizes((self.model.image_size, self.model.image_size), None)
+
+    def block(self, layer: int, tokens: Tensor, context: Context, num_prompts: int) -> Tensor:
+        return self.run(self.blocks[layer], tokens, checkpointing=False)
+
+    def normalize(self, tokens: Tensor) -> Tensor:
+        normalized: Tensor = self.model.encoder.ln(tokens)
+        return normalized
+
+    def pool(self, tokens: Tensor) -> Tensor:
+        return self.normalize(tokens)[:, 0]
