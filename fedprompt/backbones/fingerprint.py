@@ -17,7 +17,7 @@ from fedprompt._checks import (
     kind,
     wrong_type,
 )
-from fedprompt.backbones._trainable import Trainable
+from fedprompt.backbones._models import Trainable
 from fedprompt.interfaces import PromptStream, TextEncoder, Trunk
 
 OWN = "own:"

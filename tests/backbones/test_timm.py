@@ -158,7 +158,7 @@ def test_models_are_small_and_named_once():
 
 # --- Refusals
 
-SUPPORTED = "`model` must be a vision transformer of timm, open_clip or transformers"
+SUPPORTED = "`model` must be a vision transformer of timm, open_clip, transformers or torchvision"
 
 
 @pytest.mark.parametrize("row", REFUSED, ids=lambda row: row.name)

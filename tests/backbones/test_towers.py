@@ -324,7 +324,7 @@ def test_bfloat16_towers_take_float32_images_and_return_float32(name):
 
 # --- Refusals
 
-SUPPORTED = "`model` must be a vision transformer of timm, open_clip or transformers"
+SUPPORTED = "`model` must be a vision transformer of timm, open_clip, transformers or torchvision"
 WIDTHS = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
 
 

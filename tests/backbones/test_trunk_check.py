@@ -5,8 +5,8 @@ import torch
 
 from errors import raises
 from fedprompt import PromptStream, check_trunk, encode_prompted, vit_trunk
-from fedprompt.backbones._prompted_runs import PromptedRuns
-from fedprompt.backbones.report import Line, Report, judged
+from fedprompt.backbones.checks.trunk import PromptedRuns
+from fedprompt.backbones.checks.report import Line, Report, judged
 from models import tiny_vit
 from own_trunks import WRONG, AnotherModel, CachedMask, NormalizeIsTheIdentity, PlainTrunk
 from tolerance import assert_near

@@ -230,7 +230,7 @@ def test_images_and_tokens_are_not_mistaken_for_each_other(trunk, images):
 def test_tokens_of_another_number_of_patches_are_refused(trunk, images):
     tokens = front_tokens(trunk, images, start=2)
     for size in (None, 16, (16, 16)):
-        with raises(ValueError, "`images` must have 6 tokens without prompts, for 2 x 2 patches;"):
+        with raises(ValueError, "`tokens` must have 6 tokens without prompts, for 2 x 2 patches;"):
             encode_from(trunk, tokens[:, :-1], start=2, image_size=size)
 
 
@@ -238,7 +238,7 @@ def test_tokens_of_another_number_of_patches_are_refused(trunk, images):
 def test_tokens_must_contain_the_early_prompts_of_the_streams(trunk, images, generator):
     tokens = front_tokens(trunk, images, start=1)
     stream = PromptStream({0: draw(generator, 2, DIM)})
-    with raises(ValueError, "`images` must have 6 tokens without prompts, for 2 x 2 patches;"):
+    with raises(ValueError, "`tokens` must have 6 tokens without prompts, for 2 x 2 patches;"):
         encode_from(trunk, tokens, stream, start=1)  # the front ran without the prompts
     with raises(ValueError, "`images` must contain the 9 prompts before block 1; got 6 tokens."):
         encode_from(trunk, tokens, PromptStream({0: draw(generator, 9, DIM)}), start=1)

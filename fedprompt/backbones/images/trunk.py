@@ -1,22 +1,46 @@
 """Trunks of four libraries by one function, which freezes the model."""
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch.nn as nn
 from jaxtyping import Float
 from torch import Tensor
 
 from fedprompt._checks import wrong_type
-from fedprompt.backbones._adapted import check_unadapted
-from fedprompt.backbones._refusals import libraries, reason_to_refuse
-from fedprompt.backbones._trainable import chosen_parameters
-from fedprompt.backbones._trunk import FrozenTrunk, check_mask
-from fedprompt.backbones.open_clip_trunk import open_clip_maker
-from fedprompt.backbones.timm import timm_maker
-from fedprompt.backbones.torchvision_trunk import torchvision_maker
-from fedprompt.backbones.transformers_trunk import transformers_maker
+from fedprompt.backbones._models import check_unadapted, chosen_parameters, libraries
+from fedprompt.backbones.images._frozen import FrozenTrunk, check_mask
+from fedprompt.backbones.images.open_clip import open_clip_maker
+from fedprompt.backbones.images.timm import timm_maker
+from fedprompt.backbones.images.torchvision import torchvision_maker
+from fedprompt.backbones.images.transformers import transformers_maker
 from fedprompt.freezing import freeze
 from fedprompt.interfaces import TrainableTrunk
+
+_WINDOWS = (
+    "no trunk can support it, because prompts must be tokens that every patch attends to and "
+    "attention within windows has none; use freeze(model) and PadPrompts"
+)
+_POSITION_TABLE = "its table of relative position biases has no rows for prompts"
+_PACKED = "its packed sequences of patches of many images have no fixed position for prompts"
+_KNOWN = {  # by the module that defines the model
+    "swin_transformer": _WINDOWS,
+    "swin_transformer_v2": _WINDOWS,
+    "modeling_swin": _WINDOWS,
+    "modeling_swinv2": _WINDOWS,
+    "vision_transformer_sam": _WINDOWS,
+    "beit": _POSITION_TABLE,
+    "modeling_beit": _POSITION_TABLE,
+    "vision_transformer_relpos": _POSITION_TABLE,
+    "naflexvit": _PACKED,
+    "modeling_siglip2": _PACKED,
+}
+_OTHER_FORWARD_PASS = "its forward pass is not known here"
+_WRITE_A_TRUNK = "the how-to page 'Write a trunk' shows how to support it"
+_PEFT = "it wraps the model; pass model.get_base_model() and its trained parameters as `trainable=`"
+_PAD = "it is convolutional, without tokens; use freeze(model) and PadPrompts"
+# Names of the projections in attention layers of timm, torchvision and transformers.
+_PROJECTIONS = ("qkv", "qk", "q", "q_proj", "query", "to_qkv", "in_proj_weight")
 
 
 def vit_trunk(
@@ -80,7 +104,7 @@ def vit_trunk(
     """
     make = _maker(model)
     if make is None:
-        reason = reason_to_refuse(model, is_supported=lambda part: _maker(part) is not None)
+        reason = _reason_to_refuse(model, is_supported=lambda part: _maker(part) is not None)
         rule = "be a vision transformer of timm, open_clip, transformers or torchvision"
         raise wrong_type("model", f"{rule} ({reason})", type(model).__name__)
     if attention_mask is not None:
@@ -107,3 +131,35 @@ def _maker(model: object) -> Callable[[nn.Module, Tensor | None], FrozenTrunk] |
     if "torchvision" in defined_in:
         return torchvision_maker(model)
     return None
+
+
+def _reason_to_refuse(model: Any, is_supported: Callable[[nn.Module], bool]) -> str:
+    """Return the reason to refuse a model, and the remedy."""
+    if not isinstance(model, nn.Module):
+        return "it is not an nn.Module"
+    if "peft" in libraries(model) and hasattr(model, "get_base_model"):
+        return _PEFT
+    inside = [name for name, child in model.named_children() if is_supported(child)]
+    if inside and type(model).__name__ != "TimmModel":
+        name = inside[0]
+        part = f"model.{name}" if name.isidentifier() else f"model.get_submodule({name!r})"
+        return f"it contains one; pass {part}"
+    timm_model = model.trunk if type(model).__name__ == "TimmModel" else model
+    known = _KNOWN.get(type(timm_model).__module__.rpartition(".")[2])
+    if known == _WINDOWS:
+        return known
+    if known or _has_attention(model):
+        return f"{known or _OTHER_FORWARD_PASS}; {_WRITE_A_TRUNK}"
+    # A single convolution may be the patch embedding.
+    num_convolutions = sum(isinstance(module, nn.Conv2d) for module in model.modules())
+    return _PAD if num_convolutions > 1 else "it has no attention"
+
+
+def _has_attention(model: nn.Module) -> bool:
+    """Whether patches attend to one another; attention that only pools does not count."""
+    return any(
+        hasattr(module, name)
+        for module in model.modules()
+        if "pool" not in type(module).__name__.lower()
+        for name in _PROJECTIONS
+    )

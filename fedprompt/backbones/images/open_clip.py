@@ -7,10 +7,9 @@ from typing import Any
 from torch import Tensor
 
 from fedprompt._checks import height_and_width
-from fedprompt.backbones._open_clip_blocks import run_block
-from fedprompt.backbones._pixels import Sizes
-from fedprompt.backbones._trunk import Context, FrozenTrunk
-from fedprompt.backbones.timm import timm_maker
+from fedprompt.backbones._blocks import run_block
+from fedprompt.backbones.images._frozen import Context, FrozenTrunk, Sizes
+from fedprompt.backbones.images.timm import timm_maker
 
 
 def open_clip_maker(visual: Any) -> Callable[..., FrozenTrunk] | None:

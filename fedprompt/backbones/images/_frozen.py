@@ -5,16 +5,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import takewhile
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn as nn
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from fedprompt._checks import check_finite, kind, wrong_type, wrong_value
-from fedprompt.backbones._pixels import Sizes, cast, fitted
-from fedprompt.backbones._trainable import Trainable
+from fedprompt._checks import check_finite, check_images, kind, wrong_type, wrong_value
+from fedprompt.backbones._models import Trainable
 from fedprompt.interfaces import Trunk
 
 
@@ -40,6 +39,21 @@ class Context:
             others = others.to(mask.device)
             mask = mask.new_zeros(size, size).index_put((others[:, None], others), mask)
         return rotary, mask
+
+
+class Sizes(NamedTuple):
+    """Sizes (height, width) of the images that a model takes, in pixels.
+
+    Attributes:
+        own: Size of the model's images, or None if it has none.
+        patch: Other sizes are multiples of this one. If None, there are no other sizes.
+    """
+
+    own: tuple[int, int] | None
+    patch: tuple[int, int] | None
+
+
+ANY_SIZE = Sizes(None, (1, 1))
 
 
 class FrozenTrunk(Trunk):
@@ -107,7 +121,7 @@ class FrozenTrunk(Trunk):
         """Return tokens before block `start` in the model's dtype, and their context."""
         self.check_frozen()
         self.check_front(start)
-        tokens = cast("tokens", tokens, self.model)
+        tokens = _cast("tokens", tokens, self.model)
         return tokens, self.context(tokens, self.rotary_table(tokens, image_size))
 
     def check_front(self, start: int) -> None:
@@ -168,3 +182,47 @@ def check_mask(mask: object) -> None:
     if mask.ndim != 2 or mask.shape[0] != mask.shape[1]:
         raise wrong_value("attention_mask", "have shape (seq, seq)", tuple(mask.shape))
     check_finite("attention_mask", torch.where(mask == -torch.inf, 0.0, mask))
+
+
+def fitted(images: Tensor, model: nn.Module, sizes: Sizes) -> Tensor:
+    """Return images in the dtype of the model's first layer, after all checks."""
+    check_images(images)
+    convolutions = (module for module in model.modules() if isinstance(module, nn.Conv2d))
+    first = next(convolutions, None)
+    if first is not None:
+        _check_channels(images, first.in_channels)
+    _check_size(images, sizes)
+    return _cast("images", images, model if first is None else first)
+
+
+def _cast(argument: str, inputs: Tensor, model: nn.Module) -> Tensor:
+    """Return images or tokens in a model's dtype; they must be on its device."""
+    weight = next(model.parameters())
+    if inputs.device != weight.device:
+        rule = f"be on the trunk's device {weight.device}"
+        raise wrong_value(argument, rule, inputs.device)
+    return inputs.to(weight.dtype)
+
+
+def _check_channels(images: Tensor, channels: int) -> None:
+    shape = tuple(images.shape)
+    if shape[1] == channels:
+        return
+    hint = ""
+    if shape[3] in (1, channels):
+        hint = " in front of height and width; call images.permute(0, 3, 1, 2)"
+    elif shape[1] == 1:
+        hint = f"; for gray images, call images.expand(-1, {channels}, -1, -1)"
+    raise wrong_value("images", f"have {channels} channels{hint}", shape)
+
+
+def _check_size(images: Tensor, sizes: Sizes) -> None:
+    size = tuple(images.shape[2:])
+    if size == sizes.own:
+        return
+    if sizes.patch is None:
+        rule = f"have the model's size {sizes.own}, because its positions are fixed"
+        raise wrong_value("images", rule, size)
+    if any(not side or side % step for side, step in zip(size, sizes.patch, strict=True)):
+        rule = f"have a size that is a multiple of the patches' {sizes.patch}"
+        raise wrong_value("images", rule, size)

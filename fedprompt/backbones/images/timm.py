@@ -6,8 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from fedprompt._checks import wrong_value
-from fedprompt.backbones._pixels import Sizes
-from fedprompt.backbones._trunk import Context, FrozenTrunk
+from fedprompt.backbones.images._frozen import Context, FrozenTrunk, Sizes
 
 
 def timm_maker(model: object) -> Callable[..., FrozenTrunk] | None:

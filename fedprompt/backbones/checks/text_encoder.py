@@ -8,8 +8,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from fedprompt._checks import check_class_names, wrong_value
+from fedprompt.backbones.checks.report import Line, Report, judged
 from fedprompt.backbones.fingerprint import OWN, OwnModules, find_module
-from fedprompt.backbones.report import Line, Report, judged
 from fedprompt.interfaces import ClassNames, PromptedText, TextEncoder
 
 Verdict = tuple[bool | None, str]

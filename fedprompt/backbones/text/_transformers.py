@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from fedprompt._checks import wrong_type, wrong_value
-from fedprompt.backbones._open_clip_blocks import tokens_at
+from fedprompt.backbones._blocks import tokens_at
 
 
 class HuggingText:

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from fedprompt._checks import wrong_type
-from fedprompt.backbones._open_clip_blocks import run_block
+from fedprompt.backbones._blocks import run_block
 
 
 class OpenClipText:

@@ -12,12 +12,12 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from fedprompt._checks import check_count, check_floats, check_kind, kind, wrong_value
-from fedprompt.backbones import _layout
-from fedprompt.backbones._adapted import check_unadapted
-from fedprompt.backbones._deep_text import Replacement, replacements
-from fedprompt.backbones._open_clip_blocks import tokens_at
-from fedprompt.backbones._text_parts import comes_from, text_parts
-from fedprompt.backbones._vocabulary import Vocabulary, check_texts, padded
+from fedprompt.backbones._blocks import tokens_at
+from fedprompt.backbones._models import check_unadapted, libraries
+from fedprompt.backbones.text import _layout
+from fedprompt.backbones.text._deep import Replacement, replacements
+from fedprompt.backbones.text._parts import text_parts
+from fedprompt.backbones.text.vocabulary import Vocabulary, check_texts, padded
 from fedprompt.freezing import freeze
 from fedprompt.interfaces import ClassNames, PromptedText, PromptStream
 
@@ -281,9 +281,9 @@ def _moved(indices: Tensor, device: torch.device) -> Tensor:
 
 def _callable(tokenizer: Any) -> Any:
     """Adapt a tokenizer of transformers."""
-    if not comes_from(tokenizer, "transformers"):
+    if "transformers" not in libraries(tokenizer):
         return tokenizer
-    from fedprompt.backbones._transformers_text import padding_tokenizer
+    from fedprompt.backbones.text._transformers import padding_tokenizer
 
     return padding_tokenizer(tokenizer)
 

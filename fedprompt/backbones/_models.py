@@ -1,6 +1,6 @@
-"""Parameters of a frozen model that are trained: LoRA, adapters, norms."""
+"""Models of users: the libraries that define them, and the parameters that are trained."""
 
-from collections.abc import Iterable, Iterator, MutableMapping
+from collections.abc import Collection, Iterable, Iterator, MutableMapping
 from typing import Any, NoReturn
 
 import torch.nn as nn
@@ -100,3 +100,40 @@ def chosen_parameters(model: nn.Module, trainable: object) -> list[nn.Parameter]
     if foreign := len(chosen) - len(found):
         raise wrong_value("trainable", "belong to `model`", f"{foreign} parameters that do not")
     return found
+
+
+_ADAPTERS = ("lora_", "adapter")
+# Sine and cosine tables of positions are parameters without gradients.
+_POSITIONS = ("pos_embed", "positional_embedding")
+
+
+def check_unadapted(
+    argument: str,
+    parameters: Iterable[tuple[str, nn.Parameter]],
+    kept: Collection[nn.Parameter] = (),
+) -> None:
+    """Require that either all parameters are trained or none, and that no adapter is trained.
+
+    Adapters are recognized by the names of their parameters. Parameters in `kept` are not frozen
+    later and may be either.
+    """
+    listed = [(name, parameter) for name, parameter in parameters if parameter not in kept]
+    trainable = [name for name, parameter in listed if parameter.requires_grad]
+    adapters = [name for name in trainable if any(word in name.lower() for word in _ADAPTERS)]
+    fixed = any(
+        not parameter.requires_grad and not name.endswith(_POSITIONS) for name, parameter in listed
+    )
+    if adapters or (trainable and fixed):
+        named = adapters or trainable
+        rest = f" and {len(named) - 3} more" if len(named) > 3 else ""
+        rule = (
+            "have no adapters and train all parameters or none, because all are frozen here; "
+            "merge adapters, pass them as `trainable`, or call freeze(model) first"
+        )
+        got = f"a model that trains {', '.join(named[:3])}{rest}"
+        raise wrong_value(argument, rule, got)
+
+
+def libraries(model: object) -> set[str]:
+    """Return the names of the packages that define the model's class and its base classes."""
+    return {base.__module__.partition(".")[0] for base in type(model).__mro__}

@@ -7,17 +7,16 @@ import torch
 from torch import Tensor
 
 from fedprompt._checks import wrong_value
-from fedprompt.backbones._pixels import Sizes
-from fedprompt.backbones._trunk import Context, FrozenTrunk
+from fedprompt.backbones.images._frozen import Context, FrozenTrunk, Sizes
 
 
 def torchvision_maker(model: object) -> Callable[..., FrozenTrunk] | None:
     """Return the class of trunks for a ``VisionTransformer``, None for other models."""
     from torchvision.models import VisionTransformer
 
-    is_plain = isinstance(model, VisionTransformer)
-    is_plain = is_plain and type(model).forward is VisionTransformer.forward
-    return _TorchvisionTrunk if is_plain else None
+    if isinstance(model, VisionTransformer) and type(model).forward is VisionTransformer.forward:
+        return _TorchvisionTrunk
+    return None
 
 
 class _TorchvisionTrunk(FrozenTrunk):

@@ -7,7 +7,8 @@ import torch
 import torch.nn as nn
 from torch import Tensor
 
-from fedprompt.backbones._open_clip_text import OpenClipText
+from fedprompt.backbones._models import libraries
+from fedprompt.backbones.text._open_clip import OpenClipText
 
 
 @runtime_checkable
@@ -57,13 +58,8 @@ class TextParts(Protocol):
 
 def text_parts(clip_model: nn.Module) -> TextParts:
     """Find the parts of a model, or refuse it."""
-    if comes_from(clip_model, "transformers"):
-        from fedprompt.backbones._transformers_text import HuggingText
+    if "transformers" in libraries(clip_model):
+        from fedprompt.backbones.text._transformers import HuggingText
 
         return HuggingText(clip_model)
     return OpenClipText(clip_model)
-
-
-def comes_from(thing: object, library: str) -> bool:
-    """Whether a class of the library is among the classes of an object."""
-    return any(base.__module__.split(".")[0] == library for base in type(thing).__mro__)

@@ -1,0 +1,1 @@
+"""Checks of backbones that you write or load."""

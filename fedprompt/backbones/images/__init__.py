@@ -1,0 +1,1 @@
+"""Trunks and patch features of image models."""

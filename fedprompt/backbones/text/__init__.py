@@ -1,0 +1,1 @@
+"""Text towers of CLIP models."""
