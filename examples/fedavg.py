@@ -22,7 +22,7 @@ NUM_CLIENTS = 5
 
 def main() -> None:
     quick = digits.parser(__doc__).parse_args().quick
-    split = partial(fp.dirichlet, num_clients=NUM_CLIENTS, alpha=0.3, min_size=20)
+    split = partial(fp.data.dirichlet, num_clients=NUM_CLIENTS, alpha=0.3, min_size=20)
     federation = digits.federation(split, rounds=6, steps=12, quick=quick)
     torch.manual_seed(0)
     trunk = fp.vit_trunk(samples.vit("B"))

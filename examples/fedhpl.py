@@ -25,13 +25,13 @@ import fedprompt as fp
 SIZES = ("S", "B", "L") * 2  # the backbone of each client
 
 
-def logits_of(client: nn.ModuleDict, trunk: fp.Trunk, images: Tensor) -> Tensor:
+def logits_of(client: nn.ModuleDict, trunk: fp.interfaces.Trunk, images: Tensor) -> Tensor:
     return client["head"](fp.encode_prompted(trunk, images, client["prompts"]()).pooled)
 
 
 def few_images(labels: Tensor, *, generator: np.random.Generator) -> list[np.ndarray]:
     """Give every client 30 images, drawn from all classes."""
-    shards = fp.iid(labels, num_clients=len(SIZES), generator=generator)
+    shards = fp.data.iid(labels, num_clients=len(SIZES), generator=generator)
     return [shard[:30] for shard in shards]
 
 

@@ -58,7 +58,7 @@ def federate(
             optimizer = torch.optim.SGD(client.train().parameters(), RATE)
             batches = list(studied.batches(k, server_round, size=10))
             for images, labels in batches if after >= 0 else []:
-                loss = fp.guided_loss(*client(images), labels, guides, weight=weight)
+                loss = fp.guided_loss(*client(images), labels, guides, guide_weight=weight)
                 optimizer.zero_grad()
                 loss.backward()
                 nn.utils.clip_grad_norm_(client.parameters(), 100.0)
@@ -78,7 +78,7 @@ def federate(
 
 def main() -> None:
     quick = digits.parser(__doc__).parse_args().quick
-    split = partial(fp.dirichlet, num_clients=NUM_CLIENTS, alpha=0.3, min_size=20)
+    split = partial(fp.data.dirichlet, num_clients=NUM_CLIENTS, alpha=0.3, min_size=20)
     federation = digits.federation(split, rounds=15, steps=12, quick=quick)
     rng = np.random.default_rng(0)
     study, quizzes = [], []

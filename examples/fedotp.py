@@ -82,7 +82,7 @@ def main() -> None:
         canvases, _ = put(images, rng, domains=["inverted"], smallest=16, largest=24)
         return fp.image_tokens(clip, samples.preprocess(canvases))[1]
 
-    split = partial(fp.dirichlet, num_clients=NUM_CLIENTS, alpha=0.3, min_size=20)
+    split = partial(fp.data.dirichlet, num_clients=NUM_CLIENTS, alpha=0.3, min_size=20)
     federation = digits.federation(
         split, rounds=15, steps=8, quick=quick, domain=samples.raw, encode=patches_of
     )

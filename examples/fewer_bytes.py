@@ -63,7 +63,7 @@ def federate(federation: digits.Federation, name: str) -> tuple[float, int]:
 
 def main() -> None:
     quick = digits.parser(__doc__).parse_args().quick
-    split = partial(fp.dirichlet, num_clients=NUM_CLIENTS, alpha=0.3, min_size=20)
+    split = partial(fp.data.dirichlet, num_clients=NUM_CLIENTS, alpha=0.3, min_size=20)
     federation = digits.federation(split, rounds=6, steps=12, quick=quick)
     runs = {name: federate(federation, name) for name in CODECS}
     parts = [

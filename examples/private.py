@@ -85,7 +85,7 @@ def main() -> None:
     parser = digits.parser(__doc__)
     parser.add_argument("--seed", type=int, help="repeatable noise, for tests; never in earnest")
     args = parser.parse_args()
-    split = partial(fp.iid, num_clients=NUM_CLIENTS)
+    split = partial(fp.data.iid, num_clients=NUM_CLIENTS)
     federation = digits.federation(split, rounds=10, steps=4, quick=args.quick)
     plain, protected = (federate(federation, epsilon, args.seed) for epsilon in (None, 3.0))
     print(

@@ -23,19 +23,21 @@ NUM_CLIENTS, COHORT, NUM_GROUPS = 20, 5, 10
 
 
 @torch.no_grad()
-def query_of(trunk: fp.Trunk, images: Tensor) -> Tensor:
+def query_of(trunk: fp.interfaces.Trunk, images: Tensor) -> Tensor:
     """Encode images without any prompt: the query that selects a group."""
     return fp.encode_prompted(trunk, images).pooled
 
 
-def logits_of(model: nn.ModuleDict, trunk: fp.Trunk, images: Tensor, *chosen: Tensor) -> Tensor:
+def logits_of(
+    model: nn.ModuleDict, trunk: fp.interfaces.Trunk, images: Tensor, *chosen: Tensor
+) -> Tensor:
     """Classify with the shared prompts and those of the chosen groups, if any."""
     streams = [model["shared"](), *(model["groups"](each) for each in chosen)]
     return model["head"](fp.encode_prompted(trunk, images, *streams).pooled)
 
 
 def train(
-    model: nn.ModuleDict, trunk: fp.Trunk, batches: Iterable[digits.Batch], *block: str
+    model: nn.ModuleDict, trunk: fp.interfaces.Trunk, batches: Iterable[digits.Batch], *block: str
 ) -> None:
     """Train the parts of one block; the other parts are frozen."""
     parts = [model[name] for name in block]
@@ -56,7 +58,7 @@ def train(
 
 def main() -> None:
     quick = digits.parser(__doc__).parse_args().quick
-    split = partial(fp.pathological, num_clients=NUM_CLIENTS, classes_per_client=2)
+    split = partial(fp.data.pathological, num_clients=NUM_CLIENTS, classes_per_client=2)
     federation = digits.federation(split, rounds=20, steps=8, quick=quick)
     torch.manual_seed(0)
     trunk = fp.vit_trunk(samples.vit("B"))
@@ -73,7 +75,7 @@ def main() -> None:
     state = server.init(values)
     for server_round in (bar := tqdm(range(federation.rounds), unit="round")):
         payloads, draw = [], fp.stream_generator(0, server_round=server_round, purpose="cohort")
-        for client in fp.cohort(range(NUM_CLIENTS), size=COHORT, generator=draw):
+        for client in fp.sample_clients(range(NUM_CLIENTS), size=COHORT, generator=draw):
             fp.load_values(model.train(), values)
             selector.start_round(usage)
             for block in (("shared", "head"), ("groups", "selector", "head")):

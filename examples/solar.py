@@ -40,12 +40,12 @@ def main() -> None:
         rounds, steps, train, test = 2, 2, train[::8], test[::8]
     pairs, chosen = (cells.domains * 4 + cells.labels)[train], torch.cat([train, test])
     labels, test = (cells.labels[chosen] >= 2).long(), torch.arange(len(train), len(chosen))
-    shards = fp.dirichlet(pairs, NUM_CLIENTS, alpha=0.3, min_size=20, generator=rng)
+    shards = fp.data.dirichlet(pairs, NUM_CLIENTS, alpha=0.3, min_size=20, generator=rng)
     network = load_dino(args.weights, pretrained=args.pretrained, image_size=SIZE)
     trunk = fp.vit_trunk(in_bfloat16(network))
-    tokens = encoded(partial(fp.front_tokens, trunk, start=START), cells.images[chosen], SIZE)
+    tokens = encoded(partial(fp.encode_front, trunk, start=START), cells.images[chosen], SIZE)
     prompts = fp.LayeredPrompts(4, trunk, layers=range(START, trunk.depth))
-    fp.start_at_tokens(prompts, fp.mean_tokens(trunk, prepared(cells.images[train[:64]], SIZE)))
+    fp.initialize_at(prompts, fp.mean_patch_tokens(trunk, prepared(cells.images[train[:64]], SIZE)))
     model = nn.ModuleDict({"prompts": prompts, "head": nn.Linear(trunk.num_features, 2)})
 
     def predict(positions: Tensor) -> Tensor:

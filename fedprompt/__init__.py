@@ -1,14 +1,27 @@
 """Composable pieces for federated prompt tuning in PyTorch. The loop stays yours.
 
-The names below are the pieces of a training loop, grouped by concept. Families are submodules:
-``fp.transport``, ``fp.wire``, ``fp.codecs``, ``fp.privacy``, ``fp.metrics``, ``fp.data``,
-``fp.selection``, ``fp.guidance`` and ``fp.plots``. ``fedprompt.samples`` and ``fedprompt.flower``,
-which needs an extra, are imported by name.
+The names below are the pieces of a training loop, grouped by concept. Families are submodules,
+such as ``fp.data`` for partitions and ``fp.transport`` for solvers. ``fedprompt.methods``,
+``fedprompt.samples`` and ``fedprompt.flower``, which needs an extra, are imported by name.
 """
 
-from fedprompt import codecs, data, guidance, metrics, plots, privacy, selection, transport, wire
+from typing import TYPE_CHECKING as _TYPE_CHECKING
 
-# Aggregators and server rules: entries or payloads in, one out; then the next broadcast.
+from fedprompt import (
+    check,
+    codecs,
+    data,
+    guidance,
+    interfaces,
+    metrics,
+    plots,
+    privacy,
+    robust,
+    rounds,
+    selection,
+    transport,
+    wire,
+)
 from fedprompt.aggregation import (
     aggregate_by_name,
     averaging_server,
@@ -20,59 +33,25 @@ from fedprompt.aggregation import (
     fedopt,
     fedyogi,
     heterogeneous_means,
-    krum,
     mixtures,
-    multi_krum,
     overwrite,
-    trimmed_mean,
     update_by_name,
     weighted_mean,
-    weighted_median,
 )
-
-# Frozen backbones.
 from fedprompt.backbones import (
     TextTower,
-    check_activation,
-    check_text_encoder,
-    check_trunk,
     fingerprint,
     image_tokens,
     vit_trunk,
     zero_shot_classifier,
 )
-
-# Checkpoints of a run.
 from fedprompt.checkpoint import load_checkpoint, save_checkpoint
-
-# Partitions of a data set over clients.
-from fedprompt.data import by_domain, dirichlet, dirichlet_overlapping, iid, pathological
-
-# Losses and logits.
 from fedprompt.distillation import class_means, distillation_loss, mutual_loss
 from fedprompt.features import precompute
 from fedprompt.freezing import freeze, training_only
 from fedprompt.guidance import guide_gradient, guided_loss
-
-# The noun, and the protocols that your own pieces implement.
-from fedprompt.interfaces import (
-    Aggregator,
-    Coupling,
-    Method,
-    PromptSelector,
-    PromptStream,
-    Round,
-    Selection,
-    Server,
-    ServerUpdate,
-    TextEncoder,
-    TransportSolver,
-    Trunk,
-    Weighted,
-)
+from fedprompt.interfaces import Method, PromptStream, Round, Server, Weighted
 from fedprompt.matching import cosine_logits, transport_logits
-
-# Messages between clients and server.
 from fedprompt.messages import (
     Ledger,
     collect,
@@ -83,8 +62,6 @@ from fedprompt.messages import (
     part,
     snapshot,
 )
-
-# Prompts, and the forward pass with them.
 from fedprompt.prompts import (
     ContextPrompts,
     DeepPrompts,
@@ -96,28 +73,22 @@ from fedprompt.prompts import (
     ShallowPrompts,
     batch_streams,
     encode_from,
+    encode_front,
     encode_prompted,
-    front_tokens,
-    mean_tokens,
+    initialize_at,
+    mean_patch_tokens,
     prompted_text,
-    start_at_tokens,
 )
 from fedprompt.proximal import proximal_loss
-
-# Rounds of a method, in one process or on ranks.
-from fedprompt.rounds import coded, counted, load_optimizer, optimizer_state, run_rounds
-
-# Client sampling and random generators.
-from fedprompt.sampling import cohort, stream_generator
-
-# Trained prompts in files, for use elsewhere.
+from fedprompt.rounds import run_rounds
+from fedprompt.sampling import sample_clients, stream_generator
 from fedprompt.saved_prompts import load_prompts, save_prompts
-from fedprompt.selection import SelectionKeys, key_loss, select_balanced, select_nearest
+from fedprompt.selection import SelectionKeys, key_loss
 
 __all__ = [
-    # The noun
+    # Evidence: a value, and a weight for each row
     "Weighted",
-    # Prompts
+    # Prompts, and the forward pass with them
     "ShallowPrompts",
     "DeepPrompts",
     "LayeredPrompts",
@@ -126,21 +97,19 @@ __all__ = [
     "ContextPrompts",
     "LowRankContext",
     "PromptGenerator",
+    "PromptStream",
     "prompted_text",
     "encode_prompted",
+    "encode_front",
     "encode_from",
-    "front_tokens",
-    "mean_tokens",
-    "start_at_tokens",
+    "mean_patch_tokens",
+    "initialize_at",
     "batch_streams",
     # Frozen backbones
     "vit_trunk",
-    "check_trunk",
     "TextTower",
     "image_tokens",
     "zero_shot_classifier",
-    "check_text_encoder",
-    "check_activation",
     "fingerprint",
     "freeze",
     "training_only",
@@ -154,40 +123,8 @@ __all__ = [
     "guided_loss",
     "guide_gradient",
     "proximal_loss",
-    # Prompt selection
     "SelectionKeys",
-    "select_nearest",
-    "select_balanced",
     "key_loss",
-    # Aggregators
-    "weighted_mean",
-    "heterogeneous_means",
-    "weighted_median",
-    "trimmed_mean",
-    "krum",
-    "multi_krum",
-    "aggregate_by_name",
-    "mixtures",
-    "distances",
-    # Server rules
-    "overwrite",
-    "ema",
-    "descend",
-    "fedopt",
-    "fedavgm",
-    "fedadam",
-    "fedyogi",
-    "update_by_name",
-    # Methods and their rounds
-    "Method",
-    "Server",
-    "Round",
-    "run_rounds",
-    "averaging_server",
-    "counted",
-    "coded",
-    "optimizer_state",
-    "load_optimizer",
     # Messages
     "snapshot",
     "collect",
@@ -199,35 +136,46 @@ __all__ = [
     "Ledger",
     "save_prompts",
     "load_prompts",
-    # Sampling, checkpoints
-    "cohort",
+    # Aggregators: entries or payloads in, one out
+    "weighted_mean",
+    "heterogeneous_means",
+    "aggregate_by_name",
+    "mixtures",
+    "distances",
+    # Server rules: the next broadcast from the last one and a mean
+    "overwrite",
+    "ema",
+    "descend",
+    "fedopt",
+    "fedavgm",
+    "fedadam",
+    "fedyogi",
+    "update_by_name",
+    # Methods, their rounds and checkpoints
+    "Method",
+    "Server",
+    "Round",
+    "averaging_server",
+    "run_rounds",
+    "sample_clients",
     "stream_generator",
     "save_checkpoint",
     "load_checkpoint",
-    # Partitions
-    "iid",
-    "dirichlet",
-    "dirichlet_overlapping",
-    "pathological",
-    "by_domain",
-    # Protocols, and what their implementations return
-    "Trunk",
-    "TextEncoder",
-    "PromptSelector",
-    "TransportSolver",
-    "Aggregator",
-    "ServerUpdate",
-    "PromptStream",
-    "Selection",
-    "Coupling",
     # Families
-    "transport",
-    "selection",
-    "guidance",
-    "wire",
+    "check",
     "codecs",
-    "privacy",
-    "metrics",
     "data",
+    "guidance",
+    "interfaces",
+    "metrics",
     "plots",
+    "privacy",
+    "robust",
+    "rounds",
+    "selection",
+    "transport",
+    "wire",
 ]
+
+if not _TYPE_CHECKING:  # a type checker reports an old name by itself
+    from fedprompt._renamed import find as __getattr__  # noqa: F401

@@ -48,7 +48,8 @@ def partition(
 
     Example:
         >>> from matplotlib.figure import Figure
-        >>> from fedprompt import dirichlet, plots
+        >>> from fedprompt import plots
+        >>> from fedprompt.data import dirichlet
         >>> labels, axes = np.arange(60) % 3, Figure().subplots()
         >>> shards = dirichlet(labels, 4, alpha=0.5, generator=np.random.default_rng(0))
         >>> plots.partition(labels, shards, axes=axes).get_ylabel()

@@ -9,7 +9,7 @@ import torch
 
 from fedprompt._checks import check_count, check_generator, check_sequence, check_text, wrong_value
 
-__all__ = ["cohort", "stream_generator"]
+__all__ = ["sample_clients", "stream_generator"]
 
 Client = TypeVar("Client")
 
@@ -26,7 +26,9 @@ _STATE = np.dtype(
 """State of torch's CPU generator (Mersenne Twister). If `left` is 1, a draw renews all words."""
 
 
-def cohort(clients: Sequence[Client], *, size: int, generator: torch.Generator) -> list[Client]:
+def sample_clients(
+    clients: Sequence[Client], *, size: int, generator: torch.Generator
+) -> list[Client]:
     """Draw the clients of a round, without replacement.
 
     Args:
@@ -43,7 +45,7 @@ def cohort(clients: Sequence[Client], *, size: int, generator: torch.Generator) 
         ValueError: If there are no clients, or `size` is negative or larger than their number.
 
     Example:
-        >>> drawn = cohort(range(100), size=10, generator=torch.Generator().manual_seed(0))
+        >>> drawn = sample_clients(range(100), size=10, generator=torch.Generator().manual_seed(0))
         >>> len(set(drawn)), drawn == sorted(drawn)
         (10, True)
     """

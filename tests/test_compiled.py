@@ -19,10 +19,9 @@ from fedprompt import (
     encode_prompted,
     guided_loss,
     key_loss,
-    select_balanced,
-    select_nearest,
     vit_trunk,
 )
+from fedprompt.selection import select_balanced, select_nearest
 from fedprompt.transport import sinkhorn
 from models import build, draw_images, row_named, tiny_vit
 from tolerance import assert_near
@@ -145,7 +144,7 @@ def test_a_guided_step_of_prompts():
 
     def step(images, labels):
         logits = encode_prompted(trunk, images, prompts()).pooled
-        return (guided_loss(logits, logits, labels, guides, weight=0.7),)
+        return (guided_loss(logits, logits, labels, guides, guide_weight=0.7),)
 
     assert_compiles(step, images, torch.tensor([2, 0, 2]), learning=[prompts.tokens])
 

@@ -86,12 +86,12 @@ def payload_results(
         for payload in payloads
     ]
     results = [
-        fp.weighted_median([payload["head"] for payload in bounded]),
-        fp.trimmed_mean([p["head"] for p in bounded], fraction=0.2),
+        fp.robust.weighted_median([payload["head"] for payload in bounded]),
+        fp.robust.trimmed_mean([p["head"] for p in bounded], fraction=0.2),
     ]
     results += [
-        fp.krum(bounded, num_byzantine=1)["head"],
-        fp.multi_krum(bounded, num_byzantine=1, num_selected=3)["head"],
+        fp.robust.krum(bounded, num_byzantine=1)["head"],
+        fp.robust.multi_krum(bounded, num_byzantine=1, num_selected=3)["head"],
     ]
     for codec in (fp.codecs.float16(), fp.codecs.int8(), fp.codecs.top_k(fraction=0.5)):
         message, _ = codec.encode(bounded[0], codec.init(bounded[0]))
@@ -108,7 +108,7 @@ def payload_results(
 class Client(nn.Module):
     """Prompts and a head over a shared trunk; guides are applied to the logits."""
 
-    def __init__(self, trunk: fp.Trunk) -> None:
+    def __init__(self, trunk: fp.interfaces.Trunk) -> None:
         super().__init__()
         self.trunk, self.prompts, self.head = trunk, fp.DeepPrompts(2, 8, 2), nn.Linear(8, 4)
 
@@ -191,7 +191,7 @@ def second_block(device: str, dtype: torch.dtype) -> list[torch.Tensor]:
     return [final, client["selector"].counts, *learning]
 
 
-def drawn_trunk(device: str, dtype: torch.dtype) -> tuple[fp.Trunk, torch.Generator]:
+def drawn_trunk(device: str, dtype: torch.dtype) -> tuple[fp.interfaces.Trunk, torch.Generator]:
     generator = torch.Generator().manual_seed(0)
     model = VisionTransformer(
         img_size=16, patch_size=4, num_classes=0, embed_dim=8, depth=2, num_heads=2

@@ -10,7 +10,8 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from fedprompt import dirichlet, plots
+from fedprompt import plots
+from fedprompt.data import dirichlet
 from refusals import check_refused, refusals
 
 LABELS = [0, 2, 2, 1, 0, 2, 2]

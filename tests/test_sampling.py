@@ -12,10 +12,7 @@ import pytest
 import torch
 from scipy.stats import binom, chi2
 
-from fedprompt import (
-    cohort,
-    stream_generator,
-)
+from fedprompt import sample_clients, stream_generator
 from refusals import check_refused, refusals
 
 DRAW = torch.Generator().manual_seed(0)
@@ -25,7 +22,7 @@ DRAW = torch.Generator().manual_seed(0)
 def test_a_cohort_is_ordered_without_replacement_and_never_empty(size, drawn, generator):
     clients = [f"client {number}" for number in range(10)]
     for _ in range(20):
-        chosen = cohort(clients, size=size, generator=generator)
+        chosen = sample_clients(clients, size=size, generator=generator)
         assert len(chosen) == len(set(chosen)) == drawn
         assert chosen == sorted(chosen, key=clients.index)
 
@@ -34,7 +31,7 @@ def test_every_client_and_every_pair_is_drawn_equally_often(generator):
     num_clients, size, rounds = 8, 3, 4000
     singles, pairs = np.zeros(num_clients), dict.fromkeys(combinations(range(num_clients), 2), 0)
     for _ in range(rounds):
-        chosen = cohort(range(num_clients), size=size, generator=generator)
+        chosen = sample_clients(range(num_clients), size=size, generator=generator)
         singles[chosen] += 1
         for pair in combinations(chosen, 2):
             pairs[pair] += 1
@@ -55,7 +52,7 @@ def test_every_client_and_every_pair_is_drawn_equally_often(generator):
 
 def test_a_cohort_follows_its_generator_only():
     def draw(seed):
-        return cohort(range(50), size=10, generator=torch.Generator().manual_seed(seed))
+        return sample_clients(range(50), size=10, generator=torch.Generator().manual_seed(seed))
 
     assert draw(1) == draw(1)
     assert draw(1) != draw(2)
@@ -63,7 +60,7 @@ def test_a_cohort_follows_its_generator_only():
 
 def test_a_cohort_does_not_depend_on_the_default_device(generator):
     with torch.device("meta"):
-        assert len(cohort(range(9), size=3, generator=generator)) == 3
+        assert len(sample_clients(range(9), size=3, generator=generator)) == 3
 
 
 def numbers(generator):
@@ -176,7 +173,7 @@ def test_streams_and_cohorts_leave_the_global_generators_unchanged():
 
     before = state()
     numbers(stream_generator(1, server_round=2, client=3))
-    cohort(range(9), size=3, generator=stream_generator(0, server_round=0, client=0))
+    sample_clients(range(9), size=3, generator=stream_generator(0, server_round=0, client=0))
     assert state() == before
 
 
@@ -195,12 +192,12 @@ def test_bad_numbers_of_a_stream_are_refused_by_name(name):
 
 
 REFUSED = """
-cohort([], size=0, generator=DRAW) -> ValueError: `clients` must have at least one client; got none
-cohort([1, 2], size=3, generator=DRAW) -> ValueError: `size` must be at most the number of clients
-cohort([1, 2], size=-1, generator=DRAW) -> ValueError: `size` must be at least 0; got -1
-cohort([1, 2], size=1, generator=None) -> TypeError: `generator` must be a torch.Generator; got None
+sample_clients([], size=0, generator=DRAW) -> ValueError: `clients` must have at least one client; got none
+sample_clients([1, 2], size=3, generator=DRAW) -> ValueError: `size` must be at most the number of clients
+sample_clients([1, 2], size=-1, generator=DRAW) -> ValueError: `size` must be at least 0; got -1
+sample_clients([1, 2], size=1, generator=None) -> TypeError: `generator` must be a torch.Generator; got None
 stream_generator(0, server_round=0, purpose=1) -> TypeError: `purpose` must be a string; got 1
-cohort(5, size=1, generator=DRAW) -> TypeError: `clients` must be a sequence of ids, such as
+sample_clients(5, size=1, generator=DRAW) -> TypeError: `clients` must be a sequence of ids, such as
 """
 
 

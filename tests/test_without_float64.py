@@ -11,7 +11,7 @@ from fedprompt._float64 import supports_float64
 from narrow_device import narrow_device
 from same import assert_same
 
-FRACTION = partial(fp.trimmed_mean, fraction=0.2)
+FRACTION = partial(fp.robust.trimmed_mean, fraction=0.2)
 ONE_LIAR = {"num_byzantine": 1}
 
 
@@ -98,10 +98,12 @@ def summed(payloads):
 
 PIECES = {
     "weighted_mean": fp.weighted_mean,
-    "weighted_median": fp.weighted_median,
+    "weighted_median": fp.robust.weighted_median,
     "trimmed_mean": FRACTION,
-    "krum": lambda payloads: fp.krum(alike(payloads), **ONE_LIAR),
-    "multi_krum": lambda payloads: fp.multi_krum(alike(payloads), num_selected=2, **ONE_LIAR),
+    "krum": lambda payloads: fp.robust.krum(alike(payloads), **ONE_LIAR),
+    "multi_krum": lambda payloads: fp.robust.multi_krum(
+        alike(payloads), num_selected=2, **ONE_LIAR
+    ),
     "heterogeneous_means": lambda payloads: fp.heterogeneous_means(
         [payload["prompts"] for payload in payloads], [2, 4, 4, 8, 2]
     ),

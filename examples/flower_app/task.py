@@ -39,7 +39,7 @@ def _load(
         raise ValueError(f"`method` must have a form, and {name} has none.")
     draw = torch.Generator().manual_seed(0)
     # One client more than those that train: a new client.
-    shards = fp.dirichlet(labels[100:], clients + 1, alpha=1.0, min_size=10, generator=draw)
+    shards = fp.data.dirichlet(labels[100:], clients + 1, alpha=1.0, min_size=10, generator=draw)
     positions = dict(enumerate(map(torch.as_tensor, shards)))
     federation = methods.Federation(setting, images[100:], labels[100:], positions)
     return method, federation, test_images, test_labels

@@ -87,9 +87,9 @@ def unlike_trunks(seed: int, *, classes: int, images: int | None) -> Trial:
     train, test = sides(seed, [samples.inverted_rotated])
     drawn = {"num_clients": 15, "generator": np.random.default_rng(seed)}
     if classes < CLASSES:
-        shards = fp.pathological(train.labels, classes_per_client=classes, **drawn)
+        shards = fp.data.pathological(train.labels, classes_per_client=classes, **drawn)
     else:
-        shards = fp.iid(train.labels, **drawn)
+        shards = fp.data.iid(train.labels, **drawn)
     trunks = [digits.trunk(size) for size in "SBL"]
     build = partial(VitSetting, trunks=trunks, num_features=48)
     few = [shard[:images] for shard in shards]
@@ -107,7 +107,7 @@ def one_client(seed: int) -> Trial:
 def few_kinds(seed: int, changes: Sequence[Callable[[Tensor], Tensor]]) -> Trial:
     """Make twenty clients of a few domains, one domain each."""
     train, test = sides(seed, changes)
-    owned = fp.by_domain(train.domains)
+    owned = fp.data.by_domain(train.domains)
     parts = [np.array_split(images, 20 // len(owned)) for images in owned]
     shards = [part for domain in parts for part in domain]
     build = partial(VitSetting, trunks=[digits.trunk("S")])
@@ -119,9 +119,9 @@ def unlike_networks(seed: int, *, alpha: float | None) -> Trial:
     train, test = sides(seed, [samples.inverted_rotated])
     drawn = {"num_clients": 16, "generator": np.random.default_rng(seed)}
     if alpha is None:
-        shards = fp.iid(train.labels, **drawn)
+        shards = fp.data.iid(train.labels, **drawn)
     else:
-        shards = fp.dirichlet(train.labels, alpha=alpha, min_size=40, **drawn)
+        shards = fp.data.dirichlet(train.labels, alpha=alpha, min_size=40, **drawn)
     build = partial(
         NetworkSetting,
         makers=list(TINY.values()),
@@ -151,11 +151,11 @@ def few_shots(seed: int, *, shots: int, classes: int, domains: Sequence[str]) ->
     train, test = placed
     draw = np.random.default_rng(seed)
     if len(domains) > 1:
-        owned = fp.by_domain(train.domains)
+        owned = fp.data.by_domain(train.domains)
         parts = [np.array_split(own, -(-10 // len(domains))) for own in owned]
         shards = [parts[client % len(parts)][client // len(parts)] for client in range(10)]
     else:
-        shards = fp.pathological(train.labels, 10, classes_per_client=classes, generator=draw)
+        shards = fp.data.pathological(train.labels, 10, classes_per_client=classes, generator=draw)
     few = [
         shard[fp.data.few_shot(train.labels[torch.as_tensor(shard)], shots=shots, generator=draw)]
         for shard in shards

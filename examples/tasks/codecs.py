@@ -73,7 +73,7 @@ def as_changes(method: fp.Method) -> fp.Method:
 def method(row: Row, trial: Trial) -> fp.Method:
     """Make FedAvg of changes, with the codec of a row."""
     changes, make = as_changes(plain_method(row, trial)), CODECS[row.title]
-    return changes if make is None else fp.coded(changes, make())
+    return changes if make is None else fp.rounds.coded(changes, make())
 
 
 def make(partition: str, row: Row, *, seed: int, machine: Machine, validate: bool) -> Trial:
@@ -81,7 +81,7 @@ def make(partition: str, row: Row, *, seed: int, machine: Machine, validate: boo
     train, test = sides(seed, [samples.inverted_rotated])
     smallest, rng = len(train.labels) // 30, np.random.default_rng(seed)
     how = {"num_clients": 5, "alpha": 0.3, "min_size": smallest, "generator": rng}
-    shards = fp.dirichlet(train.labels, **how)
+    shards = fp.data.dirichlet(train.labels, **how)
     build = partial(VitSetting, trunks=[digits.trunk("B")])
     budget = VIT | {"rounds": 10, "steps": 12, "cohort_size": 5}
     return trial(build, train, test, shards, seed=seed, **budget).shrunk(machine.shrink)

@@ -144,18 +144,18 @@ def shards(split: Digits, partition: str, count: int, rng: np.random.Generator) 
     """Return the positions of the images of each client."""
     if partition == "dirichlet":
         smallest = len(split.labels) // count // 4
-        return fp.dirichlet(
+        return fp.data.dirichlet(
             split.labels, num_clients=count, alpha=ALPHA, min_size=smallest, generator=rng
         )
     if partition == "few":
-        return [each[:50] for each in fp.iid(split.labels, num_clients=count, generator=rng)]
-    owned, domains = fp.by_domain(split.domains), split.num_domains
+        return [each[:50] for each in fp.data.iid(split.labels, num_clients=count, generator=rng)]
+    owned, domains = fp.data.by_domain(split.domains), split.num_domains
     parts = [np.array_split(each, len(range(k, count, domains))) for k, each in enumerate(owned)]
     return [parts[client % domains][client // domains] for client in range(count)]
 
 
 @cache
-def trunk(size: str) -> fp.Trunk:
+def trunk(size: str) -> fp.interfaces.Trunk:
     """Return a sample network as a trunk: "S", "B" or "L"."""
     return fp.vit_trunk(build_samples.vit(size))
 

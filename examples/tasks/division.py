@@ -57,13 +57,13 @@ def _by_class(
     size = len(labels) // count
     match partition.kind:
         case "iid":
-            return fp.iid(labels, **drawn)
+            return fp.data.iid(labels, **drawn)
         case "dirichlet":
             share = math.ceil(partition.min_share * len(labels))
             smallest = max(min(SMALLEST, size // 4), share)
-            return fp.dirichlet(labels, alpha=partition.alpha, min_size=smallest, **drawn)
+            return fp.data.dirichlet(labels, alpha=partition.alpha, min_size=smallest, **drawn)
         case "overlapping":
-            return fp.dirichlet_overlapping(labels, alpha=partition.alpha, size=size, **drawn)
+            return fp.data.dirichlet_overlapping(labels, alpha=partition.alpha, size=size, **drawn)
         case "classes" if partition.disjoint:
             order = generator.permutation(int(labels.max()) + 1)
             owned = np.array_split(order, count)
@@ -86,7 +86,7 @@ def _few_classes(
     if used < total:
         classes = np.sort(generator.permutation(total)[:used])
     images = np.flatnonzero(np.isin(labels, classes))
-    shards = fp.pathological(
+    shards = fp.data.pathological(
         np.searchsorted(classes, labels[images]),
         count,
         classes_per_client=size,
@@ -104,7 +104,7 @@ def _by_domain(
     generator: np.random.Generator,
 ) -> list[np.ndarray]:
     """Give each domain the same number of clients, and divide its images over them."""
-    owned = fp.by_domain(domains)
+    owned = fp.data.by_domain(domains)
     each, rest = divmod(count, len(owned))
     if rest or not each:
         rule = f"be divisible by the {len(owned)} domains"
@@ -116,7 +116,7 @@ def _by_domain(
         else:
             parts = [
                 images[own]
-                for own in fp.dirichlet(
+                for own in fp.data.dirichlet(
                     labels[images], num_clients=each, alpha=alpha, min_size=1, generator=generator
                 )
             ]

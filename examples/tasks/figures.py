@@ -47,7 +47,7 @@ def run(
     points: dict[str, list[float]] = {"rounds": [], "accuracy": []}
     losses: list[Tensor] = []
     passes: Counter[str] = Counter()  # of this rank's clients, and of all calls
-    counted = fp.counted(with_passes(method, passes), ledger)
+    counted = fp.rounds.counted(with_passes(method, passes), ledger)
     group = dist.group.WORLD if dist.is_initialized() else None
     common = {"domains": clients_by_domain(trial), "newcomers": (), "shared": shared}
     rounds = fp.run_rounds(counted, trial.federation.data, setting.cohorts(), group=group)

@@ -96,7 +96,7 @@ class TailTrunk:
         features = fp.precompute(
             lambda inputs: fp.encode_prompted(plain, inputs).pooled, public, batch_size=64
         )
-        means = fp.mean_tokens(plain, public)
+        means = fp.mean_patch_tokens(plain, public)
         return replace(self, center=features.mean(0), start_tokens=means)
 
 

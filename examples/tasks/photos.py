@@ -90,7 +90,10 @@ class PhotographSetting(VitSetting):
     """Setting whose prompts start at mean tokens, and whose trunks may be convolutional."""
 
     def new_model(
-        self, client: int = 0, *, prompts: Callable[[fp.Trunk], nn.Module | None] | None = None
+        self,
+        client: int = 0,
+        *,
+        prompts: Callable[[fp.interfaces.Trunk], nn.Module | None] | None = None,
     ) -> PromptedModel:
         """Make a model; the initial values depend on the seed, the network and `prompts` alone."""
         trunk = self.trunk_of(client)
@@ -100,7 +103,7 @@ class PhotographSetting(VitSetting):
             model = super().new_model(client, prompts=prompts)
             if model.prompts is not None and trunk.start_tokens is not None:
                 draw = torch.Generator().manual_seed(self.seed)
-                fp.start_at_tokens(model.prompts, trunk.start_tokens, generator=draw)
+                fp.initialize_at(model.prompts, trunk.start_tokens, generator=draw)
         for parameter in (*model.projection.parameters(), *model.head.parameters()):
             parameter.of_head = True
         return model
@@ -182,7 +185,7 @@ def by_domain(
 ) -> list[np.ndarray]:
     """Give each client images of one domain; the domains of clients take turns."""
     number = len(data.domain_names)
-    shards = fp.by_domain(data.domains[train], NUM_CLIENTS, generator=rng)
+    shards = fp.data.by_domain(data.domains[train], NUM_CLIENTS, generator=rng)
     each = NUM_CLIENTS // number
     return [shards[(client % number) * each + client // number] for client in range(NUM_CLIENTS)]
 
@@ -192,7 +195,7 @@ def by_label(
 ) -> list[np.ndarray]:
     """Divide the pairs of domain and class over clients by a Dirichlet distribution."""
     smallest = len(train) // NUM_CLIENTS // 4
-    return fp.dirichlet(
+    return fp.data.dirichlet(
         cells[train], num_clients=NUM_CLIENTS, alpha=ALPHA, min_size=smallest, generator=rng
     )
 
@@ -316,7 +319,7 @@ def efficientnet(sources: Sources) -> nn.Module:
 @cache
 def front(task: str, shifted: bool, sources: Sources, start: int) -> Tensor:
     """Run the first blocks of DINOv2 once for all images of a task."""
-    run = partial(fp.front_tokens, dino(sources), start=start)
+    run = partial(fp.encode_front, dino(sources), start=start)
     return photographs.encoded(run, images_of(task, shifted).images, IMAGE_SIZE)
 
 

@@ -80,7 +80,7 @@ class PreparedTrunk:
         preparation: Function from stored images to prepared ones.
     """
 
-    def __init__(self, trunk: fp.Trunk, preparation: Callable[[Tensor], Tensor]) -> None:
+    def __init__(self, trunk: fp.interfaces.Trunk, preparation: Callable[[Tensor], Tensor]) -> None:
         self.trunk, self.preparation = trunk, preparation
         own = ("prefix", "dim", "depth", "num_features", "patch_size")
         for name in (*own, "block", "normalize", "pool"):

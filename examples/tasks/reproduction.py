@@ -62,7 +62,10 @@ class PaperVits(EpochSetting, VitSetting):
             raise ValueError(f"`batch_size` must be at most {PART}; got {self.batch_size}.")
 
     def new_model(
-        self, client: int = 0, *, prompts: Callable[[fp.Trunk], nn.Module | None] | None = None
+        self,
+        client: int = 0,
+        *,
+        prompts: Callable[[fp.interfaces.Trunk], nn.Module | None] | None = None,
     ) -> PromptedModel:
         """Make a model. A convolutional network has a border in any case.
 

@@ -38,7 +38,7 @@ def aggregate_by_name(
             name, or an aggregator raises. The message then begins with the name.
 
     Example:
-        >>> from fedprompt import weighted_median
+        >>> from fedprompt.robust import weighted_median
         >>> one, two = torch.tensor(1.0), torch.tensor(2.0)
         >>> payloads = [{"head": Weighted(one, one), "keys": Weighted(one, one)},
         ...             {"head": Weighted(two, two), "keys": Weighted(4 * two, two)}]

@@ -19,7 +19,7 @@ def iid_shares(num_clients: int, num_classes: int) -> Shares:
     """Give every client the same share of every class.
 
     :func:`allocate` turns these shares into a stratified split. For a plain random split use
-    :func:`~fedprompt.iid`.
+    :func:`~fedprompt.data.iid`.
 
     Args:
         num_clients: Number of clients, at least 1.

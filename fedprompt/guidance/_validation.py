@@ -78,7 +78,7 @@ def checked_pair(outputs: Any) -> Pair:
     raise wrong_type("model", "return two tensors (guided, logits)", got)
 
 
-def check_call(model: object, learning_rate: float, weight: float) -> None:
+def check_call(model: object, learning_rate: float, guide_weight: float) -> None:
     """Require a module and the numbers of the step, in a place where gradients can be computed."""
     if torch.is_inference_mode_enabled():
         raise RuntimeError(
@@ -87,7 +87,7 @@ def check_call(model: object, learning_rate: float, weight: float) -> None:
         )
     check_module("model", model)
     check_factor("learning_rate", learning_rate, above=0)
-    check_factor("weight", weight)
+    check_factor("guide_weight", guide_weight)
 
 
 def check_trainable(parameters: Mapping[str, Tensor]) -> None:

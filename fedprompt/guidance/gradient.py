@@ -54,7 +54,7 @@ def guide_gradient(
     quiz: Batches,
     *,
     learning_rate: float,
-    weight: float = 1.0,
+    guide_weight: float = 1.0,
     loss: GuideLoss = F.mse_loss,
     update: Update | None = None,
     method: Method = forward_mode,
@@ -90,7 +90,7 @@ def guide_gradient(
             averaged.
         quiz: Batch for the loss after the step, in the same form.
         learning_rate: Learning rate of the step (above 0).
-        weight: Factor of the guide loss, as in local training (at least 0).
+        guide_weight: Factor of the guide loss, as in local training (at least 0).
         loss: Guide loss, twice differentiable: (guided, guides of the samples) to a scalar.
         update: Differentiable function ``(parameters, gradients, learning_rate=...)`` from mappings
             by name to the new parameters. If None, the step is plain gradient descent without
@@ -129,7 +129,7 @@ def guide_gradient(
         Learning", 2024, Eq. 5-7. Eq. 8 and 9 omit the Jacobian of the network, so they are not
         this gradient.
     """
-    check_call(model, learning_rate, weight)
+    check_call(model, learning_rate, guide_weight)
     for argument, function in (("loss", loss), ("method", method)):
         check_function(argument, function)
     if update is not None:
@@ -141,7 +141,7 @@ def guide_gradient(
 
     def study_loss(guided: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
         check_reached(guided)
-        return label_loss(logits, labels) + weight * guide_loss(guided, labels, rows, loss)
+        return label_loss(logits, labels) + guide_weight * guide_loss(guided, labels, rows, loss)
 
     def quiz_loss(guided: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
         return label_loss(logits, labels)
@@ -163,7 +163,7 @@ def guide_gradient(
         for batch in studied:
             tangent = method(_repeat(passes, batch), parameters, direction)
             check_kind("method", tangent, Tensor, "return a tensor")
-            value += weight / len(studied) * _response(rows, batch, tangent, loss)
+            value += guide_weight / len(studied) * _response(rows, batch, tangent, loss)
     return Weighted(value, _studied_classes(rows, studied))
 
 

@@ -26,12 +26,12 @@ def guided_loss(
     labels: Integer[Tensor, " batch"],
     guides: Float[Tensor, "classes dim"] | Weighted,
     *,
-    weight: float = 1.0,
+    guide_weight: float = 1.0,
     loss: GuideLoss = F.mse_loss,
 ) -> Float[Tensor, ""]:
     r"""Add a loss between samples and the guides of their classes to the cross-entropy.
 
-    .. math:: \mathrm{CE}(z, y) + \text{weight} \cdot \ell\big(f, v_y\big)
+    .. math:: \mathrm{CE}(z, y) + \lambda\,  \ell\big(f, v_y\big)
 
     This is Eq. 4 of FedL2G. With the default loss it is also FedProto, if the guides are
     prototypes. It is FedDistill, if they are mean logits and `loss` is the cross-entropy to their
@@ -50,7 +50,7 @@ def guided_loss(
         guides: Table with one row for each class. Gradients flow into it if it requires them. As a
             :class:`Weighted`, it has a weight for each class. Rows of weight 0 may contain
             anything, NaN included. Every positive weight counts the same.
-        weight: Factor of the guide loss, at least 0.
+        guide_weight: Factor :math:`\lambda` of the guide loss, at least 0.
         loss: Function of `guided` and the guide of each sample, both (batch, dim), to a scalar.
             The default is FedL2G's: the mean squared error over batch and dim.
 
@@ -76,7 +76,7 @@ def guided_loss(
         Zhang et al., "FedL2G: Learning to Guide Local Training in Heterogeneous Federated
         Learning", 2024, Eq. 4.
     """
-    check_factor("weight", weight)
+    check_factor("guide_weight", guide_weight)
     check_function("loss", loss)
     checked = checked_guides(guides)
     check_labels("labels", labels, len(checked.table), sync=False)
@@ -85,7 +85,7 @@ def guided_loss(
     if len(labels) == 0:
         empty = checked.table[labels]
         return at_least_single(logits).sum() + at_least_single(guided).sum() + empty.sum()
-    return label_loss(logits, labels) + weight * guide_loss(guided, labels, checked, loss)
+    return label_loss(logits, labels) + guide_weight * guide_loss(guided, labels, checked, loss)
 
 
 def label_loss(logits: Tensor, labels: Tensor) -> Tensor:

@@ -41,7 +41,7 @@ def feddistill(
     """FedDistill."""
     classes = setting.num_classes
     unknown = fp.Weighted(torch.zeros(classes, classes), torch.zeros(classes))
-    guide = {"weight": distillation_weight, "loss": soft_cross_entropy}
+    guide = {"guide_weight": distillation_weight, "loss": soft_cross_entropy}
 
     def train(data, answer, state):
         model, pieces = predict(data, answer, state), []

@@ -25,6 +25,7 @@ from torch import Tensor
 import fedprompt as fp
 from fedprompt.methods.registry import register
 from fedprompt.methods.setting import VitSetting
+from fedprompt.rounds import load_optimizer, optimizer_state
 
 
 class FeatureGenerator(nn.Sequential):
@@ -84,7 +85,7 @@ def fedgen(
         mean = fp.weighted_mean(payloads.values())
         fp.load_values(both, {**state["values"], **fp.named("head", fp.part(mean, "head"))})
         adam = torch.optim.Adam(generator.parameters(), server_rate)
-        fp.load_optimizer(adam, state["adam"])
+        load_optimizer(adam, state["adam"])
         draw = setting.generator(server_round, purpose="generated")
         for _ in range(server_steps):
             features, drawn = generator.draw(sum(known.values(), unknown), setting.batch_size, draw)
@@ -92,7 +93,8 @@ def fedgen(
             adam.zero_grad()
             loss.backward()
             adam.step()
-        return {"values": fp.snapshot(both), "known": known, "adam": fp.optimizer_state(adam)}
+        values = fp.snapshot(both)
+        return {"values": values, "known": known, "adam": optimizer_state(adam)}
 
     def predict(data, answer, state):
         model = setting.model(data.id, state)

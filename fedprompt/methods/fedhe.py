@@ -40,7 +40,7 @@ def fedhe(
         optimizer = data.optimizer(model, learning_rate)
         for images, labels in data.batches():
             logits = model(images)
-            loss = fp.guided_loss(logits, logits, labels, teacher, weight=distillation_weight)
+            loss = fp.guided_loss(logits, logits, labels, teacher, guide_weight=distillation_weight)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

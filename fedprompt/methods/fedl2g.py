@@ -103,11 +103,11 @@ def learn_to_guide(
         followed = weight if data.server_round >= warm_up else 0.0
         optimizer = data.optimizer(model, rate)
         for images, labels in data.batches(among=study):
-            loss = fp.guided_loss(*model(images), labels, guides, weight=followed)
+            loss = fp.guided_loss(*model(images), labels, guides, guide_weight=followed)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-        rates = {"learning_rate": rate, "weight": weight}
+        rates = {"learning_rate": rate, "guide_weight": weight}
         gradient = fp.guide_gradient(model, guides, (images, labels), quiz, **rates)
         return {"guides": gradient}, fp.snapshot(model.model, buffers=True)
 

@@ -54,7 +54,7 @@ def fedyogi(
 
 
 def optimized(
-    setting: VitSetting, update: fp.ServerUpdate[Any, Any], learning_rate: float
+    setting: VitSetting, update: fp.interfaces.ServerUpdate[Any, Any], learning_rate: float
 ) -> fp.Method:
     """Make FedAvg whose server takes the steps of `update`."""
     model = setting.new_model()

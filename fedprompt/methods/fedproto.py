@@ -44,7 +44,7 @@ def fedproto(
         for images, labels in data.batches():
             features = model.features(images)
             logits = model.head(features)
-            loss = fp.guided_loss(features, logits, labels, guide, weight=prototype_weight)
+            loss = fp.guided_loss(features, logits, labels, guide, guide_weight=prototype_weight)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

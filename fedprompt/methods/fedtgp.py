@@ -25,6 +25,7 @@ from torch import Tensor
 import fedprompt as fp
 from fedprompt.methods.registry import register
 from fedprompt.methods.setting import NearestPrototype, VitSetting
+from fedprompt.rounds import load_optimizer, optimizer_state
 
 
 def new_network(classes: int, dim: int) -> nn.Sequential:
@@ -79,7 +80,7 @@ def fedtgp(
         for images, labels in data.batches():
             features = model.features(images)
             logits = model.head(features)
-            loss = fp.guided_loss(features, logits, labels, guide, weight=prototype_weight)
+            loss = fp.guided_loss(features, logits, labels, guide, guide_weight=prototype_weight)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -99,13 +100,13 @@ def fedtgp(
         margin = adaptive_margin(fp.class_means(sent, labels, num_classes=classes), threshold)
         fp.load_values(network, state["network"])
         adam = torch.optim.Adam(network.parameters(), server_rate)
-        fp.load_optimizer(adam, state["adam"])
+        load_optimizer(adam, state["adam"])
         for _ in range(server_steps):
             adam.zero_grad()
             contrastive_loss(sent, labels, network(every), margin).backward()
             adam.step()
         made = fp.Weighted(network(every).detach(), torch.ones(classes))
-        kept = {"network": fp.snapshot(network), "adam": fp.optimizer_state(adam)}
+        kept = {"network": fp.snapshot(network), "adam": optimizer_state(adam)}
         return {"latest": latest, "made": made, **kept}
 
     def predict(data, answer, state):

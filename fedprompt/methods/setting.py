@@ -101,7 +101,7 @@ class Setting:
     def cohort(self, server_round: int) -> list[int]:
         """Draw the clients of a round."""
         draw = fp.stream_generator(self.seed, server_round=server_round, purpose="cohort")
-        return fp.cohort(self.clients, size=self.cohort_size, generator=draw)
+        return fp.sample_clients(self.clients, size=self.cohort_size, generator=draw)
 
     def cohorts(self) -> Iterator[list[int]]:
         """Draw the clients of all rounds, one round after the other."""
@@ -281,13 +281,14 @@ class Federation:
             tensor, or another object whose ``inputs[positions]`` is a batch.
         labels: Their classes.
         shards: Positions of the inputs of each client, by client id; tensors or NumPy arrays, as of
-            :func:`fedprompt.dirichlet`.
+            :func:`fedprompt.data.dirichlet`.
 
     Raises:
         ValueError: If labels or positions are out of range, or a client has no input.
 
     Example:
-        >>> from fedprompt import dirichlet, samples, vit_trunk
+        >>> from fedprompt import samples, vit_trunk
+        >>> from fedprompt.data import dirichlet
         >>> images, labels, *_ = samples.digits()
         >>> shards = dirichlet(labels, 4, alpha=0.5, generator=torch.Generator().manual_seed(0))
         >>> setting = VitSetting(
@@ -355,7 +356,7 @@ class PromptedModel(nn.Module):
 
     def __init__(
         self,
-        trunk: fp.Trunk,
+        trunk: fp.interfaces.Trunk,
         prompts: nn.Module | None,
         num_classes: int,
         *,
@@ -420,12 +421,12 @@ class VitSetting(Setting):
         [48, 64, 48, 64]
     """
 
-    trunks: Sequence[fp.Trunk]
+    trunks: Sequence[fp.interfaces.Trunk]
     num_prompts: int = 8
     num_features: int | None = None
 
     @property
-    def trunk(self) -> fp.Trunk:
+    def trunk(self) -> fp.interfaces.Trunk:
         """The trunk of all clients."""
         (trunk,) = self.trunks
         return trunk
@@ -435,12 +436,15 @@ class VitSetting(Setting):
         """Number of trunks."""
         return len(self.trunks)
 
-    def trunk_of(self, client: int) -> fp.Trunk:
+    def trunk_of(self, client: int) -> fp.interfaces.Trunk:
         """Return the trunk of a client."""
         return self.trunks[client % len(self.trunks)]
 
     def new_model(
-        self, client: int = 0, *, prompts: Callable[[fp.Trunk], nn.Module | None] | None = None
+        self,
+        client: int = 0,
+        *,
+        prompts: Callable[[fp.interfaces.Trunk], nn.Module | None] | None = None,
     ) -> PromptedModel:
         """Make a model; the initial values depend on the seed, the trunk and `prompts` alone.
 

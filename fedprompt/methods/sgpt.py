@@ -47,7 +47,7 @@ class GroupedModel(nn.Module):
         start = setting.new_model(prompts=partial(fp.LayeredPrompts, num, layers=early.tolist()))
         self.shared, self.head = start.prompts, start.head
         self.groups = fp.GroupPrompts(num_groups, 1, self.trunk, layers=layers or late.tolist())
-        rule = partial(fp.select_nearest, offset=offset)
+        rule = partial(fp.selection.select_nearest, offset=offset)
         self.selector = fp.SelectionKeys(num_groups, self.trunk.num_features, selector=rule)
 
     def query(self, images: Tensor) -> Tensor:

@@ -1,11 +1,11 @@
 """Learnable prompts for frozen backbones, and the forward pass that inserts them."""
 
 from fedprompt.prompts.context import ContextPrompts, prompted_text
-from fedprompt.prompts.encode import batch_streams, encode_from, encode_prompted, front_tokens
+from fedprompt.prompts.encode import batch_streams, encode_from, encode_front, encode_prompted
 from fedprompt.prompts.generator import PromptGenerator
 from fedprompt.prompts.low_rank import LowRankContext
 from fedprompt.prompts.padding import PadPrompts
-from fedprompt.prompts.start import mean_tokens, start_at_tokens
+from fedprompt.prompts.start import initialize_at, mean_patch_tokens
 from fedprompt.prompts.visual import DeepPrompts, GroupPrompts, LayeredPrompts, ShallowPrompts
 
 __all__ = [
@@ -19,9 +19,9 @@ __all__ = [
     "ShallowPrompts",
     "batch_streams",
     "encode_from",
+    "encode_front",
     "encode_prompted",
-    "front_tokens",
-    "mean_tokens",
+    "initialize_at",
+    "mean_patch_tokens",
     "prompted_text",
-    "start_at_tokens",
 ]

@@ -48,7 +48,7 @@ def encode_prompted(
     ignores them. Nothing is written into the backbone. Clients can share it, and several
     prompted passes can run over it at the same time.
 
-    If all trainable prompts are late, run the first blocks once with :func:`front_tokens`, and go
+    If all trainable prompts are late, run the first blocks once with :func:`encode_front`, and go
     on from their tokens in every round with :func:`encode_from`.
 
     Args:
@@ -102,7 +102,7 @@ def encode_from(
 
     Args:
         trunk: Frozen backbone.
-        tokens: Tokens from :func:`front_tokens` for the same `start` and streams, in any
+        tokens: Tokens from :func:`encode_front` for the same `start` and streams, in any
             floating-point dtype.
         *streams: The same streams as in a full pass. Prompts of layers below `start` are already
             among the tokens. They must not require gradients, and only their number is read.
@@ -125,7 +125,7 @@ def encode_from(
         >>> model = VisionTransformer(16, 4, embed_dim=8, depth=3, num_heads=2)
         >>> trunk, images = vit_trunk(model), torch.zeros(5, 3, 16, 16)
         >>> late = LayeredPrompts(3, trunk.dim, layers=[2])
-        >>> tokens = front_tokens(trunk, images, start=2)  # once for all rounds
+        >>> tokens = encode_front(trunk, images, start=2)  # once for all rounds
         >>> pooled = encode_from(trunk, tokens, late(), start=2).pooled
         >>> torch.equal(pooled, encode_prompted(trunk, images, late()).pooled)
         True
@@ -138,7 +138,7 @@ def encode_from(
     return _encoded(trunk, range(start, depth), resumed, streams, dtype)
 
 
-def front_tokens(
+def encode_front(
     trunk: Trunk,
     images: Num[Tensor, "batch channels height width"],
     *streams: PromptStream,
@@ -165,7 +165,7 @@ def front_tokens(
         >>> from timm.models.vision_transformer import VisionTransformer
         >>> model = VisionTransformer(16, 4, embed_dim=8, depth=3, num_heads=2)
         >>> trunk, images = vit_trunk(model), torch.zeros(5, 3, 16, 16)
-        >>> tokens = precompute(partial(front_tokens, trunk, start=2), images, batch_size=5)
+        >>> tokens = precompute(partial(encode_front, trunk, start=2), images, batch_size=5)
         >>> tokens.shape, tokens[0].nbytes
         (torch.Size([5, 17, 8]), 544)
     """

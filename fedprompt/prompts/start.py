@@ -20,11 +20,11 @@ from fedprompt.prompts.visual import GroupPrompts, LayeredPrompts, vpt_uniform
 
 
 @torch.no_grad()
-def mean_tokens(trunk: Trunk, images: Num[Tensor, "batch channels height width"]) -> Weighted:
+def mean_patch_tokens(trunk: Trunk, images: Num[Tensor, "batch channels height width"]) -> Weighted:
     """Average the patch tokens before each block, over images and positions.
 
     The result is an entry, so :func:`weighted_mean` averages it over batches and over clients.
-    Each client sends ``4 * depth * dim`` bytes once. :func:`start_at_tokens` writes the mean into
+    Each client sends ``4 * depth * dim`` bytes once. :func:`initialize_at` writes the mean into
     prompts.
 
     Args:
@@ -38,11 +38,11 @@ def mean_tokens(trunk: Trunk, images: Num[Tensor, "batch channels height width"]
         >>> from timm.models.vision_transformer import VisionTransformer
         >>> model = VisionTransformer(16, 4, embed_dim=8, depth=2, num_heads=2)
         >>> trunk, images = vit_trunk(model), torch.rand(6, 3, 16, 16)
-        >>> clients = [mean_tokens(trunk, images[:2]), mean_tokens(trunk, images[2:])]
+        >>> clients = [mean_patch_tokens(trunk, images[:2]), mean_patch_tokens(trunk, images[2:])]
         >>> mean = weighted_mean(clients)
         >>> tuple(mean.value.shape), mean.weight
         ((2, 8), tensor(6.))
-        >>> torch.testing.assert_close(mean, mean_tokens(trunk, images))
+        >>> torch.testing.assert_close(mean, mean_patch_tokens(trunk, images))
     """
     if not isinstance(trunk, Trunk):
         raise wrong_type("trunk", "be a Trunk, such as vit_trunk(model)", type(trunk).__name__)
@@ -61,7 +61,7 @@ def mean_tokens(trunk: Trunk, images: Num[Tensor, "batch channels height width"]
 
 
 @torch.no_grad()
-def start_at_tokens(
+def initialize_at(
     prompts: LayeredPrompts | GroupPrompts,
     means: Weighted,
     *,
@@ -80,7 +80,7 @@ def start_at_tokens(
 
     Args:
         prompts: Visual prompts of any kind. Their tokens are overwritten.
-        means: Result of :func:`mean_tokens`, or its mean over clients.
+        means: Result of :func:`mean_patch_tokens`, or its mean over clients.
         noise: Factor of VPT's noise, at least 0.
         generator: Generator of the noise. If None, torch's global generator is used. Clients of a
             federation start alike if they load the values of one server.
@@ -94,8 +94,8 @@ def start_at_tokens(
         >>> model = VisionTransformer(16, 4, embed_dim=8, depth=2, num_heads=2)
         >>> trunk, images = vit_trunk(model), torch.rand(6, 3, 16, 16)
         >>> prompts = DeepPrompts(3, trunk)
-        >>> start_at_tokens(prompts, mean_tokens(trunk, images), noise=0.0)
-        >>> torch.equal(prompts.tokens[:, 0], mean_tokens(trunk, images).value)
+        >>> initialize_at(prompts, mean_patch_tokens(trunk, images), noise=0.0)
+        >>> torch.equal(prompts.tokens[:, 0], mean_patch_tokens(trunk, images).value)
         True
 
     References:
@@ -119,7 +119,7 @@ def _check_means(means: Weighted, layers: Sequence[int], dim: int) -> None:
     check_entry("means", means)
     value, weight = means
     if value.ndim != 2 or weight.ndim != 0 or value.shape[1] != dim or len(value) <= max(layers):
-        rule = f"be mean_tokens of shape (depth, {dim}), with a depth of at least {max(layers) + 1}"
+        rule = f"have shape (depth, {dim}), with a depth of at least {max(layers) + 1}"
         raise wrong_value("means", rule, tuple(value.shape))
     if not weight > 0:
         raise wrong_value("means.weight", "be above 0", float(weight))

@@ -9,7 +9,7 @@ import fedprompt as fp
 from fedprompt import samples
 torch.set_num_threads(1)  # the network is tiny: more threads only wait for one another
 images, labels, test_images, test_labels = samples.digits()
-shards = fp.dirichlet(labels, 5, alpha=1.0, generator=torch.manual_seed(0))  # 5 clients
+shards = fp.data.dirichlet(labels, 5, alpha=1.0, generator=torch.manual_seed(0))  # 5 clients
 trunk = fp.vit_trunk(samples.vit("B"))  # a small frozen vision transformer
 model = torch.nn.ModuleList([fp.DeepPrompts(8, trunk), torch.nn.Linear(trunk.dim, 10)])
 logits = lambda batch: model[1](fp.encode_prompted(trunk, batch, model[0]()).pooled)

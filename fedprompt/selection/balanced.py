@@ -55,7 +55,7 @@ def select_balanced(
     Example:
         Three of four queries are closer to key 0. One of them is assigned to key 1.
 
-        >>> from fedprompt import select_nearest
+        >>> from fedprompt.selection import select_nearest
         >>> from fedprompt.transport import exact
         >>> query = torch.tensor([[1.0, 0.0], [1.0, 0.2], [1.0, 0.4], [0.0, 1.0]])
         >>> select_nearest(query, torch.eye(2)).indices

@@ -8,15 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedprompt import (
-    Weighted,
-    heterogeneous_means,
-    krum,
-    multi_krum,
-    trimmed_mean,
-    weighted_mean,
-    weighted_median,
-)
+from fedprompt import Weighted, heterogeneous_means, weighted_mean
+from fedprompt.robust import krum, multi_krum, trimmed_mean, weighted_median
 from tolerance import assert_near
 
 MOST = torch.finfo(torch.float64).max

@@ -9,13 +9,11 @@ from fedprompt import (
     Weighted,
     aggregate_by_name,
     ema,
-    krum,
     overwrite,
-    trimmed_mean,
     update_by_name,
     weighted_mean,
-    weighted_median,
 )
+from fedprompt.robust import krum, trimmed_mean, weighted_median
 from refusals import check_refused, refusals
 
 

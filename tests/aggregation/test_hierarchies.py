@@ -12,16 +12,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedprompt import (
-    Weighted,
-    heterogeneous_means,
-    krum,
-    multi_krum,
-    trimmed_mean,
-    weighted_mean,
-    weighted_median,
-)
+from fedprompt import Weighted, heterogeneous_means, weighted_mean
 from fedprompt.privacy import from_sum, to_summable
+from fedprompt.robust import krum, multi_krum, trimmed_mean, weighted_median
 
 FORMS = {"head.weight": ((3,), (2,)), "head.scale": ((), ()), "keys": ((2, 2), (1,))}  # rows, event
 LOGITS = ((4,), (4,))

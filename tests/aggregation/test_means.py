@@ -12,13 +12,10 @@ from fedprompt import (
     aggregate_by_name,
     distances,
     heterogeneous_means,
-    krum,
     mixtures,
-    multi_krum,
-    trimmed_mean,
     weighted_mean,
-    weighted_median,
 )
+from fedprompt.robust import krum, multi_krum, trimmed_mean, weighted_median
 from refusals import check_refused, refusals
 from same import assert_identical
 from tolerance import assert_near

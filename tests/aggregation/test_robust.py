@@ -7,7 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedprompt import Weighted, krum, multi_krum, trimmed_mean, weighted_mean, weighted_median
+from fedprompt import Weighted, weighted_mean
+from fedprompt.robust import krum, multi_krum, trimmed_mean, weighted_median
 from references import robust
 from refusals import check_refused, refusals
 from same import assert_identical

@@ -18,9 +18,9 @@ from fedprompt import (
     encode_prompted,
     image_tokens,
     prompted_text,
-    select_nearest,
     vit_trunk,
 )
+from fedprompt.selection import select_nearest
 from models import tiny_vit
 from tolerance import assert_near
 

@@ -6,7 +6,7 @@ import open_clip
 import pytest
 
 from clips import make_clip
-from fedprompt import check_activation
+from fedprompt.check import activation as check_activation
 
 TRAINED_WITH_QUICK_GELU = [
     ("ViT-B-16", "openai"),

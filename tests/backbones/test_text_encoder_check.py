@@ -6,7 +6,8 @@ import pytest
 import torch.nn as nn
 
 from clips import NAMES, TOKENIZER, TOWERS, draw, make_clip
-from fedprompt import TextTower, check_text_encoder
+from fedprompt import TextTower
+from fedprompt.check import text_encoder as check_text_encoder
 from fedprompt.interfaces import PromptedText
 
 RIGHT = ["CLIP", "custom text, custom blocks", "both ways, end of text", "both ways, last"]

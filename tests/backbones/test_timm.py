@@ -18,13 +18,13 @@ import two_processes
 from fedprompt import (
     DeepPrompts,
     PromptStream,
-    check_trunk,
     encode_from,
+    encode_front,
     encode_prompted,
     freeze,
-    front_tokens,
     vit_trunk,
 )
+from fedprompt.check import trunk as check_trunk
 from models import (
     ACCEPTED,
     ALL_ACCEPTED,
@@ -111,7 +111,7 @@ def test_a_trunk_passes_every_line_of_the_check(accepted):
 def test_late_prompts_equal_the_pass_from_images_bitwise(accepted):
     _, trunk, images = accepted
     stream = PromptStream({2: draw(2, trunk.dim)})
-    tokens = front_tokens(trunk, images, start=2)
+    tokens = encode_front(trunk, images, start=2)
     late = encode_from(trunk, tokens, stream, start=2, image_size=tuple(images.shape[2:]))
     expected = encode_prompted(trunk, images, stream)
     assert torch.equal(late.pooled, expected.pooled)
@@ -307,14 +307,14 @@ def test_dynamic_image_sizes(name, size):
 def test_late_prompts_take_dynamic_image_sizes(name, size):
     trunk, images = vit_trunk(build(row_named(name))), draw(2, 3, *size)
     stream = PromptStream({1: draw(2, trunk.dim)})
-    tokens = front_tokens(trunk, images, start=1)
+    tokens = encode_front(trunk, images, start=1)
     late = encode_from(trunk, tokens, stream, start=1, image_size=size)
     assert torch.equal(late.pooled, encode_prompted(trunk, images, stream).pooled)
 
 
 def test_rotary_positions_of_dynamic_images_need_their_size():
     trunk = vit_trunk(build(row_named("vit_small_patch16_dinov3")))
-    tokens = front_tokens(trunk, draw(2, 3, 48, 80), start=1)
+    tokens = encode_front(trunk, draw(2, 3, 48, 80), start=1)
     message = "`image_size` must be given, because positions depend on height and width; got None."
     with pytest.raises(ValueError, match=re.escape(message)):
         encode_from(trunk, tokens, start=1)
@@ -328,7 +328,7 @@ def test_rotary_positions_of_dynamic_images_need_their_size():
 
 def test_a_model_of_fixed_size_refuses_the_size_of_other_images():
     trunk = vit_trunk(build(row_named("eva02_tiny_patch14_224")))
-    tokens = front_tokens(trunk, draw(2, 3, 56, 56), start=1)
+    tokens = encode_front(trunk, draw(2, 3, 56, 56), start=1)
     message = "`images` must have 26 tokens without prompts, for 5 x 5 patches; got 17."
     with pytest.raises(ValueError, match=re.escape(message)):
         encode_from(trunk, tokens, start=1, image_size=70)
@@ -396,7 +396,7 @@ def test_a_mask_applies_to_late_blocks_too(name):
     mask = random_mask(model.num_prefix_tokens + model.patch_embed.num_patches)
     trunk, images = vit_trunk(model, attention_mask=mask), draw_images(model)
     stream = PromptStream({1: draw(2, trunk.dim)})
-    tokens, size = front_tokens(trunk, images, start=1), tuple(images.shape[2:])
+    tokens, size = encode_front(trunk, images, start=1), tuple(images.shape[2:])
     late = encode_from(trunk, tokens, stream, start=1, image_size=size)
     assert torch.equal(late.pooled, encode_prompted(trunk, images, stream).pooled)
 

@@ -12,14 +12,14 @@ from open_clip.transformer import VisionTransformer
 from errors import raises
 from fedprompt import (
     PromptStream,
-    check_trunk,
     encode_from,
+    encode_front,
     encode_prompted,
     fingerprint,
     freeze,
-    front_tokens,
     vit_trunk,
 )
+from fedprompt.check import trunk as check_trunk
 from models import WINDOWS, WRITE, assert_takes_no_images, installed
 from references.hooks import hooked_blocks
 from tolerance import assert_near
@@ -80,7 +80,7 @@ def test_late_prompts_equal_the_pass_from_images_bitwise(tower):
     _, _, trunk, images = tower
     last = trunk.depth - 1
     early, late = (PromptStream({layer: draw(2, trunk.dim)}) for layer in (0, last))
-    tokens = front_tokens(trunk, images, early, start=last)
+    tokens = encode_front(trunk, images, early, start=last)
     size = tuple(images.shape[2:])
     resumed = encode_from(trunk, tokens, early, late, start=last, image_size=size)
     expected = encode_prompted(trunk, images, early, late)
@@ -99,7 +99,7 @@ def test_a_norm_of_a_late_block_is_trained_with_prompts(name):
     gradients = []
     for cached in (False, True):
         if cached:
-            tokens = front_tokens(trunk, images, start=last).detach()
+            tokens = encode_front(trunk, images, start=last).detach()
             encoded = encode_from(trunk, tokens, start=last)
         else:
             encoded = encode_prompted(trunk, images)

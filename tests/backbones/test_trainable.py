@@ -14,9 +14,9 @@ from fedprompt import (
     LayeredPrompts,
     collect,
     encode_from,
+    encode_front,
     encode_prompted,
     fingerprint,
-    front_tokens,
     load_values,
     snapshot,
     training_only,
@@ -250,7 +250,7 @@ def test_late_lora_goes_with_late_prompts():
     trunk = vit_trunk(model, trainable=[model.blocks[2].mlp, model.norm])
     images = draw_images(model)
     prompts = LayeredPrompts(2, trunk, layers=(2,)).double()
-    tokens = front_tokens(trunk, images, start=2)
+    tokens = encode_front(trunk, images, start=2)
     assert not tokens.requires_grad
     late = encode_from(trunk, tokens, prompts(), start=2).pooled
     expected = encode_prompted(trunk, images, prompts()).pooled
@@ -275,7 +275,7 @@ def test_cached_tokens_behind_trained_parameters_are_refused(part, name):
     model = tiny_vit()
     trunk = vit_trunk(model, trainable=part(model))
     with torch.no_grad():
-        tokens = front_tokens(trunk, draw_images(model), start=2)
+        tokens = encode_front(trunk, draw_images(model), start=2)
     with raises(ValueError, f"because tokens before them are out of date; got 2, behind {name}."):
         encode_from(trunk, tokens, start=2)
 

@@ -14,7 +14,8 @@ from transformers import (
 )
 
 from clips import CONTEXT_LENGTH, NAMES, TOKENIZER, draw, spread
-from fedprompt import TextTower, check_text_encoder, prompted_text, zero_shot_classifier
+from fedprompt import TextTower, prompted_text, zero_shot_classifier
+from fedprompt.check import text_encoder as check_text_encoder
 from fedprompt.interfaces import PromptStream
 from tolerance import assert_near
 

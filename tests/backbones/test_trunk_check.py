@@ -4,9 +4,10 @@ import pytest
 import torch
 
 from errors import raises
-from fedprompt import PromptStream, check_trunk, encode_prompted, vit_trunk
-from fedprompt.backbones.checks.trunk import PromptedRuns
+from fedprompt import PromptStream, encode_prompted, vit_trunk
 from fedprompt.backbones.checks.report import Line, Report, judged
+from fedprompt.backbones.checks.trunk import PromptedRuns
+from fedprompt.check import trunk as check_trunk
 from models import tiny_vit
 from own_trunks import WRONG, AnotherModel, CachedMask, NormalizeIsTheIdentity, PlainTrunk
 from tolerance import assert_near

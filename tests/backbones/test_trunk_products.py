@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fedprompt import DeepPrompts, front_tokens, vit_trunk
+from fedprompt import DeepPrompts, encode_front, vit_trunk
 from models import build, draw_images, row_named
 from towers import TOWERS, build_tower, tower_images
 
@@ -46,7 +46,7 @@ def assert_single_products(trunk, images):
     """Fused attention is one operator, so the blocks have no product of batches."""
     prompts = DeepPrompts(2, trunk.dim, trunk.depth)
     with Operators() as record:
-        front_tokens(trunk, images, prompts(), start=trunk.depth).square().sum().backward()
+        encode_front(trunk, images, prompts(), start=trunk.depth).square().sum().backward()
     assert "aten::bmm" not in record.names
     assert {"aten::addmm", "aten::mm"} <= record.names  # forward and backward are recorded
     assert any("scaled_dot_product" in name for name in record.names)

@@ -47,7 +47,7 @@ def test_late_prompts(meter):
         head = nn.Linear(trunk.num_features, CLASSES)
         late = fp.LayeredPrompts(10, trunk, layers=range(START, 12), replace=True)
         with torch.no_grad():
-            tokens = fp.front_tokens(trunk, images, start=START)
+            tokens = fp.encode_front(trunk, images, start=START)
         calls = {
             "cached": step(trunk, late, head, tokens, start=START),
             "half": step(trunk, late, head, tokens.bfloat16(), start=START),
@@ -85,7 +85,7 @@ def test_block_two_of_sgpt(meter):
         groups = fp.GroupPrompts(GROUPS, 1, trunk, layers=(4, 5, 6), generator=draw)
         head = nn.Linear(trunk.num_features, CLASSES)
         indices = torch.randint(GROUPS, (len(images),), generator=draw)
-        tokens = fp.front_tokens(trunk, images, shared(), start=4)
+        tokens = fp.encode_front(trunk, images, shared(), start=4)
 
         def run(
             inputs, start, trunk=trunk, shared=shared, groups=groups, head=head, indices=indices

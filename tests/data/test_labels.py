@@ -11,8 +11,7 @@ from PIL import Image
 from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, TensorDataset
 from torchvision.datasets import DTD, ImageFolder
 
-from fedprompt import dirichlet
-from fedprompt.data import labels_of
+from fedprompt.data import dirichlet, labels_of
 from refusals import check_refused, refusals
 
 LABELS = [2, 0, 1, 0, 2, 2, 1]

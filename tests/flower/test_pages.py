@@ -30,7 +30,7 @@ def test_the_blocks_of_the_reference_page_run(capsys, monkeypatch, tmp_path):
         fp.stream_generator(0, server_round=server_round, purpose="cohort")
         for server_round in range(2)
     ]
-    drawn = [fp.cohort(range(3), size=2, generator=draw) for draw in draws]
+    drawn = [fp.sample_clients(range(3), size=2, generator=draw) for draw in draws]
     first = sum(10 * (client + 1) for client in drawn[0]) / 20
     weights = {client: 20 if client in drawn[0] else 10 for client in drawn[1]}
     second = first + sum(weight * (client + 1) for client, weight in weights.items()) / sum(

@@ -47,7 +47,7 @@ def test_exchanges_personal_answers_states_and_missing_payloads(exchanges, log):
 
 
 def test_a_coded_method_keeps_the_memory_of_its_codec_at_the_node():
-    made = fp.coded(method(), int8())
+    made = fp.rounds.coded(method(), int8())
     found, _ = over_grid(made)
     assert_equal(tuple(found), tuple(in_process(made)))
     assert found.clients["0"].keys() == {"client", "codec"}
@@ -74,7 +74,7 @@ def test_an_empty_message_is_legal():
 def test_the_ledger_records_every_message_with_its_round():
     ledger, expected = fp.Ledger(), fp.Ledger()
     _, grid = over_grid(method(), ledger=ledger)
-    list(fp.run_rounds(fp.counted(method(), expected), Data, COHORTS))
+    list(fp.run_rounds(fp.rounds.counted(method(), expected), Data, COHORTS))
     assert sorted((each.server_round, each.client, each.direction) for each in ledger.entries) == (
         sorted((each.server_round, each.client, each.direction) for each in expected.entries)
     )

@@ -57,7 +57,7 @@ def test_fedproto_is_class_means_and_a_guided_loss(generator):
         + 0.1 * (features[0] - prototypes[labels[0]]).square().mean()
     )
     torch.testing.assert_close(
-        guided_loss(features[0], logits, labels[0], prototypes, weight=0.1), expected
+        guided_loss(features[0], logits, labels[0], prototypes, guide_weight=0.1), expected
     )
     unknown = Weighted(start, torch.zeros(4))
     torch.testing.assert_close(

@@ -82,14 +82,14 @@ good_loss(guides=Weighted(torch.zeros(4, 3), torch.zeros(()))) \
 -> ValueError: `guides.weight` must have shape (4,); got ()
 good_loss(guides=Weighted(torch.zeros(4, 3), torch.tensor([1.0, -1.0, 0.0, 0.0]))) \
 -> ValueError: `guides.weight` must be finite and at least 0; got -1.0
-good_loss(weight=-0.5) -> ValueError: `weight` must be at least 0; got -0.5
+good_loss(guide_weight=-0.5) -> ValueError: `guide_weight` must be at least 0; got -0.5
 run(model=torch.nn.functional.relu) -> TypeError: `model` must be an nn.Module; got <function relu
 run(guides=torch.zeros(5, 5, dtype=torch.int64)) -> TypeError: `guides` must be a floating-point
 run(guides=torch.zeros(5)) -> ValueError: `guides` must have shape (classes, dim); got (5,)
 run(guides=draw_guides(7)) -> ValueError: `guided` must be floating-point of shape (batch=5, 7)
 run(guides=draw_guides(5, classes=6)) -> ValueError: `logits` must be floating-point of shape
 run(learning_rate=0.0) -> ValueError: `learning_rate` must be above 0; got 0.0
-run(weight=-1.0) -> ValueError: `weight` must be at least 0; got -1.0
+run(guide_weight=-1.0) -> ValueError: `guide_weight` must be at least 0; got -1.0
 run(study=(IMAGES, torch.tensor([0, 1, 5, 0, 0]))) -> ValueError: `study labels` must lie in [0
 run(quiz=[QUIZ[0], (IMAGES, torch.tensor([0, 1, -1, 0, 0]))]) \
 -> ValueError: `quiz[1] labels` must lie in [0, 5); got values from -1 to 1

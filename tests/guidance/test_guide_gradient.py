@@ -61,7 +61,7 @@ def test_gradient_equals_double_backward_for_every_model_and_loss(body, method, 
     guides = draw_guides(WIDTH if features else CLASSES)
     expected = expected_gradient(body, features, loss)
     torch.manual_seed(11)
-    options = {"learning_rate": 0.1, "weight": 0.7, "loss": LOSSES[loss], "method": method}
+    options = {"learning_rate": 0.1, "guide_weight": 0.7, "loss": LOSSES[loss], "method": method}
     checkpoints = body == "vit, dropout, checkpointing"
     falls_back = checkpoints and method is forward_mode and not CHECKPOINTS_HAVE_TANGENTS
     with pytest.warns(UserWarning, match="double_backward") if falls_back else nullcontext():

@@ -14,7 +14,7 @@ def test_guided_loss_by_hand():
         torch.tensor([[0.0, 0.0, 0.0], [0.0, 0.0, 0.0]]),
     )
     guides = torch.tensor([[0.0, 0.0], [1.0, 1.0], [3.0, 0.0]])
-    value = guided_loss(guided, logits, torch.tensor([1, 2]), guides, weight=2.0)
+    value = guided_loss(guided, logits, torch.tensor([1, 2]), guides, guide_weight=2.0)
     # log 3 + 2 * (0 + 1 + 9 + 0) / 4
     torch.testing.assert_close(value, torch.tensor(3.0).log() + 5.0)
     doubled = guided_loss(
@@ -22,7 +22,7 @@ def test_guided_loss_by_hand():
         logits,
         torch.tensor([1, 2]),
         guides,
-        weight=0.5,
+        guide_weight=0.5,
         loss=lambda own, row: (own - row).abs().sum(),
     )
     torch.testing.assert_close(doubled, torch.tensor(3.0).log() + 0.5 * 4)
@@ -39,7 +39,7 @@ def test_samples_without_a_guide_receive_no_gradient_by_hand():
         [[1.0, 2.0], [3.0, 5.0], [1.0, 1.0]], dtype=torch.float64, requires_grad=True
     )
     logits, labels = torch.zeros(3, 3, dtype=torch.float64), torch.tensor([0, 1, 2])
-    loss = guided_loss(guided, logits, labels, UNKNOWN, weight=3.0)
+    loss = guided_loss(guided, logits, labels, UNKNOWN, guide_weight=3.0)
     loss.backward()
     # The loss is log 3 + 3 * (1 + 4 + 0 + 0 + 4 + 1) / 6, and slopes are 3 * 2 * difference / 6.
     torch.testing.assert_close(loss.detach(), torch.tensor(3.0, dtype=torch.float64).log() + 5)
@@ -85,7 +85,7 @@ def test_half_precision_outputs_are_compared_in_float32(dtype):
     guided = torch.zeros(1, 2, dtype=dtype, requires_grad=True)
     logits = torch.tensor([[6e4, -6e4]], dtype=dtype)
     loss = guided_loss(
-        guided, logits, torch.tensor([1]), torch.full((2, 2), 300.0, dtype=dtype), weight=2.0
+        guided, logits, torch.tensor([1]), torch.full((2, 2), 300.0, dtype=dtype), guide_weight=2.0
     )
     assert loss.dtype == torch.float32
     torch.testing.assert_close(loss.item(), 2 * logits[0, 0].item() + 2 * 300.0**2)

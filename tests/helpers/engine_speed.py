@@ -73,8 +73,8 @@ def many_clients(index: int, registered: int, folder: Path) -> None:
 
     method = fp.Method(train, fp.averaging_server(values), predict=lambda *all: None)
     draw, ledger = torch.Generator().manual_seed(SEED), fp.Ledger()
-    cohorts = [fp.cohort(range(registered), size=1000, generator=draw) for _ in range(6)]
-    rounds = fp.run_rounds(fp.counted(method, ledger), Own, cohorts)
+    cohorts = [fp.sample_clients(range(registered), size=1000, generator=draw) for _ in range(6)]
+    rounds = fp.run_rounds(fp.rounds.counted(method, ledger), Own, cohorts)
     next(rounds)
     began = time.perf_counter()
     *_, now = rounds

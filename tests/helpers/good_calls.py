@@ -175,7 +175,7 @@ MORE = """
 >>> from fedprompt.interfaces import PromptStream
 >>> model = VisionTransformer(8, 4, embed_dim=4, depth=2, num_heads=1, num_classes=0)
 >>> trunk, images = vit_trunk(model), torch.rand(2, 3, 8, 8)
->>> tokens = front_tokens(trunk, images, start=1)
+>>> tokens = encode_front(trunk, images, start=1)
 >>> stream = PromptStream({1: torch.ones(2, 4)}, replace=True)
 >>> encoded = encode_from(trunk, tokens, stream, start=1, image_size=8)
 >>> encoded = encode_prompted(trunk, images, stream, depth=2, dtype=torch.float32)
@@ -199,7 +199,7 @@ MORE = """
 >>> values, payload = {"x": torch.zeros(2, 2)}, {"x": entry}
 >>> loss = distillation_loss(query, usage, entry, temperature=2.0)
 >>> logits = cosine_logits(query, query, scale=torch.tensor(2.0))
->>> loss = guided_loss(query, query, usage, entry, weight=0.5)
+>>> loss = guided_loss(query, query, usage, entry, guide_weight=0.5)
 >>> loss = proximal_loss(nn.Linear(2, 2), snapshot(nn.Linear(2, 2)))
 >>> clipped = privacy.clip_norm(payload, max_norm=1.0, center=values)
 >>> random = {"generator": torch.Generator().manual_seed(3)}

@@ -11,7 +11,8 @@ from packaging.version import Version
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 
-from fedprompt import DeepPrompts, Trunk, encode_prompted
+from fedprompt import DeepPrompts, encode_prompted
+from fedprompt.interfaces import Trunk
 from fedprompt.privacy import per_sample
 
 TINY: Mapping[str, object] = {"depth": 3, "embed_dim": 48, "num_heads": 3}

@@ -109,7 +109,7 @@ def last(rank: int, made: fp.Method, cohorts: Any = COHORTS, start: Any = None) 
 def counted_bytes(rank: int) -> int:
     """Count the messages of this rank."""
     ledger = fp.Ledger()
-    last(rank, fp.counted(method(), ledger))
+    last(rank, fp.rounds.counted(method(), ledger))
     return ledger.total()
 
 

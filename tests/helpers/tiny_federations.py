@@ -140,7 +140,7 @@ def federation_of(entry: registry.Entry, family: str, **changes: Any) -> Federat
     return makers[family](**changes)
 
 
-def trunk(dim: int) -> fp.Trunk:
+def trunk(dim: int) -> fp.interfaces.Trunk:
     """A frozen ViT with random weights, two blocks and four patches."""
     torch.manual_seed(0)
     sizes = {"img_size": 8, "patch_size": 4, "in_chans": 1, "num_classes": 0}

@@ -73,7 +73,7 @@ def law_equals_the_differentiated_step(gradient: Gradient, tolerance: float) -> 
             model, guides, STUDY, QUIZ, fedl2g.descend(0.3), weight=0.7
         )
         assert_near_in_norm(
-            gradient(model, guides, STUDY, QUIZ, learning_rate=0.3, weight=0.7).value,
+            gradient(model, guides, STUDY, QUIZ, learning_rate=0.3, guide_weight=0.7).value,
             expected,
             tolerance,
         )
@@ -97,7 +97,7 @@ def law_weights_mark_the_studied_classes(gradient: Gradient, tolerance: float) -
         value, weight = gradient(model, guides, STUDY, quiz, learning_rate=0.3)
         assert weight.tolist() == [1.0, 1.0, 1.0, 1.0, 0.0]
         assert value[4].tolist() == [0.0] * CLASSES
-    value, weight = gradient(model, guides, STUDY, QUIZ, learning_rate=0.3, weight=0.0)
+    value, weight = gradient(model, guides, STUDY, QUIZ, learning_rate=0.3, guide_weight=0.0)
     assert weight.tolist() == [1.0, 1.0, 1.0, 1.0, 0.0]
 
 
@@ -114,7 +114,9 @@ def law_is_linear_in_the_study_samples(gradient: Gradient, tolerance: float) -> 
 
 def law_is_zero_without_guidance(gradient: Gradient, tolerance: float) -> None:
     """L-h: a guide loss of weight 0 gives a gradient of 0."""
-    value, _ = gradient(small(), draw_guides(CLASSES), STUDY, QUIZ, learning_rate=0.3, weight=0.0)
+    value, _ = gradient(
+        small(), draw_guides(CLASSES), STUDY, QUIZ, learning_rate=0.3, guide_weight=0.0
+    )
     assert not value.any()
 
 
@@ -240,7 +242,7 @@ def test_every_public_method_is_in_the_table():
 # Wrong implementations. Each differs in one point from a correct one.
 
 
-def right(model, guides, study, quiz, *, learning_rate, weight=1.0, update=None, **options):
+def right(model, guides, study, quiz, *, learning_rate, guide_weight=1.0, update=None, **options):
     """Call the reference with the signature of the library."""
 
     def step(parameters, gradients):
@@ -256,7 +258,7 @@ def right(model, guides, study, quiz, *, learning_rate, weight=1.0, update=None,
     study, quiz = (
         [batches] if isinstance(batches[0], Tensor) else batches for batches in (study, quiz)
     )
-    value = fedl2g.double_backward(model, guides, study, quiz, step, weight=weight)
+    value = fedl2g.double_backward(model, guides, study, quiz, step, weight=guide_weight)
     torch.set_rng_state(state)
     present = torch.zeros(len(guides))
     present[torch.cat([labels for _, labels in study])] = 1.0
@@ -318,7 +320,7 @@ def averaged_over_each_class(model, guides, study, quiz, **options):
     )
 
 
-def ignoring_the_weight(*args, weight=1.0, **options):
+def ignoring_the_weight(*args, guide_weight=1.0, **options):
     return right(*args, **options)
 
 
@@ -468,6 +470,6 @@ def test_local_training_without_guidance_is_plain_training():
     """L-h: a guide loss of weight 0 leaves the cross-entropy."""
     logits, labels = draw_guides(CLASSES), torch.tensor([0, 1, 2, 3, 3])
     torch.testing.assert_close(
-        guided_loss(logits, logits, labels, draw_guides(CLASSES), weight=0.0),
+        guided_loss(logits, logits, labels, draw_guides(CLASSES), guide_weight=0.0),
         F.cross_entropy(logits, labels),
     )

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import fedprompt.selection
-from fedprompt import PromptSelector, Selection, select_balanced, select_nearest
+from fedprompt.interfaces import PromptSelector, Selection
+from fedprompt.selection import select_balanced, select_nearest
 from fedprompt.transport import exact, newton, sinkhorn
 from generated import examples
 from references.sgpt import cosine, literal_keys

@@ -175,7 +175,9 @@ def test_counted_bytes_are_the_bytes_of_the_encoded_messages():
         return payload, state
 
     plain = list(fp.run_rounds(made, Data, COHORTS))
-    found = list(fp.run_rounds(fp.counted(made._replace(client=train), ledger), Data, COHORTS))
+    found = list(
+        fp.run_rounds(fp.rounds.counted(made._replace(client=train), ledger), Data, COHORTS)
+    )
     assert_equal_rounds(found, plain)
     assert {way: ledger.total(direction=way) for way in sizes} == sizes
     assert ledger.total(client=5, direction="up") == 0 < ledger.total(client=5)
@@ -198,10 +200,12 @@ def test_a_coded_method_sends_what_the_codec_encodes_with_the_memory_of_each_cli
         return payload, state
 
     expected = list(fp.run_rounds(made._replace(client=train), Data, COHORTS))
-    ledger, coded = fp.Ledger(), fp.coded(made, codec)
+    ledger, coded = fp.Ledger(), fp.rounds.coded(made, codec)
     for rounds in range(len(COHORTS)):  # each in a new run, so memory survives a checkpoint
         start = fp.load_checkpoint(tmp_path, default=None)
-        *_, now = islice(fp.run_rounds(fp.counted(coded, ledger), Data, COHORTS, start=start), 1)
+        *_, now = islice(
+            fp.run_rounds(fp.rounds.counted(coded, ledger), Data, COHORTS, start=start), 1
+        )
         fp.save_checkpoint(now, tmp_path)
         assert_same(dict(now.server), dict(expected[rounds].server), ordered=False)
         for client in range(6):
@@ -263,7 +267,7 @@ def test_a_start_that_is_no_round_and_a_codec_without_a_form_are_refused():
     with pytest.raises(TypeError, match="`start` must be a Round or None; got a tuple"):
         next(fp.run_rounds(method(), Data, COHORTS, start=(0, {}, {})))
     with pytest.raises(ValueError, match="`method` must have a `form`, by which"):
-        fp.coded(method()._replace(form=None), int8())
+        fp.rounds.coded(method()._replace(form=None), int8())
 
 
 def test_an_empty_message_is_legal():
@@ -272,19 +276,19 @@ def test_an_empty_message_is_legal():
     server = fp.Server(
         {}, lambda client, state: {}, lambda r, payloads, state: seen.append(payloads) or {}
     )
-    (now,) = fp.run_rounds(fp.coded(made._replace(server=server), int8()), Data, [[2, 0]])
+    (now,) = fp.run_rounds(fp.rounds.coded(made._replace(server=server), int8()), Data, [[2, 0]])
     assert (list(now.clients), seen) == (["2", "0"], [{0: {}, 2: {}}] * 2)
 
 
 def test_a_loaded_optimizer_state_does_not_change_with_later_steps():
     parameter = torch.ones(2, requires_grad=True)
     optimizer = torch.optim.Adam([parameter], 0.1)
-    fp.load_optimizer(optimizer, {})
+    fp.rounds.load_optimizer(optimizer, {})
     parameter.grad = torch.ones(2)
     optimizer.step()
-    state = fp.optimizer_state(optimizer)
+    state = fp.rounds.optimizer_state(optimizer)
     before = state["state"][0]["exp_avg"].clone()
-    fp.load_optimizer(optimizer, state)
+    fp.rounds.load_optimizer(optimizer, state)
     optimizer.step()
     assert torch.equal(state["state"][0]["exp_avg"], before)
     assert not torch.equal(optimizer.state_dict()["state"][0]["exp_avg"], before)
@@ -312,7 +316,7 @@ def test_two_ranks_equal_one_process(ranks, step):
 @pytest.mark.slow
 def test_the_ledgers_of_ranks_sum_to_that_of_one_process(ranks):
     ledger = fp.Ledger()
-    list(fp.run_rounds(fp.counted(method(), ledger), Data, COHORTS))
+    list(fp.run_rounds(fp.rounds.counted(method(), ledger), Data, COHORTS))
     assert sum(results["bytes"][0] for results in ranks) == ledger.total()
 
 

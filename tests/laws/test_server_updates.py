@@ -15,7 +15,6 @@ from torch import Tensor
 
 import fedprompt.aggregation
 from fedprompt import (
-    ServerUpdate,
     Weighted,
     descend,
     ema,
@@ -26,7 +25,7 @@ from fedprompt import (
     overwrite,
     update_by_name,
 )
-from fedprompt.interfaces import ServerRule
+from fedprompt.interfaces import ServerRule, ServerUpdate
 from generated import examples
 from same import assert_identical
 

@@ -9,7 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedprompt import Coupling, TransportSolver, transport
+from fedprompt import transport
+from fedprompt.interfaces import Coupling, TransportSolver
 from fedprompt.transport import dykstra, exact, independent, newton, sinkhorn
 from references.transport import kkt_violation, marginals, planted_cost
 

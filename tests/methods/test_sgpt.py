@@ -114,7 +114,8 @@ def test_a_large_offset_selects_the_nearest_key_in_training():
     query = model.query(vit_federation().inputs)
     model.selector.start_round(torch.tensor([1e3, 0.0, 0.0, 0.0, 0.0]))
     assert torch.equal(
-        model.selector(query).indices, fp.select_nearest(query, model.selector.keys).indices
+        model.selector(query).indices,
+        fp.selection.select_nearest(query, model.selector.keys).indices,
     )
 
 

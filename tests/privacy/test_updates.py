@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chi2, kstest, norm
 
-from fedprompt import Weighted, trimmed_mean, weighted_mean, weighted_median
+from fedprompt import Weighted, weighted_mean
 from fedprompt.privacy import cap_weight, clip_norm, from_sum, gaussian_noise, to_summable
+from fedprompt.robust import trimmed_mean, weighted_median
 from fedprompt.wire import Expected, Header, decode_payload, encode_payload
 from refusals import check_refused, refusals
 from same import assert_identical

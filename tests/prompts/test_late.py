@@ -12,8 +12,8 @@ from fedprompt import (
     LayeredPrompts,
     PromptStream,
     encode_from,
+    encode_front,
     encode_prompted,
-    front_tokens,
     precompute,
     training_only,
     vit_trunk,
@@ -63,14 +63,14 @@ def assert_equal_encodings(encoded, expected):
 def test_a_pass_from_cached_tokens_equals_the_pass_from_images(spec, start, trunk, generator):
     images, streams = draw_images(trunk.model, BATCH), make_streams(spec, generator)
     expected = encode_prompted(trunk, images, *streams)
-    tokens = front_tokens(trunk, images, *streams, start=start)
+    tokens = encode_front(trunk, images, *streams, start=start)
     late = encode_from(trunk, tokens, *streams, start=start)
     assert_equal_encodings(late, expected)
 
 
 def test_depth_ends_a_late_pass_too(trunk, images, generator):
     stream = PromptStream({1: draw(generator, 2, DIM)})
-    tokens = front_tokens(trunk, images, start=1)
+    tokens = encode_front(trunk, images, start=1)
     late = encode_from(trunk, tokens, stream, start=1, depth=2)
     assert_equal_encodings(late, encode_prompted(trunk, images, stream, depth=2))
 
@@ -78,7 +78,7 @@ def test_depth_ends_a_late_pass_too(trunk, images, generator):
 def test_gradients_equal_those_of_the_pass_from_images(trunk, images, generator):
     prompts = LayeredPrompts(2, DIM, layers=(1, 2), generator=generator).double()
     weights = draw(generator, BATCH, DIM)
-    tokens = front_tokens(trunk, images, start=1)
+    tokens = encode_front(trunk, images, start=1)
     gradients = [
         torch.autograd.grad((weights * pooled).sum(), prompts.tokens)[0]
         for pooled in (
@@ -96,7 +96,7 @@ def test_front_tokens_run_the_first_blocks_and_no_others(trunk, images):
     tokens = model.norm_pre(model._pos_embed(model.patch_embed(images)))
     for start in (1, 2, 3):
         tokens = model.blocks[start - 1](tokens)
-        assert torch.equal(front_tokens(trunk, images, start=start), tokens)
+        assert torch.equal(encode_front(trunk, images, start=start), tokens)
 
 
 def test_a_late_pass_does_not_run_the_front(trunk, images):
@@ -104,7 +104,7 @@ def test_a_late_pass_does_not_run_the_front(trunk, images):
     for layer, block in enumerate(trunk.model.blocks):
         block.register_forward_pre_hook(lambda *_, layer=layer: ran.append(layer))
     trunk.model.patch_embed.register_forward_pre_hook(lambda *_: ran.append("embed"))
-    tokens = front_tokens(trunk, images, start=2)
+    tokens = encode_front(trunk, images, start=2)
     assert ran == ["embed", 0, 1]
     encode_from(trunk, tokens, start=2)
     assert ran == ["embed", 0, 1, 2]
@@ -112,7 +112,7 @@ def test_a_late_pass_does_not_run_the_front(trunk, images):
 
 def test_precomputed_tokens_serve_every_batch_of_every_round(trunk, generator):
     images = draw_images(trunk.model, 7)
-    tokens = precompute(partial(front_tokens, trunk, start=2), images, batch_size=3)
+    tokens = precompute(partial(encode_front, trunk, start=2), images, batch_size=3)
     prompts = LayeredPrompts(2, DIM, layers=(2,), generator=generator).double()
     for batch in (torch.tensor([4, 0, 6]), torch.tensor([5])):
         late = encode_from(trunk, tokens[batch], prompts(), start=2).pooled
@@ -123,7 +123,7 @@ def test_tokens_may_be_kept_in_bfloat16(generator):
     model = tiny_vit().float()
     trunk, images = vit_trunk(model), draw_images(model, BATCH)
     stream = PromptStream({2: draw(generator, 2, DIM)})
-    front = partial(front_tokens, trunk, start=2)
+    front = partial(encode_front, trunk, start=2)
     kept = precompute(front, images, batch_size=2, dtype=torch.bfloat16)
     assert kept.element_size() * kept[0].numel() == 2 * 6 * DIM  # class token, register, patches
     late = encode_from(trunk, kept, stream, start=2).pooled
@@ -140,7 +140,7 @@ def test_sgpts_second_block_goes_on_behind_its_frozen_shared_prompts(trunk, imag
     indices = torch.tensor([3, 0, 3])
     model = torch.nn.ModuleDict({"shared": shared, "groups": groups})
     with torch.no_grad():
-        tokens = front_tokens(trunk, images, shared(), start=2)
+        tokens = encode_front(trunk, images, shared(), start=2)
     with training_only(model, groups):
         late = encode_from(trunk, tokens, shared(), groups(indices), start=2)
         expected = encode_prompted(trunk, images, shared(), groups(indices))
@@ -173,7 +173,7 @@ class Resumable(Plain):
 def test_a_trunk_of_your_own_needs_two_more_lines(generator):
     images, stream = draw(generator, 2, 3, 2, 2), PromptStream({1: draw(generator, 1, 2)})
     expected = encode_prompted(Plain(), images, stream)
-    tokens = front_tokens(Plain(), images, start=1)
+    tokens = encode_front(Plain(), images, start=1)
     assert_equal_encodings(encode_from(Resumable(), tokens, stream, start=1), expected)
     assert isinstance(Resumable(), ResumableTrunk)
     with raises(
@@ -203,14 +203,14 @@ def test_a_trunk_of_your_own_needs_two_more_lines(generator):
     ],
 )
 def test_a_wrong_start_is_refused(arguments, error, message, trunk, images):
-    tokens = front_tokens(trunk, images, start=1)
+    tokens = encode_front(trunk, images, start=1)
     with raises(error, message):
         encode_prompted(trunk, tokens, **arguments)
 
 
 @pytest.mark.bad_input
 def test_images_and_tokens_are_not_mistaken_for_each_other(trunk, images):
-    tokens = front_tokens(trunk, images, start=2)
+    tokens = encode_front(trunk, images, start=2)
     rule = "`images` must be tokens of shape (batch, seq, 12), because `start` is 2; got a "
     for wrong, got in (
         (images, "float64 tensor of shape (3, 3, 16, 16)"),
@@ -228,7 +228,7 @@ def test_images_and_tokens_are_not_mistaken_for_each_other(trunk, images):
 
 @pytest.mark.bad_input
 def test_tokens_of_another_number_of_patches_are_refused(trunk, images):
-    tokens = front_tokens(trunk, images, start=2)
+    tokens = encode_front(trunk, images, start=2)
     for size in (None, 16, (16, 16)):
         with raises(ValueError, "`tokens` must have 6 tokens without prompts, for 2 x 2 patches;"):
             encode_from(trunk, tokens[:, :-1], start=2, image_size=size)
@@ -236,7 +236,7 @@ def test_tokens_of_another_number_of_patches_are_refused(trunk, images):
 
 @pytest.mark.bad_input
 def test_tokens_must_contain_the_early_prompts_of_the_streams(trunk, images, generator):
-    tokens = front_tokens(trunk, images, start=1)
+    tokens = encode_front(trunk, images, start=1)
     stream = PromptStream({0: draw(generator, 2, DIM)})
     with raises(ValueError, "`tokens` must have 6 tokens without prompts, for 2 x 2 patches;"):
         encode_from(trunk, tokens, stream, start=1)  # the front ran without the prompts
@@ -247,7 +247,7 @@ def test_tokens_must_contain_the_early_prompts_of_the_streams(trunk, images, gen
 @pytest.mark.bad_input
 def test_trainable_prompts_before_the_start_are_refused(trunk, images, generator):
     prompts = DeepPrompts(1, DIM, DEPTH, generator=generator).double()
-    tokens = front_tokens(trunk, images, prompts(), start=2).detach()
+    tokens = encode_front(trunk, images, prompts(), start=2).detach()
     with raises(
         ValueError,
         "`streams[0].layers[0]` must not require gradients, because block 0 is before `start`;",
@@ -261,27 +261,27 @@ def test_trainable_prompts_before_the_start_are_refused(trunk, images, generator
 @pytest.mark.bad_input
 def test_front_tokens_refuses_what_encode_prompted_refuses(trunk, images):
     with raises(TypeError, "`trunk` must be a Trunk, such as vit_trunk(model); got str."):
-        front_tokens("vit", images, start=1)
+        encode_front("vit", images, start=1)
     with raises(TypeError, "`images` must be floating-point of shape"):
-        front_tokens(trunk, images.byte(), start=1)
+        encode_front(trunk, images.byte(), start=1)
     with raises(ValueError, "`start` must be at least 1; got 0."):
-        front_tokens(trunk, images, start=0)
+        encode_front(trunk, images, start=0)
     with raises(ValueError, "`start` must be at most the trunk's 3 blocks; got 4."):
-        front_tokens(trunk, images, start=4)
+        encode_front(trunk, images, start=4)
     with raises(ValueError, "`streams[0].layers` must be among the 3 blocks 0 to 2; got 3."):
-        front_tokens(trunk, images, PromptStream({3: torch.zeros(1, DIM)}), start=1)
+        encode_front(trunk, images, PromptStream({3: torch.zeros(1, DIM)}), start=1)
 
 
 @pytest.mark.bad_input
 def test_tokens_on_another_device_are_refused(trunk, images):
-    tokens = front_tokens(trunk, images, start=1).to("meta")
+    tokens = encode_front(trunk, images, start=1).to("meta")
     with raises(ValueError, "`images` must be on the trunk's device cpu; got meta."):
         encode_from(trunk, tokens, start=1)
 
 
 @pytest.mark.bad_input
 def test_a_trunk_that_is_no_longer_frozen_is_refused(trunk, images):
-    tokens = front_tokens(trunk, images, start=1)
+    tokens = encode_front(trunk, images, start=1)
     trunk.model.blocks[2].train()
     with raises(ValueError, "`trunk` must stay in eval mode"):
         encode_from(trunk, tokens, start=1)

@@ -14,8 +14,8 @@ from fedprompt import (
     ShallowPrompts,
     Weighted,
     encode_prompted,
-    mean_tokens,
-    start_at_tokens,
+    initialize_at,
+    mean_patch_tokens,
     vit_trunk,
     weighted_mean,
 )
@@ -52,7 +52,7 @@ def reference_means(model, images):
 
 
 def test_means_are_those_of_the_inputs_of_the_models_own_blocks(model, trunk, images):
-    value, weight = mean_tokens(trunk, images)
+    value, weight = mean_patch_tokens(trunk, images)
     assert_near(value, reference_means(model, images).float())
     assert (value.dtype, weight.item()) == (torch.float32, BATCH)
     assert not value.requires_grad
@@ -60,26 +60,26 @@ def test_means_are_those_of_the_inputs_of_the_models_own_blocks(model, trunk, im
 
 def test_clients_with_unequal_numbers_of_images_share_one_mean(trunk, model):
     images = draw_images(model, 7)
-    mean = weighted_mean(mean_tokens(trunk, own) for own in images.split([1, 4, 2]))
-    expected = mean_tokens(trunk, images)
+    mean = weighted_mean(mean_patch_tokens(trunk, own) for own in images.split([1, 4, 2]))
+    expected = mean_patch_tokens(trunk, images)
     assert_near(mean.value, expected.value)
     assert mean.weight == expected.weight == 7
-    unweighted = sum(mean_tokens(trunk, own).value for own in images.split([1, 4, 2])) / 3
+    unweighted = sum(mean_patch_tokens(trunk, own).value for own in images.split([1, 4, 2])) / 3
     assert (unweighted - expected.value).abs().max() > 1e-3
 
 
 @every_kind
 def test_tokens_are_the_mean_of_their_layer_plus_a_part_of_vpts_noise(kind, trunk, images):
-    means = mean_tokens(trunk, images)
+    means = mean_patch_tokens(trunk, images)
     prompts = kind(50, trunk)
     parameter = prompts.tokens
-    start_at_tokens(prompts, means, noise=0.0)
+    initialize_at(prompts, means, noise=0.0)
     for row, layer in enumerate(prompts.layers):
         rows = prompts.tokens.select(-3, row).reshape(-1, DIM)
         assert torch.equal(rows, means.value[layer].expand_as(rows))
     exact = prompts.tokens.detach().clone()
     for noise in (0.1, 1.0):
-        start_at_tokens(prompts, means, noise=noise, generator=torch.Generator().manual_seed(3))
+        initialize_at(prompts, means, noise=noise, generator=torch.Generator().manual_seed(3))
         drawn = kind(50, trunk, generator=torch.Generator().manual_seed(3)).tokens
         assert_near(prompts.tokens, exact + noise * drawn)  # a second call starts anew
     assert prompts.tokens is parameter
@@ -106,7 +106,7 @@ def test_where_all_patches_are_alike_the_feature_does_not_move(kind):
     images = torch.tensor([0.3, -1.0, 0.7], dtype=torch.float64)[:, None, None, None]
     images = images.expand(3, 3, 16, 16)[:1]
     prompts = kind(5, trunk)
-    start_at_tokens(prompts, mean_tokens(trunk, images), noise=0.0)
+    initialize_at(prompts, mean_patch_tokens(trunk, images), noise=0.0)
     assert moved(trunk, images, prompts) < 1e-6  # float32 means
 
 
@@ -115,7 +115,7 @@ def start_fresh(prompts, trunk, images):
 
 
 def start_at_first_layer(prompts, trunk, images):
-    value, weight = mean_tokens(trunk, images)
+    value, weight = mean_patch_tokens(trunk, images)
     start_exactly(prompts, Weighted(value[:1].expand_as(value), weight))
 
 
@@ -134,11 +134,11 @@ def start_at_class_token(prompts, trunk, images):
 
 
 def start_right(prompts, trunk, images):
-    start_exactly(prompts, mean_tokens(trunk, images))
+    start_exactly(prompts, mean_patch_tokens(trunk, images))
 
 
 def start_exactly(prompts, means):
-    start_at_tokens(prompts, means, noise=0.0)
+    initialize_at(prompts, means, noise=0.0)
 
 
 MOST = 0.2
@@ -191,12 +191,12 @@ def test_wrong_starts_move_it_further(wrong):
         (
             {"means": Weighted(torch.zeros(2, 12), torch.tensor(1.0))},
             ValueError,
-            "`means` must be mean_tokens of shape (depth, 12), with a depth of at least 3; got (2,",
+            "`means` must be mean_patch_tokens of shape (depth, 12), with a depth of at least 3; got (2,",
         ),
         (
             {"means": Weighted(torch.zeros(3, 8), torch.tensor(1.0))},
             ValueError,
-            "`means` must be mean_tokens of shape (depth, 12), with a depth of at least 3; got (3,",
+            "`means` must be mean_patch_tokens of shape (depth, 12), with a depth of at least 3; got (3,",
         ),
         (
             {"means": Weighted(torch.zeros(3, 12), torch.tensor(0.0))},
@@ -216,15 +216,15 @@ def test_a_bad_start_is_refused_and_changes_nothing(changes, error, message):
     good = {"prompts": prompts, "means": Weighted(torch.zeros(3, 12), torch.tensor(1.0))}
     arguments = good | changes
     with raises(error, message):
-        start_at_tokens(arguments.pop("prompts"), arguments.pop("means"), **arguments)
+        initialize_at(arguments.pop("prompts"), arguments.pop("means"), **arguments)
     assert torch.equal(prompts.tokens, before)
 
 
 @pytest.mark.bad_input
 def test_mean_tokens_refuses_bad_images(trunk, images):
     with raises(TypeError, "`trunk` must be a Trunk, such as vit_trunk(model); got str."):
-        mean_tokens("vit", images)
+        mean_patch_tokens("vit", images)
     with raises(TypeError, "`images` must be floating-point of shape"):
-        mean_tokens(trunk, images.byte())
+        mean_patch_tokens(trunk, images.byte())
     with raises(ValueError, "`images` must contain at least one image; got none."):
-        mean_tokens(trunk, images[:0])
+        mean_patch_tokens(trunk, images[:0])

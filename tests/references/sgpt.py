@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedprompt import Selection
+from fedprompt.interfaces import Selection
 
 Row = list[float]
 

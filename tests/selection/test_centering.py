@@ -13,11 +13,16 @@ from fedprompt import (
     collect,
     key_loss,
     load_values,
-    select_nearest,
     snapshot,
     weighted_mean,
 )
-from fedprompt.selection import CenteredQueries, contingency_table, query_mean, selection_health
+from fedprompt.selection import (
+    CenteredQueries,
+    contingency_table,
+    query_mean,
+    select_nearest,
+    selection_health,
+)
 from refusals import check_refused, refusals
 from same import assert_identical
 from tolerance import assert_near

@@ -13,12 +13,12 @@ from scipy.stats import entropy
 from sklearn.metrics import normalized_mutual_info_score
 from sklearn.metrics.cluster import contingency_matrix
 
-from fedprompt import select_nearest
 from fedprompt.selection import (
     clustering_accuracy,
     contingency_table,
     orthogonal_keys,
     revive_keys,
+    select_nearest,
     selection_health,
 )
 from references.sgpt import cosine

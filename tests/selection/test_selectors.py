@@ -11,8 +11,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linear_sum_assignment
 
-from fedprompt import Coupling, SelectionKeys, key_loss, select_balanced, select_nearest
-from fedprompt.selection import orthogonal_keys
+from fedprompt import SelectionKeys, key_loss
+from fedprompt.interfaces import Coupling
+from fedprompt.selection import orthogonal_keys, select_balanced, select_nearest
 from fedprompt.transport import exact, sinkhorn
 from references.sgpt import choices, cosine, literal_keys
 from refusals import check_refused, refusals

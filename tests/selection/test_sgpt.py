@@ -46,7 +46,7 @@ class Model(nn.Module):
 
     def second(self, images, indices):
         """Block II and inference: the mean of the pooled token and the groups' own tokens."""
-        pooled, streams = fp.encode_prompted(TRUNK, images, self.shared(), self.groups(indices))
+        pooled, streams, _ = fp.encode_prompted(TRUNK, images, self.shared(), self.groups(indices))
         return self.head(torch.cat([pooled[:, None], streams[1]], 1).mean(1))
 
     def forward(self, images):
@@ -203,7 +203,7 @@ def test_without_group_prompts_sgpt_is_vpt_with_accumulated_prompts(pool):
         2, DIM, layers=(0, 1, 3), generator=torch.Generator().manual_seed(0)
     ).double()
     empty = fp.GroupPrompts(5, 0, DIM, layers=(1, 2)).double()
-    pooled, streams = fp.encode_prompted(
+    pooled, streams, _ = fp.encode_prompted(
         fp.vit_trunk(backbone), images, shared(), empty(torch.tensor([4, 0, 0]))
     )
     expected, _ = prompted_vit(backbone, images, [(shared().layers, False)])

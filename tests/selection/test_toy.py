@@ -53,13 +53,13 @@ class Run(NamedTuple):
 
 
 def plain_cosine(query, keys, *, usage=None):
-    return fp.select_nearest(query, keys)
+    return fp.selection.select_nearest(query, keys)
 
 
 @cache
 def federate(
     seed: int,
-    select=fp.select_nearest,
+    select=fp.selection.select_nearest,
     *,
     own_counts: bool = True,
     revive: bool = False,
@@ -78,7 +78,7 @@ def federate(
     state = server.init(values)
     for _ in range(rounds):
         payloads = []
-        for client in fp.cohort(range(CLIENTS), size=COHORT, generator=generator):
+        for client in fp.sample_clients(range(CLIENTS), size=COHORT, generator=generator):
             fp.load_values(selector, values)
             selector.start_round(usage)
             if revive and chosen:
@@ -110,7 +110,7 @@ def federate(
 
 
 def table(query, cluster, keys):
-    indices = fp.select_nearest(query.reshape(-1, DIM), keys).indices
+    indices = fp.selection.select_nearest(query.reshape(-1, DIM), keys).indices
     return fp.selection.contingency_table(
         indices, cluster.flatten(), num_groups=CLUSTERS, num_classes=CLUSTERS
     )
@@ -180,7 +180,9 @@ def test_select_balanced_finds_the_clusters_if_batches_are_mixed():
     """Every client has samples of all clusters, so equal shares of every batch are right."""
     query, cluster = draw(0).query.reshape(-1, DIM), draw(0).cluster.flatten()
     generator = torch.Generator().manual_seed(1000)
-    select = partial(fp.select_balanced, solver=partial(fp.transport.sinkhorn, epsilon=0.05))
+    select = partial(
+        fp.selection.select_balanced, solver=partial(fp.transport.sinkhorn, epsilon=0.05)
+    )
     selector = fp.SelectionKeys(CLUSTERS, DIM, selector=select, generator=generator)
     optimizer = torch.optim.SGD(selector.parameters(), 0.1, 0.9)
     before = fp.selection.selection_health(table(query, cluster, selector.keys))

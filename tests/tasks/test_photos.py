@@ -59,7 +59,7 @@ def whole():
 def tail(trunk, images, **changes):
     fields = {"start": 1, "end": 4, "image_size": 16}
     fields |= changes
-    tokens = fp.front_tokens(trunk, images, start=fields["start"])
+    tokens = fp.encode_front(trunk, images, start=fields["start"])
     return TailTrunk(trunk, tokens, **fields)
 
 
@@ -93,7 +93,7 @@ def test_features_of_public_images_have_mean_zero_and_prompts_start_at_their_tok
     )
     assert before.shape == (3, 16)
     torch.testing.assert_close(after, before - before.mean(0))
-    expected = fp.mean_tokens(trunk, images[public]).value[1:]
+    expected = fp.mean_patch_tokens(trunk, images[public]).value[1:]
     torch.testing.assert_close(adapted.start_tokens.value, expected)
 
 
@@ -131,7 +131,7 @@ def test_clients_with_networks_of_three_kinds_have_their_own_widths_and_start():
     assert model.trunk is setting.trunks[0]
     rng = torch.Generator().manual_seed(0)
     expected = fp.DeepPrompts(4, model.trunk)
-    fp.start_at_tokens(expected, model.trunk.start_tokens, generator=rng)
+    fp.initialize_at(expected, model.trunk.start_tokens, generator=rng)
     assert torch.equal(model.prompts.tokens, expected.tokens)
     first, second = (fp.snapshot(setting.new_model(2)) for _ in range(2))
     assert all(torch.equal(value, second[name]) for name, value in first.items())

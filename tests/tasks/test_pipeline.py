@@ -169,8 +169,8 @@ def trunk():
 def test_prepared_trunk_equals_trunk_on_prepared_images(trunk, generator):
     images, prepare = noise(4, 48, 48), Preparation(32, **PREPARE)
     assert torch.equal(
-        fp.mean_tokens(PreparedTrunk(trunk, prepare), images).value,
-        fp.mean_tokens(trunk, prepare(images)).value,
+        fp.mean_patch_tokens(PreparedTrunk(trunk, prepare), images).value,
+        fp.mean_patch_tokens(trunk, prepare(images)).value,
     )
     prompts = fp.DeepPrompts(3, trunk, generator=generator)
     ours = PreparedTrunk(trunk, prepare)
@@ -180,8 +180,8 @@ def test_prepared_trunk_equals_trunk_on_prepared_images(trunk, generator):
     ]
     assert torch.equal(results[0].pooled, results[1].pooled)
     fronts = [
-        fp.front_tokens(ours, images, start=1),
-        fp.front_tokens(trunk, prepare(images), start=1),
+        fp.encode_front(ours, images, start=1),
+        fp.encode_front(trunk, prepare(images), start=1),
     ]
     assert torch.equal(*fronts)
     late = [fp.encode_from(each, fronts[0], start=1).pooled for each in (ours, trunk)]
@@ -190,7 +190,7 @@ def test_prepared_trunk_equals_trunk_on_prepared_images(trunk, generator):
 
 def test_prepared_trunk_is_a_trunk(trunk):
     ours = PreparedTrunk(trunk, Preparation(32))
-    assert isinstance(ours, fp.Trunk)
+    assert isinstance(ours, fp.interfaces.Trunk)
     assert copy.deepcopy(ours) is ours
     assert fp.fingerprint(ours) == fp.fingerprint(trunk)
 

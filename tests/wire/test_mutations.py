@@ -16,7 +16,8 @@ import pytest
 import torch
 
 from blobs import content, mended
-from fedprompt import Weighted, codecs, weighted_mean, weighted_median
+from fedprompt import Weighted, codecs, weighted_mean
+from fedprompt.robust import weighted_median
 from fedprompt.wire import (
     Expected,
     Header,
