@@ -1,5 +1,6 @@
 """Measurements for the benchmarks: CPU time and peak memory, in one process and one thread."""
 
+import platform
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -26,6 +27,18 @@ def pytest_configure(config: pytest.Config) -> None:
         for argument in config.args
     ):
         config.option.markexpr = "benchmark and not gpu"
+
+
+def _processor() -> str:
+    """Return the model and the instruction set of the processor, and the number of threads."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = [line.partition(": ")[2] for line in lines if line.startswith("model name")]
+    model = names[0] if names else platform.processor()
+    return f"{model}, {torch.backends.cpu.get_cpu_capability()}, 1 thread"
+
+
+PROCESSOR = _processor()
 
 
 class Meter:
@@ -118,7 +131,7 @@ class Meter:
             "",
         )
         with self.capsys.disabled():
-            print(f"\n  {title}: {ratio:.2f}{bound}", end="")
+            print(f"\n  {title}: {ratio:.2f}{bound} [{PROCESSOR}]", end="")
         if self.check:
             assert at_most is None or ratio <= at_most, f"{title}: {ratio:.3f} > {at_most}"
             assert at_least is None or ratio >= at_least, f"{title}: {ratio:.3f} < {at_least}"
