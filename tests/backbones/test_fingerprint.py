@@ -297,37 +297,12 @@ def test_a_payload_for_another_backbone_is_refused_with_the_part_that_differs(ot
 @pytest.mark.parametrize(
     ("arguments", "options", "error", "reason"),
     [
-        (
-            (tiny_vit(),),
-            {},
-            TypeError,
-            r"`backbone` must be a trunk or a text tower that keeps its nn\.Module as `model`, or",
-        ),
+        ((tiny_vit(),), {}, TypeError, "`backbone` must be a trunk or a text tower that keeps"),
         ((None,), {}, TypeError, r"`backbone` must be a trunk or a text tower.*; got None"),
-        (
-            (vit_trunk(tiny_vit()), DeepPrompts(2, 12, 3)),
-            {},
-            TypeError,
-            r"`streams\[0\]` must be a PromptStream; call the prompt module; got DeepPrompts",
-        ),
-        (
-            (vit_trunk(tiny_vit()),),
-            {"class_names": "cat"},
-            TypeError,
-            r"`class_names` must be a sequence of strings; got 'cat'",
-        ),
-        (
-            (vit_trunk(tiny_vit()),),
-            {"class_names": [1]},
-            TypeError,
-            r"`class_names\[0\]` must be a string; got 1",
-        ),
-        (
-            (vit_trunk(tiny_vit()),),
-            {"name_position": "end"},
-            TypeError,
-            r"`name_position` must be an integer; got 'end'",
-        ),
+        ((vit_trunk(tiny_vit()), DeepPrompts(2, 12, 3)), {}, TypeError, r"`streams\[0\]` must"),
+        ((vit_trunk(tiny_vit()),), {"class_names": "cat"}, TypeError, "`class_names` must be a"),
+        ((vit_trunk(tiny_vit()),), {"class_names": [1]}, TypeError, r"`class_names\[0\]` must"),
+        ((vit_trunk(tiny_vit()),), {"name_position": "end"}, TypeError, "`name_position` must"),
     ],
 )
 def test_bad_arguments_are_refused_by_name(arguments, options, error, reason):

@@ -222,11 +222,7 @@ def test_a_frozen_tower_has_gradients_for_pixels_only():
     ("make", "error", "message"),
     [
         (lambda: nn.Linear(1, 1), TypeError, "have one of open_clip's image towers; got Linear"),
-        (
-            lambda: clip_with(nn.Linear(1, 1)),
-            TypeError,
-            "have one of open_clip's image towers; got one of type Linear",
-        ),
+        (lambda: clip_with(nn.Linear(1, 1)), TypeError, "have one of open_clip's image towers;"),
         (
             lambda: make_clip(
                 vocab_size=64, vision={"attentional_pool": True, "attn_pooler_heads": 2}
@@ -234,26 +230,14 @@ def test_a_frozen_tower_has_gradients_for_pixels_only():
             TypeError,
             "whose queries are not patches",
         ),
-        (
-            lambda: make_clip(vocab_size=64, vision={"pool_type": "none"}),
-            TypeError,
-            "pool a class token or patches",
-        ),
-        (
-            lambda: clip_with(timm_tower("resnet10t", "abs_attn", "")),
-            TypeError,
-            "whose head pools feature maps of one fixed size",
-        ),
+        (lambda: make_clip(vocab_size=64, vision={"pool_type": "none"}), TypeError, "pool a clas"),
+        (lambda: clip_with(timm_tower("resnet10t", "abs_attn", "")), TypeError, "whose head pool"),
         (
             lambda: clip_with(timm_tower("test_vit3", "", "none", img_size=160, global_pool="")),
             TypeError,
             "pool its image tokens",
         ),
-        (
-            lambda: make_clip().train(),
-            ValueError,
-            r"be in eval mode, as freeze\(clip_model\) leaves it",
-        ),
+        (lambda: make_clip().train(), ValueError, r"be in eval mode, as freeze\(clip_model\)"),
     ],
 )
 def test_towers_without_features_of_patches_are_refused(make, error, message):
@@ -266,11 +250,7 @@ def test_towers_without_features_of_patches_are_refused(make, error, message):
     ("make", "shape", "message"),
     [
         (make_clip, (2, 3, 224, 224), "have the model's size (16, 16), because its positions are"),
-        (
-            make_clip,
-            (2, 16, 16, 3),
-            "have 3 channels in front of height and width; call images.per",
-        ),
+        (make_clip, (2, 16, 16, 3), "have 3 channels in front of height and width; call"),
     ],
 )
 def test_images_that_do_not_fit_are_refused(make, shape, message):

@@ -61,11 +61,7 @@ LONG = " ".join(["polar bear"] * 20)
         (3, TypeError, "`names` must be a sequence of strings; got 3"),
         (["cat", 3], TypeError, "`names` must be strings; got 3"),
         ([], ValueError, "`names` must contain at least one string"),
-        (
-            ["cat", ""],
-            ValueError,
-            "`names` must have at least 1 token and at most 21; got '' with 0",
-        ),
+        (["cat", ""], ValueError, "`names` must have at least 1 token and at most 21; got ''"),
         (["cat", " _ "], ValueError, "got ' _ ' with 0"),
         (
             ["cat", LONG],
@@ -132,19 +128,10 @@ def coca():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (
-            coca,
-            r"be an open_clip CLIP or CustomTextCLIP \(CoCa adds a token\), .*; got CoCa",
-        ),
+        (coca, r"be an open_clip CLIP or CustomTextCLIP \(CoCa adds a token\), .*; got CoCa"),
         (lambda: nn.Linear(1, 1), "be an open_clip CLIP or CustomTextCLIP .* got Linear"),
-        (
-            lambda: with_text(nn.Linear(1, 1)),
-            r"have a text tower that takes embeddings \(a Hugging Face tower takes token ids only",
-        ),
-        (
-            lambda: make_clip(custom=True, embed_cls=True),
-            "it adds a token, as CoCa does",
-        ),
+        (lambda: with_text(nn.Linear(1, 1)), r"have a text tower that takes embeddings \(a"),
+        (lambda: make_clip(custom=True, embed_cls=True), "it adds a token, as CoCa does"),
         (lambda: make_clip(embed_cls=True), "it adds a token, as CoCa does"),
         (padding_masked, "it masks padding by token ids"),
         (lambda: make_clip(custom=True, pool_type="none"), "it does not pool"),
@@ -161,21 +148,9 @@ def test_towers_that_cannot_take_embeddings_are_refused(make, message):
     ("tokenizer", "error", "message"),
     [
         ("ViT-B-16", TypeError, "`tokenizer` must be a tokenizer of open_clip"),
-        (
-            WordTokenizer(end=[1, 0, 7], pad=7),
-            TypeError,
-            "`tokenizer` must return nothing but padding after an end token",
-        ),
-        (
-            lambda texts, context_length: TOKENIZER(texts),
-            ValueError,
-            "`tokenizer` must return the requested 27 ids; got 24",
-        ),
-        (
-            WordTokenizer(start=[49408]),
-            ValueError,
-            "whose vocabulary has 49408 tokens; got the id 49408",
-        ),
+        (WordTokenizer(end=[1, 0, 7], pad=7), TypeError, "`tokenizer` must return nothing but"),
+        (lambda texts, context_length: TOKENIZER(texts), ValueError, "`tokenizer` must return"),
+        (WordTokenizer(start=[49408]), ValueError, "whose vocabulary has 49408 tokens; got the"),
     ],
 )
 def test_tokenizers_of_another_format_are_refused(tokenizer, error, message):

@@ -219,28 +219,12 @@ EVERY_LIBRARY = pytest.mark.parametrize("name", ["ViT-B-16", "EVA02-B-16", "ViTM
 @pytest.mark.parametrize(
     ("images", "error", "message"),
     [
-        (
-            torch.zeros(2, 32, 32, 3),
-            ValueError,
-            "`images` must have 3 channels in front of height and width; call images.permute(0, 3,",
-        ),
-        (
-            torch.zeros(2, 1, 32, 32),
-            ValueError,
-            "`images` must have 3 channels; for gray images, call images.expand(-1, 3, -1, -1);",
-        ),
-        (
-            torch.zeros(2, 4, 32, 32),
-            ValueError,
-            "`images` must have 3 channels; got (2, 4, 32, 32)",
-        ),
+        (torch.zeros(2, 32, 32, 3), ValueError, "`images` must have 3 channels in front of"),
+        (torch.zeros(2, 1, 32, 32), ValueError, "`images` must have 3 channels; for gray"),
+        (torch.zeros(2, 4, 32, 32), ValueError, "`images` must have 3 channels; got"),
         (torch.zeros(2, 3, 32, 33), ValueError, "`images` must have "),
         (torch.zeros(2, 3, 0, 32), ValueError, "`images` must have "),
-        (
-            torch.zeros(2, 3, 32, 32).to_sparse(),
-            TypeError,
-            "`images` must be a dense tensor; got one with layout torch.sparse_coo.",
-        ),
+        (torch.zeros(2, 3, 32, 32).to_sparse(), TypeError, "`images` must be a dense tensor;"),
     ],
 )
 def test_images_that_do_not_fit_are_refused_in_every_library(images, error, message, name):
@@ -253,16 +237,8 @@ def test_images_that_do_not_fit_are_refused_in_every_library(images, error, mess
     [
         ("ViT-B-16", 16, FIXED),
         ("EVA02-B-16", 16, FIXED),
-        (
-            "ViTModel",
-            33,
-            "`images` must have a size that is a multiple of the patches' (8, 8); got",
-        ),
-        (
-            "Dinov2Model",
-            7,
-            "`images` must have a size that is a multiple of the patches' (8, 8); g",
-        ),
+        ("ViTModel", 33, "`images` must have a size that is a multiple of the patches' (8, 8);"),
+        ("Dinov2Model", 7, "`images` must have a size that is a multiple of the patches'"),
     ],
 )
 def test_a_tower_names_the_sizes_that_it_takes(name, side, message):

@@ -289,17 +289,9 @@ def test_cached_tokens_behind_trained_parameters_are_refused(part, name):
     [
         ([], ValueError, "`trainable` must contain at least one parameter of `model`; got none."),
         ("lora_", TypeError, "`trainable` must be a list of parameters or modules of `model`; got"),
-        (
-            3,
-            TypeError,
-            "`trainable` must be a list of parameters or modules of `model`; got 3 (int",
-        ),
+        (3, TypeError, "`trainable` must be a list of parameters or modules of `model`; got 3"),
         (["lora_"], TypeError, "`trainable[0]` must be a parameter or a module of `model`; got"),
-        (
-            [nn.Linear(2, 2)],
-            ValueError,
-            "`trainable` must belong to `model`; got 2 parameters that do not.",
-        ),
+        ([nn.Linear(2, 2)], ValueError, "`trainable` must belong to `model`; got 2 parameters"),
     ],
 )
 def test_a_bad_choice_is_refused_and_changes_nothing(trainable, error, message):

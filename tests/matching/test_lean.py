@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compilers import COMPILERS
-from fedprompt import lean_transport_logits, transport_logits
-from fedprompt.transport import newton
+from fedprompt import transport_logits
+from fedprompt.transport import implicit, independent, newton
 from tolerance import assert_near
 
-lean = importlib.import_module("fedprompt.matching.lean")
+lean = importlib.import_module("fedprompt.matching._lean")
 
 
 def draw(batch=4, patches=9, prompts=2, classes=3, dim=6, *, dtype=torch.float64, seed=0):
@@ -23,10 +23,12 @@ def draw(batch=4, patches=9, prompts=2, classes=3, dim=6, *, dtype=torch.float64
     return images.to(dtype), text.to(dtype)
 
 
-def plain(patches, text, *, scale, mass=0.8, **options):
-    return transport_logits(
-        patches, text, scale=scale, mass=mass, solver=partial(newton, **options)
-    )
+def plain(patches, text, *, scale, mass=0.8, lean=False, **options):
+    solver = partial(newton, **options)
+    return transport_logits(patches, text, scale=scale, mass=mass, solver=solver, lean=lean)
+
+
+lean_logits = partial(plain, lean=True)
 
 
 def with_gradients(logits, patches, text, scale, **options):
@@ -40,7 +42,7 @@ def with_gradients(logits, patches, text, scale, **options):
 
 def assert_equals_the_plain_form(patches, text, scale, *, rtol, atol, **options):
     """Compare logits and all gradients, which must be finite."""
-    found = with_gradients(lean_transport_logits, patches, text, scale, **options)
+    found = with_gradients(lean_logits, patches, text, scale, **options)
     expected = with_gradients(plain, patches, text, scale, **options)
     for own, other in zip(found, expected, strict=True):
         assert torch.isfinite(own).all()
@@ -93,7 +95,7 @@ def test_only_inputs_that_require_a_gradient_get_one(learning):
     patches, text = (
         tensor.requires_grad_(learns) for tensor, learns in zip(draw(), learning, strict=True)
     )
-    logits = lean_transport_logits(patches, text, scale=5.0)
+    logits = lean_logits(patches, text, scale=5.0)
     assert logits.requires_grad == any(learning)
     expected = with_gradients(plain, patches.detach(), text.detach(), 5.0)[1:3]
     if any(learning):
@@ -103,7 +105,7 @@ def test_only_inputs_that_require_a_gradient_get_one(learning):
         if learns:
             assert_near(tensor.grad, gradient)
     with torch.no_grad():
-        assert not lean_transport_logits(patches, text, scale=5.0).requires_grad
+        assert not lean_logits(patches, text, scale=5.0).requires_grad
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -111,7 +113,7 @@ def test_half_features_and_autocast_are_matched_in_float32(dtype):
     patches, text = draw(dtype=dtype)
     expected = with_gradients(plain, patches.float(), text.float(), 10.0)
     half = [tensor.clone().requires_grad_() for tensor in (patches, text)]
-    logits = lean_transport_logits(*half, scale=10.0)
+    logits = lean_logits(*half, scale=10.0)
     assert logits.dtype == torch.float32
     assert_near(logits.detach(), expected[0])
     for own, other in zip(
@@ -120,7 +122,7 @@ def test_half_features_and_autocast_are_matched_in_float32(dtype):
         assert own.dtype == dtype
         assert_near(own, other)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        inside = with_gradients(lean_transport_logits, patches.float(), text.float(), 10.0)
+        inside = with_gradients(lean_logits, patches.float(), text.float(), 10.0)
     for own, other in zip(inside[:3], expected[:3], strict=True):
         assert_near(own, other)
 
@@ -144,7 +146,7 @@ def test_the_graph_keeps_duals_and_no_plans():
     entries, features = batch * patches * prompts * classes, prompts * classes * dim
     assert saved(plain, *drawn) >= entries
     # The duals, the logits for the scale, the normalized text twice and its norms.
-    assert saved(lean_transport_logits, *drawn) <= batch * classes * (prompts + 2) + 3 * features
+    assert saved(lean_logits, *drawn) <= batch * classes * (prompts + 2) + 3 * features
 
 
 @pytest.mark.parametrize("first", [0, 1], ids=["patches", "text"])
@@ -153,10 +155,10 @@ def test_the_graph_keeps_duals_and_no_plans():
 def test_a_second_derivative_is_refused_both_ways(first, second, way):
     """Autograd alone would return a part of it, through the norms of the features."""
     features = [tensor.requires_grad_() for tensor in draw()]
-    logits = lean_transport_logits(*features, scale=5.0)
+    logits = lean_logits(*features, scale=5.0)
     gradient = torch.autograd.grad(logits.sin().sum(), features[first], create_graph=True)[0]
     inputs = None if way == "backward" else features[second]  # as autograd.grad(..., inputs)
-    message = "`lean_transport_logits` is differentiable once; use `transport_logits`"
+    message = "Lean logits are differentiable once; pass `lean=False`"
     with pytest.raises(RuntimeError, match=message):
         gradient.sum().backward(inputs=inputs)
 
@@ -165,7 +167,7 @@ def test_a_mixed_derivative_in_the_scale_is_allowed():
     """The gradient in the scale is the score, which can be differentiated once."""
     patches, text = draw()
     results = []
-    for logits in (lean_transport_logits, plain):
+    for logits in (lean_logits, plain):
         scale = torch.tensor(5.0, dtype=torch.float64, requires_grad=True)
         own = text.clone().requires_grad_()
         (of_scale,) = torch.autograd.grad(
@@ -178,7 +180,7 @@ def test_a_mixed_derivative_in_the_scale_is_allowed():
 def test_an_empty_batch_gives_empty_logits_and_a_gradient_of_0():
     patches, text = draw()
     text.requires_grad_()
-    logits = lean_transport_logits(patches[:0], text, scale=10.0)
+    logits = lean_logits(patches[:0], text, scale=10.0)
     assert logits.shape == (0, 3)
     logits.sum().backward()
     assert (text.grad == 0).all()
@@ -187,8 +189,12 @@ def test_an_empty_batch_gives_empty_logits_and_a_gradient_of_0():
 def test_no_argument_is_mutated():
     drawn = draw()
     before = [tensor.clone() for tensor in drawn]
-    with_gradients(lean_transport_logits, *drawn, 10.0)
+    with_gradients(lean_logits, *drawn, 10.0)
     assert all(torch.equal(tensor, old) for tensor, old in zip(drawn, before, strict=True))
+
+
+def without_duals(cost, a, b, epsilon=0.1):
+    return newton(cost, a, b, epsilon=epsilon)._replace(duals=None)
 
 
 def with_nan(patches):
@@ -197,75 +203,37 @@ def with_nan(patches):
     return patches
 
 
-WRONG_FEATURES = {
-    "one image": (
-        ValueError,
-        lambda patches, text: (patches[0], text),
-        r"`patches` must have shape \(batch, patches, dim\)",
-    ),
-    "one prompt": (
-        ValueError,
-        lambda patches, text: (patches, text[0]),
-        r"`text` must have shape \(prompts, classes, dim\)",
-    ),
-    "another width": (
-        ValueError,
-        lambda patches, text: (patches, text[..., 1:]),
-        "`text` must have the width of `patches`, 6; got 5",
-    ),
-    "integers": (
-        TypeError,
-        lambda patches, text: (patches.long(), text),
-        "`patches` must be a floating-point tensor",
-    ),
-    "NaN in an image": (
-        ValueError,
-        lambda patches, text: (with_nan(patches), text),
-        r"`patches` must be finite; got NaN or infinity in patches\[2\]\.",
-    ),
-    "infinity in the text": (
-        ValueError,
-        lambda patches, text: (patches, text / 0),
-        r"`text` must be finite; got NaN or infinity in text\[0\]\.",
-    ),
-}
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize(("error", "change", "reason"), WRONG_FEATURES.values(), ids=WRONG_FEATURES)
-def test_wrong_features_are_refused(error, change, reason, monkeypatch):
-    # One image at a time: indices in errors refer to the whole batch.
-    monkeypatch.setitem(lean.ENTRIES, "cpu", 1)
-    with pytest.raises(error, match=reason):
-        lean_transport_logits(*change(*draw()), scale=1.0)
-
-
 @pytest.mark.bad_input
 @pytest.mark.parametrize(
-    ("options", "error", "reason"),
+    ("change", "error", "reason"),
     [
-        ({"scale": 0.0}, ValueError, "`scale` must be above 0"),
-        ({"mass": 1.1}, ValueError, "`mass` must be at most 1"),
-        ({"epsilon": 0.0}, ValueError, "`epsilon` must be above 0"),
-        ({"epsilon": 1e-320}, ValueError, "`epsilon` must be at least .*; got 1e-320"),
-        ({"tolerance": 0.0}, ValueError, "`tolerance` must be above 0"),
-        ({"max_iterations": 0}, ValueError, "`max_iterations` must be at least 1"),
-        ({"fused": 1}, TypeError, "`fused` must be True or False"),
+        ({"patches": with_nan}, ValueError, r"`patches` must be finite; .* in patches\[2\]\."),
+        ({"text": lambda text: text / 0}, ValueError, r"`text` must be finite; .* in text\[0\]\."),
+        ({"gradient": implicit}, ValueError, "`gradient` must be plan_fixed for lean logits"),
+        ({"solver": independent}, ValueError, "`solver` must have an `epsilon` and duals for lean"),
+        ({"solver": without_duals}, ValueError, "`solver` must return duals for lean logits"),
+        ({"lean": 1}, TypeError, "`lean` must be True or False"),
     ],
 )
-def test_wrong_options_are_refused(options, error, reason):
+def test_what_lean_logits_cannot_do_is_refused(change, error, reason, monkeypatch):
+    # One image at a time: indices in errors refer to the whole batch.
+    monkeypatch.setitem(lean.ENTRIES, "cpu", 1)
+    drawn = dict(zip(("patches", "text"), draw(), strict=True))
+    for name in drawn:
+        drawn[name] = change.get(name, lambda features: features)(drawn[name])
+    options = {name: value for name, value in change.items() if name not in drawn}
     with pytest.raises(error, match=reason):
-        lean_transport_logits(*draw(), **{"scale": 1.0, **options})
+        transport_logits(**drawn, **{"scale": 1.0, "lean": True, **options})
 
 
 @pytest.mark.compiled
 @pytest.mark.parametrize("backend", COMPILERS)
 def test_compiles_into_one_graph_with_its_gradient(backend):
     drawn = draw(dtype=torch.float32)
-    compiled = torch.compile(lean_transport_logits, fullgraph=True, backend=backend)
+    compiled = torch.compile(lean_logits, fullgraph=True, backend=backend)
     for own, other in zip(
         with_gradients(compiled, *drawn, 10.0),
-        with_gradients(lean_transport_logits, *drawn, 10.0),
+        with_gradients(lean_logits, *drawn, 10.0),
         strict=True,
     ):
         torch.testing.assert_close(own, other, rtol=1e-4, atol=1e-4)

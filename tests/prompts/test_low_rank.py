@@ -147,36 +147,12 @@ def test_a_generator_determines_the_start_and_the_global_one_is_not_used():
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (
-            lambda: LowRankContext(0, length=4, rank=2),
-            ValueError,
-            "`dim` must be at least 1; got 0.",
-        ),
-        (
-            lambda: LowRankContext(8, length=-1, rank=2),
-            ValueError,
-            "`length` must be at least 0; got -1.",
-        ),
-        (
-            lambda: LowRankContext(8, length=4, rank=0),
-            ValueError,
-            "`rank` must be at least 1; got 0.",
-        ),
-        (
-            lambda: LowRankContext(8, length=4, rank=1.5),
-            TypeError,
-            "`rank` must be an integer; got 1.5 (float).",
-        ),
-        (
-            lambda: LowRankContext(8, length=4, rank=2, num_contexts=0),
-            ValueError,
-            "`num_contexts` must be at least 1; got 0.",
-        ),
-        (
-            lambda: LowRankContext(8, length=4, rank=2, generator=3),
-            TypeError,
-            "`generator` must be a torch.Generator; got 3 (int).",
-        ),
+        (lambda: LowRankContext(0, length=4, rank=2), ValueError, "`dim` must be at least 1;"),
+        (lambda: LowRankContext(8, length=-1, rank=2), ValueError, "`length` must be at least"),
+        (lambda: LowRankContext(8, length=4, rank=0), ValueError, "`rank` must be at least 1;"),
+        (lambda: LowRankContext(8, length=4, rank=1.5), TypeError, "`rank` must be an integer;"),
+        (lambda: LowRankContext(8, length=4, rank=2, num_contexts=0), ValueError, "`num_contexts"),
+        (lambda: LowRankContext(8, length=4, rank=2, generator=3), TypeError, "`generator` must"),
     ],
 )
 def test_bad_sizes_are_refused_by_name(make, error, message):

@@ -66,16 +66,8 @@ def test_solvers_without_duals_return_none():
 @pytest.mark.parametrize(
     ("change", "error", "words"),
     [
-        (
-            {"duals": None},
-            TypeError,
-            r"`duals` must be a floating-point tensor \(..., columns\); got None",
-        ),
-        (
-            {"duals": torch.ones(4, 2)},
-            ValueError,
-            r"`duals` must have one number for each column of `cost` \(4, 9, 3\); got \(4, 2\)",
-        ),
+        ({"duals": None}, TypeError, r"`duals` must be a floating-point tensor \(...,"),
+        ({"duals": torch.ones(4, 2)}, ValueError, "`duals` must have one number for each"),
         ({"a": torch.ones(8)}, ValueError, r"`a` must have shape \(..., 9\)"),
         ({"epsilon": 0.0}, ValueError, "`epsilon` must be above 0"),
     ],

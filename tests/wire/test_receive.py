@@ -239,51 +239,15 @@ def test_arrivals_are_read_one_by_one_and_refused_ones_are_not_kept():
     ("options", "error", "reason"),
     [
         ({"expect": FORM}, TypeError, r"`expect` must be Expected\(message, \.\.\.\); got "),
-        (
-            {"expect": {1: EXPECT, 2: None}},
-            TypeError,
-            r"`expect` must be Expected\(message, \.\.\.\); got None",
-        ),
-        (
-            {"expect": {1: EXPECT._replace(client_id="1")}},
-            ValueError,
-            r"`expect\.client_id` must be None, because `arrivals` names the clients",
-        ),
-        (
-            {"expect": EXPECT._replace(client_id="1")},
-            ValueError,
-            r"`expect\.client_id` must be None, because `arrivals` names the clients; got '1'",
-        ),
-        (
-            {"expect": EXPECT._replace(client_id="")},
-            ValueError,
-            r"`expect\.client_id` must be None, because `arrivals` names the clients; got ''",
-        ),
-        (
-            {"expect": EXPECT._replace(max_abs=0)},
-            ValueError,
-            r"`expect\.max_abs` must be above 0; got 0",
-        ),
-        (
-            {"expect": EXPECT._replace(max_abs=torch.nan)},
-            ValueError,
-            r"`expect\.max_abs` must be finite; got nan",
-        ),
-        (
-            {"expect": EXPECT._replace(max_abs="5")},
-            TypeError,
-            r"`expect\.max_abs` must be a number; got '5' \(str\)",
-        ),
-        (
-            {"max_bytes": 20},
-            ValueError,
-            r"`max_bytes` must be at least 36, the size of `expect\.message`; got 20",
-        ),
-        (
-            {"restore": "codec"},
-            TypeError,
-            r"`restore` must be a function of a message; got 'codec' \(str\)",
-        ),
+        ({"expect": {1: EXPECT, 2: None}}, TypeError, r"`expect` must be Expected\(message,"),
+        ({"expect": {1: EXPECT._replace(client_id="1")}}, ValueError, r"`expect\.client_id`"),
+        ({"expect": EXPECT._replace(client_id="1")}, ValueError, r"`expect\.client_id` must be"),
+        ({"expect": EXPECT._replace(client_id="")}, ValueError, r"`expect\.client_id` must be"),
+        ({"expect": EXPECT._replace(max_abs=0)}, ValueError, r"`expect\.max_abs` must be above"),
+        ({"expect": EXPECT._replace(max_abs=torch.nan)}, ValueError, r"`expect\.max_abs` must"),
+        ({"expect": EXPECT._replace(max_abs="5")}, TypeError, r"`expect\.max_abs` must be a"),
+        ({"max_bytes": 20}, ValueError, "`max_bytes` must be at least 36, the size of `"),
+        ({"restore": "codec"}, TypeError, "`restore` must be a function of a message; got"),
     ],
 )
 def test_bad_arguments_are_refused_before_anything_is_taken(options, error, reason):
@@ -297,22 +261,10 @@ def test_bad_arguments_are_refused_before_anything_is_taken(options, error, reas
 @pytest.mark.parametrize(
     ("arrivals", "reason"),
     [
-        (
-            [(1.0, b"")],
-            r"`arrivals` must name clients by integers alone or by .*; got 1\.0 \(float\)",
-        ),
-        (
-            [(True, b"")],
-            r"`arrivals` must name clients by integers alone or by .*; got True \(bool\)",
-        ),
-        (
-            [sent(1), ("2", b"")],
-            r"`arrivals` must name clients by integers alone or by strings alone; got '2' \(str\)",
-        ),
-        (
-            [sent("1", 1), (2, b"")],
-            r"`arrivals` must name clients by integers alone or by strings alone; got 2 \(int\)",
-        ),
+        ([(1.0, b"")], r"`arrivals` must name clients by integers alone or by .*; got 1\.0"),
+        ([(True, b"")], "`arrivals` must name clients by integers alone or by .*; got True"),
+        ([sent(1), ("2", b"")], "`arrivals` must name clients by integers alone or by strings"),
+        ([sent("1", 1), (2, b"")], "`arrivals` must name clients by integers alone or by"),
     ],
 )
 def test_other_types_of_ids_are_refused(arrivals, reason):
