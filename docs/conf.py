@@ -63,7 +63,7 @@ nitpicky = True
 nitpick_ignore_regex = [
     ("py:class", r"(jaxtyping|torch|numpy|nn|collections|matplotlib|os|typing)\..*"),
     ("py:class", r"flwr\..*"),
-    ("py:class", r"fedprompt\.backbones\.report\.(Report|Line)"),
+    ("py:class", r"fedprompt\.backbones\.checks\.report\.(Report|Line)"),
     ("py:class", r"Tensor|ndarray|fedprompt\.features\.MapStyle"),
     # Type variables:
     ("py:class", r"fedprompt\.interfaces\.protocols\.(Value|Mean)"),
