@@ -21,11 +21,12 @@ from tqdm import tqdm
 import build_samples
 import digits
 import fedprompt as fp
+from fedprompt.interfaces import Trunk
 
 SIZES = ("S", "B", "L") * 2  # the backbone of each client
 
 
-def logits_of(client: nn.ModuleDict, trunk: fp.interfaces.Trunk, images: Tensor) -> Tensor:
+def logits_of(client: nn.ModuleDict, trunk: Trunk, images: Tensor) -> Tensor:
     return client["head"](fp.encode_prompted(trunk, images, client["prompts"]()).pooled)
 
 

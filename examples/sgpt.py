@@ -18,27 +18,24 @@ from tqdm import tqdm
 import digits
 import fedprompt as fp
 from fedprompt import samples
+from fedprompt.interfaces import Trunk
 
 NUM_CLIENTS, COHORT, NUM_GROUPS = 20, 5, 10
 
 
 @torch.no_grad()
-def query_of(trunk: fp.interfaces.Trunk, images: Tensor) -> Tensor:
+def query_of(trunk: Trunk, images: Tensor) -> Tensor:
     """Encode images without any prompt: the query that selects a group."""
     return fp.encode_prompted(trunk, images).pooled
 
 
-def logits_of(
-    model: nn.ModuleDict, trunk: fp.interfaces.Trunk, images: Tensor, *chosen: Tensor
-) -> Tensor:
+def logits_of(model: nn.ModuleDict, trunk: Trunk, images: Tensor, *chosen: Tensor) -> Tensor:
     """Classify with the shared prompts and those of the chosen groups, if any."""
     streams = [model["shared"](), *(model["groups"](each) for each in chosen)]
     return model["head"](fp.encode_prompted(trunk, images, *streams).pooled)
 
 
-def train(
-    model: nn.ModuleDict, trunk: fp.interfaces.Trunk, batches: Iterable[digits.Batch], *block: str
-) -> None:
+def train(model: nn.ModuleDict, trunk: Trunk, batches: Iterable[digits.Batch], *block: str) -> None:
     """Train the parts of one block; the other parts are frozen."""
     parts = [model[name] for name in block]
     optimizer = torch.optim.SGD(nn.ModuleList(parts).parameters(), 0.05, momentum=0.9)

@@ -63,7 +63,7 @@ def test_encode_prompted_with_two_streams(family, backend):
 
     def encode(images, deep, shared, groups):
         streams = PromptStream(dict(enumerate(deep)), True), PromptStream({0: shared, 1: groups})
-        pooled, outputs = encode_prompted(trunk, images, *streams)
+        pooled, outputs, _ = encode_prompted(trunk, images, *streams)
         return pooled, *outputs
 
     learning = [

@@ -15,6 +15,7 @@ from torch import Tensor
 import build_samples
 import fedprompt as fp
 from fedprompt import samples
+from fedprompt.interfaces import Trunk
 from fedprompt.methods import METHODS, ClipSetting, Federation, Setting, VitSetting
 from tasks.core import COLUMNS, NEWCOMERS, Machine, Row, Task, Trial
 from tasks.tuning import draws
@@ -155,7 +156,7 @@ def shards(split: Digits, partition: str, count: int, rng: np.random.Generator) 
 
 
 @cache
-def trunk(size: str) -> fp.interfaces.Trunk:
+def trunk(size: str) -> Trunk:
     """Return a sample network as a trunk: "S", "B" or "L"."""
     return fp.vit_trunk(build_samples.vit(size))
 

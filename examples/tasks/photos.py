@@ -18,7 +18,7 @@ from torch import Tensor
 
 import fedprompt as fp
 import photographs
-from fedprompt.interfaces import ResumableTrunk
+from fedprompt.interfaces import ResumableTrunk, Trunk
 from fedprompt.methods import METHODS, Federation, VitSetting
 from fedprompt.methods.setting import PromptedModel
 from photographs import HALF, Photographs
@@ -93,7 +93,7 @@ class PhotographSetting(VitSetting):
         self,
         client: int = 0,
         *,
-        prompts: Callable[[fp.interfaces.Trunk], nn.Module | None] | None = None,
+        prompts: Callable[[Trunk], nn.Module | None] | None = None,
     ) -> PromptedModel:
         """Make a model; the initial values depend on the seed, the network and `prompts` alone."""
         trunk = self.trunk_of(client)

@@ -7,7 +7,7 @@ import torch
 import torch.nn as nn
 from torch import Tensor
 
-import fedprompt as fp
+from fedprompt.interfaces import Trunk
 from tasks.resampling import FILTERS, check_uint8, filter_matrix, moved, resample, whole
 
 
@@ -80,7 +80,7 @@ class PreparedTrunk:
         preparation: Function from stored images to prepared ones.
     """
 
-    def __init__(self, trunk: fp.interfaces.Trunk, preparation: Callable[[Tensor], Tensor]) -> None:
+    def __init__(self, trunk: Trunk, preparation: Callable[[Tensor], Tensor]) -> None:
         self.trunk, self.preparation = trunk, preparation
         own = ("prefix", "dim", "depth", "num_features", "patch_size")
         for name in (*own, "block", "normalize", "pool"):

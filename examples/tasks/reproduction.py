@@ -12,6 +12,7 @@ import torch.nn as nn
 from torch import Tensor
 
 import fedprompt as fp
+from fedprompt.interfaces import Trunk
 from fedprompt.methods import ClipSetting, VitSetting
 from fedprompt.methods import Setting as Run
 from fedprompt.methods.setting import PromptedModel
@@ -65,7 +66,7 @@ class PaperVits(EpochSetting, VitSetting):
         self,
         client: int = 0,
         *,
-        prompts: Callable[[fp.interfaces.Trunk], nn.Module | None] | None = None,
+        prompts: Callable[[Trunk], nn.Module | None] | None = None,
     ) -> PromptedModel:
         """Make a model. A convolutional network has a border in any case.
 

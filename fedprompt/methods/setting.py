@@ -20,6 +20,7 @@ from torch import Tensor
 
 import fedprompt as fp
 from fedprompt._checks import check_count, check_kind, check_labels, kind, wrong_type, wrong_value
+from fedprompt.interfaces import Trunk
 
 __all__ = [
     "Batch",
@@ -356,7 +357,7 @@ class PromptedModel(nn.Module):
 
     def __init__(
         self,
-        trunk: fp.interfaces.Trunk,
+        trunk: Trunk,
         prompts: nn.Module | None,
         num_classes: int,
         *,
@@ -421,12 +422,12 @@ class VitSetting(Setting):
         [48, 64, 48, 64]
     """
 
-    trunks: Sequence[fp.interfaces.Trunk]
+    trunks: Sequence[Trunk]
     num_prompts: int = 8
     num_features: int | None = None
 
     @property
-    def trunk(self) -> fp.interfaces.Trunk:
+    def trunk(self) -> Trunk:
         """The trunk of all clients."""
         (trunk,) = self.trunks
         return trunk
@@ -436,7 +437,7 @@ class VitSetting(Setting):
         """Number of trunks."""
         return len(self.trunks)
 
-    def trunk_of(self, client: int) -> fp.interfaces.Trunk:
+    def trunk_of(self, client: int) -> Trunk:
         """Return the trunk of a client."""
         return self.trunks[client % len(self.trunks)]
 
@@ -444,7 +445,7 @@ class VitSetting(Setting):
         self,
         client: int = 0,
         *,
-        prompts: Callable[[fp.interfaces.Trunk], nn.Module | None] | None = None,
+        prompts: Callable[[Trunk], nn.Module | None] | None = None,
     ) -> PromptedModel:
         """Make a model; the initial values depend on the seed, the trunk and `prompts` alone.
 

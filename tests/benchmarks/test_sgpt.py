@@ -47,7 +47,7 @@ class Setting:
         return fp.encode_prompted(self.trunk, self.images).pooled
 
     def loss(self, *streams):
-        pooled, (_, *outputs) = fp.encode_prompted(
+        pooled, (_, *outputs), _ = fp.encode_prompted(
             self.trunk, self.images, self.model["shared"](), *streams
         )
         return F.cross_entropy(
