@@ -12,6 +12,7 @@ from torch import Tensor
 
 import fedprompt as fp
 from fedprompt.methods import METHODS, Entry, Federation, Setting
+from tasks.controls import CONTROLS
 
 BUDGET = ("rounds", "steps")
 """Fields of a setting that a shrunk run has less of."""
@@ -122,8 +123,9 @@ class Row:
 
     @property
     def entry(self) -> Entry:
-        """The method of the gallery."""
-        return METHODS[str(self.method)]
+        """The method of the gallery, or the control row."""
+        name = str(self.method)
+        return CONTROLS[name] if name in CONTROLS else METHODS[name]
 
 
 def plain_method(row: Row, trial: Trial) -> fp.Method:

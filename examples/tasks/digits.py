@@ -17,6 +17,7 @@ import fedprompt as fp
 from fedprompt import samples
 from fedprompt.interfaces import Trunk
 from fedprompt.methods import METHODS, ClipSetting, Federation, Setting, VitSetting
+from tasks.controls import CONTROLS
 from tasks.core import COLUMNS, NEWCOMERS, Machine, Row, Task, Trial
 from tasks.tuning import draws
 
@@ -220,7 +221,8 @@ def task(title: str, family: str, build: Callable[..., Setting], **references: s
     """Make a task with all methods of a family."""
 
     def rows(partition: str) -> list[Row]:
-        own = [entry for entry in METHODS.values() if family in entry.families]
+        known = (*METHODS.values(), *CONTROLS.values())
+        own = [entry for entry in known if family in entry.families]
         return [Row(entry.title, entry.name, entry.defaults) for entry in own]
 
     return Task(

@@ -5,7 +5,9 @@ from typing import Any
 
 import numpy as np
 
+from fedprompt.methods import METHODS
 from fedprompt.methods.registry import Range
+from tasks.controls import DRAWN_AS
 from tasks.core import Row
 
 NUM_TRIALS = 6
@@ -15,14 +17,18 @@ TUNING_SEED = 1_000  # of no reported run
 def draws(row: Row, name: str) -> list[dict[str, Any]]:
     """Draw the hyperparameters of trials; the first has those of the row.
 
+    A control row has the trials of the row that it controls, so that both have the same rates.
+
     Args:
         row: Row with a method.
         name: Name that decides the draws, with that of the method.
     """
-    rng = np.random.default_rng([TUNING_SEED, *f"{name} {row.method}".encode()])
-    drawn, search = [dict(row.values)], row.entry.search
+    method = DRAWN_AS.get(str(row.method), row.method)
+    rng = np.random.default_rng([TUNING_SEED, *f"{name} {method}".encode()])
+    drawn, search = [dict(row.values)], METHODS[str(method)].search
     while search and len(drawn) < NUM_TRIALS:
-        drawn.append({**row.values, **{each: draw(search[each], rng) for each in search}})
+        values = {each: draw(search[each], rng) for each in search}
+        drawn.append({**row.values, **{each: values[each] for each in row.entry.search}})
     return drawn
 
 

@@ -1,0 +1,134 @@
+"""Control rows: what methods have beside their mechanism, such as parameters and passes."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+from torch import Tensor
+
+import fedprompt as fp
+from fedprompt.methods import ClipSetting, Entry, VitSetting
+from fedprompt.methods.pfedmoap import Mixture
+from fedprompt.methods.setting import ClientData, PromptedClassifier
+
+
+def train(model: nn.Module, data: ClientData, learning_rate: float, times: int = 1) -> None:
+    """Train on the batches of a round, and on as many others for each further time."""
+    optimizer = data.optimizer(model, learning_rate)
+    for time in range(times):
+        for inputs, labels in data.batches(purpose=f"batches {time}" if time else "batches"):
+            loss = F.cross_entropy(model(inputs), labels)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+
+def alone(model: nn.Module, learning_rate: float, times: int = 1) -> fp.Method:
+    """Train on each client alone, without messages."""
+    first = fp.snapshot(model, buffers=True)
+
+    def client(data: ClientData, answer: Any, state: Any) -> Any:
+        train(predict(data, answer, state), data, learning_rate, times)
+        return {}, fp.snapshot(model, buffers=True)
+
+    def predict(data: ClientData, answer: Any, state: Any) -> nn.Module:
+        fp.load_values(model, {**first, **state})
+        return model
+
+    return fp.Method(client, fp.averaging_server({}), predict, form=lambda client: {})
+
+
+def local(setting: VitSetting, *, learning_rate: float = 1e-2, times: int = 1) -> fp.Method:
+    """Local training with several times the batches."""
+    return alone(setting.new_model(), learning_rate, times)
+
+
+class OfClasses(PromptedClassifier):
+    """A context for each class."""
+
+    def __init__(self, setting: ClipSetting) -> None:
+        draw = setting.generator(0, purpose="keys and contexts")  # as in FedAPT
+        size = dict[str, Any](length=setting.length, num_classes=setting.num_classes)
+        super().__init__(setting, fp.ContextPrompts(setting.tower.dim, **size, generator=draw))
+
+    def text(self) -> Tensor:
+        """Encode each class name behind its context."""
+        return self.tower(fp.prompted_text(self.context(), self.names, class_specific=True))
+
+
+def coop_csc(setting: ClipSetting, *, learning_rate: float = 5e-3) -> fp.Method:
+    """CoOp with a context for each class, on each client alone."""
+    return alone(setting.seeded(OfClasses, setting), learning_rate)
+
+
+def promptfl_csc(setting: ClipSetting, *, learning_rate: float = 5e-3) -> fp.Method:
+    """Average of contexts for each class; clients count equally, as in FedAPT."""
+    model = setting.seeded(OfClasses, setting)
+
+    def client(data: ClientData, answer: Any, state: Any) -> Any:
+        train(predict(data, answer, state), data, learning_rate)
+        return fp.collect(model, weight=1.0), state
+
+    def predict(data: ClientData, answer: Any, state: Any) -> nn.Module:
+        fp.load_values(model, answer)
+        return model
+
+    server = fp.averaging_server(fp.snapshot(model))
+    return fp.Method(client, server, predict, form=lambda client: fp.collect(model, weight=0))
+
+
+class Gate(Mixture):
+    """pFedMoAP's gate over the client's text, without contexts of other clients."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Classify images by their pooled token."""
+        self.others = torch.empty(0, *self.names.tokens.shape[:1], self.gate.embed_dim)
+        return super().forward(tokens)
+
+
+def coop_gate(
+    setting: ClipSetting, *, learning_rate: float = 5e-3, own_weight: float = 0.5
+) -> fp.Method:
+    """CoOp with pFedMoAP's gate over its text, on each client alone."""
+    return alone(setting.seeded(Gate, setting, own_weight), learning_rate)
+
+
+def _entry(
+    name: str, title: str, make: Callable[..., fp.Method], family: str, **search: Any
+) -> Entry:
+    ranges = {"learning_rate": (1e-3, 1e-1), **search}
+    return Entry(name, title, make, (family,), ("personalized",), ranges, "")
+
+
+CONTROLS = {
+    entry.name: entry
+    for entry in (
+        *(
+            _entry(f"local_{8 * times}", f"Local training, {8 * times} batches", make, "one model")
+            for times in (2, 3)
+            for make in (partial(local, times=times),)
+        ),
+        _entry("coop_csc", "CoOp, a context for each class (local)", coop_csc, "CLIP"),
+        _entry("promptfl_csc", "PromptFL, a context for each class", promptfl_csc, "CLIP"),
+        _entry(
+            "coop_gate",
+            "CoOp with a gate over its text (local)",
+            coop_gate,
+            "CLIP",
+            own_weight=(0.1, 2.0),
+        ),
+    )
+}
+"""Control rows by the name of their function, as in :data:`fedprompt.methods.METHODS`."""
+
+DRAWN_AS = {
+    "local_16": "local",
+    "local_24": "local",
+    "coop_csc": "fedapt",
+    "promptfl_csc": "fedapt",
+    "coop_gate": "pfedmoap",
+}
+"""Row whose tuning trials a control row shares."""
