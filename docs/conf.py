@@ -32,11 +32,7 @@ extensions = [
 html_math_renderer = "svg"
 myst_enable_extensions = ["colon_fence", "dollarmath"]
 myst_heading_anchors = 3
-exclude_patterns = [
-    "_build",
-    "**.ipynb",
-    "results/tables/*.md",
-]
+exclude_patterns = ["_build", "**.ipynb", "results/tables/*.md"]
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True
 copybutton_selector = (

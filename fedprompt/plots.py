@@ -158,9 +158,7 @@ def transport_plan(
 
 
 def group_usage(
-    counts: Real[Tensor, " groups"] | Real[Tensor, "rounds groups"],
-    *,
-    axes: "matplotlib.axes.Axes",
+    counts: Real[Tensor, " groups"] | Real[Tensor, "rounds groups"], *, axes: "matplotlib.axes.Axes"
 ) -> "matplotlib.axes.Axes":
     """Draw the share of each group in all selections, as bars or as bands over rounds.
 

@@ -28,7 +28,7 @@ def test_of_a_sample_of_wrong_calls_none_is_silent_and_few_are_foreign(tmp_path,
 
 
 def test_errors_of_torch_and_errors_that_do_not_name_the_argument_are_foreign():
-    (call,) = (call for call in good_calls(("sampling",)) if call.name == "cohort")
+    (call,) = (call for call in good_calls(("sampling",)) if call.name == "sample_clients")
 
     def torch_error(clients, *, size, generator):
         return torch.ones(2) @ torch.ones(size)

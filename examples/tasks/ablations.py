@@ -63,11 +63,7 @@ def trial(
     owned = {client: torch.as_tensor(shard) for client, shard in enumerate(shards)}
     cells, count = train.cells(), CLASSES * (1 + int(train.domains.max()))
     setting = build(
-        clients=range(len(owned)),
-        num_classes=CLASSES,
-        seed=seed,
-        public=train.images[:0],
-        **budget,
+        clients=range(len(owned)), num_classes=CLASSES, seed=seed, public=train.images[:0], **budget
     )
     federation = EpochFederation(setting, train.images, train.labels, owned)
     mixes = torch.stack([torch.bincount(cells[own], minlength=count) for own in owned.values()])
@@ -264,10 +260,7 @@ ABLATIONS = {
         rows=FEDHPL,
     ),
     "fedhpl-central": Ablation(
-        title="one client with all images",
-        compared="full",
-        make=one_client,
-        rows=CENTRAL,
+        title="one client with all images", compared="full", make=one_client, rows=CENTRAL
     ),
     "sgpt-two": Ablation(
         title="20 clients of two domains, 40 rounds",

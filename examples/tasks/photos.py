@@ -23,13 +23,7 @@ from fedprompt.methods import METHODS, Federation, VitSetting
 from fedprompt.methods.setting import PromptedModel
 from photographs import HALF, Photographs
 from tasks.core import NEWCOMERS, Machine, Row, Task, TaskError, Trial
-from tasks.networks import (
-    Convolutional,
-    ConvolutionalModel,
-    TailTrunk,
-    as_inputs,
-    small_network,
-)
+from tasks.networks import Convolutional, ConvolutionalModel, TailTrunk, as_inputs, small_network
 from tasks.tuning import rates
 
 IMAGE_SIZE, START = 56, 9  # pixels, and first block of a client
@@ -90,10 +84,7 @@ class PhotographSetting(VitSetting):
     """Setting whose prompts start at mean tokens, and whose trunks may be convolutional."""
 
     def new_model(
-        self,
-        client: int = 0,
-        *,
-        prompts: Callable[[Trunk], nn.Module | None] | None = None,
+        self, client: int = 0, *, prompts: Callable[[Trunk], nn.Module | None] | None = None
     ) -> PromptedModel:
         """Make a model; the initial values depend on the seed, the network and `prompts` alone."""
         trunk = self.trunk_of(client)

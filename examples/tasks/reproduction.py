@@ -63,10 +63,7 @@ class PaperVits(EpochSetting, VitSetting):
             raise ValueError(f"`batch_size` must be at most {PART}; got {self.batch_size}.")
 
     def new_model(
-        self,
-        client: int = 0,
-        *,
-        prompts: Callable[[Trunk], nn.Module | None] | None = None,
+        self, client: int = 0, *, prompts: Callable[[Trunk], nn.Module | None] | None = None
     ) -> PromptedModel:
         """Make a model. A convolutional network has a border in any case.
 
@@ -125,12 +122,7 @@ def make(
 
 
 def divided(
-    setting: papers.Setting,
-    data: ImageSet,
-    row: Row,
-    seed: int,
-    device: str,
-    backbones: Backbones,
+    setting: papers.Setting, data: ImageSet, row: Row, seed: int, device: str, backbones: Backbones
 ) -> Trial:
     """Make the trial of a setting on a data set."""
     num_classes, num_domains = len(data.class_names), len(data.domain_names)

@@ -23,14 +23,7 @@ from fedprompt.aggregation._payloads import check_payload, check_several
 from fedprompt.aggregation._vectors import alike, vectors
 from fedprompt.aggregation.means import RowSums, weighted_mean
 from fedprompt.aggregation.server import overwrite
-from fedprompt.interfaces import (
-    Message,
-    Payload,
-    Server,
-    ServerUpdate,
-    State,
-    Weighted,
-)
+from fedprompt.interfaces import Message, Payload, Server, ServerUpdate, State, Weighted
 
 LARGEST_FACTOR = 1e18
 
@@ -137,8 +130,7 @@ def distances(payloads: Iterable[Payload]) -> Float[Tensor, "clients clients"]:
 
 
 def averaging_server(
-    values: Mapping[str, Tensor],
-    update: ServerUpdate[Mapping[str, Tensor], Payload] | None = None,
+    values: Mapping[str, Tensor], update: ServerUpdate[Mapping[str, Tensor], Payload] | None = None
 ) -> Server:
     """Make a :class:`Server` that sends the same values to all clients, and averages payloads.
 

@@ -4,10 +4,4 @@ from fedprompt.guidance.gradient import guide_gradient
 from fedprompt.guidance.loss import guided_loss
 from fedprompt.guidance.methods import central_difference, double_backward, forward_mode
 
-__all__ = [
-    "central_difference",
-    "double_backward",
-    "forward_mode",
-    "guide_gradient",
-    "guided_loss",
-]
+__all__ = ["central_difference", "double_backward", "forward_mode", "guide_gradient", "guided_loss"]

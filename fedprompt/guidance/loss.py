@@ -8,12 +8,7 @@ from jaxtyping import Float, Integer
 from torch import Tensor
 
 from fedprompt._checks import check_factor, check_function, check_labels
-from fedprompt.guidance._validation import (
-    Guides,
-    check_outputs,
-    check_scalar_loss,
-    checked_guides,
-)
+from fedprompt.guidance._validation import Guides, check_outputs, check_scalar_loss, checked_guides
 from fedprompt.interfaces import Weighted
 
 GuideLoss = Callable[[Tensor, Tensor], Tensor]

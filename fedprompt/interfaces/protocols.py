@@ -10,14 +10,7 @@ import torch.nn as nn
 from jaxtyping import Float, Num
 from torch import Tensor
 
-from fedprompt.interfaces.nouns import (
-    Coupling,
-    Message,
-    Payload,
-    PromptedText,
-    Selection,
-    Weighted,
-)
+from fedprompt.interfaces.nouns import Coupling, Message, Payload, PromptedText, Selection, Weighted
 
 
 @runtime_checkable

@@ -5,13 +5,4 @@ from fedprompt.messages.ledger import Ledger
 from fedprompt.messages.parts import named, part
 from fedprompt.messages.payload import collect, load_values, num_bytes, snapshot
 
-__all__ = [
-    "Ledger",
-    "collect",
-    "delta",
-    "load_values",
-    "named",
-    "num_bytes",
-    "part",
-    "snapshot",
-]
+__all__ = ["Ledger", "collect", "delta", "load_values", "named", "num_bytes", "part", "snapshot"]

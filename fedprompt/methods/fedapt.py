@@ -64,9 +64,7 @@ class Adaptive(nn.Module):
 
 
 @register(
-    "FedAPT",
-    families=("CLIP",),
-    search={"learning_rate": (1e-3, 1e-1), "temperature": (1e-3, 1.0)},
+    "FedAPT", families=("CLIP",), search={"learning_rate": (1e-3, 1e-1), "temperature": (1e-3, 1.0)}
 )
 def fedapt(
     setting: ClipSetting, *, learning_rate: float = 5e-3, temperature: float = 1e-2

@@ -32,11 +32,7 @@ from fedprompt.methods.setting import PromptedModel, VitSetting
 ABOUT = dict[str, Any](
     families=("mixed models",),
     traits=("personalized", "different models"),
-    search={
-        "learning_rate": (1e-3, 1e-1),
-        "guide_weight": (1e-2, 1.0),
-        "server_rate": (1e-1, 1e3),
-    },
+    search={"learning_rate": (1e-3, 1e-1), "guide_weight": (1e-2, 1.0), "server_rate": (1e-1, 1e3)},
 )
 
 

@@ -55,11 +55,7 @@ class Bordered(nn.Module):
     search={"learning_rate": (1e-3, 1e-1), "border_rate": (1e-2, 1.0)},
 )
 def pfedpt(
-    setting: VitSetting,
-    *,
-    learning_rate: float = 1e-2,
-    border_rate: float = 1e-1,
-    width: int = 1,
+    setting: VitSetting, *, learning_rate: float = 1e-2, border_rate: float = 1e-1, width: int = 1
 ) -> fp.Method:
     """pFedPT."""  # noqa: D403
     model = setting.seeded(Bordered, setting, width)

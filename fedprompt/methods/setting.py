@@ -442,10 +442,7 @@ class VitSetting(Setting):
         return self.trunks[client % len(self.trunks)]
 
     def new_model(
-        self,
-        client: int = 0,
-        *,
-        prompts: Callable[[Trunk], nn.Module | None] | None = None,
+        self, client: int = 0, *, prompts: Callable[[Trunk], nn.Module | None] | None = None
     ) -> PromptedModel:
         """Make a model; the initial values depend on the seed, the trunk and `prompts` alone.
 

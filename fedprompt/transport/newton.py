@@ -9,13 +9,7 @@ from torch import Tensor
 
 from fedprompt.interfaces import Coupling
 from fedprompt.transport._dual import FARTHEST, NEAR, climb, demand, evaluate
-from fedprompt.transport._problem import (
-    Problem,
-    Solution,
-    check_options,
-    couple,
-    violation,
-)
+from fedprompt.transport._problem import Problem, Solution, check_options, couple, violation
 
 PLAIN_STEPS = 12
 """Number of steps before a problem goes to the line search; under ``torch.compile``, all steps."""

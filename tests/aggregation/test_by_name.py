@@ -5,14 +5,7 @@ from functools import partial
 import pytest
 import torch
 
-from fedprompt import (
-    Weighted,
-    aggregate_by_name,
-    ema,
-    overwrite,
-    update_by_name,
-    weighted_mean,
-)
+from fedprompt import Weighted, aggregate_by_name, ema, overwrite, update_by_name, weighted_mean
 from fedprompt.robust import krum, trimmed_mean, weighted_median
 from refusals import check_refused, refusals
 

@@ -30,8 +30,7 @@ def with_lora(part):
 def test_a_model_with_adapters_is_refused(make, names):
     model = make()
     with pytest.raises(
-        ValueError,
-        match=f"`clip_model` must have no adapters.*; got a model that trains {names}",
+        ValueError, match=f"`clip_model` must have no adapters.*; got a model that trains {names}"
     ):
         TextTower(model, TOKENIZER)
     TextTower(freeze(model), TOKENIZER)

@@ -240,8 +240,7 @@ def test_a_model_with_adapters_is_refused_and_not_changed(make, names):
     model = make()
     before = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
     with pytest.raises(
-        ValueError,
-        match=rf"`model` must have no adapters.*; got a model that trains {names}\.",
+        ValueError, match=rf"`model` must have no adapters.*; got a model that trains {names}\."
     ):
         vit_trunk(model)
     assert {name: parameter.requires_grad for name, parameter in model.named_parameters()} == before

@@ -57,11 +57,7 @@ class Meter:
         return full if self.check else brief
 
     def seconds(
-        self,
-        *,
-        settled: bool = False,
-        rounds: int | None = None,
-        **functions: Callable[[], object],
+        self, *, settled: bool = False, rounds: int | None = None, **functions: Callable[[], object]
     ) -> dict[str, Tensor]:
         """Return the CPU seconds (rounds,) of each function.
 

@@ -98,10 +98,7 @@ SETTINGS = {
         64,
     ),
 }
-GOALS = {
-    "ViT-Ti, 224 pixels": (1.1, 1.05),
-    "4 layers of width 64, 16 pixels": (1.2, 4.0),
-}
+GOALS = {"ViT-Ti, 224 pixels": (1.1, 1.05), "4 layers of width 64, 16 pixels": (1.2, 4.0)}
 
 
 @pytest.mark.parametrize("name", SETTINGS)

@@ -47,7 +47,7 @@ DISJOINT: dict[str, Callable] = {
 ALL = DISJOINT | {
     "dirichlet_overlapping": lambda labels, generator: dirichlet_overlapping(
         labels, num_clients=4, alpha=0.3, size=90, generator=generator
-    ),
+    )
 }
 
 

@@ -41,9 +41,7 @@ def test_dirichlet_shares_of_two_classes_are_independent() -> None:
 
 
 @pytest.mark.parametrize("alpha", [1e-300, 1e-12, 1e-4])
-def test_dirichlet_shares_of_tiny_alpha_have_one_random_owner(
-    alpha: float,
-) -> None:
+def test_dirichlet_shares_of_tiny_alpha_have_one_random_owner(alpha: float) -> None:
     shares = dirichlet_shares(4, 4000, alpha=alpha, generator=np.random.default_rng(0))
     assert (shares.max(axis=0) > 0.999).mean() > 0.99
     # Each client owns a quarter of 4000 classes; 5 standard deviations are 5 sqrt(4000 / 4 * 3 / 4)

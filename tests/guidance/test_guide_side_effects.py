@@ -8,17 +8,7 @@ from torch.overrides import TorchFunctionMode
 
 from fedprompt import Weighted, guide_gradient
 from fedprompt.guidance import _validation, double_backward, forward_mode
-from guided import (
-    CLASSES,
-    QUIZ,
-    STUDY,
-    WIDTH,
-    Guided,
-    assert_near_in_norm,
-    draw_guides,
-    mlp,
-    vit,
-)
+from guided import CLASSES, QUIZ, STUDY, WIDTH, Guided, assert_near_in_norm, draw_guides, mlp, vit
 from references import fedl2g
 from same import assert_identical
 

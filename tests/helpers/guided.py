@@ -155,10 +155,7 @@ def draw_guides(dim: int, *, classes: int = CLASSES, seed: int = 3) -> Tensor:
 
 
 # Batches have different sizes, and no sample of class 4.
-STUDY = [
-    draw_pair([0, 1, 1, 2, 0], seed=1),
-    draw_pair([0, 1, 3], seed=2),
-]
+STUDY = [draw_pair([0, 1, 1, 2, 0], seed=1), draw_pair([0, 1, 3], seed=2)]
 QUIZ = [draw_pair([4, 1, 2, 4], seed=4), draw_pair([0, 4], seed=6)]
 
 

@@ -8,12 +8,7 @@ from hypothesis import strategies as st
 
 from blobs import content, mended, overwritten
 from fedprompt import Weighted
-from fedprompt.wire import (
-    Expected,
-    Header,
-    decode_payload,
-    encode_payload,
-)
+from fedprompt.wire import Expected, Header, decode_payload, encode_payload
 
 FLOATS = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 

@@ -15,12 +15,7 @@ def test_the_movement_is_the_gradient_of_the_moreau_envelope():
     r"""At the minimizer, :math:`\nabla f(\theta) + \lambda (\theta - w) = 0`."""
     federation = vit_federation(**ALONE, steps=1, make_optimizer=torch.optim.SGD)
     predictions = last(
-        pfedme,
-        federation,
-        learning_rate=0.2,
-        proximal_weight=3.0,
-        outer_step=0.4,
-        inner_steps=60,
+        pfedme, federation, learning_rate=0.2, proximal_weight=3.0, outer_step=0.4, inner_steps=60
     )
     personal, moved = parameters(predictions, 1), fp.snapshot(predictions.received(5))
     model = federation.new_model()
@@ -39,12 +34,7 @@ def test_the_proximal_center_is_the_moving_local_copy():
     """Two batches with one inner step each, written out."""
     federation = vit_federation(**ALONE, make_optimizer=torch.optim.SGD)
     predictions = last(
-        pfedme,
-        federation,
-        learning_rate=0.5,
-        proximal_weight=0.8,
-        outer_step=0.25,
-        inner_steps=2,
+        pfedme, federation, learning_rate=0.5, proximal_weight=0.8, outer_step=0.25, inner_steps=2
     )
     model = federation.new_model()
     local = fp.snapshot(model)

@@ -38,10 +38,7 @@ SHAPES = {
         ({1: (BATCH, 1), 2: (BATCH, 2)}, False),
     ],
     "groups first": [({1: (BATCH, 1), 2: (BATCH, 2)}, False), ({0: (2,), 1: (1,)}, False)],
-    "one replaces, one is kept": [
-        ({0: (2,), 1: (1,), 2: (3,)}, True),
-        ({0: (1,), 2: (2,)}, False),
-    ],
+    "one replaces, one is kept": [({0: (2,), 1: (1,), 2: (3,)}, True), ({0: (1,), 2: (2,)}, False)],
     "three": [({1: (1,)}, False), ({0: (2,), 1: (2,), 2: (2,)}, True), ({0: (1,), 2: (1,)}, False)],
 }
 

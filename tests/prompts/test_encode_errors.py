@@ -111,8 +111,7 @@ def test_encode_prompted_refuses_other_types(model, trunk, images):
         (images.byte(), "uint8 tensor of shape (3, 3, 16, 16)"),
     ):
         with raises(
-            TypeError,
-            f"be floating-point of shape (batch, channels, height, width); got a {got}.",
+            TypeError, f"be floating-point of shape (batch, channels, height, width); got a {got}."
         ):
             encode_prompted(trunk, wrong)
 

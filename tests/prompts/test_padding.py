@@ -9,10 +9,7 @@ import torch
 import torch.nn as nn
 
 from errors import raises
-from fedprompt import (
-    PadPrompts,
-    freeze,
-)
+from fedprompt import PadPrompts, freeze
 from models import num_trainable, perturbed, train
 from tolerance import assert_near
 

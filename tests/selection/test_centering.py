@@ -8,14 +8,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 from errors import raises
-from fedprompt import (
-    SelectionKeys,
-    collect,
-    key_loss,
-    load_values,
-    snapshot,
-    weighted_mean,
-)
+from fedprompt import SelectionKeys, collect, key_loss, load_values, snapshot, weighted_mean
 from fedprompt.selection import (
     CenteredQueries,
     contingency_table,

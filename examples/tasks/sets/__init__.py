@@ -16,13 +16,7 @@ from torchvision import datasets
 
 from fedprompt import samples
 from tasks.sets.coop import SPLITS, coop
-from tasks.sets.folders import (
-    domainnet,
-    five_dataset,
-    folder,
-    office_caltech10,
-    tiny_imagenet,
-)
+from tasks.sets.folders import domainnet, five_dataset, folder, office_caltech10, tiny_imagenet
 from tasks.sets.readers import Images, ImageSet, in_memory
 from tasks.sets.torchvision_sets import (
     NUMBER,

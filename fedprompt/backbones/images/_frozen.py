@@ -155,12 +155,7 @@ class FrozenTrunk(Trunk):
             return self.pool(tokens).shape[-1]
 
     def run(
-        self,
-        block: Callable[..., Tensor],
-        tokens: Tensor,
-        *,
-        checkpointing: bool,
-        **arguments: Any,
+        self, block: Callable[..., Tensor], tokens: Tensor, *, checkpointing: bool, **arguments: Any
     ) -> Tensor:
         """Run a block, with gradient checkpointing if asked and if there are gradients.
 
