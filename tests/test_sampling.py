@@ -12,10 +12,7 @@ import pytest
 import torch
 from scipy.stats import binom, chi2
 
-from fedprompt import (
-    cohort,
-    stream_generator,
-)
+from fedprompt import cohort, stream_generator
 from refusals import check_refused, refusals
 
 DRAW = torch.Generator().manual_seed(0)

@@ -6,13 +6,7 @@ import weakref
 import pytest
 import torch
 
-from fedprompt import (
-    Weighted,
-    class_means,
-    heterogeneous_means,
-    num_bytes,
-    weighted_mean,
-)
+from fedprompt import Weighted, class_means, heterogeneous_means, num_bytes, weighted_mean
 from references import fedhpl
 from refusals import check_refused, refusals
 from same import assert_identical

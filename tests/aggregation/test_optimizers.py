@@ -116,8 +116,7 @@ def test_fedopt_is_an_uninterrupted_torch_optimizer_with_the_movement_as_gradien
 
 
 @pytest.mark.parametrize(
-    "server",
-    [fedopt(partial(torch.optim.SGD, lr=1.0)), fedavgm(momentum=0.0)],
+    "server", [fedopt(partial(torch.optim.SGD, lr=1.0)), fedavgm(momentum=0.0)]
 )
 def test_a_step_of_length_one_is_overwrite(server, generator):
     start, means = rounds(generator)

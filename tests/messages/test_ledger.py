@@ -10,13 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedprompt import (
-    Ledger,
-    Weighted,
-    load_checkpoint,
-    num_bytes,
-    save_checkpoint,
-)
+from fedprompt import Ledger, Weighted, load_checkpoint, num_bytes, save_checkpoint
 
 
 @pytest.fixture

@@ -7,13 +7,7 @@ import pytest
 import torch
 import torch.nn as nn
 
-from fedprompt import (
-    Weighted,
-    collect,
-    load_values,
-    num_bytes,
-    snapshot,
-)
+from fedprompt import Weighted, collect, load_values, num_bytes, snapshot
 from named_model import Model, tensors_of
 from same import assert_identical
 
@@ -147,12 +141,7 @@ def test_names_are_those_of_the_module_inside_a_wrapper():
                 list(snapshot(module)) == list(snapshot(Model())) == list(collect(module, weight=1))
             )
         # Here the user named a part "module".
-        names = [
-            "trunk.weight",
-            "trunk.bias",
-            "module.weight",
-            "module.bias",
-        ]
+        names = ["trunk.weight", "trunk.bias", "module.weight", "module.bias"]
         assert list(snapshot(part)) == names
         assert list(collect(part, weight=1, only=["trunk"])) == names[:2]
         rows = collect(whole, weight=1, rows={"keys": torch.tensor([0.0, 2.0, 0.0])})["keys"].weight

@@ -4,12 +4,7 @@ import pytest
 import torch
 import torch.nn as nn
 
-from fedprompt import (
-    Weighted,
-    collect,
-    num_bytes,
-    snapshot,
-)
+from fedprompt import Weighted, collect, num_bytes, snapshot
 from named_model import NAMES, Model, tensors_of
 from same import assert_identical
 
@@ -262,13 +257,11 @@ def test_nan_can_be_sent_only_in_rows_of_weight_zero():
     with torch.no_grad():
         model.keys[1] = torch.nan
     with pytest.raises(
-        ValueError,
-        match=r"`payload\['keys'\]\.value` must be finite wherever .* in rows \[0\]",
+        ValueError, match=r"`payload\['keys'\]\.value` must be finite wherever .* in rows \[0\]"
     ):
         collect(model, weight=1)
     with pytest.raises(
-        ValueError,
-        match=r"`payload\['keys'\]\.value` must be finite wherever .* in rows \[1\]",
+        ValueError, match=r"`payload\['keys'\]\.value` must be finite wherever .* in rows \[1\]"
     ):
         collect(model, weight=1, rows={"keys": torch.ones(3)})
     assert (

@@ -188,10 +188,7 @@ def one_chunk_repeated(good):
 
 @pytest.mark.parametrize(
     ("wrong", "check"),
-    [
-        (without_far_tails, check_moments_and_tails),
-        (one_chunk_repeated, check_independence),
-    ],
+    [(without_far_tails, check_moments_and_tails), (one_chunk_repeated, check_independence)],
 )
 def test_known_wrong_deviates_are_rejected(wrong, check, good):
     with pytest.raises(AssertionError):

@@ -11,11 +11,7 @@ from hypothesis import given, settings
 
 from blobs import content
 from fedprompt import Ledger, Weighted, num_bytes
-from fedprompt.wire import (
-    Header,
-    encode_payload,
-    save_payload,
-)
+from fedprompt.wire import Header, encode_payload, save_payload
 from same import assert_identical
 from wired import HEADER, MESSAGE, messages
 

@@ -13,12 +13,7 @@ import torch.nn as nn
 
 from blobs import unsigned
 from fedprompt import collect, load_values, snapshot
-from fedprompt.wire import (
-    Expected,
-    Header,
-    open_payload,
-    save_payload,
-)
+from fedprompt.wire import Expected, Header, open_payload, save_payload
 from same import assert_identical
 from wired import HEADER, MESSAGE, PARTS
 

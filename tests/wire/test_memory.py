@@ -10,12 +10,7 @@ import torch
 
 from blobs import content
 from fedprompt import Weighted
-from fedprompt.wire import (
-    Expected,
-    Header,
-    decode_payload,
-    encode_payload,
-)
+from fedprompt.wire import Expected, Header, decode_payload, encode_payload
 from same import assert_identical
 from wired import as_received, attempt, edit, forged, form
 

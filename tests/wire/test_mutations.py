@@ -17,19 +17,9 @@ import torch
 
 from blobs import content, mended
 from fedprompt import Weighted, codecs, weighted_mean, weighted_median
-from fedprompt.wire import (
-    Expected,
-    Header,
-    decode_payload,
-    encode_payload,
-    receive,
-)
+from fedprompt.wire import Expected, Header, decode_payload, encode_payload, receive
 from same import assert_identical
-from wired import (
-    BLOB,
-    MESSAGE,
-    PARTS,
-)
+from wired import BLOB, MESSAGE, PARTS
 
 
 def mutated(draw: random.Random) -> bytes:

@@ -11,12 +11,7 @@ import torch
 
 from blobs import DIGEST, content, flipped, mended
 from fedprompt import Weighted
-from fedprompt.wire import (
-    Expected,
-    Header,
-    decode_payload,
-    encode_payload,
-)
+from fedprompt.wire import Expected, Header, decode_payload, encode_payload
 from same import assert_identical
 from wired import (
     BLOB,

@@ -9,10 +9,7 @@ from hypothesis import given, settings
 
 from blobs import content
 from fedprompt import Weighted
-from fedprompt.wire import (
-    Header,
-    encode_payload,
-)
+from fedprompt.wire import Header, encode_payload
 from same import assert_identical
 from wired import HEADER, MESSAGE, as_received, decode, messages
 
