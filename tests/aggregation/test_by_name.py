@@ -76,28 +76,15 @@ def test_bad_input_of_an_update_by_name_is_refused_and_changes_nothing():
     values = {"head": torch.zeros(1), "keys": torch.zeros(1)}
     update = update_by_name({"keys": ema(decay=0.5)})
     state = update.init(values)
-    with pytest.raises(
-        ValueError,
-        match=r"`mean` must have no other names than `previous` \['head', 'keys'\]; got "
-        r"\['header'\]",
-    ):
+    with pytest.raises(ValueError, match=r"`mean` must have no other names .*; got \['header'\]"):
         update.step(values, {"head": known(1.0), "header": known(1.0)}, state)
-    with pytest.raises(
-        ValueError, match=r"'keys': `mean\.weight` must be finite and at least 0; got -1\.0"
-    ):
+    with pytest.raises(ValueError, match=r"'keys': `mean\.weight` must be finite and at least 0"):
         update.step(values, {"head": known(1.0), "keys": known(1.0, -1.0)}, state)
     with pytest.raises(TypeError, match=r"'head': `mean` must be a Weighted"):
         update.step(values, {"head": torch.ones(1)}, state)
-    with pytest.raises(
-        ValueError,
-        match=r"`state` must come from `init` or the last `step`; got nothing for \['keys'\]",
-    ):
+    with pytest.raises(ValueError, match=r"`state` must come from .*; got nothing for \['keys'\]"):
         update.step(values, {"keys": known(1.0)}, {"head": {}})
-    with pytest.raises(
-        ValueError,
-        match=r"`rules` must each match a name or a dotted prefix of \['head', 'keys'\]; got "
-        r"\['key'\]",
-    ):
+    with pytest.raises(ValueError, match=r"`rules` must each match a name .*; got \['key'\]"):
         update_by_name({"key": overwrite()}).init(values)
     assert {name: value.item() for name, value in values.items()} == {"head": 0.0, "keys": 0.0}
     assert state == {"head": {}, "keys": {}}
@@ -106,32 +93,21 @@ def test_bad_input_of_an_update_by_name_is_refused_and_changes_nothing():
 @pytest.mark.bad_input
 def test_errors_give_the_position_among_the_payloads_that_have_the_name():
     """The malformed entry is from the third client, but the second one of its name."""
-    good, broken = (
-        Weighted(torch.tensor([value]), torch.tensor(1.0)) for value in (1.0, torch.nan)
-    )
-    negative = good._replace(weight=torch.tensor(-1.0))
+    good, broken = known(1.0), known(torch.nan)
+    sent = [{"head": good, "keys": good}] * 2 + [{"head": good, "keys": known(1.0, -1.0)}]
     for aggregate in (
         weighted_mean,
         partial(krum, num_byzantine=0),
         partial(trimmed_mean, fraction=0),
         weighted_median,
     ):
-        sent = [
-            {"head": good, "keys": good},
-            {"head": good, "keys": good},
-            {"head": good, "keys": negative},
-        ]
-        with pytest.raises(
-            ValueError,
-            match=r"^`payloads\[2\]\['keys'\]\.weight` must be finite and at least 0; got -1",
-        ):
+        with pytest.raises(ValueError, match=r"^`payloads\[2\]\['keys'\]\.weight` must be finite"):
             aggregate(sent)
     with pytest.raises(ValueError, match=r"^`payloads\[2\]\['head'\]\.value` must be finite"):
         weighted_mean([{"head": good}, {"other": good}, {"head": broken}])
     by_name = aggregate_by_name({})
-    with pytest.raises(
-        ValueError, match=r"'head' \(counting the 2 payloads of 3 that have it\): `entries\[1\]"
-    ):
+    rule = r"'head' \(counting the 2 payloads of 3 that have it\): `entries\[1\]"
+    with pytest.raises(ValueError, match=rule):
         by_name([{"head": good}, {"other": good}, {"head": broken}])
     with pytest.raises(ValueError, match=r"^'head': `entries\[1\]"):
         by_name([{"head": good}, {"head": broken}])

@@ -35,18 +35,10 @@ def test_names_that_the_mean_lacks_keep_value_and_state():
     assert second["b"].item() == pytest.approx(0.55, rel=1e-6)
 
 
-def test_the_default_update_takes_the_mean():
-    update = overwrite()
-    values = {"a": torch.tensor([1.0])}
-    assert update.step(values, {"a": known(5.0)}, update.init(values))[0]["a"].item() == 5.0
-
-
 def test_ema_against_a_loop(generator):
     previous = torch.randn(4, 3, generator=generator, dtype=torch.float64)
-    mean = Weighted(
-        torch.randn(4, 3, generator=generator, dtype=torch.float64),
-        torch.tensor([3.0, 0.0, 0.5, 9.0]),
-    )
+    value = torch.randn(4, 3, generator=generator, dtype=torch.float64)
+    mean = Weighted(value, torch.tensor([3.0, 0.0, 0.5, 9.0]))
     new, _ = ema(decay=0.8).step(previous, mean, {})
     for row in range(4):
         for column in range(3):
@@ -109,21 +101,20 @@ def test_descend_clips_a_gradient_whose_norm_overflows(max_norm):
 
 
 @pytest.mark.parametrize(
-    ("make_optimizer", "largest", "broken"),
+    ("make_optimizer", "broken"),
     [
-        (partial(torch.optim.Adam, lr=0.1), 3e38, "exp_avg_sq"),
-        (partial(torch.optim.Adagrad, lr=0.1), 3e38, "sum"),
-        (partial(torch.optim.SGD, lr=10.0), 3e38, "value"),
+        (partial(torch.optim.Adam, lr=0.1), "exp_avg_sq"),
+        (partial(torch.optim.SGD, lr=10.0), "value"),
     ],
 )
 def test_a_step_that_would_overflow_is_refused_and_the_round_can_be_repeated(
-    make_optimizer, largest, broken, generator
+    make_optimizer, broken, generator
 ):
     update, start = descend(make_optimizer), torch.randn(3, 2, generator=generator)
     good = Weighted(torch.randn(3, 2, generator=generator), torch.tensor([1.0, 1.0, 0.0]))
     value, state = update.step(start, good, update.init(start))
     before = deepcopy((value, state))
-    hostile = Weighted(torch.full((3, 2), largest), good.weight)
+    hostile = Weighted(torch.full((3, 2), 3e38), good.weight)
     rule = "`mean` must keep the value and the optimizer's state finite"
     message = f"{rule}; got entries up to 3e+38, which overflow ['{broken}']."
     with pytest.raises(ValueError, match=re.escape(message)):
@@ -138,66 +129,29 @@ ONE = Weighted(torch.ones(2, 3), torch.ones(2))
 PREVIOUS = torch.zeros(2, 3)
 
 
-BAD_MEANS = {
-    "a tensor": (
-        PREVIOUS,
-        torch.ones(2, 3),
-        TypeError,
-        r"`mean` must be a Weighted\(value, weight\); got a float32 tensor of shape \(2, 3\)",
-    ),
-    "another shape": (
-        PREVIOUS,
-        Weighted(torch.ones(2, 4), torch.ones(2)),
-        ValueError,
-        r"`mean\.value` must have the shape of `previous` \(2, 3\); got \(2, 4\)",
-    ),
-    "a shape that would broadcast": (
-        PREVIOUS,
-        Weighted(torch.ones(2, 1), torch.ones(2)),
-        ValueError,
-        r"`mean\.value` must have the shape of `previous` \(2, 3\); got \(2, 1\)",
-    ),
-    "a negative weight": (
-        PREVIOUS,
-        ONE._replace(weight=-torch.ones(2)),
-        ValueError,
-        r"`mean\.weight` must be finite and at least 0; got -1\.0",
-    ),
-    "NaN in a known row": (
-        PREVIOUS,
-        ONE._replace(value=torch.full((2, 3), torch.nan)),
-        ValueError,
-        r"`mean\.value` must be finite wherever its weight is positive; got NaN or infinity in "
-        r"rows \[0, 1\]",
-    ),
-    "integers before": (
-        PREVIOUS.long(),
-        ONE,
-        TypeError,
-        r"`previous` must be a floating-point tensor; got a int64 tensor of shape \(2, 3\)",
-    ),
-    "a list before": (
-        [0.0],
-        ONE,
-        TypeError,
-        r"`previous` must be a floating-point tensor; got a list of length 1",
-    ),
-}
+BAD_MEANS = """
+step(PREVIOUS, torch.ones(2, 3)) -> TypeError: `mean` must be a Weighted(value, weight); got a
+step(PREVIOUS, Weighted(torch.ones(2, 4), torch.ones(2))) -> ValueError: `mean.value` must have the
+step(PREVIOUS, Weighted(torch.ones(2, 1), torch.ones(2))) -> ValueError: `mean.value` must have the
+step(PREVIOUS, ONE._replace(weight=-torch.ones(2))) -> ValueError: `mean.weight` must be finite and
+step(PREVIOUS, ONE._replace(value=torch.full((2, 3), torch.nan))) \
+-> ValueError: `mean.value` must be
+step(PREVIOUS.long(), ONE) -> TypeError: `previous` must be a floating-point tensor; got a int64
+step([0.0], ONE) -> TypeError: `previous` must be a floating-point tensor; got a list of length 1
+init([0.0]) -> TypeError: `previous` must be a floating-point tensor; got a list of length 1
+init(PREVIOUS / 0) -> ValueError: `previous` must be finite
+"""
 
 
 @pytest.mark.bad_input
 @pytest.mark.parametrize(
     "update", [overwrite(), ema(decay=0.5), descend(partial(torch.optim.SGD, lr=0.1, momentum=0.9))]
 )
-@pytest.mark.parametrize(
-    ("previous", "mean", "error", "message"), BAD_MEANS.values(), ids=BAD_MEANS
-)
-def test_bad_means_are_refused_by_name_and_change_nothing(update, previous, mean, error, message):
-    state = update.init(PREVIOUS)
-    _, state = update.step(PREVIOUS, ONE, state)
-    before = str(state)
-    with pytest.raises(error, match=message):
-        update.step(previous, mean, state)
+@pytest.mark.parametrize(("call", "error", "message"), refusals(BAD_MEANS))
+def test_bad_means_are_refused_by_name_and_change_nothing(update, call, error, message):
+    _, state = update.step(PREVIOUS, ONE, update.init(PREVIOUS))
+    before, step = str(state), lambda previous, mean: update.step(previous, mean, state)
+    check_refused(call, error, message, globals() | {"step": step, "init": update.init})
     assert str(state) == before
     assert_identical(PREVIOUS, torch.zeros(2, 3))
 
@@ -217,13 +171,8 @@ ema(decay=torch.nan) -> ValueError: `decay` must be finite; got nan
 descend(torch.optim.SGD, max_norm=0) -> ValueError: `max_norm` must be above 0; got 0
 stepped(overwrite(), {'keys': known(1.0, -1.0)}) -> ValueError: 'keys': `mean.weight` must be finite
 stepped(overwrite(), {'header': known(1.0)}) -> ValueError: `mean` must have no other names than
-stepped(ema(decay=0.5), {'keys': known(1.0, -1.0)}) -> ValueError: 'keys': `mean.weight` must be
-stepped(ema(decay=0.5), {'header': known(1.0)}) -> ValueError: `mean` must have no other names
 stepped(SGD, {'keys': known(1.0, -1.0)}) -> ValueError: 'keys': `mean.weight` must be finite and at
-stepped(SGD, {'header': known(1.0)}) -> ValueError: `mean` must have no other names than `previous`
 stepped(overwrite(), known(1.0)) -> TypeError: `mean` must map names to Weighted; got an entry
-stepped(ema(decay=0.5), known(1.0)) -> TypeError: `mean` must map names to Weighted; got an entry
-stepped(SGD, known(1.0)) -> TypeError: `mean` must map names to Weighted; got an entry without a
 stepped(update_by_name({}), known(1.0)) -> TypeError: `mean` must map names to Weighted; got an
 overwrite().step(torch.zeros(1), {'head': known(1.0)}, {}) \
 -> TypeError: `mean` must be a Weighted(value, weight); got
