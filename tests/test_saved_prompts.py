@@ -10,7 +10,6 @@ from clips import TOKENIZER, make_clip
 from fedprompt import (
     DeepPrompts,
     TextTower,
-    encode_prompted,
     fingerprint,
     load_prompts,
     save_prompts,
@@ -51,27 +50,11 @@ def saved(tmp_path):
 def test_parameters_and_persistent_buffers_are_restored_exactly(saved):
     model, trained = make_model(2), make_model(1)
     scratch = model.scratch.clone()
-    load_prompts(model, saved, trunk=vit_trunk(tiny_vit()), class_names=CLASSES)
+    load_prompts(model, saved, trunk=vit_trunk(tiny_vit()))  # class names are not compared
     assert_identical(model.state_dict(), trained.state_dict())
+    load_prompts(make_model(3), saved, trunk=vit_trunk(tiny_vit()), class_names=CLASSES)
     assert_identical(model.scratch, scratch)
     assert model["prompts"].tokens.requires_grad
-
-
-def test_a_loaded_module_predicts_as_the_trained_one(saved, generator):
-    images = torch.rand(3, 3, 16, 16, dtype=torch.float64, generator=generator)
-    model, trained, trunk = make_model(2), make_model(1), vit_trunk(tiny_vit())
-    load_prompts(model, saved, trunk=trunk, class_names=CLASSES)
-    pooled = [
-        encode_prompted(trunk, images, each["prompts"].double()()).pooled
-        for each in (model, trained)
-    ]
-    assert_identical(*pooled)
-
-
-def test_class_names_are_compared_only_where_they_are_given(saved):
-    model = make_model(2)
-    load_prompts(model, saved, trunk=vit_trunk(tiny_vit()))
-    assert_identical(model.state_dict(), make_model(1).state_dict())
 
 
 @pytest.mark.parametrize(
@@ -107,11 +90,10 @@ def test_other_class_names_or_another_order_are_refused(saved, class_names):
     model = make_model(2)
     before = copy.deepcopy(model.state_dict())
     count = len(class_names)
-    with pytest.raises(
-        ValueError,
-        match="`class_names` must be the 2 names of the file, in their order; "
-        f"got {count} names, which differ in spelling or order",
-    ):
+    rule = (
+        f"be the 2 names of the file, in their order; got {count} names, which differ in spelling"
+    )
+    with pytest.raises(ValueError, match=f"`class_names` must {rule}"):
         load_prompts(model, saved, trunk=vit_trunk(tiny_vit()), class_names=class_names)
     assert_identical(model.state_dict(), before)
 
@@ -162,25 +144,17 @@ class OwnTrunk:
             self.positions = torch.rand(4, 12)
         self.dim, self.stride = 12, stride
 
-    def embed(self, images):
-        return self.stem(images).flatten(2).transpose(1, 2) + self.positions, None
+    def unused(self, *tokens):
+        raise AssertionError("a fingerprint calls no method of a trunk")
 
-    def block(self, layer, tokens, context, num_prompts):
-        return self.layers[1](self.layers[0](tokens))
-
-    def normalize(self, tokens):
-        return tokens
-
-    def pool(self, tokens):
-        return tokens.mean(1)
+    embed = block = normalize = pool = unused
 
 
 def changed(name):
     trunk = OwnTrunk()
+    parts = {"stem": trunk.stem.bias, "layers": trunk.layers[0].bias, "positions": trunk.positions}
     with torch.no_grad():
-        {"stem": trunk.stem.bias, "layers": trunk.layers[0].bias, "positions": trunk.positions}[
-            name
-        ].add_(1)
+        parts[name].add_(1)
     return trunk
 
 
