@@ -255,17 +255,12 @@ def test_a_trimmed_mean_does_not_leave_its_range_by_rounding(generator):
         assert trimmed_mean(map(Weighted, value, weight), fraction=0.1).value.equal(value[0])
 
 
+FOUR_AND_NAN = [payload([1.0])] * 4 + [payload([torch.nan])]
 REFUSED = """
 weighted_median([]) -> ValueError: `entries` must hold at least one entry or payload; got none
-weighted_median([ONE, torch.ones(2)]) -> TypeError: `entries[1]` must be a Weighted
-weighted_median([ONE, Weighted(torch.ones(2, 4), torch.ones(2))]) \
--> ValueError: `entries[1].value` must have the shape of the first entry (2, 3); got (2, 4)
-weighted_median([ONE, Weighted(torch.ones(2, 3).double(), torch.ones(2))]) \
--> TypeError: `entries[1].value` must have the dtype of the first entry torch.float32; got
+weighted_median([ONE, Weighted(torch.ones(2, 4), torch.ones(2))]) -> ValueError: `entries[1].value`
 weighted_median([ONE, ONE._replace(weight=-torch.ones(2))]) \
 -> ValueError: `entries[1].weight` must be finite and at least 0; got -1
-weighted_median([ONE._replace(weight=torch.tensor([1.0, torch.nan]))]) \
--> ValueError: `entries[0].weight` must be finite
 trimmed_mean([ONE], fraction=-0.1) -> ValueError: `fraction` must be at least 0; got -0.1
 trimmed_mean([ONE], fraction=0.5) -> ValueError: `fraction` must be at most 0.499; got 0.5
 trimmed_mean([ONE], fraction=torch.nan) -> ValueError: `fraction` must be finite; got nan
@@ -280,11 +275,11 @@ krum([payload([1.0])] * 2 + [payload([1.0, 2.0])], num_byzantine=0) \
 krum([payload([1.0])] * 2 + [payload([1.0], weight=-1.0)], num_byzantine=0) \
 -> ValueError: `payloads[2]['part0'].weight` must be finite and at
 krum([payload([torch.nan])] * 3, num_byzantine=0) -> ValueError: `payloads` must include one with
-multi_krum([payload([1.0])] * 4 + [payload([torch.nan])], num_byzantine=1, num_selected=5) \
+multi_krum(FOUR_AND_NAN, num_byzantine=1, num_selected=5) \
 -> ValueError: `num_selected` must be at most 4, the number of honest payloads; got 5
-multi_krum([payload([1.0])] * 4 + [payload([torch.nan])], num_byzantine=1, num_selected=0) \
+multi_krum(FOUR_AND_NAN, num_byzantine=1, num_selected=0) \
 -> ValueError: `num_selected` must be at least 1; got 0
-multi_krum([payload([1.0])] * 4 + [payload([torch.nan])], num_byzantine=0, num_selected=5) \
+multi_krum(FOUR_AND_NAN, num_byzantine=0, num_selected=5) \
 -> ValueError: `num_selected` must be at most 4, the number of payloads that have enough neighbors
 """
 

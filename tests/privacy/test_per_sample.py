@@ -67,22 +67,6 @@ class Bordered(nn.Module):
         return self.head(self.cnn(self.border(images)))
 
 
-class Tied(nn.Module):
-    """Model with one parameter under two names. Its gradient is the sum over both uses."""
-
-    def __init__(self, trunk, generator):
-        super().__init__()
-        self.trunk = trunk
-        self.prompts = DeepPrompts(1, trunk.dim, trunk.depth, generator=generator)
-        self.up, self.down = nn.Linear(trunk.dim, trunk.dim), nn.Linear(trunk.dim, trunk.dim)
-        self.down.weight = self.up.weight
-        self.double()
-
-    def forward(self, images, indices):
-        pooled = encode_prompted(self.trunk, images, self.prompts(), dtype=images.dtype).pooled
-        return self.down(self.up(pooled).tanh())[:, :CLASSES]
-
-
 def streams_of(dim, depth, generator):
     groups = partial(GroupPrompts, GROUPS, 2, dim, generator=generator)
     shared = partial(LayeredPrompts, 2, dim, generator=generator)
@@ -99,19 +83,15 @@ def streams_of(dim, depth, generator):
 
 def build(name, generator):
     trunk = vit_trunk(tiny_vit())
-    special = {
-        "border of pixels": partial(Bordered, generator),
-        "tied": partial(Tied, trunk, generator),
-    }
-    if name in special:
-        return special[name]()
+    if name == "border of pixels":
+        return Bordered(generator)
     dim, head = trunk.dim, None
     if name == "a head of several layers":
         head = nn.Sequential(nn.LayerNorm(dim), nn.Linear(dim, 5), nn.GELU(), nn.Linear(5, CLASSES))
     return Prompted(trunk, streams_of(dim, trunk.depth, generator)[name], head)
 
 
-MODELS = [*streams_of(4, 3, None), "border of pixels", "tied"]
+MODELS = [*streams_of(4, 3, None), "border of pixels"]
 
 
 def batch_of(size, dtype=torch.float64):
@@ -252,7 +232,15 @@ class TiedBelow(nn.Module):
         return self.scale * self.up(self.pair(values))
 
 
+def tied():
+    """Two modules of a sequence that share a weight. Its gradient is the sum over both uses."""
+    model = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3))
+    model[2].weight = model[0].weight
+    return model
+
+
 SHARED = {
+    "tied weights of two modules": tied,
     "two names": Shared,
     "one block three times": partial(Repeated, owns=False),
     "the same in an owner": partial(Repeated, owns=True),

@@ -124,21 +124,15 @@ def test_each_client_can_have_another_form():
 def test_a_number_beyond_the_bound_is_refused_for_its_client_alone(number, place):
     """The bound is inclusive, and it does not hold for weights."""
 
-    def blob(client, value):
-        numbers = {"head": 1.0, "scale": 1.0, place: value}
-        head = torch.tensor([[5.0, numbers["head"]], [9.0, 9.0]]).double()
-        payload = {
-            "head": Weighted(head, torch.tensor([4000.0, 0.0]).double()),
-            "scale": torch.tensor(numbers["scale"]).double(),
-            "steps": torch.tensor([100]),
-        }
-        return client, encode_payload(payload, header=Header(client_id=str(client)))
+    def payload(value):
+        head, scale = (value, 1.0) if place == "head" else (1.0, value)
+        head = Weighted(torch.tensor([[5.0, head], [9.0, 9.0]]), torch.tensor([4000.0, 0.0]))
+        return {"head": head, "scale": torch.tensor(scale), "steps": torch.tensor([100])}
 
-    form = {
-        "head": Weighted(torch.zeros(2, 2).double(), torch.zeros(2).double()),
-        "scale": torch.tensor(0.0).double(),
-        "steps": torch.tensor([0]),
-    }
+    def blob(client, value):
+        return client, encode_payload(payload(value), header=Header(client_id=str(client)))
+
+    form = payload(0.0)
     arrivals = [blob(1, -5.0), blob(2, number), blob(3, 5.0)]
     accepted, refused = receive(arrivals, expect=Expected(form, max_abs=5), max_bytes=2000)
     assert list(accepted) == [1, 3]
