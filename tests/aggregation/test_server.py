@@ -54,16 +54,11 @@ def test_overwrite_copies_known_rows(generator):
     assert state == {}
 
 
-@pytest.mark.parametrize(
-    "make_optimizer",
-    [
-        partial(torch.optim.SGD, lr=0.1),
-        partial(torch.optim.SGD, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01),
-        partial(torch.optim.Adam, lr=0.01),
-        partial(torch.optim.AdamW, lr=0.01, amsgrad=True),
-        partial(torch.optim.Adagrad, lr=0.1),
-    ],
-)
+NESTEROV = partial(torch.optim.SGD, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01)
+ADAMW = partial(torch.optim.AdamW, lr=0.01, amsgrad=True)
+
+
+@pytest.mark.parametrize("make_optimizer", [NESTEROV, ADAMW])
 def test_descend_with_positive_weights_is_an_uninterrupted_torch_optimizer(
     make_optimizer, generator
 ):

@@ -72,12 +72,8 @@ def test_the_error_names_the_samples():
 @pytest.mark.parametrize(
     "layer",
     [
-        nn.Linear(4, 2),
         nn.LayerNorm(4),
-        nn.GroupNorm(3, 3),
-        nn.InstanceNorm1d(3),
         nn.BatchNorm1d(3).eval(),
-        nn.Dropout(0.5),
         nn.Sequential(ATTENTION(batch_first=True), nn.Dropout(0.5)),
         ATTENTION(batch_first=True).eval(),
         nn.Conv1d(3, 2, 2),

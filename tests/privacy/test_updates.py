@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.stats import chi2, kstest
+from scipy.stats import chi2
 
 from fedprompt import Weighted, weighted_mean
 from fedprompt.privacy import cap_weight, clip_norm, from_sum, gaussian_noise, to_summable
@@ -131,10 +131,7 @@ def test_payloads_within_the_bound_are_unchanged(dtype, generator):
 
 def test_rows_of_weight_zero_have_no_length(generator):
     first = payload(generator, garbage=1e30)
-    second = {
-        name: entry._replace(value=torch.where(known(entry), entry.value, torch.nan))
-        for name, entry in first.items()
-    }
+    second = payload(torch.Generator().manual_seed(0))
     assert_identical(clip_norm(first, max_norm=1.0), clip_norm(second, max_norm=1.0))
 
 
@@ -144,13 +141,10 @@ def test_rows_of_weight_zero_have_no_length(generator):
 def test_large_weights_are_capped_and_small_weights_are_unchanged(generator):
     sent = payload(generator)
     capped = cap_weight(sent, max_weight=5)
-    assert capped["rows"].weight.tolist() == [2.0, 0.0, 5.0, 0.5]
-    assert capped["whole"].weight.item() == 5.0
-    assert capped["entries"].weight.tolist() == [1.0, 3.0, 0.0]
-    assert_identical(
-        {name: entry.value for name, entry in capped.items()},
-        {name: entry.value for name, entry in sent.items()},
-    )
+    weights = {"whole": 5.0, "rows": [2.0, 0.0, 5.0, 0.5], "entries": [1.0, 3.0, 0.0]}
+    for name, (value, weight) in capped.items():
+        assert weight.tolist() == weights[name]
+        assert_identical(value, sent[name].value)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -167,23 +161,6 @@ def test_a_cap_is_never_rounded_up(dtype):
 # Sensitivity and noise.
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("multiplier", "sensitivity"), [(1.0, 1.0), (0.7, 2.5), (4.0, 0.01)])
-def test_noise_is_gaussian_with_the_deviation_of_the_formula(
-    dtype, multiplier, sensitivity, generator
-):
-    count, sigma = 20_000, multiplier * sensitivity
-    quiet = {"a": Weighted(torch.zeros(count, dtype=dtype), torch.tensor(1.0))}
-    noise = {"multiplier": multiplier, "sensitivity": sensitivity, "generator": generator}
-    noisy = gaussian_noise(quiet, **noise)["a"].value
-    assert noisy.dtype == at_least_float32(dtype)
-    drawn = noisy.double().numpy() / sigma
-    low, high = chi2.ppf([1e-5, 1 - 1e-5], count)
-    assert low < (drawn**2).sum() < high
-    assert abs(drawn.mean()) < 4.5 / math.sqrt(count)
-    assert kstest(drawn, "norm").pvalue > 1e-5
-
-
 def test_all_known_numbers_get_different_noise_and_unknown_rows_none(generator):
     sent = payload(generator, dtype=torch.float64)
     noisy = gaussian_noise(sent, multiplier=1.0, sensitivity=1.0, generator=generator)
@@ -192,35 +169,6 @@ def test_all_known_numbers_get_different_noise_and_unknown_rows_none(generator):
     for name, entry in noisy.items():
         assert_identical(entry.weight, sent[name].weight)
         assert_identical(entry.value[~known(entry)], torch.zeros_like(entry.value[~known(entry)]))
-
-
-def test_noise_is_added_to_the_payload_and_depends_on_the_generator(generator):
-    sent = payload(generator)
-    draw = lambda seed, multiplier=1.0: gaussian_noise(  # noqa: E731
-        sent, multiplier=multiplier, sensitivity=1.0, generator=torch.Generator().manual_seed(seed)
-    )
-    assert_identical(draw(1), draw(1))
-    assert not torch.equal(draw(1)["whole"].value, draw(2)["whole"].value)
-    twice = 2 * (numbers(draw(1)) - numbers(sent))
-    assert_near(numbers(draw(1, 2.0)) - numbers(sent), twice, dtype=torch.float32)
-    assert_identical(numbers(draw(1, 0.0)), numbers(sent))
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("value", [1.0, 1.5, 100.0])
-def test_the_sum_of_half_precision_payloads_has_the_noise_of_the_formula(dtype, value, generator):
-    """Over K clients, the deviation is sigma sqrt(K), less than the spacing of bfloat16."""
-    count, clients, sigma = 5000, 16, 0.001
-    quiet = {"a": Weighted(torch.full((count,), value, dtype=dtype), torch.tensor(1.0))}
-    noisy = [
-        gaussian_noise(quiet, multiplier=1.0, sensitivity=sigma, generator=generator)["a"]
-        for _ in range(clients)
-    ]
-    assert {entry.value.dtype for entry in noisy} == {torch.float32}
-    error = sum(entry.value.double() for entry in noisy) - clients * value
-    low, high = chi2.ppf([1e-5, 1 - 1e-5], count)
-    assert low < error.square().sum().item() / (clients * sigma**2) < high
-    assert kstest((error / (sigma * math.sqrt(clients))).numpy(), "norm").pvalue > 1e-5
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

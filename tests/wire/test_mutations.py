@@ -39,19 +39,11 @@ def _cut(blob, draw):
     del blob[draw.randrange(len(blob) + 1) :]
 
 
-def _drop(blob, draw):
-    place = draw.randrange(len(blob) + 1)
-    del blob[place : place + draw.randint(1, 9)]
-
-
-def _insert(blob, draw):
-    place = draw.randrange(len(blob) + 1)
-    blob[place:place] = draw.randbytes(draw.choice([1, 2, 8, 500]))
-
-
-def _repeat(blob, draw):
+def _replace(blob, draw):
+    """Replace up to nine bytes by others, or by a part of the blob."""
     start, place = draw.randrange(len(blob) + 1), draw.randrange(len(blob) + 1)
-    blob[place:place] = blob[start : start + draw.choice([1, 8, 60])]
+    new = draw.randbytes(draw.choice([1, 2, 8, 500])), blob[start : start + draw.choice([1, 8, 60])]
+    blob[place : place + draw.choice([0, draw.randint(1, 9)])] = draw.choice([b"", *new])
 
 
 def _lengthen(blob, draw):
@@ -105,7 +97,7 @@ REPLACEMENTS = [
 FIELDS = [0, -1, 2**70, 1.0, True, None, "F32", "", "vit", [], {}, [2, 2], [2], [1, 2], [3, 2]]
 FIELDS += [[2**40, 2], [0, 4], [[2]], [True, 2]]
 NUMBERS = [torch.nan, torch.inf, -torch.inf, -1.0, -0.0, 0.0, 1e-45, 3.4e38]
-MUTATIONS = [_flip, _cut, _drop, _insert, _repeat, _lengthen]
+MUTATIONS = [_flip, _cut, _replace, _replace, _replace, _lengthen]
 MUTATIONS += 2 * [_reword] + 3 * [_reform, _recount]
 
 REACHED = """
