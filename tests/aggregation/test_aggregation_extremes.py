@@ -8,15 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedprompt import (
-    Weighted,
-    heterogeneous_means,
-    krum,
-    multi_krum,
-    trimmed_mean,
-    weighted_mean,
-    weighted_median,
-)
+import fedprompt as fp
 from tolerance import assert_near
 
 MOST = torch.finfo(torch.float64).max
@@ -27,25 +19,25 @@ EXPONENTS = st.sampled_from([-300, -40, 0, 1, 40, 500, 900, 1000, 1022, 1023])
 
 def sent(value, weight):
     """One row with one coordinate, in float64."""
-    return Weighted(*(torch.tensor([number], dtype=torch.float64) for number in (value, weight)))
+    return fp.Weighted(*(torch.tensor([number], dtype=torch.float64) for number in (value, weight)))
 
 
 def one_teacher(entries, *, smoothing=0.0):
     """The teacher of clients of width 4 among themselves."""
-    return heterogeneous_means(entries, [4 for _ in entries], smoothing=smoothing)[4]
+    return fp.heterogeneous_means(entries, [4 for _ in entries], smoothing=smoothing)[4]
 
 
 MEANS = {
-    "weighted_mean": weighted_mean,
+    "weighted_mean": fp.weighted_mean,
     "heterogeneous_means": one_teacher,
-    "trimmed_mean": partial(trimmed_mean, fraction=0),
+    "trimmed_mean": partial(fp.trimmed_mean, fraction=0),
 }
 AGGREGATORS = {
     **MEANS,
     "heterogeneous_means smoothing=1": partial(one_teacher, smoothing=1.0),
     "heterogeneous_means smoothing=1e308": partial(one_teacher, smoothing=1e308),
-    "trimmed_mean fraction=0.2": partial(trimmed_mean, fraction=0.2),
-    "weighted_median": weighted_median,
+    "trimmed_mean fraction=0.2": partial(fp.trimmed_mean, fraction=0.2),
+    "weighted_median": fp.weighted_median,
 }
 
 
@@ -119,7 +111,7 @@ def test_every_aggregate_lies_between_the_smallest_and_the_largest_value(name, n
     assert 0 < result.weight.item() <= MOST
 
 
-@pytest.mark.parametrize("aggregate", [weighted_median, partial(trimmed_mean, fraction=0.25)])
+@pytest.mark.parametrize("aggregate", [fp.weighted_median, partial(fp.trimmed_mean, fraction=0.25)])
 def test_weights_that_overflow_together_still_count_by_their_share(aggregate):
     """By hand: three entries of 1.7e308 outvote one of 1e300."""
     numbers = [(1.0, 1.7e308), (2.0, 1.7e308), (3.0, 1.7e308), (1e6, 1e300)]
@@ -127,18 +119,18 @@ def test_weights_that_overflow_together_still_count_by_their_share(aggregate):
 
 
 def test_the_middle_of_two_largest_numbers_is_the_largest_number():
-    assert weighted_median([sent(MOST, 1.0), sent(MOST, 1.0)]).value.item() == MOST
-    assert weighted_median([sent(MOST, 1.0), sent(-MOST, 1.0)]).value.item() == 0.0
+    assert fp.weighted_median([sent(MOST, 1.0), sent(MOST, 1.0)]).value.item() == MOST
+    assert fp.weighted_median([sent(MOST, 1.0), sent(-MOST, 1.0)]).value.item() == 0.0
 
 
 @pytest.mark.parametrize("name", AGGREGATORS)
 def test_rows_next_to_an_extreme_one_are_bitwise_what_they_were_without_it(name, generator):
     values = torch.randn(4, 3, 2, generator=generator, dtype=torch.float64)
     weights = torch.rand(4, 3, generator=generator, dtype=torch.float64)
-    expected = AGGREGATORS[name](list(map(Weighted, values, weights)))
+    expected = AGGREGATORS[name](list(map(fp.Weighted, values, weights)))
     values, weights = values.clone(), weights.clone()
     values[:, 1], weights[:, 1] = torch.tensor([1e308, -1e308], dtype=torch.float64), 1.7e308
-    result = AGGREGATORS[name](list(map(Weighted, values, weights)))
+    result = AGGREGATORS[name](list(map(fp.Weighted, values, weights)))
     for actual, tensor in zip(result, expected, strict=True):
         assert torch.equal(actual[[0, 2]], tensor[[0, 2]])
     if "1e308" not in name:
@@ -148,7 +140,7 @@ def test_rows_next_to_an_extreme_one_are_bitwise_what_they_were_without_it(name,
 def test_gradients_of_an_overflowing_sum_are_the_shares_of_the_weights():
     values = [torch.tensor(value).double().requires_grad_() for value in (1.0, 1e30)]
     weights = (torch.tensor(weight, dtype=torch.float64) for weight in (1e300, 3e300))
-    weighted_mean(map(Weighted, values, weights)).value.backward()
+    fp.weighted_mean(map(fp.Weighted, values, weights)).value.backward()
     assert [value.grad.item() for value in values] == pytest.approx([0.25, 0.75], rel=1e-12)
 
 
@@ -158,7 +150,7 @@ def test_a_total_weight_beyond_its_dtype_becomes_the_largest_of_that_dtype(name,
     """40000 + 40000 in float16 is 65504, the largest; its values are those of a mean by weight."""
     most = torch.finfo(dtype).max
     weight = torch.tensor([40000.0 if dtype == torch.float16 else 0.75 * most], dtype=dtype)
-    entries = [Weighted(torch.tensor([value], dtype=dtype), weight) for value in (1.0, 3.0)]
+    entries = [fp.Weighted(torch.tensor([value], dtype=dtype), weight) for value in (1.0, 3.0)]
     result = AGGREGATORS[name](entries)
     assert result.weight.tolist() == [most]
     if "smoothing" not in name:
@@ -168,12 +160,12 @@ def test_a_total_weight_beyond_its_dtype_becomes_the_largest_of_that_dtype(name,
 def test_similarities_may_not_make_a_sum_overflow():
     entries = [sent(MOST, MOST), sent(MOST, MOST)]
     unequal = lambda dim, other: 1e18 if dim == other else 1e-18  # noqa: E731
-    teachers = heterogeneous_means(entries, [2, 4], smoothing=0, similarity=unequal)
+    teachers = fp.heterogeneous_means(entries, [2, 4], smoothing=0, similarity=unequal)
     assert [teacher.value.item() for teacher in teachers.values()] == [MOST, MOST]
     with pytest.raises(
         ValueError, match=r"`similarity\(2, 2\)` must be at most 1e\+18; got 1e\+19"
     ):
-        heterogeneous_means(entries, [2, 4], similarity=lambda dim, other: 1e19)
+        fp.heterogeneous_means(entries, [2, 4], similarity=lambda dim, other: 1e19)
 
 
 # Krum.
@@ -186,17 +178,17 @@ def test_krum_chooses_alike_at_every_scale(scale):
         {"part": sent(scale * value, weight)}
         for value, weight in ((1.0, 1.0), (1.1, 3.0), (1.3, 1.0), (9.0, 1e6), (0.7, 1.0))
     ]
-    assert krum(payloads, num_byzantine=1)["part"].value.item() == scale * 1.1
-    both = multi_krum(payloads, num_byzantine=1, num_selected=2)["part"]
+    assert fp.krum(payloads, num_byzantine=1)["part"].value.item() == scale * 1.1
+    both = fp.multi_krum(payloads, num_byzantine=1, num_selected=2)["part"]
     assert both.value.item() == pytest.approx(scale * (1.0 + 3 * 1.1) / 4)
 
 
 def test_an_outlier_of_the_largest_magnitude_does_not_change_the_other_distances():
     for lie in (MOST, -MOST, 1e200):
         payloads = [{"part": sent(value, 1.0)} for value in (lie, 1.3, 1.0, 1.1, 0.7)]
-        assert krum(payloads, num_byzantine=1)["part"].value.item() == 1.1
+        assert fp.krum(payloads, num_byzantine=1)["part"].value.item() == 1.1
         ranked = [
-            multi_krum(payloads, num_byzantine=0, num_selected=count)["part"].weight.item()
+            fp.multi_krum(payloads, num_byzantine=0, num_selected=count)["part"].weight.item()
             for count in range(1, 6)
         ]
         assert ranked == [1, 2, 3, 4, 5]  # the outlier's distances are finite too

@@ -5,22 +5,12 @@ from functools import partial
 import pytest
 import torch
 
-from fedprompt import (
-    Weighted,
-    aggregate_by_name,
-    ema,
-    krum,
-    overwrite,
-    trimmed_mean,
-    update_by_name,
-    weighted_mean,
-    weighted_median,
-)
+import fedprompt as fp
 from refusals import check_refused, refusals
 
 
 def known(value, weight=1.0):
-    return Weighted(torch.tensor([value]), torch.tensor(weight))
+    return fp.Weighted(torch.tensor([value]), torch.tensor(weight))
 
 
 def constant(number):
@@ -52,7 +42,7 @@ MATCHES = [
 @pytest.mark.parametrize("order", [1, -1])
 def test_names_match_the_full_name_then_the_longest_prefix_then_the_default(order):
     rules = {rule: constant(number) for rule, number in list(RULES.items())[::order]}
-    payload = aggregate_by_name(rules, default=constant(9.0))(
+    payload = fp.aggregate_by_name(rules, default=constant(9.0))(
         [{name: known(0.0) for name, _ in MATCHES}]
     )
     assert {name: entry.value.item() for name, entry in payload.items()} == dict(MATCHES)
@@ -61,20 +51,20 @@ def test_names_match_the_full_name_then_the_longest_prefix_then_the_default(orde
 @pytest.mark.parametrize("order", [1, -1])
 def test_updates_match_names_as_aggregators_do(order):
     # From 0 towards 1, ema with decay d gives 1 - d. This is exact for multiples of 1/16.
-    rules = {rule: ema(decay=number / 16) for rule, number in list(RULES.items())[::order]}
-    update = update_by_name(rules, default=ema(decay=9 / 16))
+    rules = {rule: fp.ema(decay=number / 16) for rule, number in list(RULES.items())[::order]}
+    update = fp.update_by_name(rules, default=fp.ema(decay=9 / 16))
     values = {name: torch.zeros(1) for name, _ in MATCHES}
     new, _ = update.step(values, {name: known(1.0) for name in values}, update.init(values))
     assert {name: 16 * (1 - value.item()) for name, value in new.items()} == dict(MATCHES)
 
 
-ONE = Weighted(torch.ones(2, 3), torch.ones(2))
+ONE = fp.Weighted(torch.ones(2, 3), torch.ones(2))
 
 
 @pytest.mark.bad_input
 def test_bad_input_of_an_update_by_name_is_refused_and_changes_nothing():
     values = {"head": torch.zeros(1), "keys": torch.zeros(1)}
-    update = update_by_name({"keys": ema(decay=0.5)})
+    update = fp.update_by_name({"keys": fp.ema(decay=0.5)})
     state = update.init(values)
     with pytest.raises(ValueError, match=r"`mean` must have no other names .*; got \['header'\]"):
         update.step(values, {"head": known(1.0), "header": known(1.0)}, state)
@@ -85,7 +75,7 @@ def test_bad_input_of_an_update_by_name_is_refused_and_changes_nothing():
     with pytest.raises(ValueError, match=r"`state` must come from .*; got nothing for \['keys'\]"):
         update.step(values, {"keys": known(1.0)}, {"head": {}})
     with pytest.raises(ValueError, match=r"`rules` must each match a name .*; got \['key'\]"):
-        update_by_name({"key": overwrite()}).init(values)
+        fp.update_by_name({"key": fp.overwrite()}).init(values)
     assert {name: value.item() for name, value in values.items()} == {"head": 0.0, "keys": 0.0}
     assert state == {"head": {}, "keys": {}}
 
@@ -96,16 +86,16 @@ def test_errors_give_the_position_among_the_payloads_that_have_the_name():
     good, broken = known(1.0), known(torch.nan)
     sent = [{"head": good, "keys": good}] * 2 + [{"head": good, "keys": known(1.0, -1.0)}]
     for aggregate in (
-        weighted_mean,
-        partial(krum, num_byzantine=0),
-        partial(trimmed_mean, fraction=0),
-        weighted_median,
+        fp.weighted_mean,
+        partial(fp.krum, num_byzantine=0),
+        partial(fp.trimmed_mean, fraction=0),
+        fp.weighted_median,
     ):
         with pytest.raises(ValueError, match=r"^`payloads\[2\]\['keys'\]\.weight` must be finite"):
             aggregate(sent)
     with pytest.raises(ValueError, match=r"^`payloads\[2\]\['head'\]\.value` must be finite"):
-        weighted_mean([{"head": good}, {"other": good}, {"head": broken}])
-    by_name = aggregate_by_name({})
+        fp.weighted_mean([{"head": good}, {"other": good}, {"head": broken}])
+    by_name = fp.aggregate_by_name({})
     rule = r"'head' \(counting the 2 payloads of 3 that have it\): `entries\[1\]"
     with pytest.raises(ValueError, match=rule):
         by_name([{"head": good}, {"other": good}, {"head": broken}])

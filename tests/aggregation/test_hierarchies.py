@@ -12,15 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedprompt import (
-    Weighted,
-    heterogeneous_means,
-    krum,
-    multi_krum,
-    trimmed_mean,
-    weighted_mean,
-    weighted_median,
-)
+import fedprompt as fp
 from fedprompt.privacy import from_sum, to_summable
 from same import assert_identical
 
@@ -42,7 +34,7 @@ def draw_payload(seed, names, *, dtype, weights, whole_numbers):
             value, weight = (256 * value).round() / 256, weight.ceil()
         weight = torch.where(torch.rand(rows, generator=generator) < 0.3, 0.0, weight)
         value = torch.where((weight > 0).reshape(rows + (1,) * len(event)), value, torch.nan)
-        payload[name] = Weighted(value.to(dtype), weight.to(weights))
+        payload[name] = fp.Weighted(value.to(dtype), weight.to(weights))
     return payload
 
 
@@ -97,8 +89,8 @@ def assert_equal_to_rounding(actual, expected, tree, *, alike=False):
 
 
 MEANS = {
-    "weighted_mean": weighted_mean,
-    "trimmed_mean of everything": partial(trimmed_mean, fraction=0),
+    "weighted_mean": fp.weighted_mean,
+    "trimmed_mean of everything": partial(fp.trimmed_mean, fraction=0),
 }
 
 
@@ -106,7 +98,7 @@ MEANS = {
 @settings(deadline=None, max_examples=15)
 @given(tree=trees())
 def test_averaging_along_any_tree_is_flat_averaging(name, tree):
-    assert_equal_to_rounding(up(tree, MEANS[name]), weighted_mean(clients_of(tree)), tree)
+    assert_equal_to_rounding(up(tree, MEANS[name]), fp.weighted_mean(clients_of(tree)), tree)
 
 
 @settings(deadline=None, max_examples=30)
@@ -120,7 +112,7 @@ def test_edges_that_send_sums_change_no_bit_where_the_sums_are_exact(tree):
     clients = clients_of(tree)
     flat = from_sum(sum(map(to_summable, clients)), like=clients[0])
     assert_identical(from_sum(total(tree), like=clients[0]), flat)
-    assert_identical(flat, weighted_mean(clients))
+    assert_identical(flat, fp.weighted_mean(clients))
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 1.0])
@@ -133,12 +125,12 @@ def test_edges_that_average_each_width_leave_the_teachers_of_every_width_as_they
 
     def teachers(entries):
         widths, means = zip(*entries, strict=True)
-        made = heterogeneous_means(means, map(int, widths), smoothing=smoothing)
+        made = fp.heterogeneous_means(means, map(int, widths), smoothing=smoothing)
         return {str(dim): teacher for dim, teacher in made.items()}
 
     clients = clients_of(tree)
     flat = teachers(pair for client in clients for pair in client.items())
-    assert_equal_to_rounding(teachers(up(tree, weighted_mean).items()), flat, tree, alike=True)
+    assert_equal_to_rounding(teachers(up(tree, fp.weighted_mean).items()), flat, tree, alike=True)
 
 
 # What does not hold.
@@ -146,7 +138,7 @@ def test_edges_that_average_each_width_leave_the_teachers_of_every_width_as_they
 
 def sent(*numbers):
     """One client for each number, all of weight 1."""
-    return [{"a": Weighted(torch.tensor([number]), torch.tensor(1.0))} for number in numbers]
+    return [{"a": fp.Weighted(torch.tensor([number]), torch.tensor(1.0))} for number in numbers]
 
 
 SPREAD = [sent(0.0, 1.0, 9.0), sent(9.1, 20.0, 22.0), sent(9.2, 30.0, 33.0)]
@@ -156,16 +148,21 @@ SPREAD = [sent(0.0, 1.0, 9.0), sent(9.1, 20.0, 22.0), sent(9.2, 30.0, 33.0)]
     ("aggregate", "edges", "flat", "along_the_tree"),
     [
         # The median of 1 2 8 9 9 is 8. Those of 1 2 9 and 8 9 are 2 (weight 3) and 8.5 (weight 2).
-        (weighted_median, [sent(1.0, 2.0, 9.0), sent(8.0, 9.0)], 8.0, 2.0),
+        (fp.weighted_median, [sent(1.0, 2.0, 9.0), sent(8.0, 9.0)], 8.0, 2.0),
         # Of 0 0 0 0 100, a fifth is removed at each end, which leaves zeros. The edge of 0 and 100
         # has mean 50 and weight 2. At the root, half of it remains, a third of the weight.
-        (partial(trimmed_mean, fraction=0.2), [sent(0.0, 0.0, 0.0), sent(0.0, 100.0)], 0.0, 50 / 3),
+        (
+            partial(fp.trimmed_mean, fraction=0.2),
+            [sent(0.0, 0.0, 0.0), sent(0.0, 100.0)],
+            0.0,
+            50 / 3,
+        ),
         # Each edge selects the first of two nearest neighbors: 0, 20 and 30. The root selects 20.
         # Of all nine, 9.2 has the lowest score: 865.05, before 9.1 (870.47) and 9.0 (876.05).
-        (partial(krum, num_byzantine=0), SPREAD, 9.2, 20.0),
+        (partial(fp.krum, num_byzantine=0), SPREAD, 9.2, 20.0),
         # The edges have means 0.5, 21 and 31.5, of which the root selects the last two.
         # Of all nine, 9.2 and 9.1 are selected.
-        (partial(multi_krum, num_byzantine=0, num_selected=2), SPREAD, 9.15, 26.25),
+        (partial(fp.multi_krum, num_byzantine=0, num_selected=2), SPREAD, 9.15, 26.25),
     ],
     ids=["weighted_median", "trimmed_mean", "krum", "multi_krum"],
 )

@@ -6,18 +6,7 @@ from functools import partial
 import pytest
 import torch
 
-from fedprompt import (
-    Weighted,
-    aggregate_by_name,
-    distances,
-    heterogeneous_means,
-    krum,
-    mixtures,
-    multi_krum,
-    trimmed_mean,
-    weighted_mean,
-    weighted_median,
-)
+import fedprompt as fp
 from refusals import check_refused, refusals
 from same import assert_identical
 from tolerance import assert_near
@@ -27,7 +16,7 @@ def test_weighted_mean_against_a_loop_over_clients_and_rows(generator):
     values = torch.randn(4, 3, 2, generator=generator)
     weights = torch.randint(0, 50, (4, 3), generator=generator).float()
     weights[:, 1] = torch.tensor([0.0, 3.0, 0.0, 8.0])
-    mean = weighted_mean(map(Weighted, values, weights))
+    mean = fp.weighted_mean(map(fp.Weighted, values, weights))
     expected, total = torch.zeros(3, 2, dtype=torch.float64), torch.zeros(3, dtype=torch.float64)
     for row in range(3):
         total[row] = weights[:, row].double().sum()
@@ -40,7 +29,7 @@ def test_weighted_mean_against_a_loop_over_clients_and_rows(generator):
 def test_parameters_without_an_axis_are_averaged():
     # 0.25 * 2 + 0.75 * 6 = 5: a logit scale is a parameter of shape ()
     values, weights = torch.tensor([2.0, 6.0]), torch.tensor([1.0, 3.0])
-    mean = weighted_mean(map(Weighted, values, weights))
+    mean = fp.weighted_mean(map(fp.Weighted, values, weights))
     assert mean.value.item() == 5.0
     assert mean.weight.item() == 4.0
 
@@ -48,14 +37,14 @@ def test_parameters_without_an_axis_are_averaged():
 def test_sums_do_not_drift_over_many_clients():
     """A running float32 sum of 0.1 over 2,000 clients would lose digits. The mean is exact."""
 
-    entry = Weighted(torch.full((50,), 0.1), torch.full((50,), 1000.1))
-    mean = weighted_mean(entry for _ in range(2000))
+    entry = fp.Weighted(torch.full((50,), 0.1), torch.full((50,), 1000.1))
+    mean = fp.weighted_mean(entry for _ in range(2000))
     assert_identical(mean.value, entry.value)
     assert_identical(mean.weight, (2000 * entry.weight.double()).float())
 
 
 def known(value, weight=1.0):
-    return Weighted(torch.tensor([value]), torch.tensor(weight))
+    return fp.Weighted(torch.tensor([value]), torch.tensor(weight))
 
 
 def test_a_payload_without_a_name_has_weight_zero_for_it():
@@ -64,7 +53,7 @@ def test_a_payload_without_a_name_has_weight_zero_for_it():
         {"prompts": known(4.0, 1.0)},
         {"keys": known(torch.nan, 0.0), "prompts": known(10.0, 1.0), "own": known(8.0, 3.0)},
     ]
-    mean = weighted_mean(iter(payloads))
+    mean = fp.weighted_mean(iter(payloads))
     # prompts: (2 * 1 + 4 + 10) / 4 = 4. Only one client knows keys, and only one knows own.
     numbers = {name: (entry.value.item(), entry.weight.item()) for name, entry in mean.items()}
     assert numbers == {"prompts": (4.0, 4.0), "keys": (5.0, 1.0), "own": (8.0, 3.0)}
@@ -80,11 +69,11 @@ def test_payloads_are_streamed_in_the_memory_of_one_of_them():
             value = torch.full((10,), float(number))
             alive.append(weakref.ref(value))
             assert sum(reference() is not None for reference in alive) <= 3
-            yield {name: Weighted(value, torch.tensor(1.0 + number)) for name in "ab"}
+            yield {name: fp.Weighted(value, torch.tensor(1.0 + number)) for name in "ab"}
             del value
 
     # Sum of n (1 + n) over sum of (1 + n) for n < 200, with sum n = 19,900, sum n^2 = 2,646,700.
-    for entry in weighted_mean(stream()).values():
+    for entry in fp.weighted_mean(stream()).values():
         assert_near(entry.value, torch.full((10,), 2_666_600 / 20_100))
         assert entry.weight.item() == 20_100
 
@@ -93,15 +82,15 @@ def test_order_statistics_of_payloads_are_taken_name_by_name():
     payloads = [{"a": known(value), "b": known(-2 * value)} for value in (1.0, 2.0, 9.0)]
     payloads.append({"b": known(7.0, 0.0)})
     assert {
-        name: entry.value.item() for name, entry in weighted_median(iter(payloads)).items()
+        name: entry.value.item() for name, entry in fp.weighted_median(iter(payloads)).items()
     } == {"a": 2.0, "b": -4.0}
     # Of three equal weights, more than one is removed at each end.
-    trimmed = trimmed_mean(iter(payloads), fraction=0.34)
+    trimmed = fp.trimmed_mean(iter(payloads), fraction=0.34)
     assert {name: entry.value.item() for name, entry in trimmed.items()} == {"a": 2.0, "b": -4.0}
     assert {name: entry.weight.item() for name, entry in trimmed.items()} == {"a": 3.0, "b": 3.0}
 
 
-ONE = Weighted(torch.ones(2, 3), torch.ones(2))
+ONE = fp.Weighted(torch.ones(2, 3), torch.ones(2))
 
 
 @pytest.mark.unhooked
@@ -110,15 +99,15 @@ ONE = Weighted(torch.ones(2, 3), torch.ones(2))
 @pytest.mark.parametrize(
     "aggregate",
     [
-        weighted_mean,
-        weighted_median,
-        partial(trimmed_mean, fraction=0.1),
-        partial(heterogeneous_means, dims=[4]),
-        partial(krum, num_byzantine=0),
-        partial(multi_krum, num_byzantine=0, num_selected=1),
-        partial(mixtures, weights=torch.ones(1, 1)),
-        distances,
-        aggregate_by_name({}),
+        fp.weighted_mean,
+        fp.weighted_median,
+        partial(fp.trimmed_mean, fraction=0.1),
+        partial(fp.heterogeneous_means, dims=[4]),
+        partial(fp.krum, num_byzantine=0),
+        partial(fp.multi_krum, num_byzantine=0, num_selected=1),
+        partial(fp.mixtures, weights=torch.ones(1, 1)),
+        fp.distances,
+        fp.aggregate_by_name({}),
     ],
 )
 def test_aggregators_take_several_things(aggregate, things):
@@ -135,7 +124,7 @@ def test_krum_refuses_the_first_entry_without_reading_more():
     asked = []
     stream = (asked.append(number) or ONE for number in range(5))
     with pytest.raises(TypeError, match=r"`payloads\[0\]` must map names to Weighted, because"):
-        krum(stream, num_byzantine=0)
+        fp.krum(stream, num_byzantine=0)
     assert asked == [0]
 
 
@@ -144,7 +133,7 @@ def test_a_malformed_entry_stops_the_stream():
     broken, asked = ONE._replace(weight=torch.full((2,), torch.nan)), []
     stream = (asked.append(each) or each for each in (ONE, ONE, broken, ONE, ONE))
     with pytest.raises(ValueError, match=r"`entries\[2\]\.weight`"):
-        weighted_mean(stream)
+        fp.weighted_mean(stream)
     assert len(asked) == 3
 
 
@@ -152,8 +141,11 @@ def test_a_malformed_entry_stops_the_stream():
 def test_a_total_weight_that_overflows_becomes_the_largest_number(dtype):
     """Two clients that report the largest weight must not stop the round."""
     most = torch.finfo(dtype).max
-    mean = weighted_mean(
-        [Weighted(torch.tensor([value]), torch.tensor(most, dtype=dtype)) for value in (1.0, 3.0)]
+    mean = fp.weighted_mean(
+        [
+            fp.Weighted(torch.tensor([value]), torch.tensor(most, dtype=dtype))
+            for value in (1.0, 3.0)
+        ]
     )
     assert mean.weight == most
     if dtype != torch.float64:  # otherwise value times weight overflows

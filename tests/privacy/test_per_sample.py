@@ -1,4 +1,4 @@
-"""Per-sample gradients by one pass equal those of a loop and of `vmap`."""
+"""Per-sample gradients by one pass equal those of a loop."""
 
 import copy
 from functools import partial
@@ -9,17 +9,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 from timm.layers import EvoNorm2dB0
 
-from fedprompt import (
-    ContextPrompts,
-    DeepPrompts,
-    GroupPrompts,
-    LayeredPrompts,
-    PadPrompts,
-    ShallowPrompts,
-    encode_prompted,
-    freeze,
-    vit_trunk,
-)
+import fedprompt as fp
 from fedprompt.privacy import clipped_sum, noisy_mean, per_sample
 from models import draw_images, tiny_vit
 from references.dpsgd import looped
@@ -37,7 +27,7 @@ class Prompted(nn.Module):
         super().__init__()
         self.trunk = trunk
         self.prompts = nn.ModuleList(prompts)
-        self.grouped = [isinstance(each, GroupPrompts) for each in prompts]
+        self.grouped = [isinstance(each, fp.GroupPrompts) for each in prompts]
         self.head = head or nn.Linear(trunk.dim, CLASSES)
         self.double()
 
@@ -46,7 +36,7 @@ class Prompted(nn.Module):
             each(indices) if grouped else each()
             for each, grouped in zip(self.prompts, self.grouped, strict=True)
         ]
-        pooled, outputs = encode_prompted(self.trunk, images, *streams, dtype=images.dtype)
+        pooled, outputs = fp.encode_prompted(self.trunk, images, *streams, dtype=images.dtype)
         return self.head(torch.cat([pooled[:, None], *outputs], 1).mean(1))
 
 
@@ -55,12 +45,12 @@ class Bordered(nn.Module):
 
     def __init__(self, generator):
         super().__init__()
-        self.border = PadPrompts(16, padding=2, generator=generator)
+        self.border = fp.PadPrompts(16, padding=2, generator=generator)
         layers = nn.Conv2d(3, 8, 3, stride=2), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1)
         cnn = nn.Sequential(*layers, nn.Flatten())
         for parameter in cnn.parameters():
             nn.init.normal_(parameter, std=0.3, generator=generator)
-        self.cnn, self.head = freeze(cnn), nn.Linear(8, CLASSES)
+        self.cnn, self.head = fp.freeze(cnn), nn.Linear(8, CLASSES)
         self.double()
 
     def forward(self, images, indices):
@@ -68,21 +58,21 @@ class Bordered(nn.Module):
 
 
 def streams_of(dim, depth, generator):
-    groups = partial(GroupPrompts, GROUPS, 2, dim, generator=generator)
-    shared = partial(LayeredPrompts, 2, dim, generator=generator)
+    groups = partial(fp.GroupPrompts, GROUPS, 2, dim, generator=generator)
+    shared = partial(fp.LayeredPrompts, 2, dim, generator=generator)
     return {
-        "deep": [DeepPrompts(2, dim, depth, generator=generator)],
-        "shallow": [ShallowPrompts(3, dim, generator=generator)],
+        "deep": [fp.DeepPrompts(2, dim, depth, generator=generator)],
+        "shallow": [fp.ShallowPrompts(3, dim, generator=generator)],
         "carried on, two of three layers": [shared(layers=(2, 0))],
         "groups, replaced": [groups(layers=(0, 1, 2), replace=True)],
         "shared and groups (SGPT)": [shared(layers=(0, 1)), groups(layers=(1, 2))],
         "a head of several layers": [shared(layers=(0,))],
-        "no prompts": [LayeredPrompts(0, dim, layers=(0,))],
+        "no prompts": [fp.LayeredPrompts(0, dim, layers=(0,))],
     }
 
 
 def build(name, generator):
-    trunk = vit_trunk(tiny_vit())
+    trunk = fp.vit_trunk(tiny_vit())
     if name == "border of pixels":
         return Bordered(generator)
     dim, head = trunk.dim, None
@@ -125,7 +115,7 @@ def test_one_pass_gives_the_gradients_of_single_passes(name, size, generator):
 def test_lower_precisions(dtype, generator):
     model, batch = build("shared and groups (SGPT)", generator), batch_of(BATCH)
     expected = looped(model, total_loss, *batch)
-    model.trunk = vit_trunk(tiny_vit().to(dtype))
+    model.trunk = fp.vit_trunk(tiny_vit().to(dtype))
     for key, gradient in gradients_of(model.to(dtype), *batch_of(BATCH, dtype)).items():
         assert gradient.dtype == dtype
         scale, rounding = float(expected[key].abs().max()), dtype if dtype.itemsize == 4 else None
@@ -316,7 +306,7 @@ def test_inference_mode_is_refused():
 
 
 def test_context_prompts_are_repeated_for_each_sample(generator):
-    context = ContextPrompts(8, num_contexts=2, length=4, generator=generator)
+    context = fp.ContextPrompts(8, num_contexts=2, length=4, generator=generator)
     expected = context().detach().expand(3, 2, 4, 8)
     assert_identical(per_sample(context, 3)(), expected, check_stride=False)
 
