@@ -34,22 +34,15 @@ DTYPES += [torch.int64, torch.uint8, torch.bool]
 # Trees.
 
 SHAPES = st.lists(st.integers(0, 3), max_size=3)
-TENSORS = st.builds(
-    lambda shape, dtype, seed: (
-        9 * torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-    ).to(dtype),
-    SHAPES,
-    st.sampled_from(DTYPES),
-    st.integers(0, 99),
-)
-LEAVES = (
-    st.none()
-    | st.booleans()
-    | st.integers(-(2**200), 2**200)
-    | st.floats()
-    | st.text(st.characters(codec="utf-8"))
-    | TENSORS
-)
+
+
+def drawn(shape, dtype, seed):
+    return (9 * torch.randn(shape, generator=torch.Generator().manual_seed(seed))).to(dtype)
+
+
+TENSORS = st.builds(drawn, SHAPES, st.sampled_from(DTYPES), st.integers(0, 99))
+LEAVES = st.none() | st.booleans() | st.integers(-(2**200), 2**200) | st.floats()
+LEAVES |= st.text(st.characters(codec="utf-8")) | TENSORS
 KEYS = st.text(st.characters(codec="utf-8"), max_size=3) | st.integers()
 TREES = st.recursive(
     LEAVES,
@@ -72,10 +65,11 @@ def test_a_tree_is_restored_exactly(tmp_path_factory, tree):
 
 def test_loaded_tensors_share_no_memory(tmp_path):
     values = torch.arange(6.0).reshape(2, 3)
-    views = lambda values: {  # noqa: E731
-        **{"values": values, "transposed": values.T, "again": values, "part": values[:, 1]},
-        "parameter": values.detach(),
-    }
+
+    def views(values):
+        named = {"values": values, "transposed": values.T, "again": values, "part": values[:, 1]}
+        return named | {"parameter": values.detach()}
+
     save_checkpoint(views(values) | {"parameter": nn.Parameter(values)}, tmp_path)
     values += 100
     loaded, expected = load_checkpoint(tmp_path), torch.arange(6.0).reshape(2, 3)

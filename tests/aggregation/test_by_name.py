@@ -62,25 +62,6 @@ ONE = fp.Weighted(torch.ones(2, 3), torch.ones(2))
 
 
 @pytest.mark.bad_input
-def test_bad_input_of_an_update_by_name_is_refused_and_changes_nothing():
-    values = {"head": torch.zeros(1), "keys": torch.zeros(1)}
-    update = fp.update_by_name({"keys": fp.ema(decay=0.5)})
-    state = update.init(values)
-    with pytest.raises(ValueError, match=r"`mean` must have no other names .*; got \['header'\]"):
-        update.step(values, {"head": known(1.0), "header": known(1.0)}, state)
-    with pytest.raises(ValueError, match=r"'keys': `mean\.weight` must be finite and at least 0"):
-        update.step(values, {"head": known(1.0), "keys": known(1.0, -1.0)}, state)
-    with pytest.raises(TypeError, match=r"'head': `mean` must be a Weighted"):
-        update.step(values, {"head": torch.ones(1)}, state)
-    with pytest.raises(ValueError, match=r"`state` must come from .*; got nothing for \['keys'\]"):
-        update.step(values, {"keys": known(1.0)}, {"head": {}})
-    with pytest.raises(ValueError, match=r"`rules` must each match a name .*; got \['key'\]"):
-        fp.update_by_name({"key": fp.overwrite()}).init(values)
-    assert {name: value.item() for name, value in values.items()} == {"head": 0.0, "keys": 0.0}
-    assert state == {"head": {}, "keys": {}}
-
-
-@pytest.mark.bad_input
 def test_errors_give_the_position_among_the_payloads_that_have_the_name():
     """The malformed entry is from the third client, but the second one of its name."""
     good, broken = known(1.0), known(torch.nan)
@@ -103,6 +84,9 @@ def test_errors_give_the_position_among_the_payloads_that_have_the_name():
         by_name([{"head": good}, {"head": broken}])
 
 
+KEYS = fp.update_by_name({"keys": fp.ema(decay=0.5)})
+VALUES = {"head": torch.zeros(1), "keys": torch.zeros(1)}
+STATE = KEYS.init(VALUES)
 REFUSED = """
 aggregate_by_name({})([]) -> ValueError: `payloads` must hold at least one payload; got none
 aggregate_by_name({})([{'a': ONE}, ONE]) -> TypeError: `payloads[1]` must map names to Weighted
@@ -113,6 +97,14 @@ aggregate_by_name({})([{'head.b': ONE._replace(weight=-torch.ones(2))}]) \
 aggregate_by_name({'hea': constant(1)})([{'head': ONE}]) \
 -> ValueError: `rules` must each match a name or a dotted prefix of ['head']; got ['hea']
 aggregate_by_name({'head.': constant(1)})([{'head.x': ONE}]) -> ValueError: `rules` must each match
+KEYS.step(VALUES, {'head': known(1.0), 'header': known(1.0)}, STATE) \
+-> ValueError: `mean` must have no other names than `previous` ['head', 'keys']; got ['header']
+KEYS.step(VALUES, {'head': known(1.0), 'keys': known(1.0, -1.0)}, STATE) \
+-> ValueError: 'keys': `mean.weight` must be finite and at least 0; got -1.0
+KEYS.step(VALUES, {'head': torch.ones(1)}, STATE) -> TypeError: 'head': `mean` must be a Weighted
+KEYS.step(VALUES, {'keys': known(1.0)}, {'head': {}}) \
+-> ValueError: `state` must come from `init` or the last `step`; got nothing for ['keys']
+update_by_name({'key': overwrite()}).init(VALUES) -> ValueError: `rules` must each match a name
 aggregate_by_name(rules={'a': 3}) -> TypeError: `rules['a']` must be a function of entries; got 3
 aggregate_by_name(rules=3) -> TypeError: `rules` must be a mapping from names, each to a function
 aggregate_by_name(rules={}, default=3) -> TypeError: `default` must be a function of entries; got 3
@@ -127,3 +119,5 @@ update_by_name(rules={}, default=overwrite) -> TypeError: `default` must be a se
 @pytest.mark.parametrize(("call", "error", "message"), refusals(REFUSED))
 def test_wrong_calls_are_refused_by_name(call, error, message):
     check_refused(call, error, message, globals())
+    assert STATE == {"head": {}, "keys": {}}
+    assert VALUES == {"head": 0.0, "keys": 0.0}

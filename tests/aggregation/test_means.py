@@ -141,12 +141,8 @@ def test_a_malformed_entry_stops_the_stream():
 def test_a_total_weight_that_overflows_becomes_the_largest_number(dtype):
     """Two clients that report the largest weight must not stop the round."""
     most = torch.finfo(dtype).max
-    mean = fp.weighted_mean(
-        [
-            fp.Weighted(torch.tensor([value]), torch.tensor(most, dtype=dtype))
-            for value in (1.0, 3.0)
-        ]
-    )
+    weight = torch.tensor(most, dtype=dtype)
+    mean = fp.weighted_mean(fp.Weighted(torch.tensor([each]), weight) for each in (1.0, 3.0))
     assert mean.weight == most
     if dtype != torch.float64:  # otherwise value times weight overflows
         assert mean.value.item() == 2.0

@@ -140,10 +140,7 @@ init(PREVIOUS / 0) -> ValueError: `previous` must be finite
 
 
 @pytest.mark.bad_input
-@pytest.mark.parametrize(
-    "update",
-    [fp.overwrite(), fp.ema(decay=0.5), fp.descend(partial(torch.optim.SGD, lr=0.1, momentum=0.9))],
-)
+@pytest.mark.parametrize("update", [fp.overwrite(), fp.ema(decay=0.5), fp.descend(NESTEROV)])
 @pytest.mark.parametrize(("call", "error", "message"), refusals(BAD_MEANS))
 def test_bad_means_are_refused_by_name_and_change_nothing(update, call, error, message):
     _, state = update.step(PREVIOUS, ONE, update.init(PREVIOUS))

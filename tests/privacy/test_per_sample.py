@@ -62,7 +62,6 @@ def streams_of(dim, depth, generator):
     shared = partial(fp.LayeredPrompts, 2, dim, generator=generator)
     return {
         "deep": [fp.DeepPrompts(2, dim, depth, generator=generator)],
-        "shallow": [fp.ShallowPrompts(3, dim, generator=generator)],
         "carried on, two of three layers": [shared(layers=(2, 0))],
         "groups, replaced": [groups(layers=(0, 1, 2), replace=True)],
         "shared and groups (SGPT)": [shared(layers=(0, 1)), groups(layers=(1, 2))],
