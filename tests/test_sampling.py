@@ -1,10 +1,7 @@
 """Cohorts are uniform, and random streams depend on their arguments alone."""
 
 import hashlib
-import os
 import random
-import subprocess
-import sys
 from itertools import combinations, product
 
 import numpy as np
@@ -25,6 +22,10 @@ def test_a_cohort_is_ordered_without_replacement_and_never_empty(size, drawn, ge
         chosen = sample_clients(clients, size=size, generator=generator)
         assert len(chosen) == len(set(chosen)) == drawn
         assert chosen == sorted(chosen, key=clients.index)
+    repeated = [
+        sample_clients(range(50), size=9, generator=generator.manual_seed(1)) for _ in range(2)
+    ]
+    assert repeated[0] == repeated[1]
 
 
 def test_every_client_and_every_pair_is_drawn_equally_often(generator):
@@ -38,24 +39,13 @@ def test_every_client_and_every_pair_is_drawn_equally_often(generator):
     # Counts of draws without replacement have variance N p (1 - p) and correlation -1 / (n - 1).
     # So this sum is chi-square distributed with n - 1 degrees of freedom.
     share = size / num_clients
-    statistic = (
-        (num_clients - 1)
-        / num_clients
-        * ((singles - rounds * share) ** 2 / (rounds * share * (1 - share))).sum()
-    )
+    squares = ((singles - rounds * share) ** 2).sum() / (rounds * share * (1 - share))
+    statistic = (num_clients - 1) / num_clients * squares
     assert statistic < chi2.ppf(1 - 1e-4, num_clients - 1)
     # The count of each of 28 pairs is binomial.
     share = size * (size - 1) / (num_clients * (num_clients - 1))
     assert min(pairs.values()) > binom.ppf(1e-4 / 28, rounds, share)
     assert max(pairs.values()) < binom.ppf(1 - 1e-4 / 28, rounds, share)
-
-
-def test_a_cohort_follows_its_generator_only():
-    def draw(seed):
-        return sample_clients(range(50), size=10, generator=torch.Generator().manual_seed(seed))
-
-    assert draw(1) == draw(1)
-    assert draw(1) != draw(2)
 
 
 def test_a_cohort_does_not_depend_on_the_default_device(generator):
@@ -74,27 +64,20 @@ def numbers(generator):
 def test_streams_that_collide_under_manual_seed_differ(seed, first, second):
     # `manual_seed` keeps 32 bits, and gives each of these pairs of (round, client) one stream.
     one, other = (
-        stream_generator(seed, server_round=server_round, client=client)
-        for server_round, client in (first, second)
+        stream_generator(seed, server_round=number, client=client)
+        for number, client in (first, second)
     )
     assert numbers(one) != numbers(other)
-    assert not torch.equal(one.get_state(), other.get_state())
 
 
 def test_streams_differ_between_arguments_and_repeat_for_equal_ones():
     ids = (0, 1, 2, 9, 2**32, 2**40, 2**64 - 1, 2 + 5 * 2**32)
-    calls = [
-        (seed, server_round, client, purpose)
-        for seed, server_round, client, purpose in product(
-            (0, 7, 2**128 - 1), ids, (None, *ids), ("", "a", "b")
-        )
-    ]
+    calls = list(product((0, 7, 2**128 - 1), ids, (None, *ids), ("", "a", "b")))
 
     def draw(call):
         seed, server_round, client, purpose = call
-        return numbers(
-            stream_generator(seed, server_round=server_round, client=client, purpose=purpose)
-        )
+        arguments = {"server_round": server_round, "client": client, "purpose": purpose}
+        return numbers(stream_generator(seed, **arguments))
 
     first = {call: draw(call) for call in calls}
     assert len(set(first.values())) == len(calls)
@@ -103,13 +86,11 @@ def test_streams_differ_between_arguments_and_repeat_for_equal_ones():
 
 def test_a_long_id_and_two_short_ids_give_different_streams():
     # SeedSequence splits numbers into words of 32 bits: the two spawn keys are one to it.
-    sequences = [
-        np.random.SeedSequence(0, spawn_key=key) for key in ((1, 2 + 5 * 2**32), (1, 2, 5))
-    ]
+    sequences = [np.random.SeedSequence(0, spawn_key=k) for k in ((1, 2 + 5 * 2**32), (1, 2, 5))]
     assert (sequences[0].generate_state(4) == sequences[1].generate_state(4)).all()
-    assert numbers(stream_generator(0, server_round=1, client=2 + 5 * 2**32)) != numbers(
-        stream_generator(0, server_round=1 + 2 * 2**32, client=5)
-    )
+    long = stream_generator(0, server_round=1, client=2 + 5 * 2**32)
+    short = stream_generator(0, server_round=1 + 2 * 2**32, client=5)
+    assert numbers(long) != numbers(short)
 
 
 @pytest.mark.parametrize("client", [None, 7, 2**33])
@@ -125,44 +106,12 @@ def test_streams_are_those_of_numpys_mersenne_twister(client):
     assert drawn.tolist() == (twister.random_raw(1000) % 2**24).tolist()
 
 
-@pytest.mark.slow
-def test_streams_do_not_depend_on_the_hash_seed_of_the_process():
-    code = (
-        "import torch; from fedprompt import stream_generator;"
-        "generator = stream_generator(0, server_round=1, client=2, purpose='batches');"
-        "print(torch.randint(2**62, (3,), generator=generator).tolist())"
-    )
-    outputs = {
-        subprocess.check_output(
-            [sys.executable, "-c", code], env={**os.environ, "PYTHONHASHSEED": seed}
-        )
-        for seed in ("1", "2")
-    }
-    expected = numbers(stream_generator(0, server_round=1, client=2, purpose="batches"))
-    assert outputs == {f"{list(expected)}\n".encode()}
-
-
 def test_streams_count_as_seeded():
     seeds = {
         stream_generator(0, server_round=0, client=client).initial_seed() for client in range(50)
     }
     assert torch.Generator().initial_seed() not in seeds
     assert len(seeds) == 50
-
-
-@pytest.mark.slow
-def test_a_million_streams_are_distinct():
-    states = {
-        hashlib.blake2b(
-            stream_generator(seed, server_round=server_round, client=client)
-            .get_state()
-            .numpy()
-            .tobytes(),
-            digest_size=16,
-        ).digest()
-        for seed, server_round, client in product(range(2), range(500), range(1000))
-    }
-    assert len(states) == 10**6
 
 
 @pytest.mark.unhooked  # which element of a sequence the hook checks is random
@@ -177,26 +126,19 @@ def test_streams_and_cohorts_leave_the_global_generators_unchanged():
     assert state() == before
 
 
-@pytest.mark.bad_input
-@pytest.mark.parametrize("name", ["seed", "server_round", "client"])
-def test_bad_numbers_of_a_stream_are_refused_by_name(name):
-    for wrong, error, rule in (
-        (-1, ValueError, "at least 0; got -1"),
-        (1.0, TypeError, r"an integer; got 1\.0"),
-        (True, TypeError, "an integer"),
-        (2**128, ValueError, r"below 2\*\*"),
-    ):
-        arguments = {"seed": 0, "server_round": 0, "client": 0} | {name: wrong}
-        with pytest.raises(error, match=f"`{name}` must be {rule}"):
-            stream_generator(arguments.pop("seed"), **arguments)
-
-
 REFUSED = """
-sample_clients([], size=0, generator=DRAW) -> ValueError: `clients` must have at least one client; got none
-sample_clients([1, 2], size=3, generator=DRAW) -> ValueError: `size` must be at most the number of clients
+sample_clients([], size=0, generator=DRAW) -> ValueError: `clients` must have at least one client
+sample_clients([1, 2], size=3, generator=DRAW) -> ValueError: `size` must be at most the number
 sample_clients([1, 2], size=-1, generator=DRAW) -> ValueError: `size` must be at least 0; got -1
-sample_clients([1, 2], size=1, generator=None) -> TypeError: `generator` must be a torch.Generator; got None
+sample_clients([1, 2], size=1, generator=None) -> TypeError: `generator` must be a torch.Generator
 stream_generator(0, server_round=0, purpose=1) -> TypeError: `purpose` must be a string; got 1
+stream_generator(-1, server_round=0) -> ValueError: `seed` must be at least 0; got -1
+stream_generator(2**128, server_round=0) -> ValueError: `seed` must be below 2**
+stream_generator(True, server_round=0) -> TypeError: `seed` must be an integer
+stream_generator(0, server_round=-1) -> ValueError: `server_round` must be at least 0; got -1
+stream_generator(0, server_round=2**64) -> ValueError: `server_round` must be below 2**
+stream_generator(0, server_round=0, client=-1) -> ValueError: `client` must be at least 0; got -1
+stream_generator(0, server_round=0, client=2**64) -> ValueError: `client` must be below 2**
 sample_clients(5, size=1, generator=DRAW) -> TypeError: `clients` must be a sequence of ids, such as
 """
 

@@ -6,16 +6,8 @@ import pytest
 import torch
 import torch.nn as nn
 
+import fedprompt as fp
 from clips import TOKENIZER, make_clip
-from fedprompt import (
-    DeepPrompts,
-    TextTower,
-    encode_prompted,
-    fingerprint,
-    load_prompts,
-    save_prompts,
-    vit_trunk,
-)
 from fedprompt.wire import Header, save_payload
 from models import tiny_vit
 from same import assert_identical
@@ -27,7 +19,7 @@ def make_model(seed, *, dim=12):
     """Deep prompts, a head and a buffer, with numbers of a seed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = nn.ModuleDict({"prompts": DeepPrompts(2, dim, 3), "head": nn.Linear(dim, 2)})
+        model = nn.ModuleDict({"prompts": fp.DeepPrompts(2, dim, 3), "head": nn.Linear(dim, 2)})
         model.register_buffer("usage", torch.randint(9, (4,)))
         model.register_buffer("scratch", torch.rand(3), persistent=False)
     return model
@@ -44,34 +36,18 @@ def other_vit():
 @pytest.fixture
 def saved(tmp_path):
     path = tmp_path / "prompts.safetensors"
-    save_prompts(make_model(1), path, trunk=vit_trunk(tiny_vit()), class_names=CLASSES)
+    fp.save_prompts(make_model(1), path, trunk=fp.vit_trunk(tiny_vit()), class_names=CLASSES)
     return path
 
 
 def test_parameters_and_persistent_buffers_are_restored_exactly(saved):
     model, trained = make_model(2), make_model(1)
     scratch = model.scratch.clone()
-    load_prompts(model, saved, trunk=vit_trunk(tiny_vit()), class_names=CLASSES)
+    fp.load_prompts(model, saved, trunk=fp.vit_trunk(tiny_vit()))  # class names are not compared
     assert_identical(model.state_dict(), trained.state_dict())
+    fp.load_prompts(make_model(3), saved, trunk=fp.vit_trunk(tiny_vit()), class_names=CLASSES)
     assert_identical(model.scratch, scratch)
     assert model["prompts"].tokens.requires_grad
-
-
-def test_a_loaded_module_predicts_as_the_trained_one(saved, generator):
-    images = torch.rand(3, 3, 16, 16, dtype=torch.float64, generator=generator)
-    model, trained, trunk = make_model(2), make_model(1), vit_trunk(tiny_vit())
-    load_prompts(model, saved, trunk=trunk, class_names=CLASSES)
-    pooled = [
-        encode_prompted(trunk, images, each["prompts"].double()()).pooled
-        for each in (model, trained)
-    ]
-    assert_identical(*pooled)
-
-
-def test_class_names_are_compared_only_where_they_are_given(saved):
-    model = make_model(2)
-    load_prompts(model, saved, trunk=vit_trunk(tiny_vit()))
-    assert_identical(model.state_dict(), make_model(1).state_dict())
 
 
 @pytest.mark.parametrize(
@@ -90,16 +66,16 @@ def test_another_backbone_class_set_or_form_is_refused_by_the_part_that_differs(
 ):
     before = copy.deepcopy(module.state_dict())
     with pytest.raises(ValueError, match=r"does not fit `module`: `blob` must ") as refused:
-        load_prompts(module, saved, trunk=vit_trunk(backbone), class_names=class_names)
+        fp.load_prompts(module, saved, trunk=fp.vit_trunk(backbone), class_names=class_names)
     assert f"`blob` must {part}" in str(refused.value)
     assert_identical(module.state_dict(), before)
 
 
 def test_a_file_without_class_names_is_refused_where_they_are_given(tmp_path):
-    path, trunk = tmp_path / "prompts", vit_trunk(tiny_vit())
-    save_prompts(make_model(1), path, trunk=trunk)
+    path, trunk = tmp_path / "prompts", fp.vit_trunk(tiny_vit())
+    fp.save_prompts(make_model(1), path, trunk=trunk)
     with pytest.raises(ValueError, match=r"`class_names` must be left out, .*; got 2 names"):
-        load_prompts(make_model(1), path, trunk=trunk, class_names=CLASSES)
+        fp.load_prompts(make_model(1), path, trunk=trunk, class_names=CLASSES)
 
 
 @pytest.mark.parametrize("class_names", [CLASSES[::-1], ["cat", "dogs"], [*CLASSES, "owl"]])
@@ -107,12 +83,11 @@ def test_other_class_names_or_another_order_are_refused(saved, class_names):
     model = make_model(2)
     before = copy.deepcopy(model.state_dict())
     count = len(class_names)
-    with pytest.raises(
-        ValueError,
-        match="`class_names` must be the 2 names of the file, in their order; "
-        f"got {count} names, which differ in spelling or order",
-    ):
-        load_prompts(model, saved, trunk=vit_trunk(tiny_vit()), class_names=class_names)
+    rule = (
+        f"be the 2 names of the file, in their order; got {count} names, which differ in spelling"
+    )
+    with pytest.raises(ValueError, match=f"`class_names` must {rule}"):
+        fp.load_prompts(model, saved, trunk=fp.vit_trunk(tiny_vit()), class_names=class_names)
     assert_identical(model.state_dict(), before)
 
 
@@ -124,25 +99,16 @@ def test_a_damaged_file_is_refused_and_the_module_is_unchanged(saved, place):
     model = make_model(2)
     before = copy.deepcopy(model.state_dict())
     with pytest.raises(ValueError, match=r"prompts\.safetensors' does not fit `module`: `blob`"):
-        load_prompts(model, saved, trunk=vit_trunk(tiny_vit()), class_names=CLASSES)
+        fp.load_prompts(model, saved, trunk=fp.vit_trunk(tiny_vit()), class_names=CLASSES)
     assert_identical(model.state_dict(), before)
 
 
-def test_a_module_that_cannot_be_saved_leaves_the_file_unchanged(saved):
-    before, model = saved.read_bytes(), make_model(1)
-    with torch.no_grad():
-        model["head"].bias[0] = torch.nan
-    with pytest.raises(ValueError, match=r"`message\['head\.bias'\]` must be finite"):
-        save_prompts(model, saved, trunk=vit_trunk(tiny_vit()))
-    assert saved.read_bytes() == before
-
-
 def test_a_text_tower_is_a_backbone_too(tmp_path):
-    tower = TextTower(make_clip(), TOKENIZER)
+    tower = fp.TextTower(make_clip(), TOKENIZER)
     context = nn.ParameterDict({"context": nn.Parameter(torch.rand(4, tower.dim))})
-    save_prompts(context, tmp_path / "context", trunk=tower, class_names=CLASSES)
+    fp.save_prompts(context, tmp_path / "context", trunk=tower, class_names=CLASSES)
     empty = nn.ParameterDict({"context": nn.Parameter(torch.zeros(4, tower.dim))})
-    load_prompts(empty, tmp_path / "context", trunk=tower, class_names=CLASSES)
+    fp.load_prompts(empty, tmp_path / "context", trunk=tower, class_names=CLASSES)
     assert_identical(empty.state_dict(), context.state_dict())
 
 
@@ -162,25 +128,17 @@ class OwnTrunk:
             self.positions = torch.rand(4, 12)
         self.dim, self.stride = 12, stride
 
-    def embed(self, images):
-        return self.stem(images).flatten(2).transpose(1, 2) + self.positions, None
+    def unused(self, *tokens):
+        raise AssertionError("a fingerprint calls no method of a trunk")
 
-    def block(self, layer, tokens, context, num_prompts):
-        return self.layers[1](self.layers[0](tokens))
-
-    def normalize(self, tokens):
-        return tokens
-
-    def pool(self, tokens):
-        return tokens.mean(1)
+    embed = block = normalize = pool = unused
 
 
 def changed(name):
     trunk = OwnTrunk()
+    parts = {"stem": trunk.stem.bias, "layers": trunk.layers[0].bias, "positions": trunk.positions}
     with torch.no_grad():
-        {"stem": trunk.stem.bias, "layers": trunk.layers[0].bias, "positions": trunk.positions}[
-            name
-        ].add_(1)
+        parts[name].add_(1)
     return trunk
 
 
@@ -194,12 +152,12 @@ def changed(name):
     ],
 )
 def test_a_trunk_of_ones_own_is_told_apart_by_its_attributes(tmp_path, other, part):
-    assert fingerprint(OwnTrunk())["backbone"] == "OwnTrunk"
-    assert fingerprint(OwnTrunk()) == fingerprint(OwnTrunk())
-    save_prompts(make_model(1), tmp_path / "prompts", trunk=OwnTrunk())
-    load_prompts(make_model(2), tmp_path / "prompts", trunk=OwnTrunk())
+    assert fp.fingerprint(OwnTrunk())["backbone"] == "OwnTrunk"
+    assert fp.fingerprint(OwnTrunk()) == fp.fingerprint(OwnTrunk())
+    fp.save_prompts(make_model(1), tmp_path / "prompts", trunk=OwnTrunk())
+    fp.load_prompts(make_model(2), tmp_path / "prompts", trunk=OwnTrunk())
     with pytest.raises(ValueError, match=f"must come from the same {part}, "):
-        load_prompts(make_model(2), tmp_path / "prompts", trunk=other)
+        fp.load_prompts(make_model(2), tmp_path / "prompts", trunk=other)
 
 
 def test_a_trunk_that_is_a_module_is_its_own_model():
@@ -209,11 +167,11 @@ def test_a_trunk_that_is_a_module_is_its_own_model():
             self.stem, self.dim = nn.Linear(2, 2), 12
 
     trunk = Module()
-    parts = fingerprint(trunk)
+    parts = fp.fingerprint(trunk)
     assert parts["backbone"] == "Module"
     with torch.no_grad():
         trunk.stem.bias += 1
-    assert {part for part in parts if fingerprint(trunk)[part] != parts[part]} == {"weights"}
+    assert {part for part in parts if fp.fingerprint(trunk)[part] != parts[part]} == {"weights"}
 
 
 @pytest.mark.bad_input
@@ -223,11 +181,11 @@ def test_a_trunk_without_modules_or_tensors_is_refused():
             self.dim = 12
 
     with pytest.raises(TypeError, match=r"`backbone` must be a trunk or a text tower that keeps"):
-        fingerprint(Empty())
+        fp.fingerprint(Empty())
 
 
 def test_a_payload_file_of_another_kind_is_refused(tmp_path):
     path = tmp_path / "values"
     save_payload({"head.bias": torch.zeros(2)}, path, header=Header())
     with pytest.raises(ValueError, match="must come from the same backbone, weights, settings"):
-        load_prompts(make_model(1), path, trunk=vit_trunk(tiny_vit()))
+        fp.load_prompts(make_model(1), path, trunk=fp.vit_trunk(tiny_vit()))

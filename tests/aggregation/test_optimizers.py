@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 import torch
 
-from fedprompt import Weighted, descend, fedadam, fedavgm, fedopt, fedyogi, overwrite
+from fedprompt import Weighted, fedadam, fedavgm, fedopt, fedyogi, overwrite
 from references import fedopt as reference
 from refusals import check_refused, refusals
 from same import assert_identical, assert_same
@@ -70,18 +70,6 @@ def test_one_step_of_fedadam_and_fedyogi_by_hand():
     assert_near(value, torch.tensor([1 + 1 / (1.25**0.5 + 0.5), 1 - 0.25]))
 
 
-def test_fedyogi_forgets_a_large_movement_more_slowly_than_fedadam():
-    large, small = (Weighted(torch.tensor(x), torch.tensor(1.0)) for x in (10.0, 0.0))
-    start = torch.tensor(0.0)
-    options = {"learning_rate": 1e-6, "betas": (0.0, 0.9), "tau": 1e-3}
-    sizes = [
-        run(make(**options), start, [large, small, small])[-1][1]["second"].item()
-        for make in (fedadam, fedyogi)
-    ]
-    # By hand: 10 decays twice to 8.1, or the additive change is about 0.
-    assert sizes == pytest.approx([8.1, 10.0], rel=1e-4)
-
-
 def test_fedavgm_is_server_momentum(generator):
     start, means = rounds(generator)
     options = {"learning_rate": 0.7, "momentum": 0.6}
@@ -94,15 +82,10 @@ def test_fedavgm_is_server_momentum(generator):
             assert actual == pytest.approx([value for value, _ in expected], rel=1e-12)
 
 
-@pytest.mark.parametrize(
-    "make_optimizer",
-    [
-        SGD,
-        partial(torch.optim.Adam, lr=0.01),
-        partial(torch.optim.AdamW, lr=0.01, amsgrad=True),
-        partial(torch.optim.Adagrad, lr=0.1),
-    ],
-)
+ADAMW = partial(torch.optim.AdamW, lr=0.01, amsgrad=True)
+
+
+@pytest.mark.parametrize("make_optimizer", [SGD, ADAMW])
 def test_fedopt_is_an_uninterrupted_torch_optimizer_with_the_movement_as_gradient(
     make_optimizer, generator
 ):
@@ -132,20 +115,6 @@ def moments_of(state):
     return {name: part for name, part in parts.items() if part.ndim}
 
 
-def a_round_without_evidence_leaves_no_trace(server, start, means):
-    """A row has the value and the moments of a run over those rounds in which it is known."""
-    steps = run(server, start, means)
-    for row in range(len(start)):
-        known = [mean for mean in means if mean.weight[row] > 0]
-        if not known:
-            continue
-        alone = run(server, start[row], [Weighted(m.value[row], m.weight[row]) for m in known])
-        value, state = steps[-1]
-        assert_identical(value[row], alone[-1][0])
-        for name, moment in moments_of(alone[-1][1]).items():
-            assert_identical(moments_of(state)[name][row], moment)
-
-
 @pytest.mark.parametrize(
     "server",
     [
@@ -158,34 +127,16 @@ def a_round_without_evidence_leaves_no_trace(server, start, means):
     ],
 )
 def test_a_round_without_evidence_leaves_no_trace_in_a_row(server, generator):
+    """A row has the value and the moments of a run over those rounds in which it is known."""
     start, means = rounds(generator)
     assert all(0 < sum(mean.weight[row] > 0 for mean in means) < 5 for row in range(3))
-    a_round_without_evidence_leaves_no_trace(server, start, means)
-
-
-class DecaysUnknownMoments:
-    """FedOpt whose moments decay in rows without evidence, as those of `descend` do."""
-
-    def __init__(self, make_optimizer):
-        self.rule = descend(make_optimizer)
-        self.init = self.rule.init
-
-    def step(self, previous, mean, state):
-        return self.rule.step(previous, mean._replace(value=previous - mean.value), state)
-
-
-class CountsUnknownRowsAsReturned(DecaysUnknownMoments):
-    """FedOpt for which a client without a row sends the broadcast back."""
-
-    def step(self, previous, mean, state):
-        value = torch.where(mean.weight[..., None] > 0, mean.value, previous)
-        return fedopt(SGD).step(previous, Weighted(value, torch.ones_like(mean.weight)), state)
-
-
-@pytest.mark.parametrize("wrong", [DecaysUnknownMoments, CountsUnknownRowsAsReturned])
-def test_known_wrong_server_optimizers_are_rejected(wrong, generator):
-    with pytest.raises(AssertionError):
-        a_round_without_evidence_leaves_no_trace(wrong(SGD), *rounds(generator))
+    value, state = run(server, start, means)[-1]
+    for row in range(3):
+        known = [Weighted(m.value[row], m.weight[row]) for m in means if m.weight[row] > 0]
+        expected, alone = run(server, start[row], known)[-1]
+        assert_identical(value[row], expected)
+        for name, moment in moments_of(alone).items():
+            assert_identical(moments_of(state)[name][row], moment)
 
 
 def test_a_mean_without_known_rows_changes_nothing(generator):
@@ -234,6 +185,12 @@ def test_moments_of_half_precision_values_are_in_float32():
     assert {part.dtype for part in state.values()} == {torch.float32}
 
 
+def step(server, weight, *, columns=3, rows=2):
+    """Take a step of a value (2, 3), with a state for another number of rows."""
+    mean = Weighted(torch.ones(2, columns), torch.tensor(weight))
+    return server.step(torch.zeros(2, 3), mean, server.init(torch.zeros(rows, 3)))
+
+
 REFUSED = """
 fedopt(SGD, max_norm=0) -> ValueError: `max_norm` must be above 0; got 0.
 fedavgm(learning_rate=0) -> ValueError: `learning_rate` must be above 0; got 0.
@@ -244,35 +201,15 @@ fedadam(learning_rate=1.0, betas=(0.9, 1.0)) -> ValueError: `betas[1]` must be b
 fedyogi(learning_rate=1.0, betas=0.9) -> TypeError: `betas` must be two numbers; got 0.9 (float).
 fedyogi(learning_rate=1.0, tau=0.0) -> ValueError: `tau` must be above 0; got 0.0.
 fedopt(SGD).init([0.0]) -> TypeError: `previous` must be a floating-point tensor
-fedopt(SGD).step(torch.zeros(2, 3), Weighted(torch.ones(2, 3), torch.tensor([1.0, -1.0])), \
-fedopt(SGD).init(torch.zeros(2, 3))) \
--> ValueError: `mean.weight` must be finite and at least 0
-fedopt(SGD).step(torch.zeros(2, 3), Weighted(torch.ones(2, 1), torch.ones(2)), \
-fedopt(SGD).init(torch.zeros(2, 3))) \
--> ValueError: `mean.value` must have the shape
+step(fedopt(SGD), [1.0, -1.0]) -> ValueError: `mean.weight` must be finite and at least 0
+step(fedopt(SGD), [1.0, 1.0], columns=1) -> ValueError: `mean.value` must have the shape
 fedavgm().init([0.0]) -> TypeError: `previous` must be a floating-point tensor
-fedavgm().step(torch.zeros(2, 3), Weighted(torch.ones(2, 3), torch.tensor([1.0, -1.0])), \
-fedavgm().init(torch.zeros(2, 3))) \
--> ValueError: `mean.weight` must be finite and at least 0
-fedavgm().step(torch.zeros(2, 3), Weighted(torch.ones(2, 1), torch.ones(2)), \
-fedavgm().init(torch.zeros(2, 3))) \
--> ValueError: `mean.value` must have the shape
+step(fedavgm(), [1.0, -1.0]) -> ValueError: `mean.weight` must be finite and at least 0
 fedadam(**OPTIONS).init([0.0]) -> TypeError: `previous` must be a floating-point tensor
-fedadam(**OPTIONS).step(torch.zeros(2, 3), Weighted(torch.ones(2, 3), torch.tensor([1.0, -1.0])), \
-fedadam(**OPTIONS).init(torch.zeros(2, 3))) \
--> ValueError: `mean.weight` must be finite and at least 0
-fedadam(**OPTIONS).step(torch.zeros(2, 3), Weighted(torch.ones(2, 1), torch.ones(2)), \
-fedadam(**OPTIONS).init(torch.zeros(2, 3))) \
--> ValueError: `mean.value` must have the shape
-fedyogi(**OPTIONS).init([0.0]) -> TypeError: `previous` must be a floating-point tensor
-fedyogi(**OPTIONS).step(torch.zeros(2, 3), Weighted(torch.ones(2, 3), torch.tensor([1.0, -1.0])), \
-fedyogi(**OPTIONS).init(torch.zeros(2, 3))) \
--> ValueError: `mean.weight` must be finite and at least 0
-fedyogi(**OPTIONS).step(torch.zeros(2, 3), Weighted(torch.ones(2, 1), torch.ones(2)), \
-fedyogi(**OPTIONS).init(torch.zeros(2, 3))) \
--> ValueError: `mean.value` must have the shape
-fedadam(**OPTIONS).step(torch.zeros(2, 3), Weighted(torch.ones(2, 3), torch.ones(2)), \
-fedadam(**OPTIONS).init(torch.zeros(3))) \
+step(fedadam(**OPTIONS), [1.0, -1.0]) -> ValueError: `mean.weight` must be finite and at least 0
+step(fedadam(**OPTIONS), [1.0, 1.0], columns=1) -> ValueError: `mean.value` must have the shape
+step(fedyogi(**OPTIONS), [1.0, -1.0]) -> ValueError: `mean.weight` must be finite and at least 0
+step(fedadam(**OPTIONS), [1.0, 1.0], rows=3) \
 -> ValueError: `state` must come from `init` or the last `step` for a value of shape (2, 3)
 """
 

@@ -7,24 +7,18 @@ from functools import partial
 import pytest
 import torch
 
-from fedprompt import (
-    Weighted,
-    descend,
-    ema,
-    overwrite,
-    update_by_name,  # noqa: F401
-)
+import fedprompt as fp
 from refusals import check_refused, refusals
 from same import assert_identical, assert_same
 from tolerance import assert_near
 
 
 def known(value, weight=1.0):
-    return Weighted(torch.tensor([value]), torch.tensor(weight))
+    return fp.Weighted(torch.tensor([value]), torch.tensor(weight))
 
 
 def test_names_that_the_mean_lacks_keep_value_and_state():
-    update = descend(partial(torch.optim.SGD, lr=0.5, momentum=0.9))
+    update = fp.descend(partial(torch.optim.SGD, lr=0.5, momentum=0.9))
     values = {"a": torch.tensor([1.0]), "b": torch.tensor([2.0])}
     state = update.init(values)
     first, state = update.step(values, {"a": known(1.0), "b": known(1.0)}, state)
@@ -35,19 +29,11 @@ def test_names_that_the_mean_lacks_keep_value_and_state():
     assert second["b"].item() == pytest.approx(0.55, rel=1e-6)
 
 
-def test_the_default_update_takes_the_mean():
-    update = overwrite()
-    values = {"a": torch.tensor([1.0])}
-    assert update.step(values, {"a": known(5.0)}, update.init(values))[0]["a"].item() == 5.0
-
-
 def test_ema_against_a_loop(generator):
     previous = torch.randn(4, 3, generator=generator, dtype=torch.float64)
-    mean = Weighted(
-        torch.randn(4, 3, generator=generator, dtype=torch.float64),
-        torch.tensor([3.0, 0.0, 0.5, 9.0]),
-    )
-    new, _ = ema(decay=0.8).step(previous, mean, {})
+    value = torch.randn(4, 3, generator=generator, dtype=torch.float64)
+    mean = fp.Weighted(value, torch.tensor([3.0, 0.0, 0.5, 9.0]))
+    new, _ = fp.ema(decay=0.8).step(previous, mean, {})
     for row in range(4):
         for column in range(3):
             old, average = previous[row, column].item(), mean.value[row, column].item()
@@ -57,31 +43,28 @@ def test_ema_against_a_loop(generator):
 
 def test_overwrite_copies_known_rows(generator):
     previous, mean = torch.randn(3, 2, generator=generator), torch.randn(3, 2, generator=generator)
-    new, state = overwrite().step(previous, Weighted(mean, torch.tensor([0.01, 0.0, 900.0])), {})
+    new, state = fp.overwrite().step(
+        previous, fp.Weighted(mean, torch.tensor([0.01, 0.0, 900.0])), {}
+    )
     assert_identical(new, torch.stack([mean[0], previous[1], mean[2]]))
     assert state == {}
 
 
-@pytest.mark.parametrize(
-    "make_optimizer",
-    [
-        partial(torch.optim.SGD, lr=0.1),
-        partial(torch.optim.SGD, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01),
-        partial(torch.optim.Adam, lr=0.01),
-        partial(torch.optim.AdamW, lr=0.01, amsgrad=True),
-        partial(torch.optim.Adagrad, lr=0.1),
-    ],
-)
+NESTEROV = partial(torch.optim.SGD, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01)
+ADAMW = partial(torch.optim.AdamW, lr=0.01, amsgrad=True)
+
+
+@pytest.mark.parametrize("make_optimizer", [NESTEROV, ADAMW])
 def test_descend_with_positive_weights_is_an_uninterrupted_torch_optimizer(
     make_optimizer, generator
 ):
     parameter = torch.nn.Parameter(torch.randn(4, 3, generator=generator))
-    optimizer, update = make_optimizer([parameter]), descend(make_optimizer)
+    optimizer, update = make_optimizer([parameter]), fp.descend(make_optimizer)
     value = parameter.detach().clone()
     state = update.init(value)
     for _ in range(5):
         parameter.grad = torch.randn(4, 3, generator=generator)
-        mean = Weighted(parameter.grad.clone(), torch.rand(4, generator=generator) + 0.1)
+        mean = fp.Weighted(parameter.grad.clone(), torch.rand(4, generator=generator) + 0.1)
         optimizer.step()
         value, state = update.step(value, mean, state)
         assert_identical(value, parameter.detach())
@@ -92,8 +75,8 @@ def test_descend_with_positive_weights_is_an_uninterrupted_torch_optimizer(
 )
 def test_descend_clips_the_gradient_to_the_maximum_norm(max_norm, factor):
     # The norm of (3, 4) is 5; the third row is unknown, and its NaN must not count.
-    gradient = Weighted(torch.tensor([[3.0], [4.0], [torch.nan]]), torch.tensor([1.0, 2.0, 0.0]))
-    update = descend(partial(torch.optim.SGD, lr=1.0), max_norm=max_norm)
+    gradient = fp.Weighted(torch.tensor([[3.0], [4.0], [torch.nan]]), torch.tensor([1.0, 2.0, 0.0]))
+    update = fp.descend(partial(torch.optim.SGD, lr=1.0), max_norm=max_norm)
     guides = torch.ones(3, 1)
     new, _ = update.step(guides, gradient, update.init(guides))
     assert_near(new, torch.tensor([[1 - 3 * factor], [1 - 4 * factor], [1.0]]))
@@ -102,28 +85,32 @@ def test_descend_clips_the_gradient_to_the_maximum_norm(max_norm, factor):
 @pytest.mark.parametrize("max_norm", [5.0, 1e20, 3e38])
 def test_descend_clips_a_gradient_whose_norm_overflows(max_norm):
     # The norm of (3e38, 2e38) overflows float32 (3.4e38). Its direction is (3, 2) / sqrt(13).
-    gradient = Weighted(torch.tensor([[3e38], [2e38], [torch.nan]]), torch.tensor([1.0, 2.0, 0.0]))
-    update, start = descend(partial(torch.optim.SGD, lr=1.0), max_norm=max_norm), torch.zeros(3, 1)
+    gradient = fp.Weighted(
+        torch.tensor([[3e38], [2e38], [torch.nan]]), torch.tensor([1.0, 2.0, 0.0])
+    )
+    update, start = (
+        fp.descend(partial(torch.optim.SGD, lr=1.0), max_norm=max_norm),
+        torch.zeros(3, 1),
+    )
     new, _ = update.step(start, gradient, update.init(start))
     assert_near(new / max_norm, -torch.tensor([[3.0], [2.0], [0.0]]) / 13**0.5)
 
 
 @pytest.mark.parametrize(
-    ("make_optimizer", "largest", "broken"),
+    ("make_optimizer", "broken"),
     [
-        (partial(torch.optim.Adam, lr=0.1), 3e38, "exp_avg_sq"),
-        (partial(torch.optim.Adagrad, lr=0.1), 3e38, "sum"),
-        (partial(torch.optim.SGD, lr=10.0), 3e38, "value"),
+        (partial(torch.optim.Adam, lr=0.1), "exp_avg_sq"),
+        (partial(torch.optim.SGD, lr=10.0), "value"),
     ],
 )
 def test_a_step_that_would_overflow_is_refused_and_the_round_can_be_repeated(
-    make_optimizer, largest, broken, generator
+    make_optimizer, broken, generator
 ):
-    update, start = descend(make_optimizer), torch.randn(3, 2, generator=generator)
-    good = Weighted(torch.randn(3, 2, generator=generator), torch.tensor([1.0, 1.0, 0.0]))
+    update, start = fp.descend(make_optimizer), torch.randn(3, 2, generator=generator)
+    good = fp.Weighted(torch.randn(3, 2, generator=generator), torch.tensor([1.0, 1.0, 0.0]))
     value, state = update.step(start, good, update.init(start))
     before = deepcopy((value, state))
-    hostile = Weighted(torch.full((3, 2), largest), good.weight)
+    hostile = fp.Weighted(torch.full((3, 2), 3e38), good.weight)
     rule = "`mean` must keep the value and the optimizer's state finite"
     message = f"{rule}; got entries up to 3e+38, which overflow ['{broken}']."
     with pytest.raises(ValueError, match=re.escape(message)):
@@ -132,77 +119,38 @@ def test_a_step_that_would_overflow_is_refused_and_the_round_can_be_repeated(
     assert_same(update.step(value, good, state), update.step(*before[:1], good, before[1]))
 
 
-ONE = Weighted(torch.ones(2, 3), torch.ones(2))
+ONE = fp.Weighted(torch.ones(2, 3), torch.ones(2))
 
 
 PREVIOUS = torch.zeros(2, 3)
 
 
-BAD_MEANS = {
-    "a tensor": (
-        PREVIOUS,
-        torch.ones(2, 3),
-        TypeError,
-        r"`mean` must be a Weighted\(value, weight\); got a float32 tensor of shape \(2, 3\)",
-    ),
-    "another shape": (
-        PREVIOUS,
-        Weighted(torch.ones(2, 4), torch.ones(2)),
-        ValueError,
-        r"`mean\.value` must have the shape of `previous` \(2, 3\); got \(2, 4\)",
-    ),
-    "a shape that would broadcast": (
-        PREVIOUS,
-        Weighted(torch.ones(2, 1), torch.ones(2)),
-        ValueError,
-        r"`mean\.value` must have the shape of `previous` \(2, 3\); got \(2, 1\)",
-    ),
-    "a negative weight": (
-        PREVIOUS,
-        ONE._replace(weight=-torch.ones(2)),
-        ValueError,
-        r"`mean\.weight` must be finite and at least 0; got -1\.0",
-    ),
-    "NaN in a known row": (
-        PREVIOUS,
-        ONE._replace(value=torch.full((2, 3), torch.nan)),
-        ValueError,
-        r"`mean\.value` must be finite wherever its weight is positive; got NaN or infinity in "
-        r"rows \[0, 1\]",
-    ),
-    "integers before": (
-        PREVIOUS.long(),
-        ONE,
-        TypeError,
-        r"`previous` must be a floating-point tensor; got a int64 tensor of shape \(2, 3\)",
-    ),
-    "a list before": (
-        [0.0],
-        ONE,
-        TypeError,
-        r"`previous` must be a floating-point tensor; got a list of length 1",
-    ),
-}
+BAD_MEANS = """
+step(PREVIOUS, torch.ones(2, 3)) -> TypeError: `mean` must be a Weighted(value, weight); got a
+step(PREVIOUS, Weighted(torch.ones(2, 4), torch.ones(2))) -> ValueError: `mean.value` must have the
+step(PREVIOUS, Weighted(torch.ones(2, 1), torch.ones(2))) -> ValueError: `mean.value` must have the
+step(PREVIOUS, ONE._replace(weight=-torch.ones(2))) -> ValueError: `mean.weight` must be finite and
+step(PREVIOUS, ONE._replace(value=torch.full((2, 3), torch.nan))) \
+-> ValueError: `mean.value` must be
+step(PREVIOUS.long(), ONE) -> TypeError: `previous` must be a floating-point tensor; got a int64
+step([0.0], ONE) -> TypeError: `previous` must be a floating-point tensor; got a list of length 1
+init([0.0]) -> TypeError: `previous` must be a floating-point tensor; got a list of length 1
+init(PREVIOUS / 0) -> ValueError: `previous` must be finite
+"""
 
 
 @pytest.mark.bad_input
-@pytest.mark.parametrize(
-    "update", [overwrite(), ema(decay=0.5), descend(partial(torch.optim.SGD, lr=0.1, momentum=0.9))]
-)
-@pytest.mark.parametrize(
-    ("previous", "mean", "error", "message"), BAD_MEANS.values(), ids=BAD_MEANS
-)
-def test_bad_means_are_refused_by_name_and_change_nothing(update, previous, mean, error, message):
-    state = update.init(PREVIOUS)
-    _, state = update.step(PREVIOUS, ONE, state)
-    before = str(state)
-    with pytest.raises(error, match=message):
-        update.step(previous, mean, state)
+@pytest.mark.parametrize("update", [fp.overwrite(), fp.ema(decay=0.5), fp.descend(NESTEROV)])
+@pytest.mark.parametrize(("call", "error", "message"), refusals(BAD_MEANS))
+def test_bad_means_are_refused_by_name_and_change_nothing(update, call, error, message):
+    _, state = update.step(PREVIOUS, ONE, update.init(PREVIOUS))
+    before, step = str(state), lambda previous, mean: update.step(previous, mean, state)
+    check_refused(call, error, message, globals() | {"step": step, "init": update.init})
     assert str(state) == before
     assert_identical(PREVIOUS, torch.zeros(2, 3))
 
 
-SGD = descend(partial(torch.optim.SGD, lr=0.1))
+SGD = fp.descend(partial(torch.optim.SGD, lr=0.1))
 VALUES = {"head": torch.zeros(1), "keys": torch.zeros(1)}
 
 
@@ -217,13 +165,8 @@ ema(decay=torch.nan) -> ValueError: `decay` must be finite; got nan
 descend(torch.optim.SGD, max_norm=0) -> ValueError: `max_norm` must be above 0; got 0
 stepped(overwrite(), {'keys': known(1.0, -1.0)}) -> ValueError: 'keys': `mean.weight` must be finite
 stepped(overwrite(), {'header': known(1.0)}) -> ValueError: `mean` must have no other names than
-stepped(ema(decay=0.5), {'keys': known(1.0, -1.0)}) -> ValueError: 'keys': `mean.weight` must be
-stepped(ema(decay=0.5), {'header': known(1.0)}) -> ValueError: `mean` must have no other names
 stepped(SGD, {'keys': known(1.0, -1.0)}) -> ValueError: 'keys': `mean.weight` must be finite and at
-stepped(SGD, {'header': known(1.0)}) -> ValueError: `mean` must have no other names than `previous`
 stepped(overwrite(), known(1.0)) -> TypeError: `mean` must map names to Weighted; got an entry
-stepped(ema(decay=0.5), known(1.0)) -> TypeError: `mean` must map names to Weighted; got an entry
-stepped(SGD, known(1.0)) -> TypeError: `mean` must map names to Weighted; got an entry without a
 stepped(update_by_name({}), known(1.0)) -> TypeError: `mean` must map names to Weighted; got an
 overwrite().step(torch.zeros(1), {'head': known(1.0)}, {}) \
 -> TypeError: `mean` must be a Weighted(value, weight); got

@@ -64,10 +64,7 @@ def test_functions_that_mix_samples_are_found_with_their_module(name, owns):
 def test_the_error_names_the_samples():
     """By hand, only sample 3 depends on another one, which is sample 2."""
 
-    def model(values):
-        values[3] += values[2]
-        return values
-
+    model = lambda values: values.index_add(0, torch.tensor([3]), values[2:3])  # noqa: E731
     with pytest.raises(ValueError, match=r"of samples \[3\] that change with sample 2\."):
         check_independence(model, VALUES)
 
@@ -75,12 +72,8 @@ def test_the_error_names_the_samples():
 @pytest.mark.parametrize(
     "layer",
     [
-        nn.Linear(4, 2),
         nn.LayerNorm(4),
-        nn.GroupNorm(3, 3),
-        nn.InstanceNorm1d(3),
         nn.BatchNorm1d(3).eval(),
-        nn.Dropout(0.5),
         nn.Sequential(ATTENTION(batch_first=True), nn.Dropout(0.5)),
         ATTENTION(batch_first=True).eval(),
         nn.Conv1d(3, 2, 2),
