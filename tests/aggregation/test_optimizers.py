@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 import torch
 
-from fedprompt import Weighted, fedadam, fedavgm, fedopt, fedyogi, overwrite
+from fedprompt import Weighted, descend, fedadam, fedavgm, fedopt, fedyogi, overwrite
 from references import fedopt as reference
 from refusals import check_refused, refusals
 from same import assert_identical, assert_same
@@ -122,6 +122,7 @@ def moments_of(state):
         fedyogi(**OPTIONS),
         fedavgm(),
         fedopt(SGD),
+        descend(SGD),
         fedopt(partial(torch.optim.RMSprop, lr=0.1, weight_decay=0.1)),
         fedopt(partial(torch.optim.Adagrad, lr=0.1, initial_accumulator_value=0.5)),
     ],

@@ -36,7 +36,7 @@ class Prompted(nn.Module):
             each(indices) if grouped else each()
             for each, grouped in zip(self.prompts, self.grouped, strict=True)
         ]
-        pooled, outputs = fp.encode_prompted(self.trunk, images, *streams, dtype=images.dtype)
+        pooled, outputs, _ = fp.encode_prompted(self.trunk, images, *streams, dtype=images.dtype)
         return self.head(torch.cat([pooled[:, None], *outputs], 1).mean(1))
 
 
