@@ -1,7 +1,9 @@
 """SGPT: two blocks, each with its own part of the model, and momentum for keys and groups alone."""
 
 import pytest
+import timm
 import torch
+import torch.nn as nn
 import torch.nn.functional as F
 
 import fedprompt as fp
@@ -127,3 +129,19 @@ def test_the_head_reads_the_mean_with_group_tokens_at_the_given_layers():
     read = (encoded.pooled + encoded.streams[1][:, 0]) / 2  # one token for each group
     torch.testing.assert_close(model.logits(images, chosen), model.head(read))
     assert model.groups.layers == (0,)
+
+
+def test_the_number_of_parameters_in_the_papers_cifar_100_setting():
+    # ViT-B/16 with four shared layers, 20 groups at three layers and 20 keys, of one token each:
+    # (4 + 60 + 20) * 768 + 100 * 769 = 141,412.
+    with torch.device("meta"):
+        trunk = fp.vit_trunk(timm.create_model("vit_base_patch16_224", pretrained=False))
+        model = nn.ModuleDict(
+            {
+                "shared": fp.LayeredPrompts(1, trunk.dim, layers=range(4)),
+                "groups": fp.GroupPrompts(20, 1, trunk.dim, layers=(4, 5, 6)),
+                "selector": fp.SelectionKeys(20, trunk.dim),
+                "head": nn.Linear(trunk.dim, 100),
+            }
+        )
+    assert sum(value.numel() for value in fp.snapshot(model).values()) == 141_412  # no buffers
