@@ -6,11 +6,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-import torch.nn as nn
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
+from torch.utils.data import Dataset, IterableDataset
 
 from fedprompt import precompute
 
@@ -55,22 +54,6 @@ def test_features_equal_those_of_single_images(
     torch.testing.assert_close(features, expected, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize(
-    "dataset",
-    [
-        IMAGES,
-        list(IMAGES),
-        TensorDataset(IMAGES),
-        TensorDataset(IMAGES, torch.arange(11)),
-        [[image, "label"] for image in IMAGES],
-        Subset(Transformed(torch.cat((torch.zeros(2, 3, 4, 4), IMAGES))), list(range(2, 13))),
-    ],
-    ids=["tensor", "list", "images only", "tuples", "lists", "subset"],
-)
-def test_any_map_style_data_set_is_accepted(dataset: Dataset | Tensor | list) -> None:
-    assert torch.equal(precompute(lambda images: images[:, 0], dataset, batch_size=4), IMAGES[:, 0])
-
-
 @pytest.mark.parametrize("key", ["image", "pixel_values"])
 @pytest.mark.parametrize("wrap", [dict, UserDict], ids=["dict", "UserDict"])
 def test_samples_may_be_dicts_as_in_data_sets_of_hugging_face(wrap: type, key: str) -> None:
@@ -102,17 +85,6 @@ def test_encode_gets_full_batches_in_order_and_a_smaller_last_one() -> None:
     precompute(lambda images: seen.append(images) or images, Transformed(IMAGES), batch_size=4)
     assert [len(batch) for batch in seen] == [4, 4, 3]
     assert torch.equal(torch.cat(seen), IMAGES)
-
-
-def test_features_have_no_graph_and_can_be_inputs_of_training() -> None:
-    model = nn.Linear(16, 2, dtype=torch.float64)
-    features = precompute(lambda images: model(images[:, 0].flatten(1)), IMAGES, batch_size=4)
-    assert not features.requires_grad
-    assert not features.is_inference(), "autograd cannot save inference tensors"
-    torch.testing.assert_close(
-        features, model(IMAGES[:, 0].flatten(1)).detach(), rtol=0, atol=1e-12
-    )
-    assert torch.is_grad_enabled()
 
 
 @pytest.mark.parametrize("dtype", [None, torch.float16, torch.bfloat16, torch.float32])
@@ -147,27 +119,6 @@ def test_each_view_reads_every_image_again(views: int) -> None:
     assert sorted(dataset.read) == sorted(list(range(11)) * views), "every reading is used"
 
 
-def test_each_view_of_a_tensor_is_encoded_again() -> None:
-    generator = torch.Generator().manual_seed(0)
-    features = precompute(
-        lambda images: (
-            images[:, 0, 0, 0] + torch.rand(len(images), generator=generator, dtype=images.dtype)
-        ),
-        IMAGES,
-        batch_size=11,
-        views=2,
-    )
-    again = torch.Generator().manual_seed(0)
-    expected = torch.stack(
-        [
-            IMAGES[:, 0, 0, 0] + torch.rand(11, generator=again, dtype=IMAGES.dtype)
-            for _ in range(2)
-        ],
-        dim=1,
-    )
-    assert torch.equal(features, expected)
-
-
 def flip_at_random(image: Tensor, generator: torch.Generator) -> Tensor:
     return image.flip(-1) if torch.rand((), generator=generator) < 0.5 else image
 
@@ -181,18 +132,6 @@ def test_a_random_flip_is_refused(seed: int) -> None:
         match=r"`dataset` must return the same image whenever .* got two different images at",
     ):
         precompute(lambda images: images, dataset, batch_size=4)
-
-
-def test_a_random_crop_size_is_refused_as_random() -> None:
-    sizes = iter([3, 4] * 20)
-    with pytest.raises(
-        ValueError, match=r"`dataset` must return the same image whenever it is read.*at 0"
-    ):
-        precompute(
-            lambda images: images,
-            Transformed(IMAGES, lambda image: image[..., : next(sizes)]),
-            batch_size=4,
-        )
 
 
 def test_randomness_in_the_last_images_only_is_refused() -> None:

@@ -94,13 +94,6 @@ def test_only_the_parts_have_gradients_and_flags_are_restored(model):
     assert {name: parameter.requires_grad for name, parameter in model.named_parameters()} == before
 
 
-def test_a_single_parameter_can_be_a_part(model):
-    with training_only(model, model.scale, model.head.weight):
-        assert [
-            name for name, parameter in model.named_parameters() if parameter.requires_grad
-        ] == ["scale", "head.weight"]
-
-
 def test_a_frozen_trunk_inside_a_part_stays_frozen(model, generator):
     before = bits(model)
     with training_only(model, model):
@@ -133,23 +126,6 @@ def test_an_inner_context_cannot_unfreeze_parts_of_an_outer_one(model):
         ):
             raise AssertionError("entered although nothing can learn")
         assert learning(model) == {"head"}
-
-
-def test_parts_may_overlap_and_share_parameters(model):
-    model.group.weight = model.shared.weight
-    with training_only(model, model.group, model.group.bias, model.group):
-        assert {
-            name for name, parameter in model.named_parameters() if parameter.requires_grad
-        } == {"shared.weight", "group.bias"}
-
-
-def test_train_and_eval_modes_do_not_change(model):
-    model.train()
-    model.trunk.eval()
-    modes = [module.training for module in model.modules()]
-    with training_only(model, model.head):
-        assert [module.training for module in model.modules()] == modes
-    assert [module.training for module in model.modules()] == modes
 
 
 # Bad input.

@@ -73,16 +73,6 @@ def test_deep_prompts_overwrite_the_context_before_later_blocks(kind, chunk):
         assert_near(actual, reference)
 
 
-def test_the_reference_sees_other_positions_and_other_blocks():
-    tower = make_tower()
-    context, tokens = draw(1, LENGTH, 16), draw(LENGTH, 16, seed=3)
-    stream = PromptStream({2: tokens}, replace=True)
-    features = tower(prompted_text(context, tower.class_names(NAMES)), stream)
-    assert_near(features, expected(tower, context, {2: tokens}))
-    for layers, start in (({2: tokens}, 2), ({1: tokens}, 1), ({}, 1)):
-        assert (features - expected(tower, context, layers, start)).abs().max() > 1e-3
-
-
 def test_streams_replace_the_context_in_their_order():
     """A shared and a private stream, and only one of them enters before block 2."""
     tower = make_tower()

@@ -98,12 +98,6 @@ def test_the_patch_of_a_vit_equals_the_model_pooling_that_token(kind, monkeypatc
         assert_near(patches[:, patch], own[0] if isinstance(own, tuple) else own)
 
 
-def test_the_mean_of_the_patches_equals_average_pooling():
-    model = make_clip(vocab_size=64, vision={"pool_type": "avg"})
-    pooled, patches = image_tokens(model, draw_images(16))
-    assert_near(patches.mean(1), pooled)
-
-
 def test_the_patches_of_a_resnet_are_the_other_outputs_of_its_attention_pool():
     model = make_clip(vocab_size=64, vision=RESNET)
     assert isinstance(model.visual, ModifiedResNet)
@@ -256,11 +250,3 @@ def test_towers_without_features_of_patches_are_refused(make, error, message):
 def test_images_that_do_not_fit_are_refused(make, shape, message):
     with raises(ValueError, f"`images` must {message}"):
         image_tokens(make().eval(), torch.zeros(shape))
-
-
-@pytest.mark.bad_input
-def test_lists_given_as_images_are_refused_and_not_printed():
-    with pytest.raises(
-        TypeError, match=r"`images` must be floating-point of shape .*; got a list\.$"
-    ):
-        image_tokens(make_clip(), torch.zeros(2, 3, 16, 16).tolist())

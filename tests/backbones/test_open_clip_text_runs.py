@@ -1,15 +1,11 @@
 """Chunks, checkpointing, devices, precision and compilation of the text tower."""
 
-import copy
-
 import pytest
 import torch
-import torch.nn as nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from clips import NAMES, TOKENIZER, TOWERS, draw, make_clip
 from fedprompt import TextTower, prompted_text
-from fedprompt.interfaces import TextEncoder
 from tolerance import assert_near
 
 
@@ -125,15 +121,3 @@ def test_the_tower_compiles_in_one_graph(kind):
         results.append((features, *gradients(features, context)))
     for compiled, expected in zip(*reversed(results), strict=True):
         assert_near(compiled, expected)
-
-
-def test_the_tower_is_shared_and_frozen():
-    model = make_clip().train().requires_grad_()
-    tower = TextTower(model, TOKENIZER)
-    client = nn.Linear(1, 1)
-    client.tower = tower
-    assert copy.deepcopy(client).tower is tower
-    assert isinstance(tower, TextEncoder)
-    assert not model.training
-    assert not any(parameter.requires_grad for parameter in model.parameters())
-    assert not any(key.startswith("tower") for key in client.state_dict())

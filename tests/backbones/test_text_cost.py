@@ -7,7 +7,6 @@ from torch.profiler import ProfilerActivity, profile
 
 from clips import NAMES, TOKENIZER, TOWERS, draw, make_clip
 from fedprompt import ContextPrompts, TextTower, prompted_text
-from fedprompt.interfaces import PromptStream
 
 LONG = open_clip.tokenizer.SimpleTokenizer()  # 77 tokens
 
@@ -58,14 +57,6 @@ def test_few_tokens_are_run_besides_those_of_one_prefix_and_the_names(
     assert 2 * 77 * num_classes > (3 if specific else 15) * run
 
 
-def test_deep_prompts_add_no_tokens(wide, imagenet):
-    with torch.device("meta"):
-        context, deep = torch.zeros(2, 16, 512), torch.zeros(16, 512)
-    text = prompted_text(context, imagenet.select(range(100)))
-    stream = PromptStream({1: deep}, replace=True)
-    assert tokens_run(wide, text, stream) == tokens_run(wide, text)
-
-
 def test_chunks_of_classes_add_few_tokens(wide, imagenet):
     with torch.device("meta"):
         context = torch.zeros(2, 16, 512)
@@ -93,10 +84,3 @@ def test_projections_are_single_products(kind):
         tower(prompted_text(context, names)).square().sum().backward()
 
     assert small_products(step) == 0
-
-
-def test_the_profile_finds_the_projections_of_open_clip():
-    """In its own forward pass, frozen projections of transposed tensors are such products."""
-    text = make_clip().float().requires_grad_(False)
-    tokens = draw(3, 7, 16).float().requires_grad_()
-    assert small_products(lambda: text.transformer(tokens).sum().backward()) > 0

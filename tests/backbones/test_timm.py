@@ -150,12 +150,6 @@ def test_documented_models_are_those_tested():
     assert re.findall(r"^\| `([\w-]+)`", text, re.MULTILINE) == [row.name for row in rows]
 
 
-def test_models_are_small_and_named_once():
-    names = [row.name for row in (*ALL_ACCEPTED, *ALL_REFUSED)]
-    assert len(set(names)) == len(names)
-    assert len(ACCEPTED) >= 24
-
-
 # --- Refusals
 
 SUPPORTED = "`model` must be a vision transformer of timm, open_clip, transformers or torchvision"
@@ -250,14 +244,6 @@ def test_a_model_with_adapters_is_refused_and_not_changed(make, names):
     )  # an explicit freeze is accepted
 
 
-def test_fixed_position_tables_are_not_adapters():
-    """Sine and cosine tables of a new model are parameters without gradients."""
-    model = tiny_vit()
-    model.pos_embed.requires_grad_(False)
-    assert vit_trunk(model).depth == 3
-    assert vit_trunk(model).depth == 3  # frozen by the first call
-
-
 # --- Frozen for good
 
 
@@ -296,16 +282,6 @@ def test_dynamic_image_sizes(name, size):
         encode_prompted(trunk, images, PromptStream(layers, True)).pooled,
         hooked(model, images, layers, replace=True)[0],
     )
-
-
-@pytest.mark.parametrize("size", [(48, 80), (96, 32), (64, 64)])
-@pytest.mark.parametrize("name", ["vit_small_patch16_224", "vit_small_patch16_dinov3"])
-def test_late_prompts_take_dynamic_image_sizes(name, size):
-    trunk, images = vit_trunk(build(row_named(name))), draw(2, 3, *size)
-    stream = PromptStream({1: draw(2, trunk.dim)})
-    tokens = encode_front(trunk, images, start=1)
-    late = encode_from(trunk, tokens, stream, start=1, image_size=size)
-    assert torch.equal(late.pooled, encode_prompted(trunk, images, stream).pooled)
 
 
 def test_rotary_positions_of_dynamic_images_need_their_size():

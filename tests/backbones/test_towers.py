@@ -10,15 +10,7 @@ from open_clip.timm_model import TimmModel
 from open_clip.transformer import VisionTransformer
 
 from errors import raises
-from fedprompt import (
-    PromptStream,
-    encode_from,
-    encode_front,
-    encode_prompted,
-    fingerprint,
-    freeze,
-    vit_trunk,
-)
+from fedprompt import PromptStream, encode_from, encode_front, encode_prompted, freeze, vit_trunk
 from fedprompt.check import trunk as check_trunk
 from models import WINDOWS, WRITE, assert_takes_no_images, installed
 from references.hooks import hooked_blocks
@@ -120,22 +112,6 @@ def test_a_tower_passes_every_line_of_the_check(tower):
     row, model, trunk, images = tower
     report = check_trunk(trunk, images, lambda images: row.forward(model, images))
     assert all(line.passed for line in report.lines), report
-
-
-@pytest.mark.parametrize(
-    "name", ["ViT-B-16", "PE-Core-B-16", "ViTModel", "Dinov2Model", "SiglipVisionModel"]
-)
-def test_a_tower_has_a_fingerprint_of_its_weights(name):
-    trunk = vit_trunk(build_tower(tower_named(name)))
-    before = fingerprint(trunk)
-    assert before == fingerprint(trunk)
-    assert before["activation"]
-    weight = next(iter(trunk.model.parameters()))
-    with torch.no_grad():
-        weight += 1
-        after = fingerprint(trunk)
-        weight -= 1
-    assert {part for part in before if after[part] != before[part]} == {"weights"}
 
 
 # --- Masks, sizes and gradient checkpointing
@@ -256,14 +232,6 @@ def test_a_model_takes_its_own_size_where_that_is_no_multiple_of_its_patches():
     assert torch.equal(pooled, model(images).pooler_output)
 
 
-@EVERY_LIBRARY
-def test_images_are_cast_to_the_dtype_of_the_model(name):
-    model, images = build_tower(tower_named(name)).float(), tower_images()
-    trunk = vit_trunk(model)
-    actual, expected = (encode_prompted(trunk, each).pooled for each in (images, images.float()))
-    assert torch.equal(actual, expected)
-
-
 @FEW
 def test_checkpointing_runs_blocks_twice_with_the_same_gradients(name):
     row = tower_named(name)
@@ -286,16 +254,6 @@ def test_checkpointing_runs_blocks_twice_with_the_same_gradients(name):
         results.append(torch.autograd.grad(pooled.square().sum(), tokens)[0])
         assert len(runs) == passes * trunk.depth
     assert torch.equal(*results)
-
-
-@pytest.mark.parametrize("name", ["ViT-B-16", "ViTModel"])
-def test_bfloat16_towers_take_float32_images_and_return_float32(name):
-    row = tower_named(name)
-    model, images = build_tower(row).bfloat16(), tower_images().float()
-    pooled = encode_prompted(vit_trunk(model), images).pooled
-    assert pooled.dtype == torch.float32
-    expected = row.forward(model, images.bfloat16()).float()
-    assert_near(pooled, expected, dtype=torch.bfloat16)
 
 
 # --- Refusals

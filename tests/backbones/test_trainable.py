@@ -6,7 +6,6 @@ import pickle
 import pytest
 import torch
 import torch.nn as nn
-from torch.func import functional_call, grad
 
 from errors import raises
 from fedprompt import (
@@ -19,7 +18,6 @@ from fedprompt import (
     fingerprint,
     load_values,
     snapshot,
-    training_only,
     vit_trunk,
     weighted_mean,
 )
@@ -157,15 +155,6 @@ def test_training_changes_the_chosen_parameters_and_no_others():
     assert not any(module.training for module in model.modules())  # the client is in train mode
 
 
-def test_block_coordinate_descent_may_freeze_them_for_a_while():
-    model, trunk = make(left_trainable)
-    client, images = Client(trunk), draw_images(model)
-    with training_only(client, client.head):
-        step(client, images, torch.tensor([0, 1]), client.head.parameters())
-        assert not any(each.requires_grad for each in trunk.trainable.parameters())
-    assert all(each.requires_grad for each in trunk.trainable.parameters())
-
-
 def test_other_parameters_must_stay_frozen():
     model, trunk = make(left_trainable)
     model.blocks[1].norm1.weight.requires_grad_()
@@ -203,18 +192,6 @@ def test_gradients_of_single_samples_are_refused():
     _, trunk = make(left_trainable)
     with raises(RuntimeError, "The trainable parameters of a trunk exist once"):
         per_sample(Client(trunk), 2)
-
-
-@every_part
-def test_functional_call_reaches_the_parameters_inside_the_model(part):
-    model, trunk = make(part)
-    client, images = Client(trunk), draw_images(model)
-    client(images).square().sum().backward()
-    values = {name: parameter.detach() for name, parameter in client.named_parameters()}
-    gradients = grad(lambda given: functional_call(client, given, images).square().sum())(values)
-    for name, parameter in client.named_parameters():
-        assert_near(gradients[name], parameter.grad)
-        assert parameter.grad.abs().max() > 1e-9
 
 
 @every_part

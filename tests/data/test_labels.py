@@ -7,11 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, TensorDataset
-from torchvision.datasets import DTD, ImageFolder
+from torchvision.datasets import ImageFolder
 
-from fedprompt.data import dirichlet, labels_of
+from fedprompt.data import labels_of
 from refusals import check_refused, refusals
 
 LABELS = [2, 0, 1, 0, 2, 2, 1]
@@ -119,13 +118,6 @@ def test_stored_labels_are_found_without_reading_an_image(name: str) -> None:
     assert labels.tolist() == LABELS
 
 
-def test_the_labels_of_an_image_folder_are_found_without_opening_a_file(tmp_path: Path) -> None:
-    folder = image_folder(tmp_path)
-    assert labels_of(folder).tolist() == sorted(LABELS)
-    half = torch.utils.data.random_split(folder, [3, 4], torch.Generator().manual_seed(0))[1]
-    assert labels_of(half).tolist() == [sorted(LABELS)[index] for index in half.indices]
-
-
 def test_a_target_transform_is_applied(tmp_path: Path) -> None:
     """Attributes have the labels before it, and samples those after it."""
     changed = [(label + 1) % 3 for label in sorted(LABELS)]
@@ -160,28 +152,6 @@ def test_another_column_can_be_named(read: bool) -> None:
     dataset.columns["fine"] = [5] * 7
     dataset.column_names.append("fine")
     assert labels_of(dataset, column="fine", read=read).tolist() == [5] * 7
-
-
-def test_reading_agrees_with_what_is_stored(tmp_path: Path) -> None:
-    """DTD of torchvision hides its labels, so the advice is to pass them or to read."""
-    (tmp_path / "dtd/dtd/labels").mkdir(parents=True)
-    names = ["woven/1.jpg", "dotted/2.jpg", "woven/3.jpg"]
-    (tmp_path / "dtd/dtd/labels/train1.txt").write_text("\n".join(names))
-    for name in names:
-        path = tmp_path / "dtd/dtd/images" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.new("RGB", (4, 4)).save(path)
-    textures = DTD(tmp_path)
-    with pytest.raises(TypeError, match=r"`dataset` must have its labels in .*; got a DTD\."):
-        labels_of(textures)
-    assert (
-        labels_of(textures, read=True).tolist() == labels_of(textures._labels).tolist() == [1, 0, 1]
-    )
-
-
-def test_the_result_fits_a_partition_function() -> None:
-    clients = dirichlet(labels_of(Unread(LABELS)), 2, alpha=1.0, generator=np.random.default_rng(0))
-    assert sorted(np.concatenate(clients).tolist()) == list(range(7))
 
 
 def test_labels_are_copied() -> None:

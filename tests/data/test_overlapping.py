@@ -42,19 +42,6 @@ def test_class_proportions_are_dirichlet_for_any_class_sizes() -> None:
     np.testing.assert_allclose(mix.var(axis=0), (2 / 9) / (3 * alpha + 1), rtol=0.1)
 
 
-def test_clients_draw_independently() -> None:
-    # Each client takes 10 of 20 samples of the only class: two of them share 5 on average, with the
-    # standard deviation of the hypergeometric distribution, sqrt(10 * .5 * .5 * 10 / 19) = 1.15;
-    # five of it over sqrt(500) pairs.
-    clients = dirichlet_overlapping(
-        [0] * 20, num_clients=1000, alpha=1.0, size=10, generator=np.random.default_rng(0)
-    )
-    shared = [len(np.intersect1d(*pair)) for pair in zip(clients[::2], clients[1::2], strict=True)]
-    assert np.mean(shared) == pytest.approx(5, abs=5 * 1.15 / 500**0.5)
-    # And each sample is drawn in half of 1000 draws, within 5 sqrt(1000 / 4) = 79.
-    np.testing.assert_allclose(np.bincount(np.concatenate(clients)), 500, rtol=0, atol=79)
-
-
 def test_an_exhausted_class_gives_all_samples_and_the_others_fill_the_remainder() -> None:
     # At alpha 1e10 every client asks for 20 of each of three classes. The last has 6. The missing
     # 14 come from the others, 7 each.

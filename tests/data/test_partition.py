@@ -14,7 +14,6 @@ from fedprompt.data import (
     by_domain,
     dirichlet,
     dirichlet_overlapping,
-    dirichlet_shares,
     iid,
     iid_shares,
     pathological,
@@ -95,12 +94,6 @@ def test_a_torch_generator_seeds_a_numpy_generator_with_four_words(name: str) ->
     assert not same(expected, ALL[name](LABELS, np.random.default_rng(3)))
 
 
-@pytest.mark.parametrize("name", sorted(ALL.keys() - {"by_domain"}))
-def test_clients_with_different_torch_streams_get_different_partitions(name: str) -> None:
-    first, other = (ALL[name](LABELS, torch.Generator().manual_seed(seed)) for seed in (0, 1))
-    assert not same(first, other)
-
-
 @pytest.mark.unhooked  # beartype draws from `random`
 @pytest.mark.parametrize("name", ALL)
 def test_global_random_state_is_unchanged(name: str) -> None:
@@ -138,27 +131,6 @@ def test_iid_parts_are_equal_in_size(num_samples: int, num_clients: int, seed: i
     assert len(sizes) == num_clients
     assert sizes[-1] - sizes[0] <= 1
     np.testing.assert_array_equal(np.sort(np.concatenate(clients)), np.arange(num_samples))
-
-
-def test_iid_draws_each_sample_equally_often() -> None:
-    # Client 0 of 4 gets each of 12 samples in a quarter of 1600 draws: 400, within 5 sqrt(1600 * 3
-    # / 16) = 87.
-    drawn = [
-        iid(list(range(12)), num_clients=4, generator=np.random.default_rng(seed))[0]
-        for seed in range(1600)
-    ]
-    np.testing.assert_allclose(
-        np.bincount(np.concatenate(drawn), minlength=12), 400, rtol=0, atol=87
-    )
-
-
-def test_dirichlet_is_shares_and_allocation() -> None:
-    generator = np.random.default_rng(3)
-    shares = dirichlet_shares(5, 6, alpha=0.3, generator=generator)
-    expected = allocate(LABELS, shares, generator=generator)
-    assert same(
-        dirichlet(LABELS, num_clients=5, alpha=0.3, generator=np.random.default_rng(3)), expected
-    )
 
 
 def test_dirichlet_draws_again_until_min_size_is_reached() -> None:
@@ -201,28 +173,6 @@ def test_dirichlet_names_the_clients_without_samples() -> None:
     few = {"alpha": 0.3, "num_clients": 40}
     with pytest.raises(ValueError, match=r"clients have no samples: (\d+, ){10}\.\.\.\.$"):
         dirichlet(labels[45:55], generator=np.random.default_rng(0), **few)
-
-
-def test_dirichlet_reports_the_best_minimum_of_all_draws() -> None:
-    class Scripted(np.random.Generator):
-        first_shares = iter([0.1, 0.495, *[0.2] * 998])
-
-        def dirichlet(self, alpha: np.ndarray, size: int) -> np.ndarray:
-            share = next(self.first_shares)
-            return np.tile([share, 1 - share], (size, 1))
-
-    # Of 1000 samples the smaller of two clients gets 100, 495, and then 200 again and again.
-    with pytest.raises(
-        ValueError,
-        match=r"`min_size` must be at most 495, the best minimum in 1000 draws .*; got 500",
-    ):
-        dirichlet(
-            [0] * 1000,
-            num_clients=2,
-            alpha=0.3,
-            min_size=500,
-            generator=Scripted(np.random.PCG64(0)),
-        )
 
 
 def test_pathological_gives_every_client_and_every_class_the_same_number() -> None:

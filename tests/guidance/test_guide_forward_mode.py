@@ -172,33 +172,6 @@ def test_the_fallback_warns_once_at_the_line_of_the_call():
     assert run.stderr.startswith("<string>:6: UserWarning: forward_mode uses"), run.stderr
 
 
-def test_zero_tangents_of_frozen_weights_are_not_multiplied():
-    """Each frozen linear map needs two products: one of the values, one of the tangents."""
-    model = Guided(Prompted(checkpointing=False), features=False)
-
-    def products(method):
-        with profile(activities=[ProfilerActivity.CPU]) as record:
-            guide_gradient(
-                model, draw_guides(CLASSES), STUDY[0], QUIZ[0], learning_rate=0.1, method=method
-            )
-        return sum(
-            event.count
-            for event in record.key_averages()
-            if event.key in ("aten::addmm", "aten::mm")
-        )
-
-    def nothing(evaluate, parameters, direction):
-        return evaluate(parameters, torch.zeros_like)
-
-    # 12 frozen linear maps count twice, and the trainable head counts three times.
-    plain = products(nothing) - products(
-        lambda evaluate, parameters, direction: torch.zeros(
-            len(STUDY[0][1]), CLASSES, dtype=torch.float64
-        )
-    )
-    assert products(forward_mode) - products(nothing) + plain <= 2 * plain + 1
-
-
 def test_the_tangent_pass_uses_the_shorter_rules_of_attention_and_frozen_norms():
     """Each of 3 attentions has 4 products (PyTorch: 6). Each of 9 norms has one backward kernel."""
     body = Prompted(checkpointing=False)

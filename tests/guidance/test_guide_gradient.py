@@ -99,32 +99,6 @@ def test_gradient_through_every_differentiable_step(update, features):
     )
 
 
-def test_gradient_through_a_step_of_torch_optim():
-    """The step is SGD with `differentiable=True`. The reference writes the same step by hand."""
-
-    def sgd(parameters, gradients, *, learning_rate):
-        moved = {name: value.clone() for name, value in parameters.items()}
-        optimizer = torch.optim.SGD(
-            moved.values(), lr=learning_rate, weight_decay=0.1, differentiable=True
-        )
-        for name, value in moved.items():
-            value.grad = gradients[name]
-        optimizer.step()
-        return moved
-
-    def by_hand(parameters, gradients):
-        return {
-            name: value - 0.1 * (gradients[name] + 0.1 * value)
-            for name, value in parameters.items()
-        }
-
-    model, guides = Guided(mlp(), features=False), draw_guides(CLASSES)
-    expected = fedl2g.double_backward(model, guides, STUDY, QUIZ, by_hand)
-    assert_near_in_norm(
-        guide_gradient(model, guides, STUDY, QUIZ, learning_rate=0.1, update=sgd).value, expected
-    )
-
-
 class Pooled(nn.Module):
     """Model whose features are pooled or projected to a common width."""
 
@@ -148,15 +122,6 @@ def test_gradient_of_pooled_and_projected_features(projected):
     )
 
 
-def test_a_single_batch_equals_a_sequence_of_one_batch():
-    model, guides = Guided(mlp(), features=False), draw_guides(CLASSES)
-    # DataLoaders yield lists.
-    single = guide_gradient(model, guides, STUDY[0], list(QUIZ[0]), learning_rate=0.1)
-    several = guide_gradient(model, guides, [STUDY[0]], [list(QUIZ[0])], learning_rate=0.1)
-    assert torch.equal(single.value, several.value)
-    assert single.weight.tolist() == several.weight.tolist() == [1.0, 1.0, 1.0, 0.0, 0.0]
-
-
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int32])
 def test_labels_of_every_integer_dtype_are_indices(dtype):
     model, guides, (images, labels) = Guided(mlp(), features=False), draw_guides(CLASSES), STUDY[0]
@@ -170,15 +135,6 @@ def test_labels_of_every_integer_dtype_are_indices(dtype):
     )
     assert torch.equal(actual.value, expected.value)
     assert torch.equal(actual.weight, expected.weight)
-
-
-def test_gradient_is_the_same_under_no_grad():
-    model, guides = Guided(mlp(), features=False), draw_guides(CLASSES)
-    expected = guide_gradient(model, guides, STUDY, QUIZ, learning_rate=0.1).value
-    with torch.no_grad():
-        assert torch.equal(
-            guide_gradient(model, guides, STUDY, QUIZ, learning_rate=0.1).value, expected
-        )
 
 
 def test_guides_that_require_gradients_receive_none():

@@ -6,8 +6,8 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
-from fedprompt import Weighted, guide_gradient
-from fedprompt.guidance import _validation, double_backward, forward_mode
+from fedprompt import guide_gradient
+from fedprompt.guidance import double_backward, forward_mode
 from guided import CLASSES, QUIZ, STUDY, WIDTH, Guided, assert_near_in_norm, draw_guides, mlp, vit
 from references import fedl2g
 from same import assert_identical
@@ -96,13 +96,3 @@ def test_an_update_gets_the_parameter_names_of_the_model():
     own = [name for name, _ in model.named_parameters()]
     assert names == [(own, own)]
     assert_identical(entry, guide_gradient(model, guides, STUDY, QUIZ, learning_rate=0.1))
-
-
-def test_guides_are_validated_once(monkeypatch):
-    """A spy counts the checks of rows, which is one for every check of guides."""
-    calls = []
-    check = _validation.check_rows
-    monkeypatch.setattr(_validation, "check_rows", lambda *args: calls.append(args) or check(*args))
-    guides = Weighted(draw_guides(CLASSES), torch.ones(CLASSES))
-    guide_gradient(Guided(mlp(), features=False), guides, STUDY, QUIZ, learning_rate=0.1)
-    assert len(calls) == 1

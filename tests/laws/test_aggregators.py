@@ -334,20 +334,6 @@ def test_half_precision_rows_with_float32_evidence(label, dtype, generator):
         law(AGGREGATORS[label], entries)
 
 
-@pytest.mark.parametrize("smoothing", [0.0, 0.25, 1.0, 20.5])
-@examples(6)
-@given(entries=rounds())
-def test_smoothing_is_one_more_entry_of_value_zero(smoothing, entries):
-    first = entries[0]
-    zeros = Sent.by(TARGET, torch.zeros_like(first.value), torch.full_like(first.weight, smoothing))
-    smoothed, expected = (
-        at_dimension(entries, smoothing=smoothing),
-        at_dimension([*entries, zeros], smoothing=0.0),
-    )
-    rows = known(smoothed.weight, smoothed.value)
-    assert_near(smoothed.value[rows], expected.value[rows])
-
-
 @examples(6)
 @given(entries=rounds())
 def test_the_teacher_of_every_dimension_is_its_own_weighted_mean(entries):

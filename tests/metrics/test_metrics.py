@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedprompt.metrics import (
-    ClientSpread,
     Summary,
     client_spread,
     global_accuracy,
@@ -56,20 +55,6 @@ def test_every_figure_by_hand() -> None:
     assert client_spread(ACCURACY) == pytest.approx((1.3 / 3, 0.5, 1.7 / 3), abs=1e-12)
 
 
-def test_a_single_row_is_one_global_model() -> None:
-    row = ACCURACY[:1]  # .9, .5, .1 on 10, 20, 50 samples: 24 of 80 are correct
-    assert local_accuracy(row) == pytest.approx(0.5, abs=1e-12)
-    assert worst_local_accuracy(row) == pytest.approx(0.1, abs=1e-12)
-    assert pooled_local_accuracy(row, SIZES) == pytest.approx(0.3, abs=1e-12)
-    assert global_accuracy(row, SIZES) == pytest.approx(0.3, abs=1e-12)
-
-
-def test_the_spread_on_one_full_test_set_is_that_of_the_clients() -> None:
-    spread = client_spread(torch.tensor([[0.25], [1.0], [0.5], [0.25]]))
-    assert isinstance(spread, ClientSpread)
-    assert spread == ClientSpread(lowest=0.25, average=0.5, highest=1.0)
-
-
 @settings(max_examples=50, deadline=None)
 @given(correct_counts())
 def test_global_accuracy_and_spread_are_fractions_of_all_samples(counts: Counts) -> None:
@@ -102,31 +87,10 @@ def test_local_accuracies_are_fractions_of_own_samples(counts: Counts) -> None:
     )
 
 
-@settings(max_examples=50, deadline=None)
-@given(correct_counts(clients=1))
-def test_for_one_global_model_global_and_pooled_agree(counts: Counts) -> None:
-    accuracy, num_examples = as_tensors(counts)
-    assert global_accuracy(accuracy, num_examples) == pytest.approx(
-        pooled_local_accuracy(accuracy, num_examples), abs=1e-12
-    )
-    assert global_accuracy(accuracy) == pytest.approx(local_accuracy(accuracy), abs=1e-12)
-
-
 def test_empty_test_sets_have_no_influence() -> None:
     sizes = torch.tensor([10, 0, 30])
     # (.9 * 10 + .8 * 30) / 40
     assert pooled_local_accuracy(ACCURACY, sizes) == pytest.approx(0.825, abs=1e-12)
-
-
-@pytest.mark.parametrize("value", [0.0, 1.0])
-def test_accuracies_of_0_and_1_are_exact(value: float) -> None:
-    accuracy = torch.full((3, 3), value)
-    assert (
-        global_accuracy(accuracy, SIZES)
-        == local_accuracy(accuracy)
-        == pooled_local_accuracy(accuracy, SIZES)
-        == value
-    )
 
 
 def test_sums_are_computed_in_float64() -> None:
@@ -134,16 +98,6 @@ def test_sums_are_computed_in_float64() -> None:
     accuracy = torch.full((1, 3000), 0.3, dtype=torch.float16)
     assert local_accuracy(accuracy) == pytest.approx(0.300048828125, abs=1e-12)
     assert global_accuracy(accuracy, torch.arange(3000)) == pytest.approx(0.300048828125, abs=1e-12)
-
-
-def test_results_are_plain_floats_without_a_graph() -> None:
-    accuracy = ACCURACY.clone().requires_grad_()
-    for figure in (
-        local_accuracy(accuracy),
-        global_accuracy(accuracy, SIZES.float()),
-        *client_spread(accuracy),
-    ):
-        assert type(figure) is float
 
 
 def test_the_summary_has_the_mean_of_the_last_rounds_and_the_best_round() -> None:

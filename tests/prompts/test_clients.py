@@ -1,23 +1,11 @@
 """Clients that share one trunk: batched streams, copies, states and training."""
 
-import copy
-import pickle
-
 import numpy as np
 import pytest
 import torch
 
 from errors import raises
-from fedprompt import (
-    DeepPrompts,
-    PadPrompts,
-    PromptStream,
-    ShallowPrompts,
-    batch_streams,
-    encode_prompted,
-    vit_trunk,
-)
-from models import Client, tiny_vit, train
+from fedprompt import DeepPrompts, PromptStream, ShallowPrompts, batch_streams, encode_prompted
 from tolerance import assert_near
 
 DIM, DEPTH = 12, 3
@@ -25,27 +13,6 @@ DIM, DEPTH = 12, 3
 
 def draw(generator, *shape):
     return torch.randn(*shape, generator=generator, dtype=torch.float64)
-
-
-def test_training_leaves_the_backbone_bitwise_identical_and_in_eval_mode(images, generator):
-    model = tiny_vit(
-        pos_drop_rate=0.5,
-        proj_drop_rate=0.5,
-        attn_drop_rate=0.5,
-        drop_path_rate=0.5,
-        patch_drop_rate=0.5,
-    ).train()
-    trunk = vit_trunk(model)
-    client, weights = Client(trunk, generator), copy.deepcopy(model.state_dict())
-    before = train(client, images, torch.tensor([0, 1, 3]))
-    assert client.training
-    assert not any(module.training for module in model.modules())
-    assert all(
-        parameter.grad is None and not parameter.requires_grad for parameter in model.parameters()
-    )
-    assert all(torch.equal(weights[name], value) for name, value in model.state_dict().items())
-    assert all((value != before[name]).any() for name, value in client.state_dict().items())
-    assert torch.equal(client(images), client(images))  # no dropout
 
 
 def test_batched_clients_have_the_losses_and_gradients_of_separate_runs(trunk, images, generator):
@@ -86,33 +53,6 @@ def test_batch_streams_gives_each_sample_its_owners_tokens(replace, dtype, gener
         assert torch.equal(
             tokens, torch.stack([clients[owner].layers[layer] for owner in (1, 0, 1)])
         )
-
-
-def test_a_deep_copy_of_a_client_shares_only_the_trunk(trunk, images, generator):
-    client = Client(trunk, generator)
-    twin = copy.deepcopy(client)
-    assert twin.trunk is trunk
-    expected = client(images)
-    assert torch.equal(twin(images), expected)
-    train(twin, images, torch.tensor([0, 1, 3]))
-    assert torch.equal(client(images), expected)
-    assert not torch.equal(twin(images), expected)
-
-
-def test_the_state_of_a_client_is_its_prompts_and_its_head(trunk, generator):
-    assert set(Client(trunk, generator).state_dict()) == {
-        "prompts.tokens",
-        "head.weight",
-        "head.bias",
-    }
-    assert set(PadPrompts(8).state_dict()) == {"columns", "rows"}
-
-
-def test_a_client_can_be_pickled(trunk, images, generator):
-    client = Client(trunk, generator)
-    twin = pickle.loads(pickle.dumps(client))
-    assert torch.equal(twin(images), client(images))
-    train(twin, images, torch.tensor([0, 1, 3]))  # the trunk is still frozen
 
 
 STREAM = PromptStream({0: torch.zeros(1, 2)})

@@ -5,9 +5,8 @@ from functools import partial
 
 import pytest
 import torch
-import torch.nn as nn
 
-from fedprompt import ContextPrompts, collect, prompted_text
+from fedprompt import ContextPrompts, prompted_text
 from fedprompt.interfaces import ClassNames, PromptedText
 
 START, PAD, STOP, END = -1.0, -2.0, -3.0, -4.0
@@ -79,14 +78,6 @@ def test_the_prefix_is_the_start_and_the_shared_context_before_the_name(position
     ).prefix.shape == (2, 1, 1)
 
 
-def test_the_position_of_the_end_does_not_depend_on_the_name_position():
-    ends = [
-        prompted_text(numbered(1, 5), class_names(), name_position=before).end
-        for before in (None, 5, 2, 0)
-    ]
-    assert ends == [(8, 10, 9)] * 4  # start, 5 of context, the words, a full stop, then the end
-
-
 @pytest.mark.parametrize("place", PLACES)
 def test_class_specific_contexts_with_equal_rows_are_a_generic_one(place):
     context = numbered(2, 5)
@@ -99,12 +90,6 @@ def test_class_specific_contexts_with_equal_rows_are_a_generic_one(place):
     generic = prompted_text(context, class_names(), name_position=PLACES[place](5))
     assert torch.equal(whole(tied), whole(generic))
     assert tied.end == generic.end
-
-
-@pytest.mark.parametrize("place", PLACES)
-def test_an_empty_context_gives_the_same_sentence_for_every_name_position(place):
-    text = prompted_text(torch.zeros(1, 0, 1), class_names(), name_position=PLACES[place](0))
-    assert torch.equal(whole(text), whole(prompted_text(torch.zeros(1, 0, 1), class_names())))
 
 
 @pytest.mark.parametrize("shape", [(2, 5), (2, 3, 5)])
@@ -120,11 +105,6 @@ def test_sentences_for_a_bidirectional_tower_have_full_length(place, shape):
     assert whole(text).shape == (2, 3, 16)
     assert torch.equal(whole(text)[..., : short.shape[-1]], short)
     assert (whole(text)[..., short.shape[-1] :] == PAD).all()
-
-
-def test_a_name_may_be_between_any_two_tokens():
-    text = prompted_text(numbered(1, 5), class_names(), name_position=4)
-    assert whole(text)[0, 0, :8].tolist() == [START, 100, 101, 102, 103, 10, 104, STOP]
 
 
 def test_gradients_reach_each_context_token_once_for_each_class():
@@ -173,15 +153,6 @@ def test_initial_values_have_the_distribution_of_coop(generator):
     assert not torch.equal(context[0], context[1])
 
 
-def test_initial_values_depend_on_the_generator_only():
-    draws = [
-        ContextPrompts(8, generator=torch.Generator().manual_seed(seed))() for seed in (0, 0, 1)
-    ]
-    assert draws[0].shape == (1, 16, 8)
-    assert torch.equal(draws[0], draws[1])
-    assert not torch.equal(draws[0], draws[2])
-
-
 @pytest.mark.parametrize(("num_classes", "shape"), [(None, (2, 3, 4)), (5, (2, 5, 3, 4))])
 def test_words_set_the_values_and_the_length(num_classes, shape):
     words = torch.randn(3, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -204,19 +175,6 @@ def test_a_context_can_be_used_with_other_class_names():
     target.load_state_dict(source.state_dict())
     few, many = class_names(words=WORDS[:1]), class_names(words=[*WORDS, [40.0]])
     assert torch.equal(prompted_text(target(), few).prefix, prompted_text(source(), many).prefix)
-
-
-def test_only_the_shared_context_is_collected():
-    """In FedOTP, the tower encodes both contexts, and the server gets one of them."""
-    client = nn.ModuleDict(
-        {"shared": ContextPrompts(1, length=5), "private": ContextPrompts(1, length=5)}
-    )
-    text = prompted_text(torch.cat([client["shared"](), client["private"]()]), class_names())
-    text.prefix.square().sum().backward()
-    assert client["private"].context.grad.abs().sum() > 0
-    upload = collect(client["shared"], weight=3)
-    assert list(upload) == ["context"]
-    assert torch.equal(upload["context"].value, client["shared"]())
 
 
 @pytest.mark.bad_input
@@ -274,12 +232,6 @@ ONE_MORE = "`per_sample=True` or `class_specific=True` adds one axis"
 def test_contexts_of_other_shapes_are_refused(context, claims, error, message):
     with pytest.raises(error, match=message):
         prompted_text(context, class_names(), **claims)
-
-
-@pytest.mark.bad_input
-def test_a_sentence_may_use_all_positions():
-    text = prompted_text(numbered(1, 10), class_names(causal=False))
-    assert (whole(text)[0, 1, -1], text.end[1]) == (END, 15)
 
 
 @pytest.mark.bad_input

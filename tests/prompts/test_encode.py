@@ -5,15 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedprompt import (
-    DeepPrompts,
-    LayeredPrompts,
-    PromptStream,
-    ShallowPrompts,
-    encode_prompted,
-    vit_trunk,
-)
-from models import draw_images, plain, tiny_vit
+from fedprompt import LayeredPrompts, PromptStream, ShallowPrompts, encode_prompted, vit_trunk
+from models import draw_images, tiny_vit
 from references.vpt import prompted_vit
 from tolerance import assert_near
 
@@ -180,39 +173,6 @@ def test_spans_are_in_the_order_of_streams_and_of_layers():
     ]
 
 
-@pytest.mark.parametrize("streams", [(), ({},), ({0: 0},), ({0: 0, 1: 0, 2: 0}, {1: 0})], ids=str)
-@pytest.mark.parametrize("replace", [False, True])
-def test_streams_without_tokens_leave_the_features_bitwise_identical(
-    streams, replace, model, trunk, images
-):
-    empty = [
-        PromptStream({layer: torch.zeros(n, DIM) for layer, n in layers.items()}, replace)
-        for layers in streams
-    ]
-    encoded = encode_prompted(trunk, images, *empty)
-    assert torch.equal(encoded.pooled, plain(model, images))
-    assert [tuple(tokens.shape) for tokens in encoded.streams] == [(BATCH, 0, DIM)] * len(streams)
-
-
-def test_modules_without_prompts_leave_the_features_bitwise_identical(model, trunk, images):
-    for prompts in (ShallowPrompts(0, DIM), DeepPrompts(0, DIM, DEPTH)):
-        assert torch.equal(encode_prompted(trunk, images, prompts()).pooled, plain(model, images))
-
-
-@pytest.mark.parametrize("spec", SHAPES.values(), ids=SHAPES)
-def test_features_do_not_depend_on_the_order_of_prompts_and_streams(spec, trunk, images, generator):
-    streams = make_streams(spec, generator)
-    turned = [
-        PromptStream({layer: tokens.flip(-2) for layer, tokens in layers.items()}, replace)
-        for layers, replace in streams
-    ]
-    pooled = encode_prompted(trunk, images, *streams).pooled
-    assert_near(encode_prompted(trunk, images, *turned[::-1]).pooled, pooled)
-    assert (
-        pooled - encode_prompted(trunk, images).pooled
-    ).abs().max() > 0.01  # prompts have an effect
-
-
 class Scribbler:
     """Trunk that adds noise to the prompts after every block except the last."""
 
@@ -273,11 +233,3 @@ def test_images_are_cast_to_the_backbone_and_features_have_the_stated_dtype(
     assert encoded.pooled.dtype == encoded.streams[0].dtype == expected
     assert torch.equal(encoded.pooled, cast.pooled)
     assert torch.equal(encoded.streams[0], cast.streams[0])
-
-
-def test_images_and_streams_are_not_mutated(trunk, images, generator):
-    stream = PromptStream({layer: draw(generator, 2, DIM) for layer in range(DEPTH)}, True)
-    tensors = [images, *stream.layers.values()]
-    before = [tensor.clone() for tensor in tensors]
-    encode_prompted(trunk, images, stream)
-    assert all(torch.equal(tensor, copied) for tensor, copied in zip(tensors, before, strict=True))

@@ -94,12 +94,6 @@ def test_second_derivatives_exist_on_the_cpu(keys):
     assert prompts.key.weight.grad.any()
 
 
-def test_keys_of_another_dtype_are_cast(keys):
-    prompts = made().float()
-    assert prompts(keys).dtype == torch.float32
-    assert_identical(prompts(keys.bfloat16()), prompts(keys.bfloat16().float()))
-
-
 def test_prompts_from_class_names_are_a_context():
     names = ClassNames(
         start=torch.zeros(1, 12),

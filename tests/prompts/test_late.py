@@ -8,14 +8,12 @@ import torch
 from errors import raises
 from fedprompt import (
     DeepPrompts,
-    GroupPrompts,
     LayeredPrompts,
     PromptStream,
     encode_from,
     encode_front,
     encode_prompted,
     precompute,
-    training_only,
     vit_trunk,
 )
 from fedprompt.interfaces import ResumableTrunk
@@ -68,13 +66,6 @@ def test_a_pass_from_cached_tokens_equals_the_pass_from_images(spec, start, trun
     assert_equal_encodings(late, expected)
 
 
-def test_depth_ends_a_late_pass_too(trunk, images, generator):
-    stream = PromptStream({1: draw(generator, 2, DIM)})
-    tokens = encode_front(trunk, images, start=1)
-    late = encode_from(trunk, tokens, stream, start=1, depth=2)
-    assert_equal_encodings(late, encode_prompted(trunk, images, stream, depth=2))
-
-
 def test_gradients_equal_those_of_the_pass_from_images(trunk, images, generator):
     prompts = LayeredPrompts(2, DIM, layers=(1, 2), generator=generator).double()
     weights = draw(generator, BATCH, DIM)
@@ -110,15 +101,6 @@ def test_a_late_pass_does_not_run_the_front(trunk, images):
     assert ran == ["embed", 0, 1, 2]
 
 
-def test_precomputed_tokens_serve_every_batch_of_every_round(trunk, generator):
-    images = draw_images(trunk.model, 7)
-    tokens = precompute(partial(encode_front, trunk, start=2), images, batch_size=3)
-    prompts = LayeredPrompts(2, DIM, layers=(2,), generator=generator).double()
-    for batch in (torch.tensor([4, 0, 6]), torch.tensor([5])):
-        late = encode_from(trunk, tokens[batch], prompts(), start=2).pooled
-        assert_near(late, encode_prompted(trunk, images[batch], prompts()).pooled)
-
-
 def test_tokens_may_be_kept_in_bfloat16(generator):
     model = tiny_vit().float()
     trunk, images = vit_trunk(model), draw_images(model, BATCH)
@@ -132,19 +114,6 @@ def test_tokens_may_be_kept_in_bfloat16(generator):
     # The only loss is that of the cached tokens.
     exact = encode_from(trunk, kept.float(), stream, start=2).pooled
     assert torch.equal(late, exact)
-
-
-def test_sgpts_second_block_goes_on_behind_its_frozen_shared_prompts(trunk, images, generator):
-    shared = LayeredPrompts(1, DIM, layers=(0, 1), generator=generator).double()
-    groups = GroupPrompts(4, 1, DIM, layers=(2,), generator=generator).double()
-    indices = torch.tensor([3, 0, 3])
-    model = torch.nn.ModuleDict({"shared": shared, "groups": groups})
-    with torch.no_grad():
-        tokens = encode_front(trunk, images, shared(), start=2)
-    with training_only(model, groups):
-        late = encode_from(trunk, tokens, shared(), groups(indices), start=2)
-        expected = encode_prompted(trunk, images, shared(), groups(indices))
-        assert_equal_encodings(late, expected)
 
 
 class Plain:

@@ -1,21 +1,13 @@
 """Border pixels: their places, normalization, gradients and counts."""
 
-import copy
-
 import numpy as np
 import pytest
-import timm
 import torch
-import torch.nn as nn
 
 from errors import raises
-from fedprompt import PadPrompts, freeze
-from models import num_trainable, perturbed, train
+from fedprompt import PadPrompts
+from models import num_trainable
 from tolerance import assert_near
-
-
-def draw(generator, *shape):
-    return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
 
 # FedHPL, Table 8, for a padding of 3.
@@ -26,24 +18,6 @@ def test_numbers_of_border_pixels_equal_table_8_of_fedhpl(size, columns, rows):
     pad = PadPrompts(size)
     assert (pad.columns.numel(), pad.rows.numel()) == (columns, rows)
     assert num_trainable(pad) == columns + rows
-
-
-@pytest.mark.parametrize(
-    ("name", "num_classes", "at_32", "at_224"),
-    [
-        ("resnet18", 10, 6_390, 13_302),  # head 10 * 513 = 5130; + 1260; + 8172
-        ("resnet34", 10, 6_390, 13_302),  # the same width, 512
-        ("resnet50", 10, 21_750, 28_662),  # head 10 * 2049 = 20,490
-        ("resnet18", 100, 52_560, 59_472),  # head 100 * 513 = 51,300
-        ("resnet50", 100, 206_160, 213_072),  # head 100 * 2049 = 204,900
-    ],
-)
-def test_a_resnet_client_trains_its_border_and_its_head(name, num_classes, at_32, at_224):
-    with torch.device("meta"):
-        network = freeze(timm.create_model(name, pretrained=False, num_classes=0))
-        head = nn.Linear(network.num_features, num_classes)
-        assert num_trainable(network, head, PadPrompts(32)) == at_32
-        assert num_trainable(network, head, PadPrompts(224)) == at_224
 
 
 def test_border_pixels_surround_the_image():
@@ -85,41 +59,6 @@ def test_the_gradient_of_a_border_pixel_is_summed_over_the_batch_and_divided_by_
     for pixels in (pad.rows, pad.columns):  # d sum / d pixel = batch / std: 3 / 0.5 and 3 / 0.25
         assert_near(pixels.grad, torch.tensor([6.0, 12.0])[:, None, None].expand_as(pixels))
     assert torch.equal(images.grad, torch.ones_like(images))
-
-
-def test_only_the_border_and_the_head_of_a_frozen_resnet_change(generator):
-    network = freeze(
-        perturbed(timm.create_model("test_resnet", pretrained=False, num_classes=0)).train()
-    )
-    weights = copy.deepcopy(network.state_dict())
-    assert any("running_mean" in name for name in weights)
-
-    class Convolutional(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.network = [network]  # a list hides it from the module tree, as a trunk is hidden
-            self.pad = PadPrompts((20, 24), generator=generator)
-            self.head = nn.Linear(network.num_features, 3)
-
-        def forward(self, images):
-            return self.head(self.network[0](self.pad(images)))
-
-    client = Convolutional().double()
-    before = train(client, draw(generator, 4, 3, 20, 24), torch.tensor([0, 1, 2, 1]))
-    assert all(
-        torch.equal(weights[name], value) for name, value in network.state_dict().items()
-    )  # running statistics too
-    assert all(parameter.grad is None for parameter in network.parameters())
-    assert all((value != before[name]).any() for name, value in client.state_dict().items())
-    assert client.pad(torch.zeros(1, 3, 20, 24)).shape == (1, 3, 26, 30)
-
-
-def test_border_pixels_are_cast_to_the_images(generator):
-    images = draw(generator, 2, 3, 8, 8).bfloat16()
-    pad = PadPrompts(8, generator=generator)
-    padded = pad(images)
-    assert padded.dtype == torch.bfloat16
-    assert_near(padded, pad(images.float()), dtype=torch.bfloat16)
 
 
 @pytest.mark.bad_input

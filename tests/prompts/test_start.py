@@ -13,13 +13,11 @@ from fedprompt import (
     LayeredPrompts,
     ShallowPrompts,
     Weighted,
-    encode_prompted,
     initialize_at,
     mean_patch_tokens,
-    vit_trunk,
     weighted_mean,
 )
-from models import draw_images, perturbed, tiny_vit
+from models import draw_images
 from tolerance import assert_near
 
 DIM, DEPTH, BATCH = 12, 3, 3
@@ -31,10 +29,6 @@ KINDS = {
     "groups": partial(GroupPrompts, 4, layers=(1, 2)),
 }
 every_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
-
-
-def stream_of(prompts, batch=BATCH):
-    return prompts(torch.arange(batch)) if isinstance(prompts, GroupPrompts) else prompts()
 
 
 def reference_means(model, images):
@@ -86,85 +80,8 @@ def test_tokens_are_the_mean_of_their_layer_plus_a_part_of_vpts_noise(kind, trun
     assert parameter.requires_grad
 
 
-def uniform_trunk():
-    """Make a ViT without class token and positions: patches of a gray image are all alike."""
-    model = tiny_vit(class_token=False, reg_tokens=0, global_pool="avg", pos_embed="none")
-    return vit_trunk(perturbed(model, seed=1))
-
-
-def moved(trunk, images, prompts):
-    """Return how far prompts move the pooled feature, relative to its norm."""
-    plain = encode_prompted(trunk, images).pooled
-    pooled = encode_prompted(trunk, images, stream_of(prompts.double(), len(images))).pooled
-    return ((pooled - plain).norm(dim=1) / plain.norm(dim=1)).max().item()
-
-
-@every_kind
-def test_where_all_patches_are_alike_the_feature_does_not_move(kind):
-    """Attention over copies of one token is that token, however many copies there are."""
-    trunk = uniform_trunk()
-    images = torch.tensor([0.3, -1.0, 0.7], dtype=torch.float64)[:, None, None, None]
-    images = images.expand(3, 3, 16, 16)[:1]
-    prompts = kind(5, trunk)
-    initialize_at(prompts, mean_patch_tokens(trunk, images), noise=0.0)
-    assert moved(trunk, images, prompts) < 1e-6  # float32 means
-
-
-def start_fresh(prompts, trunk, images):
-    pass
-
-
-def start_at_first_layer(prompts, trunk, images):
-    value, weight = mean_patch_tokens(trunk, images)
-    start_exactly(prompts, Weighted(value[:1].expand_as(value), weight))
-
-
-def start_at_class_token(prompts, trunk, images):
-    class_tokens = []
-
-    def keep(_, arguments):
-        class_tokens.append(arguments[0][:, 0])
-
-    hooks = [block.register_forward_pre_hook(keep) for block in trunk.model.blocks]
-    encode_prompted(trunk, images)
-    for hook in hooks:
-        hook.remove()
-    means = torch.stack([tokens.mean(0) for tokens in class_tokens]).float()
-    start_exactly(prompts, Weighted(means, torch.tensor(1.0)))
-
-
-def start_right(prompts, trunk, images):
-    start_exactly(prompts, mean_patch_tokens(trunk, images))
-
-
-def start_exactly(prompts, means):
-    initialize_at(prompts, means, noise=0.0)
-
-
 MOST = 0.2
 """Largest relative move of the pooled feature by one prompt next to 16 patches."""
-
-
-def moves(start, seeds=range(5)):
-    """Return the move of the pooled feature by one deep prompt, for several random networks."""
-    found = []
-    for seed in seeds:
-        sizes = {"img_size": 16, "patch_size": 4, "embed_dim": 48, "depth": 4, "num_heads": 3}
-        model = perturbed(tiny_vit(**sizes), seed=seed)
-        trunk, images = vit_trunk(model), draw_images(model, 4, seed=seed)
-        prompts = DeepPrompts(1, trunk, generator=torch.Generator().manual_seed(seed))
-        start(prompts, trunk, images)
-        found.append(moved(trunk, images, prompts))
-    return found
-
-
-def test_the_pooled_feature_moves_less_than_a_fifth():
-    assert max(moves(start_right)) < MOST
-
-
-@pytest.mark.parametrize("wrong", [start_fresh, start_at_first_layer, start_at_class_token])
-def test_wrong_starts_move_it_further(wrong):
-    assert max(moves(wrong)) > MOST
 
 
 # --- Errors

@@ -14,10 +14,9 @@ from fedprompt import (
     LayeredPrompts,
     PadPrompts,
     ShallowPrompts,
-    encode_prompted,
     vit_trunk,
 )
-from models import draw_images, num_trainable, tiny_vit
+from models import num_trainable, tiny_vit
 
 DIM, DEPTH = 12, 3
 
@@ -74,26 +73,6 @@ def test_groups_of_every_integer_dtype_are_indices(dtype, generator):
     assert torch.equal(
         groups(torch.tensor([1, 0], dtype=dtype)).layers[0], groups.tokens[[1, 0], 0]
     )
-
-
-def test_repr_shows_the_sizes():
-    assert repr(DeepPrompts(2, DIM, DEPTH)) == "DeepPrompts(2, 12, layers=(0, 1, 2), replace=True)"
-    assert (
-        repr(GroupPrompts(5, 2, DIM, layers=(2, 0)))
-        == "GroupPrompts(5, 2, 12, layers=(2, 0), replace=False)"
-    )
-    assert repr(PadPrompts((8, 10), padding=2)) == "PadPrompts((8, 10), padding=2, channels=3)"
-
-
-def test_deep_prompts_of_depth_one_equal_shallow_prompts(generator):
-    model = tiny_vit(depth=1)
-    trunk, images = vit_trunk(model), draw_images(model)
-    deep = DeepPrompts(3, DIM, 1, generator=generator)
-    shallow = ShallowPrompts(3, DIM)
-    shallow.load_state_dict(deep.state_dict())
-    one, other = (encode_prompted(trunk, images, prompts()) for prompts in (deep, shallow))
-    assert torch.equal(one.pooled, other.pooled)
-    assert torch.equal(one.streams[0], other.streams[0])
 
 
 @pytest.mark.parametrize(
@@ -156,10 +135,6 @@ def test_a_trunk_gives_width_depth_and_patch_size(kind):
     assert kind(2, trunk, patch_size=(4, 8)).patch_size == (4, 8)
 
 
-def test_deep_prompts_may_end_before_the_trunk():
-    assert DeepPrompts(2, vit_trunk(tiny_vit()), 2).layers == (0, 1)
-
-
 # FedHPL, Table 6: trainable parameters of a client / 1024, for 3 prompts. A head of C classes has
 # C * (d + 1) parameters.
 # The table contains the numbers of CIFAR-10 and the heads of both data sets. Sums for CIFAR-100:
@@ -204,17 +179,3 @@ def test_initial_values_follow_the_generator_and_leave_the_global_one_alone(make
     for name, value in first.items():
         assert torch.equal(value, same[name])
         assert (value != other[name]).any()
-
-
-@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
-def test_without_a_generator_initial_values_follow_the_global_one_and_its_device(make):
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(5)
-        first = make().state_dict()
-        torch.manual_seed(5)
-        same = make().state_dict()
-    assert all(torch.equal(value, same[name]) for name, value in first.items())
-    with torch.device("meta"):
-        assert {value.device.type for value in [*make().parameters(), *make().buffers()]} == {
-            "meta"
-        }

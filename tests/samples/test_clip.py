@@ -91,17 +91,6 @@ def test_short_texts_are_encoded_as_in_their_full_length(model):
     )
 
 
-def test_an_image_is_placed_where_its_corner_is():
-    image = images(1)
-    # The image keeps its size of 16, so its pixels are copied.
-    for side, left, top in ((16, 3, 9), (16, 0, 0), (16, 16, 16)):
-        placed = canvas.place(
-            image, torch.tensor([float(side)]), torch.tensor([[float(left), float(top)]])
-        )
-        expected = F.pad(image, (left, 32 - side - left, top, 32 - side - top))
-        torch.testing.assert_close(placed, expected, atol=1e-5, rtol=0)
-
-
 def test_an_image_of_half_its_size_is_a_mean_of_four_pixels():
     image = images(1)
     placed = canvas.place(image, torch.tensor([8.0]), torch.tensor([[10.0, 4.0]]))
@@ -169,14 +158,6 @@ def test_each_caption_fits_the_images_of_its_class_and_style():
             assert torch.equal(weights, torch.tensor(right).float() / sum(right))
 
 
-def test_pretraining_begins_easy_and_ends_hard():
-    assert build_clip.difficulty(0.0) == (32, 0)
-    # At 33 %, sizes are halfway to their final value and styles have reached it.
-    assert build_clip.difficulty(0.33) == pytest.approx((22, 1))
-    assert build_clip.difficulty(0.58) == pytest.approx((12, 1))
-    assert build_clip.difficulty(1.0) == (12, 1)
-
-
 @pytest.mark.slow
 def test_pretraining_learns_without_changing_the_global_random_state():
     before = torch.get_rng_state()
@@ -193,22 +174,3 @@ def test_pretraining_learns_without_changing_the_global_random_state():
     build_clip.pretrain(fresh, ink, labels, torch.Generator().manual_seed(0), steps=20)
     assert loss() < at_first - 0.3
     assert torch.equal(torch.get_rng_state(), before)
-
-
-@pytest.mark.slow
-def test_the_last_part_of_pretraining_moves_clutter_away_from_all_captions():
-    ink, labels = glyphs.render(4, np.random.default_rng(0))
-    fresh, captions = build_clip.new_clip(seed=0), build_clip.Captions()
-
-    def closeness():
-        with torch.no_grad():
-            return build_clip.batch_loss(
-                fresh, ink, labels, captions, torch.Generator().manual_seed(1), 1.0
-            )[1].item()
-
-    at_first = closeness()
-    assert at_first > 0.05
-    build_clip.pretrain(
-        fresh, ink, labels, torch.Generator().manual_seed(0), steps=20, background=True
-    )
-    assert closeness() < at_first / 2

@@ -18,7 +18,6 @@ from fedprompt.selection import (
     contingency_table,
     orthogonal_keys,
     revive_keys,
-    select_nearest,
     selection_health,
 )
 from references.sgpt import cosine
@@ -68,27 +67,6 @@ def test_the_figures_of_counts_against_scipy(counts):
     assert health.pop("entropy") == pytest.approx(entropy(counts), abs=1e-12)
     assert health.pop("effective_groups") == pytest.approx(math.exp(entropy(counts)), rel=1e-9)
     assert health == {}
-
-
-def test_the_figures_show_a_collapse():
-    """Four of twenty groups are in use, as in published reports of a collapse."""
-    health = selection_health(torch.tensor([30.0] * 4 + [0.0] * 16))
-    assert (health["dead_groups"], health["largest_share"]) == (16, 0.25)
-    assert health["effective_groups"] == pytest.approx(4)
-
-
-def test_the_figures_are_plain_floats_for_any_logger():
-    for counts in (
-        torch.tensor([3, 0]),
-        torch.tensor([[1.5, 2.0], [0.0, 0.0]], dtype=torch.float16),
-        torch.zeros(2, 2),
-    ):
-        health = selection_health(counts)
-        assert type(health) is dict
-        assert all(
-            type(name) is str and type(figure) is float and math.isfinite(figure)
-            for name, figure in health.items()
-        )
 
 
 def test_without_counts_all_groups_are_dead_and_other_figures_are_0():
@@ -196,31 +174,6 @@ def test_dead_keys_move_to_queries_far_from_all_keys(seed, groups, batch):
     )
     assert torch.equal(new[usage > 0], keys[usage > 0])
     assert torch.equal(keys, before)
-
-
-def test_revived_keys_are_selected_and_end_a_collapse(generator):
-    """Two keys have all six clusters. After reviving the other four, each cluster has a key."""
-    centers = orthogonal_keys(6, 32, generator=generator)
-    labels = torch.arange(6).repeat(10)
-    query = centers[labels] + 0.03 * torch.randn(60, 32, generator=generator)
-    away = orthogonal_keys(32, 32, generator=generator)
-    away = away - away @ centers.T @ centers  # orthogonal to all clusters
-    keys = torch.cat(
-        [
-            centers[:3].sum(0, keepdim=True),
-            centers[3:].sum(0, keepdim=True),
-            -centers.sum(0) + away[:4],
-        ]
-    )
-    before = select_nearest(query, keys).indices
-    counts = before.bincount(minlength=6)
-    assert selection_health(counts)["dead_groups"] == 4
-    after = select_nearest(query, revive_keys(query, keys, usage=counts)).indices
-    assert selection_health(after.bincount(minlength=6))["dead_groups"] == 0
-    assert (
-        selection_health(contingency_table(after, labels, num_groups=6, num_classes=6))["purity"]
-        == 1.0
-    )
 
 
 def test_revived_keys_keep_the_dtype_and_have_no_graph(generator):

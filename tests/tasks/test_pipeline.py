@@ -45,20 +45,6 @@ def test_crop_resize_and_flip_equal_torchvision(mode, source, size, generator):
             assert difference.mean() < mean
 
 
-def test_a_crop_never_sees_pixels_outside(generator):
-    images = torch.zeros(1, 1, 20, 20, dtype=torch.uint8)
-    images[:, :, 5:12, 6:16] = 200
-    box = resampling.Boxes(*(torch.tensor([number]) for number in (5, 6, 7, 10)))
-    assert resampling.resample(images, box, size=32).unique().tolist() == [200]
-
-
-def test_fine_stripes_become_gray():
-    images = torch.zeros(1, 1, 64, 64, dtype=torch.uint8)
-    images[..., ::2] = 255
-    small = resampling.resample(images, resampling.whole(images), size=8)
-    assert (small.int() - 128).abs().max() < 12
-
-
 def test_crops_have_the_law_of_torchvision(generator):
     boxes = resampling.random_boxes(4000, 40, 60, smallest=0.2, generator=generator)
     reference, crop = [], v2.RandomResizedCrop(8, scale=(0.2, 1.0))
@@ -82,31 +68,6 @@ def test_a_crop_that_never_fits_is_in_the_middle(shape, generator):
     boxes = resampling.random_boxes(3, *shape, smallest=0.99, generator=generator)
     expected = {(8, 200): [0, 94, 8, 11], (200, 8): [94, 0, 11, 8]}[shape]
     assert [[int(each[k]) for each in boxes] for k in range(3)] == [expected] * 3
-
-
-def test_same_seed_same_images():
-    images = noise(4, 32, 32)
-
-    def run(seed):
-        return augment(images, torch.Generator().manual_seed(seed), size=24)
-
-    assert torch.equal(run(3), run(3))
-    assert not torch.equal(run(3), run(4))
-    assert len({tuple(image.flatten().tolist()) for image in run(3)}) == 4
-
-
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_crops_do_not_depend_on_the_device(device):
-    images, prepare = noise(4, 32, 32), Preparation(24, **PREPARE)
-    there, here = (
-        augment(images, torch.Generator().manual_seed(3), size=40, device=place)
-        for place in (device, "cpu")
-    )
-    assert there.device.type == device
-    assert (there.cpu().int() - here.int()).abs().max() <= 1
-    inputs = prepare.to(device)(images)
-    assert inputs.device.type == device
-    torch.testing.assert_close(inputs.cpu(), prepare.to("cpu")(images), atol=0.02, rtol=0)
 
 
 def test_a_batch_draws_for_each_image_alone():
@@ -149,13 +110,6 @@ def test_preparation_equals_torchvision(mode, source, channels):
     torch.testing.assert_close(prepare(images), expected, atol=tolerance, rtol=0)
 
 
-def test_preparation_has_no_state():
-    prepare = Preparation(16)
-    assert prepare.state_dict() == {}
-    assert list(prepare.parameters()) == []
-    assert prepare.double().mean.dtype == torch.float64
-
-
 @pytest.fixture(scope="module")
 def trunk():
     with torch.random.fork_rng(devices=[]):
@@ -195,13 +149,6 @@ def test_prepared_trunk_is_a_trunk(trunk):
     assert fp.fingerprint(ours) == fp.fingerprint(trunk)
 
 
-def test_autocast_does_not_coarsen_pixels(generator):
-    images, prepare = noise(2, 40, 40), Preparation(32)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        inside = prepare(images)
-    assert torch.equal(inside, prepare(images))
-
-
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -216,11 +163,6 @@ def test_bad_arguments(call, message, generator):
         call(generator=generator)
 
 
-def test_bad_interpolation():
-    with pytest.raises(ValueError, match="`interpolation` must be one of bilinear, bicubic"):
-        Preparation(8, interpolation="nearest")
-
-
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
 @pytest.mark.parametrize("side", [4, 8, 11])
 def test_floating_point_images_are_prepared_as_stored_ones_up_to_rounding(interpolation, side):
@@ -228,11 +170,3 @@ def test_floating_point_images_are_prepared_as_stored_ones_up_to_rounding(interp
     prepare = Preparation(side, mean=(0.5, 0.4, 0.3), std=std, interpolation=interpolation)
     difference = (prepare(stored.float()) - prepare(stored)).abs().max()
     assert difference <= 0.501 / (255 * min(std))
-
-
-def test_floating_point_images_have_gradients():
-    prepare = Preparation(5, interpolation="bilinear").double()
-    images = (torch.rand(1, 3, 4, 4, dtype=torch.float64) * 255).requires_grad_()
-    # A bilinear filter has positive weights with the sum 1, so a mean over rows is one, too.
-    (gradient,) = torch.autograd.grad(prepare(images.float()).sum(), images)
-    assert gradient.sum().item() == pytest.approx(3 * 25 / (255 * 0.5), rel=1e-4)

@@ -12,7 +12,6 @@ import compare
 import fedprompt as fp
 from fabricated import fabricate, unchecked
 from fedprompt.methods import METHODS, Federation
-from other_device import other_device
 from tasks import TASKS, borders, figures, papers, reproduction, sets
 from tasks.borders import PixelTrunk
 from tasks.clusters import SUPERCLASSES, cluster_accuracy, purity
@@ -75,14 +74,6 @@ def test_a_setting_runs_from_files_to_its_figures(name, tmp_path):
         found = run(setting, data, row)
         assert all(0 <= found[column] <= 1 for column in row.figures)
         assert math.isfinite(found["bytes_up"])
-
-
-@pytest.mark.parametrize("name", DEVICE)
-def test_a_setting_runs_on_another_device(name, tmp_path):
-    setting, data = small(SETTINGS[name], tmp_path, 1)
-    with other_device() as device:
-        found = run(setting, data, setting.rows[0], str(device))
-    assert all(0 <= found[column] <= 1 for column in setting.rows[0].figures)
 
 
 def test_missing_files_end_the_program_with_one_line(tmp_path, capsys):
@@ -182,11 +173,6 @@ def test_many_images_are_encoded_in_parts_with_equal_gradients(trunk, shape, mon
     torch.testing.assert_close(*results)
 
 
-def test_larger_batches_than_a_part_are_refused():
-    with pytest.raises(ValueError, match=r"`batch_size` must be at most 128; got 129\."):
-        federation([pixel_trunk(4)], batch_size=129)
-
-
 def test_every_image_is_in_one_batch_of_each_epoch():
     made = federation([pixel_trunk(4)], (5, 31), epochs=2, batch_size=10)
     own = made.data(1, 0)
@@ -195,16 +181,6 @@ def test_every_image_is_in_one_batch_of_each_epoch():
     assert (own.steps, made.data(0, 0).steps) == (8, 2)
     for epoch in (batches[:4], batches[4:]):
         assert torch.equal(torch.cat(epoch).sort().values, own.labels.sort().values)
-
-
-@pytest.mark.parametrize(
-    ("size", "lengths"), [(31, [10] * 3), (30, [10] * 3), (7, [7]), (10, [10])]
-)
-def test_incomplete_batches_are_left_out_unless_they_are_the_only_one(size, lengths):
-    own = federation([pixel_trunk(4)], (3, size), epochs=2, batch_size=10, drop_last=True)
-    data = own.data(1, 0)
-    assert [len(labels) for _, labels in data.batches()] == lengths * 2
-    assert data.steps == 2 * len(lengths)
 
 
 def test_training_images_are_floating_point_on_request():

@@ -165,14 +165,6 @@ def test_photographs_are_split_by_runs(name, called, monkeypatch):
     assert (task.class_names[1], task.domain_names[2]) == ("bad", "c")
 
 
-def test_folder_with_domains(tmp_path):
-    fabricate("folder:mine", tmp_path, domains=("day", "night"))
-    task = sets.load("folder:mine", tmp_path, size=16)
-    assert task.domain_names == ("day", "night")
-    assert task.train.domains.bincount().tolist() == [6, 6]
-    assert seen(task.test.pixels)[1].tolist() == [7] * 3 + [8] * 3
-
-
 MISSING = {
     "cifar10": ("data_batch_3", "CIFAR10"),
     "cifar100": ("train", "CIFAR100"),
@@ -249,13 +241,6 @@ def test_images_are_decoded_once(tmp_path, monkeypatch):
     ]
 
 
-def test_changed_pixels_do_not_reach_the_file(tmp_path):
-    first = loaded("dtd", tmp_path)
-    before = first.train.pixels.clone()
-    first.train.pixels.zero_()
-    assert torch.equal(sets.load("dtd", tmp_path, size=16).train.pixels, before)
-
-
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
 def test_killed_decoding_leaves_no_file(error, tmp_path, monkeypatch):
     fabricate("dtd", tmp_path)
@@ -283,33 +268,6 @@ def test_half_file_of_another_process_is_not_read(tmp_path):
     assert other.read_bytes() == b"half"
 
 
-@pytest.mark.parametrize(("name", "lost"), [("domainnet", 5), ("food101", 2), ("dtd-coop", 6)])
-def test_missing_image_of_a_list(name, lost, tmp_path):
-    fabricate(name, tmp_path)
-    path = sorted(tmp_path.rglob("*.jpg"))[-lost]
-    path.unlink()
-    with pytest.raises(FileNotFoundError, match=path.name):
-        sets.load(name, tmp_path, size=16)
-    whole = [file.name for file in tmp_path.rglob("*.images")]
-    assert not any("train" in file and "train" in str(path) for file in whole)
-
-
-def test_half_file_is_refused(tmp_path):
-    loaded("dtd", tmp_path)
-    path = tmp_path / "dtd" / "dtd-test-16px-5.images"
-    path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(ValueError, match=r"dtd-test-16px-5\.images must have .* bytes"):
-        sets.load("dtd", tmp_path, size=16)
-
-
-@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_workers_decode_in_the_order_of_the_data_set(tmp_path, monkeypatch):
-    monkeypatch.setattr(readers, "MANY", 10)
-    monkeypatch.setattr("os.cpu_count", lambda: 2)
-    task = loaded("food101", tmp_path, train=20)
-    assert seen(task.train.pixels)[0].tolist() == task.train.labels.tolist()
-
-
 def test_images_are_cut_in_the_middle():
     from PIL import Image
 
@@ -317,17 +275,6 @@ def test_images_are_cut_in_the_middle():
     pixels = readers.squared(image, size=10)
     assert pixels.shape == (3, 10, 10)
     assert pixels[:, 0].tolist() == [list(range(15, 25))] * 3
-
-
-@pytest.mark.parametrize("size", [0, -1])
-def test_bad_size(size):
-    with pytest.raises(ValueError, match="`size` must be at least 1"):
-        sets.load("digits", size=size)
-
-
-def test_unknown_name():
-    with pytest.raises(ValueError, match=r"`name` must be one of digits, .*; got 'cifar11'"):
-        sets.load("cifar11")
 
 
 def test_classes_of_train_and_test_must_agree(tmp_path):

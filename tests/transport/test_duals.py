@@ -1,7 +1,5 @@
 """Plans from duals equal the plans of the solvers."""
 
-import importlib
-
 import pytest
 import torch
 
@@ -45,15 +43,6 @@ def test_the_formula_is_that_of_the_slow_reference():
     torch.testing.assert_close(
         plan_from_duals(duals, cost, a, b, epsilon=0.2), plan, rtol=0, atol=1e-10
     )
-
-
-def test_chunks_give_the_same_plans(monkeypatch):
-    cost, a, b = problem((4, 9, 3), 0.8)
-    coupling = newton(cost, a, b)
-    whole = plan_from_duals(coupling.duals, cost, a, b)
-    monkeypatch.setitem(importlib.import_module("fedprompt.transport._problem").CHUNK, "cpu", 30)
-    assert torch.equal(plan_from_duals(coupling.duals, cost, a, b), whole)
-    assert torch.equal(newton(cost, a, b).duals, coupling.duals)
 
 
 def test_solvers_without_duals_return_none():
