@@ -5,22 +5,7 @@ from functools import partial
 import pytest
 import torch
 
-from fedprompt import (
-    DeepPrompts,
-    GroupPrompts,
-    LayeredPrompts,
-    PadPrompts,
-    PromptStream,
-    SelectionKeys,
-    ShallowPrompts,
-    Weighted,
-    batch_streams,
-    distillation_loss,
-    encode_prompted,
-    guided_loss,
-    key_loss,
-    vit_trunk,
-)
+import fedprompt as fp
 from fedprompt.selection import select_balanced, select_nearest
 from fedprompt.transport import sinkhorn
 from models import build, draw_images, row_named, tiny_vit
@@ -59,11 +44,14 @@ def assert_compiles(function, *inputs, learning, backend="aot_eager"):
 @pytest.mark.parametrize("family", ROWS)
 def test_encode_prompted_with_two_streams(family, backend):
     model = build(row_named(ROWS[family]))
-    trunk, images = vit_trunk(model), draw_images(model)
+    trunk, images = fp.vit_trunk(model), draw_images(model)
 
     def encode(images, deep, shared, groups):
-        streams = PromptStream(dict(enumerate(deep)), True), PromptStream({0: shared, 1: groups})
-        pooled, outputs, _ = encode_prompted(trunk, images, *streams)
+        streams = (
+            fp.PromptStream(dict(enumerate(deep)), True),
+            fp.PromptStream({0: shared, 1: groups}),
+        )
+        pooled, outputs, _ = fp.encode_prompted(trunk, images, *streams)
         return pooled, *outputs
 
     learning = [
@@ -75,11 +63,11 @@ def test_encode_prompted_with_two_streams(family, backend):
 
 def test_encode_prompted_with_a_mask_and_fewer_blocks():
     model = tiny_vit()
-    trunk, images = vit_trunk(model, attention_mask=draw(6, 6)), draw_images(model)
-    prompts = ShallowPrompts(2, trunk.dim, generator=torch.Generator().manual_seed(0)).double()
+    trunk, images = fp.vit_trunk(model, attention_mask=draw(6, 6)), draw_images(model)
+    prompts = fp.ShallowPrompts(2, trunk.dim, generator=torch.Generator().manual_seed(0)).double()
 
     def encode(images):
-        return (encode_prompted(trunk, images, prompts(), depth=2).pooled,)
+        return (fp.encode_prompted(trunk, images, prompts(), depth=2).pooled,)
 
     assert_compiles(encode, images, learning=[prompts.tokens])
 
@@ -88,20 +76,20 @@ def test_encode_prompted_with_a_mask_and_fewer_blocks():
 def test_deep_prompts_through_inductor():
     """Use float32, because inductor of torch 2.11 fails on float64 attention."""
     model = tiny_vit(depth=2).float()
-    trunk, images = vit_trunk(model), draw_images(model).float()
-    prompts = DeepPrompts(2, trunk.dim, trunk.depth, generator=torch.Generator().manual_seed(0))
+    trunk, images = fp.vit_trunk(model), draw_images(model).float()
+    prompts = fp.DeepPrompts(2, trunk.dim, trunk.depth, generator=torch.Generator().manual_seed(0))
 
     def encode(images):
-        return (encode_prompted(trunk, images, prompts()).pooled,)
+        return (fp.encode_prompted(trunk, images, prompts()).pooled,)
 
     assert_compiles(encode, images, learning=[prompts.tokens], backend="inductor")
 
 
 def test_several_clients_in_one_batch():
     model = tiny_vit()
-    trunk, images = vit_trunk(model), draw_images(model, 4)
+    trunk, images = fp.vit_trunk(model), draw_images(model, 4)
     clients = [
-        DeepPrompts(
+        fp.DeepPrompts(
             2, trunk.dim, trunk.depth, generator=torch.Generator().manual_seed(seed)
         ).double()
         for seed in (2, 3)
@@ -109,8 +97,8 @@ def test_several_clients_in_one_batch():
 
     def encode(images, owner):
         return (
-            encode_prompted(
-                trunk, images, batch_streams([client() for client in clients], owner)
+            fp.encode_prompted(
+                trunk, images, fp.batch_streams([client() for client in clients], owner)
             ).pooled,
         )
 
@@ -120,7 +108,7 @@ def test_several_clients_in_one_batch():
 
 
 def test_pad_prompts():
-    pad = PadPrompts((8, 10), generator=torch.Generator().manual_seed(0)).double()
+    pad = fp.PadPrompts((8, 10), generator=torch.Generator().manual_seed(0)).double()
     assert_compiles(
         lambda images: (pad(images),), draw(2, 3, 8, 10), learning=[pad.rows, pad.columns]
     )
@@ -128,23 +116,23 @@ def test_pad_prompts():
 
 def test_distillation_loss():
     labels = torch.tensor([0, 2, 1, 2, 0])
-    teacher = Weighted(draw(3, 3, seed=3), torch.tensor([2.0, 0.0, 1.0]))
+    teacher = fp.Weighted(draw(3, 3, seed=3), torch.tensor([2.0, 0.0, 1.0]))
     logits = draw(5, 3).requires_grad_()
     assert_compiles(
-        lambda logits: (distillation_loss(logits, labels, teacher),), logits, learning=[logits]
+        lambda logits: (fp.distillation_loss(logits, labels, teacher),), logits, learning=[logits]
     )
 
 
 def test_a_guided_step_of_prompts():
     model = tiny_vit()
-    trunk, images, guides = vit_trunk(model), draw_images(model, 3), draw(12, 12, seed=3)
-    prompts = DeepPrompts(
+    trunk, images, guides = fp.vit_trunk(model), draw_images(model, 3), draw(12, 12, seed=3)
+    prompts = fp.DeepPrompts(
         2, trunk.dim, trunk.depth, generator=torch.Generator().manual_seed(0)
     ).double()
 
     def step(images, labels):
-        logits = encode_prompted(trunk, images, prompts()).pooled
-        return (guided_loss(logits, logits, labels, guides, guide_weight=0.7),)
+        logits = fp.encode_prompted(trunk, images, prompts()).pooled
+        return (fp.guided_loss(logits, logits, labels, guides, guide_weight=0.7),)
 
     assert_compiles(step, images, torch.tensor([2, 0, 2]), learning=[prompts.tokens])
 
@@ -157,11 +145,11 @@ def test_a_guided_step_of_prompts():
 def test_a_step_of_the_second_block_of_sgpt(selector):
     """Selection with counts, group prompts and the key loss are one graph."""
     model = tiny_vit()
-    trunk, images, query = vit_trunk(model), draw_images(model, 6), draw(6, 12)
+    trunk, images, query = fp.vit_trunk(model), draw_images(model, 6), draw(6, 12)
     generator = torch.Generator().manual_seed(0)
-    shared = LayeredPrompts(1, trunk.dim, layers=(0,), generator=generator).double()
-    groups = GroupPrompts(4, 1, trunk.dim, layers=(1, 2), generator=generator).double()
-    selector = SelectionKeys(4, trunk.dim, selector=selector, generator=generator).double()
+    shared = fp.LayeredPrompts(1, trunk.dim, layers=(0,), generator=generator).double()
+    groups = fp.GroupPrompts(4, 1, trunk.dim, layers=(1, 2), generator=generator).double()
+    selector = fp.SelectionKeys(4, trunk.dim, selector=selector, generator=generator).double()
 
     def block(images, query):
         selector.start_round(torch.tensor([90.0, 0.0, 5.0, 30.0]))
@@ -169,9 +157,9 @@ def test_a_step_of_the_second_block_of_sgpt(selector):
 
     def step(images, query):
         indices = selector(query).indices
-        encoded = encode_prompted(trunk, images, shared(), groups(indices))
+        encoded = fp.encode_prompted(trunk, images, shared(), groups(indices))
         readout = torch.cat([encoded.pooled[:, None], encoded.streams[1]], 1).mean(1)
-        return readout, key_loss(query, selector.keys, indices), selector.counts.double()
+        return readout, fp.key_loss(query, selector.keys, indices), selector.counts.double()
 
     assert_compiles(block, images, query, learning=[groups.tokens, selector.keys, shared.tokens])
     assert selector.counts.sum() == 6

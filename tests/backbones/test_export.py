@@ -7,19 +7,8 @@ import torch.nn as nn
 from timm.models.eva import Eva
 from torch.export import Dim, export
 
+import fedprompt as fp
 from clips import NAMES, TOKENIZER, make_clip
-from fedprompt import (
-    DeepPrompts,
-    GroupPrompts,
-    LayeredPrompts,
-    PadPrompts,
-    TextTower,
-    cosine_logits,
-    encode_prompted,
-    image_tokens,
-    prompted_text,
-    vit_trunk,
-)
 from fedprompt.selection import select_nearest
 from models import tiny_vit
 from tolerance import assert_near
@@ -30,13 +19,13 @@ class Deep(nn.Module):
 
     def __init__(self, model):
         super().__init__()
-        self.trunk = vit_trunk(model)
+        self.trunk = fp.vit_trunk(model)
         self.backbone = model
-        self.prompts = DeepPrompts(2, self.trunk.dim, self.trunk.depth)
+        self.prompts = fp.DeepPrompts(2, self.trunk.dim, self.trunk.depth)
         self.head = nn.Linear(self.trunk.dim, 5)
 
     def forward(self, images):
-        return self.head(encode_prompted(self.trunk, images, self.prompts()).pooled)
+        return self.head(fp.encode_prompted(self.trunk, images, self.prompts()).pooled)
 
 
 class Grouped(Deep):
@@ -44,14 +33,14 @@ class Grouped(Deep):
 
     def __init__(self, model):
         super().__init__(model)
-        self.shared = LayeredPrompts(2, self.trunk.dim, layers=(0, 1))
-        self.groups = GroupPrompts(4, 1, self.trunk.dim, layers=(1, 2))
+        self.shared = fp.LayeredPrompts(2, self.trunk.dim, layers=(0, 1))
+        self.groups = fp.GroupPrompts(4, 1, self.trunk.dim, layers=(1, 2))
         self.keys = nn.Parameter(torch.randn(4, self.trunk.dim))
 
     def forward(self, images):
-        query = encode_prompted(self.trunk, images).pooled
+        query = fp.encode_prompted(self.trunk, images).pooled
         chosen = select_nearest(query, self.keys).indices
-        encoded = encode_prompted(self.trunk, images, self.shared(), self.groups(chosen))
+        encoded = fp.encode_prompted(self.trunk, images, self.shared(), self.groups(chosen))
         return self.head(torch.cat([encoded.pooled[:, None], encoded.streams[1]], 1).mean(1))
 
 
@@ -60,7 +49,7 @@ class Padded(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.pad = PadPrompts(16, padding=2)
+        self.pad = fp.PadPrompts(16, padding=2)
         self.cnn = nn.Sequential(
             nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 5)
         )
@@ -75,13 +64,13 @@ class Worded(nn.Module):
     def __init__(self):
         super().__init__()
         self.clip = make_clip().float()
-        self.tower = TextTower(self.clip, TOKENIZER)
+        self.tower = fp.TextTower(self.clip, TOKENIZER)
         self.names = self.tower.class_names(NAMES)
         self.context = nn.Parameter(torch.randn(1, 4, self.tower.dim))
 
     def forward(self, images):
-        text = self.tower(prompted_text(self.context, self.names))[0]
-        return cosine_logits(image_tokens(self.clip, images)[0], text, scale=10.0)
+        text = self.tower(fp.prompted_text(self.context, self.names))[0]
+        return fp.cosine_logits(fp.image_tokens(self.clip, images)[0], text, scale=10.0)
 
 
 def tiny_eva():

@@ -8,15 +8,8 @@ import timm
 import torch
 import torch.nn as nn
 
+import fedprompt as fp
 from clips import TOKENIZER, make_clip
-from fedprompt import (
-    DeepPrompts,
-    LayeredPrompts,
-    TextTower,
-    encode_prompted,
-    fingerprint,
-    vit_trunk,
-)
 from models import tiny_vit
 
 NAMES = ["cat", "dog", "yurt"]
@@ -30,26 +23,26 @@ def differing(first, second):
 def test_equal_backbones_and_copies_have_equal_fingerprints():
     model = tiny_vit()
     assert (
-        fingerprint(vit_trunk(model))
-        == fingerprint(vit_trunk(tiny_vit()))
-        == fingerprint(vit_trunk(copy.deepcopy(model)))
+        fp.fingerprint(fp.vit_trunk(model))
+        == fp.fingerprint(fp.vit_trunk(tiny_vit()))
+        == fp.fingerprint(fp.vit_trunk(copy.deepcopy(model)))
     )
-    assert fingerprint(vit_trunk(model))["dtype"] == "float64"
+    assert fp.fingerprint(fp.vit_trunk(model))["dtype"] == "float64"
 
 
 def test_the_last_bit_of_a_weight_or_buffer_changes_the_fingerprint():
-    expected = fingerprint(vit_trunk(tiny_vit()))
+    expected = fp.fingerprint(fp.vit_trunk(tiny_vit()))
     for name in ("blocks.2.mlp.fc2.bias", "cls_token", "norm.weight"):
         model = tiny_vit()
         with torch.no_grad():
             number = model.get_parameter(name).view(-1)[-1:]
             number.copy_(torch.nextafter(number, torch.full_like(number, torch.inf)))
-        assert differing(fingerprint(vit_trunk(model)), expected) == {"weights"}, name
+        assert differing(fp.fingerprint(fp.vit_trunk(model)), expected) == {"weights"}, name
     model = tiny_vit()
     model.register_buffer("mean", torch.zeros(3))
-    with_zeros = fingerprint(vit_trunk(model))
+    with_zeros = fp.fingerprint(fp.vit_trunk(model))
     model.mean += 1
-    assert differing(fingerprint(vit_trunk(model)), with_zeros) == {"weights"}
+    assert differing(fp.fingerprint(fp.vit_trunk(model)), with_zeros) == {"weights"}
 
 
 def test_names_and_shapes_of_weights_change_the_fingerprint():
@@ -58,40 +51,42 @@ def test_names_and_shapes_of_weights_change_the_fingerprint():
     for shape, name in (((2, 3), "a"), ((3, 2), "a"), ((2, 3), "b")):
         model = nn.Module()
         model.register_parameter(name, nn.Parameter(torch.arange(6.0).reshape(shape)))
-        trunk = vit_trunk(tiny_vit())
+        trunk = fp.vit_trunk(tiny_vit())
         trunk.model = model
-        trunks.append(fingerprint(trunk)["weights"])
+        trunks.append(fp.fingerprint(trunk)["weights"])
     assert len(set(trunks)) == 3
 
 
 def test_the_fingerprint_depends_on_dtypes_and_not_on_the_order_of_registration():
     trunks = []
     for names, dtype in (("ab", torch.float16), ("ba", torch.float16), ("ab", torch.bfloat16)):
-        trunk = vit_trunk(tiny_vit())
+        trunk = fp.vit_trunk(tiny_vit())
         trunk.model = nn.Module()
         for name in names:
             trunk.model.register_buffer(name, torch.zeros(2, dtype=dtype))
             trunk.model.register_module(f"{name}_norm", nn.LayerNorm(2))
-        trunks.append(fingerprint(trunk))
+        trunks.append(fp.fingerprint(trunk))
     assert trunks[0] == trunks[1]
     assert differing(trunks[0], trunks[2]) == {"weights"}
 
 
 def test_the_activation_is_part_of_the_fingerprint():
     assert differing(
-        fingerprint(vit_trunk(tiny_vit(act_layer=nn.ReLU))), fingerprint(vit_trunk(tiny_vit()))
+        fp.fingerprint(fp.vit_trunk(tiny_vit(act_layer=nn.ReLU))),
+        fp.fingerprint(fp.vit_trunk(tiny_vit())),
     ) == {"activation"}
     tanh = tiny_vit(act_layer=lambda: nn.GELU(approximate="tanh"))
-    assert differing(fingerprint(vit_trunk(tanh)), fingerprint(vit_trunk(tiny_vit()))) == {
-        "activation"
-    }
-    timms = fingerprint(vit_trunk(tiny_vit(act_layer=timm.layers.GELUTanh)))
-    assert (timms["activation"], differing(timms, fingerprint(vit_trunk(tiny_vit())))) == (
+    assert differing(
+        fp.fingerprint(fp.vit_trunk(tanh)), fp.fingerprint(fp.vit_trunk(tiny_vit()))
+    ) == {"activation"}
+    timms = fp.fingerprint(fp.vit_trunk(tiny_vit(act_layer=timm.layers.GELUTanh)))
+    assert (timms["activation"], differing(timms, fp.fingerprint(fp.vit_trunk(tiny_vit())))) == (
         "GELUTanh()",
         {"activation"},
     )
     quick, plain = (
-        fingerprint(TextTower(make_clip(quick_gelu=quick), TOKENIZER)) for quick in (True, False)
+        fp.fingerprint(fp.TextTower(make_clip(quick_gelu=quick), TOKENIZER))
+        for quick in (True, False)
     )
     assert differing(quick, plain) == {"activation"}
     assert quick["activation"] == "QuickGELU()"
@@ -114,35 +109,35 @@ def test_settings_that_change_features_change_the_fingerprint(other):
     )
     changed = tiny_vit(**other)
     changed.load_state_dict(model.state_dict())
-    trunks = vit_trunk(model), vit_trunk(changed)
-    first, second = (encode_prompted(trunk, images).pooled for trunk in trunks)
+    trunks = fp.vit_trunk(model), fp.vit_trunk(changed)
+    first, second = (fp.encode_prompted(trunk, images).pooled for trunk in trunks)
     assert (first - second).abs().max() > 1e-3
-    assert differing(*map(fingerprint, trunks)) == {"settings"}
+    assert differing(*map(fp.fingerprint, trunks)) == {"settings"}
 
 
 def test_settings_of_training_and_of_the_machine_do_not_change_the_fingerprint():
     model = tiny_vit()
-    expected = fingerprint(vit_trunk(model))
+    expected = fp.fingerprint(fp.vit_trunk(model))
     for other in (
         {"drop_rate": 0.1, "drop_path_rate": 0.1, "attn_drop_rate": 0.1},
         {"weight_init": "skip"},
     ):
         again = tiny_vit(**other)
         again.load_state_dict(model.state_dict())
-        assert fingerprint(vit_trunk(again)) == expected, other
-    trunk = vit_trunk(tiny_vit())
+        assert fp.fingerprint(fp.vit_trunk(again)) == expected, other
+    trunk = fp.vit_trunk(tiny_vit())
     trunk.model.train()
     trunk.model.name_or_path = "/home/me/vit"
     trunk.model._calls = 3
     trunk.model.blocks[1].attn.dropout = 0.1
     trunk.model.blocks[0].attn.fused_attn = not trunk.model.blocks[0].attn.fused_attn
     trunk.model.blocks[0].attn.scale *= 1 + 2**-52
-    assert fingerprint(trunk) == expected
+    assert fp.fingerprint(trunk) == expected
 
 
 @pytest.mark.parametrize("value", [0.5, 7, "7", (7, 8), (0.5, "a"), ()])
 def test_plain_settings_of_all_modules_are_part_of_the_fingerprint(value):
-    prints = [fingerprint(vit_trunk(tiny_vit()))]
+    prints = [fp.fingerprint(fp.vit_trunk(tiny_vit()))]
     for name, key, own in (
         ("", "grid", value),
         ("blocks.1", "grid", value),
@@ -150,51 +145,53 @@ def test_plain_settings_of_all_modules_are_part_of_the_fingerprint(value):
         ("", "grid", 8),
         ("blocks.0", "grid", value),
     ):
-        trunk = vit_trunk(tiny_vit())
+        trunk = fp.vit_trunk(tiny_vit())
         setattr(trunk.model.get_submodule(name), key, own)
-        prints.append(fingerprint(trunk))
+        prints.append(fp.fingerprint(trunk))
     assert len({parts["settings"] for parts in prints}) == 6
     assert all(differing(prints[0], parts) == {"settings"} for parts in prints[1:])
 
 
 def test_the_dtype_is_part_of_the_fingerprint():
     assert differing(
-        fingerprint(vit_trunk(tiny_vit().float())), fingerprint(vit_trunk(tiny_vit()))
+        fp.fingerprint(fp.vit_trunk(tiny_vit().float())), fp.fingerprint(fp.vit_trunk(tiny_vit()))
     ) == {"dtype", "weights"}
 
 
 def test_the_classifier_is_not_part_of_the_fingerprint():
     with_head, without = tiny_vit(num_classes=7), tiny_vit()
     with_head.load_state_dict(without.state_dict(), strict=False)
-    assert fingerprint(vit_trunk(with_head)) == fingerprint(vit_trunk(without))
+    assert fp.fingerprint(fp.vit_trunk(with_head)) == fp.fingerprint(fp.vit_trunk(without))
 
 
 def test_the_fingerprint_of_a_text_tower_covers_the_whole_model():
     model, other = make_clip(), make_clip()
     with torch.no_grad():
         other.visual.proj += 1
-    assert differing(*(fingerprint(TextTower(one, TOKENIZER)) for one in (model, other))) == {
+    assert differing(*(fp.fingerprint(fp.TextTower(one, TOKENIZER)) for one in (model, other))) == {
         "weights"
     }
 
 
 def test_streams_and_their_layers_are_part_of_the_fingerprint():
-    trunk = vit_trunk(tiny_vit())
+    trunk = fp.vit_trunk(tiny_vit())
     plans = [
         (),
-        (DeepPrompts(2, 12, 3)(),),
-        (DeepPrompts(3, 12, 3)(),),
-        (LayeredPrompts(2, 12, layers=(0, 1, 2))(),),
-        (LayeredPrompts(2, 12, layers=(0, 2))(),),
-        (LayeredPrompts(2, 12, layers=(0,))(), LayeredPrompts(2, 12, layers=(2,))()),
-        (LayeredPrompts(2, 12, layers=(2,))(), LayeredPrompts(2, 12, layers=(0,))()),
+        (fp.DeepPrompts(2, 12, 3)(),),
+        (fp.DeepPrompts(3, 12, 3)(),),
+        (fp.LayeredPrompts(2, 12, layers=(0, 1, 2))(),),
+        (fp.LayeredPrompts(2, 12, layers=(0, 2))(),),
+        (fp.LayeredPrompts(2, 12, layers=(0,))(), fp.LayeredPrompts(2, 12, layers=(2,))()),
+        (fp.LayeredPrompts(2, 12, layers=(2,))(), fp.LayeredPrompts(2, 12, layers=(0,))()),
     ]
-    assert len({fingerprint(trunk, *plan).get("prompts") for plan in plans}) == len(plans)
-    assert fingerprint(trunk, *plans[-1])["prompts"] == "2 at layers 2, kept; 2 at layers 0, kept"
+    assert len({fp.fingerprint(trunk, *plan).get("prompts") for plan in plans}) == len(plans)
+    assert (
+        fp.fingerprint(trunk, *plans[-1])["prompts"] == "2 at layers 2, kept; 2 at layers 0, kept"
+    )
 
 
 def test_names_order_and_number_of_classes_are_part_of_the_fingerprint():
-    trunk = vit_trunk(tiny_vit())
+    trunk = fp.vit_trunk(tiny_vit())
     sets = [
         ["cat", "dog"],
         ["dog", "cat"],
@@ -204,18 +201,20 @@ def test_names_order_and_number_of_classes_are_part_of_the_fingerprint():
         ["cat, dog"],
         ['cat", "dog'],
     ]
-    assert len({fingerprint(trunk, class_names=names)["classes"] for names in sets}) == len(sets)
-    assert "classes" not in fingerprint(trunk)
+    assert len({fp.fingerprint(trunk, class_names=names)["classes"] for names in sets}) == len(sets)
+    assert "classes" not in fp.fingerprint(trunk)
 
 
 def test_the_name_position_is_part_of_the_fingerprint_of_a_text_tower():
-    tower = TextTower(make_clip(), TOKENIZER)
-    assert differing(fingerprint(tower), fingerprint(tower, name_position=0)) == {"name_position"}
-    assert differing(fingerprint(tower, name_position=2), fingerprint(tower, name_position=0)) == {
+    tower = fp.TextTower(make_clip(), TOKENIZER)
+    assert differing(fp.fingerprint(tower), fp.fingerprint(tower, name_position=0)) == {
         "name_position"
     }
-    assert fingerprint(tower)["name_position"] == "after the context"
-    assert "name_position" not in fingerprint(vit_trunk(tiny_vit()))
+    assert differing(
+        fp.fingerprint(tower, name_position=2), fp.fingerprint(tower, name_position=0)
+    ) == {"name_position"}
+    assert fp.fingerprint(tower)["name_position"] == "after the context"
+    assert "name_position" not in fp.fingerprint(fp.vit_trunk(tiny_vit()))
 
 
 @pytest.mark.bad_input
@@ -224,12 +223,12 @@ def test_the_name_position_is_part_of_the_fingerprint_of_a_text_tower():
     [
         ((tiny_vit(),), {}, TypeError, "`backbone` must be a trunk or a text tower that keeps"),
         ((None,), {}, TypeError, r"`backbone` must be a trunk or a text tower.*; got None"),
-        ((vit_trunk(tiny_vit()), DeepPrompts(2, 12, 3)), {}, TypeError, r"`streams\[0\]` must"),
-        ((vit_trunk(tiny_vit()),), {"class_names": "cat"}, TypeError, "`class_names` must be a"),
-        ((vit_trunk(tiny_vit()),), {"class_names": [1]}, TypeError, r"`class_names\[0\]` must"),
-        ((vit_trunk(tiny_vit()),), {"name_position": "end"}, TypeError, "`name_position` must"),
+        ((fp.vit_trunk(tiny_vit()), fp.DeepPrompts(2, 12, 3)), {}, TypeError, r"`streams\[0\]`"),
+        ((fp.vit_trunk(tiny_vit()),), {"class_names": "cat"}, TypeError, "`class_names` must be a"),
+        ((fp.vit_trunk(tiny_vit()),), {"class_names": [1]}, TypeError, r"`class_names\[0\]` must"),
+        ((fp.vit_trunk(tiny_vit()),), {"name_position": "end"}, TypeError, "`name_position` must"),
     ],
 )
 def test_bad_arguments_are_refused_by_name(arguments, options, error, reason):
     with pytest.raises(error, match=reason):
-        fingerprint(*arguments, **options)
+        fp.fingerprint(*arguments, **options)

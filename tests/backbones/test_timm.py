@@ -13,17 +13,9 @@ from timm.models.vision_transformer import VisionTransformer
 from torch.func import functional_call, grad, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+import fedprompt as fp
 import models
 import two_processes
-from fedprompt import (
-    DeepPrompts,
-    PromptStream,
-    encode_from,
-    encode_front,
-    encode_prompted,
-    freeze,
-    vit_trunk,
-)
 from fedprompt.check import trunk as check_trunk
 from models import (
     ACCEPTED,
@@ -65,7 +57,7 @@ def deep_layers(trunk, prompts=2):
 @pytest.fixture(scope="module", params=ACCEPTED, ids=lambda row: row.name)
 def accepted(request):
     model = build(request.param)
-    return model, vit_trunk(model), draw_images(model)
+    return model, fp.vit_trunk(model), draw_images(model)
 
 
 def test_without_prompts_a_trunk_is_bitwise_identical_to_its_model(accepted):
@@ -75,7 +67,7 @@ def test_without_prompts_a_trunk_is_bitwise_identical_to_its_model(accepted):
         model.embed_dim,
         len(model.blocks),
     )
-    assert torch.equal(encode_prompted(trunk, images).pooled, plain(model, images))
+    assert torch.equal(fp.encode_prompted(trunk, images).pooled, plain(model, images))
 
 
 def test_a_trunk_states_the_width_of_its_features_and_the_size_of_its_patches(accepted):
@@ -94,11 +86,11 @@ def test_prompts_change_the_output_as_in_the_models_own_forward_pass(replace, ac
     # padding rotary tables.
     model, trunk, images = accepted
     layers = deep_layers(trunk)
-    pooled = encode_prompted(trunk, images, PromptStream(layers, replace)).pooled
+    pooled = fp.encode_prompted(trunk, images, fp.PromptStream(layers, replace)).pooled
     assert_near(pooled, hooked(model, images, layers, replace=replace)[0])
     assert (pooled - plain(model, images)).abs().max() > 1e-3
     assert torch.equal(
-        encode_prompted(trunk, images).pooled, plain(model, images)
+        fp.encode_prompted(trunk, images).pooled, plain(model, images)
     )  # the model is unchanged
 
 
@@ -110,10 +102,10 @@ def test_a_trunk_passes_every_line_of_the_check(accepted):
 
 def test_late_prompts_equal_the_pass_from_images_bitwise(accepted):
     _, trunk, images = accepted
-    stream = PromptStream({2: draw(2, trunk.dim)})
-    tokens = encode_front(trunk, images, start=2)
-    late = encode_from(trunk, tokens, stream, start=2, image_size=tuple(images.shape[2:]))
-    expected = encode_prompted(trunk, images, stream)
+    stream = fp.PromptStream({2: draw(2, trunk.dim)})
+    tokens = fp.encode_front(trunk, images, start=2)
+    late = fp.encode_from(trunk, tokens, stream, start=2, image_size=tuple(images.shape[2:]))
+    expected = fp.encode_prompted(trunk, images, stream)
     assert torch.equal(late.pooled, expected.pooled)
     assert torch.equal(*(encoded.streams[0] for encoded in (late, expected)))
 
@@ -126,9 +118,11 @@ def test_a_trunk_takes_an_empty_batch(accepted):
 def test_the_order_of_prompts_does_not_matter_and_all_have_gradients(accepted):
     _, trunk, images = accepted
     tokens = draw(trunk.depth, 3, trunk.dim).requires_grad_()
-    pooled = encode_prompted(trunk, images, PromptStream(dict(enumerate(tokens)), True)).pooled
-    turned = encode_prompted(
-        trunk, images, PromptStream(dict(enumerate(tokens.flip(1))), True)
+    pooled = fp.encode_prompted(
+        trunk, images, fp.PromptStream(dict(enumerate(tokens)), True)
+    ).pooled
+    turned = fp.encode_prompted(
+        trunk, images, fp.PromptStream(dict(enumerate(tokens.flip(1))), True)
     ).pooled
     assert_near(turned, pooled)
     (gradient,) = torch.autograd.grad((draw(*pooled.shape, seed=3) * pooled).sum(), tokens)
@@ -138,7 +132,7 @@ def test_the_order_of_prompts_does_not_matter_and_all_have_gradients(accepted):
 def test_the_tokens_of_a_stream_pass_through_the_last_norm_of_the_model(accepted):
     model, trunk, images = accepted
     layers = deep_layers(trunk)
-    (actual,) = encode_prompted(trunk, images, PromptStream(layers)).streams
+    (actual,) = fp.encode_prompted(trunk, images, fp.PromptStream(layers)).streams
     last_norm = model.norm if isinstance(model.fc_norm, nn.Identity) else model.fc_norm
     assert_near(actual, last_norm(hooked(model, images, layers)[1]))
 
@@ -160,7 +154,7 @@ def test_other_architectures_are_refused_with_the_reason(row):
     with pytest.raises(
         TypeError, match=rf"^{SUPPORTED} \(.*{row.refusal}.*\); got \w+\.$"
     ) as error:
-        vit_trunk(build(row))
+        fp.vit_trunk(build(row))
     # Models that no trunk can support are sent to PadPrompts, the others to a trunk.
     padded = row.refusal in ("PadPrompts", models.WINDOWS)
     assert ("PadPrompts" in str(error.value)) == padded
@@ -174,7 +168,7 @@ def test_a_subclass_with_another_forward_pass_is_refused(family):
             return super().forward_features(images).flip(1)
 
     with pytest.raises(TypeError, match=r"its forward pass is not known here.*; got Altered\."):
-        vit_trunk(Altered(img_size=16, patch_size=8, embed_dim=12, depth=1, num_heads=2))
+        fp.vit_trunk(Altered(img_size=16, patch_size=8, embed_dim=12, depth=1, num_heads=2))
 
 
 @pytest.mark.bad_input
@@ -189,7 +183,7 @@ def test_a_subclass_with_another_forward_pass_is_refused(family):
 )
 def test_other_things_are_refused(model, got):
     with pytest.raises(TypeError, match=rf"^{SUPPORTED} {got}"):
-        vit_trunk(model)
+        fp.vit_trunk(model)
 
 
 def test_a_model_of_get_peft_model_is_refused_with_the_call_that_works():
@@ -197,9 +191,9 @@ def test_a_model_of_get_peft_model_is_refused_with_the_call_that_works():
 
     model = get_peft_model(tiny_vit(), LoraConfig(target_modules=["qkv"]))
     with pytest.raises(TypeError, match=r"pass model\.get_base_model\(\) and .* as `trainable="):
-        vit_trunk(model)
+        fp.vit_trunk(model)
     adapters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    trunk = vit_trunk(model.get_base_model(), trainable=adapters)
+    trunk = fp.vit_trunk(model.get_base_model(), trainable=adapters)
     assert len(list(trunk.trainable.parameters())) == len(adapters) > 0
 
 
@@ -217,7 +211,7 @@ def with_adapter():
 
 
 def half_locked():
-    model = freeze(tiny_vit())
+    model = fp.freeze(tiny_vit())
     model.blocks[2].requires_grad_(True)
     return model
 
@@ -236,9 +230,9 @@ def test_a_model_with_adapters_is_refused_and_not_changed(make, names):
     with pytest.raises(
         ValueError, match=rf"`model` must have no adapters.*; got a model that trains {names}\."
     ):
-        vit_trunk(model)
+        fp.vit_trunk(model)
     assert {name: parameter.requires_grad for name, parameter in model.named_parameters()} == before
-    assert encode_prompted(vit_trunk(freeze(model)), draw_images(model)).pooled.shape == (
+    assert fp.encode_prompted(fp.vit_trunk(fp.freeze(model)), draw_images(model)).pooled.shape == (
         2,
         12,
     )  # an explicit freeze is accepted
@@ -250,22 +244,22 @@ def test_a_model_with_adapters_is_refused_and_not_changed(make, names):
 @pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "eva02_tiny_patch14_224"])
 def test_a_trunk_that_was_unfrozen_or_put_into_training_is_refused(name):
     model = build(row_named(name)).train()
-    trunk, images = vit_trunk(model), draw_images(model)
-    encode_prompted(trunk, images)
+    trunk, images = fp.vit_trunk(model), draw_images(model)
+    fp.encode_prompted(trunk, images)
 
     model.blocks[1].norm1.weight.requires_grad_(True)
     with pytest.raises(
         ValueError,
         match=r"`trunk` must stay frozen.*; got a model with parameters that require gradients",
     ):
-        encode_prompted(trunk, images)
-    freeze(model).blocks[1].train()
+        fp.encode_prompted(trunk, images)
+    fp.freeze(model).blocks[1].train()
     with pytest.raises(
         ValueError, match=r"`trunk` must stay in eval mode.*; got a model in train mode"
     ):
-        encode_prompted(trunk, images)
-    freeze(model)
-    encode_prompted(trunk, images)
+        fp.encode_prompted(trunk, images)
+    fp.freeze(model)
+    fp.encode_prompted(trunk, images)
 
 
 # --- Image sizes
@@ -275,35 +269,35 @@ def test_a_trunk_that_was_unfrozen_or_put_into_training_is_refused(name):
 @pytest.mark.parametrize("size", [(48, 80), (96, 32)])
 def test_dynamic_image_sizes(name, size):
     model = build(row_named(name))
-    trunk, images = vit_trunk(model), draw(2, 3, *size)
+    trunk, images = fp.vit_trunk(model), draw(2, 3, *size)
     layers = deep_layers(trunk)
-    assert torch.equal(encode_prompted(trunk, images).pooled, plain(model, images))
+    assert torch.equal(fp.encode_prompted(trunk, images).pooled, plain(model, images))
     assert_near(
-        encode_prompted(trunk, images, PromptStream(layers, True)).pooled,
+        fp.encode_prompted(trunk, images, fp.PromptStream(layers, True)).pooled,
         hooked(model, images, layers, replace=True)[0],
     )
 
 
 def test_rotary_positions_of_dynamic_images_need_their_size():
-    trunk = vit_trunk(build(row_named("vit_small_patch16_dinov3")))
-    tokens = encode_front(trunk, draw(2, 3, 48, 80), start=1)
+    trunk = fp.vit_trunk(build(row_named("vit_small_patch16_dinov3")))
+    tokens = fp.encode_front(trunk, draw(2, 3, 48, 80), start=1)
     message = "`image_size` must be given, because positions depend on height and width; got None."
     with pytest.raises(ValueError, match=re.escape(message)):
-        encode_from(trunk, tokens, start=1)
+        fp.encode_from(trunk, tokens, start=1)
     message = "`tokens` must have 21 tokens without prompts, for 4 x 4 patches; got 20."
     with pytest.raises(ValueError, match=re.escape(message)):
-        encode_from(trunk, tokens, start=1, image_size=64)
-    turned = encode_from(trunk, tokens, start=1, image_size=(80, 48)).pooled
-    right = encode_from(trunk, tokens, start=1, image_size=(48, 80)).pooled
+        fp.encode_from(trunk, tokens, start=1, image_size=64)
+    turned = fp.encode_from(trunk, tokens, start=1, image_size=(80, 48)).pooled
+    right = fp.encode_from(trunk, tokens, start=1, image_size=(48, 80)).pooled
     assert (turned - right).abs().max() > 1e-6  # so the size cannot be guessed from the tokens
 
 
 def test_a_model_of_fixed_size_refuses_the_size_of_other_images():
-    trunk = vit_trunk(build(row_named("eva02_tiny_patch14_224")))
-    tokens = encode_front(trunk, draw(2, 3, 56, 56), start=1)
+    trunk = fp.vit_trunk(build(row_named("eva02_tiny_patch14_224")))
+    tokens = fp.encode_front(trunk, draw(2, 3, 56, 56), start=1)
     message = "`tokens` must have 26 tokens without prompts, for 5 x 5 patches; got 17."
     with pytest.raises(ValueError, match=re.escape(message)):
-        encode_from(trunk, tokens, start=1, image_size=70)
+        fp.encode_from(trunk, tokens, start=1, image_size=70)
 
 
 # --- Attention masks
@@ -319,20 +313,20 @@ def random_mask(size):
 def test_a_mask_applies_to_the_tokens_of_the_model_and_not_to_prompts():
     model = tiny_vit()
     mask = random_mask(6)
-    trunk, images = vit_trunk(model, attention_mask=mask), draw(2, 3, 16, 16)
+    trunk, images = fp.vit_trunk(model, attention_mask=mask), draw(2, 3, 16, 16)
     streams = [
-        PromptStream({0: draw(2, 12), 2: draw(1, 12, seed=3)}),
-        PromptStream({1: draw(2, 1, 12, seed=4)}, True),
+        fp.PromptStream({0: draw(2, 12), 2: draw(1, 12, seed=3)}),
+        fp.PromptStream({1: draw(2, 1, 12, seed=4)}, True),
     ]
     for given in ([], streams):
-        encoded = encode_prompted(trunk, images, *given)
+        encoded = fp.encode_prompted(trunk, images, *given)
         pooled, outputs = prompted_vit(model, images, given, mask=mask)
         for actual, expected in zip(
             (encoded.pooled, *encoded.streams), (pooled, *outputs), strict=True
         ):
             assert_near(actual, expected)
     assert (
-        encoded.pooled - encode_prompted(vit_trunk(model), images, *streams).pooled
+        encoded.pooled - fp.encode_prompted(fp.vit_trunk(model), images, *streams).pooled
     ).abs().max() > 0.01
 
 
@@ -341,10 +335,10 @@ def test_a_mask_is_padded_in_every_family(name):
     model = build(row_named(name))
     size = model.num_prefix_tokens + model.patch_embed.num_patches
     mask = random_mask(size)
-    trunk, images = vit_trunk(model, attention_mask=mask), draw_images(model)
+    trunk, images = fp.vit_trunk(model, attention_mask=mask), draw_images(model)
     layers = deep_layers(trunk)
     assert torch.equal(
-        encode_prompted(trunk, images).pooled,
+        fp.encode_prompted(trunk, images).pooled,
         model.forward_head(model.forward_features(images, attn_mask=mask)),
     )
 
@@ -358,7 +352,7 @@ def test_a_mask_is_padded_in_every_family(name):
         mask[trunk.prefix :, : trunk.prefix],
         mask[trunk.prefix :, trunk.prefix :],
     )
-    pooled = encode_prompted(trunk, images, PromptStream(layers, True)).pooled
+    pooled = fp.encode_prompted(trunk, images, fp.PromptStream(layers, True)).pooled
     assert_near(pooled, hooked(model, images, layers, replace=True, mask=padded)[0])
 
 
@@ -366,19 +360,19 @@ def test_a_mask_is_padded_in_every_family(name):
 def test_a_mask_applies_to_late_blocks_too(name):
     model = build(row_named(name))
     mask = random_mask(model.num_prefix_tokens + model.patch_embed.num_patches)
-    trunk, images = vit_trunk(model, attention_mask=mask), draw_images(model)
-    stream = PromptStream({1: draw(2, trunk.dim)})
-    tokens, size = encode_front(trunk, images, start=1), tuple(images.shape[2:])
-    late = encode_from(trunk, tokens, stream, start=1, image_size=size)
-    assert torch.equal(late.pooled, encode_prompted(trunk, images, stream).pooled)
+    trunk, images = fp.vit_trunk(model, attention_mask=mask), draw_images(model)
+    stream = fp.PromptStream({1: draw(2, trunk.dim)})
+    tokens, size = fp.encode_front(trunk, images, start=1), tuple(images.shape[2:])
+    late = fp.encode_from(trunk, tokens, stream, start=1, image_size=size)
+    assert torch.equal(late.pooled, fp.encode_prompted(trunk, images, stream).pooled)
 
 
 def test_a_mask_follows_the_dtype_of_the_tokens():
     model = build(row_named("vit_tiny_patch16_224")).float()
     mask = random_mask(17)
-    images, stream = draw_images(model), PromptStream({0: draw(2, model.embed_dim)})
+    images, stream = draw_images(model), fp.PromptStream({0: draw(2, model.embed_dim)})
     one, other = (
-        encode_prompted(vit_trunk(model, attention_mask=given), images, stream).pooled
+        fp.encode_prompted(fp.vit_trunk(model, attention_mask=given), images, stream).pooled
         for given in (mask, mask.float())
     )
     assert torch.equal(one, other)
@@ -405,7 +399,7 @@ NOT_A_MASK = "`attention_mask` must be a floating-point tensor of shape (seq, se
 )
 def test_a_bad_mask_is_refused(mask, error, message):
     with pytest.raises(error, match=re.escape(message)):
-        vit_trunk(build(row_named("vit_tiny_patch16_224")), attention_mask=mask)
+        fp.vit_trunk(build(row_named("vit_tiny_patch16_224")), attention_mask=mask)
 
 
 @pytest.mark.parametrize(
@@ -413,12 +407,14 @@ def test_a_bad_mask_is_refused(mask, error, message):
 )  # broadcasts; lacks the class token; includes a prompt
 def test_a_mask_of_another_size_is_refused_in_the_forward_pass(size):
     model = build(row_named("vit_tiny_patch16_224"))
-    trunk = vit_trunk(model, attention_mask=torch.zeros(size, size))
+    trunk = fp.vit_trunk(model, attention_mask=torch.zeros(size, size))
     message = (
         f"`attention_mask` must have shape (seq, seq) for the 17 tokens; got ({size}, {size})."
     )
     with pytest.raises(ValueError, match=re.escape(message)):
-        encode_prompted(trunk, draw_images(model), PromptStream({0: draw(1, model.embed_dim)}))
+        fp.encode_prompted(
+            trunk, draw_images(model), fp.PromptStream({0: draw(1, model.embed_dim)})
+        )
 
 
 # --- Gradient checkpointing
@@ -437,19 +433,19 @@ def counted(blocks):
 @FAMILIES
 def test_checkpointing_runs_blocks_twice_with_the_same_gradients(name):
     model = build(row_named(name))
-    trunk, images = vit_trunk(model), draw_images(model)
+    trunk, images = fp.vit_trunk(model), draw_images(model)
     tokens = draw(trunk.depth, 2, trunk.dim).requires_grad_()
     results = []
     for checkpointing in (False, True):
         model.set_grad_checkpointing(checkpointing)
         with counted(model.blocks) as runs:
-            pooled = encode_prompted(
-                trunk, images, PromptStream(dict(enumerate(tokens)), True)
+            pooled = fp.encode_prompted(
+                trunk, images, fp.PromptStream(dict(enumerate(tokens)), True)
             ).pooled
             results.append((pooled, *torch.autograd.grad(pooled.square().sum(), tokens)))
         assert len(runs) == trunk.depth * (1 + checkpointing)
         with counted(model.blocks) as runs:
-            encode_prompted(trunk, images)  # without gradients, no block runs twice
+            fp.encode_prompted(trunk, images)  # without gradients, no block runs twice
         assert len(runs) == trunk.depth
     for plainly, checkpointed in zip(*results, strict=True):
         assert torch.equal(plainly, checkpointed)
@@ -462,10 +458,10 @@ def test_checkpointing_runs_blocks_twice_with_the_same_gradients(name):
 @pytest.mark.parametrize("mode", ["bfloat16", "autocast"])
 def test_half_precision_equals_that_of_the_model(mode, name):
     model = build(row_named(name)).to(torch.bfloat16 if mode == "bfloat16" else torch.float32)
-    trunk, images = vit_trunk(model), draw_images(model)
-    prompts = DeepPrompts(2, trunk.dim, trunk.depth, generator=torch.Generator().manual_seed(0))
+    trunk, images = fp.vit_trunk(model), draw_images(model)
+    prompts = fp.DeepPrompts(2, trunk.dim, trunk.depth, generator=torch.Generator().manual_seed(0))
     with torch.autocast("cpu", torch.bfloat16, enabled=mode == "autocast"):
-        pooled = encode_prompted(trunk, images, prompts()).pooled
+        pooled = fp.encode_prompted(trunk, images, prompts()).pooled
         expected, _ = hooked(
             model,
             images,
@@ -477,8 +473,8 @@ def test_half_precision_equals_that_of_the_model(mode, name):
     pooled.sum().backward()
     assert prompts.tokens.grad.dtype == torch.float32
 
-    exact = encode_prompted(
-        vit_trunk(copy.deepcopy(model).double()), images.double(), prompts()
+    exact = fp.encode_prompted(
+        fp.vit_trunk(copy.deepcopy(model).double()), images.double(), prompts()
     ).pooled
     assert_near(pooled, exact, dtype=torch.bfloat16)
 
@@ -489,7 +485,7 @@ def test_half_precision_equals_that_of_the_model(mode, name):
 @FAMILIES
 def test_functional_call_and_vmap_of_grad_equal_a_loop_over_clients(name):
     model = build(row_named(name))
-    trunk, num_clients = vit_trunk(model), 3
+    trunk, num_clients = fp.vit_trunk(model), 3
     clients = [Client(trunk, torch.Generator().manual_seed(seed)) for seed in range(num_clients)]
     images = torch.stack([draw_images(model, seed=seed) for seed in range(num_clients)])
     blank = Client(trunk, torch.Generator().manual_seed(9))

@@ -7,20 +7,8 @@ import pytest
 import torch
 import torch.nn as nn
 
+import fedprompt as fp
 from errors import raises
-from fedprompt import (
-    DeepPrompts,
-    LayeredPrompts,
-    collect,
-    encode_from,
-    encode_front,
-    encode_prompted,
-    fingerprint,
-    load_values,
-    snapshot,
-    vit_trunk,
-    weighted_mean,
-)
 from fedprompt.interfaces import TrainableTrunk
 from fedprompt.privacy import per_sample
 from models import draw_images, perturbed, plain, tiny_vit
@@ -53,7 +41,7 @@ def biases(model):
 
 def make(part):
     model = with_lora() if part is left_trainable else tiny_vit()
-    return model, vit_trunk(model, trainable=part(model))
+    return model, fp.vit_trunk(model, trainable=part(model))
 
 
 every_part = pytest.mark.parametrize("part", [left_trainable, norms, biases])
@@ -67,7 +55,7 @@ class Client(nn.Module):
         generator = torch.Generator().manual_seed(seed)
         self.trunk = trunk
         self.inside = trunk.trainable
-        self.prompts = DeepPrompts(2, trunk, generator=generator)
+        self.prompts = fp.DeepPrompts(2, trunk, generator=generator)
         self.head = nn.Linear(trunk.num_features, 4)
         for parameter in self.head.parameters():
             nn.init.normal_(parameter, generator=generator)
@@ -75,7 +63,7 @@ class Client(nn.Module):
         self.head.double()
 
     def forward(self, images):
-        return self.head(encode_prompted(self.trunk, images, self.prompts()).pooled)
+        return self.head(fp.encode_prompted(self.trunk, images, self.prompts()).pooled)
 
 
 def step(client, images, labels, parameters=None):
@@ -94,7 +82,7 @@ def test_exactly_the_chosen_parameters_are_trained_under_their_names(part):
     assert held.keys() == chosen
     assert len(chosen) == {left_trainable: 6, norms: 6, biases: 3}[part]
     assert all(parameter is model.get_parameter(name) for name, parameter in held.items())
-    encode_prompted(trunk, draw_images(model))  # the check of frozen parameters allows them
+    fp.encode_prompted(trunk, draw_images(model))  # the check of frozen parameters allows them
 
 
 @every_part
@@ -102,7 +90,7 @@ def test_gradients_equal_those_of_the_models_own_forward_pass(part):
     model, trunk = make(part)
     images = draw_images(model)
     parameters = list(trunk.trainable.parameters())
-    ours = torch.autograd.grad(encode_prompted(trunk, images).pooled.square().sum(), parameters)
+    ours = torch.autograd.grad(fp.encode_prompted(trunk, images).pooled.square().sum(), parameters)
     own = torch.autograd.grad(plain(model, images).square().sum(), parameters)
     for actual, expected in zip(ours, own, strict=True):
         assert_near(actual, expected)
@@ -112,7 +100,7 @@ def test_gradients_equal_those_of_the_models_own_forward_pass(part):
 def test_clients_that_take_turns_equal_clients_with_models_of_their_own(generator):
     """The reference has a deep copy of the model for each client, and a mean by hand."""
     model = with_lora()
-    trunk = vit_trunk(model, trainable=left_trainable(model))
+    trunk = fp.vit_trunk(model, trainable=left_trainable(model))
     client = Client(trunk)
     data = {
         seed: (draw_images(model, 4, seed=seed), torch.tensor([0, 1, 2, 3])) for seed in range(2)
@@ -123,14 +111,14 @@ def test_clients_that_take_turns_equal_clients_with_models_of_their_own(generato
         separate[seed] = pickle.loads(pickle.dumps(client))
         assert separate[seed].trunk.model is not model
 
-    values = snapshot(client)
+    values = fp.snapshot(client)
     for _ in range(2):
         payloads = []
         for seed, batch in data.items():
-            load_values(client, values)
+            fp.load_values(client, values)
             step(client, *batch)
-            payloads.append(collect(client, weight=weights[seed]))
-        values = {name: entry.value for name, entry in weighted_mean(payloads).items()}
+            payloads.append(fp.collect(client, weight=weights[seed]))
+        values = {name: entry.value for name, entry in fp.weighted_mean(payloads).items()}
 
         for seed, batch in data.items():
             step(separate[seed], *batch)
@@ -138,7 +126,7 @@ def test_clients_that_take_turns_equal_clients_with_models_of_their_own(generato
             mean = sum(weights[seed] * each.detach() for seed, each in enumerate(group)) / 40
             for each in group:
                 each.data.copy_(mean)
-    expected = snapshot(separate[0])
+    expected = fp.snapshot(separate[0])
     assert values.keys() == expected.keys()
     assert sum(name.startswith("inside.blocks") for name in values) == 6
     for name, value in values.items():
@@ -159,7 +147,7 @@ def test_other_parameters_must_stay_frozen():
     model, trunk = make(left_trainable)
     model.blocks[1].norm1.weight.requires_grad_()
     with raises(ValueError, "`trunk` must stay frozen, as freeze(model) left it; got a model with"):
-        encode_prompted(trunk, draw_images(model))
+        fp.encode_prompted(trunk, draw_images(model))
 
 
 def test_adapters_that_were_not_named_are_not_frozen_silently():
@@ -167,7 +155,7 @@ def test_adapters_that_were_not_named_are_not_frozen_silently():
     model.blocks[1].mlp.adapter_down = nn.Linear(DIM, 2)
     lora = [each for name, each in model.named_parameters() if "lora_" in name]
     with raises(ValueError, "got a model that trains blocks.1.mlp.adapter_down.weight, blocks.1"):
-        vit_trunk(model, trainable=lora)
+        fp.vit_trunk(model, trainable=lora)
     assert model.blocks[1].mlp.adapter_down.weight.requires_grad
 
 
@@ -183,7 +171,7 @@ def test_a_deep_copy_raises(copied):
         copy.deepcopy(copied(Client(trunk)))
     with raises(RuntimeError, "The trainable parameters of a trunk exist once"):
         copy.copy(trunk.trainable)
-    frozen = Client(vit_trunk(tiny_vit()))  # without trained parameters, copies share the trunk
+    frozen = Client(fp.vit_trunk(tiny_vit()))  # without trained parameters, copies share the trunk
     assert copy.deepcopy(frozen).trunk is frozen.trunk
 
 
@@ -200,11 +188,11 @@ def test_a_state_dict_reaches_them_too(part, assign):
     model, trunk = make(part)
     images = draw_images(model)
     state = {name: value + 0.1 for name, value in trunk.trainable.state_dict().items()}
-    before = encode_prompted(trunk, images).pooled
+    before = fp.encode_prompted(trunk, images).pooled
     trunk.trainable.load_state_dict(state, assign=assign)
     for name, value in state.items():
         assert torch.equal(model.get_parameter(name), value)
-    assert (encode_prompted(trunk, images).pooled - before).abs().max() > 1e-6
+    assert (fp.encode_prompted(trunk, images).pooled - before).abs().max() > 1e-6
 
 
 # --- Fingerprints and late prompts
@@ -212,25 +200,25 @@ def test_a_state_dict_reaches_them_too(part, assign):
 
 def test_the_fingerprint_is_that_of_the_frozen_part():
     model, trunk = make(left_trainable)
-    before = fingerprint(trunk)
+    before = fp.fingerprint(trunk)
     with torch.no_grad():
         for parameter in trunk.trainable.parameters():
             parameter += 1
-    assert fingerprint(trunk) == before
+    assert fp.fingerprint(trunk) == before
     with torch.no_grad():
         model.blocks[0].norm1.weight[0] += 1
-    assert fingerprint(trunk)["weights"] != before["weights"]
+    assert fp.fingerprint(trunk)["weights"] != before["weights"]
 
 
 def test_late_lora_goes_with_late_prompts():
     model = tiny_vit()
-    trunk = vit_trunk(model, trainable=[model.blocks[2].mlp, model.norm])
+    trunk = fp.vit_trunk(model, trainable=[model.blocks[2].mlp, model.norm])
     images = draw_images(model)
-    prompts = LayeredPrompts(2, trunk, layers=(2,)).double()
-    tokens = encode_front(trunk, images, start=2)
+    prompts = fp.LayeredPrompts(2, trunk, layers=(2,)).double()
+    tokens = fp.encode_front(trunk, images, start=2)
     assert not tokens.requires_grad
-    late = encode_from(trunk, tokens, prompts(), start=2).pooled
-    expected = encode_prompted(trunk, images, prompts()).pooled
+    late = fp.encode_from(trunk, tokens, prompts(), start=2).pooled
+    expected = fp.encode_prompted(trunk, images, prompts()).pooled
     assert torch.equal(late, expected)
     parameters = [*trunk.trainable.parameters(), prompts.tokens]
     ours = torch.autograd.grad(late.square().sum(), parameters)
@@ -250,11 +238,11 @@ def test_late_lora_goes_with_late_prompts():
 )
 def test_cached_tokens_behind_trained_parameters_are_refused(part, name):
     model = tiny_vit()
-    trunk = vit_trunk(model, trainable=part(model))
+    trunk = fp.vit_trunk(model, trainable=part(model))
     with torch.no_grad():
-        tokens = encode_front(trunk, draw_images(model), start=2)
+        tokens = fp.encode_front(trunk, draw_images(model), start=2)
     with raises(ValueError, f"because tokens before them are out of date; got 2, behind {name}."):
-        encode_from(trunk, tokens, start=2)
+        fp.encode_from(trunk, tokens, start=2)
 
 
 # --- Errors
@@ -274,6 +262,6 @@ def test_cached_tokens_behind_trained_parameters_are_refused(part, name):
 def test_a_bad_choice_is_refused_and_changes_nothing(trainable, error, message):
     model = tiny_vit().train()
     with raises(error, message):
-        vit_trunk(model, trainable=trainable)
+        fp.vit_trunk(model, trainable=trainable)
     assert model.training
     assert all(parameter.requires_grad for parameter in model.parameters())

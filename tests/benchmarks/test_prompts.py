@@ -15,14 +15,7 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from fedprompt import (
-    DeepPrompts,
-    Weighted,
-    batch_streams,
-    encode_prompted,
-    heterogeneous_means,
-    vit_trunk,
-)
+import fedprompt as fp
 
 pytestmark = pytest.mark.benchmark
 CLASSES = 10
@@ -32,13 +25,13 @@ class Client(nn.Module):
     def __init__(self, trunk):
         super().__init__()
         self.trunk = trunk
-        self.prompts = DeepPrompts(
+        self.prompts = fp.DeepPrompts(
             10, trunk.dim, trunk.depth, generator=torch.Generator().manual_seed(0)
         )
         self.head = nn.Linear(trunk.dim, CLASSES)
 
     def forward(self, images):
-        return self.head(encode_prompted(self.trunk, images, self.prompts()).pooled)
+        return self.head(fp.encode_prompted(self.trunk, images, self.prompts()).pooled)
 
 
 def draw_images(batch):
@@ -59,7 +52,7 @@ def test_prompted_forward(meter):
     images = draw_images(meter.size(8))
     for name in meter.models:
         model = make(name, num_classes=0)
-        client = Client(vit_trunk(model))
+        client = Client(fp.vit_trunk(model))
         with torch.no_grad():
             seconds = meter.seconds(plain=partial(model, images), prompted=partial(client, images))
         meter.report(
@@ -77,8 +70,8 @@ def test_training_step(meter):
         frugal.set_grad_checkpointing()
         models = {
             "full": full,
-            "prompts": Client(vit_trunk(make(name, num_classes=0))),
-            "checkpointed": Client(vit_trunk(frugal)),
+            "prompts": Client(fp.vit_trunk(make(name, num_classes=0))),
+            "checkpointed": Client(fp.vit_trunk(frugal)),
         }
         calls = {kind: partial(step, model, images) for kind, model in models.items()}
         seconds, peak = meter.seconds(**calls), meter.peak_bytes(**calls)
@@ -107,20 +100,20 @@ def test_training_step(meter):
 
 
 def test_five_clients_in_one_batch(meter):
-    trunk = vit_trunk(make("vit_tiny", num_classes=0))
+    trunk = fp.vit_trunk(make("vit_tiny", num_classes=0))
     num_clients, batch = 5, 2
     clients = [Client(trunk) for _ in range(num_clients)]
     images = draw_images(num_clients * batch)
     owner = torch.arange(num_clients).repeat_interleave(batch)
 
     def together():
-        encode_prompted(
-            trunk, images, batch_streams([client.prompts() for client in clients], owner)
+        fp.encode_prompted(
+            trunk, images, fp.batch_streams([client.prompts() for client in clients], owner)
         ).pooled.sum().backward()
 
     def apart():
         for client, own in zip(clients, images.chunk(num_clients), strict=True):
-            encode_prompted(trunk, own, client.prompts()).pooled.sum().backward()
+            fp.encode_prompted(trunk, own, client.prompts()).pooled.sum().backward()
 
     seconds = meter.seconds(apart=apart, together=together)
     meter.report(
@@ -132,13 +125,15 @@ def test_five_clients_in_one_batch(meter):
 def test_heterogeneous_means(meter):
     generator = torch.Generator().manual_seed(0)
     stock = [
-        Weighted(torch.randn(100, 100, generator=generator), torch.rand(100, generator=generator))
+        fp.Weighted(
+            torch.randn(100, 100, generator=generator), torch.rand(100, generator=generator)
+        )
         for _ in range(32)
     ]
     dims = (384, 512, 768, 1024, 2048)
 
     def means(num_clients):
-        return heterogeneous_means(
+        return fp.heterogeneous_means(
             itertools.islice(itertools.cycle(stock), num_clients),
             itertools.islice(itertools.cycle(dims), num_clients),
         )

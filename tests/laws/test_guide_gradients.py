@@ -302,11 +302,6 @@ def weights_by_the_quiz(model, guides, study, quiz, **options):
     return Weighted(value, weight.index_fill(0, torch.cat([labels for _, labels in quiz]), 1.0))
 
 
-def weights_by_value(*args, **options):
-    value, _ = right(*args, **options)
-    return Weighted(value, value.abs().sum(1).ne(0).float())
-
-
 def averaged_over_each_class(model, guides, study, quiz, **options):
     """Divide every row by the number of its samples."""
     value, weight = right(model, guides, study, quiz, **options)
@@ -328,27 +323,10 @@ def ignoring_the_update(*args, update=None, **options):
     return right(*args, **options)
 
 
-def ascending(*args, **options):
-    value, weight = right(*args, **options)
-    return Weighted(-value, weight)
-
-
 def moving_the_buffers(model, *args, **options):
     result = right(model, *args, **options)
     model(QUIZ[0][0])
     return result
-
-
-def drawing_from_the_stream(*args, **options):
-    result = right(*args, **options)
-    torch.rand(1)
-    return result
-
-
-def ignoring_later_study_batches(model, guides, study, quiz, **options):
-    return right(
-        model, guides, study if isinstance(study[0], Tensor) else study[:1], quiz, **options
-    )
 
 
 def with_other_masks(*args, **options):
@@ -357,11 +335,6 @@ def with_other_masks(*args, **options):
     result = right(*args, **options)
     torch.set_rng_state(state)
     return result
-
-
-def normalizing_with_running_statistics(model, *args, **options):
-    model = copy.deepcopy(model).eval()
-    return right(model, *args, **options)
 
 
 def swapping(*args, tie_weights, **options):
@@ -379,28 +352,18 @@ def swapping_one_slot_twice(*args, **options):
     return swapping(*args, tie_weights=True, **options)
 
 
-def moving_one_of_two_tied_weights(*args, **options):
-    return swapping(*args, tie_weights=False, **options)
-
-
 WRONG: dict[Callable[..., Weighted], str] = {
     without_the_mean_over_dim: "law_equals_the_differentiated_step",
     without_the_jacobian: "law_equals_finite_differences_of_the_whole_step",
     without_the_second_derivative: "law_descent_lowers_the_quiz_losses",
     with_the_quiz_before_the_step: "law_equals_finite_differences_of_the_whole_step",
     weights_by_the_quiz: "law_weights_mark_the_studied_classes",
-    weights_by_value: "law_weights_mark_the_studied_classes",
     averaged_over_each_class: "law_is_linear_in_the_study_samples",
     ignoring_the_weight: "law_is_zero_without_guidance",
     ignoring_the_update: "law_weight_decay_changes_only_the_end_of_the_step",
-    ascending: "law_descent_lowers_the_quiz_losses",
     moving_the_buffers: "law_has_no_side_effects",
-    drawing_from_the_stream: "law_has_no_side_effects",
-    ignoring_later_study_batches: "law_equals_the_differentiated_step",
     with_other_masks: "law_replays_dropout",
-    normalizing_with_running_statistics: "law_equals_the_differentiated_step",
     swapping_one_slot_twice: "law_shared_modules_and_weights_move_once",
-    moving_one_of_two_tied_weights: "law_shared_modules_and_weights_move_once",
 }
 
 

@@ -131,11 +131,6 @@ def leaves_queries_as_they_are(clients):
     return Centered(clients, clients)
 
 
-def centers_directions(clients):
-    """Normalize first, then subtract the mean direction."""
-    return by_federated_mean([F.normalize(own) for own in clients])
-
-
 def centers_for_selection_only(clients):
     return Centered(by_federated_mean(clients).selected, clients)
 
@@ -158,7 +153,6 @@ def subtracts_half_of_the_mean(clients):
 
 WRONG = {
     leaves_queries_as_they_are: selection_ignores_a_constant,
-    centers_directions: selection_ignores_a_constant,
     centers_for_selection_only: key_gradients_ignore_a_constant,
     subtracts_each_clients_own_mean: differences_between_queries_remain,
     weighs_clients_alike: clients_do_not_matter,
@@ -177,20 +171,3 @@ def rejects(law: Callable[[Center, Problem], None], center: Center) -> bool:
 @pytest.mark.parametrize(("wrong", "law"), WRONG.items(), ids=lambda thing: thing.__name__)
 def test_laws_reject_known_wrong_ways_to_center(wrong, law):
     assert rejects(law, wrong)
-
-
-def test_every_law_rejects_a_wrong_way_and_accepts_the_right_one():
-    assert set(WRONG.values()) == set(LAWS)
-    assert [law.__name__ for law in LAWS if rejects(law, by_federated_mean)] == []
-
-
-def test_a_fixed_public_mean_obeys_the_laws_that_do_not_name_clients():
-    """Public images contain the constant as well."""
-
-    def by_public_mean(clients: Queries) -> Centered:
-        queries = CenteredQueries(8, center=clients[0].mean(0))
-        centered = [queries(own) for own in clients]
-        return Centered(centered, centered)
-
-    for law in LAWS[:3]:
-        law(by_public_mean, problem(2))

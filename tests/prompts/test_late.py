@@ -5,17 +5,8 @@ from functools import partial
 import pytest
 import torch
 
+import fedprompt as fp
 from errors import raises
-from fedprompt import (
-    DeepPrompts,
-    LayeredPrompts,
-    PromptStream,
-    encode_from,
-    encode_front,
-    encode_prompted,
-    precompute,
-    vit_trunk,
-)
 from fedprompt.interfaces import ResumableTrunk
 from models import draw_images, tiny_vit
 from tolerance import assert_near
@@ -44,7 +35,9 @@ STREAMS = {
 
 def make_streams(spec, generator):
     return [
-        PromptStream({layer: draw(generator, *shape, DIM) for layer, shape in layers.items()}, kept)
+        fp.PromptStream(
+            {layer: draw(generator, *shape, DIM) for layer, shape in layers.items()}, kept
+        )
         for layers, kept in spec
     ]
 
@@ -60,21 +53,21 @@ def assert_equal_encodings(encoded, expected):
 @pytest.mark.parametrize("spec", STREAMS.values(), ids=STREAMS)
 def test_a_pass_from_cached_tokens_equals_the_pass_from_images(spec, start, trunk, generator):
     images, streams = draw_images(trunk.model, BATCH), make_streams(spec, generator)
-    expected = encode_prompted(trunk, images, *streams)
-    tokens = encode_front(trunk, images, *streams, start=start)
-    late = encode_from(trunk, tokens, *streams, start=start)
+    expected = fp.encode_prompted(trunk, images, *streams)
+    tokens = fp.encode_front(trunk, images, *streams, start=start)
+    late = fp.encode_from(trunk, tokens, *streams, start=start)
     assert_equal_encodings(late, expected)
 
 
 def test_gradients_equal_those_of_the_pass_from_images(trunk, images, generator):
-    prompts = LayeredPrompts(2, DIM, layers=(1, 2), generator=generator).double()
+    prompts = fp.LayeredPrompts(2, DIM, layers=(1, 2), generator=generator).double()
     weights = draw(generator, BATCH, DIM)
-    tokens = encode_front(trunk, images, start=1)
+    tokens = fp.encode_front(trunk, images, start=1)
     gradients = [
         torch.autograd.grad((weights * pooled).sum(), prompts.tokens)[0]
         for pooled in (
-            encode_from(trunk, tokens, prompts(), start=1).pooled,
-            encode_prompted(trunk, images, prompts()).pooled,
+            fp.encode_from(trunk, tokens, prompts(), start=1).pooled,
+            fp.encode_prompted(trunk, images, prompts()).pooled,
         )
     ]
     assert torch.equal(*gradients)
@@ -87,7 +80,7 @@ def test_front_tokens_run_the_first_blocks_and_no_others(trunk, images):
     tokens = model.norm_pre(model._pos_embed(model.patch_embed(images)))
     for start in (1, 2, 3):
         tokens = model.blocks[start - 1](tokens)
-        assert torch.equal(encode_front(trunk, images, start=start), tokens)
+        assert torch.equal(fp.encode_front(trunk, images, start=start), tokens)
 
 
 def test_a_late_pass_does_not_run_the_front(trunk, images):
@@ -95,24 +88,24 @@ def test_a_late_pass_does_not_run_the_front(trunk, images):
     for layer, block in enumerate(trunk.model.blocks):
         block.register_forward_pre_hook(lambda *_, layer=layer: ran.append(layer))
     trunk.model.patch_embed.register_forward_pre_hook(lambda *_: ran.append("embed"))
-    tokens = encode_front(trunk, images, start=2)
+    tokens = fp.encode_front(trunk, images, start=2)
     assert ran == ["embed", 0, 1]
-    encode_from(trunk, tokens, start=2)
+    fp.encode_from(trunk, tokens, start=2)
     assert ran == ["embed", 0, 1, 2]
 
 
 def test_tokens_may_be_kept_in_bfloat16(generator):
     model = tiny_vit().float()
-    trunk, images = vit_trunk(model), draw_images(model, BATCH)
-    stream = PromptStream({2: draw(generator, 2, DIM)})
-    front = partial(encode_front, trunk, start=2)
-    kept = precompute(front, images, batch_size=2, dtype=torch.bfloat16)
+    trunk, images = fp.vit_trunk(model), draw_images(model, BATCH)
+    stream = fp.PromptStream({2: draw(generator, 2, DIM)})
+    front = partial(fp.encode_front, trunk, start=2)
+    kept = fp.precompute(front, images, batch_size=2, dtype=torch.bfloat16)
     assert kept.element_size() * kept[0].numel() == 2 * 6 * DIM  # class token, register, patches
-    late = encode_from(trunk, kept, stream, start=2).pooled
+    late = fp.encode_from(trunk, kept, stream, start=2).pooled
     assert late.dtype == torch.float32
-    assert_near(late, encode_prompted(trunk, images, stream).pooled, dtype=torch.bfloat16)
+    assert_near(late, fp.encode_prompted(trunk, images, stream).pooled, dtype=torch.bfloat16)
     # The only loss is that of the cached tokens.
-    exact = encode_from(trunk, kept.float(), stream, start=2).pooled
+    exact = fp.encode_from(trunk, kept.float(), stream, start=2).pooled
     assert torch.equal(late, exact)
 
 
@@ -140,17 +133,17 @@ class Resumable(Plain):
 
 
 def test_a_trunk_of_your_own_needs_two_more_lines(generator):
-    images, stream = draw(generator, 2, 3, 2, 2), PromptStream({1: draw(generator, 1, 2)})
-    expected = encode_prompted(Plain(), images, stream)
-    tokens = encode_front(Plain(), images, start=1)
-    assert_equal_encodings(encode_from(Resumable(), tokens, stream, start=1), expected)
+    images, stream = draw(generator, 2, 3, 2, 2), fp.PromptStream({1: draw(generator, 1, 2)})
+    expected = fp.encode_prompted(Plain(), images, stream)
+    tokens = fp.encode_front(Plain(), images, start=1)
+    assert_equal_encodings(fp.encode_from(Resumable(), tokens, stream, start=1), expected)
     assert isinstance(Resumable(), ResumableTrunk)
     with raises(
         TypeError,
         "`trunk` must have the method `resume` of a ResumableTrunk, because `start` is 1; "
         "got Plain.",
     ):
-        encode_from(Plain(), tokens, stream, start=1)
+        fp.encode_from(Plain(), tokens, stream, start=1)
 
 
 # --- Errors
@@ -168,14 +161,14 @@ def test_a_trunk_of_your_own_needs_two_more_lines(generator):
     ],
 )
 def test_a_wrong_start_is_refused(arguments, error, message, trunk, images):
-    tokens = encode_front(trunk, images, start=1)
+    tokens = fp.encode_front(trunk, images, start=1)
     with raises(error, message):
-        encode_from(trunk, tokens, **arguments)
+        fp.encode_from(trunk, tokens, **arguments)
 
 
 @pytest.mark.bad_input
 def test_images_and_tokens_are_not_mistaken_for_each_other(trunk, images):
-    tokens = encode_front(trunk, images, start=2)
+    tokens = fp.encode_front(trunk, images, start=2)
     rule = "`tokens` must be a floating-point tensor of shape (batch, seq, 12); got a "
     for wrong, got in (
         (images, "float64 tensor of shape (3, 3, 16, 16)"),
@@ -184,67 +177,67 @@ def test_images_and_tokens_are_not_mistaken_for_each_other(trunk, images):
         (tokens.tolist(), "list"),
     ):
         with raises(TypeError, f"{rule}{got}"):
-            encode_from(trunk, wrong, start=2)
+            fp.encode_from(trunk, wrong, start=2)
     with raises(TypeError, "`images` must be floating-point of shape (batch, channels, height"):
-        encode_prompted(trunk, tokens)
+        fp.encode_prompted(trunk, tokens)
 
 
 @pytest.mark.bad_input
 def test_tokens_of_another_number_of_patches_are_refused(trunk, images):
-    tokens = encode_front(trunk, images, start=2)
+    tokens = fp.encode_front(trunk, images, start=2)
     for size in (None, 16, (16, 16)):
         with raises(ValueError, "`tokens` must have 6 tokens without prompts, for 2 x 2 patches;"):
-            encode_from(trunk, tokens[:, :-1], start=2, image_size=size)
+            fp.encode_from(trunk, tokens[:, :-1], start=2, image_size=size)
 
 
 @pytest.mark.bad_input
 def test_tokens_must_contain_the_early_prompts_of_the_streams(trunk, images, generator):
-    tokens = encode_front(trunk, images, start=1)
-    stream = PromptStream({0: draw(generator, 2, DIM)})
+    tokens = fp.encode_front(trunk, images, start=1)
+    stream = fp.PromptStream({0: draw(generator, 2, DIM)})
     with raises(ValueError, "`tokens` must have 6 tokens without prompts, for 2 x 2 patches;"):
-        encode_from(trunk, tokens, stream, start=1)  # the front ran without the prompts
+        fp.encode_from(trunk, tokens, stream, start=1)  # the front ran without the prompts
     with raises(ValueError, "`tokens` must contain the 9 prompts before block 1; got 6 tokens."):
-        encode_from(trunk, tokens, PromptStream({0: draw(generator, 9, DIM)}), start=1)
+        fp.encode_from(trunk, tokens, fp.PromptStream({0: draw(generator, 9, DIM)}), start=1)
 
 
 @pytest.mark.bad_input
 def test_trainable_prompts_before_the_start_are_refused(trunk, images, generator):
-    prompts = DeepPrompts(1, DIM, DEPTH, generator=generator).double()
-    tokens = encode_front(trunk, images, prompts(), start=2).detach()
+    prompts = fp.DeepPrompts(1, DIM, DEPTH, generator=generator).double()
+    tokens = fp.encode_front(trunk, images, prompts(), start=2).detach()
     with raises(
         ValueError,
         "`streams[0].layers[0]` must not require gradients, because block 0 is before `start`;",
     ):
-        encode_from(trunk, tokens, prompts(), start=2)
+        fp.encode_from(trunk, tokens, prompts(), start=2)
     with torch.no_grad():  # for evaluation
-        late = encode_from(trunk, tokens, prompts(), start=2)
-        assert_equal_encodings(late, encode_prompted(trunk, images, prompts()))
+        late = fp.encode_from(trunk, tokens, prompts(), start=2)
+        assert_equal_encodings(late, fp.encode_prompted(trunk, images, prompts()))
 
 
 @pytest.mark.bad_input
 def test_front_tokens_refuses_what_encode_prompted_refuses(trunk, images):
     with raises(TypeError, "`trunk` must be a Trunk, such as vit_trunk(model); got str."):
-        encode_front("vit", images, start=1)
+        fp.encode_front("vit", images, start=1)
     with raises(TypeError, "`images` must be floating-point of shape"):
-        encode_front(trunk, images.byte(), start=1)
+        fp.encode_front(trunk, images.byte(), start=1)
     with raises(ValueError, "`start` must be at least 1; got 0."):
-        encode_front(trunk, images, start=0)
+        fp.encode_front(trunk, images, start=0)
     with raises(ValueError, "`start` must be at most the trunk's 3 blocks; got 4."):
-        encode_front(trunk, images, start=4)
+        fp.encode_front(trunk, images, start=4)
     with raises(ValueError, "`streams[0].layers` must be among the 3 blocks 0 to 2; got 3."):
-        encode_front(trunk, images, PromptStream({3: torch.zeros(1, DIM)}), start=1)
+        fp.encode_front(trunk, images, fp.PromptStream({3: torch.zeros(1, DIM)}), start=1)
 
 
 @pytest.mark.bad_input
 def test_tokens_on_another_device_are_refused(trunk, images):
-    tokens = encode_front(trunk, images, start=1).to("meta")
+    tokens = fp.encode_front(trunk, images, start=1).to("meta")
     with raises(ValueError, "`tokens` must be on the trunk's device cpu; got meta."):
-        encode_from(trunk, tokens, start=1)
+        fp.encode_from(trunk, tokens, start=1)
 
 
 @pytest.mark.bad_input
 def test_a_trunk_that_is_no_longer_frozen_is_refused(trunk, images):
-    tokens = encode_front(trunk, images, start=1)
+    tokens = fp.encode_front(trunk, images, start=1)
     trunk.model.blocks[2].train()
     with raises(ValueError, "`trunk` must stay in eval mode"):
-        encode_from(trunk, tokens, start=1)
+        fp.encode_from(trunk, tokens, start=1)

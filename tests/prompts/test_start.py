@@ -6,27 +6,18 @@ import pytest
 import torch
 import torch.nn as nn
 
+import fedprompt as fp
 from errors import raises
-from fedprompt import (
-    DeepPrompts,
-    GroupPrompts,
-    LayeredPrompts,
-    ShallowPrompts,
-    Weighted,
-    initialize_at,
-    mean_patch_tokens,
-    weighted_mean,
-)
 from models import draw_images
 from tolerance import assert_near
 
 DIM, DEPTH, BATCH = 12, 3, 3
 KINDS = {
-    "shallow": ShallowPrompts,
-    "deep": DeepPrompts,
-    "layered, kept": partial(LayeredPrompts, layers=(2, 0)),
-    "layered, replaced": partial(LayeredPrompts, layers=(0, 1, 2), replace=True),
-    "groups": partial(GroupPrompts, 4, layers=(1, 2)),
+    "shallow": fp.ShallowPrompts,
+    "deep": fp.DeepPrompts,
+    "layered, kept": partial(fp.LayeredPrompts, layers=(2, 0)),
+    "layered, replaced": partial(fp.LayeredPrompts, layers=(0, 1, 2), replace=True),
+    "groups": partial(fp.GroupPrompts, 4, layers=(1, 2)),
 }
 every_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 
@@ -46,7 +37,7 @@ def reference_means(model, images):
 
 
 def test_means_are_those_of_the_inputs_of_the_models_own_blocks(model, trunk, images):
-    value, weight = mean_patch_tokens(trunk, images)
+    value, weight = fp.mean_patch_tokens(trunk, images)
     assert_near(value, reference_means(model, images).float())
     assert (value.dtype, weight.item()) == (torch.float32, BATCH)
     assert not value.requires_grad
@@ -54,26 +45,26 @@ def test_means_are_those_of_the_inputs_of_the_models_own_blocks(model, trunk, im
 
 def test_clients_with_unequal_numbers_of_images_share_one_mean(trunk, model):
     images = draw_images(model, 7)
-    mean = weighted_mean(mean_patch_tokens(trunk, own) for own in images.split([1, 4, 2]))
-    expected = mean_patch_tokens(trunk, images)
+    mean = fp.weighted_mean(fp.mean_patch_tokens(trunk, own) for own in images.split([1, 4, 2]))
+    expected = fp.mean_patch_tokens(trunk, images)
     assert_near(mean.value, expected.value)
     assert mean.weight == expected.weight == 7
-    unweighted = sum(mean_patch_tokens(trunk, own).value for own in images.split([1, 4, 2])) / 3
+    unweighted = sum(fp.mean_patch_tokens(trunk, own).value for own in images.split([1, 4, 2])) / 3
     assert (unweighted - expected.value).abs().max() > 1e-3
 
 
 @every_kind
 def test_tokens_are_the_mean_of_their_layer_plus_a_part_of_vpts_noise(kind, trunk, images):
-    means = mean_patch_tokens(trunk, images)
+    means = fp.mean_patch_tokens(trunk, images)
     prompts = kind(50, trunk)
     parameter = prompts.tokens
-    initialize_at(prompts, means, noise=0.0)
+    fp.initialize_at(prompts, means, noise=0.0)
     for row, layer in enumerate(prompts.layers):
         rows = prompts.tokens.select(-3, row).reshape(-1, DIM)
         assert torch.equal(rows, means.value[layer].expand_as(rows))
     exact = prompts.tokens.detach().clone()
     for noise in (0.1, 1.0):
-        initialize_at(prompts, means, noise=noise, generator=torch.Generator().manual_seed(3))
+        fp.initialize_at(prompts, means, noise=noise, generator=torch.Generator().manual_seed(3))
         drawn = kind(50, trunk, generator=torch.Generator().manual_seed(3)).tokens
         assert_near(prompts.tokens, exact + noise * drawn)  # a second call starts anew
     assert prompts.tokens is parameter
@@ -97,31 +88,31 @@ MOST = 0.2
         ({"noise": "0.1"}, TypeError, "`noise` must be a number; got '0.1' (str)."),
         ({"generator": 3}, TypeError, "`generator` must be a torch.Generator; got 3 (int)."),
         ({"means": torch.zeros(3, 12)}, TypeError, "`means` must be a Weighted(value, weight);"),
-        ({"means": Weighted(torch.zeros(2, 12), torch.tensor(1.0))}, ValueError, "`means` must"),
-        ({"means": Weighted(torch.zeros(3, 8), torch.tensor(1.0))}, ValueError, "`means` must"),
-        ({"means": Weighted(torch.zeros(3, 12), torch.tensor(0.0))}, ValueError, "`means.weight`"),
+        ({"means": fp.Weighted(torch.zeros(2, 12), torch.tensor(1.0))}, ValueError, "`means` must"),
+        ({"means": fp.Weighted(torch.zeros(3, 8), torch.tensor(1.0))}, ValueError, "`means` must"),
+        ({"means": fp.Weighted(torch.zeros(3, 12), torch.tensor(0.0))}, ValueError, "`means.weig"),
         (
-            {"means": Weighted(torch.full((3, 12), torch.nan), torch.tensor(1.0))},
+            {"means": fp.Weighted(torch.full((3, 12), torch.nan), torch.tensor(1.0))},
             ValueError,
             "`means.value` must be finite wherever its weight is positive",
         ),
     ],
 )
 def test_a_bad_start_is_refused_and_changes_nothing(changes, error, message):
-    prompts = DeepPrompts(2, DIM, DEPTH)
+    prompts = fp.DeepPrompts(2, DIM, DEPTH)
     before = prompts.tokens.detach().clone()
-    good = {"prompts": prompts, "means": Weighted(torch.zeros(3, 12), torch.tensor(1.0))}
+    good = {"prompts": prompts, "means": fp.Weighted(torch.zeros(3, 12), torch.tensor(1.0))}
     arguments = good | changes
     with raises(error, message):
-        initialize_at(arguments.pop("prompts"), arguments.pop("means"), **arguments)
+        fp.initialize_at(arguments.pop("prompts"), arguments.pop("means"), **arguments)
     assert torch.equal(prompts.tokens, before)
 
 
 @pytest.mark.bad_input
 def test_mean_tokens_refuses_bad_images(trunk, images):
     with raises(TypeError, "`trunk` must be a Trunk, such as vit_trunk(model); got str."):
-        mean_patch_tokens("vit", images)
+        fp.mean_patch_tokens("vit", images)
     with raises(TypeError, "`images` must be floating-point of shape"):
-        mean_patch_tokens(trunk, images.byte())
+        fp.mean_patch_tokens(trunk, images.byte())
     with raises(ValueError, "`images` must contain at least one image; got none."):
-        mean_patch_tokens(trunk, images[:0])
+        fp.mean_patch_tokens(trunk, images[:0])

@@ -8,23 +8,16 @@ import timm
 import torch
 import torch.nn as nn
 
-from fedprompt import (
-    DeepPrompts,
-    GroupPrompts,
-    LayeredPrompts,
-    PadPrompts,
-    ShallowPrompts,
-    vit_trunk,
-)
+import fedprompt as fp
 from models import num_trainable, tiny_vit
 
 DIM, DEPTH = 12, 3
 
 
 def test_each_layer_gets_its_row_of_the_parameter():
-    layered = LayeredPrompts(2, DIM, layers=(2, 0))
-    shallow = ShallowPrompts(2, DIM)
-    deep = DeepPrompts(2, DIM, DEPTH)
+    layered = fp.LayeredPrompts(2, DIM, layers=(2, 0))
+    shallow = fp.ShallowPrompts(2, DIM)
+    deep = fp.DeepPrompts(2, DIM, DEPTH)
     for prompts, layers, replace in (
         (layered, (2, 0), False),
         (shallow, (0,), False),
@@ -37,11 +30,11 @@ def test_each_layer_gets_its_row_of_the_parameter():
             torch.equal(tokens, row)
             for tokens, row in zip(stream.layers.values(), prompts.tokens, strict=True)
         )
-    assert LayeredPrompts(2, DIM, layers=(1,), replace=True)().replace
+    assert fp.LayeredPrompts(2, DIM, layers=(1,), replace=True)().replace
 
 
 def test_each_sample_gets_the_tokens_of_its_group_at_each_layer(generator):
-    groups = GroupPrompts(4, 2, DIM, layers=(2, 0), generator=generator)
+    groups = fp.GroupPrompts(4, 2, DIM, layers=(2, 0), generator=generator)
     indices = torch.tensor([3, 0, 3, 1])
     for replace in (False, True):
         groups.replace = replace
@@ -52,12 +45,12 @@ def test_each_sample_gets_the_tokens_of_its_group_at_each_layer(generator):
             assert torch.equal(
                 tokens, torch.stack([groups.tokens[group, row] for group in (3, 0, 3, 1)])
             )
-    assert GroupPrompts(4, 2, DIM, layers=(1,), replace=True).replace
+    assert fp.GroupPrompts(4, 2, DIM, layers=(1,), replace=True).replace
     assert groups(indices[:0]).layers[0].shape == (0, 2, DIM)
 
 
 def test_a_groups_gradient_is_the_sum_over_its_samples_and_others_have_none(generator):
-    groups = GroupPrompts(4, 1, 2, layers=(0, 1), generator=generator)
+    groups = fp.GroupPrompts(4, 1, 2, layers=(0, 1), generator=generator)
     indices = torch.tensor([3, 0, 3])
     weights = torch.tensor([[1.0, 2.0], [10.0, 20.0], [100.0, 200.0]])
     stream = groups(indices)
@@ -69,7 +62,7 @@ def test_a_groups_gradient_is_the_sum_over_its_samples_and_others_have_none(gene
 @pytest.mark.bad_input  # the hook refuses unsigned integers
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8])
 def test_groups_of_every_integer_dtype_are_indices(dtype, generator):
-    groups = GroupPrompts(2, 1, DIM, layers=(0,), generator=generator)
+    groups = fp.GroupPrompts(2, 1, DIM, layers=(0,), generator=generator)
     assert torch.equal(
         groups(torch.tensor([1, 0], dtype=dtype)).layers[0], groups.tokens[[1, 0], 0]
     )
@@ -84,14 +77,16 @@ def test_groups_of_every_integer_dtype_are_indices(dtype, generator):
     ],
 )
 @pytest.mark.parametrize(
-    "kind", [ShallowPrompts, DeepPrompts, LayeredPrompts, partial(GroupPrompts, 2)]
+    "kind", [fp.ShallowPrompts, fp.DeepPrompts, fp.LayeredPrompts, partial(fp.GroupPrompts, 2)]
 )
 def test_initial_values_are_uniform_within_the_bound_of_vpt(
     kind, dim, patch_size, bound, generator
 ):
-    more = {ShallowPrompts: {}, DeepPrompts: {"depth": 2}, LayeredPrompts: {"layers": (0, 5)}}.get(
-        kind, {"layers": (1, 2)}
-    )
+    more = {
+        fp.ShallowPrompts: {},
+        fp.DeepPrompts: {"depth": 2},
+        fp.LayeredPrompts: {"layers": (0, 5)},
+    }.get(kind, {"layers": (1, 2)})
     tokens = (
         kind(40_000 // dim, dim, patch_size=patch_size, generator=generator, **more)
         .tokens.detach()
@@ -109,10 +104,10 @@ def test_initial_values_are_uniform_within_the_bound_of_vpt(
 KINDS = pytest.mark.parametrize(
     "kind",
     [
-        ShallowPrompts,
-        DeepPrompts,
-        partial(LayeredPrompts, layers=(0, 2)),
-        partial(GroupPrompts, 2, layers=(0, 2)),
+        fp.ShallowPrompts,
+        fp.DeepPrompts,
+        partial(fp.LayeredPrompts, layers=(0, 2)),
+        partial(fp.GroupPrompts, 2, layers=(0, 2)),
     ],
     ids=["shallow", "deep", "layered", "groups"],
 )
@@ -120,13 +115,13 @@ KINDS = pytest.mark.parametrize(
 
 @KINDS
 def test_a_trunk_gives_width_depth_and_patch_size(kind):
-    trunk = vit_trunk(tiny_vit(img_size=28, patch_size=14))
+    trunk = fp.vit_trunk(tiny_vit(img_size=28, patch_size=14))
     bound = (6 / (3 * 14 * 14 + DIM)) ** 0.5
     prompts = kind(500, trunk, generator=torch.Generator().manual_seed(0))
     assert prompts.patch_size == (14, 14)
-    assert prompts.layers == {ShallowPrompts: (0,), DeepPrompts: (0, 1, 2)}.get(kind, (0, 2))
+    assert prompts.layers == {fp.ShallowPrompts: (0,), fp.DeepPrompts: (0, 1, 2)}.get(kind, (0, 2))
     # The same draw, with the numbers given by hand.
-    more = {"depth": DEPTH} if kind is DeepPrompts else {}
+    more = {"depth": DEPTH} if kind is fp.DeepPrompts else {}
     again = torch.Generator().manual_seed(0)
     same = kind(500, DIM, patch_size=14, generator=again, **more)
     assert torch.equal(prompts.tokens, same.tokens)
@@ -150,9 +145,9 @@ TABLE_6 = {
 @pytest.mark.parametrize("name", TABLE_6)
 def test_parameter_counts_equal_table_6_of_fedhpl(name, num_classes):
     with torch.device("meta"):  # sizes without memory
-        trunk = vit_trunk(timm.create_model(name, pretrained=False))
+        trunk = fp.vit_trunk(timm.create_model(name, pretrained=False))
         head = nn.Linear(trunk.dim, num_classes)
-        shallow, deep = ShallowPrompts(3, trunk.dim), DeepPrompts(3, trunk.dim, trunk.depth)
+        shallow, deep = fp.ShallowPrompts(3, trunk.dim), fp.DeepPrompts(3, trunk.dim, trunk.depth)
     printed = tuple(
         f"{num_trainable(*modules) / 1024:.2f}"
         for modules in ((head,), (head, shallow), (head, deep))
@@ -161,11 +156,11 @@ def test_parameter_counts_equal_table_6_of_fedhpl(name, num_classes):
 
 
 MAKERS = {
-    "LayeredPrompts": lambda **more: LayeredPrompts(2, DIM, layers=(0, 2), **more),
-    "ShallowPrompts": lambda **more: ShallowPrompts(2, DIM, **more),
-    "DeepPrompts": lambda **more: DeepPrompts(2, DIM, DEPTH, **more),
-    "GroupPrompts": lambda **more: GroupPrompts(4, 2, DIM, layers=(0, 2), **more),
-    "PadPrompts": lambda **more: PadPrompts(8, **more),
+    "LayeredPrompts": lambda **more: fp.LayeredPrompts(2, DIM, layers=(0, 2), **more),
+    "ShallowPrompts": lambda **more: fp.ShallowPrompts(2, DIM, **more),
+    "DeepPrompts": lambda **more: fp.DeepPrompts(2, DIM, DEPTH, **more),
+    "GroupPrompts": lambda **more: fp.GroupPrompts(4, 2, DIM, layers=(0, 2), **more),
+    "PadPrompts": lambda **more: fp.PadPrompts(8, **more),
 }
 
 

@@ -40,31 +40,6 @@ def pot_plan(cost: Tensor, a: Tensor, b: Tensor, *, epsilon: float) -> Tensor:
     return torch.from_numpy(np.asarray(plan))
 
 
-def optimized_plan(cost: Tensor, a: Tensor, b: Tensor, *, epsilon: float) -> Tensor:
-    """Minimize the objective under its constraints by sequential quadratic programming."""
-    from scipy.optimize import minimize
-
-    c, rows, upper, exact = (
-        cost.double().numpy().ravel(),
-        cost.shape[0],
-        a.double().numpy(),
-        b.double().numpy(),
-    )
-    result = minimize(
-        lambda t: c @ t + epsilon * (t @ np.log(t)),
-        np.outer(upper, exact).ravel() / upper.sum(),
-        jac=lambda t: c + epsilon * (np.log(t) + 1),
-        method="SLSQP",
-        bounds=[(1e-9, 1)] * len(c),
-        constraints=[
-            {"type": "ineq", "fun": lambda t: upper - t.reshape(rows, -1).sum(1)},
-            {"type": "eq", "fun": lambda t: t.reshape(rows, -1).sum(0) - exact},
-        ],
-        options={"ftol": 1e-14, "maxiter": 500},
-    )
-    return torch.from_numpy(result.x.reshape(cost.shape))
-
-
 def published_plan(
     cost: Tensor, a: Tensor, b: Tensor, *, epsilon: float, threshold: float = 1e-3, most: int = 100
 ) -> Tensor:
