@@ -19,7 +19,7 @@ from fedprompt.interfaces import Weighted
 
 __all__ = ["precompute"]
 
-PROBES = 16
+_PROBES = 16
 """Number of samples that are read twice to detect a random transform."""
 
 
@@ -170,7 +170,7 @@ def _names(sample: Mapping[str, object]) -> str:
 
 
 def _check_repeatable(dataset: MapStyle) -> None:
-    count = min(PROBES, len(dataset))
+    count = min(_PROBES, len(dataset))
     for probe in range(count):
         index = probe * len(dataset) // count
         first, second = _image(dataset, index), _image(dataset, index)

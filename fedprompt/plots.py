@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["accuracy_matrix", "group_usage", "partition", "transport_plan"]
 
-LARGEST_ANNOTATED = 12
+_LARGEST_ANNOTATED = 12
 """Largest number of rows or columns of a matrix whose entries are printed into the image."""
 
 
@@ -106,7 +106,7 @@ def accuracy_matrix(
     axes.imshow(matrix, cmap="Blues", vmin=0, vmax=1)
     axes.set(xlabel="test set of client", ylabel="model of client")
     _whole_ticks(axes.xaxis, axes.yaxis)
-    if max(matrix.shape) <= LARGEST_ANNOTATED:
+    if max(matrix.shape) <= _LARGEST_ANNOTATED:
         for (row, column), value in np.ndenumerate(matrix):
             color = "white" if value > 0.5 else "black"
             axes.text(column, row, f"{100 * value:.0f}", ha="center", va="center", color=color)

@@ -26,7 +26,7 @@ from build_samples.build import NUM_HELD_OUT, NUM_PER_CLASS, save_weights
 from build_samples.glyphs import CLASSES, augment, render
 from fedprompt import cosine_logits, image_tokens
 from fedprompt.samples import CLASS_NAMES, DOMAINS, TEMPLATES, preprocess, tokenize
-from fedprompt.samples.canvas import SIDE, SMALLEST, cluttered
+from fedprompt.samples.canvas import _SIDE, _SMALLEST, _cluttered
 
 RECIPE = "1"
 STEPS = 4500
@@ -129,7 +129,7 @@ def difficulty(progress: float) -> tuple[float, float]:
         The side of the smallest glyph in pixels, and the share of images whose style is drawn.
     """
     ramp = min(1.0, max(0.0, (progress - 0.08) / 0.5))
-    return SIDE - (SIDE - SMALLEST) * ramp, min(1.0, 2 * ramp)
+    return _SIDE - (_SIDE - _SMALLEST) * ramp, min(1.0, 2 * ramp)
 
 
 def batch_loss(
@@ -151,7 +151,7 @@ def batch_loss(
     squares = []
 
     def place(ink: Tensor) -> Tensor:
-        canvases, square = cluttered(ink, generator, smallest=smallest)
+        canvases, square = _cluttered(ink, generator, smallest=smallest)
         squares.append(square)
         return canvases
 
@@ -229,7 +229,7 @@ def accuracy(
     The captions are "a photo of a ...".
     """
     text = model.encode_text(tokenize([f"a photo of a {name}." for name in NAMES]))
-    pooled, _ = image_tokens(model, preprocess(cluttered(images, generator)[0]))
+    pooled, _ = image_tokens(model, preprocess(_cluttered(images, generator)[0]))
     return float((cosine_logits(pooled, text, scale=1.0).argmax(1) == labels).float().mean())
 
 

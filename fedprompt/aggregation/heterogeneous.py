@@ -17,7 +17,7 @@ from fedprompt.aggregation._payloads import check_several
 from fedprompt.aggregation.means import RowSums, as_entry
 from fedprompt.interfaces import Weighted
 
-DIMS = "have one latent dimension for each entry"
+_DIMS = "have one latent dimension for each entry"
 
 
 def _dimension_similarity(dim: int, other: int, /) -> float:
@@ -86,7 +86,7 @@ def heterogeneous_means(
     widths = iter(dims)
     for position, entry in enumerate(entries):
         if (dim := next(widths, None)) is None:
-            raise wrong_value("dims", DIMS, "fewer than entries")
+            raise wrong_value("dims", _DIMS, "fewer than entries")
         check_count(f"dims[{position}]", dim)
         if isinstance(entry, Mapping):
             raise wrong_type(f"entries[{position}]", "be class logits (Weighted)", "a payload")
@@ -97,7 +97,7 @@ def heterogeneous_means(
     if first is None:
         raise wrong_value("entries", "hold at least one entry", "none")
     if next(widths, None) is not None:
-        raise wrong_value("dims", DIMS, "more than entries")
+        raise wrong_value("dims", _DIMS, "more than entries")
     return {dim: _teacher(dim, sums, smoothing, similarity, like=first) for dim in sums}
 
 

@@ -21,7 +21,7 @@ from fedprompt._checks import (
 from fedprompt.aggregation._rules import FROM_INIT, RowRule, State, check_state
 from fedprompt.interfaces import ServerRule
 
-MakeOptimizer = Callable[[Iterable[Tensor]], torch.optim.Optimizer]
+_MakeOptimizer = Callable[[Iterable[Tensor]], torch.optim.Optimizer]
 
 
 def descend(
@@ -208,7 +208,7 @@ def fedyogi(
 
 @dataclass(frozen=True)
 class _Optimizer(RowRule):
-    make_optimizer: MakeOptimizer
+    make_optimizer: _MakeOptimizer
     max_norm: float | None
     gradient: Callable[[Tensor, Tensor], Tensor]
 

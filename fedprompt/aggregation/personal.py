@@ -25,7 +25,7 @@ from fedprompt.aggregation.means import RowSums, weighted_mean
 from fedprompt.aggregation.server import overwrite
 from fedprompt.interfaces import Message, Payload, Server, ServerUpdate, State, Weighted
 
-LARGEST_FACTOR = 1e18
+_LARGEST_FACTOR = 1e18
 
 
 def mixtures(
@@ -202,8 +202,8 @@ def _checked_weights(weights: object) -> list[list[float]]:
     rows: list[list[float]] = weights.detach().tolist()
     extremes = [number for row in rows for number in (min(row), max(row))]
     for number in extremes:
-        if not 0 <= number <= LARGEST_FACTOR:
-            raise wrong_value("weights", f"lie in [0, {LARGEST_FACTOR:g}]", number)
+        if not 0 <= number <= _LARGEST_FACTOR:
+            raise wrong_value("weights", f"lie in [0, {_LARGEST_FACTOR:g}]", number)
     return rows
 
 

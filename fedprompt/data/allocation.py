@@ -6,9 +6,9 @@ from jaxtyping import Float, Float64, Int64
 from fedprompt._checks import check_count, kind, wrong_type, wrong_value
 from fedprompt.data._arguments import Generator, Indices, Labels, numpy_generator, some_labels
 
-Counts = Int64[np.ndarray, "holders classes"]
+_Counts = Int64[np.ndarray, "holders classes"]
 
-TOLERANCE = 1e-6
+_TOLERANCE = 1e-6
 """Distance from 1 within which the sum of a column counts as 1, for float32 shares."""
 
 
@@ -68,7 +68,7 @@ def check_min_size(min_size: object) -> None:
         check_count("min_size", min_size, at_least=0)
 
 
-def check_occupied(counts: Counts) -> None:
+def check_occupied(counts: _Counts) -> None:
     """Require a sample for each client, because `min_size` does not say that some may be empty."""
     empty = np.flatnonzero(counts[:-1].sum(axis=1) == 0).tolist()
     if empty:
@@ -82,10 +82,10 @@ def client_counts(
     class_sizes: Int64[np.ndarray, " classes"],
     shares: Float[np.ndarray, "clients classes"],
     generator: np.random.Generator,
-) -> Counts:
+) -> _Counts:
     """Count the samples of each class for each client; the last row counts unassigned samples."""
     total = shares.astype(np.float64).sum(axis=0)
-    whole = np.abs(total - 1) <= TOLERANCE
+    whole = np.abs(total - 1) <= _TOLERANCE
     shares = shares / np.where(whole, total, 1.0)
     rest = np.where(whole, 0.0, 1 - total)
     return round_to_total(np.vstack((shares, rest)) * class_sizes, class_sizes, generator)
@@ -95,9 +95,9 @@ def round_to_total(
     quotas: Float64[np.ndarray, "holders classes"],
     totals: Int64[np.ndarray, " classes"],
     generator: np.random.Generator,
-) -> Counts:
+) -> _Counts:
     """Round columns to whole numbers of given totals, by largest remainders, ties at random."""
-    counts: Counts = np.floor(quotas).astype(np.int64)
+    counts: _Counts = np.floor(quotas).astype(np.int64)
     order = np.lexsort((generator.random(quotas.shape), counts - quotas), axis=0)
     rank = np.argsort(order, axis=0)
     counts[rank < totals - counts.sum(axis=0)] += 1
@@ -105,7 +105,7 @@ def round_to_total(
 
 
 def deal(
-    labels: Int64[np.ndarray, " samples"], counts: Counts, generator: np.random.Generator
+    labels: Int64[np.ndarray, " samples"], counts: _Counts, generator: np.random.Generator
 ) -> list[Indices]:
     """Deal the samples of each class at random by `counts`; the last row is left out."""
     owner = np.empty(len(labels), dtype=np.int64)
@@ -132,6 +132,6 @@ def _check_shares(shares: Float[np.ndarray, "clients classes"]) -> None:
         bad = shares[~(np.isfinite(shares) & (shares >= 0))]
         raise wrong_value("shares", "be finite and at least 0", bad[0])
     total = shares.astype(np.float64).sum(axis=0)
-    if total.max() > 1 + TOLERANCE:
+    if total.max() > 1 + _TOLERANCE:
         got = f"{total.max():g} for class {total.argmax()}"
         raise wrong_value("shares", "sum to at most 1 in every column", got)

@@ -10,7 +10,7 @@ from torch.utils.data import ConcatDataset, Subset, TensorDataset
 from fedprompt._checks import check_flag, check_text, kind, wrong_type, wrong_value
 from fedprompt.data._arguments import Indices, entries_of, label_array
 
-ATTRIBUTES = ("targets", "labels")
+_ATTRIBUTES = ("targets", "labels")
 """Names under which map-style data sets keep all labels, in torchvision and elsewhere."""
 
 
@@ -83,7 +83,7 @@ def _stored(dataset: Any, column: str) -> tuple[str, Any]:
             raise wrong_value("column", rule, repr(column))
         plain = dataset if isinstance(dataset, Mapping) else dataset.with_format(None)
         return f"dataset[{column!r}]", plain[column]
-    for name in ATTRIBUTES:
+    for name in _ATTRIBUTES:
         if hasattr(dataset, name):
             found = getattr(dataset, name)
             change = getattr(dataset, "target_transform", None)

@@ -27,7 +27,7 @@ from fedprompt.data.allocation import (
 )
 from fedprompt.data.shares import dirichlet_shares, pathological_shares
 
-DRAWS = 1000
+_DRAWS = 1000
 """Number of times that :func:`dirichlet` draws shares before it gives up on `min_size`."""
 
 
@@ -113,7 +113,7 @@ def dirichlet(
         rule = f"be at most {len(array) // num_clients}, an equal part of {len(array)} samples"
         raise wrong_value("min_size", rule, min_size)
     best = 0
-    for _ in range(DRAWS):
+    for _ in range(_DRAWS):
         shares = dirichlet_shares(num_clients, len(class_sizes), alpha=alpha, generator=generator)
         counts = client_counts(class_sizes, shares, generator)
         if min_size is None:
@@ -123,7 +123,7 @@ def dirichlet(
         if smallest >= min_size:
             return deal(array, counts, generator)
         best = max(best, smallest)
-    rule = f"be at most {best}, the best minimum in {DRAWS} draws at alpha={alpha}"
+    rule = f"be at most {best}, the best minimum in {_DRAWS} draws at alpha={alpha}"
     raise wrong_value("min_size", rule, min_size)
 
 

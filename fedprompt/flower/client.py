@@ -18,7 +18,7 @@ from fedprompt.flower.rounds import CLIENT, Fingerprint, check_options, unchecke
 from fedprompt.interfaces import Method
 from fedprompt.wire import Expected, Header
 
-INITIAL: dict[str, Any] = {"asked": "", "before": {}, "after": {}}
+_INITIAL: dict[str, Any] = {"asked": "", "before": {}, "after": {}}
 
 
 def client_app(
@@ -76,9 +76,9 @@ def client_app(
         answer, header = unpack(message.content, expect=expect, max_bytes=max_bytes)
         server_round, later = divmod(header.server_round, method.exchanges)
         if folder is None:
-            kept = remembered(context.state) or INITIAL
+            kept = remembered(context.state) or _INITIAL
         else:
-            kept = load_checkpoint(folder, default={}) or INITIAL
+            kept = load_checkpoint(folder, default={}) or _INITIAL
         if not later:  # a repeated round begins with the state before it
             asked = hashlib.sha256(blob_of(message.content)).hexdigest()
             before = kept["before"] if kept["asked"] == asked else kept["after"]

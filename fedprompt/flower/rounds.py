@@ -143,7 +143,7 @@ def run_round(
     return state
 
 
-class Wire(NamedTuple):
+class _Wire(NamedTuple):
     """Parts of one exchange, because Flower's strategies have two steps.
 
     Exchanges are counted over all rounds, and each message has the number of its exchange.
@@ -244,13 +244,13 @@ def checked_wire(
     fingerprint: Fingerprint,
     max_abs: float | None,
     ledger: Ledger | None,
-) -> Wire:
+) -> _Wire:
     """Check the arguments of a server, and make its wire."""
     check_options(method, max_bytes, fingerprint)
     if max_abs is not None:
         check_number("max_abs", max_abs, above=0)
     check_kind("ledger", ledger, Ledger | None, "be a Ledger or None")
-    return Wire(method, max_bytes, fingerprint, max_abs, ledger)
+    return _Wire(method, max_bytes, fingerprint, max_abs, ledger)
 
 
 def _enter(nodes: dict[int, int], replies: Iterable[Envelope], asked: Container[int]) -> None:

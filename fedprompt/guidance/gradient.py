@@ -39,7 +39,7 @@ from fedprompt.interfaces import Weighted
 from fedprompt.interfaces.nouns import Batches
 
 Gradients = dict[str, Tensor]
-BatchLoss = Callable[[Tensor, Tensor, Tensor], Tensor]
+_BatchLoss = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(guided, logits, labels) -> a scalar."""
 Method = Callable[[Evaluate, Parameters, Parameters], Tensor]
 """(evaluate, parameters, direction) -> the derivative of the guided output."""
@@ -167,7 +167,7 @@ def guide_gradient(
     return Weighted(value, _studied_classes(rows, studied))
 
 
-class Studied(NamedTuple):
+class _Studied(NamedTuple):
     """A study batch after its pass, with the random states that repeat the pass."""
 
     images: Tensor
@@ -176,7 +176,7 @@ class Studied(NamedTuple):
     states: RandomStates
 
 
-class Step(NamedTuple):
+class _Step(NamedTuple):
     """A step of the parameters.
 
     Attributes:
@@ -198,14 +198,14 @@ def _mean_gradient(
     batches: list[Pair],
     parameters: Mapping[str, Tensor],
     *,
-    loss: BatchLoss,
-) -> tuple[list[Studied], Gradients]:
+    loss: _BatchLoss,
+) -> tuple[list[_Studied], Gradients]:
     """Differentiate the mean loss over batches, with one batch in memory at a time.
 
     Parameters that no batch reaches have no entry in the result.
     """
     leaves = {name: value.detach().requires_grad_() for name, value in parameters.items()}
-    done = list[Studied]()
+    done = list[_Studied]()
     total = Gradients()
     for images, labels in batches:
         states = passes.streams.states()
@@ -219,7 +219,7 @@ def _mean_gradient(
 
         with torch.enable_grad(), ReplayableAttention():
             guided, gradients = passes.run(leaves, images, gradient)
-        done.append(Studied(images, labels, guided, states))
+        done.append(_Studied(images, labels, guided, states))
         for name, own in zip(leaves, gradients, strict=True):
             if own is not None:
                 total[name] = total[name] + own if name in total else own.detach()
@@ -228,11 +228,11 @@ def _mean_gradient(
 
 
 def _guided_step(
-    differentiate: Callable[[Parameters], tuple[list[Studied], Gradients]],
+    differentiate: Callable[[Parameters], tuple[list[_Studied], Gradients]],
     parameters: Parameters,
     update: Update | None,
     learning_rate: float,
-) -> tuple[list[Studied], Step]:
+) -> tuple[list[_Studied], _Step]:
     """Study the batches and take one step. Plain descent releases the gradients on return."""
     studied, gradients = differentiate(parameters)
     if update is None:
@@ -240,7 +240,7 @@ def _guided_step(
     return studied, _take(update, parameters, gradients, learning_rate)
 
 
-def _descend(parameters: Parameters, gradients: Gradients, learning_rate: float) -> Step:
+def _descend(parameters: Parameters, gradients: Gradients, learning_rate: float) -> _Step:
     """Take one step of plain gradient descent. Its pull-back is a multiplication."""
     stepped = {
         name: value - learning_rate * gradients[name] if name in gradients else value
@@ -250,12 +250,12 @@ def _descend(parameters: Parameters, gradients: Gradients, learning_rate: float)
     def pull_back(slope: Gradients) -> Gradients:
         return {name: value.mul_(-learning_rate) for name, value in slope.items()}
 
-    return Step(stepped, set(gradients), pull_back)
+    return _Step(stepped, set(gradients), pull_back)
 
 
 def _take(
     update: Update, parameters: Parameters, gradients: Gradients, learning_rate: float
-) -> Step:
+) -> _Step:
     """Take a user's step. Its pull-back is a backward pass through the step."""
     leaves = {
         name: gradients.get(name, torch.zeros_like(value)).requires_grad_()
@@ -275,10 +275,10 @@ def _take(
         )
         return {name: own for name, own in zip(leaves, pulled, strict=True) if own is not None}
 
-    return Step(stepped, set(gradients), pull_back)
+    return _Step(stepped, set(gradients), pull_back)
 
 
-def _repeat(passes: Passes, batch: Studied) -> Evaluate:
+def _repeat(passes: Passes, batch: _Studied) -> Evaluate:
     """Return a function that repeats the pass over a study batch: same masks, same buffers."""
 
     def evaluate(parameters: Parameters, then: Callable[[Tensor], Any]) -> Any:
@@ -289,7 +289,7 @@ def _repeat(passes: Passes, batch: Studied) -> Evaluate:
     return evaluate
 
 
-def _response(guides: Guides, batch: Studied, tangent: Tensor, loss: GuideLoss) -> Tensor:
+def _response(guides: Guides, batch: _Studied, tangent: Tensor, loss: GuideLoss) -> Tensor:
     """Differentiate the slope of the guide loss along the tangent with respect to the guides."""
     with torch.enable_grad():
         table = guides.table.clone().requires_grad_()
@@ -301,7 +301,7 @@ def _response(guides: Guides, batch: Studied, tangent: Tensor, loss: GuideLoss) 
     return torch.zeros_like(table) if response is None else response
 
 
-def _studied_classes(guides: Guides, studied: list[Studied]) -> Tensor:
+def _studied_classes(guides: Guides, studied: list[_Studied]) -> Tensor:
     """Return 1 for the classes of the study samples that have a guide, and 0 for the others."""
     present = torch.zeros(len(guides.table), device=guides.table.device)
     for batch in studied:

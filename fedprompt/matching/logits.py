@@ -59,10 +59,10 @@ def cosine_logits(
         tensor([[100.,   0.],
                 [100.,   0.]])
     """
-    check_features("image", image, 2, "(batch, dim)")
+    _check_features("image", image, 2, "(batch, dim)")
     own = isinstance(text, Tensor) and text.ndim == 3
     shape = "(classes, dim) or (batch, classes, dim)"
-    check_features("text", text, 3 if own else 2, shape, batched=own)
+    _check_features("text", text, 3 if own else 2, shape, batched=own)
     check_pair("image", image, text, scale)
     if own and text.shape[0] != image.shape[0]:
         rule = (
@@ -132,8 +132,8 @@ def transport_logits(
         Li et al., "Global and Local Prompts Cooperation via Optimal Transport for Federated
         Learning" (FedOTP), CVPR 2024, Eqs. 6-10.
     """
-    check_features("patches", patches, 3, "(batch, patches, dim)")
-    check_features("text", text, 3, "(prompts, classes, dim)", batched=False)
+    _check_features("patches", patches, 3, "(batch, patches, dim)")
+    _check_features("text", text, 3, "(prompts, classes, dim)", batched=False)
     check_pair("patches", patches, text, scale)
     check_number("mass", mass, above=0, at_most=1)
     for argument, function in (("solver", solver), ("gradient", gradient)):
@@ -163,7 +163,7 @@ def _epsilon_of(solver: TransportSolver, gradient: TransportScore) -> float:
     return epsilon
 
 
-def check_features(
+def _check_features(
     name: str, features: object, ndim: int, shape: str, *, batched: bool = True
 ) -> None:
     """Require a floating-point tensor with `ndim` axes; only a batch axis may be empty."""

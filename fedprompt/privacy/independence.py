@@ -14,8 +14,8 @@ from fedprompt._float64 import widened
 from fedprompt._random_streams import RandomStreams
 
 Model = Callable[..., Any]
-Order = Sequence[int]
-RULE = "compute the outputs of each sample from that sample alone"
+_Order = Sequence[int]
+_RULE = "compute the outputs of each sample from that sample alone"
 
 
 def check_independence(model: Model, batch: Tensor | Sequence[Tensor]) -> None:
@@ -75,11 +75,11 @@ def check_independence(model: Model, batch: Tensor | Sequence[Tensor]) -> None:
         if moved:
             where = runs.first_module(order, changed, sample)
             got = f"outputs of samples {moved[:5]} that change with sample {sample}{where}"
-            raise wrong_value("model", RULE, got)
+            raise wrong_value("model", _RULE, got)
     if not runs.random:
         fewer = runs.outputs(order[1:])
         if _moved([output[1:] for output in first], fewer, rounding=0.5):
-            raise wrong_value("model", RULE, "outputs that change when sample 0 is left out")
+            raise wrong_value("model", _RULE, "outputs that change when sample 0 is left out")
 
 
 class _Runs:
@@ -94,7 +94,7 @@ class _Runs:
         self.root = model if isinstance(model, nn.Module) else nn.Module()
         self.streams = RandomStreams([*self.root.parameters(), *inputs])
 
-    def run(self, order: Order) -> Any:
+    def run(self, order: _Order) -> Any:
         """Run the model on the samples of an order."""
         before = self.streams.states()
         with _buffers_restored(self.root), self.streams.restored():
@@ -103,7 +103,7 @@ class _Runs:
         self.random |= not all(map(torch.equal, before, after))
         return result
 
-    def outputs(self, order: Order) -> list[Tensor]:
+    def outputs(self, order: _Order) -> list[Tensor]:
         """Return all tensors of the result."""
         outputs = _tensors(self.run(order))
         for output in outputs:
@@ -115,7 +115,7 @@ class _Runs:
             raise wrong_type("model", "return tensors (batch, ...)", "none")
         return outputs
 
-    def first_module(self, order: Order, changed: Order, sample: int) -> str:
+    def first_module(self, order: _Order, changed: _Order, sample: int) -> str:
         """Name the first submodule with outputs of other samples that differ in two runs."""
         runs = [self._trace(order), self._trace(changed)]
         for (name, module, *outputs), (*_, again) in zip(*runs, strict=False):
@@ -124,7 +124,7 @@ class _Runs:
                 return f", first in module {name!r} ({type(module).__name__})"
         return ""
 
-    def _trace(self, order: Order) -> list[tuple[str, nn.Module, list[Tensor]]]:
+    def _trace(self, order: _Order) -> list[tuple[str, nn.Module, list[Tensor]]]:
         """Return the outputs (batch, ...) of all submodules, in the order in which they end."""
         calls = list[tuple[str, nn.Module, list[Tensor]]]()
         with ExitStack() as hooks:

@@ -24,7 +24,7 @@ from fedprompt.privacy._randomness import check_source, coins, deviation, with_n
 
 __all__ = ["clipped_sum", "noisy_mean", "per_sample", "poisson_batch"]
 
-LARGEST = 10**10
+_LARGEST = 10**10
 """Largest number of examples from which a batch is drawn. One random number is drawn for each."""
 
 
@@ -61,8 +61,8 @@ def poisson_batch(
         Abadi et al., "Deep Learning with Differential Privacy", CCS 2016.
     """
     check_count("num_examples", num_examples)
-    if num_examples > LARGEST:
-        raise wrong_value("num_examples", f"be at most {LARGEST:,}", num_examples)
+    if num_examples > _LARGEST:
+        raise wrong_value("num_examples", f"be at most {_LARGEST:,}", num_examples)
     check_number("rate", rate, above=0, at_most=1)
     check_source(generator)
     return coins(num_examples, rate=rate, generator=generator)

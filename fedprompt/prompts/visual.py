@@ -23,7 +23,7 @@ from fedprompt._checks import (
 )
 from fedprompt.interfaces import PromptStream, Trunk
 
-DEFAULT_PATCH_SIZE = 16
+_DEFAULT_PATCH_SIZE = 16
 
 
 class LayeredPrompts(nn.Module):
@@ -280,7 +280,7 @@ def _checked_patch_size(
     patch_size: int | tuple[int, int] | None, dim: int | Trunk
 ) -> tuple[int, int]:
     if patch_size is None:
-        patch_size = dim.patch_size if isinstance(dim, Trunk) else DEFAULT_PATCH_SIZE
+        patch_size = dim.patch_size if isinstance(dim, Trunk) else _DEFAULT_PATCH_SIZE
     return height_and_width("patch_size", patch_size)
 
 

@@ -10,11 +10,11 @@ from torch.nn.functional import affine_grid, grid_sample
 from fedprompt._checks import wrong_value
 from fedprompt.samples.handwritten import Images, inverted, noisy, raw
 
-SIDE = 32  # of the canvas, in pixels
-SMALLEST = 12  # side of an image on the canvas; the largest fills it
-NUM_FRAGMENTS = 10
+_SIDE = 32  # of the canvas, in pixels
+_SMALLEST = 12  # side of an image on the canvas; the largest fills it
+_NUM_FRAGMENTS = 10
 
-Canvases = Float[Tensor, "batch channels side side"]
+_Canvases = Float[Tensor, "batch channels side side"]
 
 DOMAINS: dict[str, Callable[[Images, torch.Generator], Images]] = {
     "plain": lambda images, generator: raw(images),
@@ -31,7 +31,7 @@ def on_canvases(
     domains: Sequence[str],
     smallest: float,
     largest: float,
-) -> tuple[Canvases, Int[Tensor, " batch"]]:
+) -> tuple[_Canvases, Int[Tensor, " batch"]]:
     """Put digits on cluttered canvases of 32 x 32 pixels, and assign them to domains in turn.
 
     Args:
@@ -61,18 +61,18 @@ def on_canvases(
     """
     if unknown := set(domains) - DOMAINS.keys():
         raise wrong_value("domains", f"be among {', '.join(DOMAINS)}", ", ".join(sorted(unknown)))
-    canvases, _ = cluttered(images, generator, smallest=smallest, largest=largest)
+    canvases, _ = _cluttered(images, generator, smallest=smallest, largest=largest)
     owner = torch.arange(len(images)) % len(domains)
     for index, name in enumerate(domains):
         canvases[owner == index] = DOMAINS[name](canvases[owner == index], generator)
     return canvases, owner
 
 
-def place(
+def _place(
     images: Float[Tensor, "batch channels height width"],
     size: Float[Tensor, " batch"],
     corner: Float[Tensor, "batch 2"],
-) -> Canvases:
+) -> _Canvases:
     """Scale each image bilinearly to a square on an empty canvas.
 
     Args:
@@ -80,7 +80,7 @@ def place(
         size: Sides of the squares, in pixels.
         corner: Top left corners (x, y) of the squares, in pixels. Parts outside the canvas are cut.
     """
-    scale = SIDE / size[:, None]
+    scale = _SIDE / size[:, None]
     affine = torch.cat(
         [
             torch.diag_embed(scale.expand(-1, 2)),
@@ -88,22 +88,22 @@ def place(
         ],
         -1,
     )
-    grid = affine_grid(affine, [len(images), 1, SIDE, SIDE], align_corners=False)
+    grid = affine_grid(affine, [len(images), 1, _SIDE, _SIDE], align_corners=False)
     return grid_sample(images, grid, align_corners=False)
 
 
-def clutter(
+def _clutter(
     images: Float[Tensor, "batch channels height width"],
     generator: torch.Generator,
     *,
-    fragments: int = NUM_FRAGMENTS,
-) -> Canvases:
+    fragments: int = _NUM_FRAGMENTS,
+) -> _Canvases:
     """Fill canvases with small fragments of other images of the batch.
 
     Places, sizes and brightness of the fragments are random.
     """
-    canvas = torch.zeros(len(images), images.shape[1], SIDE, SIDE, device=images.device)
-    pixel = torch.arange(SIDE, device=images.device) + 0.5
+    canvas = torch.zeros(len(images), images.shape[1], _SIDE, _SIDE, device=images.device)
+    pixel = torch.arange(_SIDE, device=images.device) + 0.5
     for _ in range(fragments):
 
         def uniform(low: float, high: float, *shape: int) -> Tensor:
@@ -111,24 +111,24 @@ def clutter(
                 len(images), *shape, generator=generator, device=images.device
             )
 
-        size, center, seen = uniform(SMALLEST, SIDE), uniform(0, SIDE, 2), uniform(0.2, 0.8, 2)
+        size, center, seen = uniform(_SMALLEST, _SIDE), uniform(0, _SIDE, 2), uniform(0.2, 0.8, 2)
         reach, light = uniform(2, 4, 1), uniform(0.5, 1, 1, 1, 1)
         others = images[torch.randperm(len(images), generator=generator, device=images.device)]
         across, down = ((pixel - center[:, axis, None]).abs() < reach for axis in (0, 1))
-        cutting = place(others, size, center - seen * size[:, None]) * (
+        cutting = _place(others, size, center - seen * size[:, None]) * (
             down[:, None, :, None] & across[:, None, None, :]
         )
         canvas = torch.maximum(canvas, light * cutting)
     return canvas
 
 
-def cluttered(
+def _cluttered(
     images: Float[Tensor, "batch channels height width"],
     generator: torch.Generator,
     *,
-    smallest: float = SMALLEST,
-    largest: float = SIDE,
-) -> tuple[Canvases, Float[Tensor, "batch 1 32 32"]]:
+    smallest: float = _SMALLEST,
+    largest: float = _SIDE,
+) -> tuple[_Canvases, Float[Tensor, "batch 1 32 32"]]:
     """Put each image into a square of random size and place on its own cluttered canvas.
 
     Args:
@@ -145,9 +145,9 @@ def cluttered(
     )
     corner = (
         torch.rand(len(images), 2, generator=generator, device=images.device)
-        * (SIDE - size)[:, None]
+        * (_SIDE - size)[:, None]
     )
-    square = place(torch.ones_like(images[:, :1]), size, corner)
+    square = _place(torch.ones_like(images[:, :1]), size, corner)
     return torch.maximum(
-        place(images, size, corner), clutter(images, generator) * (square == 0)
+        _place(images, size, corner), _clutter(images, generator) * (square == 0)
     ), square

@@ -53,10 +53,10 @@ def vit(size: Literal["S", "B"], *, with_head: bool = False) -> nn.Module:
     """
     if size not in SIZES:
         raise wrong_value("size", f"be one of {', '.join(map(repr, SIZES))}", repr(size))
-    return read_vit(FOLDER / f"vit_{size.lower()}.safetensors", with_head=with_head)
+    return _read_vit(FOLDER / f"vit_{size.lower()}.safetensors", with_head=with_head)
 
 
-def read_vit(path: Path, *, with_head: bool = False) -> nn.Module:
+def _read_vit(path: Path, *, with_head: bool = False) -> nn.Module:
     """Load a vision transformer from a file of ``examples/build_samples``, as :func:`vit` does."""
     from timm.models.vision_transformer import VisionTransformer
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from fedprompt.interfaces import Coupling
 from fedprompt.transport._problem import Problem, Solution, check_options, couple, violation
 
-COMPILED_STEPS = 32
+_COMPILED_STEPS = 32
 """Number of iterations under ``torch.compile``, where values cannot be read."""
 
 
@@ -149,7 +149,7 @@ def _alternate(
     x, row_scale = log_b - exponent.logsumexp(2), torch.zeros_like(log_a)
     active = torch.ones_like(problem.full[:, 0])
     iterations = torch.zeros_like(active, dtype=torch.int64)
-    for _ in range(max_iterations if problem.eager else min(max_iterations, COMPILED_STEPS)):
+    for _ in range(max_iterations if problem.eager else min(max_iterations, _COMPILED_STEPS)):
         scaled = torch.minimum(log_a - (exponent + x[..., None]).logsumexp(1), cap)
         row_scale = torch.where(active[:, None], scaled, row_scale)
         new = torch.where(active[:, None], log_b - (exponent + row_scale[:, None]).logsumexp(2), x)

@@ -11,17 +11,17 @@ from fedprompt.interfaces import Coupling
 from fedprompt.transport._dual import FARTHEST, NEAR, climb, demand, evaluate
 from fedprompt.transport._problem import Problem, Solution, check_options, couple, violation
 
-PLAIN_STEPS = 12
+_PLAIN_STEPS = 12
 """Number of steps before a problem goes to the line search; under ``torch.compile``, all steps."""
 
-COMPILED_STEPS = 8
-"""Number of steps under ``torch.compile`` if epsilon is at least `SMOOTH`.
+_COMPILED_STEPS = 8
+"""Number of steps under ``torch.compile`` if epsilon is at least `_SMOOTH`.
 
 docs/reference/transport.md has the errors that these steps leave.
 """
 
-SMOOTH = 0.05
-"""Smallest epsilon for which `COMPILED_STEPS` are enough."""
+_SMOOTH = 0.05
+"""Smallest epsilon for which `_COMPILED_STEPS` are enough."""
 
 
 def newton(
@@ -93,7 +93,7 @@ def newton(
 def _solve(problem: Problem, *, epsilon: float, tolerance: float, max_iterations: int) -> Solution:
     """Run plain steps, and solve the remaining problems by the line search."""
     tolerance = max(tolerance, 8 * torch.finfo(problem.cost.dtype).eps)
-    steps = PLAIN_STEPS if problem.eager or epsilon < SMOOTH else COMPILED_STEPS
+    steps = _PLAIN_STEPS if problem.eager or epsilon < _SMOOTH else _COMPILED_STEPS
     steps = min(max_iterations, steps)
     plan, v, iterations, error = _plain_steps(
         problem, epsilon=epsilon, tolerance=tolerance, max_iterations=steps

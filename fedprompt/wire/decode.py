@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedprompt._checks import wrong_type, wrong_value
 from fedprompt.interfaces import Message, Weighted
-from fedprompt.wire.format import (
+from fedprompt.wire._format import (
     DTYPES,
     FORMAT,
     Expected,
@@ -29,7 +29,7 @@ from fedprompt.wire.format import (
     weight_key,
 )
 
-Raw = np.ndarray[Any, np.dtype[np.uint8]]
+_Raw = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 def decode_payload(
@@ -227,7 +227,7 @@ def _check_whole(
 
 
 def _read_entry(
-    raw: Mapping[str, Raw],
+    raw: Mapping[str, _Raw],
     name: str,
     entry: Tensor | Weighted,
     *,
@@ -256,7 +256,7 @@ def _read_entry(
     return Weighted(rows, weight)
 
 
-def _tensor(raw: Raw, slot: Slot) -> Tensor:
+def _tensor(raw: _Raw, slot: Slot) -> Tensor:
     if slot.dtype == torch.bool and raw.size and raw.max() > 1:
         _refuse("hold booleans as 0 or 1", int(raw.max()))
     flat = torch.from_numpy(raw).view(slot.dtype) if raw.size else torch.empty(0, dtype=slot.dtype)

@@ -6,7 +6,7 @@ import torch
 from errors import raises
 from fedprompt import PromptStream, encode_prompted, vit_trunk
 from fedprompt.backbones.checks.report import Line, Report
-from fedprompt.backbones.checks.trunk import PromptedRuns
+from fedprompt.backbones.checks.trunk import _PromptedRuns
 from fedprompt.check import trunk as check_trunk
 from models import tiny_vit
 from own_trunks import WRONG, AnotherModel, CachedMask, NormalizeIsTheIdentity, PlainTrunk
@@ -64,7 +64,7 @@ def test_an_exception_of_the_trunk_is_shown_in_its_line(images):
 
 def test_the_runs_of_the_check_are_those_of_encode_prompted(images):
     for trunk in (PlainTrunk(), vit_trunk(tiny_vit().float())):
-        runs = PromptedRuns(trunk, images)
+        runs = _PromptedRuns(trunk, images)
         stream = PromptStream(dict(enumerate(runs.prompts(2))), replace=True)
         assert_near(runs.features(2), encode_prompted(trunk, images, stream).pooled)
         assert_near(runs.features(), encode_prompted(trunk, images).pooled)

@@ -93,14 +93,14 @@ def test_short_texts_are_encoded_as_in_their_full_length(model):
 
 def test_an_image_of_half_its_size_is_a_mean_of_four_pixels():
     image = images(1)
-    placed = canvas.place(image, torch.tensor([8.0]), torch.tensor([[10.0, 4.0]]))
+    placed = canvas._place(image, torch.tensor([8.0]), torch.tensor([[10.0, 4.0]]))
     expected = F.pad(F.avg_pool2d(image, 2), (10, 14, 4, 20))
     torch.testing.assert_close(placed, expected, atol=1e-5, rtol=0)
 
 
 def test_clutter_stays_outside_of_the_image_and_an_image_that_fills_the_canvas_has_none():
     ink = images(40)
-    canvases, square = canvas.cluttered(
+    canvases, square = canvas._cluttered(
         ink, torch.Generator().manual_seed(0), smallest=12, largest=12
     )
     # Interpolation extends a side of 12 to at most 14 pixels, depending on the corner.
@@ -110,12 +110,14 @@ def test_clutter_stays_outside_of_the_image_and_an_image_that_fills_the_canvas_h
     assert (outside.flatten(1).count_nonzero(1) > 50).all()
     again = torch.Generator().manual_seed(0)
     size = 12 + 0 * torch.rand(40, generator=again)
-    placed = canvas.place(ink, size, torch.rand(40, 2, generator=again) * 20)
+    placed = canvas._place(ink, size, torch.rand(40, 2, generator=again) * 20)
     torch.testing.assert_close(canvases * (square > 0), placed)
 
-    full, square = canvas.cluttered(ink, torch.Generator().manual_seed(0), smallest=32)
+    full, square = canvas._cluttered(ink, torch.Generator().manual_seed(0), smallest=32)
     assert (square > 0).all()
-    torch.testing.assert_close(full, canvas.place(ink, torch.full((40,), 32.0), torch.zeros(40, 2)))
+    torch.testing.assert_close(
+        full, canvas._place(ink, torch.full((40,), 32.0), torch.zeros(40, 2))
+    )
 
 
 def test_canvases_are_assigned_to_domains_in_turn():

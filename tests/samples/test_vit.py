@@ -31,7 +31,7 @@ def committed(size):
 def load(size, folder=None):
     """Load the whole model of a size, by default with the committed weights."""
     path = committed(size) if folder is None else build.weights_path(size, folder)
-    return networks.read_vit(path, with_head=True)
+    return networks._read_vit(path, with_head=True)
 
 
 def metadata_of(path):

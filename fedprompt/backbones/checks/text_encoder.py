@@ -12,7 +12,7 @@ from fedprompt.backbones.checks.report import Line, Report, judged
 from fedprompt.backbones.fingerprint import OWN, OwnModules, find_module
 from fedprompt.interfaces import ClassNames, PromptedText, TextEncoder
 
-Verdict = tuple[bool | None, str]
+_Verdict = tuple[bool | None, str]
 _CONTAINERS = (OwnModules, nn.ModuleList)  # the fingerprint makes them of attributes
 
 
@@ -106,7 +106,7 @@ class _Judge:
     def encode(self, context: Tensor, names: ClassNames | None = None) -> Tensor:
         return self.encoder(_sentences(context, names or self.names))
 
-    def shape(self) -> Verdict:
+    def shape(self) -> _Verdict:
         dim, width = self.encoder.dim, self.names.tokens.shape[-1]
         if dim != width:
             return False, f"dim is {dim}, but tokens have width {width}"
@@ -119,22 +119,22 @@ class _Judge:
                 return False, "features that are not finite"
         return True, ""
 
-    def repeatable(self) -> Verdict:
+    def repeatable(self) -> _Verdict:
         return _near(self.encode(self.context), self.encode(self.context))
 
-    def classes(self) -> Verdict:
+    def classes(self) -> _Verdict:
         together = self.encode(self.context)
         count = len(self.names.names)
         reverse = self.encode(self.context, self.names.select(range(count)[::-1])).flip(1)
         alone = [self.encode(self.context, self.names.select([number])) for number in range(count)]
         return _all_near((reverse, together), (torch.cat(alone, 1), together))
 
-    def contexts(self) -> Verdict:
+    def contexts(self) -> _Verdict:
         alone = [self.encode(context[None]) for context in self.context]
         return _near(torch.cat(alone), self.encode(self.context))
 
     @torch.no_grad()
-    def end_of_text(self) -> Verdict:
+    def end_of_text(self) -> _Verdict:
         if not self.names.causal:
             return True, "may be read, because the names have causal=False"
         text = _sentences(self.context, self.names)
@@ -146,18 +146,18 @@ class _Judge:
         return _near(self.encoder(changed), self.encoder(text))
 
     @torch.no_grad()
-    def class_specific(self) -> Verdict:
+    def class_specific(self) -> _Verdict:
         own = self.context[:, None].expand(-1, len(self.names.names), -1, -1)
         text = _sentences(own, self.names, class_specific=True)
         return _near(self.encoder(text), self.encode(self.context))
 
-    def samples(self) -> Verdict:
+    def samples(self) -> _Verdict:
         contexts = torch.stack([self.context, -self.context, 2 * self.context])
         together = self.encode(contexts)
         loop = torch.stack([self.encode(context) for context in contexts])
         return _all_near((together, loop), (self.encode(contexts[:0]), loop[:0]))
 
-    def gradients(self) -> Verdict:
+    def gradients(self) -> _Verdict:
         context = self.context.clone().requires_grad_()
         with torch.enable_grad():
             features = self.encoder(_sentences(context, self.names))
@@ -171,7 +171,7 @@ class _Judge:
         missing = int((gradient == 0).all(-1).sum())
         return not missing, f"none at {missing} tokens" if missing else ""
 
-    def frozen(self) -> Verdict:
+    def frozen(self) -> _Verdict:
         if self.model is None:
             return None, "no modules or tensors found; keep the model as the attribute `model`"
         trainable = [name for name, weight in self.model.named_parameters() if weight.requires_grad]
@@ -181,14 +181,14 @@ class _Judge:
             wrong.append("a module in train mode")
         return not wrong, "; ".join(wrong).replace(OWN, "")
 
-    def unchanged(self) -> Verdict:
+    def unchanged(self) -> _Verdict:
         before = self.state_before
         wrong = [
             name for name, value in self._state().items() if not torch.equal(value, before[name])
         ]
         return not wrong, f"changed: {', '.join(wrong[:3])}".replace(OWN, "") if wrong else ""
 
-    def shared(self) -> Verdict:
+    def shared(self) -> _Verdict:
         is_shared = copy.deepcopy(self.encoder) is self.encoder
         return is_shared, "" if is_shared else "a deep copy is another encoder"
 
@@ -230,13 +230,13 @@ def _sentences(context: Tensor, names: ClassNames, *, class_specific: bool = Fal
     return PromptedText(prefix, suffix, end, None if class_specific else length)
 
 
-def _all_near(*pairs: tuple[Tensor, Tensor]) -> Verdict:
+def _all_near(*pairs: tuple[Tensor, Tensor]) -> _Verdict:
     """Return the verdict of the first pair that differs, or of the last pair."""
     verdicts = [_near(*pair) for pair in pairs]
     return next((verdict for verdict in verdicts if not verdict[0]), verdicts[0])
 
 
-def _near(actual: Tensor, expected: Tensor) -> Verdict:
+def _near(actual: Tensor, expected: Tensor) -> _Verdict:
     """Compare up to rounding, relative to the largest number."""
     actual, expected = actual.detach(), expected.detach()
     if actual.shape != expected.shape:

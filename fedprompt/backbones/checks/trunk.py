@@ -93,7 +93,7 @@ def check_trunk(
     return Report(title, (members, *_Judge(trunk, images, forward).lines()))
 
 
-class PromptedRuns:
+class _PromptedRuns:
     """Runs of one trunk, with prompts that are the same in all of them."""
 
     def __init__(self, trunk: Trunk, images: Tensor) -> None:
@@ -133,7 +133,7 @@ def _inserted(tokens: Tensor, prompts: Tensor, prefix: int, inside: int) -> Tens
     return torch.cat([tokens[:, :prefix], new, tokens[:, prefix + inside :]], 1)
 
 
-class _Judge(PromptedRuns):
+class _Judge(_PromptedRuns):
     """The checks of one trunk. Each returns whether the claim holds, and what was measured."""
 
     def __init__(

@@ -17,7 +17,7 @@ from fedprompt.backbones._models import check_unadapted, libraries
 from fedprompt.backbones.text import _layout
 from fedprompt.backbones.text._deep import Replacement, replacements
 from fedprompt.backbones.text._parts import text_parts
-from fedprompt.backbones.text.vocabulary import Vocabulary, check_texts, padded
+from fedprompt.backbones.text._vocabulary import Vocabulary, check_texts, padded
 from fedprompt.freezing import freeze
 from fedprompt.interfaces import ClassNames, PromptedText, PromptStream
 

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from fedprompt._checks import check_kind, check_sequence, check_text, kind, wrong_type, wrong_value
 from fedprompt._cosine import unit
+from fedprompt.backbones.text._vocabulary import check_texts
 from fedprompt.backbones.text.tower import TextTower
-from fedprompt.backbones.text.vocabulary import check_texts
 
 
 @torch.no_grad()

@@ -23,8 +23,8 @@ from fedprompt._checks import (
 from fedprompt.interfaces import Message, Weighted
 
 FORMAT = "fedprompt-2"
-BLANK = "0" * 64  # in place of the digest, while the digest is computed
-MAX_TEXT = 2**14  # bytes of a header's own text: parsed JSON takes up to 50 times its length
+_BLANK = "0" * 64  # in place of the digest, while the digest is computed
+_MAX_TEXT = 2**14  # bytes of a header's own text: parsed JSON takes up to 50 times its length
 DTYPES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -139,7 +139,7 @@ def offsets(laid: Mapping[str, Slot]) -> dict[str, int]:
     return starts
 
 
-def header_text(header: Header, laid: Mapping[str, Slot], digest: str = BLANK) -> str:
+def header_text(header: Header, laid: Mapping[str, Slot], digest: str = _BLANK) -> str:
     """Write the header: safetensors' JSON, padded with spaces to a multiple of 8 bytes."""
     entries: dict[str, Any] = {"__metadata__": _metadata(header, digest)}
     for key, start in offsets(laid).items():
@@ -155,7 +155,7 @@ def header_text(header: Header, laid: Mapping[str, Slot], digest: str = BLANK) -
 
 def longest_header(laid: Mapping[str, Slot]) -> int:
     """Return the largest length in bytes of a header that describes these tensors."""
-    return len(header_text(Header(), laid).encode()) + MAX_TEXT
+    return len(header_text(Header(), laid).encode()) + _MAX_TEXT
 
 
 def digest_of(
@@ -198,10 +198,12 @@ def check_header(header: Header) -> None:
         _check_texts(f"header.{name}", getattr(header, name))
     if not isinstance(header.client_id, str):
         raise wrong_type("header.client_id", "be a string", kind(header.client_id))
-    text = json.dumps(_metadata(header, BLANK), ensure_ascii=False)
+    text = json.dumps(_metadata(header, _BLANK), ensure_ascii=False)
     _check_unicode("header", text)
-    if len(text.encode()) > MAX_TEXT:
-        raise wrong_value("header", f"be at most {MAX_TEXT} bytes long as text", len(text.encode()))
+    if len(text.encode()) > _MAX_TEXT:
+        raise wrong_value(
+            "header", f"be at most {_MAX_TEXT} bytes long as text", len(text.encode())
+        )
 
 
 def _metadata(header: Header, digest: str) -> dict[str, str]:
