@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedprompt._checks import wrong_type, wrong_value
 from fedprompt.interfaces import Message, Weighted
-from fedprompt.wire._format import (
+from fedprompt.wire.format import (
     DTYPES,
     FORMAT,
     Expected,

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from fedprompt._checks import check_dense, check_entry, check_finite
 from fedprompt.interfaces import Message, Weighted
-from fedprompt.wire._format import (
+from fedprompt.wire.format import (
     Header,
     check_header,
     digest_of,

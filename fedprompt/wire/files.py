@@ -6,7 +6,7 @@ from torch import Tensor
 
 from fedprompt._files import checked_file, replace_file
 from fedprompt.interfaces import Message, Weighted
-from fedprompt.wire._format import Expected, Header, check_expected, longest_header
+from fedprompt.wire.format import Expected, Header, check_expected, longest_header
 from fedprompt.wire.decode import read_blob
 from fedprompt.wire.encode import encode_payload
 

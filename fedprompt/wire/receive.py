@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 
 from fedprompt._checks import check_iterable, kind, wrong_type, wrong_value
 from fedprompt.interfaces import Message
-from fedprompt.wire._format import Expected, Slot, check_expected
+from fedprompt.wire.format import Expected, Slot, check_expected
 from fedprompt.wire.decode import read_blob
 
 Client = TypeVar("Client", int, str)

@@ -102,6 +102,8 @@ def the_unit_of_counts_does_not_matter(select: PromptSelector, problem: Problem)
 
 
 def groups_have_no_order(select: PromptSelector, problem: Problem) -> None:
+    """With whole shares, because a sample that is split evenly goes to the first of its groups."""
+    problem = problem._replace(query=problem.query[: len(problem.keys) * (40 // len(problem.keys))])
     order = torch.arange(len(problem.keys)).roll(2)
     for usage in (None, problem.usage):
         turned = select(
