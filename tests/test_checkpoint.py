@@ -348,6 +348,7 @@ save(type('Own', (dict,), {})()) -> TypeError: `state` must be a dict
 save(Pair(1, 2)) -> TypeError: `state` must be a dict
 save(torch.zeros(2, dtype=torch.complex64)) -> TypeError: `state` must be a dict
 save(torch.zeros(2).to_sparse()) -> TypeError: `state` must be a dict
+save(torch.zeros(2, device='meta')) -> TypeError: `state` must be a dict
 save({(1, 2): 3}) -> TypeError: `state` must have strings and integers as keys; got
 save({True: 3}) -> TypeError: `state` must have strings and integers as keys; got
 save(nested(101)) -> ValueError: `state` must have at most 100 levels, and no cycle; got more.
