@@ -1,10 +1,13 @@
-"""The README: its loop runs, CI runs its commands, and its module map has existing names."""
+"""The README: its loop runs, CI runs its commands, and it quotes and names what exists."""
 
-import importlib.util
 import re
 from pathlib import Path
+from textwrap import indent
+
+import torch
 
 import fedprompt
+from fedprompt import methods
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -23,7 +26,7 @@ def test_the_quickstart_is_the_program_of_the_samples_and_has_at_most_22_lines()
 
 
 def test_the_readme_is_short_and_every_link_exists():
-    assert README.count("\n") <= 120
+    assert README.count("\n") <= 110
     prose = re.sub(r"^```.*?^```$", "", README, flags=re.DOTALL | re.MULTILINE)
     links = re.findall(r"\]\((?!http)([^)#]+)", prose)
     assert len(links) > 10
@@ -45,19 +48,34 @@ def test_both_commands_do_all_of_their_set_up():
     )
 
 
-def test_the_map_of_modules_has_existing_names():
-    rows = [
-        line.split("|")
-        for line in README.split("## Modules")[1].splitlines()
-        if line.startswith("| `")
-    ]
-    assert len(rows) == 11
-    names = set(re.findall(r"`(\w+)`", "".join(row[2] for row in rows)))
-    assert len(names) > 25
-    assert names <= set(fedprompt.__all__)
-    modules = re.findall(r"`(\w+)`", "".join(row[1] for row in rows))
-    missing = [name for name in modules if importlib.util.find_spec(f"fedprompt.{name}") is None]
-    assert not missing
+def test_the_table_of_starts_has_existing_names():
+    section = README.split("## What you have")[1].split("\n## ")[0]
+    rows = [line.split("|") for line in section.splitlines() if line.startswith("| ")][1:]
+    assert len(rows) == 6
+    names = re.findall(r"`(\w+)`", "".join(row[3] for row in rows))
+    assert len(names) > 15
+    assert not [name for name in names if not hasattr(fedprompt, name)]
+
+
+def test_the_methods_exist_and_the_client_of_fedprox_is_quoted_from_its_file():
+    used = re.findall(r"\| `(\w+)`(?: first)? \|$", README, re.MULTILINE)
+    assert len(used) == 4
+    assert set(used) <= set(methods.METHODS)
+    assert f"## {len(methods.METHODS)} methods" in README
+    client = re.findall(r"```python\n(fp\.load_values.*?)```", README, re.DOTALL)
+    source = (ROOT / "fedprompt" / "methods" / "fedprox.py").read_text()
+    assert [indent(each, 8 * " ") in source for each in client] == [True]
+
+
+def test_the_mean_of_rows_is_the_printed_one():
+    (lines,) = re.findall(r"```python\n(mine = .*?)```", README, re.DOTALL)
+    names = {"fp": fedprompt, "torch": torch}
+    *_, last = lines.splitlines()
+    exec(lines.removesuffix(f"{last}\n"), names)
+    mean = eval(last, names)
+    assert f"# value {mean.value.tolist()}, weight {mean.weight.tolist()}" == (
+        last.split("  ")[1].replace(".,", ".0,").replace(".]", ".0]")
+    )
 
 
 def test_no_figure_is_left_to_be_filled_in():
