@@ -5,8 +5,8 @@ from typing import Any, TypeVar
 
 from fedprompt._checks import check_iterable, kind, wrong_type, wrong_value
 from fedprompt.interfaces import Message
-from fedprompt.wire.format import Expected, Slot, check_expected
 from fedprompt.wire.decode import read_blob
+from fedprompt.wire.format import Expected, Slot, check_expected
 
 Client = TypeVar("Client", int, str)
 
