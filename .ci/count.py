@@ -1,0 +1,57 @@
+"""Lines of code, without docstrings and comments, and those of them that only check arguments.
+
+python .ci/count.py
+"""
+
+import ast
+import io
+import subprocess
+import tokenize
+from pathlib import Path
+
+BLANK = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)
+CHECKS = ("check", "checked", "wrong_", "_check", "_checked", "_wrong", "refus", "_refus")
+
+
+def code(text: str) -> set[int]:
+    """Return the numbers of the lines with code."""
+    lines = set[int]()
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type not in (*BLANK, tokenize.ENDMARKER):
+            lines.update(range(token.start[0], token.end[0] + 1))
+    for node in ast.walk(ast.parse(text)):
+        first = getattr(node, "body", [None])
+        first = first[0] if isinstance(first, list) and first else None
+        if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):
+            lines.difference_update(range(first.lineno, (first.end_lineno or first.lineno) + 1))
+    return lines
+
+
+def checks(text: str) -> set[int]:
+    """Return the lines of functions that check, of calls of these, and of branches that raise."""
+    lines = set[int]()
+    for node in ast.walk(ast.parse(text)):
+        name = getattr(node, "name", "") or ""
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+            name = ast.unparse(node.value.func).rpartition(".")[2]
+        raises = isinstance(node, ast.If) and isinstance(node.body[-1], ast.Raise)
+        if raises or name.startswith(CHECKS):
+            last = node.body[-1] if raises else node
+            lines.update(range(node.lineno, last.end_lineno + 1))
+    return lines & code(text)
+
+
+if __name__ == "__main__":
+    listed = subprocess.run(["git", "ls-files", "*.py"], capture_output=True, text=True, check=True)
+    texts = {path: Path(path).read_text() for path in listed.stdout.split()}
+    areas = {
+        "library": ("fedprompt/", ("fedprompt/methods/", "fedprompt/samples/")),
+        "methods and samples": (("fedprompt/methods/", "fedprompt/samples/"), ()),
+        "examples": ("examples/", ()),
+        "tests": ("tests/", ()),
+    }
+    for area, (inside, outside) in areas.items():
+        own = [text for path, text in texts.items() if path.startswith(inside)
+               and not path.startswith(tuple(outside))]  # fmt: skip
+        print(f"{area:20} {sum(len(code(each)) for each in own):6,}", end="")
+        print(f"   of these checks {sum(len(checks(each)) for each in own):6,}")
