@@ -215,6 +215,8 @@ FEDL2G = (
 FEDOTP = (
     Row("FedOTP", "fedotp", {"learning_rate": 0.00928, "mass": 0.897}),
     Row("FedOTP, no transport", "fedotp_average", {"learning_rate": 0.00306}),
+    Row("FedOTP, rate 0.003", "fedotp", {"learning_rate": 0.00306, "mass": 0.897}),
+    Row("FedOTP, no transport, rate 0.009", "fedotp_average", {"learning_rate": 0.00928}),
     *(
         Row(f"FedOTP, mass {mass}", "fedotp", {"learning_rate": 0.00928, "mass": mass})
         for mass in (0.2, 0.8, 1.0)
