@@ -2,6 +2,7 @@
 
 import torch
 
+import fedprompt as fp
 from fedprompt.methods.fedgen import FeatureGenerator, fedgen
 from fedprompt.methods.lg_fedavg import lg_fedavg
 from sent_messages import sent_by
@@ -49,3 +50,10 @@ def test_labels_are_drawn_as_often_as_clients_have_them():
     _, labels = FeatureGenerator(3, 4).draw(torch.tensor([6.0, 0.0, 2.0]), 4000, draw)
     shares = torch.bincount(labels, minlength=3) / 4000
     torch.testing.assert_close(shares, torch.tensor([0.75, 0.0, 0.25]), atol=0.02, rtol=0)
+
+
+def test_the_servers_optimizer_goes_on_where_it_ended():
+    made = mixed_federation(rounds=2)
+    *_, now = fp.run_rounds(fedgen(made, server_steps=5), made.data, made.cohorts())
+    steps = {float(part["step"]) for part in now.server["adam"]["state"].values()}
+    assert steps == {10.0}
