@@ -11,7 +11,7 @@ from fedprompt.transport import sinkhorn
 from models import build, draw_images, row_named, tiny_vit
 from tolerance import assert_near
 
-pytestmark = pytest.mark.compiled
+pytestmark = pytest.mark.benchmark
 ROWS = {"ViT": "vit_small_patch14_reg4_dinov2", "Eva": "vit_small_patch16_dinov3"}
 
 

@@ -105,7 +105,7 @@ def test_autocast_gives_the_features_of_the_model(kind):
     assert_near(features[0], expected, dtype=torch.bfloat16)
 
 
-@pytest.mark.compiled
+@pytest.mark.benchmark
 @pytest.mark.parametrize("kind", ["CLIP", "both ways, last"])
 def test_the_tower_compiles_in_one_graph(kind):
     torch.compiler.reset()

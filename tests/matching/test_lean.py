@@ -226,7 +226,7 @@ def test_what_lean_logits_cannot_do_is_refused(change, error, reason, monkeypatc
         transport_logits(**drawn, **{"scale": 1.0, "lean": True, **options})
 
 
-@pytest.mark.compiled
+@pytest.mark.benchmark
 @pytest.mark.parametrize("backend", COMPILERS)
 def test_compiles_into_one_graph_with_its_gradient(backend):
     drawn = draw(dtype=torch.float32)

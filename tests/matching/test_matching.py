@@ -239,7 +239,7 @@ def test_wrong_input_is_refused(call, error, words):
         call(*draw())
 
 
-@pytest.mark.compiled
+@pytest.mark.benchmark
 @pytest.mark.parametrize("backend", COMPILERS)
 @pytest.mark.parametrize("gradient", [None, implicit])
 def test_logits_and_their_gradient_compile_into_one_graph(gradient, backend):

@@ -125,7 +125,7 @@ def test_vmap_over_clients_equals_a_loop():
         )
 
 
-@pytest.mark.compiled
+@pytest.mark.benchmark
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("shape", [(2, 5), (2, 3, 5)])
 def test_sentences_compile_in_one_graph(place, shape):

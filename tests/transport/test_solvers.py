@@ -298,7 +298,7 @@ def test_finite_costs_whose_sum_overflows_are_accepted():
     torch.testing.assert_close(coupling.plan, torch.full((4, 2, 2), 0.2))
 
 
-@pytest.mark.compiled
+@pytest.mark.benchmark
 @pytest.mark.parametrize("backend", COMPILERS)
 @pytest.mark.parametrize("epsilon", [0.1, 0.2])
 def test_newton_compiles_into_one_graph(epsilon, backend):
