@@ -1,7 +1,9 @@
 """Laws that every partition function obeys, and the properties of each function."""
 
+import inspect
 import random
 from collections.abc import Callable
+from types import GenericAlias
 
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedprompt import data
 from fedprompt.data import (
     allocate,
     by_domain,
@@ -57,6 +60,15 @@ def same(left: list[np.ndarray], right: list[np.ndarray]) -> bool:
     return len(left) == len(right) and all(
         np.array_equal(mine, yours) for mine, yours in zip(left, right, strict=True)
     )
+
+
+def test_every_public_partition_is_in_the_table() -> None:
+    found = set()
+    for name in data.__all__:
+        returned = inspect.signature(getattr(data, name)).return_annotation
+        if isinstance(returned, GenericAlias) and returned.__origin__ is list:
+            found.add(name)
+    assert found == {label.split(",")[0] for label in ALL} - {"study_quiz_split"}  # has two parts
 
 
 @pytest.mark.parametrize("name", ALL)
