@@ -93,6 +93,12 @@ def test_accuracy_matrix_shows_every_entry_on_a_scale_from_0_to_1(axes):
 # Transport plans.
 
 
+@pytest.mark.parametrize(("clients", "printed"), [(12, 144), (13, 0)])
+def test_large_matrices_are_not_annotated(axes, clients, printed):
+    plots.accuracy_matrix(torch.full((clients, clients), 0.5), axes=axes)
+    assert len(axes.texts) == printed
+
+
 @pytest.mark.parametrize(
     "plan",
     [torch.tensor([0.1, 0.2, 0.3, 0.4]), torch.tensor([[0.1, 0.2], [0.3, 0.4]])],

@@ -84,7 +84,7 @@ def test_prompts_refuse_bad_sizes(make, error, message):
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda trunk: fp.LayeredPrompts(2, trunk, layers=(0, 3)), ValueError, "blocks 0 to 2; got"),
+        (lambda trunk: fp.LayeredPrompts(2, trunk, layers=(0, 3)), ValueError, "blocks 0 to 2"),
         (lambda trunk: fp.GroupPrompts(2, 2, trunk, layers=(4,)), ValueError, "`layers` must be"),
         (lambda trunk: fp.DeepPrompts(2, trunk, 4), ValueError, "`layers` must be among the"),
         (lambda trunk: fp.DeepPrompts(2, trunk.dim), TypeError, "`depth` must be an integer,"),
