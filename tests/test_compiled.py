@@ -1,13 +1,9 @@
 """Every training step compiles in one graph, forward and backward (``pytest -m compiled``)."""
 
-from functools import partial
-
 import pytest
 import torch
 
 import fedprompt as fp
-from fedprompt.selection import select_balanced, select_nearest
-from fedprompt.transport import sinkhorn
 from models import build, draw_images, row_named, tiny_vit
 from tolerance import assert_near
 
@@ -85,28 +81,6 @@ def test_deep_prompts_through_inductor():
     assert_compiles(encode, images, learning=[prompts.tokens], backend="inductor")
 
 
-def test_several_clients_in_one_batch():
-    model = tiny_vit()
-    trunk, images = fp.vit_trunk(model), draw_images(model, 4)
-    clients = [
-        fp.DeepPrompts(
-            2, trunk.dim, trunk.depth, generator=torch.Generator().manual_seed(seed)
-        ).double()
-        for seed in (2, 3)
-    ]
-
-    def encode(images, owner):
-        return (
-            fp.encode_prompted(
-                trunk, images, fp.batch_streams([client() for client in clients], owner)
-            ).pooled,
-        )
-
-    assert_compiles(
-        encode, images, torch.tensor([1, 0, 1, 1]), learning=[client.tokens for client in clients]
-    )
-
-
 def test_pad_prompts():
     pad = fp.PadPrompts((8, 10), generator=torch.Generator().manual_seed(0)).double()
     assert_compiles(
@@ -135,31 +109,3 @@ def test_a_guided_step_of_prompts():
         return (fp.guided_loss(logits, logits, labels, guides, guide_weight=0.7),)
 
     assert_compiles(step, images, torch.tensor([2, 0, 2]), learning=[prompts.tokens])
-
-
-@pytest.mark.parametrize(
-    "selector",
-    [select_nearest, partial(select_balanced, solver=sinkhorn)],
-    ids=["select_nearest", "select_balanced"],
-)
-def test_a_step_of_the_second_block_of_sgpt(selector):
-    """Selection with counts, group prompts and the key loss are one graph."""
-    model = tiny_vit()
-    trunk, images, query = fp.vit_trunk(model), draw_images(model, 6), draw(6, 12)
-    generator = torch.Generator().manual_seed(0)
-    shared = fp.LayeredPrompts(1, trunk.dim, layers=(0,), generator=generator).double()
-    groups = fp.GroupPrompts(4, 1, trunk.dim, layers=(1, 2), generator=generator).double()
-    selector = fp.SelectionKeys(4, trunk.dim, selector=selector, generator=generator).double()
-
-    def block(images, query):
-        selector.start_round(torch.tensor([90.0, 0.0, 5.0, 30.0]))
-        return step(images, query)
-
-    def step(images, query):
-        indices = selector(query).indices
-        encoded = fp.encode_prompted(trunk, images, shared(), groups(indices))
-        readout = torch.cat([encoded.pooled[:, None], encoded.streams[1]], 1).mean(1)
-        return readout, fp.key_loss(query, selector.keys, indices), selector.counts.double()
-
-    assert_compiles(block, images, query, learning=[groups.tokens, selector.keys, shared.tokens])
-    assert selector.counts.sum() == 6

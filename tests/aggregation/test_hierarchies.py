@@ -115,24 +115,6 @@ def test_edges_that_send_sums_change_no_bit_where_the_sums_are_exact(tree):
     assert_identical(flat, fp.weighted_mean(clients))
 
 
-@pytest.mark.parametrize("smoothing", [0.0, 1.0])
-@settings(deadline=None, max_examples=30)
-@given(tree=trees(held=st.sampled_from(WIDTHS).map(lambda width: [width])))
-def test_edges_that_average_each_width_leave_the_teachers_of_every_width_as_they_are(
-    smoothing, tree
-):
-    """Edge servers send one mean for each width. Only the root applies similarity and smoothing."""
-
-    def teachers(entries):
-        widths, means = zip(*entries, strict=True)
-        made = fp.heterogeneous_means(means, map(int, widths), smoothing=smoothing)
-        return {str(dim): teacher for dim, teacher in made.items()}
-
-    clients = clients_of(tree)
-    flat = teachers(pair for client in clients for pair in client.items())
-    assert_equal_to_rounding(teachers(up(tree, fp.weighted_mean).items()), flat, tree, alike=True)
-
-
 # What does not hold.
 
 
@@ -142,32 +124,3 @@ def sent(*numbers):
 
 
 SPREAD = [sent(0.0, 1.0, 9.0), sent(9.1, 20.0, 22.0), sent(9.2, 30.0, 33.0)]
-
-
-@pytest.mark.parametrize(
-    ("aggregate", "edges", "flat", "along_the_tree"),
-    [
-        # The median of 1 2 8 9 9 is 8. Those of 1 2 9 and 8 9 are 2 (weight 3) and 8.5 (weight 2).
-        (fp.robust.weighted_median, [sent(1.0, 2.0, 9.0), sent(8.0, 9.0)], 8.0, 2.0),
-        # Of 0 0 0 0 100, a fifth is removed at each end, which leaves zeros. The edge of 0 and 100
-        # has mean 50 and weight 2. At the root, half of it remains, a third of the weight.
-        (
-            partial(fp.robust.trimmed_mean, fraction=0.2),
-            [sent(0.0, 0.0, 0.0), sent(0.0, 100.0)],
-            0.0,
-            50 / 3,
-        ),
-        # Each edge selects the first of two nearest neighbors: 0, 20 and 30. The root selects 20.
-        # Of all nine, 9.2 has the lowest score: 865.05, before 9.1 (870.47) and 9.0 (876.05).
-        (partial(fp.robust.krum, num_byzantine=0), SPREAD, 9.2, 20.0),
-        # The edges have means 0.5, 21 and 31.5, of which the root selects the last two.
-        # Of all nine, 9.2 and 9.1 are selected.
-        (partial(fp.robust.multi_krum, num_byzantine=0, num_selected=2), SPREAD, 9.15, 26.25),
-    ],
-    ids=["weighted_median", "trimmed_mean", "krum", "multi_krum"],
-)
-def test_robust_aggregators_of_edges_differ_from_flat_ones(aggregate, edges, flat, along_the_tree):
-    together = aggregate([client for edge in edges for client in edge])["a"].value.item()
-    assert together == pytest.approx(flat)
-    apart = aggregate([aggregate(edge) for edge in edges])["a"].value.item()
-    assert apart == pytest.approx(along_the_tree)

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedprompt.data import allocate, dirichlet_shares, iid_shares
+from fedprompt.data import allocate, iid_shares
 from references.partition import class_counts, largest_remainders
 from refusals import check_refused, refusals
 
@@ -42,25 +42,6 @@ def test_allocation_follows_the_largest_remainders(
     for label, (column, size) in enumerate(zip(weights, sizes, strict=True)):
         for holder, allowed in enumerate(largest_remainders(column, size)):
             assert counts[holder][label] in allowed
-
-
-@settings(max_examples=50, deadline=None)
-@given(
-    st.integers(1, 50),
-    st.integers(1, 12),
-    st.integers(1, 500),
-    st.floats(1e-3, 1e3),
-    st.integers(0, 2**32 - 1),
-)
-def test_shares_that_sum_to_one_lose_no_sample(
-    num_clients: int, num_classes: int, size: int, alpha: float, seed: int
-) -> None:
-    generator = np.random.default_rng(seed)
-    shares = dirichlet_shares(num_clients, num_classes, alpha=alpha, generator=generator)
-    labels = generator.integers(num_classes, size=size)
-    for given_shares in (shares, shares.astype(np.float32), iid_shares(num_clients, num_classes)):
-        clients = allocate(labels, given_shares, min_size=0, generator=generator)
-        np.testing.assert_array_equal(np.sort(np.concatenate(clients)), np.arange(size))
 
 
 def test_remainders_that_tie_are_assigned_at_random() -> None:

@@ -5,29 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedprompt.data import dirichlet_shares, iid_shares, pathological_shares
+from fedprompt.data import iid_shares, pathological_shares
 from references.partition import is_fair_picking
 from refusals import check_refused, refusals
-
-
-@pytest.mark.parametrize(("alpha", "num_clients"), [(0.1, 3), (0.5, 2), (1.0, 4), (10.0, 5)])
-def test_dirichlet_shares_have_the_moments_of_the_distribution(
-    alpha: float, num_clients: int
-) -> None:
-    num_classes = 40_000
-    shares = dirichlet_shares(
-        num_clients, num_classes, alpha=alpha, generator=np.random.default_rng(0)
-    )
-    assert shares.shape == (num_clients, num_classes)
-    np.testing.assert_allclose(shares.sum(axis=0), 1, rtol=0, atol=1e-12)
-    # Symmetric Dirichlet: mean 1/M, variance (1/M)(1 - 1/M) / (M alpha + 1); the mean over classes
-    # has a 1/sqrt(classes) of that deviation.
-    mean = 1 / num_clients
-    variance = mean * (1 - mean) / (num_clients * alpha + 1)
-    np.testing.assert_allclose(
-        shares.mean(axis=1), mean, rtol=0, atol=5 * (variance / num_classes) ** 0.5
-    )
-    np.testing.assert_allclose(shares.var(axis=1), variance, rtol=0.05)
 
 
 @settings(max_examples=60, deadline=None)

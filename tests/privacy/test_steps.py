@@ -2,18 +2,14 @@
 
 import copy
 import math
-import re
-from pathlib import Path
 
 import pytest
 import torch
-import torch.nn as nn
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chi2, kstest
 
-import fedprompt
 from fedprompt import vit_trunk
 from fedprompt.privacy import clipped_sum, noisy_mean, per_sample
 from models import Client, draw_images, tiny_vit
@@ -142,37 +138,3 @@ def test_one_image_changes_the_sum_of_a_model_by_at_most_the_bound(generator):
     assert max(moved) <= 0.1 * (1 + 1e-9)
     # All gradients are clipped here, so the bound is attained.
     assert max(moved) > 0.99 * 0.1
-
-
-@pytest.mark.parametrize("weight", [0, 0.5, 1, 1000])
-def test_one_client_changes_the_sum_of_the_page_by_at_most_the_bound(weight, monkeypatch):
-    """The loop in docs/how-to/differential-privacy.md, for any weight that a client reports."""
-    page = (Path(__file__).parents[2] / "docs" / "how-to" / "differential-privacy.md").read_text()
-    blocks = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
-    (block,) = (block for block in blocks if "num_clients" in block)
-    model, claims, totals, collect = nn.Linear(4, 3), [], [], fedprompt.collect
-    nn.init.constant_(model.weight, 10.0)
-
-    def trained(model, *, weight):
-        nn.init.constant_(model.weight, 11.0)
-        return collect(model, weight=claims[-1])
-
-    def caught(total, **options):
-        totals.append(total)
-        return noisy_mean(total, **options)
-
-    monkeypatch.setattr(fedprompt, "collect", trained)
-    monkeypatch.setattr(fedprompt.privacy, "noisy_mean", caught)
-    for claim, clients in ((weight, [0]), (1, [0, 1])):
-        claims.append(claim)
-        drawn = lambda count, clients=clients, **options: torch.tensor(clients)  # noqa: E731
-        monkeypatch.setattr(fedprompt.privacy, "poisson_batch", drawn)
-        names = {"fp": fedprompt, "torch": torch, "model": model, "draw": torch.Generator()}
-        names["draw"].manual_seed(0)
-        nn.init.constant_(model.weight, 10.0)
-        exec(compile(block, "docs/how-to/differential-privacy.md", "exec"), names)
-    lengths = [distance(total) for total in totals]
-    assert lengths[0] == pytest.approx(0.5 * min(weight, 1), rel=1e-4)
-    assert lengths[0] <= 0.5
-    # Two equal changes add up.
-    assert lengths[1] == pytest.approx(1.0, rel=1e-4)

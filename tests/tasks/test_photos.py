@@ -12,10 +12,10 @@ from timm.models.vision_transformer import VisionTransformer
 import fedprompt as fp
 import photographs
 from fedprompt.methods import Federation, Setting
-from photographs import Photographs, as_domains, prepared, runs_of, split_by_runs
+from photographs import Photographs, as_domains, runs_of, split_by_runs
 from tasks import TASKS, figures, networks, photos, runs
 from tasks.core import Machine, TaskError, Trial
-from tasks.networks import Convolutional, ConvolutionalModel, TailTrunk, as_inputs
+from tasks.networks import TailTrunk, as_inputs
 from tasks.runs import Cell
 
 RANDOM = Machine(weights={photos.RANDOM: Path()}, shrink=0.01)
@@ -94,24 +94,6 @@ def test_features_of_public_images_have_mean_zero_and_prompts_start_at_their_tok
     torch.testing.assert_close(after, before - before.mean(0))
     expected = fp.mean_patch_tokens(trunk, images[public]).value[1:]
     torch.testing.assert_close(adapted.start_tokens.value, expected)
-
-
-def test_a_convolutional_network_sees_the_padded_images_minus_the_center():
-    images = torch.randint(256, (5, 1, 8, 8), dtype=torch.uint8)
-    network = fp.freeze(networks.small_network(4))
-    half = {"mean": photographs.HALF[0], "std": photographs.HALF[1]}
-    plain = Convolutional(images, 8, 16, lambda: fp.PadPrompts(8, padding=2, **half), network)
-    torch.manual_seed(0)
-    adapted = plain.adapted(as_inputs(torch.arange(3)))
-    model = ConvolutionalModel(adapted, None, 3)
-    model.prompts = adapted.prompts()
-    found = model.features(as_inputs(torch.tensor([4, 1])))
-    with torch.no_grad():
-        seen = model.prompts(prepared(images[[4, 1]], 8, **half))
-        assert seen[:, :, 2:-2, 2:-2].equal(prepared(images[[4, 1]], 8, **half))
-        torch.testing.assert_close(found, network(seen) - adapted.center)
-    with pytest.raises(ValueError, match="`streams` must be empty"):
-        model.features(as_inputs(torch.arange(2)), fp.PromptStream({0: torch.zeros(1, 8)}))
 
 
 @pytest.mark.usefixtures("_fabricated")

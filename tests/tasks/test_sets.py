@@ -1,8 +1,6 @@
 """Each data set is read from fabricated files in its own format."""
 
 import re
-import sys
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -104,23 +102,6 @@ def test_caltech_has_no_background_and_no_easy_faces(tmp_path):
     assert task.class_names == ("face", "leopard", "kind 000", "kind 001", "kind 002")
 
 
-def test_five_data_sets_have_fifty_classes(tmp_path):
-    task = loaded("five-dataset", tmp_path)
-    assert task.train.pixels.shape == (200, 3, 32, 32)
-    assert task.train.labels.bincount().tolist() == [4] * 50
-    assert task.test.labels.bincount().tolist() == [1] * 50
-    assert torch.equal(task.train.labels // 10, task.train.domains)
-    assert task.domain_names == ("SVHN", "CIFAR-10", "not-MNIST", "FashionMNIST", "MNIST")
-    assert task.class_names[20] == "letter A"
-    assert len(set(task.class_names)) == 50
-    colored = task.train.domains < 2
-    left, _ = seen(task.train.pixels[colored])
-    assert left.tolist() == (task.train.labels[colored] % 10).tolist()
-    levels = task.train.pixels[~colored][:, :, 16, 5].float()
-    expected = 20.0 * (task.train.labels[~colored, None] % 10)
-    torch.testing.assert_close(levels, expected.expand(-1, 3), atol=1, rtol=0)
-
-
 def test_digits_are_those_of_the_examples():
     task = sets.load("digits")
     from fedprompt import samples
@@ -128,41 +109,6 @@ def test_digits_are_those_of_the_examples():
     images = samples.digits(0, domain=samples.inverted_rotated).test_images
     torch.testing.assert_close(task.test.pixels / 255, images, atol=0.5 / 255 + 1e-6, rtol=0)
     assert task.class_names[3] == "three"
-
-
-@pytest.mark.parametrize(
-    ("name", "called"),
-    [
-        ("solar-cells", ("solar_cells", {})),
-        ("mnist-5k", ("mnist", {"shifted": False})),
-        ("mnist-5k-domains", ("mnist", {"shifted": True})),
-    ],
-)
-def test_photographs_are_split_by_runs(name, called, monkeypatch):
-    calls = []
-
-    def reader(function):
-        def read(**values):
-            calls.append((function, values))
-            images, numbers = torch.rand(10, 1, 4, 4).mul(255).byte(), torch.arange(10)
-            fields = {"images": images, "labels": numbers % 2, "domains": numbers % 3}
-            names = {"class_names": ("good", "bad"), "domain_names": ("a", "b", "c")}
-            return SimpleNamespace(**fields, **names)
-
-        return read
-
-    def split(found, positions, *, share, rng):
-        return positions[positions % 5 > 0], positions[positions % 5 == 0]
-
-    module = SimpleNamespace(split_by_runs=split, mnist=reader("mnist"))
-    module.solar_cells = reader("solar_cells")
-    monkeypatch.setitem(sys.modules, "photographs", module)
-    task = sets.load(name)
-    assert calls == [called]
-    assert task.test.labels.tolist() == [0, 1]
-    assert task.test.domains.tolist() == [0, 2]
-    assert task.train.pixels.shape == (8, 1, 4, 4)
-    assert (task.class_names[1], task.domain_names[2]) == ("bad", "c")
 
 
 MISSING = {
@@ -239,25 +185,6 @@ def test_images_are_decoded_once(tmp_path, monkeypatch):
         "dtd-test-16px-5.images",
         "dtd-train-16px-20.images",
     ]
-
-
-@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
-def test_killed_decoding_leaves_no_file(error, tmp_path, monkeypatch):
-    fabricate("dtd", tmp_path)
-    calls, squared = [], readers.squared
-
-    def interrupted(image, *, size):
-        calls.append(size)
-        if len(calls) == 13:
-            raise error
-        return squared(image, size=size)
-
-    with monkeypatch.context() as patch:
-        patch.setattr("tasks.sets.torchvision_sets.squared", interrupted)
-        with pytest.raises(error):
-            sets.load("dtd", tmp_path, size=16)
-    assert [path.name for path in (tmp_path / "dtd").iterdir()] == ["dtd"]
-    assert seen(sets.load("dtd", tmp_path, size=16).test.pixels)[1].tolist() == [7] * 5
 
 
 def test_half_file_of_another_process_is_not_read(tmp_path):
