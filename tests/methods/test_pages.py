@@ -6,7 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from tasks.controls import CONTROLS
+
 DOCS = Path(__file__).parents[2] / "docs"
+
+
+CONTROL_ROWS = {entry.title for entry in CONTROLS.values()}  # they have no page
 
 
 @pytest.fixture(scope="module")
