@@ -20,6 +20,6 @@ def refusals(table: str) -> list[Any]:
 
 def check_refused(call: str, error: str, message: str, namespace: dict[str, Any]) -> None:
     """Evaluate a call with the names of fedprompt and of a test file, and expect its error."""
-    namespace = vars(fedprompt.robust) | vars(fedprompt) | namespace
+    namespace = vars(fedprompt.robust) | vars(fedprompt.data) | vars(fedprompt) | namespace
     with pytest.raises(eval(error, namespace), match=re.escape(message)):
         eval(call, namespace)

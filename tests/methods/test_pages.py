@@ -28,7 +28,8 @@ def test_every_row_of_a_table_is_on_one_page(gallery):
     for task, title in gallery.TASKS.items():
         for partition, setting in gallery.SETTINGS.items():
             text = (DOCS / "results" / "tables" / f"{task}-{partition}.csv").read_text()
-            for row in csv.DictReader(text.splitlines()):
+            rows = csv.DictReader(text.splitlines())
+            for row in (each for each in rows if each["row"] not in CONTROL_ROWS):
                 start = f"| {row['row']} | {setting} | {row['own mix']} | {row['worst client']} |"
                 parts = [part for page in pages for part in page.split("## Results: ")]
                 found = [part for part in parts if part.startswith(title) and start in part]
