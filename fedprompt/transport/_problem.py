@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -100,6 +101,23 @@ def check_options(epsilon: float, tolerance: float, max_iterations: int) -> None
     check_divisor("epsilon", epsilon)
     check_number("tolerance", tolerance, above=0)
     check_count("max_iterations", max_iterations)
+
+
+def couple_entropic(
+    cost: Tensor,
+    a: Tensor,
+    b: Tensor,
+    solve: Callable[..., Solution],
+    epsilon: float,
+    tolerance: float,
+    max_iterations: int,
+    *,
+    rows_exact: bool = False,
+) -> Coupling:
+    """Check the options of an iterative solver, and call :func:`couple` with them."""
+    check_options(epsilon, tolerance, max_iterations)
+    solver = partial(solve, epsilon=epsilon, tolerance=tolerance, max_iterations=max_iterations)
+    return couple(cost, a, b, solver, epsilon=epsilon, rows_exact=rows_exact)
 
 
 @torch.no_grad()

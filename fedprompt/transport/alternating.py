@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from fedprompt.interfaces import Coupling
-from fedprompt.transport._problem import Problem, Solution, check_options, couple, violation
+from fedprompt.transport._problem import Problem, Solution, couple_entropic, violation
 
 _COMPILED_STEPS = 32
 """Number of iterations under ``torch.compile``, where values cannot be read."""
@@ -69,15 +69,8 @@ def dykstra(
         Li et al., "Global and Local Prompts Cooperation via Optimal Transport for Federated
         Learning" (FedOTP), CVPR 2024, Algorithm 1.
     """
-    check_options(epsilon, tolerance, max_iterations)
-    solve = partial(
-        _alternate,
-        epsilon=epsilon,
-        tolerance=tolerance,
-        max_iterations=max_iterations,
-        rows_exact=False,
-    )
-    return couple(cost, a, b, solve, epsilon=epsilon)
+    solve = partial(_alternate, rows_exact=False)
+    return couple_entropic(cost, a, b, solve, epsilon, tolerance, max_iterations)
 
 
 def sinkhorn(
@@ -121,15 +114,9 @@ def sinkhorn(
     References:
         Cuturi, "Sinkhorn Distances: Lightspeed Computation of Optimal Transport", NeurIPS 2013.
     """
-    check_options(epsilon, tolerance, max_iterations)
-    solve = partial(
-        _alternate,
-        epsilon=epsilon,
-        tolerance=tolerance,
-        max_iterations=max_iterations,
-        rows_exact=True,
-    )
-    return couple(cost, a, b, solve, epsilon=epsilon, rows_exact=True)
+    solve = partial(_alternate, rows_exact=True)
+    options = epsilon, tolerance, max_iterations
+    return couple_entropic(cost, a, b, solve, *options, rows_exact=True)
 
 
 def _alternate(

@@ -1,7 +1,6 @@
 """Newton's method for FedOTP's transport problem, on the few column duals."""
 
 import math
-from functools import partial
 
 import torch
 from jaxtyping import Float
@@ -9,7 +8,7 @@ from torch import Tensor
 
 from fedprompt.interfaces import Coupling
 from fedprompt.transport._dual import FARTHEST, NEAR, climb, demand, evaluate
-from fedprompt.transport._problem import Problem, Solution, check_options, couple, violation
+from fedprompt.transport._problem import Problem, Solution, couple_entropic, violation
 
 _PLAIN_STEPS = 12
 """Number of steps before a problem goes to the line search; under ``torch.compile``, all steps."""
@@ -85,9 +84,7 @@ def newton(
         Li et al., "Global and Local Prompts Cooperation via Optimal Transport for Federated
         Learning" (FedOTP), CVPR 2024, Eq. 7.
     """
-    check_options(epsilon, tolerance, max_iterations)
-    solver = partial(_solve, epsilon=epsilon, tolerance=tolerance, max_iterations=max_iterations)
-    return couple(cost, a, b, solver, epsilon=epsilon)
+    return couple_entropic(cost, a, b, _solve, epsilon, tolerance, max_iterations)
 
 
 def _solve(problem: Problem, *, epsilon: float, tolerance: float, max_iterations: int) -> Solution:

@@ -60,13 +60,9 @@ def check_text_encoder(
         ValueError: If there are fewer than two names, or only one of `words` and `expected`.
 
     Example:
-        >>> import open_clip
-        >>> vision = dict(layers=1, width=8, head_width=4, patch_size=8, image_size=16)
-        >>> text = dict(context_length=16, vocab_size=49408, width=8, heads=2, layers=1)
-        >>> clip_model = open_clip.model.CLIP(4, vision, text)
-        >>> tokenizer = open_clip.tokenizer.SimpleTokenizer(context_length=16)
-        >>> tower = TextTower(clip_model, tokenizer)
-        >>> names = tower.class_names(["cat", "polar bear"])
+        >>> from fedprompt import samples
+        >>> tower = TextTower(samples.clip(), samples.tokenize)
+        >>> names = tower.class_names(["one", "two"])
         >>> check_text_encoder(tower, names).passed
         True
         >>> tower.dim = 7

@@ -39,13 +39,10 @@ def image_tokens(
         ValueError: If `clip_model` is in train mode, or does not take the size of the images.
 
     Example:
-        >>> import open_clip
-        >>> vision = dict(layers=1, width=8, head_width=4, patch_size=8, image_size=16)
-        >>> text = dict(context_length=16, vocab_size=49408, width=8, heads=2, layers=1)
-        >>> clip_model = freeze(open_clip.model.CLIP(4, vision, text))
-        >>> pooled, patches = image_tokens(clip_model, torch.zeros(2, 3, 16, 16))
+        >>> from fedprompt import samples
+        >>> pooled, patches = image_tokens(samples.clip(), torch.zeros(2, 3, 32, 32))
         >>> pooled.shape, patches.shape
-        (torch.Size([2, 4]), torch.Size([2, 4, 4]))
+        (torch.Size([2, 64]), torch.Size([2, 64, 64]))
     """
     from open_clip.modified_resnet import ModifiedResNet
     from open_clip.timm_model import TimmModel

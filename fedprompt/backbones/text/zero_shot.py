@@ -38,15 +38,11 @@ def zero_shot_classifier(
             for the tower.
 
     Example:
-        >>> import open_clip
-        >>> vision = dict(layers=1, width=8, head_width=4, patch_size=8, image_size=16)
-        >>> text = dict(context_length=16, vocab_size=49408, width=8, heads=2, layers=1)
-        >>> clip_model = open_clip.model.CLIP(4, vision, text)
-        >>> tokenizer = open_clip.tokenizer.SimpleTokenizer(context_length=16)
-        >>> tower = TextTower(clip_model, tokenizer)
-        >>> templates = ["a photo of a {}.", "a sketch of the {}."]
-        >>> zero_shot_classifier(tower, ["cat", "polar bear"], templates).shape
-        torch.Size([2, 4])
+        >>> from fedprompt import samples
+        >>> tower = TextTower(samples.clip(), samples.tokenize)
+        >>> templates = ["a photo of a {}.", "a drawing of the {}."]
+        >>> zero_shot_classifier(tower, ["one", "two"], templates).shape
+        torch.Size([2, 64])
 
     References:
         Radford et al., "Learning Transferable Visual Models From Natural Language Supervision",
