@@ -65,7 +65,7 @@ def federate(
                 optimizer.step()
             if weight:
                 quiz = federation.images[quizzes[k]], federation.labels[quizzes[k]]
-                step = {"learning_rate": RATE, "weight": weight}
+                step = {"learning_rate": RATE, "guide_weight": weight}
                 entries.append(fp.guide_gradient(client, guides, batches[0], quiz, **step))
         if entries:
             guides, state = server.step(guides, fp.weighted_mean(entries), state)

@@ -7,6 +7,8 @@ Prompts of ten tokens enter the last four of twelve blocks. Images have 224 pixe
 first four blocks, group prompts before the next three, one token each.
 """
 
+from functools import partial
+
 import pytest
 import timm
 import torch
@@ -32,7 +34,8 @@ def step(trunk, prompts, head, inputs, **arguments):
     """Return a function that runs a forward and a backward pass."""
 
     def run():
-        pooled = fp.encode_prompted(trunk, inputs, prompts(), **arguments).pooled
+        encode = fp.encode_from if arguments else fp.encode_prompted
+        pooled = encode(trunk, inputs, prompts(), **arguments).pooled
         F.cross_entropy(head(pooled), torch.arange(len(pooled)) % CLASSES).backward()
         prompts.zero_grad()
         head.zero_grad()
@@ -87,18 +90,16 @@ def test_block_two_of_sgpt(meter):
         indices = torch.randint(GROUPS, (len(images),), generator=draw)
         tokens = fp.encode_front(trunk, images, shared(), start=4)
 
-        def run(
-            inputs, start, trunk=trunk, shared=shared, groups=groups, head=head, indices=indices
-        ):
-            encoded = fp.encode_from(trunk, inputs, shared(), groups(indices), start=start)
+        def run(encode, inputs, shared=shared, groups=groups, head=head, indices=indices):
+            encoded = encode(inputs, shared(), groups(indices))
             readout = torch.cat([encoded.pooled[:, None], encoded.streams[1]], 1).mean(1)
             F.cross_entropy(head(readout), torch.arange(len(readout)) % CLASSES).backward()
             groups.zero_grad()
             head.zero_grad()
 
         seconds = meter.seconds(
-            cached=lambda run=run, tokens=tokens: run(tokens, 4),
-            images=lambda run=run: run(images, 0),
+            cached=partial(run, partial(fp.encode_from, trunk, start=4), tokens),
+            images=partial(run, partial(fp.encode_prompted, trunk), images),
         )
         # 16 of 20 passes through a block remain, and the embedding is omitted.
         meter.report(
