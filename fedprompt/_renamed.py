@@ -11,10 +11,9 @@ _MOVED = {
     "interfaces": "Aggregator Coupling PromptSelector Selection ServerUpdate TextEncoder "
     "TransportSolver Trunk",
     "robust": "krum multi_krum trimmed_mean weighted_median",
-    "rounds": "coded counted load_optimizer optimizer_state",
     "selection": "select_balanced select_nearest",
-    "": "cohort:sample_clients encode_front:encode_front mean_patch_tokens:mean_patch_tokens "
-    "initialize_at:initialize_at",
+    "": "cohort:sample_clients front_tokens:encode_front mean_tokens:mean_patch_tokens "
+    "start_at_tokens:initialize_at",
 }
 _RENAMED = {
     name.partition(":")[0]: f"{family}.{name.rpartition(':')[2]}".lstrip(".")
