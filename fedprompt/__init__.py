@@ -33,6 +33,7 @@ from fedprompt.aggregation import (
     fedopt,
     fedyogi,
     heterogeneous_means,
+    low_rank_mean,
     mixtures,
     overwrite,
     update_by_name,
@@ -130,6 +131,7 @@ __all__ = [
     # Aggregators: entries or payloads in, one out
     "weighted_mean",
     "heterogeneous_means",
+    "low_rank_mean",
     "aggregate_by_name",
     "mixtures",
     "distances",

@@ -3,6 +3,7 @@
 from fedprompt.aggregation.by_name import aggregate_by_name, update_by_name
 from fedprompt.aggregation.heterogeneous import heterogeneous_means
 from fedprompt.aggregation.krum import krum, multi_krum
+from fedprompt.aggregation.low_rank import low_rank_mean
 from fedprompt.aggregation.means import weighted_mean
 from fedprompt.aggregation.optimizers import descend, fedadam, fedavgm, fedopt, fedyogi
 from fedprompt.aggregation.personal import averaging_server, distances, mixtures
@@ -21,6 +22,7 @@ __all__ = [
     "fedyogi",
     "heterogeneous_means",
     "krum",
+    "low_rank_mean",
     "mixtures",
     "multi_krum",
     "overwrite",

@@ -1,0 +1,135 @@
+"""Mean of the products of low-rank factors, as on the server of FedEx-LoRA."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from fedprompt._checks import (
+    check_count,
+    check_names,
+    checked_layout,
+    kind,
+    known_rows,
+    per_row,
+    wrong_type,
+    wrong_value,
+)
+from fedprompt._float64 import on_wide_device, rounded, widened
+from fedprompt.aggregation._payloads import check_payload, check_several
+from fedprompt.aggregation.means import weighted_mean
+from fedprompt.interfaces import Payload, Weighted
+
+_Pairs = Mapping[str, tuple[str, str]]
+
+
+def low_rank_mean(
+    payloads: Iterable[Payload], pairs: Mapping[str, tuple[str, str]], *, rank: int | None = None
+) -> dict[str, Weighted]:
+    r"""Average payloads, and add what the means of low-rank factors miss of their mean product.
+
+    .. math:: R = \sum_k w_k B_k A_k \Big/ \sum_k w_k - \bar B \bar A
+
+    LoRA changes a frozen weight by a product :math:`B A`. If a server averages B and A, the product
+    of the means is not the mean of the products. This function returns the means
+    :math:`\bar B, \bar A` as :func:`weighted_mean` does, and the residual R as a further entry. Add
+    R to the frozen weight. The clients then begin the next round with the mean of their products,
+    and continue to train factors of the same rank. If the LoRA scales its product, multiply R by
+    the same number; the scale of :func:`fedprompt.tuning.lora` is 1.
+
+    Payloads are streamed, with one product in memory for each pair. Products and sums are computed
+    in float64. The result is not mergeable: on edge servers, the mean of residuals is not the
+    residual.
+
+    Args:
+        payloads: Payloads of clients (at least one).
+        pairs: Names of the factors B (rows, rank) and A (rank, columns), by the name of the
+            residual in the result, such as the name of the frozen weight. Clients do not send this
+            name.
+        rank: Rank of the residual (at least 1), by a truncated singular value decomposition. If
+            None, the residual is exact.
+
+    Returns:
+        Mean of each name, and the residual (rows, columns) of each pair in the dtypes of B. A row
+        of the product has the weight of the row of B, or weight 0 if a row of A is unknown. In rows
+        of total weight 0 the residual is 0.
+
+    Raises:
+        ValueError: If no payload has both factors of a pair, a payload has the name of a residual,
+            the shapes of two factors do not fit, a weight of B has more than one axis, or
+            :func:`weighted_mean` would refuse a payload.
+
+    Example:
+        Of two clients, each changes another row. The product of the means is a quarter everywhere.
+
+        >>> def payload(row):
+        ...     one = torch.tensor(1.0)
+        ...     return {"B": Weighted(row.unsqueeze(1), one), "A": Weighted(row.unsqueeze(0), one)}
+        >>> mean = low_rank_mean([payload(row) for row in torch.eye(2)], {"W": ("B", "A")})
+        >>> mean["W"].value
+        tensor([[ 0.2500, -0.2500],
+                [-0.2500,  0.2500]])
+        >>> mean["B"].value @ mean["A"].value + mean["W"].value
+        tensor([[0.5000, 0.0000],
+                [0.0000, 0.5000]])
+
+    References:
+        Singhal et al., "FedEx-LoRA: Exact Aggregation for Federated and Efficient Fine-Tuning of
+        Large Language Models", ACL 2025, Eq. 12-18.
+    """
+    _check_pairs(pairs)
+    if rank is not None:
+        check_count("rank", rank)
+    check_several("payloads", payloads)
+    means = weighted_mean(_with_products(payloads, pairs))
+    if missing := sorted(pairs.keys() - means.keys()):
+        rule = "name two factors that a payload has"
+        raise wrong_value(f"pairs[{missing[0]!r}]", rule, pairs[missing[0]])
+    for name, factors in pairs.items():
+        means[name] = _residual(means[name], *(means[each] for each in factors), rank)
+    return means
+
+
+def _check_pairs(pairs: Any) -> None:
+    check_names("pairs", pairs, "map names to pairs of names")
+    for name, pair in pairs.items():
+        two = isinstance(pair, tuple | list) and len(pair) == 2
+        if not two or not all(isinstance(each, str) for each in pair):
+            raise wrong_type(f"pairs[{name!r}]", "be the names of two factors", kind(pair))
+
+
+def _with_products(payloads: Iterable[Payload], pairs: _Pairs) -> Iterator[Payload]:
+    """Add the products of a payload's pairs under their names, in float64."""
+    for position, payload in enumerate(payloads):
+        argument = f"payloads[{position}]"
+        check_payload(argument, payload)
+        if doubled := sorted(pairs.keys() & payload.keys()):
+            raise wrong_value("pairs", "name residuals, which clients do not send", doubled)
+        held = {name: pair for name, pair in pairs.items() if set(pair) <= payload.keys()}
+        products = {name: _product(argument, payload, *pair) for name, pair in held.items()}
+        yield {**payload, **products}
+
+
+def _product(argument: str, payload: Payload, left: str, right: str) -> Weighted:
+    """Multiply two factors. A row is known if its row of the left one and all of A are known."""
+    b, a = (checked_layout(f"{argument}[{name!r}]", payload[name]) for name in (left, right))
+    if b.value.ndim != 2 or a.value.ndim != 2 or b.value.shape[1] != a.value.shape[0]:
+        rule = f"have shape (rows, rank) to match {right!r} of (rank, columns)"
+        got = f"{tuple(b.value.shape)} and {tuple(a.value.shape)}"
+        raise wrong_value(f"{argument}[{left!r}]", rule, got)
+    if b.weight.ndim > 1:
+        rule = "have one axis at most, for rows of the product"
+        raise wrong_value(f"{argument}[{left!r}].weight", rule, tuple(b.weight.shape))
+    weight = torch.where((a.weight > 0).all(), b.weight, 0.0)
+    value = widened(known_rows(b)) @ widened(known_rows(a))
+    return Weighted(value, on_wide_device(weight))
+
+
+def _residual(product: Weighted, b: Weighted, a: Weighted, rank: int | None) -> Weighted:
+    """Subtract the product of the means, as they were rounded, in rows with a product."""
+    value = product.value - widened(b.value) @ widened(a.value)
+    value = torch.where(per_row(product.weight > 0, value), value, 0.0)
+    if rank is not None:
+        left, sizes, right = torch.linalg.svd(value, full_matrices=False)
+        value = (left[:, :rank] * sizes[:rank]) @ right[:rank]
+    return Weighted(rounded(value, b.value), product.weight.to(b.weight.device))
