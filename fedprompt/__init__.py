@@ -20,6 +20,7 @@ from fedprompt import (
     rounds,
     selection,
     transport,
+    tuning,
     wire,
 )
 from fedprompt.aggregation import (
@@ -167,6 +168,7 @@ __all__ = [
     "rounds",
     "selection",
     "transport",
+    "tuning",
     "wire",
 ]
 

@@ -86,7 +86,8 @@ def low_rank_mean(
         rule = "name two factors that a payload has"
         raise wrong_value(f"pairs[{missing[0]!r}]", rule, pairs[missing[0]])
     for name, factors in pairs.items():
-        means[name] = _residual(means[name], *(means[each] for each in factors), rank)
+        left, right = (means[each] for each in factors)
+        means[name] = _residual(means[name], left, right, rank)
     return means
 
 

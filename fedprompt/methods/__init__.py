@@ -15,12 +15,14 @@ from fedprompt.methods.fedapt import fedapt
 from fedprompt.methods.fedbabu import fedbabu
 from fedprompt.methods.feddistill import feddistill
 from fedprompt.methods.fedem import fedem
+from fedprompt.methods.fedex_lora import fedex_lora
 from fedprompt.methods.fedgen import fedgen
 from fedprompt.methods.fedgh import fedgh
 from fedprompt.methods.fedhe import fedhe
 from fedprompt.methods.fedhpl import fedhpl, fedhpl_h, fedhpl_p
 from fedprompt.methods.fedkd import fedkd
 from fedprompt.methods.fedl2g import fedl2g_f, fedl2g_l
+from fedprompt.methods.fedlora import fedlora
 from fedprompt.methods.fedmaple import fedmaple
 from fedprompt.methods.fedmd import fedmd
 from fedprompt.methods.fedmgp import fedmgp
@@ -37,7 +39,9 @@ from fedprompt.methods.fedrep import fedrep
 from fedprompt.methods.fedtgp import fedtgp
 from fedprompt.methods.fedtpg import fedtpg
 from fedprompt.methods.fedvpt import fedvpt, fedvpt_d
+from fedprompt.methods.ffa_lora import ffa_lora
 from fedprompt.methods.fml import fml
+from fedprompt.methods.full_tuning import full_tuning
 from fedprompt.methods.head import head_tuning
 from fedprompt.methods.kgcoop import kgcoop
 from fedprompt.methods.lg_fedavg import lg_fedavg
@@ -83,6 +87,7 @@ __all__ = [
     "fedbabu",
     "feddistill",
     "fedem",
+    "fedex_lora",
     "fedgen",
     "fedgh",
     "fedhe",
@@ -92,6 +97,7 @@ __all__ = [
     "fedkd",
     "fedl2g_f",
     "fedl2g_l",
+    "fedlora",
     "fedmaple",
     "fedmd",
     "fedmgp",
@@ -111,7 +117,9 @@ __all__ = [
     "fedvpt",
     "fedvpt_d",
     "fedyogi",
+    "ffa_lora",
     "fml",
+    "full_tuning",
     "head_tuning",
     "kgcoop",
     "lg_fedavg",

@@ -20,7 +20,7 @@ from torch import Tensor
 
 import fedprompt as fp
 from fedprompt._checks import check_count, check_kind, check_labels, kind, wrong_type, wrong_value
-from fedprompt.interfaces import Trunk
+from fedprompt.interfaces import TrainableTrunk, Trunk
 
 __all__ = [
     "Batch",
@@ -32,6 +32,7 @@ __all__ = [
     "PromptedClassifier",
     "PromptedModel",
     "Setting",
+    "Tune",
     "VitSetting",
     "check_inputs",
 ]
@@ -40,6 +41,9 @@ Module = TypeVar("Module", bound=nn.Module)
 
 Batch = tuple[Tensor, Tensor]
 """Inputs and labels."""
+
+Tune = Callable[[nn.Module], tuple[nn.Module, list[nn.Parameter]]]
+"""Function from a model to a copy and its trained parameters."""
 
 
 @runtime_checkable
@@ -348,7 +352,7 @@ class PromptedModel(nn.Module):
     """Prompts and a linear head on a frozen trunk, which is shared and has no part in messages.
 
     Args:
-        trunk: Frozen vision transformer.
+        trunk: Vision transformer. Its trained parameters, if it has some, are parts of messages.
         prompts: Module that returns a prompt stream, or None.
         num_classes: Number of classes.
         num_features: Width of the features, by a learned projection. If None, features are those
@@ -442,7 +446,11 @@ class VitSetting(Setting):
         return self.trunks[client % len(self.trunks)]
 
     def new_model(
-        self, client: int = 0, *, prompts: Callable[[Trunk], nn.Module | None] | None = None
+        self,
+        client: int = 0,
+        *,
+        prompts: Callable[[Trunk], nn.Module | None] | None = None,
+        tune: Tune | None = None,
     ) -> PromptedModel:
         """Make a model; the initial values depend on the seed, the trunk and `prompts` alone.
 
@@ -450,6 +458,9 @@ class VitSetting(Setting):
             client: Id of the client that owns the model; it decides the trunk.
             prompts: Function from the trunk to a module of prompts. If None, deep prompts. For a
                 model without prompts, ``lambda trunk: None``.
+            tune: Function from the model of the trunk to a copy and its trained parameters, such as
+                :func:`fedprompt.tuning.norms`. They are then the part "tuned" of the model. If
+                None, the trunk is frozen and shared.
         """
         trunk = self.trunk_of(client)
         make = prompts or (lambda trunk: fp.DeepPrompts(self.num_prompts, trunk))
@@ -457,9 +468,20 @@ class VitSetting(Setting):
         def drawn() -> PromptedModel:
             model = PromptedModel(trunk, None, self.num_classes, num_features=self.num_features)
             model.prompts = make(trunk)
+            if tune is not None:
+                model.trunk = _tuned(trunk, tune)
+                model.tuned = model.trunk.trainable
             return model
 
         return self.seeded(drawn)
+
+
+def _tuned(trunk: Any, tune: Tune) -> TrainableTrunk:
+    """Make a trunk of a copy of the model of a trunk, with trained parameters."""
+    if not isinstance(getattr(trunk, "model", None), nn.Module):
+        raise wrong_type("trunks", "be made by vit_trunk to be tuned", kind(trunk))
+    model, parameters = tune(trunk.model)
+    return fp.vit_trunk(model, attention_mask=trunk.mask, trainable=parameters)
 
 
 class PromptedClassifier(nn.Module):

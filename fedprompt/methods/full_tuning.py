@@ -1,0 +1,49 @@
+"""Clients train the whole network and a linear head, and the server averages both.
+
+McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS
+2017 (FedAvg). The reference shows what prompts save, and what they cost in accuracy.
+
+Up: network and head. Down: network and head.
+
+Deviations: the network is pretrained, and stays in eval mode.
+
+Compared: its definition, since it has no other source, float64, largest difference 0 (2026-11).
+"""
+
+import copy
+
+import torch.nn.functional as F
+
+import fedprompt as fp
+from fedprompt.methods.registry import register
+from fedprompt.methods.setting import VitSetting
+
+
+@register("Full tuning", families=("one model",), search={"learning_rate": (1e-5, 1e-2)})
+def full_tuning(setting: VitSetting, *, learning_rate: float = 1e-3) -> fp.Method:
+    """Full tuning."""
+
+    def tune(frozen):
+        network = copy.deepcopy(frozen)
+        return network, list(network.parameters())
+
+    model = setting.new_model(prompts=lambda trunk: None, tune=tune)
+
+    def train(data, answer, state):
+        fp.load_values(model, answer)
+        optimizer = data.optimizer(model, learning_rate)
+        for images, labels in data.batches():
+            loss = F.cross_entropy(model(images), labels)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        return fp.collect(model, weight=data.num_examples), state
+
+    def predict(data, answer, state):
+        fp.load_values(model, answer)
+        return model
+
+    def form(client):
+        return fp.collect(model, weight=0)
+
+    return fp.Method(train, fp.averaging_server(fp.snapshot(model)), predict, form=form)

@@ -1,0 +1,231 @@
+"""Parts of a model to train in place of prompts or with them: LoRA, adapters, norms and biases.
+
+Each function returns a copy of your model and the parameters to train, for :func:`vit_trunk`. All
+other parameters of the copy are frozen.
+"""
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import torch
+import torch.nn as nn
+from torch import Tensor
+
+from fedprompt._checks import check_count, check_initial_generator, check_module, wrong_value
+
+__all__ = ["adapters", "biases", "lora", "norms"]
+
+Model = TypeVar("Model", bound=nn.Module)
+
+_PROJECTIONS = ("qkv", "q_proj", "k_proj", "v_proj", "query", "key", "value")
+
+
+def lora(
+    model: Model, *, rank: int, generator: torch.Generator | None = None
+) -> tuple[Model, list[nn.Parameter]]:
+    r"""Add LoRA to the query, key and value projections of all attention layers.
+
+    A projection W becomes :math:`W + B A`. A is drawn at random and B is zero, so the copy computes
+    the same features at first. The product is not scaled, as with ``lora_alpha=rank`` in PEFT.
+
+    It needs PEFT: ``pip install 'fedprompt[peft]'``. For other projections or options, call PEFT's
+    ``inject_adapter_in_model`` yourself, and pass the parameters to :func:`vit_trunk`.
+
+    Args:
+        model: Model whose projections are linear layers with one of the names ``qkv``, ``q_proj``,
+            ``k_proj``, ``v_proj``, ``query``, ``key`` and ``value``. It is not changed.
+        rank: Rank of the products (at least 1).
+        generator: Generator of the initial values. If None, torch's global generator is used.
+
+    Returns:
+        Copy of the model, and its factors A and B.
+
+    Raises:
+        ValueError: If the model has no such projections, as models with ``nn.MultiheadAttention``,
+            or reads their weights without calling them, so that LoRA would have no effect.
+
+    Example:
+        >>> from fedprompt import samples, vit_trunk
+        >>> model, parameters = lora(samples.vit("S"), rank=2)
+        >>> trunk = vit_trunk(model, trainable=parameters)
+        >>> [name for name, _ in trunk.trainable.named_parameters()][:2]
+        ['blocks.0.attn.qkv.lora_A.default.weight', 'blocks.0.attn.qkv.lora_B.default.weight']
+
+    References:
+        Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", ICLR 2022.
+    """
+    check_module("model", model)
+    check_count("rank", rank)
+    check_initial_generator(generator)
+    found = {name: part for name, part in _named(model, _PROJECTIONS) if type(part) is nn.Linear}
+    if not found:
+        rule = f"have linear layers named {', '.join(_PROJECTIONS)}"
+        raise wrong_value("model", rule, type(model).__name__)
+    for name in found:
+        parent = model.get_submodule(name.rpartition(".")[0])
+        if getattr(parent, "q_bias", None) is not None:  # then timm reads the weight alone
+            rule = "call its projections, but reads weights beside a `q_bias`"
+            raise wrong_value("model", rule, f"{type(parent).__name__} at {name}")
+    try:
+        from peft import LoraConfig, inject_adapter_in_model
+    except ImportError as error:
+        message = "`fedprompt.tuning.lora` needs PEFT: pip install 'fedprompt[peft]'"
+        raise ImportError(message) from error
+    config = LoraConfig(r=rank, lora_alpha=rank, target_modules=list(found))
+    with _drawing(generator):
+        tuned: Any = inject_adapter_in_model(config, copy.deepcopy(model))
+    return _trained(tuned, [each for name, each in tuned.named_parameters() if ".lora_" in name])
+
+
+def adapters(
+    model: Model, *, width: int, generator: torch.Generator | None = None
+) -> tuple[Model, list[nn.Parameter]]:
+    """Add a bottleneck of two linear layers and a GELU behind each MLP.
+
+    The second layer is zero at first, so the copy computes the same features. PEFT has no such
+    adapters, and is not needed.
+
+    Args:
+        model: Model whose blocks have a module named ``mlp``. It is not changed.
+        width: Width of the bottleneck (at least 1).
+        generator: Generator of the initial values. If None, torch's global generator is used.
+
+    Returns:
+        Copy of the model, and the parameters of its adapters.
+
+    Raises:
+        ValueError: If the model has no module named ``mlp`` with a linear layer.
+
+    Example:
+        >>> from fedprompt import num_bytes, samples, snapshot, vit_trunk
+        >>> model, parameters = adapters(samples.vit("S"), width=4)
+        >>> trunk = vit_trunk(model, trainable=parameters)
+        >>> num_bytes(snapshot(trunk.trainable))
+        5232
+
+    References:
+        Houlsby et al., "Parameter-Efficient Transfer Learning for NLP", ICML 2019. There is one
+        adapter in a block here, in place of two.
+    """
+    check_module("model", model)
+    check_count("width", width)
+    check_initial_generator(generator)
+    tuned = copy.deepcopy(model)
+    parameters: list[nn.Parameter] = []
+    with _drawing(generator):
+        for name, mlp in list(_named(tuned, ("mlp",))):
+            linear = next((part for part in mlp.modules() if isinstance(part, nn.Linear)), None)
+            if linear is not None:
+                adapted = _Adapted(mlp, linear.weight, width)
+                parent, _, last = name.rpartition(".")
+                setattr(tuned.get_submodule(parent), last, adapted)
+                parameters += adapted.adapter.parameters()
+    if not parameters:
+        rule = "have modules named mlp with linear layers"
+        raise wrong_value("model", rule, type(model).__name__)
+    return _trained(tuned, parameters)
+
+
+def norms(model: Model) -> tuple[Model, list[nn.Parameter]]:
+    """Train the scales and shifts of all normalization layers.
+
+    Args:
+        model: Model with normalization layers. It is not changed.
+
+    Returns:
+        Copy of the model, and the parameters of its normalization layers.
+
+    Raises:
+        ValueError: If the model has no normalization layer with parameters.
+
+    Example:
+        >>> from fedprompt import samples, vit_trunk
+        >>> model, parameters = norms(samples.vit("S"))
+        >>> trunk = vit_trunk(model, trainable=parameters)
+        >>> [name for name, _ in trunk.trainable.named_parameters()][:2]
+        ['blocks.0.norm1.weight', 'blocks.0.norm1.bias']
+    """
+    check_module("model", model)
+    tuned = copy.deepcopy(model)
+    layers = [part for part in tuned.modules() if "norm" in type(part).__name__.lower()]
+    parameters = [each for layer in layers for each in layer.parameters(recurse=False)]
+    if not parameters:
+        raise wrong_value("model", "have normalization layers", type(model).__name__)
+    return _trained(tuned, parameters)
+
+
+def biases(model: Model) -> tuple[Model, list[nn.Parameter]]:
+    """Train all biases, with the shifts of normalization layers.
+
+    Args:
+        model: Model with biases. A classifier's bias is one of them, so make your model without
+            classifier, for example with ``num_classes=0`` in timm. The model is not changed.
+
+    Returns:
+        Copy of the model, and its biases.
+
+    Raises:
+        ValueError: If the model has no parameter whose name ends with "bias".
+
+    Example:
+        >>> from fedprompt import samples, vit_trunk
+        >>> model, parameters = biases(samples.vit("S"))
+        >>> trunk = vit_trunk(model, trainable=parameters)
+        >>> [name for name, _ in trunk.trainable.named_parameters()][:2]
+        ['patch_embed.proj.bias', 'blocks.0.norm1.bias']
+
+    References:
+        Ben Zaken et al., "BitFit: Simple Parameter-efficient Fine-tuning for Transformer-based
+        Masked Language-models", ACL 2022.
+    """
+    check_module("model", model)
+    tuned = copy.deepcopy(model)
+    parameters = [each for name, each in tuned.named_parameters() if name.endswith("bias")]
+    if not parameters:
+        raise wrong_value("model", "have parameters named bias", type(model).__name__)
+    return _trained(tuned, parameters)
+
+
+class _Adapted(nn.Module):
+    """An MLP with a bottleneck behind it, and a connection that skips the bottleneck."""
+
+    def __init__(self, mlp: nn.Module, like: Tensor, width: int) -> None:
+        super().__init__()
+        self.mlp = mlp
+        dim = like.shape[1]
+        self.adapter = nn.Sequential(nn.Linear(dim, width), nn.GELU(), nn.Linear(width, dim))
+        for parameter in self.adapter[2].parameters():
+            nn.init.zeros_(parameter)
+        self.adapter.to(like)
+
+    def forward(self, *inputs: Any, **options: Any) -> Tensor:
+        tokens: Tensor = self.mlp(*inputs, **options)
+        return tokens + self.adapter(tokens)
+
+
+def _named(model: nn.Module, names: tuple[str, ...]) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the modules whose last word is one of the names."""
+    return ((name, part) for name, part in model.named_modules() if name.split(".")[-1] in names)
+
+
+def _trained(model: Any, chosen: list[nn.Parameter]) -> tuple[Any, list[nn.Parameter]]:
+    """Freeze all parameters except the chosen ones."""
+    model.requires_grad_(False)
+    for parameter in chosen:
+        parameter.requires_grad_()
+    return model, chosen
+
+
+@contextmanager
+def _drawing(generator: torch.Generator | None) -> Iterator[None]:
+    """Draw initial values on the CPU, by the generator if it is given."""
+    if generator is None:
+        with torch.device("cpu"):
+            yield
+        return
+    seed = int(torch.randint(2**62, (), generator=generator, device=generator.device))
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+        torch.default_generator.manual_seed(seed)
+        yield

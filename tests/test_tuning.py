@@ -1,0 +1,124 @@
+"""LoRA, adapters, norms and biases: a copy of a model, and its trainable parameters."""
+
+import sys
+from functools import partial
+
+import open_clip
+import pytest
+import torch
+import torch.nn as nn
+import torchvision
+import transformers
+
+import fedprompt as fp
+from clips import VISION
+from fedprompt.tuning import adapters, biases, lora, norms
+from models import build, perturbed, row_named, tiny_vit
+from refusals import check_refused, refusals
+from tolerance import assert_near
+
+LORA, ADAPTERS = partial(lora, rank=2), partial(adapters, width=3)
+SIZE = {"image_size": 16, "patch_size": 8}
+
+
+def dinov2():
+    sizes = {"hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 2}
+    return transformers.Dinov2Model(transformers.Dinov2Config(**sizes, **SIZE))
+
+
+def open_clip_tower():
+    return open_clip.model._build_vision_tower(8, open_clip.CLIPVisionCfg(**VISION))
+
+
+def torchvision_vit():
+    sizes = {"num_layers": 2, "num_heads": 2, "hidden_dim": 12, "mlp_dim": 24}
+    return torchvision.models.VisionTransformer(**SIZE, **sizes)
+
+
+MODELS = {
+    "timm": tiny_vit,
+    "timm, Eva": lambda: build(row_named("vit_pe_core_tiny_patch16_384")),
+    "transformers": dinov2,
+    "open_clip": open_clip_tower,
+    "torchvision": torchvision_vit,
+}
+CASES = [(name, tune) for name in MODELS for tune in (LORA, ADAPTERS, norms, biases)]
+CASES = [case for case in CASES if case not in [("open_clip", LORA), ("torchvision", LORA)]]
+
+
+@pytest.mark.parametrize(("name", "tune"), CASES)
+def test_the_copy_computes_the_same_and_only_its_parameters_have_gradients(name, tune):
+    """A layer whose weight is read, but which is not called, would leave LoRA without gradient."""
+    model = perturbed(MODELS[name]())
+    before = fp.snapshot(model)
+    tuned, parameters = tune(model)
+    trained = {id(each) for each in tuned.parameters() if each.requires_grad}
+    assert trained == {id(each) for each in parameters}
+    trunk = fp.vit_trunk(tuned, trainable=parameters)
+    side = 64 if "Eva" in name else 16
+    images = torch.randn(2, 3, side, side, dtype=torch.float64)
+    expected = fp.encode_prompted(fp.vit_trunk(model), images).pooled
+    assert_near(fp.encode_prompted(trunk, images).pooled, expected)
+    with torch.no_grad():
+        for parameter in parameters:
+            parameter += 0.1 * torch.randn_like(parameter)
+    fp.encode_prompted(trunk, images).pooled.square().sum().backward()
+    unused = ("heads.head.bias", "mask_token", "k_proj.bias", "key.bias")  # keys: softmax
+    for path, parameter in trunk.trainable.named_parameters():
+        if not path.endswith(unused):
+            assert parameter.grad.abs().max() > 1e-12, path
+    torch.testing.assert_close(fp.snapshot(model), before, rtol=0, atol=0)
+
+
+def test_lora_adds_a_product_of_its_rank_without_a_scale():
+    """A projection of width 12 to 36; the weight changes by B A."""
+    tuned, parameters = LORA(tiny_vit())
+    qkv = tuned.blocks[0].attn.qkv
+    a, b = qkv.lora_A["default"].weight, qkv.lora_B["default"].weight
+    assert [tuple(each.shape) for each in parameters[:2]] == [(2, 12), (36, 2)]
+    assert parameters[0] is a
+    with torch.no_grad():
+        b.normal_()
+        tokens = torch.randn(5, 12, dtype=torch.float64)
+        base = qkv.base_layer
+        assert_near(qkv(tokens), tokens @ (base.weight + b @ a).T + base.bias)
+
+
+@pytest.mark.parametrize("tune", [LORA, ADAPTERS])
+def test_initial_values_depend_on_the_generator_alone(tune):
+    stream = torch.get_rng_state()
+    first, again, other = (
+        tune(tiny_vit(), generator=torch.Generator().manual_seed(seed))[1][0] for seed in (1, 1, 2)
+    )
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+    assert torch.equal(torch.get_rng_state(), stream)
+
+
+def norms_alone():
+    return nn.Sequential(nn.LayerNorm(2, bias=False))
+
+
+REFUSED = """
+lora(open_clip_tower(), rank=1) -> ValueError: `model` must have linear layers named qkv, q_proj,
+lora(build(row_named("eva02_tiny_patch14_224")), rank=1) -> ValueError: `model` must call its proj
+lora(tiny_vit(), rank=0) -> ValueError: `rank` must be at least 1; got 0
+lora(tiny_vit(), rank=1, generator=3) -> TypeError: `generator` must be a torch.Generator; got 3
+adapters(norms_alone(), width=1) -> ValueError: `model` must have modules named mlp with linear
+adapters(tiny_vit(), width=0) -> ValueError: `width` must be at least 1; got 0
+norms(nn.Linear(2, 2)) -> ValueError: `model` must have normalization layers; got Linear.
+biases(norms_alone()) -> ValueError: `model` must have parameters named bias; got Sequential.
+norms([]) -> TypeError: `model` must be an nn.Module; got a list of length 0
+"""
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(("call", "error", "message"), refusals(REFUSED))
+def test_wrong_calls_are_refused_by_name(call, error, message):
+    check_refused(call, error, message, globals())
+
+
+def test_without_peft_the_error_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "peft", None)
+    with pytest.raises(ImportError, match=r"needs PEFT: pip install 'fedprompt\[peft\]'"):
+        LORA(tiny_vit())
