@@ -174,10 +174,10 @@ NEEDS = {
     "build_samples": "clone",
     "laws": "clone",
     "matplotlib": r"fedprompt\[plots\]",
-    "peft": "pip install peft",
+    "peft": r"fedprompt\[peft\]",
     "sklearn": "clone",
     "tasks": "clone",
-    "transformers": r"fedprompt\[transformers\]|pip install peft",
+    "transformers": r"fedprompt\[transformers\]|fedprompt\[peft\]",
 }
 
 
