@@ -13,6 +13,7 @@ from fedprompt.methods.evaluate import counted_passes, evaluate
 from fedprompt.methods.fedamp import fedamp
 from fedprompt.methods.fedapt import fedapt
 from fedprompt.methods.fedbabu import fedbabu
+from fedprompt.methods.fedclip import fedclip
 from fedprompt.methods.feddistill import feddistill
 from fedprompt.methods.fedem import fedem
 from fedprompt.methods.fedex_lora import fedex_lora
@@ -85,6 +86,7 @@ __all__ = [
     "fedapt",
     "fedavgm",
     "fedbabu",
+    "fedclip",
     "feddistill",
     "fedem",
     "fedex_lora",

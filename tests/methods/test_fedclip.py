@@ -1,0 +1,40 @@
+"""FedCLIP: both directions of a batch's match are learned by an attention over dimensions."""
+
+import pytest
+import torch
+
+from fedprompt.methods.fedclip import Attended, fedclip
+from tiny_federations import clip_federation, last, parameters
+
+ONE_STEP = {"rounds": 1, "steps": 1, "make_optimizer": torch.optim.SGD}
+
+
+@pytest.mark.usefixtures("float64")
+def test_a_round_of_one_step_descends_the_mean_loss_of_clients_that_count_equally():
+    """Images i and sentences j of a batch: -log softmax over j and over i, at i = j."""
+    federation = clip_federation(cohort_size=5, **ONE_STEP)
+    found = parameters(last(fedclip, federation, learning_rate=0.5), 0)
+    model, objective = federation.seeded(Attended, federation), 0.0
+    first, _, second, _ = model.attention
+    sentences = federation.handwritten_text()
+    for client in federation.clients:
+        for tokens, labels in federation.batches(client, 0):
+            image = tokens[:, 0]
+            hidden = torch.tanh(image @ first.weight.T + first.bias)
+            image = image * (hidden @ second.weight.T + second.bias).softmax(1)
+            cosines = (image / image.norm(dim=1, keepdim=True)) @ sentences[labels].T
+            logits = federation.scale * cosines
+            ours = logits.diag() - (logits.logsumexp(1) + logits.logsumexp(0)) / 2
+            objective = objective - ours.mean() / 5
+    gradients = torch.autograd.grad(objective, list(model.parameters()))
+    for (name, start), gradient in zip(model.named_parameters(), gradients, strict=True):
+        torch.testing.assert_close(found[name], (start - 0.5 * gradient).detach())
+
+
+def test_a_message_is_the_attention():
+    """Two layers of width 12; four bytes a number, and four weights in an upload."""
+    federation = clip_federation(rounds=1, cohort_size=1)
+    last(fedclip, federation)
+    numbers = 2 * 12 * 12 + 2 * 12
+    assert federation.ledger.total(direction="down") == 4 * numbers
+    assert federation.ledger.total(direction="up") == 4 * numbers + 4 * 4
