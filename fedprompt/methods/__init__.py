@@ -60,6 +60,7 @@ from fedprompt.methods.promptfl_fedper import promptfl_fedper
 from fedprompt.methods.promptfl_fedprox import promptfl_fedprox
 from fedprompt.methods.promptfl_ft import promptfl_ft
 from fedprompt.methods.promptfolio import promptfolio
+from fedprompt.methods.promptsrc import promptsrc
 from fedprompt.methods.registry import METHODS, Entry, register
 from fedprompt.methods.scaffold import scaffold
 from fedprompt.methods.setting import ClientData, ClipSetting, Federation, Setting, VitSetting
@@ -140,6 +141,7 @@ __all__ = [
     "promptfl_fedprox",
     "promptfl_ft",
     "promptfolio",
+    "promptsrc",
     "register",
     "scaffold",
     "sgpt",
