@@ -63,7 +63,10 @@ nitpick_ignore_regex = [
     ("py:class", r"Tensor|ndarray|fedprompt\.features\.MapStyle"),
     # Type variables:
     ("py:class", r"fedprompt\.interfaces\.protocols\.(Value|Mean)"),
-    ("py:class", r"fedprompt\.(freezing|sampling|wire\.receive)\.(Model|Client)"),
+    (
+        "py:class",
+        r"fedprompt\.(freezing|sampling|tuning|wire\.receive)\.(Model|Client)",
+    ),
     ("py:class", r"fedprompt\.messages\.parts\.Entry"),
     ("py:class", r"fedprompt\.methods\.(setting\.Module|registry\.Make)"),
     # Of the settings, without an entry of their own:

@@ -46,6 +46,22 @@ def local(setting: VitSetting, *, learning_rate: float = 1e-2, times: int = 1) -
     return alone(setting.new_model(), learning_rate, times)
 
 
+def fednorms(setting: VitSetting, *, learning_rate: float = 1e-2) -> fp.Method:
+    """Average of normalization layers and heads."""
+    model = setting.new_model(prompts=lambda trunk: None, tune=fp.tuning.norms)
+
+    def client(data: ClientData, answer: Any, state: Any) -> Any:
+        train(predict(data, answer, state), data, learning_rate)
+        return fp.collect(model, weight=data.num_examples), state
+
+    def predict(data: ClientData, answer: Any, state: Any) -> nn.Module:
+        fp.load_values(model, answer)
+        return model
+
+    server = fp.averaging_server(fp.snapshot(model))
+    return fp.Method(client, server, predict, form=lambda client: fp.collect(model, weight=0))
+
+
 class OfClasses(PromptedClassifier):
     """A context for each class."""
 
@@ -111,6 +127,7 @@ CONTROLS = {
             for times in (2, 3)
             for make in (partial(local, times=times),)
         ),
+        _entry("fednorms", "Norms", fednorms, "one model")._replace(traits=()),
         _entry("coop_csc", "CoOp, a context for each class (local)", coop_csc, "CLIP"),
         _entry("promptfl_csc", "PromptFL, a context for each class", promptfl_csc, "CLIP"),
         _entry(
@@ -127,6 +144,7 @@ CONTROLS = {
 DRAWN_AS = {
     "local_16": "local",
     "local_24": "local",
+    "fednorms": "head_tuning",
     "coop_csc": "fedapt",
     "promptfl_csc": "fedapt",
     "coop_gate": "pfedmoap",

@@ -15,7 +15,7 @@ from torch import Tensor
 
 import fedprompt as fp
 from fedprompt.interfaces import ResumableTrunk
-from fedprompt.methods.setting import PromptedModel
+from fedprompt.methods.setting import PromptedModel, Tune
 from photographs import HALF, prepared
 
 
@@ -66,6 +66,22 @@ class TailTrunk:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "TailTrunk":
         return self
+
+    @property
+    def trainable(self) -> nn.Module:
+        """Trained parameters of the blocks."""
+        return self.whole.trainable
+
+    def tuned(self, tune: Tune) -> "TailTrunk":
+        """Return the trunk with a copy of its blocks, whose chosen parameters are in float32."""
+        model, parameters = tune(self.whole.model)
+        late = set(model.blocks[self.start : self.end].parameters())
+        for parameter in parameters:
+            parameter.requires_grad_(parameter in late)
+        chosen = [each for each in parameters if each in late]
+        for parameter in chosen:
+            parameter.data = parameter.data.to(torch.promote_types(parameter.dtype, torch.float32))
+        return replace(self, whole=fp.vit_trunk(model, trainable=chosen))
 
     def embed(self, images: Tensor) -> tuple[Tensor, Any]:
         """Look up the tokens of images."""

@@ -20,8 +20,9 @@ import fedprompt as fp
 import photographs
 from fedprompt.interfaces import ResumableTrunk, Trunk
 from fedprompt.methods import METHODS, Federation, VitSetting
-from fedprompt.methods.setting import PromptedModel
+from fedprompt.methods.setting import PromptedModel, Tune
 from photographs import HALF, Photographs
+from tasks.controls import CONTROLS
 from tasks.core import NEWCOMERS, Machine, Row, Task, TaskError, Trial
 from tasks.networks import Convolutional, ConvolutionalModel, TailTrunk, as_inputs, small_network
 from tasks.tuning import rates
@@ -31,6 +32,9 @@ SHORT = 9  # blocks of the network that ends early; it starts as many blocks bef
 HEAD_RATE = 0.1  # of the learning rate of a method
 ALPHA = 0.3
 RATES = 0.01, 0.003, 0.03, 0.1  # of the tuning trials
+GRIDS = {"fedlora": (0.004, 0.001, 0.016, 0.0003), "fednorms": (0.016, 0.004, 0.001, 0.05)}
+"""Rates of the tuning trials of rows without prompts, for which other rates are best."""
+OWN_HEAD_RATE = 0.003  # of these rows: a tenth of the rate that is best for prompts
 NUM_IMAGES = {"solar": 2624, "mnist": 3000}
 NUM_CLIENTS, NUM_NEWCOMERS, NUM_PUBLIC, NUM_TEST = 12, 2, 64, 480
 BUDGET = {"steps": 10, "batch_size": 8, "cohort_size": 4}
@@ -84,20 +88,28 @@ class PhotographSetting(VitSetting):
     """Setting whose prompts start at mean tokens, and whose trunks may be convolutional."""
 
     def new_model(
-        self, client: int = 0, *, prompts: Callable[[Trunk], nn.Module | None] | None = None
+        self,
+        client: int = 0,
+        *,
+        prompts: Callable[[Trunk], nn.Module | None] | None = None,
+        tune: Tune | None = None,
     ) -> PromptedModel:
         """Make a model; the initial values depend on the seed, the network and `prompts` alone."""
         trunk = self.trunk_of(client)
         if isinstance(trunk, Convolutional):
             model = self.seeded(self._convolutional, trunk)
         else:
-            model = super().new_model(client, prompts=prompts)
+            model = super().new_model(client, prompts=prompts, tune=tune)
             if model.prompts is not None and trunk.start_tokens is not None:
                 draw = torch.Generator().manual_seed(self.seed)
                 fp.initialize_at(model.prompts, trunk.start_tokens, generator=draw)
         for parameter in (*model.projection.parameters(), *model.head.parameters()):
             parameter.of_head = True
         return model
+
+    def tuned_trunk(self, trunk: TailTrunk, tune: Tune) -> TailTrunk:
+        """Make the trunk with a copy of its blocks, of which some parameters are trained."""
+        return trunk.tuned(tune)
 
     def _convolutional(self, trunk: Convolutional) -> ConvolutionalModel:
         size = {"num_features": self.num_features}
@@ -106,12 +118,22 @@ class PhotographSetting(VitSetting):
         return model
 
 
-def two_rates(parameters: Sequence[nn.Parameter], lr: float) -> torch.optim.Optimizer:
-    """Make AdamW with a tenth of the learning rate for projections and heads."""
+TUNED = [
+    Row("Norms", "fednorms", CONTROLS["fednorms"].defaults),
+    Row("LoRA, rank 1", "fedlora", METHODS["fedlora"].defaults | {"rank": 1}),
+    Row("LoRA, rank 4", "fedlora", METHODS["fedlora"].defaults | {"rank": 4}),
+]
+"""Rows that train parts of the network in place of prompts."""
+
+
+def two_rates(
+    parameters: Sequence[nn.Parameter], lr: float, *, head_rate: float | None = None
+) -> torch.optim.Optimizer:
+    """Make AdamW with another rate for projections and heads: a tenth of `lr`, if None."""
     parameters = list(parameters)
     heads = [each for each in parameters if getattr(each, "of_head", False)]
     others = [each for each in parameters if not getattr(each, "of_head", False)]
-    groups = [{"params": others, "lr": lr}, {"params": heads, "lr": HEAD_RATE * lr}]
+    groups = [{"params": others, "lr": lr}, {"params": heads, "lr": head_rate or HEAD_RATE * lr}]
     return torch.optim.AdamW([each for each in groups if each["params"]], weight_decay=1e-3)
 
 
@@ -133,7 +155,8 @@ def make(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         trunks = [each.adapted(as_inputs(public)) for each in trunks]
-    first = NUM_CLIENTS - NUM_NEWCOMERS
+    first, own_rate = NUM_CLIENTS - NUM_NEWCOMERS, row.method in GRIDS
+    optimizer = partial(two_rates, head_rate=OWN_HEAD_RATE) if own_rate else two_rates
     setting = PhotographSetting(
         clients=range(first),
         num_classes=num_classes,
@@ -141,7 +164,7 @@ def make(
         **BUDGET,
         seed=seed,
         public=as_inputs(public),
-        make_optimizer=two_rates,
+        make_optimizer=optimizer,
         trunks=trunks,
         num_prompts=4,
         num_features=None if len(trunks) == 1 else 64,
@@ -318,8 +341,10 @@ def task(name: str, title: str) -> Task:
     """Make a task of a data set."""
 
     def rows(partition: str) -> list[Row]:
-        own = [METHODS[each] for each in DIVISIONS[partition].methods if each in METHODS]
-        return [Row(entry.title, entry.name, entry.defaults) for entry in own]
+        division = DIVISIONS[partition]
+        own = [METHODS[each] for each in division.methods if each in METHODS]
+        tuned = TUNED if division.networks == ("whole",) else []
+        return [Row(entry.title, entry.name, entry.defaults) for entry in own] + tuned
 
     return Task(
         title=title,
@@ -328,7 +353,9 @@ def task(name: str, title: str) -> Task:
         family=lambda partition: "one model",
         rows=rows,
         make=partial(make, name),
-        trials=lambda partition, row: rates(row, f"{name} {partition}", RATES),
+        trials=lambda partition, row: rates(
+            row, f"{name} {partition}", GRIDS.get(str(row.method), RATES)
+        ),
         columns={
             "full": "all test images",
             "balanced": "balanced",

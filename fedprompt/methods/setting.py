@@ -469,19 +469,18 @@ class VitSetting(Setting):
             model = PromptedModel(trunk, None, self.num_classes, num_features=self.num_features)
             model.prompts = make(trunk)
             if tune is not None:
-                model.trunk = _tuned(trunk, tune)
+                model.trunk = self.tuned_trunk(trunk, tune)
                 model.tuned = model.trunk.trainable
             return model
 
         return self.seeded(drawn)
 
-
-def _tuned(trunk: Any, tune: Tune) -> TrainableTrunk:
-    """Make a trunk of a copy of the model of a trunk, with trained parameters."""
-    if not isinstance(getattr(trunk, "model", None), nn.Module):
-        raise wrong_type("trunks", "be made by vit_trunk to be tuned", kind(trunk))
-    model, parameters = tune(trunk.model)
-    return fp.vit_trunk(model, attention_mask=trunk.mask, trainable=parameters)
+    def tuned_trunk(self, trunk: Any, tune: Tune) -> TrainableTrunk:
+        """Make a trunk of a copy of a trunk's model, with trained parameters."""
+        if not isinstance(getattr(trunk, "model", None), nn.Module):
+            raise wrong_type("trunks", "be made by vit_trunk to be tuned", kind(trunk))
+        model, parameters = tune(trunk.model)
+        return fp.vit_trunk(model, attention_mask=trunk.mask, trainable=parameters)
 
 
 class PromptedClassifier(nn.Module):

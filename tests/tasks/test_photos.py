@@ -238,10 +238,40 @@ def test_gradient_passes_of_the_curve_are_not_those_of_the_method(monkeypatch):
     assert found[1]["full"] == found[100]["full"]
 
 
-def test_each_row_has_four_trials_with_the_same_learning_rates():
+def test_each_row_has_four_trials_and_rows_with_prompts_have_the_same_learning_rates():
     for row in TASKS["solar"].rows("labels"):
-        trials = TASKS["solar"].trials("labels", row)
-        assert [values["learning_rate"] for values in trials] == [0.01, 0.003, 0.03, 0.1]
+        trials = [each["learning_rate"] for each in TASKS["solar"].trials("labels", row)]
+        if row in photos.TUNED:
+            assert len(trials) == 4
+            assert min(trials) < 0.004 < max(trials)
+        else:
+            assert trials == [0.01, 0.003, 0.03, 0.1]
+
+
+@pytest.mark.usefixtures("_fabricated")
+def test_heads_of_rows_without_prompts_have_a_rate_of_their_own():
+    row = photos.TUNED[0]
+    trial = photos.make("mnist", "domains", row, seed=0, machine=RANDOM, validate=False)
+    model = trial.setting.new_model()
+    assert trial.setting.optimizer(model.head, 0.5).param_groups[0]["lr"] == 0.003
+
+
+@pytest.mark.usefixtures("_fabricated")
+@pytest.mark.parametrize("row", photos.TUNED, ids=lambda row: row.title)
+def test_rows_without_prompts_train_the_late_blocks_in_float32_and_a_head(row, monkeypatch):
+    half = photos.dino.__wrapped__(photos.Sources(random=True))
+    half.model.bfloat16()
+    monkeypatch.setattr(photos, "dino", lambda sources: half)
+    trial = made("mnist", "domains")
+    *_, now = fp.run_rounds(
+        row.entry.make(trial.setting, **row.values), trial.federation.data, trial.setting.cohorts()
+    )
+    values = now.server["values"]
+    assert {value.dtype for value in values.values()} == {torch.float32}
+    blocks = {name.split(".")[2] for name in values if name.startswith("tuned")}
+    assert blocks == {"1", "2"}  # of the network of three blocks, whose first one runs once
+    first = row.entry.make(trial.setting, **row.values).server.state["values"]
+    assert not any(torch.equal(value, first[name]) for name, value in values.items())
 
 
 @pytest.mark.usefixtures("_fabricated")
