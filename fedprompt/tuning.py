@@ -202,7 +202,8 @@ class _Adapted(nn.Module):
 
     def forward(self, *inputs: Any, **options: Any) -> Tensor:
         tokens: Tensor = self.mlp(*inputs, **options)
-        return tokens + self.adapter(tokens)
+        adapted: Tensor = tokens + self.adapter(tokens)
+        return adapted
 
 
 def _named(model: nn.Module, names: tuple[str, ...]) -> Iterator[tuple[str, nn.Module]]:
