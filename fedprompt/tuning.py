@@ -99,11 +99,11 @@ def adapters(
         ValueError: If the model has no module named ``mlp`` with a linear layer.
 
     Example:
-        >>> from fedprompt import num_bytes, samples, snapshot, vit_trunk
+        >>> from fedprompt import samples, vit_trunk
         >>> model, parameters = adapters(samples.vit("S"), width=4)
         >>> trunk = vit_trunk(model, trainable=parameters)
-        >>> num_bytes(snapshot(trunk.trainable))
-        5232
+        >>> [name for name, _ in trunk.trainable.named_parameters()][:2]
+        ['blocks.0.mlp.adapter.0.weight', 'blocks.0.mlp.adapter.0.bias']
 
     References:
         Houlsby et al., "Parameter-Efficient Transfer Learning for NLP", ICML 2019. There is one

@@ -93,6 +93,8 @@ def low_rank_mean(
 
 def _check_pairs(pairs: Any) -> None:
     check_names("pairs", pairs, "map names to pairs of names")
+    if not pairs:
+        raise wrong_value("pairs", "hold at least one pair of names", "none")
     for name, pair in pairs.items():
         two = isinstance(pair, tuple | list) and len(pair) == 2
         if not two or not all(isinstance(each, str) for each in pair):
@@ -101,6 +103,7 @@ def _check_pairs(pairs: Any) -> None:
 
 def _with_products(payloads: Iterable[Payload], pairs: _Pairs) -> Iterator[Payload]:
     """Add the products of a payload's pairs under their names, in float64."""
+    position = -1
     for position, payload in enumerate(payloads):
         argument = f"payloads[{position}]"
         check_payload(argument, payload)
@@ -109,6 +112,8 @@ def _with_products(payloads: Iterable[Payload], pairs: _Pairs) -> Iterator[Paylo
         held = {name: pair for name, pair in pairs.items() if set(pair) <= payload.keys()}
         products = {name: _product(argument, payload, *pair) for name, pair in held.items()}
         yield {**payload, **products}
+    if position < 0:
+        raise wrong_value("payloads", "hold at least one payload", "none")
 
 
 def _product(argument: str, payload: Payload, left: str, right: str) -> Weighted:

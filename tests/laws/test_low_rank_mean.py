@@ -125,7 +125,8 @@ low_rank_mean(SENT, {"B": ("B", "A")}) -> ValueError: `pairs` must name residual
 low_rank_mean(SENT, {"W": ("A", "B")}) -> ValueError: `payloads[0]['A']` must have shape (rows, ra
 low_rank_mean([{"B": WIDE, "A": A}], PAIRS) -> ValueError: `payloads[0]['B'].weight` must have one
 low_rank_mean(SENT, PAIRS, rank=0) -> ValueError: `rank` must be at least 1; got 0
-low_rank_mean([], PAIRS) -> ValueError: `entries` must hold at least one entry or payload; got none
+low_rank_mean([], PAIRS) -> ValueError: `payloads` must hold at least one payload; got none.
+low_rank_mean(SENT, {}) -> ValueError: `pairs` must hold at least one pair of names; got none.
 low_rank_mean(SENT[0], PAIRS) -> TypeError: `payloads` must be an iterable of payloads; got one
 low_rank_mean([B], PAIRS) -> TypeError: `payloads[0]` must map names to Weighted; got an entry
 """

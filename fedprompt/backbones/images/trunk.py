@@ -70,7 +70,8 @@ def vit_trunk(
     The trunk is a plain object and not a submodule. ``.to(device)`` of a client module does not
     move it, so move the model first. A deep copy of a client shares the trunk.
 
-    Parameters of LoRA, adapters or norms can be trained with the prompts. ``trunk.trainable`` is a
+    Parameters of LoRA, adapters or norms can be trained with the prompts; functions such as
+    :func:`fedprompt.tuning.lora` return them with a copy of a model. ``trunk.trainable`` is a
     module that has them under their names in the model, for optimizers, :func:`collect` and
     :func:`load_values`. Clients that share such a trunk take turns, and a copy is refused. The
     model stays in eval mode, so dropout of adapters is off.
