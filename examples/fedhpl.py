@@ -79,7 +79,8 @@ def main() -> None:
     federation = digits.federation(few_images, rounds=16, steps=8, quick=args.quick)
     figure = Figure(figsize=(9, 3.5), layout="constrained")
     left, right = figure.subplots(1, 2)
-    fp.plots.partition(federation.labels, federation.shards, axes=left).legend(fontsize=6, ncols=2)
+    fp.plots.partition(federation.labels, federation.shards, axes=left)
+    left.legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))  # next to the bars
     final = []
     for teach in (False, True):
         means = 100 * federate(federation, teach=teach).mean(1)

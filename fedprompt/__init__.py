@@ -172,5 +172,7 @@ __all__ = [
     "wire",
 ]
 
+__version__: str
+
 if not _TYPE_CHECKING:  # a type checker reports an old name by itself
     from fedprompt._renamed import find as __getattr__  # noqa: F401

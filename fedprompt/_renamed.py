@@ -2,6 +2,7 @@
 
 import sys
 import warnings
+from importlib.metadata import version
 from operator import attrgetter
 
 # Old name and new name of 0.3. A name without a new one kept its name in the family.
@@ -40,7 +41,9 @@ _CHANGED = {
 
 
 def find(name: str) -> object:
-    """Find a name of an earlier version."""
+    """Find a name of an earlier version, or the version of the installed package."""
+    if name == "__version__":
+        return version("fedprompt")
     package = sys.modules["fedprompt"]
     if name in _RENAMED:
         text = f"`fedprompt.{name}` is `fedprompt.{_RENAMED[name]}` since 0.3."

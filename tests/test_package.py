@@ -4,6 +4,7 @@ import ast
 import importlib
 import pkgutil
 import re
+import tomllib
 from operator import attrgetter
 from pathlib import Path
 from types import ModuleType
@@ -94,6 +95,14 @@ def test_names_of_earlier_versions_work_with_a_warning_or_name_the_new_one():
         assert f"`{old}" in changes
     with pytest.raises(AttributeError, match="has no attribute 'typo'"):
         _ = fedprompt.typo
+
+
+def test_the_version_is_that_of_the_project_and_classifiers_name_the_tested_pythons():
+    project = tomllib.loads((ROOT.parent / "pyproject.toml").read_text())["project"]
+    assert fedprompt.__version__ == project["version"]
+    named = re.findall(r"Python :: (3\.\d+)$", "\n".join(project["classifiers"]), re.MULTILINE)
+    workflow = (ROOT.parent / ".github" / "workflows" / "tests.yml").read_text()
+    assert named == sorted(set(re.findall(r'"(3\.\d+)"', workflow)))
 
 
 def functions(path: Path) -> list[tuple[str, int]]:
