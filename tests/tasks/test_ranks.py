@@ -15,7 +15,7 @@ CHANGES = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(COMPARE.parents[1])}
 def records(folder, *launcher):
     where = ["--records", str(folder), "--out", str(folder / "out")]
     command = [sys.executable, *launcher, str(COMPARE), *FLAGS, *where]
-    subprocess.run(command, check=True, env={**os.environ, **CHANGES}, capture_output=True)
+    subprocess.run(command, check=True, env={**os.environ, **CHANGES})
     lines = (folder / "digits-shrunk.jsonl").read_text().splitlines()
     found = [json.loads(line) for line in lines]
     return {each.pop("row"): each for each in found}
