@@ -14,6 +14,9 @@ import fedprompt as fp
 from fedprompt.methods import METHODS, Entry, Federation, Setting
 from tasks.controls import CONTROLS
 
+HEAD_RATE = "head_rate"
+"""Learning rate of projections and heads, a hyperparameter of the setting of a row."""
+
 BUDGET = ("rounds", "steps")
 """Fields of a setting that a shrunk run has less of."""
 
@@ -108,7 +111,7 @@ class Row:
     Attributes:
         title: Name in tables.
         method: Name in :data:`fedprompt.methods.METHODS`; None if the gallery does not have it.
-        values: Hyperparameters. The others have their defaults.
+        values: Hyperparameters. The others have their defaults. `HEAD_RATE` belongs to the setting.
         changes: Fields of a paper's setting that this row changes.
         figures: Figures of the paper in percent, by column.
         spread: Standard deviations of the paper, by column.
@@ -130,7 +133,8 @@ class Row:
 
 def plain_method(row: Row, trial: Trial) -> fp.Method:
     """Make the method of a row for a trial."""
-    return row.entry.make(trial.setting, **row.values)
+    values = {name: value for name, value in row.values.items() if name != HEAD_RATE}
+    return row.entry.make(trial.setting, **values)
 
 
 Causes = Callable[[Trial, fp.Method, fp.Round], Mapping[str, float]]

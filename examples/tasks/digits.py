@@ -16,10 +16,11 @@ import build_samples
 import fedprompt as fp
 from fedprompt import samples
 from fedprompt.interfaces import Trunk
-from fedprompt.methods import METHODS, ClipSetting, Federation, Setting, VitSetting
+from fedprompt.methods import METHODS, ClipSetting, Federation, Setting
 from tasks.controls import CONTROLS
-from tasks.core import COLUMNS, NEWCOMERS, Machine, Row, Task, Trial
-from tasks.tuning import draws
+from tasks.core import COLUMNS, HEAD_RATE, NEWCOMERS, Machine, Row, Task, Trial
+from tasks.heads import HeadSetting
+from tasks.tuning import draws, two_rates
 
 
 @dataclass(frozen=True)
@@ -74,11 +75,11 @@ class Digits(NamedTuple):
     num_domains: int
 
 
-def vits(sizes: str, **common: Any) -> VitSetting:
+def vits(sizes: str, **common: Any) -> HeadSetting:
     """Make a setting of frozen ViTs, given to the clients in turn."""
     width = None if len(sizes) == 1 else 48
     trunks = [trunk(size) for size in sizes]
-    return VitSetting(augment=samples.augment, trunks=trunks, num_features=width, **common)
+    return HeadSetting(augment=samples.augment, trunks=trunks, num_features=width, **common)
 
 
 def clip(**common: Any) -> ClipSetting:
@@ -129,6 +130,7 @@ def make(
         seed=seed,
         public=split.public,
         make_optimizer=partial(torch.optim.AdamW, weight_decay=1e-3),
+        **{name: value for name, value in row.values.items() if name == HEAD_RATE},
     )
     federation = Federation(setting, split.train, split.labels, dict(enumerate(owned)))
     trial = Trial(
@@ -164,9 +166,12 @@ def trunk(size: str) -> Trunk:
 
 @cache
 def digits(on_canvases: bool, shifted: bool, seed: int, validate: bool, inputs: str) -> Digits:
-    """Split the digits, in one domain or in several."""
+    """Split the digits, in one domain or in several.
+
+    The test images are the same for all seeds, so no trial of the tuning sees one.
+    """
     plain = not shifted and not on_canvases
-    split = samples.digits(seed, domain=samples.inverted_rotated if plain else samples.raw)
+    split = samples.digits(0, domain=samples.inverted_rotated if plain else samples.raw)
     order = torch.randperm(len(split.train_labels), generator=torch.Generator().manual_seed(seed))
     images, labels = split.train_images[order], split.train_labels[order]
     count = BUDGET.num_public
@@ -223,7 +228,8 @@ def task(title: str, family: str, build: Callable[..., Setting], **references: s
     def rows(partition: str) -> list[Row]:
         known = (*METHODS.values(), *CONTROLS.values())
         own = [entry for entry in known if family in entry.families]
-        return [Row(entry.title, entry.name, entry.defaults) for entry in own]
+        found = [Row(entry.title, entry.name, entry.defaults) for entry in own]
+        return found if family == "CLIP" else [two_rates(row) for row in found]
 
     return Task(
         title=title,

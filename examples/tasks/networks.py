@@ -90,8 +90,11 @@ class TailTrunk:
         return self.whole.resume(found, start=self.start, image_size=size)
 
     def block(self, layer: int, tokens: Tensor, context: Any, num_prompts: int) -> Tensor:
-        """Run block `layer`, counted from `start`."""
-        return self.whole.block(self.start + layer, tokens, context, num_prompts)
+        """Run block `layer`, counted from `start`; trained parameters stay in float32."""
+        mixed = tokens.dtype is torch.bfloat16 and any(True for _ in self.trainable.parameters())
+        with torch.autocast(tokens.device.type, torch.bfloat16, mixed):
+            found = self.whole.block(self.start + layer, tokens, context, num_prompts)
+        return found.to(tokens.dtype)
 
     def normalize(self, tokens: Tensor) -> Tensor:
         """Apply the last norm."""

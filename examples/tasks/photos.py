@@ -1,11 +1,12 @@
 """Photographs of solar cells, and MNIST, with pretrained networks whose first blocks run once.
 
-Clients train prompts in the last three blocks of a frozen DINOv2 ViT-S/14. In two partitions,
-clients have networks of three kinds. The extra ``photographs`` installs the images.
+Clients have a frozen DINOv2 ViT-S/14, and train prompts or other parts of its last eleven blocks.
+In further partitions, they train three blocks, or have networks of three kinds. The extra
+``photographs`` installs the images.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import NamedTuple
@@ -19,30 +20,38 @@ from torch import Tensor
 import fedprompt as fp
 import photographs
 from fedprompt.interfaces import ResumableTrunk, Trunk
-from fedprompt.methods import METHODS, Federation, VitSetting
+from fedprompt.methods import METHODS, Federation
 from fedprompt.methods.setting import PromptedModel, Tune
 from photographs import HALF, Photographs
 from tasks.controls import CONTROLS
-from tasks.core import NEWCOMERS, Machine, Row, Task, TaskError, Trial
+from tasks.core import HEAD_RATE, NEWCOMERS, Machine, Row, Task, TaskError, Trial
+from tasks.heads import HeadSetting, marked
 from tasks.networks import Convolutional, ConvolutionalModel, TailTrunk, as_inputs, small_network
-from tasks.tuning import rates
+from tasks.tuning import draws, two_rates
 
-IMAGE_SIZE, START = 56, 9  # pixels, and first block of a client
+IMAGE_SIZE, LATE = 56, 9  # pixels, and first block of a client that trains three blocks
 SHORT = 9  # blocks of the network that ends early; it starts as many blocks before its end
-HEAD_RATE = 0.1  # of the learning rate of a method
 ALPHA = 0.3
-RATES = 0.01, 0.003, 0.03, 0.1  # of the tuning trials
-GRIDS = {"fedlora": (0.004, 0.001, 0.016, 0.0003), "fednorms": (0.016, 0.004, 0.001, 0.05)}
-"""Rates of the tuning trials of rows without prompts, for which other rates are best."""
-OWN_HEAD_RATE = 0.003  # of these rows: a tenth of the rate that is best for prompts
+RATES = {
+    "prompts": (1e-3, 1e-1),
+    "plain_steps": (3e-3, 3e-1),
+    "scaffold": (3e-3, 3e-1),
+    "head_tuning": (1e-3, 1e-1),
+    "fedlora": (3e-4, 3e-2),
+    "fednorms": (1e-3, 1e-1),
+    "full_tuning": (1e-5, 1e-3),
+}
+"""Range of the tuned learning rates for each kind of parameters and steps."""
 NUM_IMAGES = {"solar": 2624, "mnist": 3000}
 NUM_CLIENTS, NUM_NEWCOMERS, NUM_PUBLIC, NUM_TEST = 12, 2, 64, 480
-BUDGET = {"steps": 10, "batch_size": 8, "cohort_size": 4}
 DINO, EFFICIENTNET = "vit_small_patch14_dinov2", "tf_efficientnet_lite0"
 
 ONE = ("local", "head_tuning", "fedvpt", "fedvpt_d", "sgpt", "pfedme", "perfedavg", "ditto")
 TAUGHT = ("local", "fedhpl", "fedhpl_p", "fedhpl_h")
 GUIDED = ("local", "fedl2g_l", "fedl2g_f")
+DEEP = ("local", "local_24", "head_tuning", "fedvpt_d", "plain_steps", "scaffold", "pfedme", "sgpt")
+START = {"head_tuning": 0.01, "plain_steps": 0.03, "scaffold": 0.03}
+"""Default learning rates for features of DINOv2, where they differ from the method's file."""
 
 
 class Division(NamedTuple):
@@ -54,6 +63,9 @@ class Division(NamedTuple):
         networks: Names in `NETWORKS`, given to the clients in turn.
         methods: Rows.
         rounds: Number of rounds. A step of a convolutional network takes several times as long.
+        cohort_size: Number of clients in a round.
+        steps: Number of batches of a client in a round.
+        last_rounds: Number of last rounds whose accuracies are averaged.
     """
 
     title: str
@@ -61,11 +73,17 @@ class Division(NamedTuple):
     networks: tuple[str, ...]
     methods: tuple[str, ...]
     rounds: int = 16
+    cohort_size: int = 4
+    steps: int = 10
+    last_rounds: int = 1
 
 
+EVERYONE = {"rounds": 24, "cohort_size": 10, "steps": 6, "last_rounds": 3}
 DIVISIONS = {
-    "domains": Division("one domain for each client", True, ("whole",), ONE),
-    "labels": Division("label shift (Dirichlet .3)", False, ("whole",), ONE),
+    "deep-domains": Division("one domain for each client", True, ("deep",), DEEP, **EVERYONE),
+    "deep-labels": Division("label shift (Dirichlet .3)", False, ("deep",), DEEP, **EVERYONE),
+    "domains": Division("one domain for each client, three blocks", True, ("whole",), ONE),
+    "labels": Division("label shift (Dirichlet .3), three blocks", False, ("whole",), ONE),
     "depths": Division(
         "label shift, networks of three widths",
         False,
@@ -84,7 +102,7 @@ DIVISIONS = {
 
 
 @dataclass(kw_only=True)
-class PhotographSetting(VitSetting):
+class PhotographSetting(HeadSetting):
     """Setting whose prompts start at mean tokens, and whose trunks may be convolutional."""
 
     def new_model(
@@ -103,9 +121,7 @@ class PhotographSetting(VitSetting):
             if model.prompts is not None and trunk.start_tokens is not None:
                 draw = torch.Generator().manual_seed(self.seed)
                 fp.initialize_at(model.prompts, trunk.start_tokens, generator=draw)
-        for parameter in (*model.projection.parameters(), *model.head.parameters()):
-            parameter.of_head = True
-        return model
+        return marked(model)
 
     def tuned_trunk(self, trunk: TailTrunk, tune: Tune) -> TailTrunk:
         """Make the trunk with a copy of its blocks, of which some parameters are trained."""
@@ -119,22 +135,12 @@ class PhotographSetting(VitSetting):
 
 
 TUNED = [
-    Row("Norms", "fednorms", CONTROLS["fednorms"].defaults),
-    Row("LoRA, rank 1", "fedlora", METHODS["fedlora"].defaults | {"rank": 1}),
-    Row("LoRA, rank 4", "fedlora", METHODS["fedlora"].defaults | {"rank": 4}),
+    Row("Norms", "fednorms", {"learning_rate": 0.01}),
+    Row("LoRA, rank 1", "fedlora", {"learning_rate": 0.003, "rank": 1}),
+    Row("LoRA, rank 4", "fedlora", {"learning_rate": 0.003, "rank": 4}),
+    Row("Full tuning", "full_tuning", {"learning_rate": 3e-5}),
 ]
 """Rows that train parts of the network in place of prompts."""
-
-
-def two_rates(
-    parameters: Sequence[nn.Parameter], lr: float, *, head_rate: float | None = None
-) -> torch.optim.Optimizer:
-    """Make AdamW with another rate for projections and heads: a tenth of `lr`, if None."""
-    parameters = list(parameters)
-    heads = [each for each in parameters if getattr(each, "of_head", False)]
-    others = [each for each in parameters if not getattr(each, "of_head", False)]
-    groups = [{"params": others, "lr": lr}, {"params": heads, "lr": head_rate or HEAD_RATE * lr}]
-    return torch.optim.AdamW([each for each in groups if each["params"]], weight_decay=1e-3)
 
 
 def make(
@@ -155,16 +161,18 @@ def make(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         trunks = [each.adapted(as_inputs(public)) for each in trunks]
-    first, own_rate = NUM_CLIENTS - NUM_NEWCOMERS, row.method in GRIDS
-    optimizer = partial(two_rates, head_rate=OWN_HEAD_RATE) if own_rate else two_rates
+    first = NUM_CLIENTS - NUM_NEWCOMERS
     setting = PhotographSetting(
         clients=range(first),
         num_classes=num_classes,
         rounds=-(-division.rounds // 2) if validate else division.rounds,
-        **BUDGET,
+        steps=division.steps,
+        batch_size=8,
+        cohort_size=division.cohort_size,
         seed=seed,
         public=as_inputs(public),
-        make_optimizer=optimizer,
+        make_optimizer=partial(torch.optim.AdamW, weight_decay=1e-3),
+        **{name: value for name, value in row.values.items() if name == HEAD_RATE},
         trunks=trunks,
         num_prompts=4,
         num_features=None if len(trunks) == 1 else 64,
@@ -185,11 +193,14 @@ def classes(data: Photographs, task: str, shifted: bool) -> tuple[Tensor, int]:
 def split(
     task: str, shifted: bool, seed: int, validate: bool
 ) -> tuple[Photographs, Tensor, Tensor]:
-    """Return all images, and the positions of training and test images in random order."""
+    """Return all images, and the positions of training and test images in random order.
+
+    The test images are the same for all seeds, so no trial of the tuning sees one.
+    """
     data, rng = images_of(task, shifted), np.random.default_rng([seed, 1])
     train, test = torch.arange(len(data.labels)), torch.arange(0)
-    for _ in range(2 if validate else 1):
-        train, test = photographs.split_by_runs(data, train, share=0.25, rng=rng)
+    for source in [np.random.default_rng([0, 1]), rng][: 2 if validate else 1]:
+        train, test = photographs.split_by_runs(data, train, share=0.25, rng=source)
     train, test = (each[torch.from_numpy(rng.permutation(len(each)))] for each in (train, test))
     return data, train, test[:NUM_TEST]
 
@@ -276,7 +287,7 @@ def network(name: str, task: str, shifted: bool, sources: Sources) -> TailTrunk 
 
 
 def _tail(images: Tensor, where: tuple[str, bool], sources: Sources, **kind: int) -> TailTrunk:
-    start, end = kind.get("start", START), kind.get("end", 12)
+    start, end = kind.get("start", LATE), kind.get("end", 12)
     if sources.random:
         start, end = 1, 3
     tokens = front(*where, sources, start)
@@ -295,7 +306,8 @@ def _small(images: Tensor, where: tuple[str, bool], sources: Sources) -> Convolu
 
 NETWORKS: Mapping[str, Callable[..., TailTrunk | Convolutional]] = {
     "whole": _tail,
-    "short": partial(_tail, start=SHORT - (12 - START), end=SHORT),
+    "deep": partial(_tail, start=1),
+    "short": partial(_tail, start=SHORT - (12 - LATE), end=SHORT),
     "wide": partial(_tail, with_patches=1),
     "convolutional": _efficientnet,
     "small": _small,
@@ -337,14 +349,21 @@ def front(task: str, shifted: bool, sources: Sources, start: int) -> Tensor:
     return photographs.encoded(run, images_of(task, shifted).images, IMAGE_SIZE)
 
 
+def started(row: Row) -> Row:
+    """Give a row its default learning rate for features of DINOv2."""
+    rate = START.get(str(row.method), row.values["learning_rate"])
+    return replace(row, values={**row.values, "learning_rate": rate})
+
+
 def task(name: str, title: str) -> Task:
     """Make a task of a data set."""
 
     def rows(partition: str) -> list[Row]:
         division = DIVISIONS[partition]
-        own = [METHODS[each] for each in division.methods if each in METHODS]
-        tuned = TUNED if division.networks == ("whole",) else []
-        return [Row(entry.title, entry.name, entry.defaults) for entry in own] + tuned
+        known = METHODS | CONTROLS
+        own = [Row(known[each].title, each, known[each].defaults) for each in division.methods]
+        tuned = TUNED if division.networks == ("deep",) else []
+        return [two_rates(started(row)) for row in (*own, *tuned)]
 
     return Task(
         title=title,
@@ -353,9 +372,10 @@ def task(name: str, title: str) -> Task:
         family=lambda partition: "one model",
         rows=rows,
         make=partial(make, name),
-        trials=lambda partition, row: rates(
-            row, f"{name} {partition}", GRIDS.get(str(row.method), RATES)
+        trials=lambda partition, row: draws(
+            row, f"{name} {partition}", RATES.get(str(row.method), RATES["prompts"])
         ),
+        last_rounds=lambda partition, row: DIVISIONS[partition].last_rounds,
         columns={
             "full": "all test images",
             "balanced": "balanced",

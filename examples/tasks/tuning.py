@@ -1,6 +1,8 @@
-"""Hyperparameters of the tuning trials."""
+"""Hyperparameters of the tuning trials: one grid of learning rates for each kind of parameters."""
 
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -8,34 +10,63 @@ import numpy as np
 from fedprompt.methods import METHODS
 from fedprompt.methods.registry import Range
 from tasks.controls import DRAWN_AS
-from tasks.core import Row
+from tasks.core import HEAD_RATE, Row
 
-NUM_TRIALS = 6
 TUNING_SEED = 1_000  # of no reported run
+HEAD_RATES = 0.01, 0.003, 0.03
+"""Learning rates of projections and heads; the first is the default."""
+ONE_RATE = "head_tuning", "plain_steps", "scaffold"
+"""Methods that train heads only, or with the plain steps of their definition."""
 
 
-def draws(row: Row, name: str) -> list[dict[str, Any]]:
-    """Draw the hyperparameters of trials; the first has those of the row.
+def two_rates(row: Row) -> Row:
+    """Give a row the default learning rate of heads, if it trains other parameters, too."""
+    if row.method in ONE_RATE:
+        return row
+    return replace(row, values={**row.values, HEAD_RATE: HEAD_RATES[0]})
 
-    A control row has the trials of the row that it controls, so that both have the same rates.
+
+def draws(row: Row, name: str, rates: tuple[float, float] | None = None) -> list[dict[str, Any]]:
+    """Return the hyperparameters of trials; the first has those of the row.
+
+    The learning rates are the half decades of a range, which is the same for all rows that train
+    the same kind of parameters. Other hyperparameters are drawn, and the learning rate of the head
+    has its own grid. A control row has the draws of the row that it controls.
 
     Args:
         row: Row with a method.
-        name: Name that decides the draws, with that of the method.
+        name: Name that decides the draws, with the name of the method.
+        rates: Lowest and highest learning rate. If None, those of the method's file.
     """
     method = DRAWN_AS.get(str(row.method), row.method)
     rng = np.random.default_rng([TUNING_SEED, *f"{name} {method}".encode()])
     drawn, search = [dict(row.values)], METHODS[str(method)].search
-    while search and len(drawn) < NUM_TRIALS:
-        values = {each: draw(search[each], rng) for each in search}
-        drawn.append({**row.values, **{each: values[each] for each in row.entry.search}})
+    if not search:
+        return drawn
+    others = [each for each in search if each != "learning_rate"]
+    for rate in half_decades(*(rates or search["learning_rate"])):
+        values = {each: draw(search[each], rng) for each in others}
+        values = {each: values[each] for each in others if each in row.entry.search}
+        if rate != row.values["learning_rate"]:
+            drawn.append({**row.values, **values, "learning_rate": rate})
+    if HEAD_RATE in row.values:
+        drawn += [{**row.values, HEAD_RATE: rate} for rate in HEAD_RATES[1:]]
     return drawn
 
 
-def rates(row: Row, name: str, learning_rates: Sequence[float]) -> list[dict[str, Any]]:
-    """Return trials with the same learning rates in all rows, and other hyperparameters drawn."""
-    trials = zip(draws(row, name), learning_rates, strict=False)
-    return [values | {"learning_rate": rate} for values, rate in trials]
+def half_decades(low: float, high: float) -> list[float]:
+    """Return the rates from low to high that are a power of ten, or three times one."""
+    return [_rate(number) for number in range(_number(low), _number(high) + 1)]
+
+
+def beyond(best: dict[str, Any], tried: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    """Return a trial half a decade further, if the best rate is the lowest or highest tried."""
+    for name in ("learning_rate", HEAD_RATE):
+        rates = {values[name] for values in tried if name in values}
+        for end, further in ((max, 1), (min, -1)):
+            if len(rates) > 1 and best[name] == end(rates):
+                return {**best, name: _rate(_number(best[name]) + further)}
+    return None
 
 
 def draw(values: Range, rng: np.random.Generator) -> Any:
@@ -44,3 +75,11 @@ def draw(values: Range, rng: np.random.Generator) -> Any:
         return values[rng.integers(len(values))]
     low, high = values
     return float(f"{np.exp(rng.uniform(np.log(low), np.log(high))):.3g}")
+
+
+def _rate(number: int) -> float:
+    return float(f"{1 + number % 2 * 2}e{number // 2}")
+
+
+def _number(rate: float) -> int:
+    return round(2 * math.log10(rate))

@@ -19,7 +19,7 @@ from fedprompt.methods.registry import register
 from fedprompt.methods.setting import VitSetting
 
 
-@register("Full tuning", families=("one model",), search={"learning_rate": (1e-5, 1e-2)})
+@register("Full tuning", families=("one model",), search={"learning_rate": (1e-4, 1e-2)})
 def full_tuning(setting: VitSetting, *, learning_rate: float = 1e-3) -> fp.Method:
     """Full tuning."""
 

@@ -16,7 +16,7 @@ from fedprompt.methods.registry import register
 from fedprompt.methods.setting import VitSetting
 
 
-@register("Head tuning", families=("one model",), search={"learning_rate": (1e-3, 1e-1)})
+@register("Head tuning", families=("one model",), search={"learning_rate": (3e-3, 3e-1)})
 def head_tuning(setting: VitSetting, *, learning_rate: float = 3e-2) -> fp.Method:
     """Head tuning."""
     model = setting.new_model(prompts=lambda trunk: None)

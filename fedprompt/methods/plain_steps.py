@@ -19,7 +19,7 @@ from fedprompt.methods.registry import register
 from fedprompt.methods.setting import VitSetting
 
 
-@register("FedVPT-D (plain steps)", families=("one model",), search={"learning_rate": (5e-2, 1.0)})
+@register("FedVPT-D (plain steps)", families=("one model",), search={"learning_rate": (3e-2, 3.0)})
 def plain_steps(setting: VitSetting, *, learning_rate: float = 0.3) -> fp.Method:
     """FedVPT-D (plain steps)."""
     model = setting.new_model()

@@ -22,7 +22,7 @@ from fedprompt.methods.registry import register
 from fedprompt.methods.setting import VitSetting
 
 
-@register("SCAFFOLD", families=("one model",), search={"learning_rate": (5e-2, 1.0)})
+@register("SCAFFOLD", families=("one model",), search={"learning_rate": (3e-2, 3.0)})
 def scaffold(setting: VitSetting, *, learning_rate: float = 0.3) -> fp.Method:
     """SCAFFOLD."""
     model = setting.new_model()
