@@ -372,7 +372,7 @@ def task(name: str) -> Task:
         rows=lambda partition: own[partition].rows,
         make=make,
         columns=COLUMNS | {"lowest": "lowest client", "highest": "highest client"} | RISE[name],
-        references={first.title: first.title},
+        references={first.title: [first.title]},
         compared=[next(iter(own.values())).compared],
         causes=lambda partition, row: CAUSES.get(row.title),
     )

@@ -96,7 +96,7 @@ TASKS = {
         rows=lambda partition: ROWS,
         make=make,
         method=method,
-        references={"float32": "float32"},
+        references={"float32": ["float32"]},
         compared=("full",),
     )
 }

@@ -1,6 +1,7 @@
 """Control rows: what methods have beside their mechanism, such as parameters and passes."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fedprompt as fp
-from fedprompt.methods import ClipSetting, Entry, VitSetting
+from fedprompt.methods import ClipSetting, Entry, VitSetting, fedvpt_d
 from fedprompt.methods.pfedmoap import Mixture
 from fedprompt.methods.setting import ClientData, PromptedClassifier
 
@@ -60,6 +61,17 @@ def fednorms(setting: VitSetting, *, learning_rate: float = 1e-2) -> fp.Method:
 
     server = fp.averaging_server(fp.snapshot(model))
     return fp.Method(client, server, predict, form=lambda client: fp.collect(model, weight=0))
+
+
+def half_steps(setting: VitSetting, *, learning_rate: float = 1e-2) -> fp.Method:
+    """FedVPT-D with half of the steps, as each block of SGPT has."""
+    method = fedvpt_d(setting, learning_rate=learning_rate)
+
+    def client(data: ClientData, answer: Any, state: Any) -> Any:
+        half = replace(data.setting, steps=data.steps // 2)
+        return method.client(replace(data, setting=half), answer, state)
+
+    return method._replace(client=client)
 
 
 class OfClasses(PromptedClassifier):
@@ -128,6 +140,9 @@ CONTROLS = {
             for make in (partial(local, times=times),)
         ),
         _entry("fednorms", "Norms", fednorms, "one model")._replace(traits=()),
+        _entry("half_steps", "FedVPT-D, half of the steps", half_steps, "pretrained")._replace(
+            traits=()
+        ),
         _entry("coop_csc", "CoOp, a context for each class (local)", coop_csc, "CLIP"),
         _entry("promptfl_csc", "PromptFL, a context for each class", promptfl_csc, "CLIP"),
         _entry(
@@ -145,6 +160,7 @@ DRAWN_AS = {
     "local_16": "local",
     "local_24": "local",
     "fednorms": "head_tuning",
+    "half_steps": "fedvpt_d",
     "coop_csc": "fedapt",
     "promptfl_csc": "fedapt",
     "coop_gate": "pfedmoap",

@@ -157,7 +157,8 @@ class Task:
         tuned_on: Partition of the tuning trials. If None, each partition has its own.
         method: Function (row, trial) -> method.
         columns: Words for each column of a table, by its name in records.
-        references: Titles of the rows with which a table compares, by the word for them.
+        references: Titles of the rows with which a table compares, by the word for them. Of
+            several, a row is compared with the one that takes as many backward passes.
         compared: Columns of the differences to the references.
         curves: Whether one seed measures the accuracy over rounds.
         causes: Function (partition, row) -> function (trial, method, last round) -> further
@@ -178,7 +179,7 @@ class Task:
     tuned_on: str | None = None
     method: Callable[[Row, Trial], fp.Method] = plain_method
     columns: Mapping[str, str] = field(default_factory=lambda: COLUMNS)
-    references: Mapping[str, str] = field(default_factory=dict)
+    references: Mapping[str, Sequence[str]] = field(default_factory=dict)
     compared: Sequence[str] = ("own",)
     curves: bool = False
     causes: Callable[[str, Row], Causes | None] = lambda partition, row: None

@@ -97,6 +97,7 @@ def clip(**common: Any) -> ClipSetting:
 
 def make(
     on_canvases: bool,
+    common_test: bool,
     build: Callable[..., Setting],
     partition: str,
     row: Row,
@@ -107,7 +108,8 @@ def make(
 ) -> Trial:
     """Divide the digits over clients."""
     shifted = partition == "domains"
-    split = digits(on_canvases, shifted, seed, validate, row.entry.inputs)
+    where = seed, 0 if common_test else seed
+    split = digits(on_canvases, shifted, where, validate, row.entry.inputs)
     num_cells = 10 * split.num_domains
     cells, test_cells = (
         domains * 10 + labels
@@ -165,13 +167,12 @@ def trunk(size: str) -> Trunk:
 
 
 @cache
-def digits(on_canvases: bool, shifted: bool, seed: int, validate: bool, inputs: str) -> Digits:
-    """Split the digits, in one domain or in several.
-
-    The test images are the same for all seeds, so no trial of the tuning sees one.
-    """
-    plain = not shifted and not on_canvases
-    split = samples.digits(0, domain=samples.inverted_rotated if plain else samples.raw)
+def digits(
+    on_canvases: bool, shifted: bool, seeds: tuple[int, int], validate: bool, inputs: str
+) -> Digits:
+    """Split the digits, in one domain or in several; the second seed decides the test images."""
+    plain, (seed, test_seed) = not shifted and not on_canvases, seeds
+    split = samples.digits(test_seed, domain=samples.inverted_rotated if plain else samples.raw)
     order = torch.randperm(len(split.train_labels), generator=torch.Generator().manual_seed(seed))
     images, labels = split.train_images[order], split.train_labels[order]
     count = BUDGET.num_public
@@ -223,7 +224,7 @@ def tokens(canvases: Tensor, inputs: str = "") -> Tensor:
 
 
 def task(title: str, family: str, build: Callable[..., Setting], **references: str) -> Task:
-    """Make a task with all methods of a family."""
+    """Make a task with all methods of a family; references are names, separated by spaces."""
 
     def rows(partition: str) -> list[Row]:
         known = (*METHODS.values(), *CONTROLS.values())
@@ -237,16 +238,26 @@ def task(title: str, family: str, build: Callable[..., Setting], **references: s
         hours=lambda partition, row: SECONDS[family] / 3600,
         family=lambda partition: family,
         rows=rows,
-        make=partial(make, family == "CLIP", build),
+        make=partial(make, family == "CLIP", family == "CLIP", build),
         trials=lambda partition, row: draws(row, title),
         tuned_on="dirichlet",
         columns=COLUMNS | NEWCOMERS,
-        references={word: METHODS[name].title for word, name in references.items()},
+        references={
+            word: [(METHODS | CONTROLS)[name].title for name in names.split()]
+            for word, names in references.items()
+        },
     )
 
 
+LOCAL = "local local_16 local_24"  # each row is compared with the one that takes as many passes
 TASKS = {
-    "digits": task("digits", "one model", partial(vits, "S"), local="local", FedAvg="fedvpt_d"),
+    "digits": task(
+        "digits",
+        "one model",
+        partial(vits, "S"),
+        local="local local_16 local_24",
+        FedAvg="fedvpt_d",
+    ),
     "networks": task("heterogeneous-digits", "mixed models", partial(vits, "SBL"), local="local"),
     "clip": task("clip-digits", "CLIP", clip, local="coop", FedAvg="promptfl"),
 }

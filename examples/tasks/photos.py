@@ -5,7 +5,7 @@ In further partitions, they train three blocks, or have networks of three kinds.
 ``photographs`` installs the images.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
@@ -43,7 +43,7 @@ RATES = {
 }
 """Range of the tuned learning rates for each kind of parameters and steps."""
 NUM_IMAGES = {"solar": 2624, "mnist": 3000}
-NUM_CLIENTS, NUM_NEWCOMERS, NUM_PUBLIC, NUM_TEST = 12, 2, 64, 480
+NUM_PUBLIC, NUM_TEST = 64, 480
 DINO, EFFICIENTNET = "vit_small_patch14_dinov2", "tf_efficientnet_lite0"
 
 ONE = ("local", "head_tuning", "fedvpt", "fedvpt_d", "sgpt", "pfedme", "perfedavg", "ditto")
@@ -65,7 +65,15 @@ class Division(NamedTuple):
         rounds: Number of rounds. A step of a convolutional network takes several times as long.
         cohort_size: Number of clients in a round.
         steps: Number of batches of a client in a round.
+        batch_size: Number of images in a batch.
         last_rounds: Number of last rounds whose accuracies are averaged.
+        num_clients: Number of clients.
+        num_newcomers: Number of clients that never train.
+        num_images: Number of images. If None, those of `NUM_IMAGES`.
+        divide: Function (classes, number of clients, generator) -> positions of each client, in
+            place of a division by domains or by Dirichlet.
+        common_test: Whether all seeds have the same test images, which no tuning trial sees, and
+            heads a learning rate of their own. Without it, heads have a tenth of the rate.
     """
 
     title: str
@@ -75,10 +83,53 @@ class Division(NamedTuple):
     rounds: int = 16
     cohort_size: int = 4
     steps: int = 10
+    batch_size: int = 8
     last_rounds: int = 1
+    num_clients: int = 12
+    num_newcomers: int = 2
+    num_images: int | None = None
+    divide: Callable[..., Sequence[np.ndarray]] | None = None
+    common_test: bool = False
 
 
-EVERYONE = {"rounds": 24, "cohort_size": 10, "steps": 6, "last_rounds": 3}
+def six_hundred(cells: Tensor, count: int, rng: np.random.Generator) -> Sequence[np.ndarray]:
+    """Divide classes by a Dirichlet distribution, at most 600 images a client."""
+    draw = {"alpha": 1.0, "min_size": len(cells) // count // 4, "generator": rng}
+    shards = fp.data.dirichlet(cells, num_clients=count, **draw)
+    return [rng.permutation(shard)[:600] for shard in shards]
+
+
+def two_classes(cells: Tensor, count: int, rng: np.random.Generator) -> Sequence[np.ndarray]:
+    """Give each client at most 50 images of two classes."""
+    shards = fp.data.pathological(cells, count, classes_per_client=2, generator=rng)
+    return [rng.permutation(shard)[:50] for shard in shards]
+
+
+EVERYONE = {"rounds": 24, "cohort_size": 10, "steps": 6, "last_rounds": 3, "common_test": True}
+FEDHPL = {
+    "rounds": 10,
+    "cohort_size": 5,
+    "steps": 20,
+    "batch_size": 16,
+    "last_rounds": 3,
+    "num_clients": 5,
+    "num_newcomers": 0,
+    "num_images": 5000,
+    "divide": six_hundred,
+    "common_test": True,
+}
+SGPT = {
+    "rounds": 60,
+    "cohort_size": 5,
+    "steps": 40,
+    "last_rounds": 10,
+    "num_clients": 100,
+    "num_newcomers": 0,
+    "num_images": 5000,
+    "divide": two_classes,
+    "common_test": True,
+}
+"""Budgets of the partitions, the last two near those of the papers."""
 DIVISIONS = {
     "deep-domains": Division("one domain for each client", True, ("deep",), DEEP, **EVERYONE),
     "deep-labels": Division("label shift (Dirichlet .3)", False, ("deep",), DEEP, **EVERYONE),
@@ -90,6 +141,20 @@ DIVISIONS = {
         ("short", "wide", "convolutional"),
         TAUGHT,
         12,
+    ),
+    "fedhpl": Division(
+        "five clients of 600 images, networks of 12, 10 and 8 blocks",
+        False,
+        ("deep", "ten", "eight"),
+        ("local", "fedhpl", "fedhpl_h"),
+        **FEDHPL,
+    ),
+    "sgpt": Division(
+        "100 clients of 50 images and two classes",
+        False,
+        ("half",),
+        ("sgpt", "fedvpt_d", "half_steps"),
+        **SGPT,
     ),
     "networks": Division(
         "label shift, three kinds of networks",
@@ -148,39 +213,49 @@ def make(
 ) -> Trial:
     """Divide the photographs over clients."""
     division, rng = DIVISIONS[partition], np.random.default_rng(seed)
-    data, train, test = split(task, division.shifted, seed, validate)
+    data, train, test = split(task, division, seed, validate)
     labels, num_classes = classes(data, task, division.shifted)
     public, train = train[:NUM_PUBLIC], train[NUM_PUBLIC:]
     cells = data.domains * num_classes + labels
     num_cells = num_classes * len(data.domain_names)
-    divide = by_domain if division.shifted else by_label
-    shards = [torch.as_tensor(each) for each in divide(data, cells, train, rng)]
+    shards = [torch.as_tensor(each) for each in divided(division, data, cells, train, rng)]
     mixes = [torch.bincount(cells[train][each], minlength=num_cells) for each in shards]
     sources = Sources.of(machine, division)
-    trunks = [network(name, task, division.shifted, sources) for name in division.networks]
+    images = images_of(task, division.shifted, division.num_images).images
+    where = task, division.shifted, division.num_images
+    trunks = [NETWORKS[name](images, where, sources) for name in division.networks]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         trunks = [each.adapted(as_inputs(public)) for each in trunks]
-    first = NUM_CLIENTS - NUM_NEWCOMERS
+    first = division.num_clients - division.num_newcomers
     setting = PhotographSetting(
         clients=range(first),
         num_classes=num_classes,
         rounds=-(-division.rounds // 2) if validate else division.rounds,
         steps=division.steps,
-        batch_size=8,
+        batch_size=division.batch_size,
         cohort_size=division.cohort_size,
         seed=seed,
         public=as_inputs(public),
         make_optimizer=partial(torch.optim.AdamW, weight_decay=1e-3),
-        **{name: value for name, value in row.values.items() if name == HEAD_RATE},
+        head_rate=head_rate(row, division),
         trunks=trunks,
         num_prompts=4,
         num_features=None if len(trunks) == 1 else 64,
     )
     federation = Federation(setting, as_inputs(train), labels[train], dict(enumerate(shards)))
-    newcomers = range(first, NUM_CLIENTS)
+    newcomers = range(first, division.num_clients)
     trial = Trial(setting, federation, as_inputs(test), cells[test], torch.stack(mixes), newcomers)
     return trial.shrunk(machine.shrink)
+
+
+def head_rate(row: Row, division: Division) -> float | None:
+    """Return the learning rate of the head, if it is another one."""
+    if HEAD_RATE in row.values or division.common_test:
+        return row.values.get(HEAD_RATE)
+    return (
+        0.003 if row.title in [each.title for each in TUNED] else 0.1 * row.values["learning_rate"]
+    )
 
 
 def classes(data: Photographs, task: str, shifted: bool) -> tuple[Tensor, int]:
@@ -191,48 +266,44 @@ def classes(data: Photographs, task: str, shifted: bool) -> tuple[Tensor, int]:
 
 
 def split(
-    task: str, shifted: bool, seed: int, validate: bool
+    task: str, division: Division, seed: int, validate: bool
 ) -> tuple[Photographs, Tensor, Tensor]:
-    """Return all images, and the positions of training and test images in random order.
-
-    The test images are the same for all seeds, so no trial of the tuning sees one.
-    """
-    data, rng = images_of(task, shifted), np.random.default_rng([seed, 1])
+    """Return all images, and the positions of training and test images in random order."""
+    data = images_of(task, division.shifted, division.num_images)
+    rng = np.random.default_rng([seed, 1])
     train, test = torch.arange(len(data.labels)), torch.arange(0)
-    for source in [np.random.default_rng([0, 1]), rng][: 2 if validate else 1]:
+    first = np.random.default_rng([0, 1]) if division.common_test else rng
+    for source in [first, rng][: 2 if validate else 1]:
         train, test = photographs.split_by_runs(data, train, share=0.25, rng=source)
     train, test = (each[torch.from_numpy(rng.permutation(len(each)))] for each in (train, test))
     return data, train, test[:NUM_TEST]
 
 
-def by_domain(
-    data: Photographs, cells: Tensor, train: Tensor, rng: np.random.Generator
-) -> list[np.ndarray]:
-    """Give each client images of one domain; the domains of clients take turns."""
+def divided(
+    division: Division, data: Photographs, cells: Tensor, train: Tensor, rng: np.random.Generator
+) -> Sequence[np.ndarray]:
+    """Divide training images over clients: by domains, by Dirichlet, or as the division says."""
+    count = division.num_clients
+    if division.divide is not None:
+        return division.divide(cells[train], count, rng)
+    if not division.shifted:  # the pairs of domain and class
+        smallest = len(train) // count // 4
+        draw = {"alpha": ALPHA, "min_size": smallest, "generator": rng}
+        return fp.data.dirichlet(cells[train], num_clients=count, **draw)
     number = len(data.domain_names)
-    shards = fp.data.by_domain(data.domains[train], NUM_CLIENTS, generator=rng)
-    each = NUM_CLIENTS // number
-    return [shards[(client % number) * each + client // number] for client in range(NUM_CLIENTS)]
-
-
-def by_label(
-    data: Photographs, cells: Tensor, train: Tensor, rng: np.random.Generator
-) -> list[np.ndarray]:
-    """Divide the pairs of domain and class over clients by a Dirichlet distribution."""
-    smallest = len(train) // NUM_CLIENTS // 4
-    return fp.data.dirichlet(
-        cells[train], num_clients=NUM_CLIENTS, alpha=ALPHA, min_size=smallest, generator=rng
-    )
+    shards = fp.data.by_domain(data.domains[train], count, generator=rng)
+    each = count // number  # the domains of clients take turns
+    return [shards[(client % number) * each + client // number] for client in range(count)]
 
 
 @cache
-def images_of(task: str, shifted: bool) -> Photographs:
-    """Read a data set, with images small enough to stay in memory."""
+def images_of(task: str, shifted: bool, count: int | None = None) -> Photographs:
+    """Read the first images of a data set, small enough to stay in memory."""
     try:
         data = photographs.solar_cells() if task == "solar" else photographs.mnist(shifted=shifted)
     except ModuleNotFoundError as error:
         raise TaskError(str(error)) from error
-    each = {name: getattr(data, name)[: NUM_IMAGES[task]] for name in EACH}
+    each = {name: getattr(data, name)[: count or NUM_IMAGES[task]] for name in EACH}
     data = data._replace(**each)
     small = [
         F.interpolate(part.float(), (IMAGE_SIZE, IMAGE_SIZE), mode="bilinear", antialias=True)
@@ -280,33 +351,34 @@ RANDOM = "random"
 """With weights of this name, tiny random networks take the place of both, to see that it runs."""
 
 
-def network(name: str, task: str, shifted: bool, sources: Sources) -> TailTrunk | Convolutional:
-    """Return a network over the images of a task: a name in `NETWORKS`."""
-    images = images_of(task, shifted).images
-    return NETWORKS[name](images, (task, shifted), sources)
+Where = tuple[str, bool, int | None]
+"""Arguments of `images_of`."""
 
 
-def _tail(images: Tensor, where: tuple[str, bool], sources: Sources, **kind: int) -> TailTrunk:
+def _tail(images: Tensor, where: Where, sources: Sources, **kind: int) -> TailTrunk:
     start, end = kind.get("start", LATE), kind.get("end", 12)
     if sources.random:
         start, end = 1, 3
-    tokens = front(*where, sources, start)
+    tokens = front(where, sources, start)
     return TailTrunk(dino(sources), tokens, start, end, IMAGE_SIZE, bool(kind.get("with_patches")))
 
 
-def _efficientnet(images: Tensor, where: tuple[str, bool], sources: Sources) -> Convolutional:
+def _efficientnet(images: Tensor, where: Where, sources: Sources) -> Convolutional:
     model = efficientnet(sources)
     border = partial(fp.PadPrompts, IMAGE_SIZE, padding=4, mean=HALF[0], std=HALF[1])
     return Convolutional(images, IMAGE_SIZE, model.num_features, border, model)
 
 
-def _small(images: Tensor, where: tuple[str, bool], sources: Sources) -> Convolutional:
+def _small(images: Tensor, where: Where, sources: Sources) -> Convolutional:
     return Convolutional(images, IMAGE_SIZE, 64, small_network)
 
 
 NETWORKS: Mapping[str, Callable[..., TailTrunk | Convolutional]] = {
     "whole": _tail,
     "deep": partial(_tail, start=1),
+    "ten": partial(_tail, start=1, end=10),
+    "eight": partial(_tail, start=1, end=8),
+    "half": partial(_tail, start=6),
     "short": partial(_tail, start=SHORT - (12 - LATE), end=SHORT),
     "wide": partial(_tail, with_patches=1),
     "convolutional": _efficientnet,
@@ -315,17 +387,19 @@ NETWORKS: Mapping[str, Callable[..., TailTrunk | Convolutional]] = {
 
 
 @cache
-def dino(sources: Sources) -> ResumableTrunk:
+def dino(sources: Sources, image_size: int = IMAGE_SIZE) -> ResumableTrunk:
     """Return DINOv2 in bfloat16, or a tiny random network in float32."""
     if sources.random:
         from timm.models.vision_transformer import VisionTransformer
 
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            model = VisionTransformer(IMAGE_SIZE, 28, embed_dim=16, depth=3, num_heads=2)
+            model = VisionTransformer(
+                image_size, image_size // 2, embed_dim=16, depth=3, num_heads=2
+            )
         return fp.vit_trunk(model)
     model = photographs.load_dino(
-        sources.dino, pretrained=sources.pretrained, image_size=IMAGE_SIZE
+        sources.dino, pretrained=sources.pretrained, image_size=image_size
     )
     return fp.vit_trunk(photographs.in_bfloat16(model))
 
@@ -343,10 +417,10 @@ def efficientnet(sources: Sources) -> nn.Module:
 
 
 @cache
-def front(task: str, shifted: bool, sources: Sources, start: int) -> Tensor:
+def front(where: Where, sources: Sources, start: int) -> Tensor:
     """Run the first blocks of DINOv2 once for all images of a task."""
     run = partial(fp.encode_front, dino(sources), start=start)
-    return photographs.encoded(run, images_of(task, shifted).images, IMAGE_SIZE)
+    return photographs.encoded(run, images_of(*where).images, IMAGE_SIZE)
 
 
 def started(row: Row) -> Row:
@@ -362,7 +436,7 @@ def task(name: str, title: str) -> Task:
         division = DIVISIONS[partition]
         known = METHODS | CONTROLS
         own = [Row(known[each].title, each, known[each].defaults) for each in division.methods]
-        tuned = TUNED if division.networks == ("deep",) else []
+        tuned = TUNED if len(division.networks) == 1 and division.num_images is None else []
         return [two_rates(started(row)) for row in (*own, *tuned)]
 
     return Task(
@@ -384,7 +458,7 @@ def task(name: str, title: str) -> Task:
             "worst": "worst client",
             **NEWCOMERS,
         },
-        references={"local": METHODS["local"].title},
+        references={"local": [METHODS["local"].title, CONTROLS["local_24"].title]},
         compared=("own", "balanced"),
         curves=True,
         bound=0.048,

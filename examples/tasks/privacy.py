@@ -111,7 +111,7 @@ TASKS = {
         make=make,
         method=method,
         columns={"noise": "noise, % of the norm", **COLUMNS},
-        references={"no privacy": "no privacy"},
+        references={"no privacy": ["no privacy"]},
         compared=("full",),
         causes=causes,
     )

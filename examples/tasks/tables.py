@@ -16,6 +16,8 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 MARKERS = "osD^v<>pXP*"
+WIDTH = 7  # columns of a table; the others follow in a second one
+FEWEST = 5  # seeds of an interval
 
 
 def grouped(found: Iterable[Record], partition: str) -> dict[str, list[Record]]:
@@ -37,40 +39,80 @@ def percent(values: Sequence[float], *, signed: bool = False) -> str:
     """Write the mean in percent, with its 95 % interval if there are five values or more."""
     scaled = [100 * each for each in values]
     mean = f"{np.mean(scaled):{'+' if signed else 'z'}.1f}"
-    return mean if len(scaled) < 5 else f"{mean} ± {interval(scaled):.1f}"
+    return mean if len(scaled) < FEWEST else f"{mean} ± {interval(scaled):.1f}"
 
 
-def difference(own: Sequence[Record], other: Sequence[Record] | None, column: str) -> str:
-    """Write the paired difference of a column over common seeds; "" for the reference itself."""
-    if other is None or own is other:
-        return ""
+def gains(own: Sequence[Record], other: Sequence[Record], column: str) -> list[float]:
+    """Return the differences of a column over common seeds."""
     reference = {record["seed"]: record[column] for record in other}
-    gains = [each[column] - reference[each["seed"]] for each in own if each["seed"] in reference]
-    return percent(gains, signed=True) if gains else ""
+    return [each[column] - reference[each["seed"]] for each in own if each["seed"] in reference]
+
+
+def differences_to(
+    by_row: Mapping[str, Sequence[Record]], titles: Sequence[str], column: str
+) -> list[str]:
+    """Write the paired difference of each row to a reference, "" for the reference itself.
+
+    Of several references, it is the one with as many backward passes as the row, or the next. A
+    star marks the differences that hold after Holm's correction for the rows of the column.
+    """
+    found = []
+    known = sorted((by_row[each] for each in titles if each in by_row), key=passes)
+    for own in by_row.values():
+        enough = [each for each in known if passes(each) > passes(own) - 0.5]
+        other = enough[0] if enough else known[-1] if known else own
+        found.append([] if any(own is each for each in known) else gains(own, other, column))
+    tested = [each for each in found if len(each) >= FEWEST]
+    stars = iter(holm([float(stats.ttest_1samp(each, 0).pvalue) for each in tested]))
+    return [
+        percent(each, signed=True) + (" *" if len(each) >= FEWEST and next(stars) else "")
+        if each
+        else ""
+        for each in found
+    ]
+
+
+def passes(own: Sequence[Record]) -> float:
+    """Return the mean number of backward passes, 0 if there is none."""
+    return mean(own, "backward") if all("backward" in each for each in own) else 0.0
+
+
+def holm(p_values: Sequence[float], level: float = 0.05) -> list[bool]:
+    """Return which hypotheses the step-down procedure of Holm (1979) rejects."""
+    rejected, count = [False] * len(p_values), len(p_values)
+    for rank, place in enumerate(np.argsort(p_values)):
+        if p_values[place] > level / (count - rank):
+            break
+        rejected[place] = True
+    return rejected
 
 
 def rows(found: Sequence[Record], task: Task, partition: str) -> tuple[list[str], list[list[str]]]:
-    """Return header and rows of a table, the highest of the compared column first."""
-    by_row = grouped(found, partition)
+    """Return header and rows of a table, the highest of the compared column first.
+
+    The compared column and its differences come first, and the costs last.
+    """
+    by_row = ranked(grouped(found, partition), task)
     known = {name for own in by_row.values() for each in own for name in each}
-    sent = [name for name in COSTS if name in known]
-    pairs = [
-        (word, title, column) for word, title in task.references.items() for column in task.compared
-    ]
-    header = ["row", *task.columns.values()]
-    header += [f"{task.columns[column]}, to {word}" for word, _, column in pairs]
-    header += [COSTS[name] for name in sent]
-    body = []
-    for title, own in ranked(by_row, task).items():
-        cells = [title]
-        cells += [
-            percent([each[name] for each in own]) if all(name in each for each in own) else ""
-            for name in task.columns
-        ]
-        cells += [difference(own, by_row.get(other), column) for _, other, column in pairs]
-        cells += [f"{mean(own, name):,.0f}" if name in own[0] else "" for name in sent]
-        body.append(cells)
-    return header, body
+    columns = [*task.compared, *(name for name in task.columns if name not in task.compared)]
+    header, body = ["row"], [list(by_row)]
+    for name in columns:
+        header.append(task.columns[name])
+        body.append([written(own, name) for own in by_row.values()])
+        for word, titles in task.references.items() if name in task.compared else ():
+            header.append(f"{task.columns[name]}, to {word}")
+            body.append(differences_to(by_row, titles, name))
+    for name in COSTS:
+        if name in known:
+            header.append(COSTS[name])
+            costs = [f"{mean(own, name):,.0f}" if name in own[0] else "" for own in by_row.values()]
+            body.append(costs)
+    return header, [list(cells) for cells in zip(*body, strict=True)]
+
+
+def written(own: Sequence[Record], name: str) -> str:
+    """Write the mean of a figure in percent, if all seeds have it."""
+    return percent([each[name] for each in own]) if all(name in each for each in own) else ""
 
 
 def ranked(by_row: Mapping[str, Sequence[Record]], task: Task) -> dict[str, Sequence[Record]]:
@@ -106,7 +148,16 @@ def titled(found: Sequence[Record], task: Task, partition: str) -> str:
     shares = {record.get("shrink", 1) for each in own for record in each}
     shrunk = "".join(f", {share:g} of the rounds and images" for share in shares - {1})
     title = f"{task.title}, {task.partitions[partition]}, {seeds} seeds{shrunk}"
-    return f"{title}\n\n{table(*rows(found, task, partition))}"
+    header, body = rows(found, task, partition)
+    sent = [header.index(COSTS["bytes_up"])] if COSTS["bytes_up"] in header else []
+    first = sorted({*range(min(WIDTH - len(sent), len(header))), *sent})
+    second = [0, *(place for place in range(len(header)) if place not in first)]
+    parts = [
+        table([header[each] for each in chosen], [[line[each] for each in chosen] for line in body])
+        for chosen in (first, second)
+        if len(chosen) > 1
+    ]
+    return "\n\n".join([title, *parts])
 
 
 def hyperparameters(found: Sequence[Record]) -> str:

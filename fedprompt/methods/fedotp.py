@@ -45,7 +45,7 @@ def fedotp(
     """FedOTP: partial transport."""
     solver = partial(fp.transport.newton, epsilon=epsilon)
     match = partial(fp.transport_logits, solver=solver, mass=mass)
-    return two_contexts(setting, match, learning_rate, local=local)
+    return two_contexts(TwoContexts(setting, match), learning_rate, local=local)
 
 
 @register("FedOTP (classical)", **ABOUT, search=RATES)
@@ -55,7 +55,7 @@ def fedotp_classical(
     """FedOTP (classical): balanced transport, in which every patch has equal mass."""
     solver = partial(fp.transport.newton, epsilon=epsilon)
     match = partial(fp.transport_logits, solver=solver, mass=1.0)
-    return two_contexts(setting, match, learning_rate)
+    return two_contexts(TwoContexts(setting, match), learning_rate)
 
 
 @register("FedOTP (average)", **ABOUT, search=RATES)
@@ -64,14 +64,18 @@ def fedotp_average(
 ) -> fp.Method:
     """FedOTP (average): the mean cosine of all patches and both contexts, without transport."""
     match = partial(fp.transport_logits, solver=fp.transport.independent, mass=1.0)
-    return two_contexts(setting, match, learning_rate, pooled=pooled)
+    model = TwoContexts(setting, match, slice(1) if pooled else slice(1, None))
+    return two_contexts(model, learning_rate)
 
 
 class TwoContexts(nn.Module):
     """Classifier of image tokens with a shared and a private context."""
 
-    def __init__(self, setting: ClipSetting, match: Callable[..., Tensor]) -> None:
+    def __init__(
+        self, setting: ClipSetting, match: Callable[..., Tensor], read: slice = slice(1, None)
+    ) -> None:
         super().__init__()
+        self.read = read
         self.tower, self.names, self.scale = setting.tower, setting.names, setting.scale
         self.match, rng = match, setting.generator(0, purpose="private context")
         self.shared = setting.new_context()
@@ -84,10 +88,8 @@ class TwoContexts(nn.Module):
         return self.match(tokens[:, self.read], text, scale=self.scale)
 
 
-def two_contexts(setting, match, learning_rate, local=False, pooled=False):
-    """Make the method for a function from patches and texts to logits."""
-    model = TwoContexts(setting, match)
-    model.read = slice(1) if pooled else slice(1, None)
+def two_contexts(model: nn.Module, learning_rate: float, *, local: bool = False) -> fp.Method:
+    """Make the method for a classifier with a part "shared" and a part "private"."""
     values, private = (fp.snapshot(model, only=[part]) for part in ("shared", "private"))
 
     def train(data, answer, state):

@@ -170,10 +170,21 @@ def test_a_cell_that_fails_does_not_lose_the_others(tmp_path):
     assert len(runs.load(tmp_path / "r.jsonl")) == 1
 
 
-def test_the_paired_interval_is_that_of_students_t():
-    own = [{"seed": seed, "own": 0.5 + 0.01 * seed} for seed in range(5)]
-    other = [{"seed": seed, "own": 0.5} for seed in range(5)]
-    assert tables.difference(own, other, "own") == "+2.0 ± 2.0"  # 2.776 * 1.581 / sqrt(5)
+def test_a_row_is_compared_with_local_training_of_as_many_passes_and_starred_by_holm():
+    def seeds(own, backward):
+        return [{"seed": n, "own": each, "backward": backward} for n, each in enumerate(own)]
+
+    by_row = {
+        "method": seeds([0.5 + 0.01 * seed for seed in range(5)], 16.0),
+        "sure": seeds([0.7 + 0.001 * seed for seed in range(5)], 8.0),
+        "local": seeds([0.4] * 5, 8.0),
+        "local, 16": seeds([0.5] * 5, 16.0),
+    }
+    found = tables.differences_to(by_row, ["local", "local, 16"], "own")
+    # 2.776 * 1.581 / sqrt(5); p = 0.047 is the larger of two, so 0.05 holds, and 0.025 would not
+    assert found == ["+2.0 ± 2.0 *", "+30.2 ± 0.2 *", "", ""]
+    assert tables.holm([0.04, 0.001, 0.03]) == [False, True, False]
+    assert tables.holm([0.02, 0.001, 0.04]) == [True, True, True]
 
 
 @pytest.mark.slow

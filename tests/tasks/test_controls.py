@@ -6,13 +6,20 @@ import torch
 from sent_messages import sent_by
 from tasks.controls import CONTROLS
 from tasks.core import Row
-from tasks.tuning import draws
+from tasks.tuning import beyond, draws
 from tiny_federations import federation_of, last
+
+SENT = {
+    "promptfl_csc": {"context"},
+    "fednorms": {"head", "tuned"},
+    "half_steps": {"head", "prompts"},
+}
 
 
 def made(name):
     entry = CONTROLS[name]
-    return entry, federation_of(entry, entry.families[0], rounds=1)
+    family = "CLIP" if entry.families == ("CLIP",) else "one model"
+    return entry, federation_of(entry, family, rounds=1)
 
 
 @pytest.mark.parametrize("name", CONTROLS)
@@ -21,13 +28,13 @@ def test_only_averages_send_something(name):
     messages = sent_by(federation)
     last(entry.make, federation)
     sent = [{part.split(".")[0] for part in payload} for _, _, payload in messages.of("up")]
-    expected = {"promptfl_csc": {"context"}, "fednorms": {"head", "tuned"}}.get(name, set())
+    expected = SENT.get(name, set())
     assert sent == [expected] * len(sent)
     assert sent
 
 
-@pytest.mark.parametrize(("name", "times"), [("local_16", 2), ("local_24", 3)])
-def test_local_rows_take_several_times_the_batches(name, times, monkeypatch):
+@pytest.mark.parametrize(("name", "times"), [("local_16", 2), ("local_24", 3), ("half_steps", 0.5)])
+def test_rows_take_several_times_the_batches_or_half_of_them(name, times, monkeypatch):
     entry, federation = made(name)
     passes, backward = [], torch.Tensor.backward
     monkeypatch.setattr(torch.Tensor, "backward", lambda loss: passes.append(1) or backward(loss))
@@ -36,9 +43,16 @@ def test_local_rows_take_several_times_the_batches(name, times, monkeypatch):
 
 
 def test_a_control_row_has_the_rates_of_the_row_that_it_controls():
-    rates = [
-        [trial["learning_rate"] for trial in draws(Row("", name, {}), "clip")[1:]]
-        for name in ("coop_csc", "fedapt")
-    ]
-    assert rates[0] == rates[1]
-    assert len(rates[0]) == 5
+    rows = [Row("", name, {"learning_rate": 5e-3}) for name in ("coop_csc", "fedapt")]
+    rates = [[trial["learning_rate"] for trial in draws(row, "clip")] for row in rows]
+    assert rates[0] == rates[1] == [0.005, 0.001, 0.003, 0.01, 0.03, 0.1]
+
+
+def test_a_best_rate_at_an_end_of_the_grid_gets_a_further_trial():
+    tried = [{"learning_rate": rate, "head_rate": 0.01} for rate in (0.003, 0.01, 0.03)]
+    assert beyond(tried[2], tried) == {"learning_rate": 0.1, "head_rate": 0.01}
+    assert beyond(tried[0], tried) == {"learning_rate": 0.001, "head_rate": 0.01}
+    assert beyond(tried[1], tried) is None
+    tried.append({"learning_rate": 0.01, "head_rate": 0.03})
+    assert beyond(tried[3], tried) == {"learning_rate": 0.01, "head_rate": 0.1}
+    assert beyond({"weight": 1}, [{"weight": 1}]) is None

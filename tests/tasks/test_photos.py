@@ -13,7 +13,7 @@ import fedprompt as fp
 import photographs
 from fedprompt.methods import Federation, Setting
 from photographs import Photographs, as_domains, runs_of, split_by_runs
-from tasks import TASKS, figures, networks, photos, runs
+from tasks import TASKS, figures, networks, patches, photos, runs, tuning
 from tasks.core import Machine, TaskError, Trial
 from tasks.networks import TailTrunk, as_inputs
 from tasks.runs import Cell
@@ -30,9 +30,9 @@ def made(task, partition, seed=0, validate=False):
 def _fabricated(monkeypatch):
     """Small random images in place of those of the packages."""
 
-    def images_of(task, shifted):
+    def images_of(task, shifted, count=None):
         rng = torch.Generator().manual_seed(0)
-        count, size = 1200, photos.IMAGE_SIZE
+        count, size = 1200, photos.IMAGE_SIZE  # so many in all partitions
         images = torch.randint(256, (count, 1, size, size), generator=rng, dtype=torch.uint8)
         if task == "solar":
             domains = (torch.arange(count) >= count // 2).long()
@@ -111,16 +111,16 @@ def test_clients_with_networks_of_three_kinds_have_their_own_widths_and_start():
 
 
 @pytest.mark.usefixtures("_fabricated")
-def test_heads_and_projections_have_a_tenth_of_the_learning_rate():
+def test_heads_and_projections_have_a_rate_of_their_own():
     setting = made("mnist", "depths").setting
     model = setting.new_model(0)
     prompts, head = setting.optimizer(model, 0.03).param_groups
-    assert (prompts["lr"], head["lr"]) == (0.03, pytest.approx(0.003))
+    assert (prompts["lr"], head["lr"]) == (0.03, 0.01)
     assert list(map(id, prompts["params"])) == [id(model.prompts.tokens)]
     others = {id(each) for part in (model.projection, model.head) for each in part.parameters()}
     assert {id(each) for each in head["params"]} == others
     (only,) = setting.optimizer(model.head, 0.03).param_groups
-    assert only["lr"] == pytest.approx(0.003)
+    assert only["lr"] == 0.01
 
 
 # Data
@@ -164,20 +164,25 @@ def test_domains_of_digits_are_what_they_are_called():
 
 
 @pytest.mark.usefixtures("_fabricated")
-@pytest.mark.parametrize("task", ["solar", "mnist"])
+@pytest.mark.parametrize(
+    ("task", "partition"),
+    [("solar", "domains"), ("mnist", "deep-domains"), ("mnist", "fedhpl"), ("mnist", "sgpt")],
+)
 @pytest.mark.parametrize("validate", [False, True])
-def test_no_test_image_and_no_public_image_is_trained_on(task, validate):
-    trial = made(task, "domains", seed=2, validate=validate)
+def test_no_test_image_and_no_public_image_is_trained_on(task, partition, validate):
+    trial, division = made(task, partition, 2, validate), photos.DIVISIONS[partition]
     sides = [trial.federation.inputs, trial.setting.public, trial.test]
     seen = [set(map(int, networks.positions_of(side))) for side in sides]
     assert not seen[0] & seen[1]
     assert not (seen[0] | seen[1]) & seen[2]
     used = torch.cat(list(trial.federation.shards.values()))
     assert len(used.unique()) == len(used)
-    reported = photos.split(task, True, 2, False)[2]
-    assert bool(seen[2] & set(reported.tolist())) != validate
-    held = trial.mixes.reshape(12, -1, trial.setting.num_classes).sum(2)
-    assert ((held > 0).sum(1) == 1).all()
+    for seed in range(3) if division.common_test else [2]:
+        reported = photos.split(task, division, seed, False)[2]
+        assert bool(seen[2] & set(reported.tolist())) != validate
+    held = trial.mixes.reshape(len(trial.mixes), -1, trial.setting.num_classes)
+    assert ((held.sum(2) > 0).sum(1) == 1).all()
+    assert partition != "sgpt" or ((held.sum(1) > 0).sum(1) == 2).all()
 
 
 def test_missing_weights_are_named(tmp_path):
@@ -238,22 +243,18 @@ def test_gradient_passes_of_the_curve_are_not_those_of_the_method(monkeypatch):
     assert found[1]["full"] == found[100]["full"]
 
 
-def test_each_row_has_four_trials_and_rows_with_prompts_have_the_same_learning_rates():
-    for row in TASKS["solar"].rows("labels"):
-        trials = [each["learning_rate"] for each in TASKS["solar"].trials("labels", row)]
-        if row in photos.TUNED:
-            assert len(trials) == 4
-            assert min(trials) < 0.004 < max(trials)
-        else:
-            assert trials == [0.01, 0.003, 0.03, 0.1]
-
-
-@pytest.mark.usefixtures("_fabricated")
-def test_heads_of_rows_without_prompts_have_a_rate_of_their_own():
-    row = photos.TUNED[0]
-    trial = photos.make("mnist", "domains", row, seed=0, machine=RANDOM, validate=False)
-    model = trial.setting.new_model()
-    assert trial.setting.optimizer(model.head, 0.5).param_groups[0]["lr"] == 0.003
+def test_rows_of_one_kind_of_parameters_share_one_grid_with_the_default_inside():
+    task, found = TASKS["mnist"], {}
+    for row in task.rows("deep-labels"):
+        trials = task.trials("deep-labels", row)
+        assert trials[0] == row.values
+        found[row.title] = sorted({each["learning_rate"] for each in trials})
+        assert len(found[row.title]) == 5
+        assert found[row.title][0] < row.values["learning_rate"] < found[row.title][-1]
+        heads = {each.get("head_rate") for each in trials}
+        assert heads == ({None} if row.method in tuning.ONE_RATE else {0.003, 0.01, 0.03})
+    assert found["FedVPT-D"] == found["pFedMe"] == found["SGPT"] == [0.001, 0.003, 0.01, 0.03, 0.1]
+    assert found["LoRA, rank 1"] == found["LoRA, rank 4"] == [0.0003, 0.001, 0.003, 0.01, 0.03]
 
 
 @pytest.mark.usefixtures("_fabricated")
@@ -262,15 +263,14 @@ def test_rows_without_prompts_train_the_late_blocks_in_float32_and_a_head(row, m
     half = photos.dino.__wrapped__(photos.Sources(random=True))
     half.model.bfloat16()
     monkeypatch.setattr(photos, "dino", lambda sources: half)
-    trial = made("mnist", "domains")
-    *_, now = fp.run_rounds(
-        row.entry.make(trial.setting, **row.values), trial.federation.data, trial.setting.cohorts()
-    )
+    trial = made("mnist", "deep-domains")
+    method = row.entry.make(trial.setting, **row.values)
+    *_, now = fp.run_rounds(method, trial.federation.data, trial.setting.cohorts())
     values = now.server["values"]
     assert {value.dtype for value in values.values()} == {torch.float32}
     blocks = {name.split(".")[2] for name in values if name.startswith("tuned")}
     assert blocks == {"1", "2"}  # of the network of three blocks, whose first one runs once
-    first = row.entry.make(trial.setting, **row.values).server.state["values"]
+    first = method.server.state["values"]
     assert not any(torch.equal(value, first[name]) for name, value in values.items())
 
 
@@ -282,3 +282,50 @@ def test_clients_with_unlike_networks_run(partition, method):
     (row,) = (row for row in TASKS["solar"].rows(partition) if row.method == method)
     found = runs.run(Cell("solar", partition, row, 1, None, RANDOM))
     assert 0 <= found["macro_f1"] <= 1
+
+
+# Patches
+
+
+def test_a_digit_and_four_pieces_are_on_each_canvas(monkeypatch):
+    digits = torch.zeros(1500, 1, 28, 28, dtype=torch.uint8)
+    digits[:, :, 10:18, 10:18] = 200
+    data = Photographs(digits, torch.arange(1500) % 10, *[torch.zeros(1500)] * 2, (), ())
+    monkeypatch.setattr(photographs, "mnist", lambda: data)
+    sheets, labels = patches.canvases.__wrapped__()
+    assert sheets.shape == (1500, 1, 98, 98)
+    inked = (sheets > 100).float().sum((1, 2, 3))
+    assert 11**2 <= inked.min() <= inked.max() <= 13**2 + 4 * 13**2  # a square is 12 pixels wide
+    assert labels.equal(data.labels)
+    assert not sheets[0].equal(sheets[1])
+
+
+def test_prototypes_without_transport_are_the_mean_cosine_of_the_tokens_that_are_read():
+    torch.manual_seed(0)
+    tokens = torch.randn(3, 5, 4)
+    rows = {row.title: row for row in patches.ROWS}
+    for title, read in (("Mean of patches", slice(1, None)), ("Class token", slice(1))):
+        trial = Trial(
+            Setting(
+                clients=[0],
+                num_classes=2,
+                rounds=1,
+                steps=1,
+                cohort_size=1,
+                batch_size=1,
+                seed=0,
+                public=tokens[:0],
+            ),
+            None,
+            tokens,
+            None,
+            None,
+        )
+        method = patches.method(rows[title], trial)
+        model = method.predict(None, method.server.answer(0, method.server.state), {})
+        cosines = [
+            F.cosine_similarity(tokens[:, read, None], part.weight[None, None], dim=-1).mean(1)
+            for part in (model.shared, model.private)
+        ]
+        expected = 30 * sum(cosines) / 2
+        torch.testing.assert_close(model(tokens), expected)

@@ -1,0 +1,160 @@
+"""FedOTP without CLIP: transport between patches of DINOv2 and two prototypes of each class.
+
+Digits of MNIST are at random places on larger canvases with clutter. An image belongs to the class
+whose shared and private prototypes match its patches best. Ten clients have two classes each, and
+all take part in each round.
+"""
+
+from functools import cache, partial
+from itertools import product
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+from torch import Tensor
+
+import fedprompt as fp
+import photographs
+from fedprompt.methods.fedotp import two_contexts
+from tasks.core import Machine, Row, Task, Trial
+from tasks.epochs import EpochFederation, EpochSetting
+from tasks.photos import DIVISIONS, Sources, dino
+
+CANVAS, DIGIT, PIECE = 98, 42, 14  # pixels
+NUM_TRAIN, NUM_TEST, NUM_PUBLIC = 1000, 500, 64
+SHOTS = {f"shots-{shots}": shots for shots in (2, 4, 8)}
+RATES, SCALES = (0.01, 0.003, 0.03, 0.1), (30.0, 10.0, 100.0)
+
+
+@cache
+def canvases() -> tuple[Tensor, Tensor]:
+    """Place each digit and four pieces of other digits on a canvas; return canvases and labels."""
+    data, rng, count = photographs.mnist(), np.random.default_rng(2), NUM_TRAIN + NUM_TEST
+    digits = data.images[:count].float()
+    digits = F.interpolate(digits, (DIGIT, DIGIT), mode="bilinear", antialias=True).clamp(0, 255)
+    sheets = torch.zeros(count, 1, CANVAS, CANVAS)
+    for sheet, digit in zip(sheets, digits, strict=True):
+        corners = rng.integers(0, DIGIT - PIECE, size=(4, 2))
+        pieces = [
+            digits[rng.integers(count), :, top : top + PIECE, left : left + PIECE]
+            for top, left in corners
+        ]
+        for part in (*pieces, digit):
+            size = part.shape[-1]
+            top, left = rng.integers(0, CANVAS - size, size=2)
+            place = sheet[:, top : top + size, left : left + size]
+            place.copy_(torch.maximum(place, part))
+    return sheets.round().to(torch.uint8), data.labels[:count]
+
+
+@cache
+def tokens(sources: Sources) -> Tensor:
+    """Encode the canvases: class token and patches, minus their mean over public images."""
+
+    def encode(images: Tensor) -> Tensor:
+        encoded = fp.encode_prompted(dino(sources, CANVAS), images)
+        return torch.cat([encoded.pooled[:, None], encoded.patches], 1).float()
+
+    found = photographs.encoded(encode, canvases()[0], CANVAS)
+    return found - found[:NUM_PUBLIC].mean(0)
+
+
+class Prototypes(nn.Module):
+    """Classifier of tokens with a shared and a private prototype of each class.
+
+    Args:
+        dim: Width of the tokens.
+        num_classes: Number of classes.
+        match: Function from tokens and prototypes to logits.
+        read: Tokens that are read, of the class token and the patches behind it.
+    """
+
+    def __init__(self, dim: int, num_classes: int, match: Any, read: slice) -> None:
+        super().__init__()
+        self.shared, self.private = (nn.Linear(dim, num_classes, bias=False) for _ in range(2))
+        self.match, self.read = match, read
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Classify the tokens of images."""
+        prototypes = torch.stack([self.shared.weight, self.private.weight])
+        return self.match(inputs[:, self.read], prototypes)
+
+
+def method(row: Row, trial: Trial) -> fp.Method:
+    """Make the method of a row: transport if it has a mass, otherwise the mean of the tokens."""
+    values, setting = row.values, trial.setting
+    transport = {"solver": partial(fp.transport.newton, epsilon=0.1), "mass": values.get("mass")}
+    mean = {"solver": fp.transport.independent, "mass": 1.0}
+    options = transport if "mass" in values else mean
+    match = partial(fp.transport_logits, scale=values["scale"], **options)
+    read = slice(1) if values.get("pooled") else slice(1, None)
+    dim = trial.test.shape[-1]
+    model = setting.seeded(Prototypes, dim, setting.num_classes, match, read)
+    return two_contexts(model, values["learning_rate"], local=values.get("local", False))
+
+
+def make(partition: str, row: Row, *, seed: int, machine: Machine, validate: bool) -> Trial:
+    """Give each of ten clients a few images of two classes; all seeds have the same test images."""
+    end = NUM_TRAIN // 2 if validate else NUM_TRAIN
+    train = torch.arange(NUM_PUBLIC, end)
+    test = torch.arange(end, NUM_TRAIN if validate else NUM_TRAIN + NUM_TEST)
+    labels, draw = canvases()[1], np.random.default_rng(seed)
+    found, own = tokens(Sources.of(machine, DIVISIONS["deep-domains"])), labels[train]
+    shards = [
+        torch.as_tensor(shard)[
+            fp.data.few_shot(own[torch.as_tensor(shard)], shots=SHOTS[partition], generator=draw)
+        ]
+        for shard in fp.data.pathological(own, 10, classes_per_client=2, generator=draw)
+    ]
+    setting = EpochSetting(
+        clients=range(10),
+        num_classes=10,
+        rounds=10,
+        steps=0,
+        epochs=5,
+        cohort_size=10,
+        batch_size=32,
+        seed=seed,
+        public=found[:0],
+        make_optimizer=torch.optim.Adam,
+    )
+    federation = EpochFederation(setting, found[train], own, dict(enumerate(shards)))
+    mixes = torch.stack([torch.bincount(own[shard], minlength=10) for shard in shards])
+    return Trial(setting, federation, found[test], labels[test], mixes).shrunk(machine.shrink)
+
+
+START = {"learning_rate": RATES[0], "scale": SCALES[0]}
+MEAN, LOCAL = "Mean of patches", "Mean of patches (local)"
+ROWS = (
+    Row("Transport, mass 0.8", "fedotp", START | {"mass": 0.8}),
+    Row("Transport, mass 1", "fedotp", START | {"mass": 1.0}),
+    Row(MEAN, "fedotp_average", START),
+    Row("Class token", "fedotp_average", START | {"pooled": True}),
+    Row("Transport, mass 0.8 (local)", "fedotp", START | {"mass": 0.8, "local": True}),
+    Row(LOCAL, "fedotp_average", START | {"local": True}),
+)
+
+
+def trials(partition: str, row: Row) -> list[dict[str, Any]]:
+    """Return all pairs of a learning rate and a scale of the logits, the same for all rows."""
+    pairs = product(RATES, SCALES)
+    return [{**row.values, "learning_rate": rate, "scale": scale} for rate, scale in pairs]
+
+
+TASKS = {
+    "patches": Task(
+        title="FedOTP on patches of DINOv2",
+        partitions={key: f"{shots} shots, two classes a client" for key, shots in SHOTS.items()},
+        family=lambda partition: "CLIP",
+        rows=lambda partition: ROWS,
+        make=make,
+        trials=trials,
+        tuned_on="shots-4",
+        method=method,
+        references={"the mean": [MEAN], "local": [LOCAL]},
+        hours=lambda partition, row: 10 / 3600,
+        bound=0.03,
+    )
+}
