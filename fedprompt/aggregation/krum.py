@@ -17,8 +17,8 @@ def krum(payloads: Iterable[Payload], /, *, num_byzantine: int) -> dict[str, Wei
     .. math:: k^* = \arg\min_k \sum_{j \in N_k} \lVert v_k - v_j \rVert^2
 
     Here n is the number of payloads, and :math:`N_k` are the n - `num_byzantine` - 2 payloads
-    nearest to k. Distances are over all names together. If several scores are equal, the first
-    payload is selected. Every payload counts once; self-reported weights are ignored.
+    nearest to k. Distances are over all names together. Self-reported weights are ignored. If
+    several scores are equal, the first payload is selected.
 
     The distance is infinite if two payloads know different rows, or if a known row contains NaN or
     infinity. If clients know different rows, use :func:`trimmed_mean` or :func:`weighted_median`.
