@@ -152,9 +152,10 @@ def mutual_loss(
     .. math::
         \frac{1}{B} \sum_i \mathrm{KL}\big(\sigma(o_i / T) \,\|\, \sigma(z_i / T)\big)
 
-    Two models that learn from each other have one loss each: ``mutual_loss(first, second, ...)``
-    and ``mutual_loss(second, first, ...)``. In FML, one is private and the other one is averaged.
-    Multiply by ``temperature**2`` for the scale of Hinton et al.
+    Here :math:`\sigma` is the softmax. Two models that learn from each other have one loss each:
+    ``mutual_loss(first, second, ...)`` and ``mutual_loss(second, first, ...)``. In FML, one is
+    private and the other one is averaged. Multiply by ``temperature**2`` for the scale of Hinton et
+    al.
 
     For half-precision logits, the loss is computed and returned in float32.
 
