@@ -97,9 +97,8 @@ def distillation_loss(
         \mathrm{KL}\big(\sigma(\tilde p_{y_i} / T) \,\|\, \sigma(z_i / T)\big)
 
     Here :math:`\sigma` is the softmax, and :math:`m_c` is 1 if the teacher's weight of class
-    :math:`c` is positive, and 0 otherwise. So samples of classes that the teacher does not know add
-    no loss and no gradient (App. C.4). In the first round, pass a teacher of weight 0. The paper
-    has no factor :math:`T^2`. Multiply by ``temperature**2`` for the scale of Hinton et al.
+    :math:`c` is positive, and 0 otherwise (App. C.4). In the first round, pass a teacher of weight
+    0. Multiply by ``temperature**2`` for the scale of Hinton et al.
 
     For half-precision logits, the loss is computed and returned in float32. It is computed in the
     dtype of the teacher if that is more precise.
@@ -154,9 +153,9 @@ def mutual_loss(
         \frac{1}{B} \sum_i \mathrm{KL}\big(\sigma(o_i / T) \,\|\, \sigma(z_i / T)\big)
 
     Here :math:`\sigma` is the softmax. Two models that learn from each other have one loss each:
-    ``mutual_loss(own, peer, ...)`` and ``mutual_loss(peer, own, ...)``. In FML, one of them is
-    private and the other one is averaged over clients. There is no factor :math:`T^2`. Multiply by
-    ``temperature**2`` for the scale of Hinton et al.
+    ``mutual_loss(first, second, ...)`` and ``mutual_loss(second, first, ...)``. In FML, one is
+    private and the other one is averaged. Multiply by ``temperature**2`` for the scale of Hinton et
+    al.
 
     For half-precision logits, the loss is computed and returned in float32.
 
@@ -172,9 +171,9 @@ def mutual_loss(
         ValueError: If shapes differ.
 
     Example:
-        >>> own, peer = torch.tensor([[2.0, 0.0], [0.0, 0.0]]), torch.tensor([[2.0, 0.0]] * 2)
-        >>> loss = mutual_loss(own, peer, temperature=1.0)
-        >>> bool(loss > 0), mutual_loss(own, own, temperature=1.0)
+        >>> first, second = torch.tensor([[2.0, 0.0], [0.0, 0.0]]), torch.tensor([[2.0, 0.0]] * 2)
+        >>> loss = mutual_loss(first, second, temperature=1.0)
+        >>> bool(loss > 0), mutual_loss(first, first, temperature=1.0)
         (True, tensor(0.))
 
     References:
@@ -195,7 +194,7 @@ def mutual_loss(
 
 
 def _divergences(logits: Tensor, target: Tensor, temperature: float) -> Tensor:
-    """Return the KL divergence of each row, from the softmax of `target` to that of `logits`."""
+    """Return KL(softmax of `target` || softmax of `logits`) of each row."""
     return F.kl_div(
         F.log_softmax(logits / temperature, 1),
         F.log_softmax(target / temperature, 1),

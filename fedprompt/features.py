@@ -45,17 +45,15 @@ def precompute(
 ) -> Shaped[Tensor, "num *event"]:
     r"""Encode every image of a data set once, with a frozen model.
 
-    Images are read by ``dataset[index]`` in this process, stacked into batches and encoded without
-    gradients. No ``DataLoader`` is involved, and no random number is drawn.
+    Images are read by ``dataset[index]`` in this process and encoded in batches, without gradients
+    and without random numbers.
 
-    Features stay valid in later rounds only if the transform of `dataset` is deterministic.
-    Therefore 16 samples spread over `dataset` are read twice, and a difference is an error. A
-    transform that rarely changes an image can pass undetected. For random augmentation pass
-    `views`.
+    Features stay valid in later rounds only if the transform of `dataset` is deterministic. So 16
+    samples spread over `dataset` are read twice, and a difference is an error; a rare change can
+    pass undetected. For random augmentation pass `views`.
 
-    The result takes ``num * views * event * itemsize`` bytes, allocated once. 50,000 images of
-    197 tokens with 768 float16 numbers take 15 GB, their class tokens alone 77 MB. In addition,
-    one batch is held at a time.
+    The result takes ``num * views * event * itemsize`` bytes, allocated once. For example, 50,000
+    images of 197 tokens with 768 float16 numbers take 15 GB, their class tokens alone 77 MB.
 
     Args:
         encode: Maps images (batch, \*image) to a tensor (batch, \*event). It receives images as

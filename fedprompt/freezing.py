@@ -17,7 +17,6 @@ def freeze(model: Model) -> Model:
     """Put a model into eval mode and turn off its gradients, in place.
 
     Eval mode stops dropout and drop-path, and keeps the statistics of batch normalization.
-    Without gradients of the parameters, autograd keeps fewer activations.
 
     Args:
         model: Any module.
@@ -38,10 +37,9 @@ def freeze(model: Model) -> Model:
 def training_only(model: nn.Module, *parts: nn.Module | nn.Parameter) -> Iterator[None]:
     """Train only some parts of a model, for block coordinate descent.
 
-    Within the context, every parameter of `model` outside the parts has ``requires_grad=False``.
-    Parameters of the parts keep their flag, so a frozen backbone inside a part stays frozen. At
-    the end of the context, all flags are restored, after an error too. Train and eval modes are
-    not changed.
+    Within the context, parameters of `model` outside the parts have ``requires_grad=False``.
+    Parameters of the parts keep their flag. At the end, all flags are restored, after an error too.
+    Train and eval modes are not changed.
 
     Args:
         model: Model that contains the parts.

@@ -18,21 +18,20 @@ def proximal_loss(module: nn.Module, values: Mapping[str, Tensor]) -> Float[Tens
 
     .. math:: \tfrac12 \lVert \theta - v \rVert_2^2
 
-    The parameters with a name in `values` are one vector. All others, such as private ones, are
-    free. Multiply by a `proximal_weight` and add to the loss of each step. The gradient is
-    :math:`\theta - v`. The sum is computed in float32 at least.
+    Multiply by a `proximal_weight` and add to the loss of each step. Parameters without a name in
+    `values`, such as private ones, are free. The sum is computed in float32 at least.
 
     Args:
         module: Module that the client trains.
         values: Tensors by parameter name, such as the broadcast of this round. Names are as in
-            :func:`collect`. They receive no gradient. Dtype and device may differ from those of the
-            parameter.
+            :func:`collect`. They receive no gradient. They may have another dtype and device than
+            the parameters.
 
     Returns:
         The loss. A parameter with several names counts once.
 
     Raises:
-        ValueError: If `values` is empty, a name is not that of a parameter, or a shape differs.
+        ValueError: If `values` is empty, a name is not a parameter, or a shape differs.
 
     Example:
         >>> model = nn.Linear(2, 1, bias=False)

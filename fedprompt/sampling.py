@@ -67,9 +67,8 @@ def stream_generator(
 ) -> torch.Generator:
     """Make the random generator of one client, or of the server, for one purpose in one round.
 
-    The stream depends on the four arguments alone. It does not depend on the other clients, on
-    their order, or on earlier draws. So a resumed or parallel run draws the same numbers as a
-    sequential one, and generators need not be saved.
+    The stream depends on the four arguments alone. So a resumed or parallel run draws the same
+    numbers as a sequential one, and generators need not be saved.
 
     All 19,937 bits of the generator are filled from numpy's ``SeedSequence``, whose pool has 128
     bits. (``torch.Generator().manual_seed`` keeps 32 bits of its seed on the CPU.)

@@ -38,13 +38,12 @@ def heterogeneous_means(
         \tilde p_c(d) = \sum_j \beta(d, d_j)\, n_{j,c}\, \bar p_{j,c} \,\Big/\,
         \Big(s + \sum_j \beta(d, d_j)\, n_{j,c}\Big)
 
-    The teacher of a client depends only on its latent dimension, the width of the features before
-    its head. So there is one teacher for each distinct dimension. The similarity :math:`\beta`
-    defaults to :math:`\min(d / d', d' / d)` (Eq. 7). Entries are streamed, in memory that does not
-    grow with the number of clients.
+    There is one teacher for each distinct latent dimension, the width of the features before a
+    client's head. The similarity :math:`\beta` defaults to :math:`\min(d / d', d' / d)` (Eq. 7).
+    Entries are streamed.
 
-    Payloads are not accepted. Other names of a payload, such as prompts, have shapes that depend on
-    the dimension. Average them with :func:`weighted_mean` among clients of equal dimension.
+    Payloads are not accepted, because prompts have other shapes for each dimension. Average them
+    with :func:`weighted_mean` among clients of equal dimension.
 
     Args:
         entries: Class logits of :func:`class_means` (at least one). Values have shape

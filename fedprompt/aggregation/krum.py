@@ -17,16 +17,15 @@ def krum(payloads: Iterable[Payload], /, *, num_byzantine: int) -> dict[str, Wei
     .. math:: k^* = \arg\min_k \sum_{j \in N_k} \lVert v_k - v_j \rVert^2
 
     Here n is the number of payloads, and :math:`N_k` are the n - `num_byzantine` - 2 payloads
-    nearest to k. Distances are over all names together. If several scores are equal, the first
-    payload is selected. Every payload counts once; self-reported weights are ignored.
+    nearest to k. Distances are over all names together. Self-reported weights are ignored. If
+    several scores are equal, the first payload is selected.
 
-    Two payloads with different known rows cannot be compared, and their distance is infinite. The
-    same holds for a payload with NaN or infinity in a known row. If clients know different rows,
-    use :func:`trimmed_mean` or :func:`weighted_median`.
+    The distance is infinite if two payloads know different rows, or if a known row contains NaN or
+    infinity. If clients know different rows, use :func:`trimmed_mean` or :func:`weighted_median`.
 
-    Krum does not bound single coordinates. A malicious client can send the mean of the others with
-    one coordinate changed by less than their spread, and be selected. :func:`trimmed_mean` and
-    :func:`weighted_median` bound each coordinate.
+    Krum does not bound single coordinates: it can select a malicious client that sends the mean of
+    the others with one changed coordinate. :func:`trimmed_mean` and :func:`weighted_median` bound
+    each coordinate.
 
     Args:
         payloads: Payloads with the same names, shapes, dtypes and device (at least 2

@@ -30,16 +30,14 @@ def low_rank_mean(
 
     .. math:: R = \sum_k w_k B_k A_k \Big/ \sum_k w_k - \bar B \bar A
 
-    LoRA changes a frozen weight by a product :math:`B A`. If a server averages B and A, the product
-    of the means is not the mean of the products. This function returns the means
-    :math:`\bar B, \bar A` as :func:`weighted_mean` does, and the residual R as a further entry. Add
-    R to the frozen weight. The clients then begin the next round with the mean of their products,
-    and continue to train factors of the same rank. If the LoRA scales its product, multiply R by
-    the same number; the scale of :func:`fedprompt.tuning.lora` is 1.
+    LoRA changes a frozen weight by a product :math:`B A`, and the product of the means is not the
+    mean of the products. The result has the means :math:`\bar B, \bar A` of :func:`weighted_mean`,
+    and the residual R as a further entry. Add R to the frozen weight, so that clients begin the
+    next round with the mean of their products. If your LoRA scales its product, multiply R by the
+    same number (1 for :func:`fedprompt.tuning.lora`).
 
-    Payloads are streamed, with one product in memory for each pair. Products and sums are computed
-    in float64. The result is not mergeable: on edge servers, the mean of residuals is not the
-    residual.
+    Payloads are streamed, and products are computed in float64. Edge servers cannot average first,
+    because the mean of residuals is not the residual.
 
     Args:
         payloads: Payloads of clients (at least one).

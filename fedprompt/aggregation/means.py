@@ -28,14 +28,13 @@ def weighted_mean(entries: Iterable[Payload], /) -> dict[str, Weighted]: ...
 def weighted_mean(
     entries: Iterable[Weighted] | Iterable[Payload], /
 ) -> Weighted | dict[str, Weighted]:
-    r"""Average entries row by row, each row by its own weight.
+    r"""Average entries row by row, with a weight for each row.
 
     .. math:: \bar v_r = \sum_k w_{k,r} v_{k,r} \,\big/\, \sum_k w_{k,r}
 
     Payloads are averaged name by name. If a client does not send a name, it has weight 0 for that
-    name. The result is again an entry or a payload, and a mean of means is a mean. So clients can
-    be averaged on edge servers first. Clients are streamed one by one, in memory that does not grow
-    with their number.
+    name. Clients are streamed one by one. A mean of means is a mean, so edge servers can average
+    their clients first.
 
     Sums are computed in float64, on the CPU if the device has no float64 (Apple's MPS). If clients
     are added in the order of their ids, the means are bitwise identical on every engine. The mean

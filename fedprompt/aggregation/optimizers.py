@@ -33,9 +33,9 @@ def descend(
 
     If clients send parameters and not gradients, use :func:`fedopt`.
 
-    Rows of total weight 0 keep their value and their moments. A step is refused with a ValueError
-    if the new value or state is not finite. The state that was passed in is unchanged then, so you
-    can repeat the round without the client at fault.
+    Rows of total weight 0 keep their value and their moments. If the new value or state is not
+    finite, the step raises a ValueError and changes nothing, so you can repeat the round without
+    the client at fault.
 
     Args:
         make_optimizer: Constructor of the optimizer, called with the parameters, such as
@@ -73,8 +73,8 @@ def fedopt(
 
     Rows of total weight 0 keep their value and their moments. State that is not kept for each
     number, such as Adam's number of steps, advances for all rows. If the mean has no known row,
-    nothing changes. A step is refused with a ValueError if the new value or state is not finite.
-    The state that was passed in is unchanged then.
+    nothing changes. If the new value or state is not finite, the step raises a ValueError and
+    changes nothing.
 
     Args:
         make_optimizer: Constructor of the optimizer, called with the parameters, such as
@@ -146,8 +146,8 @@ def fedadam(
 
     Here :math:`\Delta` is the mean minus the previous value :math:`v`. At the start, :math:`m` is 0
     and :math:`s` is :math:`\tau^2`. There is no bias correction, unlike in ``torch.optim.Adam``.
-    So rows of total weight 0 keep value and moments, as if the round had not happened. Moments are
-    in float32 at least. A step is refused with a ValueError if its result is not finite.
+    Rows of total weight 0 keep their value and their moments. Moments are in float32 at least. A
+    step raises a ValueError if its result is not finite.
 
     Args:
         learning_rate: Server learning rate :math:`\eta` (above 0). A coordinate that always moves
@@ -175,14 +175,13 @@ def fedadam(
 def fedyogi(
     *, learning_rate: float, betas: tuple[float, float] = (0.9, 0.99), tau: float = 1e-3
 ) -> ServerRule:
-    r"""Scale the movement of each coordinate by a slowly changing size (FedYogi).
+    r"""Scale movements as :func:`fedadam`, with a second moment that changes slowly (FedYogi).
 
     .. math:: m \leftarrow \beta_1 m + (1 - \beta_1) \Delta
     .. math:: s \leftarrow s - (1 - \beta_2)\, \Delta^2\, \mathrm{sign}(s - \Delta^2)
     .. math:: v \leftarrow v + \eta\, m / (\sqrt s + \tau)
 
-    Only the second line differs from :func:`fedadam`. The size :math:`s` changes by
-    :math:`(1 - \beta_2) \Delta^2` in a round, so it forgets large movements slowly.
+    Only the second line differs from :func:`fedadam`, so :math:`s` forgets large movements slowly.
 
     Args:
         learning_rate: Server learning rate :math:`\eta` (above 0).

@@ -35,10 +35,9 @@ def mixtures(
 
     .. math:: \bar v_{a,r} = \sum_k A_{a,k} w_{k,r} v_{k,r} \,\big/\, \sum_k A_{a,k} w_{k,r}
 
-    Each answer is :func:`weighted_mean` with all weights of client k multiplied by
-    :math:`A_{a,k}`. A row of `weights` with ones is the plain mean, and a row of the identity is
-    one client. If `weights` alone shall count, collect with equal weights. Payloads are streamed,
-    in memory of one payload for each answer.
+    Each answer is :func:`weighted_mean` with all weights of client k multiplied by :math:`A_{a,k}`.
+    A row of `weights` with ones is the plain mean, and a row of the identity is one client. If
+    `weights` alone shall count, collect with equal weights. Payloads are streamed.
 
     Args:
         payloads: Payloads, one for each client. If a client does not send a name, it has weight 0
@@ -90,14 +89,14 @@ def distances(payloads: Iterable[Payload]) -> Float[Tensor, "clients clients"]:
 
     .. math:: D_{jk} = \lVert v_j - v_k \rVert_2
 
-    The weights are not used. Two payloads with different known rows cannot be compared, and their
-    distance is infinite. ``softmax(-distances)`` then gives such a pair no attention.
+    Weights are not used. The distance of two payloads with different known rows is infinite, so
+    ``softmax(-distances)`` gives such a pair no attention.
 
     Args:
         payloads: Payloads with the same names, shapes, dtypes and device (at least one).
 
     Returns:
-        Symmetric matrix with zeros on its diagonal. Its dtype is that of the values, float32 at
+        Symmetric matrix with zeros on its diagonal. It has the dtype of the values, float32 at
         least. Distances of payloads that can be compared are finite.
 
     Raises:

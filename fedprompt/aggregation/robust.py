@@ -70,14 +70,12 @@ def trimmed_mean(
 ) -> Weighted | dict[str, Weighted]:
     r"""Average each coordinate without the lowest and the highest `fraction` of its weight.
 
-    For each coordinate, the entries are sorted by value. The lowest and the highest `fraction` of
-    the total weight are removed, and the rest is averaged. An entry may be removed in part. With
-    `fraction` 0, this is :func:`weighted_mean`. For `fraction` towards 0.5, it converges to
-    :func:`weighted_median`.
+    An entry may be removed in part. With `fraction` 0, this is :func:`weighted_mean`. For
+    `fraction` towards 0.5, it converges to :func:`weighted_median`.
 
     Clients with less than `fraction` of the weight of a row cannot move any of its coordinates
-    beyond the values of the other clients. At exactly this share, a small part of an outlier may
-    remain because of rounding. Leave a margin, such as 0.25 if a fifth may be malicious.
+    beyond the values of the other clients. Leave a margin for rounding, such as 0.25 if a fifth may
+    be malicious.
 
     Payloads are aggregated name by name. All entries are kept in memory.
 

@@ -17,9 +17,9 @@ def overwrite() -> ServerRule:
     Rows of total weight 0 keep their previous value exactly.
 
     Returns:
-        A :class:`ServerRule` with an empty state. Like every server update of the library, it takes
-        a tensor and an entry, or a dict of tensors and a payload. Names that the payload lacks keep
-        their value.
+        A :class:`ServerRule` with an empty state. Like every server update, it takes a tensor and
+        an entry, or a dict of tensors and a payload. If a name is missing from the payload, its
+        value does not change.
 
     Example:
         >>> server = overwrite()

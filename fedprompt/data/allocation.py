@@ -21,13 +21,11 @@ def allocate(
 ) -> list[Indices]:
     """Draw the samples of every client, class by class, in proportion to its shares.
 
-    A client with share s of a class with n samples gets n s of them, rounded down or up so that no
-    sample is lost. The largest remainders are rounded up, at random where they tie. If the shares
-    of a class sum to less than 1, the rest of the class is not assigned. Clients never share a
-    sample.
+    A client with share s of a class with n samples gets n s of them. The largest remainders are
+    rounded up, so that no sample is lost, and ties are broken at random. If the shares of a class
+    sum to less than 1, the rest is not assigned.
 
-    Call the function for the training and the test set with the same shares. A class may have no
-    samples.
+    Call the function for the training and the test set with the same shares.
 
     Args:
         labels: Classes in [0, classes) of at least one sample.

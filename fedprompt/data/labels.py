@@ -30,8 +30,8 @@ def labels_of(dataset: Any, *, column: str = "label", read: bool = False) -> Ind
     Args:
         dataset: Map-style data set, or labels.
         column: Name of the labels in a sample that is a dict, and in columns.
-        read: If True, labels are those of ``dataset[0]``, ``dataset[1]`` and so on, which reads
-            every image. The label of a tuple is its second entry.
+        read: If True, every sample is read, including its image. The label of a tuple is its second
+            entry.
 
     Returns:
         Labels, at least 0, int64.

@@ -185,8 +185,8 @@ def by_domain(
 ) -> list[Indices]:
     """Assign the samples of each domain to one client, or split them over several clients.
 
-    Every client has one domain, and every domain has the same number of clients. Within a domain,
-    samples are split as by :func:`iid`: at random, into parts of equal size.
+    Every domain has the same number of clients. Within a domain, samples are split as by
+    :func:`iid`.
 
     Args:
         domains: Domain of each sample, of at least one sample: all names or all integers.

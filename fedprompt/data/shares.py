@@ -46,9 +46,8 @@ def dirichlet_shares(
     .. math:: (s_{1,c}, \dots, s_{M,c}) \sim \mathrm{Dir}(\alpha, \dots, \alpha)
               \quad \text{for each class } c
 
-    A small `alpha` gives most of a class to one client. A large one gives all clients similar
-    shares. The share of a client is not limited: this is the plain distribution, without the cap
-    on large clients that some benchmark code adds.
+    With a small `alpha`, one client has most of a class. The share of a client is not capped,
+    unlike in some benchmark code.
 
     Args:
         num_clients: Number of clients M, at least 1.

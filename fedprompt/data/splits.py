@@ -1,4 +1,4 @@
-"""Splits of a client's own samples, and of classes."""
+"""Splits of a client's samples, and of classes."""
 
 import numpy as np
 

@@ -28,9 +28,8 @@ from fedprompt.messages.payload import bytes_by_name
 class Ledger:
     """Counts the bytes of messages, per client, round and direction.
 
-    Without `path`, :meth:`state_dict` holds every entry, so a run that saves it in each round
-    writes a number of bytes that is quadratic in the number of rounds. With `path`, it appends
-    the new entries to a file and returns a state of constant size.
+    Without `path`, :meth:`state_dict` holds every entry, so it grows from round to round. With
+    `path`, it appends the new entries to a file and returns a state of constant size.
 
     Args:
         path: File for the entries, one line of JSON each. If None, they are part of the state. A
@@ -131,7 +130,7 @@ class Ledger:
     def table(self) -> str:
         """Return the bytes of each client and of all clients as text, in aligned columns.
 
-        Lengths of blobs have columns of their own if any was recorded.
+        Lengths of blobs have separate columns if any was recorded.
         """
         entries: dict[Hashable, list[LedgerEntry]] = {}
         for entry in self.entries:
@@ -154,9 +153,9 @@ class Ledger:
     def state_dict(self) -> dict[str, Any]:
         """Return the state that :meth:`load_state_dict` restores.
 
-        With a `path`, entries that the file lacks are first appended to it and synchronized to the
-        disk. Content of the file after the entries of this ledger is replaced. So a run continues
-        correctly after a kill between this call and its checkpoint.
+        With a `path`, new entries are first appended to the file and synchronized to the disk.
+        Content after them is replaced, so that a run continues correctly after a kill between this
+        call and its checkpoint.
 
         Returns:
             Without a `path`, a list of values for each field of an entry. With a `path`, the number
@@ -185,7 +184,7 @@ class Ledger:
         return {field: getattr(self._written, field) for field in MARK}
 
     def load_state_dict(self, state: Mapping[str, Any], /) -> None:
-        """Replace all entries by those of a state.
+        """Replace all entries by the entries of a state.
 
         Args:
             state: State of a ledger without a `path`, or of one with the same `path`.

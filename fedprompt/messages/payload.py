@@ -43,11 +43,10 @@ def collect(
     private parameters in another module, which is not collected: weight 0 is not privacy.
 
     If `module` has trainable parameters and more bytes of frozen ones, a ``UserWarning`` names the
-    frozen ones, because a frozen backbone need not be sent. There is no warning if you pass `only`:
-    the trainable names, or all names if the frozen ones are meant to be sent.
+    frozen ones. Pass the trainable names as `only`, or all names if you mean to send them.
 
-    Names are those of the module inside a ``DistributedDataParallel``, a ``DataParallel`` or a
-    compiled module, at any depth. So they fit on every rank, and without a wrapper.
+    Wrappers do not change the names: ``DistributedDataParallel``, ``DataParallel`` and compiled
+    modules, at any depth.
 
     Args:
         module: Module that the client trained.

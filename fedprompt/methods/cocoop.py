@@ -1,14 +1,14 @@
 """A small network adds a vector of each image to the context, and the server averages both.
 
-All tokens of the context are shifted by the same vector, so each image has its own text features.
-CoCoOp is from Zhou et al., "Conditional Prompt Learning for Vision-Language Models", CVPR 2022.
-The network has two layers, and its hidden width is a sixteenth of that of the image features.
+All tokens of the context are shifted by the same vector, so each image has different text features.
+CoCoOp is from Zhou et al., "Conditional Prompt Learning for Vision-Language Models", CVPR 2022. The
+network has two layers, and its hidden width is a sixteenth of the width of the image features.
 
 Up: a context and the network (T D + D F / 16 + F F / 16 numbers and biases, for image features of
 width F). Down: the same.
 
 Deviations: the paper trains on one machine. Here the context and the network are averaged over
-clients, as PromptFL averages a context. The batches are those of all methods, not single images.
+clients, as PromptFL averages a context. Batches are as in all methods, not single images.
 
 Compared: KaiyangZhou/CoOp ff61507, with the deviations above, float64, largest difference 3e-16
 (2026-11).

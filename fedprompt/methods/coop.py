@@ -5,7 +5,7 @@ reference of CLIP methods. A client continues in each of its rounds from where i
 
 Up: nothing. Down: nothing.
 
-Deviations: the optimizer is that of all methods, without the schedule of the paper.
+Deviations: the optimizer is as in all methods, without the schedule of the paper.
 
 Compared: equations of the paper, float64, largest difference 6.9e-15 (2026-11).
 """

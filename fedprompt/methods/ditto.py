@@ -1,8 +1,8 @@
 """Each client trains a personal model next to the global one, and keeps it near the broadcast.
 
-The global model is that of FedAvg. Each step of the personal model minimizes the loss of the batch
-plus half the squared distance to the broadcast, times a weight. Li et al., "Ditto: Fair and Robust
-Federated Learning Through Personalization", ICML 2021.
+The global model is trained as in FedAvg. Each step of the personal model minimizes the loss of the
+batch plus half the squared distance to the broadcast, times a weight. Li et al., "Ditto: Fair and
+Robust Federated Learning Through Personalization", ICML 2021.
 
 Up: prompts and head, L P D + D C + C numbers. Down: prompts and head.
 

@@ -67,7 +67,7 @@ def evaluate(
         inputs: Test inputs, at least one: a tensor, or another object whose ``inputs[positions]``
             is a batch.
         labels: Their classes.
-        clients: Ids of the clients to test. If None, those of the setting.
+        clients: Ids of the clients to test. If None, all clients of the setting.
         newcomers: Ids of clients that never trained, which are tested on their own mixes alone. If
             None, all clients of the federation that are not in the setting.
         mixes: Number or share of each cell, by client id. If None, the numbers of the client's

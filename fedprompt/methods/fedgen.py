@@ -11,7 +11,7 @@ Deviations: only heads are averaged, which is the paper's version for models tha
 are linear, so the mean of their logits is computed by the mean head. The generator has the layers
 of HtFLlib, with batch statistics at all times and without a diversity loss. Its noise is Gaussian,
 as in the paper. HtFLlib and the authors' code draw it uniformly from 0 to 1. Labels are drawn from
-those of the clients that took part so far. Generated features begin in the second round.
+the labels of clients that took part so far. Generated features begin in the second round.
 
 Compared: TsingZ0/HtFLlib e959261 and zhuangdizhu/FedGen dd5807c, with the deviations above,
 float64, largest difference 2.0e-13 (2026-11).

@@ -10,7 +10,7 @@ numbers, and with +H the projection and the head. Down: the same, from the secon
 
 Deviations: a projection to a common width lies between trunk and head, as for every method of this
 family. It is shared with the head. Teachers come from the clients of the last round only, since the
-paper has no client sampling. The count of a class is that of the logits sent, because the paper's
+paper has no client sampling. The count of a class is the number of logits sent, because the paper's
 count of all samples is not in its message.
 
 Compared: no public code; with Equations 7 to 10 and App. C.4, sample by sample, float64, largest

@@ -9,9 +9,9 @@ Federated Learning", 2024.
 Up: at most C(G + 1) numbers, which are the rows of the classes of the study batch and a weight for
 each class. G is C for FedL2G-l, and D for FedL2G-f. Down: CG numbers.
 
-Deviations: before clients follow the guides, the guides learn for two rounds, in which clients
-train without guides instead of not at all. The quiz has the paper's ten images, or a quarter of
-those of a smaller client. The study batch is the last one of the round. Clients do not clip
+Deviations: before clients follow the guides, the guides learn for two rounds, in which clients also
+train, without guides; in the paper they do not. The quiz has the paper's ten images, or a quarter
+of the images of a smaller client. The study batch is the last one of the round. Clients do not clip
 gradients, and the guide loss has a tuned weight, which is 1 in the paper.
 
 Compared: TsingZ0/FedL2G 4db2d14 by double backward, with the deviations above, float64, largest

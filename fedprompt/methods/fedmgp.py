@@ -13,7 +13,7 @@ Deviations: the diversity loss is minus the mean absolute difference of features
 intends. The authors' code takes its absolute value, which drives groups together. A client that
 skips rounds receives the newest global groups when it returns. In its first round, and as a
 newcomer, it has them in its first two groups. Initial text prompts are N(0, .02²) in place of words
-of a template with noise. Initial visual prompts are those of VPT in place of N(0, .02²).
+of a template with noise. Initial visual prompts are drawn as in VPT, in place of N(0, .02²).
 
 Compared: weihao-bo/FedMGP 3a02697, with the deviations above, float64, largest difference 4.9e-15
 (2026-11).

@@ -3,13 +3,13 @@
 Both contexts describe each class. The partial transport of an image's patches to the two
 descriptions decides which patches are compared with which. The plan has no gradient. Li et al.,
 "Global and Local Prompts Cooperation via Optimal Transport for Federated Learning", CVPR 2024. The
-variants are those of its ablation. Two controls are arguments: `local` keeps both contexts on the
+variants are from its ablation. Two controls are arguments: `local` keeps both contexts on the
 client, and `pooled` compares the contexts with the pooled token alone.
 
 Up: a context (T D numbers). Down: a context.
 
 Deviations: transport is solved by Newton's method to its solution, where the paper stops Dykstra's
-algorithm early. The optimizer is that of all methods, where the paper uses SGD.
+algorithm early. The optimizer is as in all methods, where the paper uses SGD.
 
 Compared: HongxiaLee/FedOTP 9948611, with the deviations above, float64, largest difference 3.8e-8
 (tolerance of the solver), without transport 6.4e-15 (2026-11).

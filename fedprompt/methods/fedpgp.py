@@ -1,8 +1,8 @@
 """A private context of low rank is added to the shared one, which stays close to handwritten text.
 
-A contrastive loss moves the text features of the shared context towards those of the handwritten
-template and away from those of the personalized context. Cui et al., "Harmonizing Generalization
-and Personalization in Federated Prompt Learning", ICML 2024 (FedPGP).
+A contrastive loss moves the text features of the shared context towards the handwritten template
+and away from the personalized context. Cui et al., "Harmonizing Generalization and Personalization
+in Federated Prompt Learning", ICML 2024 (FedPGP).
 
 Up: the shared context (T D). Down: the shared context (T D).
 

@@ -1,10 +1,10 @@
 """Private contexts of any length are kept away from the shared one, of the same length for all.
 
 Both classify the batch. The private context is also projected onto minor directions of the shared
-context, which a singular value decomposition gives. A pull loss moves its text features towards
-those of the projection. A push loss separates the text features of both contexts up to a margin.
-Clients predict with their private context. Fang et al., "FedPHA: Federated Prompt Learning for
-Heterogeneous Client Adaptation", ICML 2025.
+context, which a singular value decomposition gives. A pull loss moves its text features towards the
+projection. A push loss separates the text features of both contexts up to a margin. Clients predict
+with their private context. Fang et al., "FedPHA: Federated Prompt Learning for Heterogeneous Client
+Adaptation", ICML 2025.
 
 Up: the shared context (T D). Down: the shared context (T D).
 

@@ -1,15 +1,15 @@
 """FedProto with prototypes that the server trains to lie apart from each other.
 
 A small network of the server makes one prototype for each class. Its loss puts the prototypes of
-clients nearest to that of their class, by a margin. The margin grows with the distance between the
-classes of the clients. Zhang et al., "FedTGP: Trainable Global Prototypes with
+clients nearest to the one of their class, by a margin. The margin grows with the distance between
+the classes of the clients. Zhang et al., "FedTGP: Trainable Global Prototypes with
 Adaptive-Margin-Enhanced Contrastive Learning for Data and Model Heterogeneity in Federated
 Learning", AAAI 2024.
 
 Up: C(D + 1) numbers, which are a prototype and a count for each class of the client. Down: from
 the second round on, CD numbers and C weights, which are 1.
 
-Deviations: the margin is that of the authors' code, the largest distance of a class to its nearest
+Deviations: the margin is as in the authors' code, the largest distance of a class to its nearest
 other class. All clients count with their last prototypes, also if they are not in the round. The
 server takes full-batch Adam steps in place of SGD in batches, because prototypes are few.
 

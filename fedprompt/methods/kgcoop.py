@@ -1,4 +1,4 @@
-"""PromptFL with a penalty that keeps learned text features near those of a handwritten sentence.
+"""PromptFL with a penalty that keeps learned text features near a handwritten sentence.
 
 The penalty is the squared distance of normalized features, averaged over classes. KgCoOp is from
 Yao et al., "Visual-Language Prompt Tuning with Knowledge-guided Context Optimization", CVPR 2023.
@@ -8,7 +8,7 @@ Up: a context (T D numbers). Down: a context.
 
 Deviations: the context is averaged over clients. The weight is tuned, where the paper has 8. The
 penalty in the authors' code is half as large, so their weight 8 is 4 here. The initial context is
-that of all methods, where the paper takes words.
+as in all methods, where the paper takes words.
 
 Compared: htyao89/KgCoOp c43ccc3, with the deviations above, float64, largest difference 1.7e-14
 (2026-11).

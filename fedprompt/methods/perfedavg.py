@@ -8,9 +8,9 @@ Federated Learning with Theoretical Guarantees: A Model-Agnostic Meta-Learning A
 Up: prompts and head, L P D + D C + C numbers. Down: prompts and head.
 
 Deviations: the paper draws three batches a step. Here half of each batch adapts and also gives the
-Hessian, and the other half gives the outer gradient. The outer steps are those of the clients'
-optimizer. A client adapts with all its training images, in one step, when its predictions are
-requested. Every client counts once in the mean.
+Hessian, and the other half gives the outer gradient. The outer steps use the clients' optimizer. A
+client adapts with all its training images, in one step, when its predictions are requested. Every
+client counts once in the mean.
 
 Compared: equations of the paper with the exact Hessian, with the deviations above, float64, largest
 difference 1.1e-16 (2026-11).

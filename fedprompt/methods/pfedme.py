@@ -6,13 +6,13 @@ al., "Personalized Federated Learning with Moreau Envelopes", NeurIPS 2020.
 
 Up: the local copy of prompts and head, L P D + D C + C numbers. Down: prompts and head.
 
-Deviations: inner steps are those of the clients' optimizer, three for each batch, where the paper
-uses five. So there are three times as many backward passes. The paper's server rate (beta) is 1.
-`outer_step` is the paper's product of the outer learning rate and the proximal weight. The personal
-model starts each round at the broadcast, which the paper leaves open. Only the clients of a round
-train. In the paper all clients train, and the server averages a sample of them. Every client counts
-once in the mean; the authors' code weights clients by their numbers of examples, and also has a
-weight decay of 0.001 in the inner steps.
+Deviations: inner steps use the clients' optimizer, three for each batch, where the paper uses five.
+So there are three times as many backward passes. The paper's server rate (beta) is 1. `outer_step`
+is the paper's product of the outer learning rate and the proximal weight. The personal model starts
+each round at the broadcast, which the paper leaves open. Only the clients of a round train. In the
+paper all clients train, and the server averages a sample of them. Every client counts once in the
+mean; the authors' code weights clients by their numbers of examples, and also has a weight decay of
+0.001 in the inner steps.
 
 Compared: CharlieDinh/pFedMe caf24b1, with the deviations above, float64, largest difference 1.1e-16
 (2026-11).

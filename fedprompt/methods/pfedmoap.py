@@ -3,8 +3,8 @@
 The server keeps the newest context of every client. It sends the averaged context, from which the
 client continues, and the contexts that are nearest to the client's last one. These experts are
 fixed. A private attention gate mixes their text features for each image, and the logits of the
-mixture are added to those of the own context. Luo et al., "Mixture of Experts Made Personalized:
-Federated Prompt Learning for Vision-Language Models", ICLR 2025 (pFedMoAP).
+mixture are added to the logits of the client's context. Luo et al., "Mixture of Experts Made
+Personalized: Federated Prompt Learning for Vision-Language Models", ICLR 2025 (pFedMoAP).
 
 Up: a context (T D). Down: the mean context (T D) and, from the second time, E - 1 contexts of
 other clients (T D each) for E experts.

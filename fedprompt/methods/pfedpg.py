@@ -40,7 +40,7 @@ class Generator(nn.Module):
         self.attention = nn.MultiheadAttention(basis.shape[-1], num_heads=4, bias=False)
 
     def forward(self, client: int) -> Tensor:
-        """Make the prompts of a client, or those of the mean descriptor for a newcomer."""
+        """Make the prompts of a client, or of the mean descriptor for a newcomer."""
         known = self.descriptors.values()
         query = self.descriptors[str(client)] if str(client) in self.descriptors else mean(known)
         return self.basis + self.attention(query, self.basis, self.basis, need_weights=False)[0]

@@ -1,6 +1,6 @@
 """Deep text and visual prompts stay near the frozen CLIP, and rounds are averaged by a Gaussian.
 
-The loss has the distances of text and image features to those of the frozen CLIP, and the
+The loss has the distances of text and image features to the frozen CLIP's features, and the
 divergence of the logits. The server averages the prompts of clients. Predictions use a mean of the
 prompts after all rounds, with weights of a Gaussian at 75 % of the run, 5 % wide. This is FedAvg
 (McMahan et al., AISTATS 2017) of PromptSRC (Khattak et al., "Self-regulating Prompts: Foundational
@@ -11,7 +11,7 @@ Up: text prompts (L T D) and visual prompts (L T V). Down: twice the same, newes
 Deviations: the Gaussian is over rounds in place of epochs, and before the last round the mean has
 the rounds so far. All layers have prompts, where the code has them in 9 of 12. The teacher of the
 text is one sentence for each class, in place of 60 sentences. Initial text prompts are N(0, .02²)
-in place of words, and visual prompts those of VPT.
+in place of words, and visual prompts are drawn as in VPT.
 
 Compared: muzairkhattak/PromptSRC bb95c77, with the deviations above, float64, largest difference
 1.8e-14 (2026-11).

@@ -133,7 +133,7 @@ class Setting:
         learning_rate: float,
         server_round: int = 0,
     ) -> torch.optim.Optimizer:
-        """Make the optimizer of a client for the parameters, or for those of a module."""
+        """Make the optimizer of a client for the parameters, or for a module."""
         if isinstance(parameters, nn.Module):
             parameters = [each for each in parameters.parameters() if each.requires_grad]
         progress = server_round / self.rounds
@@ -258,7 +258,7 @@ class ClientData:
     def optimizer(
         self, parameters: nn.Module | Sequence[nn.Parameter], learning_rate: float
     ) -> torch.optim.Optimizer:
-        """Make the optimizer of this round for the parameters, or for those of a module."""
+        """Make the optimizer of this round for the parameters, or for a module."""
         return self.setting.optimizer(parameters, learning_rate, self.server_round)
 
     def generator(self, purpose: str) -> torch.Generator:
@@ -413,7 +413,7 @@ class VitSetting(Setting):
         trunks: Frozen trunks, given to clients in turn. With one trunk, all clients share it.
         num_prompts: Number of prompts at a layer.
         num_features: Width of the features that clients with different trunks have in common. If
-            None, features are those of the trunk.
+            None, they are the features of the trunk.
 
     Example:
         >>> from fedprompt import samples, vit_trunk

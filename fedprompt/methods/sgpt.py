@@ -9,12 +9,12 @@ Learning" (SGPT), CVPR 2024.
 Up: shared prompts, group prompts, keys, the number of selections of each key, and the head.
 Down: shared prompts, group prompts, keys, the total number of selections of each key, and the head.
 
-Deviations: clients cannot see the selections of others in the same round, so each adds its own
-selections to those of the broadcast. Shares of groups have a small offset; without it, unused
+Deviations: clients cannot see the selections of others in the same round, so each adds its
+selections to the counts of the broadcast. Shares of groups have a small offset; without it, unused
 groups would be chosen without regard to their keys. Keys that no client selected keep their value.
 Shared prompts enter the first half of the layers, and groups the second half. The head reads the
-class token alone. The paper's mean with group tokens is worse on small transformers. The two
-blocks share the batches of a round, half for each.
+class token alone. The paper's mean with group tokens is worse on small transformers. The two blocks
+share the batches of a round, half for each.
 
 Arguments leave parts of the method out. Parts that no block trains are sent but not used. A large
 offset selects the nearest key in training, too. The head may read the paper's mean.
@@ -55,7 +55,7 @@ class GroupedModel(nn.Module):
         return fp.encode_prompted(self.trunk, images).pooled.detach()
 
     def logits(self, images: Tensor, *chosen: Tensor) -> Tensor:
-        """Classify with the shared prompts and those of the chosen groups, if any."""
+        """Classify with the shared prompts and the prompts of the chosen groups, if any."""
         streams = [self.shared()] if "shared" in self.used else []
         encoded = fp.encode_prompted(self.trunk, images, *streams, *map(self.groups, chosen))
         read = [encoded.pooled[:, None], *encoded.streams[len(streams) :]]

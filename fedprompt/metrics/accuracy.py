@@ -114,7 +114,7 @@ def client_spread(
 
 
 def local_accuracy(accuracy: Float[Tensor, "clients tests"]) -> float:
-    r"""Average the accuracy of each client on its own test set over clients.
+    r"""Average the accuracy of each client on its test set over clients.
 
     .. math:: \frac{1}{M} \sum_i A_{ii}
 
@@ -122,7 +122,7 @@ def local_accuracy(accuracy: Float[Tensor, "clients tests"]) -> float:
 
     Args:
         accuracy: Matrix A, in [0, 1], square or a single row. A single row has the accuracy of one
-            global model on each test set, or of each client on its own one.
+            global model on each test set, or of each client on its test set.
 
     Returns:
         Accuracy in [0, 1].
@@ -139,7 +139,7 @@ def local_accuracy(accuracy: Float[Tensor, "clients tests"]) -> float:
 
 
 def worst_local_accuracy(accuracy: Float[Tensor, "clients tests"]) -> float:
-    r"""Find the lowest accuracy of a client on its own test set, :math:`\min_i A_{ii}`.
+    r"""Find the lowest accuracy of a client on its test set, :math:`\min_i A_{ii}`.
 
     Args:
         accuracy: Matrix A, in [0, 1], square or a single row, as for :func:`local_accuracy`.
@@ -161,7 +161,7 @@ def worst_local_accuracy(accuracy: Float[Tensor, "clients tests"]) -> float:
 def pooled_local_accuracy(
     accuracy: Float[Tensor, "clients tests"], num_examples: Real[Tensor, " tests"]
 ) -> float:
-    r"""Average the accuracy of each client on its own test set over samples.
+    r"""Average the accuracy of each client on its test set over samples.
 
     .. math:: \sum_i n_i A_{ii} \,\big/\, \sum_i n_i
 

@@ -62,8 +62,8 @@ def class_accuracy(
 ) -> Weighted:
     """Compute the accuracy of each class, with the number of its samples as weight.
 
-    The result is an entry. So :func:`weighted_mean` averages the results of clients as if all
-    samples were in one place. A class without samples has weight 0 and accuracy 0.
+    The result is an entry, so :func:`weighted_mean` of clients gives the accuracy on all samples
+    together. A class without samples has weight 0 and accuracy 0.
 
     Args:
         predict: Maps the inputs of a batch to logits. Put modules into eval mode first. A sample

@@ -1,4 +1,4 @@
-"""Rises of the clients' own losses under help from the server."""
+"""Rises of the clients' losses under help from the server."""
 
 from typing import NamedTuple
 
@@ -35,8 +35,8 @@ def negative_effect(losses: Float[Tensor, "rounds clients"]) -> NegativeEffect:
     loss, ``losses.mean(1, keepdim=True)``. Rises of single clients can cancel in the mean.
 
     Args:
-        losses: Loss of each client on its own data after each round, without the terms that use
-            the server's message (in FedL2G the cross-entropy).
+        losses: Loss of each client on its data after each round, without the terms that use the
+            server's message (in FedL2G the cross-entropy).
 
     Returns:
         Effect on each client, its mean and its maximum.
@@ -45,7 +45,7 @@ def negative_effect(losses: Float[Tensor, "rounds clients"]) -> NegativeEffect:
         ValueError: If an axis is empty, or a loss is NaN or infinite.
 
     Example:
-        The loss of the first client rises from 1 to 3. That of the second never rises.
+        The loss of the first client rises from 1 to 3. The loss of the second client never rises.
 
         >>> losses = torch.tensor([[2.0, 4.0], [1.0, 3.0], [3.0, 2.0], [2.0, 1.0]])
         >>> effect = negative_effect(losses)

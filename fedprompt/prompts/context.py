@@ -25,9 +25,8 @@ from fedprompt.interfaces import ClassNames, PromptedText
 class ContextPrompts(nn.Module):
     r"""Learnable contexts that replace the words "a photo of a" around a class name (CoOp).
 
-    The parameter does not depend on the class names. The same contexts can be used with other
-    classes, unless they are class-specific. FedOTP uses two of these modules: one is shared by
-    all clients, the other is private.
+    You can use the same contexts with other classes, unless they are class-specific. FedOTP uses
+    two of these modules: one is shared by all clients, the other is private.
 
     Args:
         dim: Width of a token, ``tower.dim``.
@@ -108,11 +107,10 @@ def prompted_text(
 ) -> PromptedText:
     """Write one sentence for each context and class: start token, context, name, full stop, end.
 
-    The axes of a context are declared by the two flags. They cannot be inferred from its shape:
-    7 samples with 10 contexts each look like 7 contexts for each of 10 classes.
+    The two flags declare the axes of a context, because they cannot be inferred from its shape.
 
-    The function consists of tensor operations only. It is differentiable with respect to the
-    context and supports ``torch.compile`` and ``torch.func.vmap``.
+    The function is differentiable with respect to the context, and supports ``torch.compile`` and
+    ``torch.func.vmap``.
 
     Args:
         context: Contexts (contexts, length, dim). To combine the modules of a client, use

@@ -38,15 +38,12 @@ def encode_prompted(
 ) -> Encoded:
     """Encode images with prompt tokens next to the patch tokens.
 
-    The tokens of each stream form one contiguous span right after the class and register tokens.
-    Spans are in the order of the arguments, and tokens within a span in the order of their
-    layers. Before each of its layers, a stream appends new tokens to its span. If the stream
-    replaces, the new tokens take the place of the whole span. Prompts have no positional
-    embedding.
+    The tokens of each stream form one span after the class and register tokens, in the order of the
+    arguments. Before each of its layers, a stream appends new tokens to its span. If the stream
+    replaces, the new tokens take the place of the whole span. Prompts have no positional embedding.
 
-    Prompts are removed before the model's last norm and pooling, so every kind of pooling
-    ignores them. Nothing is written into the backbone. Clients can share it, and several
-    prompted passes can run over it at the same time.
+    Prompts are removed before the model's last norm and pooling. Nothing is written into the
+    backbone, so clients can share it, even at the same time.
 
     If all trainable prompts are late, run the first blocks once with :func:`encode_front`, and go
     on from their tokens in every round with :func:`encode_from`.
@@ -55,16 +52,16 @@ def encode_prompted(
         trunk: Frozen backbone from :func:`vit_trunk`, or a custom :class:`Trunk`.
         images: Input images of the backbone. A trunk from :func:`vit_trunk` takes floating-point
             images and casts them to its dtype; a custom one may take uint8.
-        *streams: Streams from prompt modules, or made by hand. Their tokens are cast to the
-            dtype of the backbone. Without streams, the result is that of the plain backbone.
+        *streams: Streams from prompt modules, or made by hand. Their tokens are cast to the dtype
+            of the backbone. Without streams, the backbone is unchanged.
         depth: Number of blocks after which the pass ends. The last norm and the pooling follow in
             any case, as in SGPT's early query. If None, all blocks run.
         dtype: Floating-point dtype of the result. If None, it is float32, or float64 if the
             backbone's is.
 
     Returns:
-        The pooled features, the tokens of each stream and those of the patches, after the last
-        block and norm.
+        The pooled features, the tokens of each stream and the patch tokens, after the last block
+        and norm.
 
     Raises:
         ValueError: If `depth` or a layer is outside the trunk, tokens have the wrong width, batch
@@ -183,8 +180,8 @@ def batch_streams(
 ) -> PromptStream:
     """Merge the streams of several clients, so that each sample gets the prompts of its owner.
 
-    Several clients can then train in one forward pass of a shared trunk. Losses and gradients
-    equal those of separate passes: the gradient of a sample reaches its owner's prompts only.
+    Several clients can then train in one forward pass of a shared trunk, with the same losses and
+    gradients as in separate passes.
 
     Args:
         streams: One stream for each client, all with the same layers, lengths and `replace`,

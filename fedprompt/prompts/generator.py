@@ -14,12 +14,10 @@ class PromptGenerator(nn.Module):
 
     .. math:: P = Q + \mathrm{softmax}\bigl(Q W_q (K W_k)^\top / \sqrt{d_h}\bigr)\, K W_v W_o
 
-    The softmax is computed in each head of width :math:`d_h`, and the heads are concatenated. The
-    queries Q are common to all samples, and the keys K differ. Clients with different classes or
-    data can share one generator. FedTPG attends to the names of a client's classes, with layer
-    norms and a feed-forward layer around this attention and without the sum with Q. FedMVP attends
-    to image tokens and attributes. In pFedPG it is the reverse: the description of a client is the
-    query, and the keys are common. The order of the keys does not matter.
+    The softmax is computed in each head of width :math:`d_h`. The queries Q are common to all
+    samples, and the keys K differ; their order does not matter. FedTPG attends to class names,
+    FedMVP to image tokens and attributes. FedTPG adds layer norms and a feed-forward layer, and
+    omits the sum with Q. In pFedPG, a description of the client is the query.
 
     The result has shape (batch, prompts, dim). In a vision transformer it enters as
     ``PromptStream({0: result})``. :func:`prompted_text` accepts a result of batch 1 as one context,

@@ -14,10 +14,9 @@ class LowRankContext(nn.Module):
     .. math:: \Delta_k = L_k R_k, \qquad L_k \in \mathbb R^{n \times r},\;
         R_k \in \mathbb R^{r \times d}
 
-    A client adds its own low-rank context to the shared one: ``shared() + private()``. A small rank
-    keeps the personalized context close to the shared one, and has fewer parameters. The left
+    A client adds its private low-rank context to the shared one: ``shared() + private()``. The left
     factors are drawn from :math:`N(0, 1/r)` and the right factors are zero. On average, the first
-    step of SGD is then that of a context of full rank.
+    step of SGD then equals the step of a full-rank context.
 
     Args:
         dim: Width of a token, ``tower.dim``.

@@ -75,8 +75,8 @@ def initialize_at(
     VPT's initial values, uniform in :math:`\pm\sqrt{6 / (3 p_h p_w + d)}`. The noise makes the
     tokens of a layer differ, so that they can learn different things.
 
-    Fresh prompts are unlike any token of a pretrained network and draw attention away from the
-    patches. A mean patch token only adds weight to their mean.
+    Prompts with random values are unlike any token of a pretrained network and draw attention away
+    from the patches. Mean patch tokens do not.
 
     Args:
         prompts: Visual prompts of any kind. Their tokens are overwritten.

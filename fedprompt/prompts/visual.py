@@ -29,7 +29,7 @@ _DEFAULT_PATCH_SIZE = 16
 class LayeredPrompts(nn.Module):
     r"""Learnable tokens that enter a transformer before some of its layers.
 
-    Initial values are those of VPT, uniform in :math:`\pm\sqrt{6 / (3 p_h p_w + d)}` for patches
+    Initial values are drawn as in VPT, uniform in :math:`\pm\sqrt{6 / (3 p_h p_w + d)}` for patches
     of :math:`p_h \times p_w` pixels and width :math:`d`. Use ``torch.nn.init`` on ``tokens`` for
     other values. Prompts have no positional embedding, so their order does not matter.
 
@@ -40,8 +40,8 @@ class LayeredPrompts(nn.Module):
         layers: Layers at which tokens enter, 0-based and distinct.
         replace: Whether new tokens replace the module's earlier ones, as in VPT-deep. If False,
             earlier tokens are kept, as in SGPT.
-        patch_size: Patch size of the backbone in pixels, one number or (height, width). It
-            affects the initial values only. If None, it is that of the trunk, or 16 if `dim` is a
+        patch_size: Patch size of the backbone in pixels, one number or (height, width). It affects
+            the initial values only. If None, it is the patch size of the trunk, or 16 if `dim` is a
             number.
         generator: Generator of the initial values. If None, torch's global generator is used.
 
@@ -122,7 +122,7 @@ class ShallowPrompts(LayeredPrompts):
 
 
 class DeepPrompts(LayeredPrompts):
-    """Learnable tokens for every layer; each layer replaces those of the previous one (VPT-deep).
+    """Learnable tokens for every layer, in place of the previous layer's tokens (VPT-deep).
 
     Args:
         num_prompts: Number of tokens at each layer.
@@ -168,7 +168,7 @@ class DeepPrompts(LayeredPrompts):
 
 
 class GroupPrompts(nn.Module):
-    """Learnable tokens for each group of samples (SGPT); each sample uses those of its group.
+    """Learnable tokens for each group of samples (SGPT).
 
     Args:
         num_groups: Number of groups.

@@ -69,7 +69,7 @@ def shares(usage: Tensor | None, like: Tensor) -> Tensor:
 
 
 def checked_table(counts: Tensor) -> Tensor:
-    """Return counts as a float64 matrix on the CPU; those of one axis become a column."""
+    """Return counts as a float64 matrix on the CPU; with one axis, they become a column."""
     if not isinstance(counts, Tensor) or counts.is_complex() or counts.dtype == torch.bool:
         raise wrong_type("counts", "be a tensor of counts", kind(counts))
     check_dense("counts", counts)

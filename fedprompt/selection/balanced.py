@@ -25,13 +25,12 @@ def select_balanced(
               T \mathbf 1 = \tfrac 1B \mathbf 1, \quad T^\top \mathbf 1 = b, \qquad
               b_g \propto \frac{1}{1 + G q_g}
 
-    with the shares :math:`q` of :func:`select_nearest`. Without counts, or with equal ones, each of
-    the :math:`G` groups takes :math:`1/G` of the batch. Otherwise groups that were used more take
-    less. The share of a group is always above 0 and never exceeds :math:`2/G`.
+    with the shares :math:`q` of :func:`select_nearest`. Without counts, each of the :math:`G`
+    groups takes :math:`1/G` of the batch. Groups that were used more take less, but always more
+    than 0 and at most :math:`2/G`.
 
-    The choice for a query depends on the rest of the batch. A batch that contains one kind of
-    sample is spread over all groups as well. Use this rule where batches are mixed, and
-    :func:`select_nearest` otherwise.
+    Use this rule if batches are mixed, and :func:`select_nearest` otherwise, because a batch with
+    one kind of sample is spread over all groups as well.
 
     Args:
         query: Features of the unprompted backbone.
@@ -39,10 +38,8 @@ def select_balanced(
         usage: Number of previous selections of each group, in any unit.
         solver: Transport solver with its options bound, such as
             ``partial(sinkhorn, epsilon=0.05)``. With :func:`~fedprompt.transport.exact`, each group
-            receives exactly its share if all shares are whole numbers of samples. Otherwise the
-            plan splits at most :math:`G - 1` samples between groups. A split sample goes to the
-            group of its largest part, so a group can be fewer than :math:`G - 1` samples away from
-            its share. Choices from the plan of an entropic solver are approximately even.
+            receives its share if all shares are whole numbers, and otherwise misses it by fewer
+            than :math:`G - 1` samples. With an entropic solver, choices are approximately even.
 
     Returns:
         Selected keys and their cosines, without a graph and in float32 at least.

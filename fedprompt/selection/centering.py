@@ -23,9 +23,9 @@ from fedprompt.interfaces import Weighted
 def query_mean(query: Float[Tensor, "batch dim"]) -> Weighted:
     """Average a client's queries into an entry, with their number as weight.
 
-    :func:`weighted_mean` of such entries is the mean over all samples of all clients. The backbone
-    is frozen, so one message of each client before the first round is enough. The mean is a
-    statistic of the client's images.
+    :func:`weighted_mean` of such entries is the mean over all samples of all clients. One message
+    of each client before the first round is enough, because the backbone is frozen. It reveals the
+    mean of the client's images.
 
     Args:
         query: Features of the unprompted backbone, possibly none.
@@ -49,18 +49,17 @@ def query_mean(query: Float[Tensor, "batch dim"]) -> Weighted:
 class CenteredQueries(nn.Module):
     r"""Queries minus a fixed mean, :math:`h - \bar h`, for selection and for the key loss.
 
-    Class tokens of pretrained transformers can lie in a narrow cone: those of two photographs have
-    a cosine of 0.9 with DINOv2. A key on the axis of the cone is then nearer to every query than
-    any other key, and takes all samples. Differences between the queries remain after the mean is
-    subtracted.
+    Class tokens of pretrained transformers can lie in a narrow cone: with DINOv2, two photographs
+    have a cosine of 0.9. A key on the axis of the cone is then nearest to every query and takes all
+    samples. Subtracting the mean removes the cone.
 
     Pass the result to the selector and to :func:`~fedprompt.key_loss`. Keys learned with one mean
     are useless with another, so the mean is part of the model.
 
     Args:
         dim: Width of a query, ``trunk.num_features``.
-        center: Mean query (dim,), such as that of public images. If None, load it before the first
-            call.
+        center: Mean query (dim,), such as the mean over public images. If None, load it before the
+            first call.
 
     Attributes:
         center: Buffer (dim,), the mean query. ``load_values(queries, {"center": mean})`` loads the

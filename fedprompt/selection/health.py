@@ -72,15 +72,14 @@ def selection_health(
     Monitor ``dead_groups`` and ``effective_groups``. A collapse shows in them long before it shows
     in the accuracy.
 
-    Queries in a narrow cone cause a collapse: a key on its axis is nearest to all of them. If they
-    are passed, their mean cosine is reported, and one above `max_cosine` is warned of.
-    :class:`CenteredQueries` removes the cause. Pass queries of many classes, because those of one
-    class resemble one another.
+    Queries in a narrow cone cause a collapse. If you pass them, their mean cosine is reported, with
+    a warning above `max_cosine`. :class:`CenteredQueries` removes the cause. Pass queries of many
+    classes, because queries of one class resemble one another.
 
     Args:
         counts: Number of samples of each group, (groups,), or a table of groups and classes as
             from :func:`contingency_table`.
-        query: Queries as the selector receives them, for example those of a client.
+        query: Queries as the selector receives them, for example of one client.
         max_cosine: Largest mean cosine without a warning, in [-1, 1]. At 0.5, a key on the axis is
             3.4 times nearer than an orthogonal one, :math:`1 / (1 - \sqrt{0.5})`.
 
@@ -146,13 +145,12 @@ def revive_keys(
 ) -> Float[Tensor, "groups dim"]:
     """Move keys that are never selected to queries that no key is close to.
 
-    Dead keys are replaced one after the other. Each becomes the query, normalized to length 1,
-    whose nearest key is farthest away. Keys revived before it are included in this comparison. The
-    function is deterministic, and keys in use are returned bitwise identical.
+    One after the other, each dead key becomes the query whose nearest key is farthest away,
+    normalized to length 1. The function is deterministic, and keys in use are returned bitwise
+    identical.
 
-    Load the result on a client before it selects. A revived key starts as the query of a single
-    sample, so train it before it leaves the client. It is then sent like any other key, with the
-    number of samples that selected it.
+    Load the result on a client before it selects, and train before you send: a revived key starts
+    as the query of a single sample.
 
     Args:
         query: Queries of samples, from one client or from public data.

@@ -98,8 +98,8 @@ class SelectionKeys(nn.Module):
 
     In training mode a call selects by the sum of two counts: the server's at the start of the
     round, and the client's since then. It then counts its choices. In eval mode a call is
-    :func:`select_nearest` without counts, and counts nothing. A client never sees the choices
-    that other clients make in the same round, so the result does not depend on their order.
+    :func:`select_nearest` without counts, and counts nothing. Choices of other clients in the same
+    round have no influence.
 
     In each round a client loads the keys, calls ``start_round`` with the server's counts, trains,
     and sends ``collect(model, weight=..., rows={"selector.keys": selector.counts})``. The server

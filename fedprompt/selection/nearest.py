@@ -18,22 +18,21 @@ def select_nearest(
     usage: Real[Tensor, " groups"] | None = None,
     offset: float = 5e-4,
 ) -> Selection:
-    r"""Select the key with the largest cosine, or in training one that is close and little used.
+    r"""Select the nearest key; during training, prefer keys that were used less often.
 
     .. math:: g(h) = \arg\min_g \; \big(1 - \cos(h, k_g)\big) \, (q_g + \text{offset}), \qquad
               q_g = v_g \,\big/ \textstyle\sum_j v_j
 
-    with the counts :math:`v`. With equal counts, zero included, this is exactly the rule of the
-    largest cosine. Eq. 6 of the paper has no offset. There the product of an unused group is 0,
-    whatever its cosine, so a single unused group takes every sample. With an offset, cosines decide
-    among the unused groups. Ties go to the lower index.
+    with the counts :math:`v`. With equal counts, the key with the largest cosine is selected. Eq. 6
+    of the paper has no offset, so a single unused group takes every sample, whatever its cosine.
+    Ties go to the lower index.
 
     Args:
         query: Features of the unprompted backbone.
         keys: Keys, one for each group. Only directions matter, here and in `query`.
         usage: Number of previous selections of each group, in any unit. None at inference.
-        offset: Number added to each share, above 0. The default is that of the authors' code. With
-            a larger offset, counts have less influence.
+        offset: Number added to each share, above 0. The default is taken from the authors' code.
+            With a larger offset, counts have less influence.
 
     Returns:
         Selected keys and their cosines, without a graph and in float32 at least.
