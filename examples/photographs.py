@@ -161,12 +161,12 @@ def load_dino(
         image_size: Side of the images in pixels.
     """
     name = "vit_small_patch14_dinov2"
-    return _network(name, weights, pretrained, img_size=image_size)
+    return load_network(name, weights, pretrained, img_size=image_size)
 
 
 def load_efficientnet(weights: Path | None = None, *, pretrained: bool = False) -> nn.Module:
     """Make a frozen EfficientNet-Lite0 without head; arguments are those of :func:`load_dino`."""
-    return _network("tf_efficientnet_lite0", weights, pretrained)
+    return load_network("tf_efficientnet_lite0", weights, pretrained)
 
 
 def in_bfloat16(model: nn.Module) -> nn.Module:
@@ -176,7 +176,8 @@ def in_bfloat16(model: nn.Module) -> nn.Module:
     return model.bfloat16()
 
 
-def _network(name: str, weights: Path | None, pretrained: bool, **sizes: int) -> nn.Module:
+def load_network(name: str, weights: Path | None, pretrained: bool, **sizes: int) -> nn.Module:
+    """Make a frozen network of timm without head, from a file, downloaded, or random."""
     import timm
 
     if weights is not None and not weights.exists():

@@ -5,10 +5,10 @@ import sys
 from pathlib import Path
 
 from fedprompt.methods import METHODS, Entry
-from tasks import ablations, codecs, digits, patches, photos, privacy, reproduction
+from tasks import ablations, codecs, digits, patches, photos, privacy, reproduction, whichwhen
 from tasks.core import Task, TaskError
 
-MODULES = (digits, photos, patches, ablations, codecs, privacy, reproduction)
+MODULES = (digits, photos, patches, ablations, codecs, privacy, reproduction, whichwhen)
 TASKS: dict[str, Task] = {name: task for each in MODULES for name, task in each.TASKS.items()}
 """All tasks by name."""
 

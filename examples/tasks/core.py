@@ -168,6 +168,7 @@ class Task:
         processor: Processor of these hours.
         bound: Largest difference of an accuracy between two processors, measured.
         choices: Function from a partition to choices that its paper leaves open.
+        advice: Function (records, partition) -> a recommendation, or None.
     """
 
     title: str
@@ -188,6 +189,7 @@ class Task:
     processor: str = "one core of the machine of the records"
     bound: float = 0.01
     choices: Callable[[str], Sequence[str]] = lambda partition: ()
+    advice: Callable[[Sequence[Mapping[str, Any]], str], str] | None = None
 
 
 COLUMNS = {"full": "all test images", "own": "own mix", "worst": "worst client"}

@@ -237,6 +237,8 @@ def report(found: Sequence[Record], task: Task, partition: str) -> str:
     """Lay out a partition, the figures of its paper, and what the paper leaves open."""
     own = [record for record in found if record["partition"] == partition]
     parts = [titled(found, task, partition)]
+    if task.advice and any(record["trial"] is None for record in own):
+        parts.append(task.advice(own, partition))
     if listed := [row for row in task.rows(partition) if row.figures]:
         parts.append(printed(own, listed))
     return "\n\n".join([*parts, "\n".join(f"- {each}" for each in task.choices(partition))]).strip()

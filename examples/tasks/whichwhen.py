@@ -1,0 +1,131 @@
+"""Which method when: the rows that decide, on your images, and one recommendation.
+
+With ``--root FOLDER``, each folder in it is a client with ``train/CLASS/*`` and ``test/CLASS/*``.
+``--weights NAME=FILE`` names a vision transformer of timm; ``--pretrained`` downloads DINOv2 ViT-S.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+import numpy as np
+import torch
+
+import fedprompt as fp
+import photographs
+from fedprompt.methods import METHODS, Federation
+from tasks import digits, sets
+from tasks.core import COLUMNS, HEAD_RATE, NEWCOMERS, Machine, Row, Task, TaskError, Trial
+from tasks.heads import HeadSetting
+from tasks.photos import DINO
+from tasks.pipeline import Preparation, PreparedTrunk
+from tasks.records import Record
+from tasks.tables import gains, grouped, interval, mean, percent
+from tasks.tuning import draws, two_rates
+
+LOCAL = METHODS["local"].title
+ROWS = tuple(
+    two_rates(Row(METHODS[name].title, name, METHODS[name].defaults | values))
+    for name, values in (
+        ("local", {}),
+        ("head_tuning", {}),
+        ("fedvpt_d", {}),
+        ("scaffold", {}),
+        ("fedlora", {"learning_rate": 3e-3, "rank": 4}),
+    )
+)
+RATES = {"fedlora": (3e-4, 3e-2)}
+SIZE = 224  # pixels
+PARTITIONS = {
+    "example": "sample digits, one domain for each client",
+    "yours": "one client for each folder",
+}
+
+
+def make(partition: str, row: Row, *, seed: int, machine: Machine, validate: bool) -> Trial:
+    """Divide the sample digits, or read the clients' folders."""
+    if partition == "example":
+        build = partial(digits.vits, "S")
+        where = {"seed": seed, "machine": machine, "validate": validate}
+        return digits.make(False, True, build, "domains", row, **where)
+    try:
+        data = sets.load("folder:.", machine.root, size=SIZE)
+    except FileNotFoundError as error:
+        raise TaskError(str(error)) from error
+    rng, num_classes = np.random.default_rng(seed), len(data.class_names)
+    train, test = data.train, data.test
+    if validate:  # a quarter of the training images are for testing
+        order = torch.from_numpy(rng.permutation(len(train.labels)))
+        cut = len(order) * 3 // 4
+        test = train._replace(**{name: each[order[cut:]] for name, each in train._asdict().items()})
+        train = train._replace(
+            **{name: each[order[:cut]] for name, each in train._asdict().items()}
+        )
+    count = len(data.domain_names)
+    setting = HeadSetting(
+        clients=range(count),
+        num_classes=num_classes,
+        rounds=10 if validate else 20,
+        steps=10,
+        cohort_size=count,
+        batch_size=32,
+        seed=seed,
+        public=train.pixels[:0],
+        make_optimizer=partial(torch.optim.AdamW, weight_decay=1e-3),
+        trunks=[network(machine)],
+        **{name: value for name, value in row.values.items() if name == HEAD_RATE},
+    )
+    shards = dict(enumerate(map(torch.as_tensor, fp.data.by_domain(train.domains))))
+    federation = Federation(setting, train.pixels, train.labels, shards)
+    cells, test_cells = (each.domains * num_classes + each.labels for each in (train, test))
+    size = num_classes * count
+    mixes = torch.stack([torch.bincount(cells[own], minlength=size) for own in shards.values()])
+    return Trial(setting, federation, test.pixels, test_cells, mixes).shrunk(machine.shrink)
+
+
+def network(machine: Machine) -> PreparedTrunk:
+    """Make the trunk of the network that is named, or of the one that timm downloads.
+
+    Raises:
+        TaskError: If there is none.
+    """
+    if not machine.weights and not machine.pretrained:
+        raise TaskError("`--weights NAME=FILE` is missing; or add --pretrained.")
+    name, path = next(iter(machine.weights.items()), (DINO, None))
+    model = photographs.load_network(name, path, machine.pretrained, img_size=SIZE)
+    normal = {key: model.pretrained_cfg[key] for key in ("mean", "std")}
+    return PreparedTrunk(fp.vit_trunk(model), Preparation(SIZE, **normal))
+
+
+def advice(found: Sequence[Record], partition: str) -> str:
+    """Recommend a row for the clients' images, and a row for one model of all test images."""
+    by_row = grouped(found, partition)
+    own, full = (chosen(by_row, column) for column in ("own", "full"))
+    return f"**Use** {own} for a client's images, and {full} for the images of all clients."
+
+
+def chosen(by_row: Mapping[str, Sequence[Record]], column: str) -> str:
+    """Return the cheapest row that is not shown to be less accurate than the best one."""
+    best = max(by_row, key=lambda title: mean(by_row[title], column))
+    for title in sorted(by_row, key=lambda title: mean(by_row[title], "bytes_up")):
+        lost = gains(by_row[best], by_row[title], column)
+        if title == best or (len(lost) > 1 and np.mean(lost) <= interval(lost)):
+            break
+    gain = percent(gains(by_row[title], by_row[LOCAL], column), signed=True)
+    return title if title == LOCAL else f"{title} ({gain} points to local training)"
+
+
+TASKS = {
+    "which-when": Task(
+        title="Which method when",
+        partitions=PARTITIONS,
+        family=lambda partition: "one model",
+        rows=lambda partition: ROWS,
+        make=make,
+        trials=lambda partition, row: draws(row, "which", RATES.get(str(row.method))),
+        columns=COLUMNS | NEWCOMERS,
+        references={"local": [LOCAL]},
+        compared=("own", "full"),
+        advice=advice,
+        hours=lambda partition, row: 15 / 3600 if partition == "example" else None,
+    )
+}
