@@ -106,7 +106,10 @@ def make(
     machine: Machine,
     validate: bool,
 ) -> Trial:
-    """Divide the digits over clients."""
+    """Divide the digits over clients.
+
+    With `common_test`, all seeds have the same test images, which no tuning trial sees.
+    """
     shifted = partition == "domains"
     where = seed, 0 if common_test else seed
     split = digits(on_canvases, shifted, where, validate, row.entry.inputs)
@@ -238,7 +241,7 @@ def task(title: str, family: str, build: Callable[..., Setting], **references: s
         hours=lambda partition, row: SECONDS[family] / 3600,
         family=lambda partition: family,
         rows=rows,
-        make=partial(make, family == "CLIP", family == "CLIP", build),
+        make=partial(make, family == "CLIP", False, build),
         trials=lambda partition, row: draws(row, title),
         tuned_on="dirichlet",
         columns=COLUMNS | NEWCOMERS,
