@@ -1,5 +1,6 @@
 """The study of photographs: late blocks as a trunk, splits by runs, domains, records."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -329,3 +330,18 @@ def test_prototypes_without_transport_are_the_mean_cosine_of_the_tokens_that_are
         ]
         expected = 30 * sum(cosines) / 2
         torch.testing.assert_close(model(tokens), expected)
+
+
+@pytest.mark.parametrize("validate", [False, True])
+def test_a_federation_of_patches_has_a_few_shots_of_two_classes(validate):
+    where = {"seed": 1, "machine": replace(RANDOM, shrink=1.0), "validate": validate}
+    trial = patches.make("shots-4", patches.ROWS[0], **where)
+    assert trial.mixes.sum(1).tolist() == [8] * 10
+    assert (trial.mixes == 4).sum(1).tolist() == [2] * 10
+    reported = patches.tokens(photos.Sources.of(RANDOM, photos.DIVISIONS["deep-domains"]))[1000:]
+    assert torch.equal(trial.test, reported) != validate
+    short = replace(trial.setting, rounds=1, epochs=1)
+    trial = trial._replace(setting=short, federation=replace(trial.federation, setting=short))
+    for row in patches.ROWS[:3]:
+        found = figures.run(patches.method(row, trial), trial, shared=False)
+        assert found["bytes_up"] == 4 * 10 * trial.test.shape[-1] + 4
