@@ -12,6 +12,7 @@ from scipy.stats import chi2
 
 from fedprompt import Weighted, weighted_mean
 from fedprompt.privacy import cap_weight, clip_norm, from_sum, gaussian_noise, to_summable
+from known import known
 from refusals import check_refused, refusals
 from same import assert_identical
 from tolerance import assert_near
@@ -35,13 +36,6 @@ def payload(generator, *, scale=1.0, dtype=torch.float32, garbage=float("nan")):
             ("entries", torch.randn(3, generator=generator), [1.0, 3.0, 0.0]),
         )
     }
-
-
-def known(entry):
-    rows = (entry.weight > 0).reshape(
-        entry.weight.shape + (1,) * (entry.value.ndim - entry.weight.ndim)
-    )
-    return rows.expand_as(entry.value)
 
 
 def numbers(sent, center=None):
