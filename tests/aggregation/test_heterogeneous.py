@@ -93,8 +93,7 @@ heterogeneous_means([ONE, ONE], [4]) -> ValueError: `dims` must have one latent 
 heterogeneous_means([ONE], [4, 5]) -> ValueError: `dims` must have one latent dimension for each
 heterogeneous_means([ONE, ONE], [4, 0]) -> ValueError: `dims[1]` must be at least 1; got 0
 heterogeneous_means([ONE], [4], smoothing=-0.5) -> ValueError: `smoothing` must be at least 0
-heterogeneous_means([ONE], [4], smoothing=torch.nan) \
--> ValueError: `smoothing` must be finite; got nan
+heterogeneous_means([ONE], [4], smoothing=torch.nan) -> ValueError: `smoothing` must be finite; got
 heterogeneous_means([ONE], [4], similarity=lambda dim, other: -1.0) \
 -> ValueError: `similarity(4, 4)` must be at least 0; got -1.0
 heterogeneous_means([ONE], [4], similarity=lambda dim, other: torch.inf) \

@@ -126,8 +126,7 @@ weighted_mean([ONE, Weighted(torch.ones(2, 4), torch.ones(2))]) \
 -> ValueError: `entries[1].value` must have the shape of the first entry (2, 3); got (2, 4)
 weighted_mean([ONE, Weighted(torch.ones(2, 3), torch.tensor(1.0))]) \
 -> ValueError: `entries[1].weight` must have the shape of the first entry (2,); got ()
-weighted_mean([Weighted(torch.ones(2, 3), torch.ones(3))]) \
--> ValueError: `entries[0].weight` must have the leading shape of `value` (2, 3); got (3,)
+weighted_mean([Weighted(torch.ones(2, 3), torch.ones(3))]) -> ValueError: `entries[0].weight` must
 weighted_mean([ONE, Weighted(torch.ones(2, 3).double(), torch.ones(2))]) \
 -> TypeError: `entries[1].value` must have the dtype of the first entry torch.float32; got
 weighted_mean([ONE, Weighted(torch.ones(2, 3), torch.ones(2).double())]) \

@@ -192,8 +192,7 @@ fedadam(**OPTIONS).init([0.0]) -> TypeError: `previous` must be a floating-point
 step(fedadam(**OPTIONS), [1.0, -1.0]) -> ValueError: `mean.weight` must be finite and at least 0
 step(fedadam(**OPTIONS), [1.0, 1.0], columns=1) -> ValueError: `mean.value` must have the shape
 step(fedyogi(**OPTIONS), [1.0, -1.0]) -> ValueError: `mean.weight` must be finite and at least 0
-step(fedadam(**OPTIONS), [1.0, 1.0], rows=3) \
--> ValueError: `state` must come from `init` or the last `step` for a value of shape (2, 3)
+step(fedadam(**OPTIONS), [1.0, 1.0], rows=3) -> ValueError: `state` must come from `init` or the
 """
 
 

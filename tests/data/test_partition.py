@@ -280,32 +280,25 @@ def test_anything_but_a_generator_is_refused(name: str, generator: object) -> No
         ALL[name](LABELS, generator)
 
 
+DRAW = np.random.default_rng(0)
 REFUSED = """
-dirichlet([0] * 50 + [1] * 50, num_clients=3, alpha=1e-06, min_size=1, \
-generator=np.random.default_rng(0)) \
+dirichlet([0] * 50 + [1] * 50, num_clients=3, alpha=1e-06, min_size=1, generator=DRAW) \
 -> ValueError: `min_size` must be at most 0, the best minimum in 1000 draws at alpha=1e-06; got 1
-dirichlet([0] * 5, num_clients=2, alpha=1.0, min_size=3, generator=np.random.default_rng(0)) \
+dirichlet([0] * 5, num_clients=2, alpha=1.0, min_size=3, generator=DRAW) \
 -> ValueError: `min_size` must be at most 2, an equal part of 5 samples; got 3
-by_domain(NAMES, 0, generator=np.random.default_rng(0)) \
--> ValueError: `num_clients` must be at least 1; got 0
-by_domain(NAMES, 4, generator=np.random.default_rng(0)) \
--> ValueError: `num_clients` must be a multiple of 3, the number of domains; got 4
-by_domain(NAMES, 9, generator=np.random.default_rng(0)) \
--> ValueError: `num_clients` must be at most 6, because a domain has only 2 samples; got 9
+by_domain(NAMES, 0, generator=DRAW) -> ValueError: `num_clients` must be at least 1; got 0
+by_domain(NAMES, 4, generator=DRAW) -> ValueError: `num_clients` must be a multiple of 3, the number
+by_domain(NAMES, 9, generator=DRAW) -> ValueError: `num_clients` must be at most 6, because a domain
 by_domain(NAMES, 6, generator=None) -> TypeError: `generator` must be a torch.Generator or a numpy
-iid(LABELS, num_clients=0, generator=np.random.default_rng(0)) \
--> ValueError: `num_clients` must be at least 1; got 0
-iid(LABELS, num_clients=201, generator=np.random.default_rng(0)) \
--> ValueError: `num_clients` must be at most 200, the number of samples; got 201
-pathological(LABELS, num_clients=60, generator=np.random.default_rng(0), classes_per_client=1) \
+iid(LABELS, num_clients=0, generator=DRAW) -> ValueError: `num_clients` must be at least 1; got 0
+iid(LABELS, num_clients=201, generator=DRAW) -> ValueError: `num_clients` must be at most 200, the
+pathological(LABELS, num_clients=60, generator=DRAW, classes_per_client=1) \
 -> ValueError: `min_size` must be 0 to allow empty clients,
-dirichlet(LABELS, num_clients=0, generator=np.random.default_rng(0), alpha=1.0) \
--> ValueError: `num_clients` must be at least 1; got 0
-dirichlet(LABELS, num_clients=4, generator=np.random.default_rng(0), alpha=-1.0) \
--> ValueError: `alpha` must be above 0; got -1.0
-dirichlet(LABELS, num_clients=4, generator=np.random.default_rng(0), alpha=1.0, min_size=-1) \
+dirichlet(LABELS, num_clients=0, generator=DRAW, alpha=1.0) -> ValueError: `num_clients` must be at
+dirichlet(LABELS, num_clients=4, generator=DRAW, alpha=-1.0) -> ValueError: `alpha` must be above 0;
+dirichlet(LABELS, num_clients=4, generator=DRAW, alpha=1.0, min_size=-1) \
 -> ValueError: `min_size` must be at least 0; got -1
-pathological(LABELS, num_clients=4, generator=np.random.default_rng(0), classes_per_client=2) \
+pathological(LABELS, num_clients=4, generator=DRAW, classes_per_client=2) \
 -> ValueError: `classes_per_client` must be a multiple of 3 up to 6
 by_domain([]) -> ValueError: `domains` must hold at least one domain; got none
 by_domain(['art', 3]) -> TypeError: `domains[1]` must be a string or an integer, like all entries

@@ -82,15 +82,12 @@ def test_base_classes_are_the_first_half_and_the_middle_one(num_classes: int) ->
     assert base.dtype == new.dtype == np.int64
 
 
+DRAW = np.random.default_rng(0)
 REFUSED = """
-study_quiz_split([0, 1], quiz_size=0, generator=np.random.default_rng(0)) \
--> ValueError: `quiz_size` must be at least 1; got 0
-study_quiz_split([0, -1], quiz_size=1, generator=np.random.default_rng(0)) \
--> ValueError: `labels` must be at least 0; got values from -1 to 0
-few_shot(labels=[0, 1], shots=0, generator=np.random.default_rng(0)) \
--> ValueError: `shots` must be at least 1; got 0
-few_shot(labels=[], shots=1, generator=np.random.default_rng(0)) \
--> ValueError: `labels` must hold at least one label; got none
+study_quiz_split([0, 1], quiz_size=0, generator=DRAW) -> ValueError: `quiz_size` must be at least 1;
+study_quiz_split([0, -1], quiz_size=1, generator=DRAW) -> ValueError: `labels` must be at least 0;
+few_shot(labels=[0, 1], shots=0, generator=DRAW) -> ValueError: `shots` must be at least 1; got 0
+few_shot(labels=[], shots=1, generator=DRAW) -> ValueError: `labels` must hold at least one label;
 few_shot(labels=[0, 1], shots=1, generator=0) -> TypeError: `generator` must be a torch.Generator
 base_new_split(1) -> ValueError: `num_classes` must be at least 2; got 1
 """
