@@ -34,19 +34,6 @@ def test_pathological_shares_have_the_documented_properties(
     assert (shares.max(axis=0) <= 1.5 * smallest + 1e-12).all()
 
 
-def test_pathological_portions_are_uniform_between_04_and_06() -> None:
-    # Two owners: a / (a + b) with a, b from U(.4, .6), between .4 and .6, mean 1/2; E (a / (a + b)
-    # - 1/2)^2 by a grid over both.
-    grid = np.linspace(0.4, 0.6, 2001)
-    expected = ((grid[:, None] / (grid[:, None] + grid[None]) - 0.5) ** 2).mean()
-    shares = pathological_shares(
-        2, 20_000, classes_per_client=20_000, generator=np.random.default_rng(0)
-    )
-    assert shares.min() >= 0.4
-    assert shares.max() <= 0.6
-    assert shares[0].var() == pytest.approx(expected, rel=0.05)
-
-
 def test_pathological_ties_are_broken_at_random() -> None:
     # The first client picks one of five classes: 2000 / 5 = 400 times each, within 5 sqrt(2000 * .2
     # * .8) = 89.
