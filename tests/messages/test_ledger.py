@@ -178,7 +178,7 @@ def rounds_of(path, count):
 
 def test_a_save_of_a_ledger_with_a_file_costs_the_same_in_every_round(tmp_path):
     """A save appends the new entries; the state has their number and not the entries."""
-    path, sizes = tmp_path / "ledger.jsonl", []
+    path, sizes = tmp_path / "new" / "folder" / "ledger.jsonl", []
     for ledger in rounds_of(path, 300):
         before = path.stat().st_size if path.exists() else 0
         state = str(ledger.state_dict())
