@@ -73,6 +73,12 @@ def test_a_class_can_have_no_samples_or_no_owner() -> None:
     assert [len(client) for client in clients] == [1, 1]
 
 
+def test_shares_that_sum_to_one_up_to_rounding_are_divided_by_their_sum() -> None:
+    shares = np.full((2, 1), 0.5 * (1 + 9e-7))
+    clients = allocate(np.zeros(2**21, int), shares, generator=np.random.default_rng(0))
+    assert [len(client) for client in clients] == [2**20, 2**20]
+
+
 def test_min_size_holds_or_is_refused() -> None:
     shares = np.array([[0.75], [0.25]])
     clients = allocate([0] * 8, shares, min_size=2, generator=np.random.default_rng(0))

@@ -165,6 +165,7 @@ macro_f1(torch.zeros(0, 0)) -> ValueError: `table` must count at least one sampl
 balanced_accuracy(-torch.eye(2)) -> ValueError: `table` must be finite and at least 0; got -1.0.
 macro_f1(torch.full((1, 1), torch.inf)) -> ValueError: `table` must be finite and at least 0; got
 balanced_accuracy(torch.eye(2).bool()) -> TypeError: `table` must be a tensor of counts
+macro_f1(torch.eye(2).to_sparse()) -> TypeError: `table` must be a dense tensor
 macro_f1([[1]]) -> TypeError: `table` must be a tensor of counts (predicted, classes); got a list
 """
 
