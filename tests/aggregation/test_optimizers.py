@@ -152,7 +152,7 @@ def test_a_step_that_would_overflow_is_refused_and_changes_nothing(server, broke
     start, means = rounds(generator, absent=0.0, dtype=torch.float32)
     value, state = run(server, start, means)[-1]
     before = deepcopy((value, state))
-    hostile = Weighted(torch.full((4, 2), 3e38), torch.ones(4))
+    hostile = Weighted(torch.full((4, 2), 3e38), torch.tensor([1.0, 1.0, 1.0, 0.0]))
     with pytest.raises(ValueError, match=re.escape("finite; got entries up to 3e+38")) as caught:
         server.step(value, hostile, state)
     assert broken in str(caught.value)
