@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 import pytest
@@ -48,9 +49,17 @@ class DoctestNames:
     @pytest.fixture(autouse=True)
     def names(self, doctest_namespace: dict[str, object]) -> None:
         """Names that the examples in docstrings use without importing them."""
-        from good_calls import names_of_examples
+        import numpy
+        import torch
 
-        doctest_namespace.update(names_of_examples())
+        import fedprompt
+        from fedprompt import samples
+
+        doctest_namespace.update(torch=torch, nn=torch.nn, np=numpy, samples=samples)
+        for name in fedprompt.__all__:
+            thing = doctest_namespace[name] = getattr(fedprompt, name)
+            if isinstance(thing, ModuleType):
+                doctest_namespace.update({inner: getattr(thing, inner) for inner in thing.__all__})
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -1,9 +1,7 @@
 """A server with faulty clients ends as a server with the honest clients alone."""
 
-import gc
 import random
 import struct
-import tracemalloc
 from collections import Counter
 from functools import partial
 from itertools import count, cycle, islice
@@ -11,7 +9,6 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from torch import Tensor
 
 from blobs import content, flipped, overwritten
 from fedprompt import Weighted, descend, ema, update_by_name, weighted_mean
@@ -175,10 +172,6 @@ class Clients:
         yield from arrivals
 
 
-def last(rounds, count):
-    return next(islice(rounds, count - 1, None))
-
-
 @pytest.mark.parametrize("num_clients", [20, pytest.param(1000, marks=pytest.mark.slow)])
 def test_clients_with_faults_end_where_the_honest_ones_alone_do(num_clients):
     """After 20 rounds the state is bitwise identical, and each fault has left one reason."""
@@ -188,47 +181,7 @@ def test_clients_with_faults_end_where_the_honest_ones_alone_do(num_clients):
         values, _, accepted, refused = next(rounds)
         refusals.append(len(refused))
         assert len(accepted) == 0.6 * num_clients
-    assert_same(values, last(serve_honest(num_clients), 20))
+    assert_same(values, next(islice(serve_honest(num_clients), 19, None)))
     # No upload is late in the first round.
     assert refusals == [0.1 * num_clients] + [0.15 * num_clients] * 19
     assert clients.done.keys() == {"whole", "twice", "late", *RUBBISH}
-
-
-# Memory.
-
-
-def held():
-    """Count the bytes that Python, NumPy and PyTorch have allocated."""
-    gc.collect()
-    tensors = [
-        thing
-        for thing in gc.get_objects()
-        if type(thing) is Tensor and (thing.layout, thing.device.type) == (torch.strided, "cpu")
-    ]
-    storages = [tensor.untyped_storage() for tensor in tensors]
-    sizes = {storage.data_ptr(): storage.nbytes() for storage in storages}
-    return tracemalloc.get_traced_memory()[0] + sum(sizes.values())
-
-
-def growth(num_clients, rounds):
-    """Measure the growth in bytes of a server, in the second half of its rounds."""
-    last(serve(Clients(num_clients)), len(RUBBISH))  # what is cached once, by kind of rubbish
-    memory, server = [], serve(Clients(num_clients))
-    tracemalloc.start()
-    try:
-        for _ in range(2):
-            last(server, rounds // 2)
-            memory.append(held())
-    finally:
-        tracemalloc.stop()
-    return memory[1] - memory[0]
-
-
-@pytest.mark.unhooked  # the import hook allocates memory, too
-@pytest.mark.parametrize(
-    ("num_clients", "rounds", "most"),
-    [(20, 10, 32_000), pytest.param(1000, 20, 200_000, marks=pytest.mark.slow)],
-)
-def test_memory_is_flat_over_rounds(num_clients, rounds, most):
-    """A payload has 1.4 kB. In five rounds of 20 clients, 14 to 26 kB were measured."""
-    assert growth(num_clients, rounds) < most

@@ -111,15 +111,6 @@ def test_every_aggregate_lies_between_the_smallest_and_the_largest_value(name, n
     assert 0 < result.weight.item() <= MOST
 
 
-@pytest.mark.parametrize(
-    "aggregate", [fp.robust.weighted_median, partial(fp.robust.trimmed_mean, fraction=0.25)]
-)
-def test_weights_that_overflow_together_still_count_by_their_share(aggregate):
-    """By hand: three entries of 1.7e308 outvote one of 1e300."""
-    numbers = [(1.0, 1.7e308), (2.0, 1.7e308), (3.0, 1.7e308), (1e6, 1e300)]
-    assert aggregate([sent(*pair) for pair in numbers]).value.item() == pytest.approx(2.0, rel=1e-7)
-
-
 def test_the_middle_of_two_largest_numbers_is_the_largest_number():
     assert fp.robust.weighted_median([sent(MOST, 1.0), sent(MOST, 1.0)]).value.item() == MOST
     assert fp.robust.weighted_median([sent(MOST, 1.0), sent(-MOST, 1.0)]).value.item() == 0.0
@@ -183,16 +174,3 @@ def test_krum_chooses_alike_at_every_scale(scale):
     assert fp.robust.krum(payloads, num_byzantine=1)["part"].value.item() == scale * 1.1
     both = fp.robust.multi_krum(payloads, num_byzantine=1, num_selected=2)["part"]
     assert both.value.item() == pytest.approx(scale * (1.0 + 3 * 1.1) / 4)
-
-
-def test_an_outlier_of_the_largest_magnitude_does_not_change_the_other_distances():
-    for lie in (MOST, -MOST, 1e200):
-        payloads = [{"part": sent(value, 1.0)} for value in (lie, 1.3, 1.0, 1.1, 0.7)]
-        assert fp.robust.krum(payloads, num_byzantine=1)["part"].value.item() == 1.1
-        ranked = [
-            fp.robust.multi_krum(payloads, num_byzantine=0, num_selected=count)[
-                "part"
-            ].weight.item()
-            for count in range(1, 6)
-        ]
-        assert ranked == [1, 2, 3, 4, 5]  # the outlier's distances are finite too

@@ -26,14 +26,6 @@ def test_weighted_mean_against_a_loop_over_clients_and_rows(generator):
     assert_identical(mean.weight, total.float())  # sums of small integers are exact
 
 
-def test_parameters_without_an_axis_are_averaged():
-    # 0.25 * 2 + 0.75 * 6 = 5: a logit scale is a parameter of shape ()
-    values, weights = torch.tensor([2.0, 6.0]), torch.tensor([1.0, 3.0])
-    mean = fp.weighted_mean(map(fp.Weighted, values, weights))
-    assert mean.value.item() == 5.0
-    assert mean.weight.item() == 4.0
-
-
 def test_sums_do_not_drift_over_many_clients():
     """A running float32 sum of 0.1 over 2,000 clients would lose digits. The mean is exact."""
 
@@ -76,19 +68,6 @@ def test_payloads_are_streamed_in_the_memory_of_one_of_them():
     for entry in fp.weighted_mean(stream()).values():
         assert_near(entry.value, torch.full((10,), 2_666_600 / 20_100))
         assert entry.weight.item() == 20_100
-
-
-def test_order_statistics_of_payloads_are_taken_name_by_name():
-    payloads = [{"a": known(value), "b": known(-2 * value)} for value in (1.0, 2.0, 9.0)]
-    payloads.append({"b": known(7.0, 0.0)})
-    assert {
-        name: entry.value.item()
-        for name, entry in fp.robust.weighted_median(iter(payloads)).items()
-    } == {"a": 2.0, "b": -4.0}
-    # Of three equal weights, more than one is removed at each end.
-    trimmed = fp.robust.trimmed_mean(iter(payloads), fraction=0.34)
-    assert {name: entry.value.item() for name, entry in trimmed.items()} == {"a": 2.0, "b": -4.0}
-    assert {name: entry.weight.item() for name, entry in trimmed.items()} == {"a": 3.0, "b": 3.0}
 
 
 ONE = fp.Weighted(torch.ones(2, 3), torch.ones(2))
@@ -138,17 +117,6 @@ def test_a_malformed_entry_stops_the_stream():
     assert len(asked) == 3
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
-def test_a_total_weight_that_overflows_becomes_the_largest_number(dtype):
-    """Two clients that report the largest weight must not stop the round."""
-    most = torch.finfo(dtype).max
-    weight = torch.tensor(most, dtype=dtype)
-    mean = fp.weighted_mean(fp.Weighted(torch.tensor([each]), weight) for each in (1.0, 3.0))
-    assert mean.weight == most
-    if dtype != torch.float64:  # otherwise value times weight overflows
-        assert mean.value.item() == 2.0
-
-
 REFUSED = """
 weighted_mean([]) -> ValueError: `entries` must hold at least one entr
 heterogeneous_means([], []) -> ValueError: `entries` must hold at least one entr
@@ -158,8 +126,7 @@ weighted_mean([ONE, Weighted(torch.ones(2, 4), torch.ones(2))]) \
 -> ValueError: `entries[1].value` must have the shape of the first entry (2, 3); got (2, 4)
 weighted_mean([ONE, Weighted(torch.ones(2, 3), torch.tensor(1.0))]) \
 -> ValueError: `entries[1].weight` must have the shape of the first entry (2,); got ()
-weighted_mean([Weighted(torch.ones(2, 3), torch.ones(3))]) \
--> ValueError: `entries[0].weight` must have the leading shape of `value` (2, 3); got (3,)
+weighted_mean([Weighted(torch.ones(2, 3), torch.ones(3))]) -> ValueError: `entries[0].weight` must
 weighted_mean([ONE, Weighted(torch.ones(2, 3).double(), torch.ones(2))]) \
 -> TypeError: `entries[1].value` must have the dtype of the first entry torch.float32; got
 weighted_mean([ONE, Weighted(torch.ones(2, 3), torch.ones(2).double())]) \

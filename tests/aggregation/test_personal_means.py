@@ -172,11 +172,11 @@ mixtures([ONE, {'head': Weighted(torch.ones(3), torch.tensor(1.0))}], torch.ones
 -> ValueError: `payloads[1]['head'].value` must have the shape of the first entry (2,); got (3,).
 mixtures([ONE, {'head': Weighted(NAN, torch.tensor(1.0))}], torch.eye(2)) \
 -> ValueError: `payloads[1]['head'].value` must be finite wherever its weight is positive
+averaging_server({'a': torch.ones(2)}).answer(1, {}) -> ValueError: `state` must come from the
 distances([]) -> ValueError: `payloads` must hold at least one payload; got none.
 distances(ONE) -> TypeError: `payloads` must be an iterable of payloads; got one dict.
 distances([ONE, {'other': ONE['head']}]) -> ValueError: `payloads[1]` must have the names ['head']
-distances([{'head': Weighted(NAN, torch.tensor(1.0))}]) \
--> ValueError: `payloads[0]['head'].value` must be finite wherever its weight is positive
+distances([{'head': Weighted(NAN, torch.tensor(1.0))}]) -> ValueError: `payloads[0]['head'].value`
 distances([{'head': ONE['head']._replace(weight=torch.tensor(-1.0))}]) \
 -> ValueError: `payloads[0]['head'].weight` must be finite and at least 0; got -1.0.
 """

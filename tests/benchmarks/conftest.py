@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
-from torch.profiler import ProfilerActivity, profile
+
+from memory import peak_bytes
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -101,12 +102,8 @@ class Meter:
         return torch.tensor(times, dtype=torch.float64)
 
     def peak_bytes(self, **functions: Callable[[], object]) -> dict[str, int]:
-        """Return the largest sum of live allocations above each function's start.
-
-        The profiler reports all allocations (+) and releases (-) of the CPU allocator in order,
-        including temporary tensors inside operators. The peak is the maximum of the running sum.
-        """
-        return {name: _peak(function) for name, function in functions.items()}
+        """Return the largest sum of live allocations above each function's start."""
+        return {name: peak_bytes(function) for name, function in functions.items()}
 
     def report(
         self,
@@ -131,19 +128,6 @@ class Meter:
         if self.check:
             assert at_most is None or ratio <= at_most, f"{title}: {ratio:.3f} > {at_most}"
             assert at_least is None or ratio >= at_least, f"{title}: {ratio:.3f} < {at_least}"
-
-
-def _peak(function: Callable[[], object]) -> int:
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
-        function()
-    events = [
-        event for event in record.profiler.kineto_results.events() if event.name() == "[memory]"
-    ]
-    live = peak = 0
-    for event in sorted(events, key=lambda event: event.start_ns()):
-        live += event.nbytes()
-        peak = max(peak, live)
-    return peak
 
 
 @pytest.fixture

@@ -73,6 +73,12 @@ def test_a_class_can_have_no_samples_or_no_owner() -> None:
     assert [len(client) for client in clients] == [1, 1]
 
 
+def test_shares_that_sum_to_one_up_to_rounding_are_divided_by_their_sum() -> None:
+    shares = np.full((2, 1), 0.5 * (1 + 9e-7))
+    clients = allocate(np.zeros(2**21, int), shares, generator=np.random.default_rng(0))
+    assert [len(client) for client in clients] == [2**20, 2**20]
+
+
 def test_min_size_holds_or_is_refused() -> None:
     shares = np.array([[0.75], [0.25]])
     clients = allocate([0] * 8, shares, min_size=2, generator=np.random.default_rng(0))
@@ -83,22 +89,18 @@ def test_min_size_holds_or_is_refused() -> None:
         allocate([0] * 8, shares, min_size=3, generator=np.random.default_rng(0))
 
 
+DRAW = np.random.default_rng(0)
 REFUSED = """
-allocate([], np.full((2, 2), 0.5), generator=np.random.default_rng(0)) \
--> ValueError: `labels` must hold at least one label; got none
-allocate([0, 2], np.full((2, 2), 0.5), generator=np.random.default_rng(0)) \
--> ValueError: `labels` must lie in [0, 2); got values from 0 to 2
-allocate([0, 1], [[1.0, 1.0]], generator=np.random.default_rng(0)) \
--> TypeError: `shares` must be a floating-point array
-allocate([0, 1], np.ones(2), generator=np.random.default_rng(0)) \
--> ValueError: `shares` must have shape (clients, classes)
-allocate([0, 1], np.array([[0.5, -0.25]]), generator=np.random.default_rng(0)) \
--> ValueError: `shares` must be finite and at least 0; got -0.25
-allocate([0, 1], np.array([[0.5, 0.75], [0.5, 0.5]]), generator=np.random.default_rng(0)) \
+allocate([], np.full((2, 2), 0.5), generator=DRAW) -> ValueError: `labels` must hold at least one
+allocate([0, 2], np.full((2, 2), 0.5), generator=DRAW) -> ValueError: `labels` must lie in [0, 2);
+allocate([0, 1], [[1.0, 1.0]], generator=DRAW) -> TypeError: `shares` must be a floating-point array
+allocate([0, 1], np.ones(2), generator=DRAW) -> ValueError: `shares` must have shape (clients,
+allocate([0, 1], np.array([[0.5, -0.25]]), generator=DRAW) -> ValueError: `shares` must be finite
+allocate([0, 1], np.array([[0.5, 0.75], [0.5, 0.5]]), generator=DRAW) \
 -> ValueError: `shares` must sum to at most 1
-allocate([0, 1], np.eye(2)[:, ::-1] * [[1.0], [0.0]], generator=np.random.default_rng(0)) \
+allocate([0, 1], np.eye(2)[:, ::-1] * [[1.0], [0.0]], generator=DRAW) \
 -> ValueError: `min_size` must be 0 to allow empty clients,
-allocate([0, 1], np.full((2, 2), 0.5), generator=np.random.default_rng(0), min_size=-1) \
+allocate([0, 1], np.full((2, 2), 0.5), generator=DRAW, min_size=-1) \
 -> ValueError: `min_size` must be at least 0; got -1
 allocate([0, 1], np.full((2, 2), 0.5), generator=0) -> TypeError: `generator` must be a
 """

@@ -67,25 +67,18 @@ def test_classes_with_a_share_of_0_fill_the_remainder_of_an_exhausted_class() ->
     }
 
 
+def overlapping(**changed):
+    options = {"num_clients": 2, "alpha": 0.3, "size": 3, "generator": np.random.default_rng(0)}
+    return dirichlet_overlapping([0, 0, 1, 1], **options | changed)
+
+
 REFUSED = """
-dirichlet_overlapping([0, 0, 1, 1], num_clients=2, alpha=0.3, size=5, \
-generator=np.random.default_rng(0)) \
--> ValueError: `size` must be at most 4, the number of labels; got 5
-dirichlet_overlapping([0, 0, 1, 1], num_clients=2, alpha=0.3, size=0, \
-generator=np.random.default_rng(0)) \
--> ValueError: `size` must be at least 1; got 0
-dirichlet_overlapping([0, 0, 1, 1], num_clients=0, alpha=0.3, size=3, \
-generator=np.random.default_rng(0)) \
--> ValueError: `num_clients` must be at least 1; got 0
-dirichlet_overlapping([0, 0, 1, 1], num_clients=2, alpha=0, size=3, \
-generator=np.random.default_rng(0)) \
--> ValueError: `alpha` must be above 0; got 0
-dirichlet_overlapping([0, 0, 1, 1], num_clients=2, alpha=float('inf'), size=3, \
-generator=np.random.default_rng(0)) \
--> ValueError: `alpha` must be finite; got inf
-dirichlet_overlapping([0, 0, 1, 1], num_clients=2, alpha=10000000000000.0, size=3, \
-generator=np.random.default_rng(0)) \
--> ValueError: `alpha` must
+overlapping(size=5) -> ValueError: `size` must be at most 4, the number of labels; got 5
+overlapping(size=0) -> ValueError: `size` must be at least 1; got 0
+overlapping(num_clients=0) -> ValueError: `num_clients` must be at least 1; got 0
+overlapping(alpha=0) -> ValueError: `alpha` must be above 0; got 0
+overlapping(alpha=float('inf')) -> ValueError: `alpha` must be finite; got inf
+overlapping(alpha=10000000000000.0) -> ValueError: `alpha` must
 """
 
 

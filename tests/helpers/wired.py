@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from blobs import content, mended, overwritten
 from fedprompt import Weighted
 from fedprompt.wire import Expected, Header, decode_payload, encode_payload
+from known import known
 
 FLOATS = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 
@@ -26,18 +27,10 @@ HEADER = Header(PARTS | {"own": "x"}, 3, "client ü 7", {"loss": '0.5, "quoted"'
 CHARACTERS = st.integers(0, 0x10FFFF - 0x800).map(lambda n: chr(n if n < 0xD800 else n + 0x800))
 
 
-def known_numbers(entry):
-    return (
-        (entry.weight > 0)
-        .reshape(entry.weight.shape + (1,) * (entry.value.ndim - entry.weight.ndim))
-        .expand_as(entry.value)
-    )
-
-
 def as_received(entry):
     """Replace rows of weight 0 by zeros, as decoding does."""
     return (
-        entry._replace(value=torch.where(known_numbers(entry), entry.value, 0.0))
+        entry._replace(value=torch.where(known(entry), entry.value, 0.0))
         if isinstance(entry, Weighted)
         else entry
     )
@@ -80,7 +73,7 @@ def messages(draw):
                 .clamp(min=0)
                 .to(draw(st.sampled_from(FLOATS)))
             )
-            value = torch.where(known_numbers(Weighted(value, weight)), value, torch.nan)
+            value = torch.where(known(Weighted(value, weight)), value, torch.nan)
             message[name] = Weighted(value, weight)
         else:
             message[name] = (10 * value).to(draw(st.sampled_from([*FLOATS, *OTHERS])))

@@ -17,6 +17,7 @@ import fedprompt.aggregation
 from fedprompt import Weighted, aggregate_by_name, heterogeneous_means, weighted_mean
 from fedprompt.robust import trimmed_mean, weighted_median
 from generated import examples
+from known import known
 from references.fedhpl import similarity as dimension_similarity
 from same import assert_identical
 from tolerance import assert_near
@@ -132,11 +133,6 @@ def test_every_public_aggregator_is_in_the_table():
 # does not hold.
 
 
-def known(weight: Tensor, value: Tensor) -> Tensor:
-    """Return where a value has positive weight, as a mask of its shape."""
-    return (weight > 0).reshape(weight.shape + (1,) * (value.ndim - weight.ndim)).expand_as(value)
-
-
 def order_does_not_matter(implementation: Implementation, entries: list[Sent]) -> None:
     expected = implementation.aggregate(entries)
     for order in (entries[::-1], entries[1:] + entries[:1]):
@@ -160,7 +156,7 @@ def weight_zero_changes_nothing(implementation: Implementation, entries: list[Se
 def a_single_entry_is_unchanged(implementation: Implementation, entries: list[Sent]) -> None:
     """One entry is its own mean, exactly in less than float64. Rules with a prior are excepted."""
     for entry in entries if implementation.prior == 0 else ():
-        rows = known(entry.weight, entry.value)
+        rows = known(entry)
         actual, expected = implementation.aggregate([entry]).value[rows], entry.value[rows]
         (assert_near if entry.value.dtype == torch.float64 else assert_identical)(actual, expected)
 
@@ -168,7 +164,7 @@ def a_single_entry_is_unchanged(implementation: Implementation, entries: list[Se
 def stays_between_minimum_and_maximum(implementation: Implementation, entries: list[Sent]) -> None:
     value, weight = implementation.aggregate(entries)
     prior = [torch.zeros_like(value)] if implementation.prior else []
-    seen = [(known(entry.weight, entry.value), entry.value) for entry in entries]
+    seen = [(known(entry), entry.value) for entry in entries]
     lowest = (
         torch.stack([torch.where(rows, values, torch.inf) for rows, values in seen] + prior)
         .min(0)
@@ -179,7 +175,7 @@ def stays_between_minimum_and_maximum(implementation: Implementation, entries: l
         .max(0)
         .values
     )
-    rows = known(weight, value)
+    rows = known(Weighted(value, weight))
     slack = 8 * torch.finfo(value.dtype).eps * value.abs().clamp(min=1)
     assert bool((lowest - slack <= value)[rows].all())
     assert bool((value <= highest + slack)[rows].all())
@@ -286,7 +282,7 @@ def round_of_entries(
         weight = 10 ** (4 * torch.rand(rows, generator=generator, dtype=torch.float64) - 1)
         weight = torch.where(torch.rand(rows, generator=generator) < absent, 0.0, weight)
         garbage = (torch.nan, torch.inf, 1e30)[client % 3]
-        value = torch.where(known(weight, value), value, garbage)
+        value = torch.where(known(Weighted(value, weight)), value, garbage)
         entries.append(Sent.by(DIMS[client % 3], value.to(dtypes[0]), weight.to(dtypes[1])))
     return entries
 
@@ -356,10 +352,7 @@ def stacked(entries: Iterable[Sent]) -> tuple[Tensor, Tensor, Weighted]:
     """Return values without garbage, weights with as many axes, and an entry for the dtypes."""
     entries = list(entries)
     values = torch.stack(
-        [
-            torch.where(known(entry.weight, entry.value), entry.value, 0.0).double()
-            for entry in entries
-        ]
+        [torch.where(known(entry), entry.value, 0.0).double() for entry in entries]
     )
     weights = torch.stack([entry.weight.double() for entry in entries])
     return values, weights.reshape(weights.shape + (1,) * (values.ndim - weights.ndim)), entries[0]
@@ -427,9 +420,7 @@ def midrange(entries: Iterable[Sent]) -> Weighted:
 
 def zero_by_zero(entries: Iterable[Sent]) -> Weighted:
     result = right(entries)
-    return result._replace(
-        value=torch.where(known(result.weight, result.value), result.value, torch.nan)
-    )
+    return result._replace(value=torch.where(known(result), result.value, torch.nan))
 
 
 def answers_in_float32(entries: Iterable[Sent]) -> Weighted:

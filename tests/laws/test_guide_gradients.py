@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 import fedprompt
-from fedprompt import Weighted, descend, guide_gradient, guided_loss, weighted_mean
+from fedprompt import Weighted, descend, guide_gradient, weighted_mean
 from fedprompt.guidance import central_difference, double_backward, methods
 from guided import (
     CLASSES,
@@ -337,19 +337,15 @@ def with_other_masks(*args, **options):
     return result
 
 
-def swapping(*args, tie_weights, **options):
+def swapping_one_slot_twice(*args, **options):
     """Run the model by ``functional_call`` under the first name of each parameter."""
 
     def run(model, parameters, images):
         buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
-        return functional_call(model, {**parameters, **buffers}, (images,), tie_weights=tie_weights)
+        return functional_call(model, {**parameters, **buffers}, (images,), tie_weights=True)
 
     with mock.patch.object(fedl2g, "run", run):
         return right(*args, **options)
-
-
-def swapping_one_slot_twice(*args, **options):
-    return swapping(*args, tie_weights=True, **options)
 
 
 WRONG: dict[Callable[..., Weighted], str] = {
@@ -373,19 +369,11 @@ def test_a_law_rejects_each_wrong_implementation(wrong):
         LAWS[WRONG[wrong]](wrong, 1e-10)
 
 
-@pytest.mark.parametrize("law", LAWS)
-def test_the_reference_obeys_every_law(law):
-    LAWS[law](right, 1e-10)
-
-
 # Server: Algorithm 1 and Eq. 6, from weighted_mean and descend.
 
 
 def test_each_class_is_averaged_over_the_clients_that_sent_it():
-    """L-f, L-g: Algorithm 1 by hand, in any order of clients.
-
-    If all clients have studied every class, this is the mean over all clients of Eq. 6.
-    """
+    """L-f, L-g: Algorithm 1 by hand. Order and means of all classes are laws of aggregators."""
     guides = draw_guides(CLASSES)
     studies = [
         draw_pair([0, 1, 2], seed=20),
@@ -406,33 +394,3 @@ def test_each_class_is_averaged_over_the_clients_that_sent_it():
             expected[label] -= 0.5 * sum(own) / len(own)
     torch.testing.assert_close(new, expected, rtol=0, atol=1e-12)
     assert torch.equal(new[4], guides[4])
-    again, _ = update.step(guides, weighted_mean(entries[::-1]), update.init(guides))
-    torch.testing.assert_close(again, new, rtol=0, atol=1e-12)
-    everywhere = [
-        guide_gradient(
-            small(), guides, draw_pair([0, 1, 2, 3, 4], seed=seed), QUIZ, learning_rate=0.3
-        )
-        for seed in (30, 31)
-    ]
-    torch.testing.assert_close(
-        weighted_mean(everywhere).value, (everywhere[0].value + everywhere[1].value) / 2
-    )
-
-
-def test_the_server_clips_the_gradient_to_a_norm_of_100():
-    guides = torch.zeros(2, 2)
-    gradient = Weighted(torch.tensor([[300.0, 0.0], [0.0, 400.0]]), torch.ones(2))  # of norm 500
-    update = descend(partial(torch.optim.SGD, lr=1.0), max_norm=100.0)
-    torch.testing.assert_close(
-        update.step(guides, gradient, update.init(guides))[0],
-        torch.tensor([[-60.0, 0.0], [0.0, -80.0]]),
-    )
-
-
-def test_local_training_without_guidance_is_plain_training():
-    """L-h: a guide loss of weight 0 leaves the cross-entropy."""
-    logits, labels = draw_guides(CLASSES), torch.tensor([0, 1, 2, 3, 3])
-    torch.testing.assert_close(
-        guided_loss(logits, logits, labels, draw_guides(CLASSES), guide_weight=0.0),
-        F.cross_entropy(logits, labels),
-    )

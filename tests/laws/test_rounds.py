@@ -99,16 +99,6 @@ def without_skipping(method, data, cohorts, *, start=None):
     return fp.run_rounds(method, data, cohorts, start=first)
 
 
-def without_absent_clients(method, data, cohorts, *, start=None):
-    """Keep the states of a round's cohort alone."""
-    for cohort in cohorts:
-        (now,) = fp.run_rounds(
-            method, data, [cohort], start=start and start._replace(server_round=-1)
-        )
-        start = now._replace(clients={str(c): now.clients[str(c)] for c in cohort})
-        yield start
-
-
 def with_shared_states(method, data, cohorts, *, start=None):
     """Write states into one dict, which a round that fails has changed."""
     states = {}
@@ -126,7 +116,6 @@ def with_shared_states(method, data, cohorts, *, start=None):
     [
         (check_equals_the_loop, with_order_of_cohort),
         (check_resumes, without_skipping),
-        (check_equals_the_loop, without_absent_clients),
         (check_keeps_nothing_after_an_error, with_shared_states),
     ],
 )

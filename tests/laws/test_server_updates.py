@@ -17,6 +17,7 @@ import fedprompt as fp
 import fedprompt.aggregation
 from fedprompt.interfaces import ServerRule, ServerUpdate
 from generated import examples
+from known import known
 from same import assert_identical
 
 
@@ -103,14 +104,6 @@ def same(first: Any, second: Any) -> bool:
     if isinstance(first, list | tuple):
         return len(first) == len(second) and all(map(same, first, second))
     return first == second
-
-
-def known(mean: fp.Weighted) -> Tensor:
-    return (
-        (mean.weight > 0)
-        .reshape(mean.weight.shape + (1,) * (mean.value.ndim - mean.weight.ndim))
-        .expand_as(mean.value)
-    )
 
 
 def trajectory(

@@ -216,32 +216,12 @@ def test_the_scales_of_dykstra_are_monotone():
         before = (v, u)
 
 
-def transposed(cost, a, b, **options):
-    """Scale rows up to their mass, so that columns do not hold."""
-    coupling = newton(cost, a, b, **options)
-    return coupling._replace(plan=coupling.plan * (a / coupling.plan.sum(-1))[..., None])
-
-
 def stops_early(cost, a, b, **options):
     return dykstra(cost, a, b, max_iterations=3, **options)
 
 
 def wrong_temperature(cost, a, b, *, epsilon=0.1):
     return newton(cost, a, b, epsilon=2 * epsilon, tolerance=TIGHT)
-
-
-def slack_column(cost, a, b, *, epsilon=0.1):
-    """Solve balanced transport with an extra column, which adds the entropy of the kept mass."""
-    wide = torch.cat([cost, torch.zeros_like(cost[..., :1])], -1)
-    coupling = sinkhorn(
-        wide,
-        a,
-        torch.cat([b, (a.sum() - b.sum())[None]]),
-        epsilon=epsilon,
-        tolerance=TIGHT,
-        max_iterations=50_000,
-    )
-    return coupling._replace(plan=coupling.plan[..., :-1])
 
 
 def with_absolute_scale(cost, a, b, *, epsilon=0.1):
@@ -265,18 +245,13 @@ def in_order(cost, a, b, **options):
 @pytest.mark.parametrize(
     ("law", "wrong"),
     [
-        (plans_are_feasible, transposed),
         (plans_are_feasible, stops_early),
-        (plans_are_optimal, independent),
         (plans_are_optimal, wrong_temperature),
-        (plans_are_optimal, slack_column),
-        (plans_are_optimal, stops_early),
         (constants_are_ignored, with_absolute_scale),
         (problems_are_independent, with_absolute_scale),
         (order_is_irrelevant, in_order),
     ],
 )
 def test_the_laws_reject_wrong_solvers(law, wrong):
-    solve = (lambda cost, a, b, epsilon: wrong(cost, a, b)) if wrong is independent else wrong
     with pytest.raises(AssertionError):
-        law(solve, 0.8)
+        law(wrong, 0.8)

@@ -1,14 +1,11 @@
 """The change of a client since the broadcast."""
 
-from functools import partial
-
 import pytest
 import torch
 
-from fedprompt import Weighted, delta, descend, weighted_mean
+from fedprompt import Weighted, delta
 from refusals import check_refused, refusals
 from same import assert_identical, assert_same
-from tolerance import assert_near
 
 
 def test_values_are_subtracted_by_name_and_weights_are_kept():
@@ -18,18 +15,6 @@ def test_values_are_subtracted_by_name_and_weights_are_kept():
     assert list(change) == ["head"]
     assert change["head"].value.tolist() == [[2.0, -1.0], [0.5, -2.0]]
     assert_identical(change["head"].weight, payload["head"].weight)
-
-
-def test_the_broadcast_plus_the_mean_change_is_the_mean(generator):
-    values = {"head": torch.randn(3, 2, generator=generator)}
-    payloads = [
-        {"head": Weighted(torch.randn(3, 2, generator=generator), torch.tensor(1.0 + client))}
-        for client in range(3)
-    ]
-    mean = weighted_mean([delta(payload, values) for payload in payloads])
-    add = descend(partial(torch.optim.SGD, lr=1.0, maximize=True))
-    sums, _ = add.step(values, mean, add.init(values))
-    assert_near(sums["head"], weighted_mean(payloads)["head"].value)
 
 
 def test_unknown_rows_are_zero_and_nothing_is_changed_in_place():

@@ -112,17 +112,6 @@ def test_the_bytes_of_each_kind_of_entry_are_those_computed_by_hand():
     assert num_bytes({}) == 0
 
 
-def test_the_bytes_of_a_collected_module_are_those_computed_by_hand():
-    # keys 6, scale 1, head 8 + 4, header 2, encode 4, norm 2 + 2: 29 numbers.
-    # 8 weights, or 7 and 3 if keys have a weight for each row.
-    model = Model()
-    assert num_bytes(snapshot(model)) == 29 * 4
-    assert num_bytes(collect(model, weight=5)) == (29 + 8) * 4
-    rows = {"keys": torch.tensor([1.0, 0.0, 3.0])}
-    assert num_bytes(collect(model, weight=5, rows=rows)) == (29 - 2 + 7 + 3) * 4
-    assert num_bytes(collect(Model(dtype=torch.bfloat16), weight=5)) == 29 * 2 + 8 * 4
-
-
 REFUSED = """
 collect(Model(), weight=-1) -> ValueError: `weight` must be at least 0; got -1
 collect(Model(), weight=torch.nan) -> ValueError: `weight` must be finite; got nan

@@ -221,15 +221,7 @@ class TiedBelow(nn.Module):
         return self.scale * self.up(self.pair(values))
 
 
-def tied():
-    """Two modules of a sequence that share a weight. Its gradient is the sum over both uses."""
-    model = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3))
-    model[2].weight = model[0].weight
-    return model
-
-
 SHARED = {
-    "tied weights of two modules": tied,
     "two names": Shared,
     "one block three times": partial(Repeated, owns=False),
     "the same in an owner": partial(Repeated, owns=True),

@@ -5,14 +5,10 @@ import math
 
 import pytest
 import torch
-import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.stats import chi2, kstest
 
-from fedprompt import vit_trunk
-from fedprompt.privacy import clipped_sum, noisy_mean, per_sample
-from models import Client, draw_images, tiny_vit
+from fedprompt.privacy import clipped_sum, noisy_mean
 from references.dpsgd import clipped_and_added
 from same import assert_identical
 from tolerance import assert_near
@@ -68,36 +64,24 @@ def test_a_sum_is_the_one_of_the_reference_and_one_sample_changes_it_by_at_most_
 
 
 @pytest.mark.parametrize("max_norm", [0.05, 2.5])
-def test_noise_has_the_deviation_of_the_formula(max_norm, generator):
-    """A step is the sum plus independent normal noise of deviation z C, divided by B."""
-    count, multiplier = 10_000, 0.7
-    low, high = chi2.ppf([1e-6, 1 - 1e-6], 2 * count)
-    total = {name: torch.full((count,), 3.0, dtype=torch.float64) for name in ("tokens", "weight")}
-    mean = noisy_mean(
-        total, multiplier=multiplier, max_norm=max_norm, expected_batch_size=20, generator=generator
-    )
-    numbers = torch.cat([20 * each - 3.0 for each in mean.values()]) / (multiplier * max_norm)
-    assert low < numbers.square().sum() < high
-    assert kstest(numbers.numpy(), "norm").pvalue > 1e-6
-    assert len(set(numbers.tolist())) == 2 * count
-    quiet = noisy_mean(total, multiplier=0.0, max_norm=max_norm, expected_batch_size=20)
-    assert_near(quiet["tokens"], total["tokens"] / 20)
+def test_noise_is_normal_with_the_deviation_of_the_formula(max_norm):
+    """A step is the sum plus normal noise of deviation z C, divided by the expected batch B."""
+    draws = [torch.Generator().manual_seed(3) for _ in range(2)]
+    total = {"a": torch.full((9,), 3.0, dtype=torch.float64)}
+    options = {"max_norm": max_norm, "expected_batch_size": 20, "generator": draws[0]}
+    noise = torch.randn(9, generator=draws[1], dtype=torch.float64)
+    noisy = noisy_mean(total, multiplier=0.7, **options)["a"]
+    assert_near(noisy, (3.0 + 0.7 * max_norm * noise) / 20)
+    assert_near(noisy_mean(total, multiplier=0.0, **options)["a"], total["a"] / 20)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
 def test_the_bound_holds_for_gradients_of_every_precision(dtype):
-    gradients = drawn(3, batch=1, scale=300.0, dtype=dtype)
-    total = clipped_sum(gradients, max_norm=0.7)
-    assert all(tensor.dtype == torch.float64 for tensor in total.values())
-    length = distance(total)
-    assert length <= 0.7
-    assert length == pytest.approx(0.7, rel=1e-11)
-
-
-def test_rounding_never_exceeds_the_bound():
     """Without a margin for rounding, about half of these would exceed the bound."""
-    for seed in range(100):
-        assert distance(clipped_sum(drawn(seed, batch=1, scale=300.0), max_norm=0.7)) <= 0.7
+    for seed in range(40):
+        total = clipped_sum(drawn(seed, batch=1, scale=300.0, dtype=dtype), max_norm=0.7)
+        assert all(tensor.dtype == torch.float64 for tensor in total.values())
+        assert 0.7 * (1 - 1e-11) <= distance(total) <= 0.7
 
 
 @pytest.mark.parametrize("scale", [2.0**1000, 2.0**-700, 1.0])
@@ -120,21 +104,3 @@ def test_inputs_are_not_changed(generator):
     noisy_mean(total, multiplier=1.0, max_norm=1.0, expected_batch_size=5, generator=generator)
     assert_identical(gradients, before)
     assert_identical(total, kept)
-
-
-def test_one_image_changes_the_sum_of_a_model_by_at_most_the_bound(generator):
-    client = Client(vit_trunk(tiny_vit()), generator)
-    images = draw_images(tiny_vit(), BATCH)
-    labels = torch.tensor([0, 1, 2, 3, 1, 1])
-
-    def step(chosen):
-        copies = per_sample(client, len(chosen))
-        F.cross_entropy(copies(images[chosen]), labels[chosen], reduction="sum").backward()
-        gradients = {name: parameter.grad for name, parameter in copies.named_parameters()}
-        return clipped_sum(gradients, max_norm=0.1)
-
-    whole, samples = step(list(range(BATCH))), range(BATCH)
-    moved = [distance(whole, step([k for k in samples if k != one])) for one in samples]
-    assert max(moved) <= 0.1 * (1 + 1e-9)
-    # All gradients are clipped here, so the bound is attained.
-    assert max(moved) > 0.99 * 0.1
