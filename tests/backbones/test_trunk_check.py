@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from errors import raises
 from fedprompt import PromptStream, encode_prompted, vit_trunk
 from fedprompt.backbones.checks.report import Line, Report
 from fedprompt.backbones.checks.trunk import _PromptedRuns
@@ -89,15 +88,7 @@ def test_a_report_prints_as_a_table():
     assert Report("Thing", lines[::2]).passed
 
 
-@pytest.mark.bad_input
-def test_bad_arguments_are_refused(images):
-    trunk = PlainTrunk()
-    with raises(ValueError, "`images` must contain at least two images; got 1."):
-        check_trunk(trunk, images[:1])
-    with raises(TypeError, "`images` must be floating-point of shape (batch, channels,"):
-        check_trunk(trunk, images.byte())
-    with raises(TypeError, "`forward` must be a function of images or None; got int."):
-        check_trunk(trunk, images, 3)
+def test_an_object_that_is_no_trunk_lacks_members(images):
     report = check_trunk("vit", images)
     assert report.failed == ("members",)
     assert "lacks prefix, dim, depth" in str(report)
