@@ -168,7 +168,8 @@ def test_spans_are_in_the_order_of_streams_and_of_layers():
     first = PromptStream({1: torch.tensor([[10.0]]), 0: torch.tensor([[11.0], [12.0]])})
     second = PromptStream({0: torch.tensor([[20.0]]), 2: torch.tensor([[21.0], [22.0]])}, True)
     third = PromptStream({2: torch.tensor([[30.0]])})
-    encoded = encode_prompted(trunk, torch.zeros(1, 3, 2, 2), first, second, third)
+    images = torch.zeros(1, 3, 2, 2, dtype=torch.uint8)  # a trunk decides which dtypes it takes
+    encoded = encode_prompted(trunk, images, first, second, third)
     assert trunk.seen == [
         (0, 3, [0, 11, 12, 20, 1, 2]),
         (1, 4, [0, 11, 12, 10, 20, 1, 2]),

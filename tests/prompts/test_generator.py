@@ -10,7 +10,7 @@ from tolerance import assert_near
 
 @pytest.fixture
 def prompts(generator):
-    made = PromptGenerator(4, 12, key_dim=6, num_heads=3, generator=generator).double()
+    made = PromptGenerator(5, 12, key_dim=6, num_heads=3, generator=generator).double()
     with torch.no_grad():
         made.queries *= 30  # so that the attention is not uniform
     return made
@@ -48,4 +48,4 @@ def test_second_derivatives_exist_on_the_cpu(prompts, keys):
 
 
 def test_its_text_shows_its_sizes(prompts):
-    assert repr(prompts).startswith("PromptGenerator(\n  4, 12, key_dim=6, num_heads=3\n")
+    assert repr(prompts).startswith("PromptGenerator(\n  5, 12, key_dim=6, num_heads=3\n")

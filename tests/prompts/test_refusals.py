@@ -19,9 +19,10 @@ from fedprompt import (
 )
 from fedprompt.interfaces import ClassNames
 from models import draw_images, tiny_vit
+from own_trunks import PlainTrunk
 from refusals import check_refused, refusals
 
-MODEL = tiny_vit()
+MODEL, OWN = tiny_vit(), PlainTrunk()
 TRUNK, IMAGES = vit_trunk(MODEL), draw_images(MODEL, 3)
 EARLY, TOKENS = (encode_front(TRUNK, IMAGES, start=start) for start in (1, 2))
 GROUPS = GroupPrompts(4, 2, 12, layers=(1,)).double()
@@ -120,6 +121,7 @@ PadPrompts(8)(zeros(1, 3, 8, 8, device='meta')) -> ValueError: `images` must be 
 PadPrompts((8, 10))(zeros(2, 3, 8, 9)) -> ValueError: `images` must have shape (batch, 3, 8, 10);
 PadPrompts((8, 10))(zeros(2, 3, 10, 8)) -> ValueError: `images` must have shape (batch, 3, 8, 10);
 PadPrompts((8, 10))(zeros(2, 1, 8, 10)) -> ValueError: `images` must have shape (batch, 3, 8, 10);
+PadPrompts(8)(zeros(1, 3, 8, 8) / 0) -> ValueError: `images` must be finite
 PadPrompts((8, 10))(zeros(3, 8, 10)) -> ValueError: `images` must have shape (batch, 3, 8, 10);
 PadPrompts((8, 10))(zeros(2, 3, 8, 10).byte()) -> TypeError: `images` must be
 PromptGenerator(-1, 8, key_dim=6) -> ValueError: `num_prompts` must be at least
@@ -179,6 +181,7 @@ batched([STREAM], 0.0) -> TypeError: `owner` must be integers of shape (batch,);
 batched([STREAM], [0]) -> TypeError: `owner` must be integers of shape (batch,); got a int64
 batched([STREAM], True) -> TypeError: `owner` must be integers of shape (batch,); got a bool
 encode_prompted(MODEL, IMAGES) -> TypeError: `trunk` must be a Trunk, such as vit_trunk(model); got
+encode_prompted(OWN, zeros(3, 16, 16)) -> TypeError: `images` must be floating-point of shape
 encode_prompted(TRUNK, IMAGES[0]) -> TypeError: got a float64 tensor of shape (3, 16, 16).
 encode_prompted(TRUNK, IMAGES.byte()) -> TypeError: got a uint8 tensor of shape (3, 3, 16, 16).
 encode_prompted(TRUNK, TOKENS) -> TypeError: `images` must be floating-point of shape (batch, chan
@@ -210,6 +213,7 @@ encode_front(TRUNK, IMAGES, PromptStream({3: zeros(1, 12)}), start=1) -> ValueEr
 encode_from(TRUNK, EARLY, start=0) -> ValueError: `start` must be at least 1; got 0.
 encode_from(TRUNK, EARLY, start=3) -> ValueError: `start` must be below the 3 blocks that run
 encode_from(TRUNK, EARLY, start=2, depth=2) -> ValueError: `start` must be below the 2 blocks that
+encode_from(TRUNK, EARLY, start=1, dtype='float32') -> TypeError: `dtype` must be a floating-point
 encode_from(TRUNK, EARLY, start=1.0) -> TypeError: `start` must be an integer; got 1.0 (float)
 encode_from(TRUNK, EARLY, start=1, image_size=0) -> ValueError: `image_size` must be at least
 encode_from(TRUNK, IMAGES, start=2) -> TypeError: got a float64 tensor of shape (3, 3, 16, 16)
