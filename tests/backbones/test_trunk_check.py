@@ -8,7 +8,14 @@ from fedprompt.backbones.checks.report import Line, Report
 from fedprompt.backbones.checks.trunk import _PromptedRuns
 from fedprompt.check import trunk as check_trunk
 from models import tiny_vit
-from own_trunks import WRONG, AnotherModel, CachedMask, NormalizeIsTheIdentity, PlainTrunk
+from own_trunks import (
+    WRONG,
+    AnotherModel,
+    CachedMask,
+    NormalizeIsTheIdentity,
+    PlainTrunk,
+    WithoutGradients,
+)
 from tolerance import assert_near
 
 
@@ -59,6 +66,15 @@ def test_an_exception_of_the_trunk_is_shown_in_its_line(images):
     text = str(check_trunk(CachedMask(), images))
     assert "FAILED      repeatable         RuntimeError: " in text
     assert "not judged  positions          needs a trunk that is repeatable" in text
+
+
+def test_a_line_names_what_is_wrong_and_counts_the_rest(images):
+    assert "none at layers 0\n" in str(check_trunk(WithoutGradients(), images))
+    trunk = PlainTrunk()
+    trunk.model.requires_grad_()
+    number = len(list(trunk.model.parameters())) - 3
+    rest = f"trainable: class_token, positions, norm_images.weight and {number} more"
+    assert rest in str(check_trunk(trunk, images))
 
 
 def test_the_runs_of_the_check_are_those_of_encode_prompted(images):

@@ -107,6 +107,7 @@ run(model=with_a_broken_weight()) -> ValueError: `study` must give finite gradie
 run(quiz=(QUIZ[0][0] * nan, QUIZ[0][1])) -> ValueError: `quiz` must give finite gradients
 run(loss=lambda guided, rows: (guided - rows).square()) -> ValueError: `loss` must return a scalar,
 run(loss=lambda guided, rows: guided.mean()) -> ValueError: `loss` must be twice differentiable
+run(loss=lambda guided, rows: rows.mean()) -> ValueError: `loss` must be twice differentiable
 run(update=lambda parameters, gradients, *, learning_rate: {}) -> ValueError: `update` must return
 run(update=lambda own, _, learning_rate: {**own, 'more': 1}) -> ValueError: given; got ['more']
 run(update=lambda own, _, learning_rate: own) -> ValueError: compute the step from the gradients

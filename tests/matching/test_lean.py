@@ -225,7 +225,7 @@ REFUSED = """
 one_by_one(X / ones(4, 1, 1).index_fill(0, tensor(2), 0)) -> ValueError: must be finite; got
 one_by_one(text=H / 0) -> ValueError: `text` must be finite; got
 one_by_one(gradient=transport.implicit) -> ValueError: `gradient` must be plan_fixed for lean logits
-one_by_one(solver=transport.independent) -> ValueError: `solver` must have an `epsilon` and duals for lean
+one_by_one(solver=transport.independent) -> ValueError: an `epsilon` and duals for lean
 one_by_one(solver=without_duals) -> ValueError: `solver` must return duals for lean logits
 one_by_one(lean=1) -> TypeError: `lean` must be True or False
 """
