@@ -147,9 +147,7 @@ def test_guides_that_require_gradients_receive_none():
 def test_a_loss_that_ignores_the_guides_gives_them_no_gradient():
     model = Guided(mlp(), features=False)
     options = {"learning_rate": 0.1, "loss": lambda guided, rows: guided.square().mean()}
-    entry = guide_gradient(
-        model, draw_guides(CLASSES), STUDY, QUIZ, learning_rate=0.1, loss=ignores
-    )
+    entry = guide_gradient(model, draw_guides(CLASSES), STUDY, QUIZ, **options)
     assert not entry.value.any()
 
 
