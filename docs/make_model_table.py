@@ -82,7 +82,11 @@ def accepted_line(row: Row) -> str:
     expected, (prompted, _) = (
         plain(model, images),
         hooked_blocks(
-            lambda: plain(model, images), model.blocks, layers, prefix=trunk.prefix, replace=True
+            lambda: plain(model, images),
+            model.blocks,
+            layers,
+            prefix=trunk.prefix,
+            replace=True,
         ),
     )
     without = (encode_prompted(trunk, images).pooled - expected).abs().max().item()
