@@ -61,8 +61,8 @@ to support a transformer. For convolutional networks and for attention within wi
 |---|---|---|
 {refused}
 
-`docs/make_model_table.py` writes this page, and `tests/backbones/test_trunks.py` fails if its models
-are not those of the tests.
+`docs/make_model_table.py` writes this page, and `tests/backbones/test_trunks.py` fails if its
+models are not those of the tests.
 """
 
 
