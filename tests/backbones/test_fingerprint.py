@@ -215,20 +215,3 @@ def test_the_name_position_is_part_of_the_fingerprint_of_a_text_tower():
     ) == {"name_position"}
     assert fp.fingerprint(tower)["name_position"] == "after the context"
     assert "name_position" not in fp.fingerprint(fp.vit_trunk(tiny_vit()))
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize(
-    ("arguments", "options", "error", "reason"),
-    [
-        ((tiny_vit(),), {}, TypeError, "`backbone` must be a trunk or a text tower that keeps"),
-        ((None,), {}, TypeError, r"`backbone` must be a trunk or a text tower.*; got None"),
-        ((fp.vit_trunk(tiny_vit()), fp.DeepPrompts(2, 12, 3)), {}, TypeError, r"`streams\[0\]`"),
-        ((fp.vit_trunk(tiny_vit()),), {"class_names": "cat"}, TypeError, "`class_names` must be a"),
-        ((fp.vit_trunk(tiny_vit()),), {"class_names": [1]}, TypeError, r"`class_names\[0\]` must"),
-        ((fp.vit_trunk(tiny_vit()),), {"name_position": "end"}, TypeError, "`name_position` must"),
-    ],
-)
-def test_bad_arguments_are_refused_by_name(arguments, options, error, reason):
-    with pytest.raises(error, match=reason):
-        fp.fingerprint(*arguments, **options)

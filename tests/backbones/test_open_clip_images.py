@@ -4,12 +4,10 @@ import open_clip
 import pytest
 import timm
 import torch
-import torch.nn as nn
 from open_clip.modified_resnet import ModifiedResNet
 from open_clip.timm_model import TimmModel
 
 from clips import EMBED_DIM, TEXT, VISION, draw, make_clip, spread
-from errors import raises
 from fedprompt import freeze, image_tokens
 from models import installed
 from tolerance import assert_near
@@ -209,44 +207,3 @@ def test_a_frozen_tower_has_gradients_for_pixels_only():
     assert not any(features.requires_grad for features in image_tokens(model, images))
     patches = image_tokens(model, images.requires_grad_())[1]
     assert torch.autograd.grad(patches[0].sum(), images)[0][0].abs().sum() > 0
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize(
-    ("make", "error", "message"),
-    [
-        (lambda: nn.Linear(1, 1), TypeError, "have one of open_clip's image towers; got Linear"),
-        (lambda: clip_with(nn.Linear(1, 1)), TypeError, "have one of open_clip's image towers;"),
-        (
-            lambda: make_clip(
-                vocab_size=64, vision={"attentional_pool": True, "attn_pooler_heads": 2}
-            ),
-            TypeError,
-            "whose queries are not patches",
-        ),
-        (lambda: make_clip(vocab_size=64, vision={"pool_type": "none"}), TypeError, "pool a clas"),
-        (lambda: clip_with(timm_tower("resnet10t", "abs_attn", "")), TypeError, "whose head pool"),
-        (
-            lambda: clip_with(timm_tower("test_vit3", "", "none", img_size=160, global_pool="")),
-            TypeError,
-            "pool its image tokens",
-        ),
-        (lambda: make_clip().train(), ValueError, r"be in eval mode, as freeze\(clip_model\)"),
-    ],
-)
-def test_towers_without_features_of_patches_are_refused(make, error, message):
-    with pytest.raises(error, match=f"`clip_model` must .*{message}"):
-        image_tokens(make(), draw_images(160))
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize(
-    ("make", "shape", "message"),
-    [
-        (make_clip, (2, 3, 224, 224), "have the model's size (16, 16), because its positions are"),
-        (make_clip, (2, 16, 16, 3), "have 3 channels in front of height and width; call"),
-    ],
-)
-def test_images_that_do_not_fit_are_refused(make, shape, message):
-    with raises(ValueError, f"`images` must {message}"):
-        image_tokens(make().eval(), torch.zeros(shape))

@@ -5,7 +5,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from clips import NAMES, TOKENIZER, TOWERS, draw, make_clip
-from fedprompt import TextTower, prompted_text
+from fedprompt import TextTower, freeze, prompted_text
 from tolerance import assert_near
 
 
@@ -121,3 +121,30 @@ def test_the_tower_compiles_in_one_graph(kind):
         results.append((features, *gradients(features, context)))
     for compiled, expected in zip(*reversed(results), strict=True):
         assert_near(compiled, expected)
+
+
+def with_lora(part):
+    """Inject LoRA into one part of a model."""
+    from peft import LoraConfig, inject_adapter_in_model
+
+    model = make_clip()
+    inject_adapter_in_model(LoraConfig(target_modules=["c_fc"]), part(model))
+    return model
+
+
+@pytest.mark.parametrize("part", ["visual", "transformer"])
+def test_a_model_with_adapters_is_refused_unless_it_is_frozen(part):
+    model = with_lora(lambda model: getattr(model, part))
+    rule = rf"`clip_model` must have no adapters.*; got a model that trains {part}\..*lora_A"
+    with pytest.raises(ValueError, match=rule):
+        TextTower(model, TOKENIZER)
+    TextTower(freeze(model), TOKENIZER)
+
+
+def test_one_tower_may_already_be_frozen():
+    sine = make_clip(vision={"pos_embed_type": "sin_cos_2d"})  # a position table without gradients
+    image, text = make_clip(), make_clip()
+    freeze(image.visual)
+    text.lock_text_tower()
+    for model in (sine, image, text):
+        TextTower(model, TOKENIZER)

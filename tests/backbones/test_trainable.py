@@ -243,25 +243,3 @@ def test_cached_tokens_behind_trained_parameters_are_refused(part, name):
         tokens = fp.encode_front(trunk, draw_images(model), start=2)
     with raises(ValueError, f"because tokens before them are out of date; got 2, behind {name}."):
         fp.encode_from(trunk, tokens, start=2)
-
-
-# --- Errors
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize(
-    ("trainable", "error", "message"),
-    [
-        ([], ValueError, "`trainable` must contain at least one parameter of `model`; got none."),
-        ("lora_", TypeError, "`trainable` must be a list of parameters or modules of `model`; got"),
-        (3, TypeError, "`trainable` must be a list of parameters or modules of `model`; got 3"),
-        (["lora_"], TypeError, "`trainable[0]` must be a parameter or a module of `model`; got"),
-        ([nn.Linear(2, 2)], ValueError, "`trainable` must belong to `model`; got 2 parameters"),
-    ],
-)
-def test_a_bad_choice_is_refused_and_changes_nothing(trainable, error, message):
-    model = tiny_vit().train()
-    with raises(error, message):
-        fp.vit_trunk(model, trainable=trainable)
-    assert model.training
-    assert all(parameter.requires_grad for parameter in model.parameters())

@@ -3,13 +3,19 @@
 import pytest
 import torch
 
-from errors import raises
 from fedprompt import PromptStream, encode_prompted, vit_trunk
 from fedprompt.backbones.checks.report import Line, Report
 from fedprompt.backbones.checks.trunk import _PromptedRuns
 from fedprompt.check import trunk as check_trunk
 from models import tiny_vit
-from own_trunks import WRONG, AnotherModel, CachedMask, NormalizeIsTheIdentity, PlainTrunk
+from own_trunks import (
+    WRONG,
+    AnotherModel,
+    CachedMask,
+    NormalizeIsTheIdentity,
+    PlainTrunk,
+    WithoutGradients,
+)
 from tolerance import assert_near
 
 
@@ -62,6 +68,15 @@ def test_an_exception_of_the_trunk_is_shown_in_its_line(images):
     assert "not judged  positions          needs a trunk that is repeatable" in text
 
 
+def test_a_line_names_what_is_wrong_and_counts_the_rest(images):
+    assert "none at layers 0\n" in str(check_trunk(WithoutGradients(), images))
+    trunk = PlainTrunk()
+    trunk.model.requires_grad_()
+    number = len(list(trunk.model.parameters())) - 3
+    rest = f"trainable: class_token, positions, norm_images.weight and {number} more"
+    assert rest in str(check_trunk(trunk, images))
+
+
 def test_the_runs_of_the_check_are_those_of_encode_prompted(images):
     for trunk in (PlainTrunk(), vit_trunk(tiny_vit().float())):
         runs = _PromptedRuns(trunk, images)
@@ -89,15 +104,7 @@ def test_a_report_prints_as_a_table():
     assert Report("Thing", lines[::2]).passed
 
 
-@pytest.mark.bad_input
-def test_bad_arguments_are_refused(images):
-    trunk = PlainTrunk()
-    with raises(ValueError, "`images` must contain at least two images; got 1."):
-        check_trunk(trunk, images[:1])
-    with raises(TypeError, "`images` must be floating-point of shape (batch, channels,"):
-        check_trunk(trunk, images.byte())
-    with raises(TypeError, "`forward` must be a function of images or None; got int."):
-        check_trunk(trunk, images, 3)
+def test_an_object_that_is_no_trunk_lacks_members(images):
     report = check_trunk("vit", images)
     assert report.failed == ("members",)
     assert "lacks prefix, dim, depth" in str(report)

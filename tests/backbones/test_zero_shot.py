@@ -4,9 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from clips import CONTEXT_LENGTH, TOKENIZER, TOWERS, draw, make_clip
+from clips import TOKENIZER, TOWERS, draw, make_clip
 from fedprompt import TextTower, prompted_text, zero_shot_classifier
-from fedprompt.interfaces import ClassNames
 from tolerance import assert_near
 
 NAMES = ("cat", "golden retriever", "Boeing 737-800", "dog", "cat")
@@ -65,32 +64,3 @@ def test_selected_names_are_encoded_like_new_ones():
             assert torch.equal(own, new) if isinstance(own, torch.Tensor) else own == new
         features = tower(prompted_text(context, chosen))
         assert_near(features, everything[:, list(indices)])
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize("indices", [[], [5], [0, -1], torch.tensor([7])])
-def test_numbers_of_no_class_are_refused(indices):
-    names = TextTower(make_clip(), TOKENIZER).class_names(NAMES)
-    assert isinstance(names, ClassNames)
-    with pytest.raises(IndexError, match=r"`indices` must contain .*, all in \[0, 5\); got"):
-        names.select(indices)
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize(
-    ("names", "templates", "error", "message"),
-    [
-        (["cat"], "a {}", TypeError, "`templates` must be a sequence of strings or functions"),
-        (["cat"], [], ValueError, "`templates` must contain at least one template; got none"),
-        (["cat"], ["a cat"], ValueError, "`templates` must contain {} in place of the name; got"),
-        (["cat"], [3], TypeError, "`templates` must be strings or functions of a name; got 3"),
-        (["cat"], ["bear " * 22 + "{}"], ValueError, "`texts` must have .* with more than 22"),
-        ("cat", ["a {}"], TypeError, "`names` must be a sequence of strings; got 'cat'"),
-        ([], ["a {}"], ValueError, "`names` must contain at least one string; got none"),
-        ([3], [lambda name: name], TypeError, r"`names\[0\]` must be a string; got 3"),
-    ],
-)
-def test_bad_templates_and_names_are_refused(names, templates, error, message):
-    assert CONTEXT_LENGTH == 24
-    with pytest.raises(error, match=message):
-        zero_shot_classifier(TextTower(make_clip(), TOKENIZER), names, templates)

@@ -69,61 +69,49 @@ def test_inference_mode_is_refused():
 
 
 REFUSED = """
-good_loss(labels=torch.tensor([0, 4])) -> ValueError: `labels` must lie in [0, 4); got values from
-good_loss(labels=torch.zeros(2)) -> TypeError: `labels` must be integers of shape (batch,)
-good_loss(labels=torch.tensor([0])) -> ValueError: `logits` must be floating-point of shape
-good_loss(logits=torch.zeros(2, 5)) -> ValueError: `logits` must be floating-point of shape
-good_loss(guided=torch.zeros(2, 2)) -> ValueError: `guided` must be floating-point of shape
-good_loss(guides=torch.zeros(0, 3)) -> ValueError: `guides` must have shape (classes, dim); got (0
-good_loss(guides=Weighted(torch.zeros(4, 3), torch.zeros(()))) \
--> ValueError: `guides.weight` must have shape (4,); got ()
-good_loss(guides=Weighted(torch.zeros(4, 3), torch.tensor([1.0, -1.0, 0.0, 0.0]))) \
--> ValueError: `guides.weight` must be finite and at least 0; got -1.0
+good_loss(labels=tensor([0, 4])) -> ValueError: `labels` must lie in [0, 4); got values from
+good_loss(labels=zeros(2)) -> TypeError: `labels` must be integers of shape (batch,)
+good_loss(labels=tensor([0])) -> ValueError: `logits` must be floating-point of shape
+good_loss(logits=zeros(2, 5)) -> ValueError: `logits` must be floating-point of shape
+good_loss(guided=zeros(2, 2)) -> ValueError: `guided` must be floating-point of shape
+good_loss(guides=zeros(0, 3)) -> ValueError: `guides` must have shape (classes, dim); got (0
+good_loss(guides=Weighted(zeros(4, 3), zeros(()))) -> ValueError: `guides.weight` must have shape
+good_loss(guides=Weighted(zeros(4, 3), -ones(4))) -> ValueError: be finite and at least 0; got -1.0
 good_loss(guide_weight=-0.5) -> ValueError: `guide_weight` must be at least 0; got -0.5
 run(model=torch.nn.functional.relu) -> TypeError: `model` must be an nn.Module; got <function relu
-run(guides=torch.zeros(5, 5, dtype=torch.int64)) -> TypeError: `guides` must be a floating-point
-run(guides=torch.zeros(5)) -> ValueError: `guides` must have shape (classes, dim); got (5,)
+run(guides=zeros(5, 5, dtype=torch.int64)) -> TypeError: `guides` must be a floating-point
+run(guides=zeros(5)) -> ValueError: `guides` must have shape (classes, dim); got (5,)
 run(guides=draw_guides(7)) -> ValueError: `guided` must be floating-point of shape (batch=5, 7)
 run(guides=draw_guides(5, classes=6)) -> ValueError: `logits` must be floating-point of shape
 run(learning_rate=0.0) -> ValueError: `learning_rate` must be above 0; got 0.0
 run(guide_weight=-1.0) -> ValueError: `guide_weight` must be at least 0; got -1.0
-run(study=(IMAGES, torch.tensor([0, 1, 5, 0, 0]))) -> ValueError: `study labels` must lie in [0
-run(quiz=[QUIZ[0], (IMAGES, torch.tensor([0, 1, -1, 0, 0]))]) \
--> ValueError: `quiz[1] labels` must lie in [0, 5); got values from -1 to 1
-run(study=(IMAGES, torch.zeros(5))) -> TypeError: `study labels` must be integers of shape
+run(study=(IMAGES, tensor([0, 1, 5, 0, 0]))) -> ValueError: `study labels` must lie in [0
+run(quiz=[QUIZ[0], (IMAGES, tensor([0, 1, -1, 0, 0]))]) -> ValueError: `quiz[1] labels` must lie in
+run(study=(IMAGES, zeros(5))) -> TypeError: `study labels` must be integers of shape
 run(study=EMPTY) -> ValueError: `study` must contain at least one sample; got none
 run(quiz=EMPTY) -> ValueError: `quiz` must contain at least one sample; got none
 run(study=[]) -> ValueError: `study` must contain at least one batch; got none
 run(quiz=[]) -> ValueError: `quiz` must contain at least one batch; got none
 run(study=IMAGES) -> TypeError: `study` must be a pair (images, labels) or a sequence of pairs; got
 run(study=[IMAGES, STUDY[0][1], IMAGES]) -> TypeError: `study[0]` must be a pair of tensors
-run(quiz=(IMAGES, torch.tensor([0, 1]))) -> ValueError: `quiz` must have as many images as labels
+run(quiz=(IMAGES, tensor([0, 1]))) -> ValueError: `quiz` must have as many images as labels
 run(model=Answer(lambda guided, logits: logits)) -> TypeError: `model` must return two tensors
-run(model=Answer(lambda guided, logits: (guided, logits[:, :4]))) \
--> ValueError: `logits` must be floating-point of shape (batch=5, 5)
-run(model=Answer(lambda guided, logits: (guided[:-1], logits))) \
--> ValueError: `guided` must be floating-point of shape (batch=5, 5)
-run(model=Answer(lambda guided, logits: (guided[:-1], logits[:-1]))) \
--> ValueError: `logits` must be floating-point of shape (batch=5, 5), one column
-run(model=Answer(lambda guided, logits: (guided.detach(), logits))) \
--> ValueError: `model` must compute its guided output from a trainable
-run(model=frozen_body(), guides=draw_guides(12)) -> ValueError: `model` must compute its guided
+run(model=Answer(lambda guided, logits: (guided, logits[:, :4]))) -> ValueError: be floating-point
+run(model=Answer(lambda guided, logits: (guided[:-1], logits))) -> ValueError: be floating-point of
+run(model=Answer(lambda guided, logits: (guided[:-1], logits[:-1]))) -> ValueError: one column
+run(model=Answer(lambda guided, logits: (guided.detach(), logits))) -> ValueError: compute its
+run(model=frozen_body(), guides=draw_guides(12)) -> ValueError: `model` must compute its
 run(model=with_an_unused_parameter()) -> ValueError: or freeze it; got no gradient for
-run(model=Guided(mlp(), features=False).requires_grad_(False)) \
--> ValueError: `model` must have a parameter that requires gradients; got none
+run(model=Guided(mlp(), features=False).requires_grad_(False)) -> ValueError: `model` must have a
 run(model=with_a_broken_weight()) -> ValueError: `study` must give finite gradients; got NaN or
-run(quiz=(QUIZ[0][0] * torch.nan, QUIZ[0][1])) -> ValueError: `quiz` must give finite gradients
-run(loss=lambda guided, rows: (guided - rows).square()) \
--> ValueError: `loss` must return a scalar, such as a mean over the batch; got a
+run(quiz=(QUIZ[0][0] * nan, QUIZ[0][1])) -> ValueError: `quiz` must give finite gradients
+run(loss=lambda guided, rows: (guided - rows).square()) -> ValueError: `loss` must return a scalar,
 run(loss=lambda guided, rows: guided.mean()) -> ValueError: `loss` must be twice differentiable
-run(update=lambda parameters, gradients, *, learning_rate: {}) \
--> ValueError: `update` must return parameter 'body.1.weight' with shape (10, 768); got none
-run(update=lambda parameters, gradients, *, learning_rate: {**parameters, 'more': 1}) \
--> ValueError: `update` must return the parameters that it was given; got ['more']
-run(update=lambda parameters, gradients, *, learning_rate: parameters) \
--> ValueError: `update` must compute the step from the gradients
-run(method=lambda *given: guidance.central_difference(*given, step=0.0)) \
--> ValueError: `step` must be above 0; got 0.0
+run(loss=lambda guided, rows: rows.mean()) -> ValueError: `loss` must be twice differentiable
+run(update=lambda parameters, gradients, *, learning_rate: {}) -> ValueError: `update` must return
+run(update=lambda own, _, learning_rate: {**own, 'more': 1}) -> ValueError: given; got ['more']
+run(update=lambda own, _, learning_rate: own) -> ValueError: compute the step from the gradients
+run(method=lambda *given: guidance.central_difference(*given, step=0.0)) -> ValueError: above 0; got
 """
 
 

@@ -144,6 +144,13 @@ def test_guides_that_require_gradients_receive_none():
     assert not entry.value.requires_grad
 
 
+def test_a_loss_that_ignores_the_guides_gives_them_no_gradient():
+    model = Guided(mlp(), features=False)
+    options = {"learning_rate": 0.1, "loss": lambda guided, rows: guided.square().mean()}
+    entry = guide_gradient(model, draw_guides(CLASSES), STUDY, QUIZ, **options)
+    assert not entry.value.any()
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_float32_and_autocast_are_near_float64(dtype):
     model, guides = Guided(vit(), features=False), draw_guides(CLASSES)

@@ -4,8 +4,11 @@ import re
 from typing import Any
 
 import pytest
+import torch
 
 import fedprompt
+
+TORCH = {name: getattr(torch, name) for name in ("eye", "full", "nan", "ones", "tensor", "zeros")}
 
 
 def refusals(table: str) -> list[Any]:
@@ -19,7 +22,8 @@ def refusals(table: str) -> list[Any]:
 
 
 def check_refused(call: str, error: str, message: str, namespace: dict[str, Any]) -> None:
-    """Evaluate a call with the names of fedprompt and of a test file, and expect its error."""
-    namespace = vars(fedprompt.robust) | vars(fedprompt.data) | vars(fedprompt) | namespace
+    """Evaluate a call with names of torch, fedprompt and a test file, and expect its error."""
+    names = TORCH | vars(fedprompt.robust) | vars(fedprompt.data) | vars(fedprompt)
+    namespace = names | namespace
     with pytest.raises(eval(error, namespace), match=re.escape(message)):
         eval(call, namespace)

@@ -1,6 +1,6 @@
 """Tiny federations of random inputs, for the methods of the gallery."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -175,6 +175,15 @@ def last(make: Callable[..., fp.Method], federation: Federation, **values: Any) 
 def parameters(predictions: Predictions, client: int) -> dict[str, Tensor]:
     """Copy the parameters of the model of a client."""
     return fp.snapshot(predictions.of(client))
+
+
+def descend(loss: Tensor, parameters: Iterable[Tensor], rate: float) -> None:
+    """Take one step of gradient descent on a loss, in all parameters that are not frozen."""
+    parameters = [each for each in parameters if each.requires_grad]
+    gradients = torch.autograd.grad(loss, parameters)
+    with torch.no_grad():
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter -= rate * gradient
 
 
 def _clip(shape: tuple[int, ...]) -> dict[str, Any]:

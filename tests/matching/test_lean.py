@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from compilers import COMPILERS
 from fedprompt import transport_logits
-from fedprompt.transport import implicit, independent, newton
+from fedprompt.transport import newton
+from refusals import check_refused, refusals
 from tolerance import assert_near
 
 lean = importlib.import_module("fedprompt.matching._lean")
@@ -197,35 +198,6 @@ def without_duals(cost, a, b, epsilon=0.1):
     return newton(cost, a, b, epsilon=epsilon)._replace(duals=None)
 
 
-def with_nan(patches):
-    """Return patches with one NaN in the third image."""
-    patches[2, 0, 0] = torch.nan
-    return patches
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize(
-    ("change", "error", "reason"),
-    [
-        ({"patches": with_nan}, ValueError, r"`patches` must be finite; .* in patches\[2\]\."),
-        ({"text": lambda text: text / 0}, ValueError, r"`text` must be finite; .* in text\[0\]\."),
-        ({"gradient": implicit}, ValueError, "`gradient` must be plan_fixed for lean logits"),
-        ({"solver": independent}, ValueError, "`solver` must have an `epsilon` and duals for lean"),
-        ({"solver": without_duals}, ValueError, "`solver` must return duals for lean logits"),
-        ({"lean": 1}, TypeError, "`lean` must be True or False"),
-    ],
-)
-def test_what_lean_logits_cannot_do_is_refused(change, error, reason, monkeypatch):
-    # One image at a time: indices in errors refer to the whole batch.
-    monkeypatch.setitem(lean.ENTRIES, "cpu", 1)
-    drawn = dict(zip(("patches", "text"), draw(), strict=True))
-    for name in drawn:
-        drawn[name] = change.get(name, lambda features: features)(drawn[name])
-    options = {name: value for name, value in change.items() if name not in drawn}
-    with pytest.raises(error, match=reason):
-        transport_logits(**drawn, **{"scale": 1.0, "lean": True, **options})
-
-
 @pytest.mark.benchmark
 @pytest.mark.parametrize("backend", COMPILERS)
 def test_compiles_into_one_graph_with_its_gradient(backend):
@@ -237,3 +209,29 @@ def test_compiles_into_one_graph_with_its_gradient(backend):
         strict=True,
     ):
         torch.testing.assert_close(own, other, rtol=1e-4, atol=1e-4)
+
+
+X, H = draw()
+
+
+def one_by_one(patches=X, text=H, **options):
+    """Match one image at a time: indices in errors refer to the whole batch."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(lean.ENTRIES, "cpu", 1)
+        return transport_logits(patches, text, **{"scale": 1.0, "lean": True, **options})
+
+
+REFUSED = """
+one_by_one(X / ones(4, 1, 1).index_fill(0, tensor(2), 0)) -> ValueError: must be finite; got
+one_by_one(text=H / 0) -> ValueError: `text` must be finite; got
+one_by_one(gradient=transport.implicit) -> ValueError: `gradient` must be plan_fixed for lean logits
+one_by_one(solver=transport.independent) -> ValueError: an `epsilon` and duals for lean
+one_by_one(solver=without_duals) -> ValueError: `solver` must return duals for lean logits
+one_by_one(lean=1) -> TypeError: `lean` must be True or False
+"""
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(("call", "error", "message"), refusals(REFUSED))
+def test_wrong_calls_are_refused_by_name(call, error, message):
+    check_refused(call, error, message, globals())

@@ -44,47 +44,45 @@ def moved(payload, shift):
     return payload | {"head.bias": entry._replace(value=entry.value + shift)}
 
 
-def state_of_another(setting):
-    states = {}
+def cheating(shift):
+    """Return a maker whose clients shift a bias by what they see and should not."""
 
-    def client(train, data, answer, state):
-        payload, state = train(data, answer, state)
-        states[data.id] = (
-            fp.snapshot(setting.model(0, {}))["head.bias"] + payload["head.bias"].value
-        )
-        return moved(payload, sum(states.values())), state
+    def make(setting):
+        seen = []
 
-    return wrapped(setting, client)
+        def client(train, data, answer, state):
+            payload, state = train(data, answer, state)
+            return moved(payload, shift(seen, data, payload["head.bias"].value, setting)), state
 
+        return wrapped(setting, client)
 
-def pool_of_unsent_values(setting):
-    pool = []
-
-    def client(train, data, answer, state):
-        pool.append(data.own()[0].mean())
-        payload, state = train(data, answer, state)
-        return moved(payload, torch.stack(pool).mean()), state
-
-    return wrapped(setting, client)
+    return make
 
 
-def counts_of_all_clients(setting):
-    counts = {}
-
-    def client(train, data, answer, state):
-        counts[data.id] = data.class_counts
-        payload, state = train(data, answer, state)
-        return moved(payload, sum(counts.values()) / 10), state
-
-    return wrapped(setting, client)
+def added(seen, value):
+    """Keep a value for other clients, and return the mean of all values."""
+    seen.append(value)
+    return sum(seen) / len(seen)
 
 
-def global_stream(setting):
-    def client(train, data, answer, state):
-        payload, state = train(data, answer, state)
-        return moved(payload, torch.rand(())), state
+def counted(setting, number):
+    setting.sizes = getattr(setting, "sizes", 0) + number
+    return setting.sizes
 
-    return wrapped(setting, client)
+
+def cached(seen, data):
+    seen[:] = seen or [next(iter(data.batches()))[0].mean()]
+    return seen[0]
+
+
+SHIFTS = {
+    "state of another": lambda seen, data, bias, setting: added(seen, bias),
+    "pool of unsent values": lambda seen, data, *_: added(seen, data.own()[0].mean()),
+    "counts of all clients": lambda seen, data, *_: added(seen, data.class_counts),
+    "global stream": lambda *_: torch.rand(()),
+    "cache on data": lambda seen, data, *_: cached(seen, data),
+    "message in shard sizes": lambda seen, data, _, setting: counted(setting, data.num_examples),
+}
 
 
 def module_left_by_another(setting):
@@ -96,17 +94,6 @@ def module_left_by_another(setting):
             F.cross_entropy(model(images), labels).backward()
             optimizer.step()
         return fp.collect(model, weight=1), state
-
-    return wrapped(setting, client)
-
-
-def cache_on_data(setting):
-    cache = {}
-
-    def client(train, data, answer, state):
-        batches = cache.setdefault(data.server_round, list(data.batches()))
-        payload, state = train(data, answer, state)
-        return moved(payload, batches[0][0].mean()), state
 
     return wrapped(setting, client)
 
@@ -142,29 +129,15 @@ def predicts_with_the_shard_of_another(setting):
     return wrapped(setting, client, predict)
 
 
-def message_in_shard_sizes(setting):
-    def client(train, data, answer, state):
-        payload, state = train(data, answer, state)
-        setting.sizes = getattr(setting, "sizes", 0) + data.num_examples
-        return moved(payload, setting.sizes), state
-
-    return wrapped(setting, client)
-
-
-CHEATS = [
-    state_of_another,
-    pool_of_unsent_values,
-    counts_of_all_clients,
-    global_stream,
-    module_left_by_another,
-    cache_on_data,
-    server_reads_data,
-    predicts_with_the_shard_of_another,
-    message_in_shard_sizes,
-]
+CHEATS = {name: cheating(shift) for name, shift in SHIFTS.items()}
+CHEATS |= {
+    "module left by another": module_left_by_another,
+    "server reads data": server_reads_data,
+    "predicts with the shard of another": predicts_with_the_shard_of_another,
+}
 
 
-@pytest.mark.parametrize("cheat", CHEATS)
+@pytest.mark.parametrize("cheat", CHEATS.values(), ids=CHEATS)
 def test_a_cheat_is_caught(cheat):
     federation = separated(vit_federation(rounds=2, cohort_size=3))
     with pytest.raises(ValueError, match=r"`make` must read nothing of other clients but messages"):

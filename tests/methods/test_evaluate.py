@@ -6,6 +6,7 @@ import torch.nn as nn
 
 import fedprompt as fp
 from fedprompt.methods import Federation, Setting, counted_passes, evaluate
+from refusals import check_refused, refusals
 
 LABELS = torch.tensor([0, 0, 1, 2])
 TESTS = nn.functional.one_hot(LABELS, 3).float()  # so the identity predicts all classes
@@ -164,53 +165,45 @@ def test_an_error_ends_the_count():
     assert torch.autograd.backward is kept
 
 
-CELLS = {"cells": LABELS, "newcomers": ()}
 MIX = torch.ones(3)
-REFUSED = {
-    "`method` must be a Method": lambda call: call(method=None),
-    "`federation` must be a Federation": lambda call: call(federation=SHARDS),
-    "`now` must be a Round": lambda call: call(now={}),
-    "`inputs` must be a tensor, or return": lambda call: call(inputs=3),
-    "`labels` must lie in [0, 3); got values from 1 to 3": lambda call: call(labels=LABELS + 1),
-    "`labels` must have one label for each of `inputs`, and at least one; got 3 for 4": (
-        lambda call: call(labels=LABELS[:3])
-    ),
-    "`labels` must have a class, or a cell, of each client that is tested; got none of client 1": (
-        lambda call: call(inputs=TESTS[:2], labels=LABELS[:2])
-    ),
-    "at least one; got 0 for 0": lambda call: call(inputs=TESTS[:0], labels=LABELS[:0]),
-    "`clients` must have clients of `federation`; got 7": lambda call: call(clients=[0, 7]),
-    "`clients` must have a client at most once; got [0]": lambda call: call(clients=[0, 0]),
-    "`newcomers` must be clients that never trained; got [1]": lambda call: call(newcomers=[1]),
-    "`mixes` must be given with `cells`; got None": lambda call: call(cells=LABELS),
-    "`mixes` must have all clients that are tested; got none for [1]": (
-        lambda call: call(mixes={0: MIX}, **CELLS)
-    ),
-    "`mixes[1]` must have 3 cells": lambda call: call(mixes={0: MIX, 1: MIX[:2]}, **CELLS),
-    "`mixes[0]` must be finite, at least 0 and not all 0": (
-        lambda call: call(mixes={0: MIX - 1, 1: MIX}, **CELLS)
-    ),
-    "`cells` must have one entry for each of 4 inputs; got 3": (
-        lambda call: call(mixes={0: MIX, 1: MIX}, cells=LABELS[:3], newcomers=())
-    ),
-    "`domains['a']` must have some of the clients that are tested; got [2]": (
-        lambda call: call(domains={"a": [2]})
-    ),
-    "`shared` must be True or False": lambda call: call(shared=1),
-    "`steps` must be at least 0; got -1": lambda call: call(steps=-1),
-    "`learning_rate` must be above 0; got 0": lambda call: call(learning_rate=0),
-}
+
+
+RIGHT, FEDERATION = of(right_if_trained), federation()
+
+
+def call(method=RIGHT, own=FEDERATION, now=NOW, inputs=TESTS, labels=LABELS, **more):
+    return evaluate(method, own, now, inputs, labels, **more)
+
+
+def mixed(*mixes, cells=LABELS):
+    return call(mixes=dict(enumerate(mixes)), cells=cells, newcomers=())
+
+
+REFUSED = """
+call(None) -> TypeError: `method` must be a Method
+call(own=SHARDS) -> TypeError: `federation` must be a Federation
+call(now={}) -> TypeError: `now` must be a Round
+call(inputs=3) -> TypeError: `inputs` must be a tensor, or return
+call(labels=LABELS + 1) -> ValueError: `labels` must lie in [0, 3); got values from 1 to 3
+call(labels=LABELS[:3]) -> ValueError: for each of `inputs`, and at least one; got 3 for 4
+call(inputs=TESTS[:0], labels=LABELS[:0]) -> ValueError: at least one; got 0 for 0
+call(inputs=TESTS[:2], labels=LABELS[:2]) -> ValueError: that is tested; got none of client 1
+call(clients=[0, 7]) -> ValueError: `clients` must have clients of `federation`; got 7
+call(clients=[0, 0]) -> ValueError: `clients` must have a client at most once; got [0]
+call(newcomers=[1]) -> ValueError: `newcomers` must be clients that never trained; got [1]
+call(cells=LABELS) -> ValueError: `mixes` must be given with `cells`; got None
+mixed(MIX) -> ValueError: `mixes` must have all clients that are tested; got none for [1]
+mixed(MIX, MIX[:2]) -> ValueError: `mixes[1]` must have 3 cells
+mixed(MIX - 1, MIX) -> ValueError: `mixes[0]` must be finite, at least 0 and not all 0
+mixed(MIX, MIX, cells=LABELS[:3]) -> ValueError: have one entry for each of 4 inputs; got 3
+call(domains={'a': [2]}) -> ValueError: must have some of the clients that are tested; got [2]
+call(shared=1) -> TypeError: `shared` must be True or False
+call(steps=-1) -> ValueError: `steps` must be at least 0; got -1
+call(learning_rate=0) -> ValueError: `learning_rate` must be above 0; got 0
+"""
 
 
 @pytest.mark.bad_input
-@pytest.mark.parametrize("message", REFUSED)
-def test_refused(message):
-    def call(**changes):
-        good = {"method": of(right_if_trained), "federation": federation(), "now": NOW}
-        good |= {"inputs": TESTS, "labels": LABELS} | changes
-        first = [good.pop(name) for name in ("method", "federation", "now", "inputs", "labels")]
-        return evaluate(*first, **good)
-
-    with pytest.raises((TypeError, ValueError)) as error:
-        REFUSED[message](call)
-    assert message in str(error.value)
+@pytest.mark.parametrize(("call", "error", "message"), refusals(REFUSED))
+def test_wrong_calls_are_refused_by_name(call, error, message):
+    check_refused(call, error, message, globals())

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 import fedprompt as fp
 from fedprompt.methods.fedapt import Adaptive, fedapt
-from tiny_federations import clip_federation, last
+from tiny_federations import clip_federation, descend, last
 
 
 @pytest.mark.usefixtures("float64")
@@ -47,8 +47,5 @@ def test_a_step_descends_both_losses_and_keys_stay_fixed():
         logits = fp.cosine_logits(tokens[:, 0], federation.tower(sentences)[0], scale=10.0)
         origin = model.query(tokens[:, 0]).log_softmax(1)[:, number]
         objective = F.cross_entropy(logits, labels) - origin.mean()
-        gradients = torch.autograd.grad(objective, list(model.parameters()))
-        with torch.no_grad():
-            for parameter, gradient in zip(model.parameters(), gradients, strict=True):
-                parameter -= 0.2 * gradient
+        descend(objective, model.parameters(), 0.2)
     torch.testing.assert_close(fp.snapshot(found), fp.snapshot(model))

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 import fedprompt as fp
 from fedprompt.methods.fedbabu import fedbabu
 from sent_messages import sent_by
-from tiny_federations import last, parameters, vit_federation
+from tiny_federations import descend, last, parameters, vit_federation
 
 
 def test_each_upload_is_the_broadcast_trained_behind_the_first_head():
@@ -21,11 +21,8 @@ def test_each_upload_is_the_broadcast_trained_behind_the_first_head():
     model = federation.new_model()
     first = model.head.weight.detach().clone()
     fp.load_values(model, {"prompts.tokens": down})
-    optimizer = torch.optim.SGD(model.prompts.parameters(), 0.5)
     for images, labels in federation.batches(2, 1):
-        optimizer.zero_grad()
-        F.cross_entropy(model(images), labels).backward()
-        optimizer.step()
+        descend(F.cross_entropy(model(images), labels), model.prompts.parameters(), 0.5)
     torch.testing.assert_close(up.value, model.prompts.tokens.detach())
     assert torch.equal(fp.snapshot(predictions.received(5))["head.weight"], first)
 
@@ -37,12 +34,9 @@ def test_a_client_personalizes_prompts_and_head_from_the_last_broadcast():
     assert {name for each in sent for name in each.message} == {"prompts.tokens"}
     model = federation.new_model()
     fp.load_values(model, fp.snapshot(predictions.received(5)))
-    optimizer = torch.optim.SGD(model.parameters(), 0.5)
     for server_round in range(2):
         for images, labels in federation.batches(4, server_round):
-            optimizer.zero_grad()
-            F.cross_entropy(model(images), labels).backward()
-            optimizer.step()
+            descend(F.cross_entropy(model(images), labels), model.parameters(), 0.5)
     torch.testing.assert_close(parameters(predictions, 4), fp.snapshot(model))
     assert all(parameter.requires_grad for parameter in model.parameters())
 

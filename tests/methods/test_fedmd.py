@@ -6,7 +6,7 @@ import torch.nn.functional as F
 import fedprompt as fp
 from fedprompt.methods.fedmd import fedmd
 from sent_messages import sent_by
-from tiny_federations import CLASSES, last, mixed_federation, parameters
+from tiny_federations import CLASSES, descend, last, mixed_federation, parameters
 
 
 def test_the_consensus_is_the_mean_of_the_logits_of_the_last_round():
@@ -30,18 +30,11 @@ def test_a_second_round_takes_one_step_on_public_and_one_on_private_images():
     found = parameters(last(fedmd, made, learning_rate=0.1), 1)
     _, target = [each["logits"].value for _, client, each in messages.of("down") if client == 1]
     model = made.new_model(1)
-    trained = [each for each in model.parameters() if each.requires_grad]
-
-    def descend(objective):
-        gradients = torch.autograd.grad(objective, trained)
-        with torch.no_grad():
-            for parameter, gradient in zip(trained, gradients, strict=True):
-                parameter -= 0.1 * gradient
-
     for images, labels in made.batches(1, 0):
-        descend(F.cross_entropy(model(images), labels))
-    descend((model(made.public) - target).abs().mean())  # the batch has all public images
+        descend(F.cross_entropy(model(images), labels), model.parameters(), 0.1)
+    # The batch has all public images.
+    descend((model(made.public) - target).abs().mean(), model.parameters(), 0.1)
     images, labels = next(made.batches(1, 1))
-    descend(F.cross_entropy(model(images), labels))
+    descend(F.cross_entropy(model(images), labels), model.parameters(), 0.1)
     expected = dict(model.named_parameters())
     torch.testing.assert_close(found, {name: expected[name].detach() for name in found})

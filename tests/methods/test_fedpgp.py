@@ -5,7 +5,7 @@ import torch.nn.functional as F
 
 import fedprompt as fp
 from fedprompt.methods.fedpgp import Personalized, fedpgp
-from tiny_federations import clip_federation, last, parameters
+from tiny_federations import clip_federation, descend, last, parameters
 
 
 def test_the_private_part_of_every_client_has_the_stated_rank():
@@ -37,10 +37,7 @@ def test_a_step_descends_the_stated_objective():
         image, classes = F.normalize(tokens[:, 0], dim=1), F.normalize(personal, dim=1)
         objective = F.cross_entropy(10 * image @ classes.T, labels)
         objective = objective - 0.7 * torch.log(good / (good + bad)).mean()
-        gradients = torch.autograd.grad(objective, list(model.parameters()))
-        with torch.no_grad():
-            for parameter, gradient in zip(model.parameters(), gradients, strict=True):
-                parameter -= 0.3 * gradient
+        descend(objective, model.parameters(), 0.3)
     torch.testing.assert_close(found, fp.snapshot(model), rtol=1e-4, atol=1e-6)
 
 

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 import fedprompt as fp
 from fedprompt.methods.fedpha import alignment, fedpha, on_minor_directions, private_context
 from fedprompt.methods.setting import PromptedClassifier
-from tiny_federations import clip_federation, last
+from tiny_federations import clip_federation, descend, last
 
 
 def test_contexts_of_different_lengths_send_messages_of_one_size():
@@ -55,9 +55,6 @@ def test_steps_descend_the_stated_objective_in_both_contexts():
         objective = objective + (personal - minor).square().mean()
         objective = objective + (1.5 - (personal - general).norm(dim=1)).clamp(min=0).mean()
         both = [shared.context.context, private.context.context]
-        gradients = torch.autograd.grad(objective, both)
-        with torch.no_grad():
-            for parameter, gradient in zip(both, gradients, strict=True):
-                parameter -= 0.2 * gradient
+        descend(objective, both, 0.2)
     for found, expected in ((predictions.received(5), shared), (predictions.of(0), private)):
         torch.testing.assert_close(fp.snapshot(found), fp.snapshot(expected))

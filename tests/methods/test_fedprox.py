@@ -6,7 +6,7 @@ import torch.nn.functional as F
 import fedprompt as fp
 from fedprompt.methods.fedprox import fedprox
 from fedprompt.methods.fedvpt import fedvpt_d
-from tiny_federations import last, parameters, vit_federation
+from tiny_federations import descend, last, parameters, vit_federation
 
 
 def test_without_the_proximal_term_it_is_fedavg_bitwise():
@@ -26,8 +26,5 @@ def test_the_second_step_descends_the_stated_objective():
     for images, labels in federation.batches(0, 0):
         distance = sum((p - start[name]).square().sum() for name, p in model.named_parameters())
         objective = F.cross_entropy(model(images), labels) + 0.8 / 2 * distance
-        gradients = torch.autograd.grad(objective, list(model.parameters()))
-        with torch.no_grad():
-            for parameter, gradient in zip(model.parameters(), gradients, strict=True):
-                parameter -= 0.5 * gradient
+        descend(objective, model.parameters(), 0.5)
     torch.testing.assert_close(found, fp.snapshot(model))

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 
 from fedprompt.methods.fedrep import fedrep
 from sent_messages import sent_by
-from tiny_federations import last, parameters, vit_federation
+from tiny_federations import descend, last, parameters, vit_federation
 
 
 def test_each_half_of_the_batches_descends_in_one_block_of_coordinates():
@@ -16,10 +16,7 @@ def test_each_half_of_the_batches_descends_in_one_block_of_coordinates():
     model = federation.new_model()
     for number, (images, labels) in enumerate(federation.batches(0, 0)):
         block = list((model.head if number < 2 else model.prompts).parameters())
-        gradients = torch.autograd.grad(F.cross_entropy(model(images), labels), block)
-        with torch.no_grad():
-            for parameter, gradient in zip(block, gradients, strict=True):
-                parameter -= 0.5 * gradient
+        descend(F.cross_entropy(model(images), labels), block, 0.5)
     expected = {name: parameter.detach() for name, parameter in model.named_parameters()}
     torch.testing.assert_close(found, expected)
 

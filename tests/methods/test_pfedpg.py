@@ -7,7 +7,7 @@ from torch.func import functional_call
 
 import fedprompt as fp
 from fedprompt.methods.pfedpg import Generator, follow, pfedpg
-from tiny_federations import last, parameters, vit_federation
+from tiny_federations import descend, last, parameters, vit_federation
 
 
 def new_generator():
@@ -72,8 +72,5 @@ def test_a_client_trains_its_own_head_and_the_prompts_of_its_descriptor():
         fp.load_values(model, {"prompts.tokens": generator(client).detach()[None]})
         for images, labels in federation.batches(client, 0):
             loss = F.cross_entropy(model(images), labels)
-            gradients = torch.autograd.grad(loss, list(model.parameters()))
-            with torch.no_grad():
-                for parameter, gradient in zip(model.parameters(), gradients, strict=True):
-                    parameter -= 0.5 * gradient
+            descend(loss, model.parameters(), 0.5)
         torch.testing.assert_close(parameters(predictions, client), fp.snapshot(model))

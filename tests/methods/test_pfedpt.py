@@ -7,7 +7,7 @@ import torch.nn.functional as F
 
 import fedprompt as fp
 from fedprompt.methods.pfedpt import Bordered, pfedpt
-from tiny_federations import last, parameters, vit_federation
+from tiny_federations import descend, last, parameters, vit_federation
 
 ONE = {"clients": [0], "cohort_size": 1, "make_optimizer": torch.optim.SGD}
 
@@ -39,7 +39,8 @@ def test_the_first_phase_moves_the_border_and_the_second_the_head():
     model = Bordered(federation, 1)
     batches = federation.batches(0, 0)
     for part, rate in (model.border, 3.0), (model.network.head, 0.5):
-        descend(model, part, rate, *next(batches))
+        images, labels = next(batches)
+        descend(F.cross_entropy(model(images), labels), part.parameters(), rate)
     torch.testing.assert_close(found, fp.snapshot(model))
 
 
@@ -56,13 +57,6 @@ def test_a_client_continues_with_the_border_of_its_last_round():
     found = parameters(last(pfedpt, federation, learning_rate=0.0, border_rate=3.0), 0)
     model = Bordered(federation, 1)
     for server_round in range(2):
-        descend(model, model.border, 3.0, *next(federation.batches(0, server_round)))
+        images, labels = next(federation.batches(0, server_round))
+        descend(F.cross_entropy(model(images), labels), model.border.parameters(), 3.0)
     torch.testing.assert_close(found, fp.snapshot(model))
-
-
-def descend(model, part, rate, images, labels):
-    loss = F.cross_entropy(model(images), labels)
-    gradients = torch.autograd.grad(loss, list(part.parameters()))
-    with torch.no_grad():
-        for parameter, gradient in zip(part.parameters(), gradients, strict=True):
-            parameter -= rate * gradient

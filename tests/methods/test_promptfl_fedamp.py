@@ -7,7 +7,7 @@ import torch.nn.functional as F
 import fedprompt as fp
 from fedprompt.methods.coop import coop
 from fedprompt.methods.promptfl_fedamp import attention, promptfl_fedamp
-from tiny_federations import clip_federation, last, parameters
+from tiny_federations import clip_federation, descend, last, parameters
 
 
 def contexts(count, *, spread=1.0):
@@ -66,9 +66,7 @@ def test_the_second_round_descends_the_stated_objective():
     for tokens, labels in federation.batches(0, 1):
         distance = (model.context.context - center).square().sum()
         objective = F.cross_entropy(model(tokens), labels) + 0.8 / 2 * distance
-        (gradient,) = torch.autograd.grad(objective, model.context.context)
-        with torch.no_grad():
-            model.context.context -= 0.5 * gradient
+        descend(objective, [model.context.context], 0.5)
     found = parameters(last(promptfl_fedamp, federation, **values), 0)
     torch.testing.assert_close(found, fp.snapshot(model))
     assert (own - other).abs().max() > 1e-3

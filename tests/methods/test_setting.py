@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from fedprompt.methods import ClientData, Federation, Setting
+from refusals import check_refused, refusals
 
 LABELS = torch.tensor([0, 1, 2, 1])
 SHARDS = {0: np.array([0, 2]), 3: np.array([1, 3])}
@@ -39,28 +40,27 @@ def test_positions_may_be_arrays_and_inputs_may_be_read_when_needed():
         ]
 
 
-REFUSED = {
-    "`setting` must be a Setting, such as VitSetting": lambda call: call(setting={}),
-    "`inputs` must be a tensor, or return batches by positions": lambda call: call(inputs=4),
-    "got a list of length 4": lambda call: call(inputs=[[0.0], [1.0], [2.0], [3.0]]),
-    "`labels` must lie in [0, 3)": lambda call: call(labels=LABELS + 1),
-    "`labels` must be integers": lambda call: call(labels=[0, 1, 2, 1]),
-    "`labels` must have one entry for each of 4 inputs": lambda call: call(labels=LABELS[:3]),
-    "`shards` must map ids of clients to positions": lambda call: call(shards=[[0], [1]]),
-    "`shards[0]` must lie in [0, 4)": lambda call: call(shards={0: torch.tensor([4])}),
-    "`shards[0]` must be integers": lambda call: call(shards={0: torch.tensor([0.5])}),
-    "`shards[0]` must have at least one position": (lambda call: call(shards={0: torch.arange(0)})),
-    "`key of shards` must be an integer": lambda call: call(shards={"0": torch.arange(2)}),
-}
+def call(of=None, inputs=None, labels=LABELS, shards=SHARDS):
+    inputs = Squares() if inputs is None else inputs
+    return Federation(setting() if of is None else of, inputs, labels, shards)
+
+
+REFUSED = """
+call({}) -> TypeError: `setting` must be a Setting, such as VitSetting
+call(inputs=4) -> TypeError: `inputs` must be a tensor, or return batches by positions
+call(inputs=[[0.0], [1.0], [2.0], [3.0]]) -> TypeError: got a list of length 4
+call(labels=LABELS + 1) -> ValueError: `labels` must lie in [0, 3)
+call(labels=[0, 1, 2, 1]) -> TypeError: `labels` must be integers
+call(labels=LABELS[:3]) -> ValueError: `labels` must have one entry for each of 4 inputs
+call(shards=[[0], [1]]) -> TypeError: `shards` must map ids of clients to positions
+call(shards={0: tensor([4])}) -> ValueError: `shards[0]` must lie in [0, 4)
+call(shards={0: tensor([0.5])}) -> TypeError: `shards[0]` must be integers
+call(shards={0: torch.arange(0)}) -> ValueError: `shards[0]` must have at least one position
+call(shards={'0': torch.arange(2)}) -> TypeError: `key of shards` must be an integer
+"""
 
 
 @pytest.mark.bad_input
-@pytest.mark.parametrize("message", REFUSED)
-def test_refused(message):
-    def call(**changes):
-        good = {"setting": setting(), "inputs": Squares(), "labels": LABELS, "shards": SHARDS}
-        return Federation(**good | changes)
-
-    with pytest.raises((TypeError, ValueError)) as error:
-        REFUSED[message](call)
-    assert message in str(error.value)
+@pytest.mark.parametrize(("call", "error", "message"), refusals(REFUSED))
+def test_wrong_calls_are_refused_by_name(call, error, message):
+    check_refused(call, error, message, globals())

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 import fedprompt as fp
 from fedprompt.methods.sgpt import GroupedModel, sgpt
-from tiny_federations import last, parameters, vit_federation
+from tiny_federations import descend, last, parameters, vit_federation
 
 
 def one_client(**changes):
@@ -44,21 +44,16 @@ def test_the_first_block_has_no_groups_and_the_second_no_gradient_of_shared_prom
     torch.manual_seed(federation.seed)
     model = GroupedModel(federation, 5, [["shared", "groups"]])
     first, second = federation.batches(0, 0)
-    descend(F.cross_entropy(model.logits(first[0]), first[1]), model.shared, model.head)
+    parts = nn.ModuleList([model.shared, model.head])
+    descend(F.cross_entropy(model.logits(first[0]), first[1]), parts.parameters(), 0.5)
     nearest = F.normalize(model.query(second[0])) @ F.normalize(model.selector.keys.detach()).T
     chosen = nearest.argmax(1)
     keys = F.normalize(model.selector.keys[chosen])
     loss = F.cross_entropy(model.logits(second[0], chosen), second[1])
     loss = loss - (F.normalize(model.query(second[0])) * keys).sum(1).mean()
-    descend(loss, model.groups, model.selector, model.head)
+    parts = nn.ModuleList([model.groups, model.selector, model.head])
+    descend(loss, parts.parameters(), 0.5)
     torch.testing.assert_close(found, fp.snapshot(model))
-
-
-def descend(loss, *parts):
-    parameters = [each for part in parts for each in part.parameters()]
-    with torch.no_grad():
-        for each, gradient in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
-            each -= 0.5 * gradient
 
 
 def test_the_server_counts_the_images_of_the_second_block():

@@ -1,11 +1,9 @@
 """Clients that share one trunk: batched streams, copies, states and training."""
 
-import numpy as np
 import pytest
 import torch
 
-from errors import raises
-from fedprompt import DeepPrompts, PromptStream, ShallowPrompts, batch_streams, encode_prompted
+from fedprompt import DeepPrompts, PromptStream, batch_streams, encode_prompted
 from tolerance import assert_near
 
 DIM, DEPTH = 12, 3
@@ -53,54 +51,3 @@ def test_batch_streams_gives_each_sample_its_owners_tokens(replace, dtype, gener
         assert torch.equal(
             tokens, torch.stack([clients[owner].layers[layer] for owner in (1, 0, 1)])
         )
-
-
-STREAM = PromptStream({0: torch.zeros(1, 2)})
-
-
-LAYOUT = (
-    "`streams[1]` must have the layers, lengths and `replace` of the first stream "
-    "({0: (1, 2)}, False); got "
-)
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize(
-    ("streams", "owner", "error", "message"),
-    [
-        ([], [0], ValueError, "`streams` must contain at least one stream; got none."),
-        *(
-            (streams, [0], TypeError, "`streams` must be a sequence of PromptStream; got a ")
-            for streams in ({"a": 3}, np.ones((2, 3)))
-        ),
-        (
-            [STREAM, PromptStream({1: torch.zeros(1, 2)})],
-            [0],
-            ValueError,
-            LAYOUT + "({1: (1, 2)}, False).",
-        ),
-        (
-            [STREAM, PromptStream({0: torch.zeros(3, 2)})],
-            [0],
-            ValueError,
-            LAYOUT + "({0: (3, 2)}, False).",
-        ),
-        (
-            [STREAM, PromptStream({0: torch.zeros(1, 2)}, True)],
-            [0],
-            ValueError,
-            LAYOUT + "({0: (1, 2)}, True).",
-        ),
-        ([PromptStream({0: torch.zeros(4, 1, 2)})], [0], ValueError, "`streams` must contain"),
-        ([ShallowPrompts(1, 2)], [0], TypeError, "`streams[0]` must be a PromptStream; call the"),
-        (STREAM, [0], TypeError, "`streams[0]` must be a PromptStream; call the prompt module;"),
-        ([STREAM, STREAM], [0, 2], ValueError, "`owner` must lie in"),
-        ([STREAM, STREAM], [-1, 0], ValueError, "`owner` must lie in"),
-        ([STREAM], [0.0], TypeError, "`owner` must be integers of shape (batch,); got a float32"),
-        ([STREAM], [[0]], TypeError, "`owner` must be integers of shape (batch,); got a int64"),
-        ([STREAM], [True], TypeError, "`owner` must be integers of shape (batch,); got a bool"),
-    ],
-)
-def test_batch_streams_refuses_streams_and_owners_that_do_not_match(streams, owner, error, message):
-    with raises(error, message):
-        batch_streams(streams, torch.as_tensor(owner))

@@ -78,20 +78,6 @@ def test_the_prefix_is_the_start_and_the_shared_context_before_the_name(position
     ).prefix.shape == (2, 1, 1)
 
 
-@pytest.mark.parametrize("place", PLACES)
-def test_class_specific_contexts_with_equal_rows_are_a_generic_one(place):
-    context = numbered(2, 5)
-    tied = prompted_text(
-        context[:, None].expand(-1, 3, -1, -1),
-        class_names(),
-        name_position=PLACES[place](5),
-        class_specific=True,
-    )
-    generic = prompted_text(context, class_names(), name_position=PLACES[place](5))
-    assert torch.equal(whole(tied), whole(generic))
-    assert tied.end == generic.end
-
-
 @pytest.mark.parametrize("shape", [(2, 5), (2, 3, 5)])
 @pytest.mark.parametrize("place", PLACES)
 def test_sentences_for_a_bidirectional_tower_have_full_length(place, shape):
@@ -111,18 +97,6 @@ def test_gradients_reach_each_context_token_once_for_each_class():
     context = numbered(2, 5).requires_grad_()
     whole(prompted_text(context, class_names(), name_position=2)).sum().backward()
     assert (context.grad == 3).all()
-
-
-def test_vmap_over_clients_equals_a_loop():
-    contexts = torch.stack([numbered(2, 5), 1 + numbered(2, 5)])
-    stacked = torch.func.vmap(
-        lambda context: prompted_text(context, class_names(), name_position=2)[:2]
-    )(contexts)
-    for client, context in enumerate(contexts):
-        alone = prompted_text(context, class_names(), name_position=2)[:2]
-        assert all(
-            torch.equal(together[client], own) for together, own in zip(stacked, alone, strict=True)
-        )
 
 
 @pytest.mark.benchmark
@@ -167,90 +141,3 @@ def test_words_set_the_values_and_the_length(num_classes, shape):
 
 def test_a_context_initialized_in_half_precision_is_float32():
     assert ContextPrompts(4, init=torch.ones(3, 4, dtype=torch.bfloat16))().dtype == torch.float32
-
-
-def test_a_context_can_be_used_with_other_class_names():
-    source, target = ContextPrompts(1, length=5), ContextPrompts(1, length=5)
-    assert list(source.state_dict()) == ["context"]
-    target.load_state_dict(source.state_dict())
-    few, many = class_names(words=WORDS[:1]), class_names(words=[*WORDS, [40.0]])
-    assert torch.equal(prompted_text(target(), few).prefix, prompted_text(source(), many).prefix)
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
-        ({"dim": 0}, ValueError, "`dim` must be at least 1"),
-        ({"dim": 4, "length": -1}, ValueError, "`length` must be at least 0"),
-        ({"dim": 4, "num_contexts": 0}, ValueError, "`num_contexts` must be at least 1"),
-        ({"dim": 4, "num_classes": 2.0}, TypeError, "`num_classes` must be an integer"),
-        ({"dim": 4, "init": "a photo of a"}, TypeError, "`init` must be a floating-point"),
-        ({"dim": 4, "init": torch.zeros(3, 4, dtype=torch.long)}, TypeError, r"`init` .*int64"),
-        ({"dim": 4, "init": torch.zeros(3, 5)}, ValueError, r"`init` must have shape \(length,"),
-        ({"dim": 4, "init": torch.zeros(4)}, ValueError, r"`init` must have shape \(length,"),
-    ],
-)
-def test_bad_arguments_of_contexts_are_refused(arguments, error, message):
-    with pytest.raises(error, match=message):
-        ContextPrompts(**arguments)
-
-
-ONE_MORE = "`per_sample=True` or `class_specific=True` adds one axis"
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize(
-    ("context", "claims", "error", "message"),
-    [
-        ([[[0.0]]], {}, TypeError, "`context` must be a floating-point tensor"),
-        (torch.zeros(1, 5, 1, dtype=torch.long), {}, TypeError, "`context` must be a"),
-        (
-            torch.zeros(1, 5, 2),
-            {},
-            ValueError,
-            rf"`context` must have shape \(contexts, length, 1\); {ONE_MORE}; got \(1, 5, 2\)",
-        ),
-        (torch.zeros(1, 3, 5, 1), {}, ValueError, rf"{ONE_MORE}; got \(1, 3, 5, 1\)"),
-        (torch.zeros(5, 1), {}, ValueError, r"got \(5, 1\)"),
-        (torch.zeros(1, 2, 5, 1), {"class_specific": True}, ValueError, r"\(contexts, 3,"),
-        (torch.zeros(1, 5, 1), {"class_specific": True}, ValueError, r"\(contexts, 3, length,"),
-        (torch.zeros(1, 5, 1), {"per_sample": True}, ValueError, r"\(batch, contexts, length,"),
-        (
-            torch.zeros(3, 1, 2, 5, 1),
-            {"per_sample": True, "class_specific": True},
-            ValueError,
-            r"`context` must have shape \(batch, contexts, 3, length, 1\); got \(3, 1, 2, 5, 1\)",
-        ),
-        (torch.zeros(1, 5, 1), {"per_sample": 7}, TypeError, "`per_sample` must be True or"),
-        (torch.zeros(1, 5, 1), {"class_specific": 3}, TypeError, "`class_specific` must be True"),
-        (torch.zeros(1, 2, 1, device="meta"), {}, ValueError, "`context` must be on the device"),
-        (torch.zeros(1, 40, 1), {}, ValueError, "`context` must be shorter, because no name"),
-        (torch.zeros(1, 11, 1), {}, ValueError, "`names` must have at most 4 tokens .* of"),
-    ],
-)
-def test_contexts_of_other_shapes_are_refused(context, claims, error, message):
-    with pytest.raises(error, match=message):
-        prompted_text(context, class_names(), **claims)
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize(
-    ("position", "message"),
-    [
-        (6, "at most the length 5 of the context; got 6"),
-        (-1, "at least 0; got -1"),
-        (2.5, "an integer; got 2.5"),
-    ],
-)
-def test_a_name_position_outside_the_context_is_refused(position, message):
-    with pytest.raises((ValueError, TypeError), match=f"`name_position` must be {message}"):
-        prompted_text(numbered(1, 5), class_names(), name_position=position)
-
-
-@pytest.mark.bad_input
-def test_names_must_come_from_a_tower():
-    with pytest.raises(
-        TypeError, match=r"`names` must be ClassNames, from tower.class_names; got a list of"
-    ):
-        prompted_text(numbered(1, 5), ["cat"])

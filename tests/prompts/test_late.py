@@ -18,45 +18,11 @@ def draw(generator, *shape):
     return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
 
-STREAMS = {
-    "none": [],
-    "late": [({2: (2,)}, False)],
-    "at the start and after it": [({1: (2,), 2: (3,)}, True)],
-    "early ones are among the tokens": [({0: (2,), 1: (1,), 2: (3,)}, False)],
-    "early ones that are replaced": [({0: (3,), 1: (1,), 2: (2,)}, True)],
-    "groups of each sample": [({1: (BATCH, 1), 2: (BATCH, 2)}, False)],
-    "shared, then groups (SGPT)": [
-        ({0: (2,), 1: (1,)}, False),
-        ({1: (BATCH, 1), 2: (BATCH, 2)}, False),
-    ],
-    "given in another order": [({2: (1,), 0: (3,), 1: (2,)}, True), ({1: (1,), 0: (2,)}, False)],
-}
-
-
-def make_streams(spec, generator):
-    return [
-        fp.PromptStream(
-            {layer: draw(generator, *shape, DIM) for layer, shape in layers.items()}, kept
-        )
-        for layers, kept in spec
-    ]
-
-
 def assert_equal_encodings(encoded, expected):
     assert torch.equal(encoded.pooled, expected.pooled)
     assert len(encoded.streams) == len(expected.streams)
     for actual, tokens in zip(encoded.streams, expected.streams, strict=True):
         assert torch.equal(actual, tokens)
-
-
-@pytest.mark.parametrize("start", [1, 2])
-@pytest.mark.parametrize("spec", STREAMS.values(), ids=STREAMS)
-def test_a_pass_from_cached_tokens_equals_the_pass_from_images(spec, start, trunk, generator):
-    images, streams = draw_images(trunk.model, BATCH), make_streams(spec, generator)
-    expected = fp.encode_prompted(trunk, images, *streams)
-    tokens = fp.encode_front(trunk, images, *streams, start=start)
-    late = fp.encode_from(trunk, tokens, *streams, start=start)
-    assert_equal_encodings(late, expected)
 
 
 def test_gradients_equal_those_of_the_pass_from_images(trunk, images, generator):
@@ -146,60 +112,6 @@ def test_a_trunk_of_your_own_needs_two_more_lines(generator):
         fp.encode_from(Plain(), tokens, stream, start=1)
 
 
-# --- Errors
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
-        ({"start": 0}, ValueError, "`start` must be at least 1; got 0."),
-        ({"start": 3}, ValueError, "`start` must be below the 3 blocks that run; got 3."),
-        ({"start": 2, "depth": 2}, ValueError, "`start` must be below the 2 blocks that run;"),
-        ({"start": 1.0}, TypeError, "`start` must be an integer; got 1.0 (float)."),
-        ({"start": 1, "image_size": 0}, ValueError, "`image_size` must be at least 1; got 0."),
-    ],
-)
-def test_a_wrong_start_is_refused(arguments, error, message, trunk, images):
-    tokens = fp.encode_front(trunk, images, start=1)
-    with raises(error, message):
-        fp.encode_from(trunk, tokens, **arguments)
-
-
-@pytest.mark.bad_input
-def test_images_and_tokens_are_not_mistaken_for_each_other(trunk, images):
-    tokens = fp.encode_front(trunk, images, start=2)
-    rule = "`tokens` must be a floating-point tensor of shape (batch, seq, 12); got a "
-    for wrong, got in (
-        (images, "float64 tensor of shape (3, 3, 16, 16)"),
-        (tokens[:, :, :8], "float64 tensor of shape (3, 6, 8)"),
-        (tokens.int(), "int32 tensor of shape (3, 6, 12)"),
-        (tokens.tolist(), "list"),
-    ):
-        with raises(TypeError, f"{rule}{got}"):
-            fp.encode_from(trunk, wrong, start=2)
-    with raises(TypeError, "`images` must be floating-point of shape (batch, channels, height"):
-        fp.encode_prompted(trunk, tokens)
-
-
-@pytest.mark.bad_input
-def test_tokens_of_another_number_of_patches_are_refused(trunk, images):
-    tokens = fp.encode_front(trunk, images, start=2)
-    for size in (None, 16, (16, 16)):
-        with raises(ValueError, "`tokens` must have 6 tokens without prompts, for 2 x 2 patches;"):
-            fp.encode_from(trunk, tokens[:, :-1], start=2, image_size=size)
-
-
-@pytest.mark.bad_input
-def test_tokens_must_contain_the_early_prompts_of_the_streams(trunk, images, generator):
-    tokens = fp.encode_front(trunk, images, start=1)
-    stream = fp.PromptStream({0: draw(generator, 2, DIM)})
-    with raises(ValueError, "`tokens` must have 6 tokens without prompts, for 2 x 2 patches;"):
-        fp.encode_from(trunk, tokens, stream, start=1)  # the front ran without the prompts
-    with raises(ValueError, "`tokens` must contain the 9 prompts before block 1; got 6 tokens."):
-        fp.encode_from(trunk, tokens, fp.PromptStream({0: draw(generator, 9, DIM)}), start=1)
-
-
 @pytest.mark.bad_input
 def test_trainable_prompts_before_the_start_are_refused(trunk, images, generator):
     prompts = fp.DeepPrompts(1, DIM, DEPTH, generator=generator).double()
@@ -212,27 +124,6 @@ def test_trainable_prompts_before_the_start_are_refused(trunk, images, generator
     with torch.no_grad():  # for evaluation
         late = fp.encode_from(trunk, tokens, prompts(), start=2)
         assert_equal_encodings(late, fp.encode_prompted(trunk, images, prompts()))
-
-
-@pytest.mark.bad_input
-def test_front_tokens_refuses_what_encode_prompted_refuses(trunk, images):
-    with raises(TypeError, "`trunk` must be a Trunk, such as vit_trunk(model); got str."):
-        fp.encode_front("vit", images, start=1)
-    with raises(TypeError, "`images` must be floating-point of shape"):
-        fp.encode_front(trunk, images.byte(), start=1)
-    with raises(ValueError, "`start` must be at least 1; got 0."):
-        fp.encode_front(trunk, images, start=0)
-    with raises(ValueError, "`start` must be at most the trunk's 3 blocks; got 4."):
-        fp.encode_front(trunk, images, start=4)
-    with raises(ValueError, "`streams[0].layers` must be among the 3 blocks 0 to 2; got 3."):
-        fp.encode_front(trunk, images, fp.PromptStream({3: torch.zeros(1, DIM)}), start=1)
-
-
-@pytest.mark.bad_input
-def test_tokens_on_another_device_are_refused(trunk, images):
-    tokens = fp.encode_front(trunk, images, start=1).to("meta")
-    with raises(ValueError, "`tokens` must be on the trunk's device cpu; got meta."):
-        fp.encode_from(trunk, tokens, start=1)
 
 
 @pytest.mark.bad_input

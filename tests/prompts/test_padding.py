@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 
-from errors import raises
 from fedprompt import PadPrompts
 from models import num_trainable
 from tolerance import assert_near
@@ -59,19 +58,3 @@ def test_the_gradient_of_a_border_pixel_is_summed_over_the_batch_and_divided_by_
     for pixels in (pad.rows, pad.columns):  # d sum / d pixel = batch / std: 3 / 0.5 and 3 / 0.25
         assert_near(pixels.grad, torch.tensor([6.0, 12.0])[:, None, None].expand_as(pixels))
     assert torch.equal(images.grad, torch.ones_like(images))
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize(
-    ("images", "error", "message"),
-    [
-        (torch.zeros(2, 3, 8, 9), ValueError, "`images` must have shape (batch, 3, 8, 10); got"),
-        (torch.zeros(2, 3, 10, 8), ValueError, "`images` must have shape (batch, 3, 8, 10); got"),
-        (torch.zeros(2, 1, 8, 10), ValueError, "`images` must have shape (batch, 3, 8, 10); got"),
-        (torch.zeros(3, 8, 10), ValueError, "`images` must have shape (batch, 3, 8, 10); got"),
-        (torch.zeros(2, 3, 8, 10, dtype=torch.uint8), TypeError, "`images` must be"),
-    ],
-)
-def test_pad_prompts_refuses_other_images(images, error, message):
-    with raises(error, message):
-        PadPrompts((8, 10))(images)

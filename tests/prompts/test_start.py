@@ -4,10 +4,8 @@ from functools import partial
 
 import pytest
 import torch
-import torch.nn as nn
 
 import fedprompt as fp
-from errors import raises
 from models import draw_images
 from tolerance import assert_near
 
@@ -69,50 +67,3 @@ def test_tokens_are_the_mean_of_their_layer_plus_a_part_of_vpts_noise(kind, trun
         assert_near(prompts.tokens, exact + noise * drawn)  # a second call starts anew
     assert prompts.tokens is parameter
     assert parameter.requires_grad
-
-
-MOST = 0.2
-"""Largest relative move of the pooled feature by one prompt next to 16 patches."""
-
-
-# --- Errors
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize(
-    ("changes", "error", "message"),
-    [
-        ({"prompts": nn.Linear(2, 2)}, TypeError, "`prompts` must be LayeredPrompts or Group"),
-        ({"noise": -0.1}, ValueError, "`noise` must be at least 0; got -0.1."),
-        ({"noise": 1e308}, ValueError, "`noise` must keep tokens finite in torch.float32; got"),
-        ({"noise": "0.1"}, TypeError, "`noise` must be a number; got '0.1' (str)."),
-        ({"generator": 3}, TypeError, "`generator` must be a torch.Generator; got 3 (int)."),
-        ({"means": torch.zeros(3, 12)}, TypeError, "`means` must be a Weighted(value, weight);"),
-        ({"means": fp.Weighted(torch.zeros(2, 12), torch.tensor(1.0))}, ValueError, "`means` must"),
-        ({"means": fp.Weighted(torch.zeros(3, 8), torch.tensor(1.0))}, ValueError, "`means` must"),
-        ({"means": fp.Weighted(torch.zeros(3, 12), torch.tensor(0.0))}, ValueError, "`means.weig"),
-        (
-            {"means": fp.Weighted(torch.full((3, 12), torch.nan), torch.tensor(1.0))},
-            ValueError,
-            "`means.value` must be finite wherever its weight is positive",
-        ),
-    ],
-)
-def test_a_bad_start_is_refused_and_changes_nothing(changes, error, message):
-    prompts = fp.DeepPrompts(2, DIM, DEPTH)
-    before = prompts.tokens.detach().clone()
-    good = {"prompts": prompts, "means": fp.Weighted(torch.zeros(3, 12), torch.tensor(1.0))}
-    arguments = good | changes
-    with raises(error, message):
-        fp.initialize_at(arguments.pop("prompts"), arguments.pop("means"), **arguments)
-    assert torch.equal(prompts.tokens, before)
-
-
-@pytest.mark.bad_input
-def test_mean_tokens_refuses_bad_images(trunk, images):
-    with raises(TypeError, "`trunk` must be a Trunk, such as vit_trunk(model); got str."):
-        fp.mean_patch_tokens("vit", images)
-    with raises(TypeError, "`images` must be floating-point of shape"):
-        fp.mean_patch_tokens(trunk, images.byte())
-    with raises(ValueError, "`images` must contain at least one image; got none."):
-        fp.mean_patch_tokens(trunk, images[:0])

@@ -1,13 +1,10 @@
-"""Two references of prompted vision transformers.
+"""Prompted vision transformers, token by token in float64, for plain ViTs only.
 
-The first shares no code with the library or with timm's forward pass. It runs token by token in
-float64, for plain ViTs only. The second inserts prompts into the forward pass of any timm model by
-hooks. It contains no code for rotary tables or pooling, so it applies to every family.
+The reference shares no code with the library or with timm's forward pass.
 """
 
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 
 import torch
 import torch.nn as nn
@@ -133,60 +130,3 @@ def _pooled(model: nn.Module, sequence: list[tuple[object, Tensor]]) -> Tensor:
         return _norm(model.norm, sequence[0][1])
     patches = torch.stack([token for owner, token in sequence if owner == "patch"])
     return _norm(model.fc_norm, patches.mean(0))  # "avg": the norm comes after the mean
-
-
-def hooked(
-    model: nn.Module,
-    images: Tensor,
-    layers: Mapping[int, Tensor],
-    *,
-    replace: bool = False,
-    mask: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Run the forward pass of a timm model, with prompts (prompts, dim) inserted by hooks.
-
-    Rotary attention skips its first `num_prefix_tokens` tokens. That number is increased while
-    prompts follow the prefix. A mask must include the prompts.
-
-    Returns:
-        The pooled features, and the prompts after the last block, before any norm.
-    """
-    prefix, inside, outputs = model.num_prefix_tokens, 0, []
-
-    def rotary(block: nn.Module) -> bool:
-        return hasattr(block, "attn") and hasattr(block.attn, "num_prefix_tokens")
-
-    def insert(layer: int, tokens: Tensor) -> Tensor:
-        nonlocal inside
-        if layer not in layers:
-            return tokens
-        new = layers[layer].to(tokens.dtype).expand(len(tokens), -1, -1)
-        kept = 0 if replace else inside
-        output = torch.cat([tokens[:, : prefix + kept], new, tokens[:, prefix + inside :]], 1)
-        inside = kept + new.shape[1]
-        return output
-
-    def before_block(layer: int, block: nn.Module, tokens: Tensor) -> Tensor:
-        tokens = insert(layer, tokens)
-        if rotary(block):
-            block.attn.num_prefix_tokens = prefix + inside
-        return tokens
-
-    def before_norm(tokens: Tensor) -> Tensor:
-        outputs.append(tokens[:, prefix : prefix + inside])
-        return torch.cat([tokens[:, :prefix], tokens[:, prefix + inside :]], 1)
-
-    with ExitStack() as stack:
-        for layer, block in enumerate(model.blocks):
-            if rotary(block):
-                stack.callback(setattr, block.attn, "num_prefix_tokens", prefix)
-            hook = block.register_forward_pre_hook(
-                lambda block, args, layer=layer: (before_block(layer, block, args[0]), *args[1:])
-            )
-            stack.callback(hook.remove)
-        # Prompts are removed before the last norm, so pooling ignores them.
-        stack.callback(
-            model.norm.register_forward_pre_hook(lambda norm, args: before_norm(args[0])).remove
-        )
-        features = model.forward_features(images, attn_mask=mask)
-    return model.forward_head(features, pre_logits=True), outputs[0]

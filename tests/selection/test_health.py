@@ -2,7 +2,6 @@
 
 import itertools
 import math
-import re
 
 import pytest
 import torch
@@ -195,40 +194,29 @@ def test_without_dead_keys_all_keys_are_returned_unchanged():
 KEYS = torch.eye(3)[:2]
 
 
-def raises(error, message):
-    return pytest.raises(error, match=re.escape(message))
+def table(indices, labels, groups=3):
+    given = torch.tensor(indices), torch.tensor(labels)
+    return contingency_table(*given, num_groups=groups, num_classes=2)
 
 
 REFUSED = """
-clustering_accuracy(torch.ones(3)) -> ValueError: `counts` must have shape (groups, classes); got
-selection_health(torch.ones(2), query=torch.ones(3)) -> TypeError: `query` must be a floating-point
-selection_health(torch.ones(2), query=torch.full((2, 1), torch.nan)) \
--> ValueError: `query` must be finite; got 2 entries of 2 that are not.
-selection_health(torch.ones(2), query=torch.eye(2), max_cosine=1.5) \
--> ValueError: `max_cosine` must be at most 1; got 1.5.
-revive_keys(torch.ones(1, 3), KEYS, usage=torch.zeros(2)) \
--> ValueError: `query` must hold at least one sample for each of 2 dead keys; got 1.
-revive_keys(torch.ones(2, 4), KEYS, usage=torch.zeros(2)) \
--> ValueError: `query` must have the width of `keys`, 3; got 4.
-revive_keys(torch.full((2, 3), torch.nan), KEYS, usage=torch.zeros(2)) \
--> ValueError: `query` must be finite; got 6 entries of 6 that are not.
-revive_keys(torch.ones(2, 3), KEYS, usage=torch.zeros(3)) \
--> ValueError: `usage` must have one count for each of 2 groups; got (3,).
-revive_keys(torch.ones(2, 3), KEYS, usage=torch.tensor([0.0, -1.0])) \
--> ValueError: `usage` must be finite and at least 0; got -1.0.
+clustering_accuracy(ones(3)) -> ValueError: `counts` must have shape (groups, classes); got
+selection_health(ones(2), query=ones(3)) -> TypeError: `query` must be a floating-point
+selection_health(ones(2), query=full((2, 1), nan)) -> ValueError: `query` must be finite; got 2
+selection_health(ones(2), query=eye(2), max_cosine=1.5) -> ValueError: `max_cosine` must be at most
+revive_keys(ones(1, 3), KEYS, usage=zeros(2)) -> ValueError: `query` must hold at least one sample
+revive_keys(ones(2, 4), KEYS, usage=zeros(2)) -> ValueError: `query` must have the width of `keys`,
+revive_keys(full((2, 3), nan), KEYS, usage=zeros(2)) -> ValueError: `query` must be finite; got 6
+revive_keys(ones(2, 3), KEYS, usage=zeros(3)) -> ValueError: `usage` must have one count for each of
+revive_keys(ones(2, 3), KEYS, usage=tensor([0.0, -1.0])) -> ValueError: `usage` must be finite and
 selection_health([1, 2]) -> TypeError: `counts` must be a tensor of counts; got a list of length 2.
-selection_health(torch.tensor(3)) -> ValueError: `counts` must have shape (groups,) or (groups
-selection_health(torch.tensor([[1, -1]])) -> ValueError: `counts` must be finite and at least 0
-contingency_table(torch.tensor([0, 3]), torch.tensor([0, 1]), num_groups=3, num_classes=2) \
--> ValueError: `indices` must lie in [0, 3); got values from 0 to 3.
-contingency_table(torch.tensor([0, 1]), torch.tensor([-1, 1]), num_groups=3, num_classes=2) \
--> ValueError: `labels` must lie in [0, 2); got values from -1 to 1.
-contingency_table(torch.tensor([0, 1]), torch.tensor([1]), num_groups=3, num_classes=2) \
--> ValueError: `labels` must have one entry for each of 2 `indices`; got 1.
-contingency_table(torch.tensor([0.0, 1.0]), torch.tensor([1, 1]), num_groups=3, num_classes=2) \
--> TypeError: `indices` must be integers of shape (batch,); got a float32 tensor of shape (2,).
-contingency_table(torch.tensor([0]), torch.tensor([0]), num_groups=0, num_classes=2) \
--> ValueError: `num_groups` must be at least 1; got 0.
+selection_health(tensor(3)) -> ValueError: `counts` must have shape (groups,) or (groups
+selection_health(tensor([[1, -1]])) -> ValueError: `counts` must be finite and at least 0
+table([0, 3], [0, 1]) -> ValueError: `indices` must lie in [0, 3); got values from 0 to 3.
+table([0, 1], [-1, 1]) -> ValueError: `labels` must lie in [0, 2); got values from -1 to 1.
+table([0, 1], [1]) -> ValueError: `labels` must have one entry for each of 2 `indices`; got 1.
+table([0.0, 1.0], [1, 1]) -> TypeError: `indices` must be integers of shape (batch,); got a float32
+table([0], [0], groups=0) -> ValueError: `num_groups` must be at least 1; got 0.
 """
 
 
