@@ -9,9 +9,8 @@ import pytest
 import torch
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
-LOOPS = ("fedavg", "fedhpl", "fedl2g", "fedotp", "fewer_bytes", "private", "sgpt", "solar")
+LOOPS = ("fedavg", "fedhpl", "fedl2g", "fedotp", "fewer_bytes", "private", "sgpt")
 NOT_LOOPS = ("compare", "digits", "photographs", "zoo")
-LOWEST = {"solar": 45}  # of two classes, balanced; guessing gives 50, and the weights are random
 FLAGS = {"private": ("--seed", "0")}  # without a seed, the noise is not reproducible
 # The other loops compare two runs.
 NUM_RUNS = {"fedavg": 1, "sgpt": 1, "fewer_bytes": 3, "fedotp": 3}
@@ -41,7 +40,7 @@ def test_a_quick_run_learns_and_its_last_line_has_the_final_accuracy(name, run, 
     *rounds, last = run(name)
     values = accuracies(rounds)
     assert len(values) == 2 * NUM_RUNS.get(name, 2)
-    assert min(values[1::2]) > LOWEST.get(name, 15)  # guessing one of ten classes gives 10
+    assert min(values[1::2]) > 15  # guessing one of ten classes gives 10
     assert f"{values[-1]:.1f} %" in last
     written = [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()]
     assert written == (["out/fedhpl.png"] if name == "fedhpl" else [])
