@@ -441,7 +441,7 @@ def task(name: str, title: str) -> Task:
 
     return Task(
         title=title,
-        partitions={key: each.title for key, each in DIVISIONS.items()},
+        partitions={key: each.title for key, each in DIVISIONS.items() if key not in without},
         hours=lambda partition, row: 40 / 3600,
         family=lambda partition: "one model",
         rows=rows,
@@ -465,4 +465,8 @@ def task(name: str, title: str) -> Task:
     )
 
 
-TASKS = {"solar": task("solar", "Solar cells"), "mnist": task("mnist", "MNIST-5k")}
+TASKS = {
+    # under label shift, five seeds of solar cells have intervals beyond ± 10 points
+    "solar": task("solar", "Solar cells", "labels", "fedhpl", "sgpt"),
+    "mnist": task("mnist", "MNIST-5k"),
+}
