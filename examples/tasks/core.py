@@ -199,4 +199,5 @@ COSTS = {
     "bytes_down": "bytes down",
     "trained": "trained",
     "backward": "backward",
+    "kept": "bytes kept",
 }

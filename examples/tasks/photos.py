@@ -423,14 +423,32 @@ def front(where: Where, sources: Sources, start: int) -> Tensor:
     return photographs.encoded(run, images_of(*where).images, IMAGE_SIZE)
 
 
+def kept(trial: Trial, method: fp.Method, now: fp.Round) -> dict[str, float]:
+    """Measure the bytes that a batch of the first client keeps for its backward pass."""
+    data = trial.federation.data(0, now.server_round)
+    inputs, labels = next(data.batches())
+    model, sizes = now.model(method, data), dict[int, int]()
+    fixed = {each.untyped_storage().data_ptr() for each in model.parameters()}
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in fixed:
+            sizes[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        loss = F.cross_entropy(model(inputs), labels)
+    return {"kept": sum(sizes.values())} if loss.requires_grad else {}
+
+
 def started(row: Row) -> Row:
     """Give a row its default learning rate for features of DINOv2."""
     rate = START.get(str(row.method), row.values["learning_rate"])
     return replace(row, values={**row.values, "learning_rate": rate})
 
 
-def task(name: str, title: str) -> Task:
-    """Make a task of a data set."""
+def task(name: str, title: str, *without: str) -> Task:
+    """Make the task of a data set, without some partitions."""
 
     def rows(partition: str) -> list[Row]:
         division = DIVISIONS[partition]
@@ -459,6 +477,7 @@ def task(name: str, title: str) -> Task:
             **NEWCOMERS,
         },
         references={"local": [METHODS["local"].title, CONTROLS["local_24"].title]},
+        causes=lambda partition, row: kept if partition.startswith("deep") else None,
         compared=("own", "balanced"),
         curves=True,
         bound=0.048,
