@@ -27,6 +27,7 @@ SETTINGS = {
     "domains": "feature shift",
     "few": "50 images each",
 }
+NUMBER = re.compile(r"[-+]?\d|$")
 MARKS = ("personalized", "public data", "different models", "private", "adapted")
 
 
@@ -40,12 +41,14 @@ def files() -> dict[Path, list[Entry]]:
 
 def page(path: Path, methods: Sequence[Entry]) -> str:
     """Make the page of a file."""
-    text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    text = ast.get_docstring(tree) or ""
+    first = tree.body[1].lineno  # the page shows the docstring above the code
     parts = [
         f"# {', '.join(method.title for method in methods)}",
         sent_in_lines(text),
         f"```{{literalinclude}} ../../../{path.relative_to(ROOT)}\n"
-        ":language: python\n:class: whole-file\n```",
+        f":language: python\n:class: whole-file\n:lines: {first}-\n```",
     ]
     titles = {method.title for method in methods}
     for task, lines in results(titles).items():
@@ -106,9 +109,11 @@ def overview(found: dict[Path, list[Entry]]) -> str:
 
 
 def markdown(rows: Sequence[Sequence[str]]) -> str:
-    """Lay out rows as a Markdown table with a header."""
+    """Lay out rows as a Markdown table with a header. Columns with numbers are to the right."""
+    columns = [column[1:] for column in zip(*rows, strict=True)]
+    rule = ["---:" if all(map(NUMBER.match, each)) else "---" for each in columns]
     header, *body = [f"| {' | '.join(row)} |" for row in rows]
-    return "\n".join([header, "|" + "---|" * len(rows[0]), *body])
+    return "\n".join([header, f"|{'|'.join(rule)}|", *body])
 
 
 def write(app: Any) -> None:
