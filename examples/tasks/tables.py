@@ -2,7 +2,7 @@
 
 import csv
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import cycle
+from itertools import product
 from pathlib import Path
 
 import matplotlib
@@ -14,10 +14,12 @@ from tasks.records import Record
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+from matplotlib.text import Text
+from matplotlib.transforms import Bbox
 
-MARKERS = "osD^v<>pXP*"
 WIDTH = 7  # columns of a table; the others follow in a second one
 FEWEST = 5  # seeds of an interval
+COLORS = plt.get_cmap("Dark2").colors  # of the eight points with a label
 
 
 def grouped(found: Iterable[Record], partition: str) -> dict[str, list[Record]]:
@@ -188,29 +190,51 @@ def save_all(found: Sequence[Record], name: str, task: Task, folder: Path) -> No
 
 
 def scatter(by_row: Mapping[str, Sequence[Record]], task: Task, path: Path) -> None:
-    """Draw accuracy against bytes, with standard deviations over seeds.
+    """Draw accuracy against bytes, with standard deviations over seeds. The best rows have a label.
 
     Rows that send the same bytes are drawn next to each other.
     """
-    drawing, axes = plt.subplots(figsize=(10, 6), layout="constrained")
-    places: list[float] = []
+    drawing, axes = plt.subplots(figsize=(9, 6), layout="constrained")
+    points: dict[str, tuple[float, float]] = {}
     column = task.compared[0]
-    for (title, own), marker in zip(ranked(by_row, task).items(), cycle(MARKERS), strict=False):
+    for rank, (title, own) in enumerate(ranked(by_row, task).items()):
         sent = max(30.0, mean(own, "bytes_up") + mean(own, "bytes_down"))
-        while any(abs(np.log(sent / other)) < 0.02 for other in places):
+        while any(abs(np.log(sent / other)) < 0.02 for other, _ in points.values()):
             sent *= 1.025
-        places.append(sent)
         scores = [100 * each[column] for each in own]
+        points[title] = (sent, float(np.mean(scores)))
         error = np.std(scores, ddof=1) if len(scores) > 1 else 0
-        shape = {"fmt": marker, "markersize": 5, "linewidth": 1, "label": title}
-        axes.errorbar(sent, np.mean(scores), error, **shape)
+        style = {"fmt": "o", "markersize": 5, "linewidth": 1}
+        color = COLORS[rank] if rank < len(COLORS) else "0.75"
+        axes.errorbar(*points[title], error, color=color, **style)
     axes.set_xscale("log")
     axes.set(
         xlabel="bytes of a client and round, up and down (equal ones are spread; left: none)",
         ylabel=f"{task.columns[column]}, %",
     )
-    drawing.legend(loc="outside right upper", fontsize=7)
+    label(axes, points)
     save(drawing, path)
+
+
+def label(axes: plt.Axes, points: Mapping[str, tuple[float, float]]) -> None:
+    """Write the titles of the first points near them, where no point and no other title is."""
+    axes.figure.draw_without_rendering()
+    places = axes.transData.transform(list(points.values()))
+    taken = [Bbox.from_extents(x - 6, y - 6, x + 6, y + 6) for x, y in places]
+    shifts = sorted(product((10, -10, 30, -30, 60, -60), range(-150, 151, 5)), key=np.linalg.norm)
+    line = {"arrowstyle": "-", "color": "0.5", "linewidth": 0.5}
+    style = {"textcoords": "offset points", "va": "center", "fontsize": 9, "arrowprops": line}
+    for (title, point), color in zip(points.items(), COLORS, strict=False):
+        text = axes.annotate(title, point, shifts[0], color=color, **style)
+        text.set_in_layout(False)  # the axes keep their place
+        for shift in shifts:
+            text.set(position=shift, horizontalalignment="left" if shift[0] > 0 else "right")
+            text.update_positions(axes.figure.canvas.get_renderer())
+            box = Text.get_window_extent(text)  # without the line
+            inside = Bbox.intersection(box, axes.bbox)
+            if not box.count_overlaps(taken) and np.array_equal(inside, box):
+                break
+        taken.append(box)
 
 
 def curves(by_row: Mapping[str, Sequence[Record]], task: Task, path: Path) -> None:

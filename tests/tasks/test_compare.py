@@ -207,3 +207,19 @@ def test_models_and_batches_are_on_the_device_of_the_machine(name, method):
         found = runs.run(Cell(name, "few", row, 0, None, Machine(str(device), shrink=0.01)))
     assert 0 <= found["own"] <= 1
     digits.trunk.cache_clear()
+
+
+def test_the_best_eight_points_of_a_figure_have_titles_that_cover_nothing(monkeypatch, tmp_path):
+    """All ten methods send the same bytes, and their accuracies are within a point."""
+    sent = {"bytes_up": 1000, "bytes_down": 1000}
+    by_row = {f"method {n}": [{"own": 0.8 - 0.001 * n} | sent] for n in range(10)}
+    drawn = []
+    monkeypatch.setattr(tables, "save", lambda figure, path: drawn.append(figure))
+    tables.scatter(by_row, TASKS["digits"], tmp_path / "figure.png")
+    (axes,) = drawn[0].axes
+    assert [text.get_text() for text in axes.texts] == [f"method {n}" for n in range(8)]
+    boxes = [tables.Text.get_window_extent(text) for text in axes.texts]
+    assert not any(box.count_overlaps(boxes[:n]) for n, box in enumerate(boxes))
+    points = [line.get_transform().transform(line.get_xydata())[0] for line in axes.lines]
+    assert len(points) == 10
+    assert not any(box.contains(*point) for box in boxes for point in points)
