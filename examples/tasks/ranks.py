@@ -1,7 +1,6 @@
 """Ranks as `torchrun` starts them: each evaluates its own clients, and all get all figures."""
 
 import os
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -20,7 +19,7 @@ def started() -> bool:
 def begin() -> None:
     """Join the other ranks."""
     if started() and not dist.is_initialized():
-        dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+        dist.init_process_group("gloo")
 
 
 def rank() -> int:
