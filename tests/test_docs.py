@@ -167,7 +167,7 @@ def test_every_page_is_in_the_contents():
     assert sorted([*listed, "index"]) == sorted(PAGES)
 
 
-LONG = ("how-to/differential-privacy", "how-to/lora")
+LONG = ("how-to/differential-privacy", "how-to/lora", "how-to/peft-prompts")
 # Packages outside of the wheel and its requirements, and how the first lines of a page name them.
 NEEDS = {
     "dp_accounting": r"fedprompt\[privacy\]",
