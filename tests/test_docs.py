@@ -25,7 +25,8 @@ PAGES = {
     for page in sorted(DOCS.rglob("[!_]*.md"))
     if page.parent.name not in ("gallery", "tables")  # made by programs
 }
-NOTEBOOKS = ("getting-started/first-federation",)  # test_notebook.py runs them block by block
+# test_notebook.py runs them block by block.
+NOTEBOOKS = ("getting-started/first-federation", "getting-started/promptfl-with-clip")
 
 FENCE = re.compile(r"^```(\S+)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 CURRENT = re.compile(r"^\.\. currentmodule:: (\S+)$")

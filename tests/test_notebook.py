@@ -1,12 +1,14 @@
-"""The notebook of the first-federation page runs cell by cell and prints what the page shows."""
+"""The notebooks of pages run cell by cell and print what the pages show."""
 
 import importlib.util
 import json
+import subprocess
 import sys
 from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
 
+import open_clip
 import pytest
 
 from test_docs import NOTEBOOKS
@@ -23,6 +25,14 @@ def code_cells(made):
     return [cell for cell in made["cells"] if cell["cell_type"] == "code"]
 
 
+def run(code, names, where):
+    """Run a cell, and return the text that it prints."""
+    printed = StringIO()
+    with redirect_stdout(printed):
+        exec(compile(code, where, "exec"), names)
+    return printed.getvalue()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("page", extension.PAGES)
 def test_a_notebook_runs_cell_by_cell_and_prints_what_it_shows(page, monkeypatch, tmp_path):
@@ -33,12 +43,52 @@ def test_a_notebook_runs_cell_by_cell_and_prints_what_it_shows(page, monkeypatch
     assert len({cell["id"] for cell in made["cells"]}) == len(made["cells"])
     names = {"__name__": "__main__"}
     for cell in code_cells(made):
-        printed = StringIO()
-        with redirect_stdout(printed):
-            exec(compile("".join(cell["source"]), f"{page}.ipynb, {cell['id']}", "exec"), names)
-        assert printed.getvalue() == "".join(
-            line for output in cell["outputs"] for line in output["text"]
-        ), cell["id"]
+        shown = "".join(line for output in cell["outputs"] for line in output["text"])
+        assert run("".join(cell["source"]), names, f"{page}.ipynb, {cell['id']}") == shown
+
+
+@pytest.mark.slow
+def test_the_notebook_of_clip_runs_with_the_layout_of_the_pretrained_one(monkeypatch):
+    """Two layers with random weights take the place of the download."""
+    sizes = open_clip.get_model_config("ViT-B-32-quickgelu")
+    for tower in ("vision_cfg", "text_cfg"):
+        sizes[tower] |= {"layers": 2, "width": 64} | ({"heads": 2} if tower == "text_cfg" else {})
+    asked = []
+
+    def create_model(name, pretrained):
+        asked.append((name, pretrained))
+        return open_clip.model.CLIP(**sizes)
+
+    monkeypatch.setattr(open_clip, "create_model", create_model)
+    text = (DOCS / "getting-started" / "promptfl-with-clip.md").read_text()
+    text = text.replace("pretrained = False", "pretrained = True").replace("range(10)", "range(1)")
+    names = {"__name__": "__main__"}
+    said = [
+        run("".join(cell["source"]), names, "cell") for cell in code_cells(extension.notebook(text))
+    ]
+    assert asked == [("ViT-B-32-quickgelu", "openai")]
+    assert names["features"].shape == (1200, sizes["embed_dim"])
+    assert said[-1].endswith(f"a client sends {4 * 4 * 64 + 4:,} bytes in a round\n")
+
+
+def test_the_first_cell_installs_the_library_in_colab_only(monkeypatch):
+    commands = []
+    monkeypatch.setattr(subprocess, "run", lambda command, check: commands.append(command))
+    code = "".join(code_cells(extension.notebook(""))[0]["source"])
+    run(code, {}, "cell")
+    assert commands == []
+    monkeypatch.setitem(sys.modules, "google.colab", sys)
+    run(code, {}, "cell")
+    address = "git+https://github.com/fedprompt/fedprompt"
+    assert commands == [[sys.executable, "-m", "pip", "install", "--quiet", address]]
+
+
+@pytest.mark.parametrize("page", extension.PAGES)
+def test_a_committed_notebook_is_that_of_its_page(page):
+    committed = (DOCS / f"{page}.ipynb").read_text(encoding="utf-8")
+    assert committed == extension.text_of(page), "run python docs/extensions/notebook.py"
+    address = "https://colab.research.google.com/github/fedprompt/fedprompt/blob/main/docs"
+    assert f"{address}/{page}.ipynb" in (DOCS / f"{page}.md").read_text()
 
 
 def test_pages_that_the_documentation_tests_leave_out_are_notebooks():
@@ -48,7 +98,7 @@ def test_pages_that_the_documentation_tests_leave_out_are_notebooks():
 def test_cells_keep_the_order_of_the_page_and_roles_become_words():
     text = "# Title\n\nSee {doc}`/a/b` and {doc}`there <c>`.\n\n"
     page = f"{text}```python\nprint(1)\n```\n\n```text\n1\n```\n\nEnd.\n"
-    title, code, end = extension.notebook(page)["cells"]
+    _, title, code, end = extension.notebook(page)["cells"]
     assert "".join(title["source"]) == "# Title\n\nSee `/a/b` and there."
     assert ("".join(code["source"]), code["outputs"][0]["text"]) == ("print(1)", ["1\n"])
     assert "".join(end["source"]) == "End."

@@ -1,11 +1,23 @@
-"""Write a page as a Jupyter notebook, so that a reader can download and run it."""
+"""Write pages as Jupyter notebooks, so that a reader can download and run them.
+
+They are committed, because Colab opens them from the repository. After you change such a page,
+build the documentation or run ``python docs/extensions/notebook.py``.
+"""
 
 import json
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
-PAGES = ("getting-started/first-federation",)
+DOCS = Path(__file__).parents[1]
+PAGES = ("getting-started/first-federation", "getting-started/promptfl-with-clip")
+INSTALL = """import subprocess
+import sys
+
+if "google.colab" in sys.modules:  # Colab has PyTorch, and lacks this library
+    command = [sys.executable, "-m", "pip", "install", "--quiet"]
+    subprocess.run([*command, "git+{address}"], check=True)"""
 FENCE = re.compile(r"^```(\S+)[^\n]*\n(.*?)^```$\n?", re.MULTILINE | re.DOTALL)
 TITLED = re.compile(r"\{\w+\}`([^`<]+?)\s*<[^`>]*>`")
 PLAIN = re.compile(r"\{\w+\}`([^`]+)`")
@@ -31,6 +43,8 @@ def cell(kind: str, number: int, text: str) -> dict[str, Any]:
 def notebook(page: str) -> dict[str, Any]:
     """Make a notebook of a page, with its Python blocks as cells and their printed outputs.
 
+    In Colab, the first cell installs the library from its repository. It does nothing elsewhere.
+
     Args:
         page: Text of the page in MyST Markdown.
 
@@ -38,11 +52,16 @@ def notebook(page: str) -> dict[str, Any]:
         The notebook as a tree that `json.dumps` can write.
     """
     cells: list[dict[str, Any]] = []
+    project = tomllib.loads(
+        (DOCS.parent / "pyproject.toml").read_text(encoding="utf-8")
+    )
+    install = INSTALL.format(address=project["project"]["urls"]["Repository"])
 
     def add(kind: str, text: str) -> None:
         if text:
             cells.append(cell(kind, len(cells), text))
 
+    add("code", install)
     position = 0
     for fence in FENCE.finditer(page):
         before = markdown(page[position : fence.start()])
@@ -72,14 +91,16 @@ def notebook(page: str) -> dict[str, Any]:
     return {"cells": cells, "metadata": language, "nbformat": 4, "nbformat_minor": 5}
 
 
-def write(app: Any) -> None:
+def text_of(page: str) -> str:
+    """Return the text of the notebook of a page, such as "getting-started/your-data"."""
+    made = notebook((DOCS / f"{page}.md").read_text(encoding="utf-8"))
+    return json.dumps(made, indent=1, ensure_ascii=False) + "\n"
+
+
+def write(*_: Any) -> None:
     """Write the notebooks next to their pages, before Sphinx reads the pages."""
     for page in PAGES:
-        source = Path(app.srcdir) / f"{page}.md"
-        text = json.dumps(
-            notebook(source.read_text(encoding="utf-8")), indent=1, ensure_ascii=False
-        )
-        target = source.with_suffix(".ipynb")
+        text, target = text_of(page), DOCS / f"{page}.ipynb"
         if not target.exists() or target.read_text(encoding="utf-8") != text:
             target.write_text(text, encoding="utf-8")
 
@@ -88,3 +109,7 @@ def setup(app: Any) -> dict[str, bool]:
     """Write the notebooks at the start of each build."""
     app.connect("builder-inited", write)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
+
+
+if __name__ == "__main__":
+    write()
