@@ -19,16 +19,22 @@ from argparse import ArgumentParser
 from functools import partial
 from html.parser import HTMLParser
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from itertools import product
 from pathlib import Path
 from urllib.parse import unquote, urldefrag, urljoin, urlsplit
 
 WIDTHS = (1280, 390)
+THEMES = {"light": (), "dark": ("--force-dark-mode",)}  # with flags of Chromium
 COLUMNS = 88
 LONGEST = 600.0  # seconds for all pages
 SHOWN = (
     "index",
     "getting-started/first-federation",
+    "getting-started/promptfl-with-clip",
+    "how-to/several-gpus",
     "methods/fedotp",
+    "methods/gallery/fedprox",
+    "results/gallery-digits",
     "reference/aggregation",
     "how-to/fewer-bytes",
 )
@@ -171,20 +177,19 @@ def launch(browser: str, profile: str, *arguments: str) -> subprocess.Popen:
 
 
 def shoot(browser: str, profile: str, address: str, folder: Path) -> None:
-    """Save screenshots of some pages at each width."""
+    """Save screenshots of some pages at each width, in the light and the dark theme."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name in SHOWN:
-        for width in WIDTHS:
-            picture = folder / f"{name.replace('/', '-')}-{width}.png"
-            size = f"--window-size={width},1400"
-            launch(
-                browser,
-                profile,
-                size,
-                "--hide-scrollbars",
-                f"--screenshot={picture}",
-                f"{address}/{name}.html",
-            ).wait(120)
+    for name, width, theme in product(SHOWN, WIDTHS, THEMES):
+        picture = folder / f"{name.replace('/', '-')}-{width}-{theme}.png"
+        launch(
+            browser,
+            profile,
+            f"--window-size={width},1400",
+            *THEMES[theme],
+            "--hide-scrollbars",
+            f"--screenshot={picture}",
+            f"{address}/{name}.html",
+        ).wait(120)
 
 
 def main() -> int:
@@ -196,7 +201,7 @@ def main() -> int:
     parser.add_argument(
         "--screenshots",
         type=Path,
-        help="folder for screenshots of five pages at both widths",
+        help="folder for screenshots of some pages at both widths, light and dark",
     )
     args = parser.parse_args()
     browser = next(
