@@ -160,7 +160,6 @@ class Task:
         references: Titles of the rows with which a table compares, by the word for them. Of
             several, a row is compared with the one that takes as many backward passes.
         compared: Columns of the differences to the references.
-        curves: Whether one seed measures the accuracy over rounds.
         causes: Function (partition, row) -> function (trial, method, last round) -> further
             figures, or None.
         last_rounds: Function (partition, row) -> number of last rounds that are averaged.
@@ -182,7 +181,6 @@ class Task:
     columns: Mapping[str, str] = field(default_factory=lambda: COLUMNS)
     references: Mapping[str, Sequence[str]] = field(default_factory=dict)
     compared: Sequence[str] = ("own",)
-    curves: bool = False
     causes: Callable[[str, Row], Causes | None] = lambda partition, row: None
     last_rounds: Callable[[str, Row], int] = lambda partition, row: 1
     hours: Callable[[str, Row], float | None]

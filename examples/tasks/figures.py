@@ -16,7 +16,6 @@ from tasks import ranks
 from tasks.core import Trial
 
 OWN_STEPS = 10  # of a newcomer, after every method
-EVERY = 5  # rounds between two points of a curve
 
 
 def run(
@@ -25,7 +24,6 @@ def run(
     *,
     shared: bool,
     last_rounds: int = 1,
-    curve: bool = False,
     rise: bool = False,
     causes: Callable[..., Mapping[str, float]] | None = None,
     finished_round: Callable[[], None] = lambda: None,
@@ -37,14 +35,12 @@ def run(
         trial: Trial.
         shared: Whether all clients predict with one model.
         last_rounds: Number of last rounds whose accuracies are averaged.
-        curve: Whether to measure the accuracy on all test inputs every five rounds, too.
         rise: Whether to measure the negative effect, the largest rise of a client's training loss
             over its lowest value before, in nats. Not measured on ranks.
         causes: Function (trial, method, last round) -> further figures.
         finished_round: Called after each round.
     """
     setting, ledger, measured = trial.setting, fp.Ledger(), []
-    points: dict[str, list[float]] = {"rounds": [], "accuracy": []}
     losses: list[Tensor] = []
     passes: Counter[str] = Counter()  # of this rank's clients, and of all calls
     counted = fp.rounds.counted(with_passes(method, passes), ledger)
@@ -62,10 +58,6 @@ def run(
             with counted_passes() as own:
                 measured.append(measure(method, trial, now, group=group, **common))
             passes += Counter(clients=own.total(), all=own.total())
-        elif curve and number % EVERY == 0:
-            points["rounds"].append(number)
-            found = measure(method, trial, now, group=group, **common)
-            points["accuracy"].append(found["full"])
     turns = setting.rounds * setting.cohort_size
     figures = {name: float(np.mean([each[name] for each in measured])) for name in measured[0]}
     new = {"clients": (), "newcomers": trial.newcomers, "steps": OWN_STEPS}
@@ -77,11 +69,8 @@ def run(
     figures |= {"trained": measured[-1]["trained"], "backward": backward / turns}
     if losses:
         figures["rise"] = fp.metrics.negative_effect(torch.stack(losses)).average
-    if curve:
-        points["rounds"].append(setting.rounds)
-        points["accuracy"].append(figures["full"])
     found = causes(trial, method, now) if causes and ranks.rank() == 0 else {}
-    return figures | (points if curve else {}) | dict(found)
+    return figures | dict(found)
 
 
 @torch.no_grad()

@@ -479,7 +479,6 @@ def task(name: str, title: str, *without: str) -> Task:
         references={"local": [METHODS["local"].title, CONTROLS["local_24"].title]},
         causes=lambda partition, row: kept if partition.startswith("deep") else None,
         compared=("own", "balanced"),
-        curves=True,
         bound=0.048,
     )
 

@@ -17,7 +17,6 @@ from tasks import figures, ranks, records
 from tasks.core import Machine, Row, TaskError
 
 NAMED = ("task", "partition", "row", "seed", "trial")
-CURVE_SEED = 0  # of the runs whose accuracy over rounds is in the record
 
 
 @dataclass(frozen=True)
@@ -75,9 +74,8 @@ def run(cell: Cell, finished_round: Callable[[], None] = lambda: None) -> dict[s
     for path in cell.files:
         tasks.read_methods(path)
     task, row = tasks.TASKS[cell.task], cell.row
-    reported = cell.trial is None
     trial = task.make(
-        cell.partition, row, seed=cell.seed, machine=cell.machine, validate=not reported
+        cell.partition, row, seed=cell.seed, machine=cell.machine, validate=cell.trial is not None
     ).on(ranks.device(cell.machine.device))
     with torch.device(trial.setting.device):
         method = task.method(row, trial)
@@ -86,7 +84,6 @@ def run(cell: Cell, finished_round: Callable[[], None] = lambda: None) -> dict[s
         trial,
         shared="personalized" not in row.entry.traits,
         last_rounds=task.last_rounds(cell.partition, row),
-        curve=task.curves and reported and cell.seed == CURVE_SEED,
         rise="rise" in task.columns,
         causes=task.causes(cell.partition, row),
         finished_round=finished_round,

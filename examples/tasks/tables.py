@@ -183,9 +183,7 @@ def save_all(found: Sequence[Record], name: str, task: Task, folder: Path) -> No
         with stem.with_suffix(".csv").open("w", newline="") as file:
             csv.writer(file, lineterminator="\n").writerows([header, *body])
         own = grouped(found, partition)
-        if task.curves:
-            curves(own, task, stem.with_suffix(".png"))
-        elif all("bytes_up" in record for each in own.values() for record in each):
+        if all("bytes_up" in record for each in own.values() for record in each):
             scatter(own, task, stem.with_suffix(".png"))
 
 
@@ -235,19 +233,6 @@ def label(axes: plt.Axes, points: Mapping[str, tuple[float, float]]) -> None:
             if not box.count_overlaps(taken) and np.array_equal(inside, box):
                 break
         taken.append(box)
-
-
-def curves(by_row: Mapping[str, Sequence[Record]], task: Task, path: Path) -> None:
-    """Draw the accuracy on all test images over rounds, of the one seed that measures it."""
-    drawing, axes = plt.subplots(figsize=(7, 4), layout="constrained")
-    for title, own in ranked(by_row, task).items():
-        for record in own:
-            if "rounds" in record:
-                accuracy = 100 * np.array(record["accuracy"])
-                axes.plot(record["rounds"], accuracy, marker="o", label=title)
-    axes.set(xlabel="round", ylabel="all test images, %")
-    drawing.legend(loc="outside right upper", fontsize=8)
-    save(drawing, path)
 
 
 def save(figure: plt.Figure, path: Path) -> None:

@@ -219,29 +219,14 @@ def fixed(everyone):
 @pytest.mark.parametrize("everyone", [True, False])
 def test_figures_of_skewed_classes_are_those_of_scikit_learn(everyone):
     method, trial, guesses = fixed(everyone)
-    found = figures.run(method, trial, shared=everyone, curve=True)
+    found = figures.run(method, trial, shared=everyone)
     labels, rows = trial.test_cells, guesses.tolist()
     expected = np.mean([balanced_accuracy_score(labels, row) for row in rows])
     assert found["balanced"] == pytest.approx(expected)
     expected = np.mean([f1_score(labels, row, average="macro") for row in rows])
     assert found["macro_f1"] == pytest.approx(expected)
     accuracy = (guesses == labels).float().mean().item()
-    assert found["rounds"] == [5, 7]
-    assert found["accuracy"] == pytest.approx([accuracy, accuracy])
     assert found["full"] == pytest.approx(accuracy)
-
-
-@pytest.mark.usefixtures("_fabricated")
-def test_gradient_passes_of_the_curve_are_not_those_of_the_method(monkeypatch):
-    (row,) = (row for row in TASKS["solar"].rows("domains") if row.method == "perfedavg")
-    found = {}
-    for every in (1, 100):
-        monkeypatch.setattr(figures, "EVERY", every)
-        found[every] = runs.run(Cell("solar", "domains", row, 0, None, RANDOM))
-    assert found[1]["rounds"] == [1, 2]
-    assert found[100]["rounds"] == [2]
-    assert found[1]["backward"] == found[100]["backward"]
-    assert found[1]["full"] == found[100]["full"]
 
 
 def test_rows_of_one_kind_of_parameters_share_one_grid_with_the_default_inside():
