@@ -21,6 +21,7 @@ PAPERS = ("fedhpl", "sgpt", "fedl2g", "fedotp")
 KINDS = ("iid", "dirichlet", "overlapping", "classes", "domains")
 FAMILIES = {"networks": "mixed models"}
 """Family of the methods of a setting, where it has another name."""
+LENGTH = 16  # learnable tokens of a context
 MEASURES = ("full", "own", "worst", "lowest", "highest", "clusters")
 DOMAINS = (
     *("amazon", "caltech", "dslr", "webcam"),
@@ -43,8 +44,6 @@ class Partition:
         disjoint: Whether no two clients have a class in common, for "classes".
         shots: Maximum number of training images of each class, drawn before the division. If None,
             all are used.
-        shots_each: Maximum number of training images of each class of each client, drawn after the
-            division. If None, all are used.
         min_share: Smallest share of all training images that a client has, for "dirichlet". Draws
             below it are repeated.
     """
@@ -54,7 +53,6 @@ class Partition:
     classes: int | None = None
     disjoint: bool = False
     shots: int | None = None
-    shots_each: int | None = None
     min_share: float = 0.0
 
 
@@ -80,20 +78,15 @@ class Setting:
             "clusters", the share of test images whose superclass is the most frequent one of their
             group; or the name of a domain, the mean over its clients on their own mixes.
         choices: Choices where the paper leaves something open, one sentence each.
-        optimizer: Name of a class of ``torch.optim``.
-        optimizer_values: Its arguments other than the learning rate, which each row has.
-        cosine: Whether the learning rate decreases to 0 along a cosine over the rounds.
+        optimizer_values: Arguments of SGD other than the learning rate, which each row has.
         epochs: Number of epochs of a client in a round.
         batch_size: Number of images in a batch.
         drop_last: Whether an epoch has full batches only. A client with fewer images than a batch
             keeps its only one.
-        crop: Smallest share of an image in a random crop; 1 for none.
         flip: Whether images are flipped at random.
         image_size: Side of the input images in pixels.
         num_prompts: Number of prompts at a layer, or pixels of a border on each side.
         num_features: Width of the features after a learned projection, or None.
-        length: Number of learnable tokens of a context, for CLIP.
-        template: Sentence around a class name, for CLIP.
         last_rounds: Number of last rounds whose accuracies are averaged.
         test_share: Share of each class that is held out as test images before the division, after
             the training and test images of the data set are pooled. If None, the test images are
@@ -111,19 +104,14 @@ class Setting:
     rounds: int
     rows: tuple[Row, ...] = ()
     choices: tuple[str, ...] = ()
-    optimizer: str = "SGD"
     optimizer_values: Mapping[str, Any] = field(default_factory=dict)
-    cosine: bool = False
     epochs: int = 1
     batch_size: int = 32
     drop_last: bool = False
-    crop: float = 1.0
     flip: bool = False
     image_size: int = 224
     num_prompts: int = 8
     num_features: int | None = None
-    length: int = 16
-    template: str = "a photo of a {}."
     last_rounds: int = 1
     test_share: float | None = None
 

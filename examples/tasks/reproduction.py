@@ -23,8 +23,7 @@ from tasks.clusters import cluster_accuracy
 from tasks.core import COLUMNS, Causes, Machine, Row, Task, TaskError, Trial
 from tasks.division import divide, fewer, held_out
 from tasks.epochs import EpochFederation, EpochSetting, NetworkSetting
-from tasks.pipeline import Preparation, PreparedTrunk
-from tasks.resampling import augment
+from tasks.pipeline import Preparation, PreparedTrunk, flipped
 from tasks.sets.readers import Images, ImageSet
 
 FLOATS = ("fedmix",)
@@ -151,8 +150,6 @@ def divided(
 
 def common(setting: papers.Setting, num_classes: int, seed: int) -> dict[str, Any]:
     """Return the fields that runs of all families have."""
-    cosine = (lambda progress: (1 + math.cos(math.pi * progress)) / 2) if setting.cosine else None
-    kind = getattr(torch.optim, setting.optimizer)
     return {
         "clients": range(setting.num_clients),
         "num_classes": num_classes,
@@ -164,8 +161,8 @@ def common(setting: papers.Setting, num_classes: int, seed: int) -> dict[str, An
         "drop_last": setting.drop_last,
         "seed": seed,
         "public": torch.empty(0),
-        "schedule": cosine,
-        "make_optimizer": partial(kind, **setting.optimizer_values),
+        "augment": flipped if setting.flip else None,
+        "make_optimizer": partial(torch.optim.SGD, **setting.optimizer_values),
     }
 
 
@@ -197,8 +194,7 @@ def _vits(
             frozen = fp.freeze(model).eval()
             trunks.append(PixelTrunk(frozen, model.num_features, prepare, border))
     sizes = {"num_prompts": setting.num_prompts, "num_features": setting.num_features}
-    change = changed(setting, prepare, device)
-    return PaperVits(trunks=trunks, augment=change, **sizes, **fields), _pixels(data)
+    return PaperVits(trunks=trunks, **sizes, **fields), _pixels(data)
 
 
 def _networks(
@@ -215,7 +211,6 @@ def _networks(
         makers=[partial(_model, backbones.network, name, size) for name in setting.backbones],
         num_features=setting.num_features or 0,
         prepare=prepare,
-        augment=changed(setting, prepare, device),
         **fields,
     )
     return run, _pixels(data)
@@ -252,8 +247,8 @@ def _clip(
             tower=fp.TextTower(clip, tokenizer),
             class_names=data.class_names,
             scale=clip.logit_scale.exp().item(),
-            template=setting.template,
-            length=setting.length,
+            template="a photo of a {}.",
+            length=papers.LENGTH,
             **fields,
         )
     return run, sides
@@ -270,16 +265,6 @@ def preparation(
 ) -> Preparation:
     """Make the preparation of images for a backbone."""
     return Preparation(setting.image_size, mean=mean, std=std, interpolation=interpolation)
-
-
-def changed(
-    setting: papers.Setting, prepare: Preparation, device: str
-) -> Callable[[Tensor, torch.Generator], Tensor] | None:
-    """Return the random crops and flips of a setting, or None."""
-    if setting.crop == 1 and not setting.flip:
-        return None
-    how = {"interpolation": prepare.interpolation, "device": device}
-    return partial(augment, size=setting.image_size, crop=setting.crop, flip=setting.flip, **how)
 
 
 def task(paper: str) -> Task:

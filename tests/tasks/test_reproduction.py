@@ -18,6 +18,7 @@ from tasks.clusters import SUPERCLASSES, cluster_accuracy, purity
 from tasks.core import Trial
 from tasks.division import fewer
 from tasks.epochs import EpochFederation
+from tasks.pipeline import flipped
 from tasks.reproduction import PaperVits
 from tasks.sets import Images, ImageSet
 from tiny_backbones import SIZE, TINY
@@ -51,7 +52,7 @@ def small(setting, root, rows):
     size = 32 if setting.backbones[0].startswith("RN") else SIZE
     last = [row for row in setting.rows if row.method is not None][-(rows or len(setting.rows)) :]
     last = [replace(row, changes={**row.changes, "rounds": 2}) for row in last]
-    brief = {"image_size": size, "length": 4, "epochs": min(2, setting.epochs), "last_rounds": 1}
+    brief = {"image_size": size, "epochs": min(2, setting.epochs), "last_rounds": 1}
     return replace(setting, rows=tuple(last), **brief), fewer(data, 0.001, setting.num_clients)
 
 
@@ -94,8 +95,8 @@ def test_a_trial_has_the_recipe_of_its_setting():
     setting = replace(
         SETTINGS["fedhpl-1-cifar10-iid"],
         **{"image_size": SIZE, "rounds": 9, "num_clients": 4, "cohort_size": 2, "num_prompts": 5},
-        **{"optimizer": "Adam", "optimizer_values": {"betas": (0.5, 0.6), "weight_decay": 0.2}},
-        **{"cosine": True, "epochs": 3, "batch_size": 7, "flip": True},
+        **{"optimizer_values": {"momentum": 0.5, "weight_decay": 0.2}},
+        **{"epochs": 3, "batch_size": 7, "flip": True},
     )
     data = ImageSet("cifar10", images(80), images(20), tuple("0123456789"))
     trial = reproduction.divided(setting, data, setting.rows[-1], 3, "cpu", TINY)
@@ -105,8 +106,8 @@ def test_a_trial_has_the_recipe_of_its_setting():
     own = trial.federation.data(0, 3)
     assert [len(labels) for _, labels in own.batches()] == [7, 7, 6] * 3
     group = own.optimizer(made.new_model(0), 0.4).param_groups[0]
-    assert group["lr"] == pytest.approx(0.4 * (1 + math.cos(math.pi / 3)) / 2)
-    assert (group["betas"], group["weight_decay"]) == ((0.5, 0.6), 0.2)
+    assert (group["lr"], group["momentum"], group["weight_decay"]) == (0.4, 0.5, 0.2)
+    assert made.augment is flipped
 
 
 def pixel_trunk(width):
