@@ -49,7 +49,7 @@ def small_task() -> ImageSet:
     train, test = (
         Images(pixels[chosen], labels[chosen], domains[chosen]) for chosen in order.split([45, 15])
     )
-    return ImageSet("small", train, test, ("a", "b", "c"), ("one", "two"), ("a {}.",))
+    return ImageSet("small", train, test, ("a", "b", "c"), ("one", "two"))
 
 
 def test_pooled_images_are_held_out_by_class_and_domain() -> None:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tasks.sets.readers import ImageSet, Listed, decoded_sides, require, squared, words
-from tasks.sets.torchvision_sets import TEMPLATES
 
 
 class Split(NamedTuple):
@@ -20,11 +19,13 @@ class Split(NamedTuple):
         title: Name of the data set in the name of the list.
         base: Folder of the data set, which must contain the list.
         images: Folder of the images in `base`.
+        template: CoOp's sentence around a class name.
     """
 
     title: str
     base: str
     images: str
+    template: str
 
     @property
     def file(self) -> str:
@@ -33,11 +34,13 @@ class Split(NamedTuple):
 
 
 SPLITS = {
-    "dtd": Split("DescribableTextures", "dtd", "dtd/images"),
-    "flowers102": Split("OxfordFlowers", "flowers-102", "jpg"),
-    "food101": Split("Food101", "food-101", "images"),
-    "pets": Split("OxfordPets", "oxford-iiit-pet", "images"),
-    "caltech101": Split("Caltech101", "caltech101", "101_ObjectCategories"),
+    "dtd": Split("DescribableTextures", "dtd", "dtd/images", "{} texture."),
+    "flowers102": Split(
+        "OxfordFlowers", "flowers-102", "jpg", "a photo of a {}, a type of flower."
+    ),
+    "food101": Split("Food101", "food-101", "images", "a photo of {}, a type of food."),
+    "pets": Split("OxfordPets", "oxford-iiit-pet", "images", "a photo of a {}, a type of pet."),
+    "caltech101": Split("Caltech101", "caltech101", "101_ObjectCategories", "a photo of a {}."),
 }
 
 
@@ -70,4 +73,4 @@ def coop(root: Path, size: int, *, name: str) -> ImageSet:
     names = {int(label): title for _, label, title in lists["train"] + lists["test"]}
     sides = decoded_sides([train], [test], base, f"{name}-coop", size)
     in_order = [names[label] for label in range(len(names))]
-    return ImageSet("", *sides, words(in_order), templates=TEMPLATES[name])
+    return ImageSet("", *sides, words(in_order), template=split.template)

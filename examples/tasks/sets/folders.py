@@ -156,28 +156,6 @@ def domainnet(root: Path, size: int) -> ImageSet:
     return ImageSet("", *decoded_sides(*sides, base, "domainnet", size), words(TEN), domains)
 
 
-def folder(path: Path, size: int) -> ImageSet:
-    """Read a folder with ``train/CLASS/*`` and ``test/CLASS/*``, or with one such folder a domain.
-
-    All domains, and both splits, must have the same classes.
-    """
-    single = (path / "train").is_dir() and (path / "test").is_dir()
-    inner = [] if single or not path.is_dir() else sorted(p for p in path.iterdir() if p.is_dir())
-    domains = [each for each in inner if (each / "train").is_dir() and (each / "test").is_dir()]
-    if not single and not domains:
-        layout = "`train/CLASS/*` and `test/CLASS/*`, or one folder with these for each domain"
-        raise FileNotFoundError(f"{path / 'train'} is missing. {path} must contain {layout}.")
-    classes, sides = None, []
-    for split in ("train", "test"):
-        parts = []
-        for domain in [path] if single else domains:
-            parts.append(class_folders(domain / split, size, classes=classes))
-            classes = parts[-1].classes
-        sides.append(parts)
-    images = decoded_sides(*sides, path, path.name or "folder", size)
-    return ImageSet("", *images, words(classes), tuple(d.name for d in domains) or ("",))
-
-
 def _rgb(pixels: torch.Tensor, side: int) -> torch.Tensor:
     if pixels.shape[-1] != side:
         pixels = vision.resize(pixels, [side, side], vision.InterpolationMode.BICUBIC)

@@ -19,8 +19,6 @@ from torchvision.datasets.folder import IMG_EXTENSIONS, default_loader
 from torchvision.transforms.v2 import functional as vision
 from tqdm import tqdm
 
-PHOTO = ("a photo of a {}.",)
-"""The usual sentence around a class name."""
 MANY = 1000
 """Number of images from which on worker processes decode."""
 
@@ -48,7 +46,7 @@ class ImageSet(NamedTuple):
         test: Test images.
         class_names: Names of the classes as words.
         domain_names: Names of the domains; one empty name for a data set without domains.
-        templates: Sentences around a class name, for CLIP.
+        template: Sentence around a class name, for CLIP.
     """
 
     name: str
@@ -56,7 +54,7 @@ class ImageSet(NamedTuple):
     test: Images
     class_names: tuple[str, ...]
     domain_names: tuple[str, ...] = ("",)
-    templates: tuple[str, ...] = PHOTO
+    template: str = "a photo of a {}."
 
 
 class Listed(Dataset):
