@@ -66,11 +66,11 @@ class PreparedTrunk:
 
     Args:
         trunk: Trunk of prepared images.
-        preparation: Function from stored images to prepared ones.
+        prepare: Function from stored images to prepared ones.
     """
 
-    def __init__(self, trunk: Trunk, preparation: Callable[[Tensor], Tensor]) -> None:
-        self.trunk, self.preparation = trunk, preparation
+    def __init__(self, trunk: Trunk, prepare: Callable[[Tensor], Tensor]) -> None:
+        self.trunk, self.prepare = trunk, prepare
         own = ("prefix", "dim", "depth", "num_features", "patch_size", "block", "normalize", "pool")
         for name in (*own, *(["resume"] if hasattr(trunk, "resume") else [])):
             setattr(self, name, getattr(trunk, name))  # protocols do not see __getattr__
@@ -85,4 +85,4 @@ class PreparedTrunk:
 
     def embed(self, images: Tensor) -> tuple[Tensor, Any]:
         """Return the tokens of uint8 images, and their context."""
-        return self.trunk.embed(self.preparation(images))
+        return self.trunk.embed(self.prepare(images))

@@ -85,18 +85,17 @@ class PaperVits(EpochSetting, VitSetting):
 
 @dataclass(kw_only=True)
 class PaperClip(EpochSetting, ClipSetting):
-    """A CLIP with contexts."""
+    """A CLIP with contexts.
+
+    Attributes:
+        prepare: Function from stored images to inputs of the CLIP.
+    """
+
+    prepare: Preparation
 
 
 def make(
-    paper: str,
-    partition: str,
-    row: Row,
-    *,
-    seed: int,
-    machine: Machine,
-    validate: bool = False,
-    backbones: Backbones | None = None,
+    paper: str, partition: str, row: Row, *, seed: int, machine: Machine, validate: bool = False
 ) -> Trial:
     """Divide the images of a data set over the clients of a setting.
 
@@ -107,23 +106,35 @@ def make(
         seed: Seed of the division, initial values, cohorts and batches.
         machine: Where the data set is, and the device.
         validate: Not used, because papers give the hyperparameters.
-        backbones: Makers of backbones. If None, pretrained ones.
     """
     setting = papers.settings(paper)[partition].of(row)
+    return divided(setting, loaded(setting, machine), row, seed, machine, PRETRAINED)
+
+
+def loaded(setting: papers.Setting, machine: Machine) -> ImageSet:
+    """Read the data set of a setting.
+
+    Raises:
+        TaskError: If a file is missing.
+    """
     try:
-        data = sets.load(setting.data, machine.root)
+        return sets.load(setting.data, machine.root)
     except FileNotFoundError as error:
         raise TaskError(str(error)) from error
-    if machine.shrink != 1:
-        setting = replace(setting, rounds=max(2, math.ceil(machine.shrink * setting.rounds)))
-        data = fewer(data, machine.shrink, setting.num_clients)
-    return divided(setting, data, row, seed, machine.device, backbones or PRETRAINED)
 
 
 def divided(
-    setting: papers.Setting, data: ImageSet, row: Row, seed: int, device: str, backbones: Backbones
+    setting: papers.Setting,
+    data: ImageSet,
+    row: Row,
+    seed: int,
+    machine: Machine,
+    backbones: Backbones,
 ) -> Trial:
-    """Make the trial of a setting on a data set."""
+    """Make the trial of a setting on a data set, with the makers of its backbones."""
+    if machine.shrink != 1:
+        setting = replace(setting, rounds=max(2, math.ceil(machine.shrink * setting.rounds)))
+        data = fewer(data, machine.shrink, setting.num_clients)
     num_classes, num_domains = len(data.class_names), len(data.domain_names)
     rng = np.random.default_rng(seed)
     if setting.test_share is not None:
@@ -141,7 +152,8 @@ def divided(
     build = {"CLIP": _clip, "networks": _networks}.get(setting.family, _vits)
     data = data._replace(train=train)
     inputs = "floats" if row.method in FLOATS else row.entry.inputs
-    run, sides = build(setting, data, common(setting, num_classes, seed), inputs, device, backbones)
+    fields = common(setting, num_classes, seed)
+    run, sides = build(setting, data, fields, inputs, machine.device, backbones)
     spread = torch.linspace(0, len(train.labels) - 1, min(len(train.labels), NUM_PUBLIC)).long()
     run = replace(run, public=sides[0][spread], floats=inputs == "floats")
     federation = EpochFederation(run, sides[0], train.labels, dict(enumerate(shards)))
@@ -249,6 +261,7 @@ def _clip(
             scale=clip.logit_scale.exp().item(),
             template="a photo of a {}.",
             length=papers.LENGTH,
+            prepare=prepare,
             **fields,
         )
     return run, sides

@@ -15,7 +15,7 @@ from fedprompt.methods import METHODS, Federation
 from tasks import TASKS, borders, figures, papers, reproduction, sets
 from tasks.borders import PixelTrunk
 from tasks.clusters import SUPERCLASSES, cluster_accuracy, purity
-from tasks.core import Trial
+from tasks.core import Machine, Trial
 from tasks.division import fewer
 from tasks.epochs import EpochFederation
 from tasks.pipeline import flipped
@@ -58,7 +58,7 @@ def small(setting, root, rows):
 
 def run(setting, data, row, device="cpu"):
     own = replace(setting.of(row), image_size=setting.image_size)
-    trial = reproduction.divided(own, data, row, 0, device, TINY).on(device)
+    trial = reproduction.divided(own, data, row, 0, Machine(device), TINY).on(device)
     with torch.device(device):
         method = row.entry.make(trial.setting, **row.values)
     shared = "personalized" not in row.entry.traits
@@ -99,7 +99,7 @@ def test_a_trial_has_the_recipe_of_its_setting():
         **{"epochs": 3, "batch_size": 7, "flip": True},
     )
     data = ImageSet("cifar10", images(80), images(20), tuple("0123456789"))
-    trial = reproduction.divided(setting, data, setting.rows[-1], 3, "cpu", TINY)
+    trial = reproduction.divided(setting, data, setting.rows[-1], 3, Machine(), TINY)
     made = trial.setting
     assert (made.rounds, made.cohort_size, made.batch_size, made.seed) == (9, 2, 7, 3)
     assert made.new_model(0).prompts.tokens.shape[1] == 5

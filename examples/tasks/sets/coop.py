@@ -72,5 +72,5 @@ def coop(root: Path, size: int, *, name: str) -> ImageSet:
     )
     names = {int(label): title for _, label, title in lists["train"] + lists["test"]}
     sides = decoded_sides([train], [test], base, f"{name}-coop", size)
-    in_order = [names[label] for label in range(len(names))]
+    in_order = [names.get(label, f"class {label}") for label in range(max(names) + 1)]
     return ImageSet("", *sides, words(in_order), template=split.template)
