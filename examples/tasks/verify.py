@@ -93,13 +93,13 @@ def sizes(case: Case) -> Finding:
     known, data = SIZES[case.setting.data], case.data
     counts = {"train": len(data.train.labels), "test": len(data.test.labels)}
     counts["classes"] = len(data.class_names)
-    known = {name: known.get(name, count) for name, count in counts.items()} | known
     near = 0.01 if "about" in known else 0.0
-    wrong = [n for n, count in counts.items() if abs(count - known[n]) > near * known[n]]
+    wrong = [n for n in counts if n in known and abs(counts[n] - known[n]) > near * known[n]]
     cause = f"the numbers of {', '.join(wrong)} differ from the data set's" if wrong else ""
-    if (counts["train"], counts["test"]) == (known["test"], known["train"]):
+    if wrong and (counts["train"], counts["test"]) == (known["test"], known["train"]):
         cause = "training and test images are swapped"
-    return Finding(*(_listed({n: each[n] for n in counts}) for each in (known, counts)), cause)
+    expected = ", ".join(f"{name} {known.get(name, 'not known')}" for name in counts)
+    return Finding(expected, ", ".join(f"{n} {count}" for n, count in counts.items()), cause)
 
 
 def names(case: Case) -> Finding:
@@ -243,11 +243,13 @@ def zero_shot(case: Case) -> Finding:
     accuracy = 100 * (guesses == case.test_labels).float().mean().item()
     band = BANDS.get((case.setting.backbones[0], case.setting.data))
     found = f"{accuracy:.1f} %"
-    why = "" if case.backbones is PRETRAINED else "random weights"
-    why = why or ("few images" if case.machine.shrink != 1 else "")
-    why = why or ("" if band else "no published figure")
-    if band is None or why:
-        return Finding(f"no band ({why})", found)
+    for off, why in (
+        (case.backbones is not PRETRAINED, "random weights"),
+        (case.machine.shrink != 1, "few images"),
+        (band is None, "no published figure"),
+    ):
+        if off:
+            return Finding(f"no band ({why})", found)
     low, high = band[0] - MARGIN, band[1] + MARGIN
     cause = permuted(guesses, case.test_labels, case.data.class_names)
     if not low <= accuracy <= high:
@@ -309,10 +311,6 @@ def climb(case: Case) -> None:
         print(f"{number:2}. {title}: expected {expected}; found {found}")
         if cause:
             raise TaskError(f"rung {number} of {len(RUNGS)}, {title}: {cause}.")
-
-
-def _listed(counts: dict[str, Any]) -> str:
-    return ", ".join(f"{name} {count}" for name, count in counts.items())
 
 
 def _short(values: Any) -> str:
