@@ -7,11 +7,10 @@ setting does not have is that of its table, then that of the file, then the defa
 
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from types import NoneType
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from fedprompt.methods import METHODS
 from tasks.core import Row
@@ -131,9 +130,9 @@ def read(content: Mapping[str, Any]) -> list[Setting]:
     """Make the settings of a file.
 
     Raises:
-        ValueError: If a name is not known, a value has another type, a table has another number of
-            cells than columns, or a method does not have a hyperparameter or the family of its
-            setting. The text begins with the table or the setting.
+        ValueError: If a name is not known, a table has another number of cells than columns, or a
+            method does not have a hyperparameter or the family of its setting. The text begins with
+            the table or the setting.
     """
     rest = dict(content)
     file = {name: rest.pop(name, {}) for name in ("choices", "backbones", "common", "methods")}
@@ -211,13 +210,15 @@ def _row(
 def _setting(values: dict[str, Any]) -> Setting:
     """Make a setting, and check it with all its rows."""
     where = values.get("name", "a setting")
-    values["partition"] = _checked(Partition, values.get("partition", {}), f"{where}, partition")
-    made: Setting = _checked(Setting, values, where)
+    try:
+        made = Setting(**values | {"partition": Partition(**values.get("partition", {}))})
+        rows = [(row, made.of(row).family) for row in made.rows]
+    except TypeError as error:
+        raise ValueError(f"{where}: {error}") from error
     if made.partition.kind not in KINDS:
         raise ValueError(f"{where}: `kind` must be among {KINDS}; got {made.partition.kind!r}.")
-    for row in made.rows:
+    for row, family in rows:
         here = f"{where}, row {row.title!r}"
-        _check(Setting, row.changes, here)
         if unknown := sorted({*row.figures} - {*MEASURES, *DOMAINS}):
             raise ValueError(f"{here}: `measures` must be known; got {unknown}.")
         if row.method is None:
@@ -227,35 +228,7 @@ def _setting(values: dict[str, Any]) -> Setting:
         if unknown := sorted(row.values.keys() - row.entry.defaults.keys()):
             rule = f"be hyperparameters of {row.method}"
             raise ValueError(f"{here}: `values` must {rule}; got {unknown}.")
-        family = made.of(row).family
         if FAMILIES.get(family, family) not in row.entry.families:
             rule = f"be a family of {row.method}"
             raise ValueError(f"{here}: `family` must {rule}; got {family!r}.")
     return made
-
-
-def _checked(kind: type, values: Mapping[str, Any], where: str) -> Any:
-    """Make an object whose required fields are all given."""
-    _check(kind, values, where)
-    needed = [
-        each.name
-        for each in fields(kind)
-        if each.default is MISSING and each.default_factory is MISSING
-    ]
-    if missing := [name for name in needed if name not in values]:
-        raise ValueError(f"{where}: {missing} are missing.")
-    return kind(**values)
-
-
-def _check(kind: type, values: Mapping[str, Any], where: str) -> None:
-    """Require that fields exist, and that numbers, truth values and texts are such."""
-    known = {each.name: each.type for each in fields(kind)}
-    if unknown := sorted(values.keys() - known.keys()):
-        raise ValueError(f"{where}: fields must be among {sorted(known)}; got {unknown}.")
-    for name, value in values.items():
-        allowed = get_args(known[name]) or (known[name],)
-        if {*allowed} <= {bool, int, float, str, NoneType} and type(value) not in allowed:
-            if float in allowed and type(value) is int:
-                continue
-            names = " or ".join(each.__name__ for each in allowed)
-            raise ValueError(f"{where}: `{name}` must be of type {names}; got {value!r}.")

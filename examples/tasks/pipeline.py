@@ -33,7 +33,6 @@ class Preparation(nn.Module):
     def __init__(
         self,
         size: int,
-        *,
         mean: Sequence[float] = (0.5, 0.5, 0.5),
         std: Sequence[float] = (0.5, 0.5, 0.5),
         interpolation: str = "bicubic",

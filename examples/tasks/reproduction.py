@@ -149,11 +149,14 @@ def divided(
         used = torch.cat(shards).unique()
         shards = [torch.searchsorted(used, shard) for shard in shards]
         train = Images(*(part[used] for part in train))
-    build = {"CLIP": _clip, "networks": _networks}.get(setting.family, _vits)
     data = data._replace(train=train)
     inputs = "floats" if row.method in FLOATS else row.entry.inputs
-    fields = common(setting, num_classes, seed)
-    run, sides = build(setting, data, fields, inputs, machine.device, backbones)
+    fields = common(setting, num_classes, seed) | {"device": machine.device}
+    if setting.family == "CLIP":
+        run, sides = _clip(setting, data, fields, inputs, backbones)
+    else:
+        build = _networks if setting.family == "networks" else _vits
+        run, sides = build(setting, fields, backbones), (train.pixels, test.pixels)
     spread = torch.linspace(0, len(train.labels) - 1, min(len(train.labels), NUM_PUBLIC)).long()
     run = replace(run, public=sides[0][spread], floats=inputs == "floats")
     federation = EpochFederation(run, sides[0], train.labels, dict(enumerate(shards)))
@@ -178,82 +181,44 @@ def common(setting: papers.Setting, num_classes: int, seed: int) -> dict[str, An
     }
 
 
-Built = tuple[Run, Sequence[Any]]
-
-
-def _vits(
-    setting: papers.Setting,
-    data: ImageSet,
-    fields: dict[str, Any],
-    inputs: str,
-    device: str,
-    backbones: Backbones,
-) -> Built:
+def _vits(setting: papers.Setting, fields: dict[str, Any], backbones: Backbones) -> Run:
     trunks: list[Any] = []
     for name in setting.backbones:
-        model, *normal = backbones.vit(name, setting.image_size)
-        prepare = preparation(setting, *normal)
+        model, *normal, _ = backbones.vit(name, setting.image_size)
+        prepare = Preparation(setting.image_size, *normal)
         if hasattr(model, "patch_embed"):
             trunks.append(PreparedTrunk(fp.vit_trunk(model), prepare))
-        else:
-            border = partial(
-                fp.PadPrompts,
-                setting.image_size,
-                padding=setting.num_prompts,
-                mean=normal[0],
-                std=normal[1],
-            )
-            frozen = fp.freeze(model).eval()
-            trunks.append(PixelTrunk(frozen, model.num_features, prepare, border))
+            continue
+        look = {"padding": setting.num_prompts, "mean": normal[0], "std": normal[1]}
+        border = partial(fp.PadPrompts, setting.image_size, **look)
+        trunks.append(PixelTrunk(fp.freeze(model), model.num_features, prepare, border))
     sizes = {"num_prompts": setting.num_prompts, "num_features": setting.num_features}
-    return PaperVits(trunks=trunks, **sizes, **fields), _pixels(data)
+    return PaperVits(trunks=trunks, **sizes, **fields)
 
 
-def _networks(
-    setting: papers.Setting,
-    data: ImageSet,
-    fields: dict[str, Any],
-    inputs: str,
-    device: str,
-    backbones: Backbones,
-) -> Built:
-    size = setting.image_size
-    prepare = preparation(setting, *backbones.network(setting.backbones[0], size)[1:]).to(device)
-    run = NetworkSetting(
-        makers=[partial(_model, backbones.network, name, size) for name in setting.backbones],
+def _networks(setting: papers.Setting, fields: dict[str, Any], backbones: Backbones) -> Run:
+    size, make = setting.image_size, backbones.network
+    return NetworkSetting(
+        makers=[partial(lambda name: make(name, size).model, name) for name in setting.backbones],
         num_features=setting.num_features or 0,
-        prepare=prepare,
+        prepare=Preparation(size, *make(setting.backbones[0], size)[1:4]).to(fields["device"]),
         **fields,
     )
-    return run, _pixels(data)
-
-
-def _model(make: Callable[[str, int], Any], name: str, size: int) -> nn.Module:
-    return make(name, size).model
-
-
-def _pixels(data: ImageSet) -> list[Tensor]:
-    return [data.train.pixels, data.test.pixels]
 
 
 def _clip(
-    setting: papers.Setting,
-    data: ImageSet,
-    fields: dict[str, Any],
-    inputs: str,
-    device: str,
-    backbones: Backbones,
-) -> Built:
-    (name,) = setting.backbones
-    model, tokenizer, *normal = backbones.clip(name, setting.image_size)
-    clip = fp.freeze(model.to(device))
-    prepare = preparation(setting, *normal).to(device)
-    encode = prepare if inputs == "images" else partial(_tokens, clip, prepare)
+    setting: papers.Setting, data: ImageSet, fields: dict[str, Any], kind: str, backbones: Backbones
+) -> tuple[Run, Sequence[Any]]:
+    """Make the run, and compute the tokens of all images once, or prepare them."""
+    model, *normal, tokenizer = backbones.clip(setting.backbones[0], setting.image_size)
+    clip = fp.freeze(model.to(fields["device"]))
+    prepare = Preparation(setting.image_size, *normal).to(fields["device"])
+    encode = prepare if kind == "images" else partial(_tokens, clip, prepare)
+    how = {"batch_size": 64, "dtype": torch.float16}
     sides = [
-        Stored(fp.precompute(encode, side, batch_size=64, dtype=torch.float16).cpu())
-        for side in _pixels(data)
+        Stored(fp.precompute(encode, side.pixels, **how).cpu()) for side in (data.train, data.test)
     ]
-    with torch.device(device):
+    with torch.device(fields["device"]):
         run = PaperClip(
             clip=clip,
             tower=fp.TextTower(clip, tokenizer),
@@ -271,13 +236,6 @@ def _tokens(clip: nn.Module, prepare: Preparation, pixels: Tensor) -> Tensor:
     """Return the image tokens of CLIP with the pooled one first, in the memory of the host."""
     pooled, patches = fp.image_tokens(clip, prepare(pixels))
     return torch.cat([pooled[:, None], patches], 1).cpu()
-
-
-def preparation(
-    setting: papers.Setting, mean: Sequence[float], std: Sequence[float], interpolation: str
-) -> Preparation:
-    """Make the preparation of images for a backbone."""
-    return Preparation(setting.image_size, mean=mean, std=std, interpolation=interpolation)
 
 
 def task(paper: str) -> Task:

@@ -7,7 +7,7 @@ from timm.models.resnet import BasicBlock, ResNet
 from timm.models.vision_transformer import VisionTransformer
 
 from clips import TEXT
-from tasks.backbones import Backbone, Backbones, Clip
+from tasks.backbones import Backbone, Backbones
 
 HALF = (0.5, 0.5, 0.5)
 SIZE = 16
@@ -40,7 +40,7 @@ def resnet() -> ResNet:
     return ResNet(BasicBlock, (1, 1, 1, 1), num_classes=0, stem_width=4, channels=(4, 4, 8, 8))
 
 
-def clip(name: str, image_size: int) -> Clip:
+def clip(name: str, image_size: int) -> Backbone:
     """A CLIP with a ViT or a ResNet."""
     torch.manual_seed(0)
     vision = {"layers": 1, "width": 16, "head_width": 8, "patch_size": 8, "image_size": image_size}
@@ -51,7 +51,7 @@ def clip(name: str, image_size: int) -> Clip:
     model = open_clip.model.CLIP(*sizes, quick_gelu=name.endswith(".openai")).eval()
     tokenizer = open_clip.tokenizer.SimpleTokenizer(context_length=40)
     mean, std = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
-    return Clip(model, tokenizer, mean, std, "bicubic")
+    return Backbone(model, mean, std, "bicubic", tokenizer)
 
 
 TINY = Backbones(vit, network, clip)

@@ -1,6 +1,7 @@
 """Each data set is read from fabricated files in its own format."""
 
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -183,8 +184,9 @@ def test_five_data_sets_keep_their_classes_apart(tmp_path):
     assert task.class_names[39] == "Ankle boot"
 
 
-def test_shares_of_each_class():
+def test_a_fifth_of_each_class_is_held_out():
     labels = torch.tensor([0] * 10 + [1] * 20)
-    parts = readers.shared_out(labels, shares=(0.5, 0.3, 0.2))
-    assert [labels[part].bincount().tolist() for part in parts] == [[5, 10], [3, 6], [2, 4]]
+    sides = readers.fifth_held_out(SimpleNamespace(targets=labels.tolist()))
+    parts = [torch.tensor(side.indices) for side in sides]
+    assert [labels[part].bincount().tolist() for part in parts] == [[8, 16], [2, 4]]
     assert torch.cat(parts).sort().values.tolist() == list(range(30))

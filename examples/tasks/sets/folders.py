@@ -13,12 +13,11 @@ from tasks.sets.readers import (
     Listed,
     class_folders,
     decoded_sides,
+    fifth_held_out,
     is_image,
     joined,
     require,
-    shared_out,
     squared,
-    subset,
     words,
 )
 from tasks.sets.torchvision_sets import cifar, mnist, svhn
@@ -63,8 +62,7 @@ def not_mnist(root: Path, size: int) -> ImageSet:
     )
     require(base, tuple("ABCDEFGHIJ"), how)
     whole = class_folders(base, side, is_valid_file=is_image)
-    parts = shared_out(whole.targets, shares=(0.8, 0.2))
-    train, test = (subset(whole, part) for part in parts)
+    train, test = fifth_held_out(whole)
     names = tuple(f"letter {letter}" for letter in "ABCDEFGHIJ")
     return ImageSet("", *decoded_sides([train], [test], base, "notmnist", side), names)
 
@@ -117,9 +115,8 @@ def office_caltech10(root: Path, size: int) -> ImageSet:
     for domain in domains:
         whole = class_folders(base / domain, size, classes=classes)
         classes = whole.classes
-        parts = shared_out(whole.targets, shares=(0.8, 0.2))
-        for side, part in zip((train, test), parts, strict=True):
-            side.append(subset(whole, part))
+        for side, part in zip((train, test), fifth_held_out(whole), strict=True):
+            side.append(part)
     sides = decoded_sides(train, test, base, "office-caltech10", size)
     names = {"back_pack": "backpack", "laptop_computer": "laptop"}
     return ImageSet("", *sides, words([names.get(name, name) for name in classes]), domains)
