@@ -12,6 +12,7 @@ import compare
 import fedprompt as fp
 from fabricated import fabricate, unchecked
 from fedprompt.methods import METHODS, Federation
+from other_device import other_device
 from tasks import TASKS, borders, figures, papers, reproduction, sets
 from tasks.borders import PixelTrunk
 from tasks.clusters import SUPERCLASSES, cluster_accuracy, purity
@@ -75,6 +76,15 @@ def test_a_setting_runs_from_files_to_its_figures(name, tmp_path):
         found = run(setting, data, row)
         assert all(0 <= found[column] <= 1 for column in row.figures)
         assert math.isfinite(found["bytes_up"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", DEVICE)
+def test_models_and_batches_are_on_the_device(name, tmp_path):
+    setting, data = small(SETTINGS[name], tmp_path, 1)
+    with other_device() as device:
+        found = run(setting, data, setting.rows[0], device)
+    assert math.isfinite(found["bytes_up"])
 
 
 def test_missing_files_end_the_program_with_one_line(tmp_path, capsys):
