@@ -135,7 +135,7 @@ def divided(
     if machine.shrink != 1:
         setting = replace(setting, rounds=max(2, math.ceil(machine.shrink * setting.rounds)))
         data = fewer(data, machine.shrink, setting.num_clients)
-    num_classes, num_domains = len(data.class_names), len(data.domain_names)
+    num_classes, count = len(data.class_names), len(data.class_names) * len(data.domain_names)
     rng = np.random.default_rng(seed)
     if setting.test_share is not None:
         data = held_out(data, setting.test_share, generator=rng)
@@ -143,7 +143,6 @@ def divided(
     how = {"num_clients": setting.num_clients, "generator": rng}
     shards = divide(setting.partition, train.labels, train.domains, **how)
     cells, test_cells = (side.domains * num_classes + side.labels for side in (train, test))
-    count = num_classes * num_domains
     mixes = torch.stack([torch.bincount(cells[shard], minlength=count) for shard in shards])
     if setting.family == "CLIP":  # whose tokens are computed once, of the images that clients have
         used = torch.cat(shards).unique()

@@ -8,6 +8,7 @@ import torch
 
 import compare
 from fabricated import fabricate, unchecked
+from other_device import other_device
 from tasks import papers, verify
 from tasks.core import Machine, Row, TaskError
 from tiny_backbones import TINY
@@ -33,17 +34,20 @@ def folder(tmp_path_factory):
 def case(folder, monkeypatch):
     """Make a case of fabricated files and tiny networks, with a change of its parts."""
 
-    def make(partition="fedotp-1-dtd", *, data=None, clip=None, setting=None, row=None):
+    def make(
+        partition="fedotp-1-dtd", *, data=None, clip=None, setting=None, row=None, device="cpu"
+    ):
         paper = partition.partition("-")[0]
         own = replace(papers.settings(paper)[partition], **(setting or {}))
         known = SIZES[own.data] | {"classes": 10, "alphabetical": True}
+        known["zero_shot"] = {"RN50.openai": [40.21, 42.32]}
         monkeypatch.setitem(verify.SIZES, own.data, known)
         monkeypatch.setattr(papers, "settings", lambda name: {partition: own})
         first = next(each for each in own.rows if each.method not in (None, "zero_shot"))
         backbones = TINY
         if clip is not None:
             backbones = replace(TINY, clip=lambda *names: clip(TINY.clip(*names)))
-        made = verify.Case(paper, partition, row or first, Machine(root=folder), backbones)
+        made = verify.Case(paper, partition, row or first, Machine(device, folder), backbones)
         with unchecked():
             read = made.data
         made.data = read if data is None else data(read)
@@ -62,6 +66,14 @@ def test_a_right_set_up_passes_all_rungs(case, partition, capsys):
     clip = partition.startswith("fedotp")
     assert ("expected no band (random weights); found" in lines[7]) == clip
     assert (lines[7] == " 8. zero shot: only for CLIP") != clip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("partition", ["fedotp-1-dtd", "fedhpl-1-cifar10-iid"])
+def test_all_rungs_compute_on_the_device(case, partition):
+    with other_device() as device:
+        few = {"num_clients": 5, "cohort_size": 5}
+        verify.climb(case(partition, setting=few, device=str(device)))
 
 
 def relabeled(change, *, sides=("train", "test")):

@@ -27,11 +27,6 @@ class Split(NamedTuple):
     images: str
     template: str
 
-    @property
-    def file(self) -> str:
-        """The name of the list."""
-        return f"split_zhou_{self.title}.json"
-
 
 SPLITS = {
     "dtd": Split("DescribableTextures", "dtd", "dtd/images", "{} texture."),
@@ -53,18 +48,18 @@ def coop(root: Path, size: int, *, name: str) -> ImageSet:
         name: Name in `SPLITS`.
     """
     split = SPLITS[name]
-    base = root / split.base
+    base, file = root / split.base, f"split_zhou_{split.title}.json"
     how = (
-        f"Download {split.file} from the links in "
+        f"Download {file} from the links in "
         "https://github.com/KaiyangZhou/CoOp/blob/main/DATASETS.md and put it into "
         f"{base.resolve()}, with the images in {split.images}."
     )
-    require(base, (split.images, split.file), how)
-    lists = json.loads((base / split.file).read_text())
+    require(base, (split.images, file), how)
+    lists = json.loads((base / file).read_text())
     transform = partial(squared, size=size)
     train, test = (
         Listed(
-            [base / split.images / file for file, _, _ in lists[side]],
+            [base / split.images / name for name, _, _ in lists[side]],
             [int(label) for _, label, _ in lists[side]],
             transform=transform,
         )

@@ -15,7 +15,6 @@ from tasks.sets.readers import (
     decoded_sides,
     fifth_held_out,
     is_image,
-    joined,
     require,
     squared,
     words,
@@ -90,7 +89,7 @@ def five_dataset(root: Path, size: int) -> ImageSet:
             Images(_rgb(part.pixels, 32), part.labels + 10 * k, part.domains + k)
             for k, part in enumerate(parts)
         ]
-        sides.append(joined(changed))
+        sides.append(Images(*map(torch.cat, zip(*changed, strict=True))))
     names = [
         sentence.format(name)
         for task, (_, sentence) in zip(tasks, FIVE.values(), strict=True)

@@ -121,11 +121,6 @@ def in_memory(pixels: Any, labels: Any) -> Images:
     return Images(pixels, labels, torch.zeros_like(labels))
 
 
-def joined(parts: Sequence[Images]) -> Images:
-    """Concatenate images of the same size."""
-    return Images(*(torch.cat(each) for each in zip(*parts, strict=True)))
-
-
 def words(names: Sequence[str]) -> tuple[str, ...]:
     """Replace underscores in class names by spaces."""
     return tuple(name.replace("_", " ") for name in names)
