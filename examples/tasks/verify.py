@@ -209,7 +209,8 @@ def activation(case: Case) -> Finding:
 def text(case: Case) -> Finding:
     """Check the text tower with ten class names, and print the cosines of their features."""
     run, chosen = case.run, case.data.class_names[:10]
-    failed = fp.check.text_encoder(run.tower, run.tower.class_names(chosen)).failed
+    with torch.device("cpu"):  # where the check draws its contexts
+        failed = fp.check.text_encoder(run.tower, run.tower.class_names(chosen)).failed
     features = fp.zero_shot_classifier(run.tower, chosen, [case.data.template])
     cosines = (features @ features.T)[~torch.eye(len(chosen)).bool()]
     found = f"cosines of {len(chosen)} sentences: mean {cosines.mean():.4f}, "
