@@ -7,6 +7,7 @@ trials. Each finished run is one line of a JSON-lines file, so a killed program 
     python examples/compare.py --task clip --methods mine.py:my_method,promptfl
     torchrun --nproc-per-node 2 examples/compare.py --methods fedprox,local
     python examples/compare.py --check 3
+    python examples/compare.py --task fedotp --verify --partitions fedotp-1-dtd --root DIR
 """
 
 import argparse
@@ -20,7 +21,7 @@ from typing import Any, NoReturn
 from tqdm import tqdm
 
 import tasks
-from tasks import estimate, ranks, records, runs, tables
+from tasks import estimate, papers, ranks, records, runs, tables, verify
 from tasks.core import Machine, Row, Task, TaskError
 from tasks.runs import Cell
 from tasks.tuning import TUNING_SEED, beyond
@@ -42,6 +43,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             write_tables(args, chosen)
         elif args.estimate:
             estimates(args)
+        elif args.verify:
+            verify_settings(args)
         else:
             compare(args)
     except TaskError as error:
@@ -81,6 +84,7 @@ def flags() -> argparse.ArgumentParser:
     )
     parser.add_argument("--check", type=int, help="run so many recorded cells again, and compare")
     parser.add_argument("--estimate", action="store_true", help="print runs and hours, and stop")
+    parser.add_argument("--verify", action="store_true", help="check a paper's setting, and stop")
     parser.add_argument("--tables", action="store_true", help="write tables from records, and stop")
     parser.add_argument("--records", type=Path, default=RECORDS, help="folder of the records")
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder of the tables")
@@ -152,6 +156,21 @@ def estimates(args: argparse.Namespace) -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     (args.out / f"{args.task}-hours.md").write_text(f"{text}\n")
     print(text)
+
+
+def verify_settings(args: argparse.Namespace) -> None:
+    """Check the first chosen row of a paper's settings; without `--partitions`, of the first one.
+
+    Raises:
+        TaskError: If the task is not that of a paper, or a check fails.
+    """
+    if args.task not in papers.PAPERS:
+        raise TaskError(f"`--verify` needs `--task` {', '.join(papers.PAPERS)}; got {args.task!r}.")
+    task = tasks.TASKS[args.task]
+    known = list(task.partitions)
+    for partition in named("partitions", args.partitions or known[0], known):
+        row = chosen(args, task, partition)[0][0]
+        verify.climb(verify.Case(args.task, partition, row, machine_of(args)))
 
 
 def named(flag: str, given: str | None, known: Sequence[str], by: str = ",") -> list[str]:

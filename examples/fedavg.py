@@ -52,8 +52,8 @@ def main() -> None:
     print(
         f"The average of {NUM_CLIENTS} clients recognizes {100 * accuracy:.1f} % of all digits, "
         f"the clients' own models before averaging {100 * sum(before) / len(before):.1f} %: "
-        f"each has seen few examples of some classes. A client sends "
-        f"{fp.num_bytes(payloads[0]):,} bytes a round."
+        f"each has seen few examples of some classes. "
+        f"Each client {fp.describe(model, payloads[0], trunk=trunk)}."
     )
 
 

@@ -54,7 +54,17 @@ from fedprompt.freezing import freeze, training_only
 from fedprompt.guidance import guide_gradient, guided_loss
 from fedprompt.interfaces import Method, PromptStream, Round, Server, Weighted
 from fedprompt.matching import cosine_logits, transport_logits
-from fedprompt.messages import Ledger, collect, delta, load_values, named, num_bytes, part, snapshot
+from fedprompt.messages import (
+    Ledger,
+    collect,
+    delta,
+    describe,
+    load_values,
+    named,
+    num_bytes,
+    part,
+    snapshot,
+)
 from fedprompt.prompts import (
     ContextPrompts,
     DeepPrompts,
@@ -126,6 +136,7 @@ __all__ = [
     "named",
     "delta",
     "num_bytes",
+    "describe",
     "Ledger",
     "save_prompts",
     "load_prompts",

@@ -7,6 +7,7 @@ import argparse
 import hashlib
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,7 @@ def save_vit(
 def save_weights(model: nn.Module, path: Path, metadata: dict[str, str]) -> None:
     """Write the weights of a model in half precision, with metadata and their SHA-256 hash."""
     weights = {name: tensor.half() for name, tensor in model.state_dict().items()}
+    path.parent.mkdir(parents=True, exist_ok=True)
     contents = b"".join(weights[name].numpy().tobytes() for name in sorted(weights))
     save_file(weights, path, metadata | {"sha256": hashlib.sha256(contents).hexdigest()})
 
@@ -97,22 +99,32 @@ def pretrain(
         steps: Number of steps, at least 20, because the first tenth warms up.
     """
     model.train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1.5e-3, weight_decay=0.05)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, max_lr=1.5e-3, total_steps=steps, pct_start=0.1
-    )
-    for _ in (progress := tqdm(range(steps))):
+
+    def loss(step: int) -> Tensor:
         batch = torch.randint(len(labels), (BATCH,), generator=generator)
-        loss = F.cross_entropy(
-            model(augment(images[batch], generator)), labels[batch], label_smoothing=0.05
-        )
+        logits = model(augment(images[batch], generator))
+        return F.cross_entropy(logits, labels[batch], label_smoothing=0.05)
+
+    take_steps(model, loss, steps, learning_rate=1.5e-3)
+    model.eval()
+
+
+def take_steps(
+    model: nn.Module, loss: Callable[[int], Tensor], steps: int, *, learning_rate: float
+) -> None:
+    """Minimize a function of the step with AdamW and one cycle of learning rates."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=0.05)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, max_lr=learning_rate, total_steps=steps, pct_start=0.1
+    )
+    for step in (progress := tqdm(range(steps))):
+        value = loss(step)
         optimizer.zero_grad()
-        loss.backward()
+        value.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         schedule.step()
-        progress.set_postfix(loss=f"{loss.item():.3f}", refresh=False)
-    model.eval()
+        progress.set_postfix(loss=f"{value.item():.3f}", refresh=False)
 
 
 @torch.inference_mode()
@@ -142,24 +154,26 @@ def build(size: str, *, seed: int = 0, steps: int = STEPS) -> tuple[VisionTransf
     return model, accuracy(model, *render(NUM_HELD_OUT, held_out))
 
 
-def main() -> None:
-    """Build the requested sizes and write one file for each."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--models", default=",".join(ARCHITECTURES), help="comma-separated sizes")
-    parser.add_argument("--steps", type=int, default=STEPS)
+def flags(description: str | None, steps: int) -> argparse.ArgumentParser:
+    """Make the parser of both programs, which use one thread."""
+    torch.set_num_threads(1)
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--steps", type=int, default=steps)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("out"))
+    return parser
+
+
+def main() -> None:
+    """Build the requested sizes and write one file for each."""
+    parser = flags(__doc__, STEPS)
+    parser.add_argument("--models", default=",".join(ARCHITECTURES), help="comma-separated sizes")
     arguments = parser.parse_args()
-    torch.set_num_threads(1)
-    arguments.out.mkdir(parents=True, exist_ok=True)
     for size in arguments.models.split(","):
         model, source_accuracy = build(size, seed=arguments.seed, steps=arguments.steps)
         path = weights_path(size, arguments.out)
         save_vit(model, size, path, source_accuracy=source_accuracy, recipe=RECIPE)
-        print(
-            f"{path}: {path.stat().st_size / 1024:.0f} KiB, "
-            f"{source_accuracy:.1%} of held-out glyphs"
-        )
+        print(f"{path}: {source_accuracy:.1%} of held-out glyphs")
 
 
 if __name__ == "__main__":

@@ -3,12 +3,10 @@
 Run it with `python examples/build_samples/build_clip.py`.
 """
 
-import argparse
 import json
 import re
 import sys
 from pathlib import Path
-from time import process_time
 from typing import Any
 
 import numpy as np
@@ -17,12 +15,11 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
-from tqdm import tqdm
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from build_samples.build import NUM_HELD_OUT, NUM_PER_CLASS, save_weights
+from build_samples.build import NUM_HELD_OUT, NUM_PER_CLASS, flags, save_weights, take_steps
 from build_samples.glyphs import CLASSES, augment, render
 from fedprompt import cosine_logits, image_tokens
 from fedprompt.samples import CLASS_NAMES, DOMAINS, TEMPLATES, preprocess, tokenize
@@ -195,29 +192,15 @@ def pretrain(
         background: If true, a trained model is trained further, at half the learning rate, and
             patches of clutter are pushed away from all captions.
     """
-    captions, rate = Captions(), 7e-4 if background else 1.5e-3
-    optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=0.05)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, max_lr=rate, total_steps=steps, pct_start=0.1
-    )
-    for step in (progress := tqdm(range(steps))):
+    captions = Captions()
+
+    def loss(step: int) -> Tensor:
         batch = torch.randint(len(labels), (BATCH,), generator=generator)
-        loss, closeness = batch_loss(
-            model,
-            images[batch],
-            labels[batch],
-            captions,
-            generator,
-            1.0 if background else step / steps,
-        )
-        if background:
-            loss = loss + closeness
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
-        progress.set_postfix(loss=f"{loss.item():.3f}", refresh=False)
+        progress = 1.0 if background else step / steps
+        parts = batch_loss(model, images[batch], labels[batch], captions, generator, progress)
+        return parts[0] + parts[1] if background else parts[0]
+
+    take_steps(model, loss, steps, learning_rate=7e-4 if background else 1.5e-3)
 
 
 @torch.inference_mode()
@@ -235,27 +218,16 @@ def accuracy(
 
 def main() -> None:
     """Run the whole recipe and write one file."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=STEPS)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=Path("out"))
-    arguments = parser.parse_args()
-    torch.set_num_threads(1)
-    arguments.out.mkdir(parents=True, exist_ok=True)
+    arguments = flags(__doc__, STEPS).parse_args()
     train, held_out = np.random.default_rng(arguments.seed).spawn(2)
     model, generator = new_clip(seed=arguments.seed), torch.Generator().manual_seed(arguments.seed)
-    started = process_time()
     glyphs = render(NUM_PER_CLASS, train)
     pretrain(model, *glyphs, generator, steps=arguments.steps)
     pretrain(model, *glyphs, generator, steps=BACKGROUND_STEPS, background=True)
-    seconds = process_time() - started
     source_accuracy = accuracy(model, *render(NUM_HELD_OUT, held_out), generator)
     path = arguments.out / "clip.safetensors"
     save_clip(model, path, recipe=RECIPE, source_accuracy=f"{source_accuracy:.4f}")
-    print(
-        f"{path}: {path.stat().st_size / 1024:.0f} KiB, "
-        f"{source_accuracy:.1%} of held-out glyphs, {seconds:.0f} CPU seconds"
-    )
+    print(f"{path}: {source_accuracy:.1%} of held-out glyphs")
 
 
 if __name__ == "__main__":

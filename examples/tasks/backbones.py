@@ -12,22 +12,13 @@ Numbers = tuple[float, ...]
 
 
 class Backbone(NamedTuple):
-    """Network with the mean and deviation of its input pixels, channel by channel."""
+    """Network with the mean and deviation of its input pixels, and the tokenizer of a CLIP."""
 
     model: nn.Module
     mean: Numbers
     std: Numbers
     interpolation: str
-
-
-class Clip(NamedTuple):
-    """Model of open_clip with its tokenizer, and the normalization of its images."""
-
-    model: nn.Module
-    tokenizer: Callable[..., object]
-    mean: Numbers
-    std: Numbers
-    interpolation: str
+    tokenizer: Callable[..., object] | None = None
 
 
 @dataclass(frozen=True)
@@ -43,7 +34,7 @@ class Backbones:
 
     vit: Callable[[str, int], Backbone]
     network: Callable[[str, int], Backbone]
-    clip: Callable[[str, int], Clip]
+    clip: Callable[[str, int], Backbone]
 
 
 def timm_vit(name: str, image_size: int) -> Backbone:
@@ -62,7 +53,7 @@ def new_network(name: str, image_size: int) -> Backbone:
     return Backbone(zoo.network(name, image_size), (0.5,) * 3, (0.5,) * 3, "bilinear")
 
 
-def open_clip_model(name: str, image_size: int) -> Clip:
+def open_clip_model(name: str, image_size: int) -> Backbone:
     """Load a pretrained model of open_clip, from its hub or its cache."""
     import open_clip
 
@@ -76,7 +67,7 @@ def open_clip_model(name: str, image_size: int) -> Clip:
         force_quick_gelu=bool(config.get("quick_gelu", False)),
     )
     tokenizer, visual = open_clip.get_tokenizer(architecture), model.visual
-    return Clip(model, tokenizer, visual.image_mean, visual.image_std, "bicubic")
+    return Backbone(model, visual.image_mean, visual.image_std, "bicubic", tokenizer)
 
 
 PRETRAINED = Backbones(timm_vit, new_network, open_clip_model)

@@ -44,9 +44,6 @@ def divide(
         shards = _by_domain(partition.alpha, own, places, num_clients, generator)
     else:
         shards = _by_class(partition, own, num_clients, generator)
-    if partition.shots_each is not None:
-        size = {"shots": partition.shots_each, "generator": generator}
-        shards = [each[fp.data.few_shot(own[each], **size)] for each in shards]
     return [torch.from_numpy(kept[each]) for each in shards]
 
 

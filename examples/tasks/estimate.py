@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import zoo
 from tasks import tables
 from tasks.core import Row, Task
-from tasks.papers import FOLDER, Setting
+from tasks.papers import FOLDER, LENGTH, Setting
 
 GPU = "an A100 at half of its 19.5 TFLOP/s in float32, and at least 10 ms a step"
 SPEED = 0.5 * 19.5e12
@@ -44,7 +44,7 @@ def paper_hours(setting: Setting, row: Row) -> float | None:
     one = sum(each) / len(each)
     if own.family == "CLIP":
         # Image tokens are computed once; each step encodes all class names for two contexts.
-        text = _text_flops(own.backbones[0]) * (own.length + NAME_TOKENS) * sizes["classes"]
+        text = _text_flops(own.backbones[0]) * (LENGTH + NAME_TOKENS) * sizes["classes"]
         before = (images + tested) * one + 2 * tests * math.ceil(tested / BATCH) * text
         total = 2 * 2 * steps * text
     else:
@@ -61,10 +61,6 @@ def _images(setting: Setting) -> float | None:
         return partition.shots * classes
     if total is not None and setting.test_share is not None:
         total = (total + sizes["test"]) * (1 - setting.test_share)
-    if partition.shots_each is not None and classes:
-        owners = 1 if partition.disjoint else setting.num_clients
-        limit = partition.shots_each * classes * owners
-        return limit if total is None or partition.disjoint else min(limit, total)
     return total
 
 

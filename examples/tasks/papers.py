@@ -7,11 +7,10 @@ setting does not have is that of its table, then that of the file, then the defa
 
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from types import NoneType
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from fedprompt.methods import METHODS
 from tasks.core import Row
@@ -21,6 +20,7 @@ PAPERS = ("fedhpl", "sgpt", "fedl2g", "fedotp")
 KINDS = ("iid", "dirichlet", "overlapping", "classes", "domains")
 FAMILIES = {"networks": "mixed models"}
 """Family of the methods of a setting, where it has another name."""
+LENGTH = 16  # learnable tokens of a context
 MEASURES = ("full", "own", "worst", "lowest", "highest", "clusters")
 DOMAINS = (
     *("amazon", "caltech", "dslr", "webcam"),
@@ -43,8 +43,6 @@ class Partition:
         disjoint: Whether no two clients have a class in common, for "classes".
         shots: Maximum number of training images of each class, drawn before the division. If None,
             all are used.
-        shots_each: Maximum number of training images of each class of each client, drawn after the
-            division. If None, all are used.
         min_share: Smallest share of all training images that a client has, for "dirichlet". Draws
             below it are repeated.
     """
@@ -54,7 +52,6 @@ class Partition:
     classes: int | None = None
     disjoint: bool = False
     shots: int | None = None
-    shots_each: int | None = None
     min_share: float = 0.0
 
 
@@ -80,20 +77,15 @@ class Setting:
             "clusters", the share of test images whose superclass is the most frequent one of their
             group; or the name of a domain, the mean over its clients on their own mixes.
         choices: Choices where the paper leaves something open, one sentence each.
-        optimizer: Name of a class of ``torch.optim``.
-        optimizer_values: Its arguments other than the learning rate, which each row has.
-        cosine: Whether the learning rate decreases to 0 along a cosine over the rounds.
+        optimizer_values: Arguments of SGD other than the learning rate, which each row has.
         epochs: Number of epochs of a client in a round.
         batch_size: Number of images in a batch.
         drop_last: Whether an epoch has full batches only. A client with fewer images than a batch
             keeps its only one.
-        crop: Smallest share of an image in a random crop; 1 for none.
         flip: Whether images are flipped at random.
         image_size: Side of the input images in pixels.
         num_prompts: Number of prompts at a layer, or pixels of a border on each side.
         num_features: Width of the features after a learned projection, or None.
-        length: Number of learnable tokens of a context, for CLIP.
-        template: Sentence around a class name, for CLIP.
         last_rounds: Number of last rounds whose accuracies are averaged.
         test_share: Share of each class that is held out as test images before the division, after
             the training and test images of the data set are pooled. If None, the test images are
@@ -111,19 +103,14 @@ class Setting:
     rounds: int
     rows: tuple[Row, ...] = ()
     choices: tuple[str, ...] = ()
-    optimizer: str = "SGD"
     optimizer_values: Mapping[str, Any] = field(default_factory=dict)
-    cosine: bool = False
     epochs: int = 1
     batch_size: int = 32
     drop_last: bool = False
-    crop: float = 1.0
     flip: bool = False
     image_size: int = 224
     num_prompts: int = 8
     num_features: int | None = None
-    length: int = 16
-    template: str = "a photo of a {}."
     last_rounds: int = 1
     test_share: float | None = None
 
@@ -143,9 +130,9 @@ def read(content: Mapping[str, Any]) -> list[Setting]:
     """Make the settings of a file.
 
     Raises:
-        ValueError: If a name is not known, a value has another type, a table has another number of
-            cells than columns, or a method does not have a hyperparameter or the family of its
-            setting. The text begins with the table or the setting.
+        ValueError: If a name is not known, a table has another number of cells than columns, or a
+            method does not have a hyperparameter or the family of its setting. The text begins with
+            the table or the setting.
     """
     rest = dict(content)
     file = {name: rest.pop(name, {}) for name in ("choices", "backbones", "common", "methods")}
@@ -223,13 +210,15 @@ def _row(
 def _setting(values: dict[str, Any]) -> Setting:
     """Make a setting, and check it with all its rows."""
     where = values.get("name", "a setting")
-    values["partition"] = _checked(Partition, values.get("partition", {}), f"{where}, partition")
-    made: Setting = _checked(Setting, values, where)
+    try:
+        made = Setting(**values | {"partition": Partition(**values.get("partition", {}))})
+        rows = [(row, made.of(row).family) for row in made.rows]
+    except TypeError as error:
+        raise ValueError(f"{where}: {error}") from error
     if made.partition.kind not in KINDS:
         raise ValueError(f"{where}: `kind` must be among {KINDS}; got {made.partition.kind!r}.")
-    for row in made.rows:
+    for row, family in rows:
         here = f"{where}, row {row.title!r}"
-        _check(Setting, row.changes, here)
         if unknown := sorted({*row.figures} - {*MEASURES, *DOMAINS}):
             raise ValueError(f"{here}: `measures` must be known; got {unknown}.")
         if row.method is None:
@@ -239,35 +228,7 @@ def _setting(values: dict[str, Any]) -> Setting:
         if unknown := sorted(row.values.keys() - row.entry.defaults.keys()):
             rule = f"be hyperparameters of {row.method}"
             raise ValueError(f"{here}: `values` must {rule}; got {unknown}.")
-        family = made.of(row).family
         if FAMILIES.get(family, family) not in row.entry.families:
             rule = f"be a family of {row.method}"
             raise ValueError(f"{here}: `family` must {rule}; got {family!r}.")
     return made
-
-
-def _checked(kind: type, values: Mapping[str, Any], where: str) -> Any:
-    """Make an object whose required fields are all given."""
-    _check(kind, values, where)
-    needed = [
-        each.name
-        for each in fields(kind)
-        if each.default is MISSING and each.default_factory is MISSING
-    ]
-    if missing := [name for name in needed if name not in values]:
-        raise ValueError(f"{where}: {missing} are missing.")
-    return kind(**values)
-
-
-def _check(kind: type, values: Mapping[str, Any], where: str) -> None:
-    """Require that fields exist, and that numbers, truth values and texts are such."""
-    known = {each.name: each.type for each in fields(kind)}
-    if unknown := sorted(values.keys() - known.keys()):
-        raise ValueError(f"{where}: fields must be among {sorted(known)}; got {unknown}.")
-    for name, value in values.items():
-        allowed = get_args(known[name]) or (known[name],)
-        if {*allowed} <= {bool, int, float, str, NoneType} and type(value) not in allowed:
-            if float in allowed and type(value) is int:
-                continue
-            names = " or ".join(each.__name__ for each in allowed)
-            raise ValueError(f"{where}: `{name}` must be of type {names}; got {value!r}.")

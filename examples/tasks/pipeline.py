@@ -5,10 +5,10 @@ from typing import Any
 
 import torch
 import torch.nn as nn
+import torch.nn.functional as F
 from torch import Tensor
 
 from fedprompt.interfaces import Trunk
-from tasks.resampling import FILTERS, check_uint8, filter_matrix, moved, resample, whole
 
 
 class Preparation(nn.Module):
@@ -33,41 +33,29 @@ class Preparation(nn.Module):
     def __init__(
         self,
         size: int,
-        *,
         mean: Sequence[float] = (0.5, 0.5, 0.5),
         std: Sequence[float] = (0.5, 0.5, 0.5),
         interpolation: str = "bicubic",
     ) -> None:
         super().__init__()
-        if interpolation not in FILTERS:
-            rule = f"be one of {', '.join(FILTERS)}"
-            raise ValueError(f"`interpolation` must {rule}; got {interpolation!r}.")
         self.size, self.interpolation = size, interpolation
         for name, values in (("mean", mean), ("std", std)):
             self.register_buffer(name, torch.tensor(values).view(-1, 1, 1), persistent=False)
 
     def forward(self, images: Tensor) -> Tensor:
         """Prepare images (batch, 1 or 3, height, width)."""
-        if images.is_floating_point():
-            return self._normalized(self._resized(images))
-        check_uint8(images)
-        images = moved(images, self.mean.device)
+        stored, images = images.dtype == torch.uint8, images.to(self.mean.device).float()
         if images.shape[-2:] != (self.size, self.size):
-            options = {"size": self.size, "interpolation": self.interpolation}
-            images = resample(images, whole(images), **options)
-        return self._normalized(images.float())
-
-    def _resized(self, images: Tensor) -> Tensor:
-        """Resize floating-point images."""
-        if images.shape[-2:] == (self.size, self.size):
-            return images
-        boxes, how = whole(images), {"target": self.size, "interpolation": self.interpolation}
-        rows = filter_matrix(boxes.top, boxes.height, source=images.shape[-2], **how)
-        columns = filter_matrix(boxes.left, boxes.width, source=images.shape[-1], **how)
-        return (rows[:, None] @ images @ columns[:, None].mT).clamp(0, 255)
-
-    def _normalized(self, images: Tensor) -> Tensor:
+            side, how = (self.size, self.size), {"mode": self.interpolation, "antialias": True}
+            images = F.interpolate(images, side, **how).clamp(0, 255)
+            images = images.round() if stored else images
         return torch.addcmul(-self.mean / self.std, images, 1 / (255 * self.std))
+
+
+def flipped(images: Tensor, generator: torch.Generator) -> Tensor:
+    """Mirror each image with probability 0.5; the generator is on the CPU."""
+    chosen = torch.rand(len(images), 1, 1, 1, generator=generator, device="cpu") < 0.5
+    return torch.where(chosen.to(images.device), images.flip(-1), images)
 
 
 class PreparedTrunk:
@@ -77,16 +65,14 @@ class PreparedTrunk:
 
     Args:
         trunk: Trunk of prepared images.
-        preparation: Function from stored images to prepared ones.
+        prepare: Function from stored images to prepared ones.
     """
 
-    def __init__(self, trunk: Trunk, preparation: Callable[[Tensor], Tensor]) -> None:
-        self.trunk, self.preparation = trunk, preparation
-        own = ("prefix", "dim", "depth", "num_features", "patch_size")
-        for name in (*own, "block", "normalize", "pool"):
-            setattr(self, name, getattr(trunk, name))
-        if hasattr(trunk, "resume"):
-            self.resume = trunk.resume
+    def __init__(self, trunk: Trunk, prepare: Callable[[Tensor], Tensor]) -> None:
+        self.trunk, self.prepare = trunk, prepare
+        own = ("prefix", "dim", "depth", "num_features", "patch_size", "block", "normalize", "pool")
+        for name in (*own, *(["resume"] if hasattr(trunk, "resume") else [])):
+            setattr(self, name, getattr(trunk, name))  # protocols do not see __getattr__
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "PreparedTrunk":
         return self
@@ -98,4 +84,4 @@ class PreparedTrunk:
 
     def embed(self, images: Tensor) -> tuple[Tensor, Any]:
         """Return the tokens of uint8 images, and their context."""
-        return self.trunk.embed(self.preparation(images))
+        return self.trunk.embed(self.prepare(images))

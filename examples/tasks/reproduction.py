@@ -23,8 +23,7 @@ from tasks.clusters import cluster_accuracy
 from tasks.core import COLUMNS, Causes, Machine, Row, Task, TaskError, Trial
 from tasks.division import divide, fewer, held_out
 from tasks.epochs import EpochFederation, EpochSetting, NetworkSetting
-from tasks.pipeline import Preparation, PreparedTrunk
-from tasks.resampling import augment
+from tasks.pipeline import Preparation, PreparedTrunk, flipped
 from tasks.sets.readers import Images, ImageSet
 
 FLOATS = ("fedmix",)
@@ -86,18 +85,17 @@ class PaperVits(EpochSetting, VitSetting):
 
 @dataclass(kw_only=True)
 class PaperClip(EpochSetting, ClipSetting):
-    """A CLIP with contexts."""
+    """A CLIP with contexts.
+
+    Attributes:
+        prepare: Function from stored images to inputs of the CLIP.
+    """
+
+    prepare: Preparation
 
 
 def make(
-    paper: str,
-    partition: str,
-    row: Row,
-    *,
-    seed: int,
-    machine: Machine,
-    validate: bool = False,
-    backbones: Backbones | None = None,
+    paper: str, partition: str, row: Row, *, seed: int, machine: Machine, validate: bool = False
 ) -> Trial:
     """Divide the images of a data set over the clients of a setting.
 
@@ -108,24 +106,36 @@ def make(
         seed: Seed of the division, initial values, cohorts and batches.
         machine: Where the data set is, and the device.
         validate: Not used, because papers give the hyperparameters.
-        backbones: Makers of backbones. If None, pretrained ones.
     """
     setting = papers.settings(paper)[partition].of(row)
+    return divided(setting, loaded(setting, machine), row, seed, machine, PRETRAINED)
+
+
+def loaded(setting: papers.Setting, machine: Machine) -> ImageSet:
+    """Read the data set of a setting.
+
+    Raises:
+        TaskError: If a file is missing.
+    """
     try:
-        data = sets.load(setting.data, machine.root)
+        return sets.load(setting.data, machine.root)
     except FileNotFoundError as error:
         raise TaskError(str(error)) from error
-    if machine.shrink != 1:
-        setting = replace(setting, rounds=max(2, math.ceil(machine.shrink * setting.rounds)))
-        data = fewer(data, machine.shrink, setting.num_clients)
-    return divided(setting, data, row, seed, machine.device, backbones or PRETRAINED)
 
 
 def divided(
-    setting: papers.Setting, data: ImageSet, row: Row, seed: int, device: str, backbones: Backbones
+    setting: papers.Setting,
+    data: ImageSet,
+    row: Row,
+    seed: int,
+    machine: Machine,
+    backbones: Backbones,
 ) -> Trial:
-    """Make the trial of a setting on a data set."""
-    num_classes, num_domains = len(data.class_names), len(data.domain_names)
+    """Make the trial of a setting on a data set, with the makers of its backbones."""
+    if machine.shrink != 1:
+        setting = replace(setting, rounds=max(2, math.ceil(machine.shrink * setting.rounds)))
+        data = fewer(data, machine.shrink, setting.num_clients)
+    num_classes, count = len(data.class_names), len(data.class_names) * len(data.domain_names)
     rng = np.random.default_rng(seed)
     if setting.test_share is not None:
         data = held_out(data, setting.test_share, generator=rng)
@@ -133,16 +143,19 @@ def divided(
     how = {"num_clients": setting.num_clients, "generator": rng}
     shards = divide(setting.partition, train.labels, train.domains, **how)
     cells, test_cells = (side.domains * num_classes + side.labels for side in (train, test))
-    count = num_classes * num_domains
     mixes = torch.stack([torch.bincount(cells[shard], minlength=count) for shard in shards])
     if setting.family == "CLIP":  # whose tokens are computed once, of the images that clients have
         used = torch.cat(shards).unique()
         shards = [torch.searchsorted(used, shard) for shard in shards]
         train = Images(*(part[used] for part in train))
-    build = {"CLIP": _clip, "networks": _networks}.get(setting.family, _vits)
     data = data._replace(train=train)
     inputs = "floats" if row.method in FLOATS else row.entry.inputs
-    run, sides = build(setting, data, common(setting, num_classes, seed), inputs, device, backbones)
+    fields = common(setting, num_classes, seed) | {"device": machine.device}
+    if setting.family == "CLIP":
+        run, sides = _clip(setting, data, fields, inputs, backbones)
+    else:
+        build = _networks if setting.family == "networks" else _vits
+        run, sides = build(setting, fields, backbones), (train.pixels, test.pixels)
     spread = torch.linspace(0, len(train.labels) - 1, min(len(train.labels), NUM_PUBLIC)).long()
     run = replace(run, public=sides[0][spread], floats=inputs == "floats")
     federation = EpochFederation(run, sides[0], train.labels, dict(enumerate(shards)))
@@ -151,8 +164,6 @@ def divided(
 
 def common(setting: papers.Setting, num_classes: int, seed: int) -> dict[str, Any]:
     """Return the fields that runs of all families have."""
-    cosine = (lambda progress: (1 + math.cos(math.pi * progress)) / 2) if setting.cosine else None
-    kind = getattr(torch.optim, setting.optimizer)
     return {
         "clients": range(setting.num_clients),
         "num_classes": num_classes,
@@ -164,96 +175,57 @@ def common(setting: papers.Setting, num_classes: int, seed: int) -> dict[str, An
         "drop_last": setting.drop_last,
         "seed": seed,
         "public": torch.empty(0),
-        "schedule": cosine,
-        "make_optimizer": partial(kind, **setting.optimizer_values),
+        "augment": flipped if setting.flip else None,
+        "make_optimizer": partial(torch.optim.SGD, **setting.optimizer_values),
     }
 
 
-Built = tuple[Run, Sequence[Any]]
-
-
-def _vits(
-    setting: papers.Setting,
-    data: ImageSet,
-    fields: dict[str, Any],
-    inputs: str,
-    device: str,
-    backbones: Backbones,
-) -> Built:
+def _vits(setting: papers.Setting, fields: dict[str, Any], backbones: Backbones) -> Run:
     trunks: list[Any] = []
     for name in setting.backbones:
-        model, *normal = backbones.vit(name, setting.image_size)
-        prepare = preparation(setting, *normal)
+        model, *normal, _ = backbones.vit(name, setting.image_size)
+        prepare = Preparation(setting.image_size, *normal)
         if hasattr(model, "patch_embed"):
             trunks.append(PreparedTrunk(fp.vit_trunk(model), prepare))
-        else:
-            border = partial(
-                fp.PadPrompts,
-                setting.image_size,
-                padding=setting.num_prompts,
-                mean=normal[0],
-                std=normal[1],
-            )
-            frozen = fp.freeze(model).eval()
-            trunks.append(PixelTrunk(frozen, model.num_features, prepare, border))
+            continue
+        look = {"padding": setting.num_prompts, "mean": normal[0], "std": normal[1]}
+        border = partial(fp.PadPrompts, setting.image_size, **look)
+        trunks.append(PixelTrunk(fp.freeze(model), model.num_features, prepare, border))
     sizes = {"num_prompts": setting.num_prompts, "num_features": setting.num_features}
-    change = changed(setting, prepare, device)
-    return PaperVits(trunks=trunks, augment=change, **sizes, **fields), _pixels(data)
+    return PaperVits(trunks=trunks, **sizes, **fields)
 
 
-def _networks(
-    setting: papers.Setting,
-    data: ImageSet,
-    fields: dict[str, Any],
-    inputs: str,
-    device: str,
-    backbones: Backbones,
-) -> Built:
-    size = setting.image_size
-    prepare = preparation(setting, *backbones.network(setting.backbones[0], size)[1:]).to(device)
-    run = NetworkSetting(
-        makers=[partial(_model, backbones.network, name, size) for name in setting.backbones],
+def _networks(setting: papers.Setting, fields: dict[str, Any], backbones: Backbones) -> Run:
+    size, make = setting.image_size, backbones.network
+    return NetworkSetting(
+        makers=[partial(lambda name: make(name, size).model, name) for name in setting.backbones],
         num_features=setting.num_features or 0,
-        prepare=prepare,
-        augment=changed(setting, prepare, device),
+        prepare=Preparation(size, *make(setting.backbones[0], size)[1:4]).to(fields["device"]),
         **fields,
     )
-    return run, _pixels(data)
-
-
-def _model(make: Callable[[str, int], Any], name: str, size: int) -> nn.Module:
-    return make(name, size).model
-
-
-def _pixels(data: ImageSet) -> list[Tensor]:
-    return [data.train.pixels, data.test.pixels]
 
 
 def _clip(
-    setting: papers.Setting,
-    data: ImageSet,
-    fields: dict[str, Any],
-    inputs: str,
-    device: str,
-    backbones: Backbones,
-) -> Built:
-    (name,) = setting.backbones
-    model, tokenizer, *normal = backbones.clip(name, setting.image_size)
-    clip = fp.freeze(model.to(device))
-    prepare = preparation(setting, *normal).to(device)
-    encode = prepare if inputs == "images" else partial(_tokens, clip, prepare)
+    setting: papers.Setting, data: ImageSet, fields: dict[str, Any], kind: str, backbones: Backbones
+) -> tuple[Run, Sequence[Any]]:
+    """Make the run, and compute the tokens of all images once, or prepare them."""
+    model, *normal, tokenizer = backbones.clip(setting.backbones[0], setting.image_size)
+    clip = fp.freeze(model.to(fields["device"]))
+    prepare = Preparation(setting.image_size, *normal).to(fields["device"])
+    encode = prepare if kind == "images" else partial(_tokens, clip, prepare)
+    how = {"batch_size": 64, "dtype": torch.float16}
     sides = [
-        Stored(fp.precompute(encode, side, batch_size=64, dtype=torch.float16).cpu())
-        for side in _pixels(data)
+        Stored(fp.precompute(encode, side.pixels, **how).cpu()) for side in (data.train, data.test)
     ]
-    with torch.device(device):
+    with torch.device(fields["device"]):
         run = PaperClip(
             clip=clip,
             tower=fp.TextTower(clip, tokenizer),
             class_names=data.class_names,
             scale=clip.logit_scale.exp().item(),
-            template=setting.template,
-            length=setting.length,
+            template="a photo of a {}.",
+            length=papers.LENGTH,
+            prepare=prepare,
             **fields,
         )
     return run, sides
@@ -263,23 +235,6 @@ def _tokens(clip: nn.Module, prepare: Preparation, pixels: Tensor) -> Tensor:
     """Return the image tokens of CLIP with the pooled one first, in the memory of the host."""
     pooled, patches = fp.image_tokens(clip, prepare(pixels))
     return torch.cat([pooled[:, None], patches], 1).cpu()
-
-
-def preparation(
-    setting: papers.Setting, mean: Sequence[float], std: Sequence[float], interpolation: str
-) -> Preparation:
-    """Make the preparation of images for a backbone."""
-    return Preparation(setting.image_size, mean=mean, std=std, interpolation=interpolation)
-
-
-def changed(
-    setting: papers.Setting, prepare: Preparation, device: str
-) -> Callable[[Tensor, torch.Generator], Tensor] | None:
-    """Return the random crops and flips of a setting, or None."""
-    if setting.crop == 1 and not setting.flip:
-        return None
-    how = {"interpolation": prepare.interpolation, "device": device}
-    return partial(augment, size=setting.image_size, crop=setting.crop, flip=setting.flip, **how)
 
 
 def task(paper: str) -> Task:

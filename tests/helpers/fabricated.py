@@ -169,19 +169,6 @@ def five_dataset(root: Path, *, train: int = 4, test: int = 1) -> None:
         write(root, train=train, test=test)
 
 
-def dtd(root: Path, *, train: int = 2, test: int = 1, classes: int = 5) -> None:
-    folder = root / "dtd" / "dtd"
-    (folder / "labels").mkdir(parents=True)
-    for part, count in (("train", train), ("val", train), ("test", test)):
-        names = []
-        for label, name in enumerate(named(classes)):
-            for index in range(count):
-                names.append(f"{name}/{name}_{part}{index}.jpg")
-                right = mark("test" if part == "test" else "train")
-                write_photo(folder / "images" / names[-1], label, right)
-        (folder / "labels" / f"{part}1.txt").write_text("\n".join(names) + "\n")
-
-
 def flowers102(root: Path, *, train: int = 1, test: int = 1) -> None:
     folder, ids, labels = root / "flowers-102", {}, []
     for key, count in (("trnid", train), ("valid", train), ("tstid", test)):
@@ -193,43 +180,6 @@ def flowers102(root: Path, *, train: int = 1, test: int = 1) -> None:
         labels.extend(own + 1)
     savemat(folder / "setid.mat", ids)
     savemat(folder / "imagelabels.mat", {"labels": np.array(labels)})
-
-
-def food101(root: Path, *, train: int = 2, test: int = 1, classes: int = 5) -> None:
-    folder = root / "food-101"
-    (folder / "meta").mkdir(parents=True)
-    for split, count in zip(SPLITS, (train, test), strict=True):
-        paths = {
-            name: [f"{name}/{split}{index}" for index in range(count)] for name in named(classes)
-        }
-        for label, own in enumerate(paths.values()):
-            for path in own:
-                write_photo(folder / "images" / f"{path}.jpg", label, mark(split))
-        (folder / "meta" / f"{split}.json").write_text(json.dumps(paths))
-
-
-def pets(root: Path, *, train: int = 2, test: int = 1, classes: int = 5) -> None:
-    folder = root / "oxford-iiit-pet"
-    (folder / "annotations").mkdir(parents=True)
-    for split, count in zip(SPLITS, (train, test), strict=True):
-        rows = []
-        for label, name in enumerate(named(classes)):
-            for index in range(count):
-                file = f"{name}_{index + 100 * SPLITS.index(split)}"
-                rows.append(f"{file} {label + 1} {1 + label % 2} 1")
-                write_photo(folder / "images" / f"{file}.jpg", label, mark(split))
-        part = "trainval" if split == "train" else "test"
-        (folder / "annotations" / f"{part}.txt").write_text("\n".join(rows) + "\n")
-
-
-def caltech101(root: Path, *, train: int = 5, test: int = 3, classes: int = 5) -> None:
-    """Write `2 * train` images of each class, of which the reader takes half for training."""
-    folder = root / "caltech101" / "101_ObjectCategories"
-    names = ["Faces", "Leopards", *named(classes - 2)]
-    for name in ("BACKGROUND_Google", "Faces_easy", *names):
-        label = names.index(name) if name in names else 100
-        for index in range(2 * train):
-            write_photo(folder / name / f"image_{index + 1:04d}.jpg", label, 0)
 
 
 def tiny_imagenet(root: Path, *, train: int = 2, test: int = 1, classes: int = 5) -> None:
@@ -273,16 +223,6 @@ def domainnet(root: Path, *, train: int = 2, test: int = 1) -> None:
             (folder / f"{name}_{split}.txt").write_text("\n".join(rows) + "\n")
 
 
-def folders(root: Path, *, train: int = 2, test: int = 1, classes: int = 3, domains=()) -> None:
-    """Write a folder for "folder:PATH", with one folder for each of `domains` if there are any."""
-    for domain, name in enumerate(domains or ("",)):
-        for split, count in zip(SPLITS, (train, test), strict=True):
-            for label, kind in enumerate(named(classes)):
-                for index in range(count):
-                    path = root / name / split / kind / f"{index}.jpg"
-                    write_photo(path, label, mark(split, domain))
-
-
 COOP = {
     "dtd-coop": ("dtd", "dtd/images", "DescribableTextures"),
     "flowers102-coop": ("flowers-102", "jpg", "OxfordFlowers"),
@@ -309,13 +249,8 @@ WRITERS: dict[str, Callable[..., None]] = {
     "cifar10": cifar10,
     "cifar100": cifar100,
     "svhn": svhn,
-    "dtd": dtd,
     "flowers102": flowers102,
-    "food101": food101,
-    "pets": pets,
-    "caltech101": caltech101,
     "tiny-imagenet": tiny_imagenet,
-    "fashion-mnist": fashion_mnist,
     "five-dataset": five_dataset,
     "office-caltech10": office_caltech10,
     "domainnet": domainnet,
@@ -327,12 +262,9 @@ def fabricate(name: str, root: Path, **values: int) -> None:
     """Write a data set.
 
     Args:
-        name: Name in `WRITERS`, or "folder:PATH" for a folder in `root`.
+        name: Name in `WRITERS`.
         root: Folder of the data sets.
         values: Numbers of images of each class, ``train`` and ``test``, and ``classes`` where the
             format leaves it open.
     """
-    if name.startswith("folder:"):
-        folders(root / name.removeprefix("folder:"), **values)
-    else:
-        WRITERS[name](root, **values)
+    WRITERS[name](root, **values)

@@ -7,9 +7,9 @@ from timm.models.resnet import BasicBlock, ResNet
 from timm.models.vision_transformer import VisionTransformer
 
 from clips import TEXT
-from tasks.backbones import Backbone, Backbones, Clip
+from tasks.backbones import Backbone, Backbones
 
-MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.3, 0.4)
+HALF = (0.5, 0.5, 0.5)
 SIZE = 16
 """Side of the images in pixels."""
 
@@ -18,10 +18,11 @@ def vit(name: str, image_size: int) -> Backbone:
     """A vision transformer of two blocks, or a convolutional network."""
     torch.manual_seed(0)
     if not name.startswith("vit"):
-        return Backbone(resnet(), MEAN, STD, "bilinear")
+        return Backbone(resnet(), (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), "bilinear")
     width = {"small": 20, "base": 24, "large": 28}[name.split("_")[1]]
-    model = VisionTransformer(image_size, 8, embed_dim=width, depth=2, num_heads=2, num_classes=0)
-    return Backbone(model, MEAN, STD, "bicubic")
+    sizes = {"img_size": image_size, "patch_size": 8 if image_size <= 64 else 32}
+    model = VisionTransformer(**sizes, embed_dim=width, depth=2, num_heads=2, num_classes=0)
+    return Backbone(model, HALF, HALF, "bicubic")
 
 
 def network(name: str, image_size: int) -> Backbone:
@@ -31,7 +32,7 @@ def network(name: str, image_size: int) -> Backbone:
     width = 4 + len(name)
     layers = [nn.Conv2d(3, width, 4, stride=4), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
     model = nn.Sequential(*layers) if name == "cnn" else resnet()
-    return Backbone(model, MEAN, STD, "bilinear")
+    return Backbone(model, HALF, HALF, "bilinear")
 
 
 def resnet() -> ResNet:
@@ -39,16 +40,18 @@ def resnet() -> ResNet:
     return ResNet(BasicBlock, (1, 1, 1, 1), num_classes=0, stem_width=4, channels=(4, 4, 8, 8))
 
 
-def clip(name: str, image_size: int) -> Clip:
+def clip(name: str, image_size: int) -> Backbone:
     """A CLIP with a ViT or a ResNet."""
     torch.manual_seed(0)
     vision = {"layers": 1, "width": 16, "head_width": 8, "patch_size": 8, "image_size": image_size}
     if name.startswith("RN"):
         vision |= {"layers": (1, 1, 1, 1), "width": 8, "patch_size": None}
-        vision |= {"image_size": 32}
-    model = open_clip.model.CLIP(8, vision, {**TEXT, "context_length": 40}).eval()
+        vision |= {"image_size": max(32, image_size)}
+    sizes = 8, vision, {**TEXT, "context_length": 40}
+    model = open_clip.model.CLIP(*sizes, quick_gelu=name.endswith(".openai")).eval()
     tokenizer = open_clip.tokenizer.SimpleTokenizer(context_length=40)
-    return Clip(model, tokenizer, MEAN, STD, "bicubic")
+    mean, std = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+    return Backbone(model, mean, std, "bicubic", tokenizer)
 
 
 TINY = Backbones(vit, network, clip)

@@ -10,9 +10,7 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as vision
 
 import fedprompt as fp
-from tasks import resampling
-from tasks.pipeline import Preparation, PreparedTrunk
-from tasks.resampling import augment
+from tasks.pipeline import Preparation, PreparedTrunk, flipped
 
 MODES = {"bicubic": vision.InterpolationMode.BICUBIC, "bilinear": vision.InterpolationMode.BILINEAR}
 PREPARE = {"mean": (0.2, 0.4, 0.6), "std": (0.3, 0.5, 0.7)}
@@ -26,50 +24,12 @@ def noise(batch, height, width, channels=3):
     return (smooth + rough).clamp(0, 255).byte()
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize(("source", "size"), [(32, 56), (64, 20), (30, 31)])
-def test_crop_resize_and_flip_equal_torchvision(mode, source, size, generator):
-    images = noise(6, source, source + 8)
-    shape = images.shape[-2:]
-    boxes = resampling.random_boxes(6, *shape, smallest=0.1, generator=generator)
-    flipped = torch.tensor([True, False] * 3)
-    ours = resampling.resample(images, boxes, size=size, interpolation=mode, flipped=flipped)
-    for k, image in enumerate(images):
-        box = [int(each[k]) for each in boxes]
-        for reference, most, mean in ((image.double(), 1, 1e-2), (image, 12, 0.3)):
-            # uint8 images are also rounded and cut off between the two directions.
-            expected = vision.resized_crop(reference, *box, [size, size], MODES[mode], True)
-            expected = vision.horizontal_flip(expected) if flipped[k] else expected
-            difference = (ours[k].double() - expected.double().round().clamp(0, 255)).abs()
-            assert difference.max() <= most
-            assert difference.mean() < mean
-
-
-@pytest.mark.parametrize("shape", [(8, 200), (200, 8)])
-def test_a_crop_that_never_fits_is_in_the_middle(shape, generator):
-    boxes = resampling.random_boxes(3, *shape, smallest=0.99, generator=generator)
-    expected = {(8, 200): [0, 94, 8, 11], (200, 8): [94, 0, 11, 8]}[shape]
-    assert [[int(each[k]) for each in boxes] for k in range(3)] == [expected] * 3
-
-
-def test_a_batch_draws_for_each_image_alone():
-    images = noise(1, 32, 32).expand(5, -1, -1, -1)
-    results = augment(images, torch.Generator().manual_seed(0), size=16)
-    assert len({tuple(image.flatten().tolist()) for image in results}) == 5
-
-
-def test_without_crop_and_flip_images_are_resized(generator):
-    images = noise(3, 32, 32)
-    plain = augment(images, generator, size=48, crop=1.0, flip=False)
-    expected = vision.resize(images.double(), [48, 48], MODES["bicubic"], antialias=True)
-    torch.testing.assert_close(plain.double(), expected.clamp(0, 255), atol=0.5 + 1e-3, rtol=0)
-    assert torch.equal(augment(images, generator, size=32, crop=1.0, flip=False), images)
-
-
 def test_half_of_the_images_are_flipped(generator):
     images = noise(1, 8, 8).expand(2000, -1, -1, -1)
-    flipped = (augment(images, generator, size=8, crop=1.0) != images).flatten(1).any(1)
-    assert 0.45 < flipped.float().mean() < 0.55
+    results = flipped(images, generator)
+    mirrored = (results != images).flatten(1).any(1)
+    assert 0.45 < mirrored.float().mean() < 0.55
+    assert torch.equal(results[mirrored], images[mirrored].flip(-1))
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -129,20 +89,6 @@ def test_prepared_trunk_is_a_trunk(trunk):
     assert isinstance(ours, fp.interfaces.Trunk)
     assert copy.deepcopy(ours) is ours
     assert fp.fingerprint(ours) == fp.fingerprint(trunk)
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (partial(augment, torch.zeros(1, 3, 8, 8), size=8), "`images` must be uint8 of shape"),
-        (partial(augment, torch.zeros(3, 8, 8).byte(), size=8), r"got torch.uint8 of shape \(3, 8"),
-        (partial(augment, noise(1, 8, 8), size=8, crop=0.0), "`crop` must be above 0"),
-        (partial(augment, noise(1, 8, 8), size=8, crop=1.1), "and at most 1; got 1.1"),
-    ],
-)
-def test_bad_arguments(call, message, generator):
-    with pytest.raises(ValueError, match=message):
-        call(generator=generator)
 
 
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])

@@ -12,12 +12,14 @@ import compare
 import fedprompt as fp
 from fabricated import fabricate, unchecked
 from fedprompt.methods import METHODS, Federation
+from other_device import other_device
 from tasks import TASKS, borders, figures, papers, reproduction, sets
 from tasks.borders import PixelTrunk
 from tasks.clusters import SUPERCLASSES, cluster_accuracy, purity
-from tasks.core import Trial
+from tasks.core import Machine, Trial
 from tasks.division import fewer
 from tasks.epochs import EpochFederation
+from tasks.pipeline import flipped
 from tasks.reproduction import PaperVits
 from tasks.sets import Images, ImageSet
 from tiny_backbones import SIZE, TINY
@@ -51,13 +53,13 @@ def small(setting, root, rows):
     size = 32 if setting.backbones[0].startswith("RN") else SIZE
     last = [row for row in setting.rows if row.method is not None][-(rows or len(setting.rows)) :]
     last = [replace(row, changes={**row.changes, "rounds": 2}) for row in last]
-    brief = {"image_size": size, "length": 4, "epochs": min(2, setting.epochs), "last_rounds": 1}
+    brief = {"image_size": size, "epochs": min(2, setting.epochs), "last_rounds": 1}
     return replace(setting, rows=tuple(last), **brief), fewer(data, 0.001, setting.num_clients)
 
 
 def run(setting, data, row, device="cpu"):
     own = replace(setting.of(row), image_size=setting.image_size)
-    trial = reproduction.divided(own, data, row, 0, device, TINY).on(device)
+    trial = reproduction.divided(own, data, row, 0, Machine(device), TINY).on(device)
     with torch.device(device):
         method = row.entry.make(trial.setting, **row.values)
     shared = "personalized" not in row.entry.traits
@@ -74,6 +76,15 @@ def test_a_setting_runs_from_files_to_its_figures(name, tmp_path):
         found = run(setting, data, row)
         assert all(0 <= found[column] <= 1 for column in row.figures)
         assert math.isfinite(found["bytes_up"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", DEVICE)
+def test_models_and_batches_are_on_the_device(name, tmp_path):
+    setting, data = small(SETTINGS[name], tmp_path, 1)
+    with other_device() as device:
+        found = run(setting, data, setting.rows[0], device)
+    assert math.isfinite(found["bytes_up"])
 
 
 def test_missing_files_end_the_program_with_one_line(tmp_path, capsys):
@@ -94,19 +105,19 @@ def test_a_trial_has_the_recipe_of_its_setting():
     setting = replace(
         SETTINGS["fedhpl-1-cifar10-iid"],
         **{"image_size": SIZE, "rounds": 9, "num_clients": 4, "cohort_size": 2, "num_prompts": 5},
-        **{"optimizer": "Adam", "optimizer_values": {"betas": (0.5, 0.6), "weight_decay": 0.2}},
-        **{"cosine": True, "epochs": 3, "batch_size": 7, "flip": True},
+        **{"optimizer_values": {"momentum": 0.5, "weight_decay": 0.2}},
+        **{"epochs": 3, "batch_size": 7, "flip": True},
     )
     data = ImageSet("cifar10", images(80), images(20), tuple("0123456789"))
-    trial = reproduction.divided(setting, data, setting.rows[-1], 3, "cpu", TINY)
+    trial = reproduction.divided(setting, data, setting.rows[-1], 3, Machine(), TINY)
     made = trial.setting
     assert (made.rounds, made.cohort_size, made.batch_size, made.seed) == (9, 2, 7, 3)
     assert made.new_model(0).prompts.tokens.shape[1] == 5
     own = trial.federation.data(0, 3)
     assert [len(labels) for _, labels in own.batches()] == [7, 7, 6] * 3
     group = own.optimizer(made.new_model(0), 0.4).param_groups[0]
-    assert group["lr"] == pytest.approx(0.4 * (1 + math.cos(math.pi / 3)) / 2)
-    assert (group["betas"], group["weight_decay"]) == ((0.5, 0.6), 0.2)
+    assert (group["lr"], group["momentum"], group["weight_decay"]) == (0.4, 0.5, 0.2)
+    assert made.augment is flipped
 
 
 def pixel_trunk(width):

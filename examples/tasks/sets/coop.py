@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tasks.sets.readers import ImageSet, Listed, decoded_sides, require, squared, words
-from tasks.sets.torchvision_sets import TEMPLATES
 
 
 class Split(NamedTuple):
@@ -20,24 +19,23 @@ class Split(NamedTuple):
         title: Name of the data set in the name of the list.
         base: Folder of the data set, which must contain the list.
         images: Folder of the images in `base`.
+        template: CoOp's sentence around a class name.
     """
 
     title: str
     base: str
     images: str
-
-    @property
-    def file(self) -> str:
-        """The name of the list."""
-        return f"split_zhou_{self.title}.json"
+    template: str
 
 
 SPLITS = {
-    "dtd": Split("DescribableTextures", "dtd", "dtd/images"),
-    "flowers102": Split("OxfordFlowers", "flowers-102", "jpg"),
-    "food101": Split("Food101", "food-101", "images"),
-    "pets": Split("OxfordPets", "oxford-iiit-pet", "images"),
-    "caltech101": Split("Caltech101", "caltech101", "101_ObjectCategories"),
+    "dtd": Split("DescribableTextures", "dtd", "dtd/images", "{} texture."),
+    "flowers102": Split(
+        "OxfordFlowers", "flowers-102", "jpg", "a photo of a {}, a type of flower."
+    ),
+    "food101": Split("Food101", "food-101", "images", "a photo of {}, a type of food."),
+    "pets": Split("OxfordPets", "oxford-iiit-pet", "images", "a photo of a {}, a type of pet."),
+    "caltech101": Split("Caltech101", "caltech101", "101_ObjectCategories", "a photo of a {}."),
 }
 
 
@@ -50,18 +48,18 @@ def coop(root: Path, size: int, *, name: str) -> ImageSet:
         name: Name in `SPLITS`.
     """
     split = SPLITS[name]
-    base = root / split.base
+    base, file = root / split.base, f"split_zhou_{split.title}.json"
     how = (
-        f"Download {split.file} from the links in "
+        f"Download {file} from the links in "
         "https://github.com/KaiyangZhou/CoOp/blob/main/DATASETS.md and put it into "
         f"{base.resolve()}, with the images in {split.images}."
     )
-    require(base, (split.images, split.file), how)
-    lists = json.loads((base / split.file).read_text())
+    require(base, (split.images, file), how)
+    lists = json.loads((base / file).read_text())
     transform = partial(squared, size=size)
     train, test = (
         Listed(
-            [base / split.images / file for file, _, _ in lists[side]],
+            [base / split.images / name for name, _, _ in lists[side]],
             [int(label) for _, label, _ in lists[side]],
             transform=transform,
         )
@@ -69,5 +67,5 @@ def coop(root: Path, size: int, *, name: str) -> ImageSet:
     )
     names = {int(label): title for _, label, title in lists["train"] + lists["test"]}
     sides = decoded_sides([train], [test], base, f"{name}-coop", size)
-    in_order = [names[label] for label in range(len(names))]
-    return ImageSet("", *sides, words(in_order), templates=TEMPLATES[name])
+    in_order = [names.get(label, f"class {label}") for label in range(max(names) + 1)]
+    return ImageSet("", *sides, words(in_order), template=split.template)

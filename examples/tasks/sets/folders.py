@@ -13,12 +13,10 @@ from tasks.sets.readers import (
     Listed,
     class_folders,
     decoded_sides,
+    fifth_held_out,
     is_image,
-    joined,
     require,
-    shared_out,
     squared,
-    subset,
     words,
 )
 from tasks.sets.torchvision_sets import cifar, mnist, svhn
@@ -63,8 +61,7 @@ def not_mnist(root: Path, size: int) -> ImageSet:
     )
     require(base, tuple("ABCDEFGHIJ"), how)
     whole = class_folders(base, side, is_valid_file=is_image)
-    parts = shared_out(whole.targets, shares=(0.8, 0.2))
-    train, test = (subset(whole, part) for part in parts)
+    train, test = fifth_held_out(whole)
     names = tuple(f"letter {letter}" for letter in "ABCDEFGHIJ")
     return ImageSet("", *decoded_sides([train], [test], base, "notmnist", side), names)
 
@@ -92,7 +89,7 @@ def five_dataset(root: Path, size: int) -> ImageSet:
             Images(_rgb(part.pixels, 32), part.labels + 10 * k, part.domains + k)
             for k, part in enumerate(parts)
         ]
-        sides.append(joined(changed))
+        sides.append(Images(*map(torch.cat, zip(*changed, strict=True))))
     names = [
         sentence.format(name)
         for task, (_, sentence) in zip(tasks, FIVE.values(), strict=True)
@@ -117,9 +114,8 @@ def office_caltech10(root: Path, size: int) -> ImageSet:
     for domain in domains:
         whole = class_folders(base / domain, size, classes=classes)
         classes = whole.classes
-        parts = shared_out(whole.targets, shares=(0.8, 0.2))
-        for side, part in zip((train, test), parts, strict=True):
-            side.append(subset(whole, part))
+        for side, part in zip((train, test), fifth_held_out(whole), strict=True):
+            side.append(part)
     sides = decoded_sides(train, test, base, "office-caltech10", size)
     names = {"back_pack": "backpack", "laptop_computer": "laptop"}
     return ImageSet("", *sides, words([names.get(name, name) for name in classes]), domains)
@@ -154,28 +150,6 @@ def domainnet(root: Path, size: int) -> ImageSet:
             parts.append(Listed([base / path for path in paths], labels, transform=transform))
         sides.append(parts)
     return ImageSet("", *decoded_sides(*sides, base, "domainnet", size), words(TEN), domains)
-
-
-def folder(path: Path, size: int) -> ImageSet:
-    """Read a folder with ``train/CLASS/*`` and ``test/CLASS/*``, or with one such folder a domain.
-
-    All domains, and both splits, must have the same classes.
-    """
-    single = (path / "train").is_dir() and (path / "test").is_dir()
-    inner = [] if single or not path.is_dir() else sorted(p for p in path.iterdir() if p.is_dir())
-    domains = [each for each in inner if (each / "train").is_dir() and (each / "test").is_dir()]
-    if not single and not domains:
-        layout = "`train/CLASS/*` and `test/CLASS/*`, or one folder with these for each domain"
-        raise FileNotFoundError(f"{path / 'train'} is missing. {path} must contain {layout}.")
-    classes, sides = None, []
-    for split in ("train", "test"):
-        parts = []
-        for domain in [path] if single else domains:
-            parts.append(class_folders(domain / split, size, classes=classes))
-            classes = parts[-1].classes
-        sides.append(parts)
-    images = decoded_sides(*sides, path, path.name or "folder", size)
-    return ImageSet("", *images, words(classes), tuple(d.name for d in domains) or ("",))
 
 
 def _rgb(pixels: torch.Tensor, side: int) -> torch.Tensor:

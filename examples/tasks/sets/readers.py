@@ -19,8 +19,6 @@ from torchvision.datasets.folder import IMG_EXTENSIONS, default_loader
 from torchvision.transforms.v2 import functional as vision
 from tqdm import tqdm
 
-PHOTO = ("a photo of a {}.",)
-"""The usual sentence around a class name."""
 MANY = 1000
 """Number of images from which on worker processes decode."""
 
@@ -48,7 +46,7 @@ class ImageSet(NamedTuple):
         test: Test images.
         class_names: Names of the classes as words.
         domain_names: Names of the domains; one empty name for a data set without domains.
-        templates: Sentences around a class name, for CLIP.
+        template: Sentence around a class name, for CLIP.
     """
 
     name: str
@@ -56,7 +54,7 @@ class ImageSet(NamedTuple):
     test: Images
     class_names: tuple[str, ...]
     domain_names: tuple[str, ...] = ("",)
-    templates: tuple[str, ...] = PHOTO
+    template: str = "a photo of a {}."
 
 
 class Listed(Dataset):
@@ -123,44 +121,24 @@ def in_memory(pixels: Any, labels: Any) -> Images:
     return Images(pixels, labels, torch.zeros_like(labels))
 
 
-def joined(parts: Sequence[Images]) -> Images:
-    """Concatenate images of the same size."""
-    return Images(*(torch.cat(each) for each in zip(*parts, strict=True)))
-
-
 def words(names: Sequence[str]) -> tuple[str, ...]:
     """Replace underscores in class names by spaces."""
     return tuple(name.replace("_", " ") for name in names)
 
 
-def shared_out(
-    labels: Sequence[int] | Tensor, *, shares: Sequence[float], seed: int = 0
-) -> list[Tensor]:
-    """Draw disjoint subsets with given shares of each class.
-
-    Args:
-        labels: Class of each image.
-        shares: Share of each subset. Counts are rounded down. If the shares add up to 1, the last
-            subset takes what remains.
-        seed: Seed of the draw.
-
-    Returns:
-        Sorted positions of each subset.
-    """
-    labels, generator = torch.as_tensor(labels), torch.Generator().manual_seed(seed)
-    parts: list[list[Tensor]] = [[] for _ in shares]
+def fifth_held_out(dataset: Any) -> tuple[Subset, Subset]:
+    """Hold out a fifth of each class for testing, drawn with seed 0."""
+    labels, generator = torch.as_tensor(dataset.targets), torch.Generator().manual_seed(0)
+    train, test = [], []
     for label in labels.unique():
         own = (labels == label).nonzero()[:, 0]
         own = own[torch.randperm(len(own), generator=generator)]
-        ends = [int(len(own) * share + 1e-6) for share in np.cumsum(shares)]
-        for part, start, end in zip(parts, [0, *ends], ends, strict=False):
-            part.append(own[start:end])
-    return [torch.cat(part).sort().values for part in parts]
-
-
-def subset(dataset: Dataset, positions: Tensor) -> Dataset:
-    """Select images of a data set."""
-    return Subset(dataset, positions.tolist())
+        count = int(len(own) * 0.8 + 1e-6)
+        train.append(own[:count])
+        test.append(own[count:])
+    sides = (torch.cat(parts).sort().values.tolist() for parts in (train, test))
+    first, second = (Subset(dataset, positions) for positions in sides)
+    return first, second
 
 
 def is_image(path: str) -> bool:
