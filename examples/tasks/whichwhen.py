@@ -6,6 +6,7 @@ With ``--root FOLDER``, each folder in it is a client with ``train/CLASS/*`` and
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -13,12 +14,13 @@ import torch
 import fedprompt as fp
 import photographs
 from fedprompt.methods import METHODS, Federation
-from tasks import digits, sets
+from tasks import digits
 from tasks.core import COLUMNS, HEAD_RATE, NEWCOMERS, Machine, Row, Task, TaskError, Trial
 from tasks.heads import HeadSetting
 from tasks.photos import DINO
 from tasks.pipeline import Preparation, PreparedTrunk
 from tasks.records import Record
+from tasks.sets.readers import Images, class_folders, decoded_sides
 from tasks.tables import gains, grouped, interval, mean, percent
 from tasks.tuning import draws, two_rates
 
@@ -47,20 +49,15 @@ def make(partition: str, row: Row, *, seed: int, machine: Machine, validate: boo
         build = partial(digits.vits, "S")
         where = {"seed": seed, "machine": machine, "validate": validate}
         return digits.make(False, True, build, "domains", row, **where)
-    try:
-        data = sets.load("folder:.", machine.root, size=SIZE)
-    except FileNotFoundError as error:
-        raise TaskError(str(error)) from error
-    rng, num_classes = np.random.default_rng(seed), len(data.class_names)
-    train, test = data.train, data.test
+    train, test = read(machine.root)
+    rng, num_classes = np.random.default_rng(seed), 1 + int(train.labels.max())
     if validate:  # a quarter of the training images are for testing
         order = torch.from_numpy(rng.permutation(len(train.labels)))
         cut = len(order) * 3 // 4
-        test = train._replace(**{name: each[order[cut:]] for name, each in train._asdict().items()})
-        train = train._replace(
-            **{name: each[order[:cut]] for name, each in train._asdict().items()}
+        train, test = (
+            Images(*(each[part] for each in train)) for part in (order[:cut], order[cut:])
         )
-    count = len(data.domain_names)
+    count = 1 + int(train.domains.max())
     setting = HeadSetting(
         clients=range(count),
         num_classes=num_classes,
@@ -80,6 +77,26 @@ def make(partition: str, row: Row, *, seed: int, machine: Machine, validate: boo
     size = num_classes * count
     mixes = torch.stack([torch.bincount(cells[own], minlength=size) for own in shards.values()])
     return Trial(setting, federation, test.pixels, test_cells, mixes).shrunk(machine.shrink)
+
+
+def read(root: Path) -> tuple[Images, Images]:
+    """Read the training and test images of all clients, with the client as domain.
+
+    Raises:
+        TaskError: If no folder is that of a client.
+    """
+    sides = "train", "test"
+    clients = [
+        each for each in sorted(root.glob("*")) if all((each / side).is_dir() for side in sides)
+    ]
+    if not clients:
+        rule = "have a folder for each client, with train/CLASS/* and test/CLASS/*"
+        raise TaskError(f"`--root` must {rule}; got {root}.")
+    first = class_folders(clients[0] / "train", SIZE).classes
+    parts = [
+        [class_folders(client / side, SIZE, classes=first) for client in clients] for side in sides
+    ]
+    return decoded_sides(*parts, root, "clients", SIZE)
 
 
 def network(machine: Machine) -> PreparedTrunk:

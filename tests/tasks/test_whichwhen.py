@@ -1,7 +1,5 @@
 """Which method when: the example, folders of clients, and the recommendation."""
 
-from pathlib import Path
-
 import pytest
 from PIL import Image
 
@@ -53,17 +51,10 @@ def test_each_folder_is_a_client_with_its_test_images(tmp_path):
     assert len(trial.test) == 15
 
 
-@pytest.mark.parametrize(
-    ("machine", "message"),
-    [
-        (Machine(root=Path("nowhere")), r"train is missing\. .* must contain"),
-        (Machine(), "is missing"),
-    ],
-)
-def test_missing_folders_are_named(machine, message, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(TaskError, match=message):
-        whichwhen.make("yours", whichwhen.ROWS[0], seed=0, machine=machine, validate=False)
+def test_folders_without_clients_are_refused(tmp_path):
+    (tmp_path / "a" / "train").mkdir(parents=True)
+    with pytest.raises(TaskError, match="`--root` must have a folder for each client"):
+        whichwhen.read(tmp_path)
 
 
 def test_a_network_must_be_named():
