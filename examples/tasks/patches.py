@@ -135,10 +135,18 @@ ROWS = (
     Row("Transport, mass 0.8 (local)", "fedotp", START | {"mass": 0.8, "local": True}),
     Row(LOCAL, "fedotp_average", START | {"local": True}),
 )
+MEANS_RATE = {"learning_rate": 0.003, "scale": 30.0}  # the best of the mean of patches
+EQUAL = tuple(
+    Row(f"Transport, mass {mass:g}, rate of the mean", "fedotp", MEANS_RATE | {"mass": mass})
+    for mass in (0.8, 1.0)
+)
+"""Rows with the rate and the scale of the mean of patches, which are not tuned."""
 
 
 def trials(partition: str, row: Row) -> list[dict[str, Any]]:
     """Return all pairs of a learning rate and a scale of the logits, the same for all rows."""
+    if row in EQUAL:
+        return [dict(row.values)]
     pairs = product(RATES, SCALES)
     return [{**row.values, "learning_rate": rate, "scale": scale} for rate, scale in pairs]
 
@@ -148,7 +156,7 @@ TASKS = {
         title="FedOTP on patches of DINOv2",
         partitions={key: f"{shots} shots, two classes a client" for key, shots in SHOTS.items()},
         family=lambda partition: "CLIP",
-        rows=lambda partition: ROWS,
+        rows=lambda partition: (*ROWS, *EQUAL),
         make=make,
         trials=trials,
         tuned_on="shots-4",

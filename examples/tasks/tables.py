@@ -62,8 +62,9 @@ def differences_to(
     known = sorted((by_row[each] for each in titles if each in by_row), key=passes)
     for own in by_row.values():
         enough = [each for each in known if passes(each) > passes(own) - 0.5]
-        other = enough[0] if enough else known[-1] if known else own
-        found.append([] if any(own is each for each in known) else gains(own, other, column))
+        other = (enough or known[-1:])[:1]
+        reference = any(own is each for each in known)
+        found.append([] if reference or not other else gains(own, other[0], column))
     tested = [each for each in found if len(each) >= FEWEST]
     stars = iter(holm([float(stats.ttest_1samp(each, 0).pvalue) for each in tested]))
     return [
