@@ -46,7 +46,8 @@ def describe(
             library. If None, only the parameters of `model` count.
 
     Returns:
-        Report that prints as one line.
+        Named tuple of the numbers of `trained`, `frozen` and `sent` parameters and of bytes
+        (`num_bytes`), which prints as one line.
 
     Example:
         >>> from fedprompt import collect
