@@ -131,7 +131,7 @@ def check_count(
         raise wrong_value(argument, f"be at least {at_least}", value)
     if int(value) >= below:
         raise wrong_value(argument, f"be below 2**{below.bit_length() - 1}", value)
-    if at_most is not None and value > at_most:
+    if at_most is not None and int(value) > at_most:
         raise wrong_value(argument, f"be at most {at_most}, {of}", value)
 
 
