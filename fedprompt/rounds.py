@@ -28,8 +28,8 @@ from fedprompt._checks import (
 from fedprompt._trees import packed, to_blob
 from fedprompt.interfaces import Codec, Message, Method, Round, State
 from fedprompt.messages import Ledger
-from fedprompt.wire._format import slots
-from fedprompt.wire._gather import is_here, on_all_ranks
+from fedprompt.wire.encode import slots
+from fedprompt.wire.gather import is_here, on_all_ranks
 
 __all__ = ["coded", "counted", "load_optimizer", "optimizer_state", "run_rounds"]
 

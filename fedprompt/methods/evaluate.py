@@ -30,7 +30,7 @@ from fedprompt._checks import (
 )
 from fedprompt.interfaces import Method, Round
 from fedprompt.methods.setting import Federation, Inputs, Setting, check_inputs
-from fedprompt.wire._gather import is_here, on_all_ranks
+from fedprompt.wire.gather import is_here, on_all_ranks
 
 __all__ = ["counted_passes", "evaluate"]
 

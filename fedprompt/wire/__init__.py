@@ -2,9 +2,9 @@
 
 from fedprompt.wire._decode import decode_payload
 from fedprompt.wire._format import Expected, Header
-from fedprompt.wire._gather import gather_trees
 from fedprompt.wire.encode import encode_payload
 from fedprompt.wire.files import open_payload, save_payload
+from fedprompt.wire.gather import gather_trees
 from fedprompt.wire.receive import receive
 
 __all__ = [

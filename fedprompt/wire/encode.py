@@ -7,6 +7,8 @@ from fedprompt._checks import check_dense, check_entry, check_finite
 from fedprompt.interfaces import Message, Weighted
 from fedprompt.wire._format import Header, check_header, digest_of, header_text, offsets, slots
 
+__all__ = ["encode_payload", "slots"]  # rounds check the form of a payload
+
 
 def encode_payload(message: Message, *, header: Header) -> bytes:
     r"""Write a message as one safetensors blob.

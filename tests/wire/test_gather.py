@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 import fedprompt as fp
-from fedprompt.wire import _gather, gather_trees
+from fedprompt.wire import gather, gather_trees
 from same import assert_same
 
 ROWS = fp.Weighted(torch.tensor([[1.0], [torch.nan]]), torch.tensor([2.0, 0.0]))
@@ -26,7 +26,7 @@ def alone():
 @pytest.mark.parametrize("wire", [lambda blob: blob[:-1], lambda blob: blob[:-1] + b"!"])
 def test_a_tree_that_arrives_truncated_or_changed_is_refused(alone, monkeypatch, wire):
     assert_same(gather_trees(TREE, server_round=3), [TREE])
-    monkeypatch.setattr(_gather, "_gather_blobs", lambda blob, *_: [wire(blob)])
+    monkeypatch.setattr(gather, "_gather_blobs", lambda blob, *_: [wire(blob)])
     with pytest.raises(ValueError, match="`tree` must arrive as rank 0 sent it; got other bytes"):
         gather_trees(TREE, server_round=3)
 

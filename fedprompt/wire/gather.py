@@ -12,6 +12,8 @@ from torch import Tensor
 from fedprompt._checks import check_count, check_kind, wrong_value
 from fedprompt._trees import from_blob, to_blob
 
+__all__ = ["gather_trees", "is_here", "on_all_ranks"]
+
 
 def gather_trees(
     tree: Any,
