@@ -60,7 +60,7 @@ nitpick_ignore_regex = [
     ("py:class", r"(jaxtyping|torch|numpy|nn|collections|matplotlib|os|typing)\..*"),
     ("py:class", r"flwr\..*"),
     ("py:class", r"fedprompt\.backbones\.checks\.report\.(Report|Line)"),
-    ("py:class", r"Tensor|ndarray|fedprompt\.features\.MapStyle"),
+    ("py:class", r"Tensor|ndarray|fedprompt\.features\._MapStyle"),
     # Type variables:
     ("py:class", r"fedprompt\.interfaces\.protocols\.(Value|Mean)"),
     (

@@ -79,23 +79,26 @@ def check_text(argument: str, text: object) -> None:
     check_kind(argument, text, str, "be a string")
 
 
-def check_names(argument: str, things: Any, rule: str = "map names to tensors") -> None:
-    """Require a mapping from strings."""
+def check_names(
+    argument: str, things: Any, rule: str = "map names to tensors", *, at_least: int = 0
+) -> None:
+    """Require a mapping from strings, with a smallest number of names."""
+    if isinstance(things, Weighted):
+        raise wrong_type(argument, rule, "an entry without a name (Weighted)")
     check_kind(argument, things, Mapping, rule)
+    if len(things) < at_least:
+        raise wrong_value(argument, "hold at least one name", "none")
     if strange := [name for name in things if not isinstance(name, str)]:
         raise wrong_type(argument, "have strings as names", kind(strange[0]))
 
 
 def check_tensors(argument: str, tensors: Any, *, sync: bool = True, at_least: int = 1) -> None:
     """Require a mapping from names to finite floating-point tensors, by default one at least."""
-    check_names(argument, tensors)
-    if len(tensors) < at_least:
-        raise wrong_value(argument, "hold at least one name", "none")
+    check_names(argument, tensors, at_least=at_least)
     for name, tensor in tensors.items():
-        if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
-            raise wrong_type(f"{argument}[{name!r}]", "be a floating-point tensor", kind(tensor))
-        check_dense(f"{argument}[{name!r}]", tensor)
-        check_finite(f"{argument}[{name!r}]", tensor, sync=sync)
+        place = f"{argument}[{name!r}]"
+        check_real(place, tensor, "be a floating-point tensor", floating=True)
+        check_finite(place, tensor, sync=sync)
 
 
 def check_sequence(argument: str, things: object, of: str) -> None:
@@ -105,21 +108,31 @@ def check_sequence(argument: str, things: object, of: str) -> None:
 
 
 def check_iterable(argument: str, things: object, of: str) -> None:
-    """Require an iterable other than a text, a mapping or an entry."""
-    if isinstance(things, str | bytes | Mapping | Weighted) or not isinstance(things, Iterable):
-        raise wrong_type(argument, f"be an iterable of {of}", kind(things))
+    """Require an iterable other than a text, and not one mapping or entry in its place."""
+    single = isinstance(things, Mapping | Weighted)
+    if single or isinstance(things, str | bytes) or not isinstance(things, Iterable):
+        got = f"one {type(things).__name__}" if single else kind(things)
+        raise wrong_type(argument, f"be an iterable of {of}", got)
 
 
 def check_count(
-    argument: str, value: object, *, at_least: int = 1, below: int = LARGEST_INT
+    argument: str,
+    value: object,
+    *,
+    at_least: int = 1,
+    at_most: int | None = None,
+    of: str = "",
+    below: int = LARGEST_INT,
 ) -> None:
-    """Require an integer of at least `at_least`; other ones than sizes may be larger."""
+    """Require an integer from `at_least` to `at_most`, the number `of` something."""
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise wrong_type(argument, "be an integer", kind(value))
     if value < at_least:
         raise wrong_value(argument, f"be at least {at_least}", value)
     if int(value) >= below:
         raise wrong_value(argument, f"be below 2**{below.bit_length() - 1}", value)
+    if at_most is not None and int(value) > at_most:
+        raise wrong_value(argument, f"be at most {at_most}, {of}", value)
 
 
 @contextmanager
@@ -128,7 +141,8 @@ def named(where: str) -> Iterator[None]:
     try:
         yield
     except (TypeError, ValueError) as error:
-        raise type(error)(f"{where}: {error}") from error
+        refused = ValueError if isinstance(error, ValueError) else TypeError
+        raise refused(f"{where}: {error}") from error
 
 
 def check_method(method: Any) -> None:
@@ -195,14 +209,12 @@ def load_checked(optimizer: torch.optim.Optimizer, state: Any) -> None:
 
 def check_generator(generator: object) -> None:
     """Require a generator of PyTorch."""
-    if not isinstance(generator, torch.Generator):
-        raise wrong_type("generator", "be a torch.Generator", kind(generator))
+    check_kind("generator", generator, torch.Generator, "be a torch.Generator")
 
 
 def check_initial_generator(generator: object) -> None:
     """Require a generator of PyTorch, or None for the global one."""
-    if generator is not None:
-        check_generator(generator)
+    check_kind("generator", generator, torch.Generator | None, "be a torch.Generator")
 
 
 def check_images(images: object, *, any_dtype: bool = False) -> None:
@@ -226,11 +238,17 @@ def height_and_width(argument: str, size: object) -> tuple[int, int]:
     return sizes
 
 
-def values_readable(*tensors: Tensor) -> bool:
-    """Whether values can be read: not while compiling, nor inside a ``torch.func`` transform."""
+def values_readable(*tensors: Tensor, sync: bool = True) -> bool:
+    """Whether values can be read: not while compiling, nor inside a ``torch.func`` transform.
+
+    Without `sync`, they are read on the CPU only, to avoid a GPU synchronization.
+    """
     if torch.compiler.is_compiling():
         return False
-    return not any(torch._C._functorch.is_functorch_wrapped_tensor(tensor) for tensor in tensors)
+    wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+    return not any(map(wrapped, tensors)) and (
+        sync or all(tensor.device.type == "cpu" for tensor in tensors)
+    )
 
 
 def check_labels(
@@ -246,18 +264,13 @@ def check_labels(
     if not countable or labels.ndim != 1:
         raise wrong_type(argument, "be integers of shape (batch,)", kind(labels))
     check_strided(argument, labels)
-    if (
-        labels.numel() == 0
-        or not values_readable(labels)
-        or not (sync or labels.device.type == "cpu")
-    ):
+    if labels.numel() == 0 or not values_readable(labels, sync=sync):
         return
     check_dense(argument, labels)
     lowest, highest = (int(bound) for bound in labels.aminmax())
     if lowest < 0 or highest >= num_classes:
-        raise wrong_value(
-            argument, f"lie in [0, {num_classes})", f"values from {lowest} to {highest}"
-        )
+        got = f"values from {lowest} to {highest}"
+        raise wrong_value(argument, f"lie in [0, {num_classes})", got)
 
 
 def check_divisor(argument: str, value: object) -> None:
@@ -305,14 +318,13 @@ def check_class_names(names: Any) -> None:
     """Require class names as a text tower makes them."""
     check_kind("names", names, ClassNames, "be ClassNames, from tower.class_names")
     check_floats("names.tokens", names.tokens, 3, "(classes, length, dim)")
-    width, device = names.tokens.shape[-1:], names.tokens.device
+    tokens = names.tokens
     for field, ndim in (("start", 2), ("pad", 1)):
         part = getattr(names, field)
         check_floats(f"names.{field}", part, ndim, f"with {ndim} axes")
-        if part.shape[-1:] != width or part.device != device:
-            raise wrong_value(
-                f"names.{field}", "be as wide and where `names.tokens` is", kind(part)
-            )
+        if part.shape[-1:] != tokens.shape[-1:] or part.device != tokens.device:
+            rule = "be as wide and where `names.tokens` is"
+            raise wrong_value(f"names.{field}", rule, kind(part))
     check_count("names.context_length", names.context_length)
     check_flag("names.causal", names.causal)
     for field, kinds in (("length", Integral), ("ending", Integral), ("names", str)):
@@ -358,10 +370,10 @@ def check_finite(argument: str, tensor: Tensor, *, sync: bool = True) -> None:
 
     Without `sync`, only CPU tensors are checked.
     """
-    read = values_readable(tensor) and (sync or tensor.device.type == "cpu")
-    if read:
-        check_dense(argument, tensor)
-    if read and not bool(torch.isfinite(tensor).all()):
+    if not values_readable(tensor, sync=sync):
+        return
+    check_dense(argument, tensor)
+    if not bool(torch.isfinite(tensor).all()):
         broken = int((~torch.isfinite(tensor)).sum())
         got = f"{broken} entries of {tensor.numel()} that are not"
         raise wrong_value(argument, "be finite", got)
@@ -373,7 +385,12 @@ def check_entry(argument: str, entry: object) -> None:
     Values are not checked where they cannot be read.
     """
     value, weight = checked_layout(argument, entry)
-    if values_readable(value, weight) and not seems_finite(value * per_row(weight, value), weight):
+    if not values_readable(value, weight):
+        return
+    # A negative weight makes the second sum NaN. There are false alarms: a row of weight 0 may
+    # contain NaN, and a large product may overflow.
+    checksum = (value * per_row(weight, value)).sum() + weight.sqrt().sum()
+    if not math.isfinite(checksum.item()):
         check_rows(argument, Weighted(value, weight))
 
 
@@ -391,21 +408,9 @@ def checked_layout(argument: str, entry: object) -> Weighted:
         rule = f"be on the device of `value`, {value.device}"
         raise wrong_value(f"{argument}.weight", rule, weight.device)
     if weight.shape != value.shape[: weight.ndim]:
-        raise wrong_value(
-            f"{argument}.weight",
-            f"have the leading shape of `value` {tuple(value.shape)}",
-            tuple(weight.shape),
-        )
+        rule = f"have the leading shape of `value` {tuple(value.shape)}"
+        raise wrong_value(f"{argument}.weight", rule, tuple(weight.shape))
     return entry
-
-
-def seems_finite(product: Tensor, weight: Tensor) -> bool:
-    """Whether the sums of value times weight and of the square root of weight are finite.
-
-    A negative weight makes the second sum NaN. False may be a false alarm: a row of weight 0 may
-    hold NaN, and a large product may overflow. :func:`check_rows` decides then.
-    """
-    return math.isfinite((product.sum() + weight.sqrt().sum()).item())
 
 
 def check_rows(argument: str, entry: Weighted) -> None:
@@ -442,13 +447,59 @@ def check_payload(payload: object) -> None:
         check_entry(f"payload[{name!r}]", entry)
 
 
-def check_form(argument: str, payload: object) -> Payload:
+def check_form(argument: str, payload: Any, *, at_least: int = 1) -> Payload:
     """Return a payload whose entries have the right types and shapes; numbers are not checked."""
-    if not isinstance(payload, Mapping):
-        raise wrong_type(argument, "map names to Weighted", kind(payload))
-    if not payload:
-        raise wrong_value(argument, "hold at least one name", "none")
-    check_names(argument, payload)
+    check_names(argument, payload, "map names to Weighted", at_least=at_least)
     for name, entry in payload.items():
         checked_layout(f"{argument}[{name!r}]", entry)
-    return payload
+    checked: Payload = payload
+    return checked
+
+
+def check_shape(argument: str, tensor: Tensor, shape: Sequence[int], of: str = "") -> None:
+    """Require a shape, which is that `of` something."""
+    if tensor.shape != torch.Size(shape):
+        rule = f"have the shape of {of} {tuple(shape)}" if of else f"have shape {tuple(shape)}"
+        raise wrong_value(argument, rule, tuple(tensor.shape))
+
+
+def check_tensor(
+    argument: str, tensor: Any, dtype: torch.dtype, shape: Sequence[int], of: str = ""
+) -> None:
+    """Require a dtype and a shape, which are those `of` something."""
+    if not isinstance(tensor, Tensor) or tensor.dtype != dtype:
+        rule = f"be a tensor of {dtype}, as in {of}" if of else f"be a tensor of {dtype}"
+        raise wrong_type(argument, rule, kind(tensor))
+    check_strided(argument, tensor)
+    check_shape(argument, tensor, shape, of)
+
+
+def value_of(argument: str, values: Mapping[str, Tensor], name: str, entry: Weighted) -> Tensor:
+    """Return the tensor of a name, which has the form of the payload's entry of this name."""
+    if name not in values:
+        raise wrong_value(argument, f"have the name {name!r}", sorted(values))
+    check_tensor(
+        f"{argument}[{name!r}]", values[name], entry.value.dtype, entry.value.shape, "the payload"
+    )
+    return values[name]
+
+
+def check_real(argument: str, tensor: Any, rule: str, *, floating: bool = False) -> None:
+    """Require a dense tensor of real numbers: no complex numbers and no booleans."""
+    real = isinstance(tensor, Tensor) and not tensor.is_complex() and tensor.dtype != torch.bool
+    if not real or (floating and not tensor.is_floating_point()):
+        raise wrong_type(argument, rule, kind(tensor))
+    check_dense(argument, tensor)
+
+
+def checked_table(
+    argument: str, tensor: Any, shape: str, *, ndims: Sequence[int] = (2,), floating: bool = True
+) -> Tensor:
+    """Return a tensor without an empty axis in float64, on the CPU; numbers are not checked."""
+    noun = "floating-point tensor of shape" if floating else "tensor of real numbers"
+    check_real(argument, tensor, f"be a {noun} {shape}", floating=floating)
+    if tensor.ndim not in ndims or 0 in tensor.shape:
+        rule = f"have shape {shape} without an empty axis"
+        raise wrong_value(argument, rule, tuple(tensor.shape))
+    table: Tensor = tensor.detach().cpu().double()
+    return table

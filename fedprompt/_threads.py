@@ -18,7 +18,9 @@ _replacing: dict[nn.Module, int] = {}
 def reading(model: nn.Module) -> Iterator[None]:
     """Refuse a model whose parameters another thread replaces, and let none begin."""
     with _registry:
-        others = {module for module, own in _replacing.items() if own != threading.get_ident()}
+        others = {
+            module for module, thread in _replacing.items() if thread != threading.get_ident()
+        }
         for name, module in model.named_modules() if others else ():
             if module in others:
                 where = f" (module {name!r})" if name else ""
@@ -39,11 +41,8 @@ def replacing(model: nn.Module) -> Iterator[None]:
     new = list[nn.Module]()
     try:
         with reading(model):
-            new += [
-                module
-                for module in model.modules()
-                if module not in _replacing and _owns_trainable(module)
-            ]
+            free = (module for module in model.modules() if module not in _replacing)
+            new += filter(_owns_trainable, free)
             _replacing.update(dict.fromkeys(new, threading.get_ident()))
         yield
     finally:
@@ -53,4 +52,4 @@ def replacing(model: nn.Module) -> Iterator[None]:
 
 
 def _owns_trainable(module: nn.Module) -> bool:
-    return any(own is not None and own.requires_grad for own in module._parameters.values())
+    return any(p is not None and p.requires_grad for p in module._parameters.values())

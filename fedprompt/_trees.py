@@ -43,7 +43,9 @@ def from_blob(blob: bytes, *, to_devices: bool = False) -> Any:
 
 def on_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Copy tensors to the CPU, so that no two of them share memory."""
-    return {name: each.detach().to("cpu", copy=True).contiguous() for name, each in tensors.items()}
+    return {
+        name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()
+    }
 
 
 def packed(thing: Any, where: str, tensors: dict[str, Tensor], *, level: int = 0) -> Any:
@@ -59,24 +61,21 @@ def packed(thing: Any, where: str, tensors: dict[str, Tensor], *, level: int = 0
         rule = f"have at most {DEEPEST} levels, and no cycle"
         raise wrong_value(where.partition("[")[0], rule, "more")
 
-    def part(own: Any, place: str) -> Any:
-        return packed(own, f"{where}{place}", tensors, level=level + 1)
+    def part(child: Any, place: str) -> Any:
+        return packed(child, f"{where}{place}", tensors, level=level + 1)
 
     for tag, named in _NAMED.items():
         if isinstance(thing, named):
             return {tag: [part(getattr(thing, name), f".{name}") for name in named._fields]}
     if type(thing) in (list, tuple):
-        parts = [part(own, f"[{position}]") for position, own in enumerate(thing)]
+        parts = [part(child, f"[{position}]") for position, child in enumerate(thing)]
         return {type(thing).__name__: parts}
     if type(thing) in (dict, OrderedDict):
         if strange := [key for key in thing if type(key) not in (str, int)]:
             raise wrong_type(where, "have strings and integers as keys", kind(strange[0]))
-        return {"dict": [[key, part(own, f"[{key!r}]")] for key, own in thing.items()]}
-    raise wrong_type(
-        where,
-        "be a dict, list, tuple, Weighted, dense tensor, string, number, boolean or None",
-        kind(thing),
-    )
+        return {"dict": [[key, part(child, f"[{key!r}]")] for key, child in thing.items()]}
+    rule = "be a dict, list, tuple, Weighted, dense tensor, string, number, boolean or None"
+    raise wrong_type(where, rule, kind(thing))
 
 
 def parsed(text: str | bytes) -> Any:
@@ -101,7 +100,8 @@ def unpacked(thing: Any, tensors: Mapping[str, Tensor], *, level: int = 0) -> An
     if tag not in ("dict", "list", "tuple", *_NAMED) or not isinstance(content, list):
         raise ValueError(f"no part of a tree: {tag!r} with {kind(content)}")
     if tag == "dict":
-        if not all(map(_is_item, content)):
+        pairs = all(isinstance(pair, list) and len(pair) == 2 for pair in content)
+        if not pairs or not all(type(key) in (str, int) for key, _ in content):
             raise ValueError("no pairs of a key and a part in a dict")
         return {key: unpacked(part, tensors, level=level + 1) for key, part in content}
     parts = [unpacked(part, tensors, level=level + 1) for part in content]
@@ -110,7 +110,3 @@ def unpacked(thing: Any, tensors: Mapping[str, Tensor], *, level: int = 0) -> An
             raise ValueError(f"{len(parts)} parts of a {_NAMED[tag].__name__}")
         return _NAMED[tag](*parts)
     return tuple(parts) if tag == "tuple" else parts
-
-
-def _is_item(pair: object) -> bool:
-    return isinstance(pair, list) and len(pair) == 2 and type(pair[0]) in (str, int)

@@ -19,6 +19,7 @@ _FORMAT = "fedprompt checkpoint 2"
 _STATE = "state.json"
 _TENSORS = re.compile(r"tensors-[0-9a-f]{16}\.safetensors")
 _RAISE = object()
+_NAMED_TENSORS = f"contain the tensors that {_STATE} names"
 
 
 def save_checkpoint(state: Any, directory: str | os.PathLike[str]) -> None:
@@ -145,7 +146,7 @@ def _read(path: Path) -> tuple[str, str, bytes]:
             return tree, digest, (path.parent / name).read_bytes()
         except FileNotFoundError:
             pass
-    raise wrong_value("directory", f"contain the tensors that {_STATE} names", f"no file {name!r}")
+    raise wrong_value("directory", _NAMED_TENSORS, f"no file {name!r}")
 
 
 def _record(path: Path) -> tuple[str, str, str]:
@@ -153,11 +154,8 @@ def _record(path: Path) -> tuple[str, str, str]:
         record = parsed(path.read_bytes())
         parts = tuple(record[key] for key in ("format", "tensors", "sha256", "state"))
     except (ValueError, KeyError, TypeError) as error:
-        raise wrong_value(
-            "directory",
-            f"contain a checkpoint in {_STATE}",
-            f"damaged content ({type(error).__name__}: {error})",
-        ) from error
+        got = f"damaged content ({type(error).__name__}: {error})"
+        raise wrong_value("directory", f"contain a checkpoint in {_STATE}", got) from error
     if not all(isinstance(part, str) for part in parts):
         got = f"damaged content ({', '.join(type(part).__name__ for part in parts)})"
         raise wrong_value("directory", f"contain a checkpoint in {_STATE}", got)
@@ -165,9 +163,7 @@ def _record(path: Path) -> tuple[str, str, str]:
     if given != _FORMAT:
         raise wrong_value("directory", f"contain a checkpoint of format {_FORMAT!r}", given)
     if not _TENSORS.fullmatch(name):
-        raise wrong_value(
-            "directory", f"contain the tensors that {_STATE} names", f"no file {name!r}"
-        )
+        raise wrong_value("directory", _NAMED_TENSORS, f"no file {name!r}")
     return name, digest, tree
 
 
@@ -200,9 +196,8 @@ def _tensors(directory: Path, suffix: str = "") -> set[str]:
 
 def _check_not_lost(state: Path) -> None:
     if _lost(state):
-        raise wrong_value(
-            "directory", f"contain {_STATE}, which names its tensors", "tensors alone"
-        )
+        rule = f"contain {_STATE}, which names its tensors"
+        raise wrong_value("directory", rule, "tensors alone")
 
 
 def _lost(state: Path) -> bool:

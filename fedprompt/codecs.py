@@ -11,15 +11,15 @@ from torch import Tensor
 from fedprompt._checks import (
     check_finite,
     check_form,
+    check_kind,
     check_number,
     check_payload,
-    check_strided,
+    check_tensor,
     check_weights,
     checked_layout,
     kind,
     known_rows,
     per_row,
-    wrong_type,
     wrong_value,
 )
 from fedprompt._float64 import on_wide_device, wide_zeros, widened
@@ -140,7 +140,7 @@ class _NameByName:
             raise wrong_value("state", "be empty, as `init` returns it", kind(state))
         message: dict[str, Tensor | Weighted] = {}
         for name, entry in payload.items():
-            message |= _named(name, self.suffixes, self.shrink(name, entry))
+            message |= zip(_keys(name, self.suffixes), self.shrink(name, entry), strict=True)
         return message, state
 
     def decode(self, message: Message, /, *, like: Payload) -> dict[str, Weighted]:
@@ -161,7 +161,8 @@ def _from_half(name: str, parts: list[Any], like: Weighted) -> Weighted:
 
 
 def _to_codes(name: str, entry: Weighted) -> tuple[Tensor, Weighted]:
-    value, weight = widened(known_rows(entry).detach()), entry.weight.detach()
+    value = widened(known_rows(entry).detach())
+    weight = entry.weight.detach()
     rows = value.flatten(weight.ndim) if value.ndim > weight.ndim else value[..., None]
     scale = (rows.abs().amax(-1) / 127 if rows.shape[-1] else rows.new_zeros(weight.shape)).float()
     check_finite(f"payload[{name!r}] over 127, in float32", scale)
@@ -175,7 +176,7 @@ def _to_codes(name: str, entry: Weighted) -> tuple[Tensor, Weighted]:
 
 def _from_codes(name: str, parts: list[Any], like: Weighted) -> Weighted:
     codes, scale = parts
-    _check_tensor(f"message['{name}/codes']", codes, torch.int8, like.value.shape)
+    check_tensor(f"message['{name}/codes']", codes, torch.int8, like.value.shape)
     _check_entry(f"message['{name}/scale']", scale, torch.float32, like.weight.shape, like.weight)
     wide = widened(codes) * per_row(widened(scale.value), codes)
     value = wide.to(like.value.dtype).to(codes.device)
@@ -187,9 +188,8 @@ class _TopK:
     fraction: float
 
     def init(self, payload: Payload, /) -> _State:
-        return {
-            name: wide_zeros(entry.value) for name, entry in check_form("payload", payload).items()
-        }
+        form = check_form("payload", payload)
+        return {name: wide_zeros(entry.value) for name, entry in form.items()}
 
     def encode(
         self, payload: Payload, state: _State, /
@@ -201,9 +201,9 @@ class _TopK:
         message: dict[str, Tensor | Weighted] = {}
         waiting = {}
         for name, entry in payload.items():
-            _check_tensor(f"state[{name!r}]", state[name], torch.float64, entry.value.shape)
+            check_tensor(f"state[{name!r}]", state[name], torch.float64, entry.value.shape)
             parts, waiting[name] = self.shrink(name, entry, state[name])
-            message |= _named(name, _SPARSE, parts)
+            message |= zip(_keys(name, _SPARSE), parts, strict=True)
         return message, waiting
 
     def shrink(
@@ -211,28 +211,26 @@ class _TopK:
     ) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor]:
         value, weight = entry
         wanted = (on_wide_device(known_rows(entry).detach()) + state).flatten()
-        known = per_row(weight > 0, value).expand_as(value).flatten().to(wanted.device)
-        magnitude = torch.where(known, wanted.abs(), -1.0)
+        mask = per_row(weight > 0, value).expand_as(value).flatten().to(wanted.device)
+        magnitude = torch.where(mask, wanted.abs(), -1.0)
         largest = magnitude.topk(self.count(value)).indices.sort().values
-        sent = torch.where(known, wanted, 0.0)[largest].to(value.dtype)
+        sent = torch.where(mask, wanted, 0.0)[largest].to(value.dtype)
         check_finite(f"payload[{name!r}] with its state", sent)
         waiting = wanted.index_add(0, largest, sent.double(), alpha=-1).reshape(value.shape)
-        indices = largest.to(_index_dtype(known.numel())).to(value.device)
+        indices = largest.to(_index_dtype(value.numel())).to(value.device)
         return (indices, sent.to(value.device), weight.detach().clone()), waiting
 
     def decode(self, message: Message, /, *, like: Payload) -> dict[str, Weighted]:
-        return {
-            name: self.restore(name, parts, like[name])
-            for name, parts in _parts(message, like, _SPARSE).items()
-        }
+        parts = _parts(message, like, _SPARSE)
+        return {name: self.restore(name, parts[name], form) for name, form in like.items()}
 
     def restore(self, name: str, parts: list[Any], like: Weighted) -> Weighted:
         indices, sent, weight = parts
         count = torch.Size([self.count(like.value)])
         size = like.value.numel()
-        _check_tensor(f"message['{name}/indices']", indices, _index_dtype(size), count)
-        _check_tensor(f"message['{name}/values']", sent, like.value.dtype, count)
-        _check_tensor(f"message['{name}/weight']", weight, like.weight.dtype, like.weight.shape)
+        check_tensor(f"message['{name}/indices']", indices, _index_dtype(size), count)
+        check_tensor(f"message['{name}/values']", sent, like.value.dtype, count)
+        check_tensor(f"message['{name}/weight']", weight, like.weight.dtype, like.weight.shape)
         places = torch.cat([indices.new_tensor([-1]), indices, indices.new_tensor([size])]).long()
         if not bool((places[1:] > places[:-1]).all()):
             rule = f"increase within [0, {size})"
@@ -247,15 +245,12 @@ class _TopK:
 
 def _index_dtype(size: int) -> torch.dtype:
     """Return the narrowest integer dtype that can represent `size`."""
-    return next(
-        dtype for dtype in (torch.int16, torch.int32, torch.int64) if size <= torch.iinfo(dtype).max
-    )
+    dtypes = (torch.int16, torch.int32, torch.int64)
+    return next(dtype for dtype in dtypes if size <= torch.iinfo(dtype).max)
 
 
-def _named(
-    name: str, suffixes: tuple[str, ...], parts: tuple[Tensor | Weighted, ...]
-) -> dict[str, Tensor | Weighted]:
-    return {name + suffix: part for suffix, part in zip(suffixes, parts, strict=True)}
+def _keys(name: str, suffixes: tuple[str, ...]) -> list[str]:
+    return [name + suffix for suffix in suffixes]
 
 
 def _restored(name: str, entry: Weighted, like: Weighted) -> Weighted:
@@ -265,26 +260,17 @@ def _restored(name: str, entry: Weighted, like: Weighted) -> Weighted:
     return Weighted(value, entry.weight.clone())
 
 
-def _parts(message: object, like: Payload, suffixes: tuple[str, ...]) -> dict[str, list[Any]]:
-    names = {name: [name + suffix for suffix in suffixes] for name in check_form("like", like)}
-    if not isinstance(message, Mapping):
-        raise wrong_type("message", "map names to tensors or Weighted", kind(message))
-    if set(message) != (wanted := {part for parts in names.values() for part in parts}):
+def _parts(message: Any, like: Payload, suffixes: tuple[str, ...]) -> dict[str, list[Any]]:
+    keys = {name: _keys(name, suffixes) for name in check_form("like", like)}
+    check_kind("message", message, Mapping, "map names to tensors or Weighted")
+    if set(message) != (wanted := {key for parts in keys.values() for key in parts}):
         raise wrong_value("message", f"have the names {sorted(wanted)}", sorted(map(str, message)))
-    return {name: [message[part] for part in parts] for name, parts in names.items()}
+    return {name: [message[key] for key in parts] for name, parts in keys.items()}
 
 
 def _check_entry(
     argument: str, entry: object, dtype: torch.dtype, shape: torch.Size, weight: Tensor
 ) -> None:
     sent = checked_layout(argument, entry)
-    _check_tensor(f"{argument}.value", sent.value, dtype, shape)
-    _check_tensor(f"{argument}.weight", sent.weight, weight.dtype, weight.shape)
-
-
-def _check_tensor(argument: str, tensor: object, dtype: torch.dtype, shape: torch.Size) -> None:
-    if not isinstance(tensor, Tensor) or tensor.dtype != dtype:
-        raise wrong_type(argument, f"be a tensor of {dtype}", kind(tensor))
-    check_strided(argument, tensor)
-    if tensor.shape != shape:
-        raise wrong_value(argument, f"have shape {tuple(shape)}", tuple(tensor.shape))
+    check_tensor(f"{argument}.value", sent.value, dtype, shape)
+    check_tensor(f"{argument}.weight", sent.weight, weight.dtype, weight.shape)

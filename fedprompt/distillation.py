@@ -1,5 +1,7 @@
 """Mean logits of each class, and losses towards the logits of a teacher or of a peer."""
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Integer
@@ -12,6 +14,7 @@ from fedprompt._checks import (
     check_finite,
     check_labels,
     check_rows,
+    check_shape,
     checked_layout,
     kind,
     per_row,
@@ -75,9 +78,9 @@ def class_means(
         labels = labels[keep]
     check_finite("values", values)
     wide = widened(values)
-    own = labels.long().to(wide.device)
-    sums = wide.new_zeros(num_classes, *wide.shape[1:]).index_add(0, own, wide)
-    count = torch.bincount(own, minlength=num_classes)
+    classes = labels.long().to(wide.device)
+    sums = wide.new_zeros(num_classes, *wide.shape[1:]).index_add(0, classes, wide)
+    count = torch.bincount(classes, minlength=num_classes)
     mean = sums / per_row(count.clamp(min=1), sums)
     dtype = torch.promote_types(values.dtype, torch.float32)
     return Weighted(rounded(mean, values), count.to(values.device, dtype))
@@ -131,14 +134,26 @@ def distillation_loss(
         Ma et al., "FedHPL: Efficient Heterogeneous Federated Learning with Prompt Tuning and Logit
         Distillation", 2024, Eq. 9.
     """
-    _check_distillation(logits, labels, teacher, temperature)
+    check_divisor("temperature", temperature)
+    _check_logits("logits", logits)
+    batch, classes = logits.shape
+    checked_layout("teacher", teacher)
+    if teacher.value.shape != (classes, classes) or teacher.weight.shape != (classes,):
+        rule = f"have value ({classes}, {classes}) and weight ({classes},) to match `logits`"
+        got = f"{tuple(teacher.value.shape)} and {tuple(teacher.weight.shape)}"
+        raise wrong_value("teacher", rule, got)
+    if values_readable(teacher.weight, sync=False):
+        check_rows("teacher", teacher)
+    if not isinstance(labels, Tensor) or labels.shape != (batch,):
+        rule = f"be integers of shape ({batch},) to match `logits`"
+        raise wrong_value("labels", rule, kind(labels))
+    check_labels("labels", labels, classes, sync=False)
+    check_device("labels", labels, logits.device)
     rows = labels.long()  # indices of dtype uint8 would be a mask
-    known = teacher.weight[rows] > 0
-    single = torch.promote_types(logits.dtype, torch.float32)
-    dtype = torch.promote_types(single, teacher.value.dtype)
-    target = torch.where(known[:, None], teacher.value.detach()[rows], 0.0).to(dtype)
-    divergence = torch.where(known, _divergences(logits.to(dtype), target, temperature), 0.0)
-    return (divergence.sum() / max(len(logits), 1)).to(single)
+    taught = teacher.weight[rows] > 0
+    target = torch.where(taught[:, None], teacher.value.detach()[rows], 0.0)
+    divergence = torch.where(taught, _divergences(logits, target, temperature), 0.0)
+    return _mean(divergence, logits)
 
 
 def mutual_loss(
@@ -181,44 +196,26 @@ def mutual_loss(
         2018.
     """
     check_divisor("temperature", temperature)
-    for argument, each in (("logits", logits), ("other", other)):
-        if not isinstance(each, Tensor) or each.ndim != 2 or not each.is_floating_point():
-            raise wrong_value(argument, "be floating-point of shape (batch, classes)", kind(each))
-    if other.shape != logits.shape:
-        rule = f"have the shape of `logits` {tuple(logits.shape)}"
-        raise wrong_value("other", rule, tuple(other.shape))
-    single = torch.promote_types(logits.dtype, torch.float32)
-    dtype = torch.promote_types(single, other.dtype)
-    divergence = _divergences(logits.to(dtype), other.detach().to(dtype), temperature)
-    return (divergence.sum() / max(len(logits), 1)).to(single)
+    _check_logits("logits", logits)
+    _check_logits("other", other)
+    check_shape("other", other, logits.shape, "`logits`")
+    return _mean(_divergences(logits, other.detach(), temperature), logits)
 
 
 def _divergences(logits: Tensor, target: Tensor, temperature: float) -> Tensor:
-    """Return KL(softmax of `target` || softmax of `logits`) of each row."""
-    return F.kl_div(
-        F.log_softmax(logits / temperature, 1),
-        F.log_softmax(target / temperature, 1),
-        reduction="none",
-        log_target=True,
-    ).sum(1)
+    """Return KL(softmax of `target` || softmax of `logits`) of each row, in float32 at least."""
+    single = torch.promote_types(logits.dtype, torch.float32)
+    dtype = torch.promote_types(single, target.dtype)
+    student, teacher = (F.log_softmax(x.to(dtype) / temperature, 1) for x in (logits, target))
+    return F.kl_div(student, teacher, reduction="none", log_target=True).sum(1)
 
 
-def _check_distillation(
-    logits: Tensor, labels: Tensor, teacher: Weighted, temperature: float
-) -> None:
-    check_divisor("temperature", temperature)
+def _mean(divergence: Tensor, logits: Tensor) -> Tensor:
+    """Average over a batch that may be empty, in the dtype of the logits or in float32."""
+    mean = divergence.sum() / max(len(logits), 1)
+    return mean.to(torch.promote_types(logits.dtype, torch.float32))
+
+
+def _check_logits(argument: str, logits: Any) -> None:
     if not isinstance(logits, Tensor) or logits.ndim != 2 or not logits.is_floating_point():
-        raise wrong_value("logits", "be floating-point of shape (batch, classes)", kind(logits))
-    batch, classes = logits.shape
-    checked_layout("teacher", teacher)
-    if teacher.value.shape != (classes, classes) or teacher.weight.shape != (classes,):
-        rule = f"have value ({classes}, {classes}) and weight ({classes},) to match `logits`"
-        shapes = f"{tuple(teacher.value.shape)} and {tuple(teacher.weight.shape)}"
-        raise wrong_value("teacher", rule, shapes)
-    if teacher.weight.device.type == "cpu" and values_readable(teacher.weight):
-        check_rows("teacher", teacher)
-    if not isinstance(labels, Tensor) or labels.shape != (batch,):
-        rule = f"be integers of shape ({batch},) to match `logits`"
-        raise wrong_value("labels", rule, kind(labels))
-    check_labels("labels", labels, classes, sync=False)
-    check_device("labels", labels, logits.device)
+        raise wrong_value(argument, "be floating-point of shape (batch, classes)", kind(logits))

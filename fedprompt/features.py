@@ -1,6 +1,7 @@
 """Features of a frozen model, computed once for all rounds."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from itertools import product
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -11,6 +12,7 @@ from fedprompt._checks import (
     check_count,
     check_dense,
     check_function,
+    check_kind,
     kind,
     wrong_type,
     wrong_value,
@@ -24,7 +26,7 @@ _PROBES = 16
 
 
 @runtime_checkable
-class MapStyle(Protocol):
+class _MapStyle(Protocol):
     """Data set that is read by index, such as a map-style ``torch.utils.data.Dataset``."""
 
     def __len__(self) -> int:
@@ -36,7 +38,7 @@ class MapStyle(Protocol):
 
 def precompute(
     encode: Callable[[Tensor], Tensor],
-    dataset: MapStyle | Tensor,
+    dataset: _MapStyle | Tensor,
     *,
     batch_size: int,
     dtype: torch.dtype | None = None,
@@ -86,15 +88,15 @@ def precompute(
         >>> precompute(lambda batch: batch.mean((1, 2, 3)), samples, batch_size=2, key="image")
         tensor([1.5000, 5.5000, 9.5000])
     """
-    _check_arguments(encode, dataset, batch_size, dtype, views)
-    _check_key(key, dataset)
+    _check_arguments(encode, dataset, batch_size, dtype, views, key)
     dataset = _Column(dataset, key) if key is not None else dataset
     if views is None and not isinstance(dataset, Tensor):
         _check_repeatable(dataset)
     features = torch.empty(0)
     with torch.no_grad():
-        for start, view, images in _readings(dataset, batch_size, views or 1):
-            rows = _rows(encode, images)
+        for start, view in product(range(0, len(dataset), batch_size), range(views or 1)):
+            stop = min(start + batch_size, len(dataset))
+            rows = _rows(encode, _images(dataset, range(start, stop)))
             if start == view == 0:
                 features = rows.new_empty((len(dataset), views or 1, *rows.shape[1:]), dtype=dtype)
             if rows.shape[1:] != features.shape[2:]:
@@ -107,8 +109,9 @@ def precompute(
 class _Column:
     """Images of a data set whose samples are dicts."""
 
-    def __init__(self, dataset: MapStyle, key: str) -> None:
-        self.dataset, self.key = dataset, key
+    def __init__(self, dataset: _MapStyle, key: str) -> None:
+        self.dataset = dataset
+        self.key = key
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -123,14 +126,6 @@ class _Column:
         return sample[self.key]
 
 
-def _readings(
-    dataset: MapStyle | Tensor, batch_size: int, views: int
-) -> Iterator[tuple[int, int, Tensor]]:
-    for start in range(0, len(dataset), batch_size):
-        for view in range(views):
-            yield start, view, _images(dataset, range(start, min(start + batch_size, len(dataset))))
-
-
 def _rows(encode: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
     rows = encode(images)
     if not isinstance(rows, Tensor):
@@ -141,7 +136,7 @@ def _rows(encode: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
     return rows
 
 
-def _images(dataset: MapStyle | Tensor, indices: range) -> Tensor:
+def _images(dataset: _MapStyle | Tensor, indices: range) -> Tensor:
     if isinstance(dataset, Tensor):
         return dataset[indices.start : indices.stop]
     images = [_image(dataset, index) for index in indices]
@@ -152,7 +147,7 @@ def _images(dataset: MapStyle | Tensor, indices: range) -> Tensor:
     return torch.stack(images)
 
 
-def _image(dataset: MapStyle, index: int) -> Tensor:
+def _image(dataset: _MapStyle, index: int) -> Tensor:
     sample = dataset[index]
     if isinstance(sample, Mapping):
         raise wrong_value("key", f"be one of {_names(sample)}, for samples that are dicts", None)
@@ -167,29 +162,27 @@ def _names(sample: Mapping[str, object]) -> str:
     return ", ".join(map(repr, sample))
 
 
-def _check_repeatable(dataset: MapStyle) -> None:
+def _check_repeatable(dataset: _MapStyle) -> None:
     count = min(_PROBES, len(dataset))
     for probe in range(count):
         index = probe * len(dataset) // count
-        first, second = _image(dataset, index), _image(dataset, index)
-        if first.shape != second.shape or not torch.equal(first, second):
-            rule = (
-                "return the same image whenever it is read; remove the random transform, "
-                "or pass `views`"
-            )
+        first = _image(dataset, index)
+        again = _image(dataset, index)
+        if first.shape != again.shape or not torch.equal(first, again):
+            remedy = "remove the random transform, or pass `views`"
+            rule = f"return the same image whenever it is read; {remedy}"
             raise wrong_value("dataset", rule, f"two different images at {index}")
 
 
 def _check_arguments(
-    encode: object, dataset: object, batch_size: object, dtype: object, views: object
+    encode: object, dataset: object, batch_size: object, dtype: object, views: object, key: object
 ) -> None:
     check_function("encode", encode, "be callable")
     check_count("batch_size", batch_size)
     if views is not None:
         check_count("views", views)
-    if dtype is not None and not isinstance(dtype, torch.dtype):
-        raise wrong_type("dtype", "be a torch.dtype or None", kind(dtype))
-    if not isinstance(dataset, MapStyle) or (isinstance(dataset, Tensor) and dataset.ndim == 0):
+    check_kind("dtype", dtype, torch.dtype | None, "be a torch.dtype or None")
+    if not isinstance(dataset, _MapStyle) or (isinstance(dataset, Tensor) and dataset.ndim == 0):
         rule = "be a tensor (num, *image) or a data set with a length and samples by index"
         raise wrong_type("dataset", rule, f"a {type(dataset).__name__}")
     if isinstance(dataset, Weighted | Mapping):
@@ -198,10 +191,6 @@ def _check_arguments(
         check_dense("dataset", dataset)
     if len(dataset) == 0:
         raise wrong_value("dataset", "contain at least one image", "none")
-
-
-def _check_key(key: object, dataset: object) -> None:
-    if key is not None and not isinstance(key, str):
-        raise wrong_type("key", "be a string or None", kind(key))
+    check_kind("key", key, str | None, "be a string or None")
     if key is not None and isinstance(dataset, Tensor):
         raise wrong_value("key", "be None for a tensor", repr(key))

@@ -6,14 +6,14 @@ from typing import TypeVar
 
 import torch.nn as nn
 
-from fedprompt._checks import check_module, kind, wrong_type, wrong_value
+from fedprompt._checks import check_kind, check_module, wrong_value
 
 __all__ = ["freeze", "training_only"]
 
-Model = TypeVar("Model", bound=nn.Module)
+_Model = TypeVar("_Model", bound=nn.Module)
 
 
-def freeze(model: Model) -> Model:
+def freeze(model: _Model) -> _Model:
     """Put a model into eval mode and turn off its gradients, in place.
 
     Eval mode stops dropout and drop-path, and keeps the statistics of batch normalization.
@@ -53,18 +53,18 @@ def training_only(model: nn.Module, *parts: nn.Module | nn.Parameter) -> Iterato
     Example:
         >>> model = nn.ModuleDict({"prompts": nn.Linear(2, 2), "head": nn.Linear(2, 2)})
         >>> with training_only(model, model["head"]):
-        ...     [name for name, each in model.named_parameters() if each.requires_grad]
+        ...     [name for name, p in model.named_parameters() if p.requires_grad]
         ['head.weight', 'head.bias']
         >>> model["prompts"].weight.requires_grad
         True
     """
     check_module("model", model)
     before = {parameter: parameter.requires_grad for parameter in model.parameters()}
-    chosen = {
-        parameter
-        for position, part in enumerate(parts)
-        for parameter in _parameters(f"parts[{position}]", part)
-    }
+    chosen = set[nn.Parameter]()
+    for position, part in enumerate(parts):
+        rule = "be a module or a parameter"
+        check_kind(f"parts[{position}]", part, nn.Module | nn.Parameter, rule)
+        chosen.update(part.parameters() if isinstance(part, nn.Module) else [part])
     if foreign := len(chosen - before.keys()):
         raise wrong_value("parts", "belong to `model`", f"{foreign} parameters that do not")
     if not any(before[parameter] for parameter in chosen):
@@ -77,11 +77,3 @@ def training_only(model: nn.Module, *parts: nn.Module | nn.Parameter) -> Iterato
     finally:
         for parameter, flag in before.items():
             parameter.requires_grad_(flag)
-
-
-def _parameters(argument: str, part: object) -> list[nn.Parameter]:
-    if isinstance(part, nn.Parameter):
-        return [part]
-    if isinstance(part, nn.Module):
-        return list(part.parameters())
-    raise wrong_type(argument, "be a module or a parameter", kind(part))

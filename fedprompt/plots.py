@@ -10,12 +10,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from einops import reduce
 from jaxtyping import Float, Integer, Real
 from torch import Tensor
 
-from fedprompt._checks import check_finite, kind, wrong_type, wrong_value
+from fedprompt._checks import check_finite, checked_table, kind, wrong_type, wrong_value
 
 if TYPE_CHECKING:
     import matplotlib.axes
@@ -58,17 +57,10 @@ def partition(
     _check_axes(axes)
     counts = _class_counts(labels, clients)
     num_clients, num_classes = counts.shape
-    colors = _colors(num_classes)
     bottom = np.zeros(num_clients, dtype=np.int64)
-    for label in range(num_classes):
-        axes.bar(
-            np.arange(num_clients),
-            counts[:, label],
-            bottom=bottom,
-            color=colors[label],
-            label=f"class {label}",
-        )
-        bottom += counts[:, label]
+    for label, (bars, color) in enumerate(zip(counts.T, _colors(num_classes), strict=True)):
+        axes.bar(np.arange(num_clients), bars, bottom=bottom, color=color, label=f"class {label}")
+        bottom += bars
     axes.set(xlabel="client", ylabel="samples")
     _whole_ticks(axes.xaxis, axes.yaxis)
     return axes
@@ -206,8 +198,7 @@ def _check_axes(axes: object) -> None:
         message = "`fedprompt.plots` needs matplotlib: pip install 'fedprompt[plots]'"
         raise ImportError(message) from error
     if not isinstance(axes, Axes):
-        rule = "be one matplotlib Axes, such as figure.subplots()"
-        raise wrong_type("axes", rule, kind(axes))
+        raise wrong_type("axes", "be one matplotlib Axes, such as figure.subplots()", kind(axes))
 
 
 def _class_counts(labels: object, clients: object) -> "np.ndarray[Any, np.dtype[np.int64]]":
@@ -220,12 +211,12 @@ def _class_counts(labels: object, clients: object) -> "np.ndarray[Any, np.dtype[
         raise wrong_value("labels", "hold at least one class, none of them negative", got)
     counts = np.zeros((len(clients), int(classes.max()) + 1), dtype=np.int64)
     for client, positions in enumerate(clients):
-        own = _whole_array(f"clients[{client}]", positions)
-        if own.size and (own.min() < 0 or own.max() >= len(classes)):
+        samples = _whole_array(f"clients[{client}]", positions)
+        if samples.size and (samples.min() < 0 or samples.max() >= len(classes)):
             rule = f"lie in [0, {len(classes)}), the positions in `labels`"
-            got = f"values from {own.min()} to {own.max()}"
+            got = f"values from {samples.min()} to {samples.max()}"
             raise wrong_value(f"clients[{client}]", rule, got)
-        counts[client] = np.bincount(classes[own], minlength=counts.shape[1])
+        counts[client] = np.bincount(classes[samples], minlength=counts.shape[1])
     return counts
 
 
@@ -240,13 +231,9 @@ def _real_array(
     argument: str, tensor: object, shape: str, ndims: Sequence[int]
 ) -> "np.ndarray[Any, np.dtype[np.float64]]":
     """Require a finite real tensor of a shape without empty axes, and copy it to numpy."""
-    if not isinstance(tensor, Tensor) or tensor.is_complex() or tensor.dtype == torch.bool:
-        raise wrong_type(argument, f"be a tensor of real numbers {shape}", kind(tensor))
-    if tensor.ndim not in ndims or 0 in tensor.shape:
-        rule = f"have shape {shape} without an empty axis"
-        raise wrong_value(argument, rule, tuple(tensor.shape))
-    check_finite(argument, tensor)
-    return tensor.detach().cpu().double().numpy()
+    table = checked_table(argument, tensor, shape, ndims=ndims, floating=False)
+    check_finite(argument, table)
+    return table.numpy()
 
 
 def _grid(plan: object) -> "np.ndarray[Any, np.dtype[np.float64]]":
@@ -285,5 +272,5 @@ def _colors(number: int) -> list[Any]:
 def _whole_ticks(*axis: "matplotlib.axis.Axis") -> None:
     from matplotlib.ticker import MaxNLocator
 
-    for each in axis:
-        each.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    for one in axis:
+        one.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))

@@ -7,7 +7,7 @@ import torch.nn as nn
 from jaxtyping import Float
 from torch import Tensor
 
-from fedprompt._checks import check_module, check_tensors, wrong_value
+from fedprompt._checks import check_module, check_shape, check_tensors, wrong_value
 from fedprompt._names import inner_name, some_names
 
 __all__ = ["proximal_loss"]
@@ -65,9 +65,6 @@ def _checked_pairs(module: nn.Module, values: Mapping[str, Tensor]) -> list[tupl
     pairs: dict[int, tuple[Tensor, Tensor]] = {}
     for name, value in values.items():
         parameter = parameters[name]
-        argument = f"values[{name!r}]"
-        if value.shape != parameter.shape:
-            rule = f"have the shape of the parameter {tuple(parameter.shape)}"
-            raise wrong_value(argument, rule, tuple(value.shape))
+        check_shape(f"values[{name!r}]", value, parameter.shape, "the parameter")
         pairs.setdefault(id(parameter), (parameter, value))
     return list(pairs.values())

@@ -4,8 +4,9 @@ import copy
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from itertools import islice
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as distributed
@@ -27,10 +28,12 @@ from fedprompt._checks import (
 from fedprompt._trees import packed, to_blob
 from fedprompt.interfaces import Codec, Message, Method, Round, State
 from fedprompt.messages import Ledger
-from fedprompt.wire.format import slots
+from fedprompt.wire.encode import slots
 from fedprompt.wire.gather import is_here, on_all_ranks
 
 __all__ = ["coded", "counted", "load_optimizer", "optimizer_state", "run_rounds"]
+
+_OPTIMIZER = "be an optimizer of torch.optim"
 
 
 def run_rounds(
@@ -93,11 +96,14 @@ def run_rounds(
     now = engine.first(start)
     for server_round, cohort in islice(enumerate(cohorts), now.server_round + 1, None):
         check_iterable(f"cohorts[{server_round}]", cohort, "ids of clients")
-        clients, server, states = list(cohort), now.server, now.clients
+        clients = list(cohort)
+        server = now.server
+        states = now.clients
         for _ in range(method.exchanges):
             payloads, states = engine.exchange(server_round, clients, server, states)
             if payloads:
-                server = engine.step(server_round, payloads, server)
+                step = partial(method.server.step, server_round, payloads, server)
+                server = engine.agreed(step, server_round)
         now = Round(server_round, server, states)
         yield now
 
@@ -132,11 +138,11 @@ def counted(method: Method, ledger: Ledger) -> Method:
 
     def client(data: Any, answer: Message, state: State) -> tuple[Message | None, State]:
         payload, state = method.client(data, answer, state)
-        sent: list[tuple[Literal["down", "up"], Message | None]] = [("down", answer)]
-        for direction, message in [*sent, ("up", payload)]:
-            if message is not None:
-                where = {"client": data.id, "server_round": data.server_round}
-                ledger.record(message, direction=direction, **where)
+        where = {"client": data.id, "server_round": data.server_round}
+        if answer is not None:
+            ledger.record(answer, direction="down", **where)
+        if payload is not None:
+            ledger.record(payload, direction="up", **where)
         return payload, state
 
     return method._replace(client=client)
@@ -179,8 +185,8 @@ def coded(method: Method, codec: Codec) -> Method:
 
     def client(data: Any, answer: Message, state: State) -> tuple[Message | None, State]:
         payload: Any
-        payload, own = method.client(data, answer, state.get("client", {}))
-        after = {**state, "client": own}
+        payload, inner = method.client(data, answer, state.get("client", {}))
+        after = {**state, "client": inner}
         if payload:
             memory = state["codec"] if "codec" in state else codec.init(payload)
             payload, after["codec"] = codec.encode(payload, memory)
@@ -219,7 +225,7 @@ def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         >>> optimizer_state(optimizer)["param_groups"][0]["lr"]
         0.1
     """
-    _check_optimizer(optimizer)
+    check_kind("optimizer", optimizer, torch.optim.Optimizer, _OPTIMIZER)
     return copy.deepcopy(optimizer.state_dict())
 
 
@@ -240,14 +246,10 @@ def load_optimizer(optimizer: torch.optim.Optimizer, state: State) -> None:
         >>> again.param_groups[0]["lr"]
         0.1
     """
-    _check_optimizer(optimizer)
+    check_kind("optimizer", optimizer, torch.optim.Optimizer, _OPTIMIZER)
     check_kind("state", state, Mapping, "be a state of `optimizer_state`")
     if state:
         load_checked(optimizer, state)
-
-
-def _check_optimizer(optimizer: object) -> None:
-    check_kind("optimizer", optimizer, torch.optim.Optimizer, "be an optimizer of torch.optim")
 
 
 class _Engine(NamedTuple):
@@ -263,17 +265,18 @@ class _Engine(NamedTuple):
         check_function("data", self.data)
         check_kind("start", start, Round | None, "be a Round or None")
         now = start or Round(-1, self.method.server.state, {})
-        self._agreed(lambda: now.server, now.server_round + 1)
+        self.agreed(lambda: now.server, now.server_round + 1)
         return now
 
     def exchange(
         self, server_round: int, cohort: list[int], server: State, states: Mapping[str, State]
     ) -> tuple[dict[int, Message], dict[str, State]]:
-        """Train the clients of this rank; return the payloads of all ranks, and own states."""
+        """Train the clients of this rank; return the payloads of all ranks, and the states here."""
         new = dict(states)
 
         def train() -> dict[str, Any]:
-            clients, payloads = checked_cohort(cohort, server_round), {}
+            clients = checked_cohort(cohort, server_round)
+            payloads = {}
             for client in clients:
                 if is_here(client, self.group):
                     state = new.get(str(client), {})
@@ -284,33 +287,27 @@ class _Engine(NamedTuple):
 
         trees = on_all_ranks(train, server_round=server_round, group=self.group)
         self._check_same("cohorts", [str(tree["cohort"]) for tree in trees], server_round)
-        payloads = {client: each for tree in trees for client, each in tree["payloads"].items()}
+        payloads = {client: sent for tree in trees for client, sent in tree["payloads"].items()}
         return dict(sorted(payloads.items())), new
-
-    def step(self, server_round: int, payloads: Mapping[int, Message], server: State) -> State:
-        """Take the step of the server."""
-        return self._agreed(
-            lambda: self.method.server.step(server_round, payloads, server), server_round
-        )
 
     def _train(
         self, client: int, server_round: int, server: State, state: State
     ) -> tuple[Message | None, State]:
         try:
-            own = self.data(client, server_round)
+            data = self.data(client, server_round)
         except LookupError as error:
             got = f"client {client} in round {server_round}"
             raise wrong_value("cohorts", "have clients that `data` knows", got) from error
         with _noted(f"client {client}, round {server_round}"):
             answer = self.method.server.answer(client, server)
-            payload, state = self.method.client(own, answer, state)
+            payload, state = self.method.client(data, answer, state)
         with named(f"client {client}, round {server_round}"):
             if payload is not None:
                 slots("payload", payload)
             _check_state(state)
         return payload, state
 
-    def _agreed(self, make: Callable[[], State], server_round: int) -> State:
+    def agreed(self, make: Callable[[], State], server_round: int) -> State:
         """Make a state of the server, which must be the same on all ranks."""
         made = []
 
@@ -342,6 +339,5 @@ def _noted(where: str) -> Iterator[None]:
 
 
 def _check_state(state: object) -> None:
-    if not isinstance(state, dict):
-        raise wrong_type("state", "be a dict", kind(state))
+    check_kind("state", state, dict, "be a dict")
     packed(state, "state", {})

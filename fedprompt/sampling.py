@@ -11,24 +11,16 @@ from fedprompt._checks import check_count, check_generator, check_sequence, chec
 
 __all__ = ["sample_clients", "stream_generator"]
 
-Client = TypeVar("Client")
+_Client = TypeVar("_Client")
 
-_STATE = np.dtype(
-    [
-        ("seed", "<u8"),
-        ("left", "<i4"),
-        ("seeded", "<i4"),
-        ("next", "<u8"),
-        ("words", "<u8", (624,)),
-        ("normal", "V40"),
-    ]
-)
+_STATE = np.dtype("<u8, <i4, <i4, <u8, (624,)<u8, V40")
+_STATE.names = ("seed", "left", "seeded", "next", "words", "normal")
 """State of torch's CPU generator (Mersenne Twister). If `left` is 1, a draw renews all words."""
 
 
 def sample_clients(
-    clients: Sequence[Client], *, size: int, generator: torch.Generator
-) -> list[Client]:
+    clients: Sequence[_Client], *, size: int, generator: torch.Generator
+) -> list[_Client]:
     """Draw the clients of a round, without replacement.
 
     Args:

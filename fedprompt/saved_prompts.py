@@ -4,10 +4,8 @@ from collections.abc import Sequence
 from os import PathLike, fspath
 
 import torch.nn as nn
-from torch import Tensor
 
 from fedprompt._checks import wrong_value
-from fedprompt._names import inner_name
 from fedprompt.backbones import fingerprint
 from fedprompt.interfaces import TextEncoder, Trunk
 from fedprompt.messages import load_values, num_bytes, snapshot
@@ -60,7 +58,7 @@ def save_prompts(
     """
     parts = fingerprint(trunk, class_names=class_names)
     header = Header(parts, meta={_COUNT: str(len(class_names))} if class_names else {})
-    save_payload(_values(module), path, header=header)
+    save_payload(snapshot(module, buffers=True), path, header=header)
 
 
 def load_prompts(
@@ -98,7 +96,7 @@ def load_prompts(
         >>> torch.equal(prompts.tokens, trained.tokens)
         True
     """
-    form = _values(module)
+    form = snapshot(module, buffers=True)
     parts = fingerprint(trunk, class_names=class_names)
     classes = parts.pop("classes", None)
     try:
@@ -115,19 +113,8 @@ def load_prompts(
 
 def _other_classes(header: Header, count: int) -> ValueError:
     if "classes" not in header.fingerprint:
-        return wrong_value(
-            "class_names", "be left out, because the file has none", f"{count} names"
-        )
+        rule = "be left out, because the file has none"
+        return wrong_value("class_names", rule, f"{count} names")
     recorded = header.meta.get(_COUNT, "other")
     rule = f"be the {recorded} names of the file, in their order"
     return wrong_value("class_names", rule, f"{count} names, which differ in spelling or order")
-
-
-def _values(module: nn.Module) -> dict[str, Tensor]:
-    """Copy parameters and persistent buffers, under the names that :func:`load_values` takes."""
-    values = snapshot(module)
-    persistent = module.state_dict(keep_vars=True)
-    for name, buffer in module.named_buffers():
-        if name in persistent:
-            values[inner_name(module, name)] = buffer.detach().clone()
-    return values

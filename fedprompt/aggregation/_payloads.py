@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
-from fedprompt._checks import check_names, checked_layout, kind, wrong_type, wrong_value
+from fedprompt._checks import check_iterable, check_names, checked_layout, wrong_type, wrong_value
 from fedprompt.interfaces import Payload, Weighted
 
 
@@ -27,7 +27,7 @@ def aggregate(
         make: Constructor of a statistic, called with the first entry of each name. All other
             entries of the name must have its layout.
     """
-    check_several("entries", things, "entries or of payloads")
+    check_iterable("entries", things, "entries or of payloads")
     statistics: dict[str, Statistic] = {}
     payloads: bool | None = None
     for position, thing in enumerate(things):
@@ -49,23 +49,5 @@ def _labeled(thing: Any, position: int, payloads: bool) -> list[tuple[str, str, 
             rule = "be a Weighted(value, weight), as the first one"
             raise wrong_type(f"entries[{position}]", rule, "a payload")
         return [("", f"entries[{position}]", thing)]
-    check_payload(f"payloads[{position}]", thing)
+    check_names(f"payloads[{position}]", thing, "map names to Weighted")
     return [(name, f"payloads[{position}][{name!r}]", entry) for name, entry in thing.items()]
-
-
-def check_several(argument: str, things: object, of: str = "payloads") -> None:
-    """Require an iterable of entries or payloads, and not one of them."""
-    if isinstance(things, Weighted | Mapping):
-        raise wrong_type(argument, f"be an iterable of {of}", f"one {type(things).__name__}")
-    if not isinstance(things, Iterable):
-        raise wrong_type(argument, f"be an iterable of {of}", kind(things))
-
-
-def check_payload(argument: str, payload: object, *, reason: str = "") -> None:
-    """Require a mapping. The error names an entry that was passed in its place."""
-    if isinstance(payload, Weighted):
-        rule = f"map names to Weighted{reason}"
-        raise wrong_type(argument, rule, "an entry without a name (Weighted)")
-    if not isinstance(payload, Mapping):
-        raise wrong_type(argument, "map names to Weighted", kind(payload))
-    check_names(argument, payload)

@@ -1,26 +1,25 @@
 """Base of server rules: names, checks and unknown rows, so that a rule is its equations."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any, overload
 
 import torch
 from torch import Tensor
 
 from fedprompt._checks import (
-    check_dense,
     check_entry,
     check_finite,
     check_kind,
     check_names,
+    check_real,
+    check_shape,
     kind,
+    named,
     per_row,
     values_readable,
-    wrong_type,
     wrong_value,
 )
-from fedprompt.aggregation._payloads import check_payload
 from fedprompt.interfaces import Payload, ServerUpdate, Weighted
 
 State = Mapping[str, Any]
@@ -46,7 +45,8 @@ class RowRule(ABC):
     def init(self, previous: Tensor | Mapping[str, Tensor], /) -> State:
         if isinstance(previous, Mapping):
             return init_each(dict.fromkeys(previous, self), previous)
-        return self.first_state(_checked_previous(previous).detach())
+        _check_previous(previous)
+        return self.first_state(previous.detach())
 
     @overload
     def step(self, previous: Tensor, mean: Weighted, state: State, /) -> tuple[Tensor, State]: ...
@@ -57,34 +57,24 @@ class RowRule(ABC):
     def step(self, previous: Any, mean: Any, state: State, /) -> Any:
         if isinstance(previous, Mapping):
             return step_each(dict.fromkeys(previous, self), previous, mean, state)
-        _check_step(previous, mean, state)
-        previous, known = previous.detach(), mean.weight > 0
-        rows = per_row(known, previous)
+        _check_previous(previous)
+        check_entry("mean", mean)
+        check_shape("mean.value", mean.value, previous.shape, "`previous`")
+        check_state(state, True)
+        previous = previous.detach()
+        sent = mean.weight > 0
+        rows = per_row(sent, previous)
         start, target = (torch.where(rows, part, 0).detach() for part in (previous, mean.value))
         new, after = self.update(start, target, state)
         _check_stepped(target, {"value": torch.where(rows, new, 0), **_tensors(after)})
-        if values_readable(known) and not known.any():
+        if values_readable(sent) and not sent.any():
             return previous.clone(), state
         return torch.where(rows, new, previous), _keep_rows(rows, previous, state, after)
 
 
-def _check_step(previous: object, mean: Weighted, state: object) -> None:
-    """Require a mean in the form of the previous value, and a mapping as state."""
-    previous = _checked_previous(previous)
-    check_entry("mean", mean)
-    if mean.value.shape != previous.shape:
-        rule = f"have the shape of `previous` {tuple(previous.shape)}"
-        raise wrong_value("mean.value", rule, tuple(mean.value.shape))
-    check_state(state, True)
-
-
-def _checked_previous(previous: object) -> Tensor:
-    """Return the previous value after checking that it is a floating-point tensor."""
-    if not isinstance(previous, Tensor) or not previous.is_floating_point():
-        raise wrong_type("previous", "be a floating-point tensor", kind(previous))
-    check_dense("previous", previous)
+def _check_previous(previous: Any) -> None:
+    check_real("previous", previous, "be a floating-point tensor", floating=True)
     check_finite("previous", previous)
-    return previous
 
 
 def check_state(state: object, fits: bool) -> None:
@@ -106,19 +96,17 @@ def _check_stepped(mean: Tensor, results: Mapping[str, Tensor]) -> None:
     if not values_readable(*results.values()):
         return
     finite = {name: part.isfinite().all() for name, part in results.items()}
-    if bool(torch.stack([each.to(mean.device) for each in finite.values()]).all()):
-        return
-    broken = [name for name, each in finite.items() if not each]
-    got = f"entries up to {mean.abs().max().item():.3g}, which overflow {broken}"
-    raise wrong_value("mean", "keep the value and the optimizer's state finite", got)
+    if not bool(torch.stack([flag.to(mean.device) for flag in finite.values()]).all()):
+        broken = [name for name, flag in finite.items() if not flag]
+        got = f"entries up to {mean.abs().max().item():.3g}, which overflow {broken}"
+        raise wrong_value("mean", "keep the value and the optimizer's state finite", got)
 
 
 def _keep_rows(rows: Tensor, previous: Tensor, before: Any, after: Any) -> Any:
     """Return a nested state with its tensors before the step in unknown rows."""
     if isinstance(after, Mapping) and isinstance(before, Mapping):
-        return {
-            name: _keep_rows(rows, previous, before.get(name), part) for name, part in after.items()
-        }
+        pairs = {name: (before.get(name), part) for name, part in after.items()}
+        return {name: _keep_rows(rows, previous, *pair) for name, pair in pairs.items()}
     if isinstance(after, Tensor) and isinstance(before, Tensor) and after.shape == previous.shape:
         return torch.where(rows, after, before.to(after.device))
     return after
@@ -129,7 +117,7 @@ def init_each(rules: Mapping[str, TensorUpdate], previous: Mapping[str, Tensor])
     check_names("previous", previous)
     states = {}
     for name, rule in rules.items():
-        with named(name):
+        with named(repr(name)):
             states[name] = rule.init(previous[name])
     return states
 
@@ -139,26 +127,16 @@ def step_each(
 ) -> tuple[dict[str, Tensor], State]:
     """Step each name of the mean by its rule. Other names keep their value and their state."""
     check_names("previous", previous)
-    check_payload("mean", mean)
+    check_names("mean", mean, "map names to Weighted")
     if unknown := sorted(set(mean) - set(previous)):
-        raise wrong_value(
-            "mean", f"have no other names than `previous` {sorted(previous)}", unknown
-        )
+        rule = f"have no other names than `previous` {sorted(previous)}"
+        raise wrong_value("mean", rule, unknown)
     check_kind("state", state, Mapping, "map names to states")
     if missing := sorted(set(previous) - set(state)):
         raise wrong_value("state", FROM_INIT, f"nothing for {missing}")
-    new, states = dict(previous), dict(state)
+    new = dict(previous)
+    states = dict(state)
     for name in (name for name in previous if name in mean):
-        with named(name):
+        with named(repr(name)):
             new[name], states[name] = rules[name].step(previous[name], mean[name], state[name])
     return new, states
-
-
-@contextmanager
-def named(name: str, among: str = "") -> Iterator[None]:
-    """Prefix a ValueError or TypeError with the name of a tensor."""
-    try:
-        yield
-    except (ValueError, TypeError) as error:
-        refused = ValueError if isinstance(error, ValueError) else TypeError
-        raise refused(f"{name!r}{among}: {error}") from error

@@ -5,21 +5,27 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from fedprompt._checks import check_weights, checked_layout, known_rows, wrong_value
+from fedprompt._checks import (
+    check_iterable,
+    check_names,
+    check_weights,
+    checked_layout,
+    known_rows,
+    wrong_value,
+)
 from fedprompt._float64 import widened
-from fedprompt.aggregation._payloads import check_payload, check_several
-from fedprompt.aggregation.means import check_alike
+from fedprompt.aggregation._sums import check_alike
 from fedprompt.interfaces import Payload
 
 
 def alike(payloads: Iterable[Payload]) -> list[Payload]:
     """List payloads after checking that all have the names, shapes, dtypes and device of one."""
-    check_several("payloads", payloads)
-    held: list[Payload] = []
+    check_iterable("payloads", payloads, "payloads")
+    checked: list[Payload] = []
     for position, payload in enumerate(payloads):
         place = f"payloads[{position}]"
-        check_payload(place, payload, reason=", because distances are over all names")
-        first = held[0] if held else payload
+        check_names(place, payload, "map names to Weighted, because distances are over all names")
+        first = checked[0] if checked else payload
         if not payload:
             raise wrong_value(place, "have at least one name", "none")
         if set(payload) != set(first):
@@ -28,8 +34,8 @@ def alike(payloads: Iterable[Payload]) -> list[Payload]:
             argument = f"{place}[{name!r}]"
             check_alike(argument, entry, checked_layout(argument, first[name]))
             check_weights(argument, entry)
-        held.append(payload)
-    return held
+        checked.append(payload)
+    return checked
 
 
 def vectors(payloads: list[Payload]) -> tuple[Tensor, Tensor]:
@@ -38,11 +44,11 @@ def vectors(payloads: list[Payload]) -> tuple[Tensor, Tensor]:
     Two payloads can be compared if they know the same rows and all known numbers are finite.
     """
     names = list(payloads[0])
-    values = torch.stack([_flat([known_rows(each[name]) for name in names]) for each in payloads])
-    known = torch.stack([_flat([each[name].weight > 0 for name in names]) for each in payloads])
+    values = torch.stack([_flat([known_rows(sent[name]) for name in names]) for sent in payloads])
+    weighted = torch.stack([_flat([sent[name].weight > 0 for name in names]) for sent in payloads])
     finite = values.isfinite().all(1)
-    compared = torch.stack([(known == own).all(1) for own in known]) & finite[:, None] & finite
-    return values, compared
+    same_rows = torch.stack([(weighted == rows).all(1) for rows in weighted])
+    return values, same_rows & finite[:, None] & finite
 
 
 def _flat(tensors: list[Tensor]) -> Tensor:

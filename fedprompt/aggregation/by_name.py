@@ -6,14 +6,22 @@ from typing import TypeVar
 
 from torch import Tensor
 
-from fedprompt._checks import check_names, checked_layout, kind, wrong_type, wrong_value
-from fedprompt.aggregation._payloads import check_payload, check_several
-from fedprompt.aggregation._rules import State, TensorUpdate, init_each, named, step_each
+from fedprompt._checks import (
+    check_form,
+    check_iterable,
+    check_kind,
+    check_names,
+    kind,
+    named,
+    wrong_type,
+    wrong_value,
+)
+from fedprompt.aggregation._rules import State, TensorUpdate, init_each, step_each
 from fedprompt.aggregation.means import weighted_mean
 from fedprompt.aggregation.server import overwrite
 from fedprompt.interfaces import Aggregator, Payload, ServerUpdate, Weighted
 
-Rule = TypeVar("Rule")
+_Rule = TypeVar("_Rule")
 
 
 def aggregate_by_name(
@@ -49,17 +57,21 @@ def aggregate_by_name(
     chosen = _checked_rules(rules, default, "a function of entries", callable)
 
     def aggregate(payloads: Iterable[Payload], /) -> dict[str, Weighted]:
-        check_several("payloads", payloads)
-        held = list(payloads)
-        if not held:
+        check_iterable("payloads", payloads, "payloads")
+        sent = [
+            check_form(f"payloads[{position}]", payload, at_least=0)
+            for position, payload in enumerate(payloads)
+        ]
+        if not sent:
             raise wrong_value("payloads", "hold at least one payload", "none")
-        for position, payload in enumerate(held):
-            check_payload(f"payloads[{position}]", payload)
-            for name, entry in payload.items():
-                checked_layout(f"payloads[{position}][{name!r}]", entry)
-        names = list(dict.fromkeys(name for payload in held for name in payload))
-        matched = _match(names, chosen, default)
-        return {name: _aggregate(name, matched[name], held) for name in names}
+        names = list(dict.fromkeys(name for payload in sent for name in payload))
+        means = {}
+        for name, aggregator in _match(names, chosen, default).items():
+            having = [payload for payload in sent if name in payload]
+            among = f" (counting the {len(having)} payloads of {len(sent)} that have it)"
+            with named(f"{name!r}{among if len(having) < len(sent) else ''}"):
+                means[name] = aggregator(payload[name] for payload in having)
+        return means
 
     return aggregate
 
@@ -111,14 +123,13 @@ class _ByName:
         return step_each(self._matched(previous), previous, mean, state)
 
     def _matched(self, previous: Mapping[str, Tensor]) -> dict[str, TensorUpdate]:
-        if not isinstance(previous, Mapping):
-            raise wrong_type("previous", "map names to tensors", kind(previous))
+        check_kind("previous", previous, Mapping, "map names to tensors")
         return _match(list(previous), self.rules, self.default)
 
 
 def _checked_rules(
-    rules: Mapping[str, Rule], default: Rule, noun: str, fits: Callable[[object], bool]
-) -> dict[str, Rule]:
+    rules: Mapping[str, _Rule], default: _Rule, noun: str, fits: Callable[[object], bool]
+) -> dict[str, _Rule]:
     """Copy rules after checking that each of them, and the default, is of the required kind."""
     check_names("rules", rules, f"be a mapping from names, each to {noun}")
     labeled = {f"rules[{name!r}]": rule for name, rule in rules.items()}
@@ -132,23 +143,14 @@ def _is_update(rule: object) -> bool:
     return isinstance(rule, ServerUpdate) and not isinstance(rule, type)
 
 
-def _aggregate(name: str, aggregator: Aggregator, payloads: list[Payload]) -> Weighted:
-    holders = [payload for payload in payloads if name in payload]
-    among = f" (counting the {len(holders)} payloads of {len(payloads)} that have it)"
-    with named(name, among if len(holders) < len(payloads) else ""):
-        return aggregator(payload[name] for payload in holders)
-
-
-def _match(names: list[str], rules: Mapping[str, Rule], default: Rule) -> dict[str, Rule]:
+def _match(names: list[str], rules: Mapping[str, _Rule], default: _Rule) -> dict[str, _Rule]:
     """Map names to rules: of the full name, else of the longest dotted prefix, else the default."""
-    keys = {name: next((key for key in _prefixes(name) if key in rules), None) for name in names}
-    if unused := [
-        rule
-        for rule in rules
-        if not any(name == rule or name.startswith(f"{rule}.") for name in names)
-    ]:
-        raise wrong_value("rules", f"each match a name or a dotted prefix of {names}", unused)
-    return {name: default if key is None else rules[key] for name, key in keys.items()}
+    prefixes = {name: _prefixes(name) for name in names}
+    if unused := rules.keys() - {prefix for parts in prefixes.values() for prefix in parts}:
+        rule = f"each match a name or a dotted prefix of {names}"
+        raise wrong_value("rules", rule, [key for key in rules if key in unused])
+    matched = {name: [key for key in keys if key in rules] for name, keys in prefixes.items()}
+    return {name: rules[keys[0]] if keys else default for name, keys in matched.items()}
 
 
 def _prefixes(name: str) -> list[str]:

@@ -13,8 +13,7 @@ from fedprompt._checks import (
     wrong_type,
     wrong_value,
 )
-from fedprompt.aggregation._payloads import check_several
-from fedprompt.aggregation.means import RowSums, as_entry
+from fedprompt.aggregation._sums import RowSums, as_entry
 from fedprompt.interfaces import Weighted
 
 _DIMS = "have one latent dimension for each entry"
@@ -77,7 +76,7 @@ def heterogeneous_means(
         Distillation", 2024, Eq. 7-10.
     """
     check_number("smoothing", smoothing, at_least=0)
-    check_several("entries", entries, "entries")
+    check_iterable("entries", entries, "entries")
     check_iterable("dims", dims, "integers")
     check_function("similarity", similarity)
     sums: dict[int, RowSums] = {}
@@ -97,23 +96,14 @@ def heterogeneous_means(
         raise wrong_value("entries", "hold at least one entry", "none")
     if next(widths, None) is not None:
         raise wrong_value("dims", _DIMS, "more than entries")
-    return {dim: _teacher(dim, sums, smoothing, similarity, like=first) for dim in sums}
-
-
-def _teacher(
-    dim: int,
-    sums: dict[int, RowSums],
-    smoothing: float,
-    similarity: Callable[[int, int], float],
-    *,
-    like: Weighted,
-) -> Weighted:
-    """Average the sums of all dimensions, each times its similarity to `dim`."""
-    total = RowSums(like)
-    for other, sent in sums.items():
-        beta = similarity(dim, other)
-        check_number(f"similarity({dim}, {other})", beta, at_least=0, at_most=1e18)
-        total.add_sums(sent, beta)
-    evidence = total.weight.saturated()
-    total.weight.add(torch.full_like(evidence, smoothing))
-    return as_entry(total.value.over(total.weight), evidence, like=like)
+    teachers = {}
+    for dim in sums:
+        total = RowSums(first)
+        for other, sent in sums.items():
+            beta = similarity(dim, other)
+            check_number(f"similarity({dim}, {other})", beta, at_least=0, at_most=1e18)
+            total.add_sums(sent, beta)
+        evidence = total.weight.saturated()
+        total.weight.add(torch.full_like(evidence, smoothing))
+        teachers[dim] = as_entry(total.value.over(total.weight), evidence, like=first)
+    return teachers

@@ -51,8 +51,8 @@ def krum(payloads: Iterable[Payload], /, *, num_byzantine: int) -> dict[str, Wei
         Blanchard et al., "Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent",
         NeurIPS 2017.
     """
-    held = _held(payloads, num_byzantine)
-    best = held[_ranking(held, num_byzantine)[0]]
+    listed = _checked(payloads, num_byzantine)
+    best = listed[_ranking(listed, num_byzantine)[0]]
     return {name: Weighted(*(tensor.clone() for tensor in entry)) for name, entry in best.items()}
 
 
@@ -91,27 +91,23 @@ def multi_krum(
         Blanchard et al., "Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent",
         NeurIPS 2017.
     """
-    held = _held(payloads, num_byzantine)
-    check_count("num_selected", num_selected)
-    if num_selected > len(held) - num_byzantine:
-        rule = f"be at most {len(held) - num_byzantine}, the number of honest payloads"
-        raise wrong_value("num_selected", rule, num_selected)
-    ranking = _ranking(held, num_byzantine)
-    if num_selected > len(ranking):
-        enough = "payloads that have enough neighbors with the same known rows"
-        rule = f"be at most {len(ranking)}, the number of {enough}"
-        raise wrong_value("num_selected", rule, num_selected)
-    return weighted_mean([held[position] for position in sorted(ranking[:num_selected])])
+    listed = _checked(payloads, num_byzantine)
+    honest = len(listed) - num_byzantine
+    check_count("num_selected", num_selected, at_most=honest, of="the number of honest payloads")
+    ranking = _ranking(listed, num_byzantine)
+    enough = "the number of payloads that have enough neighbors with the same known rows"
+    check_count("num_selected", num_selected, at_most=len(ranking), of=enough)
+    return weighted_mean([listed[position] for position in sorted(ranking[:num_selected])])
 
 
-def _held(payloads: Iterable[Payload], num_byzantine: int) -> list[Payload]:
+def _checked(payloads: Iterable[Payload], num_byzantine: int) -> list[Payload]:
     """List the payloads after checking their number and layout."""
     check_count("num_byzantine", num_byzantine, at_least=0)
-    held = alike(payloads)
-    if len(held) < 2 * num_byzantine + 3:
+    listed = alike(payloads)
+    if len(listed) < 2 * num_byzantine + 3:
         rule = f"be at least {2 * num_byzantine + 3} if {num_byzantine} may be malicious"
-        raise wrong_value("payloads", rule, len(held))
-    return held
+        raise wrong_value("payloads", rule, len(listed))
+    return listed
 
 
 def _ranking(payloads: list[Payload], num_byzantine: int) -> list[int]:
@@ -122,11 +118,10 @@ def _ranking(payloads: list[Payload], num_byzantine: int) -> list[int]:
         return sorted(range(len(scores)), key=scores.__getitem__)
     # A square may have overflowed, so infinite scores are compared again in units of 2**600.
     scaled = _scores(values * 2.0**-600, compared, num_byzantine)
-    keys = [
-        (score, far if score == torch.inf else 0.0)
-        for score, far in zip(scores, scaled, strict=True)
-    ]
-    ranking = sorted((k for k in range(len(keys)) if keys[k][1] < torch.inf), key=keys.__getitem__)
+    ranking = sorted(
+        (k for k in range(len(scores)) if min(scores[k], scaled[k]) < torch.inf),
+        key=lambda k: (scores[k], scaled[k] if scores[k] == torch.inf else 0.0),
+    )
     if not ranking:
         rule = "include one with enough neighbors that have the same known rows"
         raise wrong_value("payloads", rule, "none")

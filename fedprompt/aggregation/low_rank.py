@@ -7,6 +7,7 @@ import torch
 
 from fedprompt._checks import (
     check_count,
+    check_iterable,
     check_names,
     checked_layout,
     kind,
@@ -16,7 +17,6 @@ from fedprompt._checks import (
     wrong_value,
 )
 from fedprompt._float64 import on_wide_device, rounded, widened
-from fedprompt.aggregation._payloads import check_payload, check_several
 from fedprompt.aggregation.means import weighted_mean
 from fedprompt.interfaces import Payload, Weighted
 
@@ -78,13 +78,13 @@ def low_rank_mean(
     _check_pairs(pairs)
     if rank is not None:
         check_count("rank", rank)
-    check_several("payloads", payloads)
+    check_iterable("payloads", payloads, "payloads")
     means = weighted_mean(_with_products(payloads, pairs))
     if missing := sorted(pairs.keys() - means.keys()):
         rule = "name two factors that a payload has"
         raise wrong_value(f"pairs[{missing[0]!r}]", rule, pairs[missing[0]])
     for name, factors in pairs.items():
-        left, right = (means[each] for each in factors)
+        left, right = (means[factor] for factor in factors)
         means[name] = _residual(means[name], left, right, rank)
     return means
 
@@ -95,7 +95,7 @@ def _check_pairs(pairs: Any) -> None:
         raise wrong_value("pairs", "hold at least one pair of names", "none")
     for name, pair in pairs.items():
         two = isinstance(pair, tuple | list) and len(pair) == 2
-        if not two or not all(isinstance(each, str) for each in pair):
+        if not two or not all(isinstance(factor, str) for factor in pair):
             raise wrong_type(f"pairs[{name!r}]", "be the names of two factors", kind(pair))
 
 
@@ -104,11 +104,11 @@ def _with_products(payloads: Iterable[Payload], pairs: _Pairs) -> Iterator[Paylo
     position = -1
     for position, payload in enumerate(payloads):
         argument = f"payloads[{position}]"
-        check_payload(argument, payload)
+        check_names(argument, payload, "map names to Weighted")
         if doubled := sorted(pairs.keys() & payload.keys()):
             raise wrong_value("pairs", "name residuals, which clients do not send", doubled)
-        held = {name: pair for name, pair in pairs.items() if set(pair) <= payload.keys()}
-        products = {name: _product(argument, payload, *pair) for name, pair in held.items()}
+        complete = {name: pair for name, pair in pairs.items() if set(pair) <= payload.keys()}
+        products = {name: _product(argument, payload, *pair) for name, pair in complete.items()}
         yield {**payload, **products}
     if position < 0:
         raise wrong_value("payloads", "hold at least one payload", "none")

@@ -282,10 +282,8 @@ class _Adaptive(RowRule):
         first = self.betas[0] * first + (1 - self.betas[0]) * movement
         second = self.second_moment(second, movement.square(), self.betas[1])
         step = self.learning_rate * first / (second.sqrt() + self.tau)
-        return (previous.to(first.dtype) + step).to(previous.dtype), {
-            "first": first,
-            "second": second,
-        }
+        new = (previous.to(first.dtype) + step).to(previous.dtype)
+        return new, {"first": first, "second": second}
 
 
 def _adam(second: Tensor, square: Tensor, decay: float) -> Tensor:
@@ -305,11 +303,8 @@ def _check_decay(argument: str, decay: float) -> None:
 def _moment(name: str, state: State, previous: Tensor) -> Tensor:
     """Return a moment of the state, on the device of the previous value."""
     moment = state.get(name)
-    if (
-        not isinstance(moment, Tensor)
-        or not moment.is_floating_point()
-        or moment.shape != previous.shape
-    ):
+    shaped = isinstance(moment, Tensor) and moment.shape == previous.shape
+    if not isinstance(moment, Tensor) or not shaped or not moment.is_floating_point():
         rule = f"{FROM_INIT} for a value of shape {tuple(previous.shape)}"
         raise wrong_value("state", rule, f"{kind(moment)} as {name!r}")
     return moment.to(previous.device)

@@ -1,6 +1,7 @@
 """Answers for each client: mixtures of payloads, distances between them, and a server."""
 
 from collections.abc import Iterable, Mapping
+from functools import reduce
 from typing import Any
 
 import torch
@@ -12,16 +13,19 @@ from fedprompt._checks import (
     check_entry,
     check_finite,
     check_form,
+    check_iterable,
     check_kind,
+    check_names,
+    check_real,
     check_tensors,
     checked_layout,
     kind,
     wrong_type,
     wrong_value,
 )
-from fedprompt.aggregation._payloads import check_payload, check_several
+from fedprompt.aggregation._sums import RowSums
 from fedprompt.aggregation._vectors import alike, vectors
-from fedprompt.aggregation.means import RowSums, weighted_mean
+from fedprompt.aggregation.means import weighted_mean
 from fedprompt.aggregation.server import overwrite
 from fedprompt.interfaces import Message, Payload, Server, ServerUpdate, State, Weighted
 
@@ -66,22 +70,23 @@ def mixtures(
         2021.
     """
     rows = _checked_weights(weights)
-    check_several("payloads", payloads)
+    check_iterable("payloads", payloads, "payloads")
     clients = weights.shape[1]
     sums: list[dict[str, RowSums]] = [{} for _ in rows]
     count = 0
     for count, payload in enumerate(payloads, 1):
         if count > clients:
-            raise _wrong_count(clients, "more")
-        for name, own in _sums(f"payloads[{count - 1}]", payload, sums).items():
+            break
+        for name, sent in _sums(f"payloads[{count - 1}]", payload, sums).items():
             for answer, row in zip(sums, rows, strict=True):
                 if name not in answer:
-                    answer[name] = RowSums(own.like)
+                    answer[name] = RowSums(sent.like)
                 if row[count - 1] > 0:
-                    answer[name].add_sums(own, row[count - 1])
-    if count < clients:
-        raise _wrong_count(clients, count)
-    return [{name: each.result() for name, each in answer.items()} for answer in sums]
+                    answer[name].add_sums(sent, row[count - 1])
+    if count != clients:
+        rule = f"have one payload for each of the {clients} columns of `weights`"
+        raise wrong_value("payloads", rule, "more" if count > clients else count)
+    return [{name: total.result() for name, total in answer.items()} for answer in sums]
 
 
 def distances(payloads: Iterable[Payload]) -> Float[Tensor, "clients clients"]:
@@ -111,21 +116,19 @@ def distances(payloads: Iterable[Payload]) -> Float[Tensor, "clients clients"]:
         tensor([[0., 5.],
                 [5., 0.]])
     """
-    held = alike(payloads)
-    if not held:
+    listed = alike(payloads)
+    if not listed:
         raise wrong_value("payloads", "hold at least one payload", "none")
-    for position, payload in enumerate(held):
+    for position, payload in enumerate(listed):
         for name, entry in payload.items():
             check_entry(f"payloads[{position}][{name!r}]", entry)
-    entries = list(held[0].values())
-    dtype = torch.float32
-    for entry in entries:
-        dtype = torch.promote_types(dtype, entry.value.dtype)
-    values, compared = vectors(held)
+    first = [entry.value for entry in listed[0].values()]
+    dtype = reduce(torch.promote_types, (value.dtype for value in first), torch.float32)
+    values, compared = vectors(listed)
     halves = values / 2  # a difference of halves does not overflow
-    wide = torch.stack([_lengths(halves - own) for own in halves])
+    wide = torch.stack([_lengths(halves - half) for half in halves])
     near = (2 * wide).clamp(max=torch.finfo(dtype).max)
-    return torch.where(compared, near, torch.inf).to(dtype).to(entries[0].value.device)
+    return torch.where(compared, near, torch.inf).to(dtype).to(first[0].device)
 
 
 def averaging_server(
@@ -149,8 +152,10 @@ def averaging_server(
         >>> server.answer(1, state)
         {'head': tensor(2.)}
     """
-    _check_values(values, update)
-    rule = update or overwrite()
+    check_tensors("values", values, at_least=0)
+    rule = overwrite() if update is None else update
+    if isinstance(rule, type) or not isinstance(rule, ServerUpdate):
+        raise wrong_type("update", "be a server update, such as ema(decay=0.5)", kind(rule))
 
     def answer(client: int, state: State) -> Message:
         _check_state(state)
@@ -169,12 +174,6 @@ def averaging_server(
     return Server({"values": values, "update": rule.init(values)}, answer, step)
 
 
-def _check_values(values: object, update: object) -> None:
-    check_tensors("values", values, at_least=0)
-    if update is not None and (isinstance(update, type) or not isinstance(update, ServerUpdate)):
-        raise wrong_type("update", "be a server update, such as ema(decay=0.5)", kind(update))
-
-
 def _check_payloads(payloads: Any) -> None:
     check_kind("payloads", payloads, Mapping, "map ids of clients to payloads")
     if not payloads:
@@ -190,37 +189,30 @@ def _check_state(state: object) -> None:
         raise wrong_value("state", "come from the server or its last step", kind(state))
 
 
-def _checked_weights(weights: object) -> list[list[float]]:
+def _checked_weights(weights: Any) -> list[list[float]]:
     """Return weights (answers, clients) as numbers, after checking their form and range."""
-    if not isinstance(weights, Tensor) or not weights.is_floating_point():
-        raise wrong_type("weights", "be floating-point of shape (answers, clients)", kind(weights))
+    rule = "be floating-point of shape (answers, clients)"
+    check_real("weights", weights, rule, floating=True)
     if weights.ndim != 2 or weights.shape[1] == 0:
         rule = "have shape (answers, clients), at least one client"
         raise wrong_value("weights", rule, tuple(weights.shape))
     check_finite("weights", weights)
     rows: list[list[float]] = weights.detach().tolist()
-    extremes = [number for row in rows for number in (min(row), max(row))]
-    for number in extremes:
+    for number in [extreme for row in rows for extreme in (min(row), max(row))]:
         if not 0 <= number <= _LARGEST_FACTOR:
             raise wrong_value("weights", f"lie in [0, {_LARGEST_FACTOR:g}]", number)
     return rows
 
 
-def _wrong_count(clients: int, got: object) -> ValueError:
-    rule = f"have one payload for each of the {clients} columns of `weights`"
-    return wrong_value("payloads", rule, got)
-
-
 def _sums(argument: str, payload: Payload, sums: list[dict[str, RowSums]]) -> dict[str, RowSums]:
     """Return the sums of one payload, whose entries have the layout of those before."""
-    check_payload(argument, payload)
+    check_names(argument, payload, "map names to Weighted")
     made = {}
     for name, entry in payload.items():
         place = f"{argument}[{name!r}]"
         seen = sums[0].get(name) if sums else None
-        own = RowSums(checked_layout(place, entry) if seen is None else seen.like)
-        own.add(place, entry)
-        made[name] = own
+        made[name] = RowSums(checked_layout(place, entry) if seen is None else seen.like)
+        made[name].add(place, entry)
     return made
 
 

@@ -11,8 +11,8 @@ from torch import Tensor
 from fedprompt._checks import check_number, check_weights, per_row
 from fedprompt._float64 import widened
 from fedprompt.aggregation._payloads import aggregate
+from fedprompt.aggregation._sums import as_entry, check_alike
 from fedprompt.aggregation._wide import WideSum
-from fedprompt.aggregation.means import as_entry, check_alike
 from fedprompt.interfaces import Payload, Weighted
 
 
@@ -58,7 +58,7 @@ def weighted_median(
         Yin et al., "Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates", ICML
         2018.
     """
-    return aggregate(entries, partial(_Held, _median))
+    return aggregate(entries, partial(_Entries, _median))
 
 
 @overload
@@ -107,28 +107,28 @@ def trimmed_mean(
         2018.
     """
     check_number("fraction", fraction, at_least=0, at_most=0.499)
-    return aggregate(entries, partial(_Held, partial(_trimmed, fraction=fraction)))
+    return aggregate(entries, partial(_Entries, partial(_trimmed, fraction=fraction)))
 
 
-class _Held:
+class _Entries:
     """Statistic that keeps all entries of one name and applies a rule to them."""
 
     def __init__(self, rule: Callable[[list[Weighted]], Weighted], first: Weighted) -> None:
         self.rule = rule
         self.first = first
-        self.held: list[Weighted] = []
+        self.entries: list[Weighted] = []
 
     def add(self, argument: str, entry: Weighted) -> None:
         check_alike(argument, entry, self.first)
         check_weights(argument, entry)
-        self.held.append(entry)
+        self.entries.append(entry)
 
     def result(self) -> Weighted:
-        return self.rule(self.held)
+        return self.rule(self.entries)
 
 
-def _median(held: list[Weighted]) -> Weighted:
-    value, weight, total = _sorted(held)
+def _median(entries: list[Weighted]) -> Weighted:
+    value, weight, total = _sorted(entries)
     seen = _running(weight)
     half = seen[-1] / 2
     lower, upper = (
@@ -137,29 +137,29 @@ def _median(held: list[Weighted]) -> Weighted:
     )
     middle = (lower + upper) / 2
     middle = torch.where(middle.isfinite(), middle, lower / 2 + upper / 2)  # the sum may overflow
-    return as_entry(middle, total, like=held[0])
+    return as_entry(middle, total, like=entries[0])
 
 
-def _trimmed(held: list[Weighted], *, fraction: float) -> Weighted:
-    value, weight, total = _sorted(held)
+def _trimmed(entries: list[Weighted], *, fraction: float) -> Weighted:
+    value, weight, total = _sorted(entries)
     seen = _running(weight)
     low = fraction * seen[-1]
-    kept = (torch.minimum(seen, seen[-1] - low) - torch.maximum(seen - weight, low)).clamp(min=0)
+    share = (torch.minimum(seen, seen[-1] - low) - torch.maximum(seen - weight, low)).clamp(min=0)
     value_sum = WideSum(torch.full_like(value[0], -0.0))  # adding to -0.0 keeps the sign of a zero
     weight_sum = WideSum(torch.zeros_like(value[0]))
-    for rows, share in zip(value, kept, strict=True):
-        value_sum.add(rows, share)
-        weight_sum.add(share)
+    for client_value, client_share in zip(value, share, strict=True):
+        value_sum.add(client_value, client_share)
+        weight_sum.add(client_share)
     # Rounding must not move the mean out of the range of the remaining entries.
-    lowest = torch.where(kept > 0, value, torch.inf).amin(0)
-    highest = torch.where(kept > 0, value, -torch.inf).amax(0)
-    return as_entry(value_sum.over(weight_sum).clamp(lowest, highest), total, like=held[0])
+    lowest = torch.where(share > 0, value, torch.inf).amin(0)
+    highest = torch.where(share > 0, value, -torch.inf).amax(0)
+    return as_entry(value_sum.over(weight_sum).clamp(lowest, highest), total, like=entries[0])
 
 
-def _sorted(held: list[Weighted]) -> tuple[Tensor, Tensor, Tensor]:
+def _sorted(entries: list[Weighted]) -> tuple[Tensor, Tensor, Tensor]:
     """Sort each coordinate over clients (axis 0); return values, weights, total row weights."""
-    value = widened(torch.stack([entry.value for entry in held]))
-    weight = widened(torch.stack([entry.weight for entry in held]))
+    value = widened(torch.stack([entry.value for entry in entries]))
+    weight = widened(torch.stack([entry.weight for entry in entries]))
     finite = value.isfinite()[..., None].flatten(weight.ndim).all(-1)
     weight = torch.where(finite, weight, 0.0)
     total = _running(weight)[-1]

@@ -55,20 +55,17 @@ def labels_of(dataset: Any, *, column: str = "label", read: bool = False) -> Ind
         rule = "be a map-style data set, with a length, or labels"
         raise wrong_type("dataset", rule, f"a {type(dataset).__name__}")
     if read:
-        found = [_label(dataset, index, column) for index in range(len(dataset))]
-        return _checked("dataset", found)
+        return _checked("dataset", [_label(dataset, i, column) for i in range(len(dataset))])
     if isinstance(dataset, Subset):
-        positions = np.asarray(dataset.indices, dtype=int)
-        own: Indices = labels_of(dataset.dataset, column=column)[positions]
-        return own
+        chosen = np.asarray(dataset.indices, dtype=int)
+        part: Indices = labels_of(dataset.dataset, column=column)[chosen]
+        return part
     if isinstance(dataset, ConcatDataset):
-        parts = [labels_of(part, column=column) for part in dataset.datasets]
-        return np.concatenate(parts)
+        return np.concatenate([labels_of(part, column=column) for part in dataset.datasets])
     place, found = _stored(dataset, column)
     labels = _checked(place, entries_of(place, found))
     if len(labels) != len(dataset) and not isinstance(dataset, Mapping):
-        rule = f"have one label for each of {len(dataset)} samples"
-        raise wrong_value(place, rule, len(labels))
+        raise wrong_value(place, f"have one label for each of {len(dataset)} samples", len(labels))
     return labels
 
 
@@ -76,8 +73,10 @@ def _stored(dataset: Any, column: str) -> tuple[str, Any]:
     """Find labels that are stored apart from images; return their place and the labels."""
     if isinstance(dataset, TensorDataset) and len(dataset.tensors) == 2:
         return "dataset.tensors[1]", dataset.tensors[1]
-    columns = dataset.keys() if isinstance(dataset, Mapping) else _hugging_face_columns(dataset)
-    if columns is not None:
+    columns = getattr(dataset, "column_names", None) if hasattr(dataset, "with_format") else None
+    if isinstance(dataset, Mapping):
+        columns = list(dataset)
+    if isinstance(columns, list):
         if column not in columns:
             rule = f"name a column of `dataset`, one of {sorted(map(str, columns))}"
             raise wrong_value("column", rule, repr(column))
@@ -86,8 +85,7 @@ def _stored(dataset: Any, column: str) -> tuple[str, Any]:
     for name in _ATTRIBUTES:
         if hasattr(dataset, name):
             found = getattr(dataset, name)
-            change = getattr(dataset, "target_transform", None)
-            if change is not None:
+            if (change := getattr(dataset, "target_transform", None)) is not None:
                 found = [change(label) for label in entries_of(f"dataset.{name}", found)]
             return f"dataset.{name}", found
     if isinstance(dataset, Tensor | np.ndarray | Sequence):
@@ -97,11 +95,6 @@ def _stored(dataset: Any, column: str) -> tuple[str, Any]:
         "or `read=True` to read every sample"
     )
     raise wrong_type("dataset", rule, f"a {type(dataset).__name__}")
-
-
-def _hugging_face_columns(dataset: Any) -> list[str] | None:
-    columns = getattr(dataset, "column_names", None)
-    return columns if isinstance(columns, list) and hasattr(dataset, "with_format") else None
 
 
 def _label(dataset: Any, index: int, column: str) -> Any:

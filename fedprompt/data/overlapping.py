@@ -3,9 +3,9 @@
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from fedprompt._checks import check_count, check_number, wrong_value
+from fedprompt._checks import check_count, check_number
 from fedprompt.data._arguments import Generator, Indices, Labels, numpy_generator, some_labels
-from fedprompt.data.allocation import deal, round_to_total
+from fedprompt.data._counts import deal, round_to_total
 
 
 def dirichlet_overlapping(
@@ -46,8 +46,7 @@ def dirichlet_overlapping(
     check_count("size", size)
     generator = numpy_generator(generator)
     array = some_labels(labels)
-    if size > len(array):
-        raise wrong_value("size", f"be at most {len(array)}, the number of labels", size)
+    check_count("size", size, at_most=len(array), of="the number of labels")
     class_sizes = np.bincount(array)
     clients = []
     for mix in generator.dirichlet(np.full(len(class_sizes), float(alpha)), size=num_clients):

@@ -17,14 +17,8 @@ from fedprompt.data._arguments import (
     numpy_generator,
     some_labels,
 )
-from fedprompt.data.allocation import (
-    allocate,
-    check_min_size,
-    check_occupied,
-    client_counts,
-    deal,
-    owned,
-)
+from fedprompt.data._counts import check_min_size, client_counts, deal, owned, smallest_client
+from fedprompt.data.allocation import allocate
 from fedprompt.data.shares import dirichlet_shares, pathological_shares
 
 _DRAWS = 1000
@@ -56,9 +50,7 @@ def iid(labels: Labels, num_clients: int, *, generator: Generator) -> list[Indic
     check_count("num_clients", num_clients)
     generator = numpy_generator(generator)
     num_samples = len(some_labels(labels))
-    if num_clients > num_samples:
-        rule = f"be at most {num_samples}, the number of samples"
-        raise wrong_value("num_clients", rule, num_clients)
+    check_count("num_clients", num_clients, at_most=num_samples, of="the number of samples")
     order = generator.permutation(num_samples).astype(np.int64)
     return [np.sort(part) for part in np.array_split(order, num_clients)]
 
@@ -109,18 +101,14 @@ def dirichlet(
     generator = numpy_generator(generator)
     array = some_labels(labels)
     class_sizes = np.bincount(array)
-    if (min_size or 0) * num_clients > len(array):
-        rule = f"be at most {len(array) // num_clients}, an equal part of {len(array)} samples"
-        raise wrong_value("min_size", rule, min_size)
+    equal = f"an equal part of {len(array)} samples"
+    check_count("min_size", min_size or 0, at_least=0, at_most=len(array) // num_clients, of=equal)
     best = 0
     for _ in range(_DRAWS):
         shares = dirichlet_shares(num_clients, len(class_sizes), alpha=alpha, generator=generator)
         counts = client_counts(class_sizes, shares, generator)
-        if min_size is None:
-            check_occupied(counts)
-            return deal(array, counts, generator)
-        smallest = int(counts[:num_clients].sum(axis=1).min())
-        if smallest >= min_size:
+        smallest = smallest_client(counts, min_size)
+        if smallest >= (min_size or 0):
             return deal(array, counts, generator)
         best = max(best, smallest)
     rule = f"be at most {best}, the best minimum in {_DRAWS} draws at alpha={alpha}"
@@ -214,19 +202,23 @@ def by_domain(
     if generator is not None:
         check_random(generator)
     num_domains = int(number.max()) + 1
-    each = owned(number, num_domains)
+    domain_samples = owned(number, num_domains)
     if num_clients is None:
-        return each
+        return domain_samples
     check_count("num_clients", num_clients)
     if num_clients % num_domains:
         rule = f"be a multiple of {num_domains}, the number of domains"
         raise wrong_value("num_clients", rule, num_clients)
     generator = numpy_generator(generator)
-    share, fewest = num_clients // num_domains, min(map(len, each))
-    if share > fewest:
-        rule = f"be at most {fewest * num_domains}, because a domain has only {fewest} samples"
-        raise wrong_value("num_clients", rule, num_clients)
-    return [own[part] for own in each for part in iid(own, share, generator=generator)]
+    fewest = min(map(len, domain_samples))
+    reason = f"because a domain has only {fewest} samples"
+    check_count("num_clients", num_clients, at_most=fewest * num_domains, of=reason)
+    share = num_clients // num_domains
+    return [
+        samples[part]
+        for samples in domain_samples
+        for part in iid(samples, share, generator=generator)
+    ]
 
 
 def _domain_numbers(domains: object) -> Int64[np.ndarray, " samples"]:

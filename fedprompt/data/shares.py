@@ -12,10 +12,10 @@ from jaxtyping import Float64
 from fedprompt._checks import check_count, check_number, wrong_value
 from fedprompt.data._arguments import Generator, numpy_generator
 
-Shares = Float64[np.ndarray, "clients classes"]
+_Shares = Float64[np.ndarray, "clients classes"]
 
 
-def iid_shares(num_clients: int, num_classes: int) -> Shares:
+def iid_shares(num_clients: int, num_classes: int) -> _Shares:
     """Give every client the same share of every class.
 
     :func:`allocate` turns these shares into a stratified split. For a plain random split use
@@ -40,7 +40,7 @@ def iid_shares(num_clients: int, num_classes: int) -> Shares:
 
 def dirichlet_shares(
     num_clients: int, num_classes: int, *, alpha: float, generator: Generator
-) -> Shares:
+) -> _Shares:
     r"""Draw the shares of each class among the clients from a symmetric Dirichlet distribution.
 
     .. math:: (s_{1,c}, \dots, s_{M,c}) \sim \mathrm{Dir}(\alpha, \dots, \alpha)
@@ -75,7 +75,7 @@ def dirichlet_shares(
 
 def pathological_shares(
     num_clients: int, num_classes: int, *, classes_per_client: int, generator: Generator
-) -> Shares:
+) -> _Shares:
     r"""Give every client a few classes, and every class to the same number of clients.
 
     Each of the K classes has :math:`sM/K` slots, where s is `classes_per_client` and M the number

@@ -6,7 +6,7 @@ from collections.abc import Hashable, Iterable, Mapping
 from os import PathLike
 from typing import Any, Literal, NamedTuple, get_args
 
-from fedprompt._checks import check_count, kind, wrong_type, wrong_value
+from fedprompt._checks import check_count, check_kind, kind, wrong_type, wrong_value
 from fedprompt._files import checked_file
 from fedprompt._trees import packed, parsed, unpacked
 
@@ -44,8 +44,13 @@ class Written(NamedTuple):
         path, count, length, digest = self
         for line in lines:
             digest = hashlib.sha256(digest.encode() + line).hexdigest()
-            count, length = count + 1, length + len(line)
+            count += 1
+            length += len(line)
         return Written(path, count, length, digest)
+
+    def mark(self) -> dict[str, Any]:
+        """Return length and digest, without the path: the state of a ledger with a file."""
+        return {field: getattr(self, field) for field in MARK}
 
 
 MARK = Written._fields[1:]
@@ -64,17 +69,17 @@ def read_entries(
         raise wrong_value("state", "contain the entries if `path` is None", "the state of a file")
     for field in ("num_entries", "num_bytes"):
         check_count(f"state[{field!r}]", state[field], at_least=0)
-    file, found = checked_file("path", path), b""
+    file = checked_file("path", path)
+    lines = []
     if file.exists():
         with file.open("rb") as stream:
             found = stream.read(min(state["num_bytes"], file.stat().st_size))
-    lines = found.splitlines(keepends=True)
+        lines = found.splitlines(keepends=True)
     written = Written(path).followed_by(lines)
-    if [getattr(written, field) for field in MARK] != [state[field] for field in MARK]:
-        got = f"{len(lines)} entries in {len(found)} bytes, or another digest"
-        raise wrong_value(
-            "path", f"contain the {state['num_entries']} entries that were saved", got
-        )
+    if written.mark() != dict(state):
+        rule = f"contain the {state['num_entries']} entries that were saved"
+        got = f"{len(lines)} entries in {written.num_bytes} bytes, or another digest"
+        raise wrong_value("path", rule, got)
     try:
         return [_entry_of(line) for line in lines], written
     except (ValueError, TypeError) as error:
@@ -95,15 +100,13 @@ def entries_of(state: Mapping[str, Any]) -> list[LedgerEntry]:
     if set(state) != set(LedgerEntry._fields):
         fields = ", ".join(LedgerEntry._fields)
         raise wrong_value("state", f"have the keys {fields}", ", ".join(map(str, state)) or "none")
-    for field in LedgerEntry._fields:
-        if not isinstance(state[field], list):
-            raise wrong_type(f"state[{field!r}]", "be a list", kind(state[field]))
-    sizes = {len(values) for values in state.values()}
+    columns = [state[field] for field in LedgerEntry._fields]
+    for field, column in zip(LedgerEntry._fields, columns, strict=True):
+        check_kind(f"state[{field!r}]", column, list, "be a list")
+    sizes = {len(column) for column in columns}
     if len(sizes) > 1:
-        raise wrong_value(
-            "state", "have lists of equal length", f"lengths from {min(sizes)} to {max(sizes)}"
-        )
-    columns = (state[field] for field in LedgerEntry._fields)
+        got = f"lengths from {min(sizes)} to {max(sizes)}"
+        raise wrong_value("state", "have lists of equal length", got)
     entries = [LedgerEntry(*values) for values in zip(*columns, strict=True)]
     for position, entry in enumerate(entries):
         _check_entry(entry, f"state['{{}}'][{position}]")

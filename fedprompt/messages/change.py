@@ -4,16 +4,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from fedprompt._checks import (
-    check_finite,
-    check_names,
-    check_payload,
-    check_strided,
-    kind,
-    known_rows,
-    wrong_type,
-    wrong_value,
-)
+from fedprompt._checks import check_finite, check_names, check_payload, known_rows, value_of
 from fedprompt.interfaces import Payload, Weighted
 
 
@@ -45,23 +36,8 @@ def delta(payload: Payload, values: Mapping[str, Tensor]) -> dict[str, Weighted]
     check_names("values", values)
     moved = {}
     for name, entry in payload.items():
-        change = known_rows(entry._replace(value=entry.value - _broadcast(name, entry, values)))
+        change = entry.value - value_of("values", values, name, entry)
+        change = known_rows(entry._replace(value=change))
         check_finite(f"payload[{name!r}] minus values[{name!r}]", change)
         moved[name] = Weighted(change, entry.weight.clone())
     return moved
-
-
-def _broadcast(name: str, entry: Weighted, values: Mapping[str, Tensor]) -> Tensor:
-    """Return the broadcast of one name after checking its form."""
-    if name not in values:
-        raise wrong_value("values", f"have the name {name!r}", sorted(values))
-    value = values[name]
-    argument = f"values[{name!r}]"
-    if not isinstance(value, Tensor) or value.dtype != entry.value.dtype:
-        rule = f"be a tensor of {entry.value.dtype}, as in the payload"
-        raise wrong_type(argument, rule, kind(value))
-    check_strided(argument, value)
-    if value.shape != entry.value.shape:
-        rule = f"have the shape of the payload's value {tuple(entry.value.shape)}"
-        raise wrong_value(argument, rule, tuple(value.shape))
-    return value

@@ -8,6 +8,8 @@ from fedprompt._checks import check_module, kind, wrong_type
 from fedprompt.interfaces import Message, TextEncoder, Trunk, Weighted
 from fedprompt.messages.payload import num_bytes
 
+__all__ = ["Report", "describe"]
+
 
 class Report(NamedTuple):
     """Numbers of parameters, and bytes of a client in a round; ``print`` shows one line.
@@ -62,9 +64,10 @@ def describe(
     if trunk is not None and not isinstance(backbone, nn.Module):
         raise wrong_type("trunk", "be a module, or a trunk or tower of fedprompt", kind(trunk))
     parameters = {*model.parameters(), *(() if backbone is None else backbone.parameters())}
-    trained = sum(each.numel() for each in parameters if each.requires_grad)
-    total, size = sum(each.numel() for each in parameters), num_bytes(message)
-    return Report(trained, total - trained, sum(map(_sent, message.values())), size)
+    size = num_bytes(message)
+    trained = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
+    frozen = sum(parameter.numel() for parameter in parameters if not parameter.requires_grad)
+    return Report(trained, frozen, sum(map(_sent, message.values())), size)
 
 
 def _sent(entry: Any) -> int:

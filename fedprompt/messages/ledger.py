@@ -3,7 +3,6 @@
 import csv
 import os
 from collections.abc import Hashable, Mapping
-from functools import partial
 from io import StringIO
 from os import PathLike
 from typing import Any, get_args
@@ -22,7 +21,7 @@ from fedprompt.messages._entries import (
     line_of,
     read_entries,
 )
-from fedprompt.messages.payload import bytes_by_name
+from fedprompt.messages.payload import num_bytes
 
 
 class Ledger:
@@ -86,12 +85,12 @@ class Ledger:
         check_count("server_round", server_round, at_least=0)
         check_count("framed", framed, at_least=0)
         check_client("client", client)
-        sizes = bytes_by_name(message)
-        if framed and (not sizes or framed < sum(sizes.values())):
-            rule = f"be the length of a blob with the {sum(sizes.values())} bytes of `message`"
+        size = num_bytes(message)
+        if framed and (not message or framed < size):
+            rule = f"be the length of a blob with the {size} bytes of `message`"
             raise wrong_value("framed", rule, framed)
-        if sizes:
-            row = int(server_round), client, direction, sum(sizes.values()), int(framed)
+        if message:
+            row = int(server_round), client, direction, size, int(framed)
             self.entries.append(LedgerEntry(*row))
 
     def total(
@@ -111,21 +110,19 @@ class Ledger:
             framed: Whether to sum the lengths of blobs.
         """
         check_flag("framed", framed)
-        for value, argument, check in (
-            (direction, "direction", check_direction),
-            (client, "client", check_client),
-            (server_round, "server_round", partial(check_count, at_least=0)),
-        ):
-            if value is not None:
-                check(argument, value)
-        wanted = {"direction": direction, "client": client, "server_round": server_round}
-        given = {field: value for field, value in wanted.items() if value is not None}
-        chosen = [
-            entry
+        if direction is not None:
+            check_direction("direction", direction)
+        if client is not None:
+            check_client("client", client)
+        if server_round is not None:
+            check_count("server_round", server_round, at_least=0)
+        return sum(
+            entry.framed if framed else entry.num_bytes
             for entry in self.entries
-            if all(getattr(entry, field) == value for field, value in given.items())
-        ]
-        return sum(entry.framed if framed else entry.num_bytes for entry in chosen)
+            if direction in (None, entry.direction)
+            and client in (None, entry.client)
+            and server_round in (None, entry.server_round)
+        )
 
     def table(self) -> str:
         """Return the bytes of each client and of all clients as text, in aligned columns.
@@ -136,19 +133,14 @@ class Ledger:
         for entry in self.entries:
             entries.setdefault(entry.client, []).append(entry)
         titles = ("client", "rounds", "bytes up", "bytes down", "framed up", "framed down")
-        rows = [
-            titles,
-            *(_summary(client, own) for client, own in entries.items()),
-            _summary("all", self.entries),
-        ]
+        rows = [titles, *(_summary(client, sent) for client, sent in entries.items())]
+        rows.append(_summary("all", self.entries))
         if not any(entry.framed for entry in self.entries):
             rows = [row[:4] for row in rows]
-        widths = [max(len(str(row[column])) for row in rows) for column in range(len(rows[0]))]
-        lines = (
-            "  ".join([str(row[0]).ljust(widths[0]), *map(_right, row[1:], widths[1:])])
-            for row in rows
-        )
-        return "\n".join(lines)
+        cells = [list(map(str, row)) for row in rows]
+        first, *widths = (max(map(len, column)) for column in zip(*cells, strict=True))
+        aligned = ([row[0].ljust(first), *map(str.rjust, row[1:], widths)] for row in cells)
+        return "\n".join(map("  ".join, aligned))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state that :meth:`load_state_dict` restores.
@@ -181,7 +173,7 @@ class Ledger:
                 for field in LedgerEntry._fields
             }
         self._append(self.path)
-        return {field: getattr(self._written, field) for field in MARK}
+        return self._written.mark()
 
     def load_state_dict(self, state: Mapping[str, Any], /) -> None:
         """Replace all entries by the entries of a state.
@@ -198,7 +190,8 @@ class Ledger:
         if set(state) == set(MARK):
             self.entries, self._written = read_entries(self.path, state)
         else:
-            self.entries, self._written = entries_of(state), Written(self._written.path)
+            self.entries = entries_of(state)
+            self._written = Written(self._written.path)
 
     def to_csv(self, path: str | PathLike[str]) -> None:
         """Write every entry to a CSV file with a header.
@@ -206,7 +199,8 @@ class Ledger:
         Args:
             path: Path of the file. An existing file is replaced.
         """
-        file, text = checked_file("path", path), StringIO(newline="")
+        file = checked_file("path", path)
+        text = StringIO(newline="")
         writer = csv.writer(text)
         writer.writerow(LedgerEntry._fields)
         writer.writerows(self.entries)
@@ -215,12 +209,11 @@ class Ledger:
     def _append(self, path: str | PathLike[str]) -> None:
         """Write the entries that the file lacks, over the remains of an interrupted write."""
         file = checked_file("path", path)
-        if self._written.path != path:
-            if file.exists() and file.stat().st_size:
-                rule = "be a new file, or one that this ledger wrote or loaded (load_state_dict)"
-                raise wrong_value("path", rule, f"one of {file.stat().st_size} bytes")
-            self._written = Written(path)
-        elif self._written.num_entries > len(self.entries):
+        foreign = self._written.path != path
+        if foreign and file.exists() and (size := file.stat().st_size):
+            rule = "be a new file, or one that this ledger wrote or loaded (load_state_dict)"
+            raise wrong_value("path", rule, f"one of {size} bytes")
+        if foreign or self._written.num_entries > len(self.entries):
             self._written = Written(path)
         lines = [line_of(entry) for entry in self.entries[self._written.num_entries :]]
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -233,16 +226,9 @@ class Ledger:
 
 
 def _summary(label: object, entries: list[LedgerEntry]) -> tuple[object, ...]:
-    up, down = (
-        [entry for entry in entries if entry.direction == direction]
-        for direction in get_args(Direction)
-    )
-    content, framed = (
-        [sum(getattr(entry, field) for entry in way) for way in (up, down)]
+    sums = [
+        sum(getattr(entry, field) for entry in entries if entry.direction == direction)
         for field in ("num_bytes", "framed")
-    )
-    return label, len({entry.server_round for entry in entries}), *content, *framed
-
-
-def _right(cell: object, width: int) -> str:
-    return str(cell).rjust(width)
+        for direction in get_args(Direction)
+    ]
+    return label, len({entry.server_round for entry in entries}), *sums

@@ -5,10 +5,10 @@ from typing import TypeVar
 
 from fedprompt._checks import check_names, check_text
 
-Entry = TypeVar("Entry")
+_Entry = TypeVar("_Entry")
 
 
-def part(message: Mapping[str, Entry], name: str) -> dict[str, Entry]:
+def part(message: Mapping[str, _Entry], name: str) -> dict[str, _Entry]:
     """Return the entries of a message under a dotted name, without that name.
 
     Args:
@@ -32,7 +32,7 @@ def part(message: Mapping[str, Entry], name: str) -> dict[str, Entry]:
     }
 
 
-def named(name: str, entries: Mapping[str, Entry]) -> dict[str, Entry]:
+def named(name: str, entries: Mapping[str, _Entry]) -> dict[str, _Entry]:
     """Put a dotted name in front of all names, so that a message can have several parts.
 
     Args:

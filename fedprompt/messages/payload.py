@@ -15,9 +15,11 @@ from fedprompt._checks import (
     check_finite,
     check_flag,
     check_iterable,
+    check_kind,
     check_module,
     check_names,
     check_number,
+    check_shape,
     check_text,
     check_weights,
     checked_layout,
@@ -83,8 +85,8 @@ def collect(
         raise wrong_value("rows", rule, some_names(unknown))
     payload = {}
     for name, value in values.items():
-        own = _float32(f"rows[{name!r}]", rows[name]) if name in rows else whole
-        payload[name] = Weighted(value, own.to(value.device, copy=True))
+        counts = _float32(f"rows[{name!r}]", rows[name]) if name in rows else whole
+        payload[name] = Weighted(value, counts.to(value.device, copy=True))
         check_entry(f"payload[{name!r}]", payload[name])
     return payload
 
@@ -93,8 +95,8 @@ def _warn_of_frozen(module: nn.Module, values: Mapping[str, Tensor]) -> None:
     """Warn if most bytes of a module with trainable parameters are frozen: a backbone, probably."""
     trained = {inner_name(module, name) for name, p in module.named_parameters() if p.requires_grad}
     frozen = [name for name in values if name not in trained]
-    sizes = {name: value.numel() * value.element_size() for name, value in values.items()}
-    frozen_bytes, total = sum(sizes[name] for name in frozen), sum(sizes.values())
+    frozen_bytes = sum(values[name].nbytes for name in frozen)
+    total = sum(value.nbytes for value in values.values())
     if not trained or 2 * frozen_bytes <= total:
         return
     paths = zip(*(name.split(".") for name in frozen), strict=False)
@@ -143,11 +145,11 @@ def snapshot(
     """
     check_module("module", module)
     check_flag("buffers", buffers)
-    named: list[tuple[str, Tensor]] = list(module.named_parameters())
+    tensors: dict[str, Tensor] = dict(module.named_parameters())
     if buffers:
         saved = module.state_dict().keys()
-        named += [(name, buffer) for name, buffer in module.named_buffers() if name in saved]
-    found = {inner_name(module, name): value for name, value in named}
+        tensors |= {name: buffer for name, buffer in module.named_buffers() if name in saved}
+    found = {inner_name(module, name): value for name, value in tensors.items()}
     chosen = list(found) if only is None else _matching(list(found), only)
     if not chosen:
         raise wrong_value("module", "have parameters", type(module).__name__)
@@ -181,11 +183,9 @@ def load_values(module: nn.Module, message: Message) -> None:
     """
     check_module("module", module)
     check_names("message", message, "map names to tensors or Weighted")
-    named = (
-        *module.named_parameters(remove_duplicate=False),
-        *module.named_buffers(remove_duplicate=False),
-    )
-    targets = {inner_name(module, name): target for name, target in named}
+    tensors: dict[str, Tensor] = dict(module.named_parameters(remove_duplicate=False))
+    tensors |= module.named_buffers(remove_duplicate=False)
+    targets = {inner_name(module, name): target for name, target in tensors.items()}
     if unknown := sorted(map(str, message.keys() - targets.keys())):
         rule = f"name parameters or buffers of `module` {some_names(targets)}"
         raise wrong_value("message", rule, some_names(unknown))
@@ -216,39 +216,27 @@ def num_bytes(message: Message) -> int:
         >>> num_bytes({"logits": Weighted(torch.zeros(3, 4), torch.tensor([2.0, 0.0, 1.0]))})
         44
     """
-    return sum(bytes_by_name(message).values())
-
-
-def bytes_by_name(message: Message) -> dict[str, int]:
-    """Count the bytes of each name of a message."""
     check_names("message", message, "map names to tensors or Weighted")
-    return {name: _entry_bytes(name, entry) for name, entry in message.items()}
+    return sum(_entry_bytes(f"message[{name!r}]", entry) for name, entry in message.items())
 
 
-def _entry_bytes(name: str, entry: Tensor | Weighted) -> int:
-    if isinstance(entry, Weighted):
-        weight = checked_layout(f"message[{name!r}]", entry).weight
-        one = weight.item() if weight.ndim == 0 and weight.device.type == "cpu" else -1.0
-        if not 0 <= one < math.inf:  # of one number, this is five times as fast
-            check_weights(f"message[{name!r}]", entry)
-        event = entry.value.shape[weight.ndim :].numel()
-        known = int((weight > 0).sum()) if one < 0 else int(one > 0)
-        weight_bytes = entry.weight.numel() * entry.weight.element_size()
-        return weight_bytes + known * event * entry.value.element_size()
+def _entry_bytes(argument: str, entry: Tensor | Weighted) -> int:
+    check_kind(argument, entry, Tensor | Weighted, "be a tensor or a Weighted")
     if isinstance(entry, Tensor):
-        return entry.numel() * entry.element_size()
-    raise wrong_type(f"message[{name!r}]", "be a tensor or a Weighted", kind(entry))
+        return entry.numel() * entry.itemsize
+    value, weight = checked_layout(argument, entry)
+    one = weight.item() if weight.ndim == 0 and weight.device.type == "cpu" else -1.0
+    if not 0 <= one < math.inf:  # of one number, this is five times as fast
+        check_weights(argument, entry)
+    rows = int((weight > 0).sum()) if one < 0 else int(one > 0)
+    return weight.nbytes + rows * value.shape[weight.ndim :].numel() * value.itemsize
 
 
 def _new_value(name: str, target: Tensor, entry: Tensor | Weighted) -> Tensor:
     argument = f"message[{name!r}]"
-    if not isinstance(entry, Tensor | Weighted):
-        raise wrong_type(argument, "be a tensor or a Weighted", kind(entry))
+    check_kind(argument, entry, Tensor | Weighted, "be a tensor or a Weighted")
     value = entry if isinstance(entry, Tensor) else checked_layout(argument, entry).value
-    if value.shape != target.shape:
-        raise wrong_value(
-            argument, f"have the shape of {name!r} {tuple(target.shape)}", tuple(value.shape)
-        )
+    check_shape(argument, value, target.shape, repr(name))
     if not torch.can_cast(value.dtype, target.dtype):
         raise wrong_type(argument, f"have a dtype that casts to {target.dtype}", value.dtype)
     value = value.to(target.device, target.dtype)
@@ -272,15 +260,12 @@ def _check_ties(targets: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> Non
 
 def _matching(names: list[str], only: Iterable[str]) -> list[str]:
     check_iterable("only", only, "names or prefixes, such as ['prompts']")
-    entries = list(only)
-    for position, entry in enumerate(entries):
-        check_text(f"only[{position}]", entry)
-    hits = {
-        entry: {name for name in names if name == entry or name.startswith(f"{entry}.")}
-        for entry in entries
-    }
-    if missed := [entry for entry in entries if not hits[entry]] or (not entries):
+    prefixes = list(only)
+    for position, prefix in enumerate(prefixes):
+        check_text(f"only[{position}]", prefix)
+    dotted = {prefix: f"{prefix}." for prefix in prefixes}
+    missed = [p for p in prefixes if not any(f"{name}.".startswith(dotted[p]) for name in names)]
+    if missed or not prefixes:
         rule = f"each match a name or a dotted prefix of {some_names(names)}"
-        raise wrong_value("only", rule, missed if entries else "none")
-    matched = set().union(*hits.values())
-    return [name for name in names if name in matched]
+        raise wrong_value("only", rule, missed or "none")
+    return [name for name in names if f"{name}.".startswith(tuple(dotted.values()))]

@@ -6,25 +6,22 @@ the one that you report.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from jaxtyping import Float, Real
 from torch import Tensor
 
-from fedprompt._checks import check_count, check_dense, check_number, kind, wrong_type, wrong_value
-
-__all__ = [
-    "ClientSpread",
-    "Summary",
-    "client_spread",
-    "global_accuracy",
-    "last_and_best",
-    "local_accuracy",
-    "pooled_local_accuracy",
-    "worst_local_accuracy",
-]
+from fedprompt._checks import (
+    check_count,
+    check_number,
+    check_real,
+    checked_table,
+    kind,
+    wrong_type,
+    wrong_value,
+)
 
 
 class ClientSpread(NamedTuple):
@@ -106,11 +103,9 @@ def client_spread(
     """
     matrix = _matrix(accuracy)
     tests = matrix.shape[1]
-    if num_examples is None:
-        num_examples = torch.ones(tests)
-    sizes = _sizes(num_examples, tests)
-    each = matrix @ sizes / sizes.sum()
-    return ClientSpread(each.min().item(), each.mean().item(), each.max().item())
+    sizes = _sizes(torch.ones(tests) if num_examples is None else num_examples, tests)
+    clients = matrix @ sizes / sizes.sum()
+    return ClientSpread(clients.min().item(), clients.mean().item(), clients.max().item())
 
 
 def local_accuracy(accuracy: Float[Tensor, "clients tests"]) -> float:
@@ -135,7 +130,7 @@ def local_accuracy(accuracy: Float[Tensor, "clients tests"]) -> float:
         >>> local_accuracy(torch.tensor([[0.75, 0.0], [0.0, 0.25]]))
         0.5
     """
-    return _own(accuracy).mean().item()
+    return _diagonal(accuracy).mean().item()
 
 
 def worst_local_accuracy(accuracy: Float[Tensor, "clients tests"]) -> float:
@@ -155,7 +150,7 @@ def worst_local_accuracy(accuracy: Float[Tensor, "clients tests"]) -> float:
         >>> worst_local_accuracy(torch.tensor([[0.75, 0.0], [0.0, 0.25]]))
         0.25
     """
-    return _own(accuracy).min().item()
+    return _diagonal(accuracy).min().item()
 
 
 def pooled_local_accuracy(
@@ -181,9 +176,9 @@ def pooled_local_accuracy(
         >>> pooled_local_accuracy(accuracy, torch.tensor([30, 10]))
         0.625
     """
-    own = _own(accuracy)
-    sizes = _sizes(num_examples, len(own))
-    return (own @ sizes / sizes.sum()).item()
+    clients = _diagonal(accuracy)
+    sizes = _sizes(num_examples, len(clients))
+    return (clients @ sizes / sizes.sum()).item()
 
 
 def last_and_best(history: Sequence[float], *, last: int) -> Summary:
@@ -203,15 +198,14 @@ def last_and_best(history: Sequence[float], *, last: int) -> Summary:
     check_count("last", last)
     if not isinstance(history, Sequence | np.ndarray) or isinstance(history, str | bytes):
         raise wrong_type("history", "be a sequence of numbers", kind(history))
-    if last > len(history):
-        raise wrong_value("last", f"be at most {len(history)}, the number of rounds", last)
+    check_count("last", last, at_most=len(history), of="the number of rounds")
     for server_round, figure in enumerate(history):
         check_number(f"history[{server_round}]", figure)
     best_round = max(range(len(history)), key=history.__getitem__)
     return Summary(sum(history[-last:]) / last, history[best_round], best_round)
 
 
-def _own(accuracy: object) -> Float[Tensor, " clients"]:
+def _diagonal(accuracy: object) -> Float[Tensor, " clients"]:
     matrix = _matrix(accuracy)
     clients, tests = matrix.shape
     if clients not in (1, tests):
@@ -221,34 +215,21 @@ def _own(accuracy: object) -> Float[Tensor, " clients"]:
 
 
 def _matrix(accuracy: object) -> Float[Tensor, "clients tests"]:
-    if not isinstance(accuracy, Tensor) or not accuracy.is_floating_point():
-        rule = "be a floating-point tensor of shape (clients, tests)"
-        raise wrong_type("accuracy", rule, kind(accuracy))
-    if accuracy.ndim != 2 or 0 in accuracy.shape:
-        rule = "have shape (clients, tests) without an empty axis"
-        raise wrong_value("accuracy", rule, tuple(accuracy.shape))
-    check_dense("accuracy", accuracy)
-    matrix = accuracy.detach().cpu().double()
+    matrix = checked_table("accuracy", accuracy, "(clients, tests)")
     inside = (matrix >= 0) & (matrix <= 1)  # False for NaN as well
     if not bool(inside.all()):
         raise wrong_value("accuracy", "lie in [0, 1]", matrix[~inside][0].item())
     return matrix
 
 
-def _sizes(num_examples: object, tests: int) -> Float[Tensor, " tests"]:
-    if (
-        not isinstance(num_examples, Tensor)
-        or num_examples.dtype == torch.bool
-        or num_examples.is_complex()
-    ):
-        raise wrong_type("num_examples", "be a tensor of real numbers", kind(num_examples))
+def _sizes(num_examples: Any, tests: int) -> Float[Tensor, " tests"]:
+    check_real("num_examples", num_examples, "be a tensor of real numbers")
     if num_examples.shape != (tests,):
         rule = f"have shape ({tests},), one number for each test set"
         raise wrong_value("num_examples", rule, tuple(num_examples.shape))
-    check_dense("num_examples", num_examples)
-    sizes = num_examples.detach().cpu().double()
-    wrong = ~(torch.isfinite(sizes) & (sizes >= 0))
-    if bool(wrong.any()) or sizes.sum() == 0:
-        got = sizes[wrong][0].item() if bool(wrong.any()) else "only zeros"
+    sizes: Tensor = num_examples.detach().cpu().double()
+    wrong = sizes[~(torch.isfinite(sizes) & (sizes >= 0))]
+    if len(wrong) or sizes.sum() == 0:
+        got = wrong[0].item() if len(wrong) else "only zeros"
         raise wrong_value("num_examples", "be finite, at least 0 and not all 0", got)
     return sizes

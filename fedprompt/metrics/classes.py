@@ -10,18 +10,16 @@ from torch import Tensor
 
 from fedprompt._checks import (
     check_count,
-    check_dense,
     check_function,
     check_iterable,
     check_labels,
     check_number,
+    check_real,
     kind,
     wrong_type,
     wrong_value,
 )
 from fedprompt.interfaces import Weighted
-
-__all__ = ["balanced_accuracy", "class_accuracy", "harmonic_mean", "macro_f1"]
 
 
 def harmonic_mean(*accuracies: float) -> float:
@@ -50,7 +48,7 @@ def harmonic_mean(*accuracies: float) -> float:
     if 0 in accuracies:
         return 0.0
     smallest = float(min(accuracies))  # in units of it, no quotient overflows
-    return len(accuracies) * smallest / math.fsum(smallest / float(each) for each in accuracies)
+    return len(accuracies) * smallest / math.fsum(smallest / float(number) for number in accuracies)
 
 
 @torch.no_grad()
@@ -92,8 +90,11 @@ def class_accuracy(
     check_iterable("batches", batches, "pairs (inputs, labels)")
     correct, total = torch.zeros(2, num_classes, dtype=torch.float64)
     for position, batch in enumerate(batches):
-        inputs, labels = _pair(f"batches[{position}]", batch)
-        check_labels(f"batches[{position}][1]", labels, num_classes)
+        place = f"batches[{position}]"
+        if not isinstance(batch, tuple | list) or len(batch) != 2:
+            raise wrong_type(place, "be a pair (inputs, labels)", f"a {type(batch).__name__}")
+        inputs, labels = batch
+        check_labels(f"{place}[1]", labels, num_classes)
         hit = _hits(predict(inputs), labels.cpu(), num_classes)
         correct += labels.cpu()[hit].long().bincount(minlength=num_classes)
         total += labels.cpu().long().bincount(minlength=num_classes)
@@ -157,13 +158,6 @@ def macro_f1(table: Real[Tensor, "predicted classes"]) -> float:
     return (2 * counts.diagonal()[present] / total[present]).mean().item()
 
 
-def _pair(argument: str, batch: object) -> tuple[Any, Tensor]:
-    if not isinstance(batch, tuple | list) or len(batch) != 2:
-        rule = "be a pair (inputs, labels)"
-        raise wrong_type(argument, rule, f"a {type(batch).__name__}")
-    return batch[0], batch[1]
-
-
 def _hits(logits: object, labels: Tensor, num_classes: int) -> Tensor:
     """Return which samples are classified correctly, on the CPU."""
     if not isinstance(logits, Tensor) or not logits.is_floating_point():
@@ -174,17 +168,14 @@ def _hits(logits: object, labels: Tensor, num_classes: int) -> Tensor:
     return ((logits.argmax(1).cpu() == labels) & ~logits.isnan().any(1).cpu()).bool()
 
 
-def _square(table: object) -> Float[Tensor, "classes classes"]:
-    if not isinstance(table, Tensor) or table.is_complex() or table.dtype == torch.bool:
-        raise wrong_type("table", "be a tensor of counts (predicted, classes)", kind(table))
+def _square(table: Any) -> Float[Tensor, "classes classes"]:
+    check_real("table", table, "be a tensor of counts (predicted, classes)")
     if table.ndim != 2 or table.shape[0] != table.shape[1]:
-        rule = "have a row and a column for each class"
-        raise wrong_value("table", rule, tuple(table.shape))
-    check_dense("table", table)
-    counts = table.detach().cpu().double()
-    wrong = ~(torch.isfinite(counts) & (counts >= 0))
-    if bool(wrong.any()):
-        raise wrong_value("table", "be finite and at least 0", counts[wrong][0].item())
+        raise wrong_value("table", "have a row and a column for each class", tuple(table.shape))
+    counts: Tensor = table.detach().cpu().double()
+    wrong = counts[~(torch.isfinite(counts) & (counts >= 0))]
+    if len(wrong):
+        raise wrong_value("table", "be finite and at least 0", wrong[0].item())
     if not bool(counts.any()):
         raise wrong_value("table", "count at least one sample", "none")
     return counts

@@ -6,9 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from fedprompt._checks import check_finite, kind, wrong_type, wrong_value
-
-__all__ = ["NegativeEffect", "negative_effect"]
+from fedprompt._checks import check_finite, checked_table
 
 
 class NegativeEffect(NamedTuple):
@@ -56,13 +54,7 @@ def negative_effect(losses: Float[Tensor, "rounds clients"]) -> NegativeEffect:
         Zhang et al., "FedL2G: Learning to Guide Local Training in Heterogeneous Federated
         Learning", 2024, Fig. 1.
     """
-    if not isinstance(losses, Tensor) or not losses.is_floating_point():
-        rule = "be a floating-point tensor of shape (rounds, clients)"
-        raise wrong_type("losses", rule, kind(losses))
-    if losses.ndim != 2 or 0 in losses.shape:
-        rule = "have shape (rounds, clients) without an empty axis"
-        raise wrong_value("losses", rule, tuple(losses.shape))
-    check_finite("losses", losses)
-    curves = losses.detach().cpu().double()
+    curves = checked_table("losses", losses, "(rounds, clients)")
+    check_finite("losses", curves)
     clients = (curves - torch.cummin(curves, 0).values).amax(0)
     return NegativeEffect(clients, clients.mean().item(), clients.max().item())

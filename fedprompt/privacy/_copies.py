@@ -9,7 +9,7 @@ import torch.nn as nn
 from torch import Tensor
 from torch.func import functional_call
 
-from fedprompt._checks import check_dense, kind, wrong_type, wrong_value
+from fedprompt._checks import check_dense, check_kind, kind, wrong_value
 from fedprompt._threads import replacing
 from fedprompt.interfaces import PromptStream
 
@@ -35,39 +35,30 @@ class _Copies(nn.Module):
         parameters: dict[str, Tensor] = self._slots
         replaces = []  # kept aside, because `vmap` returns only tensors
         batch = len(next(iter(parameters.values())))
-        for position, each in enumerate(inputs):
-            if not isinstance(each, Tensor) or each.shape[:1] != (batch,):
-                raise wrong_value(
-                    f"inputs[{position}]", f"have the batch of {batch} samples", kind(each)
-                )
-            check_dense(f"inputs[{position}]", each)
+        for position, tensor in enumerate(inputs):
+            place = f"inputs[{position}]"
+            if not isinstance(tensor, Tensor) or tensor.shape[:1] != (batch,):
+                raise wrong_value(place, f"have the batch of {batch} samples", kind(tensor))
+            check_dense(place, tensor)
 
-        def one(own: dict[str, Tensor], *sample: Tensor) -> Any:
-            sample = tuple(each[None] for each in sample)
-            result = functional_call(self._single[0], own, sample, tie_weights=False)
+        def one(slots: dict[str, Tensor], *sample: Tensor) -> Any:
+            sample = tuple(tensor[None] for tensor in sample)
+            result = functional_call(self._single[0], slots, sample, tie_weights=False)
             if isinstance(result, PromptStream):
                 replaces.append(result.replace)
                 return dict(result.layers)
-            if not isinstance(result, Tensor):
-                raise wrong_type(
-                    "model",
-                    "return a tensor or a PromptStream from every module that owns parameters",
-                    kind(result),
-                )
+            rule = "return a tensor or a PromptStream from every module that owns parameters"
+            check_kind("model", result, Tensor, rule)
             if inputs and result.shape[:1] != (1,):
-                raise wrong_value(
-                    "model",
-                    "return (batch, ...) from every module that is called with a batch",
-                    tuple(result.shape),
-                )
+                rule = "return (batch, ...) from every module that is called with a batch"
+                raise wrong_value("model", rule, tuple(result.shape))
             return result[0] if inputs else result
 
         with replacing(self._single[0]):
             results: Any = torch.vmap(one, randomness="different")(parameters, *inputs)
         if replaces:
-            return PromptStream(
-                {layer: tokens.flatten(0, -3) for layer, tokens in results.items()}, replaces[0]
-            )
+            layers = {layer: tokens.flatten(0, -3) for layer, tokens in results.items()}
+            return PromptStream(layers, replaces[0])
         return cast(Tensor, results)
 
 
@@ -79,8 +70,8 @@ def _parameter_slots(module: nn.Module, copies: Copies) -> dict[str, Tensor]:
     """
     return {
         f"{prefix}.{name}" if prefix else name: copies[parameter]
-        for prefix, each in module.named_modules()
-        for name, parameter in each._parameters.items()
+        for prefix, owner in module.named_modules()
+        for name, parameter in owner._parameters.items()
         if parameter is not None and parameter in copies
     }
 

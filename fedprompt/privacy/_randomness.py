@@ -3,24 +3,24 @@
 import math
 import os
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from fedprompt._checks import kind, wrong_type, wrong_value
+from fedprompt._checks import check_kind, wrong_value
 from fedprompt._float64 import on_wide_device
 
 NEVER_SEEDED = torch.Generator().initial_seed()  # the same for every new generator
 CHUNK = 2**15  # random words of 8 bytes for one call to the operating system
 
 
-def check_source(generator: object) -> None:
+def check_source(generator: Any) -> None:
     """Require None or a seeded generator on the CPU."""
     if generator is None:
         return
-    if not isinstance(generator, torch.Generator):
-        raise wrong_type("generator", "be a torch.Generator or None", kind(generator))
+    check_kind("generator", generator, torch.Generator, "be a torch.Generator or None")
     if generator.device.type != "cpu":
         raise wrong_value("generator", "be on the CPU", f"one on {generator.device}")
     if generator.initial_seed() == NEVER_SEEDED:

@@ -9,16 +9,16 @@ import torch.nn as nn
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from fedprompt._checks import check_finite, kind, wrong_type, wrong_value
+from fedprompt._checks import check_finite, check_function, kind, wrong_type, wrong_value
 from fedprompt._float64 import widened
 from fedprompt._random_streams import RandomStreams
 
-Model = Callable[..., Any]
+_Model = Callable[..., Any]
 _Order = Sequence[int]
 _RULE = "compute the outputs of each sample from that sample alone"
 
 
-def check_independence(model: Model, batch: Tensor | Sequence[Tensor]) -> None:
+def check_independence(model: _Model, batch: Tensor | Sequence[Tensor]) -> None:
     """Check that a sample's outputs do not change when other samples of the batch change.
 
     Only then does :func:`per_sample` give gradients that depend on one sample each. It recognizes
@@ -60,8 +60,7 @@ def check_independence(model: Model, batch: Tensor | Sequence[Tensor]) -> None:
         ValueError: `model` must compute the outputs of each sample from that sample alone; got
         outputs of samples [1, 2, 3] that change with sample 0.
     """
-    if not callable(model):
-        raise wrong_type("model", "be a module or a function", kind(model))
+    check_function("model", model, "be a module or a function")
     inputs = _checked_inputs(batch)
     runs = _Runs(model, inputs)
     order = list(range(len(inputs[0])))
@@ -89,8 +88,10 @@ class _Runs:
         random: Whether a run has drawn random numbers.
     """
 
-    def __init__(self, model: Model, inputs: Sequence[Tensor]) -> None:
-        self.model, self.inputs, self.random = model, inputs, False
+    def __init__(self, model: _Model, inputs: Sequence[Tensor]) -> None:
+        self.model = model
+        self.inputs = inputs
+        self.random = False
         self.root = model if isinstance(model, nn.Module) else nn.Module()
         self.streams = RandomStreams([*self.root.parameters(), *inputs])
 
@@ -98,7 +99,7 @@ class _Runs:
         """Run the model on the samples of an order."""
         before = self.streams.states()
         with _buffers_restored(self.root), self.streams.restored():
-            result = self.model(*(each[list(order)] for each in self.inputs))
+            result = self.model(*(tensor[list(order)] for tensor in self.inputs))
             after = self.streams.states()
         self.random |= not all(map(torch.equal, before, after))
         return result
@@ -131,8 +132,8 @@ class _Runs:
             for name, module in self.root.named_modules():
 
                 def record(module: nn.Module, _: Any, result: Any, name: str = name) -> None:
-                    kept = [each for each in _tensors(result) if each.shape[:1] == (len(order),)]
-                    calls.append((name, module, kept))
+                    rows = [x for x in _tensors(result) if x.shape[:1] == (len(order),)]
+                    calls.append((name, module, rows))
 
                 hooks.callback(module.register_forward_hook(record).remove)
             self.run(order)
@@ -148,11 +149,11 @@ def _checked_inputs(batch: object) -> list[Tensor]:
     inputs = [batch] if isinstance(batch, Tensor) else batch
     if not isinstance(inputs, list | tuple) or not all(isinstance(x, Tensor) for x in inputs):
         raise wrong_type("batch", "be a tensor or a sequence of tensors", kind(batch))
-    sizes = {tuple(each.shape[:1]) for each in inputs}
+    sizes = {tuple(tensor.shape[:1]) for tensor in inputs}
     if len(sizes) != 1 or min(sizes) < (2,):
         rule = "have tensors (batch, ...) of one batch of at least 2 samples"
-        raise wrong_value("batch", rule, [tuple(each.shape) for each in inputs])
-    return [each.detach() for each in inputs]
+        raise wrong_value("batch", rule, [tuple(tensor.shape) for tensor in inputs])
+    return [tensor.detach() for tensor in inputs]
 
 
 def _others(inputs: Sequence[Tensor]) -> list[int]:
@@ -160,15 +161,15 @@ def _others(inputs: Sequence[Tensor]) -> list[int]:
     size = len(inputs[0])
 
     def differs(sample: int, other: int) -> bool:
-        return not all(torch.equal(each[sample], each[other]) for each in inputs)
+        return not all(torch.equal(tensor[sample], tensor[other]) for tensor in inputs)
 
     others = []
     for sample in range(size):
-        following = [(sample + step) % size for step in range(1, size)]
-        different = [other for other in following if differs(sample, other)]
-        if not different:
+        following = ((sample + step) % size for step in range(1, size))
+        other = next((other for other in following if differs(sample, other)), None)
+        if other is None:
             raise wrong_value("batch", "have samples that differ", f"{size} equal ones")
-        others.append(different[0])
+        others.append(other)
     return others
 
 
@@ -181,7 +182,7 @@ def _moved(
         if one.shape != other.shape:
             return list(range(len(one)))
         eps = torch.finfo(one.dtype).eps if one.is_floating_point() else 0.0
-        one, other = (widened(each).flatten(1) for each in (one[..., None], other[..., None]))
+        one, other = (widened(output[..., None]).flatten(1) for output in (one, other))
         if one.numel():
             allowed = 8 * eps**rounding * one.abs().max()
             rows.update(((one - other).abs() > allowed).any(1).nonzero().flatten().tolist())
@@ -191,7 +192,7 @@ def _moved(
 @contextmanager
 def _buffers_restored(model: nn.Module) -> Iterator[None]:
     """Restore the buffers of a model, those that the model replaces included."""
-    kept = [
+    saved = [
         (module, name, buffer, buffer.clone())
         for module in model.modules()
         for name, buffer in module._buffers.items()
@@ -200,7 +201,7 @@ def _buffers_restored(model: nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
-        for module, name, buffer, value in kept:
+        for module, name, buffer, value in saved:
             module._buffers[name] = buffer
             if not torch.equal(buffer, value):
                 with torch.no_grad():

@@ -22,8 +22,6 @@ from fedprompt.privacy._copies import Copies, check_gradients_are_recorded, twin
 from fedprompt.privacy._lengths import clip_factors, scaled_down
 from fedprompt.privacy._randomness import check_source, coins, deviation, with_noise
 
-__all__ = ["clipped_sum", "noisy_mean", "per_sample", "poisson_batch"]
-
 _LARGEST = 10**10
 """Largest number of examples from which a batch is drawn. One random number is drawn for each."""
 
@@ -60,9 +58,8 @@ def poisson_batch(
     References:
         Abadi et al., "Deep Learning with Differential Privacy", CCS 2016.
     """
-    check_count("num_examples", num_examples)
-    if num_examples > _LARGEST:
-        raise wrong_value("num_examples", f"be at most {_LARGEST:,}", num_examples)
+    reason = "because one random number is drawn for each"
+    check_count("num_examples", num_examples, at_most=_LARGEST, of=reason)
     check_number("rate", rate, above=0, at_most=1)
     check_source(generator)
     return coins(num_examples, rate=rate, generator=generator)
@@ -164,9 +161,7 @@ def clipped_sum(
     """
     check_number("max_norm", max_norm, above=0)
     check_tensors("gradients", gradients)
-    batches = {
-        name: gradient.shape[0] if gradient.ndim else None for name, gradient in gradients.items()
-    }
+    batches = {name: len(tensor) if tensor.ndim else None for name, tensor in gradients.items()}
     if None in batches.values() or len(set(batches.values())) > 1:
         raise wrong_value("gradients", "all have shape (batch, ...)", f"batches {batches}")
     rows = {
@@ -226,13 +221,11 @@ def noisy_mean(
     check_number("expected_batch_size", expected_batch_size, above=0)
     check_source(generator)
     check_tensors("total", total)
-    sigma = deviation(
-        multiplier, max_norm, dtypes=[torch.float64], divisor=float(expected_batch_size)
-    )
+    divisor = float(expected_batch_size)
+    sigma = deviation(multiplier, max_norm, dtypes=[torch.float64], divisor=divisor)
     means = {}
     for name, tensor in total.items():
-        noisy = with_noise(tensor, sigma=sigma, generator=generator)
-        means[name] = noisy / expected_batch_size
+        means[name] = with_noise(tensor, sigma=sigma, generator=generator) / expected_batch_size
         check_finite(f"total[{name!r}] with its noise", means[name])
     return means
 
@@ -243,15 +236,11 @@ def _copied(model: nn.Module, batch_size: int) -> Copies:
     if not trainable:
         raise wrong_value("model", "have a parameter with requires_grad", "none")
     if any(parameter.is_inference() for parameter in trainable):
-        raise wrong_value(
-            "model", "be made outside torch.inference_mode", "parameters without a gradient"
-        )
+        rule = "be made outside torch.inference_mode"
+        raise wrong_value("model", rule, "parameters without a gradient")
     if mixing := [name for name, module in model.named_modules() if _sees_the_batch(module)]:
-        raise wrong_value(
-            "model",
-            "keep samples apart: normalize by running statistics, in eval mode",
-            f"others in {mixing}",
-        )
+        rule = "keep samples apart: normalize by running statistics, in eval mode"
+        raise wrong_value("model", rule, f"others in {mixing}")
     return {
         parameter: nn.Parameter(parameter.detach().expand(batch_size, *parameter.shape))
         for parameter in trainable
@@ -262,8 +251,5 @@ def _sees_the_batch(module: nn.Module) -> bool:
     """Whether a module computes statistics of a batch, or updates running statistics with it."""
     if isinstance(module, _BatchNorm) and module.running_mean is None:
         return True
-    return module.training and any(
-        name.startswith("running_")
-        for name, buffer in module._buffers.items()
-        if buffer is not None
-    )
+    running = [name for name, buffer in module._buffers.items() if buffer is not None]
+    return module.training and any(name.startswith("running_") for name in running)

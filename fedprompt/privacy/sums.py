@@ -85,15 +85,15 @@ def from_sum(vector: Float[Tensor, " length"], *, like: Payload) -> dict[str, We
     if not isinstance(vector, Tensor) or not vector.is_floating_point() or vector.ndim != 1:
         raise wrong_type("vector", "be a floating-point tensor of shape (length,)", kind(vector))
     check_form("like", like)
-    sizes = {name: [tensor.numel() for tensor in entry] for name, entry in sorted(like.items())}
-    if len(vector) != (length := sum(map(sum, sizes.values()))):
-        raise wrong_value("vector", f"have the length of `like`, {length}", len(vector))
+    sizes = [tensor.numel() for _, entry in sorted(like.items()) for tensor in entry]
+    if len(vector) != sum(sizes):
+        raise wrong_value("vector", f"have the length of `like`, {sum(sizes)}", len(vector))
     check_finite("vector", vector)
-    pieces = iter(torch.split(widened(vector), [size for pair in sizes.values() for size in pair]))
+    pieces = iter(torch.split(widened(vector), sizes))
     means = {}
-    for name in sizes:
-        total, weight = (next(pieces).reshape(tensor.shape) for tensor in like[name])
-        means[name] = _divided(name, total, weight, like[name])
+    for name, entry in sorted(like.items()):
+        total, weight = (next(pieces).reshape(tensor.shape) for tensor in entry)
+        means[name] = _divided(name, total, weight, entry)
     return {name: means[name] for name in like}
 
 

@@ -10,9 +10,8 @@ from fedprompt._checks import (
     check_number,
     check_payload,
     check_tensors,
-    kind,
     known_rows,
-    wrong_type,
+    value_of,
     wrong_value,
 )
 from fedprompt._float64 import on_wide_device, rounded, wide_zeros, widened
@@ -64,9 +63,13 @@ def clip_norm(
     check_payload(payload)
     if center is not None:
         check_tensors("center", center)
-    origin = {name: _origin(name, entry, center) for name, entry in payload.items()}
-    halves = {name: _half_change(entry, origin[name]) for name, entry in payload.items()}
-    rows = {name: half.reshape(1, -1) for name, half in halves.items()}
+    origin = {
+        name: wide_zeros(entry.value)
+        if center is None
+        else widened(value_of("center", center, name, entry))
+        for name, entry in payload.items()
+    }
+    rows = {name: _half_change(entry, origin[name]) for name, entry in payload.items()}
     scale, factor = clip_factors(list(rows.values()), max_norm=max_norm / 2)
     if bool(factor == scale):
         return {
@@ -160,15 +163,12 @@ def gaussian_noise(
     check_number("sensitivity", sensitivity, above=0)
     check_source(generator)
     check_payload(payload)
-    dtypes = {
-        name: torch.promote_types(value.dtype, torch.float32)
-        for name, (value, _) in payload.items()
-    }
-    sigma = deviation(multiplier, sensitivity, dtypes=dtypes.values())
+    dtypes = [torch.promote_types(entry.value.dtype, torch.float32) for entry in payload.values()]
+    sigma = deviation(multiplier, sensitivity, dtypes=dtypes)
     noisy = {}
-    for name, entry in payload.items():
+    for (name, entry), dtype in zip(payload.items(), dtypes, strict=True):
         argument = f"payload[{name!r}]"
-        value, dtype = known_rows(entry), dtypes[name]
+        value = known_rows(entry)
         _check_spacing(argument, value, dtype, sigma)
         sent = with_noise(value, sigma=sigma, generator=generator).to(dtype).to(value.device)
         noisy[name] = Weighted(known_rows(entry._replace(value=sent)), entry.weight.clone())
@@ -183,35 +183,19 @@ def _check_spacing(argument: str, value: Tensor, dtype: torch.dtype, sigma: floa
     """
     largest = float(value.detach().abs().max()) if value.numel() else 0.0
     if 0 < sigma < (spacing := largest * torch.finfo(dtype).eps):
-        rule = f"be at most {sigma / torch.finfo(dtype).eps:.3g} for noise of deviation {sigma:.3g}"
-        raise wrong_value(
-            f"{argument}.value",
-            f"{rule} in {dtype}",
-            f"{largest:.3g}, where numbers are {spacing:.3g} apart",
-        )
-
-
-def _origin(name: str, entry: Weighted, center: Mapping[str, Tensor] | None) -> Tensor:
-    """Return the center of one name in float64."""
-    if center is None:
-        return wide_zeros(entry.value)
-    if name not in center:
-        raise wrong_value("center", f"have the name {name!r}", sorted(center))
-    tensor = center[name]
-    argument = f"center[{name!r}]"
-    if not isinstance(tensor, Tensor) or tensor.dtype != entry.value.dtype:
-        rule = f"be a tensor of {entry.value.dtype}, as in the payload"
-        raise wrong_type(argument, rule, kind(tensor))
-    if tensor.shape != entry.value.shape:
-        rule = f"have the shape of the payload's value {tuple(entry.value.shape)}"
-        raise wrong_value(argument, rule, tuple(tensor.shape))
-    return widened(tensor)
+        bound = f"{sigma / torch.finfo(dtype).eps:.3g}"
+        rule = f"be at most {bound} for noise of deviation {sigma:.3g} in {dtype}"
+        got = f"{largest:.3g}, where numbers are {spacing:.3g} apart"
+        raise wrong_value(f"{argument}.value", rule, got)
 
 
 def _half_change(entry: Weighted, origin: Tensor) -> Tensor:
-    """Return (value - origin) / 2 in the known rows. The difference itself may overflow float64."""
+    """Return (value - origin) / 2 in the known rows, as one row.
+
+    The difference itself may overflow float64.
+    """
     half = widened(entry.value) / 2 - origin / 2
-    return known_rows(Weighted(half, on_wide_device(entry.weight)))
+    return known_rows(Weighted(half, on_wide_device(entry.weight))).reshape(1, -1)
 
 
 def _rounded(origin: Tensor, change: Tensor, dtype: torch.dtype) -> Tensor:

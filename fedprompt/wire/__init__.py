@@ -1,9 +1,9 @@
 """Messages as bytes: one safetensors blob each, checked completely before any of it is used."""
 
-from fedprompt.wire.decode import decode_payload
+from fedprompt.wire._decode import decode_payload
+from fedprompt.wire._format import Expected, Header
 from fedprompt.wire.encode import encode_payload
 from fedprompt.wire.files import open_payload, save_payload
-from fedprompt.wire.format import Expected, Header
 from fedprompt.wire.gather import gather_trees
 from fedprompt.wire.receive import receive
 

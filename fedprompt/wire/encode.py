@@ -5,16 +5,9 @@ from torch import Tensor
 
 from fedprompt._checks import check_dense, check_entry, check_finite
 from fedprompt.interfaces import Message, Weighted
-from fedprompt.wire.format import (
-    Header,
-    check_header,
-    digest_of,
-    header_text,
-    offsets,
-    slots,
-    value_key,
-    weight_key,
-)
+from fedprompt.wire._format import Header, check_header, digest_of, header_text, offsets, slots
+
+__all__ = ["encode_payload", "slots"]  # rounds check the form of a payload
 
 
 def encode_payload(message: Message, *, header: Header) -> bytes:
@@ -60,17 +53,14 @@ def encode_payload(message: Message, *, header: Header) -> bytes:
                 check_dense(f"{argument}.{field}", tensor)
             check_entry(argument, entry)
             value, weight = entry
-            rows = value.detach().reshape(laid[value_key(name)].shape)[weight.flatten() > 0]
-            tensors |= {value_key(name): rows, weight_key(name): weight.detach()}
+            rows = value.detach().reshape(laid[f"{name}:value"].shape)[weight.flatten() > 0]
+            tensors |= {f"{name}:value": rows, f"{name}:weight": weight.detach()}
         else:
             check_dense(argument, entry)
             check_finite(argument, entry)
             tensors[name] = entry.detach()
     sent = {key: laid[key]._replace(shape=tuple(tensor.shape)) for key, tensor in tensors.items()}
-    content = [_bytes(tensors[key]) for key in offsets(sent)]
+    ordered = [tensors[key].cpu().contiguous().flatten() for key in offsets(sent)]
+    content = [tensor.view(torch.uint8).numpy().tobytes() for tensor in ordered]
     text = header_text(header, sent, digest_of(header, sent, content)).encode()
     return b"".join([len(text).to_bytes(8, "little"), text, *content])
-
-
-def _bytes(tensor: Tensor) -> bytes:
-    return tensor.cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()

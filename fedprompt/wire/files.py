@@ -6,9 +6,9 @@ from torch import Tensor
 
 from fedprompt._files import checked_file, replace_file
 from fedprompt.interfaces import Message, Weighted
-from fedprompt.wire.decode import read_blob
+from fedprompt.wire._decode import read_blob
+from fedprompt.wire._format import Expected, Header, check_expected, longest_header
 from fedprompt.wire.encode import encode_payload
-from fedprompt.wire.format import Expected, Header, check_expected, longest_header
 
 
 def save_payload(message: Message, path: str | PathLike[str], *, header: Header) -> None:

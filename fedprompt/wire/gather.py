@@ -12,6 +12,8 @@ from torch import Tensor
 from fedprompt._checks import check_count, check_kind, wrong_value
 from fedprompt._trees import from_blob, to_blob
 
+__all__ = ["gather_trees", "is_here", "on_all_ranks"]
+
 
 def gather_trees(
     tree: Any,
@@ -51,35 +53,32 @@ def gather_trees(
         [{'seen': [3, 5]}]
         >>> torch.distributed.destroy_process_group()
     """
-    _num_ranks(group)
+    _check_group(group)
     check_count("server_round", server_round, at_least=0)
     check_kind("error", error, Exception | None, "be an exception or None")
     blob = b""
     try:
-        blob = to_blob(tree, "tree") if error is None else b""
+        blob = to_blob(tree, "tree") if error is None else blob
     except Exception as refused:  # raised below, because the other ranks wait
         error = refused
     if error is not None:
         blob = "".join(format_exception_only(error)).strip().encode(errors="replace")
-    row = torch.tensor(
-        [error is not None, len(blob), server_round, *hashlib.sha256(blob).digest()],
-        dtype=torch.int64,
-        device="cpu",
-    )
-    rows = [each.tolist() for each in _all_gather(row, group)]
+    head = [error is not None, len(blob), server_round, *hashlib.sha256(blob).digest()]
+    row = torch.tensor(head, dtype=torch.int64, device="cpu")
+    rows = [gathered.tolist() for gathered in _all_gather(row, group)]
     failed, lengths, rounds, *_ = zip(*rows, strict=True)
     blobs = _gather_blobs(blob, list(lengths), group)
     if error is not None:
         raise error
-    texts = [f"rank {rank}: {blobs[rank].decode()}" for rank, each in enumerate(failed) if each]
+    texts = [f"rank {rank}: {blobs[rank].decode()}" for rank, wrong in enumerate(failed) if wrong]
     if texts:
         raise RuntimeError("; ".join(texts))
     if len(set(rounds)) > 1:
         raise wrong_value("server_round", "be the same on every rank", list(rounds))
-    for rank, (each, (_, _, _, *digest)) in enumerate(zip(blobs, rows, strict=True)):
-        if hashlib.sha256(each).digest() != bytes(digest):
+    for rank, (received, (_, _, _, *digest)) in enumerate(zip(blobs, rows, strict=True)):
+        if hashlib.sha256(received).digest() != bytes(digest):
             raise wrong_value("tree", f"arrive as rank {rank} sent it", "other bytes")
-    return [from_blob(each, to_devices=True) for each in blobs]
+    return [from_blob(received, to_devices=True) for received in blobs]
 
 
 def on_all_ranks(
@@ -88,7 +87,8 @@ def on_all_ranks(
     """Return the results of all ranks; an error of one rank ends the call on all of them."""
     if group is None:
         return [work()]
-    tree, error = None, None
+    tree = None
+    error = None
     try:
         tree = work()
     except Exception as raised:  # raised by `gather_trees`, because the other ranks wait
@@ -103,19 +103,15 @@ def is_here(client: int, group: "distributed.ProcessGroup | None") -> bool:
     return client % distributed.get_world_size(group) == distributed.get_rank(group)
 
 
-def _num_ranks(group: "distributed.ProcessGroup | None") -> int:
+def _check_group(group: "distributed.ProcessGroup | None") -> None:
     if not (distributed.is_available() and distributed.is_initialized()):
-        raise wrong_value(
-            "group",
-            "be a process group of torch.distributed",
-            "none (call init_process_group first)",
-        )
+        rule = "be a process group of torch.distributed"
+        raise wrong_value("group", rule, "none (call init_process_group first)")
     outside: object = distributed.GroupMember.NON_GROUP_MEMBER
     if group is not outside:
         check_kind("group", group, distributed.ProcessGroup | None, "be a process group or None")
     if distributed.get_rank(group) < 0:
         raise wrong_value("group", "contain this process", "a group without it")
-    return distributed.get_world_size(group)
 
 
 def _gather_blobs(
@@ -124,10 +120,8 @@ def _gather_blobs(
     if not any(lengths):
         return [blob for _ in lengths]
     padded = torch.frombuffer(bytearray(blob.ljust(max(lengths), b"\0")), dtype=torch.uint8)
-    return [
-        each[:length].numpy().tobytes()
-        for each, length in zip(_all_gather(padded, group), lengths, strict=True)
-    ]
+    gathered = zip(_all_gather(padded, group), lengths, strict=True)
+    return [received[:length].numpy().tobytes() for received, length in gathered]
 
 
 def _all_gather(tensor: Tensor, group: "distributed.ProcessGroup | None") -> list[Tensor]:

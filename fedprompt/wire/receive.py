@@ -3,21 +3,22 @@
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
-from fedprompt._checks import check_iterable, kind, wrong_type, wrong_value
+from fedprompt._checks import check_function, check_iterable, kind, wrong_type, wrong_value
 from fedprompt.interfaces import Message
-from fedprompt.wire.decode import read_blob
-from fedprompt.wire.format import Expected, Slot, check_expected
+from fedprompt.wire._decode import read_blob
+from fedprompt.wire._format import Expected, Slot, check_expected
 
-Client = TypeVar("Client", int, str)
+_Client = TypeVar("_Client", int, str)
+_Form = tuple[Expected, dict[str, Slot]]
 
 
 def receive(
-    arrivals: Iterable[tuple[Client, object]],
+    arrivals: Iterable[tuple[_Client, object]],
     *,
-    expect: Expected | Mapping[Client, Expected],
+    expect: Expected | Mapping[_Client, Expected],
     max_bytes: int,
     restore: Callable[[Message], Any] | None = None,
-) -> tuple[dict[Client, Any], list[tuple[Client, str]]]:
+) -> tuple[dict[_Client, Any], list[tuple[_Client, str]]]:
     """Read the blobs of a round: the first valid one of each client, and a reason for every other.
 
     A blob that :func:`decode_payload` refuses is dropped, and so is one that is not ``bytes``; the
@@ -62,60 +63,49 @@ def receive(
         2 `blob` must be of round 7; got one of round 6.
         1 Client 1 already sent a valid blob for this round; this one is ignored.
     """
-    if restore is not None and not callable(restore):
-        raise wrong_type("restore", "be a function of a message", kind(restore))
+    if restore is not None:
+        check_function("restore", restore, "be a function of a message")
+    forms: dict[_Client, _Form] = {}
+    common: _Form | None = None
     if isinstance(expect, Mapping):
-        forms = {client: _checked_form(own, max_bytes) for client, own in expect.items()}
-        common = None
+        forms = {client: _checked_form(form, max_bytes) for client, form in expect.items()}
     else:
-        forms = {}
         common = _checked_form(expect, max_bytes)
     check_iterable("arrivals", arrivals, "pairs (client, blob)")
-    accepted: dict[Client, Any] = {}
-    refused: list[tuple[Client, str]] = []
+    accepted: dict[_Client, Any] = {}
+    refused: list[tuple[_Client, str]] = []
     ids: type = object
     for arrival in arrivals:
         if not isinstance(arrival, tuple | list) or len(arrival) != 2:
             raise wrong_type("arrivals", "contain pairs (client, blob)", kind(arrival))
         client, blob = arrival
-        ids = _checked_id(client, ids)
+        if type(client) not in (int, str) or not isinstance(client, ids):
+            rule = "name clients by integers alone or by strings alone"
+            raise wrong_type("arrivals", rule, kind(client))
+        ids = type(client)
         try:
             if client in accepted:
                 ignored = "already sent a valid blob for this round; this one is ignored."
                 raise ValueError(f"Client {client} {ignored}")
-            accepted[client] = _read(client, blob, common or forms.get(client), max_bytes, restore)
+            message = _read(client, blob, common or forms.get(client), max_bytes)
+            accepted[client] = message if restore is None else restore(message)
         except ValueError as error:
             refused.append((client, str(error)))
     return {client: accepted[client] for client in sorted(accepted)}, refused
 
 
-def _read(
-    client: object,
-    blob: object,
-    form: tuple[Expected, dict[str, Slot]] | None,
-    max_bytes: int,
-    restore: Callable[[Message], Any] | None,
-) -> Any:
+def _read(client: object, blob: object, form: _Form | None, max_bytes: int) -> Message:
     if form is None:
         raise ValueError(f"Client {client} was not asked in this round; its blob is ignored.")
     if not isinstance(blob, bytes):
         raise wrong_value("blob", "be bytes", f"a {type(blob).__name__}")
     expect, slots = form
-    message, _ = read_blob(blob, expect._replace(client_id=str(client)), slots, max_bytes)
-    return message if restore is None else restore(message)
+    return read_blob(blob, expect._replace(client_id=str(client)), slots, max_bytes)[0]
 
 
-def _checked_form(expect: Expected, max_bytes: int) -> tuple[Expected, dict[str, Slot]]:
+def _checked_form(expect: Expected, max_bytes: int) -> _Form:
     slots = check_expected(expect, max_bytes)
     if expect.client_id is not None:
         rule = "be None, because `arrivals` names the clients"
         raise wrong_value("expect.client_id", rule, repr(expect.client_id))
     return expect, slots
-
-
-def _checked_id(client: object, ids: type) -> type:
-    """Require an id of the type of the ids before it, and return that type."""
-    if type(client) not in (int, str) or not isinstance(client, ids):
-        rule = "name clients by integers alone or by strings alone"
-        raise wrong_type("arrivals", rule, kind(client))
-    return type(client)

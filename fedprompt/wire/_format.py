@@ -6,6 +6,7 @@ Because there is one way, a decoder can compare a header with the one that must 
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
@@ -13,8 +14,11 @@ from torch import Tensor
 
 from fedprompt._checks import (
     check_count,
+    check_kind,
+    check_names,
     check_number,
     check_strided,
+    check_text,
     checked_layout,
     kind,
     wrong_type,
@@ -37,7 +41,6 @@ DTYPES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-_VALUE, _WEIGHT = ":value", ":weight"
 
 
 class Header(NamedTuple):
@@ -93,32 +96,24 @@ class Slot(NamedTuple):
         return torch.Size(self.shape).numel() * self.dtype.itemsize
 
 
-def value_key(name: str) -> str:
-    """Return the key of the value rows of a :class:`Weighted`."""
-    return name + _VALUE
-
-
-def weight_key(name: str) -> str:
-    """Return the key of the weights of a :class:`Weighted`."""
-    return name + _WEIGHT
-
-
 def slots(argument: str, message: Message) -> dict[str, Slot]:
     """Lay out a message with all its rows, by the keys of the blob; errors name it `argument`."""
-    if not isinstance(message, Mapping):
-        raise wrong_type(argument, "map names to tensors or Weighted", kind(message))
+    check_names(argument, message, "map names to tensors or Weighted")
     laid: dict[str, Slot] = {}
     for name, entry in message.items():
-        _check_name(argument, name)
+        if name == "__metadata__" or name.endswith((":value", ":weight")):
+            rule = "have no name '__metadata__', nor one that ends in ':value' or ':weight'"
+            raise wrong_value(argument, rule, repr(name))
+        _check_unicode(argument, name)
         if isinstance(entry, Weighted):
             value, weight = checked_layout(f"{argument}[{name!r}]", entry)
-            laid[value_key(name)] = Slot(value.dtype, (weight.numel(), *value.shape[weight.ndim :]))
-            laid[weight_key(name)] = Slot(weight.dtype, tuple(weight.shape))
-        elif isinstance(entry, Tensor):
+            rows = (weight.numel(), *value.shape[weight.ndim :])
+            laid[f"{name}:value"] = Slot(value.dtype, rows)
+            laid[f"{name}:weight"] = Slot(weight.dtype, tuple(weight.shape))
+        else:
+            check_kind(f"{argument}[{name!r}]", entry, Tensor, "be a tensor or a Weighted")
             check_strided(f"{argument}[{name!r}]", entry)
             laid[name] = Slot(entry.dtype, tuple(entry.shape))
-        else:
-            raise wrong_type(f"{argument}[{name!r}]", "be a tensor or a Weighted", kind(entry))
     if foreign := sorted(key for key, slot in laid.items() if slot.dtype not in DTYPES):
         rule = f"have a dtype of {', '.join(DTYPES.values())}"
         raise wrong_type(f"{argument}[{foreign[0]!r}]", rule, laid[foreign[0]].dtype)
@@ -131,12 +126,9 @@ def offsets(laid: Mapping[str, Slot]) -> dict[str, int]:
     Wide dtypes come first, so that all tensors are aligned. Tensors of equal width are sorted by
     key.
     """
-    starts = {}
-    start = 0
-    for key in sorted(laid, key=lambda key: (-laid[key].dtype.itemsize, key)):
-        starts[key] = start
-        start += laid[key].num_bytes
-    return starts
+    keys = sorted(laid, key=lambda key: (-laid[key].dtype.itemsize, key))
+    ends = accumulate(laid[key].num_bytes for key in keys)
+    return {key: end - laid[key].num_bytes for key, end in zip(keys, ends, strict=True)}
 
 
 def header_text(header: Header, laid: Mapping[str, Slot], digest: str = _BLANK) -> str:
@@ -168,15 +160,13 @@ def digest_of(
     return total.hexdigest()
 
 
-def check_expected(expect: object, max_bytes: int) -> dict[str, Slot]:
+def check_expected(expect: Any, max_bytes: int) -> dict[str, Slot]:
     """Check the requirements of a receiver, and lay out the message that it expects."""
-    if not isinstance(expect, Expected):
-        raise wrong_type("expect", "be Expected(message, ...)", kind(expect))
+    check_kind("expect", expect, Expected, "be Expected(message, ...)")
     _check_texts("expect.fingerprint", expect.fingerprint)
     if expect.server_round is not None:
         check_count("expect.server_round", expect.server_round, at_least=0)
-    if not isinstance(expect.client_id, str | None):
-        raise wrong_type("expect.client_id", "be a string or None", kind(expect.client_id))
+    check_kind("expect.client_id", expect.client_id, str | None, "be a string or None")
     if expect.max_abs is not None:
         check_number("expect.max_abs", expect.max_abs, above=0)
     check_count("max_bytes", max_bytes)
@@ -189,21 +179,17 @@ def check_expected(expect: object, max_bytes: int) -> dict[str, Slot]:
 
 def check_header(header: Header) -> None:
     """Require a header that can be written."""
-    if not isinstance(header, Header):
-        raise wrong_type("header", "be a Header", kind(header))
+    check_kind("header", header, Header, "be a Header")
     check_count("header.server_round", header.server_round, at_least=0)
     if header.server_round >= 10**18:
         raise wrong_value("header.server_round", "be below 10^18", header.server_round)
     for name in ("fingerprint", "meta"):
         _check_texts(f"header.{name}", getattr(header, name))
-    if not isinstance(header.client_id, str):
-        raise wrong_type("header.client_id", "be a string", kind(header.client_id))
+    check_text("header.client_id", header.client_id)
     text = json.dumps(_metadata(header, _BLANK), ensure_ascii=False)
     _check_unicode("header", text)
-    if len(text.encode()) > _MAX_TEXT:
-        raise wrong_value(
-            "header", f"be at most {_MAX_TEXT} bytes long as text", len(text.encode())
-        )
+    if (length := len(text.encode())) > _MAX_TEXT:
+        raise wrong_value("header", f"be at most {_MAX_TEXT} bytes long as text", length)
 
 
 def _metadata(header: Header, digest: str) -> dict[str, str]:
@@ -223,15 +209,6 @@ def _check_texts(argument: str, texts: object) -> None:
         isinstance(part, str) for pair in texts.items() for part in pair
     ):
         raise wrong_type(argument, "map strings to strings", kind(texts))
-
-
-def _check_name(argument: str, name: object) -> None:
-    if not isinstance(name, str):
-        raise wrong_type(argument, "have strings as names", kind(name))
-    if name == "__metadata__" or name.endswith((_VALUE, _WEIGHT)):
-        rule = "have no name '__metadata__', nor one that ends in ':value' or ':weight'"
-        raise wrong_value(argument, rule, repr(name))
-    _check_unicode(argument, name)
 
 
 def _check_unicode(argument: str, text: str) -> None:

@@ -5,7 +5,6 @@ Every check precedes the allocation that it protects. Every refusal is a ValueEr
 
 import json
 from collections.abc import Mapping
-from functools import partial
 from typing import Any, NoReturn
 
 import numpy as np
@@ -14,7 +13,7 @@ from torch import Tensor
 
 from fedprompt._checks import wrong_type, wrong_value
 from fedprompt.interfaces import Message, Weighted
-from fedprompt.wire.format import (
+from fedprompt.wire._format import (
     DTYPES,
     FORMAT,
     Expected,
@@ -25,8 +24,6 @@ from fedprompt.wire.format import (
     header_text,
     longest_header,
     offsets,
-    value_key,
-    weight_key,
 )
 
 _Raw = np.ndarray[Any, np.dtype[np.uint8]]
@@ -93,17 +90,17 @@ def read_blob(
     claimed = _claimed_slots(entries, expected, expect.message)
     _check_whole(text, digest, header, claimed, tensors)
     whole = np.frombuffer(tensors, np.uint8)
-    raw = {
-        key: whole[start : start + claimed[key].num_bytes]
-        for key, start in offsets(claimed).items()
-    }
-    read = partial(_read_entry, raw, claimed=claimed, max_abs=expect.max_abs)
-    return {name: read(name, entry) for name, entry in expect.message.items()}, header
+    starts = offsets(claimed).items()
+    raw = {key: whole[start : start + claimed[key].num_bytes] for key, start in starts}
+    return {
+        name: _read_entry(name, isinstance(entry, Weighted), raw, claimed, expect.max_abs)
+        for name, entry in expect.message.items()
+    }, header
 
 
 def _refuse(rule: str, got: object) -> NoReturn:
     """Refuse the blob; show its content in part, without characters that could alter a log."""
-    shown = "".join(each if each.isprintable() else repr(each)[1:-1] for each in str(got)[:120])
+    shown = "".join(char if char.isprintable() else repr(char)[1:-1] for char in str(got)[:120])
     raise wrong_value("blob", rule, shown)
 
 
@@ -192,7 +189,7 @@ def _claimed_slots(
         _refuse("have no other tensors than expected", f"also {unknown[:5]}")
     if missing := sorted(set(expected) - set(entries)):
         _refuse("have all tensors that are expected", f"none named {missing[:5]}")
-    open_rows = {value_key(name) for name, entry in message.items() if isinstance(entry, Weighted)}
+    open_rows = {f"{name}:value" for name, entry in message.items() if isinstance(entry, Weighted)}
     return {
         key: _claimed(key, entries[key], slot, key in open_rows) for key, slot in expected.items()
     }
@@ -222,35 +219,34 @@ def _check_whole(
         _refuse("have a header as `encode_payload` writes it", text.decode())
     if len(tensors) != (total := sum(slot.num_bytes for slot in claimed.values())):
         _refuse(f"hold {total} bytes of tensors", len(tensors))
-    if (own := digest_of(header, claimed, [tensors])) != digest:
-        _refuse(f"have the SHA-256 {digest[:12]} of its header", f"{own[:12]} (damaged content)")
+    if (found := digest_of(header, claimed, [tensors])) != digest:
+        _refuse(f"have the SHA-256 {digest[:12]} of its header", f"{found[:12]} (damaged content)")
 
 
 def _read_entry(
-    raw: Mapping[str, _Raw],
     name: str,
-    entry: Tensor | Weighted,
-    *,
+    weighted: bool,
+    raw: Mapping[str, _Raw],
     claimed: Mapping[str, Slot],
     max_abs: float | None,
 ) -> Tensor | Weighted:
     """Copy one tensor or :class:`Weighted` out of the blob into new memory."""
-    if not isinstance(entry, Weighted):
+    if not weighted:
         plain = _tensor(raw[name].copy(), claimed[name])
         _check_numbers(name, plain, max_abs=max_abs)
         return plain
-    key = weight_key(name)
+    key = f"{name}:weight"
     weight = _tensor(raw[key].copy(), claimed[key])
     _check_numbers(key, weight, at_least=0.0)
-    key = value_key(name)
-    known = (weight > 0).flatten().numpy()
+    key = f"{name}:value"
+    positive = (weight > 0).flatten().numpy()
     dtype, (count, *event) = claimed[key]
-    if count != (sent := int(known.sum())):
+    if count != (sent := int(positive.sum())):
         _refuse(f"hold the {sent} value rows of {name!r} whose weight is above 0", count)
     row_bytes = torch.Size(event).numel() * dtype.itemsize
-    value = np.zeros(len(known) * row_bytes, np.uint8)
+    value = np.zeros(len(positive) * row_bytes, np.uint8)
     if row_bytes:  # as one opaque item for each row
-        value.view(f"V{row_bytes}")[known] = raw[key].view(f"V{row_bytes}")
+        value.view(f"V{row_bytes}")[positive] = raw[key].view(f"V{row_bytes}")
     rows = _tensor(value, Slot(dtype, (*weight.shape, *event)))
     _check_numbers(key, rows, max_abs=max_abs)
     return Weighted(rows, weight)
