@@ -3,6 +3,7 @@
 from collections.abc import Collection, Iterable, Iterator, MutableMapping
 from typing import Any, NoReturn
 
+import torch
 import torch.nn as nn
 from torch import Tensor
 
@@ -100,6 +101,20 @@ def chosen_parameters(model: nn.Module, trainable: object) -> list[nn.Parameter]
     if foreign := len(chosen) - len(found):
         raise wrong_value("trainable", "belong to `model`", f"{foreign} parameters that do not")
     return found
+
+
+def check_frozen(
+    argument: str, modules: Iterable[nn.Module], parameters: Iterable[nn.Parameter]
+) -> None:
+    """Require modules in eval mode, and parameters without gradients."""
+    if torch.compiler.is_compiling():
+        return
+    if any(module.training for module in modules):
+        rule = "stay in eval mode, as freeze(model) left it"
+        raise wrong_value(argument, rule, "a model in train mode")
+    if any(parameter.requires_grad for parameter in parameters):
+        rule = "stay frozen, as freeze(model) left it"
+        raise wrong_value(argument, rule, "a model with parameters that require gradients")
 
 
 _ADAPTERS = ("lora_", "adapter")

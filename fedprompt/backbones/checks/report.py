@@ -1,7 +1,22 @@
-"""Reports on backbones of one's own: a table of claims, with a remedy for each that failed."""
+"""Reports on backbones of your own: a table of claims, with a remedy for each that failed."""
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
+
+import torch
+import torch.nn as nn
+from torch import Tensor
+
+from fedprompt.backbones.fingerprint import OWN, OwnModules, find_module
+
+LONGEST = 100
+"""Longest text of an exception in a table, in characters."""
+
+Verdict = tuple[bool | None, str]
+"""Whether a claim holds, None if it could not be judged, and the measurement."""
+
+_CONTAINERS = (OwnModules, nn.ModuleList)  # the fingerprint makes them of attributes
 
 
 class Line(NamedTuple):
@@ -57,7 +72,7 @@ class Report(NamedTuple):
         return "\n".join(rows)
 
 
-def judged(name: str, remedy: str, check: Callable[[], tuple[bool | None, str]]) -> Line:
+def judged(name: str, remedy: str, check: Callable[[], Verdict]) -> Line:
     """Return the line of a check; an exception of the backbone is a failure with its text."""
     try:
         passed, measured = check()
@@ -68,5 +83,61 @@ def judged(name: str, remedy: str, check: Callable[[], tuple[bool | None, str]])
     return Line(name, passed, measured, remedy)
 
 
-LONGEST = 100
-"""Longest text of an exception in a table, in characters."""
+class Judge:
+    """Checks of any backbone, which is compared with its state at the start."""
+
+    def __init__(self, backbone: object) -> None:
+        self.backbone = backbone
+        self.model = find_module(backbone)
+        self.state_before = self.state()
+
+    def frozen(self) -> Verdict:
+        """Whether all modules are in eval mode, and no parameter is trainable."""
+        if self.model is None:
+            return None, "no modules or tensors found; keep the model as the attribute `model`"
+        training = [
+            name or type(module).__name__
+            for name, module in self.model.named_modules()
+            if module.training and not isinstance(module, _CONTAINERS)
+        ]
+        trainable = [name for name, weight in self.model.named_parameters() if weight.requires_grad]
+        wrong = [f"in train mode: {listed(training)}"] if training else []
+        wrong += [f"trainable: {listed(trainable)}"] if trainable else []
+        return not wrong, "; ".join(wrong).replace(OWN, "")
+
+    def unchanged(self) -> Verdict:
+        """Whether the state is the same as at the start."""
+        before = self.state_before
+        state = self.state().items()
+        wrong = [name for name, tensor in state if not torch.equal(tensor, before[name])]
+        return not wrong, f"changed: {listed(wrong)}".replace(OWN, "") if wrong else ""
+
+    def shared(self) -> Verdict:
+        """Whether a deep copy is the backbone, so that clients share it."""
+        is_shared = copy.deepcopy(self.backbone) is self.backbone
+        return is_shared, "" if is_shared else "a deep copy is another object"
+
+    def state(self) -> dict[str, Tensor]:
+        """Copy all weights and buffers."""
+        state = {} if self.model is None else self.model.state_dict()
+        return {name: tensor.detach().clone() for name, tensor in state.items()}
+
+
+def near(
+    actual: Tensor, expected: Tensor, tolerance: float, *, smallest: float = 0.0
+) -> tuple[bool, str]:
+    """Compare relative to the largest number, or to `smallest` if all numbers are smaller."""
+    if actual.shape != expected.shape:
+        return False, f"shape {tuple(actual.shape)} instead of {tuple(expected.shape)}"
+    if not actual.numel():
+        return True, ""
+    difference = (actual.detach().double() - expected.detach().double()).abs().max().item()
+    scale = max(smallest, expected.detach().abs().max().item())
+    passed = difference <= tolerance * scale
+    return passed, f"largest difference {difference:.0e}" if difference else "no difference"
+
+
+def listed(names: Sequence[object]) -> str:
+    """List at most three names."""
+    rest = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(map(str, names[:3])) + rest

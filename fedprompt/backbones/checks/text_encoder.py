@@ -1,19 +1,12 @@
 """Judgment of a custom text encoder: the promises of ``TextEncoder``, one line each."""
 
-import copy
-
 import torch
-import torch.nn as nn
 from jaxtyping import Float
 from torch import Tensor
 
 from fedprompt._checks import check_class_names, wrong_value
-from fedprompt.backbones.checks.report import Line, Report, judged
-from fedprompt.backbones.fingerprint import OWN, OwnModules, find_module
+from fedprompt.backbones.checks.report import Judge, Line, Report, Verdict, judged, near
 from fedprompt.interfaces import ClassNames, PromptedText, TextEncoder
-
-_Verdict = tuple[bool | None, str]
-_CONTAINERS = (OwnModules, nn.ModuleList)  # the fingerprint makes them of attributes
 
 
 def check_text_encoder(
@@ -86,23 +79,22 @@ def check_text_encoder(
     return Report(title, (*lines, same))
 
 
-class _Judge:
+class _Judge(Judge):
     """The checks of one encoder. Each returns whether the claim holds, and what was measured."""
 
     def __init__(self, encoder: TextEncoder, names: ClassNames) -> None:
+        super().__init__(encoder)
         self.encoder, self.names = encoder, names
         dtype = torch.promote_types(names.tokens.dtype, torch.float32)
         size = (2, 3, names.tokens.shape[-1])
         noise = torch.randn(size, generator=torch.Generator().manual_seed(0))
         self.context = (noise * names.tokens.float().std().cpu()).to(names.tokens.device, dtype)
-        self.model = find_module(encoder)
-        self.state_before = self._state()
 
     @torch.no_grad()
     def encode(self, context: Tensor, names: ClassNames | None = None) -> Tensor:
         return self.encoder(_sentences(context, names or self.names))
 
-    def shape(self) -> _Verdict:
+    def shape(self) -> Verdict:
         dim, width = self.encoder.dim, self.names.tokens.shape[-1]
         if dim != width:
             return False, f"dim is {dim}, but tokens have width {width}"
@@ -115,22 +107,22 @@ class _Judge:
                 return False, "features that are not finite"
         return True, ""
 
-    def repeatable(self) -> _Verdict:
+    def repeatable(self) -> Verdict:
         return _near(self.encode(self.context), self.encode(self.context))
 
-    def classes(self) -> _Verdict:
+    def classes(self) -> Verdict:
         together = self.encode(self.context)
         count = len(self.names.names)
         reverse = self.encode(self.context, self.names.select(range(count)[::-1])).flip(1)
         alone = [self.encode(self.context, self.names.select([number])) for number in range(count)]
         return _all_near((reverse, together), (torch.cat(alone, 1), together))
 
-    def contexts(self) -> _Verdict:
+    def contexts(self) -> Verdict:
         alone = [self.encode(context[None]) for context in self.context]
         return _near(torch.cat(alone), self.encode(self.context))
 
     @torch.no_grad()
-    def end_of_text(self) -> _Verdict:
+    def end_of_text(self) -> Verdict:
         if not self.names.causal:
             return True, "may be read, because the names have causal=False"
         text = _sentences(self.context, self.names)
@@ -142,18 +134,18 @@ class _Judge:
         return _near(self.encoder(changed), self.encoder(text))
 
     @torch.no_grad()
-    def class_specific(self) -> _Verdict:
+    def class_specific(self) -> Verdict:
         own = self.context[:, None].expand(-1, len(self.names.names), -1, -1)
         text = _sentences(own, self.names, class_specific=True)
         return _near(self.encoder(text), self.encode(self.context))
 
-    def samples(self) -> _Verdict:
+    def samples(self) -> Verdict:
         contexts = torch.stack([self.context, -self.context, 2 * self.context])
         together = self.encode(contexts)
         loop = torch.stack([self.encode(context) for context in contexts])
         return _all_near((together, loop), (self.encode(contexts[:0]), loop[:0]))
 
-    def gradients(self) -> _Verdict:
+    def gradients(self) -> Verdict:
         context = self.context.clone().requires_grad_()
         with torch.enable_grad():
             features = self.encoder(_sentences(context, self.names))
@@ -166,31 +158,6 @@ class _Judge:
             return False, "no finite gradient"
         missing = int((gradient == 0).all(-1).sum())
         return not missing, f"none at {missing} tokens" if missing else ""
-
-    def frozen(self) -> _Verdict:
-        if self.model is None:
-            return None, "no modules or tensors found; keep the model as the attribute `model`"
-        trainable = [name for name, weight in self.model.named_parameters() if weight.requires_grad]
-        wrong = [f"{len(trainable)} trainable, such as {trainable[0]}"] if trainable else []
-        own = (module for module in self.model.modules() if not isinstance(module, _CONTAINERS))
-        if any(module.training for module in own):
-            wrong.append("a module in train mode")
-        return not wrong, "; ".join(wrong).replace(OWN, "")
-
-    def unchanged(self) -> _Verdict:
-        before = self.state_before
-        wrong = [
-            name for name, value in self._state().items() if not torch.equal(value, before[name])
-        ]
-        return not wrong, f"changed: {', '.join(wrong[:3])}".replace(OWN, "") if wrong else ""
-
-    def shared(self) -> _Verdict:
-        is_shared = copy.deepcopy(self.encoder) is self.encoder
-        return is_shared, "" if is_shared else "a deep copy is another encoder"
-
-    def _state(self) -> dict[str, Tensor]:
-        state = {} if self.model is None else self.model.state_dict()
-        return {name: tensor.detach().clone() for name, tensor in state.items()}
 
 
 _SAME = "check positions, the mask, the last norm, the pooled position and the projection"
@@ -226,20 +193,12 @@ def _sentences(context: Tensor, names: ClassNames, *, class_specific: bool = Fal
     return PromptedText(prefix, suffix, end, None if class_specific else length)
 
 
-def _all_near(*pairs: tuple[Tensor, Tensor]) -> _Verdict:
+def _all_near(*pairs: tuple[Tensor, Tensor]) -> Verdict:
     """Return the verdict of the first pair that differs, or of the last pair."""
     verdicts = [_near(*pair) for pair in pairs]
     return next((verdict for verdict in verdicts if not verdict[0]), verdicts[0])
 
 
-def _near(actual: Tensor, expected: Tensor) -> _Verdict:
+def _near(actual: Tensor, expected: Tensor) -> Verdict:
     """Compare up to rounding, relative to the largest number."""
-    actual, expected = actual.detach(), expected.detach()
-    if actual.shape != expected.shape:
-        return False, f"shape {tuple(actual.shape)} instead of {tuple(expected.shape)}"
-    if not actual.numel():
-        return True, ""
-    difference = (actual.double() - expected.double()).abs().max().item()
-    scale = expected.double().abs().max().item()
-    passed = difference <= torch.finfo(actual.dtype).eps ** (2 / 3) * scale
-    return passed, f"largest difference {difference:.0e}" if difference else "no difference"
+    return near(actual, expected, torch.finfo(actual.dtype).eps ** (2 / 3))

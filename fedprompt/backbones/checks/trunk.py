@@ -1,18 +1,15 @@
 """Judgment of a custom trunk: the promises of the protocol ``Trunk``, one line each."""
 
-import copy
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-import torch.nn as nn
 from jaxtyping import Float
 from torch import Tensor
 
 from fedprompt._checks import check_images, wrong_type, wrong_value
-from fedprompt.backbones.checks.report import Line, Report, judged
-from fedprompt.backbones.fingerprint import OWN, OwnModules, find_module
+from fedprompt.backbones.checks.report import Judge, Line, Report, judged, listed, near
 from fedprompt.interfaces import Trunk
 
 # Relative to the largest entry, for two computations of the same numbers in another order.
@@ -23,7 +20,6 @@ _MEMBERS = (
     *("embed", "block", "normalize", "pool"),
 )
 _PROMPTS = 3
-_CONTAINERS = (OwnModules, nn.ModuleList)  # the fingerprint makes them of attributes
 
 
 def check_trunk(
@@ -133,16 +129,15 @@ def _inserted(tokens: Tensor, prompts: Tensor, prefix: int, inside: int) -> Tens
     return torch.cat([tokens[:, :prefix], new, tokens[:, prefix + inside :]], 1)
 
 
-class _Judge(_PromptedRuns):
+class _Judge(_PromptedRuns, Judge):
     """The checks of one trunk. Each returns whether the claim holds, and what was measured."""
 
     def __init__(
         self, trunk: Trunk, images: Tensor, forward: Callable[[Tensor], Tensor] | None
     ) -> None:
-        super().__init__(trunk, images.clone())
+        _PromptedRuns.__init__(self, trunk, images.clone())
+        Judge.__init__(self, trunk)
         self.forward = forward
-        self.model = find_module(trunk)
-        self.images_before, self.state_before = images, self._state()
 
     def lines(self) -> list[Line]:
         """Run all checks; the last ones compare with the state before."""
@@ -249,33 +244,10 @@ class _Judge(_PromptedRuns):
             loss = (pooled.float() * weights).square().sum()
             gradients = torch.autograd.grad(loss, prompts, allow_unused=True)
         missing = [layer for layer, gradient in enumerate(gradients) if not _reaches_all(gradient)]
-        return not missing, f"none at layers {_listed(missing)}" if missing else ""
+        return not missing, f"none at layers {listed(missing)}" if missing else ""
 
-    def frozen(self) -> tuple[bool | None, str]:
-        if self.model is None:
-            return None, "no modules or tensors found; keep the model as the attribute `model`"
-        training = [
-            name or type(module).__name__
-            for name, module in self.model.named_modules()
-            if module.training and not isinstance(module, _CONTAINERS)
-        ]
-        trainable = [name for name, weight in self.model.named_parameters() if weight.requires_grad]
-        wrong = [f"in train mode: {_listed(training)}"] if training else []
-        wrong += [f"trainable: {_listed(trainable)}"] if trainable else []
-        return not wrong, "; ".join(wrong).replace(OWN, "")
-
-    def unchanged(self) -> tuple[bool, str]:
-        wrong = [
-            name
-            for name, tensor in self._state().items()
-            if not torch.equal(tensor, self.state_before[name])
-        ]
-        wrong += ["images"] if not torch.equal(self.images, self.images_before) else []
-        return not wrong, f"changed: {_listed(wrong)}".replace(OWN, "") if wrong else ""
-
-    def shared(self) -> tuple[bool, str]:
-        is_shared = copy.deepcopy(self.trunk) is self.trunk
-        return is_shared, "" if is_shared else "a deep copy is another trunk"
+    def state(self) -> dict[str, Tensor]:
+        return super().state() | {"images": self.images.clone()}
 
     def _is_another_block(self, layer: int, tokens: Tensor, context: Any, output: Tensor) -> bool:
         """Whether a block exists and is not the block before it."""
@@ -283,10 +255,6 @@ class _Judge(_PromptedRuns):
             return not torch.equal(self.trunk.block(layer, tokens, context, 0), output)
         except Exception:  # any error says that there is no such block
             return False
-
-    def _state(self) -> dict[str, Tensor]:
-        state = {} if self.model is None else self.model.state_dict()
-        return {name: tensor.detach().clone() for name, tensor in state.items()}
 
 
 _REMEDIES = {
@@ -299,12 +267,7 @@ _REMEDIES = {
 
 
 def _near(actual: Tensor, expected: Tensor) -> tuple[bool, str]:
-    if actual.shape != expected.shape:
-        return False, f"shape {_shape(actual)} instead of {_shape(expected)}"
-    difference = (actual.double() - expected.double()).abs().max().item()
-    scale = max(1.0, expected.abs().max().item())
-    passed = difference <= _TOLERANCE.get(actual.dtype, _HALF) * scale
-    return passed, f"largest difference {difference:.0e}" if difference else "no difference"
+    return near(actual, expected, _TOLERANCE.get(actual.dtype, _HALF), smallest=1.0)
 
 
 def _reaches_all(gradient: Tensor | None) -> bool:
@@ -316,8 +279,3 @@ def _reaches_all(gradient: Tensor | None) -> bool:
 
 def _shape(tensor: Tensor) -> tuple[int, ...]:
     return tuple(tensor.shape)
-
-
-def _listed(names: Sequence[object]) -> str:
-    rest = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return ", ".join(map(str, names[:3])) + rest

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from fedprompt._checks import check_finite, check_images, kind, wrong_type, wrong_value
-from fedprompt.backbones._models import Trainable
+from fedprompt.backbones._models import Trainable, check_frozen
 from fedprompt.interfaces import Trunk
 
 
@@ -24,21 +24,14 @@ class Context:
     rotary: Tensor | None
     mask: Tensor | None
 
-    def with_prompts(
-        self, layer_rotary: Tensor | None, prefix: int, num_prompts: int
-    ) -> tuple[Tensor | None, Tensor | None]:
-        """Add rows for prompts, with the identity rotation and without masking."""
-        rotary, mask = layer_rotary, self.mask
-        if num_prompts and rotary is not None:
-            shape = (*rotary.shape[:-2], num_prompts, rotary.shape[-1] // 2)
-            sine, cosine = rotary.new_zeros(shape), rotary.new_ones(shape)
-            rotary = torch.cat([torch.cat([sine, cosine], -1), rotary], -2)
-        if num_prompts and mask is not None:
-            size = len(mask) + num_prompts
-            others = torch.cat([torch.arange(prefix), torch.arange(prefix + num_prompts, size)])
-            others = others.to(mask.device)
-            mask = mask.new_zeros(size, size).index_put((others[:, None], others), mask)
-        return rotary, mask
+    def mask_with(self, num_prompts: int, prefix: int) -> Tensor | None:
+        """Add rows and columns for prompts after the prefix, without masking."""
+        if self.mask is None or not num_prompts:
+            return self.mask
+        size = len(self.mask) + num_prompts
+        others = torch.cat([torch.arange(prefix), torch.arange(prefix + num_prompts, size)])
+        others = others.to(self.mask.device)
+        return self.mask.new_zeros(size, size).index_put((others[:, None], others), self.mask)
 
 
 class Sizes(NamedTuple):
@@ -59,6 +52,8 @@ ANY_SIZE = Sizes(None, (1, 1))
 class FrozenTrunk(Trunk):
     """Base of the trunks of all libraries.
 
+    A trunk first sets `blocks`, `prefix`, `dim`, `patch_size` and all that its `pool` reads.
+
     Args:
         model: Frozen model in eval mode.
         attention_mask: Mask (seq, seq) over all tokens except prompts, or None.
@@ -69,10 +64,14 @@ class FrozenTrunk(Trunk):
     def __init__(self, model: nn.Module, attention_mask: Tensor | None) -> None:
         self.model: Any = model
         self.mask = attention_mask
+        self.depth = len(self.blocks)
         self.trainable = Trainable()
         # Checked in every forward pass, so stored as flat lists.
         self._all_modules = list(model.modules())
         self._all_parameters = list(model.parameters())
+        with torch.no_grad():  # a sequence with a single patch
+            tokens = self._all_parameters[0].new_zeros(1, self.prefix + 1, self.dim)
+            self.num_features = self.pool(tokens).shape[-1]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "FrozenTrunk":
         self.trainable.check_alone()
@@ -84,23 +83,12 @@ class FrozenTrunk(Trunk):
         trained = set(chosen)
         self._all_parameters = [each for each in self._all_parameters if each not in trained]
 
-    def check_frozen(self) -> None:
-        """Require that the model is in eval mode, and without gradients except `trainable`."""
-        if torch.compiler.is_compiling():
-            return
-        if any(module.training for module in self._all_modules):
-            rule = "stay in eval mode, as freeze(model) left it"
-            raise wrong_value("trunk", rule, "a model in train mode")
-        if any(parameter.requires_grad for parameter in self._all_parameters):
-            rule = "stay frozen, as freeze(model) left it"
-            raise wrong_value("trunk", rule, "a model with parameters that require gradients")
-
     def embed(self, images: Tensor) -> tuple[Tensor, Context]:
         """Check the model and the images, and return their tokens and the context of the blocks.
 
         Many models refuse empty batches. These get no tokens of one black image.
         """
-        self.check_frozen()
+        check_frozen("trunk", self._all_modules, self._all_parameters)
         images = fitted(images, self.model, self.sizes())
         if images.shape[0]:
             return self.embedded(images)
@@ -119,7 +107,7 @@ class FrozenTrunk(Trunk):
         self, tokens: Tensor, *, start: int, image_size: tuple[int, int] | None
     ) -> tuple[Tensor, Context]:
         """Return tokens before block `start` in the model's dtype, and their context."""
-        self.check_frozen()
+        check_frozen("trunk", self._all_modules, self._all_parameters)
         self.check_front(start)
         tokens = _cast("tokens", tokens, self.model)
         return tokens, self.context(tokens, self.rotary_table(tokens, image_size))
@@ -147,12 +135,6 @@ class FrozenTrunk(Trunk):
             rule = f"have shape (seq, seq) for the {tokens.shape[1]} tokens"
             raise wrong_value("attention_mask", rule, tuple(self.mask.shape))
         return Context(rotary, self.mask.to(tokens))
-
-    def width_of_pooled(self) -> int:
-        """Return the width of the features, of a sequence with a single patch."""
-        tokens = self._all_parameters[0].new_zeros(1, self.prefix + 1, self.dim)
-        with torch.no_grad():
-            return self.pool(tokens).shape[-1]
 
     def run(
         self, block: Callable[..., Tensor], tokens: Tensor, *, checkpointing: bool, **arguments: Any

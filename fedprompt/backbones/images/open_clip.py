@@ -43,14 +43,13 @@ def _pools(visual: Any) -> bool:
 
 
 class _OpenClipTrunk(FrozenTrunk):
+    prefix = 1
+
     def __init__(self, visual: Any, attention_mask: Tensor | None) -> None:
-        super().__init__(visual, attention_mask)
-        self.prefix = 1
-        self.dim = visual.conv1.out_channels
         self.blocks = visual.transformer.resblocks
-        self.depth = len(self.blocks)
-        self.num_features = self.width_of_pooled()
+        self.dim = visual.conv1.out_channels
         self.patch_size = max(visual.patch_size)
+        super().__init__(visual, attention_mask)
 
     def embedded(self, images: Tensor) -> tuple[Tensor, Context]:
         tokens = self.model._embeds(images)
@@ -60,7 +59,7 @@ class _OpenClipTrunk(FrozenTrunk):
         return tower_sizes(self.model)
 
     def block(self, layer: int, tokens: Tensor, context: Context, num_prompts: int) -> Tensor:
-        _, mask = context.with_prompts(None, self.prefix, num_prompts)
+        mask = context.mask_with(num_prompts, self.prefix)
         checkpointing = self.model.transformer.grad_checkpointing
         block = partial(run_block, self.blocks[layer])
         return self.run(block, tokens, checkpointing=checkpointing, mask=mask)

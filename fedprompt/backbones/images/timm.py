@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fedprompt._checks import wrong_value
@@ -34,15 +35,13 @@ class _TimmTrunk(FrozenTrunk):
     """Base of the trunks of both families, alone or within an image tower of open_clip."""
 
     def __init__(self, model: Any, attention_mask: Tensor | None, tower: Any = None) -> None:
-        super().__init__(model if tower is None else tower, attention_mask)
         self.vit = model
         self.head = None if tower is None else tower.head
+        self.blocks = model.blocks
         self.prefix = model.num_prefix_tokens
         self.dim = model.embed_dim
-        self.blocks = model.blocks
-        self.depth = len(model.blocks)
-        self.num_features = self.width_of_pooled()
         self.patch_size = model.patch_embed.feat_ratio()
+        super().__init__(model if tower is None else tower, attention_mask)
 
     def sizes(self) -> Sizes:
         return timm_sizes(self.vit)
@@ -87,8 +86,7 @@ class _ViTTrunk(_TimmTrunk):
         return tokens, self.context(tokens)
 
     def block(self, layer: int, tokens: Tensor, context: Context, num_prompts: int) -> Tensor:
-        _, mask = context.with_prompts(None, self.prefix, num_prompts)
-        return self.run_block(layer, tokens, attn_mask=mask)
+        return self.run_block(layer, tokens, attn_mask=context.mask_with(num_prompts, self.prefix))
 
 
 class _EvaTrunk(_TimmTrunk):
@@ -110,8 +108,12 @@ class _EvaTrunk(_TimmTrunk):
         return table
 
     def block(self, layer: int, tokens: Tensor, context: Context, num_prompts: int) -> Tensor:
-        layer_rotary = context.rotary
-        if layer_rotary is not None and getattr(self.vit, "rope_mixed", False):
-            layer_rotary = layer_rotary[layer]
-        rotary, mask = context.with_prompts(layer_rotary, self.prefix, num_prompts)
+        rotary = context.rotary
+        if rotary is not None and getattr(self.vit, "rope_mixed", False):
+            rotary = rotary[layer]
+        if rotary is not None and num_prompts:  # prompts get the identity rotation
+            shape = (*rotary.shape[:-2], num_prompts, rotary.shape[-1] // 2)
+            identity = torch.cat([rotary.new_zeros(shape), rotary.new_ones(shape)], -1)
+            rotary = torch.cat([identity, rotary], -2)
+        mask = context.mask_with(num_prompts, self.prefix)
         return self.run_block(layer, tokens, rope=rotary, attn_mask=mask)

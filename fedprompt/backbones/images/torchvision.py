@@ -23,14 +23,13 @@ class _TorchvisionTrunk(FrozenTrunk):
     prefix = 1
 
     def __init__(self, model: Any, attention_mask: Tensor | None) -> None:
-        super().__init__(model, attention_mask)
         if attention_mask is not None:
             rule = "be None, because blocks of torchvision take no mask"
             raise wrong_value("attention_mask", rule, "a mask")
         self.blocks = model.encoder.layers
-        self.depth = len(self.blocks)
-        self.dim = self.num_features = model.hidden_dim
+        self.dim = model.hidden_dim
         self.patch_size = model.patch_size
+        super().__init__(model, attention_mask)
 
     def embedded(self, images: Tensor) -> tuple[Tensor, Context]:
         patches = self.model._process_input(images)

@@ -35,18 +35,16 @@ class _TransformersTrunk(FrozenTrunk):
     prefix = 1
 
     def __init__(self, model: Any, attention_mask: Tensor | None) -> None:
-        super().__init__(model, attention_mask)
         self.vision = getattr(model, "vision_model", model)
         encoder = getattr(self.vision, "encoder", self.vision)
-        self.blocks = encoder.layer if hasattr(encoder, "layer") else encoder.layers
         config = self.vision.config
         if attention_mask is not None and config._attn_implementation not in _WITH_MASKS:
             rule = f"be None, or the model's attention one of {', '.join(_WITH_MASKS)}"
             raise wrong_value("attention_mask", rule, f"a mask for {config._attn_implementation}")
+        self.blocks = encoder.layer if hasattr(encoder, "layer") else encoder.layers
         self.dim = config.hidden_size
-        self.depth = len(self.blocks)
         self.patch_size = max(_height_and_width(config.patch_size))
-        self.num_features = self.width_of_pooled()
+        super().__init__(model, attention_mask)
 
     def embedded(self, images: Tensor) -> tuple[Tensor, Context]:
         tokens = self.embeddings(images)
@@ -62,7 +60,7 @@ class _TransformersTrunk(FrozenTrunk):
         return tokens
 
     def block(self, layer: int, tokens: Tensor, context: Context, num_prompts: int) -> Tensor:
-        _, mask = context.with_prompts(None, self.prefix, num_prompts)
+        mask = context.mask_with(num_prompts, self.prefix)
         if mask is not None:
             mask = mask[None, None]
         block: Any = self.blocks[layer]

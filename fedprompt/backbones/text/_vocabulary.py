@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from fedprompt._checks import kind, wrong_type, wrong_value
+from fedprompt._checks import check_text, kind, wrong_type, wrong_value
 
 # Words are tokenized after this one, as in the middle of a sentence. Some tokenizers give a word at
 # the start of a text a different id.
@@ -35,7 +35,8 @@ class Vocabulary:
         empty, lead = self._unpadded(["", _LEAD])
         common = takewhile(lambda pair: pair[0] == pair[1], zip(empty, lead, strict=False))
         num_start = sum(1 for _ in common)
-        self.start, ending = empty[:num_start], empty[num_start:]
+        self.start = empty[:num_start]
+        ending = empty[num_start:]
         if len(ending) > 1 or lead[len(lead) - len(ending) :] != ending:
             got = f"{empty} for an empty text and {lead} for {_LEAD!r}"
             raise wrong_type("tokenizer", "return nothing but padding after an end token", got)
@@ -52,12 +53,11 @@ class Vocabulary:
         """
         full_stop = self._inner([f"{_LEAD}."])[0]
         available = self._context_length - len(self.start) - len(self.end)
-        rows, endings = [], []
-        for name in names:
-            if not isinstance(name, str):
-                raise wrong_type("names", "be strings", kind(name))
-        leading = [f"{_LEAD} {_spaced(name)}" for name in names]
-        alone, stopped = self._inner(leading), self._inner([f"{text}." for text in leading])
+        rows = []
+        endings = []
+        leading = [f"{_LEAD} {_spaced('names', name)}" for name in names]
+        alone = self._inner(leading)
+        stopped = self._inner([f"{text}." for text in leading])
         for name, ids, row in zip(names, alone, stopped, strict=True):
             if not ids or len(row) > available:
                 longest = available - len(full_stop)
@@ -68,9 +68,8 @@ class Vocabulary:
 
     def words(self, text: str) -> list[int]:
         """Return the ids of a text at the start of a sentence."""
-        if not isinstance(text, str):
-            raise wrong_type("text", "be a string", kind(text))
-        (ids,) = self._alone([_spaced(text)])
+        check_text("text", text)
+        (ids,) = self._alone([_spaced("text", text)])
         available = self._context_length - len(self.start) - 1
         if not 0 < len(ids) <= available:
             raise _wrong_count("text", len(ids), available, "")
@@ -78,11 +77,8 @@ class Vocabulary:
 
     def sentences(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the ids of whole sentences, special tokens included."""
-        for text in texts:
-            if not isinstance(text, str):
-                raise wrong_type("texts", "be strings", kind(text))
         special = len(self.start) + len(self.end)
-        rows = self._unpadded([_spaced(text) for text in texts])
+        rows = self._unpadded([_spaced("texts", text) for text in texts])
         rows = [row if self._num_end else [*row, *self.end] for row in rows]
         for text, row in zip(texts, rows, strict=True):
             if not special < len(row) <= self._context_length:
@@ -133,8 +129,10 @@ def check_texts(argument: str, texts: object) -> None:
         raise wrong_value(argument, "contain at least one string", "none")
 
 
-def _spaced(text: str) -> str:
-    """Replace underscores, as CoOp does for the names of folders."""
+def _spaced(argument: str, text: object) -> str:
+    """Replace underscores in a string, as CoOp does for the names of folders."""
+    if not isinstance(text, str):
+        raise wrong_type(argument, "be strings", kind(text))
     return text.replace("_", " ")
 
 

@@ -13,10 +13,11 @@ from torch.utils.checkpoint import checkpoint
 
 from fedprompt._checks import check_count, check_floats, check_kind, kind, wrong_value
 from fedprompt.backbones._blocks import tokens_at
-from fedprompt.backbones._models import check_unadapted, libraries
+from fedprompt.backbones._models import check_frozen, check_unadapted, libraries
 from fedprompt.backbones.text import _layout
 from fedprompt.backbones.text._deep import Replacement, replacements
-from fedprompt.backbones.text._parts import text_parts
+from fedprompt.backbones.text._open_clip import OpenClipText
+from fedprompt.backbones.text._transformers import HuggingText, padding_tokenizer
 from fedprompt.backbones.text._vocabulary import Vocabulary, check_texts, padded
 from fedprompt.freezing import freeze
 from fedprompt.interfaces import ClassNames, PromptedText, PromptStream
@@ -77,7 +78,8 @@ class TextTower:
     def __init__(
         self, clip_model: nn.Module, tokenizer: Any, *, class_chunk: int | None = None
     ) -> None:
-        self._parts = text_parts(clip_model)
+        make = HuggingText if "transformers" in libraries(clip_model) else OpenClipText
+        self._parts: OpenClipText | HuggingText = make(clip_model)
         if class_chunk is not None:
             check_count("class_chunk", class_chunk)
         self.class_chunk = class_chunk
@@ -86,7 +88,7 @@ class TextTower:
         self.context_length = self._parts.context_length
         self.causal = self._parts.causal
         self._vocabulary = Vocabulary(
-            _callable(tokenizer),
+            padding_tokenizer(tokenizer) if "transformers" in libraries(tokenizer) else tokenizer,
             context_length=self.context_length,
             size=self._parts.embedding.num_embeddings,
         )
@@ -262,30 +264,12 @@ class TextTower:
         if length > self.context_length or not (self.causal or length == self.context_length):
             rule = f"have {'at most' if self.causal else 'exactly'} {self.context_length} tokens"
             raise wrong_value("text", rule, length)
-        if not torch.compiler.is_compiling():
-            self._check_frozen()
-
-    def _check_frozen(self) -> None:
-        if any(module.training for module in self._all_modules):
-            rule = "stay in eval mode, as freeze(model) left it"
-            raise wrong_value("tower", rule, "a model in train mode")
-        if any(parameter.requires_grad for parameter in self._all_parameters):
-            rule = "stay frozen, as freeze(model) left it"
-            raise wrong_value("tower", rule, "a model with parameters that require gradients")
+        check_frozen("tower", self._all_modules, self._all_parameters)
 
 
 def _moved(indices: Tensor, device: torch.device) -> Tensor:
     """Copy indices from the host, without a synchronization of a GPU."""
     return indices.to(device, non_blocking=device.type == "cuda")
-
-
-def _callable(tokenizer: Any) -> Any:
-    """Adapt a tokenizer of transformers."""
-    if "transformers" not in libraries(tokenizer):
-        return tokenizer
-    from fedprompt.backbones.text._transformers import padding_tokenizer
-
-    return padding_tokenizer(tokenizer)
 
 
 def _check_unadapted(clip_model: nn.Module, images: tuple[str, ...]) -> None:
