@@ -20,8 +20,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 import fedprompt as fp
-from fedprompt.methods.registry import register
-from fedprompt.methods.setting import ClipSetting
+from fedprompt.methods.registry import LEARNING_RATE, register
+from fedprompt.methods.setting import ClipSetting, averaged
 
 
 class ConditionalText(nn.Module):
@@ -50,7 +50,7 @@ class ConditionalText(nn.Module):
         return fp.cosine_logits(tokens[:, 0], self.tower(sentences)[:, 0], scale=self.scale)
 
 
-@register("CoCoOp (averaged)", families=("CLIP",), search={"learning_rate": (1e-3, 1e-1)})
+@register("CoCoOp (averaged)", families=("CLIP",), search=LEARNING_RATE)
 def cocoop(setting: ClipSetting, *, learning_rate: float = 5e-3) -> fp.Method:
     """CoCoOp (averaged)."""
     model = setting.seeded(ConditionalText, setting)
@@ -65,11 +65,4 @@ def cocoop(setting: ClipSetting, *, learning_rate: float = 5e-3) -> fp.Method:
             optimizer.step()
         return fp.collect(model, weight=data.num_examples), state
 
-    def predict(data, answer, state):
-        fp.load_values(model, answer)
-        return model
-
-    def form(client):
-        return fp.collect(model, weight=0)
-
-    return fp.Method(train, fp.averaging_server(fp.snapshot(model)), predict, form=form)
+    return averaged(model, train)

@@ -18,15 +18,15 @@ Compared: litian96/ditto 26d9b29, with the deviations above, float64, largest di
 import torch.nn.functional as F
 
 import fedprompt as fp
-from fedprompt.methods.registry import register
-from fedprompt.methods.setting import VitSetting
+from fedprompt.methods.registry import LEARNING_RATE, register
+from fedprompt.methods.setting import VitSetting, averaged
 
 
 @register(
     "Ditto",
     families=("one model",),
     traits=("personalized",),
-    search={"learning_rate": (1e-3, 1e-1), "proximal_weight": (1e-2, 1.0)},
+    search=LEARNING_RATE | {"proximal_weight": (1e-2, 1.0)},
 )
 def ditto(
     setting: VitSetting, *, learning_rate: float = 1e-2, proximal_weight: float = 0.1
@@ -50,11 +50,4 @@ def ditto(
         fit(data, state or answer, answer, proximal_weight)
         return payload, fp.snapshot(model)
 
-    def predict(data, answer, state):
-        fp.load_values(model, state or answer)
-        return model
-
-    def form(client):
-        return fp.collect(model, weight=0)
-
-    return fp.Method(train, fp.averaging_server(fp.snapshot(model)), predict, form=form)
+    return averaged(model, train)

@@ -74,9 +74,9 @@ def dpfpl(
         if number:
             draw.set_state(state["noise"])
         batch = next(islice(data.batches(), number, None))
-        each = gradients(predict(data, answer, state), *batch)
+        by_image = gradients(predict(data, answer, state), *batch)
         u, v = factors(private, rank, draw)
-        parts = {"u": each @ v.T, "v": u.T @ each, "shared": each}
+        parts = {"u": by_image @ v.T, "v": u.T @ by_image, "shared": by_image}
         sums = {n: fp.privacy.clipped_sum({n: p}, max_norm=max_norm) for n, p in parts.items()}
         size = {"expected_batch_size": setting.batch_size, "generator": draw}
         of_u, of_v = (fp.privacy.noisy_mean(sums[n], **noise, **size)[n].to(private) for n in "uv")
@@ -92,7 +92,7 @@ def dpfpl(
         draw = setting.generator(server_round, purpose="noise")
         if state["step"]:
             draw.set_state(state["noise"])
-        total = sum(each["shared"] for each in payloads.values())
+        total = sum(payload["shared"] for payload in payloads.values())
         size = {"expected_batch_size": setting.batch_size * len(payloads), "generator": draw}
         mean = fp.privacy.noisy_mean({"shared": total}, **noise, **size)["shared"]
         after = {"step": (state["step"] + 1) % setting.steps, "noise": draw.get_state()}

@@ -257,10 +257,10 @@ class _Run:
         figures |= {"own": sum(own) / len(own), "worst": min(own)}
         models = [found[client] for client in clients][: 1 if shared else None]
         for name in ("balanced", "macro_f1"):
-            figures[name] = sum(each[name] for each in models) / len(models)
+            figures[name] = sum(model[name] for model in models) / len(models)
         for name, ids in domains.items():
             figures[name] = float(np.mean([found[client]["own"] for client in ids]))
-        return figures | {"trained": next(filter(None, (each["trained"] for each in models)), 0)}
+        return figures | {"trained": next(filter(None, (model["trained"] for model in models)), 0)}
 
     def newcomers(
         self, clients: Sequence[int], steps: int, learning_rate: float
@@ -277,7 +277,7 @@ class _Run:
 
         found = self.of_each(clients, measured)
         names = ("received", "after")[: 1 + bool(steps)] if clients else ()
-        return {name: sum(found[each][name] for each in clients) / len(clients) for name in names}
+        return {n: sum(found[client][n] for client in clients) / len(clients) for n in names}
 
     def of_each(
         self, clients: Sequence[int], measured: Callable[[int], dict[str, float]]
@@ -289,12 +289,12 @@ class _Run:
             return {str(client): measured(client) for client in own}
 
         trees = on_all_ranks(here, server_round=self.now.server_round, group=self.group)
-        return {int(client): each for tree in trees for client, each in tree.items()}
+        return {int(client): figures for tree in trees for client, figures in tree.items()}
 
     def train(self, model: Any, client: int, steps: int, learning_rate: float) -> None:
         """Train a model on batches of a newcomer; a plain function stays as it is."""
         parameters = list(model.parameters()) if isinstance(model, nn.Module) else []
-        parameters = [each for each in parameters if each.requires_grad]
+        parameters = [parameter for parameter in parameters if parameter.requires_grad]
         if not parameters:
             return
         optimizer = self.federation.setting.optimizer(parameters, learning_rate)
@@ -311,7 +311,7 @@ def _num_trained(model: Any) -> int:
     """Count the parameters that a model trains."""
     if not isinstance(model, nn.Module):
         return 0
-    return sum(each.numel() for each in model.parameters() if each.requires_grad)
+    return sum(weights.numel() for weights in model.parameters() if weights.requires_grad)
 
 
 def _checked_mix(argument: str, mix: object) -> Tensor:

@@ -17,22 +17,17 @@ largest difference 8e-17 (2026-11).
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
 import fedprompt as fp
-from fedprompt.methods.registry import register
-from fedprompt.methods.setting import VitSetting
+from fedprompt.methods.registry import LEARNING_RATE, register
+from fedprompt.methods.setting import VitSetting, attention, averaged
 
 
 @register(
     "FedAMP",
     families=("one model",),
     traits=("personalized",),
-    search={
-        "learning_rate": (1e-3, 1e-1),
-        "proximal_weight": (1e-2, 1.0),
-        "temperature": (1.0, 100.0),
-    },
+    search=LEARNING_RATE | {"proximal_weight": (1e-2, 1.0), "temperature": (1.0, 100.0)},
 )
 def fedamp(
     setting: VitSetting,
@@ -62,7 +57,7 @@ def fedamp(
         return fp.mixtures(models(state["own"]), state["attention"][row, None])[0]
 
     def step(server_round, payloads, state):
-        own = state["own"] | {str(client): each for client, each in payloads.items()}
+        own = state["own"] | {str(client): payload for client, payload in payloads.items()}
         return {"own": own, "attention": rows(own)}
 
     def models(own):
@@ -73,19 +68,5 @@ def fedamp(
         known = F.pad(attention(distances[:-1, :-1], temperature), (0, 1))
         return torch.cat([known, attention(distances, temperature)[-1:]])
 
-    def predict(data, answer, state):
-        fp.load_values(model, state or answer)
-        return model
-
-    def form(client):
-        return fp.collect(model, weight=0)
-
     server = fp.Server({"own": {}, "attention": rows({})}, answer, step)
-    return fp.Method(train, server, predict, form=form)
-
-
-def attention(distances: Tensor, temperature: float) -> Tensor:
-    """Weigh the models of others by their nearness, and the own one by the rest."""
-    others = torch.exp(-distances.square() / temperature) / len(distances)
-    others = others.fill_diagonal_(0)
-    return others + torch.diag(1 - others.sum(1))
+    return averaged(model, train, server=server)

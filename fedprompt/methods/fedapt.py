@@ -24,8 +24,8 @@ from einops import einsum
 from torch import Tensor
 
 import fedprompt as fp
-from fedprompt.methods.registry import register
-from fedprompt.methods.setting import ClipSetting
+from fedprompt.methods.registry import LEARNING_RATE, register
+from fedprompt.methods.setting import ClipSetting, averaged
 
 
 class Adaptive(nn.Module):
@@ -63,9 +63,7 @@ class Adaptive(nn.Module):
         return self.with_keys(tokens, keys)
 
 
-@register(
-    "FedAPT", families=("CLIP",), search={"learning_rate": (1e-3, 1e-1), "temperature": (1e-3, 1.0)}
-)
+@register("FedAPT", families=("CLIP",), search=LEARNING_RATE | {"temperature": (1e-3, 1.0)})
 def fedapt(
     setting: ClipSetting, *, learning_rate: float = 5e-3, temperature: float = 1e-2
 ) -> fp.Method:
@@ -86,11 +84,4 @@ def fedapt(
             optimizer.step()
         return fp.collect(model, weight=1.0), state
 
-    def predict(data, answer, state):
-        fp.load_values(model, answer)
-        return model
-
-    def form(client):
-        return fp.collect(model, weight=0)
-
-    return fp.Method(train, fp.averaging_server(fp.snapshot(model)), predict, form=form)
+    return averaged(model, train)

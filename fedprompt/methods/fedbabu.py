@@ -17,20 +17,15 @@ Compared: jhoon-oh/FedBABU e34c15b, with the deviations above, float64, largest 
 import torch.nn.functional as F
 
 import fedprompt as fp
-from fedprompt.methods.registry import register
+from fedprompt.methods.registry import LEARNING_RATE, register
 from fedprompt.methods.setting import VitSetting
 
 
-@register(
-    "FedBABU",
-    families=("one model",),
-    traits=("personalized",),
-    search={"learning_rate": (1e-3, 1e-1)},
-)
+@register("FedBABU", families=("one model",), traits=("personalized",), search=LEARNING_RATE)
 def fedbabu(setting: VitSetting, *, learning_rate: float = 2e-2) -> fp.Method:
     """FedBABU."""
     model = setting.new_model()
-    values, head = (fp.snapshot(model, only=[each]) for each in ("prompts", "head"))
+    values, head = (fp.snapshot(model, only=[part]) for part in ("prompts", "head"))
 
     def fit(data, rounds):
         optimizer = data.optimizer(model, learning_rate)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 import fedprompt as fp
 from fedprompt.methods.registry import register
-from fedprompt.methods.setting import ClipSetting
+from fedprompt.methods.setting import ClipSetting, averaged
 
 
 class Attended(nn.Module):
@@ -54,18 +54,11 @@ def fedclip(setting: ClipSetting, *, learning_rate: float = 1e-3) -> fp.Method:
         optimizer = data.optimizer(model, learning_rate)
         for tokens, labels in data.batches():
             logits = model.match(tokens, model.names[labels])
-            own = torch.arange(len(labels), device=labels.device)
-            loss = (F.cross_entropy(logits, own) + F.cross_entropy(logits.T, own)) / 2
+            pairs = torch.arange(len(labels), device=labels.device)
+            loss = (F.cross_entropy(logits, pairs) + F.cross_entropy(logits.T, pairs)) / 2
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
         return fp.collect(model, weight=1.0), state
 
-    def predict(data, answer, state):
-        fp.load_values(model, answer)
-        return model
-
-    def form(client):
-        return fp.collect(model, weight=0)
-
-    return fp.Method(train, fp.averaging_server(fp.snapshot(model)), predict, form=form)
+    return averaged(model, train)

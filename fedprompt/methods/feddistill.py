@@ -20,11 +20,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fedprompt as fp
-from fedprompt.methods.registry import register
+from fedprompt.methods.registry import LEARNING_RATE, register
 from fedprompt.methods.setting import VitSetting
 
 
-def soft_cross_entropy(logits: Tensor, teacher: Tensor) -> Tensor:
+def _soft_cross_entropy(logits: Tensor, teacher: Tensor) -> Tensor:
     """Compute the cross-entropy with the probabilities of a teacher."""
     return F.cross_entropy(logits, teacher.softmax(1))
 
@@ -33,7 +33,7 @@ def soft_cross_entropy(logits: Tensor, teacher: Tensor) -> Tensor:
     "FedDistill",
     families=("mixed models",),
     traits=("personalized", "different models"),
-    search={"learning_rate": (1e-3, 1e-1), "distillation_weight": (1e-2, 10.0)},
+    search=LEARNING_RATE | {"distillation_weight": (1e-2, 10.0)},
 )
 def feddistill(
     setting: VitSetting, *, learning_rate: float = 1e-2, distillation_weight: float = 1e-1
@@ -41,7 +41,7 @@ def feddistill(
     """FedDistill."""
     classes = setting.num_classes
     unknown = fp.Weighted(torch.zeros(classes, classes), torch.zeros(classes))
-    guide = {"guide_weight": distillation_weight, "loss": soft_cross_entropy}
+    guide = {"guide_weight": distillation_weight, "loss": _soft_cross_entropy}
 
     def train(data, answer, state):
         model, pieces = predict(data, answer, state), []
@@ -60,8 +60,8 @@ def feddistill(
         return {"logits": fp.weighted_mean([unknown, *others])}
 
     def step(server_round, payloads, state):
-        means = {str(client): each["logits"] for client, each in payloads.items()}
-        votes = {c: fp.Weighted(each.value, each.weight.sign()) for c, each in means.items()}
+        means = {str(client): payload["logits"] for client, payload in payloads.items()}
+        votes = {c: fp.Weighted(mean.value, mean.weight.sign()) for c, mean in means.items()}
         return {**state, **votes}  # one vote each
 
     def predict(data, answer, state):

@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fedprompt as fp
-from fedprompt.methods.registry import register
+from fedprompt.methods.registry import LEARNING_RATE, register
 from fedprompt.methods.setting import VitSetting
 
 
@@ -36,7 +36,7 @@ class Mixture(nn.Module):
 
     def __init__(self, setting: VitSetting, number: int) -> None:
         super().__init__()
-        seeds = [setting.seed + 1000 * each for each in range(number)]
+        seeds = [setting.seed + 1000 * component for component in range(number)]
         self.components = nn.ModuleList(replace(setting, seed=seed).new_model() for seed in seeds)
         self.register_buffer("weights", torch.full((number,), 1 / number))
 
@@ -47,8 +47,8 @@ class Mixture(nn.Module):
 
     def losses(self, images: Tensor, labels: Tensor) -> Tensor:
         """Compute the loss of each component for each image, (images, components)."""
-        each = [F.cross_entropy(one(images), labels, reduction="none") for one in self.components]
-        return torch.stack(each, 1)
+        losses = [F.cross_entropy(one(images), labels, reduction="none") for one in self.components]
+        return torch.stack(losses, 1)
 
 
 def posterior(losses: Tensor, weights: Tensor) -> Tensor:
@@ -60,7 +60,7 @@ def posterior(losses: Tensor, weights: Tensor) -> Tensor:
     "FedEM",
     families=("one model",),
     traits=("personalized", "adapted"),
-    search={"learning_rate": (1e-3, 1e-1), "num_components": [2, 3]},
+    search=LEARNING_RATE | {"num_components": [2, 3]},
 )
 def fedem(
     setting: VitSetting, *, learning_rate: float = 1e-2, num_components: int = 3

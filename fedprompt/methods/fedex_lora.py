@@ -21,18 +21,18 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 import fedprompt as fp
-from fedprompt.methods.registry import register
-from fedprompt.methods.setting import VitSetting
+from fedprompt.methods.registry import LEARNING_RATE, register
+from fedprompt.methods.setting import VitSetting, averaged
 
 
-def with_weights(model: nn.Module, rank: int) -> tuple[nn.Module, list[nn.Parameter]]:
+def _with_weights(model: nn.Module, rank: int) -> tuple[nn.Module, list[nn.Parameter]]:
     """Add LoRA, and name the weights that it changes among the parameters."""
     tuned, parameters = fp.tuning.lora(model, rank=rank)
     named = tuned.named_parameters()
-    return tuned, parameters + [each for name, each in named if name.endswith("base_layer.weight")]
+    return tuned, parameters + [w for name, w in named if name.endswith("base_layer.weight")]
 
 
-@register("FedEx-LoRA", families=("one model",), search={"learning_rate": (1e-3, 1e-1)})
+@register("FedEx-LoRA", families=("one model",), search=LEARNING_RATE)
 def fedex_lora(
     setting: VitSetting,
     *,
@@ -42,12 +42,12 @@ def fedex_lora(
 ) -> fp.Method:
     """FedEx-LoRA."""
     model = setting.new_model(
-        prompts=lambda trunk: None, tune=lambda model: with_weights(model, rank)
+        prompts=lambda trunk: None, tune=lambda model: _with_weights(model, rank)
     )
     first, pairs = fp.snapshot(model), {}
     for weight in (name for name in first if name.endswith("base_layer.weight")):
         model.get_parameter(weight).requires_grad_(False)
-        b, a = (weight.replace("base_layer", f"lora_{each}.default") for each in "BA")
+        b, a = (weight.replace("base_layer", f"lora_{factor}.default") for factor in "BA")
         pairs[weight] = b, a
     sent = [name for name in first if name not in pairs]
 
@@ -69,11 +69,5 @@ def fedex_lora(
         residuals = {name: state[name] + mean[name].value for name in pairs}
         return {name: entry.value for name, entry in mean.items()} | residuals
 
-    def predict(data, answer, state):
-        fp.load_values(model, answer)
-        return model
-
-    def form(client):
-        return fp.collect(model, weight=0, only=sent)
-
-    return fp.Method(train, fp.Server(first, answer, step), predict, form=form)
+    server = fp.Server(first, answer, step)
+    return averaged(model, train, shared=sent, server=server)

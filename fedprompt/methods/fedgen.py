@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fedprompt as fp
-from fedprompt.methods.registry import register
+from fedprompt.methods.registry import LEARNING_RATE, register
 from fedprompt.methods.setting import VitSetting
 from fedprompt.rounds import load_optimizer, optimizer_state
 
@@ -46,7 +46,7 @@ class FeatureGenerator(nn.Sequential):
     "FedGen",
     families=("mixed models",),
     traits=("personalized", "different models"),
-    search={"learning_rate": (1e-3, 1e-1), "generated_weight": (1e-2, 1.0)},
+    search=LEARNING_RATE | {"generated_weight": (1e-2, 1.0)},
 )
 def fedgen(
     setting: VitSetting,
@@ -81,7 +81,8 @@ def fedgen(
         return state["values"] | {"counts": sum(state["known"].values(), unknown)}
 
     def step(server_round, payloads, state):
-        known = state["known"] | {str(c): each["counts"].value for c, each in payloads.items()}
+        new = {str(c): payload["counts"].value for c, payload in payloads.items()}
+        known = state["known"] | new
         mean = fp.weighted_mean(payloads.values())
         fp.load_values(both, {**state["values"], **fp.named("head", fp.part(mean, "head"))})
         adam = torch.optim.Adam(generator.parameters(), server_rate)

@@ -20,7 +20,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 import fedprompt as fp
-from fedprompt.methods.registry import register
+from fedprompt.methods.registry import LEARNING_RATE, register
 from fedprompt.methods.setting import VitSetting
 
 
@@ -28,8 +28,8 @@ def train_head(
     head: nn.Linear, prototypes: list[fp.Weighted], *, learning_rate: float, steps: int
 ) -> None:
     """Train a head on the prototypes of clients."""
-    features = torch.cat([own.value[own.weight > 0] for own in prototypes])
-    labels = torch.cat([own.weight.nonzero()[:, 0] for own in prototypes])
+    features = torch.cat([entry.value[entry.weight > 0] for entry in prototypes])
+    labels = torch.cat([entry.weight.nonzero()[:, 0] for entry in prototypes])
     optimizer = torch.optim.SGD(head.parameters(), learning_rate)
     for _ in range(steps):
         loss = F.cross_entropy(head(features), labels)
@@ -42,7 +42,7 @@ def train_head(
     "FedGH",
     families=("mixed models",),
     traits=("personalized", "different models", "adapted"),
-    search={"learning_rate": (1e-3, 1e-1), "server_rate": (1e-3, 1.0)},
+    search=LEARNING_RATE | {"server_rate": (1e-3, 1.0)},
 )
 def fedgh(
     setting: VitSetting,
@@ -65,15 +65,15 @@ def fedgh(
             optimizer.step()
         with torch.no_grad():
             images, labels = data.own()
-            own = fp.class_means(model.features(images), labels, num_classes=classes)
-        return {"prototypes": own}, fp.snapshot(model, buffers=True)
+            prototypes = fp.class_means(model.features(images), labels, num_classes=classes)
+        return {"prototypes": prototypes}, fp.snapshot(model, buffers=True)
 
     def answer(client, state):
         return state
 
     def step(server_round, payloads, state):
         fp.load_values(head, state)
-        prototypes = [each["prototypes"] for each in payloads.values()]
+        prototypes = [payload["prototypes"] for payload in payloads.values()]
         train_head(head, prototypes, learning_rate=server_rate, steps=server_steps)
         return fp.snapshot(head)
 

@@ -18,7 +18,7 @@ Compared: ChanYunHin/FedHe c2684c3, with the deviations above, float64, largest 
 import torch
 
 import fedprompt as fp
-from fedprompt.methods.registry import register
+from fedprompt.methods.registry import LEARNING_RATE, register
 from fedprompt.methods.setting import VitSetting
 
 
@@ -26,7 +26,7 @@ from fedprompt.methods.setting import VitSetting
     "FedHe",
     families=("mixed models",),
     traits=("personalized", "different models"),
-    search={"learning_rate": (1e-3, 1e-1), "distillation_weight": (1e-2, 10.0)},
+    search=LEARNING_RATE | {"distillation_weight": (1e-2, 10.0)},
 )
 def fedhe(
     setting: VitSetting, *, learning_rate: float = 1e-2, distillation_weight: float = 1e-1
@@ -51,8 +51,8 @@ def fedhe(
         return state
 
     def step(server_round, payloads, state):
-        means = [each["logits"] for each in payloads.values()]
-        votes = [fp.Weighted(each.value, each.weight.sign()) for each in means]  # one vote each
+        means = [payload["logits"] for payload in payloads.values()]
+        votes = [fp.Weighted(mean.value, mean.weight.sign()) for mean in means]  # one vote mean
         return {"logits": fp.weighted_mean([state["logits"], *votes])}
 
     def predict(data, answer, state):

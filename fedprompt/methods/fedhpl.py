@@ -24,17 +24,17 @@ import torch
 import torch.nn.functional as F
 
 import fedprompt as fp
-from fedprompt.methods.registry import register
+from fedprompt.methods.registry import LEARNING_RATE, register
 from fedprompt.methods.setting import VitSetting
 
-ABOUT = dict[str, Any](
+_ABOUT = dict[str, Any](
     families=("mixed models",),
     traits=("personalized", "different models"),
-    search={"learning_rate": (1e-3, 1e-1), "distillation_weight": (1e-1, 10.0)},
+    search=LEARNING_RATE | {"distillation_weight": (1e-1, 10.0)},
 )
 
 
-@register("FedHPL", **ABOUT)
+@register("FedHPL", **_ABOUT)
 def fedhpl(
     setting: VitSetting,
     *,
@@ -43,26 +43,26 @@ def fedhpl(
     share: Sequence[str] = (),
 ) -> fp.Method:
     """FedHPL: with `share`, these parts are averaged among equal trunks."""
-    return taught(setting, share, learning_rate, distillation_weight)
+    return _taught(setting, share, learning_rate, distillation_weight)
 
 
-@register("FedHPL +P", **ABOUT)
+@register("FedHPL +P", **_ABOUT)
 def fedhpl_p(
     setting: VitSetting, *, learning_rate: float = 1e-2, distillation_weight: float = 1.0
 ) -> fp.Method:
     """FedHPL +P: prompts are averaged among equal trunks."""
-    return taught(setting, ["prompts"], learning_rate, distillation_weight)
+    return _taught(setting, ["prompts"], learning_rate, distillation_weight)
 
 
-@register("FedHPL +H", **ABOUT)
+@register("FedHPL +H", **_ABOUT)
 def fedhpl_h(
     setting: VitSetting, *, learning_rate: float = 1e-2, distillation_weight: float = 1.0
 ) -> fp.Method:
     """FedHPL +H: heads are averaged among equal trunks."""
-    return taught(setting, ["projection", "head"], learning_rate, distillation_weight)
+    return _taught(setting, ["projection", "head"], learning_rate, distillation_weight)
 
 
-def taught(
+def _taught(
     setting: VitSetting, share: Sequence[str], learning_rate: float, weight: float
 ) -> fp.Method:
     """Make the method, which averages some parts of equal trunks."""
@@ -77,7 +77,7 @@ def taught(
 
     def train(data, answer, state):
         model, teacher = predict(data, answer, state), answer["logits"]
-        known = {n: each for n, each in answer.items() if n != "logits" and each.weight.any()}
+        known = {n: entry for n, entry in answer.items() if n != "logits" and entry.weight.any()}
         fp.load_values(model, known)
         optimizer = data.optimizer(model, learning_rate)
         for images, labels in data.batches():
@@ -99,11 +99,11 @@ def taught(
 
     def step(server_round, payloads, state):
         # An entry of weight 0 for each width gives every width a teacher.
-        entries = [each["logits"] for each in payloads.values()] + [unknown] * len(state)
+        entries = [payload["logits"] for payload in payloads.values()] + [unknown] * len(state)
         teachers = fp.heterogeneous_means(entries, [*map(dim, payloads), *map(int, state)])
         new = {}
         for width, reply in state.items():
-            alike = [each for client, each in payloads.items() if dim(client) == int(width)]
+            alike = [payload for client, payload in payloads.items() if dim(client) == int(width)]
             shared = fp.weighted_mean(alike) if alike else reply
             new[width] = {**shared, "logits": teachers[int(width)]}
         return new

@@ -28,7 +28,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fedprompt as fp
-from fedprompt.methods.registry import register
+from fedprompt.methods.registry import LEARNING_RATE, register
 from fedprompt.methods.setting import VitSetting
 
 
@@ -65,7 +65,7 @@ def expand(message: Mapping[str, fp.Weighted], like: Mapping[str, Tensor]) -> di
     "FedKD",
     families=("mixed models",),
     traits=("personalized", "different models", "adapted"),
-    search={"learning_rate": (1e-3, 1e-1)},
+    search=LEARNING_RATE,
 )
 def fedkd(
     setting: VitSetting,
@@ -116,9 +116,9 @@ def fedkd(
         return fp.named("mentee", whole) | fp.named("update", update)
 
     def step(server_round, payloads, state):
-        changes = (expand(each, first).items() for each in payloads.values())
-        mean = fp.weighted_mean({n: fp.Weighted(v, one) for n, v in each} for each in changes)
-        update = compress({n: each.value for n, each in mean.items()}, energy(server_round))
+        changes = (expand(payload, first).items() for payload in payloads.values())
+        mean = fp.weighted_mean({n: fp.Weighted(v, one) for n, v in change} for change in changes)
+        update = compress({n: entry.value for n, entry in mean.items()}, energy(server_round))
         change, before = expand(update, first), state["mentee"]
         values = {n: fp.Weighted(before[n].value + change[n], one) for n in first}
         return {"mentee": values, "update": update, "latest": [*map(str, payloads)]}

@@ -26,13 +26,13 @@ import torch.nn as nn
 from torch import Tensor
 
 import fedprompt as fp
-from fedprompt.methods.registry import register
+from fedprompt.methods.registry import LEARNING_RATE, register
 from fedprompt.methods.setting import PromptedModel, VitSetting
 
-ABOUT = dict[str, Any](
+_ABOUT = dict[str, Any](
     families=("mixed models",),
     traits=("personalized", "different models"),
-    search={"learning_rate": (1e-3, 1e-1), "guide_weight": (1e-2, 1.0), "server_rate": (1e-1, 1e3)},
+    search=LEARNING_RATE | {"guide_weight": (1e-2, 1.0), "server_rate": (1e-1, 1e3)},
 )
 
 
@@ -50,7 +50,7 @@ class Guided(nn.Module):
         return (features if self.by_features else logits), logits
 
 
-@register("FedL2G-l", **ABOUT)
+@register("FedL2G-l", **_ABOUT)
 def fedl2g_l(
     setting: VitSetting,
     *,
@@ -60,10 +60,10 @@ def fedl2g_l(
     warm_up: int = 2,
 ) -> fp.Method:
     """FedL2G-l: guides of the logits."""
-    return learn_to_guide(setting, False, learning_rate, guide_weight, server_rate, warm_up)
+    return _learn_to_guide(setting, False, learning_rate, guide_weight, server_rate, warm_up)
 
 
-@register("FedL2G-f", **ABOUT)
+@register("FedL2G-f", **_ABOUT)
 def fedl2g_f(
     setting: VitSetting,
     *,
@@ -73,10 +73,10 @@ def fedl2g_f(
     warm_up: int = 2,
 ) -> fp.Method:
     """FedL2G-f: guides of the features."""
-    return learn_to_guide(setting, True, learning_rate, guide_weight, server_rate, warm_up)
+    return _learn_to_guide(setting, True, learning_rate, guide_weight, server_rate, warm_up)
 
 
-def learn_to_guide(
+def _learn_to_guide(
     setting: VitSetting,
     by_features: bool,
     rate: float,
@@ -95,7 +95,7 @@ def learn_to_guide(
         size, draw = max(1, min(10, data.num_examples // 4)), data.at(0).generator("quiz")
         parts = fp.data.study_quiz_split(data.labels, quiz_size=size, generator=draw)
         study, chosen = map(torch.as_tensor, parts)
-        quiz = tuple(each[chosen] for each in data.own())
+        quiz = tuple(part[chosen] for part in data.own())
         followed = weight if data.server_round >= warm_up else 0.0
         optimizer = data.optimizer(model, rate)
         for images, labels in data.batches(among=study):
@@ -111,7 +111,7 @@ def learn_to_guide(
         return {"guides": state["guides"]}
 
     def step(server_round, payloads, state):
-        mean = fp.weighted_mean(each["guides"] for each in payloads.values())
+        mean = fp.weighted_mean(payload["guides"] for payload in payloads.values())
         guides, memory = update.step(state["guides"], mean, state["update"])
         return {"guides": guides, "update": memory}
 

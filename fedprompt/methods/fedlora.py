@@ -19,11 +19,11 @@ from functools import partial
 import torch.nn.functional as F
 
 import fedprompt as fp
-from fedprompt.methods.registry import register
-from fedprompt.methods.setting import VitSetting
+from fedprompt.methods.registry import LEARNING_RATE, register
+from fedprompt.methods.setting import VitSetting, averaged
 
 
-@register("FedLoRA", families=("one model",), search={"learning_rate": (1e-3, 1e-1)})
+@register("FedLoRA", families=("one model",), search=LEARNING_RATE)
 def fedlora(setting: VitSetting, *, learning_rate: float = 1e-2, rank: int = 2) -> fp.Method:
     """FedAvg of LoRA."""
     tune = partial(fp.tuning.lora, rank=rank)
@@ -39,11 +39,4 @@ def fedlora(setting: VitSetting, *, learning_rate: float = 1e-2, rank: int = 2) 
             optimizer.step()
         return fp.collect(model, weight=data.num_examples), state
 
-    def predict(data, answer, state):
-        fp.load_values(model, answer)
-        return model
-
-    def form(client):
-        return fp.collect(model, weight=0)
-
-    return fp.Method(train, fp.averaging_server(fp.snapshot(model)), predict, form=form)
+    return averaged(model, train)

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fedprompt as fp
-from fedprompt.methods.registry import register
+from fedprompt.methods.registry import LEARNING_RATE, register
 from fedprompt.methods.setting import ClipSetting
 
 
@@ -50,7 +50,7 @@ class Coupled(nn.Module):
         return fp.cosine_logits(image, text, scale=self.scale)
 
 
-@register("FedMaPLe", families=("CLIP",), search={"learning_rate": (1e-3, 1e-1)}, inputs="images")
+@register("FedMaPLe", families=("CLIP",), search=LEARNING_RATE, inputs="images")
 def fedmaple(setting: ClipSetting, *, learning_rate: float = 5e-3) -> fp.Method:
     """FedMaPLe."""
     model = setting.seeded(Coupled, setting)

@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 
 import fedprompt as fp
-from fedprompt.methods.registry import register
+from fedprompt.methods.registry import LEARNING_RATE, register
 from fedprompt.methods.setting import VitSetting
 
 
@@ -30,7 +30,7 @@ from fedprompt.methods.setting import VitSetting
     "FedMD",
     families=("mixed models",),
     traits=("personalized", "public data", "different models"),
-    search={"learning_rate": (1e-3, 1e-1)},
+    search=LEARNING_RATE,
 )
 def fedmd(setting: VitSetting, *, learning_rate: float = 1e-2) -> fp.Method:
     """FedMD."""

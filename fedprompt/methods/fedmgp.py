@@ -28,7 +28,7 @@ from einops import einsum
 from torch import Tensor
 
 import fedprompt as fp
-from fedprompt.methods.registry import register
+from fedprompt.methods.registry import LEARNING_RATE, register
 from fedprompt.methods.setting import ClipSetting
 
 
@@ -51,7 +51,7 @@ class Groups(nn.Module):
         pooled = fp.encode_prompted(self.trunk, copies, fp.PromptStream({0: prompts})).pooled
         image = pooled.unflatten(0, (self.num_groups, len(images)))
         text = self.tower(fp.prompted_text(self.text(), self.setting.names))
-        return [F.normalize(each, dim=-1) for each in (image, text)]
+        return [F.normalize(features, dim=-1) for features in (image, text)]
 
     def logits(self, image: Tensor, text: Tensor) -> Tensor:
         """Classify with each group (groups, batch, classes)."""
@@ -78,7 +78,7 @@ def sample(own: Tensor, common: Tensor, sharpness: float, draw: torch.Generator)
     "FedMGP",
     families=("CLIP",),
     traits=("personalized",),
-    search={"learning_rate": (1e-3, 1e-1), "diversity": (0.1, 10.0)},
+    search=LEARNING_RATE | {"diversity": (0.1, 10.0)},
     inputs="images",
 )
 def fedmgp(
@@ -96,7 +96,7 @@ def fedmgp(
             features = model.features(images)
             logits = model.logits(*features).flatten(0, 1)
             loss = F.cross_entropy(logits, labels.repeat(model.num_groups))
-            loss = loss + diversity / 2 * sum(likeness(each) for each in features)
+            loss = loss + diversity / 2 * sum(likeness(part) for part in features)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -111,7 +111,8 @@ def fedmgp(
         return state
 
     def step(server_round, payloads, state):
-        return {n: torch.stack([each[n] for each in payloads.values()]).mean(0) for n in state}
+        sent = payloads.values()
+        return {n: torch.stack([payload[n] for payload in sent]).mean(0) for n in state}
 
     def predict(data, answer, state):
         own, slots = ((state or start)[part] for part in ("own", "slots"))

@@ -30,7 +30,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import fedprompt as fp
-from fedprompt.methods.registry import register
+from fedprompt.methods.registry import LEARNING_RATE, register
 from fedprompt.methods.setting import ClientData, VitSetting
 
 
@@ -58,7 +58,7 @@ def means(data: ClientData, group_size: int) -> dict[str, Tensor]:
     }
 
 
-def joined(pools: Iterable[dict[str, Tensor]]) -> dict[str, Tensor]:
+def _joined(pools: Iterable[dict[str, Tensor]]) -> dict[str, Tensor]:
     """Put the mean images of several clients into one pool."""
     pools = [pool for pool in pools if pool]
     return {key: torch.cat([pool[key] for pool in pools]) for key in ("images", "labels")}
@@ -67,7 +67,7 @@ def joined(pools: Iterable[dict[str, Tensor]]) -> dict[str, Tensor]:
 @register(
     "FedMix",
     families=("one model",),
-    search={"learning_rate": (1e-3, 1e-1), "mix": (1e-2, 0.3), "group_size": [5, 10]},
+    search=LEARNING_RATE | {"mix": (1e-2, 0.3), "group_size": [5, 10]},
 )
 def fedmix(
     setting: VitSetting, *, learning_rate: float = 1e-2, mix: float = 0.05, group_size: int = 5
@@ -79,7 +79,7 @@ def fedmix(
     def train(data, answer, state):
         if "images" not in answer:  # the first of two exchanges: a new client sends its means
             return ({} if state else means(data, group_size)), {**state, "values": dict(answer)}
-        pool = joined([state.get("pool", {}), answer])
+        pool = _joined([state.get("pool", {}), answer])
         fp.load_values(model, state["values"])
         rng, optimizer = data.generator("mixup"), data.optimizer(model, learning_rate)
         for images, labels in data.batches():
@@ -98,7 +98,7 @@ def fedmix(
 
     def step(server_round, payloads, state):
         if not state["second"]:
-            return {**state, "pool": joined([state["pool"], *payloads.values()]), "second": True}
+            return {**state, "pool": _joined([state["pool"], *payloads.values()]), "second": True}
         have = dict.fromkeys(map(str, payloads), len(state["pool"]["images"]))
         new = {"have": state["have"] | have, "second": False}
         return {**state, **mean.step(server_round, payloads, state), **new}

@@ -19,41 +19,39 @@ from typing import Any
 import torch.nn.functional as F
 
 import fedprompt as fp
-from fedprompt.methods.registry import register
-from fedprompt.methods.setting import VitSetting
+from fedprompt.methods.registry import LEARNING_RATE, register
+from fedprompt.methods.setting import VitSetting, averaged
 
-RATES = {"learning_rate": (1e-3, 1e-1), "server_rate": (1e-3, 1e-1)}
+_RATES = LEARNING_RATE | {"server_rate": (1e-3, 1e-1)}
 
 
 @register(
-    "FedAvgM",
-    families=("one model",),
-    search={"learning_rate": (1e-3, 1e-1), "momentum": [0.3, 0.5, 0.7, 0.9]},
+    "FedAvgM", families=("one model",), search=LEARNING_RATE | {"momentum": [0.3, 0.5, 0.7, 0.9]}
 )
 def fedavgm(
     setting: VitSetting, *, learning_rate: float = 1e-2, momentum: float = 0.5
 ) -> fp.Method:
     """FedAvgM."""
-    return optimized(setting, fp.fedavgm(momentum=momentum), learning_rate)
+    return _optimized(setting, fp.fedavgm(momentum=momentum), learning_rate)
 
 
-@register("FedAdam", families=("one model",), search=RATES)
+@register("FedAdam", families=("one model",), search=_RATES)
 def fedadam(
     setting: VitSetting, *, learning_rate: float = 1e-2, server_rate: float = 2e-2
 ) -> fp.Method:
     """FedAdam."""
-    return optimized(setting, fp.fedadam(learning_rate=server_rate), learning_rate)
+    return _optimized(setting, fp.fedadam(learning_rate=server_rate), learning_rate)
 
 
-@register("FedYogi", families=("one model",), search=RATES)
+@register("FedYogi", families=("one model",), search=_RATES)
 def fedyogi(
     setting: VitSetting, *, learning_rate: float = 1e-2, server_rate: float = 2e-2
 ) -> fp.Method:
     """FedYogi."""
-    return optimized(setting, fp.fedyogi(learning_rate=server_rate), learning_rate)
+    return _optimized(setting, fp.fedyogi(learning_rate=server_rate), learning_rate)
 
 
-def optimized(
+def _optimized(
     setting: VitSetting, update: fp.interfaces.ServerUpdate[Any, Any], learning_rate: float
 ) -> fp.Method:
     """Make FedAvg whose server takes the steps of `update`."""
@@ -69,11 +67,5 @@ def optimized(
             optimizer.step()
         return fp.collect(model, weight=data.num_examples), state
 
-    def predict(data, answer, state):
-        fp.load_values(model, answer)
-        return model
-
-    def form(client):
-        return fp.collect(model, weight=0)
-
-    return fp.Method(train, fp.averaging_server(fp.snapshot(model), update), predict, form=form)
+    server = fp.averaging_server(fp.snapshot(model), update)
+    return averaged(model, train, server=server)

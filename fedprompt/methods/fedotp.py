@@ -26,14 +26,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 import fedprompt as fp
-from fedprompt.methods.registry import register
+from fedprompt.methods.registry import LEARNING_RATE, register
 from fedprompt.methods.setting import ClipSetting
 
-ABOUT = dict[str, Any](families=("CLIP",), traits=("personalized",))
-RATES = {"learning_rate": (1e-3, 1e-1)}
+_ABOUT = dict[str, Any](families=("CLIP",), traits=("personalized",))
 
 
-@register("FedOTP", **ABOUT, search=RATES | {"mass": (0.4, 0.95)})
+@register("FedOTP", **_ABOUT, search=LEARNING_RATE | {"mass": (0.4, 0.95)})
 def fedotp(
     setting: ClipSetting,
     *,
@@ -45,30 +44,30 @@ def fedotp(
     """FedOTP: partial transport."""
     solver = partial(fp.transport.newton, epsilon=epsilon)
     match = partial(fp.transport_logits, solver=solver, mass=mass)
-    return two_contexts(TwoContexts(setting, match), learning_rate, local=local)
+    return two_contexts(_TwoContexts(setting, match), learning_rate, local=local)
 
 
-@register("FedOTP (classical)", **ABOUT, search=RATES)
+@register("FedOTP (classical)", **_ABOUT, search=LEARNING_RATE)
 def fedotp_classical(
     setting: ClipSetting, *, learning_rate: float = 5e-3, epsilon: float = 0.1
 ) -> fp.Method:
     """FedOTP (classical): balanced transport, in which every patch has equal mass."""
     solver = partial(fp.transport.newton, epsilon=epsilon)
     match = partial(fp.transport_logits, solver=solver, mass=1.0)
-    return two_contexts(TwoContexts(setting, match), learning_rate)
+    return two_contexts(_TwoContexts(setting, match), learning_rate)
 
 
-@register("FedOTP (average)", **ABOUT, search=RATES)
+@register("FedOTP (average)", **_ABOUT, search=LEARNING_RATE)
 def fedotp_average(
     setting: ClipSetting, *, learning_rate: float = 5e-3, pooled: bool = False
 ) -> fp.Method:
     """FedOTP (average): the mean cosine of all patches and both contexts, without transport."""
     match = partial(fp.transport_logits, solver=fp.transport.independent, mass=1.0)
-    model = TwoContexts(setting, match, slice(1) if pooled else slice(1, None))
+    model = _TwoContexts(setting, match, slice(1) if pooled else slice(1, None))
     return two_contexts(model, learning_rate)
 
 
-class TwoContexts(nn.Module):
+class _TwoContexts(nn.Module):
     """Classifier of image tokens with a shared and a private context."""
 
     def __init__(

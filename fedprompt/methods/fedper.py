@@ -13,23 +13,19 @@ Compared: equations of the paper, float64, largest difference 7e-17 (2026-11).
 import torch.nn.functional as F
 
 import fedprompt as fp
-from fedprompt.methods.registry import register
-from fedprompt.methods.setting import VitSetting
+from fedprompt.methods.registry import LEARNING_RATE, register
+from fedprompt.methods.setting import VitSetting, averaged
 
 
-@register(
-    "FedPer",
-    families=("one model",),
-    traits=("personalized",),
-    search={"learning_rate": (1e-3, 1e-1)},
-)
+@register("FedPer", families=("one model",), traits=("personalized",), search=LEARNING_RATE)
 def fedper(setting: VitSetting, *, learning_rate: float = 1e-2) -> fp.Method:
     """FedPer."""
     model = setting.new_model()
-    values, first_head = (fp.snapshot(model, only=[each]) for each in ("prompts", "head"))
+    first = fp.snapshot(model)
 
     def train(data, answer, state):
-        optimizer = data.optimizer(predict(data, answer, state), learning_rate)
+        fp.load_values(model, {**first, **answer, **state})
+        optimizer = data.optimizer(model, learning_rate)
         for images, labels in data.batches():
             loss = F.cross_entropy(model(images), labels)
             optimizer.zero_grad()
@@ -38,11 +34,4 @@ def fedper(setting: VitSetting, *, learning_rate: float = 1e-2) -> fp.Method:
         payload = fp.collect(model, weight=data.num_examples, only=["prompts"])
         return payload, fp.snapshot(model, only=["head"])
 
-    def predict(data, answer, state):
-        fp.load_values(model, {**answer, **(state or first_head)})
-        return model
-
-    def form(client):
-        return fp.collect(model, weight=0, only=["prompts"])
-
-    return fp.Method(train, fp.averaging_server(values), predict, form=form)
+    return averaged(model, train, shared=["prompts"])

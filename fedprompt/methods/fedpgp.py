@@ -20,8 +20,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fedprompt as fp
-from fedprompt.methods.registry import register
-from fedprompt.methods.setting import ClipSetting
+from fedprompt.methods.registry import LEARNING_RATE, register
+from fedprompt.methods.setting import ClipSetting, averaged
 
 
 class Personalized(nn.Module):
@@ -45,7 +45,7 @@ class Personalized(nn.Module):
         return fp.cosine_logits(tokens[:, 0], self.text()[1], scale=self.scale)
 
 
-def contrast(text: Tensor, handwritten: Tensor, temperature: float) -> Tensor:
+def _contrast(text: Tensor, handwritten: Tensor, temperature: float) -> Tensor:
     """Compare the shared text features with handwritten ones (positive) and personal ones."""
     shared, personal = text
     pairs = [F.cosine_similarity(shared, other, dim=-1) for other in (handwritten, personal)]
@@ -56,7 +56,7 @@ def contrast(text: Tensor, handwritten: Tensor, temperature: float) -> Tensor:
     "FedPGP",
     families=("CLIP",),
     traits=("personalized",),
-    search={"learning_rate": (1e-3, 1e-1), "contrast_weight": (1e-2, 10.0), "rank": [1, 2, 4]},
+    search=LEARNING_RATE | {"contrast_weight": (1e-2, 10.0), "rank": [1, 2, 4]},
 )
 def fedpgp(
     setting: ClipSetting,
@@ -68,26 +68,20 @@ def fedpgp(
 ) -> fp.Method:
     """FedPGP."""
     model, handwritten = Personalized(setting, rank), setting.handwritten_text()
-    values, new = (fp.snapshot(model, only=[part]) for part in ("shared", "private"))
+    first = fp.snapshot(model)
 
     def train(data, answer, state):
-        optimizer = data.optimizer(predict(data, answer, state), learning_rate)
+        fp.load_values(model, {**first, **answer, **state})
+        optimizer = data.optimizer(model, learning_rate)
         for tokens, labels in data.batches():
             text = model.text()
             logits = fp.cosine_logits(tokens[:, 0], text[1], scale=setting.scale)
             loss = F.cross_entropy(logits, labels)
-            loss = loss + contrast_weight * contrast(text, handwritten, temperature)
+            loss = loss + contrast_weight * _contrast(text, handwritten, temperature)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
         payload = fp.collect(model, weight=data.num_examples, only=["shared"])
         return payload, fp.snapshot(model, only=["private"])
 
-    def predict(data, answer, state):
-        fp.load_values(model, {**answer, **(state or new)})
-        return model
-
-    def form(client):
-        return fp.collect(model, weight=0, only=["shared"])
-
-    return fp.Method(train, fp.averaging_server(values), predict, form=form)
+    return averaged(model, train, shared=["shared"])

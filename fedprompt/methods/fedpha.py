@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fedprompt as fp
-from fedprompt.methods.registry import register
+from fedprompt.methods.registry import LEARNING_RATE, register
 from fedprompt.methods.setting import ClipSetting, PromptedClassifier
 
 
@@ -51,7 +51,7 @@ def private_context(setting: ClipSetting, client: int) -> fp.ContextPrompts:
     "FedPHA",
     families=("CLIP",),
     traits=("personalized", "adapted"),
-    search={"learning_rate": (1e-3, 1e-1), "margin": (0.1, 2.0), "minor_share": [0.5, 0.8, 0.95]},
+    search=LEARNING_RATE | {"margin": (0.1, 2.0), "minor_share": [0.5, 0.8, 0.95]},
 )
 def fedpha(
     setting: ClipSetting,
@@ -76,8 +76,8 @@ def fedpha(
             shared, private = model.context(), own.context()
             projected = on_minor_directions(private, shared, minor_share)
             texts = [
-                F.normalize(model.tower(fp.prompted_text(each, model.names))[0], dim=-1)
-                for each in (shared, private, projected)
+                F.normalize(model.tower(fp.prompted_text(context, model.names))[0], dim=-1)
+                for context in (shared, private, projected)
             ]
             loss = alignment(*texts, margin)
             for text in texts[:2]:

@@ -22,8 +22,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fedprompt as fp
-from fedprompt.methods.registry import register
-from fedprompt.methods.setting import VitSetting
+from fedprompt.methods.registry import LEARNING_RATE, register
+from fedprompt.methods.setting import VitSetting, averaged
 
 
 def null_space(tokens: Tensor, share: float) -> Tensor:
@@ -33,11 +33,7 @@ def null_space(tokens: Tensor, share: float) -> Tensor:
     return (smallest @ smallest.mT).to(tokens.dtype)
 
 
-@register(
-    "FedPR",
-    families=("one model",),
-    search={"learning_rate": (1e-3, 1e-1), "share": [0.5, 0.8, 0.9]},
-)
+@register("FedPR", families=("one model",), search=LEARNING_RATE | {"share": [0.5, 0.8, 0.9]})
 def fedpr(setting: VitSetting, *, learning_rate: float = 1e-2, share: float = 0.8) -> fp.Method:
     """FedPR."""
     model = setting.new_model()
@@ -58,11 +54,4 @@ def fedpr(setting: VitSetting, *, learning_rate: float = 1e-2, share: float = 0.
                     tokens.copy_(start + (tokens - start) @ projection)
         return fp.collect(model, weight=data.num_examples), state
 
-    def predict(data, answer, state):
-        fp.load_values(model, answer)
-        return model
-
-    def form(client):
-        return fp.collect(model, weight=0)
-
-    return fp.Method(train, fp.averaging_server(fp.snapshot(model)), predict, form=form)
+    return averaged(model, train)

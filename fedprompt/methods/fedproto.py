@@ -21,7 +21,7 @@ float64, largest difference 3e-16 (2026-11).
 import torch
 
 import fedprompt as fp
-from fedprompt.methods.registry import register
+from fedprompt.methods.registry import LEARNING_RATE, register
 from fedprompt.methods.setting import NearestPrototype, VitSetting
 
 
@@ -29,7 +29,7 @@ from fedprompt.methods.setting import NearestPrototype, VitSetting
     "FedProto",
     families=("mixed models",),
     traits=("personalized", "different models"),
-    search={"learning_rate": (1e-3, 1e-1), "prototype_weight": (1e-1, 10.0)},
+    search=LEARNING_RATE | {"prototype_weight": (1e-1, 10.0)},
 )
 def fedproto(
     setting: VitSetting, *, learning_rate: float = 1e-2, prototype_weight: float = 1.0
@@ -50,14 +50,14 @@ def fedproto(
             optimizer.step()
         with torch.no_grad():
             images, labels = data.own()
-            own = fp.class_means(model.features(images), labels, num_classes=classes)
-        return {"prototypes": own}, fp.snapshot(model, buffers=True)
+            prototypes = fp.class_means(model.features(images), labels, num_classes=classes)
+        return {"prototypes": prototypes}, fp.snapshot(model, buffers=True)
 
     def answer(client, state):
         return {"prototypes": state["mean"]}
 
     def step(server_round, payloads, state):
-        new = {str(client): each["prototypes"] for client, each in payloads.items()}
+        new = {str(client): payload["prototypes"] for client, payload in payloads.items()}
         latest = state["latest"] | new
         mean = fp.weighted_mean(latest[client] for client in sorted(latest, key=int))
         return {"latest": latest, "mean": mean}

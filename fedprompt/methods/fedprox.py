@@ -13,14 +13,12 @@ Compared: equations of the paper, float64, largest difference 1.1e-16 (2026-11).
 import torch.nn.functional as F
 
 import fedprompt as fp
-from fedprompt.methods.registry import register
-from fedprompt.methods.setting import VitSetting
+from fedprompt.methods.registry import LEARNING_RATE, register
+from fedprompt.methods.setting import VitSetting, averaged
 
 
 @register(
-    "FedProx",
-    families=("one model",),
-    search={"learning_rate": (1e-3, 1e-1), "proximal_weight": (1e-3, 1.0)},
+    "FedProx", families=("one model",), search=LEARNING_RATE | {"proximal_weight": (1e-3, 1.0)}
 )
 def fedprox(
     setting: VitSetting, *, learning_rate: float = 1e-2, proximal_weight: float = 1e-2
@@ -39,11 +37,4 @@ def fedprox(
             optimizer.step()
         return fp.collect(model, weight=data.num_examples), state
 
-    def predict(data, answer, state):
-        fp.load_values(model, answer)
-        return model
-
-    def form(client):
-        return fp.collect(model, weight=0)
-
-    return fp.Method(train, fp.averaging_server(fp.snapshot(model)), predict, form=form)
+    return averaged(model, train)

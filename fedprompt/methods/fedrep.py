@@ -19,23 +19,18 @@ from itertools import islice
 import torch.nn.functional as F
 
 import fedprompt as fp
-from fedprompt.methods.registry import register
-from fedprompt.methods.setting import VitSetting
+from fedprompt.methods.registry import LEARNING_RATE, register
+from fedprompt.methods.setting import VitSetting, averaged
 
 
-@register(
-    "FedRep",
-    families=("one model",),
-    traits=("personalized",),
-    search={"learning_rate": (1e-3, 1e-1)},
-)
+@register("FedRep", families=("one model",), traits=("personalized",), search=LEARNING_RATE)
 def fedrep(setting: VitSetting, *, learning_rate: float = 2e-2) -> fp.Method:
     """FedRep."""
     model = setting.new_model()
-    values, first_head = (fp.snapshot(model, only=[part]) for part in ("prompts", "head"))
+    first = fp.snapshot(model)
 
     def train(data, answer, state):
-        predict(data, answer, state)
+        fp.load_values(model, {**first, **answer, **state})
         batches = data.batches()
         for part, steps in ((model.head, data.steps // 2), (model.prompts, None)):
             with fp.training_only(model, part):
@@ -48,11 +43,4 @@ def fedrep(setting: VitSetting, *, learning_rate: float = 2e-2) -> fp.Method:
         payload = fp.collect(model, weight=1.0, only=["prompts"])
         return payload, fp.snapshot(model, only=["head"])
 
-    def predict(data, answer, state):
-        fp.load_values(model, {**answer, **(state or first_head)})
-        return model
-
-    def form(client):
-        return fp.collect(model, weight=0, only=["prompts"])
-
-    return fp.Method(train, fp.averaging_server(values), predict, form=form)
+    return averaged(model, train, shared=["prompts"])

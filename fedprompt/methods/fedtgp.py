@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fedprompt as fp
-from fedprompt.methods.registry import register
+from fedprompt.methods.registry import LEARNING_RATE, register
 from fedprompt.methods.setting import NearestPrototype, VitSetting
 from fedprompt.rounds import load_optimizer, optimizer_state
 
@@ -58,7 +58,7 @@ def contrastive_loss(sent: Tensor, labels: Tensor, made: Tensor, margin: float) 
     "FedTGP",
     families=("mixed models",),
     traits=("personalized", "different models"),
-    search={"learning_rate": (1e-3, 1e-1), "prototype_weight": (1e-1, 10.0)},
+    search=LEARNING_RATE | {"prototype_weight": (1e-1, 10.0)},
 )
 def fedtgp(
     setting: VitSetting,
@@ -86,17 +86,18 @@ def fedtgp(
             optimizer.step()
         with torch.no_grad():
             images, labels = data.own()
-            own = fp.class_means(model.features(images), labels, num_classes=classes)
-        return {"prototypes": own}, fp.snapshot(model, buffers=True)
+            prototypes = fp.class_means(model.features(images), labels, num_classes=classes)
+        return {"prototypes": prototypes}, fp.snapshot(model, buffers=True)
 
     def answer(client, state):
         return {"prototypes": state["made"]}
 
     def step(server_round, payloads, state):
-        latest = state["latest"] | {str(c): each["prototypes"] for c, each in payloads.items()}
+        new = {str(client): payload["prototypes"] for client, payload in payloads.items()}
+        latest = state["latest"] | new
         entries = [latest[client] for client in sorted(latest, key=int)]
-        sent = torch.cat([own.value[own.weight > 0] for own in entries])
-        labels = torch.cat([own.weight.nonzero()[:, 0] for own in entries])
+        sent = torch.cat([entry.value[entry.weight > 0] for entry in entries])
+        labels = torch.cat([entry.weight.nonzero()[:, 0] for entry in entries])
         margin = adaptive_margin(fp.class_means(sent, labels, num_classes=classes), threshold)
         fp.load_values(network, state["network"])
         adam = torch.optim.Adam(network.parameters(), server_rate)

@@ -26,7 +26,7 @@ from torch import Tensor
 
 import fedprompt as fp
 from fedprompt.methods.registry import register
-from fedprompt.methods.setting import ClipSetting
+from fedprompt.methods.setting import ClipSetting, averaged
 
 
 class Network(nn.Module):
@@ -80,21 +80,14 @@ def fedtpg(setting: ClipSetting, *, learning_rate: float = 1e-2) -> fp.Method:
     def train(data, answer, state):
         fp.load_values(model, answer)
         optimizer = data.optimizer(model, learning_rate)
-        own = data.class_counts.nonzero().flatten()
-        class_names = [setting.class_names[each] for each in own]
+        present = data.class_counts.nonzero().flatten()
+        class_names = [setting.class_names[label] for label in present]
         for tokens, labels in data.batches():
             logits = model(tokens, class_names)
-            loss = F.cross_entropy(logits, torch.searchsorted(own, labels))
+            loss = F.cross_entropy(logits, torch.searchsorted(present, labels))
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
         return fp.collect(model, weight=1.0), state
 
-    def predict(data, answer, state):
-        fp.load_values(model, answer)
-        return model
-
-    def form(client):
-        return fp.collect(model, weight=0)
-
-    return fp.Method(train, fp.averaging_server(fp.snapshot(model)), predict, form=form)
+    return averaged(model, train)

@@ -15,24 +15,24 @@ Compared: equations of the paper, float64, largest difference 1.1e-16 (2026-11).
 import torch.nn.functional as F
 
 import fedprompt as fp
-from fedprompt.methods.registry import register
-from fedprompt.methods.setting import PromptedModel, VitSetting
+from fedprompt.methods.registry import LEARNING_RATE, register
+from fedprompt.methods.setting import PromptedModel, VitSetting, averaged
 
 
-@register("FedVPT", families=("one model",), search={"learning_rate": (1e-3, 1e-1)})
+@register("FedVPT", families=("one model",), search=LEARNING_RATE)
 def fedvpt(setting: VitSetting, *, learning_rate: float = 1e-2) -> fp.Method:
     """FedVPT: prompts before the first layer."""
     model = setting.new_model(prompts=lambda trunk: fp.ShallowPrompts(setting.num_prompts, trunk))
-    return fedavg(setting, model, learning_rate)
+    return _fedavg(setting, model, learning_rate)
 
 
-@register("FedVPT-D", families=("one model",), search={"learning_rate": (1e-3, 1e-1)})
+@register("FedVPT-D", families=("one model",), search=LEARNING_RATE)
 def fedvpt_d(setting: VitSetting, *, learning_rate: float = 1e-2) -> fp.Method:
     """FedVPT-D: prompts before every layer."""
-    return fedavg(setting, setting.new_model(), learning_rate)
+    return _fedavg(setting, setting.new_model(), learning_rate)
 
 
-def fedavg(setting: VitSetting, model: PromptedModel, learning_rate: float) -> fp.Method:
+def _fedavg(setting: VitSetting, model: PromptedModel, learning_rate: float) -> fp.Method:
     """Make FedAvg of a model."""
 
     def train(data, answer, state):
@@ -45,11 +45,4 @@ def fedavg(setting: VitSetting, model: PromptedModel, learning_rate: float) -> f
             optimizer.step()
         return fp.collect(model, weight=data.num_examples), state
 
-    def predict(data, answer, state):
-        fp.load_values(model, answer)
-        return model
-
-    def form(client):
-        return fp.collect(model, weight=0)
-
-    return fp.Method(train, fp.averaging_server(fp.snapshot(model)), predict, form=form)
+    return averaged(model, train)

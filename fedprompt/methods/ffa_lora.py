@@ -19,11 +19,11 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 import fedprompt as fp
-from fedprompt.methods.registry import register
-from fedprompt.methods.setting import VitSetting
+from fedprompt.methods.registry import LEARNING_RATE, register
+from fedprompt.methods.setting import VitSetting, averaged
 
 
-def only_b(model: nn.Module, rank: int) -> tuple[nn.Module, list[nn.Parameter]]:
+def _only_b(model: nn.Module, rank: int) -> tuple[nn.Module, list[nn.Parameter]]:
     """Add LoRA whose factors A are frozen."""
     tuned, parameters = fp.tuning.lora(model, rank=rank)
     for a in parameters[::2]:
@@ -31,10 +31,10 @@ def only_b(model: nn.Module, rank: int) -> tuple[nn.Module, list[nn.Parameter]]:
     return tuned, parameters[1::2]
 
 
-@register("FFA-LoRA", families=("one model",), search={"learning_rate": (1e-3, 1e-1)})
+@register("FFA-LoRA", families=("one model",), search=LEARNING_RATE)
 def ffa_lora(setting: VitSetting, *, learning_rate: float = 1e-2, rank: int = 2) -> fp.Method:
     """FFA-LoRA."""
-    model = setting.new_model(prompts=lambda trunk: None, tune=lambda model: only_b(model, rank))
+    model = setting.new_model(prompts=lambda trunk: None, tune=lambda model: _only_b(model, rank))
 
     def train(data, answer, state):
         fp.load_values(model, answer)
@@ -46,11 +46,4 @@ def ffa_lora(setting: VitSetting, *, learning_rate: float = 1e-2, rank: int = 2)
             optimizer.step()
         return fp.collect(model, weight=data.num_examples), state
 
-    def predict(data, answer, state):
-        fp.load_values(model, answer)
-        return model
-
-    def form(client):
-        return fp.collect(model, weight=0)
-
-    return fp.Method(train, fp.averaging_server(fp.snapshot(model)), predict, form=form)
+    return averaged(model, train)

@@ -16,7 +16,7 @@ Compared: ZJU-DAI/Federated-Mutual-Learning b547bbf, float64, largest difference
 import torch.nn.functional as F
 
 import fedprompt as fp
-from fedprompt.methods.registry import register
+from fedprompt.methods.registry import LEARNING_RATE, register
 from fedprompt.methods.setting import VitSetting
 
 
@@ -24,7 +24,7 @@ from fedprompt.methods.setting import VitSetting
     "FML",
     families=("mixed models",),
     traits=("personalized", "different models"),
-    search={"learning_rate": (1e-3, 1e-1), "alpha": (0.1, 0.9), "beta": (0.1, 0.9)},
+    search=LEARNING_RATE | {"alpha": (0.1, 0.9), "beta": (0.1, 0.9)},
 )
 def fml(
     setting: VitSetting, *, learning_rate: float = 1e-2, alpha: float = 0.5, beta: float = 0.5
@@ -35,7 +35,7 @@ def fml(
     def train(data, answer, state):
         model = setting.model(data.id, state)
         fp.load_values(messenger, answer)
-        optimizers = [data.optimizer(each, learning_rate) for each in (model, messenger)]
+        optimizers = [data.optimizer(trained, learning_rate) for trained in (model, messenger)]
         for images, labels in data.batches():
             own, shared = model(images), messenger(images)
             loss = alpha * F.cross_entropy(own, labels)

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 
 import fedprompt as fp
 from fedprompt.methods.registry import register
-from fedprompt.methods.setting import VitSetting
+from fedprompt.methods.setting import VitSetting, averaged
 
 
 @register("Full tuning", families=("one model",), search={"learning_rate": (1e-4, 1e-2)})
@@ -39,11 +39,4 @@ def full_tuning(setting: VitSetting, *, learning_rate: float = 1e-3) -> fp.Metho
             optimizer.step()
         return fp.collect(model, weight=data.num_examples), state
 
-    def predict(data, answer, state):
-        fp.load_values(model, answer)
-        return model
-
-    def form(client):
-        return fp.collect(model, weight=0)
-
-    return fp.Method(train, fp.averaging_server(fp.snapshot(model)), predict, form=form)
+    return averaged(model, train)

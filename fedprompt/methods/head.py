@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 import fedprompt as fp
 from fedprompt.methods.registry import register
-from fedprompt.methods.setting import VitSetting
+from fedprompt.methods.setting import VitSetting, averaged
 
 
 @register("Head tuning", families=("one model",), search={"learning_rate": (3e-3, 3e-1)})
@@ -31,11 +31,4 @@ def head_tuning(setting: VitSetting, *, learning_rate: float = 3e-2) -> fp.Metho
             optimizer.step()
         return fp.collect(model, weight=data.num_examples), state
 
-    def predict(data, answer, state):
-        fp.load_values(model, answer)
-        return model
-
-    def form(client):
-        return fp.collect(model, weight=0)
-
-    return fp.Method(train, fp.averaging_server(fp.snapshot(model)), predict, form=form)
+    return averaged(model, train)

@@ -17,14 +17,12 @@ Compared: htyao89/KgCoOp c43ccc3, with the deviations above, float64, largest di
 import torch.nn.functional as F
 
 import fedprompt as fp
-from fedprompt.methods.registry import register
-from fedprompt.methods.setting import ClipSetting
+from fedprompt.methods.registry import LEARNING_RATE, register
+from fedprompt.methods.setting import ClipSetting, averaged
 
 
 @register(
-    "KgCoOp (averaged)",
-    families=("CLIP",),
-    search={"learning_rate": (1e-3, 1e-1), "guide_weight": (1e-2, 1e1)},
+    "KgCoOp (averaged)", families=("CLIP",), search=LEARNING_RATE | {"guide_weight": (1e-2, 1e1)}
 )
 def kgcoop(
     setting: ClipSetting, *, learning_rate: float = 5e-3, guide_weight: float = 8.0
@@ -45,11 +43,4 @@ def kgcoop(
             optimizer.step()
         return fp.collect(model, weight=data.num_examples), state
 
-    def predict(data, answer, state):
-        fp.load_values(model, answer)
-        return model
-
-    def form(client):
-        return fp.collect(model, weight=0)
-
-    return fp.Method(train, fp.averaging_server(fp.snapshot(model)), predict, form=form)
+    return averaged(model, train)

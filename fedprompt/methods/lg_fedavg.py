@@ -17,7 +17,7 @@ float64, largest difference 1.1e-16 (2026-11).
 import torch.nn.functional as F
 
 import fedprompt as fp
-from fedprompt.methods.registry import register
+from fedprompt.methods.registry import LEARNING_RATE, register
 from fedprompt.methods.setting import VitSetting
 
 
@@ -25,7 +25,7 @@ from fedprompt.methods.setting import VitSetting
     "LG-FedAvg",
     families=("mixed models",),
     traits=("personalized", "different models"),
-    search={"learning_rate": (1e-3, 1e-1)},
+    search=LEARNING_RATE,
 )
 def lg_fedavg(setting: VitSetting, *, learning_rate: float = 1e-2) -> fp.Method:
     """LG-FedAvg."""

@@ -13,7 +13,7 @@ Compared: its definition, since it has no paper, float64, largest difference 1.1
 import torch.nn.functional as F
 
 import fedprompt as fp
-from fedprompt.methods.registry import register
+from fedprompt.methods.registry import LEARNING_RATE, register
 from fedprompt.methods.setting import VitSetting
 
 
@@ -21,7 +21,7 @@ from fedprompt.methods.setting import VitSetting
     "Local training",
     families=("one model", "mixed models"),
     traits=("personalized", "different models"),
-    search={"learning_rate": (1e-3, 1e-1)},
+    search=LEARNING_RATE,
 )
 def local(setting: VitSetting, *, learning_rate: float = 1e-2) -> fp.Method:
     """Local training."""

@@ -23,31 +23,31 @@ from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import fedprompt as fp
-from fedprompt.methods.registry import register
+from fedprompt.methods.registry import LEARNING_RATE, register
 from fedprompt.methods.setting import PromptedModel, VitSetting
 
-SEARCH = {"learning_rate": (1e-3, 1e-1), "inner_rate": (1e-2, 1.0)}
+_SEARCH = LEARNING_RATE | {"inner_rate": (1e-2, 1.0)}
 
 
-@register("Per-FedAvg", families=("one model",), traits=("personalized",), search=SEARCH)
+@register("Per-FedAvg", families=("one model",), traits=("personalized",), search=_SEARCH)
 def perfedavg(
     setting: VitSetting, *, learning_rate: float = 1e-2, inner_rate: float = 0.1
 ) -> fp.Method:
     """Per-FedAvg."""
-    return meta_learned(setting, learning_rate, inner_rate, exact=True)
+    return _meta_learned(setting, learning_rate, inner_rate, exact=True)
 
 
 @register(
-    "Per-FedAvg (first order)", families=("one model",), traits=("personalized",), search=SEARCH
+    "Per-FedAvg (first order)", families=("one model",), traits=("personalized",), search=_SEARCH
 )
 def perfedavg_first_order(
     setting: VitSetting, *, learning_rate: float = 1e-2, inner_rate: float = 0.1
 ) -> fp.Method:
     """Per-FedAvg (first order)."""
-    return meta_learned(setting, learning_rate, inner_rate, exact=False)
+    return _meta_learned(setting, learning_rate, inner_rate, exact=False)
 
 
-def meta_learned(
+def _meta_learned(
     setting: VitSetting, learning_rate: float, inner_rate: float, *, exact: bool
 ) -> fp.Method:
     """Make the method with the exact Hessian, or without it."""
@@ -58,7 +58,7 @@ def meta_learned(
         optimizer = data.optimizer(model, learning_rate)
         for images, labels in data.batches():
             with sdpa_kernel(SDPBackend.MATH):  # other kernels have no second derivative
-                adapted = adapt(model, images[::2], labels[::2], inner_rate, exact=exact)
+                adapted = _adapt(model, images[::2], labels[::2], inner_rate, exact=exact)
                 logits = functional_call(model, adapted, (images[1::2],))
             loss = F.cross_entropy(logits, labels[1::2])
             optimizer.zero_grad()
@@ -69,7 +69,7 @@ def meta_learned(
     def predict(data, answer, state):
         fp.load_values(model, answer)
         if state:
-            fp.load_values(model, adapt(model, *data.own(), inner_rate, exact=False))
+            fp.load_values(model, _adapt(model, *data.own(), inner_rate, exact=False))
         return model
 
     def form(client):
@@ -78,7 +78,7 @@ def meta_learned(
     return fp.Method(train, fp.averaging_server(fp.snapshot(model)), predict, form=form)
 
 
-def adapt(
+def _adapt(
     model: PromptedModel, images: Tensor, labels: Tensor, inner_rate: float, *, exact: bool
 ) -> dict[str, Tensor]:
     """Return the parameters of a model after one gradient step."""

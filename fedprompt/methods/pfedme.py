@@ -22,19 +22,15 @@ import torch
 import torch.nn.functional as F
 
 import fedprompt as fp
-from fedprompt.methods.registry import register
-from fedprompt.methods.setting import VitSetting
+from fedprompt.methods.registry import LEARNING_RATE, register
+from fedprompt.methods.setting import VitSetting, averaged
 
 
 @register(
     "pFedMe",
     families=("one model",),
     traits=("personalized",),
-    search={
-        "learning_rate": (1e-3, 1e-1),
-        "proximal_weight": (1e-2, 10.0),
-        "outer_step": (1e-1, 1.0),
-    },
+    search=LEARNING_RATE | {"proximal_weight": (1e-2, 10.0), "outer_step": (1e-1, 1.0)},
 )
 def pfedme(
     setting: VitSetting,
@@ -65,11 +61,4 @@ def pfedme(
         fp.load_values(model, local)
         return fp.collect(model, weight=1.0), personal
 
-    def predict(data, answer, state):
-        fp.load_values(model, state or answer)
-        return model
-
-    def form(client):
-        return fp.collect(model, weight=0)
-
-    return fp.Method(train, fp.averaging_server(fp.snapshot(model)), predict, form=form)
+    return averaged(model, train)

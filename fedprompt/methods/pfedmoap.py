@@ -26,7 +26,7 @@ from einops import einsum
 from torch import Tensor
 
 import fedprompt as fp
-from fedprompt.methods.registry import register
+from fedprompt.methods.registry import LEARNING_RATE, register
 from fedprompt.methods.setting import ClipSetting, PromptedClassifier
 
 
@@ -54,15 +54,17 @@ class Mixture(PromptedClassifier):
 
 def nearest(contexts: dict[str, Tensor], client: str, count: int) -> list[Tensor]:
     """Return the contexts of other clients that are nearest to the one of a client."""
-    others = [each for other, each in contexts.items() if client in contexts and other != client]
-    return sorted(others, key=lambda each: float((each - contexts[client]).norm()))[:count]
+    if client not in contexts:
+        return []
+    others = [context for other, context in contexts.items() if other != client]
+    return sorted(others, key=lambda context: float((context - contexts[client]).norm()))[:count]
 
 
 @register(
     "pFedMoAP",
     families=("CLIP",),
     traits=("personalized",),
-    search={"learning_rate": (1e-3, 1e-1), "num_experts": [2, 4, 8], "own_weight": (0.1, 2.0)},
+    search=LEARNING_RATE | {"num_experts": [2, 4, 8], "own_weight": (0.1, 2.0)},
 )
 def pfedmoap(
     setting: ClipSetting,
@@ -102,7 +104,7 @@ def pfedmoap(
         return state["values"] | {"experts": fp.Weighted(rows[: num_experts - 1], weights)}
 
     def step(server_round, payloads, state):
-        new = {str(c): each["context.context"].value for c, each in payloads.items()}
+        new = {str(c): payload["context.context"].value for c, payload in payloads.items()}
         return mean.step(server_round, payloads, state) | {"sent": state["sent"] | new}
 
     def predict(data, answer, state):

@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fedprompt as fp
-from fedprompt.methods.registry import register
+from fedprompt.methods.registry import LEARNING_RATE, register
 from fedprompt.methods.setting import VitSetting
 
 
@@ -42,11 +42,11 @@ class Generator(nn.Module):
     def forward(self, client: int) -> Tensor:
         """Make the prompts of a client, or of the mean descriptor for a newcomer."""
         known = self.descriptors.values()
-        query = self.descriptors[str(client)] if str(client) in self.descriptors else mean(known)
+        query = self.descriptors[str(client)] if str(client) in self.descriptors else _mean(known)
         return self.basis + self.attention(query, self.basis, self.basis, need_weights=False)[0]
 
 
-def mean(tensors: Iterable[Tensor]) -> Tensor:
+def _mean(tensors: Iterable[Tensor]) -> Tensor:
     """Average tensors."""
     return torch.stack(list(tensors)).mean(0)
 
@@ -54,7 +54,7 @@ def mean(tensors: Iterable[Tensor]) -> Tensor:
 def follow(generator: Generator, changes: Mapping[int, Tensor], learning_rate: float) -> None:
     """Take a step towards the changes that clients made to their prompts."""
     optimizer = torch.optim.SGD(generator.parameters(), lr=learning_rate)
-    agreement = mean((generator(client) * change).sum() for client, change in changes.items())
+    agreement = _mean((generator(client) * change).sum() for client, change in changes.items())
     optimizer.zero_grad()
     (-agreement).backward()
     optimizer.step()
@@ -64,7 +64,7 @@ def follow(generator: Generator, changes: Mapping[int, Tensor], learning_rate: f
     "pFedPG",
     families=("one model",),
     traits=("personalized", "adapted"),
-    search={"learning_rate": (1e-3, 1e-1), "server_learning_rate": (1e-3, 0.3)},
+    search=LEARNING_RATE | {"server_learning_rate": (1e-3, 0.3)},
 )
 def pfedpg(
     setting: VitSetting, *, learning_rate: float = 1e-2, server_learning_rate: float = 0.1
@@ -91,7 +91,7 @@ def pfedpg(
 
     def step(server_round, payloads, state):
         fp.load_values(generator, state)
-        changes = {client: each["change"][0] for client, each in payloads.items()}
+        changes = {client: payload["change"][0] for client, payload in payloads.items()}
         follow(generator, changes, server_learning_rate)
         return fp.snapshot(generator)
 

@@ -24,8 +24,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fedprompt as fp
-from fedprompt.methods.registry import register
-from fedprompt.methods.setting import VitSetting
+from fedprompt.methods.registry import LEARNING_RATE, register
+from fedprompt.methods.setting import VitSetting, averaged
 
 
 class Bordered(nn.Module):
@@ -35,7 +35,7 @@ class Bordered(nn.Module):
         super().__init__()
         self.network = setting.new_model(prompts=lambda trunk: None)
         channels, *size = setting.public.shape[1:]
-        inside = [each - 2 * width for each in size]
+        inside = [side - 2 * width for side in size]
         plain = dict[str, Any](mean=[0.0] * channels, std=[1.0] * channels)
         self.border = fp.PadPrompts((inside[0], inside[1]), padding=width, **plain)
         draw = setting.generator(0, purpose="border")
@@ -52,17 +52,17 @@ class Bordered(nn.Module):
     "pFedPT",
     families=("one model",),
     traits=("personalized", "adapted"),
-    search={"learning_rate": (1e-3, 1e-1), "border_rate": (1e-2, 1.0)},
+    search=LEARNING_RATE | {"border_rate": (1e-2, 1.0)},
 )
 def pfedpt(
     setting: VitSetting, *, learning_rate: float = 1e-2, border_rate: float = 1e-1, width: int = 1
 ) -> fp.Method:
     """pFedPT."""  # noqa: D403
     model = setting.seeded(Bordered, setting, width)
-    head, border = (fp.snapshot(model, only=[part]) for part in ("network.head", "border"))
+    first = fp.snapshot(model)
 
     def train(data, answer, state):
-        predict(data, answer, state)
+        fp.load_values(model, {**first, **answer, **state})
         batches, half = data.batches(), data.steps // 2
         phases = (model.border, half, border_rate), (model.network.head, None, learning_rate)
         for part, steps, rate in phases:
@@ -76,11 +76,4 @@ def pfedpt(
         payload = fp.collect(model, weight=data.num_examples, only=["network.head"])
         return payload, fp.snapshot(model, only=["border"])
 
-    def predict(data, answer, state):
-        fp.load_values(model, {**answer, **(state or border)})
-        return model
-
-    def form(client):
-        return fp.collect(model, weight=0, only=["network.head"])
-
-    return fp.Method(train, fp.averaging_server(head), predict, form=form)
+    return averaged(model, train, shared=["network.head"])

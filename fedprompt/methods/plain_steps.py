@@ -16,7 +16,7 @@ import torch.nn.functional as F
 
 import fedprompt as fp
 from fedprompt.methods.registry import register
-from fedprompt.methods.setting import VitSetting
+from fedprompt.methods.setting import VitSetting, averaged
 
 
 @register("FedVPT-D (plain steps)", families=("one model",), search={"learning_rate": (3e-2, 3.0)})
@@ -34,11 +34,4 @@ def plain_steps(setting: VitSetting, *, learning_rate: float = 0.3) -> fp.Method
             optimizer.step()
         return fp.collect(model, weight=1.0), state
 
-    def predict(data, answer, state):
-        fp.load_values(model, answer)
-        return model
-
-    def form(client):
-        return fp.collect(model, weight=0)
-
-    return fp.Method(train, fp.averaging_server(fp.snapshot(model)), predict, form=form)
+    return averaged(model, train)

@@ -19,11 +19,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fedprompt as fp
-from fedprompt.methods.registry import register
-from fedprompt.methods.setting import ClipSetting
+from fedprompt.methods.registry import LEARNING_RATE, register
+from fedprompt.methods.setting import ClipSetting, averaged
 
 
-@register("ProGrad (averaged)", families=("CLIP",), search={"learning_rate": (1e-3, 1e-1)})
+@register("ProGrad (averaged)", families=("CLIP",), search=LEARNING_RATE)
 def prograd(setting: ClipSetting, *, learning_rate: float = 1e-2) -> fp.Method:
     """ProGrad (averaged)."""
     model, handwritten = setting.new_model(), setting.handwritten_text()
@@ -42,14 +42,7 @@ def prograd(setting: ClipSetting, *, learning_rate: float = 1e-2) -> fp.Method:
             optimizer.step()
         return fp.collect(model, weight=data.num_examples), state
 
-    def predict(data, answer, state):
-        fp.load_values(model, answer)
-        return model
-
-    def form(client):
-        return fp.collect(model, weight=0)
-
-    return fp.Method(train, fp.averaging_server(fp.snapshot(model)), predict, form=form)
+    return averaged(model, train)
 
 
 def aligned(gradient: Tensor, guide: Tensor) -> Tensor:

@@ -14,11 +14,11 @@ largest difference 3e-15 (2026-11).
 import torch.nn.functional as F
 
 import fedprompt as fp
-from fedprompt.methods.registry import register
-from fedprompt.methods.setting import ClipSetting
+from fedprompt.methods.registry import LEARNING_RATE, register
+from fedprompt.methods.setting import ClipSetting, averaged
 
 
-@register("PromptFL", families=("CLIP",), search={"learning_rate": (1e-3, 1e-1)})
+@register("PromptFL", families=("CLIP",), search=LEARNING_RATE)
 def promptfl(setting: ClipSetting, *, learning_rate: float = 5e-3) -> fp.Method:
     """PromptFL."""
     model = setting.new_model()
@@ -33,11 +33,4 @@ def promptfl(setting: ClipSetting, *, learning_rate: float = 5e-3) -> fp.Method:
             optimizer.step()
         return fp.collect(model, weight=data.num_examples), state
 
-    def predict(data, answer, state):
-        fp.load_values(model, answer)
-        return model
-
-    def form(client):
-        return fp.collect(model, weight=0)
-
-    return fp.Method(train, fp.averaging_server(fp.snapshot(model)), predict, form=form)
+    return averaged(model, train)

@@ -16,25 +16,18 @@ Compared: TsingZ0/PFLlib d832e76 and equations of the paper, with the deviations
 largest difference 6.4e-15 (2026-11).
 """
 
-import torch
 import torch.nn.functional as F
-from jaxtyping import Float
-from torch import Tensor
 
 import fedprompt as fp
-from fedprompt.methods.registry import register
-from fedprompt.methods.setting import ClipSetting
+from fedprompt.methods.registry import LEARNING_RATE, register
+from fedprompt.methods.setting import ClipSetting, attention, averaged
 
 
 @register(
     "PromptFL + FedAMP",
     families=("CLIP",),
     traits=("personalized",),
-    search={
-        "learning_rate": (1e-3, 1e-1),
-        "proximal_weight": (1e-3, 1e1),
-        "temperature": (1e-1, 1e2),
-    },
+    search=LEARNING_RATE | {"proximal_weight": (1e-3, 1e1), "temperature": (1e-1, 1e2)},
 )
 def promptfl_fedamp(
     setting: ClipSetting,
@@ -68,25 +61,9 @@ def promptfl_fedamp(
         return {name: entry.value for name, entry in mixture.items()}
 
     def step(server_round, payloads, state):
-        own = state["own"] | {str(client): each for client, each in payloads.items()}
+        own = state["own"] | {str(client): payload for client, payload in payloads.items()}
         return {"own": own, "attention": attention(fp.distances(list(own.values())), temperature)}
-
-    def predict(data, answer, state):
-        fp.load_values(model, state or answer)
-        return model
-
-    def form(client):
-        return fp.collect(model, weight=0)
 
     own = {str(client): first for client in setting.clients}
     state = {"own": own, "attention": attention(fp.distances(list(own.values())), temperature)}
-    return fp.Method(train, fp.Server(state, answer, step), predict, form=form)
-
-
-def attention(
-    distances: Float[Tensor, "clients clients"], temperature: float
-) -> Float[Tensor, "clients clients"]:
-    """Weigh the contexts of others by their nearness, and the own one by the rest."""
-    others = torch.exp(-distances.square() / temperature) / len(distances)
-    others.fill_diagonal_(0)
-    return others + torch.diag(1 - others.sum(1))
+    return averaged(model, train, server=fp.Server(state, answer, step))

@@ -20,11 +20,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 import fedprompt as fp
-from fedprompt.methods.registry import register
-from fedprompt.methods.setting import ClipSetting, PromptedClassifier
+from fedprompt.methods.registry import LEARNING_RATE, register
+from fedprompt.methods.setting import ClipSetting, PromptedClassifier, averaged
 
 
-class Halves(nn.Module):
+class _Halves(nn.Module):
     """Context whose first tokens and last tokens are two modules."""
 
     def __init__(self, context: Float[Tensor, "length dim"]) -> None:
@@ -38,19 +38,15 @@ class Halves(nn.Module):
         return torch.cat([self.shared(), self.own()], 1)
 
 
-@register(
-    "PromptFL + FedPer",
-    families=("CLIP",),
-    traits=("personalized",),
-    search={"learning_rate": (1e-3, 1e-1)},
-)
+@register("PromptFL + FedPer", families=("CLIP",), traits=("personalized",), search=LEARNING_RATE)
 def promptfl_fedper(setting: ClipSetting, *, learning_rate: float = 5e-3) -> fp.Method:
     """PromptFL + FedPer."""
-    model = PromptedClassifier(setting, Halves(setting.new_context()()[0]))
-    values, own = (fp.snapshot(model, only=[f"context.{part}"]) for part in ("shared", "own"))
+    model = PromptedClassifier(setting, _Halves(setting.new_context()()[0]))
+    first = fp.snapshot(model)
 
     def train(data, answer, state):
-        optimizer = data.optimizer(predict(data, answer, state), learning_rate)
+        fp.load_values(model, {**first, **answer, **state})
+        optimizer = data.optimizer(model, learning_rate)
         for tokens, labels in data.batches():
             loss = F.cross_entropy(model(tokens), labels)
             optimizer.zero_grad()
@@ -59,11 +55,4 @@ def promptfl_fedper(setting: ClipSetting, *, learning_rate: float = 5e-3) -> fp.
         payload = fp.collect(model, weight=data.num_examples, only=["context.shared"])
         return payload, fp.snapshot(model, only=["context.own"])
 
-    def predict(data, answer, state):
-        fp.load_values(model, {**answer, **(state or own)})
-        return model
-
-    def form(client):
-        return fp.collect(model, weight=0, only=["context.shared"])
-
-    return fp.Method(train, fp.averaging_server(values), predict, form=form)
+    return averaged(model, train, shared=["context.shared"])

@@ -14,14 +14,14 @@ Compared: equations of the paper, float64, largest difference 6.9e-15 (2026-11).
 import torch.nn.functional as F
 
 import fedprompt as fp
-from fedprompt.methods.registry import register
-from fedprompt.methods.setting import ClipSetting
+from fedprompt.methods.registry import LEARNING_RATE, register
+from fedprompt.methods.setting import ClipSetting, averaged
 
 
 @register(
     "PromptFL + FedProx",
     families=("CLIP",),
-    search={"learning_rate": (1e-3, 1e-1), "proximal_weight": (1e-3, 1e1)},
+    search=LEARNING_RATE | {"proximal_weight": (1e-3, 1e1)},
 )
 def promptfl_fedprox(
     setting: ClipSetting, *, learning_rate: float = 5e-3, proximal_weight: float = 0.1
@@ -40,11 +40,4 @@ def promptfl_fedprox(
             optimizer.step()
         return fp.collect(model, weight=data.num_examples), state
 
-    def predict(data, answer, state):
-        fp.load_values(model, answer)
-        return model
-
-    def form(client):
-        return fp.collect(model, weight=0)
-
-    return fp.Method(train, fp.averaging_server(fp.snapshot(model)), predict, form=form)
+    return averaged(model, train)

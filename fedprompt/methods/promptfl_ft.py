@@ -17,15 +17,12 @@ Compared: equations of the papers, with the deviations above, float64, largest d
 import torch.nn.functional as F
 
 import fedprompt as fp
-from fedprompt.methods.registry import register
-from fedprompt.methods.setting import ClipSetting
+from fedprompt.methods.registry import LEARNING_RATE, register
+from fedprompt.methods.setting import ClipSetting, averaged
 
 
 @register(
-    "PromptFL + fine-tuning",
-    families=("CLIP",),
-    traits=("personalized",),
-    search={"learning_rate": (1e-3, 1e-1)},
+    "PromptFL + fine-tuning", families=("CLIP",), traits=("personalized",), search=LEARNING_RATE
 )
 def promptfl_ft(setting: ClipSetting, *, learning_rate: float = 5e-3) -> fp.Method:
     """PromptFL + fine-tuning."""
@@ -41,11 +38,4 @@ def promptfl_ft(setting: ClipSetting, *, learning_rate: float = 5e-3) -> fp.Meth
             optimizer.step()
         return fp.collect(model, weight=data.num_examples), fp.snapshot(model)
 
-    def predict(data, answer, state):
-        fp.load_values(model, state or answer)
-        return model
-
-    def form(client):
-        return fp.collect(model, weight=0)
-
-    return fp.Method(train, fp.averaging_server(fp.snapshot(model)), predict, form=form)
+    return averaged(model, train)

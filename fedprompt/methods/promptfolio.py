@@ -19,11 +19,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fedprompt as fp
-from fedprompt.methods.registry import register
-from fedprompt.methods.setting import ClipSetting
+from fedprompt.methods.registry import LEARNING_RATE, register
+from fedprompt.methods.setting import ClipSetting, averaged
 
 
-class Portfolio(nn.Module):
+class _Portfolio(nn.Module):
     """Classifies with a mixture of the text features of a shared and of a private context."""
 
     def __init__(self, setting: ClipSetting, private_share: float) -> None:
@@ -51,17 +51,18 @@ class Portfolio(nn.Module):
     "PromptFolio",
     families=("CLIP",),
     traits=("personalized",),
-    search={"learning_rate": (1e-3, 1e-1), "private_share": [0.2, 0.4, 0.6, 0.8]},
+    search=LEARNING_RATE | {"private_share": [0.2, 0.4, 0.6, 0.8]},
 )
 def promptfolio(
     setting: ClipSetting, *, learning_rate: float = 5e-3, private_share: float = 0.4
 ) -> fp.Method:
     """PromptFolio."""
-    model = Portfolio(setting, private_share)
-    values, new = (fp.snapshot(model, only=[part]) for part in ("shared", "private"))
+    model = _Portfolio(setting, private_share)
+    first = fp.snapshot(model)
 
     def train(data, answer, state):
-        optimizer = data.optimizer(predict(data, answer, state), learning_rate)
+        fp.load_values(model, {**first, **answer, **state})
+        optimizer = data.optimizer(model, learning_rate)
         for tokens, labels in data.batches():
             loss = F.cross_entropy(model(tokens), labels)
             optimizer.zero_grad()
@@ -70,11 +71,4 @@ def promptfolio(
         payload = fp.collect(model, weight=data.num_examples, only=["shared"])
         return payload, fp.snapshot(model, only=["private"])
 
-    def predict(data, answer, state):
-        fp.load_values(model, {**answer, **(state or new)})
-        return model
-
-    def form(client):
-        return fp.collect(model, weight=0, only=["shared"])
-
-    return fp.Method(train, fp.averaging_server(values), predict, form=form)
+    return averaged(model, train, shared=["shared"])

@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fedprompt as fp
-from fedprompt.methods.registry import register
+from fedprompt.methods.registry import LEARNING_RATE, register
 from fedprompt.methods.setting import ClipSetting
 
 
@@ -50,7 +50,7 @@ class Regulated(nn.Module):
         layers = dict(enumerate(self.context()))
         first = fp.prompted_text(layers.pop(0)[None], self.names)
         text = self.tower(first, fp.PromptStream(layers, replace=True))[0]
-        return [F.normalize(each, dim=-1) for each in (image, text)]
+        return [F.normalize(features, dim=-1) for features in (image, text)]
 
     def forward(self, images: Tensor) -> Tensor:
         """Classify images."""
@@ -61,7 +61,7 @@ class Regulated(nn.Module):
 @register(
     "PromptSRC (averaged)",
     families=("CLIP",),
-    search={"learning_rate": (1e-3, 1e-1), "text_weight": (1.0, 50.0), "image_weight": (1.0, 50.0)},
+    search=LEARNING_RATE | {"text_weight": (1.0, 50.0), "image_weight": (1.0, 50.0)},
     inputs="images",
 )
 def promptsrc(
@@ -96,7 +96,7 @@ def promptsrc(
         return fp.named("newest", state["newest"]) | fp.named("mean", state["mean"])
 
     def step(server_round, payloads, state):
-        newest = {n: each.value for n, each in fp.weighted_mean(payloads.values()).items()}
+        newest = {n: entry.value for n, entry in fp.weighted_mean(payloads.values()).items()}
         weight = math.exp(-200 * ((server_round + 1) / setting.rounds - 0.75) ** 2)
         total = state["total"] + weight
         mean = {n: old + (newest[n] - old) * (weight / total) for n, old in state["mean"].items()}

@@ -7,12 +7,15 @@ from typing import Any, NamedTuple, TypeVar
 from fedprompt._checks import wrong_value
 from fedprompt.interfaces import Method
 
-__all__ = ["METHODS", "Entry", "Range", "register"]
+__all__ = ["LEARNING_RATE", "METHODS", "Entry", "Range", "register"]
 
 Range = tuple[float, float] | list[Any]
 """Pair of numbers, on a logarithmic scale, or a list of choices."""
 
-Make = TypeVar("Make", bound=Callable[..., Method])
+LEARNING_RATE: dict[str, Range] = {"learning_rate": (1e-3, 1e-1)}
+"""Range of the learning rate of most methods."""
+
+_Make = TypeVar("_Make", bound=Callable[..., Method])
 
 
 class Entry(NamedTuple):
@@ -53,7 +56,7 @@ def register(
     traits: Sequence[str] = (),
     search: Mapping[str, Range] | None = None,
     inputs: str = "",
-) -> Callable[[Make], Make]:
+) -> Callable[[_Make], _Make]:
     """Add a function to `METHODS`. The function itself stays as it is.
 
     Args:
@@ -76,7 +79,7 @@ def register(
         {'learning_rate': 0.01}
     """
 
-    def add(make: Make) -> Make:
+    def add(make: _Make) -> _Make:
         name, ranges = make.__name__, dict(search or {})
         if unknown := sorted(ranges.keys() - _hyperparameters(make).keys()):
             rule = f"name hyperparameters of {name}: {', '.join(_hyperparameters(make))}"
@@ -90,5 +93,5 @@ def register(
 
 
 def _hyperparameters(make: Callable[..., Method]) -> dict[str, Any]:
-    parameters = inspect.signature(make).parameters.values()
-    return {each.name: each.default for each in parameters if each.kind is each.KEYWORD_ONLY}
+    options = inspect.signature(make).parameters.values()
+    return {option.name: option.default for option in options if option.kind is option.KEYWORD_ONLY}

@@ -54,7 +54,7 @@ def scaffold(setting: VitSetting, *, learning_rate: float = 0.3) -> fp.Method:
         return state["x"] | fp.named("control", state["c"])
 
     def step(server_round, payloads, state):
-        mean = {name: each.value for name, each in fp.weighted_mean(payloads.values()).items()}
+        mean = {name: entry.value for name, entry in fp.weighted_mean(payloads.values()).items()}
         share, control = len(payloads) / len(setting.clients), fp.part(mean, "control")
         x = {name: value + mean[name] for name, value in state["x"].items()}
         c = {name: value + share * control[name] for name, value in state["c"].items()}

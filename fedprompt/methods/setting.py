@@ -34,10 +34,12 @@ __all__ = [
     "Setting",
     "Tune",
     "VitSetting",
+    "attention",
+    "averaged",
     "check_inputs",
 ]
 
-Module = TypeVar("Module", bound=nn.Module)
+_Module = TypeVar("_Module", bound=nn.Module)
 
 Batch = tuple[Tensor, Tensor]
 """Inputs and labels."""
@@ -135,12 +137,12 @@ class Setting:
     ) -> torch.optim.Optimizer:
         """Make the optimizer of a client for the parameters, or for a module."""
         if isinstance(parameters, nn.Module):
-            parameters = [each for each in parameters.parameters() if each.requires_grad]
+            parameters = [weight for weight in parameters.parameters() if weight.requires_grad]
         progress = server_round / self.rounds
         factor = 1.0 if self.schedule is None else self.schedule(progress)
         return self.make_optimizer(parameters, lr=learning_rate * factor)
 
-    def seeded(self, make: Callable[..., Module], *arguments: Any) -> Module:
+    def seeded(self, make: Callable[..., _Module], *arguments: Any) -> _Module:
         """Make a module whose initial values are drawn from the seed, not from the global stream.
 
         They are drawn on the CPU, and moved to the device of the setting.
@@ -385,6 +387,46 @@ class PromptedModel(nn.Module):
         """Classify images."""
         logits: Tensor = self.head(self.features(images))
         return logits
+
+
+def averaged(
+    model: nn.Module,
+    train: Callable[[ClientData, fp.interfaces.Message, fp.interfaces.State], Any],
+    *,
+    shared: Sequence[str] | None = None,
+    server: fp.Server | None = None,
+) -> fp.Method:
+    """Make a method whose clients share the parameters of one model.
+
+    A client predicts with the values of the server's answer. Values in the client's state, if there
+    are any, take their place.
+
+    Args:
+        model: Model of all clients, with the initial values.
+        train: Client function, as in :class:`fedprompt.Method`.
+        shared: Names or dotted prefixes of the parameters in payloads. If None, all of them.
+        server: Server. If None, :func:`fedprompt.averaging_server` of the parameters in payloads.
+    """
+    first = fp.snapshot(model)
+
+    def predict(data: ClientData, answer: Any, state: Any) -> nn.Module:
+        fp.load_values(model, {**first, **answer, **state})
+        return model
+
+    def form(client: int) -> fp.interfaces.Message:
+        return fp.collect(model, weight=0, only=shared)
+
+    server = server or fp.averaging_server(fp.snapshot(model, only=shared))
+    return fp.Method(train, server, predict, form=form)
+
+
+def attention(
+    distances: Float[Tensor, "clients clients"], temperature: float
+) -> Float[Tensor, "clients clients"]:
+    """Weigh the models of other clients by their nearness, and the client's own by the rest."""
+    others = torch.exp(-distances.square() / temperature) / len(distances)
+    others.fill_diagonal_(0)
+    return others + torch.diag(1 - others.sum(1))
 
 
 class NearestPrototype(nn.Module):

@@ -33,7 +33,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fedprompt as fp
-from fedprompt.methods.registry import register
+from fedprompt.methods.registry import LEARNING_RATE, register
 from fedprompt.methods.setting import VitSetting
 
 
@@ -69,7 +69,7 @@ class GroupedModel(nn.Module):
     def loss(self, images: Tensor, labels: Tensor, grouped: bool) -> Tensor:
         """Compute the loss of a block, with the loss of the keys if it has groups."""
         query = [self.query(images)] if grouped else []
-        chosen = [self.selector(each).indices for each in query]
+        chosen = [self.selector(features).indices for features in query]
         loss = F.cross_entropy(self.logits(images, *chosen), labels)
         return loss + fp.key_loss(query[0], self.selector.keys, *chosen) if grouped else loss
 
@@ -78,7 +78,7 @@ class GroupedModel(nn.Module):
     "SGPT",
     families=("one model",),
     traits=("adapted",),
-    search={"learning_rate": (1e-3, 1e-1), "decay": [0.0, 0.5], "num_groups": [5, 10]},
+    search=LEARNING_RATE | {"decay": [0.0, 0.5], "num_groups": [5, 10]},
 )
 def sgpt(
     setting: VitSetting,
@@ -115,7 +115,7 @@ def sgpt(
         return {**state["values"], "selector.usage": state["usage"]}
 
     def step(server_round, payloads, state):
-        used = sum(each["selector.keys"].weight for each in payloads.values())
+        used = sum(payload["selector.keys"].weight for payload in payloads.values())
         return {**mean.step(server_round, payloads, state), "usage": state["usage"] + used}
 
     def predict(data, answer, state):
