@@ -1,11 +1,21 @@
-"""Checks of the arguments of prompted passes."""
+"""Checks of the arguments of prompted passes, and initial values."""
 
+import math
 from collections.abc import Sequence
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
-from fedprompt._checks import check_count, check_floats, check_stream, kind, wrong_type, wrong_value
+from fedprompt._checks import (
+    check_count,
+    check_floats,
+    check_initial_generator,
+    check_stream,
+    kind,
+    wrong_type,
+    wrong_value,
+)
 from fedprompt.interfaces import PromptStream, Trunk
 
 
@@ -19,13 +29,6 @@ def checked_depth(trunk: object, depth: int | None) -> int:
     if depth > trunk.depth:
         raise wrong_value("depth", f"be at most the trunk's {trunk.depth} blocks", depth)
     return depth
-
-
-def check_start(start: int, depth: int) -> None:
-    """Require a first block among those that run, and not the first of the trunk."""
-    check_count("start", start)
-    if start >= depth:
-        raise wrong_value("start", f"be below the {depth} blocks that run", start)
 
 
 def check_tokens(tokens: object, dim: int) -> None:
@@ -66,3 +69,23 @@ def check_dtype(dtype: object) -> None:
     """Require a floating-point dtype or None."""
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         raise wrong_type("dtype", "be a floating-point torch.dtype or None", kind(dtype))
+
+
+def normal_values(
+    shape: tuple[int, ...], std: float, generator: torch.Generator | None
+) -> Float[Tensor, "*shape"]:
+    """Draw initial values from a normal distribution, on the device of the generator."""
+    check_initial_generator(generator)
+    device = None if generator is None else generator.device
+    return torch.empty(shape, device=device).normal_(0, std, generator=generator)
+
+
+def vpt_uniform(
+    shape: tuple[int, ...], patch_size: tuple[int, int], generator: torch.Generator | None
+) -> Float[Tensor, "*shape"]:
+    """Draw VPT's initial values for tokens of width ``shape[-1]``."""
+    height, width = patch_size
+    check_initial_generator(generator)
+    bound = math.sqrt(6 / (3 * height * width + shape[-1]))
+    device = None if generator is None else generator.device
+    return torch.empty(shape, device=device).uniform_(-bound, bound, generator=generator)

@@ -20,6 +20,7 @@ from fedprompt._checks import (
     wrong_value,
 )
 from fedprompt.interfaces import ClassNames, PromptedText
+from fedprompt.prompts._arguments import normal_values
 
 
 class ContextPrompts(nn.Module):
@@ -76,13 +77,11 @@ class ContextPrompts(nn.Module):
         check_count("length", length, at_least=0)
         if num_classes is not None:
             check_count("num_classes", num_classes)
-        check_initial_generator(generator)
         rows = (num_contexts,) if num_classes is None else (num_contexts, num_classes)
         if init is None:
-            device = None if generator is None else generator.device
-            values = torch.empty((*rows, length, dim), device=device)
-            values.normal_(0, 0.02, generator=generator)
+            values = normal_values((*rows, length, dim), 0.02, generator)
         else:
+            check_initial_generator(generator)
             values = _checked_init(init, dim).repeat(*rows, 1, 1)
         self.context = nn.Parameter(values)
 

@@ -22,7 +22,6 @@ from fedprompt.interfaces import Encoded, PromptStream, ResumableTrunk, Trunk
 from fedprompt.prompts._arguments import (
     check_dtype,
     check_fit,
-    check_start,
     check_streams,
     check_tokens,
     checked_depth,
@@ -128,7 +127,9 @@ def encode_from(
         True
     """
     depth = checked_depth(trunk, depth)
-    check_start(start, depth)
+    check_count("start", start)
+    if start >= depth:
+        raise wrong_value("start", f"be below the {depth} blocks that run", start)
     check_streams(streams, trunk, depth)
     check_dtype(dtype)
     resumed = _resumed(trunk, tokens, streams, start, image_size)

@@ -6,7 +6,8 @@ from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor
 
-from fedprompt._checks import check_count, check_initial_generator, kind, wrong_type, wrong_value
+from fedprompt._checks import check_count, kind, wrong_type, wrong_value
+from fedprompt.prompts._arguments import normal_values
 
 
 class PromptGenerator(nn.Module):
@@ -68,10 +69,7 @@ class PromptGenerator(nn.Module):
         check_count("num_heads", num_heads)
         if dim % num_heads:
             raise wrong_value("num_heads", f"divide `dim` {dim}", num_heads)
-        check_initial_generator(generator)
-        device = None if generator is None else generator.device
-        queries = torch.empty(num_prompts, dim, device=device)
-        self.queries = nn.Parameter(queries.normal_(0, 0.02, generator=generator))
+        self.queries = nn.Parameter(normal_values((num_prompts, dim), 0.02, generator))
         self.num_heads = num_heads
         self.query = _linear(dim, dim, generator)
         self.key = _linear(key_dim, dim, generator)

@@ -5,7 +5,8 @@ import torch.nn as nn
 from jaxtyping import Float
 from torch import Tensor
 
-from fedprompt._checks import check_count, check_initial_generator
+from fedprompt._checks import check_count
+from fedprompt.prompts._arguments import normal_values
 
 
 class LowRankContext(nn.Module):
@@ -62,11 +63,9 @@ class LowRankContext(nn.Module):
         check_count("length", length, at_least=0)
         check_count("rank", rank)
         check_count("num_contexts", num_contexts)
-        check_initial_generator(generator)
-        device = None if generator is None else generator.device
-        left = torch.empty(num_contexts, length, rank, device=device)
-        self.left = nn.Parameter(left.normal_(0, rank**-0.5, generator=generator))
-        self.right = nn.Parameter(torch.zeros(num_contexts, rank, dim, device=device))
+        left = normal_values((num_contexts, length, rank), rank**-0.5, generator)
+        self.left = nn.Parameter(left)
+        self.right = nn.Parameter(torch.zeros(num_contexts, rank, dim, device=left.device))
 
     def forward(self) -> Float[Tensor, "contexts length dim"]:
         """Return the contexts."""

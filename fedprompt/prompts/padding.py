@@ -21,8 +21,8 @@ from fedprompt._checks import (
     wrong_value,
 )
 
-IMAGENET_MEAN = (0.485, 0.456, 0.406)
-IMAGENET_STD = (0.229, 0.224, 0.225)
+_IMAGENET_MEAN = (0.485, 0.456, 0.406)
+_IMAGENET_STD = (0.229, 0.224, 0.225)
 
 
 class PadPrompts(nn.Module):
@@ -69,8 +69,8 @@ class PadPrompts(nn.Module):
         image_size: int | tuple[int, int],
         *,
         padding: int = 3,
-        mean: Sequence[float] = IMAGENET_MEAN,
-        std: Sequence[float] = IMAGENET_STD,
+        mean: Sequence[float] = _IMAGENET_MEAN,
+        std: Sequence[float] = _IMAGENET_STD,
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__()
@@ -116,14 +116,11 @@ class PadPrompts(nn.Module):
     def _check(self, images: object) -> None:
         channels, height, twice = self.columns.shape
         expected = (channels, height, self.rows.shape[2] - twice)
-        if not isinstance(images, Tensor):
-            got = f"a {type(images).__name__}"
-            raise wrong_type("images", "be floating-point and normalized", got)
+        if not isinstance(images, Tensor) or not images.is_floating_point():
+            raise wrong_type("images", "be floating-point and normalized", kind(images))
         if images.ndim != 4 or images.shape[1:] != expected:
             rule = f"have shape (batch, {', '.join(map(str, expected))})"
             raise wrong_value("images", rule, tuple(images.shape))
-        if not images.is_floating_point():
-            raise wrong_type("images", "be floating-point and normalized", kind(images))
         check_strided("images", images)
         check_finite("images", images, sync=False)
         if images.device != self.rows.device:

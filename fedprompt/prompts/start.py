@@ -16,7 +16,8 @@ from fedprompt._checks import (
     wrong_value,
 )
 from fedprompt.interfaces import Trunk, Weighted
-from fedprompt.prompts.visual import GroupPrompts, LayeredPrompts, vpt_uniform
+from fedprompt.prompts._arguments import vpt_uniform
+from fedprompt.prompts.visual import GroupPrompts, LayeredPrompts
 
 
 @torch.no_grad()

@@ -1,19 +1,17 @@
 """Visual prompts: learnable tokens, and the layers at which they enter a transformer."""
 
-import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from numbers import Integral
 
 import torch
 import torch.nn as nn
-from jaxtyping import Float, Integer
+from jaxtyping import Integer
 from torch import Tensor
 
 from fedprompt._checks import (
     check_count,
     check_device,
     check_flag,
-    check_initial_generator,
     check_iterable,
     check_labels,
     height_and_width,
@@ -22,11 +20,49 @@ from fedprompt._checks import (
     wrong_value,
 )
 from fedprompt.interfaces import PromptStream, Trunk
+from fedprompt.prompts._arguments import vpt_uniform
 
 _DEFAULT_PATCH_SIZE = 16
 
 
-class LayeredPrompts(nn.Module):
+class _VisualPrompts(nn.Module):
+    """Base of all visual prompts: tokens (*groups, layers, prompts, dim)."""
+
+    tokens: nn.Parameter
+
+    def __init__(
+        self,
+        groups: tuple[int, ...],
+        num_prompts: int,
+        dim: int | Trunk,
+        layers: Iterable[int],
+        replace: bool,
+        patch_size: int | tuple[int, int] | None,
+        generator: torch.Generator | None,
+    ) -> None:
+        super().__init__()
+        _check_num_prompts(num_prompts)
+        width = _checked_width(dim)
+        self.layers = _checked_layers(layers, dim)
+        check_flag("replace", replace)
+        self.replace = replace
+        if patch_size is None:
+            patch_size = dim.patch_size if isinstance(dim, Trunk) else _DEFAULT_PATCH_SIZE
+        self.patch_size = height_and_width("patch_size", patch_size)
+        shape = (*groups, len(self.layers), num_prompts, width)
+        self.tokens = nn.Parameter(vpt_uniform(shape, self.patch_size, generator))
+
+    def extra_repr(self) -> str:
+        """Show sizes and layers."""
+        *groups, _, num_prompts, dim = self.tokens.shape
+        sizes = ", ".join(map(str, (*groups, num_prompts, dim)))
+        return f"{sizes}, layers={self.layers}, replace={self.replace}"
+
+    def _stream(self, layers: Sequence[Tensor]) -> PromptStream:
+        return PromptStream(dict(zip(self.layers, layers, strict=True)), self.replace)
+
+
+class LayeredPrompts(_VisualPrompts):
     r"""Learnable tokens that enter a transformer before some of its layers.
 
     Initial values are drawn as in VPT, uniform in :math:`\pm\sqrt{6 / (3 p_h p_w + d)}` for patches
@@ -62,8 +98,6 @@ class LayeredPrompts(nn.Module):
         Jia et al., "Visual Prompt Tuning", ECCV 2022.
     """
 
-    tokens: nn.Parameter
-
     def __init__(
         self,
         num_prompts: int,
@@ -74,26 +108,11 @@ class LayeredPrompts(nn.Module):
         patch_size: int | tuple[int, int] | None = None,
         generator: torch.Generator | None = None,
     ) -> None:
-        super().__init__()
-        _check_num_prompts(num_prompts)
-        width = _checked_width(dim)
-        self.layers = _checked_layers(layers, dim)
-        check_flag("replace", replace)
-        self.replace = replace
-        self.patch_size = _checked_patch_size(patch_size, dim)
-        shape = (len(self.layers), num_prompts, width)
-        self.tokens = nn.Parameter(vpt_uniform(shape, self.patch_size, generator))
+        super().__init__((), num_prompts, dim, layers, replace, patch_size, generator)
 
     def forward(self) -> PromptStream:
         """Return the tokens (prompts, dim) of each layer."""
-        return PromptStream(
-            dict(zip(self.layers, self.tokens.unbind(0), strict=True)), self.replace
-        )
-
-    def extra_repr(self) -> str:
-        """Show sizes and layers."""
-        _, num_prompts, dim = self.tokens.shape
-        return f"{num_prompts}, {dim}, layers={self.layers}, replace={self.replace}"
+        return self._stream(self.tokens.unbind(0))
 
 
 class ShallowPrompts(LayeredPrompts):
@@ -167,7 +186,7 @@ class DeepPrompts(LayeredPrompts):
         )
 
 
-class GroupPrompts(nn.Module):
+class GroupPrompts(_VisualPrompts):
     """Learnable tokens for each group of samples (SGPT).
 
     Args:
@@ -202,8 +221,6 @@ class GroupPrompts(nn.Module):
         Personalized Federated Learning" (SGPT), CVPR 2024, Eq. 3.
     """
 
-    tokens: nn.Parameter
-
     def __init__(
         self,
         num_groups: int,
@@ -215,16 +232,8 @@ class GroupPrompts(nn.Module):
         patch_size: int | tuple[int, int] | None = None,
         generator: torch.Generator | None = None,
     ) -> None:
-        super().__init__()
         check_count("num_groups", num_groups)
-        _check_num_prompts(num_prompts)
-        width = _checked_width(dim)
-        self.layers = _checked_layers(layers, dim)
-        check_flag("replace", replace)
-        self.replace = replace
-        self.patch_size = _checked_patch_size(patch_size, dim)
-        shape = (num_groups, len(self.layers), num_prompts, width)
-        self.tokens = nn.Parameter(vpt_uniform(shape, self.patch_size, generator))
+        super().__init__((num_groups,), num_prompts, dim, layers, replace, patch_size, generator)
 
     def forward(self, indices: Integer[Tensor, " batch"]) -> PromptStream:
         """Return the tokens (batch, prompts, dim) of each layer, for the group of each sample.
@@ -238,25 +247,7 @@ class GroupPrompts(nn.Module):
         """
         check_labels("indices", indices, len(self.tokens), sync=False)
         check_device("indices", indices, self.tokens.device)
-        return PromptStream(
-            dict(zip(self.layers, self.tokens[indices.long()].unbind(1), strict=True)), self.replace
-        )
-
-    def extra_repr(self) -> str:
-        """Show sizes and layers."""
-        num_groups, _, num_prompts, dim = self.tokens.shape
-        return f"{num_groups}, {num_prompts}, {dim}, layers={self.layers}, replace={self.replace}"
-
-
-def vpt_uniform(
-    shape: tuple[int, ...], patch_size: tuple[int, int], generator: torch.Generator | None
-) -> Float[Tensor, "*shape"]:
-    """Draw VPT's initial values for tokens of width ``shape[-1]``."""
-    height, width = patch_size
-    check_initial_generator(generator)
-    bound = math.sqrt(6 / (3 * height * width + shape[-1]))
-    device = None if generator is None else generator.device
-    return torch.empty(shape, device=device).uniform_(-bound, bound, generator=generator)
+        return self._stream(self.tokens[indices.long()].unbind(1))
 
 
 def _check_num_prompts(num_prompts: object) -> None:
@@ -274,14 +265,6 @@ def _checked_width(dim: object) -> int:
         raise wrong_type("dim", "be an integer or a Trunk", kind(dim))
     check_count("dim", dim)
     return int(dim)
-
-
-def _checked_patch_size(
-    patch_size: int | tuple[int, int] | None, dim: int | Trunk
-) -> tuple[int, int]:
-    if patch_size is None:
-        patch_size = dim.patch_size if isinstance(dim, Trunk) else _DEFAULT_PATCH_SIZE
-    return height_and_width("patch_size", patch_size)
 
 
 def _checked_layers(layers: Iterable[int], dim: int | Trunk) -> tuple[int, ...]:
