@@ -78,8 +78,8 @@ def _one_sided(
     ]
     moved = [
         *(
-            own if tangent is None else tangent
-            for own, tangent in zip(plain, tangents, strict=False)
+            value if tangent is None else tangent
+            for value, tangent in zip(plain, tangents, strict=False)
         ),
         *plain[2:],
     ]

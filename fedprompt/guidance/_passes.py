@@ -16,6 +16,12 @@ from fedprompt._random_streams import RandomStreams
 from fedprompt._threads import PROCESS_STATE, replacing
 
 Result = TypeVar("Result")
+
+Parameters = Mapping[str, Tensor]
+"""Trainable parameters by name, or one tensor of the same shape for each."""
+
+Evaluate = Callable[[Parameters, Callable[[Tensor], Any]], Any]
+"""(parameters, then) -> then(guided)."""
 # Position of the dropout probability among the arguments.
 DROPOUT_POSITION = {F.scaled_dot_product_attention: 4, F.multi_head_attention_forward: 10}
 
@@ -86,8 +92,8 @@ def _slots(model: nn.Module) -> dict[str, list[str]]:
     """
     slots = dict[Tensor, list[str]]()
     for prefix, module in model.named_modules(prefix="model"):
-        own = {**module._parameters, **module._buffers}
-        for name, tensor in own.items():
+        tensors = {**module._parameters, **module._buffers}
+        for name, tensor in tensors.items():
             if tensor is not None:
                 slots.setdefault(tensor, []).append(f"{prefix}.{name}")
     return {names[0].removeprefix("model."): names for names in slots.values()}

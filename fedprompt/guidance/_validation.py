@@ -167,10 +167,10 @@ def check_finite_gradients(argument: str, gradients: Mapping[str, Tensor]) -> No
 def check_stepped(stepped: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> None:
     """Require that a user's step returns every parameter, computed from the gradients."""
     for name, value in parameters.items():
-        own = stepped.get(name)
-        if not isinstance(own, Tensor) or own.shape != value.shape:
+        new = stepped.get(name)
+        if not isinstance(new, Tensor) or new.shape != value.shape:
             rule = f"return parameter {name!r} with shape {tuple(value.shape)}"
-            raise wrong_value("update", rule, "none" if own is None else kind(own))
+            raise wrong_value("update", rule, "none" if new is None else kind(new))
     extra = [name for name in stepped if name not in parameters]
     if extra:
         raise wrong_value("update", "return the parameters that it was given", extra[:5])

@@ -12,7 +12,10 @@ from torch import Tensor
 
 from fedprompt._checks import check_function, check_kind
 from fedprompt._random_streams import RandomStates
+from fedprompt.guidance._losses import GuideLoss, at_least_single, guide_loss, label_loss
 from fedprompt.guidance._passes import (
+    Evaluate,
+    Parameters,
     Passes,
     ReplayableAttention,
     differentiable_attention,
@@ -33,17 +36,16 @@ from fedprompt.guidance._validation import (
     checked_guides,
     checked_pair,
 )
-from fedprompt.guidance.loss import GuideLoss, at_least_single, guide_loss, label_loss
-from fedprompt.guidance.methods import Evaluate, Parameters, forward_mode
+from fedprompt.guidance.methods import forward_mode
 from fedprompt.interfaces import Weighted
 from fedprompt.interfaces.nouns import Batches
 
-Gradients = dict[str, Tensor]
+_Gradients = dict[str, Tensor]
 _BatchLoss = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(guided, logits, labels) -> a scalar."""
-Method = Callable[[Evaluate, Parameters, Parameters], Tensor]
+_Method = Callable[[Evaluate, Parameters, Parameters], Tensor]
 """(evaluate, parameters, direction) -> the derivative of the guided output."""
-Update = Callable[..., Mapping[str, Tensor]]
+_Update = Callable[..., Mapping[str, Tensor]]
 """(parameters, gradients, learning_rate=...) -> the parameters after one step."""
 
 
@@ -56,8 +58,8 @@ def guide_gradient(
     learning_rate: float,
     guide_weight: float = 1.0,
     loss: GuideLoss = F.mse_loss,
-    update: Update | None = None,
-    method: Method = forward_mode,
+    update: _Update | None = None,
+    method: _Method = forward_mode,
 ) -> Weighted:
     r"""Differentiate the quiz loss after one guided step with respect to the guides, exactly.
 
@@ -157,7 +159,7 @@ def guide_gradient(
         check_used(parameters, step.used | slope.keys())
         pulled = step.pull_back(slope)
         direction = {
-            name: pulled.get(name, torch.zeros_like(own)) for name, own in parameters.items()
+            name: pulled.get(name, torch.zeros_like(value)) for name, value in parameters.items()
         }
         value = torch.zeros_like(rows.table)
         for batch in studied:
@@ -188,7 +190,7 @@ class _Step(NamedTuple):
 
     parameters: Parameters
     used: set[str]
-    pull_back: Callable[[Gradients], Gradients]
+    pull_back: Callable[[_Gradients], _Gradients]
 
 
 def _mean_gradient(
@@ -199,14 +201,14 @@ def _mean_gradient(
     parameters: Mapping[str, Tensor],
     *,
     loss: _BatchLoss,
-) -> tuple[list[_Studied], Gradients]:
+) -> tuple[list[_Studied], _Gradients]:
     """Differentiate the mean loss over batches, with one batch in memory at a time.
 
     Parameters that no batch reaches have no entry in the result.
     """
     leaves = {name: value.detach().requires_grad_() for name, value in parameters.items()}
     done = list[_Studied]()
-    total = Gradients()
+    total = _Gradients()
     for images, labels in batches:
         states = passes.streams.states()
 
@@ -214,23 +216,23 @@ def _mean_gradient(
             guided, logits = checked_pair(outputs)
             check_outputs(guided, logits, len(labels), table)
             value = loss(guided, logits, labels) / len(batches)
-            own = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
-            return guided.detach(), own
+            gradients = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
+            return guided.detach(), gradients
 
         with torch.enable_grad(), ReplayableAttention():
             guided, gradients = passes.run(leaves, images, gradient)
         done.append(_Studied(images, labels, guided, states))
-        for name, own in zip(leaves, gradients, strict=True):
-            if own is not None:
-                total[name] = total[name] + own if name in total else own.detach()
+        for name, new in zip(leaves, gradients, strict=True):
+            if new is not None:
+                total[name] = total[name] + new if name in total else new.detach()
     check_finite_gradients(argument, total)
     return done, total
 
 
 def _guided_step(
-    differentiate: Callable[[Parameters], tuple[list[_Studied], Gradients]],
+    differentiate: Callable[[Parameters], tuple[list[_Studied], _Gradients]],
     parameters: Parameters,
-    update: Update | None,
+    update: _Update | None,
     learning_rate: float,
 ) -> tuple[list[_Studied], _Step]:
     """Study the batches and take one step. Plain descent releases the gradients on return."""
@@ -240,21 +242,21 @@ def _guided_step(
     return studied, _take(update, parameters, gradients, learning_rate)
 
 
-def _descend(parameters: Parameters, gradients: Gradients, learning_rate: float) -> _Step:
+def _descend(parameters: Parameters, gradients: _Gradients, learning_rate: float) -> _Step:
     """Take one step of plain gradient descent. Its pull-back is a multiplication."""
     stepped = {
         name: value - learning_rate * gradients[name] if name in gradients else value
         for name, value in parameters.items()
     }
 
-    def pull_back(slope: Gradients) -> Gradients:
+    def pull_back(slope: _Gradients) -> _Gradients:
         return {name: value.mul_(-learning_rate) for name, value in slope.items()}
 
     return _Step(stepped, set(gradients), pull_back)
 
 
 def _take(
-    update: Update, parameters: Parameters, gradients: Gradients, learning_rate: float
+    update: _Update, parameters: Parameters, gradients: _Gradients, learning_rate: float
 ) -> _Step:
     """Take a user's step. Its pull-back is a backward pass through the step."""
     leaves = {
@@ -265,7 +267,7 @@ def _take(
         stepped = dict(update(parameters, leaves, learning_rate=learning_rate))
     check_stepped(stepped, parameters)
 
-    def pull_back(slope: Gradients) -> Gradients:
+    def pull_back(slope: _Gradients) -> _Gradients:
         moved = [name for name in slope if stepped[name].requires_grad]
         pulled = torch.autograd.grad(
             [stepped[name] for name in moved],
@@ -273,7 +275,7 @@ def _take(
             [slope[name] for name in moved],
             allow_unused=True,
         )
-        return {name: own for name, own in zip(leaves, pulled, strict=True) if own is not None}
+        return {name: new for name, new in zip(leaves, pulled, strict=True) if new is not None}
 
     return _Step(stepped, set(gradients), pull_back)
 

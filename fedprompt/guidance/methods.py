@@ -10,9 +10,7 @@ at every call.
 
 import math
 import warnings
-from collections.abc import Callable, Mapping
 from functools import cache
-from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -23,12 +21,7 @@ from fedprompt._checks import check_divisor, check_function, check_tensors, kind
 from fedprompt._float64 import widened
 from fedprompt._threads import PROCESS_STATE
 from fedprompt.guidance._forward_rules import ForwardRules, make_dual, tangent_of
-
-Parameters = Mapping[str, Tensor]
-"""Trainable parameters by name, or one tensor of the same shape for each."""
-
-Evaluate = Callable[[Parameters, Callable[[Tensor], Any]], Any]
-"""(parameters, then) -> then(guided)."""
+from fedprompt.guidance._passes import Evaluate, Parameters
 
 
 def forward_mode(
