@@ -57,6 +57,6 @@ def eliminate(free: Tensor, off: list[Tensor], right: Tensor) -> Tensor:
         free = torch.addcmul(free[:, 1:], share, free[:, :1])
         right = torch.addcmul(right[:, 1:], share, right[:, :1])
     solution = right / free
-    for share, own in reversed(pivots):
-        solution = torch.cat([own + (share * solution).sum(1, keepdim=True), solution], 1)
+    for share, constant in reversed(pivots):
+        solution = torch.cat([constant + (share * solution).sum(1, keepdim=True), solution], 1)
     return solution

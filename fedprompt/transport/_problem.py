@@ -49,27 +49,15 @@ class Problem(NamedTuple):
 
     def take(self, part: slice | Tensor) -> "Problem":
         """Return some of the problems."""
-        return Problem(
-            self.cost[part],
-            self.a[part],
-            self.b[part],
-            self.full[part],
-            self.pinned[part],
-            self.eager,
-        )
+        tensors = {name: getattr(self, name)[part] for name in self._fields if name != "eager"}
+        return self._replace(**tensors)
 
     def double(self) -> "Problem":
         """Return the same problems in float64, on devices that support it."""
         if not supports_float64(self.cost.device):
             return self
-        return Problem(
-            self.cost.double(),
-            self.a.double(),
-            self.b.double(),
-            self.full,
-            self.pinned.double(),
-            self.eager,
-        )
+        wide = {name: getattr(self, name).double() for name in ("cost", "a", "b", "pinned")}
+        return self._replace(**wide)
 
     def chunks(self) -> Iterator[slice]:
         """Split into parts of bounded size. Where values cannot be read, there is one part."""
@@ -155,11 +143,11 @@ def _by_chunks(problem: Problem, solve: Callable[[Problem], Solution]) -> Soluti
     error = plan.new_empty(len(plan))
     iterations = torch.empty(len(plan), dtype=torch.int64, device=plan.device)
     for part in parts:
-        own = solve(problem.take(part))
-        plan[part], error[part], iterations[part] = own[:3]
-        if own.duals is not None:
-            duals[part] = own.duals
-    return Solution(plan, error, iterations, None if own.duals is None else duals)
+        solution = solve(problem.take(part))
+        plan[part], error[part], iterations[part] = solution[:3]
+        if solution.duals is not None:
+            duals[part] = solution.duals
+    return Solution(plan, error, iterations, None if solution.duals is None else duals)
 
 
 def violation(plan: Tensor, problem: Problem, *, rows_exact: bool = False) -> Tensor:
