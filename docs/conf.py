@@ -59,16 +59,16 @@ nitpicky = True
 nitpick_ignore_regex = [
     ("py:class", r"(jaxtyping|torch|numpy|nn|collections|matplotlib|os|typing)\..*"),
     ("py:class", r"flwr\..*"),
-    ("py:class", r"fedprompt\.backbones\.checks\.report\.(Report|Line)"),
+    ("py:class", r"fedprompt\.backbones\.checks\._report\.(Report|Line)"),
     ("py:class", r"Tensor|ndarray|fedprompt\.features\._MapStyle"),
     # Type variables:
     ("py:class", r"fedprompt\.interfaces\.protocols\.(Value|Mean)"),
     (
         "py:class",
-        r"fedprompt\.(freezing|sampling|tuning|wire\.receive)\.(Model|Client)",
+        r"fedprompt\.(freezing|sampling|tuning|wire\.receive)\._?(Model|Client)",
     ),
     ("py:class", r"fedprompt\.messages\.parts\.Entry"),
-    ("py:class", r"fedprompt\.methods\.(setting\.Module|registry\.Make)"),
+    ("py:class", r"fedprompt\.methods\.(setting\._Module|registry\._Make)"),
     # Of the settings, without an entry of their own:
     ("py:class", r"fedprompt\.methods\.setting\.(Inputs|Prompted(Classifier|Model))"),
 ]

@@ -14,7 +14,7 @@ from timm.models.mobilenetv3 import MobileNetV3
 from timm.models.resnet import BasicBlock, Bottleneck, ResNet
 from timm.models.vision_transformer import VisionTransformer
 
-from fedprompt.samples.pixels import IMAGE_SIZE
+from fedprompt.samples._pixels import IMAGE_SIZE
 
 
 def cnn(

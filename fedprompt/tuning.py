@@ -17,14 +17,14 @@ from fedprompt._checks import check_count, check_initial_generator, check_module
 
 __all__ = ["adapters", "biases", "lora", "norms"]
 
-Model = TypeVar("Model", bound=nn.Module)
+_Model = TypeVar("_Model", bound=nn.Module)
 
 _PROJECTIONS = ("qkv", "q_proj", "k_proj", "v_proj", "query", "key", "value")
 
 
 def lora(
-    model: Model, *, rank: int, generator: torch.Generator | None = None
-) -> tuple[Model, list[nn.Parameter]]:
+    model: _Model, *, rank: int, generator: torch.Generator | None = None
+) -> tuple[_Model, list[nn.Parameter]]:
     r"""Add LoRA to the query, key and value projections of all attention layers.
 
     A projection W becomes :math:`W + B A`. A is drawn at random and B is zero, so the copy computes
@@ -76,12 +76,14 @@ def lora(
     config = LoraConfig(r=rank, lora_alpha=rank, target_modules=list(found))
     with _drawing(generator):
         tuned: Any = inject_adapter_in_model(config, copy.deepcopy(model))
-    return _trained(tuned, [each for name, each in tuned.named_parameters() if ".lora_" in name])
+    return _trained(
+        tuned, [weight for name, weight in tuned.named_parameters() if ".lora_" in name]
+    )
 
 
 def adapters(
-    model: Model, *, width: int, generator: torch.Generator | None = None
-) -> tuple[Model, list[nn.Parameter]]:
+    model: _Model, *, width: int, generator: torch.Generator | None = None
+) -> tuple[_Model, list[nn.Parameter]]:
     """Add a bottleneck of two linear layers and a GELU behind each MLP.
 
     The second layer is zero at first, so the copy computes the same features. PEFT has no such
@@ -128,7 +130,7 @@ def adapters(
     return _trained(tuned, parameters)
 
 
-def norms(model: Model) -> tuple[Model, list[nn.Parameter]]:
+def norms(model: _Model) -> tuple[_Model, list[nn.Parameter]]:
     """Train the scales and shifts of all normalization layers.
 
     Args:
@@ -150,13 +152,13 @@ def norms(model: Model) -> tuple[Model, list[nn.Parameter]]:
     check_module("model", model)
     tuned = copy.deepcopy(model)
     layers = [part for part in tuned.modules() if "norm" in type(part).__name__.lower()]
-    parameters = [each for layer in layers for each in layer.parameters(recurse=False)]
+    parameters = [parameter for layer in layers for parameter in layer.parameters(recurse=False)]
     if not parameters:
         raise wrong_value("model", "have normalization layers", type(model).__name__)
     return _trained(tuned, parameters)
 
 
-def biases(model: Model) -> tuple[Model, list[nn.Parameter]]:
+def biases(model: _Model) -> tuple[_Model, list[nn.Parameter]]:
     """Train all biases, with the shifts of normalization layers.
 
     Args:
@@ -182,7 +184,7 @@ def biases(model: Model) -> tuple[Model, list[nn.Parameter]]:
     """
     check_module("model", model)
     tuned = copy.deepcopy(model)
-    parameters = [each for name, each in tuned.named_parameters() if name.endswith("bias")]
+    parameters = [bias for name, bias in tuned.named_parameters() if name.endswith("bias")]
     if not parameters:
         raise wrong_value("model", "have parameters named bias", type(model).__name__)
     return _trained(tuned, parameters)

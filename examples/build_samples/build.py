@@ -25,7 +25,7 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from build_samples.glyphs import CLASSES, augment, render
-from fedprompt.samples.pixels import IMAGE_SIZE
+from fedprompt.samples._pixels import IMAGE_SIZE
 
 RECIPE = "1"
 NUM_PER_CLASS = 400

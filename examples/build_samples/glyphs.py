@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-from fedprompt.samples.pixels import enlarge, warp
+from fedprompt.samples._pixels import enlarge, warp
 
 Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 

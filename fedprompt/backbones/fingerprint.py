@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 import torch.nn as nn
-from torch import Tensor
 
 from fedprompt._checks import (
     check_count,
@@ -18,10 +17,8 @@ from fedprompt._checks import (
     wrong_type,
 )
 from fedprompt.backbones._models import Trainable
+from fedprompt.backbones._own_modules import OwnModules, find_module, is_plain
 from fedprompt.interfaces import PromptStream, TextEncoder, Trunk
-
-OWN = "own:"
-"""Start of the names of a custom backbone's attributes."""
 
 # Parts of the names of settings that do not affect features: of classifiers, of dropout, of the
 # initialization, and of the location of the weights.
@@ -101,34 +98,6 @@ def fingerprint(
     return parts
 
 
-class OwnModules(nn.Module):
-    """Modules, tensors and plain settings that a custom trunk has as attributes."""
-
-    def __init__(self, backbone: object) -> None:
-        super().__init__()
-        for name, part in getattr(backbone, "__dict__", {}).items():
-            if isinstance(part, nn.Module):
-                self.add_module(OWN + name, part)
-            elif isinstance(part, Tensor):
-                self.register_buffer(OWN + name, part)
-            elif isinstance(part, list | tuple) and all(isinstance(m, nn.Module) for m in part):
-                self.add_module(OWN + name, nn.ModuleList(part))
-            elif _is_plain(part):
-                setattr(self, OWN + name, part)
-
-
-def find_module(backbone: object) -> nn.Module | None:
-    """Return the module whose tensors and settings determine the features, if there is one."""
-    model = getattr(backbone, "model", None)
-    if isinstance(model, nn.Module):
-        return model
-    if isinstance(backbone, Trunk | TextEncoder):
-        model = backbone if isinstance(backbone, nn.Module) else OwnModules(backbone)
-        if model.state_dict():
-            return model
-    return None
-
-
 def _module_of(backbone: object) -> nn.Module:
     model = find_module(backbone)
     if model is not None:
@@ -164,7 +133,7 @@ def _settings(model: Any) -> str:
         for name, module in sorted(model.named_modules())
         if module not in unused and _affects_features(module)
         for key, value in sorted(vars(module).items())
-        if _is_plain(value)
+        if is_plain(value)
         and not key.startswith("_")
         and not any(word in key for word in _IRRELEVANT)
     ]
@@ -174,12 +143,6 @@ def _settings(model: Any) -> str:
 def _affects_features(module: nn.Module) -> bool:
     """Whether the settings of a module matter: activations are listed, and dropout is off."""
     return not _is_activation(module) and "drop" not in type(module).__name__.lower()
-
-
-def _is_plain(value: object) -> bool:
-    return type(value) in (int, float, str) or (
-        isinstance(value, tuple) and all(type(part) in (int, float, str) for part in value)
-    )
 
 
 def _rounded(value: Any) -> Any:

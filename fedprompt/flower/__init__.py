@@ -13,9 +13,9 @@ except ImportError as error:
         "`fedprompt.flower` needs flwr 1.41 or later: pip install 'fedprompt[flower]'"
     ) from error
 
+from fedprompt.flower._records import pack, unpack
+from fedprompt.flower._rounds import client_nodes, run_round
 from fedprompt.flower.client import client_app
-from fedprompt.flower.records import pack, unpack
-from fedprompt.flower.rounds import client_nodes, run_round
 from fedprompt.flower.server import ServerStrategy
 
 __all__ = ["ServerStrategy", "client_app", "client_nodes", "pack", "run_round", "unpack"]

@@ -13,8 +13,8 @@ from flwr.clientapp import ClientApp
 
 from fedprompt._checks import check_function, wrong_value
 from fedprompt.checkpoint import load_checkpoint, save_checkpoint
-from fedprompt.flower.records import blob_of, pack, remember, remembered, unpack
-from fedprompt.flower.rounds import CLIENT, Fingerprint, check_options, unchecked
+from fedprompt.flower._records import blob_of, pack, remember, remembered, unpack
+from fedprompt.flower._rounds import CLIENT, Fingerprint, check_options, unchecked
 from fedprompt.interfaces import Method
 from fedprompt.wire import Expected, Header
 
@@ -69,31 +69,31 @@ def client_app(
     check_function("data", data)
 
     def handle(message: Envelope, context: Context) -> Envelope:
-        own = _partition(context)
-        form = method.server.answer(own, method.server.state)
-        expect = Expected(form, fingerprint(own))
-        folder = None if directory is None else Path(directory, str(own))
+        client = _partition(context)
+        form = method.server.answer(client, method.server.state)
+        expect = Expected(form, fingerprint(client))
+        folder = None if directory is None else Path(directory, str(client))
         answer, header = unpack(message.content, expect=expect, max_bytes=max_bytes)
         server_round, later = divmod(header.server_round, method.exchanges)
         if folder is None:
-            kept = remembered(context.state) or _INITIAL
+            memory = remembered(context.state) or _INITIAL
         else:
-            kept = load_checkpoint(folder, default={}) or _INITIAL
+            memory = load_checkpoint(folder, default={}) or _INITIAL
         if not later:  # a repeated round begins with the state before it
             asked = hashlib.sha256(blob_of(message.content)).hexdigest()
-            before = kept["before"] if kept["asked"] == asked else kept["after"]
-            kept = {"asked": asked, "before": before, "after": before}
-        state = copy.deepcopy(kept["after"])
-        payload, after = method.client(data(own, server_round), answer, state)
+            before = memory["before"] if memory["asked"] == asked else memory["after"]
+            memory = {"asked": asked, "before": before, "after": before}
+        state = copy.deepcopy(memory["after"])
+        payload, after = method.client(data(client, server_round), answer, state)
         reply = RecordDict()  # without a payload
         if payload is not None:
-            up = Header(expect.fingerprint, header.server_round, str(own))
+            up = Header(expect.fingerprint, header.server_round, str(client))
             reply = pack(payload, header=up)
-        kept = {**kept, "after": after}
+        memory = {**memory, "after": after}
         if folder is None:
-            remember(kept, context.state)
+            remember(memory, context.state)
         else:
-            save_checkpoint(kept, folder)
+            save_checkpoint(memory, folder)
         return Envelope(reply, reply_to=message)
 
     def identify(message: Envelope, context: Context) -> Envelope:

@@ -9,7 +9,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from fedprompt._checks import check_iterable, check_kind, checked_cohort, wrong_value
-from fedprompt.flower.rounds import LOG, Fingerprint, checked_wire, client_nodes, unchecked
+from fedprompt.flower._rounds import LOG, Fingerprint, checked_wire, client_nodes, unchecked
 from fedprompt.interfaces import Method, Round
 from fedprompt.messages import Ledger
 
@@ -88,7 +88,8 @@ class ServerStrategy(Strategy):
             if not self._registered:
                 known = self.nodes
                 self.nodes = client_nodes(grid, self._cohort, known=known, timeout=self.patience)
-            self._asked = {self.nodes[each]: each for each in self._cohort if each in self.nodes}
+            asked = [client for client in self._cohort if client in self.nodes]
+            self._asked = {self.nodes[client]: client for client in asked}
         return self._wire.address(self._exchange, self._cohort, self._state, self.nodes)
 
     def aggregate_train(

@@ -63,7 +63,7 @@ def cosine_logits(
     own = isinstance(text, Tensor) and text.ndim == 3
     shape = "(classes, dim) or (batch, classes, dim)"
     _check_features("text", text, 3 if own else 2, shape, batched=own)
-    check_pair("image", image, text, scale)
+    _check_pair("image", image, text, scale)
     if own and text.shape[0] != image.shape[0]:
         rule = (
             "have shape (classes, dim), such as text[0] of a tower's (contexts, classes, dim), or "
@@ -134,7 +134,7 @@ def transport_logits(
     """
     _check_features("patches", patches, 3, "(batch, patches, dim)")
     _check_features("text", text, 3, "(prompts, classes, dim)", batched=False)
-    check_pair("patches", patches, text, scale)
+    _check_pair("patches", patches, text, scale)
     check_number("mass", mass, above=0, at_most=1)
     for argument, function in (("solver", solver), ("gradient", gradient)):
         check_function(argument, function)
@@ -174,7 +174,7 @@ def _check_features(
     check_strided(name, features)
 
 
-def check_pair(name: str, image: Tensor, text: Tensor, scale: object) -> None:
+def _check_pair(name: str, image: Tensor, text: Tensor, scale: object) -> None:
     """Require features of one width, dtype and device, and a number or a scalar as their scale.
 
     float32 and the half precisions may be mixed.

@@ -8,7 +8,8 @@ from torch import Tensor
 from torch.nn.functional import affine_grid, grid_sample
 
 from fedprompt._checks import wrong_value
-from fedprompt.samples.handwritten import Images, inverted, noisy, raw
+from fedprompt.samples._pixels import Images
+from fedprompt.samples.handwritten import inverted, noisy, raw
 
 _SIDE = 32  # of the canvas, in pixels
 _SMALLEST = 12  # side of an image on the canvas; the largest fills it

@@ -14,9 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from fedprompt._checks import check_count, kind, wrong_type, wrong_value
-from fedprompt.samples.pixels import enlarge, warp
-
-Images = Float[Tensor, "batch 1 height width"]
+from fedprompt.samples._pixels import Images, enlarge, warp
 
 
 class Digits(NamedTuple):

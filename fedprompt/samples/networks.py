@@ -17,8 +17,8 @@ from torch import Tensor
 
 from fedprompt._checks import wrong_value
 
-SIZES = ("S", "B")
-FOLDER = Path(__file__).parent
+_SIZES = ("S", "B")
+_FOLDER = Path(__file__).parent
 CLASS_NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 """Names of the digits, in words of :func:`tokenize`."""
 
@@ -51,9 +51,9 @@ def vit(size: Literal["S", "B"], *, with_head: bool = False) -> nn.Module:
         >>> samples.vit("B")(samples.digits().test_images[:2]).shape
         torch.Size([2, 64])
     """
-    if size not in SIZES:
-        raise wrong_value("size", f"be one of {', '.join(map(repr, SIZES))}", repr(size))
-    return _read_vit(FOLDER / f"vit_{size.lower()}.safetensors", with_head=with_head)
+    if size not in _SIZES:
+        raise wrong_value("size", f"be one of {', '.join(map(repr, _SIZES))}", repr(size))
+    return _read_vit(_FOLDER / f"vit_{size.lower()}.safetensors", with_head=with_head)
 
 
 def _read_vit(path: Path, *, with_head: bool = False) -> nn.Module:
@@ -85,7 +85,7 @@ def clip() -> nn.Module:
     """
     from open_clip.model import CLIP
 
-    metadata, weights = _read(FOLDER / "clip.safetensors")
+    metadata, weights = _read(_FOLDER / "clip.safetensors")
     with torch.random.fork_rng(devices=[]):
         model: nn.Module = CLIP(**json.loads(metadata["architecture"]))
     model.load_state_dict(weights)
@@ -152,6 +152,6 @@ def _read(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
 @cache
 def _words() -> list[str]:
     """Read the words of the CLIP: padding, start, words in order, end."""
-    with safe_open(FOLDER / "clip.safetensors", framework="pt") as file:
+    with safe_open(_FOLDER / "clip.safetensors", framework="pt") as file:
         words: list[str] = json.loads(file.metadata()["words"])
     return words

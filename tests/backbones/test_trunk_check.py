@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fedprompt import PromptStream, encode_prompted, vit_trunk
-from fedprompt.backbones.checks.report import Line, Report
+from fedprompt.backbones.checks._report import Line, Report
 from fedprompt.backbones.checks.trunk import _PromptedRuns
 from fedprompt.check import trunk as check_trunk
 from models import tiny_vit

@@ -8,7 +8,7 @@ from flwr.app import ArrayRecord, MetricRecord, RecordDict
 
 import fedprompt as fp
 from fedprompt import flower
-from fedprompt.flower.records import remember, remembered
+from fedprompt.flower._records import remember, remembered
 from flower_grid import InProcessGrid
 from flower_runs import CLIENTS, MAX_BYTES, assert_equal, grid_of, in_process, strategy_of
 from small_method import COHORTS, Data, method

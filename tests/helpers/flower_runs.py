@@ -10,7 +10,7 @@ from flwr.app import Message as Envelope
 
 import fedprompt as fp
 from fedprompt import flower
-from fedprompt.flower.records import remembered
+from fedprompt.flower._records import remembered
 from flower_grid import Fault, InProcessGrid
 from same import assert_same
 from small_method import COHORTS, Data, method

@@ -26,7 +26,7 @@ def images(count, seed=0):
 
 
 def test_committed_weights_are_those_their_metadata_describes(model):
-    path = networks.FOLDER / "clip.safetensors"
+    path = networks._FOLDER / "clip.safetensors"
     with safe_open(path, framework="pt") as file:
         metadata, weights = file.metadata(), load_file(path)
     stored = b"".join(weights[name].numpy().tobytes() for name in sorted(weights))

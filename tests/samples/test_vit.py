@@ -24,7 +24,7 @@ NUM_PARAMETERS = {"S": 88_895, "B": 205_359, "L": 455_471}
 
 def committed(size):
     """Return the path of the committed weights of a size."""
-    folder = build_samples.LARGE.parent if size == "L" else networks.FOLDER
+    folder = build_samples.LARGE.parent if size == "L" else networks._FOLDER
     return build.weights_path(size, folder)
 
 

@@ -5,7 +5,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from fedprompt._checks import check_class_names, wrong_value
-from fedprompt.backbones.checks.report import Judge, Line, Report, Verdict, judged, near
+from fedprompt.backbones.checks._report import Judge, Line, Report, Verdict, judged, near
 from fedprompt.interfaces import ClassNames, PromptedText, TextEncoder
 
 

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from fedprompt._checks import check_images, wrong_type, wrong_value
-from fedprompt.backbones.checks.report import Judge, Line, Report, judged, listed, near
+from fedprompt.backbones.checks._report import Judge, Line, Report, judged, listed, near
 from fedprompt.interfaces import Trunk
 
 # Relative to the largest entry, for two computations of the same numbers in another order.

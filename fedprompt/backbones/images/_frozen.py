@@ -81,7 +81,7 @@ class FrozenTrunk(Trunk):
         """Turn on the gradients of some parameters of the model, which are then `trainable`."""
         self.trainable = Trainable(self.model, chosen).requires_grad_()
         trained = set(chosen)
-        self._all_parameters = [each for each in self._all_parameters if each not in trained]
+        self._all_parameters = [frozen for frozen in self._all_parameters if frozen not in trained]
 
     def embed(self, images: Tensor) -> tuple[Tensor, Context]:
         """Check the model and the images, and return their tokens and the context of the blocks.

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from fedprompt._checks import check_images, kind, wrong_type, wrong_value
 from fedprompt.backbones.images._frozen import ANY_SIZE, fitted
-from fedprompt.backbones.images.open_clip import tower_sizes
-from fedprompt.backbones.images.timm import timm_sizes
+from fedprompt.backbones.images._open_clip import tower_sizes
+from fedprompt.backbones.images._timm import timm_sizes
 
 
 def image_tokens(

@@ -10,10 +10,10 @@ from torch import Tensor
 from fedprompt._checks import wrong_type
 from fedprompt.backbones._models import check_unadapted, chosen_parameters, libraries
 from fedprompt.backbones.images._frozen import FrozenTrunk, check_mask
-from fedprompt.backbones.images.open_clip import open_clip_maker
-from fedprompt.backbones.images.timm import timm_maker
-from fedprompt.backbones.images.torchvision import torchvision_maker
-from fedprompt.backbones.images.transformers import transformers_maker
+from fedprompt.backbones.images._open_clip import open_clip_maker
+from fedprompt.backbones.images._timm import timm_maker
+from fedprompt.backbones.images._torchvision import torchvision_maker
+from fedprompt.backbones.images._transformers import transformers_maker
 from fedprompt.freezing import freeze
 from fedprompt.interfaces import TrainableTrunk
 

@@ -255,8 +255,8 @@ class TextTower:
             raise wrong_value("text", rule, f"{prefix} and {suffix}")
         first, length = prefix[-2], prefix[-2] + suffix[-2]
         ends = text.end
-        held = isinstance(ends, tuple) and len(ends) == suffix[-3]
-        if not held or not all(isinstance(end, int) and first <= end < length for end in ends):
+        fits = isinstance(ends, tuple) and len(ends) == suffix[-3]
+        if not fits or not all(isinstance(end, int) and first <= end < length for end in ends):
             rule = f"be {suffix[-3]} positions in [{first}, {length}), one for each class"
             raise wrong_value("text.end", rule, kind(ends))
         if text.context is not None:

@@ -10,6 +10,8 @@ from torch import Tensor
 
 IMAGE_SIZE = 16
 
+Images = Float[Tensor, "batch 1 height width"]
+
 
 def enlarge(ink: Float[Tensor, "batch 8 8"]) -> Float[Tensor, "batch 1 16 16"]:
     """Scale each image to a maximum of 1 and enlarge it bilinearly.

@@ -8,7 +8,7 @@ import torch
 import torch.nn as nn
 from torch import Tensor
 
-from fedprompt.backbones.fingerprint import OWN, OwnModules, find_module
+from fedprompt.backbones._own_modules import OWN, OwnModules, find_module
 
 LONGEST = 100
 """Longest text of an exception in a table, in characters."""

@@ -9,7 +9,7 @@ from torch import Tensor
 from fedprompt._checks import height_and_width
 from fedprompt.backbones._blocks import run_block
 from fedprompt.backbones.images._frozen import Context, FrozenTrunk, Sizes
-from fedprompt.backbones.images.timm import timm_maker
+from fedprompt.backbones.images._timm import timm_maker
 
 
 def open_clip_maker(visual: Any) -> Callable[..., FrozenTrunk] | None:

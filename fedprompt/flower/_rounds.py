@@ -18,7 +18,7 @@ from fedprompt._checks import (
     checked_cohort,
     wrong_value,
 )
-from fedprompt.flower.records import blob_of, pack
+from fedprompt.flower._records import blob_of, pack
 from fedprompt.interfaces import Message, Method, State, Weighted
 from fedprompt.messages import Ledger
 from fedprompt.wire import Expected, Header, decode_payload
@@ -195,7 +195,8 @@ class _Wire(NamedTuple):
             except ValueError as error:
                 text = "round %d: a reply of node %d is left out: %.300s"
                 LOG.warning(text, self._round(exchange), node, error)
-        return {client: each for client, each in sorted(payloads.items()) if each is not None}
+        sent = sorted(payloads.items())
+        return {client: payload for client, payload in sent if payload is not None}
 
     def step(self, exchange: int, payloads: Mapping[int, Message], state: State) -> State:
         """Step the server, or keep its state without payloads and if it refuses them."""
@@ -203,9 +204,9 @@ class _Wire(NamedTuple):
         try:
             return self.method.server.step(now, payloads, state) if payloads else state
         except ValueError as error:
-            each = [f"{client}: {_largest(payload):.3g}" for client, payload in payloads.items()]
+            largest = [f"{client}: {_largest(payload):.3g}" for client, payload in payloads.items()]
             text = "round %d is dropped: %.300s Largest magnitude of each client: %s"
-            LOG.warning(text, now, error, ", ".join(each))
+            LOG.warning(text, now, error, ", ".join(largest))
             return state
 
     def _round(self, exchange: int) -> int:

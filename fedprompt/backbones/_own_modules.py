@@ -1,0 +1,44 @@
+"""Modules, tensors and settings of any backbone, also of one of your own."""
+
+import torch.nn as nn
+from torch import Tensor
+
+from fedprompt.interfaces import TextEncoder, Trunk
+
+OWN = "own:"
+"""Start of the names of a custom backbone's attributes."""
+
+
+class OwnModules(nn.Module):
+    """Modules, tensors and plain settings that a custom trunk has as attributes."""
+
+    def __init__(self, backbone: object) -> None:
+        super().__init__()
+        for name, part in getattr(backbone, "__dict__", {}).items():
+            if isinstance(part, nn.Module):
+                self.add_module(OWN + name, part)
+            elif isinstance(part, Tensor):
+                self.register_buffer(OWN + name, part)
+            elif isinstance(part, list | tuple) and all(isinstance(m, nn.Module) for m in part):
+                self.add_module(OWN + name, nn.ModuleList(part))
+            elif is_plain(part):
+                setattr(self, OWN + name, part)
+
+
+def find_module(backbone: object) -> nn.Module | None:
+    """Return the module whose tensors and settings determine the features, if there is one."""
+    model = getattr(backbone, "model", None)
+    if isinstance(model, nn.Module):
+        return model
+    if isinstance(backbone, Trunk | TextEncoder):
+        model = backbone if isinstance(backbone, nn.Module) else OwnModules(backbone)
+        if model.state_dict():
+            return model
+    return None
+
+
+def is_plain(value: object) -> bool:
+    """Whether a value is a number, a string or a tuple of them."""
+    return type(value) in (int, float, str) or (
+        isinstance(value, tuple) and all(type(part) in (int, float, str) for part in value)
+    )
