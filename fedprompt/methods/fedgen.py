@@ -81,8 +81,7 @@ def fedgen(
         return state["values"] | {"counts": sum(state["known"].values(), unknown)}
 
     def step(server_round, payloads, state):
-        new = {str(c): payload["counts"].value for c, payload in payloads.items()}
-        known = state["known"] | new
+        known = state["known"] | {str(c): new["counts"].value for c, new in payloads.items()}
         mean = fp.weighted_mean(payloads.values())
         fp.load_values(both, {**state["values"], **fp.named("head", fp.part(mean, "head"))})
         adam = torch.optim.Adam(generator.parameters(), server_rate)

@@ -93,8 +93,7 @@ def fedtgp(
         return {"prototypes": state["made"]}
 
     def step(server_round, payloads, state):
-        new = {str(client): payload["prototypes"] for client, payload in payloads.items()}
-        latest = state["latest"] | new
+        latest = state["latest"] | {str(c): new["prototypes"] for c, new in payloads.items()}
         entries = [latest[client] for client in sorted(latest, key=int)]
         sent = torch.cat([entry.value[entry.weight > 0] for entry in entries])
         labels = torch.cat([entry.weight.nonzero()[:, 0] for entry in entries])

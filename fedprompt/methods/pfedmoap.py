@@ -54,9 +54,7 @@ class Mixture(PromptedClassifier):
 
 def nearest(contexts: dict[str, Tensor], client: str, count: int) -> list[Tensor]:
     """Return the contexts of other clients that are nearest to the one of a client."""
-    if client not in contexts:
-        return []
-    others = [context for other, context in contexts.items() if other != client]
+    others = [c for other, c in contexts.items() if client in contexts and other != client]
     return sorted(others, key=lambda context: float((context - contexts[client]).norm()))[:count]
 
 
