@@ -14,7 +14,7 @@ from sklearn.datasets import load_digits
 import build_samples
 from build_samples import build, glyphs
 from fedprompt import samples
-from fedprompt.samples import networks, pixels
+from fedprompt.samples import _pixels, networks
 
 SIZES = ("S", "B", "L")
 # Parameters of timm's ViTs of width/depth/heads 48/3/3, 64/4/4 and 96/4/6 with a head of 47
@@ -120,7 +120,7 @@ def test_digits_are_a_partition_of_all_real_digits():
 
     # Each image still has its own label.
     images, labels = (
-        pixels.enlarge(torch.from_numpy(load_digits().images).float()),
+        _pixels.enlarge(torch.from_numpy(load_digits().images).float()),
         load_digits().target,
     )
     by_image = {image.numpy().tobytes(): label for image, label in zip(images, labels, strict=True)}
@@ -144,7 +144,7 @@ def test_enlarging_is_bilinear_interpolation():
             weights[new, min(max(neighbor, 0), 7)] += 0.25
     ink = torch.rand(3, 8, 8, generator=torch.Generator().manual_seed(0)) * 16
     expected = weights @ (ink / ink.flatten(1).max(1).values[:, None, None]) @ weights.T
-    torch.testing.assert_close(pixels.enlarge(ink), expected[:, None])
+    torch.testing.assert_close(_pixels.enlarge(ink), expected[:, None])
 
 
 def test_domains_by_hand():
@@ -178,7 +178,7 @@ STILL = {"rotation": 0.0, "scale": 0.0, "shear": 0.0, "shift": 0.0}
 def test_a_warp_of_strength_zero_changes_nothing():
     images = torch.rand(4, 1, 16, 16, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(
-        pixels.warp(images, torch.Generator(), **STILL), images, atol=1e-5, rtol=0
+        _pixels.warp(images, torch.Generator(), **STILL), images, atol=1e-5, rtol=0
     )
 
 
