@@ -6,6 +6,7 @@ With ``--root FOLDER``, each folder in it is a client with ``train/CLASS/*`` and
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -21,18 +22,18 @@ from tasks.photos import DINO
 from tasks.pipeline import Preparation, PreparedTrunk
 from tasks.records import Record
 from tasks.sets.readers import Images, class_folders, decoded_sides
-from tasks.tables import gains, grouped, interval, mean, percent
+from tasks.tables import FEWEST, gains, grouped, interval, mean, percent
 from tasks.tuning import draws, two_rates
 
 LOCAL = METHODS["local"].title
 ROWS = tuple(
     two_rates(Row(METHODS[name].title, name, METHODS[name].defaults | values))
     for name, values in (
+        ("fedlora", {"learning_rate": 3e-3, "rank": 4}),  # first, since it needs a package
         ("local", {}),
         ("head_tuning", {}),
         ("fedvpt_d", {}),
         ("scaffold", {}),
-        ("fedlora", {"learning_rate": 3e-3, "rank": 4}),
     )
 )
 RATES = {"fedlora": (3e-4, 3e-2)}
@@ -44,7 +45,14 @@ PARTITIONS = {
 
 
 def make(partition: str, row: Row, *, seed: int, machine: Machine, validate: bool) -> Trial:
-    """Divide the sample digits, or read the clients' folders."""
+    """Divide the sample digits, or read the clients' folders.
+
+    Raises:
+        TaskError: If a folder or a package is missing.
+    """
+    if row.method == "fedlora" and find_spec("peft") is None:
+        rule = "needs PEFT: pip install -e '.[examples,peft]', or leave it out by --rows"
+        raise TaskError(f"The row {row.title} {rule}.")
     if partition == "example":
         build = partial(digits.vits, "S")
         where = {"seed": seed, "machine": machine, "validate": validate}
@@ -92,10 +100,14 @@ def read(root: Path) -> tuple[Images, Images]:
     if not clients:
         rule = "have a folder for each client, with train/CLASS/* and test/CLASS/*"
         raise TaskError(f"`--root` must {rule}; got {root}.")
-    first = class_folders(clients[0] / "train", SIZE).classes
-    parts = [
-        [class_folders(client / side, SIZE, classes=first) for client in clients] for side in sides
-    ]
+    try:
+        first = class_folders(clients[0] / "train", SIZE).classes
+        parts = [
+            [class_folders(client / side, SIZE, classes=first) for client in clients]
+            for side in sides
+        ]
+    except (FileNotFoundError, ValueError) as error:  # an empty class, or other classes
+        raise TaskError(str(error)) from error
     return decoded_sides(*parts, root, "clients", SIZE)
 
 
@@ -116,6 +128,8 @@ def network(machine: Machine) -> PreparedTrunk:
 def advice(found: Sequence[Record], partition: str) -> str:
     """Recommend a row for the clients' images, and a row for one model of all test images."""
     by_row = grouped(found, partition)
+    if min(map(len, by_row.values())) < FEWEST or any("shrink" in record for record in found):
+        return f"This run recommends nothing: it takes {FEWEST} seeds, and whole runs."
     own, full = (chosen(by_row, column) for column in ("own", "full"))
     return f"**Use** {own} for a client's images, and {full} for the images of all clients."
 

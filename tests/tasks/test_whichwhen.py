@@ -8,6 +8,7 @@ from tasks.core import Machine, TaskError
 from tasks.runs import Cell
 
 HEAD, SCAFFOLD = "Head tuning", "SCAFFOLD"
+(HEAD_ROW,) = (row for row in whichwhen.ROWS if row.title == HEAD)
 
 
 def seeds(*own, sent=0):
@@ -37,12 +38,12 @@ def test_each_folder_is_a_client_with_its_test_images(tmp_path):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 Image.new("RGB", (32, 32), (number * 100, place, 0)).save(path)
     machine = Machine(root=tmp_path, weights={"vit_tiny_patch16_224": None}, shrink=0.01)
-    trial = whichwhen.make("yours", whichwhen.ROWS[1], seed=0, machine=machine, validate=False)
+    trial = whichwhen.make("yours", HEAD_ROW, seed=0, machine=machine, validate=False)
     assert trial.mixes.tolist() == [[12, 12, 0, 0], [0, 0, 18, 18]]
     assert trial.test_cells.bincount().tolist() == [2, 2, 2, 2]
-    found = runs.run(Cell("which-when", "yours", whichwhen.ROWS[1], 0, None, machine))
+    found = runs.run(Cell("which-when", "yours", HEAD_ROW, 0, None, machine))
     assert 0 <= found["own"] <= 1
-    trial = whichwhen.make("yours", whichwhen.ROWS[1], seed=0, machine=machine, validate=True)
+    trial = whichwhen.make("yours", HEAD_ROW, seed=0, machine=machine, validate=True)
     tested, trained = (
         {tuple(image[:2, 0, 0].tolist()) for image in side}
         for side in (trial.test, trial.federation.inputs)
@@ -60,3 +61,14 @@ def test_folders_without_clients_are_refused(tmp_path):
 def test_a_network_must_be_named():
     with pytest.raises(TaskError, match="`--weights NAME=FILE` is missing"):
         whichwhen.network(Machine())
+
+
+def test_a_missing_package_stops_before_the_other_rows(monkeypatch):
+    monkeypatch.setattr(whichwhen, "find_spec", lambda name: None)
+    with pytest.raises(TaskError, match="The row FedLoRA needs PEFT"):
+        whichwhen.make("example", whichwhen.ROWS[0], seed=0, machine=Machine(), validate=True)
+
+
+def test_few_seeds_recommend_nothing():
+    found = [record | {"partition": "example", "row": HEAD, "trial": None} for record in seeds(0.5)]
+    assert whichwhen.advice(found, "example").startswith("This run recommends nothing")
