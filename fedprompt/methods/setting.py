@@ -409,7 +409,7 @@ def averaged(
     """
     first = fp.snapshot(model)
 
-    def predict(data: ClientData, answer: Any, state: Any) -> nn.Module:
+    def predict(data: Any, answer: Any, state: Any) -> nn.Module:
         fp.load_values(model, {**first, **answer, **state})
         return model
 
