@@ -17,7 +17,7 @@ import matplotlib.pyplot as plt
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
-WIDTH = 7  # columns of a table; the others follow in a second one
+WIDTH = 7  # columns of a table; the others follow in further ones
 FEWEST = 5  # seeds of an interval
 COLORS = plt.get_cmap("Dark2").colors  # of the eight points with a label
 
@@ -154,11 +154,11 @@ def titled(found: Sequence[Record], task: Task, partition: str) -> str:
     header, body = rows(found, task, partition)
     sent = [header.index(COSTS["bytes_up"])] if COSTS["bytes_up"] in header else []
     first = sorted({*range(min(WIDTH - len(sent), len(header))), *sent})
-    second = [0, *(place for place in range(len(header)) if place not in first)]
+    rest = [place for place in range(len(header)) if place not in first]
+    further = [[0, *rest[at : at + WIDTH - 1]] for at in range(0, len(rest), WIDTH - 1)]
     parts = [
         table([header[each] for each in chosen], [[line[each] for each in chosen] for line in body])
-        for chosen in (first, second)
-        if len(chosen) > 1
+        for chosen in (first, *further)
     ]
     return "\n\n".join([title, *parts])
 
