@@ -428,7 +428,8 @@ def kept(trial: Trial, method: fp.Method, now: fp.Round) -> dict[str, float]:
     data = trial.federation.data(0, now.server_round)
     inputs, labels = next(data.batches())
     model, sizes = now.model(method, data), dict[int, int]()
-    fixed = {each.untyped_storage().data_ptr() for each in model.parameters()}
+    parameters = (*model.parameters(), *model.trunk.whole.model.parameters())  # frozen ones, too
+    fixed = {each.untyped_storage().data_ptr() for each in parameters}
 
     def pack(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()

@@ -229,6 +229,42 @@ def test_figures_of_skewed_classes_are_those_of_scikit_learn(everyone):
     assert found["full"] == pytest.approx(accuracy)
 
 
+@pytest.mark.usefixtures("_fabricated")
+def test_a_head_keeps_features_log_probabilities_and_labels_for_its_backward_pass():
+    (row,) = (each for each in TASKS["mnist"].rows("deep-domains") if each.method == "head_tuning")
+    trial = photos.make("mnist", "deep-domains", row, seed=0, machine=RANDOM, validate=False)
+    method = row.entry.make(trial.setting, **row.values)
+    kept = photos.kept(trial, method, fp.Round(0, method.server.state, {}))["kept"]
+    assert kept == 8 * (4 * 16 + 4 * 10 + 8) + 4  # eight images, 16 features, ten classes, a count
+
+
+@pytest.mark.usefixtures("_fabricated")
+def test_frozen_weights_do_not_count_as_kept_for_the_backward_pass():
+    (row,) = (each for each in TASKS["mnist"].rows("deep-domains") if each.method == "fedvpt_d")
+    trial = photos.make("mnist", "deep-domains", row, seed=0, machine=RANDOM, validate=False)
+    found = []
+    for size in (8, 16):
+        setting = replace(trial.setting, batch_size=size)
+        part = trial._replace(
+            setting=setting, federation=replace(trial.federation, setting=setting)
+        )
+        values = {"learning_rate": 0.01}
+        method = row.entry.make(setting, **values)
+        found.append(photos.kept(part, method, fp.Round(0, method.server.state, {}))["kept"])
+    assert found[1] / found[0] > 1.97  # with the weights, it is below
+
+
+@pytest.mark.parametrize("name", ["digits", "networks"])
+def test_clients_of_digits_train_heads_with_the_rate_of_the_row(name):
+    row = TASKS[name].rows("few")[-1]
+    row = replace(row, values={**row.values, "head_rate": 0.5})
+    trial = TASKS[name].make("few", row, seed=0, machine=Machine(shrink=0.01), validate=False)
+    rates = [
+        each["lr"] for each in trial.setting.optimizer(trial.setting.new_model(), 0.1).param_groups
+    ]
+    assert rates == [0.1, 0.5]
+
+
 def test_rows_of_one_kind_of_parameters_share_one_grid_with_the_default_inside():
     task, found = TASKS["mnist"], {}
     for row in task.rows("deep-labels"):
