@@ -97,7 +97,6 @@ def clip(**common: Any) -> ClipSetting:
 
 def make(
     on_canvases: bool,
-    common_test: bool,
     build: Callable[..., Setting],
     partition: str,
     row: Row,
@@ -106,13 +105,9 @@ def make(
     machine: Machine,
     validate: bool,
 ) -> Trial:
-    """Divide the digits over clients.
-
-    With `common_test`, all seeds have the same test images, which no tuning trial sees.
-    """
+    """Divide the digits over clients."""
     shifted = partition == "domains"
-    where = seed, 0 if common_test else seed
-    split = digits(on_canvases, shifted, where, validate, row.entry.inputs)
+    split = digits(on_canvases, shifted, seed, validate, row.entry.inputs)
     num_cells = 10 * split.num_domains
     cells, test_cells = (
         domains * 10 + labels
@@ -170,12 +165,13 @@ def trunk(size: str) -> Trunk:
 
 
 @cache
-def digits(
-    on_canvases: bool, shifted: bool, seeds: tuple[int, int], validate: bool, inputs: str
-) -> Digits:
-    """Split the digits, in one domain or in several; the second seed decides the test images."""
-    plain, (seed, test_seed) = not shifted and not on_canvases, seeds
-    split = samples.digits(test_seed, domain=samples.inverted_rotated if plain else samples.raw)
+def digits(on_canvases: bool, shifted: bool, seed: int, validate: bool, inputs: str) -> Digits:
+    """Split the digits, in one domain or in several.
+
+    All seeds have the same test images. With `validate`, training images take their place.
+    """
+    plain = not shifted and not on_canvases
+    split = samples.digits(0, domain=samples.inverted_rotated if plain else samples.raw)
     order = torch.randperm(len(split.train_labels), generator=torch.Generator().manual_seed(seed))
     images, labels = split.train_images[order], split.train_labels[order]
     count = BUDGET.num_public
@@ -241,7 +237,7 @@ def task(title: str, family: str, build: Callable[..., Setting], **references: s
         hours=lambda partition, row: SECONDS[family] / 3600,
         family=lambda partition: family,
         rows=rows,
-        make=partial(make, family == "CLIP", False, build),
+        make=partial(make, family == "CLIP", build),
         trials=lambda partition, row: draws(row, title),
         tuned_on="dirichlet",
         columns=COLUMNS | NEWCOMERS,

@@ -56,7 +56,7 @@ def make(partition: str, row: Row, *, seed: int, machine: Machine, validate: boo
     if partition == "example":
         build = partial(digits.vits, "S")
         where = {"seed": seed, "machine": machine, "validate": validate}
-        return digits.make(False, True, build, "domains", row, **where)
+        return digits.make(False, build, "domains", row, **where)
     train, test = read(machine.root)
     rng, num_classes = np.random.default_rng(seed), 1 + int(train.labels.max())
     if validate:  # a quarter of the training images are for testing
