@@ -22,7 +22,7 @@ LONGEST = 60
 """Longest text of a value that an error prints, in characters."""
 
 
-def wrong_value(argument: str, rule: str, got: object) -> ValueError:
+def wrong(argument: str, rule: str, got: object) -> ValueError:
     """Build the error for a value or shape that breaks a rule."""
     return ValueError(f"`{argument}` must {rule}; got {got}.")
 
@@ -50,7 +50,7 @@ def kind(thing: object) -> str:
     return f"{text} ({name})" if short else f"a {name}"
 
 
-def check_kind(
+def instance(
     argument: str, value: object, kinds: type | UnionType | tuple[type, ...], rule: str
 ) -> None:
     """Require an argument of one of some types."""
@@ -58,56 +58,56 @@ def check_kind(
         raise wrong_type(argument, rule, kind(value))
 
 
-def check_module(argument: str, module: object) -> None:
+def module(argument: str, module: object) -> None:
     """Require a module."""
-    check_kind(argument, module, nn.Module, "be an nn.Module")
+    instance(argument, module, nn.Module, "be an nn.Module")
 
 
-def check_function(argument: str, function: object, rule: str = "be a function") -> None:
+def function(argument: str, function: object, rule: str = "be a function") -> None:
     """Require something that can be called."""
     if not callable(function):
         raise wrong_type(argument, rule, kind(function))
 
 
-def check_flag(argument: str, flag: object) -> None:
+def flag(argument: str, flag: object) -> None:
     """Require a boolean."""
-    check_kind(argument, flag, bool, "be True or False")
+    instance(argument, flag, bool, "be True or False")
 
 
-def check_text(argument: str, text: object) -> None:
+def text(argument: str, text: object) -> None:
     """Require a string."""
-    check_kind(argument, text, str, "be a string")
+    instance(argument, text, str, "be a string")
 
 
-def check_names(
+def names(
     argument: str, things: Any, rule: str = "map names to tensors", *, at_least: int = 0
 ) -> None:
     """Require a mapping from strings, with a smallest number of names."""
     if isinstance(things, Weighted):
         raise wrong_type(argument, rule, "an entry without a name (Weighted)")
-    check_kind(argument, things, Mapping, rule)
+    instance(argument, things, Mapping, rule)
     if len(things) < at_least:
-        raise wrong_value(argument, "hold at least one name", "none")
+        raise wrong(argument, "hold at least one name", "none")
     if strange := [name for name in things if not isinstance(name, str)]:
         raise wrong_type(argument, "have strings as names", kind(strange[0]))
 
 
-def check_tensors(argument: str, tensors: Any, *, sync: bool = True, at_least: int = 1) -> None:
+def tensors(argument: str, tensors: Any, *, sync: bool = True, at_least: int = 1) -> None:
     """Require a mapping from names to finite floating-point tensors, by default one at least."""
-    check_names(argument, tensors, at_least=at_least)
+    names(argument, tensors, at_least=at_least)
     for name, tensor in tensors.items():
         place = f"{argument}[{name!r}]"
-        check_real(place, tensor, "be a floating-point tensor", floating=True)
-        check_finite(place, tensor, sync=sync)
+        real(place, tensor, "be a floating-point tensor", floating=True)
+        finite(place, tensor, sync=sync)
 
 
-def check_sequence(argument: str, things: object, of: str) -> None:
+def sequence(argument: str, things: object, of: str) -> None:
     """Require a sequence other than a text."""
     if isinstance(things, str | bytes) or not isinstance(things, Sequence):
         raise wrong_type(argument, f"be a sequence of {of}", kind(things))
 
 
-def check_iterable(argument: str, things: object, of: str) -> None:
+def iterable(argument: str, things: object, of: str) -> None:
     """Require an iterable other than a text, and not one mapping or entry in its place."""
     single = isinstance(things, Mapping | Weighted)
     if single or isinstance(things, str | bytes) or not isinstance(things, Iterable):
@@ -115,7 +115,7 @@ def check_iterable(argument: str, things: object, of: str) -> None:
         raise wrong_type(argument, f"be an iterable of {of}", got)
 
 
-def check_count(
+def count(
     argument: str,
     value: object,
     *,
@@ -128,11 +128,11 @@ def check_count(
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise wrong_type(argument, "be an integer", kind(value))
     if value < at_least:
-        raise wrong_value(argument, f"be at least {at_least}", value)
+        raise wrong(argument, f"be at least {at_least}", value)
     if int(value) >= below:
-        raise wrong_value(argument, f"be below 2**{below.bit_length() - 1}", value)
+        raise wrong(argument, f"be below 2**{below.bit_length() - 1}", value)
     if at_most is not None and int(value) > at_most:
-        raise wrong_value(argument, f"be at most {at_most}, {of}", value)
+        raise wrong(argument, f"be at most {at_most}, {of}", value)
 
 
 @contextmanager
@@ -145,36 +145,36 @@ def named(where: str) -> Iterator[None]:
         raise refused(f"{where}: {error}") from error
 
 
-def check_method(method: Any) -> None:
+def method(method: Any) -> None:
     """Require a method of functions."""
-    check_kind("method", method, Method, "be a Method(client, server, predict)")
-    check_kind("method.server", method.server, Server, "be a Server(state, answer, step)")
-    check_kind("method.server.state", method.server.state, Mapping, "be a tree of a dict")
+    instance("method", method, Method, "be a Method(client, server, predict)")
+    instance("method.server", method.server, Server, "be a Server(state, answer, step)")
+    instance("method.server.state", method.server.state, Mapping, "be a tree of a dict")
     functions = {
         "client": method.client,
         "predict": method.predict,
         "server.answer": method.server.answer,
         "server.step": method.server.step,
     }
-    for name, function in functions.items():
-        check_function(f"method.{name}", function)
-    check_count("method.exchanges", method.exchanges)
+    for name, part in functions.items():
+        function(f"method.{name}", part)
+    count("method.exchanges", method.exchanges)
     if method.form is not None:
-        check_function("method.form", method.form)
+        function("method.form", method.form)
 
 
-def checked_cohort(cohort: list[int], server_round: int) -> list[int]:
+def cohort(cohort: list[int], server_round: int) -> list[int]:
     """Return the ids of the clients of a round, each once."""
     with named(f"round {server_round}"):
         for position, client in enumerate(cohort):
-            check_count(f"cohorts[{server_round}][{position}]", client, at_least=0)
+            count(f"cohorts[{server_round}][{position}]", client, at_least=0)
         clients = [int(client) for client in cohort]
         if doubled := sorted({client for client in clients if clients.count(client) > 1}):
-            raise wrong_value("cohorts", "have a client at most once in a round", doubled)
+            raise wrong("cohorts", "have a client at most once in a round", doubled)
     return clients
 
 
-def check_number(
+def number(
     argument: str,
     value: object,
     *,
@@ -186,43 +186,43 @@ def check_number(
     if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
         raise wrong_type(argument, "be a number", kind(value))
     if not -math.inf < value < math.inf:  # as a comparison it compiles, for a symbolic float too
-        raise wrong_value(argument, "be finite", value)
+        raise wrong(argument, "be finite", value)
     if isinstance(value, int) and not -LARGEST_INT < value < LARGEST_INT:
-        raise wrong_value(argument, "be a float, or below 2**63 in magnitude", value)
+        raise wrong(argument, "be a float, or below 2**63 in magnitude", value)
     if above is not None and value <= above:
-        raise wrong_value(argument, f"be above {above:g}", value)
+        raise wrong(argument, f"be above {above:g}", value)
     if at_least is not None and value < at_least:
-        raise wrong_value(argument, f"be at least {at_least:g}", value)
+        raise wrong(argument, f"be at least {at_least:g}", value)
     if at_most is not None and value > at_most:
-        raise wrong_value(argument, f"be at most {at_most:g}", value)
+        raise wrong(argument, f"be at most {at_most:g}", value)
 
 
-def load_checked(optimizer: torch.optim.Optimizer, state: Any) -> None:
+def load_state(optimizer: torch.optim.Optimizer, state: Any) -> None:
     """Load a copy of a state dict, which later steps of the optimizer do not change."""
     rule = "be a state dict of this optimizer"
-    check_kind("state", state, Mapping, rule)
+    instance("state", state, Mapping, rule)
     try:
         optimizer.load_state_dict(copy.deepcopy(dict(state)))
     except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-        raise wrong_value("state", rule, kind(state)) from error
+        raise wrong("state", rule, kind(state)) from error
 
 
-def check_generator(generator: object) -> None:
+def generator(generator: object) -> None:
     """Require a generator of PyTorch."""
-    check_kind("generator", generator, torch.Generator, "be a torch.Generator")
+    instance("generator", generator, torch.Generator, "be a torch.Generator")
 
 
-def check_initial_generator(generator: object) -> None:
+def initial_generator(generator: object) -> None:
     """Require a generator of PyTorch, or None for the global one."""
-    check_kind("generator", generator, torch.Generator | None, "be a torch.Generator")
+    instance("generator", generator, torch.Generator | None, "be a torch.Generator")
 
 
-def check_images(images: object, *, any_dtype: bool = False) -> None:
+def images(images: object, *, any_dtype: bool = False) -> None:
     """Require a batch of images, floating-point unless the trunk decides."""
     floating = any_dtype or (isinstance(images, Tensor) and images.is_floating_point())
-    check_strided("images", images)
+    strided("images", images)
     if isinstance(images, Tensor) and images.ndim == 4 and floating:
-        check_finite("images", images, sync=False)
+        finite("images", images, sync=False)
         return
     got = kind(images) if isinstance(images, Tensor) else f"a {type(images).__name__}"
     raise wrong_type("images", "be floating-point of shape (batch, channels, height, width)", got)
@@ -232,9 +232,9 @@ def height_and_width(argument: str, size: object) -> tuple[int, int]:
     """Return a size in pixels as (height, width); it is given in this form or as one number."""
     sizes = tuple(size) if isinstance(size, tuple | list) else (size, size)
     if len(sizes) != 2:
-        raise wrong_value(argument, "be one number or (height, width)", kind(size))
+        raise wrong(argument, "be one number or (height, width)", kind(size))
     for pixels in sizes:
-        check_count(argument, pixels)
+        count(argument, pixels)
     return sizes
 
 
@@ -251,7 +251,7 @@ def values_readable(*tensors: Tensor, sync: bool = True) -> bool:
     )
 
 
-def check_labels(
+def labels(
     argument: str, labels: Integer[Tensor, " batch"], num_classes: int, *, sync: bool = True
 ) -> None:
     """Require integer class labels in ``[0, num_classes)``.
@@ -263,87 +263,87 @@ def check_labels(
     )
     if not countable or labels.ndim != 1:
         raise wrong_type(argument, "be integers of shape (batch,)", kind(labels))
-    check_strided(argument, labels)
+    strided(argument, labels)
     if labels.numel() == 0 or not values_readable(labels, sync=sync):
         return
-    check_dense(argument, labels)
+    dense(argument, labels)
     lowest, highest = (int(bound) for bound in labels.aminmax())
     if lowest < 0 or highest >= num_classes:
         got = f"values from {lowest} to {highest}"
-        raise wrong_value(argument, f"lie in [0, {num_classes})", got)
+        raise wrong(argument, f"lie in [0, {num_classes})", got)
 
 
-def check_divisor(argument: str, value: object) -> None:
+def divisor(argument: str, value: object) -> None:
     """Require a number by which float32 numbers can be divided."""
     limits = torch.finfo(torch.float32)
-    check_number(argument, value, above=0)
-    check_number(argument, value, at_least=limits.tiny, at_most=limits.max)
+    number(argument, value, above=0)
+    number(argument, value, at_least=limits.tiny, at_most=limits.max)
 
 
-def check_factor(argument: str, value: object, *, above: float | None = None) -> None:
+def factor(argument: str, value: object, *, above: float | None = None) -> None:
     """Require a factor of at least 0, or above a bound, within the range of float32."""
-    check_number(argument, value, at_least=0, above=above, at_most=torch.finfo(torch.float32).max)
+    number(argument, value, at_least=0, above=above, at_most=torch.finfo(torch.float32).max)
 
 
-def check_floats(argument: str, tensor: object, ndim: int | None = None, shape: str = "") -> None:
+def floats(argument: str, tensor: object, ndim: int | None = None, shape: str = "") -> None:
     """Require a dense floating-point tensor; on the CPU, with finite numbers."""
     if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
         raise wrong_type(argument, f"be a floating-point tensor {shape}".rstrip(), kind(tensor))
     if ndim is not None and tensor.ndim != ndim:
-        raise wrong_value(argument, f"have shape {shape}", tuple(tensor.shape))
-    check_strided(argument, tensor)
-    check_finite(argument, tensor, sync=False)
+        raise wrong(argument, f"have shape {shape}", tuple(tensor.shape))
+    strided(argument, tensor)
+    finite(argument, tensor, sync=False)
 
 
-def check_stream(argument: str, stream: Any, dim: int | None = None) -> None:
+def stream(argument: str, stream: Any, dim: int | None = None) -> None:
     """Require a stream of prompts: tokens (prompts, dim) or (batch, prompts, dim) by layer."""
-    check_kind(argument, stream, PromptStream, "be a PromptStream; call the prompt module")
-    check_flag(f"{argument}.replace", stream.replace)
-    check_kind(f"{argument}.layers", stream.layers, Mapping, "map layers to tokens")
+    instance(argument, stream, PromptStream, "be a PromptStream; call the prompt module")
+    flag(f"{argument}.replace", stream.replace)
+    instance(f"{argument}.layers", stream.layers, Mapping, "map layers to tokens")
     for layer, tokens in stream.layers.items():
-        check_floats(f"{argument}.layers[{layer}]", tokens)
+        floats(f"{argument}.layers[{layer}]", tokens)
         width = "dim" if dim is None else str(dim)
         if tokens.ndim not in (2, 3) or dim not in (None, tokens.shape[-1]):
             rule = f"have shape (prompts, {width}) or (batch, prompts, {width})"
-            raise wrong_value(f"{argument}.layers[{layer}]", rule, tuple(tokens.shape))
+            raise wrong(f"{argument}.layers[{layer}]", rule, tuple(tokens.shape))
 
 
-def check_precision(argument: str, tensor: Tensor, other: str, like: Tensor) -> None:
+def precision(argument: str, tensor: Tensor, other: str, like: Tensor) -> None:
     """Require that both or none of two tensors are float64; other precisions may be mixed."""
     if (tensor.dtype == torch.float64) != (like.dtype == torch.float64):
         raise wrong_type(argument, f"have the dtype of `{other}`, {like.dtype}", tensor.dtype)
 
 
-def check_class_names(names: Any) -> None:
+def class_names(names: Any) -> None:
     """Require class names as a text tower makes them."""
-    check_kind("names", names, ClassNames, "be ClassNames, from tower.class_names")
-    check_floats("names.tokens", names.tokens, 3, "(classes, length, dim)")
+    instance("names", names, ClassNames, "be ClassNames, from tower.class_names")
+    floats("names.tokens", names.tokens, 3, "(classes, length, dim)")
     tokens = names.tokens
     for field, ndim in (("start", 2), ("pad", 1)):
         part = getattr(names, field)
-        check_floats(f"names.{field}", part, ndim, f"with {ndim} axes")
+        floats(f"names.{field}", part, ndim, f"with {ndim} axes")
         if part.shape[-1:] != tokens.shape[-1:] or part.device != tokens.device:
             rule = "be as wide and where `names.tokens` is"
-            raise wrong_value(f"names.{field}", rule, kind(part))
-    check_count("names.context_length", names.context_length)
-    check_flag("names.causal", names.causal)
+            raise wrong(f"names.{field}", rule, kind(part))
+    count("names.context_length", names.context_length)
+    flag("names.causal", names.causal)
     for field, kinds in (("length", Integral), ("ending", Integral), ("names", str)):
         parts = getattr(names, field)
         several = isinstance(parts, tuple) and len(parts) == len(names.tokens)
         if not several or not all(isinstance(part, kinds) for part in parts):
             rule = f"be a tuple for {len(names.tokens)} names"
-            raise wrong_value(f"names.{field}", rule, kind(parts))
+            raise wrong(f"names.{field}", rule, kind(parts))
         if kinds is Integral and min(parts) < 0:
-            raise wrong_value(f"names.{field}", "be at least 0", min(parts))
+            raise wrong(f"names.{field}", "be at least 0", min(parts))
 
 
-def check_device(argument: str, tensor: Tensor, device: torch.device) -> None:
+def device(argument: str, tensor: Tensor, device: torch.device) -> None:
     """Require indices or a scalar on a device, or on the CPU, from where PyTorch takes them."""
     if tensor.device not in (device, torch.device("cpu")):
-        raise wrong_value(argument, f"be on the device {device}", tensor.device)
+        raise wrong(argument, f"be on the device {device}", tensor.device)
 
 
-def check_strided(argument: str, tensor: object) -> None:
+def strided(argument: str, tensor: object) -> None:
     """Require that a tensor is not sparse; it may be on meta, where it has no numbers."""
     if torch.compiler.is_compiling():  # a backward pass may not read the layout then
         return
@@ -358,43 +358,43 @@ def is_dense(tensor: Tensor) -> bool:
     )
 
 
-def check_dense(argument: str, tensor: Tensor) -> None:
+def dense(argument: str, tensor: Tensor) -> None:
     """Require a tensor that stores each of its numbers."""
     if not is_dense(tensor):
         got = f"{tensor.layout} of {tensor.dtype} on {tensor.device}"
         raise wrong_type(argument, "be a dense tensor with numbers", got)
 
 
-def check_finite(argument: str, tensor: Tensor, *, sync: bool = True) -> None:
+def finite(argument: str, tensor: Tensor, *, sync: bool = True) -> None:
     """Require finite numbers, with one reduction and one synchronization.
 
     Without `sync`, only CPU tensors are checked.
     """
     if not values_readable(tensor, sync=sync):
         return
-    check_dense(argument, tensor)
+    dense(argument, tensor)
     if not bool(torch.isfinite(tensor).all()):
         broken = int((~torch.isfinite(tensor)).sum())
         got = f"{broken} entries of {tensor.numel()} that are not"
-        raise wrong_value(argument, "be finite", got)
+        raise wrong(argument, "be finite", got)
 
 
-def check_entry(argument: str, entry: object) -> None:
+def entry(argument: str, entry: object) -> None:
     """Require a well-formed :class:`Weighted`, with one reduction and one synchronization.
 
     Values are not checked where they cannot be read.
     """
-    value, weight = checked_layout(argument, entry)
+    value, weight = layout(argument, entry)
     if not values_readable(value, weight):
         return
     # A negative weight makes the second sum NaN. There are false alarms: a row of weight 0 may
     # contain NaN, and a large product may overflow.
     checksum = (value * per_row(weight, value)).sum() + weight.sqrt().sum()
     if not math.isfinite(checksum.item()):
-        check_rows(argument, Weighted(value, weight))
+        rows(argument, Weighted(value, weight))
 
 
-def checked_layout(argument: str, entry: object) -> Weighted:
+def layout(argument: str, entry: object) -> Weighted:
     """Return an entry of floating-point tensors whose weight has the leading shape of its value."""
     if not isinstance(entry, Weighted):
         hint = " (collect(module, weight=...) makes a payload)" if isinstance(entry, Tensor) else ""
@@ -403,32 +403,32 @@ def checked_layout(argument: str, entry: object) -> Weighted:
     for name, tensor in (("value", value), ("weight", weight)):
         if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
             raise wrong_type(f"{argument}.{name}", "be a floating-point tensor", kind(tensor))
-        check_strided(f"{argument}.{name}", tensor)
+        strided(f"{argument}.{name}", tensor)
     if weight.is_meta != value.is_meta:
         rule = f"be on the device of `value`, {value.device}"
-        raise wrong_value(f"{argument}.weight", rule, weight.device)
+        raise wrong(f"{argument}.weight", rule, weight.device)
     if weight.shape != value.shape[: weight.ndim]:
         rule = f"have the leading shape of `value` {tuple(value.shape)}"
-        raise wrong_value(f"{argument}.weight", rule, tuple(weight.shape))
+        raise wrong(f"{argument}.weight", rule, tuple(weight.shape))
     return entry
 
 
-def check_rows(argument: str, entry: Weighted) -> None:
+def rows(argument: str, entry: Weighted) -> None:
     """Require finite weights of at least 0, and finite values in rows of positive weight."""
-    check_weights(argument, entry)
+    weights(argument, entry)
     rows = known_rows(entry).reshape(entry.weight.numel(), -1)
     broken = torch.nonzero(~torch.isfinite(rows).all(1)).flatten().tolist()
     if broken:
         rule = "be finite wherever its weight is positive"
-        raise wrong_value(f"{argument}.value", rule, f"NaN or infinity in rows {broken[:5]}")
+        raise wrong(f"{argument}.value", rule, f"NaN or infinity in rows {broken[:5]}")
 
 
-def check_weights(argument: str, entry: Weighted) -> None:
+def weights(argument: str, entry: Weighted) -> None:
     """Require finite weights of at least 0; values are not checked."""
     weight = entry.weight
-    wrong = ~(torch.isfinite(weight) & (weight >= 0))
-    if bool(wrong.any()):
-        raise wrong_value(f"{argument}.weight", "be finite and at least 0", weight[wrong][0].item())
+    refused = ~(torch.isfinite(weight) & (weight >= 0))
+    if bool(refused.any()):
+        raise wrong(f"{argument}.weight", "be finite and at least 0", weight[refused][0].item())
 
 
 def known_rows(entry: Weighted) -> Tensor:
@@ -441,65 +441,65 @@ def per_row(rows: Tensor, value: Tensor) -> Tensor:
     return rows.reshape(rows.shape + (1,) * (value.ndim - rows.ndim))
 
 
-def check_payload(payload: object) -> None:
+def payload(payload: object) -> None:
     """Require a payload of well-formed entries."""
-    for name, entry in check_form("payload", payload).items():
-        check_entry(f"payload[{name!r}]", entry)
+    for name, sent in form("payload", payload).items():
+        entry(f"payload[{name!r}]", sent)
 
 
-def check_form(argument: str, payload: Any, *, at_least: int = 1) -> Payload:
+def form(argument: str, payload: Any, *, at_least: int = 1) -> Payload:
     """Return a payload whose entries have the right types and shapes; numbers are not checked."""
-    check_names(argument, payload, "map names to Weighted", at_least=at_least)
+    names(argument, payload, "map names to Weighted", at_least=at_least)
     for name, entry in payload.items():
-        checked_layout(f"{argument}[{name!r}]", entry)
+        layout(f"{argument}[{name!r}]", entry)
     checked: Payload = payload
     return checked
 
 
-def check_shape(argument: str, tensor: Tensor, shape: Sequence[int], of: str = "") -> None:
+def shape(argument: str, tensor: Tensor, shape: Sequence[int], of: str = "") -> None:
     """Require a shape, which is that `of` something."""
     if tensor.shape != torch.Size(shape):
         rule = f"have the shape of {of} {tuple(shape)}" if of else f"have shape {tuple(shape)}"
-        raise wrong_value(argument, rule, tuple(tensor.shape))
+        raise wrong(argument, rule, tuple(tensor.shape))
 
 
-def check_tensor(
-    argument: str, tensor: Any, dtype: torch.dtype, shape: Sequence[int], of: str = ""
+def tensor(
+    argument: str, tensor: Any, dtype: torch.dtype, sizes: Sequence[int], of: str = ""
 ) -> None:
     """Require a dtype and a shape, which are those `of` something."""
     if not isinstance(tensor, Tensor) or tensor.dtype != dtype:
         rule = f"be a tensor of {dtype}, as in {of}" if of else f"be a tensor of {dtype}"
         raise wrong_type(argument, rule, kind(tensor))
-    check_strided(argument, tensor)
-    check_shape(argument, tensor, shape, of)
+    strided(argument, tensor)
+    shape(argument, tensor, sizes, of)
 
 
 def value_of(argument: str, values: Mapping[str, Tensor], name: str, entry: Weighted) -> Tensor:
     """Return the tensor of a name, which has the form of the payload's entry of this name."""
     if name not in values:
-        raise wrong_value(argument, f"have the name {name!r}", sorted(values))
-    check_tensor(
+        raise wrong(argument, f"have the name {name!r}", sorted(values))
+    tensor(
         f"{argument}[{name!r}]", values[name], entry.value.dtype, entry.value.shape, "the payload"
     )
     return values[name]
 
 
-def check_real(argument: str, tensor: Any, rule: str, *, floating: bool = False) -> None:
+def real(argument: str, tensor: Any, rule: str, *, floating: bool = False) -> None:
     """Require a dense tensor of real numbers: no complex numbers and no booleans."""
     real = isinstance(tensor, Tensor) and not tensor.is_complex() and tensor.dtype != torch.bool
     if not real or (floating and not tensor.is_floating_point()):
         raise wrong_type(argument, rule, kind(tensor))
-    check_dense(argument, tensor)
+    dense(argument, tensor)
 
 
-def checked_table(
+def table(
     argument: str, tensor: Any, shape: str, *, ndims: Sequence[int] = (2,), floating: bool = True
 ) -> Tensor:
     """Return a tensor without an empty axis in float64, on the CPU; numbers are not checked."""
     noun = "floating-point tensor of shape" if floating else "tensor of real numbers"
-    check_real(argument, tensor, f"be a {noun} {shape}", floating=floating)
+    real(argument, tensor, f"be a {noun} {shape}", floating=floating)
     if tensor.ndim not in ndims or 0 in tensor.shape:
         rule = f"have shape {shape} without an empty axis"
-        raise wrong_value(argument, rule, tuple(tensor.shape))
+        raise wrong(argument, rule, tuple(tensor.shape))
     table: Tensor = tensor.detach().cpu().double()
     return table

@@ -5,15 +5,15 @@ import stat
 from collections.abc import Mapping
 from pathlib import Path
 
-from fedprompt._checks import kind, wrong_type, wrong_value
+import fedprompt._checks as check
 
 
 def checked_path(argument: str, path: object, *, of: str = "file") -> Path:
     """Return a path after checking that it is text and not empty."""
     if not isinstance(path, str | os.PathLike) or not isinstance(text := os.fspath(path), str):
-        raise wrong_type(argument, "be a path (a string or a pathlib.Path)", kind(path))
+        raise check.wrong_type(argument, "be a path (a string or a pathlib.Path)", check.kind(path))
     if text == "":  # Path("") is the working directory
-        raise wrong_value(argument, f"be the path of a {of}", "an empty path")
+        raise check.wrong(argument, f"be the path of a {of}", "an empty path")
     return Path(path)
 
 
@@ -22,7 +22,7 @@ def checked_file(argument: str, path: object) -> Path:
     checked = checked_path(argument, path)
     if checked.exists() and not stat.S_ISREG(checked.stat().st_mode):
         found = "a directory" if checked.is_dir() else "a pipe or a device"
-        raise wrong_value(argument, "be the path of a file", found)
+        raise check.wrong(argument, "be the path of a file", found)
     return checked
 
 

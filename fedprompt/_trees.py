@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fedprompt._checks import is_dense, kind, wrong_type, wrong_value
+import fedprompt._checks as check
 from fedprompt.interfaces import Round, Weighted
 
 DEEPEST = 100
@@ -54,12 +54,12 @@ def packed(thing: Any, where: str, tensors: dict[str, Tensor], *, level: int = 0
         return thing
     if type(thing) is float:
         return thing if math.isfinite(thing) else {"float": str(thing)}
-    if isinstance(thing, Tensor) and is_dense(thing) and not thing.is_complex():
+    if isinstance(thing, Tensor) and check.is_dense(thing) and not thing.is_complex():
         tensors[str(len(tensors))] = thing
         return {"tensor": str(len(tensors) - 1)}
     if level == DEEPEST:
         rule = f"have at most {DEEPEST} levels, and no cycle"
-        raise wrong_value(where.partition("[")[0], rule, "more")
+        raise check.wrong(where.partition("[")[0], rule, "more")
 
     def part(child: Any, place: str) -> Any:
         return packed(child, f"{where}{place}", tensors, level=level + 1)
@@ -72,10 +72,12 @@ def packed(thing: Any, where: str, tensors: dict[str, Tensor], *, level: int = 0
         return {type(thing).__name__: parts}
     if type(thing) in (dict, OrderedDict):
         if strange := [key for key in thing if type(key) not in (str, int)]:
-            raise wrong_type(where, "have strings and integers as keys", kind(strange[0]))
+            raise check.wrong_type(
+                where, "have strings and integers as keys", check.kind(strange[0])
+            )
         return {"dict": [[key, part(child, f"[{key!r}]")] for key, child in thing.items()]}
     rule = "be a dict, list, tuple, Weighted, dense tensor, string, number, boolean or None"
-    raise wrong_type(where, rule, kind(thing))
+    raise check.wrong_type(where, rule, check.kind(thing))
 
 
 def parsed(text: str | bytes) -> Any:
@@ -91,14 +93,14 @@ def unpacked(thing: Any, tensors: Mapping[str, Tensor], *, level: int = 0) -> An
     if thing is None or type(thing) in (bool, int, str, float):
         return thing
     if level > DEEPEST or not isinstance(thing, dict) or len(thing) != 1:
-        raise ValueError(f"no part of a tree: {kind(thing)} at level {level}")
+        raise ValueError(f"no part of a tree: {check.kind(thing)} at level {level}")
     ((tag, content),) = thing.items()
     if tag == "float" and isinstance(content, str):
         return float(content)
     if tag == "tensor" and isinstance(content, str) and content in tensors:
         return tensors[content]
     if tag not in ("dict", "list", "tuple", *_NAMED) or not isinstance(content, list):
-        raise ValueError(f"no part of a tree: {tag!r} with {kind(content)}")
+        raise ValueError(f"no part of a tree: {tag!r} with {check.kind(content)}")
     if tag == "dict":
         pairs = all(isinstance(pair, list) and len(pair) == 2 for pair in content)
         if not pairs or not all(type(key) in (str, int) for key, _ in content):

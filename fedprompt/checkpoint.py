@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fedprompt._checks import wrong_value
+import fedprompt._checks as check
 from fedprompt._files import checked_path, replace_files
 from fedprompt._trees import on_cpu, packed, parsed, unpacked
 
@@ -120,12 +120,12 @@ def load_checkpoint(directory: str | os.PathLike[str], *, default: Any = _RAISE)
     tree, digest, blob = _read(path)
     if _digest(tree, blob) != digest:
         rule = f"contain the saved state, of which {_STATE} has the digest"
-        raise wrong_value("directory", rule, "other content")
+        raise check.wrong("directory", rule, "other content")
     try:
         return unpacked(parsed(tree), safetensors.torch.load(blob))
     except (ValueError, KeyError, safetensors.SafetensorError) as error:
         rule = "contain a state as `save_checkpoint` writes it"
-        raise wrong_value("directory", rule, error) from error
+        raise check.wrong("directory", rule, error) from error
 
 
 def _digest(tree: str, blob: bytes) -> str:
@@ -146,7 +146,7 @@ def _read(path: Path) -> tuple[str, str, bytes]:
             return tree, digest, (path.parent / name).read_bytes()
         except FileNotFoundError:
             pass
-    raise wrong_value("directory", _NAMED_TENSORS, f"no file {name!r}")
+    raise check.wrong("directory", _NAMED_TENSORS, f"no file {name!r}")
 
 
 def _record(path: Path) -> tuple[str, str, str]:
@@ -155,15 +155,15 @@ def _record(path: Path) -> tuple[str, str, str]:
         parts = tuple(record[key] for key in ("format", "tensors", "sha256", "state"))
     except (ValueError, KeyError, TypeError) as error:
         got = f"damaged content ({type(error).__name__}: {error})"
-        raise wrong_value("directory", f"contain a checkpoint in {_STATE}", got) from error
+        raise check.wrong("directory", f"contain a checkpoint in {_STATE}", got) from error
     if not all(isinstance(part, str) for part in parts):
         got = f"damaged content ({', '.join(type(part).__name__ for part in parts)})"
-        raise wrong_value("directory", f"contain a checkpoint in {_STATE}", got)
+        raise check.wrong("directory", f"contain a checkpoint in {_STATE}", got)
     given, name, digest, tree = parts
     if given != _FORMAT:
-        raise wrong_value("directory", f"contain a checkpoint of format {_FORMAT!r}", given)
+        raise check.wrong("directory", f"contain a checkpoint of format {_FORMAT!r}", given)
     if not _TENSORS.fullmatch(name):
-        raise wrong_value("directory", _NAMED_TENSORS, f"no file {name!r}")
+        raise check.wrong("directory", _NAMED_TENSORS, f"no file {name!r}")
     return name, digest, tree
 
 
@@ -197,7 +197,7 @@ def _tensors(directory: Path, suffix: str = "") -> set[str]:
 def _check_not_lost(state: Path) -> None:
     if _lost(state):
         rule = f"contain {_STATE}, which names its tensors"
-        raise wrong_value("directory", rule, "tensors alone")
+        raise check.wrong("directory", rule, "tensors alone")
 
 
 def _lost(state: Path) -> bool:

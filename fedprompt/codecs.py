@@ -8,20 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedprompt._checks import (
-    check_finite,
-    check_form,
-    check_kind,
-    check_number,
-    check_payload,
-    check_tensor,
-    check_weights,
-    checked_layout,
-    kind,
-    known_rows,
-    per_row,
-    wrong_value,
-)
+import fedprompt._checks as check
 from fedprompt._float64 import on_wide_device, wide_zeros, widened
 from fedprompt.interfaces import Codec, Message, Payload, Weighted
 
@@ -116,7 +103,7 @@ def top_k(*, fraction: float) -> Codec:
     References:
         Stich et al., "Sparsified SGD with Memory", NeurIPS 2018.
     """
-    check_number("fraction", fraction, above=0, at_most=1)
+    check.number("fraction", fraction, above=0, at_most=1)
     return _TopK(fraction)
 
 
@@ -129,15 +116,15 @@ class _NameByName:
     restore: Callable[[str, list[Any], Weighted], Weighted]
 
     def init(self, payload: Payload, /) -> _State:
-        check_form("payload", payload)
+        check.form("payload", payload)
         return {}
 
     def encode(
         self, payload: Payload, state: _State, /
     ) -> tuple[dict[str, Tensor | Weighted], _State]:
-        check_payload(payload)
+        check.payload(payload)
         if not isinstance(state, Mapping) or state:
-            raise wrong_value("state", "be empty, as `init` returns it", kind(state))
+            raise check.wrong("state", "be empty, as `init` returns it", check.kind(state))
         message: dict[str, Tensor | Weighted] = {}
         for name, entry in payload.items():
             message |= zip(_keys(name, self.suffixes), self.shrink(name, entry), strict=True)
@@ -149,8 +136,8 @@ class _NameByName:
 
 
 def _to_half(name: str, entry: Weighted) -> tuple[Weighted]:
-    value = known_rows(entry).detach().half()
-    check_finite(f"payload[{name!r}] in float16", value)
+    value = check.known_rows(entry).detach().half()
+    check.finite(f"payload[{name!r}] in float16", value)
     return (Weighted(value, entry.weight.detach().clone()),)
 
 
@@ -161,24 +148,24 @@ def _from_half(name: str, parts: list[Any], like: Weighted) -> Weighted:
 
 
 def _to_codes(name: str, entry: Weighted) -> tuple[Tensor, Weighted]:
-    value = widened(known_rows(entry).detach())
+    value = widened(check.known_rows(entry).detach())
     weight = entry.weight.detach()
     rows = value.flatten(weight.ndim) if value.ndim > weight.ndim else value[..., None]
     scale = (rows.abs().amax(-1) / 127 if rows.shape[-1] else rows.new_zeros(weight.shape)).float()
-    check_finite(f"payload[{name!r}] over 127, in float32", scale)
+    check.finite(f"payload[{name!r}] over 127, in float32", scale)
     # A scale that was rounded up could overflow at the end of the dtype's range.
     too_large = 127 * scale.double() > torch.finfo(entry.value.dtype).max
     scale = torch.where(too_large, scale.nextafter(torch.zeros_like(scale)), scale)
-    codes = value / per_row(torch.where(scale > 0, scale, 1.0).double(), value)
+    codes = value / check.per_row(torch.where(scale > 0, scale, 1.0).double(), value)
     codes = codes.round().clamp(-127, 127).to(torch.int8).to(weight.device)
     return codes, Weighted(scale.to(weight.device), weight.clone())
 
 
 def _from_codes(name: str, parts: list[Any], like: Weighted) -> Weighted:
     codes, scale = parts
-    check_tensor(f"message['{name}/codes']", codes, torch.int8, like.value.shape)
+    check.tensor(f"message['{name}/codes']", codes, torch.int8, like.value.shape)
     _check_entry(f"message['{name}/scale']", scale, torch.float32, like.weight.shape, like.weight)
-    wide = widened(codes) * per_row(widened(scale.value), codes)
+    wide = widened(codes) * check.per_row(widened(scale.value), codes)
     value = wide.to(like.value.dtype).to(codes.device)
     return _restored(name, Weighted(value, scale.weight), like)
 
@@ -188,20 +175,20 @@ class _TopK:
     fraction: float
 
     def init(self, payload: Payload, /) -> _State:
-        form = check_form("payload", payload)
+        form = check.form("payload", payload)
         return {name: wide_zeros(entry.value) for name, entry in form.items()}
 
     def encode(
         self, payload: Payload, state: _State, /
     ) -> tuple[dict[str, Tensor | Weighted], _State]:
-        check_payload(payload)
+        check.payload(payload)
         if not isinstance(state, Mapping) or set(state) != set(payload):
             rule = f"come from `init` or the last `encode` of {sorted(payload)}"
-            raise wrong_value("state", rule, kind(state))
+            raise check.wrong("state", rule, check.kind(state))
         message: dict[str, Tensor | Weighted] = {}
         waiting = {}
         for name, entry in payload.items():
-            check_tensor(f"state[{name!r}]", state[name], torch.float64, entry.value.shape)
+            check.tensor(f"state[{name!r}]", state[name], torch.float64, entry.value.shape)
             parts, waiting[name] = self.shrink(name, entry, state[name])
             message |= zip(_keys(name, _SPARSE), parts, strict=True)
         return message, waiting
@@ -210,12 +197,12 @@ class _TopK:
         self, name: str, entry: Weighted, state: Tensor
     ) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor]:
         value, weight = entry
-        wanted = (on_wide_device(known_rows(entry).detach()) + state).flatten()
-        mask = per_row(weight > 0, value).expand_as(value).flatten().to(wanted.device)
+        wanted = (on_wide_device(check.known_rows(entry).detach()) + state).flatten()
+        mask = check.per_row(weight > 0, value).expand_as(value).flatten().to(wanted.device)
         magnitude = torch.where(mask, wanted.abs(), -1.0)
         largest = magnitude.topk(self.count(value)).indices.sort().values
         sent = torch.where(mask, wanted, 0.0)[largest].to(value.dtype)
-        check_finite(f"payload[{name!r}] with its state", sent)
+        check.finite(f"payload[{name!r}] with its state", sent)
         waiting = wanted.index_add(0, largest, sent.double(), alpha=-1).reshape(value.shape)
         indices = largest.to(_index_dtype(value.numel())).to(value.device)
         return (indices, sent.to(value.device), weight.detach().clone()), waiting
@@ -228,13 +215,13 @@ class _TopK:
         indices, sent, weight = parts
         count = torch.Size([self.count(like.value)])
         size = like.value.numel()
-        check_tensor(f"message['{name}/indices']", indices, _index_dtype(size), count)
-        check_tensor(f"message['{name}/values']", sent, like.value.dtype, count)
-        check_tensor(f"message['{name}/weight']", weight, like.weight.dtype, like.weight.shape)
+        check.tensor(f"message['{name}/indices']", indices, _index_dtype(size), count)
+        check.tensor(f"message['{name}/values']", sent, like.value.dtype, count)
+        check.tensor(f"message['{name}/weight']", weight, like.weight.dtype, like.weight.shape)
         places = torch.cat([indices.new_tensor([-1]), indices, indices.new_tensor([size])]).long()
         if not bool((places[1:] > places[:-1]).all()):
             rule = f"increase within [0, {size})"
-            raise wrong_value(f"message['{name}/indices']", rule, indices[:5].tolist())
+            raise check.wrong(f"message['{name}/indices']", rule, indices[:5].tolist())
         value = sent.new_zeros(size).index_put((indices.long(),), sent).reshape(like.value.shape)
         return _restored(name, Weighted(value, weight), like)
 
@@ -254,23 +241,23 @@ def _keys(name: str, suffixes: tuple[str, ...]) -> list[str]:
 
 
 def _restored(name: str, entry: Weighted, like: Weighted) -> Weighted:
-    check_weights(f"message[{name!r}]", entry)
-    value = known_rows(entry).to(like.value.dtype)
-    check_finite(f"message[{name!r}] in {str(value.dtype).removeprefix('torch.')}", value)
+    check.weights(f"message[{name!r}]", entry)
+    value = check.known_rows(entry).to(like.value.dtype)
+    check.finite(f"message[{name!r}] in {str(value.dtype).removeprefix('torch.')}", value)
     return Weighted(value, entry.weight.clone())
 
 
 def _parts(message: Any, like: Payload, suffixes: tuple[str, ...]) -> dict[str, list[Any]]:
-    keys = {name: _keys(name, suffixes) for name in check_form("like", like)}
-    check_kind("message", message, Mapping, "map names to tensors or Weighted")
+    keys = {name: _keys(name, suffixes) for name in check.form("like", like)}
+    check.instance("message", message, Mapping, "map names to tensors or Weighted")
     if set(message) != (wanted := {key for parts in keys.values() for key in parts}):
-        raise wrong_value("message", f"have the names {sorted(wanted)}", sorted(map(str, message)))
+        raise check.wrong("message", f"have the names {sorted(wanted)}", sorted(map(str, message)))
     return {name: [message[key] for key in parts] for name, parts in keys.items()}
 
 
 def _check_entry(
     argument: str, entry: object, dtype: torch.dtype, shape: torch.Size, weight: Tensor
 ) -> None:
-    sent = checked_layout(argument, entry)
-    check_tensor(f"{argument}.value", sent.value, dtype, shape)
-    check_tensor(f"{argument}.weight", sent.weight, weight.dtype, weight.shape)
+    sent = check.layout(argument, entry)
+    check.tensor(f"{argument}.value", sent.value, dtype, shape)
+    check.tensor(f"{argument}.weight", sent.weight, weight.dtype, weight.shape)

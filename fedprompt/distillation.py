@@ -7,21 +7,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Integer
 from torch import Tensor
 
-from fedprompt._checks import (
-    check_count,
-    check_device,
-    check_divisor,
-    check_finite,
-    check_labels,
-    check_rows,
-    check_shape,
-    checked_layout,
-    kind,
-    per_row,
-    values_readable,
-    wrong_type,
-    wrong_value,
-)
+import fedprompt._checks as check
 from fedprompt._float64 import rounded, widened
 from fedprompt.interfaces import Weighted
 
@@ -62,26 +48,28 @@ def class_means(
                 [9.],
                 [0.]]), weight=tensor([2., 1., 0.]))
     """
-    check_count("num_classes", num_classes)
+    check.count("num_classes", num_classes)
     if not isinstance(values, Tensor) or not values.is_floating_point() or values.ndim < 1:
-        raise wrong_type("values", "be floating-point of shape (batch, *event)", kind(values))
-    check_labels("labels", labels, num_classes)
+        raise check.wrong_type(
+            "values", "be floating-point of shape (batch, *event)", check.kind(values)
+        )
+    check.labels("labels", labels, num_classes)
     rule = f"have one entry for each of the {len(values)} rows of `values`"
     if len(labels) != len(values):
-        raise wrong_value("labels", rule, len(labels))
+        raise check.wrong("labels", rule, len(labels))
     if keep is not None:
         if not isinstance(keep, Tensor) or keep.dtype != torch.bool:
-            raise wrong_type("keep", "be a bool tensor of shape (batch,)", kind(keep))
+            raise check.wrong_type("keep", "be a bool tensor of shape (batch,)", check.kind(keep))
         if keep.shape != labels.shape:
-            raise wrong_value("keep", rule, tuple(keep.shape))
+            raise check.wrong("keep", rule, tuple(keep.shape))
         values = values[keep]
         labels = labels[keep]
-    check_finite("values", values)
+    check.finite("values", values)
     wide = widened(values)
     classes = labels.long().to(wide.device)
     sums = wide.new_zeros(num_classes, *wide.shape[1:]).index_add(0, classes, wide)
     count = torch.bincount(classes, minlength=num_classes)
-    mean = sums / per_row(count.clamp(min=1), sums)
+    mean = sums / check.per_row(count.clamp(min=1), sums)
     dtype = torch.promote_types(values.dtype, torch.float32)
     return Weighted(rounded(mean, values), count.to(values.device, dtype))
 
@@ -134,21 +122,21 @@ def distillation_loss(
         Ma et al., "FedHPL: Efficient Heterogeneous Federated Learning with Prompt Tuning and Logit
         Distillation", 2024, Eq. 9.
     """
-    check_divisor("temperature", temperature)
+    check.divisor("temperature", temperature)
     _check_logits("logits", logits)
     batch, classes = logits.shape
-    checked_layout("teacher", teacher)
+    check.layout("teacher", teacher)
     if teacher.value.shape != (classes, classes) or teacher.weight.shape != (classes,):
         rule = f"have value ({classes}, {classes}) and weight ({classes},) to match `logits`"
         got = f"{tuple(teacher.value.shape)} and {tuple(teacher.weight.shape)}"
-        raise wrong_value("teacher", rule, got)
-    if values_readable(teacher.weight, sync=False):
-        check_rows("teacher", teacher)
+        raise check.wrong("teacher", rule, got)
+    if check.values_readable(teacher.weight, sync=False):
+        check.rows("teacher", teacher)
     if not isinstance(labels, Tensor) or labels.shape != (batch,):
         rule = f"be integers of shape ({batch},) to match `logits`"
-        raise wrong_value("labels", rule, kind(labels))
-    check_labels("labels", labels, classes, sync=False)
-    check_device("labels", labels, logits.device)
+        raise check.wrong("labels", rule, check.kind(labels))
+    check.labels("labels", labels, classes, sync=False)
+    check.device("labels", labels, logits.device)
     rows = labels.long()  # indices of dtype uint8 would be a mask
     taught = teacher.weight[rows] > 0
     target = torch.where(taught[:, None], teacher.value.detach()[rows], 0.0)
@@ -195,10 +183,10 @@ def mutual_loss(
         Shen et al., "Federated Mutual Learning", 2020. Zhang et al., "Deep Mutual Learning", CVPR
         2018.
     """
-    check_divisor("temperature", temperature)
+    check.divisor("temperature", temperature)
     _check_logits("logits", logits)
     _check_logits("other", other)
-    check_shape("other", other, logits.shape, "`logits`")
+    check.shape("other", other, logits.shape, "`logits`")
     return _mean(_divergences(logits, other.detach(), temperature), logits)
 
 
@@ -218,4 +206,6 @@ def _mean(divergence: Tensor, logits: Tensor) -> Tensor:
 
 def _check_logits(argument: str, logits: Any) -> None:
     if not isinstance(logits, Tensor) or logits.ndim != 2 or not logits.is_floating_point():
-        raise wrong_value(argument, "be floating-point of shape (batch, classes)", kind(logits))
+        raise check.wrong(
+            argument, "be floating-point of shape (batch, classes)", check.kind(logits)
+        )

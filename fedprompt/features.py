@@ -8,15 +8,7 @@ import torch
 from jaxtyping import Shaped
 from torch import Tensor
 
-from fedprompt._checks import (
-    check_count,
-    check_dense,
-    check_function,
-    check_kind,
-    kind,
-    wrong_type,
-    wrong_value,
-)
+import fedprompt._checks as check
 from fedprompt.interfaces import Weighted
 
 __all__ = ["precompute"]
@@ -101,7 +93,7 @@ def precompute(
                 features = rows.new_empty((len(dataset), views or 1, *rows.shape[1:]), dtype=dtype)
             if rows.shape[1:] != features.shape[2:]:
                 rule = f"return rows of one shape, {tuple(features.shape[2:])} at first"
-                raise wrong_value("encode", rule, tuple(rows.shape[1:]))
+                raise check.wrong("encode", rule, tuple(rows.shape[1:]))
             features[start : start + len(rows), view] = rows
     return features if views is not None else features.squeeze(1)
 
@@ -120,19 +112,19 @@ class _Column:
         sample = self.dataset[index]
         if not isinstance(sample, Mapping):
             rule = "be None for samples that are not dicts"
-            raise wrong_value("key", rule, f"{self.key!r} for a {type(sample).__name__} at {index}")
+            raise check.wrong("key", rule, f"{self.key!r} for a {type(sample).__name__} at {index}")
         if self.key not in sample:
-            raise wrong_value("key", f"be one of {_names(sample)}", repr(self.key))
+            raise check.wrong("key", f"be one of {_names(sample)}", repr(self.key))
         return sample[self.key]
 
 
 def _rows(encode: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
     rows = encode(images)
     if not isinstance(rows, Tensor):
-        raise wrong_type("encode", "return one tensor", f"a {type(rows).__name__}")
+        raise check.wrong_type("encode", "return one tensor", f"a {type(rows).__name__}")
     if rows.ndim == 0 or len(rows) != len(images):
         rule = f"return a row for each of {len(images)} images"
-        raise wrong_value("encode", rule, tuple(rows.shape))
+        raise check.wrong("encode", rule, tuple(rows.shape))
     return rows
 
 
@@ -142,19 +134,19 @@ def _images(dataset: _MapStyle | Tensor, indices: range) -> Tensor:
     images = [_image(dataset, index) for index in indices]
     for index, image in zip(indices, images, strict=True):
         if image.shape != images[0].shape or image.dtype != images[0].dtype:
-            rule = f"return images of one shape and dtype, at first {kind(images[0])}"
-            raise wrong_value("dataset", rule, f"{kind(image)} at {index}")
+            rule = f"return images of one shape and dtype, at first {check.kind(images[0])}"
+            raise check.wrong("dataset", rule, f"{check.kind(image)} at {index}")
     return torch.stack(images)
 
 
 def _image(dataset: _MapStyle, index: int) -> Tensor:
     sample = dataset[index]
     if isinstance(sample, Mapping):
-        raise wrong_value("key", f"be one of {_names(sample)}, for samples that are dicts", None)
+        raise check.wrong("key", f"be one of {_names(sample)}, for samples that are dicts", None)
     image = sample[0] if isinstance(sample, tuple | list) and sample else sample
     if not isinstance(image, Tensor):
         rule = "return image tensors, or tuples that start with one (is `ToTensor` missing?)"
-        raise wrong_type("dataset", rule, f"a {type(image).__name__} at {index}")
+        raise check.wrong_type("dataset", rule, f"a {type(image).__name__} at {index}")
     return image
 
 
@@ -171,26 +163,26 @@ def _check_repeatable(dataset: _MapStyle) -> None:
         if first.shape != again.shape or not torch.equal(first, again):
             remedy = "remove the random transform, or pass `views`"
             rule = f"return the same image whenever it is read; {remedy}"
-            raise wrong_value("dataset", rule, f"two different images at {index}")
+            raise check.wrong("dataset", rule, f"two different images at {index}")
 
 
 def _check_arguments(
     encode: object, dataset: object, batch_size: object, dtype: object, views: object, key: object
 ) -> None:
-    check_function("encode", encode, "be callable")
-    check_count("batch_size", batch_size)
+    check.function("encode", encode, "be callable")
+    check.count("batch_size", batch_size)
     if views is not None:
-        check_count("views", views)
-    check_kind("dtype", dtype, torch.dtype | None, "be a torch.dtype or None")
+        check.count("views", views)
+    check.instance("dtype", dtype, torch.dtype | None, "be a torch.dtype or None")
     if not isinstance(dataset, _MapStyle) or (isinstance(dataset, Tensor) and dataset.ndim == 0):
         rule = "be a tensor (num, *image) or a data set with a length and samples by index"
-        raise wrong_type("dataset", rule, f"a {type(dataset).__name__}")
+        raise check.wrong_type("dataset", rule, f"a {type(dataset).__name__}")
     if isinstance(dataset, Weighted | Mapping):
-        raise wrong_type("dataset", "be images by index", kind(dataset))
+        raise check.wrong_type("dataset", "be images by index", check.kind(dataset))
     if isinstance(dataset, Tensor):
-        check_dense("dataset", dataset)
+        check.dense("dataset", dataset)
     if len(dataset) == 0:
-        raise wrong_value("dataset", "contain at least one image", "none")
-    check_kind("key", key, str | None, "be a string or None")
+        raise check.wrong("dataset", "contain at least one image", "none")
+    check.instance("key", key, str | None, "be a string or None")
     if key is not None and isinstance(dataset, Tensor):
-        raise wrong_value("key", "be None for a tensor", repr(key))
+        raise check.wrong("key", "be None for a tensor", repr(key))

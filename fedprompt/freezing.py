@@ -6,7 +6,7 @@ from typing import TypeVar
 
 import torch.nn as nn
 
-from fedprompt._checks import check_kind, check_module, wrong_value
+import fedprompt._checks as check
 
 __all__ = ["freeze", "training_only"]
 
@@ -29,7 +29,7 @@ def freeze(model: _Model) -> _Model:
         >>> layer.training, layer.weight.requires_grad
         (False, False)
     """
-    check_module("model", model)
+    check.module("model", model)
     return model.eval().requires_grad_(False)
 
 
@@ -58,18 +58,18 @@ def training_only(model: nn.Module, *parts: nn.Module | nn.Parameter) -> Iterato
         >>> model["prompts"].weight.requires_grad
         True
     """
-    check_module("model", model)
+    check.module("model", model)
     before = {parameter: parameter.requires_grad for parameter in model.parameters()}
     chosen = set[nn.Parameter]()
     for position, part in enumerate(parts):
         rule = "be a module or a parameter"
-        check_kind(f"parts[{position}]", part, nn.Module | nn.Parameter, rule)
+        check.instance(f"parts[{position}]", part, nn.Module | nn.Parameter, rule)
         chosen.update(part.parameters() if isinstance(part, nn.Module) else [part])
     if foreign := len(chosen - before.keys()):
-        raise wrong_value("parts", "belong to `model`", f"{foreign} parameters that do not")
+        raise check.wrong("parts", "belong to `model`", f"{foreign} parameters that do not")
     if not any(before[parameter] for parameter in chosen):
         got = f"{len(chosen)} parameters, none with requires_grad"
-        raise wrong_value("parts", "contain a parameter that can be trained", got)
+        raise check.wrong("parts", "contain a parameter that can be trained", got)
     try:
         for parameter in before.keys() - chosen:
             parameter.requires_grad_(False)

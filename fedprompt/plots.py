@@ -14,7 +14,7 @@ from einops import reduce
 from jaxtyping import Float, Integer, Real
 from torch import Tensor
 
-from fedprompt._checks import check_finite, checked_table, kind, wrong_type, wrong_value
+import fedprompt._checks as check
 
 if TYPE_CHECKING:
     import matplotlib.axes
@@ -94,7 +94,7 @@ def accuracy_matrix(
     matrix = _real_array("accuracy", accuracy, "(clients, tests)", ndims=(2,))
     if matrix.min() < 0 or matrix.max() > 1:
         got = f"values from {matrix.min():g} to {matrix.max():g}"
-        raise wrong_value("accuracy", "lie in [0, 1]", got)
+        raise check.wrong("accuracy", "lie in [0, 1]", got)
     axes.imshow(matrix, cmap="Blues", vmin=0, vmax=1)
     axes.set(xlabel="test set of client", ylabel="model of client")
     _whole_ticks(axes.xaxis, axes.yaxis)
@@ -177,7 +177,7 @@ def group_usage(
     totals = table.sum(axis=-1, keepdims=True)
     if table.min() < 0 or not totals.all():
         got = "a negative one" if table.min() < 0 else "only zeros in a row"
-        raise wrong_value("counts", "be at least 0, and positive for one group of each row", got)
+        raise check.wrong("counts", "be at least 0, and positive for one group of each row", got)
     shares = table / totals
     if shares.ndim == 1:
         axes.bar(np.arange(len(shares)), shares)
@@ -198,24 +198,26 @@ def _check_axes(axes: object) -> None:
         message = "`fedprompt.plots` needs matplotlib: pip install 'fedprompt[plots]'"
         raise ImportError(message) from error
     if not isinstance(axes, Axes):
-        raise wrong_type("axes", "be one matplotlib Axes, such as figure.subplots()", kind(axes))
+        raise check.wrong_type(
+            "axes", "be one matplotlib Axes, such as figure.subplots()", check.kind(axes)
+        )
 
 
 def _class_counts(labels: object, clients: object) -> "np.ndarray[Any, np.dtype[np.int64]]":
     classes = _whole_array("labels", labels)
     if not isinstance(clients, list | tuple) or not clients:
         rule = "be a list with the positions of at least one client"
-        raise wrong_type("clients", rule, kind(clients))
+        raise check.wrong_type("clients", rule, check.kind(clients))
     if not classes.size or classes.min() < 0:
         got = classes.min() if classes.size else "none"
-        raise wrong_value("labels", "hold at least one class, none of them negative", got)
+        raise check.wrong("labels", "hold at least one class, none of them negative", got)
     counts = np.zeros((len(clients), int(classes.max()) + 1), dtype=np.int64)
     for client, positions in enumerate(clients):
         samples = _whole_array(f"clients[{client}]", positions)
         if samples.size and (samples.min() < 0 or samples.max() >= len(classes)):
             rule = f"lie in [0, {len(classes)}), the positions in `labels`"
             got = f"values from {samples.min()} to {samples.max()}"
-            raise wrong_value(f"clients[{client}]", rule, got)
+            raise check.wrong(f"clients[{client}]", rule, got)
         counts[client] = np.bincount(classes[samples], minlength=counts.shape[1])
     return counts
 
@@ -223,7 +225,7 @@ def _class_counts(labels: object, clients: object) -> "np.ndarray[Any, np.dtype[
 def _whole_array(argument: str, values: object) -> "np.ndarray[Any, np.dtype[np.int64]]":
     array = values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
     if array.ndim != 1 or (array.size and not np.issubdtype(array.dtype, np.integer)):
-        raise wrong_type(argument, "be integers of shape (samples,)", kind(values))
+        raise check.wrong_type(argument, "be integers of shape (samples,)", check.kind(values))
     return array.astype(np.int64)
 
 
@@ -231,21 +233,21 @@ def _real_array(
     argument: str, tensor: object, shape: str, ndims: Sequence[int]
 ) -> "np.ndarray[Any, np.dtype[np.float64]]":
     """Require a finite real tensor of a shape without empty axes, and copy it to numpy."""
-    table = checked_table(argument, tensor, shape, ndims=ndims, floating=False)
-    check_finite(argument, table)
+    table = check.table(argument, tensor, shape, ndims=ndims, floating=False)
+    check.finite(argument, table)
     return table.numpy()
 
 
 def _grid(plan: object) -> "np.ndarray[Any, np.dtype[np.float64]]":
     grid = _real_array("plan", plan, "(patches,) or (rows, columns)", ndims=(1, 2))
     if grid.min() < 0:
-        raise wrong_value("plan", "be at least 0", grid.min())
+        raise check.wrong("plan", "be at least 0", grid.min())
     if grid.ndim == 2:
         return grid
     side = math.isqrt(len(grid))
     if side * side != len(grid):
         rule = "have a square number of patches, or shape (rows, columns)"
-        raise wrong_value("plan", rule, len(grid))
+        raise check.wrong("plan", rule, len(grid))
     return grid.reshape(side, side)
 
 
@@ -254,7 +256,7 @@ def _picture(image: object) -> "np.ndarray[Any, np.dtype[np.float64]]":
     shape = "(3, height, width), (1, height, width) or (height, width)"
     picture = _real_array("image", image, shape, ndims=(2, 3))
     if picture.ndim == 3 and len(picture) not in (1, 3):
-        raise wrong_value("image", f"have shape {shape}", picture.shape)
+        raise check.wrong("image", f"have shape {shape}", picture.shape)
     gray = picture if picture.ndim == 2 else reduce(picture, "c h w -> h w", "mean")
     low, high = gray.min(), gray.max()
     return (gray - low) / (high - low) if high > low else np.zeros_like(gray)

@@ -7,7 +7,7 @@ import torch.nn as nn
 from jaxtyping import Float
 from torch import Tensor
 
-from fedprompt._checks import check_module, check_shape, check_tensors, wrong_value
+import fedprompt._checks as check
 from fedprompt._names import inner_name, some_names
 
 __all__ = ["proximal_loss"]
@@ -55,16 +55,16 @@ def proximal_loss(module: nn.Module, values: Mapping[str, Tensor]) -> Float[Tens
 
 def _checked_pairs(module: nn.Module, values: Mapping[str, Tensor]) -> list[tuple[Tensor, Tensor]]:
     """Pair each parameter that `values` names with its value, every parameter once."""
-    check_module("module", module)
-    check_tensors("values", values, sync=False)
+    check.module("module", module)
+    check.tensors("values", values, sync=False)
     named = module.named_parameters(remove_duplicate=False)
     parameters = {inner_name(module, name): parameter for name, parameter in named}
     if unknown := [str(name) for name in values if name not in parameters]:
         rule = f"name parameters of `module` {some_names(parameters)}"
-        raise wrong_value("values", rule, some_names(unknown))
+        raise check.wrong("values", rule, some_names(unknown))
     pairs: dict[int, tuple[Tensor, Tensor]] = {}
     for name, value in values.items():
         parameter = parameters[name]
-        check_shape(f"values[{name!r}]", value, parameter.shape, "the parameter")
+        check.shape(f"values[{name!r}]", value, parameter.shape, "the parameter")
         pairs.setdefault(id(parameter), (parameter, value))
     return list(pairs.values())

@@ -11,20 +11,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as distributed
 
-from fedprompt._checks import (
-    LONGEST,
-    check_count,
-    check_function,
-    check_iterable,
-    check_kind,
-    check_method,
-    checked_cohort,
-    kind,
-    load_checked,
-    named,
-    wrong_type,
-    wrong_value,
-)
+import fedprompt._checks as check
 from fedprompt._trees import packed, to_blob
 from fedprompt.interfaces import Codec, Message, Method, Round, State
 from fedprompt.messages import Ledger
@@ -92,10 +79,10 @@ def run_rounds(
         1 5.0 {'1': {'count': 1}, '3': {'count': 2}}
     """
     engine = _Engine(method, data, group)
-    check_iterable("cohorts", cohorts, "cohorts")
+    check.iterable("cohorts", cohorts, "cohorts")
     now = engine.first(start)
     for server_round, cohort in islice(enumerate(cohorts), now.server_round + 1, None):
-        check_iterable(f"cohorts[{server_round}]", cohort, "ids of clients")
+        check.iterable(f"cohorts[{server_round}]", cohort, "ids of clients")
         clients = list(cohort)
         server = now.server
         states = now.clients
@@ -133,8 +120,8 @@ def counted(method: Method, ledger: Ledger) -> Method:
         >>> ledger.total(direction="down"), ledger.total(direction="up")  # with weights
         (24, 32)
     """
-    check_method(method)
-    check_kind("ledger", ledger, Ledger, "be a Ledger")
+    check.method(method)
+    check.instance("ledger", ledger, Ledger, "be a Ledger")
 
     def client(data: Any, answer: Message, state: State) -> tuple[Message | None, State]:
         payload, state = method.client(data, answer, state)
@@ -176,12 +163,12 @@ def coded(method: Method, codec: Codec) -> Method:
         >>> now.server["values"]["x"]
         tensor([2., 3.])
     """
-    check_method(method)
+    check.method(method)
     if isinstance(codec, type) or not isinstance(codec, Codec):
-        raise wrong_type("codec", "be a codec, such as codecs.int8()", kind(codec))
+        raise check.wrong_type("codec", "be a codec, such as codecs.int8()", check.kind(codec))
     form: Any = method.form
     if form is None:
-        raise wrong_value("method", "have a `form`, by which its server decodes", "None")
+        raise check.wrong("method", "have a `form`, by which its server decodes", "None")
 
     def client(data: Any, answer: Message, state: State) -> tuple[Message | None, State]:
         payload: Any
@@ -203,7 +190,7 @@ def coded(method: Method, codec: Codec) -> Method:
         return method.predict(data, answer, state.get("client", {}))
 
     def coded_form(client: int) -> Message:
-        check_count("client", client, at_least=0)
+        check.count("client", client, at_least=0)
         payload = form(client)
         return codec.encode(payload, codec.init(payload))[0]
 
@@ -225,7 +212,7 @@ def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         >>> optimizer_state(optimizer)["param_groups"][0]["lr"]
         0.1
     """
-    check_kind("optimizer", optimizer, torch.optim.Optimizer, _OPTIMIZER)
+    check.instance("optimizer", optimizer, torch.optim.Optimizer, _OPTIMIZER)
     return copy.deepcopy(optimizer.state_dict())
 
 
@@ -246,10 +233,10 @@ def load_optimizer(optimizer: torch.optim.Optimizer, state: State) -> None:
         >>> again.param_groups[0]["lr"]
         0.1
     """
-    check_kind("optimizer", optimizer, torch.optim.Optimizer, _OPTIMIZER)
-    check_kind("state", state, Mapping, "be a state of `optimizer_state`")
+    check.instance("optimizer", optimizer, torch.optim.Optimizer, _OPTIMIZER)
+    check.instance("state", state, Mapping, "be a state of `optimizer_state`")
     if state:
-        load_checked(optimizer, state)
+        check.load_state(optimizer, state)
 
 
 class _Engine(NamedTuple):
@@ -261,9 +248,9 @@ class _Engine(NamedTuple):
 
     def first(self, start: Round | None) -> Round:
         """Check the arguments, and return the round to continue from."""
-        check_method(self.method)
-        check_function("data", self.data)
-        check_kind("start", start, Round | None, "be a Round or None")
+        check.method(self.method)
+        check.function("data", self.data)
+        check.instance("start", start, Round | None, "be a Round or None")
         now = start or Round(-1, self.method.server.state, {})
         self.agreed(lambda: now.server, now.server_round + 1)
         return now
@@ -275,7 +262,7 @@ class _Engine(NamedTuple):
         new = dict(states)
 
         def train() -> dict[str, Any]:
-            clients = checked_cohort(cohort, server_round)
+            clients = check.cohort(cohort, server_round)
             payloads = {}
             for client in clients:
                 if is_here(client, self.group):
@@ -297,11 +284,11 @@ class _Engine(NamedTuple):
             data = self.data(client, server_round)
         except LookupError as error:
             got = f"client {client} in round {server_round}"
-            raise wrong_value("cohorts", "have clients that `data` knows", got) from error
+            raise check.wrong("cohorts", "have clients that `data` knows", got) from error
         with _noted(f"client {client}, round {server_round}"):
             answer = self.method.server.answer(client, server)
             payload, state = self.method.client(data, answer, state)
-        with named(f"client {client}, round {server_round}"):
+        with check.named(f"client {client}, round {server_round}"):
             if payload is not None:
                 slots("payload", payload)
             _check_state(state)
@@ -314,7 +301,7 @@ class _Engine(NamedTuple):
         def digest() -> str:
             with _noted(f"server, round {server_round}"):
                 made.append(make())
-            with named(f"server, round {server_round}"):
+            with check.named(f"server, round {server_round}"):
                 _check_state(made[0])
             return hashlib.sha256(to_blob(made[0], "state")).hexdigest() if self.group else ""
 
@@ -325,7 +312,7 @@ class _Engine(NamedTuple):
     def _check_same(self, what: str, texts: list[str], server_round: int) -> None:
         if len(set(texts)) > 1:
             rule = f"be the same on every rank in round {server_round}"
-            raise wrong_value(what, rule, [text[:LONGEST] for text in texts])
+            raise check.wrong(what, rule, [text[: check.LONGEST] for text in texts])
 
 
 @contextmanager
@@ -339,5 +326,5 @@ def _noted(where: str) -> Iterator[None]:
 
 
 def _check_state(state: object) -> None:
-    check_kind("state", state, dict, "be a dict")
+    check.instance("state", state, dict, "be a dict")
     packed(state, "state", {})

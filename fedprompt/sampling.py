@@ -7,7 +7,7 @@ from typing import TypeVar
 import numpy as np
 import torch
 
-from fedprompt._checks import check_count, check_generator, check_sequence, check_text, wrong_value
+import fedprompt._checks as check
 
 __all__ = ["sample_clients", "stream_generator"]
 
@@ -43,13 +43,13 @@ def sample_clients(
     """
     ids: object = clients
     if not isinstance(ids, np.ndarray) or ids.ndim != 1:
-        check_sequence("clients", clients, "ids, such as range(100)")
+        check.sequence("clients", clients, "ids, such as range(100)")
     if not len(clients):
-        raise wrong_value("clients", "have at least one client", "none")
-    check_count("size", size, at_least=0)
+        raise check.wrong("clients", "have at least one client", "none")
+    check.count("size", size, at_least=0)
     if size > len(clients):
-        raise wrong_value("size", f"be at most the number of clients, {len(clients)}", size)
-    check_generator(generator)
+        raise check.wrong("size", f"be at most the number of clients, {len(clients)}", size)
+    check.generator(generator)
     order = torch.randperm(len(clients), generator=generator, device=generator.device)
     return [clients[index] for index in sorted(order[: max(1, size)].tolist())]
 
@@ -89,8 +89,8 @@ def stream_generator(
         Matsumoto and Nishimura, "Mersenne Twister", ACM TOMACS 1998. O'Neill, "Developing a
         seed_seq Alternative", 2015, on which numpy's ``SeedSequence`` is based.
     """
-    check_text("purpose", purpose)
-    check_count("seed", seed, at_least=0, below=2**128)
+    check.text("purpose", purpose)
+    check.count("seed", seed, at_least=0, below=2**128)
     spawn_key = [
         *_words("server_round", server_round),
         int(client is not None),
@@ -115,5 +115,5 @@ def stream_generator(
 
 def _words(argument: str, value: int) -> tuple[int, int]:
     """Split a number into two words: every number has the same width in the spawn key."""
-    check_count(argument, value, at_least=0, below=2**64)
+    check.count(argument, value, at_least=0, below=2**64)
     return value & 0xFFFFFFFF, value >> 32

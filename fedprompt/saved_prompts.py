@@ -5,8 +5,8 @@ from os import PathLike, fspath
 
 import torch.nn as nn
 
-from fedprompt._checks import wrong_value
-from fedprompt.backbones import fingerprint
+import fedprompt._checks as check
+from fedprompt.backbones.fingerprint import fingerprint
 from fedprompt.interfaces import TextEncoder, Trunk
 from fedprompt.messages import load_values, num_bytes, snapshot
 from fedprompt.wire import Expected, Header, open_payload, save_payload
@@ -114,7 +114,7 @@ def load_prompts(
 def _other_classes(header: Header, count: int) -> ValueError:
     if "classes" not in header.fingerprint:
         rule = "be left out, because the file has none"
-        return wrong_value("class_names", rule, f"{count} names")
+        return check.wrong("class_names", rule, f"{count} names")
     recorded = header.meta.get(_COUNT, "other")
     rule = f"be the {recorded} names of the file, in their order"
-    return wrong_value("class_names", rule, f"{count} names, which differ in spelling or order")
+    return check.wrong("class_names", rule, f"{count} names, which differ in spelling or order")

@@ -13,7 +13,7 @@ import torch
 import torch.nn as nn
 from torch import Tensor
 
-from fedprompt._checks import check_count, check_initial_generator, check_module, wrong_value
+import fedprompt._checks as check
 
 __all__ = ["adapters", "biases", "lora", "norms"]
 
@@ -56,18 +56,18 @@ def lora(
     References:
         Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", ICLR 2022.
     """
-    check_module("model", model)
-    check_count("rank", rank)
-    check_initial_generator(generator)
+    check.module("model", model)
+    check.count("rank", rank)
+    check.initial_generator(generator)
     found = {name: part for name, part in _named(model, _PROJECTIONS) if type(part) is nn.Linear}
     if not found:
         rule = f"have linear layers named {', '.join(_PROJECTIONS)}"
-        raise wrong_value("model", rule, type(model).__name__)
+        raise check.wrong("model", rule, type(model).__name__)
     for name in found:
         parent = model.get_submodule(name.rpartition(".")[0])
         if getattr(parent, "q_bias", None) is not None:  # then timm reads the weight alone
             rule = "call its projections, but reads weights beside a `q_bias`"
-            raise wrong_value("model", rule, f"{type(parent).__name__} at {name}")
+            raise check.wrong("model", rule, f"{type(parent).__name__} at {name}")
     try:
         from peft import LoraConfig, inject_adapter_in_model
     except ImportError as error:
@@ -111,9 +111,9 @@ def adapters(
         Houlsby et al., "Parameter-Efficient Transfer Learning for NLP", ICML 2019. There is one
         adapter in a block here, in place of two.
     """
-    check_module("model", model)
-    check_count("width", width)
-    check_initial_generator(generator)
+    check.module("model", model)
+    check.count("width", width)
+    check.initial_generator(generator)
     tuned = copy.deepcopy(model)
     parameters: list[nn.Parameter] = []
     with _drawing(generator):
@@ -126,7 +126,7 @@ def adapters(
                 parameters += adapted.adapter.parameters()
     if not parameters:
         rule = "have modules named mlp with linear layers"
-        raise wrong_value("model", rule, type(model).__name__)
+        raise check.wrong("model", rule, type(model).__name__)
     return _trained(tuned, parameters)
 
 
@@ -149,12 +149,12 @@ def norms(model: _Model) -> tuple[_Model, list[nn.Parameter]]:
         >>> [name for name, _ in trunk.trainable.named_parameters()][:2]
         ['blocks.0.norm1.weight', 'blocks.0.norm1.bias']
     """
-    check_module("model", model)
+    check.module("model", model)
     tuned = copy.deepcopy(model)
     layers = [part for part in tuned.modules() if "norm" in type(part).__name__.lower()]
     parameters = [parameter for layer in layers for parameter in layer.parameters(recurse=False)]
     if not parameters:
-        raise wrong_value("model", "have normalization layers", type(model).__name__)
+        raise check.wrong("model", "have normalization layers", type(model).__name__)
     return _trained(tuned, parameters)
 
 
@@ -182,11 +182,11 @@ def biases(model: _Model) -> tuple[_Model, list[nn.Parameter]]:
         Ben Zaken et al., "BitFit: Simple Parameter-efficient Fine-tuning for Transformer-based
         Masked Language-models", ACL 2022.
     """
-    check_module("model", model)
+    check.module("model", model)
     tuned = copy.deepcopy(model)
     parameters = [bias for name, bias in tuned.named_parameters() if name.endswith("bias")]
     if not parameters:
-        raise wrong_value("model", "have parameters named bias", type(model).__name__)
+        raise check.wrong("model", "have parameters named bias", type(model).__name__)
     return _trained(tuned, parameters)
 
 

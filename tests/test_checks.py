@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
+import fedprompt._checks as check
 from errors import raises
-from fedprompt import Weighted, _checks
-from fedprompt._checks import check_floats, check_number, check_precision, kind
+from fedprompt import Weighted
 from refusals import check_refused, refusals
 
 
@@ -24,15 +24,15 @@ from refusals import check_refused, refusals
     ],
 )
 def test_errors_print_short_values_but_no_collection_and_no_tensor(thing, text):
-    assert kind(thing) == text
+    assert check.kind(thing) == text
 
 
 @pytest.mark.parametrize("wrong", [np.complex64(1j), np.complex128(1), 1j, True, np.bool_(True)])
 def test_complex_numbers_and_booleans_are_not_numbers(wrong):
     with pytest.raises(TypeError, match="`rate` must be a number; got "):
-        check_number("rate", wrong)
+        check.number("rate", wrong)
     for right in (np.float16(1), np.float64(1), np.int8(1), np.uint64(1)):
-        check_number("rate", right, at_least=1, at_most=1)
+        check.number("rate", right, at_least=1, at_most=1)
 
 
 PLAIN = torch.ones(2)
@@ -40,36 +40,36 @@ LAYERS = {0: torch.ones(1, 2)}
 
 
 REFUSED = """
-check_count('it', 2**63) -> ValueError: `it` must be below 2**63
-check_number('it', 2**63) -> ValueError: `it` must be a float, or below 2**63 in magnitude
-check_divisor('it', 1e-39) -> ValueError: `it` must be at least 1.17549e-38
-check_divisor('it', 1e39) -> ValueError: `it` must be at most 3.40282e+38
-check_factor('it', -1.0) -> ValueError: `it` must be at least 0
-check_function('it', 3) -> TypeError: `it` must be a function
-check_flag('it', 1) -> TypeError: `it` must be True or False
-check_text('it', b'x') -> TypeError: `it` must be a string
-check_module('it', torch.nn.Linear) -> TypeError: `it` must be an nn.Module
-check_names('it', {3: PLAIN}) -> TypeError: `it` must have strings as names
-check_tensors('it', {}) -> ValueError: `it` must hold at least one name
-check_tensors('it', {'a': PLAIN / 0}) -> ValueError: `it['a']` must be finite
-check_tensors('it', {'a': PLAIN.long()}) -> TypeError: `it['a']` must be a floating-point tensor
-check_sequence('it', 'abc', 'names') -> TypeError: `it` must be a sequence of names
-check_iterable('it', {'a': 3}, 'names') -> TypeError: `it` must be an iterable of names
-check_floats('it', PLAIN.to_sparse()) -> TypeError: `it` must be a dense tensor
-check_floats('it', PLAIN * torch.nan) -> ValueError: `it` must be finite
-check_finite('it', PLAIN.to('meta')) -> TypeError: `it` must be a dense tensor with numbers
-check_stream('it', PromptStream(LAYERS, 1)) -> TypeError: must be True or False
-check_stream('it', PromptStream(LAYERS), 3) -> ValueError: must have shape (prompts, 3) or
+count('it', 2**63) -> ValueError: `it` must be below 2**63
+number('it', 2**63) -> ValueError: `it` must be a float, or below 2**63 in magnitude
+divisor('it', 1e-39) -> ValueError: `it` must be at least 1.17549e-38
+divisor('it', 1e39) -> ValueError: `it` must be at most 3.40282e+38
+factor('it', -1.0) -> ValueError: `it` must be at least 0
+function('it', 3) -> TypeError: `it` must be a function
+flag('it', 1) -> TypeError: `it` must be True or False
+text('it', b'x') -> TypeError: `it` must be a string
+module('it', torch.nn.Linear) -> TypeError: `it` must be an nn.Module
+names('it', {3: PLAIN}) -> TypeError: `it` must have strings as names
+tensors('it', {}) -> ValueError: `it` must hold at least one name
+tensors('it', {'a': PLAIN / 0}) -> ValueError: `it['a']` must be finite
+tensors('it', {'a': PLAIN.long()}) -> TypeError: `it['a']` must be a floating-point tensor
+sequence('it', 'abc', 'names') -> TypeError: `it` must be a sequence of names
+iterable('it', {'a': 3}, 'names') -> TypeError: `it` must be an iterable of names
+floats('it', PLAIN.to_sparse()) -> TypeError: `it` must be a dense tensor
+floats('it', PLAIN * torch.nan) -> ValueError: `it` must be finite
+finite('it', PLAIN.to('meta')) -> TypeError: `it` must be a dense tensor with numbers
+stream('it', PromptStream(LAYERS, 1)) -> TypeError: must be True or False
+stream('it', PromptStream(LAYERS), 3) -> ValueError: must have shape (prompts, 3) or
 """
 
 
 @pytest.mark.parametrize(("call", "error", "message"), refusals(REFUSED))
 def test_shared_checks_name_the_argument_and_the_rule(call, error, message):
-    check_refused(call, error, message, vars(_checks) | globals())
+    check_refused(call, error, message, vars(check) | globals())
 
 
 def test_on_another_device_than_the_cpu_numbers_are_not_read():
-    check_floats("it", (PLAIN * torch.nan).to("meta"))
-    check_precision("it", PLAIN.half(), "other", PLAIN)
+    check.floats("it", (PLAIN * torch.nan).to("meta"))
+    check.precision("it", PLAIN.half(), "other", PLAIN)
     with raises(TypeError, "`it` must have the dtype of `other`, torch.float64"):
-        check_precision("it", PLAIN, "other", PLAIN.double())
+        check.precision("it", PLAIN, "other", PLAIN.double())

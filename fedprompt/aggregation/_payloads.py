@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
-from fedprompt._checks import check_iterable, check_names, checked_layout, wrong_type, wrong_value
+import fedprompt._checks as check
 from fedprompt.interfaces import Payload, Weighted
 
 
@@ -27,17 +27,17 @@ def aggregate(
         make: Constructor of a statistic, called with the first entry of each name. All other
             entries of the name must have its layout.
     """
-    check_iterable("entries", things, "entries or of payloads")
+    check.iterable("entries", things, "entries or of payloads")
     statistics: dict[str, Statistic] = {}
     payloads: bool | None = None
     for position, thing in enumerate(things):
         payloads = isinstance(thing, Mapping) if payloads is None else payloads
         for name, argument, entry in _labeled(thing, position, payloads):
             if name not in statistics:
-                statistics[name] = make(checked_layout(argument, entry))
+                statistics[name] = make(check.layout(argument, entry))
             statistics[name].add(argument, entry)
     if payloads is None:
-        raise wrong_value("entries", "hold at least one entry or payload", "none")
+        raise check.wrong("entries", "hold at least one entry or payload", "none")
     results = {name: statistic.result() for name, statistic in statistics.items()}
     return results if payloads else results[""]
 
@@ -47,7 +47,7 @@ def _labeled(thing: Any, position: int, payloads: bool) -> list[tuple[str, str, 
     if not payloads:
         if isinstance(thing, Mapping):
             rule = "be a Weighted(value, weight), as the first one"
-            raise wrong_type(f"entries[{position}]", rule, "a payload")
+            raise check.wrong_type(f"entries[{position}]", rule, "a payload")
         return [("", f"entries[{position}]", thing)]
-    check_names(f"payloads[{position}]", thing, "map names to Weighted")
+    check.names(f"payloads[{position}]", thing, "map names to Weighted")
     return [(name, f"payloads[{position}][{name!r}]", entry) for name, entry in thing.items()]

@@ -7,19 +7,7 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 
-from fedprompt._checks import (
-    check_entry,
-    check_finite,
-    check_kind,
-    check_names,
-    check_real,
-    check_shape,
-    kind,
-    named,
-    per_row,
-    values_readable,
-    wrong_value,
-)
+import fedprompt._checks as check
 from fedprompt.interfaces import Payload, ServerUpdate, Weighted
 
 State = Mapping[str, Any]
@@ -58,29 +46,29 @@ class RowRule(ABC):
         if isinstance(previous, Mapping):
             return step_each(dict.fromkeys(previous, self), previous, mean, state)
         _check_previous(previous)
-        check_entry("mean", mean)
-        check_shape("mean.value", mean.value, previous.shape, "`previous`")
+        check.entry("mean", mean)
+        check.shape("mean.value", mean.value, previous.shape, "`previous`")
         check_state(state, True)
         previous = previous.detach()
         sent = mean.weight > 0
-        rows = per_row(sent, previous)
+        rows = check.per_row(sent, previous)
         start, target = (torch.where(rows, part, 0).detach() for part in (previous, mean.value))
         new, after = self.update(start, target, state)
         _check_stepped(target, {"value": torch.where(rows, new, 0), **_tensors(after)})
-        if values_readable(sent) and not sent.any():
+        if check.values_readable(sent) and not sent.any():
             return previous.clone(), state
         return torch.where(rows, new, previous), _keep_rows(rows, previous, state, after)
 
 
 def _check_previous(previous: Any) -> None:
-    check_real("previous", previous, "be a floating-point tensor", floating=True)
-    check_finite("previous", previous)
+    check.real("previous", previous, "be a floating-point tensor", floating=True)
+    check.finite("previous", previous)
 
 
 def check_state(state: object, fits: bool) -> None:
     """Require the state of a server update."""
     if not isinstance(state, Mapping) or not fits:
-        raise wrong_value("state", FROM_INIT, kind(state))
+        raise check.wrong("state", FROM_INIT, check.kind(state))
 
 
 def _tensors(state: Any, name: str = "") -> dict[str, Tensor]:
@@ -93,13 +81,13 @@ def _tensors(state: Any, name: str = "") -> dict[str, Tensor]:
 
 def _check_stepped(mean: Tensor, results: Mapping[str, Tensor]) -> None:
     """Require a finite value and state after a step, by name, with one synchronization."""
-    if not values_readable(*results.values()):
+    if not check.values_readable(*results.values()):
         return
     finite = {name: part.isfinite().all() for name, part in results.items()}
     if not bool(torch.stack([flag.to(mean.device) for flag in finite.values()]).all()):
         broken = [name for name, flag in finite.items() if not flag]
         got = f"entries up to {mean.abs().max().item():.3g}, which overflow {broken}"
-        raise wrong_value("mean", "keep the value and the optimizer's state finite", got)
+        raise check.wrong("mean", "keep the value and the optimizer's state finite", got)
 
 
 def _keep_rows(rows: Tensor, previous: Tensor, before: Any, after: Any) -> Any:
@@ -114,10 +102,10 @@ def _keep_rows(rows: Tensor, previous: Tensor, before: Any, after: Any) -> Any:
 
 def init_each(rules: Mapping[str, TensorUpdate], previous: Mapping[str, Tensor]) -> State:
     """Make the state of each name by its rule."""
-    check_names("previous", previous)
+    check.names("previous", previous)
     states = {}
     for name, rule in rules.items():
-        with named(repr(name)):
+        with check.named(repr(name)):
             states[name] = rule.init(previous[name])
     return states
 
@@ -126,17 +114,17 @@ def step_each(
     rules: Mapping[str, TensorUpdate], previous: Mapping[str, Tensor], mean: Payload, state: State
 ) -> tuple[dict[str, Tensor], State]:
     """Step each name of the mean by its rule. Other names keep their value and their state."""
-    check_names("previous", previous)
-    check_names("mean", mean, "map names to Weighted")
+    check.names("previous", previous)
+    check.names("mean", mean, "map names to Weighted")
     if unknown := sorted(set(mean) - set(previous)):
         rule = f"have no other names than `previous` {sorted(previous)}"
-        raise wrong_value("mean", rule, unknown)
-    check_kind("state", state, Mapping, "map names to states")
+        raise check.wrong("mean", rule, unknown)
+    check.instance("state", state, Mapping, "map names to states")
     if missing := sorted(set(previous) - set(state)):
-        raise wrong_value("state", FROM_INIT, f"nothing for {missing}")
+        raise check.wrong("state", FROM_INIT, f"nothing for {missing}")
     new = dict(previous)
     states = dict(state)
     for name in (name for name in previous if name in mean):
-        with named(repr(name)):
+        with check.named(repr(name)):
             new[name], states[name] = rules[name].step(previous[name], mean[name], state[name])
     return new, states

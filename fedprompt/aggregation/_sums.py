@@ -5,15 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from fedprompt._checks import (
-    check_rows,
-    check_shape,
-    checked_layout,
-    known_rows,
-    per_row,
-    wrong_type,
-    wrong_value,
-)
+import fedprompt._checks as check
 from fedprompt._float64 import rounded, wide_zeros, widened
 from fedprompt.aggregation._wide import WideSum
 from fedprompt.interfaces import Weighted
@@ -34,7 +26,7 @@ class RowSums:
         """Add an entry. If it is malformed, raise an error that calls it `argument`."""
         check_alike(argument, entry, self.like)
         weight = widened(entry.weight)
-        product = widened(entry.value) * per_row(weight, entry.value)
+        product = widened(entry.value) * check.per_row(weight, entry.value)
         value_sum = product.add_(self.value.low)
         weight_sum = self.weight.low + weight
         # One synchronization checks everything. The root of a negative weight is NaN.
@@ -43,8 +35,8 @@ class RowSums:
             self.value.low = value_sum
             self.weight.low = weight_sum
         else:  # a malformed entry, NaN in a row of weight 0, or an overflow
-            check_rows(argument, entry)
-            self.value.add(widened(known_rows(entry)), per_row(weight, entry.value))
+            check.rows(argument, entry)
+            self.value.add(widened(check.known_rows(entry)), check.per_row(weight, entry.value))
             self.weight.add(weight)
 
     def add_sums(self, other: "RowSums", factor: float) -> None:
@@ -60,15 +52,17 @@ class RowSums:
 def check_alike(argument: str, entry: object, first: Weighted) -> None:
     """Require the shapes, dtypes and device of the first entry."""
     for name, tensor, like in zip(
-        Weighted._fields, checked_layout(argument, entry), first, strict=True
+        Weighted._fields, check.layout(argument, entry), first, strict=True
     ):
         place = f"{argument}.{name}"
-        check_shape(place, tensor, like.shape, "the first entry")
+        check.shape(place, tensor, like.shape, "the first entry")
         if tensor.dtype != like.dtype:
-            raise wrong_type(place, f"have the dtype of the first entry {like.dtype}", tensor.dtype)
+            raise check.wrong_type(
+                place, f"have the dtype of the first entry {like.dtype}", tensor.dtype
+            )
         if tensor.device != like.device:
             rule = f"be on the device of the first entry {like.device}"
-            raise wrong_value(place, rule, tensor.device)
+            raise check.wrong(place, rule, tensor.device)
 
 
 def as_entry(value: Tensor, weight: Tensor, *, like: Weighted) -> Weighted:
@@ -76,6 +70,6 @@ def as_entry(value: Tensor, weight: Tensor, *, like: Weighted) -> Weighted:
 
     The result is on the device of `like`.
     """
-    value = torch.where(per_row(weight > 0, value), value, 0.0)
+    value = torch.where(check.per_row(weight > 0, value), value, 0.0)
     most = torch.finfo(like.weight.dtype).max
     return Weighted(rounded(value, like.value), rounded(weight.clamp(max=most), like.weight))

@@ -5,14 +5,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from fedprompt._checks import (
-    check_iterable,
-    check_names,
-    check_weights,
-    checked_layout,
-    known_rows,
-    wrong_value,
-)
+import fedprompt._checks as check
 from fedprompt._float64 import widened
 from fedprompt.aggregation._sums import check_alike
 from fedprompt.interfaces import Payload
@@ -20,20 +13,20 @@ from fedprompt.interfaces import Payload
 
 def alike(payloads: Iterable[Payload]) -> list[Payload]:
     """List payloads after checking that all have the names, shapes, dtypes and device of one."""
-    check_iterable("payloads", payloads, "payloads")
+    check.iterable("payloads", payloads, "payloads")
     checked: list[Payload] = []
     for position, payload in enumerate(payloads):
         place = f"payloads[{position}]"
-        check_names(place, payload, "map names to Weighted, because distances are over all names")
+        check.names(place, payload, "map names to Weighted, because distances are over all names")
         first = checked[0] if checked else payload
         if not payload:
-            raise wrong_value(place, "have at least one name", "none")
+            raise check.wrong(place, "have at least one name", "none")
         if set(payload) != set(first):
-            raise wrong_value(place, f"have the names {sorted(first)}", sorted(payload))
+            raise check.wrong(place, f"have the names {sorted(first)}", sorted(payload))
         for name, entry in payload.items():
             argument = f"{place}[{name!r}]"
-            check_alike(argument, entry, checked_layout(argument, first[name]))
-            check_weights(argument, entry)
+            check_alike(argument, entry, check.layout(argument, first[name]))
+            check.weights(argument, entry)
         checked.append(payload)
     return checked
 
@@ -44,7 +37,9 @@ def vectors(payloads: list[Payload]) -> tuple[Tensor, Tensor]:
     Two payloads can be compared if they know the same rows and all known numbers are finite.
     """
     names = list(payloads[0])
-    values = torch.stack([_flat([known_rows(sent[name]) for name in names]) for sent in payloads])
+    values = torch.stack(
+        [_flat([check.known_rows(sent[name]) for name in names]) for sent in payloads]
+    )
     weighted = torch.stack([_flat([sent[name].weight > 0 for name in names]) for sent in payloads])
     finite = values.isfinite().all(1)
     same_rows = torch.stack([(weighted == rows).all(1) for rows in weighted])

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from fedprompt._checks import per_row
+import fedprompt._checks as check
 
 UNIT = 1200
 """Exponent of the unit of a high sum. 2**60 terms below 2**2048, scaled by 2**60, still fit."""
@@ -42,12 +42,13 @@ class WideSum:
         """Divide each row by its sum in `divisor`, or by 1 if that is 0. The result is finite."""
         if self.high is None and divisor.high is None:
             safe = torch.where(divisor.low > 0, divisor.low, 1.0)
-            return (self.low / per_row(safe, self.low)).clamp(-LARGEST, LARGEST)
+            return (self.low / check.per_row(safe, self.low)).clamp(-LARGEST, LARGEST)
         mantissa, exponent = self._parts()
         row_mantissa, row_exponent = divisor._parts()
         safe = torch.where(row_mantissa > 0, row_mantissa, 1.0)
         return _times_power(
-            mantissa / per_row(safe, mantissa), exponent - per_row(row_exponent, exponent)
+            mantissa / check.per_row(safe, mantissa),
+            exponent - check.per_row(row_exponent, exponent),
         )
 
     def saturated(self) -> Tensor:

@@ -6,16 +6,7 @@ from typing import TypeVar
 
 from torch import Tensor
 
-from fedprompt._checks import (
-    check_form,
-    check_iterable,
-    check_kind,
-    check_names,
-    kind,
-    named,
-    wrong_type,
-    wrong_value,
-)
+import fedprompt._checks as check
 from fedprompt.aggregation._rules import State, TensorUpdate, init_each, step_each
 from fedprompt.aggregation.means import weighted_mean
 from fedprompt.aggregation.server import overwrite
@@ -57,19 +48,19 @@ def aggregate_by_name(
     chosen = _checked_rules(rules, default, "a function of entries", callable)
 
     def aggregate(payloads: Iterable[Payload], /) -> dict[str, Weighted]:
-        check_iterable("payloads", payloads, "payloads")
+        check.iterable("payloads", payloads, "payloads")
         sent = [
-            check_form(f"payloads[{position}]", payload, at_least=0)
+            check.form(f"payloads[{position}]", payload, at_least=0)
             for position, payload in enumerate(payloads)
         ]
         if not sent:
-            raise wrong_value("payloads", "hold at least one payload", "none")
+            raise check.wrong("payloads", "hold at least one payload", "none")
         names = list(dict.fromkeys(name for payload in sent for name in payload))
         means = {}
         for name, aggregator in _match(names, chosen, default).items():
             having = [payload for payload in sent if name in payload]
             among = f" (counting the {len(having)} payloads of {len(sent)} that have it)"
-            with named(f"{name!r}{among if len(having) < len(sent) else ''}"):
+            with check.named(f"{name!r}{among if len(having) < len(sent) else ''}"):
                 means[name] = aggregator(payload[name] for payload in having)
         return means
 
@@ -123,7 +114,7 @@ class _ByName:
         return step_each(self._matched(previous), previous, mean, state)
 
     def _matched(self, previous: Mapping[str, Tensor]) -> dict[str, TensorUpdate]:
-        check_kind("previous", previous, Mapping, "map names to tensors")
+        check.instance("previous", previous, Mapping, "map names to tensors")
         return _match(list(previous), self.rules, self.default)
 
 
@@ -131,11 +122,11 @@ def _checked_rules(
     rules: Mapping[str, _Rule], default: _Rule, noun: str, fits: Callable[[object], bool]
 ) -> dict[str, _Rule]:
     """Copy rules after checking that each of them, and the default, is of the required kind."""
-    check_names("rules", rules, f"be a mapping from names, each to {noun}")
+    check.names("rules", rules, f"be a mapping from names, each to {noun}")
     labeled = {f"rules[{name!r}]": rule for name, rule in rules.items()}
     for argument, rule in {**labeled, "default": default}.items():
         if not fits(rule):
-            raise wrong_type(argument, f"be {noun}", kind(rule))
+            raise check.wrong_type(argument, f"be {noun}", check.kind(rule))
     return dict(rules)
 
 
@@ -148,7 +139,7 @@ def _match(names: list[str], rules: Mapping[str, _Rule], default: _Rule) -> dict
     prefixes = {name: _prefixes(name) for name in names}
     if unused := rules.keys() - {prefix for parts in prefixes.values() for prefix in parts}:
         rule = f"each match a name or a dotted prefix of {names}"
-        raise wrong_value("rules", rule, [key for key in rules if key in unused])
+        raise check.wrong("rules", rule, [key for key in rules if key in unused])
     matched = {name: [key for key in keys if key in rules] for name, keys in prefixes.items()}
     return {name: rules[keys[0]] if keys else default for name, keys in matched.items()}
 

@@ -4,15 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 import torch
 
-from fedprompt._checks import (
-    check_count,
-    check_function,
-    check_iterable,
-    check_number,
-    checked_layout,
-    wrong_type,
-    wrong_value,
-)
+import fedprompt._checks as check
 from fedprompt.aggregation._sums import RowSums, as_entry
 from fedprompt.interfaces import Weighted
 
@@ -75,33 +67,35 @@ def heterogeneous_means(
         Ma et al., "FedHPL: Efficient Heterogeneous Federated Learning with Prompt Tuning and Logit
         Distillation", 2024, Eq. 7-10.
     """
-    check_number("smoothing", smoothing, at_least=0)
-    check_iterable("entries", entries, "entries")
-    check_iterable("dims", dims, "integers")
-    check_function("similarity", similarity)
+    check.number("smoothing", smoothing, at_least=0)
+    check.iterable("entries", entries, "entries")
+    check.iterable("dims", dims, "integers")
+    check.function("similarity", similarity)
     sums: dict[int, RowSums] = {}
     first: Weighted | None = None
     widths = iter(dims)
     for position, entry in enumerate(entries):
         if (dim := next(widths, None)) is None:
-            raise wrong_value("dims", _DIMS, "fewer than entries")
-        check_count(f"dims[{position}]", dim)
+            raise check.wrong("dims", _DIMS, "fewer than entries")
+        check.count(f"dims[{position}]", dim)
         if isinstance(entry, Mapping):
-            raise wrong_type(f"entries[{position}]", "be class logits (Weighted)", "a payload")
-        first = first or checked_layout(f"entries[{position}]", entry)
+            raise check.wrong_type(
+                f"entries[{position}]", "be class logits (Weighted)", "a payload"
+            )
+        first = first or check.layout(f"entries[{position}]", entry)
         if dim not in sums:
             sums[dim] = RowSums(first)
         sums[dim].add(f"entries[{position}]", entry)
     if first is None:
-        raise wrong_value("entries", "hold at least one entry", "none")
+        raise check.wrong("entries", "hold at least one entry", "none")
     if next(widths, None) is not None:
-        raise wrong_value("dims", _DIMS, "more than entries")
+        raise check.wrong("dims", _DIMS, "more than entries")
     teachers = {}
     for dim in sums:
         total = RowSums(first)
         for other, sent in sums.items():
             beta = similarity(dim, other)
-            check_number(f"similarity({dim}, {other})", beta, at_least=0, at_most=1e18)
+            check.number(f"similarity({dim}, {other})", beta, at_least=0, at_most=1e18)
             total.add_sums(sent, beta)
         evidence = total.weight.saturated()
         total.weight.add(torch.full_like(evidence, smoothing))

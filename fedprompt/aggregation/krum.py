@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from fedprompt._checks import check_count, wrong_value
+import fedprompt._checks as check
 from fedprompt.aggregation._vectors import alike, vectors
 from fedprompt.aggregation.means import weighted_mean
 from fedprompt.interfaces import Payload, Weighted
@@ -93,20 +93,20 @@ def multi_krum(
     """
     listed = _checked(payloads, num_byzantine)
     honest = len(listed) - num_byzantine
-    check_count("num_selected", num_selected, at_most=honest, of="the number of honest payloads")
+    check.count("num_selected", num_selected, at_most=honest, of="the number of honest payloads")
     ranking = _ranking(listed, num_byzantine)
     enough = "the number of payloads that have enough neighbors with the same known rows"
-    check_count("num_selected", num_selected, at_most=len(ranking), of=enough)
+    check.count("num_selected", num_selected, at_most=len(ranking), of=enough)
     return weighted_mean([listed[position] for position in sorted(ranking[:num_selected])])
 
 
 def _checked(payloads: Iterable[Payload], num_byzantine: int) -> list[Payload]:
     """List the payloads after checking their number and layout."""
-    check_count("num_byzantine", num_byzantine, at_least=0)
+    check.count("num_byzantine", num_byzantine, at_least=0)
     listed = alike(payloads)
     if len(listed) < 2 * num_byzantine + 3:
         rule = f"be at least {2 * num_byzantine + 3} if {num_byzantine} may be malicious"
-        raise wrong_value("payloads", rule, len(listed))
+        raise check.wrong("payloads", rule, len(listed))
     return listed
 
 
@@ -124,7 +124,7 @@ def _ranking(payloads: list[Payload], num_byzantine: int) -> list[int]:
     )
     if not ranking:
         rule = "include one with enough neighbors that have the same known rows"
-        raise wrong_value("payloads", rule, "none")
+        raise check.wrong("payloads", rule, "none")
     return ranking
 
 

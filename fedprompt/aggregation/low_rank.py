@@ -5,17 +5,7 @@ from typing import Any
 
 import torch
 
-from fedprompt._checks import (
-    check_count,
-    check_iterable,
-    check_names,
-    checked_layout,
-    kind,
-    known_rows,
-    per_row,
-    wrong_type,
-    wrong_value,
-)
+import fedprompt._checks as check
 from fedprompt._float64 import on_wide_device, rounded, widened
 from fedprompt.aggregation.means import weighted_mean
 from fedprompt.interfaces import Payload, Weighted
@@ -77,12 +67,12 @@ def low_rank_mean(
     """
     _check_pairs(pairs)
     if rank is not None:
-        check_count("rank", rank)
-    check_iterable("payloads", payloads, "payloads")
+        check.count("rank", rank)
+    check.iterable("payloads", payloads, "payloads")
     means = weighted_mean(_with_products(payloads, pairs))
     if missing := sorted(pairs.keys() - means.keys()):
         rule = "name two factors that a payload has"
-        raise wrong_value(f"pairs[{missing[0]!r}]", rule, pairs[missing[0]])
+        raise check.wrong(f"pairs[{missing[0]!r}]", rule, pairs[missing[0]])
     for name, factors in pairs.items():
         left, right = (means[factor] for factor in factors)
         means[name] = _residual(means[name], left, right, rank)
@@ -90,13 +80,15 @@ def low_rank_mean(
 
 
 def _check_pairs(pairs: Any) -> None:
-    check_names("pairs", pairs, "map names to pairs of names")
+    check.names("pairs", pairs, "map names to pairs of names")
     if not pairs:
-        raise wrong_value("pairs", "hold at least one pair of names", "none")
+        raise check.wrong("pairs", "hold at least one pair of names", "none")
     for name, pair in pairs.items():
         two = isinstance(pair, tuple | list) and len(pair) == 2
         if not two or not all(isinstance(factor, str) for factor in pair):
-            raise wrong_type(f"pairs[{name!r}]", "be the names of two factors", kind(pair))
+            raise check.wrong_type(
+                f"pairs[{name!r}]", "be the names of two factors", check.kind(pair)
+            )
 
 
 def _with_products(payloads: Iterable[Payload], pairs: _Pairs) -> Iterator[Payload]:
@@ -104,35 +96,35 @@ def _with_products(payloads: Iterable[Payload], pairs: _Pairs) -> Iterator[Paylo
     position = -1
     for position, payload in enumerate(payloads):
         argument = f"payloads[{position}]"
-        check_names(argument, payload, "map names to Weighted")
+        check.names(argument, payload, "map names to Weighted")
         if doubled := sorted(pairs.keys() & payload.keys()):
-            raise wrong_value("pairs", "name residuals, which clients do not send", doubled)
+            raise check.wrong("pairs", "name residuals, which clients do not send", doubled)
         complete = {name: pair for name, pair in pairs.items() if set(pair) <= payload.keys()}
         products = {name: _product(argument, payload, *pair) for name, pair in complete.items()}
         yield {**payload, **products}
     if position < 0:
-        raise wrong_value("payloads", "hold at least one payload", "none")
+        raise check.wrong("payloads", "hold at least one payload", "none")
 
 
 def _product(argument: str, payload: Payload, left: str, right: str) -> Weighted:
     """Multiply two factors. A row is known if its row of the left one and all of A are known."""
-    b, a = (checked_layout(f"{argument}[{name!r}]", payload[name]) for name in (left, right))
+    b, a = (check.layout(f"{argument}[{name!r}]", payload[name]) for name in (left, right))
     if b.value.ndim != 2 or a.value.ndim != 2 or b.value.shape[1] != a.value.shape[0]:
         rule = f"have shape (rows, rank) to match {right!r} of (rank, columns)"
         got = f"{tuple(b.value.shape)} and {tuple(a.value.shape)}"
-        raise wrong_value(f"{argument}[{left!r}]", rule, got)
+        raise check.wrong(f"{argument}[{left!r}]", rule, got)
     if b.weight.ndim > 1:
         rule = "have one axis at most, for rows of the product"
-        raise wrong_value(f"{argument}[{left!r}].weight", rule, tuple(b.weight.shape))
+        raise check.wrong(f"{argument}[{left!r}].weight", rule, tuple(b.weight.shape))
     weight = torch.where((a.weight > 0).all(), b.weight, 0.0)
-    value = widened(known_rows(b)) @ widened(known_rows(a))
+    value = widened(check.known_rows(b)) @ widened(check.known_rows(a))
     return Weighted(value, on_wide_device(weight))
 
 
 def _residual(product: Weighted, b: Weighted, a: Weighted, rank: int | None) -> Weighted:
     """Subtract the product of the means, as they were rounded, in rows with a product."""
     value = product.value - widened(b.value) @ widened(a.value)
-    value = torch.where(per_row(product.weight > 0, value), value, 0.0)
+    value = torch.where(check.per_row(product.weight > 0, value), value, 0.0)
     if rank is not None:
         left, sizes, right = torch.linalg.svd(value, full_matrices=False)
         value = (left[:, :rank] * sizes[:rank]) @ right[:rank]

@@ -8,16 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from fedprompt._checks import (
-    check_function,
-    check_kind,
-    check_number,
-    kind,
-    load_checked,
-    values_readable,
-    wrong_type,
-    wrong_value,
-)
+import fedprompt._checks as check
 from fedprompt.aggregation._rules import FROM_INIT, RowRule, State, check_state
 from fedprompt.interfaces import ServerRule
 
@@ -130,7 +121,7 @@ def fedavgm(*, learning_rate: float = 1.0, momentum: float = 0.9) -> ServerRule:
         Hsu et al., "Measuring the Effects of Non-Identical Data Distribution for Federated Visual
         Classification", 2019.
     """
-    check_number("learning_rate", learning_rate, above=0)
+    check.number("learning_rate", learning_rate, above=0)
     _check_decay("momentum", momentum)
     return fedopt(partial(torch.optim.SGD, lr=learning_rate, momentum=momentum))
 
@@ -213,9 +204,9 @@ class _Optimizer(RowRule):
 
     def __post_init__(self) -> None:
         rule = "be a function from parameters to an optimizer"
-        check_function("make_optimizer", self.make_optimizer, rule)
+        check.function("make_optimizer", self.make_optimizer, rule)
         if self.max_norm is not None:
-            check_number("max_norm", self.max_norm, above=0)
+            check.number("max_norm", self.max_norm, above=0)
 
     def first_state(self, previous: Tensor) -> State:
         return deepcopy(self._made(previous.clone()).state_dict())
@@ -226,7 +217,7 @@ class _Optimizer(RowRule):
         if self.max_norm is not None:
             _shorten(new, self.max_norm)
         optimizer = self._made(new)
-        load_checked(optimizer, state)
+        check.load_state(optimizer, state)
         parts = [part for memory in optimizer.state.values() for part in memory.values()]
         shapes = {part.shape for part in parts if isinstance(part, Tensor)}
         check_state(state, shapes <= {(), new.shape})
@@ -236,7 +227,7 @@ class _Optimizer(RowRule):
     def _made(self, value: Tensor) -> torch.optim.Optimizer:
         optimizer = self.make_optimizer([value])
         rule = "return an optimizer of torch.optim"
-        check_kind("make_optimizer", optimizer, torch.optim.Optimizer, rule)
+        check.instance("make_optimizer", optimizer, torch.optim.Optimizer, rule)
         return optimizer
 
 
@@ -249,7 +240,7 @@ def _shorten(parameter: Tensor, max_norm: float) -> None:
     gradient = parameter.grad
     if gradient is None:
         return
-    if not values_readable(gradient) or torch.linalg.vector_norm(gradient).isfinite():
+    if not check.values_readable(gradient) or torch.linalg.vector_norm(gradient).isfinite():
         torch.nn.utils.clip_grad_norm_([parameter], max_norm)
         return
     largest = gradient.abs().max()
@@ -265,12 +256,12 @@ class _Adaptive(RowRule):
     second_moment: Callable[[Tensor, Tensor, float], Tensor]
 
     def __post_init__(self) -> None:
-        check_number("learning_rate", self.learning_rate, above=0)
+        check.number("learning_rate", self.learning_rate, above=0)
         if not isinstance(self.betas, tuple | list) or len(self.betas) != 2:
-            raise wrong_type("betas", "be two numbers", kind(self.betas))
+            raise check.wrong_type("betas", "be two numbers", check.kind(self.betas))
         for position, beta in enumerate(self.betas):
             _check_decay(f"betas[{position}]", beta)
-        check_number("tau", self.tau, above=0)
+        check.number("tau", self.tau, above=0)
 
     def first_state(self, previous: Tensor) -> State:
         first = torch.zeros_like(previous, dtype=torch.promote_types(previous.dtype, torch.float32))
@@ -295,9 +286,9 @@ def _yogi(second: Tensor, square: Tensor, decay: float) -> Tensor:
 
 
 def _check_decay(argument: str, decay: float) -> None:
-    check_number(argument, decay, at_least=0)
+    check.number(argument, decay, at_least=0)
     if decay >= 1:
-        raise wrong_value(argument, "be below 1", decay)
+        raise check.wrong(argument, "be below 1", decay)
 
 
 def _moment(name: str, state: State, previous: Tensor) -> Tensor:
@@ -306,5 +297,5 @@ def _moment(name: str, state: State, previous: Tensor) -> Tensor:
     shaped = isinstance(moment, Tensor) and moment.shape == previous.shape
     if not isinstance(moment, Tensor) or not shaped or not moment.is_floating_point():
         rule = f"{FROM_INIT} for a value of shape {tuple(previous.shape)}"
-        raise wrong_value("state", rule, f"{kind(moment)} as {name!r}")
+        raise check.wrong("state", rule, f"{check.kind(moment)} as {name!r}")
     return moment.to(previous.device)

@@ -8,21 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from fedprompt._checks import (
-    check_count,
-    check_entry,
-    check_finite,
-    check_form,
-    check_iterable,
-    check_kind,
-    check_names,
-    check_real,
-    check_tensors,
-    checked_layout,
-    kind,
-    wrong_type,
-    wrong_value,
-)
+import fedprompt._checks as check
 from fedprompt.aggregation._sums import RowSums
 from fedprompt.aggregation._vectors import alike, vectors
 from fedprompt.aggregation.means import weighted_mean
@@ -70,7 +56,7 @@ def mixtures(
         2021.
     """
     rows = _checked_weights(weights)
-    check_iterable("payloads", payloads, "payloads")
+    check.iterable("payloads", payloads, "payloads")
     clients = weights.shape[1]
     sums: list[dict[str, RowSums]] = [{} for _ in rows]
     count = 0
@@ -85,7 +71,7 @@ def mixtures(
                     answer[name].add_sums(sent, row[count - 1])
     if count != clients:
         rule = f"have one payload for each of the {clients} columns of `weights`"
-        raise wrong_value("payloads", rule, "more" if count > clients else count)
+        raise check.wrong("payloads", rule, "more" if count > clients else count)
     return [{name: total.result() for name, total in answer.items()} for answer in sums]
 
 
@@ -118,10 +104,10 @@ def distances(payloads: Iterable[Payload]) -> Float[Tensor, "clients clients"]:
     """
     listed = alike(payloads)
     if not listed:
-        raise wrong_value("payloads", "hold at least one payload", "none")
+        raise check.wrong("payloads", "hold at least one payload", "none")
     for position, payload in enumerate(listed):
         for name, entry in payload.items():
-            check_entry(f"payloads[{position}][{name!r}]", entry)
+            check.entry(f"payloads[{position}][{name!r}]", entry)
     first = [entry.value for entry in listed[0].values()]
     dtype = reduce(torch.promote_types, (value.dtype for value in first), torch.float32)
     values, compared = vectors(listed)
@@ -152,10 +138,12 @@ def averaging_server(
         >>> server.answer(1, state)
         {'head': tensor(2.)}
     """
-    check_tensors("values", values, at_least=0)
+    check.tensors("values", values, at_least=0)
     rule = overwrite() if update is None else update
     if isinstance(rule, type) or not isinstance(rule, ServerUpdate):
-        raise wrong_type("update", "be a server update, such as ema(decay=0.5)", kind(rule))
+        raise check.wrong_type(
+            "update", "be a server update, such as ema(decay=0.5)", check.kind(rule)
+        )
 
     def answer(client: int, state: State) -> Message:
         _check_state(state)
@@ -163,10 +151,10 @@ def averaging_server(
         return values
 
     def step(server_round: int, payloads: Mapping[int, Any], state: State) -> State:
-        check_count("server_round", server_round, at_least=0)
+        check.count("server_round", server_round, at_least=0)
         _check_payloads(payloads)
         _check_state(state)
-        check_tensors("state['values']", state["values"], at_least=0)
+        check.tensors("state['values']", state["values"], at_least=0)
         mean = weighted_mean(payloads.values())
         values, memory = rule.step(state["values"], mean, state["update"])
         return {"values": values, "update": memory}
@@ -175,43 +163,43 @@ def averaging_server(
 
 
 def _check_payloads(payloads: Any) -> None:
-    check_kind("payloads", payloads, Mapping, "map ids of clients to payloads")
+    check.instance("payloads", payloads, Mapping, "map ids of clients to payloads")
     if not payloads:
-        raise wrong_value("payloads", "hold at least one payload", "none")
+        raise check.wrong("payloads", "hold at least one payload", "none")
     for client, payload in payloads.items():
-        check_count("id in `payloads`", client, at_least=0)
+        check.count("id in `payloads`", client, at_least=0)
         if payload != {}:  # a legal message of a client that shares nothing
-            check_form(f"payloads[{client}]", payload)
+            check.form(f"payloads[{client}]", payload)
 
 
 def _check_state(state: object) -> None:
     if not isinstance(state, Mapping) or not {"values", "update"} <= set(state):
-        raise wrong_value("state", "come from the server or its last step", kind(state))
+        raise check.wrong("state", "come from the server or its last step", check.kind(state))
 
 
 def _checked_weights(weights: Any) -> list[list[float]]:
     """Return weights (answers, clients) as numbers, after checking their form and range."""
     rule = "be floating-point of shape (answers, clients)"
-    check_real("weights", weights, rule, floating=True)
+    check.real("weights", weights, rule, floating=True)
     if weights.ndim != 2 or weights.shape[1] == 0:
         rule = "have shape (answers, clients), at least one client"
-        raise wrong_value("weights", rule, tuple(weights.shape))
-    check_finite("weights", weights)
+        raise check.wrong("weights", rule, tuple(weights.shape))
+    check.finite("weights", weights)
     rows: list[list[float]] = weights.detach().tolist()
     for number in [extreme for row in rows for extreme in (min(row), max(row))]:
         if not 0 <= number <= _LARGEST_FACTOR:
-            raise wrong_value("weights", f"lie in [0, {_LARGEST_FACTOR:g}]", number)
+            raise check.wrong("weights", f"lie in [0, {_LARGEST_FACTOR:g}]", number)
     return rows
 
 
 def _sums(argument: str, payload: Payload, sums: list[dict[str, RowSums]]) -> dict[str, RowSums]:
     """Return the sums of one payload, whose entries have the layout of those before."""
-    check_names(argument, payload, "map names to Weighted")
+    check.names(argument, payload, "map names to Weighted")
     made = {}
     for name, entry in payload.items():
         place = f"{argument}[{name!r}]"
         seen = sums[0].get(name) if sums else None
-        made[name] = RowSums(checked_layout(place, entry) if seen is None else seen.like)
+        made[name] = RowSums(check.layout(place, entry) if seen is None else seen.like)
         made[name].add(place, entry)
     return made
 

@@ -8,7 +8,7 @@ from typing import overload
 import torch
 from torch import Tensor
 
-from fedprompt._checks import check_number, check_weights, per_row
+import fedprompt._checks as check
 from fedprompt._float64 import widened
 from fedprompt.aggregation._payloads import aggregate
 from fedprompt.aggregation._sums import as_entry, check_alike
@@ -106,7 +106,7 @@ def trimmed_mean(
         Yin et al., "Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates", ICML
         2018.
     """
-    check_number("fraction", fraction, at_least=0, at_most=0.499)
+    check.number("fraction", fraction, at_least=0, at_most=0.499)
     return aggregate(entries, partial(_Entries, partial(_trimmed, fraction=fraction)))
 
 
@@ -120,7 +120,7 @@ class _Entries:
 
     def add(self, argument: str, entry: Weighted) -> None:
         check_alike(argument, entry, self.first)
-        check_weights(argument, entry)
+        check.weights(argument, entry)
         self.entries.append(entry)
 
     def result(self) -> Weighted:
@@ -165,8 +165,8 @@ def _sorted(entries: list[Weighted]) -> tuple[Tensor, Tensor, Tensor]:
     total = _running(weight)[-1]
     # If the total overflows, weights are scaled down. Only their shares matter below.
     weight = torch.where(total.isfinite(), weight, weight * 2.0**-64)
-    value, order = torch.where(per_row(weight > 0, value), value, 0.0).sort(0)
-    return value, per_row(weight, value).expand_as(value).gather(0, order), total
+    value, order = torch.where(check.per_row(weight > 0, value), value, 0.0).sort(0)
+    return value, check.per_row(weight, value).expand_as(value).gather(0, order), total
 
 
 def _running(tensor: Tensor) -> Tensor:

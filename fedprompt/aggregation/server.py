@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedprompt._checks import check_number
+import fedprompt._checks as check
 from fedprompt._float64 import rounded, widened
 from fedprompt.aggregation._rules import RowRule, State, check_state
 from fedprompt.interfaces import ServerRule
@@ -61,7 +61,7 @@ def ema(*, decay: float) -> ServerRule:
         Deng et al., "Unlocking the Potential of Prompt-Tuning in Bridging Generalized and
         Personalized Federated Learning" (SGPT), CVPR 2024, Eq. 7.
     """
-    check_number("decay", decay, at_least=0, at_most=1)
+    check.number("decay", decay, at_least=0, at_most=1)
     return _Blend(decay)
 
 

@@ -7,7 +7,7 @@ import torch
 import torch.nn as nn
 from torch import Tensor
 
-from fedprompt._checks import kind, wrong_type, wrong_value
+import fedprompt._checks as check
 
 _IN_TURN = (
     "The trainable parameters of a trunk exist once, and a copy would share them silently or "
@@ -85,7 +85,7 @@ def chosen_parameters(model: nn.Module, trainable: object) -> list[nn.Parameter]
         return []
     if not isinstance(trainable, Iterable) or isinstance(trainable, str | nn.Parameter):
         rule = "be a list of parameters or modules of `model`"
-        raise wrong_type("trainable", rule, kind(trainable))
+        raise check.wrong_type("trainable", rule, check.kind(trainable))
     chosen = set[nn.Parameter]()
     for position, part in enumerate(trainable):
         if isinstance(part, nn.Parameter):
@@ -94,12 +94,12 @@ def chosen_parameters(model: nn.Module, trainable: object) -> list[nn.Parameter]
             chosen.update(part.parameters())
         else:
             rule = "be a parameter or a module of `model`"
-            raise wrong_type(f"trainable[{position}]", rule, kind(part))
+            raise check.wrong_type(f"trainable[{position}]", rule, check.kind(part))
     if not chosen:
-        raise wrong_value("trainable", "contain at least one parameter of `model`", "none")
+        raise check.wrong("trainable", "contain at least one parameter of `model`", "none")
     found = [parameter for parameter in model.parameters() if parameter in chosen]
     if foreign := len(chosen) - len(found):
-        raise wrong_value("trainable", "belong to `model`", f"{foreign} parameters that do not")
+        raise check.wrong("trainable", "belong to `model`", f"{foreign} parameters that do not")
     return found
 
 
@@ -111,10 +111,10 @@ def check_frozen(
         return
     if any(module.training for module in modules):
         rule = "stay in eval mode, as freeze(model) left it"
-        raise wrong_value(argument, rule, "a model in train mode")
+        raise check.wrong(argument, rule, "a model in train mode")
     if any(parameter.requires_grad for parameter in parameters):
         rule = "stay frozen, as freeze(model) left it"
-        raise wrong_value(argument, rule, "a model with parameters that require gradients")
+        raise check.wrong(argument, rule, "a model with parameters that require gradients")
 
 
 _ADAPTERS = ("lora_", "adapter")
@@ -146,7 +146,7 @@ def check_unadapted(
             "merge adapters, pass them as `trainable`, or call freeze(model) first"
         )
         got = f"a model that trains {', '.join(named[:3])}{rest}"
-        raise wrong_value(argument, rule, got)
+        raise check.wrong(argument, rule, got)
 
 
 def libraries(model: object) -> set[str]:

@@ -8,14 +8,7 @@ from typing import Any
 import torch
 import torch.nn as nn
 
-from fedprompt._checks import (
-    check_count,
-    check_sequence,
-    check_stream,
-    check_text,
-    kind,
-    wrong_type,
-)
+import fedprompt._checks as check
 from fedprompt.backbones._models import Trainable
 from fedprompt.backbones._own_modules import OwnModules, find_module, is_plain
 from fedprompt.interfaces import PromptStream, TextEncoder, Trunk
@@ -103,7 +96,7 @@ def _module_of(backbone: object) -> nn.Module:
     if model is not None:
         return model
     rule = "be a trunk or a text tower that keeps its nn.Module as `model`, or its modules"
-    raise wrong_type("backbone", f"{rule} and tensors as attributes", kind(backbone))
+    raise check.wrong_type("backbone", f"{rule} and tensors as attributes", check.kind(backbone))
 
 
 def _name_of(backbone: object, model: nn.Module) -> str:
@@ -178,9 +171,9 @@ def _check_arguments(
     streams: Sequence[PromptStream], class_names: Sequence[str], name_position: int | None
 ) -> None:
     for position, stream in enumerate(streams):
-        check_stream(f"streams[{position}]", stream)
-    check_sequence("class_names", class_names, "strings")
+        check.stream(f"streams[{position}]", stream)
+    check.sequence("class_names", class_names, "strings")
     for position, name in enumerate(class_names):
-        check_text(f"class_names[{position}]", name)
+        check.text(f"class_names[{position}]", name)
     if name_position is not None:
-        check_count("name_position", name_position, at_least=0)
+        check.count("name_position", name_position, at_least=0)

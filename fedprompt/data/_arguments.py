@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Int64, Integer
 from torch import Tensor
 
-from fedprompt._checks import check_kind, kind, wrong_type, wrong_value
+import fedprompt._checks as check
 
 Labels = Integer[np.ndarray, " samples"] | Integer[Tensor, " samples"] | Sequence[int | np.integer]
 Indices = Int64[np.ndarray, " _"]
@@ -19,7 +19,7 @@ Generator = np.random.Generator | torch.Generator
 def check_random(generator: object) -> None:
     """Require a source of randomness."""
     rule = "be a torch.Generator or a numpy Generator, such as np.random.default_rng(0)"
-    check_kind("generator", generator, np.random.Generator | torch.Generator, rule)
+    check.instance("generator", generator, np.random.Generator | torch.Generator, rule)
 
 
 def numpy_generator(generator: Any) -> np.random.Generator:
@@ -39,11 +39,11 @@ def label_array(
     entries = entries_of(argument, labels)
     for position, entry in enumerate(entries):
         if isinstance(entry, bool) or not isinstance(entry, Integral):
-            raise wrong_type(f"{argument}[{position}]", "be an integer", kind(entry))
+            raise check.wrong_type(f"{argument}[{position}]", "be an integer", check.kind(entry))
     array = np.array(entries, dtype=np.int64)
     rule = "be at least 0" if num_classes is None else f"lie in [0, {num_classes})"
     if array.size and (array.min() < 0 or (num_classes is not None and array.max() >= num_classes)):
-        raise wrong_value(argument, rule, f"values from {array.min()} to {array.max()}")
+        raise check.wrong(argument, rule, f"values from {array.min()} to {array.max()}")
     return array
 
 
@@ -51,7 +51,7 @@ def some_labels(labels: Labels, *, num_classes: int | None = None) -> Int64[np.n
     """Copy at least one class label into an int64 array."""
     array = label_array(labels, num_classes=num_classes)
     if not array.size:
-        raise wrong_value("labels", "hold at least one label", "none")
+        raise check.wrong("labels", "hold at least one label", "none")
     return array
 
 
@@ -59,8 +59,8 @@ def entries_of(argument: str, values: object) -> list[Any]:
     """List the entries of a one-dimensional tensor, array or sequence as Python objects."""
     if isinstance(values, Tensor | np.ndarray):
         if values.ndim != 1:
-            raise wrong_value(argument, "have shape (samples,)", tuple(values.shape))
+            raise check.wrong(argument, "have shape (samples,)", tuple(values.shape))
         return list(values.tolist())
     if isinstance(values, Sequence) and not isinstance(values, str | bytes):
         return list(values)
-    raise wrong_type(argument, "be an array, a tensor or a sequence", kind(values))
+    raise check.wrong_type(argument, "be an array, a tensor or a sequence", check.kind(values))

@@ -3,7 +3,7 @@
 import numpy as np
 from jaxtyping import Float, Float64, Int64
 
-from fedprompt._checks import check_count, wrong_value
+import fedprompt._checks as check
 from fedprompt.data._arguments import Indices
 
 Counts = Int64[np.ndarray, "holders classes"]
@@ -15,7 +15,7 @@ TOLERANCE = 1e-6
 def check_min_size(min_size: object) -> None:
     """Require None or a number of samples."""
     if min_size is not None:
-        check_count("min_size", min_size, at_least=0)
+        check.count("min_size", min_size, at_least=0)
 
 
 def smallest_client(counts: Counts, min_size: int | None) -> int:
@@ -26,7 +26,7 @@ def smallest_client(counts: Counts, min_size: int | None) -> int:
         rule = "be 0 to allow empty clients, or in `dirichlet` at least 1 to draw again"
         shown = ", ".join(map(str, empty[:10])) + (", ..." if len(empty) > 10 else "")
         got = f"None, and {len(empty)} of {len(sizes)} clients have no samples: {shown}"
-        raise wrong_value("min_size", rule, got)
+        raise check.wrong("min_size", rule, got)
     return int(sizes.min())
 
 

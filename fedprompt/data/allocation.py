@@ -3,7 +3,7 @@
 import numpy as np
 from jaxtyping import Float
 
-from fedprompt._checks import kind, wrong_type, wrong_value
+import fedprompt._checks as check
 from fedprompt.data._arguments import Generator, Indices, Labels, numpy_generator, some_labels
 from fedprompt.data._counts import TOLERANCE, check_min_size, client_counts, deal, smallest_client
 
@@ -50,21 +50,21 @@ def allocate(
     counts = client_counts(np.bincount(array, minlength=num_classes), shares, generator)
     if (smallest := smallest_client(counts, min_size)) < (min_size or 0):
         rule = f"be at most {smallest}, the size of the smallest client with these shares"
-        raise wrong_value("min_size", rule, min_size)
+        raise check.wrong("min_size", rule, min_size)
     return deal(array, counts, generator)
 
 
 def _check_shares(shares: Float[np.ndarray, "clients classes"]) -> None:
     if not isinstance(shares, np.ndarray) or not np.issubdtype(shares.dtype, np.floating):
         rule = "be a floating-point array of shape (clients, classes)"
-        raise wrong_type("shares", rule, kind(shares))
+        raise check.wrong_type("shares", rule, check.kind(shares))
     if shares.ndim != 2 or 0 in shares.shape:
         rule = "have shape (clients, classes) without an empty axis"
-        raise wrong_value("shares", rule, shares.shape)
+        raise check.wrong("shares", rule, shares.shape)
     wrong = shares[~(np.isfinite(shares) & (shares >= 0))]
     if wrong.size:
-        raise wrong_value("shares", "be finite and at least 0", wrong[0])
+        raise check.wrong("shares", "be finite and at least 0", wrong[0])
     total = shares.astype(np.float64).sum(axis=0)
     if total.max() > 1 + TOLERANCE:
         got = f"{total.max():g} for class {total.argmax()}"
-        raise wrong_value("shares", "sum to at most 1 in every column", got)
+        raise check.wrong("shares", "sum to at most 1 in every column", got)

@@ -7,7 +7,7 @@ import numpy as np
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
-from fedprompt._checks import check_flag, check_text, kind, wrong_type, wrong_value
+import fedprompt._checks as check
 from fedprompt.data._arguments import Indices, entries_of, label_array
 
 _ATTRIBUTES = ("targets", "labels")
@@ -49,11 +49,11 @@ def labels_of(dataset: Any, *, column: str = "label", read: bool = False) -> Ind
         >>> labels_of(Subset(images, [3, 0]))
         array([0, 2])
     """
-    check_text("column", column)
-    check_flag("read", read)
+    check.text("column", column)
+    check.flag("read", read)
     if not isinstance(dataset, Sized):
         rule = "be a map-style data set, with a length, or labels"
-        raise wrong_type("dataset", rule, f"a {type(dataset).__name__}")
+        raise check.wrong_type("dataset", rule, f"a {type(dataset).__name__}")
     if read:
         return _checked("dataset", [_label(dataset, i, column) for i in range(len(dataset))])
     if isinstance(dataset, Subset):
@@ -65,7 +65,7 @@ def labels_of(dataset: Any, *, column: str = "label", read: bool = False) -> Ind
     place, found = _stored(dataset, column)
     labels = _checked(place, entries_of(place, found))
     if len(labels) != len(dataset) and not isinstance(dataset, Mapping):
-        raise wrong_value(place, f"have one label for each of {len(dataset)} samples", len(labels))
+        raise check.wrong(place, f"have one label for each of {len(dataset)} samples", len(labels))
     return labels
 
 
@@ -79,7 +79,7 @@ def _stored(dataset: Any, column: str) -> tuple[str, Any]:
     if isinstance(columns, list):
         if column not in columns:
             rule = f"name a column of `dataset`, one of {sorted(map(str, columns))}"
-            raise wrong_value("column", rule, repr(column))
+            raise check.wrong("column", rule, repr(column))
         plain = dataset if isinstance(dataset, Mapping) else dataset.with_format(None)
         return f"dataset[{column!r}]", plain[column]
     for name in _ATTRIBUTES:
@@ -94,7 +94,7 @@ def _stored(dataset: Any, column: str) -> tuple[str, Any]:
         "have its labels in `targets`, `labels` or a column; otherwise pass the labels, "
         "or `read=True` to read every sample"
     )
-    raise wrong_type("dataset", rule, f"a {type(dataset).__name__}")
+    raise check.wrong_type("dataset", rule, f"a {type(dataset).__name__}")
 
 
 def _label(dataset: Any, index: int, column: str) -> Any:
@@ -104,11 +104,11 @@ def _label(dataset: Any, index: int, column: str) -> Any:
         if column in sample:
             return sample[column]
         rule = f"name an entry of a sample, one of {sorted(map(str, sample))}"
-        raise wrong_value("column", rule, repr(column))
+        raise check.wrong("column", rule, repr(column))
     if isinstance(sample, tuple | list) and len(sample) > 1:
         return sample[1]
     rule = "return samples (image, label) or dicts"
-    raise wrong_type("dataset", rule, f"{kind(sample)} at {index}")
+    raise check.wrong_type("dataset", rule, f"{check.kind(sample)} at {index}")
 
 
 def _checked(place: str, found: list[Any]) -> Indices:

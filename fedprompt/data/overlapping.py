@@ -3,7 +3,7 @@
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from fedprompt._checks import check_count, check_number
+import fedprompt._checks as check
 from fedprompt.data._arguments import Generator, Indices, Labels, numpy_generator, some_labels
 from fedprompt.data._counts import deal, round_to_total
 
@@ -41,12 +41,12 @@ def dirichlet_overlapping(
         Ma et al., "FedHPL: Efficient Heterogeneous Federated Learning with Prompt Tuning and Logit
         Distillation", 2024.
     """
-    check_count("num_clients", num_clients)
-    check_number("alpha", alpha, above=0.0, at_most=1e12)
-    check_count("size", size)
+    check.count("num_clients", num_clients)
+    check.number("alpha", alpha, above=0.0, at_most=1e12)
+    check.count("size", size)
     generator = numpy_generator(generator)
     array = some_labels(labels)
-    check_count("size", size, at_most=len(array), of="the number of labels")
+    check.count("size", size, at_most=len(array), of="the number of labels")
     class_sizes = np.bincount(array)
     clients = []
     for mix in generator.dirichlet(np.full(len(class_sizes), float(alpha)), size=num_clients):

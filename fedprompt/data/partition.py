@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Int64, Integer, Shaped
 from torch import Tensor
 
-from fedprompt._checks import check_count, kind, wrong_type, wrong_value
+import fedprompt._checks as check
 from fedprompt.data._arguments import (
     Generator,
     Indices,
@@ -47,10 +47,10 @@ def iid(labels: Labels, num_clients: int, *, generator: Generator) -> list[Indic
         >>> iid([0, 0, 0, 1, 1], 2, generator=np.random.default_rng(0))
         [array([2, 3, 4]), array([0, 1])]
     """
-    check_count("num_clients", num_clients)
+    check.count("num_clients", num_clients)
     generator = numpy_generator(generator)
     num_samples = len(some_labels(labels))
-    check_count("num_clients", num_clients, at_most=num_samples, of="the number of samples")
+    check.count("num_clients", num_clients, at_most=num_samples, of="the number of samples")
     order = generator.permutation(num_samples).astype(np.int64)
     return [np.sort(part) for part in np.array_split(order, num_clients)]
 
@@ -96,13 +96,13 @@ def dirichlet(
     References:
         Li et al., "Federated Learning on Non-IID Data Silos: An Experimental Study", ICDE 2022.
     """
-    check_count("num_clients", num_clients)
+    check.count("num_clients", num_clients)
     check_min_size(min_size)
     generator = numpy_generator(generator)
     array = some_labels(labels)
     class_sizes = np.bincount(array)
     equal = f"an equal part of {len(array)} samples"
-    check_count("min_size", min_size or 0, at_least=0, at_most=len(array) // num_clients, of=equal)
+    check.count("min_size", min_size or 0, at_least=0, at_most=len(array) // num_clients, of=equal)
     best = 0
     for _ in range(_DRAWS):
         shares = dirichlet_shares(num_clients, len(class_sizes), alpha=alpha, generator=generator)
@@ -112,7 +112,7 @@ def dirichlet(
             return deal(array, counts, generator)
         best = max(best, smallest)
     rule = f"be at most {best}, the best minimum in {_DRAWS} draws at alpha={alpha}"
-    raise wrong_value("min_size", rule, min_size)
+    raise check.wrong("min_size", rule, min_size)
 
 
 def pathological(
@@ -205,14 +205,14 @@ def by_domain(
     domain_samples = owned(number, num_domains)
     if num_clients is None:
         return domain_samples
-    check_count("num_clients", num_clients)
+    check.count("num_clients", num_clients)
     if num_clients % num_domains:
         rule = f"be a multiple of {num_domains}, the number of domains"
-        raise wrong_value("num_clients", rule, num_clients)
+        raise check.wrong("num_clients", rule, num_clients)
     generator = numpy_generator(generator)
     fewest = min(map(len, domain_samples))
     reason = f"because a domain has only {fewest} samples"
-    check_count("num_clients", num_clients, at_most=fewest * num_domains, of=reason)
+    check.count("num_clients", num_clients, at_most=fewest * num_domains, of=reason)
     share = num_clients // num_domains
     return [
         samples[part]
@@ -225,11 +225,11 @@ def _domain_numbers(domains: object) -> Int64[np.ndarray, " samples"]:
     """Number the domains in sorted order, and return the number of each sample."""
     entries = entries_of("domains", domains)
     if not entries:
-        raise wrong_value("domains", "hold at least one domain", "none")
+        raise check.wrong("domains", "hold at least one domain", "none")
     wanted = str if isinstance(entries[0], str) else Integral
     for position, entry in enumerate(entries):
         if isinstance(entry, bool) or not isinstance(entry, wanted):
             rule = "be a string or an integer, like all entries"
-            raise wrong_type(f"domains[{position}]", rule, kind(entry))
+            raise check.wrong_type(f"domains[{position}]", rule, check.kind(entry))
     number = {domain: client for client, domain in enumerate(sorted(set(entries)))}
     return np.array([number[entry] for entry in entries], dtype=np.int64)

@@ -9,7 +9,7 @@ from math import gcd
 import numpy as np
 from jaxtyping import Float64
 
-from fedprompt._checks import check_count, check_number, wrong_value
+import fedprompt._checks as check
 from fedprompt.data._arguments import Generator, numpy_generator
 
 _Shares = Float64[np.ndarray, "clients classes"]
@@ -33,8 +33,8 @@ def iid_shares(num_clients: int, num_classes: int) -> _Shares:
         array([[0.5, 0.5, 0.5],
                [0.5, 0.5, 0.5]])
     """
-    check_count("num_clients", num_clients)
-    check_count("num_classes", num_classes)
+    check.count("num_clients", num_clients)
+    check.count("num_classes", num_classes)
     return np.full((num_clients, num_classes), 1 / num_clients)
 
 
@@ -66,9 +66,9 @@ def dirichlet_shares(
     References:
         Li et al., "Federated Learning on Non-IID Data Silos: An Experimental Study", ICDE 2022.
     """
-    check_count("num_clients", num_clients)
-    check_count("num_classes", num_classes)
-    check_number("alpha", alpha, above=0.0, at_most=1e12)  # numpy overflows near 1e308
+    check.count("num_clients", num_clients)
+    check.count("num_classes", num_classes)
+    check.number("alpha", alpha, above=0.0, at_most=1e12)  # numpy overflows near 1e308
     generator = numpy_generator(generator)
     return generator.dirichlet(np.full(num_clients, float(alpha)), size=num_classes).T.copy()
 
@@ -107,15 +107,15 @@ def pathological_shares(
         Personalized Federated Learning" (SGPT), CVPR 2024. In the authors' code a client may draw
         one class twice; here it cannot.
     """
-    check_count("num_clients", num_clients)
-    check_count("num_classes", num_classes)
-    check_count("classes_per_client", classes_per_client)
+    check.count("num_clients", num_clients)
+    check.count("num_classes", num_classes)
+    check.count("classes_per_client", classes_per_client)
     generator = numpy_generator(generator)
     step = num_classes // gcd(num_classes, num_clients)
     if classes_per_client > num_classes or classes_per_client % step:
         fit = f"to fit {num_classes} classes and {num_clients} clients"
         rule = f"be a multiple of {step} up to {num_classes}, {fit}"
-        raise wrong_value("classes_per_client", rule, classes_per_client)
+        raise check.wrong("classes_per_client", rule, classes_per_client)
     slots = classes_per_client * num_clients // num_classes
     portions = generator.uniform(0.4, 0.6, (slots, num_classes))
     portions /= portions.sum(axis=0)

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from fedprompt._checks import check_count
+import fedprompt._checks as check
 from fedprompt.data._arguments import (
     Generator,
     Indices,
@@ -38,7 +38,7 @@ def study_quiz_split(
         Zhang et al., "FedL2G: Learning to Guide Local Training in Heterogeneous Federated
         Learning", 2024.
     """
-    check_count("quiz_size", quiz_size)
+    check.count("quiz_size", quiz_size)
     generator = numpy_generator(generator)
     order = generator.permutation(len(label_array(labels))).astype(np.int64)
     return np.sort(order[quiz_size:]), np.sort(order[:quiz_size])
@@ -66,7 +66,7 @@ def few_shot(labels: Labels, *, shots: int, generator: Generator) -> Indices:
     References:
         Zhou et al., "Learning to Prompt for Vision-Language Models" (CoOp), IJCV 2022, Sec. 4.1.
     """
-    check_count("shots", shots)
+    check.count("shots", shots)
     generator = numpy_generator(generator)
     array = some_labels(labels)
     order = generator.permutation(len(array))
@@ -99,6 +99,6 @@ def base_new_split(num_classes: int) -> tuple[Indices, Indices]:
         Zhou et al., "Conditional Prompt Learning for Vision-Language Models" (CoCoOp), CVPR 2022,
         Sec. 4.1. Odd numbers follow the authors' code.
     """
-    check_count("num_classes", num_classes, at_least=2)
+    check.count("num_classes", num_classes, at_least=2)
     base, new = np.split(np.arange(num_classes), [(num_classes + 1) // 2])
     return base, new

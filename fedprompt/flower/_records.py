@@ -5,7 +5,7 @@ from typing import Any
 from flwr.app import Array, ArrayRecord, RecordDict
 from torch import Tensor
 
-from fedprompt._checks import wrong_value
+import fedprompt._checks as check
 from fedprompt._trees import from_blob, to_blob
 from fedprompt.interfaces import Message, Weighted
 from fedprompt.wire import Expected, Header, decode_payload, encode_payload
@@ -67,7 +67,7 @@ def blob_of(records: RecordDict) -> bytes:
         or record["blob"].stype != "safetensors"
     ):
         rule = f"contain one blob under {_MESSAGE!r}, and nothing else"
-        raise wrong_value("records", rule, list(records))
+        raise check.wrong("records", rule, list(records))
     blob: bytes = record["blob"].data
     return blob
 

@@ -9,15 +9,7 @@ from flwr.app import ConfigRecord, RecordDict
 from flwr.app import Message as Envelope
 from flwr.serverapp import Grid
 
-from fedprompt._checks import (
-    check_count,
-    check_function,
-    check_kind,
-    check_method,
-    check_number,
-    checked_cohort,
-    wrong_value,
-)
+import fedprompt._checks as check
 from fedprompt.flower._records import blob_of, pack
 from fedprompt.interfaces import Message, Method, State, Weighted
 from fedprompt.messages import Ledger
@@ -35,12 +27,12 @@ def unchecked(client: int) -> Mapping[str, str]:
 
 def check_options(method: Method, max_bytes: int, fingerprint: Fingerprint) -> None:
     """Require a method whose messages have a form, and limits of its messages."""
-    check_method(method)
+    check.method(method)
     if method.form is None:
         rule = "be given, because messages of other machines are checked"
-        raise wrong_value("method.form", rule, None)
-    check_count("max_bytes", max_bytes)
-    check_function("fingerprint", fingerprint)
+        raise check.wrong("method.form", rule, None)
+    check.count("max_bytes", max_bytes)
+    check.function("fingerprint", fingerprint)
 
 
 def client_nodes(
@@ -133,7 +125,7 @@ def run_round(
         State of the server after the round.
     """
     wire = checked_wire(method, max_bytes, fingerprint, max_abs, ledger)
-    clients = checked_cohort(list(cohort), server_round)
+    clients = check.cohort(list(cohort), server_round)
     asked = {nodes[client]: client for client in clients if client in nodes}
     first = server_round * method.exchanges
     for exchange in range(first, first + method.exchanges):
@@ -188,7 +180,7 @@ class _Wire(NamedTuple):
             node = reply.metadata.src_node_id
             try:
                 if node not in clients or clients[node] in payloads:
-                    raise wrong_value("reply", "come from a node that was asked, once", "another")
+                    raise check.wrong("reply", "come from a node that was asked, once", "another")
                 client, content = clients[node], _content(reply)
                 # A client replies without records if it has no payload.
                 payloads[client] = self._decoded(content, client, exchange) if content else None
@@ -249,8 +241,8 @@ def checked_wire(
     """Check the arguments of a server, and make its wire."""
     check_options(method, max_bytes, fingerprint)
     if max_abs is not None:
-        check_number("max_abs", max_abs, above=0)
-    check_kind("ledger", ledger, Ledger | None, "be a Ledger or None")
+        check.number("max_abs", max_abs, above=0)
+    check.instance("ledger", ledger, Ledger | None, "be a Ledger or None")
     return _Wire(method, max_bytes, fingerprint, max_abs, ledger)
 
 
@@ -261,7 +253,7 @@ def _enter(nodes: dict[int, int], replies: Iterable[Envelope], asked: Container[
         try:
             client = _client_of(reply)
             if client in nodes or node in nodes.values() or node not in asked:
-                raise wrong_value("partition-id", "be that of one node", f"{client} a second time")
+                raise check.wrong("partition-id", "be that of one node", f"{client} a second time")
             nodes[client] = node
         except ValueError as error:
             LOG.warning("node %d is left out: %.300s", node, error)
@@ -270,7 +262,7 @@ def _enter(nodes: dict[int, int], replies: Iterable[Envelope], asked: Container[
 def _content(reply: Envelope) -> RecordDict:
     if reply.has_error():
         error = f"error {reply.error.code}, {reply.error.reason!r}"
-        raise wrong_value("reply", "have content", error)
+        raise check.wrong("reply", "have content", error)
     return reply.content
 
 
@@ -278,7 +270,7 @@ def _client_of(reply: Envelope) -> int:
     record = _content(reply).get(CLIENT)
     client = record.get(CLIENT) if isinstance(record, ConfigRecord) else None
     if type(client) is not int or client < 0:
-        raise wrong_value("partition-id", "be an integer of at least 0", repr(client))
+        raise check.wrong("partition-id", "be an integer of at least 0", repr(client))
     return client
 
 

@@ -11,7 +11,7 @@ from flwr.app import ConfigRecord, Context, RecordDict
 from flwr.app import Message as Envelope
 from flwr.clientapp import ClientApp
 
-from fedprompt._checks import check_function, wrong_value
+import fedprompt._checks as check
 from fedprompt.checkpoint import load_checkpoint, save_checkpoint
 from fedprompt.flower._records import blob_of, pack, remember, remembered, unpack
 from fedprompt.flower._rounds import CLIENT, Fingerprint, check_options, unchecked
@@ -66,7 +66,7 @@ def client_app(
         >>> app = client_app(method, lambda client, server_round: client, max_bytes=10_000)
     """
     check_options(method, max_bytes, fingerprint)
-    check_function("data", data)
+    check.function("data", data)
 
     def handle(message: Envelope, context: Context) -> Envelope:
         client = _partition(context)
@@ -110,5 +110,5 @@ def _partition(context: Context) -> int:
     own = context.node_config.get("partition-id")
     if type(own) is not int or own < 0:
         rule = "have a partition-id, an integer of at least 0"
-        raise wrong_value("context.node_config", rule, repr(own))
+        raise check.wrong("context.node_config", rule, repr(own))
     return own

@@ -8,7 +8,7 @@ from flwr.app import Message as Envelope
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
-from fedprompt._checks import check_iterable, check_kind, checked_cohort, wrong_value
+import fedprompt._checks as check
 from fedprompt.flower._rounds import LOG, Fingerprint, checked_wire, client_nodes, unchecked
 from fedprompt.interfaces import Method, Round
 from fedprompt.messages import Ledger
@@ -66,8 +66,8 @@ class ServerStrategy(Strategy):
         ledger: Ledger | None = None,
     ) -> None:
         self._wire = checked_wire(method, max_bytes, fingerprint, max_abs, ledger)
-        check_iterable("cohorts", cohorts, "cohorts")
-        check_kind("start", start, Round | None, "be a Round or None")
+        check.iterable("cohorts", cohorts, "cohorts")
+        check.instance("start", start, Round | None, "be a Round or None")
         self.method = method
         self.now = start or Round(-1, method.server.state, {})
         self.patience = patience
@@ -119,6 +119,6 @@ class ServerStrategy(Strategy):
 
     def _draw(self, server_round: int) -> list[int]:
         for cohort in self._cohorts:
-            check_iterable(f"cohorts[{server_round}]", cohort, "ids of clients")
-            return checked_cohort(list(cohort), server_round)
-        raise wrong_value("cohorts", f"have a cohort for round {server_round}", "no more")
+            check.iterable(f"cohorts[{server_round}]", cohort, "ids of clients")
+            return check.cohort(list(cohort), server_round)
+        raise check.wrong("cohorts", f"have a cohort for round {server_round}", "no more")

@@ -6,19 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedprompt._checks import (
-    check_factor,
-    check_finite,
-    check_labels,
-    check_module,
-    check_rows,
-    check_strided,
-    checked_layout,
-    kind,
-    values_readable,
-    wrong_type,
-    wrong_value,
-)
+import fedprompt._checks as check
 from fedprompt.interfaces import Weighted
 
 Pair = tuple[Tensor, Tensor]
@@ -34,21 +22,21 @@ class Guides(NamedTuple):
 def checked_guides(guides: object) -> Guides:
     """Require a floating-point table, alone or as an entry with one weight for each row."""
     table, weight = (
-        checked_layout("guides", guides) if isinstance(guides, Weighted) else (guides, None)
+        check.layout("guides", guides) if isinstance(guides, Weighted) else (guides, None)
     )
     if not isinstance(table, Tensor) or not table.is_floating_point():
         rule = "be a floating-point tensor of shape (classes, dim), or a Weighted of one"
-        raise wrong_type("guides", rule, kind(guides))
-    check_strided("guides", table)
+        raise check.wrong_type("guides", rule, check.kind(guides))
+    check.strided("guides", table)
     if table.ndim != 2 or 0 in table.shape:
-        raise wrong_value("guides", "have shape (classes, dim)", tuple(table.shape))
+        raise check.wrong("guides", "have shape (classes, dim)", tuple(table.shape))
     if weight is None:
-        check_finite("guides", table, sync=False)
+        check.finite("guides", table, sync=False)
         return Guides(table, None)
     if weight.shape != table.shape[:1]:
-        raise wrong_value("guides.weight", f"have shape ({len(table)},)", tuple(weight.shape))
-    if weight.device.type == "cpu" and values_readable(weight):
-        check_rows("guides", Weighted(table, weight))
+        raise check.wrong("guides.weight", f"have shape ({len(table)},)", tuple(weight.shape))
+    if weight.device.type == "cpu" and check.values_readable(weight):
+        check.rows("guides", Weighted(table, weight))
     return Guides(table, weight > 0)
 
 
@@ -66,7 +54,7 @@ def check_outputs(guided: object, logits: object, batch: int, table: Tensor) -> 
             and output.shape == (batch, width)
         ):
             rule = f"be floating-point of shape (batch={batch}, {width}), {reason}"
-            raise wrong_value(name, rule, kind(output))
+            raise check.wrong(name, rule, check.kind(output))
 
 
 def checked_pair(outputs: Any) -> Pair:
@@ -74,8 +62,8 @@ def checked_pair(outputs: Any) -> Pair:
     several = isinstance(outputs, tuple | list)
     if several and len(outputs) == 2 and all(isinstance(output, Tensor) for output in outputs):
         return outputs[0], outputs[1]
-    got = [kind(output) for output in outputs] if several else kind(outputs)
-    raise wrong_type("model", "return two tensors (guided, logits)", got)
+    got = [check.kind(output) for output in outputs] if several else check.kind(outputs)
+    raise check.wrong_type("model", "return two tensors (guided, logits)", got)
 
 
 def check_call(model: object, learning_rate: float, guide_weight: float) -> None:
@@ -85,26 +73,26 @@ def check_call(model: object, learning_rate: float, guide_weight: float) -> None
             "guide_gradient computes gradients, which torch.inference_mode forbids. "
             "Call it outside of inference mode."
         )
-    check_module("model", model)
-    check_factor("learning_rate", learning_rate, above=0)
-    check_factor("guide_weight", guide_weight)
+    check.module("model", model)
+    check.factor("learning_rate", learning_rate, above=0)
+    check.factor("guide_weight", guide_weight)
 
 
 def check_trainable(parameters: Mapping[str, Tensor]) -> None:
     """Require a trainable parameter."""
     if not parameters:
-        raise wrong_value("model", "have a parameter that requires gradients", "none")
+        raise check.wrong("model", "have a parameter that requires gradients", "none")
 
 
 def checked_batches(argument: str, batches: object, num_classes: int) -> list[Pair]:
     """Require one pair (images, labels) or several, none empty, and return a list."""
     if not isinstance(batches, Sequence) or isinstance(batches, str):
         rule = "be a pair (images, labels) or a sequence of pairs"
-        raise wrong_type(argument, rule, kind(batches))
+        raise check.wrong_type(argument, rule, check.kind(batches))
     if len(batches) == 2 and not isinstance(batches[0], Sequence):
         return [_checked_batch(argument, batches, num_classes)]
     if not batches:
-        raise wrong_value(argument, "contain at least one batch", "none")
+        raise check.wrong(argument, "contain at least one batch", "none")
     return [
         _checked_batch(f"{argument}[{position}]", batch, num_classes)
         for position, batch in enumerate(batches)
@@ -117,23 +105,23 @@ def _checked_batch(argument: str, batch: object, num_classes: int) -> Pair:
         or len(batch) != 2
         or not all(isinstance(part, Tensor) for part in batch)
     ):
-        raise wrong_type(argument, "be a pair of tensors (images, labels)", kind(batch))
+        raise check.wrong_type(argument, "be a pair of tensors (images, labels)", check.kind(batch))
     images, labels = batch
-    check_strided(argument, images)
-    check_strided(f"{argument} labels", labels)
-    check_labels(f"{argument} labels", labels, num_classes)
+    check.strided(argument, images)
+    check.strided(f"{argument} labels", labels)
+    check.labels(f"{argument} labels", labels, num_classes)
     if len(labels) == 0:
-        raise wrong_value(argument, "contain at least one sample", "none")
+        raise check.wrong(argument, "contain at least one sample", "none")
     if images.ndim == 0 or len(images) != len(labels):
         shapes = f"{tuple(images.shape)} and {tuple(labels.shape)}"
-        raise wrong_value(argument, "have as many images as labels", shapes)
+        raise check.wrong(argument, "have as many images as labels", shapes)
     return images, labels
 
 
 def check_reached(guided: Tensor) -> None:
     """Require that a step can move the guided output."""
     if not guided.requires_grad:
-        raise wrong_value(
+        raise check.wrong(
             "model",
             "compute its guided output from a trainable parameter",
             "an output without a gradient, which no guide can move",
@@ -145,7 +133,7 @@ def check_used(parameters: Mapping[str, Tensor], used: set[str]) -> None:
     unused = [name for name in parameters if name not in used]
     if unused:
         rule = "use every parameter that requires gradients, or freeze it"
-        raise wrong_value("model", rule, f"no gradient for {unused[:5]}")
+        raise check.wrong("model", rule, f"no gradient for {unused[:5]}")
 
 
 def check_finite_gradients(argument: str, gradients: Mapping[str, Tensor]) -> None:
@@ -161,7 +149,7 @@ def check_finite_gradients(argument: str, gradients: Mapping[str, Tensor]) -> No
         return
     broken = [name for name, value in gradients.items() if not torch.isfinite(value).all()]
     if broken:
-        raise wrong_value(argument, "give finite gradients", f"NaN or infinity for {broken[:5]}")
+        raise check.wrong(argument, "give finite gradients", f"NaN or infinity for {broken[:5]}")
 
 
 def check_stepped(stepped: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> None:
@@ -170,12 +158,12 @@ def check_stepped(stepped: Mapping[str, Tensor], parameters: Mapping[str, Tensor
         new = stepped.get(name)
         if not isinstance(new, Tensor) or new.shape != value.shape:
             rule = f"return parameter {name!r} with shape {tuple(value.shape)}"
-            raise wrong_value("update", rule, "none" if new is None else kind(new))
+            raise check.wrong("update", rule, "none" if new is None else check.kind(new))
     extra = [name for name in stepped if name not in parameters]
     if extra:
-        raise wrong_value("update", "return the parameters that it was given", extra[:5])
+        raise check.wrong("update", "return the parameters that it was given", extra[:5])
     if not any(value.requires_grad for value in stepped.values()):
-        raise wrong_value(
+        raise check.wrong(
             "update",
             "compute the step from the gradients, in differentiable operations",
             "parameters that do not depend on them",
@@ -185,13 +173,15 @@ def check_stepped(stepped: Mapping[str, Tensor], parameters: Mapping[str, Tensor
 def check_scalar_loss(value: object) -> None:
     """Require that a guide loss is a scalar."""
     if not isinstance(value, Tensor) or value.shape != ():
-        raise wrong_value("loss", "return a scalar, such as a mean over the batch", kind(value))
+        raise check.wrong(
+            "loss", "return a scalar, such as a mean over the batch", check.kind(value)
+        )
 
 
 def check_twice_differentiable(slope: Tensor | None) -> None:
     """Require that the gradient of a guide loss can be differentiated again."""
     if slope is None or not slope.requires_grad:
-        raise wrong_value(
+        raise check.wrong(
             "loss",
             "be twice differentiable",
             "a gradient with respect to `guided` that is constant",

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from fedprompt._checks import check_function, check_kind
+import fedprompt._checks as check
 from fedprompt._random_streams import RandomStates
 from fedprompt.guidance._losses import GuideLoss, at_least_single, guide_loss, label_loss
 from fedprompt.guidance._passes import (
@@ -133,9 +133,9 @@ def guide_gradient(
     """
     check_call(model, learning_rate, guide_weight)
     for argument, function in (("loss", loss), ("method", method)):
-        check_function(argument, function)
+        check.function(argument, function)
     if update is not None:
-        check_function("update", update)
+        check.function("update", update)
     rows = checked_guides(guides)
     rows = rows._replace(table=rows.table.detach())
     study_batches = checked_batches("study", study, len(rows.table))
@@ -164,7 +164,7 @@ def guide_gradient(
         value = torch.zeros_like(rows.table)
         for batch in studied:
             tangent = method(_repeat(passes, batch), parameters, direction)
-            check_kind("method", tangent, Tensor, "return a tensor")
+            check.instance("method", tangent, Tensor, "return a tensor")
             value += guide_weight / len(studied) * _response(rows, batch, tangent, loss)
     return Weighted(value, _studied_classes(rows, studied))
 

@@ -4,7 +4,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Integer
 from torch import Tensor
 
-from fedprompt._checks import check_factor, check_function, check_labels
+import fedprompt._checks as check
 from fedprompt.guidance._losses import GuideLoss, at_least_single, guide_loss, label_loss
 from fedprompt.guidance._validation import check_outputs, checked_guides
 from fedprompt.interfaces import Weighted
@@ -66,10 +66,10 @@ def guided_loss(
         Zhang et al., "FedL2G: Learning to Guide Local Training in Heterogeneous Federated
         Learning", 2024, Eq. 4.
     """
-    check_factor("guide_weight", guide_weight)
-    check_function("loss", loss)
+    check.factor("guide_weight", guide_weight)
+    check.function("loss", loss)
     checked = checked_guides(guides)
-    check_labels("labels", labels, len(checked.table), sync=False)
+    check.labels("labels", labels, len(checked.table), sync=False)
     check_outputs(guided, logits, len(labels), checked.table)
     labels = labels.long()
     if len(labels) == 0:

@@ -17,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from fedprompt._checks import check_divisor, check_function, check_tensors, kind, wrong_value
+import fedprompt._checks as check
 from fedprompt._float64 import widened
 from fedprompt._threads import PROCESS_STATE
 from fedprompt.guidance._forward_rules import ForwardRules, make_dual, tangent_of
@@ -141,7 +141,7 @@ def central_difference(
         tensor([[6.]])
     """
     _check(evaluate, parameters, direction)
-    check_divisor("step", step)
+    check.divisor("step", step)
     distance = step * (_norm(parameters) or 1.0) / (_norm(direction) or 1.0)
 
     def moved(sign: float) -> Tensor:
@@ -157,15 +157,17 @@ def central_difference(
 
 def _check(evaluate: object, parameters: Parameters, direction: Parameters) -> None:
     """Require a function, and tensors of equal names, shapes and dtypes."""
-    check_function("evaluate", evaluate)
-    check_tensors("parameters", parameters)
-    check_tensors("direction", direction)
+    check.function("evaluate", evaluate)
+    check.tensors("parameters", parameters)
+    check.tensors("direction", direction)
     if direction.keys() != parameters.keys():
         rule = f"have the names of `parameters` {list(parameters)}"
-        raise wrong_value("direction", rule, list(direction))
+        raise check.wrong("direction", rule, list(direction))
     for name, own in parameters.items():
-        if kind(own) != kind(direction[name]):
-            raise wrong_value(f"direction[{name!r}]", f"be {kind(own)}", kind(direction[name]))
+        if check.kind(own) != check.kind(direction[name]):
+            raise check.wrong(
+                f"direction[{name!r}]", f"be {check.kind(own)}", check.kind(direction[name])
+            )
 
 
 def _own_tangent(guided: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
-from fedprompt._checks import values_readable, wrong_value
+import fedprompt._checks as check
 from fedprompt._cosine import unit
 from fedprompt.interfaces import TransportSolver
 from fedprompt.transport import plan_from_duals
@@ -57,7 +57,7 @@ class _Scores(torch.autograd.Function):
             plan = coupling.plan
             scores[images] = plan.sum((2, 3)) - (plan * cost).sum((2, 3))
             if coupling.duals is None:
-                raise wrong_value("solver", "return duals for lean logits", "none")
+                raise check.wrong("solver", "return duals for lean logits", "none")
             duals[images] = coupling.duals
         return scores, duals
 
@@ -130,17 +130,17 @@ def _blocks(patches: Tensor, text: Tensor) -> Iterator[slice]:
     """Split a batch into blocks of images with bounded costs; under ``torch.compile`` one block."""
     entries = patches.shape[1] * text.shape[0] * text.shape[1]
     size = max(ENTRIES.get(patches.device.type, ENTRIES_ELSEWHERE) // entries, 1)
-    size = size if values_readable(patches, text) else max(len(patches), 1)
+    size = size if check.values_readable(patches, text) else max(len(patches), 1)
     return (slice(start, start + size) for start in range(0, max(len(patches), 1), size))
 
 
 def _check_finite(name: str, features: Tensor) -> None:
     """Require finite features, by one sum; if it is not finite, by a check of each entry."""
-    if not values_readable(features) or bool(torch.isfinite(features.sum())):
+    if not check.values_readable(features) or bool(torch.isfinite(features.sum())):
         return
     broken = torch.nonzero(~torch.isfinite(features).flatten(1).all(1)).flatten().tolist()
     if broken:
-        raise wrong_value(name, "be finite", f"NaN or infinity in {name}[{broken[0]}]")
+        raise check.wrong(name, "be finite", f"NaN or infinity in {name}[{broken[0]}]")
 
 
 def _through_unit(gradient: Tensor, units: Tensor, features: Tensor) -> Tensor:

@@ -6,20 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from fedprompt._checks import (
-    check_device,
-    check_factor,
-    check_flag,
-    check_floats,
-    check_function,
-    check_kind,
-    check_number,
-    check_precision,
-    check_strided,
-    kind,
-    wrong_type,
-    wrong_value,
-)
+import fedprompt._checks as check
 from fedprompt._cosine import cosines, unit
 from fedprompt.interfaces import Coupling, TransportSolver
 from fedprompt.matching._lean import lean_scores, problem
@@ -69,7 +56,7 @@ def cosine_logits(
             "have shape (classes, dim), such as text[0] of a tower's (contexts, classes, dim), or "
             f"one set of classes for each of {image.shape[0]} images"
         )
-        raise wrong_value("text", rule, tuple(text.shape))
+        raise check.wrong("text", rule, tuple(text.shape))
     return scale * cosines(image, text)
 
 
@@ -135,10 +122,10 @@ def transport_logits(
     _check_features("patches", patches, 3, "(batch, patches, dim)")
     _check_features("text", text, 3, "(prompts, classes, dim)", batched=False)
     _check_pair("patches", patches, text, scale)
-    check_number("mass", mass, above=0, at_most=1)
+    check.number("mass", mass, above=0, at_most=1)
     for argument, function in (("solver", solver), ("gradient", gradient)):
-        check_function(argument, function)
-    check_flag("lean", lean)
+        check.function(argument, function)
+    check.flag("lean", lean)
     with torch.autocast(patches.device.type, enabled=False):
         units = unit(text).transpose(0, 1)
         if lean:
@@ -146,19 +133,19 @@ def transport_logits(
             return scale * lean_scores(patches, units.contiguous(), mass, epsilon, solver)
         cost, a, b = problem(unit(patches), units, mass)
         coupling = solver(cost.detach(), a, b)
-        check_kind("solver", coupling, Coupling, "return a Coupling")
+        check.instance("solver", coupling, Coupling, "return a Coupling")
         score = gradient(cost, coupling)
-        check_kind("gradient", score, Tensor, "return a tensor")
+        check.instance("gradient", score, Tensor, "return a tensor")
         return scale * (coupling.plan.sum((2, 3)) - score)
 
 
 def _epsilon_of(solver: TransportSolver, gradient: TransportScore) -> float:
     """Return the entropy's factor of a solver, for lean logits."""
     if gradient is not plan_fixed:
-        raise wrong_value("gradient", "be plan_fixed for lean logits", gradient)
+        raise check.wrong("gradient", "be plan_fixed for lean logits", gradient)
     options = inspect.signature(solver).parameters
     if "epsilon" not in options:
-        raise wrong_value("solver", "have an `epsilon` and duals for lean logits", solver)
+        raise check.wrong("solver", "have an `epsilon` and duals for lean logits", solver)
     epsilon: float = options["epsilon"].default
     return epsilon
 
@@ -168,10 +155,10 @@ def _check_features(
 ) -> None:
     """Require a floating-point tensor with `ndim` axes; only a batch axis may be empty."""
     if not isinstance(features, Tensor) or not features.is_floating_point():
-        raise wrong_type(name, f"be a floating-point tensor {shape}", kind(features))
+        raise check.wrong_type(name, f"be a floating-point tensor {shape}", check.kind(features))
     if features.ndim != ndim or 0 in features.shape[int(batched) :]:
-        raise wrong_value(name, f"have shape {shape} without an empty axis", tuple(features.shape))
-    check_strided(name, features)
+        raise check.wrong(name, f"have shape {shape} without an empty axis", tuple(features.shape))
+    check.strided(name, features)
 
 
 def _check_pair(name: str, image: Tensor, text: Tensor, scale: object) -> None:
@@ -180,14 +167,16 @@ def _check_pair(name: str, image: Tensor, text: Tensor, scale: object) -> None:
     float32 and the half precisions may be mixed.
     """
     if image.shape[-1] != text.shape[-1]:
-        raise wrong_value("text", f"have the width of `{name}`, {image.shape[-1]}", text.shape[-1])
-    check_precision("text", text, name, image)
+        raise check.wrong("text", f"have the width of `{name}`, {image.shape[-1]}", text.shape[-1])
+    check.precision("text", text, name, image)
     if image.device != text.device:
-        raise wrong_value("text", f"be on the device of `{name}`, {image.device}", text.device)
+        raise check.wrong("text", f"be on the device of `{name}`, {image.device}", text.device)
     if isinstance(scale, Tensor):
         if scale.ndim or not scale.is_floating_point():
-            raise wrong_type("scale", "be a number or a floating-point scalar tensor", kind(scale))
-        check_device("scale", scale, image.device)
-        check_floats("scale", scale)
+            raise check.wrong_type(
+                "scale", "be a number or a floating-point scalar tensor", check.kind(scale)
+            )
+        check.device("scale", scale, image.device)
+        check.floats("scale", scale)
     else:
-        check_factor("scale", scale, above=0)
+        check.factor("scale", scale, above=0)

@@ -6,7 +6,7 @@ from collections.abc import Hashable, Iterable, Mapping
 from os import PathLike
 from typing import Any, Literal, NamedTuple, get_args
 
-from fedprompt._checks import check_count, check_kind, kind, wrong_type, wrong_value
+import fedprompt._checks as check
 from fedprompt._files import checked_file
 from fedprompt._trees import packed, parsed, unpacked
 
@@ -66,9 +66,9 @@ def read_entries(
 ) -> tuple[list[LedgerEntry], Written]:
     """Read the part of a file that a state describes."""
     if path is None:
-        raise wrong_value("state", "contain the entries if `path` is None", "the state of a file")
+        raise check.wrong("state", "contain the entries if `path` is None", "the state of a file")
     for field in ("num_entries", "num_bytes"):
-        check_count(f"state[{field!r}]", state[field], at_least=0)
+        check.count(f"state[{field!r}]", state[field], at_least=0)
     file = checked_file("path", path)
     lines = []
     if file.exists():
@@ -79,17 +79,19 @@ def read_entries(
     if written.mark() != dict(state):
         rule = f"contain the {state['num_entries']} entries that were saved"
         got = f"{len(lines)} entries in {written.num_bytes} bytes, or another digest"
-        raise wrong_value("path", rule, got)
+        raise check.wrong("path", rule, got)
     try:
         return [_entry_of(line) for line in lines], written
     except (ValueError, TypeError) as error:
-        raise wrong_value("path", "contain entries as a ledger writes them", error) from error
+        raise check.wrong("path", "contain entries as a ledger writes them", error) from error
 
 
 def _entry_of(line: bytes) -> LedgerEntry:
     fields = parsed(line)
     if not isinstance(fields, list) or len(fields) != len(LedgerEntry._fields):
-        raise wrong_value("line", f"be a list of {len(LedgerEntry._fields)} fields", kind(fields))
+        raise check.wrong(
+            "line", f"be a list of {len(LedgerEntry._fields)} fields", check.kind(fields)
+        )
     entry = LedgerEntry(*(unpacked(field, {}) for field in fields))
     _check_entry(entry, "line.{}")
     return entry
@@ -99,14 +101,14 @@ def entries_of(state: Mapping[str, Any]) -> list[LedgerEntry]:
     """Make the entries of a state without a file."""
     if set(state) != set(LedgerEntry._fields):
         fields = ", ".join(LedgerEntry._fields)
-        raise wrong_value("state", f"have the keys {fields}", ", ".join(map(str, state)) or "none")
+        raise check.wrong("state", f"have the keys {fields}", ", ".join(map(str, state)) or "none")
     columns = [state[field] for field in LedgerEntry._fields]
     for field, column in zip(LedgerEntry._fields, columns, strict=True):
-        check_kind(f"state[{field!r}]", column, list, "be a list")
+        check.instance(f"state[{field!r}]", column, list, "be a list")
     sizes = {len(column) for column in columns}
     if len(sizes) > 1:
         got = f"lengths from {min(sizes)} to {max(sizes)}"
-        raise wrong_value("state", "have lists of equal length", got)
+        raise check.wrong("state", "have lists of equal length", got)
     entries = [LedgerEntry(*values) for values in zip(*columns, strict=True)]
     for position, entry in enumerate(entries):
         _check_entry(entry, f"state['{{}}'][{position}]")
@@ -116,13 +118,13 @@ def entries_of(state: Mapping[str, Any]) -> list[LedgerEntry]:
 def check_direction(argument: str, direction: object) -> None:
     """Require a direction."""
     if not isinstance(direction, str) or direction not in get_args(Direction):
-        raise wrong_value(argument, "be 'up' or 'down'", kind(direction))
+        raise check.wrong(argument, "be 'up' or 'down'", check.kind(direction))
 
 
 def _check_entry(entry: LedgerEntry, place: str) -> None:
     """Require an entry that :meth:`Ledger.record` could have made."""
     for field in ("server_round", "num_bytes", "framed"):
-        check_count(place.format(field), getattr(entry, field), at_least=0)
+        check.count(place.format(field), getattr(entry, field), at_least=0)
     check_direction(place.format("direction"), entry.direction)
     check_client(place.format("client"), entry.client)
 
@@ -132,4 +134,4 @@ def check_client(argument: str, client: object) -> None:
     for part in client if type(client) is tuple else (client,):
         if type(part) not in (str, int, float, bool) or part != part:  # NaN is not equal to itself
             rule = "be a string, a number of Python, or a tuple of these"
-            raise wrong_type(argument, rule, kind(client))
+            raise check.wrong_type(argument, rule, check.kind(client))

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from fedprompt._checks import check_finite, check_names, check_payload, known_rows, value_of
+import fedprompt._checks as check
 from fedprompt.interfaces import Payload, Weighted
 
 
@@ -32,12 +32,12 @@ def delta(payload: Payload, values: Mapping[str, Tensor]) -> dict[str, Weighted]
         >>> delta(payload, {"head": torch.tensor([1.0, 6.0])})
         {'head': Weighted(value=tensor([ 2., -1.]), weight=tensor(40.))}
     """
-    check_payload(payload)
-    check_names("values", values)
+    check.payload(payload)
+    check.names("values", values)
     moved = {}
     for name, entry in payload.items():
-        change = entry.value - value_of("values", values, name, entry)
-        change = known_rows(entry._replace(value=change))
-        check_finite(f"payload[{name!r}] minus values[{name!r}]", change)
+        change = entry.value - check.value_of("values", values, name, entry)
+        change = check.known_rows(entry._replace(value=change))
+        check.finite(f"payload[{name!r}] minus values[{name!r}]", change)
         moved[name] = Weighted(change, entry.weight.clone())
     return moved

@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import torch.nn as nn
 
-from fedprompt._checks import check_module, kind, wrong_type
+import fedprompt._checks as check
 from fedprompt.interfaces import Message, TextEncoder, Trunk, Weighted
 from fedprompt.messages.payload import num_bytes
 
@@ -59,10 +59,12 @@ def describe(
         >>> print(describe(head, payload, trunk=backbone))
         trained 10 of 414 parameters (2.42%), sent 10 (48 bytes a round)
     """
-    check_module("model", model)
+    check.module("model", model)
     backbone = trunk if isinstance(trunk, nn.Module) else getattr(trunk, "model", None)
     if trunk is not None and not isinstance(backbone, nn.Module):
-        raise wrong_type("trunk", "be a module, or a trunk or tower of fedprompt", kind(trunk))
+        raise check.wrong_type(
+            "trunk", "be a module, or a trunk or tower of fedprompt", check.kind(trunk)
+        )
     parameters = {*model.parameters(), *(() if backbone is None else backbone.parameters())}
     size = num_bytes(message)
     trained = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)

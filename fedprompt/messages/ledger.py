@@ -7,7 +7,7 @@ from io import StringIO
 from os import PathLike
 from typing import Any, get_args
 
-from fedprompt._checks import check_count, check_flag, kind, wrong_type, wrong_value
+import fedprompt._checks as check
 from fedprompt._files import checked_file, checked_path, replace_file
 from fedprompt.interfaces import Message
 from fedprompt.messages._entries import (
@@ -82,13 +82,13 @@ class Ledger:
                 finite. Nothing is recorded after an error.
         """
         check_direction("direction", direction)
-        check_count("server_round", server_round, at_least=0)
-        check_count("framed", framed, at_least=0)
+        check.count("server_round", server_round, at_least=0)
+        check.count("framed", framed, at_least=0)
         check_client("client", client)
         size = num_bytes(message)
         if framed and (not message or framed < size):
             rule = f"be the length of a blob with the {size} bytes of `message`"
-            raise wrong_value("framed", rule, framed)
+            raise check.wrong("framed", rule, framed)
         if message:
             row = int(server_round), client, direction, size, int(framed)
             self.entries.append(LedgerEntry(*row))
@@ -109,13 +109,13 @@ class Ledger:
             server_round: Round (0-based). If None, all rounds.
             framed: Whether to sum the lengths of blobs.
         """
-        check_flag("framed", framed)
+        check.flag("framed", framed)
         if direction is not None:
             check_direction("direction", direction)
         if client is not None:
             check_client("client", client)
         if server_round is not None:
-            check_count("server_round", server_round, at_least=0)
+            check.count("server_round", server_round, at_least=0)
         return sum(
             entry.framed if framed else entry.num_bytes
             for entry in self.entries
@@ -186,7 +186,7 @@ class Ledger:
                 or if the file has other content. The ledger is unchanged then.
         """
         if not isinstance(state, Mapping):
-            raise wrong_type("state", "be a state of `state_dict`", kind(state))
+            raise check.wrong_type("state", "be a state of `state_dict`", check.kind(state))
         if set(state) == set(MARK):
             self.entries, self._written = read_entries(self.path, state)
         else:
@@ -212,7 +212,7 @@ class Ledger:
         foreign = self._written.path != path
         if foreign and file.exists() and (size := file.stat().st_size):
             rule = "be a new file, or one that this ledger wrote or loaded (load_state_dict)"
-            raise wrong_value("path", rule, f"one of {size} bytes")
+            raise check.wrong("path", rule, f"one of {size} bytes")
         if foreign or self._written.num_entries > len(self.entries):
             self._written = Written(path)
         lines = [line_of(entry) for entry in self.entries[self._written.num_entries :]]

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import TypeVar
 
-from fedprompt._checks import check_names, check_text
+import fedprompt._checks as check
 
 _Entry = TypeVar("_Entry")
 
@@ -23,8 +23,8 @@ def part(message: Mapping[str, _Entry], name: str) -> dict[str, _Entry]:
         >>> part(answer, "control")
         {'head': tensor([1., 1.])}
     """
-    check_names("message", message, "map names to tensors or Weighted")
-    check_text("name", name)
+    check.names("message", message, "map names to tensors or Weighted")
+    check.text("name", name)
     return {
         key.removeprefix(f"{name}."): entry
         for key, entry in message.items()
@@ -43,6 +43,6 @@ def named(name: str, entries: Mapping[str, _Entry]) -> dict[str, _Entry]:
         >>> named("control", {"head": torch.ones(2)})
         {'control.head': tensor([1., 1.])}
     """
-    check_text("name", name)
-    check_names("entries", entries, "map names to tensors or Weighted")
+    check.text("name", name)
+    check.names("entries", entries, "map names to tensors or Weighted")
     return {f"{name}.{key}": entry for key, entry in entries.items()}

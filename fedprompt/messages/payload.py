@@ -10,24 +10,7 @@ import torch.nn as nn
 from jaxtyping import Real
 from torch import Tensor
 
-from fedprompt._checks import (
-    check_entry,
-    check_finite,
-    check_flag,
-    check_iterable,
-    check_kind,
-    check_module,
-    check_names,
-    check_number,
-    check_shape,
-    check_text,
-    check_weights,
-    checked_layout,
-    kind,
-    per_row,
-    wrong_type,
-    wrong_value,
-)
+import fedprompt._checks as check
 from fedprompt._names import inner_name, some_names
 from fedprompt.interfaces import Message, Weighted
 
@@ -73,21 +56,21 @@ def collect(
         >>> payload["bias"].weight
         tensor(40.)
     """
-    check_number("weight", weight, at_least=0)
+    check.number("weight", weight, at_least=0)
     whole = _float32("weight", torch.tensor(weight, dtype=torch.float64))
     values = snapshot(module, only=only)
     if only is None:
         _warn_of_frozen(module, values)
     rows = {} if rows is None else rows
-    check_names("rows", rows)
+    check.names("rows", rows)
     if unknown := sorted(rows.keys() - values.keys()):
         rule = f"name collected parameters {some_names(values)}"
-        raise wrong_value("rows", rule, some_names(unknown))
+        raise check.wrong("rows", rule, some_names(unknown))
     payload = {}
     for name, value in values.items():
         counts = _float32(f"rows[{name!r}]", rows[name]) if name in rows else whole
         payload[name] = Weighted(value, counts.to(value.device, copy=True))
-        check_entry(f"payload[{name!r}]", payload[name])
+        check.entry(f"payload[{name!r}]", payload[name])
     return payload
 
 
@@ -113,11 +96,11 @@ def _warn_of_frozen(module: nn.Module, values: Mapping[str, Tensor]) -> None:
 def _float32(argument: str, weight: object) -> Tensor:
     """Cast weights; refuse one that would become infinite or 0."""
     if not isinstance(weight, Tensor) or weight.is_complex():
-        raise wrong_type(argument, "be a tensor of real numbers", kind(weight))
+        raise check.wrong_type(argument, "be a tensor of real numbers", check.kind(weight))
     cast = weight.detach().float()
     lost = (cast == 0) & (weight != 0) | cast.isinf() & ~weight.isinf()
     if bool(lost.any()):
-        raise wrong_value(argument, "be 0 or within the range of float32", weight[lost][0].item())
+        raise check.wrong(argument, "be 0 or within the range of float32", weight[lost][0].item())
     return cast
 
 
@@ -143,8 +126,8 @@ def snapshot(
         >>> list(snapshot(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1)), only=["1"]))
         ['1.weight', '1.bias']
     """
-    check_module("module", module)
-    check_flag("buffers", buffers)
+    check.module("module", module)
+    check.flag("buffers", buffers)
     tensors: dict[str, Tensor] = dict(module.named_parameters())
     if buffers:
         saved = module.state_dict().keys()
@@ -152,7 +135,7 @@ def snapshot(
     found = {inner_name(module, name): value for name, value in tensors.items()}
     chosen = list(found) if only is None else _matching(list(found), only)
     if not chosen:
-        raise wrong_value("module", "have parameters", type(module).__name__)
+        raise check.wrong("module", "have parameters", type(module).__name__)
     return {name: found[name].detach().clone() for name in chosen}
 
 
@@ -181,14 +164,14 @@ def load_values(module: nn.Module, message: Message) -> None:
         >>> model.weight.flatten().tolist()
         [7.0, 9.0]
     """
-    check_module("module", module)
-    check_names("message", message, "map names to tensors or Weighted")
+    check.module("module", module)
+    check.names("message", message, "map names to tensors or Weighted")
     tensors: dict[str, Tensor] = dict(module.named_parameters(remove_duplicate=False))
     tensors |= module.named_buffers(remove_duplicate=False)
     targets = {inner_name(module, name): target for name, target in tensors.items()}
     if unknown := sorted(map(str, message.keys() - targets.keys())):
         rule = f"name parameters or buffers of `module` {some_names(targets)}"
-        raise wrong_value("message", rule, some_names(unknown))
+        raise check.wrong("message", rule, some_names(unknown))
     new = {name: _new_value(name, targets[name], entry) for name, entry in message.items()}
     _check_ties(targets, new)
     for name, value in new.items():
@@ -216,36 +199,36 @@ def num_bytes(message: Message) -> int:
         >>> num_bytes({"logits": Weighted(torch.zeros(3, 4), torch.tensor([2.0, 0.0, 1.0]))})
         44
     """
-    check_names("message", message, "map names to tensors or Weighted")
+    check.names("message", message, "map names to tensors or Weighted")
     return sum(_entry_bytes(f"message[{name!r}]", entry) for name, entry in message.items())
 
 
 def _entry_bytes(argument: str, entry: Tensor | Weighted) -> int:
-    check_kind(argument, entry, Tensor | Weighted, "be a tensor or a Weighted")
+    check.instance(argument, entry, Tensor | Weighted, "be a tensor or a Weighted")
     if isinstance(entry, Tensor):
         return entry.numel() * entry.itemsize
-    value, weight = checked_layout(argument, entry)
+    value, weight = check.layout(argument, entry)
     one = weight.item() if weight.ndim == 0 and weight.device.type == "cpu" else -1.0
     if not 0 <= one < math.inf:  # of one number, this is five times as fast
-        check_weights(argument, entry)
+        check.weights(argument, entry)
     rows = int((weight > 0).sum()) if one < 0 else int(one > 0)
     return weight.nbytes + rows * value.shape[weight.ndim :].numel() * value.itemsize
 
 
 def _new_value(name: str, target: Tensor, entry: Tensor | Weighted) -> Tensor:
     argument = f"message[{name!r}]"
-    check_kind(argument, entry, Tensor | Weighted, "be a tensor or a Weighted")
-    value = entry if isinstance(entry, Tensor) else checked_layout(argument, entry).value
-    check_shape(argument, value, target.shape, repr(name))
+    check.instance(argument, entry, Tensor | Weighted, "be a tensor or a Weighted")
+    value = entry if isinstance(entry, Tensor) else check.layout(argument, entry).value
+    check.shape(argument, value, target.shape, repr(name))
     if not torch.can_cast(value.dtype, target.dtype):
-        raise wrong_type(argument, f"have a dtype that casts to {target.dtype}", value.dtype)
+        raise check.wrong_type(argument, f"have a dtype that casts to {target.dtype}", value.dtype)
     value = value.to(target.device, target.dtype)
     if isinstance(entry, Tensor):
-        check_finite(argument, value)
+        check.finite(argument, value)
         return value
     weight = entry.weight.to(target.device)
-    check_entry(argument, Weighted(value, weight))
-    return torch.where(per_row(weight > 0, value), value, target)
+    check.entry(argument, Weighted(value, weight))
+    return torch.where(check.per_row(weight > 0, value), value, target)
 
 
 def _check_ties(targets: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> None:
@@ -255,17 +238,17 @@ def _check_ties(targets: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> Non
         other = first.setdefault(id(targets[name]), name)
         if other != name and not torch.equal(value, new[other]):  # NaN differs from itself
             rule = f"have equal values for {other!r} and {name!r}, which are one parameter"
-            raise wrong_value("message", rule, "two that differ")
+            raise check.wrong("message", rule, "two that differ")
 
 
 def _matching(names: list[str], only: Iterable[str]) -> list[str]:
-    check_iterable("only", only, "names or prefixes, such as ['prompts']")
+    check.iterable("only", only, "names or prefixes, such as ['prompts']")
     prefixes = list(only)
     for position, prefix in enumerate(prefixes):
-        check_text(f"only[{position}]", prefix)
+        check.text(f"only[{position}]", prefix)
     dotted = {prefix: f"{prefix}." for prefix in prefixes}
     missed = [p for p in prefixes if not any(f"{name}.".startswith(dotted[p]) for name in names)]
     if missed or not prefixes:
         rule = f"each match a name or a dotted prefix of {some_names(names)}"
-        raise wrong_value("only", rule, missed or "none")
+        raise check.wrong("only", rule, missed or "none")
     return [name for name in names if f"{name}.".startswith(tuple(dotted.values()))]

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedprompt._checks import check_function, check_kind, wrong_value
+import fedprompt._checks as check
 from fedprompt._trees import to_blob
 from fedprompt.interfaces import Message, Method, Round, State
 from fedprompt.methods.setting import Federation, Setting
@@ -50,9 +50,9 @@ def check_messages(make: Callable[..., Method], federation: Federation) -> None:
         >>> federation = methods.Federation(setting, split.train_images, split.train_labels, shards)
         >>> methods.check_messages(methods.fedprox, federation)
     """
-    check_function("make", make)
-    check_kind("federation", federation, Federation, "be a Federation")
-    check_kind("federation.inputs", federation.inputs, Tensor, "be a tensor")
+    check.function("make", make)
+    check.instance("federation", federation, Federation, "be a Federation")
+    check.instance("federation.inputs", federation.inputs, Tensor, "be a tensor")
     _check_reach(make, federation)
     first = _Recorded(make, federation)
     for own in federation.shards:
@@ -151,7 +151,7 @@ def _repeat(
                 got = (
                     f"another result of {call.what!r} ({where}) with noise at all but client {own}"
                 )
-                raise wrong_value("make", "read nothing of other clients but messages", got)
+                raise check.wrong("make", "read nothing of other clients but messages", got)
 
 
 def _with_noise(federation: Federation, own: int) -> Federation:
@@ -186,7 +186,7 @@ def _check_reach(make: Callable[..., Method], federation: Federation) -> None:
     for name, thing in _reached(make, federation.setting):
         holds = isinstance(thing, Tensor) and thing.untyped_storage().data_ptr() in owned
         if holds or isinstance(thing, Federation) or thing is federation.shards:
-            raise wrong_value("make", "have no data of clients", f"{name} has them")
+            raise check.wrong("make", "have no data of clients", f"{name} has them")
 
 
 def _reached(make: Any, setting: Setting) -> Iterator[tuple[str, Any]]:

@@ -16,18 +16,7 @@ from jaxtyping import Int, Real
 from torch import Tensor
 
 import fedprompt as fp
-from fedprompt._checks import (
-    check_count,
-    check_flag,
-    check_iterable,
-    check_kind,
-    check_labels,
-    check_method,
-    check_number,
-    kind,
-    wrong_type,
-    wrong_value,
-)
+import fedprompt._checks as check
 from fedprompt.interfaces import Method, Round
 from fedprompt.methods.setting import Federation, Inputs, Setting, check_inputs
 from fedprompt.wire.gather import is_here, on_all_ranks
@@ -109,18 +98,18 @@ def evaluate(
         >>> print({name: figures[name] > 0.5 for name in ("full", "own", "worst", "received")})
         {'full': True, 'own': True, 'worst': True, 'received': True}
     """
-    check_method(method)
-    check_kind("federation", federation, Federation, "be a Federation")
-    check_kind("now", now, Round, "be a Round")
-    check_flag("shared", shared)
-    check_count("steps", steps, at_least=0)
-    check_number("learning_rate", learning_rate, above=0)
+    check.method(method)
+    check.instance("federation", federation, Federation, "be a Federation")
+    check.instance("now", now, Round, "be a Round")
+    check.flag("shared", shared)
+    check.count("steps", steps, at_least=0)
+    check.number("learning_rate", learning_rate, above=0)
     setting, known = federation.setting, federation.shards
     tested = _ids("clients", setting.clients if clients is None else clients, federation)
     others = [client for client in known if client not in setting.clients]
     new = _ids("newcomers", others if newcomers is None else newcomers, federation)
     if trained := [client for client in new if str(client) in now.clients]:
-        raise wrong_value("newcomers", "be clients that never trained", trained)
+        raise check.wrong("newcomers", "be clients that never trained", trained)
     tests = _tests(federation, inputs, labels, cells, mixes, [*tested, *new])
     named = _checked_domains(domains or {}, tested)
     run = _Run(method, federation, now, tests, group)
@@ -317,36 +306,36 @@ def _num_trained(model: Any) -> int:
 def _checked_mix(argument: str, mix: object) -> Tensor:
     rule = "be a tensor of one number for each cell"
     if not isinstance(mix, Tensor) or mix.ndim != 1:
-        raise wrong_type(argument, rule, kind(mix))
+        raise check.wrong_type(argument, rule, check.kind(mix))
     sizes = mix.double()
     if not bool((torch.isfinite(sizes) & (sizes >= 0)).all()) or sizes.sum() == 0:
-        raise wrong_value(argument, "be finite, at least 0 and not all 0", kind(mix))
+        raise check.wrong(argument, "be finite, at least 0 and not all 0", check.kind(mix))
     return mix
 
 
 def _ids(argument: str, clients: Iterable[int], federation: Federation) -> list[int]:
-    check_iterable(argument, clients, "ids of clients")
+    check.iterable(argument, clients, "ids of clients")
     ids = list(clients)
     for position, client in enumerate(ids):
-        check_count(f"{argument}[{position}]", client, at_least=0)
+        check.count(f"{argument}[{position}]", client, at_least=0)
         if client not in federation.shards:
-            raise wrong_value(argument, "have clients of `federation`", client)
+            raise check.wrong(argument, "have clients of `federation`", client)
     if doubled := sorted({client for client in ids if ids.count(client) > 1}):
-        raise wrong_value(argument, "have a client at most once", doubled)
+        raise check.wrong(argument, "have a client at most once", doubled)
     return ids
 
 
 def _checked_domains(
     domains: Mapping[str, Iterable[int]], clients: Sequence[int]
 ) -> dict[str, list[int]]:
-    check_kind("domains", domains, Mapping, "map names to ids of clients")
+    check.instance("domains", domains, Mapping, "map names to ids of clients")
     found = {}
     for name, ids in domains.items():
-        check_iterable(f"domains[{name!r}]", ids, "ids of clients")
+        check.iterable(f"domains[{name!r}]", ids, "ids of clients")
         found[name] = list(ids)
         if not found[name] or set(found[name]) - set(clients):
             rule = "have some of the clients that are tested"
-            raise wrong_value(f"domains[{name!r}]", rule, found[name])
+            raise check.wrong(f"domains[{name!r}]", rule, found[name])
     return found
 
 
@@ -361,30 +350,30 @@ def _tests(
     """Check test inputs and mixes."""
     setting = federation.setting
     check_inputs("inputs", inputs)
-    check_labels("labels", labels, setting.num_classes)
+    check.labels("labels", labels, setting.num_classes)
     if len(inputs) != len(labels) or not len(labels):
         rule = "have one label for each of `inputs`, and at least one"
-        raise wrong_value("labels", rule, f"{len(labels)} for {len(inputs)}")
+        raise check.wrong("labels", rule, f"{len(labels)} for {len(inputs)}")
     if mixes is None:
         if cells is not None:
-            raise wrong_value("mixes", "be given with `cells`", None)
+            raise check.wrong("mixes", "be given with `cells`", None)
         mixes = {client: federation.data(client, 0).class_counts for client in clients}
-    check_kind("mixes", mixes, Mapping, "map ids of clients to tensors")
+    check.instance("mixes", mixes, Mapping, "map ids of clients to tensors")
     if missing := [client for client in clients if client not in mixes]:
-        raise wrong_value("mixes", "have all clients that are tested", f"none for {missing}")
+        raise check.wrong("mixes", "have all clients that are tested", f"none for {missing}")
     numbers = {client: _checked_mix(f"mixes[{client}]", mix) for client, mix in mixes.items()}
     num_cells = len(next(iter(numbers.values()), torch.empty(setting.num_classes)))
     cells = labels if cells is None else cells
-    check_labels("cells", cells, num_cells)
+    check.labels("cells", cells, num_cells)
     if len(cells) != len(labels):
-        raise wrong_value("cells", f"have one entry for each of {len(labels)} inputs", len(cells))
+        raise check.wrong("cells", f"have one entry for each of {len(labels)} inputs", len(cells))
     for client, mix in numbers.items():
         if len(mix) != num_cells:
-            raise wrong_value(f"mixes[{client}]", f"have {num_cells} cells", kind(mix))
+            raise check.wrong(f"mixes[{client}]", f"have {num_cells} cells", check.kind(mix))
     known = torch.bincount(cells.cpu(), minlength=num_cells) > 0
     seen = {client: mix.cpu() * known for client, mix in numbers.items()}
     for client in clients:
         if not seen[client].any():
             rule = "have a class, or a cell, of each client that is tested"
-            raise wrong_value("labels", rule, f"none of client {client}")
+            raise check.wrong("labels", rule, f"none of client {client}")
     return _Tests(setting, inputs, labels.cpu(), cells.cpu(), seen, num_cells)

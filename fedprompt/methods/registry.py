@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from fedprompt._checks import wrong_value
+import fedprompt._checks as check
 from fedprompt.interfaces import Method
 
 __all__ = ["LEARNING_RATE", "METHODS", "Entry", "Range", "register"]
@@ -83,9 +83,9 @@ def register(
         name, ranges = make.__name__, dict(search or {})
         if unknown := sorted(ranges.keys() - _hyperparameters(make).keys()):
             rule = f"name hyperparameters of {name}: {', '.join(_hyperparameters(make))}"
-            raise wrong_value("search", rule, unknown)
+            raise check.wrong("search", rule, unknown)
         if name in METHODS:
-            raise wrong_value("name", "be new among the methods", repr(name))
+            raise check.wrong("name", "be new among the methods", repr(name))
         METHODS[name] = Entry(name, title, make, tuple(families), tuple(traits), ranges, inputs)
         return make
 

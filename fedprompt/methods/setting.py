@@ -19,7 +19,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 import fedprompt as fp
-from fedprompt._checks import check_count, check_kind, check_labels, kind, wrong_type, wrong_value
+import fedprompt._checks as check
 from fedprompt.interfaces import TrainableTrunk, Trunk
 
 __all__ = [
@@ -313,13 +313,13 @@ class Federation:
     shards: Mapping[int, Int[Tensor, "_"] | Int[np.ndarray, "_"]]
 
     def __post_init__(self) -> None:
-        check_kind("setting", self.setting, Setting, "be a Setting, such as VitSetting")
+        check.instance("setting", self.setting, Setting, "be a Setting, such as VitSetting")
         check_inputs("inputs", self.inputs)
-        check_labels("labels", self.labels, self.setting.num_classes)
+        check.labels("labels", self.labels, self.setting.num_classes)
         if len(self.labels) != len(self.inputs):
             rule = f"have one entry for each of {len(self.inputs)} inputs"
-            raise wrong_value("labels", rule, len(self.labels))
-        check_kind("shards", self.shards, Mapping, "map ids of clients to positions")
+            raise check.wrong("labels", rule, len(self.labels))
+        check.instance("shards", self.shards, Mapping, "map ids of clients to positions")
         shards = {client: _positions(self, client) for client in self.shards}
         object.__setattr__(self, "shards", shards)
 
@@ -338,15 +338,17 @@ class Federation:
 def check_inputs(argument: str, inputs: object) -> None:
     """Require a tensor, or another object that returns batches by positions."""
     if isinstance(inputs, Sequence) or not isinstance(inputs, Inputs):
-        raise wrong_type(argument, "be a tensor, or return batches by positions", kind(inputs))
+        raise check.wrong_type(
+            argument, "be a tensor, or return batches by positions", check.kind(inputs)
+        )
 
 
 def _positions(federation: Federation, client: int) -> Int[Tensor, "own"]:
-    check_count("key of shards", client, at_least=0)
+    check.count("key of shards", client, at_least=0)
     shard = torch.as_tensor(federation.shards[client])
-    check_labels(f"shards[{client}]", shard, len(federation.inputs))
+    check.labels(f"shards[{client}]", shard, len(federation.inputs))
     if not len(shard):
-        raise wrong_value(f"shards[{client}]", "have at least one position", "none")
+        raise check.wrong(f"shards[{client}]", "have at least one position", "none")
     return shard
 
 
@@ -520,7 +522,7 @@ class VitSetting(Setting):
     def tuned_trunk(self, trunk: Any, tune: Tune) -> TrainableTrunk:
         """Make a trunk of a copy of a trunk's model, with trained parameters."""
         if not isinstance(getattr(trunk, "model", None), nn.Module):
-            raise wrong_type("trunks", "be made by vit_trunk to be tuned", kind(trunk))
+            raise check.wrong_type("trunks", "be made by vit_trunk to be tuned", check.kind(trunk))
         model, parameters = tune(trunk.model)
         return fp.vit_trunk(model, attention_mask=trunk.mask, trainable=parameters)
 

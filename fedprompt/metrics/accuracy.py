@@ -13,15 +13,7 @@ import torch
 from jaxtyping import Float, Real
 from torch import Tensor
 
-from fedprompt._checks import (
-    check_count,
-    check_number,
-    check_real,
-    checked_table,
-    kind,
-    wrong_type,
-    wrong_value,
-)
+import fedprompt._checks as check
 
 
 class ClientSpread(NamedTuple):
@@ -195,12 +187,12 @@ def last_and_best(history: Sequence[float], *, last: int) -> Summary:
         >>> last_and_best([0.25, 1.0, 0.5, 0.75], last=2)
         Summary(last_mean=0.625, best=1.0, best_round=1)
     """
-    check_count("last", last)
+    check.count("last", last)
     if not isinstance(history, Sequence | np.ndarray) or isinstance(history, str | bytes):
-        raise wrong_type("history", "be a sequence of numbers", kind(history))
-    check_count("last", last, at_most=len(history), of="the number of rounds")
+        raise check.wrong_type("history", "be a sequence of numbers", check.kind(history))
+    check.count("last", last, at_most=len(history), of="the number of rounds")
     for server_round, figure in enumerate(history):
-        check_number(f"history[{server_round}]", figure)
+        check.number(f"history[{server_round}]", figure)
     best_round = max(range(len(history)), key=history.__getitem__)
     return Summary(sum(history[-last:]) / last, history[best_round], best_round)
 
@@ -210,26 +202,26 @@ def _diagonal(accuracy: object) -> Float[Tensor, " clients"]:
     clients, tests = matrix.shape
     if clients not in (1, tests):
         rule = "have as many rows as test sets, or one row"
-        raise wrong_value("accuracy", rule, tuple(matrix.shape))
+        raise check.wrong("accuracy", rule, tuple(matrix.shape))
     return matrix[0] if clients == 1 else matrix.diagonal()
 
 
 def _matrix(accuracy: object) -> Float[Tensor, "clients tests"]:
-    matrix = checked_table("accuracy", accuracy, "(clients, tests)")
+    matrix = check.table("accuracy", accuracy, "(clients, tests)")
     inside = (matrix >= 0) & (matrix <= 1)  # False for NaN as well
     if not bool(inside.all()):
-        raise wrong_value("accuracy", "lie in [0, 1]", matrix[~inside][0].item())
+        raise check.wrong("accuracy", "lie in [0, 1]", matrix[~inside][0].item())
     return matrix
 
 
 def _sizes(num_examples: Any, tests: int) -> Float[Tensor, " tests"]:
-    check_real("num_examples", num_examples, "be a tensor of real numbers")
+    check.real("num_examples", num_examples, "be a tensor of real numbers")
     if num_examples.shape != (tests,):
         rule = f"have shape ({tests},), one number for each test set"
-        raise wrong_value("num_examples", rule, tuple(num_examples.shape))
+        raise check.wrong("num_examples", rule, tuple(num_examples.shape))
     sizes: Tensor = num_examples.detach().cpu().double()
     wrong = sizes[~(torch.isfinite(sizes) & (sizes >= 0))]
     if len(wrong) or sizes.sum() == 0:
         got = wrong[0].item() if len(wrong) else "only zeros"
-        raise wrong_value("num_examples", "be finite, at least 0 and not all 0", got)
+        raise check.wrong("num_examples", "be finite, at least 0 and not all 0", got)
     return sizes

@@ -8,17 +8,7 @@ import torch
 from jaxtyping import Float, Real
 from torch import Tensor
 
-from fedprompt._checks import (
-    check_count,
-    check_function,
-    check_iterable,
-    check_labels,
-    check_number,
-    check_real,
-    kind,
-    wrong_type,
-    wrong_value,
-)
+import fedprompt._checks as check
 from fedprompt.interfaces import Weighted
 
 
@@ -42,9 +32,9 @@ def harmonic_mean(*accuracies: float) -> float:
         Sec. 4.1.
     """
     if not accuracies:
-        raise wrong_value("accuracies", "contain at least one number", "none")
+        raise check.wrong("accuracies", "contain at least one number", "none")
     for position, accuracy in enumerate(accuracies):
-        check_number(f"accuracies[{position}]", accuracy, at_least=0)
+        check.number(f"accuracies[{position}]", accuracy, at_least=0)
     if 0 in accuracies:
         return 0.0
     smallest = float(min(accuracies))  # in units of it, no quotient overflows
@@ -85,16 +75,16 @@ def class_accuracy(
         >>> float(entry.value @ entry.weight / entry.weight.sum())  # accuracy of all samples
         0.6666666666666666
     """
-    check_count("num_classes", num_classes)
-    check_function("predict", predict)
-    check_iterable("batches", batches, "pairs (inputs, labels)")
+    check.count("num_classes", num_classes)
+    check.function("predict", predict)
+    check.iterable("batches", batches, "pairs (inputs, labels)")
     correct, total = torch.zeros(2, num_classes, dtype=torch.float64)
     for position, batch in enumerate(batches):
         place = f"batches[{position}]"
         if not isinstance(batch, tuple | list) or len(batch) != 2:
-            raise wrong_type(place, "be a pair (inputs, labels)", f"a {type(batch).__name__}")
+            raise check.wrong_type(place, "be a pair (inputs, labels)", f"a {type(batch).__name__}")
         inputs, labels = batch
-        check_labels(f"{place}[1]", labels, num_classes)
+        check.labels(f"{place}[1]", labels, num_classes)
         hit = _hits(predict(inputs), labels.cpu(), num_classes)
         correct += labels.cpu()[hit].long().bincount(minlength=num_classes)
         total += labels.cpu().long().bincount(minlength=num_classes)
@@ -161,21 +151,21 @@ def macro_f1(table: Real[Tensor, "predicted classes"]) -> float:
 def _hits(logits: object, labels: Tensor, num_classes: int) -> Tensor:
     """Return which samples are classified correctly, on the CPU."""
     if not isinstance(logits, Tensor) or not logits.is_floating_point():
-        raise wrong_type("predict", "return floating-point logits", kind(logits))
+        raise check.wrong_type("predict", "return floating-point logits", check.kind(logits))
     if logits.shape != (len(labels), num_classes):
         rule = f"return logits of shape ({len(labels)}, {num_classes})"
-        raise wrong_value("predict", rule, tuple(logits.shape))
+        raise check.wrong("predict", rule, tuple(logits.shape))
     return ((logits.argmax(1).cpu() == labels) & ~logits.isnan().any(1).cpu()).bool()
 
 
 def _square(table: Any) -> Float[Tensor, "classes classes"]:
-    check_real("table", table, "be a tensor of counts (predicted, classes)")
+    check.real("table", table, "be a tensor of counts (predicted, classes)")
     if table.ndim != 2 or table.shape[0] != table.shape[1]:
-        raise wrong_value("table", "have a row and a column for each class", tuple(table.shape))
+        raise check.wrong("table", "have a row and a column for each class", tuple(table.shape))
     counts: Tensor = table.detach().cpu().double()
     wrong = counts[~(torch.isfinite(counts) & (counts >= 0))]
     if len(wrong):
-        raise wrong_value("table", "be finite and at least 0", wrong[0].item())
+        raise check.wrong("table", "be finite and at least 0", wrong[0].item())
     if not bool(counts.any()):
-        raise wrong_value("table", "count at least one sample", "none")
+        raise check.wrong("table", "count at least one sample", "none")
     return counts

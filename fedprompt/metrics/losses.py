@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from fedprompt._checks import check_finite, checked_table
+import fedprompt._checks as check
 
 
 class NegativeEffect(NamedTuple):
@@ -54,7 +54,7 @@ def negative_effect(losses: Float[Tensor, "rounds clients"]) -> NegativeEffect:
         Zhang et al., "FedL2G: Learning to Guide Local Training in Heterogeneous Federated
         Learning", 2024, Fig. 1.
     """
-    curves = checked_table("losses", losses, "(rounds, clients)")
-    check_finite("losses", curves)
+    curves = check.table("losses", losses, "(rounds, clients)")
+    check.finite("losses", curves)
     clients = (curves - torch.cummin(curves, 0).values).amax(0)
     return NegativeEffect(clients, clients.mean().item(), clients.max().item())

@@ -9,7 +9,7 @@ import torch.nn as nn
 from torch import Tensor
 from torch.func import functional_call
 
-from fedprompt._checks import check_dense, check_kind, kind, wrong_value
+import fedprompt._checks as check
 from fedprompt._threads import replacing
 from fedprompt.interfaces import PromptStream
 
@@ -38,8 +38,8 @@ class _Copies(nn.Module):
         for position, tensor in enumerate(inputs):
             place = f"inputs[{position}]"
             if not isinstance(tensor, Tensor) or tensor.shape[:1] != (batch,):
-                raise wrong_value(place, f"have the batch of {batch} samples", kind(tensor))
-            check_dense(place, tensor)
+                raise check.wrong(place, f"have the batch of {batch} samples", check.kind(tensor))
+            check.dense(place, tensor)
 
         def one(slots: dict[str, Tensor], *sample: Tensor) -> Any:
             sample = tuple(tensor[None] for tensor in sample)
@@ -48,10 +48,10 @@ class _Copies(nn.Module):
                 replaces.append(result.replace)
                 return dict(result.layers)
             rule = "return a tensor or a PromptStream from every module that owns parameters"
-            check_kind("model", result, Tensor, rule)
+            check.instance("model", result, Tensor, rule)
             if inputs and result.shape[:1] != (1,):
                 rule = "return (batch, ...) from every module that is called with a batch"
-                raise wrong_value("model", rule, tuple(result.shape))
+                raise check.wrong("model", rule, tuple(result.shape))
             return result[0] if inputs else result
 
         with replacing(self._single[0]):

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from fedprompt._checks import check_kind, wrong_value
+import fedprompt._checks as check
 from fedprompt._float64 import on_wide_device
 
 NEVER_SEEDED = torch.Generator().initial_seed()  # the same for every new generator
@@ -20,12 +20,12 @@ def check_source(generator: Any) -> None:
     """Require None or a seeded generator on the CPU."""
     if generator is None:
         return
-    check_kind("generator", generator, torch.Generator, "be a torch.Generator or None")
+    check.instance("generator", generator, torch.Generator, "be a torch.Generator or None")
     if generator.device.type != "cpu":
-        raise wrong_value("generator", "be on the CPU", f"one on {generator.device}")
+        raise check.wrong("generator", "be on the CPU", f"one on {generator.device}")
     if generator.initial_seed() == NEVER_SEEDED:
         rule = "be None (the operating system's entropy) or a seeded generator"
-        raise wrong_value("generator", rule, "a torch.Generator that was never seeded")
+        raise check.wrong("generator", rule, "a torch.Generator that was never seeded")
 
 
 def coins(count: int, *, rate: float, generator: torch.Generator | None) -> Int[Tensor, " heads"]:
@@ -50,7 +50,7 @@ def deviation(
         smallest = torch.finfo(dtype).smallest_normal
         if multiplier > 0 and least < smallest:
             rule = f"be 0 or give noise of deviation at least {smallest:.2g} in {dtype}"
-            raise wrong_value("multiplier", rule, f"{least:.3g}")
+            raise check.wrong("multiplier", rule, f"{least:.3g}")
     return sigma
 
 

@@ -9,7 +9,7 @@ import torch.nn as nn
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from fedprompt._checks import check_finite, check_function, kind, wrong_type, wrong_value
+import fedprompt._checks as check
 from fedprompt._float64 import widened
 from fedprompt._random_streams import RandomStreams
 
@@ -60,25 +60,25 @@ def check_independence(model: _Model, batch: Tensor | Sequence[Tensor]) -> None:
         ValueError: `model` must compute the outputs of each sample from that sample alone; got
         outputs of samples [1, 2, 3] that change with sample 0.
     """
-    check_function("model", model, "be a module or a function")
+    check.function("model", model, "be a module or a function")
     inputs = _checked_inputs(batch)
     runs = _Runs(model, inputs)
     order = list(range(len(inputs[0])))
     first = runs.outputs(order)
     if _moved(first, runs.outputs(order)):
         rule = "repeat its outputs from the same state of PyTorch's random streams"
-        raise wrong_value("model", rule, "others in a second pass")
+        raise check.wrong("model", rule, "others in a second pass")
     for sample, other in enumerate(_others(inputs)):
         changed = [*order[:sample], other, *order[sample + 1 :]]
         moved = [row for row in _moved(first, runs.outputs(changed)) if row != sample]
         if moved:
             where = runs.first_module(order, changed, sample)
             got = f"outputs of samples {moved[:5]} that change with sample {sample}{where}"
-            raise wrong_value("model", _RULE, got)
+            raise check.wrong("model", _RULE, got)
     if not runs.random:
         fewer = runs.outputs(order[1:])
         if _moved([output[1:] for output in first], fewer, rounding=0.5):
-            raise wrong_value("model", _RULE, "outputs that change when sample 0 is left out")
+            raise check.wrong("model", _RULE, "outputs that change when sample 0 is left out")
 
 
 class _Runs:
@@ -110,10 +110,10 @@ class _Runs:
         for output in outputs:
             if output.shape[:1] != (len(order),):
                 rule = f"return tensors (batch={len(order)}, ...)"
-                raise wrong_value("model", rule, kind(output))
-            check_finite("model(batch)", output)
+                raise check.wrong("model", rule, check.kind(output))
+            check.finite("model(batch)", output)
         if not outputs:
-            raise wrong_type("model", "return tensors (batch, ...)", "none")
+            raise check.wrong_type("model", "return tensors (batch, ...)", "none")
         return outputs
 
     def first_module(self, order: _Order, changed: _Order, sample: int) -> str:
@@ -148,11 +148,11 @@ def _checked_inputs(batch: object) -> list[Tensor]:
     """Require one tensor (batch, ...) or several, with at least two samples."""
     inputs = [batch] if isinstance(batch, Tensor) else batch
     if not isinstance(inputs, list | tuple) or not all(isinstance(x, Tensor) for x in inputs):
-        raise wrong_type("batch", "be a tensor or a sequence of tensors", kind(batch))
+        raise check.wrong_type("batch", "be a tensor or a sequence of tensors", check.kind(batch))
     sizes = {tuple(tensor.shape[:1]) for tensor in inputs}
     if len(sizes) != 1 or min(sizes) < (2,):
         rule = "have tensors (batch, ...) of one batch of at least 2 samples"
-        raise wrong_value("batch", rule, [tuple(tensor.shape) for tensor in inputs])
+        raise check.wrong("batch", rule, [tuple(tensor.shape) for tensor in inputs])
     return [tensor.detach() for tensor in inputs]
 
 
@@ -168,7 +168,7 @@ def _others(inputs: Sequence[Tensor]) -> list[int]:
         following = ((sample + step) % size for step in range(1, size))
         other = next((other for other in following if differs(sample, other)), None)
         if other is None:
-            raise wrong_value("batch", "have samples that differ", f"{size} equal ones")
+            raise check.wrong("batch", "have samples that differ", f"{size} equal ones")
         others.append(other)
     return others
 

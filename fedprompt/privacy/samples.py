@@ -8,14 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fedprompt._checks import (
-    check_count,
-    check_finite,
-    check_module,
-    check_number,
-    check_tensors,
-    wrong_value,
-)
+import fedprompt._checks as check
 from fedprompt._float64 import on_wide_device
 from fedprompt._threads import reading
 from fedprompt.privacy._copies import Copies, check_gradients_are_recorded, twin_of
@@ -59,8 +52,8 @@ def poisson_batch(
         Abadi et al., "Deep Learning with Differential Privacy", CCS 2016.
     """
     reason = "because one random number is drawn for each"
-    check_count("num_examples", num_examples, at_most=_LARGEST, of=reason)
-    check_number("rate", rate, above=0, at_most=1)
+    check.count("num_examples", num_examples, at_most=_LARGEST, of=reason)
+    check.number("rate", rate, above=0, at_most=1)
     check_source(generator)
     return coins(num_examples, rate=rate, generator=generator)
 
@@ -118,9 +111,9 @@ def per_sample(model: nn.Module, batch_size: int) -> nn.Module:
         >>> torch.allclose(copies.weight.grad[1], model.weight.grad)
         True
     """
-    check_count("batch_size", batch_size, at_least=0)
+    check.count("batch_size", batch_size, at_least=0)
     check_gradients_are_recorded()
-    check_module("model", model)
+    check.module("model", model)
     with reading(model):
         return twin_of(model, _copied(model, batch_size), {})
 
@@ -159,11 +152,11 @@ def clipped_sum(
     References:
         Abadi et al., "Deep Learning with Differential Privacy", CCS 2016, Algorithm 1.
     """
-    check_number("max_norm", max_norm, above=0)
-    check_tensors("gradients", gradients)
+    check.number("max_norm", max_norm, above=0)
+    check.tensors("gradients", gradients)
     batches = {name: len(tensor) if tensor.ndim else None for name, tensor in gradients.items()}
     if None in batches.values() or len(set(batches.values())) > 1:
-        raise wrong_value("gradients", "all have shape (batch, ...)", f"batches {batches}")
+        raise check.wrong("gradients", "all have shape (batch, ...)", f"batches {batches}")
     rows = {
         name: on_wide_device(gradient.reshape(len(gradient), gradient.shape[1:].numel()))
         for name, gradient in gradients.items()
@@ -172,7 +165,7 @@ def clipped_sum(
     sums = {}
     for name, row in rows.items():
         sums[name] = (factor @ scaled_down(row, scale)).reshape(gradients[name].shape[1:])
-        check_finite(f"gradients[{name!r}] clipped and added", sums[name])
+        check.finite(f"gradients[{name!r}] clipped and added", sums[name])
     return sums
 
 
@@ -216,17 +209,17 @@ def noisy_mean(
     References:
         Abadi et al., "Deep Learning with Differential Privacy", CCS 2016, Algorithm 1.
     """
-    check_number("multiplier", multiplier, at_least=0)
-    check_number("max_norm", max_norm, above=0)
-    check_number("expected_batch_size", expected_batch_size, above=0)
+    check.number("multiplier", multiplier, at_least=0)
+    check.number("max_norm", max_norm, above=0)
+    check.number("expected_batch_size", expected_batch_size, above=0)
     check_source(generator)
-    check_tensors("total", total)
+    check.tensors("total", total)
     divisor = float(expected_batch_size)
     sigma = deviation(multiplier, max_norm, dtypes=[torch.float64], divisor=divisor)
     means = {}
     for name, tensor in total.items():
         means[name] = with_noise(tensor, sigma=sigma, generator=generator) / expected_batch_size
-        check_finite(f"total[{name!r}] with its noise", means[name])
+        check.finite(f"total[{name!r}] with its noise", means[name])
     return means
 
 
@@ -234,13 +227,13 @@ def _copied(model: nn.Module, batch_size: int) -> Copies:
     """Make the copies of each trainable parameter. Refuse a model that mixes samples."""
     trainable = {parameter for parameter in model.parameters() if parameter.requires_grad}
     if not trainable:
-        raise wrong_value("model", "have a parameter with requires_grad", "none")
+        raise check.wrong("model", "have a parameter with requires_grad", "none")
     if any(parameter.is_inference() for parameter in trainable):
         rule = "be made outside torch.inference_mode"
-        raise wrong_value("model", rule, "parameters without a gradient")
+        raise check.wrong("model", rule, "parameters without a gradient")
     if mixing := [name for name, module in model.named_modules() if _sees_the_batch(module)]:
         rule = "keep samples apart: normalize by running statistics, in eval mode"
-        raise wrong_value("model", rule, f"others in {mixing}")
+        raise check.wrong("model", rule, f"others in {mixing}")
     return {
         parameter: nn.Parameter(parameter.detach().expand(batch_size, *parameter.shape))
         for parameter in trainable

@@ -4,16 +4,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from fedprompt._checks import (
-    check_finite,
-    check_form,
-    check_payload,
-    kind,
-    known_rows,
-    per_row,
-    wrong_type,
-    wrong_value,
-)
+import fedprompt._checks as check
 from fedprompt._float64 import rounded, widened
 from fedprompt.interfaces import Payload, Weighted
 
@@ -46,15 +37,15 @@ def to_summable(payload: Payload) -> Float[Tensor, " length"]:
         Bonawitz et al., "Practical Secure Aggregation for Privacy-Preserving Machine Learning", CCS
         2017.
     """
-    check_payload(payload)
+    check.payload(payload)
     parts = []
     for name, entry in sorted(payload.items()):
         weight = widened(entry.weight)
-        product = widened(known_rows(entry)) * per_row(weight, entry.value)
+        product = widened(check.known_rows(entry)) * check.per_row(weight, entry.value)
         if wrong := int((~torch.isfinite(product)).sum()):
             rule = "have products of weight and value that fit float64"
             got = f"{wrong} entries of {product.numel()} that do not"
-            raise wrong_value(f"payload[{name!r}]", rule, got)
+            raise check.wrong(f"payload[{name!r}]", rule, got)
         parts += [product.flatten(), weight.flatten()]
     return torch.cat(parts)
 
@@ -83,12 +74,14 @@ def from_sum(vector: Float[Tensor, " length"], *, like: Payload) -> dict[str, We
         {'head': Weighted(value=tensor([4.]), weight=tensor(4.))}
     """
     if not isinstance(vector, Tensor) or not vector.is_floating_point() or vector.ndim != 1:
-        raise wrong_type("vector", "be a floating-point tensor of shape (length,)", kind(vector))
-    check_form("like", like)
+        raise check.wrong_type(
+            "vector", "be a floating-point tensor of shape (length,)", check.kind(vector)
+        )
+    check.form("like", like)
     sizes = [tensor.numel() for _, entry in sorted(like.items()) for tensor in entry]
     if len(vector) != sum(sizes):
-        raise wrong_value("vector", f"have the length of `like`, {sum(sizes)}", len(vector))
-    check_finite("vector", vector)
+        raise check.wrong("vector", f"have the length of `like`, {sum(sizes)}", len(vector))
+    check.finite("vector", vector)
     pieces = iter(torch.split(widened(vector), sizes))
     means = {}
     for name, entry in sorted(like.items()):
@@ -101,10 +94,12 @@ def _divided(name: str, total: Tensor, weight: Tensor, like: Weighted) -> Weight
     """Divide the sums of one name by its total weights, in the dtypes of `like`, on its device."""
     if bool((weight < 0).any()):
         rule = f"have total weights of at least 0 for {name!r}"
-        raise wrong_value("vector", rule, float(weight.min()))
-    mean = rounded(known_rows(Weighted(total / per_row(weight, total), weight)), like.value)
+        raise check.wrong("vector", rule, float(weight.min()))
+    mean = rounded(
+        check.known_rows(Weighted(total / check.per_row(weight, total), weight)), like.value
+    )
     if wrong := int((~torch.isfinite(mean)).sum()):
         got = f"{wrong} entries of {mean.numel()} that do not"
-        raise wrong_value("vector", f"have means for {name!r} that fit {mean.dtype}", got)
+        raise check.wrong("vector", f"have means for {name!r} that fit {mean.dtype}", got)
     largest = torch.finfo(like.weight.dtype).max
     return Weighted(mean, rounded(weight.clamp(max=largest), like.weight))

@@ -5,15 +5,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from fedprompt._checks import (
-    check_finite,
-    check_number,
-    check_payload,
-    check_tensors,
-    known_rows,
-    value_of,
-    wrong_value,
-)
+import fedprompt._checks as check
 from fedprompt._float64 import on_wide_device, rounded, wide_zeros, widened
 from fedprompt.interfaces import Payload, Weighted
 from fedprompt.privacy._lengths import clip_factors, scaled_down
@@ -59,21 +51,21 @@ def clip_norm(
     References:
         McMahan et al., "Learning Differentially Private Recurrent Language Models", ICLR 2018.
     """
-    check_number("max_norm", max_norm, above=0)
-    check_payload(payload)
+    check.number("max_norm", max_norm, above=0)
+    check.payload(payload)
     if center is not None:
-        check_tensors("center", center)
+        check.tensors("center", center)
     origin = {
         name: wide_zeros(entry.value)
         if center is None
-        else widened(value_of("center", center, name, entry))
+        else widened(check.value_of("center", center, name, entry))
         for name, entry in payload.items()
     }
     rows = {name: _half_change(entry, origin[name]) for name, entry in payload.items()}
     scale, factor = clip_factors(list(rows.values()), max_norm=max_norm / 2)
     if bool(factor == scale):
         return {
-            name: Weighted(known_rows(entry), entry.weight.clone())
+            name: Weighted(check.known_rows(entry), entry.weight.clone())
             for name, entry in payload.items()
         }
     clipped = {}
@@ -81,7 +73,7 @@ def clip_norm(
         change = (2 * factor * scaled_down(rows[name], scale)).reshape(entry.value.shape)
         nearest = _rounded(origin[name], change, entry.value.dtype)
         moved = entry._replace(value=nearest.to(entry.value.device))
-        clipped[name] = Weighted(known_rows(moved), entry.weight.clone())
+        clipped[name] = Weighted(check.known_rows(moved), entry.weight.clone())
     return clipped
 
 
@@ -106,8 +98,8 @@ def cap_weight(payload: Payload, *, max_weight: float) -> dict[str, Weighted]:
         >>> cap_weight(payload, max_weight=500)["head"].weight
         tensor([  2., 500.,   0.])
     """
-    check_number("max_weight", max_weight, above=0)
-    check_payload(payload)
+    check.number("max_weight", max_weight, above=0)
+    check.payload(payload)
     return {
         name: Weighted(value.clone(), _capped(weight, max_weight))
         for name, (value, weight) in payload.items()
@@ -159,20 +151,20 @@ def gaussian_noise(
     References:
         Dwork and Roth, "The Algorithmic Foundations of Differential Privacy", 2014, Appendix A.
     """
-    check_number("multiplier", multiplier, at_least=0)
-    check_number("sensitivity", sensitivity, above=0)
+    check.number("multiplier", multiplier, at_least=0)
+    check.number("sensitivity", sensitivity, above=0)
     check_source(generator)
-    check_payload(payload)
+    check.payload(payload)
     dtypes = [torch.promote_types(entry.value.dtype, torch.float32) for entry in payload.values()]
     sigma = deviation(multiplier, sensitivity, dtypes=dtypes)
     noisy = {}
     for (name, entry), dtype in zip(payload.items(), dtypes, strict=True):
         argument = f"payload[{name!r}]"
-        value = known_rows(entry)
+        value = check.known_rows(entry)
         _check_spacing(argument, value, dtype, sigma)
         sent = with_noise(value, sigma=sigma, generator=generator).to(dtype).to(value.device)
-        noisy[name] = Weighted(known_rows(entry._replace(value=sent)), entry.weight.clone())
-        check_finite(f"{argument} with its noise", noisy[name].value)
+        noisy[name] = Weighted(check.known_rows(entry._replace(value=sent)), entry.weight.clone())
+        check.finite(f"{argument} with its noise", noisy[name].value)
     return noisy
 
 
@@ -186,7 +178,7 @@ def _check_spacing(argument: str, value: Tensor, dtype: torch.dtype, sigma: floa
         bound = f"{sigma / torch.finfo(dtype).eps:.3g}"
         rule = f"be at most {bound} for noise of deviation {sigma:.3g} in {dtype}"
         got = f"{largest:.3g}, where numbers are {spacing:.3g} apart"
-        raise wrong_value(f"{argument}.value", rule, got)
+        raise check.wrong(f"{argument}.value", rule, got)
 
 
 def _half_change(entry: Weighted, origin: Tensor) -> Tensor:
@@ -195,7 +187,7 @@ def _half_change(entry: Weighted, origin: Tensor) -> Tensor:
     The difference itself may overflow float64.
     """
     half = widened(entry.value) / 2 - origin / 2
-    return known_rows(Weighted(half, on_wide_device(entry.weight))).reshape(1, -1)
+    return check.known_rows(Weighted(half, on_wide_device(entry.weight))).reshape(1, -1)
 
 
 def _rounded(origin: Tensor, change: Tensor, dtype: torch.dtype) -> Tensor:

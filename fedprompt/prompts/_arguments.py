@@ -7,27 +7,21 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from fedprompt._checks import (
-    check_count,
-    check_floats,
-    check_initial_generator,
-    check_stream,
-    kind,
-    wrong_type,
-    wrong_value,
-)
+import fedprompt._checks as check
 from fedprompt.interfaces import PromptStream, Trunk
 
 
 def checked_depth(trunk: object, depth: int | None) -> int:
     """Return the number of blocks after which a pass over a trunk ends."""
     if not isinstance(trunk, Trunk):
-        raise wrong_type("trunk", "be a Trunk, such as vit_trunk(model)", type(trunk).__name__)
+        raise check.wrong_type(
+            "trunk", "be a Trunk, such as vit_trunk(model)", type(trunk).__name__
+        )
     if depth is None:
         return trunk.depth
-    check_count("depth", depth)
+    check.count("depth", depth)
     if depth > trunk.depth:
-        raise wrong_value("depth", f"be at most the trunk's {trunk.depth} blocks", depth)
+        raise check.wrong("depth", f"be at most the trunk's {trunk.depth} blocks", depth)
     return depth
 
 
@@ -35,21 +29,21 @@ def check_tokens(tokens: object, dim: int) -> None:
     """Require tokens (batch, seq, dim)."""
     rule = f"be a floating-point tensor of shape (batch, seq, {dim})"
     if not isinstance(tokens, Tensor):
-        raise wrong_type("tokens", rule, f"a {type(tokens).__name__}")
+        raise check.wrong_type("tokens", rule, f"a {type(tokens).__name__}")
     if not tokens.is_floating_point() or tokens.ndim != 3 or tokens.shape[2] != dim:
-        raise wrong_type("tokens", rule, kind(tokens))
-    check_floats("tokens", tokens)
+        raise check.wrong_type("tokens", rule, check.kind(tokens))
+    check.floats("tokens", tokens)
 
 
 def check_streams(streams: Sequence[PromptStream], trunk: Trunk, depth: int) -> None:
     """Require prompts of the trunk's width at layers that run."""
     for position, stream in enumerate(streams):
         argument = f"streams[{position}]"
-        check_stream(argument, stream, trunk.dim)
+        check.stream(argument, stream, trunk.dim)
         for layer in stream.layers:
             if layer not in range(depth):
                 rule = f"be among the {depth} blocks 0 to {depth - 1}"
-                raise wrong_value(f"{argument}.layers", rule, layer)
+                raise check.wrong(f"{argument}.layers", rule, layer)
 
 
 def check_fit(streams: Sequence[PromptStream], tokens: Tensor) -> None:
@@ -59,23 +53,25 @@ def check_fit(streams: Sequence[PromptStream], tokens: Tensor) -> None:
             argument = f"streams[{position}].layers[{layer}]"
             if prompts.ndim == 3 and prompts.shape[0] != tokens.shape[0]:
                 rule = f"have the batch of {tokens.shape[0]} images"
-                raise wrong_value(argument, rule, tuple(prompts.shape))
+                raise check.wrong(argument, rule, tuple(prompts.shape))
             if prompts.device != tokens.device:
                 rule = f"be on the trunk's device {tokens.device}"
-                raise wrong_value(argument, rule, prompts.device)
+                raise check.wrong(argument, rule, prompts.device)
 
 
 def check_dtype(dtype: object) -> None:
     """Require a floating-point dtype or None."""
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
-        raise wrong_type("dtype", "be a floating-point torch.dtype or None", kind(dtype))
+        raise check.wrong_type(
+            "dtype", "be a floating-point torch.dtype or None", check.kind(dtype)
+        )
 
 
 def normal_values(
     shape: tuple[int, ...], std: float, generator: torch.Generator | None
 ) -> Float[Tensor, "*shape"]:
     """Draw initial values from a normal distribution, on the device of the generator."""
-    check_initial_generator(generator)
+    check.initial_generator(generator)
     device = None if generator is None else generator.device
     return torch.empty(shape, device=device).normal_(0, std, generator=generator)
 
@@ -85,7 +81,7 @@ def vpt_uniform(
 ) -> Float[Tensor, "*shape"]:
     """Draw VPT's initial values for tokens of width ``shape[-1]``."""
     height, width = patch_size
-    check_initial_generator(generator)
+    check.initial_generator(generator)
     bound = math.sqrt(6 / (3 * height * width + shape[-1]))
     device = None if generator is None else generator.device
     return torch.empty(shape, device=device).uniform_(-bound, bound, generator=generator)

@@ -7,18 +7,7 @@ import torch.nn as nn
 from jaxtyping import Float
 from torch import Tensor
 
-from fedprompt._checks import (
-    check_class_names,
-    check_count,
-    check_dense,
-    check_finite,
-    check_flag,
-    check_floats,
-    check_initial_generator,
-    kind,
-    wrong_type,
-    wrong_value,
-)
+import fedprompt._checks as check
 from fedprompt.interfaces import ClassNames, PromptedText
 from fedprompt.prompts._arguments import normal_values
 
@@ -72,16 +61,16 @@ class ContextPrompts(nn.Module):
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__()
-        check_count("dim", dim)
-        check_count("num_contexts", num_contexts)
-        check_count("length", length, at_least=0)
+        check.count("dim", dim)
+        check.count("num_contexts", num_contexts)
+        check.count("length", length, at_least=0)
         if num_classes is not None:
-            check_count("num_classes", num_classes)
+            check.count("num_classes", num_classes)
         rows = (num_contexts,) if num_classes is None else (num_contexts, num_classes)
         if init is None:
             values = normal_values((*rows, length, dim), 0.02, generator)
         else:
-            check_initial_generator(generator)
+            check.initial_generator(generator)
             values = _checked_init(init, dim).repeat(*rows, 1, 1)
         self.context = nn.Parameter(values)
 
@@ -150,9 +139,9 @@ def prompted_text(
     num_classes, length = len(names.names), context.shape[-2]
     axes = context.shape[:-3] if class_specific else context.shape[:-2]
     before = length if name_position is None else name_position
-    check_count("name_position", before, at_least=0)
+    check.count("name_position", before, at_least=0)
     if before > length:
-        raise wrong_value("name_position", f"be at most the length {length} of the context", before)
+        raise check.wrong("name_position", f"be at most the length {length} of the context", before)
     start = names.start.expand(*axes, -1, -1)
     leading, trailing = context[..., :before, :], context[..., before:, :]
     if class_specific:
@@ -196,22 +185,22 @@ def _checked_init(init: object, dim: int) -> Tensor:
         rule = (
             "be a floating-point tensor of shape (length, dim), such as tower.words('a photo of a')"
         )
-        raise wrong_type("init", rule, kind(init))
+        raise check.wrong_type("init", rule, check.kind(init))
     if init.ndim != 2 or init.shape[1] != dim:
-        raise wrong_value("init", f"have shape (length, {dim})", tuple(init.shape))
-    check_dense("init", init)
-    check_finite("init", init)
+        raise check.wrong("init", f"have shape (length, {dim})", tuple(init.shape))
+    check.dense("init", init)
+    check.finite("init", init)
     return init.detach().to(torch.promote_types(init.dtype, torch.float32))
 
 
 def _check_context(
     context: Any, names: ClassNames, class_specific: object, per_sample: object
 ) -> None:
-    check_class_names(names)
-    check_floats("context", context)
+    check.class_names(names)
+    check.floats("context", context)
     flags = {"per_sample": per_sample, "class_specific": class_specific}
     for argument, flag in flags.items():
-        check_flag(argument, flag)
+        check.flag(argument, flag)
     num_classes, longest, dim = names.tokens.shape
     axes = ["batch"] * bool(per_sample) + ["contexts"] + [str(num_classes)] * bool(class_specific)
     fits = context.ndim == len(axes) + 2 and context.shape[-1] == dim
@@ -219,15 +208,15 @@ def _check_context(
         unset = " or ".join(f"`{argument}=True`" for argument, flag in flags.items() if not flag)
         rule = f"have shape ({', '.join(axes)}, length, {dim})"
         hint = f"; {unset} adds one axis" if unset else ""
-        raise wrong_value("context", rule + hint, tuple(context.shape))
+        raise check.wrong("context", rule + hint, tuple(context.shape))
     if context.device != names.tokens.device:
         rule = f"be on the device of `names`, {names.tokens.device}"
-        raise wrong_value("context", rule, context.device)
+        raise check.wrong("context", rule, context.device)
     length = context.shape[-2]
     available = names.context_length - len(names.start) - length
     if available <= min(names.ending):  # not even names of one token fit
         rule = f"be shorter, because no name fits into {names.context_length} positions with it"
-        raise wrong_value("context", rule, f"one of length {length}")
+        raise check.wrong("context", rule, f"one of length {length}")
     if longest > available:
         name = names.names[names.length.index(longest)]
         rule = (
@@ -235,4 +224,4 @@ def _check_context(
             f"fits into {names.context_length} positions"
         )
         got = f"{name!r} with {longest} tokens, full stop and end token included"
-        raise wrong_value("names", rule, got)
+        raise check.wrong("names", rule, got)

@@ -7,17 +7,7 @@ import torch
 from jaxtyping import Float, Integer, Num
 from torch import Tensor
 
-from fedprompt._checks import (
-    check_count,
-    check_device,
-    check_images,
-    check_labels,
-    check_sequence,
-    check_stream,
-    height_and_width,
-    wrong_type,
-    wrong_value,
-)
+import fedprompt._checks as check
 from fedprompt.interfaces import Encoded, PromptStream, ResumableTrunk, Trunk
 from fedprompt.prompts._arguments import (
     check_dtype,
@@ -127,9 +117,9 @@ def encode_from(
         True
     """
     depth = checked_depth(trunk, depth)
-    check_count("start", start)
+    check.count("start", start)
     if start >= depth:
-        raise wrong_value("start", f"be below the {depth} blocks that run", start)
+        raise check.wrong("start", f"be below the {depth} blocks that run", start)
     check_streams(streams, trunk, depth)
     check_dtype(dtype)
     resumed = _resumed(trunk, tokens, streams, start, image_size)
@@ -168,9 +158,9 @@ def encode_front(
         (torch.Size([5, 17, 8]), 544)
     """
     depth = checked_depth(trunk, None)
-    check_count("start", start)
+    check.count("start", start)
     if start > depth:
-        raise wrong_value("start", f"be at most the trunk's {depth} blocks", start)
+        raise check.wrong("start", f"be at most the trunk's {depth} blocks", start)
     check_streams(streams, trunk, depth)
     tokens, lengths, context = _embedded(trunk, images, streams)
     return _run(trunk, range(start), tokens, context, streams, lengths)[0]
@@ -202,25 +192,25 @@ def batch_streams(
         >>> batch_streams([first, second], torch.tensor([1, 0, 1])).layers[0][:, 0, 0]
         tensor([1., 0., 1.])
     """
-    check_sequence("streams", streams, "PromptStream")
+    check.sequence("streams", streams, "PromptStream")
     if not streams:
-        raise wrong_value("streams", "contain at least one stream", "none")
+        raise check.wrong("streams", "contain at least one stream", "none")
     first = streams[0]
     for position, stream in enumerate(streams):
-        check_stream(f"streams[{position}]", stream)
+        check.stream(f"streams[{position}]", stream)
         if _layout(stream) != _layout(first):
             rule = f"have the layers, lengths and `replace` of the first stream {_layout(first)}"
-            raise wrong_value(f"streams[{position}]", rule, _layout(stream))
+            raise check.wrong(f"streams[{position}]", rule, _layout(stream))
     for layer, tokens in first.layers.items():
         if tokens.ndim != 2:
-            raise wrong_value(
+            raise check.wrong(
                 "streams",
                 "contain tokens of shape (prompts, dim)",
                 f"{tuple(tokens.shape)} at layer {layer}",
             )
-    check_labels("owner", owner, len(streams), sync=False)
+    check.labels("owner", owner, len(streams), sync=False)
     for tokens in first.layers.values():
-        check_device("owner", owner, tokens.device)
+        check.device("owner", owner, tokens.device)
     layers = {
         layer: torch.stack([stream.layers[layer] for stream in streams])[owner.long()]
         for layer in first.layers
@@ -250,7 +240,7 @@ def _embedded(
     trunk: Trunk, images: Tensor, streams: Sequence[PromptStream]
 ) -> tuple[Tensor, list[int], Any]:
     """Return the tokens of images, the number of prompts of each stream (none), and the context."""
-    check_images(images, any_dtype=True)
+    check.images(images, any_dtype=True)
     tokens, context = trunk.embed(images)
     check_fit(streams, tokens)
     return tokens, [0 for _ in streams], context
@@ -266,7 +256,7 @@ def _resumed(
     """Return cached tokens, the number of prompts of each stream among them, and the context."""
     if not isinstance(trunk, ResumableTrunk):
         rule = f"have the method `resume` of a ResumableTrunk, because `start` is {start}"
-        raise wrong_type("trunk", rule, type(trunk).__name__)
+        raise check.wrong_type("trunk", rule, type(trunk).__name__)
     check_tokens(tokens, trunk.dim)
     lengths = [
         _length_before(start, f"streams[{position}]", stream)
@@ -274,9 +264,9 @@ def _resumed(
     ]
     if tokens.shape[1] < trunk.prefix + sum(lengths):
         rule = f"contain the {sum(lengths)} prompts before block {start}"
-        raise wrong_value("tokens", rule, f"{tokens.shape[1]} tokens")
+        raise check.wrong("tokens", rule, f"{tokens.shape[1]} tokens")
     prefix, spans, rest = _split(tokens, trunk.prefix, lengths)
-    size = None if image_size is None else height_and_width("image_size", image_size)
+    size = None if image_size is None else check.height_and_width("image_size", image_size)
     plain, context = trunk.resume(torch.cat([prefix, rest], 1), start=start, image_size=size)
     prefix, _, rest = _split(plain, trunk.prefix, [])
     tokens = torch.cat([prefix, *(span.to(plain.dtype) for span in spans), rest], 1)
@@ -319,7 +309,7 @@ def _length_before(start: int, argument: str, stream: PromptStream) -> int:
     for layer in early:
         if torch.is_grad_enabled() and stream.layers[layer].requires_grad:
             rule = f"not require gradients, because block {layer} is before `start`"
-            raise wrong_value(f"{argument}.layers[{layer}]", rule, "a tensor that does")
+            raise check.wrong(f"{argument}.layers[{layer}]", rule, "a tensor that does")
     lengths = [stream.layers[layer].shape[-2] for layer in early]
     return sum(lengths[-1:] if stream.replace else lengths)
 

@@ -6,7 +6,7 @@ from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor
 
-from fedprompt._checks import check_count, kind, wrong_type, wrong_value
+import fedprompt._checks as check
 from fedprompt.prompts._arguments import normal_values
 
 
@@ -63,12 +63,12 @@ class PromptGenerator(nn.Module):
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__()
-        check_count("num_prompts", num_prompts, at_least=0)
-        check_count("dim", dim)
-        check_count("key_dim", key_dim)
-        check_count("num_heads", num_heads)
+        check.count("num_prompts", num_prompts, at_least=0)
+        check.count("dim", dim)
+        check.count("key_dim", key_dim)
+        check.count("num_heads", num_heads)
         if dim % num_heads:
-            raise wrong_value("num_heads", f"divide `dim` {dim}", num_heads)
+            raise check.wrong("num_heads", f"divide `dim` {dim}", num_heads)
         self.queries = nn.Parameter(normal_values((num_prompts, dim), 0.02, generator))
         self.num_heads = num_heads
         self.query = _linear(dim, dim, generator)
@@ -98,9 +98,9 @@ class PromptGenerator(nn.Module):
         key_dim = self.key.in_features
         shape = f"(batch, keys, {key_dim})"
         if not isinstance(keys, Tensor) or not keys.is_floating_point():
-            raise wrong_type("keys", f"be floating-point of shape {shape}", kind(keys))
+            raise check.wrong_type("keys", f"be floating-point of shape {shape}", check.kind(keys))
         if keys.ndim != 3 or keys.shape[2] != key_dim or keys.shape[1] == 0:
-            raise wrong_value("keys", f"have shape {shape}, at least one key", tuple(keys.shape))
+            raise check.wrong("keys", f"have shape {shape}, at least one key", tuple(keys.shape))
         return keys.to(self.queries.dtype)
 
     def extra_repr(self) -> str:

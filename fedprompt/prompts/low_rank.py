@@ -5,7 +5,7 @@ import torch.nn as nn
 from jaxtyping import Float
 from torch import Tensor
 
-from fedprompt._checks import check_count
+import fedprompt._checks as check
 from fedprompt.prompts._arguments import normal_values
 
 
@@ -59,10 +59,10 @@ class LowRankContext(nn.Module):
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__()
-        check_count("dim", dim)
-        check_count("length", length, at_least=0)
-        check_count("rank", rank)
-        check_count("num_contexts", num_contexts)
+        check.count("dim", dim)
+        check.count("length", length, at_least=0)
+        check.count("rank", rank)
+        check.count("num_contexts", num_contexts)
         left = normal_values((num_contexts, length, rank), rank**-0.5, generator)
         self.left = nn.Parameter(left)
         self.right = nn.Parameter(torch.zeros(num_contexts, rank, dim, device=left.device))

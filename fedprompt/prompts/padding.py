@@ -9,17 +9,7 @@ from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor
 
-from fedprompt._checks import (
-    check_count,
-    check_finite,
-    check_initial_generator,
-    check_number,
-    check_strided,
-    height_and_width,
-    kind,
-    wrong_type,
-    wrong_value,
-)
+import fedprompt._checks as check
 
 _IMAGENET_MEAN = (0.485, 0.456, 0.406)
 _IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -74,18 +64,18 @@ class PadPrompts(nn.Module):
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__()
-        height, width = height_and_width("image_size", image_size)
-        check_count("padding", padding)
+        height, width = check.height_and_width("image_size", image_size)
+        check.count("padding", padding)
         for name, numbers in (("mean", mean), ("std", std)):
             if isinstance(numbers, str | bytes) or not isinstance(numbers, Sequence):
-                raise wrong_type(name, "be a sequence of numbers", kind(numbers))
+                raise check.wrong_type(name, "be a sequence of numbers", check.kind(numbers))
         if len(mean) != len(std) or not len(mean):
             rule = f"have one entry for each of the {len(mean)} channels of `mean`, at least one"
-            raise wrong_value("std", rule, len(std))
+            raise check.wrong("std", rule, len(std))
         for center, spread in zip(mean, std, strict=True):
-            check_number("mean", center)
-            check_number("std", spread, above=0)
-        check_initial_generator(generator)
+            check.number("mean", center)
+            check.number("std", spread, above=0)
+        check.initial_generator(generator)
         device = None if generator is None else generator.device
         draw = partial(torch.rand, generator=generator, device=device)
         self.columns = nn.Parameter(draw(len(mean), height, 2 * padding))
@@ -117,12 +107,12 @@ class PadPrompts(nn.Module):
         channels, height, twice = self.columns.shape
         expected = (channels, height, self.rows.shape[2] - twice)
         if not isinstance(images, Tensor) or not images.is_floating_point():
-            raise wrong_type("images", "be floating-point and normalized", kind(images))
+            raise check.wrong_type("images", "be floating-point and normalized", check.kind(images))
         if images.ndim != 4 or images.shape[1:] != expected:
             rule = f"have shape (batch, {', '.join(map(str, expected))})"
-            raise wrong_value("images", rule, tuple(images.shape))
-        check_strided("images", images)
-        check_finite("images", images, sync=False)
+            raise check.wrong("images", rule, tuple(images.shape))
+        check.strided("images", images)
+        check.finite("images", images, sync=False)
         if images.device != self.rows.device:
             rule = f"be on the prompts' device {self.rows.device}"
-            raise wrong_value("images", rule, images.device)
+            raise check.wrong("images", rule, images.device)

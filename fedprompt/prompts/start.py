@@ -6,15 +6,7 @@ import torch
 from jaxtyping import Num
 from torch import Tensor
 
-from fedprompt._checks import (
-    check_entry,
-    check_images,
-    check_initial_generator,
-    check_number,
-    kind,
-    wrong_type,
-    wrong_value,
-)
+import fedprompt._checks as check
 from fedprompt.interfaces import Trunk, Weighted
 from fedprompt.prompts._arguments import vpt_uniform
 from fedprompt.prompts.visual import GroupPrompts, LayeredPrompts
@@ -46,13 +38,15 @@ def mean_patch_tokens(trunk: Trunk, images: Num[Tensor, "batch channels height w
         >>> torch.testing.assert_close(mean, mean_patch_tokens(trunk, images))
     """
     if not isinstance(trunk, Trunk):
-        raise wrong_type("trunk", "be a Trunk, such as vit_trunk(model)", type(trunk).__name__)
-    check_images(images, any_dtype=True)
+        raise check.wrong_type(
+            "trunk", "be a Trunk, such as vit_trunk(model)", type(trunk).__name__
+        )
+    check.images(images, any_dtype=True)
     if not len(images):
-        raise wrong_value("images", "contain at least one image", "none")
+        raise check.wrong("images", "contain at least one image", "none")
     tokens, context = trunk.embed(images)
     if tokens.shape[1] == trunk.prefix:
-        raise wrong_value("images", "have at least one patch", tuple(images.shape))
+        raise check.wrong("images", "have at least one patch", tuple(images.shape))
     means = []
     for layer in range(trunk.depth):
         means.append(tokens[:, trunk.prefix :].float().mean((0, 1)))
@@ -103,24 +97,24 @@ def initialize_at(
         Jia et al., "Visual Prompt Tuning", ECCV 2022, for the noise.
     """
     if not isinstance(prompts, LayeredPrompts | GroupPrompts):
-        raise wrong_type("prompts", "be LayeredPrompts or GroupPrompts", kind(prompts))
-    check_number("noise", noise, at_least=0)
-    check_initial_generator(generator)
+        raise check.wrong_type("prompts", "be LayeredPrompts or GroupPrompts", check.kind(prompts))
+    check.number("noise", noise, at_least=0)
+    check.initial_generator(generator)
     _check_means(means, prompts.layers, prompts.tokens.shape[-1])
     tokens = prompts.tokens
     centers = means.value[list(prompts.layers)].to(tokens)  # (layers, dim)
     drawn = vpt_uniform(tuple(tokens.shape), prompts.patch_size, generator).to(tokens)
     started = centers[:, None] + noise * drawn
     if not bool(torch.isfinite(started).all()):
-        raise wrong_value("noise", f"keep tokens finite in {tokens.dtype}", noise)
+        raise check.wrong("noise", f"keep tokens finite in {tokens.dtype}", noise)
     tokens.copy_(started)
 
 
 def _check_means(means: Weighted, layers: Sequence[int], dim: int) -> None:
-    check_entry("means", means)
+    check.entry("means", means)
     value, weight = means
     if value.ndim != 2 or weight.ndim != 0 or value.shape[1] != dim or len(value) <= max(layers):
         rule = f"have shape (depth, {dim}), with a depth of at least {max(layers) + 1}"
-        raise wrong_value("means", rule, tuple(value.shape))
+        raise check.wrong("means", rule, tuple(value.shape))
     if not weight > 0:
-        raise wrong_value("means.weight", "be above 0", float(weight))
+        raise check.wrong("means.weight", "be above 0", float(weight))

@@ -8,17 +8,7 @@ import torch.nn as nn
 from jaxtyping import Integer
 from torch import Tensor
 
-from fedprompt._checks import (
-    check_count,
-    check_device,
-    check_flag,
-    check_iterable,
-    check_labels,
-    height_and_width,
-    kind,
-    wrong_type,
-    wrong_value,
-)
+import fedprompt._checks as check
 from fedprompt.interfaces import PromptStream, Trunk
 from fedprompt.prompts._arguments import vpt_uniform
 
@@ -44,11 +34,11 @@ class _VisualPrompts(nn.Module):
         _check_num_prompts(num_prompts)
         width = _checked_width(dim)
         self.layers = _checked_layers(layers, dim)
-        check_flag("replace", replace)
+        check.flag("replace", replace)
         self.replace = replace
         if patch_size is None:
             patch_size = dim.patch_size if isinstance(dim, Trunk) else _DEFAULT_PATCH_SIZE
-        self.patch_size = height_and_width("patch_size", patch_size)
+        self.patch_size = check.height_and_width("patch_size", patch_size)
         shape = (*groups, len(self.layers), num_prompts, width)
         self.tokens = nn.Parameter(vpt_uniform(shape, self.patch_size, generator))
 
@@ -173,9 +163,11 @@ class DeepPrompts(LayeredPrompts):
         _check_num_prompts(num_prompts)
         if depth is None:
             if not isinstance(dim, Trunk):
-                raise wrong_type("depth", "be an integer, unless `dim` is a trunk", kind(depth))
+                raise check.wrong_type(
+                    "depth", "be an integer, unless `dim` is a trunk", check.kind(depth)
+                )
             depth = dim.depth
-        check_count("depth", depth)
+        check.count("depth", depth)
         super().__init__(
             num_prompts,
             dim,
@@ -232,7 +224,7 @@ class GroupPrompts(_VisualPrompts):
         patch_size: int | tuple[int, int] | None = None,
         generator: torch.Generator | None = None,
     ) -> None:
-        check_count("num_groups", num_groups)
+        check.count("num_groups", num_groups)
         super().__init__((num_groups,), num_prompts, dim, layers, replace, patch_size, generator)
 
     def forward(self, indices: Integer[Tensor, " batch"]) -> PromptStream:
@@ -245,38 +237,40 @@ class GroupPrompts(_VisualPrompts):
         Raises:
             ValueError: If a group is out of range.
         """
-        check_labels("indices", indices, len(self.tokens), sync=False)
-        check_device("indices", indices, self.tokens.device)
+        check.labels("indices", indices, len(self.tokens), sync=False)
+        check.device("indices", indices, self.tokens.device)
         return self._stream(self.tokens[indices.long()].unbind(1))
 
 
 def _check_num_prompts(num_prompts: object) -> None:
     if isinstance(num_prompts, Trunk):
-        raise wrong_type(
-            "num_prompts", "be an integer; the trunk comes after it", kind(num_prompts)
+        raise check.wrong_type(
+            "num_prompts", "be an integer; the trunk comes after it", check.kind(num_prompts)
         )
-    check_count("num_prompts", num_prompts, at_least=0)
+    check.count("num_prompts", num_prompts, at_least=0)
 
 
 def _checked_width(dim: object) -> int:
     if isinstance(dim, Trunk):
         return dim.dim
     if isinstance(dim, bool) or not isinstance(dim, Integral):
-        raise wrong_type("dim", "be an integer or a Trunk", kind(dim))
-    check_count("dim", dim)
+        raise check.wrong_type("dim", "be an integer or a Trunk", check.kind(dim))
+    check.count("dim", dim)
     return int(dim)
 
 
 def _checked_layers(layers: Iterable[int], dim: int | Trunk) -> tuple[int, ...]:
     if not isinstance(layers, Iterable):
-        raise wrong_type("layers", "be layer indices, such as range(4) or (0, 3)", kind(layers))
-    check_iterable("layers", layers, "integers")
+        raise check.wrong_type(
+            "layers", "be layer indices, such as range(4) or (0, 3)", check.kind(layers)
+        )
+    check.iterable("layers", layers, "integers")
     chosen = tuple(layers)
     for layer in chosen:
-        check_count("layers", layer, at_least=0)
+        check.count("layers", layer, at_least=0)
         if isinstance(dim, Trunk) and layer >= dim.depth:
             rule = f"be among the trunk's {dim.depth} blocks 0 to {dim.depth - 1}"
-            raise wrong_value("layers", rule, layer)
+            raise check.wrong("layers", rule, layer)
     if not chosen or len(set(chosen)) < len(chosen):
-        raise wrong_value("layers", "contain at least one layer, and none twice", chosen)
+        raise check.wrong("layers", "contain at least one layer, and none twice", chosen)
     return chosen

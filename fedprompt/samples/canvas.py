@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import affine_grid, grid_sample
 
-from fedprompt._checks import wrong_value
+import fedprompt._checks as check
 from fedprompt.samples._pixels import Images
 from fedprompt.samples.handwritten import inverted, noisy, raw
 
@@ -61,7 +61,7 @@ def on_canvases(
         (torch.Size([3, 1, 32, 32]), [0, 1, 0])
     """
     if unknown := set(domains) - DOMAINS.keys():
-        raise wrong_value("domains", f"be among {', '.join(DOMAINS)}", ", ".join(sorted(unknown)))
+        raise check.wrong("domains", f"be among {', '.join(DOMAINS)}", ", ".join(sorted(unknown)))
     canvases, _ = _cluttered(images, generator, smallest=smallest, largest=largest)
     owner = torch.arange(len(images)) % len(domains)
     for index, name in enumerate(domains):

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from fedprompt._checks import check_count, kind, wrong_type, wrong_value
+import fedprompt._checks as check
 from fedprompt.samples._pixels import Images, enlarge, warp
 
 
@@ -153,13 +153,15 @@ def digits(
         Alpaydin and Kaynak, "Optical Recognition of Handwritten Digits", UCI Machine Learning
         Repository, 1998, https://doi.org/10.24432/C50P49.
     """
-    check_count("seed", seed, at_least=0)
-    check_count("num_test", num_test)
+    check.count("seed", seed, at_least=0)
+    check.count("num_test", num_test)
     if not callable(domain):
-        raise wrong_type("domain", "be a function of images, such as samples.raw", kind(domain))
+        raise check.wrong_type(
+            "domain", "be a function of images, such as samples.raw", check.kind(domain)
+        )
     images, labels = _all_digits()
     if num_test >= len(labels):
-        raise wrong_value("num_test", f"be less than all {len(labels)} digits", num_test)
+        raise check.wrong("num_test", f"be less than all {len(labels)} digits", num_test)
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
     train, test = order[num_test:], order[:num_test]
     images = domain(images)

@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from safetensors import safe_open
 from torch import Tensor
 
-from fedprompt._checks import wrong_value
+import fedprompt._checks as check
 
 _SIZES = ("S", "B")
 _FOLDER = Path(__file__).parent
@@ -52,7 +52,7 @@ def vit(size: Literal["S", "B"], *, with_head: bool = False) -> nn.Module:
         torch.Size([2, 64])
     """
     if size not in _SIZES:
-        raise wrong_value("size", f"be one of {', '.join(map(repr, _SIZES))}", repr(size))
+        raise check.wrong("size", f"be one of {', '.join(map(repr, _SIZES))}", repr(size))
     return _read_vit(_FOLDER / f"vit_{size.lower()}.safetensors", with_head=with_head)
 
 
@@ -118,7 +118,7 @@ def tokenize(texts: list[str], context_length: int = 24) -> Int[Tensor, "texts l
         pieces = re.findall(r"\w+|\.", text)
         if unknown := sorted(set(pieces) - set(words[2:-1])):
             rule = f"consist of the {len(words) - 3} words {' '.join(words[2:-1])}"
-            raise wrong_value("texts", rule, ", ".join(map(repr, unknown)))
+            raise check.wrong("texts", rule, ", ".join(map(repr, unknown)))
         written = ["<start>", *pieces[: context_length - 2], "<eot>"]
         row[: len(written)] = torch.tensor([words.index(word) for word in written])
     return rows

@@ -3,16 +3,7 @@
 import torch
 from torch import Tensor
 
-from fedprompt._checks import (
-    check_dense,
-    check_finite,
-    check_precision,
-    check_strided,
-    kind,
-    values_readable,
-    wrong_type,
-    wrong_value,
-)
+import fedprompt._checks as check
 
 
 def check_pair(query: Tensor, keys: Tensor) -> None:
@@ -22,18 +13,18 @@ def check_pair(query: Tensor, keys: Tensor) -> None:
     """
     for name, tensor, shape in (("query", query, "(batch, dim)"), ("keys", keys, "(groups, dim)")):
         if not isinstance(tensor, Tensor) or not tensor.is_floating_point() or tensor.ndim != 2:
-            raise wrong_type(name, f"be a floating-point tensor {shape}", kind(tensor))
-        check_strided(name, tensor)
-    check_precision("query", query, "keys", keys)
+            raise check.wrong_type(name, f"be a floating-point tensor {shape}", check.kind(tensor))
+        check.strided(name, tensor)
+    check.precision("query", query, "keys", keys)
     if query.device != keys.device:
-        raise wrong_value("query", f"be on the device of `keys`, {keys.device}", query.device)
+        raise check.wrong("query", f"be on the device of `keys`, {keys.device}", query.device)
     if 0 in keys.shape:
-        raise wrong_value("keys", "hold at least one group of width 1 or more", tuple(keys.shape))
+        raise check.wrong("keys", "hold at least one group of width 1 or more", tuple(keys.shape))
     if query.shape[1] != keys.shape[1]:
-        raise wrong_value("query", f"have the width of `keys`, {keys.shape[1]}", query.shape[1])
+        raise check.wrong("query", f"have the width of `keys`, {keys.shape[1]}", query.shape[1])
     if keys.device.type == "cpu":
-        check_finite("query", query)
-        check_finite("keys", keys)
+        check.finite("query", query)
+        check.finite("keys", keys)
 
 
 def check_counts(name: str, counts: Tensor, groups: int, *, sync: bool = False) -> None:
@@ -42,14 +33,14 @@ def check_counts(name: str, counts: Tensor, groups: int, *, sync: bool = False) 
     Unless `sync` is set, values are checked on CPU tensors only.
     """
     if not isinstance(counts, Tensor) or counts.is_complex() or counts.dtype == torch.bool:
-        raise wrong_type(name, "be a tensor of counts (groups,)", kind(counts))
+        raise check.wrong_type(name, "be a tensor of counts (groups,)", check.kind(counts))
     if counts.shape != (groups,):
-        raise wrong_value(name, f"have one count for each of {groups} groups", tuple(counts.shape))
-    if values_readable(counts) and (sync or counts.device.type == "cpu"):
-        check_dense(name, counts)
+        raise check.wrong(name, f"have one count for each of {groups} groups", tuple(counts.shape))
+    if check.values_readable(counts) and (sync or counts.device.type == "cpu"):
+        check.dense(name, counts)
         wrong = ~(torch.isfinite(counts) & (counts >= 0))
         if bool(wrong.any()):
-            raise wrong_value(name, "be finite and at least 0", counts[wrong][0].item())
+            raise check.wrong(name, "be finite and at least 0", counts[wrong][0].item())
 
 
 def shares(usage: Tensor | None, like: Tensor) -> Tensor:
@@ -63,7 +54,7 @@ def shares(usage: Tensor | None, like: Tensor) -> Tensor:
         return like.new_zeros(like.shape[1])
     check_counts("usage", usage, like.shape[1])
     if usage.device != like.device:
-        raise wrong_value("usage", f"be on the device of `keys`, {like.device}", usage.device)
+        raise check.wrong("usage", f"be on the device of `keys`, {like.device}", usage.device)
     total = usage.sum(dtype=like.dtype)
     return usage.to(like.dtype) / (total + (total == 0))
 
@@ -71,11 +62,11 @@ def shares(usage: Tensor | None, like: Tensor) -> Tensor:
 def checked_table(counts: Tensor) -> Tensor:
     """Return counts as a float64 matrix on the CPU; with one axis, they become a column."""
     if not isinstance(counts, Tensor) or counts.is_complex() or counts.dtype == torch.bool:
-        raise wrong_type("counts", "be a tensor of counts", kind(counts))
-    check_dense("counts", counts)
+        raise check.wrong_type("counts", "be a tensor of counts", check.kind(counts))
+    check.dense("counts", counts)
     if counts.ndim not in (1, 2) or 0 in counts.shape:
         rule = "have shape (groups,) or (groups, classes) without an empty axis"
-        raise wrong_value("counts", rule, tuple(counts.shape))
+        raise check.wrong("counts", rule, tuple(counts.shape))
     table = counts.detach().cpu().double().reshape(len(counts), -1)
     check_counts("counts", table.flatten(), table.numel(), sync=True)
     return table

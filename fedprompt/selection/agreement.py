@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Real
 from torch import Tensor
 
-from fedprompt._checks import wrong_value
+import fedprompt._checks as check
 from fedprompt.selection._inputs import checked_table
 
 
@@ -36,7 +36,7 @@ def clustering_accuracy(counts: Real[Tensor, "groups classes"]) -> float:
     """
     table = checked_table(counts)
     if counts.ndim != 2:
-        raise wrong_value("counts", "have shape (groups, classes)", tuple(counts.shape))
+        raise check.wrong("counts", "have shape (groups, classes)", tuple(counts.shape))
     size = max(table.shape)
     square = torch.zeros(size, size, dtype=torch.float64)
     square[: table.shape[0], : table.shape[1]] = table

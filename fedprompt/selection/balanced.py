@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float, Real
 from torch import Tensor
 
-from fedprompt._checks import check_function, check_kind
+import fedprompt._checks as check
 from fedprompt._cosine import cosines
 from fedprompt.interfaces import Coupling, Selection, TransportSolver
 from fedprompt.selection._inputs import check_pair, shares
@@ -65,7 +65,7 @@ def select_balanced(
         NeurIPS 2020, Sec. 3.1, for the transport problem with equal shares. The rule that derives
         shares from counts is specific to this library.
     """
-    check_function("solver", solver, "be a transport solver, such as `exact`")
+    check.function("solver", solver, "be a transport solver, such as `exact`")
     check_pair(query, keys)
     similarity = cosines(query, keys)
     batch, groups = similarity.shape
@@ -74,6 +74,6 @@ def select_balanced(
     rows = similarity.new_full((batch,), 1 / max(batch, 1))
     if batch:
         coupling = solver(1 - similarity, rows, capacity / capacity.sum())
-        check_kind("solver", coupling, Coupling, "return a Coupling")
+        check.instance("solver", coupling, Coupling, "return a Coupling")
     indices = (coupling.plan if batch else similarity).argmax(1)
     return Selection(indices, similarity.gather(1, indices[:, None])[:, 0])

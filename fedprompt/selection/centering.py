@@ -5,16 +5,7 @@ import torch.nn as nn
 from jaxtyping import Float
 from torch import Tensor
 
-from fedprompt._checks import (
-    check_count,
-    check_dense,
-    check_finite,
-    check_strided,
-    kind,
-    values_readable,
-    wrong_type,
-    wrong_value,
-)
+import fedprompt._checks as check
 from fedprompt._float64 import widened
 from fedprompt.interfaces import Weighted
 
@@ -38,7 +29,7 @@ def query_mean(query: Float[Tensor, "batch dim"]) -> Weighted:
         Weighted(value=tensor([2., 4.]), weight=tensor(2.))
     """
     _check_query(query)
-    check_dense("query", query)
+    check.dense("query", query)
     dtype = torch.promote_types(query.dtype, torch.float32)
     number = query.shape[0]
     mean = widened(query).sum(0) / max(number, 1)
@@ -83,7 +74,7 @@ class CenteredQueries(nn.Module):
     center: Tensor
 
     def __init__(self, dim: int, *, center: Float[Tensor, " dim"] | None = None) -> None:
-        check_count("dim", dim)
+        check.count("dim", dim)
         super().__init__()
         if center is None:
             center = torch.full((dim,), torch.nan)
@@ -96,13 +87,13 @@ class CenteredQueries(nn.Module):
         _check_query(query)
         dim = self.center.shape[0]
         if query.shape[1] != dim:
-            raise wrong_value("query", f"have the width of `center`, {dim}", query.shape[1])
+            raise check.wrong("query", f"have the width of `center`, {dim}", query.shape[1])
         if query.device != self.center.device:
             rule = f"be on the device of `center`, {self.center.device}"
-            raise wrong_value("query", rule, query.device)
-        on_cpu = self.center.device.type == "cpu" and values_readable(self.center)
+            raise check.wrong("query", rule, query.device)
+        on_cpu = self.center.device.type == "cpu" and check.values_readable(self.center)
         if on_cpu and bool(self.center.isnan().any()):
-            raise wrong_value("center", "be given or loaded before the first call", "NaN")
+            raise check.wrong("center", "be given or loaded before the first call", "NaN")
         return _wide(query) - self.center
 
     def extra_repr(self) -> str:
@@ -116,14 +107,16 @@ def _wide(tensor: Tensor) -> Tensor:
 
 def _check_query(query: object) -> None:
     if not isinstance(query, Tensor) or not query.is_floating_point() or query.ndim != 2:
-        raise wrong_type("query", "be a floating-point tensor (batch, dim)", kind(query))
-    check_strided("query", query)
-    check_finite("query", query, sync=False)
+        raise check.wrong_type(
+            "query", "be a floating-point tensor (batch, dim)", check.kind(query)
+        )
+    check.strided("query", query)
+    check.finite("query", query, sync=False)
 
 
 def _check_center(center: object, dim: int) -> None:
     if not isinstance(center, Tensor) or not center.is_floating_point():
-        raise wrong_type("center", "be a floating-point tensor (dim,)", kind(center))
+        raise check.wrong_type("center", "be a floating-point tensor (dim,)", check.kind(center))
     if center.shape != (dim,):
-        raise wrong_value("center", f"have shape ({dim},)", tuple(center.shape))
-    check_finite("center", center)
+        raise check.wrong("center", f"have shape ({dim},)", tuple(center.shape))
+    check.finite("center", center)

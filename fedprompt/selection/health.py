@@ -7,15 +7,7 @@ import torch
 from jaxtyping import Float, Int, Integer, Real
 from torch import Tensor
 
-from fedprompt._checks import (
-    check_count,
-    check_finite,
-    check_labels,
-    check_number,
-    kind,
-    wrong_type,
-    wrong_value,
-)
+import fedprompt._checks as check
 from fedprompt._cosine import cosines, unit
 from fedprompt.selection._inputs import check_counts, check_pair, checked_table
 
@@ -49,13 +41,13 @@ def contingency_table(
         tensor([[0, 0, 2],
                 [1, 0, 0]])
     """
-    check_count("num_groups", num_groups)
-    check_count("num_classes", num_classes)
-    check_labels("indices", indices, num_groups)
-    check_labels("labels", labels, num_classes)
+    check.count("num_groups", num_groups)
+    check.count("num_classes", num_classes)
+    check.labels("indices", indices, num_groups)
+    check.labels("labels", labels, num_classes)
     if len(labels) != len(indices):
         rule = f"have one entry for each of {len(indices)} `indices`"
-        raise wrong_value("labels", rule, len(labels))
+        raise check.wrong("labels", rule, len(labels))
     cells = indices.long() * num_classes + labels.long()
     counts = torch.bincount(cells, minlength=num_groups * num_classes)
     return counts.reshape(num_groups, num_classes)
@@ -112,7 +104,7 @@ def selection_health(
         >>> health["dead_groups"], health["largest_share"], round(health["effective_groups"], 2)
         (1.0, 0.5, 2.83)
     """
-    check_number("max_cosine", max_cosine, at_least=-1, at_most=1)
+    check.number("max_cosine", max_cosine, at_least=-1, at_most=1)
     table = checked_table(counts)
     sizes = table.sum(1)
     total = float(table.sum()) or 1.0
@@ -177,7 +169,7 @@ def revive_keys(
     dead = torch.nonzero(usage == 0).flatten().tolist()
     if len(query) < len(dead):
         rule = f"hold at least one sample for each of {len(dead)} dead keys"
-        raise wrong_value("query", rule, len(query))
+        raise check.wrong("query", rule, len(query))
     new = keys.detach().clone()
     directions = unit(query)
     similarity = cosines(query, keys)
@@ -193,8 +185,10 @@ def revive_keys(
 def _checked_cosine(query: Tensor, max_cosine: float) -> float:
     """Average the cosine over all pairs of different queries, and warn of a narrow cone."""
     if not isinstance(query, Tensor) or not query.is_floating_point() or query.ndim != 2:
-        raise wrong_type("query", "be a floating-point tensor (batch, dim)", kind(query))
-    check_finite("query", query)
+        raise check.wrong_type(
+            "query", "be a floating-point tensor (batch, dim)", check.kind(query)
+        )
+    check.finite("query", query)
     directions = unit(query).cpu().double()
     pairs = len(directions) * (len(directions) - 1)
     same = directions.square().sum()

@@ -7,15 +7,7 @@ import torch.nn as nn
 from jaxtyping import Float, Integer, Real
 from torch import Tensor
 
-from fedprompt._checks import (
-    check_count,
-    check_device,
-    check_generator,
-    check_labels,
-    kind,
-    wrong_type,
-    wrong_value,
-)
+import fedprompt._checks as check
 from fedprompt._cosine import unit
 from fedprompt.interfaces import PromptSelector, Selection
 from fedprompt.selection._inputs import check_counts, check_pair
@@ -56,11 +48,11 @@ def key_loss(
         Personalized Federated Learning" (SGPT), CVPR 2024, Eq. 11.
     """
     check_pair(query, keys)
-    check_labels("indices", indices, len(keys), sync=False)
-    check_device("indices", indices, keys.device)
+    check.labels("indices", indices, len(keys), sync=False)
+    check.device("indices", indices, keys.device)
     if len(indices) != len(query):
         rule = f"have one entry for each of {len(query)} queries"
-        raise wrong_value("indices", rule, len(indices))
+        raise check.wrong("indices", rule, len(indices))
     return -(unit(query.detach()) * unit(keys[indices.long()])).sum(1).mean()
 
 
@@ -82,13 +74,13 @@ def orthogonal_keys(
         >>> torch.allclose(keys @ keys.T, torch.eye(3), atol=1e-6)
         True
     """
-    check_count("num_groups", num_groups)
-    check_count("dim", dim)
+    check.count("num_groups", num_groups)
+    check.count("dim", dim)
     if generator is not None:
-        check_generator(generator)
+        check.generator(generator)
     if num_groups > dim:
         rule = f"be at most `dim` {dim}, because more keys cannot be orthogonal"
-        raise wrong_value("num_groups", rule, num_groups)
+        raise check.wrong("num_groups", rule, num_groups)
     device = None if generator is None else generator.device
     return nn.init.orthogonal_(torch.empty(num_groups, dim, device=device), generator=generator)
 
@@ -185,11 +177,11 @@ def _check_selector(selector: object) -> None:
     """Require a callable that needs only queries, keys and counts."""
     rule = "take (query, keys, usage=...), with all other options bound"
     if not callable(selector):
-        raise wrong_type("selector", rule, kind(selector))
+        raise check.wrong_type("selector", rule, check.kind(selector))
     try:
         inspect.signature(selector).bind(None, None, usage=None)
     except ValueError:  # some built-in functions have no signature
         return
     except TypeError as error:
         name = getattr(selector, "__name__", type(selector).__name__)
-        raise wrong_type("selector", rule, f"{name}: {error}") from None
+        raise check.wrong_type("selector", rule, f"{name}: {error}") from None

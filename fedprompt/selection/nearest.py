@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float, Real
 from torch import Tensor
 
-from fedprompt._checks import check_number
+import fedprompt._checks as check
 from fedprompt._cosine import cosines
 from fedprompt.interfaces import Selection
 from fedprompt.selection._inputs import check_pair, shares
@@ -55,7 +55,7 @@ def select_nearest(
         Deng et al., "Unlocking the Potential of Prompt-Tuning in Bridging Generalized and
         Personalized Federated Learning" (SGPT), CVPR 2024, Eqs. 5 and 6.
     """
-    check_number("offset", offset, above=0)
+    check.number("offset", offset, above=0)
     check_pair(query, keys)
     similarity = cosines(query, keys)
     crowding = shares(usage, similarity) + offset

@@ -8,16 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedprompt._checks import (
-    check_count,
-    check_divisor,
-    check_number,
-    check_strided,
-    kind,
-    values_readable,
-    wrong_type,
-    wrong_value,
-)
+import fedprompt._checks as check
 from fedprompt._float64 import supports_float64
 from fedprompt.interfaces import Coupling
 
@@ -86,9 +77,9 @@ class Solution(NamedTuple):
 
 def check_options(epsilon: float, tolerance: float, max_iterations: int) -> None:
     """Require hyper-parameters of an iterative solver."""
-    check_divisor("epsilon", epsilon)
-    check_number("tolerance", tolerance, above=0)
-    check_count("max_iterations", max_iterations)
+    check.divisor("epsilon", epsilon)
+    check.number("tolerance", tolerance, above=0)
+    check.count("max_iterations", max_iterations)
 
 
 def couple_entropic(
@@ -164,7 +155,7 @@ def flat(cost: Tensor, a: Tensor, b: Tensor) -> Problem:
     *batch, rows, columns = cost.shape
     problems = math.prod(batch)
     slack = _slack(a, b)
-    eager = values_readable(cost, a, b)
+    eager = check.values_readable(cost, a, b)
     a, b = a.to(dtype), b.to(dtype)
     has, takes = a.sum(-1, keepdim=True), b.sum(-1, keepdim=True)
     full = takes >= has * (1 - slack)
@@ -182,7 +173,7 @@ def check_problem(cost: Tensor, a: Tensor, b: Tensor, *, rows_exact: bool = Fals
     """Require costs and masses of matching shapes, and masses for which a plan exists."""
     check_layout(cost, a, b)
     slack = _slack(a, b)
-    if values_readable(cost, a, b) and not _seems_valid(cost, a, b, slack, rows_exact):
+    if check.values_readable(cost, a, b) and not _seems_valid(cost, a, b, slack, rows_exact):
         _explain(cost, a, b, slack, rows_exact)
 
 
@@ -199,13 +190,13 @@ def check_layout(cost: Tensor, a: Tensor, b: Tensor) -> None:
         ("b", b, "(..., columns)"),
     ):
         if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
-            raise wrong_type(name, f"be a floating-point tensor {axes}", kind(tensor))
-        check_strided(name, tensor)
+            raise check.wrong_type(name, f"be a floating-point tensor {axes}", check.kind(tensor))
+        check.strided(name, tensor)
         if tensor.device != cost.device:
-            raise wrong_value(name, f"be on the device of `cost`, {cost.device}", tensor.device)
+            raise check.wrong(name, f"be on the device of `cost`, {cost.device}", tensor.device)
     if cost.ndim < 2 or 0 in cost.shape[-2:]:
         rule = "have shape (..., rows, columns) with at least one row and one column"
-        raise wrong_value("cost", rule, tuple(cost.shape))
+        raise check.wrong("cost", rule, tuple(cost.shape))
     *batch, rows, columns = cost.shape
     for name, mass, size in (("a", a, rows), ("b", b, columns)):
         leading = mass.shape[:-1]
@@ -214,7 +205,7 @@ def check_layout(cost: Tensor, a: Tensor, b: Tensor) -> None:
         )
         if mass.ndim < 1 or mass.shape[-1] != size or not fits:
             rule = f"have shape (..., {size}) to match `cost` {tuple(cost.shape)}"
-            raise wrong_value(name, rule, tuple(mass.shape))
+            raise check.wrong(name, rule, tuple(mass.shape))
 
 
 def _seems_valid(cost: Tensor, a: Tensor, b: Tensor, slack: float, rows_exact: bool) -> bool:
@@ -260,7 +251,7 @@ def _explain(cost: Tensor, a: Tensor, b: Tensor, slack: float, rows_exact: bool)
         if rule == total:
             takes, has = (mass.sum(-1).expand(batch)[tuple(problems[0])].item() for mass in (b, a))
             got = f"{takes:g} of {has:g}"
-        raise wrong_value(name, rule, got + _places(problems))
+        raise check.wrong(name, rule, got + _places(problems))
 
 
 def _places(problems: list[list[int]]) -> str:

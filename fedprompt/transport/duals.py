@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from fedprompt._checks import check_divisor, check_floats, wrong_value
+import fedprompt._checks as check
 from fedprompt.transport._dual import plan_at
 from fedprompt.transport._problem import check_problem, flat
 
@@ -51,11 +51,11 @@ def plan_from_duals(
         True
     """
     check_problem(cost, a, b)
-    check_divisor("epsilon", epsilon)
-    check_floats("duals", duals, shape="(..., columns)")
+    check.divisor("epsilon", epsilon)
+    check.floats("duals", duals, shape="(..., columns)")
     if duals.shape != cost.shape[:-2] + cost.shape[-1:]:
         rule = f"have one number for each column of `cost` {tuple(cost.shape)}"
-        raise wrong_value("duals", rule, tuple(duals.shape))
+        raise check.wrong("duals", rule, tuple(duals.shape))
     with torch.autocast(cost.device.type, enabled=False):
         problem = flat(cost, a, b)
         x = duals.to(problem.cost.dtype).reshape(problem.b.shape)

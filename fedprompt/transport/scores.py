@@ -11,18 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from fedprompt._checks import (
-    check_device,
-    check_finite,
-    check_floats,
-    check_kind,
-    check_number,
-    check_strided,
-    kind,
-    values_readable,
-    wrong_type,
-    wrong_value,
-)
+import fedprompt._checks as check
 from fedprompt.interfaces import Coupling
 from fedprompt.transport._elimination import couplings, eliminate
 from fedprompt.transport._problem import check_layout
@@ -99,7 +88,7 @@ def envelope(
         tensor(0.4307)
     """
     _check(cost, coupling)
-    check_number("coupling.epsilon", coupling.epsilon, at_least=0)
+    check.number("coupling.epsilon", coupling.epsilon, at_least=0)
     entropy = torch.xlogy(coupling.plan, coupling.plan).sum((-2, -1))
     return plan_fixed(cost, coupling) + coupling.epsilon * entropy
 
@@ -184,20 +173,22 @@ def _moved_by(cost: Tensor, coupling: Coupling) -> Tensor:
 
 def _check(cost: Tensor, coupling: Coupling) -> None:
     """Require a cost, and a coupling in its layout; numbers are checked on the CPU only."""
-    check_kind("coupling", coupling, Coupling, "be a Coupling, from a transport solver")
+    check.instance("coupling", coupling, Coupling, "be a Coupling, from a transport solver")
     plan = coupling.plan
-    check_floats("coupling.plan", plan)
+    check.floats("coupling.plan", plan)
     if not isinstance(cost, Tensor) or cost.shape != plan.shape:
-        raise wrong_value("cost", f"have the shape of the plan {tuple(plan.shape)}", kind(cost))
-    check_floats("coupling.a", coupling.a)
-    check_floats("coupling.b", coupling.b)
+        raise check.wrong(
+            "cost", f"have the shape of the plan {tuple(plan.shape)}", check.kind(cost)
+        )
+    check.floats("coupling.a", coupling.a)
+    check.floats("coupling.b", coupling.b)
     check_layout(cost, coupling.a, coupling.b)
-    check_device("coupling.plan", plan, cost.device)
-    check_finite("cost", cost, sync=False)
-    if plan.device.type == "cpu" and values_readable(plan) and bool((plan < 0).any()):
-        raise wrong_value("coupling.plan", "be at least 0", plan.min().item())
+    check.device("coupling.plan", plan, cost.device)
+    check.finite("cost", cost, sync=False)
+    if plan.device.type == "cpu" and check.values_readable(plan) and bool((plan < 0).any()):
+        raise check.wrong("coupling.plan", "be at least 0", plan.min().item())
     if coupling.epsilon != math.inf:
-        check_number("coupling.epsilon", coupling.epsilon, at_least=0)
+        check.number("coupling.epsilon", coupling.epsilon, at_least=0)
     *batch, _, columns = cost.shape
     fields = [("error", batch, True), ("iterations", batch, False)]
     if coupling.duals is not None:
@@ -212,10 +203,12 @@ def _check_field(
     fits = isinstance(tensor, Tensor) and tensor.is_floating_point() == floating
     if not isinstance(tensor, Tensor) or not fits or list(tensor.shape) != shape:
         noun = "floating-point" if floating else "integers"
-        raise wrong_value(argument, f"be {noun} of shape {(*shape,)}, for `cost`", kind(tensor))
+        raise check.wrong(
+            argument, f"be {noun} of shape {(*shape,)}, for `cost`", check.kind(tensor)
+        )
     if tensor.dtype == torch.bool or tensor.is_complex():
-        raise wrong_type(argument, "be numbers that can be compared", kind(tensor))
-    check_strided(argument, tensor)
-    check_device(argument, tensor, device)
+        raise check.wrong_type(argument, "be numbers that can be compared", check.kind(tensor))
+    check.strided(argument, tensor)
+    check.device(argument, tensor, device)
     if floating:
-        check_finite(argument, tensor, sync=False)
+        check.finite(argument, tensor, sync=False)

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedprompt._checks import wrong_type, wrong_value
+import fedprompt._checks as check
 from fedprompt.interfaces import Message, Weighted
 from fedprompt.wire._format import (
     DTYPES,
@@ -73,7 +73,7 @@ def decode_payload(
     """
     expected = check_expected(expect, max_bytes)
     if not isinstance(blob, bytes):
-        raise wrong_type("blob", "be bytes", f"a {type(blob).__name__}")
+        raise check.wrong_type("blob", "be bytes", f"a {type(blob).__name__}")
     return read_blob(blob, expect, expected, max_bytes)
 
 
@@ -101,7 +101,7 @@ def read_blob(
 def _refuse(rule: str, got: object) -> NoReturn:
     """Refuse the blob; show its content in part, without characters that could alter a log."""
     shown = "".join(char if char.isprintable() else repr(char)[1:-1] for char in str(got)[:120])
-    raise wrong_value("blob", rule, shown)
+    raise check.wrong("blob", rule, shown)
 
 
 def _split(blob: bytes, expected: Mapping[str, Slot]) -> tuple[bytes, memoryview]:

@@ -12,18 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedprompt._checks import (
-    check_count,
-    check_kind,
-    check_names,
-    check_number,
-    check_strided,
-    check_text,
-    checked_layout,
-    kind,
-    wrong_type,
-    wrong_value,
-)
+import fedprompt._checks as check
 from fedprompt.interfaces import Message, Weighted
 
 FORMAT = "fedprompt-2"
@@ -98,25 +87,25 @@ class Slot(NamedTuple):
 
 def slots(argument: str, message: Message) -> dict[str, Slot]:
     """Lay out a message with all its rows, by the keys of the blob; errors name it `argument`."""
-    check_names(argument, message, "map names to tensors or Weighted")
+    check.names(argument, message, "map names to tensors or Weighted")
     laid: dict[str, Slot] = {}
     for name, entry in message.items():
         if name == "__metadata__" or name.endswith((":value", ":weight")):
             rule = "have no name '__metadata__', nor one that ends in ':value' or ':weight'"
-            raise wrong_value(argument, rule, repr(name))
+            raise check.wrong(argument, rule, repr(name))
         _check_unicode(argument, name)
         if isinstance(entry, Weighted):
-            value, weight = checked_layout(f"{argument}[{name!r}]", entry)
+            value, weight = check.layout(f"{argument}[{name!r}]", entry)
             rows = (weight.numel(), *value.shape[weight.ndim :])
             laid[f"{name}:value"] = Slot(value.dtype, rows)
             laid[f"{name}:weight"] = Slot(weight.dtype, tuple(weight.shape))
         else:
-            check_kind(f"{argument}[{name!r}]", entry, Tensor, "be a tensor or a Weighted")
-            check_strided(f"{argument}[{name!r}]", entry)
+            check.instance(f"{argument}[{name!r}]", entry, Tensor, "be a tensor or a Weighted")
+            check.strided(f"{argument}[{name!r}]", entry)
             laid[name] = Slot(entry.dtype, tuple(entry.shape))
     if foreign := sorted(key for key, slot in laid.items() if slot.dtype not in DTYPES):
         rule = f"have a dtype of {', '.join(DTYPES.values())}"
-        raise wrong_type(f"{argument}[{foreign[0]!r}]", rule, laid[foreign[0]].dtype)
+        raise check.wrong_type(f"{argument}[{foreign[0]!r}]", rule, laid[foreign[0]].dtype)
     return laid
 
 
@@ -162,34 +151,34 @@ def digest_of(
 
 def check_expected(expect: Any, max_bytes: int) -> dict[str, Slot]:
     """Check the requirements of a receiver, and lay out the message that it expects."""
-    check_kind("expect", expect, Expected, "be Expected(message, ...)")
+    check.instance("expect", expect, Expected, "be Expected(message, ...)")
     _check_texts("expect.fingerprint", expect.fingerprint)
     if expect.server_round is not None:
-        check_count("expect.server_round", expect.server_round, at_least=0)
-    check_kind("expect.client_id", expect.client_id, str | None, "be a string or None")
+        check.count("expect.server_round", expect.server_round, at_least=0)
+    check.instance("expect.client_id", expect.client_id, str | None, "be a string or None")
     if expect.max_abs is not None:
-        check_number("expect.max_abs", expect.max_abs, above=0)
-    check_count("max_bytes", max_bytes)
+        check.number("expect.max_abs", expect.max_abs, above=0)
+    check.count("max_bytes", max_bytes)
     expected = slots("expect.message", expect.message)
     if (needed := sum(slot.num_bytes for slot in expected.values())) > max_bytes:
         rule = f"be at least {needed}, the size of `expect.message`"
-        raise wrong_value("max_bytes", rule, max_bytes)
+        raise check.wrong("max_bytes", rule, max_bytes)
     return expected
 
 
 def check_header(header: Header) -> None:
     """Require a header that can be written."""
-    check_kind("header", header, Header, "be a Header")
-    check_count("header.server_round", header.server_round, at_least=0)
+    check.instance("header", header, Header, "be a Header")
+    check.count("header.server_round", header.server_round, at_least=0)
     if header.server_round >= 10**18:
-        raise wrong_value("header.server_round", "be below 10^18", header.server_round)
+        raise check.wrong("header.server_round", "be below 10^18", header.server_round)
     for name in ("fingerprint", "meta"):
         _check_texts(f"header.{name}", getattr(header, name))
-    check_text("header.client_id", header.client_id)
+    check.text("header.client_id", header.client_id)
     text = json.dumps(_metadata(header, _BLANK), ensure_ascii=False)
     _check_unicode("header", text)
     if (length := len(text.encode())) > _MAX_TEXT:
-        raise wrong_value("header", f"be at most {_MAX_TEXT} bytes long as text", length)
+        raise check.wrong("header", f"be at most {_MAX_TEXT} bytes long as text", length)
 
 
 def _metadata(header: Header, digest: str) -> dict[str, str]:
@@ -208,9 +197,9 @@ def _check_texts(argument: str, texts: object) -> None:
     if not isinstance(texts, Mapping) or not all(
         isinstance(part, str) for pair in texts.items() for part in pair
     ):
-        raise wrong_type(argument, "map strings to strings", kind(texts))
+        raise check.wrong_type(argument, "map strings to strings", check.kind(texts))
 
 
 def _check_unicode(argument: str, text: str) -> None:
     if any("\ud800" <= character <= "\udfff" for character in text):
-        raise wrong_value(argument, "be text that UTF-8 can represent", repr(text)[:80])
+        raise check.wrong(argument, "be text that UTF-8 can represent", repr(text)[:80])

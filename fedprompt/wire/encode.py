@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from fedprompt._checks import check_dense, check_entry, check_finite
+import fedprompt._checks as check
 from fedprompt.interfaces import Message, Weighted
 from fedprompt.wire._format import Header, check_header, digest_of, header_text, offsets, slots
 
@@ -50,14 +50,14 @@ def encode_payload(message: Message, *, header: Header) -> bytes:
         argument = f"message[{name!r}]"
         if isinstance(entry, Weighted):
             for field, tensor in zip(Weighted._fields, entry, strict=True):
-                check_dense(f"{argument}.{field}", tensor)
-            check_entry(argument, entry)
+                check.dense(f"{argument}.{field}", tensor)
+            check.entry(argument, entry)
             value, weight = entry
             rows = value.detach().reshape(laid[f"{name}:value"].shape)[weight.flatten() > 0]
             tensors |= {f"{name}:value": rows, f"{name}:weight": weight.detach()}
         else:
-            check_dense(argument, entry)
-            check_finite(argument, entry)
+            check.dense(argument, entry)
+            check.finite(argument, entry)
             tensors[name] = entry.detach()
     sent = {key: laid[key]._replace(shape=tuple(tensor.shape)) for key, tensor in tensors.items()}
     ordered = [tensors[key].cpu().contiguous().flatten() for key in offsets(sent)]

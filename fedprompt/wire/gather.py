@@ -9,7 +9,7 @@ import torch
 import torch.distributed as distributed
 from torch import Tensor
 
-from fedprompt._checks import check_count, check_kind, wrong_value
+import fedprompt._checks as check
 from fedprompt._trees import from_blob, to_blob
 
 __all__ = ["gather_trees", "is_here", "on_all_ranks"]
@@ -54,8 +54,8 @@ def gather_trees(
         >>> torch.distributed.destroy_process_group()
     """
     _check_group(group)
-    check_count("server_round", server_round, at_least=0)
-    check_kind("error", error, Exception | None, "be an exception or None")
+    check.count("server_round", server_round, at_least=0)
+    check.instance("error", error, Exception | None, "be an exception or None")
     blob = b""
     try:
         blob = to_blob(tree, "tree") if error is None else blob
@@ -74,10 +74,10 @@ def gather_trees(
     if texts:
         raise RuntimeError("; ".join(texts))
     if len(set(rounds)) > 1:
-        raise wrong_value("server_round", "be the same on every rank", list(rounds))
+        raise check.wrong("server_round", "be the same on every rank", list(rounds))
     for rank, (received, (_, _, _, *digest)) in enumerate(zip(blobs, rows, strict=True)):
         if hashlib.sha256(received).digest() != bytes(digest):
-            raise wrong_value("tree", f"arrive as rank {rank} sent it", "other bytes")
+            raise check.wrong("tree", f"arrive as rank {rank} sent it", "other bytes")
     return [from_blob(received, to_devices=True) for received in blobs]
 
 
@@ -106,12 +106,14 @@ def is_here(client: int, group: "distributed.ProcessGroup | None") -> bool:
 def _check_group(group: "distributed.ProcessGroup | None") -> None:
     if not (distributed.is_available() and distributed.is_initialized()):
         rule = "be a process group of torch.distributed"
-        raise wrong_value("group", rule, "none (call init_process_group first)")
+        raise check.wrong("group", rule, "none (call init_process_group first)")
     outside: object = distributed.GroupMember.NON_GROUP_MEMBER
     if group is not outside:
-        check_kind("group", group, distributed.ProcessGroup | None, "be a process group or None")
+        check.instance(
+            "group", group, distributed.ProcessGroup | None, "be a process group or None"
+        )
     if distributed.get_rank(group) < 0:
-        raise wrong_value("group", "contain this process", "a group without it")
+        raise check.wrong("group", "contain this process", "a group without it")
 
 
 def _gather_blobs(

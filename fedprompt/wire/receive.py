@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
-from fedprompt._checks import check_function, check_iterable, kind, wrong_type, wrong_value
+import fedprompt._checks as check
 from fedprompt.interfaces import Message
 from fedprompt.wire._decode import read_blob
 from fedprompt.wire._format import Expected, Slot, check_expected
@@ -64,24 +64,24 @@ def receive(
         1 Client 1 already sent a valid blob for this round; this one is ignored.
     """
     if restore is not None:
-        check_function("restore", restore, "be a function of a message")
+        check.function("restore", restore, "be a function of a message")
     forms: dict[_Client, _Form] = {}
     common: _Form | None = None
     if isinstance(expect, Mapping):
         forms = {client: _checked_form(form, max_bytes) for client, form in expect.items()}
     else:
         common = _checked_form(expect, max_bytes)
-    check_iterable("arrivals", arrivals, "pairs (client, blob)")
+    check.iterable("arrivals", arrivals, "pairs (client, blob)")
     accepted: dict[_Client, Any] = {}
     refused: list[tuple[_Client, str]] = []
     ids: type = object
     for arrival in arrivals:
         if not isinstance(arrival, tuple | list) or len(arrival) != 2:
-            raise wrong_type("arrivals", "contain pairs (client, blob)", kind(arrival))
+            raise check.wrong_type("arrivals", "contain pairs (client, blob)", check.kind(arrival))
         client, blob = arrival
         if type(client) not in (int, str) or not isinstance(client, ids):
             rule = "name clients by integers alone or by strings alone"
-            raise wrong_type("arrivals", rule, kind(client))
+            raise check.wrong_type("arrivals", rule, check.kind(client))
         ids = type(client)
         try:
             if client in accepted:
@@ -98,7 +98,7 @@ def _read(client: object, blob: object, form: _Form | None, max_bytes: int) -> M
     if form is None:
         raise ValueError(f"Client {client} was not asked in this round; its blob is ignored.")
     if not isinstance(blob, bytes):
-        raise wrong_value("blob", "be bytes", f"a {type(blob).__name__}")
+        raise check.wrong("blob", "be bytes", f"a {type(blob).__name__}")
     expect, slots = form
     return read_blob(blob, expect._replace(client_id=str(client)), slots, max_bytes)[0]
 
@@ -107,5 +107,5 @@ def _checked_form(expect: Expected, max_bytes: int) -> _Form:
     slots = check_expected(expect, max_bytes)
     if expect.client_id is not None:
         rule = "be None, because `arrivals` names the clients"
-        raise wrong_value("expect.client_id", rule, repr(expect.client_id))
+        raise check.wrong("expect.client_id", rule, repr(expect.client_id))
     return expect, slots

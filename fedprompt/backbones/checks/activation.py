@@ -3,7 +3,7 @@
 import warnings
 from typing import TYPE_CHECKING
 
-from fedprompt._checks import check_module, check_text, wrong_value
+import fedprompt._checks as check
 
 if TYPE_CHECKING:
     import torch.nn as nn
@@ -42,12 +42,12 @@ def check_activation(clip_model: "nn.Module", name: str, pretrained: str) -> boo
     import open_clip
     from open_clip.transformer import QuickGELU
 
-    check_module("clip_model", clip_model)
-    check_text("name", name)
-    check_text("pretrained", pretrained)
+    check.module("clip_model", clip_model)
+    check.text("name", name)
+    check.text("pretrained", pretrained)
     weights = open_clip.get_pretrained_cfg(name, pretrained)
     if not weights:
-        raise wrong_value("pretrained", f"be a tag that open_clip lists for `{name}`", pretrained)
+        raise check.wrong("pretrained", f"be a tag that open_clip lists for `{name}`", pretrained)
     trained = bool(weights.get("quick_gelu", False))
     built = any(isinstance(module, QuickGELU) for module in clip_model.modules())
     if trained != built:

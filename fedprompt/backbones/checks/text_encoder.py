@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from fedprompt._checks import check_class_names, wrong_value
+import fedprompt._checks as check
 from fedprompt.backbones.checks._report import Judge, Line, Report, Verdict, judged, near
 from fedprompt.interfaces import ClassNames, PromptedText, TextEncoder
 
@@ -62,17 +62,17 @@ def check_text_encoder(
         >>> "shape" in check_text_encoder(tower, names).failed
         True
     """
-    check_class_names(names)
+    check.class_names(names)
     if len(names.names) < 2:
-        raise wrong_value("names", "contain at least two names", len(names.names))
+        raise check.wrong("names", "contain at least two names", len(names.names))
     if (words is None) != (expected is None):
-        raise wrong_value("expected", "be given together with `words`", "only one of them")
+        raise check.wrong("expected", "be given together with `words`", "only one of them")
     title = type(encoder).__name__
     if not isinstance(encoder, TextEncoder):
         remedy = "add the attribute `dim` and the method __call__, as in the protocol TextEncoder"
         return Report(title, (Line("members", False, "not a text encoder", remedy),))
     judge = _Judge(encoder, names)
-    lines = [judged(name, remedy, getattr(judge, check)) for name, check, remedy in _CHECKS]
+    lines = [judged(name, remedy, getattr(judge, method)) for name, method, remedy in _CHECKS]
     same = Line("same as the model", None, "", "give `words` and the model's features, `expected`")
     if words is not None and expected is not None:
         same = judged(same.name, _SAME, lambda: _near(judge.encode(words[None])[0], expected))

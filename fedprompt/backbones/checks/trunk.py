@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from fedprompt._checks import check_images, wrong_type, wrong_value
+import fedprompt._checks as check
 from fedprompt.backbones.checks._report import Judge, Line, Report, judged, listed, near
 from fedprompt.interfaces import Trunk
 
@@ -75,11 +75,11 @@ def check_trunk(
         >>> check_trunk(trunk, images).failed
         ('sizes',)
     """
-    check_images(images)
+    check.images(images)
     if len(images) < 2:
-        raise wrong_value("images", "contain at least two images", len(images))
+        raise check.wrong("images", "contain at least two images", len(images))
     if forward is not None and not callable(forward):
-        raise wrong_type("forward", "be a function of images or None", type(forward).__name__)
+        raise check.wrong_type("forward", "be a function of images or None", type(forward).__name__)
     title = type(trunk).__name__
     missing = [name for name in _MEMBERS if not hasattr(trunk, name)]
     lacks = f"lacks {', '.join(missing)}" if missing else ""
@@ -147,7 +147,7 @@ class _Judge(_PromptedRuns, Judge):
         norm = judged("normalize", "apply the norm that `pool` applies", self.normalizes)
         checks = {"positions": self.positions, "samples": self.samples, "gradients": self.gradients}
         if repeatable.passed:
-            prompted = [judged(name, _REMEDIES[name], check) for name, check in checks.items()]
+            prompted = [judged(name, _REMEDIES[name], judge) for name, judge in checks.items()]
         else:
             prompted = [Line(name, None, "needs a trunk that is repeatable") for name in checks]
         frozen = judged("frozen", "call freeze(model) before the trunk is made", self.frozen)

@@ -12,7 +12,7 @@ import torch.nn as nn
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from fedprompt._checks import check_finite, check_images, kind, wrong_type, wrong_value
+import fedprompt._checks as check
 from fedprompt.backbones._models import Trainable, check_frozen
 from fedprompt.interfaces import Trunk
 
@@ -121,7 +121,7 @@ class FrozenTrunk(Trunk):
         named = takewhile(lambda item: item[1] is not late, self.model.named_parameters())
         if trained := [name for name, parameter in named if parameter.requires_grad]:
             rule = "not be behind trained parameters, because tokens before them are out of date"
-            raise wrong_value("start", rule, f"{start}, behind {trained[0]}")
+            raise check.wrong("start", rule, f"{start}, behind {trained[0]}")
 
     def rotary_table(self, tokens: Tensor, image_size: tuple[int, int] | None) -> Tensor | None:
         """Return the rotary table of the patches among tokens without prompts."""
@@ -133,7 +133,7 @@ class FrozenTrunk(Trunk):
             return Context(rotary, None)
         if len(self.mask) != tokens.shape[1]:
             rule = f"have shape (seq, seq) for the {tokens.shape[1]} tokens"
-            raise wrong_value("attention_mask", rule, tuple(self.mask.shape))
+            raise check.wrong("attention_mask", rule, tuple(self.mask.shape))
         return Context(rotary, self.mask.to(tokens))
 
     def run(
@@ -155,15 +155,15 @@ def check_mask(mask: object) -> None:
     """Require a square mask without NaN; ``-inf`` masks a token."""
     if not isinstance(mask, Tensor) or not mask.is_floating_point():
         rule = "be a floating-point tensor of shape (seq, seq)"
-        raise wrong_type("attention_mask", rule, kind(mask))
+        raise check.wrong_type("attention_mask", rule, check.kind(mask))
     if mask.ndim != 2 or mask.shape[0] != mask.shape[1]:
-        raise wrong_value("attention_mask", "have shape (seq, seq)", tuple(mask.shape))
-    check_finite("attention_mask", torch.where(mask == -torch.inf, 0.0, mask))
+        raise check.wrong("attention_mask", "have shape (seq, seq)", tuple(mask.shape))
+    check.finite("attention_mask", torch.where(mask == -torch.inf, 0.0, mask))
 
 
 def fitted(images: Tensor, model: nn.Module, sizes: Sizes) -> Tensor:
     """Return images in the dtype of the model's first layer, after all checks."""
-    check_images(images)
+    check.images(images)
     convolutions = (module for module in model.modules() if isinstance(module, nn.Conv2d))
     first = next(convolutions, None)
     if first is not None:
@@ -177,7 +177,7 @@ def _cast(argument: str, inputs: Tensor, model: nn.Module) -> Tensor:
     weight = next(model.parameters())
     if inputs.device != weight.device:
         rule = f"be on the trunk's device {weight.device}"
-        raise wrong_value(argument, rule, inputs.device)
+        raise check.wrong(argument, rule, inputs.device)
     return inputs.to(weight.dtype)
 
 
@@ -190,7 +190,7 @@ def _check_channels(images: Tensor, channels: int) -> None:
         hint = " in front of height and width; call images.permute(0, 3, 1, 2)"
     elif shape[1] == 1:
         hint = f"; for gray images, call images.expand(-1, {channels}, -1, -1)"
-    raise wrong_value("images", f"have {channels} channels{hint}", shape)
+    raise check.wrong("images", f"have {channels} channels{hint}", shape)
 
 
 def _check_size(images: Tensor, sizes: Sizes) -> None:
@@ -199,7 +199,7 @@ def _check_size(images: Tensor, sizes: Sizes) -> None:
         return
     if sizes.patch is None:
         rule = f"have the model's size {sizes.own}, because its positions are fixed"
-        raise wrong_value("images", rule, size)
+        raise check.wrong("images", rule, size)
     if any(not side or side % step for side, step in zip(size, sizes.patch, strict=True)):
         rule = f"have a size that is a multiple of the patches' {sizes.patch}"
-        raise wrong_value("images", rule, size)
+        raise check.wrong("images", rule, size)

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedprompt._checks import wrong_value
+import fedprompt._checks as check
 from fedprompt.backbones.images._frozen import Context, FrozenTrunk, Sizes
 
 
@@ -60,7 +60,7 @@ class _TimmTrunk(FrozenTrunk):
         if tokens.shape[1] != self.prefix + rows * columns:
             count = self.prefix + rows * columns
             rule = f"have {count} tokens without prompts, for {rows} x {columns} patches"
-            raise wrong_value("tokens", rule, tokens.shape[1])
+            raise check.wrong("tokens", rule, tokens.shape[1])
         return rows, columns
 
     def normalize(self, tokens: Tensor) -> Tensor:
@@ -101,7 +101,7 @@ class _EvaTrunk(_TimmTrunk):
             return None
         if grid is None:
             rule = "be given, because positions depend on height and width"
-            raise wrong_value("image_size", rule, None)
+            raise check.wrong("image_size", rule, None)
         # Without a shape, timm returns the table of a fixed size.
         fixed = not self.vit.dynamic_img_size and hasattr(rope, "feat_shape")
         table: Tensor = rope.get_embed() if fixed else rope.get_embed(shape=grid)

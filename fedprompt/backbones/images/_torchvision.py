@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedprompt._checks import wrong_value
+import fedprompt._checks as check
 from fedprompt.backbones.images._frozen import Context, FrozenTrunk, Sizes
 
 
@@ -25,7 +25,7 @@ class _TorchvisionTrunk(FrozenTrunk):
     def __init__(self, model: Any, attention_mask: Tensor | None) -> None:
         if attention_mask is not None:
             rule = "be None, because blocks of torchvision take no mask"
-            raise wrong_value("attention_mask", rule, "a mask")
+            raise check.wrong("attention_mask", rule, "a mask")
         self.blocks = model.encoder.layers
         self.dim = model.hidden_dim
         self.patch_size = model.patch_size

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fedprompt._checks import wrong_value
+import fedprompt._checks as check
 from fedprompt.backbones.images._frozen import Context, FrozenTrunk, Sizes
 
 # Other attention functions ignore a mask of scores.
@@ -40,7 +40,7 @@ class _TransformersTrunk(FrozenTrunk):
         config = self.vision.config
         if attention_mask is not None and config._attn_implementation not in _WITH_MASKS:
             rule = f"be None, or the model's attention one of {', '.join(_WITH_MASKS)}"
-            raise wrong_value("attention_mask", rule, f"a mask for {config._attn_implementation}")
+            raise check.wrong("attention_mask", rule, f"a mask for {config._attn_implementation}")
         self.blocks = encoder.layer if hasattr(encoder, "layer") else encoder.layers
         self.dim = config.hidden_size
         self.patch_size = max(_height_and_width(config.patch_size))

@@ -9,7 +9,7 @@ from einops import rearrange, repeat
 from jaxtyping import Float
 from torch import Tensor
 
-from fedprompt._checks import check_images, kind, wrong_type, wrong_value
+import fedprompt._checks as check
 from fedprompt.backbones.images._frozen import ANY_SIZE, fitted
 from fedprompt.backbones.images._open_clip import tower_sizes
 from fedprompt.backbones.images._timm import timm_sizes
@@ -48,23 +48,23 @@ def image_tokens(
     from open_clip.timm_model import TimmModel
     from open_clip.transformer import VisionTransformer
 
-    check_images(images)
+    check.images(images)
     visual = getattr(clip_model, "visual", None)
     families = ((VisionTransformer, _vit), (ModifiedResNet, _resnet), (TimmModel, _timm))
     for family, encode in families:
         if isinstance(visual, family):
             if visual.training:
                 rule = "be in eval mode, as freeze(clip_model) leaves it"
-                raise wrong_value("clip_model", rule, "an image tower in train mode")
+                raise check.wrong("clip_model", rule, "an image tower in train mode")
             return encode(visual, images)
-    got = kind(clip_model) if visual is None else f"one of type {type(visual).__name__}"
-    raise wrong_type("clip_model", "have one of open_clip's image towers", got)
+    got = check.kind(clip_model) if visual is None else f"one of type {type(visual).__name__}"
+    raise check.wrong_type("clip_model", "have one of open_clip's image towers", got)
 
 
 def _vit(visual: Any, images: Tensor) -> tuple[Tensor, Tensor]:
     if visual.attn_pool is not None or visual.pool_type not in ("tok", "avg"):
         rule = "pool a class token or patches, not by attention, whose queries are not patches"
-        raise wrong_type("clip_model", rule, "another pooling")
+        raise check.wrong_type("clip_model", rule, "another pooling")
     images = fitted(images, visual, tower_sizes(visual))
     pooled, patches = visual._pool(visual.transformer(visual._embeds(images)))
     if visual.final_ln_after_pool:
@@ -102,14 +102,14 @@ def _timm(visual: Any, images: Tensor) -> tuple[Tensor, Tensor]:
     trunk = visual.trunk
     if hasattr(visual.head, "pool"):
         got = "an image tower whose head pools feature maps of one fixed size"
-        raise wrong_type("clip_model", "pool inside timm", got)
+        raise check.wrong_type("clip_model", "pool inside timm", got)
     has_patches = isinstance(getattr(trunk, "patch_embed", None), HybridEmbed | PatchEmbed)
     sizes = timm_sizes(trunk) if has_patches else ANY_SIZE
     features = trunk.forward_features(fitted(images, visual, sizes))
     pooled = visual.head(trunk.forward_head(features))
     if pooled.ndim != 2:
         got = f"features of shape {tuple(pooled.shape)}"
-        raise wrong_type("clip_model", "pool its image tokens", got)
+        raise check.wrong_type("clip_model", "pool its image tokens", got)
     num_prefix = getattr(trunk, "num_prefix_tokens", 0)
     channels_last = getattr(trunk, "output_fmt", "NCHW") == "NHWC"
     locations = _one_location_each(features, num_prefix, channels_last)

@@ -7,7 +7,7 @@ import torch.nn as nn
 from jaxtyping import Float
 from torch import Tensor
 
-from fedprompt._checks import wrong_type
+import fedprompt._checks as check
 from fedprompt.backbones._models import check_unadapted, chosen_parameters, libraries
 from fedprompt.backbones.images._frozen import FrozenTrunk, check_mask
 from fedprompt.backbones.images._open_clip import open_clip_maker
@@ -107,7 +107,7 @@ def vit_trunk(
     if make is None:
         reason = _reason_to_refuse(model, is_supported=lambda part: _maker(part) is not None)
         rule = "be a vision transformer of timm, open_clip, transformers or torchvision"
-        raise wrong_type("model", f"{rule} ({reason})", type(model).__name__)
+        raise check.wrong_type("model", f"{rule} ({reason})", type(model).__name__)
     if attention_mask is not None:
         check_mask(attention_mask)
     chosen = chosen_parameters(model, trainable)

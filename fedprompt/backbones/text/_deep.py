@@ -6,7 +6,7 @@ from typing import NamedTuple
 from jaxtyping import Float
 from torch import Tensor
 
-from fedprompt._checks import kind, wrong_type, wrong_value
+import fedprompt._checks as check
 from fedprompt.interfaces import PromptedText, PromptStream
 
 
@@ -35,7 +35,7 @@ def replacements(
     if text.context is None:
         rule = "have the whole context right before the names, as deep prompts replace it there"
         got = "a class-specific context, a name position or sentences without a context"
-        raise wrong_value("text", rule, got)
+        raise check.wrong("text", rule, got)
     start = text.prefix.shape[-2] - text.context
     for number, stream in enumerate(streams):
         argument = f"streams[{number}]"
@@ -48,16 +48,16 @@ def replacements(
     num_tokens = start - text.prefix.shape[-2] + text.context
     if num_tokens != text.context:
         rule = f"replace all {text.context} tokens of the context"
-        raise wrong_value("streams", rule, f"{num_tokens} tokens")
+        raise check.wrong("streams", rule, f"{num_tokens} tokens")
     return by_layer
 
 
 def _check_stream(argument: str, stream: object, depth: int) -> None:
     if not isinstance(stream, PromptStream):
-        raise wrong_type(argument, "be a PromptStream", kind(stream))
+        raise check.wrong_type(argument, "be a PromptStream", check.kind(stream))
     if not stream.replace:
         rule = "have replace=True, because they replace the tokens of the context"
-        raise wrong_value(argument, rule, "replace=False")
+        raise check.wrong(argument, rule, "replace=False")
     outside = [layer for layer in stream.layers if not 1 <= layer < depth]
     if outside or not stream.layers:
         rule = (
@@ -65,7 +65,7 @@ def _check_stream(argument: str, stream: object, depth: int) -> None:
             if depth > 1
             else "not be given to a tower of one block"
         )
-        raise wrong_value(argument, rule, f"layers {sorted(stream.layers)}")
+        raise check.wrong(argument, rule, f"layers {sorted(stream.layers)}")
 
 
 def _checked_length(
@@ -73,11 +73,11 @@ def _checked_length(
 ) -> int:
     """Return the number of tokens, which is `length` in all layers unless `length` is 0."""
     if not isinstance(tokens, Tensor) or not tokens.is_floating_point():
-        raise wrong_type(argument, "be a floating-point tensor", kind(tokens))
+        raise check.wrong_type(argument, "be a floating-point tensor", check.kind(tokens))
     axes = tuple(text.prefix.shape[:-2])
     fits = tokens.ndim >= 2 and tokens.shape[:-2] in ((), axes) and tokens.shape[-1] == dim
     if not fits or (length and tokens.shape[-2] != length):
         size = length or "length"
         rule = f"have shape ({size}, {dim}) or {(*axes, size, dim)}".replace("'", "")
-        raise wrong_value(argument, rule, tuple(tokens.shape))
+        raise check.wrong(argument, rule, tuple(tokens.shape))
     return tokens.shape[-2]

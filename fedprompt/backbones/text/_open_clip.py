@@ -8,7 +8,7 @@ import torch.nn as nn
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from fedprompt._checks import wrong_type
+import fedprompt._checks as check
 from fedprompt.backbones._blocks import run_block
 
 
@@ -94,12 +94,12 @@ def _text_of(clip_model: nn.Module) -> Any:
             "be an open_clip CLIP or CustomTextCLIP (CoCa adds a token), or a CLIPModel or "
             "CLIPTextModelWithProjection of transformers"
         )
-        raise wrong_type("clip_model", rule, type(clip_model).__name__)
+        raise check.wrong_type("clip_model", rule, type(clip_model).__name__)
     text: Any = getattr(clip_model, "text", clip_model)
     reason = _reason_to_refuse(text, separate=text is not clip_model)
     if reason is not None:
         rule = f"have a text tower that takes embeddings ({reason})"
-        raise wrong_type("clip_model", rule, type(clip_model).__name__)
+        raise check.wrong_type("clip_model", rule, type(clip_model).__name__)
     return text
 
 

@@ -9,7 +9,7 @@ from jaxtyping import Int
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from fedprompt._checks import wrong_type, wrong_value
+import fedprompt._checks as check
 from fedprompt.backbones._blocks import tokens_at
 
 
@@ -33,12 +33,12 @@ class HuggingText:
 
         if not isinstance(clip_model, CLIPModel | CLIPTextModelWithProjection):
             rule = "be a CLIPModel or CLIPTextModelWithProjection, if it is one of transformers"
-            raise wrong_type("clip_model", rule, type(clip_model).__name__)
+            raise check.wrong_type("clip_model", rule, type(clip_model).__name__)
         self._text: Any = clip_model.text_model
         attention = self._text.config._attn_implementation
         if attention not in ("sdpa", "eager"):
             rule = 'be loaded with attn_implementation="sdpa", whose masks can be chosen'
-            raise wrong_value("clip_model", rule, repr(attention))
+            raise check.wrong("clip_model", rule, repr(attention))
         self._projection = clip_model.text_projection
         self.context_length: int = self._text.embeddings.position_embedding.num_embeddings
         self.depth = len(self._text.encoder.layers)

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from fedprompt._checks import check_text, kind, wrong_type, wrong_value
+import fedprompt._checks as check
 
 # Words are tokenized after this one, as in the middle of a sentence. Some tokenizers give a word at
 # the start of a text a different id.
@@ -27,7 +27,7 @@ class Vocabulary:
     def __init__(self, tokenizer: Any, *, context_length: int, size: int) -> None:
         if not callable(tokenizer):
             rule = "be a tokenizer of open_clip, called with texts and `context_length`, or one of "
-            raise wrong_type("tokenizer", rule + "transformers", kind(tokenizer))
+            raise check.wrong_type("tokenizer", rule + "transformers", check.kind(tokenizer))
         self._tokenizer: Callable[..., Int[Tensor, "texts length"]] = tokenizer
         self._context_length = context_length
         self._size = size
@@ -39,7 +39,9 @@ class Vocabulary:
         ending = empty[num_start:]
         if len(ending) > 1 or lead[len(lead) - len(ending) :] != ending:
             got = f"{empty} for an empty text and {lead} for {_LEAD!r}"
-            raise wrong_type("tokenizer", "return nothing but padding after an end token", got)
+            raise check.wrong_type(
+                "tokenizer", "return nothing but padding after an end token", got
+            )
         # If the end token is the padding token, as in SigLIP, its first copy is the end.
         self._num_end = len(ending)
         (self._lead,) = self._alone([_LEAD])
@@ -68,7 +70,7 @@ class Vocabulary:
 
     def words(self, text: str) -> list[int]:
         """Return the ids of a text at the start of a sentence."""
-        check_text("text", text)
+        check.text("text", text)
         (ids,) = self._alone([_spaced("text", text)])
         available = self._context_length - len(self.start) - 1
         if not 0 < len(ids) <= available:
@@ -106,10 +108,10 @@ class Vocabulary:
         rows: list[list[int]] = self._tokenizer(list(texts), context_length=length).tolist()
         for row in rows:
             if len(row) != length:
-                raise wrong_value("tokenizer", f"return the requested {length} ids", len(row))
+                raise check.wrong("tokenizer", f"return the requested {length} ids", len(row))
             if max(row) >= self._size:
                 rule = f"belong to the model, whose vocabulary has {self._size} tokens"
-                raise wrong_value("tokenizer", rule, f"the id {max(row)}")
+                raise check.wrong("tokenizer", rule, f"the id {max(row)}")
         return rows
 
 
@@ -124,18 +126,18 @@ def padded(
 def check_texts(argument: str, texts: object) -> None:
     """Require a sequence of at least one string; the strings are checked where they are used."""
     if isinstance(texts, str) or not isinstance(texts, Sequence):
-        raise wrong_type(argument, "be a sequence of strings", kind(texts))
+        raise check.wrong_type(argument, "be a sequence of strings", check.kind(texts))
     if not texts:
-        raise wrong_value(argument, "contain at least one string", "none")
+        raise check.wrong(argument, "contain at least one string", "none")
 
 
 def _spaced(argument: str, text: object) -> str:
     """Replace underscores in a string, as CoOp does for the names of folders."""
     if not isinstance(text, str):
-        raise wrong_type(argument, "be strings", kind(text))
+        raise check.wrong_type(argument, "be strings", check.kind(text))
     return text.replace("_", " ")
 
 
 def _wrong_count(argument: str, count: int, longest: int, text: str) -> ValueError:
     rule = f"have at least 1 token and at most {longest}"
-    return wrong_value(argument, rule, text + (f"more than {longest}" if count else "0"))
+    return check.wrong(argument, rule, text + (f"more than {longest}" if count else "0"))

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from fedprompt._checks import check_count, check_floats, check_kind, kind, wrong_value
+import fedprompt._checks as check
 from fedprompt.backbones._blocks import tokens_at
 from fedprompt.backbones._models import check_frozen, check_unadapted, libraries
 from fedprompt.backbones.text import _layout
@@ -81,7 +81,7 @@ class TextTower:
         make = HuggingText if "transformers" in libraries(clip_model) else OpenClipText
         self._parts: OpenClipText | HuggingText = make(clip_model)
         if class_chunk is not None:
-            check_count("class_chunk", class_chunk)
+            check.count("class_chunk", class_chunk)
         self.class_chunk = class_chunk
         self.dim = self._parts.embedding.embedding_dim
         self.depth = self._parts.depth
@@ -242,9 +242,9 @@ class TextTower:
         return weight[torch.as_tensor(ids, dtype=torch.long, device=weight.device)]
 
     def _check(self, text: Any) -> None:
-        check_kind("text", text, PromptedText, "be PromptedText, from prompted_text")
-        check_floats("text.prefix", text.prefix)
-        check_floats("text.suffix", text.suffix)
+        check.instance("text", text, PromptedText, "be PromptedText, from prompted_text")
+        check.floats("text.prefix", text.prefix)
+        check.floats("text.suffix", text.suffix)
         prefix, suffix = tuple(text.prefix.shape), tuple(text.suffix.shape)
         fits = len(prefix) in (3, 4) and suffix[:-3] == prefix[:-2] and 0 not in suffix[-3:]
         if not fits or (prefix[-1], suffix[-1]) != (self.dim, self.dim):
@@ -252,18 +252,18 @@ class TextTower:
                 f"have a prefix of shape (contexts, length, {self.dim}) and a suffix of shape "
                 f"(contexts, classes, length, {self.dim}), optionally with an axis of samples first"
             )
-            raise wrong_value("text", rule, f"{prefix} and {suffix}")
+            raise check.wrong("text", rule, f"{prefix} and {suffix}")
         first, length = prefix[-2], prefix[-2] + suffix[-2]
         ends = text.end
         fits = isinstance(ends, tuple) and len(ends) == suffix[-3]
         if not fits or not all(isinstance(end, int) and first <= end < length for end in ends):
             rule = f"be {suffix[-3]} positions in [{first}, {length}), one for each class"
-            raise wrong_value("text.end", rule, kind(ends))
+            raise check.wrong("text.end", rule, check.kind(ends))
         if text.context is not None:
-            check_count("text.context", text.context, at_least=0)
+            check.count("text.context", text.context, at_least=0)
         if length > self.context_length or not (self.causal or length == self.context_length):
             rule = f"have {'at most' if self.causal else 'exactly'} {self.context_length} tokens"
-            raise wrong_value("text", rule, length)
+            raise check.wrong("text", rule, length)
         check_frozen("tower", self._all_modules, self._all_parameters)
 
 

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from fedprompt._checks import check_kind, check_sequence, check_text, kind, wrong_type, wrong_value
+import fedprompt._checks as check
 from fedprompt._cosine import unit
 from fedprompt.backbones.text._vocabulary import check_texts
 from fedprompt.backbones.text.tower import TextTower
@@ -48,13 +48,13 @@ def zero_shot_classifier(
         Radford et al., "Learning Transferable Visual Models From Natural Language Supervision",
         ICML 2021.
     """
-    check_kind("tower", tower, TextTower, "be a TextTower")
-    check_sequence("templates", templates, "strings or functions")
+    check.instance("tower", tower, TextTower, "be a TextTower")
+    check.sequence("templates", templates, "strings or functions")
     if not templates:
-        raise wrong_value("templates", "contain at least one template", "none")
+        raise check.wrong("templates", "contain at least one template", "none")
     check_texts("names", names)
     for position, name in enumerate(names):
-        check_text(f"names[{position}]", name)
+        check.text(f"names[{position}]", name)
     total = torch.zeros(())
     for template in templates:
         sentences = [_sentence(template, name) for name in names]
@@ -66,9 +66,11 @@ def zero_shot_classifier(
 def _sentence(template: object, name: str) -> str:
     if isinstance(template, str):
         if "{}" not in template:
-            raise wrong_value("templates", "contain {} in place of the name", repr(template))
+            raise check.wrong("templates", "contain {} in place of the name", repr(template))
         return template.replace("{}", name)
     if not callable(template):
-        raise wrong_type("templates", "be strings or functions of a name", kind(template))
+        raise check.wrong_type(
+            "templates", "be strings or functions of a name", check.kind(template)
+        )
     sentence: str = template(name)
     return sentence
