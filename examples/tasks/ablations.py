@@ -14,12 +14,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fedprompt as fp
+import photographs
 from fedprompt import samples
 from fedprompt.methods import Setting, VitSetting
 from tasks import digits
 from tasks.core import COLUMNS, Causes, Machine, Row, Task, Trial
 from tasks.epochs import EpochFederation, NetworkSetting
-from zoo import TINY
+from zoo import IMAGE_SIZE, TINY
 
 CLASSES = len(samples.CLASS_NAMES)
 
@@ -125,6 +126,30 @@ def unlike_networks(seed: int, *, alpha: float | None) -> Trial:
     return trial(build, train, test, few, seed=seed, **budget)
 
 
+def many_rounds(seed: int) -> Trial:
+    """Make twenty clients with four kinds of networks, which divide MNIST by Dirichlet .1."""
+    data = photographs.mnist()
+    images = F.interpolate(data.images.float() / 255, (IMAGE_SIZE, IMAGE_SIZE), mode="area")
+    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed))
+    train, test = (
+        Side(images[part], data.labels[part], data.domains[part])
+        for part in order.split(len(order) * 3 // 4)
+    )
+    draw = {"alpha": 0.1, "min_size": 40, "generator": np.random.default_rng(seed)}
+    shards = fp.data.dirichlet(train.labels, num_clients=20, **draw)
+    build = partial(
+        NetworkSetting,
+        makers=[TINY[name] for name in ("cnn", "resnet", "mobilenet", "wide_resnet")],
+        num_features=32,
+        prepare=lambda images: 2 * images - 1,
+        epochs=1,
+        drop_last=True,
+        make_optimizer=torch.optim.SGD,
+    )
+    budget = {"rounds": 200, "steps": 0, "cohort_size": 20, "batch_size": 10}
+    return trial(build, train, test, shards, seed=seed, **budget)
+
+
 def few_shots(seed: int, *, shots: int, classes: int, domains: Sequence[str]) -> Trial:
     """Make ten clients with a few images of each of their classes, small and among clutter."""
     split, rng = samples.digits(seed, domain=samples.raw), torch.Generator().manual_seed(seed)
@@ -171,6 +196,13 @@ FEDL2G = (
     ),
     Row("Local training", "local", {"learning_rate": 0.2}),
 )
+PAPER = {"learning_rate": 0.01, "guide_weight": 1.0, "warm_up": 50}
+FEDL2G_LONG = (
+    Row("FedL2G-f", "fedl2g_f", PAPER | {"server_rate": 100.0}),
+    Row("fixed random features", "fedl2g_f", PAPER | {"server_rate": 0.0}),
+    Row("FedL2G-l", "fedl2g_l", PAPER | {"server_rate": 0.1}),
+    Row("Local training", "local", {"learning_rate": 0.01}),
+)
 FEDOTP = (
     Row("FedOTP", "fedotp", {"learning_rate": 0.00928, "mass": 0.897}),
     Row("FedOTP, no transport", "fedotp_average", {"learning_rate": 0.00306}),
@@ -189,12 +221,14 @@ class Ablation(NamedTuple):
         compared: Column of the differences to the first row.
         make: Function from a seed to the trial.
         rows: The method, the row without its mechanism, and references.
+        seconds: Seconds of a run.
     """
 
     title: str
     compared: str
     make: Callable[[int], Trial]
     rows: Sequence[Row]
+    seconds: int = 15
 
 
 ABLATIONS = {
@@ -236,6 +270,13 @@ ABLATIONS = {
         compared="own",
         make=partial(unlike_networks, alpha=0.3),
         rows=FEDL2G,
+    ),
+    "fedl2g-rounds": Ablation(
+        title="unlike networks, MNIST, Dirichlet .1, 200 rounds",
+        compared="own",
+        make=many_rounds,
+        rows=FEDL2G_LONG,
+        seconds=600,
     ),
     "fedotp-domains": Ablation(
         title="small digits among clutter, four shots, three domains",
@@ -313,7 +354,7 @@ def task(name: str) -> Task:
     return Task(
         title=first.title,
         partitions={key: each.title for key, each in own.items()},
-        hours=lambda partition, row: 15 / 3600,
+        hours=lambda partition, row: own[partition].seconds / 3600,
         family=lambda partition: "one model",
         rows=lambda partition: own[partition].rows,
         make=make,
