@@ -17,6 +17,8 @@ from tasks import figures, ranks, records
 from tasks.core import Machine, Row, TaskError
 
 NAMED = ("task", "partition", "row", "seed", "trial")
+DIVERGED = {"own": 0.0, "diverged": 1.0}
+"""Figures of a tuning trial that sends NaN or infinity, as with too high a learning rate."""
 
 
 @dataclass(frozen=True)
@@ -118,6 +120,8 @@ def run_all(
     for cell, result in _results(missing, workers, finished_round):
         if isinstance(result, TaskError):
             raise result  # a file is missing, for the other cells, too
+        if cell.trial is not None and "must be finite" in str(result):
+            result = DIVERGED
         if isinstance(result, Exception):
             failed.append((cell, result))
             continue
