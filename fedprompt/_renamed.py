@@ -24,6 +24,8 @@ _RENAMED = {
 _CHANGED = {
     "averaging": "averaging_server(values, update)",
     "lean_transport_logits": "transport_logits(..., lean=True)",
+    "batch_streams": "GroupPrompts(num_clients, ...), called with the client of each image",
+    "PromptGenerator": "methods.fedtpg.Network",
     "per_name": "weighted_mean(payloads)",
     "per_name_update": "update_by_name(rules)",
     "frozen": "freeze(model)",

@@ -1,8 +1,7 @@
 """Learnable prompts for frozen backbones, and the forward pass that inserts them."""
 
 from fedprompt.prompts.context import ContextPrompts, prompted_text
-from fedprompt.prompts.encode import batch_streams, encode_from, encode_front, encode_prompted
-from fedprompt.prompts.generator import PromptGenerator
+from fedprompt.prompts.encode import encode_from, encode_front, encode_prompted
 from fedprompt.prompts.low_rank import LowRankContext
 from fedprompt.prompts.padding import PadPrompts
 from fedprompt.prompts.start import initialize_at, mean_patch_tokens
@@ -15,9 +14,7 @@ __all__ = [
     "LayeredPrompts",
     "LowRankContext",
     "PadPrompts",
-    "PromptGenerator",
     "ShallowPrompts",
-    "batch_streams",
     "encode_from",
     "encode_front",
     "encode_prompted",

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from jaxtyping import Float, Integer, Num
+from jaxtyping import Float, Num
 from torch import Tensor
 
 import fedprompt._checks as check
@@ -166,58 +166,6 @@ def encode_front(
     return _run(trunk, range(start), tokens, context, streams, lengths)[0]
 
 
-def batch_streams(
-    streams: Sequence[PromptStream], owner: Integer[Tensor, " batch"]
-) -> PromptStream:
-    """Merge the streams of several clients, so that each sample gets the prompts of its owner.
-
-    Several clients can then train in one forward pass of a shared trunk, with the same losses and
-    gradients as in separate passes.
-
-    Args:
-        streams: One stream for each client, all with the same layers, lengths and `replace`,
-            without a batch axis.
-        owner: Position in `streams` of each sample's client. The range is checked on CPU tensors
-            only, to avoid a GPU synchronization.
-
-    Returns:
-        A stream with tokens (batch, prompts, dim).
-
-    Raises:
-        ValueError: If there is no stream, streams differ in layout, or an owner is out of range.
-
-    Example:
-        >>> first = PromptStream({0: torch.zeros(1, 2)})
-        >>> second = PromptStream({0: torch.ones(1, 2)})
-        >>> batch_streams([first, second], torch.tensor([1, 0, 1])).layers[0][:, 0, 0]
-        tensor([1., 0., 1.])
-    """
-    check.sequence("streams", streams, "PromptStream")
-    if not streams:
-        raise check.wrong("streams", "contain at least one stream", "none")
-    first = streams[0]
-    for position, stream in enumerate(streams):
-        check.stream(f"streams[{position}]", stream)
-        if _layout(stream) != _layout(first):
-            rule = f"have the layers, lengths and `replace` of the first stream {_layout(first)}"
-            raise check.wrong(f"streams[{position}]", rule, _layout(stream))
-    for layer, tokens in first.layers.items():
-        if tokens.ndim != 2:
-            raise check.wrong(
-                "streams",
-                "contain tokens of shape (prompts, dim)",
-                f"{tuple(tokens.shape)} at layer {layer}",
-            )
-    check.labels("owner", owner, len(streams), sync=False)
-    for tokens in first.layers.values():
-        check.device("owner", owner, tokens.device)
-    layers = {
-        layer: torch.stack([stream.layers[layer] for stream in streams])[owner.long()]
-        for layer in first.layers
-    }
-    return PromptStream(layers, first.replace)
-
-
 def _encoded(
     trunk: Trunk,
     layers: range,
@@ -321,7 +269,3 @@ def _split(
         tokens, [prefix, *lengths, tokens.shape[1] - prefix - sum(lengths)], 1
     )
     return first, middle, rest
-
-
-def _layout(stream: PromptStream) -> tuple[dict[int, tuple[int, ...]], bool]:
-    return {layer: tuple(tokens.shape) for layer, tokens in stream.layers.items()}, stream.replace

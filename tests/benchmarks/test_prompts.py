@@ -99,29 +99,6 @@ def test_training_step(meter):
         )
 
 
-def test_five_clients_in_one_batch(meter):
-    trunk = fp.vit_trunk(make("vit_tiny", num_classes=0))
-    num_clients, batch = 5, 2
-    clients = [Client(trunk) for _ in range(num_clients)]
-    images = draw_images(num_clients * batch)
-    owner = torch.arange(num_clients).repeat_interleave(batch)
-
-    def together():
-        fp.encode_prompted(
-            trunk, images, fp.batch_streams([client.prompts() for client in clients], owner)
-        ).pooled.sum().backward()
-
-    def apart():
-        for client, own in zip(clients, images.chunk(num_clients), strict=True):
-            fp.encode_prompted(trunk, own, client.prompts()).pooled.sum().backward()
-
-    seconds = meter.seconds(apart=apart, together=together)
-    meter.report(
-        f"five clients of {batch} images: in one batch / one by one",
-        seconds["together"] / seconds["apart"],
-    )
-
-
 def test_heterogeneous_means(meter):
     generator = torch.Generator().manual_seed(0)
     stock = [

@@ -10,7 +10,6 @@ from fedprompt import (
     GroupPrompts,
     PromptStream,
     Weighted,
-    batch_streams,
     encode_front,
     encode_prompted,
     initialize_at,
@@ -40,10 +39,6 @@ def encoded(*streams, **options):
 def second(layer, tokens):
     """Encode with a good stream and a wrong one."""
     return encoded(PromptStream({0: zeros(1, 12)}), PromptStream({layer: tokens}))
-
-
-def batched(streams, *owner):
-    return batch_streams(streams, tensor(owner or [0]))
 
 
 def written(*shape, **claims):
@@ -124,15 +119,6 @@ PadPrompts((8, 10))(zeros(2, 1, 8, 10)) -> ValueError: `images` must have shape 
 PadPrompts(8)(zeros(1, 3, 8, 8) / 0) -> ValueError: `images` must be finite
 PadPrompts((8, 10))(zeros(3, 8, 10)) -> ValueError: `images` must have shape (batch, 3, 8, 10);
 PadPrompts((8, 10))(zeros(2, 3, 8, 10).byte()) -> TypeError: `images` must be
-PromptGenerator(-1, 8, key_dim=6) -> ValueError: `num_prompts` must be at least
-PromptGenerator(2, 0, key_dim=6) -> ValueError: `dim` must be at least 1; got 0.
-PromptGenerator(2, 8, key_dim=0) -> ValueError: `key_dim` must be at least 1;
-PromptGenerator(2, 8, key_dim=6, num_heads=3) -> ValueError: `num_heads` must
-PromptGenerator(2, 8, key_dim=6, generator='seed') -> TypeError: `generator`
-PromptGenerator(2, 8, key_dim=6)(zeros(5, 6)) -> ValueError: at least one key; got (5, 6).
-PromptGenerator(2, 8, key_dim=6)(zeros(5, 3, 7)) -> ValueError: `keys` must have shape (batch, keys
-PromptGenerator(2, 8, key_dim=6)(zeros(5, 0, 6)) -> ValueError: at least one key; got (5, 0, 6).
-PromptGenerator(2, 8, key_dim=6)(zeros(5, 3, 6).long()) -> TypeError: `keys` must be floating-point
 LowRankContext(0, length=4, rank=2) -> ValueError: `dim` must be at least 1;
 LowRankContext(8, length=-1, rank=2) -> ValueError: `length` must be at least
 LowRankContext(8, length=4, rank=0) -> ValueError: `rank` must be at least 1;
@@ -166,20 +152,6 @@ written(1, 11, 1) -> ValueError: `names` must have at most 4 tokens
 written(1, 5, 1, name_position=6) -> ValueError: `name_position` must be at most the length 5 of
 written(1, 5, 1, name_position=-1) -> ValueError: `name_position` must be at least 0; got -1
 written(1, 5, 1, name_position=2.5) -> TypeError: `name_position` must be an integer; got 2.5
-batched([]) -> ValueError: `streams` must contain at least one stream; got none.
-batched({'a': 3}) -> TypeError: `streams` must be a sequence of PromptStream; got a
-batched(np.ones((2, 3))) -> TypeError: `streams` must be a sequence of PromptStream; got a
-batched([STREAM, PromptStream({1: zeros(1, 2)})]) -> ValueError: got ({1: (1, 2)}, False).
-batched([STREAM, PromptStream({0: zeros(3, 2)})]) -> ValueError: got ({0: (3, 2)}, False).
-batched([STREAM, PromptStream({0: zeros(1, 2)}, True)]) -> ValueError: `streams[1]` must have the l
-batched([PromptStream({0: zeros(4, 1, 2)})]) -> ValueError: `streams` must contain
-batched([ShallowPrompts(1, 2)]) -> TypeError: `streams[0]` must be a PromptStream; call the
-batched(STREAM) -> TypeError: `streams[0]` must be a PromptStream; call the prompt module;
-batched([STREAM, STREAM], 0, 2) -> ValueError: `owner` must lie in
-batched([STREAM, STREAM], -1, 0) -> ValueError: `owner` must lie in
-batched([STREAM], 0.0) -> TypeError: `owner` must be integers of shape (batch,); got a float32
-batched([STREAM], [0]) -> TypeError: `owner` must be integers of shape (batch,); got a int64
-batched([STREAM], True) -> TypeError: `owner` must be integers of shape (batch,); got a bool
 encode_prompted(MODEL, IMAGES) -> TypeError: `trunk` must be a Trunk, such as vit_trunk(model); got
 encode_prompted(OWN, zeros(3, 16, 16)) -> TypeError: `images` must be floating-point of shape
 encode_prompted(TRUNK, IMAGES[0]) -> TypeError: got a float64 tensor of shape (3, 16, 16).

@@ -169,7 +169,6 @@ MAKERS = {
     "DeepPrompts": lambda **more: fp.DeepPrompts(2, DIM, DEPTH, **more),
     "GroupPrompts": lambda **more: fp.GroupPrompts(4, 2, DIM, layers=(0, 2), **more),
     "PadPrompts": lambda **more: fp.PadPrompts(8, **more),
-    "PromptGenerator": lambda **more: fp.PromptGenerator(4, 12, key_dim=6, **more),
     "ContextPrompts": lambda **more: fp.ContextPrompts(8, **more),
     "LowRankContext": lambda **more: fp.LowRankContext(8, length=4, rank=2, **more),
 }
