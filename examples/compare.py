@@ -218,6 +218,7 @@ def tuned(
 
     Trials train on a part of the training images and test on the others. Of equal trials, the first
     counts. If the best rate is the lowest or the highest, a trial half a decade further is added.
+    Values that diverge in a reported run are left out when the program starts again.
     """
     task = tasks.TASKS[args.task]
     if task.trials is None or args.defaults or args.shrink != 1:
@@ -231,10 +232,12 @@ def tuned(
             for trial, values in enumerate(trials[row.title])
         ]
         best: dict[str, dict[str, Any]] = {}
+        left_out = runs.unstable(path)
         for record in sorted(
             finished(cells, path, args, f"{where}, tuning"), key=lambda each: -each["own"]
         ):
-            best.setdefault(record["row"], record["values"])
+            if runs.chosen(record) not in left_out:
+                best.setdefault(record["row"], record["values"])
         more = {title: beyond(values, trials[title]) for title, values in best.items()}
         more = {title: new for title, new in more.items() if new and new not in trials[title]}
         if not more:
@@ -263,7 +266,7 @@ def write_tables(args: argparse.Namespace, names: Sequence[str]) -> None:
     """Write the tables and figures of all records of some tasks."""
     for name in names:
         for stem in (name, f"{name}-defaults"):
-            if found := records.read(args.records / f"{stem}.jsonl"):
+            if found := list(runs.load(args.records / f"{stem}.jsonl").values()):
                 tables.save_all(found, stem, tasks.TASKS[name], args.out)
 
 
@@ -299,7 +302,7 @@ def recorded(name: str, args: argparse.Namespace) -> list[tuple[Cell, records.Re
     task = tasks.TASKS[name]
     rows = {(each, row.title): row for each in task.partitions for row in task.rows(each)}
     found = []
-    for record in records.read(args.records / f"{name}.jsonl"):
+    for record in runs.load(args.records / f"{name}.jsonl").values():
         row = rows.get((record["partition"], record["row"]))
         if row is not None and record["trial"] is None:
             row = replace(row, values=record["values"])

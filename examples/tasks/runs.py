@@ -18,7 +18,7 @@ from tasks.core import Machine, Row, TaskError
 
 NAMED = ("task", "partition", "row", "seed", "trial")
 DIVERGED = {"own": 0.0, "diverged": 1.0}
-"""Figures of a tuning trial that sends NaN or infinity, as with too high a learning rate."""
+"""Figures of a run that sends NaN or infinity, as with too high a learning rate."""
 
 
 @dataclass(frozen=True)
@@ -62,9 +62,25 @@ def key(record: Mapping[str, Any]) -> str:
     )
 
 
+def chosen(record: Mapping[str, Any]) -> str:
+    """Return the row and its values."""
+    return json.dumps([record["row"], record["values"]], sort_keys=True)
+
+
+def unstable(path: Path) -> set[str]:
+    """Return rows with values that diverged in a reported run, which no tuning may choose."""
+    found = records.read(path)
+    return {chosen(each) for each in found if each["trial"] is None and "diverged" in each}
+
+
 def load(path: Path) -> dict[str, records.Record]:
-    """Read the last record of each cell in a file."""
-    return {key(record): record for record in records.read(path)}
+    """Read the last record of each cell in a file, without reported runs of unstable values."""
+    left_out = unstable(path)
+    return {
+        key(record): record
+        for record in records.read(path)
+        if record["trial"] is not None or chosen(record) not in left_out
+    }
 
 
 def run(cell: Cell, finished_round: Callable[[], None] = lambda: None) -> dict[str, Any]:
@@ -120,10 +136,12 @@ def run_all(
     for cell, result in _results(missing, workers, finished_round):
         if isinstance(result, TaskError):
             raise result  # a file is missing, for the other cells, too
-        if cell.trial is not None and "must be finite" in str(result):
+        diverged = isinstance(result, ValueError) and "must be finite" in str(result)
+        if isinstance(result, Exception) and (cell.trial is None or not diverged):
+            failed.append((cell, result))
+        if diverged:
             result = DIVERGED
         if isinstance(result, Exception):
-            failed.append((cell, result))
             continue
         record = cell.named() | records.origin() | records.rounded(result)
         if ranks.rank() == 0:

@@ -170,13 +170,17 @@ def test_a_cell_that_fails_does_not_lose_the_others(tmp_path):
     assert len(runs.load(tmp_path / "r.jsonl")) == 1
 
 
-def test_a_tuning_trial_that_diverges_counts_as_no_accuracy_and_a_run_fails(tmp_path):
+def test_a_trial_that_diverges_has_no_accuracy_and_a_reported_run_fails_and_is_left_out(tmp_path):
     row = Row("plain", "plain_steps", {"learning_rate": 1e30})
     trial, reported = (Cell("digits", "few", row, 0, at, Machine(shrink=0.01)) for at in (0, None))
-    record = runs.run_all([trial], tmp_path / "r.jsonl", workers=1)[0]
+    path = tmp_path / "r.jsonl"
+    record = runs.run_all([trial], path, workers=1)[0]
     assert (record["own"], record["diverged"]) == (0, 1)
+    assert not runs.unstable(path)
     with pytest.raises(RuntimeError, match="1 runs failed"):
-        runs.run_all([reported], tmp_path / "r.jsonl", workers=1)
+        runs.run_all([reported], path, workers=1)
+    assert runs.unstable(path) == {runs.chosen(reported.named())}
+    assert list(runs.load(path)) == [trial.key()]
 
 
 def test_a_row_is_compared_with_local_training_of_as_many_passes_and_starred_by_holm():
