@@ -22,7 +22,7 @@ def coop(setting: ClipSetting, *, learning_rate: float = 1e-2) -> fp.Method:
     """CoOp (local)."""
 
     def train(data, answer, state):
-        model = predict(data, answer, state)
+        model = setting.model(data.id, state)
         optimizer = data.optimizer(model, learning_rate)
         for tokens, labels in data.batches():
             loss = F.cross_entropy(model(tokens), labels)
@@ -31,7 +31,5 @@ def coop(setting: ClipSetting, *, learning_rate: float = 1e-2) -> fp.Method:
             optimizer.step()
         return {}, fp.snapshot(model)
 
-    def predict(data, answer, state):
-        return setting.model(data.id, state)
-
-    return fp.Method(train, fp.averaging_server({}), predict, form=lambda client: {})
+    server = fp.averaging_server({})
+    return fp.Method(train, server, setting.private_model, form=lambda client: {})

@@ -44,7 +44,8 @@ def fedex_lora(
     model = setting.new_model(
         prompts=lambda trunk: None, tune=lambda model: _with_weights(model, rank)
     )
-    first, pairs = fp.snapshot(model), {}
+    first = fp.snapshot(model)
+    pairs = {}
     for weight in (name for name in first if name.endswith("base_layer.weight")):
         model.get_parameter(weight).requires_grad_(False)
         b, a = (weight.replace("base_layer", f"lora_{factor}.default") for factor in "BA")

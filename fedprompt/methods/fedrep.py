@@ -14,8 +14,6 @@ Compared: lgcollins/FedRep d82e629, with the deviations above, float64, largest 
 (2026-11).
 """
 
-from itertools import islice
-
 import torch.nn.functional as F
 
 import fedprompt as fp
@@ -31,11 +29,10 @@ def fedrep(setting: VitSetting, *, learning_rate: float = 2e-2) -> fp.Method:
 
     def train(data, answer, state):
         fp.load_values(model, {**first, **answer, **state})
-        batches = data.batches()
-        for part, steps in ((model.head, data.steps // 2), (model.prompts, None)):
+        for part, batches in zip((model.head, model.prompts), data.phases(2), strict=True):
             with fp.training_only(model, part):
                 optimizer = data.optimizer(model, learning_rate)
-                for images, labels in islice(batches, steps):
+                for images, labels in batches:
                     loss = F.cross_entropy(model(images), labels)
                     optimizer.zero_grad()
                     loss.backward()

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 
 import fedprompt as fp
 from fedprompt.methods.registry import LEARNING_RATE, register
-from fedprompt.methods.setting import VitSetting
+from fedprompt.methods.setting import VitSetting, averaged
 
 
 @register(
@@ -37,11 +37,11 @@ def fml(
         fp.load_values(messenger, answer)
         optimizers = [data.optimizer(trained, learning_rate) for trained in (model, messenger)]
         for images, labels in data.batches():
-            own, shared = model(images), messenger(images)
-            loss = alpha * F.cross_entropy(own, labels)
-            loss += (1 - alpha) * fp.mutual_loss(own, shared, temperature=1.0)
+            private, shared = model(images), messenger(images)
+            loss = alpha * F.cross_entropy(private, labels)
+            loss += (1 - alpha) * fp.mutual_loss(private, shared, temperature=1.0)
             loss += beta * F.cross_entropy(shared, labels)
-            loss += (1 - beta) * fp.mutual_loss(shared, own, temperature=1.0)
+            loss += (1 - beta) * fp.mutual_loss(shared, private, temperature=1.0)
             for optimizer in optimizers:
                 optimizer.zero_grad()
             loss.backward()
@@ -55,7 +55,4 @@ def fml(
         fp.load_values(messenger, answer)
         return messenger
 
-    def form(client):
-        return fp.collect(messenger, weight=0)
-
-    return fp.Method(train, fp.averaging_server(fp.snapshot(messenger)), predict, form=form)
+    return averaged(messenger, train, predict=predict)

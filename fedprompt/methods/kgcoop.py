@@ -28,7 +28,8 @@ def kgcoop(
     setting: ClipSetting, *, learning_rate: float = 5e-3, guide_weight: float = 8.0
 ) -> fp.Method:
     """KgCoOp (averaged)."""
-    model, handwritten = setting.new_model(), setting.handwritten_text()
+    model = setting.new_model()
+    handwritten = setting.handwritten_text()
 
     def train(data, answer, state):
         fp.load_values(model, answer)

@@ -27,7 +27,7 @@ def local(setting: VitSetting, *, learning_rate: float = 1e-2) -> fp.Method:
     """Local training."""
 
     def train(data, answer, state):
-        model = predict(data, answer, state)
+        model = setting.model(data.id, state)
         optimizer = data.optimizer(model, learning_rate)
         for images, labels in data.batches():
             loss = F.cross_entropy(model(images), labels)
@@ -36,7 +36,5 @@ def local(setting: VitSetting, *, learning_rate: float = 1e-2) -> fp.Method:
             optimizer.step()
         return {}, fp.snapshot(model, buffers=True)
 
-    def predict(data, answer, state):
-        return setting.model(data.id, state)
-
-    return fp.Method(train, fp.averaging_server({}), predict, form=lambda client: {})
+    server = fp.averaging_server({})
+    return fp.Method(train, server, setting.private_model, form=lambda client: {})

@@ -24,7 +24,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import fedprompt as fp
 from fedprompt.methods.registry import LEARNING_RATE, register
-from fedprompt.methods.setting import PromptedModel, VitSetting
+from fedprompt.methods.setting import PromptedModel, VitSetting, averaged
 
 _SEARCH = LEARNING_RATE | {"inner_rate": (1e-2, 1.0)}
 
@@ -72,10 +72,7 @@ def _meta_learned(
             fp.load_values(model, _adapt(model, *data.own(), inner_rate, exact=False))
         return model
 
-    def form(client):
-        return fp.collect(model, weight=0)
-
-    return fp.Method(train, fp.averaging_server(fp.snapshot(model)), predict, form=form)
+    return averaged(model, train, predict=predict)
 
 
 def _adapt(

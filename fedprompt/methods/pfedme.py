@@ -45,7 +45,7 @@ def pfedme(
 
     def train(data, answer, state):
         fp.load_values(model, answer)
-        local, personal = answer, state
+        local = answer
         optimizer = data.optimizer(model, learning_rate)
         for images, labels in data.batches():
             for _ in range(inner_steps):

@@ -31,11 +31,11 @@ class _Halves(nn.Module):
         super().__init__()
         first, last = context.tensor_split(2)
         self.shared = fp.ContextPrompts(context.shape[1], init=first)
-        self.own = fp.ContextPrompts(context.shape[1], init=last)
+        self.private = fp.ContextPrompts(context.shape[1], init=last)
 
     def forward(self) -> Float[Tensor, "1 length dim"]:
         """Return the whole context."""
-        return torch.cat([self.shared(), self.own()], 1)
+        return torch.cat([self.shared(), self.private()], 1)
 
 
 @register("PromptFL + FedPer", families=("CLIP",), traits=("personalized",), search=LEARNING_RATE)
@@ -53,6 +53,6 @@ def promptfl_fedper(setting: ClipSetting, *, learning_rate: float = 5e-3) -> fp.
             loss.backward()
             optimizer.step()
         payload = fp.collect(model, weight=data.num_examples, only=["context.shared"])
-        return payload, fp.snapshot(model, only=["context.own"])
+        return payload, fp.snapshot(model, only=["context.private"])
 
     return averaged(model, train, shared=["context.shared"])
