@@ -21,7 +21,7 @@ from torch import Tensor
 
 import fedprompt as fp
 from fedprompt.methods.registry import LEARNING_RATE, register
-from fedprompt.methods.setting import ClipModel, ClipSetting, averaged
+from fedprompt.methods.setting import ClipModel, ClipSetting, averaged, take_step
 
 
 class _ConditionalText(ClipModel):
@@ -58,10 +58,7 @@ def cocoop(setting: ClipSetting, *, learning_rate: float = 5e-3) -> fp.Method:
         fp.load_values(model, answer)
         optimizer = data.optimizer(model, learning_rate)
         for tokens, labels in data.batches():
-            loss = F.cross_entropy(model(tokens), labels)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+            take_step(optimizer, F.cross_entropy(model(tokens), labels))
         return fp.collect(model, weight=data.num_examples), state
 
     return averaged(model, train)

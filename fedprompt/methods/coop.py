@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 import fedprompt as fp
 from fedprompt.methods.registry import LEARNING_RATE, register
-from fedprompt.methods.setting import ClipSetting
+from fedprompt.methods.setting import ClipSetting, take_step
 
 
 @register("CoOp (local)", families=("CLIP",), traits=("personalized",), search=LEARNING_RATE)
@@ -25,10 +25,7 @@ def coop(setting: ClipSetting, *, learning_rate: float = 1e-2) -> fp.Method:
         model = setting.model(data.id, state)
         optimizer = data.optimizer(model, learning_rate)
         for tokens, labels in data.batches():
-            loss = F.cross_entropy(model(tokens), labels)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+            take_step(optimizer, F.cross_entropy(model(tokens), labels))
         return {}, fp.snapshot(model)
 
     server = fp.averaging_server({})

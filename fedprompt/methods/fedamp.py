@@ -20,7 +20,7 @@ import torch.nn.functional as F
 
 import fedprompt as fp
 from fedprompt.methods.registry import LEARNING_RATE, register
-from fedprompt.methods.setting import VitSetting, attention, averaged
+from fedprompt.methods.setting import VitSetting, attention, averaged, take_step
 
 
 @register(
@@ -48,9 +48,7 @@ def fedamp(
         for images, labels in data.batches():
             loss = F.cross_entropy(model(images), labels)
             loss = loss + proximal_weight * fp.proximal_loss(model, center)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+            take_step(optimizer, loss)
         return fp.collect(model, weight=1.0), fp.snapshot(model)
 
     def answer(client, state):

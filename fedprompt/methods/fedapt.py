@@ -25,7 +25,7 @@ from torch import Tensor
 
 import fedprompt as fp
 from fedprompt.methods.registry import LEARNING_RATE, register
-from fedprompt.methods.setting import ClipModel, ClipSetting, averaged
+from fedprompt.methods.setting import ClipModel, ClipSetting, averaged, take_step
 
 
 class _Adaptive(ClipModel):
@@ -77,9 +77,7 @@ def fedapt(
             origin = torch.full_like(labels, number)
             loss = F.cross_entropy(logits, labels)
             loss = loss + F.cross_entropy(model.query(tokens[:, 0]), origin)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+            take_step(optimizer, loss)
         return fp.collect(model, weight=1.0), state
 
     return averaged(model, train)

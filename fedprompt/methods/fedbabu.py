@@ -18,7 +18,7 @@ import torch.nn.functional as F
 
 import fedprompt as fp
 from fedprompt.methods.registry import LEARNING_RATE, register
-from fedprompt.methods.setting import VitSetting, averaged
+from fedprompt.methods.setting import VitSetting, averaged, take_step
 
 
 @register("FedBABU", families=("one model",), traits=("personalized",), search=LEARNING_RATE)
@@ -31,10 +31,7 @@ def fedbabu(setting: VitSetting, *, learning_rate: float = 2e-2) -> fp.Method:
         optimizer = data.optimizer(model, learning_rate)
         for server_round in rounds:
             for images, labels in data.at(server_round).batches():
-                loss = F.cross_entropy(model(images), labels)
-                optimizer.zero_grad()
-                loss.backward()
-                optimizer.step()
+                take_step(optimizer, F.cross_entropy(model(images), labels))
 
     def train(data, answer, state):
         fp.load_values(model, {**answer, **head})

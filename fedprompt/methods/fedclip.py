@@ -21,7 +21,7 @@ from torch import Tensor
 
 import fedprompt as fp
 from fedprompt.methods.registry import register
-from fedprompt.methods.setting import ClipSetting, averaged
+from fedprompt.methods.setting import ClipSetting, averaged, take_step
 
 
 class _Attended(nn.Module):
@@ -57,9 +57,7 @@ def fedclip(setting: ClipSetting, *, learning_rate: float = 1e-3) -> fp.Method:
             logits = model.match(tokens, model.names[labels])
             pairs = torch.arange(len(labels), device=labels.device)
             loss = (F.cross_entropy(logits, pairs) + F.cross_entropy(logits.T, pairs)) / 2
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+            take_step(optimizer, loss)
         return fp.collect(model, weight=1.0), state
 
     return averaged(model, train)

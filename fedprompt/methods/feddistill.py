@@ -20,7 +20,7 @@ from torch import Tensor
 
 import fedprompt as fp
 from fedprompt.methods.registry import LEARNING_RATE, register
-from fedprompt.methods.setting import VitSetting
+from fedprompt.methods.setting import VitSetting, take_step
 
 
 def _soft_cross_entropy(logits: Tensor, teacher: Tensor) -> Tensor:
@@ -49,9 +49,7 @@ def feddistill(
         for images, labels in data.batches():
             logits = model(images)
             loss = fp.guided_loss(logits, logits, labels, answer["logits"], **guide)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+            take_step(optimizer, loss)
             means.append(fp.class_means(logits.detach(), labels, num_classes=classes))
         return {"logits": fp.weighted_mean(means)}, fp.snapshot(model, buffers=True)
 

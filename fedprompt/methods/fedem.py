@@ -26,7 +26,7 @@ from torch import Tensor
 
 import fedprompt as fp
 from fedprompt.methods.registry import LEARNING_RATE, register
-from fedprompt.methods.setting import VitSetting, averaged
+from fedprompt.methods.setting import VitSetting, averaged, take_step
 
 
 class _Mixture(nn.Module):
@@ -77,9 +77,7 @@ def fedem(
         for images, labels in data.batches():
             losses = model.losses(images, labels)
             loss = (_posterior(losses, weights) * losses).sum(1).mean()
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+            take_step(optimizer, loss)
         return fp.collect(model, weight=data.num_examples), {"weights": weights}
 
     def predict(data, answer, state):

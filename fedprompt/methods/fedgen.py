@@ -24,7 +24,7 @@ from torch import Tensor
 
 import fedprompt as fp
 from fedprompt.methods.registry import LEARNING_RATE, register
-from fedprompt.methods.setting import VitSetting, adam_steps
+from fedprompt.methods.setting import VitSetting, adam_steps, take_step
 
 
 class _FeatureGenerator(nn.Sequential):
@@ -39,6 +39,35 @@ class _FeatureGenerator(nn.Sequential):
         labels = torch.multinomial(counts, size, replacement=True, generator=rng)
         noise = torch.randn(size, self[-1].out_features, generator=rng)
         return self(torch.cat([noise, F.one_hot(labels, len(counts))], 1)), labels
+
+
+def _server(
+    setting: VitSetting, head: nn.Linear, generator: _FeatureGenerator, rate: float, steps: int
+) -> fp.Server:
+    """Make the server, which averages heads and trains the generator for these heads."""
+    no_counts = torch.zeros(setting.num_classes)
+
+    def answer(client, state):
+        networks = fp.named("head", state["head"])
+        networks |= fp.named("generator", state["values"])
+        return networks | {"counts": sum(state["counts"].values(), no_counts)}
+
+    def step(server_round, payloads, state):
+        mean = fp.weighted_mean(payloads.values())
+        fp.load_values(head, {**state["head"], **fp.part(mean, "head")})
+        counts = state["counts"] | {str(c): sent["counts"].value for c, sent in payloads.items()}
+        total = sum(counts.values(), no_counts)
+        draw = setting.generator(server_round, purpose="generated")
+
+        def loss():
+            features, labels = generator.draw(total, setting.batch_size, draw)
+            return F.cross_entropy(head(features), labels)
+
+        trained = adam_steps(generator, loss, state, learning_rate=rate, steps=steps)
+        return {"head": fp.snapshot(head), "counts": counts, **trained}
+
+    new = {"values": fp.snapshot(generator), "adam": {}}
+    return fp.Server({"head": fp.snapshot(head), "counts": {}, **new}, answer, step)
 
 
 @register(
@@ -58,7 +87,6 @@ def fedgen(
     """FedGen."""
     head = setting.new_model().head
     generator = setting.seeded(_FeatureGenerator, setting.num_classes, head.in_features)
-    no_counts = torch.zeros(setting.num_classes)
 
     def train(data, answer, state):
         model = predict(data, answer, state)
@@ -70,40 +98,17 @@ def fedgen(
             if answer["counts"].any():  # from the second round on
                 features, drawn = generator.draw(answer["counts"], setting.batch_size, draw)
                 loss += generated_weight * F.cross_entropy(model.head(features.detach()), drawn)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+            take_step(optimizer, loss)
         payload = fp.collect(model, weight=data.num_examples, only=["head"])
         payload["counts"] = fp.Weighted(data.class_counts, torch.tensor(1.0))
         return payload, fp.snapshot(model, buffers=True)
 
-    def answer(client, state):
-        networks = fp.named("head", state["head"])
-        networks |= fp.named("generator", state["values"])
-        return networks | {"counts": sum(state["counts"].values(), no_counts)}
-
-    def step(server_round, payloads, state):
-        mean = fp.weighted_mean(payloads.values())
-        fp.load_values(head, {**state["head"], **fp.part(mean, "head")})
-        counts = state["counts"] | {str(c): sent["counts"].value for c, sent in payloads.items()}
-        total = sum(counts.values(), no_counts)
-        draw = setting.generator(server_round, purpose="generated")
-
-        def loss():
-            features, drawn = generator.draw(total, setting.batch_size, draw)
-            return F.cross_entropy(head(features), drawn)
-
-        trained = adam_steps(generator, loss, state, learning_rate=server_rate, steps=server_steps)
-        return {"head": fp.snapshot(head), "counts": counts, **trained}
-
     def predict(data, answer, state):
         return setting.shared_head(data, fp.part(answer, "head"), state)
 
-    new = {"values": fp.snapshot(generator), "adam": {}}
-    server = fp.Server({"head": fp.snapshot(head), "counts": {}, **new}, answer, step)
-
     def form(client):
-        counts = fp.Weighted(no_counts, torch.tensor(0.0))
+        counts = fp.Weighted(torch.zeros(setting.num_classes), torch.tensor(0.0))
         return fp.named("head", fp.collect(head, weight=0)) | {"counts": counts}
 
+    server = _server(setting, head, generator, server_rate, server_steps)
     return fp.Method(train, server, predict, form=form)

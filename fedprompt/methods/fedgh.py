@@ -21,7 +21,7 @@ import torch.nn.functional as F
 
 import fedprompt as fp
 from fedprompt.methods.registry import LEARNING_RATE, register
-from fedprompt.methods.setting import VitSetting, broadcast, known_rows, prototypes
+from fedprompt.methods.setting import VitSetting, broadcast, known_rows, prototypes, take_step
 
 
 def _train_head(
@@ -32,9 +32,7 @@ def _train_head(
     optimizer = torch.optim.SGD(head.parameters(), learning_rate)
     for _ in range(steps):
         loss = F.cross_entropy(head(features), labels)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        take_step(optimizer, loss)
 
 
 @register(
@@ -57,10 +55,7 @@ def fedgh(
         model = setting.shared_head(data, answer, state)
         optimizer = data.optimizer(model, learning_rate)
         for images, labels in data.batches():
-            loss = F.cross_entropy(model(images), labels)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+            take_step(optimizer, F.cross_entropy(model(images), labels))
         return {"prototypes": prototypes(model, data)}, fp.snapshot(model, buffers=True)
 
     def step(server_round, payloads, state):

@@ -17,7 +17,7 @@ Compared: ChanYunHin/FedHe c2684c3, with the deviations above, float64, largest 
 
 import fedprompt as fp
 from fedprompt.methods.registry import LEARNING_RATE, register
-from fedprompt.methods.setting import VitSetting, broadcast
+from fedprompt.methods.setting import VitSetting, broadcast, take_step
 
 
 @register(
@@ -41,9 +41,7 @@ def fedhe(
         for images, labels in data.batches():
             logits = model(images)
             loss = fp.guided_loss(logits, logits, labels, teacher, guide_weight=distillation_weight)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+            take_step(optimizer, loss)
             means.append(fp.class_means(logits.detach(), labels, num_classes=classes))
         return {"logits": fp.weighted_mean(means)}, fp.snapshot(model, buffers=True)
 

@@ -27,7 +27,7 @@ import torch.nn.functional as F
 import fedprompt as fp
 from fedprompt.interfaces import Message
 from fedprompt.methods.registry import LEARNING_RATE, register
-from fedprompt.methods.setting import ClientData, VitSetting
+from fedprompt.methods.setting import ClientData, VitSetting, take_step
 
 _ABOUT = dict[str, Any](
     families=("mixed models",),
@@ -84,9 +84,7 @@ def _taught(
             logits = model(images)
             loss = F.cross_entropy(logits, labels)
             loss = loss + weight * fp.distillation_loss(logits, labels, answer["logits"])
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+            take_step(optimizer, loss)
         payload = message(_correct_logits(model, data), model, data.num_examples)
         return payload, fp.snapshot(model, buffers=True)
 

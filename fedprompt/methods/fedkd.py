@@ -30,7 +30,7 @@ from torch import Tensor
 import fedprompt as fp
 from fedprompt.interfaces import Message
 from fedprompt.methods.registry import LEARNING_RATE, register
-from fedprompt.methods.setting import VitSetting
+from fedprompt.methods.setting import VitSetting, take_step
 
 
 def _compress(update: Mapping[str, Tensor], energy: float) -> dict[str, fp.Weighted]:
@@ -143,9 +143,7 @@ def fedkd(
         optimizer = data.optimizer(models, learning_rate)
         for images, labels in data.batches():
             loss = _loss(models, images, labels)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+            take_step(optimizer, loss)
         change = {name: after - before[name] for name, after in fp.snapshot(mentee).items()}
         private = {"mentor": fp.snapshot(mentor, buffers=True), "map": fp.snapshot(mapping)}
         return _compress(change, energy(data.server_round)), private | {"mentee": before}

@@ -27,7 +27,7 @@ from torch import Tensor
 
 import fedprompt as fp
 from fedprompt.methods.registry import LEARNING_RATE, register
-from fedprompt.methods.setting import Batch, ClientData, PromptedModel, VitSetting
+from fedprompt.methods.setting import Batch, ClientData, PromptedModel, VitSetting, take_step
 
 _ABOUT = dict[str, Any](
     families=("mixed models",),
@@ -109,9 +109,7 @@ def _learn_to_guide(
         optimizer = data.optimizer(model, rate)
         for images, labels in data.batches(among=study):
             loss = fp.guided_loss(*model(images), labels, guides, guide_weight=followed)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+            take_step(optimizer, loss)
         rates = {"learning_rate": rate, "guide_weight": weight}
         gradient = fp.guide_gradient(model, guides, (images, labels), quiz, **rates)
         return {"guides": gradient}, fp.snapshot(model.model, buffers=True)

@@ -22,7 +22,7 @@ from torch import Tensor
 
 import fedprompt as fp
 from fedprompt.methods.registry import LEARNING_RATE, register
-from fedprompt.methods.setting import ClipSetting, LayeredClip, averaged
+from fedprompt.methods.setting import ClipSetting, LayeredClip, averaged, take_step
 
 
 class _Coupled(LayeredClip):
@@ -53,10 +53,7 @@ def fedmaple(setting: ClipSetting, *, learning_rate: float = 5e-3) -> fp.Method:
         fp.load_values(model, answer)
         optimizer = data.optimizer(model, learning_rate)
         for images, labels in data.batches():
-            loss = F.cross_entropy(model(images), labels)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+            take_step(optimizer, F.cross_entropy(model(images), labels))
         return fp.collect(model, weight=data.num_examples), state
 
     return averaged(model, train)

@@ -23,7 +23,7 @@ import torch.nn.functional as F
 
 import fedprompt as fp
 from fedprompt.methods.registry import LEARNING_RATE, register
-from fedprompt.methods.setting import VitSetting, broadcast
+from fedprompt.methods.setting import VitSetting, broadcast, take_step
 
 
 @register(
@@ -47,14 +47,9 @@ def fedmd(setting: VitSetting, *, learning_rate: float = 1e-2) -> fp.Method:
         for _ in range(digested):
             chosen = torch.randperm(count, generator=draw)[: setting.batch_size]
             loss = F.l1_loss(model(public[chosen]), consensus[chosen])
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+            take_step(optimizer, loss)
         for images, labels in islice(data.batches(), data.steps - digested):
-            loss = F.cross_entropy(model(images), labels)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+            take_step(optimizer, F.cross_entropy(model(images), labels))
         with torch.no_grad():
             logits = fp.Weighted(model(public), torch.ones(count))
         return {"logits": logits}, fp.snapshot(model, buffers=True)

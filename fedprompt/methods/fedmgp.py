@@ -28,7 +28,7 @@ from torch import Tensor
 
 import fedprompt as fp
 from fedprompt.methods.registry import LEARNING_RATE, register
-from fedprompt.methods.setting import ClipModel, ClipSetting, broadcast
+from fedprompt.methods.setting import ClipModel, ClipSetting, broadcast, take_step
 
 
 class _Groups(ClipModel):
@@ -97,9 +97,7 @@ def fedmgp(
             logits = model.logits(*features).flatten(0, 1)
             loss = F.cross_entropy(logits, labels.repeat(model.num_groups))
             loss = loss + diversity / 2 * sum(_likeness(part) for part in features)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+            take_step(optimizer, loss)
         groups = fp.snapshot(model)
         slots = {}
         sharpness = float(data.server_round > 0)  # the first draw is uniform

@@ -31,7 +31,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import fedprompt as fp
 from fedprompt.methods.registry import LEARNING_RATE, register
-from fedprompt.methods.setting import ClientData, VitSetting
+from fedprompt.methods.setting import ClientData, VitSetting, take_step
 
 
 def _mixed_loss(
@@ -87,9 +87,7 @@ def fedmix(
             drawn = torch.randint(len(pool["images"]), (len(images),), generator=rng)
             others, their = pool["images"][drawn], pool["labels"][drawn]
             loss = _mixed_loss(model, images, labels, others, their, mix)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+            take_step(optimizer, loss)
         return fp.collect(model, weight=data.num_examples), {"pool": pool}
 
     def answer(client, state):

@@ -27,7 +27,7 @@ from torch import Tensor
 
 import fedprompt as fp
 from fedprompt.methods.registry import LEARNING_RATE, register
-from fedprompt.methods.setting import ClipModel, ClipSetting, averaged
+from fedprompt.methods.setting import ClipModel, ClipSetting, averaged, take_step
 
 __all__ = ["fedotp", "fedotp_average", "fedotp_classical", "two_contexts"]
 
@@ -96,10 +96,7 @@ def two_contexts(model: nn.Module, learning_rate: float, *, local: bool = False)
         fp.load_values(model, {**first, **answer, **state})
         optimizer = data.optimizer(model, learning_rate)
         for tokens, labels in data.batches():
-            loss = F.cross_entropy(model(tokens), labels)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+            take_step(optimizer, F.cross_entropy(model(tokens), labels))
         if local:
             return {}, fp.snapshot(model)
         payload = fp.collect(model, weight=data.num_examples, only=["shared"])

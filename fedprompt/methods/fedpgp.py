@@ -20,7 +20,7 @@ from torch import Tensor
 
 import fedprompt as fp
 from fedprompt.methods.registry import LEARNING_RATE, register
-from fedprompt.methods.setting import ClipModel, ClipSetting, averaged
+from fedprompt.methods.setting import ClipModel, ClipSetting, averaged, take_step
 
 
 class _Personalized(ClipModel):
@@ -76,9 +76,7 @@ def fedpgp(
             logits = fp.cosine_logits(tokens[:, 0], text[1], scale=setting.scale)
             loss = F.cross_entropy(logits, labels)
             loss = loss + contrast_weight * _contrast(text, handwritten, temperature)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+            take_step(optimizer, loss)
         payload = fp.collect(model, weight=data.num_examples, only=["shared"])
         return payload, fp.snapshot(model, only=["private"])
 

@@ -24,7 +24,7 @@ from torch import Tensor
 
 import fedprompt as fp
 from fedprompt.methods.registry import LEARNING_RATE, register
-from fedprompt.methods.setting import ClipSetting, PromptedClassifier, averaged
+from fedprompt.methods.setting import ClipSetting, PromptedClassifier, averaged, take_step
 
 
 def _on_minor_directions(private: Tensor, shared: Tensor, minor_share: float) -> Tensor:
@@ -81,9 +81,7 @@ def fedpha(
             for text in texts[:2]:
                 logits = fp.cosine_logits(tokens[:, 0], text, scale=model.scale)
                 loss = loss + F.cross_entropy(logits, labels)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+            take_step(optimizer, loss)
         return fp.collect(model, weight=data.num_examples), fp.snapshot(private)
 
     def predict(data, answer, state):

@@ -20,7 +20,7 @@ float64, largest difference 3e-16 (2026-11).
 
 import fedprompt as fp
 from fedprompt.methods.registry import LEARNING_RATE, register
-from fedprompt.methods.setting import NearestPrototype, VitSetting, prototypes
+from fedprompt.methods.setting import NearestPrototype, VitSetting, prototypes, take_step
 
 
 @register(
@@ -43,9 +43,7 @@ def fedproto(
             features = model.features(images)
             logits = model.head(features)
             loss = fp.guided_loss(features, logits, labels, guide, guide_weight=prototype_weight)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+            take_step(optimizer, loss)
         return {"prototypes": prototypes(model, data)}, fp.snapshot(model, buffers=True)
 
     def answer(client, state):

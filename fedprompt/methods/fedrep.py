@@ -18,7 +18,7 @@ import torch.nn.functional as F
 
 import fedprompt as fp
 from fedprompt.methods.registry import LEARNING_RATE, register
-from fedprompt.methods.setting import VitSetting, averaged
+from fedprompt.methods.setting import VitSetting, averaged, take_step
 
 
 @register("FedRep", families=("one model",), traits=("personalized",), search=LEARNING_RATE)
@@ -33,10 +33,7 @@ def fedrep(setting: VitSetting, *, learning_rate: float = 2e-2) -> fp.Method:
             with fp.training_only(model, part):
                 optimizer = data.optimizer(model, learning_rate)
                 for images, labels in batches:
-                    loss = F.cross_entropy(model(images), labels)
-                    optimizer.zero_grad()
-                    loss.backward()
-                    optimizer.step()
+                    take_step(optimizer, F.cross_entropy(model(images), labels))
         payload = fp.collect(model, weight=1.0, only=["prompts"])
         return payload, fp.snapshot(model, only=["head"])
 

@@ -30,6 +30,7 @@ from fedprompt.methods.setting import (
     adam_steps,
     known_rows,
     prototypes,
+    take_step,
 )
 
 
@@ -88,9 +89,7 @@ def fedtgp(
             features = model.features(images)
             logits = model.head(features)
             loss = fp.guided_loss(features, logits, labels, guide, guide_weight=prototype_weight)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+            take_step(optimizer, loss)
         return {"prototypes": prototypes(model, data)}, fp.snapshot(model, buffers=True)
 
     def answer(client, state):

@@ -26,7 +26,7 @@ from torch import Tensor
 
 import fedprompt as fp
 from fedprompt.methods.registry import register
-from fedprompt.methods.setting import ClipModel, ClipSetting, averaged
+from fedprompt.methods.setting import ClipModel, ClipSetting, averaged, take_step
 
 
 class _Network(nn.Module):
@@ -87,9 +87,7 @@ def fedtpg(setting: ClipSetting, *, learning_rate: float = 1e-2) -> fp.Method:
         for tokens, labels in data.batches():
             logits = model(tokens, class_names)
             loss = F.cross_entropy(logits, torch.searchsorted(present, labels))
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+            take_step(optimizer, loss)
         return fp.collect(model, weight=1.0), state
 
     return averaged(model, train)

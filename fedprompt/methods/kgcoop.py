@@ -18,7 +18,7 @@ import torch.nn.functional as F
 
 import fedprompt as fp
 from fedprompt.methods.registry import LEARNING_RATE, register
-from fedprompt.methods.setting import ClipSetting, averaged
+from fedprompt.methods.setting import ClipSetting, averaged, take_step
 
 
 @register(
@@ -39,9 +39,7 @@ def kgcoop(
             logits = fp.cosine_logits(tokens[:, 0], text, scale=setting.scale)
             distance = (text - handwritten).square().sum(-1).mean()
             loss = F.cross_entropy(logits, labels) + guide_weight * distance
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+            take_step(optimizer, loss)
         return fp.collect(model, weight=data.num_examples), state
 
     return averaged(model, train)

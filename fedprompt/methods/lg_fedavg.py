@@ -18,7 +18,7 @@ import torch.nn.functional as F
 
 import fedprompt as fp
 from fedprompt.methods.registry import LEARNING_RATE, register
-from fedprompt.methods.setting import VitSetting, averaged
+from fedprompt.methods.setting import VitSetting, averaged, take_step
 
 
 @register(
@@ -35,10 +35,7 @@ def lg_fedavg(setting: VitSetting, *, learning_rate: float = 1e-2) -> fp.Method:
         model = setting.shared_head(data, answer, state)
         optimizer = data.optimizer(model, learning_rate)
         for images, labels in data.batches():
-            loss = F.cross_entropy(model(images), labels)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+            take_step(optimizer, F.cross_entropy(model(images), labels))
         return fp.collect(model.head, weight=data.num_examples), fp.snapshot(model, buffers=True)
 
     return averaged(head, train, predict=setting.shared_head)

@@ -27,7 +27,7 @@ from torch import Tensor
 
 import fedprompt as fp
 from fedprompt.methods.registry import LEARNING_RATE, register
-from fedprompt.methods.setting import ClipSetting, PromptedClassifier, averaged
+from fedprompt.methods.setting import ClipSetting, PromptedClassifier, averaged, take_step
 
 __all__ = ["Mixture", "pfedmoap"]
 
@@ -98,10 +98,7 @@ def pfedmoap(
     def train(data, answer, state):
         optimizer = data.optimizer(loaded(answer, state.get("gate", {})), learning_rate)
         for tokens, labels in data.batches():
-            loss = F.cross_entropy(model(tokens), labels)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+            take_step(optimizer, F.cross_entropy(model(tokens), labels))
         last = {**answer, **fp.snapshot(model, only=["context"])}
         payload = fp.collect(model, weight=data.num_examples, only=["context"])
         return payload, {"gate": fp.snapshot(model, only=["gate"]), "last": last}

@@ -26,7 +26,7 @@ from torch import Tensor
 
 import fedprompt as fp
 from fedprompt.methods.registry import LEARNING_RATE, register
-from fedprompt.methods.setting import VitSetting
+from fedprompt.methods.setting import VitSetting, take_step
 
 
 class _Generator(nn.Module):
@@ -74,10 +74,7 @@ def pfedpg(
         fp.load_values(model, {**fresh, **state, **answer})
         optimizer = data.optimizer(model, learning_rate)
         for images, labels in data.batches():
-            loss = F.cross_entropy(model(images), labels)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+            take_step(optimizer, F.cross_entropy(model(images), labels))
         values = fp.snapshot(model)
         return {"change": values["prompts.tokens"] - answer["prompts.tokens"]}, values
 

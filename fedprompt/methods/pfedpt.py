@@ -24,7 +24,7 @@ from torch import Tensor
 
 import fedprompt as fp
 from fedprompt.methods.registry import LEARNING_RATE, register
-from fedprompt.methods.setting import VitSetting, averaged
+from fedprompt.methods.setting import VitSetting, averaged, take_step
 
 
 class _Bordered(nn.Module):
@@ -67,10 +67,7 @@ def pfedpt(
             optimizer = data.optimizer(part, rate)
             with fp.training_only(model, part):
                 for images, labels in batches:
-                    loss = F.cross_entropy(model(images), labels)
-                    optimizer.zero_grad()
-                    loss.backward()
-                    optimizer.step()
+                    take_step(optimizer, F.cross_entropy(model(images), labels))
         payload = fp.collect(model, weight=data.num_examples, only=["network.head"])
         return payload, fp.snapshot(model, only=["border"])
 

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 
 import fedprompt as fp
 from fedprompt.methods.registry import LEARNING_RATE, register
-from fedprompt.methods.setting import ClipSetting, attention, averaged
+from fedprompt.methods.setting import ClipSetting, attention, averaged, take_step
 
 
 @register(
@@ -46,9 +46,7 @@ def promptfl_fedamp(
         for tokens, labels in data.batches():
             loss = F.cross_entropy(model(tokens), labels)
             loss = loss + proximal_weight * fp.proximal_loss(model, answer)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+            take_step(optimizer, loss)
         return fp.collect(model, weight=1), fp.snapshot(model)
 
     def with_attention(latest):

@@ -21,7 +21,7 @@ from torch import Tensor
 
 import fedprompt as fp
 from fedprompt.methods.registry import LEARNING_RATE, register
-from fedprompt.methods.setting import ClipSetting, PromptedClassifier, averaged
+from fedprompt.methods.setting import ClipSetting, PromptedClassifier, averaged, take_step
 
 
 class _Halves(nn.Module):
@@ -48,10 +48,7 @@ def promptfl_fedper(setting: ClipSetting, *, learning_rate: float = 5e-3) -> fp.
         fp.load_values(model, {**first, **answer, **state})
         optimizer = data.optimizer(model, learning_rate)
         for tokens, labels in data.batches():
-            loss = F.cross_entropy(model(tokens), labels)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+            take_step(optimizer, F.cross_entropy(model(tokens), labels))
         payload = fp.collect(model, weight=data.num_examples, only=["context.shared"])
         return payload, fp.snapshot(model, only=["context.private"])
 

@@ -27,7 +27,7 @@ from torch import Tensor
 
 import fedprompt as fp
 from fedprompt.methods.registry import LEARNING_RATE, register
-from fedprompt.methods.setting import ClipSetting, LayeredClip, averaged
+from fedprompt.methods.setting import ClipSetting, LayeredClip, averaged, take_step
 
 
 class _Regulated(LayeredClip):
@@ -89,9 +89,7 @@ def promptsrc(
         optimizer = data.optimizer(model, learning_rate)
         for images, labels in data.batches():
             loss = model.loss(images, labels, handwritten, weights)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+            take_step(optimizer, loss)
         return fp.collect(model, weight=data.num_examples), state
 
     def answer(client, state):

@@ -45,6 +45,7 @@ __all__ = [
     "check_inputs",
     "known_rows",
     "prototypes",
+    "take_step",
 ]
 
 _Module = TypeVar("_Module", bound=nn.Module)
@@ -446,6 +447,13 @@ def averaged(
     return fp.Method(train, server, predict or loaded, form=form)
 
 
+def take_step(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
+    """Take a step of an optimizer along the gradient of a loss."""
+    optimizer.zero_grad()
+    torch.autograd.backward(loss)
+    optimizer.step()
+
+
 def adam_steps(
     module: nn.Module,
     loss: Callable[[], Tensor],
@@ -459,18 +467,19 @@ def adam_steps(
     Args:
         module: Module of the server.
         loss: Function that computes the loss of a step.
-        state: Its "values" and the state of its optimizer, "adam", as returned. The latter is {} at
-            first.
+        state: Values of the module, under "values", and of its optimizer, under "adam". At first,
+            "adam" is {}.
         learning_rate: Learning rate of Adam.
         steps: Number of steps.
+
+    Returns:
+        New "values" and "adam".
     """
     fp.load_values(module, state["values"])
     adam = torch.optim.Adam(module.parameters(), learning_rate)
     load_optimizer(adam, state["adam"])
     for _ in range(steps):
-        adam.zero_grad()
-        torch.autograd.backward(loss())
-        adam.step()
+        take_step(adam, loss())
     return {"values": fp.snapshot(module), "adam": optimizer_state(adam)}
 
 

@@ -33,7 +33,7 @@ from torch import Tensor
 
 import fedprompt as fp
 from fedprompt.methods.registry import LEARNING_RATE, register
-from fedprompt.methods.setting import VitSetting
+from fedprompt.methods.setting import VitSetting, take_step
 
 
 class _GroupedModel(nn.Module):
@@ -108,9 +108,7 @@ def sgpt(
             with fp.training_only(model, *parts):
                 for images, labels in batches:
                     loss = model.loss(images, labels, "groups" in block)
-                    optimizer.zero_grad()
-                    loss.backward()
-                    optimizer.step()
+                    take_step(optimizer, loss)
         rows = {"selector.keys": model.selector.counts}
         return fp.collect(model, weight=data.num_examples, rows=rows), state
 
