@@ -171,8 +171,13 @@ def _with_noise(federation: Federation, client: int) -> Federation:
             labels.append(torch.randint(setting.num_classes, (size,), generator=draw))
         begin = sum(map(len, shards.values()))
         shards[other] = torch.arange(begin, begin + len(labels[-1]))
-    changes = {"inputs": torch.cat(inputs), "labels": torch.cat(labels), "shards": shards}
-    return replace(federation, setting=setting, **changes)
+    return replace(
+        federation,
+        setting=setting,
+        inputs=torch.cat(inputs),
+        labels=torch.cat(labels),
+        shards=shards,
+    )
 
 
 def _check_reach(make: Callable[..., Method], federation: Federation) -> None:

@@ -25,7 +25,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 import fedprompt as fp
-from fedprompt.interfaces import Message
+from fedprompt.interfaces import Payload
 from fedprompt.methods.registry import LEARNING_RATE, register
 from fedprompt.methods.setting import ClientData, VitSetting, take_step
 
@@ -117,10 +117,10 @@ def _correct_logits(model: nn.Module, data: ClientData) -> fp.Weighted:
 
 
 def _shared(
-    payloads: Iterable[Message], widths: Sequence[int], replies: Mapping[str, Message]
-) -> dict[str, Message]:
+    payloads: Iterable[Payload], widths: Sequence[int], replies: Mapping[str, Payload]
+) -> dict[str, Payload]:
     """Average the entries of clients with equal widths; a width without clients keeps its reply."""
-    sent: dict[str, list[Message]] = {width: [] for width in replies}
+    sent: dict[str, list[Payload]] = {width: [] for width in replies}
     for payload, width in zip(payloads, widths, strict=True):
         sent[str(width)].append(payload)
     return {

@@ -28,7 +28,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fedprompt as fp
-from fedprompt.interfaces import Message
+from fedprompt.interfaces import Payload
 from fedprompt.methods.registry import LEARNING_RATE, register
 from fedprompt.methods.setting import VitSetting, take_step
 
@@ -67,7 +67,7 @@ def _weighted(values: Mapping[str, Tensor], weight: float) -> dict[str, fp.Weigh
     return {name: fp.Weighted(value, torch.tensor(weight)) for name, value in values.items()}
 
 
-def _received(answer: Message, before: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _received(answer: Payload, before: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the mentee of the server: in full, or by the update that the client lacks."""
     change = _expand(fp.part(answer, "update"), before)
     full = fp.part(answer, "mentee").items()
