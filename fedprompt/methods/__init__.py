@@ -4,68 +4,85 @@ These are reference implementations. Their figures may change between minor vers
 the changelog. Only the signature is stable. ``import fedprompt`` does not import this package.
 """
 
-from fedprompt.methods.checks import check_messages
-from fedprompt.methods.cocoop import cocoop
-from fedprompt.methods.coop import coop
-from fedprompt.methods.ditto import ditto
-from fedprompt.methods.dpfpl import dpfpl
-from fedprompt.methods.evaluate import counted_passes, evaluate
-from fedprompt.methods.fedamp import fedamp
-from fedprompt.methods.fedapt import fedapt
-from fedprompt.methods.fedbabu import fedbabu
-from fedprompt.methods.fedclip import fedclip
-from fedprompt.methods.feddistill import feddistill
-from fedprompt.methods.fedem import fedem
-from fedprompt.methods.fedex_lora import fedex_lora
-from fedprompt.methods.fedgen import fedgen
-from fedprompt.methods.fedgh import fedgh
-from fedprompt.methods.fedhe import fedhe
-from fedprompt.methods.fedhpl import fedhpl, fedhpl_h, fedhpl_p
-from fedprompt.methods.fedkd import fedkd
-from fedprompt.methods.fedl2g import fedl2g_f, fedl2g_l
-from fedprompt.methods.fedlora import fedlora
-from fedprompt.methods.fedmaple import fedmaple
-from fedprompt.methods.fedmd import fedmd
-from fedprompt.methods.fedmgp import fedmgp
-from fedprompt.methods.fedmix import fedmix
-from fedprompt.methods.fedopt import fedadam, fedavgm, fedyogi
-from fedprompt.methods.fedotp import fedotp, fedotp_average, fedotp_classical
-from fedprompt.methods.fedper import fedper
-from fedprompt.methods.fedpgp import fedpgp
-from fedprompt.methods.fedpha import fedpha
-from fedprompt.methods.fedpr import fedpr
-from fedprompt.methods.fedproto import fedproto
-from fedprompt.methods.fedprox import fedprox
-from fedprompt.methods.fedrep import fedrep
-from fedprompt.methods.fedtgp import fedtgp
-from fedprompt.methods.fedtpg import fedtpg
-from fedprompt.methods.fedvpt import fedvpt, fedvpt_d
-from fedprompt.methods.ffa_lora import ffa_lora
-from fedprompt.methods.fml import fml
-from fedprompt.methods.full_tuning import full_tuning
-from fedprompt.methods.head import head_tuning
-from fedprompt.methods.kgcoop import kgcoop
-from fedprompt.methods.lg_fedavg import lg_fedavg
-from fedprompt.methods.local import local
-from fedprompt.methods.perfedavg import perfedavg, perfedavg_first_order
-from fedprompt.methods.pfedme import pfedme
-from fedprompt.methods.pfedmoap import pfedmoap
-from fedprompt.methods.pfedpg import pfedpg
-from fedprompt.methods.pfedpt import pfedpt
-from fedprompt.methods.plain_steps import plain_steps
-from fedprompt.methods.prograd import prograd
-from fedprompt.methods.promptfl import promptfl
-from fedprompt.methods.promptfl_fedamp import promptfl_fedamp
-from fedprompt.methods.promptfl_fedper import promptfl_fedper
-from fedprompt.methods.promptfl_fedprox import promptfl_fedprox
-from fedprompt.methods.promptfl_ft import promptfl_ft
-from fedprompt.methods.promptfolio import promptfolio
-from fedprompt.methods.promptsrc import promptsrc
-from fedprompt.methods.registry import METHODS, Entry, register
-from fedprompt.methods.scaffold import scaffold
-from fedprompt.methods.setting import ClientData, ClipSetting, Federation, Setting, VitSetting
-from fedprompt.methods.sgpt import sgpt
-from fedprompt.methods.zero_shot import zero_shot
+# `as` exports a name for type checkers, and `__all__` exports all registered methods at run time.
+from fedprompt.methods.checks import check_messages as check_messages
+from fedprompt.methods.cocoop import cocoop as cocoop
+from fedprompt.methods.coop import coop as coop
+from fedprompt.methods.ditto import ditto as ditto
+from fedprompt.methods.dpfpl import dpfpl as dpfpl
+from fedprompt.methods.evaluate import counted_passes as counted_passes
+from fedprompt.methods.evaluate import evaluate as evaluate
+from fedprompt.methods.fedamp import fedamp as fedamp
+from fedprompt.methods.fedapt import fedapt as fedapt
+from fedprompt.methods.fedbabu import fedbabu as fedbabu
+from fedprompt.methods.fedclip import fedclip as fedclip
+from fedprompt.methods.feddistill import feddistill as feddistill
+from fedprompt.methods.fedem import fedem as fedem
+from fedprompt.methods.fedex_lora import fedex_lora as fedex_lora
+from fedprompt.methods.fedgen import fedgen as fedgen
+from fedprompt.methods.fedgh import fedgh as fedgh
+from fedprompt.methods.fedhe import fedhe as fedhe
+from fedprompt.methods.fedhpl import fedhpl as fedhpl
+from fedprompt.methods.fedhpl import fedhpl_h as fedhpl_h
+from fedprompt.methods.fedhpl import fedhpl_p as fedhpl_p
+from fedprompt.methods.fedkd import fedkd as fedkd
+from fedprompt.methods.fedl2g import fedl2g_f as fedl2g_f
+from fedprompt.methods.fedl2g import fedl2g_l as fedl2g_l
+from fedprompt.methods.fedlora import fedlora as fedlora
+from fedprompt.methods.fedmaple import fedmaple as fedmaple
+from fedprompt.methods.fedmd import fedmd as fedmd
+from fedprompt.methods.fedmgp import fedmgp as fedmgp
+from fedprompt.methods.fedmix import fedmix as fedmix
+from fedprompt.methods.fedopt import fedadam as fedadam
+from fedprompt.methods.fedopt import fedavgm as fedavgm
+from fedprompt.methods.fedopt import fedyogi as fedyogi
+from fedprompt.methods.fedotp import fedotp as fedotp
+from fedprompt.methods.fedotp import fedotp_average as fedotp_average
+from fedprompt.methods.fedotp import fedotp_classical as fedotp_classical
+from fedprompt.methods.fedper import fedper as fedper
+from fedprompt.methods.fedpgp import fedpgp as fedpgp
+from fedprompt.methods.fedpha import fedpha as fedpha
+from fedprompt.methods.fedpr import fedpr as fedpr
+from fedprompt.methods.fedproto import fedproto as fedproto
+from fedprompt.methods.fedprox import fedprox as fedprox
+from fedprompt.methods.fedrep import fedrep as fedrep
+from fedprompt.methods.fedtgp import fedtgp as fedtgp
+from fedprompt.methods.fedtpg import fedtpg as fedtpg
+from fedprompt.methods.fedvpt import fedvpt as fedvpt
+from fedprompt.methods.fedvpt import fedvpt_d as fedvpt_d
+from fedprompt.methods.ffa_lora import ffa_lora as ffa_lora
+from fedprompt.methods.fml import fml as fml
+from fedprompt.methods.full_tuning import full_tuning as full_tuning
+from fedprompt.methods.head import head_tuning as head_tuning
+from fedprompt.methods.kgcoop import kgcoop as kgcoop
+from fedprompt.methods.lg_fedavg import lg_fedavg as lg_fedavg
+from fedprompt.methods.local import local as local
+from fedprompt.methods.perfedavg import perfedavg as perfedavg
+from fedprompt.methods.perfedavg import perfedavg_first_order as perfedavg_first_order
+from fedprompt.methods.pfedme import pfedme as pfedme
+from fedprompt.methods.pfedmoap import pfedmoap as pfedmoap
+from fedprompt.methods.pfedpg import pfedpg as pfedpg
+from fedprompt.methods.pfedpt import pfedpt as pfedpt
+from fedprompt.methods.plain_steps import plain_steps as plain_steps
+from fedprompt.methods.prograd import prograd as prograd
+from fedprompt.methods.promptfl import promptfl as promptfl
+from fedprompt.methods.promptfl_fedamp import promptfl_fedamp as promptfl_fedamp
+from fedprompt.methods.promptfl_fedper import promptfl_fedper as promptfl_fedper
+from fedprompt.methods.promptfl_fedprox import promptfl_fedprox as promptfl_fedprox
+from fedprompt.methods.promptfl_ft import promptfl_ft as promptfl_ft
+from fedprompt.methods.promptfolio import promptfolio as promptfolio
+from fedprompt.methods.promptsrc import promptsrc as promptsrc
+from fedprompt.methods.registry import METHODS as METHODS
+from fedprompt.methods.registry import Entry as Entry
+from fedprompt.methods.registry import register as register
+from fedprompt.methods.scaffold import scaffold as scaffold
+from fedprompt.methods.setting import ClientData as ClientData
+from fedprompt.methods.setting import ClipSetting as ClipSetting
+from fedprompt.methods.setting import Federation as Federation
+from fedprompt.methods.setting import Setting as Setting
+from fedprompt.methods.setting import VitSetting as VitSetting
+from fedprompt.methods.sgpt import sgpt as sgpt
+from fedprompt.methods.zero_shot import zero_shot as zero_shot
 
 __all__ = [
     "METHODS",
@@ -76,74 +93,8 @@ __all__ = [
     "Setting",
     "VitSetting",
     "check_messages",
-    "cocoop",
-    "coop",
     "counted_passes",
-    "ditto",
-    "dpfpl",
     "evaluate",
-    "fedadam",
-    "fedamp",
-    "fedapt",
-    "fedavgm",
-    "fedbabu",
-    "fedclip",
-    "feddistill",
-    "fedem",
-    "fedex_lora",
-    "fedgen",
-    "fedgh",
-    "fedhe",
-    "fedhpl",
-    "fedhpl_h",
-    "fedhpl_p",
-    "fedkd",
-    "fedl2g_f",
-    "fedl2g_l",
-    "fedlora",
-    "fedmaple",
-    "fedmd",
-    "fedmgp",
-    "fedmix",
-    "fedotp",
-    "fedotp_average",
-    "fedotp_classical",
-    "fedper",
-    "fedpgp",
-    "fedpha",
-    "fedpr",
-    "fedproto",
-    "fedprox",
-    "fedrep",
-    "fedtgp",
-    "fedtpg",
-    "fedvpt",
-    "fedvpt_d",
-    "fedyogi",
-    "ffa_lora",
-    "fml",
-    "full_tuning",
-    "head_tuning",
-    "kgcoop",
-    "lg_fedavg",
-    "local",
-    "perfedavg",
-    "perfedavg_first_order",
-    "pfedme",
-    "pfedmoap",
-    "pfedpg",
-    "pfedpt",
-    "plain_steps",
-    "prograd",
-    "promptfl",
-    "promptfl_fedamp",
-    "promptfl_fedper",
-    "promptfl_fedprox",
-    "promptfl_ft",
-    "promptfolio",
-    "promptsrc",
     "register",
-    "scaffold",
-    "sgpt",
-    "zero_shot",
+    *METHODS,
 ]

@@ -55,8 +55,8 @@ def check_messages(make: Callable[..., Method], federation: Federation) -> None:
     check.instance("federation.inputs", federation.inputs, Tensor, "be a tensor")
     _check_reach(make, federation)
     first = _Recorded(make, federation)
-    for own in federation.shards:
-        _repeat(make, federation, first, own)
+    for client in federation.shards:
+        _repeat(make, federation, first, client)
 
 
 class _Call(NamedTuple):
@@ -123,13 +123,13 @@ def _logits(method: Method, data: Any, answer: Message, state: State) -> Tensor:
 
 
 def _repeat(
-    make: Callable[..., Method], federation: Federation, first: _Recorded, own: int
+    make: Callable[..., Method], federation: Federation, first: _Recorded, client: int
 ) -> None:
     """Repeat all calls with noise in place of what the other clients have."""
     states: dict[int, Any] = {}
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(own + 1)
-        noisy = _with_noise(federation, own)
+        torch.manual_seed(client + 1)
+        noisy = _with_noise(federation, client)
         method = make(noisy.setting)
         for call in first.calls:
             found: Any
@@ -141,41 +141,42 @@ def _repeat(
                 data = noisy.data(call.client or 0, call.server_round)
                 run = method.client if call.what == "train" else partial(_logits, method)
                 answer, state = call.arguments
-                if call.client != own:  # it may leave something behind, which `own` must not read
+                if call.client != client:  # it may leave something behind for `client` to read
                     result = run(data, answer, states.get(data.id, {}))
                     states[data.id] = result[1] if call.what == "train" else state
                     continue
                 found = run(data, answer, state)
             if to_blob({"result": found}, "tree") != to_blob({"result": call.result}, "tree"):
                 where = f"client {call.client}, round {call.server_round}"
-                got = (
-                    f"another result of {call.what!r} ({where}) with noise at all but client {own}"
-                )
+                noise = f"with noise at all but client {client}"
+                got = f"another result of {call.what!r} ({where}) {noise}"
                 raise check.wrong("make", "read nothing of other clients but messages", got)
 
 
-def _with_noise(federation: Federation, own: int) -> Federation:
+def _with_noise(federation: Federation, client: int) -> Federation:
     """Keep the data of one client; the others get noise, random labels and one input more."""
-    draw = torch.Generator().manual_seed(own)
-    shard, setting = federation.shards[own], replace(federation.setting)
+    draw = torch.Generator().manual_seed(client)
+    setting = replace(federation.setting)
     whole: Any = federation.inputs
-    inputs, labels = [whole[shard]], [federation.labels[shard]]
-    shards, begin = {own: torch.arange(len(shard))}, len(shard)
-    for client, theirs in federation.shards.items():
-        if client != own:
-            size = len(theirs) + 1
-            noise = torch.rand(size, *whole.shape[1:], generator=draw)
-            inputs.append(noise.to(whole.dtype))
+    inputs: list[Tensor] = []
+    labels: list[Tensor] = []
+    shards: dict[int, Tensor] = {}
+    for other, shard in federation.shards.items():
+        if other == client:
+            inputs.append(whole[shard])
+            labels.append(federation.labels[shard])
+        else:
+            size = len(shard) + 1
+            inputs.append(torch.rand(size, *whole.shape[1:], generator=draw).to(whole.dtype))
             labels.append(torch.randint(setting.num_classes, (size,), generator=draw))
-            shards[client] = torch.arange(begin, begin + size)
-            begin += size
-    ordered = {client: shards[client] for client in federation.shards}
+        begin = sum(map(len, shards.values()))
+        shards[other] = torch.arange(begin, begin + len(labels[-1]))
     return replace(
         federation,
         setting=setting,
         inputs=torch.cat(inputs),
         labels=torch.cat(labels),
-        shards=ordered,
+        shards=shards,
     )
 
 

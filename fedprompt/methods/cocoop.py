@@ -21,15 +21,14 @@ from torch import Tensor
 
 import fedprompt as fp
 from fedprompt.methods.registry import LEARNING_RATE, register
-from fedprompt.methods.setting import ClipSetting, averaged
+from fedprompt.methods.setting import ClipModel, ClipSetting, averaged, take_step
 
 
-class ConditionalText(nn.Module):
+class _ConditionalText(ClipModel):
     """Classifier of image tokens, with a context for each image."""
 
     def __init__(self, setting: ClipSetting) -> None:
-        super().__init__()
-        self.tower, self.names, self.scale = setting.tower, setting.names, setting.scale
+        super().__init__(setting)
         width = setting.handwritten_text().shape[1]
         hidden = max(1, width // 16)
         self.context = setting.new_context()
@@ -46,23 +45,20 @@ class ConditionalText(nn.Module):
 
     def forward(self, tokens: Float[Tensor, "batch tokens dim"]) -> Float[Tensor, "batch classes"]:
         """Classify images by their pooled token, which is first."""
-        sentences = fp.prompted_text(self.contexts(tokens), self.names, per_sample=True)
-        return fp.cosine_logits(tokens[:, 0], self.tower(sentences)[:, 0], scale=self.scale)
+        text = self.encode_names(self.contexts(tokens), per_sample=True)
+        return fp.cosine_logits(tokens[:, 0], text[:, 0], scale=self.scale)
 
 
 @register("CoCoOp (averaged)", families=("CLIP",), search=LEARNING_RATE)
 def cocoop(setting: ClipSetting, *, learning_rate: float = 5e-3) -> fp.Method:
     """CoCoOp (averaged)."""
-    model = setting.seeded(ConditionalText, setting)
+    model = setting.seeded(_ConditionalText, setting)
 
     def train(data, answer, state):
         fp.load_values(model, answer)
         optimizer = data.optimizer(model, learning_rate)
         for tokens, labels in data.batches():
-            loss = F.cross_entropy(model(tokens), labels)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+            take_step(optimizer, F.cross_entropy(model(tokens), labels))
         return fp.collect(model, weight=data.num_examples), state
 
     return averaged(model, train)

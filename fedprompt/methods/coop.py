@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 import fedprompt as fp
 from fedprompt.methods.registry import LEARNING_RATE, register
-from fedprompt.methods.setting import ClipSetting
+from fedprompt.methods.setting import ClipSetting, take_step
 
 
 @register("CoOp (local)", families=("CLIP",), traits=("personalized",), search=LEARNING_RATE)
@@ -22,16 +22,11 @@ def coop(setting: ClipSetting, *, learning_rate: float = 1e-2) -> fp.Method:
     """CoOp (local)."""
 
     def train(data, answer, state):
-        model = predict(data, answer, state)
+        model = setting.model(data.id, state)
         optimizer = data.optimizer(model, learning_rate)
         for tokens, labels in data.batches():
-            loss = F.cross_entropy(model(tokens), labels)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+            take_step(optimizer, F.cross_entropy(model(tokens), labels))
         return {}, fp.snapshot(model)
 
-    def predict(data, answer, state):
-        return setting.model(data.id, state)
-
-    return fp.Method(train, fp.averaging_server({}), predict, form=lambda client: {})
+    server = fp.averaging_server({})
+    return fp.Method(train, server, setting.private_model, form=lambda client: {})

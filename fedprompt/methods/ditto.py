@@ -19,7 +19,7 @@ import torch.nn.functional as F
 
 import fedprompt as fp
 from fedprompt.methods.registry import LEARNING_RATE, register
-from fedprompt.methods.setting import VitSetting, averaged
+from fedprompt.methods.setting import VitSetting, averaged, take_step
 
 
 @register(
@@ -40,9 +40,7 @@ def ditto(
         for images, labels in data.batches():
             loss = F.cross_entropy(model(images), labels)
             loss = loss + weight * fp.proximal_loss(model, answer)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+            take_step(optimizer, loss)
 
     def train(data, answer, state):
         fit(data, answer, answer, 0.0)

@@ -20,7 +20,9 @@ Compared: linhhtran/DP-FPL cce74b4, with the deviations above and without noise,
 difference 2.4e-14 (2026-11).
 """
 
+from collections.abc import Mapping
 from itertools import islice
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -31,20 +33,42 @@ from fedprompt.methods.registry import register
 from fedprompt.methods.setting import ClipSetting, PromptedClassifier
 
 
-def factors(private: Tensor, rank: int, draw: torch.Generator) -> tuple[Tensor, Tensor]:
+def _factors(private: Tensor, rank: int, draw: torch.Generator) -> tuple[Tensor, Tensor]:
     """Find orthonormal columns and rows for the leading part of a context (one power iteration)."""
     start = torch.randn(private.shape[1], rank, generator=draw)
     columns = torch.linalg.qr(private @ start).Q
     return columns, torch.linalg.qr(private.T @ columns).Q.T
 
 
-def gradients(model: PromptedClassifier, tokens: Tensor, labels: Tensor) -> Tensor:
+def _gradients(model: PromptedClassifier, tokens: Tensor, labels: Tensor) -> Tensor:
     """Compute the gradient (images, length, dim) of the context for each image."""
     copies = fp.privacy.per_sample(model.context, len(labels))
-    text = model.tower(fp.prompted_text(copies(), model.names, per_sample=True))
+    text = model.encode_names(copies(), per_sample=True)
     logits = fp.cosine_logits(tokens[:, 0], text[:, 0], scale=model.scale)
     F.cross_entropy(logits, labels, reduction="sum").backward()
     return copies.context.grad[:, 0]
+
+
+def _clipped(gradients: Tensor, max_norm: float) -> Tensor:
+    """Sum the gradients of images, each of at most this norm."""
+    return fp.privacy.clipped_sum({"sum": gradients}, max_norm=max_norm)["sum"]
+
+
+def _projected(of_u: Tensor, of_v: Tensor, u: Tensor, v: Tensor) -> Tensor:
+    """Project the gradient of u v onto their columns and rows, from the gradients of u and v."""
+    return of_u @ v + u @ of_v - u @ (u.T @ of_u) @ v
+
+
+def _resumed(draw: torch.Generator, state: Mapping[str, Any]) -> torch.Generator:
+    """Continue the noise of the last step; all steps of a round share one stream."""
+    if state.get("step"):
+        draw.set_state(state["noise"])
+    return draw
+
+
+def _advanced(state: Mapping[str, Any], draw: torch.Generator, steps: int) -> dict[str, Any]:
+    """Return the number of the next step in its round, and where its noise continues."""
+    return {"step": (state.get("step", 0) + 1) % steps, "noise": draw.get_state()}
 
 
 @register(
@@ -63,48 +87,42 @@ def dpfpl(
     private_factor: float = 0.1,
 ) -> fp.Method:
     """DP-FPL."""
-    model, draw = setting.new_model(), setting.generator(0, purpose="private")
+    model = setting.new_model()
+    draw = setting.generator(0, purpose="private")
     shared = model.context().detach()[0].clone()
     new = torch.empty_like(shared).normal_(0, 0.02, generator=draw)
-    noise = {"multiplier": noise_multiplier, "max_norm": max_norm}
+
+    def perturbed(total, clients, draw):
+        size = {"expected_batch_size": setting.batch_size * clients, "generator": draw}
+        noise = {"multiplier": noise_multiplier, "max_norm": max_norm}
+        return fp.privacy.noisy_mean({"mean": total}, **noise, **size)["mean"].to(shared)
 
     def train(data, answer, state):
-        number, private = state.get("step", 0), state.get("private", new)
-        draw = data.generator("noise")  # one stream for all steps of a round
-        if number:
-            draw.set_state(state["noise"])
-        batch = next(islice(data.batches(), number, None))
-        by_image = gradients(predict(data, answer, state), *batch)
-        u, v = factors(private, rank, draw)
-        parts = {"u": by_image @ v.T, "v": u.T @ by_image, "shared": by_image}
-        sums = {n: fp.privacy.clipped_sum({n: p}, max_norm=max_norm) for n, p in parts.items()}
-        size = {"expected_batch_size": setting.batch_size, "generator": draw}
-        of_u, of_v = (fp.privacy.noisy_mean(sums[n], **noise, **size)[n].to(private) for n in "uv")
-        full = of_u @ v + u @ of_v - u @ (u.T @ of_u) @ v
-        private = private - private_factor * learning_rate * full
-        after = {"step": (number + 1) % setting.steps, "noise": draw.get_state()}
-        return {"shared": sums["shared"]["shared"].to(private)}, {"private": private, **after}
+        private = state.get("private", new)
+        draw = _resumed(data.generator("noise"), state)
+        batch = next(islice(data.batches(), state.get("step", 0), None))
+        by_image = _gradients(predict(data, answer, state), *batch)
+        u, v = _factors(private, rank, draw)
+        parts = (by_image @ v.T, u.T @ by_image)
+        of_u, of_v = (perturbed(_clipped(part, max_norm), 1, draw) for part in parts)
+        private = private - private_factor * learning_rate * _projected(of_u, of_v, u, v)
+        payload = {"shared": _clipped(by_image, max_norm).to(shared)}
+        return payload, {"private": private, **_advanced(state, draw, setting.steps)}
 
     def answer(client, state):
         return {"shared": state["shared"]}
 
     def step(server_round, payloads, state):
-        draw = setting.generator(server_round, purpose="noise")
-        if state["step"]:
-            draw.set_state(state["noise"])
+        draw = _resumed(setting.generator(server_round, purpose="noise"), state)
         total = sum(payload["shared"] for payload in payloads.values())
-        size = {"expected_batch_size": setting.batch_size * len(payloads), "generator": draw}
-        mean = fp.privacy.noisy_mean({"shared": total}, **noise, **size)["shared"]
-        after = {"step": (state["step"] + 1) % setting.steps, "noise": draw.get_state()}
-        return {"shared": state["shared"] - learning_rate * mean.to(shared), **after}
+        mean = perturbed(total, len(payloads), draw)
+        after = _advanced(state, draw, setting.steps)
+        return {"shared": state["shared"] - learning_rate * mean, **after}
 
     def predict(data, answer, state):
         context = (answer["shared"] + state.get("private", new))[None]
         fp.load_values(model, {"context.context": context})
         return model
 
-    def form(client):
-        return {"shared": shared}
-
     server = fp.Server({"shared": shared, "step": 0}, answer, step)
-    return fp.Method(train, server, predict, setting.steps, form)
+    return fp.Method(train, server, predict, setting.steps, lambda client: {"shared": shared})

@@ -104,9 +104,9 @@ def evaluate(
     check.flag("shared", shared)
     check.count("steps", steps, at_least=0)
     check.number("learning_rate", learning_rate, above=0)
-    setting, known = federation.setting, federation.shards
+    setting = federation.setting
     tested = _ids("clients", setting.clients if clients is None else clients, federation)
-    others = [client for client in known if client not in setting.clients]
+    others = [client for client in federation.shards if client not in setting.clients]
     new = _ids("newcomers", others if newcomers is None else newcomers, federation)
     if trained := [client for client in new if str(client) in now.clients]:
         raise check.wrong("newcomers", "be clients that never trained", trained)
@@ -135,28 +135,28 @@ def counted_passes() -> Iterator[Counter[str]]:
         (1, 2)
     """
     passes: Counter[str] = Counter()
-    kept = {name: getattr(torch.autograd, name) for name in ("backward", "grad")}
+    functions = {name: getattr(torch.autograd, name) for name in ("backward", "grad")}
     thread = threading.local()
 
     def counting(name: str) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
             if getattr(thread, "inside", False):
-                return kept[name](*args, **kwargs)
+                return functions[name](*args, **kwargs)
             passes[name] += 1
             thread.inside = True
             try:
-                return kept[name](*args, **kwargs)
+                return functions[name](*args, **kwargs)
             finally:
                 thread.inside = False
 
         return call
 
-    for name in kept:
+    for name in functions:
         setattr(torch.autograd, name, counting(name))
     try:
         yield passes
     finally:
-        for name, function in kept.items():
+        for name, function in functions.items():
             setattr(torch.autograd, name, function)
 
 
@@ -196,7 +196,7 @@ class _Tests:
         return fp.metrics.global_accuracy(self.by_cell(classes)[None], counts)
 
     def own(self, classes: Tensor, client: int) -> float:
-        """Compute the accuracy on the own mix of a client."""
+        """Compute the accuracy on the mix of a client."""
         return fp.metrics.global_accuracy(self.by_cell(classes)[None], self.mixes[client])
 
     def over_classes(self, classes: Tensor) -> dict[str, float]:
@@ -230,13 +230,13 @@ class _Run:
         """Measure clients that are in the setting."""
         if not clients:
             return {}
-        kept: list[tuple[Tensor, int]] = []
+        predictions: list[tuple[Tensor, int]] = []
 
         def measured(client: int) -> dict[str, float]:
-            if not (shared and kept):
+            if not (shared and predictions):
                 model = self.model(client)
-                kept[:] = [(self.tests.predicted(model), _num_trained(model))]
-            classes, trained = kept[0]
+                predictions[:] = [(self.tests.predicted(model), _num_trained(model))]
+            classes, trained = predictions[0]
             found = {"full": self.tests.full(classes), "own": self.tests.own(classes, client)}
             return found | self.tests.over_classes(classes) | {"trained": trained}
 
@@ -274,8 +274,7 @@ class _Run:
         """Measure each client on its rank, and return the figures of all of them."""
 
         def here() -> dict[str, dict[str, float]]:
-            own = [client for client in clients if is_here(client, self.group)]
-            return {str(client): measured(client) for client in own}
+            return {str(c): measured(c) for c in clients if is_here(c, self.group)}
 
         trees = on_all_ranks(here, server_round=self.now.server_round, group=self.group)
         return {int(client): figures for tree in trees for client, figures in tree.items()}
@@ -370,8 +369,8 @@ def _tests(
     for client, mix in numbers.items():
         if len(mix) != num_cells:
             raise check.wrong(f"mixes[{client}]", f"have {num_cells} cells", check.kind(mix))
-    known = torch.bincount(cells.cpu(), minlength=num_cells) > 0
-    seen = {client: mix.cpu() * known for client, mix in numbers.items()}
+    present = torch.bincount(cells.cpu(), minlength=num_cells) > 0
+    seen = {client: mix.cpu() * present for client, mix in numbers.items()}
     for client in clients:
         if not seen[client].any():
             rule = "have a class, or a cell, of each client that is tested"

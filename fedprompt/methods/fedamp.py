@@ -20,7 +20,7 @@ import torch.nn.functional as F
 
 import fedprompt as fp
 from fedprompt.methods.registry import LEARNING_RATE, register
-from fedprompt.methods.setting import VitSetting, attention, averaged
+from fedprompt.methods.setting import VitSetting, attention, averaged, take_step
 
 
 @register(
@@ -37,7 +37,8 @@ def fedamp(
     temperature: float = 10.0,
 ) -> fp.Method:
     """FedAMP."""
-    model, clients = setting.new_model(), sorted(setting.clients)
+    model = setting.new_model()
+    clients = sorted(setting.clients)
     first = fp.collect(model, weight=1.0)
 
     def train(data, answer, state):
@@ -47,26 +48,24 @@ def fedamp(
         for images, labels in data.batches():
             loss = F.cross_entropy(model(images), labels)
             loss = loss + proximal_weight * fp.proximal_loss(model, center)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+            take_step(optimizer, loss)
         return fp.collect(model, weight=1.0), fp.snapshot(model)
 
     def answer(client, state):
         row = clients.index(client) if client in clients else -1
-        return fp.mixtures(models(state["own"]), state["attention"][row, None])[0]
+        return fp.mixtures(models(state["latest"]), state["attention"][row, None])[0]
 
     def step(server_round, payloads, state):
-        own = state["own"] | {str(client): payload for client, payload in payloads.items()}
-        return {"own": own, "attention": rows(own)}
+        latest = state["latest"] | {str(client): sent for client, sent in payloads.items()}
+        return {"latest": latest, "attention": rows(latest)}
 
-    def models(own):
-        return [*(own.get(str(client), first) for client in clients), first]  # last: a newcomer
+    def models(latest):
+        return [*(latest.get(str(client), first) for client in clients), first]  # last: a newcomer
 
-    def rows(own):
-        distances = fp.distances(models(own))
-        known = F.pad(attention(distances[:-1, :-1], temperature), (0, 1))
-        return torch.cat([known, attention(distances, temperature)[-1:]])
+    def rows(latest):
+        distances = fp.distances(models(latest))
+        of_clients = F.pad(attention(distances[:-1, :-1], temperature), (0, 1))
+        return torch.cat([of_clients, attention(distances, temperature)[-1:]])
 
-    server = fp.Server({"own": {}, "attention": rows({})}, answer, step)
+    server = fp.Server({"latest": {}, "attention": rows({})}, answer, step)
     return averaged(model, train, server=server)

@@ -25,30 +25,28 @@ from torch import Tensor
 
 import fedprompt as fp
 from fedprompt.methods.registry import LEARNING_RATE, register
-from fedprompt.methods.setting import ClipSetting, averaged
+from fedprompt.methods.setting import ClipModel, ClipSetting, averaged, take_step
 
 
-class Adaptive(nn.Module):
+class _Adaptive(ClipModel):
     """Contexts of the classes, scaled by a mixture of keys for each image."""
 
     def __init__(self, setting: ClipSetting, temperature: float) -> None:
-        super().__init__()
-        self.tower, self.names, self.scale = setting.tower, setting.names, setting.scale
+        super().__init__(setting)
         self.temperature = temperature
         draw = setting.generator(0, purpose="keys and contexts")
         size = dict[str, Any](length=setting.length, num_classes=setting.num_classes)
         self.contexts = fp.ContextPrompts(self.tower.dim, **size, generator=draw)
-        width, count = setting.handwritten_text().shape[1], len(setting.clients)
-        self.query = nn.Linear(width, count, bias=False)
+        count = len(setting.clients)
+        self.query = nn.Linear(setting.handwritten_text().shape[1], count, bias=False)
         shape = (count, setting.length, self.tower.dim)
         self.keys: Tensor
         self.register_buffer("keys", torch.rand(shape, generator=draw))
 
     def with_keys(self, tokens: Tensor, keys: Tensor) -> Tensor:
-        """Classify each image with its own key (batch, length, dim)."""
+        """Classify each image with its key (batch, length, dim)."""
         contexts = self.contexts() * (1 + keys[:, None, None])
-        axes = {"class_specific": True, "per_sample": True}
-        text = self.tower(fp.prompted_text(contexts, self.names, **axes))[:, 0]
+        text = self.encode_names(contexts, class_specific=True, per_sample=True)[:, 0]
         return fp.cosine_logits(tokens[:, 0], text.expand(len(tokens), -1, -1), scale=self.scale)
 
     def weights(self, tokens: Tensor) -> Tensor:
@@ -68,7 +66,7 @@ def fedapt(
     setting: ClipSetting, *, learning_rate: float = 5e-3, temperature: float = 1e-2
 ) -> fp.Method:
     """FedAPT."""
-    model = setting.seeded(Adaptive, setting, temperature)
+    model = setting.seeded(_Adaptive, setting, temperature)
 
     def train(data, answer, state):
         fp.load_values(model, answer)
@@ -79,9 +77,7 @@ def fedapt(
             origin = torch.full_like(labels, number)
             loss = F.cross_entropy(logits, labels)
             loss = loss + F.cross_entropy(model.query(tokens[:, 0]), origin)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+            take_step(optimizer, loss)
         return fp.collect(model, weight=1.0), state
 
     return averaged(model, train)

@@ -18,23 +18,20 @@ import torch.nn.functional as F
 
 import fedprompt as fp
 from fedprompt.methods.registry import LEARNING_RATE, register
-from fedprompt.methods.setting import VitSetting
+from fedprompt.methods.setting import VitSetting, averaged, take_step
 
 
 @register("FedBABU", families=("one model",), traits=("personalized",), search=LEARNING_RATE)
 def fedbabu(setting: VitSetting, *, learning_rate: float = 2e-2) -> fp.Method:
     """FedBABU."""
     model = setting.new_model()
-    values, head = (fp.snapshot(model, only=[part]) for part in ("prompts", "head"))
+    head = fp.snapshot(model, only=["head"])
 
     def fit(data, rounds):
         optimizer = data.optimizer(model, learning_rate)
         for server_round in rounds:
             for images, labels in data.at(server_round).batches():
-                loss = F.cross_entropy(model(images), labels)
-                optimizer.zero_grad()
-                loss.backward()
-                optimizer.step()
+                take_step(optimizer, F.cross_entropy(model(images), labels))
 
     def train(data, answer, state):
         fp.load_values(model, {**answer, **head})
@@ -48,7 +45,4 @@ def fedbabu(setting: VitSetting, *, learning_rate: float = 2e-2) -> fp.Method:
         fit(data, state.get("rounds", []))
         return model
 
-    def form(client):
-        return fp.collect(model, weight=0, only=["prompts"])
-
-    return fp.Method(train, fp.averaging_server(values), predict, form=form)
+    return averaged(model, train, shared=["prompts"], predict=predict)

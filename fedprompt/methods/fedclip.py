@@ -21,15 +21,16 @@ from torch import Tensor
 
 import fedprompt as fp
 from fedprompt.methods.registry import register
-from fedprompt.methods.setting import ClipSetting, averaged
+from fedprompt.methods.setting import ClipSetting, averaged, take_step
 
 
-class Attended(nn.Module):
+class _Attended(nn.Module):
     """Zero-shot CLIP whose image features are multiplied by an attention over dimensions."""
 
     def __init__(self, setting: ClipSetting) -> None:
         super().__init__()
-        self.names, self.scale = setting.handwritten_text(), setting.scale
+        self.names = setting.handwritten_text()
+        self.scale = setting.scale
         dim = self.names.shape[1]
         layers = nn.Linear(dim, dim), nn.Tanh(), nn.Linear(dim, dim), nn.Softmax(dim=1)
         self.attention = nn.Sequential(*layers)
@@ -47,7 +48,7 @@ class Attended(nn.Module):
 @register("FedCLIP", families=("CLIP",), search={"learning_rate": (1e-4, 1e-2)})
 def fedclip(setting: ClipSetting, *, learning_rate: float = 1e-3) -> fp.Method:
     """FedCLIP."""
-    model = setting.seeded(Attended, setting)
+    model = setting.seeded(_Attended, setting)
 
     def train(data, answer, state):
         fp.load_values(model, answer)
@@ -56,9 +57,7 @@ def fedclip(setting: ClipSetting, *, learning_rate: float = 1e-3) -> fp.Method:
             logits = model.match(tokens, model.names[labels])
             pairs = torch.arange(len(labels), device=labels.device)
             loss = (F.cross_entropy(logits, pairs) + F.cross_entropy(logits.T, pairs)) / 2
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+            take_step(optimizer, loss)
         return fp.collect(model, weight=1.0), state
 
     return averaged(model, train)

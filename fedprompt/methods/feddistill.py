@@ -15,13 +15,12 @@ Compared: TsingZ0/HtFLlib e959261, with the teacher of the paper, float64, large
 1.1e-16 (2026-11).
 """
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 import fedprompt as fp
 from fedprompt.methods.registry import LEARNING_RATE, register
-from fedprompt.methods.setting import VitSetting
+from fedprompt.methods.setting import VitSetting, take_step
 
 
 def _soft_cross_entropy(logits: Tensor, teacher: Tensor) -> Tensor:
@@ -40,20 +39,19 @@ def feddistill(
 ) -> fp.Method:
     """FedDistill."""
     classes = setting.num_classes
-    unknown = fp.Weighted(torch.zeros(classes, classes), torch.zeros(classes))
+    unknown = setting.unknown_rows(classes)
     guide = {"guide_weight": distillation_weight, "loss": _soft_cross_entropy}
 
     def train(data, answer, state):
-        model, pieces = predict(data, answer, state), []
+        model = setting.model(data.id, state)
         optimizer = data.optimizer(model, learning_rate)
+        means = []
         for images, labels in data.batches():
             logits = model(images)
             loss = fp.guided_loss(logits, logits, labels, answer["logits"], **guide)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            pieces.append(fp.class_means(logits.detach(), labels, num_classes=classes))
-        return {"logits": fp.weighted_mean(pieces)}, fp.snapshot(model, buffers=True)
+            take_step(optimizer, loss)
+            means.append(fp.class_means(logits.detach(), labels, num_classes=classes))
+        return {"logits": fp.weighted_mean(means)}, fp.snapshot(model, buffers=True)
 
     def answer(client, state):
         others = [state[other] for other in sorted(state, key=int) if other != str(client)]
@@ -61,13 +59,8 @@ def feddistill(
 
     def step(server_round, payloads, state):
         means = {str(client): payload["logits"] for client, payload in payloads.items()}
-        votes = {c: fp.Weighted(mean.value, mean.weight.sign()) for c, mean in means.items()}
+        votes = {client: mean._replace(weight=mean.weight.sign()) for client, mean in means.items()}
         return {**state, **votes}  # one vote each
 
-    def predict(data, answer, state):
-        return setting.model(data.id, state)
-
-    def form(client):
-        return {"logits": unknown}
-
-    return fp.Method(train, fp.Server({}, answer, step), predict, form=form)
+    server = fp.Server({}, answer, step)
+    return fp.Method(train, server, setting.private_model, form=lambda client: {"logits": unknown})

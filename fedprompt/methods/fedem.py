@@ -26,10 +26,10 @@ from torch import Tensor
 
 import fedprompt as fp
 from fedprompt.methods.registry import LEARNING_RATE, register
-from fedprompt.methods.setting import VitSetting
+from fedprompt.methods.setting import VitSetting, averaged, take_step
 
 
-class Mixture(nn.Module):
+class _Mixture(nn.Module):
     """Components with different initial values, and the mixture weights of a client."""
 
     weights: Tensor
@@ -47,11 +47,11 @@ class Mixture(nn.Module):
 
     def losses(self, images: Tensor, labels: Tensor) -> Tensor:
         """Compute the loss of each component for each image, (images, components)."""
-        losses = [F.cross_entropy(one(images), labels, reduction="none") for one in self.components]
-        return torch.stack(losses, 1)
+        outputs = [component(images) for component in self.components]
+        return torch.stack([F.cross_entropy(out, labels, reduction="none") for out in outputs], 1)
 
 
-def posterior(losses: Tensor, weights: Tensor) -> Tensor:
+def _posterior(losses: Tensor, weights: Tensor) -> Tensor:
     """Compute the probability of each component for each image."""
     return (weights.log() - losses.detach()).softmax(1)
 
@@ -66,27 +66,22 @@ def fedem(
     setting: VitSetting, *, learning_rate: float = 1e-2, num_components: int = 3
 ) -> fp.Method:
     """FedEM."""
-    model = Mixture(setting, num_components)
+    model = _Mixture(setting, num_components)
     uniform = {"weights": model.weights.clone()}
 
     def train(data, answer, state):
         predict(data, answer, state)
         with torch.no_grad():
-            own = posterior(model.losses(*data.own()), model.weights).mean(0)
+            weights = _posterior(model.losses(*data.own()), model.weights).mean(0)
         optimizer = data.optimizer(model, learning_rate)
         for images, labels in data.batches():
             losses = model.losses(images, labels)
-            loss = (posterior(losses, own) * losses).sum(1).mean()
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-        return fp.collect(model, weight=data.num_examples), {"weights": own}
+            loss = (_posterior(losses, weights) * losses).sum(1).mean()
+            take_step(optimizer, loss)
+        return fp.collect(model, weight=data.num_examples), {"weights": weights}
 
     def predict(data, answer, state):
         fp.load_values(model, {**answer, **(state or uniform)})
         return model
 
-    def form(client):
-        return fp.collect(model, weight=0)
-
-    return fp.Method(train, fp.averaging_server(fp.snapshot(model)), predict, form=form)
+    return averaged(model, train, predict=predict)

@@ -22,7 +22,7 @@ import torch.nn.functional as F
 
 import fedprompt as fp
 from fedprompt.methods.registry import LEARNING_RATE, register
-from fedprompt.methods.setting import VitSetting, averaged
+from fedprompt.methods.setting import VitSetting, averaged, take_step
 
 
 def _with_weights(model: nn.Module, rank: int) -> tuple[nn.Module, list[nn.Parameter]]:
@@ -44,7 +44,8 @@ def fedex_lora(
     model = setting.new_model(
         prompts=lambda trunk: None, tune=lambda model: _with_weights(model, rank)
     )
-    first, pairs = fp.snapshot(model), {}
+    first = fp.snapshot(model)
+    pairs = {}
     for weight in (name for name in first if name.endswith("base_layer.weight")):
         model.get_parameter(weight).requires_grad_(False)
         b, a = (weight.replace("base_layer", f"lora_{factor}.default") for factor in "BA")
@@ -55,10 +56,7 @@ def fedex_lora(
         fp.load_values(model, answer)
         optimizer = data.optimizer(model, learning_rate)
         for images, labels in data.batches():
-            loss = F.cross_entropy(model(images), labels)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+            take_step(optimizer, F.cross_entropy(model(images), labels))
         return fp.collect(model, weight=data.num_examples, only=sent), state
 
     def answer(client, state):

@@ -24,22 +24,50 @@ from torch import Tensor
 
 import fedprompt as fp
 from fedprompt.methods.registry import LEARNING_RATE, register
-from fedprompt.methods.setting import VitSetting
-from fedprompt.rounds import load_optimizer, optimizer_state
+from fedprompt.methods.setting import VitSetting, adam_steps, take_step
 
 
-class FeatureGenerator(nn.Sequential):
+class _FeatureGenerator(nn.Sequential):
     """Network from noise and a class to features."""
 
     def __init__(self, classes: int, dim: int) -> None:
-        first, last = nn.Linear(dim + classes, dim), nn.Linear(dim, dim)
-        super().__init__(first, nn.BatchNorm1d(dim, track_running_stats=False), nn.ReLU(), last)
+        norm = nn.BatchNorm1d(dim, track_running_stats=False)
+        super().__init__(nn.Linear(dim + classes, dim), norm, nn.ReLU(), nn.Linear(dim, dim))
 
     def draw(self, counts: Tensor, size: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
         """Draw labels (size,) with frequencies `counts` (classes,), and features (size, dim)."""
         labels = torch.multinomial(counts, size, replacement=True, generator=rng)
         noise = torch.randn(size, self[-1].out_features, generator=rng)
         return self(torch.cat([noise, F.one_hot(labels, len(counts))], 1)), labels
+
+
+def _server(
+    setting: VitSetting, head: nn.Linear, generator: _FeatureGenerator, rate: float, steps: int
+) -> fp.Server:
+    """Make the server, which averages heads and trains the generator for these heads."""
+    no_counts = torch.zeros(setting.num_classes)
+
+    def answer(client, state):
+        networks = fp.named("head", state["head"])
+        networks |= fp.named("generator", state["values"])
+        return networks | {"counts": sum(state["counts"].values(), no_counts)}
+
+    def step(server_round, payloads, state):
+        mean = fp.weighted_mean(payloads.values())
+        fp.load_values(head, {**state["head"], **fp.part(mean, "head")})
+        counts = state["counts"] | {str(c): sent["counts"].value for c, sent in payloads.items()}
+        total = sum(counts.values(), no_counts)
+        draw = setting.generator(server_round, purpose="generated")
+
+        def loss():
+            features, labels = generator.draw(total, setting.batch_size, draw)
+            return F.cross_entropy(head(features), labels)
+
+        trained = adam_steps(generator, loss, state, learning_rate=rate, steps=steps)
+        return {"head": fp.snapshot(head), "counts": counts, **trained}
+
+    new = {"values": fp.snapshot(generator), "adam": {}}
+    return fp.Server({"head": fp.snapshot(head), "counts": {}, **new}, answer, step)
 
 
 @register(
@@ -57,53 +85,30 @@ def fedgen(
     server_steps: int = 50,
 ) -> fp.Method:
     """FedGen."""
-    head, unknown = setting.new_model().head, torch.zeros(setting.num_classes)
-    generator = setting.seeded(FeatureGenerator, setting.num_classes, head.in_features)
-    both = nn.ModuleDict({"head": head, "generator": generator})
+    head = setting.new_model().head
+    generator = setting.seeded(_FeatureGenerator, setting.num_classes, head.in_features)
 
     def train(data, answer, state):
-        model, counts = predict(data, answer, state), answer["counts"]
+        model = predict(data, answer, state)
         fp.load_values(generator, fp.part(answer, "generator"))
-        optimizer, draw = data.optimizer(model, learning_rate), data.generator("generated")
+        optimizer = data.optimizer(model, learning_rate)
+        draw = data.generator("generated")
         for images, labels in data.batches():
             loss = F.cross_entropy(model(images), labels)
-            if counts.any():  # from the second round on
-                features, drawn = generator.draw(counts, setting.batch_size, draw)
+            if answer["counts"].any():  # from the second round on
+                features, drawn = generator.draw(answer["counts"], setting.batch_size, draw)
                 loss += generated_weight * F.cross_entropy(model.head(features.detach()), drawn)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+            take_step(optimizer, loss)
         payload = fp.collect(model, weight=data.num_examples, only=["head"])
         payload["counts"] = fp.Weighted(data.class_counts, torch.tensor(1.0))
         return payload, fp.snapshot(model, buffers=True)
 
-    def answer(client, state):
-        return state["values"] | {"counts": sum(state["known"].values(), unknown)}
-
-    def step(server_round, payloads, state):
-        known = state["known"] | {str(c): new["counts"].value for c, new in payloads.items()}
-        mean = fp.weighted_mean(payloads.values())
-        fp.load_values(both, {**state["values"], **fp.named("head", fp.part(mean, "head"))})
-        adam = torch.optim.Adam(generator.parameters(), server_rate)
-        load_optimizer(adam, state["adam"])
-        draw = setting.generator(server_round, purpose="generated")
-        for _ in range(server_steps):
-            features, drawn = generator.draw(sum(known.values(), unknown), setting.batch_size, draw)
-            loss = F.cross_entropy(head(features), drawn)
-            adam.zero_grad()
-            loss.backward()
-            adam.step()
-        values = fp.snapshot(both)
-        return {"values": values, "known": known, "adam": optimizer_state(adam)}
-
     def predict(data, answer, state):
-        model = setting.model(data.id, state)
-        fp.load_values(model.head, fp.part(answer, "head"))
-        return model
+        return setting.shared_head(data, fp.part(answer, "head"), state)
 
     def form(client):
-        counts = {"counts": fp.Weighted(unknown, torch.tensor(0.0))}
-        return fp.collect(both, weight=0, only=["head"]) | counts
+        counts = fp.Weighted(torch.zeros(setting.num_classes), torch.tensor(0.0))
+        return fp.named("head", fp.collect(head, weight=0)) | {"counts": counts}
 
-    first = {"values": fp.snapshot(both), "known": {}, "adam": {}}
-    return fp.Method(train, fp.Server(first, answer, step), predict, form=form)
+    server = _server(setting, head, generator, server_rate, server_steps)
+    return fp.Method(train, server, predict, form=form)

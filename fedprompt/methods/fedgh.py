@@ -21,21 +21,18 @@ import torch.nn.functional as F
 
 import fedprompt as fp
 from fedprompt.methods.registry import LEARNING_RATE, register
-from fedprompt.methods.setting import VitSetting
+from fedprompt.methods.setting import VitSetting, broadcast, known_rows, prototypes, take_step
 
 
-def train_head(
-    head: nn.Linear, prototypes: list[fp.Weighted], *, learning_rate: float, steps: int
+def _train_head(
+    head: nn.Linear, entries: list[fp.Weighted], *, learning_rate: float, steps: int
 ) -> None:
     """Train a head on the prototypes of clients."""
-    features = torch.cat([entry.value[entry.weight > 0] for entry in prototypes])
-    labels = torch.cat([entry.weight.nonzero()[:, 0] for entry in prototypes])
+    features, labels = known_rows(entries)
     optimizer = torch.optim.SGD(head.parameters(), learning_rate)
     for _ in range(steps):
         loss = F.cross_entropy(head(features), labels)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        take_step(optimizer, loss)
 
 
 @register(
@@ -52,37 +49,21 @@ def fedgh(
     server_steps: int = 20,
 ) -> fp.Method:
     """FedGH."""
-    classes, head = setting.num_classes, setting.new_model().head
-    unknown = fp.Weighted(torch.zeros(classes, head.in_features), torch.zeros(classes))
+    head = setting.new_model().head
 
     def train(data, answer, state):
-        model = predict(data, answer, state)
+        model = setting.shared_head(data, answer, state)
         optimizer = data.optimizer(model, learning_rate)
         for images, labels in data.batches():
-            loss = F.cross_entropy(model(images), labels)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-        with torch.no_grad():
-            images, labels = data.own()
-            prototypes = fp.class_means(model.features(images), labels, num_classes=classes)
-        return {"prototypes": prototypes}, fp.snapshot(model, buffers=True)
-
-    def answer(client, state):
-        return state
+            take_step(optimizer, F.cross_entropy(model(images), labels))
+        return {"prototypes": prototypes(model, data)}, fp.snapshot(model, buffers=True)
 
     def step(server_round, payloads, state):
         fp.load_values(head, state)
-        prototypes = [payload["prototypes"] for payload in payloads.values()]
-        train_head(head, prototypes, learning_rate=server_rate, steps=server_steps)
+        entries = [payload["prototypes"] for payload in payloads.values()]
+        _train_head(head, entries, learning_rate=server_rate, steps=server_steps)
         return fp.snapshot(head)
 
-    def predict(data, answer, state):
-        model = setting.model(data.id, state)
-        fp.load_values(model.head, answer)
-        return model
-
-    def form(client):
-        return {"prototypes": unknown}
-
-    return fp.Method(train, fp.Server(fp.snapshot(head), answer, step), predict, form=form)
+    server = fp.Server(fp.snapshot(head), broadcast, step)
+    form = {"prototypes": setting.unknown_rows(head.in_features)}
+    return fp.Method(train, server, setting.shared_head, form=lambda client: form)

@@ -15,11 +15,9 @@ Compared: ChanYunHin/FedHe c2684c3, with the deviations above, float64, largest 
 (2026-11).
 """
 
-import torch
-
 import fedprompt as fp
 from fedprompt.methods.registry import LEARNING_RATE, register
-from fedprompt.methods.setting import VitSetting
+from fedprompt.methods.setting import VitSetting, broadcast, take_step
 
 
 @register(
@@ -33,32 +31,25 @@ def fedhe(
 ) -> fp.Method:
     """FedHe."""
     classes = setting.num_classes
-    unknown = fp.Weighted(torch.zeros(classes, classes), torch.zeros(classes))
+    unknown = setting.unknown_rows(classes)
 
     def train(data, answer, state):
-        model, teacher, pieces = predict(data, answer, state), answer["logits"], []
+        model = setting.model(data.id, state)
+        teacher = answer["logits"]
         optimizer = data.optimizer(model, learning_rate)
+        means = []
         for images, labels in data.batches():
             logits = model(images)
             loss = fp.guided_loss(logits, logits, labels, teacher, guide_weight=distillation_weight)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            pieces.append(fp.class_means(logits.detach(), labels, num_classes=classes))
-        return {"logits": fp.weighted_mean(pieces)}, fp.snapshot(model, buffers=True)
-
-    def answer(client, state):
-        return state
+            take_step(optimizer, loss)
+            means.append(fp.class_means(logits.detach(), labels, num_classes=classes))
+        return {"logits": fp.weighted_mean(means)}, fp.snapshot(model, buffers=True)
 
     def step(server_round, payloads, state):
         means = [payload["logits"] for payload in payloads.values()]
-        votes = [fp.Weighted(mean.value, mean.weight.sign()) for mean in means]  # one vote mean
+        votes = [mean._replace(weight=mean.weight.sign()) for mean in means]  # one vote each
         return {"logits": fp.weighted_mean([state["logits"], *votes])}
 
-    def predict(data, answer, state):
-        return setting.model(data.id, state)
-
-    def form(client):
-        return {"logits": unknown}
-
-    return fp.Method(train, fp.Server({"logits": unknown}, answer, step), predict, form=form)
+    first = {"logits": unknown}
+    server = fp.Server(first, broadcast, step)
+    return fp.Method(train, server, setting.private_model, form=lambda client: first)

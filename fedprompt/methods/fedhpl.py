@@ -17,15 +17,17 @@ Compared: no public code; with Equations 7 to 10 and App. C.4, sample by sample,
 difference 1.1e-16; for +P and +H, float32, 9e-8 (2026-11).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.nn as nn
 import torch.nn.functional as F
 
 import fedprompt as fp
+from fedprompt.interfaces import Payload
 from fedprompt.methods.registry import LEARNING_RATE, register
-from fedprompt.methods.setting import VitSetting
+from fedprompt.methods.setting import ClientData, VitSetting, take_step
 
 _ABOUT = dict[str, Any](
     families=("mixed models",),
@@ -66,53 +68,62 @@ def _taught(
     setting: VitSetting, share: Sequence[str], learning_rate: float, weight: float
 ) -> fp.Method:
     """Make the method, which averages some parts of equal trunks."""
-    classes = setting.num_classes
-    unknown = fp.Weighted(torch.zeros(classes, classes), torch.zeros(classes))
+    unknown = setting.unknown_rows(setting.num_classes)
 
     def dim(client):
         return setting.trunk_of(client).num_features
 
-    def parts(model, size):
-        return fp.collect(model, weight=size, only=share) if share else {}
+    def message(logits, model, size):
+        return {"logits": logits} | (fp.collect(model, weight=size, only=share) if share else {})
 
     def train(data, answer, state):
-        model, teacher = predict(data, answer, state), answer["logits"]
-        known = {n: entry for n, entry in answer.items() if n != "logits" and entry.weight.any()}
-        fp.load_values(model, known)
+        model = setting.model(data.id, state)
+        fp.load_values(model, {n: entry for n, entry in answer.items() if n != "logits"})
         optimizer = data.optimizer(model, learning_rate)
         for images, labels in data.batches():
             logits = model(images)
             loss = F.cross_entropy(logits, labels)
-            loss = loss + weight * fp.distillation_loss(logits, labels, teacher)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-        with torch.no_grad():
-            images, labels = data.own()
-            logits = model(images)
-        correct = logits.argmax(1) == labels
-        payload = {"logits": fp.class_means(logits, labels, num_classes=classes, keep=correct)}
-        return payload | parts(model, data.num_examples), fp.snapshot(model, buffers=True)
+            loss = loss + weight * fp.distillation_loss(logits, labels, answer["logits"])
+            take_step(optimizer, loss)
+        payload = message(_correct_logits(model, data), model, data.num_examples)
+        return payload, fp.snapshot(model, buffers=True)
 
     def answer(client, state):
         return state[str(dim(client))]
 
     def step(server_round, payloads, state):
+        widths = [*map(dim, payloads)]
         # An entry of weight 0 for each width gives every width a teacher.
         entries = [payload["logits"] for payload in payloads.values()] + [unknown] * len(state)
-        teachers = fp.heterogeneous_means(entries, [*map(dim, payloads), *map(int, state)])
-        new = {}
-        for width, reply in state.items():
-            alike = [payload for client, payload in payloads.items() if dim(client) == int(width)]
-            shared = fp.weighted_mean(alike) if alike else reply
-            new[width] = {**shared, "logits": teachers[int(width)]}
-        return new
-
-    def predict(data, answer, state):
-        return setting.model(data.id, state)
+        teachers = fp.heterogeneous_means(entries, [*widths, *map(int, state)])
+        shared = _shared(payloads.values(), widths, state)
+        return {width: {**shared[width], "logits": teachers[int(width)]} for width in state}
 
     def form(client):
-        return {"logits": unknown, **parts(setting.model(client, {}), 0)}
+        return message(unknown, setting.model(client, {}), 0)
 
     first = {str(dim(kind)): form(kind) for kind in range(setting.num_backbones)}
-    return fp.Method(train, fp.Server(first, answer, step), predict, form=form)
+    server = fp.Server(first, answer, step)
+    return fp.Method(train, server, setting.private_model, form=form)
+
+
+@torch.no_grad()
+def _correct_logits(model: nn.Module, data: ClientData) -> fp.Weighted:
+    """Average the logits of each class over the images that are classified correctly."""
+    images, labels = data.own()
+    logits = model(images)
+    correct = logits.argmax(1) == labels
+    return fp.class_means(logits, labels, num_classes=data.setting.num_classes, keep=correct)
+
+
+def _shared(
+    payloads: Iterable[Payload], widths: Sequence[int], replies: Mapping[str, Payload]
+) -> dict[str, Payload]:
+    """Average the entries of clients with equal widths; a width without clients keeps its reply."""
+    sent: dict[str, list[Payload]] = {width: [] for width in replies}
+    for payload, width in zip(payloads, widths, strict=True):
+        sent[str(width)].append(payload)
+    return {
+        width: fp.weighted_mean(sent[width]) if sent[width] else reply
+        for width, reply in replies.items()
+    }

@@ -20,7 +20,7 @@ Compared: wuch15/FedKD 9b9e63f and TsingZ0/HtFLlib, with the deviations above, f
 difference 5.6e-17 (2026-11).
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 import torch.nn as nn
@@ -28,11 +28,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fedprompt as fp
+from fedprompt.interfaces import Payload
 from fedprompt.methods.registry import LEARNING_RATE, register
-from fedprompt.methods.setting import VitSetting
+from fedprompt.methods.setting import VitSetting, take_step
 
 
-def compress(update: Mapping[str, Tensor], energy: float) -> dict[str, fp.Weighted]:
+def _compress(update: Mapping[str, Tensor], energy: float) -> dict[str, fp.Weighted]:
     """Keep the largest singular values of each matrix, with a part of their squared sum.
 
     A row has the left and the right vector of a singular value, and the value is its weight.
@@ -42,14 +43,14 @@ def compress(update: Mapping[str, Tensor], energy: float) -> dict[str, fp.Weight
         scale = torch.tensor(1.0)
         if change.ndim > 1:
             left, scale, right = torch.linalg.svd(change.flatten(0, -2), full_matrices=False)
-            kept = scale.square().cumsum(0)
-            scale[1 + int((kept < energy * kept[-1]).sum()) :] = 0
+            energies = scale.square().cumsum(0)
+            scale[1 + int((energies < energy * energies[-1]).sum()) :] = 0
             change = torch.cat([left.mT, right], 1) * (scale > 0)[:, None]
         message[name] = fp.Weighted(change, scale)
     return message
 
 
-def expand(message: Mapping[str, fp.Weighted], like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _expand(message: Mapping[str, fp.Weighted], like: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Multiply the factors of each matrix."""
     update = {}
     for name, value in like.items():
@@ -59,6 +60,59 @@ def expand(message: Mapping[str, fp.Weighted], like: Mapping[str, Tensor]) -> di
             change = ((left.mT * scale[scale > 0]) @ right).reshape(value.shape)
         update[name] = change
     return update
+
+
+def _weighted(values: Mapping[str, Tensor], weight: float) -> dict[str, fp.Weighted]:
+    """Give all values the same weight."""
+    return {name: fp.Weighted(value, torch.tensor(weight)) for name, value in values.items()}
+
+
+def _received(answer: Payload, before: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the mentee of the server: in full, or by the update that the client lacks."""
+    change = _expand(fp.part(answer, "update"), before)
+    full = fp.part(answer, "mentee").items()
+    return {
+        name: value if weight else before[name] + change[name] for name, (value, weight) in full
+    }
+
+
+def _loss(models: nn.ModuleDict, images: Tensor, labels: Tensor) -> Tensor:
+    """Compute the loss of both models, which learn less from each other where both are wrong."""
+    features = models["mentor"].features(images)
+    shared_features = models["mentee"].features(images)
+    logits = models["mentor"].head(features)
+    shared_logits = models["mentee"].head(shared_features)
+    loss = F.cross_entropy(logits, labels) + F.cross_entropy(shared_logits, labels)
+    mutual = F.mse_loss(models["mapping"](shared_features), features)
+    for pair in ((logits, shared_logits), (shared_logits, logits)):
+        mutual = mutual + fp.mutual_loss(*pair, temperature=1.0)
+    return loss + mutual / loss.detach()
+
+
+def _factored_server(
+    first: Mapping[str, Tensor], clients: Iterable[str], energy: Callable[[int], float]
+) -> fp.Server:
+    """Make the server, which sends its update to the clients that have all earlier ones."""
+    zeros = {name: torch.zeros_like(value) for name, value in first.items()}
+    absent = _weighted(zeros, 0.0)
+    unchanged = _compress(zeros, 1.0)
+
+    def answer(client, state):
+        near = str(client) in state["latest"]  # it lacks the last update alone
+        whole, update = (absent, state["update"]) if near else (state["mentee"], unchanged)
+        return fp.named("mentee", whole) | fp.named("update", update)
+
+    def step(server_round, payloads, state):
+        changes = [_weighted(_expand(payload, first), 1.0) for payload in payloads.values()]
+        mean = {name: entry.value for name, entry in fp.weighted_mean(changes).items()}
+        update = _compress(mean, energy(server_round))
+        change = _expand(update, first)
+        values = {name: state["mentee"][name].value + change[name] for name in first}
+        return {"mentee": _weighted(values, 1.0), "update": update, "latest": [*map(str, payloads)]}
+
+    # All clients make the same first mentee.
+    state = {"mentee": _weighted(first, 1.0), "update": unchanged, "latest": [*clients]}
+    return fp.Server(state, answer, step)
 
 
 @register(
@@ -75,63 +129,33 @@ def fedkd(
 ) -> fp.Method:
     """FedKD."""
     mentee = setting.new_model()
-    first, dim = fp.snapshot(mentee), mentee.head.in_features
-    zeros, one = {name: torch.zeros_like(value) for name, value in first.items()}, torch.tensor(1.0)
-    absent = {name: fp.Weighted(value, 0 * one) for name, value in zeros.items()}
-    unchanged, mapping = compress(zeros, 1.0), setting.seeded(nn.Linear, dim, dim, False)
+    first = fp.snapshot(mentee)
+    dim = mentee.head.in_features
+    mapping = setting.seeded(nn.Linear, dim, dim, False)
     new = fp.snapshot(mapping)
 
-    def followed(answer, state):
-        """Return the mentee of the server: in full, or by the update that the client lacks."""
-        before, change = state.get("mentee", first), expand(fp.part(answer, "update"), first)
-        full = fp.part(answer, "mentee").items()
-        return {name: v if known else before[name] + change[name] for name, (v, known) in full}
-
     def train(data, answer, state):
-        values, mentor = followed(answer, state), setting.model(data.id, state.get("mentor", {}))
-        fp.load_values(mentee, values)
+        before = _received(answer, state.get("mentee", first))
+        mentor = setting.model(data.id, state.get("mentor", {}))
+        fp.load_values(mentee, before)
         fp.load_values(mapping, state.get("map", new))
-        optimizer = data.optimizer(nn.ModuleList([mentor, mentee, mapping]), learning_rate)
+        models = nn.ModuleDict({"mentor": mentor, "mentee": mentee, "mapping": mapping})
+        optimizer = data.optimizer(models, learning_rate)
         for images, labels in data.batches():
-            own, shared = mentor.features(images), mentee.features(images)
-            logits, taught = mentor.head(own), mentee.head(shared)
-            loss = F.cross_entropy(logits, labels) + F.cross_entropy(taught, labels)
-            mutual = F.mse_loss(mapping(shared), own)
-            for pair in ((logits, taught), (taught, logits)):
-                mutual = mutual + fp.mutual_loss(*pair, temperature=1.0)
-            loss = loss + mutual / loss.detach()
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-        change = {name: after - values[name] for name, after in fp.snapshot(mentee).items()}
-        own = {"mentor": fp.snapshot(mentor, buffers=True), "map": fp.snapshot(mapping)}
-        return compress(change, energy(data.server_round)), own | {"mentee": values}
+            loss = _loss(models, images, labels)
+            take_step(optimizer, loss)
+        change = {name: after - before[name] for name, after in fp.snapshot(mentee).items()}
+        private = {"mentor": fp.snapshot(mentor, buffers=True), "map": fp.snapshot(mapping)}
+        return _compress(change, energy(data.server_round)), private | {"mentee": before}
 
     def energy(server_round):
         return energies[0] + (energies[1] - energies[0]) * server_round / setting.rounds
 
-    def answer(client, state):
-        near = str(client) in state["latest"]  # it lacks the last update alone
-        whole, update = (absent, state["update"]) if near else (state["mentee"], unchanged)
-        return fp.named("mentee", whole) | fp.named("update", update)
-
-    def step(server_round, payloads, state):
-        changes = (expand(payload, first).items() for payload in payloads.values())
-        mean = fp.weighted_mean({n: fp.Weighted(v, one) for n, v in change} for change in changes)
-        update = compress({n: entry.value for n, entry in mean.items()}, energy(server_round))
-        change, before = expand(update, first), state["mentee"]
-        values = {n: fp.Weighted(before[n].value + change[n], one) for n in first}
-        return {"mentee": values, "update": update, "latest": [*map(str, payloads)]}
-
     def predict(data, answer, state):
         if state:
             return setting.model(data.id, state["mentor"])
-        fp.load_values(mentee, followed(answer, {}))
+        fp.load_values(mentee, _received(answer, first))
         return mentee
 
-    def form(client):
-        return unchanged
-
-    latest = [str(client) for client in setting.clients]  # they make the same first mentee
-    begin = {"mentee": fp.collect(mentee, weight=1), "update": unchanged, "latest": latest}
-    return fp.Method(train, fp.Server(begin, answer, step), predict, form=form)
+    server = _factored_server(first, map(str, setting.clients), energy)
+    return fp.Method(train, server, predict, form=lambda client: server.state["update"])

@@ -27,7 +27,7 @@ from torch import Tensor
 
 import fedprompt as fp
 from fedprompt.methods.registry import LEARNING_RATE, register
-from fedprompt.methods.setting import PromptedModel, VitSetting
+from fedprompt.methods.setting import Batch, ClientData, PromptedModel, VitSetting, take_step
 
 _ABOUT = dict[str, Any](
     families=("mixed models",),
@@ -36,12 +36,13 @@ _ABOUT = dict[str, Any](
 )
 
 
-class Guided(nn.Module):
+class _Guided(nn.Module):
     """Model that returns what follows the guides (batch, guided), and logits (batch, classes)."""
 
     def __init__(self, model: PromptedModel, by_features: bool) -> None:
         super().__init__()
-        self.model, self.by_features = model, by_features
+        self.model = model
+        self.by_features = by_features
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Return the guided output and logits."""
@@ -76,6 +77,16 @@ def fedl2g_f(
     return _learn_to_guide(setting, True, learning_rate, guide_weight, server_rate, warm_up)
 
 
+def _study_and_quiz(data: ClientData) -> tuple[Tensor, Batch]:
+    """Return the positions of study images, and a quiz, which are the same in all rounds."""
+    size = max(1, min(10, data.num_examples // 4))
+    draw = data.at(0).generator("quiz")
+    parts = fp.data.study_quiz_split(data.labels, quiz_size=size, generator=draw)
+    study, quiz = map(torch.as_tensor, parts)
+    inputs, labels = data.own()
+    return study, (inputs[quiz], labels[quiz])
+
+
 def _learn_to_guide(
     setting: VitSetting,
     by_features: bool,
@@ -91,18 +102,14 @@ def _learn_to_guide(
     update = fp.descend(partial(torch.optim.SGD, lr=server_rate), max_norm=100.0)
 
     def train(data, answer, state):
-        model, guides = Guided(predict(data, answer, state), by_features), answer["guides"]
-        size, draw = max(1, min(10, data.num_examples // 4)), data.at(0).generator("quiz")
-        parts = fp.data.study_quiz_split(data.labels, quiz_size=size, generator=draw)
-        study, chosen = map(torch.as_tensor, parts)
-        quiz = tuple(part[chosen] for part in data.own())
+        model = _Guided(setting.model(data.id, state), by_features)
+        guides = answer["guides"]
+        study, quiz = _study_and_quiz(data)
         followed = weight if data.server_round >= warm_up else 0.0
         optimizer = data.optimizer(model, rate)
         for images, labels in data.batches(among=study):
             loss = fp.guided_loss(*model(images), labels, guides, guide_weight=followed)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+            take_step(optimizer, loss)
         rates = {"learning_rate": rate, "guide_weight": weight}
         gradient = fp.guide_gradient(model, guides, (images, labels), quiz, **rates)
         return {"guides": gradient}, fp.snapshot(model.model, buffers=True)
@@ -115,11 +122,6 @@ def _learn_to_guide(
         guides, memory = update.step(state["guides"], mean, state["update"])
         return {"guides": guides, "update": memory}
 
-    def predict(data, answer, state):
-        return setting.model(data.id, state)
-
-    def form(client):
-        return {"guides": fp.Weighted(guides, torch.zeros(classes))}
-
     server = fp.Server({"guides": guides, "update": update.init(guides)}, answer, step)
-    return fp.Method(train, server, predict, form=form)
+    form = {"guides": fp.Weighted(guides, torch.zeros(classes))}
+    return fp.Method(train, server, setting.private_model, form=lambda client: form)

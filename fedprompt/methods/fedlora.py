@@ -20,7 +20,7 @@ import torch.nn.functional as F
 
 import fedprompt as fp
 from fedprompt.methods.registry import LEARNING_RATE, register
-from fedprompt.methods.setting import VitSetting, averaged
+from fedprompt.methods.setting import VitSetting, averaged, take_step
 
 
 @register("FedLoRA", families=("one model",), search=LEARNING_RATE)
@@ -33,10 +33,7 @@ def fedlora(setting: VitSetting, *, learning_rate: float = 1e-2, rank: int = 2) 
         fp.load_values(model, answer)
         optimizer = data.optimizer(model, learning_rate)
         for images, labels in data.batches():
-            loss = F.cross_entropy(model(images), labels)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+            take_step(optimizer, F.cross_entropy(model(images), labels))
         return fp.collect(model, weight=data.num_examples), state
 
     return averaged(model, train)

@@ -22,17 +22,16 @@ from torch import Tensor
 
 import fedprompt as fp
 from fedprompt.methods.registry import LEARNING_RATE, register
-from fedprompt.methods.setting import ClipSetting
+from fedprompt.methods.setting import ClipSetting, LayeredClip, averaged, take_step
 
 
-class Coupled(nn.Module):
+class _Coupled(LayeredClip):
     """Text prompts of each layer, and their projections to visual prompts."""
 
     def __init__(self, setting: ClipSetting) -> None:
-        super().__init__()
-        self.tower, self.names, self.scale = setting.tower, setting.names, setting.scale
-        self.visual, self.trunk = setting.clip.visual, fp.vit_trunk(setting.clip.visual)
-        depth, width = min(self.tower.depth, self.trunk.depth), self.tower.dim
+        super().__init__(setting)
+        width = self.tower.dim
+        depth = min(self.tower.depth, self.trunk.depth)
         draw = setting.generator(0, purpose="prompts")
         size = dict[str, Any](num_contexts=depth, length=setting.length)
         self.prompts = fp.ContextPrompts(width, **size, generator=draw)
@@ -40,38 +39,21 @@ class Coupled(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Classify images."""
-        layers = dict(enumerate(self.prompts()))
-        visual = {layer: self.project[layer](tokens) for layer, tokens in layers.items()}
-        visual[0] = self.visual.ln_pre(visual[0])
-        stream = fp.PromptStream(visual, replace=True)
-        image = fp.encode_prompted(self.trunk, images, stream).pooled
-        first = fp.prompted_text(layers.pop(0)[None], self.names)
-        text = self.tower(first, fp.PromptStream(layers, replace=True))[0]
-        return fp.cosine_logits(image, text, scale=self.scale)
+        text = dict(enumerate(self.prompts()))
+        visual = {layer: self.project[layer](tokens) for layer, tokens in text.items()}
+        return fp.cosine_logits(*self.encode(images, visual, text), scale=self.scale)
 
 
 @register("FedMaPLe", families=("CLIP",), search=LEARNING_RATE, inputs="images")
 def fedmaple(setting: ClipSetting, *, learning_rate: float = 5e-3) -> fp.Method:
     """FedMaPLe."""
-    model = setting.seeded(Coupled, setting)
-    parts = ["prompts", "project"]
+    model = setting.seeded(_Coupled, setting)
 
     def train(data, answer, state):
         fp.load_values(model, answer)
         optimizer = data.optimizer(model, learning_rate)
         for images, labels in data.batches():
-            loss = F.cross_entropy(model(images), labels)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-        return fp.collect(model, weight=data.num_examples, only=parts), state
+            take_step(optimizer, F.cross_entropy(model(images), labels))
+        return fp.collect(model, weight=data.num_examples), state
 
-    def predict(data, answer, state):
-        fp.load_values(model, answer)
-        return model
-
-    def form(client):
-        return fp.collect(model, weight=0, only=parts)
-
-    server = fp.averaging_server(fp.snapshot(model, only=parts))
-    return fp.Method(train, server, predict, form=form)
+    return averaged(model, train)

@@ -23,7 +23,7 @@ import torch.nn.functional as F
 
 import fedprompt as fp
 from fedprompt.methods.registry import LEARNING_RATE, register
-from fedprompt.methods.setting import VitSetting
+from fedprompt.methods.setting import VitSetting, broadcast, take_step
 
 
 @register(
@@ -34,41 +34,30 @@ from fedprompt.methods.setting import VitSetting
 )
 def fedmd(setting: VitSetting, *, learning_rate: float = 1e-2) -> fp.Method:
     """FedMD."""
-    public, count = setting.public, len(setting.public)
+    public = setting.public
+    count = len(public)
     zeros = torch.zeros(count, setting.num_classes)
 
     def train(data, answer, state):
-        model, (consensus, known) = predict(data, answer, state), answer["logits"]
+        model = setting.model(data.id, state)
+        consensus, weight = answer["logits"]
         optimizer = data.optimizer(model, learning_rate)
-        digested = data.steps // 2 if known > 0 else 0  # from the second round on
+        digested = data.steps // 2 if weight > 0 else 0  # from the second round on
         draw = data.generator("public")
         for _ in range(digested):
             chosen = torch.randperm(count, generator=draw)[: setting.batch_size]
             loss = F.l1_loss(model(public[chosen]), consensus[chosen])
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+            take_step(optimizer, loss)
         for images, labels in islice(data.batches(), data.steps - digested):
-            loss = F.cross_entropy(model(images), labels)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+            take_step(optimizer, F.cross_entropy(model(images), labels))
         with torch.no_grad():
             logits = fp.Weighted(model(public), torch.ones(count))
         return {"logits": logits}, fp.snapshot(model, buffers=True)
-
-    def answer(client, state):
-        return state
 
     def step(server_round, payloads, state):
         mean = fp.weighted_mean(payloads.values())["logits"]
         return {"logits": fp.Weighted(mean.value, torch.tensor(1.0))}
 
-    def predict(data, answer, state):
-        return setting.model(data.id, state)
-
-    def form(client):
-        return {"logits": fp.Weighted(zeros, torch.zeros(count))}
-
-    first = {"logits": fp.Weighted(zeros, torch.tensor(0.0))}
-    return fp.Method(train, fp.Server(first, answer, step), predict, form=form)
+    server = fp.Server({"logits": fp.Weighted(zeros, torch.tensor(0.0))}, broadcast, step)
+    form = {"logits": fp.Weighted(zeros, torch.zeros(count))}
+    return fp.Method(train, server, setting.private_model, form=lambda client: form)

@@ -22,23 +22,23 @@ Compared: weihao-bo/FedMGP 3a02697, with the deviations above, float64, largest 
 from typing import Any
 
 import torch
-import torch.nn as nn
 import torch.nn.functional as F
 from einops import einsum
 from torch import Tensor
 
 import fedprompt as fp
 from fedprompt.methods.registry import LEARNING_RATE, register
-from fedprompt.methods.setting import ClipSetting
+from fedprompt.methods.setting import ClipModel, ClipSetting, broadcast, take_step
 
 
-class Groups(nn.Module):
+class _Groups(ClipModel):
     """Groups of two text and two visual prompts each, before the first layers."""
 
     def __init__(self, setting: ClipSetting, num_groups: int = 5) -> None:
-        super().__init__()
-        self.setting, self.num_groups = setting, num_groups
-        self.tower, self.trunk = setting.tower, fp.vit_trunk(setting.clip.visual)
+        super().__init__(setting)
+        self.setting = setting
+        self.num_groups = num_groups
+        self.trunk = fp.vit_trunk(setting.clip.visual)
         draw = dict[str, Any](generator=setting.generator(0, purpose="prompts"))
         self.text = fp.ContextPrompts(self.tower.dim, num_contexts=num_groups, length=2, **draw)
         self.visual = fp.GroupPrompts(num_groups, 2, self.trunk, layers=[0], **draw)
@@ -50,27 +50,27 @@ class Groups(nn.Module):
         prompts = self.setting.clip.visual.ln_pre(self.visual(groups).layers[0])
         pooled = fp.encode_prompted(self.trunk, copies, fp.PromptStream({0: prompts})).pooled
         image = pooled.unflatten(0, (self.num_groups, len(images)))
-        text = self.tower(fp.prompted_text(self.text(), self.setting.names))
+        text = self.encode_names(self.text())
         return [F.normalize(features, dim=-1) for features in (image, text)]
 
     def logits(self, image: Tensor, text: Tensor) -> Tensor:
         """Classify with each group (groups, batch, classes)."""
-        return self.setting.scale * einsum(image, text, "group b d, group c d -> group b c")
+        return self.scale * einsum(image, text, "group b d, group c d -> group b c")
 
     def forward(self, images: Tensor) -> Tensor:
         """Classify with the mean of all groups."""
         return self.logits(*self.features(images)).mean(0)
 
 
-def likeness(features: Tensor) -> Tensor:
+def _likeness(features: Tensor) -> Tensor:
     """Return minus the mean absolute difference of the features of two groups."""
     first, second = torch.triu_indices(len(features), len(features), 1)
     return -(features[first] - features[second]).abs().mean()
 
 
-def sample(own: Tensor, common: Tensor, sharpness: float, draw: torch.Generator) -> Tensor:
+def _sample(groups: Tensor, common: Tensor, sharpness: float, draw: torch.Generator) -> Tensor:
     """Draw as many groups as there are common ones, by their largest cosine to these."""
-    cosines = F.cosine_similarity(own.flatten(1)[:, None], common.flatten(1), dim=-1)
+    cosines = F.cosine_similarity(groups.flatten(1)[:, None], common.flatten(1), dim=-1)
     return (sharpness * cosines.amax(1)).softmax(0).multinomial(len(common), generator=draw)
 
 
@@ -85,10 +85,10 @@ def fedmgp(
     setting: ClipSetting, *, learning_rate: float = 5e-3, diversity: float = 1.0
 ) -> fp.Method:
     """FedMGP."""
-    model = Groups(setting)
+    model = _Groups(setting)
     new = fp.snapshot(model)
     first = {name: value[:2] for name, value in new.items()}
-    start = {"own": new, "slots": dict.fromkeys(new, torch.arange(2))}
+    start = {"groups": new, "slots": dict.fromkeys(new, torch.arange(2))}
 
     def train(data, answer, state):
         optimizer = data.optimizer(predict(data, answer, state), learning_rate)
@@ -96,28 +96,27 @@ def fedmgp(
             features = model.features(images)
             logits = model.logits(*features).flatten(0, 1)
             loss = F.cross_entropy(logits, labels.repeat(model.num_groups))
-            loss = loss + diversity / 2 * sum(likeness(part) for part in features)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-        own, slots = fp.snapshot(model), {}
+            loss = loss + diversity / 2 * sum(_likeness(part) for part in features)
+            take_step(optimizer, loss)
+        groups = fp.snapshot(model)
+        slots = {}
         sharpness = float(data.server_round > 0)  # the first draw is uniform
-        for name in own:  # the same draw for both halves of a group
-            slots[name] = sample(own[name], answer[name], sharpness, data.generator("groups"))
-        payload = {name: own[name][rows] for name, rows in slots.items()}
-        return payload, {"own": own, "slots": slots}
-
-    def answer(client, state):
-        return state
+        for name, prompts in groups.items():  # the same draw for both halves of a group
+            slots[name] = _sample(prompts, answer[name], sharpness, data.generator("groups"))
+        payload = {name: groups[name][rows] for name, rows in slots.items()}
+        return payload, {"groups": groups, "slots": slots}
 
     def step(server_round, payloads, state):
         sent = payloads.values()
         return {n: torch.stack([payload[n] for payload in sent]).mean(0) for n in state}
 
     def predict(data, answer, state):
-        own, slots = ((state or start)[part] for part in ("own", "slots"))
-        common = {name: own[name].index_copy(0, slots[name], answer[name]) for name in own}
-        fp.load_values(model, common)
+        state = state or start
+        values = {
+            name: prompts.index_copy(0, state["slots"][name], answer[name])
+            for name, prompts in state["groups"].items()
+        }
+        fp.load_values(model, values)
         return model
 
-    return fp.Method(train, fp.Server(first, answer, step), predict, form=lambda client: first)
+    return fp.Method(train, fp.Server(first, broadcast, step), predict, form=lambda client: first)

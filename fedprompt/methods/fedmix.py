@@ -31,22 +31,22 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import fedprompt as fp
 from fedprompt.methods.registry import LEARNING_RATE, register
-from fedprompt.methods.setting import ClientData, VitSetting
+from fedprompt.methods.setting import ClientData, VitSetting, take_step
 
 
-def mixed_loss(
+def _mixed_loss(
     model: nn.Module, images: Tensor, labels: Tensor, others: Tensor, their: Tensor, mix: float
 ) -> Tensor:
     """Approximate the loss of images that are mixed with mean images of others."""
     images = ((1 - mix) * images).requires_grad_()
     with sdpa_kernel(SDPBackend.MATH):  # other kernels of attention have no second derivative
         logits = model(images)
-    own = F.cross_entropy(logits, labels)
-    (slope,) = torch.autograd.grad(own, images, create_graph=True)
-    return (1 - mix) * own + mix * F.cross_entropy(logits, their) + mix * (slope * others).sum()
+    loss = F.cross_entropy(logits, labels)
+    (slope,) = torch.autograd.grad(loss, images, create_graph=True)
+    return (1 - mix) * loss + mix * F.cross_entropy(logits, their) + mix * (slope * others).sum()
 
 
-def means(data: ClientData, group_size: int) -> dict[str, Tensor]:
+def _means(data: ClientData, group_size: int) -> dict[str, Tensor]:
     """Average the images of a client, and their labels, in groups."""
     images, labels = data.own()
     order = torch.randperm(len(images), generator=data.at(0).generator("means"))
@@ -78,17 +78,16 @@ def fedmix(
 
     def train(data, answer, state):
         if "images" not in answer:  # the first of two exchanges: a new client sends its means
-            return ({} if state else means(data, group_size)), {**state, "values": dict(answer)}
+            return ({} if state else _means(data, group_size)), {**state, "values": dict(answer)}
         pool = _joined([state.get("pool", {}), answer])
         fp.load_values(model, state["values"])
-        rng, optimizer = data.generator("mixup"), data.optimizer(model, learning_rate)
+        rng = data.generator("mixup")
+        optimizer = data.optimizer(model, learning_rate)
         for images, labels in data.batches():
             drawn = torch.randint(len(pool["images"]), (len(images),), generator=rng)
             others, their = pool["images"][drawn], pool["labels"][drawn]
-            loss = mixed_loss(model, images, labels, others, their, mix)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+            loss = _mixed_loss(model, images, labels, others, their, mix)
+            take_step(optimizer, loss)
         return fp.collect(model, weight=data.num_examples), {"pool": pool}
 
     def answer(client, state):

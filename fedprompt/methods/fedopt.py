@@ -20,7 +20,7 @@ import torch.nn.functional as F
 
 import fedprompt as fp
 from fedprompt.methods.registry import LEARNING_RATE, register
-from fedprompt.methods.setting import VitSetting, averaged
+from fedprompt.methods.setting import VitSetting, averaged, take_step
 
 _RATES = LEARNING_RATE | {"server_rate": (1e-3, 1e-1)}
 
@@ -61,10 +61,7 @@ def _optimized(
         fp.load_values(model, answer)
         optimizer = data.optimizer(model, learning_rate)
         for images, labels in data.batches():
-            loss = F.cross_entropy(model(images), labels)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+            take_step(optimizer, F.cross_entropy(model(images), labels))
         return fp.collect(model, weight=data.num_examples), state
 
     server = fp.averaging_server(fp.snapshot(model), update)

@@ -27,7 +27,9 @@ from torch import Tensor
 
 import fedprompt as fp
 from fedprompt.methods.registry import LEARNING_RATE, register
-from fedprompt.methods.setting import ClipSetting
+from fedprompt.methods.setting import ClipModel, ClipSetting, averaged, take_step
+
+__all__ = ["fedotp", "fedotp_average", "fedotp_classical", "two_contexts"]
 
 _ABOUT = dict[str, Any](families=("CLIP",), traits=("personalized",))
 
@@ -67,47 +69,39 @@ def fedotp_average(
     return two_contexts(model, learning_rate)
 
 
-class _TwoContexts(nn.Module):
+class _TwoContexts(ClipModel):
     """Classifier of image tokens with a shared and a private context."""
 
     def __init__(
         self, setting: ClipSetting, match: Callable[..., Tensor], read: slice = slice(1, None)
     ) -> None:
-        super().__init__()
+        super().__init__(setting)
+        self.match = match
         self.read = read
-        self.tower, self.names, self.scale = setting.tower, setting.names, setting.scale
-        self.match, rng = match, setting.generator(0, purpose="private context")
+        rng = setting.generator(0, purpose="private context")
         self.shared = setting.new_context()
         self.private = fp.ContextPrompts(self.tower.dim, length=setting.length, generator=rng)
 
     def forward(self, tokens: Float[Tensor, "batch tokens dim"]) -> Float[Tensor, "batch classes"]:
         """Classify images by the tokens that are read: the patches follow the pooled one."""
-        contexts = torch.cat([self.shared(), self.private()])
-        text = self.tower(fp.prompted_text(contexts, self.names))
+        text = self.encode_names(torch.cat([self.shared(), self.private()]))
         return self.match(tokens[:, self.read], text, scale=self.scale)
 
 
 def two_contexts(model: nn.Module, learning_rate: float, *, local: bool = False) -> fp.Method:
     """Make the method for a classifier with a part "shared" and a part "private"."""
-    values, private = (fp.snapshot(model, only=[part]) for part in ("shared", "private"))
+    first = fp.snapshot(model)
 
     def train(data, answer, state):
-        optimizer = data.optimizer(predict(data, answer, state), learning_rate)
+        fp.load_values(model, {**first, **answer, **state})
+        optimizer = data.optimizer(model, learning_rate)
         for tokens, labels in data.batches():
-            loss = F.cross_entropy(model(tokens), labels)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+            take_step(optimizer, F.cross_entropy(model(tokens), labels))
         if local:
             return {}, fp.snapshot(model)
         payload = fp.collect(model, weight=data.num_examples, only=["shared"])
         return payload, fp.snapshot(model, only=["private"])
 
-    def predict(data, answer, state):
-        fp.load_values(model, {**values, **private, **answer, **state})
-        return model
-
-    def form(client):
-        return {} if local else fp.collect(model, weight=0, only=["shared"])
-
-    return fp.Method(train, fp.averaging_server({} if local else values), predict, form=form)
+    if not local:
+        return averaged(model, train, shared=["shared"])
+    return averaged(model, train, server=fp.averaging_server({}))._replace(form=lambda client: {})

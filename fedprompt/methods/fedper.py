@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 import fedprompt as fp
 from fedprompt.methods.registry import LEARNING_RATE, register
-from fedprompt.methods.setting import VitSetting, averaged
+from fedprompt.methods.setting import VitSetting, averaged, take_step
 
 
 @register("FedPer", families=("one model",), traits=("personalized",), search=LEARNING_RATE)
@@ -27,10 +27,7 @@ def fedper(setting: VitSetting, *, learning_rate: float = 1e-2) -> fp.Method:
         fp.load_values(model, {**first, **answer, **state})
         optimizer = data.optimizer(model, learning_rate)
         for images, labels in data.batches():
-            loss = F.cross_entropy(model(images), labels)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+            take_step(optimizer, F.cross_entropy(model(images), labels))
         payload = fp.collect(model, weight=data.num_examples, only=["prompts"])
         return payload, fp.snapshot(model, only=["head"])
 

@@ -15,21 +15,19 @@ Compared: TianyuCuiOvO/FedPGP d43045b, with the deviations above, float64, large
 """
 
 import torch
-import torch.nn as nn
 import torch.nn.functional as F
 from torch import Tensor
 
 import fedprompt as fp
 from fedprompt.methods.registry import LEARNING_RATE, register
-from fedprompt.methods.setting import ClipSetting, averaged
+from fedprompt.methods.setting import ClipModel, ClipSetting, averaged, take_step
 
 
-class Personalized(nn.Module):
+class _Personalized(ClipModel):
     """Classifies with the sum of a shared and a private context."""
 
     def __init__(self, setting: ClipSetting, rank: int) -> None:
-        super().__init__()
-        self.tower, self.names, self.scale = setting.tower, setting.names, setting.scale
+        super().__init__(setting)
         draw = setting.generator(0, purpose="private context")
         size = {"length": setting.length, "rank": rank}
         self.shared = setting.new_context()
@@ -37,8 +35,7 @@ class Personalized(nn.Module):
 
     def text(self) -> Tensor:
         """Encode the class names behind the shared and the personalized context."""
-        contexts = torch.cat([self.shared(), self.shared() + self.private()])
-        return self.tower(fp.prompted_text(contexts, self.names))
+        return self.encode_names(torch.cat([self.shared(), self.shared() + self.private()]))
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Classify images with the personalized context."""
@@ -67,7 +64,8 @@ def fedpgp(
     temperature: float = 0.5,
 ) -> fp.Method:
     """FedPGP."""
-    model, handwritten = Personalized(setting, rank), setting.handwritten_text()
+    model = _Personalized(setting, rank)
+    handwritten = setting.handwritten_text()
     first = fp.snapshot(model)
 
     def train(data, answer, state):
@@ -78,9 +76,7 @@ def fedpgp(
             logits = fp.cosine_logits(tokens[:, 0], text[1], scale=setting.scale)
             loss = F.cross_entropy(logits, labels)
             loss = loss + contrast_weight * _contrast(text, handwritten, temperature)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+            take_step(optimizer, loss)
         payload = fp.collect(model, weight=data.num_examples, only=["shared"])
         return payload, fp.snapshot(model, only=["private"])
 

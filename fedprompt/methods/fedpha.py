@@ -24,27 +24,28 @@ from torch import Tensor
 
 import fedprompt as fp
 from fedprompt.methods.registry import LEARNING_RATE, register
-from fedprompt.methods.setting import ClipSetting, PromptedClassifier
+from fedprompt.methods.setting import ClipSetting, PromptedClassifier, averaged, take_step
 
 
-def on_minor_directions(private: Tensor, shared: Tensor, minor_share: float) -> Tensor:
+def _on_minor_directions(private: Tensor, shared: Tensor, minor_share: float) -> Tensor:
     """Project a context onto the right singular vectors of another with the least values."""
     directions = torch.linalg.svd(shared.detach()[0], full_matrices=False).Vh
     minor = directions[int(len(directions) * (1 - minor_share)) :]
     return private @ minor.T @ minor
 
 
-def alignment(shared: Tensor, private: Tensor, projected: Tensor, margin: float) -> Tensor:
+def _alignment(shared: Tensor, private: Tensor, projected: Tensor, margin: float) -> Tensor:
     """Pull private text features to projected ones, and push them from shared ones."""
     pull = F.mse_loss(private, projected)
     return pull + (margin - (private - shared).norm(dim=-1)).relu().mean()
 
 
-def private_context(setting: ClipSetting, client: int) -> fp.ContextPrompts:
+def _private_context(setting: ClipSetting, client: int) -> fp.ContextPrompts:
     """Make a context whose length is drawn for the client."""
-    draw, length = setting.generator(0, client, purpose="private"), setting.length
-    own = int(torch.randint(length // 2, 2 * length + 1, (), generator=draw))
-    return fp.ContextPrompts(setting.tower.dim, length=own, generator=draw)
+    draw = setting.generator(0, client, purpose="private")
+    longest = 2 * setting.length
+    length = int(torch.randint(longest // 4, longest + 1, (), generator=draw))
+    return fp.ContextPrompts(setting.tower.dim, length=length, generator=draw)
 
 
 @register(
@@ -64,29 +65,24 @@ def fedpha(
     model = setting.new_model()
 
     def private_of(client, state):
-        own = PromptedClassifier(setting, private_context(setting, client))
-        fp.load_values(own, state)
-        return own
+        private = PromptedClassifier(setting, _private_context(setting, client))
+        fp.load_values(private, state)
+        return private
 
     def train(data, answer, state):
         fp.load_values(model, answer)
-        own = private_of(data.id, state)
-        optimizer = data.optimizer([*model.parameters(), *own.parameters()], learning_rate)
+        private = private_of(data.id, state)
+        optimizer = data.optimizer([*model.parameters(), *private.parameters()], learning_rate)
         for tokens, labels in data.batches():
-            shared, private = model.context(), own.context()
-            projected = on_minor_directions(private, shared, minor_share)
-            texts = [
-                F.normalize(model.tower(fp.prompted_text(context, model.names))[0], dim=-1)
-                for context in (shared, private, projected)
-            ]
-            loss = alignment(*texts, margin)
+            contexts = [model.context(), private.context()]
+            contexts.append(_on_minor_directions(contexts[1], contexts[0], minor_share))
+            texts = [F.normalize(model.encode_names(one)[0], dim=-1) for one in contexts]
+            loss = _alignment(*texts, margin)
             for text in texts[:2]:
                 logits = fp.cosine_logits(tokens[:, 0], text, scale=model.scale)
                 loss = loss + F.cross_entropy(logits, labels)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-        return fp.collect(model, weight=data.num_examples), fp.snapshot(own)
+            take_step(optimizer, loss)
+        return fp.collect(model, weight=data.num_examples), fp.snapshot(private)
 
     def predict(data, answer, state):
         if state:
@@ -94,7 +90,4 @@ def fedpha(
         fp.load_values(model, answer)
         return model
 
-    def form(client):
-        return fp.collect(model, weight=0)
-
-    return fp.Method(train, fp.averaging_server(fp.snapshot(model)), predict, form=form)
+    return averaged(model, train, predict=predict)

@@ -23,10 +23,10 @@ from torch import Tensor
 
 import fedprompt as fp
 from fedprompt.methods.registry import LEARNING_RATE, register
-from fedprompt.methods.setting import VitSetting, averaged
+from fedprompt.methods.setting import VitSetting, averaged, take_step
 
 
-def null_space(tokens: Tensor, share: float) -> Tensor:
+def _null_space(tokens: Tensor, share: float) -> Tensor:
     """Return the projections on the directions in which the tokens of a layer are smallest."""
     rising = torch.linalg.eigh((tokens.mT @ tokens).double()).eigenvectors
     smallest = rising[..., : round(share * tokens.shape[-1])]
@@ -42,13 +42,10 @@ def fedpr(setting: VitSetting, *, learning_rate: float = 1e-2, share: float = 0.
     def train(data, answer, state):
         fp.load_values(model, answer)
         start = answer["prompts.tokens"]
-        projection = null_space(start, share)
+        projection = _null_space(start, share)
         optimizer = data.optimizer(model, learning_rate)
         for images, labels in data.batches():
-            loss = F.cross_entropy(model(images), labels)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+            take_step(optimizer, F.cross_entropy(model(images), labels))
             if data.server_round > 0:
                 with torch.no_grad():
                     tokens.copy_(start + (tokens - start) @ projection)

@@ -18,11 +18,9 @@ Compared: yuetan031/FedProto 97e42e2 and Equation 6 of the paper, with the devia
 float64, largest difference 3e-16 (2026-11).
 """
 
-import torch
-
 import fedprompt as fp
 from fedprompt.methods.registry import LEARNING_RATE, register
-from fedprompt.methods.setting import NearestPrototype, VitSetting
+from fedprompt.methods.setting import NearestPrototype, VitSetting, prototypes, take_step
 
 
 @register(
@@ -35,23 +33,18 @@ def fedproto(
     setting: VitSetting, *, learning_rate: float = 1e-2, prototype_weight: float = 1.0
 ) -> fp.Method:
     """FedProto."""
-    classes, width = setting.num_classes, setting.new_model().head.in_features
-    unknown = fp.Weighted(torch.zeros(classes, width), torch.zeros(classes))
+    unknown = setting.unknown_rows(setting.new_model().head.in_features)
 
     def train(data, answer, state):
-        model, guide = setting.model(data.id, state), answer["prototypes"]
+        model = setting.model(data.id, state)
+        guide = answer["prototypes"]
         optimizer = data.optimizer(model, learning_rate)
         for images, labels in data.batches():
             features = model.features(images)
             logits = model.head(features)
             loss = fp.guided_loss(features, logits, labels, guide, guide_weight=prototype_weight)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-        with torch.no_grad():
-            images, labels = data.own()
-            prototypes = fp.class_means(model.features(images), labels, num_classes=classes)
-        return {"prototypes": prototypes}, fp.snapshot(model, buffers=True)
+            take_step(optimizer, loss)
+        return {"prototypes": prototypes(model, data)}, fp.snapshot(model, buffers=True)
 
     def answer(client, state):
         return {"prototypes": state["mean"]}
@@ -65,8 +58,5 @@ def fedproto(
     def predict(data, answer, state):
         return NearestPrototype(setting.model(data.id, state), answer["prototypes"])
 
-    def form(client):
-        return {"prototypes": unknown}
-
     server = fp.Server({"latest": {}, "mean": unknown}, answer, step)
-    return fp.Method(train, server, predict, form=form)
+    return fp.Method(train, server, predict, form=lambda client: {"prototypes": unknown})

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 import fedprompt as fp
 from fedprompt.methods.registry import LEARNING_RATE, register
-from fedprompt.methods.setting import VitSetting, averaged
+from fedprompt.methods.setting import VitSetting, averaged, take_step
 
 
 @register(
@@ -32,9 +32,7 @@ def fedprox(
         for images, labels in data.batches():
             loss = F.cross_entropy(model(images), labels)
             loss = loss + proximal_weight * fp.proximal_loss(model, answer)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+            take_step(optimizer, loss)
         return fp.collect(model, weight=data.num_examples), state
 
     return averaged(model, train)

@@ -14,13 +14,11 @@ Compared: lgcollins/FedRep d82e629, with the deviations above, float64, largest 
 (2026-11).
 """
 
-from itertools import islice
-
 import torch.nn.functional as F
 
 import fedprompt as fp
 from fedprompt.methods.registry import LEARNING_RATE, register
-from fedprompt.methods.setting import VitSetting, averaged
+from fedprompt.methods.setting import VitSetting, averaged, take_step
 
 
 @register("FedRep", families=("one model",), traits=("personalized",), search=LEARNING_RATE)
@@ -31,15 +29,11 @@ def fedrep(setting: VitSetting, *, learning_rate: float = 2e-2) -> fp.Method:
 
     def train(data, answer, state):
         fp.load_values(model, {**first, **answer, **state})
-        batches = data.batches()
-        for part, steps in ((model.head, data.steps // 2), (model.prompts, None)):
+        for part, batches in zip((model.head, model.prompts), data.phases(2), strict=True):
             with fp.training_only(model, part):
                 optimizer = data.optimizer(model, learning_rate)
-                for images, labels in islice(batches, steps):
-                    loss = F.cross_entropy(model(images), labels)
-                    optimizer.zero_grad()
-                    loss.backward()
-                    optimizer.step()
+                for images, labels in batches:
+                    take_step(optimizer, F.cross_entropy(model(images), labels))
         payload = fp.collect(model, weight=1.0, only=["prompts"])
         return payload, fp.snapshot(model, only=["head"])
 

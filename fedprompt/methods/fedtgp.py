@@ -24,24 +24,30 @@ from torch import Tensor
 
 import fedprompt as fp
 from fedprompt.methods.registry import LEARNING_RATE, register
-from fedprompt.methods.setting import NearestPrototype, VitSetting
-from fedprompt.rounds import load_optimizer, optimizer_state
+from fedprompt.methods.setting import (
+    NearestPrototype,
+    VitSetting,
+    adam_steps,
+    known_rows,
+    prototypes,
+    take_step,
+)
 
 
-def new_network(classes: int, dim: int) -> nn.Sequential:
+def _new_network(classes: int, dim: int) -> nn.Sequential:
     """Make the network from classes to prototypes."""
     layers = nn.Linear(dim, dim), nn.ReLU(), nn.Linear(dim, dim)
     return nn.Sequential(nn.Embedding(classes, dim), *layers)
 
 
-def adaptive_margin(means: fp.Weighted, threshold: float) -> float:
+def _adaptive_margin(means: fp.Weighted, threshold: float) -> float:
     """Return the largest distance of a mean to its nearest one, at most the threshold."""
-    known = means.value[means.weight > 0]
-    apart = torch.cdist(known, known).fill_diagonal_(torch.inf).amin(1)
+    rows = means.value[means.weight > 0]
+    apart = torch.cdist(rows, rows).fill_diagonal_(torch.inf).amin(1)
     return min(apart.max().item(), threshold)
 
 
-def contrastive_loss(sent: Tensor, labels: Tensor, made: Tensor, margin: float) -> Tensor:
+def _contrastive_loss(sent: Tensor, labels: Tensor, made: Tensor, margin: float) -> Tensor:
     """Compute the loss of the server.
 
     Args:
@@ -70,50 +76,41 @@ def fedtgp(
     server_steps: int = 100,
 ) -> fp.Method:
     """FedTGP."""
-    classes, dim = setting.num_classes, setting.new_model().head.in_features
-    network, every = setting.seeded(new_network, classes, dim), torch.arange(classes)
-    unknown = fp.Weighted(torch.zeros(classes, dim), torch.zeros(classes))
+    dim = setting.new_model().head.in_features
+    classes = torch.arange(setting.num_classes)
+    network = setting.seeded(_new_network, len(classes), dim)
+    unknown = setting.unknown_rows(dim)
 
     def train(data, answer, state):
-        model, guide = setting.model(data.id, state), answer["prototypes"]
+        model = setting.model(data.id, state)
+        guide = answer["prototypes"]
         optimizer = data.optimizer(model, learning_rate)
         for images, labels in data.batches():
             features = model.features(images)
             logits = model.head(features)
             loss = fp.guided_loss(features, logits, labels, guide, guide_weight=prototype_weight)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-        with torch.no_grad():
-            images, labels = data.own()
-            prototypes = fp.class_means(model.features(images), labels, num_classes=classes)
-        return {"prototypes": prototypes}, fp.snapshot(model, buffers=True)
+            take_step(optimizer, loss)
+        return {"prototypes": prototypes(model, data)}, fp.snapshot(model, buffers=True)
 
     def answer(client, state):
         return {"prototypes": state["made"]}
 
     def step(server_round, payloads, state):
-        latest = state["latest"] | {str(c): new["prototypes"] for c, new in payloads.items()}
-        entries = [latest[client] for client in sorted(latest, key=int)]
-        sent = torch.cat([entry.value[entry.weight > 0] for entry in entries])
-        labels = torch.cat([entry.weight.nonzero()[:, 0] for entry in entries])
-        margin = adaptive_margin(fp.class_means(sent, labels, num_classes=classes), threshold)
-        fp.load_values(network, state["network"])
-        adam = torch.optim.Adam(network.parameters(), server_rate)
-        load_optimizer(adam, state["adam"])
-        for _ in range(server_steps):
-            adam.zero_grad()
-            contrastive_loss(sent, labels, network(every), margin).backward()
-            adam.step()
-        made = fp.Weighted(network(every).detach(), torch.ones(classes))
-        kept = {"network": fp.snapshot(network), "adam": optimizer_state(adam)}
-        return {"latest": latest, "made": made, **kept}
+        latest = state["latest"] | {str(c): sent["prototypes"] for c, sent in payloads.items()}
+        sent, labels = known_rows([latest[client] for client in sorted(latest, key=int)])
+        means = fp.class_means(sent, labels, num_classes=len(classes))
+        margin = _adaptive_margin(means, threshold)
+
+        def loss():
+            return _contrastive_loss(sent, labels, network(classes), margin)
+
+        trained = adam_steps(network, loss, state, learning_rate=server_rate, steps=server_steps)
+        made = fp.Weighted(network(classes).detach(), torch.ones(len(classes)))
+        return {"latest": latest, "made": made, **trained}
 
     def predict(data, answer, state):
         return NearestPrototype(setting.model(data.id, state), answer["prototypes"])
 
-    def form(client):
-        return {"prototypes": unknown}
-
-    first = {"latest": {}, "made": unknown, "network": fp.snapshot(network), "adam": {}}
-    return fp.Method(train, fp.Server(first, answer, step), predict, form=form)
+    first = {"latest": {}, "made": unknown, "values": fp.snapshot(network), "adam": {}}
+    server = fp.Server(first, answer, step)
+    return fp.Method(train, server, predict, form=lambda client: {"prototypes": unknown})

@@ -26,10 +26,10 @@ from torch import Tensor
 
 import fedprompt as fp
 from fedprompt.methods.registry import register
-from fedprompt.methods.setting import ClipSetting, averaged
+from fedprompt.methods.setting import ClipModel, ClipSetting, averaged, take_step
 
 
-class Network(nn.Module):
+class _Network(nn.Module):
     """Learned queries attend to the names of classes, and a gated feed-forward layer follows."""
 
     def __init__(self, length: int, dim: int, key_dim: int) -> None:
@@ -37,9 +37,11 @@ class Network(nn.Module):
         self.queries = nn.Parameter(torch.empty(length, dim).normal_(0, 0.02))
         widths = {"kdim": key_dim, "vdim": key_dim, "batch_first": True}
         self.attention = nn.MultiheadAttention(dim, 4, **widths)
-        self.query_norm, self.key_norm = nn.LayerNorm(dim), nn.LayerNorm(key_dim)
+        self.query_norm = nn.LayerNorm(dim)
+        self.key_norm = nn.LayerNorm(key_dim)
         self.norm = nn.LayerNorm(dim)
-        self.widen, self.narrow = nn.Linear(dim, 8 * dim), nn.Linear(4 * dim, dim)
+        self.widen = nn.Linear(dim, 8 * dim)
+        self.narrow = nn.Linear(4 * dim, dim)
 
     def forward(self, keys: Float[Tensor, "1 classes key_dim"]) -> Float[Tensor, "1 length dim"]:
         """Generate a context from the text features of names."""
@@ -49,14 +51,14 @@ class Network(nn.Module):
         return mixed + self.narrow(values * F.gelu(gates))
 
 
-class GeneratedText(nn.Module):
+class _GeneratedText(ClipModel):
     """Classifier of image tokens whose context is generated from class names."""
 
     def __init__(self, setting: ClipSetting) -> None:
-        super().__init__()
-        self.tower, self.scale = setting.tower, setting.scale
-        self.class_names, width = setting.class_names, setting.handwritten_text().shape[1]
-        self.network = setting.seeded(Network, setting.length, self.tower.dim, width)
+        super().__init__(setting)
+        self.class_names = setting.class_names
+        width = setting.handwritten_text().shape[1]
+        self.network = setting.seeded(_Network, setting.length, self.tower.dim, width)
 
     def context(self, class_names: Sequence[str]) -> Float[Tensor, "1 length dim"]:
         """Generate the context of any classes from the text features of their names."""
@@ -75,7 +77,7 @@ class GeneratedText(nn.Module):
 @register("FedTPG", families=("CLIP",), search={"learning_rate": (3e-4, 3e-2)})
 def fedtpg(setting: ClipSetting, *, learning_rate: float = 1e-2) -> fp.Method:
     """FedTPG."""
-    model = GeneratedText(setting)
+    model = _GeneratedText(setting)
 
     def train(data, answer, state):
         fp.load_values(model, answer)
@@ -85,9 +87,7 @@ def fedtpg(setting: ClipSetting, *, learning_rate: float = 1e-2) -> fp.Method:
         for tokens, labels in data.batches():
             logits = model(tokens, class_names)
             loss = F.cross_entropy(logits, torch.searchsorted(present, labels))
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+            take_step(optimizer, loss)
         return fp.collect(model, weight=1.0), state
 
     return averaged(model, train)

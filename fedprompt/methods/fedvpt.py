@@ -16,7 +16,7 @@ import torch.nn.functional as F
 
 import fedprompt as fp
 from fedprompt.methods.registry import LEARNING_RATE, register
-from fedprompt.methods.setting import PromptedModel, VitSetting, averaged
+from fedprompt.methods.setting import PromptedModel, VitSetting, averaged, take_step
 
 
 @register("FedVPT", families=("one model",), search=LEARNING_RATE)
@@ -39,10 +39,7 @@ def _fedavg(setting: VitSetting, model: PromptedModel, learning_rate: float) -> 
         fp.load_values(model, answer)
         optimizer = data.optimizer(model, learning_rate)
         for images, labels in data.batches():
-            loss = F.cross_entropy(model(images), labels)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+            take_step(optimizer, F.cross_entropy(model(images), labels))
         return fp.collect(model, weight=data.num_examples), state
 
     return averaged(model, train)

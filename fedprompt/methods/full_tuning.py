@@ -16,7 +16,7 @@ import torch.nn.functional as F
 
 import fedprompt as fp
 from fedprompt.methods.registry import register
-from fedprompt.methods.setting import VitSetting, averaged
+from fedprompt.methods.setting import VitSetting, averaged, take_step
 
 
 @register("Full tuning", families=("one model",), search={"learning_rate": (1e-4, 1e-2)})
@@ -33,10 +33,7 @@ def full_tuning(setting: VitSetting, *, learning_rate: float = 1e-3) -> fp.Metho
         fp.load_values(model, answer)
         optimizer = data.optimizer(model, learning_rate)
         for images, labels in data.batches():
-            loss = F.cross_entropy(model(images), labels)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+            take_step(optimizer, F.cross_entropy(model(images), labels))
         return fp.collect(model, weight=data.num_examples), state
 
     return averaged(model, train)

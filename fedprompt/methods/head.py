@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 import fedprompt as fp
 from fedprompt.methods.registry import register
-from fedprompt.methods.setting import VitSetting, averaged
+from fedprompt.methods.setting import VitSetting, averaged, take_step
 
 
 @register("Head tuning", families=("one model",), search={"learning_rate": (3e-3, 3e-1)})
@@ -25,10 +25,7 @@ def head_tuning(setting: VitSetting, *, learning_rate: float = 3e-2) -> fp.Metho
         fp.load_values(model, answer)
         optimizer = data.optimizer(model, learning_rate)
         for images, labels in data.batches():
-            loss = F.cross_entropy(model(images), labels)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+            take_step(optimizer, F.cross_entropy(model(images), labels))
         return fp.collect(model, weight=data.num_examples), state
 
     return averaged(model, train)

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 
 import fedprompt as fp
 from fedprompt.methods.registry import LEARNING_RATE, register
-from fedprompt.methods.setting import ClipSetting, averaged
+from fedprompt.methods.setting import ClipSetting, averaged, take_step
 
 
 @register(
@@ -28,7 +28,8 @@ def kgcoop(
     setting: ClipSetting, *, learning_rate: float = 5e-3, guide_weight: float = 8.0
 ) -> fp.Method:
     """KgCoOp (averaged)."""
-    model, handwritten = setting.new_model(), setting.handwritten_text()
+    model = setting.new_model()
+    handwritten = setting.handwritten_text()
 
     def train(data, answer, state):
         fp.load_values(model, answer)
@@ -38,9 +39,7 @@ def kgcoop(
             logits = fp.cosine_logits(tokens[:, 0], text, scale=setting.scale)
             distance = (text - handwritten).square().sum(-1).mean()
             loss = F.cross_entropy(logits, labels) + guide_weight * distance
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+            take_step(optimizer, loss)
         return fp.collect(model, weight=data.num_examples), state
 
     return averaged(model, train)

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 
 import fedprompt as fp
 from fedprompt.methods.registry import LEARNING_RATE, register
-from fedprompt.methods.setting import VitSetting
+from fedprompt.methods.setting import VitSetting, averaged, take_step
 
 
 @register(
@@ -32,21 +32,10 @@ def lg_fedavg(setting: VitSetting, *, learning_rate: float = 1e-2) -> fp.Method:
     head = setting.new_model(setting.clients[0]).head
 
     def train(data, answer, state):
-        model = predict(data, answer, state)
+        model = setting.shared_head(data, answer, state)
         optimizer = data.optimizer(model, learning_rate)
         for images, labels in data.batches():
-            loss = F.cross_entropy(model(images), labels)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+            take_step(optimizer, F.cross_entropy(model(images), labels))
         return fp.collect(model.head, weight=data.num_examples), fp.snapshot(model, buffers=True)
 
-    def predict(data, answer, state):
-        model = setting.model(data.id, state)
-        fp.load_values(model.head, answer)
-        return model
-
-    def form(client):
-        return fp.collect(head, weight=0)
-
-    return fp.Method(train, fp.averaging_server(fp.snapshot(head)), predict, form=form)
+    return averaged(head, train, predict=setting.shared_head)

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 import fedprompt as fp
 from fedprompt.methods.registry import LEARNING_RATE, register
-from fedprompt.methods.setting import VitSetting
+from fedprompt.methods.setting import VitSetting, take_step
 
 
 @register(
@@ -27,16 +27,11 @@ def local(setting: VitSetting, *, learning_rate: float = 1e-2) -> fp.Method:
     """Local training."""
 
     def train(data, answer, state):
-        model = predict(data, answer, state)
+        model = setting.model(data.id, state)
         optimizer = data.optimizer(model, learning_rate)
         for images, labels in data.batches():
-            loss = F.cross_entropy(model(images), labels)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+            take_step(optimizer, F.cross_entropy(model(images), labels))
         return {}, fp.snapshot(model, buffers=True)
 
-    def predict(data, answer, state):
-        return setting.model(data.id, state)
-
-    return fp.Method(train, fp.averaging_server({}), predict, form=lambda client: {})
+    server = fp.averaging_server({})
+    return fp.Method(train, server, setting.private_model, form=lambda client: {})

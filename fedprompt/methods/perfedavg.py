@@ -24,7 +24,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import fedprompt as fp
 from fedprompt.methods.registry import LEARNING_RATE, register
-from fedprompt.methods.setting import PromptedModel, VitSetting
+from fedprompt.methods.setting import PromptedModel, VitSetting, averaged, take_step
 
 _SEARCH = LEARNING_RATE | {"inner_rate": (1e-2, 1.0)}
 
@@ -61,9 +61,7 @@ def _meta_learned(
                 adapted = _adapt(model, images[::2], labels[::2], inner_rate, exact=exact)
                 logits = functional_call(model, adapted, (images[1::2],))
             loss = F.cross_entropy(logits, labels[1::2])
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+            take_step(optimizer, loss)
         return fp.collect(model, weight=1.0), {"trained": True}
 
     def predict(data, answer, state):
@@ -72,10 +70,7 @@ def _meta_learned(
             fp.load_values(model, _adapt(model, *data.own(), inner_rate, exact=False))
         return model
 
-    def form(client):
-        return fp.collect(model, weight=0)
-
-    return fp.Method(train, fp.averaging_server(fp.snapshot(model)), predict, form=form)
+    return averaged(model, train, predict=predict)
 
 
 def _adapt(

@@ -23,7 +23,7 @@ import torch.nn.functional as F
 
 import fedprompt as fp
 from fedprompt.methods.registry import LEARNING_RATE, register
-from fedprompt.methods.setting import VitSetting, averaged
+from fedprompt.methods.setting import VitSetting, averaged, take_step
 
 
 @register(
@@ -45,15 +45,13 @@ def pfedme(
 
     def train(data, answer, state):
         fp.load_values(model, answer)
-        local, personal = answer, state
+        local = answer
         optimizer = data.optimizer(model, learning_rate)
         for images, labels in data.batches():
             for _ in range(inner_steps):
                 loss = F.cross_entropy(model(images), labels)
                 loss = loss + proximal_weight * fp.proximal_loss(model, local)
-                optimizer.zero_grad()
-                loss.backward()
-                optimizer.step()
+                take_step(optimizer, loss)
             personal = fp.snapshot(model)
             local = {
                 name: torch.lerp(local[name], value, outer_step) for name, value in personal.items()

@@ -27,7 +27,9 @@ from torch import Tensor
 
 import fedprompt as fp
 from fedprompt.methods.registry import LEARNING_RATE, register
-from fedprompt.methods.setting import ClipSetting, PromptedClassifier
+from fedprompt.methods.setting import ClipSetting, PromptedClassifier, averaged, take_step
+
+__all__ = ["Mixture", "pfedmoap"]
 
 
 class Mixture(PromptedClassifier):
@@ -35,7 +37,8 @@ class Mixture(PromptedClassifier):
 
     def __init__(self, setting: ClipSetting, own_weight: float) -> None:
         super().__init__(setting, setting.new_context())
-        width, heads = setting.handwritten_text().shape[1], 4
+        width = setting.handwritten_text().shape[1]
+        heads = 4
         self.gate = nn.MultiheadAttention(width, heads, batch_first=True)
         self.sharpness = 10 * (width / heads) ** 0.5  # attention divides by the root
         self.own_weight = own_weight
@@ -43,19 +46,27 @@ class Mixture(PromptedClassifier):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Classify images by their pooled token."""
-        image, text = F.normalize(tokens[:, 0], dim=-1), F.normalize(self.text(), dim=-1)
-        own = self.scale * image @ text[0].T
+        image = F.normalize(tokens[:, 0], dim=-1)
+        text = F.normalize(self.text(), dim=-1)
+        logits = self.scale * image @ text[0].T
         if self.others is None:
-            return own
+            return logits
         experts = torch.cat([text, self.others]).transpose(0, 1)  # (classes, experts, dim)
         mixed, _ = self.gate(self.sharpness * image.expand(len(experts), -1, -1), experts, experts)
-        return self.own_weight * own + self.scale * einsum(image, mixed, "b d, c b d -> b c")
+        return self.own_weight * logits + self.scale * einsum(image, mixed, "b d, c b d -> b c")
 
 
-def nearest(contexts: dict[str, Tensor], client: str, count: int) -> list[Tensor]:
+def _nearest(contexts: dict[str, Tensor], client: str, count: int) -> list[Tensor]:
     """Return the contexts of other clients that are nearest to the one of a client."""
     others = [c for other, c in contexts.items() if client in contexts and other != client]
     return sorted(others, key=lambda context: float((context - contexts[client]).norm()))[:count]
+
+
+def _experts(contexts: dict[str, Tensor], client: str, unknown: Tensor) -> fp.Weighted:
+    """Put the nearest contexts into the first rows; the others are unknown."""
+    near = _nearest(contexts, client, len(unknown))
+    weights = (torch.arange(len(unknown)) < len(near)).float()
+    return fp.Weighted(torch.cat([*near, unknown])[: len(unknown)], weights)
 
 
 @register(
@@ -73,42 +84,34 @@ def pfedmoap(
 ) -> fp.Method:
     """pFedMoAP."""  # noqa: D403
     model = setting.seeded(Mixture, setting, own_weight)
-    first, mean = fp.snapshot(model), fp.averaging_server(fp.snapshot(model, only=["context"]))
+    first = fp.snapshot(model)
+    mean = fp.averaging_server(fp.snapshot(model, only=["context"]))
+    unknown = torch.zeros(num_experts - 1, *first["context.context"].shape[1:])
 
     def loaded(answer, gate):
         near = answer["experts"].value[answer["experts"].weight > 0]
         with torch.no_grad():
-            text = model.tower(fp.prompted_text(near, model.names)) if len(near) else None
-        model.others = None if text is None else F.normalize(text, dim=-1)
+            model.others = F.normalize(model.encode_names(near), dim=-1) if len(near) else None
         fp.load_values(model, {**first, **gate, "context.context": answer["context.context"]})
         return model
 
     def train(data, answer, state):
         optimizer = data.optimizer(loaded(answer, state.get("gate", {})), learning_rate)
         for tokens, labels in data.batches():
-            loss = F.cross_entropy(model(tokens), labels)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+            take_step(optimizer, F.cross_entropy(model(tokens), labels))
         last = {**answer, **fp.snapshot(model, only=["context"])}
         payload = fp.collect(model, weight=data.num_examples, only=["context"])
         return payload, {"gate": fp.snapshot(model, only=["gate"]), "last": last}
 
     def answer(client, state):
-        near = nearest(state["sent"], str(client), num_experts - 1)
-        weights = (torch.arange(num_experts - 1) < len(near)).float()  # the others are unknown
-        unknown = torch.zeros_like(first["context.context"])
-        rows = torch.cat([*near, unknown.expand(num_experts, -1, -1)])
-        return state["values"] | {"experts": fp.Weighted(rows[: num_experts - 1], weights)}
+        return state["values"] | {"experts": _experts(state["latest"], str(client), unknown)}
 
     def step(server_round, payloads, state):
-        new = {str(c): payload["context.context"].value for c, payload in payloads.items()}
-        return mean.step(server_round, payloads, state) | {"sent": state["sent"] | new}
+        new = {str(c): sent["context.context"].value for c, sent in payloads.items()}
+        return mean.step(server_round, payloads, state) | {"latest": state["latest"] | new}
 
     def predict(data, answer, state):
         return loaded(state.get("last", answer), state.get("gate", {}))
 
-    def form(client):
-        return fp.collect(model, weight=0, only=["context"])
-
-    return fp.Method(train, fp.Server({**mean.state, "sent": {}}, answer, step), predict, form=form)
+    server = fp.Server({**mean.state, "latest": {}}, answer, step)
+    return averaged(model, train, shared=["context"], server=server, predict=predict)

@@ -17,7 +17,7 @@ Compared: no public code of the authors. Equations of the paper and MSungK/pFedP
 by others, with the deviations above, float64, largest difference 1.1e-16 (2026-11).
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.nn as nn
@@ -26,10 +26,10 @@ from torch import Tensor
 
 import fedprompt as fp
 from fedprompt.methods.registry import LEARNING_RATE, register
-from fedprompt.methods.setting import VitSetting
+from fedprompt.methods.setting import VitSetting, take_step
 
 
-class Generator(nn.Module):
+class _Generator(nn.Module):
     """Prompts from a common basis and a descriptor for each client."""
 
     def __init__(self, clients: Sequence[int], basis: Tensor) -> None:
@@ -41,22 +41,18 @@ class Generator(nn.Module):
 
     def forward(self, client: int) -> Tensor:
         """Make the prompts of a client, or of the mean descriptor for a newcomer."""
-        known = self.descriptors.values()
-        query = self.descriptors[str(client)] if str(client) in self.descriptors else _mean(known)
+        newcomer = str(client) not in self.descriptors
+        clients = self.descriptors if newcomer else [str(client)]
+        query = torch.stack([self.descriptors[client] for client in clients]).mean(0)
         return self.basis + self.attention(query, self.basis, self.basis, need_weights=False)[0]
 
 
-def _mean(tensors: Iterable[Tensor]) -> Tensor:
-    """Average tensors."""
-    return torch.stack(list(tensors)).mean(0)
-
-
-def follow(generator: Generator, changes: Mapping[int, Tensor], learning_rate: float) -> None:
+def _follow(generator: _Generator, changes: Mapping[int, Tensor], learning_rate: float) -> None:
     """Take a step towards the changes that clients made to their prompts."""
     optimizer = torch.optim.SGD(generator.parameters(), lr=learning_rate)
-    agreement = _mean((generator(client) * change).sum() for client, change in changes.items())
+    products = [(generator(client) * change).sum() for client, change in changes.items()]
     optimizer.zero_grad()
-    (-agreement).backward()
+    (-torch.stack(products).mean(0)).backward()
     optimizer.step()
 
 
@@ -72,18 +68,15 @@ def pfedpg(
     """pFedPG."""  # noqa: D403
     model = setting.new_model(prompts=lambda trunk: fp.ShallowPrompts(setting.num_prompts, trunk))
     fresh = fp.snapshot(model)
-    generator = setting.seeded(Generator, setting.clients, fresh["prompts.tokens"][0])
+    generator = setting.seeded(_Generator, setting.clients, fresh["prompts.tokens"][0])
 
     def train(data, answer, state):
         fp.load_values(model, {**fresh, **state, **answer})
         optimizer = data.optimizer(model, learning_rate)
         for images, labels in data.batches():
-            loss = F.cross_entropy(model(images), labels)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-        own = fp.snapshot(model)
-        return {"change": own["prompts.tokens"] - answer["prompts.tokens"]}, own
+            take_step(optimizer, F.cross_entropy(model(images), labels))
+        values = fp.snapshot(model)
+        return {"change": values["prompts.tokens"] - answer["prompts.tokens"]}, values
 
     def answer(client, state):
         fp.load_values(generator, state)
@@ -92,15 +85,13 @@ def pfedpg(
     def step(server_round, payloads, state):
         fp.load_values(generator, state)
         changes = {client: payload["change"][0] for client, payload in payloads.items()}
-        follow(generator, changes, server_learning_rate)
+        _follow(generator, changes, server_learning_rate)
         return fp.snapshot(generator)
 
     def predict(data, answer, state):
         fp.load_values(model, {**fresh, **answer, **state})
         return model
 
-    def form(client):
-        return {"change": fresh["prompts.tokens"]}
-
     server = fp.Server(fp.snapshot(generator), answer, step)
-    return fp.Method(train, server, predict, form=form)
+    form = {"change": fresh["prompts.tokens"]}
+    return fp.Method(train, server, predict, form=lambda client: form)

@@ -15,7 +15,6 @@ Compared: hkgdifyu/pFedPT cebec63, with the deviations above, float64, largest d
 (2026-11).
 """
 
-from itertools import islice
 from typing import Any
 
 import torch
@@ -25,10 +24,10 @@ from torch import Tensor
 
 import fedprompt as fp
 from fedprompt.methods.registry import LEARNING_RATE, register
-from fedprompt.methods.setting import VitSetting, averaged
+from fedprompt.methods.setting import VitSetting, averaged, take_step
 
 
-class Bordered(nn.Module):
+class _Bordered(nn.Module):
     """A network whose images have a learned border of pixels added to them."""
 
     def __init__(self, setting: VitSetting, width: int) -> None:
@@ -58,21 +57,17 @@ def pfedpt(
     setting: VitSetting, *, learning_rate: float = 1e-2, border_rate: float = 1e-1, width: int = 1
 ) -> fp.Method:
     """pFedPT."""  # noqa: D403
-    model = setting.seeded(Bordered, setting, width)
+    model = setting.seeded(_Bordered, setting, width)
     first = fp.snapshot(model)
 
     def train(data, answer, state):
         fp.load_values(model, {**first, **answer, **state})
-        batches, half = data.batches(), data.steps // 2
-        phases = (model.border, half, border_rate), (model.network.head, None, learning_rate)
-        for part, steps, rate in phases:
+        blocks = ((model.border, border_rate), (model.network.head, learning_rate))
+        for (part, rate), batches in zip(blocks, data.phases(2), strict=True):
             optimizer = data.optimizer(part, rate)
             with fp.training_only(model, part):
-                for images, labels in islice(batches, steps):
-                    loss = F.cross_entropy(model(images), labels)
-                    optimizer.zero_grad()
-                    loss.backward()
-                    optimizer.step()
+                for images, labels in batches:
+                    take_step(optimizer, F.cross_entropy(model(images), labels))
         payload = fp.collect(model, weight=data.num_examples, only=["network.head"])
         return payload, fp.snapshot(model, only=["border"])
 

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 
 import fedprompt as fp
 from fedprompt.methods.registry import register
-from fedprompt.methods.setting import VitSetting, averaged
+from fedprompt.methods.setting import VitSetting, averaged, take_step
 
 
 @register("FedVPT-D (plain steps)", families=("one model",), search={"learning_rate": (3e-2, 3.0)})
@@ -28,10 +28,7 @@ def plain_steps(setting: VitSetting, *, learning_rate: float = 0.3) -> fp.Method
         fp.load_values(model, answer)
         optimizer = torch.optim.SGD(model.parameters(), learning_rate)
         for images, labels in data.batches():
-            loss = F.cross_entropy(model(images), labels)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+            take_step(optimizer, F.cross_entropy(model(images), labels))
         return fp.collect(model, weight=1.0), state
 
     return averaged(model, train)

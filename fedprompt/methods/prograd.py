@@ -26,7 +26,8 @@ from fedprompt.methods.setting import ClipSetting, averaged
 @register("ProGrad (averaged)", families=("CLIP",), search=LEARNING_RATE)
 def prograd(setting: ClipSetting, *, learning_rate: float = 1e-2) -> fp.Method:
     """ProGrad (averaged)."""
-    model, handwritten = setting.new_model(), setting.handwritten_text()
+    model = setting.new_model()
+    handwritten = setting.handwritten_text()
     context = model.context.context
 
     def train(data, answer, state):
@@ -38,14 +39,14 @@ def prograd(setting: ClipSetting, *, learning_rate: float = 1e-2) -> fp.Method:
             divergence = fp.mutual_loss(logits, zero_shot, temperature=1.0)
             (guide,) = torch.autograd.grad(divergence, context, retain_graph=True)
             (gradient,) = torch.autograd.grad(F.cross_entropy(logits, labels), context)
-            context.grad = aligned(gradient, guide)
+            context.grad = _aligned(gradient, guide)
             optimizer.step()
         return fp.collect(model, weight=data.num_examples), state
 
     return averaged(model, train)
 
 
-def aligned(gradient: Tensor, guide: Tensor) -> Tensor:
+def _aligned(gradient: Tensor, guide: Tensor) -> Tensor:
     """Remove the part of a gradient that opposes the guide."""
     opposing = (gradient * guide).sum().clamp(max=0)
     smallest = torch.finfo(guide.dtype).tiny

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 
 import fedprompt as fp
 from fedprompt.methods.registry import LEARNING_RATE, register
-from fedprompt.methods.setting import ClipSetting, averaged
+from fedprompt.methods.setting import ClipSetting, averaged, take_step
 
 
 @register("PromptFL", families=("CLIP",), search=LEARNING_RATE)
@@ -27,10 +27,7 @@ def promptfl(setting: ClipSetting, *, learning_rate: float = 5e-3) -> fp.Method:
         fp.load_values(model, answer)
         optimizer = data.optimizer(model, learning_rate)
         for tokens, labels in data.batches():
-            loss = F.cross_entropy(model(tokens), labels)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+            take_step(optimizer, F.cross_entropy(model(tokens), labels))
         return fp.collect(model, weight=data.num_examples), state
 
     return averaged(model, train)

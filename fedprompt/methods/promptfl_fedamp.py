@@ -20,7 +20,7 @@ import torch.nn.functional as F
 
 import fedprompt as fp
 from fedprompt.methods.registry import LEARNING_RATE, register
-from fedprompt.methods.setting import ClipSetting, attention, averaged
+from fedprompt.methods.setting import ClipSetting, attention, averaged, take_step
 
 
 @register(
@@ -46,24 +46,24 @@ def promptfl_fedamp(
         for tokens, labels in data.batches():
             loss = F.cross_entropy(model(tokens), labels)
             loss = loss + proximal_weight * fp.proximal_loss(model, answer)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+            take_step(optimizer, loss)
         return fp.collect(model, weight=1), fp.snapshot(model)
 
+    def with_attention(latest):
+        rows = attention(fp.distances([*latest.values()]), temperature)
+        return {"latest": latest, "attention": rows}
+
     def answer(client, state):
-        own, rows = dict(state["own"]), state["attention"]
-        if str(client) not in own:
-            own[str(client)] = first
-            rows = attention(fp.distances(list(own.values())), temperature)
-        row = rows[list(own).index(str(client))]
-        (mixture,) = fp.mixtures(list(own.values()), row[None])
+        if str(client) not in state["latest"]:
+            state = with_attention(state["latest"] | {str(client): first})
+        row = [*state["latest"]].index(str(client))
+        weights = state["attention"][row, None]
+        (mixture,) = fp.mixtures([*state["latest"].values()], weights)
         return {name: entry.value for name, entry in mixture.items()}
 
     def step(server_round, payloads, state):
-        own = state["own"] | {str(client): payload for client, payload in payloads.items()}
-        return {"own": own, "attention": attention(fp.distances(list(own.values())), temperature)}
+        new = {str(client): payload for client, payload in payloads.items()}
+        return with_attention(state["latest"] | new)
 
-    own = {str(client): first for client in setting.clients}
-    state = {"own": own, "attention": attention(fp.distances(list(own.values())), temperature)}
+    state = with_attention({str(client): first for client in setting.clients})
     return averaged(model, train, server=fp.Server(state, answer, step))

@@ -21,7 +21,7 @@ from torch import Tensor
 
 import fedprompt as fp
 from fedprompt.methods.registry import LEARNING_RATE, register
-from fedprompt.methods.setting import ClipSetting, PromptedClassifier, averaged
+from fedprompt.methods.setting import ClipSetting, PromptedClassifier, averaged, take_step
 
 
 class _Halves(nn.Module):
@@ -31,11 +31,11 @@ class _Halves(nn.Module):
         super().__init__()
         first, last = context.tensor_split(2)
         self.shared = fp.ContextPrompts(context.shape[1], init=first)
-        self.own = fp.ContextPrompts(context.shape[1], init=last)
+        self.private = fp.ContextPrompts(context.shape[1], init=last)
 
     def forward(self) -> Float[Tensor, "1 length dim"]:
         """Return the whole context."""
-        return torch.cat([self.shared(), self.own()], 1)
+        return torch.cat([self.shared(), self.private()], 1)
 
 
 @register("PromptFL + FedPer", families=("CLIP",), traits=("personalized",), search=LEARNING_RATE)
@@ -48,11 +48,8 @@ def promptfl_fedper(setting: ClipSetting, *, learning_rate: float = 5e-3) -> fp.
         fp.load_values(model, {**first, **answer, **state})
         optimizer = data.optimizer(model, learning_rate)
         for tokens, labels in data.batches():
-            loss = F.cross_entropy(model(tokens), labels)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+            take_step(optimizer, F.cross_entropy(model(tokens), labels))
         payload = fp.collect(model, weight=data.num_examples, only=["context.shared"])
-        return payload, fp.snapshot(model, only=["context.own"])
+        return payload, fp.snapshot(model, only=["context.private"])
 
     return averaged(model, train, shared=["context.shared"])

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 
 import fedprompt as fp
 from fedprompt.methods.registry import LEARNING_RATE, register
-from fedprompt.methods.setting import ClipSetting, averaged
+from fedprompt.methods.setting import ClipSetting, averaged, take_step
 
 
 @register(
@@ -35,9 +35,7 @@ def promptfl_fedprox(
         for tokens, labels in data.batches():
             loss = F.cross_entropy(model(tokens), labels)
             loss = loss + proximal_weight * fp.proximal_loss(model, answer)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+            take_step(optimizer, loss)
         return fp.collect(model, weight=data.num_examples), state
 
     return averaged(model, train)

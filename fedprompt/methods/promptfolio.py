@@ -11,34 +11,28 @@ Deviations: all clients begin with the same private context, which differs from 
 Compared: PanBikang/PromptFolio 8f729aa, float64, largest difference 6.2e-15 (2026-11).
 """
 
-from typing import Any
-
 import torch
-import torch.nn as nn
 import torch.nn.functional as F
 from torch import Tensor
 
 import fedprompt as fp
 from fedprompt.methods.registry import LEARNING_RATE, register
-from fedprompt.methods.setting import ClipSetting, averaged
+from fedprompt.methods.setting import ClipModel, ClipSetting, averaged, take_step
 
 
-class _Portfolio(nn.Module):
+class _Portfolio(ClipModel):
     """Classifies with a mixture of the text features of a shared and of a private context."""
 
     def __init__(self, setting: ClipSetting, private_share: float) -> None:
-        super().__init__()
-        self.tower, self.names, self.scale = setting.tower, setting.names, setting.scale
+        super().__init__(setting)
         self.private_share = private_share
-        size = dict[str, Any](dim=setting.tower.dim, length=setting.length)
         draw = setting.generator(0, purpose="private context")
         self.shared = setting.new_context()
-        self.private = fp.ContextPrompts(**size, generator=draw)
+        self.private = fp.ContextPrompts(self.tower.dim, length=setting.length, generator=draw)
 
     def text(self) -> Tensor:
         """Mix the text features (classes, dim) of length 1; the mixture is shorter."""
-        contexts = torch.cat([self.shared(), self.private()])
-        features = self.tower(fp.prompted_text(contexts, self.names))
+        features = self.encode_names(torch.cat([self.shared(), self.private()]))
         shared, private = F.normalize(features, dim=-1)
         return (1 - self.private_share) * shared + self.private_share * private
 
@@ -64,10 +58,7 @@ def promptfolio(
         fp.load_values(model, {**first, **answer, **state})
         optimizer = data.optimizer(model, learning_rate)
         for tokens, labels in data.batches():
-            loss = F.cross_entropy(model(tokens), labels)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+            take_step(optimizer, F.cross_entropy(model(tokens), labels))
         payload = fp.collect(model, weight=data.num_examples, only=["shared"])
         return payload, fp.snapshot(model, only=["private"])
 

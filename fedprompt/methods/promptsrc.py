@@ -18,25 +18,23 @@ Compared: muzairkhattak/PromptSRC bb95c77, with the deviations above, float64, l
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.nn as nn
 import torch.nn.functional as F
 from torch import Tensor
 
 import fedprompt as fp
 from fedprompt.methods.registry import LEARNING_RATE, register
-from fedprompt.methods.setting import ClipSetting
+from fedprompt.methods.setting import ClipSetting, LayeredClip, averaged, take_step
 
 
-class Regulated(nn.Module):
+class _Regulated(LayeredClip):
     """Text and visual prompts of each layer, independent of one another."""
 
     def __init__(self, setting: ClipSetting) -> None:
-        super().__init__()
-        self.tower, self.names, self.scale = setting.tower, setting.names, setting.scale
-        self.visual, self.trunk = setting.clip.visual, fp.vit_trunk(setting.clip.visual)
+        super().__init__(setting)
         draw = dict[str, Any](generator=setting.generator(0, purpose="prompts"))
         size = dict[str, Any](num_contexts=self.tower.depth, length=setting.length)
         self.context = fp.ContextPrompts(self.tower.dim, **size, **draw)
@@ -44,18 +42,28 @@ class Regulated(nn.Module):
 
     def features(self, images: Tensor) -> list[Tensor]:
         """Encode images and classes, normalized."""
-        visual = dict(self.prompts().layers)
-        visual[0] = self.visual.ln_pre(visual[0])
-        image = fp.encode_prompted(self.trunk, images, fp.PromptStream(visual, replace=True)).pooled
-        layers = dict(enumerate(self.context()))
-        first = fp.prompted_text(layers.pop(0)[None], self.names)
-        text = self.tower(first, fp.PromptStream(layers, replace=True))[0]
-        return [F.normalize(features, dim=-1) for features in (image, text)]
+        text = dict(enumerate(self.context()))
+        pair = self.encode(images, self.prompts().layers, text)
+        return [F.normalize(features, dim=-1) for features in pair]
 
     def forward(self, images: Tensor) -> Tensor:
         """Classify images."""
         image, text = self.features(images)
         return self.scale * image @ text.T
+
+    def loss(
+        self, images: Tensor, labels: Tensor, names: Tensor, weights: Sequence[float]
+    ) -> Tensor:
+        """Compute the loss with the distances to the features of the frozen CLIP."""
+        with torch.no_grad():
+            frozen = F.normalize(fp.encode_prompted(self.trunk, images).pooled, dim=-1)
+            teacher = (self.scale * frozen @ names.T).log_softmax(1)
+        image, text = self.features(images)
+        logits = self.scale * image @ text.T
+        text_weight, image_weight = weights
+        loss = F.cross_entropy(logits, labels) + text_weight * F.l1_loss(text, names)
+        loss = loss + image_weight * F.l1_loss(image, frozen)
+        return loss + (teacher.exp() * (teacher - logits.log_softmax(1))).mean()
 
 
 @register(
@@ -72,25 +80,17 @@ def promptsrc(
     image_weight: float = 10.0,
 ) -> fp.Method:
     """PromptSRC (averaged)."""
-    model, own_text, parts = Regulated(setting), setting.handwritten_text(), ["context", "prompts"]
-    first = fp.snapshot(model, only=parts)
+    model = _Regulated(setting)
+    handwritten = setting.handwritten_text()
+    weights = (text_weight, image_weight)
 
     def train(data, answer, state):
         fp.load_values(model, fp.part(answer, "newest"))
         optimizer = data.optimizer(model, learning_rate)
         for images, labels in data.batches():
-            with torch.no_grad():
-                own = F.normalize(fp.encode_prompted(model.trunk, images).pooled, dim=-1)
-                teacher = (setting.scale * own @ own_text.T).log_softmax(1)
-            image, text = model.features(images)
-            logits = setting.scale * image @ text.T
-            loss = F.cross_entropy(logits, labels) + text_weight * F.l1_loss(text, own_text)
-            loss = loss + image_weight * F.l1_loss(image, own)
-            loss = loss + (teacher.exp() * (teacher - logits.log_softmax(1))).mean()
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-        return fp.collect(model, weight=data.num_examples, only=parts), state
+            loss = model.loss(images, labels, handwritten, weights)
+            take_step(optimizer, loss)
+        return fp.collect(model, weight=data.num_examples), state
 
     def answer(client, state):
         return fp.named("newest", state["newest"]) | fp.named("mean", state["mean"])
@@ -106,8 +106,6 @@ def promptsrc(
         fp.load_values(model, fp.part(answer, "mean"))
         return model
 
-    def form(client):
-        return fp.collect(model, weight=0, only=parts)
-
+    first = fp.snapshot(model)
     server = fp.Server({"newest": first, "mean": first, "total": 0.0}, answer, step)
-    return fp.Method(train, server, predict, form=form)
+    return averaged(model, train, server=server, predict=predict)

@@ -80,7 +80,8 @@ def register(
     """
 
     def add(make: _Make) -> _Make:
-        name, ranges = make.__name__, dict(search or {})
+        name = make.__name__
+        ranges = dict(search or {})
         if unknown := sorted(ranges.keys() - _hyperparameters(make).keys()):
             rule = f"name hyperparameters of {name}: {', '.join(_hyperparameters(make))}"
             raise check.wrong("search", rule, unknown)

@@ -14,23 +14,35 @@ Compared: option II of the paper and TsingZ0/PFLlib d832e76, float64, largest di
 (2026-11).
 """
 
+from collections.abc import Mapping
+
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 import fedprompt as fp
+from fedprompt.interfaces import Payload
 from fedprompt.methods.registry import register
 from fedprompt.methods.setting import VitSetting
+
+
+def _control_changes(moved: Payload, c: Mapping[str, Tensor], scale: float) -> Payload:
+    """Estimate how a control variate changes, from the movement of the client (option II)."""
+    return {
+        name: entry._replace(value=scale * entry.value - c[name]) for name, entry in moved.items()
+    }
 
 
 @register("SCAFFOLD", families=("one model",), search={"learning_rate": (3e-2, 3.0)})
 def scaffold(setting: VitSetting, *, learning_rate: float = 0.3) -> fp.Method:
     """SCAFFOLD."""
     model = setting.new_model()
-    x = fp.snapshot(model)
-    zeros = {name: torch.zeros_like(value) for name, value in x.items()}
+    first = fp.snapshot(model)
+    zeros = {name: torch.zeros_like(value) for name, value in first.items()}
 
     def train(data, answer, state):
-        x, c = {name: answer[name] for name in zeros}, fp.part(answer, "control")
+        x = {name: answer[name] for name in first}
+        c = fp.part(answer, "control")
         c_i = state or zeros
         fp.load_values(model, x)
         optimizer = torch.optim.SGD(model.parameters(), learning_rate)
@@ -42,12 +54,8 @@ def scaffold(setting: VitSetting, *, learning_rate: float = 0.3) -> fp.Method:
                 parameter.grad += c[name] - c_i[name]
             optimizer.step()
         moved = fp.delta(fp.collect(model, weight=1.0), x)
-        scale = -1 / (data.steps * learning_rate)
-        changes = {
-            name: entry._replace(value=scale * entry.value - c[name])
-            for name, entry in moved.items()
-        }
-        c_i = {name: c_i[name] + changes[name].value for name in c_i}
+        changes = _control_changes(moved, c, -1 / (data.steps * learning_rate))
+        c_i = {name: value + changes[name].value for name, value in c_i.items()}
         return moved | fp.named("control", changes), c_i
 
     def answer(client, state):
@@ -55,17 +63,18 @@ def scaffold(setting: VitSetting, *, learning_rate: float = 0.3) -> fp.Method:
 
     def step(server_round, payloads, state):
         mean = {name: entry.value for name, entry in fp.weighted_mean(payloads.values()).items()}
-        share, control = len(payloads) / len(setting.clients), fp.part(mean, "control")
+        share = len(payloads) / len(setting.clients)
+        control = fp.part(mean, "control")
         x = {name: value + mean[name] for name, value in state["x"].items()}
         c = {name: value + share * control[name] for name, value in state["c"].items()}
         return {"x": x, "c": c}
 
     def predict(data, answer, state):
-        fp.load_values(model, {name: answer[name] for name in zeros})
+        fp.load_values(model, {name: answer[name] for name in first})
         return model
 
     def form(client):
         entries = fp.collect(model, weight=0)
         return entries | fp.named("control", entries)
 
-    return fp.Method(train, fp.Server({"x": x, "c": zeros}, answer, step), predict, form=form)
+    return fp.Method(train, fp.Server({"x": first, "c": zeros}, answer, step), predict, form=form)

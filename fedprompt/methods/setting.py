@@ -10,6 +10,7 @@ A :class:`Setting` has the models, the classes and the budget, and no client's i
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
@@ -21,22 +22,30 @@ from torch import Tensor
 import fedprompt as fp
 import fedprompt._checks as check
 from fedprompt.interfaces import TrainableTrunk, Trunk
+from fedprompt.rounds import load_optimizer, optimizer_state
 
 __all__ = [
     "Batch",
     "ClientData",
+    "ClipModel",
     "ClipSetting",
     "Federation",
     "Inputs",
+    "LayeredClip",
     "NearestPrototype",
     "PromptedClassifier",
     "PromptedModel",
     "Setting",
     "Tune",
     "VitSetting",
+    "adam_steps",
     "attention",
     "averaged",
+    "broadcast",
     "check_inputs",
+    "known_rows",
+    "prototypes",
+    "take_step",
 ]
 
 _Module = TypeVar("_Module", bound=nn.Module)
@@ -155,10 +164,18 @@ class Setting:
             torch.default_generator.manual_seed(self.seed)
             return make(*arguments).to(self.device)
 
+    def unknown_rows(self, width: int) -> fp.Weighted:
+        """Make an entry of one row for each class, of which nothing is known."""
+        return fp.Weighted(torch.zeros(self.num_classes, width), torch.zeros(self.num_classes))
+
     @property
     def num_backbones(self) -> int:
         """Number of backbones, which clients have in turn."""
         return 1
+
+    def private_model(self, data: "ClientData", answer: Any, state: fp.interfaces.State) -> Any:
+        """Predict with the model that a client keeps in its state, or with a new one."""
+        return self.model(data.id, state)
 
     def new_model(self, client: int = 0) -> Any:
         """Make the model of a client, the same for every client with the same backbone."""
@@ -211,7 +228,7 @@ class ClientData:
     setting: Setting
     id: int
     server_round: int
-    labels: Int[Tensor, "own"]
+    labels: Int[Tensor, "shard"]
     inputs_at: Callable[[Int[Tensor, "chosen"]], Tensor]
 
     @property
@@ -240,16 +257,23 @@ class ClientData:
             among: Positions of the inputs to draw from. If None, all inputs.
             purpose: Name of the random stream. Another name yields other batches.
         """
-        rng, count = self.stream(purpose), self.num_examples if among is None else len(among)
+        rng = self.stream(purpose)
+        positions = torch.arange(self.num_examples, device="cpu") if among is None else among.cpu()
         for _ in range(self.setting.steps):
-            order = torch.randperm(count, generator=rng, device="cpu")
-            chosen = order[: self.setting.batch_size]
-            yield self.batch(chosen if among is None else among.cpu()[chosen], rng)
+            order = torch.randperm(len(positions), generator=rng, device="cpu")
+            yield self.batch(positions[order[: self.setting.batch_size]], rng)
+
+    def phases(self, count: int) -> Iterator[Iterator[Batch]]:
+        """Divide the batches of this round into equal phases; the last has what is left over."""
+        batches = self.batches()
+        for phase in range(1, count + 1):
+            yield islice(batches, self.steps // count if phase < count else None)
 
     def batch(self, chosen: Int[Tensor, "chosen"], rng: torch.Generator) -> Batch:
         """Return chosen inputs, augmented, and their labels, on the device of the setting."""
-        inputs, augment = self.inputs_at(chosen), self.setting.augment
-        inputs = inputs if augment is None else augment(inputs, rng)
+        inputs = self.inputs_at(chosen)
+        if self.setting.augment is not None:
+            inputs = self.setting.augment(inputs, rng)
         return inputs.to(self.setting.device), self.labels[chosen.to(self.labels.device)]
 
     def own(self) -> Batch:
@@ -343,7 +367,7 @@ def check_inputs(argument: str, inputs: object) -> None:
         )
 
 
-def _positions(federation: Federation, client: int) -> Int[Tensor, "own"]:
+def _positions(federation: Federation, client: int) -> Int[Tensor, "shard"]:
     check.count("key of shards", client, at_least=0)
     shard = torch.as_tensor(federation.shards[client])
     check.labels(f"shards[{client}]", shard, len(federation.inputs))
@@ -372,7 +396,8 @@ class PromptedModel(nn.Module):
         num_features: int | None = None,
     ) -> None:
         super().__init__()
-        self.trunk, self.prompts = trunk, prompts
+        self.trunk = trunk
+        self.prompts = prompts
         self.projection = (
             nn.Identity() if num_features is None else nn.Linear(trunk.num_features, num_features)
         )
@@ -397,21 +422,21 @@ def averaged(
     *,
     shared: Sequence[str] | None = None,
     server: fp.Server | None = None,
+    predict: Callable[[ClientData, fp.interfaces.Message, fp.interfaces.State], Any] | None = None,
 ) -> fp.Method:
     """Make a method whose clients share the parameters of one model.
-
-    A client predicts with the values of the server's answer. Values in the client's state, if there
-    are any, take their place.
 
     Args:
         model: Model of all clients, with the initial values.
         train: Client function, as in :class:`fedprompt.Method`.
         shared: Names or dotted prefixes of the parameters in payloads. If None, all of them.
         server: Server. If None, :func:`fedprompt.averaging_server` of the parameters in payloads.
+        predict: Prediction, as in :class:`fedprompt.Method`. If None, the model with the values of
+            the server's answer. Values in the client's state, if there are any, take their place.
     """
     first = fp.snapshot(model)
 
-    def predict(data: Any, answer: Any, state: Any) -> nn.Module:
+    def loaded(data: Any, answer: Any, state: Any) -> nn.Module:
         fp.load_values(model, {**first, **answer, **state})
         return model
 
@@ -419,7 +444,63 @@ def averaged(
         return fp.collect(model, weight=0, only=shared)
 
     server = server or fp.averaging_server(fp.snapshot(model, only=shared))
-    return fp.Method(train, server, predict, form=form)
+    return fp.Method(train, server, predict or loaded, form=form)
+
+
+def take_step(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
+    """Take a step of an optimizer along the gradient of a loss."""
+    optimizer.zero_grad()
+    torch.autograd.backward(loss)
+    optimizer.step()
+
+
+def adam_steps(
+    module: nn.Module,
+    loss: Callable[[], Tensor],
+    state: Mapping[str, Any],
+    *,
+    learning_rate: float,
+    steps: int,
+) -> fp.interfaces.State:
+    """Train a module of the server, whose values and optimizer continue from the last round.
+
+    Args:
+        module: Module of the server.
+        loss: Function that computes the loss of a step.
+        state: Values of the module, under "values", and of its optimizer, under "adam". At first,
+            "adam" is {}.
+        learning_rate: Learning rate of Adam.
+        steps: Number of steps.
+
+    Returns:
+        New "values" and "adam".
+    """
+    fp.load_values(module, state["values"])
+    adam = torch.optim.Adam(module.parameters(), learning_rate)
+    load_optimizer(adam, state["adam"])
+    for _ in range(steps):
+        take_step(adam, loss())
+    return {"values": fp.snapshot(module), "adam": optimizer_state(adam)}
+
+
+def broadcast(client: int, state: fp.interfaces.State) -> Any:
+    """Answer every client with the whole state of the server."""
+    return state
+
+
+@torch.no_grad()
+def prototypes(model: PromptedModel, data: ClientData) -> fp.Weighted:
+    """Average the features of each class over all inputs of a client."""
+    images, labels = data.own()
+    return fp.class_means(model.features(images), labels, num_classes=data.setting.num_classes)
+
+
+def known_rows(
+    entries: Sequence[fp.Weighted],
+) -> tuple[Float[Tensor, "rows dim"], Int[Tensor, "rows"]]:
+    """Collect the rows of positive weight, and their classes, from the prototypes of clients."""
+    values = torch.cat([entry.value[entry.weight > 0] for entry in entries])
+    return values, torch.cat([entry.weight.nonzero()[:, 0] for entry in entries])
 
 
 def attention(
@@ -441,7 +522,8 @@ class NearestPrototype(nn.Module):
 
     def __init__(self, model: PromptedModel, prototypes: fp.Weighted) -> None:
         super().__init__()
-        self.model, self.prototypes = model, prototypes
+        self.model = model
+        self.prototypes = prototypes
 
     def forward(self, images: Tensor) -> Float[Tensor, "batch classes"]:
         """Classify images."""
@@ -489,6 +571,12 @@ class VitSetting(Setting):
         """Return the trunk of a client."""
         return self.trunks[client % len(self.trunks)]
 
+    def shared_head(self, data: ClientData, head: Any, state: fp.interfaces.State) -> Any:
+        """Predict with the model that a client keeps in its state, and with this head."""
+        model = self.model(data.id, state)
+        fp.load_values(model.head, head)
+        return model
+
     def new_model(
         self,
         client: int = 0,
@@ -527,7 +615,46 @@ class VitSetting(Setting):
         return fp.vit_trunk(model, attention_mask=trunk.mask, trainable=parameters)
 
 
-class PromptedClassifier(nn.Module):
+class ClipModel(nn.Module):
+    """Text tower of a frozen CLIP and its class names, for models with prompts.
+
+    Args:
+        setting: Setting with the frozen CLIP.
+    """
+
+    def __init__(self, setting: "ClipSetting") -> None:
+        super().__init__()
+        self.tower = setting.tower
+        self.names = setting.names
+        self.scale = setting.scale
+
+    def encode_names(
+        self, contexts: Float[Tensor, "..."], **axes: bool
+    ) -> Float[Tensor, "contexts classes dim"]:
+        """Encode all class names behind each context of :func:`fedprompt.prompted_text`."""
+        return self.tower(fp.prompted_text(contexts, self.names, **axes))
+
+
+class LayeredClip(ClipModel):
+    """Both towers of a frozen CLIP, for prompts of each layer that replace the previous ones."""
+
+    def __init__(self, setting: "ClipSetting") -> None:
+        super().__init__(setting)
+        self.setting = setting
+        self.trunk = fp.vit_trunk(setting.clip.visual)
+
+    def encode(
+        self, images: Tensor, visual: Mapping[int, Tensor], text: Mapping[int, Tensor]
+    ) -> tuple[Float[Tensor, "batch dim"], Float[Tensor, "classes dim"]]:
+        """Encode images and class names with prompts by layer."""
+        visual = {**visual, 0: self.setting.clip.visual.ln_pre(visual[0])}
+        image = fp.encode_prompted(self.trunk, images, fp.PromptStream(visual, replace=True)).pooled
+        first = fp.prompted_text(text[0][None], self.names)
+        later = {layer: tokens for layer, tokens in text.items() if layer > 0}
+        return image, self.tower(first, fp.PromptStream(later, replace=True))[0]
+
+
+class PromptedClassifier(ClipModel):
     """Learnable context before the class names, which classifies the image features of a CLIP.
 
     Args:
@@ -536,13 +663,12 @@ class PromptedClassifier(nn.Module):
     """
 
     def __init__(self, setting: "ClipSetting", context: nn.Module) -> None:
-        super().__init__()
-        self.tower, self.names, self.scale = setting.tower, setting.names, setting.scale
+        super().__init__(setting)
         self.context = context
 
     def text(self) -> Float[Tensor, "contexts classes dim"]:
         """Encode all class names behind each context."""
-        return self.tower(fp.prompted_text(self.context(), self.names))
+        return self.encode_names(self.context())
 
     def forward(self, tokens: Float[Tensor, "batch tokens dim"]) -> Float[Tensor, "batch classes"]:
         """Classify images by their pooled token, which is first."""

@@ -25,7 +25,6 @@ Compared: equations of the paper, with the deviations above, float64, largest di
 
 from collections.abc import Sequence
 from functools import partial
-from itertools import islice
 
 import torch
 import torch.nn as nn
@@ -34,18 +33,22 @@ from torch import Tensor
 
 import fedprompt as fp
 from fedprompt.methods.registry import LEARNING_RATE, register
-from fedprompt.methods.setting import VitSetting
+from fedprompt.methods.setting import VitSetting, take_step
 
 
-class GroupedModel(nn.Module):
+class _GroupedModel(nn.Module):
     """Shared prompts, group prompts with their keys, and a linear head on a frozen trunk."""
 
     def __init__(self, setting, num_groups, blocks, layers=(), offset=5e-4, averaged=False):
         super().__init__()
-        self.trunk, self.used, self.averaged = setting.trunk, set().union(*blocks), averaged
-        num, (early, late) = setting.num_prompts, torch.arange(self.trunk.depth).tensor_split(2)
-        start = setting.new_model(prompts=partial(fp.LayeredPrompts, num, layers=early.tolist()))
-        self.shared, self.head = start.prompts, start.head
+        self.trunk = setting.trunk
+        self.used = set().union(*blocks)
+        self.averaged = averaged
+        early, late = torch.arange(self.trunk.depth).tensor_split(2)
+        shared = partial(fp.LayeredPrompts, setting.num_prompts, layers=early.tolist())
+        start = setting.new_model(prompts=shared)
+        self.shared = start.prompts
+        self.head = start.head
         self.groups = fp.GroupPrompts(num_groups, 1, self.trunk, layers=layers or late.tolist())
         rule = partial(fp.selection.select_nearest, offset=offset)
         self.selector = fp.SelectionKeys(num_groups, self.trunk.num_features, selector=rule)
@@ -92,22 +95,20 @@ def sgpt(
     averaged: bool = False,
 ) -> fp.Method:
     """SGPT."""
-    model = setting.seeded(GroupedModel, setting, num_groups, blocks, layers, offset, averaged)
+    model = setting.seeded(_GroupedModel, setting, num_groups, blocks, layers, offset, averaged)
     momentum = fp.update_by_name(dict.fromkeys(("groups", "selector"), fp.ema(decay=decay)))
     mean = fp.averaging_server(fp.snapshot(model), momentum)
 
     def train(data, answer, state):
-        model, batches = predict(data, answer, state).train(), data.batches()
+        predict(data, answer, state).train()
         model.selector.start_round(answer["selector.usage"])
-        for number, block in enumerate(blocks, 1):
-            parts, steps = [*map(model.get_submodule, block)], data.steps // len(blocks)
+        for block, batches in zip(blocks, data.phases(len(blocks)), strict=True):
+            parts = [*map(model.get_submodule, block)]
             optimizer = data.optimizer(nn.ModuleList(parts), learning_rate)
             with fp.training_only(model, *parts):
-                for images, labels in islice(batches, steps if number < len(blocks) else None):
+                for images, labels in batches:
                     loss = model.loss(images, labels, "groups" in block)
-                    optimizer.zero_grad()
-                    loss.backward()
-                    optimizer.step()
+                    take_step(optimizer, loss)
         rows = {"selector.keys": model.selector.counts}
         return fp.collect(model, weight=data.num_examples, rows=rows), state
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn as nn
 
-from fedprompt.methods.cocoop import ConditionalText, cocoop
+from fedprompt.methods.cocoop import _ConditionalText, cocoop
 from fedprompt.methods.promptfl import promptfl
 from tiny_federations import clip_federation, last
 
@@ -12,7 +12,7 @@ from tiny_federations import clip_federation, last
 @pytest.mark.usefixtures("float64")
 def test_the_logits_of_an_image_do_not_depend_on_the_other_images():
     federation = clip_federation()
-    model = ConditionalText(federation)
+    model = _ConditionalText(federation)
     nn.init.ones_(model.network[0].bias)  # so that no unit is 0 for all images
     tokens = federation.inputs[:6]
     one_by_one = torch.cat([model(tokens[i : i + 1]) for i in range(6)])
@@ -25,7 +25,7 @@ def test_the_logits_of_an_image_do_not_depend_on_the_other_images():
 
 @pytest.mark.usefixtures("float64")
 def test_with_a_network_that_returns_zero_it_is_promptfl(monkeypatch):
-    made = ConditionalText.__init__
+    made = _ConditionalText.__init__
 
     def without_network(self, federation):
         made(self, federation)
@@ -33,7 +33,7 @@ def test_with_a_network_that_returns_zero_it_is_promptfl(monkeypatch):
         nn.init.zeros_(self.network[-1].weight)
         nn.init.zeros_(self.network[-1].bias)
 
-    monkeypatch.setattr(ConditionalText, "__init__", without_network)
+    monkeypatch.setattr(_ConditionalText, "__init__", without_network)
     federation = clip_federation()
     found = last(cocoop, federation, learning_rate=0.05).of(0)
     plain = last(promptfl, clip_federation(), learning_rate=0.05).of(0)

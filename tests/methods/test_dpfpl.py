@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fedprompt.methods.dpfpl import dpfpl, factors, gradients
+from fedprompt.methods.dpfpl import _factors, _gradients, dpfpl
 from tiny_federations import clip_federation, last
 
 STEP = {"learning_rate": 0.5, "max_norm": 0.2, "rank": 2}
@@ -33,7 +33,7 @@ def test_another_image_moves_the_shared_context_by_at_most_twice_the_bound():
     bound = STEP["learning_rate"] * 2 * STEP["max_norm"] / (4 * 2)  # batch of 4, two clients
     moved = float((after - before).norm())
     assert 0.1 * bound < moved <= bound * (1 + 1e-5)
-    each = gradients(clip_federation().new_model(), *next(clip_federation().batches(0, 0)))
+    each = _gradients(clip_federation().new_model(), *next(clip_federation().batches(0, 0)))
     assert (each.flatten(1).norm(dim=1) > STEP["max_norm"]).all()
 
 
@@ -64,7 +64,7 @@ def test_without_noise_and_bound_the_private_step_is_the_projected_gradient():
     tokens, labels = next(federation.batches(0, 0))
     F.cross_entropy(model(tokens), labels).backward()
     gradient = model.context.context.grad[0] * len(labels) / federation.batch_size
-    u, v = factors(private, 2, federation.generator(0, 0, purpose="noise"))
+    u, v = _factors(private, 2, federation.generator(0, 0, purpose="noise"))
     outside = (torch.eye(len(u)) - u @ u.T) @ gradient @ (torch.eye(v.shape[1]) - v.T @ v)
     expected = shared + private - 0.5 * gradient - 0.05 * (gradient - outside)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
@@ -73,7 +73,7 @@ def test_without_noise_and_bound_the_private_step_is_the_projected_gradient():
 def test_factors_are_orthonormal_and_exact_for_a_context_of_their_rank():
     rng = torch.Generator().manual_seed(0)
     private = torch.randn(4, 2, generator=rng) @ torch.randn(2, 9, generator=rng)
-    u, v = factors(private, 2, rng)
+    u, v = _factors(private, 2, rng)
     torch.testing.assert_close(u.T @ u, torch.eye(2))
     torch.testing.assert_close(v @ v.T, torch.eye(2))
     torch.testing.assert_close(u @ (u.T @ private @ v.T) @ v, private, rtol=1e-4, atol=1e-5)

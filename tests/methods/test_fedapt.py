@@ -5,14 +5,14 @@ import torch
 import torch.nn.functional as F
 
 import fedprompt as fp
-from fedprompt.methods.fedapt import Adaptive, fedapt
+from fedprompt.methods.fedapt import _Adaptive, fedapt
 from tiny_federations import clip_federation, descend, last
 
 
 @pytest.mark.usefixtures("float64")
 def test_an_image_that_the_query_recognizes_is_classified_with_the_key_of_its_client():
     federation = clip_federation()
-    model = Adaptive(federation, 1e-2)
+    model = _Adaptive(federation, 1e-2)
     tokens = torch.randn(5, 5, 12, generator=torch.Generator().manual_seed(0))
     model.query.weight.data = torch.linalg.pinv(tokens[:, 0]).T  # image i scores 1 at client i
     torch.testing.assert_close(model.weights(tokens), torch.eye(5))
@@ -25,7 +25,7 @@ def test_an_image_that_the_query_recognizes_is_classified_with_the_key_of_its_cl
 
 
 def test_weights_are_standardized_before_their_softmax():
-    model = Adaptive(clip_federation(), 0.5)
+    model = _Adaptive(clip_federation(), 0.5)
     tokens = torch.randn(4, 5, 12, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(model.weights(3 * tokens), model.weights(tokens))
     first = model.query(tokens[0, 0])
@@ -39,7 +39,7 @@ def test_a_step_descends_both_losses_and_keys_stay_fixed():
     federation = clip_federation(**changes)
     (client,) = federation.cohort(0)
     found = last(fedapt, federation, learning_rate=0.2).of(client)
-    model, number = federation.seeded(Adaptive, federation, 1e-2), [2, 1].index(client)
+    model, number = federation.seeded(_Adaptive, federation, 1e-2), [2, 1].index(client)
     assert torch.equal(found.keys, model.keys)
     for tokens, labels in federation.batches(client, 0):
         contexts = model.contexts() * (1 + model.keys[number])

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fedprompt.methods.fedclip import Attended, fedclip
+from fedprompt.methods.fedclip import _Attended, fedclip
 from tiny_federations import clip_federation, last, parameters
 
 ONE_STEP = {"rounds": 1, "steps": 1, "make_optimizer": torch.optim.SGD}
@@ -14,7 +14,7 @@ def test_a_round_of_one_step_descends_the_mean_loss_of_clients_that_count_equall
     """Images i and sentences j of a batch: -log softmax over j and over i, at i = j."""
     federation = clip_federation(cohort_size=5, **ONE_STEP)
     found = parameters(last(fedclip, federation, learning_rate=0.5), 0)
-    model, objective = federation.seeded(Attended, federation), 0.0
+    model, objective = federation.seeded(_Attended, federation), 0.0
     first, _, second, _ = model.attention
     sentences = federation.handwritten_text()
     for client in federation.clients:

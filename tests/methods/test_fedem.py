@@ -3,14 +3,14 @@
 import torch
 import torch.nn.functional as F
 
-from fedprompt.methods.fedem import Mixture, fedem, posterior
+from fedprompt.methods.fedem import _Mixture, _posterior, fedem
 from fedprompt.methods.fedvpt import fedvpt_d
 from tiny_federations import last, parameters, vit_federation
 
 
 def mixture():
     federation = vit_federation()
-    model = Mixture(federation, 3)
+    model = _Mixture(federation, 3)
     model.weights.copy_(torch.tensor([0.2, 0.5, 0.3]))
     return federation, model
 
@@ -25,7 +25,7 @@ def test_with_one_component_it_is_fedavg_bitwise():
 def test_an_e_step_is_the_rule_of_bayes():
     federation, model = mixture()
     images, labels = federation.own(0)
-    found = posterior(model.losses(images, labels), model.weights)
+    found = _posterior(model.losses(images, labels), model.weights)
     torch.testing.assert_close(found.sum(1), torch.ones(len(images)))
     for image, label, row in zip(images, labels, found, strict=True):
         likelihoods = [one(image[None]).softmax(1)[0, label] for one in model.components]
@@ -39,7 +39,7 @@ def test_a_step_follows_the_gradient_of_the_likelihood_of_the_mixture():
     images, labels = federation.own(0)
     losses = model.losses(images, labels)
     expected = F.nll_loss(model(images), labels)
-    found = (posterior(losses, model.weights) * losses).sum(1).mean()
+    found = (_posterior(losses, model.weights) * losses).sum(1).mean()
     parameters = list(model.parameters())
     gradients = (torch.autograd.grad(loss, parameters) for loss in (found, expected))
     torch.testing.assert_close(*gradients)
@@ -54,7 +54,7 @@ def test_each_update_of_the_weights_raises_the_likelihood_of_the_mixture():
         likelihood = model(images)[torch.arange(len(images)), labels].sum()
         assert likelihood > before
         before = likelihood
-        model.weights.copy_(posterior(model.losses(images, labels), model.weights).mean(0))
+        model.weights.copy_(_posterior(model.losses(images, labels), model.weights).mean(0))
 
 
 def test_predictions_mix_probabilities_and_not_logits():
@@ -79,8 +79,8 @@ def test_weights_sum_to_one_and_a_newcomer_has_equal_ones():
 def test_new_weights_are_the_mean_posterior_under_the_broadcast():
     predictions = last(fedem, vit_federation(rounds=1, clients=[0, 1], cohort_size=2))
     federation = vit_federation()
-    model = Mixture(federation, 3)
+    model = _Mixture(federation, 3)
     for client in (0, 1):
         with torch.no_grad():
-            expected = posterior(model.losses(*federation.own(client)), model.weights).mean(0)
+            expected = _posterior(model.losses(*federation.own(client)), model.weights).mean(0)
         torch.testing.assert_close(predictions.of(client).weights, expected)

@@ -3,7 +3,7 @@
 import torch
 
 import fedprompt as fp
-from fedprompt.methods.fedgen import FeatureGenerator, fedgen
+from fedprompt.methods.fedgen import _FeatureGenerator, fedgen
 from fedprompt.methods.lg_fedavg import lg_fedavg
 from sent_messages import sent_by
 from tiny_federations import CLASSES, last, mixed_federation, parameters
@@ -36,7 +36,7 @@ def test_the_global_head_recognizes_generated_features():
     last(fedgen, made, server_steps=60, server_rate=5e-2)
     first, second = messages.of("down")[0][2], messages.of("down")[-1][2]
     assert not first["counts"].any()  # nothing is generated in the first round
-    generator = FeatureGenerator(CLASSES, 6)
+    generator = _FeatureGenerator(CLASSES, 6)
     values = {name.removeprefix("generator."): second[name] for name in second}
     generator.load_state_dict({name: values[name] for name in generator.state_dict()})
     draw = torch.Generator().manual_seed(0)
@@ -47,7 +47,7 @@ def test_the_global_head_recognizes_generated_features():
 
 def test_labels_are_drawn_as_often_as_clients_have_them():
     draw = torch.Generator().manual_seed(0)
-    _, labels = FeatureGenerator(3, 4).draw(torch.tensor([6.0, 0.0, 2.0]), 4000, draw)
+    _, labels = _FeatureGenerator(3, 4).draw(torch.tensor([6.0, 0.0, 2.0]), 4000, draw)
     shares = torch.bincount(labels, minlength=3) / 4000
     torch.testing.assert_close(shares, torch.tensor([0.75, 0.0, 0.25]), atol=0.02, rtol=0)
 

@@ -4,7 +4,7 @@ import torch
 import torch.nn as nn
 
 import fedprompt as fp
-from fedprompt.methods.fedgh import fedgh, train_head
+from fedprompt.methods.fedgh import _train_head, fedgh
 from tiny_federations import last, mixed_federation
 
 
@@ -17,7 +17,7 @@ def test_a_step_of_the_server_is_the_gradient_step_of_softmax_regression():
     ]
     head = nn.Linear(2, 3)
     weight, bias = head.weight.detach().clone(), head.bias.detach().clone()
-    train_head(head, entries, learning_rate=0.5, steps=1)
+    _train_head(head, entries, learning_rate=0.5, steps=1)
     rows = [(0, 0), (0, 2), (1, 1), (1, 2)]  # entry and class of each known prototype
     start_weight, start_bias = weight.clone(), bias.clone()
     for entry, label in rows:

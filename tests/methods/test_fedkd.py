@@ -3,7 +3,7 @@
 import torch
 
 import fedprompt as fp
-from fedprompt.methods.fedkd import compress, expand, fedkd
+from fedprompt.methods.fedkd import _compress, _expand, fedkd
 from sent_messages import sent_by
 from tiny_federations import after_rounds, last, mixed_federation
 
@@ -11,26 +11,26 @@ from tiny_federations import after_rounds, last, mixed_federation
 def test_a_matrix_of_rank_two_is_sent_exactly_in_two_rows():
     rng = torch.Generator().manual_seed(0)
     matrix = torch.randn(7, 2, generator=rng) @ torch.randn(2, 5, generator=rng)
-    message = compress({"weight": matrix}, 1 - 1e-6)
+    message = _compress({"weight": matrix}, 1 - 1e-6)
     assert fp.num_bytes(message) == 4 * (2 * (7 + 5) + 5)
-    torch.testing.assert_close(expand(message, {"weight": matrix})["weight"], matrix)
+    torch.testing.assert_close(_expand(message, {"weight": matrix})["weight"], matrix)
 
 
 def test_the_kept_part_of_the_squares_is_the_smallest_above_the_energy():
     """Squares 16, 4 and 1 of 21: one keeps .76, two keep .95, three keep all."""
     update = {"weight": torch.diag(torch.tensor([4.0, 2.0, 1.0])), "bias": torch.ones(3)}
     for energy, rank in ((0.7, 1), (0.77, 2), (0.94, 2), (0.96, 3), (1.0, 3)):
-        message = compress(update, energy)
+        message = _compress(update, energy)
         assert fp.num_bytes(message) == 4 * (rank * (3 + 3) + 3 + 3 + 1)
-        lost = (expand(message, update)["weight"] - update["weight"]).square().sum() / 21
+        lost = (_expand(message, update)["weight"] - update["weight"]).square().sum() / 21
         assert lost <= 1 - energy + 1e-6
 
 
 def test_of_an_update_without_change_no_row_is_sent():
     update = {"weight": torch.zeros(3, 2)}
-    message = compress(update, 0.9)
+    message = _compress(update, 0.9)
     assert fp.num_bytes(message) == 4 * 2
-    assert torch.equal(expand(message, update)["weight"], update["weight"])
+    assert torch.equal(_expand(message, update)["weight"], update["weight"])
 
 
 def test_at_rank_one_a_client_sends_a_row_and_a_column_of_each_matrix():
@@ -52,7 +52,7 @@ def test_a_client_of_the_last_round_receives_the_update_and_others_the_whole_men
     cohorts, held, kinds = list(made.cohorts()), dict.fromkeys(made.clients, start), set()
     for number, client, message in messages.of("down"):
         near = number == 0 or client in cohorts[number - 1]
-        full, change = fp.part(message, "mentee"), expand(fp.part(message, "update"), start)
+        full, change = fp.part(message, "mentee"), _expand(fp.part(message, "update"), start)
         assert all(bool(each.weight) != near for each in full.values())
         base = held[client] if near else {name: each.value for name, each in full.items()}
         held[client] = {name: base[name] + change[name] for name in base}

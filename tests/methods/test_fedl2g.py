@@ -7,7 +7,7 @@ from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import fedprompt as fp
-from fedprompt.methods.fedl2g import Guided, fedl2g_f, fedl2g_l
+from fedprompt.methods.fedl2g import _Guided, fedl2g_f, fedl2g_l
 from fedprompt.methods.local import local
 from sent_messages import sent_by
 from tiny_federations import CLASSES, last, mixed_federation, parameters
@@ -21,7 +21,7 @@ def test_a_message_is_the_gradient_through_the_step_by_autograd(method, by_featu
     made = mixed_federation(rounds=1, steps=1, clients=[1], cohort_size=1, batch_size=9)
     messages = sent_by(made)
     trained = last(method, made, learning_rate=0.1, guide_weight=0.7).of(1)
-    model = Guided(trained, by_features=by_features)
+    model = _Guided(trained, by_features=by_features)
     (_, _, sent), (_, _, received) = messages.of("up")[0], messages.of("down")[0]
     guides = received["guides"].clone().requires_grad_()
     quiz, study = split(made)

@@ -3,7 +3,7 @@
 import torch
 
 import fedprompt as fp
-from fedprompt.methods.fedmaple import Coupled, fedmaple
+from fedprompt.methods.fedmaple import _Coupled, fedmaple
 from tiny_federations import clip_image_federation, last
 
 
@@ -41,7 +41,7 @@ def test_gradients_of_the_image_reach_the_text_prompts_through_the_projections_a
     federation = clip_image_federation()
     found = []
     for factor in (1.0, 0.0):
-        model = Coupled(federation)
+        model = _Coupled(federation)
         for project in model.project:
             project.weight.data *= factor
         model.tower = lambda *text: torch.eye(12)[:3, None].transpose(0, 1)  # constant classes

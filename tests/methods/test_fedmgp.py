@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 import fedprompt as fp
-from fedprompt.methods.fedmgp import Groups, fedmgp, likeness, sample
+from fedprompt.methods.fedmgp import _Groups, _likeness, _sample, fedmgp
 from sent_messages import sent_by
 from tiny_federations import clip_image_federation, last
 
@@ -14,26 +14,26 @@ def test_sampling_follows_the_softmax_of_the_largest_cosine():
     own = torch.eye(4)[:, None]
     common = torch.stack([2 * own[1], 0.5 * own[3]])
     rng = torch.Generator().manual_seed(0)
-    first = torch.stack([sample(own, common, 1.0, rng)[0] for _ in range(4000)])
+    first = torch.stack([_sample(own, common, 1.0, rng)[0] for _ in range(4000)])
     shares = first.bincount(minlength=4) / 4000
     torch.testing.assert_close(shares, torch.tensor([0.0, 1, 0, 1]).softmax(0), rtol=0, atol=0.03)
-    assert all(len(set(sample(own, common, 1.0, rng).tolist())) == 2 for _ in range(20))
-    assert set(sample(own, common, 100.0, rng).tolist()) == {1, 3}
+    assert all(len(set(_sample(own, common, 1.0, rng).tolist())) == 2 for _ in range(20))
+    assert set(_sample(own, common, 100.0, rng).tolist()) == {1, 3}
 
 
 def test_diversity_falls_as_groups_move_apart():
     close, far = (torch.tensor([[[0.0]], [[gap]], [[2 * gap]]]) for gap in (1.0, 3.0))
-    assert float(likeness(close)) == pytest.approx(-4 / 3)
-    assert float(likeness(far)) == pytest.approx(-4)
+    assert float(_likeness(close)) == pytest.approx(-4 / 3)
+    assert float(_likeness(far)) == pytest.approx(-4)
 
 
 def test_each_group_classifies_with_its_own_pair_of_prompts():
     federation = clip_image_federation()
-    model = Groups(federation, 3)
+    model = _Groups(federation, 3)
     images = federation.inputs[:4]
     alone = []
     for group in range(3):
-        single = Groups(federation, 1)
+        single = _Groups(federation, 1)
         single.text.context.data = model.text.context.data[group, None]
         single.visual.tokens.data = model.visual.tokens.data[group, None]
         alone.append(single(images))
@@ -58,7 +58,7 @@ def test_the_text_and_the_visual_half_of_a_group_are_drawn_together():
     federation = clip_image_federation(clients=[0, 1, 2], cohort_size=3, rounds=1)
     messages, uploads = sent_by(federation), []
     last(fedmgp, federation, learning_rate=0.0)
-    start = fp.snapshot(Groups(federation))
+    start = fp.snapshot(_Groups(federation))
     for _, _, message in messages.of("up"):
         slots = [
             [int((start[name] == row).flatten(1).all(1).nonzero()) for row in message[name]]
@@ -71,7 +71,7 @@ def test_the_text_and_the_visual_half_of_a_group_are_drawn_together():
 
 def test_visual_prompts_pass_the_first_norm_of_clip_with_the_embeddings():
     federation = clip_image_federation()
-    model, images, visual = Groups(federation, 1), federation.inputs[:4], federation.clip.visual
+    model, images, visual = _Groups(federation, 1), federation.inputs[:4], federation.clip.visual
     visual.ln_pre.weight.data = torch.linspace(0.5, 2, 16)
     patches = visual.conv1(images).flatten(2).mT
     tokens = torch.cat([visual.class_embedding.expand(4, 1, -1), patches], 1)
@@ -87,7 +87,7 @@ def test_a_step_descends_the_stated_objective():
     changes = {"rounds": 1, "steps": 1, "clients": [0], "cohort_size": 1}
     federation = clip_image_federation(make_optimizer=torch.optim.SGD, **changes)
     found = last(fedmgp, federation, learning_rate=0.5, diversity=3.0).of(0)
-    model = Groups(federation)
+    model = _Groups(federation)
     images, labels = next(federation.batches(0, 0))
     image, text = model.features(images)
     objective = 0.0

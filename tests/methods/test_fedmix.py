@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from fedprompt.methods.fedmix import fedmix, means, mixed_loss
+from fedprompt.methods.fedmix import _means, _mixed_loss, fedmix
 from fedprompt.methods.fedvpt import fedvpt_d
 from tiny_federations import last, parameters, vit_federation
 
@@ -20,13 +20,14 @@ def test_the_difference_from_mixup_is_of_second_order():
     federation = vit_federation()
     model = federation.new_model()
     images, labels = federation.own(0)
-    pool = means(federation.data(1, 0), 3)
+    pool = _means(federation.data(1, 0), 3)
     drawn = torch.arange(len(images)) % len(pool["images"])
     given = images, labels, pool["images"][drawn], pool["labels"][drawn]
     with torch.no_grad():
         model.head.weight *= 100
     large, small = (
-        (mixed_loss(model, *given, mix) - mixup(model, *given, mix)).item() for mix in (0.05, 0.025)
+        (_mixed_loss(model, *given, mix) - mixup(model, *given, mix)).item()
+        for mix in (0.05, 0.025)
     )
     assert large > 1e-3
     assert large / small == pytest.approx(4, rel=0.1)
@@ -42,7 +43,7 @@ def test_with_mix_zero_it_is_fedavg_bitwise():
 def test_groups_of_one_image_are_the_images_and_one_group_is_their_mean():
     federation = vit_federation()
     images, labels = federation.own(3)
-    single, whole = (means(federation.data(3, 0), size) for size in (1, 9))
+    single, whole = (_means(federation.data(3, 0), size) for size in (1, 9))
     order = torch.cdist(single["images"].flatten(1), images.flatten(1)).argmin(1)
     assert sorted(order.tolist()) == list(range(9))
     assert torch.equal(single["images"], images[order])
@@ -54,7 +55,7 @@ def test_groups_of_one_image_are_the_images_and_one_group_is_their_mean():
 def test_images_that_are_left_over_join_the_groups():
     """Nine images make groups of five and four, and none of one image."""
     data = vit_federation().data(3, 0)
-    found, (images, labels) = means(data, 4), data.own()
+    found, (images, labels) = _means(data, 4), data.own()
     for name, whole in (("images", images), ("labels", F.one_hot(labels).float())):
         assert len(found[name]) == 2
         torch.testing.assert_close(5 * found[name][0] + 4 * found[name][1], whole.sum(0))

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 
 import fedprompt as fp
-from fedprompt.methods.fedpgp import Personalized, fedpgp
+from fedprompt.methods.fedpgp import _Personalized, fedpgp
 from tiny_federations import clip_federation, descend, last, parameters
 
 
@@ -23,7 +23,7 @@ def test_a_step_descends_the_stated_objective():
     federation = clip_federation(**changes)
     values = {"learning_rate": 0.3, "contrast_weight": 0.7, "rank": 2, "temperature": 0.4}
     found = parameters(last(fedpgp, federation, **values), 0)
-    model, written = Personalized(federation, 2), federation.handwritten_text()
+    model, written = _Personalized(federation, 2), federation.handwritten_text()
     for tokens, labels in federation.batches(0, 0):
         shared = model.shared()
         general, personal = (

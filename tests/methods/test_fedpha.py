@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 import fedprompt as fp
-from fedprompt.methods.fedpha import alignment, fedpha, on_minor_directions, private_context
+from fedprompt.methods.fedpha import _alignment, _on_minor_directions, _private_context, fedpha
 from fedprompt.methods.setting import PromptedClassifier
 from tiny_federations import clip_federation, descend, last
 
@@ -23,7 +23,7 @@ def test_contexts_of_different_lengths_send_messages_of_one_size():
 def test_the_projection_removes_the_leading_directions_alone():
     rng = torch.Generator().manual_seed(0)
     shared, private = torch.randn(1, 4, 10, generator=rng), torch.randn(1, 6, 10, generator=rng)
-    projected = on_minor_directions(private, shared, 0.5)
+    projected = _on_minor_directions(private, shared, 0.5)
     values, vectors = torch.linalg.eigh(shared[0].T @ shared[0])
     leading, minor = vectors[:, -2:], vectors[:, -4:-2]
     assert (values[-4:] > 1e-3).all()
@@ -34,7 +34,7 @@ def test_the_projection_removes_the_leading_directions_alone():
 def test_features_at_the_margin_are_no_longer_pushed():
     shared = torch.zeros(2, 3)
     private = torch.tensor([[0.5, 0.0, 0.0], [0.0, 2.0, 0.0]])
-    torch.testing.assert_close(alignment(shared, private, private, 1.0), torch.tensor(0.25))
+    torch.testing.assert_close(_alignment(shared, private, private, 1.0), torch.tensor(0.25))
 
 
 @pytest.mark.usefixtures("float64")
@@ -43,7 +43,7 @@ def test_steps_descend_the_stated_objective_in_both_contexts():
     federation = clip_federation(**changes)
     predictions = last(fedpha, federation, learning_rate=0.2, margin=1.5, minor_share=0.5)
     shared = federation.new_model()
-    private = PromptedClassifier(federation, private_context(federation, 0))
+    private = PromptedClassifier(federation, _private_context(federation, 0))
     for tokens, labels in federation.batches(0, 0):
         directions = torch.linalg.svd(shared.context().detach()[0]).Vh[2:4]
         projected = private.context() @ (directions.T @ directions)

@@ -5,7 +5,7 @@ from itertools import pairwise
 import torch
 
 import fedprompt as fp
-from fedprompt.methods.fedpr import fedpr, null_space
+from fedprompt.methods.fedpr import _null_space, fedpr
 from fedprompt.methods.fedvpt import fedvpt_d
 from tiny_federations import after_rounds, last, parameters, vit_federation
 
@@ -30,7 +30,7 @@ def test_the_change_of_a_round_is_orthogonal_to_the_prompts_before():
 
 def test_directions_of_small_singular_values_are_kept():
     tokens = torch.randn(2, 6, 8, generator=torch.Generator().manual_seed(0))
-    for layer, projection in zip(tokens, null_space(tokens, 0.5), strict=True):
+    for layer, projection in zip(tokens, _null_space(tokens, 0.5), strict=True):
         right = torch.linalg.svd(layer.double()).Vh
         large, small = right[:4], right[4:]
         torch.testing.assert_close(projection.double() @ small.T, small.T, rtol=0, atol=1e-5)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import fedprompt as fp
-from fedprompt.methods.fedtgp import adaptive_margin, contrastive_loss, fedtgp
+from fedprompt.methods.fedtgp import _adaptive_margin, _contrastive_loss, fedtgp
 from sent_messages import sent_by
 from tiny_federations import CLASSES, after_rounds, last, mixed_federation
 
@@ -16,13 +16,13 @@ def test_the_margin_is_the_largest_distance_to_a_nearest_class_up_to_the_thresho
     means = fp.Weighted(
         torch.tensor([[0.0], [3.0], [10.0], [99.0]]), torch.tensor([2.0, 1.0, 4.0, 0.0])
     )
-    assert adaptive_margin(means, 100.0) == pytest.approx(7.0)
-    assert adaptive_margin(means, 5.0) == 5.0
+    assert _adaptive_margin(means, 100.0) == pytest.approx(7.0)
+    assert _adaptive_margin(means, 5.0) == 5.0
 
 
 def test_the_loss_adds_the_margin_to_the_distance_to_the_own_class_alone():
     """A prototype at 1 has distances 1 and 3; with margin 0.5 its own distance counts as 1.5."""
-    loss = contrastive_loss(
+    loss = _contrastive_loss(
         torch.tensor([[1.0]]), torch.tensor([0]), torch.tensor([[0.0], [4.0]]), 0.5
     )
     own, other = math.exp(-1.5), math.exp(-3.0)
@@ -37,8 +37,8 @@ def test_trained_prototypes_separate_classes_better_than_means():
     sent = torch.cat([message["prototypes"].value for _, _, message in messages.of("up")])
     labels = torch.arange(CLASSES).repeat(len(messages.of("up")))
     means = fp.class_means(sent, labels, num_classes=CLASSES)
-    margin = adaptive_margin(means, 100.0)
-    losses = [contrastive_loss(sent, labels, each, margin) for each in (trained, means.value)]
+    margin = _adaptive_margin(means, 100.0)
+    losses = [_contrastive_loss(sent, labels, each, margin) for each in (trained, means.value)]
     assert losses[0] < losses[1]
 
 

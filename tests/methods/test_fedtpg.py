@@ -5,7 +5,7 @@ import torch
 from torch.nn.functional import gelu, layer_norm
 
 import fedprompt as fp
-from fedprompt.methods.fedtpg import GeneratedText, Network, fedtpg
+from fedprompt.methods.fedtpg import _GeneratedText, _Network, fedtpg
 from tiny_federations import clip_federation, last, parameters
 
 
@@ -13,7 +13,7 @@ from tiny_federations import clip_federation, last, parameters
 @pytest.mark.parametrize(("dim", "key_dim"), [(16, 16), (16, 12)])
 def test_the_network_attends_head_by_head_and_adds_only_the_feed_forward_layer(dim, key_dim):
     torch.manual_seed(0)
-    network, keys = Network(3, dim, key_dim), torch.randn(5, key_dim)
+    network, keys = _Network(3, dim, key_dim), torch.randn(5, key_dim)
     for parameter in network.parameters():
         parameter.data += 0.1 * torch.randn_like(parameter)
     own = {name.replace("attention.", ""): each for name, each in network.named_parameters()}
@@ -40,9 +40,9 @@ def test_the_network_attends_head_by_head_and_adds_only_the_feed_forward_layer(d
 
 
 def test_the_network_has_the_size_that_the_docstring_states():
-    count = sum(each.numel() for each in Network(4, 64, 64).parameters())
+    count = sum(each.numel() for each in _Network(4, 64, 64).parameters())
     assert count == 4 * 64 + 16 * 64**2 + 19 * 64 == 67_008
-    apart = sum(each.numel() for each in Network(4, 64, 48).parameters())
+    apart = sum(each.numel() for each in _Network(4, 64, 48).parameters())
     assert apart == 4 * 64 + 14 * 64**2 + 2 * 64 * 48 + 17 * 64 + 2 * 48
 
 
@@ -68,7 +68,7 @@ def test_a_client_with_one_class_sends_the_broadcast_back():
     federation.labels = federation.labels.clone()
     federation.labels[federation.shards[0]] = 1
     found = parameters(last(fedtpg, federation, learning_rate=1.0), 0)
-    torch.testing.assert_close(found, fp.snapshot(GeneratedText(federation)))
+    torch.testing.assert_close(found, fp.snapshot(_GeneratedText(federation)))
 
 
 def test_a_step_uses_the_names_and_labels_of_the_own_classes():
@@ -78,7 +78,7 @@ def test_a_step_uses_the_names_and_labels_of_the_own_classes():
     )
     federation.labels = 2 * (torch.arange(len(federation.labels)) % 2)
     found = parameters(last(fedtpg, federation, learning_rate=1.0), 0)
-    model = GeneratedText(federation)
+    model = _GeneratedText(federation)
     ((tokens, labels),) = federation.batches(0, 0)
     names = [federation.class_names[0], federation.class_names[2]]
     loss = torch.nn.functional.cross_entropy(model(tokens, names), labels // 2)

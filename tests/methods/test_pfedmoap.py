@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 
-from fedprompt.methods.pfedmoap import Mixture, nearest, pfedmoap
+from fedprompt.methods.pfedmoap import Mixture, _nearest, pfedmoap
 from tiny_federations import clip_federation, last
 
 
@@ -41,8 +41,8 @@ def test_each_head_weighs_experts_by_ten_times_their_products_with_the_image():
 
 def test_experts_are_the_nearest_contexts_of_other_clients():
     contexts = {str(client): torch.full((1, 2, 3), float(client)) for client in range(5)}
-    assert [int(each.max()) for each in nearest(contexts, "4", 2)] == [3, 2]
-    assert nearest(contexts, "7", 2) == []  # a first round has no experts
+    assert [int(each.max()) for each in _nearest(contexts, "4", 2)] == [3, 2]
+    assert _nearest(contexts, "7", 2) == []  # a first round has no experts
 
 
 def test_experts_are_sent_from_the_second_time_on():

@@ -6,20 +6,20 @@ from torch.autograd.functional import jacobian
 from torch.func import functional_call
 
 import fedprompt as fp
-from fedprompt.methods.pfedpg import Generator, follow, pfedpg
+from fedprompt.methods.pfedpg import _follow, _Generator, pfedpg
 from tiny_federations import descend, last, parameters, vit_federation
 
 
 def new_generator():
     torch.manual_seed(0)
-    return Generator([0, 1, 2], torch.randn(2, 8)).double()
+    return _Generator([0, 1, 2], torch.randn(2, 8)).double()
 
 
 def test_the_server_moves_by_the_transposed_jacobian_times_the_changes():
     generator = new_generator()
     before = fp.snapshot(generator)
     changes = {client: torch.randn(2, 8, dtype=torch.float64) for client in (0, 2)}
-    follow(generator, changes, 0.3)
+    _follow(generator, changes, 0.3)
     for name, value in generator.named_parameters():
         expected = before[name].clone()
         for client, change in changes.items():
@@ -35,7 +35,7 @@ def test_the_server_moves_by_the_transposed_jacobian_times_the_changes():
 def test_the_descriptor_of_an_absent_client_is_unchanged():
     generator = new_generator()
     before = fp.snapshot(generator)
-    follow(generator, {0: torch.ones(2, 8)}, 0.3)
+    _follow(generator, {0: torch.ones(2, 8)}, 0.3)
     after = fp.snapshot(generator)
     changed = {name for name, value in after.items() if not torch.equal(value, before[name])}
     assert changed == before.keys() - {"descriptors.1", "descriptors.2"}
@@ -45,7 +45,7 @@ def test_a_small_step_makes_prompts_that_are_nearer_to_what_the_client_trained()
     generator = new_generator()
     change = torch.randn(2, 8, dtype=torch.float64)
     target = generator(1).detach() + change
-    follow(generator, {1: change}, 1e-2)
+    _follow(generator, {1: change}, 1e-2)
     assert (generator(1) - target).norm() < change.norm()
 
 
@@ -68,7 +68,7 @@ def test_a_client_trains_its_own_head_and_the_prompts_of_its_descriptor():
     for client in (0, 1):
         model = federation.new_model(prompts=lambda trunk: fp.ShallowPrompts(2, trunk))
         torch.manual_seed(federation.seed)
-        generator = Generator([0, 1], model.prompts.tokens.detach()[0])
+        generator = _Generator([0, 1], model.prompts.tokens.detach()[0])
         fp.load_values(model, {"prompts.tokens": generator(client).detach()[None]})
         for images, labels in federation.batches(client, 0):
             loss = F.cross_entropy(model(images), labels)

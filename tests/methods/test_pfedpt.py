@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 import fedprompt as fp
-from fedprompt.methods.pfedpt import Bordered, pfedpt
+from fedprompt.methods.pfedpt import _Bordered, pfedpt
 from tiny_federations import descend, last, parameters, vit_federation
 
 ONE = {"clients": [0], "cohort_size": 1, "make_optimizer": torch.optim.SGD}
@@ -22,7 +22,7 @@ def test_borders_differ_and_the_head_is_common():
 
 def test_the_border_is_added_to_the_pixels_of_the_edge_alone():
     federation = vit_federation()
-    model, images = Bordered(federation, 2), federation.inputs[:3]
+    model, images = _Bordered(federation, 2), federation.inputs[:3]
     changed = images.clone()
     changed[:, :, :2] += model.border.rows[:, :2]
     changed[:, :, -2:] += model.border.rows[:, 2:]
@@ -36,7 +36,7 @@ def test_the_border_is_added_to_the_pixels_of_the_edge_alone():
 def test_the_first_phase_moves_the_border_and_the_second_the_head():
     federation = vit_federation(rounds=1, **ONE)
     found = parameters(last(pfedpt, federation, learning_rate=0.5, border_rate=3.0), 0)
-    model = Bordered(federation, 1)
+    model = _Bordered(federation, 1)
     batches = federation.batches(0, 0)
     for part, rate in (model.border, 3.0), (model.network.head, 0.5):
         images, labels = next(batches)
@@ -55,7 +55,7 @@ def test_an_upload_has_the_bytes_of_the_head():
 def test_a_client_continues_with_the_border_of_its_last_round():
     federation = vit_federation(rounds=2, **ONE)
     found = parameters(last(pfedpt, federation, learning_rate=0.0, border_rate=3.0), 0)
-    model = Bordered(federation, 1)
+    model = _Bordered(federation, 1)
     for server_round in range(2):
         images, labels = next(federation.batches(0, server_round))
         descend(F.cross_entropy(model(images), labels), model.border.parameters(), 3.0)

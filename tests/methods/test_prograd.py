@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fedprompt.methods.prograd import aligned, prograd
+from fedprompt.methods.prograd import _aligned, prograd
 from tiny_federations import clip_federation, last, parameters
 
 
@@ -12,7 +12,7 @@ from tiny_federations import clip_federation, last, parameters
 def test_the_inner_product_with_the_guide_is_never_negative(seed):
     rng = torch.Generator().manual_seed(seed)
     gradient, guide = torch.randn(2, 4, 3, generator=rng, dtype=torch.float64)
-    found = aligned(gradient, guide)
+    found = _aligned(gradient, guide)
     inner = (gradient * guide).sum()
     if inner >= 0:
         assert torch.equal(found, gradient)
@@ -26,7 +26,7 @@ def test_the_inner_product_with_the_guide_is_never_negative(seed):
 
 def test_a_zero_guide_changes_nothing():
     gradient = torch.ones(4, 3)
-    assert torch.equal(aligned(gradient, torch.zeros(4, 3)), gradient)
+    assert torch.equal(_aligned(gradient, torch.zeros(4, 3)), gradient)
 
 
 @pytest.mark.parametrize("client", range(5))

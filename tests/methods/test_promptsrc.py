@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import fedprompt as fp
-from fedprompt.methods.promptsrc import Regulated, promptsrc
+from fedprompt.methods.promptsrc import _Regulated, promptsrc
 from tiny_federations import after_rounds, clip_image_federation, last
 
 pytestmark = pytest.mark.usefixtures("float64")
@@ -17,7 +17,7 @@ def test_a_step_descends_the_cross_entropy_the_distances_and_the_divergence():
     one = {"rounds": 1, "steps": 1, "cohort_size": 1, "clients": [2]}
     federation = clip_image_federation(**one, make_optimizer=torch.optim.SGD)
     found = last(promptsrc, federation, learning_rate=0.1).now.server["newest"]
-    model, own_text = Regulated(federation), federation.handwritten_text()
+    model, own_text = _Regulated(federation), federation.handwritten_text()
     ((images, labels),) = federation.batches(2, 0)
     image, text = model.features(images)
     own = federation.clip.encode_image(images, normalize=True)

@@ -7,7 +7,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 import fedprompt as fp
-from fedprompt.methods.sgpt import GroupedModel, sgpt
+from fedprompt.methods.sgpt import _GroupedModel, sgpt
 from tiny_federations import descend, last, parameters, vit_federation
 
 
@@ -18,7 +18,7 @@ def one_client(**changes):
 
 def start(federation):
     torch.manual_seed(federation.seed)
-    return fp.snapshot(GroupedModel(federation, 5, [["shared", "groups"]]))
+    return fp.snapshot(_GroupedModel(federation, 5, [["shared", "groups"]]))
 
 
 def test_momentum_moves_groups_and_keys_half_of_the_way_and_nothing_else():
@@ -42,7 +42,7 @@ def test_the_first_block_has_no_groups_and_the_second_no_gradient_of_shared_prom
     federation = one_client()
     found = parameters(last(sgpt, federation, learning_rate=0.5, decay=0.0), 0)
     torch.manual_seed(federation.seed)
-    model = GroupedModel(federation, 5, [["shared", "groups"]])
+    model = _GroupedModel(federation, 5, [["shared", "groups"]])
     first, second = federation.batches(0, 0)
     parts = nn.ModuleList([model.shared, model.head])
     descend(F.cross_entropy(model.logits(first[0]), first[1]), parts.parameters(), 0.5)
@@ -65,9 +65,9 @@ def test_the_server_counts_the_images_of_the_second_block():
 @pytest.mark.parametrize("steps", [2, 5])
 def test_all_batches_are_used_once(steps, monkeypatch):
     seen = []
-    loss = GroupedModel.loss
+    loss = _GroupedModel.loss
     monkeypatch.setattr(
-        GroupedModel, "loss", lambda *given: (seen.append(given[3]), loss(*given))[1]
+        _GroupedModel, "loss", lambda *given: (seen.append(given[3]), loss(*given))[1]
     )
     last(sgpt, one_client(steps=steps))
     assert seen == [False] * (steps // 2) + [True] * (steps - steps // 2)
@@ -88,9 +88,9 @@ SHARED, GROUPS = ("shared", "head"), ("groups", "selector", "head")
 def test_blocks_train_their_parts_in_order_and_other_parts_are_not_used(
     blocks, still, order, monkeypatch
 ):
-    seen, loss = [], GroupedModel.loss
+    seen, loss = [], _GroupedModel.loss
     monkeypatch.setattr(
-        GroupedModel, "loss", lambda *given: (seen.append(given[3]), loss(*given))[1]
+        _GroupedModel, "loss", lambda *given: (seen.append(given[3]), loss(*given))[1]
     )
     federation = one_client(steps=4)
     before = start(federation)

@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from fedprompt.methods.feddistill import feddistill
-from fedprompt.methods.fedgen import FeatureGenerator, fedgen
+from fedprompt.methods.fedgen import _FeatureGenerator, fedgen
 from fedprompt.methods.fedgh import fedgh
 from fedprompt.methods.fedhe import fedhe
 from fedprompt.methods.fedmd import fedmd
 from fedprompt.methods.fedproto import fedproto
-from fedprompt.methods.fedtgp import fedtgp, new_network
+from fedprompt.methods.fedtgp import _new_network, fedtgp
 from tiny_federations import last, vit_federation
 
 UPLOADS = [
@@ -63,10 +63,10 @@ def test_a_client_sends_as_many_numbers_as_table_9_gives(method, classes, number
 @pytest.mark.parametrize(
     ("make", "classes", "millions"),
     [
-        (FeatureGenerator, 10, 0.507),
-        (FeatureGenerator, 100, 0.551),
-        (new_network, 10, 0.506),
-        (new_network, 100, 0.550),
+        (_FeatureGenerator, 10, 0.507),
+        (_FeatureGenerator, 100, 0.551),
+        (_new_network, 10, 0.506),
+        (_new_network, 100, 0.550),
     ],
 )
 def test_the_networks_of_the_server_have_the_sizes_of_table_9(make, classes, millions):
