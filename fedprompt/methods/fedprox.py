@@ -32,7 +32,7 @@ def fedprox(
         for images, labels in data.batches():
             loss = F.cross_entropy(model(images), labels)
             loss = loss + proximal_weight * fp.proximal_loss(model, answer)
-            take_step(optimizer, loss)
+            take_step(optimizer, loss)  # zero_grad, backward and step
         return fp.collect(model, weight=data.num_examples), state
 
     return averaged(model, train)
