@@ -24,9 +24,9 @@ class Trainable(nn.Module):
 
     def __init__(self, model: nn.Module | None = None, chosen: Iterable[nn.Parameter] = ()) -> None:
         super().__init__()
-        kept = set(chosen)
+        trained = set(chosen)
         for path, owner in model.named_modules() if model is not None else ():
-            names = [name for name, parameter in owner._parameters.items() if parameter in kept]
+            names = [name for name, parameter in owner._parameters.items() if parameter in trained]
             if names:
                 part: nn.Module = self
                 for word in path.split(".") if path else ():
@@ -125,14 +125,14 @@ _POSITIONS = ("pos_embed", "positional_embedding")
 def check_unadapted(
     argument: str,
     parameters: Iterable[tuple[str, nn.Parameter]],
-    kept: Collection[nn.Parameter] = (),
+    trained: Collection[nn.Parameter] = (),
 ) -> None:
     """Require that either all parameters are trained or none, and that no adapter is trained.
 
-    Adapters are recognized by the names of their parameters. Parameters in `kept` are not frozen
+    Adapters are recognized by the names of their parameters. Parameters in `trained` are not frozen
     later and may be either.
     """
-    listed = [(name, parameter) for name, parameter in parameters if parameter not in kept]
+    listed = [(name, parameter) for name, parameter in parameters if parameter not in trained]
     trainable = [name for name, parameter in listed if parameter.requires_grad]
     adapters = [name for name in trainable if any(word in name.lower() for word in _ADAPTERS)]
     fixed = any(

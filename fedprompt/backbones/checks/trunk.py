@@ -93,7 +93,8 @@ class _PromptedRuns:
     """Runs of one trunk, with prompts that are the same in all of them."""
 
     def __init__(self, trunk: Trunk, images: Tensor) -> None:
-        self.trunk, self.images = trunk, images
+        self.trunk = trunk
+        self.images = images
 
     def features(self, num_prompts: int = 0, *, images: Tensor | None = None) -> Tensor:
         """Return the features of images, with `num_prompts` prompts before each block."""

@@ -38,11 +38,11 @@ class Sizes(NamedTuple):
     """Sizes (height, width) of the images that a model takes, in pixels.
 
     Attributes:
-        own: Size of the model's images, or None if it has none.
+        image: Size of the model's images, or None if it has none.
         patch: Other sizes are multiples of this one. If None, there are no other sizes.
     """
 
-    own: tuple[int, int] | None
+    image: tuple[int, int] | None
     patch: tuple[int, int] | None
 
 
@@ -195,10 +195,10 @@ def _check_channels(images: Tensor, channels: int) -> None:
 
 def _check_size(images: Tensor, sizes: Sizes) -> None:
     size = tuple(images.shape[2:])
-    if size == sizes.own:
+    if size == sizes.image:
         return
     if sizes.patch is None:
-        rule = f"have the model's size {sizes.own}, because its positions are fixed"
+        rule = f"have the model's size {sizes.image}, because its positions are fixed"
         raise check.wrong("images", rule, size)
     if any(not side or side % step for side, step in zip(size, sizes.patch, strict=True)):
         rule = f"have a size that is a multiple of the patches' {sizes.patch}"

@@ -55,7 +55,7 @@ class _TransformersTrunk(FrozenTrunk):
         return Sizes(*map(_height_and_width, (config.image_size, config.patch_size)))
 
     def embeddings(self, images: Tensor) -> Tensor:
-        other_size = tuple(images.shape[2:]) != self.sizes().own
+        other_size = tuple(images.shape[2:]) != self.sizes().image
         tokens: Tensor = self.vision.embeddings(images, interpolate_pos_encoding=other_size)
         return tokens
 
