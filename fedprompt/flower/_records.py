@@ -10,7 +10,8 @@ from fedprompt._trees import from_blob, to_blob
 from fedprompt.interfaces import Message, Weighted
 from fedprompt.wire import Expected, Header, decode_payload, encode_payload
 
-_MESSAGE, _STATE = "fedprompt", "fedprompt-state"
+_MESSAGE = "fedprompt"
+_STATE = "fedprompt-state"
 
 
 def pack(message: Message, *, header: Header) -> RecordDict:

@@ -181,7 +181,8 @@ class _Wire(NamedTuple):
             try:
                 if node not in clients or clients[node] in payloads:
                     raise check.wrong("reply", "come from a node that was asked, once", "another")
-                client, content = clients[node], _content(reply)
+                client = clients[node]
+                content = _content(reply)
                 # A client replies without records if it has no payload.
                 payloads[client] = self._decoded(content, client, exchange) if content else None
             except ValueError as error:
@@ -277,5 +278,5 @@ def _client_of(reply: Envelope) -> int:
 def _largest(message: Message) -> float:
     """Return the largest magnitude of the floating-point values of a message, or 0 without any."""
     values = [entry.value if isinstance(entry, Weighted) else entry for entry in message.values()]
-    known = [value for value in values if value.is_floating_point() and value.numel()]
-    return max((value.abs().max().item() for value in known), default=0.0)
+    floating = [value for value in values if value.is_floating_point() and value.numel()]
+    return max((value.abs().max().item() for value in floating), default=0.0)

@@ -107,8 +107,8 @@ def client_app(
 
 
 def _partition(context: Context) -> int:
-    own = context.node_config.get("partition-id")
-    if type(own) is not int or own < 0:
+    partition = context.node_config.get("partition-id")
+    if type(partition) is not int or partition < 0:
         rule = "have a partition-id, an integer of at least 0"
-        raise check.wrong("context.node_config", rule, repr(own))
-    return own
+        raise check.wrong("context.node_config", rule, repr(partition))
+    return partition

@@ -44,7 +44,7 @@ class ForwardRules(TorchFunctionMode):
             return result
         result = func(*args, **kwargs)
         if isinstance(func, OpOverload | OpOverloadPacket):
-            _check_kept(func, [*args, *kwargs.values()], result)
+            _check_tangents(func, [*args, *kwargs.values()], result)
         return result
 
 
@@ -56,15 +56,15 @@ def tangent_of(thing: object) -> Tensor | None:
     return tangent
 
 
-def _check_kept(func: Function, arguments: list[object], result: object) -> None:
+def _check_tangents(func: Function, arguments: list[object], result: object) -> None:
     """Refuse operators of other libraries that drop tangents, which PyTorch runs silently."""
     results = result if isinstance(result, tuple | list) else (result,)
-    kept = [
+    moved = [
         tangent_of(one) is not None
         for one in results
         if isinstance(one, Tensor) and one.is_floating_point()
     ]
-    if kept and not any(kept) and any(tangent_of(one) is not None for one in arguments):
+    if moved and not any(moved) and any(tangent_of(one) is not None for one in arguments):
         raise NotImplementedError(f"{func} silently drops tangents")
 
 

@@ -16,7 +16,7 @@ class Guides(NamedTuple):
     """Validated guides: one row for each class, and a mask of the known rows (None: all)."""
 
     table: Tensor
-    known: Tensor | None
+    mask: Tensor | None
 
 
 def checked_guides(guides: object) -> Guides:

@@ -1,6 +1,6 @@
 """The gradient of a client's quiz loss, after one guided step, with respect to the guides."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -38,8 +38,9 @@ from fedprompt.guidance._validation import (
 )
 from fedprompt.guidance.methods import forward_mode
 from fedprompt.interfaces import Weighted
-from fedprompt.interfaces.nouns import Batches
 
+_Batches = Sequence[Tensor] | Sequence[Sequence[Tensor]]
+"""One pair (images, labels), or several."""
 _Gradients = dict[str, Tensor]
 _BatchLoss = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(guided, logits, labels) -> a scalar."""
@@ -52,8 +53,8 @@ _Update = Callable[..., Mapping[str, Tensor]]
 def guide_gradient(
     model: nn.Module,
     guides: Float[Tensor, "classes dim"] | Weighted,
-    study: Batches,
-    quiz: Batches,
+    study: _Batches,
+    quiz: _Batches,
     *,
     learning_rate: float,
     guide_weight: float = 1.0,
@@ -308,4 +309,4 @@ def _studied_classes(guides: Guides, studied: list[_Studied]) -> Tensor:
     present = torch.zeros(len(guides.table), device=guides.table.device)
     for batch in studied:
         present[batch.labels.long()] = 1.0
-    return present if guides.known is None else present.where(guides.known, 0.0)
+    return present if guides.mask is None else present.where(guides.mask, 0.0)

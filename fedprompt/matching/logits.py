@@ -47,11 +47,11 @@ def cosine_logits(
                 [100.,   0.]])
     """
     _check_features("image", image, 2, "(batch, dim)")
-    own = isinstance(text, Tensor) and text.ndim == 3
+    per_image = isinstance(text, Tensor) and text.ndim == 3
     shape = "(classes, dim) or (batch, classes, dim)"
-    _check_features("text", text, 3 if own else 2, shape, batched=own)
+    _check_features("text", text, 3 if per_image else 2, shape, batched=per_image)
     _check_pair("image", image, text, scale)
-    if own and text.shape[0] != image.shape[0]:
+    if per_image and text.shape[0] != image.shape[0]:
         rule = (
             "have shape (classes, dim), such as text[0] of a tower's (contexts, classes, dim), or "
             f"one set of classes for each of {image.shape[0]} images"

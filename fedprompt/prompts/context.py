@@ -136,7 +136,8 @@ def prompted_text(
         (torch.Size([1, 17, 8]), torch.Size([1, 2, 4, 8]), (19, 20))
     """
     _check_context(context, names, class_specific, per_sample)
-    num_classes, length = len(names.names), context.shape[-2]
+    num_classes = len(names.names)
+    length = context.shape[-2]
     axes = context.shape[:-3] if class_specific else context.shape[:-2]
     before = length if name_position is None else name_position
     check.count("name_position", before, at_least=0)

@@ -92,9 +92,9 @@ class PadPrompts(nn.Module):
         """Return the images with the border around them."""
         self._check(images)
         rows, columns = ((pixels - self.mean) / self.std for pixels in (self.rows, self.columns))
-        batch, dtype = images.shape[0], images.dtype
-        top, bottom = rows.to(dtype).expand(batch, -1, -1, -1).chunk(2, 2)
-        left, right = columns.to(dtype).expand(batch, -1, -1, -1).chunk(2, 3)
+        size = (len(images), -1, -1, -1)
+        top, bottom = rows.to(images.dtype).expand(size).chunk(2, 2)
+        left, right = columns.to(images.dtype).expand(size).chunk(2, 3)
         return torch.cat([top, torch.cat([left, images, right], 3), bottom], 2)
 
     def extra_repr(self) -> str:
