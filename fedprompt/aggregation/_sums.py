@@ -60,9 +60,7 @@ def check_alike(argument: str, entry: object, first: Weighted) -> None:
             raise check.wrong_type(
                 place, f"have the dtype of the first entry {like.dtype}", tensor.dtype
             )
-        if tensor.device != like.device:
-            rule = f"be on the device of the first entry {like.device}"
-            raise check.wrong(place, rule, tensor.device)
+        check.same_device(place, tensor, like.device, "the device of the first entry")
 
 
 def as_entry(value: Tensor, weight: Tensor, *, like: Weighted) -> Weighted:

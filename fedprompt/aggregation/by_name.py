@@ -53,8 +53,7 @@ def aggregate_by_name(
             check.form(f"payloads[{position}]", payload, at_least=0)
             for position, payload in enumerate(payloads)
         ]
-        if not sent:
-            raise check.wrong("payloads", "hold at least one payload", "none")
+        check.some("payloads", sent, "hold at least one payload")
         names = list(dict.fromkeys(name for payload in sent for name in payload))
         means = {}
         for name, aggregator in _match(names, chosen, default).items():

@@ -103,8 +103,7 @@ def distances(payloads: Iterable[Payload]) -> Float[Tensor, "clients clients"]:
                 [5., 0.]])
     """
     listed = alike(payloads)
-    if not listed:
-        raise check.wrong("payloads", "hold at least one payload", "none")
+    check.some("payloads", listed, "hold at least one payload")
     for position, payload in enumerate(listed):
         for name, entry in payload.items():
             check.entry(f"payloads[{position}][{name!r}]", entry)
@@ -164,8 +163,7 @@ def averaging_server(
 
 def _check_payloads(payloads: Any) -> None:
     check.instance("payloads", payloads, Mapping, "map ids of clients to payloads")
-    if not payloads:
-        raise check.wrong("payloads", "hold at least one payload", "none")
+    check.some("payloads", payloads, "hold at least one payload")
     for client, payload in payloads.items():
         check.count("id in `payloads`", client, at_least=0)
         if payload != {}:  # a legal message of a client that shares nothing

@@ -1,6 +1,6 @@
 """Models of users: the libraries that define them, and the parameters that are trained."""
 
-from collections.abc import Collection, Iterable, Iterator, MutableMapping
+from collections.abc import Collection, Iterable, Iterator, MutableMapping, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -95,8 +95,7 @@ def chosen_parameters(model: nn.Module, trainable: object) -> list[nn.Parameter]
         else:
             rule = "be a parameter or a module of `model`"
             raise check.wrong_type(f"trainable[{position}]", rule, check.kind(part))
-    if not chosen:
-        raise check.wrong("trainable", "contain at least one parameter of `model`", "none")
+    check.some("trainable", chosen, "contain at least one parameter of `model`")
     found = [parameter for parameter in model.parameters() if parameter in chosen]
     if foreign := len(chosen) - len(found):
         raise check.wrong("trainable", "belong to `model`", f"{foreign} parameters that do not")
@@ -139,14 +138,17 @@ def check_unadapted(
         not parameter.requires_grad and not name.endswith(_POSITIONS) for name, parameter in listed
     )
     if adapters or (trainable and fixed):
-        named = adapters or trainable
-        rest = f" and {len(named) - 3} more" if len(named) > 3 else ""
         rule = (
             "have no adapters and train all parameters or none, because all are frozen here; "
             "merge adapters, pass them as `trainable`, or call freeze(model) first"
         )
-        got = f"a model that trains {', '.join(named[:3])}{rest}"
-        raise check.wrong(argument, rule, got)
+        raise check.wrong(argument, rule, f"a model that trains {listed(adapters or trainable)}")
+
+
+def listed(names: Sequence[object]) -> str:
+    """Return the first names, and the number of the others."""
+    rest = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(map(str, names[:3])) + rest
 
 
 def libraries(model: object) -> set[str]:

@@ -71,11 +71,12 @@ def fingerprint(
     """
     model = _module_of(backbone)
     _check_arguments(streams, class_names, name_position)
+    name = type(backbone if isinstance(model, Attributes) else model).__name__
     architecture = (getattr(model, "pretrained_cfg", None) or {}).get("architecture")
     activations = {repr(module) for module in model.modules() if _is_activation(module)}
     dtypes = {str(parameter.dtype).removeprefix("torch.") for parameter in model.parameters()}
     parts = {
-        "backbone": " ".join(filter(None, [_name_of(backbone, model), architecture])),
+        "backbone": " ".join(filter(None, [name, architecture])),
         "weights": _weights(model, getattr(backbone, "trainable", None)),
         "settings": _settings(model),
         "activation": ", ".join(sorted(activations)),
@@ -97,10 +98,6 @@ def _module_of(backbone: object) -> nn.Module:
         return model
     rule = "be a trunk or a text tower that keeps its nn.Module as `model`, or its modules"
     raise check.wrong_type("backbone", f"{rule} and tensors as attributes", check.kind(backbone))
-
-
-def _name_of(backbone: object, model: nn.Module) -> str:
-    return type(backbone if isinstance(model, Attributes) else model).__name__
 
 
 def _weights(model: Any, trainable: object) -> str:

@@ -47,7 +47,6 @@ def iid(labels: Labels, num_clients: int, *, generator: Generator) -> list[Indic
         >>> iid([0, 0, 0, 1, 1], 2, generator=np.random.default_rng(0))
         [array([2, 3, 4]), array([0, 1])]
     """
-    check.count("num_clients", num_clients)
     generator = numpy_generator(generator)
     num_samples = len(some_labels(labels))
     check.count("num_clients", num_clients, at_most=num_samples, of="the number of samples")
@@ -224,8 +223,7 @@ def by_domain(
 def _domain_numbers(domains: object) -> Int64[np.ndarray, " samples"]:
     """Number the domains in sorted order, and return the number of each sample."""
     entries = entries_of("domains", domains)
-    if not entries:
-        raise check.wrong("domains", "hold at least one domain", "none")
+    check.some("domains", entries, "hold at least one domain")
     wanted = str if isinstance(entries[0], str) else Integral
     for position, entry in enumerate(entries):
         if isinstance(entry, bool) or not isinstance(entry, wanted):

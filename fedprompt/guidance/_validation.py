@@ -19,22 +19,20 @@ class Guides(NamedTuple):
     mask: Tensor | None
 
 
-def checked_guides(guides: object) -> Guides:
+def checked_guides(guides: Any) -> Guides:
     """Require a floating-point table, alone or as an entry with one weight for each row."""
     table, weight = (
         check.layout("guides", guides) if isinstance(guides, Weighted) else (guides, None)
     )
-    if not isinstance(table, Tensor) or not table.is_floating_point():
-        rule = "be a floating-point tensor of shape (classes, dim), or a Weighted of one"
-        raise check.wrong_type("guides", rule, check.kind(guides))
+    rule = "be a floating-point tensor of shape (classes, dim), or a Weighted of one"
+    check.floating("guides", table, rule)
     check.strided("guides", table)
     if table.ndim != 2 or 0 in table.shape:
         raise check.wrong("guides", "have shape (classes, dim)", tuple(table.shape))
     if weight is None:
         check.finite("guides", table, sync=False)
         return Guides(table, None)
-    if weight.shape != table.shape[:1]:
-        raise check.wrong("guides.weight", f"have shape ({len(table)},)", tuple(weight.shape))
+    check.shape("guides.weight", weight, table.shape[:1])
     if weight.device.type == "cpu" and check.values_readable(weight):
         check.rows("guides", Weighted(table, weight))
     return Guides(table, weight > 0)
@@ -66,7 +64,14 @@ def checked_pair(outputs: Any) -> Pair:
     raise check.wrong_type("model", "return two tensors (guided, logits)", got)
 
 
-def check_call(model: object, learning_rate: float, guide_weight: float) -> None:
+def check_call(
+    model: object,
+    learning_rate: float,
+    guide_weight: float,
+    loss: object,
+    method: object,
+    update: object,
+) -> None:
     """Require a module and the numbers of the step, in a place where gradients can be computed."""
     if torch.is_inference_mode_enabled():
         raise RuntimeError(
@@ -76,12 +81,15 @@ def check_call(model: object, learning_rate: float, guide_weight: float) -> None
     check.module("model", model)
     check.factor("learning_rate", learning_rate, above=0)
     check.factor("guide_weight", guide_weight)
+    check.function("loss", loss)
+    check.function("method", method)
+    if update is not None:
+        check.function("update", update)
 
 
 def check_trainable(parameters: Mapping[str, Tensor]) -> None:
     """Require a trainable parameter."""
-    if not parameters:
-        raise check.wrong("model", "have a parameter that requires gradients", "none")
+    check.some("model", parameters, "have a parameter that requires gradients")
 
 
 def checked_batches(argument: str, batches: object, num_classes: int) -> list[Pair]:
@@ -91,8 +99,7 @@ def checked_batches(argument: str, batches: object, num_classes: int) -> list[Pa
         raise check.wrong_type(argument, rule, check.kind(batches))
     if len(batches) == 2 and not isinstance(batches[0], Sequence):
         return [_checked_batch(argument, batches, num_classes)]
-    if not batches:
-        raise check.wrong(argument, "contain at least one batch", "none")
+    check.some(argument, batches, "contain at least one batch")
     return [
         _checked_batch(f"{argument}[{position}]", batch, num_classes)
         for position, batch in enumerate(batches)
@@ -110,8 +117,7 @@ def _checked_batch(argument: str, batch: object, num_classes: int) -> Pair:
     check.strided(argument, images)
     check.strided(f"{argument} labels", labels)
     check.labels(f"{argument} labels", labels, num_classes)
-    if len(labels) == 0:
-        raise check.wrong(argument, "contain at least one sample", "none")
+    check.some(argument, len(labels), "contain at least one sample")
     if images.ndim == 0 or len(images) != len(labels):
         shapes = f"{tuple(images.shape)} and {tuple(labels.shape)}"
         raise check.wrong(argument, "have as many images as labels", shapes)

@@ -132,11 +132,7 @@ def guide_gradient(
         Learning", 2024, Eq. 5-7. Eq. 8 and 9 omit the Jacobian of the network, so they are not
         this gradient.
     """
-    check_call(model, learning_rate, guide_weight)
-    for argument, function in (("loss", loss), ("method", method)):
-        check.function(argument, function)
-    if update is not None:
-        check.function("update", update)
+    check_call(model, learning_rate, guide_weight, loss, method, update)
     rows = checked_guides(guides)
     rows = rows._replace(table=rows.table.detach())
     study_batches = checked_batches("study", study, len(rows.table))
@@ -146,22 +142,16 @@ def guide_gradient(
         check_reached(guided)
         return label_loss(logits, labels) + guide_weight * guide_loss(guided, labels, rows, loss)
 
-    def quiz_loss(guided: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
-        return label_loss(logits, labels)
-
     inputs = [images for images, _ in study_batches + quiz_batches]
     with passes_alone(model, inputs) as passes:
         parameters = passes.parameters()
         check_trainable(parameters)
         mean_gradient = partial(_mean_gradient, passes, rows.table)
-        on_study = partial(mean_gradient, "study", study_batches, loss=study_loss)
-        studied, step = _guided_step(on_study, parameters, update, learning_rate)
-        _, slope = mean_gradient("quiz", quiz_batches, step.parameters, loss=quiz_loss)
-        check_used(parameters, step.used | slope.keys())
-        pulled = step.pull_back(slope)
-        direction = {
-            name: pulled.get(name, torch.zeros_like(value)) for name, value in parameters.items()
-        }
+        studied, gradients = mean_gradient("study", study_batches, parameters, loss=study_loss)
+        arguments = parameters, gradients, learning_rate
+        step = _descend(*arguments) if update is None else _take(update, *arguments)
+        _, slope = mean_gradient("quiz", quiz_batches, step.parameters, loss=_quiz_loss)
+        direction = step.direction(parameters, slope)
         value = torch.zeros_like(rows.table)
         for batch in studied:
             tangent = method(_repeat(passes, batch), parameters, direction)
@@ -192,6 +182,18 @@ class _Step(NamedTuple):
     parameters: Parameters
     used: set[str]
     pull_back: Callable[[_Gradients], _Gradients]
+
+    def direction(self, parameters: Parameters, slope: _Gradients) -> _Gradients:
+        """Pull back the slope through the step, to a direction of all parameters."""
+        check_used(parameters, self.used | slope.keys())
+        pulled = self.pull_back(slope)
+        return {
+            name: pulled.get(name, torch.zeros_like(value)) for name, value in parameters.items()
+        }
+
+
+def _quiz_loss(guided: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
+    return label_loss(logits, labels)
 
 
 def _mean_gradient(
@@ -228,19 +230,6 @@ def _mean_gradient(
                 total[name] = total[name] + new if name in total else new.detach()
     check_finite_gradients(argument, total)
     return done, total
-
-
-def _guided_step(
-    differentiate: Callable[[Parameters], tuple[list[_Studied], _Gradients]],
-    parameters: Parameters,
-    update: _Update | None,
-    learning_rate: float,
-) -> tuple[list[_Studied], _Step]:
-    """Study the batches and take one step. Plain descent releases the gradients on return."""
-    studied, gradients = differentiate(parameters)
-    if update is None:
-        return studied, _descend(parameters, gradients, learning_rate)
-    return studied, _take(update, parameters, gradients, learning_rate)
 
 
 def _descend(parameters: Parameters, gradients: _Gradients, learning_rate: float) -> _Step:

@@ -151,11 +151,10 @@ def _epsilon_of(solver: TransportSolver, gradient: TransportScore) -> float:
 
 
 def _check_features(
-    name: str, features: object, ndim: int, shape: str, *, batched: bool = True
+    name: str, features: Tensor, ndim: int, shape: str, *, batched: bool = True
 ) -> None:
     """Require a floating-point tensor with `ndim` axes; only a batch axis may be empty."""
-    if not isinstance(features, Tensor) or not features.is_floating_point():
-        raise check.wrong_type(name, f"be a floating-point tensor {shape}", check.kind(features))
+    check.floating(name, features, f"be a floating-point tensor {shape}")
     if features.ndim != ndim or 0 in features.shape[int(batched) :]:
         raise check.wrong(name, f"have shape {shape} without an empty axis", tuple(features.shape))
     check.strided(name, features)
@@ -169,8 +168,7 @@ def _check_pair(name: str, image: Tensor, text: Tensor, scale: object) -> None:
     if image.shape[-1] != text.shape[-1]:
         raise check.wrong("text", f"have the width of `{name}`, {image.shape[-1]}", text.shape[-1])
     check.precision("text", text, name, image)
-    if image.device != text.device:
-        raise check.wrong("text", f"be on the device of `{name}`, {image.device}", text.device)
+    check.same_device("text", text, image.device, f"the device of `{name}`,")
     if isinstance(scale, Tensor):
         if scale.ndim or not scale.is_floating_point():
             raise check.wrong_type(

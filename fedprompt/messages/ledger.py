@@ -185,8 +185,7 @@ class Ledger:
             ValueError: If `state` has other fields, lists of unequal length or impossible values,
                 or if the file has other content. The ledger is unchanged then.
         """
-        if not isinstance(state, Mapping):
-            raise check.wrong_type("state", "be a state of `state_dict`", check.kind(state))
+        check.instance("state", state, Mapping, "be a state of `state_dict`")
         if set(state) == set(MARK):
             self.entries, self._written = read_entries(self.path, state)
         else:

@@ -260,10 +260,7 @@ def _checked_width(dim: object) -> int:
 
 
 def _checked_layers(layers: Iterable[int], dim: int | Trunk) -> tuple[int, ...]:
-    if not isinstance(layers, Iterable):
-        raise check.wrong_type(
-            "layers", "be layer indices, such as range(4) or (0, 3)", check.kind(layers)
-        )
+    check.instance("layers", layers, Iterable, "be layer indices, such as range(4) or (0, 3)")
     check.iterable("layers", layers, "integers")
     chosen = tuple(layers)
     for layer in chosen:

@@ -115,8 +115,7 @@ def sinkhorn(
         Cuturi, "Sinkhorn Distances: Lightspeed Computation of Optimal Transport", NeurIPS 2013.
     """
     solve = partial(_alternate, rows_exact=True)
-    options = epsilon, tolerance, max_iterations
-    return couple_entropic(cost, a, b, solve, *options, rows_exact=True)
+    return couple_entropic(cost, a, b, solve, epsilon, tolerance, max_iterations, rows_exact=True)
 
 
 def _alternate(

@@ -1,7 +1,7 @@
 """Reports on backbones of your own: a table of claims, with a remedy for each that failed."""
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -9,6 +9,7 @@ import torch.nn as nn
 from torch import Tensor
 
 from fedprompt.backbones._attributes import PREFIX, Attributes, find_module
+from fedprompt.backbones._models import listed
 
 LONGEST = 100
 """Longest text of an exception in a table, in characters."""
@@ -135,9 +136,3 @@ def near(
     scale = max(smallest, expected.detach().abs().max().item())
     passed = difference <= tolerance * scale
     return passed, f"largest difference {difference:.0e}" if difference else "no difference"
-
-
-def listed(names: Sequence[object]) -> str:
-    """List at most three names."""
-    rest = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return ", ".join(map(str, names[:3])) + rest

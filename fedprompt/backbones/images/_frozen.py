@@ -95,6 +95,10 @@ class FrozenTrunk(Trunk):
         tokens, context = self.embedded(images.new_zeros(1, *images.shape[1:]))
         return tokens[:0], context
 
+    def pool(self, tokens: Tensor) -> Tensor:
+        """Return the class token, normalized."""
+        return self.normalize(tokens)[:, 0]
+
     @abstractmethod
     def embedded(self, images: Tensor) -> tuple[Tensor, Context]:
         """Return the tokens of images, and the context of the blocks."""
@@ -175,9 +179,7 @@ def fitted(images: Tensor, model: nn.Module, sizes: Sizes) -> Tensor:
 def _cast(argument: str, inputs: Tensor, model: nn.Module) -> Tensor:
     """Return images or tokens in a model's dtype; they must be on its device."""
     weight = next(model.parameters())
-    if inputs.device != weight.device:
-        rule = f"be on the trunk's device {weight.device}"
-        raise check.wrong(argument, rule, inputs.device)
+    check.same_device(argument, inputs, weight.device, "the trunk's device")
     return inputs.to(weight.dtype)
 
 
