@@ -79,9 +79,8 @@ def heterogeneous_means(
             raise check.wrong("dims", _DIMS, "fewer than entries")
         check.count(f"dims[{position}]", dim)
         if isinstance(entry, Mapping):
-            raise check.wrong_type(
-                f"entries[{position}]", "be class logits (Weighted)", "a payload"
-            )
+            rule = "be class logits (Weighted)"
+            raise check.wrong_type(f"entries[{position}]", rule, "a payload")
         first = first or check.layout(f"entries[{position}]", entry)
         if dim not in sums:
             sums[dim] = RowSums(first)

@@ -85,9 +85,8 @@ def _check_pairs(pairs: Any) -> None:
     for name, pair in pairs.items():
         two = isinstance(pair, tuple | list) and len(pair) == 2
         if not two or not all(isinstance(factor, str) for factor in pair):
-            raise check.wrong_type(
-                f"pairs[{name!r}]", "be the names of two factors", check.kind(pair)
-            )
+            rule = "be the names of two factors"
+            raise check.wrong_type(f"pairs[{name!r}]", rule, check.kind(pair))
 
 
 def _with_products(payloads: Iterable[Payload], pairs: _Pairs) -> Iterator[Payload]:

@@ -18,6 +18,7 @@ from fedprompt.wire import Expected, Header, decode_payload
 LOG = logging.getLogger("flwr.fedprompt")  # shown in Flower's log
 CLIENT = "client"  # name of the query for the client id, and key of its reply
 Fingerprint = Callable[[int], Mapping[str, str]]
+_Direction = Literal["up", "down"]
 
 
 def unchecked(client: int) -> Mapping[str, str]:
@@ -215,12 +216,7 @@ class _Wire(NamedTuple):
         return payload
 
     def _record(
-        self,
-        message: Message,
-        direction: Literal["up", "down"],
-        client: int,
-        exchange: int,
-        blob: bytes,
+        self, message: Message, direction: _Direction, client: int, exchange: int, blob: bytes
     ) -> None:
         if self.ledger is not None and message:
             self.ledger.record(

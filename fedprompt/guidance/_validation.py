@@ -65,12 +65,7 @@ def checked_pair(outputs: Any) -> Pair:
 
 
 def check_call(
-    model: object,
-    learning_rate: float,
-    guide_weight: float,
-    loss: object,
-    method: object,
-    update: object,
+    model: object, learning_rate: float, guide_weight: float, loss: Any, method: Any, update: Any
 ) -> None:
     """Require a module and the numbers of the step, in a place where gradients can be computed."""
     if torch.is_inference_mode_enabled():
@@ -127,11 +122,8 @@ def _checked_batch(argument: str, batch: object, num_classes: int) -> Pair:
 def check_reached(guided: Tensor) -> None:
     """Require that a step can move the guided output."""
     if not guided.requires_grad:
-        raise check.wrong(
-            "model",
-            "compute its guided output from a trainable parameter",
-            "an output without a gradient, which no guide can move",
-        )
+        rule = "compute its guided output from a trainable parameter"
+        raise check.wrong("model", rule, "an output without a gradient, which no guide can move")
 
 
 def check_used(parameters: Mapping[str, Tensor], used: set[str]) -> None:
@@ -169,26 +161,19 @@ def check_stepped(stepped: Mapping[str, Tensor], parameters: Mapping[str, Tensor
     if extra:
         raise check.wrong("update", "return the parameters that it was given", extra[:5])
     if not any(value.requires_grad for value in stepped.values()):
-        raise check.wrong(
-            "update",
-            "compute the step from the gradients, in differentiable operations",
-            "parameters that do not depend on them",
-        )
+        rule = "compute the step from the gradients, in differentiable operations"
+        raise check.wrong("update", rule, "parameters that do not depend on them")
 
 
 def check_scalar_loss(value: object) -> None:
     """Require that a guide loss is a scalar."""
     if not isinstance(value, Tensor) or value.shape != ():
-        raise check.wrong(
-            "loss", "return a scalar, such as a mean over the batch", check.kind(value)
-        )
+        rule = "return a scalar, such as a mean over the batch"
+        raise check.wrong("loss", rule, check.kind(value))
 
 
 def check_twice_differentiable(slope: Tensor | None) -> None:
     """Require that the gradient of a guide loss can be differentiated again."""
     if slope is None or not slope.requires_grad:
-        raise check.wrong(
-            "loss",
-            "be twice differentiable",
-            "a gradient with respect to `guided` that is constant",
-        )
+        rule = "be twice differentiable"
+        raise check.wrong("loss", rule, "a gradient with respect to `guided` that is constant")

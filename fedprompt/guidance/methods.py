@@ -165,9 +165,8 @@ def _check(evaluate: object, parameters: Parameters, direction: Parameters) -> N
         raise check.wrong("direction", rule, list(direction))
     for name, value in parameters.items():
         if check.kind(value) != check.kind(direction[name]):
-            raise check.wrong(
-                f"direction[{name!r}]", f"be {check.kind(value)}", check.kind(direction[name])
-            )
+            rule = f"be {check.kind(value)}"
+            raise check.wrong(f"direction[{name!r}]", rule, check.kind(direction[name]))
 
 
 def _tangent(guided: Tensor) -> Tensor:

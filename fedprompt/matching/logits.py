@@ -171,9 +171,8 @@ def _check_pair(name: str, image: Tensor, text: Tensor, scale: object) -> None:
     check.same_device("text", text, image.device, f"the device of `{name}`,")
     if isinstance(scale, Tensor):
         if scale.ndim or not scale.is_floating_point():
-            raise check.wrong_type(
-                "scale", "be a number or a floating-point scalar tensor", check.kind(scale)
-            )
+            rule = "be a number or a floating-point scalar tensor"
+            raise check.wrong_type("scale", rule, check.kind(scale))
         check.device("scale", scale, image.device)
         check.floats("scale", scale)
     else:

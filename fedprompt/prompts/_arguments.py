@@ -14,9 +14,8 @@ from fedprompt.interfaces import PromptStream, Trunk
 def checked_depth(trunk: object, depth: int | None) -> int:
     """Return the number of blocks after which a pass over a trunk ends."""
     if not isinstance(trunk, Trunk):
-        raise check.wrong_type(
-            "trunk", "be a Trunk, such as vit_trunk(model)", type(trunk).__name__
-        )
+        rule = "be a Trunk, such as vit_trunk(model)"
+        raise check.wrong_type("trunk", rule, type(trunk).__name__)
     if depth is None:
         return trunk.depth
     check.count("depth", depth)
@@ -60,9 +59,8 @@ def check_fit(streams: Sequence[PromptStream], tokens: Tensor) -> None:
 def check_dtype(dtype: object) -> None:
     """Require a floating-point dtype or None."""
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
-        raise check.wrong_type(
-            "dtype", "be a floating-point torch.dtype or None", check.kind(dtype)
-        )
+        rule = "be a floating-point torch.dtype or None"
+        raise check.wrong_type("dtype", rule, check.kind(dtype))
 
 
 def normal_values(

@@ -17,6 +17,11 @@ from fedprompt.prompts._arguments import (
     checked_depth,
 )
 
+_Size = int | tuple[int, int]
+_Streams = Sequence[PromptStream]
+_Begun = tuple[Tensor, list[int], Any]
+"""Tokens before the first block that runs, lengths of the streams in them, and the context."""
+
 
 def encode_prompted(
     trunk: Trunk,
@@ -167,11 +172,7 @@ def encode_front(
 
 
 def _encoded(
-    trunk: Trunk,
-    layers: range,
-    began: tuple[Tensor, list[int], Any],
-    streams: Sequence[PromptStream],
-    dtype: torch.dtype | None,
+    trunk: Trunk, layers: range, began: _Begun, streams: _Streams, dtype: torch.dtype | None
 ) -> Encoded:
     """Run blocks from tokens, numbers of prompts and a context, and pool the result."""
     before, lengths, context = began
@@ -184,9 +185,7 @@ def _encoded(
     return Encoded(pooled.to(dtype), tuple(outputs), patches)
 
 
-def _embedded(
-    trunk: Trunk, images: Tensor, streams: Sequence[PromptStream]
-) -> tuple[Tensor, list[int], Any]:
+def _embedded(trunk: Trunk, images: Tensor, streams: _Streams) -> _Begun:
     """Return the tokens of images, the number of prompts of each stream (none), and the context."""
     check.images(images, any_dtype=True)
     tokens, context = trunk.embed(images)
@@ -195,12 +194,8 @@ def _embedded(
 
 
 def _resumed(
-    trunk: Trunk,
-    tokens: Tensor,
-    streams: Sequence[PromptStream],
-    start: int,
-    image_size: int | tuple[int, int] | None,
-) -> tuple[Tensor, list[int], Any]:
+    trunk: Trunk, tokens: Tensor, streams: _Streams, start: int, image_size: _Size | None
+) -> _Begun:
     """Return cached tokens, the number of prompts of each stream among them, and the context."""
     if not isinstance(trunk, ResumableTrunk):
         rule = f"have the method `resume` of a ResumableTrunk, because `start` is {start}"
@@ -223,12 +218,7 @@ def _resumed(
 
 
 def _run(
-    trunk: Trunk,
-    layers: range,
-    tokens: Tensor,
-    context: Any,
-    streams: Sequence[PromptStream],
-    lengths: list[int],
+    trunk: Trunk, layers: range, tokens: Tensor, context: Any, streams: _Streams, lengths: list[int]
 ) -> tuple[Tensor, list[int]]:
     """Run blocks; return the tokens, and the number of prompts of each stream among them."""
     for layer in layers:

@@ -27,6 +27,7 @@ from fedprompt.wire._format import (
 )
 
 _Raw = np.ndarray[Any, np.dtype[np.uint8]]
+_Slots = Mapping[str, Slot]
 
 
 def decode_payload(
@@ -78,7 +79,7 @@ def decode_payload(
 
 
 def read_blob(
-    blob: bytes, expect: Expected, expected: Mapping[str, Slot], max_bytes: int
+    blob: bytes, expect: Expected, expected: _Slots, max_bytes: int
 ) -> tuple[dict[str, Tensor | Weighted], Header]:
     """Read a blob for a receiver whose requirements were checked and laid out."""
     if len(blob) > max_bytes:
@@ -104,7 +105,7 @@ def _refuse(rule: str, got: object) -> NoReturn:
     raise check.wrong("blob", rule, shown)
 
 
-def _split(blob: bytes, expected: Mapping[str, Slot]) -> tuple[bytes, memoryview]:
+def _split(blob: bytes, expected: _Slots) -> tuple[bytes, memoryview]:
     """Split a blob into the text of its header and the bytes of its tensors."""
     if len(blob) < 8:
         _refuse("start with the length of its header in 8 bytes", f"{len(blob)} bytes")
@@ -182,7 +183,7 @@ def _check_origin(header: Header, expect: Expected) -> None:
 
 
 def _claimed_slots(
-    entries: Mapping[str, Any], expected: Mapping[str, Slot], message: Message
+    entries: Mapping[str, Any], expected: _Slots, message: Message
 ) -> dict[str, Slot]:
     """Compare the form of every tensor; only the number of value rows is free."""
     if unknown := sorted(set(entries) - set(expected) - {"__metadata__"}):
@@ -212,7 +213,7 @@ def _claimed(key: str, entry: object, slot: Slot, open_rows: bool) -> Slot:
 
 
 def _check_whole(
-    text: bytes, digest: str, header: Header, claimed: Mapping[str, Slot], tensors: memoryview
+    text: bytes, digest: str, header: Header, claimed: _Slots, tensors: memoryview
 ) -> None:
     """Require the one header that describes these tensors, all of their bytes, and the digest."""
     if text != header_text(header, claimed, digest).encode("utf-8", "surrogatepass"):
@@ -224,11 +225,7 @@ def _check_whole(
 
 
 def _read_entry(
-    name: str,
-    weighted: bool,
-    raw: Mapping[str, _Raw],
-    claimed: Mapping[str, Slot],
-    max_abs: float | None,
+    name: str, weighted: bool, raw: Mapping[str, _Raw], claimed: _Slots, max_abs: float | None
 ) -> Tensor | Weighted:
     """Copy one tensor or :class:`Weighted` out of the blob into new memory."""
     if not weighted:

@@ -155,11 +155,9 @@ class FrozenTrunk(Trunk):
         return block(tokens, **arguments)
 
 
-def check_mask(mask: object) -> None:
+def check_mask(mask: Tensor) -> None:
     """Require a square mask without NaN; ``-inf`` masks a token."""
-    if not isinstance(mask, Tensor) or not mask.is_floating_point():
-        rule = "be a floating-point tensor of shape (seq, seq)"
-        raise check.wrong_type("attention_mask", rule, check.kind(mask))
+    check.floating("attention_mask", mask, "be a floating-point tensor of shape (seq, seq)")
     if mask.ndim != 2 or mask.shape[0] != mask.shape[1]:
         raise check.wrong("attention_mask", "have shape (seq, seq)", tuple(mask.shape))
     check.finite("attention_mask", torch.where(mask == -torch.inf, 0.0, mask))

@@ -58,8 +58,7 @@ class _TimmTrunk(FrozenTrunk):
         default = image_size is None
         dynamic_size = patch_embed.dynamic_feat_size
         rows, columns = patch_embed.grid_size if default else dynamic_size(image_size)
-        if tokens.shape[1] != self.prefix + rows * columns:
-            count = self.prefix + rows * columns
+        if tokens.shape[1] != (count := self.prefix + rows * columns):
             rule = f"have {count} tokens without prompts, for {rows} x {columns} patches"
             raise check.wrong("tokens", rule, tokens.shape[1])
         return rows, columns

@@ -38,9 +38,8 @@ class Vocabulary:
         ending = empty[num_start:]
         if len(ending) > 1 or lead[len(lead) - len(ending) :] != ending:
             got = f"{empty} for an empty text and {lead} for {_LEAD!r}"
-            raise check.wrong_type(
-                "tokenizer", "return nothing but padding after an end token", got
-            )
+            rule = "return nothing but padding after an end token"
+            raise check.wrong_type("tokenizer", rule, got)
         # If the end token is the padding token, as in SigLIP, its first copy is the end.
         self._num_end = len(ending)
         (self._lead,) = self._alone([_LEAD])

@@ -203,20 +203,17 @@ class TextTower:
             if self.causal:
                 widths = [lengths[number] for number in run]
                 rows = _layout.best_rows(widths, shared=shared, dim=self.dim)
-            dealt = _layout.layout(run, lengths, ends, shared=shared, stride=stride, rows=rows)
-            features.append(encode(text, replaced, dealt)[..., : len(run), :])
+            layout = _layout.layout(run, lengths, ends, shared=shared, stride=stride, rows=rows)
+            features.append(encode(text, replaced, layout)[..., : len(run), :])
             order += run
         back = torch.tensor(order).argsort()
         return torch.cat(features, -2).index_select(-2, _moved(back, text.prefix.device))
 
     def _features(
-        self,
-        text: PromptedText,
-        replaced: Mapping[int, Sequence[Replacement]],
-        dealt: _layout.Layout,
+        self, text: PromptedText, replaced: Mapping[int, Sequence[Replacement]], run: _layout.Layout
     ) -> Tensor:
         """Encode the rows of one layout, and pool each place of all rows."""
-        source, owner, position, read = (_moved(part, text.prefix.device) for part in dealt)
+        source, owner, position, read = (_moved(part, text.prefix.device) for part in run)
         axes = text.prefix.shape[:-2]
         rows = source.shape[0]
         suffix = text.suffix.flatten(-3, -2).index_select(-2, source.flatten())
