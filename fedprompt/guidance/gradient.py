@@ -12,30 +12,11 @@ from torch import Tensor
 
 import fedprompt._checks as check
 from fedprompt._random_streams import RandomStates
+from fedprompt.guidance import _passes
+from fedprompt.guidance import _validation as valid
 from fedprompt.guidance._losses import GuideLoss, at_least_single, guide_loss, label_loss
-from fedprompt.guidance._passes import (
-    Evaluate,
-    Parameters,
-    Passes,
-    ReplayableAttention,
-    differentiable_attention,
-    passes_alone,
-)
-from fedprompt.guidance._validation import (
-    Guides,
-    Pair,
-    check_call,
-    check_finite_gradients,
-    check_outputs,
-    check_reached,
-    check_stepped,
-    check_trainable,
-    check_twice_differentiable,
-    check_used,
-    checked_batches,
-    checked_guides,
-    checked_pair,
-)
+from fedprompt.guidance._passes import Evaluate, Parameters, Passes
+from fedprompt.guidance._validation import Guides, Pair
 from fedprompt.guidance.methods import forward_mode
 from fedprompt.interfaces import Weighted
 
@@ -132,20 +113,20 @@ def guide_gradient(
         Learning", 2024, Eq. 5-7. Eq. 8 and 9 omit the Jacobian of the network, so they are not
         this gradient.
     """
-    check_call(model, learning_rate, guide_weight, loss, method, update)
-    rows = checked_guides(guides)
+    valid.check_call(model, learning_rate, guide_weight, loss, method, update)
+    rows = valid.checked_guides(guides)
     rows = rows._replace(table=rows.table.detach())
-    study_batches = checked_batches("study", study, len(rows.table))
-    quiz_batches = checked_batches("quiz", quiz, len(rows.table))
+    study_batches = valid.checked_batches("study", study, len(rows.table))
+    quiz_batches = valid.checked_batches("quiz", quiz, len(rows.table))
 
     def study_loss(guided: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
-        check_reached(guided)
+        valid.check_reached(guided)
         return label_loss(logits, labels) + guide_weight * guide_loss(guided, labels, rows, loss)
 
     inputs = [images for images, _ in study_batches + quiz_batches]
-    with passes_alone(model, inputs) as passes:
+    with _passes.passes_alone(model, inputs) as passes:
         parameters = passes.parameters()
-        check_trainable(parameters)
+        valid.check_trainable(parameters)
         mean_gradient = partial(_mean_gradient, passes, rows.table)
         studied, gradients = mean_gradient("study", study_batches, parameters, loss=study_loss)
         arguments = parameters, gradients, learning_rate
@@ -185,7 +166,7 @@ class _Step(NamedTuple):
 
     def direction(self, parameters: Parameters, slope: _Gradients) -> _Gradients:
         """Pull back the slope through the step, to a direction of all parameters."""
-        check_used(parameters, self.used | slope.keys())
+        valid.check_used(parameters, self.used | slope.keys())
         pulled = self.pull_back(slope)
         return {
             name: pulled.get(name, torch.zeros_like(value)) for name, value in parameters.items()
@@ -216,19 +197,19 @@ def _mean_gradient(
         states = passes.streams.states()
 
         def gradient(outputs: Any, labels: Tensor = labels) -> tuple[Tensor, tuple[Any, ...]]:
-            guided, logits = checked_pair(outputs)
-            check_outputs(guided, logits, len(labels), table)
+            guided, logits = valid.checked_pair(outputs)
+            valid.check_outputs(guided, logits, len(labels), table)
             value = loss(guided, logits, labels) / len(batches)
             gradients = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
             return guided.detach(), gradients
 
-        with torch.enable_grad(), ReplayableAttention():
+        with torch.enable_grad(), _passes.ReplayableAttention():
             guided, gradients = passes.run(leaves, images, gradient)
         done.append(_Studied(images, labels, guided, states))
         for name, new in zip(leaves, gradients, strict=True):
             if new is not None:
                 total[name] = total[name] + new if name in total else new.detach()
-    check_finite_gradients(argument, total)
+    valid.check_finite_gradients(argument, total)
     return done, total
 
 
@@ -255,7 +236,7 @@ def _take(
     }
     with torch.enable_grad():
         stepped = dict(update(parameters, leaves, learning_rate=learning_rate))
-    check_stepped(stepped, parameters)
+    valid.check_stepped(stepped, parameters)
 
     def pull_back(slope: _Gradients) -> _Gradients:
         moved = [name for name in slope if stepped[name].requires_grad]
@@ -275,7 +256,7 @@ def _repeat(passes: Passes, batch: _Studied) -> Evaluate:
 
     def evaluate(parameters: Parameters, then: Callable[[Tensor], Any]) -> Any:
         passes.streams.replay(batch.states)
-        with differentiable_attention():
+        with _passes.differentiable_attention():
             return passes.run(parameters, batch.images, lambda outputs: then(outputs[0]))
 
     return evaluate
@@ -288,7 +269,7 @@ def _response(guides: Guides, batch: _Studied, tangent: Tensor, loss: GuideLoss)
         guided = at_least_single(batch.guided).clone().requires_grad_()
         value = guide_loss(guided, batch.labels, guides._replace(table=table), loss)
         (slope,) = torch.autograd.grad(value, guided, create_graph=True, allow_unused=True)
-        check_twice_differentiable(slope)
+        valid.check_twice_differentiable(slope)
         (response,) = torch.autograd.grad(slope, table, tangent.to(slope.dtype), allow_unused=True)
     return torch.zeros_like(table) if response is None else response
 

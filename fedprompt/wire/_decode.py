@@ -13,18 +13,8 @@ from torch import Tensor
 
 import fedprompt._checks as check
 from fedprompt.interfaces import Message, Weighted
-from fedprompt.wire._format import (
-    DTYPES,
-    FORMAT,
-    Expected,
-    Header,
-    Slot,
-    check_expected,
-    digest_of,
-    header_text,
-    longest_header,
-    offsets,
-)
+from fedprompt.wire import _format
+from fedprompt.wire._format import DTYPES, FORMAT, Expected, Header, Slot, offsets
 
 _Raw = np.ndarray[Any, np.dtype[np.uint8]]
 _Slots = Mapping[str, Slot]
@@ -72,7 +62,7 @@ def decode_payload(
         Traceback (most recent call last):
         ValueError: `blob` must come from the same backbone, {'backbone': 'vit_small'}; got ...
     """
-    expected = check_expected(expect, max_bytes)
+    expected = _format.check_expected(expect, max_bytes)
     if not isinstance(blob, bytes):
         raise check.wrong_type("blob", "be bytes", f"a {type(blob).__name__}")
     return read_blob(blob, expect, expected, max_bytes)
@@ -112,7 +102,7 @@ def _split(blob: bytes, expected: _Slots) -> tuple[bytes, memoryview]:
     length = int.from_bytes(blob[:8], "little")
     if length > len(blob) - 8:
         _refuse(f"hold the {length} bytes of header that it announces", f"{len(blob) - 8} bytes")
-    if length > (limit := longest_header(expected)):
+    if length > (limit := _format.longest_header(expected)):
         _refuse(f"have a header of at most {limit} bytes", length)
     return blob[8 : 8 + length], memoryview(blob)[8 + length :]
 
@@ -216,11 +206,11 @@ def _check_whole(
     text: bytes, digest: str, header: Header, claimed: _Slots, tensors: memoryview
 ) -> None:
     """Require the one header that describes these tensors, all of their bytes, and the digest."""
-    if text != header_text(header, claimed, digest).encode("utf-8", "surrogatepass"):
+    if text != _format.header_text(header, claimed, digest).encode("utf-8", "surrogatepass"):
         _refuse("have a header as `encode_payload` writes it", text.decode())
     if len(tensors) != (total := sum(slot.num_bytes for slot in claimed.values())):
         _refuse(f"hold {total} bytes of tensors", len(tensors))
-    if (found := digest_of(header, claimed, [tensors])) != digest:
+    if (found := _format.digest_of(header, claimed, [tensors])) != digest:
         _refuse(f"have the SHA-256 {digest[:12]} of its header", f"{found[:12]} (damaged content)")
 
 
