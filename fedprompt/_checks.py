@@ -155,14 +155,10 @@ def method(method: Any) -> None:
     instance("method", method, Method, "be a Method(client, server, predict)")
     instance("method.server", method.server, Server, "be a Server(state, answer, step)")
     instance("method.server.state", method.server.state, Mapping, "be a tree of a dict")
-    functions = {
-        "client": method.client,
-        "predict": method.predict,
-        "server.answer": method.server.answer,
-        "server.step": method.server.step,
-    }
-    for name, part in functions.items():
-        function(f"method.{name}", part)
+    function("method.client", method.client)
+    function("method.predict", method.predict)
+    function("method.server.answer", method.server.answer)
+    function("method.server.step", method.server.step)
     count("method.exchanges", method.exchanges)
     if method.form is not None:
         function("method.form", method.form)

@@ -62,11 +62,8 @@ def unpack(
 def blob_of(records: RecordDict) -> bytes:
     """Return the encoded message in records that :func:`pack` made."""
     record = records.get(_MESSAGE) if len(records) == 1 else None
-    if (
-        not isinstance(record, ArrayRecord)
-        or list(record) != ["blob"]
-        or record["blob"].stype != "safetensors"
-    ):
+    single = isinstance(record, ArrayRecord) and list(record) == ["blob"]
+    if not single or record["blob"].stype != "safetensors":
         rule = f"contain one blob under {_MESSAGE!r}, and nothing else"
         raise check.wrong("records", rule, list(records))
     blob: bytes = record["blob"].data

@@ -38,7 +38,7 @@ def checked_guides(guides: Any) -> Guides:
     return Guides(table, weight > 0)
 
 
-def check_outputs(guided: object, logits: object, batch: int, table: Tensor) -> None:
+def check_outputs(guided: Tensor, logits: Tensor, batch: int, table: Tensor) -> None:
     """Require that the two outputs of a model have the shapes of the batch and the guides."""
     classes, dim = table.shape
     outputs = (
@@ -46,11 +46,8 @@ def check_outputs(guided: object, logits: object, batch: int, table: Tensor) -> 
         ("guided", guided, dim, "the width of `guides`"),
     )
     for name, output, width, reason in outputs:
-        if not (
-            isinstance(output, Tensor)
-            and output.is_floating_point()
-            and output.shape == (batch, width)
-        ):
+        floating = isinstance(output, Tensor) and output.is_floating_point()
+        if not floating or output.shape != (batch, width):
             rule = f"be floating-point of shape (batch={batch}, {width}), {reason}"
             raise check.wrong(name, rule, check.kind(output))
 
@@ -101,12 +98,9 @@ def checked_batches(argument: str, batches: object, num_classes: int) -> list[Pa
     ]
 
 
-def _checked_batch(argument: str, batch: object, num_classes: int) -> Pair:
-    if (
-        not isinstance(batch, Sequence)
-        or len(batch) != 2
-        or not all(isinstance(part, Tensor) for part in batch)
-    ):
+def _checked_batch(argument: str, batch: Any, num_classes: int) -> Pair:
+    pair = isinstance(batch, Sequence) and len(batch) == 2
+    if not pair or not all(isinstance(part, Tensor) for part in batch):
         raise check.wrong_type(argument, "be a pair of tensors (images, labels)", check.kind(batch))
     images, labels = batch
     check.strided(argument, images)

@@ -240,12 +240,9 @@ def _take(
 
     def pull_back(slope: _Gradients) -> _Gradients:
         moved = [name for name in slope if stepped[name].requires_grad]
-        pulled = torch.autograd.grad(
-            [stepped[name] for name in moved],
-            list(leaves.values()),
-            [slope[name] for name in moved],
-            allow_unused=True,
-        )
+        outputs = [stepped[name] for name in moved]
+        slopes = [slope[name] for name in moved]
+        pulled = torch.autograd.grad(outputs, list(leaves.values()), slopes, allow_unused=True)
         return {name: new for name, new in zip(leaves, pulled, strict=True) if new is not None}
 
     return _Step(stepped, set(gradients), pull_back)

@@ -161,11 +161,8 @@ def _moved_by(cost: Tensor, coupling: Coupling) -> Tensor:
     right = (plan * (inner - rival * (plan * inner).sum(1, keepdim=True))).sum(2)
     free = (plan * ~full[:, None]).sum(2)
     last = free[:, -1:] + plan[:, -1].sum(1, keepdim=True) * all_full
-    duals = eliminate(
-        torch.cat([free[:, :-1], last], 1) + 1e-30,
-        couplings(plan.unbind(1), rival[:, 0], plan),
-        right,
-    )
+    free = torch.cat([free[:, :-1], last], 1) + 1e-30
+    duals = eliminate(free, couplings(plan.unbind(1), rival[:, 0], plan), right)
     inner = inner - duals[..., None]
     result = plan * (inner - rival * (plan * inner).sum(1, keepdim=True))
     return result.transpose(1, 2).reshape(cost.shape)

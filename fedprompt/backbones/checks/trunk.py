@@ -168,9 +168,8 @@ class _Judge(Judge):
             previous, tokens = tokens, trunk.block(layer, tokens, context, 0)
         pooled = trunk.pool(tokens)
         if pooled.shape != (len(self.images), trunk.num_features):
-            wrong.append(
-                f"num_features is {trunk.num_features}, but pool returns {tuple(pooled.shape)}"
-            )
+            shape = tuple(pooled.shape)
+            wrong.append(f"num_features is {trunk.num_features}, but pool returns {shape}")
         if self._is_another_block(trunk.depth, previous, context, tokens):
             wrong.append(f"depth is {trunk.depth}, but block {trunk.depth} exists")
         return not wrong, "; ".join(wrong)

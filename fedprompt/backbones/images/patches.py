@@ -83,10 +83,9 @@ def _resnet(visual: Any, images: Tensor) -> tuple[Tensor, Tensor]:
     tokens = torch.cat([tokens.mean(1, keepdim=True), tokens], 1)
     tokens = tokens + pool.positional_embedding.to(tokens.dtype)
     # open_clip uses the query of the first token only, the mean. Here every location has a query.
+    by_head = "batch seq (heads dim) -> batch heads seq dim"
     query, key, value = (
-        rearrange(
-            layer(tokens), "batch seq (heads dim) -> batch heads seq dim", heads=pool.num_heads
-        )
+        rearrange(layer(tokens), by_head, heads=pool.num_heads)
         for layer in (pool.q_proj, pool.k_proj, pool.v_proj)
     )
     attended = F.scaled_dot_product_attention(query, key, value)
