@@ -131,11 +131,11 @@ def check_unadapted(
     Adapters are recognized by the names of their parameters. Parameters in `trained` are not frozen
     later and may be either.
     """
-    listed = [(name, parameter) for name, parameter in parameters if parameter not in trained]
-    trainable = [name for name, parameter in listed if parameter.requires_grad]
+    named = [(name, parameter) for name, parameter in parameters if parameter not in trained]
+    trainable = [name for name, parameter in named if parameter.requires_grad]
     adapters = [name for name in trainable if any(word in name.lower() for word in _ADAPTERS)]
     fixed = any(
-        not parameter.requires_grad and not name.endswith(_POSITIONS) for name, parameter in listed
+        not parameter.requires_grad and not name.endswith(_POSITIONS) for name, parameter in named
     )
     if adapters or (trainable and fixed):
         rule = (
