@@ -79,8 +79,9 @@ def heterogeneous_means(
             raise check.wrong("dims", _DIMS, "fewer than entries")
         check.count(f"dims[{position}]", dim)
         if isinstance(entry, Mapping):
-            rule = "be class logits (Weighted)"
-            raise check.wrong_type(f"entries[{position}]", rule, "a payload")
+            raise check.wrong_type(
+                f"entries[{position}]", "be class logits (Weighted)", "a payload"
+            )
         first = first or check.layout(f"entries[{position}]", entry)
         if dim not in sums:
             sums[dim] = RowSums(first)

@@ -61,7 +61,7 @@ def unpack(
 
 def blob_of(records: RecordDict) -> bytes:
     """Return the encoded message in records that :func:`pack` made."""
-    record = records.get(_MESSAGE) if len(records) == 1 else None
+    record: Any = records.get(_MESSAGE) if len(records) == 1 else None
     single = isinstance(record, ArrayRecord) and list(record) == ["blob"]
     if not single or record["blob"].stype != "safetensors":
         rule = f"contain one blob under {_MESSAGE!r}, and nothing else"

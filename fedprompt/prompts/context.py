@@ -181,7 +181,7 @@ def _after_names(trailing: Tensor, names: ClassNames) -> Tensor:
     return torch.cat([words, trailing], -2)[..., classes, source, :]
 
 
-def _checked_init(init: Any, dim: int) -> Tensor:
+def _checked_init(init: Tensor, dim: int) -> Tensor:
     shape = "of shape (length, dim), such as tower.words('a photo of a')"
     check.floating("init", init, f"be a floating-point tensor {shape}")
     if init.ndim != 2 or init.shape[1] != dim:

@@ -9,7 +9,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 import fedprompt._checks as check
-from fedprompt.backbones.checks._report import Judge, Line, Report, judged, listed, near
+from fedprompt.backbones._models import listed
+from fedprompt.backbones.checks._report import Judge, Line, Report, judged, near
 from fedprompt.interfaces import Trunk
 
 # Relative to the largest entry, for two computations of the same numbers in another order.
