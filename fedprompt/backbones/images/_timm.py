@@ -55,9 +55,10 @@ class _TimmTrunk(FrozenTrunk):
         patch_embed = self.vit.patch_embed
         if image_size is None and self.vit.dynamic_img_size:
             return None
-        default = image_size is None
-        dynamic_size = patch_embed.dynamic_feat_size
-        rows, columns = patch_embed.grid_size if default else dynamic_size(image_size)
+        grid_size = patch_embed.grid_size
+        if image_size is not None:
+            grid_size = patch_embed.dynamic_feat_size(image_size)
+        rows, columns = grid_size
         if tokens.shape[1] != (count := self.prefix + rows * columns):
             rule = f"have {count} tokens without prompts, for {rows} x {columns} patches"
             raise check.wrong("tokens", rule, tokens.shape[1])

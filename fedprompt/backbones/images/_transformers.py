@@ -29,7 +29,7 @@ def transformers_maker(model: object) -> Callable[..., FrozenTrunk] | None:
 class _TransformersTrunk(FrozenTrunk):
     """Base of the trunks of all families.
 
-    Positions are interpolated by the model if images have another size than its images.
+    Positions are interpolated by the model for images of another size than the model has.
     """
 
     prefix = 1
