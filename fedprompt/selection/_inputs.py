@@ -56,9 +56,7 @@ def shares(usage: Tensor | None, like: Tensor) -> Tensor:
 
 def checked_table(counts: Tensor) -> Tensor:
     """Return counts as a float64 matrix on the CPU; with one axis, they become a column."""
-    if not isinstance(counts, Tensor) or counts.is_complex() or counts.dtype == torch.bool:
-        raise check.wrong_type("counts", "be a tensor of counts", check.kind(counts))
-    check.dense("counts", counts)
+    check.real("counts", counts, "be a tensor of counts")
     if counts.ndim not in (1, 2) or 0 in counts.shape:
         rule = "have shape (groups,) or (groups, classes) without an empty axis"
         raise check.wrong("counts", rule, tuple(counts.shape))
