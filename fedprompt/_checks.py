@@ -79,6 +79,12 @@ def text(argument: str, text: object) -> None:
     instance(argument, text, str, "be a string")
 
 
+def some(argument: str, found: object, rule: str) -> None:
+    """Require that something was found."""
+    if not found:
+        raise wrong(argument, rule, "none")
+
+
 def names(
     argument: str, things: Any, rule: str = "map names to tensors", *, at_least: int = 0
 ) -> None:
@@ -86,8 +92,7 @@ def names(
     if isinstance(things, Weighted):
         raise wrong_type(argument, rule, "an entry without a name (Weighted)")
     instance(argument, things, Mapping, rule)
-    if len(things) < at_least:
-        raise wrong(argument, "hold at least one name", "none")
+    some(argument, len(things) >= at_least, "hold at least one name")
     if strange := [name for name in things if not isinstance(name, str)]:
         raise wrong_type(argument, "have strings as names", kind(strange[0]))
 
@@ -150,14 +155,10 @@ def method(method: Any) -> None:
     instance("method", method, Method, "be a Method(client, server, predict)")
     instance("method.server", method.server, Server, "be a Server(state, answer, step)")
     instance("method.server.state", method.server.state, Mapping, "be a tree of a dict")
-    functions = {
-        "client": method.client,
-        "predict": method.predict,
-        "server.answer": method.server.answer,
-        "server.step": method.server.step,
-    }
-    for name, part in functions.items():
-        function(f"method.{name}", part)
+    function("method.client", method.client)
+    function("method.predict", method.predict)
+    function("method.server.answer", method.server.answer)
+    function("method.server.step", method.server.step)
     count("method.exchanges", method.exchanges)
     if method.form is not None:
         function("method.form", method.form)
@@ -212,9 +213,10 @@ def generator(generator: object) -> None:
     instance("generator", generator, torch.Generator, "be a torch.Generator")
 
 
-def initial_generator(generator: object) -> None:
-    """Require a generator of PyTorch, or None for the global one."""
+def initial_generator(generator: torch.Generator | None) -> torch.device | None:
+    """Return the device of a generator of PyTorch, or None for the global one."""
     instance("generator", generator, torch.Generator | None, "be a torch.Generator")
+    return None if generator is None else generator.device
 
 
 def images(images: object, *, any_dtype: bool = False) -> None:
@@ -285,10 +287,18 @@ def factor(argument: str, value: object, *, above: float | None = None) -> None:
     number(argument, value, at_least=0, above=above, at_most=torch.finfo(torch.float32).max)
 
 
-def floats(argument: str, tensor: object, ndim: int | None = None, shape: str = "") -> None:
+def floating(
+    argument: str, tensor: Any, rule: str = "be a floating-point tensor", ndim: int | None = None
+) -> None:
+    """Require a floating-point tensor; its numbers are not checked."""
+    floating = isinstance(tensor, Tensor) and tensor.is_floating_point()
+    if not floating or ndim not in (None, tensor.ndim):
+        raise wrong_type(argument, rule, kind(tensor))
+
+
+def floats(argument: str, tensor: Any, ndim: int | None = None, shape: str = "") -> None:
     """Require a dense floating-point tensor; on the CPU, with finite numbers."""
-    if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
-        raise wrong_type(argument, f"be a floating-point tensor {shape}".rstrip(), kind(tensor))
+    floating(argument, tensor, f"be a floating-point tensor {shape}".rstrip())
     if ndim is not None and tensor.ndim != ndim:
         raise wrong(argument, f"have shape {shape}", tuple(tensor.shape))
     strided(argument, tensor)
@@ -335,6 +345,12 @@ def class_names(names: Any) -> None:
             raise wrong(f"names.{field}", rule, kind(parts))
         if kinds is Integral and min(parts) < 0:
             raise wrong(f"names.{field}", "be at least 0", min(parts))
+
+
+def same_device(argument: str, tensor: Tensor, device: torch.device, of: str) -> None:
+    """Require a tensor on the device `of` something."""
+    if tensor.device != device:
+        raise wrong(argument, f"be on {of} {device}", tensor.device)
 
 
 def device(argument: str, tensor: Tensor, device: torch.device) -> None:
@@ -401,8 +417,7 @@ def layout(argument: str, entry: object) -> Weighted:
         raise wrong_type(argument, "be a Weighted(value, weight)", kind(entry) + hint)
     value, weight = entry
     for name, tensor in (("value", value), ("weight", weight)):
-        if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
-            raise wrong_type(f"{argument}.{name}", "be a floating-point tensor", kind(tensor))
+        floating(f"{argument}.{name}", tensor)
         strided(f"{argument}.{name}", tensor)
     if weight.is_meta != value.is_meta:
         rule = f"be on the device of `value`, {value.device}"
@@ -425,10 +440,14 @@ def rows(argument: str, entry: Weighted) -> None:
 
 def weights(argument: str, entry: Weighted) -> None:
     """Require finite weights of at least 0; values are not checked."""
-    weight = entry.weight
-    refused = ~(torch.isfinite(weight) & (weight >= 0))
+    nonnegative(f"{argument}.weight", entry.weight)
+
+
+def nonnegative(argument: str, numbers: Tensor) -> None:
+    """Require finite numbers of at least 0."""
+    refused = ~(torch.isfinite(numbers) & (numbers >= 0))
     if bool(refused.any()):
-        raise wrong(f"{argument}.weight", "be finite and at least 0", weight[refused][0].item())
+        raise wrong(argument, "be finite and at least 0", numbers[refused][0].item())
 
 
 def known_rows(entry: Weighted) -> Tensor:

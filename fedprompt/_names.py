@@ -9,13 +9,13 @@ _WRAPPERS = (nn.parallel.DistributedDataParallel, nn.DataParallel)
 
 def inner_name(module: nn.Module, name: str) -> str:
     """Return the name of a parameter or buffer in the module inside its wrappers."""
-    kept: list[str] = []
+    parts: list[str] = []
     owner = module
     for part in name.split("."):
         if not ((isinstance(owner, _WRAPPERS) and part == "module") or part == "_orig_mod"):
-            kept.append(part)
+            parts.append(part)
         owner = getattr(owner, part)
-    return ".".join(kept)
+    return ".".join(parts)
 
 
 def some_names(names: Iterable[str]) -> str:

@@ -50,9 +50,8 @@ def class_means(
     """
     check.count("num_classes", num_classes)
     if not isinstance(values, Tensor) or not values.is_floating_point() or values.ndim < 1:
-        raise check.wrong_type(
-            "values", "be floating-point of shape (batch, *event)", check.kind(values)
-        )
+        rule = "be floating-point of shape (batch, *event)"
+        raise check.wrong_type("values", rule, check.kind(values))
     check.labels("labels", labels, num_classes)
     rule = f"have one entry for each of the {len(values)} rows of `values`"
     if len(labels) != len(values):
@@ -206,6 +205,5 @@ def _mean(divergence: Tensor, logits: Tensor) -> Tensor:
 
 def _check_logits(argument: str, logits: Any) -> None:
     if not isinstance(logits, Tensor) or logits.ndim != 2 or not logits.is_floating_point():
-        raise check.wrong(
-            argument, "be floating-point of shape (batch, classes)", check.kind(logits)
-        )
+        rule = "be floating-point of shape (batch, classes)"
+        raise check.wrong(argument, rule, check.kind(logits))

@@ -181,8 +181,7 @@ def _check_arguments(
         raise check.wrong_type("dataset", "be images by index", check.kind(dataset))
     if isinstance(dataset, Tensor):
         check.dense("dataset", dataset)
-    if len(dataset) == 0:
-        raise check.wrong("dataset", "contain at least one image", "none")
+    check.some("dataset", len(dataset), "contain at least one image")
     check.instance("key", key, str | None, "be a string or None")
     if key is not None and isinstance(dataset, Tensor):
         raise check.wrong("key", "be None for a tensor", repr(key))

@@ -197,10 +197,7 @@ def _check_axes(axes: object) -> None:
     except ImportError as error:
         message = "`fedprompt.plots` needs matplotlib: pip install 'fedprompt[plots]'"
         raise ImportError(message) from error
-    if not isinstance(axes, Axes):
-        raise check.wrong_type(
-            "axes", "be one matplotlib Axes, such as figure.subplots()", check.kind(axes)
-        )
+    check.instance("axes", axes, Axes, "be one matplotlib Axes, such as figure.subplots()")
 
 
 def _class_counts(labels: object, clients: object) -> "np.ndarray[Any, np.dtype[np.int64]]":

@@ -44,8 +44,7 @@ def sample_clients(
     ids: object = clients
     if not isinstance(ids, np.ndarray) or ids.ndim != 1:
         check.sequence("clients", clients, "ids, such as range(100)")
-    if not len(clients):
-        raise check.wrong("clients", "have at least one client", "none")
+    check.some("clients", len(clients), "have at least one client")
     check.count("size", size, at_least=0)
     if size > len(clients):
         raise check.wrong("size", f"be at most the number of clients, {len(clients)}", size)

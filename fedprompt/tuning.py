@@ -76,9 +76,8 @@ def lora(
     config = LoraConfig(r=rank, lora_alpha=rank, target_modules=list(found))
     with _drawing(generator):
         tuned: Any = inject_adapter_in_model(config, copy.deepcopy(model))
-    return _trained(
-        tuned, [weight for name, weight in tuned.named_parameters() if ".lora_" in name]
-    )
+    weights = [weight for name, weight in tuned.named_parameters() if ".lora_" in name]
+    return _trained(tuned, weights, "have linear layers")
 
 
 def adapters(
@@ -124,10 +123,7 @@ def adapters(
                 parent, _, last = name.rpartition(".")
                 setattr(tuned.get_submodule(parent), last, adapted)
                 parameters += adapted.adapter.parameters()
-    if not parameters:
-        rule = "have modules named mlp with linear layers"
-        raise check.wrong("model", rule, type(model).__name__)
-    return _trained(tuned, parameters)
+    return _trained(tuned, parameters, "have modules named mlp with linear layers")
 
 
 def norms(model: _Model) -> tuple[_Model, list[nn.Parameter]]:
@@ -153,9 +149,7 @@ def norms(model: _Model) -> tuple[_Model, list[nn.Parameter]]:
     tuned = copy.deepcopy(model)
     layers = [part for part in tuned.modules() if "norm" in type(part).__name__.lower()]
     parameters = [parameter for layer in layers for parameter in layer.parameters(recurse=False)]
-    if not parameters:
-        raise check.wrong("model", "have normalization layers", type(model).__name__)
-    return _trained(tuned, parameters)
+    return _trained(tuned, parameters, "have normalization layers")
 
 
 def biases(model: _Model) -> tuple[_Model, list[nn.Parameter]]:
@@ -185,9 +179,7 @@ def biases(model: _Model) -> tuple[_Model, list[nn.Parameter]]:
     check.module("model", model)
     tuned = copy.deepcopy(model)
     parameters = [bias for name, bias in tuned.named_parameters() if name.endswith("bias")]
-    if not parameters:
-        raise check.wrong("model", "have parameters named bias", type(model).__name__)
-    return _trained(tuned, parameters)
+    return _trained(tuned, parameters, "have parameters named bias")
 
 
 class _Adapted(nn.Module):
@@ -213,8 +205,10 @@ def _named(model: nn.Module, names: tuple[str, ...]) -> Iterator[tuple[str, nn.M
     return ((name, part) for name, part in model.named_modules() if name.split(".")[-1] in names)
 
 
-def _trained(model: Any, chosen: list[nn.Parameter]) -> tuple[Any, list[nn.Parameter]]:
-    """Freeze all parameters except the chosen ones."""
+def _trained(model: Any, chosen: list[nn.Parameter], rule: str) -> tuple[Any, list[nn.Parameter]]:
+    """Freeze all parameters except the chosen ones, of which there must be one."""
+    if not chosen:
+        raise check.wrong("model", rule, type(model).__name__)
     model.requires_grad_(False)
     for parameter in chosen:
         parameter.requires_grad_()

@@ -36,8 +36,7 @@ def aggregate(
             if name not in statistics:
                 statistics[name] = make(check.layout(argument, entry))
             statistics[name].add(argument, entry)
-    if payloads is None:
-        raise check.wrong("entries", "hold at least one entry or payload", "none")
+    check.some("entries", payloads is not None, "hold at least one entry or payload")
     results = {name: statistic.result() for name, statistic in statistics.items()}
     return results if payloads else results[""]
 

@@ -32,7 +32,7 @@ class RowRule(ABC):
 
     def init(self, previous: Tensor | Mapping[str, Tensor], /) -> State:
         if isinstance(previous, Mapping):
-            return init_each(dict.fromkeys(previous, self), previous)
+            return init_by_name(dict.fromkeys(previous, self), previous)
         _check_previous(previous)
         return self.first_state(previous.detach())
 
@@ -44,7 +44,7 @@ class RowRule(ABC):
     ) -> tuple[dict[str, Tensor], State]: ...
     def step(self, previous: Any, mean: Any, state: State, /) -> Any:
         if isinstance(previous, Mapping):
-            return step_each(dict.fromkeys(previous, self), previous, mean, state)
+            return step_by_name(dict.fromkeys(previous, self), previous, mean, state)
         _check_previous(previous)
         check.entry("mean", mean)
         check.shape("mean.value", mean.value, previous.shape, "`previous`")
@@ -100,7 +100,7 @@ def _keep_rows(rows: Tensor, previous: Tensor, before: Any, after: Any) -> Any:
     return after
 
 
-def init_each(rules: Mapping[str, TensorUpdate], previous: Mapping[str, Tensor]) -> State:
+def init_by_name(rules: Mapping[str, TensorUpdate], previous: Mapping[str, Tensor]) -> State:
     """Make the state of each name by its rule."""
     check.names("previous", previous)
     states = {}
@@ -110,7 +110,7 @@ def init_each(rules: Mapping[str, TensorUpdate], previous: Mapping[str, Tensor])
     return states
 
 
-def step_each(
+def step_by_name(
     rules: Mapping[str, TensorUpdate], previous: Mapping[str, Tensor], mean: Payload, state: State
 ) -> tuple[dict[str, Tensor], State]:
     """Step each name of the mean by its rule. Other names keep their value and their state."""

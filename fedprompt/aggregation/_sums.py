@@ -57,12 +57,9 @@ def check_alike(argument: str, entry: object, first: Weighted) -> None:
         place = f"{argument}.{name}"
         check.shape(place, tensor, like.shape, "the first entry")
         if tensor.dtype != like.dtype:
-            raise check.wrong_type(
-                place, f"have the dtype of the first entry {like.dtype}", tensor.dtype
-            )
-        if tensor.device != like.device:
-            rule = f"be on the device of the first entry {like.device}"
-            raise check.wrong(place, rule, tensor.device)
+            rule = f"have the dtype of the first entry {like.dtype}"
+            raise check.wrong_type(place, rule, tensor.dtype)
+        check.same_device(place, tensor, like.device, "the device of the first entry")
 
 
 def as_entry(value: Tensor, weight: Tensor, *, like: Weighted) -> Weighted:

@@ -19,8 +19,7 @@ def alike(payloads: Iterable[Payload]) -> list[Payload]:
         place = f"payloads[{position}]"
         check.names(place, payload, "map names to Weighted, because distances are over all names")
         first = checked[0] if checked else payload
-        if not payload:
-            raise check.wrong(place, "have at least one name", "none")
+        check.some(place, payload, "have at least one name")
         if set(payload) != set(first):
             raise check.wrong(place, f"have the names {sorted(first)}", sorted(payload))
         for name, entry in payload.items():

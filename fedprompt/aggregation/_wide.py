@@ -46,10 +46,8 @@ class WideSum:
         mantissa, exponent = self._parts()
         row_mantissa, row_exponent = divisor._parts()
         safe = torch.where(row_mantissa > 0, row_mantissa, 1.0)
-        return _times_power(
-            mantissa / check.per_row(safe, mantissa),
-            exponent - check.per_row(row_exponent, exponent),
-        )
+        shift = exponent - check.per_row(row_exponent, exponent)
+        return _times_power(mantissa / check.per_row(safe, mantissa), shift)
 
     def saturated(self) -> Tensor:
         """Return the sum as float64, clamped to the largest finite number."""

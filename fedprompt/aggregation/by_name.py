@@ -7,7 +7,7 @@ from typing import TypeVar
 from torch import Tensor
 
 import fedprompt._checks as check
-from fedprompt.aggregation._rules import State, TensorUpdate, init_each, step_each
+from fedprompt.aggregation._rules import State, TensorUpdate, init_by_name, step_by_name
 from fedprompt.aggregation.means import weighted_mean
 from fedprompt.aggregation.server import overwrite
 from fedprompt.interfaces import Aggregator, Payload, ServerUpdate, Weighted
@@ -53,8 +53,7 @@ def aggregate_by_name(
             check.form(f"payloads[{position}]", payload, at_least=0)
             for position, payload in enumerate(payloads)
         ]
-        if not sent:
-            raise check.wrong("payloads", "hold at least one payload", "none")
+        check.some("payloads", sent, "hold at least one payload")
         names = list(dict.fromkeys(name for payload in sent for name in payload))
         means = {}
         for name, aggregator in _match(names, chosen, default).items():
@@ -106,12 +105,12 @@ class _ByName:
     default: TensorUpdate
 
     def init(self, previous: Mapping[str, Tensor], /) -> State:
-        return init_each(self._matched(previous), previous)
+        return init_by_name(self._matched(previous), previous)
 
     def step(
         self, previous: Mapping[str, Tensor], mean: Payload, state: State, /
     ) -> tuple[dict[str, Tensor], State]:
-        return step_each(self._matched(previous), previous, mean, state)
+        return step_by_name(self._matched(previous), previous, mean, state)
 
     def _matched(self, previous: Mapping[str, Tensor]) -> dict[str, TensorUpdate]:
         check.instance("previous", previous, Mapping, "map names to tensors")

@@ -81,14 +81,12 @@ def low_rank_mean(
 
 def _check_pairs(pairs: Any) -> None:
     check.names("pairs", pairs, "map names to pairs of names")
-    if not pairs:
-        raise check.wrong("pairs", "hold at least one pair of names", "none")
+    check.some("pairs", pairs, "hold at least one pair of names")
     for name, pair in pairs.items():
         two = isinstance(pair, tuple | list) and len(pair) == 2
         if not two or not all(isinstance(factor, str) for factor in pair):
-            raise check.wrong_type(
-                f"pairs[{name!r}]", "be the names of two factors", check.kind(pair)
-            )
+            rule = "be the names of two factors"
+            raise check.wrong_type(f"pairs[{name!r}]", rule, check.kind(pair))
 
 
 def _with_products(payloads: Iterable[Payload], pairs: _Pairs) -> Iterator[Payload]:
@@ -102,8 +100,7 @@ def _with_products(payloads: Iterable[Payload], pairs: _Pairs) -> Iterator[Paylo
         complete = {name: pair for name, pair in pairs.items() if set(pair) <= payload.keys()}
         products = {name: _product(argument, payload, *pair) for name, pair in complete.items()}
         yield {**payload, **products}
-    if position < 0:
-        raise check.wrong("payloads", "hold at least one payload", "none")
+    check.some("payloads", position >= 0, "hold at least one payload")
 
 
 def _product(argument: str, payload: Payload, left: str, right: str) -> Weighted:

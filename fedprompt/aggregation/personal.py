@@ -103,8 +103,7 @@ def distances(payloads: Iterable[Payload]) -> Float[Tensor, "clients clients"]:
                 [5., 0.]])
     """
     listed = alike(payloads)
-    if not listed:
-        raise check.wrong("payloads", "hold at least one payload", "none")
+    check.some("payloads", listed, "hold at least one payload")
     for position, payload in enumerate(listed):
         for name, entry in payload.items():
             check.entry(f"payloads[{position}][{name!r}]", entry)
@@ -141,9 +140,8 @@ def averaging_server(
     check.tensors("values", values, at_least=0)
     rule = overwrite() if update is None else update
     if isinstance(rule, type) or not isinstance(rule, ServerUpdate):
-        raise check.wrong_type(
-            "update", "be a server update, such as ema(decay=0.5)", check.kind(rule)
-        )
+        example = "be a server update, such as ema(decay=0.5)"
+        raise check.wrong_type("update", example, check.kind(rule))
 
     def answer(client: int, state: State) -> Message:
         _check_state(state)
@@ -164,8 +162,7 @@ def averaging_server(
 
 def _check_payloads(payloads: Any) -> None:
     check.instance("payloads", payloads, Mapping, "map ids of clients to payloads")
-    if not payloads:
-        raise check.wrong("payloads", "hold at least one payload", "none")
+    check.some("payloads", payloads, "hold at least one payload")
     for client, payload in payloads.items():
         check.count("id in `payloads`", client, at_least=0)
         if payload != {}:  # a legal message of a client that shares nothing

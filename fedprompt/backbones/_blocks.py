@@ -47,14 +47,15 @@ def tokens_at(
 def _attention(
     attention: nn.MultiheadAttention, tokens: Tensor, mask: Tensor | None, read: Tensor | None
 ) -> Tensor:
-    weight, bias, dim = attention.in_proj_weight, attention.in_proj_bias, tokens.shape[-1]
+    weight, bias = attention.in_proj_weight, attention.in_proj_bias
+    dim = tokens.shape[-1]
     sizes = [3 * dim] if read is None else [dim, 2 * dim]  # one product, if all tokens are read
     inputs = (tokens,) if read is None else (tokens_at(tokens, read), tokens)
     parts = zip(inputs, torch.split(weight, sizes), torch.split(bias, sizes), strict=True)
     query, key, value = (
         rearrange(part, "batch seq (heads dim) -> batch heads seq dim", heads=attention.num_heads)
-        for own in parts
-        for part in torch.split(F.linear(*own), dim, -1)
+        for arguments in parts
+        for part in torch.split(F.linear(*arguments), dim, -1)
     )
     mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
     output = attention.out_proj

@@ -1,6 +1,6 @@
 """Models of users: the libraries that define them, and the parameters that are trained."""
 
-from collections.abc import Collection, Iterable, Iterator, MutableMapping
+from collections.abc import Collection, Iterable, Iterator, MutableMapping, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -24,9 +24,9 @@ class Trainable(nn.Module):
 
     def __init__(self, model: nn.Module | None = None, chosen: Iterable[nn.Parameter] = ()) -> None:
         super().__init__()
-        kept = set(chosen)
+        trained = set(chosen)
         for path, owner in model.named_modules() if model is not None else ():
-            names = [name for name, parameter in owner._parameters.items() if parameter in kept]
+            names = [name for name, parameter in owner._parameters.items() if parameter in trained]
             if names:
                 part: nn.Module = self
                 for word in path.split(".") if path else ():
@@ -95,8 +95,7 @@ def chosen_parameters(model: nn.Module, trainable: object) -> list[nn.Parameter]
         else:
             rule = "be a parameter or a module of `model`"
             raise check.wrong_type(f"trainable[{position}]", rule, check.kind(part))
-    if not chosen:
-        raise check.wrong("trainable", "contain at least one parameter of `model`", "none")
+    check.some("trainable", chosen, "contain at least one parameter of `model`")
     found = [parameter for parameter in model.parameters() if parameter in chosen]
     if foreign := len(chosen) - len(found):
         raise check.wrong("trainable", "belong to `model`", f"{foreign} parameters that do not")
@@ -125,28 +124,31 @@ _POSITIONS = ("pos_embed", "positional_embedding")
 def check_unadapted(
     argument: str,
     parameters: Iterable[tuple[str, nn.Parameter]],
-    kept: Collection[nn.Parameter] = (),
+    trained: Collection[nn.Parameter] = (),
 ) -> None:
     """Require that either all parameters are trained or none, and that no adapter is trained.
 
-    Adapters are recognized by the names of their parameters. Parameters in `kept` are not frozen
+    Adapters are recognized by the names of their parameters. Parameters in `trained` are not frozen
     later and may be either.
     """
-    listed = [(name, parameter) for name, parameter in parameters if parameter not in kept]
-    trainable = [name for name, parameter in listed if parameter.requires_grad]
+    named = [(name, parameter) for name, parameter in parameters if parameter not in trained]
+    trainable = [name for name, parameter in named if parameter.requires_grad]
     adapters = [name for name in trainable if any(word in name.lower() for word in _ADAPTERS)]
     fixed = any(
-        not parameter.requires_grad and not name.endswith(_POSITIONS) for name, parameter in listed
+        not parameter.requires_grad and not name.endswith(_POSITIONS) for name, parameter in named
     )
     if adapters or (trainable and fixed):
-        named = adapters or trainable
-        rest = f" and {len(named) - 3} more" if len(named) > 3 else ""
         rule = (
             "have no adapters and train all parameters or none, because all are frozen here; "
             "merge adapters, pass them as `trainable`, or call freeze(model) first"
         )
-        got = f"a model that trains {', '.join(named[:3])}{rest}"
-        raise check.wrong(argument, rule, got)
+        raise check.wrong(argument, rule, f"a model that trains {listed(adapters or trainable)}")
+
+
+def listed(names: Sequence[object]) -> str:
+    """Return the first names, and the number of the others."""
+    rest = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(map(str, names[:3])) + rest
 
 
 def libraries(model: object) -> set[str]:

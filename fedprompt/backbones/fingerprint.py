@@ -9,8 +9,8 @@ import torch
 import torch.nn as nn
 
 import fedprompt._checks as check
+from fedprompt.backbones._attributes import Attributes, find_module, is_plain
 from fedprompt.backbones._models import Trainable
-from fedprompt.backbones._own_modules import OwnModules, find_module, is_plain
 from fedprompt.interfaces import PromptStream, TextEncoder, Trunk
 
 # Parts of the names of settings that do not affect features: of classifiers, of dropout, of the
@@ -71,11 +71,12 @@ def fingerprint(
     """
     model = _module_of(backbone)
     _check_arguments(streams, class_names, name_position)
+    name = type(backbone if isinstance(model, Attributes) else model).__name__
     architecture = (getattr(model, "pretrained_cfg", None) or {}).get("architecture")
     activations = {repr(module) for module in model.modules() if _is_activation(module)}
     dtypes = {str(parameter.dtype).removeprefix("torch.") for parameter in model.parameters()}
     parts = {
-        "backbone": " ".join(filter(None, [_name_of(backbone, model), architecture])),
+        "backbone": " ".join(filter(None, [name, architecture])),
         "weights": _weights(model, getattr(backbone, "trainable", None)),
         "settings": _settings(model),
         "activation": ", ".join(sorted(activations)),
@@ -97,10 +98,6 @@ def _module_of(backbone: object) -> nn.Module:
         return model
     rule = "be a trunk or a text tower that keeps its nn.Module as `model`, or its modules"
     raise check.wrong_type("backbone", f"{rule} and tensors as attributes", check.kind(backbone))
-
-
-def _name_of(backbone: object, model: nn.Module) -> str:
-    return type(backbone if isinstance(model, OwnModules) else model).__name__
 
 
 def _weights(model: Any, trainable: object) -> str:
@@ -153,12 +150,12 @@ def _classifier(model: Any) -> set[nn.Module]:
 def _is_activation(module: nn.Module) -> bool:
     """Whether a module is a pointwise function of a known library, without parameters."""
     defined_in = type(module).__module__
-    known = (
+    is_pointwise = (
         defined_in in ("torch.nn.modules.activation", "transformers.activations")
         or defined_in.startswith("timm.layers.activations")
         or type(module).__name__ == "QuickGELU"
     )
-    return known and not any(True for _ in module.parameters())
+    return is_pointwise and not any(True for _ in module.parameters())
 
 
 def _insertion(stream: PromptStream) -> str:

@@ -50,8 +50,7 @@ def label_array(
 def some_labels(labels: Labels, *, num_classes: int | None = None) -> Int64[np.ndarray, " samples"]:
     """Copy at least one class label into an int64 array."""
     array = label_array(labels, num_classes=num_classes)
-    if not array.size:
-        raise check.wrong("labels", "hold at least one label", "none")
+    check.some("labels", array.size, "hold at least one label")
     return array
 
 

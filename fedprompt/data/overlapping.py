@@ -43,7 +43,6 @@ def dirichlet_overlapping(
     """
     check.count("num_clients", num_clients)
     check.number("alpha", alpha, above=0.0, at_most=1e12)
-    check.count("size", size)
     generator = numpy_generator(generator)
     array = some_labels(labels)
     check.count("size", size, at_most=len(array), of="the number of labels")

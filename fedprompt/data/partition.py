@@ -8,15 +8,8 @@ from jaxtyping import Int64, Integer, Shaped
 from torch import Tensor
 
 import fedprompt._checks as check
-from fedprompt.data._arguments import (
-    Generator,
-    Indices,
-    Labels,
-    check_random,
-    entries_of,
-    numpy_generator,
-    some_labels,
-)
+from fedprompt.data import _arguments
+from fedprompt.data._arguments import Generator, Indices, Labels, numpy_generator, some_labels
 from fedprompt.data._counts import check_min_size, client_counts, deal, owned, smallest_client
 from fedprompt.data.allocation import allocate
 from fedprompt.data.shares import dirichlet_shares, pathological_shares
@@ -47,7 +40,6 @@ def iid(labels: Labels, num_clients: int, *, generator: Generator) -> list[Indic
         >>> iid([0, 0, 0, 1, 1], 2, generator=np.random.default_rng(0))
         [array([2, 3, 4]), array([0, 1])]
     """
-    check.count("num_clients", num_clients)
     generator = numpy_generator(generator)
     num_samples = len(some_labels(labels))
     check.count("num_clients", num_clients, at_most=num_samples, of="the number of samples")
@@ -200,7 +192,7 @@ def by_domain(
     """
     number = _domain_numbers(domains)
     if generator is not None:
-        check_random(generator)
+        _arguments.check_random(generator)
     num_domains = int(number.max()) + 1
     domain_samples = owned(number, num_domains)
     if num_clients is None:
@@ -223,9 +215,8 @@ def by_domain(
 
 def _domain_numbers(domains: object) -> Int64[np.ndarray, " samples"]:
     """Number the domains in sorted order, and return the number of each sample."""
-    entries = entries_of("domains", domains)
-    if not entries:
-        raise check.wrong("domains", "hold at least one domain", "none")
+    entries = _arguments.entries_of("domains", domains)
+    check.some("domains", entries, "hold at least one domain")
     wanted = str if isinstance(entries[0], str) else Integral
     for position, entry in enumerate(entries):
         if isinstance(entry, bool) or not isinstance(entry, wanted):

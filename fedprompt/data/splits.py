@@ -3,14 +3,8 @@
 import numpy as np
 
 import fedprompt._checks as check
-from fedprompt.data._arguments import (
-    Generator,
-    Indices,
-    Labels,
-    label_array,
-    numpy_generator,
-    some_labels,
-)
+from fedprompt.data import _arguments
+from fedprompt.data._arguments import Generator, Indices, Labels, numpy_generator, some_labels
 
 
 def study_quiz_split(
@@ -40,7 +34,7 @@ def study_quiz_split(
     """
     check.count("quiz_size", quiz_size)
     generator = numpy_generator(generator)
-    order = generator.permutation(len(label_array(labels))).astype(np.int64)
+    order = generator.permutation(len(_arguments.label_array(labels))).astype(np.int64)
     return np.sort(order[quiz_size:]), np.sort(order[:quiz_size])
 
 

@@ -10,7 +10,8 @@ from fedprompt._trees import from_blob, to_blob
 from fedprompt.interfaces import Message, Weighted
 from fedprompt.wire import Expected, Header, decode_payload, encode_payload
 
-_MESSAGE, _STATE = "fedprompt", "fedprompt-state"
+_MESSAGE = "fedprompt"
+_STATE = "fedprompt-state"
 
 
 def pack(message: Message, *, header: Header) -> RecordDict:
@@ -60,12 +61,9 @@ def unpack(
 
 def blob_of(records: RecordDict) -> bytes:
     """Return the encoded message in records that :func:`pack` made."""
-    record = records.get(_MESSAGE) if len(records) == 1 else None
-    if (
-        not isinstance(record, ArrayRecord)
-        or list(record) != ["blob"]
-        or record["blob"].stype != "safetensors"
-    ):
+    record: Any = records.get(_MESSAGE) if len(records) == 1 else None
+    single = isinstance(record, ArrayRecord) and list(record) == ["blob"]
+    if not single or record["blob"].stype != "safetensors":
         rule = f"contain one blob under {_MESSAGE!r}, and nothing else"
         raise check.wrong("records", rule, list(records))
     blob: bytes = record["blob"].data

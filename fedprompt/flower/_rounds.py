@@ -18,6 +18,7 @@ from fedprompt.wire import Expected, Header, decode_payload
 LOG = logging.getLogger("flwr.fedprompt")  # shown in Flower's log
 CLIENT = "client"  # name of the query for the client id, and key of its reply
 Fingerprint = Callable[[int], Mapping[str, str]]
+_Direction = Literal["up", "down"]
 
 
 def unchecked(client: int) -> Mapping[str, str]:
@@ -181,7 +182,8 @@ class _Wire(NamedTuple):
             try:
                 if node not in clients or clients[node] in payloads:
                     raise check.wrong("reply", "come from a node that was asked, once", "another")
-                client, content = clients[node], _content(reply)
+                client = clients[node]
+                content = _content(reply)
                 # A client replies without records if it has no payload.
                 payloads[client] = self._decoded(content, client, exchange) if content else None
             except ValueError as error:
@@ -214,12 +216,7 @@ class _Wire(NamedTuple):
         return payload
 
     def _record(
-        self,
-        message: Message,
-        direction: Literal["up", "down"],
-        client: int,
-        exchange: int,
-        blob: bytes,
+        self, message: Message, direction: _Direction, client: int, exchange: int, blob: bytes
     ) -> None:
         if self.ledger is not None and message:
             self.ledger.record(
@@ -277,5 +274,5 @@ def _client_of(reply: Envelope) -> int:
 def _largest(message: Message) -> float:
     """Return the largest magnitude of the floating-point values of a message, or 0 without any."""
     values = [entry.value if isinstance(entry, Weighted) else entry for entry in message.values()]
-    known = [value for value in values if value.is_floating_point() and value.numel()]
-    return max((value.abs().max().item() for value in known), default=0.0)
+    floating = [value for value in values if value.is_floating_point() and value.numel()]
+    return max((value.abs().max().item() for value in floating), default=0.0)

@@ -75,25 +75,16 @@ def client_app(
         folder = None if directory is None else Path(directory, str(client))
         answer, header = unpack(message.content, expect=expect, max_bytes=max_bytes)
         server_round, later = divmod(header.server_round, method.exchanges)
-        if folder is None:
-            memory = remembered(context.state) or _INITIAL
-        else:
-            memory = load_checkpoint(folder, default={}) or _INITIAL
-        if not later:  # a repeated round begins with the state before it
-            asked = hashlib.sha256(blob_of(message.content)).hexdigest()
-            before = memory["before"] if memory["asked"] == asked else memory["after"]
-            memory = {"asked": asked, "before": before, "after": before}
+        memory = _recalled(context, folder)
+        if not later:
+            memory = _begun(memory, message.content)
         state = copy.deepcopy(memory["after"])
         payload, after = method.client(data(client, server_round), answer, state)
         reply = RecordDict()  # without a payload
         if payload is not None:
             up = Header(expect.fingerprint, header.server_round, str(client))
             reply = pack(payload, header=up)
-        memory = {**memory, "after": after}
-        if folder is None:
-            remember(memory, context.state)
-        else:
-            save_checkpoint(memory, folder)
+        _keep({**memory, "after": after}, context, folder)
         return Envelope(reply, reply_to=message)
 
     def identify(message: Envelope, context: Context) -> Envelope:
@@ -106,9 +97,29 @@ def client_app(
     return app
 
 
+def _recalled(context: Context, folder: Path | None) -> dict[str, Any]:
+    """Return what a client remembers: its last round, and its states before and after it."""
+    memory = remembered(context.state) if folder is None else load_checkpoint(folder, default={})
+    return memory or _INITIAL
+
+
+def _begun(memory: dict[str, Any], request: RecordDict) -> dict[str, Any]:
+    """Begin a round with the last state, or a repeated round with the state before it."""
+    asked = hashlib.sha256(blob_of(request)).hexdigest()
+    before = memory["before"] if memory["asked"] == asked else memory["after"]
+    return {"asked": asked, "before": before, "after": before}
+
+
+def _keep(memory: dict[str, Any], context: Context, folder: Path | None) -> None:
+    if folder is None:
+        remember(memory, context.state)
+    else:
+        save_checkpoint(memory, folder)
+
+
 def _partition(context: Context) -> int:
-    own = context.node_config.get("partition-id")
-    if type(own) is not int or own < 0:
+    partition = context.node_config.get("partition-id")
+    if type(partition) is not int or partition < 0:
         rule = "have a partition-id, an integer of at least 0"
-        raise check.wrong("context.node_config", rule, repr(own))
-    return own
+        raise check.wrong("context.node_config", rule, repr(partition))
+    return partition

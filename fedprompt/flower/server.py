@@ -86,8 +86,8 @@ class ServerStrategy(Strategy):
         if self._exchange % self.method.exchanges == 0:
             self._cohort = self._draw(self._exchange // self.method.exchanges)
             if not self._registered:
-                known = self.nodes
-                self.nodes = client_nodes(grid, self._cohort, known=known, timeout=self.patience)
+                earlier = self.nodes
+                self.nodes = client_nodes(grid, self._cohort, known=earlier, timeout=self.patience)
             asked = [client for client in self._cohort if client in self.nodes]
             self._asked = {self.nodes[client]: client for client in asked}
         return self._wire.address(self._exchange, self._cohort, self._state, self.nodes)

@@ -44,7 +44,7 @@ class ForwardRules(TorchFunctionMode):
             return result
         result = func(*args, **kwargs)
         if isinstance(func, OpOverload | OpOverloadPacket):
-            _check_kept(func, [*args, *kwargs.values()], result)
+            _check_tangents(func, [*args, *kwargs.values()], result)
         return result
 
 
@@ -56,15 +56,12 @@ def tangent_of(thing: object) -> Tensor | None:
     return tangent
 
 
-def _check_kept(func: Function, arguments: list[object], result: object) -> None:
+def _check_tangents(func: Function, arguments: list[object], result: object) -> None:
     """Refuse operators of other libraries that drop tangents, which PyTorch runs silently."""
     results = result if isinstance(result, tuple | list) else (result,)
-    kept = [
-        tangent_of(one) is not None
-        for one in results
-        if isinstance(one, Tensor) and one.is_floating_point()
-    ]
-    if kept and not any(kept) and any(tangent_of(one) is not None for one in arguments):
+    floating = [one for one in results if isinstance(one, Tensor) and one.is_floating_point()]
+    lost = floating and all(tangent_of(one) is None for one in floating)
+    if lost and any(tangent_of(one) is not None for one in arguments):
         raise NotImplementedError(f"{func} silently drops tangents")
 
 
@@ -76,13 +73,8 @@ def _one_sided(
         unpack_dual(argument).primal if isinstance(argument, Tensor) else argument
         for argument in args
     ]
-    moved = [
-        *(
-            value if tangent is None else tangent
-            for value, tangent in zip(plain, tangents, strict=False)
-        ),
-        *plain[2:],
-    ]
+    pairs = zip(plain, tangents, strict=False)
+    moved = [value if tangent is None else tangent for value, tangent in pairs] + plain[2:]
     if func in WITH_BIAS and len(args) > 2:
         moved[2] = tangent_of(args[2])
     product: Tensor = make_dual(func(*plain, **kwargs), func(*moved, **kwargs))
@@ -106,13 +98,8 @@ def _attention(
     tangents = [
         tangent for argument in (query, key, value) if (tangent := tangent_of(argument)) is not None
     ]
-    plain = (
-        attn_mask is None
-        and dropout_p == 0
-        and not is_causal
-        and not kwargs.get("enable_gqa", False)
-    )
-    if not plain or len(tangents) < 3 or not _computes_as_is(query):
+    special = attn_mask is not None or dropout_p != 0 or is_causal or kwargs.get("enable_gqa")
+    if special or len(tangents) < 3 or not _computes_as_is(query):
         return None
     query, key, value = (unpack_dual(argument).primal for argument in (query, key, value))
     scale = query.shape[-1] ** -0.5 if kwargs.get("scale") is None else kwargs["scale"]
@@ -140,12 +127,8 @@ def _frozen_layer_norm(
     Return None if PyTorch's own rule is needed.
     """
     tangent = tangent_of(input)
-    if (
-        tangent is None
-        or tangent_of(weight) is not None
-        or tangent_of(bias) is not None
-        or not _computes_as_is(input)
-    ):
+    is_frozen = tangent_of(weight) is None and tangent_of(bias) is None
+    if tangent is None or not is_frozen or not _computes_as_is(input):
         return None
     input = unpack_dual(input).primal
     shape = list(normalized_shape)
@@ -161,9 +144,8 @@ def _frozen_layer_norm(
 
 def _computes_as_is(tensor: Tensor) -> bool:
     """Whether an operator computes in the dtype of its inputs."""
-    return tensor.dtype in (torch.float32, torch.float64) and not torch.is_autocast_enabled(
-        tensor.device.type
-    )
+    autocast = torch.is_autocast_enabled(tensor.device.type)
+    return tensor.dtype in (torch.float32, torch.float64) and not autocast
 
 
 RULES: dict[Function, Function] = {

@@ -25,11 +25,11 @@ def guide_loss(guided: Tensor, labels: Tensor, guides: Guides, loss: GuideLoss) 
     guided = at_least_single(guided)
     labels = labels.long()
     rows = guides.table[labels]
-    if guides.known is not None:
-        known = guides.known[labels, None]
+    if guides.mask is not None:
+        mask = guides.mask[labels, None]
         still = guided.detach()
-        rows = torch.where(known, rows, still)
-        guided = torch.where(known, guided, still)
+        rows = torch.where(mask, rows, still)
+        guided = torch.where(mask, guided, still)
     value = loss(guided, at_least_single(rows))
     check_scalar_loss(value)
     return value

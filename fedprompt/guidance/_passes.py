@@ -42,11 +42,8 @@ class Passes:
 
     def parameters(self) -> dict[str, Tensor]:
         """Return each trainable parameter once, as a constant."""
-        return {
-            name: value.detach()
-            for name, value in self.model.named_parameters()
-            if value.requires_grad
-        }
+        parameters = self.model.named_parameters()
+        return {name: value.detach() for name, value in parameters if value.requires_grad}
 
     def run(
         self, parameters: Mapping[str, Tensor], images: object, then: Callable[[Any], Result]

@@ -16,31 +16,29 @@ class Guides(NamedTuple):
     """Validated guides: one row for each class, and a mask of the known rows (None: all)."""
 
     table: Tensor
-    known: Tensor | None
+    mask: Tensor | None
 
 
-def checked_guides(guides: object) -> Guides:
+def checked_guides(guides: Any) -> Guides:
     """Require a floating-point table, alone or as an entry with one weight for each row."""
     table, weight = (
         check.layout("guides", guides) if isinstance(guides, Weighted) else (guides, None)
     )
-    if not isinstance(table, Tensor) or not table.is_floating_point():
-        rule = "be a floating-point tensor of shape (classes, dim), or a Weighted of one"
-        raise check.wrong_type("guides", rule, check.kind(guides))
+    rule = "be a floating-point tensor of shape (classes, dim), or a Weighted of one"
+    check.floating("guides", table, rule)
     check.strided("guides", table)
     if table.ndim != 2 or 0 in table.shape:
         raise check.wrong("guides", "have shape (classes, dim)", tuple(table.shape))
     if weight is None:
         check.finite("guides", table, sync=False)
         return Guides(table, None)
-    if weight.shape != table.shape[:1]:
-        raise check.wrong("guides.weight", f"have shape ({len(table)},)", tuple(weight.shape))
+    check.shape("guides.weight", weight, table.shape[:1])
     if weight.device.type == "cpu" and check.values_readable(weight):
         check.rows("guides", Weighted(table, weight))
     return Guides(table, weight > 0)
 
 
-def check_outputs(guided: object, logits: object, batch: int, table: Tensor) -> None:
+def check_outputs(guided: Tensor, logits: Tensor, batch: int, table: Tensor) -> None:
     """Require that the two outputs of a model have the shapes of the batch and the guides."""
     classes, dim = table.shape
     outputs = (
@@ -48,11 +46,8 @@ def check_outputs(guided: object, logits: object, batch: int, table: Tensor) -> 
         ("guided", guided, dim, "the width of `guides`"),
     )
     for name, output, width, reason in outputs:
-        if not (
-            isinstance(output, Tensor)
-            and output.is_floating_point()
-            and output.shape == (batch, width)
-        ):
+        floating = isinstance(output, Tensor) and output.is_floating_point()
+        if not floating or output.shape != (batch, width):
             rule = f"be floating-point of shape (batch={batch}, {width}), {reason}"
             raise check.wrong(name, rule, check.kind(output))
 
@@ -66,7 +61,9 @@ def checked_pair(outputs: Any) -> Pair:
     raise check.wrong_type("model", "return two tensors (guided, logits)", got)
 
 
-def check_call(model: object, learning_rate: float, guide_weight: float) -> None:
+def check_call(
+    model: object, learning_rate: float, guide_weight: float, loss: Any, method: Any, update: Any
+) -> None:
     """Require a module and the numbers of the step, in a place where gradients can be computed."""
     if torch.is_inference_mode_enabled():
         raise RuntimeError(
@@ -76,12 +73,15 @@ def check_call(model: object, learning_rate: float, guide_weight: float) -> None
     check.module("model", model)
     check.factor("learning_rate", learning_rate, above=0)
     check.factor("guide_weight", guide_weight)
+    check.function("loss", loss)
+    check.function("method", method)
+    if update is not None:
+        check.function("update", update)
 
 
 def check_trainable(parameters: Mapping[str, Tensor]) -> None:
     """Require a trainable parameter."""
-    if not parameters:
-        raise check.wrong("model", "have a parameter that requires gradients", "none")
+    check.some("model", parameters, "have a parameter that requires gradients")
 
 
 def checked_batches(argument: str, batches: object, num_classes: int) -> list[Pair]:
@@ -91,27 +91,22 @@ def checked_batches(argument: str, batches: object, num_classes: int) -> list[Pa
         raise check.wrong_type(argument, rule, check.kind(batches))
     if len(batches) == 2 and not isinstance(batches[0], Sequence):
         return [_checked_batch(argument, batches, num_classes)]
-    if not batches:
-        raise check.wrong(argument, "contain at least one batch", "none")
+    check.some(argument, batches, "contain at least one batch")
     return [
         _checked_batch(f"{argument}[{position}]", batch, num_classes)
         for position, batch in enumerate(batches)
     ]
 
 
-def _checked_batch(argument: str, batch: object, num_classes: int) -> Pair:
-    if (
-        not isinstance(batch, Sequence)
-        or len(batch) != 2
-        or not all(isinstance(part, Tensor) for part in batch)
-    ):
+def _checked_batch(argument: str, batch: Any, num_classes: int) -> Pair:
+    pair = isinstance(batch, Sequence) and len(batch) == 2
+    if not pair or not all(isinstance(part, Tensor) for part in batch):
         raise check.wrong_type(argument, "be a pair of tensors (images, labels)", check.kind(batch))
     images, labels = batch
     check.strided(argument, images)
     check.strided(f"{argument} labels", labels)
     check.labels(f"{argument} labels", labels, num_classes)
-    if len(labels) == 0:
-        raise check.wrong(argument, "contain at least one sample", "none")
+    check.some(argument, len(labels), "contain at least one sample")
     if images.ndim == 0 or len(images) != len(labels):
         shapes = f"{tuple(images.shape)} and {tuple(labels.shape)}"
         raise check.wrong(argument, "have as many images as labels", shapes)
@@ -121,11 +116,8 @@ def _checked_batch(argument: str, batch: object, num_classes: int) -> Pair:
 def check_reached(guided: Tensor) -> None:
     """Require that a step can move the guided output."""
     if not guided.requires_grad:
-        raise check.wrong(
-            "model",
-            "compute its guided output from a trainable parameter",
-            "an output without a gradient, which no guide can move",
-        )
+        rule = "compute its guided output from a trainable parameter"
+        raise check.wrong("model", rule, "an output without a gradient, which no guide can move")
 
 
 def check_used(parameters: Mapping[str, Tensor], used: set[str]) -> None:
@@ -163,26 +155,19 @@ def check_stepped(stepped: Mapping[str, Tensor], parameters: Mapping[str, Tensor
     if extra:
         raise check.wrong("update", "return the parameters that it was given", extra[:5])
     if not any(value.requires_grad for value in stepped.values()):
-        raise check.wrong(
-            "update",
-            "compute the step from the gradients, in differentiable operations",
-            "parameters that do not depend on them",
-        )
+        rule = "compute the step from the gradients, in differentiable operations"
+        raise check.wrong("update", rule, "parameters that do not depend on them")
 
 
 def check_scalar_loss(value: object) -> None:
     """Require that a guide loss is a scalar."""
     if not isinstance(value, Tensor) or value.shape != ():
-        raise check.wrong(
-            "loss", "return a scalar, such as a mean over the batch", check.kind(value)
-        )
+        rule = "return a scalar, such as a mean over the batch"
+        raise check.wrong("loss", rule, check.kind(value))
 
 
 def check_twice_differentiable(slope: Tensor | None) -> None:
     """Require that the gradient of a guide loss can be differentiated again."""
     if slope is None or not slope.requires_grad:
-        raise check.wrong(
-            "loss",
-            "be twice differentiable",
-            "a gradient with respect to `guided` that is constant",
-        )
+        rule = "be twice differentiable"
+        raise check.wrong("loss", rule, "a gradient with respect to `guided` that is constant")

@@ -1,6 +1,6 @@
 """The gradient of a client's quiz loss, after one guided step, with respect to the guides."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -12,34 +12,16 @@ from torch import Tensor
 
 import fedprompt._checks as check
 from fedprompt._random_streams import RandomStates
+from fedprompt.guidance import _passes
+from fedprompt.guidance import _validation as valid
 from fedprompt.guidance._losses import GuideLoss, at_least_single, guide_loss, label_loss
-from fedprompt.guidance._passes import (
-    Evaluate,
-    Parameters,
-    Passes,
-    ReplayableAttention,
-    differentiable_attention,
-    passes_alone,
-)
-from fedprompt.guidance._validation import (
-    Guides,
-    Pair,
-    check_call,
-    check_finite_gradients,
-    check_outputs,
-    check_reached,
-    check_stepped,
-    check_trainable,
-    check_twice_differentiable,
-    check_used,
-    checked_batches,
-    checked_guides,
-    checked_pair,
-)
+from fedprompt.guidance._passes import Evaluate, Parameters, Passes
+from fedprompt.guidance._validation import Guides, Pair
 from fedprompt.guidance.methods import forward_mode
 from fedprompt.interfaces import Weighted
-from fedprompt.interfaces.nouns import Batches
 
+_Batches = Sequence[Tensor] | Sequence[Sequence[Tensor]]
+"""One pair (images, labels), or several."""
 _Gradients = dict[str, Tensor]
 _BatchLoss = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(guided, logits, labels) -> a scalar."""
@@ -52,8 +34,8 @@ _Update = Callable[..., Mapping[str, Tensor]]
 def guide_gradient(
     model: nn.Module,
     guides: Float[Tensor, "classes dim"] | Weighted,
-    study: Batches,
-    quiz: Batches,
+    study: _Batches,
+    quiz: _Batches,
     *,
     learning_rate: float,
     guide_weight: float = 1.0,
@@ -131,36 +113,26 @@ def guide_gradient(
         Learning", 2024, Eq. 5-7. Eq. 8 and 9 omit the Jacobian of the network, so they are not
         this gradient.
     """
-    check_call(model, learning_rate, guide_weight)
-    for argument, function in (("loss", loss), ("method", method)):
-        check.function(argument, function)
-    if update is not None:
-        check.function("update", update)
-    rows = checked_guides(guides)
+    valid.check_call(model, learning_rate, guide_weight, loss, method, update)
+    rows = valid.checked_guides(guides)
     rows = rows._replace(table=rows.table.detach())
-    study_batches = checked_batches("study", study, len(rows.table))
-    quiz_batches = checked_batches("quiz", quiz, len(rows.table))
+    study_batches = valid.checked_batches("study", study, len(rows.table))
+    quiz_batches = valid.checked_batches("quiz", quiz, len(rows.table))
 
     def study_loss(guided: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
-        check_reached(guided)
+        valid.check_reached(guided)
         return label_loss(logits, labels) + guide_weight * guide_loss(guided, labels, rows, loss)
 
-    def quiz_loss(guided: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
-        return label_loss(logits, labels)
-
     inputs = [images for images, _ in study_batches + quiz_batches]
-    with passes_alone(model, inputs) as passes:
+    with _passes.passes_alone(model, inputs) as passes:
         parameters = passes.parameters()
-        check_trainable(parameters)
+        valid.check_trainable(parameters)
         mean_gradient = partial(_mean_gradient, passes, rows.table)
-        on_study = partial(mean_gradient, "study", study_batches, loss=study_loss)
-        studied, step = _guided_step(on_study, parameters, update, learning_rate)
-        _, slope = mean_gradient("quiz", quiz_batches, step.parameters, loss=quiz_loss)
-        check_used(parameters, step.used | slope.keys())
-        pulled = step.pull_back(slope)
-        direction = {
-            name: pulled.get(name, torch.zeros_like(value)) for name, value in parameters.items()
-        }
+        studied, gradients = mean_gradient("study", study_batches, parameters, loss=study_loss)
+        arguments = parameters, gradients, learning_rate
+        step = _descend(*arguments) if update is None else _take(update, *arguments)
+        _, slope = mean_gradient("quiz", quiz_batches, step.parameters, loss=_quiz_loss)
+        direction = step.direction(parameters, slope)
         value = torch.zeros_like(rows.table)
         for batch in studied:
             tangent = method(_repeat(passes, batch), parameters, direction)
@@ -192,6 +164,18 @@ class _Step(NamedTuple):
     used: set[str]
     pull_back: Callable[[_Gradients], _Gradients]
 
+    def direction(self, parameters: Parameters, slope: _Gradients) -> _Gradients:
+        """Pull back the slope through the step, to a direction of all parameters."""
+        valid.check_used(parameters, self.used | slope.keys())
+        pulled = self.pull_back(slope)
+        return {
+            name: pulled.get(name, torch.zeros_like(value)) for name, value in parameters.items()
+        }
+
+
+def _quiz_loss(guided: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
+    return label_loss(logits, labels)
+
 
 def _mean_gradient(
     passes: Passes,
@@ -213,33 +197,20 @@ def _mean_gradient(
         states = passes.streams.states()
 
         def gradient(outputs: Any, labels: Tensor = labels) -> tuple[Tensor, tuple[Any, ...]]:
-            guided, logits = checked_pair(outputs)
-            check_outputs(guided, logits, len(labels), table)
+            guided, logits = valid.checked_pair(outputs)
+            valid.check_outputs(guided, logits, len(labels), table)
             value = loss(guided, logits, labels) / len(batches)
             gradients = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
             return guided.detach(), gradients
 
-        with torch.enable_grad(), ReplayableAttention():
+        with torch.enable_grad(), _passes.ReplayableAttention():
             guided, gradients = passes.run(leaves, images, gradient)
         done.append(_Studied(images, labels, guided, states))
         for name, new in zip(leaves, gradients, strict=True):
             if new is not None:
                 total[name] = total[name] + new if name in total else new.detach()
-    check_finite_gradients(argument, total)
+    valid.check_finite_gradients(argument, total)
     return done, total
-
-
-def _guided_step(
-    differentiate: Callable[[Parameters], tuple[list[_Studied], _Gradients]],
-    parameters: Parameters,
-    update: _Update | None,
-    learning_rate: float,
-) -> tuple[list[_Studied], _Step]:
-    """Study the batches and take one step. Plain descent releases the gradients on return."""
-    studied, gradients = differentiate(parameters)
-    if update is None:
-        return studied, _descend(parameters, gradients, learning_rate)
-    return studied, _take(update, parameters, gradients, learning_rate)
 
 
 def _descend(parameters: Parameters, gradients: _Gradients, learning_rate: float) -> _Step:
@@ -265,16 +236,13 @@ def _take(
     }
     with torch.enable_grad():
         stepped = dict(update(parameters, leaves, learning_rate=learning_rate))
-    check_stepped(stepped, parameters)
+    valid.check_stepped(stepped, parameters)
 
     def pull_back(slope: _Gradients) -> _Gradients:
         moved = [name for name in slope if stepped[name].requires_grad]
-        pulled = torch.autograd.grad(
-            [stepped[name] for name in moved],
-            list(leaves.values()),
-            [slope[name] for name in moved],
-            allow_unused=True,
-        )
+        outputs = [stepped[name] for name in moved]
+        slopes = [slope[name] for name in moved]
+        pulled = torch.autograd.grad(outputs, list(leaves.values()), slopes, allow_unused=True)
         return {name: new for name, new in zip(leaves, pulled, strict=True) if new is not None}
 
     return _Step(stepped, set(gradients), pull_back)
@@ -285,7 +253,7 @@ def _repeat(passes: Passes, batch: _Studied) -> Evaluate:
 
     def evaluate(parameters: Parameters, then: Callable[[Tensor], Any]) -> Any:
         passes.streams.replay(batch.states)
-        with differentiable_attention():
+        with _passes.differentiable_attention():
             return passes.run(parameters, batch.images, lambda outputs: then(outputs[0]))
 
     return evaluate
@@ -298,7 +266,7 @@ def _response(guides: Guides, batch: _Studied, tangent: Tensor, loss: GuideLoss)
         guided = at_least_single(batch.guided).clone().requires_grad_()
         value = guide_loss(guided, batch.labels, guides._replace(table=table), loss)
         (slope,) = torch.autograd.grad(value, guided, create_graph=True, allow_unused=True)
-        check_twice_differentiable(slope)
+        valid.check_twice_differentiable(slope)
         (response,) = torch.autograd.grad(slope, table, tangent.to(slope.dtype), allow_unused=True)
     return torch.zeros_like(table) if response is None else response
 
@@ -308,4 +276,4 @@ def _studied_classes(guides: Guides, studied: list[_Studied]) -> Tensor:
     present = torch.zeros(len(guides.table), device=guides.table.device)
     for batch in studied:
         present[batch.labels.long()] = 1.0
-    return present if guides.known is None else present.where(guides.known, 0.0)
+    return present if guides.mask is None else present.where(guides.mask, 0.0)

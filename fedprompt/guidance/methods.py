@@ -58,7 +58,7 @@ def forward_mode(
                     for name, value in parameters.items()
                 }
                 with ForwardRules(), torch.enable_grad():
-                    tangent: Tensor = evaluate(duals, _own_tangent)
+                    tangent: Tensor = evaluate(duals, _tangent)
                     return tangent
     except NotImplementedError as reason:
         text = " ".join(str(reason).split())
@@ -163,14 +163,13 @@ def _check(evaluate: object, parameters: Parameters, direction: Parameters) -> N
     if direction.keys() != parameters.keys():
         rule = f"have the names of `parameters` {list(parameters)}"
         raise check.wrong("direction", rule, list(direction))
-    for name, own in parameters.items():
-        if check.kind(own) != check.kind(direction[name]):
-            raise check.wrong(
-                f"direction[{name!r}]", f"be {check.kind(own)}", check.kind(direction[name])
-            )
+    for name, value in parameters.items():
+        if check.kind(value) != check.kind(direction[name]):
+            rule = f"be {check.kind(value)}"
+            raise check.wrong(f"direction[{name!r}]", rule, check.kind(direction[name]))
 
 
-def _own_tangent(guided: Tensor) -> Tensor:
+def _tangent(guided: Tensor) -> Tensor:
     tangent = tangent_of(guided)
     if tangent is None:
         raise NotImplementedError("an operator of the model silently drops tangents")

@@ -178,7 +178,3 @@ class Selection(NamedTuple):
 
     indices: Int[Tensor, " batch"]
     similarity: Float[Tensor, " batch"]
-
-
-Batches = Sequence[Tensor] | Sequence[Sequence[Tensor]]
-"""One pair (images, labels), or several."""

@@ -25,26 +25,26 @@ class Aggregator(Protocol):
         """Aggregate the entries of one name."""
 
 
-Value = TypeVar("Value")
-Mean = TypeVar("Mean", contravariant=True)
+_Value = TypeVar("_Value")
+_Mean = TypeVar("_Mean", contravariant=True)
 
 
 @runtime_checkable
-class ServerUpdate(Protocol[Value, Mean]):
+class ServerUpdate(Protocol[_Value, _Mean]):
     """Pair of ``init`` and ``step``: the new value of a server from the mean of a round.
 
-    ``Value`` is a tensor and ``Mean`` a :class:`Weighted`, or mappings of these by name. The state
+    A value is a tensor and its mean a :class:`Weighted`, or mappings of these by name. The state
     holds everything that is remembered between rounds. It is a (nested) mapping that ``torch.save``
     can write and ``torch.load(weights_only=True)`` can read. Pass it to the next step unchanged,
     and save it between rounds.
     """
 
-    def init(self, previous: Value, /) -> Mapping[str, Any]:
+    def init(self, previous: _Value, /) -> Mapping[str, Any]:
         """Make the state before the first round."""
 
     def step(
-        self, previous: Value, mean: Mean, state: Mapping[str, Any], /
-    ) -> tuple[Value, Mapping[str, Any]]:
+        self, previous: _Value, mean: _Mean, state: Mapping[str, Any], /
+    ) -> tuple[_Value, Mapping[str, Any]]:
         """Return the new value and the new state; rows of total weight 0 keep their value."""
 
 

@@ -158,11 +158,9 @@ def problem(units: Tensor, text: Tensor, mass: float) -> tuple[Tensor, Tensor, T
         text: ``(classes, prompts, dim)``.
         mass: Sum of the masses of the prompts.
     """
-    products = text.flatten(0, 1) @ units.mT
+    dots = text.flatten(0, 1) @ units.mT
     similarity = rearrange(
-        products,
-        "batch (classes prompts) patches -> batch classes prompts patches",
-        classes=len(text),
+        dots, "batch (classes prompts) patches -> batch classes prompts patches", classes=len(text)
     )
     cost = (1 - similarity).transpose(2, 3)
     a = cost.new_full(cost.shape[2:3], 1 / cost.shape[2])

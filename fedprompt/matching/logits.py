@@ -47,11 +47,11 @@ def cosine_logits(
                 [100.,   0.]])
     """
     _check_features("image", image, 2, "(batch, dim)")
-    own = isinstance(text, Tensor) and text.ndim == 3
+    per_image = isinstance(text, Tensor) and text.ndim == 3
     shape = "(classes, dim) or (batch, classes, dim)"
-    _check_features("text", text, 3 if own else 2, shape, batched=own)
+    _check_features("text", text, 3 if per_image else 2, shape, batched=per_image)
     _check_pair("image", image, text, scale)
-    if own and text.shape[0] != image.shape[0]:
+    if per_image and text.shape[0] != image.shape[0]:
         rule = (
             "have shape (classes, dim), such as text[0] of a tower's (contexts, classes, dim), or "
             f"one set of classes for each of {image.shape[0]} images"
@@ -151,11 +151,10 @@ def _epsilon_of(solver: TransportSolver, gradient: TransportScore) -> float:
 
 
 def _check_features(
-    name: str, features: object, ndim: int, shape: str, *, batched: bool = True
+    name: str, features: Tensor, ndim: int, shape: str, *, batched: bool = True
 ) -> None:
     """Require a floating-point tensor with `ndim` axes; only a batch axis may be empty."""
-    if not isinstance(features, Tensor) or not features.is_floating_point():
-        raise check.wrong_type(name, f"be a floating-point tensor {shape}", check.kind(features))
+    check.floating(name, features, f"be a floating-point tensor {shape}")
     if features.ndim != ndim or 0 in features.shape[int(batched) :]:
         raise check.wrong(name, f"have shape {shape} without an empty axis", tuple(features.shape))
     check.strided(name, features)
@@ -169,13 +168,11 @@ def _check_pair(name: str, image: Tensor, text: Tensor, scale: object) -> None:
     if image.shape[-1] != text.shape[-1]:
         raise check.wrong("text", f"have the width of `{name}`, {image.shape[-1]}", text.shape[-1])
     check.precision("text", text, name, image)
-    if image.device != text.device:
-        raise check.wrong("text", f"be on the device of `{name}`, {image.device}", text.device)
+    check.same_device("text", text, image.device, f"the device of `{name}`,")
     if isinstance(scale, Tensor):
         if scale.ndim or not scale.is_floating_point():
-            raise check.wrong_type(
-                "scale", "be a number or a floating-point scalar tensor", check.kind(scale)
-            )
+            rule = "be a number or a floating-point scalar tensor"
+            raise check.wrong_type("scale", rule, check.kind(scale))
         check.device("scale", scale, image.device)
         check.floats("scale", scale)
     else:

@@ -89,9 +89,8 @@ def read_entries(
 def _entry_of(line: bytes) -> LedgerEntry:
     fields = parsed(line)
     if not isinstance(fields, list) or len(fields) != len(LedgerEntry._fields):
-        raise check.wrong(
-            "line", f"be a list of {len(LedgerEntry._fields)} fields", check.kind(fields)
-        )
+        rule = f"be a list of {len(LedgerEntry._fields)} fields"
+        raise check.wrong("line", rule, check.kind(fields))
     entry = LedgerEntry(*(unpacked(field, {}) for field in fields))
     _check_entry(entry, "line.{}")
     return entry

@@ -10,17 +10,8 @@ from typing import Any, get_args
 import fedprompt._checks as check
 from fedprompt._files import checked_file, checked_path, replace_file
 from fedprompt.interfaces import Message
-from fedprompt.messages._entries import (
-    MARK,
-    Direction,
-    LedgerEntry,
-    Written,
-    check_client,
-    check_direction,
-    entries_of,
-    line_of,
-    read_entries,
-)
+from fedprompt.messages import _entries
+from fedprompt.messages._entries import MARK, Direction, LedgerEntry, Written
 from fedprompt.messages.payload import num_bytes
 
 
@@ -81,10 +72,10 @@ class Ledger:
             ValueError: If `framed` is less than the message needs, or a weight is negative or not
                 finite. Nothing is recorded after an error.
         """
-        check_direction("direction", direction)
+        _entries.check_direction("direction", direction)
         check.count("server_round", server_round, at_least=0)
         check.count("framed", framed, at_least=0)
-        check_client("client", client)
+        _entries.check_client("client", client)
         size = num_bytes(message)
         if framed and (not message or framed < size):
             rule = f"be the length of a blob with the {size} bytes of `message`"
@@ -111,9 +102,9 @@ class Ledger:
         """
         check.flag("framed", framed)
         if direction is not None:
-            check_direction("direction", direction)
+            _entries.check_direction("direction", direction)
         if client is not None:
-            check_client("client", client)
+            _entries.check_client("client", client)
         if server_round is not None:
             check.count("server_round", server_round, at_least=0)
         return sum(
@@ -185,12 +176,11 @@ class Ledger:
             ValueError: If `state` has other fields, lists of unequal length or impossible values,
                 or if the file has other content. The ledger is unchanged then.
         """
-        if not isinstance(state, Mapping):
-            raise check.wrong_type("state", "be a state of `state_dict`", check.kind(state))
+        check.instance("state", state, Mapping, "be a state of `state_dict`")
         if set(state) == set(MARK):
-            self.entries, self._written = read_entries(self.path, state)
+            self.entries, self._written = _entries.read_entries(self.path, state)
         else:
-            self.entries = entries_of(state)
+            self.entries = _entries.entries_of(state)
             self._written = Written(self._written.path)
 
     def to_csv(self, path: str | PathLike[str]) -> None:
@@ -215,7 +205,7 @@ class Ledger:
             raise check.wrong("path", rule, f"one of {size} bytes")
         if foreign or self._written.num_entries > len(self.entries):
             self._written = Written(path)
-        lines = [line_of(entry) for entry in self.entries[self._written.num_entries :]]
+        lines = [_entries.line_of(entry) for entry in self.entries[self._written.num_entries :]]
         file.parent.mkdir(parents=True, exist_ok=True)
         with file.open("ab") as stream:
             stream.truncate(self._written.num_bytes)

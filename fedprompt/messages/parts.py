@@ -25,11 +25,9 @@ def part(message: Mapping[str, _Entry], name: str) -> dict[str, _Entry]:
     """
     check.names("message", message, "map names to tensors or Weighted")
     check.text("name", name)
-    return {
-        key.removeprefix(f"{name}."): entry
-        for key, entry in message.items()
-        if key.startswith(f"{name}.")
-    }
+    prefix = f"{name}."
+    found = {key: entry for key, entry in message.items() if key.startswith(prefix)}
+    return {key.removeprefix(prefix): entry for key, entry in found.items()}
 
 
 def named(name: str, entries: Mapping[str, _Entry]) -> dict[str, _Entry]:

@@ -187,7 +187,6 @@ def last_and_best(history: Sequence[float], *, last: int) -> Summary:
         >>> last_and_best([0.25, 1.0, 0.5, 0.75], last=2)
         Summary(last_mean=0.625, best=1.0, best_round=1)
     """
-    check.count("last", last)
     if not isinstance(history, Sequence | np.ndarray) or isinstance(history, str | bytes):
         raise check.wrong_type("history", "be a sequence of numbers", check.kind(history))
     check.count("last", last, at_most=len(history), of="the number of rounds")

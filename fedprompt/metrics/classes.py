@@ -31,8 +31,7 @@ def harmonic_mean(*accuracies: float) -> float:
         Zhou et al., "Conditional Prompt Learning for Vision-Language Models" (CoCoOp), CVPR 2022,
         Sec. 4.1.
     """
-    if not accuracies:
-        raise check.wrong("accuracies", "contain at least one number", "none")
+    check.some("accuracies", accuracies, "contain at least one number")
     for position, accuracy in enumerate(accuracies):
         check.number(f"accuracies[{position}]", accuracy, at_least=0)
     if 0 in accuracies:
@@ -148,10 +147,9 @@ def macro_f1(table: Real[Tensor, "predicted classes"]) -> float:
     return (2 * counts.diagonal()[present] / total[present]).mean().item()
 
 
-def _hits(logits: object, labels: Tensor, num_classes: int) -> Tensor:
+def _hits(logits: Tensor, labels: Tensor, num_classes: int) -> Tensor:
     """Return which samples are classified correctly, on the CPU."""
-    if not isinstance(logits, Tensor) or not logits.is_floating_point():
-        raise check.wrong_type("predict", "return floating-point logits", check.kind(logits))
+    check.floating("predict", logits, "return floating-point logits")
     if logits.shape != (len(labels), num_classes):
         rule = f"return logits of shape ({len(labels)}, {num_classes})"
         raise check.wrong("predict", rule, tuple(logits.shape))
@@ -163,9 +161,6 @@ def _square(table: Any) -> Float[Tensor, "classes classes"]:
     if table.ndim != 2 or table.shape[0] != table.shape[1]:
         raise check.wrong("table", "have a row and a column for each class", tuple(table.shape))
     counts: Tensor = table.detach().cpu().double()
-    wrong = counts[~(torch.isfinite(counts) & (counts >= 0))]
-    if len(wrong):
-        raise check.wrong("table", "be finite and at least 0", wrong[0].item())
-    if not bool(counts.any()):
-        raise check.wrong("table", "count at least one sample", "none")
+    check.nonnegative("table", counts)
+    check.some("table", bool(counts.any()), "count at least one sample")
     return counts

@@ -226,8 +226,7 @@ def noisy_mean(
 def _copied(model: nn.Module, batch_size: int) -> Copies:
     """Make the copies of each trainable parameter. Refuse a model that mixes samples."""
     trainable = {parameter for parameter in model.parameters() if parameter.requires_grad}
-    if not trainable:
-        raise check.wrong("model", "have a parameter with requires_grad", "none")
+    check.some("model", trainable, "have a parameter with requires_grad")
     if any(parameter.is_inference() for parameter in trainable):
         rule = "be made outside torch.inference_mode"
         raise check.wrong("model", rule, "parameters without a gradient")

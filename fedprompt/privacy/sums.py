@@ -73,10 +73,7 @@ def from_sum(vector: Float[Tensor, " length"], *, like: Payload) -> dict[str, We
         >>> from_sum(total, like=payload(0.0, 0.0))
         {'head': Weighted(value=tensor([4.]), weight=tensor(4.))}
     """
-    if not isinstance(vector, Tensor) or not vector.is_floating_point() or vector.ndim != 1:
-        raise check.wrong_type(
-            "vector", "be a floating-point tensor of shape (length,)", check.kind(vector)
-        )
+    check.floating("vector", vector, "be a floating-point tensor of shape (length,)", 1)
     check.form("like", like)
     sizes = [tensor.numel() for _, entry in sorted(like.items()) for tensor in entry]
     if len(vector) != sum(sizes):

@@ -14,9 +14,8 @@ from fedprompt.interfaces import PromptStream, Trunk
 def checked_depth(trunk: object, depth: int | None) -> int:
     """Return the number of blocks after which a pass over a trunk ends."""
     if not isinstance(trunk, Trunk):
-        raise check.wrong_type(
-            "trunk", "be a Trunk, such as vit_trunk(model)", type(trunk).__name__
-        )
+        rule = "be a Trunk, such as vit_trunk(model)"
+        raise check.wrong_type("trunk", rule, type(trunk).__name__)
     if depth is None:
         return trunk.depth
     check.count("depth", depth)
@@ -54,25 +53,21 @@ def check_fit(streams: Sequence[PromptStream], tokens: Tensor) -> None:
             if prompts.ndim == 3 and prompts.shape[0] != tokens.shape[0]:
                 rule = f"have the batch of {tokens.shape[0]} images"
                 raise check.wrong(argument, rule, tuple(prompts.shape))
-            if prompts.device != tokens.device:
-                rule = f"be on the trunk's device {tokens.device}"
-                raise check.wrong(argument, rule, prompts.device)
+            check.same_device(argument, prompts, tokens.device, "the trunk's device")
 
 
 def check_dtype(dtype: object) -> None:
     """Require a floating-point dtype or None."""
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
-        raise check.wrong_type(
-            "dtype", "be a floating-point torch.dtype or None", check.kind(dtype)
-        )
+        rule = "be a floating-point torch.dtype or None"
+        raise check.wrong_type("dtype", rule, check.kind(dtype))
 
 
 def normal_values(
     shape: tuple[int, ...], std: float, generator: torch.Generator | None
 ) -> Float[Tensor, "*shape"]:
     """Draw initial values from a normal distribution, on the device of the generator."""
-    check.initial_generator(generator)
-    device = None if generator is None else generator.device
+    device = check.initial_generator(generator)
     return torch.empty(shape, device=device).normal_(0, std, generator=generator)
 
 
@@ -81,7 +76,6 @@ def vpt_uniform(
 ) -> Float[Tensor, "*shape"]:
     """Draw VPT's initial values for tokens of width ``shape[-1]``."""
     height, width = patch_size
-    check.initial_generator(generator)
+    device = check.initial_generator(generator)
     bound = math.sqrt(6 / (3 * height * width + shape[-1]))
-    device = None if generator is None else generator.device
     return torch.empty(shape, device=device).uniform_(-bound, bound, generator=generator)

@@ -136,7 +136,8 @@ def prompted_text(
         (torch.Size([1, 17, 8]), torch.Size([1, 2, 4, 8]), (19, 20))
     """
     _check_context(context, names, class_specific, per_sample)
-    num_classes, length = len(names.names), context.shape[-2]
+    num_classes = len(names.names)
+    length = context.shape[-2]
     axes = context.shape[:-3] if class_specific else context.shape[:-2]
     before = length if name_position is None else name_position
     check.count("name_position", before, at_least=0)
@@ -180,12 +181,9 @@ def _after_names(trailing: Tensor, names: ClassNames) -> Tensor:
     return torch.cat([words, trailing], -2)[..., classes, source, :]
 
 
-def _checked_init(init: object, dim: int) -> Tensor:
-    if not isinstance(init, Tensor) or not init.is_floating_point():
-        rule = (
-            "be a floating-point tensor of shape (length, dim), such as tower.words('a photo of a')"
-        )
-        raise check.wrong_type("init", rule, check.kind(init))
+def _checked_init(init: Tensor, dim: int) -> Tensor:
+    shape = "of shape (length, dim), such as tower.words('a photo of a')"
+    check.floating("init", init, f"be a floating-point tensor {shape}")
     if init.ndim != 2 or init.shape[1] != dim:
         raise check.wrong("init", f"have shape (length, {dim})", tuple(init.shape))
     check.dense("init", init)
@@ -209,9 +207,7 @@ def _check_context(
         rule = f"have shape ({', '.join(axes)}, length, {dim})"
         hint = f"; {unset} adds one axis" if unset else ""
         raise check.wrong("context", rule + hint, tuple(context.shape))
-    if context.device != names.tokens.device:
-        rule = f"be on the device of `names`, {names.tokens.device}"
-        raise check.wrong("context", rule, context.device)
+    check.same_device("context", context, names.tokens.device, "the device of `names`,")
     length = context.shape[-2]
     available = names.context_length - len(names.start) - length
     if available <= min(names.ending):  # not even names of one token fit

@@ -9,13 +9,12 @@ from torch import Tensor
 
 import fedprompt._checks as check
 from fedprompt.interfaces import Encoded, PromptStream, ResumableTrunk, Trunk
-from fedprompt.prompts._arguments import (
-    check_dtype,
-    check_fit,
-    check_streams,
-    check_tokens,
-    checked_depth,
-)
+from fedprompt.prompts import _arguments
+
+_Size = int | tuple[int, int]
+_Streams = Sequence[PromptStream]
+_Begun = tuple[Tensor, list[int], Any]
+"""Tokens before the first block that runs, lengths of the streams in them, and the context."""
 
 
 def encode_prompted(
@@ -66,9 +65,9 @@ def encode_prompted(
         >>> encoded.pooled.shape, encoded.streams[0].shape, encoded.patches.shape
         (torch.Size([5, 8]), torch.Size([5, 3, 8]), torch.Size([5, 16, 8]))
     """
-    depth = checked_depth(trunk, depth)
-    check_streams(streams, trunk, depth)
-    check_dtype(dtype)
+    depth = _arguments.checked_depth(trunk, depth)
+    _arguments.check_streams(streams, trunk, depth)
+    _arguments.check_dtype(dtype)
     embedded = _embedded(trunk, images, streams)
     return _encoded(trunk, range(depth), embedded, streams, dtype)
 
@@ -116,12 +115,12 @@ def encode_from(
         >>> torch.equal(pooled, encode_prompted(trunk, images, late()).pooled)
         True
     """
-    depth = checked_depth(trunk, depth)
+    depth = _arguments.checked_depth(trunk, depth)
     check.count("start", start)
     if start >= depth:
         raise check.wrong("start", f"be below the {depth} blocks that run", start)
-    check_streams(streams, trunk, depth)
-    check_dtype(dtype)
+    _arguments.check_streams(streams, trunk, depth)
+    _arguments.check_dtype(dtype)
     resumed = _resumed(trunk, tokens, streams, start, image_size)
     return _encoded(trunk, range(start, depth), resumed, streams, dtype)
 
@@ -157,21 +156,17 @@ def encode_front(
         >>> tokens.shape, tokens[0].nbytes
         (torch.Size([5, 17, 8]), 544)
     """
-    depth = checked_depth(trunk, None)
+    depth = _arguments.checked_depth(trunk, None)
     check.count("start", start)
     if start > depth:
         raise check.wrong("start", f"be at most the trunk's {depth} blocks", start)
-    check_streams(streams, trunk, depth)
+    _arguments.check_streams(streams, trunk, depth)
     tokens, lengths, context = _embedded(trunk, images, streams)
     return _run(trunk, range(start), tokens, context, streams, lengths)[0]
 
 
 def _encoded(
-    trunk: Trunk,
-    layers: range,
-    began: tuple[Tensor, list[int], Any],
-    streams: Sequence[PromptStream],
-    dtype: torch.dtype | None,
+    trunk: Trunk, layers: range, began: _Begun, streams: _Streams, dtype: torch.dtype | None
 ) -> Encoded:
     """Run blocks from tokens, numbers of prompts and a context, and pool the result."""
     before, lengths, context = began
@@ -184,28 +179,22 @@ def _encoded(
     return Encoded(pooled.to(dtype), tuple(outputs), patches)
 
 
-def _embedded(
-    trunk: Trunk, images: Tensor, streams: Sequence[PromptStream]
-) -> tuple[Tensor, list[int], Any]:
+def _embedded(trunk: Trunk, images: Tensor, streams: _Streams) -> _Begun:
     """Return the tokens of images, the number of prompts of each stream (none), and the context."""
     check.images(images, any_dtype=True)
     tokens, context = trunk.embed(images)
-    check_fit(streams, tokens)
+    _arguments.check_fit(streams, tokens)
     return tokens, [0 for _ in streams], context
 
 
 def _resumed(
-    trunk: Trunk,
-    tokens: Tensor,
-    streams: Sequence[PromptStream],
-    start: int,
-    image_size: int | tuple[int, int] | None,
-) -> tuple[Tensor, list[int], Any]:
+    trunk: Trunk, tokens: Tensor, streams: _Streams, start: int, image_size: _Size | None
+) -> _Begun:
     """Return cached tokens, the number of prompts of each stream among them, and the context."""
     if not isinstance(trunk, ResumableTrunk):
         rule = f"have the method `resume` of a ResumableTrunk, because `start` is {start}"
         raise check.wrong_type("trunk", rule, type(trunk).__name__)
-    check_tokens(tokens, trunk.dim)
+    _arguments.check_tokens(tokens, trunk.dim)
     lengths = [
         _length_before(start, f"streams[{position}]", stream)
         for position, stream in enumerate(streams)
@@ -218,17 +207,12 @@ def _resumed(
     plain, context = trunk.resume(torch.cat([prefix, rest], 1), start=start, image_size=size)
     prefix, _, rest = _split(plain, trunk.prefix, [])
     tokens = torch.cat([prefix, *(span.to(plain.dtype) for span in spans), rest], 1)
-    check_fit(streams, tokens)
+    _arguments.check_fit(streams, tokens)
     return tokens, lengths, context
 
 
 def _run(
-    trunk: Trunk,
-    layers: range,
-    tokens: Tensor,
-    context: Any,
-    streams: Sequence[PromptStream],
-    lengths: list[int],
+    trunk: Trunk, layers: range, tokens: Tensor, context: Any, streams: _Streams, lengths: list[int]
 ) -> tuple[Tensor, list[int]]:
     """Run blocks; return the tokens, and the number of prompts of each stream among them."""
     for layer in layers:

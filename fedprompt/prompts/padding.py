@@ -67,16 +67,14 @@ class PadPrompts(nn.Module):
         height, width = check.height_and_width("image_size", image_size)
         check.count("padding", padding)
         for name, numbers in (("mean", mean), ("std", std)):
-            if isinstance(numbers, str | bytes) or not isinstance(numbers, Sequence):
-                raise check.wrong_type(name, "be a sequence of numbers", check.kind(numbers))
+            check.sequence(name, numbers, "numbers")
         if len(mean) != len(std) or not len(mean):
             rule = f"have one entry for each of the {len(mean)} channels of `mean`, at least one"
             raise check.wrong("std", rule, len(std))
         for center, spread in zip(mean, std, strict=True):
             check.number("mean", center)
             check.number("std", spread, above=0)
-        check.initial_generator(generator)
-        device = None if generator is None else generator.device
+        device = check.initial_generator(generator)
         draw = partial(torch.rand, generator=generator, device=device)
         self.columns = nn.Parameter(draw(len(mean), height, 2 * padding))
         self.rows = nn.Parameter(draw(len(mean), 2 * padding, width + 2 * padding))
@@ -92,9 +90,9 @@ class PadPrompts(nn.Module):
         """Return the images with the border around them."""
         self._check(images)
         rows, columns = ((pixels - self.mean) / self.std for pixels in (self.rows, self.columns))
-        batch, dtype = images.shape[0], images.dtype
-        top, bottom = rows.to(dtype).expand(batch, -1, -1, -1).chunk(2, 2)
-        left, right = columns.to(dtype).expand(batch, -1, -1, -1).chunk(2, 3)
+        size = (len(images), -1, -1, -1)
+        top, bottom = rows.to(images.dtype).expand(size).chunk(2, 2)
+        left, right = columns.to(images.dtype).expand(size).chunk(2, 3)
         return torch.cat([top, torch.cat([left, images, right], 3), bottom], 2)
 
     def extra_repr(self) -> str:
@@ -103,16 +101,13 @@ class PadPrompts(nn.Module):
         size = (height, self.rows.shape[2] - twice)
         return f"{size}, padding={twice // 2}, channels={channels}"
 
-    def _check(self, images: object) -> None:
+    def _check(self, images: Tensor) -> None:
         channels, height, twice = self.columns.shape
         expected = (channels, height, self.rows.shape[2] - twice)
-        if not isinstance(images, Tensor) or not images.is_floating_point():
-            raise check.wrong_type("images", "be floating-point and normalized", check.kind(images))
+        check.floating("images", images, "be floating-point and normalized")
         if images.ndim != 4 or images.shape[1:] != expected:
             rule = f"have shape (batch, {', '.join(map(str, expected))})"
             raise check.wrong("images", rule, tuple(images.shape))
         check.strided("images", images)
         check.finite("images", images, sync=False)
-        if images.device != self.rows.device:
-            rule = f"be on the prompts' device {self.rows.device}"
-            raise check.wrong("images", rule, images.device)
+        check.same_device("images", images, self.rows.device, "the prompts' device")

@@ -8,7 +8,7 @@ from torch import Tensor
 
 import fedprompt._checks as check
 from fedprompt.interfaces import Trunk, Weighted
-from fedprompt.prompts._arguments import vpt_uniform
+from fedprompt.prompts._arguments import checked_depth, vpt_uniform
 from fedprompt.prompts.visual import GroupPrompts, LayeredPrompts
 
 
@@ -37,13 +37,9 @@ def mean_patch_tokens(trunk: Trunk, images: Num[Tensor, "batch channels height w
         ((2, 8), tensor(6.))
         >>> torch.testing.assert_close(mean, mean_patch_tokens(trunk, images))
     """
-    if not isinstance(trunk, Trunk):
-        raise check.wrong_type(
-            "trunk", "be a Trunk, such as vit_trunk(model)", type(trunk).__name__
-        )
+    checked_depth(trunk, None)
     check.images(images, any_dtype=True)
-    if not len(images):
-        raise check.wrong("images", "contain at least one image", "none")
+    check.some("images", len(images), "contain at least one image")
     tokens, context = trunk.embed(images)
     if tokens.shape[1] == trunk.prefix:
         raise check.wrong("images", "have at least one patch", tuple(images.shape))
@@ -96,8 +92,8 @@ def initialize_at(
     References:
         Jia et al., "Visual Prompt Tuning", ECCV 2022, for the noise.
     """
-    if not isinstance(prompts, LayeredPrompts | GroupPrompts):
-        raise check.wrong_type("prompts", "be LayeredPrompts or GroupPrompts", check.kind(prompts))
+    kinds = LayeredPrompts | GroupPrompts
+    check.instance("prompts", prompts, kinds, "be LayeredPrompts or GroupPrompts")
     check.number("noise", noise, at_least=0)
     check.initial_generator(generator)
     _check_means(means, prompts.layers, prompts.tokens.shape[-1])

@@ -163,9 +163,8 @@ class DeepPrompts(LayeredPrompts):
         _check_num_prompts(num_prompts)
         if depth is None:
             if not isinstance(dim, Trunk):
-                raise check.wrong_type(
-                    "depth", "be an integer, unless `dim` is a trunk", check.kind(depth)
-                )
+                rule = "be an integer, unless `dim` is a trunk"
+                raise check.wrong_type("depth", rule, check.kind(depth))
             depth = dim.depth
         check.count("depth", depth)
         super().__init__(
@@ -244,9 +243,8 @@ class GroupPrompts(_VisualPrompts):
 
 def _check_num_prompts(num_prompts: object) -> None:
     if isinstance(num_prompts, Trunk):
-        raise check.wrong_type(
-            "num_prompts", "be an integer; the trunk comes after it", check.kind(num_prompts)
-        )
+        rule = "be an integer; the trunk comes after it"
+        raise check.wrong_type("num_prompts", rule, check.kind(num_prompts))
     check.count("num_prompts", num_prompts, at_least=0)
 
 
@@ -260,10 +258,7 @@ def _checked_width(dim: object) -> int:
 
 
 def _checked_layers(layers: Iterable[int], dim: int | Trunk) -> tuple[int, ...]:
-    if not isinstance(layers, Iterable):
-        raise check.wrong_type(
-            "layers", "be layer indices, such as range(4) or (0, 3)", check.kind(layers)
-        )
+    check.instance("layers", layers, Iterable, "be layer indices, such as range(4) or (0, 3)")
     check.iterable("layers", layers, "integers")
     chosen = tuple(layers)
     for layer in chosen:

@@ -112,8 +112,11 @@ def _clutter(
                 len(images), *shape, generator=generator, device=images.device
             )
 
-        size, center, seen = uniform(_SMALLEST, _SIDE), uniform(0, _SIDE, 2), uniform(0.2, 0.8, 2)
-        reach, light = uniform(2, 4, 1), uniform(0.5, 1, 1, 1, 1)
+        size = uniform(_SMALLEST, _SIDE)
+        center = uniform(0, _SIDE, 2)
+        seen = uniform(0.2, 0.8, 2)
+        reach = uniform(2, 4, 1)
+        light = uniform(0.5, 1, 1, 1, 1)
         others = images[torch.randperm(len(images), generator=generator, device=images.device)]
         across, down = ((pixel - center[:, axis, None]).abs() < reach for axis in (0, 1))
         cutting = _place(others, size, center - seen * size[:, None]) * (

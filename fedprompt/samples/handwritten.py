@@ -155,10 +155,7 @@ def digits(
     """
     check.count("seed", seed, at_least=0)
     check.count("num_test", num_test)
-    if not callable(domain):
-        raise check.wrong_type(
-            "domain", "be a function of images, such as samples.raw", check.kind(domain)
-        )
+    check.function("domain", domain, "be a function of images, such as samples.raw")
     images, labels = _all_digits()
     if num_test >= len(labels):
         raise check.wrong("num_test", f"be less than all {len(labels)} digits", num_test)

@@ -12,12 +12,10 @@ def check_pair(query: Tensor, keys: Tensor) -> None:
     Values are checked on CPU tensors only, to avoid a GPU synchronization.
     """
     for name, tensor, shape in (("query", query, "(batch, dim)"), ("keys", keys, "(groups, dim)")):
-        if not isinstance(tensor, Tensor) or not tensor.is_floating_point() or tensor.ndim != 2:
-            raise check.wrong_type(name, f"be a floating-point tensor {shape}", check.kind(tensor))
+        check.floating(name, tensor, f"be a floating-point tensor {shape}", 2)
         check.strided(name, tensor)
     check.precision("query", query, "keys", keys)
-    if query.device != keys.device:
-        raise check.wrong("query", f"be on the device of `keys`, {keys.device}", query.device)
+    check.same_device("query", query, keys.device, "the device of `keys`,")
     if 0 in keys.shape:
         raise check.wrong("keys", "hold at least one group of width 1 or more", tuple(keys.shape))
     if query.shape[1] != keys.shape[1]:
@@ -38,9 +36,7 @@ def check_counts(name: str, counts: Tensor, groups: int, *, sync: bool = False) 
         raise check.wrong(name, f"have one count for each of {groups} groups", tuple(counts.shape))
     if check.values_readable(counts) and (sync or counts.device.type == "cpu"):
         check.dense(name, counts)
-        wrong = ~(torch.isfinite(counts) & (counts >= 0))
-        if bool(wrong.any()):
-            raise check.wrong(name, "be finite and at least 0", counts[wrong][0].item())
+        check.nonnegative(name, counts)
 
 
 def shares(usage: Tensor | None, like: Tensor) -> Tensor:
@@ -53,17 +49,14 @@ def shares(usage: Tensor | None, like: Tensor) -> Tensor:
     if usage is None:
         return like.new_zeros(like.shape[1])
     check_counts("usage", usage, like.shape[1])
-    if usage.device != like.device:
-        raise check.wrong("usage", f"be on the device of `keys`, {like.device}", usage.device)
+    check.same_device("usage", usage, like.device, "the device of `keys`,")
     total = usage.sum(dtype=like.dtype)
     return usage.to(like.dtype) / (total + (total == 0))
 
 
 def checked_table(counts: Tensor) -> Tensor:
     """Return counts as a float64 matrix on the CPU; with one axis, they become a column."""
-    if not isinstance(counts, Tensor) or counts.is_complex() or counts.dtype == torch.bool:
-        raise check.wrong_type("counts", "be a tensor of counts", check.kind(counts))
-    check.dense("counts", counts)
+    check.real("counts", counts, "be a tensor of counts")
     if counts.ndim not in (1, 2) or 0 in counts.shape:
         rule = "have shape (groups,) or (groups, classes) without an empty axis"
         raise check.wrong("counts", rule, tuple(counts.shape))

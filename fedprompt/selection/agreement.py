@@ -51,17 +51,23 @@ def _assignment(cost: list[list[float]]) -> list[int]:
     where the potentials of rows and columns keep all reduced costs at least 0.
     """
     size = len(cost)
-    rows, columns = [0.0] * size, [0.0] * (size + 1)
+    rows = [0.0] * size
+    columns = [0.0] * (size + 1)
     owner = [-1] * (size + 1)  # the last column is where a new row starts
     for new in range(size):
-        owner[size], at = new, size
-        distance, before, done = [float("inf")] * size, [size] * size, [False] * (size + 1)
+        owner[size] = new
+        at = size
+        distance = [float("inf")] * size
+        before = [size] * size
+        done = [False] * (size + 1)
         while owner[at] >= 0:
-            done[at], row = True, owner[at]
+            done[at] = True
+            row = owner[at]
             for column in range(size):
                 reduced = cost[row][column] - rows[row] - columns[column]
                 if not done[column] and reduced < distance[column]:
-                    distance[column], before[column] = reduced, at
+                    distance[column] = reduced
+                    before[column] = at
             at = min((c for c in range(size) if not done[c]), key=distance.__getitem__)
             shift = distance[at]
             for column in range(size + 1):

@@ -88,9 +88,7 @@ class CenteredQueries(nn.Module):
         dim = self.center.shape[0]
         if query.shape[1] != dim:
             raise check.wrong("query", f"have the width of `center`, {dim}", query.shape[1])
-        if query.device != self.center.device:
-            rule = f"be on the device of `center`, {self.center.device}"
-            raise check.wrong("query", rule, query.device)
+        check.same_device("query", query, self.center.device, "the device of `center`,")
         on_cpu = self.center.device.type == "cpu" and check.values_readable(self.center)
         if on_cpu and bool(self.center.isnan().any()):
             raise check.wrong("center", "be given or loaded before the first call", "NaN")
@@ -105,18 +103,13 @@ def _wide(tensor: Tensor) -> Tensor:
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
-def _check_query(query: object) -> None:
-    if not isinstance(query, Tensor) or not query.is_floating_point() or query.ndim != 2:
-        raise check.wrong_type(
-            "query", "be a floating-point tensor (batch, dim)", check.kind(query)
-        )
+def _check_query(query: Tensor) -> None:
+    check.floating("query", query, "be a floating-point tensor (batch, dim)", 2)
     check.strided("query", query)
     check.finite("query", query, sync=False)
 
 
-def _check_center(center: object, dim: int) -> None:
-    if not isinstance(center, Tensor) or not center.is_floating_point():
-        raise check.wrong_type("center", "be a floating-point tensor (dim,)", check.kind(center))
-    if center.shape != (dim,):
-        raise check.wrong("center", f"have shape ({dim},)", tuple(center.shape))
+def _check_center(center: Tensor, dim: int) -> None:
+    check.floating("center", center, "be a floating-point tensor (dim,)")
+    check.shape("center", center, (dim,))
     check.finite("center", center)

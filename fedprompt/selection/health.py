@@ -184,10 +184,7 @@ def revive_keys(
 @torch.no_grad()
 def _checked_cosine(query: Tensor, max_cosine: float) -> float:
     """Average the cosine over all pairs of different queries, and warn of a narrow cone."""
-    if not isinstance(query, Tensor) or not query.is_floating_point() or query.ndim != 2:
-        raise check.wrong_type(
-            "query", "be a floating-point tensor (batch, dim)", check.kind(query)
-        )
+    check.floating("query", query, "be a floating-point tensor (batch, dim)", 2)
     check.finite("query", query)
     directions = unit(query).cpu().double()
     pairs = len(directions) * (len(directions) - 1)

@@ -76,12 +76,10 @@ def orthogonal_keys(
     """
     check.count("num_groups", num_groups)
     check.count("dim", dim)
-    if generator is not None:
-        check.generator(generator)
+    device = check.initial_generator(generator)
     if num_groups > dim:
         rule = f"be at most `dim` {dim}, because more keys cannot be orthogonal"
         raise check.wrong("num_groups", rule, num_groups)
-    device = None if generator is None else generator.device
     return nn.init.orthogonal_(torch.empty(num_groups, dim, device=device), generator=generator)
 
 
@@ -173,11 +171,10 @@ class SelectionKeys(nn.Module):
         return f"{num_groups}, {dim}"
 
 
-def _check_selector(selector: object) -> None:
+def _check_selector(selector: PromptSelector) -> None:
     """Require a callable that needs only queries, keys and counts."""
     rule = "take (query, keys, usage=...), with all other options bound"
-    if not callable(selector):
-        raise check.wrong_type("selector", rule, check.kind(selector))
+    check.function("selector", selector, rule)
     try:
         inspect.signature(selector).bind(None, None, usage=None)
     except ValueError:  # some built-in functions have no signature

@@ -189,11 +189,9 @@ def check_layout(cost: Tensor, a: Tensor, b: Tensor) -> None:
         ("a", a, "(..., rows)"),
         ("b", b, "(..., columns)"),
     ):
-        if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
-            raise check.wrong_type(name, f"be a floating-point tensor {axes}", check.kind(tensor))
+        check.floating(name, tensor, f"be a floating-point tensor {axes}")
         check.strided(name, tensor)
-        if tensor.device != cost.device:
-            raise check.wrong(name, f"be on the device of `cost`, {cost.device}", tensor.device)
+        check.same_device(name, tensor, cost.device, "the device of `cost`,")
     if cost.ndim < 2 or 0 in cost.shape[-2:]:
         rule = "have shape (..., rows, columns) with at least one row and one column"
         raise check.wrong("cost", rule, tuple(cost.shape))

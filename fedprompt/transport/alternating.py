@@ -115,8 +115,7 @@ def sinkhorn(
         Cuturi, "Sinkhorn Distances: Lightspeed Computation of Optimal Transport", NeurIPS 2013.
     """
     solve = partial(_alternate, rows_exact=True)
-    options = epsilon, tolerance, max_iterations
-    return couple_entropic(cost, a, b, solve, *options, rows_exact=True)
+    return couple_entropic(cost, a, b, solve, epsilon, tolerance, max_iterations, rows_exact=True)
 
 
 def _alternate(
@@ -133,14 +132,16 @@ def _alternate(
     exponent = (least - problem.cost) / epsilon
     log_a, log_b = problem.a.log(), problem.b.log()
     cap = torch.where(problem.full | rows_exact, math.inf, 0.0).to(log_a.dtype)
-    x, row_scale = log_b - exponent.logsumexp(2), torch.zeros_like(log_a)
+    x = log_b - exponent.logsumexp(2)
+    row_scale = torch.zeros_like(log_a)
     active = torch.ones_like(problem.full[:, 0])
     iterations = torch.zeros_like(active, dtype=torch.int64)
     for _ in range(max_iterations if problem.eager else min(max_iterations, _COMPILED_STEPS)):
         scaled = torch.minimum(log_a - (exponent + x[..., None]).logsumexp(1), cap)
         row_scale = torch.where(active[:, None], scaled, row_scale)
         new = torch.where(active[:, None], log_b - (exponent + row_scale[:, None]).logsumexp(2), x)
-        change, x = (new - x).abs().amax(1), new
+        change = (new - x).abs().amax(1)
+        x = new
         iterations += active
         active = active & ~(change <= tolerance)
         if problem.eager and not bool(active.any()):

@@ -60,8 +60,8 @@ def _simplex(problem: Problem) -> Solution:
     for cost, a, b in zip(*parts, strict=True):
         total = 2 ** a.sum().log2().round()  # POT expects masses that sum to about 1
         a, b = a / total, b / total
-        kept = (a.sum() - b.sum()).clamp(min=0)
-        masses = torch.cat([b, kept[None]])
+        unmoved = (a.sum() - b.sum()).clamp(min=0)
+        masses = torch.cat([b, unmoved[None]])
         padded = torch.cat([cost, torch.zeros_like(cost[:1])]).T.contiguous()
         plan = ot.emd((a * (masses.sum() / a.sum())).numpy(), masses.numpy(), padded.numpy())
         plans.append(total * torch.from_numpy(plan)[:, :-1].T)

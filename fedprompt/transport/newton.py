@@ -100,12 +100,9 @@ def _solve(problem: Problem, *, epsilon: float, tolerance: float, max_iterations
         left = torch.nonzero(~(error <= tolerance)).flatten()
         if len(left):
             rest = problem.take(left)
+            steps_left = max_iterations - steps
             plan[left], duals[left], more = climb(
-                rest,
-                v[left],
-                epsilon=epsilon,
-                tolerance=tolerance,
-                max_iterations=max_iterations - steps,
+                rest, v[left], epsilon=epsilon, tolerance=tolerance, max_iterations=steps_left
             )
             iterations[left] += more
             error[left] = violation(plan[left], rest)

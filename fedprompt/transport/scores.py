@@ -161,11 +161,8 @@ def _moved_by(cost: Tensor, coupling: Coupling) -> Tensor:
     right = (plan * (inner - rival * (plan * inner).sum(1, keepdim=True))).sum(2)
     free = (plan * ~full[:, None]).sum(2)
     last = free[:, -1:] + plan[:, -1].sum(1, keepdim=True) * all_full
-    duals = eliminate(
-        torch.cat([free[:, :-1], last], 1) + 1e-30,
-        couplings(plan.unbind(1), rival[:, 0], plan),
-        right,
-    )
+    free = torch.cat([free[:, :-1], last], 1) + 1e-30
+    duals = eliminate(free, couplings(plan.unbind(1), rival[:, 0], plan), right)
     inner = inner - duals[..., None]
     result = plan * (inner - rival * (plan * inner).sum(1, keepdim=True))
     return result.transpose(1, 2).reshape(cost.shape)
@@ -177,9 +174,8 @@ def _check(cost: Tensor, coupling: Coupling) -> None:
     plan = coupling.plan
     check.floats("coupling.plan", plan)
     if not isinstance(cost, Tensor) or cost.shape != plan.shape:
-        raise check.wrong(
-            "cost", f"have the shape of the plan {tuple(plan.shape)}", check.kind(cost)
-        )
+        rule = f"have the shape of the plan {tuple(plan.shape)}"
+        raise check.wrong("cost", rule, check.kind(cost))
     check.floats("coupling.a", coupling.a)
     check.floats("coupling.b", coupling.b)
     check_layout(cost, coupling.a, coupling.b)
@@ -203,9 +199,8 @@ def _check_field(
     fits = isinstance(tensor, Tensor) and tensor.is_floating_point() == floating
     if not isinstance(tensor, Tensor) or not fits or list(tensor.shape) != shape:
         noun = "floating-point" if floating else "integers"
-        raise check.wrong(
-            argument, f"be {noun} of shape {(*shape,)}, for `cost`", check.kind(tensor)
-        )
+        rule = f"be {noun} of shape {(*shape,)}, for `cost`"
+        raise check.wrong(argument, rule, check.kind(tensor))
     if tensor.dtype == torch.bool or tensor.is_complex():
         raise check.wrong_type(argument, "be numbers that can be compared", check.kind(tensor))
     check.strided(argument, tensor)

@@ -13,20 +13,11 @@ from torch import Tensor
 
 import fedprompt._checks as check
 from fedprompt.interfaces import Message, Weighted
-from fedprompt.wire._format import (
-    DTYPES,
-    FORMAT,
-    Expected,
-    Header,
-    Slot,
-    check_expected,
-    digest_of,
-    header_text,
-    longest_header,
-    offsets,
-)
+from fedprompt.wire import _format
+from fedprompt.wire._format import DTYPES, FORMAT, Expected, Header, Slot, offsets
 
 _Raw = np.ndarray[Any, np.dtype[np.uint8]]
+_Slots = Mapping[str, Slot]
 
 
 def decode_payload(
@@ -71,14 +62,14 @@ def decode_payload(
         Traceback (most recent call last):
         ValueError: `blob` must come from the same backbone, {'backbone': 'vit_small'}; got ...
     """
-    expected = check_expected(expect, max_bytes)
+    expected = _format.check_expected(expect, max_bytes)
     if not isinstance(blob, bytes):
         raise check.wrong_type("blob", "be bytes", f"a {type(blob).__name__}")
     return read_blob(blob, expect, expected, max_bytes)
 
 
 def read_blob(
-    blob: bytes, expect: Expected, expected: Mapping[str, Slot], max_bytes: int
+    blob: bytes, expect: Expected, expected: _Slots, max_bytes: int
 ) -> tuple[dict[str, Tensor | Weighted], Header]:
     """Read a blob for a receiver whose requirements were checked and laid out."""
     if len(blob) > max_bytes:
@@ -104,14 +95,14 @@ def _refuse(rule: str, got: object) -> NoReturn:
     raise check.wrong("blob", rule, shown)
 
 
-def _split(blob: bytes, expected: Mapping[str, Slot]) -> tuple[bytes, memoryview]:
+def _split(blob: bytes, expected: _Slots) -> tuple[bytes, memoryview]:
     """Split a blob into the text of its header and the bytes of its tensors."""
     if len(blob) < 8:
         _refuse("start with the length of its header in 8 bytes", f"{len(blob)} bytes")
     length = int.from_bytes(blob[:8], "little")
     if length > len(blob) - 8:
         _refuse(f"hold the {length} bytes of header that it announces", f"{len(blob) - 8} bytes")
-    if length > (limit := longest_header(expected)):
+    if length > (limit := _format.longest_header(expected)):
         _refuse(f"have a header of at most {limit} bytes", length)
     return blob[8 : 8 + length], memoryview(blob)[8 + length :]
 
@@ -182,7 +173,7 @@ def _check_origin(header: Header, expect: Expected) -> None:
 
 
 def _claimed_slots(
-    entries: Mapping[str, Any], expected: Mapping[str, Slot], message: Message
+    entries: Mapping[str, Any], expected: _Slots, message: Message
 ) -> dict[str, Slot]:
     """Compare the form of every tensor; only the number of value rows is free."""
     if unknown := sorted(set(entries) - set(expected) - {"__metadata__"}):
@@ -212,23 +203,19 @@ def _claimed(key: str, entry: object, slot: Slot, open_rows: bool) -> Slot:
 
 
 def _check_whole(
-    text: bytes, digest: str, header: Header, claimed: Mapping[str, Slot], tensors: memoryview
+    text: bytes, digest: str, header: Header, claimed: _Slots, tensors: memoryview
 ) -> None:
     """Require the one header that describes these tensors, all of their bytes, and the digest."""
-    if text != header_text(header, claimed, digest).encode("utf-8", "surrogatepass"):
+    if text != _format.header_text(header, claimed, digest).encode("utf-8", "surrogatepass"):
         _refuse("have a header as `encode_payload` writes it", text.decode())
     if len(tensors) != (total := sum(slot.num_bytes for slot in claimed.values())):
         _refuse(f"hold {total} bytes of tensors", len(tensors))
-    if (found := digest_of(header, claimed, [tensors])) != digest:
+    if (found := _format.digest_of(header, claimed, [tensors])) != digest:
         _refuse(f"have the SHA-256 {digest[:12]} of its header", f"{found[:12]} (damaged content)")
 
 
 def _read_entry(
-    name: str,
-    weighted: bool,
-    raw: Mapping[str, _Raw],
-    claimed: Mapping[str, Slot],
-    max_abs: float | None,
+    name: str, weighted: bool, raw: Mapping[str, _Raw], claimed: _Slots, max_abs: float | None
 ) -> Tensor | Weighted:
     """Copy one tensor or :class:`Weighted` out of the blob into new memory."""
     if not weighted:

@@ -32,8 +32,7 @@ def save_payload(message: Message, path: str | PathLike[str], *, header: Header)
         ...     open_payload(path, expect=expect)[0]
         {'scale': tensor(4.5000)}
     """
-    file = checked_file("path", path)
-    replace_file(file, encode_payload(message, header=header))
+    replace_file(checked_file("path", path), encode_payload(message, header=header))
 
 
 def open_payload(

@@ -5,7 +5,7 @@ import torch
 
 from fedprompt import PromptStream, encode_prompted, vit_trunk
 from fedprompt.backbones.checks._report import Line, Report
-from fedprompt.backbones.checks.trunk import _PromptedRuns
+from fedprompt.backbones.checks.trunk import _Judge
 from fedprompt.check import trunk as check_trunk
 from models import tiny_vit
 from own_trunks import (
@@ -79,7 +79,7 @@ def test_a_line_names_what_is_wrong_and_counts_the_rest(images):
 
 def test_the_runs_of_the_check_are_those_of_encode_prompted(images):
     for trunk in (PlainTrunk(), vit_trunk(tiny_vit().float())):
-        runs = _PromptedRuns(trunk, images)
+        runs = _Judge(trunk, images, None)
         stream = PromptStream(dict(enumerate(runs.prompts(2))), replace=True)
         assert_near(runs.features(2), encode_prompted(trunk, images, stream).pooled)
         assert_near(runs.features(), encode_prompted(trunk, images).pooled)

@@ -1,14 +1,15 @@
 """Reports on backbones of your own: a table of claims, with a remedy for each that failed."""
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 import torch.nn as nn
 from torch import Tensor
 
-from fedprompt.backbones._own_modules import OWN, OwnModules, find_module
+from fedprompt.backbones._attributes import PREFIX, Attributes, find_module
+from fedprompt.backbones._models import listed
 
 LONGEST = 100
 """Longest text of an exception in a table, in characters."""
@@ -16,7 +17,7 @@ LONGEST = 100
 Verdict = tuple[bool | None, str]
 """Whether a claim holds, None if it could not be judged, and the measurement."""
 
-_CONTAINERS = (OwnModules, nn.ModuleList)  # the fingerprint makes them of attributes
+_CONTAINERS = (Attributes, nn.ModuleList)  # the fingerprint makes them of attributes
 
 
 class Line(NamedTuple):
@@ -103,14 +104,14 @@ class Judge:
         trainable = [name for name, weight in self.model.named_parameters() if weight.requires_grad]
         wrong = [f"in train mode: {listed(training)}"] if training else []
         wrong += [f"trainable: {listed(trainable)}"] if trainable else []
-        return not wrong, "; ".join(wrong).replace(OWN, "")
+        return not wrong, "; ".join(wrong).replace(PREFIX, "")
 
     def unchanged(self) -> Verdict:
         """Whether the state is the same as at the start."""
         before = self.state_before
         state = self.state().items()
         wrong = [name for name, tensor in state if not torch.equal(tensor, before[name])]
-        return not wrong, f"changed: {listed(wrong)}".replace(OWN, "") if wrong else ""
+        return not wrong, f"changed: {listed(wrong)}".replace(PREFIX, "") if wrong else ""
 
     def shared(self) -> Verdict:
         """Whether a deep copy is the backbone, so that clients share it."""
@@ -135,9 +136,3 @@ def near(
     scale = max(smallest, expected.detach().abs().max().item())
     passed = difference <= tolerance * scale
     return passed, f"largest difference {difference:.0e}" if difference else "no difference"
-
-
-def listed(names: Sequence[object]) -> str:
-    """List at most three names."""
-    rest = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return ", ".join(map(str, names[:3])) + rest

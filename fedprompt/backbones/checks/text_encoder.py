@@ -84,7 +84,8 @@ class _Judge(Judge):
 
     def __init__(self, encoder: TextEncoder, names: ClassNames) -> None:
         super().__init__(encoder)
-        self.encoder, self.names = encoder, names
+        self.encoder = encoder
+        self.names = names
         dtype = torch.promote_types(names.tokens.dtype, torch.float32)
         size = (2, 3, names.tokens.shape[-1])
         noise = torch.randn(size, generator=torch.Generator().manual_seed(0))
@@ -135,8 +136,8 @@ class _Judge(Judge):
 
     @torch.no_grad()
     def class_specific(self) -> Verdict:
-        own = self.context[:, None].expand(-1, len(self.names.names), -1, -1)
-        text = _sentences(own, self.names, class_specific=True)
+        by_class = self.context[:, None].expand(-1, len(self.names.names), -1, -1)
+        text = _sentences(by_class, self.names, class_specific=True)
         return _near(self.encoder(text), self.encode(self.context))
 
     def samples(self) -> Verdict:

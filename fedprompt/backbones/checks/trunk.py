@@ -9,7 +9,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 import fedprompt._checks as check
-from fedprompt.backbones.checks._report import Judge, Line, Report, judged, listed, near
+from fedprompt.backbones._models import listed
+from fedprompt.backbones.checks._report import Judge, Line, Report, judged, near
 from fedprompt.interfaces import Trunk
 
 # Relative to the largest entry, for two computations of the same numbers in another order.
@@ -89,11 +90,22 @@ def check_trunk(
     return Report(title, (members, *_Judge(trunk, images, forward).lines()))
 
 
-class _PromptedRuns:
-    """Runs of one trunk, with prompts that are the same in all of them."""
+def _inserted(tokens: Tensor, prompts: Tensor, prefix: int, inside: int) -> Tensor:
+    """Put prompts (prompts, dim) right after the prefix, in place of the `inside` ones there."""
+    new = prompts.expand(tokens.shape[0], -1, -1)
+    return torch.cat([tokens[:, :prefix], new, tokens[:, prefix + inside :]], 1)
 
-    def __init__(self, trunk: Trunk, images: Tensor) -> None:
-        self.trunk, self.images = trunk, images
+
+class _Judge(Judge):
+    """The checks of one trunk. Each returns whether the claim holds, and what was measured."""
+
+    def __init__(
+        self, trunk: Trunk, images: Tensor, forward: Callable[[Tensor], Tensor] | None
+    ) -> None:
+        self.trunk = trunk
+        self.images = images.clone()
+        self.forward = forward
+        super().__init__(trunk)
 
     def features(self, num_prompts: int = 0, *, images: Tensor | None = None) -> Tensor:
         """Return the features of images, with `num_prompts` prompts before each block."""
@@ -121,23 +133,6 @@ class _PromptedRuns:
         generator = torch.Generator().manual_seed(0)
         drawn = torch.randn(self.trunk.depth, count, self.trunk.dim, generator=generator)
         return list((drawn.to(tokens) * tokens.std()).detach())
-
-
-def _inserted(tokens: Tensor, prompts: Tensor, prefix: int, inside: int) -> Tensor:
-    """Put prompts (prompts, dim) right after the prefix, in place of the `inside` ones there."""
-    new = prompts.expand(tokens.shape[0], -1, -1)
-    return torch.cat([tokens[:, :prefix], new, tokens[:, prefix + inside :]], 1)
-
-
-class _Judge(_PromptedRuns, Judge):
-    """The checks of one trunk. Each returns whether the claim holds, and what was measured."""
-
-    def __init__(
-        self, trunk: Trunk, images: Tensor, forward: Callable[[Tensor], Tensor] | None
-    ) -> None:
-        _PromptedRuns.__init__(self, trunk, images.clone())
-        Judge.__init__(self, trunk)
-        self.forward = forward
 
     def lines(self) -> list[Line]:
         """Run all checks; the last ones compare with the state before."""
@@ -174,7 +169,8 @@ class _Judge(_PromptedRuns, Judge):
             previous, tokens = tokens, trunk.block(layer, tokens, context, 0)
         pooled = trunk.pool(tokens)
         if pooled.shape != (len(self.images), trunk.num_features):
-            wrong.append(f"num_features is {trunk.num_features}, but pool returns {_shape(pooled)}")
+            shape = tuple(pooled.shape)
+            wrong.append(f"num_features is {trunk.num_features}, but pool returns {shape}")
         if self._is_another_block(trunk.depth, previous, context, tokens):
             wrong.append(f"depth is {trunk.depth}, but block {trunk.depth} exists")
         return not wrong, "; ".join(wrong)
@@ -275,7 +271,3 @@ def _reaches_all(gradient: Tensor | None) -> bool:
     if gradient is None or not bool(torch.isfinite(gradient).all()):
         return False
     return bool((gradient != 0).any(1).all())
-
-
-def _shape(tensor: Tensor) -> tuple[int, ...]:
-    return tuple(tensor.shape)

@@ -38,11 +38,11 @@ class Sizes(NamedTuple):
     """Sizes (height, width) of the images that a model takes, in pixels.
 
     Attributes:
-        own: Size of the model's images, or None if it has none.
+        image: Size of the model's images, or None if it has none.
         patch: Other sizes are multiples of this one. If None, there are no other sizes.
     """
 
-    own: tuple[int, int] | None
+    image: tuple[int, int] | None
     patch: tuple[int, int] | None
 
 
@@ -94,6 +94,10 @@ class FrozenTrunk(Trunk):
             return self.embedded(images)
         tokens, context = self.embedded(images.new_zeros(1, *images.shape[1:]))
         return tokens[:0], context
+
+    def pool(self, tokens: Tensor) -> Tensor:
+        """Return the class token, normalized."""
+        return self.normalize(tokens)[:, 0]
 
     @abstractmethod
     def embedded(self, images: Tensor) -> tuple[Tensor, Context]:
@@ -151,11 +155,9 @@ class FrozenTrunk(Trunk):
         return block(tokens, **arguments)
 
 
-def check_mask(mask: object) -> None:
+def check_mask(mask: Tensor) -> None:
     """Require a square mask without NaN; ``-inf`` masks a token."""
-    if not isinstance(mask, Tensor) or not mask.is_floating_point():
-        rule = "be a floating-point tensor of shape (seq, seq)"
-        raise check.wrong_type("attention_mask", rule, check.kind(mask))
+    check.floating("attention_mask", mask, "be a floating-point tensor of shape (seq, seq)")
     if mask.ndim != 2 or mask.shape[0] != mask.shape[1]:
         raise check.wrong("attention_mask", "have shape (seq, seq)", tuple(mask.shape))
     check.finite("attention_mask", torch.where(mask == -torch.inf, 0.0, mask))
@@ -175,9 +177,7 @@ def fitted(images: Tensor, model: nn.Module, sizes: Sizes) -> Tensor:
 def _cast(argument: str, inputs: Tensor, model: nn.Module) -> Tensor:
     """Return images or tokens in a model's dtype; they must be on its device."""
     weight = next(model.parameters())
-    if inputs.device != weight.device:
-        rule = f"be on the trunk's device {weight.device}"
-        raise check.wrong(argument, rule, inputs.device)
+    check.same_device(argument, inputs, weight.device, "the trunk's device")
     return inputs.to(weight.dtype)
 
 
@@ -195,10 +195,10 @@ def _check_channels(images: Tensor, channels: int) -> None:
 
 def _check_size(images: Tensor, sizes: Sizes) -> None:
     size = tuple(images.shape[2:])
-    if size == sizes.own:
+    if size == sizes.image:
         return
     if sizes.patch is None:
-        rule = f"have the model's size {sizes.own}, because its positions are fixed"
+        rule = f"have the model's size {sizes.image}, because its positions are fixed"
         raise check.wrong("images", rule, size)
     if any(not side or side % step for side, step in zip(size, sizes.patch, strict=True)):
         rule = f"have a size that is a multiple of the patches' {sizes.patch}"

@@ -25,10 +25,10 @@ def timm_maker(model: object) -> Callable[..., FrozenTrunk] | None:
 def timm_sizes(model: Any) -> Sizes:
     """Return the sizes of images that the patch embedding of a model takes."""
     patch_embed = model.patch_embed
-    own = patch_embed.img_size
-    if own is not None and patch_embed.strict_img_size:
-        return Sizes(own, None)
-    return Sizes(own, (1, 1) if patch_embed.dynamic_img_pad else patch_embed.patch_size)
+    image_size = patch_embed.img_size
+    if image_size is not None and patch_embed.strict_img_size:
+        return Sizes(image_size, None)
+    return Sizes(image_size, (1, 1) if patch_embed.dynamic_img_pad else patch_embed.patch_size)
 
 
 class _TimmTrunk(FrozenTrunk):
@@ -55,10 +55,11 @@ class _TimmTrunk(FrozenTrunk):
         patch_embed = self.vit.patch_embed
         if image_size is None and self.vit.dynamic_img_size:
             return None
-        own = image_size is None
-        rows, columns = patch_embed.grid_size if own else patch_embed.dynamic_feat_size(image_size)
-        if tokens.shape[1] != self.prefix + rows * columns:
-            count = self.prefix + rows * columns
+        grid_size = patch_embed.grid_size
+        if image_size is not None:
+            grid_size = patch_embed.dynamic_feat_size(image_size)
+        rows, columns = grid_size
+        if tokens.shape[1] != (count := self.prefix + rows * columns):
             rule = f"have {count} tokens without prompts, for {rows} x {columns} patches"
             raise check.wrong("tokens", rule, tokens.shape[1])
         return rows, columns

@@ -46,6 +46,3 @@ class _TorchvisionTrunk(FrozenTrunk):
     def normalize(self, tokens: Tensor) -> Tensor:
         normalized: Tensor = self.model.encoder.ln(tokens)
         return normalized
-
-    def pool(self, tokens: Tensor) -> Tensor:
-        return self.normalize(tokens)[:, 0]

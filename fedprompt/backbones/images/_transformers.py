@@ -29,10 +29,11 @@ def transformers_maker(model: object) -> Callable[..., FrozenTrunk] | None:
 class _TransformersTrunk(FrozenTrunk):
     """Base of the trunks of all families.
 
-    Positions are interpolated by the model if images have another size than its own.
+    Positions are interpolated by the model for images of another size than the model has.
     """
 
     prefix = 1
+    last_norm = "post_layernorm"
 
     def __init__(self, model: Any, attention_mask: Tensor | None) -> None:
         self.vision = getattr(model, "vision_model", model)
@@ -55,9 +56,13 @@ class _TransformersTrunk(FrozenTrunk):
         return Sizes(*map(_height_and_width, (config.image_size, config.patch_size)))
 
     def embeddings(self, images: Tensor) -> Tensor:
-        other_size = tuple(images.shape[2:]) != self.sizes().own
+        other_size = tuple(images.shape[2:]) != self.sizes().image
         tokens: Tensor = self.vision.embeddings(images, interpolate_pos_encoding=other_size)
         return tokens
+
+    def normalize(self, tokens: Tensor) -> Tensor:
+        normalized: Tensor = getattr(self.vision, self.last_norm)(tokens)
+        return normalized
 
     def block(self, layer: int, tokens: Tensor, context: Context, num_prompts: int) -> Tensor:
         mask = context.mask_with(num_prompts, self.prefix)
@@ -72,12 +77,7 @@ class _TransformersTrunk(FrozenTrunk):
 class _ViTTrunk(_TransformersTrunk):
     """ViT: the class token after the last norm, as its classifier reads it, without the pooler."""
 
-    def normalize(self, tokens: Tensor) -> Tensor:
-        normalized: Tensor = self.vision.layernorm(tokens)
-        return normalized
-
-    def pool(self, tokens: Tensor) -> Tensor:
-        return self.normalize(tokens)[:, 0]
+    last_norm = "layernorm"
 
 
 class _DinoTrunk(_ViTTrunk):
@@ -99,10 +99,6 @@ class _ClipTrunk(_TransformersTrunk):
         tokens: Tensor = self.vision.pre_layrnorm(super().embeddings(images))
         return tokens
 
-    def normalize(self, tokens: Tensor) -> Tensor:
-        normalized: Tensor = self.vision.post_layernorm(tokens)
-        return normalized
-
     def pool(self, tokens: Tensor) -> Tensor:
         pooled = self.normalize(tokens[:, 0])
         projection = getattr(self.model, "visual_projection", None)
@@ -113,10 +109,6 @@ class _SiglipTrunk(_TransformersTrunk):
     """SigLIP: attention pooling, or the mean of the patches if the model has no head."""
 
     prefix = 0
-
-    def normalize(self, tokens: Tensor) -> Tensor:
-        normalized: Tensor = self.vision.post_layernorm(tokens)
-        return normalized
 
     def pool(self, tokens: Tensor) -> Tensor:
         normalized = self.normalize(tokens)

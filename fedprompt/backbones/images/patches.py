@@ -83,10 +83,9 @@ def _resnet(visual: Any, images: Tensor) -> tuple[Tensor, Tensor]:
     tokens = torch.cat([tokens.mean(1, keepdim=True), tokens], 1)
     tokens = tokens + pool.positional_embedding.to(tokens.dtype)
     # open_clip uses the query of the first token only, the mean. Here every location has a query.
+    by_head = "batch seq (heads dim) -> batch heads seq dim"
     query, key, value = (
-        rearrange(
-            layer(tokens), "batch seq (heads dim) -> batch heads seq dim", heads=pool.num_heads
-        )
+        rearrange(layer(tokens), by_head, heads=pool.num_heads)
         for layer in (pool.q_proj, pool.k_proj, pool.v_proj)
     )
     attended = F.scaled_dot_product_attention(query, key, value)
@@ -112,14 +111,14 @@ def _timm(visual: Any, images: Tensor) -> tuple[Tensor, Tensor]:
         raise check.wrong_type("clip_model", "pool its image tokens", got)
     num_prefix = getattr(trunk, "num_prefix_tokens", 0)
     channels_last = getattr(trunk, "output_fmt", "NCHW") == "NHWC"
-    locations = _one_location_each(features, num_prefix, channels_last)
+    locations = _single_locations(features, num_prefix, channels_last)
     patches = visual.head(trunk.forward_head(locations))
     return pooled, rearrange(
         patches, "(batch patches) dim -> batch patches dim", batch=images.shape[0]
     )
 
 
-def _one_location_each(features: Tensor, num_prefix: int, channels_last: bool) -> Tensor:
+def _single_locations(features: Tensor, num_prefix: int, channels_last: bool) -> Tensor:
     """Turn every location into a feature map (batch * patches, ...) of that location alone."""
     if features.ndim == 4 and channels_last:
         return rearrange(features, "batch height width dim -> (batch height width) 1 1 dim")

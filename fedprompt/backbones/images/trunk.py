@@ -23,7 +23,7 @@ _WINDOWS = (
 )
 _POSITION_TABLE = "its table of relative position biases has no rows for prompts"
 _PACKED = "its packed sequences of patches of many images have no fixed position for prompts"
-_KNOWN = {  # by the module that defines the model
+_REASONS = {  # by the module that defines the model
     "swin_transformer": _WINDOWS,
     "swin_transformer_v2": _WINDOWS,
     "modeling_swin": _WINDOWS,
@@ -146,11 +146,11 @@ def _reason_to_refuse(model: Any, is_supported: Callable[[nn.Module], bool]) -> 
         part = f"model.{name}" if name.isidentifier() else f"model.get_submodule({name!r})"
         return f"it contains one; pass {part}"
     timm_model = model.trunk if type(model).__name__ == "TimmModel" else model
-    known = _KNOWN.get(type(timm_model).__module__.rpartition(".")[2])
-    if known == _WINDOWS:
-        return known
-    if known or _has_attention(model):
-        return f"{known or _OTHER_FORWARD_PASS}; {_WRITE_A_TRUNK}"
+    reason = _REASONS.get(type(timm_model).__module__.rpartition(".")[2])
+    if reason == _WINDOWS:
+        return reason
+    if reason or _has_attention(model):
+        return f"{reason or _OTHER_FORWARD_PASS}; {_WRITE_A_TRUNK}"
     # A single convolution may be the patch embedding.
     num_convolutions = sum(isinstance(module, nn.Conv2d) for module in model.modules())
     return _PAD if num_convolutions > 1 else "it has no attention"

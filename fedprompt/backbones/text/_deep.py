@@ -52,9 +52,8 @@ def replacements(
     return by_layer
 
 
-def _check_stream(argument: str, stream: object, depth: int) -> None:
-    if not isinstance(stream, PromptStream):
-        raise check.wrong_type(argument, "be a PromptStream", check.kind(stream))
+def _check_stream(argument: str, stream: PromptStream, depth: int) -> None:
+    check.instance(argument, stream, PromptStream, "be a PromptStream")
     if not stream.replace:
         rule = "have replace=True, because they replace the tokens of the context"
         raise check.wrong(argument, rule, "replace=False")
@@ -69,11 +68,10 @@ def _check_stream(argument: str, stream: object, depth: int) -> None:
 
 
 def _checked_length(
-    argument: str, tokens: object, text: PromptedText, dim: int, length: int
+    argument: str, tokens: Tensor, text: PromptedText, dim: int, length: int
 ) -> int:
     """Return the number of tokens, which is `length` in all layers unless `length` is 0."""
-    if not isinstance(tokens, Tensor) or not tokens.is_floating_point():
-        raise check.wrong_type(argument, "be a floating-point tensor", check.kind(tokens))
+    check.floating(argument, tokens)
     axes = tuple(text.prefix.shape[:-2])
     fits = tokens.ndim >= 2 and tokens.shape[:-2] in ((), axes) and tokens.shape[-1] == dim
     if not fits or (length and tokens.shape[-2] != length):

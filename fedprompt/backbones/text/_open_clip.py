@@ -22,6 +22,7 @@ class OpenClipText:
             text.
         pooled_at: Position at which features are read. None for the end of text.
         depth: Number of blocks.
+        embedding: Embedding of token ids.
     """
 
     images: tuple[str, ...] = ("visual.",)
@@ -33,6 +34,7 @@ class OpenClipText:
         self.causal = text.attn_mask is not None and pool in ("argmax", "eos")
         self.pooled_at: int | None = {"first": 0, "last": self.context_length - 1}.get(pool)
         self.depth = len(text.transformer.resblocks)
+        self.embedding: nn.Embedding = text.token_embedding
 
     def modules(self) -> Iterator[nn.Module]:
         """Iterate over the parts that sentences run through."""
@@ -40,12 +42,6 @@ class OpenClipText:
         for part in (text.transformer, text.ln_final, text.token_embedding, text.text_projection):
             if isinstance(part, nn.Module):
                 yield part
-
-    @property
-    def embedding(self) -> nn.Embedding:
-        """Embedding of token ids."""
-        embedding: nn.Embedding = self._text.token_embedding
-        return embedding
 
     @property
     def positions(self) -> Tensor:

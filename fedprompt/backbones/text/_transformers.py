@@ -22,11 +22,14 @@ class HuggingText:
         causal: True. CLIP's tokens attend to earlier ones only.
         pooled_at: None. Features are read at the end of text.
         depth: Number of blocks.
+        embedding: Embedding of token ids.
+        mask: None. Masks are causal.
     """
 
     images: tuple[str, ...] = ("vision_model.", "visual_projection.")
     causal = True
     pooled_at: int | None = None
+    mask: Tensor | None = None
 
     def __init__(self, clip_model: Any) -> None:
         from transformers import CLIPModel, CLIPTextModelWithProjection
@@ -42,17 +45,12 @@ class HuggingText:
         self._projection = clip_model.text_projection
         self.context_length: int = self._text.embeddings.position_embedding.num_embeddings
         self.depth = len(self._text.encoder.layers)
+        self.embedding: nn.Embedding = self._text.embeddings.token_embedding
 
     def modules(self) -> Iterator[nn.Module]:
         """Iterate over the parts that sentences run through."""
         yield self._text
         yield self._projection
-
-    @property
-    def embedding(self) -> nn.Embedding:
-        """Embedding of token ids."""
-        embedding: nn.Embedding = self._text.embeddings.token_embedding
-        return embedding
 
     @property
     def positions(self) -> Tensor:
@@ -64,11 +62,6 @@ class HuggingText:
     def dtype(self) -> torch.dtype:
         """Dtype of the tokens in the blocks."""
         return self.positions.dtype
-
-    @property
-    def mask(self) -> Tensor | None:
-        """Additive mask of whole sentences, if there is one."""
-        return None
 
     def block(self, layer: int, tokens: Tensor, mask: Tensor | None, read: Tensor | None) -> Tensor:
         """Run one block, and return the tokens `read`, all if it is None.

@@ -25,9 +25,8 @@ class Vocabulary:
     """
 
     def __init__(self, tokenizer: Any, *, context_length: int, size: int) -> None:
-        if not callable(tokenizer):
-            rule = "be a tokenizer of open_clip, called with texts and `context_length`, or one of "
-            raise check.wrong_type("tokenizer", rule + "transformers", check.kind(tokenizer))
+        rule = "be a tokenizer of open_clip, called with texts and `context_length`, or one of "
+        check.function("tokenizer", tokenizer, rule + "transformers")
         self._tokenizer: Callable[..., Int[Tensor, "texts length"]] = tokenizer
         self._context_length = context_length
         self._size = size
@@ -39,9 +38,8 @@ class Vocabulary:
         ending = empty[num_start:]
         if len(ending) > 1 or lead[len(lead) - len(ending) :] != ending:
             got = f"{empty} for an empty text and {lead} for {_LEAD!r}"
-            raise check.wrong_type(
-                "tokenizer", "return nothing but padding after an end token", got
-            )
+            rule = "return nothing but padding after an end token"
+            raise check.wrong_type("tokenizer", rule, got)
         # If the end token is the padding token, as in SigLIP, its first copy is the end.
         self._num_end = len(ending)
         (self._lead,) = self._alone([_LEAD])
@@ -125,16 +123,13 @@ def padded(
 
 def check_texts(argument: str, texts: object) -> None:
     """Require a sequence of at least one string; the strings are checked where they are used."""
-    if isinstance(texts, str) or not isinstance(texts, Sequence):
-        raise check.wrong_type(argument, "be a sequence of strings", check.kind(texts))
-    if not texts:
-        raise check.wrong(argument, "contain at least one string", "none")
+    check.sequence(argument, texts, "strings")
+    check.some(argument, texts, "contain at least one string")
 
 
-def _spaced(argument: str, text: object) -> str:
+def _spaced(argument: str, text: str) -> str:
     """Replace underscores in a string, as CoOp does for the names of folders."""
-    if not isinstance(text, str):
-        raise check.wrong_type(argument, "be strings", check.kind(text))
+    check.instance(argument, text, str, "be strings")
     return text.replace("_", " ")
 
 

@@ -186,7 +186,8 @@ class TextTower:
         """
         self._check(text)
         replaced = replacements(text, streams, dim=self.dim, depth=self.depth)
-        shared, stride = text.prefix.shape[-2], text.suffix.shape[-2]
+        shared = text.prefix.shape[-2]
+        stride = text.suffix.shape[-2]
         num_classes = len(text.end)
         pooled_at = self._parts.pooled_at
         ends = text.end if pooled_at is None else (pooled_at,) * num_classes
@@ -195,24 +196,24 @@ class TextTower:
         encode = self._features
         if self.class_chunk is not None and self.class_chunk < num_classes:
             encode = partial(checkpoint, encode, use_reentrant=False, preserve_rng_state=False)
-        order, features = [], []
+        order = list[int]()
+        features = []
         for run in _layout.runs(lengths, suffix=suffix, most=self.class_chunk):
-            own = [lengths[number] for number in run]
-            rows = _layout.best_rows(own, shared=shared, dim=self.dim) if self.causal else len(run)
-            dealt = _layout.layout(run, lengths, ends, shared=shared, stride=stride, rows=rows)
-            features.append(encode(text, replaced, dealt)[..., : len(run), :])
+            rows = len(run)
+            if self.causal:
+                widths = [lengths[number] for number in run]
+                rows = _layout.best_rows(widths, shared=shared, dim=self.dim)
+            layout = _layout.layout(run, lengths, ends, shared=shared, stride=stride, rows=rows)
+            features.append(encode(text, replaced, layout)[..., : len(run), :])
             order += run
         back = torch.tensor(order).argsort()
         return torch.cat(features, -2).index_select(-2, _moved(back, text.prefix.device))
 
     def _features(
-        self,
-        text: PromptedText,
-        replaced: Mapping[int, Sequence[Replacement]],
-        dealt: _layout.Layout,
+        self, text: PromptedText, replaced: Mapping[int, Sequence[Replacement]], run: _layout.Layout
     ) -> Tensor:
         """Encode the rows of one layout, and pool each place of all rows."""
-        source, owner, position, read = (_moved(part, text.prefix.device) for part in dealt)
+        source, owner, position, read = (_moved(part, text.prefix.device) for part in run)
         axes = text.prefix.shape[:-2]
         rows = source.shape[0]
         suffix = text.suffix.flatten(-3, -2).index_select(-2, source.flatten())
@@ -225,10 +226,10 @@ class TextTower:
         mask = _layout.mask(owner, position, parts.dtype) if self.causal else parts.mask
         read = read.expand(*axes, *read.shape).flatten(0, -2)
         for layer in range(self.depth):
-            for start, own in replaced.get(layer, ()):
-                length = own.shape[-2]
-                own = own.unsqueeze(-3).expand(*axes, rows, -1, -1).flatten(0, -3).to(hidden.dtype)
-                hidden = torch.cat([hidden[:, :start], own, hidden[:, start + length :]], 1)
+            for start, new in replaced.get(layer, ()):
+                length = new.shape[-2]
+                new = new.unsqueeze(-3).expand(*axes, rows, -1, -1).flatten(0, -3).to(hidden.dtype)
+                hidden = torch.cat([hidden[:, :start], new, hidden[:, start + length :]], 1)
             only = read if layer == self.depth - 1 else None  # the last block of other tokens
             if 0 in axes:  # some blocks refuse empty batches
                 hidden = tokens_at(hidden, only)
@@ -253,7 +254,8 @@ class TextTower:
                 f"(contexts, classes, length, {self.dim}), optionally with an axis of samples first"
             )
             raise check.wrong("text", rule, f"{prefix} and {suffix}")
-        first, length = prefix[-2], prefix[-2] + suffix[-2]
+        first = prefix[-2]
+        length = first + suffix[-2]
         ends = text.end
         fits = isinstance(ends, tuple) and len(ends) == suffix[-3]
         if not fits or not all(isinstance(end, int) and first <= end < length for end in ends):

@@ -50,8 +50,7 @@ def zero_shot_classifier(
     """
     check.instance("tower", tower, TextTower, "be a TextTower")
     check.sequence("templates", templates, "strings or functions")
-    if not templates:
-        raise check.wrong("templates", "contain at least one template", "none")
+    check.some("templates", templates, "contain at least one template")
     check_texts("names", names)
     for position, name in enumerate(names):
         check.text(f"names[{position}]", name)
@@ -63,14 +62,10 @@ def zero_shot_classifier(
     return unit(total)
 
 
-def _sentence(template: object, name: str) -> str:
+def _sentence(template: str | Callable[[str], str], name: str) -> str:
     if isinstance(template, str):
         if "{}" not in template:
             raise check.wrong("templates", "contain {} in place of the name", repr(template))
         return template.replace("{}", name)
-    if not callable(template):
-        raise check.wrong_type(
-            "templates", "be strings or functions of a name", check.kind(template)
-        )
-    sentence: str = template(name)
-    return sentence
+    check.function("templates", template, "be strings or functions of a name")
+    return template(name)

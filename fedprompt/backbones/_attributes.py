@@ -5,24 +5,24 @@ from torch import Tensor
 
 from fedprompt.interfaces import TextEncoder, Trunk
 
-OWN = "own:"
+PREFIX = "own:"
 """Start of the names of a custom backbone's attributes."""
 
 
-class OwnModules(nn.Module):
+class Attributes(nn.Module):
     """Modules, tensors and plain settings that a custom trunk has as attributes."""
 
     def __init__(self, backbone: object) -> None:
         super().__init__()
         for name, part in getattr(backbone, "__dict__", {}).items():
             if isinstance(part, nn.Module):
-                self.add_module(OWN + name, part)
+                self.add_module(PREFIX + name, part)
             elif isinstance(part, Tensor):
-                self.register_buffer(OWN + name, part)
+                self.register_buffer(PREFIX + name, part)
             elif isinstance(part, list | tuple) and all(isinstance(m, nn.Module) for m in part):
-                self.add_module(OWN + name, nn.ModuleList(part))
+                self.add_module(PREFIX + name, nn.ModuleList(part))
             elif is_plain(part):
-                setattr(self, OWN + name, part)
+                setattr(self, PREFIX + name, part)
 
 
 def find_module(backbone: object) -> nn.Module | None:
@@ -31,7 +31,7 @@ def find_module(backbone: object) -> nn.Module | None:
     if isinstance(model, nn.Module):
         return model
     if isinstance(backbone, Trunk | TextEncoder):
-        model = backbone if isinstance(backbone, nn.Module) else OwnModules(backbone)
+        model = backbone if isinstance(backbone, nn.Module) else Attributes(backbone)
         if model.state_dict():
             return model
     return None
