@@ -65,6 +65,9 @@ class DoctestNames:
 def pytest_configure(config: pytest.Config) -> None:
     """With ``--shapes``, check the shapes of all signatures in every call, by the import hook."""
     config.pluginmanager.register(DoctestNames())
+    # Python must collect what was frozen; otherwise some extensions report leaks at the exit. The
+    # last cleanup is the first that is added, so the collections of pytest itself stay short.
+    config.add_cleanup(gc.unfreeze)
     selected = config.getoption("markexpr")
     if config.getoption("shapes") and not selected.startswith(WITHOUT_HOOK):
         from jaxtyping import install_import_hook
@@ -82,20 +85,15 @@ def pytest_collection(session: pytest.Session) -> Generator[None, object, object
     from hypothesis.strategies import just
 
     torch.set_num_threads(1)  # the models are tiny, so more threads do not help
+    # Hypothesis creates its generator with the first example, and looks for the owner among all
+    # objects. Of what is frozen, it would not find the owner.
+    find(just(0), lambda _: True, settings=settings(database=None))
     gc.disable()  # imported modules and collected tests live as long as the process
     try:
         return (yield)
     finally:
         gc.enable()
-        # Hypothesis creates its generator with the first example. Of what is frozen, it would not
-        # find the owner.
-        find(just(0), lambda _: True, settings=settings(database=None))
         gc.freeze()
-
-
-def pytest_unconfigure() -> None:
-    """Let Python collect what was frozen; otherwise some extensions report leaks at the exit."""
-    gc.unfreeze()
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

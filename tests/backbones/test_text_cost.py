@@ -51,7 +51,7 @@ def small_products(step):
     return sum(event.name == "aten::bmm" for event in record.events())
 
 
-@pytest.mark.parametrize("kind", TOWERS)
+@pytest.mark.parametrize("kind", ["CLIP", "custom text, custom blocks", "both ways, last"])
 def test_projections_are_single_products(kind):
     """Fused attention is one operator, so no product of batches is left."""
     model = make_clip(**TOWERS[kind]).float()

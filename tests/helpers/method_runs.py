@@ -17,7 +17,9 @@ from fedprompt.methods import METHODS
 from tiny_federations import federation_of
 
 RUNS = [(name, family) for name, entry in METHODS.items() for family in entry.families]
-CHANGES = {"rounds": 3, "cohort_size": 2}
+CHANGES = {"rounds": 2, "cohort_size": 2, "clients": [0, 1, 2]}
+PREDICTING = (0, 1, 2, 5)
+"""Clients that predict; the last one is a newcomer."""
 
 
 class Outcome(NamedTuple):
@@ -43,7 +45,7 @@ def run(
     """Run all rounds. With a group, only the clients of this rank have data."""
     federation = federation_of(METHODS[name], family, **CHANGES)
     world, method = 1 if group is None else dist.get_world_size(group), make(federation)
-    here = [client for client in federation.shards if client % world == rank]
+    here = [client for client in PREDICTING if client % world == rank]
 
     def data(client: int, server_round: int) -> Any:
         assert client in here

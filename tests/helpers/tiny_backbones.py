@@ -1,12 +1,14 @@
 """Tiny random backbones of the classes that the papers' settings name."""
 
+import copy
+
 import open_clip
 import torch
 import torch.nn as nn
 from timm.models.resnet import BasicBlock, ResNet
 from timm.models.vision_transformer import VisionTransformer
 
-from clips import TEXT
+from clips import TEXT, TOKENIZER, copy_of
 from tasks.backbones import Backbone, Backbones
 
 HALF = (0.5, 0.5, 0.5)
@@ -42,14 +44,19 @@ def resnet() -> ResNet:
 
 def clip(name: str, image_size: int) -> Backbone:
     """A CLIP with a ViT or a ResNet."""
-    torch.manual_seed(0)
     vision = {"layers": 1, "width": 16, "head_width": 8, "patch_size": 8, "image_size": image_size}
     if name.startswith("RN"):
         vision |= {"layers": (1, 1, 1, 1), "width": 8, "patch_size": None}
         vision |= {"image_size": max(32, image_size)}
     sizes = 8, vision, {**TEXT, "context_length": 40}
-    model = open_clip.model.CLIP(*sizes, quick_gelu=name.endswith(".openai")).eval()
-    tokenizer = open_clip.tokenizer.SimpleTokenizer(context_length=40)
+
+    def draw() -> nn.Module:
+        torch.manual_seed(0)
+        return open_clip.model.CLIP(*sizes, quick_gelu=name.endswith(".openai")).eval()
+
+    model = copy_of(f"tiny {name} {image_size}", draw)
+    tokenizer = copy.copy(TOKENIZER)  # to read the vocabulary again takes a tenth of a second
+    tokenizer.context_length = 40
     mean, std = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
     return Backbone(model, mean, std, "bicubic", tokenizer)
 

@@ -104,7 +104,7 @@ def wrapped():
     part = nn.ModuleDict(
         {"trunk": nn.parallel.DistributedDataParallel(nn.Linear(2, 2)), "module": nn.Linear(2, 1)}
     )
-    return whole, part, torch.compile(Model())
+    return whole, part, torch.compile(Model(), backend="eager")
 
 
 def test_names_are_those_of_the_module_inside_a_wrapper():

@@ -22,8 +22,9 @@ def separated(made):
 
 @pytest.mark.parametrize(("name", "family"), RUNS)
 def test_messages_are_all_that_crosses(name, family):
-    made = federation_of(METHODS[name], family, rounds=2, cohort_size=2, steps=2)
-    check_messages(METHODS[name].make, separated(made))
+    made = federation_of(METHODS[name], family, rounds=2, cohort_size=2, steps=1, clients=[0, 1])
+    shards = {client: made.shards[client] for client in (0, 1, 5)}
+    check_messages(METHODS[name].make, replace(separated(made), shards=shards))
 
 
 def wrapped(setting, client=None, predict=None, step=None):

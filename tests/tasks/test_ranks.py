@@ -1,28 +1,36 @@
-"""Under `torchrun`, two ranks have the figures of one process, bitwise."""
+"""Two ranks with the variables of `torchrun` have the figures of one process, bitwise."""
 
 import json
 import os
-import subprocess
-import sys
-from pathlib import Path
+import socket
 
-COMPARE = Path(__file__).parents[2] / "examples" / "compare.py"
+import torch
+
+import compare
+
 FLAGS = ["--task", "digits", "--methods", "ditto,fedprox,local", "--shrink", "0.01"]
 FLAGS += ["--partitions", "domains", "--workers", "1"]
-CHANGES = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(COMPARE.parents[1])}
 
 
-def records(folder, *launcher):
-    where = ["--records", str(folder), "--out", str(folder / "out")]
-    command = [sys.executable, *launcher, str(COMPARE), *FLAGS, *where]
-    subprocess.run(command, check=True, env={**os.environ, **CHANGES})
+def records(folder):
+    compare.main([*FLAGS, "--records", str(folder), "--out", str(folder / "out")])
     lines = (folder / "digits-shrunk.jsonl").read_text().splitlines()
     found = [json.loads(line) for line in lines]
     return {each.pop("row"): each for each in found}
 
 
+def run_rank(rank, folder, port):
+    os.environ |= {"TORCHELASTIC_RUN_ID": "test", "MASTER_ADDR": "localhost", "WORLD_SIZE": "2"}
+    os.environ |= {"MASTER_PORT": str(port), "RANK": str(rank), "GLOO_SOCKET_IFNAME": "lo"}
+    records(folder)
+
+
 def test_two_ranks_have_the_figures_of_one_process(tmp_path):
-    module = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
-    alone, together = records(tmp_path / "one"), records(tmp_path / "two", *module)
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        arguments = (tmp_path / "two", free.getsockname()[1])
+    # Copies of this process have imported everything already.
+    torch.multiprocessing.start_processes(run_rank, arguments, 2, start_method="fork")
+    alone, together = records(tmp_path / "one"), records(tmp_path / "two")
     assert len(alone) == 3
     assert alone == together
