@@ -1,7 +1,7 @@
 """What a task gives to the program: partitions, rows, and a trial for each seed."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,6 +13,7 @@ from torch import Tensor
 import fedprompt as fp
 from fedprompt.methods import METHODS, Entry, Federation, Setting
 from tasks.controls import CONTROLS
+from tasks.epochs import EpochFederation
 
 HEAD_RATE = "head_rate"
 """Learning rate of projections and heads, a hyperparameter of the setting of a row."""
@@ -44,6 +45,28 @@ class Machine:
     shrink: float = 1.0
 
 
+class Images(NamedTuple):
+    """Images with their labels and domains.
+
+    Attributes:
+        pixels: Images, (n, channels, height, width), or the inputs of a method that stand for them.
+        labels: Classes, (n,), int64.
+        domains: Domains, (n,), int64; zeros for a data set without domains.
+    """
+
+    pixels: Tensor
+    labels: Tensor
+    domains: Tensor
+
+    def at(self, positions: Tensor) -> "Images":
+        """Return the images at some positions."""
+        return Images(*(part[positions] for part in self))
+
+    def cells(self, num_classes: int) -> Tensor:
+        """Return the pair of domain and class of each image, as one number."""
+        return self.domains * num_classes + self.labels
+
+
 class Trial(NamedTuple):
     """A setting, the data of its clients, and test inputs.
 
@@ -66,6 +89,23 @@ class Trial(NamedTuple):
     mixes: Tensor
     newcomers: Sequence[int] = ()
     domain_names: Sequence[str] = ("",)
+
+    @staticmethod
+    def of(
+        setting: Setting,
+        train: Images,
+        test: Images,
+        shards: Iterable[Any],
+        newcomers: Sequence[int] = (),
+        domain_names: Sequence[str] = ("",),
+    ) -> "Trial":
+        """Make the trial of clients whose training images are at the positions of shards."""
+        owned = dict(enumerate(map(torch.as_tensor, shards)))
+        cells, test_cells = (side.cells(setting.num_classes) for side in (train, test))
+        count = setting.num_classes * max(len(domain_names), 1 + int(train.domains.max()))
+        mixes = torch.stack([cells[shard].bincount(minlength=count) for shard in owned.values()])
+        federation = EpochFederation(setting, train.pixels, train.labels, owned)
+        return Trial(setting, federation, test.pixels, test_cells, mixes, newcomers, domain_names)
 
     def shrunk(self, share: float) -> "Trial":
         """Return the trial with a share of its rounds, steps and images, and the same clients."""

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 import fedprompt as fp
+from tasks.core import Images
 from tasks.papers import Partition
-from tasks.sets.readers import Images, ImageSet
+from tasks.sets.readers import ImageSet
 
 NUM_IMAGES = 40
 """Images of an average client, at least: batch normalization needs two in each batch."""
@@ -133,27 +134,25 @@ def held_out(data: ImageSet, share: float, *, generator: np.random.Generator) ->
         The data set with the new training and test images.
     """
     images = Images(*(torch.cat(pair) for pair in zip(data.train, data.test, strict=True)))
-    cells = images.domains * len(data.class_names) + images.labels
+    cells = images.cells(len(data.class_names))
     order = torch.from_numpy(generator.permutation(len(cells)))
     order = order[cells[order].argsort(stable=True)]
     sizes = torch.bincount(cells)
     first = sizes.cumsum(0) - sizes
     place = torch.arange(len(order)) - first[cells[order]]
     held = place < (share * sizes).round()[cells[order]]
-    sides = (order[chosen].sort().values for chosen in (~held, held))
-    train, test = (Images(*(each[side] for each in images)) for side in sides)
+    train, test = (images.at(order[side].sort().values) for side in (~held, held))
     return data._replace(train=train, test=test)
 
 
 def fewer(data: ImageSet, share: float, num_clients: int) -> ImageSet:
     """Return a share of the images of each class, but at least four, and enough for all clients."""
-    return data._replace(
-        train=_fewer(data.train, share, num_clients), test=_fewer(data.test, share, 1)
-    )
+    train, test = _fewer(data.train, share, num_clients), _fewer(data.test, share, 1)
+    return data._replace(train=train, test=test)
 
 
 def _fewer(images: Images, share: float, num_clients: int) -> Images:
-    cells = images.domains * (int(images.labels.max()) + 1) + images.labels
+    cells = images.cells(int(images.labels.max()) + 1)
     num_classes, sizes = len(images.labels.unique()), torch.bincount(cells)
     smallest = max(4, math.ceil(NUM_IMAGES * num_clients / num_classes))
     kept = [
@@ -161,5 +160,4 @@ def _fewer(images: Images, share: float, num_clients: int) -> Images:
         for cell, size in enumerate(sizes.tolist())
         if size
     ]
-    chosen = torch.cat(kept).sort().values
-    return Images(*(each[chosen] for each in images))
+    return images.at(torch.cat(kept).sort().values)

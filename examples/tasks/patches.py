@@ -18,8 +18,8 @@ from torch import Tensor
 import fedprompt as fp
 import photographs
 from fedprompt.methods.fedotp import two_contexts
-from tasks.core import Machine, Row, Task, Trial
-from tasks.epochs import EpochFederation, EpochSetting
+from tasks.core import Images, Machine, Row, Task, Trial
+from tasks.epochs import EpochSetting
 from tasks.photos import DIVISIONS, Sources, dino
 
 CANVAS, DIGIT, PIECE = 98, 42, 14  # pixels
@@ -120,9 +120,8 @@ def make(partition: str, row: Row, *, seed: int, machine: Machine, validate: boo
         public=found[:0],
         make_optimizer=torch.optim.Adam,
     )
-    federation = EpochFederation(setting, found[train], own, dict(enumerate(shards)))
-    mixes = torch.stack([torch.bincount(own[shard], minlength=10) for shard in shards])
-    return Trial(setting, federation, found[test], labels[test], mixes).shrunk(machine.shrink)
+    images = Images(found, labels, torch.zeros_like(labels))
+    return Trial.of(setting, images.at(train), images.at(test), shards).shrunk(machine.shrink)
 
 
 START = {"learning_rate": RATES[0], "scale": SCALES[0]}

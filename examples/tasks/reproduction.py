@@ -22,9 +22,9 @@ from tasks.borders import PART, BorderedModel, PiecewiseModel, PixelTrunk
 from tasks.clusters import cluster_accuracy
 from tasks.core import COLUMNS, Causes, Machine, Row, Task, TaskError, Trial
 from tasks.division import divide, fewer, held_out
-from tasks.epochs import EpochFederation, EpochSetting, NetworkSetting
+from tasks.epochs import EpochSetting, NetworkSetting
 from tasks.pipeline import Preparation, PreparedTrunk, flipped
-from tasks.sets.readers import Images, ImageSet
+from tasks.sets.readers import ImageSet
 
 FLOATS = ("fedmix",)
 """Methods that average images, or differentiate by them."""
@@ -135,22 +135,19 @@ def divided(
     if machine.shrink != 1:
         setting = replace(setting, rounds=max(2, math.ceil(machine.shrink * setting.rounds)))
         data = fewer(data, machine.shrink, setting.num_clients)
-    num_classes, count = len(data.class_names), len(data.class_names) * len(data.domain_names)
     rng = np.random.default_rng(seed)
     if setting.test_share is not None:
         data = held_out(data, setting.test_share, generator=rng)
     train, test = data.train, data.test
     how = {"num_clients": setting.num_clients, "generator": rng}
     shards = divide(setting.partition, train.labels, train.domains, **how)
-    cells, test_cells = (side.domains * num_classes + side.labels for side in (train, test))
-    mixes = torch.stack([torch.bincount(cells[shard], minlength=count) for shard in shards])
     if setting.family == "CLIP":  # whose tokens are computed once, of the images that clients have
         used = torch.cat(shards).unique()
         shards = [torch.searchsorted(used, shard) for shard in shards]
-        train = Images(*(part[used] for part in train))
+        train = train.at(used)
     data = data._replace(train=train)
     inputs = "floats" if row.method in FLOATS else row.entry.inputs
-    fields = common(setting, num_classes, seed) | {"device": machine.device}
+    fields = common(setting, len(data.class_names), seed) | {"device": machine.device}
     if setting.family == "CLIP":
         run, sides = _clip(setting, data, fields, inputs, backbones)
     else:
@@ -158,8 +155,8 @@ def divided(
         run, sides = build(setting, fields, backbones), (train.pixels, test.pixels)
     spread = torch.linspace(0, len(train.labels) - 1, min(len(train.labels), NUM_PUBLIC)).long()
     run = replace(run, public=sides[0][spread], floats=inputs == "floats")
-    federation = EpochFederation(run, sides[0], train.labels, dict(enumerate(shards)))
-    return Trial(run, federation, sides[1], test_cells, mixes, domain_names=data.domain_names)
+    train, test = train._replace(pixels=sides[0]), test._replace(pixels=sides[1])
+    return Trial.of(run, train, test, shards, domain_names=data.domain_names)
 
 
 def common(setting: papers.Setting, num_classes: int, seed: int) -> dict[str, Any]:

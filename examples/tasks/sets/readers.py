@@ -19,22 +19,10 @@ from torchvision.datasets.folder import IMG_EXTENSIONS, default_loader
 from torchvision.transforms.v2 import functional as vision
 from tqdm import tqdm
 
+from tasks.core import Images
+
 MANY = 1000
 """Number of images from which on worker processes decode."""
-
-
-class Images(NamedTuple):
-    """Images with their labels and domains.
-
-    Attributes:
-        pixels: Images, (n, channels, height, width), uint8, in memory or mapped from a file.
-        labels: Classes, (n,), int64.
-        domains: Domains, (n,), int64; zeros for a data set without domains.
-    """
-
-    pixels: Tensor
-    labels: Tensor
-    domains: Tensor
 
 
 class ImageSet(NamedTuple):
