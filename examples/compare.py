@@ -33,6 +33,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     args = flags().parse_args(arguments)
     chosen = list(tasks.TASKS) if args.task is None else [args.task]
     args.task = args.task or "digits"
+    if args.records is None:
+        committed = args.tables or args.check is not None
+        args.records = RECORDS if committed else args.out / "records"
     if ranks.started():
         args.workers = 1
         ranks.begin()
@@ -86,8 +89,12 @@ def flags() -> argparse.ArgumentParser:
     parser.add_argument("--estimate", action="store_true", help="print runs and hours, and stop")
     parser.add_argument("--verify", action="store_true", help="check a paper's setting, and stop")
     parser.add_argument("--tables", action="store_true", help="write tables from records, and stop")
-    parser.add_argument("--records", type=Path, default=RECORDS, help="folder of the records")
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder of the tables")
+    parser.add_argument(
+        "--records",
+        type=Path,
+        help="folder of the records: OUT/records, or the committed ones with --check or --tables",
+    )
     return parser
 
 

@@ -120,7 +120,7 @@ def loaded(setting: papers.Setting, machine: Machine) -> ImageSet:
     try:
         return sets.load(setting.data, machine.root)
     except FileNotFoundError as error:
-        raise TaskError(str(error)) from error
+        raise TaskError(f"`--root` must have the data set {setting.data}: {error}") from error
 
 
 def divided(

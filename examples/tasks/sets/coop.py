@@ -50,9 +50,8 @@ def coop(root: Path, size: int, *, name: str) -> ImageSet:
     split = SPLITS[name]
     base, file = root / split.base, f"split_zhou_{split.title}.json"
     how = (
-        f"Download {file} from the links in "
-        "https://github.com/KaiyangZhou/CoOp/blob/main/DATASETS.md and put it into "
-        f"{base.resolve()}, with the images in {split.images}."
+        f"Put the images into {(base / split.images).resolve()}, and {file} into {base.resolve()}. "
+        "https://github.com/KaiyangZhou/CoOp/blob/main/DATASETS.md has the links."
     )
     require(base, (split.images, file), how)
     lists = json.loads((base / file).read_text())
