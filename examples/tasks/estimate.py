@@ -77,7 +77,7 @@ def forward_flops(name: str, image_size: int) -> int:
 
 def _model(name: str, image_size: int) -> torch.nn.Module:
     """Build a backbone without weights."""
-    if name in zoo.GROUPS["HtM10"] or name in zoo.GROUPS["HtFE9"]:
+    if "." not in name:  # timm and open_clip have tags
         return zoo.network(name, image_size)
     if name.endswith(".openai"):
         import open_clip
