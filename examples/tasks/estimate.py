@@ -10,6 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import zoo
 from tasks import tables
+from tasks.backbones import open_clip_model, timm_vit
 from tasks.core import Row, Task
 from tasks.papers import FOLDER, LENGTH, Setting
 
@@ -80,14 +81,8 @@ def _model(name: str, image_size: int) -> torch.nn.Module:
     if "." not in name:  # timm and open_clip have tags
         return zoo.network(name, image_size)
     if name.endswith(".openai"):
-        import open_clip
-
-        architecture = name.removesuffix(".openai")
-        return open_clip.create_model(architecture, force_image_size=image_size).visual
-    import timm
-
-    size = {"img_size": image_size} if name.startswith("vit") else {}
-    return timm.create_model(name, pretrained=False, num_classes=0, **size)
+        return open_clip_model(name, image_size, pretrained=False).model.visual
+    return timm_vit(name, image_size, pretrained=False).model
 
 
 @cache

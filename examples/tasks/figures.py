@@ -58,19 +58,23 @@ def run(
             with counted_passes() as own:
                 measured.append(measure(method, trial, now, group=group, **common))
             passes += Counter(clients=own.total(), all=own.total())
-    turns = setting.rounds * setting.cohort_size
     figures = {name: float(np.mean([each[name] for each in measured])) for name in measured[0]}
     new = {"clients": (), "newcomers": trial.newcomers, "steps": OWN_STEPS}
     figures |= measure(method, trial, now, group=group, **new)
-    sent = {name: ledger.total(direction=name) for name in ("up", "down")}
-    total = ranks.summed(sent | {"backward": passes["clients"]})
-    figures |= {f"bytes_{name}": total[name] / turns for name in sent}
-    backward = total["backward"] + passes["all"] - passes["clients"]  # each rank runs the server
-    figures |= {"trained": measured[-1]["trained"], "backward": backward / turns}
+    figures |= costs(ledger, passes, setting.rounds * setting.cohort_size)
+    figures["trained"] = measured[-1]["trained"]
     if losses:
         figures["rise"] = fp.metrics.negative_effect(torch.stack(losses)).average
     found = causes(trial, method, now) if causes and ranks.rank() == 0 else {}
     return figures | dict(found)
+
+
+def costs(ledger: fp.Ledger, passes: Counter[str], turns: int) -> dict[str, float]:
+    """Return the bytes and the backward passes of one client in one round."""
+    sent = {f"bytes_{name}": ledger.total(direction=name) for name in ("up", "down")}
+    total = ranks.summed(sent | {"backward": passes["clients"]})
+    total["backward"] += passes["all"] - passes["clients"]  # each rank runs the server
+    return {name: count / turns for name, count in total.items()}
 
 
 @torch.no_grad()

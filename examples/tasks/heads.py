@@ -45,15 +45,15 @@ class HeadSetting(VitSetting):
         server_round: int = 0,
     ) -> torch.optim.Optimizer:
         """Make the optimizer of a client, with a group of projections and heads."""
+        make = super().optimizer
+        if self.head_rate is None:
+            return make(parameters, learning_rate, server_round)
         if isinstance(parameters, nn.Module):
             parameters = [each for each in parameters.parameters() if each.requires_grad]
-        heads = [each for each in parameters if getattr(each, "of_head", False)]
-        rest = [each for each in parameters if not getattr(each, "of_head", False)]
-        if self.head_rate is None or not heads:
-            return super().optimizer(parameters, learning_rate, server_round)
-        of_heads = super().optimizer(heads, self.head_rate, server_round)
-        if not rest:
-            return of_heads
-        optimizer = super().optimizer(rest, learning_rate, server_round)
-        optimizer.add_param_group(of_heads.param_groups[0])
+        heads = [each for each in parameters if hasattr(each, "of_head")]
+        others = [each for each in parameters if not hasattr(each, "of_head")]
+        parts = (others, learning_rate), (heads, self.head_rate)
+        optimizer, *more = (make(part, rate, server_round) for part, rate in parts if part)
+        for each in more:
+            optimizer.add_param_group(each.param_groups[0])
         return optimizer

@@ -174,12 +174,10 @@ def _chosen(sentences: Mapping[str, str], *levels: Mapping[str, Any]) -> tuple[s
 
 def _named(values: Mapping[str, Any], groups: Mapping[str, Sequence[str]]) -> dict[str, Any]:
     """Replace the name of a group of backbones by the group."""
-    found = dict(values)
-    if isinstance(found.get("backbones"), str):
-        found["backbones"] = groups[found["backbones"]]
-    if "backbones" in found:
-        found["backbones"] = tuple(found["backbones"])
-    return found
+    if "backbones" not in values:
+        return dict(values)
+    names = values["backbones"]
+    return {**values, "backbones": tuple(groups[names] if isinstance(names, str) else names)}
 
 
 def _row(

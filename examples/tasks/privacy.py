@@ -9,6 +9,7 @@ import torch.nn.functional as F
 import fedprompt as fp
 from fedprompt import samples
 from fedprompt.methods import Setting, VitSetting
+from fedprompt.methods.setting import averaged
 from private import MAX_NORM, RATE, noise_for
 from tasks import digits
 from tasks.ablations import sides, trial
@@ -39,11 +40,11 @@ def method(row: Row, trial: Trial) -> fp.Method:
     Noise is drawn from seeded generators, so that others can repeat it. Real training must not.
     """
     setting, rate = trial.setting, row.values["learning_rate"]
-    first, clips = fp.snapshot(setting.new_model()), EPSILONS[row.title] is not None
+    model, clips = setting.new_model(), EPSILONS[row.title] is not None
     multiplier = multiplier_of(row, setting)
 
     def train(data, answer, state):
-        model = setting.model(data.id, answer)
+        fp.load_values(model, answer)
         optimizer = data.optimizer(model, rate)
         draw, vary, noise = map(data.stream, ("batches", "augmentation", "noise"))
         expected = RATE * data.num_examples
@@ -64,13 +65,7 @@ def method(row: Row, trial: Trial) -> fp.Method:
             optimizer.step()
         return fp.collect(model, weight=1), {}
 
-    def predict(data, answer, state):
-        return setting.model(data.id, answer)
-
-    def form(client):
-        return fp.collect(setting.model(client, {}), weight=1)
-
-    return fp.Method(train, fp.averaging_server(first), predict, form=form)
+    return averaged(model, train)
 
 
 def augment(images: torch.Tensor, generator: torch.Generator) -> torch.Tensor:

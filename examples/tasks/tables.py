@@ -132,15 +132,9 @@ def mean(own: Sequence[Record], key: str) -> float:
 def table(header: Sequence[str], body: Sequence[Sequence[object]]) -> str:
     """Lay out rows as a Markdown table, the first column to the left, the others to the right."""
     cells = [[str(cell) for cell in row] for row in (header, *body)]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
-    rule = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
-    lines = [
-        [
-            row[0].ljust(widths[0]),
-            *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)),
-        ]
-        for row in cells
-    ]
+    first, *widths = (max(map(len, column)) for column in zip(*cells, strict=True))
+    rule = ["-" * first, *("-" * (width - 1) + ":" for width in widths)]
+    lines = [[row[0].ljust(first), *map(str.rjust, row[1:], widths)] for row in cells]
     return "\n".join("| " + " | ".join(line) + " |" for line in (lines[0], rule, *lines[1:]))
 
 

@@ -16,7 +16,6 @@ from tasks.sets.readers import (
     fifth_held_out,
     is_image,
     require,
-    squared,
     words,
 )
 from tasks.sets.torchvision_sets import cifar, mnist, svhn
@@ -40,7 +39,7 @@ def tiny_imagenet(root: Path, size: int) -> ImageSet:
     test = Listed(
         [base / "val" / "images" / file for file, _ in rows],
         [train.class_to_idx[wnid] for _, wnid in rows],
-        transform=partial(squared, size=side),
+        side,
     )
     meanings = dict(line.split("\t") for line in (base / "words.txt").read_text().splitlines())
     names = tuple(meanings[wnid].split(",")[0] for wnid in train.classes)
@@ -146,8 +145,7 @@ def domainnet(root: Path, size: int) -> ImageSet:
             paths = [line.rpartition(" ")[0] for line in lines if line]
             paths = [path for path in paths if path.split("/")[1] in TEN]
             labels = [TEN.index(path.split("/")[1]) for path in paths]
-            transform = partial(squared, size=size)
-            parts.append(Listed([base / path for path in paths], labels, transform=transform))
+            parts.append(Listed([base / path for path in paths], labels, size))
         sides.append(parts)
     return ImageSet("", *decoded_sides(*sides, base, "domainnet", size), words(TEN), domains)
 

@@ -4,7 +4,8 @@ Nothing is downloaded. An error names the missing file and the command or addres
 """
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -45,29 +46,26 @@ class ImageSet(NamedTuple):
     template: str = "a photo of a {}."
 
 
+@dataclass
 class Listed(Dataset):
     """Data set of the image files of a list.
 
-    Args:
+    Attributes:
         paths: Image files.
         labels: Class of each.
-        transform: Function of the decoded image.
+        size: Side in pixels at which images are returned.
     """
 
-    def __init__(
-        self,
-        paths: Sequence[Path],
-        labels: Sequence[int],
-        *,
-        transform: Callable[[Image.Image], Tensor],
-    ) -> None:
-        self.paths, self.labels, self.transform = paths, labels, transform
+    paths: Sequence[Path]
+    labels: Sequence[int]
+    size: int
 
     def __len__(self) -> int:
         return len(self.paths)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        return self.transform(default_loader(str(self.paths[index]))), self.labels[index]
+        image = default_loader(str(self.paths[index]))
+        return squared(image, size=self.size), self.labels[index]
 
 
 def require(root: Path, files: Iterable[str], how: str) -> None:
@@ -116,7 +114,8 @@ def words(names: Sequence[str]) -> tuple[str, ...]:
 
 def fifth_held_out(dataset: Any) -> tuple[Subset, Subset]:
     """Hold out a fifth of each class for testing, drawn with seed 0."""
-    labels, generator = torch.as_tensor(dataset.targets), torch.Generator().manual_seed(0)
+    labels = torch.as_tensor(dataset.targets)
+    generator = torch.Generator().manual_seed(0)
     train, test = [], []
     for label in labels.unique():
         own = (labels == label).nonzero()[:, 0]
@@ -125,8 +124,7 @@ def fifth_held_out(dataset: Any) -> tuple[Subset, Subset]:
         train.append(own[:count])
         test.append(own[count:])
     sides = (torch.cat(parts).sort().values.tolist() for parts in (train, test))
-    first, second = (Subset(dataset, positions) for positions in sides)
-    return first, second
+    return tuple(Subset(dataset, positions) for positions in sides)
 
 
 def is_image(path: str) -> bool:
