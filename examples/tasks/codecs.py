@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import fedprompt as fp
-from fedprompt import samples
 from fedprompt.interfaces import Codec, Message, Payload, State
 from fedprompt.methods import VitSetting
 from tasks import digits
@@ -78,7 +77,7 @@ def method(row: Row, trial: Trial) -> fp.Method:
 
 def make(partition: str, row: Row, *, seed: int, machine: Machine, validate: bool) -> Trial:
     """Make five clients with one network, under label shift."""
-    train, test = sides(seed, [samples.inverted_rotated])
+    train, test = sides(seed, "inverted_rotated")
     smallest, rng = len(train.labels) // 30, np.random.default_rng(seed)
     how = {"num_clients": 5, "alpha": 0.3, "min_size": smallest, "generator": rng}
     shards = fp.data.dirichlet(train.labels, **how)

@@ -1,6 +1,7 @@
 """What a task gives to the program: partitions, rows, and a trial for each seed."""
 
 import math
+import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,11 +16,17 @@ from fedprompt.methods import METHODS, Entry, Federation, Setting
 from tasks.controls import CONTROLS
 from tasks.epochs import EpochFederation
 
+FOLDER = Path(__file__).parent / "settings"
 HEAD_RATE = "head_rate"
 """Learning rate of projections and heads, a hyperparameter of the setting of a row."""
 
 BUDGET = ("rounds", "steps")
 """Fields of a setting that a shrunk run has less of."""
+
+
+def content(name: str) -> dict[str, Any]:
+    """Read a file of the settings."""
+    return tomllib.loads((FOLDER / f"{name}.toml").read_text(encoding="utf-8"))
 
 
 class TaskError(ValueError):

@@ -1,7 +1,6 @@
 """Arithmetic of the hours that rows take, without data and weights."""
 
 import math
-import tomllib
 from collections.abc import Sequence
 from functools import cache
 
@@ -11,15 +10,15 @@ from torch.utils.flop_counter import FlopCounterMode
 import zoo
 from tasks import tables
 from tasks.backbones import open_clip_model, timm_vit
-from tasks.core import Row, Task
-from tasks.papers import FOLDER, LENGTH, Setting
+from tasks.core import Row, Task, content
+from tasks.papers import LENGTH, Setting
 
 GPU = "an A100 at half of its 19.5 TFLOP/s in float32, and at least 10 ms a step"
 SPEED = 0.5 * 19.5e12
 STEP = 0.01  # seconds that a step takes at least, however small the batch; a guess
 BATCH = 256  # test images
 NAME_TOKENS = 6  # of a class name with its start, stop and end
-SIZES = tomllib.loads((FOLDER / "sizes.toml").read_text(encoding="utf-8"))
+SIZES = content("sizes")
 """Numbers of images and classes of each data set."""
 
 

@@ -5,17 +5,14 @@ printed cells of each row: those of the first setting, then those of the next on
 setting does not have is that of its table, then that of the file, then the default here.
 """
 
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from pathlib import Path
 from typing import Any, Literal
 
 from fedprompt.methods import METHODS
-from tasks.core import Row
+from tasks.core import Row, content
 
-FOLDER = Path(__file__).parent / "settings"
 PAPERS = ("fedhpl", "sgpt", "fedl2g", "fedotp")
 KINDS = ("iid", "dirichlet", "overlapping", "classes", "domains")
 FAMILIES = {"networks": "mixed models"}
@@ -122,8 +119,7 @@ class Setting:
 @cache
 def settings(paper: str) -> dict[str, Setting]:
     """Read the settings of a paper by name."""
-    text = (FOLDER / f"{paper}.toml").read_text(encoding="utf-8")
-    return {each.name: each for each in read(tomllib.loads(text))}
+    return {each.name: each for each in read(content(paper))}
 
 
 def read(content: Mapping[str, Any]) -> list[Setting]:

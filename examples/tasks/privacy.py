@@ -75,7 +75,7 @@ def augment(images: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
 
 def make(partition: str, row: Row, *, seed: int, machine: Machine, validate: bool) -> Trial:
     """Make five clients with 240 images each and one network."""
-    train, test = sides(seed, [samples.inverted_rotated])
+    train, test = sides(seed, "inverted_rotated")
     shards = fp.data.iid(train.labels, num_clients=5, generator=np.random.default_rng(seed))
     build = partial(VitSetting, trunks=[digits.trunk("B")], num_prompts=4)
     return trial(
