@@ -150,25 +150,6 @@ def split_by_runs(
     return positions[~second], positions[second]
 
 
-def load_dino(
-    weights: Path | None = None, *, pretrained: bool = False, image_size: int = 70
-) -> nn.Module:
-    """Make a frozen DINOv2 ViT-S/14 without head, for images of any side divisible by 14.
-
-    Args:
-        weights: File of weights under the names of timm, or None.
-        pretrained: Whether timm downloads the weights. Without weights, they are random.
-        image_size: Side of the images in pixels.
-    """
-    name = "vit_small_patch14_dinov2"
-    return load_network(name, weights, pretrained, img_size=image_size)
-
-
-def load_efficientnet(weights: Path | None = None, *, pretrained: bool = False) -> nn.Module:
-    """Make a frozen EfficientNet-Lite0 without head; arguments are those of :func:`load_dino`."""
-    return load_network("tf_efficientnet_lite0", weights, pretrained)
-
-
 def in_bfloat16(model: nn.Module) -> nn.Module:
     """Convert a ViT of timm to bfloat16; plain attention has the faster backward pass on CPUs."""
     for block in model.blocks:
@@ -177,7 +158,14 @@ def in_bfloat16(model: nn.Module) -> nn.Module:
 
 
 def load_network(name: str, weights: Path | None, pretrained: bool, **sizes: int) -> nn.Module:
-    """Make a frozen network of timm without head, from a file, downloaded, or random."""
+    """Make a frozen network of timm without head.
+
+    Args:
+        name: Name of timm.
+        weights: File of weights under the names of timm, or None.
+        pretrained: Whether timm downloads the weights. Without weights, they are random.
+        sizes: Such as `img_size`.
+    """
     import timm
 
     if weights is not None and not weights.exists():

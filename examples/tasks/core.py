@@ -171,11 +171,16 @@ class Row:
     figures: Mapping[str, float] = field(default_factory=dict)
     spread: Mapping[str, float] = field(default_factory=dict)
 
+    @staticmethod
+    def of(name: str, **values: Any) -> "Row":
+        """Make the row of a method, with its default hyperparameters where none are given."""
+        entry = (METHODS | CONTROLS)[name]
+        return Row(entry.title, name, entry.defaults | values)
+
     @property
     def entry(self) -> Entry:
         """The method of the gallery, or the control row."""
-        name = str(self.method)
-        return CONTROLS[name] if name in CONTROLS else METHODS[name]
+        return (METHODS | CONTROLS)[str(self.method)]
 
 
 def plain_method(row: Row, trial: Trial) -> fp.Method:

@@ -167,9 +167,8 @@ def task(title: str, family: str, build: Callable[..., Setting], **references: s
     """Make a task with all methods of a family; references are names, separated by spaces."""
 
     def rows(partition: str) -> list[Row]:
-        known = (*METHODS.values(), *CONTROLS.values())
-        own = [entry for entry in known if family in entry.families]
-        found = [Row(entry.title, entry.name, entry.defaults) for entry in own]
+        methods = METHODS | CONTROLS
+        found = [Row.of(name) for name in methods if family in methods[name].families]
         return found if family == "CLIP" else [two_rates(row) for row in found]
 
     return Task(
@@ -183,7 +182,7 @@ def task(title: str, family: str, build: Callable[..., Setting], **references: s
         tuned_on="dirichlet",
         columns=COLUMNS | NEWCOMERS,
         references={
-            word: [(METHODS | CONTROLS)[name].title for name in names.split()]
+            word: [Row.of(name).title for name in names.split()]
             for word, names in references.items()
         },
     )

@@ -162,14 +162,26 @@ class Convolutional:
 
 
 class ConvolutionalModel(PromptedModel):
-    """Prompts, or a network of the client, and a linear head over a convolutional network."""
+    """What a client trains before the head of a convolutional network, and the head.
 
-    trunk: Any
+    Args:
+        trunk: Network, with `features(prompts, images)` and the maker of `prompts`.
+        num_classes: Number of classes.
+        num_features: Width of the features after a learned projection, or None.
+    """
+
+    def __init__(self, trunk: Any, num_classes: int, *, num_features: int | None = None) -> None:
+        super().__init__(trunk, None, num_classes, num_features=num_features)
+        self.prompts = trunk.prompts()
 
     def features(self, images: Tensor, *streams: fp.PromptStream) -> Tensor:
         """Encode inputs; streams of prompts are not possible."""
         if streams:
             raise ValueError("`streams` must be empty for convolutional networks.")
+        return self.encode(images)
+
+    def encode(self, images: Tensor) -> Tensor:
+        """Encode inputs in one pass."""
         return self.projection(self.trunk.features(self.prompts, images))
 
 

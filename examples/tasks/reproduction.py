@@ -70,13 +70,13 @@ class PaperVits(EpochSetting, VitSetting):
             client: Id of the client that owns the model; it decides the trunk.
             prompts: Function from the trunk to a module of prompts. If None, deep prompts.
         """
-        trunk, kind = self.trunk_of(client), PiecewiseModel
+        trunk, size = self.trunk_of(client), {"num_features": self.num_features}
         make = prompts or (lambda trunk: fp.DeepPrompts(self.num_prompts, trunk))
-        if isinstance(trunk, PixelTrunk):
-            kind, make = BorderedModel, lambda trunk: trunk.border()
 
         def drawn() -> PromptedModel:
-            model = kind(trunk, None, self.num_classes, num_features=self.num_features)
+            if isinstance(trunk, PixelTrunk):
+                return BorderedModel(trunk, self.num_classes, **size)
+            model = PiecewiseModel(trunk, None, self.num_classes, **size)
             model.prompts = make(trunk)
             return model
 

@@ -27,7 +27,7 @@ from tasks.tuning import draws, two_rates
 
 LOCAL = METHODS["local"].title
 ROWS = tuple(
-    two_rates(Row(METHODS[name].title, name, METHODS[name].defaults | values))
+    two_rates(Row.of(name, **values))
     for name, values in (
         ("fedlora", {"learning_rate": 3e-3, "rank": 4}),  # first, since it needs a package
         ("local", {}),
