@@ -164,10 +164,7 @@ CONTENT = content("ablations")
 ABLATIONS = CONTENT["ablations"]
 """Settings in which a mechanism should decide; `compared` is the column of the differences."""
 ROWS = {
-    name: [
-        Row(title, values["method"], {key: values[key] for key in values if key != "method"})
-        for title, values in rows.items()
-    ]
+    name: [Row(title, *values) for title, values in rows.items()]
     for name, rows in CONTENT["rows"].items()
 }
 """The method, the row without its mechanism, and references."""
@@ -237,7 +234,6 @@ def task(name: str) -> Task:
         title=title,
         partitions={key: values["title"] for key, values in settings.items()},
         hours=lambda partition, row: settings[partition].get("seconds", 15) / 3600,
-        family=lambda partition: "one model",
         rows=lambda partition: ROWS[settings[partition]["rows"]],
         make=make,
         columns=COLUMNS | {"lowest": "lowest client", "highest": "highest client"} | RISE[name],

@@ -90,7 +90,6 @@ TASKS = {
     "codecs": Task(
         title="FedAvg through codecs",
         partitions={"dirichlet": "label shift (Dirichlet .3)"},
-        family=lambda partition: "one model",
         hours=lambda partition, row: 20 / 3600,
         rows=lambda partition: ROWS,
         make=make,

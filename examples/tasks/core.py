@@ -224,9 +224,9 @@ class Task:
 
     title: str
     partitions: Mapping[str, str]
-    family: Callable[[str], str]
     rows: Callable[[str], Sequence[Row]]
     make: Callable[..., Trial]
+    family: Callable[[str], str] = lambda partition: "one model"
     trials: Callable[[str, Row], list[dict[str, Any]]] | None = None
     tuned_on: str | None = None
     method: Callable[[Row, Trial], fp.Method] = plain_method

@@ -1,14 +1,13 @@
 """A learning rate of their own for projections and heads."""
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn as nn
 
-from fedprompt.interfaces import Trunk
 from fedprompt.methods import VitSetting
-from fedprompt.methods.setting import PromptedModel, Tune
+from fedprompt.methods.setting import PromptedModel
 
 
 def marked(model: PromptedModel) -> PromptedModel:
@@ -28,21 +27,12 @@ class HeadSetting(VitSetting):
 
     head_rate: float | None = None
 
-    def new_model(
-        self,
-        client: int = 0,
-        *,
-        prompts: Callable[[Trunk], nn.Module | None] | None = None,
-        tune: Tune | None = None,
-    ) -> PromptedModel:
+    def new_model(self, client: int = 0, **options: Any) -> PromptedModel:
         """Make a model whose projection and head are marked."""
-        return marked(super().new_model(client, prompts=prompts, tune=tune))
+        return marked(super().new_model(client, **options))
 
     def optimizer(
-        self,
-        parameters: nn.Module | Sequence[nn.Parameter],
-        learning_rate: float,
-        server_round: int = 0,
+        self, parameters: Any, learning_rate: float, server_round: int = 0
     ) -> torch.optim.Optimizer:
         """Make the optimizer of a client, with a group of projections and heads."""
         make = super().optimizer

@@ -7,6 +7,7 @@ all take part in each round.
 
 from functools import cache, partial
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ import photographs
 from fedprompt.methods.fedotp import two_contexts
 from tasks.core import Images, Machine, Row, Task, Trial
 from tasks.epochs import EpochSetting
-from tasks.photos import DIVISIONS, Sources, dino
+from tasks.photos import DINO, dino, source_of
 
 CANVAS, DIGIT, PIECE = 98, 42, 14  # pixels
 NUM_TRAIN, NUM_TEST, NUM_PUBLIC = 1000, 500, 64
@@ -50,11 +51,11 @@ def canvases() -> tuple[Tensor, Tensor]:
 
 
 @cache
-def tokens(sources: Sources) -> Tensor:
+def tokens(source: Path | str | None) -> Tensor:
     """Encode the canvases: class token and patches, minus their mean over public images."""
 
     def encode(images: Tensor) -> Tensor:
-        encoded = fp.encode_prompted(dino(sources, CANVAS), images)
+        encoded = fp.encode_prompted(dino(source, CANVAS), images)
         return torch.cat([encoded.pooled[:, None], encoded.patches], 1).float()
 
     found = photographs.encoded(encode, canvases()[0], CANVAS)
@@ -101,7 +102,7 @@ def make(partition: str, row: Row, *, seed: int, machine: Machine, validate: boo
     train = torch.arange(NUM_PUBLIC, end)
     test = torch.arange(end, NUM_TRAIN if validate else NUM_TRAIN + NUM_TEST)
     labels, draw = canvases()[1], np.random.default_rng(seed)
-    found, own = tokens(Sources.of(machine, DIVISIONS["deep-domains"])), labels[train]
+    found, own = tokens(source_of(machine, DINO)), labels[train]
     shards = [
         torch.as_tensor(shard)[
             fp.data.few_shot(own[torch.as_tensor(shard)], shots=SHOTS[partition], generator=draw)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from torch import Tensor
 
 import fedprompt as fp
 import photographs
-from fedprompt.interfaces import ResumableTrunk, Trunk
+from fedprompt.interfaces import ResumableTrunk
 from fedprompt.methods.setting import PromptedModel, Tune
 from photographs import HALF, Photographs
 from tasks.core import HEAD_RATE, NEWCOMERS, Images, Machine, Row, Task, TaskError, Trial, content
@@ -99,20 +99,14 @@ DIVISIONS = {name: Division(**fields) for name, fields in CONTENT["divisions"].i
 class PhotographSetting(HeadSetting):
     """Setting whose prompts start at mean tokens, and whose trunks may be convolutional."""
 
-    def new_model(
-        self,
-        client: int = 0,
-        *,
-        prompts: Callable[[Trunk], nn.Module | None] | None = None,
-        tune: Tune | None = None,
-    ) -> PromptedModel:
+    def new_model(self, client: int = 0, **options: Any) -> PromptedModel:
         """Make a model; the initial values depend on the seed, the network and `prompts` alone."""
         trunk = self.trunk_of(client)
         if isinstance(trunk, Convolutional):
             size = {"num_features": self.num_features}
             model = self.seeded(partial(ConvolutionalModel, trunk, self.num_classes, **size))
         else:
-            model = super().new_model(client, prompts=prompts, tune=tune)
+            model = super().new_model(client, **options)
             if model.prompts is not None and trunk.start_tokens is not None:
                 draw = torch.Generator().manual_seed(self.seed)
                 fp.initialize_at(model.prompts, trunk.start_tokens, generator=draw)
@@ -123,12 +117,7 @@ class PhotographSetting(HeadSetting):
         return trunk.tuned(tune)
 
 
-TUNED = [
-    Row("Norms", "fednorms", {"learning_rate": 0.01}),
-    Row("LoRA, rank 1", "fedlora", {"learning_rate": 0.003, "rank": 1}),
-    Row("LoRA, rank 4", "fedlora", {"learning_rate": 0.003, "rank": 4}),
-    Row("Full tuning", "full_tuning", {"learning_rate": 3e-5}),
-]
+TUNED = [Row(title, *values) for title, values in CONTENT["tuned"].items()]
 """Rows that train parts of the network in place of prompts."""
 
 
@@ -142,10 +131,8 @@ def make(
     data = Images(as_inputs(torch.arange(len(labels))), labels, data.domains)
     public, train, test = train[:NUM_PUBLIC], data.at(train[NUM_PUBLIC:]), data.at(test)
     shards = divided(division, train, num_classes, rng)
-    sources = Sources.of(machine, division)
     where = task, division.shifted, division.num_images
-    images = images_of(*where).images
-    trunks = [NETWORKS[name](images, where, sources) for name in division.networks]
+    trunks = [NETWORKS[name](where, machine) for name in division.networks]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         trunks = [each.adapted(as_inputs(public)) for each in trunks]
@@ -222,8 +209,8 @@ def images_of(task: str, shifted: bool, count: int | None = None) -> Photographs
         data = photographs.solar_cells() if task == "solar" else photographs.mnist(shifted=shifted)
     except ModuleNotFoundError as error:
         raise TaskError(str(error)) from error
-    each = {name: getattr(data, name)[: count or NUM_IMAGES[task]] for name in EACH}
-    data = data._replace(**each)
+    first = slice(count or NUM_IMAGES[task])
+    data = data._replace(**{name: getattr(data, name)[first] for name in data._fields[:4]})
     small = [
         F.interpolate(part.float(), (IMAGE_SIZE, IMAGE_SIZE), mode="bilinear", antialias=True)
         for part in data.images.split(256)
@@ -231,65 +218,45 @@ def images_of(task: str, shifted: bool, count: int | None = None) -> Photographs
     return data._replace(images=torch.cat(small).round().clamp(0, 255).to(torch.uint8))
 
 
-EACH = ("images", "labels", "domains", "runs")
-
-
-@dataclass(frozen=True)
-class Sources:
-    """Where the two pretrained networks come from.
-
-    Attributes:
-        dino: File of DINOv2, or None.
-        efficientnet: File of EfficientNet-Lite0, or None.
-        pretrained: Whether timm downloads the missing ones.
-        random: Whether tiny random networks take their place, for tests.
-    """
-
-    dino: Path | None = None
-    efficientnet: Path | None = None
-    pretrained: bool = False
-    random: bool = False
-
-    @staticmethod
-    def of(machine: Machine, division: Division) -> "Sources":
-        """Return the sources of the networks of a division.
-
-        Raises:
-            TaskError: If there are no weights for one of them.
-        """
-        needed = [DINO, *([EFFICIENTNET] if "convolutional" in division.networks else [])]
-        random = RANDOM in machine.weights
-        missing = [name for name in needed if name not in machine.weights]
-        if missing and not machine.pretrained and not random:
-            raise TaskError(f"`--weights {missing[0]}=FILE` is missing; or add --pretrained.")
-        files = [machine.weights.get(name) for name in (DINO, EFFICIENTNET)]
-        return Sources(*files, machine.pretrained, random)
-
-
 RANDOM = "random"
 """With weights of this name, tiny random networks take the place of both, to see that it runs."""
+
+
+def source_of(machine: Machine, name: str) -> Path | str | None:
+    """Return the file of a pretrained network, `RANDOM`, or None if timm downloads it.
+
+    Raises:
+        TaskError: If there are no weights.
+    """
+    if RANDOM in machine.weights:
+        return RANDOM
+    if name not in machine.weights and not machine.pretrained:
+        raise TaskError(f"`--weights {name}=FILE` is missing; or add --pretrained.")
+    return machine.weights.get(name)
 
 
 Where = tuple[str, bool, int | None]
 """Arguments of `images_of`."""
 
 
-def _tail(images: Tensor, where: Where, sources: Sources, **kind: int) -> TailTrunk:
-    start, end = kind.get("start", LATE), kind.get("end", 12)
-    if sources.random:
+def _tail(
+    where: Where, machine: Machine, start: int = LATE, end: int = 12, with_patches: bool = False
+) -> TailTrunk:
+    source = source_of(machine, DINO)
+    if source == RANDOM:
         start, end = 1, 3
-    tokens = front(where, sources, start)
-    return TailTrunk(dino(sources), tokens, start, end, IMAGE_SIZE, bool(kind.get("with_patches")))
+    tokens = front(where, source, start)
+    return TailTrunk(dino(source), tokens, start, end, IMAGE_SIZE, with_patches)
 
 
-def _efficientnet(images: Tensor, where: Where, sources: Sources) -> Convolutional:
-    model = efficientnet(sources)
+def _efficientnet(where: Where, machine: Machine) -> Convolutional:
+    model = efficientnet(source_of(machine, EFFICIENTNET))
     border = partial(fp.PadPrompts, IMAGE_SIZE, padding=4, mean=HALF[0], std=HALF[1])
-    return Convolutional(images, IMAGE_SIZE, model.num_features, border, model)
+    return Convolutional(images_of(*where).images, IMAGE_SIZE, model.num_features, border, model)
 
 
-def _small(images: Tensor, where: Where, sources: Sources) -> Convolutional:
-    return Convolutional(images, IMAGE_SIZE, 64, small_network)
+def _small(where: Where, machine: Machine) -> Convolutional:
+    return Convolutional(images_of(*where).images, IMAGE_SIZE, 64, small_network)
 
 
 NETWORKS: Mapping[str, Callable[..., TailTrunk | Convolutional]] = {
@@ -299,16 +266,16 @@ NETWORKS: Mapping[str, Callable[..., TailTrunk | Convolutional]] = {
     "eight": partial(_tail, start=1, end=8),
     "half": partial(_tail, start=6),
     "short": partial(_tail, start=SHORT - (12 - LATE), end=SHORT),
-    "wide": partial(_tail, with_patches=1),
+    "wide": partial(_tail, with_patches=True),
     "convolutional": _efficientnet,
     "small": _small,
 }
 
 
 @cache
-def dino(sources: Sources, image_size: int = IMAGE_SIZE) -> ResumableTrunk:
+def dino(source: Path | str | None, image_size: int = IMAGE_SIZE) -> ResumableTrunk:
     """Return DINOv2 in bfloat16, or a tiny random network in float32."""
-    if sources.random:
+    if source == RANDOM:
         from timm.models.vision_transformer import VisionTransformer
 
         with torch.random.fork_rng(devices=[]):
@@ -317,27 +284,26 @@ def dino(sources: Sources, image_size: int = IMAGE_SIZE) -> ResumableTrunk:
                 image_size, image_size // 2, embed_dim=16, depth=3, num_heads=2
             )
         return fp.vit_trunk(model)
-    size = {"img_size": image_size}
-    model = photographs.load_network(DINO, sources.dino, sources.pretrained, **size)
+    model = photographs.load_network(DINO, source, source is None, img_size=image_size)
     return fp.vit_trunk(photographs.in_bfloat16(model))
 
 
 @cache
-def efficientnet(sources: Sources) -> nn.Module:
+def efficientnet(source: Path | str | None) -> nn.Module:
     """Return EfficientNet-Lite0, or a tiny random network."""
-    if sources.random:
+    if source == RANDOM:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             tiny = small_network(12)
             tiny.num_features = 48
         return fp.freeze(tiny)
-    return photographs.load_network(EFFICIENTNET, sources.efficientnet, sources.pretrained)
+    return photographs.load_network(EFFICIENTNET, source, source is None)
 
 
 @cache
-def front(where: Where, sources: Sources, start: int) -> Tensor:
+def front(where: Where, source: Path | str | None, start: int) -> Tensor:
     """Run the first blocks of DINOv2 once for all images of a task."""
-    run = partial(fp.encode_front, dino(sources), start=start)
+    run = partial(fp.encode_front, dino(source), start=start)
     return photographs.encoded(run, images_of(*where).images, IMAGE_SIZE)
 
 
@@ -379,7 +345,6 @@ def task(name: str, title: str, *without: str) -> Task:
         title=title,
         partitions={key: each.title for key, each in DIVISIONS.items() if key not in without},
         hours=lambda partition, row: 40 / 3600,
-        family=lambda partition: "one model",
         rows=rows,
         make=partial(make, name),
         trials=lambda partition, row: draws(

@@ -100,7 +100,6 @@ TASKS = {
     "privacy": Task(
         title="DP-SGD",
         partitions={"iid": "240 images a client, IID"},
-        family=lambda partition: "one model",
         hours=lambda partition, row: 20 / 3600,
         rows=lambda partition: ROWS,
         make=make,

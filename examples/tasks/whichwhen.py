@@ -143,7 +143,6 @@ TASKS = {
     "which-when": Task(
         title="Which method when",
         partitions=PARTITIONS,
-        family=lambda partition: "one model",
         rows=lambda partition: ROWS,
         make=make,
         trials=lambda partition, row: draws(row, "which", RATES.get(str(row.method))),

@@ -191,7 +191,7 @@ def test_missing_weights_are_named(tmp_path):
         photographs.load_network(photos.DINO, tmp_path / "none.safetensors", pretrained=False)
     rule = r"`--weights vit_small_patch14_dinov2=FILE` is missing; or add --pretrained\."
     with pytest.raises(TaskError, match=rule):
-        photos.Sources.of(Machine(), photos.DIVISIONS["labels"])
+        photos.source_of(Machine(), photos.DINO)
 
 
 # Runs
@@ -282,9 +282,9 @@ def test_rows_of_one_kind_of_parameters_share_one_grid_with_the_default_inside()
 @pytest.mark.usefixtures("_fabricated")
 @pytest.mark.parametrize("row", photos.TUNED, ids=lambda row: row.title)
 def test_rows_without_prompts_train_the_late_blocks_in_float32_and_a_head(row, monkeypatch):
-    half = photos.dino.__wrapped__(photos.Sources(random=True))
+    half = photos.dino.__wrapped__(photos.RANDOM)
     half.model.bfloat16()
-    monkeypatch.setattr(photos, "dino", lambda sources: half)
+    monkeypatch.setattr(photos, "dino", lambda source: half)
     trial = made("mnist", "deep-domains")
     method = row.entry.make(trial.setting, **row.values)
     *_, now = fp.run_rounds(method, trial.federation.data, trial.setting.cohorts())
@@ -359,7 +359,7 @@ def test_a_federation_of_patches_has_a_few_shots_of_two_classes(validate):
     trial = patches.make("shots-4", patches.ROWS[0], **where)
     assert trial.mixes.sum(1).tolist() == [8] * 10
     assert (trial.mixes == 4).sum(1).tolist() == [2] * 10
-    reported = patches.tokens(photos.Sources.of(RANDOM, photos.DIVISIONS["deep-domains"]))[1000:]
+    reported = patches.tokens(photos.RANDOM)[1000:]
     assert torch.equal(trial.test, reported) != validate
     short = replace(trial.setting, rounds=1, epochs=1)
     trial = trial._replace(setting=short, federation=replace(trial.federation, setting=short))
