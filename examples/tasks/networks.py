@@ -6,7 +6,7 @@ share the inputs of one federation, and methods run unchanged.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -53,15 +53,11 @@ class TailTrunk:
     with_patches: bool = False
     center: Tensor | None = None
     start_tokens: fp.Weighted | None = None
-    prefix: int = field(init=False)
-    dim: int = field(init=False)
-    depth: int = field(init=False)
-    num_features: int = field(init=False)
-    patch_size: int = field(init=False)
 
     def __post_init__(self) -> None:
-        self.prefix, self.dim = self.whole.prefix, self.whole.dim
-        self.depth, self.patch_size = self.end - self.start, self.whole.patch_size
+        self.depth = self.end - self.start
+        self.dim, self.prefix = self.whole.dim, self.whole.prefix
+        self.patch_size = self.whole.patch_size
         self.num_features = self.whole.num_features + self.with_patches * self.dim
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "TailTrunk":

@@ -19,7 +19,7 @@ from torch import Tensor
 import fedprompt as fp
 import photographs
 from fedprompt.methods.fedotp import two_contexts
-from tasks.core import Images, Machine, Row, Task, Trial
+from tasks.core import Images, Machine, Row, Task, Trial, content
 from tasks.epochs import EpochSetting
 from tasks.photos import DINO, dino, source_of
 
@@ -125,22 +125,12 @@ def make(partition: str, row: Row, *, seed: int, machine: Machine, validate: boo
     return Trial.of(setting, images.at(train), images.at(test), shards).shrunk(machine.shrink)
 
 
-START = {"learning_rate": RATES[0], "scale": SCALES[0]}
 MEAN, LOCAL = "Mean of patches", "Mean of patches (local)"
-ROWS = (
-    Row("Transport, mass 0.8", "fedotp", START | {"mass": 0.8}),
-    Row("Transport, mass 1", "fedotp", START | {"mass": 1.0}),
-    Row(MEAN, "fedotp_average", START),
-    Row("Class token", "fedotp_average", START | {"pooled": True}),
-    Row("Transport, mass 0.8 (local)", "fedotp", START | {"mass": 0.8, "local": True}),
-    Row(LOCAL, "fedotp_average", START | {"local": True}),
+ROWS, EQUAL = (
+    [Row(title, *values) for title, values in content("patches")[name].items()]
+    for name in ("rows", "equal")
 )
-MEANS_RATE = {"learning_rate": 0.003, "scale": 30.0}  # the best of the mean of patches
-EQUAL = tuple(
-    Row(f"Transport, mass {mass:g}, rate of the mean", "fedotp", MEANS_RATE | {"mass": mass})
-    for mass in (0.8, 1.0)
-)
-"""Rows with the rate and the scale of the mean of patches, which are not tuned."""
+"""Rows that are tuned, and rows with the rate and the scale of the mean of patches."""
 
 
 def trials(partition: str, row: Row) -> list[dict[str, Any]]:
@@ -156,7 +146,7 @@ TASKS = {
         title="FedOTP on patches of DINOv2",
         partitions={key: f"{shots} shots, two classes a client" for key, shots in SHOTS.items()},
         family=lambda partition: "CLIP",
-        rows=lambda partition: (*ROWS, *EQUAL),
+        rows=lambda partition: [*ROWS, *EQUAL],
         make=make,
         trials=trials,
         tuned_on="shots-4",

@@ -14,7 +14,6 @@ import torch
 
 import fedprompt as fp
 import photographs
-from fedprompt.methods import METHODS
 from tasks import digits
 from tasks.core import COLUMNS, HEAD_RATE, NEWCOMERS, Images, Machine, Row, Task, TaskError, Trial
 from tasks.heads import HeadSetting
@@ -25,17 +24,10 @@ from tasks.sets.readers import class_folders, decoded_sides
 from tasks.tables import FEWEST, gains, grouped, interval, mean, percent
 from tasks.tuning import draws, two_rates
 
-LOCAL = METHODS["local"].title
-ROWS = tuple(
-    two_rates(Row.of(name, **values))
-    for name, values in (
-        ("fedlora", {"learning_rate": 3e-3, "rank": 4}),  # first, since it needs a package
-        ("local", {}),
-        ("head_tuning", {}),
-        ("fedvpt_d", {}),
-        ("scaffold", {}),
-    )
-)
+LOCAL = Row.of("local").title
+LORA = Row.of("fedlora", learning_rate=3e-3, rank=4)  # first, since it needs a package
+OTHERS = ("local", "head_tuning", "fedvpt_d", "scaffold")
+ROWS = [two_rates(row) for row in (LORA, *map(Row.of, OTHERS))]
 RATES = {"fedlora": (3e-4, 3e-2)}
 SIZE = 224  # pixels
 PARTITIONS = {
