@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from fedprompt.methods import METHODS
 from tasks.core import Row, content
+from tasks.sets.folders import DOMAINNET, OFFICE
 
 PAPERS = ("fedhpl", "sgpt", "fedl2g", "fedotp")
 KINDS = ("iid", "dirichlet", "overlapping", "classes", "domains")
@@ -19,10 +20,6 @@ FAMILIES = {"networks": "mixed models"}
 """Family of the methods of a setting, where it has another name."""
 LENGTH = 16  # learnable tokens of a context
 MEASURES = ("full", "own", "worst", "lowest", "highest", "clusters")
-DOMAINS = (
-    *("amazon", "caltech", "dslr", "webcam"),
-    *("clipart", "infograph", "painting", "quickdraw", "real", "sketch"),
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,7 +210,7 @@ def _setting(values: dict[str, Any]) -> Setting:
         raise ValueError(f"{where}: `kind` must be among {KINDS}; got {made.partition.kind!r}.")
     for row, family in rows:
         here = f"{where}, row {row.title!r}"
-        if unknown := sorted({*row.figures} - {*MEASURES, *DOMAINS}):
+        if unknown := sorted({*row.figures} - {*MEASURES, *OFFICE, *DOMAINNET}):
             raise ValueError(f"{here}: `measures` must be known; got {unknown}.")
         if row.method is None:
             continue
