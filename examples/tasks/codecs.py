@@ -56,15 +56,12 @@ def as_changes(method: fp.Method) -> fp.Method:
         return fp.delta(payload, answer), state
 
     def step(server_round: int, payloads: Mapping[int, Message], state: State) -> State:
-        values = state["values"]
-        whole = {
-            client: {
-                name: entry._replace(value=values[name] + entry.value)
-                for name, entry in payload.items()
-            }
-            for client, payload in payloads.items()
-        }
-        return method.server.step(server_round, whole, state)
+        def whole(payload: Message) -> Message:
+            values = {name: state["values"][name] + payload[name].value for name in payload}
+            return {name: payload[name]._replace(value=values[name]) for name in payload}
+
+        payloads = {client: whole(payload) for client, payload in payloads.items()}
+        return method.server.step(server_round, payloads, state)
 
     return method._replace(client=client, server=method.server._replace(step=step))
 

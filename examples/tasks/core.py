@@ -120,13 +120,11 @@ class Trial(NamedTuple):
             return self
         few = {name: max(2, math.ceil(share * getattr(self.setting, name))) for name in BUDGET}
         setting, shards = replace(self.setting, **few), self.federation.shards
-        shards = {c: own[: max(20, math.ceil(share * len(own)))] for c, own in shards.items()}
+        shards = {c: part[: max(20, math.ceil(share * len(part)))] for c, part in shards.items()}
         federation = replace(self.federation, setting=setting, shards=shards)
-        test = slice(max(60, math.ceil(share * len(self.test))))
-        cells = self.test_cells[test]
-        return self._replace(
-            setting=setting, federation=federation, test=self.test[test], test_cells=cells
-        )
+        first = slice(max(60, math.ceil(share * len(self.test))))
+        test = {"test": self.test[first], "test_cells": self.test_cells[first]}
+        return self._replace(setting=setting, federation=federation, **test)
 
     def on(self, device: str) -> "Trial":
         """Return the trial with its models and public inputs on a device, where batches go, too."""
@@ -176,6 +174,11 @@ class Row:
         """Make the row of a method, with its default hyperparameters where none are given."""
         entry = (METHODS | CONTROLS)[name]
         return Row(entry.title, name, entry.defaults | values)
+
+    @property
+    def personalized(self) -> bool:
+        """Whether the method has a model for each client."""
+        return "personalized" in self.entry.traits
 
     @property
     def entry(self) -> Entry:

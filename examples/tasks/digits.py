@@ -53,18 +53,11 @@ def clip(**common: Any) -> ClipSetting:
 
 
 def make(
-    on_canvases: bool,
-    build: Callable[..., Setting],
-    partition: str,
-    row: Row,
-    *,
-    seed: int,
-    machine: Machine,
-    validate: bool,
+    build: Any, partition: str, row: Row, *, seed: int, machine: Machine, validate: bool
 ) -> Trial:
-    """Divide the digits over clients."""
+    """Divide the digits over clients, for a setting that `build` makes."""
     shifted = partition == "domains"
-    train, public, test = digits(on_canvases, shifted, seed, validate, row.entry.inputs)
+    train, public, test = digits(build is clip, shifted, seed, validate, row.entry.inputs)
     owned = shards(train, partition, np.random.default_rng(seed))
     first = NUM_CLIENTS - NUM_NEWCOMERS
     setting = build(
@@ -177,7 +170,7 @@ def task(title: str, family: str, build: Callable[..., Setting], **references: s
         hours=lambda partition, row: SECONDS[family] / 3600,
         family=lambda partition: family,
         rows=rows,
-        make=partial(make, family == "CLIP", build),
+        make=partial(make, build),
         trials=lambda partition, row: draws(row, title),
         tuned_on="dirichlet",
         columns=COLUMNS | NEWCOMERS,

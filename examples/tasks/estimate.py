@@ -29,27 +29,27 @@ def paper_hours(setting: Setting, row: Row) -> float | None:
     Evaluation counts: methods with a model for each client encode all test images for each client.
     Second passes of methods that have them are not counted.
     """
-    own, sizes = setting.of(row), SIZES[setting.data]
-    images = _images(own)
+    setting, sizes = setting.of(row), SIZES[setting.data]
+    images = _images(setting)
     if images is None:
         return None
-    share = 1.0 if own.test_share is None else own.test_share
-    pooled = 0 if own.test_share is None else sizes["train"]
-    tested = share * (sizes["test"] + pooled)
-    personalized = "personalized" in row.entry.traits
-    tests = own.last_rounds * (own.num_clients if personalized else 1)
-    turns = own.rounds * own.epochs * own.cohort_size / own.num_clients
-    steps = turns * own.num_clients * math.ceil(images / own.num_clients / own.batch_size)
-    each = [forward_flops(name, own.image_size) for name in own.backbones]
-    one = sum(each) / len(each)
-    if own.family == "CLIP":
+    tested = sizes["test"]
+    if setting.test_share is not None:
+        tested = setting.test_share * (tested + sizes["train"])
+    count = setting.num_clients
+    tests = setting.last_rounds * (count if row.personalized else 1)
+    turns = setting.rounds * setting.epochs * setting.cohort_size / count
+    steps = turns * count * math.ceil(images / count / setting.batch_size)
+    flops = [forward_flops(name, setting.image_size) for name in setting.backbones]
+    one = sum(flops) / len(flops)
+    if setting.family == "CLIP":
         # Image tokens are computed once; each step encodes all class names for two contexts.
-        text = _text_flops(own.backbones[0]) * (LENGTH + NAME_TOKENS) * sizes["classes"]
+        text = _text_flops(setting.backbones[0]) * (LENGTH + NAME_TOKENS) * sizes["classes"]
         before = (images + tested) * one + 2 * tests * math.ceil(tested / BATCH) * text
         total = 2 * 2 * steps * text
     else:
         before = tests * tested * one
-        total = (3 if own.family == "networks" else 2) * turns * images * one
+        total = (3 if setting.family == "networks" else 2) * turns * images * one
     return (before / SPEED + max(total / SPEED, steps * STEP)) / 3600
 
 

@@ -33,10 +33,10 @@ NUM_PUBLIC = 500
 
 
 class Stored:
-    """Half-precision tensor, of which an indexed part has single precision.
+    """Half-precision or integer tensor, of which an indexed part has single precision.
 
     Args:
-        values: Tokens.
+        values: Tokens or images.
     """
 
     def __init__(self, values: Tensor) -> None:
@@ -146,16 +146,16 @@ def divided(
         shards = [torch.searchsorted(used, shard) for shard in shards]
         train = train.at(used)
     data = data._replace(train=train)
-    inputs = "floats" if row.method in FLOATS else row.entry.inputs
     fields = common(setting, len(data.class_names), seed) | {"device": machine.device}
     if setting.family == "CLIP":
-        run, sides = _clip(setting, data, fields, inputs, backbones)
+        run, sides = _clip(setting, data, fields, row.entry.inputs, backbones)
     else:
         build = _networks if setting.family == "networks" else _vits
         run, sides = build(setting, fields, backbones), (train.pixels, test.pixels)
     spread = torch.linspace(0, len(train.labels) - 1, min(len(train.labels), NUM_PUBLIC)).long()
-    run = replace(run, public=sides[0][spread], floats=inputs == "floats")
-    train, test = train._replace(pixels=sides[0]), test._replace(pixels=sides[1])
+    run = replace(run, public=sides[0][spread])
+    pixels = Stored(sides[0]) if row.method in FLOATS else sides[0]
+    train, test = train._replace(pixels=pixels), test._replace(pixels=sides[1])
     return Trial.of(run, train, test, shards, domain_names=data.domain_names)
 
 

@@ -98,7 +98,7 @@ def run(cell: Cell, finished_round: Callable[[], None] = lambda: None) -> dict[s
     return figures.run(
         method,
         trial,
-        shared="personalized" not in row.entry.traits,
+        shared=not row.personalized,
         last_rounds=task.last_rounds(cell.partition, row),
         rise="rise" in task.columns,
         causes=task.causes(cell.partition, row),
@@ -127,8 +127,9 @@ def run_all(
         TaskError: If a file is missing.
         RuntimeError: If a cell fails. The records of the others are written before.
     """
-    known, failed = load(path), []
-    missing = [cell for cell in cells if cell.key() not in known]
+    found = load(path)
+    missing = [cell for cell in cells if cell.key() not in found]
+    failed = []
     for _ in range(len(cells) - len(missing)):
         finished_cell()
     for cell, result in _results(missing, workers, finished_round):
@@ -144,12 +145,12 @@ def run_all(
         record = cell.named() | records.origin() | records.rounded(result)
         if ranks.rank() == 0:
             records.append(path, record)
-        known[cell.key()] = record
+        found[cell.key()] = record
         finished_cell()
     if failed:
         cell, error = failed[0]
         raise RuntimeError(f"{len(failed)} runs failed, the first is {cell.named()}") from error
-    return [known[cell.key()] for cell in cells]
+    return [found[cell.key()] for cell in cells]
 
 
 def _results(

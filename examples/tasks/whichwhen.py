@@ -48,7 +48,7 @@ def make(partition: str, row: Row, *, seed: int, machine: Machine, validate: boo
     if partition == "example":
         build = partial(digits.vits, "S")
         where = {"seed": seed, "machine": machine, "validate": validate}
-        return digits.make(False, build, "domains", row, **where)
+        return digits.make(build, "domains", row, **where)
     train, test = read(machine.root)
     num_classes = 1 + int(train.labels.max())
     if validate:  # a quarter of the training images are for testing

@@ -11,7 +11,7 @@ import torch.nn as nn
 import compare
 import fedprompt as fp
 from fabricated import fabricate, unchecked
-from fedprompt.methods import METHODS, Federation
+from fedprompt.methods import METHODS
 from other_device import other_device
 from tasks import TASKS, borders, figures, papers, reproduction, sets
 from tasks.borders import PixelTrunk
@@ -20,7 +20,7 @@ from tasks.core import Machine, Trial
 from tasks.division import fewer
 from tasks.epochs import EpochFederation
 from tasks.pipeline import flipped
-from tasks.reproduction import PaperVits
+from tasks.reproduction import PaperVits, Stored
 from tasks.sets import Images, ImageSet
 from tiny_backbones import SIZE, TINY
 from tiny_federations import trunk as tiny_trunk
@@ -195,10 +195,10 @@ def test_every_image_is_in_one_batch_of_each_epoch():
 
 
 def test_training_images_are_floating_point_on_request():
-    made = federation([pixel_trunk(4)], floats=True)
-    stored = Federation(made.setting, made.inputs.byte(), made.labels, made.shards)
-    data = EpochFederation(**vars(stored)).data(0, 0)
-    assert torch.equal(data.own()[0], stored.inputs[stored.shards[0]].float())
+    made = federation([pixel_trunk(4)])
+    stored = replace(made, inputs=Stored(made.inputs.byte()))
+    data = stored.data(0, 0)
+    assert torch.equal(data.own()[0], made.inputs.byte()[made.shards[0]].float())
     assert {inputs.dtype for inputs, _ in data.batches()} == {torch.float32}
 
 
