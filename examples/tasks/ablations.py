@@ -4,7 +4,7 @@ The settings were chosen before any of them ran. Hyperparameters are those of th
 with models of the same kind; those of FedL2G were chosen on held-out images of other settings.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -15,7 +15,7 @@ import torch.nn.functional as F
 import fedprompt as fp
 import photographs
 from fedprompt import samples
-from fedprompt.methods import Setting, VitSetting
+from fedprompt.methods import VitSetting
 from tasks import digits
 from tasks.core import COLUMNS, Causes, Images, Machine, Row, Task, Trial, content
 from tasks.epochs import NetworkSetting
@@ -48,15 +48,9 @@ def sides(seed: int, *domains: str, on_canvases: bool = False) -> list[Images]:
 
 
 def trial(
-    build: Callable[..., Setting],
-    train: Images,
-    test: Images,
-    shards: Sequence[np.ndarray],
-    *,
-    seed: int,
-    **budget: Any,
+    build: Any, train: Images, test: Images, shards: Sequence[Any], *, seed: int, **budget: Any
 ) -> Trial:
-    """Make a trial of clients that all take part."""
+    """Make a trial of clients that all take part; `build` makes the setting."""
     fields = {"num_classes": CLASSES, "seed": seed, "public": train.pixels[:0]} | budget
     return Trial.of(build(clients=range(len(shards)), **fields), train, test, shards)
 

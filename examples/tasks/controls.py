@@ -123,15 +123,12 @@ def _entry(
 
 
 ALONE = "personalized"
+TWICE, THRICE = (partial(local, times=times) for times in (2, 3))
 CONTROLS = {
     entry.name: entry
     for entry in (
-        _entry(
-            "local_16", "Local training, 16 batches", partial(local, times=2), "one model", ALONE
-        ),
-        _entry(
-            "local_24", "Local training, 24 batches", partial(local, times=3), "one model", ALONE
-        ),
+        _entry("local_16", "Local training, 16 batches", TWICE, "one model", ALONE),
+        _entry("local_24", "Local training, 24 batches", THRICE, "one model", ALONE),
         _entry("fednorms", "Norms", fednorms, "one model"),
         _entry("half_steps", "FedVPT-D, half of the steps", half_steps, "pretrained"),
         _entry("coop_csc", "CoOp, a context for each class (local)", coop_csc, "CLIP", ALONE),

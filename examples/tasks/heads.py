@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 import torch.nn as nn
 
 from fedprompt.methods import VitSetting
@@ -31,9 +30,7 @@ class HeadSetting(VitSetting):
         """Make a model whose projection and head are marked."""
         return marked(super().new_model(client, **options))
 
-    def optimizer(
-        self, parameters: Any, learning_rate: float, server_round: int = 0
-    ) -> torch.optim.Optimizer:
+    def optimizer(self, parameters: Any, learning_rate: float, server_round: int = 0) -> Any:
         """Make the optimizer of a client, with a group of projections and heads."""
         make = super().optimizer
         if self.head_rate is None:

@@ -1,7 +1,7 @@
 """Tasks of the papers' settings: the division of a data set, and models as the papers have them."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -12,7 +12,6 @@ import torch.nn as nn
 from torch import Tensor
 
 import fedprompt as fp
-from fedprompt.interfaces import Trunk
 from fedprompt.methods import ClipSetting, VitSetting
 from fedprompt.methods import Setting as Run
 from fedprompt.methods.setting import PromptedModel
@@ -61,9 +60,7 @@ class PaperVits(EpochSetting, VitSetting):
         if self.batch_size > PART:
             raise ValueError(f"`batch_size` must be at most {PART}; got {self.batch_size}.")
 
-    def new_model(
-        self, client: int = 0, *, prompts: Callable[[Trunk], nn.Module | None] | None = None
-    ) -> PromptedModel:
+    def new_model(self, client: int = 0, *, prompts: Any = None) -> PromptedModel:
         """Make a model. A convolutional network has a border in any case.
 
         Args:
