@@ -87,11 +87,11 @@ def main() -> None:
     solver, scale = partial(fp.transport.newton, epsilon=0.1), clip.logit_scale.exp().item()
     match = partial(fp.transport_logits, solver=solver, mass=0.8, scale=scale)
     run = partial(federate, federation, tower, match)
-    sent, kept, both = (run(parts) for parts in (("shared",), ("private",), ("shared", "private")))
+    sent, alone, both = map(run, (("shared",), ("private",), ("shared", "private")))
     print(
         f"Tested on its own mix of classes, a client with a shared and a private context reaches "
         f"{100 * both:.1f} %, with a shared one only {100 * sent:.1f} %, and with a private one "
-        f"only, which is local training, {100 * kept:.1f} %."
+        f"only, which is local training, {100 * alone:.1f} %."
     )
 
 

@@ -138,9 +138,9 @@ def split_by_runs(
     runs, domains = photographs.runs[positions], photographs.domains[positions]
     second = torch.zeros(len(positions), dtype=torch.bool)
     for domain in domains.unique():
-        own = runs[domains == domain].unique()
-        drawn = torch.from_numpy(rng.permutation(len(own))[: max(1, round(share * len(own)))])
-        second |= torch.isin(runs, own[drawn])
+        found = runs[domains == domain].unique()
+        drawn = rng.permutation(len(found))[: max(1, round(share * len(found)))]
+        second |= torch.isin(runs, found[torch.from_numpy(drawn)])
     return positions[~second], positions[second]
 
 

@@ -138,7 +138,7 @@ def few_shots(seed: int, *, shots: int, classes: int, domains: Sequence[str]) ->
     draw = np.random.default_rng(seed)
     if len(domains) > 1:
         owned = fp.data.by_domain(train.domains)
-        parts = [np.array_split(own, -(-10 // len(domains))) for own in owned]
+        parts = [np.array_split(images, -(-10 // len(domains))) for images in owned]
         shards = [parts[client % len(parts)][client // len(parts)] for client in range(10)]
     else:
         shards = fp.data.pathological(train.labels, 10, classes_per_client=classes, generator=draw)
@@ -182,7 +182,7 @@ def groups(trial: Trial, method: fp.Method, now: fp.Round) -> dict[str, float]:
     used, health = table[table.any(1)], fp.selection.selection_health(table.sum(1))
     shares = used.amax(1) / used.sum(1)
     pairs = list(zip(batches, chosen, strict=True))
-    own = torch.cat([model.logits(*pair).argmax(1) for pair in pairs])
+    selected = torch.cat([model.logits(*pair).argmax(1) for pair in pairs])
     none = torch.cat([model.logits(each).argmax(1) for each in batches])
     other = torch.cat([model.logits(each, (of + 1) % num_groups).argmax(1) for each, of in pairs])
     return {
@@ -191,9 +191,9 @@ def groups(trial: Trial, method: fp.Method, now: fp.Round) -> dict[str, float]:
         "images in the group of their domain": fp.selection.clustering_accuracy(table),
         "smallest share of the main domain of a group": shares.min().item(),
         "groups of one domain": (shares == 1).sum().item(),
-        "accuracy with the selected groups": (own == labels).float().mean().item(),
+        "accuracy with the selected groups": (selected == labels).float().mean().item(),
         "accuracy without groups": (none == labels).float().mean().item(),
-        "predictions that the next group changes": (own != other).float().mean().item(),
+        "predictions that the next group changes": (selected != other).float().mean().item(),
     }
 
 

@@ -91,7 +91,8 @@ def in_turn(domains: Tensor, num_clients: int) -> list[np.ndarray]:
     """Give the clients one domain each, in turn, and divide its images over its clients."""
     owned = fp.data.by_domain(domains)
     count = len(owned)
-    parts = [np.array_split(own, -(-(num_clients - k) // count)) for k, own in enumerate(owned)]
+    sizes = [-(-(num_clients - k) // count) for k in range(count)]
+    parts = [np.array_split(*pair) for pair in zip(owned, sizes, strict=True)]
     return [parts[client % count][client // count] for client in range(num_clients)]
 
 

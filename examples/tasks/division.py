@@ -131,8 +131,8 @@ def held_out(data: ImageSet, share: float, *, generator: np.random.Generator) ->
     sizes = torch.bincount(cells)
     first = sizes.cumsum(0) - sizes
     place = torch.arange(len(order)) - first[cells[order]]
-    held = place < (share * sizes).round()[cells[order]]
-    train, test = (images.at(order[side].sort().values) for side in (~held, held))
+    tested = place < (share * sizes).round()[cells[order]]
+    train, test = (images.at(order[side].sort().values) for side in (~tested, tested))
     return data._replace(train=train, test=test)
 
 

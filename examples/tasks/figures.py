@@ -48,16 +48,16 @@ def run(
     common = {"domains": clients_by_domain(trial), "newcomers": (), "shared": shared}
     rounds = fp.run_rounds(counted, trial.federation.data, setting.cohorts(), group=group)
     for number in range(1, setting.rounds + 1):
-        with counted_passes() as own, torch.device(setting.device):
+        with counted_passes() as counts, torch.device(setting.device):
             now = next(rounds)
-        passes["all"] += own.total()
+        passes["all"] += counts.total()
         finished_round()
         if rise and group is None:
             losses.append(training_losses(method, trial, now))
         if number > setting.rounds - last_rounds:
-            with counted_passes() as own:
+            with counted_passes() as counts:
                 measured.append(measure(method, trial, now, group=group, **common))
-            passes += Counter(clients=own.total(), all=own.total())
+            passes += Counter(clients=counts.total(), all=counts.total())
     figures = {name: float(np.mean([each[name] for each in measured])) for name in measured[0]}
     new = {"clients": (), "newcomers": trial.newcomers, "steps": OWN_STEPS}
     figures |= measure(method, trial, now, group=group, **new)
@@ -93,9 +93,9 @@ def with_passes(method: fp.Method, passes: Counter[str]) -> fp.Method:
     """Count the backward passes of the clients of a method."""
 
     def client(data: Any, answer: Any, state: Any) -> Any:
-        with counted_passes() as own:
+        with counted_passes() as counts:
             result = method.client(data, answer, state)
-        passes["clients"] += own.total()
+        passes["clients"] += counts.total()
         return result
 
     return method._replace(client=client)

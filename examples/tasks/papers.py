@@ -131,17 +131,17 @@ def read(content: Mapping[str, Any]) -> list[Setting]:
     file = {name: rest.pop(name, {}) for name in ("choices", "backbones", "common", "methods")}
     paper, made = rest.pop("paper"), []
     for table in rest.pop("tables"):
-        own = dict(table)
-        rows = {title: cells.split() for title, cells in own.pop("rows").items()}
-        listed, changes = own.pop("settings"), own.pop("changes", {})
-        own["source"] = f"{paper}, {own.pop('table')}"
-        start, fields_of = 0, [file["common"] | own | each for each in listed]
-        total = sum(len(values["measures"]) for values in fields_of)
+        fields = dict(table)
+        rows = {title: cells.split() for title, cells in fields.pop("rows").items()}
+        listed, changes = fields.pop("settings"), fields.pop("changes", {})
+        fields["source"] = f"{paper}, {fields.pop('table')}"
+        start, merged = 0, [file["common"] | fields | each for each in listed]
+        total = sum(len(values["measures"]) for values in merged)
         if wrong := [title for title, cells in rows.items() if len(cells) != total]:
-            raise ValueError(f"{own['source']}: rows must have {total} cells; not so {wrong}.")
-        for each, values in zip(listed, fields_of, strict=True):
+            raise ValueError(f"{fields['source']}: rows must have {total} cells; not so {wrong}.")
+        for each, values in zip(listed, merged, strict=True):
             measures = values.pop("measures")
-            values["choices"] = _chosen(file["choices"], file["common"], own, each)
+            values["choices"] = _chosen(file["choices"], file["common"], fields, each)
             part = {title: cells[start : start + len(measures)] for title, cells in rows.items()}
             start += len(measures)
             changed = {title: changes.get(title, {}) for title in rows} | values.pop("changes", {})

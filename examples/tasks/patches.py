@@ -102,13 +102,10 @@ def make(partition: str, row: Row, *, seed: int, machine: Machine, validate: boo
     train = torch.arange(NUM_PUBLIC, end)
     test = torch.arange(end, NUM_TRAIN if validate else NUM_TRAIN + NUM_TEST)
     labels, draw = canvases()[1], np.random.default_rng(seed)
-    found, own = tokens(source_of(machine, DINO)), labels[train]
-    shards = [
-        torch.as_tensor(shard)[
-            fp.data.few_shot(own[torch.as_tensor(shard)], shots=SHOTS[partition], generator=draw)
-        ]
-        for shard in fp.data.pathological(own, 10, classes_per_client=2, generator=draw)
-    ]
+    found, classes = tokens(source_of(machine, DINO)), labels[train]
+    few = partial(fp.data.few_shot, shots=SHOTS[partition], generator=draw)
+    pairs = fp.data.pathological(classes, 10, classes_per_client=2, generator=draw)
+    shards = [shard[few(classes[torch.as_tensor(shard)])] for shard in pairs]
     setting = EpochSetting(
         clients=range(10),
         num_classes=10,

@@ -307,7 +307,7 @@ def front(where: Where, source: Path | str | None, start: int) -> Tensor:
     return photographs.encoded(run, images_of(*where).images, IMAGE_SIZE)
 
 
-def kept(trial: Trial, method: fp.Method, now: fp.Round) -> dict[str, float]:
+def bytes_kept(trial: Trial, method: fp.Method, now: fp.Round) -> dict[str, float]:
     """Measure the bytes that a batch of the first client keeps for its backward pass."""
     data = trial.federation.data(0, now.server_round)
     inputs, labels = next(data.batches())
@@ -360,7 +360,7 @@ def task(name: str, title: str, *without: str) -> Task:
             **NEWCOMERS,
         },
         references={"local": [Row.of(name).title for name in ("local", "local_24")]},
-        causes=lambda partition, row: kept if partition.startswith("deep") else None,
+        causes=lambda partition, row: bytes_kept if partition.startswith("deep") else None,
         compared=("own", "balanced"),
         bound=0.048,
     )

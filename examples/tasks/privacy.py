@@ -51,13 +51,13 @@ def method(row: Row, trial: Trial) -> fp.Method:
             images, labels = data.batch(chosen, vary)
             copies = fp.privacy.per_sample(model, len(images))
             F.cross_entropy(copies(images), labels, reduction="sum").backward()
-            own = {name: each.grad for name, each in copies.named_parameters()}
+            gradients = {name: each.grad for name, each in copies.named_parameters()}
             if clips:
-                total = fp.privacy.clipped_sum(own, max_norm=MAX_NORM)
+                total = fp.privacy.clipped_sum(gradients, max_norm=MAX_NORM)
                 how = {"max_norm": MAX_NORM, "expected_batch_size": expected, "generator": secret}
                 mean = fp.privacy.noisy_mean(total, multiplier=multiplier, **how)
             else:
-                mean = {name: gradient.sum(0) / expected for name, gradient in own.items()}
+                mean = {name: gradient.sum(0) / expected for name, gradient in gradients.items()}
             for name, parameter in model.named_parameters():
                 parameter.grad = mean[name].to(parameter)
             optimizer.step()

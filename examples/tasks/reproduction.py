@@ -241,11 +241,11 @@ def task(paper: str) -> Task:
         return cluster_accuracy if "clusters" in row.figures else None
 
     listed = papers.settings(paper)
-    own = next(iter(listed.values())).source.partition(" (")[0]
+    title = next(iter(listed.values())).source.partition(" (")[0]
     rows = [row for each in listed.values() for row in each.rows]
     names = dict.fromkeys(name for row in rows for name in row.figures)
     return Task(
-        title=own,
+        title=title,
         partitions={name: each.source for name, each in listed.items()},
         family=lambda partition: papers.FAMILIES.get(
             setting(partition).family, setting(partition).family

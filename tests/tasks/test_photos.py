@@ -234,7 +234,7 @@ def test_a_head_keeps_features_log_probabilities_and_labels_for_its_backward_pas
     (row,) = (each for each in TASKS["mnist"].rows("deep-domains") if each.method == "head_tuning")
     trial = photos.make("mnist", "deep-domains", row, seed=0, machine=RANDOM, validate=False)
     method = row.entry.make(trial.setting, **row.values)
-    kept = photos.kept(trial, method, fp.Round(0, method.server.state, {}))["kept"]
+    kept = photos.bytes_kept(trial, method, fp.Round(0, method.server.state, {}))["kept"]
     assert kept == 8 * (4 * 16 + 4 * 10 + 8) + 4  # eight images, 16 features, ten classes, a count
 
 
@@ -250,7 +250,7 @@ def test_frozen_weights_do_not_count_as_kept_for_the_backward_pass():
         )
         values = {"learning_rate": 0.01}
         method = row.entry.make(setting, **values)
-        found.append(photos.kept(part, method, fp.Round(0, method.server.state, {}))["kept"])
+        found.append(photos.bytes_kept(part, method, fp.Round(0, method.server.state, {}))["kept"])
     assert found[1] / found[0] > 1.97  # with the weights, it is below
 
 

@@ -118,11 +118,11 @@ def fifth_held_out(dataset: Any) -> tuple[Subset, Subset]:
     generator = torch.Generator().manual_seed(0)
     train, test = [], []
     for label in labels.unique():
-        own = (labels == label).nonzero()[:, 0]
-        own = own[torch.randperm(len(own), generator=generator)]
-        count = int(len(own) * 0.8 + 1e-6)
-        train.append(own[:count])
-        test.append(own[count:])
+        images = (labels == label).nonzero()[:, 0]
+        images = images[torch.randperm(len(images), generator=generator)]
+        count = int(len(images) * 0.8 + 1e-6)
+        train.append(images[:count])
+        test.append(images[count:])
     sides = (torch.cat(parts).sort().values.tolist() for parts in (train, test))
     return tuple(Subset(dataset, positions) for positions in sides)
 
