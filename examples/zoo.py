@@ -1,12 +1,11 @@
 """Heterogeneous networks that return features.
 
-There are eight tiny networks for the digits, and the groups of models of FedL2G's experiments.
+There are eight tiny networks for the digits, and the larger ones of FedL2G's experiments.
 """
 
 from collections.abc import Callable
 from functools import partial
 
-import torch
 import torch.nn as nn
 from timm.models._efficientnet_builder import decode_arch_def
 from timm.models.convnext import ConvNeXt
@@ -82,67 +81,25 @@ TINY: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-def first_stages(stages: int) -> nn.Module:
-    """Build the first stages of ResNet-10, which has one basic block at each of four stages.
-
-    With three, two or one stages, this is ResNet-8, ResNet-6 or ResNet-4.
-    """
-    from torchvision.models.resnet import BasicBlock, ResNet
-
-    model = ResNet(BasicBlock, [1, 1, 1, 1])
-    for stage in range(stages + 1, 5):
-        setattr(model, f"layer{stage}", nn.Identity())
-    return model
-
-
-def torchvision_model(name: str, image_size: int) -> nn.Module:
-    """Build one of torchvision's models with random weights."""
-    from torchvision import models
-
-    kind = {"googlenet": {"aux_logits": False, "init_weights": False}}.get(name, {})
-    return models.get_model(
-        name, weights=None, **({"image_size": image_size} if name.startswith("vit") else kind)
-    )
-
-
 SMALL = ("resnet4", "resnet6", "resnet8", "resnet10")
-LARGE = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
-GROUPS: dict[str, tuple[str, ...]] = {
-    "tiny": tuple(TINY),
-    "HtFE2": ("cnn", "resnet18"),
-    "HtFE3": ("resnet10", "resnet18", "resnet34"),
-    "HtFE4": ("cnn", "googlenet", "mobilenet_v2", "resnet18"),
-    "HtFE8": ("cnn", "googlenet", "mobilenet_v2", *LARGE),
-    "HtFE9": (*SMALL, *LARGE),
-    "HtM10": ("cnn", "googlenet", "mobilenet_v2", *LARGE, "vit_b_16", "vit_b_32"),
-}
-
-
-def encoder(group: str, client: int, image_size: int) -> tuple[nn.Module, int]:
-    """Build a client's model of a group without its head; return it and its feature width."""
-    names = GROUPS[group]
-    name = names[client % len(names)]
-    model = TINY[name]() if group == "tiny" else network(name, image_size)
-    return model, feature_width(model, 1 if group == "tiny" else 3, image_size)
+"""ResNets with a basic block at each of the first one, two, three or four stages."""
 
 
 def network(name: str, image_size: int) -> nn.Module:
     """Build a network for color images, with random weights and without its head."""
+    from torchvision.models import get_model, resnet
+
     if name == "cnn":
         return cnn(3, image_size, width=32, kernel=5, padding=0, dim=512)
-    model = (
-        first_stages(SMALL.index(name) + 1)
-        if name in SMALL
-        else torchvision_model(name, image_size)
-    )
+    if name in SMALL:
+        model = resnet.ResNet(resnet.BasicBlock, [1, 1, 1, 1])
+        for stage in range(SMALL.index(name) + 2, 5):
+            setattr(model, f"layer{stage}", nn.Identity())
+    else:
+        options = {"image_size": image_size} if name.startswith("vit") else {}
+        if name == "googlenet":
+            options = {"aux_logits": False, "init_weights": False}
+        model = get_model(name, weights=None, **options)
     heads = ("heads", "fc", "classifier")
-    setattr(model, next(each for each in heads if hasattr(model, each)), nn.Identity())
+    setattr(model, next(head for head in heads if hasattr(model, head)), nn.Identity())
     return model
-
-
-def feature_width(model: nn.Module, channels: int, image_size: int) -> int:
-    """Count the features that a network computes of an image."""
-    with torch.no_grad():
-        width = model.eval()(torch.zeros(1, channels, image_size, image_size)).shape[1]
-    model.train()
-    return width

@@ -67,10 +67,9 @@ def save_vit(
         source_accuracy: Accuracy of `model` on held-out glyphs, in [0, 1].
         recipe: Version of the recipe that trained the model.
     """
-    written = {"architecture": json.dumps(ARCHITECTURES[size], sort_keys=True), "classes": CLASSES}
-    save_weights(
-        model, path, written | {"recipe": recipe, "source_accuracy": f"{source_accuracy:.4f}"}
-    )
+    architecture = json.dumps(ARCHITECTURES[size], sort_keys=True)
+    written = {"architecture": architecture, "classes": CLASSES, "recipe": recipe}
+    save_weights(model, path, written | {"source_accuracy": f"{source_accuracy:.4f}"})
 
 
 def save_weights(model: nn.Module, path: Path, metadata: dict[str, str]) -> None:

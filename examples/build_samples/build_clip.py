@@ -62,10 +62,8 @@ def new_clip(*, seed: int) -> open_clip.model.CLIP:
 
 def save_clip(model: open_clip.model.CLIP, path: Path, **measured: str) -> None:
     """Write the weights in half precision, with the architecture, the words and measured values."""
-    described = {
-        "architecture": json.dumps(ARCHITECTURE, sort_keys=True),
-        "words": json.dumps(WORDS),
-    }
+    architecture = json.dumps(ARCHITECTURE, sort_keys=True)
+    described = {"architecture": architecture, "words": json.dumps(WORDS)}
     save_weights(model, path, measured | described)
 
 
@@ -78,10 +76,10 @@ def encode_text(
     """
     length = tokens.shape[1]
     embedded = model.token_embedding(tokens) + model.positional_embedding[:length]
-    hidden = model.ln_final(
-        model.transformer(embedded, attn_mask=model.attn_mask[:length, :length])
+    hidden = model.transformer(embedded, attn_mask=model.attn_mask[:length, :length])
+    return (
+        model.ln_final(hidden)[torch.arange(len(tokens)), tokens.argmax(1)] @ model.text_projection
     )
-    return hidden[torch.arange(len(tokens)), tokens.argmax(1)] @ model.text_projection
 
 
 class Captions:
@@ -105,9 +103,8 @@ class Captions:
         classes, num_forms = torch.arange(len(NAMES)), self.tokens.shape[1]
         forms = torch.randint(num_forms, (2, len(NAMES)), generator=generator)
         named = torch.randint(len(STYLES), (len(NAMES),), generator=generator)
-        tokens = torch.cat(
-            [self.tokens[0, forms[0], classes], self.tokens[1 + named, forms[1], classes]]
-        )
+        plain, styled = self.tokens[0, forms[0], classes], self.tokens[1 + named, forms[1], classes]
+        tokens = torch.cat([plain, styled])
         right = labels[:, None] == classes
         fits = torch.cat([right, right & (named == styles[:, None])], 1).float()
         return tokens, fits / fits.sum(1, keepdim=True)
@@ -153,9 +150,8 @@ def batch_loss(
         return canvases
 
     canvases = augment(glyphs, generator, place=place)
-    styles = torch.randint(len(STYLES), (len(labels),), generator=generator) * (
-        torch.rand(len(labels), generator=generator) < share
-    )
+    styles = torch.randint(len(STYLES), (len(labels),), generator=generator)
+    styles *= torch.rand(len(labels), generator=generator) < share
     for index, style in enumerate(STYLES):
         canvases[styles == index] = DOMAINS[style](canvases[styles == index], generator)
     pooled, patches = image_tokens(model, preprocess(canvases))
@@ -164,12 +160,11 @@ def batch_loss(
     similarity = F.normalize(patches, dim=-1) @ F.normalize(text, dim=-1).T
     touched = F.avg_pool2d(squares[0], 4).flatten(1)
     glyph = torch.einsum("bv,bvt->bt", touched / touched.sum(1, keepdim=True), similarity)
-    contrastive = F.cross_entropy(
-        cosine_logits(pooled, text, scale=scale), fits
-    ) + PATCH_WEIGHT * F.cross_entropy(scale * glyph, fits)
-    return contrastive, similarity.amax(2).relu()[touched == 0].sum() / (touched == 0).sum().clamp(
-        min=1
-    )
+    contrastive = F.cross_entropy(cosine_logits(pooled, text, scale=scale), fits)
+    contrastive = contrastive + PATCH_WEIGHT * F.cross_entropy(scale * glyph, fits)
+    clutter = touched == 0
+    background = similarity.amax(2).relu()[clutter].sum() / clutter.sum().clamp(min=1)
+    return contrastive, background
 
 
 def pretrain(

@@ -25,8 +25,8 @@ def _load(
 ) -> tuple[fp.Method, methods.Federation, Tensor, Tensor]:
     torch.set_num_threads(1)  # the networks are tiny: more threads only wait for one another
     if name not in methods.METHODS:
-        known = ", ".join(sorted(methods.METHODS))
-        raise ValueError(f"`method` must be one of {known}; got {name!r}.")
+        names = ", ".join(sorted(methods.METHODS))
+        raise ValueError(f"`method` must be one of {names}; got {name!r}.")
     entry = methods.METHODS[name]
     images, labels, test_images, test_labels = samples.digits()
     if "CLIP" in entry.families:

@@ -37,13 +37,13 @@ class Backbones:
     clip: Callable[[str, int], Backbone]
 
 
-def timm_vit(name: str, image_size: int) -> Backbone:
+def timm_vit(name: str, image_size: int, *, pretrained: bool = True) -> Backbone:
     """Load a pretrained network of timm without its head, from its hub or its cache."""
     import timm
 
     transformer = timm.models.is_model_in_modules(name.split(".")[0], {"vision_transformer"})
     size = {"img_size": image_size} if transformer else {}
-    model = timm.create_model(name, pretrained=True, num_classes=0, **size)
+    model = timm.create_model(name, pretrained=pretrained, num_classes=0, **size)
     config = model.pretrained_cfg
     return Backbone(model, config["mean"], config["std"], config["interpolation"])
 
@@ -53,7 +53,7 @@ def new_network(name: str, image_size: int) -> Backbone:
     return Backbone(zoo.network(name, image_size), (0.5,) * 3, (0.5,) * 3, "bilinear")
 
 
-def open_clip_model(name: str, image_size: int) -> Backbone:
+def open_clip_model(name: str, image_size: int, *, pretrained: bool = True) -> Backbone:
     """Load a pretrained model of open_clip, from its hub or its cache."""
     import open_clip
 
@@ -61,7 +61,7 @@ def open_clip_model(name: str, image_size: int) -> Backbone:
     config = open_clip.get_pretrained_cfg(architecture, weights)
     model = open_clip.create_model(
         architecture,
-        weights,
+        weights if pretrained else None,
         force_image_size=image_size,
         # The weights were trained with this activation.
         force_quick_gelu=bool(config.get("quick_gelu", False)),

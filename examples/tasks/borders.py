@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 import fedprompt as fp
 from fedprompt.methods.setting import PromptedModel
+from tasks.networks import ConvolutionalModel
 
 PART = 128
 """Maximum number of images in a forward pass; batches must not have more."""
@@ -49,30 +50,25 @@ class PixelTrunk:
         network: Frozen network from normalized images to features.
         num_features: Width of the features.
         prepare: Function from stored to normalized images.
-        border: Maker of the border.
+        prompts: Maker of the border.
     """
 
     network: nn.Module
     num_features: int
     prepare: Callable[[Tensor], Tensor]
-    border: Callable[[], fp.PadPrompts]
+    prompts: Callable[[], fp.PadPrompts]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "PixelTrunk":
         return self
 
+    def features(self, border: nn.Module, images: Tensor) -> Tensor:
+        """Encode stored images in their border."""
+        return self.network(border(self.prepare(images)))
 
-class BorderedModel(PromptedModel):
+
+class BorderedModel(ConvolutionalModel):
     """Border of learnable pixels and a linear head on a frozen convolutional network."""
 
-    trunk: Any
-
-    def features(self, images: Tensor, *streams: fp.PromptStream) -> Tensor:
-        """Encode images in their border; streams of prompts are not possible."""
-        if streams:
-            raise ValueError("`streams` must be empty for convolutional networks.")
-        if self.prompts is None:
-            raise ValueError("`prompts` must be a border of pixels; got None.")
-        return in_parts(self._encode, images)
-
-    def _encode(self, images: Tensor) -> Tensor:
-        return self.projection(self.trunk.network(self.prompts(self.trunk.prepare(images))))
+    def encode(self, images: Tensor) -> Tensor:
+        """Encode images in their border, in parts."""
+        return in_parts(super().encode, images)

@@ -35,7 +35,6 @@ def cluster_accuracy(trial: Trial, method: fp.Method, now: fp.Round) -> dict[str
 
 def purity(groups: Int[Tensor, "images"], kinds: Int[Tensor, "images"]) -> float:
     """Return the share of the images whose kind is the most frequent one of their group."""
-    counts = torch.zeros(int(groups.max()) + 1, int(kinds.max()) + 1, device=groups.device)
-    one = torch.ones((), device=groups.device)
-    counts.index_put_((groups, kinds), one, accumulate=True)
-    return counts.amax(1).sum().item() / len(kinds)
+    sizes = int(groups.max()) + 1, int(kinds.max()) + 1
+    table = fp.selection.contingency_table(groups, kinds, *sizes)
+    return table.amax(1).sum().item() / len(kinds)

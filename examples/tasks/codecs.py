@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import fedprompt as fp
-from fedprompt import samples
 from fedprompt.interfaces import Codec, Message, Payload, State
 from fedprompt.methods import VitSetting
 from tasks import digits
@@ -57,15 +56,12 @@ def as_changes(method: fp.Method) -> fp.Method:
         return fp.delta(payload, answer), state
 
     def step(server_round: int, payloads: Mapping[int, Message], state: State) -> State:
-        values = state["values"]
-        whole = {
-            client: {
-                name: entry._replace(value=values[name] + entry.value)
-                for name, entry in payload.items()
-            }
-            for client, payload in payloads.items()
-        }
-        return method.server.step(server_round, whole, state)
+        def whole(payload: Message) -> Message:
+            values = {name: state["values"][name] + payload[name].value for name in payload}
+            return {name: payload[name]._replace(value=values[name]) for name in payload}
+
+        payloads = {client: whole(payload) for client, payload in payloads.items()}
+        return method.server.step(server_round, payloads, state)
 
     return method._replace(client=client, server=method.server._replace(step=step))
 
@@ -78,7 +74,7 @@ def method(row: Row, trial: Trial) -> fp.Method:
 
 def make(partition: str, row: Row, *, seed: int, machine: Machine, validate: bool) -> Trial:
     """Make five clients with one network, under label shift."""
-    train, test = sides(seed, [samples.inverted_rotated])
+    train, test = sides(seed, "inverted_rotated")
     smallest, rng = len(train.labels) // 30, np.random.default_rng(seed)
     how = {"num_clients": 5, "alpha": 0.3, "min_size": smallest, "generator": rng}
     shards = fp.data.dirichlet(train.labels, **how)
@@ -91,7 +87,6 @@ TASKS = {
     "codecs": Task(
         title="FedAvg through codecs",
         partitions={"dirichlet": "label shift (Dirichlet .3)"},
-        family=lambda partition: "one model",
         hours=lambda partition, row: 20 / 3600,
         rows=lambda partition: ROWS,
         make=make,

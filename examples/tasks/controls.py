@@ -13,7 +13,7 @@ from torch import Tensor
 import fedprompt as fp
 from fedprompt.methods import ClipSetting, Entry, VitSetting, fedvpt_d
 from fedprompt.methods.pfedmoap import Mixture
-from fedprompt.methods.setting import ClientData, PromptedClassifier
+from fedprompt.methods.setting import ClientData, PromptedClassifier, averaged
 
 
 def train(model: nn.Module, data: ClientData, learning_rate: float, times: int = 1) -> None:
@@ -47,20 +47,23 @@ def local(setting: VitSetting, *, learning_rate: float = 1e-2, times: int = 1) -
     return alone(setting.new_model(), learning_rate, times)
 
 
+def together(
+    model: nn.Module, learning_rate: float, weight: Callable[[ClientData], float]
+) -> fp.Method:
+    """Average one model, whose clients have a weight."""
+
+    def client(data: ClientData, answer: Any, state: Any) -> Any:
+        fp.load_values(model, answer)
+        train(model, data, learning_rate)
+        return fp.collect(model, weight=weight(data)), state
+
+    return averaged(model, client)
+
+
 def fednorms(setting: VitSetting, *, learning_rate: float = 1e-2) -> fp.Method:
     """Average of normalization layers and heads."""
     model = setting.new_model(prompts=lambda trunk: None, tune=fp.tuning.norms)
-
-    def client(data: ClientData, answer: Any, state: Any) -> Any:
-        train(predict(data, answer, state), data, learning_rate)
-        return fp.collect(model, weight=data.num_examples), state
-
-    def predict(data: ClientData, answer: Any, state: Any) -> nn.Module:
-        fp.load_values(model, answer)
-        return model
-
-    server = fp.averaging_server(fp.snapshot(model))
-    return fp.Method(client, server, predict, form=lambda client: fp.collect(model, weight=0))
+    return together(model, learning_rate, lambda data: data.num_examples)
 
 
 def half_steps(setting: VitSetting, *, learning_rate: float = 1e-2) -> fp.Method:
@@ -94,18 +97,7 @@ def coop_csc(setting: ClipSetting, *, learning_rate: float = 5e-3) -> fp.Method:
 
 def promptfl_csc(setting: ClipSetting, *, learning_rate: float = 5e-3) -> fp.Method:
     """Average of contexts for each class; clients count equally, as in FedAPT."""
-    model = setting.seeded(OfClasses, setting)
-
-    def client(data: ClientData, answer: Any, state: Any) -> Any:
-        train(predict(data, answer, state), data, learning_rate)
-        return fp.collect(model, weight=1.0), state
-
-    def predict(data: ClientData, answer: Any, state: Any) -> nn.Module:
-        fp.load_values(model, answer)
-        return model
-
-    server = fp.averaging_server(fp.snapshot(model))
-    return fp.Method(client, server, predict, form=lambda client: fp.collect(model, weight=0))
+    return together(setting.seeded(OfClasses, setting), learning_rate, lambda data: 1.0)
 
 
 class Gate(Mixture):
@@ -125,31 +117,28 @@ def coop_gate(
 
 
 def _entry(
-    name: str, title: str, make: Callable[..., fp.Method], family: str, **search: Any
+    name: str, title: str, make: Callable[..., fp.Method], family: str, *traits: str, **search: Any
 ) -> Entry:
-    ranges = {"learning_rate": (1e-3, 1e-1), **search}
-    return Entry(name, title, make, (family,), ("personalized",), ranges, "")
+    return Entry(name, title, make, (family,), traits, {"learning_rate": (1e-3, 1e-1)} | search, "")
 
 
+ALONE = "personalized"
+TWICE, THRICE = (partial(local, times=times) for times in (2, 3))
 CONTROLS = {
     entry.name: entry
     for entry in (
-        *(
-            _entry(f"local_{8 * times}", f"Local training, {8 * times} batches", make, "one model")
-            for times in (2, 3)
-            for make in (partial(local, times=times),)
-        ),
-        _entry("fednorms", "Norms", fednorms, "one model")._replace(traits=()),
-        _entry("half_steps", "FedVPT-D, half of the steps", half_steps, "pretrained")._replace(
-            traits=()
-        ),
-        _entry("coop_csc", "CoOp, a context for each class (local)", coop_csc, "CLIP"),
-        _entry("promptfl_csc", "PromptFL, a context for each class", promptfl_csc, "CLIP"),
+        _entry("local_16", "Local training, 16 batches", TWICE, "one model", ALONE),
+        _entry("local_24", "Local training, 24 batches", THRICE, "one model", ALONE),
+        _entry("fednorms", "Norms", fednorms, "one model"),
+        _entry("half_steps", "FedVPT-D, half of the steps", half_steps, "pretrained"),
+        _entry("coop_csc", "CoOp, a context for each class (local)", coop_csc, "CLIP", ALONE),
+        _entry("promptfl_csc", "PromptFL, a context for each class", promptfl_csc, "CLIP", ALONE),
         _entry(
             "coop_gate",
             "CoOp with a gate over its text (local)",
             coop_gate,
             "CLIP",
+            ALONE,
             own_weight=(0.1, 2.0),
         ),
     )

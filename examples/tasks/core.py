@@ -1,7 +1,8 @@
 """What a task gives to the program: partitions, rows, and a trial for each seed."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+import tomllib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,12 +14,19 @@ from torch import Tensor
 import fedprompt as fp
 from fedprompt.methods import METHODS, Entry, Federation, Setting
 from tasks.controls import CONTROLS
+from tasks.epochs import EpochFederation
 
+FOLDER = Path(__file__).parent / "settings"
 HEAD_RATE = "head_rate"
 """Learning rate of projections and heads, a hyperparameter of the setting of a row."""
 
 BUDGET = ("rounds", "steps")
 """Fields of a setting that a shrunk run has less of."""
+
+
+def content(name: str) -> dict[str, Any]:
+    """Read a file of the settings."""
+    return tomllib.loads((FOLDER / f"{name}.toml").read_text(encoding="utf-8"))
 
 
 class TaskError(ValueError):
@@ -44,6 +52,28 @@ class Machine:
     shrink: float = 1.0
 
 
+class Images(NamedTuple):
+    """Images with their labels and domains.
+
+    Attributes:
+        pixels: Images, (n, channels, height, width), or the inputs of a method that stand for them.
+        labels: Classes, (n,), int64.
+        domains: Domains, (n,), int64; zeros for a data set without domains.
+    """
+
+    pixels: Tensor
+    labels: Tensor
+    domains: Tensor
+
+    def at(self, positions: Tensor) -> "Images":
+        """Return the images at some positions."""
+        return Images(*(part[positions] for part in self))
+
+    def cells(self, num_classes: int) -> Tensor:
+        """Return the pair of domain and class of each image, as one number."""
+        return self.domains * num_classes + self.labels
+
+
 class Trial(NamedTuple):
     """A setting, the data of its clients, and test inputs.
 
@@ -67,19 +97,34 @@ class Trial(NamedTuple):
     newcomers: Sequence[int] = ()
     domain_names: Sequence[str] = ("",)
 
+    @staticmethod
+    def of(
+        setting: Setting,
+        train: Images,
+        test: Images,
+        shards: Iterable[Any],
+        newcomers: Sequence[int] = (),
+        domain_names: Sequence[str] = ("",),
+    ) -> "Trial":
+        """Make the trial of clients whose training images are at the positions of shards."""
+        owned = dict(enumerate(map(torch.as_tensor, shards)))
+        cells, test_cells = (side.cells(setting.num_classes) for side in (train, test))
+        count = setting.num_classes * max(len(domain_names), 1 + int(train.domains.max()))
+        mixes = torch.stack([cells[shard].bincount(minlength=count) for shard in owned.values()])
+        federation = EpochFederation(setting, train.pixels, train.labels, owned)
+        return Trial(setting, federation, test.pixels, test_cells, mixes, newcomers, domain_names)
+
     def shrunk(self, share: float) -> "Trial":
         """Return the trial with a share of its rounds, steps and images, and the same clients."""
         if share == 1:
             return self
         few = {name: max(2, math.ceil(share * getattr(self.setting, name))) for name in BUDGET}
         setting, shards = replace(self.setting, **few), self.federation.shards
-        shards = {c: own[: max(20, math.ceil(share * len(own)))] for c, own in shards.items()}
+        shards = {c: part[: max(20, math.ceil(share * len(part)))] for c, part in shards.items()}
         federation = replace(self.federation, setting=setting, shards=shards)
-        test = slice(max(60, math.ceil(share * len(self.test))))
-        cells = self.test_cells[test]
-        return self._replace(
-            setting=setting, federation=federation, test=self.test[test], test_cells=cells
-        )
+        first = slice(max(60, math.ceil(share * len(self.test))))
+        test = {"test": self.test[first], "test_cells": self.test_cells[first]}
+        return self._replace(setting=setting, federation=federation, **test)
 
     def on(self, device: str) -> "Trial":
         """Return the trial with its models and public inputs on a device, where batches go, too."""
@@ -124,11 +169,21 @@ class Row:
     figures: Mapping[str, float] = field(default_factory=dict)
     spread: Mapping[str, float] = field(default_factory=dict)
 
+    @staticmethod
+    def of(name: str, **values: Any) -> "Row":
+        """Make the row of a method, with its default hyperparameters where none are given."""
+        entry = (METHODS | CONTROLS)[name]
+        return Row(entry.title, name, entry.defaults | values)
+
+    @property
+    def personalized(self) -> bool:
+        """Whether the method has a model for each client."""
+        return "personalized" in self.entry.traits
+
     @property
     def entry(self) -> Entry:
         """The method of the gallery, or the control row."""
-        name = str(self.method)
-        return CONTROLS[name] if name in CONTROLS else METHODS[name]
+        return (METHODS | CONTROLS)[str(self.method)]
 
 
 def plain_method(row: Row, trial: Trial) -> fp.Method:
@@ -172,9 +227,9 @@ class Task:
 
     title: str
     partitions: Mapping[str, str]
-    family: Callable[[str], str]
     rows: Callable[[str], Sequence[Row]]
     make: Callable[..., Trial]
+    family: Callable[[str], str] = lambda partition: "one model"
     trials: Callable[[str, Row], list[dict[str, Any]]] | None = None
     tuned_on: str | None = None
     method: Callable[[Row, Trial], fp.Method] = plain_method

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 import fedprompt as fp
+from tasks.core import Images
 from tasks.papers import Partition
-from tasks.sets.readers import Images, ImageSet
+from tasks.sets.readers import ImageSet
 
 NUM_IMAGES = 40
 """Images of an average client, at least: batch normalization needs two in each batch."""
@@ -36,15 +37,15 @@ def divide(
     Raises:
         ValueError: If the clients cannot be divided evenly over the domains.
     """
-    kept = np.arange(len(labels))
+    used = np.arange(len(labels))
     if partition.shots is not None:
-        kept = fp.data.few_shot(labels, shots=partition.shots, generator=generator)
-    own, places = labels.numpy()[kept], domains.numpy()[kept]
+        used = fp.data.few_shot(labels, shots=partition.shots, generator=generator)
+    classes, places = labels.numpy()[used], domains.numpy()[used]
     if partition.kind == "domains":
-        shards = _by_domain(partition.alpha, own, places, num_clients, generator)
+        shards = _by_domain(partition.alpha, classes, places, num_clients, generator)
     else:
-        shards = _by_class(partition, own, num_clients, generator)
-    return [torch.from_numpy(kept[each]) for each in shards]
+        shards = _by_class(partition, classes, num_clients, generator)
+    return [torch.from_numpy(used[shard]) for shard in shards]
 
 
 def _by_class(
@@ -78,19 +79,14 @@ def _few_classes(
     If the numbers do not fit, as few classes as possible are left out at random.
     """
     total = int(labels.max()) + 1
-    used = max(each for each in range(size, total + 1) if size * count % each == 0)
+    used = max(number for number in range(size, total + 1) if size * count % number == 0)
     classes = np.arange(total)
     if used < total:
         classes = np.sort(generator.permutation(total)[:used])
     images = np.flatnonzero(np.isin(labels, classes))
-    shards = fp.data.pathological(
-        np.searchsorted(classes, labels[images]),
-        count,
-        classes_per_client=size,
-        min_size=0,
-        generator=generator,
-    )
-    return [images[each] for each in shards]
+    places = np.searchsorted(classes, labels[images])
+    drawn = {"classes_per_client": size, "min_size": 0, "generator": generator}
+    return [images[shard] for shard in fp.data.pathological(places, count, **drawn)]
 
 
 def _by_domain(
@@ -102,22 +98,18 @@ def _by_domain(
 ) -> list[np.ndarray]:
     """Give each domain the same number of clients, and divide its images over them."""
     owned = fp.data.by_domain(domains)
-    each, rest = divmod(count, len(owned))
-    if rest or not each:
+    clients, rest = divmod(count, len(owned))
+    if rest or not clients:
         rule = f"be divisible by the {len(owned)} domains"
         raise ValueError(f"`num_clients` must {rule}; got {count}.")
+    drawn = {"alpha": alpha, "min_size": 1, "generator": generator}
     shards = []
     for images in owned:
         if alpha is None:
-            parts = np.array_split(generator.permutation(images), each)
+            shards += np.array_split(generator.permutation(images), clients)
         else:
-            parts = [
-                images[own]
-                for own in fp.data.dirichlet(
-                    labels[images], num_clients=each, alpha=alpha, min_size=1, generator=generator
-                )
-            ]
-        shards += parts
+            parts = fp.data.dirichlet(labels[images], clients, **drawn)
+            shards += [images[part] for part in parts]
     return shards
 
 
@@ -133,33 +125,30 @@ def held_out(data: ImageSet, share: float, *, generator: np.random.Generator) ->
         The data set with the new training and test images.
     """
     images = Images(*(torch.cat(pair) for pair in zip(data.train, data.test, strict=True)))
-    cells = images.domains * len(data.class_names) + images.labels
+    cells = images.cells(len(data.class_names))
     order = torch.from_numpy(generator.permutation(len(cells)))
     order = order[cells[order].argsort(stable=True)]
     sizes = torch.bincount(cells)
     first = sizes.cumsum(0) - sizes
     place = torch.arange(len(order)) - first[cells[order]]
-    held = place < (share * sizes).round()[cells[order]]
-    sides = (order[chosen].sort().values for chosen in (~held, held))
-    train, test = (Images(*(each[side] for each in images)) for side in sides)
+    tested = place < (share * sizes).round()[cells[order]]
+    train, test = (images.at(order[side].sort().values) for side in (~tested, tested))
     return data._replace(train=train, test=test)
 
 
 def fewer(data: ImageSet, share: float, num_clients: int) -> ImageSet:
     """Return a share of the images of each class, but at least four, and enough for all clients."""
-    return data._replace(
-        train=_fewer(data.train, share, num_clients), test=_fewer(data.test, share, 1)
-    )
+    train, test = _fewer(data.train, share, num_clients), _fewer(data.test, share, 1)
+    return data._replace(train=train, test=test)
 
 
 def _fewer(images: Images, share: float, num_clients: int) -> Images:
-    cells = images.domains * (int(images.labels.max()) + 1) + images.labels
+    cells = images.cells(int(images.labels.max()) + 1)
     num_classes, sizes = len(images.labels.unique()), torch.bincount(cells)
     smallest = max(4, math.ceil(NUM_IMAGES * num_clients / num_classes))
-    kept = [
+    chosen = [
         torch.nonzero(cells == cell)[: max(smallest, math.ceil(share * size)), 0]
         for cell, size in enumerate(sizes.tolist())
         if size
     ]
-    chosen = torch.cat(kept).sort().values
-    return Images(*(each[chosen] for each in images))
+    return images.at(torch.cat(chosen).sort().values)

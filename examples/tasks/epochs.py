@@ -21,12 +21,10 @@ class EpochSetting(Setting):
         epochs: Number of epochs of a client in a round. With 0, a client takes `steps` batches.
         drop_last: Whether an epoch has full batches only. A client with fewer images than a batch
             keeps its only one.
-        floats: Whether clients get floating-point images from 0 to 255 in place of stored ones.
     """
 
     epochs: int = 0
     drop_last: bool = False
-    floats: bool = False
 
 
 class EpochData(ClientData):
@@ -51,16 +49,6 @@ class EpochData(ClientData):
             order = torch.randperm(count, generator=rng, device="cpu")
             for chosen in order.split(self.setting.batch_size)[: self.num_batches(count)]:
                 yield self.batch(chosen if among is None else among.cpu()[chosen], rng)
-
-    def batch(self, chosen: Int[Tensor, "chosen"], rng: torch.Generator) -> Batch:
-        """Return chosen inputs, augmented, and their labels."""
-        inputs, labels = super().batch(chosen, rng)
-        return (inputs.float() if self.setting.floats else inputs), labels
-
-    def own(self) -> Batch:
-        """Return all inputs and their labels, without augmentation."""
-        inputs, labels = super().own()
-        return (inputs.float() if self.setting.floats else inputs), labels
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,6 @@
 """Arithmetic of the hours that rows take, without data and weights."""
 
 import math
-import tomllib
 from collections.abc import Sequence
 from functools import cache
 
@@ -10,15 +9,16 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import zoo
 from tasks import tables
-from tasks.core import Row, Task
-from tasks.papers import FOLDER, LENGTH, Setting
+from tasks.backbones import open_clip_model, timm_vit
+from tasks.core import Row, Task, content
+from tasks.papers import LENGTH, Setting
 
 GPU = "an A100 at half of its 19.5 TFLOP/s in float32, and at least 10 ms a step"
 SPEED = 0.5 * 19.5e12
 STEP = 0.01  # seconds that a step takes at least, however small the batch; a guess
 BATCH = 256  # test images
 NAME_TOKENS = 6  # of a class name with its start, stop and end
-SIZES = tomllib.loads((FOLDER / "sizes.toml").read_text(encoding="utf-8"))
+SIZES = content("sizes")
 """Numbers of images and classes of each data set."""
 
 
@@ -29,27 +29,27 @@ def paper_hours(setting: Setting, row: Row) -> float | None:
     Evaluation counts: methods with a model for each client encode all test images for each client.
     Second passes of methods that have them are not counted.
     """
-    own, sizes = setting.of(row), SIZES[setting.data]
-    images = _images(own)
+    setting, sizes = setting.of(row), SIZES[setting.data]
+    images = _images(setting)
     if images is None:
         return None
-    share = 1.0 if own.test_share is None else own.test_share
-    pooled = 0 if own.test_share is None else sizes["train"]
-    tested = share * (sizes["test"] + pooled)
-    personalized = "personalized" in row.entry.traits
-    tests = own.last_rounds * (own.num_clients if personalized else 1)
-    turns = own.rounds * own.epochs * own.cohort_size / own.num_clients
-    steps = turns * own.num_clients * math.ceil(images / own.num_clients / own.batch_size)
-    each = [forward_flops(name, own.image_size) for name in own.backbones]
-    one = sum(each) / len(each)
-    if own.family == "CLIP":
+    tested = sizes["test"]
+    if setting.test_share is not None:
+        tested = setting.test_share * (tested + sizes["train"])
+    count = setting.num_clients
+    tests = setting.last_rounds * (count if row.personalized else 1)
+    turns = setting.rounds * setting.epochs * setting.cohort_size / count
+    steps = turns * count * math.ceil(images / count / setting.batch_size)
+    flops = [forward_flops(name, setting.image_size) for name in setting.backbones]
+    one = sum(flops) / len(flops)
+    if setting.family == "CLIP":
         # Image tokens are computed once; each step encodes all class names for two contexts.
-        text = _text_flops(own.backbones[0]) * (LENGTH + NAME_TOKENS) * sizes["classes"]
+        text = _text_flops(setting.backbones[0]) * (LENGTH + NAME_TOKENS) * sizes["classes"]
         before = (images + tested) * one + 2 * tests * math.ceil(tested / BATCH) * text
         total = 2 * 2 * steps * text
     else:
         before = tests * tested * one
-        total = (3 if own.family == "networks" else 2) * turns * images * one
+        total = (3 if setting.family == "networks" else 2) * turns * images * one
     return (before / SPEED + max(total / SPEED, steps * STEP)) / 3600
 
 
@@ -77,17 +77,11 @@ def forward_flops(name: str, image_size: int) -> int:
 
 def _model(name: str, image_size: int) -> torch.nn.Module:
     """Build a backbone without weights."""
-    if name in zoo.GROUPS["HtM10"] or name in zoo.GROUPS["HtFE9"]:
+    if "." not in name:  # timm and open_clip have tags
         return zoo.network(name, image_size)
     if name.endswith(".openai"):
-        import open_clip
-
-        architecture = name.removesuffix(".openai")
-        return open_clip.create_model(architecture, force_image_size=image_size).visual
-    import timm
-
-    size = {"img_size": image_size} if name.startswith("vit") else {}
-    return timm.create_model(name, pretrained=False, num_classes=0, **size)
+        return open_clip_model(name, image_size, pretrained=False).model.visual
+    return timm_vit(name, image_size, pretrained=False).model
 
 
 @cache

@@ -48,29 +48,33 @@ def run(
     common = {"domains": clients_by_domain(trial), "newcomers": (), "shared": shared}
     rounds = fp.run_rounds(counted, trial.federation.data, setting.cohorts(), group=group)
     for number in range(1, setting.rounds + 1):
-        with counted_passes() as own, torch.device(setting.device):
+        with counted_passes() as counts, torch.device(setting.device):
             now = next(rounds)
-        passes["all"] += own.total()
+        passes["all"] += counts.total()
         finished_round()
         if rise and group is None:
             losses.append(training_losses(method, trial, now))
         if number > setting.rounds - last_rounds:
-            with counted_passes() as own:
+            with counted_passes() as counts:
                 measured.append(measure(method, trial, now, group=group, **common))
-            passes += Counter(clients=own.total(), all=own.total())
-    turns = setting.rounds * setting.cohort_size
+            passes += Counter(clients=counts.total(), all=counts.total())
     figures = {name: float(np.mean([each[name] for each in measured])) for name in measured[0]}
     new = {"clients": (), "newcomers": trial.newcomers, "steps": OWN_STEPS}
     figures |= measure(method, trial, now, group=group, **new)
-    sent = {name: ledger.total(direction=name) for name in ("up", "down")}
-    total = ranks.summed(sent | {"backward": passes["clients"]})
-    figures |= {f"bytes_{name}": total[name] / turns for name in sent}
-    backward = total["backward"] + passes["all"] - passes["clients"]  # each rank runs the server
-    figures |= {"trained": measured[-1]["trained"], "backward": backward / turns}
+    figures |= costs(ledger, passes, setting.rounds * setting.cohort_size)
+    figures["trained"] = measured[-1]["trained"]
     if losses:
         figures["rise"] = fp.metrics.negative_effect(torch.stack(losses)).average
     found = causes(trial, method, now) if causes and ranks.rank() == 0 else {}
     return figures | dict(found)
+
+
+def costs(ledger: fp.Ledger, passes: Counter[str], turns: int) -> dict[str, float]:
+    """Return the bytes and the backward passes of one client in one round."""
+    sent = {f"bytes_{name}": ledger.total(direction=name) for name in ("up", "down")}
+    total = ranks.summed(sent | {"backward": passes["clients"]})
+    total["backward"] += passes["all"] - passes["clients"]  # each rank runs the server
+    return {name: count / turns for name, count in total.items()}
 
 
 @torch.no_grad()
@@ -89,9 +93,9 @@ def with_passes(method: fp.Method, passes: Counter[str]) -> fp.Method:
     """Count the backward passes of the clients of a method."""
 
     def client(data: Any, answer: Any, state: Any) -> Any:
-        with counted_passes() as own:
+        with counted_passes() as counts:
             result = method.client(data, answer, state)
-        passes["clients"] += own.total()
+        passes["clients"] += counts.total()
         return result
 
     return method._replace(client=client)

@@ -1,14 +1,12 @@
 """A learning rate of their own for projections and heads."""
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-import torch
 import torch.nn as nn
 
-from fedprompt.interfaces import Trunk
 from fedprompt.methods import VitSetting
-from fedprompt.methods.setting import PromptedModel, Tune
+from fedprompt.methods.setting import PromptedModel
 
 
 def marked(model: PromptedModel) -> PromptedModel:
@@ -28,32 +26,21 @@ class HeadSetting(VitSetting):
 
     head_rate: float | None = None
 
-    def new_model(
-        self,
-        client: int = 0,
-        *,
-        prompts: Callable[[Trunk], nn.Module | None] | None = None,
-        tune: Tune | None = None,
-    ) -> PromptedModel:
+    def new_model(self, client: int = 0, **options: Any) -> PromptedModel:
         """Make a model whose projection and head are marked."""
-        return marked(super().new_model(client, prompts=prompts, tune=tune))
+        return marked(super().new_model(client, **options))
 
-    def optimizer(
-        self,
-        parameters: nn.Module | Sequence[nn.Parameter],
-        learning_rate: float,
-        server_round: int = 0,
-    ) -> torch.optim.Optimizer:
+    def optimizer(self, parameters: Any, learning_rate: float, server_round: int = 0) -> Any:
         """Make the optimizer of a client, with a group of projections and heads."""
+        make = super().optimizer
+        if self.head_rate is None:
+            return make(parameters, learning_rate, server_round)
         if isinstance(parameters, nn.Module):
             parameters = [each for each in parameters.parameters() if each.requires_grad]
-        heads = [each for each in parameters if getattr(each, "of_head", False)]
-        rest = [each for each in parameters if not getattr(each, "of_head", False)]
-        if self.head_rate is None or not heads:
-            return super().optimizer(parameters, learning_rate, server_round)
-        of_heads = super().optimizer(heads, self.head_rate, server_round)
-        if not rest:
-            return of_heads
-        optimizer = super().optimizer(rest, learning_rate, server_round)
-        optimizer.add_param_group(of_heads.param_groups[0])
+        heads = [each for each in parameters if hasattr(each, "of_head")]
+        others = [each for each in parameters if not hasattr(each, "of_head")]
+        parts = (others, learning_rate), (heads, self.head_rate)
+        optimizer, *more = (make(part, rate, server_round) for part, rate in parts if part)
+        for each in more:
+            optimizer.add_param_group(each.param_groups[0])
         return optimizer

@@ -6,7 +6,7 @@ share the inputs of one federation, and methods run unchanged.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -53,15 +53,11 @@ class TailTrunk:
     with_patches: bool = False
     center: Tensor | None = None
     start_tokens: fp.Weighted | None = None
-    prefix: int = field(init=False)
-    dim: int = field(init=False)
-    depth: int = field(init=False)
-    num_features: int = field(init=False)
-    patch_size: int = field(init=False)
 
     def __post_init__(self) -> None:
-        self.prefix, self.dim = self.whole.prefix, self.whole.dim
-        self.depth, self.patch_size = self.end - self.start, self.whole.patch_size
+        self.depth = self.end - self.start
+        self.dim, self.prefix = self.whole.dim, self.whole.prefix
+        self.patch_size = self.whole.patch_size
         self.num_features = self.whole.num_features + self.with_patches * self.dim
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "TailTrunk":
@@ -162,14 +158,26 @@ class Convolutional:
 
 
 class ConvolutionalModel(PromptedModel):
-    """Prompts, or a network of the client, and a linear head over a convolutional network."""
+    """What a client trains before the head of a convolutional network, and the head.
 
-    trunk: Any
+    Args:
+        trunk: Network, with `features(prompts, images)` and the maker of `prompts`.
+        num_classes: Number of classes.
+        num_features: Width of the features after a learned projection, or None.
+    """
+
+    def __init__(self, trunk: Any, num_classes: int, *, num_features: int | None = None) -> None:
+        super().__init__(trunk, None, num_classes, num_features=num_features)
+        self.prompts = trunk.prompts()
 
     def features(self, images: Tensor, *streams: fp.PromptStream) -> Tensor:
         """Encode inputs; streams of prompts are not possible."""
         if streams:
             raise ValueError("`streams` must be empty for convolutional networks.")
+        return self.encode(images)
+
+    def encode(self, images: Tensor) -> Tensor:
+        """Encode inputs in one pass."""
         return self.projection(self.trunk.features(self.prompts, images))
 
 

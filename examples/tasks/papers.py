@@ -5,27 +5,21 @@ printed cells of each row: those of the first setting, then those of the next on
 setting does not have is that of its table, then that of the file, then the default here.
 """
 
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from pathlib import Path
 from typing import Any, Literal
 
 from fedprompt.methods import METHODS
-from tasks.core import Row
+from tasks.core import Row, content
+from tasks.sets.folders import DOMAINNET, OFFICE
 
-FOLDER = Path(__file__).parent / "settings"
 PAPERS = ("fedhpl", "sgpt", "fedl2g", "fedotp")
 KINDS = ("iid", "dirichlet", "overlapping", "classes", "domains")
 FAMILIES = {"networks": "mixed models"}
 """Family of the methods of a setting, where it has another name."""
 LENGTH = 16  # learnable tokens of a context
 MEASURES = ("full", "own", "worst", "lowest", "highest", "clusters")
-DOMAINS = (
-    *("amazon", "caltech", "dslr", "webcam"),
-    *("clipart", "infograph", "painting", "quickdraw", "real", "sketch"),
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,8 +116,7 @@ class Setting:
 @cache
 def settings(paper: str) -> dict[str, Setting]:
     """Read the settings of a paper by name."""
-    text = (FOLDER / f"{paper}.toml").read_text(encoding="utf-8")
-    return {each.name: each for each in read(tomllib.loads(text))}
+    return {each.name: each for each in read(content(paper))}
 
 
 def read(content: Mapping[str, Any]) -> list[Setting]:
@@ -138,17 +131,17 @@ def read(content: Mapping[str, Any]) -> list[Setting]:
     file = {name: rest.pop(name, {}) for name in ("choices", "backbones", "common", "methods")}
     paper, made = rest.pop("paper"), []
     for table in rest.pop("tables"):
-        own = dict(table)
-        rows = {title: cells.split() for title, cells in own.pop("rows").items()}
-        listed, changes = own.pop("settings"), own.pop("changes", {})
-        own["source"] = f"{paper}, {own.pop('table')}"
-        start, fields_of = 0, [file["common"] | own | each for each in listed]
-        total = sum(len(values["measures"]) for values in fields_of)
+        fields = dict(table)
+        rows = {title: cells.split() for title, cells in fields.pop("rows").items()}
+        listed, changes = fields.pop("settings"), fields.pop("changes", {})
+        fields["source"] = f"{paper}, {fields.pop('table')}"
+        start, merged = 0, [file["common"] | fields | each for each in listed]
+        total = sum(len(values["measures"]) for values in merged)
         if wrong := [title for title, cells in rows.items() if len(cells) != total]:
-            raise ValueError(f"{own['source']}: rows must have {total} cells; not so {wrong}.")
-        for each, values in zip(listed, fields_of, strict=True):
+            raise ValueError(f"{fields['source']}: rows must have {total} cells; not so {wrong}.")
+        for each, values in zip(listed, merged, strict=True):
             measures = values.pop("measures")
-            values["choices"] = _chosen(file["choices"], file["common"], own, each)
+            values["choices"] = _chosen(file["choices"], file["common"], fields, each)
             part = {title: cells[start : start + len(measures)] for title, cells in rows.items()}
             start += len(measures)
             changed = {title: changes.get(title, {}) for title in rows} | values.pop("changes", {})
@@ -174,12 +167,10 @@ def _chosen(sentences: Mapping[str, str], *levels: Mapping[str, Any]) -> tuple[s
 
 def _named(values: Mapping[str, Any], groups: Mapping[str, Sequence[str]]) -> dict[str, Any]:
     """Replace the name of a group of backbones by the group."""
-    found = dict(values)
-    if isinstance(found.get("backbones"), str):
-        found["backbones"] = groups[found["backbones"]]
-    if "backbones" in found:
-        found["backbones"] = tuple(found["backbones"])
-    return found
+    if "backbones" not in values:
+        return dict(values)
+    names = values["backbones"]
+    return {**values, "backbones": tuple(groups[names] if isinstance(names, str) else names)}
 
 
 def _row(
@@ -219,7 +210,7 @@ def _setting(values: dict[str, Any]) -> Setting:
         raise ValueError(f"{where}: `kind` must be among {KINDS}; got {made.partition.kind!r}.")
     for row, family in rows:
         here = f"{where}, row {row.title!r}"
-        if unknown := sorted({*row.figures} - {*MEASURES, *DOMAINS}):
+        if unknown := sorted({*row.figures} - {*MEASURES, *OFFICE, *DOMAINNET}):
             raise ValueError(f"{here}: `measures` must be known; got {unknown}.")
         if row.method is None:
             continue

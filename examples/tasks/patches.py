@@ -7,6 +7,7 @@ all take part in each round.
 
 from functools import cache, partial
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,9 +19,9 @@ from torch import Tensor
 import fedprompt as fp
 import photographs
 from fedprompt.methods.fedotp import two_contexts
-from tasks.core import Machine, Row, Task, Trial
-from tasks.epochs import EpochFederation, EpochSetting
-from tasks.photos import DIVISIONS, Sources, dino
+from tasks.core import Images, Machine, Row, Task, Trial, content
+from tasks.epochs import EpochSetting
+from tasks.photos import DINO, dino, source_of
 
 CANVAS, DIGIT, PIECE = 98, 42, 14  # pixels
 NUM_TRAIN, NUM_TEST, NUM_PUBLIC = 1000, 500, 64
@@ -50,11 +51,11 @@ def canvases() -> tuple[Tensor, Tensor]:
 
 
 @cache
-def tokens(sources: Sources) -> Tensor:
+def tokens(source: Path | str | None) -> Tensor:
     """Encode the canvases: class token and patches, minus their mean over public images."""
 
     def encode(images: Tensor) -> Tensor:
-        encoded = fp.encode_prompted(dino(sources, CANVAS), images)
+        encoded = fp.encode_prompted(dino(source, CANVAS), images)
         return torch.cat([encoded.pooled[:, None], encoded.patches], 1).float()
 
     found = photographs.encoded(encode, canvases()[0], CANVAS)
@@ -101,13 +102,10 @@ def make(partition: str, row: Row, *, seed: int, machine: Machine, validate: boo
     train = torch.arange(NUM_PUBLIC, end)
     test = torch.arange(end, NUM_TRAIN if validate else NUM_TRAIN + NUM_TEST)
     labels, draw = canvases()[1], np.random.default_rng(seed)
-    found, own = tokens(Sources.of(machine, DIVISIONS["deep-domains"])), labels[train]
-    shards = [
-        torch.as_tensor(shard)[
-            fp.data.few_shot(own[torch.as_tensor(shard)], shots=SHOTS[partition], generator=draw)
-        ]
-        for shard in fp.data.pathological(own, 10, classes_per_client=2, generator=draw)
-    ]
+    found, classes = tokens(source_of(machine, DINO)), labels[train]
+    few = partial(fp.data.few_shot, shots=SHOTS[partition], generator=draw)
+    pairs = fp.data.pathological(classes, 10, classes_per_client=2, generator=draw)
+    shards = [shard[few(classes[torch.as_tensor(shard)])] for shard in pairs]
     setting = EpochSetting(
         clients=range(10),
         num_classes=10,
@@ -120,27 +118,16 @@ def make(partition: str, row: Row, *, seed: int, machine: Machine, validate: boo
         public=found[:0],
         make_optimizer=torch.optim.Adam,
     )
-    federation = EpochFederation(setting, found[train], own, dict(enumerate(shards)))
-    mixes = torch.stack([torch.bincount(own[shard], minlength=10) for shard in shards])
-    return Trial(setting, federation, found[test], labels[test], mixes).shrunk(machine.shrink)
+    images = Images(found, labels, torch.zeros_like(labels))
+    return Trial.of(setting, images.at(train), images.at(test), shards).shrunk(machine.shrink)
 
 
-START = {"learning_rate": RATES[0], "scale": SCALES[0]}
 MEAN, LOCAL = "Mean of patches", "Mean of patches (local)"
-ROWS = (
-    Row("Transport, mass 0.8", "fedotp", START | {"mass": 0.8}),
-    Row("Transport, mass 1", "fedotp", START | {"mass": 1.0}),
-    Row(MEAN, "fedotp_average", START),
-    Row("Class token", "fedotp_average", START | {"pooled": True}),
-    Row("Transport, mass 0.8 (local)", "fedotp", START | {"mass": 0.8, "local": True}),
-    Row(LOCAL, "fedotp_average", START | {"local": True}),
+ROWS, EQUAL = (
+    [Row(title, *values) for title, values in content("patches")[name].items()]
+    for name in ("rows", "equal")
 )
-MEANS_RATE = {"learning_rate": 0.003, "scale": 30.0}  # the best of the mean of patches
-EQUAL = tuple(
-    Row(f"Transport, mass {mass:g}, rate of the mean", "fedotp", MEANS_RATE | {"mass": mass})
-    for mass in (0.8, 1.0)
-)
-"""Rows with the rate and the scale of the mean of patches, which are not tuned."""
+"""Rows that are tuned, and rows with the rate and the scale of the mean of patches."""
 
 
 def trials(partition: str, row: Row) -> list[dict[str, Any]]:
@@ -156,7 +143,7 @@ TASKS = {
         title="FedOTP on patches of DINOv2",
         partitions={key: f"{shots} shots, two classes a client" for key, shots in SHOTS.items()},
         family=lambda partition: "CLIP",
-        rows=lambda partition: (*ROWS, *EQUAL),
+        rows=lambda partition: [*ROWS, *EQUAL],
         make=make,
         trials=trials,
         tuned_on="shots-4",

@@ -70,8 +70,8 @@ class PreparedTrunk:
 
     def __init__(self, trunk: Trunk, prepare: Callable[[Tensor], Tensor]) -> None:
         self.trunk, self.prepare = trunk, prepare
-        own = ("prefix", "dim", "depth", "num_features", "patch_size", "block", "normalize", "pool")
-        for name in (*own, *(["resume"] if hasattr(trunk, "resume") else [])):
+        names = ["prefix", "dim", "depth", "num_features", "patch_size", "block", "normalize"]
+        for name in (*names, "pool", *(["resume"] if hasattr(trunk, "resume") else [])):
             setattr(self, name, getattr(trunk, name))  # protocols do not see __getattr__
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "PreparedTrunk":

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 import fedprompt as fp
 from fedprompt import samples
 from fedprompt.methods import Setting, VitSetting
+from fedprompt.methods.setting import averaged
 from private import MAX_NORM, RATE, noise_for
 from tasks import digits
 from tasks.ablations import sides, trial
@@ -22,15 +23,13 @@ ROWS = [
 ]
 
 
-@cache
-def multiplier_for(epsilon: float | None, steps: int) -> float:
-    """Compute the noise multiplier of `steps` steps."""
-    return 0.0 if epsilon is None or epsilon == np.inf else noise_for(epsilon, steps=steps)
+noise = cache(noise_for)
 
 
 def multiplier_of(row: Row, setting: Setting) -> float:
     """Return the noise multiplier of a row."""
-    return multiplier_for(EPSILONS[row.title], setting.rounds * setting.steps)
+    epsilon, steps = EPSILONS[row.title], setting.rounds * setting.steps
+    return 0.0 if epsilon in (None, np.inf) else noise(epsilon, steps=steps)
 
 
 def method(row: Row, trial: Trial) -> fp.Method:
@@ -39,38 +38,32 @@ def method(row: Row, trial: Trial) -> fp.Method:
     Noise is drawn from seeded generators, so that others can repeat it. Real training must not.
     """
     setting, rate = trial.setting, row.values["learning_rate"]
-    first, clips = fp.snapshot(setting.new_model()), EPSILONS[row.title] is not None
+    model, clips = setting.new_model(), EPSILONS[row.title] is not None
     multiplier = multiplier_of(row, setting)
 
     def train(data, answer, state):
-        model = setting.model(data.id, answer)
+        fp.load_values(model, answer)
         optimizer = data.optimizer(model, rate)
-        draw, vary, noise = map(data.stream, ("batches", "augmentation", "noise"))
+        draw, vary, secret = map(data.stream, ("batches", "augmentation", "noise"))
         expected = RATE * data.num_examples
         for _ in range(data.steps):
             chosen = fp.privacy.poisson_batch(data.num_examples, rate=RATE, generator=draw)
             images, labels = data.batch(chosen, vary)
             copies = fp.privacy.per_sample(model, len(images))
             F.cross_entropy(copies(images), labels, reduction="sum").backward()
-            own = {name: each.grad for name, each in copies.named_parameters()}
+            gradients = {name: each.grad for name, each in copies.named_parameters()}
             if clips:
-                total = fp.privacy.clipped_sum(own, max_norm=MAX_NORM)
-                how = {"max_norm": MAX_NORM, "expected_batch_size": expected, "generator": noise}
+                total = fp.privacy.clipped_sum(gradients, max_norm=MAX_NORM)
+                how = {"max_norm": MAX_NORM, "expected_batch_size": expected, "generator": secret}
                 mean = fp.privacy.noisy_mean(total, multiplier=multiplier, **how)
             else:
-                mean = {name: gradient.sum(0) / expected for name, gradient in own.items()}
+                mean = {name: gradient.sum(0) / expected for name, gradient in gradients.items()}
             for name, parameter in model.named_parameters():
                 parameter.grad = mean[name].to(parameter)
             optimizer.step()
         return fp.collect(model, weight=1), {}
 
-    def predict(data, answer, state):
-        return setting.model(data.id, answer)
-
-    def form(client):
-        return fp.collect(setting.model(client, {}), weight=1)
-
-    return fp.Method(train, fp.averaging_server(first), predict, form=form)
+    return averaged(model, train)
 
 
 def augment(images: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
@@ -80,7 +73,7 @@ def augment(images: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
 
 def make(partition: str, row: Row, *, seed: int, machine: Machine, validate: bool) -> Trial:
     """Make five clients with 240 images each and one network."""
-    train, test = sides(seed, [samples.inverted_rotated])
+    train, test = sides(seed, "inverted_rotated")
     shards = fp.data.iid(train.labels, num_clients=5, generator=np.random.default_rng(seed))
     build = partial(VitSetting, trunks=[digits.trunk("B")], num_prompts=4)
     return trial(
@@ -105,7 +98,6 @@ TASKS = {
     "privacy": Task(
         title="DP-SGD",
         partitions={"iid": "240 images a client, IID"},
-        family=lambda partition: "one model",
         hours=lambda partition, row: 20 / 3600,
         rows=lambda partition: ROWS,
         make=make,

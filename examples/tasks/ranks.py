@@ -1,14 +1,11 @@
 """Ranks as `torchrun` starts them: each evaluates its own clients, and all get all figures."""
 
 import os
-from typing import Any
 
 import torch
 import torch.distributed as dist
 
 import fedprompt as fp
-
-Figures = dict[str, Any]
 
 
 def started() -> bool:
@@ -34,12 +31,9 @@ def device(name: str) -> str:
     return f"cuda:{int(os.environ['LOCAL_RANK']) % torch.cuda.device_count()}"
 
 
-def everyone(tree: Figures) -> list[Figures]:
-    """Gather a tree of numbers from all ranks."""
-    return fp.wire.gather_trees(tree, server_round=0) if dist.is_initialized() else [tree]
-
-
 def summed(numbers: dict[str, int]) -> dict[str, int]:
     """Add numbers over all ranks."""
-    gathered = everyone(numbers)
+    if not dist.is_initialized():
+        return numbers
+    gathered = fp.wire.gather_trees(numbers, server_round=0)
     return {name: sum(each[name] for each in gathered) for name in numbers}

@@ -62,11 +62,8 @@ def _git(*command: str) -> str:
 
 def rounded(figures: dict[str, Any]) -> Record:
     """Round figures, which are numbers or lists of them, to six digits."""
-    return {
-        name: [_rounded(each) for each in value] if isinstance(value, list) else _rounded(value)
-        for name, value in figures.items()
-    }
+    return json.loads(json.dumps(figures), parse_float=_rounded, parse_int=_rounded)
 
 
-def _rounded(value: float) -> float:
-    return float(f"{value:.6g}")
+def _rounded(number: str) -> float:
+    return float(f"{float(number):.6g}")

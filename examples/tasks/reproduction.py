@@ -1,7 +1,7 @@
 """Tasks of the papers' settings: the division of a data set, and models as the papers have them."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -12,7 +12,6 @@ import torch.nn as nn
 from torch import Tensor
 
 import fedprompt as fp
-from fedprompt.interfaces import Trunk
 from fedprompt.methods import ClipSetting, VitSetting
 from fedprompt.methods import Setting as Run
 from fedprompt.methods.setting import PromptedModel
@@ -22,9 +21,9 @@ from tasks.borders import PART, BorderedModel, PiecewiseModel, PixelTrunk
 from tasks.clusters import cluster_accuracy
 from tasks.core import COLUMNS, Causes, Machine, Row, Task, TaskError, Trial
 from tasks.division import divide, fewer, held_out
-from tasks.epochs import EpochFederation, EpochSetting, NetworkSetting
+from tasks.epochs import EpochSetting, NetworkSetting
 from tasks.pipeline import Preparation, PreparedTrunk, flipped
-from tasks.sets.readers import Images, ImageSet
+from tasks.sets.readers import ImageSet
 
 FLOATS = ("fedmix",)
 """Methods that average images, or differentiate by them."""
@@ -33,10 +32,10 @@ NUM_PUBLIC = 500
 
 
 class Stored:
-    """Half-precision tensor, of which an indexed part has single precision.
+    """Half-precision or integer tensor, of which an indexed part has single precision.
 
     Args:
-        values: Tokens.
+        values: Tokens or images.
     """
 
     def __init__(self, values: Tensor) -> None:
@@ -61,22 +60,20 @@ class PaperVits(EpochSetting, VitSetting):
         if self.batch_size > PART:
             raise ValueError(f"`batch_size` must be at most {PART}; got {self.batch_size}.")
 
-    def new_model(
-        self, client: int = 0, *, prompts: Callable[[Trunk], nn.Module | None] | None = None
-    ) -> PromptedModel:
+    def new_model(self, client: int = 0, *, prompts: Any = None) -> PromptedModel:
         """Make a model. A convolutional network has a border in any case.
 
         Args:
             client: Id of the client that owns the model; it decides the trunk.
             prompts: Function from the trunk to a module of prompts. If None, deep prompts.
         """
-        trunk, kind = self.trunk_of(client), PiecewiseModel
+        trunk, size = self.trunk_of(client), {"num_features": self.num_features}
         make = prompts or (lambda trunk: fp.DeepPrompts(self.num_prompts, trunk))
-        if isinstance(trunk, PixelTrunk):
-            kind, make = BorderedModel, lambda trunk: trunk.border()
 
         def drawn() -> PromptedModel:
-            model = kind(trunk, None, self.num_classes, num_features=self.num_features)
+            if isinstance(trunk, PixelTrunk):
+                return BorderedModel(trunk, self.num_classes, **size)
+            model = PiecewiseModel(trunk, None, self.num_classes, **size)
             model.prompts = make(trunk)
             return model
 
@@ -120,7 +117,7 @@ def loaded(setting: papers.Setting, machine: Machine) -> ImageSet:
     try:
         return sets.load(setting.data, machine.root)
     except FileNotFoundError as error:
-        raise TaskError(str(error)) from error
+        raise TaskError(f"`--root` must have the data set {setting.data}: {error}") from error
 
 
 def divided(
@@ -135,31 +132,28 @@ def divided(
     if machine.shrink != 1:
         setting = replace(setting, rounds=max(2, math.ceil(machine.shrink * setting.rounds)))
         data = fewer(data, machine.shrink, setting.num_clients)
-    num_classes, count = len(data.class_names), len(data.class_names) * len(data.domain_names)
     rng = np.random.default_rng(seed)
     if setting.test_share is not None:
         data = held_out(data, setting.test_share, generator=rng)
     train, test = data.train, data.test
     how = {"num_clients": setting.num_clients, "generator": rng}
     shards = divide(setting.partition, train.labels, train.domains, **how)
-    cells, test_cells = (side.domains * num_classes + side.labels for side in (train, test))
-    mixes = torch.stack([torch.bincount(cells[shard], minlength=count) for shard in shards])
     if setting.family == "CLIP":  # whose tokens are computed once, of the images that clients have
         used = torch.cat(shards).unique()
         shards = [torch.searchsorted(used, shard) for shard in shards]
-        train = Images(*(part[used] for part in train))
+        train = train.at(used)
     data = data._replace(train=train)
-    inputs = "floats" if row.method in FLOATS else row.entry.inputs
-    fields = common(setting, num_classes, seed) | {"device": machine.device}
+    fields = common(setting, len(data.class_names), seed) | {"device": machine.device}
     if setting.family == "CLIP":
-        run, sides = _clip(setting, data, fields, inputs, backbones)
+        run, sides = _clip(setting, data, fields, row.entry.inputs, backbones)
     else:
         build = _networks if setting.family == "networks" else _vits
         run, sides = build(setting, fields, backbones), (train.pixels, test.pixels)
     spread = torch.linspace(0, len(train.labels) - 1, min(len(train.labels), NUM_PUBLIC)).long()
-    run = replace(run, public=sides[0][spread], floats=inputs == "floats")
-    federation = EpochFederation(run, sides[0], train.labels, dict(enumerate(shards)))
-    return Trial(run, federation, sides[1], test_cells, mixes, domain_names=data.domain_names)
+    run = replace(run, public=sides[0][spread])
+    pixels = Stored(sides[0]) if row.method in FLOATS else sides[0]
+    train, test = train._replace(pixels=pixels), test._replace(pixels=sides[1])
+    return Trial.of(run, train, test, shards, domain_names=data.domain_names)
 
 
 def common(setting: papers.Setting, num_classes: int, seed: int) -> dict[str, Any]:
@@ -247,11 +241,11 @@ def task(paper: str) -> Task:
         return cluster_accuracy if "clusters" in row.figures else None
 
     listed = papers.settings(paper)
-    own = next(iter(listed.values())).source.partition(" (")[0]
+    title = next(iter(listed.values())).source.partition(" (")[0]
     rows = [row for each in listed.values() for row in each.rows]
     names = dict.fromkeys(name for row in rows for name in row.figures)
     return Task(
-        title=own,
+        title=title,
         partitions={name: each.source for name, each in listed.items()},
         family=lambda partition: papers.FAMILIES.get(
             setting(partition).family, setting(partition).family

@@ -16,7 +16,7 @@ import tasks
 from tasks import figures, ranks, records
 from tasks.core import Machine, Row, TaskError
 
-NAMED = ("task", "partition", "row", "seed", "trial")
+NAMED = ("task", "partition", "row", "seed", "trial", "values")
 DIVERGED = {"own": 0.0, "diverged": 1.0}
 """Figures of a run that sends NaN or infinity, as with too high a learning rate."""
 
@@ -49,17 +49,15 @@ class Cell:
 
     def named(self) -> records.Record:
         """Return the fields that a cell and its record have in common."""
-        own = {"task": self.task, "partition": self.partition, "row": self.row.title}
-        own |= {"seed": self.seed, "trial": self.trial, "values": dict(self.row.values)}
-        return own | ({} if self.machine.shrink == 1 else {"shrink": self.machine.shrink})
+        where = self.task, self.partition, self.row.title, self.seed, self.trial
+        named = dict(zip(NAMED, (*where, dict(self.row.values)), strict=True))
+        return named | ({} if self.machine.shrink == 1 else {"shrink": self.machine.shrink})
 
 
 def key(record: Mapping[str, Any]) -> str:
     """Return the fields that identify a cell."""
-    return json.dumps(
-        [*(record[name] for name in NAMED), record["values"], record.get("shrink", 1)],
-        sort_keys=True,
-    )
+    fields = [*(record[name] for name in NAMED), record.get("shrink", 1)]
+    return json.dumps(fields, sort_keys=True)
 
 
 def chosen(record: Mapping[str, Any]) -> str:
@@ -100,7 +98,7 @@ def run(cell: Cell, finished_round: Callable[[], None] = lambda: None) -> dict[s
     return figures.run(
         method,
         trial,
-        shared="personalized" not in row.entry.traits,
+        shared=not row.personalized,
         last_rounds=task.last_rounds(cell.partition, row),
         rise="rise" in task.columns,
         causes=task.causes(cell.partition, row),
@@ -129,8 +127,9 @@ def run_all(
         TaskError: If a file is missing.
         RuntimeError: If a cell fails. The records of the others are written before.
     """
-    known, failed = load(path), []
-    missing = [cell for cell in cells if cell.key() not in known]
+    found = load(path)
+    missing = [cell for cell in cells if cell.key() not in found]
+    failed = []
     for _ in range(len(cells) - len(missing)):
         finished_cell()
     for cell, result in _results(missing, workers, finished_round):
@@ -146,12 +145,12 @@ def run_all(
         record = cell.named() | records.origin() | records.rounded(result)
         if ranks.rank() == 0:
             records.append(path, record)
-        known[cell.key()] = record
+        found[cell.key()] = record
         finished_cell()
     if failed:
         cell, error = failed[0]
         raise RuntimeError(f"{len(failed)} runs failed, the first is {cell.named()}") from error
-    return [known[cell.key()] for cell in cells]
+    return [found[cell.key()] for cell in cells]
 
 
 def _results(

@@ -25,7 +25,7 @@ COLORS = plt.get_cmap("Dark2").colors  # of the eight points with a label
 def grouped(found: Iterable[Record], partition: str) -> dict[str, list[Record]]:
     """Return the reported records of a partition by row, in the order of seeds."""
     by_row: dict[str, list[Record]] = {}
-    for record in sorted(found, key=lambda each: each["seed"]):
+    for record in sorted(found, key=lambda record: record["seed"]):
         if record["partition"] == partition and record["trial"] is None:
             by_row.setdefault(record["row"], []).append(record)
     return by_row
@@ -39,15 +39,15 @@ def interval(values: Sequence[float]) -> float:
 
 def percent(values: Sequence[float], *, signed: bool = False) -> str:
     """Write the mean in percent, with its 95 % interval if there are five values or more."""
-    scaled = [100 * each for each in values]
+    scaled = [100 * value for value in values]
     mean = f"{np.mean(scaled):{'+' if signed else 'z'}.1f}"
     return mean if len(scaled) < FEWEST else f"{mean} ± {interval(scaled):.1f}"
 
 
-def gains(own: Sequence[Record], other: Sequence[Record], column: str) -> list[float]:
+def gains(seeds: Sequence[Record], others: Sequence[Record], column: str) -> list[float]:
     """Return the differences of a column over common seeds."""
-    reference = {record["seed"]: record[column] for record in other}
-    return [each[column] - reference[each["seed"]] for each in own if each["seed"] in reference]
+    reference = {other["seed"]: other[column] for other in others}
+    return [one[column] - reference[one["seed"]] for one in seeds if one["seed"] in reference]
 
 
 def differences_to(
@@ -58,26 +58,25 @@ def differences_to(
     Of several references, it is the one with as many backward passes as the row, or the next. A
     star marks the differences that hold after Holm's correction for the rows of the column.
     """
+    references = sorted((by_row[title] for title in titles if title in by_row), key=passes)
     found = []
-    known = sorted((by_row[each] for each in titles if each in by_row), key=passes)
-    for own in by_row.values():
-        enough = [each for each in known if passes(each) > passes(own) - 0.5]
-        other = (enough or known[-1:])[:1]
-        reference = any(own is each for each in known)
-        found.append([] if reference or not other else gains(own, other[0], column))
-    tested = [each for each in found if len(each) >= FEWEST]
-    stars = iter(holm([float(stats.ttest_1samp(each, 0).pvalue) for each in tested]))
+    for seeds in by_row.values():
+        enough = [other for other in references if passes(other) > passes(seeds) - 0.5]
+        chosen = [] if any(seeds is other for other in references) else enough or references[-1:]
+        found.append(gains(seeds, chosen[0], column) if chosen else [])
+    tested = [differences for differences in found if len(differences) >= FEWEST]
+    stars = iter(holm([float(stats.ttest_1samp(values, 0).pvalue) for values in tested]))
     return [
-        percent(each, signed=True) + (" *" if len(each) >= FEWEST and next(stars) else "")
-        if each
+        percent(values, signed=True) + (" *" if len(values) >= FEWEST and next(stars) else "")
+        if values
         else ""
-        for each in found
+        for values in found
     ]
 
 
-def passes(own: Sequence[Record]) -> float:
+def passes(seeds: Sequence[Record]) -> float:
     """Return the mean number of backward passes, 0 if there is none."""
-    return mean(own, "backward") if all("backward" in each for each in own) else 0.0
+    return mean(seeds, "backward") if all("backward" in record for record in seeds) else 0.0
 
 
 def holm(p_values: Sequence[float], level: float = 0.05) -> list[bool]:
@@ -96,26 +95,26 @@ def rows(found: Sequence[Record], task: Task, partition: str) -> tuple[list[str]
     The compared column and its differences come first, and the costs last.
     """
     by_row = ranked(grouped(found, partition), task)
-    known = {name for own in by_row.values() for each in own for name in each}
+    named = {name for seeds in by_row.values() for record in seeds for name in record}
     columns = [*task.compared, *(name for name in task.columns if name not in task.compared)]
     header, body = ["row"], [list(by_row)]
     for name in columns:
         header.append(task.columns[name])
-        body.append([written(own, name) for own in by_row.values()])
+        body.append([written(seeds, name) for seeds in by_row.values()])
         for word, titles in task.references.items() if name in task.compared else ():
             header.append(f"{task.columns[name]}, to {word}")
             body.append(differences_to(by_row, titles, name))
-    for name in COSTS:
-        if name in known:
-            header.append(COSTS[name])
-            costs = [f"{mean(own, name):,.0f}" if name in own[0] else "" for own in by_row.values()]
-            body.append(costs)
+    for name in (name for name in COSTS if name in named):
+        header.append(COSTS[name])
+        every = by_row.values()
+        body.append([f"{mean(seeds, name):,.0f}" if name in seeds[0] else "" for seeds in every])
     return header, [list(cells) for cells in zip(*body, strict=True)]
 
 
-def written(own: Sequence[Record], name: str) -> str:
+def written(seeds: Sequence[Record], name: str) -> str:
     """Write the mean of a figure in percent, if all seeds have it."""
-    return percent([each[name] for each in own]) if all(name in each for each in own) else ""
+    values = [record[name] for record in seeds if name in record]
+    return percent(values) if len(values) == len(seeds) else ""
 
 
 def ranked(by_row: Mapping[str, Sequence[Record]], task: Task) -> dict[str, Sequence[Record]]:
@@ -124,41 +123,35 @@ def ranked(by_row: Mapping[str, Sequence[Record]], task: Task) -> dict[str, Sequ
     return dict(sorted(by_row.items(), key=lambda item: -mean(item[1], column)))
 
 
-def mean(own: Sequence[Record], key: str) -> float:
+def mean(seeds: Sequence[Record], name: str) -> float:
     """Average a figure over seeds."""
-    return float(np.mean([each[key] for each in own]))
+    return float(np.mean([record[name] for record in seeds]))
 
 
 def table(header: Sequence[str], body: Sequence[Sequence[object]]) -> str:
     """Lay out rows as a Markdown table, the first column to the left, the others to the right."""
     cells = [[str(cell) for cell in row] for row in (header, *body)]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
-    rule = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
-    lines = [
-        [
-            row[0].ljust(widths[0]),
-            *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)),
-        ]
-        for row in cells
-    ]
+    first, *widths = (max(map(len, column)) for column in zip(*cells, strict=True))
+    rule = ["-" * first, *("-" * (width - 1) + ":" for width in widths)]
+    lines = [[row[0].ljust(first), *map(str.rjust, row[1:], widths)] for row in cells]
     return "\n".join("| " + " | ".join(line) + " |" for line in (lines[0], rule, *lines[1:]))
 
 
 def titled(found: Sequence[Record], task: Task, partition: str) -> str:
     """Lay out a partition as a table with a title, which names seeds and a shrunk run."""
-    own = grouped(found, partition).values()
-    seeds = len({record["seed"] for each in own for record in each})
-    shares = {record.get("shrink", 1) for each in own for record in each}
+    reported = [record for seeds in grouped(found, partition).values() for record in seeds]
+    count = len({record["seed"] for record in reported})
+    shares = {record.get("shrink", 1) for record in reported}
     shrunk = "".join(f", {share:g} of the rounds and images" for share in shares - {1})
-    title = f"{task.title}, {task.partitions[partition]}, {seeds} seeds{shrunk}"
+    title = f"{task.title}, {task.partitions[partition]}, {count} seeds{shrunk}"
     header, body = rows(found, task, partition)
     sent = [header.index(COSTS["bytes_up"])] if COSTS["bytes_up"] in header else []
     first = sorted({*range(min(WIDTH - len(sent), len(header))), *sent})
     rest = [place for place in range(len(header)) if place not in first]
     further = [[0, *rest[at : at + WIDTH - 1]] for at in range(0, len(rest), WIDTH - 1)]
     parts = [
-        table([header[each] for each in chosen], [[line[each] for each in chosen] for line in body])
-        for chosen in (first, *further)
+        table([header[at] for at in places], [[line[at] for at in places] for line in body])
+        for places in (first, *further)
     ]
     return "\n\n".join([title, *parts])
 
@@ -166,11 +159,11 @@ def titled(found: Sequence[Record], task: Task, partition: str) -> str:
 def hyperparameters(found: Sequence[Record]) -> str:
     """Return the table of the values of each row in its last record."""
     values = {record["row"]: record["values"] for record in found if record["trial"] is None}
-    written = {
-        row: ", ".join(f"{name} {value}" for name, value in own.items())
-        for row, own in values.items()
-    }
-    return table(["row", "hyperparameters"], list(written.items()))
+    body = [
+        [row, ", ".join(f"{name} {value}" for name, value in chosen.items())]
+        for row, chosen in values.items()
+    ]
+    return table(["row", "hyperparameters"], body)
 
 
 def save_all(found: Sequence[Record], name: str, task: Task, folder: Path) -> None:
@@ -183,9 +176,9 @@ def save_all(found: Sequence[Record], name: str, task: Task, folder: Path) -> No
         stem.with_suffix(".md").write_text(report(found, task, partition) + "\n")
         with stem.with_suffix(".csv").open("w", newline="") as file:
             csv.writer(file, lineterminator="\n").writerows([header, *body])
-        own = grouped(found, partition)
-        if all("bytes_up" in record for each in own.values() for record in each):
-            scatter(own, task, stem.with_suffix(".png"))
+        by_row = grouped(found, partition)
+        if all("bytes_up" in record for seeds in by_row.values() for record in seeds):
+            scatter(by_row, task, stem.with_suffix(".png"))
 
 
 def scatter(by_row: Mapping[str, Sequence[Record]], task: Task, path: Path) -> None:
@@ -196,11 +189,11 @@ def scatter(by_row: Mapping[str, Sequence[Record]], task: Task, path: Path) -> N
     drawing, axes = plt.subplots(figsize=(9, 6), layout="constrained")
     points: dict[str, tuple[float, float]] = {}
     column = task.compared[0]
-    for rank, (title, own) in enumerate(ranked(by_row, task).items()):
-        sent = max(30.0, mean(own, "bytes_up") + mean(own, "bytes_down"))
+    for rank, (title, seeds) in enumerate(ranked(by_row, task).items()):
+        sent = max(30.0, mean(seeds, "bytes_up") + mean(seeds, "bytes_down"))
         while any(abs(np.log(sent / other)) < 0.02 for other, _ in points.values()):
             sent *= 1.025
-        scores = [100 * each[column] for each in own]
+        scores = [100 * record[column] for record in seeds]
         points[title] = (sent, float(np.mean(scores)))
         error = np.std(scores, ddof=1) if len(scores) > 1 else 0
         style = {"fmt": "o", "markersize": 5, "linewidth": 1}
@@ -245,22 +238,22 @@ def save(figure: plt.Figure, path: Path) -> None:
 
 def report(found: Sequence[Record], task: Task, partition: str) -> str:
     """Lay out a partition, the figures of its paper, and what the paper leaves open."""
-    own = [record for record in found if record["partition"] == partition]
+    found = [record for record in found if record["partition"] == partition]
     parts = [titled(found, task, partition)]
-    if task.advice and any(record["trial"] is None for record in own):
-        parts.append(task.advice(own, partition))
+    if task.advice and any(record["trial"] is None for record in found):
+        parts.append(task.advice(found, partition))
     if listed := [row for row in task.rows(partition) if row.figures]:
-        parts.append(printed(own, listed))
-    return "\n\n".join([*parts, "\n".join(f"- {each}" for each in task.choices(partition))]).strip()
+        parts.append(printed(found, listed))
+    choices = "\n".join(f"- {choice}" for choice in task.choices(partition))
+    return "\n\n".join([*parts, choices]).strip()
 
 
 def printed(found: Sequence[Record], listed: Sequence[Row]) -> str:
     """Return a table of our figures beside those that a paper prints, with the difference."""
     body = []
     for row in listed:
-        own = [record for record in found if record["row"] == row.title]
         for column, figure in row.figures.items():
-            values = [record[column] for record in own]
+            values = [record[column] for record in found if record["row"] == row.title]
             spread = f" ± {row.spread[column]}" if column in row.spread else ""
             missing = "not run" if row.method else "not in the gallery"
             ours = percent(values) if values else missing
@@ -278,7 +271,7 @@ def differences(record: Record, again: Record, task: Task) -> list[str]:
     same = all(record.get(name) == again.get(name) for name in ("processor", "torch"))
     found = []
     for name in record.keys() & again.keys() - UNCOMPARED:
-        pairs = zip(*(np.atleast_1d(each[name]) for each in (record, again)), strict=True)
+        pairs = zip(np.atleast_1d(record[name]), np.atleast_1d(again[name]), strict=True)
         bound = 0.0 if same or name in COSTS else task.bound
         if max(abs(old - new) for old, new in pairs) > bound:
             found.append(f"{name} {record[name]}, now {again[name]}")

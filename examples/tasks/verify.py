@@ -80,34 +80,35 @@ class Case:
 
 def sizes(case: Case) -> Finding:
     """Compare the numbers of images and classes with the known ones."""
-    known, data = SIZES[case.setting.data], case.data
+    right, data = SIZES[case.setting.data], case.data
     counts = {"train": len(data.train.labels), "test": len(data.test.labels)}
     counts["classes"] = len(data.class_names)
-    near = 0.01 if "about" in known else 0.0
-    wrong = [n for n in counts if n in known and abs(counts[n] - known[n]) > near * known[n]]
+    near = 0.01 if "about" in right else 0.0
+    wrong = [n for n in counts if n in right and abs(counts[n] - right[n]) > near * right[n]]
     cause = f"the numbers of {', '.join(wrong)} differ from the data set's" if wrong else ""
-    if wrong and (counts["train"], counts["test"]) == (known["test"], known["train"]):
+    if wrong and (counts["train"], counts["test"]) == (right["test"], right["train"]):
         cause = "training and test images are swapped"
-    expected = ", ".join(f"{name} {known.get(name, 'not known')}" for name in counts)
+    expected = ", ".join(f"{name} {right.get(name, 'not known')}" for name in counts)
     return Finding(expected, ", ".join(f"{n} {count}" for n, count in counts.items()), cause)
 
 
 def names(case: Case) -> Finding:
     """Compare the range of labels, and the order of class names, with the known ones."""
-    known, data = SIZES[case.setting.data], case.data
-    own, labels = data.class_names, torch.cat([data.train.labels, data.test.labels])
-    expected = f"labels 0 to {len(own) - 1}, {known['first']} to {known['last']}"
-    expected += ", alphabetical" if "alphabetical" in known else ""
-    found = f"labels {labels.min()} to {labels.max()}, {own[0]} to {own[-1]}"
-    keys, cause = [name.replace(" ", "_").casefold() for name in own], ""
-    for side in (data.train.labels, data.test.labels):
-        if side.unique().tolist() != list(range(len(own))):
-            cause = "labels are shifted, or a class has no image"
-    if not cause and (own[0].casefold(), own[-1].casefold()) != (known["first"], known["last"]):
+    right, names = SIZES[case.setting.data], case.data.class_names
+    sides = case.data.train.labels, case.data.test.labels
+    expected = f"labels 0 to {len(names) - 1}, {right['first']} to {right['last']}"
+    expected += ", alphabetical" if "alphabetical" in right else ""
+    labels = torch.cat(sides)
+    found = f"labels {labels.min()} to {labels.max()}, {names[0]} to {names[-1]}"
+    keys = [name.replace(" ", "_").casefold() for name in names]
+    cause = ""
+    if any(side.unique().tolist() != list(range(len(names))) for side in sides):
+        cause = "labels are shifted, or a class has no image"
+    elif (names[0].casefold(), names[-1].casefold()) != (right["first"], right["last"]):
         cause = "class names are not those of the data set, or in another order"
-    if not cause and "alphabetical" in known and keys != sorted(keys):
-        place = [a == b for a, b in zip(keys, sorted(keys), strict=True)].index(False)
-        cause = f"class names are swapped: {own[place]!r} has label {place}"
+    elif "alphabetical" in right and keys != sorted(keys):
+        place = next(k for k, key in enumerate(sorted(keys)) if key != keys[k])
+        cause = f"class names are swapped: {names[place]!r} has label {place}"
     return Finding(expected, found, cause)
 
 
@@ -116,9 +117,10 @@ def frozen(case: Case) -> Finding:
     if case.setting.family == "networks":
         return Finding("networks from scratch are not frozen", "networks from scratch")
     trunks = getattr(case.run, "trunks", ())
-    models = [getattr(each, "network", None) or each.model for each in trunks] or [case.run.clip]
+    models = [getattr(trunk, "network", None) or trunk.model for trunk in trunks]
+    models = models or [case.run.clip]
     train = sum(module.training for model in models for module in model.modules())
-    free = sum(each.requires_grad for model in models for each in model.parameters())
+    free = sum(weight.requires_grad for model in models for weight in model.parameters())
     cause = "the backbone is in train mode" if train else "the backbone is trained" if free else ""
     found = f"{train} modules in train mode, {free} trained parameters"
     return Finding("0 modules in train mode, 0 trained parameters", found, cause)
@@ -127,11 +129,11 @@ def frozen(case: Case) -> Finding:
 def images(case: Case) -> Finding:
     """Compare the side of images, their mean and deviation with the backbone's configuration."""
     setting, run = case.setting, case.run
-    prepares = [each.prepare for each in getattr(run, "trunks", ())] or [run.prepare]
+    prepares = [trunk.prepare for trunk in getattr(run, "trunks", ())] or [run.prepare]
     stored = SIZES[setting.data].get("side", SIZE), case.data.train.pixels.shape[-1]
     for name, prepare in zip(setting.backbones, prepares, strict=False):
-        own = prepare.mean.flatten().tolist(), prepare.std.flatten().tolist()
-        looks = configured(setting, name), (prepare.size, *own, prepare.interpolation)
+        normal = prepare.mean.flatten().tolist(), prepare.std.flatten().tolist()
+        looks = configured(setting, name), (prepare.size, *normal, prepare.interpolation)
         expected, found = (
             f"stored {side} px, {size} px, mean {_short(mean)}, std {_short(std)}, {how}"
             for side, (size, mean, std, how) in zip(stored, looks, strict=True)
@@ -164,17 +166,18 @@ def labels(case: Case) -> Finding:
 
     Means of training features classify test images. Random networks notice gross mistakes only.
     """
-    federation, sides = case.trial.federation, []
+    federation, count = case.trial.federation, case.run.num_classes
+    sides = []
     model = None if hasattr(case.run, "clip") else case.run.new_model().eval()
-    known = (federation.inputs, federation.labels.cpu()), (case.trial.test, case.test_labels)
-    for inputs, classes in known:
-        chosen = [torch.nonzero(classes == k)[:EACH, 0] for k in range(case.run.num_classes)]
-        parts = [inputs[part].to(case.run.device) for part in torch.cat(chosen).split(128)]
+    train = federation.inputs, federation.labels.cpu()
+    for inputs, classes in (train, (case.trial.test, case.test_labels)):
+        chosen = torch.cat([torch.nonzero(classes == k)[:EACH, 0] for k in range(count)])
+        parts = [inputs[part].to(case.run.device) for part in chosen.split(128)]
         found = [part[:, 0] if model is None else model.features(part) for part in parts]
         features = torch.cat(found).float().cpu()
-        sides.append((features - features.mean(0), classes[torch.cat(chosen)]))
-    (train, own), (test, true) = sides
-    means = fp.class_means(train, own, num_classes=case.run.num_classes)
+        sides.append((features - features.mean(0), classes[chosen]))
+    (features, classes), (test, true) = sides
+    means = fp.class_means(features, classes, num_classes=count)
     distances = torch.cdist(test, means.value).masked_fill(means.weight == 0, math.inf)
     guesses = distances.argmin(1)
     cause = permuted(guesses, true, case.data.class_names)
@@ -271,7 +274,7 @@ def shrunk_run(case: Case) -> Finding:
     try:
         method = case.row.entry.make(trial.setting, **case.row.values)
         with torch.device("cpu"):
-            found = figures.run(method, trial, shared="personalized" not in case.row.entry.traits)
+            found = figures.run(method, trial, shared=not case.row.personalized)
     except (RuntimeError, ValueError) as error:
         return Finding(f"figures of {case.row.title}", "an error", str(error).splitlines()[0])
     text = f"{found['own']:.1%} on own mixes, {found['bytes_up']:,.0f} bytes up"

@@ -14,28 +14,20 @@ import torch
 
 import fedprompt as fp
 import photographs
-from fedprompt.methods import METHODS, Federation
 from tasks import digits
-from tasks.core import COLUMNS, HEAD_RATE, NEWCOMERS, Machine, Row, Task, TaskError, Trial
+from tasks.core import COLUMNS, HEAD_RATE, NEWCOMERS, Images, Machine, Row, Task, TaskError, Trial
 from tasks.heads import HeadSetting
 from tasks.photos import DINO
 from tasks.pipeline import Preparation, PreparedTrunk
 from tasks.records import Record
-from tasks.sets.readers import Images, class_folders, decoded_sides
+from tasks.sets.readers import class_folders, decoded_sides
 from tasks.tables import FEWEST, gains, grouped, interval, mean, percent
 from tasks.tuning import draws, two_rates
 
-LOCAL = METHODS["local"].title
-ROWS = tuple(
-    two_rates(Row(METHODS[name].title, name, METHODS[name].defaults | values))
-    for name, values in (
-        ("fedlora", {"learning_rate": 3e-3, "rank": 4}),  # first, since it needs a package
-        ("local", {}),
-        ("head_tuning", {}),
-        ("fedvpt_d", {}),
-        ("scaffold", {}),
-    )
-)
+LOCAL = Row.of("local").title
+LORA = Row.of("fedlora", learning_rate=3e-3, rank=4)  # first, since it needs a package
+OTHERS = ("local", "head_tuning", "fedvpt_d", "scaffold")
+ROWS = [two_rates(row) for row in (LORA, *map(Row.of, OTHERS))]
 RATES = {"fedlora": (3e-4, 3e-2)}
 SIZE = 224  # pixels
 PARTITIONS = {
@@ -56,15 +48,13 @@ def make(partition: str, row: Row, *, seed: int, machine: Machine, validate: boo
     if partition == "example":
         build = partial(digits.vits, "S")
         where = {"seed": seed, "machine": machine, "validate": validate}
-        return digits.make(False, build, "domains", row, **where)
+        return digits.make(build, "domains", row, **where)
     train, test = read(machine.root)
-    rng, num_classes = np.random.default_rng(seed), 1 + int(train.labels.max())
+    num_classes = 1 + int(train.labels.max())
     if validate:  # a quarter of the training images are for testing
-        order = torch.from_numpy(rng.permutation(len(train.labels)))
+        order = torch.from_numpy(np.random.default_rng(seed).permutation(len(train.labels)))
         cut = len(order) * 3 // 4
-        train, test = (
-            Images(*(each[part] for each in train)) for part in (order[:cut], order[cut:])
-        )
+        train, test = train.at(order[:cut]), train.at(order[cut:])
     count = 1 + int(train.domains.max())
     setting = HeadSetting(
         clients=range(count),
@@ -79,12 +69,8 @@ def make(partition: str, row: Row, *, seed: int, machine: Machine, validate: boo
         trunks=[network(machine)],
         **{name: value for name, value in row.values.items() if name == HEAD_RATE},
     )
-    shards = dict(enumerate(map(torch.as_tensor, fp.data.by_domain(train.domains))))
-    federation = Federation(setting, train.pixels, train.labels, shards)
-    cells, test_cells = (each.domains * num_classes + each.labels for each in (train, test))
-    size = num_classes * count
-    mixes = torch.stack([torch.bincount(cells[own], minlength=size) for own in shards.values()])
-    return Trial(setting, federation, test.pixels, test_cells, mixes).shrunk(machine.shrink)
+    trial = Trial.of(setting, train, test, fp.data.by_domain(train.domains))
+    return trial.shrunk(machine.shrink)
 
 
 def read(root: Path) -> tuple[Images, Images]:
@@ -149,7 +135,6 @@ TASKS = {
     "which-when": Task(
         title="Which method when",
         partitions=PARTITIONS,
-        family=lambda partition: "one model",
         rows=lambda partition: ROWS,
         make=make,
         trials=lambda partition, row: draws(row, "which", RATES.get(str(row.method))),

@@ -27,7 +27,7 @@ MINE = re.search(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)[1]
 @pytest.fixture
 def run(tmp_path):
     def call(*arguments):
-        compare.main([*arguments, "--records", str(tmp_path), "--out", str(tmp_path / "out")])
+        compare.main([*arguments, "--out", str(tmp_path)])
         return tmp_path
 
     return call
@@ -39,7 +39,7 @@ def test_codecs_and_private_steps_run(run, capsys):
     found = capsys.readouterr().out
     assert "| top 10 %, error feedback |" in found
     folder = run("--task", "privacy", "--rows", "no privacy;ε = 3", *few)
-    lines = (folder / "privacy-shrunk.jsonl").read_text().splitlines()
+    lines = (folder / "records" / "privacy-shrunk.jsonl").read_text().splitlines()
     noise = [json.loads(line)["noise"] for line in lines]
     assert noise[0] == 0 < noise[1]
 
@@ -54,6 +54,13 @@ def test_committed_tables_are_those_of_the_records(name):
     for partition in {record["partition"] for record in found}:
         text = (DOCS / f"{name}-{partition}.md").read_text()
         assert text == tables.report(found, task, partition) + "\n"
+
+
+def test_tables_are_made_from_the_committed_records_if_no_others_are_named(run):
+    folder = run("--tables", "--task", "codecs")
+    for name in ("codecs-dirichlet.md", "codecs-dirichlet.csv"):
+        assert (folder / name).read_text() == (DOCS / name).read_text()
+    assert not (folder / "records").exists()
 
 
 def test_a_program_that_is_killed_at_any_moment_has_the_records_of_a_whole_run(
@@ -98,11 +105,11 @@ def test_a_task_runs_methods_once_and_says_that_it_is_shrunk(
 ):
     folder = run("--task", name, "--methods", methods, *FEW)
     assert "0.01 of the rounds and images" in capsys.readouterr().out
-    lines = (folder / f"{name}-shrunk.jsonl").read_text().splitlines()
+    lines = (folder / "records" / f"{name}-shrunk.jsonl").read_text().splitlines()
     records = [json.loads(line) for line in lines]
     assert len(records) == methods.count(",") + 1
     assert {"commit", "version", "torch", "date"} <= {*records[0], "commit"}
-    assert (folder / "out" / f"{name}-shrunk-few.csv").exists()
+    assert (folder / f"{name}-shrunk-few.csv").exists()
     monkeypatch.setattr(runs, "run", None)  # a finished cell is not run again
     run("--task", name, "--methods", methods, *FEW)
 

@@ -188,10 +188,10 @@ def test_no_test_image_and_no_public_image_is_trained_on(task, partition, valida
 
 def test_missing_weights_are_named(tmp_path):
     with pytest.raises(FileNotFoundError, match="no weights of vit_small_patch14_dinov2 at"):
-        photographs.load_dino(tmp_path / "none.safetensors")
+        photographs.load_network(photos.DINO, tmp_path / "none.safetensors", pretrained=False)
     rule = r"`--weights vit_small_patch14_dinov2=FILE` is missing; or add --pretrained\."
     with pytest.raises(TaskError, match=rule):
-        photos.Sources.of(Machine(), photos.DIVISIONS["labels"])
+        photos.source_of(Machine(), photos.DINO)
 
 
 # Runs
@@ -234,7 +234,7 @@ def test_a_head_keeps_features_log_probabilities_and_labels_for_its_backward_pas
     (row,) = (each for each in TASKS["mnist"].rows("deep-domains") if each.method == "head_tuning")
     trial = photos.make("mnist", "deep-domains", row, seed=0, machine=RANDOM, validate=False)
     method = row.entry.make(trial.setting, **row.values)
-    kept = photos.kept(trial, method, fp.Round(0, method.server.state, {}))["kept"]
+    kept = photos.bytes_kept(trial, method, fp.Round(0, method.server.state, {}))["kept"]
     assert kept == 8 * (4 * 16 + 4 * 10 + 8) + 4  # eight images, 16 features, ten classes, a count
 
 
@@ -250,7 +250,7 @@ def test_frozen_weights_do_not_count_as_kept_for_the_backward_pass():
         )
         values = {"learning_rate": 0.01}
         method = row.entry.make(setting, **values)
-        found.append(photos.kept(part, method, fp.Round(0, method.server.state, {}))["kept"])
+        found.append(photos.bytes_kept(part, method, fp.Round(0, method.server.state, {}))["kept"])
     assert found[1] / found[0] > 1.97  # with the weights, it is below
 
 
@@ -282,9 +282,9 @@ def test_rows_of_one_kind_of_parameters_share_one_grid_with_the_default_inside()
 @pytest.mark.usefixtures("_fabricated")
 @pytest.mark.parametrize("row", photos.TUNED, ids=lambda row: row.title)
 def test_rows_without_prompts_train_the_late_blocks_in_float32_and_a_head(row, monkeypatch):
-    half = photos.dino.__wrapped__(photos.Sources(random=True))
+    half = photos.dino.__wrapped__(photos.RANDOM)
     half.model.bfloat16()
-    monkeypatch.setattr(photos, "dino", lambda sources: half)
+    monkeypatch.setattr(photos, "dino", lambda source: half)
     trial = made("mnist", "deep-domains")
     method = row.entry.make(trial.setting, **row.values)
     *_, now = fp.run_rounds(method, trial.federation.data, trial.setting.cohorts())
@@ -359,7 +359,7 @@ def test_a_federation_of_patches_has_a_few_shots_of_two_classes(validate):
     trial = patches.make("shots-4", patches.ROWS[0], **where)
     assert trial.mixes.sum(1).tolist() == [8] * 10
     assert (trial.mixes == 4).sum(1).tolist() == [2] * 10
-    reported = patches.tokens(photos.Sources.of(RANDOM, photos.DIVISIONS["deep-domains"]))[1000:]
+    reported = patches.tokens(photos.RANDOM)[1000:]
     assert torch.equal(trial.test, reported) != validate
     short = replace(trial.setting, rounds=1, epochs=1)
     trial = trial._replace(setting=short, federation=replace(trial.federation, setting=short))

@@ -11,7 +11,7 @@ import torch.nn as nn
 import compare
 import fedprompt as fp
 from fabricated import fabricate, unchecked
-from fedprompt.methods import METHODS, Federation
+from fedprompt.methods import METHODS
 from other_device import other_device
 from tasks import TASKS, borders, figures, papers, reproduction, sets
 from tasks.borders import PixelTrunk
@@ -20,13 +20,13 @@ from tasks.core import Machine, Trial
 from tasks.division import fewer
 from tasks.epochs import EpochFederation
 from tasks.pipeline import flipped
-from tasks.reproduction import PaperVits
+from tasks.reproduction import PaperVits, Stored
 from tasks.sets import Images, ImageSet
 from tiny_backbones import SIZE, TINY
 from tiny_federations import trunk as tiny_trunk
 from tiny_federations import vit_federation
-from zoo import GROUPS, encoder
 from zoo import TINY as TINY_NETWORKS
+from zoo import network
 
 SETTINGS = {name: each for paper in papers.PAPERS for name, each in papers.settings(paper).items()}
 CLASSES = {"cifar100": 100, "flowers102": 102, "five-dataset": 50}
@@ -195,10 +195,10 @@ def test_every_image_is_in_one_batch_of_each_epoch():
 
 
 def test_training_images_are_floating_point_on_request():
-    made = federation([pixel_trunk(4)], floats=True)
-    stored = Federation(made.setting, made.inputs.byte(), made.labels, made.shards)
-    data = EpochFederation(**vars(stored)).data(0, 0)
-    assert torch.equal(data.own()[0], stored.inputs[stored.shards[0]].float())
+    made = federation([pixel_trunk(4)])
+    stored = replace(made, inputs=Stored(made.inputs.byte()))
+    data = stored.data(0, 0)
+    assert torch.equal(data.own()[0], made.inputs.byte()[made.shards[0]].float())
     assert {inputs.dtype for inputs, _ in data.batches()} == {torch.float32}
 
 
@@ -226,20 +226,21 @@ def test_clusters_are_those_of_the_groups_that_sgpt_selects_for_the_test_images(
     assert cluster_accuracy(trial, method, now) == {"clusters": pytest.approx(expected)}
 
 
-@pytest.mark.parametrize("name", list(TINY_NETWORKS))
-def test_tiny_networks_return_features_of_their_width_and_can_be_trained(name):
-    network, width = encoder("tiny", list(TINY_NETWORKS).index(name), 16)
-    assert network.training
-    assert network(torch.rand(2, 1, 16, 16)).shape == (2, width)
-    assert 4_000 < sum(parameter.numel() for parameter in network.parameters()) < 150_000
+@pytest.mark.parametrize("make", TINY_NETWORKS.values(), ids=TINY_NETWORKS)
+def test_tiny_networks_return_features_and_can_be_trained(make):
+    tiny = make()
+    assert tiny.training
+    assert tiny(torch.rand(2, 1, 16, 16)).ndim == 2
+    assert 4_000 < sum(parameter.numel() for parameter in tiny.parameters()) < 150_000
+
+
+NAMES = {name for each in SETTINGS.values() if each.family == "networks" for name in each.backbones}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in GROUPS if name != "tiny"])
-def test_groups_are_named_after_their_number_of_networks(name):
-    assert name.removeprefix("HtFE").removeprefix("HtM") == str(len(GROUPS[name]))
-    with torch.device("meta"):  # no values are computed
-        widths = [encoder(name, client, 32)[1] for client in range(len(GROUPS[name]))]
+@pytest.mark.parametrize("name", sorted(NAMES))
+def test_networks_of_the_papers_return_features(name):
     known = {"cnn": 512, "resnet4": 64, "resnet8": 256, "resnet152": 2048, "vit_b_32": 768}
-    for network, width in zip(GROUPS[name], widths, strict=True):
-        assert width == known.get(network, width)
+    with torch.device("meta"):  # no values are computed
+        width = network(name, 32).eval()(torch.zeros(1, 3, 32, 32)).shape[1]
+    assert width == known.get(name, width)

@@ -5,11 +5,10 @@ tenths for testing, and publishes one list for each. The images are those that t
 """
 
 import json
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from tasks.sets.readers import ImageSet, Listed, decoded_sides, require, squared, words
+from tasks.sets.readers import ImageSet, Listed, decoded_sides, require, words
 
 
 class Split(NamedTuple):
@@ -50,18 +49,16 @@ def coop(root: Path, size: int, *, name: str) -> ImageSet:
     split = SPLITS[name]
     base, file = root / split.base, f"split_zhou_{split.title}.json"
     how = (
-        f"Download {file} from the links in "
-        "https://github.com/KaiyangZhou/CoOp/blob/main/DATASETS.md and put it into "
-        f"{base.resolve()}, with the images in {split.images}."
+        f"Put the images into {(base / split.images).resolve()}, and {file} into {base.resolve()}. "
+        "https://github.com/KaiyangZhou/CoOp/blob/main/DATASETS.md has the links."
     )
     require(base, (split.images, file), how)
     lists = json.loads((base / file).read_text())
-    transform = partial(squared, size=size)
     train, test = (
         Listed(
             [base / split.images / name for name, _, _ in lists[side]],
             [int(label) for _, label, _ in lists[side]],
-            transform=transform,
+            size,
         )
         for side in ("train", "test")
     )

@@ -16,7 +16,6 @@ from tasks.sets.readers import (
     fifth_held_out,
     is_image,
     require,
-    squared,
     words,
 )
 from tasks.sets.torchvision_sets import cifar, mnist, svhn
@@ -40,7 +39,7 @@ def tiny_imagenet(root: Path, size: int) -> ImageSet:
     test = Listed(
         [base / "val" / "images" / file for file, _ in rows],
         [train.class_to_idx[wnid] for _, wnid in rows],
-        transform=partial(squared, size=side),
+        side,
     )
     meanings = dict(line.split("\t") for line in (base / "words.txt").read_text().splitlines())
     names = tuple(meanings[wnid].split(",")[0] for wnid in train.classes)
@@ -98,27 +97,32 @@ def five_dataset(root: Path, size: int) -> ImageSet:
     return ImageSet("", *sides, tuple(names), tuple(FIVE))
 
 
+OFFICE = ("amazon", "caltech", "dslr", "webcam")
+DOMAINNET = ("clipart", "infograph", "painting", "quickdraw", "real", "sketch")
+"""Domains."""
+
+
 def office_caltech10(root: Path, size: int) -> ImageSet:
     """Read Office-Caltech10: four domains with the same ten classes.
 
     The data set has no split: a fifth of each class of each domain, drawn with seed 0, is for
     testing.
     """
-    base, domains = root / "office_caltech_10", ("amazon", "caltech", "dslr", "webcam")
+    base = root / "office_caltech_10"
     how = (
         "Put the images in one folder for each domain, with one folder for each class. "
         "https://github.com/med-air/FedBN links an archive in this form."
     )
-    require(base, domains, how)
+    require(base, OFFICE, how)
     train, test, classes = [], [], None
-    for domain in domains:
+    for domain in OFFICE:
         whole = class_folders(base / domain, size, classes=classes)
         classes = whole.classes
         for side, part in zip((train, test), fifth_held_out(whole), strict=True):
             side.append(part)
     sides = decoded_sides(train, test, base, "office-caltech10", size)
     names = {"back_pack": "backpack", "laptop_computer": "laptop"}
-    return ImageSet("", *sides, words([names.get(name, name) for name in classes]), domains)
+    return ImageSet("", *sides, words([names.get(name, name) for name in classes]), OFFICE)
 
 
 TEN = (
@@ -131,25 +135,23 @@ TEN = (
 def domainnet(root: Path, size: int) -> ImageSet:
     """Read ten classes of DomainNet in six domains. Its authors' lists divide the images."""
     base = root / "domainnet"
-    domains = ("clipart", "infograph", "painting", "quickdraw", "real", "sketch")
     how = (
         "Download the archives and the lists of all domains from http://ai.bu.edu/M3SDA/ and "
         f"extract them in {base.resolve()}."
     )
     sides = []
     for split in ("train", "test"):
-        require(base, (f"{domain}_{split}.txt" for domain in domains), how)
-        require(base, domains, how)
+        lists = (f"{domain}_{split}.txt" for domain in DOMAINNET)
+        require(base, (*lists, *DOMAINNET), how)
         parts = []
-        for domain in domains:
+        for domain in DOMAINNET:
             lines = (base / f"{domain}_{split}.txt").read_text().splitlines()
             paths = [line.rpartition(" ")[0] for line in lines if line]
             paths = [path for path in paths if path.split("/")[1] in TEN]
             labels = [TEN.index(path.split("/")[1]) for path in paths]
-            transform = partial(squared, size=size)
-            parts.append(Listed([base / path for path in paths], labels, transform=transform))
+            parts.append(Listed([base / path for path in paths], labels, size))
         sides.append(parts)
-    return ImageSet("", *decoded_sides(*sides, base, "domainnet", size), words(TEN), domains)
+    return ImageSet("", *decoded_sides(*sides, base, "domainnet", size), words(TEN), DOMAINNET)
 
 
 def _rgb(pixels: torch.Tensor, side: int) -> torch.Tensor:

@@ -4,7 +4,8 @@ Nothing is downloaded. An error names the missing file and the command or addres
 """
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,22 +20,10 @@ from torchvision.datasets.folder import IMG_EXTENSIONS, default_loader
 from torchvision.transforms.v2 import functional as vision
 from tqdm import tqdm
 
+from tasks.core import Images
+
 MANY = 1000
 """Number of images from which on worker processes decode."""
-
-
-class Images(NamedTuple):
-    """Images with their labels and domains.
-
-    Attributes:
-        pixels: Images, (n, channels, height, width), uint8, in memory or mapped from a file.
-        labels: Classes, (n,), int64.
-        domains: Domains, (n,), int64; zeros for a data set without domains.
-    """
-
-    pixels: Tensor
-    labels: Tensor
-    domains: Tensor
 
 
 class ImageSet(NamedTuple):
@@ -57,29 +46,26 @@ class ImageSet(NamedTuple):
     template: str = "a photo of a {}."
 
 
+@dataclass
 class Listed(Dataset):
     """Data set of the image files of a list.
 
-    Args:
+    Attributes:
         paths: Image files.
         labels: Class of each.
-        transform: Function of the decoded image.
+        size: Side in pixels at which images are returned.
     """
 
-    def __init__(
-        self,
-        paths: Sequence[Path],
-        labels: Sequence[int],
-        *,
-        transform: Callable[[Image.Image], Tensor],
-    ) -> None:
-        self.paths, self.labels, self.transform = paths, labels, transform
+    paths: Sequence[Path]
+    labels: Sequence[int]
+    size: int
 
     def __len__(self) -> int:
         return len(self.paths)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        return self.transform(default_loader(str(self.paths[index]))), self.labels[index]
+        image = default_loader(str(self.paths[index]))
+        return squared(image, size=self.size), self.labels[index]
 
 
 def require(root: Path, files: Iterable[str], how: str) -> None:
@@ -128,17 +114,17 @@ def words(names: Sequence[str]) -> tuple[str, ...]:
 
 def fifth_held_out(dataset: Any) -> tuple[Subset, Subset]:
     """Hold out a fifth of each class for testing, drawn with seed 0."""
-    labels, generator = torch.as_tensor(dataset.targets), torch.Generator().manual_seed(0)
+    labels = torch.as_tensor(dataset.targets)
+    generator = torch.Generator().manual_seed(0)
     train, test = [], []
     for label in labels.unique():
-        own = (labels == label).nonzero()[:, 0]
-        own = own[torch.randperm(len(own), generator=generator)]
-        count = int(len(own) * 0.8 + 1e-6)
-        train.append(own[:count])
-        test.append(own[count:])
+        images = (labels == label).nonzero()[:, 0]
+        images = images[torch.randperm(len(images), generator=generator)]
+        count = int(len(images) * 0.8 + 1e-6)
+        train.append(images[:count])
+        test.append(images[count:])
     sides = (torch.cat(parts).sort().values.tolist() for parts in (train, test))
-    first, second = (Subset(dataset, positions) for positions in sides)
-    return first, second
+    return tuple(Subset(dataset, positions) for positions in sides)
 
 
 def is_image(path: str) -> bool:

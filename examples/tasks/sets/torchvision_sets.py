@@ -12,8 +12,8 @@ NUMERALS = tuple("0123456789")
 
 def cifar(root: Path, size: int, *, kind: type) -> ImageSet:
     """Read CIFAR-10 or CIFAR-100."""
-    own = [file for file, _ in kind.train_list + kind.test_list] + [kind.meta["filename"]]
-    files = [f"{kind.base_folder}/{file}" for file in own]
+    names = [file for file, _ in kind.train_list + kind.test_list] + [kind.meta["filename"]]
+    files = [f"{kind.base_folder}/{file}" for file in names]
     sides = [by_torchvision(kind, root, files, train=train) for train in (True, False)]
     images = [in_memory(side.data.transpose(0, 3, 1, 2), side.targets) for side in sides]
     return ImageSet("", *images, words(sides[0].classes))
