@@ -47,9 +47,8 @@ def federate(
     """Return the mean accuracy of the clients, each on its own mix of classes."""
     torch.manual_seed(0)
     clients = [Client(make()) for make in islice(cycle(TINY.values()), NUM_CLIENTS)]
-    guides = torch.randn(10, DIM)
     server = fp.descend(partial(torch.optim.SGD, lr=10.0), max_norm=100.0)
-    state = server.init(guides)
+    state = server.init(guides := torch.randn(10, DIM))
     name = "guided" if weight else "alone"
     rounds = WARM_UP + federation.rounds if weight else federation.rounds
     for server_round in (bar := tqdm(range(rounds), name, unit="round")):

@@ -173,6 +173,12 @@ class Setting:
         """Number of backbones, which clients have in turn."""
         return 1
 
+    def shared_head(self, data: "ClientData", head: Any, state: fp.interfaces.State) -> Any:
+        """Predict with the model that a client keeps in its state, and with this head."""
+        model = self.model(data.id, state)
+        fp.load_values(model.head, head)
+        return model
+
     def private_model(self, data: "ClientData", answer: Any, state: fp.interfaces.State) -> Any:
         """Predict with the model that a client keeps in its state, or with a new one."""
         return self.model(data.id, state)
@@ -570,12 +576,6 @@ class VitSetting(Setting):
     def trunk_of(self, client: int) -> Trunk:
         """Return the trunk of a client."""
         return self.trunks[client % len(self.trunks)]
-
-    def shared_head(self, data: ClientData, head: Any, state: fp.interfaces.State) -> Any:
-        """Predict with the model that a client keeps in its state, and with this head."""
-        model = self.model(data.id, state)
-        fp.load_values(model.head, head)
-        return model
 
     def new_model(
         self,
