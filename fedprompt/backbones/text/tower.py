@@ -196,7 +196,7 @@ class TextTower:
         encode = self._features
         if self.class_chunk is not None and self.class_chunk < num_classes:
             encode = partial(checkpoint, encode, use_reentrant=False, preserve_rng_state=False)
-        order = list[int]()
+        order: list[int] = []
         features = []
         for run in _layout.runs(lengths, suffix=suffix, most=self.class_chunk):
             rows = len(run)
