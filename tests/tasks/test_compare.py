@@ -13,7 +13,7 @@ import compare
 import tasks
 from fedprompt.methods import METHODS, registry
 from other_device import other_device
-from tasks import TASKS, core, digits, records, runs, tables
+from tasks import TASKS, core, digits, runs, tables
 from tasks.core import Machine, Row
 from tasks.runs import Cell
 
@@ -46,7 +46,7 @@ def test_codecs_and_private_steps_run(run, capsys):
 
 @pytest.mark.parametrize("name", [name for name, task in TASKS.items() if name in RECORDED])
 def test_committed_tables_are_those_of_the_records(name):
-    task, found = TASKS[name], records.read(compare.RECORDS / f"{name}.jsonl")
+    task, found = TASKS[name], [*runs.load(compare.RECORDS / f"{name}.jsonl").values()]
     assert found
     reported = [record for record in found if record["trial"] is None]
     cells = {(record["partition"], record["row"], record["seed"]) for record in reported}
