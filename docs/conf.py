@@ -62,7 +62,7 @@ nitpick_ignore_regex = [
     ("py:class", r"fedprompt\.backbones\.checks\._report\.(Report|Line)"),
     ("py:class", r"Tensor|ndarray|fedprompt\.features\._MapStyle"),
     # Type variables:
-    ("py:class", r"fedprompt\.interfaces\.protocols\.(Value|Mean)"),
+    ("py:class", r"fedprompt\.interfaces\.protocols\._(Value|Mean)"),
     (
         "py:class",
         r"fedprompt\.(freezing|sampling|tuning|wire\.receive)\._?(Model|Client)",
