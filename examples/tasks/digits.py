@@ -108,7 +108,7 @@ def digits(
 ) -> tuple[Images, Tensor, Images]:
     """Return training, public and test digits, in one domain or in several.
 
-    All seeds have the same test images. With `validate`, training images take their place.
+    All seeds have the same test digits. With `validate`, training digits take their place.
     """
     plain = not shifted and not on_canvases
     split = samples.digits(0, domain=samples.inverted_rotated if plain else samples.raw)

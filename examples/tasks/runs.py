@@ -56,8 +56,7 @@ class Cell:
 
 def key(record: Mapping[str, Any]) -> str:
     """Return the fields that identify a cell."""
-    fields = [*(record[name] for name in NAMED), record.get("shrink", 1)]
-    return json.dumps(fields, sort_keys=True)
+    return json.dumps([*(record[name] for name in NAMED), record.get("shrink", 1)], sort_keys=True)
 
 
 def chosen(record: Mapping[str, Any]) -> str:
@@ -67,8 +66,8 @@ def chosen(record: Mapping[str, Any]) -> str:
 
 def unstable(path: Path) -> set[str]:
     """Return rows with values that diverged in a reported run, which no tuning may choose."""
-    found = records.read(path)
-    return {chosen(each) for each in found if each["trial"] is None and "diverged" in each}
+    reported = [record for record in records.read(path) if record["trial"] is None]
+    return {chosen(record) for record in reported if "diverged" in record}
 
 
 def load(path: Path) -> dict[str, records.Record]:
@@ -136,13 +135,12 @@ def run_all(
         if isinstance(result, TaskError):
             raise result  # a file is missing, for the other cells, too
         diverged = isinstance(result, ValueError) and "must be finite" in str(result)
-        if isinstance(result, Exception) and (cell.trial is None or not diverged):
+        if isinstance(result, Exception) and not (diverged and cell.trial is not None):
             failed.append((cell, result))
-        if diverged:
-            result = DIVERGED
-        if isinstance(result, Exception):
-            continue
-        record = cell.named() | records.origin() | records.rounded(result)
+            if not diverged:
+                continue
+        measured = DIVERGED if diverged else records.rounded(result)
+        record = cell.named() | records.origin() | measured
         if ranks.rank() == 0:
             records.append(path, record)
         found[cell.key()] = record

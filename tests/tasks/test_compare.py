@@ -5,9 +5,11 @@ import os
 import re
 import signal
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 
 import compare
 import tasks
@@ -16,6 +18,7 @@ from other_device import other_device
 from tasks import TASKS, core, digits, runs, tables
 from tasks.core import Machine, Row
 from tasks.runs import Cell
+from tasks.tuning import TUNING_SEED
 
 DOCS = Path(__file__).parents[2] / "docs" / "results" / "tables"
 RECORDED = {path.stem for path in compare.RECORDS.glob("*.jsonl")}
@@ -188,6 +191,37 @@ def test_a_trial_that_diverges_has_no_accuracy_and_a_reported_run_fails_and_is_l
         runs.run_all([reported], path, workers=1)
     assert runs.unstable(path) == {runs.chosen(reported.named())}
     assert list(runs.load(path)) == [trial.key()]
+
+
+def test_tuning_takes_the_best_stable_values_and_the_first_of_equal_ones(tmp_path, monkeypatch):
+    accuracy = {0.003: 0.5, 0.01: 0.9, 0.03: 0.7}
+    monkeypatch.setattr(
+        runs, "run", lambda cell, bar: {"own": accuracy.get(cell.row.values["learning_rate"], 0)}
+    )
+    args = compare.flags().parse_args(["--task", "digits", "--workers", "1"])
+    row = next(row for row in TASKS["digits"].rows("few") if row.method == "local")
+    path = tmp_path / "digits.jsonl"
+
+    def tuned():
+        return compare.tuned([row], [], args, "few", path)[0].values
+
+    assert tuned() == {"learning_rate": 0.01, "head_rate": 0.01}  # three trials have this rate
+    best = Cell("digits", "few", row, 0, None, Machine()).named() | {"values": dict(tuned())}
+    runs.records.append(path, best | runs.DIVERGED)
+    assert tuned()["learning_rate"] == 0.01
+    assert tuned()["head_rate"] != 0.01
+
+
+def test_no_trial_sees_a_test_digit_and_all_seeds_have_the_same_ones():
+    make = partial(digits.digits, False, False, inputs="")
+    train, public, test = make(0, validate=False)
+    again, _, other = make(1, validate=False)
+    assert torch.equal(test.pixels, other.pixels)
+    assert not torch.equal(train.pixels, again.pixels)
+    tried, public, held_out = make(TUNING_SEED, validate=True)
+    seen = torch.cat([tried.pixels, public, held_out.pixels])
+    assert len(seen) == len(train.pixels) + len(public)
+    assert torch.cdist(seen.flatten(1), test.pixels.flatten(1)).min() > 0
 
 
 def test_a_row_is_compared_with_local_training_of_as_many_passes_and_starred_by_holm():
