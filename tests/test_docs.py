@@ -168,7 +168,10 @@ def test_every_page_is_in_the_contents():
     assert sorted([*listed, "index"]) == sorted(PAGES)
 
 
-LONG = ("how-to/differential-privacy", "how-to/lora", "how-to/peft-prompts")
+LONG = tuple(  # several seconds each; `.ci/run` runs them with the wheel
+    f"how-to/{page}"
+    for page in ("differential-privacy", "lora", "new-clients", "peft-prompts", "run-the-gallery")
+)
 # Packages outside of the wheel and its requirements, and how the first lines of a page name them.
 NEEDS = {
     "dp_accounting": r"fedprompt\[privacy\]",
