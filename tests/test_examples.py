@@ -18,9 +18,9 @@ NUM_RUNS = {"fedavg": 1, "sgpt": 1, "fewer_bytes": 3, "fedotp": 3}
 
 @pytest.fixture
 def run(monkeypatch, capsys, tmp_path):
-    def run(name: str) -> list[str]:
+    def run(name: str, *flags: str) -> list[str]:
         monkeypatch.chdir(tmp_path)
-        monkeypatch.setattr("sys.argv", [f"{name}.py", "--quick", *FLAGS.get(name, ())])
+        monkeypatch.setattr("sys.argv", [f"{name}.py", "--quick", *FLAGS.get(name, ()), *flags])
         importlib.import_module(name).main()
         return capsys.readouterr().out.splitlines()
 
@@ -50,6 +50,13 @@ def test_a_quick_run_learns_and_its_last_line_has_the_final_accuracy(name, run, 
 @pytest.mark.parametrize("name", LOOPS)
 def test_two_runs_print_the_same(name, run):
     assert run(name) == run(name)
+
+
+@pytest.mark.slow
+def test_fedavg_goes_on_from_its_file(run):
+    *_, before, _ = run("fedavg", "--save", "prompts.safetensors")
+    *rounds, _ = run("fedavg", "--start", "prompts.safetensors")
+    assert accuracies(rounds)[0] > accuracies([before])[0]
 
 
 def test_clients_of_fedhpl_have_thirty_images_and_no_image_twice():
