@@ -1,5 +1,7 @@
 """The app of each SuperNode."""
 
+from functools import partial
+
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
@@ -12,7 +14,8 @@ app = ClientApp()
 def handle(message: Message, context: Context) -> Message:
     """Make the client app of the run's method, and run it."""
     method, federation, *_ = task.load(context.run_config)
-    return flower.client_app(method, federation.data, max_bytes=task.MAX_BYTES)(message, context)
+    same = {"fingerprint": partial(task.fingerprint, federation), "max_bytes": task.MAX_BYTES}
+    return flower.client_app(method, federation.data, **same)(message, context)
 
 
 app.train()(handle)

@@ -69,6 +69,13 @@ def _clip(entry: methods.Entry, common: dict[str, Any]) -> methods.ClipSetting:
     )
 
 
+def fingerprint(federation: methods.Federation, client: int) -> dict[str, str]:
+    """Return the fingerprint of a client's backbone, without which no node takes part."""
+    setting = federation.setting
+    clip = isinstance(setting, methods.ClipSetting)
+    return fp.fingerprint(setting.tower if clip else setting.trunk_of(client))
+
+
 @torch.no_grad()
 def _for_clip(images: Tensor, inputs: str) -> Tensor:
     """Return images for the CLIP, or its tokens for them, the pooled one first."""
