@@ -1,6 +1,8 @@
 """FedKD: the bytes of an update follow from its rank, and clients keep up with the server."""
 
 import torch
+import torch.nn as nn
+import torch.nn.functional as F
 
 import fedprompt as fp
 from fedprompt.methods.fedkd import _compress, _expand, fedkd
@@ -31,6 +33,28 @@ def test_of_an_update_without_change_no_row_is_sent():
     message = _compress(update, 0.9)
     assert fp.num_bytes(message) == 4 * 2
     assert torch.equal(_expand(message, update)["weight"], update["weight"])
+
+
+def test_a_step_descends_the_losses_of_both_models_and_the_mutual_ones_over_them(float64):
+    """In the first round, the first energy counts: 1 sends the whole update."""
+    one = {"rounds": 1, "steps": 1, "clients": [1], "cohort_size": 1}
+    made = mixed_federation(**one, make_optimizer=torch.optim.SGD)
+    predictions = last(fedkd, made, learning_rate=0.1, energies=(1.0, 0.1))
+    models, mapping = (made.new_model(1), made.new_model(0)), made.seeded(nn.Linear, 6, 6, False)
+    images, labels = next(made.batches(1, 0))
+    mentor, mentee = (model.features(images) for model in models)
+    first, second = (model(images).log_softmax(1) for model in models)
+    loss = F.nll_loss(first, labels) + F.nll_loss(second, labels)
+    mutual = (mapping(mentee) - mentor).square().mean()
+    for pupil, teacher in ((first, second.detach()), (second, first.detach())):
+        mutual = mutual + (teacher.exp() * (teacher - pupil)).sum(1).mean()
+    loss = loss + mutual / loss.detach()
+    for model, found in zip(models, (predictions.of(1), predictions.received(5)), strict=True):
+        trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        gradients = torch.autograd.grad(loss, list(trained.values()), retain_graph=True)
+        for (name, parameter), gradient in zip(trained.items(), gradients, strict=True):
+            expected = parameter - 0.1 * gradient
+            torch.testing.assert_close(found.get_parameter(name), expected)
 
 
 def test_at_rank_one_a_client_sends_a_row_and_a_column_of_each_matrix():

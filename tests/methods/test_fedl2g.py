@@ -7,7 +7,7 @@ from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import fedprompt as fp
-from fedprompt.methods.fedl2g import _Guided, fedl2g_f, fedl2g_l
+from fedprompt.methods.fedl2g import _Guided, _study_and_quiz, fedl2g_f, fedl2g_l
 from fedprompt.methods.local import local
 from sent_messages import sent_by
 from tiny_federations import CLASSES, last, mixed_federation, parameters
@@ -49,6 +49,13 @@ def split(made):
     study, quiz = (shard[torch.as_tensor(part)] for part in parts)
     assert (len(quiz), len(study)) == (2, 6)
     return quiz, study
+
+
+@pytest.mark.parametrize(("images", "expected"), [(3, 1), (24, 6), (40, 10), (80, 10)])
+def test_a_quarter_of_the_images_but_at_most_ten_are_the_quiz(images, expected):
+    made = mixed_federation(shards={0: torch.arange(images) % 40})
+    study, (_, labels) = _study_and_quiz(made.data(0, 0))
+    assert (len(study), len(labels)) == (images - expected, expected)
 
 
 @pytest.mark.parametrize(("method", "by_features", "width"), METHODS)
