@@ -92,9 +92,8 @@ def federation(
         test_images, test_labels = test_images[:100], test_labels[:100]
     augment = samples.augment
     if encode is not None:
-        augment, sides = None, (images, test_images)
-        images, test_images = (fp.precompute(encode, each, batch_size=256) for each in sides)
-    shards = [
-        torch.from_numpy(shard) for shard in split(labels, generator=np.random.default_rng(0))
-    ]
+        augment = None
+        sides = images, test_images
+        images, test_images = (fp.precompute(encode, side, batch_size=256) for side in sides)
+    shards = list(map(torch.from_numpy, split(labels, generator=np.random.default_rng(0))))
     return Federation(images, labels, test_images, test_labels, shards, rounds, steps, augment)

@@ -66,8 +66,8 @@ def federate(federation: digits.Federation, *, teach: bool) -> Tensor:
                 entries.append(fp.class_means(logits, labels, num_classes=10, keep=correct))
         if teach:
             teachers = fp.heterogeneous_means(entries, dims)
-        predict = [partial(logits_of, *pair) for pair in zip(clients, trunks, strict=True)]
-        history.append(torch.tensor([federation.accuracy(each) for each in predict]))
+        predictors = [partial(logits_of, *pair) for pair in zip(clients, trunks, strict=True)]
+        history.append(torch.tensor([federation.accuracy(predict) for predict in predictors]))
         bar.write(f"{name}, round {server_round + 1}: {100 * history[-1].mean():.1f} %")
     return torch.stack(history)
 

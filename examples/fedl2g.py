@@ -71,7 +71,7 @@ def federate(
             guides, state = server.step(guides, fp.weighted_mean(entries), state)
         if after >= 0:
             logits = [lambda images, client=client: client.eval()(images)[1] for client in clients]
-            mean = np.mean([federation.accuracy(each, k) for k, each in enumerate(logits)])
+            mean = np.mean([federation.accuracy(predict, k) for k, predict in enumerate(logits)])
             bar.write(f"{name}, round {after + 1}: {100 * mean:.1f} %")
     return mean
 

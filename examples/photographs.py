@@ -69,11 +69,10 @@ def solar_cells() -> Photographs:
 def runs_of(domains: Tensor, length: int = RUN) -> Tensor:
     """Number the runs of files: stretches of one domain, cut into parts of about `length`."""
     ends = torch.nonzero(domains[1:] != domains[:-1]).flatten() + 1
-    runs, count = [], 0
+    runs = []
     for stretch in torch.tensor_split(torch.arange(len(domains)), ends):
         for part in stretch.tensor_split(max(1, round(len(stretch) / length))):
-            runs.append(torch.full((len(part),), count))
-            count += 1
+            runs.append(torch.full((len(part),), len(runs)))
     return torch.cat(runs)
 
 
@@ -184,7 +183,7 @@ def prepared(
 ) -> Tensor:
     """Resize gray uint8 images, repeat their channel, and normalize them."""
     small = F.interpolate(images.float() / 255, (size, size), mode="bilinear", antialias=True)
-    center, spread = (torch.tensor(each)[:, None, None] for each in (mean, std))
+    center, spread = (torch.tensor(values)[:, None, None] for values in (mean, std))
     return (small - center) / spread
 
 

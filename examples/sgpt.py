@@ -31,7 +31,7 @@ def query_of(trunk: Trunk, images: Tensor) -> Tensor:
 
 def logits_of(model: nn.ModuleDict, trunk: Trunk, images: Tensor, *chosen: Tensor) -> Tensor:
     """Classify with the shared prompts and those of the chosen groups, if any."""
-    streams = [model["shared"](), *(model["groups"](each) for each in chosen)]
+    streams = [model["shared"](), *(model["groups"](indices) for indices in chosen)]
     return model["head"](fp.encode_prompted(trunk, images, *streams).pooled)
 
 
@@ -77,8 +77,8 @@ def main() -> None:
             selector.start_round(usage)
             for block in (("shared", "head"), ("groups", "selector", "head")):
                 train(model, trunk, federation.batches(client, server_round, size=32), *block)
-            rows, size = {"selector.keys": selector.counts}, len(federation.shards[client])
-            payloads.append(fp.collect(model, weight=size, rows=rows))
+            size = len(federation.shards[client])
+            payloads.append(fp.collect(model, weight=size, rows={"selector.keys": selector.counts}))
         mean = fp.weighted_mean(payloads)
         values, state = server.step(values, mean, state)
         usage = usage + mean["selector.keys"].weight

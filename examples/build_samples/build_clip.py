@@ -100,8 +100,8 @@ class Captions:
         self, labels: Int[Tensor, "batch"], styles: Int[Tensor, "batch"], generator: torch.Generator
     ) -> tuple[Int[Tensor, "texts length"], Float[Tensor, "batch texts"]]:
         """Return the captions, and for each image equal weights over the captions that fit it."""
-        classes, num_forms = torch.arange(len(NAMES)), self.tokens.shape[1]
-        forms = torch.randint(num_forms, (2, len(NAMES)), generator=generator)
+        classes = torch.arange(len(NAMES))
+        forms = torch.randint(self.tokens.shape[1], (2, len(NAMES)), generator=generator)
         named = torch.randint(len(STYLES), (len(NAMES),), generator=generator)
         plain, styled = self.tokens[0, forms[0], classes], self.tokens[1 + named, forms[1], classes]
         tokens = torch.cat([plain, styled])
@@ -215,7 +215,8 @@ def main() -> None:
     """Run the whole recipe and write one file."""
     arguments = flags(__doc__, STEPS).parse_args()
     train, held_out = np.random.default_rng(arguments.seed).spawn(2)
-    model, generator = new_clip(seed=arguments.seed), torch.Generator().manual_seed(arguments.seed)
+    model = new_clip(seed=arguments.seed)
+    generator = torch.Generator().manual_seed(arguments.seed)
     glyphs = render(NUM_PER_CLASS, train)
     pretrain(model, *glyphs, generator, steps=arguments.steps)
     pretrain(model, *glyphs, generator, steps=BACKGROUND_STEPS, background=True)

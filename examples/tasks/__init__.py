@@ -9,7 +9,7 @@ from tasks import ablations, codecs, digits, patches, photos, privacy, reproduct
 from tasks.core import Task, TaskError
 
 MODULES = (digits, photos, patches, ablations, codecs, privacy, reproduction, whichwhen)
-TASKS: dict[str, Task] = {name: task for each in MODULES for name, task in each.TASKS.items()}
+TASKS: dict[str, Task] = {name: task for module in MODULES for name, task in module.TASKS.items()}
 """All tasks by name."""
 
 
@@ -29,4 +29,4 @@ def read_methods(path: Path) -> dict[str, Entry]:
         module = importlib.util.module_from_spec(spec)
         sys.modules[path.stem] = module
         spec.loader.exec_module(module)
-    return {name: each for name, each in METHODS.items() if each.make.__module__ == path.stem}
+    return {name: entry for name, entry in METHODS.items() if entry.make.__module__ == path.stem}

@@ -176,15 +176,15 @@ def groups(trial: Trial, method: fp.Method, now: fp.Round) -> dict[str, float]:
     model = now.model(method, trial.federation.data(0, now.server_round))
     domains, labels = trial.test_cells // CLASSES, trial.test_cells % CLASSES
     batches, num_groups = trial.test.split(256), len(model.selector.keys)
-    chosen = [model.selector(model.query(each)).indices for each in batches]
+    chosen = [model.selector(model.query(batch)).indices for batch in batches]
     found = torch.cat(chosen), domains, num_groups, 1 + int(domains.max())
     table = fp.selection.contingency_table(*found).float()
     used, health = table[table.any(1)], fp.selection.selection_health(table.sum(1))
     shares = used.amax(1) / used.sum(1)
     pairs = list(zip(batches, chosen, strict=True))
     selected = torch.cat([model.logits(*pair).argmax(1) for pair in pairs])
-    none = torch.cat([model.logits(each).argmax(1) for each in batches])
-    other = torch.cat([model.logits(each, (of + 1) % num_groups).argmax(1) for each, of in pairs])
+    none = torch.cat([model.logits(batch).argmax(1) for batch in batches])
+    other = torch.cat([model.logits(batch, (of + 1) % num_groups).argmax(1) for batch, of in pairs])
     return {
         "effective groups": health["effective_groups"],
         "dead groups": health["dead_groups"],
@@ -201,7 +201,8 @@ def groups(trial: Trial, method: fp.Method, now: fp.Round) -> dict[str, float]:
 def guides(trial: Trial, method: fp.Method, now: fp.Round) -> dict[str, float]:
     """Measure how far the guides of FedL2G-f moved, and the two losses of the first client."""
     data = trial.federation.data(0, now.server_round)
-    model, (images, labels) = now.model(method, data), data.own()
+    model = now.model(method, data)
+    images, labels = data.own()
     first, last = method.server.state["guides"], now.server["guides"]
     model.eval()
     features = model.features(images)

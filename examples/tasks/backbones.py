@@ -66,8 +66,8 @@ def open_clip_model(name: str, image_size: int, *, pretrained: bool = True) -> B
         # The weights were trained with this activation.
         force_quick_gelu=bool(config.get("quick_gelu", False)),
     )
-    tokenizer, visual = open_clip.get_tokenizer(architecture), model.visual
-    return Backbone(model, visual.image_mean, visual.image_std, "bicubic", tokenizer)
+    tokenizer = open_clip.get_tokenizer(architecture)
+    return Backbone(model, model.visual.image_mean, model.visual.image_std, "bicubic", tokenizer)
 
 
 PRETRAINED = Backbones(timm_vit, new_network, open_clip_model)

@@ -25,9 +25,9 @@ def cluster_accuracy(trial: Trial, method: fp.Method, now: fp.Round) -> dict[str
         `clusters`, the share of the images whose superclass is the most frequent one of their
         group.
     """
-    first, device = trial.setting.clients[0], trial.setting.device
+    first = trial.setting.clients[0]
     model = now.model(method, trial.federation.data(first, now.server_round))
-    batches = (inputs.to(device) for inputs in trial.test.split(256))
+    batches = (inputs.to(trial.setting.device) for inputs in trial.test.split(256))
     chosen = [model.selector(model.query(inputs)).indices.cpu() for inputs in batches]
     superclasses = torch.tensor(SUPERCLASSES, device="cpu")[trial.test_cells]
     return {"clusters": purity(torch.cat(chosen), superclasses)}

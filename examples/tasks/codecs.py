@@ -75,8 +75,8 @@ def method(row: Row, trial: Trial) -> fp.Method:
 def make(partition: str, row: Row, *, seed: int, machine: Machine, validate: bool) -> Trial:
     """Make five clients with one network, under label shift."""
     train, test = sides(seed, "inverted_rotated")
-    smallest, rng = len(train.labels) // 30, np.random.default_rng(seed)
-    how = {"num_clients": 5, "alpha": 0.3, "min_size": smallest, "generator": rng}
+    rng = np.random.default_rng(seed)
+    how = {"num_clients": 5, "alpha": 0.3, "min_size": len(train.labels) // 30, "generator": rng}
     shards = fp.data.dirichlet(train.labels, **how)
     build = partial(VitSetting, trunks=[digits.trunk("B")])
     budget = VIT | {"rounds": 10, "steps": 12, "cohort_size": 5}

@@ -144,8 +144,8 @@ def fewer(data: ImageSet, share: float, num_clients: int) -> ImageSet:
 
 def _fewer(images: Images, share: float, num_clients: int) -> Images:
     cells = images.cells(int(images.labels.max()) + 1)
-    num_classes, sizes = len(images.labels.unique()), torch.bincount(cells)
-    smallest = max(4, math.ceil(NUM_IMAGES * num_clients / num_classes))
+    sizes = torch.bincount(cells)
+    smallest = max(4, math.ceil(NUM_IMAGES * num_clients / len(images.labels.unique())))
     chosen = [
         torch.nonzero(cells == cell)[: max(smallest, math.ceil(share * size)), 0]
         for cell, size in enumerate(sizes.tolist())

@@ -58,7 +58,7 @@ def run(
             with counted_passes() as counts:
                 measured.append(measure(method, trial, now, group=group, **common))
             passes += Counter(clients=counts.total(), all=counts.total())
-    figures = {name: float(np.mean([each[name] for each in measured])) for name in measured[0]}
+    figures = {name: float(np.mean([values[name] for values in measured])) for name in measured[0]}
     new = {"clients": (), "newcomers": trial.newcomers, "steps": OWN_STEPS}
     figures |= measure(method, trial, now, group=group, **new)
     figures |= costs(ledger, passes, setting.rounds * setting.cohort_size)
@@ -83,7 +83,8 @@ def training_losses(method: fp.Method, trial: Trial, now: fp.Round) -> Tensor:
     found = []
     for client in trial.setting.clients:
         data = trial.federation.data(client, now.server_round)
-        (images, labels), model = data.own(), now.model(method, data).eval()
+        images, labels = data.own()
+        model = now.model(method, data).eval()
         found.append(F.cross_entropy(model(images), labels))
         model.train()
     return torch.stack(found)

@@ -36,11 +36,11 @@ class HeadSetting(VitSetting):
         if self.head_rate is None:
             return make(parameters, learning_rate, server_round)
         if isinstance(parameters, nn.Module):
-            parameters = [each for each in parameters.parameters() if each.requires_grad]
-        heads = [each for each in parameters if hasattr(each, "of_head")]
-        others = [each for each in parameters if not hasattr(each, "of_head")]
+            parameters = [weight for weight in parameters.parameters() if weight.requires_grad]
+        heads = [weight for weight in parameters if hasattr(weight, "of_head")]
+        others = [weight for weight in parameters if not hasattr(weight, "of_head")]
         parts = (others, learning_rate), (heads, self.head_rate)
         optimizer, *more = (make(part, rate, server_round) for part, rate in parts if part)
-        for each in more:
-            optimizer.add_param_group(each.param_groups[0])
+        for head_optimizer in more:
+            optimizer.add_param_group(head_optimizer.param_groups[0])
         return optimizer

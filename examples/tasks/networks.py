@@ -74,7 +74,7 @@ class TailTrunk:
         late = set(model.blocks[self.start : self.end].parameters())
         for parameter in parameters:
             parameter.requires_grad_(parameter in late)
-        chosen = [each for each in parameters if each in late]
+        chosen = [parameter for parameter in parameters if parameter in late]
         for parameter in chosen:
             parameter.data = parameter.data.to(torch.promote_types(parameter.dtype, torch.float32))
         return replace(self, whole=fp.vit_trunk(model, trainable=chosen))

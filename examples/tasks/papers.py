@@ -116,7 +116,7 @@ class Setting:
 @cache
 def settings(paper: str) -> dict[str, Setting]:
     """Read the settings of a paper by name."""
-    return {each.name: each for each in read(content(paper))}
+    return {setting.name: setting for setting in read(content(paper))}
 
 
 def read(content: Mapping[str, Any]) -> list[Setting]:
@@ -135,13 +135,13 @@ def read(content: Mapping[str, Any]) -> list[Setting]:
         rows = {title: cells.split() for title, cells in fields.pop("rows").items()}
         listed, changes = fields.pop("settings"), fields.pop("changes", {})
         fields["source"] = f"{paper}, {fields.pop('table')}"
-        start, merged = 0, [file["common"] | fields | each for each in listed]
+        start, merged = 0, [file["common"] | fields | setting for setting in listed]
         total = sum(len(values["measures"]) for values in merged)
         if wrong := [title for title, cells in rows.items() if len(cells) != total]:
             raise ValueError(f"{fields['source']}: rows must have {total} cells; not so {wrong}.")
-        for each, values in zip(listed, merged, strict=True):
+        for setting, values in zip(listed, merged, strict=True):
             measures = values.pop("measures")
-            values["choices"] = _chosen(file["choices"], file["common"], fields, each)
+            values["choices"] = _chosen(file["choices"], file["common"], fields, setting)
             part = {title: cells[start : start + len(measures)] for title, cells in rows.items()}
             start += len(measures)
             changed = {title: changes.get(title, {}) for title in rows} | values.pop("changes", {})

@@ -27,7 +27,8 @@ from tasks.heads import HeadSetting, marked
 from tasks.networks import Convolutional, ConvolutionalModel, TailTrunk, as_inputs, small_network
 from tasks.tuning import draws, two_rates
 
-IMAGE_SIZE, LATE = 56, 9  # pixels, and first block of a client that trains three blocks
+IMAGE_SIZE = 56  # pixels
+LATE = 9  # first block of a client that trains three blocks
 SHORT = 9  # blocks of the network that ends early; it starts as many blocks before its end
 ALPHA = 0.3
 CONTENT = content("photographs")
@@ -125,17 +126,17 @@ def make(
     task: str, partition: str, row: Row, *, seed: int, machine: Machine, validate: bool
 ) -> Trial:
     """Divide the photographs over clients."""
-    division, rng = DIVISIONS[partition], np.random.default_rng(seed)
+    division = DIVISIONS[partition]
     data, train, test = split(task, division, seed, validate)
     labels, num_classes = classes(data, task, division.shifted)
     data = Images(as_inputs(torch.arange(len(labels))), labels, data.domains)
     public, train, test = train[:NUM_PUBLIC], data.at(train[NUM_PUBLIC:]), data.at(test)
-    shards = divided(division, train, num_classes, rng)
+    shards = divided(division, train, num_classes, np.random.default_rng(seed))
     where = task, division.shifted, division.num_images
     trunks = [NETWORKS[name](where, machine) for name in division.networks]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        trunks = [each.adapted(as_inputs(public)) for each in trunks]
+        trunks = [trunk.adapted(as_inputs(public)) for trunk in trunks]
     first = division.num_clients - division.num_newcomers
     setting = PhotographSetting(
         clients=range(first),
@@ -160,9 +161,8 @@ def head_rate(row: Row, division: Division) -> float | None:
     """Return the learning rate of the head, if it is another one."""
     if HEAD_RATE in row.values or division.common_test:
         return row.values.get(HEAD_RATE)
-    return (
-        0.003 if row.title in [each.title for each in TUNED] else 0.1 * row.values["learning_rate"]
-    )
+    tuned = [other.title for other in TUNED]
+    return 0.003 if row.title in tuned else 0.1 * row.values["learning_rate"]
 
 
 def classes(data: Photographs, task: str, shifted: bool) -> tuple[Tensor, int]:
@@ -182,7 +182,7 @@ def split(
     first = np.random.default_rng([0, 1]) if division.common_test else rng
     for source in [first, rng][: 2 if validate else 1]:
         train, test = photographs.split_by_runs(data, train, share=0.25, rng=source)
-    train, test = (each[torch.from_numpy(rng.permutation(len(each)))] for each in (train, test))
+    train, test = (part[torch.from_numpy(rng.permutation(len(part)))] for part in (train, test))
     return data, train, test[:NUM_TEST]
 
 
@@ -313,7 +313,7 @@ def bytes_kept(trial: Trial, method: fp.Method, now: fp.Round) -> dict[str, floa
     inputs, labels = next(data.batches())
     model, sizes = now.model(method, data), dict[int, int]()
     parameters = (*model.parameters(), *model.trunk.whole.model.parameters())  # frozen ones, too
-    fixed = {each.untyped_storage().data_ptr() for each in parameters}
+    fixed = {parameter.untyped_storage().data_ptr() for parameter in parameters}
 
     def pack(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
@@ -343,7 +343,7 @@ def task(name: str, title: str, *without: str) -> Task:
 
     return Task(
         title=title,
-        partitions={key: each.title for key, each in DIVISIONS.items() if key not in without},
+        partitions={key: DIVISIONS[key].title for key in DIVISIONS if key not in without},
         hours=lambda partition, row: 40 / 3600,
         rows=rows,
         make=partial(make, name),

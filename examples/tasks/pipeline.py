@@ -46,8 +46,8 @@ class Preparation(nn.Module):
         """Prepare images (batch, 1 or 3, height, width)."""
         stored, images = images.dtype == torch.uint8, images.to(self.mean.device).float()
         if images.shape[-2:] != (self.size, self.size):
-            side, how = (self.size, self.size), {"mode": self.interpolation, "antialias": True}
-            images = F.interpolate(images, side, **how).clamp(0, 255)
+            how = {"mode": self.interpolation, "antialias": True}
+            images = F.interpolate(images, (self.size, self.size), **how).clamp(0, 255)
             images = images.round() if stored else images
         return torch.addcmul(-self.mean / self.std, images, 1 / (255 * self.std))
 

@@ -37,13 +37,13 @@ def method(row: Row, trial: Trial) -> fp.Method:
 
     Noise is drawn from seeded generators, so that others can repeat it. Real training must not.
     """
-    setting, rate = trial.setting, row.values["learning_rate"]
-    model, clips = setting.new_model(), EPSILONS[row.title] is not None
-    multiplier = multiplier_of(row, setting)
+    model = trial.setting.new_model()
+    clips = EPSILONS[row.title] is not None
+    multiplier = multiplier_of(row, trial.setting)
 
     def train(data, answer, state):
         fp.load_values(model, answer)
-        optimizer = data.optimizer(model, rate)
+        optimizer = data.optimizer(model, row.values["learning_rate"])
         draw, vary, secret = map(data.stream, ("batches", "augmentation", "noise"))
         expected = RATE * data.num_examples
         for _ in range(data.steps):
@@ -51,7 +51,7 @@ def method(row: Row, trial: Trial) -> fp.Method:
             images, labels = data.batch(chosen, vary)
             copies = fp.privacy.per_sample(model, len(images))
             F.cross_entropy(copies(images), labels, reduction="sum").backward()
-            gradients = {name: each.grad for name, each in copies.named_parameters()}
+            gradients = {name: copy.grad for name, copy in copies.named_parameters()}
             if clips:
                 total = fp.privacy.clipped_sum(gradients, max_norm=MAX_NORM)
                 how = {"max_norm": MAX_NORM, "expected_batch_size": expected, "generator": secret}

@@ -36,4 +36,4 @@ def summed(numbers: dict[str, int]) -> dict[str, int]:
     if not dist.is_initialized():
         return numbers
     gathered = fp.wire.gather_trees(numbers, server_round=0)
-    return {name: sum(each[name] for each in gathered) for name in numbers}
+    return {name: sum(tree[name] for tree in gathered) for name in numbers}

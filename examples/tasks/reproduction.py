@@ -234,30 +234,27 @@ def _tokens(clip: nn.Module, prepare: Preparation, pixels: Tensor) -> Tensor:
 def task(paper: str) -> Task:
     """Make the task of a paper, whose partitions are its settings."""
 
-    def setting(partition: str) -> papers.Setting:
-        return papers.settings(paper)[partition]
-
     def causes(partition: str, row: Row) -> Causes | None:
         return cluster_accuracy if "clusters" in row.figures else None
 
-    listed = papers.settings(paper)
-    title = next(iter(listed.values())).source.partition(" (")[0]
-    rows = [row for each in listed.values() for row in each.rows]
+    settings = papers.settings(paper)
+    title = next(iter(settings.values())).source.partition(" (")[0]
+    rows = [row for setting in settings.values() for row in setting.rows]
     names = dict.fromkeys(name for row in rows for name in row.figures)
     return Task(
         title=title,
-        partitions={name: each.source for name, each in listed.items()},
+        partitions={name: setting.source for name, setting in settings.items()},
         family=lambda partition: papers.FAMILIES.get(
-            setting(partition).family, setting(partition).family
+            settings[partition].family, settings[partition].family
         ),
-        rows=lambda partition: setting(partition).rows,
+        rows=lambda partition: settings[partition].rows,
         make=partial(make, paper),
         columns=COLUMNS | {name: name for name in names if name not in COLUMNS},
         causes=causes,
-        last_rounds=lambda partition, row: setting(partition).of(row).last_rounds,
-        hours=lambda partition, row: estimate.paper_hours(setting(partition), row),
+        last_rounds=lambda partition, row: settings[partition].of(row).last_rounds,
+        hours=lambda partition, row: estimate.paper_hours(settings[partition], row),
         processor=estimate.GPU,
-        choices=lambda partition: setting(partition).choices,
+        choices=lambda partition: settings[partition].choices,
     )
 
 

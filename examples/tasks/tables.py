@@ -81,9 +81,9 @@ def passes(seeds: Sequence[Record]) -> float:
 
 def holm(p_values: Sequence[float], level: float = 0.05) -> list[bool]:
     """Return which hypotheses the step-down procedure of Holm (1979) rejects."""
-    rejected, count = [False] * len(p_values), len(p_values)
+    rejected = [False] * len(p_values)
     for rank, place in enumerate(np.argsort(p_values)):
-        if p_values[place] > level / (count - rank):
+        if p_values[place] > level / (len(p_values) - rank):
             break
         rejected[place] = True
     return rejected

@@ -40,13 +40,13 @@ def draws(row: Row, name: str, rates: tuple[float, float] | None = None) -> list
     """
     method = DRAWN_AS.get(str(row.method), row.method)
     rng = np.random.default_rng([TUNING_SEED, *f"{name} {method}".encode()])
-    drawn, search = [dict(row.values)], METHODS[str(method)].search
-    if not search:
+    drawn = [dict(row.values)]
+    if not (search := METHODS[str(method)].search):
         return drawn
-    others = [each for each in search if each != "learning_rate"]
+    others = [key for key in search if key != "learning_rate"]
     for rate in half_decades(*(rates or search["learning_rate"])):
-        values = {each: draw(search[each], rng) for each in others}
-        values = {each: values[each] for each in others if each in row.entry.search}
+        values = {key: draw(search[key], rng) for key in others}
+        values = {key: values[key] for key in others if key in row.entry.search}
         if rate != row.values["learning_rate"]:
             drawn.append({**row.values, **values, "learning_rate": rate})
     if HEAD_RATE in row.values:

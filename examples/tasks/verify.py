@@ -227,8 +227,8 @@ def text(case: Case) -> Finding:
 @torch.no_grad()
 def zero_shot(case: Case) -> Finding:
     """Compare the zero-shot accuracy of CLIP on all test images with published figures."""
-    names, template = case.data.class_names, case.data.template
-    classifier = fp.zero_shot_classifier(case.run.tower, names, [template])
+    names = case.data.class_names
+    classifier = fp.zero_shot_classifier(case.run.tower, names, [case.data.template])
     parts = torch.arange(len(case.trial.test), device="cpu").split(1024)
     tokens = (case.trial.test[part][:, 0].to(classifier.device) for part in parts)
     guesses = torch.cat([(part @ classifier.T).argmax(1).cpu() for part in tokens])
@@ -237,7 +237,7 @@ def zero_shot(case: Case) -> Finding:
     found = f"{accuracy:.1f} %"
     off = {"random weights": case.backbones is not PRETRAINED}
     off |= {"few images": case.machine.shrink != 1, "no published figure": band is None}
-    if why := [each for each, holds in off.items() if holds]:
+    if why := [reason for reason, holds in off.items() if holds]:
         return Finding(f"no band ({why[0]})", found)
     low, high = band[0] - MARGIN, band[1] + MARGIN
     cause = permuted(guesses, case.test_labels, names)

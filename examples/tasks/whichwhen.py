@@ -81,7 +81,7 @@ def read(root: Path) -> tuple[Images, Images]:
     """
     sides = "train", "test"
     clients = [
-        each for each in sorted(root.glob("*")) if all((each / side).is_dir() for side in sides)
+        path for path in sorted(root.glob("*")) if all((path / side).is_dir() for side in sides)
     ]
     if not clients:
         rule = "have a folder for each client, with train/CLASS/* and test/CLASS/*"
@@ -116,8 +116,8 @@ def advice(found: Sequence[Record], partition: str) -> str:
     by_row = grouped(found, partition)
     if min(map(len, by_row.values())) < FEWEST or any("shrink" in record for record in found):
         return f"This run recommends nothing: it takes {FEWEST} seeds, and whole runs."
-    own, full = (chosen(by_row, column) for column in ("own", "full"))
-    return f"**Use** {own} for a client's images, and {full} for the images of all clients."
+    own_mix, full = (chosen(by_row, column) for column in ("own", "full"))
+    return f"**Use** {own_mix} for a client's images, and {full} for the images of all clients."
 
 
 def chosen(by_row: Mapping[str, Sequence[Record]], column: str) -> str:
