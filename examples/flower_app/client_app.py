@@ -1,7 +1,5 @@
 """The app of each SuperNode."""
 
-from functools import partial
-
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
@@ -14,8 +12,7 @@ app = ClientApp()
 def handle(message: Message, context: Context) -> Message:
     """Make the client app of the run's method, and run it."""
     method, federation, *_ = task.load(context.run_config)
-    same = {"fingerprint": partial(task.fingerprint, federation), "max_bytes": task.MAX_BYTES}
-    return flower.client_app(method, federation.data, **same)(message, context)
+    return flower.client_app(method, federation.data, **task.wire(federation))(message, context)
 
 
 app.train()(handle)

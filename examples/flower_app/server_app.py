@@ -1,7 +1,5 @@
 """The app of the SuperLink."""
 
-from functools import partial
-
 import torch
 from flwr.app import ArrayRecord, Context
 from flwr.serverapp import Grid, ServerApp
@@ -18,8 +16,8 @@ def main(grid: Grid, context: Context) -> None:
     config, ledger = context.run_config, fp.Ledger()
     method, federation, test_inputs, test_labels = task.load(config)
     cohorts = federation.setting.cohorts()
-    same = {"fingerprint": partial(task.fingerprint, federation), "max_bytes": task.MAX_BYTES}
-    strategy = flower.ServerStrategy(method, cohorts, **same, patience=300.0, ledger=ledger)
+    wire = task.wire(federation)
+    strategy = flower.ServerStrategy(method, cohorts, **wire, patience=300.0, ledger=ledger)
     exchanges = federation.setting.rounds * method.exchanges
     strategy.start(grid, ArrayRecord(), num_rounds=exchanges, timeout=300.0)
     newcomer = federation.data(int(config["clients"]), strategy.now.server_round)

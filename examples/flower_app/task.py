@@ -10,8 +10,6 @@ from torch import Tensor
 import fedprompt as fp
 from fedprompt import methods, samples
 
-MAX_BYTES = 10**7  # of one message
-
 
 def load(config: Mapping[str, Any]) -> tuple[fp.Method, methods.Federation, Tensor, Tensor]:
     """Make the method of a run configuration, the federation, and the test inputs and labels."""
@@ -69,11 +67,15 @@ def _clip(entry: methods.Entry, common: dict[str, Any]) -> methods.ClipSetting:
     )
 
 
-def fingerprint(federation: methods.Federation, client: int) -> dict[str, str]:
-    """Return the fingerprint of a client's backbone, without which no node takes part."""
+def wire(federation: methods.Federation) -> dict[str, Any]:
+    """Return the largest size of a message in bytes, and the backbone of each client."""
     setting = federation.setting
     clip = isinstance(setting, methods.ClipSetting)
-    return fp.fingerprint(setting.tower if clip else setting.trunk_of(client))
+
+    def fingerprint(client: int) -> dict[str, str]:
+        return fp.fingerprint(setting.tower if clip else setting.trunk_of(client))
+
+    return {"max_bytes": 10**7, "fingerprint": fingerprint}
 
 
 @torch.no_grad()
