@@ -13,11 +13,11 @@ Compared: equations of the paper, float64, largest difference 6.9e-15 (2026-11).
 import torch.nn.functional as F
 
 import fedprompt as fp
-from fedprompt.methods.registry import LEARNING_RATE, register
+from fedprompt.methods.registry import LEARNING_RATE, PERSONALIZED_CLIP, register
 from fedprompt.methods.setting import ClipSetting, take_step
 
 
-@register("CoOp (local)", families=("CLIP",), traits=("personalized",), search=LEARNING_RATE)
+@register("CoOp (local)", **PERSONALIZED_CLIP, search=LEARNING_RATE)
 def coop(setting: ClipSetting, *, learning_rate: float = 1e-2) -> fp.Method:
     """CoOp (local)."""
 

@@ -18,16 +18,11 @@ Compared: litian96/ditto 26d9b29, with the deviations above, float64, largest di
 import torch.nn.functional as F
 
 import fedprompt as fp
-from fedprompt.methods.registry import LEARNING_RATE, register
+from fedprompt.methods.registry import LEARNING_RATE, PERSONALIZED, register
 from fedprompt.methods.setting import VitSetting, averaged, take_step
 
 
-@register(
-    "Ditto",
-    families=("one model",),
-    traits=("personalized",),
-    search=LEARNING_RATE | {"proximal_weight": (1e-2, 1.0)},
-)
+@register("Ditto", **PERSONALIZED, search=LEARNING_RATE | {"proximal_weight": (1e-2, 1.0)})
 def ditto(
     setting: VitSetting, *, learning_rate: float = 1e-2, proximal_weight: float = 0.1
 ) -> fp.Method:

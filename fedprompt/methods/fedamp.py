@@ -19,14 +19,13 @@ import torch
 import torch.nn.functional as F
 
 import fedprompt as fp
-from fedprompt.methods.registry import LEARNING_RATE, register
+from fedprompt.methods.registry import LEARNING_RATE, PERSONALIZED, register
 from fedprompt.methods.setting import VitSetting, attention, averaged, take_step
 
 
 @register(
     "FedAMP",
-    families=("one model",),
-    traits=("personalized",),
+    **PERSONALIZED,
     search=LEARNING_RATE | {"proximal_weight": (1e-2, 1.0), "temperature": (1.0, 100.0)},
 )
 def fedamp(

@@ -17,11 +17,11 @@ Compared: jhoon-oh/FedBABU e34c15b, with the deviations above, float64, largest 
 import torch.nn.functional as F
 
 import fedprompt as fp
-from fedprompt.methods.registry import LEARNING_RATE, register
+from fedprompt.methods.registry import LEARNING_RATE, PERSONALIZED, register
 from fedprompt.methods.setting import VitSetting, averaged, take_step
 
 
-@register("FedBABU", families=("one model",), traits=("personalized",), search=LEARNING_RATE)
+@register("FedBABU", **PERSONALIZED, search=LEARNING_RATE)
 def fedbabu(setting: VitSetting, *, learning_rate: float = 2e-2) -> fp.Method:
     """FedBABU."""
     model = setting.new_model()

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fedprompt as fp
-from fedprompt.methods.registry import LEARNING_RATE, register
+from fedprompt.methods.registry import DIFFERENT_MODELS, LEARNING_RATE, register
 from fedprompt.methods.setting import VitSetting, take_step
 
 
@@ -29,10 +29,7 @@ def _soft_cross_entropy(logits: Tensor, teacher: Tensor) -> Tensor:
 
 
 @register(
-    "FedDistill",
-    families=("mixed models",),
-    traits=("personalized", "different models"),
-    search=LEARNING_RATE | {"distillation_weight": (1e-2, 10.0)},
+    "FedDistill", **DIFFERENT_MODELS, search=LEARNING_RATE | {"distillation_weight": (1e-2, 10.0)}
 )
 def feddistill(
     setting: VitSetting, *, learning_rate: float = 1e-2, distillation_weight: float = 1e-1

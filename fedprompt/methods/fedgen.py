@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fedprompt as fp
-from fedprompt.methods.registry import LEARNING_RATE, register
+from fedprompt.methods.registry import DIFFERENT_MODELS, LEARNING_RATE, register
 from fedprompt.methods.setting import VitSetting, adam_steps, take_step
 
 
@@ -70,12 +70,7 @@ def _server(
     return fp.Server({"head": fp.snapshot(head), "counts": {}, **new}, answer, step)
 
 
-@register(
-    "FedGen",
-    families=("mixed models",),
-    traits=("personalized", "different models"),
-    search=LEARNING_RATE | {"generated_weight": (1e-2, 1.0)},
-)
+@register("FedGen", **DIFFERENT_MODELS, search=LEARNING_RATE | {"generated_weight": (1e-2, 1.0)})
 def fedgen(
     setting: VitSetting,
     *,

@@ -16,16 +16,11 @@ Compared: ChanYunHin/FedHe c2684c3, with the deviations above, float64, largest 
 """
 
 import fedprompt as fp
-from fedprompt.methods.registry import LEARNING_RATE, register
+from fedprompt.methods.registry import DIFFERENT_MODELS, LEARNING_RATE, register
 from fedprompt.methods.setting import VitSetting, broadcast, take_step
 
 
-@register(
-    "FedHe",
-    families=("mixed models",),
-    traits=("personalized", "different models"),
-    search=LEARNING_RATE | {"distillation_weight": (1e-2, 10.0)},
-)
+@register("FedHe", **DIFFERENT_MODELS, search=LEARNING_RATE | {"distillation_weight": (1e-2, 10.0)})
 def fedhe(
     setting: VitSetting, *, learning_rate: float = 1e-2, distillation_weight: float = 1e-1
 ) -> fp.Method:

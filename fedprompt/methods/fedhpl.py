@@ -18,7 +18,6 @@ difference 1.1e-16; for +P and +H, float32, 9e-8 (2026-11).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 import torch
 import torch.nn as nn
@@ -26,17 +25,13 @@ import torch.nn.functional as F
 
 import fedprompt as fp
 from fedprompt.interfaces import Payload
-from fedprompt.methods.registry import LEARNING_RATE, register
+from fedprompt.methods.registry import DIFFERENT_MODELS, LEARNING_RATE, register
 from fedprompt.methods.setting import ClientData, VitSetting, take_step
 
-_ABOUT = dict[str, Any](
-    families=("mixed models",),
-    traits=("personalized", "different models"),
-    search=LEARNING_RATE | {"distillation_weight": (1e-1, 10.0)},
-)
+_SEARCH = LEARNING_RATE | {"distillation_weight": (1e-1, 10.0)}
 
 
-@register("FedHPL", **_ABOUT)
+@register("FedHPL", **DIFFERENT_MODELS, search=_SEARCH)
 def fedhpl(
     setting: VitSetting,
     *,
@@ -48,7 +43,7 @@ def fedhpl(
     return _taught(setting, share, learning_rate, distillation_weight)
 
 
-@register("FedHPL +P", **_ABOUT)
+@register("FedHPL +P", **DIFFERENT_MODELS, search=_SEARCH)
 def fedhpl_p(
     setting: VitSetting, *, learning_rate: float = 1e-2, distillation_weight: float = 1.0
 ) -> fp.Method:
@@ -56,7 +51,7 @@ def fedhpl_p(
     return _taught(setting, ["prompts"], learning_rate, distillation_weight)
 
 
-@register("FedHPL +H", **_ABOUT)
+@register("FedHPL +H", **DIFFERENT_MODELS, search=_SEARCH)
 def fedhpl_h(
     setting: VitSetting, *, learning_rate: float = 1e-2, distillation_weight: float = 1.0
 ) -> fp.Method:

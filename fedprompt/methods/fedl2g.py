@@ -19,21 +19,16 @@ difference 1.1e-16 (2026-11).
 """
 
 from functools import partial
-from typing import Any
 
 import torch
 import torch.nn as nn
 from torch import Tensor
 
 import fedprompt as fp
-from fedprompt.methods.registry import LEARNING_RATE, register
+from fedprompt.methods.registry import DIFFERENT_MODELS, LEARNING_RATE, register
 from fedprompt.methods.setting import Batch, ClientData, PromptedModel, VitSetting, take_step
 
-_ABOUT = dict[str, Any](
-    families=("mixed models",),
-    traits=("personalized", "different models"),
-    search=LEARNING_RATE | {"guide_weight": (1e-2, 1.0), "server_rate": (1e-1, 1e3)},
-)
+_SEARCH = LEARNING_RATE | {"guide_weight": (1e-2, 1.0), "server_rate": (1e-1, 1e3)}
 
 
 class _Guided(nn.Module):
@@ -51,7 +46,7 @@ class _Guided(nn.Module):
         return (features if self.by_features else logits), logits
 
 
-@register("FedL2G-l", **_ABOUT)
+@register("FedL2G-l", **DIFFERENT_MODELS, search=_SEARCH)
 def fedl2g_l(
     setting: VitSetting,
     *,
@@ -64,7 +59,7 @@ def fedl2g_l(
     return _learn_to_guide(setting, False, learning_rate, guide_weight, server_rate, warm_up)
 
 
-@register("FedL2G-f", **_ABOUT)
+@register("FedL2G-f", **DIFFERENT_MODELS, search=_SEARCH)
 def fedl2g_f(
     setting: VitSetting,
     *,

@@ -17,7 +17,6 @@ Compared: HongxiaLee/FedOTP 9948611, with the deviations above, float64, largest
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import torch
 import torch.nn as nn
@@ -26,15 +25,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 import fedprompt as fp
-from fedprompt.methods.registry import LEARNING_RATE, register
+from fedprompt.methods.registry import LEARNING_RATE, PERSONALIZED_CLIP, register
 from fedprompt.methods.setting import ClipModel, ClipSetting, averaged, take_step
 
 __all__ = ["fedotp", "fedotp_average", "fedotp_classical", "two_contexts"]
 
-_ABOUT = dict[str, Any](families=("CLIP",), traits=("personalized",))
 
-
-@register("FedOTP", **_ABOUT, search=LEARNING_RATE | {"mass": (0.4, 0.95)})
+@register("FedOTP", **PERSONALIZED_CLIP, search=LEARNING_RATE | {"mass": (0.4, 0.95)})
 def fedotp(
     setting: ClipSetting,
     *,
@@ -49,7 +46,7 @@ def fedotp(
     return two_contexts(_TwoContexts(setting, match), learning_rate, local=local)
 
 
-@register("FedOTP (classical)", **_ABOUT, search=LEARNING_RATE)
+@register("FedOTP (classical)", **PERSONALIZED_CLIP, search=LEARNING_RATE)
 def fedotp_classical(
     setting: ClipSetting, *, learning_rate: float = 5e-3, epsilon: float = 0.1
 ) -> fp.Method:
@@ -59,7 +56,7 @@ def fedotp_classical(
     return two_contexts(_TwoContexts(setting, match), learning_rate)
 
 
-@register("FedOTP (average)", **_ABOUT, search=LEARNING_RATE)
+@register("FedOTP (average)", **PERSONALIZED_CLIP, search=LEARNING_RATE)
 def fedotp_average(
     setting: ClipSetting, *, learning_rate: float = 5e-3, pooled: bool = False
 ) -> fp.Method:

@@ -13,11 +13,11 @@ Compared: equations of the paper, float64, largest difference 7e-17 (2026-11).
 import torch.nn.functional as F
 
 import fedprompt as fp
-from fedprompt.methods.registry import LEARNING_RATE, register
+from fedprompt.methods.registry import LEARNING_RATE, PERSONALIZED, register
 from fedprompt.methods.setting import VitSetting, averaged, take_step
 
 
-@register("FedPer", families=("one model",), traits=("personalized",), search=LEARNING_RATE)
+@register("FedPer", **PERSONALIZED, search=LEARNING_RATE)
 def fedper(setting: VitSetting, *, learning_rate: float = 1e-2) -> fp.Method:
     """FedPer."""
     model = setting.new_model()

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fedprompt as fp
-from fedprompt.methods.registry import LEARNING_RATE, register
+from fedprompt.methods.registry import LEARNING_RATE, PERSONALIZED_CLIP, register
 from fedprompt.methods.setting import ClipModel, ClipSetting, averaged, take_step
 
 
@@ -51,8 +51,7 @@ def _contrast(text: Tensor, handwritten: Tensor, temperature: float) -> Tensor:
 
 @register(
     "FedPGP",
-    families=("CLIP",),
-    traits=("personalized",),
+    **PERSONALIZED_CLIP,
     search=LEARNING_RATE | {"contrast_weight": (1e-2, 10.0), "rank": [1, 2, 4]},
 )
 def fedpgp(

@@ -19,16 +19,11 @@ float64, largest difference 3e-16 (2026-11).
 """
 
 import fedprompt as fp
-from fedprompt.methods.registry import LEARNING_RATE, register
+from fedprompt.methods.registry import DIFFERENT_MODELS, LEARNING_RATE, register
 from fedprompt.methods.setting import NearestPrototype, VitSetting, prototypes, take_step
 
 
-@register(
-    "FedProto",
-    families=("mixed models",),
-    traits=("personalized", "different models"),
-    search=LEARNING_RATE | {"prototype_weight": (1e-1, 10.0)},
-)
+@register("FedProto", **DIFFERENT_MODELS, search=LEARNING_RATE | {"prototype_weight": (1e-1, 10.0)})
 def fedproto(
     setting: VitSetting, *, learning_rate: float = 1e-2, prototype_weight: float = 1.0
 ) -> fp.Method:

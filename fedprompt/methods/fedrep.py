@@ -17,11 +17,11 @@ Compared: lgcollins/FedRep d82e629, with the deviations above, float64, largest 
 import torch.nn.functional as F
 
 import fedprompt as fp
-from fedprompt.methods.registry import LEARNING_RATE, register
+from fedprompt.methods.registry import LEARNING_RATE, PERSONALIZED, register
 from fedprompt.methods.setting import VitSetting, averaged, take_step
 
 
-@register("FedRep", families=("one model",), traits=("personalized",), search=LEARNING_RATE)
+@register("FedRep", **PERSONALIZED, search=LEARNING_RATE)
 def fedrep(setting: VitSetting, *, learning_rate: float = 2e-2) -> fp.Method:
     """FedRep."""
     model = setting.new_model()

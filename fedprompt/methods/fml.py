@@ -17,15 +17,12 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 import fedprompt as fp
-from fedprompt.methods.registry import LEARNING_RATE, register
+from fedprompt.methods.registry import DIFFERENT_MODELS, LEARNING_RATE, register
 from fedprompt.methods.setting import VitSetting, averaged, take_step
 
 
 @register(
-    "FML",
-    families=("mixed models",),
-    traits=("personalized", "different models"),
-    search=LEARNING_RATE | {"alpha": (0.1, 0.9), "beta": (0.1, 0.9)},
+    "FML", **DIFFERENT_MODELS, search=LEARNING_RATE | {"alpha": (0.1, 0.9), "beta": (0.1, 0.9)}
 )
 def fml(
     setting: VitSetting, *, learning_rate: float = 1e-2, alpha: float = 0.5, beta: float = 0.5

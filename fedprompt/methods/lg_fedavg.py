@@ -17,16 +17,11 @@ float64, largest difference 1.1e-16 (2026-11).
 import torch.nn.functional as F
 
 import fedprompt as fp
-from fedprompt.methods.registry import LEARNING_RATE, register
+from fedprompt.methods.registry import DIFFERENT_MODELS, LEARNING_RATE, register
 from fedprompt.methods.setting import VitSetting, averaged, take_step
 
 
-@register(
-    "LG-FedAvg",
-    families=("mixed models",),
-    traits=("personalized", "different models"),
-    search=LEARNING_RATE,
-)
+@register("LG-FedAvg", **DIFFERENT_MODELS, search=LEARNING_RATE)
 def lg_fedavg(setting: VitSetting, *, learning_rate: float = 1e-2) -> fp.Method:
     """LG-FedAvg."""
     head = setting.new_model(setting.clients[0]).head

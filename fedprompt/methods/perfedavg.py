@@ -23,13 +23,13 @@ from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import fedprompt as fp
-from fedprompt.methods.registry import LEARNING_RATE, register
+from fedprompt.methods.registry import LEARNING_RATE, PERSONALIZED, register
 from fedprompt.methods.setting import PromptedModel, VitSetting, averaged, take_step
 
 _SEARCH = LEARNING_RATE | {"inner_rate": (1e-2, 1.0)}
 
 
-@register("Per-FedAvg", families=("one model",), traits=("personalized",), search=_SEARCH)
+@register("Per-FedAvg", **PERSONALIZED, search=_SEARCH)
 def perfedavg(
     setting: VitSetting, *, learning_rate: float = 1e-2, inner_rate: float = 0.1
 ) -> fp.Method:
@@ -37,9 +37,7 @@ def perfedavg(
     return _meta_learned(setting, learning_rate, inner_rate, exact=True)
 
 
-@register(
-    "Per-FedAvg (first order)", families=("one model",), traits=("personalized",), search=_SEARCH
-)
+@register("Per-FedAvg (first order)", **PERSONALIZED, search=_SEARCH)
 def perfedavg_first_order(
     setting: VitSetting, *, learning_rate: float = 1e-2, inner_rate: float = 0.1
 ) -> fp.Method:

@@ -22,14 +22,13 @@ import torch
 import torch.nn.functional as F
 
 import fedprompt as fp
-from fedprompt.methods.registry import LEARNING_RATE, register
+from fedprompt.methods.registry import LEARNING_RATE, PERSONALIZED, register
 from fedprompt.methods.setting import VitSetting, averaged, take_step
 
 
 @register(
     "pFedMe",
-    families=("one model",),
-    traits=("personalized",),
+    **PERSONALIZED,
     search=LEARNING_RATE | {"proximal_weight": (1e-2, 10.0), "outer_step": (1e-1, 1.0)},
 )
 def pfedme(

@@ -26,7 +26,7 @@ from einops import einsum
 from torch import Tensor
 
 import fedprompt as fp
-from fedprompt.methods.registry import LEARNING_RATE, register
+from fedprompt.methods.registry import LEARNING_RATE, PERSONALIZED_CLIP, register
 from fedprompt.methods.setting import ClipSetting, PromptedClassifier, averaged, take_step
 
 __all__ = ["Mixture", "pfedmoap"]
@@ -71,8 +71,7 @@ def _experts(contexts: dict[str, Tensor], client: str, unknown: Tensor) -> fp.We
 
 @register(
     "pFedMoAP",
-    families=("CLIP",),
-    traits=("personalized",),
+    **PERSONALIZED_CLIP,
     search=LEARNING_RATE | {"num_experts": [2, 4, 8], "own_weight": (0.1, 2.0)},
 )
 def pfedmoap(

@@ -19,14 +19,13 @@ largest difference 6.4e-15 (2026-11).
 import torch.nn.functional as F
 
 import fedprompt as fp
-from fedprompt.methods.registry import LEARNING_RATE, register
+from fedprompt.methods.registry import LEARNING_RATE, PERSONALIZED_CLIP, register
 from fedprompt.methods.setting import ClipSetting, attention, averaged, take_step
 
 
 @register(
     "PromptFL + FedAMP",
-    families=("CLIP",),
-    traits=("personalized",),
+    **PERSONALIZED_CLIP,
     search=LEARNING_RATE | {"proximal_weight": (1e-3, 1e1), "temperature": (1e-1, 1e2)},
 )
 def promptfl_fedamp(

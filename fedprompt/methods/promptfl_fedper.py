@@ -20,7 +20,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 import fedprompt as fp
-from fedprompt.methods.registry import LEARNING_RATE, register
+from fedprompt.methods.registry import LEARNING_RATE, PERSONALIZED_CLIP, register
 from fedprompt.methods.setting import ClipSetting, PromptedClassifier, averaged, take_step
 
 
@@ -38,7 +38,7 @@ class _Halves(nn.Module):
         return torch.cat([self.shared(), self.private()], 1)
 
 
-@register("PromptFL + FedPer", families=("CLIP",), traits=("personalized",), search=LEARNING_RATE)
+@register("PromptFL + FedPer", **PERSONALIZED_CLIP, search=LEARNING_RATE)
 def promptfl_fedper(setting: ClipSetting, *, learning_rate: float = 5e-3) -> fp.Method:
     """PromptFL + FedPer."""
     model = PromptedClassifier(setting, _Halves(setting.new_context()()[0]))

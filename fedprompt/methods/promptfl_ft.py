@@ -17,13 +17,11 @@ Compared: equations of the papers, with the deviations above, float64, largest d
 import torch.nn.functional as F
 
 import fedprompt as fp
-from fedprompt.methods.registry import LEARNING_RATE, register
+from fedprompt.methods.registry import LEARNING_RATE, PERSONALIZED_CLIP, register
 from fedprompt.methods.setting import ClipSetting, averaged, take_step
 
 
-@register(
-    "PromptFL + fine-tuning", families=("CLIP",), traits=("personalized",), search=LEARNING_RATE
-)
+@register("PromptFL + fine-tuning", **PERSONALIZED_CLIP, search=LEARNING_RATE)
 def promptfl_ft(setting: ClipSetting, *, learning_rate: float = 5e-3) -> fp.Method:
     """PromptFL + fine-tuning."""
     model = setting.new_model()

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fedprompt as fp
-from fedprompt.methods.registry import LEARNING_RATE, register
+from fedprompt.methods.registry import LEARNING_RATE, PERSONALIZED_CLIP, register
 from fedprompt.methods.setting import ClipModel, ClipSetting, averaged, take_step
 
 
@@ -43,8 +43,7 @@ class _Portfolio(ClipModel):
 
 @register(
     "PromptFolio",
-    families=("CLIP",),
-    traits=("personalized",),
+    **PERSONALIZED_CLIP,
     search=LEARNING_RATE | {"private_share": [0.2, 0.4, 0.6, 0.8]},
 )
 def promptfolio(

@@ -7,13 +7,33 @@ from typing import Any, NamedTuple, TypeVar
 import fedprompt._checks as check
 from fedprompt.interfaces import Method
 
-__all__ = ["LEARNING_RATE", "METHODS", "Entry", "Range", "register"]
+__all__ = [
+    "DIFFERENT_MODELS",
+    "LEARNING_RATE",
+    "METHODS",
+    "PERSONALIZED",
+    "PERSONALIZED_CLIP",
+    "Entry",
+    "Range",
+    "register",
+]
 
 Range = tuple[float, float] | list[Any]
 """Pair of numbers, on a logarithmic scale, or a list of choices."""
 
 LEARNING_RATE: dict[str, Range] = {"learning_rate": (1e-3, 1e-1)}
 """Range of the learning rate of most methods."""
+
+PERSONALIZED = dict[str, Any](families=("one model",), traits=("personalized",))
+"""Family and trait of methods whose clients get models of their own."""
+
+PERSONALIZED_CLIP = PERSONALIZED | {"families": ("CLIP",)}
+"""The same for prompts of a frozen CLIP."""
+
+DIFFERENT_MODELS = dict[str, Any](
+    families=("mixed models",), traits=("personalized", "different models")
+)
+"""Family and traits of methods whose clients may have models of different sizes."""
 
 _Make = TypeVar("_Make", bound=Callable[..., Method])
 

@@ -16,7 +16,7 @@ from tiny_federations import federation_of, last
 
 FILES = sorted({Path(inspect.getfile(method.make)) for method in METHODS.values()})
 FAMILIES = {"one model", "mixed models", "CLIP"}
-NOT_CODE = {"_ABOUT", "_RATES", "_SEARCH"}  # assignments that describe a method
+NOT_CODE = {"_RATES", "_SEARCH"}  # assignments that describe a method
 TRAITS = {"personalized", "public data", "different models", "private", "adapted"}
 ALLOWED = {"collections", "copy", "dataclasses", "functools", "itertools", "math", "typing"}
 ALLOWED |= {"einops", "fedprompt", "jaxtyping", "numpy", "torch"}
