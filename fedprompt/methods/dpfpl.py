@@ -20,7 +20,8 @@ Compared: linhhtran/DP-FPL cce74b4, with the deviations above and without noise,
 difference 2.4e-14 (2026-11).
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -71,6 +72,25 @@ def _advanced(state: Mapping[str, Any], draw: torch.Generator, steps: int) -> di
     return {"step": (state.get("step", 0) + 1) % steps, "noise": draw.get_state()}
 
 
+def _server(
+    setting: ClipSetting, shared: Tensor, rate: float, noisy_mean: Callable[..., dict[str, Tensor]]
+) -> fp.Server:
+    """Make the server, which perturbs the gradient of the shared context (global privacy)."""
+
+    def answer(client, state):
+        return {"shared": state["shared"]}
+
+    def step(server_round, payloads, state):
+        draw = _resumed(setting.generator(server_round, purpose="noise"), state)
+        total = {"shared": sum(payload["shared"] for payload in payloads.values())}
+        size = setting.batch_size * len(payloads)
+        mean = noisy_mean(total, expected_batch_size=size, generator=draw)["shared"].to(shared)
+        after = _advanced(state, draw, setting.steps)
+        return {"shared": state["shared"] - rate * mean, **after}
+
+    return fp.Server({"shared": shared, "step": 0}, answer, step)
+
+
 @register(
     "DP-FPL",
     families=("CLIP",),
@@ -91,11 +111,7 @@ def dpfpl(
     draw = setting.generator(0, purpose="private")
     shared = model.context().detach()[0].clone()
     new = torch.empty_like(shared).normal_(0, 0.02, generator=draw)
-
-    def perturbed(total, clients, draw):
-        size = {"expected_batch_size": setting.batch_size * clients, "generator": draw}
-        noise = {"multiplier": noise_multiplier, "max_norm": max_norm}
-        return fp.privacy.noisy_mean({"mean": total}, **noise, **size)["mean"].to(shared)
+    noisy_mean = partial(fp.privacy.noisy_mean, multiplier=noise_multiplier, max_norm=max_norm)
 
     def train(data, answer, state):
         private = state.get("private", new)
@@ -103,26 +119,17 @@ def dpfpl(
         batch = next(islice(data.batches(), state.get("step", 0), None))
         by_image = _gradients(predict(data, answer, state), *batch)
         u, v = _factors(private, rank, draw)
-        parts = (by_image @ v.T, u.T @ by_image)
-        of_u, of_v = (perturbed(_clipped(part, max_norm), 1, draw) for part in parts)
+        sums = {"u": _clipped(by_image @ v.T, max_norm), "v": _clipped(u.T @ by_image, max_norm)}
+        mean = noisy_mean(sums, expected_batch_size=setting.batch_size, generator=draw)
+        of_u, of_v = (mean[factor].to(private) for factor in "uv")
         private = private - private_factor * learning_rate * _projected(of_u, of_v, u, v)
         payload = {"shared": _clipped(by_image, max_norm).to(shared)}
         return payload, {"private": private, **_advanced(state, draw, setting.steps)}
-
-    def answer(client, state):
-        return {"shared": state["shared"]}
-
-    def step(server_round, payloads, state):
-        draw = _resumed(setting.generator(server_round, purpose="noise"), state)
-        total = sum(payload["shared"] for payload in payloads.values())
-        mean = perturbed(total, len(payloads), draw)
-        after = _advanced(state, draw, setting.steps)
-        return {"shared": state["shared"] - learning_rate * mean, **after}
 
     def predict(data, answer, state):
         context = (answer["shared"] + state.get("private", new))[None]
         fp.load_values(model, {"context.context": context})
         return model
 
-    server = fp.Server({"shared": shared, "step": 0}, answer, step)
+    server = _server(setting, shared, learning_rate, noisy_mean)
     return fp.Method(train, server, predict, setting.steps, lambda client: {"shared": shared})

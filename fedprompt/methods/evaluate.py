@@ -18,7 +18,7 @@ from torch import Tensor
 import fedprompt as fp
 import fedprompt._checks as check
 from fedprompt.interfaces import Method, Round
-from fedprompt.methods.setting import Federation, Inputs, Setting, check_inputs
+from fedprompt.methods.setting import Federation, Inputs, Setting, check_inputs, take_step
 from fedprompt.wire.gather import is_here, on_all_ranks
 
 __all__ = ["counted_passes", "evaluate"]
@@ -289,10 +289,7 @@ class _Run:
         longer = replace(self.federation.setting, steps=steps)
         data = replace(self.federation, setting=longer).data(client, 0)
         for inputs, labels in data.batches(purpose="newcomer"):
-            loss = F.cross_entropy(model(inputs), labels)
-            optimizer.zero_grad()
-            torch.autograd.backward(loss)
-            optimizer.step()
+            take_step(optimizer, F.cross_entropy(model(inputs), labels))
 
 
 def _num_trained(model: Any) -> int:

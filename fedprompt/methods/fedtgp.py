@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fedprompt as fp
-from fedprompt.methods.registry import LEARNING_RATE, register
+from fedprompt.methods.registry import DIFFERENT_MODELS, LEARNING_RATE, register
 from fedprompt.methods.setting import (
     NearestPrototype,
     VitSetting,
@@ -60,37 +60,11 @@ def _contrastive_loss(sent: Tensor, labels: Tensor, made: Tensor, margin: float)
     return F.cross_entropy(-distances, labels)
 
 
-@register(
-    "FedTGP",
-    families=("mixed models",),
-    traits=("personalized", "different models"),
-    search=LEARNING_RATE | {"prototype_weight": (1e-1, 10.0)},
-)
-def fedtgp(
-    setting: VitSetting,
-    *,
-    learning_rate: float = 1e-2,
-    prototype_weight: float = 1.0,
-    threshold: float = 100.0,
-    server_rate: float = 1e-2,
-    server_steps: int = 100,
-) -> fp.Method:
-    """FedTGP."""
-    dim = setting.new_model().head.in_features
-    classes = torch.arange(setting.num_classes)
-    network = setting.seeded(_new_network, len(classes), dim)
-    unknown = setting.unknown_rows(dim)
-
-    def train(data, answer, state):
-        model = setting.model(data.id, state)
-        guide = answer["prototypes"]
-        optimizer = data.optimizer(model, learning_rate)
-        for images, labels in data.batches():
-            features = model.features(images)
-            logits = model.head(features)
-            loss = fp.guided_loss(features, logits, labels, guide, guide_weight=prototype_weight)
-            take_step(optimizer, loss)
-        return {"prototypes": prototypes(model, data)}, fp.snapshot(model, buffers=True)
+def _server(
+    network: nn.Module, unknown: fp.Weighted, threshold: float, rate: float, steps: int
+) -> fp.Server:
+    """Make the server, which trains a prototype of each class on the last ones of all clients."""
+    classes = torch.arange(len(unknown.weight))
 
     def answer(client, state):
         return {"prototypes": state["made"]}
@@ -104,13 +78,42 @@ def fedtgp(
         def loss():
             return _contrastive_loss(sent, labels, network(classes), margin)
 
-        trained = adam_steps(network, loss, state, learning_rate=server_rate, steps=server_steps)
+        trained = adam_steps(network, loss, state, learning_rate=rate, steps=steps)
         made = fp.Weighted(network(classes).detach(), torch.ones(len(classes)))
         return {"latest": latest, "made": made, **trained}
+
+    first = {"latest": {}, "made": unknown, "values": fp.snapshot(network), "adam": {}}
+    return fp.Server(first, answer, step)
+
+
+@register("FedTGP", **DIFFERENT_MODELS, search=LEARNING_RATE | {"prototype_weight": (1e-1, 10.0)})
+def fedtgp(
+    setting: VitSetting,
+    *,
+    learning_rate: float = 1e-2,
+    prototype_weight: float = 1.0,
+    threshold: float = 100.0,
+    server_rate: float = 1e-2,
+    server_steps: int = 100,
+) -> fp.Method:
+    """FedTGP."""
+    dim = setting.new_model().head.in_features
+    network = setting.seeded(_new_network, setting.num_classes, dim)
+    unknown = setting.unknown_rows(dim)
+
+    def train(data, answer, state):
+        model = setting.model(data.id, state)
+        guide = answer["prototypes"]
+        optimizer = data.optimizer(model, learning_rate)
+        for images, labels in data.batches():
+            features = model.features(images)
+            logits = model.head(features)
+            loss = fp.guided_loss(features, logits, labels, guide, guide_weight=prototype_weight)
+            take_step(optimizer, loss)
+        return {"prototypes": prototypes(model, data)}, fp.snapshot(model, buffers=True)
 
     def predict(data, answer, state):
         return NearestPrototype(setting.model(data.id, state), answer["prototypes"])
 
-    first = {"latest": {}, "made": unknown, "values": fp.snapshot(network), "adam": {}}
-    server = fp.Server(first, answer, step)
+    server = _server(network, unknown, threshold, server_rate, server_steps)
     return fp.Method(train, server, predict, form=lambda client: {"prototypes": unknown})

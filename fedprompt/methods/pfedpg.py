@@ -51,9 +51,7 @@ def _follow(generator: _Generator, changes: Mapping[int, Tensor], learning_rate:
     """Take a step towards the changes that clients made to their prompts."""
     optimizer = torch.optim.SGD(generator.parameters(), lr=learning_rate)
     products = [(generator(client) * change).sum() for client, change in changes.items()]
-    optimizer.zero_grad()
-    (-torch.stack(products).mean(0)).backward()
-    optimizer.step()
+    take_step(optimizer, -torch.stack(products).mean(0))
 
 
 @register(

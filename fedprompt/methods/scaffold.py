@@ -41,19 +41,17 @@ def scaffold(setting: VitSetting, *, learning_rate: float = 0.3) -> fp.Method:
     zeros = {name: torch.zeros_like(value) for name, value in first.items()}
 
     def train(data, answer, state):
-        x = {name: answer[name] for name in first}
+        predict(data, answer, state)
         c = fp.part(answer, "control")
         c_i = state or zeros
-        fp.load_values(model, x)
         optimizer = torch.optim.SGD(model.parameters(), learning_rate)
         for images, labels in data.batches():
-            loss = F.cross_entropy(model(images), labels)
             optimizer.zero_grad()
-            loss.backward()
+            F.cross_entropy(model(images), labels).backward()
             for name, parameter in model.named_parameters():
                 parameter.grad += c[name] - c_i[name]
             optimizer.step()
-        moved = fp.delta(fp.collect(model, weight=1.0), x)
+        moved = fp.delta(fp.collect(model, weight=1.0), answer)
         changes = _control_changes(moved, c, -1 / (data.steps * learning_rate))
         c_i = {name: value + changes[name].value for name, value in c_i.items()}
         return moved | fp.named("control", changes), c_i
@@ -64,9 +62,8 @@ def scaffold(setting: VitSetting, *, learning_rate: float = 0.3) -> fp.Method:
     def step(server_round, payloads, state):
         mean = {name: entry.value for name, entry in fp.weighted_mean(payloads.values()).items()}
         share = len(payloads) / len(setting.clients)
-        control = fp.part(mean, "control")
         x = {name: value + mean[name] for name, value in state["x"].items()}
-        c = {name: value + share * control[name] for name, value in state["c"].items()}
+        c = {name: value + share * mean[f"control.{name}"] for name, value in state["c"].items()}
         return {"x": x, "c": c}
 
     def predict(data, answer, state):

@@ -77,6 +77,22 @@ class _GroupedModel(nn.Module):
         return loss + fp.key_loss(query[0], self.selector.keys, *chosen) if grouped else loss
 
 
+def _server(model: _GroupedModel, decay: float) -> fp.Server:
+    """Make the server, with momentum for groups and keys, and the selections of all rounds."""
+    momentum = fp.update_by_name(dict.fromkeys(("groups", "selector"), fp.ema(decay=decay)))
+    mean = fp.averaging_server(fp.snapshot(model), momentum)
+
+    def answer(client, state):
+        return {**state["values"], "selector.usage": state["usage"]}
+
+    def step(server_round, payloads, state):
+        used = sum(payload["selector.keys"].weight for payload in payloads.values())
+        return {**mean.step(server_round, payloads, state), "usage": state["usage"] + used}
+
+    usage = torch.zeros(len(model.selector.keys))
+    return fp.Server({**mean.state, "usage": usage}, answer, step)
+
+
 @register(
     "SGPT",
     families=("one model",),
@@ -96,28 +112,17 @@ def sgpt(
 ) -> fp.Method:
     """SGPT."""
     model = setting.seeded(_GroupedModel, setting, num_groups, blocks, layers, offset, averaged)
-    momentum = fp.update_by_name(dict.fromkeys(("groups", "selector"), fp.ema(decay=decay)))
-    mean = fp.averaging_server(fp.snapshot(model), momentum)
 
     def train(data, answer, state):
         predict(data, answer, state).train()
         model.selector.start_round(answer["selector.usage"])
         for block, batches in zip(blocks, data.phases(len(blocks)), strict=True):
-            parts = [*map(model.get_submodule, block)]
-            optimizer = data.optimizer(nn.ModuleList(parts), learning_rate)
-            with fp.training_only(model, *parts):
+            with fp.training_only(model, *map(model.get_submodule, block)):
+                optimizer = data.optimizer(model, learning_rate)
                 for images, labels in batches:
-                    loss = model.loss(images, labels, "groups" in block)
-                    take_step(optimizer, loss)
+                    take_step(optimizer, model.loss(images, labels, "groups" in block))
         rows = {"selector.keys": model.selector.counts}
         return fp.collect(model, weight=data.num_examples, rows=rows), state
-
-    def answer(client, state):
-        return {**state["values"], "selector.usage": state["usage"]}
-
-    def step(server_round, payloads, state):
-        used = sum(payload["selector.keys"].weight for payload in payloads.values())
-        return {**mean.step(server_round, payloads, state), "usage": state["usage"] + used}
 
     def predict(data, answer, state):
         fp.load_values(model, answer)
@@ -126,5 +131,4 @@ def sgpt(
     def form(client):
         return fp.collect(model, weight=0, rows={"selector.keys": torch.zeros(num_groups)})
 
-    state = {**mean.state, "usage": torch.zeros(num_groups)}
-    return fp.Method(train, fp.Server(state, answer, step), predict, form=form)
+    return fp.Method(train, _server(model, decay), predict, form=form)
