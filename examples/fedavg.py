@@ -8,6 +8,7 @@ file of the first, which belongs to this transformer and is refused for another 
     python examples/fedavg.py --start prompts.safetensors
 """
 
+from argparse import ArgumentParser
 from functools import partial
 from pathlib import Path
 
@@ -23,11 +24,15 @@ from fedprompt import samples
 NUM_CLIENTS = 5
 
 
-def main() -> None:
+def flags() -> ArgumentParser:
     parser = digits.parser(__doc__)
     parser.add_argument("--start", type=Path, help="file of prompts and head to start from")
     parser.add_argument("--save", type=Path, help="file for the trained prompts and head")
-    args = parser.parse_args()
+    return parser
+
+
+def main() -> None:
+    args = flags().parse_args()
     split = partial(fp.data.dirichlet, num_clients=NUM_CLIENTS, alpha=0.3, min_size=20)
     federation = digits.federation(split, rounds=6, steps=12, quick=args.quick)
     torch.manual_seed(0)
