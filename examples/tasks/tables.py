@@ -157,11 +157,16 @@ def titled(found: Sequence[Record], task: Task, partition: str) -> str:
 
 
 def hyperparameters(found: Sequence[Record]) -> str:
-    """Return the table of the values of each row in its last record."""
-    values = {record["row"]: record["values"] for record in found if record["trial"] is None}
+    """Return the table of the values of each row, and where it has them, if they are not all."""
+    where = dict[tuple[str, str], dict[str, None]]()
+    for record in found:
+        if record["trial"] is None:
+            chosen = ", ".join(f"{name} {value}" for name, value in record["values"].items())
+            where.setdefault((record["row"], chosen), {})[record["partition"]] = None
+    several = {row for row, chosen in where if sum(row == other for other, _ in where) > 1}
     body = [
-        [row, ", ".join(f"{name} {value}" for name, value in chosen.items())]
-        for row, chosen in values.items()
+        [f"{row} ({', '.join(partitions)})" if row in several else row, chosen]
+        for (row, chosen), partitions in where.items()
     ]
     return table(["row", "hyperparameters"], body)
 

@@ -193,6 +193,22 @@ def test_a_trial_that_diverges_has_no_accuracy_and_a_reported_run_fails_and_is_l
     assert list(runs.load(path)) == [trial.key()]
 
 
+def test_values_of_a_row_name_their_partitions_where_they_differ():
+    """The table once had the values of the last partition for all of them."""
+
+    def record(row, partition, rate):
+        values = {"learning_rate": rate}
+        return {"row": row, "partition": partition, "trial": None, "values": values}
+
+    found = [record("A", "x", 0.1), record("A", "y", 0.3), record("A", "z", 0.1)]
+    text = tables.hyperparameters([*found, record("B", "x", 0.2), record("B", "y", 0.2)])
+    assert [line.split("|")[1].strip() for line in text.splitlines()[2:]] == [
+        "A (x, z)",
+        "A (y)",
+        "B",
+    ]
+
+
 def test_tuning_takes_the_best_stable_values_and_the_first_of_equal_ones(tmp_path, monkeypatch):
     accuracy = {0.003: 0.5, 0.01: 0.9, 0.03: 0.7}
     monkeypatch.setattr(
