@@ -39,6 +39,13 @@ def test_the_network_attends_head_by_head_and_adds_only_the_feed_forward_layer(d
     torch.testing.assert_close(network(keys[None])[0], expected)
 
 
+def test_the_queries_start_near_zero_with_a_deviation_of_a_fiftieth():
+    torch.manual_seed(0)
+    queries = _Network(64, 64, 64).queries
+    assert queries.abs().max() < 6 * 0.02
+    assert queries.std().item() == pytest.approx(0.02, rel=0.05)
+
+
 def test_the_network_has_the_size_that_the_docstring_states():
     count = sum(each.numel() for each in _Network(4, 64, 64).parameters())
     assert count == 4 * 64 + 16 * 64**2 + 19 * 64 == 67_008
