@@ -58,6 +58,13 @@ def test_a_class_without_test_inputs_is_neither_right_nor_wrong():
     assert (found["own"], found["received"]) == (1, 1 / 3)
 
 
+def test_figures_of_newcomers_are_means_over_them():
+    """No input of client 1 has class 0, and one of the five of client 2."""
+    untrained = NOW._replace(clients={})
+    found = evaluate(of(right_if_trained), federation(clients=range(1)), untrained, TESTS, LABELS)
+    assert found["received"] == (0 + 1 / 5) / 2
+
+
 def test_some_clients_are_tested():
     found = evaluate(of(right_if_trained), federation(), NOW, TESTS, LABELS, clients=[1])
     assert found["lowest"] == found["worst"] == 1
@@ -196,6 +203,7 @@ mixed(MIX) -> ValueError: `mixes` must have all clients that are tested; got non
 mixed(MIX, MIX[:2]) -> ValueError: `mixes[1]` must have 3 cells
 mixed(MIX - 1, MIX) -> ValueError: `mixes[0]` must be finite, at least 0 and not all 0
 mixed(MIX, MIX, cells=LABELS[:3]) -> ValueError: have one entry for each of 4 inputs; got 3
+call(domains={'a': 3}) -> TypeError: `domains['a']` must be
 call(domains={'a': [2]}) -> ValueError: must have some of the clients that are tested; got [2]
 call(shared=1) -> TypeError: `shared` must be True or False
 call(steps=-1) -> ValueError: `steps` must be at least 0; got -1
