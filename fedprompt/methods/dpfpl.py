@@ -119,9 +119,9 @@ def dpfpl(
         batch = next(islice(data.batches(), state.get("step", 0), None))
         by_image = _gradients(predict(data, answer, state), *batch)
         u, v = _factors(private, rank, draw)
-        sums = {"u": _clipped(by_image @ v.T, max_norm), "v": _clipped(u.T @ by_image, max_norm)}
-        mean = noisy_mean(sums, expected_batch_size=setting.batch_size, generator=draw)
-        of_u, of_v = (mean[factor].to(private) for factor in "uv")
+        size = {"expected_batch_size": setting.batch_size, "generator": draw}
+        sums = (_clipped(part, max_norm) for part in (by_image @ v.T, u.T @ by_image))
+        of_u, of_v = (noisy_mean({"mean": total}, **size)["mean"].to(private) for total in sums)
         private = private - private_factor * learning_rate * _projected(of_u, of_v, u, v)
         payload = {"shared": _clipped(by_image, max_norm).to(shared)}
         return payload, {"private": private, **_advanced(state, draw, setting.steps)}

@@ -35,6 +35,14 @@ def test_a_method_in_the_simulation_equals_one_process(tmp_path):
     check(tmp_path, ["scaffold"], simulation=True)
 
 
+@pytest.mark.parametrize(
+    ("name", "backbone"), [("scaffold", "VisionTransformer"), ("pfedmoap", "CLIP")]
+)
+def test_both_sides_compare_the_backbone_of_a_client(name, backbone):
+    _, federation, *_ = task.load(CONFIG | {"method": name})
+    assert task.wire(federation)["fingerprint"](1)["backbone"] == backbone
+
+
 def test_a_method_without_a_form_is_refused_by_name():
     with pytest.raises(ValueError, match=r"`method` must have a form, and fedmix has none"):
         task.load(CONFIG | {"method": "fedmix"})
