@@ -38,7 +38,7 @@ def test_a_method_in_the_simulation_equals_one_process(tmp_path):
 @pytest.mark.parametrize(
     ("name", "backbone"), [("scaffold", "VisionTransformer"), ("pfedmoap", "CLIP")]
 )
-def test_both_sides_compare_the_backbone_of_a_client(name, backbone):
+def test_both_sides_of_a_simulation_compare_the_backbone_of_a_client(name, backbone):
     _, federation, *_ = task.load(CONFIG | {"method": name})
     assert task.wire(federation)["fingerprint"](1)["backbone"] == backbone
 
