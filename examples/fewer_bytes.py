@@ -1,8 +1,8 @@
-"""Fewer bytes: FedAvg with a codec between each client and the server.
+"""Fewer bytes: late prompts, and a codec between each client and the server.
 
-Five clients average prompts and a head. They send what they changed since the broadcast, in
-whole numbers of 8 bits or as the largest tenth of the numbers; what is left out is added to the
-next message (error feedback)::
+Five clients average a head and prompts of the last two blocks. The first blocks run once for all
+rounds. Clients send what they changed since the broadcast, in whole numbers of 8 bits or as the
+largest tenth of the numbers; what is left out is added to the next message (error feedback)::
 
     python examples/fewer_bytes.py
 """
@@ -18,22 +18,23 @@ from tqdm import tqdm
 import digits
 import fedprompt as fp
 from fedprompt import samples
+from fedprompt.interfaces import ResumableTrunk
 
-NUM_CLIENTS = 5
+NUM_CLIENTS, START = 5, 2  # of 4 blocks
 ADD = partial(torch.optim.SGD, lr=1.0, maximize=True)  # adds the mean change to the values
 CODECS = {"float32": None, "int8": fp.codecs.int8(), "top 10 %": fp.codecs.top_k(fraction=0.1)}
 
 
-def federate(federation: digits.Federation, name: str) -> tuple[float, int]:
+def federate(trunk: ResumableTrunk, federation: digits.Federation, name: str) -> tuple[float, int]:
     """Return the accuracy after the last round, and the bytes that one client sends in it."""
     codec = CODECS[name]
     torch.manual_seed(0)
-    trunk = fp.vit_trunk(samples.vit("B"))
-    prompts = fp.DeepPrompts(8, trunk)
+    prompts = fp.LayeredPrompts(8, trunk, layers=range(START, trunk.depth), replace=True)
     model = nn.ModuleDict({"prompts": prompts, "head": nn.Linear(trunk.dim, 10)})
 
-    def predict(images: Tensor) -> Tensor:
-        return model["head"](fp.encode_prompted(trunk, images, model["prompts"]()).pooled)
+    def predict(tokens: Tensor) -> Tensor:
+        encoded = fp.encode_from(trunk, tokens, model["prompts"](), start=START)
+        return model["head"](encoded.pooled)
 
     values, server = fp.snapshot(model), fp.descend(ADD)
     state, memory = server.init(values), {}
@@ -42,8 +43,8 @@ def federate(federation: digits.Federation, name: str) -> tuple[float, int]:
         for client in range(NUM_CLIENTS):
             fp.load_values(model, values)
             optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
-            for images, labels in federation.batches(client, server_round):
-                loss = F.cross_entropy(predict(images), labels)
+            for tokens, labels in federation.batches(client, server_round):
+                loss = F.cross_entropy(predict(tokens), labels)
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
@@ -64,8 +65,10 @@ def federate(federation: digits.Federation, name: str) -> tuple[float, int]:
 def main() -> None:
     quick = digits.parser(__doc__).parse_args().quick
     split = partial(fp.data.dirichlet, num_clients=NUM_CLIENTS, alpha=0.3, min_size=20)
-    federation = digits.federation(split, rounds=6, steps=12, quick=quick)
-    runs = {name: federate(federation, name) for name in CODECS}
+    trunk = fp.vit_trunk(samples.vit("B"))
+    front = partial(fp.encode_front, trunk, start=START)
+    federation = digits.federation(split, rounds=6, steps=12, quick=quick, encode=front)
+    runs = {name: federate(trunk, federation, name) for name in CODECS}
     parts = [
         f"{name} {100 * accuracy:.1f} % for {sent:,}" for name, (accuracy, sent) in runs.items()
     ]

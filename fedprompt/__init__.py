@@ -24,13 +24,11 @@ from fedprompt import (
     wire,
 )
 from fedprompt.aggregation import (
-    aggregate_by_name,
     averaging_server,
     descend,
     distances,
     ema,
     fedadam,
-    fedavgm,
     fedopt,
     fedyogi,
     heterogeneous_means,
@@ -140,7 +138,6 @@ __all__ = [
     "weighted_mean",
     "heterogeneous_means",
     "low_rank_mean",
-    "aggregate_by_name",
     "mixtures",
     "distances",
     # Server rules: the next broadcast from the last one and a mean
@@ -148,7 +145,6 @@ __all__ = [
     "ema",
     "descend",
     "fedopt",
-    "fedavgm",
     "fedadam",
     "fedyogi",
     "update_by_name",

@@ -11,7 +11,7 @@ _MOVED = {
     "data": "by_domain dirichlet dirichlet_overlapping iid pathological",
     "interfaces": "Aggregator Coupling PromptSelector Selection ServerUpdate TextEncoder "
     "TransportSolver Trunk",
-    "robust": "krum multi_krum trimmed_mean weighted_median",
+    "robust": "aggregate_by_name krum multi_krum trimmed_mean weighted_median",
     "selection": "select_balanced select_nearest",
     "": "cohort:sample_clients front_tokens:encode_front mean_tokens:mean_patch_tokens "
     "start_at_tokens:initialize_at",
@@ -28,6 +28,7 @@ _CHANGED = {
     "PromptGenerator": "methods.fedtpg.Network",
     "per_name": "weighted_mean(payloads)",
     "per_name_update": "update_by_name(rules)",
+    "fedavgm": "fedopt(partial(torch.optim.SGD, lr=1.0, momentum=0.9))",
     "frozen": "freeze(model)",
     "load": "load_values(module, values)",
     "stream_seed": "stream_generator(seed, server_round=...)",

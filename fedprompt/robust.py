@@ -1,5 +1,5 @@
-"""Robust aggregators, for clients whose messages may be wrong."""
+"""Robust aggregators, for clients whose messages may be wrong, and one for each name."""
 
-from fedprompt.aggregation import krum, multi_krum, trimmed_mean, weighted_median
+from fedprompt.aggregation import aggregate_by_name, krum, multi_krum, trimmed_mean, weighted_median
 
-__all__ = ["krum", "multi_krum", "trimmed_mean", "weighted_median"]
+__all__ = ["aggregate_by_name", "krum", "multi_krum", "trimmed_mean", "weighted_median"]

@@ -11,6 +11,7 @@ from fedprompt._float64 import supports_float64
 from narrow_device import narrow_device
 from same import assert_same
 
+MOMENTUM = partial(torch.optim.SGD, lr=1.0, momentum=0.9)
 FRACTION = partial(fp.robust.trimmed_mean, fraction=0.2)
 ONE_LIAR = {"num_byzantine": 1}
 
@@ -112,7 +113,7 @@ PIECES = {
     "ema": partial(stepped, fp.ema(decay=0.3)),
     "fedadam": partial(stepped, fp.fedadam(learning_rate=0.1)),
     "fedyogi": partial(stepped, fp.fedyogi(learning_rate=0.1)),
-    "fedavgm": lambda payloads: stepped(fp.fedavgm(), payloads)[0],
+    "fedopt": lambda payloads: stepped(fp.fedopt(MOMENTUM), payloads)[0],
     "mixtures": mixed,
     "distances": lambda payloads: fp.distances(alike(payloads)),
     "delta": change,

@@ -15,16 +15,27 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     config, ledger = context.run_config, fp.Ledger()
     method, federation, test_inputs, test_labels = task.load(config)
-    cohorts = federation.setting.cohorts()
-    wire = task.wire(federation)
-    strategy = flower.ServerStrategy(method, cohorts, **wire, patience=300.0, ledger=ledger)
-    exchanges = federation.setting.rounds * method.exchanges
-    strategy.start(grid, ArrayRecord(), num_rounds=exchanges, timeout=300.0)
+    folder = task.folder(config, "server")
+    start = None if folder is None else fp.load_checkpoint(folder, default=None)
+    strategy = flower.ServerStrategy(
+        method,
+        federation.setting.cohorts(),
+        start=start,
+        **task.wire(federation),
+        patience=300.0,
+        ledger=ledger,
+    )
+
+    def save(*_: object) -> None:
+        if folder is not None:
+            fp.save_checkpoint(strategy.now, folder)
+
+    rounds = federation.setting.rounds - 1 - strategy.now.server_round
+    exchanges = rounds * method.exchanges
+    strategy.start(grid, ArrayRecord(), num_rounds=exchanges, timeout=300.0, evaluate_fn=save)
     newcomer = federation.data(int(config["clients"]), strategy.now.server_round)
     model = strategy.now.model(method, newcomer)
     with torch.no_grad():
         accuracy = (model(test_inputs).argmax(1) == test_labels).float().mean().item()
     print(f"{config['method']}: a new client classifies {accuracy:.1%} of the test digits")
     print(ledger.table())
-    if config["out"]:
-        fp.save_checkpoint(strategy.now, str(config["out"]))

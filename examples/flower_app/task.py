@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -76,6 +77,11 @@ def wire(federation: methods.Federation) -> dict[str, Any]:
         return fp.fingerprint(setting.tower if clip else setting.trunk_of(client))
 
     return {"max_bytes": 10**7, "fingerprint": fingerprint}
+
+
+def folder(config: Mapping[str, Any], part: str) -> Path | None:
+    """Return the folder of the server or of the clients, or None if nothing is saved."""
+    return Path(str(config["out"]), part) if config["out"] else None
 
 
 @torch.no_grad()

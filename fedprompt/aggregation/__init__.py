@@ -5,7 +5,7 @@ from fedprompt.aggregation.heterogeneous import heterogeneous_means
 from fedprompt.aggregation.krum import krum, multi_krum
 from fedprompt.aggregation.low_rank import low_rank_mean
 from fedprompt.aggregation.means import weighted_mean
-from fedprompt.aggregation.optimizers import descend, fedadam, fedavgm, fedopt, fedyogi
+from fedprompt.aggregation.optimizers import descend, fedadam, fedopt, fedyogi
 from fedprompt.aggregation.personal import averaging_server, distances, mixtures
 from fedprompt.aggregation.robust import trimmed_mean, weighted_median
 from fedprompt.aggregation.server import ema, overwrite
@@ -17,7 +17,6 @@ __all__ = [
     "distances",
     "ema",
     "fedadam",
-    "fedavgm",
     "fedopt",
     "fedyogi",
     "heterogeneous_means",

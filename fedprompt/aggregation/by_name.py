@@ -77,7 +77,7 @@ def update_by_name(
 
     Args:
         rules: Update for each name or dotted prefix of names, matched as in
-            :func:`aggregate_by_name`.
+            :func:`~fedprompt.robust.aggregate_by_name`.
         default: Update of all other names.
 
     Returns:

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterable
 from copy import deepcopy
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -60,7 +59,8 @@ def fedopt(
     .. math:: g = v - \bar v
 
     Here :math:`v` is the previous value and :math:`\bar v` the mean of the round. With
-    ``partial(torch.optim.SGD, lr=1.0)``, this is :func:`overwrite` up to rounding.
+    ``partial(torch.optim.SGD, lr=1.0)``, this is :func:`overwrite` up to rounding, and with
+    ``momentum=0.9`` in it FedAvgM.
 
     Rows of total weight 0 keep their value and their moments. State that is not kept for each
     number, such as Adam's number of steps, advances for all rows. If the mean has no known row,
@@ -87,43 +87,11 @@ def fedopt(
         {'head': tensor([2.])}
 
     References:
-        Reddi et al., "Adaptive Federated Optimization", ICLR 2021, Algorithm 1.
-    """
-    return _Optimizer(make_optimizer, max_norm, gradient=torch.sub)
-
-
-def fedavgm(*, learning_rate: float = 1.0, momentum: float = 0.9) -> ServerRule:
-    r"""Add momentum to the movement of the mean (FedAvgM).
-
-    .. math:: m \leftarrow \beta m + \Delta, \qquad v \leftarrow v + \eta\, m
-
-    Here :math:`\Delta` is the mean minus the previous value :math:`v`, and :math:`m` is 0 at the
-    start. Rows of total weight 0 keep their value and their momentum.
-
-    Args:
-        learning_rate: Server learning rate :math:`\eta` (above 0).
-        momentum: Decay :math:`\beta` of the momentum (in [0, 1)). With 0 and rate 1, this is
-            :func:`overwrite` up to rounding.
-
-    Returns:
-        A :class:`ServerRule` for a tensor or a dict of tensors.
-
-    Example:
-        >>> server = fedavgm(momentum=0.5)
-        >>> value, state = torch.tensor(0.0), server.init(torch.tensor(0.0))
-        >>> for _ in range(2):  # clients move by 1 in each round
-        ...     mean = Weighted(value + 1, torch.tensor(10.0))
-        ...     value, state = server.step(value, mean, state)
-        >>> value
-        tensor(2.5000)
-
-    References:
-        Hsu et al., "Measuring the Effects of Non-Identical Data Distribution for Federated Visual
+        Reddi et al., "Adaptive Federated Optimization", ICLR 2021, Algorithm 1; FedAvgM: Hsu et
+        al., "Measuring the Effects of Non-Identical Data Distribution for Federated Visual
         Classification", 2019.
     """
-    check.number("learning_rate", learning_rate, above=0)
-    _check_decay("momentum", momentum)
-    return fedopt(partial(torch.optim.SGD, lr=learning_rate, momentum=momentum))
+    return _Optimizer(make_optimizer, max_norm, gradient=torch.sub)
 
 
 def fedadam(

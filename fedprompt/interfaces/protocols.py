@@ -18,7 +18,7 @@ class Aggregator(Protocol):
     """Function from entries to one entry, under the laws of ``tests/laws/test_aggregators.py``.
 
     The library's own aggregators also take payloads and then return a payload.
-    :func:`aggregate_by_name` lifts any other aggregator over names.
+    :func:`~fedprompt.robust.aggregate_by_name` lifts any other aggregator over names.
     """
 
     def __call__(self, entries: Iterable[Weighted], /) -> Weighted:

@@ -14,8 +14,10 @@ Compared: equations of the papers, with the deviations above, float64, largest d
 (2026-11).
 """
 
+from functools import partial
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 
 import fedprompt as fp
@@ -32,7 +34,8 @@ def fedavgm(
     setting: VitSetting, *, learning_rate: float = 1e-2, momentum: float = 0.5
 ) -> fp.Method:
     """FedAvgM."""
-    return _optimized(setting, fp.fedavgm(momentum=momentum), learning_rate)
+    make_optimizer = partial(torch.optim.SGD, lr=1.0, momentum=momentum)
+    return _optimized(setting, fp.fedopt(make_optimizer), learning_rate)
 
 
 @register("FedAdam", families=("one model",), search=_RATES)

@@ -42,7 +42,7 @@ MATCHES = [
 @pytest.mark.parametrize("order", [1, -1])
 def test_names_match_the_full_name_then_the_longest_prefix_then_the_default(order):
     rules = {rule: constant(number) for rule, number in list(RULES.items())[::order]}
-    payload = fp.aggregate_by_name(rules, default=constant(9.0))(
+    payload = fp.robust.aggregate_by_name(rules, default=constant(9.0))(
         [{name: known(0.0) for name, _ in MATCHES}]
     )
     assert {name: entry.value.item() for name, entry in payload.items()} == dict(MATCHES)
@@ -76,7 +76,7 @@ def test_errors_give_the_position_among_the_payloads_that_have_the_name():
             aggregate(sent)
     with pytest.raises(ValueError, match=r"^`payloads\[2\]\['head'\]\.value` must be finite"):
         fp.weighted_mean([{"head": good}, {"other": good}, {"head": broken}])
-    by_name = fp.aggregate_by_name({})
+    by_name = fp.robust.aggregate_by_name({})
     rule = r"'head' \(counting the 2 payloads of 3 that have it\): `entries\[1\]"
     with pytest.raises(ValueError, match=rule):
         by_name([{"head": good}, {"other": good}, {"head": broken}])

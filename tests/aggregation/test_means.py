@@ -87,7 +87,7 @@ ONE = fp.Weighted(torch.ones(2, 3), torch.ones(2))
         partial(fp.robust.multi_krum, num_byzantine=0, num_selected=1),
         partial(fp.mixtures, weights=torch.ones(1, 1)),
         fp.distances,
-        fp.aggregate_by_name({}),
+        fp.robust.aggregate_by_name({}),
     ],
 )
 def test_aggregators_take_several_things(aggregate, things):

@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 import torch
 
-from fedprompt import Weighted, descend, fedadam, fedavgm, fedopt, fedyogi
+from fedprompt import Weighted, descend, fedadam, fedopt, fedyogi
 from references import fedopt as reference
 from refusals import check_refused, refusals
 from same import assert_identical, assert_same
@@ -70,10 +70,10 @@ def test_one_step_of_fedadam_and_fedyogi_by_hand():
     assert_near(value, torch.tensor([1 + 1 / (1.25**0.5 + 0.5), 1 - 0.25]))
 
 
-def test_fedavgm_is_server_momentum(generator):
+def test_momentum_of_fedopt_is_fedavgm(generator):
     start, means = rounds(generator)
     options = {"learning_rate": 0.7, "momentum": 0.6}
-    steps = run(fedavgm(**options), start, means)
+    steps = run(fedopt(partial(torch.optim.SGD, lr=0.7, momentum=0.6)), start, means)
     for row in range(4):
         for number in range(2):
             own = column(means, row, number)
@@ -109,7 +109,6 @@ def moments_of(state):
     [
         fedadam(**OPTIONS),
         fedyogi(**OPTIONS),
-        fedavgm(),
         fedopt(SGD),
         descend(SGD),
         fedopt(partial(torch.optim.RMSprop, lr=0.1, weight_decay=0.1)),
@@ -144,7 +143,6 @@ def test_fedopt_clips_the_movement(max_norm, factor):
         (fedadam(**OPTIONS), "second"),
         (fedyogi(**OPTIONS), "second"),
         (fedopt(partial(torch.optim.Adam, lr=0.1)), "exp_avg_sq"),
-        (fedavgm(learning_rate=10.0), "value"),
         (descend(partial(torch.optim.SGD, lr=10.0)), "value"),
     ],
 )
@@ -176,9 +174,6 @@ def step(server, weight, *, columns=3, rows=2):
 
 REFUSED = """
 fedopt(SGD, max_norm=0) -> ValueError: `max_norm` must be above 0; got 0.
-fedavgm(learning_rate=0) -> ValueError: `learning_rate` must be above 0; got 0.
-fedavgm(momentum=1.0) -> ValueError: `momentum` must be below 1; got 1.0.
-fedavgm(momentum=-0.1) -> ValueError: `momentum` must be at least 0; got -0.1.
 fedadam(learning_rate=-1.0) -> ValueError: `learning_rate` must be above 0; got -1.0.
 fedadam(learning_rate=1.0, betas=(0.9, 1.0)) -> ValueError: `betas[1]` must be below 1; got 1.0.
 fedyogi(learning_rate=1.0, betas=0.9) -> TypeError: `betas` must be two numbers; got 0.9 (float).
@@ -186,8 +181,6 @@ fedyogi(learning_rate=1.0, tau=0.0) -> ValueError: `tau` must be above 0; got 0.
 fedopt(SGD).init([0.0]) -> TypeError: `previous` must be a floating-point tensor
 step(fedopt(SGD), [1.0, -1.0]) -> ValueError: `mean.weight` must be finite and at least 0
 step(fedopt(SGD), [1.0, 1.0], columns=1) -> ValueError: `mean.value` must have the shape
-fedavgm().init([0.0]) -> TypeError: `previous` must be a floating-point tensor
-step(fedavgm(), [1.0, -1.0]) -> ValueError: `mean.weight` must be finite and at least 0
 fedadam(**OPTIONS).init([0.0]) -> TypeError: `previous` must be a floating-point tensor
 step(fedadam(**OPTIONS), [1.0, -1.0]) -> ValueError: `mean.weight` must be finite and at least 0
 step(fedadam(**OPTIONS), [1.0, 1.0], columns=1) -> ValueError: `mean.value` must have the shape

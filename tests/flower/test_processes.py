@@ -19,12 +19,15 @@ def check(folder: Path, names: list[str], *, simulation: bool) -> None:
     """Run methods with client and server states, and compare with runs in one process."""
     with running_flower(folder, nodes=2, simulation=simulation) as run:
         for name in names:
-            out, counts = folder / name, " ".join(f"{key}={n}" for key, n in CONFIG.items())
-            said = run(APP, f'method="{name}" out="{out}" {counts}')
-            assert f"{name}: a new client classifies" in said, said
+            out = folder / name
+            for rounds in range(1, 1 + CONFIG["rounds"]):  # the second run goes on from the first
+                counts = " ".join(f"{key}={n}" for key, n in (CONFIG | {"rounds": rounds}).items())
+                said = run(APP, f'method="{name}" out="{out}" {counts}')
+                assert f"{name}: a new client classifies" in said, said
             method, federation, *_ = task.load(CONFIG | {"method": name})
             *_, expected = fp.run_rounds(method, federation.data, federation.setting.cohorts())
-            assert_equal(tuple(fp.load_checkpoint(out)), tuple(expected._replace(clients={})))
+            found = fp.load_checkpoint(out / "server")
+            assert_equal(tuple(found), tuple(expected._replace(clients={})))
 
 
 def test_two_methods_over_a_superlink_and_supernodes_equal_one_process(tmp_path):

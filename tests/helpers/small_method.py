@@ -4,6 +4,7 @@ Spawned processes import this module by name.
 """
 
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,7 +31,8 @@ class Data(NamedTuple):
 
 def method(exchanges: int = 2) -> fp.Method:
     """Average with momentum, remember who sent, and keep a private sum at each client."""
-    average = fp.averaging_server({"x": torch.zeros(3)}, fp.fedavgm(momentum=0.9))
+    momentum = fp.fedopt(partial(torch.optim.SGD, lr=1.0, momentum=0.9))
+    average = fp.averaging_server({"x": torch.zeros(3)}, momentum)
 
     def train(data, answer, state):
         own = state.get("own", torch.zeros(3)) + answer["x"] / 3 + data.number

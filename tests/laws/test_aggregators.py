@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import fedprompt.aggregation
-from fedprompt import Weighted, aggregate_by_name, heterogeneous_means, weighted_mean
-from fedprompt.robust import trimmed_mean, weighted_median
+from fedprompt import Weighted, heterogeneous_means, weighted_mean
+from fedprompt.robust import aggregate_by_name, trimmed_mean, weighted_median
 from generated import examples
 from known import known
 from references.fedhpl import similarity as dimension_similarity

@@ -53,7 +53,6 @@ ON_TENSORS = {
     "descend Adam": fp.descend(partial(torch.optim.Adam, lr=0.1, weight_decay=0.1)),
     "fedopt SGD": fp.fedopt(partial(torch.optim.SGD, lr=0.5, momentum=0.9, weight_decay=0.1)),
     "fedopt Adam": fp.fedopt(partial(torch.optim.Adam, lr=0.1, weight_decay=0.1), max_norm=1.0),
-    "fedavgm": fp.fedavgm(),
     "fedadam": fp.fedadam(learning_rate=0.1),
     "fedyogi": fp.fedyogi(learning_rate=0.1, betas=(0.5, 0.9), tau=0.1),
 }
