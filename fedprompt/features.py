@@ -81,14 +81,13 @@ def precompute(
         tensor([1.5000, 5.5000, 9.5000])
     """
     _check_arguments(encode, dataset, batch_size, dtype, views, key)
-    dataset = _Column(dataset, key) if key is not None else dataset
     if views is None and not isinstance(dataset, Tensor):
-        _check_repeatable(dataset)
+        _check_repeatable(dataset, key)
     features = torch.empty(0)
     with torch.no_grad():
         for start, view in product(range(0, len(dataset), batch_size), range(views or 1)):
             stop = min(start + batch_size, len(dataset))
-            rows = _rows(encode, _images(dataset, range(start, stop)))
+            rows = _rows(encode, _images(dataset, range(start, stop), key))
             if start == view == 0:
                 features = rows.new_empty((len(dataset), views or 1, *rows.shape[1:]), dtype=dtype)
             if rows.shape[1:] != features.shape[2:]:
@@ -96,26 +95,6 @@ def precompute(
                 raise check.wrong("encode", rule, tuple(rows.shape[1:]))
             features[start : start + len(rows), view] = rows
     return features if views is not None else features.squeeze(1)
-
-
-class _Column:
-    """Images of a data set whose samples are dicts."""
-
-    def __init__(self, dataset: _MapStyle, key: str) -> None:
-        self.dataset = dataset
-        self.key = key
-
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-    def __getitem__(self, index: int, /) -> Any:
-        sample = self.dataset[index]
-        if not isinstance(sample, Mapping):
-            rule = "be None for samples that are not dicts"
-            raise check.wrong("key", rule, f"{self.key!r} for a {type(sample).__name__} at {index}")
-        if self.key not in sample:
-            raise check.wrong("key", f"be one of {_names(sample)}", repr(self.key))
-        return sample[self.key]
 
 
 def _rows(encode: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
@@ -128,10 +107,10 @@ def _rows(encode: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
     return rows
 
 
-def _images(dataset: _MapStyle | Tensor, indices: range) -> Tensor:
+def _images(dataset: _MapStyle | Tensor, indices: range, key: str | None) -> Tensor:
     if isinstance(dataset, Tensor):
         return dataset[indices.start : indices.stop]
-    images = [_image(dataset, index) for index in indices]
+    images = [_image(dataset, index, key) for index in indices]
     for index, image in zip(indices, images, strict=True):
         if image.shape != images[0].shape or image.dtype != images[0].dtype:
             rule = f"return images of one shape and dtype, at first {check.kind(images[0])}"
@@ -139,8 +118,8 @@ def _images(dataset: _MapStyle | Tensor, indices: range) -> Tensor:
     return torch.stack(images)
 
 
-def _image(dataset: _MapStyle, index: int) -> Tensor:
-    sample = dataset[index]
+def _image(dataset: _MapStyle, index: int, key: str | None) -> Tensor:
+    sample = dataset[index] if key is None else _entry(dataset[index], index, key)
     if isinstance(sample, Mapping):
         raise check.wrong("key", f"be one of {_names(sample)}, for samples that are dicts", None)
     image = sample[0] if isinstance(sample, tuple | list) and sample else sample
@@ -150,16 +129,26 @@ def _image(dataset: _MapStyle, index: int) -> Tensor:
     return image
 
 
+def _entry(sample: Any, index: int, key: str) -> Any:
+    """Return the image of a sample that is a dict."""
+    if not isinstance(sample, Mapping):
+        rule = "be None for samples that are not dicts"
+        raise check.wrong("key", rule, f"{key!r} for a {type(sample).__name__} at {index}")
+    if key not in sample:
+        raise check.wrong("key", f"be one of {_names(sample)}", repr(key))
+    return sample[key]
+
+
 def _names(sample: Mapping[str, object]) -> str:
     return ", ".join(map(repr, sample))
 
 
-def _check_repeatable(dataset: _MapStyle) -> None:
+def _check_repeatable(dataset: _MapStyle, key: str | None) -> None:
     count = min(_PROBES, len(dataset))
     for probe in range(count):
         index = probe * len(dataset) // count
-        first = _image(dataset, index)
-        again = _image(dataset, index)
+        first = _image(dataset, index, key)
+        again = _image(dataset, index, key)
         if first.shape != again.shape or not torch.equal(first, again):
             remedy = "remove the random transform, or pass `views`"
             rule = f"return the same image whenever it is read; {remedy}"

@@ -14,7 +14,7 @@ GuideLoss = Callable[[Tensor, Tensor], Tensor]
 
 def label_loss(logits: Tensor, labels: Tensor) -> Tensor:
     """Compute the cross-entropy in float32 at least."""
-    return F.cross_entropy(at_least_single(logits), labels.long())
+    return F.cross_entropy(at_least_single(logits), labels)
 
 
 def guide_loss(guided: Tensor, labels: Tensor, guides: Guides, loss: GuideLoss) -> Tensor:
@@ -23,7 +23,6 @@ def guide_loss(guided: Tensor, labels: Tensor, guides: Guides, loss: GuideLoss) 
     A sample without a guide is compared with itself, and receives no gradient.
     """
     guided = at_least_single(guided)
-    labels = labels.long()
     rows = guides.table[labels]
     if guides.mask is not None:
         mask = guides.mask[labels, None]

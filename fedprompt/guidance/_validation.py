@@ -79,11 +79,6 @@ def check_call(
         check.function("update", update)
 
 
-def check_trainable(parameters: Mapping[str, Tensor]) -> None:
-    """Require a trainable parameter."""
-    check.some("model", parameters, "have a parameter that requires gradients")
-
-
 def checked_batches(argument: str, batches: object, num_classes: int) -> list[Pair]:
     """Require one pair (images, labels) or several, none empty, and return a list."""
     if not isinstance(batches, Sequence) or isinstance(batches, str):
@@ -104,13 +99,12 @@ def _checked_batch(argument: str, batch: Any, num_classes: int) -> Pair:
         raise check.wrong_type(argument, "be a pair of tensors (images, labels)", check.kind(batch))
     images, labels = batch
     check.strided(argument, images)
-    check.strided(f"{argument} labels", labels)
     check.labels(f"{argument} labels", labels, num_classes)
     check.some(argument, len(labels), "contain at least one sample")
     if images.ndim == 0 or len(images) != len(labels):
         shapes = f"{tuple(images.shape)} and {tuple(labels.shape)}"
         raise check.wrong(argument, "have as many images as labels", shapes)
-    return images, labels
+    return images, labels.long()
 
 
 def check_reached(guided: Tensor) -> None:

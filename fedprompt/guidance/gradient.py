@@ -27,6 +27,8 @@ _BatchLoss = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(guided, logits, labels) -> a scalar."""
 _Method = Callable[[Evaluate, Parameters, Parameters], Tensor]
 """(evaluate, parameters, direction) -> the derivative of the guided output."""
+_Step = tuple[Parameters, Callable[[_Gradients], _Gradients]]
+"""(parameters after the step, function from their gradients to those of the step's gradients)."""
 _Update = Callable[..., Mapping[str, Tensor]]
 """(parameters, gradients, learning_rate=...) -> the parameters after one step."""
 
@@ -126,13 +128,17 @@ def guide_gradient(
     inputs = [images for images, _ in study_batches + quiz_batches]
     with _passes.passes_alone(model, inputs) as passes:
         parameters = passes.parameters()
-        valid.check_trainable(parameters)
+        check.some("model", parameters, "have a parameter that requires gradients")
         mean_gradient = partial(_mean_gradient, passes, rows.table)
         studied, gradients = mean_gradient("study", study_batches, parameters, loss=study_loss)
         arguments = parameters, gradients, learning_rate
-        step = _descend(*arguments) if update is None else _take(update, *arguments)
-        _, slope = mean_gradient("quiz", quiz_batches, step.parameters, loss=_quiz_loss)
-        direction = step.direction(parameters, slope)
+        stepped, pull_back = _descend(*arguments) if update is None else _take(update, *arguments)
+        _, slope = mean_gradient("quiz", quiz_batches, stepped, loss=_quiz_loss)
+        valid.check_used(parameters, gradients.keys() | slope.keys())
+        pulled = pull_back(slope)
+        direction = {
+            name: pulled.get(name, torch.zeros_like(value)) for name, value in parameters.items()
+        }
         value = torch.zeros_like(rows.table)
         for batch in studied:
             tangent = method(_repeat(passes, batch), parameters, direction)
@@ -148,29 +154,6 @@ class _Studied(NamedTuple):
     labels: Tensor
     guided: Tensor
     states: RandomStates
-
-
-class _Step(NamedTuple):
-    """A step of the parameters.
-
-    Attributes:
-        parameters: Parameters after the step, by name.
-        used: Names of the parameters that have a gradient.
-        pull_back: Function from the gradients of a loss by the stepped parameters to the gradients
-            of this loss by the gradients of the step.
-    """
-
-    parameters: Parameters
-    used: set[str]
-    pull_back: Callable[[_Gradients], _Gradients]
-
-    def direction(self, parameters: Parameters, slope: _Gradients) -> _Gradients:
-        """Pull back the slope through the step, to a direction of all parameters."""
-        valid.check_used(parameters, self.used | slope.keys())
-        pulled = self.pull_back(slope)
-        return {
-            name: pulled.get(name, torch.zeros_like(value)) for name, value in parameters.items()
-        }
 
 
 def _quiz_loss(guided: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
@@ -223,7 +206,7 @@ def _descend(parameters: Parameters, gradients: _Gradients, learning_rate: float
     def pull_back(slope: _Gradients) -> _Gradients:
         return {name: value.mul_(-learning_rate) for name, value in slope.items()}
 
-    return _Step(stepped, set(gradients), pull_back)
+    return stepped, pull_back
 
 
 def _take(
@@ -245,7 +228,7 @@ def _take(
         pulled = torch.autograd.grad(outputs, list(leaves.values()), slopes, allow_unused=True)
         return {name: new for name, new in zip(leaves, pulled, strict=True) if new is not None}
 
-    return _Step(stepped, set(gradients), pull_back)
+    return stepped, pull_back
 
 
 def _repeat(passes: Passes, batch: _Studied) -> Evaluate:
@@ -275,5 +258,5 @@ def _studied_classes(guides: Guides, studied: list[_Studied]) -> Tensor:
     """Return 1 for the classes of the study samples that have a guide, and 0 for the others."""
     present = torch.zeros(len(guides.table), device=guides.table.device)
     for batch in studied:
-        present[batch.labels.long()] = 1.0
+        present[batch.labels] = 1.0
     return present if guides.mask is None else present.where(guides.mask, 0.0)
