@@ -50,9 +50,7 @@ def kind(thing: object) -> str:
     return f"{text} ({name})" if short else f"a {name}"
 
 
-def instance(
-    argument: str, value: object, kinds: type | UnionType | tuple[type, ...], rule: str
-) -> None:
+def instance(argument: str, value: object, kinds: type | UnionType, rule: str) -> None:
     """Require an argument of one of some types."""
     if not isinstance(value, kinds):
         raise wrong_type(argument, rule, kind(value))
@@ -278,8 +276,7 @@ def labels(
 def divisor(argument: str, value: object) -> None:
     """Require a number by which float32 numbers can be divided."""
     limits = torch.finfo(torch.float32)
-    number(argument, value, above=0)
-    number(argument, value, at_least=limits.tiny, at_most=limits.max)
+    number(argument, value, above=0, at_least=limits.tiny, at_most=limits.max)
 
 
 def factor(argument: str, value: object, *, above: float | None = None) -> None:

@@ -44,7 +44,7 @@ class _TransformersTrunk(FrozenTrunk):
             raise check.wrong("attention_mask", rule, f"a mask for {config._attn_implementation}")
         self.blocks = encoder.layer if hasattr(encoder, "layer") else encoder.layers
         self.dim = config.hidden_size
-        self.patch_size = max(_height_and_width(config.patch_size))
+        self.patch_size = max(check.height_and_width("patch_size", config.patch_size))
         super().__init__(model, attention_mask)
 
     def embedded(self, images: Tensor) -> tuple[Tensor, Context]:
@@ -53,7 +53,8 @@ class _TransformersTrunk(FrozenTrunk):
 
     def sizes(self) -> Sizes:
         config = self.vision.config
-        return Sizes(*map(_height_and_width, (config.image_size, config.patch_size)))
+        image = check.height_and_width("image_size", config.image_size)
+        return Sizes(image, check.height_and_width("patch_size", config.patch_size))
 
     def embeddings(self, images: Tensor) -> Tensor:
         other_size = tuple(images.shape[2:]) != self.sizes().image
@@ -125,8 +126,3 @@ _TRUNKS: dict[str, Callable[..., FrozenTrunk]] = {
     "SiglipVisionModel": _SiglipTrunk,
     "SiglipModel": _SiglipTrunk,
 }
-
-
-def _height_and_width(size: Any) -> tuple[int, int]:
-    height, width = (size, size) if isinstance(size, int) else size
-    return height, width

@@ -105,7 +105,7 @@ def vit_trunk(
     """
     make = _maker(model)
     if make is None:
-        reason = _reason_to_refuse(model, is_supported=lambda part: _maker(part) is not None)
+        reason = _reason_to_refuse(model)
         rule = "be a vision transformer of timm, open_clip, transformers or torchvision"
         raise check.wrong_type("model", f"{rule} ({reason})", type(model).__name__)
     if attention_mask is not None:
@@ -134,13 +134,13 @@ def _maker(model: object) -> Callable[[nn.Module, Tensor | None], FrozenTrunk] |
     return None
 
 
-def _reason_to_refuse(model: Any, is_supported: Callable[[nn.Module], bool]) -> str:
+def _reason_to_refuse(model: Any) -> str:
     """Return the reason to refuse a model, and the remedy."""
     if not isinstance(model, nn.Module):
         return "it is not an nn.Module"
     if "peft" in libraries(model) and hasattr(model, "get_base_model"):
         return _PEFT
-    inside = [name for name, child in model.named_children() if is_supported(child)]
+    inside = [name for name, child in model.named_children() if _maker(child) is not None]
     if inside and type(model).__name__ != "TimmModel":
         name = inside[0]
         part = f"model.{name}" if name.isidentifier() else f"model.get_submodule({name!r})"

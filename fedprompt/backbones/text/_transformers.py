@@ -1,6 +1,7 @@
 """Parts of the text towers of transformers' CLIP models, and their tokenizers."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -69,12 +70,10 @@ class HuggingText:
         Its checkpointing, which is off in eval mode, is done here.
         """
         block = self._text.encoder.layers[layer]
-        mask = None if mask is None else mask[None, None]
-        if not getattr(block, "gradient_checkpointing", False):
-            hidden: Tensor = block(tokens, mask)
-            return tokens_at(hidden, read)
-        checkpointed: Tensor = checkpoint(block, tokens, mask, use_reentrant=False)
-        return tokens_at(checkpointed, read)
+        run = block
+        if getattr(block, "gradient_checkpointing", False):
+            run = partial(checkpoint, block, use_reentrant=False)
+        return tokens_at(run(tokens, None if mask is None else mask[None, None]), read)
 
     def project(self, tokens: Tensor) -> Tensor:
         """Apply the last norm and the projection to pooled tokens."""

@@ -95,12 +95,9 @@ class TextTower:
         _check_unadapted(clip_model, self._parts.images)
         self.model = freeze(clip_model)
         # Checked in every forward pass, so stored as flat lists.
-        self._all_modules = [module for part in self._parts.modules() for module in part.modules()]
-        self._all_parameters = [
-            parameter
-            for module in self._all_modules
-            for parameter in module.parameters(recurse=False)
-        ]
+        parts = list(self._parts.modules())
+        self._all_modules = [module for part in parts for module in part.modules()]
+        self._all_parameters = [weight for part in parts for weight in part.parameters()]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "TextTower":
         return self
