@@ -69,7 +69,11 @@ def fingerprint(
         >>> parts["prompts"]
         '3, 3 at layers 0, 1, replacing'
     """
-    model = _module_of(backbone)
+    model = find_module(backbone)
+    if model is None:
+        rule = "be a trunk or a text tower that keeps its nn.Module as `model`, or its modules"
+        got = check.kind(backbone)
+        raise check.wrong_type("backbone", f"{rule} and tensors as attributes", got)
     _check_arguments(streams, class_names, name_position)
     name = type(backbone if isinstance(model, Attributes) else model).__name__
     architecture = (getattr(model, "pretrained_cfg", None) or {}).get("architecture")
@@ -90,14 +94,6 @@ def fingerprint(
         position = "after the context" if name_position is None else str(name_position)
         parts["name_position"] = position
     return parts
-
-
-def _module_of(backbone: object) -> nn.Module:
-    model = find_module(backbone)
-    if model is not None:
-        return model
-    rule = "be a trunk or a text tower that keeps its nn.Module as `model`, or its modules"
-    raise check.wrong_type("backbone", f"{rule} and tensors as attributes", check.kind(backbone))
 
 
 def _weights(model: Any, trainable: object) -> str:

@@ -5,7 +5,6 @@ from functools import partial
 
 import torch
 import torch.nn as nn
-from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor
 
@@ -79,9 +78,7 @@ class PadPrompts(nn.Module):
         self.columns = nn.Parameter(draw(len(mean), height, 2 * padding))
         self.rows = nn.Parameter(draw(len(mean), 2 * padding, width + 2 * padding))
         for name, numbers in (("mean", mean), ("std", std)):
-            per_channel = rearrange(
-                torch.tensor(numbers, device=device), "channels -> channels 1 1"
-            )
+            per_channel = torch.tensor(numbers, device=device)[:, None, None]
             self.register_buffer(name, per_channel, persistent=False)
 
     def forward(

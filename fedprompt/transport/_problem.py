@@ -75,13 +75,6 @@ class Solution(NamedTuple):
     duals: Tensor | None = None
 
 
-def check_options(epsilon: float, tolerance: float, max_iterations: int) -> None:
-    """Require hyper-parameters of an iterative solver."""
-    check.divisor("epsilon", epsilon)
-    check.number("tolerance", tolerance, above=0)
-    check.count("max_iterations", max_iterations)
-
-
 def couple_entropic(
     cost: Tensor,
     a: Tensor,
@@ -94,7 +87,9 @@ def couple_entropic(
     rows_exact: bool = False,
 ) -> Coupling:
     """Check the options of an iterative solver, and call :func:`couple` with them."""
-    check_options(epsilon, tolerance, max_iterations)
+    check.divisor("epsilon", epsilon)
+    check.number("tolerance", tolerance, above=0)
+    check.count("max_iterations", max_iterations)
     solver = partial(solve, epsilon=epsilon, tolerance=tolerance, max_iterations=max_iterations)
     return couple(cost, a, b, solver, epsilon=epsilon, rows_exact=rows_exact)
 

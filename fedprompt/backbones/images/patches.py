@@ -48,7 +48,6 @@ def image_tokens(
     from open_clip.timm_model import TimmModel
     from open_clip.transformer import VisionTransformer
 
-    check.images(images)
     visual = getattr(clip_model, "visual", None)
     families = ((VisionTransformer, _vit), (ModifiedResNet, _resnet), (TimmModel, _timm))
     for family, encode in families:
