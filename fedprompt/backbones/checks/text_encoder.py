@@ -6,7 +6,8 @@ from torch import Tensor
 
 import fedprompt._checks as check
 from fedprompt.backbones.checks._report import Judge, Line, Report, Verdict, judged, near
-from fedprompt.interfaces import ClassNames, PromptedText, TextEncoder
+from fedprompt.interfaces import ClassNames, TextEncoder
+from fedprompt.prompts import prompted_text
 
 
 def check_text_encoder(
@@ -93,7 +94,8 @@ class _Judge(Judge):
 
     @torch.no_grad()
     def encode(self, context: Tensor, names: ClassNames | None = None) -> Tensor:
-        return self.encoder(_sentences(context, names or self.names))
+        several = context.ndim == 4
+        return self.encoder(prompted_text(context, names or self.names, per_sample=several))
 
     def shape(self) -> Verdict:
         dim, width = self.encoder.dim, self.names.tokens.shape[-1]
@@ -126,7 +128,7 @@ class _Judge(Judge):
     def end_of_text(self) -> Verdict:
         if not self.names.causal:
             return True, "may be read, because the names have causal=False"
-        text = _sentences(self.context, self.names)
+        text = prompted_text(self.context, self.names)
         position = torch.arange(text.suffix.shape[-2], device=text.suffix.device)
         last = torch.tensor(text.end, device=position.device) - text.prefix.shape[-2]
         after = (position > last[:, None])[..., None]
@@ -137,7 +139,7 @@ class _Judge(Judge):
     @torch.no_grad()
     def class_specific(self) -> Verdict:
         by_class = self.context[:, None].expand(-1, len(self.names.names), -1, -1)
-        text = _sentences(by_class, self.names, class_specific=True)
+        text = prompted_text(by_class, self.names, class_specific=True)
         return _near(self.encoder(text), self.encode(self.context))
 
     def samples(self) -> Verdict:
@@ -149,7 +151,7 @@ class _Judge(Judge):
     def gradients(self) -> Verdict:
         context = self.context.clone().requires_grad_()
         with torch.enable_grad():
-            features = self.encoder(_sentences(context, self.names))
+            features = self.encoder(prompted_text(context, self.names))
             if not features.requires_grad:
                 return False, "features have no graph"
             weights = torch.linspace(0.5, 1.5, features.shape[-1], device=features.device)
@@ -175,23 +177,6 @@ _CHECKS: tuple[tuple[str, str, str], ...] = (
     ("unchanged", "unchanged", "make new tensors, do not write in place"),
     ("shared", "shared", "let __deepcopy__ return the encoder"),
 )
-
-
-def _sentences(context: Tensor, names: ClassNames, *, class_specific: bool = False) -> PromptedText:
-    """Write sentences with each name after the context."""
-    length = context.shape[-2]
-    axes = context.shape[: -3 if class_specific else -2]
-    start = names.start.to(context).expand(*axes, -1, -1)
-    suffix = names.tokens.to(context).expand(*axes, -1, -1, -1)
-    prefix = start if class_specific else torch.cat([start, context], -2)
-    if class_specific:
-        suffix = torch.cat([context, suffix], -2)
-    if not names.causal:
-        missing = names.context_length - prefix.shape[-2] - suffix.shape[-2]
-        pad = names.pad.to(context).expand(*suffix.shape[:-2], missing, -1)
-        suffix = torch.cat([suffix, pad], -2)
-    end = tuple(len(names.start) + length + number - 1 for number in names.length)
-    return PromptedText(prefix, suffix, end, None if class_specific else length)
 
 
 def _all_near(*pairs: tuple[Tensor, Tensor]) -> Verdict:
