@@ -88,13 +88,9 @@ def chosen_parameters(model: nn.Module, trainable: object) -> list[nn.Parameter]
         raise check.wrong_type("trainable", rule, check.kind(trainable))
     chosen = set[nn.Parameter]()
     for position, part in enumerate(trainable):
-        if isinstance(part, nn.Parameter):
-            chosen.add(part)
-        elif isinstance(part, nn.Module):
-            chosen.update(part.parameters())
-        else:
-            rule = "be a parameter or a module of `model`"
-            raise check.wrong_type(f"trainable[{position}]", rule, check.kind(part))
+        rule = "be a parameter or a module of `model`"
+        check.instance(f"trainable[{position}]", part, nn.Parameter | nn.Module, rule)
+        chosen.update(part.parameters() if isinstance(part, nn.Module) else [part])
     check.some("trainable", chosen, "contain at least one parameter of `model`")
     found = [parameter for parameter in model.parameters() if parameter in chosen]
     if foreign := len(chosen) - len(found):

@@ -33,7 +33,7 @@ def checked_guides(guides: Any) -> Guides:
         check.finite("guides", table, sync=False)
         return Guides(table, None)
     check.shape("guides.weight", weight, table.shape[:1])
-    if weight.device.type == "cpu" and check.values_readable(weight):
+    if check.values_readable(weight, sync=False):
         check.rows("guides", Weighted(table, weight))
     return Guides(table, weight > 0)
 

@@ -20,9 +20,8 @@ def check_pair(query: Tensor, keys: Tensor) -> None:
         raise check.wrong("keys", "hold at least one group of width 1 or more", tuple(keys.shape))
     if query.shape[1] != keys.shape[1]:
         raise check.wrong("query", f"have the width of `keys`, {keys.shape[1]}", query.shape[1])
-    if keys.device.type == "cpu":
-        check.finite("query", query)
-        check.finite("keys", keys)
+    check.finite("query", query, sync=False)
+    check.finite("keys", keys, sync=False)
 
 
 def check_counts(name: str, counts: Tensor, groups: int, *, sync: bool = False) -> None:
@@ -34,7 +33,7 @@ def check_counts(name: str, counts: Tensor, groups: int, *, sync: bool = False) 
         raise check.wrong_type(name, "be a tensor of counts (groups,)", check.kind(counts))
     if counts.shape != (groups,):
         raise check.wrong(name, f"have one count for each of {groups} groups", tuple(counts.shape))
-    if check.values_readable(counts) and (sync or counts.device.type == "cpu"):
+    if check.values_readable(counts, sync=sync):
         check.dense(name, counts)
         check.nonnegative(name, counts)
 

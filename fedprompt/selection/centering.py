@@ -89,8 +89,7 @@ class CenteredQueries(nn.Module):
         if query.shape[1] != dim:
             raise check.wrong("query", f"have the width of `center`, {dim}", query.shape[1])
         check.same_device("query", query, self.center.device, "the device of `center`,")
-        on_cpu = self.center.device.type == "cpu" and check.values_readable(self.center)
-        if on_cpu and bool(self.center.isnan().any()):
+        if check.values_readable(self.center, sync=False) and bool(self.center.isnan().any()):
             raise check.wrong("center", "be given or loaded before the first call", "NaN")
         return _wide(query) - self.center
 

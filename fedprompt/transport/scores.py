@@ -87,10 +87,10 @@ def envelope(
         >>> envelope(cost, newton(cost, a, torch.tensor([1.0]), epsilon=0.1))
         tensor(0.4307)
     """
-    _check(cost, coupling)
+    value = plan_fixed(cost, coupling)
     check.number("coupling.epsilon", coupling.epsilon, at_least=0)
     entropy = torch.xlogy(coupling.plan, coupling.plan).sum((-2, -1))
-    return plan_fixed(cost, coupling) + coupling.epsilon * entropy
+    return value + coupling.epsilon * entropy
 
 
 def implicit(
@@ -132,13 +132,13 @@ def implicit(
         >>> bool(cost.grad[0, 0] < coupling.plan[0, 0])
         True
     """
-    _check(cost, coupling)
+    value = plan_fixed(cost, coupling)
     if coupling.epsilon in (0, math.inf):  # the plan does not move
-        return plan_fixed(cost, coupling)
+        return value
     with torch.no_grad(), torch.autocast(cost.device.type, enabled=False):
         moved = -_moved_by(cost, coupling) / coupling.epsilon
     # The added term has the value 0 and the gradient `moved`.
-    return plan_fixed(cost, coupling) + (moved * (cost - cost.detach())).sum((-2, -1))
+    return value + (moved * (cost - cost.detach())).sum((-2, -1))
 
 
 def _moved_by(cost: Tensor, coupling: Coupling) -> Tensor:
@@ -181,7 +181,7 @@ def _check(cost: Tensor, coupling: Coupling) -> None:
     check_layout(cost, coupling.a, coupling.b)
     check.device("coupling.plan", plan, cost.device)
     check.finite("cost", cost, sync=False)
-    if plan.device.type == "cpu" and check.values_readable(plan) and bool((plan < 0).any()):
+    if check.values_readable(plan, sync=False) and bool((plan < 0).any()):
         raise check.wrong("coupling.plan", "be at least 0", plan.min().item())
     if coupling.epsilon != math.inf:
         check.number("coupling.epsilon", coupling.epsilon, at_least=0)
