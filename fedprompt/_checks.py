@@ -494,9 +494,8 @@ def value_of(argument: str, values: Mapping[str, Tensor], name: str, entry: Weig
     """Return the tensor of a name, which has the form of the payload's entry of this name."""
     if name not in values:
         raise wrong(argument, f"have the name {name!r}", sorted(values))
-    tensor(
-        f"{argument}[{name!r}]", values[name], entry.value.dtype, entry.value.shape, "the payload"
-    )
+    like = entry.value
+    tensor(f"{argument}[{name!r}]", values[name], like.dtype, like.shape, "the payload")
     return values[name]
 
 

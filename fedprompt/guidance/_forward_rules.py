@@ -11,8 +11,8 @@ from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
 
 Function = Callable[..., Any]
-make_dual: Function = forward_ad.make_dual  # untyped in PyTorch
-unpack_dual: Function = forward_ad.unpack_dual
+make_dual: Callable[..., Tensor] = forward_ad.make_dual  # untyped in PyTorch
+unpack_dual: Callable[..., forward_ad.UnpackedDualTensor] = forward_ad.unpack_dual
 WITH_BIAS = (F.linear, torch.conv1d, torch.conv2d, torch.conv3d)
 PRODUCTS = (*WITH_BIAS, torch.matmul, torch.mm, torch.bmm, Tensor.matmul, Tensor.mm, Tensor.bmm)
 
@@ -50,10 +50,7 @@ class ForwardRules(TorchFunctionMode):
 
 def tangent_of(thing: object) -> Tensor | None:
     """Return the tangent of a dual tensor, and None for everything else."""
-    if not isinstance(thing, Tensor):
-        return None
-    tangent: Tensor | None = unpack_dual(thing).tangent
-    return tangent
+    return unpack_dual(thing).tangent if isinstance(thing, Tensor) else None
 
 
 def _check_tangents(func: Function, arguments: list[object], result: object) -> None:
@@ -77,8 +74,7 @@ def _one_sided(
     moved = [value if tangent is None else tangent for value, tangent in pairs] + plain[2:]
     if func in WITH_BIAS and len(args) > 2:
         moved[2] = tangent_of(args[2])
-    product: Tensor = make_dual(func(*plain, **kwargs), func(*moved, **kwargs))
-    return product
+    return make_dual(func(*plain, **kwargs), func(*moved, **kwargs))
 
 
 def _attention(
@@ -110,8 +106,7 @@ def _attention(
         moved *= weights
         output, tangent = (weights @ torch.cat([value, tangents[2]], -1)).chunk(2, -1)
         tangent = tangent + moved @ value - moved.sum(-1, keepdim=True) * output
-    dual: Tensor = make_dual(output.contiguous(), tangent)
-    return dual
+    return make_dual(output.contiguous(), tangent)
 
 
 def _frozen_layer_norm(
@@ -138,8 +133,7 @@ def _frozen_layer_norm(
             tangent, input, shape, mean, deviation, None, None, [True, False, False]
         )
         tangent = moved if weight is None else moved * weight
-    dual: Tensor = make_dual(output, tangent)
-    return dual
+    return make_dual(output, tangent)
 
 
 def _computes_as_is(tensor: Tensor) -> bool:

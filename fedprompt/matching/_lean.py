@@ -145,9 +145,8 @@ def _check_finite(name: str, features: Tensor) -> None:
 
 def _through_unit(gradient: Tensor, units: Tensor, features: Tensor) -> Tensor:
     """Convert a gradient with respect to normalized features to one with respect to features."""
-    norm = features.to(units.dtype).norm(dim=-1, keepdim=True).clamp(min=1e-12)
-    across: Tensor = (gradient - units * (units * gradient).sum(-1, keepdim=True)) / norm
-    return across
+    norm: Tensor = features.to(units.dtype).norm(dim=-1, keepdim=True).clamp(min=1e-12)
+    return (gradient - units * (units * gradient).sum(-1, keepdim=True)) / norm
 
 
 def problem(units: Tensor, text: Tensor, mass: float) -> tuple[Tensor, Tensor, Tensor]:
