@@ -72,9 +72,15 @@ def fingerprint(
     model = find_module(backbone)
     if model is None:
         rule = "be a trunk or a text tower that keeps its nn.Module as `model`, or its modules"
-        got = check.kind(backbone)
-        raise check.wrong_type("backbone", f"{rule} and tensors as attributes", got)
-    _check_arguments(streams, class_names, name_position)
+        rule += " and tensors as attributes"
+        raise check.wrong_type("backbone", rule, check.kind(backbone))
+    for position, stream in enumerate(streams):
+        check.stream(f"streams[{position}]", stream)
+    check.sequence("class_names", class_names, "strings")
+    for position, name in enumerate(class_names):
+        check.text(f"class_names[{position}]", name)
+    if name_position is not None:
+        check.count("name_position", name_position, at_least=0)
     name = type(backbone if isinstance(model, Attributes) else model).__name__
     architecture = (getattr(model, "pretrained_cfg", None) or {}).get("architecture")
     activations = {repr(module) for module in model.modules() if _is_activation(module)}
@@ -91,8 +97,8 @@ def fingerprint(
     if class_names:
         parts["classes"] = hashlib.sha256(json.dumps(list(class_names)).encode()).hexdigest()
     if not isinstance(backbone, Trunk):
-        position = "after the context" if name_position is None else str(name_position)
-        parts["name_position"] = position
+        place = "after the context" if name_position is None else str(name_position)
+        parts["name_position"] = place
     return parts
 
 
@@ -158,15 +164,3 @@ def _insertion(stream: PromptStream) -> str:
     counts = ", ".join(str(tokens.shape[-2]) for tokens in stream.layers.values())
     layers = ", ".join(map(str, stream.layers))
     return f"{counts} at layers {layers}, {'replacing' if stream.replace else 'kept'}"
-
-
-def _check_arguments(
-    streams: Sequence[PromptStream], class_names: Sequence[str], name_position: int | None
-) -> None:
-    for position, stream in enumerate(streams):
-        check.stream(f"streams[{position}]", stream)
-    check.sequence("class_names", class_names, "strings")
-    for position, name in enumerate(class_names):
-        check.text(f"class_names[{position}]", name)
-    if name_position is not None:
-        check.count("name_position", name_position, at_least=0)

@@ -79,7 +79,9 @@ class CenteredQueries(nn.Module):
         if center is None:
             center = torch.full((dim,), torch.nan)
         else:
-            _check_center(center, dim)
+            check.floating("center", center, "be a floating-point tensor (dim,)")
+            check.shape("center", center, (dim,))
+            check.finite("center", center)
         self.register_buffer("center", _wide(center.detach().clone()))
 
     def forward(self, query: Float[Tensor, "batch dim"]) -> Float[Tensor, "batch dim"]:
@@ -106,9 +108,3 @@ def _check_query(query: Tensor) -> None:
     check.floating("query", query, "be a floating-point tensor (batch, dim)", 2)
     check.strided("query", query)
     check.finite("query", query, sync=False)
-
-
-def _check_center(center: Tensor, dim: int) -> None:
-    check.floating("center", center, "be a floating-point tensor (dim,)")
-    check.shape("center", center, (dim,))
-    check.finite("center", center)
