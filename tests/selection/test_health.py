@@ -7,7 +7,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.optimize import linear_sum_assignment
 from scipy.stats import entropy
 from sklearn.metrics import normalized_mutual_info_score
 from sklearn.metrics.cluster import contingency_matrix
@@ -103,13 +102,16 @@ def test_tables_of_batches_add_up(seed, batch):
 @settings(deadline=None, max_examples=50)
 @given(
     seed=st.integers(0, 2**32),
-    shape=st.tuples(st.integers(1, 9), st.integers(1, 9)),
+    shape=st.tuples(st.integers(1, 5), st.integers(1, 5)),
     most=st.sampled_from([1, 3, 50]),
 )
-def test_groups_are_matched_one_to_one_as_by_scipy(seed, shape, most):
+def test_groups_are_matched_one_to_one_as_by_trying_all_matches(seed, shape, most):
     table = torch.randint(most + 1, shape, generator=torch.Generator().manual_seed(seed))
-    rows, columns = linear_sum_assignment(table.numpy(), maximize=True)
-    expected = table[rows, columns].sum().item() / (table.sum().item() or 1)
+    wide = table if shape[0] <= shape[1] else table.T
+    rows = range(len(wide))
+    matches = itertools.permutations(range(wide.shape[1]), len(wide))
+    best = max(wide[rows, columns].sum().item() for columns in matches)
+    expected = best / (table.sum().item() or 1)
     assert clustering_accuracy(table) == pytest.approx(expected, abs=1e-12)
 
 
