@@ -214,8 +214,7 @@ def noisy_mean(
     check.number("expected_batch_size", expected_batch_size, above=0)
     check_source(generator)
     check.tensors("total", total)
-    divisor = float(expected_batch_size)
-    sigma = deviation(multiplier, max_norm, dtypes=[torch.float64], divisor=divisor)
+    sigma = deviation(multiplier, max_norm, dtypes=[torch.float64], divisor=expected_batch_size)
     means = {}
     for name, tensor in total.items():
         means[name] = with_noise(tensor, sigma=sigma, generator=generator) / expected_batch_size
