@@ -18,9 +18,8 @@ _replacing: dict[nn.Module, int] = {}
 def reading(model: nn.Module) -> Iterator[None]:
     """Refuse a model whose parameters another thread replaces, and let none begin."""
     with _registry:
-        others = {
-            module for module, thread in _replacing.items() if thread != threading.get_ident()
-        }
+        here = threading.get_ident()
+        others = {module for module, thread in _replacing.items() if thread != here}
         for name, module in model.named_modules() if others else ():
             if module in others:
                 where = f" (module {name!r})" if name else ""

@@ -170,16 +170,14 @@ def _record(path: Path) -> tuple[str, str, str]:
 def _clean(directory: Path) -> None:
     """Remove files that no state refers to.
 
-    Without a readable state, complete tensors stay: they may be the only remains of a run.
+    If the state cannot be read, complete tensors stay: they may be the only remains of a run.
+    `_check_not_lost` comes before, so tensors without a state are those of an interrupted save.
     """
     state = directory / _STATE
-    complete = _tensors(directory)
     leftovers = _tensors(directory, ".part")
     named = _named(state)
-    if named is not None:
-        leftovers |= complete - {named}
-    elif not state.exists() and not _lost(state):
-        leftovers |= complete
+    if named is not None or not state.exists():
+        leftovers |= _tensors(directory) - {named}
     for leftover in leftovers:
         (directory / leftover).unlink()
     state.with_name(f"{_STATE}.part").unlink(missing_ok=True)  # last: it tells that they may go
@@ -195,19 +193,15 @@ def _tensors(directory: Path, suffix: str = "") -> set[str]:
 
 
 def _check_not_lost(state: Path) -> None:
-    if _lost(state):
-        rule = f"contain {_STATE}, which names its tensors"
-        raise check.wrong("directory", rule, "tensors alone")
-
-
-def _lost(state: Path) -> bool:
-    """Whether complete tensors exist but the state that named them is missing.
+    """Refuse complete tensors if the state that named them is missing.
 
     An interrupted first save also leaves tensors without a state. It leaves a preliminary state
     that names them, too.
     """
     begun = _named(state.with_name(f"{_STATE}.part"))
-    return bool(_tensors(state.parent) - {begun}) and not state.exists()
+    if _tensors(state.parent) - {begun} and not state.exists():
+        rule = f"contain {_STATE}, which names its tensors"
+        raise check.wrong("directory", rule, "tensors alone")
 
 
 def _named(state: Path) -> str | None:

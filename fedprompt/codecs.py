@@ -10,11 +10,10 @@ from torch import Tensor
 
 import fedprompt._checks as check
 from fedprompt._float64 import on_wide_device, wide_zeros, widened
-from fedprompt.interfaces import Codec, Message, Payload, Weighted
+from fedprompt.interfaces import Codec, Message, Payload, State, Weighted
 
 __all__ = ["float16", "int8", "top_k"]
 
-_State = Mapping[str, Any]
 _SPARSE = ("/indices", "/values", "/weight")
 
 
@@ -115,13 +114,13 @@ class _NameByName:
     shrink: Callable[[str, Weighted], tuple[Tensor | Weighted, ...]]
     restore: Callable[[str, list[Any], Weighted], Weighted]
 
-    def init(self, payload: Payload, /) -> _State:
+    def init(self, payload: Payload, /) -> State:
         check.form("payload", payload)
         return {}
 
     def encode(
-        self, payload: Payload, state: _State, /
-    ) -> tuple[dict[str, Tensor | Weighted], _State]:
+        self, payload: Payload, state: State, /
+    ) -> tuple[dict[str, Tensor | Weighted], State]:
         check.payload(payload)
         if not isinstance(state, Mapping) or state:
             raise check.wrong("state", "be empty, as `init` returns it", check.kind(state))
@@ -174,13 +173,13 @@ def _from_codes(name: str, parts: list[Any], like: Weighted) -> Weighted:
 class _TopK:
     fraction: float
 
-    def init(self, payload: Payload, /) -> _State:
+    def init(self, payload: Payload, /) -> State:
         form = check.form("payload", payload)
         return {name: wide_zeros(entry.value) for name, entry in form.items()}
 
     def encode(
-        self, payload: Payload, state: _State, /
-    ) -> tuple[dict[str, Tensor | Weighted], _State]:
+        self, payload: Payload, state: State, /
+    ) -> tuple[dict[str, Tensor | Weighted], State]:
         check.payload(payload)
         if not isinstance(state, Mapping) or set(state) != set(payload):
             rule = f"come from `init` or the last `encode` of {sorted(payload)}"

@@ -78,9 +78,13 @@ def run_rounds(
         0 2.0 {'1': {'count': 1}, '3': {'count': 1}}
         1 5.0 {'1': {'count': 1}, '3': {'count': 2}}
     """
-    engine = _Engine(method, data, group)
     check.iterable("cohorts", cohorts, "cohorts")
-    now = engine.first(start)
+    check.method(method)
+    check.function("data", data)
+    check.instance("start", start, Round | None, "be a Round or None")
+    engine = _Engine(method, data, group)
+    now = start or Round(-1, method.server.state, {})
+    engine.agreed(lambda: now.server, now.server_round + 1)
     for server_round, cohort in islice(enumerate(cohorts), now.server_round + 1, None):
         check.iterable(f"cohorts[{server_round}]", cohort, "ids of clients")
         clients = list(cohort)
@@ -245,15 +249,6 @@ class _Engine(NamedTuple):
     method: Method
     data: Callable[[int, int], Any]
     group: "distributed.ProcessGroup | None"
-
-    def first(self, start: Round | None) -> Round:
-        """Check the arguments, and return the round to continue from."""
-        check.method(self.method)
-        check.function("data", self.data)
-        check.instance("start", start, Round | None, "be a Round or None")
-        now = start or Round(-1, self.method.server.state, {})
-        self.agreed(lambda: now.server, now.server_round + 1)
-        return now
 
     def exchange(
         self, server_round: int, cohort: list[int], server: State, states: Mapping[str, State]

@@ -15,7 +15,10 @@ _Client = TypeVar("_Client")
 
 _STATE = np.dtype("<u8, <i4, <i4, <u8, (624,)<u8, V40")
 _STATE.names = ("seed", "left", "seeded", "next", "words", "normal")
-"""State of torch's CPU generator (Mersenne Twister). If `left` is 1, a draw renews all words."""
+"""State of torch's CPU generator (Mersenne Twister).
+
+In a new generator `left` is 1, so its first draw renews all words.
+"""
 
 
 def sample_clients(
@@ -90,13 +93,11 @@ def stream_generator(
     """
     check.text("purpose", purpose)
     check.count("seed", seed, at_least=0, below=2**128)
-    spawn_key = [
-        *_words("server_round", server_round),
-        int(client is not None),
-        *_words("client", 0 if client is None else client),
-    ]
+    time = _words("server_round", server_round)
+    owner = _words("client", 0 if client is None else client)
     digest = np.frombuffer(hashlib.sha256(purpose.encode()).digest(), "<u4")
-    sequence = np.random.SeedSequence(seed, spawn_key=[*spawn_key, *digest.tolist()])
+    spawn_key = [*time, int(client is not None), *owner, *digest.tolist()]
+    sequence = np.random.SeedSequence(seed, spawn_key=spawn_key)
     words = sequence.generate_state(626, np.uint32)
     # Only the top bit of the first word is used. With it, the state is never all zeros.
     words[0] = 2**31
@@ -104,9 +105,6 @@ def stream_generator(
     state = generator.get_state()
     fields = state.numpy().view(_STATE)
     fields["words"] = words[:624]
-    fields["left"] = 1
-    fields["seeded"] = 1
-    fields["next"] = 0
     fields["seed"] = words[624:].view(np.uint64) >> 1
     generator.set_state(state)
     return generator

@@ -51,9 +51,8 @@ class RowSums:
 
 def check_alike(argument: str, entry: object, first: Weighted) -> None:
     """Require the shapes, dtypes and device of the first entry."""
-    for name, tensor, like in zip(
-        Weighted._fields, check.layout(argument, entry), first, strict=True
-    ):
+    sent = check.layout(argument, entry)
+    for name, tensor, like in zip(Weighted._fields, sent, first, strict=True):
         place = f"{argument}.{name}"
         check.shape(place, tensor, like.shape, "the first entry")
         if tensor.dtype != like.dtype:

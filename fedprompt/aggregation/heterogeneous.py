@@ -78,14 +78,13 @@ def heterogeneous_means(
         if (dim := next(widths, None)) is None:
             raise check.wrong("dims", _DIMS, "fewer than entries")
         check.count(f"dims[{position}]", dim)
+        place = f"entries[{position}]"
         if isinstance(entry, Mapping):
-            raise check.wrong_type(
-                f"entries[{position}]", "be class logits (Weighted)", "a payload"
-            )
-        first = first or check.layout(f"entries[{position}]", entry)
+            raise check.wrong_type(place, "be class logits (Weighted)", "a payload")
+        first = first or check.layout(place, entry)
         if dim not in sums:
             sums[dim] = RowSums(first)
-        sums[dim].add(f"entries[{position}]", entry)
+        sums[dim].add(place, entry)
     if first is None:
         raise check.wrong("entries", "hold at least one entry", "none")
     if next(widths, None) is not None:

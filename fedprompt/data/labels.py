@@ -10,9 +10,6 @@ from torch.utils.data import ConcatDataset, Subset, TensorDataset
 import fedprompt._checks as check
 from fedprompt.data._arguments import Indices, entries_of, label_array
 
-_ATTRIBUTES = ("targets", "labels")
-"""Names under which map-style data sets keep all labels, in torchvision and elsewhere."""
-
 
 def labels_of(dataset: Any, *, column: str = "label", read: bool = False) -> Indices:
     r"""Return the labels of all samples of a data set, in its order.
@@ -82,7 +79,7 @@ def _stored(dataset: Any, column: str) -> tuple[str, Any]:
             raise check.wrong("column", rule, repr(column))
         plain = dataset if isinstance(dataset, Mapping) else dataset.with_format(None)
         return f"dataset[{column!r}]", plain[column]
-    for name in _ATTRIBUTES:
+    for name in ("targets", "labels"):  # of map-style data sets, in torchvision and elsewhere
         if hasattr(dataset, name):
             found = getattr(dataset, name)
             if (change := getattr(dataset, "target_transform", None)) is not None:

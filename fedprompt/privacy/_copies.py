@@ -32,9 +32,8 @@ class _Copies(nn.Module):
 
     def forward(self, *inputs: Tensor) -> Tensor | PromptStream:
         check_gradients_are_recorded()
-        parameters: dict[str, Tensor] = self._slots
         replaces = []  # kept aside, because `vmap` returns only tensors
-        batch = len(next(iter(parameters.values())))
+        batch = len(next(iter(self._slots.values())))
         for position, tensor in enumerate(inputs):
             place = f"inputs[{position}]"
             if not isinstance(tensor, Tensor) or tensor.shape[:1] != (batch,):
@@ -55,7 +54,7 @@ class _Copies(nn.Module):
             return result[0] if inputs else result
 
         with replacing(self._single[0]):
-            results: Any = torch.vmap(one, randomness="different")(parameters, *inputs)
+            results: Any = torch.vmap(one, randomness="different")(self._slots, *inputs)
         if replaces:
             layers = {layer: tokens.flatten(0, -3) for layer, tokens in results.items()}
             return PromptStream(layers, replaces[0])

@@ -45,7 +45,7 @@ def deviation(
     Noise of this deviation, also after a division by `divisor`, must not be subnormal in any dtype.
     """
     sigma = float(multiplier) * float(bound)
-    least = min(sigma, sigma / divisor)
+    least = min(sigma, sigma / float(divisor))
     for dtype in dtypes:
         smallest = torch.finfo(dtype).smallest_normal
         if multiplier > 0 and least < smallest:

@@ -156,21 +156,19 @@ def _checked_inputs(batch: object) -> list[Tensor]:
     return [tensor.detach() for tensor in inputs]
 
 
-def _others(inputs: Sequence[Tensor]) -> list[int]:
+def _others(inputs: Sequence[Tensor]) -> Iterator[int]:
     """Return for each sample the next one that differs from it."""
     size = len(inputs[0])
 
     def differs(sample: int, other: int) -> bool:
         return not all(torch.equal(tensor[sample], tensor[other]) for tensor in inputs)
 
-    others = []
     for sample in range(size):
         following = ((sample + step) % size for step in range(1, size))
         other = next((other for other in following if differs(sample, other)), None)
         if other is None:
             raise check.wrong("batch", "have samples that differ", f"{size} equal ones")
-        others.append(other)
-    return others
+        yield other
 
 
 def _moved(

@@ -157,10 +157,8 @@ def clipped_sum(
     batches = {name: len(tensor) if tensor.ndim else None for name, tensor in gradients.items()}
     if None in batches.values() or len(set(batches.values())) > 1:
         raise check.wrong("gradients", "all have shape (batch, ...)", f"batches {batches}")
-    rows = {
-        name: on_wide_device(gradient.reshape(len(gradient), gradient.shape[1:].numel()))
-        for name, gradient in gradients.items()
-    }
+    flat = {name: gradient[..., None].flatten(1) for name, gradient in gradients.items()}
+    rows = {name: on_wide_device(row) for name, row in flat.items()}
     scale, factor = clip_factors(list(rows.values()), max_norm=max_norm)
     sums = {}
     for name, row in rows.items():
@@ -214,8 +212,7 @@ def noisy_mean(
     check.number("expected_batch_size", expected_batch_size, above=0)
     check_source(generator)
     check.tensors("total", total)
-    divisor = float(expected_batch_size)
-    sigma = deviation(multiplier, max_norm, dtypes=[torch.float64], divisor=divisor)
+    sigma = deviation(multiplier, max_norm, dtypes=[torch.float64], divisor=expected_batch_size)
     means = {}
     for name, tensor in total.items():
         means[name] = with_noise(tensor, sigma=sigma, generator=generator) / expected_batch_size

@@ -92,9 +92,8 @@ def _divided(name: str, total: Tensor, weight: Tensor, like: Weighted) -> Weight
     if bool((weight < 0).any()):
         rule = f"have total weights of at least 0 for {name!r}"
         raise check.wrong("vector", rule, float(weight.min()))
-    mean = rounded(
-        check.known_rows(Weighted(total / check.per_row(weight, total), weight)), like.value
-    )
+    quotient = Weighted(total / check.per_row(weight, total), weight)
+    mean = rounded(check.known_rows(quotient), like.value)
     if wrong := int((~torch.isfinite(mean)).sum()):
         got = f"{wrong} entries of {mean.numel()} that do not"
         raise check.wrong("vector", f"have means for {name!r} that fit {mean.dtype}", got)

@@ -63,17 +63,14 @@ def clip_norm(
     }
     rows = {name: _half_change(entry, origin[name]) for name, entry in payload.items()}
     scale, factor = clip_factors(list(rows.values()), max_norm=max_norm / 2)
-    if bool(factor == scale):
-        return {
-            name: Weighted(check.known_rows(entry), entry.weight.clone())
-            for name, entry in payload.items()
-        }
+    too_long = bool(factor != scale)
     clipped = {}
     for name, entry in payload.items():
-        change = (2 * factor * scaled_down(rows[name], scale)).reshape(entry.value.shape)
-        nearest = _rounded(origin[name], change, entry.value.dtype)
-        moved = entry._replace(value=nearest.to(entry.value.device))
-        clipped[name] = Weighted(check.known_rows(moved), entry.weight.clone())
+        if too_long:
+            change = (2 * factor * scaled_down(rows[name], scale)).reshape(entry.value.shape)
+            nearest = _rounded(origin[name], change, entry.value.dtype)
+            entry = entry._replace(value=nearest.to(entry.value.device))
+        clipped[name] = Weighted(check.known_rows(entry), entry.weight.clone())
     return clipped
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import fedprompt._checks as check
-from fedprompt.interfaces import Message, Weighted
+from fedprompt.interfaces import Weighted
 from fedprompt.wire import _format
 from fedprompt.wire._format import DTYPES, FORMAT, Expected, Header, Slot, offsets
 
@@ -78,15 +78,13 @@ def read_blob(
     entries = _parse(text)
     header, digest = _read_metadata(entries.get("__metadata__"))
     _check_origin(header, expect)
-    claimed = _claimed_slots(entries, expected, expect.message)
+    claimed = _claimed_slots(entries, expected)
     _check_whole(text, digest, header, claimed, tensors)
     whole = np.frombuffer(tensors, np.uint8)
     starts = offsets(claimed).items()
     raw = {key: whole[start : start + claimed[key].num_bytes] for key, start in starts}
-    return {
-        name: _read_entry(name, isinstance(entry, Weighted), raw, claimed, expect.max_abs)
-        for name, entry in expect.message.items()
-    }, header
+    message = {name: _read_entry(name, raw, claimed, expect.max_abs) for name in expect.message}
+    return message, header
 
 
 def _refuse(rule: str, got: object) -> NoReturn:
@@ -172,21 +170,16 @@ def _check_origin(header: Header, expect: Expected) -> None:
         _refuse(f"have the client_id {expect.client_id!r}", repr(header.client_id))
 
 
-def _claimed_slots(
-    entries: Mapping[str, Any], expected: _Slots, message: Message
-) -> dict[str, Slot]:
+def _claimed_slots(entries: Mapping[str, Any], expected: _Slots) -> dict[str, Slot]:
     """Compare the form of every tensor; only the number of value rows is free."""
     if unknown := sorted(set(entries) - set(expected) - {"__metadata__"}):
         _refuse("have no other tensors than expected", f"also {unknown[:5]}")
     if missing := sorted(set(expected) - set(entries)):
         _refuse("have all tensors that are expected", f"none named {missing[:5]}")
-    open_rows = {f"{name}:value" for name, entry in message.items() if isinstance(entry, Weighted)}
-    return {
-        key: _claimed(key, entries[key], slot, key in open_rows) for key, slot in expected.items()
-    }
+    return {key: _claimed(key, entries[key], slot) for key, slot in expected.items()}
 
 
-def _claimed(key: str, entry: object, slot: Slot, open_rows: bool) -> Slot:
+def _claimed(key: str, entry: object, slot: Slot) -> Slot:
     if not isinstance(entry, dict):
         _refuse(f"describe {key!r} by an object", type(entry).__name__)
     if entry.get("dtype") != DTYPES[slot.dtype]:
@@ -194,6 +187,7 @@ def _claimed(key: str, entry: object, slot: Slot, open_rows: bool) -> Slot:
     shape = entry.get("shape")
     if not isinstance(shape, list) or not all(type(size) is int for size in shape):  # no booleans
         _refuse(f"give {key!r} a shape of integers", shape)
+    open_rows = key.endswith(":value")  # only a Weighted has such a key
     free = 1 if open_rows else 0
     fits = len(shape) == len(slot.shape) and tuple(shape[free:]) == slot.shape[free:]
     if not fits or (open_rows and not 0 <= shape[0] <= slot.shape[0]):
@@ -215,10 +209,10 @@ def _check_whole(
 
 
 def _read_entry(
-    name: str, weighted: bool, raw: Mapping[str, _Raw], claimed: _Slots, max_abs: float | None
+    name: str, raw: Mapping[str, _Raw], claimed: _Slots, max_abs: float | None
 ) -> Tensor | Weighted:
     """Copy one tensor or :class:`Weighted` out of the blob into new memory."""
-    if not weighted:
+    if name in raw:  # a tensor, because a Weighted has two other keys
         plain = _tensor(raw[name].copy(), claimed[name])
         _check_numbers(name, plain, max_abs=max_abs)
         return plain

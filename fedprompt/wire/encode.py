@@ -56,7 +56,6 @@ def encode_payload(message: Message, *, header: Header) -> bytes:
             rows = value.detach().reshape(laid[f"{name}:value"].shape)[weight.flatten() > 0]
             tensors |= {f"{name}:value": rows, f"{name}:weight": weight.detach()}
         else:
-            check.dense(argument, entry)
             check.finite(argument, entry)
             tensors[name] = entry.detach()
     sent = {key: laid[key]._replace(shape=tuple(tensor.shape)) for key, tensor in tensors.items()}

@@ -109,9 +109,8 @@ def _check_group(group: "distributed.ProcessGroup | None") -> None:
         raise check.wrong("group", rule, "none (call init_process_group first)")
     outside: object = distributed.GroupMember.NON_GROUP_MEMBER
     if group is not outside:
-        check.instance(
-            "group", group, distributed.ProcessGroup | None, "be a process group or None"
-        )
+        rule = "be a process group or None"
+        check.instance("group", group, distributed.ProcessGroup | None, rule)
     if distributed.get_rank(group) < 0:
         raise check.wrong("group", "contain this process", "a group without it")
 
@@ -119,8 +118,6 @@ def _check_group(group: "distributed.ProcessGroup | None") -> None:
 def _gather_blobs(
     blob: bytes, lengths: list[int], group: "distributed.ProcessGroup | None"
 ) -> list[bytes]:
-    if not any(lengths):
-        return [blob for _ in lengths]
     padded = torch.frombuffer(bytearray(blob.ljust(max(lengths), b"\0")), dtype=torch.uint8)
     gathered = zip(_all_gather(padded, group), lengths, strict=True)
     return [received[:length].numpy().tobytes() for received, length in gathered]
