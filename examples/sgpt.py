@@ -87,11 +87,11 @@ def main() -> None:
         bar.write(f"round {server_round + 1}: {100 * accuracy:.1f} %")
     chosen = selector(query_of(trunk, federation.test_images)).indices
     table = fp.selection.contingency_table(chosen, federation.test_labels, NUM_GROUPS, 10)
-    purity = table.amax(1).sum() / table.sum()
+    health = fp.selection.selection_health(table)
     print(
         f"One model recognizes {100 * accuracy:.1f} % of all digits; no client has more than two. "
-        f"Images use {int(table.any(1).sum())} of {NUM_GROUPS} groups, and {100 * purity:.0f} % "
-        f"of the images belong to the largest class of their group."
+        f"{health['dead_groups']:.0f} of {NUM_GROUPS} groups have no image, and "
+        f"{100 * health['purity']:.0f} % of the images are of the largest class of their group."
     )
 
 

@@ -37,4 +37,4 @@ def purity(groups: Int[Tensor, "images"], kinds: Int[Tensor, "images"]) -> float
     """Return the share of the images whose kind is the most frequent one of their group."""
     sizes = int(groups.max()) + 1, int(kinds.max()) + 1
     table = fp.selection.contingency_table(groups, kinds, *sizes)
-    return table.amax(1).sum().item() / len(kinds)
+    return fp.selection.selection_health(table)["purity"]

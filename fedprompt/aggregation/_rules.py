@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 import fedprompt._checks as check
-from fedprompt.interfaces import Payload, ServerUpdate, Weighted
+from fedprompt.interfaces import Payload, ServerUpdate, State, Weighted
 
-State = Mapping[str, Any]
 TensorUpdate = ServerUpdate[Tensor, Weighted]
 FROM_INIT = "come from `init` or the last `step`"
 

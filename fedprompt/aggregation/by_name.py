@@ -7,10 +7,10 @@ from typing import TypeVar
 from torch import Tensor
 
 import fedprompt._checks as check
-from fedprompt.aggregation._rules import State, TensorUpdate, init_by_name, step_by_name
+from fedprompt.aggregation._rules import TensorUpdate, init_by_name, step_by_name
 from fedprompt.aggregation.means import weighted_mean
 from fedprompt.aggregation.server import overwrite
-from fedprompt.interfaces import Aggregator, Payload, ServerUpdate, Weighted
+from fedprompt.interfaces import Aggregator, Payload, ServerUpdate, State, Weighted
 
 _Rule = TypeVar("_Rule")
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 import fedprompt._checks as check
-from fedprompt.aggregation._rules import FROM_INIT, RowRule, State, check_state
-from fedprompt.interfaces import ServerRule
+from fedprompt.aggregation._rules import FROM_INIT, RowRule, check_state
+from fedprompt.interfaces import ServerRule, State
 
 _MakeOptimizer = Callable[[Iterable[Tensor]], torch.optim.Optimizer]
 

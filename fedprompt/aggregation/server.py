@@ -7,8 +7,8 @@ from torch import Tensor
 
 import fedprompt._checks as check
 from fedprompt._float64 import rounded, widened
-from fedprompt.aggregation._rules import RowRule, State, check_state
-from fedprompt.interfaces import ServerRule
+from fedprompt.aggregation._rules import RowRule, check_state
+from fedprompt.interfaces import ServerRule, State
 
 
 def overwrite() -> ServerRule:

@@ -1,6 +1,5 @@
 """Agreement of selected groups with known ones."""
 
-import torch
 from jaxtyping import Real
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
