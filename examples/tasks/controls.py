@@ -13,7 +13,7 @@ from torch import Tensor
 import fedprompt as fp
 from fedprompt.methods import ClipSetting, Entry, VitSetting, fedvpt_d
 from fedprompt.methods.pfedmoap import Mixture
-from fedprompt.methods.setting import ClientData, PromptedClassifier, averaged
+from fedprompt.methods.setting import ClientData, PromptedClassifier, averaged, take_step
 
 
 def train(model: nn.Module, data: ClientData, learning_rate: float, times: int = 1) -> None:
@@ -21,10 +21,7 @@ def train(model: nn.Module, data: ClientData, learning_rate: float, times: int =
     optimizer = data.optimizer(model, learning_rate)
     for time in range(times):
         for inputs, labels in data.batches(purpose=f"batches {time}" if time else "batches"):
-            loss = F.cross_entropy(model(inputs), labels)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+            take_step(optimizer, F.cross_entropy(model(inputs), labels))
 
 
 def alone(model: nn.Module, learning_rate: float, times: int = 1) -> fp.Method:

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fedprompt as fp
+from fedprompt.methods.setting import take_step
 from tasks import figures, papers, ranks, reproduction
 from tasks.backbones import PRETRAINED, Backbones
 from tasks.core import Machine, Row, TaskError, Trial
@@ -255,9 +256,7 @@ def first_steps(case: Case) -> Finding:
     (inputs, classes), losses = next(iter(data.batches())), []
     for _ in range(STEPS):
         loss = F.cross_entropy(model(inputs), classes)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        take_step(optimizer, loss)
         losses.append(loss.item())
     chance = math.log(case.run.num_classes)
     low = 0.0 if case.setting.family == "CLIP" else chance / 2  # CLIP may know the classes
