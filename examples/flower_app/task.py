@@ -29,7 +29,7 @@ def _load(
     entry = methods.METHODS[name]
     images, labels, test_images, test_labels = samples.digits()
     if "CLIP" in entry.families:
-        images, test_images = (_for_clip(each, entry.inputs) for each in (images, test_images))
+        images, test_images = (_for_clip(side, entry.inputs) for side in (images, test_images))
     budget = {"clients": range(clients), "cohort_size": cohort, "rounds": rounds, "steps": 8}
     common = {"num_classes": 10, "batch_size": 32, "seed": 0, "public": images[:100]}
     setting = (_clip if "CLIP" in entry.families else _vit)(entry, budget | common)
