@@ -42,7 +42,7 @@ def federate(trunk: ResumableTrunk, federation: digits.Federation, name: str) ->
         payloads = []
         for client in range(NUM_CLIENTS):
             fp.load_values(model, values)
-            optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+            optimizer = torch.optim.AdamW(model.parameters(), 2e-2)
             for tokens, labels in federation.batches(client, server_round):
                 loss = F.cross_entropy(predict(tokens), labels)
                 optimizer.zero_grad()
