@@ -282,6 +282,16 @@ def test_tensors_without_their_state_are_an_error(tmp_path):
     assert_same(load_checkpoint(tmp_path), snapshot_of(1))
 
 
+def test_a_killed_save_over_a_damaged_state_keeps_the_tensors(tmp_path, monkeypatch):
+    save_checkpoint(snapshot_of(1), tmp_path)
+    state = (tmp_path / "state.json").read_bytes()
+    (tmp_path / "state.json").write_bytes(b"[]")
+    with killed(monkeypatch, "fsync", 1):
+        save_checkpoint(snapshot_of(2), tmp_path)
+    (tmp_path / "state.json").write_bytes(state)
+    assert_same(load_checkpoint(tmp_path), snapshot_of(1))
+
+
 @pytest.mark.parametrize(("operation", "calls"), [("fsync", 4), ("replace", 2)])
 def test_a_run_whose_first_save_was_killed_starts_again(tmp_path, monkeypatch, operation, calls):
     """The save is killed at every moment before it is complete, and cannot clean up."""
