@@ -33,8 +33,7 @@ def federate(trunk: ResumableTrunk, federation: digits.Federation, name: str) ->
     model = nn.ModuleDict({"prompts": prompts, "head": nn.Linear(trunk.dim, 10)})
 
     def predict(tokens: Tensor) -> Tensor:
-        encoded = fp.encode_from(trunk, tokens, model["prompts"](), start=START)
-        return model["head"](encoded.pooled)
+        return model["head"](fp.encode_from(trunk, tokens, model["prompts"](), start=START).pooled)
 
     values, server = fp.snapshot(model), fp.descend(ADD)
     state, memory = server.init(values), {}
@@ -69,9 +68,7 @@ def main() -> None:
     front = partial(fp.encode_front, trunk, start=START)
     federation = digits.federation(split, rounds=6, steps=12, quick=quick, encode=front)
     runs = {name: federate(trunk, federation, name) for name in CODECS}
-    parts = [
-        f"{name} {100 * accuracy:.1f} % for {sent:,}" for name, (accuracy, sent) in runs.items()
-    ]
+    parts = [f"{name} {100 * score:.1f} % for {sent:,}" for name, (score, sent) in runs.items()]
     print(f"Accuracy, and bytes that a client sends in a round: {'; '.join(parts)}.")
 
 

@@ -17,21 +17,14 @@ def main(grid: Grid, context: Context) -> None:
     method, federation, test_inputs, test_labels = task.load(config)
     folder = task.folder(config, "server")
     start = None if folder is None else fp.load_checkpoint(folder, default=None)
-    strategy = flower.ServerStrategy(
-        method,
-        federation.setting.cohorts(),
-        start=start,
-        **task.wire(federation),
-        patience=300.0,
-        ledger=ledger,
-    )
+    options = {**task.wire(federation), "start": start, "patience": 300.0, "ledger": ledger}
+    strategy = flower.ServerStrategy(method, federation.setting.cohorts(), **options)
 
     def save(*_: object) -> None:
         if folder is not None:
             fp.save_checkpoint(strategy.now, folder)
 
-    rounds = federation.setting.rounds - 1 - strategy.now.server_round
-    exchanges = rounds * method.exchanges
+    exchanges = (federation.setting.rounds - 1 - strategy.now.server_round) * method.exchanges
     strategy.start(grid, ArrayRecord(), num_rounds=exchanges, timeout=300.0, evaluate_fn=save)
     newcomer = federation.data(int(config["clients"]), strategy.now.server_round)
     model = strategy.now.model(method, newcomer)

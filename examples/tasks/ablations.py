@@ -4,7 +4,7 @@ The settings were chosen before any of them ran. Hyperparameters are those of th
 with models of the same kind; those of FedL2G were chosen on held-out images of other settings.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -87,6 +87,18 @@ def few_kinds(seed: int, *, domains: Sequence[str]) -> Trial:
     return trial(build, train, test, shards, seed=seed, rounds=40, cohort_size=5, **VIT)
 
 
+def networks(names: Iterable[str], **options: Any) -> Any:
+    """Make a function that makes the setting of small networks, trained from random values."""
+    return partial(
+        NetworkSetting,
+        makers=[TINY[name] for name in names],
+        num_features=32,
+        prepare=lambda images: 2 * images - 1,
+        make_optimizer=torch.optim.SGD,
+        **options,
+    )
+
+
 def unlike_networks(seed: int, *, alpha: float | None = None) -> Trial:
     """Make sixteen clients with eight kinds of networks and 40 images each."""
     train, test = sides(seed, "inverted_rotated")
@@ -95,15 +107,7 @@ def unlike_networks(seed: int, *, alpha: float | None = None) -> Trial:
         shards = fp.data.iid(train.labels, **drawn)
     else:
         shards = fp.data.dirichlet(train.labels, alpha=alpha, min_size=40, **drawn)
-    build = partial(
-        NetworkSetting,
-        makers=list(TINY.values()),
-        num_features=32,
-        prepare=lambda images: 2 * images - 1,
-        epochs=2,
-        augment=samples.augment,
-        make_optimizer=torch.optim.SGD,
-    )
+    build = networks(TINY, epochs=2, augment=samples.augment)
     rng = np.random.default_rng(seed)
     few = [rng.permutation(shard)[:40] for shard in shards]
     budget = {"rounds": 20, "steps": 0, "cohort_size": 8, "batch_size": 10}
@@ -119,15 +123,7 @@ def many_rounds(seed: int) -> Trial:
     train, test = (Images(images, data.labels, data.domains).at(part) for part in parts)
     draw = {"alpha": 0.1, "min_size": 40, "generator": np.random.default_rng(seed)}
     shards = fp.data.dirichlet(train.labels, num_clients=20, **draw)
-    build = partial(
-        NetworkSetting,
-        makers=[TINY[name] for name in ("cnn", "resnet", "mobilenet", "wide_resnet")],
-        num_features=32,
-        prepare=lambda images: 2 * images - 1,
-        epochs=1,
-        drop_last=True,
-        make_optimizer=torch.optim.SGD,
-    )
+    build = networks(["cnn", "resnet", "mobilenet", "wide_resnet"], epochs=1, drop_last=True)
     budget = {"rounds": 200, "steps": 0, "cohort_size": 20, "batch_size": 10}
     return trial(build, train, test, shards, seed=seed, **budget)
 

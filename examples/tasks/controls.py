@@ -119,7 +119,7 @@ def _entry(
     return Entry(name, title, make, (family,), traits, {"learning_rate": (1e-3, 1e-1)} | search, "")
 
 
-ALONE = "personalized"
+ALONE, GATE = "personalized", "CoOp with a gate over its text (local)"
 TWICE, THRICE = (partial(local, times=times) for times in (2, 3))
 CONTROLS = {
     entry.name: entry
@@ -130,14 +130,7 @@ CONTROLS = {
         _entry("half_steps", "FedVPT-D, half of the steps", half_steps, "pretrained"),
         _entry("coop_csc", "CoOp, a context for each class (local)", coop_csc, "CLIP", ALONE),
         _entry("promptfl_csc", "PromptFL, a context for each class", promptfl_csc, "CLIP", ALONE),
-        _entry(
-            "coop_gate",
-            "CoOp with a gate over its text (local)",
-            coop_gate,
-            "CLIP",
-            ALONE,
-            own_weight=(0.1, 2.0),
-        ),
+        _entry("coop_gate", GATE, coop_gate, "CLIP", ALONE, own_weight=(0.1, 2.0)),
     )
 }
 """Control rows by the name of their function, as in :data:`fedprompt.methods.METHODS`."""

@@ -19,6 +19,7 @@ from torch import Tensor
 import fedprompt as fp
 import photographs
 from fedprompt.methods.fedotp import two_contexts
+from tasks.ablations import trial
 from tasks.core import Images, Machine, Row, Task, Trial, content
 from tasks.epochs import EpochSetting
 from tasks.photos import DINO, dino, source_of
@@ -91,8 +92,7 @@ def method(row: Row, trial: Trial) -> fp.Method:
     options = transport if "mass" in values else mean
     match = partial(fp.transport_logits, scale=values["scale"], **options)
     read = slice(1) if values.get("pooled") else slice(1, None)
-    dim = trial.test.shape[-1]
-    model = setting.seeded(Prototypes, dim, setting.num_classes, match, read)
+    model = setting.seeded(Prototypes, trial.test.shape[-1], setting.num_classes, match, read)
     return two_contexts(model, values["learning_rate"], local=values.get("local", False))
 
 
@@ -106,20 +106,11 @@ def make(partition: str, row: Row, *, seed: int, machine: Machine, validate: boo
     few = partial(fp.data.few_shot, shots=SHOTS[partition], generator=draw)
     pairs = fp.data.pathological(classes, 10, classes_per_client=2, generator=draw)
     shards = [shard[few(classes[torch.as_tensor(shard)])] for shard in pairs]
-    setting = EpochSetting(
-        clients=range(10),
-        num_classes=10,
-        rounds=10,
-        steps=0,
-        epochs=5,
-        cohort_size=10,
-        batch_size=32,
-        seed=seed,
-        public=found[:0],
-        make_optimizer=torch.optim.Adam,
-    )
+    budget = {"rounds": 10, "steps": 0, "epochs": 5, "cohort_size": 10, "batch_size": 32}
+    build = partial(EpochSetting, make_optimizer=torch.optim.Adam, **budget)
     images = Images(found, labels, torch.zeros_like(labels))
-    return Trial.of(setting, images.at(train), images.at(test), shards).shrunk(machine.shrink)
+    made = trial(build, images.at(train), images.at(test), shards, seed=seed)
+    return made.shrunk(machine.shrink)
 
 
 MEAN, LOCAL = "Mean of patches", "Mean of patches (local)"
