@@ -9,7 +9,7 @@ import matplotlib
 import numpy as np
 from scipy import stats
 
-from tasks.core import COSTS, Row, Task
+from tasks.core import COSTS, Row, Task, content
 from tasks.records import Record
 
 matplotlib.use("Agg")
@@ -18,7 +18,8 @@ from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
 WIDTH = 7  # columns of a table; the others follow in further ones
-FEWEST = 5  # seeds of an interval
+FEWEST = 5  # seeds of a star or a recommendation
+PAIRS = content("pairs")
 COLORS = plt.get_cmap("Dark2").colors  # of the eight points with a label
 
 
@@ -38,10 +39,10 @@ def interval(values: Sequence[float]) -> float:
 
 
 def percent(values: Sequence[float], *, signed: bool = False) -> str:
-    """Write the mean in percent, with its 95 % interval if there are five values or more."""
+    """Write the mean in percent, with its 95 % interval if there are three values or more."""
     scaled = [100 * value for value in values]
-    mean = f"{np.mean(scaled):{'+' if signed else 'z'}.1f}"
-    return mean if len(scaled) < FEWEST else f"{mean} ± {interval(scaled):.1f}"
+    mean = f"{np.mean(scaled):{'+' if signed else ''}z.1f}"
+    return mean if len(scaled) < 3 else f"{mean} ± {interval(scaled):.1f}"
 
 
 def gains(seeds: Sequence[Record], others: Sequence[Record], column: str) -> list[float]:
@@ -156,6 +157,21 @@ def titled(found: Sequence[Record], task: Task, partition: str) -> str:
     return "\n\n".join([title, *parts])
 
 
+def quoted(found: Sequence[Record], task: Task, partition: str) -> list[str]:
+    """Return a table of the paired differences that the pages quote, or nothing."""
+    by_row, listed = grouped(found, partition), PAIRS.get(found[0]["task"], {}).get(partition, ())
+    pairs = {pair: [by_row.get(title, []) for title in pair.split(" - ")] for pair in listed}
+    pairs = {pair: sides for pair, sides in pairs.items() if all(sides)}
+    compared = [record for sides in pairs.values() for seeds in sides for record in seeds]
+    names = [*task.compared, *(name for name in task.columns if name not in task.compared)]
+    names = [name for name in names if all(name in record for record in compared)][: WIDTH - 1]
+    body = [
+        [pair, *(percent(gains(*sides, name), signed=True) for name in names)]
+        for pair, sides in pairs.items()
+    ]
+    return [table(["difference", *(task.columns[name] for name in names)], body)] if body else []
+
+
 def hyperparameters(found: Sequence[Record]) -> str:
     """Return the table of the values of each row, and where it has them, if they are not all."""
     where = dict[tuple[str, str], dict[str, None]]()
@@ -244,7 +260,7 @@ def save(figure: plt.Figure, path: Path) -> None:
 def report(found: Sequence[Record], task: Task, partition: str) -> str:
     """Lay out a partition, the figures of its paper, and what the paper leaves open."""
     found = [record for record in found if record["partition"] == partition]
-    parts = [titled(found, task, partition)]
+    parts = [titled(found, task, partition), *quoted(found, task, partition)]
     if task.advice and any(record["trial"] is None for record in found):
         parts.append(task.advice(found, partition))
     if listed := [row for row in task.rows(partition) if row.figures]:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from scipy import stats
 
 import compare
 import tasks
@@ -47,9 +48,12 @@ def test_codecs_and_private_steps_run(run, capsys):
     assert noise[0] == 0 < noise[1]
 
 
-@pytest.mark.parametrize("name", [name for name, task in TASKS.items() if name in RECORDED])
+@pytest.mark.parametrize("name", sorted(RECORDED))
 def test_committed_tables_are_those_of_the_records(name):
-    task, found = TASKS[name], [*runs.load(compare.RECORDS / f"{name}.jsonl").values()]
+    task, found = (
+        TASKS[name.removesuffix("-defaults")],
+        [*runs.load(compare.RECORDS / f"{name}.jsonl").values()],
+    )
     assert found
     reported = [record for record in found if record["trial"] is None]
     cells = {(record["partition"], record["row"], record["seed"]) for record in reported}
@@ -57,6 +61,23 @@ def test_committed_tables_are_those_of_the_records(name):
     for partition in {record["partition"] for record in found}:
         text = (DOCS / f"{name}-{partition}.md").read_text()
         assert text == tables.report(found, task, partition) + "\n"
+
+
+@pytest.mark.parametrize("name", sorted(RECORDED & tables.PAIRS.keys()))
+def test_differences_below_a_table_are_those_of_a_paired_t_test(name):
+    found = [*runs.load(compare.RECORDS / f"{name}.jsonl").values()]
+    for partition, pairs in tables.PAIRS[name].items():
+        text = (DOCS / f"{name}-{partition}.md").read_text()
+        by_row = tables.grouped(found, partition)
+        for pair in pairs:
+            (column, *_), titles = TASKS[name].compared, pair.split(" - ")
+            one, other = ({each["seed"]: each[column] for each in by_row[row]} for row in titles)
+            seeds = sorted(one.keys() & other.keys())
+            test = stats.ttest_rel([one[seed] for seed in seeds], [other[seed] for seed in seeds])
+            low, high = test.confidence_interval()
+            written = re.search(rf"^\| {re.escape(pair)} +\| +(\S+) ± (\S+)", text, re.MULTILINE)
+            mean, half = map(float, written.groups())
+            assert (mean, half) == pytest.approx((50 * (high + low), 50 * (high - low)), abs=0.051)
 
 
 def test_tables_are_made_from_the_committed_records_if_no_others_are_named(run):

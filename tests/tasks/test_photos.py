@@ -167,7 +167,7 @@ def test_domains_of_digits_are_what_they_are_called():
 @pytest.mark.usefixtures("_fabricated")
 @pytest.mark.parametrize(
     ("task", "partition"),
-    [("solar", "domains"), ("mnist", "deep-domains"), ("mnist", "fedhpl"), ("mnist", "sgpt")],
+    [("solar", "deep-domains"), ("mnist", "deep-domains"), ("mnist", "fedhpl"), ("mnist", "sgpt")],
 )
 @pytest.mark.parametrize("validate", [False, True])
 def test_no_test_image_and_no_public_image_is_trained_on(task, partition, validate):
