@@ -93,10 +93,10 @@ def holm(p_values: Sequence[float], level: float = 0.05) -> list[bool]:
 def rows(found: Sequence[Record], task: Task, partition: str) -> tuple[list[str], list[list[str]]]:
     """Return header and rows of a table, the highest of the compared column first.
 
-    The compared column and its differences come first, and the costs last.
+    The compared column and its differences come first, and the costs last. Empty columns are left
+    out.
     """
     by_row = ranked(grouped(found, partition), task)
-    named = {name for seeds in by_row.values() for record in seeds for name in record}
     columns = [*task.compared, *(name for name in task.columns if name not in task.compared)]
     header, body = ["row"], [list(by_row)]
     for name in columns:
@@ -105,10 +105,12 @@ def rows(found: Sequence[Record], task: Task, partition: str) -> tuple[list[str]
         for word, titles in task.references.items() if name in task.compared else ():
             header.append(f"{task.columns[name]}, to {word}")
             body.append(differences_to(by_row, titles, name))
-    for name in (name for name in COSTS if name in named):
-        header.append(COSTS[name])
+    for name, word in COSTS.items():
+        header.append(word)
         every = by_row.values()
         body.append([f"{mean(seeds, name):,.0f}" if name in seeds[0] else "" for seeds in every])
+    filled = [(word, cells) for word, cells in zip(header, body, strict=True) if any(cells)]
+    header, body = map(list, zip(*filled, strict=True))
     return header, [list(cells) for cells in zip(*body, strict=True)]
 
 
