@@ -124,8 +124,8 @@ TWICE, THRICE = (partial(local, times=times) for times in (2, 3))
 CONTROLS = {
     entry.name: entry
     for entry in (
-        _entry("local_16", "Local training, 16 batches", TWICE, "one model", ALONE),
-        _entry("local_24", "Local training, 24 batches", THRICE, "one model", ALONE),
+        _entry("local_twice", "Local training, twice as long", TWICE, "one model", ALONE),
+        _entry("local_thrice", "Local training, three times as long", THRICE, "one model", ALONE),
         _entry("fednorms", "Norms", fednorms, "one model"),
         _entry("half_steps", "FedVPT-D, half of the steps", half_steps, "pretrained"),
         _entry("coop_csc", "CoOp, a context for each class (local)", coop_csc, "CLIP", ALONE),
@@ -136,8 +136,8 @@ CONTROLS = {
 """Control rows by the name of their function, as in :data:`fedprompt.methods.METHODS`."""
 
 DRAWN_AS = {
-    "local_16": "local",
-    "local_24": "local",
+    "local_twice": "local",
+    "local_thrice": "local",
     "fednorms": "head_tuning",
     "half_steps": "fedvpt_d",
     "coop_csc": "fedapt",

@@ -182,7 +182,9 @@ def task(title: str, family: str, build: Callable[..., Setting], **references: s
     )
 
 
-LOCAL = "local local_16 local_24"  # each row is compared with the one that takes as many passes
+LOCAL = (
+    "local local_twice local_thrice"  # each row is compared with the one that takes as many passes
+)
 TASKS = {
     "digits": task("digits", "one model", partial(vits, "S"), local=LOCAL, FedAvg="fedvpt_d"),
     "networks": task("heterogeneous-digits", "mixed models", partial(vits, "SBL"), local="local"),

@@ -28,8 +28,6 @@ from tasks.networks import Convolutional, ConvolutionalModel, TailTrunk, as_inpu
 from tasks.tuning import draws, two_rates
 
 IMAGE_SIZE = 56  # pixels
-LATE = 9  # first block of a client that trains three blocks
-SHORT = 9  # blocks of the network that ends early; it starts as many blocks before its end
 ALPHA = 0.3
 CONTENT = content("photographs")
 RATES = CONTENT["rates"]
@@ -59,8 +57,6 @@ class Division(NamedTuple):
         num_images: Number of images. If None, those of `NUM_IMAGES`.
         divide: Name of a function (classes, number of clients, generator) -> positions of each
             client, in place of a division by domains or by Dirichlet.
-        common_test: Whether all seeds have the same test images, which no tuning trial sees, and
-            heads a learning rate of their own. Without it, heads have a tenth of the rate.
     """
 
     title: str
@@ -76,7 +72,6 @@ class Division(NamedTuple):
     num_newcomers: int = 2
     num_images: int | None = None
     divide: str | None = None
-    common_test: bool = False
 
 
 def six_hundred(cells: Tensor, count: int, rng: np.random.Generator) -> Sequence[np.ndarray]:
@@ -148,19 +143,13 @@ def make(
         seed=seed,
         public=as_inputs(public),
         make_optimizer=partial(torch.optim.AdamW, weight_decay=1e-3),
-        head_rate=head_rate(row, division),
+        head_rate=row.values.get(HEAD_RATE),
         trunks=trunks,
         num_prompts=4,
         num_features=None if len(trunks) == 1 else 64,
     )
     newcomers = range(first, division.num_clients)
     return Trial.of(setting, train, test, shards, newcomers).shrunk(machine.shrink)
-
-
-def head_rate(row: Row, division: Division) -> float | None:
-    """Return the learning rate of the head, if it is another one."""
-    tenth = None if division.common_test else 0.1 * row.values["learning_rate"]
-    return row.values.get(HEAD_RATE, tenth)
 
 
 def classes(data: Photographs, task: str, shifted: bool) -> tuple[Tensor, int]:
@@ -173,12 +162,14 @@ def classes(data: Photographs, task: str, shifted: bool) -> tuple[Tensor, int]:
 def split(
     task: str, division: Division, seed: int, validate: bool
 ) -> tuple[Photographs, Tensor, Tensor]:
-    """Return all images, and the positions of training and test images in random order."""
+    """Return all images, and the positions of training and test images in random order.
+
+    All seeds have the same test images, which no tuning trial sees.
+    """
     data = images_of(task, division.shifted, division.num_images)
     rng = np.random.default_rng([seed, 1])
     train, test = torch.arange(len(data.labels)), torch.arange(0)
-    first = np.random.default_rng([0, 1]) if division.common_test else rng
-    for source in [first, rng][: 2 if validate else 1]:
+    for source in [np.random.default_rng([0, 1]), rng][: 2 if validate else 1]:
         train, test = photographs.split_by_runs(data, train, share=0.25, rng=source)
     train, test = (part[torch.from_numpy(rng.permutation(len(part)))] for part in (train, test))
     return data, train, test[:NUM_TEST]
@@ -238,7 +229,7 @@ Where = tuple[str, bool, int | None]
 
 
 def _tail(
-    where: Where, machine: Machine, start: int = LATE, end: int = 12, with_patches: bool = False
+    where: Where, machine: Machine, start: int = 9, end: int = 12, with_patches: bool = False
 ) -> TailTrunk:
     source = source_of(machine, DINO)
     if source == RANDOM:
@@ -263,7 +254,7 @@ NETWORKS: Mapping[str, Callable[..., TailTrunk | Convolutional]] = {
     "ten": partial(_tail, start=1, end=10),
     "eight": partial(_tail, start=1, end=8),
     "half": partial(_tail, start=6),
-    "short": partial(_tail, start=SHORT - (12 - LATE), end=SHORT),
+    "short": partial(_tail, start=6, end=9),
     "wide": partial(_tail, with_patches=True),
     "convolutional": _efficientnet,
     "small": _small,
@@ -357,7 +348,9 @@ def task(name: str, title: str, *without: str) -> Task:
             "worst": "worst client",
             **NEWCOMERS,
         },
-        references={"local": [Row.of(name).title for name in ("local", "local_24")]},
+        references={
+            "local": [Row.of(name).title for name in ("local", "local_twice", "local_thrice")]
+        },
         causes=lambda partition, row: bytes_kept if partition.startswith("deep") else None,
         compared=("own", "balanced"),
         bound=0.048,

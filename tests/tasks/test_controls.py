@@ -33,7 +33,9 @@ def test_only_averages_send_something(name):
     assert sent
 
 
-@pytest.mark.parametrize(("name", "times"), [("local_16", 2), ("local_24", 3), ("half_steps", 0.5)])
+@pytest.mark.parametrize(
+    ("name", "times"), [("local_twice", 2), ("local_thrice", 3), ("half_steps", 0.5)]
+)
 def test_rows_take_several_times_the_batches_or_half_of_them(name, times):
     entry, federation = made(name)
     with counted_passes() as passes:
