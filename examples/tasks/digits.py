@@ -182,9 +182,7 @@ def task(title: str, family: str, build: Callable[..., Setting], **references: s
     )
 
 
-LOCAL = (
-    "local local_twice local_thrice"  # each row is compared with the one that takes as many passes
-)
+LOCAL = "local local_twice local_thrice"  # a row is compared with the one of as many passes
 TASKS = {
     "digits": task("digits", "one model", partial(vits, "S"), local=LOCAL, FedAvg="fedvpt_d"),
     "networks": task("heterogeneous-digits", "mixed models", partial(vits, "SBL"), local="local"),

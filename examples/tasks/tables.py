@@ -97,9 +97,8 @@ def rows(found: Sequence[Record], task: Task, partition: str) -> tuple[list[str]
     out.
     """
     by_row = ranked(grouped(found, partition), task)
-    columns = [*task.compared, *(name for name in task.columns if name not in task.compared)]
     header, body = ["row"], [list(by_row)]
-    for name in columns:
+    for name in dict.fromkeys((*task.compared, *task.columns)):
         header.append(task.columns[name])
         body.append([written(seeds, name) for seeds in by_row.values()])
         for word, titles in task.references.items() if name in task.compared else ():
@@ -165,7 +164,7 @@ def quoted(found: Sequence[Record], task: Task, partition: str) -> list[str]:
     pairs = {pair: [by_row.get(title, []) for title in pair.split(" - ")] for pair in listed}
     pairs = {pair: sides for pair, sides in pairs.items() if all(sides)}
     compared = [record for sides in pairs.values() for seeds in sides for record in seeds]
-    names = [*task.compared, *(name for name in task.columns if name not in task.compared)]
+    names = dict.fromkeys((*task.compared, *task.columns))
     names = [name for name in names if all(name in record for record in compared)][: WIDTH - 1]
     body = [
         [pair, *(percent(gains(*sides, name), signed=True) for name in names)]
