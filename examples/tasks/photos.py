@@ -57,6 +57,7 @@ class Division(NamedTuple):
         num_images: Number of images. If None, those of `NUM_IMAGES`.
         divide: Name of a function (classes, number of clients, generator) -> positions of each
             client, in place of a division by domains or by Dirichlet.
+        fixed: Method and values of further rows, which are not tuned, by their title.
     """
 
     title: str
@@ -72,6 +73,7 @@ class Division(NamedTuple):
     num_newcomers: int = 2
     num_images: int | None = None
     divide: str | None = None
+    fixed: Mapping[str, Sequence[Any]] = {}
 
 
 def six_hundred(cells: Tensor, count: int, rng: np.random.Generator) -> Sequence[np.ndarray]:
@@ -328,7 +330,14 @@ def task(name: str, title: str, *without: str) -> Task:
         division = DIVISIONS[partition]
         prompted = [Row.of(name) for name in division.methods]
         tuned = TUNED if len(division.networks) == 1 and division.num_images is None else []
-        return [two_rates(started(row)) for row in (*prompted, *tuned)]
+        fixed = [Row(title, *values) for title, values in division.fixed.items()]
+        return [*(two_rates(started(row)) for row in (*prompted, *tuned)), *fixed]
+
+    def trials(partition: str, row: Row) -> list[dict[str, Any]]:
+        if row.title in DIVISIONS[partition].fixed:
+            return [dict(row.values)]
+        rates = RATES.get(str(row.method), RATES["prompts"])
+        return draws(row, f"{name} {partition}", rates)
 
     return Task(
         title=title,
@@ -336,9 +345,7 @@ def task(name: str, title: str, *without: str) -> Task:
         hours=lambda partition, row: 40 / 3600,
         rows=rows,
         make=partial(make, name),
-        trials=lambda partition, row: draws(
-            row, f"{name} {partition}", RATES.get(str(row.method), RATES["prompts"])
-        ),
+        trials=trials,
         last_rounds=lambda partition, row: DIVISIONS[partition].last_rounds,
         columns={
             "full": "all test images",
