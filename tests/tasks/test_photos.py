@@ -277,6 +277,8 @@ def test_rows_of_one_kind_of_parameters_share_one_grid_with_the_default_inside()
         assert heads == ({None} if row.method in tuning.ONE_RATE else {0.003, 0.01, 0.03})
     assert found["FedVPT-D"] == found["pFedMe"] == found["SGPT"] == [0.001, 0.003, 0.01, 0.03, 0.1]
     assert found["LoRA, rank 1"] == found["LoRA, rank 4"] == [0.0003, 0.001, 0.003, 0.01, 0.03]
+    fixed = [row for row in task.rows("depths") if task.trials("depths", row) == [row.values]]
+    assert [row.title for row in fixed] == list(photos.DIVISIONS["depths"].fixed)
 
 
 @pytest.mark.usefixtures("_fabricated")
