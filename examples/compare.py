@@ -24,7 +24,7 @@ import tasks
 from tasks import estimate, papers, ranks, records, runs, tables, verify
 from tasks.core import Machine, Row, Task, TaskError
 from tasks.runs import Cell
-from tasks.tuning import TUNING_SEED, beyond
+from tasks.tuning import TUNING_SEED, neighbour
 
 RECORDS = Path(__file__).parents[1] / "docs" / "results" / "records"
 
@@ -217,7 +217,7 @@ def tuned(
     """Return the rows with the values of their trials that are best on own mixes.
 
     Trials train on a part of the training images and test on the others. Of equal trials, the first
-    counts. If the best rate is the lowest or the highest, a trial half a decade further is added.
+    counts. Trials are added until both neighbours of the best one in each rate were tried.
     Values that diverge in a reported run are left out when the program starts again.
     """
     task = tasks.TASKS[args.task]
@@ -237,8 +237,8 @@ def tuned(
         found.sort(key=lambda record: record["own"])
         stable = [record for record in found if runs.chosen(record) not in left_out]
         best = {record["row"]: record["values"] for record in stable}
-        more = {title: beyond(values, trials[title]) for title, values in best.items()}
-        more = {title: new for title, new in more.items() if new and new not in trials[title]}
+        more = {title: neighbour(values, trials[title]) for title, values in best.items()}
+        more = {title: new for title, new in more.items() if new}
         if not more:
             return [replace(row, values=best[row.title]) for row in rows]
         for title, values in more.items():

@@ -59,13 +59,19 @@ def half_decades(low: float, high: float) -> list[float]:
     return [_rate(number) for number in range(_number(low), _number(high) + 1)]
 
 
-def beyond(best: dict[str, Any], tried: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
-    """Return a trial half a decade further, if the best rate is the lowest or highest tried."""
-    for name in ("learning_rate", HEAD_RATE):
-        rates = {values[name] for values in tried if name in values}
-        for end, further in ((max, 1), (min, -1)):
-            if len(rates) > 1 and best[name] == end(rates):
-                return {**best, name: _rate(_number(best[name]) + further)}
+def neighbour(best: dict[str, Any], tried: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    """Return a trial half a decade from the best in one of its rates, or None if all were tried.
+
+    A rate that all trials share is not tuned.
+    """
+    names = [name for name in (HEAD_RATE, "learning_rate") if name in best]
+    done = [[values[name] for name in names] for values in tried]
+    for name in names:
+        for step in (1, -1):
+            near = {**best, name: _rate(_number(best[name]) + step)}
+            tuned = len({values[name] for values in tried}) > 1
+            if tuned and [near[name] for name in names] not in done:
+                return near
     return None
 
 

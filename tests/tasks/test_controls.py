@@ -6,7 +6,7 @@ from fedprompt.methods import counted_passes
 from sent_messages import sent_by
 from tasks.controls import CONTROLS
 from tasks.core import Row
-from tasks.tuning import beyond, draws
+from tasks.tuning import draws, neighbour
 from tiny_federations import federation_of, last
 
 SENT = {
@@ -49,11 +49,21 @@ def test_a_control_row_has_the_rates_of_the_row_that_it_controls():
     assert rates[0] == rates[1] == [0.005, 0.001, 0.003, 0.01, 0.03, 0.1]
 
 
-def test_a_best_rate_at_an_end_of_the_grid_gets_a_further_trial():
+def test_the_neighbours_of_the_best_trial_are_tried_in_each_rate():
     tried = [{"learning_rate": rate, "head_rate": 0.01} for rate in (0.003, 0.01, 0.03)]
-    assert beyond(tried[2], tried) == {"learning_rate": 0.1, "head_rate": 0.01}
-    assert beyond(tried[0], tried) == {"learning_rate": 0.001, "head_rate": 0.01}
-    assert beyond(tried[1], tried) is None
-    tried.append({"learning_rate": 0.01, "head_rate": 0.03})
-    assert beyond(tried[3], tried) == {"learning_rate": 0.01, "head_rate": 0.1}
-    assert beyond({"weight": 1}, [{"weight": 1}]) is None
+    assert neighbour(tried[2], tried) == {"learning_rate": 0.1, "head_rate": 0.01}
+    assert neighbour(tried[0], tried) == {"learning_rate": 0.001, "head_rate": 0.01}
+    assert neighbour(tried[1], tried) is None  # all trials share the rate of the head
+    tried += [{"learning_rate": 0.01, "head_rate": rate} for rate in (0.003, 0.03)]
+    assert neighbour(tried[1], tried) is None
+    best, found = {"learning_rate": 0.03, "head_rate": 0.03}, []
+    while (new := neighbour(best, [*tried, best, *found])) is not None:
+        found.append(new)
+    assert [tuple(each.values()) for each in found] == [(0.03, 0.1), (0.1, 0.03)]
+    assert neighbour({"weight": 1}, [{"weight": 1}]) is None
+
+
+def test_a_neighbour_counts_as_tried_whatever_the_other_hyperparameters_were():
+    tried = [{"learning_rate": rate, "mass": rate} for rate in (0.003, 0.01, 0.03)]
+    assert neighbour(tried[1], tried) is None
+    assert neighbour(tried[2], tried) == {"learning_rate": 0.1, "mass": 0.03}
