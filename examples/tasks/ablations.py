@@ -1,6 +1,6 @@
 """Where each paper's mechanism can act: two settings a paper, and the row without the mechanism.
 
-The settings were chosen before any of them ran. Hyperparameters are those of the gallery's study,
+The settings were chosen before any of them ran. Hyperparameters are those of an earlier study,
 with models of the same kind; those of FedL2G were chosen on held-out images of other settings.
 """
 
