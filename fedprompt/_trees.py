@@ -24,21 +24,30 @@ def to_blob(tree: Any, where: str) -> bytes:
 
     tensors: dict[str, Tensor] = {}
     form = packed(tree, where, tensors)
-    devices = {number: tensor.device.type for number, tensor in tensors.items()}
     # One text, because safetensors writes several in any order.
-    return safetensors.torch.save(on_cpu(tensors), {"tree": json.dumps([form, devices])})
+    header = {"tree": json.dumps([form, kinds_of_devices(tensors)])}
+    return safetensors.torch.save(on_cpu(tensors), header)
 
 
-def from_blob(blob: bytes, *, to_devices: bool = False) -> Any:
-    """Read the tree of :func:`to_blob`, on the CPU or on the kinds of devices that it was on."""
+def from_blob(blob: bytes) -> Any:
+    """Read the tree of :func:`to_blob`, on the kinds of devices that it was on."""
     import safetensors.torch
 
+    form, devices = json.loads(texts_of(blob)["tree"])
+    tensors = safetensors.torch.load(blob).items()
+    return unpacked(form, {number: tensor.to(devices[number]) for number, tensor in tensors})
+
+
+def texts_of(blob: bytes) -> dict[str, str]:
+    """Read the texts in the header of a safetensors blob."""
     header = json.loads(blob[8 : 8 + int.from_bytes(blob[:8], "little")])
-    form, devices = json.loads(header["__metadata__"]["tree"])
-    tensors = safetensors.torch.load(blob)
-    if to_devices:
-        tensors = {number: tensor.to(devices[number]) for number, tensor in tensors.items()}
-    return unpacked(form, tensors)
+    texts: dict[str, str] = header.get("__metadata__", {})
+    return texts
+
+
+def kinds_of_devices(tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    """Return the kind of device of each tensor by its number."""
+    return {number: tensor.device.type for number, tensor in tensors.items()}
 
 
 def on_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

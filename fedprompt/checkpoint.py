@@ -4,20 +4,23 @@ import hashlib
 import json
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 import fedprompt._checks as check
 from fedprompt._files import checked_path, replace_files
-from fedprompt._trees import on_cpu, packed, parsed, unpacked
+from fedprompt._trees import kinds_of_devices, on_cpu, packed, parsed, texts_of, unpacked
 
 __all__ = ["load_checkpoint", "save_checkpoint"]
 
 _FORMAT = "fedprompt checkpoint 2"
 _STATE = "state.json"
 _TENSORS = re.compile(r"tensors-[0-9a-f]{16}\.safetensors")
+_DEVICES = "devices"
 _RAISE = object()
 _NAMED_TENSORS = f"contain the tensors that {_STATE} names"
 
@@ -39,8 +42,9 @@ def save_checkpoint(state: Any, directory: str | os.PathLike[str]) -> None:
         state: Tree of dicts (keys are strings or integers), lists and tuples. Its leaves are
             tensors, :class:`Weighted`, :class:`Round`, strings, numbers, booleans and None. This
             includes ``state_dict()`` of modules and optimizers, states of server rules,
-            ``generator.get_state()`` and NumPy's ``generator.bit_generator.state``. Values are
-            restored exactly; gradients and devices are not saved.
+            ``generator.get_state()`` and, of ``numpy.random.default_rng()``, its
+            ``bit_generator.state``. Values and kinds of devices are restored; gradients are not
+            saved.
         directory: Directory of this checkpoint, created if necessary. It contains ``state.json``
             and one safetensors file, ``tensors-`` with 16 hex digits. Other files are kept.
 
@@ -62,7 +66,8 @@ def save_checkpoint(state: Any, directory: str | os.PathLike[str]) -> None:
     directory = checked_path("directory", directory, of="directory")
     tensors: dict[str, Tensor] = {}
     tree = json.dumps(packed(state, "state", tensors))
-    blob = safetensors.torch.save(on_cpu(tensors))
+    devices = json.dumps(kinds_of_devices(tensors))
+    blob = safetensors.torch.save(on_cpu(tensors), {_DEVICES: devices})
     digest = _digest(tree, blob)
     name = f"tensors-{digest[:16]}.safetensors"
     record = {"format": _FORMAT, "tensors": name, "sha256": digest, "state": tree}
@@ -76,7 +81,12 @@ def save_checkpoint(state: Any, directory: str | os.PathLike[str]) -> None:
         _clean(directory)  # removes new files after a failure, old tensors after a success
 
 
-def load_checkpoint(directory: str | os.PathLike[str], *, default: Any = _RAISE) -> Any:
+def load_checkpoint(
+    directory: str | os.PathLike[str],
+    *,
+    default: Any = _RAISE,
+    device: torch.device | str | None = None,
+) -> Any:
     """Load the last complete state of :func:`save_checkpoint`.
 
     Loading runs no code from the files. A digest covers the tree and its tensors, so damaged files
@@ -86,13 +96,16 @@ def load_checkpoint(directory: str | os.PathLike[str], *, default: Any = _RAISE)
         directory: Directory of the checkpoint.
         default: Result if no save to `directory` was ever completed. Without a default, that is an
             error.
+        device: Device of the tensors that were not on the CPU. If None, the kind of device that
+            they were on, such as "cuda" for "cuda:1".
 
     Returns:
-        An equal tree, with tensors on the CPU.
+        An equal tree.
 
     Raises:
         FileNotFoundError: If there is neither a state nor a `default`.
-        ValueError: If the files are damaged, or if ``state.json`` is missing next to tensors.
+        ValueError: If the files are damaged, if ``state.json`` is missing next to tensors, or if
+            this machine does not have the device.
 
     Example:
         A loop that can be killed at any time. Here the process starts twice.
@@ -122,10 +135,27 @@ def load_checkpoint(directory: str | os.PathLike[str], *, default: Any = _RAISE)
         rule = f"contain the saved state, of which {_STATE} has the digest"
         raise check.wrong("directory", rule, "other content")
     try:
-        return unpacked(parsed(tree), safetensors.torch.load(blob))
+        form, tensors = parsed(tree), safetensors.torch.load(blob)
+        kinds = parsed(texts_of(blob).get(_DEVICES, "{}"))  # version 0.2 did not save them
+        unpacked(form, tensors)
     except (ValueError, KeyError, safetensors.SafetensorError) as error:
         rule = "contain a state as `save_checkpoint` writes it"
         raise check.wrong("directory", rule, error) from error
+    return unpacked(form, _moved(tensors, kinds, device))
+
+
+def _moved(
+    tensors: Mapping[str, Tensor], kinds: Mapping[str, str], device: torch.device | str | None
+) -> dict[str, Tensor]:
+    """Move the tensors that were not on the CPU to a device, or to the kind that they were on."""
+    moved = dict(tensors)
+    for number, kind in kinds.items():
+        try:
+            moved[number] = tensors[number].to("cpu" if kind == "cpu" else device or kind)
+        except (AssertionError, RuntimeError) as error:  # the first if PyTorch has no CUDA
+            rule = f"be one of this machine, because tensors were on {kind!r}"
+            raise check.wrong("device", rule, device) from error
+    return moved
 
 
 def _digest(tree: str, blob: bytes) -> str:

@@ -13,7 +13,7 @@ import torch.distributed as distributed
 
 import fedprompt._checks as check
 from fedprompt._trees import packed, to_blob
-from fedprompt.interfaces import Codec, Message, Method, Round, State
+from fedprompt.interfaces import Codec, Message, Method, Round, State, Weighted
 from fedprompt.messages import Ledger
 from fedprompt.wire.encode import slots
 from fedprompt.wire.gather import is_here, on_all_ranks
@@ -195,11 +195,16 @@ def coded(method: Method, codec: Codec) -> Method:
 
     def coded_form(client: int) -> Message:
         check.count("client", client, at_least=0)
-        payload = form(client)
-        return codec.encode(payload, codec.init(payload))[0]
+        empty = {name: Weighted(*map(_zeros, entry)) for name, entry in form(client).items()}
+        return codec.encode(empty, codec.init(empty))[0]
 
     server = method.server._replace(step=step)
     return method._replace(client=client, server=server, predict=predict, form=coded_form)
+
+
+def _zeros(like: torch.Tensor) -> torch.Tensor:
+    """Make zeros on the CPU, of the shape and dtype of a tensor whose numbers are not read."""
+    return torch.zeros(like.shape, dtype=like.dtype, device="cpu")
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Any]:

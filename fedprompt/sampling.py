@@ -113,4 +113,5 @@ def stream_generator(
 def _words(argument: str, value: int) -> tuple[int, int]:
     """Split a number into two words: every number has the same width in the spawn key."""
     check.count(argument, value, at_least=0, below=2**64)
+    value = int(value)  # a narrow integer of NumPy would overflow
     return value & 0xFFFFFFFF, value >> 32

@@ -62,6 +62,13 @@ def test_streams_differ_between_arguments_and_repeat_for_equal_ones():
     assert {call: draw(call) for call in reversed(calls)} == first  # independent of earlier draws
 
 
+@pytest.mark.parametrize("dtype", [np.uint8, np.int16, np.int32, np.uint64])
+def test_an_id_may_be_an_integer_of_numpy(dtype):
+    plain = stream_generator(0, server_round=3, client=7)
+    drawn = stream_generator(0, server_round=dtype(3), client=dtype(7))
+    assert numbers(drawn) == numbers(plain)
+
+
 def test_a_long_id_and_two_short_ids_give_different_streams():
     # SeedSequence splits numbers into words of 32 bits: the two spawn keys are one to it.
     sequences = [np.random.SeedSequence(0, spawn_key=k) for k in ((1, 2 + 5 * 2**32), (1, 2, 5))]

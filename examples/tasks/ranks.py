@@ -14,9 +14,11 @@ def started() -> bool:
 
 
 def begin() -> None:
-    """Join the other ranks."""
+    """Join the other ranks; payloads and checkpoints arrive on the GPU of this one."""
     if started() and not dist.is_initialized():
         dist.init_process_group("gloo")
+        if torch.cuda.is_available():
+            torch.cuda.set_device(device("cuda"))
 
 
 def rank() -> int:

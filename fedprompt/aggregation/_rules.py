@@ -49,6 +49,7 @@ class RowRule(ABC):
         check.shape("mean.value", mean.value, previous.shape, "`previous`")
         check_state(state, True)
         previous = previous.detach()
+        mean = Weighted(*(part.to(previous.device) for part in mean))
         sent = mean.weight > 0
         rows = check.per_row(sent, previous)
         start, target = (torch.where(rows, part, 0).detach() for part in (previous, mean.value))

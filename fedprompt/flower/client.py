@@ -15,7 +15,7 @@ import fedprompt._checks as check
 from fedprompt.checkpoint import load_checkpoint, save_checkpoint
 from fedprompt.flower._records import blob_of, pack, remember, remembered, unpack
 from fedprompt.flower._rounds import CLIENT, Fingerprint, check_options, unchecked
-from fedprompt.interfaces import Method
+from fedprompt.interfaces import Method, Weighted
 from fedprompt.wire import Expected, Header
 
 _INITIAL: dict[str, Any] = {"asked": "", "before": {}, "after": {}}
@@ -73,7 +73,8 @@ def client_app(
         form = method.server.answer(client, method.server.state)
         expect = Expected(form, fingerprint(client))
         folder = None if directory is None else Path(directory, str(client))
-        answer, header = unpack(message.content, expect=expect, max_bytes=max_bytes)
+        sent, header = unpack(message.content, expect=expect, max_bytes=max_bytes)
+        answer = {name: _beside(entry, form[name]) for name, entry in sent.items()}
         server_round, later = divmod(header.server_round, method.exchanges)
         memory = _recalled(context, folder)
         if not later:
@@ -95,6 +96,13 @@ def client_app(
     app.train()(handle)
     app.query(CLIENT)(identify)
     return app
+
+
+def _beside(entry: Any, other: Any) -> Any:
+    """Move an entry, which arrives on the CPU, to the device of another one."""
+    if isinstance(entry, Weighted):
+        return Weighted(*(part.to(like.device) for part, like in zip(entry, other, strict=True)))
+    return entry.to(other.device)
 
 
 def _recalled(context: Context, folder: Path | None) -> dict[str, Any]:

@@ -93,8 +93,10 @@ def transport_logits(
         gradient: Differentiable score of a plan: :func:`~fedprompt.transport.plan_fixed`,
             :func:`~fedprompt.transport.implicit` or :func:`~fedprompt.transport.envelope`.
         lean: Whether costs and plans exist for a few images at a time, in the forward and in the
-            backward pass. Logits and gradients are equal, and are differentiable once. This needs
-            a solver with duals, such as :func:`~fedprompt.transport.newton`, and ``plan_fixed``.
+            backward pass. Logits and gradients are equal, and are differentiable once; the
+            gradients of :func:`~fedprompt.transport.dykstra` and
+            :func:`~fedprompt.transport.sinkhorn` only if they converged. This needs a solver with
+            duals, such as :func:`~fedprompt.transport.newton`, and ``plan_fixed``.
             Under ``torch.compile``, only the memory between the two passes is reduced.
 
     Returns:

@@ -68,10 +68,20 @@ def collect(
         raise check.wrong("rows", rule, some_names(unknown))
     payload = {}
     for name, value in values.items():
-        counts = _float32(f"rows[{name!r}]", rows[name]) if name in rows else whole
+        counts = _counts(name, rows[name], value) if name in rows else whole
         payload[name] = Weighted(value, counts.to(value.device, copy=True))
         check.entry(f"payload[{name!r}]", payload[name])
     return payload
+
+
+def _counts(name: str, given: object, value: Tensor) -> Tensor:
+    """Cast the weights of a value's rows."""
+    counts = _float32(f"rows[{name!r}]", given)
+    if counts.shape != value.shape[: counts.ndim]:
+        rule = f"have the leading shape of {name!r} {tuple(value.shape)}"
+        raise check.wrong(f"rows[{name!r}]", rule, tuple(counts.shape))
+    check.nonnegative(f"rows[{name!r}]", counts)
+    return counts
 
 
 def _warn_of_frozen(module: nn.Module, values: Mapping[str, Tensor]) -> None:
@@ -225,7 +235,7 @@ def _new_value(name: str, target: Tensor, entry: Tensor | Weighted) -> Tensor:
     value = value.to(target.device, target.dtype)
     if isinstance(entry, Tensor):
         check.finite(argument, value)
-        return value
+        return value.clone() if value is entry else value  # it may be memory of `module`
     weight = entry.weight.to(target.device)
     check.entry(argument, Weighted(value, weight))
     return torch.where(check.per_row(weight > 0, value), value, target)

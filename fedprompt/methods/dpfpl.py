@@ -36,8 +36,8 @@ from fedprompt.methods.setting import ClipSetting, PromptedClassifier
 
 def _factors(private: Tensor, rank: int, draw: torch.Generator) -> tuple[Tensor, Tensor]:
     """Find orthonormal columns and rows for the leading part of a context (one power iteration)."""
-    start = torch.randn(private.shape[1], rank, generator=draw)
-    columns = torch.linalg.qr(private @ start).Q
+    start = torch.randn(private.shape[1], rank, generator=draw, device="cpu")
+    columns = torch.linalg.qr(private @ start.to(private)).Q
     return columns, torch.linalg.qr(private.T @ columns).Q.T
 
 
@@ -81,7 +81,7 @@ def _server(
         return {"shared": state["shared"]}
 
     def step(server_round, payloads, state):
-        draw = _resumed(setting.generator(server_round, purpose="noise"), state)
+        draw = _resumed(setting.stream(server_round, purpose="noise"), state)
         total = {"shared": sum(payload["shared"] for payload in payloads.values())}
         size = setting.batch_size * len(payloads)
         mean = noisy_mean(total, expected_batch_size=size, generator=draw)["shared"].to(shared)
@@ -108,14 +108,14 @@ def dpfpl(
 ) -> fp.Method:
     """DP-FPL."""
     model = setting.new_model()
-    draw = setting.generator(0, purpose="private")
+    draw = setting.stream(0, purpose="private")
     shared = model.context().detach()[0].clone()
-    new = torch.empty_like(shared).normal_(0, 0.02, generator=draw)
+    new = torch.empty_like(shared, device="cpu").normal_(0, 0.02, generator=draw).to(shared)
     noisy_mean = partial(fp.privacy.noisy_mean, multiplier=noise_multiplier, max_norm=max_norm)
 
     def train(data, answer, state):
         private = state.get("private", new)
-        draw = _resumed(data.generator("noise"), state)
+        draw = _resumed(data.stream("noise"), state)
         batch = next(islice(data.batches(), state.get("step", 0), None))
         by_image = _gradients(predict(data, answer, state), *batch)
         u, v = _factors(private, rank, draw)

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -108,12 +109,17 @@ def evaluate(
     tested = _ids("clients", setting.clients if clients is None else clients, federation)
     others = [client for client in federation.shards if client not in setting.clients]
     new = _ids("newcomers", others if newcomers is None else newcomers, federation)
-    if trained := [client for client in new if str(client) in now.clients]:
-        raise check.wrong("newcomers", "be clients that never trained", trained)
+    check_new = partial(_check_new, new, now)  # a rank knows the clients that trained on it
+    on_all_ranks(check_new, server_round=max(now.server_round, 0), group=group)
     tests = _tests(federation, inputs, labels, cells, mixes, [*tested, *new])
     named = _checked_domains(domains or {}, tested)
     run = _Run(method, federation, now, tests, group)
     return run.figures(tested, named, shared) | run.newcomers(new, steps, learning_rate)
+
+
+def _check_new(clients: Sequence[int], now: Round) -> None:
+    if trained := [client for client in clients if str(client) in now.clients]:
+        raise check.wrong("newcomers", "be clients that never trained", trained)
 
 
 @contextmanager

@@ -34,7 +34,7 @@ class _Adaptive(ClipModel):
     def __init__(self, setting: ClipSetting, temperature: float) -> None:
         super().__init__(setting)
         self.temperature = temperature
-        draw = setting.generator(0, purpose="keys and contexts")
+        draw = setting.stream(0, purpose="keys and contexts")
         size = dict[str, Any](length=setting.length, num_classes=setting.num_classes)
         self.contexts = fp.ContextPrompts(self.tower.dim, **size, generator=draw)
         count = len(setting.clients)

@@ -18,12 +18,14 @@ difference 1.1e-16; for +P and +H, float32, 9e-8 (2026-11).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
 import fedprompt as fp
+import fedprompt._checks as check
 from fedprompt.interfaces import Payload
 from fedprompt.methods.registry import DIFFERENT_MODELS, LEARNING_RATE, register
 from fedprompt.methods.setting import ClientData, VitSetting, take_step
@@ -39,7 +41,7 @@ def fedhpl(
     distillation_weight: float = 1.0,
     share: Sequence[str] = (),
 ) -> fp.Method:
-    """FedHPL: with `share`, these parts are averaged among equal trunks."""
+    """FedHPL: with `share`, these parts are averaged among trunks of one width."""
     return _taught(setting, share, learning_rate, distillation_weight)
 
 
@@ -47,7 +49,7 @@ def fedhpl(
 def fedhpl_p(
     setting: VitSetting, *, learning_rate: float = 1e-2, distillation_weight: float = 1.0
 ) -> fp.Method:
-    """FedHPL +P: prompts are averaged among equal trunks."""
+    """FedHPL +P: prompts are averaged among trunks of one width, which need one depth."""
     return _taught(setting, ["prompts"], learning_rate, distillation_weight)
 
 
@@ -55,14 +57,14 @@ def fedhpl_p(
 def fedhpl_h(
     setting: VitSetting, *, learning_rate: float = 1e-2, distillation_weight: float = 1.0
 ) -> fp.Method:
-    """FedHPL +H: heads are averaged among equal trunks."""
+    """FedHPL +H: heads are averaged among trunks of one width."""
     return _taught(setting, ["projection", "head"], learning_rate, distillation_weight)
 
 
 def _taught(
     setting: VitSetting, share: Sequence[str], learning_rate: float, weight: float
 ) -> fp.Method:
-    """Make the method, which averages some parts of equal trunks."""
+    """Make the method, which averages some parts among trunks of one width."""
     unknown = setting.unknown_rows(setting.num_classes)
 
     def dim(client):
@@ -97,9 +99,18 @@ def _taught(
     def form(client):
         return message(unknown, setting.model(client, {}), 0)
 
-    first = {str(dim(kind)): form(kind) for kind in range(setting.num_backbones)}
+    first: dict[str, Any] = {}
+    for kind in range(setting.num_backbones):
+        sent = form(kind)
+        if _shapes(first.setdefault(str(dim(kind)), sent)) != _shapes(sent):
+            rule = f"name parts that trunks of width {dim(kind)} have in one shape"
+            raise check.wrong("share", rule, list(share))
     server = fp.Server(first, answer, step)
     return fp.Method(train, server, setting.private_model, form=form)
+
+
+def _shapes(payload: Payload) -> dict[str, torch.Size]:
+    return {name: entry.value.shape for name, entry in payload.items()}
 
 
 @torch.no_grad()

@@ -100,6 +100,8 @@ def _learn_to_guide(
         model = _Guided(setting.model(data.id, state), by_features)
         guides = answer["guides"]
         study, quiz = _study_and_quiz(data)
+        if not len(study):  # of its one image, the client makes a quiz
+            return None, state
         followed = weight if data.server_round >= warm_up else 0.0
         optimizer = data.optimizer(model, rate)
         for images, labels in data.batches(among=study):

@@ -66,7 +66,8 @@ def pfedpg(
     """pFedPG."""  # noqa: D403
     model = setting.new_model(prompts=lambda trunk: fp.ShallowPrompts(setting.num_prompts, trunk))
     fresh = fp.snapshot(model)
-    generator = setting.seeded(_Generator, setting.clients, fresh["prompts.tokens"][0])
+    basis = fresh["prompts.tokens"][0].cpu()
+    generator = setting.seeded(_Generator, setting.clients, basis)
 
     def train(data, answer, state):
         fp.load_values(model, {**fresh, **state, **answer})

@@ -37,7 +37,7 @@ class _Bordered(nn.Module):
         inside = [side - 2 * width for side in size]
         plain = dict[str, Any](mean=[0.0] * channels, std=[1.0] * channels)
         self.border = fp.PadPrompts((inside[0], inside[1]), padding=width, **plain)
-        draw = setting.generator(0, purpose="border")
+        draw = setting.stream(0, purpose="border")
         for pixels in self.border.parameters():
             nn.init.normal_(pixels, generator=draw)
         self.register_buffer("inside", torch.zeros(1, channels, *inside))

@@ -130,13 +130,19 @@ class Setting:
 
         It is on the device of the setting. Batches are drawn on the CPU, the same on every device.
         """
-        draw = fp.stream_generator(
-            self.seed, server_round=server_round, client=client, purpose=purpose
-        )
+        draw = self.stream(server_round, client, purpose=purpose)
         if torch.device(self.device).type == "cpu":
             return draw
         seed = int(torch.randint(2**62, (), generator=draw, device="cpu"))
         return torch.Generator(self.device).manual_seed(seed)
+
+    def stream(
+        self, server_round: int, client: int | None = None, *, purpose: str
+    ) -> torch.Generator:
+        """Make such a generator on the CPU, for batches, initial values and privacy noise."""
+        return fp.stream_generator(
+            self.seed, server_round=server_round, client=client, purpose=purpose
+        )
 
     def optimizer(
         self,
@@ -299,9 +305,7 @@ class ClientData:
 
     def stream(self, purpose: str) -> torch.Generator:
         """Make the random generator of this client on the CPU, from which batches are drawn."""
-        return fp.stream_generator(
-            self.setting.seed, server_round=self.server_round, client=self.id, purpose=purpose
-        )
+        return self.setting.stream(self.server_round, self.id, purpose=purpose)
 
     def at(self, server_round: int) -> "ClientData":
         """Return the data of this client in another round, with the batches of that round."""

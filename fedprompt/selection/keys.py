@@ -33,7 +33,8 @@ def key_loss(
             avoid a GPU synchronization.
 
     Returns:
-        Scalar loss, in float32 at least. SGPT adds it to the cross-entropy with factor 1.
+        Scalar loss, in float32 at least; 0 for an empty batch. SGPT adds it to the cross-entropy
+        with factor 1.
 
     Raises:
         ValueError: If shapes or devices disagree. On a CPU, also if an index lies outside its range
@@ -53,7 +54,8 @@ def key_loss(
     if len(indices) != len(query):
         rule = f"have one entry for each of {len(query)} queries"
         raise check.wrong("indices", rule, len(indices))
-    return -(unit(query.detach()) * unit(keys[indices.long()])).sum(1).mean()
+    cosine = (unit(query.detach()) * unit(keys[indices.long()])).sum(1)
+    return -(cosine.mean() if len(cosine) else cosine.sum())
 
 
 def orthogonal_keys(

@@ -60,5 +60,6 @@ def select_nearest(
     similarity = cosines(query, keys)
     crowding = shares(usage, similarity) + offset
     # Divided by the largest, equal counts become exactly 1, so rounding cannot change a choice.
-    indices = ((1 - similarity) * (crowding / crowding.max())).argmin(1)
+    distance = (1 - similarity).clamp(min=0)  # a rounded cosine may be above 1
+    indices = (distance * (crowding / crowding.max())).argmin(1)
     return Selection(indices, similarity.gather(1, indices[:, None])[:, 0])

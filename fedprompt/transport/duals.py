@@ -25,7 +25,8 @@ def plan_from_duals(
               D_{vj} = C_{vj} - \min_w C_{wj}
 
     The minimum is left out if ``b.sum() == a.sum()``. There is one dual for each column, so
-    duals can be stored where plans do not fit into memory.
+    duals can be stored where plans do not fit into memory. If :func:`dykstra` or :func:`sinkhorn`
+    stops before it converges, the plan differs from theirs by half an iteration.
 
     Args:
         duals: Duals x, from ``Coupling.duals`` of :func:`newton`, :func:`dykstra` or

@@ -78,7 +78,7 @@ def gather_trees(
     for rank, (received, (_, _, _, *digest)) in enumerate(zip(blobs, rows, strict=True)):
         if hashlib.sha256(received).digest() != bytes(digest):
             raise check.wrong("tree", f"arrive as rank {rank} sent it", "other bytes")
-    return [from_blob(received, to_devices=True) for received in blobs]
+    return [from_blob(received) for received in blobs]
 
 
 def on_all_ranks(

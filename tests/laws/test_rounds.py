@@ -202,6 +202,12 @@ def test_a_coded_method_sends_what_the_codec_encodes_with_the_memory_of_each_cli
             assert torch.equal(now.model(coded, data), expected[rounds].model(made, data))
     assert ledger.total(direction="up") == sum(map(fp.num_bytes, sent))
     assert fp.num_bytes(coded.form(0)) <= fp.num_bytes(sent[0])
+    unread = {
+        name: fp.Weighted(*(part * torch.nan for part in entry))
+        for name, entry in made.form(0).items()
+    }
+    again = fp.rounds.coded(made._replace(form=lambda client: unread), codec).form(0)
+    assert_same(again, coded.form(0))
 
 
 def answering(payload, state):

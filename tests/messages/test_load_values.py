@@ -38,6 +38,15 @@ def test_loading_copies_the_message_too():
     assert_identical(message["keys"], torch.zeros(3, 2))
 
 
+def test_a_module_loads_its_own_tensors_in_another_order():
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    first, second = (layer.weight.detach() for layer in model)
+    expected = second.clone(), first.T.clone()
+    load_values(model, {"0.weight": second, "1.weight": first.T})
+    assert_identical(first, expected[0])
+    assert_identical(second, expected[1])
+
+
 def test_rows_of_weight_zero_and_missing_names_are_bitwise_unchanged():
     model = Model()
     before = tensors_of(model)

@@ -1,12 +1,15 @@
 """FedHPL: its step follows Equations 2, 8 and 9, and its message holds correct logits only."""
 
+import pytest
 import torch
 import torch.nn.functional as F
+from timm.models.vision_transformer import VisionTransformer
 
+import fedprompt as fp
 from fedprompt.methods.fedhpl import fedhpl, fedhpl_h, fedhpl_p
 from fedprompt.methods.local import local
 from sent_messages import sent_by
-from tiny_federations import CLASSES, descend, last, mixed_federation, parameters
+from tiny_federations import CLASSES, descend, last, mixed_federation, parameters, trunk
 
 
 def test_without_distillation_it_is_local_training_bitwise():
@@ -68,7 +71,7 @@ def test_a_message_has_one_count_for_each_class_and_the_rows_of_correct_classes(
         assert (correct <= made.data(client, 0).class_counts).all()
 
 
-def test_prompts_or_heads_are_averaged_among_equal_trunks_by_numbers_of_images():
+def test_prompts_or_heads_are_averaged_among_trunks_of_one_width_by_numbers_of_images():
     for method, kind, other in ((fedhpl_p, "prompts", "head"), (fedhpl_h, "head", "prompts")):
         made = mixed_federation(cohort_size=5)
         messages = sent_by(made)
@@ -83,6 +86,14 @@ def test_prompts_or_heads_are_averaged_among_equal_trunks_by_numbers_of_images()
                 total = sum(made.num_examples(k) for k in alike)
                 mean = sum(first[k][name].value * made.num_examples(k) / total for k in alike)
                 torch.testing.assert_close(message[name].value, mean)
+
+
+def test_prompts_of_unlike_depth_are_refused_by_name():
+    deep = VisionTransformer(8, 4, 1, num_classes=0, embed_dim=8, depth=3, num_heads=2)
+    made = mixed_federation(trunks=[trunk(8), fp.vit_trunk(deep)])
+    with pytest.raises(ValueError, match="`share` must name parts that trunks of width 8 have in"):
+        fedhpl_p(made)
+    fedhpl_h(made)
 
 
 def test_a_newcomer_with_a_trunk_that_no_client_has_gets_an_answer():

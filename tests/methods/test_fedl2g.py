@@ -51,6 +51,14 @@ def split(made):
     return quiz, study
 
 
+def test_a_client_with_one_image_sends_nothing():
+    shards = {0: torch.arange(1), 1: torch.arange(1, 9)}
+    made = mixed_federation(shards=shards, clients=[0, 1], cohort_size=2)
+    messages = sent_by(made)
+    last(fedl2g_l, made)
+    assert {client for _, client, _ in messages.of("up")} == {1}
+
+
 @pytest.mark.parametrize(("images", "expected"), [(3, 1), (24, 6), (40, 10), (80, 10)])
 def test_a_quarter_of_the_images_but_at_most_ten_are_the_quiz(images, expected):
     made = mixed_federation(shards={0: torch.arange(images) % 40})

@@ -150,6 +150,21 @@ def test_half_precision_queries_are_compared_in_float32(dtype, autocast, generat
 # The loss.
 
 
+def test_the_key_loss_of_an_empty_batch_is_zero():
+    loss = key_loss(torch.zeros(0, 4), torch.eye(4).requires_grad_(), torch.zeros(0, dtype=int))
+    loss.backward()
+    assert loss.item() == 0
+
+
+def test_of_equal_keys_the_lower_one_is_selected_whatever_the_usage():
+    """A cosine that is rounded above 1 once made the more used key the closer one."""
+    query = torch.randn(300, 7, generator=torch.Generator().manual_seed(0))
+    for one in query:
+        keys = torch.stack([one, one])
+        found = select_nearest(one[None], keys, usage=torch.tensor([10, 90]))
+        assert found.indices.item() == 0
+
+
 def test_key_loss_against_a_loop(generator):
     query, keys, indices = (
         draw(generator, 9, 5),
