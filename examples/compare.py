@@ -219,6 +219,9 @@ def tuned(
     Trials train on a part of the training images and test on the others. Of equal trials, the first
     counts. Trials are added until both neighbours of the best one in each rate were tried.
     Values that diverge in a reported run are left out when the program starts again.
+
+    Raises:
+        TaskError: If trials of another shard have no record yet.
     """
     task = tasks.TASKS[args.task]
     if task.trials is None or args.defaults or args.shrink != 1:
@@ -234,6 +237,8 @@ def tuned(
         ]
         left_out = runs.unstable(path)
         found = finished(cells, path, args, f"{where}, tuning")[::-1]  # of equal ones the first
+        if len(found) < len(cells):
+            raise TaskError("Other shards have not finished their trials: start again later.")
         found.sort(key=lambda record: record["own"])
         stable = [record for record in found if runs.chosen(record) not in left_out]
         best = {record["row"]: record["values"] for record in stable}

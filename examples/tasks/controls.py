@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fedprompt as fp
-from fedprompt.methods import ClipSetting, Entry, VitSetting, fedvpt_d
+from fedprompt.methods import ClipSetting, Entry, VitSetting, fedvpt_d, local
 from fedprompt.methods.pfedmoap import Mixture
 from fedprompt.methods.setting import ClientData, PromptedClassifier, averaged, take_step
 
@@ -24,12 +24,12 @@ def train(model: nn.Module, data: ClientData, learning_rate: float, times: int =
             take_step(optimizer, F.cross_entropy(model(inputs), labels))
 
 
-def alone(model: nn.Module, learning_rate: float, times: int = 1) -> fp.Method:
-    """Train on each client alone, without messages."""
+def alone(model: nn.Module, learning_rate: float) -> fp.Method:
+    """Train on each client alone, without messages; all have one kind of model."""
     first = fp.snapshot(model, buffers=True)
 
     def client(data: ClientData, answer: Any, state: Any) -> Any:
-        train(predict(data, answer, state), data, learning_rate, times)
+        train(predict(data, answer, state), data, learning_rate)
         return {}, fp.snapshot(model, buffers=True)
 
     def predict(data: ClientData, answer: Any, state: Any) -> nn.Module:
@@ -39,9 +39,15 @@ def alone(model: nn.Module, learning_rate: float, times: int = 1) -> fp.Method:
     return fp.Method(client, fp.averaging_server({}), predict, form=lambda client: {})
 
 
-def local(setting: VitSetting, *, learning_rate: float = 1e-2, times: int = 1) -> fp.Method:
+def longer(setting: VitSetting, *, learning_rate: float = 1e-2, times: int = 1) -> fp.Method:
     """Local training with several times the batches."""
-    return alone(setting.new_model(), learning_rate, times)
+
+    def client(data: ClientData, answer: Any, state: Any) -> Any:
+        model = setting.model(data.id, state)
+        train(model, data, learning_rate, times)
+        return {}, fp.snapshot(model, buffers=True)
+
+    return local(setting, learning_rate=learning_rate)._replace(client=client)
 
 
 def together(
@@ -120,7 +126,7 @@ def _entry(
 
 
 ALONE, GATE = "personalized", "CoOp with a gate over its text (local)"
-TWICE, THRICE = (partial(local, times=times) for times in (2, 3))
+TWICE, THRICE = (partial(longer, times=times) for times in (2, 3))
 CONTROLS = {
     entry.name: entry
     for entry in (

@@ -166,7 +166,7 @@ def split(
 ) -> tuple[Photographs, Tensor, Tensor]:
     """Return all images, and the positions of training and test images in random order.
 
-    All seeds have the same test images, which no tuning trial sees.
+    Test images are a random part of those that no tuning trial sees.
     """
     data = images_of(task, division.shifted, division.num_images)
     rng = np.random.default_rng([seed, 1])
@@ -299,7 +299,10 @@ def front(where: Where, source: Path | str | None, start: int) -> Tensor:
 
 
 def bytes_kept(trial: Trial, method: fp.Method, now: fp.Round) -> dict[str, float]:
-    """Measure the bytes that a batch of the first client keeps for its backward pass."""
+    """Measure the bytes that a batch of the first client keeps for its backward pass.
+
+    Parameters do not count, and their copies in bfloat16 do.
+    """
     data = trial.federation.data(0, now.server_round)
     inputs, labels = next(data.batches())
     model, sizes = now.model(method, data), dict[int, int]()

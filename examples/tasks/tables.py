@@ -9,7 +9,7 @@ import matplotlib
 import numpy as np
 from scipy import stats
 
-from tasks.core import COSTS, Row, Task, content
+from tasks.core import COSTS, Row, Task, TaskError, content
 from tasks.records import Record
 
 matplotlib.use("Agg")
@@ -24,11 +24,19 @@ COLORS = plt.get_cmap("Dark2").colors  # of the eight points with a label
 
 
 def grouped(found: Iterable[Record], partition: str) -> dict[str, list[Record]]:
-    """Return the reported records of a partition by row, in the order of seeds."""
+    """Return the reported records of a partition by row, in the order of seeds.
+
+    Raises:
+        TaskError: If the seeds of a row have different values.
+    """
     by_row: dict[str, list[Record]] = {}
     for record in sorted(found, key=lambda record: record["seed"]):
         if record["partition"] == partition and record["trial"] is None:
-            by_row.setdefault(record["row"], []).append(record)
+            seeds = by_row.setdefault(record["row"], [])
+            if seeds and seeds[0].get("values") != record.get("values"):
+                what = f"Seeds of {record['row']!r} in {partition!r} have different values"
+                raise TaskError(f"{what}: delete the records of one choice.")
+            seeds.append(record)
     return by_row
 
 
@@ -84,7 +92,7 @@ def holm(p_values: Sequence[float], level: float = 0.05) -> list[bool]:
     """Return which hypotheses the step-down procedure of Holm (1979) rejects."""
     rejected = [False] * len(p_values)
     for rank, place in enumerate(np.argsort(p_values)):
-        if p_values[place] > level / (len(p_values) - rank):
+        if not p_values[place] <= level / (len(p_values) - rank):  # it is NaN if all are equal
             break
         rejected[place] = True
     return rejected
@@ -292,12 +300,16 @@ def differences(record: Record, again: Record, task: Task) -> list[str]:
     """
     same = all(record.get(name) == again.get(name) for name in ("processor", "torch"))
     found = []
-    for name in record.keys() & again.keys() - UNCOMPARED:
+    for name in record.keys() - UNCOMPARED:
+        if name not in again:
+            found.append(f"{name} {record[name]}, now missing")
+            continue
         pairs = zip(np.atleast_1d(record[name]), np.atleast_1d(again[name]), strict=True)
         bound = 0.0 if same or name in COSTS else task.bound
-        if max(abs(old - new) for old, new in pairs) > bound:
+        if not all(abs(old - new) <= bound for old, new in pairs):  # NaN is a difference
             found.append(f"{name} {record[name]}, now {again[name]}")
     return sorted(found)
 
 
-UNCOMPARED = {"commit", "version", "torch", "processor", "date"}
+UNCOMPARED = {"task", "partition", "row", "seed", "trial", "values", "shrink"}
+UNCOMPARED |= {"commit", "version", "torch", "processor", "date"}

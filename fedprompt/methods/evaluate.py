@@ -291,7 +291,8 @@ class _Run:
         parameters = [parameter for parameter in parameters if parameter.requires_grad]
         if not parameters:
             return
-        optimizer = self.federation.setting.optimizer(parameters, learning_rate)
+        # Of one rate, also if a kind of setting has several.
+        optimizer = Setting.optimizer(self.federation.setting, parameters, learning_rate)
         longer = replace(self.federation.setting, steps=steps)
         data = replace(self.federation, setting=longer).data(client, 0)
         for inputs, labels in data.batches(purpose="newcomer"):

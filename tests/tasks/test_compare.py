@@ -322,3 +322,32 @@ def test_the_best_eight_points_of_a_figure_have_titles_that_cover_nothing(monkey
     points = [line.get_transform().transform(line.get_xydata())[0] for line in axes.lines]
     assert len(points) == 10
     assert not any(box.contains(*point) for box in boxes for point in points)
+
+
+def test_a_row_that_equals_its_reference_has_no_star():
+    assert tables.holm([float("nan")]) == [False]
+    assert tables.holm([0.01, float("nan")]) == [True, False]
+
+
+def test_seeds_of_a_row_with_different_values_are_no_table():
+    def record(seed, rate):
+        at = {"partition": "few", "row": "A", "trial": None, "seed": seed}
+        return at | {"values": {"learning_rate": rate}}
+
+    assert len(tables.grouped([record(0, 0.1), record(1, 0.1)], "few")["A"]) == 2
+    with pytest.raises(core.TaskError, match="Seeds of 'A' in 'few' have different values"):
+        tables.grouped([record(0, 0.1), record(0, 0.3)], "few")
+
+
+def test_a_figure_that_is_nan_or_missing_in_a_new_run_differs_from_its_record():
+    record = {"row": "A", "own": 0.9, "worst": 0.5}
+    found = tables.differences(record, {"own": float("nan")}, TASKS["digits"])
+    assert found == ["own 0.9, now nan", "worst 0.5, now missing"]
+
+
+def test_no_shard_chooses_values_by_its_own_trials_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr(runs, "run", lambda cell, bar: {"own": 0.5})
+    args = compare.flags().parse_args(["--task", "digits", "--workers", "1", "--shard", "1/2"])
+    row = next(row for row in TASKS["digits"].rows("few") if row.method == "local")
+    with pytest.raises(core.TaskError, match="Other shards have not finished their trials"):
+        compare.tuned([row], [], args, "few", tmp_path / "digits.jsonl")

@@ -1,13 +1,18 @@
 """Control rows: what they send, and how many passes they take."""
 
+from functools import partial
+
 import pytest
 
-from fedprompt.methods import counted_passes
+import fedprompt as fp
+
+from fedprompt.methods import METHODS, counted_passes
+from same import assert_same
 from sent_messages import sent_by
-from tasks.controls import CONTROLS
+from tasks.controls import CONTROLS, longer
 from tasks.core import Row
 from tasks.tuning import draws, neighbour
-from tiny_federations import federation_of, last
+from tiny_federations import federation_of, last, parameters
 
 SENT = {
     "promptfl_csc": {"context"},
@@ -41,6 +46,19 @@ def test_rows_take_several_times_the_batches_or_half_of_them(name, times):
     with counted_passes() as passes:
         last(entry.make, federation)
     assert passes["backward"] == times * federation.steps * federation.cohort_size
+
+
+def test_with_its_own_batches_alone_a_longer_row_is_local_training_of_every_network():
+    """Each client once had the network of client 0."""
+    made = federation_of(METHODS["local"], "mixed models", cohort_size=5)
+    plain, same, twice = (
+        last(make, made) for make in (METHODS["local"].make, longer, partial(longer, times=2))
+    )
+    for client in range(6):
+        values = [parameters(each, client) for each in (plain, same, twice)]
+        assert_same(values[0], values[1])
+        assert values[2].keys() == values[0].keys()
+    assert_same(*(fp.snapshot(each.received(4)) for each in (plain, twice)))
 
 
 def test_a_control_row_has_the_rates_of_the_row_that_it_controls():
