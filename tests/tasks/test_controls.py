@@ -5,7 +5,6 @@ from functools import partial
 import pytest
 
 import fedprompt as fp
-
 from fedprompt.methods import METHODS, counted_passes
 from same import assert_same
 from sent_messages import sent_by
