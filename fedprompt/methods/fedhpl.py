@@ -18,14 +18,12 @@ difference 1.1e-16; for +P and +H, float32, 9e-8 (2026-11).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
 import fedprompt as fp
-import fedprompt._checks as check
 from fedprompt.interfaces import Payload
 from fedprompt.methods.registry import DIFFERENT_MODELS, LEARNING_RATE, register
 from fedprompt.methods.setting import ClientData, VitSetting, take_step
@@ -99,18 +97,11 @@ def _taught(
     def form(client):
         return message(unknown, setting.model(client, {}), 0)
 
-    first: dict[str, Any] = {}
-    for kind in range(setting.num_backbones):
-        sent = form(kind)
-        if _shapes(first.setdefault(str(dim(kind)), sent)) != _shapes(sent):
-            rule = f"name parts that trunks of width {dim(kind)} have in one shape"
-            raise check.wrong("share", rule, list(share))
+    forms = {kind: form(kind) for kind in range(setting.num_backbones)}
+    first: dict[str, Payload] = {str(dim(kind)): sent for kind, sent in forms.items()}
+    _shared(forms.values(), [*map(dim, forms)], first)  # refuses prompts of unlike depth
     server = fp.Server(first, answer, step)
     return fp.Method(train, server, setting.private_model, form=form)
-
-
-def _shapes(payload: Payload) -> dict[str, torch.Size]:
-    return {name: entry.value.shape for name, entry in payload.items()}
 
 
 @torch.no_grad()

@@ -83,18 +83,16 @@ def _study_and_quiz(data: ClientData) -> tuple[Tensor, Batch]:
 
 
 def _learn_to_guide(
-    setting: VitSetting,
-    by_features: bool,
-    rate: float,
-    weight: float,
-    server_rate: float,
-    warm_up: int,
+    setting: VitSetting, by_features: bool, rate: float, weight: float, pace: float, warm_up: int
 ) -> fp.Method:
-    """Make the method; guides are not followed in the first `warm_up` rounds."""
+    """Make the method; guides are not followed in the first `warm_up` rounds.
+
+    The server's learning rate is `pace`.
+    """
     classes = setting.num_classes
     width = setting.new_model().head.in_features if by_features else classes
     guides = torch.randn(classes, width, generator=setting.generator(0, purpose="guides"))
-    update = fp.descend(partial(torch.optim.SGD, lr=server_rate), max_norm=100.0)
+    update = fp.descend(partial(torch.optim.SGD, lr=pace), max_norm=100.0)
 
     def train(data, answer, state):
         model = _Guided(setting.model(data.id, state), by_features)

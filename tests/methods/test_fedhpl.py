@@ -91,7 +91,7 @@ def test_prompts_or_heads_are_averaged_among_trunks_of_one_width_by_numbers_of_i
 def test_prompts_of_unlike_depth_are_refused_by_name():
     deep = VisionTransformer(8, 4, 1, num_classes=0, embed_dim=8, depth=3, num_heads=2)
     made = mixed_federation(trunks=[trunk(8), fp.vit_trunk(deep)])
-    with pytest.raises(ValueError, match="`share` must name parts that trunks of width 8 have in"):
+    with pytest.raises(ValueError, match=r"\['prompts.tokens'\].value` must have the shape of the"):
         fedhpl_p(made)
     fedhpl_h(made)
 
