@@ -24,7 +24,7 @@ import tasks
 from tasks import estimate, papers, ranks, records, runs, tables, verify
 from tasks.core import Machine, Row, Task, TaskError
 from tasks.runs import Cell
-from tasks.tuning import TUNING_SEED, neighbour
+from tasks.tuning import TUNING_SEED, neighbor
 
 RECORDS = Path(__file__).parents[1] / "docs" / "results" / "records"
 
@@ -217,7 +217,7 @@ def tuned(
     """Return the rows with the values of their trials that are best on own mixes.
 
     Trials train on a part of the training images and test on the others. Of equal trials, the first
-    counts. Trials are added until both neighbours of the best one in each rate were tried.
+    counts. Trials are added until both neighbors of the best one in each rate were tried.
     Values that diverge in a reported run are left out when the program starts again.
 
     Raises:
@@ -242,7 +242,7 @@ def tuned(
         found.sort(key=lambda record: record["own"])
         stable = [record for record in found if runs.chosen(record) not in left_out]
         best = {record["row"]: record["values"] for record in stable}
-        more = {title: neighbour(values, trials[title]) for title, values in best.items()}
+        more = {title: neighbor(values, trials[title]) for title, values in best.items()}
         more = {title: new for title, new in more.items() if new}
         if not more:
             return [replace(row, values=best[row.title]) for row in rows]

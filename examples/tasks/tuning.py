@@ -59,7 +59,7 @@ def half_decades(low: float, high: float) -> list[float]:
     return [_rate(number) for number in range(_number(low), _number(high) + 1)]
 
 
-def neighbour(best: dict[str, Any], tried: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+def neighbor(best: dict[str, Any], tried: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
     """Return a trial half a decade from the best in one of its rates, or None if all were tried.
 
     A rate that all trials share is not tuned.

@@ -10,7 +10,7 @@ from same import assert_same
 from sent_messages import sent_by
 from tasks.controls import CONTROLS, longer
 from tasks.core import Row
-from tasks.tuning import draws, neighbour
+from tasks.tuning import draws, neighbor
 from tiny_federations import federation_of, last, parameters
 
 SENT = {
@@ -66,21 +66,21 @@ def test_a_control_row_has_the_rates_of_the_row_that_it_controls():
     assert rates[0] == rates[1] == [0.005, 0.001, 0.003, 0.01, 0.03, 0.1]
 
 
-def test_the_neighbours_of_the_best_trial_are_tried_in_each_rate():
+def test_the_neighbors_of_the_best_trial_are_tried_in_each_rate():
     tried = [{"learning_rate": rate, "head_rate": 0.01} for rate in (0.003, 0.01, 0.03)]
-    assert neighbour(tried[2], tried) == {"learning_rate": 0.1, "head_rate": 0.01}
-    assert neighbour(tried[0], tried) == {"learning_rate": 0.001, "head_rate": 0.01}
-    assert neighbour(tried[1], tried) is None  # all trials share the rate of the head
+    assert neighbor(tried[2], tried) == {"learning_rate": 0.1, "head_rate": 0.01}
+    assert neighbor(tried[0], tried) == {"learning_rate": 0.001, "head_rate": 0.01}
+    assert neighbor(tried[1], tried) is None  # all trials share the rate of the head
     tried += [{"learning_rate": 0.01, "head_rate": rate} for rate in (0.003, 0.03)]
-    assert neighbour(tried[1], tried) is None
+    assert neighbor(tried[1], tried) is None
     best, found = {"learning_rate": 0.03, "head_rate": 0.03}, []
-    while (new := neighbour(best, [*tried, best, *found])) is not None:
+    while (new := neighbor(best, [*tried, best, *found])) is not None:
         found.append(new)
     assert [tuple(each.values()) for each in found] == [(0.03, 0.1), (0.1, 0.03)]
-    assert neighbour({"weight": 1}, [{"weight": 1}]) is None
+    assert neighbor({"weight": 1}, [{"weight": 1}]) is None
 
 
-def test_a_neighbour_counts_as_tried_whatever_the_other_hyperparameters_were():
+def test_a_neighbor_counts_as_tried_whatever_the_other_hyperparameters_were():
     tried = [{"learning_rate": rate, "mass": rate} for rate in (0.003, 0.01, 0.03)]
-    assert neighbour(tried[1], tried) is None
-    assert neighbour(tried[2], tried) == {"learning_rate": 0.1, "mass": 0.03}
+    assert neighbor(tried[1], tried) is None
+    assert neighbor(tried[2], tried) == {"learning_rate": 0.1, "mass": 0.03}
