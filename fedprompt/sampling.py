@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import SupportsIndex, TypeVar
 
 import numpy as np
 import torch
@@ -57,7 +57,11 @@ def sample_clients(
 
 
 def stream_generator(
-    seed: int, *, server_round: int, client: int | None = None, purpose: str = ""
+    seed: int,
+    *,
+    server_round: SupportsIndex,
+    client: SupportsIndex | None = None,
+    purpose: str = "",
 ) -> torch.Generator:
     """Make the random generator of one client, or of the server, for one purpose in one round.
 
@@ -110,8 +114,8 @@ def stream_generator(
     return generator
 
 
-def _words(argument: str, value: int) -> tuple[int, int]:
+def _words(argument: str, given: SupportsIndex) -> tuple[int, int]:
     """Split a number into two words: every number has the same width in the spawn key."""
-    check.count(argument, value, at_least=0, below=2**64)
-    value = int(value)  # a narrow integer of NumPy would overflow
+    check.count(argument, given, at_least=0, below=2**64)
+    value = int(given)  # a narrow integer of NumPy would overflow
     return value & 0xFFFFFFFF, value >> 32

@@ -1,7 +1,5 @@
 """The same round on a CPU and on a GPU (run those on a GPU with: pytest -m gpu)."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 import torch.nn as nn
@@ -9,11 +7,7 @@ import torch.nn.functional as F
 from timm.models.vision_transformer import VisionTransformer
 
 import fedprompt as fp
-from fedprompt.methods import METHODS
 from other_device import other_device
-from same import assert_same
-from tasks.core import move
-from tiny_federations import federation_of
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
@@ -131,28 +125,6 @@ def drawn(
             .to(dtype)
         )
     return module.to(device)
-
-
-@pytest.mark.parametrize("name", ["dpfpl", "fedapt", "fedprox", "pfedpg", "pfedpt", "scaffold"])
-def test_a_method_runs_and_continues_on_another_device(name, tmp_path):
-    """Private noise, keys, borders and descriptors once were drawn on the wrong device."""
-    entry = METHODS[name]
-    made = federation_of(entry, entry.families[0], rounds=3, cohort_size=2, steps=2)
-    with other_device() as device, torch.device(device):
-        for frozen in (*getattr(made, "trunks", ()), getattr(made, "clip", None)):
-            move(frozen, str(device))
-        setting = replace(made, device=str(device), public=made.public.to(device))
-        method, kept = entry.make(setting), []
-        for now in fp.run_rounds(method, setting.data, setting.cohorts()):
-            if now.server_round < 2:
-                fp.save_checkpoint(now, tmp_path)
-            kept = [now]
-        start = fp.load_checkpoint(tmp_path)
-        (again,) = fp.run_rounds(method, setting.data, setting.cohorts(), start=start)
-        fp.save_checkpoint(kept[0], tmp_path / "kept")
-        fp.save_checkpoint(again, tmp_path / "again")
-    kept, again = (fp.load_checkpoint(tmp_path / part, device="cpu") for part in ("kept", "again"))
-    assert_same(kept, again)
 
 
 def test_a_device_that_this_machine_lacks_is_refused_by_name(tmp_path):
