@@ -242,8 +242,7 @@ def tuned(
         found.sort(key=lambda record: record["own"])
         stable = [record for record in found if runs.chosen(record) not in left_out]
         best = {record["row"]: record["values"] for record in stable}
-        more = {title: neighbor(values, trials[title]) for title, values in best.items()}
-        more = {title: new for title, new in more.items() if new}
+        more = {row: new for row, values in best.items() if (new := neighbor(values, trials[row]))}
         if not more:
             return [replace(row, values=best[row.title]) for row in rows]
         for title, values in more.items():
@@ -254,8 +253,7 @@ def finished(
     cells: Sequence[Cell], path: Path, args: argparse.Namespace, name: str
 ) -> list[records.Record]:
     """Run the cells of this shard, and return those that have a record."""
-    number, count = args.shard
-    chosen = cells[number::count]
+    chosen = cells[args.shard[0] :: args.shard[1]]
     with (
         tqdm(total=len(chosen), desc=name, unit="cell", disable=ranks.rank() > 0) as cell_bar,
         tqdm(unit="round", disable=ranks.rank() > 0) as round_bar,

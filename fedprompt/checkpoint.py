@@ -4,7 +4,6 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -135,27 +134,17 @@ def load_checkpoint(
         rule = f"contain the saved state, of which {_STATE} has the digest"
         raise check.wrong("directory", rule, "other content")
     try:
-        form, tensors = parsed(tree), safetensors.torch.load(blob)
+        tensors = safetensors.torch.load(blob)
         kinds = parsed(texts_of(blob).get(_DEVICES, "{}"))  # version 0.2 did not save them
-        unpacked(form, tensors)
+        for number, kind in kinds.items():
+            tensors[number] = tensors[number].to("cpu" if kind == "cpu" else device or kind)
+        return unpacked(parsed(tree), tensors)
+    except (AssertionError, RuntimeError) as error:  # the first if PyTorch has no CUDA
+        rule = f"be one of this machine, because tensors were on {sorted(set(kinds.values()))}"
+        raise check.wrong("device", rule, device) from error
     except (ValueError, KeyError, safetensors.SafetensorError) as error:
         rule = "contain a state as `save_checkpoint` writes it"
         raise check.wrong("directory", rule, error) from error
-    return unpacked(form, _moved(tensors, kinds, device))
-
-
-def _moved(
-    tensors: Mapping[str, Tensor], kinds: Mapping[str, str], device: torch.device | str | None
-) -> dict[str, Tensor]:
-    """Move the tensors that were not on the CPU to a device, or to the kind that they were on."""
-    moved = dict(tensors)
-    for number, kind in kinds.items():
-        try:
-            moved[number] = tensors[number].to("cpu" if kind == "cpu" else device or kind)
-        except (AssertionError, RuntimeError) as error:  # the first if PyTorch has no CUDA
-            rule = f"be one of this machine, because tensors were on {kind!r}"
-            raise check.wrong("device", rule, device) from error
-    return moved
 
 
 def _digest(tree: str, blob: bytes) -> str:

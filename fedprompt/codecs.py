@@ -196,8 +196,7 @@ class _TopK:
         self, name: str, entry: Weighted, state: Tensor
     ) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor]:
         value, weight = entry
-        known = on_wide_device(check.known_rows(entry).detach())
-        wanted = (known + state.to(known.device)).flatten()
+        wanted = (on_wide_device(check.known_rows(entry).detach()) + state).flatten()
         mask = check.per_row(weight > 0, value).expand_as(value).flatten().to(wanted.device)
         magnitude = torch.where(mask, wanted.abs(), -1.0)
         largest = magnitude.topk(self.count(value)).indices.sort().values

@@ -143,7 +143,7 @@ def move(frozen: Any, device: str) -> None:
         frozen.to(device)
         return
     for name, value in vars(frozen).items() if hasattr(frozen, "__dict__") else ():
-        if isinstance(value, Tensor | fp.Weighted):
+        if isinstance(value, Tensor):
             setattr(frozen, name, value.to(device))
         elif isinstance(value, nn.Module) or hasattr(value, "embed"):
             move(value, device)

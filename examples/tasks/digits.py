@@ -60,18 +60,11 @@ def make(
     train, public, test = digits(build is clip, shifted, seed, validate, row.entry.inputs)
     owned = shards(train, partition, np.random.default_rng(seed))
     first = NUM_CLIENTS - NUM_NEWCOMERS
-    setting = build(
-        clients=range(first),
-        num_classes=10,
-        rounds=8 if validate else 15,
-        steps=8,
-        cohort_size=5,
-        batch_size=32,
-        seed=seed,
-        public=public,
-        make_optimizer=partial(torch.optim.AdamW, weight_decay=1e-3),
-        **{name: value for name, value in row.values.items() if name == HEAD_RATE},
-    )
+    budget = {"rounds": 8 if validate else 15, "steps": 8, "cohort_size": 5, "batch_size": 32}
+    optimizer = partial(torch.optim.AdamW, weight_decay=1e-3)
+    head = {name: value for name, value in row.values.items() if name == HEAD_RATE}
+    common = {"clients": range(first), "num_classes": 10, "seed": seed, "public": public}
+    setting = build(make_optimizer=optimizer, **common, **budget, **head)
     trial = Trial.of(setting, train, test, owned, range(first, NUM_CLIENTS))
     return trial.shrunk(machine.shrink)
 

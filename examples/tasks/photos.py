@@ -23,6 +23,7 @@ from fedprompt.interfaces import ResumableTrunk
 from fedprompt.methods.setting import PromptedModel, Tune
 from photographs import HALF, Photographs
 from tasks.core import HEAD_RATE, NEWCOMERS, Images, Machine, Row, Task, TaskError, Trial, content
+from tasks.digits import LOCAL
 from tasks.heads import HeadSetting, marked
 from tasks.networks import Convolutional, ConvolutionalModel, TailTrunk, as_inputs, small_network
 from tasks.tuning import draws, two_rates
@@ -139,9 +140,7 @@ def make(
         clients=range(first),
         num_classes=num_classes,
         rounds=-(-division.rounds // 2) if validate else division.rounds,
-        steps=division.steps,
-        batch_size=division.batch_size,
-        cohort_size=division.cohort_size,
+        **{name: getattr(division, name) for name in ("steps", "batch_size", "cohort_size")},
         seed=seed,
         public=as_inputs(public),
         make_optimizer=partial(torch.optim.AdamW, weight_decay=1e-3),
@@ -358,9 +357,7 @@ def task(name: str, title: str, *without: str) -> Task:
             "worst": "worst client",
             **NEWCOMERS,
         },
-        references={
-            "local": [Row.of(name).title for name in ("local", "local_twice", "local_thrice")]
-        },
+        references={"local": [Row.of(name).title for name in LOCAL.split()]},
         causes=lambda partition, row: bytes_kept if partition.startswith("deep") else None,
         compared=("own", "balanced"),
         bound=0.048,

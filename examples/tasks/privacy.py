@@ -75,18 +75,12 @@ def make(partition: str, row: Row, *, seed: int, machine: Machine, validate: boo
     """Make five clients with 240 images each and one network."""
     train, test = sides(seed, "inverted_rotated")
     shards = fp.data.iid(train.labels, num_clients=5, generator=np.random.default_rng(seed))
-    build = partial(VitSetting, trunks=[digits.trunk("B")], num_prompts=4)
-    return trial(
-        build,
-        train,
-        test,
-        [shard[:240] for shard in shards],
-        seed=seed,
-        **{"rounds": 10, "steps": 4, "cohort_size": 5, "batch_size": 48},
-        augment=augment,
-        make_optimizer=torch.optim.SGD,
-        schedule=lambda progress: (1 + np.cos(np.pi * progress)) / 2,
-    ).shrunk(machine.shrink)
+    few = [shard[:240] for shard in shards]
+    steps = {"make_optimizer": torch.optim.SGD, "augment": augment}
+    steps["schedule"] = lambda progress: (1 + np.cos(np.pi * progress)) / 2
+    build = partial(VitSetting, trunks=[digits.trunk("B")], num_prompts=4, **steps)
+    budget = {"rounds": 10, "steps": 4, "cohort_size": 5, "batch_size": 48}
+    return trial(build, train, test, few, seed=seed, **budget).shrunk(machine.shrink)
 
 
 def causes(partition: str, row: Row) -> Causes:

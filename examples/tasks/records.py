@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 Record = dict[str, Any]
+NAMED = ("task", "partition", "row", "seed", "trial", "values")
 ROOT = Path(__file__).parents[2]
 
 

@@ -16,7 +16,6 @@ import tasks
 from tasks import figures, ranks, records
 from tasks.core import Machine, Row, TaskError
 
-NAMED = ("task", "partition", "row", "seed", "trial", "values")
 DIVERGED = {"own": 0.0, "diverged": 1.0}
 """Figures of a run that sends NaN or infinity, as with too high a learning rate."""
 
@@ -50,13 +49,14 @@ class Cell:
     def named(self) -> records.Record:
         """Return the fields that a cell and its record have in common."""
         where = self.task, self.partition, self.row.title, self.seed, self.trial
-        named = dict(zip(NAMED, (*where, dict(self.row.values)), strict=True))
+        named = dict(zip(records.NAMED, (*where, dict(self.row.values)), strict=True))
         return named | ({} if self.machine.shrink == 1 else {"shrink": self.machine.shrink})
 
 
 def key(record: Mapping[str, Any]) -> str:
     """Return the fields that identify a cell."""
-    return json.dumps([*(record[name] for name in NAMED), record.get("shrink", 1)], sort_keys=True)
+    fields = [record[name] for name in records.NAMED]
+    return json.dumps([*fields, record.get("shrink", 1)], sort_keys=True)
 
 
 def chosen(record: Mapping[str, Any]) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 from scipy import stats
 
 from tasks.core import COSTS, Row, Task, TaskError, content
-from tasks.records import Record
+from tasks.records import NAMED, Record
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
@@ -301,15 +301,11 @@ def differences(record: Record, again: Record, task: Task) -> list[str]:
     same = all(record.get(name) == again.get(name) for name in ("processor", "torch"))
     found = []
     for name in record.keys() - UNCOMPARED:
-        if name not in again:
-            found.append(f"{name} {record[name]}, now missing")
-            continue
-        pairs = zip(np.atleast_1d(record[name]), np.atleast_1d(again[name]), strict=True)
         bound = 0.0 if same or name in COSTS else task.bound
-        if not all(abs(old - new) <= bound for old, new in pairs):  # NaN is a difference
-            found.append(f"{name} {record[name]}, now {again[name]}")
+        gap = np.abs(np.subtract(record[name], again.get(name, np.nan)))
+        if not np.all(gap <= bound):  # NaN is a difference, too
+            found.append(f"{name} {record[name]}, now {again.get(name, 'missing')}")
     return sorted(found)
 
 
-UNCOMPARED = {"task", "partition", "row", "seed", "trial", "values", "shrink"}
-UNCOMPARED |= {"commit", "version", "torch", "processor", "date"}
+UNCOMPARED = {*NAMED, "shrink", "commit", "version", "torch", "processor", "date"}

@@ -64,13 +64,13 @@ def neighbor(best: dict[str, Any], tried: Sequence[dict[str, Any]]) -> dict[str,
 
     A rate that all trials share is not tuned.
     """
-    names = [name for name in (HEAD_RATE, "learning_rate") if name in best]
+    rates = HEAD_RATE, "learning_rate"
+    names = [name for name in rates if len({values.get(name) for values in tried}) > 1]
     done = [[values[name] for name in names] for values in tried]
     for name in names:
         for step in (1, -1):
             near = {**best, name: _rate(_number(best[name]) + step)}
-            tuned = len({values[name] for values in tried}) > 1
-            if tuned and [near[name] for name in names] not in done:
+            if [near[name] for name in names] not in done:
                 return near
     return None
 

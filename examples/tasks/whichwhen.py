@@ -15,6 +15,7 @@ import torch
 import fedprompt as fp
 import photographs
 from tasks import digits
+from tasks.ablations import VIT, trial
 from tasks.core import COLUMNS, HEAD_RATE, NEWCOMERS, Images, Machine, Row, Task, TaskError, Trial
 from tasks.heads import HeadSetting
 from tasks.photos import DINO
@@ -56,21 +57,11 @@ def make(partition: str, row: Row, *, seed: int, machine: Machine, validate: boo
         cut = len(order) * 3 // 4
         train, test = train.at(order[:cut]), train.at(order[cut:])
     count = 1 + int(train.domains.max())
-    setting = HeadSetting(
-        clients=range(count),
-        num_classes=num_classes,
-        rounds=10 if validate else 20,
-        steps=10,
-        cohort_size=count,
-        batch_size=32,
-        seed=seed,
-        public=train.pixels[:0],
-        make_optimizer=partial(torch.optim.AdamW, weight_decay=1e-3),
-        trunks=[network(machine)],
-        **{name: value for name, value in row.values.items() if name == HEAD_RATE},
-    )
-    trial = Trial.of(setting, train, test, fp.data.by_domain(train.domains))
-    return trial.shrunk(machine.shrink)
+    budget = {"rounds": 10 if validate else 20, "steps": 10, "cohort_size": count, "batch_size": 32}
+    budget |= {"num_classes": num_classes, "make_optimizer": VIT["make_optimizer"]}
+    build = partial(HeadSetting, trunks=[network(machine)], head_rate=row.values.get(HEAD_RATE))
+    shards = fp.data.by_domain(train.domains)
+    return trial(build, train, test, shards, seed=seed, **budget).shrunk(machine.shrink)
 
 
 def read(root: Path) -> tuple[Images, Images]:

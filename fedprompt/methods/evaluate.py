@@ -291,9 +291,9 @@ class _Run:
         parameters = [parameter for parameter in parameters if parameter.requires_grad]
         if not parameters:
             return
-        # Of one rate, also if a kind of setting has several.
-        optimizer = Setting.optimizer(self.federation.setting, parameters, learning_rate)
-        longer = replace(self.federation.setting, steps=steps)
+        setting = self.federation.setting
+        optimizer = setting.make_optimizer(parameters, lr=learning_rate)  # without a schedule
+        longer = replace(setting, steps=steps)
         data = replace(self.federation, setting=longer).data(client, 0)
         for inputs, labels in data.batches(purpose="newcomer"):
             take_step(optimizer, F.cross_entropy(model(inputs), labels))

@@ -9,6 +9,7 @@ from flwr.app import ArrayRecord, MetricRecord, RecordDict
 import fedprompt as fp
 from fedprompt import flower
 from fedprompt.flower._records import remember, remembered
+from fedprompt.flower.client import _beside
 from flower_grid import InProcessGrid
 from flower_runs import CLIENTS, MAX_BYTES, assert_equal, grid_of, in_process, strategy_of
 from small_method import COHORTS, Data, method
@@ -89,3 +90,10 @@ def test_a_state_may_be_any_tree_and_other_records_are_kept():
     remember({}, records)
     assert remembered(records) == {}
     assert records["mod"] == MetricRecord({"loss": 1.0})
+
+
+def test_an_answer_comes_to_the_device_of_the_method():
+    plain, elsewhere = torch.ones(2), torch.ones(2, device="meta")
+    assert _beside(plain, elsewhere).is_meta
+    moved = _beside(fp.Weighted(plain, plain), fp.Weighted(elsewhere, plain))
+    assert (moved.value.is_meta, moved.weight.is_meta) == (True, False)

@@ -12,6 +12,8 @@ import torch
 import torch.distributed as dist
 
 import fedprompt as fp
+from fedprompt.methods import Federation, evaluate
+from tiny_federations import vit_federation
 
 COHORTS = [[4, 1, 0], [2, 3], [], [1, 4], [5], [3, 0, 2]]
 """Client 5 never sends anything, so the server keeps its state in rounds 2 and 4."""
@@ -126,6 +128,15 @@ def gone(rank: int) -> Any:
     return last(rank, method()) if rank == 0 else dist.destroy_process_group()
 
 
+def trained_newcomer(rank: int) -> dict[str, float]:
+    """Test a client that trained on rank 1 as a newcomer."""
+    made = vit_federation()
+    now = fp.Round(0, {"values": {}}, {"1": {}} if rank == 1 else {})
+    parts = method(), Federation(made, made.inputs, made.labels, made.shards), now
+    tests = made.inputs[:2], made.labels[:2]
+    return evaluate(*parts, *tests, clients=[], newcomers=[1], group=dist.group.WORLD)
+
+
 STEPS = {
     "all rounds": lambda rank: last(rank, method()),
     "resumed": lambda rank: last(
@@ -138,6 +149,7 @@ STEPS = {
     "servers drift": lambda rank: last(rank, drifting(rank)),
     "servers differ at first": lambda rank: last(rank, drifting(rank, first=True)),
     "a step fails": lambda rank: last(rank, failing_step(rank)),
+    "a newcomer trained": trained_newcomer,
     "cohorts differ": lambda rank: last(rank, method(), [[0, 1], [rank, 2]]),
     "rounds differ": from_round,
     "all rounds, after all errors": lambda rank: last(rank, method()),

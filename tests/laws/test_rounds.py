@@ -324,6 +324,10 @@ FAILED = {
         "RuntimeError: rank 1: ArithmeticError: out of numbers\nserver, round 3",
         "ArithmeticError: out of numbers; server, round 3",
     ),
+    "a newcomer trained": (
+        "RuntimeError: rank 1: ValueError: `newcomers` must be clients that never trained; got [1]",
+        "ValueError: `newcomers` must be clients that never trained; got [1]",
+    ),
     "servers drift": (
         "ValueError: `server.state` must be the same on every rank in round 1; got [",
     ),

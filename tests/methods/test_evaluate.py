@@ -102,14 +102,18 @@ def test_one_model_of_all_clients_is_made_once():
 
 
 def test_a_newcomer_trains_on_its_own_batches_for_the_figure_after():
-    """SGD from zero: each step adds to the row of a class the mean gradient of its inputs."""
+    """SGD from zero: each step adds to the row of a class the mean gradient of its inputs.
+
+    The rate is the given one, whatever the setting makes of a client's rate.
+    """
     model = nn.Linear(3, 3, bias=False)
 
     def predict(data, answer, state):
         nn.init.zeros_(model.weight)
         return model
 
-    own = federation(make_optimizer=torch.optim.SGD, batch_size=5)
+    never = {"schedule": lambda progress: 0.0}
+    own = federation(make_optimizer=torch.optim.SGD, batch_size=5, **never)
     found = evaluate(of(predict), own, NOW, TESTS, LABELS, clients=(), steps=3, learning_rate=0.1)
     assert found == {"received": 1 / 5, "after": 1.0}  # equal logits are class 0
     expected = torch.zeros(3, 3)
