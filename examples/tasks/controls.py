@@ -13,7 +13,7 @@ from torch import Tensor
 import fedprompt as fp
 from fedprompt.methods import ClipSetting, Entry, VitSetting, fedvpt_d, local
 from fedprompt.methods.pfedmoap import Mixture
-from fedprompt.methods.setting import ClientData, PromptedClassifier, averaged, take_step
+from fedprompt.methods.setting import ClientData, PromptedClassifier, Tune, averaged, take_step
 
 
 def train(model: nn.Module, data: ClientData, learning_rate: float, times: int = 1) -> None:
@@ -67,6 +67,11 @@ def fednorms(setting: VitSetting, *, learning_rate: float = 1e-2) -> fp.Method:
     """Average of normalization layers and heads."""
     model = setting.new_model(prompts=lambda trunk: None, tune=fp.tuning.norms)
     return together(model, learning_rate, lambda data: data.num_examples)
+
+
+def tuned_alone(tune: Tune, setting: VitSetting, *, learning_rate: float = 1e-2) -> fp.Method:
+    """Parameters of the network, and a head, on each client alone."""
+    return alone(setting.new_model(prompts=lambda trunk: None, tune=tune), learning_rate)
 
 
 def half_steps(setting: VitSetting, *, learning_rate: float = 1e-2) -> fp.Method:
@@ -127,12 +132,16 @@ def _entry(
 
 ALONE, GATE = "personalized", "CoOp with a gate over its text (local)"
 TWICE, THRICE = (partial(longer, times=times) for times in (2, 3))
+NORMS = partial(tuned_alone, fp.tuning.norms)
+LORA = partial(tuned_alone, partial(fp.tuning.lora, rank=4))
 CONTROLS = {
     entry.name: entry
     for entry in (
         _entry("local_twice", "Local training, twice as long", TWICE, "one model", ALONE),
         _entry("local_thrice", "Local training, three times as long", THRICE, "one model", ALONE),
-        _entry("fednorms", "Norms", fednorms, "one model"),
+        _entry("fednorms", "Norms", fednorms, "one model", learning_rate=(3e-3, 3e-1)),
+        _entry("norms_alone", "Norms (local)", NORMS, "pretrained", ALONE),
+        _entry("lora_alone", "LoRA, rank 4 (local)", LORA, "pretrained", ALONE),
         _entry("half_steps", "FedVPT-D, half of the steps", half_steps, "pretrained"),
         _entry("coop_csc", "CoOp, a context for each class (local)", coop_csc, "CLIP", ALONE),
         _entry("promptfl_csc", "PromptFL, a context for each class", promptfl_csc, "CLIP", ALONE),
@@ -141,13 +150,5 @@ CONTROLS = {
 }
 """Control rows by the name of their function, as in :data:`fedprompt.methods.METHODS`."""
 
-DRAWN_AS = {
-    "local_twice": "local",
-    "local_thrice": "local",
-    "fednorms": "head_tuning",
-    "half_steps": "fedvpt_d",
-    "coop_csc": "fedapt",
-    "promptfl_csc": "fedapt",
-    "coop_gate": "pfedmoap",
-}
-"""Row whose tuning trials a control row shares."""
+DRAWN_AS = {"coop_gate": "pfedmoap"}
+"""Row whose drawn hyperparameters a control row has."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from fedprompt.methods import METHODS
 from fedprompt.methods.registry import Range
-from tasks.controls import DRAWN_AS
+from tasks.controls import CONTROLS, DRAWN_AS
 from tasks.core import HEAD_RATE, Row
 
 TUNING_SEED = 1_000  # of no reported run
@@ -31,7 +31,7 @@ def draws(row: Row, name: str, rates: tuple[float, float] | None = None) -> list
 
     The learning rates are the half decades of a range, which is the same for all rows that train
     the same kind of parameters. Other hyperparameters are drawn, and the learning rate of the head
-    has its own grid. A control row has the draws of the row that it controls.
+    has its own grid. The gate of pFedMoAP has the draws of pFedMoAP.
 
     Args:
         row: Row with a method.
@@ -41,7 +41,7 @@ def draws(row: Row, name: str, rates: tuple[float, float] | None = None) -> list
     method = DRAWN_AS.get(str(row.method), row.method)
     rng = np.random.default_rng([TUNING_SEED, *f"{name} {method}".encode()])
     drawn = [dict(row.values)]
-    if not (search := METHODS[str(method)].search):
+    if not (search := (METHODS | CONTROLS)[str(method)].search):
         return drawn
     others = [key for key in search if key != "learning_rate"]
     for rate in half_decades(*(rates or search["learning_rate"])):

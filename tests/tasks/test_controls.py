@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 
 import fedprompt as fp
-from fedprompt.methods import METHODS, counted_passes
+from fedprompt.methods import METHODS, counted_passes, fedlora
 from same import assert_same
 from sent_messages import sent_by
 from tasks.controls import CONTROLS, longer
@@ -58,6 +58,17 @@ def test_with_its_own_batches_alone_a_longer_row_is_local_training_of_every_netw
         assert_same(values[0], values[1])
         assert values[2].keys() == values[0].keys()
     assert_same(*(fp.snapshot(each.received(4)) for each in (plain, twice)))
+
+
+@pytest.mark.parametrize(
+    ("alone", "average"),
+    [("norms_alone", CONTROLS["fednorms"].make), ("lora_alone", partial(fedlora, rank=4))],
+)
+def test_alone_is_the_average_of_one_client(alone, average):
+    made = federation_of(CONTROLS[alone], "one model", clients=range(1), cohort_size=1)
+    values = [parameters(last(make, made), 0) for make in (CONTROLS[alone].make, average)]
+    assert_same(*values)
+    assert set(values[0]) - {"head.weight", "head.bias"}
 
 
 def test_a_control_row_has_the_rates_of_the_row_that_it_controls():
