@@ -45,8 +45,9 @@ def run_rounds(
         data: Function (client, server_round) -> data of the client, such as ``federation.data``.
         cohorts: Ids of the clients of each round, from round 0 on. Cohorts up to `start` are read
             and skipped.
-        start: Round to continue from, for example of :func:`load_checkpoint`. If None, the run
-            begins with the state of the method's server.
+        start: Round to continue from, for example of :func:`load_checkpoint`. With ranks, it has
+            the states of this rank's clients, and may have those of all. If None, the run begins
+            with the state of the method's server.
         group: Process group of one owner, of a backend that supports CPU tensors, such as gloo.
             Client c then runs on rank ``c % world``, where its data and its state stay. Every rank
             receives all payloads and takes the same server step. If None, all clients run in this
@@ -59,7 +60,8 @@ def run_rounds(
         TypeError: If a payload is not a message, or a state is not a tree. The text names the
             client and the round.
         ValueError: If a client is in a cohort twice, or `data` does not have it; or if ranks differ
-            in their rounds, in a cohort or in the state of the server.
+            in their rounds, in a cohort or in the state of the server; or if `start` has the states
+            of other ranks' clients, and lacks one of this rank.
         RuntimeError: If another rank has an error; the text names the rank, the client and the
             round.
 
@@ -84,8 +86,10 @@ def run_rounds(
     check.instance("start", start, Round | None, "be a Round or None")
     engine = _Engine(method, data, group)
     now = start or Round(-1, method.server.state, {})
+    numbered = enumerate(cohorts)
+    now = engine.begun(now, dict(islice(numbered, now.server_round + 1)))
     engine.agreed(lambda: now.server, now.server_round + 1)
-    for server_round, cohort in islice(enumerate(cohorts), now.server_round + 1, None):
+    for server_round, cohort in numbered:
         check.iterable(f"cohorts[{server_round}]", cohort, "ids of clients")
         clients = list(cohort)
         server = now.server
@@ -254,6 +258,23 @@ class _Engine(NamedTuple):
     method: Method
     data: Callable[[int, int], Any]
     group: "distributed.ProcessGroup | None"
+
+    def begun(self, start: Round, past: Mapping[int, Iterable[int]]) -> Round:
+        """Return the round with the states of this rank's clients, of which none may be missing."""
+        if self.group is None:
+            return start
+
+        def trained() -> None:
+            cohorts = [check.cohort(list(clients), number) for number, clients in past.items()]
+            missing = {client for cohort in cohorts for client in cohort if str(client) not in own}
+            here = sorted(client for client in missing if is_here(client, self.group))
+            if here and any(start.clients.values()):  # without states, all may begin at {}
+                rule = "have the states of the clients of every rank that calls"
+                raise check.wrong("start", rule, f"none of client {here[0]}")
+
+        own = {client: s for client, s in start.clients.items() if is_here(int(client), self.group)}
+        on_all_ranks(trained, server_round=start.server_round + 1, group=self.group)
+        return start._replace(clients=own)
 
     def exchange(
         self, server_round: int, cohort: list[int], server: State, states: Mapping[str, State]

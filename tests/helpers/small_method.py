@@ -3,6 +3,7 @@
 Spawned processes import this module by name.
 """
 
+import tempfile
 import time
 from functools import partial
 from pathlib import Path
@@ -123,6 +124,16 @@ def from_round(rank: int) -> fp.Round:
     return last(rank, method(), start=starts[rank])
 
 
+def saved(rank: int, world: int) -> fp.Round:
+    """Run two rounds, save the states of the first ranks in one folder, and load it on all."""
+    *_, now = fp.run_rounds(method(), Data, COHORTS[:2], group=dist.group.WORLD)
+    trees = fp.wire.gather_trees(now.clients, server_round=1)[:world]
+    now = now._replace(clients={client: state for tree in trees for client, state in tree.items()})
+    with tempfile.TemporaryDirectory() as folder:
+        fp.save_checkpoint(now, folder)
+        return fp.load_checkpoint(folder)
+
+
 def gone(rank: int) -> Any:
     """Run on rank 0 alone, after the process of rank 1 left the group."""
     return last(rank, method()) if rank == 0 else dist.destroy_process_group()
@@ -144,6 +155,8 @@ STEPS = {
         method(),
         start=list(fp.run_rounds(method(), Data, COHORTS[:2], group=dist.group.WORLD))[-1],
     ),
+    "resumed from one folder": lambda rank: last(rank, method(), start=saved(rank, world=2)),
+    "one rank saved": lambda rank: last(rank, method(), start=saved(rank, world=1)),
     "bytes": counted_bytes,
     "client 3 fails": lambda rank: last(rank, broken(rank)),
     "servers drift": lambda rank: last(rank, drifting(rank)),

@@ -298,7 +298,9 @@ def ranks(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("step", ["all rounds", "resumed", "all rounds, after all errors"])
+@pytest.mark.parametrize(
+    "step", ["all rounds", "resumed", "resumed from one folder", "all rounds, after all errors"]
+)
 def test_two_ranks_equal_one_process(ranks, step):
     *_, expected = fp.run_rounds(method(), Data, COHORTS)
     for rank, results in enumerate(ranks):
@@ -323,6 +325,11 @@ FAILED = {
     "a step fails": (
         "RuntimeError: rank 1: ArithmeticError: out of numbers\nserver, round 3",
         "ArithmeticError: out of numbers; server, round 3",
+    ),
+    "one rank saved": (
+        "RuntimeError: rank 1: ValueError: `start` must have the states of the clients of every",
+        "ValueError: `start` must have the states of the clients of every rank that calls; got none"
+        " of client 1",
     ),
     "a newcomer trained": (
         "RuntimeError: rank 1: ValueError: `newcomers` must be clients that never trained; got [1]",

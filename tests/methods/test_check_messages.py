@@ -1,4 +1,4 @@
-"""The audit of messages: every method passes, and ten planted cheats are caught."""
+"""The audit of messages: every method passes, and eleven planted cheats are caught."""
 
 from dataclasses import fields, replace
 from functools import partial
@@ -114,6 +114,20 @@ def server_reads_data(setting):
     return wrapped(setting, client, step=step)
 
 
+def client_reads_what_the_server_wrote(setting):
+    board = []
+
+    def step(own, server_round, payloads, state):
+        board[:] = [own(server_round, payloads, state)["values"]["head.bias"]]
+        return state
+
+    def client(train, data, answer, state):
+        payload, state = train(data, answer, state)
+        return moved(payload, sum(board)), state
+
+    return wrapped(setting, client, step=step)
+
+
 def predicts_with_the_shard_of_another(setting):
     last = []
 
@@ -134,6 +148,7 @@ CHEATS = {name: cheating(shift) for name, shift in SHIFTS.items()}
 CHEATS |= {
     "module left by another": module_left_by_another,
     "server reads data": server_reads_data,
+    "client reads what the server wrote": client_reads_what_the_server_wrote,
     "predicts with the shard of another": predicts_with_the_shard_of_another,
 }
 
