@@ -262,7 +262,8 @@ def labels(
         labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool
     )
     if not countable or labels.ndim != 1:
-        raise wrong_type(argument, "be integers of shape (batch,)", kind(labels))
+        what = "integers" if isinstance(labels, Tensor) else "a tensor of integers"
+        raise wrong_type(argument, f"be {what} of shape (batch,)", kind(labels))
     strided(argument, labels)
     if labels.numel() == 0 or not values_readable(labels, sync=sync):
         return

@@ -308,7 +308,11 @@ class _Engine(NamedTuple):
             raise check.wrong("cohorts", "have clients that `data` knows", got) from error
         with _noted(f"client {client}, round {server_round}"):
             answer = self.method.server.answer(client, server)
-            payload, state = self.method.client(data, answer, state)
+            result: Any = self.method.client(data, answer, state)
+            if not (isinstance(result, tuple) and len(result) == 2):
+                rule = "return a payload and a state"
+                raise check.wrong_type("method.client", rule, check.kind(result))
+            payload, state = result
         with check.named(f"client {client}, round {server_round}"):
             if payload is not None:
                 slots("payload", payload)

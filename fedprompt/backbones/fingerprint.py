@@ -44,8 +44,8 @@ def fingerprint(
 
     Args:
         backbone: Trunk from :func:`vit_trunk`, a :class:`TextTower`, or a backbone of your
-            own: an object with its ``nn.Module`` as the attribute ``model``, an ``nn.Module``, or
-            an object with modules, tensors and plain settings as attributes.
+            own: an object with its ``nn.Module`` as the attribute ``model``, or a trunk or text
+            tower with modules, tensors and plain settings as attributes.
         *streams: Prompt streams, in the order in which :func:`encode_prompted` gets them.
         class_names: Names of the classes, in the order of their labels. Empty if the message
             does not depend on the classes.

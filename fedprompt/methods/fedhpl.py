@@ -56,7 +56,8 @@ def fedhpl_h(
     setting: VitSetting, *, learning_rate: float = 1e-2, distillation_weight: float = 1.0
 ) -> fp.Method:
     """FedHPL +H: heads are averaged among trunks of one width."""
-    return _taught(setting, ["projection", "head"], learning_rate, distillation_weight)
+    share = ["head"] if setting.num_features is None else ["projection", "head"]
+    return _taught(setting, share, learning_rate, distillation_weight)
 
 
 def _taught(

@@ -114,6 +114,10 @@ class Setting:
         default_factory=dict, init=False, repr=False, compare=False
     )
 
+    def __post_init__(self) -> None:
+        for name, least in {"num_classes": 1, "rounds": 0, "steps": 0, "batch_size": 1}.items():
+            check.count(name, getattr(self, name), at_least=least)
+
     def cohort(self, server_round: int) -> list[int]:
         """Draw the clients of a round."""
         draw = fp.stream_generator(self.seed, server_round=server_round, purpose="cohort")
@@ -364,7 +368,7 @@ class Federation:
             self.setting,
             client,
             server_round,
-            self.labels[shard].to(self.setting.device),
+            self.labels[shard].to(self.setting.device, torch.int64),
             lambda chosen: self.inputs[shard[chosen]],
         )
 
@@ -581,6 +585,13 @@ class VitSetting(Setting):
         """Return the trunk of a client."""
         return self.trunks[client % len(self.trunks)]
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.trunks, Sequence):
+            raise check.wrong_type("trunks", "be a sequence of trunks", check.kind(self.trunks))
+        if not self.trunks:
+            raise check.wrong("trunks", "have at least one trunk", "none")
+
     def new_model(
         self,
         client: int = 0,
@@ -712,6 +723,7 @@ class ClipSetting(Setting):
     length: int = 8
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self.names = self.tower.class_names(self.class_names)
 
     def new_context(self) -> fp.ContextPrompts:

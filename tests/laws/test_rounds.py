@@ -237,6 +237,9 @@ REFUSED = {
     "`cohorts` must have clients that `data` knows; got client 7 in round 1": (
         lambda: (method(), known, [[0], [0, 7]])
     ),
+    "`method.client` must return a payload and a state; got None": (
+        lambda: (method()._replace(client=lambda data, answer, state: None), Data, [[2]])
+    ),
     "client 2, round 0: `payload` must map names to tensors": lambda: answering([1], {}),
     "client 2, round 0: `payload['x']` must be a tensor or": lambda: answering({"x": 1.0}, {}),
     "client 2, round 0: `payload` must have strings as": lambda: answering({3: torch.ones(1)}, {}),

@@ -9,7 +9,15 @@ import fedprompt as fp
 from fedprompt.methods.fedhpl import fedhpl, fedhpl_h, fedhpl_p
 from fedprompt.methods.local import local
 from sent_messages import sent_by
-from tiny_federations import CLASSES, descend, last, mixed_federation, parameters, trunk
+from tiny_federations import (
+    CLASSES,
+    descend,
+    last,
+    mixed_federation,
+    parameters,
+    trunk,
+    vit_federation,
+)
 
 
 def test_without_distillation_it_is_local_training_bitwise():
@@ -86,6 +94,14 @@ def test_prompts_or_heads_are_averaged_among_trunks_of_one_width_by_numbers_of_i
                 total = sum(made.num_examples(k) for k in alike)
                 mean = sum(first[k][name].value * made.num_examples(k) / total for k in alike)
                 torch.testing.assert_close(message[name].value, mean)
+
+
+def test_without_a_common_width_the_head_alone_is_shared():
+    made = vit_federation()
+    messages = sent_by(made)
+    last(fedhpl_h, made)
+    names = {name.split(".")[0] for _, _, payload in messages.of("up") for name in payload}
+    assert names == {"logits", "head"}
 
 
 def test_prompts_of_unlike_depth_are_refused_by_name():

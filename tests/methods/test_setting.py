@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 import torch
 
+import tiny_federations as tiny
+from fedprompt import methods
 from fedprompt.methods import ClientData, Federation, Setting
 from refusals import check_refused, refusals
 
@@ -12,8 +14,9 @@ SHARDS = {0: np.array([0, 2]), 3: np.array([1, 3])}
 BUDGET = {"rounds": 1, "steps": 2, "cohort_size": 1, "batch_size": 4, "seed": 0}
 
 
-def setting():
-    return Setting(clients=[0, 3], num_classes=3, public=torch.empty(0), **BUDGET)
+def setting(**changes):
+    values = {"clients": [0, 3], "num_classes": 3, "public": torch.empty(0), **BUDGET}
+    return Setting(**values | changes)
 
 
 class Squares:
@@ -40,6 +43,14 @@ def test_positions_may_be_arrays_and_inputs_may_be_read_when_needed():
         ]
 
 
+def test_labels_of_any_integer_dtype_train():
+    whole = tiny.vit_federation()
+    small = tiny.vit_federation(labels=whole.labels.int())
+    for made in (whole, small):
+        assert made.data(0, 0).labels.dtype == torch.int64
+    assert torch.equal(*(tiny.last(methods.local, made).of(0).head.bias for made in (whole, small)))
+
+
 def call(of=None, inputs=None, labels=LABELS, shards=SHARDS):
     inputs = Squares() if inputs is None else inputs
     return Federation(setting() if of is None else of, inputs, labels, shards)
@@ -50,13 +61,19 @@ call({}) -> TypeError: `setting` must be a Setting, such as VitSetting
 call(inputs=4) -> TypeError: `inputs` must be a tensor, or return batches by positions
 call(inputs=[[0.0], [1.0], [2.0], [3.0]]) -> TypeError: got a list of length 4
 call(labels=LABELS + 1) -> ValueError: `labels` must lie in [0, 3)
-call(labels=[0, 1, 2, 1]) -> TypeError: `labels` must be integers
+call(labels=[0, 1, 2, 1]) -> TypeError: `labels` must be a tensor of integers
 call(labels=LABELS[:3]) -> ValueError: `labels` must have one entry for each of 4 inputs
 call(shards=[[0], [1]]) -> TypeError: `shards` must map ids of clients to positions
 call(shards={0: tensor([4])}) -> ValueError: `shards[0]` must lie in [0, 4)
 call(shards={0: tensor([0.5])}) -> TypeError: `shards[0]` must be integers
 call(shards={0: torch.arange(0)}) -> ValueError: `shards[0]` must have at least one position
 call(shards={'0': torch.arange(2)}) -> TypeError: `key of shards` must be an integer
+setting(batch_size=0) -> ValueError: `batch_size` must be at least 1; got 0
+setting(steps=-1) -> ValueError: `steps` must be at least 0; got -1
+setting(rounds=2.5) -> TypeError: `rounds` must be an integer; got 2.5
+tiny.vit_federation(trunks=[]) -> ValueError: `trunks` must have at least one trunk; got none
+tiny.vit_federation(trunks=tiny.trunk(8)) -> TypeError: `trunks` must be a sequence of trunks; got a
+methods.fedmd(tiny.mixed_federation(public=torch.empty(0))) -> ValueError: `public` must have at
 """
 
 

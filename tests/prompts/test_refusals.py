@@ -97,7 +97,7 @@ GROUPS(tensor([-1])) -> ValueError: `indices` must lie in [0, 4); got values fro
 GROUPS(tensor([0.0])) -> TypeError: `indices` must be integers of shape (batch,); got a
 GROUPS(tensor([True])) -> TypeError: `indices` must be integers of shape (batch,); got a
 GROUPS(tensor([[0]])) -> TypeError: `indices` must be integers of shape (batch,); got a
-GROUPS(2) -> TypeError: `indices` must be integers of shape (batch,); got 2 (int).
+GROUPS(2) -> TypeError: `indices` must be a tensor of integers of shape (batch,); got 2 (int).
 GROUPS(tensor([1], device='meta')) -> ValueError: `indices` must be on the device cpu;
 PadPrompts(0) -> ValueError: `image_size` must be at least 1; got 0.
 PadPrompts((8, 8.0)) -> TypeError: `image_size` must be an integer; got 8.0
