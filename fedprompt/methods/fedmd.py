@@ -22,7 +22,6 @@ import torch
 import torch.nn.functional as F
 
 import fedprompt as fp
-import fedprompt._checks as check
 from fedprompt.methods.registry import LEARNING_RATE, register
 from fedprompt.methods.setting import VitSetting, broadcast, take_step
 
@@ -38,7 +37,7 @@ def fedmd(setting: VitSetting, *, learning_rate: float = 1e-2) -> fp.Method:
     public = setting.public
     count = len(public)
     if not count:
-        raise check.wrong("public", "have at least one input for FedMD", "none")
+        raise ValueError("`public` must have at least one input for FedMD; got none.")
     zeros = torch.zeros(count, setting.num_classes)
 
     def train(data, answer, state):

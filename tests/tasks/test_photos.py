@@ -290,11 +290,11 @@ def test_rows_without_prompts_train_the_late_blocks_in_float32_and_a_head(row, m
     trial = made("mnist", "deep-domains")
     method = row.entry.make(trial.setting, **row.values)
     *_, now = fp.run_rounds(method, trial.federation.data, trial.setting.cohorts())
-    values = now.server["values"]
+    values = now.server["values"] or next(iter(now.clients.values()))  # without messages
     assert {value.dtype for value in values.values()} == {torch.float32}
     blocks = {name.split(".")[2] for name in values if name.startswith("tuned")}
     assert blocks == {"1", "2"}  # of the network of three blocks, whose first one runs once
-    first = method.server.state["values"]
+    first = fp.snapshot(method.predict(trial.federation.data(0, 0), {}, {}), buffers=True)
     assert not any(torch.equal(value, first[name]) for name, value in values.items())
 
 
