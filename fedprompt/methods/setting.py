@@ -645,7 +645,7 @@ class ClipModel(nn.Module):
 
     def encode_names(
         self, contexts: Float[Tensor, "..."], **axes: bool
-    ) -> Float[Tensor, "contexts classes dim"]:
+    ) -> Float[Tensor, "*contexts classes dim"]:
         """Encode all class names behind each context of :func:`fedprompt.prompted_text`."""
         return self.tower(fp.prompted_text(contexts, self.names, **axes))
 
