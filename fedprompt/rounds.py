@@ -264,16 +264,16 @@ class _Engine(NamedTuple):
         if self.group is None:
             return start
 
-        def trained() -> None:
+        def check_states() -> None:
             cohorts = [check.cohort(list(clients), number) for number, clients in past.items()]
-            missing = {client for cohort in cohorts for client in cohort if str(client) not in own}
-            here = sorted(client for client in missing if is_here(client, self.group))
-            if here and any(start.clients.values()):  # without states, all may begin at {}
-                rule = "have the states of the clients of every rank that calls"
-                raise check.wrong("start", rule, f"none of client {here[0]}")
+            trained = {c for cohort in cohorts for c in cohort if is_here(c, self.group)}
+            missing = sorted(client for client in trained if str(client) not in own)
+            if missing and any(start.clients.values()):  # without states, all may begin at {}
+                rule = "have the states of this rank's clients"
+                raise check.wrong("start", rule, f"none of client {missing[0]}")
 
         own = {client: s for client, s in start.clients.items() if is_here(int(client), self.group)}
-        on_all_ranks(trained, server_round=start.server_round + 1, group=self.group)
+        on_all_ranks(check_states, server_round=start.server_round + 1, group=self.group)
         return start._replace(clients=own)
 
     def exchange(

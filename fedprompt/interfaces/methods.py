@@ -55,7 +55,7 @@ class Method(NamedTuple):
 
 
 class Round(NamedTuple):
-    """State after a round: everything that a later run needs.
+    """State after a round: those of the server and of the clients, from which a run continues.
 
     It is a tree as of :func:`save_checkpoint`, and :func:`load_checkpoint` returns a round again.
 

@@ -26,8 +26,8 @@ def check_messages(make: Callable[..., Method], federation: Federation) -> None:
     the same, and so must the steps and the answers of the server, which gets the payloads of the
     first run. Clients and server are those of two methods, so they cannot share a variable.
 
-    So messages and answers are all that crosses, in this federation. What a message
-    itself tells about the data is another question: see ``fedprompt.privacy``.
+    So messages and answers are all that crosses, in this federation. What a message itself tells
+    about the data is another question: see ``fedprompt.privacy``.
 
     Args:
         make: Function (setting) -> method, such as ``methods.fedprox``.
@@ -147,15 +147,17 @@ def _repeat(
                     states[data.id] = result[1] if call.what == "train" else state
                     continue
                 again = partial(run, data, answer, state)
+            found, failed = None, None
             try:
-                found: Any = again()
-            except Exception as error:  # it may miss what the other side left behind
-                found = repr(error)
-            if to_blob({"result": found}, "tree") != to_blob({"result": call.result}, "tree"):
+                found = again()
+            except Exception as error:  # it misses what the other side left behind
+                failed = error
+            if failed or to_blob({"": found}, "tree") != to_blob({"": call.result}, "tree"):
                 where = f"client {call.client}, round {call.server_round}"
                 noise = f"with noise at all but client {client}"
                 got = f"another result of {call.what!r} ({where}) {noise}"
-                raise check.wrong("make", "read nothing of other clients but messages", got)
+                rule = "read nothing of other clients but messages"
+                raise check.wrong("make", rule, got) from failed
 
 
 def _with_noise(federation: Federation, client: int) -> Federation:

@@ -570,6 +570,13 @@ class VitSetting(Setting):
     num_prompts: int = 8
     num_features: int | None = None
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.trunks, Sequence):
+            raise check.wrong_type("trunks", "be a sequence of trunks", check.kind(self.trunks))
+        if not self.trunks:
+            raise check.wrong("trunks", "have at least one trunk", "none")
+
     @property
     def trunk(self) -> Trunk:
         """The trunk of all clients."""
@@ -584,13 +591,6 @@ class VitSetting(Setting):
     def trunk_of(self, client: int) -> Trunk:
         """Return the trunk of a client."""
         return self.trunks[client % len(self.trunks)]
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not isinstance(self.trunks, Sequence):
-            raise check.wrong_type("trunks", "be a sequence of trunks", check.kind(self.trunks))
-        if not self.trunks:
-            raise check.wrong("trunks", "have at least one trunk", "none")
 
     def new_model(
         self,
