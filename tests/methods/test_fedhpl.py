@@ -96,12 +96,16 @@ def test_prompts_or_heads_are_averaged_among_trunks_of_one_width_by_numbers_of_i
                 torch.testing.assert_close(message[name].value, mean)
 
 
-def test_without_a_common_width_the_head_alone_is_shared():
-    made = vit_federation()
+@pytest.mark.parametrize(
+    ("federation", "parts"),
+    [(vit_federation, {"logits", "head"}), (mixed_federation, {"logits", "projection", "head"})],
+)
+def test_a_projection_is_shared_with_the_head_if_there_is_one(federation, parts):
+    made = federation()
     messages = sent_by(made)
     last(fedhpl_h, made)
     names = {name.split(".")[0] for _, _, payload in messages.of("up") for name in payload}
-    assert names == {"logits", "head"}
+    assert names == parts
 
 
 def test_prompts_of_unlike_depth_are_refused_by_name():
