@@ -85,8 +85,7 @@ def flags() -> argparse.ArgumentParser:
     add("--verify", action="store_true", help="check a paper's setting, and stop")
     add("--tables", action="store_true", help="write tables from records, and stop")
     add("--out", type=Path, default=Path("out"), help="folder of the tables")
-    where = "folder of the records: OUT/records, or the committed ones with --check or --tables"
-    add("--records", type=Path, help=where)
+    add("--records", type=Path, help="OUT/records, or the committed ones with --check or --tables")
     return parser
 
 

@@ -168,6 +168,7 @@ def task(title: str, family: str, build: Callable[..., Setting], **references: s
         trials=lambda partition, row: draws(row, title),
         tuned_on="dirichlet",
         columns=COLUMNS | NEWCOMERS,
+        bound=0.01 if family == "one model" else 0.03,
         references={
             word: [Row.of(name).title for name in names.split()]
             for word, names in references.items()

@@ -113,7 +113,6 @@ def make(partition: str, row: Row, *, seed: int, machine: Machine, validate: boo
     return made.shrunk(machine.shrink)
 
 
-MEAN, LOCAL = "Mean of patches", "Mean of patches (local)"
 ROWS, EQUAL = (
     [Row(title, *values) for title, values in content("patches")[name].items()]
     for name in ("rows", "equal")
@@ -139,7 +138,7 @@ TASKS = {
         trials=trials,
         tuned_on="shots-4",
         method=method,
-        references={"the mean": [MEAN], "local": [LOCAL]},
+        references={"the mean": ["Mean of patches"], "local": ["Mean of patches (local)"]},
         hours=lambda partition, row: 10 / 3600,
         bound=0.03,
     )

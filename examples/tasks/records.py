@@ -2,8 +2,10 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
+import sys
 from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import version
@@ -40,7 +42,8 @@ def append(path: Path, record: Record) -> None:
 def origin() -> Record:
     """Return the commit, the versions of the library and of torch, the processor and the date.
 
-    The processor is its widest instruction set, as torch names it.
+    The processor is its widest instruction set, as torch names it, and on Linux vendor, family and
+    model, because processors with one set round sums differently. Older records name the set only.
 
     The commit is missing without a git repository. It ends with "-dirty" if files of the library
     or of the examples differ from it.
@@ -49,8 +52,11 @@ def origin() -> Record:
     changed = _git("status", "--porcelain", "--", "fedprompt", "examples")
     named = {"commit": f"{commit}-dirty" if changed else commit} if commit else {}
     date = datetime.now(UTC).date().isoformat()
-    versions = {"version": version("fedprompt"), "torch": torch.__version__}
-    return named | versions | {"processor": torch.backends.cpu.get_cpu_capability(), "date": date}
+    named |= {"version": version("fedprompt"), "torch": torch.__version__}
+    text = Path("/proc/cpuinfo").read_text() if sys.platform == "linux" else ""
+    model = re.findall(r"(?:vendor_id|family|model)\s*: (.*)", text)[:3]
+    processor = " ".join([torch.backends.cpu.get_cpu_capability(), *model])
+    return named | {"processor": processor, "date": date}
 
 
 def _git(*command: str) -> str:

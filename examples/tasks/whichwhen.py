@@ -31,10 +31,6 @@ OTHERS = ("local", "head_tuning", "fedvpt_d", "scaffold")
 ROWS = [two_rates(row) for row in (LORA, *map(Row.of, OTHERS))]
 RATES = {"fedlora": (3e-4, 3e-2)}
 SIZE = 224  # pixels
-PARTITIONS = {
-    "example": "sample digits, one domain for each client",
-    "yours": "one client for each folder",
-}
 
 
 def make(partition: str, row: Row, *, seed: int, machine: Machine, validate: bool) -> Trial:
@@ -125,7 +121,10 @@ def chosen(by_row: Mapping[str, Sequence[Record]], column: str) -> str:
 TASKS = {
     "which-when": Task(
         title="Which method when",
-        partitions=PARTITIONS,
+        partitions={
+            "example": "sample digits, one domain for each client",
+            "yours": "one client for each folder",
+        },
         rows=lambda partition: ROWS,
         make=make,
         trials=lambda partition, row: draws(row, "which", RATES.get(str(row.method))),
