@@ -292,7 +292,7 @@ def check(args: argparse.Namespace, names: Sequence[str]) -> None:
             continue
         done += 1
         found = tables.differences(record, again, tasks.TASKS[cell.task])
-        print(f"{cell.named()}: {'; '.join(found) or 'the same'}")
+        print(f"{cell.named()}: {'; '.join(found) or 'agrees'}")
         differ += found
     if differ or not done:
         raise TaskError(f"{len(differ)} figures differ from {done} records.")
