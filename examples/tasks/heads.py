@@ -26,7 +26,7 @@ class HeadSetting(VitSetting):
 
     head_rate: float | None = None
 
-    def new_model(self, client: int = 0, **options: Any) -> PromptedModel:
+    def new_model(self, client: int | None = None, **options: Any) -> PromptedModel:
         """Make a model whose projection and head are marked."""
         return marked(super().new_model(client, **options))
 

@@ -98,7 +98,7 @@ DIVISIONS = {name: Division(**fields) for name, fields in CONTENT["divisions"].i
 class PhotographSetting(HeadSetting):
     """Setting whose prompts start at mean tokens, and whose trunks may be convolutional."""
 
-    def new_model(self, client: int = 0, **options: Any) -> PromptedModel:
+    def new_model(self, client: int | None = None, **options: Any) -> PromptedModel:
         """Make a model; the initial values depend on the seed, the network and `prompts` alone."""
         trunk = self.trunk_of(client)
         if isinstance(trunk, Convolutional):

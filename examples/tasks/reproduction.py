@@ -60,7 +60,7 @@ class PaperVits(EpochSetting, VitSetting):
         if self.batch_size > PART:
             raise ValueError(f"`batch_size` must be at most {PART}; got {self.batch_size}.")
 
-    def new_model(self, client: int = 0, *, prompts: Any = None) -> PromptedModel:
+    def new_model(self, client: int | None = None, *, prompts: Any = None) -> PromptedModel:
         """Make a model. A convolutional network has a border in any case.
 
         Args:

@@ -80,7 +80,7 @@ def fedgen(
     server_steps: int = 50,
 ) -> fp.Method:
     """FedGen."""
-    head = setting.new_model().head
+    head = setting.new_model(0).head
     generator = setting.seeded(_FeatureGenerator, setting.num_classes, head.in_features)
 
     def train(data, answer, state):

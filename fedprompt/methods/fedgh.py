@@ -49,7 +49,7 @@ def fedgh(
     server_steps: int = 20,
 ) -> fp.Method:
     """FedGH."""
-    head = setting.new_model().head
+    head = setting.new_model(0).head
 
     def train(data, answer, state):
         model = setting.shared_head(data, answer, state)

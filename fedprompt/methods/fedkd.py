@@ -128,7 +128,7 @@ def fedkd(
     energies: tuple[float, float] = (0.95, 0.98),
 ) -> fp.Method:
     """FedKD."""
-    mentee = setting.new_model()
+    mentee = setting.new_model(0)
     first = fp.snapshot(mentee)
     dim = mentee.head.in_features
     mapping = setting.seeded(nn.Linear, dim, dim, False)

@@ -90,7 +90,7 @@ def _learn_to_guide(
     The server's learning rate is `pace`.
     """
     classes = setting.num_classes
-    width = setting.new_model().head.in_features if by_features else classes
+    width = setting.new_model(0).head.in_features if by_features else classes
     guides = torch.randn(classes, width, generator=setting.generator(0, purpose="guides"))
     update = fp.descend(partial(torch.optim.SGD, lr=pace), max_norm=100.0)
 

@@ -28,7 +28,7 @@ def fedproto(
     setting: VitSetting, *, learning_rate: float = 1e-2, prototype_weight: float = 1.0
 ) -> fp.Method:
     """FedProto."""
-    unknown = setting.unknown_rows(setting.new_model().head.in_features)
+    unknown = setting.unknown_rows(setting.new_model(0).head.in_features)
 
     def train(data, answer, state):
         model = setting.model(data.id, state)

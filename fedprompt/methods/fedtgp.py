@@ -97,7 +97,7 @@ def fedtgp(
     server_steps: int = 100,
 ) -> fp.Method:
     """FedTGP."""
-    dim = setting.new_model().head.in_features
+    dim = setting.new_model(0).head.in_features
     network = setting.seeded(_new_network, setting.num_classes, dim)
     unknown = setting.unknown_rows(dim)
 

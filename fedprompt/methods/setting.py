@@ -580,21 +580,23 @@ class VitSetting(Setting):
     @property
     def trunk(self) -> Trunk:
         """The trunk of all clients."""
-        (trunk,) = self.trunks
-        return trunk
+        if len(self.trunks) > 1:
+            rule = "have one trunk, for a model that all clients share"
+            raise check.wrong("trunks", rule, len(self.trunks))
+        return self.trunks[0]
 
     @property
     def num_backbones(self) -> int:
         """Number of trunks."""
         return len(self.trunks)
 
-    def trunk_of(self, client: int) -> Trunk:
-        """Return the trunk of a client."""
-        return self.trunks[client % len(self.trunks)]
+    def trunk_of(self, client: int | None = None) -> Trunk:
+        """Return the trunk of a client, or that of all clients."""
+        return self.trunk if client is None else self.trunks[client % len(self.trunks)]
 
     def new_model(
         self,
-        client: int = 0,
+        client: int | None = None,
         *,
         prompts: Callable[[Trunk], nn.Module | None] | None = None,
         tune: Tune | None = None,
@@ -602,12 +604,16 @@ class VitSetting(Setting):
         """Make a model; the initial values depend on the seed, the trunk and `prompts` alone.
 
         Args:
-            client: Id of the client that owns the model; it decides the trunk.
+            client: Id of the client that owns the model; it decides the trunk. If None, all
+                clients share the model.
             prompts: Function from the trunk to a module of prompts. If None, deep prompts. For a
                 model without prompts, ``lambda trunk: None``.
             tune: Function from the model of the trunk to a copy and its trained parameters, such as
                 :func:`fedprompt.tuning.norms`. They are then the part "tuned" of the model. If
                 None, the trunk is frozen and shared.
+
+        Raises:
+            ValueError: If no client is named, and there are several trunks.
         """
         trunk = self.trunk_of(client)
         make = prompts or (lambda trunk: fp.DeepPrompts(self.num_prompts, trunk))

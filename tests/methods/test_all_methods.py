@@ -12,7 +12,7 @@ import torch
 import torch.nn as nn
 
 from fedprompt.methods import METHODS
-from tiny_federations import federation_of, last
+from tiny_federations import federation_of, last, mixed_federation
 
 FILES = sorted({Path(inspect.getfile(method.make)) for method in METHODS.values()})
 FAMILIES = {"one model", "mixed models", "CLIP"}
@@ -95,6 +95,16 @@ def test_ranges_and_traits_are_those_of_the_method(name):
         inside = values if isinstance(values, list) else [low, high]
         default = method.defaults[key]
         assert default in inside or min(inside) <= default <= max(inside), key
+
+
+@pytest.mark.parametrize("name", [name for name, family in RUNS if family != "CLIP"])
+def test_several_trunks_are_refused_by_the_methods_of_one_model_alone(name):
+    method, made = METHODS[name], mixed_federation()
+    if "different models" in method.traits:
+        method.make(made)
+        return
+    with pytest.raises(ValueError, match=r"^`trunks` must have one trunk, .*; got 2\.$"):
+        method.make(made)
 
 
 def logits(predictions, federation, client):

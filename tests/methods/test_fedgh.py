@@ -34,7 +34,7 @@ def test_heads_that_clients_trained_are_not_used():
     """Without steps of the server, the head keeps its initial values."""
     made = mixed_federation()
     predictions = last(fedgh, made, server_steps=0)
-    initial = made.new_model().head.weight
+    initial = made.new_model(0).head.weight
     for client in made.clients:
         assert torch.equal(predictions.of(client).head.weight, initial)
     assert not torch.equal(last(fedgh, mixed_federation()).of(0).head.weight, initial)

@@ -260,7 +260,7 @@ def test_clients_of_digits_train_heads_with_the_rate_of_the_row(name):
     row = replace(row, values={**row.values, "head_rate": 0.5})
     trial = TASKS[name].make("few", row, seed=0, machine=Machine(shrink=0.01), validate=False)
     rates = [
-        each["lr"] for each in trial.setting.optimizer(trial.setting.new_model(), 0.1).param_groups
+        each["lr"] for each in trial.setting.optimizer(trial.setting.new_model(0), 0.1).param_groups
     ]
     assert rates == [0.1, 0.5]
 
