@@ -345,6 +345,16 @@ def test_a_figure_that_is_nan_or_missing_in_a_new_run_differs_from_its_record():
     assert found == ["own 0.9, now nan", "worst 0.5, now missing"]
 
 
+def test_bytes_may_differ_by_a_hundredth_between_processors_and_trained_numbers_may_not():
+    record = {"processor": "A", "torch": "2", "bytes_up": 396.8, "trained": 1000}
+    for processor, expected in (("B", []), ("A", ["bytes_up 396.8, now 400.0"])):
+        again = record | {"processor": processor, "bytes_up": 400.0}
+        assert tables.differences(record, again, TASKS["mnist"]) == expected
+    again = record | {"processor": "B", "trained": 1001, "bytes_up": 401.0}
+    found = tables.differences(record, again, TASKS["mnist"])
+    assert found == ["bytes_up 396.8, now 401.0", "trained 1000, now 1001"]
+
+
 def test_no_shard_chooses_values_by_its_own_trials_alone(tmp_path, monkeypatch):
     monkeypatch.setattr(runs, "run", lambda cell, bar: {"own": 0.5})
     args = compare.flags().parse_args(["--task", "digits", "--workers", "1", "--shard", "1/2"])
