@@ -296,7 +296,7 @@ def differences(record: Record, again: Record, task: Task) -> list[str]:
     """Describe the figures of a new run that a record has otherwise.
 
     They must be the same with the same processor and version of torch. Otherwise, accuracies may
-    differ by the bound of the task, and bytes by 1 %: FedHPL sends logits of what it classifies correctly.
+    differ by the bound of the task, and bytes by 1 %: FedHPL sends logits of correct classes.
     """
     same = all(record.get(name) == again.get(name) for name in ("processor", "torch"))
     found = []
