@@ -20,7 +20,7 @@ def save_prompts(
     module: nn.Module,
     path: str | PathLike[str],
     *,
-    trunk: Trunk | TextEncoder,
+    trunk: Trunk | TextEncoder | nn.Module,
     class_names: Sequence[str] = (),
 ) -> None:
     """Save a trained module and the fingerprint of the backbone that it belongs to.
@@ -32,8 +32,8 @@ def save_prompts(
         module: Prompts, or prompts with a head, such as an ``nn.ModuleDict``. Its numbers are
             finite.
         path: Path of the file. An existing file is replaced when all bytes are on the disk.
-        trunk: Trunk or text tower that the module was trained with; see :func:`fingerprint` for
-            trunks of your own.
+        trunk: Trunk, text tower or network that the module was trained with; see
+            :func:`fingerprint` for trunks of your own.
         class_names: Class names in the order of labels. If empty, no class names are recorded.
 
     Example:
@@ -65,7 +65,7 @@ def load_prompts(
     module: nn.Module,
     path: str | PathLike[str],
     *,
-    trunk: Trunk | TextEncoder,
+    trunk: Trunk | TextEncoder | nn.Module,
     class_names: Sequence[str] = (),
 ) -> None:
     """Load a file of :func:`save_prompts` into a module of the same form.
@@ -75,8 +75,8 @@ def load_prompts(
     Args:
         module: Module with the names, shapes and dtypes of the saved one.
         path: Path of the file.
-        trunk: Trunk or text tower that the module will be used with. Its fingerprint must be the
-            recorded one.
+        trunk: Trunk, text tower or network that the module will be used with. Its fingerprint must
+            be the recorded one.
         class_names: Class names in the order of labels; they must be the recorded ones. If empty,
             they are not compared.
 

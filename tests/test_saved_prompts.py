@@ -173,13 +173,31 @@ def test_a_trunk_that_is_a_module_is_its_own_model():
     assert {part for part in parts if fp.fingerprint(trunk)[part] != parts[part]} == {"weights"}
 
 
+def test_a_border_of_pixels_is_saved_with_its_convolutional_network(tmp_path):
+    class Scaled(nn.Module):
+        def __init__(self, scale):
+            super().__init__()
+            self.model, self.scale = nn.Conv2d(3, 2, 3), nn.Parameter(torch.tensor(scale))
+            nn.init.ones_(self.model.weight), nn.init.zeros_(self.model.bias)
+
+    trained, border = fp.PadPrompts(8, padding=2), fp.PadPrompts(8, padding=2)
+    fp.save_prompts(trained, tmp_path / "border", trunk=Scaled(1.0))
+    fp.load_prompts(border, tmp_path / "border", trunk=Scaled(1.0))
+    assert_identical(dict(border.state_dict()), dict(trained.state_dict()))
+    assert fp.fingerprint(Scaled(1.0)).keys() == {
+        "backbone", "weights", "settings", "activation", "dtype"
+    }  # fmt: skip
+    with pytest.raises(ValueError, match="must come from the same weights, "):
+        fp.load_prompts(border, tmp_path / "border", trunk=Scaled(2.0))
+
+
 @pytest.mark.bad_input
 def test_a_trunk_without_modules_or_tensors_is_refused():
     class Empty(OwnTrunk):
         def __init__(self):
             self.dim = 12
 
-    with pytest.raises(TypeError, match=r"`backbone` must be a trunk or a text tower that keeps"):
+    with pytest.raises(TypeError, match="`backbone` must be a network with weights, or"):
         fp.fingerprint(Empty())
 
 

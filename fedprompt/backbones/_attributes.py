@@ -28,9 +28,10 @@ class Attributes(nn.Module):
 def find_module(backbone: object) -> nn.Module | None:
     """Return the module whose tensors and settings determine the features, if there is one."""
     model = getattr(backbone, "model", None)
-    if isinstance(model, nn.Module):
+    is_network = isinstance(backbone, nn.Module) and not isinstance(backbone, Trunk | TextEncoder)
+    if isinstance(model, nn.Module) and not is_network:
         return model
-    if isinstance(backbone, Trunk | TextEncoder):
+    if is_network or isinstance(backbone, Trunk | TextEncoder):
         model = backbone if isinstance(backbone, nn.Module) else Attributes(backbone)
         if model.state_dict():
             return model

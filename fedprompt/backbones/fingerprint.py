@@ -19,7 +19,7 @@ _IRRELEVANT = ("num_classes", "drop", "init", "path")
 
 
 def fingerprint(
-    backbone: Trunk | TextEncoder,
+    backbone: Trunk | TextEncoder | nn.Module,
     *streams: PromptStream,
     class_names: Sequence[str] = (),
     name_position: int | None = None,
@@ -43,9 +43,10 @@ def fingerprint(
     the same version.
 
     Args:
-        backbone: Trunk from :func:`vit_trunk`, a :class:`TextTower`, or a backbone of your
-            own: an object with its ``nn.Module`` as the attribute ``model``, or a trunk or text
-            tower with modules, tensors and plain settings as attributes.
+        backbone: Trunk from :func:`vit_trunk`, a :class:`TextTower`, a network without tokens, such
+            as the one behind :class:`PadPrompts`, or a backbone of your own: an object with its
+            ``nn.Module`` as the attribute ``model``, or a trunk or text tower with modules, tensors
+            and plain settings as attributes.
         *streams: Prompt streams, in the order in which :func:`encode_prompted` gets them.
         class_names: Names of the classes, in the order of their labels. Empty if the message
             does not depend on the classes.
@@ -71,8 +72,8 @@ def fingerprint(
     """
     model = find_module(backbone)
     if model is None:
-        rule = "be a trunk or a text tower that keeps its nn.Module as `model`, or its modules"
-        rule += " and tensors as attributes"
+        rule = "be a network with weights, or a trunk or a text tower that keeps its nn.Module as"
+        rule += " `model`, or its modules and tensors as attributes"
         raise check.wrong_type("backbone", rule, check.kind(backbone))
     for position, stream in enumerate(streams):
         check.stream(f"streams[{position}]", stream)
@@ -96,7 +97,7 @@ def fingerprint(
         parts["prompts"] = "; ".join(map(_insertion, streams))
     if class_names:
         parts["classes"] = hashlib.sha256(json.dumps(list(class_names)).encode()).hexdigest()
-    if not isinstance(backbone, Trunk):
+    if isinstance(backbone, TextEncoder) or not isinstance(backbone, Trunk | nn.Module):
         place = "after the context" if name_position is None else str(name_position)
         parts["name_position"] = place
     return parts
