@@ -2,11 +2,11 @@
 
 import copy
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from numbers import Integral
 from types import UnionType
-from typing import Any
+from typing import Any, Concatenate, ParamSpec
 
 import numpy as np
 import torch
@@ -20,6 +20,9 @@ LARGEST_INT = 2**63
 
 LONGEST = 60
 """Longest text of a value that an error prints, in characters."""
+
+P = ParamSpec("P")
+"""Rule and limits of a check."""
 
 
 def wrong(argument: str, rule: str, got: object) -> ValueError:
@@ -54,6 +57,18 @@ def instance(argument: str, value: object, kinds: type | UnionType, rule: str) -
     """Require an argument of one of some types."""
     if not isinstance(value, kinds):
         raise wrong_type(argument, rule, kind(value))
+
+
+def optional(
+    required: Callable[Concatenate[str, Any, P], object],
+    argument: str,
+    value: object,
+    *rule: P.args,
+    **limits: P.kwargs,
+) -> None:
+    """Check an argument that may be None."""
+    if value is not None:
+        required(argument, value, *rule, **limits)
 
 
 def module(argument: str, module: object) -> None:
@@ -148,7 +163,7 @@ def named(where: str) -> Iterator[None]:
         raise refused(f"{where}: {error}") from error
 
 
-def method(method: Any) -> None:
+def method(method: Any, *, needs_form: bool = False) -> None:
     """Require a method of functions."""
     instance("method", method, Method, "be a Method(client, server, predict)")
     instance("method.server", method.server, Server, "be a Server(state, answer, step)")
@@ -158,8 +173,8 @@ def method(method: Any) -> None:
     function("method.server.answer", method.server.answer)
     function("method.server.step", method.server.step)
     count("method.exchanges", method.exchanges)
-    if method.form is not None:
-        function("method.form", method.form)
+    if needs_form or method.form is not None:
+        function("method.form", method.form, "be a function, by which messages are decoded")
 
 
 def cohort(cohort: list[int], server_round: int) -> list[int]:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -103,41 +104,48 @@ def top_k(*, fraction: float) -> Codec:
         Stich et al., "Sparsified SGD with Memory", NeurIPS 2018.
     """
     check.number("fraction", fraction, above=0, at_most=1)
-    return _TopK(fraction)
+    shrink = partial(_to_few, fraction=fraction)
+    restore = partial(_from_few, fraction=fraction)
+    return _NameByName(_SPARSE, shrink, restore, remembers=True)
 
 
 @dataclass(frozen=True)
 class _NameByName:
-    """Codec without memory: each entry becomes a few parts, named after it."""
+    """Codec of single entries: each becomes a few parts, named after it, and may leave a rest."""
 
     suffixes: tuple[str, ...]
-    shrink: Callable[[str, Weighted], tuple[Tensor | Weighted, ...]]
+    shrink: Callable[[str, Weighted, Any], tuple[tuple[Tensor | Weighted, ...], Any]]
     restore: Callable[[str, list[Any], Weighted], Weighted]
+    remembers: bool = False
 
     def init(self, payload: Payload, /) -> State:
-        check.form("payload", payload)
-        return {}
+        form = check.form("payload", payload)
+        return {name: wide_zeros(entry.value) for name, entry in form.items() if self.remembers}
 
     def encode(
         self, payload: Payload, state: State, /
     ) -> tuple[dict[str, Tensor | Weighted], State]:
         check.payload(payload)
-        if not isinstance(state, Mapping) or state:
-            raise check.wrong("state", "be empty, as `init` returns it", check.kind(state))
+        names = set(payload) if self.remembers else set()
+        if not isinstance(state, Mapping) or set(state) != names:
+            rule = f"come from `init` or the last `encode` of {sorted(payload)}"
+            raise check.wrong("state", rule, check.kind(state))
         message: dict[str, Tensor | Weighted] = {}
+        rest = {}
         for name, entry in payload.items():
-            message |= zip(_keys(name, self.suffixes), self.shrink(name, entry), strict=True)
-        return message, state
+            parts, rest[name] = self.shrink(name, entry, state.get(name))
+            message |= zip(_keys(name, self.suffixes), parts, strict=True)
+        return message, rest if self.remembers else state
 
     def decode(self, message: Message, /, *, like: Payload) -> dict[str, Weighted]:
         parts = _parts(message, like, self.suffixes)
         return {name: self.restore(name, parts[name], form) for name, form in like.items()}
 
 
-def _to_half(name: str, entry: Weighted) -> tuple[Weighted]:
+def _to_half(name: str, entry: Weighted, rest: None) -> tuple[tuple[Weighted], None]:
     value = check.known_rows(entry).detach().half()
     check.finite(f"payload[{name!r}] in float16", value)
-    return (Weighted(value, entry.weight.detach().clone()),)
+    return (Weighted(value, entry.weight.detach().clone()),), None
 
 
 def _from_half(name: str, parts: list[Any], like: Weighted) -> Weighted:
@@ -146,7 +154,7 @@ def _from_half(name: str, parts: list[Any], like: Weighted) -> Weighted:
     return _restored(name, entry, like)
 
 
-def _to_codes(name: str, entry: Weighted) -> tuple[Tensor, Weighted]:
+def _to_codes(name: str, entry: Weighted, rest: None) -> tuple[tuple[Tensor, Weighted], None]:
     value = widened(check.known_rows(entry).detach())
     weight = entry.weight.detach()
     rows = value.flatten(weight.ndim) if value.ndim > weight.ndim else value[..., None]
@@ -157,7 +165,7 @@ def _to_codes(name: str, entry: Weighted) -> tuple[Tensor, Weighted]:
     scale = torch.where(too_large, scale.nextafter(torch.zeros_like(scale)), scale)
     codes = value / check.per_row(torch.where(scale > 0, scale, 1.0).double(), value)
     codes = codes.round().clamp(-127, 127).to(torch.int8).to(weight.device)
-    return codes, Weighted(scale.to(weight.device), weight.clone())
+    return (codes, Weighted(scale.to(weight.device), weight.clone())), None
 
 
 def _from_codes(name: str, parts: list[Any], like: Weighted) -> Weighted:
@@ -169,64 +177,40 @@ def _from_codes(name: str, parts: list[Any], like: Weighted) -> Weighted:
     return _restored(name, Weighted(value, scale.weight), like)
 
 
-@dataclass(frozen=True)
-class _TopK:
-    fraction: float
+def _to_few(
+    name: str, entry: Weighted, rest: Tensor, *, fraction: float
+) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor]:
+    value, weight = entry
+    check.tensor(f"state[{name!r}]", rest, torch.float64, value.shape)
+    wanted = (on_wide_device(check.known_rows(entry).detach()) + rest).flatten()
+    mask = check.per_row(weight > 0, value).expand_as(value).flatten().to(wanted.device)
+    magnitude = torch.where(mask, wanted.abs(), -1.0)
+    largest = magnitude.topk(_count(value, fraction)).indices.sort().values
+    sent = torch.where(mask, wanted, 0.0)[largest].to(value.dtype)
+    check.finite(f"payload[{name!r}] with its state", sent)
+    waiting = wanted.index_add(0, largest, sent.double(), alpha=-1).reshape(value.shape)
+    indices = largest.to(_index_dtype(value.numel())).to(value.device)
+    return (indices, sent.to(value.device), weight.detach().clone()), waiting
 
-    def init(self, payload: Payload, /) -> State:
-        form = check.form("payload", payload)
-        return {name: wide_zeros(entry.value) for name, entry in form.items()}
 
-    def encode(
-        self, payload: Payload, state: State, /
-    ) -> tuple[dict[str, Tensor | Weighted], State]:
-        check.payload(payload)
-        if not isinstance(state, Mapping) or set(state) != set(payload):
-            rule = f"come from `init` or the last `encode` of {sorted(payload)}"
-            raise check.wrong("state", rule, check.kind(state))
-        message: dict[str, Tensor | Weighted] = {}
-        waiting = {}
-        for name, entry in payload.items():
-            check.tensor(f"state[{name!r}]", state[name], torch.float64, entry.value.shape)
-            parts, waiting[name] = self.shrink(name, entry, state[name])
-            message |= zip(_keys(name, _SPARSE), parts, strict=True)
-        return message, waiting
+def _from_few(name: str, parts: list[Any], like: Weighted, *, fraction: float) -> Weighted:
+    indices, sent, weight = parts
+    count = torch.Size([_count(like.value, fraction)])
+    size = like.value.numel()
+    check.tensor(f"message['{name}/indices']", indices, _index_dtype(size), count)
+    check.tensor(f"message['{name}/values']", sent, like.value.dtype, count)
+    check.tensor(f"message['{name}/weight']", weight, like.weight.dtype, like.weight.shape)
+    places = torch.cat([indices.new_tensor([-1]), indices, indices.new_tensor([size])]).long()
+    if not bool((places[1:] > places[:-1]).all()):
+        rule = f"increase within [0, {size})"
+        raise check.wrong(f"message['{name}/indices']", rule, indices[:5].tolist())
+    value = sent.new_zeros(size).index_put((indices.long(),), sent).reshape(like.value.shape)
+    return _restored(name, Weighted(value, weight), like)
 
-    def shrink(
-        self, name: str, entry: Weighted, state: Tensor
-    ) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor]:
-        value, weight = entry
-        wanted = (on_wide_device(check.known_rows(entry).detach()) + state).flatten()
-        mask = check.per_row(weight > 0, value).expand_as(value).flatten().to(wanted.device)
-        magnitude = torch.where(mask, wanted.abs(), -1.0)
-        largest = magnitude.topk(self.count(value)).indices.sort().values
-        sent = torch.where(mask, wanted, 0.0)[largest].to(value.dtype)
-        check.finite(f"payload[{name!r}] with its state", sent)
-        waiting = wanted.index_add(0, largest, sent.double(), alpha=-1).reshape(value.shape)
-        indices = largest.to(_index_dtype(value.numel())).to(value.device)
-        return (indices, sent.to(value.device), weight.detach().clone()), waiting
 
-    def decode(self, message: Message, /, *, like: Payload) -> dict[str, Weighted]:
-        parts = _parts(message, like, _SPARSE)
-        return {name: self.restore(name, parts[name], form) for name, form in like.items()}
-
-    def restore(self, name: str, parts: list[Any], like: Weighted) -> Weighted:
-        indices, sent, weight = parts
-        count = torch.Size([self.count(like.value)])
-        size = like.value.numel()
-        check.tensor(f"message['{name}/indices']", indices, _index_dtype(size), count)
-        check.tensor(f"message['{name}/values']", sent, like.value.dtype, count)
-        check.tensor(f"message['{name}/weight']", weight, like.weight.dtype, like.weight.shape)
-        places = torch.cat([indices.new_tensor([-1]), indices, indices.new_tensor([size])]).long()
-        if not bool((places[1:] > places[:-1]).all()):
-            rule = f"increase within [0, {size})"
-            raise check.wrong(f"message['{name}/indices']", rule, indices[:5].tolist())
-        value = sent.new_zeros(size).index_put((indices.long(),), sent).reshape(like.value.shape)
-        return _restored(name, Weighted(value, weight), like)
-
-    def count(self, value: Tensor) -> int:
-        # 0.07 * 100 is 7.000000000000001 in floating point, and must give 7.
-        return math.ceil(self.fraction * value.numel() * (1 - 1e-12))
+def _count(value: Tensor, fraction: float) -> int:
+    # 0.07 * 100 is 7.000000000000001 in floating point, and must give 7.
+    return math.ceil(fraction * value.numel() * (1 - 1e-12))
 
 
 def _index_dtype(size: int) -> torch.dtype:

@@ -175,8 +175,7 @@ def _check_arguments(
 ) -> None:
     check.function("encode", encode, "be callable")
     check.count("batch_size", batch_size)
-    if views is not None:
-        check.count("views", views)
+    check.optional(check.count, "views", views)
     check.instance("dtype", dtype, torch.dtype | None, "be a torch.dtype or None")
     if not isinstance(dataset, _MapStyle) or (isinstance(dataset, Tensor) and dataset.ndim == 0):
         rule = "be a tensor (num, *image) or a data set with a length and samples by index"

@@ -171,12 +171,10 @@ def coded(method: Method, codec: Codec) -> Method:
         >>> now.server["values"]["x"]
         tensor([2., 3.])
     """
-    check.method(method)
+    check.method(method, needs_form=True)
     if isinstance(codec, type) or not isinstance(codec, Codec):
         raise check.wrong_type("codec", "be a codec, such as codecs.int8()", check.kind(codec))
     form: Any = method.form
-    if form is None:
-        raise check.wrong("method", "have a `form`, by which its server decodes", "None")
 
     def client(data: Any, answer: Message, state: State) -> tuple[Message | None, State]:
         payload: Any

@@ -66,8 +66,7 @@ def low_rank_mean(
         Large Language Models", ACL 2025, Eq. 12-18.
     """
     _check_pairs(pairs)
-    if rank is not None:
-        check.count("rank", rank)
+    check.optional(check.count, "rank", rank)
     check.iterable("payloads", payloads, "payloads")
     means = weighted_mean(_with_products(payloads, pairs))
     if missing := sorted(pairs.keys() - means.keys()):

@@ -173,8 +173,7 @@ class _Optimizer(RowRule):
     def __post_init__(self) -> None:
         rule = "be a function from parameters to an optimizer"
         check.function("make_optimizer", self.make_optimizer, rule)
-        if self.max_norm is not None:
-            check.number("max_norm", self.max_norm, above=0)
+        check.optional(check.number, "max_norm", self.max_norm, above=0)
 
     def first_state(self, previous: Tensor) -> State:
         return deepcopy(self._made(previous.clone()).state_dict())

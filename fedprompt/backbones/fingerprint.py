@@ -80,8 +80,7 @@ def fingerprint(
     check.sequence("class_names", class_names, "strings")
     for position, name in enumerate(class_names):
         check.text(f"class_names[{position}]", name)
-    if name_position is not None:
-        check.count("name_position", name_position, at_least=0)
+    check.optional(check.count, "name_position", name_position, at_least=0)
     name = type(backbone if isinstance(model, Attributes) else model).__name__
     architecture = (getattr(model, "pretrained_cfg", None) or {}).get("architecture")
     activations = {repr(module) for module in model.modules() if _is_activation(module)}

@@ -12,12 +12,6 @@ TOLERANCE = 1e-6
 """Distance from 1 within which the sum of a column counts as 1, for float32 shares."""
 
 
-def check_min_size(min_size: object) -> None:
-    """Require None or a number of samples."""
-    if min_size is not None:
-        check.count("min_size", min_size, at_least=0)
-
-
 def smallest_client(counts: Counts, min_size: int | None) -> int:
     """Return the size of the smallest client; without `min_size`, no client may be empty."""
     sizes = counts[:-1].sum(axis=1)

@@ -5,7 +5,7 @@ from jaxtyping import Float
 
 import fedprompt._checks as check
 from fedprompt.data._arguments import Generator, Indices, Labels, numpy_generator, some_labels
-from fedprompt.data._counts import TOLERANCE, check_min_size, client_counts, deal, smallest_client
+from fedprompt.data._counts import TOLERANCE, client_counts, deal, smallest_client
 
 
 def allocate(
@@ -43,7 +43,7 @@ def allocate(
         [array([0, 2, 4, 5]), array([1])]
     """
     _check_shares(shares)
-    check_min_size(min_size)
+    check.optional(check.count, "min_size", min_size, at_least=0)
     generator = numpy_generator(generator)
     num_classes = shares.shape[1]
     array = some_labels(labels, num_classes=num_classes)

@@ -10,7 +10,7 @@ from torch import Tensor
 import fedprompt._checks as check
 from fedprompt.data import _arguments
 from fedprompt.data._arguments import Generator, Indices, Labels, numpy_generator, some_labels
-from fedprompt.data._counts import check_min_size, client_counts, deal, owned, smallest_client
+from fedprompt.data._counts import client_counts, deal, owned, smallest_client
 from fedprompt.data.allocation import allocate
 from fedprompt.data.shares import dirichlet_shares, pathological_shares
 
@@ -89,7 +89,7 @@ def dirichlet(
         Li et al., "Federated Learning on Non-IID Data Silos: An Experimental Study", ICDE 2022.
     """
     check.count("num_clients", num_clients)
-    check_min_size(min_size)
+    check.optional(check.count, "min_size", min_size, at_least=0)
     generator = numpy_generator(generator)
     array = some_labels(labels)
     class_sizes = np.bincount(array)

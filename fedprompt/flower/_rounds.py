@@ -3,7 +3,8 @@
 import logging
 import time
 from collections.abc import Callable, Container, Iterable, Mapping
-from typing import Any, Literal, NamedTuple
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from flwr.app import ConfigRecord, RecordDict
 from flwr.app import Message as Envelope
@@ -28,10 +29,7 @@ def unchecked(client: int) -> Mapping[str, str]:
 
 def check_options(method: Method, max_bytes: int, fingerprint: Fingerprint) -> None:
     """Require a method whose messages have a form, and limits of its messages."""
-    check.method(method)
-    if method.form is None:
-        rule = "be given, because messages of other machines are checked"
-        raise check.wrong("method.form", rule, None)
+    check.method(method, needs_form=True)
     check.count("max_bytes", max_bytes)
     check.function("fingerprint", fingerprint)
 
@@ -125,7 +123,7 @@ def run_round(
     Returns:
         State of the server after the round.
     """
-    wire = checked_wire(method, max_bytes, fingerprint, max_abs, ledger)
+    wire = Wire(method, max_bytes, fingerprint, max_abs, ledger)
     clients = check.cohort(list(cohort), server_round)
     asked = {nodes[client]: client for client in clients if client in nodes}
     first = server_round * method.exchanges
@@ -136,7 +134,8 @@ def run_round(
     return state
 
 
-class _Wire(NamedTuple):
+@dataclass(frozen=True)
+class Wire:
     """Parts of one exchange, because Flower's strategies have two steps.
 
     Exchanges are counted over all rounds, and each message has the number of its exchange.
@@ -147,6 +146,11 @@ class _Wire(NamedTuple):
     fingerprint: Fingerprint
     max_abs: float | None
     ledger: Ledger | None
+
+    def __post_init__(self) -> None:
+        check_options(self.method, self.max_bytes, self.fingerprint)
+        check.optional(check.number, "max_abs", self.max_abs, above=0)
+        check.instance("ledger", self.ledger, Ledger | None, "be a Ledger or None")
 
     def address(
         self, exchange: int, cohort: Iterable[int], state: State, nodes: Mapping[int, int]
@@ -226,21 +230,6 @@ class _Wire(NamedTuple):
                 server_round=self._round(exchange),
                 framed=len(blob),
             )
-
-
-def checked_wire(
-    method: Method,
-    max_bytes: int,
-    fingerprint: Fingerprint,
-    max_abs: float | None,
-    ledger: Ledger | None,
-) -> _Wire:
-    """Check the arguments of a server, and make its wire."""
-    check_options(method, max_bytes, fingerprint)
-    if max_abs is not None:
-        check.number("max_abs", max_abs, above=0)
-    check.instance("ledger", ledger, Ledger | None, "be a Ledger or None")
-    return _Wire(method, max_bytes, fingerprint, max_abs, ledger)
 
 
 def _enter(nodes: dict[int, int], replies: Iterable[Envelope], asked: Container[int]) -> None:

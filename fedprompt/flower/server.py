@@ -9,7 +9,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 import fedprompt._checks as check
-from fedprompt.flower._rounds import LOG, Fingerprint, checked_wire, client_nodes, unchecked
+from fedprompt.flower._rounds import LOG, Fingerprint, Wire, client_nodes, unchecked
 from fedprompt.interfaces import Method, Round
 from fedprompt.messages import Ledger
 
@@ -65,7 +65,7 @@ class ServerStrategy(Strategy):
         patience: float = 60.0,
         ledger: Ledger | None = None,
     ) -> None:
-        self._wire = checked_wire(method, max_bytes, fingerprint, max_abs, ledger)
+        self._wire = Wire(method, max_bytes, fingerprint, max_abs, ledger)
         check.iterable("cohorts", cohorts, "cohorts")
         check.instance("start", start, Round | None, "be a Round or None")
         self.method = method

@@ -75,8 +75,7 @@ def check_call(
     check.factor("guide_weight", guide_weight)
     check.function("loss", loss)
     check.function("method", method)
-    if update is not None:
-        check.function("update", update)
+    check.optional(check.function, "update", update)
 
 
 def checked_batches(argument: str, batches: object, num_classes: int) -> list[Pair]:

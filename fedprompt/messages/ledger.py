@@ -44,8 +44,7 @@ class Ledger:
     """
 
     def __init__(self, path: str | PathLike[str] | None = None) -> None:
-        if path is not None:
-            checked_path("path", path)
+        check.optional(checked_path, "path", path)
         self.path = path
         self.entries: list[LedgerEntry] = []
         self._written = Written()
@@ -101,12 +100,9 @@ class Ledger:
             framed: Whether to sum the lengths of blobs.
         """
         check.flag("framed", framed)
-        if direction is not None:
-            _entries.check_direction("direction", direction)
-        if client is not None:
-            _entries.check_client("client", client)
-        if server_round is not None:
-            check.count("server_round", server_round, at_least=0)
+        check.optional(_entries.check_direction, "direction", direction)
+        check.optional(_entries.check_client, "client", client)
+        check.optional(check.count, "server_round", server_round, at_least=0)
         return sum(
             entry.framed if framed else entry.num_bytes
             for entry in self.entries

@@ -215,12 +215,8 @@ def _matrix(accuracy: object) -> Float[Tensor, "clients tests"]:
 
 def _sizes(num_examples: Any, tests: int) -> Float[Tensor, " tests"]:
     check.real("num_examples", num_examples, "be a tensor of real numbers")
-    if num_examples.shape != (tests,):
-        rule = f"have shape ({tests},), one number for each test set"
-        raise check.wrong("num_examples", rule, tuple(num_examples.shape))
+    check.shape("num_examples", num_examples, (tests,))
     sizes: Tensor = num_examples.detach().cpu().double()
-    wrong = sizes[~(torch.isfinite(sizes) & (sizes >= 0))]
-    if len(wrong) or sizes.sum() == 0:
-        got = wrong[0].item() if len(wrong) else "only zeros"
-        raise check.wrong("num_examples", "be finite, at least 0 and not all 0", got)
+    check.nonnegative("num_examples", sizes)
+    check.some("num_examples", bool(sizes.any()), "count at least one sample")
     return sizes

@@ -42,10 +42,7 @@ def to_summable(payload: Payload) -> Float[Tensor, " length"]:
     for name, entry in sorted(payload.items()):
         weight = widened(entry.weight)
         product = widened(check.known_rows(entry)) * check.per_row(weight, entry.value)
-        if wrong := int((~torch.isfinite(product)).sum()):
-            rule = "have products of weight and value that fit float64"
-            got = f"{wrong} entries of {product.numel()} that do not"
-            raise check.wrong(f"payload[{name!r}]", rule, got)
+        check.finite(f"payload[{name!r}] times its weight, in float64", product)
         parts += [product.flatten(), weight.flatten()]
     return torch.cat(parts)
 
@@ -89,13 +86,9 @@ def from_sum(vector: Float[Tensor, " length"], *, like: Payload) -> dict[str, We
 
 def _divided(name: str, total: Tensor, weight: Tensor, like: Weighted) -> Weighted:
     """Divide the sums of one name by its total weights, in the dtypes of `like`, on its device."""
-    if bool((weight < 0).any()):
-        rule = f"have total weights of at least 0 for {name!r}"
-        raise check.wrong("vector", rule, float(weight.min()))
+    check.nonnegative(f"vector as total weights of {name!r}", weight)
     quotient = Weighted(total / check.per_row(weight, total), weight)
     mean = rounded(check.known_rows(quotient), like.value)
-    if wrong := int((~torch.isfinite(mean)).sum()):
-        got = f"{wrong} entries of {mean.numel()} that do not"
-        raise check.wrong("vector", f"have means for {name!r} that fit {mean.dtype}", got)
+    check.finite(f"vector as means of {name!r} in {mean.dtype}", mean)
     largest = torch.finfo(like.weight.dtype).max
     return Weighted(mean, rounded(weight.clamp(max=largest), like.weight))

@@ -53,8 +53,7 @@ def clip_norm(
     """
     check.number("max_norm", max_norm, above=0)
     check.payload(payload)
-    if center is not None:
-        check.tensors("center", center)
+    check.optional(check.tensors, "center", center)
     origin = {
         name: wide_zeros(entry.value)
         if center is None

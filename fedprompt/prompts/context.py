@@ -64,8 +64,7 @@ class ContextPrompts(nn.Module):
         check.count("dim", dim)
         check.count("num_contexts", num_contexts)
         check.count("length", length, at_least=0)
-        if num_classes is not None:
-            check.count("num_classes", num_classes)
+        check.optional(check.count, "num_classes", num_classes)
         rows = (num_contexts,) if num_classes is None else (num_contexts, num_classes)
         if init is None:
             values = normal_values((*rows, length, dim), 0.02, generator)

@@ -167,9 +167,29 @@ def flat(cost: Tensor, a: Tensor, b: Tensor) -> Problem:
 def check_problem(cost: Tensor, a: Tensor, b: Tensor, *, rows_exact: bool = False) -> None:
     """Require costs and masses of matching shapes, and masses for which a plan exists."""
     check_layout(cost, a, b)
+    if not check.values_readable(cost, a, b):
+        return
     slack = _slack(a, b)
-    if check.values_readable(cost, a, b) and not _seems_valid(cost, a, b, slack, rows_exact):
-        _explain(cost, a, b, slack, rows_exact)
+    has, takes = (
+        mass.sum(-1, dtype=torch.promote_types(mass.dtype, torch.float32)) for mass in (a, b)
+    )
+    unequal = (takes > has * (1 + slack)) | ((takes < has * (1 - slack)) if rows_exact else False)
+    total = f"sum to {'the sum' if rows_exact else 'at most the sum'} of `a`"
+    finite = (cost.amax((-2, -1)) < math.inf) & (cost.amin((-2, -1)) > -math.inf)
+    rules = (
+        ("cost", "be finite", ~finite),
+        ("a", "be finite and at least 0", ~((a >= 0) & (a < math.inf)).all(-1)),
+        ("b", "be finite and above 0", ~((b > 0) & (b < math.inf)).all(-1)),
+        ("b", total, unequal),
+    )
+    if not bool(torch.stack([wrong.any() for _, _, wrong in rules]).any()):  # one synchronization
+        return
+    batch = cost.shape[:-2]
+    for name, rule, wrong in rules:
+        if problems := torch.nonzero(wrong.expand(batch)).tolist():
+            sums = (mass.expand(batch)[tuple(problems[0])].item() for mass in (takes, has))
+            got = "{:g} of {:g}".format(*sums) if rule == total else "values that are not"
+            raise check.wrong(name, rule, got + _places(problems))
 
 
 def _slack(a: Tensor, b: Tensor) -> float:
@@ -199,52 +219,6 @@ def check_layout(cost: Tensor, a: Tensor, b: Tensor) -> None:
         if mass.ndim < 1 or mass.shape[-1] != size or not fits:
             rule = f"have shape (..., {size}) to match `cost` {tuple(cost.shape)}"
             raise check.wrong(name, rule, tuple(mass.shape))
-
-
-def _seems_valid(cost: Tensor, a: Tensor, b: Tensor, slack: float, rows_exact: bool) -> bool:
-    """Whether all values pass, with a single synchronization.
-
-    A sum of valid costs that overflows gives False. :func:`_explain` then finds no error.
-    """
-    finite = cost.sum(dtype=torch.promote_types(cost.dtype, torch.float32)).abs() < math.inf
-    wrong = _wrong_rows(a) | _wrong_columns(b) | _unequal(a, b, slack, rows_exact)
-    return bool(finite & ~wrong.any())
-
-
-def _wrong_rows(a: Tensor) -> Tensor:
-    return ~((a >= 0) & (a < math.inf)).all(-1)
-
-
-def _wrong_columns(b: Tensor) -> Tensor:
-    return ~((b > 0) & (b < math.inf)).all(-1)
-
-
-def _unequal(a: Tensor, b: Tensor, slack: float, rows_exact: bool) -> Tensor:
-    has, takes = (
-        mass.sum(-1, dtype=torch.promote_types(mass.dtype, torch.float32)) for mass in (a, b)
-    )
-    return (takes > has * (1 + slack)) | ((takes < has * (1 - slack)) if rows_exact else False)
-
-
-def _explain(cost: Tensor, a: Tensor, b: Tensor, slack: float, rows_exact: bool) -> None:
-    """Raise an error that names the first broken rule and the problems that break it."""
-    total = f"sum to {'the sum' if rows_exact else 'at most the sum'} of `a`"
-    rules = (
-        ("cost", "be finite", ~torch.isfinite(cost).all(-1).all(-1)),
-        ("a", "be finite and at least 0", _wrong_rows(a)),
-        ("b", "be finite and above 0", _wrong_columns(b)),
-        ("b", total, _unequal(a, b, slack, rows_exact)),
-    )
-    batch = cost.shape[:-2]
-    for name, rule, wrong in rules:
-        problems = torch.nonzero(wrong.expand(batch)).tolist()
-        if not problems:
-            continue
-        got = "values that are not"
-        if rule == total:
-            takes, has = (mass.sum(-1).expand(batch)[tuple(problems[0])].item() for mass in (b, a))
-            got = f"{takes:g} of {has:g}"
-        raise check.wrong(name, rule, got + _places(problems))
 
 
 def _places(problems: list[list[int]]) -> str:

@@ -185,25 +185,6 @@ def _check(cost: Tensor, coupling: Coupling) -> None:
         raise check.wrong("coupling.plan", "be at least 0", plan.min().item())
     if coupling.epsilon != math.inf:
         check.number("coupling.epsilon", coupling.epsilon, at_least=0)
-    *batch, _, columns = cost.shape
-    fields = [("error", batch, True), ("iterations", batch, False)]
-    if coupling.duals is not None:
-        fields.append(("duals", [*batch, columns], True))
-    for field, shape, floating in fields:
-        _check_field(f"coupling.{field}", getattr(coupling, field), shape, floating, cost.device)
-
-
-def _check_field(
-    argument: str, tensor: object, shape: list[int], floating: bool, device: torch.device
-) -> None:
-    fits = isinstance(tensor, Tensor) and tensor.is_floating_point() == floating
-    if not isinstance(tensor, Tensor) or not fits or list(tensor.shape) != shape:
-        noun = "floating-point" if floating else "integers"
-        rule = f"be {noun} of shape {(*shape,)}, for `cost`"
-        raise check.wrong(argument, rule, check.kind(tensor))
-    if tensor.dtype == torch.bool or tensor.is_complex():
-        raise check.wrong_type(argument, "be numbers that can be compared", check.kind(tensor))
-    check.strided(argument, tensor)
-    check.device(argument, tensor, device)
-    if floating:
-        check.finite(argument, tensor, sync=False)
+    check.floats("coupling.error", coupling.error)
+    check.shape("coupling.error", coupling.error, cost.shape[:-2])
+    check.device("coupling.error", coupling.error, cost.device)

@@ -3,7 +3,6 @@
 Every check precedes the allocation that it protects. Every refusal is a ValueError with a reason.
 """
 
-import json
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor
 
 import fedprompt._checks as check
+from fedprompt._trees import parsed
 from fedprompt.interfaces import Weighted
 from fedprompt.wire import _format
 from fedprompt.wire._format import DTYPES, FORMAT, Expected, Header, Slot, offsets
@@ -108,31 +108,12 @@ def _split(blob: bytes, expected: _Slots) -> tuple[bytes, memoryview]:
 def _parse(text: bytes) -> dict[str, Any]:
     """Parse the JSON of a header."""
     try:
-        entries = json.loads(
-            text.decode(), object_pairs_hook=_without_duplicates, parse_int=_integer
-        )
-    except RecursionError:
-        _refuse("have a header of JSON that is three levels deep", "more levels")
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        entries = parsed(text.decode())
+    except ValueError as error:  # wrong UTF-8 or JSON, too many levels or digits
         _refuse("have a header of JSON", error)
     if not isinstance(entries, dict):
         _refuse("have a JSON object as header", type(entries).__name__)
     return entries
-
-
-def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    entries: dict[str, Any] = {}
-    for key, entry in pairs:
-        if key in entries:
-            _refuse("name every key once", f"two of {key!r}")
-        entries[key] = entry
-    return entries
-
-
-def _integer(digits: str) -> int:
-    if len(digits) > 20:
-        _refuse("write numbers in at most 20 digits", f"{len(digits)} of them")
-    return int(digits)
 
 
 def _read_metadata(metadata: object) -> tuple[Header, str]:

@@ -153,11 +153,9 @@ def check_expected(expect: Any, max_bytes: int) -> dict[str, Slot]:
     """Check the requirements of a receiver, and lay out the message that it expects."""
     check.instance("expect", expect, Expected, "be Expected(message, ...)")
     _check_texts("expect.fingerprint", expect.fingerprint)
-    if expect.server_round is not None:
-        check.count("expect.server_round", expect.server_round, at_least=0)
+    check.optional(check.count, "expect.server_round", expect.server_round, at_least=0)
     check.instance("expect.client_id", expect.client_id, str | None, "be a string or None")
-    if expect.max_abs is not None:
-        check.number("expect.max_abs", expect.max_abs, above=0)
+    check.optional(check.number, "expect.max_abs", expect.max_abs, above=0)
     check.count("max_bytes", max_bytes)
     expected = slots("expect.message", expect.message)
     if (needed := sum(slot.num_bytes for slot in expected.values())) > max_bytes:

@@ -63,8 +63,7 @@ def receive(
         2 `blob` must be of round 7; got one of round 6.
         1 Client 1 already sent a valid blob for this round; this one is ignored.
     """
-    if restore is not None:
-        check.function("restore", restore, "be a function of a message")
+    check.optional(check.function, "restore", restore, "be a function of a message")
     forms: dict[_Client, _Form] = {}
     common: _Form | None = None
     if isinstance(expect, Mapping):

@@ -29,7 +29,7 @@ def test_every_method_with_a_form_is_bitwise_identical_to_one_process(name, fami
     federation = federation_of(METHODS[name], family)
     made, cohorts = METHODS[name].make(federation), list(federation.cohorts())
     if made.form is None:
-        with pytest.raises(ValueError, match=r"`method\.form` must be given"):
+        with pytest.raises(TypeError, match=r"`method\.form` must be a function, by which"):
             strategy_of(made)
         return
     found, grid = over_grid(made, cohorts, data=federation.data)
@@ -146,7 +146,7 @@ def test_a_strategy_counts_its_rounds_over_several_starts_and_needs_enough_cohor
 
 REFUSED = {
     "`method` must be a Method(client, server, predict); got None": lambda: (None, {}),
-    "`method.form` must be given, because messages of other machines are checked; got None": (
+    "`method.form` must be a function, by which messages are decoded; got None": (
         lambda: (method()._replace(form=None), {})
     ),
     "`method.exchanges` must be at least 1; got 0": lambda: (method(exchanges=0), {}),

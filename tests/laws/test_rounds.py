@@ -264,7 +264,7 @@ def test_bad_input_is_refused_with_client_round_and_rule(message):
 def test_a_start_that_is_no_round_and_a_codec_without_a_form_are_refused():
     with pytest.raises(TypeError, match="`start` must be a Round or None; got a tuple"):
         next(fp.run_rounds(method(), Data, COHORTS, start=(0, {}, {})))
-    with pytest.raises(ValueError, match="`method` must have a `form`, by which"):
+    with pytest.raises(TypeError, match=r"`method\.form` must be a function, by which"):
         fp.rounds.coded(method()._replace(form=None), int8())
 
 

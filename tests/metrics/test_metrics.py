@@ -159,10 +159,10 @@ worst_local_accuracy(ROW.expand(4, 3)) -> ValueError: `accuracy` must have as ma
 pooled_local_accuracy(ROW.expand(4, 3), SIZES) -> ValueError: `accuracy` must have as many rows as
 global_accuracy(ACCURACY, SIZES[:2]) -> ValueError: `num_examples` must have shape (3,)
 client_spread(ACCURACY, SIZES[None]) -> ValueError: `num_examples` must have shape (3,)
-pooled_local_accuracy(ACCURACY, -SIZES) -> ValueError: `num_examples` must be finite, at least 0 and
-global_accuracy(ACCURACY, 0 * SIZES) -> ValueError: `num_examples` must be finite, at least 0 and
-client_spread(ACCURACY, SIZES * torch.inf) -> ValueError: `num_examples` must be finite,
-pooled_local_accuracy(ACCURACY, SIZES * torch.nan) -> ValueError: `num_examples` must be finite,
+pooled_local_accuracy(ACCURACY, -SIZES) -> ValueError: `num_examples` must be finite and at least
+global_accuracy(ACCURACY, 0 * SIZES) -> ValueError: `num_examples` must count at least one sample;
+client_spread(ACCURACY, SIZES * torch.inf) -> ValueError: `num_examples` must be finite
+pooled_local_accuracy(ACCURACY, SIZES * torch.nan) -> ValueError: `num_examples` must be finite
 global_accuracy(ACCURACY, SIZES > 10) -> TypeError: `num_examples` must be a tensor of real
 client_spread(ACCURACY, SIZES * 1j) -> TypeError: `num_examples` must be a tensor of real numbers;
 global_accuracy(ACCURACY, [1, 2, 3]) -> TypeError: `num_examples` must be a tensor of real numbers;

@@ -222,7 +222,7 @@ def test_changes_from_huge_centers_are_clipped_by_their_norm():
 )
 def test_means_that_do_not_fit_the_dtype_are_refused_by_name(dtype, mean):
     vector = torch.tensor([mean, -mean, 1.0], dtype=torch.float64)
-    rule = rf"`vector` must have means for 'a' that fit {dtype}; got 2 entries of 2"
+    rule = rf"`vector as means of 'a' in {dtype}` must be finite; got 2 entries of 2"
     with pytest.raises(ValueError, match=rule):
         from_sum(vector, like=payload_of(0.0, 0.0, dtype=dtype))
 
@@ -349,12 +349,12 @@ from_sum(torch.ones(7), like=ONE) -> ValueError: `vector` must have the length o
 from_sum([1.0] * 8, like=ONE) -> TypeError: `vector` must be a floating-point tensor of shape
 from_sum(torch.ones(8).long(), like=ONE) -> TypeError: `vector` must be a floating-point tensor
 from_sum(torch.full((8,), torch.nan), like=ONE) -> ValueError: `vector` must be finite; got 8
-from_sum(-torch.ones(8), like=ONE) -> ValueError: `vector` must have total weights of at least 0
+from_sum(-torch.ones(8), like=ONE) -> ValueError: `vector as total weights of 'a'` must be
 from_sum(torch.ones(8), like={}) -> ValueError: `like` must hold at least one name; got none
 from_sum(torch.ones(8), like={'a': torch.ones(8)}) -> TypeError: `like['a']` must be a Weighted
 from_sum(torch.tensor([1e300, 1e-300], dtype=torch.float64), like=payload_of(0.0)) \
--> ValueError: `vector` must have means for 'a' that fit torch.float64
-to_summable(payload_of(1e300, -1e300, weight=1e300)) -> ValueError: `payload['a']` must have
+-> ValueError: `vector as means of 'a' in torch.float64` must be finite
+to_summable(payload_of(1e300, -1e300, weight=1e300)) -> ValueError: `payload['a'] times its weight,
 clip_norm([1.0], max_norm=1.0) -> TypeError: `payload` must map names to Weighted; got a list of
 clip_norm({}, max_norm=1.0) -> ValueError: `payload` must hold at least one name; got none
 clip_norm({'a': torch.ones(2)}, max_norm=1.0) -> TypeError: `payload['a']` must be a

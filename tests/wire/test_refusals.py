@@ -58,11 +58,11 @@ BLOB + b'!' -> hold 50 bytes of tensors; got 51
 BLOB[:10] + b'\xff' + BLOB[11:] -> have a header of JSON; got 'utf-8' codec
 text(lambda header: "{'a': 1}") -> have a header of JSON; got Expecting property name
 text(lambda header: '[1]') -> have a JSON object as header; got list
-text(lambda header: '[' * 16_000) -> have a header of JSON that is three levels deep
-text(lambda header: '1' * 21) -> write numbers in at most 20 digits; got 21 of them
+text(lambda header: '[' * 16_000) -> have a header of JSON; got
+text(lambda header: '1' * 5_000) -> have a header of JSON; got
 text(lambda header: '1' * 20) -> have a JSON object as header; got int
-text(lambda header: header.rstrip()[:-1] + ',"scale":{}}') -> name every key once; got two of
-text(lambda header: header.replace('"shape":[]', '"shape":[],"shape":[]')) -> name every key once
+text(lambda header: header.rstrip()[:-1] + ',"scale":{}}') -> hold 'scale' as F32; got None
+text(lambda header: header.replace('"shape":[]', '"shape":[],"shape":[]')) -> have a header as
 forged(lambda entries: entries.pop('__metadata__') and None) -> have an entry '__metadata__' of
 metadata('meta:x', 1) -> have an entry '__metadata__' of strings
 metadata('format', 'fedprompt-1') -> have the format 'fedprompt-2'; got 'fedprompt-1'

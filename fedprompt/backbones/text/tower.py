@@ -80,8 +80,7 @@ class TextTower:
     ) -> None:
         make = HuggingText if "transformers" in libraries(clip_model) else OpenClipText
         self._parts: OpenClipText | HuggingText = make(clip_model)
-        if class_chunk is not None:
-            check.count("class_chunk", class_chunk)
+        check.optional(check.count, "class_chunk", class_chunk)
         self.class_chunk = class_chunk
         self.dim = self._parts.embedding.embedding_dim
         self.depth = self._parts.depth
@@ -258,8 +257,7 @@ class TextTower:
         if not fits or not all(isinstance(end, int) and first <= end < length for end in ends):
             rule = f"be {suffix[-3]} positions in [{first}, {length}), one for each class"
             raise check.wrong("text.end", rule, check.kind(ends))
-        if text.context is not None:
-            check.count("text.context", text.context, at_least=0)
+        check.optional(check.count, "text.context", text.context, at_least=0)
         if length > self.context_length or not (self.causal or length == self.context_length):
             rule = f"have {'at most' if self.causal else 'exactly'} {self.context_length} tokens"
             raise check.wrong("text", rule, length)
