@@ -23,61 +23,36 @@ from fedprompt import (
     tuning,
     wire,
 )
-from fedprompt.aggregation import (
-    averaging_server,
-    descend,
-    distances,
-    ema,
-    fedadam,
-    fedopt,
-    fedyogi,
-    heterogeneous_means,
-    low_rank_mean,
-    mixtures,
-    overwrite,
-    update_by_name,
-    weighted_mean,
-)
-from fedprompt.backbones import (
-    TextTower,
-    fingerprint,
-    image_tokens,
-    vit_trunk,
-    zero_shot_classifier,
-)
+from fedprompt.aggregation.by_name import update_by_name
+from fedprompt.aggregation.heterogeneous import heterogeneous_means
+from fedprompt.aggregation.low_rank import low_rank_mean
+from fedprompt.aggregation.means import weighted_mean
+from fedprompt.aggregation.optimizers import descend, fedadam, fedopt, fedyogi
+from fedprompt.aggregation.personal import averaging_server, distances, mixtures
+from fedprompt.aggregation.server import ema, overwrite
+from fedprompt.backbones.fingerprint import fingerprint
+from fedprompt.backbones.images.patches import image_tokens
+from fedprompt.backbones.images.trunk import vit_trunk
+from fedprompt.backbones.text.tower import TextTower
+from fedprompt.backbones.text.zero_shot import zero_shot_classifier
 from fedprompt.checkpoint import load_checkpoint, save_checkpoint
 from fedprompt.distillation import class_means, distillation_loss, mutual_loss
 from fedprompt.features import precompute
 from fedprompt.freezing import freeze, training_only
 from fedprompt.guidance import guide_gradient, guided_loss
 from fedprompt.interfaces import Method, PromptStream, Round, Server, Weighted
-from fedprompt.matching import cosine_logits, transport_logits
-from fedprompt.messages import (
-    Ledger,
-    collect,
-    delta,
-    describe,
-    load_values,
-    named,
-    num_bytes,
-    part,
-    snapshot,
-)
-from fedprompt.prompts import (
-    ContextPrompts,
-    DeepPrompts,
-    GroupPrompts,
-    LayeredPrompts,
-    LowRankContext,
-    PadPrompts,
-    ShallowPrompts,
-    encode_from,
-    encode_front,
-    encode_prompted,
-    initialize_at,
-    mean_patch_tokens,
-    prompted_text,
-)
+from fedprompt.matching.logits import cosine_logits, transport_logits
+from fedprompt.messages.change import delta
+from fedprompt.messages.describe import describe
+from fedprompt.messages.ledger import Ledger
+from fedprompt.messages.parts import named, part
+from fedprompt.messages.payload import collect, load_values, num_bytes, snapshot
+from fedprompt.prompts.context import ContextPrompts, prompted_text
+from fedprompt.prompts.encode import encode_from, encode_front, encode_prompted
+from fedprompt.prompts.low_rank import LowRankContext
+from fedprompt.prompts.padding import PadPrompts
+from fedprompt.prompts.start import initialize_at, mean_patch_tokens
+from fedprompt.prompts.visual import DeepPrompts, GroupPrompts, LayeredPrompts, ShallowPrompts
 from fedprompt.proximal import proximal_loss
 from fedprompt.rounds import run_rounds
 from fedprompt.sampling import sample_clients, stream_generator

@@ -104,8 +104,7 @@ def precompute(
 
 def _rows(encode: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
     rows = encode(images)
-    if not isinstance(rows, Tensor):
-        raise check.wrong_type("encode", "return one tensor", f"a {type(rows).__name__}")
+    check.instance("encode", rows, Tensor, "return one tensor")
     if rows.ndim == 0 or len(rows) != len(images):
         rule = f"return a row for each of {len(images)} images"
         raise check.wrong("encode", rule, tuple(rows.shape))

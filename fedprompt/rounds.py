@@ -14,7 +14,7 @@ import torch.distributed as distributed
 import fedprompt._checks as check
 from fedprompt._trees import packed, to_blob
 from fedprompt.interfaces import Codec, Message, Method, Round, State, Weighted
-from fedprompt.messages import Ledger
+from fedprompt.messages.ledger import Ledger
 from fedprompt.wire.encode import slots
 from fedprompt.wire.gather import is_here, on_all_ranks
 

@@ -48,9 +48,7 @@ def sample_clients(
     if not isinstance(ids, np.ndarray) or ids.ndim != 1:
         check.sequence("clients", clients, "ids, such as range(100)")
     check.some("clients", len(clients), "have at least one client")
-    check.count("size", size, at_least=0)
-    if size > len(clients):
-        raise check.wrong("size", f"be at most the number of clients, {len(clients)}", size)
+    check.count("size", size, at_least=0, at_most=len(clients), of="the number of clients")
     check.generator(generator)
     order = torch.randperm(len(clients), generator=generator, device=generator.device)
     return [clients[index] for index in sorted(order[: max(1, size)].tolist())]

@@ -8,7 +8,7 @@ import torch.nn as nn
 import fedprompt._checks as check
 from fedprompt.backbones.fingerprint import fingerprint
 from fedprompt.interfaces import TextEncoder, Trunk
-from fedprompt.messages import load_values, num_bytes, snapshot
+from fedprompt.messages.payload import load_values, num_bytes, snapshot
 from fedprompt.wire import Expected, Header, open_payload, save_payload
 
 __all__ = ["load_prompts", "save_prompts"]

@@ -113,7 +113,7 @@ def test_streams_and_cohorts_leave_the_global_generators_unchanged():
 
 REFUSED = """
 sample_clients([], size=0, generator=DRAW) -> ValueError: `clients` must have at least one client
-sample_clients([1, 2], size=3, generator=DRAW) -> ValueError: `size` must be at most the number
+sample_clients([1, 2], size=3, generator=DRAW) -> ValueError: `size` must be at most 2, the
 sample_clients([1, 2], size=-1, generator=DRAW) -> ValueError: `size` must be at least 0; got -1
 sample_clients([1, 2], size=1, generator=None) -> TypeError: `generator` must be a torch.Generator
 stream_generator(0, server_round=0, purpose=1) -> TypeError: `purpose` must be a string; got 1

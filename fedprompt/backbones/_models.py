@@ -56,18 +56,14 @@ class _Places(MutableMapping[str, Tensor | None]):
 
     def __init__(self, owner: nn.Module, names: Iterable[str]) -> None:
         self._owner: Any = owner
-        self._names = list(names)
+        self._names = {name: name for name in names}
 
     def __getitem__(self, name: str) -> Tensor | None:
-        if name not in self._names:
-            raise KeyError(name)
-        parameter: Tensor | None = self._owner._parameters[name]
+        parameter: Tensor | None = self._owner._parameters[self._names[name]]
         return parameter
 
     def __setitem__(self, name: str, parameter: Tensor | None) -> None:
-        if name not in self._names:
-            raise KeyError(name)
-        self._owner._parameters[name] = parameter
+        self._owner._parameters[self._names[name]] = parameter
 
     def __delitem__(self, name: str) -> None:
         raise KeyError(name)

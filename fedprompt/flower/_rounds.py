@@ -13,7 +13,7 @@ from flwr.serverapp import Grid
 import fedprompt._checks as check
 from fedprompt.flower._records import blob_of, pack
 from fedprompt.interfaces import Message, Method, State, Weighted
-from fedprompt.messages import Ledger
+from fedprompt.messages.ledger import Ledger
 from fedprompt.wire import Expected, Header, decode_payload
 
 LOG = logging.getLogger("flwr.fedprompt")  # shown in Flower's log

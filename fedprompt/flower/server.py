@@ -11,7 +11,7 @@ from flwr.serverapp.strategy import Strategy
 import fedprompt._checks as check
 from fedprompt.flower._rounds import LOG, Fingerprint, Wire, client_nodes, unchecked
 from fedprompt.interfaces import Method, Round
-from fedprompt.messages import Ledger
+from fedprompt.messages.ledger import Ledger
 
 
 class ServerStrategy(Strategy):

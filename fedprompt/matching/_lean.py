@@ -31,8 +31,8 @@ def lean_scores(
     .. math:: T_{vj} = \min\!\big(a_v / s_v, 1\big) \, e^{x_j - C_{vj} / \epsilon}, \qquad
               s_v = \sum_j e^{x_j - C_{vj} / \epsilon}
     """
-    _check_finite("patches", patches)
-    _check_finite("text", text)
+    check.finite("patches", patches)
+    check.finite("text", text)
     scores: Tensor = _Scores.apply(patches, text, mass, epsilon, solver)[0]
     return scores
 
@@ -132,15 +132,6 @@ def _blocks(patches: Tensor, text: Tensor) -> Iterator[slice]:
     size = max(ENTRIES.get(patches.device.type, ENTRIES_ELSEWHERE) // entries, 1)
     size = size if check.values_readable(patches, text) else max(len(patches), 1)
     return (slice(start, start + size) for start in range(0, max(len(patches), 1), size))
-
-
-def _check_finite(name: str, features: Tensor) -> None:
-    """Require finite features, by one sum; if it is not finite, by a check of each entry."""
-    if not check.values_readable(features) or bool(torch.isfinite(features.sum())):
-        return
-    broken = torch.nonzero(~torch.isfinite(features).flatten(1).all(1)).flatten().tolist()
-    if broken:
-        raise check.wrong(name, "be finite", f"NaN or infinity in {name}[{broken[0]}]")
 
 
 def _through_unit(gradient: Tensor, units: Tensor, features: Tensor) -> Tensor:

@@ -172,9 +172,7 @@ def _check_pair(name: str, image: Tensor, text: Tensor, scale: object) -> None:
     check.precision("text", text, name, image)
     check.same_device("text", text, image.device, f"the device of `{name}`,")
     if isinstance(scale, Tensor):
-        if scale.ndim or not scale.is_floating_point():
-            rule = "be a number or a floating-point scalar tensor"
-            raise check.wrong_type("scale", rule, check.kind(scale))
+        check.floating("scale", scale, "be a number or a floating-point scalar tensor", 0)
         check.device("scale", scale, image.device)
         check.floats("scale", scale)
     else:

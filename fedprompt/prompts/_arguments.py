@@ -11,27 +11,21 @@ import fedprompt._checks as check
 from fedprompt.interfaces import PromptStream, Trunk
 
 
-def checked_depth(trunk: object, depth: int | None) -> int:
+def checked_depth(trunk: Trunk, depth: int | None) -> int:
     """Return the number of blocks after which a pass over a trunk ends."""
-    if not isinstance(trunk, Trunk):
-        rule = "be a Trunk, such as vit_trunk(model)"
-        raise check.wrong_type("trunk", rule, type(trunk).__name__)
+    check.instance("trunk", trunk, Trunk, "be a Trunk, such as vit_trunk(model)")
     if depth is None:
         return trunk.depth
-    check.count("depth", depth)
-    if depth > trunk.depth:
-        raise check.wrong("depth", f"be at most the trunk's {trunk.depth} blocks", depth)
+    check.count("depth", depth, at_most=trunk.depth, of="the number of the trunk's blocks")
     return depth
 
 
-def check_tokens(tokens: object, dim: int) -> None:
+def check_tokens(tokens: Tensor, dim: int) -> None:
     """Require tokens (batch, seq, dim)."""
-    rule = f"be a floating-point tensor of shape (batch, seq, {dim})"
-    if not isinstance(tokens, Tensor):
-        raise check.wrong_type("tokens", rule, f"a {type(tokens).__name__}")
-    if not tokens.is_floating_point() or tokens.ndim != 3 or tokens.shape[2] != dim:
-        raise check.wrong_type("tokens", rule, check.kind(tokens))
-    check.floats("tokens", tokens)
+    shape = f"of shape (batch, seq, {dim})"
+    check.floats("tokens", tokens, 3, shape)
+    if tokens.shape[2] != dim:
+        raise check.wrong_type("tokens", f"be a floating-point tensor {shape}", check.kind(tokens))
 
 
 def check_streams(streams: Sequence[PromptStream], trunk: Trunk, depth: int) -> None:

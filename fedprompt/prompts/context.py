@@ -139,9 +139,8 @@ def prompted_text(
     length = context.shape[-2]
     axes = context.shape[:-3] if class_specific else context.shape[:-2]
     before = length if name_position is None else name_position
-    check.count("name_position", before, at_least=0)
-    if before > length:
-        raise check.wrong("name_position", f"be at most the length {length} of the context", before)
+    of = "the length of the context"
+    check.count("name_position", before, at_least=0, at_most=length, of=of)
     start = names.start.expand(*axes, -1, -1)
     leading, trailing = context[..., :before, :], context[..., before:, :]
     if class_specific:

@@ -116,9 +116,7 @@ def encode_from(
         True
     """
     depth = _arguments.checked_depth(trunk, depth)
-    check.count("start", start)
-    if start >= depth:
-        raise check.wrong("start", f"be below the {depth} blocks that run", start)
+    check.count("start", start, at_most=depth - 1, of="the last block that runs")
     _arguments.check_streams(streams, trunk, depth)
     _arguments.check_dtype(dtype)
     resumed = _resumed(trunk, tokens, streams, start, image_size)
@@ -157,9 +155,7 @@ def encode_front(
         (torch.Size([5, 17, 8]), 544)
     """
     depth = _arguments.checked_depth(trunk, None)
-    check.count("start", start)
-    if start > depth:
-        raise check.wrong("start", f"be at most the trunk's {depth} blocks", start)
+    check.count("start", start, at_most=depth, of="the number of the trunk's blocks")
     _arguments.check_streams(streams, trunk, depth)
     tokens, lengths, context = _embedded(trunk, images, streams)
     return _run(trunk, range(start), tokens, context, streams, lengths)[0]

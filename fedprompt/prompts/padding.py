@@ -101,10 +101,8 @@ class PadPrompts(nn.Module):
     def _check(self, images: Tensor) -> None:
         channels, height, twice = self.columns.shape
         expected = (channels, height, self.rows.shape[2] - twice)
-        check.floating("images", images, "be floating-point and normalized")
+        check.floats("images", images)
         if images.ndim != 4 or images.shape[1:] != expected:
             rule = f"have shape (batch, {', '.join(map(str, expected))})"
             raise check.wrong("images", rule, tuple(images.shape))
-        check.strided("images", images)
-        check.finite("images", images, sync=False)
         check.same_device("images", images, self.rows.device, "the prompts' device")

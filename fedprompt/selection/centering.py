@@ -28,7 +28,7 @@ def query_mean(query: Float[Tensor, "batch dim"]) -> Weighted:
         >>> query_mean(torch.tensor([[1.0, 4.0], [3.0, 4.0]]))
         Weighted(value=tensor([2., 4.]), weight=tensor(2.))
     """
-    _check_query(query)
+    check.floats("query", query, 2, "(batch, dim)")
     check.dense("query", query)
     dtype = torch.promote_types(query.dtype, torch.float32)
     number = query.shape[0]
@@ -86,7 +86,7 @@ class CenteredQueries(nn.Module):
 
     def forward(self, query: Float[Tensor, "batch dim"]) -> Float[Tensor, "batch dim"]:
         """Subtract the mean, in float32 at least."""
-        _check_query(query)
+        check.floats("query", query, 2, "(batch, dim)")
         dim = self.center.shape[0]
         if query.shape[1] != dim:
             raise check.wrong("query", f"have the width of `center`, {dim}", query.shape[1])
@@ -102,9 +102,3 @@ class CenteredQueries(nn.Module):
 
 def _wide(tensor: Tensor) -> Tensor:
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
-
-
-def _check_query(query: Tensor) -> None:
-    check.floating("query", query, "be a floating-point tensor (batch, dim)", 2)
-    check.strided("query", query)
-    check.finite("query", query, sync=False)

@@ -76,12 +76,10 @@ def orthogonal_keys(
         >>> torch.allclose(keys @ keys.T, torch.eye(3), atol=1e-6)
         True
     """
-    check.count("num_groups", num_groups)
     check.count("dim", dim)
+    of = "`dim`, because more keys cannot be orthogonal"
+    check.count("num_groups", num_groups, at_most=dim, of=of)
     device = check.initial_generator(generator)
-    if num_groups > dim:
-        rule = f"be at most `dim` {dim}, because more keys cannot be orthogonal"
-        raise check.wrong("num_groups", rule, num_groups)
     return nn.init.orthogonal_(torch.empty(num_groups, dim, device=device), generator=generator)
 
 

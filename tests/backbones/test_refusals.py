@@ -325,8 +325,8 @@ judged(2, 3, 16, 16, forward=3) -> TypeError: be a function of images or None; g
 check.activation(make_clip(), 'ViT-B-16', 'no such tag') -> ValueError: got no such tag
 check.activation(make_clip(), 'ViT-B-16', '/home/weights.pt') -> ValueError: a tag that open_clip l
 check.activation(make_clip(), 'no such model', 'openai') -> ValueError: lists for `no such model`;
-fingerprint(tiny_vit()) -> TypeError: `backbone` must be a trunk or a text tower that keeps
-fingerprint(None) -> TypeError: `backbone` must be a trunk or a text tower
+fingerprint(nn.Identity()) -> TypeError: `backbone` must be a network with weights, or a trunk
+fingerprint(None) -> TypeError: `backbone` must be a network with weights, or a trunk
 fingerprint(vit_trunk(tiny_vit()), DeepPrompts(2, 12, 3)) -> TypeError: `streams[0]`
 fingerprint(vit_trunk(tiny_vit()), class_names='cat') -> TypeError: `class_names` must be a
 fingerprint(vit_trunk(tiny_vit()), class_names=[1]) -> TypeError: `class_names[0]` must

@@ -3,11 +3,8 @@
 import pytest
 import torch
 
-from fedprompt import PromptStream, encode_prompted, vit_trunk
 from fedprompt.backbones.checks._report import Line, Report
-from fedprompt.backbones.checks.trunk import _Judge
 from fedprompt.check import trunk as check_trunk
-from models import tiny_vit
 from own_trunks import (
     WRONG,
     AnotherModel,
@@ -16,7 +13,6 @@ from own_trunks import (
     PlainTrunk,
     WithoutGradients,
 )
-from tolerance import assert_near
 
 
 @pytest.fixture
@@ -75,14 +71,6 @@ def test_a_line_names_what_is_wrong_and_counts_the_rest(images):
     number = len(list(trunk.model.parameters())) - 3
     rest = f"trainable: class_token, positions, norm_images.weight and {number} more"
     assert rest in str(check_trunk(trunk, images))
-
-
-def test_the_runs_of_the_check_are_those_of_encode_prompted(images):
-    for trunk in (PlainTrunk(), vit_trunk(tiny_vit().float())):
-        runs = _Judge(trunk, images, None)
-        stream = PromptStream(dict(enumerate(runs.prompts(2))), replace=True)
-        assert_near(runs.features(2), encode_prompted(trunk, images, stream).pooled)
-        assert_near(runs.features(), encode_prompted(trunk, images).pooled)
 
 
 def test_a_report_prints_as_a_table():

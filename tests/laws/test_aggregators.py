@@ -13,7 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
-import fedprompt.aggregation
+import fedprompt as fp
 from fedprompt import Weighted, heterogeneous_means, weighted_mean
 from fedprompt.robust import aggregate_by_name, trimmed_mean, weighted_median
 from generated import examples
@@ -120,10 +120,10 @@ AGGREGATORS = {
 
 
 def test_every_public_aggregator_is_in_the_table():
-    public = {name: getattr(fedprompt.aggregation, name) for name in fedprompt.aggregation.__all__}
     over_entries = {
         name
-        for name, function in public.items()
+        for module in (fp, fp.robust)
+        for name, function in inspect.getmembers(module, inspect.isfunction)
         if next(iter(inspect.signature(function).parameters), None) == "entries"
     }
     assert over_entries == {label.split()[0] for label in AGGREGATORS}

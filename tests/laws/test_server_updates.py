@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import fedprompt as fp
-import fedprompt.aggregation
 from fedprompt.interfaces import ServerRule, ServerUpdate
 from generated import examples
 from known import known
@@ -69,12 +68,10 @@ UPDATES = {
 
 
 def test_every_public_server_update_is_in_the_table():
-    public = {
-        name: inspect.unwrap(getattr(fedprompt.aggregation, name))
-        for name in fedprompt.aggregation.__all__
-    }
     returned = {
-        name: inspect.signature(function).return_annotation for name, function in public.items()
+        name: inspect.signature(inspect.unwrap(function)).return_annotation
+        for name, function in inspect.getmembers(fp, inspect.isfunction)
+        if not name.startswith("_")
     }
     makers = {
         name

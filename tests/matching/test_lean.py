@@ -215,7 +215,7 @@ X, H = draw()
 
 
 def one_by_one(patches=X, text=H, **options):
-    """Match one image at a time: indices in errors refer to the whole batch."""
+    """Match one image at a time."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(lean.ENTRIES, "cpu", 1)
         return transport_logits(patches, text, **{"scale": 1.0, "lean": True, **options})

@@ -149,7 +149,7 @@ written(1, 5, 1, per_sample=7) -> TypeError: `per_sample` must be True or
 written(1, 5, 1, class_specific=3) -> TypeError: `class_specific` must be True or
 written(1, 40, 1) -> ValueError: `context` must be shorter, because no name
 written(1, 11, 1) -> ValueError: `names` must have at most 4 tokens
-written(1, 5, 1, name_position=6) -> ValueError: `name_position` must be at most the length 5 of
+written(1, 5, 1, name_position=6) -> ValueError: `name_position` must be at most 5, the
 written(1, 5, 1, name_position=-1) -> ValueError: `name_position` must be at least 0; got -1
 written(1, 5, 1, name_position=2.5) -> TypeError: `name_position` must be an integer; got 2.5
 encode_prompted(MODEL, IMAGES) -> TypeError: `trunk` must be a Trunk, such as vit_trunk(model); got
@@ -158,7 +158,7 @@ encode_prompted(TRUNK, IMAGES[0]) -> TypeError: got a float64 tensor of shape (3
 encode_prompted(TRUNK, IMAGES.byte()) -> TypeError: got a uint8 tensor of shape (3, 3, 16, 16).
 encode_prompted(TRUNK, TOKENS) -> TypeError: `images` must be floating-point of shape (batch, chan
 encoded(depth=0) -> ValueError: `depth` must be at least 1; got 0.
-encoded(depth=4) -> ValueError: `depth` must be at most the trunk's 3 blocks; got 4.
+encoded(depth=4) -> ValueError: `depth` must be at most 3, the number of the trunk's
 encoded(depth=2.0) -> TypeError: `depth` must be an integer; got 2.0 (float).
 encoded(dtype=torch.int64) -> TypeError: `dtype` must be a floating-point torch.dtype or None; got
 encoded(dtype='float32') -> TypeError: `dtype` must be a floating-point torch.dtype or None; got
@@ -180,11 +180,11 @@ second(0, None) -> TypeError: `streams[1].layers[0]` must be a floating-point te
 encode_front('vit', IMAGES, start=1) -> TypeError: `trunk` must be a Trunk, such as vit_trunk(model
 encode_front(TRUNK, IMAGES.byte(), start=1) -> TypeError: `images` must be floating-point of shape
 encode_front(TRUNK, IMAGES, start=0) -> ValueError: `start` must be at least 1; got 0.
-encode_front(TRUNK, IMAGES, start=4) -> ValueError: `start` must be at most the trunk's 3 blocks;
+encode_front(TRUNK, IMAGES, start=4) -> ValueError: `start` must be at most 3, the number
 encode_front(TRUNK, IMAGES, PromptStream({3: zeros(1, 12)}), start=1) -> ValueError: 0 to 2; got 3.
 encode_from(TRUNK, EARLY, start=0) -> ValueError: `start` must be at least 1; got 0.
-encode_from(TRUNK, EARLY, start=3) -> ValueError: `start` must be below the 3 blocks that run
-encode_from(TRUNK, EARLY, start=2, depth=2) -> ValueError: `start` must be below the 2 blocks that
+encode_from(TRUNK, EARLY, start=3) -> ValueError: `start` must be at most 2, the last block
+encode_from(TRUNK, EARLY, start=2, depth=2) -> ValueError: `start` must be at most 1, the last
 encode_from(TRUNK, EARLY, start=1, dtype='float32') -> TypeError: `dtype` must be a floating-point
 encode_from(TRUNK, EARLY, start=1.0) -> TypeError: `start` must be an integer; got 1.0 (float)
 encode_from(TRUNK, EARLY, start=1, image_size=0) -> ValueError: `image_size` must be at least

@@ -375,7 +375,7 @@ select_nearest(QUERY, KEYS, usage=ones(2, device='meta')) -> ValueError: `usage`
 key_loss(QUERY, KEYS, tensor([0, 2])) -> ValueError: `indices` must lie in [0, 2); got values
 key_loss(QUERY, KEYS, tensor([0])) -> ValueError: `indices` must have one entry for each of 2
 key_loss(QUERY, KEYS, tensor([0.0, 1.0])) -> TypeError: `indices` must be integers of shape
-orthogonal_keys(9, 8) -> ValueError: `num_groups` must be at most `dim` 8, because more keys
+orthogonal_keys(9, 8) -> ValueError: `num_groups` must be at most 8, `dim`, because more
 orthogonal_keys(0, 8) -> ValueError: `num_groups` must be at least 1; got 0.
 orthogonal_keys(2, 0) -> ValueError: `dim` must be at least 1; got 0.
 select_balanced(QUERY, KEYS, solver=None) -> TypeError: `solver` must be a transport solver, such

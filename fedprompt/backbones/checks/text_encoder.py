@@ -7,7 +7,7 @@ from torch import Tensor
 import fedprompt._checks as check
 from fedprompt.backbones.checks._report import Judge, Line, Report, Verdict, judged, near
 from fedprompt.interfaces import ClassNames, TextEncoder
-from fedprompt.prompts import prompted_text
+from fedprompt.prompts.context import prompted_text
 
 
 def check_text_encoder(

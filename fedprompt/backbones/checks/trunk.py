@@ -11,7 +11,8 @@ from torch import Tensor
 import fedprompt._checks as check
 from fedprompt.backbones._models import listed
 from fedprompt.backbones.checks._report import Judge, Line, Report, judged, near
-from fedprompt.interfaces import Trunk
+from fedprompt.interfaces import PromptStream, Trunk
+from fedprompt.prompts.encode import encode_front
 
 # Relative to the largest entry, for two computations of the same numbers in another order.
 _TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
@@ -115,15 +116,10 @@ class _Judge(Judge):
     def run(self, images: Tensor, prompts: Sequence[Tensor]) -> Tensor:
         """Run the trunk with the prompts of each layer in place of those before, or without any."""
         trunk = self.trunk
-        inside = 0
-        tokens, context = trunk.embed(images)
-        for layer in range(trunk.depth):
-            if prompts:
-                tokens = _inserted(tokens, prompts[layer], trunk.prefix, inside)
-                inside = prompts[layer].shape[0]
-            tokens = trunk.block(layer, tokens, context, inside)
-        rest = tokens[:, trunk.prefix + inside :]
-        return trunk.pool(torch.cat([tokens[:, : trunk.prefix], rest], 1))
+        stream = PromptStream(dict(enumerate(prompts)), replace=True)
+        tokens = encode_front(trunk, images, stream, start=trunk.depth)
+        end = trunk.prefix + (len(prompts[0]) if prompts else 0)
+        return trunk.pool(torch.cat([tokens[:, : trunk.prefix], tokens[:, end:]], 1))
 
     def prompts(self, count: int, tokens: Tensor | None = None) -> list[Tensor]:
         """Draw the same prompts in every call, as large as the tokens of the images."""

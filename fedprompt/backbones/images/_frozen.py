@@ -90,17 +90,16 @@ class FrozenTrunk(Trunk):
         """
         check_frozen("trunk", self._all_modules, self._all_parameters)
         images = fitted(images, self.model, self.sizes())
-        if images.shape[0]:
-            return self.embedded(images)
-        tokens, context = self.embedded(images.new_zeros(1, *images.shape[1:]))
-        return tokens[:0], context
+        some = images if images.shape[0] else images.new_zeros(1, *images.shape[1:])
+        tokens, rotary = self.embedded(some)
+        return tokens[: images.shape[0]], self.context(tokens, rotary)
 
     def pool(self, tokens: Tensor) -> Tensor:
         """Return the class token, normalized."""
         return self.normalize(tokens)[:, 0]
 
     @abstractmethod
-    def embedded(self, images: Tensor) -> tuple[Tensor, Context]:
+    def embedded(self, images: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return the tokens of images, and the context of the blocks."""
 
     @abstractmethod
@@ -153,6 +152,11 @@ class FrozenTrunk(Trunk):
             output: Tensor = checkpoint(partial(block, **arguments), tokens, use_reentrant=False)
             return output
         return block(tokens, **arguments)
+
+
+def unchanged(model: object, family: type, method: str = "forward") -> bool:
+    """Whether a model is of a family and computes by the family's own method."""
+    return isinstance(model, family) and getattr(type(model), method) is getattr(family, method)
 
 
 def check_mask(mask: Tensor) -> None:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 import fedprompt._checks as check
 from fedprompt.backbones._blocks import run_block
-from fedprompt.backbones.images._frozen import Context, FrozenTrunk, Sizes
+from fedprompt.backbones.images._frozen import Context, FrozenTrunk, Sizes, unchanged
 from fedprompt.backbones.images._timm import timm_maker
 
 
@@ -17,18 +17,12 @@ def open_clip_maker(visual: Any) -> Callable[..., FrozenTrunk] | None:
     from open_clip.timm_model import TimmModel
     from open_clip.transformer import VisionTransformer
 
-    if isinstance(visual, TimmModel) and type(visual).forward is TimmModel.forward:
+    if unchanged(visual, TimmModel):
         make = timm_maker(visual.trunk)
         if make is None or hasattr(visual.head, "pool"):
             return None
         return lambda tower, mask: make(tower.trunk, mask, tower)
-    if (
-        isinstance(visual, VisionTransformer)
-        and type(visual).forward is VisionTransformer.forward
-        and _pools(visual)
-    ):
-        return _OpenClipTrunk
-    return None
+    return _OpenClipTrunk if unchanged(visual, VisionTransformer) and _pools(visual) else None
 
 
 def tower_sizes(visual: Any) -> Sizes:
@@ -51,9 +45,8 @@ class _OpenClipTrunk(FrozenTrunk):
         self.patch_size = max(visual.patch_size)
         super().__init__(visual, attention_mask)
 
-    def embedded(self, images: Tensor) -> tuple[Tensor, Context]:
-        tokens = self.model._embeds(images)
-        return tokens, self.context(tokens)
+    def embedded(self, images: Tensor) -> tuple[Tensor, Tensor | None]:
+        return self.model._embeds(images), None
 
     def sizes(self) -> Sizes:
         return tower_sizes(self.model)

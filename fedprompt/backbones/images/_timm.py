@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import fedprompt._checks as check
-from fedprompt.backbones.images._frozen import Context, FrozenTrunk, Sizes
+from fedprompt.backbones.images._frozen import Context, FrozenTrunk, Sizes, unchanged
 
 
 def timm_maker(model: object) -> Callable[..., FrozenTrunk] | None:
@@ -17,7 +17,7 @@ def timm_maker(model: object) -> Callable[..., FrozenTrunk] | None:
 
     for family, trunk in ((VisionTransformer, _ViTTrunk), (Eva, _EvaTrunk)):
         # A subclass with another forward pass may do anything between the blocks.
-        if isinstance(model, family) and type(model).forward_features is family.forward_features:
+        if unchanged(model, family, "forward_features"):
             return trunk
     return None
 
@@ -80,20 +80,19 @@ class _ViTTrunk(_TimmTrunk):
     def rotary_table(self, tokens: Tensor, image_size: tuple[int, int] | None) -> None:
         self.grid(tokens, image_size)  # only for its check
 
-    def embedded(self, images: Tensor) -> tuple[Tensor, Context]:
+    def embedded(self, images: Tensor) -> tuple[Tensor, Tensor | None]:
         vit = self.vit
         patches = vit.patch_embed(images)
-        tokens = vit.norm_pre(vit.patch_drop(vit._pos_embed(patches)))
-        return tokens, self.context(tokens)
+        return vit.norm_pre(vit.patch_drop(vit._pos_embed(patches))), None
 
     def block(self, layer: int, tokens: Tensor, context: Context, num_prompts: int) -> Tensor:
         return self.run_block(layer, tokens, attn_mask=context.mask_with(num_prompts, self.prefix))
 
 
 class _EvaTrunk(_TimmTrunk):
-    def embedded(self, images: Tensor) -> tuple[Tensor, Context]:
+    def embedded(self, images: Tensor) -> tuple[Tensor, Tensor | None]:
         tokens, rotary = self.vit._pos_embed(self.vit.patch_embed(images))
-        return self.vit.norm_pre(tokens), self.context(tokens, rotary)
+        return self.vit.norm_pre(tokens), rotary
 
     def rotary_table(self, tokens: Tensor, image_size: tuple[int, int] | None) -> Tensor | None:
         grid = self.grid(tokens, image_size)

@@ -7,16 +7,14 @@ import torch
 from torch import Tensor
 
 import fedprompt._checks as check
-from fedprompt.backbones.images._frozen import Context, FrozenTrunk, Sizes
+from fedprompt.backbones.images._frozen import Context, FrozenTrunk, Sizes, unchanged
 
 
 def torchvision_maker(model: object) -> Callable[..., FrozenTrunk] | None:
     """Return the class of trunks for a ``VisionTransformer``, None for other models."""
     from torchvision.models import VisionTransformer
 
-    if isinstance(model, VisionTransformer) and type(model).forward is VisionTransformer.forward:
-        return _TorchvisionTrunk
-    return None
+    return _TorchvisionTrunk if unchanged(model, VisionTransformer) else None
 
 
 class _TorchvisionTrunk(FrozenTrunk):
@@ -31,11 +29,10 @@ class _TorchvisionTrunk(FrozenTrunk):
         self.patch_size = model.patch_size
         super().__init__(model, attention_mask)
 
-    def embedded(self, images: Tensor) -> tuple[Tensor, Context]:
+    def embedded(self, images: Tensor) -> tuple[Tensor, Tensor | None]:
         patches = self.model._process_input(images)
         first = self.model.class_token.expand(len(images), -1, -1)
-        tokens = torch.cat([first, patches], 1) + self.model.encoder.pos_embedding
-        return tokens, self.context(tokens)
+        return torch.cat([first, patches], 1) + self.model.encoder.pos_embedding, None
 
     def sizes(self) -> Sizes:
         return Sizes((self.model.image_size, self.model.image_size), None)

@@ -47,9 +47,8 @@ class _TransformersTrunk(FrozenTrunk):
         self.patch_size = max(check.height_and_width("patch_size", config.patch_size))
         super().__init__(model, attention_mask)
 
-    def embedded(self, images: Tensor) -> tuple[Tensor, Context]:
-        tokens = self.embeddings(images)
-        return tokens, self.context(tokens)
+    def embedded(self, images: Tensor) -> tuple[Tensor, Tensor | None]:
+        return self.embeddings(images), None
 
     def sizes(self) -> Sizes:
         config = self.vision.config

@@ -35,9 +35,8 @@ class HuggingText:
     def __init__(self, clip_model: Any) -> None:
         from transformers import CLIPModel, CLIPTextModelWithProjection
 
-        if not isinstance(clip_model, CLIPModel | CLIPTextModelWithProjection):
-            rule = "be a CLIPModel or CLIPTextModelWithProjection, if it is one of transformers"
-            raise check.wrong_type("clip_model", rule, type(clip_model).__name__)
+        rule = "be a CLIPModel or CLIPTextModelWithProjection, if it is one of transformers"
+        check.instance("clip_model", clip_model, CLIPModel | CLIPTextModelWithProjection, rule)
         self._text: Any = clip_model.text_model
         attention = self._text.config._attn_implementation
         if attention not in ("sdpa", "eager"):
