@@ -20,10 +20,8 @@ def code(text: str) -> set[int]:
         if token.type not in (*BLANK, tokenize.ENDMARKER):
             lines.update(range(token.start[0], token.end[0] + 1))
     for node in ast.walk(ast.parse(text)):
-        first = getattr(node, "body", [None])
-        first = first[0] if isinstance(first, list) and first else None
-        if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):
-            lines.difference_update(range(first.lineno, (first.end_lineno or first.lineno) + 1))
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):  # docstrings
+            lines.difference_update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
     return lines
 
 
