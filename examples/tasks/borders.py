@@ -20,12 +20,9 @@ PART = 128
 class PiecewiseModel(PromptedModel):
     """Prompted model that encodes many images, such as all of a client, in parts."""
 
-    def features(self, images: Tensor, *streams: fp.PromptStream) -> Tensor:
-        """Encode images, in parts only if there are no other streams."""
-        encode = super().features
-        if streams:
-            return encode(images, *streams)
-        return in_parts(encode, images)
+    def features(self, images: Tensor) -> Tensor:
+        """Encode images in parts."""
+        return in_parts(super().features, images)
 
 
 def in_parts(encode: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
@@ -66,9 +63,5 @@ class PixelTrunk:
         return self.network(border(self.prepare(images)))
 
 
-class BorderedModel(ConvolutionalModel):
+class BorderedModel(PiecewiseModel, ConvolutionalModel):
     """Border of learnable pixels and a linear head on a frozen convolutional network."""
-
-    def encode(self, images: Tensor) -> Tensor:
-        """Encode images in their border, in parts."""
-        return in_parts(super().encode, images)

@@ -170,14 +170,8 @@ class ConvolutionalModel(PromptedModel):
         super().__init__(trunk, None, num_classes, num_features=num_features)
         self.prompts = trunk.prompts()
 
-    def features(self, images: Tensor, *streams: fp.PromptStream) -> Tensor:
-        """Encode inputs; streams of prompts are not possible."""
-        if streams:
-            raise ValueError("`streams` must be empty for convolutional networks.")
-        return self.encode(images)
-
-    def encode(self, images: Tensor) -> Tensor:
-        """Encode inputs in one pass."""
+    def features(self, images: Tensor) -> Tensor:
+        """Encode inputs behind what the client trains."""
         return self.projection(self.trunk.features(self.prompts, images))
 
 

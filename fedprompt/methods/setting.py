@@ -417,10 +417,9 @@ class PromptedModel(nn.Module):
         )
         self.head = nn.Linear(num_features or trunk.num_features, num_classes)
 
-    def features(self, images: Tensor, *streams: fp.PromptStream) -> Float[Tensor, "batch dim"]:
-        """Encode images with the given streams of prompts; without any, with `prompts`."""
-        if not streams and self.prompts is not None:
-            streams = (self.prompts(),)
+    def features(self, images: Tensor) -> Float[Tensor, "batch dim"]:
+        """Encode images with `prompts`, if there are any."""
+        streams = () if self.prompts is None else (self.prompts(),)
         features: Tensor = self.projection(fp.encode_prompted(self.trunk, images, *streams).pooled)
         return features
 
