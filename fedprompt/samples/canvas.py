@@ -1,6 +1,7 @@
 """Images that fill only a part of a larger canvas, among fragments of other images."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from jaxtyping import Float, Int
@@ -82,22 +83,22 @@ def _place(
         corner: Top left corners (x, y) of the squares, in pixels. Parts outside the canvas are cut.
     """
     scale = _SIDE / size[:, None]
-    affine = torch.cat(
-        [
-            torch.diag_embed(scale.expand(-1, 2)),
-            (scale - 2 * corner / size[:, None] - 1)[..., None],
-        ],
-        -1,
-    )
+    offset = scale - 2 * corner / size[:, None] - 1
+    affine = torch.cat([torch.diag_embed(scale.expand(-1, 2)), offset[..., None]], -1)
     grid = affine_grid(affine, [len(images), 1, _SIDE, _SIDE], align_corners=False)
     return grid_sample(images, grid, align_corners=False)
 
 
+def _uniform(
+    images: Tensor, generator: torch.Generator, low: float, high: float | Tensor, *shape: int
+) -> Tensor:
+    """Draw numbers of this shape for each image."""
+    drawn = torch.rand(len(images), *shape, generator=generator, device=images.device)
+    return low + (high - low) * drawn
+
+
 def _clutter(
-    images: Float[Tensor, "batch channels height width"],
-    generator: torch.Generator,
-    *,
-    fragments: int = _NUM_FRAGMENTS,
+    images: Float[Tensor, "batch channels height width"], generator: torch.Generator
 ) -> _Canvases:
     """Fill canvases with small fragments of other images of the batch.
 
@@ -105,13 +106,8 @@ def _clutter(
     """
     canvas = torch.zeros(len(images), images.shape[1], _SIDE, _SIDE, device=images.device)
     pixel = torch.arange(_SIDE, device=images.device) + 0.5
-    for _ in range(fragments):
-
-        def uniform(low: float, high: float, *shape: int) -> Tensor:
-            return low + (high - low) * torch.rand(
-                len(images), *shape, generator=generator, device=images.device
-            )
-
+    uniform = partial(_uniform, images, generator)
+    for _ in range(_NUM_FRAGMENTS):
         size = uniform(_SMALLEST, _SIDE)
         center = uniform(0, _SIDE, 2)
         seen = uniform(0.2, 0.8, 2)
@@ -144,13 +140,8 @@ def _cluttered(
     Returns:
         The canvases, and masks that are 1 in the squares of the images. Clutter is only outside.
     """
-    size = smallest + (largest - smallest) * torch.rand(
-        len(images), generator=generator, device=images.device
-    )
-    corner = (
-        torch.rand(len(images), 2, generator=generator, device=images.device)
-        * (_SIDE - size)[:, None]
-    )
+    size = _uniform(images, generator, smallest, largest)
+    corner = _uniform(images, generator, 0, (_SIDE - size)[:, None], 2)
     square = _place(torch.ones_like(images[:, :1]), size, corner)
     return torch.maximum(
         _place(images, size, corner), _clutter(images, generator) * (square == 0)
