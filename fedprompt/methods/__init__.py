@@ -4,14 +4,13 @@ These are reference implementations. Their figures may change between minor vers
 the changelog. Only the signature is stable. ``import fedprompt`` does not import this package.
 """
 
-# `as` exports a name for type checkers, and `__all__` exports all registered methods at run time.
-from fedprompt.methods.checks import check_messages as check_messages
+# Type checkers read the names written in `__all__`, and for methods, which are not, the `as`.
+from fedprompt.methods.checks import check_messages
 from fedprompt.methods.cocoop import cocoop as cocoop
 from fedprompt.methods.coop import coop as coop
 from fedprompt.methods.ditto import ditto as ditto
 from fedprompt.methods.dpfpl import dpfpl as dpfpl
-from fedprompt.methods.evaluate import counted_passes as counted_passes
-from fedprompt.methods.evaluate import evaluate as evaluate
+from fedprompt.methods.evaluate import counted_passes, evaluate
 from fedprompt.methods.fedamp import fedamp as fedamp
 from fedprompt.methods.fedapt import fedapt as fedapt
 from fedprompt.methods.fedbabu import fedbabu as fedbabu
@@ -72,15 +71,9 @@ from fedprompt.methods.promptfl_fedprox import promptfl_fedprox as promptfl_fedp
 from fedprompt.methods.promptfl_ft import promptfl_ft as promptfl_ft
 from fedprompt.methods.promptfolio import promptfolio as promptfolio
 from fedprompt.methods.promptsrc import promptsrc as promptsrc
-from fedprompt.methods.registry import METHODS as METHODS
-from fedprompt.methods.registry import Entry as Entry
-from fedprompt.methods.registry import register as register
+from fedprompt.methods.registry import METHODS, Entry, register
 from fedprompt.methods.scaffold import scaffold as scaffold
-from fedprompt.methods.setting import ClientData as ClientData
-from fedprompt.methods.setting import ClipSetting as ClipSetting
-from fedprompt.methods.setting import Federation as Federation
-from fedprompt.methods.setting import Setting as Setting
-from fedprompt.methods.setting import VitSetting as VitSetting
+from fedprompt.methods.setting import ClientData, ClipSetting, Federation, Setting, VitSetting
 from fedprompt.methods.sgpt import sgpt as sgpt
 from fedprompt.methods.zero_shot import zero_shot as zero_shot
 
