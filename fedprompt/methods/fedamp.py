@@ -15,12 +15,11 @@ Compared: TsingZ0/PFLlib d832e76 and equations of the paper, with the deviations
 largest difference 8e-17 (2026-11).
 """
 
-import torch
 import torch.nn.functional as F
 
 import fedprompt as fp
 from fedprompt.methods.registry import LEARNING_RATE, PERSONALIZED, register
-from fedprompt.methods.setting import VitSetting, attention, averaged, take_step
+from fedprompt.methods.setting import VitSetting, attentive_server, averaged, take_step
 
 
 @register(
@@ -37,7 +36,6 @@ def fedamp(
 ) -> fp.Method:
     """FedAMP."""
     model = setting.new_model()
-    clients = sorted(setting.clients)
     first = fp.collect(model, weight=1.0)
 
     def train(data, answer, state):
@@ -50,21 +48,5 @@ def fedamp(
             take_step(optimizer, loss)
         return fp.collect(model, weight=1.0), fp.snapshot(model)
 
-    def answer(client, state):
-        row = clients.index(client) if client in clients else -1
-        return fp.mixtures(models(state["latest"]), state["attention"][row, None])[0]
-
-    def step(server_round, payloads, state):
-        latest = state["latest"] | {str(client): sent for client, sent in payloads.items()}
-        return {"latest": latest, "attention": rows(latest)}
-
-    def models(latest):
-        return [*(latest.get(str(client), first) for client in clients), first]  # last: a newcomer
-
-    def rows(latest):
-        distances = fp.distances(models(latest))
-        of_clients = F.pad(attention(distances[:-1, :-1], temperature), (0, 1))
-        return torch.cat([of_clients, attention(distances, temperature)[-1:]])
-
-    server = fp.Server({"latest": {}, "attention": rows({})}, answer, step)
+    server = attentive_server(setting.clients, first, temperature)
     return averaged(model, train, server=server)

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 
 import fedprompt as fp
 from fedprompt.methods.registry import LEARNING_RATE, PERSONALIZED_CLIP, register
-from fedprompt.methods.setting import ClipSetting, attention, averaged, take_step
+from fedprompt.methods.setting import ClipSetting, attentive_server, averaged, take_step
 
 
 @register(
@@ -48,21 +48,8 @@ def promptfl_fedamp(
             take_step(optimizer, loss)
         return fp.collect(model, weight=1), fp.snapshot(model)
 
-    def with_attention(latest):
-        rows = attention(fp.distances([*latest.values()]), temperature)
-        return {"latest": latest, "attention": rows}
-
     def answer(client, state):
-        if str(client) not in state["latest"]:
-            state = with_attention(state["latest"] | {str(client): first})
-        row = [*state["latest"]].index(str(client))
-        weights = state["attention"][row, None]
-        (mixture,) = fp.mixtures([*state["latest"].values()], weights)
-        return {name: entry.value for name, entry in mixture.items()}
+        return {name: entry.value for name, entry in server.answer(client, state).items()}
 
-    def step(server_round, payloads, state):
-        new = {str(client): payload for client, payload in payloads.items()}
-        return with_attention(state["latest"] | new)
-
-    state = with_attention({str(client): first for client in setting.clients})
-    return averaged(model, train, server=fp.Server(state, answer, step))
+    server = attentive_server(setting.clients, first, temperature)
+    return averaged(model, train, server=server._replace(answer=answer))

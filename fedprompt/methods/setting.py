@@ -16,6 +16,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 import numpy as np
 import torch
 import torch.nn as nn
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -40,6 +41,7 @@ __all__ = [
     "VitSetting",
     "adam_steps",
     "attention",
+    "attentive_server",
     "averaged",
     "broadcast",
     "check_inputs",
@@ -514,6 +516,37 @@ def known_rows(
     """Collect the rows of positive weight, and their classes, from the prototypes of clients."""
     values = torch.cat([entry.value[entry.weight > 0] for entry in entries])
     return values, torch.cat([entry.weight.nonzero()[:, 0] for entry in entries])
+
+
+def attentive_server(
+    clients: Sequence[int], first: fp.interfaces.Payload, temperature: float
+) -> fp.Server:
+    """Make the server of FedAMP, which mixes the last payloads of all clients.
+
+    Args:
+        clients: Ids of the clients.
+        first: Payload of a client that has not sent any.
+        temperature: Squared distance at which the weight of another client falls to 1/e.
+    """
+    clients = sorted(clients)
+
+    def answer(client: int, state: fp.interfaces.State) -> Any:
+        row = clients.index(client) if client in clients else -1
+        return fp.mixtures(models(state["latest"]), state["attention"][row, None])[0]
+
+    def step(server_round: int, payloads: Mapping[int, Any], state: fp.interfaces.State) -> Any:
+        latest = state["latest"] | {str(client): sent for client, sent in payloads.items()}
+        return {"latest": latest, "attention": rows(latest)}
+
+    def models(latest: Mapping[str, Any]) -> list[Any]:
+        return [*(latest.get(str(client), first) for client in clients), first]  # last: a newcomer
+
+    def rows(latest: Mapping[str, Any]) -> Float[Tensor, "rows clients"]:
+        distances = fp.distances(models(latest))
+        of_clients = F.pad(attention(distances[:-1, :-1], temperature), (0, 1))
+        return torch.cat([of_clients, attention(distances, temperature)[-1:]])
+
+    return fp.Server({"latest": {}, "attention": rows({})}, answer, step)
 
 
 def attention(
