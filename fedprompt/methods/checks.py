@@ -1,6 +1,7 @@
 """An audit: whether messages are all that crosses between clients."""
 
-from collections.abc import Callable, Iterator, Mapping
+import inspect
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -15,6 +16,8 @@ from fedprompt.methods.setting import Federation, Setting
 from fedprompt.rounds import run_rounds
 
 __all__ = ["check_messages"]
+
+_TURN = "client {0.id}, round {0.server_round}"
 
 
 def check_messages(make: Callable[..., Method], federation: Federation) -> None:
@@ -54,63 +57,48 @@ def check_messages(make: Callable[..., Method], federation: Federation) -> None:
     check.instance("federation", federation, Federation, "be a Federation")
     check.instance("federation.inputs", federation.inputs, Tensor, "be a tensor")
     _check_reach(make, federation)
-    first = _Recorded(make, federation)
+    calls = _recorded(make, federation)
     for client in federation.shards:
-        _repeat(make, federation, first, client)
+        _repeat(make, federation, calls, client)
 
 
 class _Call(NamedTuple):
     """A call of the first run: its arguments, and what it returned."""
 
     what: str
-    client: int | None
-    server_round: int
+    where: str
     arguments: tuple[Any, ...]
     result: Any
 
 
-class _Recorded:
-    """The calls of all rounds, and of the predictions after the last one."""
+def _recorded(make: Callable[..., Method], federation: Federation) -> list[_Call]:
+    """Return the calls of all rounds, and of the predictions after the last one."""
+    calls: list[_Call] = []
 
-    def __init__(self, make: Callable[..., Method], federation: Federation) -> None:
-        self.calls: list[_Call] = []
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            setting = replace(federation.setting)
-            method = make(setting)
-            data = replace(federation, setting=setting).data
-            for now in run_rounds(self.watched(method), data, setting.cohorts()):
-                last: Round = now
-            for client in federation.shards:
-                self.predict(method, data(client, last.server_round), last)
-
-    def watched(self, method: Method) -> Method:
-        """Return the method, which records its calls."""
-
-        def client(data: Any, answer: Message, state: State) -> Any:
-            result = method.client(data, answer, state)
-            self.calls.append(_Call("train", data.id, data.server_round, (answer, state), result))
+    def watched(what: str, function: Callable[..., Any], where: str) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            result = function(*arguments)
+            calls.append(_Call(what, where.format(arguments[0]), arguments, result))
             return result
 
-        def answer(client: int, state: State) -> Message:
-            result = method.server.answer(client, state)
-            self.calls.append(_Call("answer", client, -1, (state,), result))
-            return result
+        return call
 
-        def step(server_round: int, payloads: Mapping[int, Message], state: State) -> State:
-            result = method.server.step(server_round, payloads, state)
-            self.calls.append(_Call("step", None, server_round, (payloads, state), result))
-            return result
-
-        server = method.server._replace(answer=answer, step=step)
-        return method._replace(client=client, server=server)
-
-    def predict(self, method: Method, data: Any, now: Round) -> None:
-        """Record the logits of a client for its own inputs."""
-        answer = method.server.answer(data.id, now.server)
-        state = now.clients.get(str(data.id), {})
-        logits = _logits(method, data, answer, state)
-        self.calls.append(_Call("predict", data.id, data.server_round, (answer, state), logits))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        setting = replace(federation.setting)
+        client, server, *_ = method = make(setting)
+        data = replace(federation, setting=setting).data
+        answer = watched("answer", server.answer, "client {}")
+        step = watched("step", server.step, "round {}")
+        train = watched("train", client, _TURN)
+        whole = method._replace(client=train, server=server._replace(answer=answer, step=step))
+        for now in run_rounds(whole, data, setting.cohorts()):
+            last: Round = now
+        predict = watched("predict", partial(_logits, method), _TURN)
+        for number in federation.shards:
+            known = server.answer(number, last.server), last.clients.get(str(number), {})
+            predict(data(number, last.server_round), *known)
+    return calls
 
 
 def _logits(method: Method, data: Any, answer: Message, state: State) -> Tensor:
@@ -123,7 +111,7 @@ def _logits(method: Method, data: Any, answer: Message, state: State) -> Tensor:
 
 
 def _repeat(
-    make: Callable[..., Method], federation: Federation, first: _Recorded, client: int
+    make: Callable[..., Method], federation: Federation, calls: list[_Call], client: int
 ) -> None:
     """Repeat all calls with noise in place of what the other clients have."""
     states: dict[int, Any] = {}
@@ -132,30 +120,26 @@ def _repeat(
         noisy = _with_noise(federation, client)
         method = make(noisy.setting)
         server = make(replace(noisy.setting)).server  # shares no variable with the clients
-        for call in first.calls:
+        for what, where, (first, *others), result in calls:
             again: partial[Any]
-            if call.what == "answer":
-                again = partial(server.answer, call.client or 0, *call.arguments)
-            elif call.what == "step":
-                again = partial(server.step, call.server_round, *call.arguments)
+            if what in ("answer", "step"):
+                again = partial(getattr(server, what), first, *others)
             else:
-                data = noisy.data(call.client or 0, call.server_round)
-                run = method.client if call.what == "train" else partial(_logits, method)
-                answer, state = call.arguments
-                if call.client != client:  # it may leave something behind for `client` to read
-                    result = run(data, answer, states.get(data.id, {}))
-                    states[data.id] = result[1] if call.what == "train" else state
+                data = noisy.data(first.id, first.server_round)
+                run = method.client if what == "train" else partial(_logits, method)
+                if data.id != client:  # it may leave something behind for `client` to read
+                    mine = run(data, others[0], states.get(data.id, {}))
+                    states[data.id] = mine[1] if what == "train" else others[1]
                     continue
-                again = partial(run, data, answer, state)
+                again = partial(run, data, *others)
             found, failed = None, None
             try:
                 found = again()
             except Exception as error:  # it misses what the other side left behind
                 failed = error
-            if failed or to_blob({"": found}, "tree") != to_blob({"": call.result}, "tree"):
-                where = f"client {call.client}, round {call.server_round}"
+            if failed or to_blob({"": found}, "tree") != to_blob({"": result}, "tree"):
                 noise = f"with noise at all but client {client}"
-                got = f"another result of {call.what!r} ({where}) {noise}"
+                got = f"another result of {what!r} ({where}) {noise}"
                 rule = "read nothing of other clients but messages"
                 raise check.wrong("make", rule, got) from failed
 
@@ -165,26 +149,19 @@ def _with_noise(federation: Federation, client: int) -> Federation:
     draw = torch.Generator().manual_seed(client)
     setting = replace(federation.setting)
     whole: Any = federation.inputs
-    inputs: list[Tensor] = []
-    labels: list[Tensor] = []
-    shards: dict[int, Tensor] = {}
+    pairs: list[tuple[Tensor, Tensor]] = []
     for other, shard in federation.shards.items():
         if other == client:
-            inputs.append(whole[shard])
-            labels.append(federation.labels[shard])
+            pairs.append((whole[shard], federation.labels[shard]))
         else:
             size = len(shard) + 1
-            inputs.append(torch.rand(size, *whole.shape[1:], generator=draw).to(whole.dtype))
-            labels.append(torch.randint(setting.num_classes, (size,), generator=draw))
-        begin = sum(map(len, shards.values()))
-        shards[other] = torch.arange(begin, begin + len(labels[-1]))
-    return replace(
-        federation,
-        setting=setting,
-        inputs=torch.cat(inputs),
-        labels=torch.cat(labels),
-        shards=shards,
-    )
+            noise = torch.rand(size, *whole.shape[1:], generator=draw).to(whole.dtype)
+            labels = torch.randint(setting.num_classes, (size,), generator=draw)
+            pairs.append((noise, labels))
+    inputs, labels = map(torch.cat, zip(*pairs, strict=True))
+    parts = torch.split(torch.arange(len(labels)), [len(part) for _, part in pairs])
+    shards = dict(zip(federation.shards, parts, strict=True))
+    return replace(federation, setting=setting, inputs=inputs, labels=labels, shards=shards)
 
 
 def _check_reach(make: Callable[..., Method], federation: Federation) -> None:
@@ -205,8 +182,5 @@ def _reached(make: Any, setting: Setting) -> Iterator[tuple[str, Any]]:
         yield from ((f"an argument of {make.func.__name__}", value) for value in make.args)
         yield from make.keywords.items()
         make = make.func
-    cells = getattr(make, "__closure__", None) or ()
-    names = getattr(make, "__code__", None)
-    yield from zip(
-        names.co_freevars if names else (), (c.cell_contents for c in cells), strict=True
-    )
+    if hasattr(make, "__closure__"):  # a function, or a method of an object
+        yield from inspect.getclosurevars(make).nonlocals.items()
