@@ -45,39 +45,37 @@ def weights_path(size: str, folder: Path) -> Path:
     return folder / f"vit_{size.lower()}.safetensors"
 
 
-def new_vit(size: str, *, seed: int) -> VisionTransformer:
-    """Build an untrained ViT with a head for all printed glyphs.
-
-    The global random state does not change.
-    """
+def new_model(make: Callable[..., nn.Module], architecture: dict[str, Any], seed: int) -> nn.Module:
+    """Make an untrained model. The global random state does not change."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
-        return VisionTransformer(**ARCHITECTURES[size])
+        return make(**architecture)
 
 
-def save_vit(
-    model: VisionTransformer, size: str, path: Path, *, source_accuracy: float, recipe: str
+def save(
+    model: nn.Module,
+    path: Path,
+    architecture: dict[str, Any],
+    source_accuracy: float,
+    **metadata: str,
 ) -> None:
-    """Write the weights in half precision, with what is needed to load and to build them again.
+    """Write weights in half precision, with what is needed to load and to build them again.
 
     Args:
-        model: Trained model from `new_vit`.
-        size: Size of `model`.
+        model: Trained model from `new_model`.
         path: Path of the file.
+        architecture: Architecture of `model`.
         source_accuracy: Accuracy of `model` on held-out glyphs, in [0, 1].
-        recipe: Version of the recipe that trained the model.
+        metadata: Further texts, such as the version of the recipe that trained the model.
     """
-    architecture = json.dumps(ARCHITECTURES[size], sort_keys=True)
-    written = {"architecture": architecture, "classes": CLASSES, "recipe": recipe}
-    save_weights(model, path, written | {"source_accuracy": f"{source_accuracy:.4f}"})
-
-
-def save_weights(model: nn.Module, path: Path, metadata: dict[str, str]) -> None:
-    """Write the weights of a model in half precision, with metadata and their SHA-256 hash."""
     weights = {name: tensor.half() for name, tensor in model.state_dict().items()}
     path.parent.mkdir(parents=True, exist_ok=True)
     contents = b"".join(weights[name].numpy().tobytes() for name in sorted(weights))
-    save_file(weights, path, metadata | {"sha256": hashlib.sha256(contents).hexdigest()})
+    metadata["architecture"] = json.dumps(architecture, sort_keys=True)
+    metadata["source_accuracy"] = f"{source_accuracy:.4f}"
+    metadata["sha256"] = hashlib.sha256(contents).hexdigest()
+    save_file(weights, path, metadata)
+    print(f"{path}: {source_accuracy:.1%} of held-out glyphs")
 
 
 def pretrain(
@@ -148,7 +146,7 @@ def build(size: str, *, seed: int = 0, steps: int = STEPS) -> tuple[VisionTransf
         The model and its accuracy on held-out glyphs.
     """
     train, held_out = np.random.default_rng(seed).spawn(2)
-    model = new_vit(size, seed=seed)
+    model = new_model(VisionTransformer, ARCHITECTURES[size], seed)
     pretrain(model, *render(NUM_PER_CLASS, train), torch.Generator().manual_seed(seed), steps=steps)
     return model, accuracy(model, *render(NUM_HELD_OUT, held_out))
 
@@ -171,8 +169,8 @@ def main() -> None:
     for size in arguments.models.split(","):
         model, source_accuracy = build(size, seed=arguments.seed, steps=arguments.steps)
         path = weights_path(size, arguments.out)
-        save_vit(model, size, path, source_accuracy=source_accuracy, recipe=RECIPE)
-        print(f"{path}: {source_accuracy:.1%} of held-out glyphs")
+        written = {"classes": CLASSES, "recipe": RECIPE}
+        save(model, path, ARCHITECTURES[size], source_accuracy, **written)
 
 
 if __name__ == "__main__":

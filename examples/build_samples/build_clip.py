@@ -19,7 +19,7 @@ from torch import Tensor
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from build_samples.build import NUM_HELD_OUT, NUM_PER_CLASS, flags, save_weights, take_steps
+from build_samples.build import NUM_HELD_OUT, NUM_PER_CLASS, flags, new_model, save, take_steps
 from build_samples.glyphs import CLASSES, augment, render
 from fedprompt import cosine_logits, image_tokens
 from fedprompt.samples import CLASS_NAMES, DOMAINS, TEMPLATES, preprocess, tokenize
@@ -51,20 +51,6 @@ ARCHITECTURE: dict[str, Any] = {
         "layers": 2,
     },
 }
-
-
-def new_clip(*, seed: int) -> open_clip.model.CLIP:
-    """Build an untrained CLIP in eval mode, without changing the global random state."""
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
-        return open_clip.model.CLIP(**ARCHITECTURE).eval()
-
-
-def save_clip(model: open_clip.model.CLIP, path: Path, **measured: str) -> None:
-    """Write the weights in half precision, with the architecture, the words and measured values."""
-    architecture = json.dumps(ARCHITECTURE, sort_keys=True)
-    described = {"architecture": architecture, "words": json.dumps(WORDS)}
-    save_weights(model, path, measured | described)
 
 
 def encode_text(
@@ -179,7 +165,7 @@ def pretrain(
     """Train all weights of a model in place to match glyphs with the captions that fit them.
 
     Args:
-        model: Model from `new_clip`; none of its layers depends on train mode.
+        model: Model from `new_model`; none of its layers depends on train mode.
         images: Glyphs from `render`.
         labels: Classes of `images`.
         generator: Generator of the batches, their canvases and captions.
@@ -215,15 +201,14 @@ def main() -> None:
     """Run the whole recipe and write one file."""
     arguments = flags(__doc__, STEPS).parse_args()
     train, held_out = np.random.default_rng(arguments.seed).spawn(2)
-    model = new_clip(seed=arguments.seed)
+    model = new_model(open_clip.model.CLIP, ARCHITECTURE, arguments.seed).eval()
     generator = torch.Generator().manual_seed(arguments.seed)
     glyphs = render(NUM_PER_CLASS, train)
     pretrain(model, *glyphs, generator, steps=arguments.steps)
     pretrain(model, *glyphs, generator, steps=BACKGROUND_STEPS, background=True)
     source_accuracy = accuracy(model, *render(NUM_HELD_OUT, held_out), generator)
-    path = arguments.out / "clip.safetensors"
-    save_clip(model, path, recipe=RECIPE, source_accuracy=f"{source_accuracy:.4f}")
-    print(f"{path}: {source_accuracy:.1%} of held-out glyphs")
+    written = {"words": json.dumps(WORDS), "recipe": RECIPE}
+    save(model, arguments.out / "clip.safetensors", ARCHITECTURE, source_accuracy, **written)
 
 
 if __name__ == "__main__":

@@ -200,7 +200,7 @@ def test_the_global_random_state_does_not_change():
     before_numpy = np.random.get_state()[1].copy()  # noqa: NPY002  (this state must not be used)
     images, labels = glyphs.render(1, np.random.default_rng(0))
     generator = torch.Generator().manual_seed(0)
-    model = build.new_vit("S", seed=0)
+    model = build.new_model(build.VisionTransformer, build.ARCHITECTURES["S"], 0)
     build.pretrain(model, images, labels, generator, steps=2)
     samples.vit("S")
     samples.noisy(samples.augment(samples.digits(0).train_images, generator), generator)
