@@ -167,7 +167,7 @@ class ConvolutionalModel(PromptedModel):
     """
 
     def __init__(self, trunk: Any, num_classes: int, *, num_features: int | None = None) -> None:
-        super().__init__(trunk, None, num_classes, num_features=num_features)
+        super().__init__(trunk, num_classes, num_features=num_features)
         self.prompts = trunk.prompts()
 
     def features(self, images: Tensor) -> Tensor:

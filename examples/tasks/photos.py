@@ -24,7 +24,7 @@ from fedprompt.methods.setting import PromptedModel, Tune
 from photographs import HALF, Photographs
 from tasks.core import HEAD_RATE, NEWCOMERS, Images, Machine, Row, Task, TaskError, Trial, content
 from tasks.digits import LOCAL
-from tasks.heads import HeadSetting, marked
+from tasks.heads import HeadSetting
 from tasks.networks import Convolutional, ConvolutionalModel, TailTrunk, as_inputs, small_network
 from tasks.tuning import draws, two_rates
 
@@ -98,18 +98,18 @@ DIVISIONS = {name: Division(**fields) for name, fields in CONTENT["divisions"].i
 class PhotographSetting(HeadSetting):
     """Setting whose prompts start at mean tokens, and whose trunks may be convolutional."""
 
+    def model_class(self, trunk: TailTrunk | Convolutional) -> type[PromptedModel]:
+        """Return the class of models with this network."""
+        return ConvolutionalModel if isinstance(trunk, Convolutional) else PromptedModel
+
     def new_model(self, client: int | None = None, **options: Any) -> PromptedModel:
         """Make a model; the initial values depend on the seed, the network and `prompts` alone."""
-        trunk = self.trunk_of(client)
-        if isinstance(trunk, Convolutional):
-            size = {"num_features": self.num_features}
-            model = self.seeded(partial(ConvolutionalModel, trunk, self.num_classes, **size))
-        else:
-            model = super().new_model(client, **options)
-            if model.prompts is not None and trunk.start_tokens is not None:
-                draw = torch.Generator().manual_seed(self.seed)
-                fp.initialize_at(model.prompts, trunk.start_tokens, generator=draw)
-        return marked(model)
+        model = super().new_model(client, **options)
+        start = getattr(self.trunk_of(client), "start_tokens", None)
+        if model.prompts is not None and start is not None:
+            draw = torch.Generator().manual_seed(self.seed)
+            fp.initialize_at(model.prompts, start, generator=draw)
+        return model
 
     def tuned_trunk(self, trunk: TailTrunk, tune: Tune) -> TailTrunk:
         """Make the trunk with a copy of its blocks, of which some parameters are trained."""

@@ -60,24 +60,9 @@ class PaperVits(EpochSetting, VitSetting):
         if self.batch_size > PART:
             raise ValueError(f"`batch_size` must be at most {PART}; got {self.batch_size}.")
 
-    def new_model(self, client: int | None = None, *, prompts: Any = None) -> PromptedModel:
-        """Make a model. A convolutional network has a border in any case.
-
-        Args:
-            client: Id of the client that owns the model; it decides the trunk.
-            prompts: Function from the trunk to a module of prompts. If None, deep prompts.
-        """
-        trunk, size = self.trunk_of(client), {"num_features": self.num_features}
-        make = prompts or (lambda trunk: fp.DeepPrompts(self.num_prompts, trunk))
-
-        def drawn() -> PromptedModel:
-            if isinstance(trunk, PixelTrunk):
-                return BorderedModel(trunk, self.num_classes, **size)
-            model = PiecewiseModel(trunk, None, self.num_classes, **size)
-            model.prompts = make(trunk)
-            return model
-
-        return self.seeded(drawn)
+    def model_class(self, trunk: Any) -> type[PromptedModel]:
+        """Return the class of models with this trunk. A convolutional network has a border."""
+        return BorderedModel if isinstance(trunk, PixelTrunk) else PiecewiseModel
 
 
 @dataclass(kw_only=True)

@@ -397,23 +397,18 @@ class PromptedModel(nn.Module):
 
     Args:
         trunk: Vision transformer. Its trained parameters, if it has some, are parts of messages.
-        prompts: Module that returns a prompt stream, or None.
         num_classes: Number of classes.
         num_features: Width of the features, by a learned projection. If None, features are those
             of the trunk.
+
+    Attributes:
+        prompts: Module that returns a prompt stream, or None, as in a new model.
     """
 
-    def __init__(
-        self,
-        trunk: Trunk,
-        prompts: nn.Module | None,
-        num_classes: int,
-        *,
-        num_features: int | None = None,
-    ) -> None:
+    def __init__(self, trunk: Trunk, num_classes: int, *, num_features: int | None = None) -> None:
         super().__init__()
         self.trunk = trunk
-        self.prompts = prompts
+        self.prompts: nn.Module | None = None
         self.projection = (
             nn.Identity() if num_features is None else nn.Linear(trunk.num_features, num_features)
         )
@@ -626,6 +621,10 @@ class VitSetting(Setting):
         """Return the trunk of a client, or that of all clients."""
         return self.trunk if client is None else self.trunks[client % len(self.trunks)]
 
+    def model_class(self, trunk: Trunk) -> type[PromptedModel]:
+        """Return the class of models with this trunk."""
+        return PromptedModel
+
     def new_model(
         self,
         client: int | None = None,
@@ -651,8 +650,10 @@ class VitSetting(Setting):
         make = prompts or (lambda trunk: fp.DeepPrompts(self.num_prompts, trunk))
 
         def drawn() -> PromptedModel:
-            model = PromptedModel(trunk, None, self.num_classes, num_features=self.num_features)
-            model.prompts = make(trunk)
+            kind = self.model_class(trunk)
+            model = kind(trunk, self.num_classes, num_features=self.num_features)
+            if model.prompts is None:
+                model.prompts = make(trunk)
             if tune is not None:
                 model.trunk = self.tuned_trunk(trunk, tune)
                 model.tuned = model.trunk.trainable
