@@ -19,6 +19,7 @@ from torch import Tensor
 
 import fedprompt as fp
 import photographs
+from build_samples.build import new_model
 from fedprompt.interfaces import ResumableTrunk
 from fedprompt.methods.setting import PromptedModel, Tune
 from photographs import HALF, Photographs
@@ -268,12 +269,9 @@ def dino(source: Path | str | None, image_size: int = IMAGE_SIZE) -> ResumableTr
     if source == RANDOM:
         from timm.models.vision_transformer import VisionTransformer
 
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            model = VisionTransformer(
-                image_size, image_size // 2, embed_dim=16, depth=3, num_heads=2
-            )
-        return fp.vit_trunk(model)
+        sizes = {"img_size": image_size, "patch_size": image_size // 2}
+        sizes |= {"embed_dim": 16, "depth": 3, "num_heads": 2}
+        return fp.vit_trunk(new_model(VisionTransformer, sizes, 0))
     model = photographs.load_network(DINO, source, source is None, img_size=image_size)
     return fp.vit_trunk(photographs.in_bfloat16(model))
 
@@ -282,10 +280,8 @@ def dino(source: Path | str | None, image_size: int = IMAGE_SIZE) -> ResumableTr
 def efficientnet(source: Path | str | None) -> nn.Module:
     """Return EfficientNet-Lite0, or a tiny random network."""
     if source == RANDOM:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            tiny = small_network(12)
-            tiny.num_features = 48
+        tiny = new_model(small_network, {"width": 12}, 0)
+        tiny.num_features = 48
         return fp.freeze(tiny)
     return photographs.load_network(EFFICIENTNET, source, source is None)
 
