@@ -143,15 +143,11 @@ def divided(
 
 def common(setting: papers.Setting, num_classes: int, seed: int) -> dict[str, Any]:
     """Return the fields that runs of all families have."""
-    return {
+    same = ("rounds", "cohort_size", "batch_size", "epochs", "drop_last")
+    return {name: getattr(setting, name) for name in same} | {
         "clients": range(setting.num_clients),
         "num_classes": num_classes,
-        "rounds": setting.rounds,
         "steps": 0,
-        "cohort_size": setting.cohort_size,
-        "batch_size": setting.batch_size,
-        "epochs": setting.epochs,
-        "drop_last": setting.drop_last,
         "seed": seed,
         "public": torch.empty(0),
         "augment": flipped if setting.flip else None,
