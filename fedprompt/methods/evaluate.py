@@ -168,14 +168,13 @@ def counted_passes() -> Iterator[Counter[str]]:
 
 @dataclass(frozen=True)
 class _Tests:
-    """Test inputs with their cells, and the mix of cells of each client."""
+    """Test inputs with their cells, and the mix of cells of each client and of all, None."""
 
     setting: Setting
     inputs: Inputs
     labels: Tensor
     cells: Tensor
-    mixes: Mapping[int, Tensor]
-    num_cells: int
+    mixes: Mapping[int | None, Tensor]
 
     @torch.no_grad()
     def predicted(self, model: Any) -> Tensor:
@@ -191,19 +190,11 @@ class _Tests:
             module.training = True
         return classes
 
-    def by_cell(self, classes: Tensor) -> Tensor:
-        """Compute the accuracy on the test inputs of each cell."""
-        correct = (classes == self.labels).float()
-        return fp.class_means(correct, self.cells, num_classes=self.num_cells).value
-
-    def full(self, classes: Tensor) -> float:
-        """Compute the accuracy on all test inputs."""
-        counts = torch.bincount(self.cells, minlength=self.num_cells)
-        return fp.metrics.global_accuracy(self.by_cell(classes)[None], counts)
-
-    def own(self, classes: Tensor, client: int) -> float:
-        """Compute the accuracy on the mix of a client."""
-        return fp.metrics.global_accuracy(self.by_cell(classes)[None], self.mixes[client])
+    def accuracy(self, classes: Tensor, client: int | None) -> float:
+        """Compute the accuracy on the mix of a client, or on all test inputs."""
+        correct, mix = (classes == self.labels).float(), self.mixes[client]
+        by_cell = fp.class_means(correct, self.cells, num_classes=len(mix)).value
+        return fp.metrics.global_accuracy(by_cell[None], mix)
 
     def over_classes(self, classes: Tensor) -> dict[str, float]:
         """Compute means over classes."""
@@ -241,9 +232,11 @@ class _Run:
         def measured(client: int) -> dict[str, float]:
             if not (shared and predictions):
                 model = self.model(client)
-                predictions[:] = [(self.tests.predicted(model), _num_trained(model))]
+                trained = sum(weights.numel() for weights in _trained(model))
+                predictions[:] = [(self.tests.predicted(model), trained)]
             classes, trained = predictions[0]
-            found = {"full": self.tests.full(classes), "own": self.tests.own(classes, client)}
+            accuracy = partial(self.tests.accuracy, classes)
+            found = {"full": accuracy(None), "own": accuracy(client)}
             return found | self.tests.over_classes(classes) | {"trained": trained}
 
         found = self.of_each(clients, measured)
@@ -264,10 +257,10 @@ class _Run:
 
         def measured(client: int) -> dict[str, float]:
             model = self.model(client)
-            found = {"received": self.tests.own(self.tests.predicted(model), client)}
+            found = {"received": self.tests.accuracy(self.tests.predicted(model), client)}
             if steps:
                 self.train(model, client, steps, learning_rate)
-                found["after"] = self.tests.own(self.tests.predicted(model), client)
+                found["after"] = self.tests.accuracy(self.tests.predicted(model), client)
             return found
 
         found = self.of_each(clients, measured)
@@ -287,9 +280,7 @@ class _Run:
 
     def train(self, model: Any, client: int, steps: int, learning_rate: float) -> None:
         """Train a model on batches of a newcomer; a plain function stays as it is."""
-        parameters = list(model.parameters()) if isinstance(model, nn.Module) else []
-        parameters = [parameter for parameter in parameters if parameter.requires_grad]
-        if not parameters:
+        if not (parameters := _trained(model)):
             return
         setting = self.federation.setting
         optimizer = setting.make_optimizer(parameters, lr=learning_rate)  # without a schedule
@@ -299,11 +290,10 @@ class _Run:
             take_step(optimizer, F.cross_entropy(model(inputs), labels))
 
 
-def _num_trained(model: Any) -> int:
-    """Count the parameters that a model trains."""
-    if not isinstance(model, nn.Module):
-        return 0
-    return sum(weights.numel() for weights in model.parameters() if weights.requires_grad)
+def _trained(model: Any) -> list[nn.Parameter]:
+    """Return the trained parameters of a model; a plain function has none."""
+    parameters = model.parameters() if isinstance(model, nn.Module) else ()
+    return [parameter for parameter in parameters if parameter.requires_grad]
 
 
 def _checked_mix(argument: str, mix: object) -> Tensor:
@@ -373,10 +363,10 @@ def _tests(
     for client, mix in numbers.items():
         if len(mix) != num_cells:
             raise check.wrong(f"mixes[{client}]", f"have {num_cells} cells", check.kind(mix))
-    present = torch.bincount(cells.cpu(), minlength=num_cells) > 0
-    seen = {client: mix.cpu() * present for client, mix in numbers.items()}
+    seen: dict[int | None, Tensor] = {None: torch.bincount(cells.cpu(), minlength=num_cells)}
+    seen |= {client: mix.cpu() * (seen[None] > 0) for client, mix in numbers.items()}
     for client in clients:
         if not seen[client].any():
             rule = "have a class, or a cell, of each client that is tested"
             raise check.wrong("labels", rule, f"none of client {client}")
-    return _Tests(setting, inputs, labels.cpu(), cells.cpu(), seen, num_cells)
+    return _Tests(setting, inputs, labels.cpu(), cells.cpu(), seen)
