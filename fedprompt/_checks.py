@@ -267,9 +267,15 @@ def values_readable(*tensors: Tensor, sync: bool = True) -> bool:
 
 
 def labels(
-    argument: str, labels: Integer[Tensor, " batch"], num_classes: int, *, sync: bool = True
+    argument: str,
+    labels: Integer[Tensor, " batch"],
+    num_classes: int,
+    *,
+    size: int | None = None,
+    of: str = "",
+    sync: bool = True,
 ) -> None:
-    """Require integer class labels in ``[0, num_classes)``.
+    """Require integer class labels in ``[0, num_classes)``, as many as the number `of` something.
 
     Without `sync`, the range is checked on CPU tensors only, to avoid a GPU synchronization.
     """
@@ -280,6 +286,8 @@ def labels(
         what = "integers" if isinstance(labels, Tensor) else "a tensor of integers"
         raise wrong_type(argument, f"be {what} of shape (batch,)", kind(labels))
     strided(argument, labels)
+    if size not in (None, len(labels)):
+        raise wrong(argument, f"have one entry for each of {size} {of}", len(labels))
     if labels.numel() == 0 or not values_readable(labels, sync=sync):
         return
     dense(argument, labels)

@@ -52,15 +52,11 @@ def class_means(
     if not isinstance(values, Tensor) or not values.is_floating_point() or values.ndim < 1:
         rule = "be floating-point of shape (batch, *event)"
         raise check.wrong_type("values", rule, check.kind(values))
-    check.labels("labels", labels, num_classes)
-    rule = f"have one entry for each of the {len(values)} rows of `values`"
-    if len(labels) != len(values):
-        raise check.wrong("labels", rule, len(labels))
+    check.labels("labels", labels, num_classes, size=len(values), of="rows of `values`")
     if keep is not None:
         if not isinstance(keep, Tensor) or keep.dtype != torch.bool:
             raise check.wrong_type("keep", "be a bool tensor of shape (batch,)", check.kind(keep))
-        if keep.shape != labels.shape:
-            raise check.wrong("keep", rule, tuple(keep.shape))
+        check.shape("keep", keep, labels.shape, "`labels`")
         values = values[keep]
         labels = labels[keep]
     check.finite("values", values)
@@ -131,10 +127,7 @@ def distillation_loss(
         raise check.wrong("teacher", rule, got)
     if check.values_readable(teacher.weight, sync=False):
         check.rows("teacher", teacher)
-    if not isinstance(labels, Tensor) or labels.shape != (batch,):
-        rule = f"be integers of shape ({batch},) to match `logits`"
-        raise check.wrong("labels", rule, check.kind(labels))
-    check.labels("labels", labels, classes, sync=False)
+    check.labels("labels", labels, classes, size=batch, of="rows of `logits`", sync=False)
     check.device("labels", labels, logits.device)
     rows = labels.long()  # indices of dtype uint8 would be a mask
     taught = teacher.weight[rows] > 0

@@ -283,11 +283,11 @@ class_means(tensor(1.0), LABELS, num_classes=3) -> TypeError: `values` must be f
 class_means(full((2, 3), nan), LABELS, num_classes=3) -> ValueError: `values` must be finite; got 6
 class_means(LOGITS, LABELS, num_classes=0) -> ValueError: `num_classes` must be at least 1; got 0
 class_means(LOGITS, LABELS, num_classes=3, keep=ones(2)) -> TypeError: `keep` must be a bool tensor
-class_means(LOGITS, LABELS, num_classes=3, keep=tensor([True])) -> ValueError: `keep` must have one
+class_means(LOGITS, LABELS, num_classes=3, keep=tensor([True])) -> ValueError: `keep` must have the
 distillation_loss(LOGITS, LABELS, TEACHER, temperature=1e-320) -> ValueError: `temperature` must be
 distillation_loss(LOGITS, tensor([0, 3]), TEACHER) -> ValueError: `labels` must lie in [0, 3); got
 distillation_loss(LOGITS, LABELS.float(), TEACHER) -> TypeError: `labels` must be integers of shape
-distillation_loss(LOGITS, LABELS[:1], TEACHER) -> ValueError: `labels` must be integers of shape
+distillation_loss(LOGITS, LABELS[:1], TEACHER) -> ValueError: `labels` must have one entry for each
 distillation_loss(LOGITS[0], LABELS, TEACHER) -> ValueError: `logits` must be floating-point of
 distillation_loss(LOGITS.long(), LABELS, TEACHER) -> ValueError: `logits` must be floating-point of
 distillation_loss(LOGITS, LABELS, eye(3)) -> TypeError: `teacher` must be a Weighted(value

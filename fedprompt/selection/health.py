@@ -44,10 +44,7 @@ def contingency_table(
     check.count("num_groups", num_groups)
     check.count("num_classes", num_classes)
     check.labels("indices", indices, num_groups)
-    check.labels("labels", labels, num_classes)
-    if len(labels) != len(indices):
-        rule = f"have one entry for each of {len(indices)} `indices`"
-        raise check.wrong("labels", rule, len(labels))
+    check.labels("labels", labels, num_classes, size=len(indices), of="`indices`")
     cells = indices.long() * num_classes + labels.long()
     counts = torch.bincount(cells, minlength=num_groups * num_classes)
     return counts.reshape(num_groups, num_classes)

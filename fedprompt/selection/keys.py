@@ -49,11 +49,8 @@ def key_loss(
         Personalized Federated Learning" (SGPT), CVPR 2024, Eq. 11.
     """
     check_pair(query, keys)
-    check.labels("indices", indices, len(keys), sync=False)
+    check.labels("indices", indices, len(keys), size=len(query), of="queries", sync=False)
     check.device("indices", indices, keys.device)
-    if len(indices) != len(query):
-        rule = f"have one entry for each of {len(query)} queries"
-        raise check.wrong("indices", rule, len(indices))
     cosine = (unit(query.detach()) * unit(keys[indices.long()])).sum(1)
     return -(cosine.mean() if len(cosine) else cosine.sum())
 
