@@ -541,3 +541,10 @@ def table(
         raise wrong(argument, rule, tuple(tensor.shape))
     table: Tensor = tensor.detach().cpu().double()
     return table
+
+
+def counts(argument: str, tensor: Any, shape: str, *, ndims: Sequence[int] = (2,)) -> Tensor:
+    """Return a table of counts, which are finite, at least 0 and not empty, in float64."""
+    counts = table(argument, tensor, shape, ndims=ndims, floating=False)
+    nonnegative(argument, counts)
+    return counts

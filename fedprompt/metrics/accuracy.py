@@ -214,9 +214,7 @@ def _matrix(accuracy: object) -> Float[Tensor, "clients tests"]:
 
 
 def _sizes(num_examples: Any, tests: int) -> Float[Tensor, " tests"]:
-    check.real("num_examples", num_examples, "be a tensor of real numbers")
-    check.shape("num_examples", num_examples, (tests,))
-    sizes: Tensor = num_examples.detach().cpu().double()
-    check.nonnegative("num_examples", sizes)
+    sizes = check.counts("num_examples", num_examples, f"({tests},)", ndims=(1,))
+    check.shape("num_examples", sizes, (tests,))
     check.some("num_examples", bool(sizes.any()), "count at least one sample")
     return sizes

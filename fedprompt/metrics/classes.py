@@ -157,10 +157,8 @@ def _hits(logits: Tensor, labels: Tensor, num_classes: int) -> Tensor:
 
 
 def _square(table: Any) -> Float[Tensor, "classes classes"]:
-    check.real("table", table, "be a tensor of counts (predicted, classes)")
-    if table.ndim != 2 or table.shape[0] != table.shape[1]:
-        raise check.wrong("table", "have a row and a column for each class", tuple(table.shape))
-    counts: Tensor = table.detach().cpu().double()
-    check.nonnegative("table", counts)
+    counts = check.counts("table", table, "(predicted, classes)")
+    if counts.shape[0] != counts.shape[1]:
+        raise check.wrong("table", "have a row and a column for each class", tuple(counts.shape))
     check.some("table", bool(counts.any()), "count at least one sample")
     return counts

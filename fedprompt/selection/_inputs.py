@@ -48,14 +48,3 @@ def shares(usage: Tensor | None, like: Tensor) -> Tensor:
     check.same_device("usage", usage, like.device, "the device of `keys`,")
     total = usage.sum(dtype=like.dtype)
     return usage.to(like.dtype) / (total + (total == 0))
-
-
-def checked_table(counts: Tensor) -> Tensor:
-    """Return counts as a float64 matrix on the CPU; with one axis, they become a column."""
-    check.real("counts", counts, "be a tensor of counts")
-    if counts.ndim not in (1, 2) or 0 in counts.shape:
-        rule = "have shape (groups,) or (groups, classes) without an empty axis"
-        raise check.wrong("counts", rule, tuple(counts.shape))
-    table = counts.detach().cpu().double().reshape(len(counts), -1)
-    check_counts("counts", table.flatten(), table.numel(), sync=True)
-    return table

@@ -4,7 +4,6 @@ from jaxtyping import Real
 from torch import Tensor
 
 import fedprompt._checks as check
-from fedprompt.selection._inputs import checked_table
 
 
 def clustering_accuracy(counts: Real[Tensor, "groups classes"]) -> float:
@@ -35,8 +34,6 @@ def clustering_accuracy(counts: Real[Tensor, "groups classes"]) -> float:
     """
     from scipy.optimize import linear_sum_assignment  # 0.3 s, for this function alone
 
-    table = checked_table(counts)
-    if counts.ndim != 2:
-        raise check.wrong("counts", "have shape (groups, classes)", tuple(counts.shape))
+    table = check.counts("counts", counts, "(groups, classes)")
     rows, columns = linear_sum_assignment(table.numpy(), maximize=True)
     return float(table[rows, columns].sum() / (table.sum() or 1.0))

@@ -9,7 +9,7 @@ from torch import Tensor
 
 import fedprompt._checks as check
 from fedprompt._cosine import cosines, unit
-from fedprompt.selection._inputs import check_counts, check_pair, checked_table
+from fedprompt.selection._inputs import check_counts, check_pair
 
 
 def contingency_table(
@@ -102,7 +102,8 @@ def selection_health(
         (1.0, 0.5, 2.83)
     """
     check.number("max_cosine", max_cosine, at_least=-1, at_most=1)
-    table = checked_table(counts)
+    table = check.counts("counts", counts, "(groups,) or (groups, classes)", ndims=(1, 2))
+    table = table.reshape(len(table), -1)
     sizes = table.sum(1)
     total = float(table.sum()) or 1.0
     entropy = _entropy(sizes / total)

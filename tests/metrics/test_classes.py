@@ -159,14 +159,14 @@ measured(torch.eye(2)) -> TypeError: `batches[0]` must be a pair
 measured({'image': 1, 'label': 2}) -> TypeError: `batches[0]` must be a
 measured(num_classes=0) -> ValueError: `num_classes` must be at least 1; got 0.
 balanced_accuracy(torch.ones(2, 3)) -> ValueError: `table` must have a row and a column for each
-macro_f1(torch.ones(3)) -> ValueError: `table` must have a row and a column for each class; got
+macro_f1(torch.ones(3)) -> ValueError: `table` must have shape (predicted, classes) without an
 balanced_accuracy(torch.zeros(2, 2)) -> ValueError: `table` must count at least one sample; got none
-macro_f1(torch.zeros(0, 0)) -> ValueError: `table` must count at least one sample; got none.
+macro_f1(torch.zeros(0, 0)) -> ValueError: `table` must have shape (predicted, classes) without an
 balanced_accuracy(-torch.eye(2)) -> ValueError: `table` must be finite and at least 0; got -1.0.
 macro_f1(torch.full((1, 1), torch.inf)) -> ValueError: `table` must be finite and at least 0; got
-balanced_accuracy(torch.eye(2).bool()) -> TypeError: `table` must be a tensor of counts
+balanced_accuracy(torch.eye(2).bool()) -> TypeError: `table` must be a tensor of real numbers
 macro_f1(torch.eye(2).to_sparse()) -> TypeError: `table` must be a dense tensor
-macro_f1([[1]]) -> TypeError: `table` must be a tensor of counts (predicted, classes); got a list
+macro_f1([[1]]) -> TypeError: `table` must be a tensor of real numbers (predicted, classes); got a
 """
 
 

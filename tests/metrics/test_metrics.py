@@ -164,9 +164,9 @@ global_accuracy(ACCURACY, 0 * SIZES) -> ValueError: `num_examples` must count at
 client_spread(ACCURACY, SIZES * torch.inf) -> ValueError: `num_examples` must be finite
 pooled_local_accuracy(ACCURACY, SIZES * torch.nan) -> ValueError: `num_examples` must be finite
 global_accuracy(ACCURACY, SIZES > 10) -> TypeError: `num_examples` must be a tensor of real
-client_spread(ACCURACY, SIZES * 1j) -> TypeError: `num_examples` must be a tensor of real numbers;
-global_accuracy(ACCURACY, [1, 2, 3]) -> TypeError: `num_examples` must be a tensor of real numbers;
-pooled_local_accuracy(ACCURACY, None) -> TypeError: `num_examples` must be a tensor of real numbers;
+client_spread(ACCURACY, SIZES * 1j) -> TypeError: `num_examples` must be a tensor of real numbers
+global_accuracy(ACCURACY, [1, 2, 3]) -> TypeError: `num_examples` must be a tensor of real numbers
+pooled_local_accuracy(ACCURACY, None) -> TypeError: `num_examples` must be a tensor of real numbers
 last_and_best([0.5, 0.6], last=3) -> ValueError: `last` must be at most 2, the number of rounds; got
 last_and_best([], last=1) -> ValueError: `last` must be at most 0, the number of rounds; got 1
 last_and_best([0.5], last=0) -> ValueError: `last` must be at least 1; got 0

@@ -202,7 +202,7 @@ def table(indices, labels, groups=3):
 
 
 REFUSED = """
-clustering_accuracy(ones(3)) -> ValueError: `counts` must have shape (groups, classes); got
+clustering_accuracy(ones(3)) -> ValueError: `counts` must have shape (groups, classes) without
 selection_health(ones(2), query=ones(3)) -> TypeError: `query` must be a floating-point
 selection_health(ones(2), query=full((2, 1), nan)) -> ValueError: `query` must be finite; got 2
 selection_health(ones(2), query=eye(2), max_cosine=1.5) -> ValueError: `max_cosine` must be at most
@@ -211,7 +211,7 @@ revive_keys(ones(2, 4), KEYS, usage=zeros(2)) -> ValueError: `query` must have t
 revive_keys(full((2, 3), nan), KEYS, usage=zeros(2)) -> ValueError: `query` must be finite; got 6
 revive_keys(ones(2, 3), KEYS, usage=zeros(3)) -> ValueError: `usage` must have one count for each of
 revive_keys(ones(2, 3), KEYS, usage=tensor([0.0, -1.0])) -> ValueError: `usage` must be finite and
-selection_health([1, 2]) -> TypeError: `counts` must be a tensor of counts; got a list of length 2.
+selection_health([1, 2]) -> TypeError: `counts` must be a tensor of real numbers (groups,) or
 selection_health(tensor(3)) -> ValueError: `counts` must have shape (groups,) or (groups
 selection_health(tensor([[1, -1]])) -> ValueError: `counts` must be finite and at least 0
 table([0, 3], [0, 1]) -> ValueError: `indices` must lie in [0, 3); got values from 0 to 3.
