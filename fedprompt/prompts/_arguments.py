@@ -34,9 +34,8 @@ def check_streams(streams: Sequence[PromptStream], trunk: Trunk, depth: int) -> 
         argument = f"streams[{position}]"
         check.stream(argument, stream, trunk.dim)
         for layer in stream.layers:
-            if layer not in range(depth):
-                rule = f"be among the {depth} blocks 0 to {depth - 1}"
-                raise check.wrong(f"{argument}.layers", rule, layer)
+            last = f"the last of {depth} blocks"
+            check.count(f"{argument}.layers", layer, at_least=0, at_most=depth - 1, of=last)
 
 
 def check_fit(streams: Sequence[PromptStream], tokens: Tensor) -> None:

@@ -258,14 +258,11 @@ def _checked_width(dim: object) -> int:
 
 
 def _checked_layers(layers: Iterable[int], dim: int | Trunk) -> tuple[int, ...]:
-    check.instance("layers", layers, Iterable, "be layer indices, such as range(4) or (0, 3)")
-    check.iterable("layers", layers, "integers")
+    check.iterable("layers", layers, "layer indices, such as range(4) or (0, 3)")
     chosen = tuple(layers)
+    last = dim.depth - 1 if isinstance(dim, Trunk) else None
     for layer in chosen:
-        check.count("layers", layer, at_least=0)
-        if isinstance(dim, Trunk) and layer >= dim.depth:
-            rule = f"be among the trunk's {dim.depth} blocks 0 to {dim.depth - 1}"
-            raise check.wrong("layers", rule, layer)
+        check.count("layers", layer, at_least=0, at_most=last, of="the trunk's last block")
     if not chosen or len(set(chosen)) < len(chosen):
         raise check.wrong("layers", "contain at least one layer, and none twice", chosen)
     return chosen

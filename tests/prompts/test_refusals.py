@@ -64,7 +64,7 @@ ShallowPrompts(2, 0) -> ValueError: `dim` must be at least 1; got 0.
 ShallowPrompts(2, '8') -> TypeError: `dim` must be an integer or a Trunk; got
 DeepPrompts(2, 8, 0) -> ValueError: `depth` must be at least 1; got 0.
 DeepPrompts(2, 8, 1.5) -> TypeError: `depth` must be an integer; got 1.5
-LayeredPrompts(2, 8, layers=3) -> TypeError: `layers` must be layer indices,
+LayeredPrompts(2, 8, layers=3) -> TypeError: `layers` must be an iterable of layer indices, such as
 LayeredPrompts(2, 8, layers=()) -> ValueError: `layers` must contain at least
 LayeredPrompts(2, 8, layers=(1, 1)) -> ValueError: `layers` must contain at
 LayeredPrompts(2, 8, layers=(0, -1)) -> ValueError: `layers` must be at least
@@ -85,9 +85,9 @@ GroupPrompts(5, 1, 8, layers=(4, 4)) -> ValueError: `layers` must contain at
 GroupPrompts(5, 1, 8, layers=(0,), patch_size=0) -> ValueError: `patch_size`
 GroupPrompts(5, 1, 8, layers=(0,), replace=1) -> TypeError: `replace` must be
 GroupPrompts(5, 1, 8, layers=(0,), generator=NUMPY) -> TypeError: `generator` must be a torch.Gen
-LayeredPrompts(2, TRUNK, layers=(0, 3)) -> ValueError: blocks 0 to 2
+LayeredPrompts(2, TRUNK, layers=(0, 3)) -> ValueError: the trunk's last block
 GroupPrompts(2, 2, TRUNK, layers=(4,)) -> ValueError: `layers` must be
-DeepPrompts(2, TRUNK, 4) -> ValueError: `layers` must be among the
+DeepPrompts(2, TRUNK, 4) -> ValueError: `layers` must be at most 2, the trunk's last block; got 3.
 DeepPrompts(2, TRUNK.dim) -> TypeError: `depth` must be an integer,
 DeepPrompts(TRUNK, 4) -> TypeError: `num_prompts` must be an integer; the trunk comes after it; got
 GroupPrompts(4, TRUNK, 1, layers=(0,)) -> TypeError: `num_prompts` must
@@ -164,11 +164,11 @@ encoded(dtype=torch.int64) -> TypeError: `dtype` must be a floating-point torch.
 encoded(dtype='float32') -> TypeError: `dtype` must be a floating-point torch.dtype or None; got
 encoded(ShallowPrompts(1, 12)) -> TypeError: `streams[0]` must be a PromptStream; call the prompt m
 encoded(PromptStream({0: zeros(1, 12)}, 'x')) -> TypeError: `streams[0].replace` must be True or F
-encoded(DeepPrompts(1, 12, 3)(), depth=2) -> ValueError: must be among the 2 blocks 0 to 1; got 2.
+encoded(DeepPrompts(1, 12, 3)(), depth=2) -> ValueError: at most 1, the last of 2 blocks; got 2.
 encoded(GROUPS(tensor([0, 1]))) -> ValueError: must have the batch of 3 images; got (2, 2, 12).
-second(3, zeros(1, 12)) -> ValueError: `streams[1].layers` must be among the 3 blocks
-second(-1, zeros(1, 12)) -> ValueError: `streams[1].layers` must be among the 3 blocks
-second(0.5, zeros(1, 12)) -> ValueError: `streams[1].layers` must be among the 3
+second(3, zeros(1, 12)) -> ValueError: `streams[1].layers` must be at most 2, the last of 3 blocks
+second(-1, zeros(1, 12)) -> ValueError: `streams[1].layers` must be at least 0; got -1.
+second(0.5, zeros(1, 12)) -> TypeError: `streams[1].layers` must be an integer; got 0.5
 second(1, zeros(2, 11)) -> ValueError: (prompts, 12) or (batch, prompts, 12); got (2, 11).
 second(1, zeros(12)) -> ValueError: `streams[1].layers[1]` must have shape (prompts, 12)
 second(0, zeros(())) -> ValueError: `streams[1].layers[0]` must have shape (prompts, 12) or
@@ -181,7 +181,8 @@ encode_front('vit', IMAGES, start=1) -> TypeError: `trunk` must be a Trunk, such
 encode_front(TRUNK, IMAGES.byte(), start=1) -> TypeError: `images` must be floating-point of shape
 encode_front(TRUNK, IMAGES, start=0) -> ValueError: `start` must be at least 1; got 0.
 encode_front(TRUNK, IMAGES, start=4) -> ValueError: `start` must be at most 3, the number
-encode_front(TRUNK, IMAGES, PromptStream({3: zeros(1, 12)}), start=1) -> ValueError: 0 to 2; got 3.
+encode_front(TRUNK, IMAGES, PromptStream({3: zeros(1, 12)}), start=1) \
+-> ValueError: `streams[0].layers` must be at most 2, the last of 3 blocks; got 3.
 encode_from(TRUNK, EARLY, start=0) -> ValueError: `start` must be at least 1; got 0.
 encode_from(TRUNK, EARLY, start=3) -> ValueError: `start` must be at most 2, the last block
 encode_from(TRUNK, EARLY, start=2, depth=2) -> ValueError: `start` must be at most 1, the last
