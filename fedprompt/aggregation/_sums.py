@@ -54,10 +54,7 @@ def check_alike(argument: str, entry: object, first: Weighted) -> None:
     sent = check.layout(argument, entry)
     for name, tensor, like in zip(Weighted._fields, sent, first, strict=True):
         place = f"{argument}.{name}"
-        check.shape(place, tensor, like.shape, "the first entry")
-        if tensor.dtype != like.dtype:
-            rule = f"have the dtype of the first entry {like.dtype}"
-            raise check.wrong_type(place, rule, tensor.dtype)
+        check.tensor(place, tensor, like.dtype, like.shape, "the first entry")
         check.same_device(place, tensor, like.device, "the device of the first entry")
 
 

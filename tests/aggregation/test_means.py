@@ -128,9 +128,9 @@ weighted_mean([ONE, Weighted(torch.ones(2, 3), torch.tensor(1.0))]) \
 -> ValueError: `entries[1].weight` must have the shape of the first entry (2,); got ()
 weighted_mean([Weighted(torch.ones(2, 3), torch.ones(3))]) -> ValueError: `entries[0].weight` must
 weighted_mean([ONE, Weighted(torch.ones(2, 3).double(), torch.ones(2))]) \
--> TypeError: `entries[1].value` must have the dtype of the first entry torch.float32; got
+-> TypeError: `entries[1].value` must be a tensor of torch.float32, as in the first entry
 weighted_mean([ONE, Weighted(torch.ones(2, 3), torch.ones(2).double())]) \
--> TypeError: `entries[1].weight` must have the dtype of the first entry torch.float32; got
+-> TypeError: `entries[1].weight` must be a tensor of torch.float32, as in the first entry
 weighted_mean([Weighted(torch.ones(2, 3).long(), torch.ones(2))]) \
 -> TypeError: `entries[0].value` must be a floating-point tensor; got a int64 tensor
 weighted_mean([Weighted(torch.ones(2, 3), torch.ones(2).long())]) \
