@@ -54,8 +54,8 @@ def kind(thing: object) -> str:
 
 
 def instance(argument: str, value: object, kinds: type | UnionType, rule: str) -> None:
-    """Require an argument of one of some types."""
-    if not isinstance(value, kinds):
+    """Require an argument of one of some types, and not a class, which can satisfy a protocol."""
+    if not isinstance(value, kinds) or isinstance(value, type):
         raise wrong_type(argument, rule, kind(value))
 
 

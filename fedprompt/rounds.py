@@ -172,8 +172,7 @@ def coded(method: Method, codec: Codec) -> Method:
         tensor([2., 3.])
     """
     check.method(method, needs_form=True)
-    if isinstance(codec, type) or not isinstance(codec, Codec):
-        raise check.wrong_type("codec", "be a codec, such as codecs.int8()", check.kind(codec))
+    check.instance("codec", codec, Codec, "be a codec, such as codecs.int8()")
     form: Any = method.form
 
     def client(data: Any, answer: Message, state: State) -> tuple[Message | None, State]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 from torch import Tensor
@@ -45,7 +46,7 @@ def aggregate_by_name(
         >>> {name: round(entry.value.item(), 2) for name, entry in aggregate(payloads).items()}
         {'head': 1.67, 'keys': 8.0}
     """
-    chosen = _checked_rules(rules, default, "a function of entries", callable)
+    chosen = _checked_rules(rules, default, "a function of entries", check.function)
 
     def aggregate(payloads: Iterable[Payload], /) -> dict[str, Weighted]:
         check.iterable("payloads", payloads, "payloads")
@@ -96,7 +97,8 @@ def update_by_name(
         >>> server.step(values, mean, server.init(values))[0]
         {'keys': tensor([0.5000]), 'head': tensor([1.])}
     """
-    return _ByName(_checked_rules(rules, default, "a server update", _is_update), default)
+    update = partial(check.instance, kinds=ServerUpdate)
+    return _ByName(_checked_rules(rules, default, "a server update", update), default)
 
 
 @dataclass(frozen=True)
@@ -118,19 +120,14 @@ class _ByName:
 
 
 def _checked_rules(
-    rules: Mapping[str, _Rule], default: _Rule, noun: str, fits: Callable[[object], bool]
+    rules: Mapping[str, _Rule], default: _Rule, noun: str, required: Callable[..., None]
 ) -> dict[str, _Rule]:
     """Copy rules after checking that each of them, and the default, is of the required kind."""
     check.names("rules", rules, f"be a mapping from names, each to {noun}")
     labeled = {f"rules[{name!r}]": rule for name, rule in rules.items()}
     for argument, rule in {**labeled, "default": default}.items():
-        if not fits(rule):
-            raise check.wrong_type(argument, f"be {noun}", check.kind(rule))
+        required(argument, rule, rule=f"be {noun}")
     return dict(rules)
-
-
-def _is_update(rule: object) -> bool:
-    return isinstance(rule, ServerUpdate) and not isinstance(rule, type)
 
 
 def _match(names: list[str], rules: Mapping[str, _Rule], default: _Rule) -> dict[str, _Rule]:

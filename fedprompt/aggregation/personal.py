@@ -139,9 +139,7 @@ def averaging_server(
     """
     check.tensors("values", values, at_least=0)
     rule = overwrite() if update is None else update
-    if isinstance(rule, type) or not isinstance(rule, ServerUpdate):
-        example = "be a server update, such as ema(decay=0.5)"
-        raise check.wrong_type("update", example, check.kind(rule))
+    check.instance("update", rule, ServerUpdate, "be a server update, such as ema(decay=0.5)")
 
     def answer(client: int, state: State) -> Message:
         _check_state(state)
