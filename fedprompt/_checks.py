@@ -125,6 +125,14 @@ def sequence(argument: str, things: object, of: str) -> None:
         raise wrong_type(argument, f"be a sequence of {of}", kind(things))
 
 
+def texts(argument: str, texts: Any, *, at_least: int = 1) -> None:
+    """Require a sequence of strings, by default one at least."""
+    sequence(argument, texts, "strings")
+    some(argument, len(texts) >= at_least, "contain at least one string")
+    for position, string in enumerate(texts):
+        text(f"{argument}[{position}]", string)
+
+
 def iterable(argument: str, things: object, of: str) -> None:
     """Require an iterable other than a text, and not one mapping or entry in its place."""
     single = isinstance(things, Mapping | Weighted)

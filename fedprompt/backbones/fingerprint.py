@@ -77,9 +77,7 @@ def fingerprint(
         raise check.wrong_type("backbone", rule, check.kind(backbone))
     for position, stream in enumerate(streams):
         check.stream(f"streams[{position}]", stream)
-    check.sequence("class_names", class_names, "strings")
-    for position, name in enumerate(class_names):
-        check.text(f"class_names[{position}]", name)
+    check.texts("class_names", class_names, at_least=0)
     check.optional(check.count, "name_position", name_position, at_least=0)
     name = type(backbone if isinstance(model, Attributes) else model).__name__
     architecture = (getattr(model, "pretrained_cfg", None) or {}).get("architecture")

@@ -198,7 +198,7 @@ def checked(*given, **more):
 REFUSED = """
 tower().class_names('cat') -> TypeError: `names` must be a sequence of strings; got 'cat'
 tower().class_names(3) -> TypeError: `names` must be a sequence of strings; got 3
-tower().class_names(['cat', 3]) -> TypeError: `names` must be strings; got 3
+tower().class_names(['cat', 3]) -> TypeError: `names[1]` must be a string; got 3
 tower().class_names([]) -> ValueError: `names` must contain at least one string
 tower().class_names(['cat', '']) -> ValueError: have at least 1 token and at most 21; got ''
 tower().class_names(['cat', ' _ ']) -> ValueError: got ' _ ' with 0

@@ -55,7 +55,7 @@ class Vocabulary:
         available = self._context_length - len(self.start) - len(self.end)
         rows = []
         endings = []
-        leading = [f"{_LEAD} {_spaced('names', name)}" for name in names]
+        leading = [f"{_LEAD} {_spaced(name)}" for name in names]
         alone = self._inner(leading)
         stopped = self._inner([f"{text}." for text in leading])
         for name, ids, row in zip(names, alone, stopped, strict=True):
@@ -69,7 +69,7 @@ class Vocabulary:
     def words(self, text: str) -> list[int]:
         """Return the ids of a text at the start of a sentence."""
         check.text("text", text)
-        (ids,) = self._alone([_spaced("text", text)])
+        (ids,) = self._alone([_spaced(text)])
         available = self._context_length - len(self.start) - 1
         if not 0 < len(ids) <= available:
             raise _wrong_count("text", len(ids), available, "")
@@ -78,7 +78,7 @@ class Vocabulary:
     def sentences(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the ids of whole sentences, special tokens included."""
         special = len(self.start) + len(self.end)
-        rows = self._unpadded([_spaced("texts", text) for text in texts])
+        rows = self._unpadded([_spaced(text) for text in texts])
         rows = [row if self._num_end else [*row, *self.end] for row in rows]
         for text, row in zip(texts, rows, strict=True):
             if not special < len(row) <= self._context_length:
@@ -121,15 +121,8 @@ def padded(
     return torch.tensor([[*row, *[pad] * (longest - len(row))] for row in rows])
 
 
-def check_texts(argument: str, texts: object) -> None:
-    """Require a sequence of at least one string; the strings are checked where they are used."""
-    check.sequence(argument, texts, "strings")
-    check.some(argument, texts, "contain at least one string")
-
-
-def _spaced(argument: str, text: str) -> str:
+def _spaced(text: str) -> str:
     """Replace underscores in a string, as CoOp does for the names of folders."""
-    check.instance(argument, text, str, "be strings")
     return text.replace("_", " ")
 
 

@@ -18,7 +18,7 @@ from fedprompt.backbones.text import _layout
 from fedprompt.backbones.text._deep import Replacement, replacements
 from fedprompt.backbones.text._open_clip import OpenClipText
 from fedprompt.backbones.text._transformers import HuggingText, padding_tokenizer
-from fedprompt.backbones.text._vocabulary import Vocabulary, check_texts, padded
+from fedprompt.backbones.text._vocabulary import Vocabulary, padded
 from fedprompt.freezing import freeze
 from fedprompt.interfaces import ClassNames, PromptedText, PromptStream
 
@@ -117,7 +117,7 @@ class TextTower:
         Raises:
             ValueError: If there are no names, or a name is empty or too long for the tower.
         """
-        check_texts("names", names)
+        check.texts("names", names)
         vocabulary = self._vocabulary
         rows, endings = vocabulary.closed(names)
         return ClassNames(
@@ -139,7 +139,7 @@ class TextTower:
         Raises:
             ValueError: If there are no sentences, or one is empty or too long for the tower.
         """
-        check_texts("texts", texts)
+        check.texts("texts", texts)
         rows = self._vocabulary.sentences(texts)
         pad = self._vocabulary.pad
         same = takewhile(lambda ids: len(set(ids)) == 1, zip(*rows, strict=False))

@@ -8,7 +8,6 @@ from torch import Tensor
 
 import fedprompt._checks as check
 from fedprompt._cosine import unit
-from fedprompt.backbones.text._vocabulary import check_texts
 from fedprompt.backbones.text.tower import TextTower
 
 
@@ -51,9 +50,7 @@ def zero_shot_classifier(
     check.instance("tower", tower, TextTower, "be a TextTower")
     check.sequence("templates", templates, "strings or functions")
     check.some("templates", templates, "contain at least one template")
-    check_texts("names", names)
-    for position, name in enumerate(names):
-        check.text(f"names[{position}]", name)
+    check.texts("names", names)
     total = torch.zeros(())
     for template in templates:
         sentences = [_sentence(template, name) for name in names]
