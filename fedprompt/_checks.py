@@ -76,6 +76,19 @@ def module(argument: str, module: object) -> None:
     instance(argument, module, nn.Module, "be an nn.Module")
 
 
+def parameters(argument: str, parts: Iterable[Any], model: nn.Module) -> list[nn.Parameter]:
+    """Return the parameters of some parts of a model, each once, in the order of the model."""
+    chosen = set[nn.Parameter]()
+    for position, part in enumerate(parts):
+        rule = "be a parameter or a module of `model`"
+        instance(f"{argument}[{position}]", part, nn.Parameter | nn.Module, rule)
+        chosen.update(part.parameters() if isinstance(part, nn.Module) else [part])
+    found = [parameter for parameter in model.parameters() if parameter in chosen]
+    if foreign := len(chosen) - len(found):
+        raise wrong(argument, "belong to `model`", f"{foreign} parameters that do not")
+    return found
+
+
 def function(argument: str, function: object, rule: str = "be a function") -> None:
     """Require something that can be called."""
     if not callable(function):

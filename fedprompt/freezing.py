@@ -60,13 +60,7 @@ def training_only(model: nn.Module, *parts: nn.Module | nn.Parameter) -> Iterato
     """
     check.module("model", model)
     before = {parameter: parameter.requires_grad for parameter in model.parameters()}
-    chosen = set[nn.Parameter]()
-    for position, part in enumerate(parts):
-        rule = "be a module or a parameter"
-        check.instance(f"parts[{position}]", part, nn.Module | nn.Parameter, rule)
-        chosen.update(part.parameters() if isinstance(part, nn.Module) else [part])
-    if foreign := len(chosen - before.keys()):
-        raise check.wrong("parts", "belong to `model`", f"{foreign} parameters that do not")
+    chosen = check.parameters("parts", parts, model)
     if not any(before[parameter] for parameter in chosen):
         got = f"{len(chosen)} parameters, none with requires_grad"
         raise check.wrong("parts", "contain a parameter that can be trained", got)

@@ -146,8 +146,8 @@ entered() -> ValueError: `parts` must contain a parameter that can be trained;
 entered('trunk') -> ValueError: `parts` must contain a parameter that can
 entered('a stranger') -> ValueError: `parts` must belong to `
 entered(nn.Parameter(zeros(1))) -> ValueError: `parts` must belong to `
-entered('head') -> TypeError: `parts[0]` must be a module or a
-entered(zeros(2)) -> TypeError: `parts[0]` must be a module or a
+entered('head') -> TypeError: `parts[0]` must be a parameter or a module
+entered(zeros(2)) -> TypeError: `parts[0]` must be a parameter or a module
 freeze(None) -> TypeError: `model` must be an nn.Module; got
 freeze([nn.Linear(1, 1)]) -> TypeError: `model` must be an nn.Module; got
 training_only(None, nn.Linear(1, 1)).__enter__() -> TypeError: `model` must be an nn.Module; got

@@ -82,16 +82,9 @@ def chosen_parameters(model: nn.Module, trainable: object) -> list[nn.Parameter]
     if not isinstance(trainable, Iterable) or isinstance(trainable, str | nn.Parameter):
         rule = "be a list of parameters or modules of `model`"
         raise check.wrong_type("trainable", rule, check.kind(trainable))
-    chosen = set[nn.Parameter]()
-    for position, part in enumerate(trainable):
-        rule = "be a parameter or a module of `model`"
-        check.instance(f"trainable[{position}]", part, nn.Parameter | nn.Module, rule)
-        chosen.update(part.parameters() if isinstance(part, nn.Module) else [part])
+    chosen = check.parameters("trainable", trainable, model)
     check.some("trainable", chosen, "contain at least one parameter of `model`")
-    found = [parameter for parameter in model.parameters() if parameter in chosen]
-    if foreign := len(chosen) - len(found):
-        raise check.wrong("trainable", "belong to `model`", f"{foreign} parameters that do not")
-    return found
+    return chosen
 
 
 def check_frozen(
