@@ -123,6 +123,18 @@ def names(
         raise wrong_type(argument, "have strings as names", kind(strange[0]))
 
 
+def some_names(names: Iterable[object]) -> str:
+    """List at most five names: a large model has hundreds."""
+    listed = sorted(map(str, names))
+    return f"{listed[:5]} and {len(listed) - 5} more" if len(listed) > 5 else f"{listed}"
+
+
+def known(argument: str, given: Iterable[str], names: Collection[str], rule: str) -> None:
+    """Require that all names are among some others."""
+    if unknown := [name for name in given if name not in names]:
+        raise wrong(argument, f"{rule} {some_names(names)}", some_names(unknown))
+
+
 def tensors(argument: str, tensors: Any, *, sync: bool = True, at_least: int = 1) -> None:
     """Require a mapping from names to finite floating-point tensors, by default one at least."""
     names(argument, tensors, at_least=at_least)

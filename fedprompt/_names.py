@@ -1,7 +1,5 @@
 """Names of parameters, without the wrappers around a module."""
 
-from collections.abc import Iterable
-
 import torch.nn as nn
 
 _WRAPPERS = (nn.parallel.DistributedDataParallel, nn.DataParallel)
@@ -16,9 +14,3 @@ def inner_name(module: nn.Module, name: str) -> str:
             parts.append(part)
         owner = getattr(owner, part)
     return ".".join(parts)
-
-
-def some_names(names: Iterable[str]) -> str:
-    """List at most five names: a large model has hundreds."""
-    names = sorted(names)
-    return f"{names[:5]} and {len(names) - 5} more" if len(names) > 5 else f"{names}"

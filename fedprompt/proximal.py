@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 import fedprompt._checks as check
-from fedprompt._names import inner_name, some_names
+from fedprompt._names import inner_name
 
 __all__ = ["proximal_loss"]
 
@@ -59,9 +59,7 @@ def _checked_pairs(module: nn.Module, values: Mapping[str, Tensor]) -> list[tupl
     check.tensors("values", values, sync=False)
     named = module.named_parameters(remove_duplicate=False)
     parameters = {inner_name(module, name): parameter for name, parameter in named}
-    if unknown := [str(name) for name in values if name not in parameters]:
-        rule = f"name parameters of `module` {some_names(parameters)}"
-        raise check.wrong("values", rule, some_names(unknown))
+    check.known("values", values, parameters, "name parameters of `module`")
     pairs: dict[int, tuple[Tensor, Tensor]] = {}
     for name, value in values.items():
         parameter = parameters[name]

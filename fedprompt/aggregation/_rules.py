@@ -116,9 +116,7 @@ def step_by_name(
     """Step each name of the mean by its rule. Other names keep their value and their state."""
     check.names("previous", previous)
     check.names("mean", mean, "map names to Weighted")
-    if unknown := sorted(set(mean) - set(previous)):
-        rule = f"have no other names than `previous` {sorted(previous)}"
-        raise check.wrong("mean", rule, unknown)
+    check.known("mean", mean, previous, "have no other names than `previous`")
     check.instance("state", state, Mapping, "map names to states")
     if missing := sorted(set(previous) - set(state)):
         raise check.wrong("state", FROM_INIT, f"nothing for {missing}")

@@ -144,9 +144,7 @@ def check_stepped(stepped: Mapping[str, Tensor], parameters: Mapping[str, Tensor
         if not isinstance(new, Tensor) or new.shape != value.shape:
             rule = f"return parameter {name!r} with shape {tuple(value.shape)}"
             raise check.wrong("update", rule, "none" if new is None else check.kind(new))
-    extra = [name for name in stepped if name not in parameters]
-    if extra:
-        raise check.wrong("update", "return the parameters that it was given", extra[:5])
+    check.known("update", stepped, parameters, "return no other parameters than")
     if not any(value.requires_grad for value in stepped.values()):
         rule = "compute the step from the gradients, in differentiable operations"
         raise check.wrong("update", rule, "parameters that do not depend on them")

@@ -11,7 +11,7 @@ from jaxtyping import Real
 from torch import Tensor
 
 import fedprompt._checks as check
-from fedprompt._names import inner_name, some_names
+from fedprompt._names import inner_name
 from fedprompt.interfaces import Message, Weighted
 
 
@@ -63,9 +63,7 @@ def collect(
         _warn_of_frozen(module, values)
     rows = {} if rows is None else rows
     check.names("rows", rows)
-    if unknown := sorted(rows.keys() - values.keys()):
-        rule = f"name collected parameters {some_names(values)}"
-        raise check.wrong("rows", rule, some_names(unknown))
+    check.known("rows", rows, values, "name collected parameters")
     payload = {}
     for name, value in values.items():
         counts = _counts(name, rows[name], value) if name in rows else whole
@@ -179,9 +177,7 @@ def load_values(module: nn.Module, message: Message) -> None:
     tensors: dict[str, Tensor] = dict(module.named_parameters(remove_duplicate=False))
     tensors |= module.named_buffers(remove_duplicate=False)
     targets = {inner_name(module, name): target for name, target in tensors.items()}
-    if unknown := sorted(map(str, message.keys() - targets.keys())):
-        rule = f"name parameters or buffers of `module` {some_names(targets)}"
-        raise check.wrong("message", rule, some_names(unknown))
+    check.known("message", message, targets, "name parameters or buffers of `module`")
     new = {name: _new_value(name, targets[name], entry) for name, entry in message.items()}
     _check_ties(targets, new)
     for name, value in new.items():
@@ -259,6 +255,6 @@ def _matching(names: list[str], only: Iterable[str]) -> list[str]:
     dotted = {prefix: f"{prefix}." for prefix in prefixes}
     missed = [p for p in prefixes if not any(f"{name}.".startswith(dotted[p]) for name in names)]
     if missed or not prefixes:
-        rule = f"each match a name or a dotted prefix of {some_names(names)}"
+        rule = f"each match a name or a dotted prefix of {check.some_names(names)}"
         raise check.wrong("only", rule, missed or "none")
     return [name for name in names if f"{name}.".startswith(tuple(dotted.values()))]

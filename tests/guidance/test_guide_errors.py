@@ -109,7 +109,7 @@ run(loss=lambda guided, rows: (guided - rows).square()) -> ValueError: `loss` mu
 run(loss=lambda guided, rows: guided.mean()) -> ValueError: `loss` must be twice differentiable
 run(loss=lambda guided, rows: rows.mean()) -> ValueError: `loss` must be twice differentiable
 run(update=lambda parameters, gradients, *, learning_rate: {}) -> ValueError: `update` must return
-run(update=lambda own, _, learning_rate: {**own, 'more': 1}) -> ValueError: given; got ['more']
+run(update=lambda own, _, learning_rate: {**own, 'more': 1}) -> ValueError: got ['more']
 run(update=lambda own, _, learning_rate: own) -> ValueError: compute the step from the gradients
 run(method=lambda *given: guidance.central_difference(*given, step=0.0)) -> ValueError: above 0; got
 """
