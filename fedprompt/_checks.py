@@ -475,9 +475,8 @@ def layout(argument: str, entry: object) -> Weighted:
     if weight.is_meta != value.is_meta:
         rule = f"be on the device of `value`, {value.device}"
         raise wrong(f"{argument}.weight", rule, weight.device)
-    if weight.shape != value.shape[: weight.ndim]:
-        rule = f"have the leading shape of `value` {tuple(value.shape)}"
-        raise wrong(f"{argument}.weight", rule, tuple(weight.shape))
+    leading = value.shape[: weight.ndim]
+    shape(f"{argument}.weight", weight, leading, "the leading axes of `value`")
     return entry
 
 

@@ -164,9 +164,8 @@ def _check(evaluate: object, parameters: Parameters, direction: Parameters) -> N
         rule = f"have the names of `parameters` {list(parameters)}"
         raise check.wrong("direction", rule, list(direction))
     for name, value in parameters.items():
-        if check.kind(value) != check.kind(direction[name]):
-            rule = f"be {check.kind(value)}"
-            raise check.wrong(f"direction[{name!r}]", rule, check.kind(direction[name]))
+        place = f"direction[{name!r}]"
+        check.tensor(place, direction[name], value.dtype, value.shape, "`parameters`")
 
 
 def _tangent(guided: Tensor) -> Tensor:

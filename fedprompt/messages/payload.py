@@ -75,9 +75,8 @@ def collect(
 def _counts(name: str, given: object, value: Tensor) -> Tensor:
     """Cast the weights of a value's rows."""
     counts = _float32(f"rows[{name!r}]", given)
-    if counts.shape != value.shape[: counts.ndim]:
-        rule = f"have the leading shape of {name!r} {tuple(value.shape)}"
-        raise check.wrong(f"rows[{name!r}]", rule, tuple(counts.shape))
+    leading = f"the leading axes of {name!r}"
+    check.shape(f"rows[{name!r}]", counts, value.shape[: counts.ndim], leading)
     check.nonnegative(f"rows[{name!r}]", counts)
     return counts
 

@@ -150,9 +150,7 @@ def macro_f1(table: Real[Tensor, "predicted classes"]) -> float:
 def _hits(logits: Tensor, labels: Tensor, num_classes: int) -> Tensor:
     """Return which samples are classified correctly, on the CPU."""
     check.floating("predict", logits, "return floating-point logits")
-    if logits.shape != (len(labels), num_classes):
-        rule = f"return logits of shape ({len(labels)}, {num_classes})"
-        raise check.wrong("predict", rule, tuple(logits.shape))
+    check.shape("predict(inputs)", logits, (len(labels), num_classes))
     return ((logits.argmax(1).cpu() == labels) & ~logits.isnan().any(1).cpu()).bool()
 
 

@@ -73,8 +73,7 @@ def from_sum(vector: Float[Tensor, " length"], *, like: Payload) -> dict[str, We
     check.floating("vector", vector, "be a floating-point tensor of shape (length,)", 1)
     check.form("like", like)
     sizes = [tensor.numel() for _, entry in sorted(like.items()) for tensor in entry]
-    if len(vector) != sum(sizes):
-        raise check.wrong("vector", f"have the length of `like`, {sum(sizes)}", len(vector))
+    check.shape("vector", vector, (sum(sizes),), "`like` as a vector")
     check.finite("vector", vector)
     pieces = iter(torch.split(widened(vector), sizes))
     means = {}

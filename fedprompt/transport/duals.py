@@ -54,9 +54,7 @@ def plan_from_duals(
     check_problem(cost, a, b)
     check.divisor("epsilon", epsilon)
     check.floats("duals", duals, shape="(..., columns)")
-    if duals.shape != cost.shape[:-2] + cost.shape[-1:]:
-        rule = f"have one number for each column of `cost` {tuple(cost.shape)}"
-        raise check.wrong("duals", rule, tuple(duals.shape))
+    check.shape("duals", duals, cost.shape[:-2] + cost.shape[-1:], "the columns of `cost`")
     with torch.autocast(cost.device.type, enabled=False):
         problem = flat(cost, a, b)
         x = duals.to(problem.cost.dtype).reshape(problem.b.shape)

@@ -173,14 +173,12 @@ def _check(cost: Tensor, coupling: Coupling) -> None:
     check.instance("coupling", coupling, Coupling, "be a Coupling, from a transport solver")
     plan = coupling.plan
     check.floats("coupling.plan", plan)
-    if not isinstance(cost, Tensor) or cost.shape != plan.shape:
-        rule = f"have the shape of the plan {tuple(plan.shape)}"
-        raise check.wrong("cost", rule, check.kind(cost))
+    check.floats("cost", cost)
+    check.shape("cost", cost, plan.shape, "the plan")
     check.floats("coupling.a", coupling.a)
     check.floats("coupling.b", coupling.b)
     check_layout(cost, coupling.a, coupling.b)
     check.device("coupling.plan", plan, cost.device)
-    check.finite("cost", cost, sync=False)
     if check.values_readable(plan, sync=False) and bool((plan < 0).any()):
         raise check.wrong("coupling.plan", "be at least 0", plan.min().item())
     if coupling.epsilon != math.inf:

@@ -153,7 +153,7 @@ load({'head.bias': Weighted(1e300 * FOUR.double(), FOUR)}) \
 -> ValueError: `message['head.bias'].value` must be finite wherever its weight is positive
 load({'head.bias': Weighted(FOUR, -FOUR)}) -> ValueError: `message['head.bias'].weight` must be
 load({'scale': Weighted(torch.tensor(1.0), torch.tensor(torch.nan))}) -> ValueError: must be finite
-load({'head.bias': Weighted(FOUR, torch.ones(3))}) -> ValueError: must have the leading shape
+load({'head.bias': Weighted(FOUR, torch.ones(3))}) -> ValueError: have the shape of the leading axes
 load({'norm.num_batches_tracked': torch.tensor(1.5)}) -> TypeError: must have a dtype that casts to
 load({'keys': Weighted(torch.ones(3, 2).long(), torch.ones(3))}) -> TypeError: must be a
 load({'scale': 1.0}) -> TypeError: `message['scale']` must be a tensor or a Weighted; got 1.0

@@ -125,7 +125,7 @@ with_rows({'keys': [1.0, 1.0, 1.0]}) -> TypeError: `rows['keys']` must be a tens
 with_rows({'keys': torch.ones(3).to(torch.complex64)}) -> TypeError: `rows['keys']` must be a tensor
 with_rows({'keys': torch.tensor(3 * [1e-60], dtype=torch.double)}) \
 -> ValueError: `rows['keys']` must be 0 or within the range
-with_rows({'keys': torch.ones(2)}) -> ValueError: `rows['keys']` must have the leading shape of
+with_rows({'keys': torch.ones(2)}) -> ValueError: `rows['keys']` must have the shape of the
 with_rows({'keys': torch.tensor([1.0, -2.0, 0.0])}) -> ValueError: `rows['keys']` must be finite and
 snapshot(Model(), only=['keys', 'prompts']) -> ValueError: `only` must each match a name or a dotted
 snapshot(Model(), only=['hea']) -> ValueError: `only` must each match a name or a dotted prefix of

@@ -151,8 +151,8 @@ harmonic_mean(0.5, -0.1) -> ValueError: `accuracies[1]` must be at least 0; got 
 harmonic_mean(torch.nan) -> ValueError: `accuracies[0]` must be finite; got nan.
 harmonic_mean([0.5, 0.6]) -> TypeError: `accuracies[0]` must be a number; got a list of length 2.
 measured(PAIR, predict=lambda batch: batch.argmax(1)) -> TypeError: `predict` must return
-measured(PAIR, num_classes=3) -> ValueError: `predict` must return logits of shape
-measured(PAIR, predict=lambda batch: batch[:1]) -> ValueError: `predict` must return logits of shape
+measured(PAIR, num_classes=3) -> ValueError: `predict(inputs)` must have shape (2, 3); got (2, 2)
+measured(PAIR, predict=lambda batch: batch[:1]) -> ValueError: `predict(inputs)` must have shape
 measured(PAIR, FAR) -> ValueError: `batches[1][1]` must lie in [0, 2); got values from 0 to 2.
 measured((torch.eye(2), torch.zeros(2))) -> TypeError: `batches[0][1]`
 measured(torch.eye(2)) -> TypeError: `batches[0]` must be a pair

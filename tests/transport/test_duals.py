@@ -61,7 +61,7 @@ def plan(duals=COST[:, 0], a=A, epsilon=0.1):
 
 REFUSED = """
 plan(duals=None) -> TypeError: `duals` must be a floating-point tensor (...,
-plan(duals=ones(4, 2)) -> ValueError: `duals` must have one number for each
+plan(duals=ones(4, 2)) -> ValueError: `duals` must have the shape of the columns
 plan(a=ones(8)) -> ValueError: `a` must have shape (..., 9)
 plan(epsilon=0.0) -> ValueError: `epsilon` must be above 0
 """
