@@ -10,7 +10,7 @@ from typing import Any, Concatenate, ParamSpec
 
 import numpy as np
 import torch
-from jaxtyping import Integer
+from jaxtyping import Int64, Integer
 from torch import Tensor, nn
 
 from fedprompt.interfaces import ClassNames, Method, Payload, PromptStream, Server, Weighted
@@ -328,6 +328,32 @@ def labels(
     if lowest < 0 or highest >= num_classes:
         got = f"values from {lowest} to {highest}"
         raise wrong(argument, f"lie in [0, {num_classes})", got)
+
+
+def integers(
+    argument: str, values: object, *, below: int | None = None, of: str = ""
+) -> Int64[np.ndarray, " samples"]:
+    """Copy integers of at least 0, and below the number `of` something, into an int64 array."""
+    given = entries(argument, values)
+    for position, value in enumerate(given):
+        if isinstance(value, bool) or not isinstance(value, Integral):
+            raise wrong_type(f"{argument}[{position}]", "be an integer", kind(value))
+    array = np.array(given, dtype=np.int64)
+    rule = "be at least 0" if below is None else f"lie in [0, {below}){of}"
+    if array.size and (array.min() < 0 or (below is not None and array.max() >= below)):
+        raise wrong(argument, rule, f"values from {array.min()} to {array.max()}")
+    return array
+
+
+def entries(argument: str, values: object) -> list[Any]:
+    """List the entries of a one-dimensional tensor, array or sequence as Python objects."""
+    if isinstance(values, Tensor | np.ndarray):
+        if values.ndim != 1:
+            raise wrong(argument, "have shape (samples,)", tuple(values.shape))
+        return list(values.tolist())
+    if isinstance(values, Sequence) and not isinstance(values, str | bytes):
+        return list(values)
+    raise wrong_type(argument, "be an array, a tensor or a sequence", kind(values))
 
 
 def divisor(argument: str, value: object) -> None:

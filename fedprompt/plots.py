@@ -201,29 +201,18 @@ def _check_axes(axes: object) -> None:
 
 
 def _class_counts(labels: object, clients: object) -> "np.ndarray[Any, np.dtype[np.int64]]":
-    classes = _whole_array("labels", labels)
+    classes = check.integers("labels", labels)
+    check.some("labels", classes.size, "hold at least one label")
     if not isinstance(clients, list | tuple) or not clients:
         rule = "be a list with the positions of at least one client"
         raise check.wrong_type("clients", rule, check.kind(clients))
-    if not classes.size or classes.min() < 0:
-        got = classes.min() if classes.size else "none"
-        raise check.wrong("labels", "hold at least one class, none of them negative", got)
     counts = np.zeros((len(clients), int(classes.max()) + 1), dtype=np.int64)
     for client, positions in enumerate(clients):
-        samples = _whole_array(f"clients[{client}]", positions)
-        if samples.size and (samples.min() < 0 or samples.max() >= len(classes)):
-            rule = f"lie in [0, {len(classes)}), the positions in `labels`"
-            got = f"values from {samples.min()} to {samples.max()}"
-            raise check.wrong(f"clients[{client}]", rule, got)
+        place = f"clients[{client}]"
+        of = ", the positions in `labels`"
+        samples = check.integers(place, positions, below=len(classes), of=of)
         counts[client] = np.bincount(classes[samples], minlength=counts.shape[1])
     return counts
-
-
-def _whole_array(argument: str, values: object) -> "np.ndarray[Any, np.dtype[np.int64]]":
-    array = values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
-    if array.ndim != 1 or (array.size and not np.issubdtype(array.dtype, np.integer)):
-        raise check.wrong_type(argument, "be integers of shape (samples,)", check.kind(values))
-    return array.astype(np.int64)
 
 
 def _real_array(

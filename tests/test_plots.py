@@ -188,12 +188,12 @@ except ImportError as error:
 
 
 REFUSED = """
-plots.partition([], [[]], axes=AXES) -> ValueError: `labels` must hold at least one class, none of
-plots.partition([0.5], [[0]], axes=AXES) -> TypeError: `labels` must be integers of shape
+plots.partition([], [[]], axes=AXES) -> ValueError: `labels` must hold at least one label; got
+plots.partition([0.5], [[0]], axes=AXES) -> TypeError: `labels[0]` must be an integer; got 0.5
 plots.partition(LABELS, [], axes=AXES) -> TypeError: `clients` must be a list with the positions of
 plots.partition(LABELS, np.eye(3), axes=AXES) -> TypeError: got a float64 array of shape (3, 3).
 plots.partition(LABELS, [[0], [7]], axes=AXES) -> ValueError: `clients[1]` must lie in [0, 7), the
-plots.partition(LABELS, [0, 1], axes=AXES) -> TypeError: `clients[0]` must be integers of shape
+plots.partition(LABELS, [0, 1], axes=AXES) -> TypeError: `clients[0]` must be an array, a tensor or
 plots.accuracy_matrix([[1.0]], axes=AXES) -> TypeError: `accuracy` must be a tensor of real numbers
 plots.accuracy_matrix(ones(3), axes=AXES) -> ValueError: `accuracy` must have shape (clients
 plots.accuracy_matrix(ones(0, 3), axes=AXES) -> ValueError: got (0, 3).

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 import fedprompt._checks as check
-from fedprompt.data._arguments import Indices, entries_of, label_array
+from fedprompt.data._arguments import Indices
 
 
 def labels_of(dataset: Any, *, column: str = "label", read: bool = False) -> Indices:
@@ -60,7 +60,7 @@ def labels_of(dataset: Any, *, column: str = "label", read: bool = False) -> Ind
     if isinstance(dataset, ConcatDataset):
         return np.concatenate([labels_of(part, column=column) for part in dataset.datasets])
     place, found = _stored(dataset, column)
-    labels = _checked(place, entries_of(place, found))
+    labels = _checked(place, check.entries(place, found))
     if len(labels) != len(dataset) and not isinstance(dataset, Mapping):
         raise check.wrong(place, f"have one label for each of {len(dataset)} samples", len(labels))
     return labels
@@ -83,7 +83,7 @@ def _stored(dataset: Any, column: str) -> tuple[str, Any]:
         if hasattr(dataset, name):
             found = getattr(dataset, name)
             if (change := getattr(dataset, "target_transform", None)) is not None:
-                found = [change(label) for label in entries_of(f"dataset.{name}", found)]
+                found = [change(label) for label in check.entries(f"dataset.{name}", found)]
             return f"dataset.{name}", found
     if isinstance(dataset, Tensor | np.ndarray | Sequence):
         return "dataset", dataset
@@ -114,4 +114,4 @@ def _checked(place: str, found: list[Any]) -> Indices:
     plain: list[Any] = [
         entry.item() if isinstance(entry, scalar) and not entry.ndim else entry for entry in found
     ]
-    return label_array(plain, argument=place)
+    return check.integers(place, plain)

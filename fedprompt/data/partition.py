@@ -215,7 +215,7 @@ def by_domain(
 
 def _domain_numbers(domains: object) -> Int64[np.ndarray, " samples"]:
     """Number the domains in sorted order, and return the number of each sample."""
-    entries = _arguments.entries_of("domains", domains)
+    entries = check.entries("domains", domains)
     check.some("domains", entries, "hold at least one domain")
     wanted = str if isinstance(entries[0], str) else Integral
     for position, entry in enumerate(entries):

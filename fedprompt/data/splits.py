@@ -3,7 +3,6 @@
 import numpy as np
 
 import fedprompt._checks as check
-from fedprompt.data import _arguments
 from fedprompt.data._arguments import Generator, Indices, Labels, numpy_generator, some_labels
 
 
@@ -34,7 +33,7 @@ def study_quiz_split(
     """
     check.count("quiz_size", quiz_size)
     generator = numpy_generator(generator)
-    order = generator.permutation(len(_arguments.label_array(labels))).astype(np.int64)
+    order = generator.permutation(len(check.integers("labels", labels))).astype(np.int64)
     return np.sort(order[quiz_size:]), np.sort(order[:quiz_size])
 
 
