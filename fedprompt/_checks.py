@@ -601,6 +601,15 @@ def table(
     return table
 
 
+def accuracies(argument: str, tensor: Any, shape: str) -> Tensor:
+    """Return a table of numbers in [0, 1], in float64 on the CPU."""
+    matrix = table(argument, tensor, shape)
+    inside = (matrix >= 0) & (matrix <= 1)  # False for NaN as well
+    if not bool(inside.all()):
+        raise wrong(argument, "lie in [0, 1]", matrix[~inside][0].item())
+    return matrix
+
+
 def counts(argument: str, tensor: Any, shape: str, *, ndims: Sequence[int] = (2,)) -> Tensor:
     """Return a table of counts, which are finite, at least 0 and not empty, in float64."""
     counts = table(argument, tensor, shape, ndims=ndims, floating=False)

@@ -91,10 +91,7 @@ def accuracy_matrix(
         ['90', '20', '40', '70']
     """
     _check_axes(axes)
-    matrix = _real_array("accuracy", accuracy, "(clients, tests)", ndims=(2,))
-    if matrix.min() < 0 or matrix.max() > 1:
-        got = f"values from {matrix.min():g} to {matrix.max():g}"
-        raise check.wrong("accuracy", "lie in [0, 1]", got)
+    matrix = check.accuracies("accuracy", accuracy, "(clients, tests)").numpy()
     axes.imshow(matrix, cmap="Blues", vmin=0, vmax=1)
     axes.set(xlabel="test set of client", ylabel="model of client")
     _whole_ticks(axes.xaxis, axes.yaxis)
@@ -173,11 +170,9 @@ def group_usage(
         [0.75, 0.0, 0.25]
     """
     _check_axes(axes)
-    table = _real_array("counts", counts, "(groups,) or (rounds, groups)", ndims=(1, 2))
+    table = check.counts("counts", counts, "(groups,) or (rounds, groups)", ndims=(1, 2)).numpy()
     totals = table.sum(axis=-1, keepdims=True)
-    if table.min() < 0 or not totals.all():
-        got = "a negative one" if table.min() < 0 else "only zeros in a row"
-        raise check.wrong("counts", "be at least 0, and positive for one group of each row", got)
+    check.some("counts", totals.all(), "be positive for one group of each row")
     shares = table / totals
     if shares.ndim == 1:
         axes.bar(np.arange(len(shares)), shares)

@@ -194,17 +194,17 @@ plots.partition(LABELS, [], axes=AXES) -> TypeError: `clients` must be a list wi
 plots.partition(LABELS, np.eye(3), axes=AXES) -> TypeError: got a float64 array of shape (3, 3).
 plots.partition(LABELS, [[0], [7]], axes=AXES) -> ValueError: `clients[1]` must lie in [0, 7), the
 plots.partition(LABELS, [0, 1], axes=AXES) -> TypeError: `clients[0]` must be an array, a tensor or
-plots.accuracy_matrix([[1.0]], axes=AXES) -> TypeError: `accuracy` must be a tensor of real numbers
+plots.accuracy_matrix([[1.0]], axes=AXES) -> TypeError: `accuracy` must be a floating-point tensor
 plots.accuracy_matrix(ones(3), axes=AXES) -> ValueError: `accuracy` must have shape (clients
 plots.accuracy_matrix(ones(0, 3), axes=AXES) -> ValueError: got (0, 3).
 plots.accuracy_matrix(tensor([[50.0, 1]]), axes=AXES) -> ValueError: `accuracy` must lie in [0, 1];
-plots.accuracy_matrix(tensor([[nan]]), axes=AXES) -> ValueError: `accuracy` must be finite; got 1
+plots.accuracy_matrix(tensor([[nan]]), axes=AXES) -> ValueError: `accuracy` must lie in [0, 1]; got
 plots.transport_plan(ones(5), eye(4), axes=AXES) -> ValueError: `plan` must have a square number of
 plots.transport_plan(-ones(4), eye(4), axes=AXES) -> ValueError: `plan` must be at least 0; got
 plots.transport_plan(ones(4), ones(4, 8, 8), axes=AXES) -> ValueError: `image` must have shape (3,
 plots.transport_plan(ones(4), np.eye(4), axes=AXES) -> TypeError: `image` must be a tensor of real
-plots.group_usage(zeros(3), axes=AXES) -> ValueError: `counts` must be at least 0, and
-plots.group_usage(tensor([2.0, -1.0]), axes=AXES) -> ValueError: and positive for one group of each
+plots.group_usage(zeros(3), axes=AXES) -> ValueError: `counts` must be positive for one group of
+plots.group_usage(tensor([2.0, -1.0]), axes=AXES) -> ValueError: `counts` must be finite and at
 plots.group_usage([1, 2], axes=AXES) -> TypeError: `counts` must be a tensor of real numbers
 """
 

@@ -93,7 +93,7 @@ def client_spread(
         >>> client_spread(torch.tensor([[0.25], [0.75], [0.5]]))
         ClientSpread(lowest=0.25, average=0.5, highest=0.75)
     """
-    matrix = _matrix(accuracy)
+    matrix = check.accuracies("accuracy", accuracy, "(clients, tests)")
     tests = matrix.shape[1]
     sizes = _sizes(torch.ones(tests) if num_examples is None else num_examples, tests)
     clients = matrix @ sizes / sizes.sum()
@@ -197,20 +197,12 @@ def last_and_best(history: Sequence[float], *, last: int) -> Summary:
 
 
 def _diagonal(accuracy: object) -> Float[Tensor, " clients"]:
-    matrix = _matrix(accuracy)
+    matrix = check.accuracies("accuracy", accuracy, "(clients, tests)")
     clients, tests = matrix.shape
     if clients not in (1, tests):
         rule = "have as many rows as test sets, or one row"
         raise check.wrong("accuracy", rule, tuple(matrix.shape))
     return matrix[0] if clients == 1 else matrix.diagonal()
-
-
-def _matrix(accuracy: object) -> Float[Tensor, "clients tests"]:
-    matrix = check.table("accuracy", accuracy, "(clients, tests)")
-    inside = (matrix >= 0) & (matrix <= 1)  # False for NaN as well
-    if not bool(inside.all()):
-        raise check.wrong("accuracy", "lie in [0, 1]", matrix[~inside][0].item())
-    return matrix
 
 
 def _sizes(num_examples: Any, tests: int) -> Float[Tensor, " tests"]:
