@@ -158,6 +158,12 @@ def texts(argument: str, texts: Any, *, at_least: int = 1) -> None:
         text(f"{argument}[{position}]", string)
 
 
+def pair(argument: str, things: Any, rule: str) -> None:
+    """Require a tuple or a list of two things."""
+    if not isinstance(things, tuple | list) or len(things) != 2:
+        raise wrong_type(argument, rule, kind(things))
+
+
 def iterable(argument: str, things: object, of: str) -> None:
     """Require an iterable other than a text, and not one mapping or entry in its place."""
     single = isinstance(things, Mapping | Weighted)

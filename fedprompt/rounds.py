@@ -306,9 +306,7 @@ class _Engine(NamedTuple):
         with _noted(f"client {client}, round {server_round}"):
             answer = self.method.server.answer(client, server)
             result: Any = self.method.client(data, answer, state)
-            if not (isinstance(result, tuple) and len(result) == 2):
-                rule = "return a payload and a state"
-                raise check.wrong_type("method.client", rule, check.kind(result))
+            check.pair("method.client", result, "return a payload and a state")
             payload, state = result
         with check.named(f"client {client}, round {server_round}"):
             if payload is not None:

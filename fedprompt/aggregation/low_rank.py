@@ -82,10 +82,8 @@ def _check_pairs(pairs: Any) -> None:
     check.names("pairs", pairs, "map names to pairs of names")
     check.some("pairs", pairs, "hold at least one pair of names")
     for name, pair in pairs.items():
-        two = isinstance(pair, tuple | list) and len(pair) == 2
-        if not two or not all(isinstance(factor, str) for factor in pair):
-            rule = "be the names of two factors"
-            raise check.wrong_type(f"pairs[{name!r}]", rule, check.kind(pair))
+        check.pair(f"pairs[{name!r}]", pair, "be the names of two factors")
+        check.texts(f"pairs[{name!r}]", pair)
 
 
 def _with_products(payloads: Iterable[Payload], pairs: _Pairs) -> Iterator[Payload]:

@@ -224,8 +224,7 @@ class _Adaptive(RowRule):
 
     def __post_init__(self) -> None:
         check.number("learning_rate", self.learning_rate, above=0)
-        if not isinstance(self.betas, tuple | list) or len(self.betas) != 2:
-            raise check.wrong_type("betas", "be two numbers", check.kind(self.betas))
+        check.pair("betas", self.betas, "be two numbers")
         for position, beta in enumerate(self.betas):
             _check_decay(f"betas[{position}]", beta)
         check.number("tau", self.tau, above=0)

@@ -80,8 +80,7 @@ def class_accuracy(
     correct, total = torch.zeros(2, num_classes, dtype=torch.float64)
     for position, batch in enumerate(batches):
         place = f"batches[{position}]"
-        if not isinstance(batch, tuple | list) or len(batch) != 2:
-            raise check.wrong_type(place, "be a pair (inputs, labels)", f"a {type(batch).__name__}")
+        check.pair(place, batch, "be a pair (inputs, labels)")
         inputs, labels = batch
         check.labels(f"{place}[1]", labels, num_classes)
         hit = _hits(predict(inputs), labels.cpu(), num_classes)

@@ -75,8 +75,7 @@ def receive(
     refused: list[tuple[_Client, str]] = []
     ids: type = object
     for arrival in arrivals:
-        if not isinstance(arrival, tuple | list) or len(arrival) != 2:
-            raise check.wrong_type("arrivals", "contain pairs (client, blob)", check.kind(arrival))
+        check.pair("arrivals", arrival, "contain pairs (client, blob)")
         client, blob = arrival
         if type(client) not in (int, str) or not isinstance(client, ids):
             rule = "name clients by integers alone or by strings alone"
