@@ -402,10 +402,16 @@ def stream(argument: str, stream: Any, dim: int | None = None) -> None:
             raise wrong(f"{argument}.layers[{layer}]", rule, tuple(tokens.shape))
 
 
-def precision(argument: str, tensor: Tensor, other: str, like: Tensor) -> None:
-    """Require that both or none of two tensors are float64; other precisions may be mixed."""
+def comparable(argument: str, tensor: Tensor, other: str, like: Tensor) -> None:
+    """Require the width and the device of another tensor, and that both or none are float64.
+
+    Other precisions may be mixed.
+    """
+    if tensor.shape[-1] != like.shape[-1]:
+        raise wrong(argument, f"have the width of `{other}`, {like.shape[-1]}", tensor.shape[-1])
     if (tensor.dtype == torch.float64) != (like.dtype == torch.float64):
         raise wrong_type(argument, f"have the dtype of `{other}`, {like.dtype}", tensor.dtype)
+    same_device(argument, tensor, like.device, f"the device of `{other}`,")
 
 
 def class_names(names: Any) -> None:

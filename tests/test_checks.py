@@ -70,6 +70,6 @@ def test_shared_checks_name_the_argument_and_the_rule(call, error, message):
 
 def test_on_another_device_than_the_cpu_numbers_are_not_read():
     check.floats("it", (PLAIN * torch.nan).to("meta"))
-    check.precision("it", PLAIN.half(), "other", PLAIN)
+    check.comparable("it", PLAIN.half(), "other", PLAIN)
     with raises(TypeError, "`it` must have the dtype of `other`, torch.float64"):
-        check.precision("it", PLAIN, "other", PLAIN.double())
+        check.comparable("it", PLAIN, "other", PLAIN.double())

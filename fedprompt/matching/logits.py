@@ -167,10 +167,7 @@ def _check_pair(name: str, image: Tensor, text: Tensor, scale: object) -> None:
 
     float32 and the half precisions may be mixed.
     """
-    if image.shape[-1] != text.shape[-1]:
-        raise check.wrong("text", f"have the width of `{name}`, {image.shape[-1]}", text.shape[-1])
-    check.precision("text", text, name, image)
-    check.same_device("text", text, image.device, f"the device of `{name}`,")
+    check.comparable("text", text, name, image)
     if isinstance(scale, Tensor):
         check.floating("scale", scale, "be a number or a floating-point scalar tensor", 0)
         check.device("scale", scale, image.device)

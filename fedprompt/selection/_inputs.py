@@ -13,12 +13,9 @@ def check_pair(query: Tensor, keys: Tensor) -> None:
     """
     for name, tensor, shape in (("query", query, "(batch, dim)"), ("keys", keys, "(groups, dim)")):
         check.floats(name, tensor, 2, shape)
-    check.precision("query", query, "keys", keys)
-    check.same_device("query", query, keys.device, "the device of `keys`,")
     if 0 in keys.shape:
         raise check.wrong("keys", "hold at least one group of width 1 or more", tuple(keys.shape))
-    if query.shape[1] != keys.shape[1]:
-        raise check.wrong("query", f"have the width of `keys`, {keys.shape[1]}", query.shape[1])
+    check.comparable("query", query, "keys", keys)
 
 
 def check_counts(name: str, counts: Tensor, groups: int, *, sync: bool = False) -> None:
