@@ -1,7 +1,5 @@
 """Mean logits of each class, and losses towards the logits of a teacher or of a peer."""
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Integer
@@ -12,6 +10,8 @@ from fedprompt._float64 import rounded, widened
 from fedprompt.interfaces import Weighted
 
 __all__ = ["class_means", "distillation_loss", "mutual_loss"]
+
+_LOGITS = "be floating-point of shape (batch, classes)"
 
 
 def class_means(
@@ -118,7 +118,7 @@ def distillation_loss(
         Distillation", 2024, Eq. 9.
     """
     check.divisor("temperature", temperature)
-    _check_logits("logits", logits)
+    check.floating("logits", logits, _LOGITS, 2)
     batch, classes = logits.shape
     check.layout("teacher", teacher)
     if teacher.value.shape != (classes, classes) or teacher.weight.shape != (classes,):
@@ -176,8 +176,8 @@ def mutual_loss(
         2018.
     """
     check.divisor("temperature", temperature)
-    _check_logits("logits", logits)
-    _check_logits("other", other)
+    check.floating("logits", logits, _LOGITS, 2)
+    check.floating("other", other, _LOGITS, 2)
     check.shape("other", other, logits.shape, "`logits`")
     return _mean(_divergences(logits, other.detach(), temperature), logits)
 
@@ -194,9 +194,3 @@ def _mean(divergence: Tensor, logits: Tensor) -> Tensor:
     """Average over a batch that may be empty, in the dtype of the logits or in float32."""
     mean = divergence.sum() / max(len(logits), 1)
     return mean.to(torch.promote_types(logits.dtype, torch.float32))
-
-
-def _check_logits(argument: str, logits: Any) -> None:
-    if not isinstance(logits, Tensor) or logits.ndim != 2 or not logits.is_floating_point():
-        rule = "be floating-point of shape (batch, classes)"
-        raise check.wrong(argument, rule, check.kind(logits))

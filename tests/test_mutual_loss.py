@@ -47,8 +47,8 @@ def test_half_precision_logits_are_compared_in_float32(dtype, generator):
 
 REFUSED = """
 mutual_loss(zeros(2, 3), zeros(2, 3), temperature=0.0) -> ValueError: `temperature` must be above 0;
-mutual_loss(zeros(3), zeros(3), temperature=1.0) -> ValueError: `logits` must be floating-point of
-mutual_loss(zeros(2, 3), zeros(2, 3).long(), temperature=1.0) -> ValueError: be floating-point of
+mutual_loss(zeros(3), zeros(3), temperature=1.0) -> TypeError: `logits` must be floating-point of
+mutual_loss(zeros(2, 3), zeros(2, 3).long(), temperature=1.0) -> TypeError: be floating-point of
 mutual_loss(zeros(2, 3), zeros(1, 3), temperature=1.0) -> ValueError: `other` must have the shape of
 """
 
